@@ -1,0 +1,231 @@
+//! The objects of the northbound API as the store keeps them.
+//!
+//! `revision` is the database's revision at the object's last change: its ETag,
+//! and what nodes must have acknowledged before the object counts as programmed.
+
+use serde::{Deserialize, Serialize};
+use sluice_types::{
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, PeeringId, RouteId,
+    RouteTableId, SubnetId, TenantId, Vni, VpcId,
+};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An owner of VPCs. Names are unique in the cloud.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tenant {
+    pub id: TenantId,
+    pub name: String,
+    pub revision: u64,
+}
+
+/// A virtual private cloud: one VNI, one VRF, placed on one cluster. Names are
+/// unique in the tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vpc {
+    pub id: VpcId,
+    pub name: String,
+    pub tenant: TenantId,
+    pub vni: Vni,
+    pub cluster: ClusterId,
+    /// MTU of the VPC's interfaces, bytes of IP packet.
+    pub mtu: u16,
+    pub revision: u64,
+}
+
+/// A prefix of each family (at least one) of a VPC. Names are unique in the VPC.
+/// The first host address of each prefix is the router's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subnet {
+    pub id: SubnetId,
+    pub name: String,
+    pub vpc: VpcId,
+    pub ipv4: Option<Ipv4Net>,
+    pub ipv6: Option<Ipv6Net>,
+    /// Resolvers offered by DHCP, at most 2.
+    pub dns: Vec<Ipv4Addr>,
+    pub revision: u64,
+}
+
+/// A machine that holds instances. Names are unique in the cloud.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    pub id: HostId,
+    pub name: String,
+    /// Underlay address of its VXLAN tunnel endpoint.
+    pub vtep: IpAddr,
+    /// Runs `sluice vswitch`; false for a foreign VXLAN endpoint, which is
+    /// never waited for.
+    pub agent: bool,
+    pub revision: u64,
+}
+
+/// A set of gateways that hold the same tables, and the vIPs they share out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cluster {
+    pub id: ClusterId,
+    pub name: String,
+    /// 1..=63 of each family used, in bucket order.
+    pub vips: Vec<IpAddr>,
+    pub revision: u64,
+}
+
+/// A gateway node. Names are unique in the cloud.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gateway {
+    pub id: GatewayId,
+    pub name: String,
+    pub cluster: ClusterId,
+    /// Underlay addresses that its VXLAN packets come from, at least one.
+    pub vtep4: Option<Ipv4Addr>,
+    pub vtep6: Option<Ipv6Addr>,
+    pub revision: u64,
+}
+
+/// One VM's port in one subnet, on one host. Names are unique in the VPC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instance {
+    pub id: InstanceId,
+    pub name: String,
+    pub vpc: VpcId,
+    pub subnet: SubnetId,
+    pub host: HostId,
+    pub mac: MacAddr,
+    pub ipv4: Option<Ipv4Addr>,
+    pub ipv6: Option<Ipv6Addr>,
+    pub revision: u64,
+}
+
+/// The routes of a VPC beside its subnets'. Created with the VPC, as `main`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteTable {
+    pub id: RouteTableId,
+    pub name: String,
+    pub vpc: VpcId,
+    pub revision: u64,
+}
+
+/// What a route does with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouteTarget {
+    /// To the other VPC of this peering.
+    Peering(PeeringId),
+    /// Nowhere; counted as `route_drop`.
+    Drop,
+}
+
+/// A route. One per prefix and table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    pub id: RouteId,
+    pub table: RouteTableId,
+    pub prefix: IpNet,
+    pub target: RouteTarget,
+    pub revision: u64,
+}
+
+/// Two VPCs of one tenant that reach each other's subnets. Names are unique in
+/// the tenant. `a < b`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peering {
+    pub id: PeeringId,
+    pub name: String,
+    pub a: VpcId,
+    pub b: VpcId,
+    pub revision: u64,
+}
+
+/// A node's identity to the southbound interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeId {
+    Gateway(GatewayId),
+    Host(HostId),
+}
+
+/// What the store remembers of a node's stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    pub node: NodeId,
+    /// Last acknowledged revision; 0 before the first.
+    pub acked: u64,
+    /// Milliseconds of the UNIX epoch; 0: never.
+    pub last_seen_ms: u64,
+    /// What the node could not write, last report.
+    pub failures: Vec<String>,
+}
+
+/// What a transaction changed, in the words of the model: the outbox's payload.
+/// It carries all that compiling it needs, so that a later change cannot alter
+/// what an earlier one says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Change {
+    HostUpserted(Host),
+    HostRemoved(Host),
+    /// The cluster, its gateways in order of id, and the VPCs on it are the whole truth.
+    ClusterUpserted {
+        cluster: Cluster,
+        gateways: Vec<Gateway>,
+    },
+    ClusterRemoved(Cluster),
+    /// `subnets` are all the VPC's; the first one's routers are the VRF's.
+    VpcUpserted {
+        vpc: Vpc,
+        subnets: Vec<Subnet>,
+    },
+    VpcRemoved(Vpc),
+    SubnetUpserted {
+        vpc: Vpc,
+        subnets: Vec<Subnet>,
+        subnet: Subnet,
+    },
+    SubnetRemoved {
+        vpc: Vpc,
+        subnets: Vec<Subnet>,
+        subnet: Subnet,
+    },
+    /// All of one VPC.
+    InstancesCreated {
+        vpc: Vpc,
+        subnets: Vec<Subnet>,
+        hosts: Vec<Host>,
+        instances: Vec<Instance>,
+    },
+    InstancesRemoved {
+        vpc: Vpc,
+        instances: Vec<Instance>,
+    },
+    /// `peer`: the other VPC where the target is a peering.
+    RouteUpserted {
+        vpc: Vpc,
+        route: Route,
+        peer: Option<Vpc>,
+    },
+    RouteRemoved {
+        vpc: Vpc,
+        route: Route,
+    },
+    /// Each VPC with all its subnets: routes to them are what a peering means.
+    PeeringCreated {
+        a: Vpc,
+        a_subnets: Vec<Subnet>,
+        b: Vpc,
+        b_subnets: Vec<Subnet>,
+    },
+    PeeringRemoved {
+        a: Vpc,
+        a_subnets: Vec<Subnet>,
+        b: Vpc,
+        b_subnets: Vec<Subnet>,
+    },
+}
+
+/// One row of the outbox. A bulk creation is several rows of one revision,
+/// `part` counting from 0; only the last has `last` set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutboxRow {
+    pub revision: u64,
+    pub part: u32,
+    pub last: bool,
+    pub change: Change,
+}

@@ -1,0 +1,140 @@
+//! What Sluice needs of addresses and prefixes beyond the standard library and `ipnet`.
+
+use crate::MacAddr;
+use ipnet::{IpNet, Ipv6Net};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Text that is no prefix, or one with host bits set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// Not ADDRESS/LENGTH.
+    #[error("`{0}` is not a prefix: expected ADDRESS/LENGTH, like 10.0.0.0/24 or 2001:db8::/64")]
+    NotAPrefix(String),
+    /// Bits behind the length are not zero.
+    #[error("prefix {given} has bits set behind its length; did you mean {meant}?")]
+    HostBits {
+        /// As it was written.
+        given: String,
+        /// With those bits zero.
+        meant: IpNet,
+    },
+}
+
+/// Parses ADDRESS/LENGTH of either family, with no host bits set.
+///
+/// # Errors
+/// [`AddressError`], naming the text.
+pub fn parse_prefix(text: &str) -> Result<IpNet, AddressError> {
+    let net: IpNet = text.parse().map_err(|_| AddressError::NotAPrefix(text.to_owned()))?;
+    if net.trunc() != net {
+        return Err(AddressError::HostBits { given: text.to_owned(), meant: net.trunc() });
+    }
+    Ok(net)
+}
+
+/// True when the two prefixes have an address in common.
+pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(&b.network()) || b.contains(&a.network())
+}
+
+/// True for an address that an interface may have: not unspecified, multicast,
+/// loopback or IPv4 broadcast.
+pub fn is_unicast(address: IpAddr) -> bool {
+    let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast() || v4.octets()[0] == 0);
+    !(address.is_unspecified() || address.is_multicast() || address.is_loopback() || broadcast)
+}
+
+/// The first address of a subnet that is not the network's own: the router's.
+/// `None` for prefixes too long to have one beside a host (IPv4 /31 and /32, IPv6 /127 and /128).
+pub fn first_host(net: &IpNet) -> Option<IpAddr> {
+    if net.prefix_len() + 1 >= net.max_prefix_len() {
+        return None;
+    }
+    Some(match net.network() {
+        IpAddr::V4(v4) => (u32::from(v4) + 1).to_be_bytes().into(),
+        IpAddr::V6(v6) => (u128::from(v6) + 1).to_be_bytes().into(),
+    })
+}
+
+/// An IPv6 address as two host-order halves, high half first: the form of
+/// tables and southbound messages.
+pub fn ipv6_halves(address: Ipv6Addr) -> (u64, u64) {
+    let value = u128::from(address);
+    ((value >> 64) as u64, value as u64)
+}
+
+/// The inverse of [`ipv6_halves`].
+pub fn ipv6_from_halves(high: u64, low: u64) -> Ipv6Addr {
+    Ipv6Addr::from(u128::from(high) << 64 | u128::from(low))
+}
+
+/// Solicited-node multicast address (RFC 4291 section 2.7.1).
+pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    ipv6_from_halves(0xff02_0000_0000_0000, 0x0000_0001_ff00_0000 | ipv6_halves(address).1 & 0xff_ffff)
+}
+
+/// The address that an interface with this MAC makes itself in a /64
+/// (RFC 4862 with the modified EUI-64 of RFC 4291). `None` for other lengths.
+pub fn eui64_address(prefix: &Ipv6Net, mac: MacAddr) -> Option<Ipv6Addr> {
+    if prefix.prefix_len() != 64 {
+        return None;
+    }
+    let [a, b, c, d, e, f] = mac.octets();
+    let low = u64::from_be_bytes([a ^ 0x02, b, c, 0xff, 0xfe, d, e, f]);
+    Some(ipv6_from_halves(ipv6_halves(prefix.network()).0, low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_have_no_host_bits() {
+        assert!(parse_prefix("10.0.0.0/24").is_ok());
+        let error = parse_prefix("10.0.0.7/24").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "prefix 10.0.0.7/24 has bits set behind its length; did you mean 10.0.0.0/24?"
+        );
+        for text in ["", "10.0.0.0", "10.0.0.0/33", "2001:db8::/129", "x/8"] {
+            assert!(matches!(parse_prefix(text), Err(AddressError::NotAPrefix(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn overlap_is_containment_either_way_and_never_across_families() {
+        let net = |text: &str| parse_prefix(text).unwrap();
+        assert!(overlap(&net("10.0.0.0/8"), &net("10.1.0.0/16")));
+        assert!(overlap(&net("10.1.0.0/16"), &net("10.0.0.0/8")));
+        assert!(!overlap(&net("10.0.0.0/9"), &net("10.128.0.0/9")));
+        assert!(!overlap(&net("0.0.0.0/0"), &net("::/0")));
+    }
+
+    #[test]
+    fn router_is_the_first_host() {
+        assert_eq!(first_host(&parse_prefix("10.0.0.0/30").unwrap()), Some("10.0.0.1".parse().unwrap()));
+        assert_eq!(first_host(&parse_prefix("2001:db8::/64").unwrap()), Some("2001:db8::1".parse().unwrap()));
+        assert_eq!(first_host(&parse_prefix("10.0.0.0/31").unwrap()), None);
+    }
+
+    #[test]
+    fn derived_ipv6_addresses() {
+        let prefix: Ipv6Net = "2001:db8::/64".parse().unwrap();
+        let mac: MacAddr = "02:00:00:00:00:0a".parse().unwrap();
+        assert_eq!(eui64_address(&prefix, mac), Some("2001:db8::ff:fe00:a".parse().unwrap()));
+        assert_eq!(
+            solicited_node("2001:db8::ff:fe12:345a".parse().unwrap()),
+            "ff02::1:ff12:345a".parse::<Ipv6Addr>().unwrap()
+        );
+    }
+
+    #[test]
+    fn unicast_excludes_what_no_interface_has() {
+        for text in
+            ["0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1"]
+        {
+            assert!(!is_unicast(text.parse().unwrap()), "{text}");
+        }
+        assert!(is_unicast("10.0.0.1".parse().unwrap()) && is_unicast("fe80::1".parse().unwrap()));
+    }
+}
