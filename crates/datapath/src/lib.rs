@@ -1,1 +1,208 @@
-//! sluice datapath
+//! Loads, attaches and pins the eBPF programs, maps their tables into memory
+//! and reads their counters.
+//!
+//! Everything that packets need is pinned: an agent can end at any time, and
+//! its successor adopts maps and attachments as they are. Programs are replaced
+//! in place, so there is no moment without one.
+
+mod attach;
+mod counters;
+mod error;
+pub mod kernel;
+mod maps;
+mod object;
+mod packet;
+mod sys;
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMut};
+
+pub use attach::{Attachment, Interface};
+pub use counters::{DropCount, Traffic};
+pub use error::Error;
+pub use maps::{CELL_BYTES, CELLS_MAP, CellMemory};
+pub use object::ObjectName;
+pub use packet::PacketSocket;
+
+/// What to load, and where to keep it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The programs.
+    pub object: ObjectName,
+    /// Size of the tables, for new ones.
+    pub cells: u32,
+    /// Directory on the BPF file system. None: nothing is pinned, and all goes with this process.
+    pub pin_dir: Option<PathBuf>,
+}
+
+/// Loaded programs and their maps.
+#[derive(Debug)]
+pub struct Datapath {
+    name: ObjectName,
+    object: Object,
+    pin_dir: Option<PathBuf>,
+    adopted: bool,
+}
+
+impl Datapath {
+    /// Loads the programs, over the maps that are pinned or over new ones.
+    ///
+    /// # Errors
+    /// If the verifier refuses a program, or what is pinned does not fit.
+    pub fn load(settings: &Settings) -> Result<Self, Error> {
+        forward_libbpf_messages();
+        let name = settings.object;
+        let missing = || Error::Missing { object: name.as_str(), kind: "object file", name: "bpf/".into() };
+        let bytes = name.bytes().ok_or_else(missing)?;
+        let mut open = ObjectBuilder::default()
+            .name(name.as_str())
+            .and_then(|builder| builder.open_memory(bytes))
+            .map_err(Error::bpf(format!("open the {} programs", name.as_str())))?;
+        let maps = settings.pin_dir.as_ref().map(|dir| dir.join("maps"));
+        if let Some(dir) = &settings.pin_dir {
+            for dir in [dir.join("maps"), dir.join("links")] {
+                maps::make_dir(&dir)?;
+            }
+            attach::clean(&dir.join("links"))?;
+        }
+        let adopted = maps::prepare(&mut open, settings.cells, maps.as_deref())?;
+        let object = open.load().map_err(Error::bpf(format!("load the {} programs", name.as_str())))?;
+        Ok(Self { name, object, pin_dir: settings.pin_dir.clone(), adopted })
+    }
+
+    /// Whether the tables were left by a predecessor.
+    #[must_use]
+    pub fn adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// A program, by the name of its function.
+    ///
+    /// # Errors
+    /// [`Error::Missing`].
+    pub fn program(&self, name: &str) -> Result<ProgramMut<'_>, Error> {
+        self.object
+            .progs_mut()
+            .find(|program| program.name() == name)
+            .ok_or_else(|| self.missing("program", name))
+    }
+
+    /// A map, by name.
+    ///
+    /// # Errors
+    /// [`Error::Missing`].
+    pub fn map(&self, name: &str) -> Result<MapHandle, Error> {
+        let map =
+            self.object.maps().find(|map| map.name() == name).ok_or_else(|| self.missing("map", name))?;
+        MapHandle::try_from(&map).map_err(Error::bpf(format!("use the map {name}")))
+    }
+
+    fn missing(&self, kind: &'static str, name: &str) -> Error {
+        Error::Missing { object: self.name.as_str(), kind, name: name.to_owned() }
+    }
+
+    /// The tables' memory.
+    ///
+    /// # Errors
+    /// If the kernel refuses the mapping.
+    pub fn memory(&self) -> Result<CellMemory, Error> {
+        CellMemory::map(self.map(CELLS_MAP)?)
+    }
+
+    /// Puts a program at an interface's XDP hook: in the driver if it can, else generic.
+    ///
+    /// # Errors
+    /// [`Error::Occupied`] if another's program is there.
+    pub fn attach_xdp(&self, program: &str, interface: &Interface) -> Result<Attachment, Error> {
+        let how = attach::attach_xdp(&self.links()?, self.program(program)?.as_fd(), interface)?;
+        tracing::info!(interface = interface.name, program, ?how, "attached");
+        Ok(how)
+    }
+
+    /// Puts a program at an interface's TC ingress.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn attach_tc(&self, program: &str, interface: &Interface) -> Result<Attachment, Error> {
+        let how = attach::attach_tc(&self.links()?, self.program(program)?.as_fd(), interface)?;
+        tracing::info!(interface = interface.name, program, ?how, "attached");
+        Ok(how)
+    }
+
+    /// Takes the programs off an interface. False: there were none.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn detach(&self, interface: &Interface) -> Result<bool, Error> {
+        attach::detach(&self.links()?, interface)
+    }
+
+    /// Interfaces with a program of this node.
+    ///
+    /// # Errors
+    /// If the pins cannot be listed.
+    pub fn attached(&self) -> Result<Vec<Interface>, Error> {
+        attach::attached(&self.links()?)
+    }
+
+    fn links(&self) -> Result<PathBuf, Error> {
+        let dir = self.pin_dir.as_ref().ok_or_else(|| self.missing("pin directory", "links"))?;
+        Ok(dir.join("links"))
+    }
+
+    /// Drops of the node, by reason; reasons that never happened are left out.
+    ///
+    /// # Errors
+    /// If a counter cannot be read.
+    pub fn drops(&self) -> Result<Vec<DropCount>, Error> {
+        counters::drops(&self.map("drops")?)
+    }
+
+    /// Drops by VNI and reason.
+    ///
+    /// # Errors
+    /// If a counter cannot be read.
+    pub fn vni_drops(&self) -> Result<Vec<DropCount>, Error> {
+        counters::vni_drops(&self.map("vni_drops")?)
+    }
+
+    /// Traffic of the VRFs whose `counters` are `indices`, in their order.
+    ///
+    /// # Errors
+    /// If a counter cannot be read.
+    pub fn vni_traffic(&self, indices: &[u32]) -> Result<Vec<Traffic>, Error> {
+        let map = self.map("vni_traffic")?;
+        indices.iter().map(|index| counters::traffic(&map, *index)).collect()
+    }
+}
+
+/// Detaches everything that is pinned under `pin_dir` and removes it. False: there was nothing.
+///
+/// # Errors
+/// If something cannot be removed.
+pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
+    let existed = pin_dir.exists();
+    let links = pin_dir.join("links");
+    for interface in attach::attached(&links)? {
+        attach::detach(&links, &interface)?;
+    }
+    maps::remove_pins(pin_dir)?;
+    Ok(existed)
+}
+
+/// libbpf speaks by a callback: its warnings hold the verifier's log.
+fn forward_libbpf_messages() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        libbpf_rs::set_print(Some((PrintLevel::Info, |level, text| {
+            let text = text.trim_end();
+            match level {
+                PrintLevel::Warn => tracing::warn!(target: "libbpf", "{text}"),
+                PrintLevel::Info | PrintLevel::Debug => tracing::debug!(target: "libbpf", "{text}"),
+            }
+        })));
+    });
+}

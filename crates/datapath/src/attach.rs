@@ -1,0 +1,279 @@
+//! Attaching programs to interfaces so that they outlive this process.
+//!
+//! Every attachment has a pin in `PIN_DIR/links`, named by how, where and what:
+//! `xdp-2-eth0`, `tcx-5-sluice~vx`, `cls-5-tap0`. A pin of `xdp` or `tcx` is the
+//! link itself. Kernels before 6.6 have no tcx: there the filter is held by the
+//! interface, and the pin `cls` holds its program and says that it is there.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::{TC_INGRESS, TcHook, TcHookBuilder, libbpf_sys};
+
+use crate::{Error, sys};
+
+/// A network interface of the current namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Interface {
+    /// Kernel's number, unique within the namespace and not reused soon.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+}
+
+impl Interface {
+    /// Finds an interface by name.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`].
+    pub fn by_name(name: &str) -> Result<Self, Error> {
+        let index = nix::net::if_::if_nametoindex(name).map_err(|_| Error::NoInterface(name.to_owned()))?;
+        Ok(Self { index, name: name.to_owned() })
+    }
+}
+
+/// How a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// XDP in the driver.
+    XdpNative,
+    /// XDP in the network core, for drivers without it.
+    XdpGeneric,
+    /// tcx, from Linux 6.6.
+    Tcx,
+    /// A classifier on the clsact queueing discipline.
+    Clsact,
+    /// What a predecessor left, now with the new program.
+    Adopted,
+}
+
+/// How a link's pin is kept apart from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Xdp,
+    Tcx,
+    Cls,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Xdp, Self::Tcx, Self::Cls];
+
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::Tcx => "tcx",
+            Self::Cls => "cls",
+        }
+    }
+
+    fn pin(self, links: &Path, interface: &Interface) -> PathBuf {
+        // The BPF file system reserves the dot in names.
+        let name = interface.name.replace('~', "~0").replace('.', "~1");
+        links.join(format!("{}-{}-{name}", self.prefix(), interface.index))
+    }
+
+    /// The inverse of [`Kind::pin`].
+    fn parse(name: &str) -> Option<(Self, Interface)> {
+        let mut parts = name.splitn(3, '-');
+        let prefix = parts.next()?;
+        let kind = Self::ALL.into_iter().find(|kind| kind.prefix() == prefix)?;
+        let index = parts.next()?.parse().ok()?;
+        let name = parts.next()?.replace("~1", ".").replace("~0", "~");
+        Some((kind, Interface { index, name }))
+    }
+}
+
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+const TC_HANDLE: u32 = 1;
+const TC_PRIORITY: u32 = 1;
+
+/// Puts `program` at the interface's XDP hook, or in place of the one that a predecessor put there.
+pub(crate) fn attach_xdp(
+    links: &Path,
+    program: BorrowedFd<'_>,
+    interface: &Interface,
+) -> Result<Attachment, Error> {
+    let pin = Kind::Xdp.pin(links, interface);
+    if adopt(&pin, program, interface)? {
+        return Ok(Attachment::Adopted);
+    }
+    let native = sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE);
+    let (link, mode) = match native {
+        Ok(link) => (link, Attachment::XdpNative),
+        Err(error) if is_busy(&error) => return Err(Error::Occupied(interface.name.clone())),
+        Err(error) => {
+            tracing::warn!(
+                interface = interface.name,
+                %error,
+                "no XDP in the driver; using the slower generic mode"
+            );
+            let generic = sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_SKB_MODE);
+            let link = generic.map_err(|error| match is_busy(&error) {
+                true => Error::Occupied(interface.name.clone()),
+                false => Error::system(format!("attach XDP to {}", interface.name))(error),
+            })?;
+            (link, Attachment::XdpGeneric)
+        }
+    };
+    sys::pin(link.as_fd(), &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
+    Ok(mode)
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+/// Puts `program` at the interface's TC ingress, or in place of the one that a predecessor put there.
+pub(crate) fn attach_tc(
+    links: &Path,
+    program: BorrowedFd<'_>,
+    interface: &Interface,
+) -> Result<Attachment, Error> {
+    let pin = Kind::Tcx.pin(links, interface);
+    if adopt(&pin, program, interface)? {
+        return Ok(Attachment::Adopted);
+    }
+    match sys::link_create(program, interface.index, libbpf_sys::BPF_TCX_INGRESS, 0) {
+        Ok(link) => {
+            sys::pin(link.as_fd(), &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
+            Ok(Attachment::Tcx)
+        }
+        Err(error) => {
+            tracing::info!(interface = interface.name, %error, "no tcx on this kernel; using clsact");
+            attach_clsact(links, program, interface)
+        }
+    }
+}
+
+fn attach_clsact(links: &Path, program: BorrowedFd<'_>, interface: &Interface) -> Result<Attachment, Error> {
+    let what = format!("attach the classifier to {}", interface.name);
+    let mut hook = clsact_hook(program, interface);
+    hook.create().map_err(Error::bpf(what.clone()))?;
+    hook.attach().map_err(Error::bpf(what))?;
+    let pin = Kind::Cls.pin(links, interface);
+    let adopted = unpin(&pin)?;
+    sys::pin(program, &pin).map_err(Error::system(format!("pin {}", pin.display())))?;
+    Ok(if adopted { Attachment::Adopted } else { Attachment::Clsact })
+}
+
+fn clsact_hook(program: BorrowedFd<'_>, interface: &Interface) -> TcHook {
+    let mut builder = TcHookBuilder::new(program);
+    let index = i32::try_from(interface.index).expect("the kernel's interface numbers are positive ints");
+    builder.ifindex(index).replace(true).handle(TC_HANDLE).priority(TC_PRIORITY);
+    builder.hook(TC_INGRESS)
+}
+
+/// Updates the link pinned at `pin` in place. False: there is none, or its interface is gone.
+fn adopt(pin: &Path, program: BorrowedFd<'_>, interface: &Interface) -> Result<bool, Error> {
+    let link = match sys::open_pinned(pin) {
+        Ok(link) => link,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(Error::system(format!("open {}", pin.display()))(error)),
+    };
+    let info = sys::link_info(link.as_fd()).map_err(Error::system(format!("ask {}", pin.display())))?;
+    if info.ifindex != interface.index {
+        unpin(pin)?;
+        return Ok(false);
+    }
+    sys::link_update(link.as_fd(), program)
+        .map_err(Error::system(format!("replace the program of {}", pin.display())))?;
+    Ok(true)
+}
+
+/// Detaches what is pinned for the interface, at XDP and TC. False: nothing was.
+pub(crate) fn detach(links: &Path, interface: &Interface) -> Result<bool, Error> {
+    let mut found = false;
+    for kind in Kind::ALL {
+        found |= detach_kind(links, kind, interface)?;
+    }
+    Ok(found)
+}
+
+fn detach_kind(links: &Path, kind: Kind, interface: &Interface) -> Result<bool, Error> {
+    let pin = kind.pin(links, interface);
+    let object = match sys::open_pinned(&pin) {
+        Ok(object) => object,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(Error::system(format!("open {}", pin.display()))(error)),
+    };
+    match kind {
+        Kind::Xdp | Kind::Tcx => {
+            sys::link_detach(object.as_fd()).map_err(Error::system(format!("detach {}", pin.display())))?
+        }
+        Kind::Cls => {
+            // The filter goes with its interface, so this fails only when both are gone already.
+            if let Err(error) = clsact_hook(object.as_fd(), interface).detach() {
+                tracing::debug!(interface = interface.name, %error, "no classifier to detach");
+            }
+        }
+    }
+    unpin(&pin)
+}
+
+/// The interfaces that have pins.
+pub(crate) fn attached(links: &Path) -> Result<Vec<Interface>, Error> {
+    let mut interfaces: Vec<_> = pins(links)?.into_iter().map(|(_, interface)| interface).collect();
+    interfaces.sort();
+    interfaces.dedup();
+    Ok(interfaces)
+}
+
+/// Removes the pins whose interface is gone.
+pub(crate) fn clean(links: &Path) -> Result<(), Error> {
+    for (kind, interface) in pins(links)? {
+        let pin = kind.pin(links, &interface);
+        let gone = match kind {
+            Kind::Xdp | Kind::Tcx => sys::open_pinned(&pin)
+                .and_then(|link| sys::link_info(link.as_fd()))
+                .map_or(true, |info| info.ifindex != interface.index),
+            Kind::Cls => Interface::by_name(&interface.name).map_or(true, |now| now != interface),
+        };
+        if gone {
+            tracing::info!(interface = interface.name, "removing the pin of an interface that is gone");
+            unpin(&pin)?;
+        }
+    }
+    Ok(())
+}
+
+fn pins(links: &Path) -> Result<Vec<(Kind, Interface)>, Error> {
+    let entries = match fs::read_dir(links) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::system(format!("list {}", links.display()))(error)),
+    };
+    Ok(entries.filter_map(|entry| Kind::parse(entry.ok()?.file_name().to_str()?)).collect())
+}
+
+/// Removes a pin. False: there was none.
+fn unpin(pin: &Path) -> Result<bool, Error> {
+    match fs::remove_file(pin) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::system(format!("remove {}", pin.display()))(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pin_names_survive_every_interface_name() {
+        for name in ["eth0", "eth0.100", "a-b-c", "~1", "x~.~0", "."] {
+            let interface = Interface { index: 42, name: name.to_owned() };
+            for kind in Kind::ALL {
+                let pin = kind.pin(Path::new("/links"), &interface);
+                let file = pin.file_name().unwrap().to_str().unwrap();
+                assert!(!file.contains('.'), "{file}");
+                assert_eq!(Kind::parse(file), Some((kind, interface.clone())));
+            }
+        }
+        for junk in ["", "xdp", "xdp-", "xdp-x-eth0", "foo-1-eth0"] {
+            assert_eq!(Kind::parse(junk), None, "{junk}");
+        }
+    }
+}

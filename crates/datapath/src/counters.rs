@@ -1,0 +1,73 @@
+//! Reading what the programs count.
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+
+use crate::Error;
+
+/// Packets that a reason took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropCount {
+    /// The VNI, or none for the node's total.
+    pub vni: Option<u32>,
+    /// A number of drops.h.
+    pub reason: u32,
+    /// How many.
+    pub packets: u64,
+}
+
+/// Packets and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+fn word64(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight bytes")))
+}
+
+fn word32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes(b.try_into().expect("four bytes")))
+}
+
+fn per_cpu(map: &MapHandle, key: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    let values = map
+        .lookup_percpu(key, MapFlags::ANY)
+        .map_err(Error::bpf(format!("read the counters {:?}", map.name())))?;
+    Ok(values.unwrap_or_default())
+}
+
+fn sum(values: &[Vec<u8>], at: usize) -> u64 {
+    values.iter().fold(0, |sum: u64, value| sum.wrapping_add(word64(value, at)))
+}
+
+/// Drops of the node by reason, without those that never happened.
+pub(crate) fn drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
+    let mut counts = Vec::new();
+    for reason in 0..map.max_entries() {
+        let packets = sum(&per_cpu(map, &reason.to_ne_bytes())?, 0);
+        if packets > 0 {
+            counts.push(DropCount { vni: None, reason, packets });
+        }
+    }
+    Ok(counts)
+}
+
+/// Drops by VNI and reason.
+pub(crate) fn vni_drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
+    let mut counts = Vec::new();
+    for key in map.keys() {
+        let packets = sum(&per_cpu(map, &key)?, 0);
+        counts.push(DropCount { vni: Some(word32(&key, 0)), reason: word32(&key, 4), packets });
+    }
+    counts.sort_by_key(|count| (count.vni, count.reason));
+    Ok(counts)
+}
+
+/// Traffic of one counter index.
+pub(crate) fn traffic(map: &MapHandle, index: u32) -> Result<Traffic, Error> {
+    let values = per_cpu(map, &index.to_ne_bytes())?;
+    Ok(Traffic { packets: sum(&values, 0), bytes: sum(&values, 8) })
+}

@@ -1,0 +1,127 @@
+//! What this process needs of the kernel, checked once at start.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
+use crate::Error;
+
+/// Where the BPF file system belongs.
+pub const BPFFS: &str = "/sys/fs/bpf";
+
+const OLDEST: (u32, u32) = (6, 1);
+
+/// Bits of the effective capability set, see capability.h.
+const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN")];
+
+const MEMBARRIER_CMD_QUERY: libc::c_int = 0;
+const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+
+/// Checks rights, kernel version and membarrier, and lifts the limit on locked memory.
+///
+/// # Errors
+/// Names what is missing and what to do about it.
+pub fn check() -> Result<(), Error> {
+    check_capabilities(&read("/proc/self/status")?)?;
+    check_version(read("/proc/sys/kernel/osrelease")?.trim())?;
+    check_membarrier()?;
+    // Needed by kernels that account BPF memory to the user; harmless on the others.
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
+        .map_err(|error| Error::system("lift the limit on locked memory")(error.into()))
+}
+
+fn read(path: &str) -> Result<String, Error> {
+    fs::read_to_string(path).map_err(Error::system(format!("read {path}")))
+}
+
+fn check_capabilities(status: &str) -> Result<(), Error> {
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
+    let missing: Vec<_> =
+        CAPABILITIES.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect();
+    if missing.is_empty() { Ok(()) } else { Err(Error::Privilege(missing.join(", "))) }
+}
+
+fn check_version(release: &str) -> Result<(), Error> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= OLDEST { Ok(()) } else { Err(Error::OldKernel(release.to_owned())) }
+}
+
+fn check_membarrier() -> Result<(), Error> {
+    let offered = membarrier(MEMBARRIER_CMD_QUERY).map_err(|error| Error::Membarrier(error.to_string()))?;
+    if offered & MEMBARRIER_CMD_GLOBAL == 0 {
+        return Err(Error::Membarrier(format!("commands offered: {offered:#x}")));
+    }
+    Ok(())
+}
+
+fn membarrier(command: libc::c_int) -> io::Result<libc::c_int> {
+    // SAFETY: membarrier takes three integers and touches no memory of this process.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
+}
+
+/// Returns once every XDP and TC program that was running has ended.
+///
+/// # Panics
+/// If the kernel withdraws the call that [`check`] found on offer: nothing may
+/// be reused then, and going on would corrupt packets' lookups.
+pub fn grace_period() {
+    membarrier(MEMBARRIER_CMD_GLOBAL).expect("membarrier(GLOBAL) was on offer at start");
+}
+
+/// Mounts the BPF file system at [`BPFFS`] unless it is there.
+///
+/// # Errors
+/// If it cannot be mounted.
+pub fn mount_bpffs() -> Result<(), Error> {
+    let path = Path::new(BPFFS);
+    if is_bpffs(path) {
+        return Ok(());
+    }
+    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+        .map_err(|error| Error::system(format!("mount the BPF file system at {BPFFS}"))(error.into()))?;
+    tracing::info!(path = BPFFS, "mounted the BPF file system");
+    Ok(())
+}
+
+pub(crate) fn is_bpffs(path: &Path) -> bool {
+    statfs(path).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        for good in ["6.1.0-18-amd64", "6.1", "6.18.44-fc", "7.0.1"] {
+            assert!(check_version(good).is_ok(), "{good}");
+        }
+        for bad in ["5.15.0-91-generic", "6.0.12", "", "junk"] {
+            assert!(matches!(check_version(bad), Err(Error::OldKernel(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn capabilities_are_named() {
+        assert!(check_capabilities("Name: x\nCapEff:\t000001ffffffffff\n").is_ok());
+        let error = check_capabilities("CapEff:\t0000000000003000\n").unwrap_err();
+        assert_eq!(error.to_string(), "missing CAP_SYS_ADMIN: run as root");
+        assert!(check_capabilities("").is_err());
+    }
+
+    #[test]
+    fn grace_periods_are_on_offer() {
+        check_membarrier().unwrap();
+        grace_period();
+    }
+}
