@@ -1,0 +1,264 @@
+use crate::{
+    BulkCreated, EnrolmentBundle, Error, NewInstance, NewObject, NodeStatus, Problem, Resource, Result,
+};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sluice_types::VpcId;
+use std::time::Duration;
+
+/// Where the API is unless said otherwise.
+pub const DEFAULT_API: &str = "http://127.0.0.1:8080";
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A bulk creation of a hundred thousand instances is one call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+/// Objects a page: the API's own limit.
+const PAGE: u32 = 1000;
+
+/// Outcome of a creation by name: the same call again finds what it made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Created<T> {
+    /// The object.
+    pub object: T,
+    /// Made by this call, not there before.
+    pub created: bool,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(bound = "T: DeserializeOwned")]
+struct PageOf<T> {
+    items: Vec<T>,
+    #[serde(default)]
+    next: Option<String>,
+}
+
+/// A connection to one API, cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    base: Url,
+    token: Option<String>,
+}
+
+impl Client {
+    /// A client of the API at `url` (`http://HOST:PORT`), with the bearer token if it wants one.
+    ///
+    /// # Errors
+    /// [`Error::BadUrl`]. Nothing is connected yet.
+    pub fn new(url: &str, token: Option<String>) -> Result<Self> {
+        let base: Url = url.parse().map_err(|_| Error::BadUrl(url.to_owned()))?;
+        if base.scheme() != "http" || base.host_str().is_none() {
+            return Err(Error::BadUrl(url.to_owned()));
+        }
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(CALL_TIMEOUT)
+            .user_agent(concat!("sluice/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|source| Error::Unreachable { url: url.to_owned(), source })?;
+        Ok(Self { http, base, token })
+    }
+
+    /// The base URL.
+    pub fn url(&self) -> &str {
+        self.base.as_str().trim_end_matches('/')
+    }
+
+    /// Paths are made of constants and ids, which need no escaping.
+    fn at(&self, path: &str, query: &[(&str, &str)]) -> Url {
+        let mut url = self.base.clone();
+        url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        url
+    }
+
+    async fn send(&self, action: &str, request: RequestBuilder) -> Result<Response> {
+        let request = match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        };
+        let response = request
+            .send()
+            .await
+            .map_err(|source| Error::Unreachable { url: self.url().to_owned(), source })?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        Err(Error::Refused { action: action.to_owned(), problem: Box::new(problem_of(response).await) })
+    }
+
+    async fn read<T: DeserializeOwned>(&self, action: &str, response: Response) -> Result<T> {
+        let url = self.url().to_owned();
+        let body = response.bytes().await.map_err(|source| Error::Unreachable { url, source })?;
+        serde_json::from_slice(&body)
+            .map_err(|source| Error::Malformed { action: action.to_owned(), source: Box::new(source) })
+    }
+
+    async fn get_json<T: DeserializeOwned>(&self, action: &str, url: Url) -> Result<T> {
+        let response = self.send(action, self.http.get(url)).await?;
+        self.read(action, response).await
+    }
+
+    async fn post<T: DeserializeOwned>(
+        &self,
+        action: &str,
+        path: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<(StatusCode, T)> {
+        let response = self.send(action, self.http.post(self.at(path, &[])).json(body)).await?;
+        let status = response.status();
+        Ok((status, self.read(action, response).await?))
+    }
+
+    /// One object.
+    ///
+    /// # Errors
+    /// As all calls: see [`Error`].
+    pub async fn get<T: Resource>(&self, id: T::Id) -> Result<T> {
+        let action = format!("show {} {id}", T::NOUN);
+        self.get_json(&action, self.at(&object_path::<T>(id), &[])).await
+    }
+
+    /// All objects that the filters let through, page by page; `limit` at most.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn list<T: Resource>(&self, filters: &[(&str, &str)], limit: Option<usize>) -> Result<Vec<T>> {
+        let action = format!("list {}s", T::NOUN);
+        let mut all = Vec::new();
+        let mut cursor: Option<String> = None;
+        let page =
+            limit.map_or(PAGE, |limit| PAGE.min(u32::try_from(limit.max(1)).unwrap_or(PAGE))).to_string();
+        loop {
+            let mut query = filters.to_vec();
+            query.push(("limit", &page));
+            if let Some(cursor) = &cursor {
+                query.push(("cursor", cursor));
+            }
+            let answer: PageOf<T> =
+                self.get_json(&action, self.at(&format!("/v1/{}", T::PATH), &query)).await?;
+            all.extend(answer.items);
+            if let Some(limit) = limit.filter(|&limit| all.len() >= limit) {
+                all.truncate(limit);
+                return Ok(all);
+            }
+            match answer.next {
+                Some(next) if Some(&next) != cursor.as_ref() => cursor = Some(next),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// Deletes an object; `expected` refuses unless it is at that revision.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn delete<T: Resource>(&self, id: T::Id, expected: Option<u64>) -> Result<()> {
+        let action = format!("delete {} {id}", T::NOUN);
+        let request = self.http.delete(self.at(&object_path::<T>(id), &[]));
+        self.send(&action, if_match(request, expected)).await.map(drop)
+    }
+
+    /// Changes the fields of `patch`; `expected` refuses unless it is at that revision.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn update<T: Resource>(
+        &self,
+        id: T::Id,
+        patch: &(impl Serialize + Sync),
+        expected: Option<u64>,
+    ) -> Result<T> {
+        let action = format!("update {} {id}", T::NOUN);
+        let request = self.http.request(Method::PATCH, self.at(&object_path::<T>(id), &[]));
+        let response = self.send(&action, if_match(request, expected).json(patch)).await?;
+        self.read(&action, response).await
+    }
+
+    /// Creates an object by name in its parent: made now, or found as it was made before.
+    ///
+    /// # Errors
+    /// As all calls; [`Error::Refused`] with status 409 if one of that name is there with other content.
+    pub async fn create<B: NewObject>(&self, parent: B::Parent, body: &B) -> Result<Created<B::Object>> {
+        let action = format!("create {} `{}`", B::Object::NOUN, body.name());
+        let (status, object) = self.post(&action, &B::path(parent), body).await?;
+        Ok(Created { object, created: status == StatusCode::CREATED })
+    }
+
+    /// Creates many instances of one VPC, all or none.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn create_instances(&self, vpc: VpcId, new: &[NewInstance]) -> Result<BulkCreated> {
+        #[derive(Serialize)]
+        struct Bulk<'a> {
+            instances: &'a [NewInstance],
+        }
+        let action = format!("create {} instances", new.len());
+        let path = format!("/v1/vpcs/{vpc}/instances/bulk");
+        Ok(self.post(&action, &path, &Bulk { instances: new }).await?.1)
+    }
+
+    /// Makes an enrolment bundle for a host or a gateway; earlier tokens stay valid until used or expired.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn enrol<T: Resource>(&self, id: T::Id) -> Result<EnrolmentBundle> {
+        let action = format!("enrol {} {id}", T::NOUN);
+        let path = format!("{}/enrolment", object_path::<T>(id));
+        Ok(self.post(&action, &path, &serde_json::json!({})).await?.1)
+    }
+
+    /// How far every node has come.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
+        let page: PageOf<NodeStatus> = self.get_json("list nodes", self.at("/v1/nodes", &[])).await?;
+        Ok(page.items)
+    }
+
+    /// Succeeds when the API can read and write its database.
+    ///
+    /// # Errors
+    /// As all calls; [`Error::Refused`] with status 503 and the cause when it cannot.
+    pub async fn ready(&self) -> Result<()> {
+        self.send("ask whether the API is ready", self.http.get(self.at("/readyz", &[]))).await.map(drop)
+    }
+
+    /// The API's description of itself (OpenAPI).
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn openapi(&self) -> Result<serde_json::Value> {
+        self.get_json("fetch openapi.json", self.at("/openapi.json", &[])).await
+    }
+}
+
+fn object_path<T: Resource>(id: T::Id) -> String {
+    format!("/v1/{}/{id}", T::PATH)
+}
+
+fn if_match(request: RequestBuilder, expected: Option<u64>) -> RequestBuilder {
+    match expected {
+        Some(revision) => request.header("If-Match", format!("\"{revision}\"")),
+        None => request,
+    }
+}
+
+/// The problem of a refusal, or for answers that are none (a proxy's, say), the best that can be said.
+async fn problem_of(response: Response) -> Problem {
+    let status = response.status();
+    let text = response.text().await.unwrap_or_default();
+    if let Ok(mut problem) = serde_json::from_str::<Problem>(&text) {
+        problem.status = status.as_u16();
+        return problem;
+    }
+    let title = status.canonical_reason().unwrap_or("unknown status").to_owned();
+    let first_line: String = text.lines().next().unwrap_or_default().chars().take(200).collect();
+    let detail = (!first_line.is_empty()).then(|| format!("{title}: {first_line}"));
+    Problem { kind: None, title, status: status.as_u16(), detail, offender: None }
+}

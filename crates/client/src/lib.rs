@@ -1,0 +1,35 @@
+//! Client of Sluice's REST API: what the command line and the lab speak.
+//!
+//! [`Client`] is typed: one struct a kind of object ([`Tenant`], [`Vpc`], ...),
+//! one generic set of calls over [`Resource`]. [`CloudFile`] describes a whole
+//! cloud in YAML and [`apply()`] makes it so, again and again with the same
+//! outcome.
+#![forbid(unsafe_code)]
+
+mod apply;
+mod cloud;
+mod error;
+mod http;
+mod model;
+mod new;
+mod resolve;
+mod wait;
+
+pub use apply::{Event, Options, Report, Tally, apply};
+pub use cloud::{
+    CloudFile, CloudFileError, ClusterSpec, GatewaySpec, HostSpec, InstanceSpec, PeeringSpec, RouteSpec,
+    RouteTargetSpec, SubnetSpec, TenantSpec, VpcSpec,
+};
+pub use error::{Error, Problem};
+pub use http::{Client, Created, DEFAULT_API};
+pub use model::{
+    BulkCreated, Cluster, EnrolmentBundle, Gateway, Host, Instance, NodeStatus, Peering, Resource, Route,
+    RouteTable, RouteTarget, Subnet, Tenant, Vpc,
+};
+pub use new::{
+    NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,
+    NewVpc,
+};
+
+/// Result of every call.
+pub type Result<T> = std::result::Result<T, Error>;
