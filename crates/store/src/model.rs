@@ -174,17 +174,22 @@ pub enum Change {
         subnets: Vec<Subnet>,
     },
     VpcRemoved(Vpc),
+    /// `subnets`: all the VPC's with this one. `peers`: VPCs peered with it,
+    /// whose routes to it change too.
     SubnetUpserted {
         vpc: Vpc,
         subnets: Vec<Subnet>,
         subnet: Subnet,
+        peers: Vec<Vpc>,
     },
+    /// `subnets`: all that the VPC still has.
     SubnetRemoved {
         vpc: Vpc,
         subnets: Vec<Subnet>,
         subnet: Subnet,
+        peers: Vec<Vpc>,
     },
-    /// All of one VPC.
+    /// All of one VPC, which is also all instances' `vpc`.
     InstancesCreated {
         vpc: Vpc,
         subnets: Vec<Subnet>,
@@ -218,6 +223,9 @@ pub enum Change {
         b: Vpc,
         b_subnets: Vec<Subnet>,
     },
+    /// No node is told of tenants; here so that every revision has a row.
+    TenantUpserted(Tenant),
+    TenantRemoved(Tenant),
 }
 
 /// One row of the outbox. A bulk creation is several rows of one revision,
