@@ -56,9 +56,12 @@ struct superblock {
  *
  * A reader takes key, value, next and then key again: an unchanged key word
  * says that value and next belong to it. A writer clears the key, stores value
- * and next, and stores the new key with the next generation. A move to the
- * other bucket copies, bumps `version` of the target and then clears: a reader
- * that missed in both buckets looks again if the first one's version changed.
+ * and next, and stores the new key with the next generation. Where one of value
+ * and next changes it stores that word and then the key with the next
+ * generation. Where both change, and for a move to the other bucket, it fills a
+ * second slot, bumps `version` of the key's first bucket and then clears the
+ * old slot: a reader that missed in both buckets looks again if the first one's
+ * version changed.
  */
 #define EXACT_SLOTS 3
 #define EXACT_KEY_MASK 0x03ffffffffffffffull
@@ -68,7 +71,8 @@ struct superblock {
 
 #define EXACT_IPV4 1ull	 /* (VNI, IPv4); VNI 0: VTEPs and vIPs of the underlay */
 #define EXACT_IPV6 2ull	 /* (VNI, IPv6 digest); VNI 0 as above */
-#define EXACT_INDEX 3ull /* (VNI, 0): the VNI's struct vrf; (0, ifindex): a port */
+#define EXACT_INDEX 3ull /* (VNI, 0): the VNI's struct vrf; (0, ifindex): a port; (EXACT_GROUP_VNI, id): a group */
+#define EXACT_GROUP_VNI 0x00ffffffu /* with an id other than 0, so never the VRF of the last VNI */
 
 /* value: the endpoint's MAC (byte 0 in bits 40..47) and, for IPv6, 16 more bits of digest. */
 #define EXACT_MAC_MASK 0x0000ffffffffffffull
@@ -87,15 +91,23 @@ struct exact_bucket {
 /*
  * `buckets` is published as one word: first cell in the low half, count in the
  * high half. `conflicts` likewise: a run of cells of struct exact_conflict,
- * searched by linear probing for at most EXACT_CONFLICT_PROBES cells.
+ * searched by linear probing for at most EXACT_CONFLICT_PROBES cells. A live
+ * conflict entry never changes: another value means another run.
+ *
+ * `addresses` is the writer's own: the full IPv6 address of each slot, 16 bytes
+ * (high half first) at slot number times 16 in a run of cells, so that the
+ * tables alone tell every entry. First cell in the low half; the first cell of
+ * the buckets that it belongs to in the high half: of the two words the one
+ * that names the present buckets counts.
  */
 struct exact_root {
 	__u64 buckets;
 	__u64 conflicts;
 	__u64 seed;
+	__u64 digest_mask; /* all ones; tests narrow it to force digests to conflict */
 	__u64 entries;
 	__u64 conflict_entries;
-	__u64 reserved[3];
+	__u64 addresses[2];
 };
 
 #define EXACT_CONFLICT_PROBES 8
@@ -167,7 +179,7 @@ struct vrf {
 	__u16 mtu;	 /* of the tenant's interfaces, bytes of IP packet */
 	__u16 flags;
 	__u32 router4;	 /* source of ICMP errors, network order; 0: none */
-	__u32 reserved32;
+	__u32 group_id;	 /* writer's own: whose cell `group` is */
 	__u8 router6[16];
 	__u32 routes4;	 /* counts, for metrics */
 	__u32 routes6;

@@ -149,7 +149,7 @@ static __always_inline enum exact_answer exact_conflict_find(const struct exact_
 static __always_inline enum exact_answer exact_find6(const struct exact_root *root, __u32 vni,
 						     __u64 high, __u64 low, struct exact_hit *hit)
 {
-	__u64 digest = ipv6_digest(high, low, root->seed);
+	__u64 digest = ipv6_digest(high, low, root->seed) & root->digest_mask;
 	__u64 key = exact_key(EXACT_IPV6, vni, (__u32)digest);
 	__u64 value = 0;
 	__u32 next = 0;

@@ -1,1 +1,4 @@
-//! sluice tables
+//! A node's forwarding tables: memory that the control side writes and the
+//! packet side reads, in the layout of `bpf/include/cells.h`.
+pub mod drops;
+pub mod layout;

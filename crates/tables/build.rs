@@ -1,0 +1,53 @@
+//! Binds the table layout and reads the drop reasons, both from `bpf/include`,
+//! so that neither is written twice.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    let include = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include");
+    let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
+    for header in ["cells.h", "drops.h"] {
+        println!("cargo:rerun-if-changed={}", include.join(header).display());
+    }
+    bind_layout(&include, &out.join("layout.rs"));
+    let reasons = parse_drops(&include.join("drops.h"));
+    fs::write(out.join("drops.rs"), reasons).expect("OUT_DIR can be written");
+}
+
+fn bind_layout(include: &Path, to: &Path) {
+    bindgen::Builder::default()
+        .header_contents("layout.h", "#include \"cells.h\"\n#include \"drops.h\"\n")
+        .clang_arg(format!("-I{}", include.display()))
+        .allowlist_file(".*/(cells|drops)\\.h")
+        .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
+        .derive_default(true)
+        .derive_eq(true)
+        .layout_tests(true)
+        .merge_extern_blocks(true)
+        .generate()
+        .expect("bpf/include/cells.h binds (libclang-14-dev and linux-libc-dev are needed)")
+        .write_to_file(to)
+        .expect("OUT_DIR can be written");
+}
+
+/// The lines `DROP(number, name, "text")` as the array literal `drops::ALL`.
+fn parse_drops(header: &Path) -> String {
+    let text = fs::read_to_string(header).expect("bpf/include/drops.h is readable");
+    let mut array = String::from("&[\n");
+    let mut count = 0;
+    for line in text.lines().filter_map(|line| line.trim().strip_prefix("DROP(")) {
+        let (number, rest) = line.split_once(',').expect("DROP(number, ...");
+        let (name, rest) = rest.split_once(',').expect("DROP(number, name, ...");
+        let words = rest.trim().trim_end_matches('\\').trim().strip_suffix(')').expect("DROP(...) ends");
+        let number: u32 = number.trim().parse().expect("the number of a drop reason");
+        writeln!(array, "    Reason {{ number: {number}, name: \"{}\", text: {words} }},", name.trim())
+            .expect("a String takes it");
+        count += 1;
+    }
+    assert!(count > 0, "drops.h has no DROP lines that can be read");
+    array.push(']');
+    array
+}
