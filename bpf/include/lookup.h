@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The tables of tables.h over the map `cells`. The lookups are functions of
+ * their own so that the verifier looks at each once, whoever calls it.
+ */
+#ifndef SLUICE_LOOKUP_H
+#define SLUICE_LOOKUP_H
+
+#include "maps.h"
+
+static __always_inline void *cell_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&cells, &index);
+}
+
+#include "tables.h"
+
+/* enum exact_answer of (vni, IPv4 address in host order). */
+__attribute__((noinline)) int find_ipv4(__u32 vni, __u32 address, struct exact_hit *hit)
+{
+	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
+
+	if (!root || !hit)
+		return EXACT_MISS;
+	return exact_find4(root, vni, address, hit);
+}
+
+/* enum exact_answer of (vni, IPv6 address as host-order halves). */
+__attribute__((noinline)) int find_ipv6(__u32 vni, __u64 high, __u64 low, struct exact_hit *hit)
+{
+	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
+
+	if (!root || !hit)
+		return EXACT_MISS;
+	return exact_find6(root, vni, high, low, hit);
+}
+
+#define INDEX_BUSY 0xffffffffu
+
+/* The cell that (EXACT_INDEX, vni, id) leads to; 0: none; INDEX_BUSY. */
+__attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
+{
+	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
+	__u32 cell = 0;
+
+	if (!root)
+		return 0;
+	switch (exact_find_index(root, vni, id, &cell)) {
+	case EXACT_HIT:
+		return cell;
+	case EXACT_BUSY:
+		return INDEX_BUSY;
+	default:
+		return 0;
+	}
+}
+
+/* The leaf for an address; 0: no route. */
+__attribute__((noinline)) __u32 find_route4(__u32 root, __u32 address)
+{
+	return lpm_find4(root, address);
+}
+
+__attribute__((noinline)) __u32 find_route6(__u32 root, __u64 high, __u64 low)
+{
+	return lpm_find6(root, high, low);
+}
+
+#endif

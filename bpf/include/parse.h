@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Parsing a tenant's frame: Ethernet, ARP, IPv4, IPv6 with its extension
+ * headers, and the first word of the transport header. Used by the gateway
+ * behind VXLAN and by the vSwitch on ports and on the VXLAN device.
+ *
+ * Contract: nothing is read that does not lie before `end`; lengths are checked
+ * against `available`, the bytes that the frame has by the account of whatever
+ * carried it (which may be more than lies before `end`, in a non-linear
+ * packet). The answer is DROP_none or the reason to drop.
+ */
+#ifndef SLUICE_PARSE_H
+#define SLUICE_PARSE_H
+
+#include <linux/if_ether.h>
+#include <linux/in6.h>
+#include <linux/in.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "checksum.h"
+#include "drops.h"
+#include "tables.h"
+
+#define IPV4_BYTES 20
+#define IPV6_BYTES 40
+#define ARP_BYTES 28
+#define ETHERTYPE_VLAN 0x8100
+#define ETHERTYPE_QINQ 0x88a8
+
+#define MAC_GROUP_BIT (1ull << 40)
+
+/* IPv6 extension headers that are followed; the rest is a transport protocol. */
+#define NEXT_HOP_BY_HOP 0
+#define NEXT_ROUTING 43
+#define NEXT_FRAGMENT 44
+#define NEXT_AUTHENTICATION 51
+#define NEXT_DESTINATION 60
+#define EXTENSION_HEADERS_MAX 6
+
+#define FRAME_IPV6 0x01
+#define FRAME_FRAGMENT 0x02 /* a piece of a datagram */
+#define FRAME_LATER 0x04    /* ... and not the first: no transport header */
+#define FRAME_DF 0x08	    /* must not be fragmented; always so in IPv6 */
+#define FRAME_OPTIONS 0x10  /* IPv4 options or IPv6 extension headers */
+
+/* Addresses are host-order halves, high half first; IPv4 in the low 32 bits of [1]. */
+struct frame {
+	__u64 source[2];
+	__u64 destination[2];
+	__u64 source_mac; /* as in EXACT_MAC_MASK */
+	__u64 destination_mac;
+	__u32 ip_bytes;	 /* the IP packet, by its own length field */
+	__u32 transport; /* first word of the transport header, host order; 0 if none */
+	__u16 ethertype; /* host order */
+	__u16 transport_at; /* from the start of the Ethernet header */
+	__u8 protocol;
+	__u8 ttl;
+	__u8 traffic_class;
+	__u8 flags;
+};
+
+static __always_inline __u64 load_mac(const void *at)
+{
+	return (__u64)bpf_ntohl(LOAD32(at)) << 16 | bpf_ntohs(LOAD16(at + 4));
+}
+
+static __always_inline void store_mac(void *at, __u64 mac)
+{
+	STORE32(at, bpf_htonl((__u32)(mac >> 16)));
+	STORE16(at + 4, bpf_htons((__u16)mac));
+}
+
+static __always_inline __u64 load_half(const void *at)
+{
+	return bpf_be64_to_cpu(LOAD64(at));
+}
+
+static __always_inline void store_half(void *at, __u64 half)
+{
+	STORE64(at, bpf_cpu_to_be64(half));
+}
+
+/* Bytes that a transport header has at least; 0 for protocols that are not looked into. */
+static __always_inline __u32 transport_bytes(__u8 protocol, int ipv6)
+{
+	switch (protocol) {
+	case IPPROTO_TCP:
+		return 20;
+	case IPPROTO_UDP:
+		return 8;
+	case IPPROTO_SCTP:
+		return 12;
+	case IPPROTO_ICMP:
+		return ipv6 ? 0 : 8;
+	case IPPROTO_ICMPV6:
+		return ipv6 ? 4 : 0;
+	}
+	return 0;
+}
+
+/* Reads the transport word at `at`, `bytes` before the end of the IP packet. */
+static __always_inline enum drop_reason parse_transport(const void *at, const void *end, __u32 bytes,
+							struct frame *frame)
+{
+	__u32 least = transport_bytes(frame->protocol, frame->flags & FRAME_IPV6);
+
+	if (!least || frame->flags & FRAME_LATER)
+		return DROP_none;
+	if (bytes < least || at + 4 > end)
+		return DROP_inner_truncated;
+	frame->transport = bpf_ntohl(LOAD32(at));
+	return DROP_none;
+}
+
+/* ip: at least IPV4_BYTES before end. */
+static __always_inline enum drop_reason parse_ipv4(const void *ip, const void *end, __u32 available,
+						   struct frame *frame)
+{
+	__u32 version = LOAD8(ip), total = bpf_ntohs(LOAD16(ip + 2));
+	__u32 fragment = bpf_ntohs(LOAD16(ip + 6)), header = (version & 15) * 4;
+	__u64 sum = ipv4_header_sum(ip);
+
+	if (version >> 4 != 4)
+		return DROP_inner_ethertype;
+	if (header < IPV4_BYTES || total < header || total > available || ip + header > end)
+		return DROP_inner_truncated;
+	frame->ip_bytes = total;
+	frame->flags = 0;
+	if (header > IPV4_BYTES) {
+		frame->flags |= FRAME_OPTIONS;
+		for (__u32 i = IPV4_BYTES; i < 60; i += 4) {
+			if (i >= header || ip + i + 4 > end)
+				break;
+			sum += LOAD32(ip + i);
+		}
+	}
+	if (checksum_fold(sum))
+		return DROP_inner_checksum;
+	if (fragment & 0x4000)
+		frame->flags |= FRAME_DF;
+	if (fragment & 0x3fff)
+		frame->flags |= FRAME_FRAGMENT;
+	if (fragment & 0x1fff)
+		frame->flags |= FRAME_LATER;
+	frame->ttl = LOAD8(ip + 8);
+	frame->protocol = LOAD8(ip + 9);
+	frame->traffic_class = LOAD8(ip + 1);
+	frame->source[0] = 0;
+	frame->source[1] = bpf_ntohl(LOAD32(ip + 12));
+	frame->destination[0] = 0;
+	frame->destination[1] = bpf_ntohl(LOAD32(ip + 16));
+	frame->transport_at = ETH_HLEN + header;
+	return parse_transport(ip + header, end, total - header, frame);
+}
+
+/*
+ * Follows extension headers from `at`, the first byte behind the IPv6 header,
+ * within `bytes`. Answers offset << 16 | fragment flags << 8 | protocol, or
+ * EXTENSIONS_* for what cannot be followed.
+ */
+#define EXTENSIONS_TRUNCATED 0xffffffffu
+#define EXTENSIONS_TOO_MANY 0xfffffffeu
+
+static __attribute__((noinline)) __u32 follow_extensions(const void *at, const void *end,
+							 __u32 bytes, __u32 next)
+{
+	__u32 offset = 0, flags = 0;
+
+	for (int i = 0; i <= EXTENSION_HEADERS_MAX; i++) {
+		const void *header = at + offset;
+		__u32 length;
+
+		if (next != NEXT_HOP_BY_HOP && next != NEXT_ROUTING && next != NEXT_FRAGMENT &&
+		    next != NEXT_AUTHENTICATION && next != NEXT_DESTINATION)
+			return offset << 16 | flags << 8 | (next & 0xff);
+		if (header + 8 > end || offset + 8 > bytes)
+			return EXTENSIONS_TRUNCATED;
+		length = (LOAD8(header + 1) + 1) * 8;
+		if (next == NEXT_FRAGMENT) {
+			length = 8;
+			if (bpf_ntohs(LOAD16(header + 2)) & 0xfff9)
+				flags |= FRAME_FRAGMENT;
+			if (bpf_ntohs(LOAD16(header + 2)) & 0xfff8)
+				flags |= FRAME_LATER;
+		} else if (next == NEXT_AUTHENTICATION) {
+			length = (LOAD8(header + 1) + 2) * 4;
+		}
+		next = LOAD8(header);
+		offset += length;
+		if (offset > bytes)
+			return EXTENSIONS_TRUNCATED;
+		if (flags & FRAME_LATER)
+			return offset << 16 | flags << 8 | next;
+	}
+	return EXTENSIONS_TOO_MANY;
+}
+
+/* ip: at least IPV6_BYTES before end. */
+static __always_inline enum drop_reason parse_ipv6(const void *ip, const void *end, __u32 available,
+						   struct frame *frame)
+{
+	__u32 first = bpf_ntohl(LOAD32(ip)), payload = bpf_ntohs(LOAD16(ip + 4));
+	__u32 at = 0, next = LOAD8(ip + 6);
+
+	if (first >> 28 != 6)
+		return DROP_inner_ethertype;
+	if (payload + IPV6_BYTES > available)
+		return DROP_inner_truncated;
+	frame->ip_bytes = payload + IPV6_BYTES;
+	frame->flags = FRAME_IPV6 | FRAME_DF;
+	frame->ttl = LOAD8(ip + 7);
+	frame->traffic_class = first >> 20;
+	frame->source[0] = load_half(ip + 8);
+	frame->source[1] = load_half(ip + 16);
+	frame->destination[0] = load_half(ip + 24);
+	frame->destination[1] = load_half(ip + 32);
+	if (next != IPPROTO_TCP && next != IPPROTO_UDP && next != IPPROTO_ICMPV6) {
+		__u32 found = follow_extensions(ip + IPV6_BYTES, end, payload, next);
+
+		if (found == EXTENSIONS_TRUNCATED)
+			return DROP_inner_truncated;
+		if (found == EXTENSIONS_TOO_MANY)
+			return DROP_inner_options;
+		at = (found >> 16) & 0x3fff;
+		next = found & 0xff;
+		frame->flags |= found >> 8 & (FRAME_FRAGMENT | FRAME_LATER);
+		if (at)
+			frame->flags |= FRAME_OPTIONS;
+	}
+	frame->protocol = next;
+	frame->transport_at = ETH_HLEN + IPV6_BYTES + at;
+	return parse_transport(ip + IPV6_BYTES + at, end, payload - at, frame);
+}
+
+/*
+ * Parses the frame at `start`. ARP frames have ethertype, MACs and the room for
+ * ARP_BYTES checked, no more (neighbour.h). Source addresses are not judged:
+ * see source_valid().
+ */
+static __always_inline enum drop_reason parse_frame(const void *start, const void *end,
+						    __u32 available, struct frame *frame)
+{
+	/* The shortest frame of interest holds an IPv4 header: one check for all. */
+	if (available < ETH_HLEN + IPV4_BYTES || start + ETH_HLEN + IPV4_BYTES > end)
+		return DROP_inner_truncated;
+	available -= ETH_HLEN;
+	frame->destination_mac = load_mac(start);
+	frame->source_mac = load_mac(start + ETH_ALEN);
+	frame->ethertype = bpf_ntohs(LOAD16(start + 2 * ETH_ALEN));
+	frame->transport = 0;
+	if (frame->ethertype == ETH_P_IP)
+		return parse_ipv4(start + ETH_HLEN, end, available, frame);
+	if (frame->ethertype == ETH_P_IPV6) {
+		if (available < IPV6_BYTES || start + ETH_HLEN + IPV6_BYTES > end)
+			return DROP_inner_truncated;
+		return parse_ipv6(start + ETH_HLEN, end, available, frame);
+	}
+	if (frame->ethertype == ETH_P_ARP) {
+		if (available < ARP_BYTES || start + ETH_HLEN + ARP_BYTES > end)
+			return DROP_inner_truncated;
+		return DROP_none;
+	}
+	if (frame->ethertype == ETHERTYPE_VLAN || frame->ethertype == ETHERTYPE_QINQ)
+		return DROP_inner_vlan;
+	return DROP_inner_ethertype;
+}
+
+static __always_inline int ipv4_multicast(__u64 address)
+{
+	return (address & 0xf0000000) == 0xe0000000 || address == 0xffffffff;
+}
+
+static __always_inline int ipv6_multicast(__u64 high)
+{
+	return high >> 56 == 0xff;
+}
+
+static __always_inline int ipv6_link_local(__u64 high)
+{
+	return high >> 54 == 0xfe80 >> 6;
+}
+
+/* True if the frame is for more than one station, by its MAC or IP address. */
+static __always_inline int frame_multicast(const struct frame *frame)
+{
+	if (frame->destination_mac & MAC_GROUP_BIT)
+		return 1;
+	return frame->flags & FRAME_IPV6 ? ipv6_multicast(frame->destination[0])
+					 : ipv4_multicast(frame->destination[1]);
+}
+
+/* True if the IP source is one that a station can have: RFC 1122 3.2.1.3, RFC 4291 2.5. */
+static __always_inline int source_valid(const struct frame *frame)
+{
+	__u64 high = frame->source[0], low = frame->source[1];
+
+	if (frame->source_mac & MAC_GROUP_BIT || !frame->source_mac)
+		return 0;
+	if (frame->flags & FRAME_IPV6)
+		return !ipv6_multicast(high) && (high || low > 1);
+	return low >> 24 != 0 && low >> 24 != 127 && !ipv4_multicast(low);
+}
+
+/* One number a flow: addresses, protocol and ports; without ports if it is fragmented. */
+static __always_inline __u32 frame_hash(const struct frame *frame)
+{
+	__u64 rest = frame->protocol, hash;
+
+	if (!(frame->flags & FRAME_FRAGMENT) &&
+	    (frame->protocol == IPPROTO_TCP || frame->protocol == IPPROTO_UDP ||
+	     frame->protocol == IPPROTO_SCTP))
+		rest |= (__u64)frame->transport << 8;
+	if (!(frame->flags & FRAME_IPV6))
+		return exact_mix(frame->source[1] << 32 | frame->destination[1], rest);
+	hash = exact_mix(frame->source[0] ^ (frame->destination[0] << 7 | frame->destination[0] >> 57),
+			 rest);
+	return exact_mix(frame->source[1] ^ (frame->destination[1] << 9 | frame->destination[1] >> 55),
+			 hash);
+}
+
+#endif
