@@ -1,1 +1,54 @@
-//! sluice southbound
+//! The southbound interface: what the controller and its nodes share.
+//!
+//! Messages ([`proto`], generated from `api/southbound.proto`), their checked
+//! form ([`Update`] and its entries), certificates ([`CertificateAuthority`]),
+//! a node's side ([`enrol`], [`Identity`], [`connect`]) and the controller's
+//! ([`server`], [`server_builder`], [`EncodedUpdate`]).
+#![forbid(unsafe_code)]
+
+mod ca;
+mod client;
+mod encoded;
+mod entries;
+mod error;
+mod identity;
+mod node;
+mod transport;
+mod wire;
+
+/// Generated messages and the generated client.
+#[allow(missing_docs, clippy::all)]
+pub mod proto {
+    tonic::include_proto!("sluice.southbound.v1");
+}
+
+/// The generated server. Its updates are [`EncodedUpdate`]s.
+#[allow(missing_docs, clippy::all)]
+pub mod server {
+    include!(concat!(env!("OUT_DIR"), "/server/sluice.southbound.v1.rs"));
+    pub use southbound_server::{Southbound, SouthboundServer};
+}
+
+pub use ca::{CertificateAuthority, ServerCertificate};
+pub use client::{Connection, ReportSender, UpdateStream, connect, enrol};
+pub use encoded::EncodedUpdate;
+pub use entries::{Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
+pub use error::Error;
+pub use identity::{EnrolmentBundle, Identity};
+pub use node::{Node, NodeError};
+pub use transport::{server_builder, server_service};
+pub use wire::Malformed;
+
+/// Largest message to a node. A step that is larger travels in parts.
+pub const MAX_UPDATE_BYTES: usize = 8 << 20;
+
+/// Largest message from a node.
+pub const MAX_REPORT_BYTES: usize = 1 << 20;
+
+/// Most endpoints, ports or routes in one message: what keeps it well under
+/// [`MAX_UPDATE_BYTES`] (a port is at most about 350 bytes).
+pub const MAX_ENTRIES: usize = 16_384;
+
+/// Most failures that one acknowledgement names; the agent ends a longer list
+/// with a count.
+pub const MAX_FAILURES: usize = 64;

@@ -1,0 +1,118 @@
+//! A node's side of the interface.
+
+use crate::identity::prepare;
+use crate::proto::node_report::Report;
+use crate::proto::southbound_client::SouthboundClient;
+use crate::proto::{Ack, EnrolRequest, Heartbeat, Hello, NodeReport, NodeUpdate};
+use crate::{EnrolmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, transport};
+use rcgen::{CertificateParams, KeyPair};
+use std::path::Path;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Reports on their way to the controller: a node has few to send, and waits
+/// when the controller does not take them.
+const REPORTS: usize = 64;
+
+/// Trades the bundle's token for a certificate and stores it, with its key,
+/// which never leaves the node, in the state directory.
+///
+/// # Errors
+/// [`Error::Status`] with the controller's reason, [`Error::Connect`],
+/// [`Error::File`].
+pub async fn enrol(bundle: &EnrolmentBundle, state_dir: &Path) -> Result<Identity, Error> {
+    let node = bundle.node()?;
+    prepare(state_dir)?;
+    let failed = |source| Error::Certificate { action: "make a certificate request", source };
+    let key = KeyPair::generate().map_err(failed)?;
+    let request = CertificateParams::default().serialize_request(&key).map_err(failed)?;
+    let channel = transport::channel(&bundle.controller, &bundle.server_name, &bundle.ca_pem, None).await?;
+    let answer = SouthboundClient::new(channel)
+        .enrol(EnrolRequest { token: bundle.token.clone(), csr_pem: request.pem().map_err(failed)? })
+        .await?
+        .into_inner();
+    if answer.node_name != node.id() || answer.role() != node.proto_role() {
+        return Err(Error::OtherNode { given: answer.node_name, expected: node.id() });
+    }
+    let identity = Identity::new(bundle, node, answer.certificate_pem, key.serialize_pem());
+    identity.save(state_dir)?;
+    Ok(identity)
+}
+
+/// A node's open stream.
+pub struct Connection {
+    /// Up.
+    pub reports: ReportSender,
+    /// Down.
+    pub updates: UpdateStream,
+}
+
+/// Opens the node's stream. `controller` is usually `identity.controller`.
+///
+/// # Errors
+/// [`Error::Connect`], or [`Error::Status`] with the controller's reason.
+pub async fn connect(identity: &Identity, controller: &str, hello: Hello) -> Result<Connection, Error> {
+    let own = (identity.certificate_pem.as_str(), identity.key_pem.as_str());
+    let channel = transport::channel(controller, &identity.server_name, &identity.ca_pem, Some(own)).await?;
+    let (sender, receiver) = mpsc::channel(REPORTS);
+    let reports = ReportSender { sender };
+    reports.send(Report::Hello(hello)).await?;
+    let updates = SouthboundClient::new(channel)
+        .max_decoding_message_size(MAX_UPDATE_BYTES)
+        .max_encoding_message_size(MAX_REPORT_BYTES)
+        .watch(ReceiverStream::new(receiver))
+        .await?
+        .into_inner();
+    Ok(Connection { reports, updates: UpdateStream { updates } })
+}
+
+/// Sends what the node reports. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ReportSender {
+    sender: mpsc::Sender<NodeReport>,
+}
+
+impl ReportSender {
+    /// Everything up to `revision` is in the tables, but for `failures`, of
+    /// which the first [`MAX_FAILURES`] are sent, with a count of the rest.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn ack(&self, revision: u64, mut failures: Vec<String>) -> Result<(), Error> {
+        if failures.len() > MAX_FAILURES {
+            let rest = failures.len() - (MAX_FAILURES - 1);
+            failures.truncate(MAX_FAILURES - 1);
+            failures.push(format!("and {rest} more"));
+        }
+        self.send(Report::Ack(Ack { revision, failures })).await
+    }
+
+    /// The node lives.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<(), Error> {
+        self.send(Report::Heartbeat(heartbeat)).await
+    }
+
+    async fn send(&self, report: Report) -> Result<(), Error> {
+        self.sender.send(NodeReport { report: Some(report) }).await.map_err(|_| Error::Ended)
+    }
+}
+
+/// The controller's updates, in order.
+#[derive(Debug)]
+pub struct UpdateStream {
+    updates: tonic::Streaming<NodeUpdate>,
+}
+
+impl UpdateStream {
+    /// The next message; `None` when the controller ended the stream. Read it
+    /// with [`crate::Update::read`].
+    ///
+    /// # Errors
+    /// [`Error::Status`] when the stream broke or the controller refused.
+    pub async fn next(&mut self) -> Result<Option<NodeUpdate>, Error> {
+        Ok(self.updates.message().await?)
+    }
+}

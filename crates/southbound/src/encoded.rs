@@ -1,0 +1,78 @@
+use crate::proto::NodeUpdate;
+use bytes::{Buf, BufMut, Bytes};
+use prost::encoding::{DecodeContext, WireType, skip_field};
+use prost::{DecodeError, Message};
+
+/// A [`NodeUpdate`] in its wire form. The entries are encoded once and shared
+/// by all nodes that are told the same; only the head differs. (Encoded
+/// messages put one behind the other are the encoding of their union.)
+#[derive(Clone, Debug, Default)]
+pub struct EncodedUpdate {
+    head: Bytes,
+    entries: Bytes,
+}
+
+impl EncodedUpdate {
+    /// `entries` must be what [`Self::encode_entries`] made.
+    pub fn new(revision: u64, database_id: u64, snapshot: bool, entries: Bytes) -> Self {
+        let head = NodeUpdate { revision, database_id, snapshot, ..NodeUpdate::default() };
+        Self { head: head.encode_to_vec().into(), entries }
+    }
+
+    /// The shared part: a message without revision, database and snapshot flag.
+    pub fn encode_entries(update: &NodeUpdate) -> Bytes {
+        debug_assert!(update.revision == 0 && update.database_id == 0 && !update.snapshot);
+        update.encode_to_vec().into()
+    }
+
+    /// Bytes on the wire.
+    pub fn byte_len(&self) -> usize {
+        self.head.len() + self.entries.len()
+    }
+}
+
+impl Message for EncodedUpdate {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        buf.put_slice(&self.head);
+        buf.put_slice(&self.entries);
+    }
+
+    // The controller never receives updates; prost asks for this all the same.
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        context: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        skip_field(wire_type, tag, buf, context)
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.byte_len()
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{EndpointBatch, Vtep};
+
+    #[test]
+    fn head_and_entries_decode_as_one_message() {
+        let entries = NodeUpdate {
+            vteps: vec![Vtep { address: Some("192.0.2.1".parse::<std::net::IpAddr>().unwrap().into()) }],
+            endpoints: Some(EndpointBatch { endpoints: vec![Default::default(); 3] }),
+            ..Default::default()
+        };
+        let encoded = EncodedUpdate::new(7, 9, true, EncodedUpdate::encode_entries(&entries));
+        let bytes = encoded.encode_to_vec();
+        assert_eq!(bytes.len(), encoded.byte_len());
+        let decoded = NodeUpdate::decode(bytes.as_slice()).unwrap();
+        assert_eq!(decoded, NodeUpdate { revision: 7, database_id: 9, snapshot: true, ..entries });
+    }
+}

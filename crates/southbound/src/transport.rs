@@ -1,0 +1,75 @@
+//! What both ends of a connection agree on: TLS, keepalives, windows, sizes.
+
+use crate::server::{Southbound, SouthboundServer};
+use crate::{CertificateAuthority, Error, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, ServerCertificate};
+use std::time::Duration;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
+
+/// A peer that is silent this long is asked whether it lives.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// And has this long to answer; more than a slow machine's hiccup.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(4);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// A connection that does not finish its handshake costs the server this long.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Room for a few messages on their way: one stream needs no more.
+const WINDOW_BYTES: u32 = 4 << 20;
+
+/// The controller's listener: client certificates are verified if shown, since
+/// a node that enrols has none yet; `Watch` demands one.
+///
+/// # Errors
+/// [`Error::Connect`] when the certificate cannot be used.
+pub fn server_builder(ca: &CertificateAuthority, own: &ServerCertificate) -> Result<Server, Error> {
+    let tls = ServerTlsConfig::new()
+        .identity(Identity::from_pem(&own.certificate_pem, &own.key_pem))
+        .client_ca_root(Certificate::from_pem(ca.certificate_pem()))
+        .client_auth_optional(true)
+        .timeout(HANDSHAKE_TIMEOUT);
+    let server = Server::builder()
+        .tls_config(tls)
+        .map_err(|source| Error::Connect { controller: "own listener".to_owned(), source })?;
+    Ok(server
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(Some(8))
+        .tcp_nodelay(true))
+}
+
+/// The service with the interface's message sizes.
+pub fn server_service<S: Southbound>(service: S) -> SouthboundServer<S> {
+    SouthboundServer::new(service)
+        .max_decoding_message_size(MAX_REPORT_BYTES)
+        .max_encoding_message_size(MAX_UPDATE_BYTES)
+}
+
+/// A connection to the controller; `identity` is a PEM certificate and key.
+pub(crate) async fn channel(
+    controller: &str,
+    server_name: &str,
+    ca_pem: &str,
+    identity: Option<(&str, &str)>,
+) -> Result<Channel, Error> {
+    let failed = |source| Error::Connect { controller: controller.to_owned(), source };
+    let mut tls = ClientTlsConfig::new()
+        .domain_name(server_name)
+        .ca_certificate(Certificate::from_pem(ca_pem))
+        .timeout(HANDSHAKE_TIMEOUT);
+    if let Some((certificate, key)) = identity {
+        tls = tls.identity(Identity::from_pem(certificate, key));
+    }
+    Endpoint::from_shared(format!("https://{controller}"))
+        .map_err(|_| Error::Address(controller.to_owned()))?
+        .tls_config(tls)
+        .map_err(failed)?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .tcp_nodelay(true)
+        .connect()
+        .await
+        .map_err(failed)
+}

@@ -1,0 +1,427 @@
+//! Entries to messages, and messages to entries. A message that makes no sense
+//! costs its own entry only: the rest of an update is applied, and what was
+//! left out is reported.
+
+use crate::entries::{Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
+use crate::proto::{self, address::Family};
+use sluice_types::{
+    InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, VniError, ipv6_from_halves, ipv6_halves, is_unicast,
+};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An entry of a message that cannot be used, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// No address where one belongs.
+    #[error("{0} has no address")]
+    NoAddress(&'static str),
+    /// Multicast, loopback, unspecified or the like.
+    #[error("{1} of a {0} is no unicast address")]
+    NotUnicast(&'static str, IpAddr),
+    /// More than 48 bits, zero or a group address.
+    #[error("{1:#x} of a {0} is no unicast MAC address")]
+    Mac(&'static str, u64),
+    /// Not 1..=16777215.
+    #[error(transparent)]
+    Vni(#[from] VniError),
+    /// Too long, or bits set behind the length.
+    #[error("{0}/{1} is no prefix")]
+    Prefix(IpAddr, u32),
+    /// Outside 1280..=65535.
+    #[error("MTU {0} is not between 1280 and 65535")]
+    Mtu(u32),
+    /// A scope this version does not know.
+    #[error("route scope {0} is unknown")]
+    Scope(i32),
+    /// 0, or more than 63 bits.
+    #[error("{0} is no {1} id")]
+    Id(u64, &'static str),
+    /// A group's vIPs are of both families.
+    #[error("group {0} mixes address families")]
+    MixedGroup(u32),
+}
+
+type Result<T> = std::result::Result<T, Malformed>;
+
+impl From<IpAddr> for proto::Address {
+    fn from(address: IpAddr) -> Self {
+        let family = match address {
+            IpAddr::V4(v4) => Family::Ipv4(v4.into()),
+            IpAddr::V6(v6) => Family::Ipv6(v6.into()),
+        };
+        Self { family: Some(family) }
+    }
+}
+
+impl From<Ipv6Addr> for proto::Ipv6 {
+    fn from(address: Ipv6Addr) -> Self {
+        let (high, low) = ipv6_halves(address);
+        Self { high, low }
+    }
+}
+
+impl From<proto::Ipv6> for Ipv6Addr {
+    fn from(address: proto::Ipv6) -> Self {
+        ipv6_from_halves(address.high, address.low)
+    }
+}
+
+impl proto::Address {
+    /// The address, of whichever family; `what` is for the error.
+    ///
+    /// # Errors
+    /// [`Malformed::NoAddress`].
+    pub fn read(&self, what: &'static str) -> Result<IpAddr> {
+        match &self.family {
+            Some(Family::Ipv4(v4)) => Ok(Ipv4Addr::from(*v4).into()),
+            Some(Family::Ipv6(v6)) => Ok(Ipv6Addr::from(*v6).into()),
+            None => Err(Malformed::NoAddress(what)),
+        }
+    }
+}
+
+fn address(message: Option<proto::Address>, what: &'static str) -> Result<IpAddr> {
+    message.as_ref().ok_or(Malformed::NoAddress(what))?.read(what)
+}
+
+fn unicast(what: &'static str, address: IpAddr) -> Result<IpAddr> {
+    if is_unicast(address) { Ok(address) } else { Err(Malformed::NotUnicast(what, address)) }
+}
+
+/// 0 stands for none.
+fn ipv4(what: &'static str, value: u32) -> Result<Option<Ipv4Addr>> {
+    let address = Ipv4Addr::from(value);
+    if value != 0 {
+        unicast(what, address.into())?;
+    }
+    Ok((value != 0).then_some(address))
+}
+
+/// Two zeros stand for none.
+fn ipv6(what: &'static str, high: u64, low: u64) -> Result<Option<Ipv6Addr>> {
+    let address = ipv6_from_halves(high, low);
+    if high == 0 && low == 0 {
+        return Ok(None);
+    }
+    unicast(what, address.into())?;
+    Ok(Some(address))
+}
+
+fn either(what: &'static str, v4: u32, high: u64, low: u64) -> Result<(Option<Ipv4Addr>, Option<Ipv6Addr>)> {
+    let both = (ipv4(what, v4)?, ipv6(what, high, low)?);
+    if both == (None, None) { Err(Malformed::NoAddress(what)) } else { Ok(both) }
+}
+
+fn mac(what: &'static str, value: u64) -> Result<MacAddr> {
+    let mac = MacAddr::from_u64(value);
+    if value >> 48 != 0 || !mac.is_unicast() {
+        return Err(Malformed::Mac(what, value));
+    }
+    Ok(mac)
+}
+
+fn mtu(value: u32) -> Result<u16> {
+    u16::try_from(value).ok().filter(|mtu| *mtu >= 1280).ok_or(Malformed::Mtu(value))
+}
+
+fn halves(address: Option<Ipv6Addr>) -> (u64, u64) {
+    address.map_or((0, 0), ipv6_halves)
+}
+
+impl From<Vip> for proto::Vip {
+    fn from(vip: Vip) -> Self {
+        Self { address: Some(vip.address.into()), mac: vip.mac.to_u64(), owned: vip.owned }
+    }
+}
+
+impl TryFrom<proto::Vip> for Vip {
+    type Error = Malformed;
+    fn try_from(vip: proto::Vip) -> Result<Self> {
+        let address = unicast("vIP", address(vip.address, "vIP")?)?;
+        Ok(Self { address, mac: mac("vIP", vip.mac)?, owned: vip.owned })
+    }
+}
+
+impl From<Group> for proto::Group {
+    fn from(group: Group) -> Self {
+        Self { id: group.id, vips: group.vips.into_iter().map(Into::into).collect() }
+    }
+}
+
+impl TryFrom<proto::Group> for Group {
+    type Error = Malformed;
+    fn try_from(group: proto::Group) -> Result<Self> {
+        if group.id == 0 {
+            return Err(Malformed::Id(0, "group"));
+        }
+        let vips = group
+            .vips
+            .iter()
+            .map(|vip| unicast("group", vip.read("group")?))
+            .collect::<Result<Vec<IpAddr>>>()?;
+        if vips.iter().any(|vip| vip.is_ipv4() != vips[0].is_ipv4()) {
+            return Err(Malformed::MixedGroup(group.id));
+        }
+        Ok(Self { id: group.id, vips })
+    }
+}
+
+impl From<Vrf> for proto::Vrf {
+    fn from(vrf: Vrf) -> Self {
+        Self {
+            vni: vrf.vni.get(),
+            mtu: vrf.mtu.into(),
+            router4: vrf.router4.map_or(0, Into::into),
+            router6: vrf.router6.map(Into::into),
+            group: vrf.group.unwrap_or(0),
+        }
+    }
+}
+
+impl TryFrom<proto::Vrf> for Vrf {
+    type Error = Malformed;
+    fn try_from(vrf: proto::Vrf) -> Result<Self> {
+        let router6 = vrf.router6.unwrap_or_default();
+        Ok(Self {
+            vni: Vni::new(vrf.vni)?,
+            mtu: mtu(vrf.mtu)?,
+            router4: ipv4("VRF", vrf.router4)?,
+            router6: ipv6("VRF", router6.high, router6.low)?,
+            group: (vrf.group != 0).then_some(vrf.group),
+        })
+    }
+}
+
+impl From<Endpoint> for proto::Endpoint {
+    fn from(endpoint: Endpoint) -> Self {
+        let (ipv6_high, ipv6_low) = halves(endpoint.ipv6);
+        let (host_ipv4, (host_ipv6_high, host_ipv6_low)) = match endpoint.host {
+            IpAddr::V4(v4) => (v4.into(), (0, 0)),
+            IpAddr::V6(v6) => (0, ipv6_halves(v6)),
+        };
+        Self {
+            vni: endpoint.vni.get(),
+            ipv4: endpoint.ipv4.map_or(0, Into::into),
+            ipv6_high,
+            ipv6_low,
+            mac: endpoint.mac.to_u64(),
+            host_ipv4,
+            host_ipv6_high,
+            host_ipv6_low,
+        }
+    }
+}
+
+impl TryFrom<proto::Endpoint> for Endpoint {
+    type Error = Malformed;
+    fn try_from(message: proto::Endpoint) -> Result<Self> {
+        let (ipv4, ipv6) = either("endpoint", message.ipv4, message.ipv6_high, message.ipv6_low)?;
+        let host =
+            either("endpoint's host", message.host_ipv4, message.host_ipv6_high, message.host_ipv6_low)?;
+        let host = match host {
+            (Some(v4), _) => IpAddr::V4(v4),
+            (None, Some(v6)) => IpAddr::V6(v6),
+            (None, None) => return Err(Malformed::NoAddress("endpoint's host")),
+        };
+        Ok(Self { vni: Vni::new(message.vni)?, ipv4, ipv6, mac: mac("endpoint", message.mac)?, host })
+    }
+}
+
+impl From<EndpointKey> for proto::EndpointKey {
+    fn from(key: EndpointKey) -> Self {
+        let (ipv6_high, ipv6_low) = halves(key.ipv6);
+        Self { vni: key.vni.get(), ipv4: key.ipv4.map_or(0, Into::into), ipv6_high, ipv6_low }
+    }
+}
+
+impl TryFrom<proto::EndpointKey> for EndpointKey {
+    type Error = Malformed;
+    fn try_from(key: proto::EndpointKey) -> Result<Self> {
+        let (ipv4, ipv6) = either("endpoint", key.ipv4, key.ipv6_high, key.ipv6_low)?;
+        Ok(Self { vni: Vni::new(key.vni)?, ipv4, ipv6 })
+    }
+}
+
+impl From<RouteKey> for proto::RouteKey {
+    fn from(key: RouteKey) -> Self {
+        Self {
+            vni: key.vni.get(),
+            prefix: Some(key.prefix.network().into()),
+            length: key.prefix.prefix_len().into(),
+        }
+    }
+}
+
+impl TryFrom<proto::RouteKey> for RouteKey {
+    type Error = Malformed;
+    fn try_from(key: proto::RouteKey) -> Result<Self> {
+        let address = address(key.prefix, "route")?;
+        let bad = || Malformed::Prefix(address, key.length);
+        let length = u8::try_from(key.length).map_err(|_| bad())?;
+        let prefix = IpNet::new(address, length).map_err(|_| bad())?;
+        if prefix.trunc() != prefix {
+            return Err(bad());
+        }
+        Ok(Self { vni: Vni::new(key.vni)?, prefix })
+    }
+}
+
+impl From<Route> for proto::Route {
+    fn from(route: Route) -> Self {
+        let (scope, peer_vni) = match route.scope {
+            Scope::Local => (proto::Scope::Local, 0),
+            Scope::Peer(vni) => (proto::Scope::Peer, vni.get()),
+            Scope::Drop => (proto::Scope::Drop, 0),
+        };
+        Self { key: Some(route.key.into()), scope: scope.into(), peer_vni }
+    }
+}
+
+impl TryFrom<proto::Route> for Route {
+    type Error = Malformed;
+    fn try_from(route: proto::Route) -> Result<Self> {
+        let scope = match proto::Scope::try_from(route.scope) {
+            Ok(proto::Scope::Local) => Scope::Local,
+            Ok(proto::Scope::Peer) => Scope::Peer(Vni::new(route.peer_vni)?),
+            Ok(proto::Scope::Drop) => Scope::Drop,
+            Ok(proto::Scope::Unspecified) | Err(_) => return Err(Malformed::Scope(route.scope)),
+        };
+        Ok(Self { key: route.key.ok_or(Malformed::NoAddress("route"))?.try_into()?, scope })
+    }
+}
+
+impl From<Port> for proto::Port {
+    fn from(port: Port) -> Self {
+        Self {
+            instance: port.instance.get(),
+            name: port.name,
+            vni: port.vni.get(),
+            mac: port.mac.to_u64(),
+            ipv4: port.ipv4.map_or(0, |net| net.addr().into()),
+            ipv4_length: port.ipv4.map_or(0, |net| net.prefix_len().into()),
+            router4: port.router4.map_or(0, Into::into),
+            ipv6: port.ipv6.map(|net| net.addr().into()),
+            ipv6_length: port.ipv6.map_or(0, |net| net.prefix_len().into()),
+            mtu: port.mtu.into(),
+            dns4: port.dns4.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl TryFrom<proto::Port> for Port {
+    type Error = Malformed;
+    fn try_from(port: proto::Port) -> Result<Self> {
+        let v6 = port.ipv6.unwrap_or_default();
+        let (v4, v6) = either("port", port.ipv4, v6.high, v6.low)?;
+        let length = |address: IpAddr, length: u32| {
+            u8::try_from(length).map_err(|_| Malformed::Prefix(address, length))
+        };
+        let v4_net = |address: Ipv4Addr| {
+            let bad = |_| Malformed::Prefix(address.into(), port.ipv4_length);
+            Ipv4Net::new(address, length(address.into(), port.ipv4_length)?).map_err(bad)
+        };
+        let v6_net = |address: Ipv6Addr| {
+            let bad = |_| Malformed::Prefix(address.into(), port.ipv6_length);
+            Ipv6Net::new(address, length(address.into(), port.ipv6_length)?).map_err(bad)
+        };
+        Ok(Self {
+            instance: instance_id(port.instance)?,
+            vni: Vni::new(port.vni)?,
+            mac: mac("port", port.mac)?,
+            ipv4: v4.map(v4_net).transpose()?,
+            router4: ipv4("port's router", port.router4)?,
+            ipv6: v6.map(v6_net).transpose()?,
+            mtu: mtu(port.mtu)?,
+            dns4: port.dns4.into_iter().map(Into::into).collect(),
+            name: port.name,
+        })
+    }
+}
+
+fn instance_id(id: u64) -> Result<InstanceId> {
+    if id == 0 || i64::try_from(id).is_err() {
+        return Err(Malformed::Id(id, "instance"));
+    }
+    Ok(InstanceId::new(id))
+}
+
+/// Converts what can be, and notes what cannot.
+fn read_all<M, T>(
+    messages: Vec<M>,
+    bad: &mut Vec<Malformed>,
+    mut read: impl FnMut(M) -> Result<T>,
+) -> Vec<T> {
+    let mut good = Vec::with_capacity(messages.len());
+    for message in messages {
+        match read(message) {
+            Ok(entry) => good.push(entry),
+            Err(error) => bad.push(error),
+        }
+    }
+    good
+}
+
+impl Update {
+    /// Reads a message: the entries that make sense, and what was wrong with
+    /// the others.
+    pub fn read(message: proto::NodeUpdate) -> (Self, Vec<Malformed>) {
+        let mut bad = Vec::new();
+        let b = &mut bad;
+        let endpoints = message.endpoints.unwrap_or_default().endpoints;
+        let group_id = |id| if id == 0 { Err(Malformed::Id(0, "group")) } else { Ok(id) };
+        let update = Self {
+            revision: message.revision,
+            database_id: message.database_id,
+            snapshot: message.snapshot,
+            vteps: read_all(message.vteps, b, |vtep| unicast("VTEP", address(vtep.address, "VTEP")?)),
+            vips: read_all(message.vips, b, TryInto::try_into),
+            groups: read_all(message.groups, b, TryInto::try_into),
+            vrfs: read_all(message.vrfs, b, TryInto::try_into),
+            endpoints: read_all(endpoints, b, TryInto::try_into),
+            routes: read_all(message.routes, b, TryInto::try_into),
+            ports: read_all(message.ports, b, TryInto::try_into),
+            removed_vteps: read_all(message.removed_vteps, b, |address| address.read("VTEP")),
+            removed_vips: read_all(message.removed_vips, b, |address| address.read("vIP")),
+            removed_groups: read_all(message.removed_groups, b, group_id),
+            removed_vnis: read_all(message.removed_vnis, b, |vni| Ok(Vni::new(vni)?)),
+            removed_endpoints: read_all(message.removed_endpoints, b, TryInto::try_into),
+            removed_routes: read_all(message.removed_routes, b, TryInto::try_into),
+            removed_ports: read_all(message.removed_ports, b, instance_id),
+        };
+        (update, bad)
+    }
+}
+
+impl From<Update> for proto::NodeUpdate {
+    fn from(update: Update) -> Self {
+        fn all<T: Into<M>, M>(entries: Vec<T>) -> Vec<M> {
+            entries.into_iter().map(Into::into).collect()
+        }
+        let vtep = |address: IpAddr| proto::Vtep { address: Some(address.into()) };
+        let endpoints =
+            (!update.endpoints.is_empty()).then(|| proto::EndpointBatch { endpoints: all(update.endpoints) });
+        Self {
+            revision: update.revision,
+            database_id: update.database_id,
+            snapshot: update.snapshot,
+            vteps: update.vteps.into_iter().map(vtep).collect(),
+            vips: all(update.vips),
+            groups: all(update.groups),
+            vrfs: all(update.vrfs),
+            endpoints,
+            routes: all(update.routes),
+            ports: all(update.ports),
+            removed_vteps: all(update.removed_vteps),
+            removed_vips: all(update.removed_vips),
+            removed_groups: update.removed_groups,
+            removed_vnis: all(update.removed_vnis),
+            removed_endpoints: all(update.removed_endpoints),
+            removed_routes: all(update.removed_routes),
+            removed_ports: update.removed_ports.into_iter().map(InstanceId::get).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+mod tests;

@@ -1,0 +1,132 @@
+use super::*;
+
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+fn full_update() -> Update {
+    let key = |prefix: &str| RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() };
+    let endpoint = Endpoint {
+        vni: vni(5),
+        ipv4: Some("10.0.0.2".parse().unwrap()),
+        ipv6: Some("2001:db8::2".parse().unwrap()),
+        mac: MacAddr::local(2),
+        host: "fd00::7".parse().unwrap(),
+    };
+    let only4 = Endpoint { ipv6: None, host: "192.0.2.7".parse().unwrap(), ..endpoint };
+    Update {
+        revision: 9,
+        database_id: 3,
+        snapshot: true,
+        vteps: vec!["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+        vips: vec![Vip { address: "192.0.2.9".parse().unwrap(), mac: MacAddr::local(9), owned: true }],
+        groups: vec![Group { id: 1, vips: vec!["fd00::9".parse().unwrap(), "fd00::a".parse().unwrap()] }],
+        vrfs: vec![
+            Vrf {
+                vni: vni(5),
+                mtu: 1430,
+                router4: Some("10.0.0.1".parse().unwrap()),
+                router6: Some("2001:db8::1".parse().unwrap()),
+                group: Some(1),
+            },
+            Vrf { vni: Vni::new(Vni::MAX).unwrap(), mtu: 1280, router4: None, router6: None, group: None },
+        ],
+        endpoints: vec![endpoint, only4],
+        routes: vec![
+            Route { key: key("10.0.0.0/24"), scope: Scope::Local },
+            Route { key: key("2001:db8:1::/48"), scope: Scope::Peer(vni(6)) },
+            Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
+        ],
+        ports: vec![Port {
+            instance: InstanceId::new(4),
+            name: "v/i".into(),
+            vni: vni(5),
+            mac: MacAddr::local(2),
+            ipv4: Some("10.0.0.2/24".parse().unwrap()),
+            router4: Some("10.0.0.1".parse().unwrap()),
+            ipv6: Some("2001:db8::2/64".parse().unwrap()),
+            mtu: 1430,
+            dns4: vec!["192.0.2.53".parse().unwrap()],
+        }],
+        removed_vteps: vec!["fd00::2".parse().unwrap()],
+        removed_vips: vec!["192.0.2.10".parse().unwrap()],
+        removed_groups: vec![2],
+        removed_vnis: vec![vni(7)],
+        removed_endpoints: vec![only4.key()],
+        removed_routes: vec![key("::/0")],
+        removed_ports: vec![InstanceId::new(8)],
+    }
+}
+
+#[test]
+fn entries_survive_the_way_there_and_back() {
+    let update = full_update();
+    assert!(!update.is_empty());
+    let (read, bad) = Update::read(update.clone().into());
+    assert_eq!(bad, []);
+    assert_eq!(read, update);
+}
+
+#[test]
+fn one_bad_entry_does_not_take_the_others_along() {
+    let mut message: proto::NodeUpdate = full_update().into();
+    let endpoints = &mut message.endpoints.as_mut().unwrap().endpoints;
+    endpoints[0].mac = 1 << 48;
+    message.vteps[0].address = None;
+    message.routes[2].scope = 77;
+    let (read, bad) = Update::read(message);
+    assert_eq!(
+        bad,
+        [Malformed::NoAddress("VTEP"), Malformed::Mac("endpoint", 1 << 48), Malformed::Scope(77)]
+    );
+    assert_eq!((read.vteps.len(), read.endpoints.len(), read.routes.len()), (1, 1, 2));
+    assert_eq!(read.revision, 9);
+}
+
+#[test]
+fn every_kind_of_nonsense_is_named() {
+    let good: proto::NodeUpdate = full_update().into();
+    let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
+        |m| m.vteps[0].address = Some(proto::Address { family: None }),
+        |m| m.vteps[0].address = Some(IpAddr::from([224, 0, 0, 1]).into()),
+        |m| m.vips[0].mac = 0x0100_0000_0000,
+        |m| m.vips[0].mac = 0,
+        |m| m.groups[0].id = 0,
+        |m| m.groups[0].vips[0] = IpAddr::from([192, 0, 2, 1]).into(),
+        |m| m.vrfs[0].vni = 0,
+        |m| m.vrfs[0].vni = 1 << 24,
+        |m| m.vrfs[0].mtu = 1279,
+        |m| m.vrfs[0].mtu = 65_536,
+        |m| m.vrfs[0].router4 = u32::MAX,
+        |m| {
+            let endpoint = &mut m.endpoints.as_mut().unwrap().endpoints[1];
+            endpoint.ipv4 = 0;
+        },
+        |m| {
+            let endpoint = &mut m.endpoints.as_mut().unwrap().endpoints[1];
+            endpoint.host_ipv4 = 0;
+        },
+        |m| m.routes[0].key = None,
+        |m| m.routes[0].key.as_mut().unwrap().length = 33,
+        |m| m.routes[0].key.as_mut().unwrap().length = 280,
+        |m| m.routes[0].key.as_mut().unwrap().length = 6,
+        |m| m.routes[1].peer_vni = 0,
+        |m| m.routes[1].scope = 0,
+        |m| m.ports[0].instance = 0,
+        |m| m.ports[0].ipv4_length = 33,
+        |m| m.ports[0].ipv6_length = 129,
+        |m| m.removed_groups[0] = 0,
+        |m| m.removed_vnis[0] = 0,
+        |m| m.removed_ports[0] = u64::MAX,
+        |m| m.removed_endpoints[0].ipv4 = 0,
+        |m| m.removed_routes[0].prefix = None,
+        |m| m.removed_vips[0].family = None,
+    ];
+    for (index, damage) in damage.into_iter().enumerate() {
+        let mut message = good.clone();
+        damage(&mut message);
+        let (_, bad) = Update::read(message);
+        assert_eq!(bad.len(), 1, "damage {index}: {bad:?}");
+        assert!(!bad[0].to_string().is_empty());
+    }
+}
