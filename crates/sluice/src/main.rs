@@ -1,1 +1,82 @@
-fn main() {}
+//! `sluice`: every role of a Sluice site, and the operator's command line.
+#![forbid(unsafe_code)]
+
+mod api;
+mod apply;
+mod failure;
+mod log;
+mod nouns;
+mod output;
+mod port;
+mod verbs;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use failure::Failure;
+use std::process::ExitCode;
+
+const EXIT_CODES: &str = "Exit codes:
+  0  done
+  1  refused by the API
+  2  wrong usage, or a file that cannot be used
+  3  the API or the agent cannot be reached
+  4  not found
+  5  not programmed in time
+  6  a role ended with an error";
+
+/// A cloud network: VPCs for tenants, and the gateways that connect them.
+#[derive(Parser)]
+#[command(name = "sluice", version, after_help = EXIT_CODES, propagate_version = true)]
+struct Cli {
+    #[command(flatten)]
+    log: log::LogArgs,
+    #[command(flatten)]
+    api: api::ApiArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Ports of this host: what a CNI plugin or a libvirt hook calls
+    #[command(subcommand, next_help_heading = "On a node")]
+    Port(port::PortCommand),
+    /// Create what a file describes and is not there yet
+    Apply(apply::ApplyArgs),
+    #[command(flatten)]
+    Noun(nouns::Noun),
+    /// Print the completion script of a shell
+    Completion {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the API's description (OpenAPI 3.1)
+    Openapi,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    cli.log.start()?;
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|source| Failure::File { what: "cannot start threads".to_owned(), source })?;
+    match cli.command {
+        Command::Port(command) => runtime.block_on(port::run(command, &cli.api)),
+        Command::Apply(args) => runtime.block_on(apply::run(args, &cli.api)),
+        Command::Noun(noun) => runtime.block_on(noun.run(&cli.api)),
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut script);
+            output::print(&String::from_utf8_lossy(&script))
+        }
+        Command::Openapi => runtime.block_on(async {
+            let document = cli.api.client()?.openapi().await?;
+            output::print(&format!("{document:#}\n"))
+        }),
+    }
+}

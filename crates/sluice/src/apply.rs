@@ -1,0 +1,136 @@
+//! `sluice apply -f cloud.yaml`.
+
+use crate::api::ApiArgs;
+use crate::failure::Failure;
+use crate::output::{self, Format};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use sluice_client::{Client, CloudFile, Event, Gateway, Host, Instance, Options, Tally, Vpc};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What to apply and how.
+#[derive(Args)]
+pub struct ApplyArgs {
+    /// Description of the cloud (YAML); `docs/guide/cloud-file.md` says its form
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Only say what would be created, and what is there with other content
+    #[arg(long)]
+    dry_run: bool,
+    /// Wait until every node has everything, at most so many seconds
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "60")]
+    wait: Option<u64>,
+}
+
+/// Applies, showing progress on a terminal.
+pub async fn run(args: ApplyArgs, api: &ApiArgs) -> Result<(), Failure> {
+    let cloud = CloudFile::read(&args.file)
+        .map_err(|source| Failure::Cloud { path: args.file.clone(), source: Box::new(source) })?;
+    let client = api.client()?;
+    let bar = ProgressBar::new(cloud.len() as u64);
+    bar.set_style(
+        ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} objects, {per_sec}, {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    let lines = api.output == Format::Table;
+    let mut printed = Ok(());
+    let mut on_event = |event: Event| {
+        bar.set_message(format!("{} {}", event.kind, event.name));
+        bar.set_position(event.done);
+        if lines {
+            let line = line(&event, args.dry_run);
+            let wrote = bar.suspend(|| output::print(&line));
+            printed = std::mem::replace(&mut printed, Ok(())).and(wrote);
+        }
+    };
+    let applied =
+        sluice_client::apply(&client, &cloud, Options { dry_run: args.dry_run }, &mut on_event).await;
+    bar.finish_and_clear();
+    printed?;
+    let report = applied?;
+    let total = report.total();
+    if lines {
+        output::print(&summary(total, args.dry_run))?;
+    } else {
+        let kinds: serde_json::Map<_, _> =
+            report.kinds.iter().map(|(kind, tally)| ((*kind).to_owned(), tally_json(*tally))).collect();
+        output::one(
+            api.output,
+            &json!({"dry_run": args.dry_run, "total": tally_json(total), "kinds": kinds}),
+        )?;
+    }
+    if total.differing > 0 {
+        return Err(Failure::Differing(total.differing));
+    }
+    match args.wait {
+        Some(seconds) if !args.dry_run => wait(&client, &cloud, Duration::from_secs(seconds)).await,
+        _ => Ok(()),
+    }
+}
+
+fn tally_json(tally: Tally) -> serde_json::Value {
+    json!({"created": tally.created, "unchanged": tally.unchanged, "differing": tally.differing})
+}
+
+fn line(event: &Event, dry_run: bool) -> String {
+    let Event { kind, name, tally, difference, .. } = event;
+    let made = if dry_run { "would create" } else { "created" };
+    if let Some(difference) = difference {
+        return format!("differs      {kind} {name}: {difference}\n");
+    }
+    match (tally.created, tally.unchanged) {
+        (1, 0) => format!("{made:<12} {kind} {name}\n"),
+        (0, 1) => format!("unchanged    {kind} {name}\n"),
+        (created, unchanged) => {
+            format!("{made:<12} {created} and left {unchanged} {kind}s of VPC {name} unchanged\n")
+        }
+    }
+}
+
+fn summary(total: Tally, dry_run: bool) -> String {
+    let made = if dry_run { "to create" } else { "created" };
+    let mut text = format!("{} {made}, {} unchanged", total.created, total.unchanged);
+    if total.differing > 0 {
+        text.push_str(&format!(", {} differing", total.differing));
+    }
+    text + "\n"
+}
+
+async fn wait(client: &Client, cloud: &CloudFile, timeout: Duration) -> Result<(), Failure> {
+    let spinner = ProgressBar::new_spinner();
+    spinner.set_message("waiting for the nodes");
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    client.wait_all_programmed::<Gateway>(&[], timeout).await?;
+    client.wait_all_programmed::<Host>(&[], timeout).await?;
+    for it in &cloud.vpcs {
+        let vpc = crate::api::vpc(client, &format!("{}/{}", it.tenant, it.name)).await?;
+        let id = vpc.id.to_string();
+        client.wait_programmed::<Vpc>(vpc.id, timeout).await?;
+        client.wait_all_programmed::<Instance>(&[("vpc", &id)], timeout).await?;
+    }
+    spinner.finish_and_clear();
+    output::print("programmed\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(created: u64, unchanged: u64) -> Event {
+        let tally = Tally { created, unchanged, differing: 0 };
+        Event { kind: "instance", name: "web".to_owned(), tally, difference: None, done: 1, total: 9 }
+    }
+
+    #[test]
+    fn lines_say_what_happened() {
+        assert_eq!(line(&event(1, 0), false), "created      instance web\n");
+        assert_eq!(line(&event(0, 1), true), "unchanged    instance web\n");
+        assert_eq!(line(&event(10, 2), true), "would create 10 and left 2 instances of VPC web unchanged\n");
+        assert_eq!(
+            summary(Tally { created: 3, unchanged: 4, differing: 1 }, true),
+            "3 to create, 4 unchanged, 1 differing\n"
+        );
+    }
+}

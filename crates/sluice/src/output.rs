@@ -1,0 +1,142 @@
+//! Printing: tables for people, JSON and YAML for programs.
+
+use crate::failure::Failure;
+use clap::ValueEnum;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::io::Write;
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Columns
+    Table,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is no error.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::File { what: "cannot write to standard output".to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a list of objects; `columns` are the fields that a table shows.
+pub fn list<T: Serialize>(format: Format, columns: &[&str], objects: &[T]) -> Result<(), Failure> {
+    match format {
+        Format::Table => {
+            let rows = objects.iter().map(|object| fields(object)).collect::<Vec<_>>();
+            print(&table(columns, &rows))
+        }
+        _ => whole(format, &objects),
+    }
+}
+
+/// Prints one object: in a table, a line a field.
+pub fn one<T: Serialize>(format: Format, object: &T) -> Result<(), Failure> {
+    if format != Format::Table {
+        return whole(format, object);
+    }
+    let mut lines = bare_table();
+    for (field, value) in fields(object) {
+        lines.add_row([field.to_uppercase(), cell(Some(&value))]);
+    }
+    print(&trimmed(&lines))
+}
+
+fn whole<T: Serialize>(format: Format, value: &T) -> Result<(), Failure> {
+    let unprintable = |error: &dyn std::fmt::Display| Failure::Usage(format!("cannot print: {error}"));
+    let text = match format {
+        Format::Yaml => serde_saphyr::to_string(value).map_err(|error| unprintable(&error))?,
+        _ => serde_json::to_string_pretty(value).map_err(|error| unprintable(&error))?,
+    };
+    print(&(text.trim_end().to_owned() + "\n"))
+}
+
+fn fields<T: Serialize>(object: &T) -> Map<String, Value> {
+    match serde_json::to_value(object) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
+    }
+}
+
+fn bare_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table
+}
+
+fn table(columns: &[&str], rows: &[Map<String, Value>]) -> String {
+    let mut table = bare_table();
+    table.set_header(columns.iter().map(|column| column.to_uppercase()));
+    for row in rows {
+        table.add_row(columns.iter().map(|column| cell(row.get(*column))));
+    }
+    trimmed(&table)
+}
+
+/// Without the blanks that pad the table's edges.
+fn trimmed(table: &Table) -> String {
+    let mut text = String::new();
+    for line in table.lines() {
+        let line = line.trim_end();
+        text.push_str(line.strip_prefix(' ').unwrap_or(line));
+        text.push('\n');
+    }
+    text
+}
+
+/// A value as a table shows it: `-` for nothing, `yes` and `no`, lists with commas.
+fn cell(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => "-".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Bool(yes)) => if *yes { "yes" } else { "no" }.to_owned(),
+        Some(Value::Array(items)) if items.is_empty() => "-".to_owned(),
+        Some(Value::Array(items)) => items.iter().map(|item| cell(Some(item))).collect::<Vec<_>>().join(", "),
+        Some(Value::Object(fields)) => fields
+            .iter()
+            .map(|(key, value)| format!("{key} {}", cell(Some(value))))
+            .collect::<Vec<_>>()
+            .join(", "),
+        Some(number) => number.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn tables_line_up_and_say_what_is_absent() {
+        let rows: Vec<_> = [
+            json!({"id": "inst-1", "name": "web", "ipv6": null, "programmed": true}),
+            json!({"id": "inst-22", "name": "a-longer-name", "ipv6": "2001:db8::1", "programmed": false}),
+        ]
+        .iter()
+        .map(fields)
+        .collect();
+        let text = table(&["id", "name", "ipv6", "programmed"], &rows);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["ID", "NAME", "IPV6", "PROGRAMMED"]);
+        assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["inst-1", "web", "-", "yes"]);
+        assert_eq!(lines[1].find("web"), lines[2].find("a-longer"));
+    }
+
+    #[test]
+    fn nested_values_stay_on_one_line() {
+        assert_eq!(cell(Some(&json!(["10.0.0.1", "10.0.0.2"]))), "10.0.0.1, 10.0.0.2");
+        assert_eq!(cell(Some(&json!({"peering": "peer-1"}))), "peering peer-1");
+        assert_eq!(cell(Some(&json!([]))), "-");
+    }
+}
