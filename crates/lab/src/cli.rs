@@ -1,0 +1,160 @@
+//! `sluice lab`.
+
+use crate::down::down;
+use crate::error::{Error, IoContext, Result};
+use crate::lab::Lab;
+use crate::topology::Topology;
+use crate::up::Options;
+use clap::Subcommand;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The lab that commands mean unless --name says another.
+pub(crate) const DEFAULT_NAME: &str = "lab";
+
+/// Run a whole cloud in network namespaces on this machine
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Verb {
+    /// Bring a lab up and leave it running
+    Up(Build),
+    /// Bring a lab up, show that it works, stay until Ctrl-C, then remove it
+    Run(Build),
+    /// End a lab and remove all that belongs to it
+    Down(Named),
+    /// Say what runs, where, and whether all is well
+    Status(Named),
+    /// Run a command in a VM, node or switch
+    Exec {
+        #[command(flatten)]
+        named: Named,
+        /// Where
+        #[arg(value_name = "PLACE")]
+        place: String,
+        /// What, with its arguments
+        #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+}
+
+#[derive(clap::Args, Clone, Debug)]
+struct Named {
+    /// The lab's name: lower-case letters and digits
+    #[arg(long, default_value = DEFAULT_NAME)]
+    name: String,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+struct Build {
+    #[command(flatten)]
+    named: Named,
+    /// Topology to build [default: two gateways, three hosts, eight VMs]
+    #[arg(long, value_name = "YAML")]
+    file: Option<PathBuf>,
+    /// The controller's database [default: SQLite in the lab's directory]
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
+    /// Leave what there is when it does not come up, to look at
+    #[arg(long)]
+    keep: bool,
+}
+
+/// Runs a command of `sluice lab`; its exit code, which for `exec` is the
+/// command's and for `status` and `run` says whether all is well.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run(args: Args) -> Result<ExitCode> {
+    match args.verb {
+        Verb::Up(build) => up(build).await.map(|lab| {
+            print!("{}", lab.whereabouts());
+            ExitCode::SUCCESS
+        }),
+        Verb::Run(build) => stay(build).await,
+        Verb::Down(named) => down(&named.name).await.map(|()| ExitCode::SUCCESS),
+        Verb::Status(named) => {
+            let lab = Lab::open(&named.name)?;
+            let (text, well) = lab.status().await?;
+            print!("{text}{}", lab.whereabouts());
+            Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Verb::Exec { named, place, command } => exec(&named.name, &place, &command).await,
+    }
+}
+
+fn options(build: Build) -> Result<Options> {
+    let binary = std::env::current_exe().context("cannot find", "the sluice binary")?;
+    let topology = build.file.map_or_else(Topology::standard, |file| Topology::load(&file))?;
+    let mut options = Options::standard(&build.named.name, &binary)?;
+    options.topology = topology;
+    options.database = build.database;
+    options.keep = build.keep;
+    Ok(options)
+}
+
+/// Brings a lab up; a signal meanwhile removes what there is of it.
+async fn up(build: Build) -> Result<Lab> {
+    let begin = Instant::now();
+    let name = build.named.name.clone();
+    let options = options(build)?;
+    eprintln!("bringing up lab {name} ...");
+    let lab = tokio::select! {
+        lab = Lab::up(options) => lab?,
+        outcome = interrupted() => {
+            outcome?;
+            eprintln!("interrupted; removing lab {name}");
+            down(&name).await?;
+            return Err(Error::NotUp(name));
+        }
+    };
+    eprintln!("lab {name} is up after {:.1} s", begin.elapsed().as_secs_f64());
+    Ok(lab)
+}
+
+async fn interrupted() -> Result<()> {
+    let hook = |kind| signal(kind).context("cannot wait for", "signals");
+    let (mut terminate, mut interrupt) = (hook(SignalKind::terminate())?, hook(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+async fn stay(build: Build) -> Result<ExitCode> {
+    let name = build.named.name.clone();
+    let lab = up(build).await?;
+    let show = async {
+        let (status, _) = lab.status().await?;
+        println!("\n{status}");
+        let well = lab.demonstrate().await?;
+        println!("\n{}\nCtrl-C ends the lab.", lab.whereabouts());
+        Ok::<bool, Error>(well)
+    };
+    let outcome = tokio::select! {
+        outcome = show => match outcome {
+            Ok(well) => interrupted().await.map(|()| well),
+            Err(error) => Err(error),
+        },
+        outcome = interrupted() => outcome.map(|()| true),
+    };
+    eprintln!("removing lab {name} ...");
+    down(&name).await?;
+    Ok(if outcome? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn exec(name: &str, place: &str, argv: &[String]) -> Result<ExitCode> {
+    let lab = Lab::open(name)?;
+    let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+    let mut command = lab.command(place, &argv)?;
+    command.stdin(std::process::Stdio::inherit());
+    let status = command.status().await.context("cannot run", argv[0])?;
+    // Ended by a signal: no code; the shell's habit is 128 and more.
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::from(128), ExitCode::from))
+}

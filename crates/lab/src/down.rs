@@ -1,0 +1,103 @@
+//! Ends a lab. Works from names alone, so that a lab whose state was never
+//! written, or whose parts were killed, goes away as well.
+
+use crate::error::{Error, IoContext, Result};
+use crate::net;
+use crate::paths::Paths;
+use crate::process;
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Held while a command makes or ends a lab; ends with the process.
+pub(crate) type Lock = Flock<File>;
+
+/// Makes the lab's directory if need be and locks it.
+pub(crate) fn lock(paths: &Paths) -> Result<Lock> {
+    let root = paths.root();
+    fs::create_dir_all(&root).context("cannot make", &root)?;
+    let directory = File::open(&root).context("cannot open", &root)?;
+    Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|_| Error::Busy(paths.name().to_owned()))
+}
+
+/// Ends the lab of a name: processes, mounts, links, namespaces, pins, files.
+/// One that does not exist is ended already.
+///
+/// # Errors
+/// [`Error::Busy`] while another command works on it; [`Error::LeftBehind`].
+pub async fn down(name: &str) -> Result<()> {
+    let paths = Paths::new(name)?;
+    let lock = lock(&paths)?;
+    clear(&paths).await?;
+    finish(&paths, lock)
+}
+
+/// Removes the lab's directory, and the common one if it is the last lab's.
+pub(crate) fn finish(paths: &Paths, lock: Lock) -> Result<()> {
+    fs::remove_dir(paths.root()).context("cannot remove", paths.root())?;
+    drop(lock);
+    // Fails while there are other labs.
+    let _ = fs::remove_dir(Paths::labs());
+    Ok(())
+}
+
+/// Removes everything but the locked directory itself.
+pub(crate) async fn clear(paths: &Paths) -> Result<()> {
+    let stubborn = process::end_all(paths).await;
+    unmount(paths)?;
+    net::remove(paths).await?;
+    remove_pins(paths)?;
+    let root = paths.root();
+    for entry in fs::read_dir(&root).context("cannot list", &root)?.flatten() {
+        let path = entry.path();
+        let directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let removed = if directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.context("cannot remove", path)?;
+    }
+    check(paths, &stubborn).await
+}
+
+/// Unmounts what is mounted in the lab's directory, innermost first.
+fn unmount(paths: &Paths) -> Result<()> {
+    let root = paths.root();
+    let mut mounts: Vec<_> = net::mounts().into_iter().filter(|mount| mount.starts_with(&root)).collect();
+    mounts.sort();
+    for mount in mounts.iter().rev() {
+        nix::mount::umount(mount).map_err(std::io::Error::from).context("cannot unmount", mount)?;
+    }
+    Ok(())
+}
+
+/// Removes the agents' pins; with them goes what they hold in the kernel.
+fn remove_pins(paths: &Paths) -> Result<()> {
+    let prefix = paths.namespace_prefix();
+    let entries = fs::read_dir(Paths::pins()).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix)) {
+        remove_tree(&entry.path())?;
+    }
+    let _ = fs::remove_dir(Paths::pins());
+    Ok(())
+}
+
+fn remove_tree(path: &Path) -> Result<()> {
+    fs::remove_dir_all(path).context("cannot remove", path)
+}
+
+/// Looks whether anything is left; the kernel takes a moment for namespaces.
+async fn check(paths: &Paths, stubborn: &[i32]) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        let mut left: Vec<String> = stubborn.iter().map(|pid| format!("process {pid}")).collect();
+        left.extend(net::namespaces(paths).into_iter().map(|name| format!("namespace {name}")));
+        let own = |(_, mac): &(String, String)| *mac == paths.bridge_mac();
+        left.extend(net::links().await?.into_iter().filter(own).map(|(name, _)| format!("bridge {name}")));
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(Error::LeftBehind { name: paths.name().to_owned(), left: left.join(", ") });
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,127 @@
+use std::path::PathBuf;
+
+/// What can go wrong with a lab.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The topology file cannot be read or contradicts itself.
+    #[error("{file}: {problem}")]
+    Topology {
+        /// The file, or `default.yaml`.
+        file: String,
+        /// What is wrong, naming the offender.
+        problem: String,
+    },
+    /// A name that cannot be a lab's.
+    #[error("`{0}` cannot name a lab: use 1 to 12 lower-case letters and digits, beginning with a letter")]
+    BadName(String),
+    /// Not root.
+    #[error("a lab needs root: it makes network namespaces and loads eBPF programs")]
+    NotRoot,
+    /// A program that the lab calls is not installed.
+    #[error("`{tool}` is not installed; it comes with the package {package}")]
+    MissingTool {
+        /// The program.
+        tool: &'static str,
+        /// Debian's package.
+        package: &'static str,
+    },
+    /// The lab is up already.
+    #[error("lab {0} is already up; `sluice lab down --name {0}` ends it")]
+    AlreadyUp(String),
+    /// Another command works on the lab.
+    #[error("another command is working on lab {0}; try again when it has ended")]
+    Busy(String),
+    /// There is no such lab.
+    #[error("lab {0} is not up; `sluice lab up --name {0}` brings it up")]
+    NotUp(String),
+    /// All management networks are taken.
+    #[error("no /24 of 198.18.0.0/15 is free for the lab's management network")]
+    NoNetwork,
+    /// A VM or node that the lab does not have.
+    #[error("the lab has no VM or node `{name}`; it has {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// All names.
+        known: String,
+    },
+    /// A command failed.
+    #[error("{what} failed ({status}): {output}")]
+    Command {
+        /// What the command was for.
+        what: String,
+        /// Its exit status.
+        status: String,
+        /// What it wrote to stderr and stdout.
+        output: String,
+    },
+    /// The API refused or cannot be reached.
+    #[error(transparent)]
+    Api(#[from] sluice_client::Error),
+    /// A node's metrics cannot be read.
+    #[error("cannot read {url}")]
+    Metrics {
+        /// Where.
+        url: String,
+        /// The cause.
+        source: reqwest::Error,
+    },
+    /// Something did not happen in time.
+    #[error("{what} did not happen within {seconds} s{hint}")]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// For how long.
+        seconds: u64,
+        /// The end of the log that may say why.
+        hint: String,
+    },
+    /// A process of the lab ended by itself.
+    #[error("{name} ended at once; the end of its log:\n{log}")]
+    Died {
+        /// Which process.
+        name: String,
+        /// The end of its log.
+        log: String,
+    },
+    /// The operating system refused.
+    #[error("{what} {path}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// An answer or a state file that does not have the expected form.
+    #[error("{what} does not have the expected form: {problem}")]
+    Form {
+        /// What was read.
+        what: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// `down` could not remove everything.
+    #[error("lab {name} left behind: {left}")]
+    LeftBehind {
+        /// The lab.
+        name: String,
+        /// What is still there.
+        left: String,
+    },
+}
+
+/// Result of the lab's calls.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Attaches the file and the attempt to an I/O error.
+pub(crate) trait IoContext<T> {
+    fn context(self, what: &'static str, path: impl Into<PathBuf>) -> Result<T>;
+}
+
+impl<T> IoContext<T> for std::io::Result<T> {
+    fn context(self, what: &'static str, path: impl Into<PathBuf>) -> Result<T> {
+        self.map_err(|source| Error::Io { what, path: path.into(), source })
+    }
+}

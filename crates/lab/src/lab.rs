@@ -1,0 +1,261 @@
+//! A lab that is up: its state, and what can be done with it.
+
+use crate::error::{Error, IoContext, Result};
+use crate::exec::{command, words};
+use crate::metrics::Metrics;
+use crate::paths::Paths;
+use crate::process::{Process, read_json};
+use crate::topology::Topology;
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+use sluice_client::Client;
+use sluice_types::{ClusterId, InstanceId, MacAddr, SubnetId, VpcId};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+use tokio::process::Command;
+
+/// Name of the controller's process.
+pub const CONTROLLER: &str = "controller";
+
+/// What a lab remembers of itself, in `lab.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct State {
+    /// Its name.
+    pub name: String,
+    /// Index of its management network.
+    pub index: u16,
+    /// The `sluice` binary.
+    pub binary: PathBuf,
+    /// Where the API listens.
+    pub api: SocketAddr,
+    /// The database's URL.
+    pub database: String,
+    /// What it was built from.
+    pub topology: Topology,
+    /// The gateways' cluster.
+    pub cluster: Option<ClusterId>,
+    /// VPCs by name.
+    pub vpcs: BTreeMap<String, VpcState>,
+    /// Gateways and hosts.
+    pub nodes: BTreeMap<String, Node>,
+    /// VMs.
+    pub vms: BTreeMap<String, VmState>,
+    /// It came up whole.
+    pub ready: bool,
+}
+
+/// A VPC.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VpcState {
+    /// Its id in the API.
+    pub id: VpcId,
+    /// Its VNI.
+    pub vni: u32,
+    /// Its subnets by name.
+    pub subnets: BTreeMap<String, SubnetId>,
+}
+
+/// A gateway or a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// Its id in the API.
+    pub id: String,
+    /// True for a gateway.
+    pub gateway: bool,
+    /// Address and port of its metrics.
+    pub metrics: SocketAddr,
+}
+
+/// A VM.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VmState {
+    /// Its instance in the API.
+    pub id: InstanceId,
+    /// Its VPC.
+    pub vpc: String,
+    /// VNI of its VPC.
+    pub vni: u32,
+    /// Its host.
+    pub host: String,
+    /// The host's end of its interface.
+    pub port: String,
+    /// Its MAC address.
+    pub mac: MacAddr,
+    /// Its IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+impl VmState {
+    /// Its addresses, IPv4 first.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.ipv4.map(IpAddr::from).into_iter().chain(self.ipv6.map(IpAddr::from)).collect()
+    }
+}
+
+/// A lab.
+#[derive(Clone, Debug)]
+pub struct Lab {
+    pub(crate) paths: Paths,
+    pub(crate) state: State,
+    pub(crate) api: Client,
+}
+
+impl Lab {
+    /// The lab of that name.
+    ///
+    /// # Errors
+    /// [`Error::NotUp`] and what reading its state gives.
+    pub fn open(name: &str) -> Result<Self> {
+        let paths = Paths::new(name)?;
+        if !paths.state().exists() {
+            return Err(Error::NotUp(name.to_owned()));
+        }
+        let state: State = read_json(&paths.state())?;
+        let token = std::fs::read_to_string(paths.token()).context("cannot read", paths.token())?;
+        let api = Client::new(&format!("http://{}", state.api), Some(token.trim().to_owned()))?;
+        Ok(Self { paths, state, api })
+    }
+
+    /// Its files and names.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// What it consists of.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Its controller's API.
+    pub fn api(&self) -> &Client {
+        &self.api
+    }
+
+    /// A VM by name.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub fn vm(&self, name: &str) -> Result<&VmState> {
+        self.state.vms.get(name).ok_or_else(|| self.unknown(name))
+    }
+
+    /// A node by name.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub fn node(&self, name: &str) -> Result<&Node> {
+        self.state.nodes.get(name).ok_or_else(|| self.unknown(name))
+    }
+
+    /// A VPC by name.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`].
+    pub fn vpc(&self, name: &str) -> Result<&VpcState> {
+        self.state.vpcs.get(name).ok_or_else(|| self.unknown(name))
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let names =
+            self.state.vms.keys().chain(self.state.nodes.keys()).chain(self.state.vpcs.keys()).cloned();
+        Error::Unknown { name: name.to_owned(), known: names.collect::<Vec<_>>().join(", ") }
+    }
+
+    /// A command to run in a VM, node or switch; the caller sets its pipes.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the lab has no such place.
+    pub fn command(&self, place: &str, argv: &[&str]) -> Result<Command> {
+        if !self.paths.namespace_file(place).exists() {
+            return Err(self.unknown(place));
+        }
+        Ok(command(&self.paths, Some(place), &words(argv)))
+    }
+
+    /// Runs a command in a VM, node or switch to its end.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::Io`]; a command that fails is no error.
+    pub async fn exec(&self, place: &str, argv: &[&str]) -> Result<Output> {
+        self.command(place, argv)?.output().await.context("cannot run", argv[0])
+    }
+
+    /// A process by name: `controller` or a node's.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it was never started.
+    pub fn process(&self, name: &str) -> Result<Process> {
+        Process::load(&self.paths, name)
+    }
+
+    /// `kill -9` of a process; returns when it is gone.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`].
+    pub async fn kill(&self, name: &str) -> Result<()> {
+        self.end(name, Signal::SIGKILL).await
+    }
+
+    /// Asks a process to end; returns when it is gone.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`].
+    pub async fn stop(&self, name: &str) -> Result<()> {
+        self.end(name, Signal::SIGTERM).await
+    }
+
+    async fn end(&self, name: &str, signal: Signal) -> Result<()> {
+        const WITHIN: Duration = Duration::from_secs(10);
+        let process = self.process(name)?;
+        process.signal(signal);
+        if process.ended(WITHIN).await {
+            return Ok(());
+        }
+        let what = format!("end of {name} after {signal}");
+        Err(Error::Timeout { what, seconds: WITHIN.as_secs(), hint: String::new() })
+    }
+
+    /// Starts a process again, as it was started before.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn restart(&self, name: &str) -> Result<Process> {
+        let process = self.process(name)?;
+        Process::start(&self.paths, name, process.place.as_deref(), process.argv)
+    }
+
+    /// Waits until the controller says that a node's stream is up and has
+    /// acknowledged everything.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] and what the API gives.
+    pub async fn synchronized(&self, node: &str, within: Duration) -> Result<()> {
+        let until = std::time::Instant::now() + within;
+        let id = &self.node(node)?.id;
+        loop {
+            let status = self.api.nodes().await?.into_iter().find(|status| status.node == *id);
+            if status.as_ref().is_some_and(|status| status.connected && status.acked >= status.current) {
+                return Ok(());
+            }
+            if std::time::Instant::now() > until {
+                let what = format!("synchronization of {node}");
+                let hint = format!("; the API says {status:?}");
+                return Err(Error::Timeout { what, seconds: within.as_secs(), hint });
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// What a node counts now.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], [`Error::Metrics`].
+    pub async fn metrics(&self, node: &str) -> Result<Metrics> {
+        Metrics::fetch(self.node(node)?.metrics).await
+    }
+}

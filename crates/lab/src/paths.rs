@@ -1,0 +1,159 @@
+//! Where the files and names of a lab are.
+
+use crate::error::{Error, Result};
+use std::path::PathBuf;
+
+const ROOT: &str = "/run/sluice-lab";
+const PINS: &str = "/sys/fs/bpf/sluice";
+const NAME_LENGTH_MAX: usize = 12;
+
+/// Files and names of one lab. Everything begins with the lab's name, which has
+/// no hyphen, so that no lab's prefix begins another's.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    name: String,
+}
+
+impl Paths {
+    /// Checks the name.
+    ///
+    /// # Errors
+    /// [`Error::BadName`].
+    pub fn new(name: &str) -> Result<Self> {
+        let shape = name.starts_with(|c: char| c.is_ascii_lowercase())
+            && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        if !shape || name.len() > NAME_LENGTH_MAX {
+            return Err(Error::BadName(name.to_owned()));
+        }
+        Ok(Self { name: name.to_owned() })
+    }
+
+    /// The lab's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where all labs are.
+    pub fn labs() -> PathBuf {
+        PathBuf::from(ROOT)
+    }
+
+    /// The lab's directory.
+    pub fn root(&self) -> PathBuf {
+        Self::labs().join(&self.name)
+    }
+
+    /// What the lab remembers of itself.
+    pub fn state(&self) -> PathBuf {
+        self.root().join("lab.json")
+    }
+
+    /// A process's log.
+    pub fn log(&self, process: &str) -> PathBuf {
+        self.root().join("logs").join(format!("{process}.log"))
+    }
+
+    /// Directory of the processes' records.
+    pub fn processes(&self) -> PathBuf {
+        self.root().join("processes")
+    }
+
+    /// State directory of the controller or of a node's agent.
+    pub fn state_dir(&self, process: &str) -> PathBuf {
+        self.root().join("nodes").join(process)
+    }
+
+    /// A node's enrolment bundle, used once.
+    pub fn enrolment(&self, node: &str) -> PathBuf {
+        self.root().join("nodes").join(format!("{node}.enrolment.json"))
+    }
+
+    /// A node agent's local socket.
+    pub fn socket(&self, node: &str) -> PathBuf {
+        self.state_dir(node).join("agent.sock")
+    }
+
+    /// The API's token.
+    pub fn token(&self) -> PathBuf {
+        self.root().join("api.token")
+    }
+
+    /// What a VM's DHCP client was given.
+    pub fn lease(&self, vm: &str) -> PathBuf {
+        self.root().join("vms").join(format!("{vm}.lease"))
+    }
+
+    /// The script that VMs' DHCP clients call.
+    pub fn dhcp_script(&self) -> PathBuf {
+        self.root().join("udhcpc.sh")
+    }
+
+    /// Prefix of all the lab's namespaces.
+    pub fn namespace_prefix(&self) -> String {
+        format!("sl-{}-", self.name)
+    }
+
+    /// The namespace of a node, switch or VM.
+    pub fn namespace(&self, place: &str) -> String {
+        self.namespace_prefix() + place
+    }
+
+    /// The file that holds a namespace.
+    pub fn namespace_file(&self, place: &str) -> PathBuf {
+        PathBuf::from("/run/netns").join(self.namespace(place))
+    }
+
+    /// Where all nodes of all labs pin.
+    pub fn pins() -> PathBuf {
+        PathBuf::from(PINS)
+    }
+
+    /// Where a node's agent pins its maps and programs.
+    pub fn pin_dir(&self, node: &str) -> PathBuf {
+        Self::pins().join(self.namespace(node))
+    }
+
+    /// MAC address that marks the management bridge as this lab's: bridges have
+    /// no other field that is set in the same step as they are made.
+    pub fn bridge_mac(&self) -> String {
+        let hash = self.name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        sluice_types::MacAddr::local(hash & 0xff_ffff_ffff).to_string()
+    }
+}
+
+/// Name of the management bridge with an index.
+pub(crate) fn bridge(index: u16) -> String {
+    format!("slm{index}")
+}
+
+/// A host address in the management network with an index.
+pub(crate) fn management(index: u16, host: u8) -> std::net::Ipv4Addr {
+    let [high, low] = index.to_be_bytes();
+    std::net::Ipv4Addr::new(198, 18 + (high & 1), low, host)
+}
+
+/// Number of management networks: /24s of 198.18.0.0/15.
+pub(crate) const MANAGEMENT_NETWORKS: u16 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        for bad in ["", "Lab", "a-b", "1a", "a/b", "abcdefghijklm", ".."] {
+            assert!(Paths::new(bad).unwrap_err().to_string().contains(bad), "{bad}");
+        }
+        assert_eq!(Paths::new("t42").unwrap().namespace("gw-1"), "sl-t42-gw-1");
+    }
+
+    #[test]
+    fn marks_and_networks_differ() {
+        assert_ne!(Paths::new("a").unwrap().bridge_mac(), Paths::new("b").unwrap().bridge_mac());
+        assert!(Paths::new("a").unwrap().bridge_mac().starts_with("02:"));
+        assert_eq!(management(0, 1).to_string(), "198.18.0.1");
+        assert_eq!(management(511, 10).to_string(), "198.19.255.10");
+    }
+}

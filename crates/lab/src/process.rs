@@ -1,0 +1,195 @@
+//! The lab's long-running processes: started detached, remembered by pid and
+//! start time, ended by exactly these.
+
+use crate::error::{Error, IoContext, Result};
+use crate::exec::{MARK, argv_at, tail};
+use crate::paths::Paths;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What is needed to start a process again, and to end no other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Process {
+    /// `controller` or the node's name.
+    pub name: String,
+    /// Its namespace's place; `None`: the root namespace.
+    pub place: Option<String>,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Process id.
+    pub pid: i32,
+    /// When it was started, in clock ticks since boot: tells it from a later
+    /// process with the same id.
+    pub start_ticks: u64,
+}
+
+/// State letter and start time from /proc/PID/stat; the name in parentheses
+/// may contain anything, so fields count from the last one.
+fn stat(pid: i32) -> Option<(char, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+fn alive(pid: i32, start_ticks: u64) -> bool {
+    stat(pid).is_some_and(|(state, start)| state != 'Z' && start == start_ticks)
+}
+
+impl Process {
+    /// Starts a process, its output appended to its log, and records it.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn start(paths: &Paths, name: &str, place: Option<&str>, argv: Vec<String>) -> Result<Self> {
+        let log_path = paths.log(name);
+        let log =
+            File::options().create(true).append(true).open(&log_path).context("cannot open", &log_path)?;
+        let words = argv_at(paths, place, &argv);
+        let stderr = log.try_clone().context("cannot duplicate", &log_path)?;
+        let mut child = Command::new(&words[0])
+            .args(&words[1..])
+            .env(MARK, paths.name())
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(stderr)
+            .process_group(0)
+            .spawn()
+            .context("cannot start", &words[0])?;
+        let pid = i32::try_from(child.id()).unwrap_or(i32::MAX);
+        let start_ticks = stat(pid).map_or(0, |(_, start)| start);
+        // Someone must wait for it, lest a zombie is left while this process lives.
+        std::thread::spawn(move || child.wait());
+        let process = Self { name: name.to_owned(), place: place.map(str::to_owned), argv, pid, start_ticks };
+        let file = paths.processes().join(format!("{name}.json"));
+        write_json(&file, &process)?;
+        Ok(process)
+    }
+
+    /// Reads a process's record.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Form`].
+    pub fn load(paths: &Paths, name: &str) -> Result<Self> {
+        read_json(&paths.processes().join(format!("{name}.json")))
+    }
+
+    /// All records, in order of name.
+    pub fn all(paths: &Paths) -> Vec<Self> {
+        let entries = fs::read_dir(paths.processes()).into_iter().flatten().flatten();
+        let mut all: Vec<Self> = entries.filter_map(|entry| read_json(&entry.path()).ok()).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// True while it runs.
+    pub fn is_alive(&self) -> bool {
+        alive(self.pid, self.start_ticks)
+    }
+
+    /// Sends a signal, unless the process has ended.
+    pub fn signal(&self, signal: Signal) {
+        if self.is_alive() {
+            let _ = kill(Pid::from_raw(self.pid), signal);
+        }
+    }
+
+    /// Waits until it has ended; false if it has not in time.
+    pub async fn ended(&self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        while self.is_alive() {
+            if Instant::now() > until {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        true
+    }
+
+    /// An error with the end of the log if the process has ended.
+    pub(crate) fn check(&self, paths: &Paths) -> Result<()> {
+        if self.is_alive() {
+            return Ok(());
+        }
+        Err(Error::Died { name: self.name.clone(), log: tail(paths, &self.name) })
+    }
+}
+
+/// Every process of the lab, recorded or not: marked by its environment, or
+/// living in one of the lab's namespaces. Never the caller.
+pub(crate) fn find(paths: &Paths) -> Vec<(i32, u64)> {
+    let mark = format!("{MARK}={}", paths.name());
+    let namespaces: HashSet<u64> = crate::net::namespaces(paths)
+        .iter()
+        .filter_map(|name| fs::metadata(Path::new("/run/netns").join(name)).ok())
+        .map(|file| file.ino())
+        .collect();
+    let own = std::process::id();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let belongs = |pid: i32| {
+        let proc = Path::new("/proc").join(pid.to_string());
+        let environment = fs::read(proc.join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+            || fs::metadata(proc.join("ns/net")).is_ok_and(|file| namespaces.contains(&file.ino()))
+    };
+    pids.filter(|pid| u32::try_from(*pid) != Ok(own) && belongs(*pid))
+        .filter_map(|pid| stat(pid).filter(|(state, _)| *state != 'Z').map(|(_, start)| (pid, start)))
+        .collect()
+}
+
+/// Ends all processes of the lab; those that would not die within 5 seconds.
+pub(crate) async fn end_all(paths: &Paths) -> Vec<i32> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        // Again and again: what a dying process has just started is found too.
+        let found = find(paths);
+        if found.is_empty() || Instant::now() > until {
+            return found.into_iter().map(|(pid, _)| pid).collect();
+        }
+        for (pid, start) in found {
+            if alive(pid, start) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Replaces a file in one step.
+pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    let text = serde_json::to_vec_pretty(value)
+        .map_err(|error| Error::Form { what: path.display().to_string(), problem: error.to_string() })?;
+    let new = path.with_extension("new");
+    fs::write(&new, text).context("cannot write", &new)?;
+    fs::rename(&new, path).context("cannot replace", path)
+}
+
+/// Reads what [`write_json`] wrote.
+pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read(path).context("cannot read", path)?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Error::Form { what: path.display().to_string(), problem: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start_time() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let (_, start) = stat(own).unwrap();
+        assert!(alive(own, start));
+        assert!(!alive(own, start + 1));
+        assert!(!alive(i32::MAX, start));
+    }
+}

@@ -1,0 +1,177 @@
+//! What `sluice lab` prints: the lab's state, and a demonstration that it works.
+
+use crate::error::Result;
+use crate::lab::{CONTROLLER, Lab, VmState};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Packets by (node, reason).
+type Drops = BTreeMap<(String, String), f64>;
+
+impl Lab {
+    /// Where everything is, for a person.
+    pub fn whereabouts(&self) -> String {
+        let state = &self.state;
+        let mut text = format!(
+            "API      http://{}  (bearer token in {})\nCLI      SLUICE_API=http://{} SLUICE_TOKEN=$(cat {}) {} instance list\n",
+            state.api,
+            self.paths.token().display(),
+            state.api,
+            self.paths.token().display(),
+            state.binary.display(),
+        );
+        for (name, node) in &state.nodes {
+            text.push_str(&format!("metrics  http://{}/metrics  ({name})\n", node.metrics));
+        }
+        text.push_str(&format!("logs     {}\n", self.paths.root().join("logs").display()));
+        let vm = state.vms.keys().next().map_or("VM", String::as_str);
+        let named = if state.name == crate::cli::DEFAULT_NAME {
+            String::new()
+        } else {
+            format!(" --name {}", state.name)
+        };
+        text.push_str(&format!(
+            "a shell  {} lab exec{named} {vm} sh   (in any VM or node)\n",
+            state.binary.display()
+        ));
+        text
+    }
+
+    /// Processes and VMs, one a line; true if all is well.
+    pub async fn status(&self) -> Result<(String, bool)> {
+        let mut text = String::new();
+        let mut well = self.state.ready;
+        if !self.state.ready {
+            text.push_str("the lab did not come up whole\n");
+        }
+        let nodes = self.api.nodes().await.unwrap_or_default();
+        for name in std::iter::once(CONTROLLER).chain(self.state.nodes.keys().map(String::as_str)) {
+            let process = self.process(name).ok();
+            let alive = process.as_ref().is_some_and(crate::process::Process::is_alive);
+            let pid = process.map_or_else(|| "-".to_owned(), |process| process.pid.to_string());
+            let id = self.state.nodes.get(name).map(|node| node.id.as_str());
+            let stream = nodes.iter().find(|status| Some(status.node.as_str()) == id).map(|status| {
+                let state = if status.connected { "connected" } else { "not connected" };
+                format!("{state}, revision {} of {}", status.acked, status.current)
+            });
+            let (state, stream) = (if alive { "running" } else { "dead" }, stream.unwrap_or_default());
+            text.push_str(&format!("{name:<20} {state:<8} pid {pid:<8} {stream}\n"));
+            well &= alive;
+        }
+        for (name, vm) in &self.state.vms {
+            let there = self.paths.namespace_file(name).exists();
+            let addresses: Vec<String> = vm.addresses().iter().map(IpAddr::to_string).collect();
+            let state = if there { "up" } else { "gone" };
+            text.push_str(&format!(
+                "{name:<20} {state:<8} {} on {}, VPC {} (VNI {})\n",
+                addresses.join(", "),
+                vm.host,
+                vm.vpc,
+                vm.vni
+            ));
+            well &= there;
+        }
+        Ok((text, well))
+    }
+
+    /// Pings within a VPC across hosts, between peered VPCs, and between
+    /// tenants; the last must be refused. True if all went as it should.
+    ///
+    /// # Errors
+    /// What running `ping` and reading metrics gives.
+    pub async fn demonstrate(&self) -> Result<bool> {
+        let vms = &self.state.vms;
+        let pairs = || vms.iter().flat_map(|a| vms.iter().map(move |b| (a, b)));
+        let tenant = |vm: &VmState| {
+            let vpc = self.state.topology.vpcs.iter().find(|vpc| vpc.name == vm.vpc);
+            vpc.map_or("", |vpc| vpc.tenant.as_str())
+        };
+        let peered = |a: &VmState, b: &VmState| {
+            let both = |vpcs: &[String; 2]| vpcs.contains(&a.vpc) && vpcs.contains(&b.vpc) && a.vpc != b.vpc;
+            self.state.topology.peerings.iter().any(|peering| both(&peering.vpcs))
+        };
+        let reachable = |from: &VmState, to: &VmState| {
+            vms.values().any(|vm| {
+                (vm.vpc == from.vpc || peered(vm, from))
+                    && vm.addresses().iter().any(|address| to.addresses().contains(address))
+            })
+        };
+        let mut well = true;
+        if let Some((a, b)) = pairs().find(|(a, b)| a.1.vpc == b.1.vpc && a.1.host != b.1.host) {
+            well &= self.show_pings("Within a VPC, across hosts", a, b, true).await?;
+        }
+        if let Some((a, b)) = pairs().find(|(a, b)| peered(a.1, b.1) && a.1.host != b.1.host) {
+            well &= self.show_pings("Between peered VPCs", a, b, true).await?;
+        }
+        let strangers = |a: &VmState, b: &VmState| tenant(a) != tenant(b) && !reachable(a, b);
+        if let Some((a, b)) = pairs().find(|(a, b)| strangers(a.1, b.1)) {
+            well &= self.show_pings("Between tenants (must be refused)", a, b, false).await?;
+        }
+        Ok(well)
+    }
+
+    async fn show_pings(
+        &self,
+        title: &str,
+        from: (&String, &VmState),
+        to: (&String, &VmState),
+        expected: bool,
+    ) -> Result<bool> {
+        println!("{title}: {} ({}) -> {} ({})", from.0, from.1.vpc, to.0, to.1.vpc);
+        let mut well = true;
+        for address in to.1.addresses() {
+            let before = self.drops(from.1.vni).await?;
+            let target = address.to_string();
+            let output =
+                self.exec(from.0, &["ping", "-n", "-c", "3", "-i", "0.2", "-W", "1", &target]).await?;
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let summary: Vec<&str> = text
+                .lines()
+                .filter(|line| line.contains("packets transmitted") || line.starts_with("rtt"))
+                .collect();
+            let answered = output.status.success();
+            println!("  ping {target}: {}", summary.join("; "));
+            if !answered {
+                let after = self.drops(from.1.vni).await?;
+                print!("{}", explain(&before, &after));
+            }
+            well &= answered == expected;
+        }
+        Ok(well)
+    }
+
+    /// What all nodes have dropped of a VNI.
+    async fn drops(&self, vni: u32) -> Result<Drops> {
+        let mut drops = Drops::new();
+        for node in self.state.nodes.keys() {
+            let metrics = self.metrics(node).await?;
+            let vni = vni.to_string();
+            for (name, labels, value) in metrics.samples().filter(|(name, ..)| *name == VNI_DROPS) {
+                let label = |key: &str| labels.iter().find(|(own, _)| *own == key).map(|(_, value)| *value);
+                if let (true, Some(reason)) = (label("vni") == Some(vni.as_str()), label("reason")) {
+                    drops.insert((node.clone(), reason.to_owned()), value);
+                }
+                debug_assert_eq!(name, VNI_DROPS);
+            }
+        }
+        Ok(drops)
+    }
+}
+
+/// The counter of drops by VNI and reason.
+pub(crate) const VNI_DROPS: &str = "sluice_vni_drops_total";
+
+/// Which counters moved, and by how much.
+fn explain(before: &Drops, after: &Drops) -> String {
+    let mut text = String::new();
+    for ((node, reason), count) in after {
+        let more = count - before.get(&(node.clone(), reason.clone())).copied().unwrap_or(0.0);
+        if more > 0.0 {
+            text.push_str(&format!("    {node} dropped {more}: {reason}\n"));
+        }
+    }
+    if text.is_empty() {
+        text.push_str("    no node counted a drop\n");
+    }
+    text
+}

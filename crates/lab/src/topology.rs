@@ -1,0 +1,456 @@
+//! The topology file: nodes, underlay, cloud objects, VMs.
+//!
+//! Strict: unknown keys, unknown names, duplicates and addresses outside their
+//! network are errors that name the offender.
+
+use crate::error::{Error, IoContext, Result};
+use serde::{Deserialize, Serialize};
+use sluice_types::{Ipv4Net, Ipv6Net, MacAddr, Vni, first_host};
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+const DEFAULT: &str = include_str!("../default.yaml");
+const NAME_LENGTH_MAX: usize = 20;
+/// Nodes have management addresses .10 to .249 of a /24.
+const NODES_MAX: usize = 240;
+
+/// A whole lab.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// The network between the nodes.
+    pub underlay: Underlay,
+    /// Top-of-rack bridges; at least one.
+    pub switches: Vec<Switch>,
+    /// The gateway cluster.
+    pub cluster: Cluster,
+    /// Its members.
+    pub gateways: Vec<Gateway>,
+    /// Machines with VMs.
+    pub hosts: Vec<Host>,
+    /// Names of the tenants.
+    pub tenants: Vec<String>,
+    /// VPCs with their subnets.
+    pub vpcs: Vec<Vpc>,
+    /// Peerings between VPCs.
+    #[serde(default)]
+    pub peerings: Vec<Peering>,
+    /// The virtual machines.
+    #[serde(default)]
+    pub vms: Vec<Vm>,
+}
+
+/// The network between the nodes: one L2 segment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Underlay {
+    /// IPv4 prefix.
+    pub ipv4: Ipv4Net,
+    /// IPv6 prefix.
+    pub ipv6: Ipv6Net,
+    /// MTU of all links.
+    #[serde(default = "default_mtu")]
+    pub mtu: u16,
+}
+
+fn default_mtu() -> u16 {
+    1500
+}
+
+/// A top-of-rack bridge.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Switch {
+    /// Its name.
+    pub name: String,
+    /// An earlier switch that it is linked to; all but the first need one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<String>,
+}
+
+/// The gateway cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// Its name.
+    pub name: String,
+    /// Virtual addresses that the gateways share out.
+    pub vips: Vec<IpAddr>,
+}
+
+/// A gateway node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gateway {
+    /// Its name.
+    pub name: String,
+    /// The switch it hangs on.
+    pub switch: String,
+    /// Underlay IPv4 address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Addr>,
+    /// Underlay IPv6 address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+/// A host; its underlay has one family.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// The switch it hangs on.
+    pub switch: String,
+    /// Underlay IPv4 address; or `ipv6`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Addr>,
+    /// Underlay IPv6 address; or `ipv4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+impl Host {
+    /// Its VTEP; validation has seen to it that there is exactly one.
+    pub fn vtep(&self) -> IpAddr {
+        match (self.ipv4, self.ipv6) {
+            (Some(ipv4), _) => ipv4.into(),
+            (None, ipv6) => ipv6.unwrap_or(Ipv6Addr::UNSPECIFIED).into(),
+        }
+    }
+}
+
+/// A VPC.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vpc {
+    /// Its name, unique in the lab.
+    pub name: String,
+    /// Its owner.
+    pub tenant: String,
+    /// Its VNI, if it matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vni: Option<Vni>,
+    /// Its MTU, if not the controller's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Its subnets.
+    pub subnets: Vec<Subnet>,
+}
+
+/// A subnet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Subnet {
+    /// Its name, unique in the VPC.
+    pub name: String,
+    /// IPv4 prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Net>,
+    /// IPv6 prefix, a /64 if VMs are to configure themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Net>,
+}
+
+/// A peering of two VPCs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peering {
+    /// Its name.
+    pub name: String,
+    /// The two VPCs.
+    pub vpcs: [String; 2],
+}
+
+/// A virtual machine: a namespace with one interface.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Vm {
+    /// Its name, unique in the lab.
+    pub name: String,
+    /// Its VPC.
+    pub vpc: String,
+    /// Its subnet in that VPC.
+    pub subnet: String,
+    /// The host it runs on.
+    pub host: String,
+    /// Its IPv4 address; left out, the controller chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its MAC address; left out, the controller chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddr>,
+}
+
+impl Topology {
+    /// The lab that needs no file.
+    ///
+    /// # Errors
+    /// None in a release: a test reads it.
+    pub fn standard() -> Result<Self> {
+        Self::parse("default.yaml", DEFAULT)
+    }
+
+    /// Reads a topology file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] and [`Error::Topology`].
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).context("cannot read", path)?;
+        Self::parse(&path.display().to_string(), &text)
+    }
+
+    /// Parses and validates; `file` is for the error.
+    ///
+    /// # Errors
+    /// [`Error::Topology`] naming the offender.
+    pub fn parse(file: &str, text: &str) -> Result<Self> {
+        let problem = |problem| Error::Topology { file: file.to_owned(), problem };
+        let topology: Self = serde_saphyr::from_str(text).map_err(|error| problem(error.to_string()))?;
+        topology.validate().map_err(problem)?;
+        Ok(topology)
+    }
+
+    /// A subnet by its VPC's name and its own.
+    pub fn subnet(&self, vpc: &str, subnet: &str) -> Option<&Subnet> {
+        self.vpcs.iter().find(|v| v.name == vpc)?.subnets.iter().find(|s| s.name == subnet)
+    }
+
+    /// Names of gateways and hosts, in the order of their management addresses.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.gateways.iter().map(|g| g.name.as_str()).chain(self.hosts.iter().map(|h| h.name.as_str()))
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        self.validate_names()?;
+        self.validate_switches()?;
+        self.validate_underlay()?;
+        self.validate_vpcs()?;
+        self.validate_vms()
+    }
+
+    fn validate_names(&self) -> std::result::Result<(), String> {
+        let places = self
+            .switches
+            .iter()
+            .map(|s| ("switch", &s.name))
+            .chain(self.gateways.iter().map(|g| ("gateway", &g.name)))
+            .chain(self.hosts.iter().map(|h| ("host", &h.name)))
+            .chain(self.vms.iter().map(|v| ("VM", &v.name)));
+        let mut seen: HashMap<&str, &str> = HashMap::from([("controller", "process")]);
+        for (kind, name) in places {
+            check_name(kind, name)?;
+            if let Some(other) = seen.insert(name, kind) {
+                return Err(format!("{kind} `{name}` has the same name as a {other}"));
+            }
+        }
+        check_name("cluster", &self.cluster.name)?;
+        self.tenants.iter().try_for_each(|name| check_name("tenant", name))?;
+        unique("tenant", self.tenants.iter())?;
+        self.vpcs.iter().try_for_each(|vpc| check_name("VPC", &vpc.name))?;
+        unique("VPC", self.vpcs.iter().map(|v| &v.name))?;
+        unique("peering", self.peerings.iter().map(|p| &p.name))?;
+        match self.gateways.len() + self.hosts.len() {
+            0 => Err("there are neither gateways nor hosts".to_owned()),
+            n if n > NODES_MAX => Err(format!("{n} nodes are more than a lab can have ({NODES_MAX})")),
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_switches(&self) -> std::result::Result<(), String> {
+        let mut seen = HashSet::new();
+        for (index, switch) in self.switches.iter().enumerate() {
+            match (&switch.uplink, index) {
+                (Some(uplink), 1..) if !seen.contains(uplink) => {
+                    return Err(format!(
+                        "uplink `{uplink}` of switch `{}` is no switch before it",
+                        switch.name
+                    ));
+                }
+                (Some(_), 0) => return Err(format!("the first switch, `{}`, has an uplink", switch.name)),
+                (None, 1..) => {
+                    return Err(format!("switch `{}` has no uplink to an earlier switch", switch.name));
+                }
+                _ => {}
+            }
+            seen.insert(switch.name.clone());
+        }
+        let used = self.gateways.iter().map(|g| (&g.name, &g.switch));
+        for (node, switch) in used.chain(self.hosts.iter().map(|h| (&h.name, &h.switch))) {
+            if !seen.contains(switch) {
+                return Err(format!("node `{node}` hangs on switch `{switch}`, which does not exist"));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_underlay(&self) -> std::result::Result<(), String> {
+        if !(1280..=9000).contains(&self.underlay.mtu) {
+            return Err(format!("underlay MTU {} is not within 1280 to 9000", self.underlay.mtu));
+        }
+        let mut addresses: Vec<(String, IpAddr)> = Vec::new();
+        for gateway in &self.gateways {
+            if gateway.ipv4.is_none() && gateway.ipv6.is_none() {
+                return Err(format!("gateway `{}` has no underlay address", gateway.name));
+            }
+            let both = [gateway.ipv4.map(IpAddr::from), gateway.ipv6.map(IpAddr::from)];
+            addresses.extend(both.into_iter().flatten().map(|a| (format!("gateway `{}`", gateway.name), a)));
+        }
+        for host in &self.hosts {
+            if host.ipv4.is_some() == host.ipv6.is_some() {
+                return Err(format!("host `{}` needs an ipv4 or an ipv6 underlay address, one", host.name));
+            }
+            addresses.push((format!("host `{}`", host.name), host.vtep()));
+        }
+        let cluster = format!("cluster `{}`", self.cluster.name);
+        if self.cluster.vips.is_empty() {
+            return Err(format!("{cluster} has no vips"));
+        }
+        addresses.extend(self.cluster.vips.iter().map(|vip| (cluster.clone(), *vip)));
+        let mut seen: HashMap<IpAddr, String> = HashMap::new();
+        for (owner, address) in addresses {
+            let inside = match address {
+                IpAddr::V4(address) => self.underlay.ipv4.contains(&address),
+                IpAddr::V6(address) => self.underlay.ipv6.contains(&address),
+            };
+            if !inside {
+                return Err(format!("address {address} of {owner} is outside the underlay's prefix"));
+            }
+            if let Some(other) = seen.insert(address, owner.clone()) {
+                return Err(format!("address {address} of {owner} is also that of {other}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_vpcs(&self) -> std::result::Result<(), String> {
+        for vpc in &self.vpcs {
+            if !self.tenants.contains(&vpc.tenant) {
+                return Err(format!(
+                    "VPC `{}` names tenant `{}`, which does not exist",
+                    vpc.name, vpc.tenant
+                ));
+            }
+            unique(&format!("subnet of VPC `{}`", vpc.name), vpc.subnets.iter().map(|s| &s.name))?;
+            for subnet in &vpc.subnets {
+                check_name("subnet", &subnet.name)?;
+                if subnet.ipv4.is_none() && subnet.ipv6.is_none() {
+                    return Err(format!("subnet `{}` of VPC `{}` has no prefix", subnet.name, vpc.name));
+                }
+            }
+        }
+        for peering in &self.peerings {
+            check_name("peering", &peering.name)?;
+            if let Some(vpc) = peering.vpcs.iter().find(|name| !self.vpcs.iter().any(|v| v.name == **name)) {
+                return Err(format!("peering `{}` names VPC `{vpc}`, which does not exist", peering.name));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_vms(&self) -> std::result::Result<(), String> {
+        let mut seen = HashSet::new();
+        for vm in &self.vms {
+            let Some(subnet) = self.subnet(&vm.vpc, &vm.subnet) else {
+                return Err(format!(
+                    "VM `{}` names subnet `{}` of VPC `{}`, which does not exist",
+                    vm.name, vm.subnet, vm.vpc
+                ));
+            };
+            if !self.hosts.iter().any(|h| h.name == vm.host) {
+                return Err(format!("VM `{}` names host `{}`, which does not exist", vm.name, vm.host));
+            }
+            let Some(address) = vm.ipv4 else { continue };
+            let inside = subnet.ipv4.is_some_and(|net| net.contains(&address));
+            if !inside || subnet.ipv4.is_some_and(|net| first_host(&net.into()) == Some(address.into())) {
+                return Err(format!(
+                    "address {address} of VM `{}` is not a free one of subnet `{}`",
+                    vm.name, subnet.name
+                ));
+            }
+            if !seen.insert((&vm.vpc, address)) {
+                return Err(format!("address {address} of VM `{}` is another VM's in the VPC", vm.name));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lower-case letters, digits and inner hyphens, beginning with a letter: safe
+/// in file names, namespace names and shell words.
+fn check_name(kind: &str, name: &str) -> std::result::Result<(), String> {
+    let shape = name.starts_with(|c: char| c.is_ascii_lowercase())
+        && !name.ends_with('-')
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+    if shape && name.len() <= NAME_LENGTH_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "`{name}` cannot name a {kind}: use up to {NAME_LENGTH_MAX} lower-case letters, digits and hyphens, \
+         beginning with a letter"
+    ))
+}
+
+fn unique<T: Eq + Hash + std::fmt::Display>(
+    kind: &str,
+    names: impl Iterator<Item = T>,
+) -> std::result::Result<(), String> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if seen.contains(&name) {
+            return Err(format!("{kind} `{name}` is there twice"));
+        }
+        seen.insert(name);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid_and_has_what_the_guide_says() {
+        let topology = Topology::standard().unwrap();
+        assert_eq!((topology.gateways.len(), topology.hosts.len(), topology.tenants.len()), (2, 3, 2));
+        assert_eq!((topology.vpcs.len(), topology.vms.len(), topology.peerings.len()), (3, 8, 1));
+        assert!(topology.hosts.iter().any(|h| h.ipv4.is_none()));
+        assert_eq!(topology.vpcs[0].subnets[0].ipv4, topology.vpcs[2].subnets[0].ipv4);
+    }
+
+    /// Replaces `from` by `to` in the default and expects an error with all of `words`.
+    #[track_caller]
+    fn refused(from: &str, to: &str, words: &[&str]) {
+        assert!(DEFAULT.contains(from), "`{from}` is not in the default");
+        let error = Topology::parse("x.yaml", &DEFAULT.replacen(from, to, 1)).unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "`{error}` does not mention `{word}`");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_offender() {
+        refused("mtu: 1500", "mtu: 1500\n  colour: red", &["x.yaml", "colour"]);
+        refused("mtu: 1500", "mtu: 900", &["MTU 900"]);
+        refused("name: host-2", "name: host-1", &["host `host-1`", "same name"]);
+        refused("name: host-2", "name: Host_2", &["Host_2", "cannot name"]);
+        refused("name: host-2", "name: controller", &["controller"]);
+        refused("gw-2, switch: tor-1", "gw-2, switch: tor-9", &["gw-2", "tor-9"]);
+        refused("ipv4: 192.0.2.22", "ipv4: 192.0.2.21", &["192.0.2.21", "host-2", "host-1"]);
+        refused("ipv4: 192.0.2.22", "ipv4: 198.51.100.1", &["198.51.100.1", "host-2", "outside"]);
+        refused(", ipv4: 192.0.2.22", "", &["host-2", "underlay address"]);
+        refused("tenant: blue", "tenant: green", &["shop", "green"]);
+        refused("[web, db]", "[web, dc]", &["web-db", "dc"]);
+        refused("host: host-3, ipv4: 10.2.0.12", "host: host-4, ipv4: 10.2.0.12", &["db-2", "host-4"]);
+        refused("ipv4: 10.2.0.12", "ipv4: 10.2.1.12", &["10.2.1.12", "db-2"]);
+        refused("ipv4: 10.2.0.12", "ipv4: 10.2.0.1 ", &["10.2.0.1", "db-2"]);
+        refused("ipv4: 10.2.0.12", "ipv4: 10.2.0.11", &["10.2.0.11", "db-2"]);
+        refused("subnet: back", "subnet: rear", &["shop-3", "rear"]);
+        refused("mac: \"02:00:00:00:01:11\"", "mac: \"02:00:00:00:01\"", &["02:00:00:00:01"]);
+        refused("- name: tor-1", "- { name: tor-1, uplink: tor-0 }", &["tor-1", "uplink"]);
+        refused("- name: tor-1", "- name: tor-1\n  - name: tor-2", &["tor-2", "uplink"]);
+        refused("vips: [", "vips: [192.0.2.11, ", &["192.0.2.11", "edge", "gw-1"]);
+    }
+}

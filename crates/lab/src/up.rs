@@ -1,0 +1,286 @@
+//! Brings a lab up: namespaces and controller side by side, then the cloud's
+//! objects, agents, ports, VMs.
+
+use crate::down::{clear, finish, lock};
+use crate::error::{Error, IoContext, Result};
+use crate::exec::check_tools;
+use crate::lab::{CONTROLLER, Lab, Node, State};
+use crate::net;
+use crate::paths::{Paths, management};
+use crate::process::{Process, read_json, write_json};
+use crate::topology::Topology;
+use crate::vm;
+use futures::future::try_join_all;
+use nix::fcntl::{Flock, FlockArg};
+use sluice_client::{
+    Client, CloudFile, Cluster, ClusterSpec, Gateway, GatewaySpec, Host, HostSpec, TenantSpec, apply,
+};
+use sluice_types::ClusterId;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const SOUTHBOUND_PORT: u16 = 7443;
+const METRICS_PORT: u16 = 9100;
+const READY: Duration = Duration::from_secs(20);
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The lab's name.
+    pub name: String,
+    /// Its topology.
+    pub topology: Topology,
+    /// The `sluice` binary.
+    pub binary: PathBuf,
+    /// URL of the controller's database; `None`: SQLite in its state directory.
+    pub database: Option<String>,
+    /// Puts the controller's state directory on a file system of this size.
+    pub controller_disk_bytes: Option<u64>,
+    /// Leaves what there is when something fails, to look at.
+    pub keep: bool,
+}
+
+impl Options {
+    /// The standard topology with a binary.
+    ///
+    /// # Errors
+    /// None in a release: a test reads the standard topology.
+    pub fn standard(name: &str, binary: &Path) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            topology: Topology::standard()?,
+            binary: binary.to_owned(),
+            database: None,
+            controller_disk_bytes: None,
+            keep: false,
+        })
+    }
+}
+
+impl Lab {
+    /// Brings a lab up. What an earlier, unfinished one of the name left is
+    /// removed first; when this one fails, it is removed as well.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyUp`], [`Error::Busy`], and what the steps give.
+    pub async fn up(options: Options) -> Result<Self> {
+        check_tools()?;
+        let paths = Paths::new(&options.name)?;
+        let lock = lock(&paths)?;
+        if read_json::<State>(&paths.state()).is_ok_and(|state| state.ready) {
+            return Err(Error::AlreadyUp(options.name));
+        }
+        clear(&paths).await?;
+        let keep = options.keep;
+        let outcome = build(&paths, options).await;
+        if outcome.is_err() && !keep {
+            clear(&paths).await?;
+            finish(&paths, lock)?;
+        }
+        outcome
+    }
+
+    /// Remembers the state.
+    pub(crate) fn save(&self) -> Result<()> {
+        write_json(&self.paths.state(), &self.state)
+    }
+}
+
+async fn build(paths: &Paths, options: Options) -> Result<Lab> {
+    prepare_files(paths, &options)?;
+    let index = net::claim_network(paths).await?;
+    let mut lab = lab_of(paths, options, index)?;
+    lab.save()?;
+    let controller = async {
+        start_controller(&lab).await?;
+        register_nodes(&lab).await
+    };
+    let (registered, ()) =
+        tokio::try_join!(controller, net::build(paths, &lab.state.topology, lab.state.index))?;
+    lab.state.cluster = Some(registered.cluster);
+    lab.state.nodes = registered.nodes;
+    let names: Vec<String> = lab.state.topology.nodes().map(str::to_owned).collect();
+    let agents = try_join_all(names.iter().map(|node| start_agent(&lab, node)));
+    let (_, cloud) = tokio::try_join!(agents, vm::create_cloud(&lab))?;
+    lab.state.vpcs = cloud.vpcs;
+    lab.state.vms = cloud.vms;
+    lab.save()?;
+    vm::bring_up(&lab).await?;
+    lab.state.ready = true;
+    lab.save()?;
+    Ok(lab)
+}
+
+fn prepare_files(paths: &Paths, options: &Options) -> Result<()> {
+    for directory in ["logs", "processes", "nodes", "vms", "dhcp"] {
+        let directory = paths.root().join(directory);
+        fs::create_dir_all(&directory).context("cannot make", directory)?;
+    }
+    let nodes = options.topology.nodes().chain([CONTROLLER]);
+    for directory in nodes.map(|node| paths.state_dir(node)) {
+        fs::create_dir_all(&directory).context("cannot make", directory)?;
+    }
+    if let Some(bytes) = options.controller_disk_bytes {
+        let target = paths.state_dir(CONTROLLER);
+        let (none, size) = (nix::mount::MsFlags::empty(), format!("size={bytes}"));
+        nix::mount::mount(Some("tmpfs"), &target, Some("tmpfs"), none, Some(size.as_str()))
+            .map_err(std::io::Error::from)
+            .context("cannot mount a file system on", target)?;
+    }
+    vm::write_dhcp_scripts(paths)?;
+    let mut random = [0u8; 24];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut random))
+        .context("cannot read", "/dev/urandom")?;
+    let token: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    fs::write(paths.token(), token).context("cannot write", paths.token())?;
+    fs::set_permissions(paths.token(), fs::Permissions::from_mode(0o600))
+        .context("cannot protect", paths.token())?;
+    mount_bpffs()
+}
+
+/// Agents mount bpffs where it is missing; many that start at once would mount
+/// it over each other.
+fn mount_bpffs() -> Result<()> {
+    const BPFFS: &str = "/sys/fs/bpf";
+    let directory = File::open(Paths::labs()).context("cannot open", Paths::labs())?;
+    let _lock = Flock::lock(directory, FlockArg::LockExclusive)
+        .map_err(|(_, error)| error.into())
+        .context("cannot lock", Paths::labs())?;
+    if net::mounts().iter().any(|mount| mount == Path::new(BPFFS)) {
+        return Ok(());
+    }
+    let none = nix::mount::MsFlags::empty();
+    nix::mount::mount(Some("bpf"), BPFFS, Some("bpf"), none, None::<&str>)
+        .map_err(std::io::Error::from)
+        .context("cannot mount bpffs on", BPFFS)
+}
+
+fn lab_of(paths: &Paths, options: Options, index: u16) -> Result<Lab> {
+    let api = free_port()?;
+    let sqlite = || format!("sqlite:{}", paths.state_dir(CONTROLLER).join("sluice.db").display());
+    let token = fs::read_to_string(paths.token()).context("cannot read", paths.token())?;
+    let state = State {
+        name: options.name,
+        index,
+        binary: options.binary,
+        api,
+        database: options.database.unwrap_or_else(sqlite),
+        topology: options.topology,
+        cluster: None,
+        vpcs: BTreeMap::new(),
+        nodes: BTreeMap::new(),
+        vms: BTreeMap::new(),
+        ready: false,
+    };
+    let api = Client::new(&format!("http://{api}"), Some(token))?;
+    Ok(Lab { paths: paths.clone(), state, api })
+}
+
+/// A port of the loopback address that nobody listens on now.
+fn free_port() -> Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .and_then(|listener| listener.local_addr())
+        .context("cannot find a free port on", "127.0.0.1")
+}
+
+async fn start_controller(lab: &Lab) -> Result<()> {
+    let State { index, binary, api, database, .. } = &lab.state;
+    let southbound = management(*index, 1);
+    let argv = vec![
+        binary.display().to_string(),
+        "controller".to_owned(),
+        format!("--database={database}"),
+        format!("--api={api}"),
+        format!("--southbound={southbound}:{SOUTHBOUND_PORT}"),
+        format!("--southbound-name={southbound}"),
+        format!("--state-dir={}", lab.paths.state_dir(CONTROLLER).display()),
+        format!("--api-token-file={}", lab.paths.token().display()),
+    ];
+    let process = Process::start(&lab.paths, CONTROLLER, None, argv)?;
+    let watch = async {
+        loop {
+            process.check(&lab.paths)?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        ready = lab.api.wait_ready(READY) => Ok(ready?),
+        died = watch => died,
+    }
+}
+
+struct Registered {
+    cluster: ClusterId,
+    nodes: BTreeMap<String, Node>,
+}
+
+/// Tenants, cluster, gateways and hosts in the API.
+async fn register_nodes(lab: &Lab) -> Result<Registered> {
+    let topology = &lab.state.topology;
+    let cluster = topology.cluster.name.clone();
+    let gateways = topology.gateways.iter().map(|it| GatewaySpec {
+        name: it.name.clone(),
+        cluster: cluster.clone(),
+        vtep4: it.ipv4,
+        vtep6: it.ipv6,
+    });
+    let hosts = topology.hosts.iter();
+    let cloud = CloudFile {
+        tenants: topology.tenants.iter().map(|name| TenantSpec { name: name.clone() }).collect(),
+        clusters: vec![ClusterSpec { name: cluster.clone(), vips: topology.cluster.vips.clone() }],
+        gateways: gateways.collect(),
+        hosts: hosts.map(|it| HostSpec { name: it.name.clone(), vtep: it.vtep(), agent: true }).collect(),
+        ..CloudFile::default()
+    };
+    apply(&lab.api, &cloud, sluice_client::Options::default(), &mut |_| {}).await?;
+    let cluster = lab.api.find::<Cluster>(&cluster, &[]).await?.id;
+    let gateways = lab.api.list::<Gateway>(&[], None).await?;
+    let hosts = lab.api.list::<Host>(&[], None).await?;
+    let gateways = gateways.into_iter().map(|it| (it.name, it.id.to_string(), true));
+    let hosts = hosts.into_iter().map(|it| (it.name, it.id.to_string(), false));
+    let node = |(name, id, gateway): (String, String, bool)| {
+        let address = net::node_management(topology, lab.state.index, &name)?;
+        Some((name, Node { id, gateway, metrics: SocketAddr::from((address, METRICS_PORT)) }))
+    };
+    let nodes = gateways.chain(hosts).filter_map(node).collect();
+    Ok(Registered { cluster, nodes })
+}
+
+/// Enrols a node and starts its agent in its namespace.
+async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
+    let Node { id, gateway, metrics } = lab.node(node)?;
+    let bad = |_| Error::Form { what: format!("node {node}"), problem: format!("id {id}") };
+    let bundle = if *gateway {
+        lab.api.enrol::<Gateway>(id.parse().map_err(bad)?).await?
+    } else {
+        lab.api.enrol::<Host>(id.parse().map_err(bad)?).await?
+    };
+    let file = lab.paths.enrolment(node);
+    write_json(&file, &bundle)?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).context("cannot protect", &file)?;
+    let mut argv = vec![
+        lab.state.binary.display().to_string(),
+        if *gateway { "gateway" } else { "vswitch" }.to_owned(),
+        format!("--enrolment={}", file.display()),
+        format!("--state-dir={}", lab.paths.state_dir(node).display()),
+        format!("--metrics={metrics}"),
+        format!("--pin-dir={}", lab.paths.pin_dir(node).display()),
+        format!("--socket={}", lab.paths.socket(node).display()),
+    ];
+    let topology = &lab.state.topology;
+    if let Some(gateway) = topology.gateways.iter().find(|g| g.name == node) {
+        argv.push("--interface=eth0".to_owned());
+        argv.extend(gateway.ipv4.map(|address| format!("--vtep4={address}")));
+        argv.extend(gateway.ipv6.map(|address| format!("--vtep6={address}")));
+    }
+    if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {
+        argv.extend(["--uplink=eth0".to_owned(), format!("--vtep={}", host.vtep())]);
+    }
+    Process::start(&lab.paths, node, Some(node), argv)
+}
