@@ -201,7 +201,7 @@ struct next_hop {
 	__u8 kind;
 	__u8 flags;
 	__u16 reserved16;
-	__u32 references; /* writer's own count */
+	__u32 reserved32;
 	__u8 address[16]; /* network order */
 	__u8 mac[8];	  /* vIP: its vMAC, in the first 6 bytes */
 	/*

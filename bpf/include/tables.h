@@ -138,7 +138,9 @@ static __always_inline enum exact_answer exact_conflict_find(const struct exact_
 		    READ_ONCE(entry->address[1]) == low) {
 			hit->mac = READ_ONCE(entry->value) & EXACT_MAC_MASK;
 			hit->next = READ_ONCE(entry->next) & CELL_INDEX_MASK;
-			return READ_ONCE(entry->key) == seen ? EXACT_HIT : EXACT_BUSY;
+			/* A live entry never changes, so a changed one is not the one sought. */
+			if (READ_ONCE(entry->key) == seen)
+				return EXACT_HIT;
 		}
 		at = at + 1 == count ? 0 : at + 1;
 	}

@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn main() {
-    let include = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include");
+    let include =
+        PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
     for header in ["cells.h", "drops.h"] {
         println!("cargo:rerun-if-changed={}", include.join(header).display());

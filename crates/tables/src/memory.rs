@@ -1,0 +1,264 @@
+//! The memory that tables live in: cells, and atomic access to their words.
+
+use crate::layout;
+use std::any::Any;
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+const CELL: usize = layout::CELL_BYTES as usize;
+
+/// A run of cells that a writer and readers share. Clones name the same memory.
+///
+/// All access is by atomic words: stores release, loads acquire, so that a word
+/// seen leads only to what was stored before it. A word is always accessed in
+/// the size that `cells.h` gives it while anybody else may read it.
+#[derive(Clone)]
+pub struct Memory {
+    base: NonNull<u8>,
+    cells: u32,
+    _keep: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the mapping lives as long as `_keep`, is not bound to a thread, and
+// all shared access to it is by atomics.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+/// Structures of `cells.h`: plain words of a multiple of 8 bytes, without
+/// padding, valid for every bit pattern.
+///
+/// # Safety
+/// The type must be just that.
+pub(crate) unsafe trait Plain: Copy + Default {}
+
+macro_rules! plain {
+    ($($name:ident),*) => {$(
+        // SAFETY: declared in cells.h with explicit padding, integers only; the
+        // size is asserted to be whole words.
+        unsafe impl Plain for layout::$name {}
+        const _: () = assert!(size_of::<layout::$name>() % 8 == 0);
+    )*};
+}
+plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port, node_config, group, cell);
+
+struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; it has no interior of its own.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly what mmap returned, unmapped once, when the last
+        // Memory that refers to it is gone.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl Memory {
+    /// Fresh zeroed memory of this process.
+    ///
+    /// # Errors
+    /// When the kernel refuses the mapping.
+    pub fn anonymous(cells: u32) -> io::Result<Self> {
+        let bytes = cells as usize * CELL;
+        // SAFETY: a new anonymous mapping, placed by the kernel.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).expect("mmap never maps address 0 unasked");
+        // SAFETY: just mapped, of that size, and unmapped only by `Mapping`.
+        Ok(unsafe { Self::from_raw(base, cells, Arc::new(Mapping { base, bytes })) })
+    }
+
+    /// Memory that somebody else mapped, like a BPF array's.
+    ///
+    /// # Safety
+    /// `base` must be aligned to 64 bytes and lead to `cells` times 64 bytes
+    /// that stay mapped for reading and writing while `keep` lives, and nobody
+    /// but readers of the tables, and one writer, may access them.
+    pub unsafe fn from_raw(base: NonNull<u8>, cells: u32, keep: Arc<dyn Any + Send + Sync>) -> Self {
+        assert!(base.as_ptr() as usize % CELL == 0, "table memory is aligned to a cell");
+        Self { base, cells: cells.min(layout::CELL_INDEX_MASK), _keep: keep }
+    }
+
+    /// Capacity in cells.
+    pub fn cells(&self) -> u32 {
+        self.cells
+    }
+
+    /// True when tables have been laid out here: adopt them; else create them.
+    pub fn is_laid_out(&self) -> bool {
+        self.cells > 0 && self.load64(0, offset_of!(layout::superblock, magic)) == layout::TABLES_MAGIC
+    }
+
+    /// True when a run lies wholly within the memory.
+    pub(crate) fn contains(&self, cell: u32, cells: u32) -> bool {
+        u64::from(cell) + u64::from(cells) <= u64::from(self.cells)
+    }
+
+    #[inline]
+    fn at(&self, cell: u32, offset: usize, size: usize) -> NonNull<u8> {
+        let byte = cell as usize * CELL + offset;
+        assert!(
+            byte + size <= self.cells as usize * CELL && byte.is_multiple_of(size),
+            "outside table memory"
+        );
+        // SAFETY: within the mapping, as just checked.
+        unsafe { self.base.add(byte) }
+    }
+
+    #[inline]
+    fn word64(&self, cell: u32, offset: usize) -> &AtomicU64 {
+        // SAFETY: `at` checked bounds and alignment; the mapping outlives self,
+        // and shared access is by atomics only.
+        unsafe { self.at(cell, offset, 8).cast().as_ref() }
+    }
+
+    #[inline]
+    fn word32(&self, cell: u32, offset: usize) -> &AtomicU32 {
+        // SAFETY: as in `word64`.
+        unsafe { self.at(cell, offset, 4).cast().as_ref() }
+    }
+
+    #[inline]
+    pub(crate) fn load64(&self, cell: u32, offset: usize) -> u64 {
+        self.word64(cell, offset).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn store64(&self, cell: u32, offset: usize, value: u64) {
+        self.word64(cell, offset).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn load32(&self, cell: u32, offset: usize) -> u32 {
+        self.word32(cell, offset).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn store32(&self, cell: u32, offset: usize, value: u32) {
+        self.word32(cell, offset).store(value, Ordering::Release);
+    }
+
+    /// Asks the processor to fetch a cell; a hint without effect on results.
+    #[inline]
+    pub(crate) fn prefetch(&self, cell: u32) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let at = self.at(cell, 0, CELL);
+            // SAFETY: prefetching has no architectural effect; the address is ours.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.as_ptr().cast()) };
+        }
+    }
+
+    /// Stores a whole structure, word by word.
+    pub(crate) fn write<T: Plain>(&self, cell: u32, value: &T) {
+        for (i, word) in words(value).enumerate() {
+            self.store64(cell, i * 8, word);
+        }
+    }
+
+    /// Stores those words of a structure that differ. Readers see the change word by word.
+    pub(crate) fn update<T: Plain>(&self, cell: u32, value: &T) -> bool {
+        let mut changed = false;
+        for (i, word) in words(value).enumerate() {
+            if self.load64(cell, i * 8) != word {
+                self.store64(cell, i * 8, word);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Loads a whole structure, word by word.
+    pub(crate) fn read<T: Plain>(&self, cell: u32) -> T {
+        let mut value = T::default();
+        let to: *mut T = &mut value;
+        for i in 0..size_of::<T>() / 8 {
+            let word = self.load64(cell, i * 8);
+            // SAFETY: `to` has size_of::<T>() bytes and every pattern is valid
+            // for a Plain type; the write is unaligned-safe.
+            unsafe { to.cast::<u8>().add(i * 8).cast::<u64>().write_unaligned(word) };
+        }
+        value
+    }
+
+    /// Makes a run zero that no reader can reach.
+    pub(crate) fn zero(&self, cell: u32, cells: u32) {
+        let bytes = cells as usize * CELL;
+        assert!(self.contains(cell, cells), "outside table memory");
+        // SAFETY: in bounds as checked; the run is unlinked and a grace period
+        // has passed, so the writer that calls this is alone with it.
+        unsafe { ptr::write_bytes(self.base.add(cell as usize * CELL).as_ptr(), 0, bytes) };
+    }
+}
+
+fn words<T: Plain>(value: &T) -> impl Iterator<Item = u64> {
+    let from: *const T = value;
+    (0..size_of::<T>() / 8).map(move |i| {
+        // SAFETY: within the borrowed value, whose bytes are all initialised
+        // (Plain: no padding); the read is unaligned-safe.
+        unsafe { from.cast::<u8>().add(i * 8).cast::<u64>().read_unaligned() }
+    })
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memory").field("cells", &self.cells).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_round_trip_and_update_says_what_changed() {
+        let memory = Memory::anonymous(8).unwrap();
+        let mut vrf = layout::vrf { vni: 7, mtu: 1430, router6: [9; 16], ..Default::default() };
+        memory.write(5, &vrf);
+        assert_eq!(memory.read::<layout::vrf>(5), vrf);
+        assert!(!memory.update(5, &vrf));
+        vrf.mtu = 1500;
+        assert!(memory.update(5, &vrf));
+        assert_eq!(memory.read::<layout::vrf>(5).mtu, 1500);
+        memory.zero(5, 1);
+        assert_eq!(memory.read::<layout::vrf>(5), layout::vrf::default());
+    }
+
+    #[test]
+    #[should_panic(expected = "outside table memory")]
+    fn access_behind_the_end_is_refused() {
+        Memory::anonymous(8).unwrap().load64(8, 0);
+    }
+
+    #[test]
+    fn clones_keep_the_mapping() {
+        let memory = Memory::anonymous(8).unwrap();
+        let other = memory.clone();
+        memory.store32(7, 4, 42);
+        drop(memory);
+        assert_eq!(other.load32(7, 4), 42);
+        assert!(!other.is_laid_out());
+    }
+}

@@ -1,0 +1,321 @@
+//! Free cells: runs by size, reused after a grace period.
+//!
+//! The free lists are private memory. A writer that dies leaks nothing: its
+//! successor walks what the roots lead to and takes the rest as free.
+
+use crate::error::Error;
+use crate::grace::Grace;
+use crate::layout;
+use crate::memory::Memory;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// Runs up to this length have a free list of their own.
+const SMALL_MAX: usize = 16;
+/// Cells that small runs are cut from at a time.
+const CHUNK_CELLS: u32 = 256;
+/// Runs that wait for a grace period before one is waited for.
+pub(crate) const RETIRED_RUNS_MAX: usize = 4096;
+
+/// The memory, its free runs, and those that readers may still see.
+pub(crate) struct Pool {
+    memory: Memory,
+    grace: Box<dyn Grace>,
+    small: [Vec<u32>; SMALL_MAX + 1],
+    chunk: Range<u32>,
+    extents: BTreeMap<u32, u32>,
+    by_length: BTreeSet<(u32, u32)>,
+    retired: Vec<(u32, u32)>,
+    retired_cells: u64,
+    free_cells: u64,
+}
+
+/// Cells that are reachable, gathered when tables are adopted.
+pub(crate) struct Used {
+    bits: Vec<u64>,
+    cells: u32,
+}
+
+impl Used {
+    pub(crate) fn new(memory: &Memory) -> Self {
+        let mut used = Self { bits: vec![0; (memory.cells() as usize).div_ceil(64)], cells: memory.cells() };
+        used.claim(0, layout::CELL_FIRST_FREE).expect("the memory holds at least the roots");
+        used
+    }
+
+    /// Marks a run as reachable.
+    pub(crate) fn claim(&mut self, first: u32, cells: u32) -> Result<(), Error> {
+        if u64::from(first) + u64::from(cells) > u64::from(self.cells) {
+            return Err(Error::Corrupt(format!("a link leads to cell {first}, behind the end")));
+        }
+        for cell in first..first + cells {
+            let (word, bit) = (cell as usize / 64, 1 << (cell % 64));
+            if self.bits[word] & bit != 0 {
+                return Err(Error::Corrupt(format!("cell {cell} is part of two structures")));
+            }
+            self.bits[word] |= bit;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn has(&self, cell: u32) -> bool {
+        cell < self.cells && self.bits[cell as usize / 64] & 1 << (cell % 64) != 0
+    }
+}
+
+impl Pool {
+    /// Everything free but the superblock and the roots.
+    pub(crate) fn new(memory: Memory, grace: Box<dyn Grace>) -> Self {
+        let used = Used::new(&memory);
+        Self::with_used(memory, grace, &used)
+    }
+
+    /// Everything free that is not in use.
+    pub(crate) fn with_used(memory: Memory, grace: Box<dyn Grace>, used: &Used) -> Self {
+        let mut pool = Self {
+            memory,
+            grace,
+            small: Default::default(),
+            chunk: 0..0,
+            extents: BTreeMap::new(),
+            by_length: BTreeSet::new(),
+            retired: Vec::new(),
+            retired_cells: 0,
+            free_cells: 0,
+        };
+        let mut cell = 0;
+        while cell < used.cells {
+            let start = cell;
+            while cell < used.cells && !used.has(cell) {
+                cell += 1;
+            }
+            if cell > start {
+                pool.free_cells += u64::from(cell - start);
+                pool.insert_extent(start, cell - start);
+            }
+            cell += 1;
+        }
+        pool
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Free cells, without those that wait for a grace period.
+    pub(crate) fn free_cells(&self) -> u64 {
+        self.free_cells
+    }
+
+    /// Cells that wait for a grace period.
+    pub(crate) fn retired_cells(&self) -> u64 {
+        self.retired_cells
+    }
+
+    /// A zeroed run.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub(crate) fn allocate(&mut self, cells: u32) -> Result<u32, Error> {
+        debug_assert!(cells > 0);
+        let mut found = self.take(cells);
+        if found.is_none() && !self.retired.is_empty() {
+            self.flush()?;
+            found = self.take(cells);
+        }
+        if found.is_none() {
+            self.coalesce();
+            found = self.take(cells);
+        }
+        let Some(first) = found else {
+            return Err(Error::Full {
+                needed_cells: u64::from(cells),
+                free_cells: self.free_cells,
+                total_cells: u64::from(self.memory.cells()),
+            });
+        };
+        self.free_cells -= u64::from(cells);
+        self.memory.zero(first, cells);
+        Ok(first)
+    }
+
+    /// Gives a run back that no reader has ever been able to reach.
+    pub(crate) fn give_back(&mut self, first: u32, cells: u32) {
+        self.free_cells += u64::from(cells);
+        if cells as usize <= SMALL_MAX {
+            self.small[cells as usize].push(first);
+        } else {
+            self.insert_extent(first, cells);
+        }
+    }
+
+    /// Gives a run back that has just been unlinked: it is reused after a grace
+    /// period. When many have gathered, one period is waited for all of them;
+    /// should that fail they stay queued, and the next allocation that needs
+    /// them reports it.
+    pub(crate) fn retire(&mut self, first: u32, cells: u32) {
+        self.retired.push((first, cells));
+        self.retired_cells += u64::from(cells);
+        if self.retired.len() >= RETIRED_RUNS_MAX {
+            let _ = self.flush();
+        }
+    }
+
+    /// Waits for a grace period and makes all retired runs free.
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        self.grace.wait()?;
+        self.retired_cells = 0;
+        for (first, cells) in std::mem::take(&mut self.retired) {
+            self.give_back(first, cells);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, cells: u32) -> Option<u32> {
+        if cells as usize > SMALL_MAX {
+            return self.carve_high(cells);
+        }
+        if let Some(first) = self.small[cells as usize].pop() {
+            return Some(first);
+        }
+        if (self.chunk.len() as u32) < cells {
+            self.drop_chunk();
+            self.chunk = self.carve_low(CHUNK_CELLS, cells)?;
+        }
+        let first = self.chunk.start;
+        self.chunk.start += cells;
+        Some(first)
+    }
+
+    /// Long runs come from the high end of the shortest piece that holds them,
+    /// chunks for small runs from the low end, so that they keep apart.
+    fn carve_high(&mut self, cells: u32) -> Option<u32> {
+        let &(length, start) = self.by_length.range((cells, 0)..).next()?;
+        self.remove_extent(start, length);
+        if length > cells {
+            self.insert_extent(start, length - cells);
+        }
+        Some(start + length - cells)
+    }
+
+    fn carve_low(&mut self, wanted: u32, least: u32) -> Option<Range<u32>> {
+        let fits = |from: u32| self.by_length.range((from, 0)..).next().copied();
+        let (length, start) = fits(wanted).or_else(|| fits(least))?;
+        let cells = length.min(wanted);
+        self.remove_extent(start, length);
+        if length > cells {
+            self.insert_extent(start + cells, length - cells);
+        }
+        Some(start..start + cells)
+    }
+
+    fn drop_chunk(&mut self) {
+        let rest = std::mem::replace(&mut self.chunk, 0..0);
+        if !rest.is_empty() {
+            self.insert_extent(rest.start, rest.len() as u32);
+        }
+    }
+
+    fn coalesce(&mut self) {
+        self.drop_chunk();
+        for cells in 1..=SMALL_MAX {
+            for first in std::mem::take(&mut self.small[cells]) {
+                self.insert_extent(first, cells as u32);
+            }
+        }
+    }
+
+    fn insert_extent(&mut self, mut start: u32, mut length: u32) {
+        if let Some((&before, &cells)) = self.extents.range(..start).next_back()
+            && before + cells == start
+        {
+            self.remove_extent(before, cells);
+            start = before;
+            length += cells;
+        }
+        if let Some(&cells) = self.extents.get(&(start + length)) {
+            self.remove_extent(start + length, cells);
+            length += cells;
+        }
+        self.extents.insert(start, length);
+        self.by_length.insert((length, start));
+    }
+
+    fn remove_extent(&mut self, start: u32, length: u32) {
+        self.extents.remove(&start);
+        self.by_length.remove(&(length, start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grace::{GraceError, Immediate};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    struct Counting(Arc<AtomicUsize>);
+
+    impl Grace for Counting {
+        fn wait(&self) -> Result<(), GraceError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn retired_runs_share_grace_periods_and_come_back() {
+        let waits = Arc::new(AtomicUsize::new(0));
+        let memory = Memory::anonymous(2 * RETIRED_RUNS_MAX as u32).unwrap();
+        let mut pool = Pool::new(memory, Box::new(Counting(waits.clone())));
+        let free = pool.free_cells();
+        for _ in 0..3 * RETIRED_RUNS_MAX {
+            let run = pool.allocate(1).unwrap();
+            pool.retire(run, 1);
+        }
+        assert_eq!(waits.load(Ordering::Relaxed), 3);
+        pool.flush().unwrap();
+        assert_eq!((pool.free_cells(), pool.retired_cells()), (free, 0));
+    }
+
+    #[test]
+    fn small_runs_join_into_long_ones_when_needed() {
+        let mut pool = Pool::new(Memory::anonymous(1024).unwrap(), Box::new(Immediate));
+        let runs: Vec<_> = std::iter::from_fn(|| pool.allocate(3).ok()).collect();
+        assert!(runs.len() >= 335, "{}", runs.len());
+        assert!(matches!(pool.allocate(100), Err(Error::Full { needed_cells: 100, .. })));
+        for run in runs {
+            pool.retire(run, 3);
+        }
+        assert!(pool.allocate(1000).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn runs_never_overlap_and_are_zero(sizes in prop::collection::vec((1u32..40, any::<bool>()), 1..200)) {
+            let memory = Memory::anonymous(1500).unwrap();
+            let mut pool = Pool::new(memory.clone(), Box::new(Immediate));
+            let free = pool.free_cells();
+            let mut live: Vec<(u32, u32)> = Vec::new();
+            for (cells, release) in sizes {
+                if release && !live.is_empty() {
+                    let (first, cells) = live.swap_remove(cells as usize % live.len());
+                    pool.retire(first, cells);
+                }
+                let Ok(first) = pool.allocate(cells) else { continue };
+                for cell in first..first + cells {
+                    prop_assert_eq!(memory.read::<layout::cell>(cell), layout::cell::default());
+                    memory.store64(cell, 0, 1);
+                }
+                for &(other, length) in &live {
+                    prop_assert!(first + cells <= other || other + length <= first);
+                }
+                live.push((first, cells));
+            }
+            let used: u64 = live.iter().map(|run| u64::from(run.1)).sum();
+            pool.flush().unwrap();
+            prop_assert_eq!(pool.free_cells() + used, free);
+        }
+    }
+}
