@@ -1,0 +1,47 @@
+# Every target sets up what it needs first; `make run` is the place to start.
+
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+SETUP := sh scripts/setup.sh
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench bench-spine lint fuzz test-kernels build clean
+
+help: ## Say what there is to make
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | column -t -s "$$(printf '\t')"
+
+build: ## Build the release binary, target/release/sluice
+	@$(SETUP) build
+	cargo build --release -p sluice
+
+run: ## Bring up a cloud in network namespaces, show that it works, stay until Ctrl-C
+	@$(SETUP) build run
+	cargo build --release -p sluice
+	@exec "$${CARGO_TARGET_DIR:-target}/release/sluice" lab run
+
+test: ## Prove all of it: format, lints, units, properties, fixtures, a short fuzz, scenarios
+	@$(SETUP) build run test fuzz
+	@sh scripts/test.sh
+
+lint: ## Check format and lints
+	@$(SETUP) build
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+bench: bench-spine ## Measure every claim beside its peer; results in bench/RESULTS.md
+
+bench-spine: ## Measure the gateway program, VM traffic and programming time
+	@$(SETUP) build run bench
+	cargo run --release -p sluice-bench-spine
+
+fuzz: ## Fuzz the packet parsers for FUZZ_SECONDS (default 600)
+	@$(SETUP) build fuzz
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} cargo test -p sluice-datapath --test fuzz -- --nocapture
+
+test-kernels: ## Load the programs on Debian 12's own kernel, booted under qemu
+	@$(SETUP) build kernels
+	sh scripts/test-kernels.sh
+
+clean: ## Remove labs that still run, and everything built
+	@if [ "$$(id -u)" -eq 0 ] && [ -x target/debug/sluice ]; then target/debug/sluice lab down || true; fi
+	cargo clean
+	rm -rf bench/out
