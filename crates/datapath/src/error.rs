@@ -15,12 +15,6 @@ pub enum Error {
     /// The kernel is too old.
     #[error("Linux {0} is too old: 6.1 or newer is needed")]
     OldKernel(String),
-    /// No grace periods.
-    #[error(
-        "membarrier(GLOBAL) is not offered by this kernel, and table cells could never be reused: {0}; \
-         boot without nohz_full"
-    )]
-    Membarrier(String),
     /// A system call failed.
     #[error("{what}")]
     System {

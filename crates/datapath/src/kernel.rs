@@ -1,7 +1,6 @@
 //! What this process needs of the kernel, checked once at start.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
@@ -18,17 +17,13 @@ const OLDEST: (u32, u32) = (6, 1);
 /// Bits of the effective capability set, see capability.h.
 const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN")];
 
-const MEMBARRIER_CMD_QUERY: libc::c_int = 0;
-const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-
-/// Checks rights, kernel version and membarrier, and lifts the limit on locked memory.
+/// Checks rights and the kernel's version, and lifts the limit on locked memory.
 ///
 /// # Errors
 /// Names what is missing and what to do about it.
 pub fn check() -> Result<(), Error> {
     check_capabilities(&read("/proc/self/status")?)?;
     check_version(read("/proc/sys/kernel/osrelease")?.trim())?;
-    check_membarrier()?;
     // Needed by kernels that account BPF memory to the user; harmless on the others.
     setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
         .map_err(|error| Error::system("lift the limit on locked memory")(error.into()))
@@ -53,29 +48,6 @@ fn check_version(release: &str) -> Result<(), Error> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
     let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version >= OLDEST { Ok(()) } else { Err(Error::OldKernel(release.to_owned())) }
-}
-
-fn check_membarrier() -> Result<(), Error> {
-    let offered = membarrier(MEMBARRIER_CMD_QUERY).map_err(|error| Error::Membarrier(error.to_string()))?;
-    if offered & MEMBARRIER_CMD_GLOBAL == 0 {
-        return Err(Error::Membarrier(format!("commands offered: {offered:#x}")));
-    }
-    Ok(())
-}
-
-fn membarrier(command: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: membarrier takes three integers and touches no memory of this process.
-    let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
-}
-
-/// Returns once every XDP and TC program that was running has ended.
-///
-/// # Panics
-/// If the kernel withdraws the call that [`check`] found on offer: nothing may
-/// be reused then, and going on would corrupt packets' lookups.
-pub fn grace_period() {
-    membarrier(MEMBARRIER_CMD_GLOBAL).expect("membarrier(GLOBAL) was on offer at start");
 }
 
 /// Mounts the BPF file system at [`BPFFS`] unless it is there.
@@ -117,11 +89,5 @@ mod tests {
         let error = check_capabilities("CapEff:\t0000000000003000\n").unwrap_err();
         assert_eq!(error.to_string(), "missing CAP_SYS_ADMIN: run as root");
         assert!(check_capabilities("").is_err());
-    }
-
-    #[test]
-    fn grace_periods_are_on_offer() {
-        check_membarrier().unwrap();
-        grace_period();
     }
 }

@@ -19,11 +19,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMut};
+use sluice_tables::Memory;
 
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic};
 pub use error::Error;
-pub use maps::{CELL_BYTES, CELLS_MAP, CellMemory};
+pub use maps::CELLS_MAP;
 pub use object::ObjectName;
 pub use packet::PacketSocket;
 
@@ -108,8 +109,8 @@ impl Datapath {
     ///
     /// # Errors
     /// If the kernel refuses the mapping.
-    pub fn memory(&self) -> Result<CellMemory, Error> {
-        CellMemory::map(self.map(CELLS_MAP)?)
+    pub fn memory(&self) -> Result<Memory, Error> {
+        maps::map_cells(self.map(CELLS_MAP)?)
     }
 
     /// Puts a program at an interface's XDP hook: in the driver if it can, else generic.

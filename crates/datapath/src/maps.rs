@@ -2,20 +2,20 @@
 
 use std::fs;
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use libbpf_rs::{MapCore, MapHandle, OpenMapMut, OpenObject};
+use sluice_tables::{Memory, layout};
 
 use crate::Error;
 
 /// The map that holds the tables.
 pub const CELLS_MAP: &str = "cells";
 
-/// Bytes of a cell.
-pub const CELL_BYTES: usize = 64;
+const CELL_BYTES: usize = layout::CELL_BYTES as usize;
 
 /// Sets the tables' size and lets every map be taken from its pin, or pinned when made.
 /// Returns whether the tables were there already.
@@ -94,69 +94,50 @@ pub(crate) fn remove_pins(dir: &Path) -> Result<(), Error> {
     }
 }
 
-/// The cells of the tables, mapped into this process: its stores are what packets read.
-#[derive(Debug)]
-pub struct CellMemory {
+/// A mapping of a BPF array into this process.
+struct Mapping {
     base: NonNull<u8>,
-    cells: u32,
-    // Keeps the map alive in a test that pins nothing.
+    bytes: usize,
+    // Keeps the map alive where nothing is pinned.
     _map: MapHandle,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped
 // once, when the only owner is dropped.
-unsafe impl Send for CellMemory {}
-// SAFETY: a shared reference only tells the address and the size; whoever reads
-// or writes through the address does so by atomic operations (see sluice_tables::Memory).
-unsafe impl Sync for CellMemory {}
+unsafe impl Send for Mapping {}
+// SAFETY: a shared reference offers nothing but being kept alive.
+unsafe impl Sync for Mapping {}
 
-impl CellMemory {
-    pub(crate) fn map(map: MapHandle) -> Result<Self, Error> {
-        let cells = map.max_entries();
-        let length = NonZeroUsize::new(Self::length(cells)).ok_or_else(|| Error::Incompatible {
-            path: PathBuf::from(CELLS_MAP),
-            why: "it has no cells".to_owned(),
-        })?;
-        // SAFETY: a new shared mapping at an address of the kernel's choice; it overlays nothing. The
-        // kernel checks that the map is mappable and as long as `length`.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length.get(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_fd().as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Error::system("map the tables into memory")(io::Error::last_os_error()));
-        }
-        let base = NonNull::new(base.cast()).expect("a mapping is never at address 0");
-        Ok(Self { base, cells, _map: map })
-    }
-
-    fn length(cells: u32) -> usize {
-        cells as usize * CELL_BYTES
-    }
-
-    /// First byte; valid for [`CellMemory::cells`] cells as long as `self` lives.
-    #[must_use]
-    pub fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    /// How many cells there are.
-    #[must_use]
-    pub fn cells(&self) -> u32 {
-        self.cells
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `bytes` are what mmap gave, unmapped once, when the last Memory over it is gone.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
-impl Drop for CellMemory {
-    fn drop(&mut self) {
-        // SAFETY: `base` and this length are what mmap returned, and nothing can
-        // use the address after `self` is gone.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), Self::length(self.cells)) };
+/// Maps the tables: stores to this memory are what packets read.
+pub(crate) fn map_cells(map: MapHandle) -> Result<Memory, Error> {
+    let cells = map.max_entries();
+    let bytes = cells as usize * CELL_BYTES;
+    // SAFETY: a new shared mapping at an address of the kernel's choice; it overlays nothing. The
+    // kernel checks that the map can be mapped and is as long.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            map.as_fd().as_raw_fd(),
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(Error::system("map the tables into memory")(io::Error::last_os_error()));
     }
+    let base = NonNull::new(base.cast()).expect("mmap never maps address 0 unasked");
+    let mapping = Mapping { base, bytes, _map: map };
+    // SAFETY: page aligned and mapped read-write for `cells` cells as long as `mapping` lives. The map is
+    // shared with the programs, which read the tables by the rules of cells.h and write only the words
+    // that are theirs; that there is one writer is the caller's duty (an agent holds a lock).
+    Ok(unsafe { Memory::from_raw(base, cells, Arc::new(mapping)) })
 }
