@@ -150,7 +150,7 @@ check_rights() {
 		problem "not root: network namespaces and eBPF need it; run: sudo make ..."
 		return
 	fi
-	links='ip link add name veth0 type veth && ip link add name bridge0 type bridge &&
+	links='ip link add name one type veth peer name two && ip link add name bridge0 type bridge &&
 		ip link add name vxlan0 type vxlan external dstport 4789'
 	if ! reason=$(unshare -n sh -c "$links" 2>&1); then
 		problem "cannot make network devices ($(echo "$reason" | head -n 1)):" \
