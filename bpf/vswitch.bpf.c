@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * The vSwitch of a host. port_ingress takes what a VM sends, on the host's side
+ * of its port; uplink_ingress takes what the underlay brings, on the VXLAN
+ * device in external mode. Verdicts: see port.h.
+ *
+ *   VM -> spoofing -> ARP, ND, DHCP, the router itself: answered here
+ *                  -> (VNI, destination) is a port of this host: delivered
+ *                  -> else the VPC's gateway group, through the VXLAN device
+ *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
+ *
+ * Nothing that a VM can set is believed of the skb: only what its bytes say,
+ * its length, its interface and its segment size.
+ */
+#include "deliver.h"
+#include "dhcp.h"
+#include "router_advertisement.h"
+#include "tunnel.h"
+#include "vm_arp.h"
+#include "vm_icmp.h"
+#include "vm_nd.h"
+
+/* Bytes that are made linear if the headers reach beyond the linear part: all that are followed. */
+#define HEADERS_MAX 512
+
+/* Parses the skb's frame, made linear as far as that needs. */
+static __attribute__((noinline)) int parse_skb(struct __sk_buff *skb, struct frame *frame)
+{
+	__u32 reach = skb->len < HEADERS_MAX ? skb->len : HEADERS_MAX;
+	enum drop_reason reason;
+
+	if (skb->vlan_present)
+		return DROP_inner_vlan;
+	for (int i = 0; i < 2; i++) {
+		const void *start = (const void *)(long)skb->data;
+		const void *end = (const void *)(long)skb->data_end;
+
+		reason = parse_frame(start, end, skb->len, frame);
+		if (reason != DROP_inner_truncated || start + reach <= end)
+			break;
+		if (bpf_skb_pull_data(skb, reach))
+			break;
+	}
+	return reason;
+}
+
+/* IP bytes of the longest packet that the frame is, or will be cut into. */
+static __always_inline __u32 longest_packet(const struct __sk_buff *skb, const struct frame *frame)
+{
+	__u32 headers = frame->transport_at - ETH_HLEN + 8;
+
+	if (!skb->gso_size)
+		return frame->ip_bytes;
+	/* TCP's data offset lies beyond what was parsed; GSO packets have the whole header. */
+	if (frame->protocol == IPPROTO_TCP) {
+		__u8 offset = 0;
+
+		bpf_skb_load_bytes((void *)skb, frame->transport_at + 12, &offset, 1);
+		headers = frame->transport_at - ETH_HLEN + (offset >> 4) * 4;
+	}
+	return headers + skb->gso_size;
+}
+
+/* A VM's packet with its own source, to `destination`'s port on this host. */
+static __always_inline int to_local(struct __sk_buff *skb, const struct vrf *vrf, __u32 port_cell,
+				    struct frame *frame, int found, const struct exact_hit *hit)
+{
+	const struct node_config *node = node_at();
+	enum drop_reason reason;
+	const struct port *to = local_port(found, hit, vrf->vni, &reason);
+
+	if (!to || !node)
+		return port_drop(vrf->vni, reason);
+	if (to->ifindex == skb->ifindex)
+		return port_drop(vrf->vni, DROP_hairpin);
+	if (frame->destination_mac == load_mac(node->router_mac)) {
+		if (frame->ttl <= 1)
+			return complain(skb, port_cell, frame, DROP_ttl_exceeded);
+		if (route_headers(skb, frame, node, to))
+			return port_drop(vrf->vni, DROP_headroom);
+	} else if (frame->destination_mac != load_mac(to->mac)) {
+		return port_drop(vrf->vni, DROP_wrong_mac);
+	}
+	count_traffic(vrf->counters, skb->len);
+	return deliver(skb, to);
+}
+
+/* A VM's unicast packet whose source is right. */
+static __always_inline int forward(struct __sk_buff *skb, const struct port *port,
+				   const struct vrf *vrf, __u32 port_cell, struct frame *frame,
+				   int to_router)
+{
+	struct exact_hit hit = {};
+	int found;
+
+	if (frame_multicast(frame))
+		return port_drop(vrf->vni, DROP_multicast);
+	if (to_router) {
+		if (is_echo(frame))
+			return echo_answer(skb, port_cell, frame);
+		return port_drop(vrf->vni, DROP_no_endpoint);
+	}
+	if (longest_packet(skb, frame) > port->mtu)
+		return complain(skb, port_cell, frame, DROP_too_big);
+	if (frame->flags & FRAME_IPV6)
+		found = find_ipv6(vrf->vni, frame->destination[0], frame->destination[1], &hit);
+	else
+		found = find_ipv4(vrf->vni, frame->destination[1], &hit);
+	if (found == EXACT_MISS)
+		return tunnel_to_group(skb, port->vrf, frame_hash(frame));
+	return to_local(skb, vrf, port_cell, frame, found, &hit);
+}
+
+/* UDP between these ports, in host order. */
+static __always_inline int is_udp(const struct frame *frame, __u16 source, __u16 destination)
+{
+	return frame->protocol == IPPROTO_UDP && !(frame->flags & FRAME_LATER) &&
+	       frame->transport == ((__u32)source << 16 | destination);
+}
+
+static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port *port,
+					const struct vrf *vrf, __u32 port_cell, struct frame *frame)
+{
+	__u32 own = bpf_ntohl(port->address4), router = bpf_ntohl(port->router4);
+	__u32 source = frame->source[1], destination = frame->destination[1];
+
+	if (is_udp(frame, DHCP_SERVER_PORT, DHCP_CLIENT_PORT))
+		return port_drop(vrf->vni, DROP_forged_control);
+	if ((source && source != own) || (!source && !is_udp(frame, DHCP_CLIENT_PORT, DHCP_SERVER_PORT)))
+		return port_drop(vrf->vni, DROP_spoofed_ip);
+	if (is_udp(frame, DHCP_CLIENT_PORT, DHCP_SERVER_PORT) &&
+	    (destination == 0xffffffff || destination == router)) {
+		if (!own || !router) /* a subnet without IPv4 */
+			return port_drop(vrf->vni, DROP_multicast);
+		if (frame->flags & FRAME_FRAGMENT)
+			return port_drop(vrf->vni, DROP_dhcp_malformed);
+		return dhcp_answer(skb, port_cell, frame->transport_at + 8);
+	}
+	if (!source)
+		return port_drop(vrf->vni, DROP_spoofed_ip);
+	return forward(skb, port, vrf, port_cell, frame, router && destination == router);
+}
+
+static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port *port,
+					const struct vrf *vrf, __u32 port_cell, struct frame *frame)
+{
+	int own = is_port_address6(port, frame->source);
+	int to_router = is_router6(port, frame->destination);
+
+	if (is_control_icmp6(frame)) {
+		struct nd_decision decision = {};
+		int verdict = nd_from_vm(skb, port_cell, frame, &decision);
+
+		if (verdict == ND_ANSWER)
+			return nd_answer(skb, port_cell, frame, &decision);
+		if (verdict == ND_ADVERTISE)
+			return router_advertise(skb, port_cell, frame->source[0], frame->source[1]);
+		if (verdict == FORWARD)
+			return tunnel_to_group(skb, port->vrf, frame_hash(frame));
+		return verdict;
+	}
+	if (is_udp(frame, 547, 546))
+		return port_drop(vrf->vni, DROP_forged_control);
+	if (!own && !ipv6_link_local(frame->source[0]))
+		return port_drop(vrf->vni, DROP_spoofed_ip);
+	/* Link-local addresses reach the router, and nobody else. */
+	if (ipv6_link_local(frame->source[0]) ? !to_router
+					      : ipv6_link_local(frame->destination[0]) && !to_router)
+		return port_drop(vrf->vni, frame_multicast(frame) ? DROP_multicast : DROP_link_local);
+	return forward(skb, port, vrf, port_cell, frame, to_router);
+}
+
+SEC("tc")
+int port_ingress(struct __sk_buff *skb)
+{
+	__u32 port_cell = find_index(0, skb->ifindex);
+	struct frame frame = {};
+	const struct port *port;
+	const struct vrf *vrf;
+	enum drop_reason reason;
+	int verdict;
+
+	if (!port_cell || port_cell == INDEX_BUSY)
+		return port_drop(0, port_cell ? DROP_table_busy : DROP_unknown_port);
+	port = port_at(port_cell);
+	if (!port)
+		return port_drop(0, DROP_stale_index);
+	vrf = cell_at(port->vrf & CELL_INDEX_MASK);
+	if (!vrf || !port->vrf || vrf->vni != port->vni)
+		return port_drop(0, DROP_unknown_vni);
+	reason = parse_skb(skb, &frame);
+	if (reason)
+		return port_drop(vrf->vni, reason);
+	if (frame.source_mac != load_mac(port->mac))
+		return port_drop(vrf->vni, DROP_spoofed_mac);
+	if (frame.ethertype == ETH_P_IP)
+		return ipv4_from_vm(skb, port, vrf, port_cell, &frame);
+	if (frame.ethertype == ETH_P_IPV6)
+		return ipv6_from_vm(skb, port, vrf, port_cell, &frame);
+	verdict = arp_from_vm(skb, port_cell, &frame);
+	if (verdict == FORWARD)
+		return tunnel_to_group(skb, port->vrf, frame_hash(&frame));
+	return verdict;
+}
+
+/* Where a frame from the underlay is for, as the tables answer it. */
+static __always_inline int find_receiver(struct __sk_buff *skb, __u32 vni, const struct frame *frame,
+					 struct exact_hit *hit, enum drop_reason *reason)
+{
+	struct arp_question arp = {};
+	const void *start = (const void *)(long)skb->data;
+
+	*reason = DROP_multicast;
+	if (frame->destination_mac & MAC_GROUP_BIT)
+		return EXACT_MISS;
+	*reason = DROP_none;
+	if (frame->ethertype == ETH_P_IPV6)
+		return find_ipv6(vni, frame->destination[0], frame->destination[1], hit);
+	if (frame->ethertype == ETH_P_IP)
+		return find_ipv4(vni, frame->destination[1], hit);
+	/* The gateway asks nobody, it answers. */
+	if (start + ETH_HLEN + ARP_BYTES > (const void *)(long)skb->data_end)
+		*reason = DROP_inner_truncated;
+	else
+		*reason = parse_arp(start, frame, &arp);
+	if (!*reason && arp.operation != ARP_REPLY)
+		*reason = DROP_multicast;
+	return *reason ? EXACT_MISS : find_ipv4(vni, arp.target, hit);
+}
+
+SEC("tc")
+int uplink_ingress(struct __sk_buff *skb)
+{
+	struct exact_hit hit = {};
+	struct frame frame = {};
+	enum drop_reason reason;
+	const struct port *port;
+	const struct vrf *vrf;
+	__u32 vni = 0, vrf_cell;
+	int found;
+
+	reason = tunnel_receive(skb, &vni);
+	if (reason)
+		return port_drop(0, reason);
+	vrf_cell = find_index(vni, 0);
+	vrf = vni ? cell_at(vrf_cell & CELL_INDEX_MASK) : NULL;
+	if (vrf_cell == INDEX_BUSY)
+		return port_drop(0, DROP_table_busy);
+	if (!vrf_cell || !vrf || vrf->vni != vni)
+		return port_drop(0, DROP_unknown_vni);
+	reason = parse_skb(skb, &frame);
+	if (reason)
+		return port_drop(vni, reason);
+	found = find_receiver(skb, vni, &frame, &hit, &reason);
+	if (reason)
+		return port_drop(vni, reason);
+	port = local_port(found, &hit, vni, &reason);
+	if (!port)
+		return port_drop(vni, reason);
+	if (frame.destination_mac != load_mac(port->mac))
+		return port_drop(vni, DROP_wrong_mac);
+	count_traffic(vrf->counters, skb->len);
+	return deliver(skb, port);
+}
+
+char LICENSE[] SEC("license") = "GPL";
