@@ -1,14 +1,10 @@
 //! `cloud.yaml`: a whole cloud, described.
 
 use serde::{Deserialize, Serialize};
-use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId,
-    TenantId, Vni, VpcId,
-};
+use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni};
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 /// Largest file read: a million instances are about 100 MB.
 const FILE_MAX_BYTES: u64 = 512 << 20;
@@ -45,14 +41,6 @@ pub enum CloudFileError {
         name: String,
         /// Where, with a space before it, or nothing.
         within: String,
-    },
-    /// A name that looks like an id would be taken for one.
-    #[error("{kind} cannot be named `{name}`: that is the form of an id")]
-    NameLikeId {
-        /// Kind of object.
-        kind: &'static str,
-        /// The name.
-        name: String,
     },
     /// An empty name.
     #[error("a {kind} has an empty name")]
@@ -269,26 +257,26 @@ impl CloudFile {
         self.len() == 0
     }
 
-    /// Each name once where it must be unique, and none that looks like an id.
+    /// Each name once where it must be unique.
     fn check(&self) -> Result<(), CloudFileError> {
-        names::<TenantId>("tenant", "", self.tenants.iter().map(|it| it.name.as_str()))?;
-        names::<ClusterId>("cluster", "", self.clusters.iter().map(|it| it.name.as_str()))?;
-        names::<GatewayId>("gateway", "", self.gateways.iter().map(|it| it.name.as_str()))?;
-        names::<HostId>("host", "", self.hosts.iter().map(|it| it.name.as_str()))?;
+        names("tenant", "", self.tenants.iter().map(|it| it.name.as_str()))?;
+        names("cluster", "", self.clusters.iter().map(|it| it.name.as_str()))?;
+        names("gateway", "", self.gateways.iter().map(|it| it.name.as_str()))?;
+        names("host", "", self.hosts.iter().map(|it| it.name.as_str()))?;
         let tenants: HashSet<&str> = self.vpcs.iter().map(|vpc| vpc.tenant.as_str()).collect();
         for tenant in tenants {
             let of_tenant = self.vpcs.iter().filter(|vpc| vpc.tenant == tenant);
-            names::<VpcId>("VPC", &format!(" in tenant `{tenant}`"), of_tenant.map(|vpc| vpc.name.as_str()))?;
+            names("VPC", &format!(" in tenant `{tenant}`"), of_tenant.map(|vpc| vpc.name.as_str()))?;
         }
         let peerings: HashSet<Option<&str>> = self.peerings.iter().map(|it| it.tenant.as_deref()).collect();
         for tenant in peerings {
             let of_tenant = self.peerings.iter().filter(|it| it.tenant.as_deref() == tenant);
-            names::<PeeringId>("peering", "", of_tenant.map(|it| it.name.as_str()))?;
+            names("peering", "", of_tenant.map(|it| it.name.as_str()))?;
         }
         for vpc in &self.vpcs {
             let within = format!(" in VPC `{}`", vpc.name);
-            names::<SubnetId>("subnet", &within, vpc.subnets.iter().map(|it| it.name.as_str()))?;
-            names::<InstanceId>("instance", &within, vpc.instances.iter().map(|it| it.name.as_str()))?;
+            names("subnet", &within, vpc.subnets.iter().map(|it| it.name.as_str()))?;
+            names("instance", &within, vpc.instances.iter().map(|it| it.name.as_str()))?;
             let mut seen = HashSet::new();
             if let Some(route) = vpc.routes.iter().find(|route| !seen.insert(route.destination)) {
                 let name = route.destination.to_string();
@@ -314,7 +302,7 @@ fn yaml_options(bytes: usize) -> serde_saphyr::Options {
     }
 }
 
-fn names<'a, Id: FromStr>(
+fn names<'a>(
     kind: &'static str,
     within: &str,
     given: impl Iterator<Item = &'a str>,
@@ -323,9 +311,6 @@ fn names<'a, Id: FromStr>(
     for name in given {
         if name.is_empty() {
             return Err(CloudFileError::NoName { kind });
-        }
-        if name.parse::<Id>().is_ok() {
-            return Err(CloudFileError::NameLikeId { kind, name: name.to_owned() });
         }
         if !seen.insert(name) {
             return Err(CloudFileError::Twice { kind, name: name.to_owned(), within: within.to_owned() });

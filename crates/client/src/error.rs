@@ -94,6 +94,18 @@ pub enum Error {
         /// What would tell them apart.
         narrow: &'static str,
     },
+    /// One object's id is another one's name.
+    #[error(
+        "`{text}` is the id of one {kind} and the name of another ({named}); write id:{text} or name:{text}"
+    )]
+    NameOrId {
+        /// Kind of object.
+        kind: &'static str,
+        /// What was looked for.
+        text: String,
+        /// Id of the one that is named so.
+        named: String,
+    },
     /// Not programmed in time.
     #[error("{what} is not programmed after {} s{}", waited.as_secs(), laggards(behind))]
     NotProgrammed {

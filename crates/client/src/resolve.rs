@@ -1,20 +1,35 @@
 use crate::{Client, Error, Resource, Result};
 
 impl Client {
-    /// The object that `text` means: an id (`vpc-42`), else a name, looked for
-    /// among what the filters let through.
+    /// The object that `text` means: a name, looked for among what the filters
+    /// let through, or an id (`vpc-42`). Where it could be both, of different
+    /// objects, `name:TEXT` or `id:TEXT` says which.
     ///
     /// # Errors
-    /// As all calls; [`Error::NoSuchName`], [`Error::AmbiguousName`].
+    /// As all calls; [`Error::NoSuchName`], [`Error::AmbiguousName`], [`Error::NameOrId`].
     pub async fn find<T: Resource>(&self, text: &str, within: &[(&str, &str)]) -> Result<T> {
-        if let Ok(id) = text.parse::<T::Id>() {
+        let no_such_name = |name: &str| Error::NoSuchName {
+            kind: T::NOUN,
+            name: name.to_owned(),
+            within: within.first().map(|(kind, id)| format!(" in {kind} {id}")).unwrap_or_default(),
+        };
+        if let Some(name) = text.strip_prefix("name:") {
+            return self.find_by_name(name, within).await?.ok_or_else(|| no_such_name(name));
+        }
+        let Ok(id) = text.strip_prefix("id:").unwrap_or(text).parse::<T::Id>() else {
+            return self.find_by_name(text, within).await?.ok_or_else(|| no_such_name(text));
+        };
+        if text.starts_with("id:") {
             return self.get(id).await;
         }
-        self.find_by_name(text, within).await?.ok_or_else(|| Error::NoSuchName {
-            kind: T::NOUN,
-            name: text.to_owned(),
-            within: within.first().map(|(kind, id)| format!(" in {kind} {id}")).unwrap_or_default(),
-        })
+        let named: Option<T> = self.find_by_name(text, within).await?;
+        match (named, self.get::<T>(id).await) {
+            (None, found) => found,
+            (Some(named), Ok(found)) if named.id() != found.id() => {
+                Err(Error::NameOrId { kind: T::NOUN, text: text.to_owned(), named: named.id().to_string() })
+            }
+            (Some(named), _) => Ok(named),
+        }
     }
 
     /// The object of that name, if there is one.
@@ -37,14 +52,11 @@ impl Client {
         Ok(found.pop())
     }
 
-    /// The id that `text` means; an id is not looked up.
+    /// The id that `text` means, as [`Client::find`].
     ///
     /// # Errors
     /// As [`Client::find`].
     pub async fn id_of<T: Resource>(&self, text: &str, within: &[(&str, &str)]) -> Result<T::Id> {
-        match text.parse::<T::Id>() {
-            Ok(id) => Ok(id),
-            Err(_) => Ok(self.find::<T>(text, within).await?.id()),
-        }
+        Ok(self.find::<T>(text, within).await?.id())
     }
 }

@@ -45,10 +45,7 @@ pub async fn vpc(client: &Client, text: &str) -> Result<Vpc, Failure> {
     Ok(client.find(vpc, &[("tenant", &tenant.to_string())]).await?)
 }
 
-/// As [`vpc`], the id alone; an id is not looked up.
+/// As [`vpc`], the id alone.
 pub async fn vpc_id(client: &Client, text: &str) -> Result<VpcId, Failure> {
-    match text.parse() {
-        Ok(id) => Ok(id),
-        Err(_) => Ok(vpc(client, text).await?.id()),
-    }
+    Ok(vpc(client, text).await?.id())
 }

@@ -55,7 +55,7 @@ pub enum Failure {
     #[error("{0} objects are there with other content; applying would stop at the first of them")]
     Differing(u64),
     /// A role ended.
-    #[error("sluice {role} ended")]
+    #[error("sluice {role} failed")]
     Role {
         /// Which.
         role: &'static str,
@@ -66,10 +66,15 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// For `map_err` of a role's end.
+    pub fn role<E: StdError + Send + Sync + 'static>(role: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Role { role, source: Box::new(source) }
+    }
+
     /// The exit code; see `sluice --help`.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Api(ApiError::BadUrl(_) | ApiError::AmbiguousName { .. }) => 2,
+            Self::Api(ApiError::BadUrl(_) | ApiError::AmbiguousName { .. } | ApiError::NameOrId { .. }) => 2,
             Self::Api(ApiError::Unreachable { .. } | ApiError::Malformed { .. }) | Self::Agent { .. } => 3,
             Self::Api(error) if error.is_not_found() => 4,
             Self::AgentRefused { status: 404, .. } => 4,

@@ -20,18 +20,18 @@ pub struct LogArgs {
     /// Form of log lines
     #[arg(long, global = true, env = "SLUICE_LOG_FORMAT", default_value = "text", hide_short_help = true)]
     log_format: LogFormat,
-    /// What to log, in the words of tracing's filters: `info`, `sluice_gateway=debug`
-    #[arg(long, global = true, env = "SLUICE_LOG", default_value = "info", hide_short_help = true)]
-    log: String,
+    /// What to log: `info`, `sluice_gateway=debug` [default: info of roles, warnings of other commands]
+    #[arg(long, global = true, env = "SLUICE_LOG", value_name = "FILTER", hide_short_help = true)]
+    log: Option<String>,
 }
 
 impl LogArgs {
-    /// Starts logging to standard error.
-    pub fn start(&self) -> Result<(), Failure> {
-        let filter: EnvFilter = self
-            .log
+    /// Starts logging to standard error; `default` is the filter where none is given.
+    pub fn start(&self, default: &str) -> Result<(), Failure> {
+        let wanted = self.log.as_deref().unwrap_or(default);
+        let filter: EnvFilter = wanted
             .parse()
-            .map_err(|error| Failure::Usage(format!("`{}` is no log filter: {error}", self.log)))?;
+            .map_err(|error| Failure::Usage(format!("`{wanted}` is no log filter: {error}")))?;
         let colours = std::io::stderr().is_terminal();
         let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self.log_format {

@@ -37,8 +37,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Lab(sluice_lab::Args),
     /// Ports of this host: what a CNI plugin or a libvirt hook calls
-    #[command(subcommand, next_help_heading = "On a node")]
+    #[command(subcommand)]
     Port(port::PortCommand),
     /// Create what a file describes and is not there yet
     Apply(apply::ApplyArgs),
@@ -53,30 +54,43 @@ enum Command {
     Openapi,
 }
 
+impl Command {
+    /// What is logged unless said otherwise.
+    fn log_filter(&self) -> &'static str {
+        "warn"
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => failure.report(),
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failure> {
-    cli.log.start()?;
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    cli.log.start(cli.command.log_filter())?;
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|source| Failure::File { what: "cannot start threads".to_owned(), source })?;
-    match cli.command {
-        Command::Port(command) => runtime.block_on(port::run(command, &cli.api)),
-        Command::Apply(args) => runtime.block_on(apply::run(args, &cli.api)),
-        Command::Noun(noun) => runtime.block_on(noun.run(&cli.api)),
+    runtime.block_on(dispatch(cli.command, &cli.api))
+}
+
+async fn dispatch(command: Command, api: &api::ApiArgs) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Lab(args) => return sluice_lab::run(args).await.map_err(Failure::role("lab")),
+        Command::Port(command) => port::run(command, api).await?,
+        Command::Apply(args) => apply::run(args, api).await?,
+        Command::Noun(noun) => noun.run(api).await?,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut script);
-            output::print(&String::from_utf8_lossy(&script))
+            output::print(&String::from_utf8_lossy(&script))?;
         }
-        Command::Openapi => runtime.block_on(async {
-            let document = cli.api.client()?.openapi().await?;
-            output::print(&format!("{document:#}\n"))
-        }),
+        Command::Openapi => {
+            let document = api.client()?.openapi().await?;
+            output::print(&format!("{document:#}\n"))?;
+        }
     }
+    Ok(ExitCode::SUCCESS)
 }
