@@ -35,7 +35,7 @@ static __attribute__((noinline)) int parse_skb(struct __sk_buff *skb, struct fra
 		const void *start = (const void *)(long)skb->data;
 		const void *end = (const void *)(long)skb->data_end;
 
-		reason = parse_frame(start, end, skb->len, frame);
+		reason = parse_frame(skb, 0, skb->len, frame);
 		if (reason != DROP_inner_truncated || start + reach <= end)
 			break;
 		if (bpf_skb_pull_data(skb, reach))

@@ -4,10 +4,11 @@
  * headers, and the first word of the transport header. Used by the gateway
  * behind VXLAN and by the vSwitch on ports and on the VXLAN device.
  *
- * Contract: nothing is read that does not lie before `end`; lengths are checked
- * against `available`, the bytes that the frame has by the account of whatever
- * carried it (which may be more than lies before `end`, in a non-linear
- * packet). The answer is DROP_none or the reason to drop.
+ * Contract: nothing is read that does not lie before the packet's end; lengths
+ * are checked against `available`, the bytes that the frame has by the account
+ * of whatever carried it (which may be more than lies in the linear part). The
+ * answer is DROP_none or the reason to drop. The includer says what a packet is
+ * (see checksum.h).
  */
 #ifndef SLUICE_PARSE_H
 #define SLUICE_PARSE_H
@@ -20,7 +21,7 @@
 
 #include "checksum.h"
 #include "drops.h"
-#include "tables.h"
+#include "lookup.h"
 
 #define IPV4_BYTES 20
 #define IPV6_BYTES 40
@@ -155,53 +156,73 @@ static __always_inline enum drop_reason parse_ipv4(const void *ip, const void *e
 }
 
 /*
- * Follows extension headers from `at`, the first byte behind the IPv6 header,
- * within `bytes`. Answers offset << 16 | fragment flags << 8 | protocol, or
- * EXTENSIONS_* for what cannot be followed.
+ * Follows extension headers from `at` in the packet, the first byte behind an
+ * IPv6 header, within `bytes`. A function of its own, for the verifier, that is
+ * called for the few packets that have them. Answers
+ *
+ *   transport << 32 | offset << 16 | fragment flags << 8 | protocol
+ *
+ * with the first word of the transport header, or EXTENSIONS_*.
  */
 #define EXTENSIONS_TRUNCATED 0xffffffffu
 #define EXTENSIONS_TOO_MANY 0xfffffffeu
 
-static __attribute__((noinline)) __u32 follow_extensions(const void *at, const void *end,
-							 __u32 bytes, __u32 next)
+static __always_inline __u64 extensions_end(SLUICE_CONTEXT *ctx, __u32 at, __u32 bytes, __u32 flags,
+					    __u8 protocol)
+{
+	__u32 word = 0;
+
+	if (transport_bytes(protocol, 1) && !(flags & FRAME_LATER) &&
+	    (bytes < transport_bytes(protocol, 1) || packet_load(ctx, at, &word, sizeof(word))))
+		return EXTENSIONS_TRUNCATED;
+	return (__u64)bpf_ntohl(word) << 32 | flags << 8 | protocol;
+}
+
+__attribute__((noinline)) __u64 follow_extensions(SLUICE_CONTEXT *ctx, __u32 at, __u32 bytes,
+						  __u32 next)
 {
 	__u32 offset = 0, flags = 0;
 
 	for (int i = 0; i <= EXTENSION_HEADERS_MAX; i++) {
-		const void *header = at + offset;
+		__u8 header[8] = {};
 		__u32 length;
 
-		if (next != NEXT_HOP_BY_HOP && next != NEXT_ROUTING && next != NEXT_FRAGMENT &&
-		    next != NEXT_AUTHENTICATION && next != NEXT_DESTINATION)
-			return offset << 16 | flags << 8 | (next & 0xff);
-		if (header + 8 > end || offset + 8 > bytes)
+		if ((next != NEXT_HOP_BY_HOP && next != NEXT_ROUTING && next != NEXT_FRAGMENT &&
+		     next != NEXT_AUTHENTICATION && next != NEXT_DESTINATION) ||
+		    flags & FRAME_LATER) {
+			__u64 end = extensions_end(ctx, at + offset, bytes - offset, flags, next);
+
+			return end == EXTENSIONS_TRUNCATED ? end : end | offset << 16;
+		}
+		if (offset + sizeof(header) > bytes ||
+		    packet_load(ctx, at + offset, header, sizeof(header)))
 			return EXTENSIONS_TRUNCATED;
-		length = (LOAD8(header + 1) + 1) * 8;
+		length = (header[1] + 1) * 8;
 		if (next == NEXT_FRAGMENT) {
-			length = 8;
-			if (bpf_ntohs(LOAD16(header + 2)) & 0xfff9)
+			length = sizeof(header);
+			if (header[2] || header[3] & 0xf9)
 				flags |= FRAME_FRAGMENT;
-			if (bpf_ntohs(LOAD16(header + 2)) & 0xfff8)
+			if (header[2] || header[3] & 0xf8)
 				flags |= FRAME_LATER;
 		} else if (next == NEXT_AUTHENTICATION) {
-			length = (LOAD8(header + 1) + 2) * 4;
+			length = (header[1] + 2) * 4;
 		}
-		next = LOAD8(header);
+		next = header[0];
 		offset += length;
 		if (offset > bytes)
 			return EXTENSIONS_TRUNCATED;
-		if (flags & FRAME_LATER)
-			return offset << 16 | flags << 8 | next;
 	}
 	return EXTENSIONS_TOO_MANY;
 }
 
-/* ip: at least IPV6_BYTES before end. */
-static __always_inline enum drop_reason parse_ipv6(const void *ip, const void *end, __u32 available,
+/* ip: at least IPV6_BYTES before end, and `at` bytes into the packet. */
+static __always_inline enum drop_reason parse_ipv6(SLUICE_CONTEXT *ctx, __u32 at, const void *ip,
+						   const void *end, __u32 available,
 						   struct frame *frame)
 {
 	__u32 first = bpf_ntohl(LOAD32(ip)), payload = bpf_ntohs(LOAD16(ip + 4));
-	__u32 at = 0, next = LOAD8(ip + 6);
+	__u32 next = LOAD8(ip + 6);
+	__u64 found;
 
 	if (first >> 28 != 6)
 		return DROP_inner_ethertype;
@@ -215,32 +236,35 @@ static __always_inline enum drop_reason parse_ipv6(const void *ip, const void *e
 	frame->source[1] = load_half(ip + 16);
 	frame->destination[0] = load_half(ip + 24);
 	frame->destination[1] = load_half(ip + 32);
-	if (next != IPPROTO_TCP && next != IPPROTO_UDP && next != IPPROTO_ICMPV6) {
-		__u32 found = follow_extensions(ip + IPV6_BYTES, end, payload, next);
-
-		if (found == EXTENSIONS_TRUNCATED)
-			return DROP_inner_truncated;
-		if (found == EXTENSIONS_TOO_MANY)
-			return DROP_inner_options;
-		at = (found >> 16) & 0x3fff;
-		next = found & 0xff;
-		frame->flags |= found >> 8 & (FRAME_FRAGMENT | FRAME_LATER);
-		if (at)
-			frame->flags |= FRAME_OPTIONS;
-	}
 	frame->protocol = next;
-	frame->transport_at = ETH_HLEN + IPV6_BYTES + at;
-	return parse_transport(ip + IPV6_BYTES + at, end, payload - at, frame);
+	frame->transport_at = ETH_HLEN + IPV6_BYTES;
+	if (next == IPPROTO_TCP || next == IPPROTO_UDP || next == IPPROTO_ICMPV6)
+		return parse_transport(ip + IPV6_BYTES, end, payload, frame);
+	found = follow_extensions(ctx, at + IPV6_BYTES, payload, next);
+	if (found == EXTENSIONS_TRUNCATED)
+		return DROP_inner_truncated;
+	if (found == EXTENSIONS_TOO_MANY)
+		return DROP_inner_options;
+	frame->transport = found >> 32;
+	frame->transport_at += (__u16)(found >> 16);
+	frame->protocol = found;
+	frame->flags |= found >> 8 & (FRAME_FRAGMENT | FRAME_LATER);
+	if (frame->transport_at > ETH_HLEN + IPV6_BYTES)
+		frame->flags |= FRAME_OPTIONS;
+	return DROP_none;
 }
 
 /*
- * Parses the frame at `start`. ARP frames have ethertype, MACs and the room for
- * ARP_BYTES checked, no more (neighbour.h). Source addresses are not judged:
- * see source_valid().
+ * Parses the frame that starts `at` bytes into the packet. ARP frames have
+ * ethertype, MACs and the room for ARP_BYTES checked, no more (neighbour.h).
+ * Source addresses are not judged: see source_valid().
  */
-static __always_inline enum drop_reason parse_frame(const void *start, const void *end,
-						    __u32 available, struct frame *frame)
+static __always_inline enum drop_reason parse_frame(SLUICE_CONTEXT *ctx, __u32 at, __u32 available,
+						    struct frame *frame)
 {
+	const void *start = (const void *)(long)ctx->data + at;
+	const void *end = (const void *)(long)ctx->data_end;
+
 	/* The shortest frame of interest holds an IPv4 header: one check for all. */
 	if (available < ETH_HLEN + IPV4_BYTES || start + ETH_HLEN + IPV4_BYTES > end)
 		return DROP_inner_truncated;
@@ -254,7 +278,7 @@ static __always_inline enum drop_reason parse_frame(const void *start, const voi
 	if (frame->ethertype == ETH_P_IPV6) {
 		if (available < IPV6_BYTES || start + ETH_HLEN + IPV6_BYTES > end)
 			return DROP_inner_truncated;
-		return parse_ipv6(start + ETH_HLEN, end, available, frame);
+		return parse_ipv6(ctx, at + ETH_HLEN, start + ETH_HLEN, end, available, frame);
 	}
 	if (frame->ethertype == ETH_P_ARP) {
 		if (available < ARP_BYTES || start + ETH_HLEN + ARP_BYTES > end)
