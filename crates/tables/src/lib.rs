@@ -1,13 +1,30 @@
 //! A node's forwarding tables: memory that the control side writes and the
 //! packet side reads, in the layout of `bpf/include/cells.h`.
-pub mod drops;
-pub mod layout;
+//!
+//! [`Memory`] is an anonymous mapping in tests and the mapped BPF array in the
+//! agents; the code is the same. [`NodeTables`] writes: it keeps free cells
+//! (`pool`), the exact match (`exact`) and the longest-prefix match (`lpm`) in
+//! order, and reuses what it unlinked after a [`Grace`] period. [`Reader`] reads
+//! as packets do.
 
+pub mod drops;
 mod error;
+mod exact;
 mod grace;
+pub mod layout;
+mod lpm;
 mod memory;
+mod node;
 mod pool;
+mod reader;
+mod spec;
 
 pub use error::Error;
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use memory::Memory;
+pub use node::NodeTables;
+pub use reader::{Hit, Lookup, NextHop, Reader};
+pub use spec::{
+    Bulk, Endpoint, Fill, Group, NodeConfig, Port, PortIpv4, PortIpv6, Route, Sizes, Target, UnderlayPort,
+    Vip, Vrf, VrfEntry,
+};

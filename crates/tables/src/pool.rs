@@ -58,6 +58,13 @@ impl Used {
         Ok(())
     }
 
+    /// Takes a claim back.
+    pub(crate) fn release(&mut self, first: u32, cells: u32) {
+        for cell in first..first + cells {
+            self.bits[cell as usize / 64] &= !(1 << (cell % 64));
+        }
+    }
+
     pub(crate) fn has(&self, cell: u32) -> bool {
         cell < self.cells && self.bits[cell as usize / 64] & 1 << (cell % 64) != 0
     }

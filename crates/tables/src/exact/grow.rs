@@ -1,0 +1,128 @@
+//! More buckets: a new run is filled and published by one store.
+
+use super::hash::{Prepared, is_filled};
+use super::table::{SLOTS, Table};
+use super::{Exact, ROOT, publish_run};
+use crate::error::Error;
+use crate::layout::{self, exact_root};
+use crate::memory::Memory;
+use crate::pool::Pool;
+use std::mem::offset_of;
+
+/// Load that a table is laid out for, in percent. Two choices among buckets of
+/// three fill to about 95% before no cuckoo path is found.
+const LOAD_PERCENT: u64 = 88;
+const BUCKETS_MIN: u32 = 64;
+/// How much larger a table becomes, in percent: the first for which there is memory.
+const GROWTH_PERCENT: [u64; 3] = [200, 150, 120];
+
+/// Buckets for so many entries.
+pub(super) fn buckets_for(entries: u64) -> Result<u32, Error> {
+    let count = entries.saturating_mul(100).div_ceil(LOAD_PERCENT * u64::from(SLOTS));
+    if count > u64::from(layout::CELL_INDEX_MASK) {
+        return Err(Error::Invalid(format!("{entries} entries are more than tables can have")));
+    }
+    Ok((count as u32).max(BUCKETS_MIN))
+}
+
+pub(super) fn address_offset(word: usize) -> usize {
+    offset_of!(exact_root, addresses) + word * 8
+}
+
+/// Names the address run and the buckets that it belongs to.
+fn publish_addresses(memory: &Memory, word: usize, table: &Table) {
+    let value = u64::from(table.addresses) | u64::from(table.first) << 32;
+    memory.store64(ROOT, address_offset(word), value);
+}
+
+impl Exact {
+    /// Room for so many entries in all, so that filling grows nothing.
+    pub(crate) fn reserve(&mut self, pool: &mut Pool, entries: usize) -> Result<(), Error> {
+        let count = buckets_for(entries as u64)?;
+        if count > self.table.count { self.grow_to(pool, count) } else { Ok(()) }
+    }
+
+    pub(super) fn grow(&mut self, pool: &mut Pool) -> Result<(), Error> {
+        let mut result = Ok(());
+        for percent in GROWTH_PERCENT {
+            let count = u64::from(self.table.count) * percent / 100;
+            if count > u64::from(layout::CELL_INDEX_MASK) {
+                continue;
+            }
+            match self.grow_to(pool, count as u32) {
+                Err(full @ Error::Full { .. }) => result = Err(full),
+                other => return other,
+            }
+        }
+        result
+    }
+
+    /// The address run, when the first IPv6 entry comes.
+    pub(super) fn add_addresses(&mut self, pool: &mut Pool) -> Result<(), Error> {
+        self.table.addresses = pool.allocate(Table::address_cells(self.table.count))?;
+        publish_addresses(pool.memory(), self.address_word, &self.table);
+        Ok(())
+    }
+
+    fn grow_to(&mut self, pool: &mut Pool, count: u32) -> Result<(), Error> {
+        let mut new = Table { first: pool.allocate(count)?, count, addresses: 0 };
+        if self.table.addresses != 0 {
+            match pool.allocate(Table::address_cells(count)) {
+                Ok(first) => new.addresses = first,
+                Err(full) => {
+                    pool.give_back(new.first, count);
+                    return Err(full);
+                }
+            }
+        }
+        if !self.copy_to(pool.memory(), &new) {
+            pool.give_back(new.first, count);
+            if new.addresses != 0 {
+                pool.give_back(new.addresses, Table::address_cells(count));
+            }
+            return Err(Error::Full {
+                needed_cells: u64::from(count),
+                free_cells: pool.free_cells(),
+                total_cells: u64::from(pool.memory().cells()),
+            });
+        }
+        self.switch_to(pool, new);
+        Ok(())
+    }
+
+    /// Copies all entries to a table that nobody sees yet; false: they do not fit.
+    fn copy_to(&self, memory: &Memory, new: &Table) -> bool {
+        let old = &self.table;
+        for slot in old.all_slots() {
+            let word = old.key(memory, slot);
+            if !is_filled(word) {
+                continue;
+            }
+            let word = word & layout::EXACT_KEY_MASK;
+            let full = (old.addresses != 0).then(|| old.address(memory, slot));
+            let key = Prepared { word, check: 0, full, hash: self.hashing.hash(word) };
+            let room = new.make_room(memory, &self.hashing, key.hash, &mut |_| Ok(()));
+            let Ok(Some(to)) = room else { return false };
+            new.fill(memory, to, &key, old.value(memory, slot), old.next(memory, slot));
+        }
+        true
+    }
+
+    /// The order matters to a successor: the new addresses are named before the
+    /// buckets they belong to, the old ones forgotten after.
+    fn switch_to(&mut self, pool: &mut Pool, new: Table) {
+        let memory = pool.memory();
+        let old = std::mem::replace(&mut self.table, new);
+        let old_word = self.address_word;
+        self.address_word = 1 - old_word;
+        if new.addresses != 0 {
+            publish_addresses(memory, self.address_word, &new);
+        }
+        publish_run(memory, offset_of!(exact_root, buckets), new.first, new.count);
+        memory.store64(ROOT, address_offset(old_word), 0);
+        pool.retire(old.first, old.count);
+        if old.addresses != 0 {
+            pool.retire(old.addresses, Table::address_cells(old.count));
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Keys of the exact match: their words, digests and buckets, as in `tables.h`.
+
+use crate::layout;
+use sluice_types::{ipv6_from_halves, ipv6_halves};
+use std::net::{IpAddr, Ipv4Addr};
+
+/// What an entry is found by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub(crate) enum Key {
+    /// An address; VNI 0 is the underlay.
+    Ip { vni: u32, address: IpAddr },
+    /// A small integer: VRF, port or group.
+    Index { vni: u32, id: u32 },
+}
+
+/// A key as the table sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prepared {
+    /// Key word without a generation.
+    pub word: u64,
+    /// The digest's high bits, where they stand in the value.
+    pub check: u64,
+    /// IPv6: the whole address, host-order halves.
+    pub full: Option<(u64, u64)>,
+    /// What the buckets come from.
+    pub hash: u64,
+}
+
+/// Seed and digest mask of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hashing {
+    pub seed: u64,
+    pub digest_mask: u64,
+}
+
+pub(crate) const GENERATION_SHIFT: u32 = layout::EXACT_GENERATION_SHIFT;
+const CHECK_MASK: u64 = !layout::EXACT_MAC_MASK;
+
+pub(crate) fn mix(x: u64, seed: u64) -> u64 {
+    let mut x = (x ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= x >> 32;
+    x = x.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ (x >> 32)
+}
+
+fn key_word(kind: u32, vni: u32, id: u32) -> u64 {
+    u64::from(kind) << layout::EXACT_KIND_SHIFT | u64::from(vni) << layout::EXACT_VNI_SHIFT | u64::from(id)
+}
+
+/// True for the key word of a filled slot.
+pub(crate) fn is_filled(key: u64) -> bool {
+    key & layout::EXACT_KEY_MASK != 0
+}
+
+impl Hashing {
+    pub(crate) fn prepare(&self, key: Key) -> Prepared {
+        let (word, check, full) = match key {
+            Key::Index { vni, id } => (key_word(layout::EXACT_INDEX, vni, id), 0, None),
+            Key::Ip { vni, address: IpAddr::V4(address) } => {
+                (key_word(layout::EXACT_IPV4, vni, address.into()), 0, None)
+            }
+            Key::Ip { vni, address: IpAddr::V6(address) } => {
+                let (high, low) = ipv6_halves(address);
+                let digest = self.digest(high, low);
+                let word = key_word(layout::EXACT_IPV6, vni, digest as u32);
+                (word, digest & CHECK_MASK, Some((high, low)))
+            }
+        };
+        Prepared { word, check, full, hash: self.hash(word) }
+    }
+
+    /// A filled slot's key word as a key; `full` is asked for where the word
+    /// holds only a digest.
+    pub(crate) fn restore(&self, word: u64, full: impl FnOnce() -> (u64, u64)) -> Option<Key> {
+        let word = word & layout::EXACT_KEY_MASK;
+        let vni = (word >> layout::EXACT_VNI_SHIFT) as u32 & 0xff_ffff;
+        Some(match (word >> layout::EXACT_KIND_SHIFT) as u32 {
+            layout::EXACT_INDEX => Key::Index { vni, id: word as u32 },
+            layout::EXACT_IPV4 => Key::Ip { vni, address: Ipv4Addr::from(word as u32).into() },
+            layout::EXACT_IPV6 => {
+                let (high, low) = full();
+                Key::Ip { vni, address: ipv6_from_halves(high, low).into() }
+            }
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn digest(&self, high: u64, low: u64) -> u64 {
+        mix(mix(high, self.seed) ^ low, !self.seed) & self.digest_mask
+    }
+
+    pub(crate) fn hash(&self, word: u64) -> u64 {
+        mix(word, self.seed)
+    }
+
+    /// Where the search of the conflict table begins.
+    pub(crate) fn conflict_home(&self, word: u64, (high, low): (u64, u64), count: u32) -> u32 {
+        let hash = mix(mix(word ^ high, self.seed) ^ low, self.seed);
+        (((hash >> 32) * u64::from(count)) >> 32) as u32
+    }
+}
+
+/// The two buckets of a hash among `count`, the first first.
+pub(crate) fn buckets_of(hash: u64, count: u32) -> (u32, u32) {
+    let one = (((hash & 0xffff_ffff) * u64::from(count)) >> 32) as u32;
+    let two = (((hash >> 32) * u64::from(count)) >> 32) as u32;
+    if two != one {
+        return (one, two);
+    }
+    (one, if one + 1 == count { 0 } else { one + 1 })
+}

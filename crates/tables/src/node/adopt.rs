@@ -1,0 +1,260 @@
+//! Taking over tables that another writer left, maybe killed in the middle of a
+//! change. Readers go on all the while.
+
+use super::NodeTables;
+use super::groups::{group_cells, members};
+use super::ports::{PORT_CELLS, address_keys};
+use super::underlay::{Hop, hop_address, kind_of};
+use super::vrfs::{count_routes, roots, set_route_count};
+use crate::error::Error;
+use crate::exact::{Entry, Exact, Key};
+use crate::grace::Grace;
+use crate::layout::{self, port, superblock, vrf};
+use crate::lpm;
+use crate::memory::Memory;
+use crate::pool::{Pool, Used};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::mem::offset_of;
+use std::net::IpAddr;
+
+/// What the walk from the roots found.
+#[derive(Default)]
+struct Found {
+    hops: HashMap<IpAddr, Hop>,
+    vips: BTreeMap<IpAddr, u32>,
+    groups: BTreeMap<u32, u32>,
+    vrfs: BTreeMap<u32, u32>,
+    ports: BTreeMap<u32, u32>,
+    /// Entries that lead to nothing sound.
+    refused: HashSet<Key>,
+}
+
+fn check_superblock(memory: &Memory) -> Result<superblock, Error> {
+    if memory.cells() <= layout::CELL_FIRST_FREE || !memory.is_laid_out() {
+        return Err(Error::NotTables);
+    }
+    let block: superblock = memory.read(0);
+    if block.layout_version != layout::TABLES_LAYOUT_VERSION {
+        let known = layout::TABLES_LAYOUT_VERSION;
+        return Err(Error::LayoutVersion { found: block.layout_version, known });
+    }
+    if block.cells != u64::from(memory.cells()) {
+        return Err(Error::Capacity { laid_out: block.cells, found: u64::from(memory.cells()) });
+    }
+    Ok(block)
+}
+
+impl Found {
+    fn walk(memory: &Memory, exact: &Exact, used: &mut Used) -> Result<Self, Error> {
+        let mut found = Self::default();
+        for (key, entry) in exact.iter(memory) {
+            match key {
+                Key::Index { vni: layout::EXACT_GROUP_VNI, id } if id != 0 => {
+                    found.group(memory, used, key, id, entry.next)?
+                }
+                Key::Index { vni: 0, id } => found.port(memory, used, key, id, entry.next)?,
+                Key::Index { vni, id: 0 } => found.vrf(memory, used, key, vni, entry.next)?,
+                Key::Index { .. } => {
+                    found.refused.insert(key);
+                }
+                Key::Ip { vni: 0, address } => found.underlay(memory, used, key, address, entry.next)?,
+                Key::Ip { .. } => {}
+            }
+        }
+        // Endpoints last: by now the ports and accepted VTEPs are known.
+        for (key, entry) in exact.iter(memory) {
+            if matches!(key, Key::Ip { vni: 1.., .. }) {
+                found.endpoint(memory, used, key, entry.next)?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn group(&mut self, memory: &Memory, used: &mut Used, key: Key, id: u32, cell: u32) -> Result<(), Error> {
+        if !memory.contains(cell, layout::GROUP_CELLS_MAX) && !memory.contains(cell, 1) {
+            self.refused.insert(key);
+            return Ok(());
+        }
+        let count = memory.load32(cell, offset_of!(layout::group, count));
+        let sound = (1..=layout::GROUP_BUCKETS_MAX).contains(&count)
+            && memory.contains(cell, group_cells(count))
+            && members(memory, cell).iter().all(|&hop| kind_of(memory, hop) == layout::NEXT_HOP_VTEP);
+        if !sound {
+            self.refused.insert(key);
+            return Ok(());
+        }
+        used.claim(cell, group_cells(count))?;
+        let mut hops = members(memory, cell);
+        hops.sort_unstable();
+        hops.dedup();
+        for hop in hops {
+            used.claim(hop, 1)?;
+        }
+        self.groups.insert(id, cell);
+        Ok(())
+    }
+
+    fn port(&mut self, memory: &Memory, used: &mut Used, key: Key, id: u32, cell: u32) -> Result<(), Error> {
+        let sound = memory.contains(cell, PORT_CELLS)
+            && kind_of(memory, cell) == layout::NEXT_HOP_PORT
+            && memory.load32(cell, offset_of!(port, ifindex)) == id;
+        if !sound {
+            self.refused.insert(key);
+            return Ok(());
+        }
+        used.claim(cell, PORT_CELLS)?;
+        self.ports.insert(id, cell);
+        Ok(())
+    }
+
+    fn vrf(&mut self, memory: &Memory, used: &mut Used, key: Key, vni: u32, cell: u32) -> Result<(), Error> {
+        if !memory.contains(cell, 1) || memory.load32(cell, offset_of!(vrf, vni)) != vni {
+            self.refused.insert(key);
+            return Ok(());
+        }
+        used.claim(cell, 1)?;
+        for root in roots(cell) {
+            let routes = lpm::adopt(memory, root, used)?;
+            set_route_count(memory, cell, root.family, routes);
+        }
+        self.vrfs.insert(vni, cell);
+        Ok(())
+    }
+
+    fn underlay(
+        &mut self,
+        memory: &Memory,
+        used: &mut Used,
+        key: Key,
+        address: IpAddr,
+        cell: u32,
+    ) -> Result<(), Error> {
+        let kind = kind_of(memory, cell);
+        let known = kind == layout::NEXT_HOP_VTEP || kind == layout::NEXT_HOP_VIP;
+        if !known || hop_address(memory, cell) != address {
+            self.refused.insert(key);
+            return Ok(());
+        }
+        used.claim(cell, 1)?;
+        if kind == layout::NEXT_HOP_VIP {
+            self.vips.insert(address, cell);
+        } else {
+            self.hops.insert(address, Hop { cell, references: 0, registered: true });
+        }
+        Ok(())
+    }
+
+    fn endpoint(&mut self, memory: &Memory, used: &mut Used, key: Key, cell: u32) -> Result<(), Error> {
+        match kind_of(memory, cell) {
+            layout::NEXT_HOP_VTEP => {
+                let address = hop_address(memory, cell);
+                match self.hops.get(&address) {
+                    Some(hop) if hop.cell == cell => {}
+                    Some(_) => return Err(Error::Corrupt(format!("two cells for the node {address}"))),
+                    None => {
+                        // Removed as a sender, alive for its endpoints.
+                        used.claim(cell, 1)?;
+                        self.hops.insert(address, Hop { cell, references: 0, registered: false });
+                    }
+                }
+            }
+            layout::NEXT_HOP_PORT if self.is_ports(memory, key, cell) => {}
+            _ => {
+                self.refused.insert(key);
+            }
+        }
+        Ok(())
+    }
+
+    /// The cell is a port's that is found by its interface, and has this address.
+    fn is_ports(&self, memory: &Memory, key: Key, cell: u32) -> bool {
+        let ifindex = memory.load32(cell, offset_of!(port, ifindex));
+        self.ports.get(&ifindex) == Some(&cell) && address_keys(&memory.read(cell)).contains(&key)
+    }
+}
+
+impl NodeTables {
+    /// Takes over tables that a predecessor left: checks them, rebuilds what was
+    /// its private memory, and finishes or takes back what it had half done.
+    ///
+    /// # Errors
+    /// [`Error::NotTables`], [`Error::LayoutVersion`], [`Error::Capacity`],
+    /// [`Error::Corrupt`]; the tables are then better made anew.
+    pub fn adopt(memory: Memory, grace: impl Grace + 'static) -> Result<Self, Error> {
+        let block = check_superblock(&memory)?;
+        let mut used = Used::new(&memory);
+        let exact = Exact::adopt(&memory, &mut used)?;
+        let found = Found::walk(&memory, &exact, &mut used)?;
+        let pool = Pool::with_used(memory, Box::new(grace), &used);
+        let mut tables = Self::with(pool, exact);
+        // Readers of what the predecessor unlinked may still be there.
+        tables.pool.flush()?;
+        let refused = found.refused;
+        tables.exact.repair(&mut tables.pool, |key, _: Entry| !refused.contains(&key))?;
+        tables.hops = found.hops;
+        tables.vips = found.vips;
+        tables.groups = found.groups;
+        tables.vrfs = found.vrfs;
+        tables.ports = found.ports;
+        tables.count_references();
+        tables.repair_vrfs();
+        tables.repair_ports()?;
+        let generation = block.generation.wrapping_add(1).max(1);
+        tables.memory().store32(0, offset_of!(superblock, generation), generation);
+        Ok(tables)
+    }
+
+    fn count_references(&mut self) {
+        let memory = self.pool.memory().clone();
+        for (key, entry) in self.exact.iter(&memory) {
+            let tenant = matches!(key, Key::Ip { vni: 1.., .. });
+            if tenant && kind_of(&memory, entry.next) == layout::NEXT_HOP_VTEP {
+                self.endpoints += 1;
+                if let Some(hop) = self.hops.get_mut(&hop_address(&memory, entry.next)) {
+                    hop.references += 1;
+                }
+            }
+        }
+        let pool = &mut self.pool;
+        self.hops.retain(|_, hop| {
+            let keep = hop.registered || hop.references > 0;
+            if !keep {
+                pool.retire(hop.cell, 1);
+            }
+            keep
+        });
+    }
+
+    /// Groups, counters and counts of VRFs.
+    fn repair_vrfs(&mut self) {
+        let memory = self.pool.memory();
+        for &cell in self.vrfs.values() {
+            let known: vrf = memory.read(cell);
+            let group = self.groups.get(&known.group_id).copied().unwrap_or(0);
+            if known.group != group {
+                memory.store32(cell, offset_of!(vrf, group), group);
+            }
+            if group == 0 && known.group_id != 0 {
+                memory.store32(cell, offset_of!(vrf, group_id), 0);
+            }
+            if known.counters != 0 && !self.counters.claim(known.counters) {
+                memory.store32(cell, offset_of!(vrf, counters), 0);
+            }
+            self.routes += count_routes(memory, cell);
+        }
+    }
+
+    /// Ports lead to their VRFs, and all their addresses to them.
+    fn repair_ports(&mut self) -> Result<(), Error> {
+        let cells: Vec<u32> = self.ports.values().copied().collect();
+        for cell in cells {
+            let known: port = self.memory().read(cell);
+            let vrf = self.vrfs.get(&known.vni).copied().unwrap_or(0);
+            if known.vrf != vrf {
+                self.memory().store32(cell, offset_of!(port, vrf), vrf);
+            }
+            self.link_port(&known, cell)?;
+        }
+        Ok(())
+    }
+}

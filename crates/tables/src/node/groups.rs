@@ -1,0 +1,140 @@
+//! Groups of vIPs, which hosts spread their packets over. A group's next hops
+//! are its own, apart from the VTEPs: a vIP is where packets go, not whom they
+//! are accepted from.
+
+use super::NodeTables;
+use super::underlay::{hop_address, vtep_cell};
+use crate::error::Error;
+use crate::exact::{Entry, Key};
+use crate::layout::{self, group, vrf};
+use crate::memory::Memory;
+use crate::spec::Group;
+use std::collections::HashMap;
+use std::mem::offset_of;
+use std::net::IpAddr;
+
+pub(super) fn group_key(id: u32) -> Key {
+    Key::Index { vni: layout::EXACT_GROUP_VNI, id }
+}
+
+/// Cells of a group of so many buckets.
+pub(super) fn group_cells(count: u32) -> u32 {
+    ((1 + count) * 4).div_ceil(layout::CELL_BYTES)
+}
+
+/// The cells that a group's buckets lead to, in order.
+pub(super) fn members(memory: &Memory, cell: u32) -> Vec<u32> {
+    let count = memory.load32(cell, offset_of!(group, count)).min(layout::GROUP_BUCKETS_MAX);
+    (0..count as usize).map(|i| memory.load32(cell, offset_of!(group, bucket) + i * 4)).collect()
+}
+
+impl NodeTables {
+    /// Enters or changes a group.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for id 0 or a wrong number of vIPs, [`Error::Full`].
+    pub fn upsert_group(&mut self, group: &Group) -> Result<bool, Error> {
+        let max = layout::GROUP_BUCKETS_MAX as usize;
+        if group.id == 0 || group.vips.is_empty() || group.vips.len() > max {
+            return Err(Error::Invalid(format!(
+                "group {} with {} vIPs: a group has an id other than 0 and 1 to {max} vIPs",
+                group.id,
+                group.vips.len()
+            )));
+        }
+        let old = self.groups.get(&group.id).copied();
+        if old.is_some_and(|cell| self.group_at(group.id, cell) == *group) {
+            return Ok(false);
+        }
+        let mut hops = old.map(|cell| self.member_cells(cell)).unwrap_or_default();
+        let before = hops.clone();
+        let made = self.make_group(group, &mut hops).and_then(|run| {
+            let entry = Entry { mac: 0, next: run };
+            let put = self.exact.put(&mut self.pool, group_key(group.id), entry);
+            put.map(|_| run).inspect_err(|_| self.pool.give_back(run, group_cells(group.vips.len() as u32)))
+        });
+        let run = match made {
+            Ok(run) => run,
+            Err(error) => {
+                for (_, cell) in hops.into_iter().filter(|(address, _)| !before.contains_key(address)) {
+                    self.pool.give_back(cell, 1);
+                }
+                return Err(error);
+            }
+        };
+        self.groups.insert(group.id, run);
+        self.point_vrfs(group.id, run);
+        if let Some(old) = old {
+            self.pool.retire(old, group_cells(members(self.pool.memory(), old).len() as u32));
+        }
+        for (address, cell) in before {
+            if !group.vips.contains(&address) {
+                self.pool.retire(cell, 1);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The run of a group, with cells for the vIPs that `hops` does not have yet.
+    fn make_group(&mut self, group: &Group, hops: &mut HashMap<IpAddr, u32>) -> Result<u32, Error> {
+        for &address in &group.vips {
+            if !hops.contains_key(&address) {
+                let cell = self.pool.allocate(1)?;
+                self.memory().write(cell, &vtep_cell(address));
+                hops.insert(address, cell);
+            }
+        }
+        let count = group.vips.len() as u32;
+        let run = self.pool.allocate(group_cells(count))?;
+        for (i, address) in group.vips.iter().enumerate() {
+            self.memory().store32(run, offset_of!(layout::group, bucket) + i * 4, hops[address]);
+        }
+        self.memory().store32(run, offset_of!(layout::group, count), count);
+        Ok(run)
+    }
+
+    /// Removes a group; VRFs that used it then have none.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn remove_group(&mut self, id: u32) -> Result<bool, Error> {
+        let Some(&run) = self.groups.get(&id) else { return Ok(false) };
+        self.exact.take(&mut self.pool, group_key(id))?;
+        self.groups.remove(&id);
+        self.point_vrfs(id, 0);
+        let hops = self.member_cells(run);
+        let count = members(self.memory(), run).len() as u32;
+        self.pool.retire(run, group_cells(count));
+        for cell in hops.into_values() {
+            self.pool.retire(cell, 1);
+        }
+        Ok(true)
+    }
+
+    /// Leads every VRF of a group to its run.
+    fn point_vrfs(&mut self, id: u32, run: u32) {
+        let memory = self.pool.memory();
+        for &cell in self.vrfs.values() {
+            if memory.load32(cell, offset_of!(vrf, group_id)) == id {
+                memory.store32(cell, offset_of!(vrf, group), run);
+                if run == 0 {
+                    memory.store32(cell, offset_of!(vrf, group_id), 0);
+                }
+            }
+        }
+    }
+
+    fn member_cells(&self, run: u32) -> HashMap<IpAddr, u32> {
+        members(self.memory(), run).into_iter().map(|cell| (hop_address(self.memory(), cell), cell)).collect()
+    }
+
+    fn group_at(&self, id: u32, run: u32) -> Group {
+        let vips = members(self.memory(), run).into_iter().map(|cell| hop_address(self.memory(), cell));
+        Group { id, vips: vips.collect() }
+    }
+
+    /// The groups, by id.
+    pub fn groups(&self) -> impl Iterator<Item = Group> + '_ {
+        self.groups.iter().map(|(&id, &run)| self.group_at(id, run))
+    }
+}

@@ -1,0 +1,215 @@
+//! Ports of this host's VMs, found by interface and by their addresses.
+
+use super::NodeTables;
+use super::underlay::kind_of;
+use crate::error::Error;
+use crate::exact::{Entry, Key};
+use crate::layout::{self, port};
+use crate::spec::{self, Port, PortIpv4, PortIpv6};
+use sluice_types::{Ipv6Net, Vni};
+use std::mem::offset_of;
+
+pub(super) const PORT_CELLS: u32 = 2;
+
+pub(super) fn port_key(ifindex: u32) -> Key {
+    Key::Index { vni: 0, id: ifindex }
+}
+
+/// The keys of a port's addresses.
+pub(super) fn address_keys(port: &port) -> Vec<Key> {
+    let v4 =
+        spec::from_word4(port.address4).map(|address| Key::Ip { vni: port.vni, address: address.into() });
+    let v6 =
+        spec::from_bytes6(port.address6).map(|address| Key::Ip { vni: port.vni, address: address.into() });
+    v4.into_iter().chain(v6).collect()
+}
+
+pub(super) fn port_mac(port: &port) -> u64 {
+    spec::mac_from(port.mac).to_u64()
+}
+
+fn to_cell(port: &Port, vrf: u32) -> Result<port, Error> {
+    let invalid = |why: String| Err(Error::Invalid(format!("port with ifindex {}: {why}", port.ifindex)));
+    if port.ifindex == 0 || !port.mac.is_unicast() {
+        return invalid(format!("MAC {} and an ifindex other than 0 are needed", port.mac));
+    }
+    if port.dns4.len() > 2 {
+        return invalid(format!("{} resolvers, at most 2 can be told", port.dns4.len()));
+    }
+    if port.ipv4.is_some_and(|v4| v4.length > 32 || v4.address.is_unspecified()) {
+        return invalid("its IPv4 address or prefix length".to_owned());
+    }
+    let prefix6 = match port.ipv6 {
+        None => None,
+        Some(v6) => match Ipv6Net::new(v6.address, v6.length) {
+            Ok(net) if !v6.address.is_unspecified() => Some(net.network()),
+            _ => return invalid("its IPv6 address or prefix length".to_owned()),
+        },
+    };
+    Ok(layout::port {
+        kind: layout::NEXT_HOP_PORT as u8,
+        flags: if port.peer_redirect { layout::PORT_PEER_REDIRECT as u8 } else { 0 },
+        mtu: port.mtu,
+        ifindex: port.ifindex,
+        vni: port.vni.get(),
+        vrf,
+        mac: spec::mac_bytes(port.mac),
+        address4: spec::word4(port.ipv4.map(|v4| v4.address)),
+        router4: spec::word4(port.ipv4.and_then(|v4| v4.router)),
+        address6: spec::bytes6(port.ipv6.map(|v6| v6.address)),
+        prefix6: spec::bytes6(prefix6),
+        length4: port.ipv4.map_or(0, |v4| v4.length),
+        length6: port.ipv6.map_or(0, |v6| v6.length),
+        dns4: [spec::word4(port.dns4.first().copied()), spec::word4(port.dns4.get(1).copied())],
+        instance: port.instance,
+        lease_s: port.lease_s,
+        ..Default::default()
+    })
+}
+
+fn from_cell(cell: &port) -> Option<Port> {
+    let ipv4 = spec::from_word4(cell.address4).map(|address| PortIpv4 {
+        address,
+        length: cell.length4,
+        router: spec::from_word4(cell.router4),
+    });
+    let ipv6 = spec::from_bytes6(cell.address6).map(|address| PortIpv6 { address, length: cell.length6 });
+    Some(Port {
+        ifindex: cell.ifindex,
+        peer_redirect: u32::from(cell.flags) & layout::PORT_PEER_REDIRECT != 0,
+        mtu: cell.mtu,
+        vni: Vni::new(cell.vni).ok()?,
+        mac: spec::mac_from(cell.mac),
+        ipv4,
+        ipv6,
+        dns4: cell.dns4.iter().filter_map(|&word| spec::from_word4(word)).collect(),
+        instance: cell.instance,
+        lease_s: cell.lease_s,
+    })
+}
+
+impl NodeTables {
+    /// Enters or changes a port, and its addresses in its VNI. An endpoint with
+    /// one of these addresses gives way to it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVni`], [`Error::AddressTaken`] by another port,
+    /// [`Error::Full`], [`Error::Invalid`].
+    pub fn upsert_port(&mut self, port: &Port) -> Result<bool, Error> {
+        let &vrf = self.vrfs.get(&port.vni.get()).ok_or(Error::UnknownVni(port.vni))?;
+        let new = to_cell(port, vrf)?;
+        let old = self.ports.get(&port.ifindex).copied();
+        let known: Option<layout::port> = old.map(|cell| self.memory().read(cell));
+        if known == Some(new) {
+            return Ok(false);
+        }
+        self.check_addresses(&new, old)?;
+        let run = self.pool.allocate(PORT_CELLS)?;
+        self.memory().write(run, &new);
+        if let Err(error) = self.link_port(&new, run) {
+            self.unlink_new_port(&new, run, known.zip(old));
+            return Err(error);
+        }
+        self.ports.insert(port.ifindex, run);
+        if let Some((known, old)) = known.zip(old) {
+            for key in address_keys(&known) {
+                self.take_if_leads_to(key, old)?;
+            }
+            self.pool.retire(old, PORT_CELLS);
+        }
+        Ok(true)
+    }
+
+    /// None of the addresses is another port's.
+    fn check_addresses(&self, new: &port, own: Option<u32>) -> Result<(), Error> {
+        for key in address_keys(new) {
+            let Some(known) = self.exact.get(self.memory(), key) else { continue };
+            let Key::Ip { vni, address } = key else { continue };
+            if Some(known.next) != own && kind_of(self.memory(), known.next) == layout::NEXT_HOP_PORT {
+                let other = self.memory().load32(known.next, offset_of!(layout::port, ifindex));
+                let holder = format!("the port with ifindex {other}");
+                return Err(Error::AddressTaken { vni, address, holder });
+            }
+        }
+        Ok(())
+    }
+
+    /// Leads the interface and the addresses to a port's cells.
+    pub(super) fn link_port(&mut self, port: &port, cell: u32) -> Result<(), Error> {
+        self.exact.put(&mut self.pool, port_key(port.ifindex), Entry { mac: 0, next: cell })?;
+        for key in address_keys(port) {
+            let entry = Entry { mac: port_mac(port), next: cell };
+            let old = self.exact.put(&mut self.pool, key, entry)?;
+            if let Some(old) = old
+                && kind_of(self.memory(), old.next) == layout::NEXT_HOP_VTEP
+            {
+                self.endpoints -= 1;
+                self.release_hop(old.next);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a port back that memory did not suffice for, and leads what led to
+    /// the old one there again.
+    fn unlink_new_port(&mut self, new: &port, run: u32, old: Option<(port, u32)>) {
+        let mut keys = address_keys(new);
+        keys.push(port_key(new.ifindex));
+        for key in keys {
+            // An error can only be a failed grace period; the entry then leads
+            // to the new run, which stays allocated until the next adoption.
+            if self.take_if_leads_to(key, run).is_err() {
+                return;
+            }
+        }
+        if let Some((known, cell)) = old
+            && self.link_port(&known, cell).is_err()
+        {
+            self.ports.remove(&known.ifindex);
+        }
+        self.pool.retire(run, PORT_CELLS);
+    }
+
+    pub(super) fn take_if_leads_to(&mut self, key: Key, cell: u32) -> Result<(), Error> {
+        if self.exact.get(self.memory(), key).is_some_and(|known| known.next == cell) {
+            self.exact.take(&mut self.pool, key)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a port and its addresses.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn remove_port(&mut self, ifindex: u32) -> Result<bool, Error> {
+        let Some(&cell) = self.ports.get(&ifindex) else { return Ok(false) };
+        let known: port = self.memory().read(cell);
+        for key in address_keys(&known) {
+            self.take_if_leads_to(key, cell)?;
+        }
+        self.take_if_leads_to(port_key(ifindex), cell)?;
+        self.ports.remove(&ifindex);
+        self.pool.retire(cell, PORT_CELLS);
+        Ok(true)
+    }
+
+    /// Leads a VNI's ports to its VRF's cell; 0: it has none now.
+    pub(super) fn point_ports(&mut self, vni: Vni, vrf: u32) {
+        let memory = self.pool.memory();
+        for &cell in self.ports.values() {
+            if memory.load32(cell, offset_of!(port, vni)) == vni.get() {
+                memory.store32(cell, offset_of!(port, vrf), vrf);
+            }
+        }
+    }
+
+    /// A port.
+    pub fn port(&self, ifindex: u32) -> Option<Port> {
+        from_cell(&self.memory().read(*self.ports.get(&ifindex)?))
+    }
+
+    /// All ports, by interface.
+    pub fn ports(&self) -> impl Iterator<Item = Port> + '_ {
+        self.ports.values().filter_map(|&cell| from_cell(&self.memory().read(cell)))
+    }
+}

@@ -1,0 +1,356 @@
+use super::*;
+use crate::exact::Key;
+use crate::grace::Immediate;
+use crate::reader::{Lookup, NextHop};
+use crate::spec::{Endpoint, Group, Port, PortIpv4, PortIpv6, Route, Target, Vip, Vrf};
+use sluice_types::{MacAddr, Vni};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+fn mac(seed: u64) -> MacAddr {
+    MacAddr::local(seed)
+}
+
+fn plain_vrf(number: u32) -> Vrf {
+    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group: None }
+}
+
+fn endpoint(number: u32, address: &str, host: &str) -> Endpoint {
+    Endpoint { vni: vni(number), address: ip(address), mac: mac(7), host: ip(host) }
+}
+
+fn tables(cells: u32) -> NodeTables {
+    NodeTables::create(Memory::anonymous(cells).unwrap(), Immediate, Sizes { endpoints: 100 }).unwrap()
+}
+
+fn again(tables: NodeTables) -> NodeTables {
+    let memory = tables.memory().clone();
+    drop(tables);
+    NodeTables::adopt(memory, Immediate).unwrap()
+}
+
+fn free(tables: &mut NodeTables) -> u64 {
+    tables.flush().unwrap();
+    tables.fill().cells_used
+}
+
+#[test]
+fn endpoints_lead_to_their_hosts_for_both_families() {
+    let mut tables = tables(4096);
+    for host in ["192.0.2.1", "2001:db8::1"] {
+        assert!(tables.upsert_vtep(ip(host)).unwrap());
+        assert!(!tables.upsert_vtep(ip(host)).unwrap());
+    }
+    let v4 = endpoint(5, "10.0.0.1", "2001:db8::1");
+    let v6 = endpoint(5, "fd00::1", "192.0.2.1");
+    for entry in [v4, v6] {
+        assert!(tables.upsert_endpoint(&entry).unwrap());
+        assert!(!tables.upsert_endpoint(&entry).unwrap());
+        assert_eq!(tables.endpoint(entry.vni, entry.address), Some(entry));
+        let Lookup::Hit(hit) = tables.reader().find(5, entry.address) else { panic!("{entry:?}") };
+        assert_eq!(hit.mac, entry.mac);
+        assert_eq!(tables.reader().next_hop(hit.cell), Some(NextHop::Vtep(entry.host)));
+        assert_eq!(tables.reader().find(6, entry.address), Lookup::Miss);
+    }
+    let moved = Endpoint { host: ip("192.0.2.1"), mac: mac(8), ..v4 };
+    assert!(tables.upsert_endpoint(&moved).unwrap());
+    assert_eq!(tables.endpoint(vni(5), v4.address), Some(moved));
+    assert_eq!(tables.endpoints().count(), 2);
+    assert!(tables.remove_endpoint(vni(5), v4.address).unwrap());
+    assert!(!tables.remove_endpoint(vni(5), v4.address).unwrap());
+    assert_eq!(tables.fill().endpoints, 1);
+}
+
+#[test]
+fn unknown_hosts_and_impossible_endpoints_are_refused() {
+    let mut tables = tables(4096);
+    let entry = endpoint(5, "10.0.0.1", "192.0.2.1");
+    let error = tables.upsert_endpoint(&entry).unwrap_err();
+    assert_eq!(error.to_string(), "host 192.0.2.1 of endpoint 10.0.0.1 in VNI 5 is no known VTEP");
+    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    for bad in [
+        Endpoint { mac: MacAddr::new([0xff; 6]), ..entry },
+        Endpoint { mac: MacAddr::new([0; 6]), ..entry },
+        Endpoint { address: ip("::"), ..entry },
+        Endpoint { address: ip("224.0.0.1"), ..entry },
+    ] {
+        assert!(matches!(tables.upsert_endpoint(&bad), Err(Error::Invalid(_))), "{bad:?}");
+    }
+    assert!(matches!(tables.upsert_vtep(ip("0.0.0.0")), Err(Error::Invalid(_))));
+    let mut long = endpoints_of(40, "198.51.100.1");
+    long[3].host = ip("192.0.2.1");
+    let bulk = tables.upsert_endpoints(&long);
+    assert_eq!((bulk.changed, bulk.failed, bulk.errors.len()), (1, 39, 16));
+    assert_eq!(bulk.errors[3].0, 4);
+}
+
+fn endpoints_of(count: u32, host: &str) -> Vec<Endpoint> {
+    let one = |i: u32| Endpoint {
+        vni: vni(1),
+        address: std::net::Ipv4Addr::from(0x0a00_0000 + i).into(),
+        mac: mac(u64::from(i)),
+        host: ip(host),
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn a_removed_host_lives_on_for_its_endpoints_only() {
+    let mut tables = tables(4096);
+    let before = free(&mut tables);
+    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    let entry = endpoint(5, "10.0.0.1", "192.0.2.1");
+    tables.upsert_endpoint(&entry).unwrap();
+    assert!(tables.remove_vtep(ip("192.0.2.1")).unwrap());
+    assert!(!tables.remove_vtep(ip("192.0.2.1")).unwrap());
+    assert_eq!(tables.reader().find(0, ip("192.0.2.1")), Lookup::Miss);
+    assert_eq!(tables.endpoint(vni(5), ip("10.0.0.1")), Some(entry));
+    assert!(tables.upsert_endpoint(&endpoint(5, "10.0.0.2", "192.0.2.1")).is_err());
+    tables = again(tables);
+    assert_eq!(tables.vteps().count(), 0);
+    assert_eq!(tables.endpoint(vni(5), ip("10.0.0.1")), Some(entry));
+    assert!(tables.remove_endpoint(vni(5), ip("10.0.0.1")).unwrap());
+    assert_eq!(free(&mut tables), before);
+}
+
+#[test]
+fn vips_change_and_clash_with_vteps() {
+    let mut tables = tables(4096);
+    let vip = Vip { address: ip("192.0.2.9"), mac: mac(1), owned: false };
+    assert!(tables.upsert_vip(&vip).unwrap());
+    assert!(!tables.upsert_vip(&vip).unwrap());
+    let owned = Vip { owned: true, ..vip };
+    assert!(tables.upsert_vip(&owned).unwrap());
+    let other = Vip { mac: mac(2), ..owned };
+    assert!(tables.upsert_vip(&other).unwrap());
+    assert_eq!(tables.vips().collect::<Vec<_>>(), [other]);
+    assert!(matches!(tables.upsert_vtep(vip.address), Err(Error::AddressTaken { .. })));
+    tables.upsert_vtep(ip("2001:db8::5")).unwrap();
+    let taken = Vip { address: ip("2001:db8::5"), ..vip };
+    assert!(matches!(tables.upsert_vip(&taken), Err(Error::AddressTaken { .. })));
+    tables = again(tables);
+    assert_eq!(tables.vips().collect::<Vec<_>>(), [other]);
+    assert!(tables.remove_vip(vip.address).unwrap());
+    assert!(!tables.remove_vip(vip.address).unwrap());
+}
+
+#[test]
+fn groups_reach_their_vrfs() {
+    let mut tables = tables(4096);
+    let before = free(&mut tables);
+    let group = Group { id: 3, vips: vec![ip("192.0.2.8"), ip("192.0.2.9"), ip("192.0.2.8")] };
+    let vrf = Vrf { group: Some(3), router4: Some([10, 0, 0, 1].into()), ..plain_vrf(5) };
+    assert_eq!(tables.upsert_vrf(&vrf), Err(Error::UnknownGroup(3)));
+    assert!(tables.upsert_group(&group).unwrap());
+    assert!(!tables.upsert_group(&group).unwrap());
+    assert!(tables.upsert_vrf(&vrf).unwrap());
+    let run = |tables: &NodeTables| tables.memory().read::<layout::vrf>(tables.vrfs[&5]).group;
+    assert_eq!(run(&tables), tables.groups[&3]);
+    let group = Group { id: 3, vips: (1..=63).map(|i| ip(&format!("192.0.2.{i}"))).collect() };
+    assert!(tables.upsert_group(&group).unwrap());
+    assert_eq!(run(&tables), tables.groups[&3]);
+    // As if the writer had died before it led the VRF to the new group.
+    tables.memory().store32(tables.vrfs[&5], offset_of!(layout::vrf, group), 77);
+    tables = again(tables);
+    assert_eq!(run(&tables), tables.groups[&3]);
+    assert_eq!(tables.groups().collect::<Vec<_>>(), [group]);
+    assert_eq!(tables.vrf(vni(5)).unwrap().vrf, vrf);
+    assert!(tables.remove_group(3).unwrap());
+    assert_eq!(run(&tables), 0);
+    assert_eq!(tables.vrf(vni(5)).unwrap().vrf.group, None);
+    assert!(tables.remove_vrf(vni(5)).unwrap());
+    assert_eq!(free(&mut tables), before);
+    for vips in [vec![], vec![ip("192.0.2.1"); 64]] {
+        assert!(matches!(tables.upsert_group(&Group { id: 1, vips }), Err(Error::Invalid(_))));
+    }
+}
+
+#[test]
+fn routes_belong_to_a_vrf_and_go_with_it() {
+    let mut tables = tables(8192);
+    let before = free(&mut tables);
+    let route = |prefix: &str, target| Route { vni: vni(5), prefix: prefix.parse().unwrap(), target };
+    assert_eq!(tables.upsert_route(&route("0.0.0.0/0", Target::Local)), Err(Error::UnknownVni(vni(5))));
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let all = [
+        route("0.0.0.0/0", Target::Drop),
+        route("10.0.0.0/8", Target::Local),
+        route("10.1.0.0/16", Target::Peer(vni(6))),
+        route("::/0", Target::Local),
+        route("fd00::1/128", Target::Peer(vni(7))),
+    ];
+    for one in &all {
+        assert!(tables.upsert_route(one).unwrap());
+        assert!(!tables.upsert_route(one).unwrap());
+    }
+    let find = |tables: &NodeTables, address| tables.reader().route(vni(5), ip(address));
+    assert_eq!(find(&tables, "10.1.2.3"), Some(Target::Peer(vni(6))));
+    assert_eq!(find(&tables, "10.2.2.3"), Some(Target::Local));
+    assert_eq!(find(&tables, "11.2.2.3"), Some(Target::Drop));
+    assert_eq!(find(&tables, "fd00::1"), Some(Target::Peer(vni(7))));
+    // A changed VRF keeps its routes.
+    assert!(tables.upsert_vrf(&Vrf { mtu: 1400, ..plain_vrf(5) }).unwrap());
+    assert_eq!(tables.routes().count(), 5);
+    for i in 0..100u32 {
+        tables.upsert_route(&route(&format!("10.2.{i}.0/24"), Target::Local)).unwrap();
+    }
+    tables = again(tables);
+    let entry = tables.vrf(vni(5)).unwrap();
+    assert_eq!((entry.routes4, entry.routes6, tables.fill().routes), (103, 2, 105));
+    assert!(tables.remove_route(vni(5), "10.1.0.0/16".parse().unwrap()).unwrap());
+    assert!(!tables.remove_route(vni(5), "10.1.0.0/16".parse().unwrap()).unwrap());
+    assert_eq!(find(&tables, "10.1.2.3"), Some(Target::Local));
+    assert!(tables.remove_vrf(vni(5)).unwrap());
+    assert_eq!((free(&mut tables), tables.fill().routes, tables.fill().counters_used), (before, 0, 0));
+}
+
+fn port(ifindex: u32) -> Port {
+    Port {
+        ifindex,
+        peer_redirect: true,
+        mtu: 1430,
+        vni: vni(5),
+        mac: mac(u64::from(ifindex)),
+        ipv4: Some(PortIpv4 {
+            address: [10, 0, 0, ifindex as u8].into(),
+            length: 24,
+            router: Some([10, 0, 0, 1].into()),
+        }),
+        ipv6: Some(PortIpv6 { address: format!("fd00::{ifindex:x}").parse().unwrap(), length: 64 }),
+        dns4: vec![[9, 9, 9, 9].into()],
+        instance: 42,
+        lease_s: 3600,
+    }
+}
+
+#[test]
+fn ports_are_found_by_interface_and_addresses() {
+    let mut tables = tables(4096);
+    assert_eq!(tables.upsert_port(&port(7)), Err(Error::UnknownVni(vni(5))));
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    // The first IPv6 entry brings a run that stays.
+    tables.upsert_vtep(ip("2001:db8::1")).unwrap();
+    let before = free(&mut tables);
+    assert!(tables.upsert_port(&port(7)).unwrap());
+    assert!(!tables.upsert_port(&port(7)).unwrap());
+    let leads_to = |tables: &NodeTables, lookup: Lookup| {
+        let Lookup::Hit(hit) = lookup else { return None };
+        tables.reader().next_hop(hit.cell)
+    };
+    let reader = tables.reader();
+    for lookup in [reader.find_index(0, 7), reader.find(5, ip("10.0.0.7")), reader.find(5, ip("fd00::7"))] {
+        assert_eq!(leads_to(&tables, lookup), Some(NextHop::Port(7)));
+    }
+    let error = tables.upsert_port(&Port { ifindex: 8, ..port(7) }).unwrap_err();
+    assert!(error.to_string().contains("the port with ifindex 7"), "{error}");
+    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    let clash = tables.upsert_endpoint(&endpoint(5, "10.0.0.7", "192.0.2.1"));
+    assert!(matches!(clash, Err(Error::AddressTaken { .. })));
+    assert!(!tables.remove_endpoint(vni(5), ip("10.0.0.7")).unwrap());
+    tables.remove_vtep(ip("192.0.2.1")).unwrap();
+    let without4 = Port { ipv4: None, mac: mac(99), ..port(7) };
+    assert!(tables.upsert_port(&without4).unwrap());
+    assert_eq!(tables.reader().find(5, ip("10.0.0.7")), Lookup::Miss);
+    let Lookup::Hit(hit) = tables.reader().find(5, ip("fd00::7")) else { panic!("IPv6 address is gone") };
+    assert_eq!(hit.mac, mac(99));
+    tables = again(tables);
+    assert_eq!(tables.ports().collect::<Vec<_>>(), [without4]);
+    assert!(tables.remove_port(7).unwrap());
+    assert!(!tables.remove_port(7).unwrap());
+    assert_eq!(tables.reader().find(5, ip("fd00::7")), Lookup::Miss);
+    assert_eq!(free(&mut tables), before);
+}
+
+#[test]
+fn a_port_follows_its_vrf() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_port(&port(7)).unwrap();
+    let vrf = |tables: &NodeTables| tables.memory().read::<layout::port>(tables.ports[&7]).vrf;
+    assert_eq!(vrf(&tables), tables.vrfs[&5]);
+    tables.upsert_vrf(&Vrf { mtu: 1400, ..plain_vrf(5) }).unwrap();
+    assert_eq!(vrf(&tables), tables.vrfs[&5]);
+    tables.remove_vrf(vni(5)).unwrap();
+    assert_eq!(vrf(&tables), 0);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    assert_eq!(vrf(&tables), tables.vrfs[&5]);
+}
+
+#[test]
+fn a_half_made_port_is_completed_and_a_half_removed_one_goes() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_port(&port(7)).unwrap();
+    tables.upsert_port(&port(8)).unwrap();
+    let v4 = |address| Key::Ip { vni: 5, address };
+    tables.exact.take(&mut tables.pool, v4(ip("10.0.0.7"))).unwrap();
+    tables.exact.take(&mut tables.pool, Key::Index { vni: 0, id: 8 }).unwrap();
+    tables = again(tables);
+    assert_eq!(tables.ports().collect::<Vec<_>>(), [port(7)]);
+    assert!(matches!(tables.reader().find(5, ip("10.0.0.7")), Lookup::Hit(_)));
+    assert_eq!(tables.reader().find(5, ip("10.0.0.8")), Lookup::Miss);
+    assert_eq!(tables.reader().find(5, ip("fd00::8")), Lookup::Miss);
+}
+
+#[test]
+fn the_node_describes_itself() {
+    let mut tables = tables(4096);
+    let node = NodeConfig {
+        vtep4: Some([192, 0, 2, 1].into()),
+        vtep6: None,
+        router_mac: sluice_types::ROUTER_MAC,
+        vxlan_ifindex: 0,
+        ports: vec![UnderlayPort { ifindex: 3, mtu: 1500, mac: mac(3) }],
+    };
+    assert!(tables.set_node(&node).unwrap());
+    assert!(!tables.set_node(&node).unwrap());
+    tables.set_applied_revision(17);
+    tables.set_database_id(0xfeed);
+    assert_eq!(tables.generation(), 1);
+    tables = again(tables);
+    assert_eq!(tables.generation(), 2);
+    assert_eq!((tables.node(), tables.applied_revision(), tables.database_id()), (node.clone(), 17, 0xfeed));
+    let many = NodeConfig { ports: vec![node.ports[0]; 9], ..node };
+    assert!(matches!(tables.set_node(&many), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn what_is_no_table_is_not_adopted() {
+    let adopt = |memory: &Memory| NodeTables::adopt(memory.clone(), Immediate).map(drop);
+    let memory = Memory::anonymous(4096).unwrap();
+    assert_eq!(adopt(&memory), Err(Error::NotTables));
+    assert_eq!(adopt(&Memory::anonymous(3).unwrap()), Err(Error::NotTables));
+    drop(NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap());
+    assert_eq!(adopt(&memory), Ok(()));
+    memory.store32(0, offset_of!(superblock, layout_version), 99);
+    assert_eq!(adopt(&memory), Err(Error::LayoutVersion { found: 99, known: layout::TABLES_LAYOUT_VERSION }));
+    memory.store32(0, offset_of!(superblock, layout_version), layout::TABLES_LAYOUT_VERSION);
+    memory.store64(0, offset_of!(superblock, cells), 5000);
+    assert_eq!(adopt(&memory), Err(Error::Capacity { laid_out: 5000, found: 4096 }));
+    let small = NodeTables::create(Memory::anonymous(20).unwrap(), Immediate, Sizes::default());
+    assert!(matches!(small.map(drop), Err(Error::TooSmall { .. })));
+}
+
+#[test]
+fn full_memory_is_an_error_and_changes_nothing() {
+    let mut tables = tables(200);
+    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    let many = endpoints_of(2000, "192.0.2.1");
+    let bulk = tables.upsert_endpoints(&many);
+    assert!(bulk.failed > 0 && matches!(bulk.errors[0].1, Error::Full { .. }), "{bulk:?}");
+    assert_eq!(tables.fill().endpoints as usize, bulk.changed);
+    let there =
+        many.iter().filter(|entry| tables.endpoint(entry.vni, entry.address) == Some(**entry)).count();
+    assert_eq!(there, bulk.changed);
+    assert!(bulk.changed as f64 >= 0.85 * tables.fill().entry_slots as f64);
+    // What can be removed makes room again.
+    let odd = tables.endpoints().filter(|entry| entry.mac.to_u64() % 2 != 0).count();
+    assert_eq!(tables.retain_endpoints(|entry| entry.mac.to_u64() % 2 == 0).unwrap(), odd);
+    assert_eq!(tables.upsert_endpoints(&many[1500..1600]).failed, 0);
+}

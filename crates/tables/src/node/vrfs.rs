@@ -1,0 +1,230 @@
+//! VRFs and their routes.
+
+use super::NodeTables;
+use crate::error::Error;
+use crate::exact::{Entry, Key};
+use crate::layout::{self, vrf};
+use crate::lpm::{self, Family, Prefix, Root};
+use crate::memory::Memory;
+use crate::spec::{self, Route, Target, Vrf, VrfEntry};
+use sluice_types::{IpNet, Vni};
+use std::mem::offset_of;
+
+/// Which per-VNI counters are taken. Index 0 is the shared overflow. Freed ones
+/// are reused as late as possible, so that a reader of counters notices first.
+pub(super) struct Counters {
+    taken: Vec<bool>,
+    used: u64,
+    next: usize,
+}
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        Self { taken: vec![false; layout::VNI_COUNTERS_MAX as usize], used: 0, next: 1 }
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
+    fn allot(&mut self) -> u32 {
+        let all = self.taken.len();
+        let found = (self.next..all).chain(1..self.next).find(|&i| !self.taken[i]);
+        let Some(index) = found else { return 0 };
+        self.next = if index + 1 == all { 1 } else { index + 1 };
+        self.claim(index as u32);
+        index as u32
+    }
+
+    /// Takes an index; false: it is out of range or taken.
+    pub(super) fn claim(&mut self, index: u32) -> bool {
+        match self.taken.get_mut(index as usize) {
+            Some(taken) if index != 0 && !*taken => {
+                *taken = true;
+                self.used += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn release(&mut self, index: u32) {
+        if index != 0 && std::mem::replace(&mut self.taken[index as usize], false) {
+            self.used -= 1;
+        }
+    }
+}
+
+pub(super) fn vrf_key(vni: u32) -> Key {
+    Key::Index { vni, id: 0 }
+}
+
+/// The two root words of a VRF's cell.
+pub(super) fn roots(cell: u32) -> [Root; 2] {
+    [
+        Root { cell, offset: offset_of!(vrf, lpm4), family: Family::V4 },
+        Root { cell, offset: offset_of!(vrf, lpm6), family: Family::V6 },
+    ]
+}
+
+pub(super) fn root_of(cell: u32, family: Family) -> Root {
+    let [v4, v6] = roots(cell);
+    if family == Family::V4 { v4 } else { v6 }
+}
+
+fn count_offset(family: Family) -> usize {
+    match family {
+        Family::V4 => offset_of!(vrf, routes4),
+        Family::V6 => offset_of!(vrf, routes6),
+    }
+}
+
+fn entry_of(cell: &vrf) -> Option<VrfEntry> {
+    let vrf = Vrf {
+        vni: Vni::new(cell.vni).ok()?,
+        mtu: cell.mtu,
+        router4: spec::from_word4(cell.router4),
+        router6: spec::from_bytes6(cell.router6),
+        group: (cell.group_id != 0).then_some(cell.group_id),
+    };
+    Some(VrfEntry { vrf, counters: cell.counters, routes4: cell.routes4, routes6: cell.routes6 })
+}
+
+pub(super) fn count_routes(memory: &Memory, cell: u32) -> u64 {
+    let count = |family| u64::from(memory.load32(cell, count_offset(family)));
+    count(Family::V4) + count(Family::V6)
+}
+
+pub(super) fn set_route_count(memory: &Memory, cell: u32, family: Family, count: u32) {
+    memory.store32(cell, count_offset(family), count);
+}
+
+impl NodeTables {
+    /// Enters or changes what a VNI is; its routes stay.
+    ///
+    /// # Errors
+    /// [`Error::UnknownGroup`], [`Error::Full`].
+    pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
+        let group = match vrf.group {
+            None => 0,
+            Some(id) => *self.groups.get(&id).ok_or(Error::UnknownGroup(id))?,
+        };
+        let old = self.vrfs.get(&vrf.vni.get()).copied();
+        let known: layout::vrf = old.map(|cell| self.memory().read(cell)).unwrap_or_default();
+        if entry_of(&known).is_some_and(|entry| entry.vrf == *vrf) {
+            return Ok(false);
+        }
+        let run = self.pool.allocate(1)?;
+        let counters = if old.is_some() { known.counters } else { self.counters.allot() };
+        let new = layout::vrf {
+            vni: vrf.vni.get(),
+            counters,
+            group,
+            group_id: vrf.group.unwrap_or(0),
+            mtu: vrf.mtu,
+            router4: spec::word4(vrf.router4),
+            router6: spec::bytes6(vrf.router6),
+            ..known
+        };
+        self.memory().write(run, &new);
+        let entry = Entry { mac: 0, next: run };
+        if let Err(error) = self.exact.put(&mut self.pool, vrf_key(vrf.vni.get()), entry) {
+            self.pool.give_back(run, 1);
+            if old.is_none() {
+                self.counters.release(counters);
+            }
+            return Err(error);
+        }
+        self.vrfs.insert(vrf.vni.get(), run);
+        self.point_ports(vrf.vni, run);
+        if let Some(old) = old {
+            self.pool.retire(old, 1);
+        }
+        Ok(true)
+    }
+
+    /// Removes a VNI with its routes. Its endpoints stay, and are not found by
+    /// packets while it is gone.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn remove_vrf(&mut self, vni: Vni) -> Result<bool, Error> {
+        let Some(&cell) = self.vrfs.get(&vni.get()) else { return Ok(false) };
+        self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
+        self.vrfs.remove(&vni.get());
+        self.point_ports(vni, 0);
+        self.routes -= count_routes(self.memory(), cell);
+        self.counters.release(self.memory().load32(cell, offset_of!(layout::vrf, counters)));
+        for root in roots(cell) {
+            lpm::clear(&mut self.pool, root);
+        }
+        self.pool.retire(cell, 1);
+        Ok(true)
+    }
+
+    /// What a VNI is.
+    pub fn vrf(&self, vni: Vni) -> Option<VrfEntry> {
+        let &cell = self.vrfs.get(&vni.get())?;
+        entry_of(&self.memory().read(cell))
+    }
+
+    /// All VRFs, by VNI.
+    pub fn vrfs(&self) -> impl Iterator<Item = VrfEntry> + '_ {
+        self.vrfs.values().filter_map(|&cell| entry_of(&self.memory().read(cell)))
+    }
+
+    /// Enters or changes a route.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVni`], [`Error::Full`].
+    pub fn upsert_route(&mut self, route: &Route) -> Result<bool, Error> {
+        let &cell = self.vrfs.get(&route.vni.get()).ok_or(Error::UnknownVni(route.vni))?;
+        let (family, prefix) = Prefix::from_net(route.prefix);
+        let count = self.memory().load32(cell, count_offset(family));
+        let leaf = route.target.leaf();
+        let old = lpm::insert(&mut self.pool, root_of(cell, family), count, prefix, leaf)?;
+        if old.is_none() {
+            set_route_count(self.memory(), cell, family, count + 1);
+            self.routes += 1;
+        }
+        Ok(old != Some(leaf))
+    }
+
+    /// Withdraws a route.
+    ///
+    /// # Errors
+    /// [`Error::Full`] where not even the shorter list finds memory, [`Error::Grace`].
+    pub fn remove_route(&mut self, vni: Vni, prefix: IpNet) -> Result<bool, Error> {
+        let Some(&cell) = self.vrfs.get(&vni.get()) else { return Ok(false) };
+        let (family, prefix) = Prefix::from_net(prefix);
+        let count = self.memory().load32(cell, count_offset(family));
+        let old = lpm::remove(&mut self.pool, root_of(cell, family), count, prefix)?;
+        if old.is_some() {
+            set_route_count(self.memory(), cell, family, count - 1);
+            self.routes -= 1;
+        }
+        Ok(old.is_some())
+    }
+
+    /// All routes of all VRFs.
+    pub fn routes(&self) -> impl Iterator<Item = Route> + '_ {
+        self.vrfs.iter().flat_map(|(&vni, &cell)| self.routes_at(vni, cell))
+    }
+
+    /// The routes of a VNI.
+    pub fn routes_of(&self, vni: Vni) -> Vec<Route> {
+        self.vrfs.get(&vni.get()).map(|&cell| self.routes_at(vni.get(), cell).collect()).unwrap_or_default()
+    }
+
+    fn routes_at(&self, vni: u32, cell: u32) -> impl Iterator<Item = Route> + '_ {
+        roots(cell).into_iter().flat_map(move |root| {
+            lpm::iter(self.memory(), root).filter_map(move |(prefix, leaf)| {
+                Some(Route {
+                    vni: Vni::new(vni).ok()?,
+                    prefix: prefix.to_net(root.family),
+                    target: Target::from_leaf(leaf)?,
+                })
+            })
+        })
+    }
+}
