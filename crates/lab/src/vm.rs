@@ -8,10 +8,10 @@ use crate::paths::Paths;
 use crate::topology::{self, Topology};
 use futures::future::try_join_all;
 use sluice_client::{
-    CloudFile, Instance, InstanceSpec, Options, PeeringSpec, Subnet, SubnetSpec, Vpc, VpcSpec, apply,
+    CloudFile, Instance, InstanceSpec, NewInstance, Options, PeeringSpec, Subnet, SubnetSpec, Vpc, VpcSpec,
+    apply,
 };
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -104,54 +104,89 @@ async fn vms(lab: &Lab) -> Result<BTreeMap<String, VmState>> {
 
 /// Plugs all VMs in, attaches their ports and lets them configure themselves.
 pub(crate) async fn bring_up(lab: &Lab) -> Result<()> {
-    let mut lines = String::new();
-    for (name, vm) in &lab.state.vms {
-        let (guest, host) = (lab.paths.namespace(name), lab.paths.namespace(&vm.host));
-        let (mac, port) = (vm.mac, &vm.port);
-        let _ = writeln!(
-            lines,
-            "link add eth0 address {mac} netns {guest} type veth peer name {port} netns {host}"
-        );
-    }
+    let lines: String = lab.state.vms.iter().map(|(name, vm)| link(&lab.paths, name, vm)).collect();
     ip_batch(&lab.paths, "plugging VMs in", &lines).await?;
-    try_join_all(lab.state.vms.keys().map(|name| start(lab, name))).await.map(drop)
+    try_join_all(lab.state.vms.iter().map(|(name, vm)| start(lab, name, vm))).await.map(drop)
+}
+
+/// The line of `ip -batch` that connects a VM to its host.
+fn link(paths: &Paths, name: &str, vm: &VmState) -> String {
+    let (guest, host) = (paths.namespace(name), paths.namespace(&vm.host));
+    let (mac, port) = (vm.mac, &vm.port);
+    format!("link add eth0 address {mac} netns {guest} type veth peer name {port} netns {host}\n")
+}
+
+impl Lab {
+    /// Adds a VM while the lab runs; returns when it has its addresses.
+    ///
+    /// # Errors
+    /// What the API and the commands give.
+    pub async fn add_vm(&self, name: &str, vpc: &str, subnet: &str, host: &str) -> Result<VmState> {
+        let unknown = || Error::Unknown { name: subnet.to_owned(), known: format!("those of VPC {vpc}") };
+        let at = self.vpc(vpc)?;
+        let bad = |_| Error::Form { what: "the lab's state".to_owned(), problem: format!("id of {host}") };
+        let new = NewInstance {
+            name: name.to_owned(),
+            subnet: *at.subnets.get(subnet).ok_or_else(unknown)?,
+            host: self.node(host)?.id.parse().map_err(bad)?,
+            mac: None,
+            ipv4: None,
+            ipv6: None,
+        };
+        let made = self.api.create(at.id, &new).await?.object;
+        // Interface names are short.
+        let port = format!("x-{name}").chars().take(15).collect();
+        let vm = VmState {
+            id: made.id,
+            vpc: vpc.to_owned(),
+            vni: at.vni,
+            host: host.to_owned(),
+            port,
+            mac: made.mac,
+            ipv4: made.ipv4,
+            ipv6: made.ipv6,
+        };
+        let lines = format!("netns add {}\n{}", self.paths.namespace(name), link(&self.paths, name, &vm));
+        ip_batch(&self.paths, "plugging a VM in", &lines).await?;
+        start(self, name, &vm).await?;
+        Ok(vm)
+    }
+
+    /// Takes away a VM's namespace, with its interface; the instance is the API's business.
+    ///
+    /// # Errors
+    /// What `ip` gives.
+    pub async fn unplug_vm(&self, name: &str) -> Result<()> {
+        let lines = format!("netns del {}\n", self.paths.namespace(name));
+        ip_batch(&self.paths, "unplugging a VM", &lines).await
+    }
 }
 
 /// Attaches a VM's port and waits until the VM has its addresses.
-async fn start(lab: &Lab, name: &str) -> Result<()> {
-    let vm = lab.vm(name)?;
+async fn start(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     let port = &vm.port;
     let text =
         format!("echo 1 >/proc/sys/net/ipv6/conf/{port}/disable_ipv6\nip link set {port} up alias {name}\n");
     script(&lab.paths, &vm.host, "preparing a port", &text).await?;
-    attach(lab, name).await?;
+    attach(lab, vm).await?;
     lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED).await?;
-    configure(lab, name).await
+    configure(lab, name, vm).await
 }
 
 /// Attaches a VM's port; the agent may just be starting, or not know the instance yet.
-pub(crate) async fn attach(lab: &Lab, name: &str) -> Result<()> {
-    let vm = lab.vm(name)?;
+async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
     let agent = lab.process(&vm.host)?;
     let binary = lab.state.binary.display().to_string();
     let socket = lab.paths.socket(&vm.host);
-    let argv = words(&[
-        &binary,
-        "port",
-        "attach",
-        &vm.port,
-        "--instance",
-        &vm.id.to_string(),
-        "--socket",
-        &socket.display().to_string(),
-    ]);
+    let (instance, path) = (vm.id.to_string(), socket.display().to_string());
+    let argv = words(&[&binary, "port", "attach", &vm.port, "--instance", &instance, "--socket", &path]);
     let until = Instant::now() + ATTACHED;
     loop {
         agent.check(&lab.paths)?;
         let outcome = if socket.exists() {
             feed("attaching a port", command(&lab.paths, None, &argv), "").await.map(drop)
         } else {
-            let what = format!("the socket of {}", vm.host);
+            let what = format!("opening of the socket of {}", vm.host);
             let hint = format!("; the end of its log:\n{}", tail(&lab.paths, &vm.host));
             Err(Error::Timeout { what, seconds: ATTACHED.as_secs(), hint })
         };
@@ -163,8 +198,7 @@ pub(crate) async fn attach(lab: &Lab, name: &str) -> Result<()> {
 }
 
 /// Brings the VM's interface up: IPv4 by DHCP, IPv6 by the kernel.
-async fn configure(lab: &Lab, name: &str) -> Result<()> {
-    let vm = lab.vm(name)?;
+async fn configure(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     let mut text = "ip link set lo up\nip link set eth0 up\n".to_owned();
     if vm.ipv4.is_some() {
         text.push_str("busybox udhcpc -i eth0 -n -q -f -t 15 -T 1 -O mtu -s /bin/sh >&2\n");
@@ -177,11 +211,12 @@ async fn configure(lab: &Lab, name: &str) -> Result<()> {
     }
     let mut shell = command(&lab.paths, Some(name), &words(&["sh", "-e"]));
     shell.current_dir(lab.paths.root().join("dhcp")).env("LEASE", lab.paths.lease(name));
-    let run = feed("configuring a VM", shell, &text);
+    let what = format!("configuring VM {name}");
+    let run = feed(&what, shell, &text);
     match tokio::time::timeout(CONFIGURED, run).await {
         Ok(outcome) => outcome.map(drop),
         Err(_) => Err(Error::Timeout {
-            what: format!("IPv6 autoconfiguration of VM {name}"),
+            what: format!("configuration of VM {name} by DHCP and router advertisement"),
             seconds: CONFIGURED.as_secs(),
             hint: String::new(),
         }),

@@ -1,0 +1,177 @@
+//! The controller's PostgreSQL is killed: the API says so, packets go on, and
+//! when it is back nothing that was acknowledged is lost.
+
+use crate::Ground;
+use crate::support::{Failure, Outcome, Probe, address, describe, ensure, lost_nothing, reaches};
+use sluice_client::{NewTenant, Tenant};
+use sluice_lab::{CONTROLLER, Lab, Options};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio::process::{Child, Command};
+
+const PORT: u16 = 7012;
+const SECONDS: u64 = 8;
+const BACK: Duration = Duration::from_secs(15);
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let mut database = Database::make(&ground.name).await?;
+    let outcome = with(ground, &mut database).await;
+    database.remove().await?;
+    outcome
+}
+
+async fn with(ground: &Ground, database: &mut Database) -> Outcome {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    options.database = Some(database.url());
+    let lab = Lab::up(options).await?;
+    for number in 0..20 {
+        lab.api().create((), &NewTenant { name: format!("before-{number}") }).await?;
+    }
+    let at = SocketAddr::new(address(lab.vm("web-3")?, false)?, PORT).to_string();
+    let _listener = Probe::listening(&lab, "web-3", &["echo", &at, "web-3"]).await?;
+    let stream = Probe::start(&lab, "web-1", &["stream", &at, "1000", &SECONDS.to_string()])?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    database.kill().await?;
+    refused_with_cause(&lab, "after the kill").await?;
+    lost_nothing("traffic without a database", &stream.result().await?, SECONDS * 1000)?;
+    database.start().await?;
+    lab.api().wait_ready(BACK).await?;
+    nothing_is_lost(&lab).await?;
+    // A controller that starts anew reads the same.
+    lab.kill(CONTROLLER).await?;
+    lab.restart(CONTROLLER)?;
+    lab.api().wait_ready(BACK).await?;
+    nothing_is_lost(&lab).await?;
+    lab.add_vm("later", "web", "front", "host-2").await?;
+    reaches(&lab, "web-1", "web-3").await
+}
+
+async fn refused_with_cause(lab: &Lab, name: &str) -> Outcome {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let made = lab.api().create((), &NewTenant { name: name.replace(' ', "-") }).await;
+        let Err(error) = made else {
+            return Err(Failure::new("a tenant was made in a database that is dead"));
+        };
+        if let Some(problem) = error.problem() {
+            let detail = problem.detail.clone().unwrap_or_default();
+            ensure!(problem.status == 503, "status {} instead of 503: {detail}", problem.status);
+            ensure!(detail.len() > 10, "the answer names no cause: {problem:?}");
+            println!("    503: {detail}");
+            return Ok(());
+        }
+        ensure!(Instant::now() < until, "the API gives no answer: {}", describe(&error));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn nothing_is_lost(lab: &Lab) -> Outcome {
+    let tenants = lab.api().list::<Tenant>(&[], None).await?;
+    for number in 0..20 {
+        let name = format!("before-{number}");
+        ensure!(
+            tenants.iter().any(|tenant| tenant.name == name),
+            "tenant {name} was acknowledged and is lost"
+        );
+    }
+    Ok(())
+}
+
+/// A PostgreSQL server of one's own.
+struct Database {
+    programs: PathBuf,
+    directory: PathBuf,
+    port: u16,
+    server: Option<Child>,
+}
+
+impl Database {
+    async fn make(name: &str) -> Result<Self, Failure> {
+        let programs = programs()?;
+        let directory = std::env::temp_dir().join(format!("sluice-{name}"));
+        std::fs::create_dir_all(&directory)?;
+        let owner = Command::new("chown").arg("postgres").arg(&directory).status().await?;
+        ensure!(owner.success(), "there is no user `postgres`; it comes with the package postgresql");
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut database = Self { programs, directory, port, server: None };
+        let data = database.directory.join("data");
+        let init = database
+            .as_postgres("initdb")
+            .args(["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", "-U", "postgres", "-D"])
+            .arg(&data)
+            .output()
+            .await?;
+        ensure!(init.status.success(), "initdb: {}", String::from_utf8_lossy(&init.stderr));
+        database.start().await?;
+        Ok(database)
+    }
+
+    fn as_postgres(&self, program: &str) -> Command {
+        let mut command = Command::new("runuser");
+        command.args(["-u", "postgres", "--"]).arg(self.programs.join(program)).current_dir("/");
+        command.kill_on_drop(true);
+        command
+    }
+
+    fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    async fn start(&mut self) -> Outcome {
+        let log = std::fs::File::options().create(true).append(true).open(self.directory.join("log"))?;
+        let server = self
+            .as_postgres("postgres")
+            .arg("-D")
+            .arg(self.directory.join("data"))
+            .arg("-k")
+            .arg(&self.directory)
+            .args(["-h", "127.0.0.1", "-p", &self.port.to_string()])
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        self.server = Some(server);
+        let until = Instant::now() + Duration::from_secs(20);
+        let port = self.port.to_string();
+        while !self
+            .as_postgres("pg_isready")
+            .args(["-q", "-h", "127.0.0.1", "-p", &port])
+            .status()
+            .await?
+            .success()
+        {
+            ensure!(Instant::now() < until, "PostgreSQL does not start");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
+    /// `kill -9` of the server; its backends follow it.
+    async fn kill(&mut self) -> Outcome {
+        let pid = std::fs::read_to_string(self.directory.join("data/postmaster.pid"))?;
+        let pid = pid.lines().next().unwrap_or_default().parse()?;
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)?;
+        if let Some(mut server) = self.server.take() {
+            server.wait().await?;
+        }
+        Ok(())
+    }
+
+    async fn remove(mut self) -> Outcome {
+        if self.server.is_some() {
+            self.kill().await?;
+        }
+        // Backends that notice their server's death late still write here.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Ok(std::fs::remove_dir_all(&self.directory)?)
+    }
+}
+
+/// Where Debian keeps the newest server's programs.
+fn programs() -> Result<PathBuf, Failure> {
+    let entries = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let versions = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let newest =
+        versions.max().ok_or_else(|| Failure::new("PostgreSQL is not installed: package postgresql"))?;
+    Ok(Path::new("/usr/lib/postgresql").join(newest.to_string()).join("bin"))
+}

@@ -1,0 +1,82 @@
+//! The controller's disk is full: the API says so and goes on reading, packets
+//! go on, nothing acknowledged is lost, and with room again all works again.
+
+use crate::Ground;
+use crate::support::{Failure, Outcome, Probe, address, ensure, lost_nothing, reaches};
+use sluice_client::{NewTenant, Tenant};
+use sluice_lab::{CONTROLLER, Lab, Options};
+use std::collections::HashSet;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+const PORT: u16 = 7013;
+const SECONDS: u64 = 6;
+const DISK_BYTES: u64 = 16 << 20;
+/// More writes than fit into what a full disk leaves of the write-ahead log.
+const MOST_WRITES: usize = 5000;
+const BACK: Duration = Duration::from_secs(15);
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    options.controller_disk_bytes = Some(DISK_BYTES);
+    let lab = Lab::up(options).await?;
+    let at = SocketAddr::new(address(lab.vm("web-3")?, true)?, PORT).to_string();
+    let _listener = Probe::listening(&lab, "web-3", &["echo", &at, "web-3"]).await?;
+    let stream = Probe::start(&lab, "web-1", &["stream", &at, "1000", &SECONDS.to_string()])?;
+    let ballast = lab.paths().state_dir(CONTROLLER).join("ballast");
+    fill(&ballast)?;
+    let acknowledged = write_until_refused(&lab).await?;
+    nothing_is_lost(&lab, &acknowledged).await?;
+    lost_nothing("traffic with a full disk", &stream.result().await?, SECONDS * 1000)?;
+    std::fs::remove_file(&ballast)?;
+    lab.api().wait_ready(BACK).await?;
+    lab.api().create((), &NewTenant { name: "with-room".into() }).await?;
+    // What a controller that starts anew finds on the disk.
+    lab.kill(CONTROLLER).await?;
+    lab.restart(CONTROLLER)?;
+    lab.api().wait_ready(BACK).await?;
+    nothing_is_lost(&lab, &acknowledged).await?;
+    lab.add_vm("later", "web", "front", "host-2").await?;
+    reaches(&lab, "web-1", "web-3").await
+}
+
+/// Writes until nothing more fits.
+fn fill(file: &std::path::Path) -> Outcome {
+    let mut file = std::fs::File::create(file)?;
+    for block in [65536, 4096, 512] {
+        let zeros = vec![0; block];
+        while file.write(&zeros).is_ok_and(|written| written == block) {}
+    }
+    Ok(())
+}
+
+/// Names of the tenants that were acknowledged before the first refusal, which
+/// must be a 503 with its cause.
+async fn write_until_refused(lab: &Lab) -> Result<Vec<String>, Failure> {
+    let mut acknowledged = Vec::new();
+    for number in 0..MOST_WRITES {
+        let name = format!("full-{number}");
+        match lab.api().create((), &NewTenant { name: name.clone() }).await {
+            Ok(_) => acknowledged.push(name),
+            Err(error) => {
+                let problem = error.problem().cloned();
+                let problem = problem.ok_or_else(|| Failure::new(format!("no answer: {error}")))?;
+                let detail = problem.detail.unwrap_or_default();
+                ensure!(problem.status == 503, "status {} instead of 503: {detail}", problem.status);
+                ensure!(detail.contains("full"), "the answer does not name the full disk: {detail}");
+                println!("    503 after {number} writes: {detail}");
+                return Ok(acknowledged);
+            }
+        }
+    }
+    Err(Failure::new(format!("{MOST_WRITES} writes to a full disk were acknowledged")))
+}
+
+async fn nothing_is_lost(lab: &Lab, acknowledged: &[String]) -> Outcome {
+    let tenants = lab.api().list::<Tenant>(&[], None).await?;
+    let there: HashSet<&str> = tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+    let lost: Vec<_> = acknowledged.iter().filter(|name| !there.contains(name.as_str())).collect();
+    ensure!(lost.is_empty(), "acknowledged tenants are lost: {lost:?}");
+    Ok(())
+}

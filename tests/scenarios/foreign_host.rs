@@ -1,0 +1,44 @@
+//! The kernel's own VXLAN device works as a host, on either underlay.
+
+use crate::Ground;
+use crate::support::{Outcome, Probe, ensure, ping, who};
+use sluice_lab::{Foreign, Lab};
+use std::net::{IpAddr, SocketAddr};
+
+const PORT: u16 = 7010;
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let lab = ground.lab()?;
+    for (name, vtep) in [("foreign-4", "192.0.2.40"), ("foreign-6", "2001:db8:0:1::40")] {
+        let foreign = lab.add_foreign(name, vtep.parse()?, "web", "front").await?;
+        let outcome = works(lab, &foreign).await;
+        lab.remove_foreign(foreign).await?;
+        outcome?;
+    }
+    Ok(())
+}
+
+async fn works(lab: &Lab, foreign: &Foreign) -> Outcome {
+    let instance = &foreign.instance;
+    let own: Vec<IpAddr> =
+        instance.ipv4.map(IpAddr::from).into_iter().chain(instance.ipv6.map(IpAddr::from)).collect();
+    ensure!(own.len() == 2, "the foreign instance has not both families: {instance:?}");
+    // Same VPC on both kinds of underlay, and the peered one.
+    for vm in ["web-1", "web-3", "db-1", "db-2"] {
+        for address in lab.vm(vm)?.addresses() {
+            let ping = ping(lab, &foreign.name, address, &["-c", "3", "-i", "0.05", "-W", "2"]).await?;
+            ensure!(ping.received >= 2, "{} -> {vm}: {}", foreign.name, ping.text);
+        }
+        for address in &own {
+            let ping = ping(lab, vm, *address, &["-c", "3", "-i", "0.05", "-W", "2"]).await?;
+            ensure!(ping.received >= 2, "{vm} -> {}: {}", foreign.name, ping.text);
+        }
+    }
+    for address in own {
+        let at = SocketAddr::new(address, PORT);
+        let _listener = Probe::listening(lab, &foreign.name, &["echo", &at.to_string(), "foreign"]).await?;
+        let name = who(lab, "db-2", "tcp", at).await?;
+        ensure!(name.as_deref() == Some("foreign"), "TCP from db-2 to {at}: {name:?} answered");
+    }
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! End-to-end scenarios over the lab: real processes, namespaces and packets.
+//!
+//! One file a scenario. Most share one lab; those that break the controller's
+//! database or the lab itself make their own. They run one after the other:
+//! `cargo test -p sluice-scenarios -- WORD...` runs those whose name has a word,
+//! `--list` names them. `SLUICE_BIN` names a binary to use instead of building
+//! one. Needs root.
+#![forbid(unsafe_code)]
+
+mod across_hosts;
+mod crash;
+mod database_killed;
+mod deletion;
+mod disk_full;
+mod foreign_host;
+mod icmp_errors;
+mod isolation;
+mod leftovers;
+mod path_mtu;
+mod peered;
+mod same_host;
+mod self_configuration;
+mod spoofing;
+mod support;
+mod tcp;
+mod two_labs;
+mod udp;
+mod underlays;
+
+use futures::future::{FutureExt, LocalBoxFuture};
+use sluice_lab::{Lab, Options, down};
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::{Failure, Outcome, describe};
+
+/// No scenario takes longer unless something hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a scenario is given.
+#[derive(Clone)]
+struct Ground {
+    /// The lab shared with other scenarios; absent for those that make their own.
+    lab: Option<Arc<Lab>>,
+    /// The binary for a lab of one's own.
+    binary: PathBuf,
+    /// A name for a lab of one's own.
+    name: String,
+}
+
+impl Ground {
+    fn lab(&self) -> Result<&Lab, Failure> {
+        self.lab.as_deref().ok_or_else(|| Failure::new("this scenario was given no lab"))
+    }
+}
+
+struct Scenario {
+    name: &'static str,
+    shares_lab: bool,
+    run: fn(Ground) -> LocalBoxFuture<'static, Outcome>,
+}
+
+macro_rules! scenarios {
+    ($($module:ident: $shared:literal),* $(,)?) => {
+        [$(Scenario {
+            name: stringify!($module),
+            shares_lab: $shared,
+            run: |ground| async move { $module::scenario(&ground).await }.boxed_local(),
+        }),*]
+    };
+}
+
+/// In the order of their running: `true` for those that share a lab.
+fn all() -> Vec<Scenario> {
+    scenarios![
+        self_configuration: true,
+        same_host: true,
+        across_hosts: true,
+        peered: true,
+        underlays: true,
+        isolation: true,
+        udp: true,
+        tcp: true,
+        icmp_errors: true,
+        path_mtu: true,
+        spoofing: true,
+        deletion: true,
+        foreign_host: true,
+        crash: true,
+        database_killed: false,
+        disk_full: false,
+        two_labs: false,
+        leftovers: false,
+    ]
+    .into()
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let mut chosen = all();
+    chosen.retain(|scenario| words.is_empty() || words.iter().any(|word| scenario.name.contains(word)));
+    if std::env::args().any(|word| word == "--list") {
+        chosen.iter().for_each(|scenario| println!("{}: test", scenario.name));
+        return ExitCode::SUCCESS;
+    }
+    remove_stale().await;
+    let begin = Instant::now();
+    println!("\nrunning {} tests", chosen.len());
+    let total = chosen.len();
+    let failed = match binary() {
+        Ok(binary) => run(chosen, &binary).await,
+        Err(failure) => {
+            println!("no binary: {failure}");
+            total
+        }
+    };
+    let (word, passed) = (if failed == 0 { "ok" } else { "FAILED" }, total - failed);
+    println!(
+        "\ntest result: {word}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out; \
+         finished in {:.2}s\n",
+        begin.elapsed().as_secs_f64()
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs the scenarios; how many failed.
+async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
+    let base = format!("s{}", std::process::id());
+    let mut failed = 0;
+    let mut shared = None;
+    if chosen.iter().any(|scenario| scenario.shares_lab) {
+        let begin = Instant::now();
+        let options = Options::standard(&base, binary);
+        let lab = match options {
+            Ok(options) => Lab::up(options).await,
+            Err(error) => Err(error),
+        };
+        match lab {
+            Ok(lab) => {
+                println!("lab {base} is up after {:.1} s", begin.elapsed().as_secs_f64());
+                shared = Some(Arc::new(lab));
+            }
+            Err(error) => println!("lab {base} does not come up: {}", describe(&error)),
+        }
+    }
+    for (number, scenario) in chosen.iter().enumerate() {
+        let lab = if scenario.shares_lab { shared.clone() } else { None };
+        let ground = Ground { lab, binary: binary.to_owned(), name: format!("{base}x{number}") };
+        let (begin, own) = (Instant::now(), ground.name.clone());
+        let future = AssertUnwindSafe((scenario.run)(ground)).catch_unwind();
+        let outcome = match tokio::time::timeout(PATIENCE, future).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(Failure::new("panicked")),
+            Err(_) => Err(Failure::new(format!("not done after {} s", PATIENCE.as_secs()))),
+        };
+        let seconds = begin.elapsed().as_secs_f64();
+        match outcome {
+            Ok(()) => println!("test {} ... ok ({seconds:.1} s)", scenario.name),
+            Err(failure) => {
+                failed += 1;
+                println!("test {} ... FAILED ({seconds:.1} s)\n    {failure}", scenario.name);
+                if let Some(lab) = shared.as_ref().filter(|_| scenario.shares_lab) {
+                    println!("{}", support::evidence(lab).await);
+                }
+            }
+        }
+        if !scenario.shares_lab {
+            remove(&own).await;
+        }
+    }
+    if shared.is_some() && std::env::var_os("SLUICE_KEEP_LAB").is_none() && !remove(&base).await {
+        failed = failed.max(1);
+    }
+    failed
+}
+
+async fn remove(name: &str) -> bool {
+    match down(name).await {
+        Ok(()) => true,
+        Err(error) => {
+            println!("lab {name} does not go down: {}", describe(&error));
+            false
+        }
+    }
+}
+
+/// Labs of earlier runs whose process is gone.
+async fn remove_stale() {
+    let entries = std::fs::read_dir("/run/sluice-lab").into_iter().flatten().flatten();
+    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let pid = name.strip_prefix('s').map(|rest| rest.split('x').next().unwrap_or(rest));
+        let stale = pid.is_some_and(|pid| {
+            !pid.is_empty()
+                && pid.bytes().all(|b| b.is_ascii_digit())
+                && !Path::new("/proc").join(pid).exists()
+        });
+        if stale {
+            remove(&name).await;
+        }
+    }
+}
+
+/// The binary under test, built if `SLUICE_BIN` names none.
+fn binary() -> Result<PathBuf, Failure> {
+    if let Some(binary) = std::env::var_os("SLUICE_BIN") {
+        return Ok(binary.into());
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = std::process::Command::new(cargo).args(["build", "--quiet", "-p", "sluice"]).status();
+    if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
+        return Err(Failure::new(format!("`cargo build -p sluice` failed: {status:?}")));
+    }
+    // TARGET/debug/deps/scenarios-HASH is beside TARGET/debug/sluice.
+    let own = std::env::current_exe().map_err(|error| Failure::new(error.to_string()))?;
+    let directory = own.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    Ok(directory.join("sluice"))
+}

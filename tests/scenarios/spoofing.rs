@@ -1,0 +1,49 @@
+//! A VM that sends under an address that is not its own is not heard, and the
+//! attempt is counted.
+
+use crate::Ground;
+use crate::support::{Outcome, address, drops, ensure, eventually, ping, reaches};
+use sluice_lab::Lab;
+use std::time::Duration;
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let lab = ground.lab()?;
+    for (forged, ipv6) in [("10.1.0.77", false), ("fd10:0:0:1::77", true)] {
+        let length = if ipv6 { "128" } else { "32" };
+        let own = format!("{forged}/{length}");
+        run(lab, "web-1", &["ip", "addr", "add", &own, "dev", "eth0", "noprefixroute"]).await?;
+        for to in ["web-2", "web-3", "db-1"] {
+            counted(lab, "spoofed_ip", to, ipv6, &["-I", forged]).await?;
+        }
+        run(lab, "web-1", &["ip", "addr", "del", &own, "dev", "eth0"]).await?;
+    }
+    let mac = lab.vm("web-1")?.mac.to_string();
+    run(lab, "web-1", &["ip", "link", "set", "eth0", "address", "02:00:00:00:0f:0f"]).await?;
+    let outcome = counted(lab, "spoofed_mac", "web-3", false, &[]).await;
+    run(lab, "web-1", &["ip", "link", "set", "eth0", "address", &mac]).await?;
+    outcome?;
+    // Nobody has learnt anything wrong.
+    reaches(lab, "web-1", "web-3").await?;
+    reaches(lab, "web-3", "web-1").await
+}
+
+async fn run(lab: &Lab, vm: &str, argv: &[&str]) -> Outcome {
+    let output = lab.exec(vm, argv).await?;
+    ensure!(output.status.success(), "{argv:?} in {vm}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// No answer, and at least one drop for the reason.
+async fn counted(lab: &Lab, reason: &str, to: &str, ipv6: bool, options: &[&str]) -> Outcome {
+    let vni = lab.vm("web-1")?.vni;
+    let before = drops(lab, vni, reason).await?;
+    let options: Vec<&str> = ["-c", "3", "-i", "0.1", "-W", "1"].iter().chain(options).copied().collect();
+    let ping = ping(lab, "web-1", address(lab.vm(to)?, ipv6)?, &options).await?;
+    ensure!(ping.received == 0, "forged packets to {to} were answered: {}", ping.text);
+    eventually(Duration::from_secs(2), async || {
+        let more = drops(lab, vni, reason).await? - before;
+        ensure!(more >= 1.0, "forged packets to {to} (IPv6: {ipv6}) were not counted as {reason}");
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,222 @@
+//! What scenarios share: failures, pings, probes, counters.
+
+use serde_json::Value;
+use sluice_lab::{Lab, VmState};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStdout};
+
+/// Why a scenario failed.
+#[derive(Debug)]
+pub struct Failure(String);
+
+/// A scenario's end.
+pub type Outcome = Result<(), Failure>;
+
+impl Failure {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: std::error::Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(describe(&error))
+    }
+}
+
+/// An error with its causes.
+pub fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+/// Fails the scenario unless a condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)*) => {
+        if !$condition {
+            return Err($crate::support::Failure::new(format!($($text)*)));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// How many answers `ping` got, and all it printed.
+#[derive(Debug)]
+pub struct Ping {
+    pub received: u64,
+    pub text: String,
+}
+
+/// Runs `ping` in a VM.
+pub async fn ping(lab: &Lab, from: &str, target: IpAddr, options: &[&str]) -> Result<Ping, Failure> {
+    let target = target.to_string();
+    let argv: Vec<&str> = ["ping", "-n"].iter().chain(options).copied().chain([target.as_str()]).collect();
+    let output = lab.exec(from, &argv).await?;
+    let text =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    let summary = text.lines().find(|line| line.contains("packets transmitted"));
+    let summary = summary.ok_or_else(|| Failure::new(format!("ping {target} from {from}: {text}")))?;
+    let number = |part: &str| {
+        let words = summary.split(", ").find(|words| words.contains(part));
+        words.and_then(|words| words.split(' ').next()).and_then(|word| word.parse().ok()).unwrap_or(0)
+    };
+    Ok(Ping { received: number("received"), text })
+}
+
+/// Every packet from one VM to all addresses of another is answered.
+pub async fn reaches(lab: &Lab, from: &str, to: &str) -> Outcome {
+    let addresses = lab.vm(to)?.addresses();
+    ensure!(addresses.len() == 2, "{to} has not both families: {addresses:?}");
+    for address in addresses {
+        let ping = ping(lab, from, address, &["-c", "3", "-i", "0.05", "-W", "2"]).await?;
+        ensure!(ping.received == 3, "{from} -> {to} ({address}): {}", ping.text);
+    }
+    Ok(())
+}
+
+/// No packet from a VM to an address is answered.
+pub async fn never_reaches(lab: &Lab, from: &str, target: IpAddr) -> Outcome {
+    let ping = ping(lab, from, target, &["-c", "3", "-i", "0.1", "-W", "1"]).await?;
+    ensure!(ping.received == 0, "{from} -> {target} was answered: {}", ping.text);
+    Ok(())
+}
+
+/// Sum over all nodes of what was dropped of a VNI for a reason.
+pub async fn drops(lab: &Lab, vni: u32, reason: &str) -> Result<f64, Failure> {
+    let mut sum = 0.0;
+    for node in lab.state().nodes.keys() {
+        let vni = vni.to_string();
+        let labels = [("vni", vni.as_str()), ("reason", reason)];
+        sum += lab.metrics(node).await?.sum("sluice_vni_drops_total", &labels);
+    }
+    Ok(sum)
+}
+
+/// Path of the traffic generator.
+pub const PROBE: &str = env!("CARGO_BIN_EXE_sluice-probe");
+
+/// A probe that runs in a VM; killed when it is dropped.
+pub struct Probe {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Probe {
+    /// Starts one.
+    pub fn start(lab: &Lab, place: &str, words: &[&str]) -> Result<Self, Failure> {
+        let argv: Vec<&str> = std::iter::once(PROBE).chain(words.iter().copied()).collect();
+        let mut child = lab.command(place, &argv)?.stdout(Stdio::piped()).spawn()?;
+        let stdout = child.stdout.take().ok_or_else(|| Failure::new("a probe without output"))?;
+        Ok(Self { child, stdout: BufReader::new(stdout) })
+    }
+
+    /// Starts one that listens, and waits until it does.
+    pub async fn listening(lab: &Lab, place: &str, words: &[&str]) -> Result<Self, Failure> {
+        let mut probe = Self::start(lab, place, words)?;
+        let mut line = String::new();
+        probe.stdout.read_line(&mut line).await?;
+        ensure!(line.trim() == "ready", "probe {words:?} in {place} does not listen");
+        Ok(probe)
+    }
+
+    /// Waits for its end and result.
+    pub async fn result(mut self) -> Result<Value, Failure> {
+        let mut text = String::new();
+        self.stdout.read_to_string(&mut text).await?;
+        let status = self.child.wait().await?;
+        ensure!(status.success(), "a probe failed: {status}, {text}");
+        serde_json::from_str(text.trim())
+            .map_err(|error| Failure::new(format!("probe said `{text}`: {error}")))
+    }
+}
+
+/// Who answers at an address, asked by `udp` or `tcp`; `None`: nobody.
+pub async fn who(lab: &Lab, from: &str, protocol: &str, at: SocketAddr) -> Result<Option<String>, Failure> {
+    let answer = Probe::start(lab, from, &["ask", protocol, &at.to_string()])?.result().await?;
+    Ok(answer["name"].as_str().map(str::to_owned))
+}
+
+/// A number of a result.
+pub fn number(result: &Value, key: &str) -> Result<u64, Failure> {
+    result[key].as_u64().ok_or_else(|| Failure::new(format!("no number `{key}` in {result}")))
+}
+
+/// Fails unless a stream lost nothing, and was about as fast as asked.
+pub fn lost_nothing(what: &str, result: &Value, expected: u64) -> Outcome {
+    let (sent, received) = (number(result, "sent")?, number(result, "received")?);
+    ensure!(sent * 10 >= expected * 8, "{what}: only {sent} of about {expected} packets were sent");
+    ensure!(sent == received, "{what}: {} of {sent} packets lost: {}", sent - received, result["lost"]);
+    Ok(())
+}
+
+/// The address of a family.
+pub fn address(vm: &VmState, ipv6: bool) -> Result<IpAddr, Failure> {
+    let found = vm.addresses().into_iter().find(|address| address.is_ipv6() == ipv6);
+    found.ok_or_else(|| Failure::new(format!("instance {} lacks a family", vm.id)))
+}
+
+/// Waits until a check holds; its last complaint when it does not.
+pub async fn eventually<F>(within: Duration, mut check: impl FnMut() -> F) -> Outcome
+where
+    F: Future<Output = Outcome>,
+{
+    let until = Instant::now() + within;
+    loop {
+        match check().await {
+            Ok(()) => return Ok(()),
+            Err(failure) if Instant::now() > until => return Err(failure),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// A counter of a VM's network stack: `TcpInCsumErrors`, say.
+pub async fn stack_counter(lab: &Lab, vm: &str, name: &str) -> Result<u64, Failure> {
+    let output = lab.exec(vm, &["nstat", "-asz", name]).await?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|line| line.starts_with(name));
+    let value = line.and_then(|line| line.split_ascii_whitespace().nth(1)).and_then(|word| word.parse().ok());
+    value.ok_or_else(|| Failure::new(format!("nstat in {vm} says nothing of {name}: {text}")))
+}
+
+/// Counters that must not move: packets with wrong checksums.
+pub async fn checksum_errors(lab: &Lab, vm: &str) -> Result<u64, Failure> {
+    let mut sum = 0;
+    for name in
+        ["TcpInCsumErrors", "UdpInCsumErrors", "Udp6InCsumErrors", "IcmpInCsumErrors", "Icmp6InCsumErrors"]
+    {
+        sum += stack_counter(lab, vm, name).await?;
+    }
+    Ok(sum)
+}
+
+/// What may say why a scenario failed.
+pub async fn evidence(lab: &Lab) -> String {
+    let mut text = String::new();
+    for node in lab.state().nodes.keys() {
+        let Ok(metrics) = lab.metrics(node).await else {
+            text.push_str(&format!("    {node} serves no metrics\n"));
+            continue;
+        };
+        for (name, labels, value) in metrics.samples().filter(|(name, ..)| *name == "sluice_vni_drops_total")
+        {
+            text.push_str(&format!("    {node}: {name} {labels:?} {value}\n"));
+        }
+    }
+    text
+}

@@ -1,0 +1,213 @@
+//! A traffic generator with numbered packets, run inside the lab's VMs.
+//!
+//!     sluice-probe echo ADDRESS NAME          answer UDP and TCP, with NAME in front
+//!     sluice-probe ask udp|tcp ADDRESS        print who answers
+//!     sluice-probe stream ADDRESS PPS SECONDS numbered packets to `echo`, count the answers
+//!     sluice-probe send ADDRESS PPS SECONDS   numbered packets, no answer expected
+//!     sluice-probe sink ADDRESS SECONDS       count what `send` sends
+//!
+//! Results are one line of JSON. Times are microseconds of the UNIX epoch.
+#![forbid(unsafe_code)]
+
+use serde_json::json;
+use std::io::{Read, Result, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Sequence number and time of sending, 8 bytes each.
+const PAYLOAD: usize = 16;
+/// How long answers may still take after the last packet.
+const GRACE: Duration = Duration::from_secs(1);
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["echo", address, name] => echo(parse(address), name),
+        ["ask", "udp", address] => ask_udp(parse(address)),
+        ["ask", "tcp", address] => ask_tcp(parse(address)),
+        ["stream", address, pps, seconds] => stream(parse(address), parse(pps), parse(seconds)),
+        ["send", address, pps, seconds] => {
+            let socket = connected(parse(address))?;
+            send(&socket, parse(pps), Duration::from_secs(parse(seconds))).map(drop)
+        }
+        ["sink", address, seconds] => sink(parse(address), Duration::from_secs(parse(seconds))),
+        other => {
+            eprintln!("unknown arguments {other:?}");
+            std::process::exit(2);
+        }
+    }
+}
+
+fn parse<T: std::str::FromStr>(text: &str) -> T {
+    text.parse().unwrap_or_else(|_| {
+        eprintln!("`{text}` has not the expected form");
+        std::process::exit(2);
+    })
+}
+
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn connected(address: SocketAddr) -> Result<UdpSocket> {
+    let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(address)?;
+    Ok(socket)
+}
+
+fn echo(address: SocketAddr, name: &str) -> Result<()> {
+    let tcp = TcpListener::bind(address)?;
+    let udp = UdpSocket::bind(address)?;
+    let greeting = format!("{name}:");
+    std::thread::spawn(move || {
+        for mut stream in tcp.incoming().flatten() {
+            let _ = stream.write_all(greeting.as_bytes());
+        }
+    });
+    println!("ready");
+    let mut buffer = vec![0; 65536];
+    loop {
+        let (length, from) = udp.recv_from(&mut buffer)?;
+        let mut answer = format!("{name}:").into_bytes();
+        answer.extend_from_slice(&buffer[..length]);
+        let _ = udp.send_to(&answer, from);
+    }
+}
+
+fn name_in(answer: &[u8]) -> String {
+    let name = answer.split(|byte| *byte == b':').next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
+}
+
+fn ask_udp(address: SocketAddr) -> Result<()> {
+    let socket = connected(address)?;
+    socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+    let mut buffer = [0; 256];
+    for _ in 0..4 {
+        socket.send(b"who")?;
+        if let Ok(length) = socket.recv(&mut buffer) {
+            println!("{}", json!({"name": name_in(&buffer[..length])}));
+            return Ok(());
+        }
+    }
+    println!("{}", json!({"name": null}));
+    Ok(())
+}
+
+fn ask_tcp(address: SocketAddr) -> Result<()> {
+    let name = TcpStream::connect_timeout(&address, Duration::from_secs(2)).and_then(|mut stream| {
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+        let mut buffer = [0; 256];
+        let length = stream.read(&mut buffer)?;
+        Ok(name_in(&buffer[..length]))
+    });
+    println!("{}", json!({"name": name.ok()}));
+    Ok(())
+}
+
+/// Sends numbered packets at a steady rate; returns how many. A late wake-up
+/// is made good, so that the mean rate holds.
+fn send(socket: &UdpSocket, pps: u32, duration: Duration) -> Result<u64> {
+    let begin = Instant::now();
+    let gap = Duration::from_secs(1) / pps.max(1);
+    let mut number = 0u64;
+    while begin.elapsed() < duration {
+        let due = gap * u32::try_from(number).unwrap_or(u32::MAX);
+        if let Some(wait) = due.checked_sub(begin.elapsed()) {
+            std::thread::sleep(wait);
+        }
+        let mut payload = [0; PAYLOAD];
+        payload[..8].copy_from_slice(&number.to_be_bytes());
+        payload[8..].copy_from_slice(&now_us().to_be_bytes());
+        // An ICMP error of an earlier packet shows as an error of this one: the
+        // packet was not sent, and is sent again.
+        if socket.send(&payload).is_err() {
+            let _ = socket.send(&payload);
+        }
+        number += 1;
+    }
+    Ok(number)
+}
+
+fn number_and_time(payload: &[u8]) -> Option<(u64, u64)> {
+    let number = payload.get(..8)?.try_into().ok().map(u64::from_be_bytes)?;
+    let time = payload.get(8..16)?.try_into().ok().map(u64::from_be_bytes)?;
+    Some((number, time))
+}
+
+/// Which of `sent` packets are missing, as ranges.
+fn missing(seen: &[bool]) -> Vec<(usize, usize)> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for (number, _) in seen.iter().enumerate().filter(|(_, seen)| !**seen) {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    ranges
+}
+
+fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
+    let socket = connected(address)?;
+    let duration = Duration::from_secs(seconds);
+    let done = Arc::new(AtomicBool::new(false));
+    let receiver = {
+        let (socket, done) = (socket.try_clone()?, done.clone());
+        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        std::thread::spawn(move || receive(&socket, &done))
+    };
+    let sent = send(&socket, pps, duration)?;
+    std::thread::sleep(GRACE);
+    done.store(true, Ordering::Relaxed);
+    let (mut seen, slowest_us) = receiver.join().unwrap_or_default();
+    seen.resize(usize::try_from(sent).unwrap_or(0), false);
+    let received = seen.iter().filter(|seen| **seen).count();
+    let lost = missing(&seen);
+    println!("{}", json!({"sent": sent, "received": received, "lost": lost, "slowest_us": slowest_us}));
+    Ok(())
+}
+
+/// Takes answers until told to stop: which numbers came, and the longest way.
+fn receive(socket: &UdpSocket, done: &AtomicBool) -> (Vec<bool>, u64) {
+    let mut seen = Vec::new();
+    let mut slowest_us = 0;
+    let mut buffer = [0; 256];
+    while !done.load(Ordering::Relaxed) {
+        let Ok(length) = socket.recv(&mut buffer) else { continue };
+        let start = buffer[..length].iter().position(|byte| *byte == b':').map_or(0, |colon| colon + 1);
+        let Some((number, time)) = number_and_time(&buffer[start..length]) else { continue };
+        slowest_us = slowest_us.max(now_us().saturating_sub(time));
+        let index = usize::try_from(number).unwrap_or(0);
+        if seen.len() <= index {
+            seen.resize(index + 1, false);
+        }
+        seen[index] = true;
+    }
+    (seen, slowest_us)
+}
+
+fn sink(address: SocketAddr, duration: Duration) -> Result<()> {
+    let socket = UdpSocket::bind(address)?;
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    println!("ready");
+    let begin = Instant::now();
+    let (mut received, mut last_sent_us, mut first_sent_us) = (0u64, 0, u64::MAX);
+    let mut buffer = [0; 256];
+    while begin.elapsed() < duration {
+        let Ok(length) = socket.recv(&mut buffer) else { continue };
+        let Some((_, time)) = number_and_time(&buffer[..length]) else { continue };
+        received += 1;
+        last_sent_us = last_sent_us.max(time);
+        first_sent_us = first_sent_us.min(time);
+    }
+    println!(
+        "{}",
+        json!({"received": received, "first_sent_us": first_sent_us, "last_sent_us": last_sent_us})
+    );
+    Ok(())
+}
