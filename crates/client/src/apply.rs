@@ -242,7 +242,7 @@ impl Work<'_> {
                     kind: Vpc::NOUN,
                     name: name.to_owned(),
                     ids: several.iter().map(|((tenant, name), _)| format!("{tenant}/{name}")).collect(),
-                    narrow: "the peering's `tenant`",
+                    narrow: ", or say the peering's tenant",
                 });
             }
         }

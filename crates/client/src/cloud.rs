@@ -318,3 +318,68 @@ fn names<'a>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLOUD: &str = "
+tenants: [{name: red}]
+clusters: [{name: edge, vips: [192.0.2.101, '2001:db8::101']}]
+gateways: [{name: gw-1, cluster: edge, vtep4: 192.0.2.11}]
+hosts:
+  - {name: host-1, vtep: 192.0.2.21}
+  - {name: metal, vtep: '2001:db8::22', agent: false}
+vpcs:
+  - name: web
+    tenant: red
+    vni: 100
+    subnets: [{name: front, ipv4: 10.0.0.0/24, ipv6: 'fd00::/64', dns: [9.9.9.9]}]
+    instances: [{name: web-1, subnet: front, host: host-1, mac: '02:00:00:00:00:01'}]
+    routes:
+      - {destination: 10.9.0.0/16, target: drop}
+      - {destination: 10.8.0.0/16, target: {peering: web-db}}
+peerings: [{name: web-db, vpcs: [web, db]}]
+";
+
+    #[test]
+    fn reads_all_that_a_cloud_has() {
+        let cloud = CloudFile::parse(CLOUD).unwrap();
+        assert_eq!(cloud.len(), 11);
+        assert!(cloud.hosts[0].agent && !cloud.hosts[1].agent);
+        let vpc = &cloud.vpcs[0];
+        assert_eq!(vpc.routes[0].target, RouteTargetSpec::Drop);
+        assert_eq!(vpc.routes[1].target, RouteTargetSpec::Peering("web-db".to_owned()));
+        // What is read can be written and read again.
+        let text = serde_saphyr::to_string(&cloud).unwrap();
+        assert_eq!(CloudFile::parse(&text).unwrap(), cloud);
+    }
+
+    #[test]
+    fn errors_say_where() {
+        let chain = |yaml: &str| {
+            let error = CloudFile::parse(yaml).unwrap_err();
+            std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()
+        };
+        let text = chain("tenants:\n  - name: red\n    colour: 1\n");
+        assert!(text.contains("colour") && text.contains("3:5"), "{text}");
+        let text = chain("vpcs:\n  - {name: a, tenant: t, vni: 99999999}\n");
+        assert!(text.contains("99999999") && text.contains("16777215"), "{text}");
+        let text = chain("hosts: [{name: a, vtep: 192.0.2.300}]");
+        assert!(text.contains("IP address"), "{text}");
+        assert!(!chain("tenants: [{name: a, name: b}]").is_empty());
+    }
+
+    #[test]
+    fn nothing_is_described_twice() {
+        let error = |yaml: &str| CloudFile::parse(yaml).unwrap_err().to_string();
+        assert_eq!(error("tenants: [{name: a}, {name: a}]"), "tenant `a` is described twice");
+        let vpcs = "vpcs: [{name: v, tenant: a}, {name: v, tenant: b}]";
+        assert!(CloudFile::parse(vpcs).is_ok());
+        let vpcs = "vpcs: [{name: v, tenant: a}, {name: v, tenant: a}]";
+        assert_eq!(error(vpcs), "VPC `v` is described twice in tenant `a`");
+        let subnets = "vpcs: [{name: v, tenant: a, subnets: [{name: s}, {name: s}]}]";
+        assert_eq!(error(subnets), "subnet `s` is described twice in VPC `v`");
+        assert_eq!(error("hosts: [{name: '', vtep: 192.0.2.1}]"), "a host has an empty name");
+    }
+}

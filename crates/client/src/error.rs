@@ -83,7 +83,7 @@ pub enum Error {
         within: String,
     },
     /// Several objects have this name.
-    #[error("{} {kind}s are named `{name}`: {}; give the id, or say {narrow}", ids.len(), ids.join(", "))]
+    #[error("{} {kind}s are named `{name}`: {}; give the id{narrow}", ids.len(), ids.join(", "))]
     AmbiguousName {
         /// Kind of object.
         kind: &'static str,
@@ -91,7 +91,7 @@ pub enum Error {
         name: String,
         /// Who has it.
         ids: Vec<String>,
-        /// What would tell them apart.
+        /// What else would tell them apart, as the end of the sentence.
         narrow: &'static str,
     },
     /// One object's id is another one's name.

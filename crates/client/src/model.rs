@@ -19,7 +19,7 @@ pub trait Resource: Clone + Debug + PartialEq + Serialize + DeserializeOwned + S
     const PATH: &'static str;
     /// What a person calls one.
     const NOUN: &'static str;
-    /// The flag that tells objects of one name apart, for error texts.
+    /// How else than by id objects of one name are told apart, as the end of an error text.
     const NARROW: &'static str;
     /// This object's identifier.
     fn id(&self) -> Self::Id;
@@ -55,16 +55,16 @@ macro_rules! resource {
     };
 }
 
-resource!(Tenant, TenantId, "tenants", "tenant", "the id", |it| it.name.clone());
-resource!(Cluster, ClusterId, "clusters", "cluster", "the id", |it| it.name.clone());
-resource!(Gateway, GatewayId, "gateways", "gateway", "--cluster", |it| it.name.clone());
-resource!(Host, HostId, "hosts", "host", "the id", |it| it.name.clone());
-resource!(Vpc, VpcId, "vpcs", "VPC", "--tenant", |it| it.name.clone());
-resource!(Subnet, SubnetId, "subnets", "subnet", "--vpc", |it| it.name.clone());
-resource!(Instance, InstanceId, "instances", "instance", "--vpc", |it| it.name.clone());
-resource!(RouteTable, RouteTableId, "route-tables", "route table", "--vpc", |it| it.name.clone());
-resource!(Route, RouteId, "routes", "route", "--table", |it| it.destination.to_string());
-resource!(Peering, PeeringId, "peerings", "peering", "--vpc", |it| it.name.clone());
+resource!(Tenant, TenantId, "tenants", "tenant", "", |it| it.name.clone());
+resource!(Cluster, ClusterId, "clusters", "cluster", "", |it| it.name.clone());
+resource!(Gateway, GatewayId, "gateways", "gateway", ", or say --cluster", |it| it.name.clone());
+resource!(Host, HostId, "hosts", "host", "", |it| it.name.clone());
+resource!(Vpc, VpcId, "vpcs", "VPC", ", or TENANT/VPC", |it| it.name.clone());
+resource!(Subnet, SubnetId, "subnets", "subnet", ", or say --vpc", |it| it.name.clone());
+resource!(Instance, InstanceId, "instances", "instance", ", or say --vpc", |it| it.name.clone());
+resource!(RouteTable, RouteTableId, "route-tables", "route table", ", or say --vpc", |it| it.name.clone());
+resource!(Route, RouteId, "routes", "route", ", or say --table", |it| it.destination.to_string());
+resource!(Peering, PeeringId, "peerings", "peering", ", or say --vpc", |it| it.name.clone());
 
 /// An owner of VPCs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

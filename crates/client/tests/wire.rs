@@ -1,0 +1,159 @@
+//! What the client makes of answers on the wire: pages, problems, strangers, silence.
+
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use sluice_client::{Client, Error, Host, NewTenant, Tenant};
+use sluice_types::{HostId, TenantId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+async fn serve(router: Router) -> Client {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Client::new(&url, Some("secret".to_owned())).unwrap()
+}
+
+fn problem(status: StatusCode, detail: &str) -> Response {
+    let body = json!({"type": "about:blank", "title": "Refused", "status": status.as_u16(), "detail": detail,
+        "offender": "10.0.0.7"});
+    (status, [("content-type", "application/problem+json")], body.to_string()).into_response()
+}
+
+fn tenant(number: u64) -> Value {
+    json!({"id": format!("tenant-{number}"), "name": format!("t{number}"), "revision": number, "programmed": true})
+}
+
+#[tokio::test]
+async fn lists_follow_cursors_to_the_end_and_stop_at_the_limit() {
+    let pages = |Query(query): Query<HashMap<String, String>>| async move {
+        let from: u64 = query.get("cursor").map_or(0, |cursor| cursor.parse().unwrap());
+        let count: u64 = query["limit"].parse::<u64>().unwrap().min(3);
+        let items: Vec<Value> = (from + 1..=(from + count).min(8)).map(tenant).collect();
+        let next = from + count;
+        if next < 8 {
+            Json(json!({"items": items, "next": next.to_string()}))
+        } else {
+            Json(json!({"items": items}))
+        }
+    };
+    let client = serve(Router::new().route("/v1/tenants", get(pages))).await;
+    let all: Vec<Tenant> = client.list(&[], None).await.unwrap();
+    assert_eq!(all.iter().map(|tenant| tenant.id.get()).collect::<Vec<_>>(), (1..=8).collect::<Vec<_>>());
+    let some: Vec<Tenant> = client.list(&[], Some(4)).await.unwrap();
+    assert_eq!(some.len(), 4);
+}
+
+#[tokio::test]
+async fn creation_says_whether_it_made_something_and_sends_the_token() {
+    let create = |headers: HeaderMap, Json(body): Json<Value>| async move {
+        if headers.get("authorization").is_none_or(|given| given != "Bearer secret") {
+            return problem(StatusCode::UNAUTHORIZED, "no token");
+        }
+        let status = if body["name"] == "old" { StatusCode::OK } else { StatusCode::CREATED };
+        (status, Json(json!({"id": "tenant-1", "name": body["name"], "revision": 1, "programmed": true})))
+            .into_response()
+    };
+    let client = serve(Router::new().route("/v1/tenants", axum::routing::post(create))).await;
+    let made = client.create((), &NewTenant { name: "new".to_owned() }).await.unwrap();
+    assert!(made.created);
+    assert_eq!((made.object.id, made.object.name.as_str()), (TenantId::new(1), "new"));
+    assert!(!client.create((), &NewTenant { name: "old".to_owned() }).await.unwrap().created);
+}
+
+#[tokio::test]
+async fn refusals_carry_the_apis_words_and_the_offender() {
+    let refuse = || async { problem(StatusCode::CONFLICT, "address is taken") };
+    let client = serve(Router::new().route("/v1/hosts/{id}", get(refuse))).await;
+    let error = client.get::<Host>(HostId::new(3)).await.unwrap_err();
+    assert_eq!(error.to_string(), "show host host-3: address is taken (offender: 10.0.0.7)");
+    assert_eq!((error.status(), error.is_not_found(), error.is_transient()), (Some(409), false, false));
+    // What is no problem document still has its status.
+    let client = serve(Router::new()).await;
+    let error = client.get::<Host>(HostId::new(3)).await.unwrap_err();
+    assert_eq!(error.to_string(), "show host host-3: Not Found");
+    assert!(error.is_not_found());
+}
+
+#[tokio::test]
+async fn strangers_and_silence_are_told_apart() {
+    let client = serve(Router::new().route("/v1/tenants", get(|| async { "hello" }))).await;
+    let error = client.list::<Tenant>(&[], None).await.unwrap_err();
+    assert!(matches!(error, Error::Malformed { .. }), "{error}");
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let client = Client::new(&format!("http://{unused}"), None).unwrap();
+    let error = client.list::<Tenant>(&[], None).await.unwrap_err();
+    assert!(
+        error.is_transient() && error.to_string().contains("is `sluice controller` running there?"),
+        "{error}"
+    );
+    for url in ["", "127.0.0.1:8080", "ftp://host", "unix:/run/x"] {
+        assert!(matches!(Client::new(url, None), Err(Error::BadUrl(_))), "{url}");
+    }
+}
+
+#[tokio::test]
+async fn names_and_ids_are_told_apart() {
+    // host-1 is the id of `b` and the name of host-2.
+    let host = |id: u64, name: &str| {
+        json!({"id": format!("host-{id}"), "name": name, "vtep": "192.0.2.1", "agent": true, "revision": 1,
+            "programmed": true})
+    };
+    let list = move |Query(query): Query<HashMap<String, String>>| async move {
+        let named: Vec<Value> = match query.get("name").map(String::as_str) {
+            Some("host-1") => vec![host(2, "host-1")],
+            Some("b") => vec![host(1, "b")],
+            Some("twice") => vec![host(3, "twice"), host(4, "twice")],
+            _ => vec![],
+        };
+        Json(json!({"items": named}))
+    };
+    let show = move |Path(id): Path<String>| async move {
+        match id.as_str() {
+            "host-1" => Json(host(1, "b")).into_response(),
+            "host-2" => Json(host(2, "host-1")).into_response(),
+            _ => problem(StatusCode::NOT_FOUND, "no such host"),
+        }
+    };
+    let client = serve(Router::new().route("/v1/hosts", get(list)).route("/v1/hosts/{id}", get(show))).await;
+    let find = async |text: &str| client.find::<Host>(text, &[]).await.map(|host| host.id.get());
+    assert!(matches!(find("host-1").await, Err(Error::NameOrId { .. })));
+    assert_eq!(find("name:host-1").await.unwrap(), 2);
+    assert_eq!(find("id:host-1").await.unwrap(), 1);
+    assert_eq!(find("host-2").await.unwrap(), 2);
+    assert_eq!(find("b").await.unwrap(), 1);
+    assert!(find("host-9").await.unwrap_err().is_not_found());
+    assert_eq!(find("nobody").await.unwrap_err().to_string(), "no host is named `nobody`");
+    let twice = find("twice").await.unwrap_err().to_string();
+    assert_eq!(twice, "2 hosts are named `twice`: host-3, host-4; give the id");
+}
+
+#[tokio::test]
+async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
+    let calls = Arc::new(AtomicU32::new(0));
+    let show = |State(calls): State<Arc<AtomicU32>>, Path(id): Path<String>| async move {
+        let programmed = id == "host-1" && calls.fetch_add(1, Ordering::Relaxed) >= 3;
+        Json(json!({"id": id, "name": "a", "vtep": "192.0.2.1", "agent": true, "revision": 7,
+            "programmed": programmed}))
+    };
+    let nodes = || async {
+        Json(json!({"items": [
+            {"node": "gw-1", "name": "edge", "acked": 6, "current": 7, "connected": false},
+            {"node": "gw-2", "acked": 7, "current": 7, "connected": true},
+        ]}))
+    };
+    let router = Router::new().route("/v1/hosts/{id}", get(show)).route("/v1/nodes", get(nodes));
+    let client = serve(router.with_state(calls.clone())).await;
+    assert!(
+        client.wait_programmed::<Host>(HostId::new(1), Duration::from_secs(10)).await.unwrap().programmed
+    );
+    assert_eq!(calls.load(Ordering::Relaxed), 4);
+    let error = client.wait_programmed::<Host>(HostId::new(2), Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!(error.to_string(), "host host-2 is not programmed after 0 s; behind: edge");
+}
