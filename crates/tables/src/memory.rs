@@ -96,7 +96,7 @@ impl Memory {
     /// that stay mapped for reading and writing while `keep` lives, and nobody
     /// but readers of the tables, and one writer, may access them.
     pub unsafe fn from_raw(base: NonNull<u8>, cells: u32, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        assert!(base.as_ptr() as usize % CELL == 0, "table memory is aligned to a cell");
+        assert!((base.as_ptr() as usize).is_multiple_of(CELL), "table memory is aligned to a cell");
         Self { base, cells: cells.min(layout::CELL_INDEX_MASK), _keep: keep }
     }
 

@@ -144,7 +144,7 @@ impl Reader {
         None
     }
 
-    fn lookup(&self, key: Key) -> Lookup {
+    pub(crate) fn lookup(&self, key: Key) -> Lookup {
         let hashing = self.hashing();
         let key = hashing.prepare(key);
         let hit = |value: u64, next: u32| {

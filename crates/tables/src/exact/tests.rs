@@ -1,1 +1,365 @@
+use super::hash::Hashing;
+use super::*;
+use crate::grace::{Grace, GraceError, Immediate};
+use crate::pool::Used;
+use crate::reader::{Lookup, Reader};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+const SEED: u64 = 0x5eed_5eed_1234_9876;
+/// All bits; few for the id, so that digests conflict; few for the check too,
+/// so that whole digests are equal.
+const MASKS: [u64; 3] = [u64::MAX, 0xffff_0000_0000_0007, 0x0003_0000_0000_0003];
+
+fn v4(vni: u32, i: u32) -> Key {
+    Key::Ip { vni, address: Ipv4Addr::from(0x0a00_0000 + i).into() }
+}
+
+fn v6(vni: u32, i: u32) -> Key {
+    let high = 0xfd00_0000_0000_0000 | u128::from(i % 3);
+    Key::Ip { vni, address: Ipv6Addr::from(high << 64 | u128::from(i)).into() }
+}
+
+/// A numbered key of any kind.
+fn key(i: u32) -> Key {
+    let vni = i / 4 % 3;
+    match i % 4 {
+        0 => Key::Index { vni, id: i },
+        1 => v4(vni, i),
+        _ => v6(vni, i),
+    }
+}
+
+struct Setup {
+    pool: Pool,
+    exact: Exact,
+}
+
+impl Setup {
+    fn new(cells: u32, entries: usize, digest_mask: u64, grace: impl Grace + 'static) -> Self {
+        let mut pool = Pool::new(Memory::anonymous(cells).unwrap(), Box::new(grace));
+        let exact = Exact::create(&mut pool, entries, Hashing { seed: SEED, digest_mask }).unwrap();
+        Self { pool, exact }
+    }
+
+    /// Drops the writer and takes its tables over.
+    fn adopt(self, grace: impl Grace + 'static) -> Self {
+        let memory = self.pool.memory().clone();
+        drop(self);
+        let mut used = Used::new(&memory);
+        let mut exact = Exact::adopt(&memory, &mut used).unwrap();
+        let mut pool = Pool::with_used(memory, Box::new(grace), &used);
+        pool.flush().unwrap();
+        exact.repair(&mut pool, |_, _| true).unwrap();
+        Self { pool, exact }
+    }
+
+    fn reader(&self) -> Reader {
+        Reader::new(self.pool.memory().clone())
+    }
+}
+
+/// What a reader must say: the model's entry, or for an absent IPv6 address a
+/// present one's with an equal digest, as the module's text says.
+fn check(setup: &Setup, model: &HashMap<Key, Entry>, key: Key) {
+    assert_eq!(setup.exact.get(setup.pool.memory(), key), model.get(&key).copied(), "{key:?}");
+    let answer = match setup.reader().lookup(key) {
+        Lookup::Busy => panic!("busy without a writer"),
+        Lookup::Miss => None,
+        Lookup::Hit(hit) => Some(Entry { mac: hit.mac.to_u64(), next: hit.cell }),
+    };
+    if answer == model.get(&key).copied() {
+        return;
+    }
+    let hashing = setup.exact.hashing;
+    let own = hashing.prepare(key);
+    let twin = model.iter().any(|(&other, &entry)| {
+        let other = hashing.prepare(other);
+        other.full.is_some() && (other.word, other.check) == (own.word, own.check) && answer == Some(entry)
+    });
+    assert!(!model.contains_key(&key) && twin, "{key:?}: {answer:?}, should be {:?}", model.get(&key));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Put(u32, u64, u32),
+    Take(u32),
+    Adopt,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let op = prop_oneof![
+        8 => (0u32..160, 1u64..4, 1u32..4).prop_map(|(key, mac, next)| Op::Put(key, mac, next)),
+        4 => (0u32..160).prop_map(Op::Take),
+        1 => Just(Op::Adopt),
+    ];
+    prop::collection::vec(op, 1..400)
+}
+
+fn run(ops: Vec<Op>, cells: u32, mask: u64) {
+    let mut setup = Setup::new(cells, 1, mask, Immediate);
+    let mut model: HashMap<Key, Entry> = HashMap::new();
+    for (i, op) in ops.into_iter().enumerate() {
+        match op {
+            Op::Put(number, mac, next) => {
+                let entry = Entry { mac, next };
+                match setup.exact.put(&mut setup.pool, key(number), entry) {
+                    Ok(old) => assert_eq!(old, model.insert(key(number), entry)),
+                    Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
+                }
+                check(&setup, &model, key(number));
+            }
+            Op::Take(number) => {
+                let old = setup.exact.take(&mut setup.pool, key(number)).unwrap();
+                assert_eq!(old, model.remove(&key(number)));
+                check(&setup, &model, key(number));
+            }
+            Op::Adopt => {
+                setup.pool.flush().unwrap();
+                let free = setup.pool.free_cells();
+                setup = setup.adopt(Immediate);
+                assert_eq!(setup.pool.free_cells(), free);
+            }
+        }
+        if i % 16 == 0 {
+            (0..160).for_each(|number| check(&setup, &model, key(number)));
+        }
+    }
+    (0..160).for_each(|number| check(&setup, &model, key(number)));
+    let found: HashMap<Key, Entry> = setup.exact.iter(setup.pool.memory()).collect();
+    assert_eq!(found, model);
+    assert_eq!(setup.exact.entries() as usize, model.len());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn agrees_with_a_hash_map(ops in ops(), mask in prop::sample::select(&MASKS[..])) {
+        run(ops, 4096, mask);
+    }
+
+    #[test]
+    fn agrees_with_a_hash_map_when_memory_runs_out(ops in ops(), cells in 70u32..180, mask in prop::sample::select(&MASKS[..])) {
+        run(ops, cells, mask);
+    }
+}
+
+#[test]
+fn fills_well_before_it_grows() {
+    for kind in [v4 as fn(u32, u32) -> Key, v6] {
+        let mut setup = Setup::new(1 << 17, 10_000, u64::MAX, Immediate);
+        let slots = setup.exact.slots();
+        let entry = Entry { mac: 1, next: 1 };
+        let mut count = 0;
+        while setup.exact.slots() == slots {
+            setup.exact.put(&mut setup.pool, kind(1, count), entry).unwrap();
+            count += 1;
+        }
+        let load = f64::from(count) / slots as f64;
+        assert!(load > 0.88, "grew at load {load}");
+        assert!((0..count).all(|i| setup.exact.get(setup.pool.memory(), kind(1, i)) == Some(entry)));
+    }
+}
+
+#[test]
+fn reserved_room_is_enough() {
+    let mut setup = Setup::new(1 << 16, 1, u64::MAX, Immediate);
+    setup.exact.reserve(&mut setup.pool, 50_000).unwrap();
+    let slots = setup.exact.slots();
+    for i in 0..50_000 {
+        setup.exact.put(&mut setup.pool, v4(1, i), Entry { mac: 1, next: 1 }).unwrap();
+    }
+    assert_eq!(setup.exact.slots(), slots);
+    let full = setup.exact.reserve(&mut setup.pool, 1_000_000);
+    assert!(matches!(full, Err(Error::Full { .. })));
+}
+
+/// What a writer leaves that dies between two stores.
+#[test]
+fn half_done_changes_are_put_in_order() {
+    let mut setup = Setup::new(8192, 1000, MASKS[1], Immediate);
+    for i in 0..200 {
+        setup.exact.put(&mut setup.pool, v6(1, i), Entry { mac: u64::from(i), next: 1 + i }).unwrap();
+        setup.exact.put(&mut setup.pool, v4(1, i), Entry { mac: 1, next: 1 }).unwrap();
+    }
+    let conflicts = setup.exact.conflict_fill().0;
+    assert!(conflicts > 150, "{conflicts}");
+    let memory = setup.pool.memory().clone();
+    // A move that was not finished: two copies of one key.
+    let moved = setup.exact.hashing.prepare(v4(1, 7));
+    let from = setup.exact.table.find(&memory, &moved).unwrap();
+    let to = setup.exact.room(&mut setup.pool, &moved).unwrap();
+    let from = if to == from { from } else { setup.exact.table.find(&memory, &moved).unwrap() };
+    assert_ne!(from, to);
+    setup.exact.table.fill(&memory, to, &moved, 1, 1);
+    // A conflict whose main entry was not flagged yet.
+    let (_, full) = setup.exact.conflicts.all(&memory).next().unwrap();
+    let unflagged = setup.exact.hashing.prepare(key_of(&full));
+    let slot = setup.exact.table.find(&memory, &unflagged).unwrap();
+    setup.exact.set_flag(&mut setup.pool, slot, false).unwrap();
+    // A promotion that was begun: a check that is nobody's.
+    let other = setup.exact.conflicts.all(&memory).find(|(_, other)| other.word != full.word).unwrap().1;
+    let slot = setup.exact.table.find(&memory, &setup.exact.hashing.prepare(key_of(&other))).unwrap();
+    let gone = setup.exact.table.address(&memory, slot);
+    let value = setup.exact.table.value(&memory, slot);
+    setup.exact.table.set_value(&memory, slot, value ^ !layout::EXACT_MAC_MASK);
+
+    let setup = setup.adopt(Immediate);
+    for i in 0..200 {
+        let Key::Ip { address: IpAddr::V6(address), .. } = v6(1, i) else { unreachable!() };
+        let is_gone = sluice_types::ipv6_halves(address) == gone;
+        let expected = (!is_gone).then_some(Entry { mac: u64::from(i), next: 1 + i });
+        assert_eq!(setup.exact.get(&memory, v6(1, i)), expected);
+        assert_eq!(setup.exact.get(&memory, v4(1, i)), Some(Entry { mac: 1, next: 1 }));
+        let hit = setup.reader().lookup(v6(1, i));
+        assert_eq!(matches!(hit, Lookup::Hit(hit) if hit.mac.to_u64() == u64::from(i)), !is_gone);
+    }
+    assert_eq!(setup.exact.entries(), 399);
+}
+
+fn key_of(full: &Full) -> Key {
+    Key::Ip { vni: 1, address: sluice_types::ipv6_from_halves(full.address.0, full.address.1).into() }
+}
+
+/// A grace period for threads: each reader's counter is odd while it looks up.
+#[derive(Clone)]
+struct Threads(Arc<Vec<AtomicU64>>);
+
+impl Grace for Threads {
+    fn wait(&self) -> Result<(), GraceError> {
+        for counter in self.0.iter() {
+            let seen = counter.load(Ordering::SeqCst);
+            while seen % 2 == 1 && counter.load(Ordering::SeqCst) == seen {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+}
+
+const READERS: usize = 3;
+/// Keys 0..STABLE are always there; the rest comes and goes.
+const STABLE: u32 = 60;
+const KEYS: u32 = 400;
+
+/// MAC and next that tell the key and the count of its changes.
+fn stamped(number: u32, change: u32) -> Entry {
+    let stamp = (number << 16 | change & 0xffff) & layout::CELL_INDEX_MASK;
+    Entry { mac: u64::from(stamp) * 5, next: stamp }
+}
+
+/// Looks keys up until told to stop; (answers, busy answers).
+fn read_all(memory: Memory, keys: &[Key], counter: &AtomicU64, stop: &AtomicBool) -> (u64, u64) {
+    let reader = Reader::new(memory);
+    let (mut answers, mut busy) = (0, 0);
+    let mut last = vec![0u32; STABLE as usize];
+    while !stop.load(Ordering::Relaxed) {
+        for (number, &key) in keys.iter().enumerate() {
+            counter.fetch_add(1, Ordering::SeqCst);
+            let answer = reader.lookup(key);
+            counter.fetch_add(1, Ordering::SeqCst);
+            answers += 1;
+            match answer {
+                Lookup::Busy => busy += 1,
+                Lookup::Miss => assert!(number >= STABLE as usize, "missed {key:?}, which is there"),
+                Lookup::Hit(hit) => {
+                    assert_eq!(hit.mac.to_u64(), u64::from(hit.cell) * 5, "mixed {key:?}");
+                    assert_eq!(hit.cell >> 16, number as u32, "another key's entry for {key:?}");
+                    if let Some(last) = last.get_mut(number) {
+                        assert!(hit.cell & 0xffff >= *last, "{key:?} went back in time");
+                        *last = hit.cell & 0xffff;
+                    }
+                }
+            }
+        }
+    }
+    (answers, busy)
+}
+
+/// Changes, moves, conflicts, growth, adoption; deterministic but for timing.
+fn write_all(mut setup: Setup, keys: &[Key], grace: &Threads, rounds: u32) {
+    let mut random = 0x1234_5678_9abc_def1u64;
+    let mut next = move |below: u32| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        ((random >> 33) as u32) % below
+    };
+    let mut changes = vec![0u32; keys.len()];
+    for round in 0..rounds {
+        let number = next(KEYS);
+        if number >= STABLE && next(2) == 0 {
+            setup.exact.take(&mut setup.pool, keys[number as usize]).unwrap();
+        } else {
+            changes[number as usize] = (changes[number as usize] + 1).min(0xffff);
+            let entry = stamped(number, changes[number as usize]);
+            setup.exact.put(&mut setup.pool, keys[number as usize], entry).unwrap();
+        }
+        if round % 3000 == 2999 {
+            setup = setup.adopt(grace.clone());
+        }
+        if round % 1000 == 999 {
+            setup.exact.grow_a_little(&mut setup.pool);
+        }
+    }
+}
+
+impl Exact {
+    /// Growth without need, as long as there is memory.
+    fn grow_a_little(&mut self, pool: &mut Pool) {
+        let entries = self.slots() as usize + 3;
+        let _ = self.reserve(pool, entries);
+    }
+}
+
+fn readers_beside_a_writer(mask: u64) {
+    let counters = || (0..READERS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+    let grace = Threads(Arc::new(counters()));
+    let mut setup = Setup::new(6000, 1, mask, grace.clone());
+    let hashing = setup.exact.hashing;
+    let mut digests = std::collections::HashSet::new();
+    // Keys whose whole digests differ, so that an absent one is never found.
+    let keys: Vec<Key> = (0..)
+        .map(|i| if i % 3 == 0 { v4(1, i) } else { v6(1, i) })
+        .filter(|&key| {
+            let prepared = hashing.prepare(key);
+            digests.insert((prepared.word, prepared.check))
+        })
+        .take(KEYS as usize)
+        .collect();
+    for number in 0..STABLE {
+        setup.exact.put(&mut setup.pool, keys[number as usize], stamped(number, 0)).unwrap();
+    }
+    let memory = setup.pool.memory().clone();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = grace
+            .0
+            .iter()
+            .map(|counter| {
+                let (memory, keys, stop) = (memory.clone(), &keys, &stop);
+                scope.spawn(move || read_all(memory, keys, counter, stop))
+            })
+            .collect();
+        write_all(setup, &keys, &grace, 12_000);
+        stop.store(true, Ordering::Relaxed);
+        for reader in readers {
+            let (answers, busy) = reader.join().unwrap();
+            assert!(answers > 1000, "the reader never ran: {answers}");
+            assert!(busy * 1000 <= answers, "{busy} of {answers} lookups were busy");
+        }
+    });
+}
+
+#[test]
+fn readers_never_miss_or_mix() {
+    readers_beside_a_writer(u64::MAX);
+}
+
+#[test]
+fn readers_never_miss_or_mix_when_digests_conflict() {
+    readers_beside_a_writer(MASKS[1]);
+}

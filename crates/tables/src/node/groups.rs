@@ -5,11 +5,12 @@
 use super::NodeTables;
 use super::underlay::{hop_address, vtep_cell};
 use crate::error::Error;
-use crate::exact::{Entry, Key};
+use crate::exact::{self, Key};
 use crate::layout::{self, group, vrf};
 use crate::memory::Memory;
 use crate::spec::Group;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::mem::offset_of;
 use std::net::IpAddr;
 
@@ -49,7 +50,7 @@ impl NodeTables {
         let mut hops = old.map(|cell| self.member_cells(cell)).unwrap_or_default();
         let before = hops.clone();
         let made = self.make_group(group, &mut hops).and_then(|run| {
-            let entry = Entry { mac: 0, next: run };
+            let entry = exact::Entry { mac: 0, next: run };
             let put = self.exact.put(&mut self.pool, group_key(group.id), entry);
             put.map(|_| run).inspect_err(|_| self.pool.give_back(run, group_cells(group.vips.len() as u32)))
         });
@@ -78,10 +79,10 @@ impl NodeTables {
     /// The run of a group, with cells for the vIPs that `hops` does not have yet.
     fn make_group(&mut self, group: &Group, hops: &mut HashMap<IpAddr, u32>) -> Result<u32, Error> {
         for &address in &group.vips {
-            if !hops.contains_key(&address) {
+            if let Entry::Vacant(vacant) = hops.entry(address) {
                 let cell = self.pool.allocate(1)?;
-                self.memory().write(cell, &vtep_cell(address));
-                hops.insert(address, cell);
+                self.pool.memory().write(cell, &vtep_cell(address));
+                vacant.insert(cell);
             }
         }
         let count = group.vips.len() as u32;
