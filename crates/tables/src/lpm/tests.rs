@@ -61,7 +61,7 @@ fn probes(model: &Model, family: Family) -> Vec<u128> {
     let mut all = vec![0, u128::MAX / unit * unit];
     for prefix in model.keys() {
         let size_minus = if prefix.length == 0 { u128::MAX } else { (u128::MAX >> 1) >> (prefix.length - 1) };
-        let last = prefix.bits | size_minus / unit * unit;
+        let last = prefix.bits | (size_minus / unit * unit);
         all.extend([prefix.bits, last, prefix.bits.wrapping_sub(unit), last.wrapping_add(unit)]);
     }
     all
