@@ -48,7 +48,9 @@ pub fn describe(error: &dyn std::error::Error) -> String {
 /// Fails the scenario unless a condition holds.
 macro_rules! ensure {
     ($condition:expr, $($text:tt)*) => {
-        if !$condition {
+        // Not `if !`: a comparison with NaN must fail as well.
+        if $condition {
+        } else {
             return Err($crate::support::Failure::new(format!($($text)*)));
         }
     };

@@ -113,9 +113,9 @@ async fn set_up_switch(paths: &Paths, topology: &Topology, switch: &str) -> Resu
         "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6\nip -batch - <<END\nlink set br0 up\n".to_owned();
     let attached = nodes(topology).enumerate().filter(|(_, (_, at, _))| *at == switch);
     let ports: Vec<String> = attached.map(|(number, _)| format!("p{number}")).collect();
-    let trunks = topology.switches.iter().enumerate().filter_map(|(number, other)| {
-        (other.uplink.as_deref() == Some(switch)).then(|| format!("down{number}"))
-    });
+    let below =
+        topology.switches.iter().enumerate().filter(|(_, other)| other.uplink.as_deref() == Some(switch));
+    let trunks = below.map(|(number, _)| format!("down{number}"));
     let own = topology.switches.iter().any(|s| s.name == switch && s.uplink.is_some());
     for port in ports.iter().cloned().chain(trunks).chain(own.then(|| "up0".to_owned())) {
         let _ = writeln!(text, "link set {port} master br0 up");
