@@ -4,15 +4,28 @@
 //! Every change is one transaction that checks what only the database can
 //! check, takes the next revision, writes the objects and appends to the outbox
 //! what changed. Revisions are in commit order. One conformance suite
-//! (`tests/conformance.rs`) runs against both backends.
+//! (`tests/conformance`) runs against both backends.
 #![forbid(unsafe_code)]
 #![allow(missing_docs)] // the model's fields say what they are
 
+mod backend;
+mod check;
+mod codec;
+mod database;
 mod error;
 mod model;
+mod ops;
+mod postgres;
+mod rows;
+mod schema;
+mod sqlite;
+mod url;
+mod value;
+mod write;
 
 pub use error::{Conflict, StoreError};
 pub use model::*;
+pub use url::Options;
 
 use async_trait::async_trait;
 use sluice_types::{
@@ -256,6 +269,27 @@ pub trait Store: Send + Sync {
 /// # Errors
 /// [`StoreError::Unavailable`] with the cause; [`StoreError::BadUrl`].
 pub async fn open(url: &str) -> Result<std::sync::Arc<dyn Store>> {
-    let _ = url;
-    unimplemented!()
+    open_with(url, Options::default()).await
+}
+
+/// [`open`], with what is not in the URL.
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_with(url: &str, options: Options) -> Result<std::sync::Arc<dyn Store>> {
+    let (backend, dialect): (Box<dyn backend::Backend>, _) = match url::parse(url)? {
+        url::Location::File(path) => {
+            (Box::new(sqlite::SqliteBackend::open(&path).await?), schema::Dialect::Sqlite)
+        }
+        url::Location::Memory => {
+            (Box::new(sqlite::SqliteBackend::in_memory().await?), schema::Dialect::Sqlite)
+        }
+        url::Location::Postgres(options) => {
+            (Box::new(postgres::PostgresBackend::open(*options).await?), schema::Dialect::Postgres)
+        }
+    };
+    let mut tx = backend.begin_write().await?;
+    let id = schema::migrate(tx.as_mut(), dialect, *options.vnis.start()).await?;
+    tx.commit().await?;
+    Ok(std::sync::Arc::new(database::Database::new(backend, id, options.vnis)))
 }

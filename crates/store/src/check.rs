@@ -1,0 +1,260 @@
+//! Rules that need no database: names, prefixes, addresses.
+
+use crate::{Conflict, Result, StoreError, Subnet};
+use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, first_host, is_unicast, overlap};
+use std::net::IpAddr;
+
+/// vIPs of each family that a cluster may have.
+const MAX_VIPS: usize = 63;
+/// Resolvers that DHCP offers.
+const MAX_DNS: usize = 2;
+/// IPv6's minimum to the largest that common NICs carry.
+const MTU: std::ops::RangeInclusive<u16> = 1280..=9216;
+
+/// Prefixes that no subnet may touch.
+const SPECIAL: [(&str, &str); 7] = [
+    ("0.0.0.0/8", "\"this network\""),
+    ("127.0.0.0/8", "loopback"),
+    ("169.254.0.0/16", "link-local"),
+    ("224.0.0.0/3", "multicast or reserved"),
+    ("::/127", "unspecified or loopback"),
+    ("fe80::/10", "link-local"),
+    ("ff00::/8", "multicast"),
+];
+
+pub(crate) fn invalid(message: impl Into<String>) -> StoreError {
+    StoreError::Conflict(Conflict::Invalid(message.into()))
+}
+
+/// 1 to 63 letters, digits, dots, underscores and hyphens.
+pub(crate) fn name(kind: &str, name: &str) -> Result<()> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
+        return Err(invalid(format!(
+            "`{name}` is no {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`"
+        )));
+    }
+    Ok(())
+}
+
+pub(crate) fn mtu(mtu: u16) -> Result<()> {
+    if !MTU.contains(&mtu) {
+        return Err(invalid(format!("MTU {mtu} is not between {} and {}", MTU.start(), MTU.end())));
+    }
+    Ok(())
+}
+
+/// An address of the underlay: a VTEP or a vIP.
+pub(crate) fn underlay(address: IpAddr) -> Result<()> {
+    if !is_unicast(address) || address.to_canonical() != address {
+        return Err(invalid(format!("{address} is no address that an interface can have")));
+    }
+    if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+        return Err(invalid(format!("{address} is link-local, which packets cannot be routed to")));
+    }
+    Ok(())
+}
+
+pub(crate) fn vips(vips: &[IpAddr]) -> Result<()> {
+    if vips.is_empty() {
+        return Err(invalid("a cluster needs at least one vIP"));
+    }
+    for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
+        let count = vips.iter().filter(|vip| family(vip)).count();
+        if count > MAX_VIPS {
+            return Err(invalid(format!("{count} vIPs of one family; {MAX_VIPS} are possible")));
+        }
+    }
+    for (index, vip) in vips.iter().enumerate() {
+        underlay(*vip)?;
+        if vips[..index].contains(vip) {
+            return Err(invalid(format!("vIP {vip} is given twice")));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn prefix(net: IpNet) -> Result<()> {
+    if net.trunc() != net {
+        return Err(invalid(format!(
+            "prefix {net} has bits set behind its length; did you mean {}?",
+            net.trunc()
+        )));
+    }
+    Ok(())
+}
+
+/// The prefixes of a new subnet.
+pub(crate) fn subnet(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, dns: &[std::net::Ipv4Addr]) -> Result<()> {
+    if v4.is_none() && v6.is_none() {
+        return Err(invalid("a subnet needs an IPv4 or an IPv6 prefix"));
+    }
+    for net in v4.map(IpNet::V4).into_iter().chain(v6.map(IpNet::V6)) {
+        prefix(net)?;
+        if first_host(&net).is_none() {
+            return Err(invalid(format!("prefix {net} has no room for a router and an instance")));
+        }
+        for (special, what) in SPECIAL {
+            let special: IpNet = special.parse().map_err(|_| invalid(special))?;
+            if overlap(&net, &special) {
+                return Err(invalid(format!("prefix {net} contains {what} addresses ({special})")));
+            }
+        }
+    }
+    if dns.len() > MAX_DNS {
+        return Err(invalid(format!("{} resolvers; {MAX_DNS} are possible", dns.len())));
+    }
+    if let Some(bad) = dns.iter().find(|a| !is_unicast(IpAddr::V4(**a))) {
+        return Err(invalid(format!("resolver {bad} is no unicast address")));
+    }
+    Ok(())
+}
+
+/// A subnet's prefixes.
+pub(crate) fn prefixes(subnet: &Subnet) -> impl Iterator<Item = IpNet> + use<> {
+    subnet.ipv4.map(IpNet::V4).into_iter().chain(subnet.ipv6.map(IpNet::V6))
+}
+
+/// The first overlap between one subnet's prefixes and others'.
+pub(crate) fn first_overlap<'a>(
+    given: &[IpNet],
+    others: impl IntoIterator<Item = &'a Subnet>,
+) -> Option<(IpNet, IpNet, &'a Subnet)> {
+    for other in others {
+        for existing in prefixes(other) {
+            if let Some(net) = given.iter().find(|net| overlap(net, &existing)) {
+                return Some((*net, existing, other));
+            }
+        }
+    }
+    None
+}
+
+pub(crate) fn mac(mac: MacAddr) -> Result<()> {
+    if !mac.is_unicast() {
+        return Err(invalid(format!("MAC {mac} is no station's: it is zero or a group address")));
+    }
+    if mac == ROUTER_MAC {
+        return Err(invalid(format!("MAC {mac} is the router's of every VPC")));
+    }
+    Ok(())
+}
+
+/// First and last address of a prefix that instances can have.
+pub(crate) fn usable(net: &IpNet) -> (u128, u128) {
+    let network = number(net.network());
+    match net {
+        IpNet::V4(v4) => (network + 2, u128::from(u32::from(v4.broadcast())) - 1),
+        IpNet::V6(v6) => (network + 2, u128::from(v6.broadcast())),
+    }
+}
+
+/// An address as a number.
+pub(crate) fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    }
+}
+
+/// That an instance of the subnet may have the address.
+pub(crate) fn address(subnet: &Subnet, address: IpAddr) -> Result<()> {
+    let net = match address {
+        IpAddr::V4(_) => subnet.ipv4.map(IpNet::V4),
+        IpAddr::V6(_) => subnet.ipv6.map(IpNet::V6),
+    };
+    let Some(net) = net else {
+        let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+        return Err(Conflict::NoSuchFamily {
+            subnet: subnet.name.clone(),
+            family,
+            address: address.to_string(),
+        }
+        .into());
+    };
+    if !net.contains(&address) {
+        return Err(Conflict::OutsideSubnet { address: address.to_string(), prefix: net.to_string() }.into());
+    }
+    let (first, last) = usable(&net);
+    let role = match number(address) {
+        n if n + 1 == first => "router's",
+        n if n < first => "network",
+        n if n > last => "broadcast",
+        _ => return Ok(()),
+    };
+    Err(Conflict::ReservedAddress { address: address.to_string(), prefix: net.to_string(), role }.into())
+}
+
+/// What differs between an object and a request for one of the same name.
+#[derive(Default)]
+pub(crate) struct Difference(Vec<String>);
+
+impl Difference {
+    /// Compares one field, as text.
+    pub fn field(mut self, name: &str, existing: impl ToString, given: impl ToString) -> Self {
+        let (existing, given) = (existing.to_string(), given.to_string());
+        if existing != given {
+            self.0.push(format!("{name} is {existing}, not {given}"));
+        }
+        self
+    }
+
+    /// Compares a field that may be absent on either side.
+    pub fn optional<T: ToString>(self, name: &str, existing: Option<T>, given: Option<T>) -> Self {
+        let text = |value: Option<T>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());
+        self.field(name, text(existing), text(given))
+    }
+
+    /// Compares a field that is allocated if left out of the request.
+    pub fn given<T: ToString>(self, name: &str, existing: Option<T>, given: Option<T>) -> Self {
+        match given {
+            Some(_) => self.optional(name, existing, given),
+            None => self,
+        }
+    }
+
+    /// No difference, or the conflict.
+    pub fn conflict(self, kind: &'static str, name: &str) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        Err(Conflict::NameTaken { kind, name: name.to_owned(), difference: self.0.join(", ") }.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["a", "VM-1.eu_2", &"x".repeat(63)] {
+            assert!(name("tenant", good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "ü", "a/b", "a,b", &"x".repeat(64)] {
+            assert!(name("tenant", bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn subnets_have_room_and_no_special_addresses() {
+        let check = |v4: &str| subnet(Some(v4.parse().unwrap()), None, &[]);
+        assert!(check("10.0.0.0/30").is_ok());
+        for bad in ["10.0.0.0/31", "10.0.0.1/24", "0.0.0.0/0", "127.1.0.0/16", "224.0.0.0/24", "240.0.0.0/8"]
+        {
+            assert!(check(bad).is_err(), "{bad}");
+        }
+        for bad in ["2001:db8::/127", "::/0", "fe80::/64", "ff02::/16", "2001:db8::1/64"] {
+            assert!(subnet(None, Some(bad.parse().unwrap()), &[]).is_err(), "{bad}");
+        }
+        assert!(subnet(None, None, &[]).is_err());
+    }
+
+    #[test]
+    fn usable_addresses() {
+        let range = |net: &str| usable(&net.parse().unwrap());
+        assert_eq!(range("10.0.0.0/30"), (0x0a00_0002, 0x0a00_0002));
+        assert_eq!(range("10.0.0.0/24"), (0x0a00_0002, 0x0a00_00fe));
+        assert_eq!(range("fd00::/126"), (0xfd << 120 | 2, 0xfd << 120 | 3));
+    }
+}

@@ -1,0 +1,130 @@
+//! The outbox's payload: a version byte, then postcard.
+//!
+//! Instances travel by the million, so they have a compact form of their own:
+//! numbers instead of the texts that ids and addresses are elsewhere.
+
+use crate::{Change, Host, Instance, Result, StoreError, Subnet, Vpc};
+use serde::{Deserialize, Serialize};
+use sluice_types::{HostId, InstanceId, MacAddr, SubnetId, VpcId};
+use std::borrow::Cow;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// First byte. Variants are told apart by position, here and in [`Change`]:
+/// new ones go last, anything else is a new version.
+const VERSION: u8 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct CompactInstance<'a> {
+    id: u64,
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    subnet: u64,
+    host: u64,
+    mac: [u8; 6],
+    ipv4: Option<[u8; 4]>,
+    ipv6: Option<[u8; 16]>,
+    revision: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Payload<'a> {
+    Plain(Cow<'a, Change>),
+    Created {
+        vpc: Cow<'a, Vpc>,
+        subnets: Cow<'a, [Subnet]>,
+        hosts: Cow<'a, [Host]>,
+        #[serde(borrow)]
+        instances: Vec<CompactInstance<'a>>,
+    },
+    Removed {
+        vpc: Cow<'a, Vpc>,
+        #[serde(borrow)]
+        instances: Vec<CompactInstance<'a>>,
+    },
+}
+
+fn compact(instance: &Instance) -> CompactInstance<'_> {
+    CompactInstance {
+        id: instance.id.get(),
+        name: Cow::Borrowed(&instance.name),
+        subnet: instance.subnet.get(),
+        host: instance.host.get(),
+        mac: instance.mac.octets(),
+        ipv4: instance.ipv4.map(|a| a.octets()),
+        ipv6: instance.ipv6.map(|a| a.octets()),
+        revision: instance.revision,
+    }
+}
+
+fn expand(vpc: VpcId, compact: CompactInstance<'_>) -> Instance {
+    Instance {
+        id: InstanceId::new(compact.id),
+        name: compact.name.into_owned(),
+        vpc,
+        subnet: SubnetId::new(compact.subnet),
+        host: HostId::new(compact.host),
+        mac: MacAddr::new(compact.mac),
+        ipv4: compact.ipv4.map(Ipv4Addr::from),
+        ipv6: compact.ipv6.map(Ipv6Addr::from),
+        revision: compact.revision,
+    }
+}
+
+/// A created batch, without building a [`Change`] first.
+pub(crate) fn encode_created(
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    hosts: &[Host],
+    instances: &[Instance],
+) -> Result<Vec<u8>> {
+    to_bytes(&Payload::Created {
+        vpc: Cow::Borrowed(vpc),
+        subnets: Cow::Borrowed(subnets),
+        hosts: Cow::Borrowed(hosts),
+        instances: instances.iter().map(compact).collect(),
+    })
+}
+
+pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
+    match change {
+        Change::InstancesCreated { vpc, subnets, hosts, instances } => {
+            encode_created(vpc, subnets, hosts, instances)
+        }
+        Change::InstancesRemoved { vpc, instances } => to_bytes(&Payload::Removed {
+            vpc: Cow::Borrowed(vpc),
+            instances: instances.iter().map(compact).collect(),
+        }),
+        other => to_bytes(&Payload::Plain(Cow::Borrowed(other))),
+    }
+}
+
+fn to_bytes(payload: &Payload<'_>) -> Result<Vec<u8>> {
+    postcard::to_extend(payload, vec![VERSION])
+        .map_err(|e| StoreError::Corrupt(format!("outbox row that cannot be written: {e}")))
+}
+
+pub(crate) fn decode(bytes: &[u8]) -> Result<Change> {
+    let corrupt = |what: String| StoreError::Corrupt(format!("outbox row: {what}"));
+    let body = match bytes.split_first() {
+        Some((&VERSION, body)) => body,
+        Some((version, _)) => return Err(corrupt(format!("version {version}, this Sluice knows {VERSION}"))),
+        None => return Err(corrupt("empty".into())),
+    };
+    Ok(match postcard::from_bytes(body).map_err(|e| corrupt(e.to_string()))? {
+        Payload::Plain(change) => change.into_owned(),
+        Payload::Created { vpc, subnets, hosts, instances } => {
+            let vpc = vpc.into_owned();
+            Change::InstancesCreated {
+                subnets: subnets.into_owned(),
+                hosts: hosts.into_owned(),
+                instances: instances.into_iter().map(|i| expand(vpc.id, i)).collect(),
+                vpc,
+            }
+        }
+        Payload::Removed { vpc, instances } => {
+            let vpc = vpc.into_owned();
+            let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
+            Change::InstancesRemoved { vpc, instances }
+        }
+    })
+}

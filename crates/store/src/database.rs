@@ -1,0 +1,338 @@
+//! The store over either backend: who may write when, what is tried again.
+
+use crate::backend::{Backend, Reader, is_retryable};
+use crate::ops::{
+    bulk, enrolment, instances, outbox, peerings, placement, routes, snapshot, subnets, tenants, vpcs,
+};
+use crate::rows::{get, page};
+use crate::write::Write;
+use crate::*;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard, mpsc::Sender};
+
+/// How often a transaction that lost against another is tried again.
+const RETRIES: u32 = 8;
+/// How long a write waits for the writes before it.
+const TURN: Duration = Duration::from_secs(30);
+
+pub(crate) struct Database {
+    backend: Box<dyn Backend>,
+    /// Writers of this process queue here, in order, rather than in the
+    /// database, where waiting holds a connection.
+    writers: Mutex<()>,
+    id: DatabaseId,
+    vnis: RangeInclusive<u32>,
+}
+
+/// Runs `$body` in a write transaction that takes the next revision.
+macro_rules! write {
+    ($self:ident, $w:ident => $body:expr) => {{
+        let _turn = $self.turn().await?;
+        let mut tries = 0;
+        loop {
+            let result = match Write::begin($self.backend.as_ref()).await {
+                Ok(mut write) => {
+                    let $w = &mut write;
+                    let result = $body.await;
+                    write.finish(result).await
+                }
+                Err(error) => Err(error),
+            };
+            match result {
+                Err(error) if is_retryable(&error) && tries < RETRIES => {
+                    tries += 1;
+                    tokio::time::sleep(Duration::from_millis(5 << tries)).await;
+                }
+                result => break result,
+            }
+        }
+    }};
+}
+
+/// Runs `$body` in a write transaction that is no revision.
+macro_rules! note {
+    ($self:ident, $q:ident => $body:expr) => {{
+        let _turn = $self.turn().await?;
+        let mut tries = 0;
+        loop {
+            let mut tx = $self.backend.begin_write().await?;
+            let $q: &mut dyn crate::backend::Query = tx.as_mut();
+            let result = match $body.await {
+                Ok(value) => tx.commit().await.map(|()| value),
+                Err(error) => {
+                    if let Err(error) = tx.rollback().await {
+                        tracing::warn!(%error, "rolling back failed");
+                    }
+                    Err(error)
+                }
+            };
+            match result {
+                Err(error) if is_retryable(&error) && tries < RETRIES => {
+                    tries += 1;
+                    tokio::time::sleep(Duration::from_millis(5 << tries)).await;
+                }
+                result => break result,
+            }
+        }
+    }};
+}
+
+impl Database {
+    pub fn new(backend: Box<dyn Backend>, id: DatabaseId, vnis: RangeInclusive<u32>) -> Self {
+        Self { backend, writers: Mutex::new(()), id, vnis }
+    }
+
+    async fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        tokio::time::timeout(TURN, self.writers.lock()).await.map_err(|_| StoreError::Unavailable {
+            cause: format!("other writes took more than {} s", TURN.as_secs()),
+            source: None,
+        })
+    }
+
+    fn reader(&self) -> Reader<'_> {
+        Reader(self.backend.as_ref())
+    }
+}
+
+#[async_trait]
+impl Store for Database {
+    fn database_id(&self) -> DatabaseId {
+        self.id
+    }
+
+    async fn revision(&self) -> Result<u64> {
+        outbox::revision(&mut self.reader()).await
+    }
+
+    async fn check_writable(&self) -> Result<()> {
+        note!(self, q => q.run("UPDATE probe SET written = written + 1", vec![])).map(drop)
+    }
+
+    async fn create_tenant(&self, name: &str) -> Result<Created<Tenant>> {
+        write!(self, w => tenants::create(w, name))
+    }
+
+    async fn tenant(&self, id: TenantId) -> Result<Tenant> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn tenants(&self, name: Option<&str>, at: Page) -> Result<Vec<Tenant>> {
+        page(&mut self.reader(), vec![("name", name.map(Into::into))], at).await
+    }
+
+    async fn rename_tenant(&self, id: TenantId, name: &str, expected: Option<u64>) -> Result<Tenant> {
+        write!(self, w => tenants::rename(w, id, name, expected))
+    }
+
+    async fn delete_tenant(&self, id: TenantId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => tenants::delete(w, id, expected))
+    }
+
+    async fn create_cluster(&self, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
+        write!(self, w => placement::create_cluster(w, name, vips))
+    }
+
+    async fn cluster(&self, id: ClusterId) -> Result<Cluster> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn clusters(&self, name: Option<&str>, at: Page) -> Result<Vec<Cluster>> {
+        page(&mut self.reader(), vec![("name", name.map(Into::into))], at).await
+    }
+
+    async fn update_cluster(&self, id: ClusterId, vips: &[IpAddr], expected: Option<u64>) -> Result<Cluster> {
+        write!(self, w => placement::update_cluster(w, id, vips, expected))
+    }
+
+    async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => placement::delete_cluster(w, id, expected))
+    }
+
+    async fn create_gateway(&self, new: NewGateway) -> Result<Created<Gateway>> {
+        write!(self, w => placement::create_gateway(w, &new))
+    }
+
+    async fn gateway(&self, id: GatewayId) -> Result<Gateway> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn gateways(
+        &self,
+        cluster: Option<ClusterId>,
+        name: Option<&str>,
+        at: Page,
+    ) -> Result<Vec<Gateway>> {
+        let filters = vec![("cluster", cluster.map(|c| c.get().into())), ("name", name.map(Into::into))];
+        page(&mut self.reader(), filters, at).await
+    }
+
+    async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => placement::delete_gateway(w, id, expected))
+    }
+
+    async fn create_host(&self, new: NewHost) -> Result<Created<Host>> {
+        write!(self, w => placement::create_host(w, &new))
+    }
+
+    async fn host(&self, id: HostId) -> Result<Host> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn hosts(&self, name: Option<&str>, at: Page) -> Result<Vec<Host>> {
+        page(&mut self.reader(), vec![("name", name.map(Into::into))], at).await
+    }
+
+    async fn delete_host(&self, id: HostId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => placement::delete_host(w, id, expected))
+    }
+
+    async fn create_vpc(&self, new: NewVpc) -> Result<Created<Vpc>> {
+        write!(self, w => vpcs::create(w, &new, self.vnis.clone()))
+    }
+
+    async fn vpc(&self, id: VpcId) -> Result<Vpc> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn vpcs(&self, tenant: Option<TenantId>, name: Option<&str>, at: Page) -> Result<Vec<Vpc>> {
+        let filters = vec![("tenant", tenant.map(|t| t.get().into())), ("name", name.map(Into::into))];
+        page(&mut self.reader(), filters, at).await
+    }
+
+    async fn update_vpc(&self, id: VpcId, name: &str, mtu: u16, expected: Option<u64>) -> Result<Vpc> {
+        write!(self, w => vpcs::update(w, id, name, mtu, expected))
+    }
+
+    async fn delete_vpc(&self, id: VpcId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => vpcs::delete(w, id, expected))
+    }
+
+    async fn create_subnet(&self, new: NewSubnet) -> Result<Created<Subnet>> {
+        write!(self, w => subnets::create(w, &new))
+    }
+
+    async fn subnet(&self, id: SubnetId) -> Result<Subnet> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn subnets(&self, vpc: Option<VpcId>, name: Option<&str>, at: Page) -> Result<Vec<Subnet>> {
+        let filters = vec![("vpc", vpc.map(|v| v.get().into())), ("name", name.map(Into::into))];
+        page(&mut self.reader(), filters, at).await
+    }
+
+    async fn delete_subnet(&self, id: SubnetId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => subnets::delete(w, id, expected))
+    }
+
+    async fn create_instance(&self, vpc: VpcId, new: NewInstance) -> Result<Created<Instance>> {
+        write!(self, w => instances::create(w, vpc, &new))
+    }
+
+    async fn create_instances(&self, vpc: VpcId, new: Vec<NewInstance>) -> Result<(Vec<Instance>, usize)> {
+        let outcome = write!(self, w => bulk::create(w, vpc, &new))?;
+        Ok((outcome.made, outcome.existing.len() + outcome.repeated))
+    }
+
+    async fn instance(&self, id: InstanceId) -> Result<Instance> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn instances(
+        &self,
+        vpc: Option<VpcId>,
+        host: Option<HostId>,
+        name: Option<&str>,
+        at: Page,
+    ) -> Result<Vec<Instance>> {
+        let filters = vec![
+            ("vpc", vpc.map(|v| v.get().into())),
+            ("host", host.map(|h| h.get().into())),
+            ("name", name.map(Into::into)),
+        ];
+        page(&mut self.reader(), filters, at).await
+    }
+
+    async fn delete_instance(&self, id: InstanceId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => instances::delete(w, id, expected))
+    }
+
+    async fn route_table(&self, id: RouteTableId) -> Result<RouteTable> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn route_tables(&self, vpc: Option<VpcId>, at: Page) -> Result<Vec<RouteTable>> {
+        page(&mut self.reader(), vec![("vpc", vpc.map(|v| v.get().into()))], at).await
+    }
+
+    async fn create_route(&self, new: NewRoute) -> Result<Created<Route>> {
+        write!(self, w => routes::create(w, &new))
+    }
+
+    async fn route(&self, id: RouteId) -> Result<Route> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn routes(&self, table: RouteTableId, at: Page) -> Result<Vec<Route>> {
+        page(&mut self.reader(), vec![("route_table", Some(table.get().into()))], at).await
+    }
+
+    async fn delete_route(&self, id: RouteId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => routes::delete(w, id, expected))
+    }
+
+    async fn create_peering(&self, new: NewPeering) -> Result<Created<Peering>> {
+        write!(self, w => peerings::create(w, &new))
+    }
+
+    async fn peering(&self, id: PeeringId) -> Result<Peering> {
+        get(&mut self.reader(), id).await
+    }
+
+    async fn peerings(&self, vpc: Option<VpcId>, name: Option<&str>, at: Page) -> Result<Vec<Peering>> {
+        peerings::list(&mut self.reader(), vpc, name, at).await
+    }
+
+    async fn delete_peering(&self, id: PeeringId, expected: Option<u64>) -> Result<()> {
+        write!(self, w => peerings::delete(w, id, expected))
+    }
+
+    async fn outbox(&self, after: u64, limit: u32) -> Result<Vec<OutboxRow>> {
+        // One moment for both, or a compaction between them would go unseen.
+        let mut tx = self.backend.begin_read().await?;
+        let result = outbox::read(tx.as_mut(), after, limit).await;
+        tx.rollback().await?;
+        result
+    }
+
+    async fn compact_outbox(&self, revision: u64) -> Result<()> {
+        note!(self, q => outbox::compact(q, revision))
+    }
+
+    async fn snapshot(&self, instances: InstancesOf, sink: Sender<SnapshotPart>) -> Result<u64> {
+        let mut tx = self.backend.begin_read().await?;
+        let result = snapshot::send(tx.as_mut(), instances, &sink).await;
+        tx.rollback().await?;
+        result
+    }
+
+    async fn save_node_state(&self, state: NodeState) -> Result<()> {
+        note!(self, q => enrolment::save_state(q, &state))
+    }
+
+    async fn node_states(&self) -> Result<Vec<NodeState>> {
+        enrolment::states(&mut self.reader()).await
+    }
+
+    async fn add_enrolment_token(&self, digest: [u8; 32], token: EnrolmentToken) -> Result<()> {
+        note!(self, q => enrolment::add_token(q, digest, &token))
+    }
+
+    async fn take_enrolment_token(&self, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
+        note!(self, q => enrolment::take_token(q, digest, now_ms))
+    }
+
+    async fn certificate_authority(&self, made: (String, String)) -> Result<(String, String)> {
+        note!(self, q => enrolment::authority(q, &made))
+    }
+}

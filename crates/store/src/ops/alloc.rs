@@ -1,0 +1,280 @@
+//! Which addresses and MACs are free. All of it takes time in proportion to
+//! what is allocated, not to what is in use.
+
+use crate::backend::Query;
+use crate::check;
+use crate::rows::{DERIVED_IPV6, DERIVED_MAC, ipv6};
+use crate::value::{Value, args};
+use crate::{Result, StoreError, Subnet};
+use sluice_types::{InstanceId, IpNet, Ipv6Net, MacAddr, VpcId, eui64_address};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+
+/// Fewest and most used addresses to read at once.
+const READ_AHEAD: (usize, usize) = (256, 65536);
+
+/// An address family.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    /// The address as its column holds it.
+    fn value(self, number: u128) -> Value {
+        match self {
+            Self::V4 => Value::Int(Some(number as i64)),
+            Self::V6 => number.to_be_bytes().to_vec().into(),
+        }
+    }
+}
+
+/// Where the search for a subnet's next address goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    /// From here on no address was ever allocated.
+    pub next: u128,
+    /// Before here all addresses are in use.
+    pub low: u128,
+    pub last: u128,
+}
+
+impl Cursor {
+    /// From a subnet's columns; `None` where it has no prefix of the family.
+    pub fn read(net: Option<IpNet>, next: Option<&[u8]>, low: Option<&[u8]>) -> Result<Option<Self>> {
+        let (Some(net), Some(next), Some(low)) = (net, next, low) else { return Ok(None) };
+        let number = |bytes: &[u8]| ipv6(bytes).map(u128::from);
+        Ok(Some(Self { next: number(next)?, low: number(low)?, last: check::usable(&net).1 }))
+    }
+}
+
+/// Takes up to `count` addresses, fewer if the subnet has no more: the lowest
+/// never allocated, then the lowest free. `given` are spoken for.
+pub(crate) async fn take(
+    q: &mut dyn Query,
+    used: Used,
+    cursor: &mut Cursor,
+    count: usize,
+    given: &HashSet<u128>,
+) -> Result<VecDeque<u128>> {
+    let mut taken = VecDeque::with_capacity(count);
+    sweep(q, used, &mut cursor.next, cursor.last, count, given, &mut taken).await?;
+    sweep(q, used, &mut cursor.low, cursor.last, count, given, &mut taken).await?;
+    Ok(taken)
+}
+
+/// Where used addresses are read from.
+#[derive(Clone, Copy)]
+pub(crate) struct Used {
+    pub vpc: VpcId,
+    pub family: Family,
+    /// The VPC has no instance.
+    pub none: bool,
+}
+
+impl Used {
+    /// Used addresses in the range, ascending.
+    async fn read(&self, q: &mut dyn Query, from: u128, last: u128, limit: usize) -> Result<VecDeque<u128>> {
+        let sql = match self.family {
+            Family::V4 => {
+                "SELECT ipv4 FROM instances WHERE vpc = $1 AND ipv4 IS NOT NULL \
+                 AND ipv4 BETWEEN $2 AND $3 ORDER BY ipv4 LIMIT $4"
+            }
+            Family::V6 => {
+                "SELECT ipv6 FROM instances WHERE vpc = $1 AND ipv6 IS NOT NULL AND derived IN (0, 1) \
+                 AND ipv6 BETWEEN $2 AND $3 ORDER BY ipv6 LIMIT $4"
+            }
+        };
+        let values = vec![
+            self.vpc.get().into(),
+            self.family.value(from),
+            self.family.value(last),
+            Value::Int(Some(limit as i64)),
+        ];
+        let rows = q.rows(sql, values).await?;
+        rows.iter()
+            .map(|row| match self.family {
+                Family::V4 => row.number(0).map(u128::from),
+                Family::V6 => ipv6(row.blob(0)?).map(u128::from),
+            })
+            .collect()
+    }
+}
+
+async fn sweep(
+    q: &mut dyn Query,
+    used: Used,
+    start: &mut u128,
+    last: u128,
+    count: usize,
+    given: &HashSet<u128>,
+    taken: &mut VecDeque<u128>,
+) -> Result<()> {
+    let limit = count.clamp(READ_AHEAD.0, READ_AHEAD.1);
+    let mut known = VecDeque::new();
+    // Used addresses before this one are all in `known`.
+    let mut known_until = if used.none { last + 1 } else { *start };
+    while taken.len() < count && *start <= last {
+        if *start == known_until {
+            known = used.read(q, *start, last, limit).await?;
+            known_until = if known.len() < limit { last + 1 } else { known[limit - 1] + 1 };
+        }
+        let address = *start;
+        *start += 1;
+        if known.front() == Some(&address) {
+            known.pop_front();
+        } else if !given.contains(&address) {
+            taken.push_back(address);
+        }
+    }
+    Ok(())
+}
+
+/// The MAC of an instance that was given none.
+pub(crate) fn derived_mac(id: u64) -> MacAddr {
+    MacAddr::local(id)
+}
+
+/// The instance whose derived MAC this is, if it can be one.
+fn mac_to_id(mac: MacAddr) -> Option<u64> {
+    let id = mac.to_u64() & 0xff_ffff_ffff;
+    (derived_mac(id) == mac).then_some(id)
+}
+
+/// The MAC that the interface part of an address is made from (EUI-64).
+pub(crate) fn eui64_mac(address: u128) -> Option<MacAddr> {
+    let [a, b, c, 0xff, 0xfe, d, e, f] = (address as u64).to_be_bytes() else { return None };
+    Some(MacAddr::new([a ^ 2, b, c, d, e, f]))
+}
+
+/// An instance found by its MAC.
+pub(crate) struct MacOwner {
+    pub mac: MacAddr,
+    /// Its IPv6 address, where that is derived.
+    pub derived_ipv6: Option<u128>,
+    pub name: String,
+}
+
+/// Which of these MACs instances of the VPC have, given or derived.
+pub(crate) async fn mac_owners(q: &mut dyn Query, vpc: VpcId, macs: &[MacAddr]) -> Result<Vec<MacOwner>> {
+    let numbers: Vec<i64> = macs.iter().map(|mac| mac.to_u64() as i64).collect();
+    let ids: Vec<i64> = macs.iter().filter_map(|mac| mac_to_id(*mac)).map(|id| id as i64).collect();
+    let given = "SELECT mac, ipv6, derived, name FROM instances WHERE vpc = $1 AND derived IN (0, 2) \
+                 AND mac = ANY($2)";
+    let made = "SELECT mac, ipv6, derived, name FROM instances WHERE vpc = $1 AND derived IN (1, 3) \
+                AND id = ANY($2)";
+    let mut rows = q.rows(given, args![vpc.get(), numbers]).await?;
+    if !ids.is_empty() {
+        rows.extend(q.rows(made, args![vpc.get(), ids]).await?);
+    }
+    rows.iter()
+        .map(|row| {
+            let derived = row.int(2)? & i64::from(DERIVED_IPV6) != 0;
+            let address = row.opt_blob(1)?.map(ipv6).transpose()?.map(u128::from);
+            Ok(MacOwner {
+                mac: MacAddr::from_u64(row.number(0)?),
+                derived_ipv6: address.filter(|_| derived),
+                name: row.text(3)?.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Finds ids whose derived MAC and IPv6 addresses nobody was given.
+pub(crate) struct Ids {
+    vpc: VpcId,
+    /// Prefixes that addresses are derived in.
+    prefixes: Vec<Ipv6Net>,
+    macs: HashSet<u64>,
+    addresses: HashSet<u128>,
+    /// Takers of ids before this one are known.
+    known_until: u64,
+}
+
+impl Ids {
+    /// `macs` and `addresses` are those given in the request.
+    pub fn new(
+        vpc: VpcId,
+        none_used: bool,
+        prefixes: Vec<Ipv6Net>,
+        macs: &HashMap<u64, usize>,
+        addresses: &HashSet<u128>,
+    ) -> Self {
+        Self {
+            vpc,
+            prefixes,
+            macs: macs.keys().copied().collect(),
+            addresses: addresses.clone(),
+            known_until: if none_used { u64::MAX } else { 0 },
+        }
+    }
+
+    /// True if an instance with this id can derive its MAC, and its address in
+    /// `prefix`. `ahead`: how many more will be asked for.
+    pub async fn is_free(
+        &mut self,
+        q: &mut dyn Query,
+        id: u64,
+        prefix: Option<&Ipv6Net>,
+        ahead: usize,
+    ) -> Result<bool> {
+        if id >= self.known_until {
+            self.learn(q, id, id + ahead.clamp(READ_AHEAD.0, READ_AHEAD.1) as u64).await?;
+        }
+        let mac = derived_mac(id);
+        if !self.macs.is_empty() && self.macs.contains(&mac.to_u64()) {
+            return Ok(false);
+        }
+        let address = prefix.filter(|_| !self.addresses.is_empty()).and_then(|p| eui64_address(p, mac));
+        Ok(address.is_none_or(|address| !self.addresses.contains(&u128::from(address))))
+    }
+
+    /// Reads what in the range of ids is taken.
+    async fn learn(&mut self, q: &mut dyn Query, from: u64, until: u64) -> Result<()> {
+        let (first, last) = (derived_mac(from), derived_mac(until - 1));
+        let sql = "SELECT mac FROM instances WHERE vpc = $1 AND derived IN (0, 2) AND mac BETWEEN $2 AND $3";
+        for row in q.rows(sql, args![self.vpc.get(), first.to_u64(), last.to_u64()]).await? {
+            self.macs.insert(row.number(0)?);
+        }
+        for prefix in &self.prefixes {
+            let (Some(first), Some(last)) = (eui64_address(prefix, first), eui64_address(prefix, last))
+            else {
+                continue;
+            };
+            let sql = "SELECT ipv6 FROM instances WHERE vpc = $1 AND ipv6 IS NOT NULL AND derived IN (0, 1) \
+                       AND ipv6 BETWEEN $2 AND $3";
+            let values = args![self.vpc.get(), first.octets().to_vec(), last.octets().to_vec()];
+            for row in q.rows(sql, values).await? {
+                self.addresses.insert(ipv6(row.blob(0)?)?.into());
+            }
+        }
+        self.known_until = until;
+        Ok(())
+    }
+}
+
+/// Lets an address be found again. Only one below `low` needs it: those above
+/// are looked at anyway.
+pub(crate) async fn give_back(q: &mut dyn Query, subnet: u64, address: IpAddr) -> Result<()> {
+    let sql = match address {
+        IpAddr::V4(_) => "UPDATE subnets SET low4 = $2 WHERE id = $1 AND low4 > $2",
+        IpAddr::V6(_) => "UPDATE subnets SET low6 = $2 WHERE id = $1 AND low6 > $2",
+    };
+    q.run(sql, args![subnet, check::number(address).to_be_bytes().to_vec()]).await.map(drop)
+}
+
+/// The error of a subnet whose addresses are all in use.
+pub(crate) fn full(subnet: &Subnet, net: &IpNet) -> StoreError {
+    crate::Conflict::SubnetFull { subnet: subnet.name.clone(), prefix: net.to_string() }.into()
+}
+
+/// How an instance's derivations are stored.
+pub(crate) fn derived(mac: bool, ipv6: bool) -> u8 {
+    DERIVED_MAC * u8::from(mac) + DERIVED_IPV6 * u8::from(ipv6)
+}
+
+/// The instance's typed id.
+pub(crate) fn instance_id(id: u64) -> InstanceId {
+    InstanceId::new(id)
+}

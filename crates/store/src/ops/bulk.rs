@@ -1,0 +1,193 @@
+//! Creation of instances, one or a million.
+
+use super::alloc::{self, Family, Ids, Used};
+use super::plan::{Plan, address_taken, in_bulk};
+use crate::codec;
+use crate::value::args;
+use crate::write::Write;
+use crate::{Instance, NewInstance, Result, Subnet};
+use sluice_types::{HostId, IpNet, Ipv6Net, SubnetId, VpcId, eui64_address};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// Instances in one row of the outbox.
+const PART: usize = 16384;
+
+/// What a creation found and made.
+pub(crate) struct Outcome {
+    pub made: Vec<Instance>,
+    pub existing: Vec<Instance>,
+    /// Names that the request has more than once, with the same content.
+    pub repeated: usize,
+}
+
+pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &[NewInstance]) -> Result<Outcome> {
+    let mut plan = Plan::make(w.q(), vpc, new).await?;
+    if plan.make.is_empty() {
+        return Ok(Outcome { made: Vec::new(), existing: plan.existing, repeated: plan.repeated });
+    }
+    let (made, derived) = build(w, &mut plan).await?;
+    w.tx.insert_instances(&made, &derived).await?;
+    save_cursors(w, &plan).await?;
+    push(w, &plan, &made)?;
+    Ok(Outcome { made, existing: plan.existing, repeated: plan.repeated })
+}
+
+/// Addresses that were allocated, by subnet.
+type Allocated = HashMap<SubnetId, VecDeque<u128>>;
+
+/// The prefix in which an instance's IPv6 address is derived from its MAC.
+fn derives_in<'s>(one: &NewInstance, subnet: &'s Subnet) -> Option<&'s Ipv6Net> {
+    subnet.ipv6.as_ref().filter(|net| one.ipv6.is_none() && net.prefix_len() == 64)
+}
+
+/// Allocates what was not given, family by family and subnet by subnet.
+async fn allocate(w: &mut Write, plan: &mut Plan<'_>, family: Family) -> Result<Allocated> {
+    let mut wanted: HashMap<SubnetId, usize> = HashMap::new();
+    for &index in &plan.make {
+        let one = &plan.new[index];
+        let subnet = plan.subnet(one.subnet);
+        let needs = match family {
+            Family::V4 => one.ipv4.is_none() && subnet.ipv4.is_some(),
+            Family::V6 => one.ipv6.is_none() && subnet.ipv6.is_some_and(|net| net.prefix_len() != 64),
+        };
+        if needs {
+            *wanted.entry(one.subnet).or_default() += 1;
+        }
+    }
+    let given = match family {
+        Family::V4 => &plan.given.ipv4,
+        Family::V6 => &plan.given.ipv6,
+    };
+    let given: HashSet<u128> = given.keys().copied().collect();
+    let used = Used { vpc: plan.vpc.id, family, none: plan.empty };
+    let mut allocated = HashMap::new();
+    for (id, count) in wanted {
+        let state = &mut plan.subnets[plan.subnet_index[&id]];
+        let cursor = match family {
+            Family::V4 => state.cursor4.as_mut(),
+            Family::V6 => state.cursor6.as_mut(),
+        };
+        if let Some(cursor) = cursor {
+            allocated.insert(id, alloc::take(w.q(), used, cursor, count, &given).await?);
+            state.moved = true;
+        }
+    }
+    Ok(allocated)
+}
+
+/// The next allocated address, or who has none left.
+fn next(
+    allocated: &mut Allocated,
+    plan: &Plan<'_>,
+    index: usize,
+    subnet: &Subnet,
+    net: Option<IpNet>,
+) -> Result<Option<u128>> {
+    let Some(net) = net else { return Ok(None) };
+    match allocated.get_mut(&subnet.id).and_then(VecDeque::pop_front) {
+        Some(address) => Ok(Some(address)),
+        None => Err(in_bulk(plan.new, index, alloc::full(subnet, &net))),
+    }
+}
+
+async fn build(w: &mut Write, plan: &mut Plan<'_>) -> Result<(Vec<Instance>, Vec<u8>)> {
+    let mut ipv4s = allocate(w, plan, Family::V4).await?;
+    let mut ipv6s = allocate(w, plan, Family::V6).await?;
+    let plan = &*plan;
+    let prefixes =
+        plan.make.iter().filter_map(|&i| derives_in(&plan.new[i], plan.subnet(plan.new[i].subnet)));
+    let prefixes: BTreeSet<Ipv6Net> = prefixes.copied().collect();
+    let given6: HashSet<u128> = plan.given.ipv6.keys().copied().collect();
+    let mut ids =
+        Ids::new(plan.vpc.id, plan.empty, prefixes.into_iter().collect(), &plan.given.macs, &given6);
+    let mut made = Vec::with_capacity(plan.make.len());
+    let mut derived = Vec::with_capacity(plan.make.len());
+    for (done, &index) in plan.make.iter().enumerate() {
+        let one = &plan.new[index];
+        let subnet = plan.subnet(one.subnet);
+        let derives_in = derives_in(one, subnet);
+        if one.mac.is_none() {
+            let ahead = plan.make.len() - done;
+            loop {
+                let next = w.peek_id();
+                if ids.is_free(w.q(), next, derives_in, ahead).await? {
+                    break;
+                }
+                w.id();
+            }
+        }
+        let id = w.id();
+        let mac = one.mac.unwrap_or_else(|| alloc::derived_mac(id));
+        let ipv4 = match one.ipv4 {
+            Some(given) => Some(given),
+            None => next(&mut ipv4s, plan, index, subnet, subnet.ipv4.map(IpNet::V4))?
+                .map(|number| Ipv4Addr::from(number as u32)),
+        };
+        let ipv6 = match (one.ipv6, derives_in) {
+            (Some(given), _) => Some(given),
+            (None, Some(net)) => derive(plan, index, net, mac, &given6)?,
+            (None, None) => {
+                next(&mut ipv6s, plan, index, subnet, subnet.ipv6.map(IpNet::V6))?.map(Ipv6Addr::from)
+            }
+        };
+        derived.push(alloc::derived(one.mac.is_none(), derives_in.is_some()));
+        made.push(Instance {
+            id: alloc::instance_id(id),
+            name: one.name.clone(),
+            vpc: plan.vpc.id,
+            subnet: one.subnet,
+            host: one.host,
+            mac,
+            ipv4,
+            ipv6,
+            revision: w.revision,
+        });
+    }
+    Ok((made, derived))
+}
+
+/// The address that the MAC makes, unless the same request gives it to another.
+fn derive(
+    plan: &Plan<'_>,
+    index: usize,
+    net: &Ipv6Net,
+    mac: sluice_types::MacAddr,
+    given: &HashSet<u128>,
+) -> Result<Option<Ipv6Addr>> {
+    let address = eui64_address(net, mac);
+    match address.filter(|address| !given.is_empty() && given.contains(&u128::from(*address))) {
+        None => Ok(address),
+        Some(address) => {
+            let owner = plan.given.ipv6[&u128::from(address)];
+            Err(in_bulk(plan.new, index, address_taken(address.into(), &plan.new[owner].name)))
+        }
+    }
+}
+
+async fn save_cursors(w: &mut Write, plan: &Plan<'_>) -> Result<()> {
+    for state in plan.subnets.iter().filter(|state| state.moved) {
+        let bytes = |number: Option<u128>| number.map(|n| n.to_be_bytes().to_vec());
+        let (c4, c6) = (state.cursor4, state.cursor6);
+        let sql = "UPDATE subnets SET next4 = $2, low4 = $3, next6 = $4, low6 = $5 WHERE id = $1";
+        let values = args![
+            state.subnet.id.get(),
+            bytes(c4.map(|c| c.next)),
+            bytes(c4.map(|c| c.low)),
+            bytes(c6.map(|c| c.next)),
+            bytes(c6.map(|c| c.low)),
+        ];
+        w.q().run(sql, values).await?;
+    }
+    Ok(())
+}
+
+fn push(w: &mut Write, plan: &Plan<'_>, made: &[Instance]) -> Result<()> {
+    let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
+    for part in made.chunks(PART) {
+        let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
+        let hosts: Vec<_> = used.iter().map(|id| plan.hosts[id].clone()).collect();
+        w.push_encoded(codec::encode_created(&plan.vpc, &subnets, &hosts, part)?);
+    }
+    Ok(())
+}

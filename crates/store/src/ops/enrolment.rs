@@ -1,0 +1,82 @@
+//! What the southbound side remembers: nodes' streams, one-time tokens, the CA.
+//! None of it is an object: it takes no revision.
+
+use crate::backend::Query;
+use crate::rows::get;
+use crate::value::args;
+use crate::{EnrolmentToken, Gateway, Host, NodeId, NodeState, Result, StoreError};
+use sluice_types::{GatewayId, HostId};
+
+fn columns(node: NodeId) -> (&'static str, u64) {
+    match node {
+        NodeId::Gateway(id) => ("gateway", id.get()),
+        NodeId::Host(id) => ("host", id.get()),
+    }
+}
+
+fn node(kind: &str, number: u64) -> Result<NodeId> {
+    match kind {
+        "gateway" => Ok(NodeId::Gateway(GatewayId::new(number))),
+        "host" => Ok(NodeId::Host(HostId::new(number))),
+        other => Err(StoreError::Corrupt(format!("node of kind `{other}`"))),
+    }
+}
+
+async fn must_exist(q: &mut dyn Query, node: NodeId) -> Result<()> {
+    match node {
+        NodeId::Gateway(id) => get::<Gateway>(q, id).await.map(drop),
+        NodeId::Host(id) => get::<Host>(q, id).await.map(drop),
+    }
+}
+
+pub(crate) async fn save_state(q: &mut dyn Query, state: &NodeState) -> Result<()> {
+    must_exist(q, state.node).await?;
+    let (kind, number) = columns(state.node);
+    let failures = serde_json::to_string(&state.failures).map_err(|e| StoreError::Corrupt(e.to_string()))?;
+    let sql = "INSERT INTO node_states (kind, node, acked, last_seen_ms, failures) VALUES ($1, $2, $3, $4, $5) \
+               ON CONFLICT (kind, node) DO UPDATE \
+               SET acked = excluded.acked, last_seen_ms = excluded.last_seen_ms, failures = excluded.failures";
+    q.run(sql, args![kind, number, state.acked, state.last_seen_ms, failures]).await.map(drop)
+}
+
+pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {
+    let sql = "SELECT kind, node, acked, last_seen_ms, failures FROM node_states ORDER BY kind, node";
+    q.rows(sql, vec![])
+        .await?
+        .iter()
+        .map(|row| {
+            Ok(NodeState {
+                node: node(row.text(0)?, row.number(1)?)?,
+                acked: row.number(2)?,
+                last_seen_ms: row.number(3)?,
+                failures: serde_json::from_str(row.text(4)?)
+                    .map_err(|e| StoreError::Corrupt(format!("a node's failures: {e}")))?,
+            })
+        })
+        .collect()
+}
+
+pub(crate) async fn add_token(q: &mut dyn Query, digest: [u8; 32], token: &EnrolmentToken) -> Result<()> {
+    must_exist(q, token.node).await?;
+    let (kind, number) = columns(token.node);
+    let sql = "INSERT INTO enrolment_tokens (digest, kind, node, expires_ms) VALUES ($1, $2, $3, $4)";
+    q.run(sql, args![digest.to_vec(), kind, number, token.expires_ms]).await.map(drop)
+}
+
+pub(crate) async fn take_token(q: &mut dyn Query, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
+    q.run("DELETE FROM enrolment_tokens WHERE expires_ms <= $1", args![now_ms]).await?;
+    let sql = "DELETE FROM enrolment_tokens WHERE digest = $1 RETURNING kind, node";
+    match q.row(sql, args![digest.to_vec()]).await? {
+        None => Ok(None),
+        Some(row) => node(row.text(0)?, row.number(1)?).map(Some),
+    }
+}
+
+pub(crate) async fn authority(q: &mut dyn Query, made: &(String, String)) -> Result<(String, String)> {
+    let sql = "INSERT INTO certificate_authority (id, certificate, private_key) VALUES (1, $1, $2) \
+               ON CONFLICT (id) DO NOTHING";
+    q.run(sql, args![made.0.as_str(), made.1.as_str()]).await?;
+    let sql = "SELECT certificate, private_key FROM certificate_authority";
+    let row = q.row(sql, vec![]).await?.ok_or_else(|| StoreError::Corrupt("no CA".into()))?;
+    Ok((row.text(0)?.to_owned(), row.text(1)?.to_owned()))
+}

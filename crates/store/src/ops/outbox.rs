@@ -1,0 +1,51 @@
+//! Reading and shortening the outbox.
+
+use crate::backend::Query;
+use crate::codec;
+use crate::value::args;
+use crate::{OutboxRow, Result, StoreError};
+
+async fn meta(q: &mut dyn Query) -> Result<(u64, u64)> {
+    let row = q.row("SELECT revision, compacted FROM meta", vec![]).await?;
+    let row = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
+    Ok((row.number(0)?, row.number(1)?))
+}
+
+/// Revision of the last commit.
+pub(crate) async fn revision(q: &mut dyn Query) -> Result<u64> {
+    Ok(meta(q).await?.0)
+}
+
+pub(crate) async fn read(q: &mut dyn Query, after: u64, limit: u32) -> Result<Vec<OutboxRow>> {
+    let oldest = meta(q).await?.1;
+    if after < oldest {
+        return Err(StoreError::Compacted { wanted: after, oldest });
+    }
+    let after = i64::try_from(after).unwrap_or(i64::MAX);
+    // The revision of the limit-th row is the last one read, whole.
+    let sql = "SELECT revision, part, last, payload FROM outbox WHERE revision > $1 AND revision <= \
+               COALESCE((SELECT revision FROM outbox WHERE revision > $1 ORDER BY revision, part \
+               LIMIT 1 OFFSET $2), $3) ORDER BY revision, part";
+    q.rows(sql, args![after, limit.max(1) - 1, i64::MAX])
+        .await?
+        .iter()
+        .map(|row| {
+            Ok(OutboxRow {
+                revision: row.number(0)?,
+                part: u32::try_from(row.int(1)?).map_err(|e| StoreError::Corrupt(e.to_string()))?,
+                last: row.int(2)? != 0,
+                change: codec::decode(row.blob(3)?)?,
+            })
+        })
+        .collect()
+}
+
+pub(crate) async fn compact(q: &mut dyn Query, revision: u64) -> Result<()> {
+    let (current, compacted) = meta(q).await?;
+    let until = revision.min(current);
+    if until <= compacted {
+        return Ok(());
+    }
+    q.run("UPDATE meta SET compacted = $1", args![until]).await?;
+    q.run("DELETE FROM outbox WHERE revision <= $1", args![until]).await.map(drop)
+}

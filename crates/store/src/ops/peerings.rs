@@ -1,0 +1,137 @@
+//! Peerings of two VPCs.
+
+use super::unused;
+use crate::backend::Query;
+use crate::check::{self, Difference};
+use crate::rows::{Record, check_revision, find, find_one, get};
+use crate::value::args;
+use crate::write::Write;
+use crate::{Change, Conflict, Created, NewPeering, Page, Peering, Result, Subnet, Vpc};
+use sluice_types::{IpNet, PeeringId, VpcId};
+use std::collections::BTreeSet;
+
+/// VPCs peered with this one, in order of id.
+pub(crate) async fn peers(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<Vpc>> {
+    let sql = format!(
+        "SELECT {} FROM vpcs WHERE id IN (SELECT b FROM peerings WHERE a = $1 \
+         UNION SELECT a FROM peerings WHERE b = $1) ORDER BY id",
+        Vpc::COLUMNS
+    );
+    q.rows(&sql, args![vpc.get()]).await?.iter().map(Vpc::decode).collect()
+}
+
+/// VPCs whose subnets are in one routing table with this one's: its peers, and
+/// theirs.
+pub(crate) async fn near(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<Vpc>> {
+    let mut seen = BTreeSet::from([vpc]);
+    let mut near = Vec::new();
+    let peers_of_it = peers(q, vpc).await?;
+    seen.extend(peers_of_it.iter().map(|peer| peer.id));
+    for peer in &peers_of_it {
+        for other in peers(q, peer.id).await? {
+            if seen.insert(other.id) {
+                near.push(other);
+            }
+        }
+    }
+    near.extend(peers_of_it);
+    near.sort_by_key(|vpc| vpc.id);
+    Ok(near)
+}
+
+pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Peering>> {
+    check::name("peering", &new.name)?;
+    if new.a == new.b {
+        return Err(Conflict::PeeredWithItself.into());
+    }
+    let (first, second) = (new.a.min(new.b), new.a.max(new.b));
+    let (a, b): (Vpc, Vpc) = (get(w.q(), first).await?, get(w.q(), second).await?);
+    if a.tenant != b.tenant {
+        return Err(Conflict::PeeringAcrossTenants { a: a.name, b: b.name }.into());
+    }
+    let named = vec![("tenant", a.tenant.get().into()), ("name", new.name.as_str().into())];
+    if let Some(existing) = find_one::<Peering>(w.q(), named).await? {
+        let ends = |a: VpcId, b: VpcId| format!("{a} with {b}");
+        Difference::default()
+            .field("it", ends(existing.a, existing.b), ends(a.id, b.id))
+            .conflict("peering", &new.name)?;
+        return Ok(Created::Existing(existing));
+    }
+    let both = vec![("a", a.id.get().into()), ("b", b.id.get().into())];
+    if let Some(existing) = find_one::<Peering>(w.q(), both).await? {
+        return Err(Conflict::AlreadyPeered { a: a.name, b: b.name, peering: existing.name }.into());
+    }
+    if a.cluster != b.cluster {
+        return Err(Conflict::PeeringAcrossClusters { a: a.name, b: b.name }.into());
+    }
+    let a_subnets = check_overlaps(w, &a, &b).await?;
+    let b_subnets = check_overlaps(w, &b, &a).await?;
+    let peering = Peering {
+        id: PeeringId::new(w.id()),
+        name: new.name.clone(),
+        a: a.id,
+        b: b.id,
+        revision: w.revision,
+    };
+    let sql = "INSERT INTO peerings (id, name, tenant, a, b, revision) VALUES ($1, $2, $3, $4, $5, $6)";
+    let values =
+        args![peering.id.get(), new.name.as_str(), a.tenant.get(), a.id.get(), b.id.get(), peering.revision];
+    w.q().run(sql, values).await?;
+    w.push(&Change::PeeringCreated { a, a_subnets, b, b_subnets })?;
+    Ok(Created::New(peering))
+}
+
+/// That `own` overlaps neither `other` nor the other's peers, all of which the
+/// other routes to. Returns `own`'s subnets.
+async fn check_overlaps(w: &mut Write, own: &Vpc, other: &Vpc) -> Result<Vec<Subnet>> {
+    let subnets: Vec<Subnet> = find(w.q(), vec![("vpc", own.id.get().into())]).await?;
+    let mut beside = peers(w.q(), other.id).await?;
+    beside.insert(0, other.clone());
+    for vpc in beside.into_iter().filter(|vpc| vpc.id != own.id) {
+        let theirs: Vec<Subnet> = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
+        let prefixes: Vec<IpNet> = subnets.iter().flat_map(check::prefixes).collect();
+        if let Some((a_prefix, b_prefix, _)) = check::first_overlap(&prefixes, &theirs) {
+            return Err(Conflict::PeeringOverlap {
+                a: own.name.clone(),
+                b: vpc.name,
+                a_prefix: a_prefix.to_string(),
+                b_prefix: b_prefix.to_string(),
+            }
+            .into());
+        }
+    }
+    Ok(subnets)
+}
+
+pub(crate) async fn list(
+    q: &mut dyn Query,
+    vpc: Option<VpcId>,
+    name: Option<&str>,
+    page: Page,
+) -> Result<Vec<Peering>> {
+    let after = i64::try_from(page.after).unwrap_or(i64::MAX);
+    let mut sql = format!("SELECT {} FROM peerings WHERE id > $1", Peering::COLUMNS);
+    let mut values = args![after, page.limit];
+    if let Some(vpc) = vpc {
+        sql.push_str(" AND (a = $3 OR b = $3)");
+        values.push(vpc.get().into());
+    }
+    if let Some(name) = name {
+        values.push(name.into());
+        sql.push_str(&format!(" AND name = ${}", values.len()));
+    }
+    sql.push_str(" ORDER BY id LIMIT $2");
+    q.rows(&sql, values).await?.iter().map(Peering::decode).collect()
+}
+
+pub(crate) async fn delete(w: &mut Write, id: PeeringId, expected: Option<u64>) -> Result<()> {
+    let peering: Peering = get(w.q(), id).await?;
+    check_revision(id, &peering, expected)?;
+    let object = ("peering", peering.name.as_str(), id.get());
+    unused(w.q(), object, "route", "SELECT prefix FROM routes WHERE peering = $1 LIMIT 1").await?;
+    w.q().run("DELETE FROM peerings WHERE id = $1", args![id.get()]).await?;
+    let (a, b): (Vpc, Vpc) = (get(w.q(), peering.a).await?, get(w.q(), peering.b).await?);
+    let a_subnets = find(w.q(), vec![("vpc", a.id.get().into())]).await?;
+    let b_subnets = find(w.q(), vec![("vpc", b.id.get().into())]).await?;
+    w.push(&Change::PeeringRemoved { a, a_subnets, b, b_subnets })
+}

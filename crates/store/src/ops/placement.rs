@@ -1,0 +1,180 @@
+//! Clusters, their gateways, and hosts: what has addresses in the underlay.
+
+use super::unused;
+use crate::backend::Query;
+use crate::check::{self, Difference};
+use crate::rows::{check_revision, find, find_one, get};
+use crate::value::{args, list};
+use crate::write::Write;
+use crate::{Change, Cluster, Conflict, Created, Gateway, Host, NewGateway, NewHost, Result};
+use sluice_types::{ClusterId, GatewayId, HostId};
+use std::net::IpAddr;
+
+/// Takes addresses of the underlay for one owner; each has one owner only.
+async fn claim(q: &mut dyn Query, addresses: &[IpAddr], kind: &str, owner: u64, name: &str) -> Result<()> {
+    for address in addresses {
+        let sql = "SELECT kind, owner_name FROM underlay WHERE address = $1";
+        if let Some(row) = q.row(sql, args![address.to_string()]).await? {
+            let owner = format!("{} `{}`", row.text(0)?, row.text(1)?);
+            return Err(Conflict::UnderlayAddressTaken { address: address.to_string(), owner }.into());
+        }
+        let sql = "INSERT INTO underlay (address, kind, owner, owner_name) VALUES ($1, $2, $3, $4)";
+        q.run(sql, args![address.to_string(), kind, owner, name]).await?;
+    }
+    Ok(())
+}
+
+async fn release(q: &mut dyn Query, owner: u64) -> Result<()> {
+    q.run("DELETE FROM underlay WHERE owner = $1", args![owner]).await.map(drop)
+}
+
+/// A cluster and its gateways: what nodes must know when either changes.
+async fn cluster_change(q: &mut dyn Query, cluster: Cluster) -> Result<Change> {
+    let gateways = find(q, vec![("cluster", cluster.id.get().into())]).await?;
+    Ok(Change::ClusterUpserted { cluster, gateways })
+}
+
+pub(crate) async fn create_cluster(w: &mut Write, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
+    check::name("cluster", name)?;
+    check::vips(vips)?;
+    if let Some(existing) = find_one::<Cluster>(w.q(), vec![("name", name.into())]).await? {
+        Difference::default().field("vips", list(&existing.vips), list(vips)).conflict("cluster", name)?;
+        return Ok(Created::Existing(existing));
+    }
+    let cluster = Cluster {
+        id: ClusterId::new(w.id()),
+        name: name.to_owned(),
+        vips: vips.to_vec(),
+        revision: w.revision,
+    };
+    let sql = "INSERT INTO clusters (id, name, vips, revision) VALUES ($1, $2, $3, $4)";
+    w.q().run(sql, args![cluster.id.get(), name, list(vips), cluster.revision]).await?;
+    claim(w.q(), vips, "cluster", cluster.id.get(), name).await?;
+    w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways: Vec::new() })?;
+    Ok(Created::New(cluster))
+}
+
+pub(crate) async fn update_cluster(
+    w: &mut Write,
+    id: ClusterId,
+    vips: &[IpAddr],
+    expected: Option<u64>,
+) -> Result<Cluster> {
+    check::vips(vips)?;
+    let mut cluster: Cluster = get(w.q(), id).await?;
+    check_revision(id, &cluster, expected)?;
+    if cluster.vips == vips {
+        return Ok(cluster);
+    }
+    cluster.vips = vips.to_vec();
+    cluster.revision = w.revision;
+    release(w.q(), id.get()).await?;
+    claim(w.q(), vips, "cluster", id.get(), &cluster.name).await?;
+    let sql = "UPDATE clusters SET vips = $2, revision = $3 WHERE id = $1";
+    w.q().run(sql, args![id.get(), list(vips), cluster.revision]).await?;
+    let change = cluster_change(w.q(), cluster.clone()).await?;
+    w.push(&change)?;
+    Ok(cluster)
+}
+
+pub(crate) async fn delete_cluster(w: &mut Write, id: ClusterId, expected: Option<u64>) -> Result<()> {
+    let cluster: Cluster = get(w.q(), id).await?;
+    check_revision(id, &cluster, expected)?;
+    let object = ("cluster", cluster.name.as_str(), id.get());
+    unused(w.q(), object, "gateway", "SELECT name FROM gateways WHERE cluster = $1 LIMIT 1").await?;
+    unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 LIMIT 1").await?;
+    release(w.q(), id.get()).await?;
+    w.q().run("DELETE FROM clusters WHERE id = $1", args![id.get()]).await?;
+    w.push(&Change::ClusterRemoved(cluster))
+}
+
+pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Created<Gateway>> {
+    check::name("gateway", &new.name)?;
+    let vteps: Vec<IpAddr> = new.vtep4.map(IpAddr::V4).into_iter().chain(new.vtep6.map(IpAddr::V6)).collect();
+    if vteps.is_empty() {
+        return Err(check::invalid("a gateway needs an IPv4 or an IPv6 VTEP address"));
+    }
+    for vtep in &vteps {
+        check::underlay(*vtep)?;
+    }
+    let cluster: Cluster = get(w.q(), new.cluster).await?;
+    if let Some(existing) = find_one::<Gateway>(w.q(), vec![("name", new.name.as_str().into())]).await? {
+        Difference::default()
+            .field("cluster", existing.cluster, new.cluster)
+            .optional("vtep4", existing.vtep4, new.vtep4)
+            .optional("vtep6", existing.vtep6, new.vtep6)
+            .conflict("gateway", &new.name)?;
+        return Ok(Created::Existing(existing));
+    }
+    let gateway = Gateway {
+        id: GatewayId::new(w.id()),
+        name: new.name.clone(),
+        cluster: new.cluster,
+        vtep4: new.vtep4,
+        vtep6: new.vtep6,
+        revision: w.revision,
+    };
+    let (id, vtep4, vtep6) =
+        (gateway.id.get(), new.vtep4.map(|a| a.to_string()), new.vtep6.map(|a| a.to_string()));
+    claim(w.q(), &vteps, "gateway", id, &new.name).await?;
+    let sql =
+        "INSERT INTO gateways (id, name, cluster, vtep4, vtep6, revision) VALUES ($1, $2, $3, $4, $5, $6)";
+    let revision = w.revision;
+    w.q().run(sql, args![id, new.name.as_str(), new.cluster.get(), vtep4, vtep6, revision]).await?;
+    let change = cluster_change(w.q(), cluster).await?;
+    w.push(&change)?;
+    Ok(Created::New(gateway))
+}
+
+pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Option<u64>) -> Result<()> {
+    let gateway: Gateway = get(w.q(), id).await?;
+    check_revision(id, &gateway, expected)?;
+    release(w.q(), id.get()).await?;
+    w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
+    forget_node(w.q(), "gateway", id.get()).await?;
+    let cluster = get(w.q(), gateway.cluster).await?;
+    let change = cluster_change(w.q(), cluster).await?;
+    w.push(&change)
+}
+
+pub(crate) async fn create_host(w: &mut Write, new: &NewHost) -> Result<Created<Host>> {
+    check::name("host", &new.name)?;
+    check::underlay(new.vtep)?;
+    if let Some(existing) = find_one::<Host>(w.q(), vec![("name", new.name.as_str().into())]).await? {
+        Difference::default()
+            .field("vtep", existing.vtep, new.vtep)
+            .field("agent", existing.agent, new.agent)
+            .conflict("host", &new.name)?;
+        return Ok(Created::Existing(existing));
+    }
+    let host = Host {
+        id: HostId::new(w.id()),
+        name: new.name.clone(),
+        vtep: new.vtep,
+        agent: new.agent,
+        revision: w.revision,
+    };
+    claim(w.q(), &[new.vtep], "host", host.id.get(), &new.name).await?;
+    let sql = "INSERT INTO hosts (id, name, vtep, agent, revision) VALUES ($1, $2, $3, $4, $5)";
+    let values = args![host.id.get(), new.name.as_str(), new.vtep.to_string(), new.agent, host.revision];
+    w.q().run(sql, values).await?;
+    w.push(&Change::HostUpserted(host.clone()))?;
+    Ok(Created::New(host))
+}
+
+pub(crate) async fn delete_host(w: &mut Write, id: HostId, expected: Option<u64>) -> Result<()> {
+    let host: Host = get(w.q(), id).await?;
+    check_revision(id, &host, expected)?;
+    let object = ("host", host.name.as_str(), id.get());
+    unused(w.q(), object, "instance", "SELECT name FROM instances WHERE host = $1 LIMIT 1").await?;
+    release(w.q(), id.get()).await?;
+    w.q().run("DELETE FROM hosts WHERE id = $1", args![id.get()]).await?;
+    forget_node(w.q(), "host", id.get()).await?;
+    w.push(&Change::HostRemoved(host))
+}
+
+/// What is remembered of a node's stream and enrolment goes with the node.
+async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<()> {
+    q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    q.run("DELETE FROM enrolment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await.map(drop)
+}

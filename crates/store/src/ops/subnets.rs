@@ -1,0 +1,140 @@
+//! Subnets.
+
+use super::peerings;
+use crate::check::{self, Difference};
+use crate::rows::{check_revision, find, get};
+use crate::value::{args, list};
+use crate::write::Write;
+use crate::{Change, Conflict, Created, NewSubnet, Result, Route, Subnet, Vpc};
+use sluice_types::{IpNet, SubnetId};
+
+pub(crate) async fn create(w: &mut Write, new: &NewSubnet) -> Result<Created<Subnet>> {
+    check::name("subnet", &new.name)?;
+    check::subnet(new.ipv4, new.ipv6, &new.dns)?;
+    let vpc: Vpc = get(w.q(), new.vpc).await?;
+    let mut subnets: Vec<Subnet> = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
+    if let Some(existing) = subnets.iter().find(|subnet| subnet.name == new.name) {
+        Difference::default()
+            .optional("ipv4", existing.ipv4, new.ipv4)
+            .optional("ipv6", existing.ipv6, new.ipv6)
+            .field("dns", list(&existing.dns), list(&new.dns))
+            .conflict("subnet", &new.name)?;
+        return Ok(Created::Existing(existing.clone()));
+    }
+    let given: Vec<IpNet> = new.ipv4.map(IpNet::V4).into_iter().chain(new.ipv6.map(IpNet::V6)).collect();
+    check_overlaps(w, &vpc, &subnets, &given, new).await?;
+    let subnet = Subnet {
+        id: SubnetId::new(w.id()),
+        name: new.name.clone(),
+        vpc: vpc.id,
+        ipv4: new.ipv4,
+        ipv6: new.ipv6,
+        dns: new.dns.clone(),
+        revision: w.revision,
+    };
+    insert(w, &subnet).await?;
+    subnets.push(subnet.clone());
+    let peers = peerings::peers(w.q(), vpc.id).await?;
+    w.push(&Change::SubnetUpserted { vpc, subnets, subnet: subnet.clone(), peers })?;
+    Ok(Created::New(subnet))
+}
+
+/// No overlap with the VPC's subnets and routes, nor with what is routed to
+/// beside it: peers' subnets, and those of VPCs with a peer in common.
+async fn check_overlaps(
+    w: &mut Write,
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    given: &[IpNet],
+    new: &NewSubnet,
+) -> Result<()> {
+    if let Some((given, existing, subnet)) = check::first_overlap(given, subnets) {
+        return Err(Conflict::PrefixOverlap {
+            given: given.to_string(),
+            existing: existing.to_string(),
+            subnet: subnet.name.clone(),
+        }
+        .into());
+    }
+    for near in peerings::near(w.q(), vpc.id).await? {
+        let theirs: Vec<Subnet> = find(w.q(), vec![("vpc", near.id.get().into())]).await?;
+        if let Some((given, existing, _)) = check::first_overlap(given, &theirs) {
+            return Err(Conflict::PeeringOverlap {
+                a: vpc.name.clone(),
+                b: near.name,
+                a_prefix: given.to_string(),
+                b_prefix: existing.to_string(),
+            }
+            .into());
+        }
+    }
+    let sql = "SELECT id, route_table, prefix, peering, revision FROM routes WHERE route_table IN \
+               (SELECT id FROM route_tables WHERE vpc = $1)";
+    for row in w.q().rows(sql, args![vpc.id.get()]).await? {
+        let route = <Route as crate::rows::Record>::decode(&row)?;
+        if let Some(existing) = given.iter().find(|net| net.contains(&route.prefix)) {
+            return Err(Conflict::RouteInsideSubnet {
+                prefix: route.prefix.to_string(),
+                subnet: new.name.clone(),
+                existing: existing.to_string(),
+            }
+            .into());
+        }
+    }
+    Ok(())
+}
+
+async fn insert(w: &mut Write, subnet: &Subnet) -> Result<()> {
+    let first = |net: Option<IpNet>| net.map(|net| check::usable(&net).0.to_be_bytes().to_vec());
+    let (first4, first6) = (first(subnet.ipv4.map(IpNet::V4)), first(subnet.ipv6.map(IpNet::V6)));
+    let sql = "INSERT INTO subnets (id, name, vpc, ipv4, ipv6, dns, revision, next4, low4, next6, low6) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    let values = args![
+        subnet.id.get(),
+        subnet.name.as_str(),
+        subnet.vpc.get(),
+        subnet.ipv4.map(|net| net.to_string()),
+        subnet.ipv6.map(|net| net.to_string()),
+        list(&subnet.dns),
+        subnet.revision,
+        first4.clone(),
+        first4,
+        first6.clone(),
+        first6,
+    ];
+    w.q().run(sql, values).await.map(drop)
+}
+
+pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -> Result<()> {
+    let subnet: Subnet = get(w.q(), id).await?;
+    check_revision(id, &subnet, expected)?;
+    if let Some(user) = any_instance(w, &subnet).await? {
+        let user = format!("instance `{user}`");
+        return Err(Conflict::InUse { kind: "subnet", name: subnet.name, user }.into());
+    }
+    let vpc: Vpc = get(w.q(), subnet.vpc).await?;
+    w.q().run("DELETE FROM subnets WHERE id = $1", args![id.get()]).await?;
+    let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
+    let peers = peerings::peers(w.q(), vpc.id).await?;
+    w.push(&Change::SubnetRemoved { vpc, subnets, subnet, peers })
+}
+
+/// An instance of the subnet. There is no index by subnet: the addresses, of
+/// which each instance has one in each of the subnet's families, find it. Only
+/// a subnet of IPv6 alone with derived addresses needs a look at the VPC's.
+async fn any_instance(w: &mut Write, subnet: &Subnet) -> Result<Option<String>> {
+    let (sql, values) = match subnet.ipv4 {
+        Some(net) => (
+            "SELECT name FROM instances WHERE vpc = $1 AND ipv4 IS NOT NULL AND ipv4 BETWEEN $2 AND $3 LIMIT 1",
+            args![subnet.vpc.get(), u32::from(net.network()), u32::from(net.broadcast())],
+        ),
+        None => (
+            "SELECT name FROM instances WHERE vpc = $1 AND subnet = $2 LIMIT 1",
+            args![subnet.vpc.get(), subnet.id.get()],
+        ),
+    };
+    match w.q().row(sql, values).await? {
+        Some(row) => Ok(Some(row.text(0)?.to_owned())),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,130 @@
+//! VPCs and their VNIs.
+
+use super::unused;
+use crate::check::{self, Difference};
+use crate::rows::{check_revision, find, find_one, get};
+use crate::value::args;
+use crate::write::Write;
+use crate::{Change, Cluster, Conflict, Created, NewVpc, Result, StoreError, Tenant, Vpc};
+use sluice_types::{Vni, VpcId};
+use std::ops::RangeInclusive;
+
+pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32>) -> Result<Created<Vpc>> {
+    check::name("VPC", &new.name)?;
+    check::mtu(new.mtu)?;
+    get::<Tenant>(w.q(), new.tenant).await?;
+    get::<Cluster>(w.q(), new.cluster).await?;
+    let named = vec![("tenant", new.tenant.get().into()), ("name", new.name.as_str().into())];
+    if let Some(existing) = find_one::<Vpc>(w.q(), named).await? {
+        Difference::default()
+            .field("cluster", existing.cluster, new.cluster)
+            .field("mtu", existing.mtu, new.mtu)
+            .given("vni", Some(existing.vni), new.vni)
+            .conflict("VPC", &new.name)?;
+        return Ok(Created::Existing(existing));
+    }
+    let vni = match new.vni {
+        Some(vni) => given_vni(w, vni).await?,
+        None => free_vni(w, vnis).await?,
+    };
+    let vpc = Vpc {
+        id: VpcId::new(w.id()),
+        name: new.name.clone(),
+        tenant: new.tenant,
+        vni,
+        cluster: new.cluster,
+        mtu: new.mtu,
+        revision: w.revision,
+    };
+    let (id, revision, table) = (vpc.id.get(), vpc.revision, w.id());
+    let sql = "INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, revision) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7)";
+    let values =
+        args![id, vpc.name.as_str(), vpc.tenant.get(), vni.get(), vpc.cluster.get(), vpc.mtu, revision];
+    w.q().run(sql, values).await?;
+    let sql = "INSERT INTO route_tables (id, name, vpc, revision) VALUES ($1, 'main', $2, $3)";
+    w.q().run(sql, args![table, id, revision]).await?;
+    w.push(&Change::VpcUpserted { vpc: vpc.clone(), subnets: Vec::new() })?;
+    Ok(Created::New(vpc))
+}
+
+async fn given_vni(w: &mut Write, vni: Vni) -> Result<Vni> {
+    match find_one::<Vpc>(w.q(), vec![("vni", vni.get().into())]).await? {
+        Some(vpc) => Err(Conflict::VniTaken { vni: vni.get(), vpc: vpc.name }.into()),
+        None => Ok(vni),
+    }
+}
+
+/// The lowest VNI never handed out, else the lowest free one.
+async fn free_vni(w: &mut Write, vnis: RangeInclusive<u32>) -> Result<Vni> {
+    let row = w.q().row("SELECT next_vni FROM meta", vec![]).await?;
+    let next = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
+    let (first, last) = (u64::from(*vnis.start()), u64::from(*vnis.end()));
+    let found = match first_free(w, next.max(first), last).await? {
+        Some(vni) => {
+            w.q().run("UPDATE meta SET next_vni = $1", args![vni + 1]).await?;
+            Some(vni)
+        }
+        None => first_free(w, first, last).await?,
+    };
+    let used = (last + 1).saturating_sub(first);
+    let found = found.ok_or(Conflict::VniExhausted { used })?;
+    u32::try_from(found)
+        .map_err(|_| StoreError::Corrupt(format!("VNI {found}")))
+        .and_then(|vni| Vni::new(vni).map_err(|e| check::invalid(e.to_string())))
+}
+
+/// The lowest VNI in the range that no VPC has.
+async fn first_free(w: &mut Write, first: u64, last: u64) -> Result<Option<u64>> {
+    if first > last {
+        return Ok(None);
+    }
+    if !w.q().any("SELECT vni FROM vpcs WHERE vni = $1", args![first]).await? {
+        return Ok(Some(first));
+    }
+    let sql = "SELECT v.vni + 1 FROM vpcs v WHERE v.vni >= $1 AND v.vni < $2 \
+               AND NOT EXISTS (SELECT 1 FROM vpcs w WHERE w.vni = v.vni + 1) ORDER BY v.vni LIMIT 1";
+    w.q().row(sql, args![first, last]).await?.map(|row| row.number(0)).transpose()
+}
+
+pub(crate) async fn update(
+    w: &mut Write,
+    id: VpcId,
+    name: &str,
+    mtu: u16,
+    expected: Option<u64>,
+) -> Result<Vpc> {
+    check::name("VPC", name)?;
+    check::mtu(mtu)?;
+    let mut vpc: Vpc = get(w.q(), id).await?;
+    check_revision(id, &vpc, expected)?;
+    if vpc.name == name && vpc.mtu == mtu {
+        return Ok(vpc);
+    }
+    let named = vec![("tenant", vpc.tenant.get().into()), ("name", name.into())];
+    if let Some(other) = find_one::<Vpc>(w.q(), named).await? {
+        Difference::default().field("it", other.id, id).conflict("VPC", name)?;
+    }
+    vpc.name = name.to_owned();
+    vpc.mtu = mtu;
+    vpc.revision = w.revision;
+    let sql = "UPDATE vpcs SET name = $2, mtu = $3, revision = $4 WHERE id = $1";
+    w.q().run(sql, args![id.get(), name, mtu, vpc.revision]).await?;
+    let subnets = find(w.q(), vec![("vpc", id.get().into())]).await?;
+    w.push(&Change::VpcUpserted { vpc: vpc.clone(), subnets })?;
+    Ok(vpc)
+}
+
+pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> Result<()> {
+    let vpc: Vpc = get(w.q(), id).await?;
+    check_revision(id, &vpc, expected)?;
+    let object = ("VPC", vpc.name.as_str(), id.get());
+    unused(w.q(), object, "subnet", "SELECT name FROM subnets WHERE vpc = $1 LIMIT 1").await?;
+    let routes = "SELECT prefix FROM routes WHERE route_table IN \
+                  (SELECT id FROM route_tables WHERE vpc = $1) LIMIT 1";
+    unused(w.q(), object, "route", routes).await?;
+    unused(w.q(), object, "peering", "SELECT name FROM peerings WHERE a = $1 OR b = $1 LIMIT 1").await?;
+    w.q().run("DELETE FROM route_tables WHERE vpc = $1", args![id.get()]).await?;
+    w.q().run("DELETE FROM vpcs WHERE id = $1", args![id.get()]).await?;
+    w.push(&Change::VpcRemoved(vpc))
+}

@@ -1,0 +1,170 @@
+//! PostgreSQL: the engine for several controllers over one database.
+
+use crate::backend::{Backend, Query, Tx, classify};
+use crate::value::{Row, Value};
+use crate::{Instance, Result, StoreError};
+use async_trait::async_trait;
+use sqlx::pool::PoolOptions;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
+use sqlx::{
+    AssertSqlSafe, Column as _, ConnectOptions as _, Connection as _, PgPool, Postgres, Row as _,
+    Transaction, TypeInfo as _,
+};
+use std::time::Duration;
+
+/// How long to wait for a connection.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to look for the reason why there was none.
+const DIAGNOSIS: Duration = Duration::from_millis(500);
+const CONNECTIONS: u32 = 8;
+/// Rows per statement of a bulk insertion.
+const INSERT_ROWS: usize = 32768;
+/// What every connection is set to. The counter row serialises writers of all
+/// replicas, so waiting for it is bounded; so is every statement.
+const SETTINGS: [(&str, &str); 4] = [
+    ("lock_timeout", "30s"),
+    ("statement_timeout", "60s"),
+    ("idle_in_transaction_session_timeout", "300s"),
+    ("synchronous_commit", "on"),
+];
+
+pub(crate) struct PostgresBackend {
+    pool: PgPool,
+    options: PgConnectOptions,
+}
+
+impl PostgresBackend {
+    pub async fn open(options: PgConnectOptions) -> Result<Self> {
+        let options = options.application_name("sluice").options(SETTINGS);
+        let pool = PoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(PATIENCE)
+            .test_before_acquire(true)
+            .connect_lazy_with(options.clone());
+        let backend = Self { pool, options };
+        backend.rows("SELECT 1::bigint", vec![]).await?;
+        Ok(backend)
+    }
+
+    /// Classifies an error; a pool that timed out does not say why, so this asks.
+    async fn explain(&self, error: sqlx::Error) -> StoreError {
+        if !matches!(error, sqlx::Error::PoolTimedOut) {
+            return classify(error);
+        }
+        match tokio::time::timeout(DIAGNOSIS, self.options.connect()).await {
+            Ok(Ok(connection)) => {
+                // It answers again; what matters is the call that failed.
+                let _ = connection.close().await;
+                classify(error)
+            }
+            Ok(Err(reason)) => classify(reason),
+            Err(_) => StoreError::Unavailable { cause: "server does not answer".into(), source: Some(error) },
+        }
+    }
+
+    async fn begin(&self, statement: &'static str) -> Result<Box<dyn Tx>> {
+        match self.pool.begin_with(statement).await {
+            Ok(tx) => Ok(Box::new(PostgresTx(tx))),
+            Err(error) => Err(self.explain(error).await),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for PostgresBackend {
+    async fn rows(&self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
+        match query(sql, args).fetch_all(&self.pool).await {
+            Ok(rows) => rows.iter().map(row).collect(),
+            Err(error) => Err(self.explain(error).await),
+        }
+    }
+
+    async fn begin_write(&self) -> Result<Box<dyn Tx>> {
+        // Read committed suffices: writers wait for each other at the counter
+        // row, and what they read after that is what the one before committed.
+        self.begin("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await
+    }
+
+    async fn begin_read(&self) -> Result<Box<dyn Tx>> {
+        self.begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await
+    }
+}
+
+struct PostgresTx(Transaction<'static, Postgres>);
+
+#[async_trait]
+impl Query for PostgresTx {
+    async fn rows(&mut self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
+        let rows = query(sql, args).fetch_all(&mut *self.0).await.map_err(classify)?;
+        rows.iter().map(row).collect()
+    }
+
+    async fn run(&mut self, sql: &str, args: Vec<Value>) -> Result<u64> {
+        Ok(query(sql, args).execute(&mut *self.0).await.map_err(classify)?.rows_affected())
+    }
+}
+
+#[async_trait]
+impl Tx for PostgresTx {
+    async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
+        let sql = "INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived) \
+                   SELECT * FROM UNNEST($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], \
+                   $6::bigint[], $7::bigint[], $8::bytea[], $9::bigint[], $10::bigint[])";
+        for (part, derived) in instances.chunks(INSERT_ROWS).zip(derived.chunks(INSERT_ROWS)) {
+            let numbers = |f: fn(&Instance) -> u64| part.iter().map(|i| f(i) as i64).collect::<Vec<i64>>();
+            sqlx::query::<Postgres>(sql)
+                .bind(numbers(|i| i.id.get()))
+                .bind(part.iter().map(|i| i.name.as_str()).collect::<Vec<_>>())
+                .bind(numbers(|i| i.vpc.get()))
+                .bind(numbers(|i| i.subnet.get()))
+                .bind(numbers(|i| i.host.get()))
+                .bind(numbers(|i| i.mac.to_u64()))
+                .bind(part.iter().map(|i| i.ipv4.map(|a| i64::from(u32::from(a)))).collect::<Vec<_>>())
+                .bind(part.iter().map(|i| i.ipv6.map(|a| a.octets().to_vec())).collect::<Vec<_>>())
+                .bind(numbers(|i| i.revision))
+                .bind(derived.iter().map(|d| i64::from(*d)).collect::<Vec<_>>())
+                .execute(&mut *self.0)
+                .await
+                .map_err(classify)?;
+        }
+        Ok(())
+    }
+
+    async fn commit(self: Box<Self>) -> Result<()> {
+        self.0.commit().await.map_err(classify)
+    }
+
+    async fn rollback(self: Box<Self>) -> Result<()> {
+        self.0.rollback().await.map_err(classify)
+    }
+}
+
+fn query<'q>(sql: &str, args: Vec<Value>) -> sqlx::query::Query<'q, Postgres, PgArguments> {
+    let mut query = sqlx::query::<Postgres>(AssertSqlSafe(sql));
+    for arg in args {
+        query = match arg {
+            Value::Int(value) => query.bind(value),
+            Value::Text(value) => query.bind(value),
+            Value::Blob(value) => query.bind(value),
+            Value::Ints(values) => query.bind(values),
+            Value::Texts(values) => query.bind(values),
+            Value::Blobs(values) => query.bind(values),
+        };
+    }
+    query
+}
+
+fn row(row: &PgRow) -> Result<Row> {
+    let column = |index: usize| {
+        let column = row.column(index);
+        match column.type_info().name() {
+            "INT8" => row.try_get(index).map(Value::Int),
+            "INT4" => row.try_get(index).map(|v: Option<i32>| Value::Int(v.map(i64::from))),
+            "TEXT" => row.try_get(index).map(Value::Text),
+            "BYTEA" => row.try_get(index).map(Value::Blob),
+            other => return Err(StoreError::Corrupt(format!("column `{}` is {other}", column.name()))),
+        }
+        .map_err(classify)
+    };
+    (0..row.len()).map(column).collect::<Result<Vec<_>>>().map(Row)
+}

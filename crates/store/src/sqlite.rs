@@ -1,0 +1,274 @@
+//! SQLite: one writer connection and a pool of readers over one file in WAL mode.
+
+use crate::backend::{Backend, Query, Tx, classify};
+use crate::value::{Row, Value};
+use crate::{Instance, Result, StoreError};
+use async_trait::async_trait;
+use sqlx::pool::PoolOptions;
+use sqlx::sqlite::{SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous};
+use sqlx::{
+    AssertSqlSafe, Column as _, Connection as _, Row as _, Sqlite, SqlitePool, Transaction, TypeInfo as _,
+    ValueRef as _,
+};
+use std::borrow::Cow;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long to wait for a connection, and for another process's lock.
+const PATIENCE: Duration = Duration::from_secs(2);
+const READERS: u32 = 4;
+/// Page cache of the writer, KiB: the indexes of a bulk creation stay in it.
+const WRITER_CACHE_KIB: u32 = 256 * 1024;
+/// Rows that a reading connection may be ahead of its reader.
+const ROWS_AHEAD: usize = 4096;
+/// Rows per statement of a bulk insertion, largest first; the last must be 1.
+/// Each is prepared once. 10 columns, at most 32766 values.
+const INSERT_SIZES: [usize; 4] = [2048, 256, 16, 1];
+
+pub(crate) struct SqliteBackend {
+    writer: SqlitePool,
+    readers: SqlitePool,
+    /// Of an in-memory database: its directory, removed with it.
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl SqliteBackend {
+    /// Opens the file, which is created if it does not exist.
+    pub async fn open(path: &Path) -> Result<Self> {
+        Self::with(path, SqliteSynchronous::Full, None).await
+    }
+
+    /// A database that is gone with this value. It is a file too, so that it
+    /// behaves like one: readers beside a writer need WAL, which SQLite's own
+    /// memory databases have not.
+    pub async fn in_memory() -> Result<Self> {
+        let shm = Path::new("/dev/shm");
+        let made = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
+        let directory = made.map_err(|e| classify(sqlx::Error::Io(e)))?;
+        let path = directory.path().join("sluice.db");
+        Self::with(&path, SqliteSynchronous::Off, Some(directory)).await
+    }
+
+    async fn with(
+        path: &Path,
+        synchronous: SqliteSynchronous,
+        directory: Option<tempfile::TempDir>,
+    ) -> Result<Self> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(synchronous)
+            .foreign_keys(true)
+            .busy_timeout(PATIENCE)
+            .row_buffer_size(ROWS_AHEAD);
+        let writer = options.clone().pragma("cache_size", format!("-{WRITER_CACHE_KIB}"));
+        let writer = pool(1)
+            .test_before_acquire(true)
+            // A transaction that neither committed nor rolled back (the disk
+            // was full, say) ends with its connection.
+            .before_acquire(|connection, _| {
+                let left_open = connection.is_in_transaction();
+                Box::pin(async move { Ok(!left_open) })
+            })
+            .connect_with(writer)
+            .await
+            .map_err(|e| at(path, classify(e)))?;
+        let readers = pool(READERS)
+            .test_before_acquire(false)
+            .connect_lazy_with(options.create_if_missing(false).pragma("query_only", "true"));
+        Ok(Self { writer, readers, _directory: directory })
+    }
+}
+
+fn pool(connections: u32) -> PoolOptions<Sqlite> {
+    PoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(PATIENCE)
+        .idle_timeout(None)
+        .max_lifetime(None)
+}
+
+fn at(path: &Path, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Unavailable { cause, source } => {
+            StoreError::Unavailable { cause: format!("{}: {cause}", path.display()), source }
+        }
+        other => other,
+    }
+}
+
+#[async_trait]
+impl Backend for SqliteBackend {
+    async fn rows(&self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
+        let rows = query(sql, args)?.fetch_all(&self.readers).await.map_err(classify)?;
+        rows.iter().map(row).collect()
+    }
+
+    async fn begin_write(&self) -> Result<Box<dyn Tx>> {
+        let tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
+        Ok(Box::new(SqliteTx(tx)))
+    }
+
+    async fn begin_read(&self) -> Result<Box<dyn Tx>> {
+        Ok(Box::new(SqliteTx(self.readers.begin().await.map_err(classify)?)))
+    }
+}
+
+struct SqliteTx(Transaction<'static, Sqlite>);
+
+#[async_trait]
+impl Query for SqliteTx {
+    async fn rows(&mut self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
+        let rows = query(sql, args)?.fetch_all(&mut *self.0).await.map_err(classify)?;
+        rows.iter().map(row).collect()
+    }
+
+    async fn run(&mut self, sql: &str, args: Vec<Value>) -> Result<u64> {
+        Ok(query(sql, args)?.execute(&mut *self.0).await.map_err(classify)?.rows_affected())
+    }
+}
+
+#[async_trait]
+impl Tx for SqliteTx {
+    async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
+        let (mut instances, mut derived) = (instances, derived);
+        for size in INSERT_SIZES {
+            let sql = insert_sql(size);
+            while instances.len() >= size {
+                let (now, later) = instances.split_at(size);
+                let (now_derived, later_derived) = derived.split_at(size);
+                let mut query = sqlx::query::<Sqlite>(AssertSqlSafe(sql.as_str()));
+                for (instance, derived) in now.iter().zip(now_derived) {
+                    query = bind_instance(query, instance, *derived);
+                }
+                query.execute(&mut *self.0).await.map_err(classify)?;
+                (instances, derived) = (later, later_derived);
+            }
+        }
+        Ok(())
+    }
+
+    async fn commit(self: Box<Self>) -> Result<()> {
+        self.0.commit().await.map_err(classify)
+    }
+
+    async fn rollback(self: Box<Self>) -> Result<()> {
+        self.0.rollback().await.map_err(classify)
+    }
+}
+
+type SqliteQuery<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
+
+fn insert_sql(rows: usize) -> String {
+    let mut sql = String::with_capacity(rows * 22 + 100);
+    sql.push_str(
+        "INSERT INTO instances (id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, derived) VALUES ",
+    );
+    for row in 0..rows {
+        sql.push_str(if row == 0 { "(?,?,?,?,?,?,?,?,?,?)" } else { ",(?,?,?,?,?,?,?,?,?,?)" });
+    }
+    sql
+}
+
+fn bind_instance<'q>(query: SqliteQuery<'q>, instance: &Instance, derived: u8) -> SqliteQuery<'q> {
+    query
+        .bind(instance.id.get() as i64)
+        .bind(instance.name.clone())
+        .bind(instance.vpc.get() as i64)
+        .bind(instance.subnet.get() as i64)
+        .bind(instance.host.get() as i64)
+        .bind(instance.mac.to_u64() as i64)
+        .bind(instance.ipv4.map(|a| i64::from(u32::from(a))))
+        .bind(instance.ipv6.map(|a| a.octets().to_vec()))
+        .bind(instance.revision as i64)
+        .bind(i64::from(derived))
+}
+
+fn query<'q>(sql: &str, args: Vec<Value>) -> Result<SqliteQuery<'q>> {
+    let sql = adapt(sql, &args);
+    let mut query = sqlx::query::<Sqlite>(AssertSqlSafe(sql.as_ref()));
+    for arg in args {
+        query = match arg {
+            Value::Int(value) => query.bind(value),
+            Value::Text(value) => query.bind(value),
+            Value::Blob(value) => query.bind(value),
+            Value::Ints(values) => query.bind(json(&values)?),
+            Value::Texts(values) => query.bind(json(&values)?),
+            Value::Blobs(values) => {
+                let hex: Vec<String> = values.iter().map(|bytes| hex(bytes)).collect();
+                query.bind(json(&hex)?)
+            }
+        };
+    }
+    Ok(query)
+}
+
+/// `= ANY($n)` is PostgreSQL's; here a list is bound as JSON.
+fn adapt<'s>(sql: &'s str, args: &[Value]) -> Cow<'s, str> {
+    if !sql.contains("= ANY(") {
+        return Cow::Borrowed(sql);
+    }
+    let mut text = sql.to_owned();
+    for (index, arg) in args.iter().enumerate() {
+        let value = if matches!(arg, Value::Blobs(_)) { "unhex(value)" } else { "value" };
+        let from = format!("= ANY(${})", index + 1);
+        text = text.replace(&from, &format!("IN (SELECT {value} FROM json_each(${}))", index + 1));
+    }
+    Cow::Owned(text)
+}
+
+fn json<T: serde::Serialize>(values: &T) -> Result<String> {
+    serde_json::to_string(values).map_err(|e| StoreError::Corrupt(e.to_string()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}"); // a String takes everything
+        text
+    })
+}
+
+fn row(row: &SqliteRow) -> Result<Row> {
+    let column = |index: usize| {
+        let value = row.try_get_raw(index).map_err(classify)?;
+        if value.is_null() {
+            return Ok(Value::Int(None));
+        }
+        let kind = value.type_info();
+        match kind.name() {
+            "INTEGER" | "BOOLEAN" => row.try_get_unchecked(index).map(|v: i64| Value::Int(Some(v))),
+            "TEXT" => row.try_get_unchecked(index).map(|v: String| Value::Text(Some(v))),
+            "BLOB" => row.try_get_unchecked(index).map(|v: Vec<u8>| Value::Blob(Some(v))),
+            other => {
+                let name = row.column(index).name();
+                return Err(StoreError::Corrupt(format!("column `{name}` is {other}")));
+            }
+        }
+        .map_err(classify)
+    };
+    (0..row.len()).map(column).collect::<Result<Vec<_>>>().map(Row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_bound_as_json() {
+        let args = crate::value::args![1u64, vec![1i64, 2], vec![vec![0xabu8]]];
+        assert_eq!(
+            adapt("SELECT 1 WHERE a = $1 AND b = ANY($2) AND c = ANY($3)", &args),
+            "SELECT 1 WHERE a = $1 AND b IN (SELECT value FROM json_each($2)) \
+             AND c IN (SELECT unhex(value) FROM json_each($3))"
+        );
+        assert_eq!(hex(&[0, 0xab]), "00ab");
+    }
+
+    #[test]
+    fn insertion_sizes_end_with_one_row_and_fit_the_limit() {
+        assert_eq!(INSERT_SIZES.last(), Some(&1));
+        assert!(INSERT_SIZES[0] * 10 <= 32766);
+    }
+}

@@ -1,0 +1,78 @@
+//! Database URLs.
+
+use crate::{Result, StoreError};
+use sluice_types::Vni;
+use sqlx::postgres::PgConnectOptions;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// What is not in the URL.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// VNIs that are handed out to VPCs that ask for none. A VPC may ask for
+    /// one outside of it.
+    pub vnis: RangeInclusive<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { vnis: 1..=Vni::MAX }
+    }
+}
+
+/// Which database.
+pub(crate) enum Location {
+    File(PathBuf),
+    /// For tests and trials: gone with the store.
+    Memory,
+    Postgres(Box<PgConnectOptions>),
+}
+
+pub(crate) fn parse(url: &str) -> Result<Location> {
+    // Passwords stay out of messages.
+    let bad = || {
+        let shown = url.split_once('@').map_or(url.to_owned(), |(front, back)| {
+            format!("{}***@{back}", front.split_inclusive("://").next().unwrap_or_default())
+        });
+        StoreError::BadUrl(shown)
+    };
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        let options = PgConnectOptions::from_str(url).map_err(|_| bad())?;
+        return Ok(Location::Postgres(Box::new(options)));
+    }
+    let path = url.strip_prefix("sqlite:").ok_or_else(bad)?;
+    let path = path.strip_prefix("//").unwrap_or(path);
+    match path {
+        "" => Err(bad()),
+        ":memory:" => Ok(Location::Memory),
+        path if path.contains('?') => Err(bad()),
+        path => Ok(Location::File(path.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        assert!(
+            matches!(parse("sqlite:/var/lib/sluice/db"), Ok(Location::File(p)) if p == PathBuf::from("/var/lib/sluice/db"))
+        );
+        assert!(
+            matches!(parse("sqlite://cloud.db"), Ok(Location::File(p)) if p == PathBuf::from("cloud.db"))
+        );
+        assert!(matches!(parse("sqlite::memory:"), Ok(Location::Memory)));
+        assert!(matches!(parse("postgres://sluice@db/cloud"), Ok(Location::Postgres(_))));
+        for url in ["", "sqlite:", "mysql://x", "cloud.db", "sqlite:x?mode=ro"] {
+            assert!(matches!(parse(url), Err(StoreError::BadUrl(_))), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_bad_url_does_not_show_its_password() {
+        let Err(error) = parse("mysql://u:secret@h/d") else { panic!("parsed") };
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}

@@ -1,0 +1,84 @@
+//! A write: one transaction with its revision, the ids it took and the changes
+//! it will append to the outbox.
+
+use crate::backend::{Backend, Query, Tx};
+use crate::codec;
+use crate::value::args;
+use crate::{Change, Result, StoreError};
+
+/// A transaction that may change objects. It holds the revision counter's row,
+/// so that no other writer runs between here and the commit.
+pub(crate) struct Write {
+    pub tx: Box<dyn Tx>,
+    /// The revision this write will be, if it changes anything.
+    pub revision: u64,
+    next_id: u64,
+    payloads: Vec<Vec<u8>>,
+}
+
+impl Write {
+    pub async fn begin(backend: &dyn Backend) -> Result<Self> {
+        let mut tx = backend.begin_write().await?;
+        let sql = "UPDATE meta SET revision = revision + 1 WHERE id = 1 RETURNING revision, next_id";
+        let row = tx.row(sql, vec![]).await?.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
+        Ok(Self { tx, revision: row.number(0)?, next_id: row.number(1)?, payloads: Vec::new() })
+    }
+
+    /// For statements.
+    pub fn q(&mut self) -> &mut dyn Query {
+        self.tx.as_mut()
+    }
+
+    /// The next id.
+    pub fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    /// The id that [`Write::id`] would give now.
+    pub fn peek_id(&self) -> u64 {
+        self.next_id
+    }
+
+    /// Appends to the outbox. Without any change nothing is committed.
+    pub fn push(&mut self, change: &Change) -> Result<()> {
+        self.payloads.push(codec::encode(change)?);
+        Ok(())
+    }
+
+    /// Appends what [`codec`] encoded already.
+    pub fn push_encoded(&mut self, payload: Vec<u8>) {
+        self.payloads.push(payload);
+    }
+
+    /// Commits what succeeded and changed something, rolls back the rest.
+    pub async fn finish<T>(mut self, result: Result<T>) -> Result<T> {
+        match result {
+            Ok(value) if !self.payloads.is_empty() => {
+                self.append().await?;
+                self.tx.commit().await?;
+                Ok(value)
+            }
+            other => {
+                // The transaction ends with its connection at the latest, and
+                // the caller learns why the work failed, not why undoing it did.
+                if let Err(error) = self.tx.rollback().await {
+                    tracing::warn!(%error, "rolling back failed");
+                }
+                other
+            }
+        }
+    }
+
+    async fn append(&mut self) -> Result<()> {
+        let payloads = std::mem::take(&mut self.payloads);
+        let count = payloads.len();
+        for (part, payload) in payloads.into_iter().enumerate() {
+            let last = part + 1 == count;
+            let sql = "INSERT INTO outbox (revision, part, last, payload) VALUES ($1, $2, $3, $4)";
+            self.tx.run(sql, args![self.revision, part as u64, last, payload]).await?;
+        }
+        self.tx.run("UPDATE meta SET next_id = $1 WHERE id = 1", args![self.next_id]).await?;
+        Ok(())
+    }
+}

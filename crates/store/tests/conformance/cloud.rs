@@ -1,0 +1,113 @@
+//! A small cloud to start cases from.
+
+use crate::Fixture;
+use sluice_store::{
+    Cluster, Conflict, Created, Host, Instance, NewHost, NewInstance, NewPeering, NewRoute, NewSubnet,
+    NewVpc, Page, Result, RouteTable, RouteTarget, Store, StoreError, Subnet, Tenant, Vpc,
+};
+use sluice_types::{PeeringId, VpcId};
+use std::sync::Arc;
+
+pub const ALL: Page = Page { after: 0, limit: 1000 };
+
+pub struct Cloud {
+    pub store: Arc<dyn Store>,
+    pub tenant: Tenant,
+    pub cluster: Cluster,
+    pub host: Host,
+    pub vpc: Vpc,
+    pub subnet: Subnet,
+}
+
+/// A new object that surely was not there.
+pub fn new<T: std::fmt::Debug>(created: Result<Created<T>>) -> T {
+    match created {
+        Ok(Created::New(object)) => object,
+        other => panic!("not created: {other:?}"),
+    }
+}
+
+/// The conflict that a call must end with.
+pub fn conflict<T: std::fmt::Debug>(result: Result<T>) -> Conflict {
+    match result {
+        Err(StoreError::Conflict(conflict)) => conflict,
+        other => panic!("no conflict: {other:?}"),
+    }
+}
+
+pub fn vpc(name: &str, tenant: &Tenant, cluster: &Cluster) -> NewVpc {
+    NewVpc { name: name.into(), tenant: tenant.id, vni: None, cluster: cluster.id, mtu: 1430 }
+}
+
+pub fn subnet(name: &str, vpc: VpcId, ipv4: Option<&str>, ipv6: Option<&str>) -> NewSubnet {
+    NewSubnet {
+        name: name.into(),
+        vpc,
+        ipv4: ipv4.map(|net| net.parse().unwrap()),
+        ipv6: ipv6.map(|net| net.parse().unwrap()),
+        dns: vec![],
+    }
+}
+
+pub fn host(name: &str, vtep: &str) -> NewHost {
+    NewHost { name: name.into(), vtep: vtep.parse().unwrap(), agent: true }
+}
+
+pub fn instance(name: &str, subnet: &Subnet, host: &Host) -> NewInstance {
+    NewInstance { name: name.into(), subnet: subnet.id, host: host.id, mac: None, ipv4: None, ipv6: None }
+}
+
+impl Cloud {
+    /// One of everything, dual-stack.
+    pub async fn make(fixture: &Fixture) -> Self {
+        Self::with(fixture, Some("10.0.0.0/24"), Some("fd00:1::/64")).await
+    }
+
+    pub async fn with(fixture: &Fixture, ipv4: Option<&str>, ipv6: Option<&str>) -> Self {
+        let store = fixture.store.clone();
+        let tenant = new(store.create_tenant("acme").await);
+        let cluster = new(store.create_cluster("c1", &["192.0.2.100".parse().unwrap()]).await);
+        let host = new(store.create_host(host("h1", "192.0.2.1")).await);
+        let vpc = new(store.create_vpc(vpc("v1", &tenant, &cluster)).await);
+        let subnet = new(store.create_subnet(subnet("s1", vpc.id, ipv4, ipv6)).await);
+        Self { store, tenant, cluster, host, vpc, subnet }
+    }
+
+    pub async fn vpc(&self, name: &str) -> Vpc {
+        new(self.store.create_vpc(vpc(name, &self.tenant, &self.cluster)).await)
+    }
+
+    pub async fn subnet(&self, name: &str, vpc: &Vpc, ipv4: &str) -> Subnet {
+        new(self.store.create_subnet(subnet(name, vpc.id, Some(ipv4), None)).await)
+    }
+
+    pub async fn instance(&self, name: &str) -> Instance {
+        new(self.store.create_instance(self.vpc.id, self.one(name)).await)
+    }
+
+    /// A request for an instance in the first subnet.
+    pub fn one(&self, name: &str) -> NewInstance {
+        instance(name, &self.subnet, &self.host)
+    }
+
+    /// Requests for instances `vm-FIRST..` in the first subnet.
+    pub fn some(&self, first: usize, count: usize) -> Vec<NewInstance> {
+        (first..first + count).map(|i| self.one(&format!("vm-{i}"))).collect()
+    }
+
+    pub async fn table(&self, vpc: &Vpc) -> RouteTable {
+        self.store.route_tables(Some(vpc.id), ALL).await.unwrap().remove(0)
+    }
+
+    pub async fn route(&self, vpc: &Vpc, prefix: &str, target: RouteTarget) -> NewRoute {
+        NewRoute { table: self.table(vpc).await.id, prefix: prefix.parse().unwrap(), target }
+    }
+
+    pub async fn peer(&self, name: &str, a: &Vpc, b: &Vpc) -> PeeringId {
+        new(self.store.create_peering(peering(name, a, b)).await).id
+    }
+}
+
+pub fn peering(name: &str, a: &Vpc, b: &Vpc) -> NewPeering {
+    NewPeering { name: name.into(), a: a.id, b: b.id }
+}

@@ -1,0 +1,138 @@
+//! One list of cases, run against every backend: SQLite in a file, SQLite in
+//! memory, and a PostgreSQL that is started here from the system's package.
+//!
+//! `cargo test -p sluice-store --test conformance -- [FILTER]...` runs the cases
+//! whose `backend::case` contains a filter.
+#![allow(missing_docs)]
+
+mod bulk;
+mod cloud;
+mod concurrency;
+mod conflicts;
+mod instances;
+mod model;
+mod objects;
+mod outage;
+mod outbox;
+mod postgres;
+mod random;
+mod southbound;
+
+use sluice_store::{Store, open};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// No case takes longer.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What a case is given: a new, empty database.
+#[derive(Clone)]
+pub struct Fixture {
+    pub url: String,
+    pub store: Arc<dyn Store>,
+}
+
+type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct Case {
+    name: &'static str,
+    run: fn(Fixture) -> Running,
+}
+
+macro_rules! cases {
+    ($($module:ident: $($case:ident),+;)*) => {
+        vec![$($(Case {
+            name: concat!(stringify!($module), "::", stringify!($case)),
+            run: |fixture| Box::pin($module::$case(fixture)),
+        }),+),*]
+    };
+}
+
+fn cases() -> Vec<Case> {
+    cases! {
+        objects: lifecycle_of_each_kind, creation_is_idempotent, another_content_names_the_difference,
+            if_match, pages, filters, names, reopening_keeps_everything, unchanged_updates_take_no_revision,
+            a_newer_schema_is_refused, ids_ascend_across_kinds;
+    }
+}
+
+/// Where databases come from.
+enum Backend {
+    SqliteFile(tempfile::TempDir),
+    SqliteMemory,
+    Postgres(postgres::Server),
+}
+
+impl Backend {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::SqliteFile(_) => "sqlite",
+            Self::SqliteMemory => "memory",
+            Self::Postgres(_) => "postgres",
+        }
+    }
+
+    async fn url(&self, number: usize) -> String {
+        match self {
+            Self::SqliteFile(dir) => format!("sqlite:{}/{number}.db", dir.path().display()),
+            Self::SqliteMemory => "sqlite::memory:".to_owned(),
+            Self::Postgres(server) => server.create_database(&format!("case{number}")).await,
+        }
+    }
+}
+
+async fn check(name: &str, work: impl Future<Output = ()> + Send + 'static) -> bool {
+    let started = Instant::now();
+    let task = tokio::spawn(tokio::time::timeout(LIMIT, work));
+    let verdict = match task.await {
+        Ok(Ok(())) => "ok",
+        Ok(Err(_)) => "FAILED: took too long",
+        Err(_) => "FAILED",
+    };
+    println!("test {name} ... {verdict} ({} ms)", started.elapsed().as_millis());
+    verdict == "ok"
+}
+
+async fn run(filters: &[String]) -> (usize, Vec<String>) {
+    let wanted = |name: &str| filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()));
+    let mut backends =
+        vec![Backend::SqliteFile(tempfile::tempdir().expect("a temporary directory")), Backend::SqliteMemory];
+    let needs_postgres =
+        filters.is_empty() || filters.iter().any(|f| !f.starts_with("sqlite") && !f.starts_with("memory"));
+    if needs_postgres {
+        backends.push(Backend::Postgres(postgres::Server::start().await));
+    }
+    let (mut passed, mut failed) = (0, Vec::new());
+    for backend in &backends {
+        for (number, case) in cases().iter().enumerate() {
+            let name = format!("{}::{}", backend.name(), case.name);
+            if !wanted(&name) {
+                continue;
+            }
+            let url = backend.url(number).await;
+            let run = case.run;
+            let ok = check(&name, async move {
+                let store = open(&url).await.expect("the database opens");
+                run(Fixture { url, store }).await;
+            })
+            .await;
+            if ok { passed += 1 } else { failed.push(name) }
+        }
+    }
+    (passed, failed)
+}
+
+fn main() {
+    let filters: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let (passed, failed) = runtime.block_on(run(&filters));
+    println!("\ntest result: {passed} passed, {} failed", failed.len());
+    for name in &failed {
+        println!("    {name}");
+    }
+    if !failed.is_empty() || passed == 0 {
+        std::process::exit(1);
+    }
+}
