@@ -141,6 +141,14 @@ impl Datapath {
         attach::detach(&self.links()?, interface)
     }
 
+    /// Whether the interface has a program of this node.
+    ///
+    /// # Errors
+    /// If the pins cannot be listed.
+    pub fn is_attached(&self, interface: &Interface) -> Result<bool, Error> {
+        Ok(self.attached()?.contains(interface))
+    }
+
     /// Interfaces with a program of this node.
     ///
     /// # Errors

@@ -1,0 +1,421 @@
+//! Writes the controller's updates into the tables, step by step.
+//!
+//! A step is one or more messages, of which the last has a revision. Steps are
+//! idempotent: after a crash the controller sends again what was not applied.
+//! A snapshot is applied over what is there: entries are written one by one as
+//! in a delta, and what was not mentioned goes when it ends, so packets never
+//! see less than either state.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
+use std::net::IpAddr;
+
+use sluice_southbound::proto::NodeUpdate;
+use sluice_southbound::{Endpoint, Group, Port, Route, Scope, Update, Vrf};
+use sluice_tables::{NodeTables, Target};
+use sluice_types::{InstanceId, IpNet, Vni};
+
+/// Most failures of one step that are kept by name; the others are only counted.
+const FAILURES_NAMED: usize = 64;
+
+/// What becomes of the instances of this host. Gateways have none.
+pub trait Ports: Send + 'static {
+    /// The instance is here, or has changed.
+    ///
+    /// # Errors
+    /// What could not be written, for the acknowledgement.
+    fn upsert(&mut self, tables: &mut NodeTables, port: Port) -> Result<(), String>;
+
+    /// The instance is here no longer.
+    ///
+    /// # Errors
+    /// As for `upsert`.
+    fn remove(&mut self, tables: &mut NodeTables, instance: InstanceId) -> Result<(), String>;
+
+    /// All that are here.
+    fn instances(&self) -> Vec<InstanceId>;
+
+    /// A step ends: what was told must survive a crash from here on.
+    ///
+    /// # Errors
+    /// As for `upsert`.
+    fn commit(&mut self) -> Result<(), String>;
+}
+
+/// For nodes without instances.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPorts;
+
+impl Ports for NoPorts {
+    fn upsert(&mut self, _: &mut NodeTables, port: Port) -> Result<(), String> {
+        Err(format!("port {}: this node has no instances", port.name))
+    }
+
+    fn remove(&mut self, _: &mut NodeTables, _: InstanceId) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn instances(&self) -> Vec<InstanceId> {
+        Vec::new()
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A step that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// To be acknowledged.
+    pub revision: u64,
+    /// What could not be written, by name.
+    pub failures: Vec<String>,
+}
+
+/// Why an update was not applied at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the controller sent changes of database {sent:#x} to tables of {ours:#x}; asking for a snapshot")]
+pub struct OtherDatabase {
+    sent: u64,
+    ours: u64,
+}
+
+/// What a snapshot has mentioned so far.
+#[derive(Debug, Default)]
+struct Mentioned {
+    vteps: HashSet<IpAddr>,
+    vips: HashSet<IpAddr>,
+    groups: HashSet<u32>,
+    vnis: HashSet<Vni>,
+    endpoints: HashSet<(Vni, IpAddr)>,
+    routes: HashSet<(Vni, IpNet)>,
+    ports: HashSet<InstanceId>,
+}
+
+/// The tables, and the state of the step that is under way.
+pub struct Applier<P> {
+    /// The tables.
+    pub tables: NodeTables,
+    /// The instances of this host.
+    pub ports: P,
+    snapshot: Option<Mentioned>,
+    failures: Failures,
+    /// VRFs whose group is absent, for when it comes.
+    waiting: BTreeMap<Vni, Vrf>,
+    /// Counts changes of VTEPs and vIPs, for those who act on them.
+    topology: u64,
+}
+
+#[derive(Debug, Default)]
+struct Failures {
+    named: Vec<String>,
+    count: u64,
+}
+
+impl Failures {
+    fn add(&mut self, count: u64, text: impl FnOnce() -> String) {
+        self.count += count;
+        if self.named.len() < FAILURES_NAMED {
+            let text = text();
+            tracing::error!(failure = text, "update");
+            self.named.push(text);
+        }
+    }
+
+    /// `entry` names what `result` is about.
+    fn check<T, E: std::error::Error>(&mut self, result: Result<T, E>, entry: impl Display) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.add(1, || format!("{entry}: {}", chain(&error)));
+                None
+            }
+        }
+    }
+}
+
+/// An error with its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+impl<P: Ports> Applier<P> {
+    /// Over tables as they are.
+    pub fn new(tables: NodeTables, ports: P) -> Self {
+        Self {
+            tables,
+            ports,
+            snapshot: None,
+            failures: Failures::default(),
+            waiting: BTreeMap::new(),
+            topology: 0,
+        }
+    }
+
+    /// Changes whenever a VTEP or a vIP has come, changed or gone.
+    pub fn topology(&self) -> u64 {
+        self.topology
+    }
+
+    /// A new stream begins: what an earlier one left unfinished is forgotten.
+    pub fn begin_stream(&mut self) {
+        self.snapshot = None;
+        self.failures = Failures::default();
+    }
+
+    /// Applies one message. `Some` when it ended a step.
+    ///
+    /// # Errors
+    /// [`OtherDatabase`]: nothing was applied, and a new stream has to be opened.
+    pub fn apply(&mut self, message: NodeUpdate) -> Result<Option<Applied>, OtherDatabase> {
+        let (mut update, malformed) = Update::read(message);
+        for error in malformed {
+            self.failures.add(1, || format!("malformed: {error}"));
+        }
+        if update.snapshot && self.snapshot.is_none() {
+            // Until it is complete the tables are of no revision.
+            self.tables.set_applied_revision(0);
+            self.snapshot = Some(Mentioned::default());
+        }
+        let ours = self.tables.database_id();
+        if self.snapshot.is_none() && update.database_id != ours {
+            self.tables.set_applied_revision(0);
+            return Err(OtherDatabase { sent: update.database_id, ours });
+        }
+        if let Some(mentioned) = &mut self.snapshot {
+            mentioned.note(&update);
+        }
+        self.upsert(&mut update);
+        self.remove(&update);
+        Ok(if update.revision == 0 { None } else { Some(self.finish(&update)) })
+    }
+
+    fn finish(&mut self, update: &Update) -> Applied {
+        if let Some(mentioned) = self.snapshot.take() {
+            self.sweep(&mentioned);
+        }
+        if let Err(error) = self.ports.commit() {
+            self.failures.add(1, || error);
+        }
+        self.tables.set_database_id(update.database_id);
+        self.tables.set_applied_revision(update.revision);
+        let Failures { mut named, count } = std::mem::take(&mut self.failures);
+        let unnamed = count - named.len() as u64;
+        if unnamed > 0 {
+            named.push(format!("and {unnamed} more"));
+        }
+        Applied { revision: update.revision, failures: named }
+    }
+
+    fn upsert(&mut self, update: &mut Update) {
+        for address in &update.vteps {
+            let result = self.tables.upsert_vtep(*address);
+            self.note_topology(result, format_args!("VTEP {address}"));
+        }
+        for vip in &update.vips {
+            let entry = sluice_tables::Vip { address: vip.address, mac: vip.mac, owned: vip.owned };
+            let result = self.tables.upsert_vip(&entry);
+            self.note_topology(result, format_args!("vIP {}", vip.address));
+        }
+        for group in update.groups.drain(..) {
+            self.upsert_group(group);
+        }
+        for vrf in &update.vrfs {
+            self.upsert_vrf(vrf);
+        }
+        self.upsert_endpoints(&update.endpoints);
+        for route in &update.routes {
+            self.upsert_route(route);
+        }
+        for port in update.ports.drain(..) {
+            if let Err(error) = self.ports.upsert(&mut self.tables, port) {
+                self.failures.add(1, || error);
+            }
+        }
+    }
+
+    fn note_topology(&mut self, result: Result<bool, sluice_tables::Error>, entry: impl Display) {
+        if self.failures.check(result, entry) == Some(true) {
+            self.topology += 1;
+        }
+    }
+
+    fn upsert_group(&mut self, group: Group) {
+        let id = group.id;
+        if group.vips.is_empty() {
+            self.remove_group(id);
+            return;
+        }
+        let result = self.tables.upsert_group(&sluice_tables::Group { id, vips: group.vips });
+        if self.failures.check(result, format_args!("group {id}")).is_none() {
+            return;
+        }
+        let ready: Vec<Vrf> = self.waiting.values().filter(|vrf| vrf.group == Some(id)).copied().collect();
+        for vrf in ready {
+            self.upsert_vrf(&vrf);
+        }
+    }
+
+    fn remove_group(&mut self, id: u32) {
+        let users = self.tables.vrfs().filter(|entry| entry.vrf.group == Some(id));
+        let users: Vec<Vrf> = users.map(|entry| southbound_vrf(&entry.vrf)).collect();
+        let result = self.tables.remove_group(id);
+        if self.failures.check(result, format_args!("removal of group {id}")).is_some() {
+            self.waiting.extend(users.into_iter().map(|vrf| (vrf.vni, vrf)));
+        }
+    }
+
+    fn upsert_vrf(&mut self, vrf: &Vrf) {
+        let mut entry = tables_vrf(vrf);
+        if entry.group.is_some_and(|id| !self.tables.groups().any(|group| group.id == id)) {
+            // Without vIPs of this host's family the VPC works on this host alone.
+            entry.group = None;
+            self.waiting.insert(vrf.vni, *vrf);
+            tracing::warn!(
+                vni = vrf.vni.get(),
+                group = vrf.group,
+                "the VPC's gateway group has no vIP for this host"
+            );
+        } else {
+            self.waiting.remove(&vrf.vni);
+        }
+        let result = self.tables.upsert_vrf(&entry);
+        self.failures.check(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    fn upsert_endpoints(&mut self, endpoints: &[Endpoint]) {
+        let entries: Vec<_> = endpoints.iter().flat_map(tables_endpoints).collect();
+        let bulk = self.tables.upsert_endpoints(&entries);
+        let named = bulk.errors.len();
+        for (index, error) in bulk.errors {
+            let name =
+                entries.get(index).map_or_else(String::new, |e| format!("{} of VNI {}", e.address, e.vni));
+            self.failures.add(1, || format!("endpoint {name}: {}", chain(&error)));
+        }
+        let rest = bulk.failed.saturating_sub(named) as u64;
+        if rest > 0 {
+            self.failures.add(rest, || format!("endpoints: {rest} more of one message"));
+        }
+    }
+
+    fn upsert_route(&mut self, route: &Route) {
+        let target = match route.scope {
+            Scope::Local => Target::Local,
+            Scope::Peer(vni) => Target::Peer(vni),
+            Scope::Drop => Target::Drop,
+        };
+        let (vni, prefix) = (route.key.vni, route.key.prefix);
+        let result = self.tables.upsert_route(&sluice_tables::Route { vni, prefix, target });
+        self.failures.check(result, format_args!("route {prefix} of VNI {vni}"));
+    }
+
+    fn remove(&mut self, update: &Update) {
+        for port in &update.removed_ports {
+            if let Err(error) = self.ports.remove(&mut self.tables, *port) {
+                self.failures.add(1, || error);
+            }
+        }
+        for key in &update.removed_endpoints {
+            for address in addresses(key.ipv4, key.ipv6) {
+                let result = self.tables.remove_endpoint(key.vni, address);
+                self.failures.check(result, format_args!("removal of endpoint {address} of VNI {}", key.vni));
+            }
+        }
+        for key in &update.removed_routes {
+            let result = self.tables.remove_route(key.vni, key.prefix);
+            self.failures.check(result, format_args!("removal of route {} of VNI {}", key.prefix, key.vni));
+        }
+        for vni in &update.removed_vnis {
+            self.waiting.remove(vni);
+            let result = self.tables.remove_vrf(*vni);
+            self.failures.check(result, format_args!("removal of VNI {vni}"));
+        }
+        for id in &update.removed_groups {
+            self.remove_group(*id);
+        }
+        for address in &update.removed_vips {
+            let result = self.tables.remove_vip(*address);
+            self.note_topology(result, format_args!("removal of vIP {address}"));
+        }
+        for address in &update.removed_vteps {
+            let result = self.tables.remove_vtep(*address);
+            self.note_topology(result, format_args!("removal of VTEP {address}"));
+        }
+    }
+
+    /// Removes what a snapshot has not mentioned.
+    fn sweep(&mut self, mentioned: &Mentioned) {
+        let unmentioned = Update {
+            removed_ports: without(self.ports.instances(), &mentioned.ports),
+            removed_vnis: without(self.tables.vrfs().map(|entry| entry.vrf.vni), &mentioned.vnis),
+            removed_groups: without(self.tables.groups().map(|group| group.id), &mentioned.groups),
+            removed_vips: without(self.tables.vips().map(|vip| vip.address), &mentioned.vips),
+            removed_vteps: without(self.tables.vteps(), &mentioned.vteps),
+            ..Update::default()
+        };
+        let routes = without(self.tables.routes().map(|route| (route.vni, route.prefix)), &mentioned.routes);
+        for (vni, prefix) in routes {
+            let result = self.tables.remove_route(vni, prefix);
+            self.failures.check(result, format_args!("removal of route {prefix} of VNI {vni}"));
+        }
+        let kept = |endpoint: &sluice_tables::Endpoint| {
+            mentioned.endpoints.contains(&(endpoint.vni, endpoint.address))
+        };
+        let result = self.tables.retain_endpoints(kept);
+        self.failures.check(result, "removal of endpoints that the snapshot does not have");
+        self.remove(&unmentioned);
+    }
+}
+
+impl Mentioned {
+    fn note(&mut self, update: &Update) {
+        self.vteps.extend(&update.vteps);
+        self.vips.extend(update.vips.iter().map(|vip| vip.address));
+        self.groups.extend(update.groups.iter().map(|group| group.id));
+        self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));
+        self.routes.extend(update.routes.iter().map(|route| (route.key.vni, route.key.prefix)));
+        self.ports.extend(update.ports.iter().map(|port| port.instance));
+        for endpoint in &update.endpoints {
+            let keys = addresses(endpoint.ipv4, endpoint.ipv6).map(|address| (endpoint.vni, address));
+            self.endpoints.extend(keys);
+        }
+    }
+}
+
+fn without<T: Eq + std::hash::Hash>(all: impl IntoIterator<Item = T>, mentioned: &HashSet<T>) -> Vec<T> {
+    all.into_iter().filter(|item| !mentioned.contains(item)).collect()
+}
+
+fn addresses(
+    ipv4: Option<std::net::Ipv4Addr>,
+    ipv6: Option<std::net::Ipv6Addr>,
+) -> impl Iterator<Item = IpAddr> {
+    ipv4.map(IpAddr::V4).into_iter().chain(ipv6.map(IpAddr::V6))
+}
+
+fn tables_endpoints(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::Endpoint> {
+    let Endpoint { vni, mac, host, ipv4, ipv6 } = *endpoint;
+    addresses(ipv4, ipv6).map(move |address| sluice_tables::Endpoint { vni, address, mac, host })
+}
+
+fn tables_vrf(vrf: &Vrf) -> sluice_tables::Vrf {
+    let Vrf { vni, mtu, router4, router6, group } = *vrf;
+    sluice_tables::Vrf { vni, mtu, router4, router6, group }
+}
+
+fn southbound_vrf(vrf: &sluice_tables::Vrf) -> Vrf {
+    let sluice_tables::Vrf { vni, mtu, router4, router6, group } = *vrf;
+    Vrf { vni, mtu, router4, router6, group }
+}
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

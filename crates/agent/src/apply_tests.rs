@@ -1,0 +1,255 @@
+//! Updates over anonymous memory: what they leave in the tables, and what they report.
+
+use sluice_southbound::{EndpointKey, RouteKey, Vip};
+use sluice_tables::{Immediate, Memory, Sizes};
+use sluice_types::MacAddr;
+
+use super::*;
+
+/// Instances without an interface.
+#[derive(Default)]
+struct Recorded {
+    here: Vec<InstanceId>,
+    commits: usize,
+}
+
+impl Ports for Recorded {
+    fn upsert(&mut self, _: &mut NodeTables, port: Port) -> Result<(), String> {
+        self.here.retain(|id| *id != port.instance);
+        self.here.push(port.instance);
+        Ok(())
+    }
+
+    fn remove(&mut self, _: &mut NodeTables, instance: InstanceId) -> Result<(), String> {
+        self.here.retain(|id| *id != instance);
+        Ok(())
+    }
+
+    fn instances(&self) -> Vec<InstanceId> {
+        self.here.clone()
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        self.commits += 1;
+        Ok(())
+    }
+}
+
+const DATABASE: u64 = 7;
+
+fn applier(cells: u32) -> Applier<Recorded> {
+    let memory = Memory::anonymous(cells).unwrap();
+    Applier::new(NodeTables::create(memory, Immediate, Sizes::default()).unwrap(), Recorded::default())
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+fn endpoint(number: u32, v4: &str, v6: &str, host: &str) -> Endpoint {
+    Endpoint {
+        vni: vni(number),
+        ipv4: v4.parse().ok(),
+        ipv6: v6.parse().ok(),
+        mac: MacAddr::local(u64::from(number)),
+        host: ip(host),
+    }
+}
+
+fn vrf(number: u32, group: Option<u32>) -> Vrf {
+    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group }
+}
+
+fn route(number: u32, prefix: &str, scope: Scope) -> Route {
+    Route { key: RouteKey { vni: vni(number), prefix: prefix.parse().unwrap() }, scope }
+}
+
+fn port(number: u64) -> Port {
+    Port {
+        instance: InstanceId::new(number),
+        name: format!("blue/vm{number}"),
+        vni: vni(1),
+        mac: MacAddr::local(number),
+        ipv4: Some("10.0.0.9/24".parse().unwrap()),
+        router4: Some("10.0.0.1".parse().unwrap()),
+        ipv6: None,
+        mtu: 1430,
+        dns4: Vec::new(),
+    }
+}
+
+/// Two VPCs, one of them with both families.
+fn cloud() -> Update {
+    Update {
+        revision: 10,
+        database_id: DATABASE,
+        snapshot: true,
+        vteps: vec![ip("192.0.2.1"), ip("2001:db8::1")],
+        vips: vec![Vip { address: ip("192.0.2.100"), mac: MacAddr::local(1), owned: true }],
+        groups: vec![Group { id: 1, vips: vec![ip("192.0.2.100")] }],
+        vrfs: vec![vrf(1, Some(1)), vrf(2, None)],
+        endpoints: vec![
+            endpoint(1, "10.0.0.5", "fd00::5", "192.0.2.1"),
+            endpoint(1, "10.0.0.6", "", "2001:db8::1"),
+            endpoint(2, "", "fd00::5", "192.0.2.1"),
+        ],
+        routes: vec![route(1, "10.0.0.0/24", Scope::Local), route(2, "fd00::/64", Scope::Peer(vni(1)))],
+        ports: vec![port(9)],
+        ..Update::default()
+    }
+}
+
+fn apply(applier: &mut Applier<Recorded>, update: Update) -> Option<Applied> {
+    applier.apply(update.into()).unwrap()
+}
+
+fn done(revision: u64) -> Option<Applied> {
+    Some(Applied { revision, failures: Vec::new() })
+}
+
+#[test]
+fn a_snapshot_fills_empty_tables() {
+    let mut applier = applier(1 << 14);
+    assert_eq!(apply(&mut applier, cloud()), done(10));
+    assert_eq!((applier.tables.applied_revision(), applier.tables.database_id()), (10, DATABASE));
+    let found = applier.tables.endpoint(vni(1), ip("fd00::5")).unwrap();
+    assert_eq!((found.mac, found.host), (MacAddr::local(1), ip("192.0.2.1")));
+    assert_eq!(applier.tables.endpoint(vni(1), ip("10.0.0.6")).unwrap().host, ip("2001:db8::1"));
+    assert_eq!(applier.tables.endpoints().count(), 4);
+    assert_eq!(applier.tables.routes().count(), 2);
+    assert_eq!(applier.tables.vrf(vni(1)).unwrap().vrf.group, Some(1));
+    assert_eq!((applier.ports.instances().len(), applier.ports.commits), (1, 1));
+    assert!(applier.topology() > 0);
+}
+
+#[test]
+fn a_snapshot_in_parts_removes_what_it_does_not_mention() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, cloud());
+    let first = Update {
+        revision: 0,
+        database_id: DATABASE,
+        snapshot: true,
+        vteps: vec![ip("192.0.2.1")],
+        vrfs: vec![vrf(1, None)],
+        ..Update::default()
+    };
+    assert_eq!(apply(&mut applier, first), None);
+    // Nothing has gone yet, and a crash now would ask for a snapshot again.
+    assert_eq!(applier.tables.endpoints().count(), 4);
+    assert_eq!(applier.tables.applied_revision(), 0);
+    let last = Update {
+        revision: 11,
+        database_id: DATABASE,
+        snapshot: true,
+        endpoints: vec![endpoint(1, "10.0.0.5", "", "192.0.2.1")],
+        routes: vec![route(1, "10.0.0.0/24", Scope::Drop)],
+        ..Update::default()
+    };
+    assert_eq!(apply(&mut applier, last), done(11));
+    let tables = &applier.tables;
+    assert_eq!(tables.vteps().collect::<Vec<_>>(), [ip("192.0.2.1")]);
+    assert_eq!((tables.vips().count(), tables.groups().count(), tables.vrfs().count()), (0, 0, 1));
+    let endpoints: Vec<_> = tables.endpoints().map(|endpoint| endpoint.address).collect();
+    assert_eq!(endpoints, [ip("10.0.0.5")]);
+    let routes: Vec<_> = tables.routes().map(|route| (route.vni, route.target)).collect();
+    assert_eq!(routes, [(vni(1), Target::Drop)]);
+    assert!(applier.ports.instances().is_empty());
+}
+
+#[test]
+fn deltas_change_and_remove() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, cloud());
+    let topology = applier.topology();
+    let moved = endpoint(1, "10.0.0.5", "fd00::5", "2001:db8::1");
+    let key = EndpointKey { vni: vni(1), ipv4: "10.0.0.6".parse().ok(), ipv6: None };
+    let delta = Update {
+        revision: 12,
+        database_id: DATABASE,
+        endpoints: vec![moved],
+        removed_endpoints: vec![key],
+        removed_routes: vec![RouteKey { vni: vni(1), prefix: "10.0.0.0/24".parse().unwrap() }],
+        removed_vnis: vec![vni(2)],
+        removed_ports: vec![InstanceId::new(9)],
+        ..Update::default()
+    };
+    assert_eq!(apply(&mut applier, delta.clone()), done(12));
+    assert_eq!(applier.topology(), topology);
+    assert_eq!(applier.tables.endpoint(vni(1), ip("10.0.0.5")).unwrap().host, ip("2001:db8::1"));
+    assert!(applier.tables.endpoint(vni(1), ip("10.0.0.6")).is_none());
+    assert_eq!((applier.tables.routes().count(), applier.tables.vrfs().count()), (0, 1));
+    // The same step again, as after a crash before its acknowledgement.
+    assert_eq!(apply(&mut applier, delta), done(12));
+}
+
+#[test]
+fn changes_of_another_database_are_refused() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, cloud());
+    let delta =
+        Update { revision: 13, database_id: DATABASE + 1, vrfs: vec![vrf(3, None)], ..Update::default() };
+    assert!(applier.apply(delta.into()).is_err());
+    assert_eq!(applier.tables.applied_revision(), 0);
+    assert!(applier.tables.vrf(vni(3)).is_none());
+}
+
+#[test]
+fn malformed_entries_are_named_and_the_others_applied() {
+    let mut applier = applier(1 << 14);
+    let mut message: NodeUpdate = cloud().into();
+    message.vrfs[1].vni = 1 << 24;
+    message.vteps.push(sluice_southbound::proto::Vtep { address: None });
+    message.routes[0].key.as_mut().unwrap().length = 77;
+    let applied = applier.apply(message).unwrap().unwrap();
+    let malformed = applied.failures.iter().filter(|failure| failure.starts_with("malformed: ")).count();
+    assert_eq!((applied.revision, malformed), (10, 3), "{:?}", applied.failures);
+    assert!(applier.tables.endpoint(vni(1), ip("10.0.0.5")).is_some());
+    assert!(applier.tables.vrf(vni(1)).is_some());
+}
+
+#[test]
+fn a_full_table_is_reported_and_acknowledged() {
+    let mut applier = applier(512);
+    let many = (0..20_000u32).map(|n| Endpoint {
+        vni: vni(1),
+        ipv4: Some((0x0a00_0000 + n).into()),
+        ipv6: None,
+        mac: MacAddr::local(u64::from(n)),
+        host: ip("192.0.2.1"),
+    });
+    let update = Update { endpoints: many.collect(), ..cloud() };
+    let applied = apply(&mut applier, update).unwrap();
+    assert_eq!((applied.revision, applier.tables.applied_revision()), (10, 10));
+    assert!(applied.failures.iter().any(|failure| failure.contains("full")), "{:?}", applied.failures);
+    assert!(applied.failures.len() <= FAILURES_NAMED + 1);
+    assert!(applier.tables.endpoint(vni(1), ip("10.0.0.0")).is_some(), "what fits is there");
+}
+
+#[test]
+fn a_group_without_vips_leaves_its_vrfs_without_one_until_it_has_some() {
+    let mut applier = applier(1 << 14);
+    let none = Group { id: 1, vips: Vec::new() };
+    apply(&mut applier, Update { groups: vec![none], ..cloud() });
+    assert_eq!(applier.tables.vrf(vni(1)).unwrap().vrf.group, None);
+    let some = Group { id: 1, vips: vec![ip("192.0.2.100")] };
+    let delta = Update { revision: 11, database_id: DATABASE, groups: vec![some], ..Update::default() };
+    assert_eq!(apply(&mut applier, delta), done(11));
+    assert_eq!(applier.tables.vrf(vni(1)).unwrap().vrf.group, Some(1));
+}
+
+#[test]
+fn a_new_stream_forgets_half_a_snapshot() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, cloud());
+    let part = Update { revision: 0, database_id: DATABASE, snapshot: true, ..Update::default() };
+    assert_eq!(apply(&mut applier, part), None);
+    applier.begin_stream();
+    assert_eq!(applier.tables.applied_revision(), 0);
+    assert_eq!(apply(&mut applier, cloud()), done(10));
+    assert_eq!(applier.tables.endpoints().count(), 4);
+}

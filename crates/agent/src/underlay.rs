@@ -1,0 +1,101 @@
+//! This node on the underlay: its interfaces and addresses, as the programs need to know them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use sluice_datapath::Interface;
+use sluice_tables::{NodeConfig, UnderlayPort};
+use sluice_types::ROUTER_MAC;
+
+use crate::Error;
+use crate::netlink::{Link, Netlink};
+
+/// Most underlay interfaces of a node: the tables have room for no more.
+pub const INTERFACES_MAX: usize = 8;
+
+/// The outer source addresses of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Vteps {
+    /// IPv4.
+    pub v4: Option<Ipv4Addr>,
+    /// IPv6.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl Link {
+    /// As programs are attached to it.
+    #[must_use]
+    pub fn interface(&self) -> Interface {
+        Interface { index: self.index, name: self.name.clone() }
+    }
+}
+
+/// Looks up the underlay interfaces by name.
+///
+/// # Errors
+/// If one is missing, given twice, or there are too many.
+pub async fn links(netlink: &Netlink, names: &[String]) -> Result<Vec<Link>, Error> {
+    if names.len() > INTERFACES_MAX {
+        return Err(Error::Config(format!(
+            "{} underlay interfaces are given, of at most {INTERFACES_MAX}",
+            names.len()
+        )));
+    }
+    let mut links: Vec<Link> = Vec::new();
+    for name in names {
+        let link = netlink.require_link(name).await?;
+        if links.contains(&link) {
+            return Err(Error::Config(format!("underlay interface {name:?} is given twice")));
+        }
+        links.push(link);
+    }
+    Ok(links)
+}
+
+/// Checks the addresses that were given, and finds those that were not on the interfaces.
+///
+/// # Errors
+/// If a given address is not this machine's, or there is none at all.
+pub async fn vteps(netlink: &Netlink, links: &[Link], given: Vteps) -> Result<Vteps, Error> {
+    let all = netlink.addresses(None).await?;
+    let given_addresses = [given.v4.map(IpAddr::V4), given.v6.map(IpAddr::V6)];
+    for address in given_addresses.into_iter().flatten() {
+        if !all.contains(&address) {
+            return Err(Error::Config(format!("VTEP address {address} is on no interface of this machine")));
+        }
+    }
+    let mut found = given;
+    for link in links {
+        for address in netlink.addresses(Some(link)).await? {
+            match address {
+                IpAddr::V4(v4) if !v4.is_link_local() => found.v4 = found.v4.or(Some(v4)),
+                IpAddr::V6(v6) if !v6.is_unicast_link_local() => found.v6 = found.v6.or(Some(v6)),
+                _ => {}
+            }
+        }
+    }
+    if found == Vteps::default() {
+        let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
+        return Err(Error::Config(format!(
+            "no global address on {}: give the node's VTEP address",
+            names.join(", ")
+        )));
+    }
+    Ok(found)
+}
+
+/// What the tables say of this node.
+#[must_use]
+pub fn node_config(links: &[Link], vteps: Vteps, vxlan_ifindex: u32) -> NodeConfig {
+    let port = |link: &Link| UnderlayPort {
+        ifindex: link.index,
+        mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
+        mac: link.mac,
+    };
+    NodeConfig {
+        vtep4: vteps.v4,
+        vtep6: vteps.v6,
+        router_mac: ROUTER_MAC,
+        vxlan_ifindex,
+        ports: links.iter().map(port).collect(),
+    }
+}

@@ -1,0 +1,264 @@
+//! Following the controller: one stream, for ever, whatever happens to it.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use sluice_datapath::Datapath;
+use sluice_southbound::proto::{Heartbeat, Hello, NodeUpdate};
+use sluice_southbound::{Connection, EnrolmentBundle, Identity, ReportSender, connect, enrol};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::apply::chain;
+use crate::{Applied, Applier, Error, Ports, Writer};
+
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(2);
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Messages that are decoded while an earlier one is written.
+const DECODED_AHEAD: usize = 4;
+
+/// What is known of the stream, for status and metrics.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StreamStatus {
+    /// Whether it is open.
+    pub connected: bool,
+    /// Streams that were opened since the agent started.
+    pub connections: u64,
+    /// Why the last one ended, or was not opened.
+    pub last_error: Option<String>,
+    /// Revision last acknowledged on any of them.
+    pub acknowledged_revision: u64,
+    /// Steps applied since the agent started.
+    pub steps: u64,
+    /// Entries that could not be written, since the agent started.
+    pub failures: u64,
+    /// Those of the last step that had any.
+    pub last_failures: Vec<String>,
+}
+
+/// The status, shared between the stream and those who ask.
+#[derive(Clone, Debug, Default)]
+pub struct SharedStatus(Arc<Mutex<StreamStatus>>);
+
+impl SharedStatus {
+    /// As it is now.
+    #[must_use]
+    pub fn get(&self) -> StreamStatus {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut StreamStatus)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Waiting times between attempts: doubling from [`FIRST_RETRY`] to [`LAST_RETRY`], half of each at random.
+#[derive(Debug)]
+struct Backoff(Duration);
+
+impl Backoff {
+    const fn new() -> Self {
+        Self(FIRST_RETRY)
+    }
+
+    fn next(&mut self) -> Duration {
+        let bound = self.0;
+        self.0 = (bound * 2).min(LAST_RETRY);
+        // Each RandomState has its own keys: the digest of nothing is a random number.
+        let random = RandomState::new().build_hasher().finish() >> 32;
+        bound / 2 + bound.mul_f64(random as f64 / f64::from(u32::MAX) / 2.0)
+    }
+}
+
+/// The certificate from an earlier start, or a new one for the enrolment bundle.
+/// Waits while the controller cannot be reached.
+///
+/// # Errors
+/// If there is neither, or the controller refuses the token.
+pub async fn identity(state_dir: &Path, enrolment: Option<&Path>) -> Result<Identity, Error> {
+    if let Some(identity) = Identity::load(state_dir)? {
+        return Ok(identity);
+    }
+    let Some(file) = enrolment else {
+        return Err(Error::Config(format!(
+            "{} holds no certificate: give --enrolment with the file that the controller issued for this node",
+            state_dir.display()
+        )));
+    };
+    let bundle = EnrolmentBundle::load(file)?;
+    let mut backoff = Backoff::new();
+    loop {
+        match enrol(&bundle, state_dir).await {
+            Ok(identity) => {
+                tracing::info!(node = bundle.node, controller = bundle.controller, "enrolled");
+                return Ok(identity);
+            }
+            Err(error) if error.is_refusal() => return Err(error.into()),
+            Err(error) => {
+                let wait = backoff.next();
+                tracing::warn!(error = chain(&error), ?wait, "enrolment failed; trying again");
+                sleep(wait).await;
+            }
+        }
+    }
+}
+
+/// Follows the controller until the table writer is gone.
+pub struct Watch<P> {
+    /// Who this node is.
+    pub identity: Identity,
+    /// Where updates go.
+    pub writer: Writer<P>,
+    /// For the heartbeat's counters.
+    pub datapath: Arc<Datapath>,
+    /// Told to all who ask.
+    pub status: SharedStatus,
+    /// Told after every step: [`Applier::topology`].
+    pub topology: watch::Sender<u64>,
+}
+
+impl<P: Ports> Watch<P> {
+    /// Runs for ever.
+    ///
+    /// # Errors
+    /// [`Error::WriterGone`] only: anything else is a reason to connect again.
+    pub async fn run(self) -> Result<(), Error> {
+        let mut backoff = Backoff::new();
+        loop {
+            let started = Instant::now();
+            let error = match self.stream().await {
+                Ok(()) => "the controller ended the stream".to_owned(),
+                Err(Error::WriterGone) => return Err(Error::WriterGone),
+                Err(error) => chain(&error),
+            };
+            self.status.change(|status| {
+                status.connected = false;
+                status.last_error = Some(error.clone());
+            });
+            if started.elapsed() > LAST_RETRY {
+                backoff = Backoff::new();
+            }
+            let wait = backoff.next();
+            tracing::warn!(error, ?wait, "no stream from the controller; connecting again");
+            sleep(wait).await;
+        }
+    }
+
+    async fn stream(&self) -> Result<(), Error> {
+        let hello = self
+            .writer
+            .run(|applier| {
+                applier.begin_stream();
+                Hello {
+                    applied_revision: applier.tables.applied_revision(),
+                    database_id: applier.tables.database_id(),
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                }
+            })
+            .await?;
+        let revision = hello.applied_revision;
+        let Connection { reports, mut updates } =
+            connect(&self.identity, &self.identity.controller, hello).await?;
+        tracing::info!(controller = self.identity.controller, revision, "connected");
+        self.status.change(|status| {
+            status.connected = true;
+            status.connections += 1;
+            status.last_error = None;
+        });
+        let (sender, decoded) = mpsc::channel(DECODED_AHEAD);
+        let read = async {
+            while let Some(update) = updates.next().await? {
+                if sender.send(update).await.is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        // Whichever ends first ends the stream; none of them waits for another.
+        tokio::select! {
+            result = read => result,
+            result = self.write(decoded, &reports) => result,
+            result = self.beat(&reports) => result,
+        }
+    }
+
+    /// Applies what was decoded and acknowledges each step.
+    async fn write(
+        &self,
+        mut decoded: mpsc::Receiver<NodeUpdate>,
+        reports: &ReportSender,
+    ) -> Result<(), Error> {
+        while let Some(update) = decoded.recv().await {
+            let started = Instant::now();
+            let job = move |applier: &mut Applier<P>| (applier.apply(update), applier.topology());
+            let (applied, topology) = self.writer.run(job).await?;
+            let applied = applied.map_err(|error| Error::Config(error.to_string()))?;
+            self.topology.send_if_modified(|seen| std::mem::replace(seen, topology) != topology);
+            if let Some(Applied { revision, failures }) = applied {
+                tracing::debug!(revision, took = ?started.elapsed(), failures = failures.len(), "applied");
+                self.note_step(revision, &failures);
+                reports.ack(revision, failures).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_step(&self, revision: u64, failures: &[String]) {
+        self.status.change(|status| {
+            status.steps += 1;
+            status.acknowledged_revision = revision;
+            if !failures.is_empty() {
+                status.failures += failures.len() as u64;
+                status.last_failures = failures.to_vec();
+            }
+        });
+    }
+
+    async fn beat(&self, reports: &ReportSender) -> Result<(), Error> {
+        let mut ticks = interval(HEARTBEAT);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            reports.heartbeat(self.heartbeat().await?).await?;
+        }
+    }
+
+    async fn heartbeat(&self) -> Result<Heartbeat, Error> {
+        let (fill, counters) = self
+            .writer
+            .run(|applier| {
+                let counters: Vec<u32> = applier.tables.vrfs().map(|entry| entry.counters).collect();
+                (applier.tables.fill(), counters)
+            })
+            .await?;
+        let datapath = self.datapath.clone();
+        let count = move || {
+            let packets = datapath.vni_traffic(&counters).map(|all| all.iter().map(|t| t.packets).sum());
+            let drops = datapath.drops().map(|all| all.iter().map(|count| count.packets).sum());
+            Ok::<(u64, u64), sluice_datapath::Error>((packets?, drops?))
+        };
+        let (packets, drops) = tokio::task::spawn_blocking(count).await.map_err(|_| Error::WriterGone)??;
+        Ok(Heartbeat { cells_used: fill.cells_used, cells_total: fill.cells_total, packets, drops })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_are_fast_at_first_and_bounded() {
+        let mut backoff = Backoff::new();
+        let first = backoff.next();
+        assert!(first >= FIRST_RETRY / 2 && first <= FIRST_RETRY, "{first:?}");
+        let waits: Vec<_> = (0..20).map(|_| backoff.next()).collect();
+        assert!(waits.iter().all(|wait| *wait <= LAST_RETRY));
+        assert!(waits[10..].iter().all(|wait| *wait >= LAST_RETRY / 2));
+        let distinct: std::collections::HashSet<_> = waits[10..].iter().collect();
+        assert!(distinct.len() > 1, "no jitter");
+    }
+}

@@ -1,0 +1,211 @@
+//! A controller of one node, for the tests of agents: it enrols the node,
+//! records what it reports, and sends what the test says. And a network
+//! namespace of its own for each test.
+#![allow(dead_code)] // Not every test needs all of it.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use sluice_southbound::proto::node_report::Report;
+use sluice_southbound::proto::{Ack, EnrolRequest, EnrolResponse, Hello, NodeReport, NodeUpdate};
+use sluice_southbound::server::Southbound;
+use sluice_southbound::{CertificateAuthority, EncodedUpdate, Node, server_builder, server_service};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+type Updates = mpsc::UnboundedSender<Result<EncodedUpdate, Status>>;
+
+struct Service {
+    ca: Arc<CertificateAuthority>,
+    node: Node,
+    current: Arc<Mutex<Option<Updates>>>,
+    reports: mpsc::UnboundedSender<Report>,
+}
+
+#[tonic::async_trait]
+impl Southbound for Service {
+    async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
+        let request = request.into_inner();
+        if request.token != "token" {
+            return Err(Status::unauthenticated("the token is unknown, used or expired"));
+        }
+        let certificate_pem = self.ca.sign_csr(&request.csr_pem, self.node).unwrap();
+        Ok(Response::new(EnrolResponse {
+            certificate_pem,
+            ca_pem: self.ca.certificate_pem().to_owned(),
+            role: self.node.proto_role().into(),
+            node_name: self.node.id(),
+        }))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<EncodedUpdate, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<NodeReport>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        *self.current.lock().unwrap() = Some(sender);
+        let (mut incoming, reports) = (request.into_inner(), self.reports.clone());
+        tokio::spawn(async move {
+            while let Some(Ok(NodeReport { report: Some(report) })) = incoming.next().await {
+                let _ = reports.send(report);
+            }
+        });
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
+    }
+}
+
+/// The controller.
+pub struct Controller {
+    current: Arc<Mutex<Option<Updates>>>,
+    reports: mpsc::UnboundedReceiver<Report>,
+}
+
+impl Controller {
+    /// Listens on the loopback, and writes the node's enrolment file.
+    pub async fn start(node: &str, enrolment: &Path) -> Self {
+        let node: Node = node.parse().unwrap();
+        let ca = Arc::new(CertificateAuthority::create().unwrap());
+        let own = ca.server_certificate(&["127.0.0.1".to_owned()]).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let bundle = serde_json::json!({
+            "token": "token",
+            "ca_pem": ca.certificate_pem(),
+            "controller": listener.local_addr().unwrap().to_string(),
+            "server_name": "127.0.0.1",
+            "node": node.id(),
+            "role": node.role(),
+        });
+        fs::write(enrolment, bundle.to_string()).unwrap();
+        let (reports, received) = mpsc::unbounded_channel();
+        let current = Arc::new(Mutex::new(None));
+        let mut server = server_builder(&ca, &own).unwrap();
+        let service = Service { ca, node, current: current.clone(), reports };
+        let incoming = TcpListenerStream::new(listener);
+        tokio::spawn(server.add_service(server_service(service)).serve_with_incoming(incoming));
+        Self { current, reports: received }
+    }
+
+    async fn report<T>(&mut self, want: impl Fn(Report) -> Option<T>) -> T {
+        let next = async {
+            loop {
+                if let Some(found) = want(self.reports.recv().await.unwrap()) {
+                    return found;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, next).await.expect("the node did not report")
+    }
+
+    /// The node's next greeting.
+    pub async fn hello(&mut self) -> Hello {
+        self.report(|report| if let Report::Hello(hello) = report { Some(hello) } else { None }).await
+    }
+
+    /// The next sign of life.
+    pub async fn heartbeat(&mut self) {
+        self.report(|report| matches!(report, Report::Heartbeat(_)).then_some(())).await;
+    }
+
+    /// Sends an update and waits for the acknowledgement.
+    pub async fn step(&mut self, update: impl Into<NodeUpdate>) -> Ack {
+        let mut update = update.into();
+        let (revision, database, snapshot) = (update.revision, update.database_id, update.snapshot);
+        (update.revision, update.database_id, update.snapshot) = (0, 0, false);
+        let entries = EncodedUpdate::encode_entries(&update);
+        let message = EncodedUpdate::new(revision, database, snapshot, entries);
+        self.current.lock().unwrap().as_ref().expect("no stream").send(Ok(message)).unwrap();
+        self.report(move |report| match report {
+            Report::Ack(ack) if ack.revision == revision => Some(ack),
+            _ => None,
+        })
+        .await
+    }
+
+    /// Breaks the stream.
+    pub fn hang_up(&self) {
+        let stream = self.current.lock().unwrap().take().expect("no stream");
+        let _ = stream.send(Err(Status::unavailable("the controller restarts")));
+    }
+}
+
+/// Runs an ip command.
+pub fn ip(arguments: &str) -> String {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs `test` in a namespace with a veth pair a - b, of which a is 192.0.2.10 and 2001:db8::10.
+pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    let run = move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        ip("link set lo up");
+        ip("link add a type veth peer name b");
+        ip("addr add 192.0.2.10/24 dev a");
+        ip("addr add 2001:db8::10/64 dev a nodad");
+        ip("link set a up");
+        ip("link set b up");
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(test());
+    };
+    thread::spawn(run).join().unwrap();
+}
+
+/// Waits until `probe` has something to say.
+pub async fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..400 {
+        if let Some(found) = probe() {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not within {PATIENCE:?}: {what}");
+}
+
+/// A request to the local API: status and body.
+pub async fn local(socket: &Path, method: &str, path: &str, body: &str) -> (u16, serde_json::Value) {
+    let mut stream = loop {
+        match UnixStream::connect(socket).await {
+            Ok(stream) => break stream,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: agent\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let status = answer[9..12].parse().unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    (status, serde_json::from_str(body).unwrap_or(serde_json::Value::Null))
+}
+
+/// The metrics page.
+pub async fn metrics(address: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}

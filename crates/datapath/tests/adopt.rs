@@ -1,0 +1,212 @@
+//! What a successor finds: the same maps, the same attachments, its own programs.
+//!
+//! Each test has a thread of its own in a network namespace of its own, and a
+//! directory of its own on the BPF file system.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use libbpf_rs::{MapCore, MapFlags};
+use sluice_datapath::{Attachment, Datapath, Error, Interface, ObjectName, Settings, flush, kernel};
+use sluice_tables::{Immediate, NodeTables, Sizes};
+
+struct Pins(PathBuf);
+
+impl Pins {
+    fn new(name: &str) -> Self {
+        kernel::check().unwrap();
+        kernel::mount_bpffs().unwrap();
+        let dir = Path::new(kernel::BPFFS).join(format!("sluice-test-{}-{name}", std::process::id()));
+        Self(dir)
+    }
+
+    fn load(&self, object: ObjectName, cells: u32) -> Result<Datapath, Error> {
+        Datapath::load(&Settings { object, cells, pin_dir: Some(self.0.clone()) })
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let flushed = flush(&self.0);
+        if !thread::panicking() {
+            flushed.unwrap();
+        }
+    }
+}
+
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split_whitespace()).status().unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+/// Runs `test` in a namespace that has the veth pair a - b.
+fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    let run = move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        ip("link add a type veth peer name b");
+        ip("link set a up");
+        ip("link set b up");
+        test();
+    };
+    thread::spawn(run).join().unwrap();
+}
+
+/// Every program that the kernel runs on the interface.
+fn programs_on(interface: &str) -> String {
+    let output = Command::new("bpftool").args(["net", "show", "dev", interface]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_successor_adopts_tables_and_counters() {
+    let pins = Pins::new("maps");
+    let first = pins.load(ObjectName::Gateway, 4096).unwrap();
+    assert!(!first.adopted());
+    let mut tables = NodeTables::create(first.memory().unwrap(), Immediate, Sizes::default()).unwrap();
+    tables.upsert_vtep("192.0.2.1".parse().unwrap()).unwrap();
+    tables.set_applied_revision(42);
+    let cpus = libbpf_rs::num_possible_cpus().unwrap();
+    let counted = vec![5u64.to_ne_bytes().to_vec(); cpus];
+    let reason = 7u32.to_ne_bytes();
+    first.map("drops").unwrap().update_percpu(&reason, &counted, MapFlags::ANY).unwrap();
+    // As after a kill: nothing is tidied up but what the kernel itself closes.
+    drop((tables, first));
+
+    let second = pins.load(ObjectName::Gateway, 4096).unwrap();
+    assert!(second.adopted());
+    let memory = second.memory().unwrap();
+    assert!(memory.is_laid_out());
+    let tables = NodeTables::adopt(memory, Immediate).unwrap();
+    assert_eq!((tables.applied_revision(), tables.generation()), (42, 2));
+    assert_eq!(tables.vteps().count(), 1);
+    let drops = second.drops().unwrap();
+    assert_eq!(drops.len(), 1);
+    assert_eq!((drops[0].reason, drops[0].packets), (7, 5 * cpus as u64));
+}
+
+#[test]
+fn tables_of_another_size_are_adopted_as_they_are() {
+    let pins = Pins::new("size");
+    drop(pins.load(ObjectName::Gateway, 4096).unwrap());
+    let second = pins.load(ObjectName::Gateway, 8192).unwrap();
+    assert!(second.adopted());
+    assert_eq!(second.memory().unwrap().cells(), 4096);
+}
+
+#[test]
+fn an_incompatible_map_is_an_error_that_names_the_remedy() {
+    let pins = Pins::new("other");
+    drop(pins.load(ObjectName::Gateway, 4096).unwrap());
+    let drops = pins.0.join("maps/drops");
+    fs::remove_file(&drops).unwrap();
+    let mut other = libbpf_rs::MapHandle::create(
+        libbpf_rs::MapType::Array,
+        Some("drops"),
+        4,
+        8,
+        16,
+        &libbpf_rs::libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
+            ..Default::default()
+        },
+    )
+    .unwrap();
+    other.pin(&drops).unwrap();
+    let error = pins.load(ObjectName::Gateway, 4096).unwrap_err();
+    assert!(matches!(&error, Error::Incompatible { path, .. } if *path == drops), "{error}");
+    assert!(error.to_string().contains("--flush"), "{error}");
+}
+
+#[test]
+fn xdp_stays_attached_and_gets_the_new_program() {
+    in_namespace(|| {
+        let pins = Pins::new("xdp");
+        let interface = Interface::by_name("a").unwrap();
+        let first = pins.load(ObjectName::Gateway, 4096).unwrap();
+        assert_eq!(first.attach_xdp("gateway", &interface).unwrap(), Attachment::XdpNative);
+        let id = program_id(&first, "gateway");
+        assert!(programs_on("a").contains(&format!("driver id {id}")), "{}", programs_on("a"));
+        drop(first);
+        assert!(programs_on("a").contains(&format!("driver id {id}")), "it outlives its loader");
+
+        let second = pins.load(ObjectName::Gateway, 4096).unwrap();
+        assert_eq!(second.attach_xdp("gateway", &interface).unwrap(), Attachment::Adopted);
+        let new = program_id(&second, "gateway");
+        assert_ne!(id, new);
+        assert!(programs_on("a").contains(&format!("driver id {new}")), "{}", programs_on("a"));
+        assert_eq!(second.attached().unwrap(), [interface.clone()]);
+        assert!(second.detach(&interface).unwrap());
+        assert!(!programs_on("a").contains("id "), "{}", programs_on("a"));
+        assert!(!second.detach(&interface).unwrap());
+    });
+}
+
+#[test]
+fn another_program_on_the_interface_is_an_error() {
+    in_namespace(|| {
+        let (ours, theirs) = (Pins::new("busy1"), Pins::new("busy2"));
+        let interface = Interface::by_name("a").unwrap();
+        let first = theirs.load(ObjectName::Gateway, 4096).unwrap();
+        first.attach_xdp("gateway", &interface).unwrap();
+        let second = ours.load(ObjectName::Gateway, 4096).unwrap();
+        let error = second.attach_xdp("gateway", &interface).unwrap_err();
+        assert!(matches!(&error, Error::Occupied(name) if name == "a"), "{error}");
+    });
+}
+
+#[test]
+fn tc_stays_attached_and_gets_the_new_program() {
+    in_namespace(|| {
+        let pins = Pins::new("tc");
+        let interface = Interface::by_name("a").unwrap();
+        let first = pins.load(ObjectName::Vswitch, 4096).unwrap();
+        let how = first.attach_tc("port_ingress", &interface).unwrap();
+        assert!(matches!(how, Attachment::Tcx | Attachment::Clsact), "{how:?}");
+        drop(first);
+        let second = pins.load(ObjectName::Vswitch, 4096).unwrap();
+        assert_eq!(second.attach_tc("port_ingress", &interface).unwrap(), Attachment::Adopted);
+        assert!(second.is_attached(&interface).unwrap());
+        assert!(second.detach(&interface).unwrap());
+        assert!(!second.is_attached(&interface).unwrap());
+    });
+}
+
+#[test]
+fn pins_of_interfaces_that_are_gone_are_removed() {
+    in_namespace(|| {
+        let pins = Pins::new("gone");
+        let interface = Interface::by_name("a").unwrap();
+        let first = pins.load(ObjectName::Vswitch, 4096).unwrap();
+        first.attach_tc("port_ingress", &interface).unwrap();
+        drop(first);
+        ip("link del a");
+        let second = pins.load(ObjectName::Vswitch, 4096).unwrap();
+        assert!(second.attached().unwrap().is_empty());
+        assert_eq!(fs::read_dir(pins.0.join("links")).unwrap().count(), 0);
+        let absent = Interface::by_name("a").unwrap_err();
+        assert!(matches!(absent, Error::NoInterface(_)));
+    });
+}
+
+#[test]
+fn flush_leaves_nothing() {
+    in_namespace(|| {
+        let pins = Pins::new("flush");
+        let interface = Interface::by_name("a").unwrap();
+        let first = pins.load(ObjectName::Gateway, 4096).unwrap();
+        first.attach_xdp("gateway", &interface).unwrap();
+        drop(first);
+        assert!(flush(&pins.0).unwrap());
+        assert!(!pins.0.exists());
+        assert!(!programs_on("a").contains("id "), "{}", programs_on("a"));
+        assert!(!flush(&pins.0).unwrap());
+    });
+}
+
+fn program_id(datapath: &Datapath, name: &str) -> u32 {
+    let program = datapath.program(name).unwrap();
+    libbpf_rs::Program::id_from_fd(program.as_fd()).unwrap()
+}

@@ -1,0 +1,26 @@
+//! The gateway's command line.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use clap::Args as ClapArgs;
+use sluice_agent::CommonArgs;
+
+/// Run a gateway: forward VXLAN between hosts by the cluster's tables
+#[derive(ClapArgs, Clone, Debug)]
+pub struct Args {
+    /// Options of every node agent.
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// Underlay interface; may be given up to 8 times
+    #[arg(long = "interface", value_name = "IF", required_unless_present = "flush", num_args = 1)]
+    pub interfaces: Vec<String>,
+
+    /// This gateway's IPv4 address on the underlay [default: the first one of the interfaces]
+    #[arg(long, value_name = "ADDRESS")]
+    pub vtep4: Option<Ipv4Addr>,
+
+    /// This gateway's IPv6 address on the underlay [default: the first global one of the interfaces]
+    #[arg(long, value_name = "ADDRESS")]
+    pub vtep6: Option<Ipv6Addr>,
+}

@@ -1,0 +1,144 @@
+//! Keeping the gateway's view of the underlay true: interfaces, next hops, vIPs.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluice_agent::netlink::{Link, Netlink, changes};
+use sluice_agent::sysctl::{self, Family};
+use sluice_agent::underlay::{Vteps, node_config};
+use sluice_agent::{Error, NoPorts, Node, chain};
+use tokio::sync::{Notify, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::PROGRAM;
+use crate::announce::{Announcer, Owned};
+
+/// Everything is looked at again this often, though nothing may have told of a change.
+const REVIEW: Duration = Duration::from_secs(30);
+/// Changes come in bursts: one review answers those that come this close together.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Sets what the program needs of an interface.
+pub async fn prepare(netlink: &Netlink, link: &Link) -> Result<(), Error> {
+    // Frames to a vMAC are for another address than the interface's own.
+    netlink.set_promiscuous(link).await?;
+    // The kernel looks up routes for XDP only on interfaces that forward. Where router
+    // advertisements gave this node its own routes, 2 keeps them coming all the same.
+    if sysctl::get(Family::V6, &link.name, "accept_ra")?.as_deref() == Some("1") {
+        sysctl::set(Family::V6, &link.name, "accept_ra", "2")?;
+    }
+    sysctl::set(Family::V4, &link.name, "forwarding", "1")?;
+    sysctl::set(Family::V6, &link.name, "forwarding", "1")
+}
+
+/// The underlay as this gateway knows it.
+pub struct Underlay {
+    netlink: Netlink,
+    node: Arc<Node<NoPorts>>,
+    names: Vec<String>,
+    links: Vec<Link>,
+    vteps: Vteps,
+    changes: Arc<Notify>,
+    topology: watch::Receiver<u64>,
+    announcer: Announcer,
+}
+
+impl Underlay {
+    /// Starts to listen for changes.
+    pub fn new(
+        netlink: Netlink,
+        node: Arc<Node<NoPorts>>,
+        names: Vec<String>,
+        links: Vec<Link>,
+        vteps: Vteps,
+    ) -> Result<Self, Error> {
+        let (changes, topology) = (changes()?, node.topology.subscribe());
+        Ok(Self { netlink, node, names, links, vteps, changes, topology, announcer: Announcer::new()? })
+    }
+
+    /// Runs for ever; ends only if the table writer is gone.
+    pub async fn run(mut self) -> Result<(), Error> {
+        let mut ticks = interval(REVIEW);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let mut refresh = false;
+            tokio::select! {
+                _ = ticks.tick() => refresh = true,
+                () = self.changes.notified() => sleep(SETTLE).await,
+                // The sender lives as long as the node, which is held here.
+                _ = self.topology.changed() => {}
+            }
+            match self.review().await {
+                Ok(()) => {}
+                Err(Error::WriterGone) => return Err(Error::WriterGone),
+                Err(error) => tracing::warn!(error = chain(&error), "underlay"),
+            }
+            if refresh {
+                self.announcer.refresh(&self.links);
+            }
+        }
+    }
+
+    async fn review(&mut self) -> Result<(), Error> {
+        self.review_links().await?;
+        let (vteps, owned) = self
+            .node
+            .writer
+            .run(|applier| {
+                let vteps: Vec<IpAddr> = applier.tables.vteps().collect();
+                let owned = applier.tables.vips().filter(|vip| vip.owned);
+                (vteps, owned.map(|vip| (vip.address, vip.mac)).collect::<Owned>())
+            })
+            .await?;
+        self.announcer.update(owned, &self.links);
+        self.review_neighbours(&vteps).await
+    }
+
+    /// Follows interfaces that changed, or went and came back under another number.
+    async fn review_links(&mut self) -> Result<(), Error> {
+        let mut links = Vec::new();
+        for name in &self.names {
+            match self.netlink.link(name).await? {
+                Some(link) => links.push(link),
+                None => tracing::warn!(interface = name, "underlay interface is gone"),
+            }
+        }
+        for link in links.iter().filter(|link| !self.links.iter().any(|old| old.index == link.index)) {
+            prepare(&self.netlink, link).await?;
+            self.node.datapath.attach_xdp(PROGRAM, &link.interface())?;
+        }
+        if links == self.links {
+            return Ok(());
+        }
+        let config = node_config(&links, self.vteps, 0);
+        tracing::info!(?links, "underlay interfaces changed");
+        self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
+        self.links = links;
+        Ok(())
+    }
+
+    /// Lets the kernel keep exactly the next hops of the VTEPs resolved.
+    async fn review_neighbours(&self, vteps: &[IpAddr]) -> Result<(), Error> {
+        let mut wanted = HashSet::new();
+        for vtep in vteps {
+            if let Some(hop) = self.netlink.next_hop(*vtep).await? {
+                wanted.insert(hop);
+            }
+        }
+        let kept: HashSet<_> = self.netlink.kept_neighbours().await?.into_iter().collect();
+        for (ifindex, address) in wanted.difference(&kept) {
+            // One refusal must not cost the others their neighbours.
+            if let Err(error) = self.netlink.keep_neighbour(*ifindex, *address).await {
+                tracing::error!(error = chain(&error), "neighbour");
+            }
+        }
+        for (ifindex, address) in kept.difference(&wanted) {
+            if let Err(error) = self.netlink.release_neighbour(*ifindex, *address).await {
+                tracing::warn!(error = chain(&error), "neighbour");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! The gateway's agent on a real interface, with a controller of its own.
+
+#[path = "../../agent/tests/support/mod.rs"]
+mod support;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::Parser;
+use sluice_gateway::{Args, run};
+use sluice_southbound::{Endpoint, Route, RouteKey, Scope, Update, Vip, Vrf};
+use sluice_types::{MacAddr, Vni};
+use support::{Controller, eventually, in_namespace, ip, local, metrics};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: Args,
+}
+
+struct Bench {
+    dir: tempfile::TempDir,
+    pins: PathBuf,
+}
+
+const METRICS: &str = "127.0.0.1:9100";
+
+impl Bench {
+    fn new(name: &str) -> Self {
+        let pins = PathBuf::from(format!("/sys/fs/bpf/sluice-test-{}-{name}", std::process::id()));
+        Self { dir: tempfile::tempdir().unwrap(), pins }
+    }
+
+    fn args(&self, more: &[&str]) -> Args {
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
+        let mut line = vec!["gateway".to_owned()];
+        line.extend(["--enrolment".into(), path("enrolment.json"), "--state-dir".into(), path("state")]);
+        line.extend(["--socket".into(), path("socket"), "--pin-dir".into(), self.pins.display().to_string()]);
+        line.extend(["--table-memory-mib".into(), "1".into(), "--interface".into(), "a".into()]);
+        line.extend(more.iter().map(|word| (*word).to_owned()));
+        Cli::parse_from(line).args
+    }
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn cloud() -> Update {
+    let vni = Vni::new(7).unwrap();
+    Update {
+        revision: 10,
+        database_id: 3,
+        snapshot: true,
+        vteps: vec![address("192.0.2.1"), address("2001:db8::1"), address("198.51.100.1")],
+        vips: vec![Vip { address: address("192.0.2.100"), mac: MacAddr::local(9), owned: true }],
+        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: None }],
+        endpoints: vec![Endpoint {
+            vni,
+            ipv4: "10.0.0.5".parse().ok(),
+            ipv6: None,
+            mac: MacAddr::local(1),
+            host: address("192.0.2.1"),
+        }],
+        routes: vec![Route {
+            key: RouteKey { vni, prefix: "10.0.0.0/24".parse().unwrap() },
+            scope: Scope::Local,
+        }],
+        ..Update::default()
+    }
+}
+
+/// The XDP program of interface a.
+fn program() -> Option<u64> {
+    let links: serde_json::Value = serde_json::from_str(&ip("-j -d link show dev a")).unwrap();
+    links[0]["xdp"]["prog"]["id"].as_u64()
+}
+
+fn managed() -> Vec<String> {
+    let neighbours = ip("neigh show dev a");
+    let managed = neighbours.lines().filter(|line| line.contains("managed"));
+    let mut found: Vec<_> = managed.map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
+    in_namespace(|| async {
+        let bench = Bench::new("life");
+        let mut controller =
+            Controller::start("gateway:gw-7", &bench.dir.path().join("enrolment.json")).await;
+        let agent = tokio::spawn(run(bench.args(&["--metrics", METRICS])));
+        let hello = controller.hello().await;
+        assert_eq!((hello.applied_revision, hello.database_id), (0, 0));
+        let ack = controller.step(cloud()).await;
+        assert_eq!(ack.failures, Vec::<String>::new());
+        controller.heartbeat().await;
+        let first = program().expect("XDP is attached");
+        // The third VTEP has no route, and so no neighbour.
+        eventually("managed neighbours", || (managed() == ["192.0.2.1", "2001:db8::1"]).then_some(())).await;
+
+        let page = metrics(METRICS.parse::<SocketAddr>().unwrap()).await;
+        for line in [
+            "sluice_controller_connected 1",
+            "sluice_revision_applied 10",
+            "sluice_vni_packets_total{vni=\"7\"} 0",
+        ] {
+            assert!(page.contains(line), "{line} in {page}");
+        }
+        agent.abort();
+        let _ = agent.await;
+        assert_eq!(program(), Some(first), "packets go on without an agent");
+
+        let agent = tokio::spawn(run(bench.args(&[])));
+        let hello = controller.hello().await;
+        assert_eq!((hello.applied_revision, hello.database_id), (10, 3));
+        assert!(program().is_some_and(|new| new != first), "the new agent's program is in place");
+        let gone = Update {
+            revision: 11,
+            database_id: 3,
+            removed_vteps: vec![address("2001:db8::1")],
+            ..Update::default()
+        };
+        assert_eq!(controller.step(gone).await.failures, Vec::<String>::new());
+        eventually("neighbours", || (managed() == ["192.0.2.1"]).then_some(())).await;
+        let (status, answer) = local(&bench.dir.path().join("socket"), "GET", "/status", "").await;
+        assert_eq!(status, 200);
+        assert_eq!(
+            (&answer["tables"]["endpoints"], &answer["adopted"]),
+            (&1.into(), &true.into()),
+            "{answer}"
+        );
+
+        controller.hang_up();
+        assert_eq!(controller.hello().await.applied_revision, 11);
+        agent.abort();
+        let _ = agent.await;
+        run(bench.args(&["--flush"])).await.unwrap();
+        assert_eq!((program(), bench.pins.exists()), (None, false));
+    });
+}
+
+#[test]
+fn what_cannot_work_is_said_before_anything_is_changed() {
+    in_namespace(|| async {
+        let bench = Bench::new("refused");
+        let error = |result: Result<(), sluice_gateway::Error>| result.unwrap_err().to_string();
+        let foreign = error(run(bench.args(&["--vtep4", "203.0.113.1"])).await);
+        assert!(foreign.contains("203.0.113.1 is on no interface"), "{foreign}");
+        let missing = error(run(bench.args(&["--interface", "nothere"])).await);
+        assert!(missing.contains("\"nothere\""), "{missing}");
+        let twice = error(run(bench.args(&["--interface", "a"])).await);
+        assert!(twice.contains("twice"), "{twice}");
+        assert_eq!((program(), bench.pins.exists()), (None, false));
+    });
+}
+
+#[test]
+fn two_agents_never_share_tables() {
+    in_namespace(|| async {
+        let bench = Bench::new("twice");
+        let mut controller =
+            Controller::start("gateway:gw-7", &bench.dir.path().join("enrolment.json")).await;
+        let agent = tokio::spawn(run(bench.args(&[])));
+        controller.hello().await;
+        let second = run(bench.args(&[])).await.unwrap_err().to_string();
+        assert!(second.contains("another agent is running"), "{second}");
+        agent.abort();
+        let _ = agent.await;
+        run(bench.args(&["--flush"])).await.unwrap();
+    });
+}

@@ -1,0 +1,22 @@
+//! The vSwitch's command line.
+
+use std::net::IpAddr;
+
+use clap::Args as ClapArgs;
+use sluice_agent::CommonArgs;
+
+/// Run a host's vSwitch: connect its VMs' ports to their VPCs
+#[derive(ClapArgs, Clone, Debug)]
+pub struct Args {
+    /// Options of every node agent.
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// Underlay interface
+    #[arg(long, value_name = "IF", required_unless_present = "flush")]
+    pub uplink: Option<String>,
+
+    /// This host's address on the underlay [default: the uplink's first address, IPv4 before IPv6]
+    #[arg(long, value_name = "ADDRESS")]
+    pub vtep: Option<IpAddr>,
+}
