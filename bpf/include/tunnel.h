@@ -46,6 +46,7 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	const struct group *group;
 	const __u32 *words;
 	const struct next_hop *hop;
+	int verdict;
 
 	if (!vrf || !node)
 		return port_drop(0, DROP_stale_index);
@@ -65,8 +66,10 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	hop = cell_at(hop_cell & CELL_INDEX_MASK);
 	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_VTEP)
 		return port_drop(vrf->vni, DROP_stale_index);
-	count_traffic(vrf->counters, skb->len);
-	return tunnel_send(skb, node, hop, vrf->vni);
+	verdict = tunnel_send(skb, node, hop, vrf->vni);
+	if (verdict == TC_ACT_REDIRECT)
+		count_traffic(vrf->counters, skb->len);
+	return verdict;
 }
 
 /* The VNI of a frame from the VXLAN device, if a known node sent it. */
