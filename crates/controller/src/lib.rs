@@ -1,1 +1,35 @@
-//! sluice controller
+//! The controller: the northbound API, the compiler of intent into table
+//! entries, and the streams that carry them to the nodes.
+//!
+//! A change's way: `api` checks it and has the store commit it; `follow` reads
+//! it back from the outbox, `compile` says what it means for whom, `steps` keeps
+//! that, encoded, for `stream` to send to each node; `southbound` takes in the
+//! acknowledgements, from which `members` says what is programmed.
+#![forbid(unsafe_code)]
+
+mod api;
+mod compile;
+mod core;
+mod enrol;
+mod follow;
+mod hub;
+mod members;
+mod metrics;
+mod run;
+mod southbound;
+mod steps;
+mod stream;
+mod timeline;
+
+pub use run::{Args, Controller, Error, run};
+
+/// The OpenAPI document of the northbound API, as `api/openapi.json` has it.
+///
+/// # Errors
+/// When it cannot be written as JSON.
+pub fn openapi_json() -> Result<String, serde_json::Error> {
+    api::document().to_pretty_json().map(|text| text + "\n")
+}
+
+#[cfg(test)]
+mod compile_tests;

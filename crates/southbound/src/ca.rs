@@ -65,6 +65,15 @@ impl CertificateAuthority {
         &self.certificate_pem
     }
 
+    /// Whether [`Self::sign_csr`] could read this request.
+    ///
+    /// # Errors
+    /// [`Error::Certificate`] with what is wrong with it.
+    pub fn check_csr(csr_pem: &str) -> Result<(), Error> {
+        CertificateSigningRequestParams::from_pem(csr_pem).map_err(failed("read the certificate request"))?;
+        Ok(())
+    }
+
     /// A node's certificate (PEM) for the key that the PKCS#10 request proves to
     /// have. Nothing else of the request is used.
     ///

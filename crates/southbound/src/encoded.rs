@@ -31,6 +31,14 @@ impl EncodedUpdate {
     }
 }
 
+/// Reads a message as a node would.
+///
+/// # Errors
+/// When the bytes are no message.
+pub fn decode_update(bytes: Bytes) -> Result<NodeUpdate, DecodeError> {
+    NodeUpdate::decode(bytes)
+}
+
 impl Message for EncodedUpdate {
     fn encode_raw(&self, buf: &mut impl BufMut) {
         buf.put_slice(&self.head);

@@ -31,7 +31,7 @@ pub mod server {
 
 pub use ca::{CertificateAuthority, ServerCertificate};
 pub use client::{Connection, ReportSender, UpdateStream, connect, enrol};
-pub use encoded::EncodedUpdate;
+pub use encoded::{EncodedUpdate, decode_update};
 pub use entries::{Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
 pub use error::Error;
 pub use identity::{EnrolmentBundle, Identity};

@@ -1,0 +1,159 @@
+//! Clusters: gateways that share vIPs and hold the same tables.
+
+use super::problem::Problem;
+use super::reply::{self, List, Resource};
+use super::request::{Id, IfMatch, Json, Query, check_name, page};
+use super::{Api, App};
+use crate::members::Needs;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use sluice_types::{ClusterId, is_unicast};
+use std::collections::HashSet;
+use std::net::IpAddr;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Most vIPs of one family.
+const MAX_VIPS: usize = 63;
+
+#[derive(Serialize, ToSchema)]
+struct Cluster {
+    #[schema(value_type = String, example = "cluster-1")]
+    id: ClusterId,
+    name: String,
+    /// In bucket order.
+    #[schema(value_type = Vec<String>)]
+    vips: Vec<IpAddr>,
+    revision: u64,
+    programmed: bool,
+}
+
+impl Resource for Cluster {
+    type Stored = sluice_store::Cluster;
+    const PATH: &'static str = "/v1/clusters";
+    fn id(stored: &Self::Stored) -> String {
+        stored.id.to_string()
+    }
+    fn revision(stored: &Self::Stored) -> u64 {
+        stored.revision
+    }
+    fn needs(stored: &Self::Stored) -> Needs {
+        Needs::Cluster(stored.id)
+    }
+    fn new(stored: Self::Stored, programmed: bool) -> Self {
+        let sluice_store::Cluster { id, name, vips, revision } = stored;
+        Self { id, name, vips, revision, programmed }
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NewCluster {
+    /// Unique in the cloud.
+    name: String,
+    /// Underlay addresses that the cluster's gateways share out, in bucket
+    /// order; 1 to 63 of a family.
+    #[schema(value_type = Vec<String>, example = json!(["192.0.2.10", "2001:db8::10"]))]
+    vips: Vec<IpAddr>,
+}
+
+/// What replaces the cluster's vIPs.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ClusterPatch {
+    #[schema(value_type = Vec<String>)]
+    vips: Vec<IpAddr>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ClusterQuery {
+    /// Only the one with this name.
+    name: Option<String>,
+    /// 1 to 1000; 100 if absent.
+    limit: Option<u32>,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+fn check_vips(vips: &[IpAddr]) -> Result<(), Problem> {
+    if vips.is_empty() {
+        return Err(Problem::invalid("vips", "a cluster needs at least one vIP"));
+    }
+    for ipv4 in [true, false] {
+        if vips.iter().filter(|vip| vip.is_ipv4() == ipv4).count() > MAX_VIPS {
+            return Err(Problem::invalid("vips", format!("more than {MAX_VIPS} vIPs of one family")));
+        }
+    }
+    let mut seen = HashSet::new();
+    for (index, vip) in vips.iter().enumerate() {
+        let field = format!("vips[{index}]");
+        if !is_unicast(*vip) {
+            return Err(Problem::invalid(&field, format!("{vip} is not a unicast address")));
+        }
+        if !seen.insert(vip) {
+            return Err(Problem::invalid(&field, format!("{vip} is there twice")));
+        }
+    }
+    Ok(())
+}
+
+#[utoipa::path(post, path = "/v1/clusters", tag = "clusters", request_body = NewCluster,
+    responses((status = 201, body = Cluster), (status = 200, body = Cluster, description = "Was there")))]
+async fn create_cluster(State(api): State<App>, Json(body): Json<NewCluster>) -> Result<Response, Problem> {
+    check_name("name", &body.name)?;
+    check_vips(&body.vips)?;
+    Ok(reply::created::<Cluster>(&api, api.core.store.create_cluster(&body.name, &body.vips).await?))
+}
+
+#[utoipa::path(get, path = "/v1/clusters", tag = "clusters", params(ClusterQuery),
+    responses((status = 200, body = List<Cluster>)))]
+async fn list_clusters(
+    State(api): State<App>,
+    Query(query): Query<ClusterQuery>,
+) -> Result<Response, Problem> {
+    let page = page(query.limit, query.cursor.as_deref(), ClusterId::get)?;
+    let stored = api.core.store.clusters(query.name.as_deref(), reply::one_more(page)).await?;
+    Ok(reply::list::<Cluster>(&api, page, stored).into_response())
+}
+
+#[utoipa::path(get, path = "/v1/clusters/{cluster}", tag = "clusters",
+    params(("cluster" = String, Path)), responses((status = 200, body = Cluster)))]
+async fn get_cluster(State(api): State<App>, Id(id): Id<ClusterId>) -> Result<Response, Problem> {
+    Ok(reply::one::<Cluster>(&api, api.core.store.cluster(id).await?))
+}
+
+#[utoipa::path(patch, path = "/v1/clusters/{cluster}", tag = "clusters",
+    params(("cluster" = String, Path), ("If-Match" = Option<String>, Header)),
+    request_body = ClusterPatch, responses((status = 200, body = Cluster)))]
+async fn update_cluster(
+    State(api): State<App>,
+    Id(id): Id<ClusterId>,
+    IfMatch(expected): IfMatch,
+    Json(body): Json<ClusterPatch>,
+) -> Result<Response, Problem> {
+    check_vips(&body.vips)?;
+    Ok(reply::updated::<Cluster>(&api, api.core.store.update_cluster(id, &body.vips, expected).await?))
+}
+
+#[utoipa::path(delete, path = "/v1/clusters/{cluster}", tag = "clusters",
+    params(("cluster" = String, Path), ("If-Match" = Option<String>, Header)),
+    responses((status = 204)))]
+async fn delete_cluster(
+    State(api): State<App>,
+    Id(id): Id<ClusterId>,
+    IfMatch(expected): IfMatch,
+) -> Result<Response, Problem> {
+    api.core.store.delete_cluster(id, expected).await?;
+    Ok(reply::deleted(&api))
+}
+
+pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
+    OpenApiRouter::new().routes(routes!(create_cluster, list_clusters)).routes(routes!(
+        get_cluster,
+        update_cluster,
+        delete_cluster
+    ))
+}

@@ -1,0 +1,94 @@
+//! What every request passes: a request id, the bearer token, the log.
+
+use super::App;
+use super::problem::Problem;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tracing::Instrument;
+
+const REQUEST_ID: &str = "x-request-id";
+const MAX_REQUEST_ID: usize = 64;
+
+/// When a request arrived.
+#[derive(Clone, Copy)]
+pub struct Began(pub Instant);
+
+static REQUESTS: AtomicU64 = AtomicU64::new(0);
+
+/// The caller's id for the request if it has a sane one, else a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let sane =
+        |id: &&str| !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.bytes().all(|b| b.is_ascii_graphic());
+    match given.filter(sane) {
+        Some(id) => id.to_owned(),
+        None => {
+            let number = REQUESTS.fetch_add(1, Ordering::Relaxed);
+            format!("{:x}-{number:x}", crate::hub::now_ms())
+        }
+    }
+}
+
+/// These tell nothing about the cloud, and probes have no token.
+fn is_open(path: &str) -> bool {
+    matches!(path, "/healthz" | "/readyz" | "/openapi.json")
+}
+
+fn check_token(expected: Option<[u8; 32]>, request: &Request) -> Result<(), Problem> {
+    let Some(expected) = expected else { return Ok(()) };
+    if is_open(request.uri().path()) {
+        return Ok(());
+    }
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = given.and_then(|text| text.strip_prefix("Bearer "));
+    // Digests are compared, so that the time taken tells nothing of the token.
+    let fits = token.is_some_and(|token| <[u8; 32]>::from(Sha256::digest(token.as_bytes())) == expected);
+    if fits {
+        return Ok(());
+    }
+    let cause = if given.is_some() { "the bearer token is wrong" } else { "a bearer token is needed" };
+    Err(Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", cause).offender("authorization"))
+}
+
+/// Wraps every request.
+pub async fn guard(State(api): State<App>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = request_id(request.headers());
+    let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
+    request.extensions_mut().insert(Began(began));
+    let checked = check_token(api.token_digest, &request);
+    let answer = async {
+        let mut response = match checked {
+            Ok(()) => next.run(request).await,
+            Err(problem) => problem.into_response(),
+        };
+        let ms = began.elapsed().as_secs_f64() * 1000.0;
+        let status = response.status();
+        let counter = match status.as_u16() {
+            500.. => &api.answers.server_error,
+            400.. => &api.answers.client_error,
+            _ => &api.answers.ok,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        match response.extensions().get::<Problem>() {
+            Some(problem) => tracing::info!(
+                status = status.as_u16(),
+                ms,
+                kind = problem.kind(),
+                detail = problem.detail(),
+                "refused"
+            ),
+            None => tracing::debug!(status = status.as_u16(), ms, "answered"),
+        }
+        if let Ok(id) = HeaderValue::try_from(id) {
+            response.headers_mut().insert(REQUEST_ID, id);
+        }
+        response
+    };
+    answer.instrument(span).await
+}

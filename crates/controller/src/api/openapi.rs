@@ -1,0 +1,72 @@
+//! The OpenAPI document, generated from the handlers. `api/openapi.json` is its
+//! checked-in copy.
+
+use super::problem::Problem;
+use axum::http::header;
+use axum::response::IntoResponse;
+use std::sync::LazyLock;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, OpenApi, Ref, ResponseBuilder};
+use utoipa::{Modify, OpenApi as _};
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Sluice",
+        description = "The northbound API of the Sluice controller.\n\n\
+            Creation is idempotent by name: the same call again answers 200 with the object it made. \
+            Objects carry their `revision` as ETag; updates and deletions take If-Match. \
+            `programmed` is true when every node that needs the object has it in its tables. \
+            Lists come in pages: pass `next` as `cursor` to continue. \
+            Errors are problem details (RFC 9457)."
+    ),
+    components(schemas(Problem)),
+    modifiers(&Common)
+)]
+struct Base;
+
+/// What all operations have in common.
+struct Common;
+
+impl Modify for Common {
+    fn modify(&self, document: &mut OpenApi) {
+        let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        if let Some(components) = document.components.as_mut() {
+            components.add_security_scheme("bearer", bearer);
+        }
+        document.security =
+            Some(vec![SecurityRequirement::default(), SecurityRequirement::new("bearer", [""; 0])]);
+    }
+}
+
+/// Every operation may answer with a problem.
+fn add_problems(document: &mut OpenApi) {
+    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+    let response = ResponseBuilder::new()
+        .description("What is wrong")
+        .content("application/problem+json", content)
+        .build();
+    for path in document.paths.paths.values_mut() {
+        let operations =
+            [&mut path.get, &mut path.post, &mut path.patch, &mut path.delete].into_iter().flatten();
+        for operation in operations {
+            operation.responses.responses.insert("default".to_owned(), response.clone().into());
+        }
+    }
+}
+
+/// The document.
+pub fn document() -> OpenApi {
+    let (_, paths) = super::described().split_for_parts();
+    let mut document = Base::openapi();
+    document.merge(paths);
+    add_problems(&mut document);
+    document
+}
+
+static TEXT: LazyLock<String> = LazyLock::new(|| document().to_pretty_json().unwrap_or_default());
+
+/// `/openapi.json`
+pub async fn serve() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], TEXT.as_str())
+}

@@ -1,0 +1,248 @@
+//! Errors as RFC 9457 problem details: what is wrong, who the offender is, and
+//! the likely cause. What only the log may know stays in the log.
+
+use crate::enrol::EnrolError;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use sluice_store::{Conflict, StoreError};
+use utoipa::ToSchema;
+
+/// An error, as RFC 9457 has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Problem {
+    /// `urn:sluice:problem:` and a name that does not change.
+    #[serde(rename = "type")]
+    #[schema(example = "urn:sluice:problem:name-taken")]
+    kind: String,
+    /// The kind of problem in words.
+    title: String,
+    /// The HTTP status.
+    status: u16,
+    /// This problem in words, with the likely cause.
+    detail: String,
+    /// What is at fault: a field of the request, an object, an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offender: Option<String>,
+    /// Seconds after which to try again.
+    #[serde(skip)]
+    retry_after_s: Option<u32>,
+}
+
+impl Problem {
+    /// A problem of a kind, in words.
+    pub fn new(status: StatusCode, kind: &str, detail: impl Into<String>) -> Self {
+        Self {
+            kind: format!("urn:sluice:problem:{kind}"),
+            title: title(kind),
+            status: status.as_u16(),
+            detail: detail.into(),
+            offender: None,
+            retry_after_s: None,
+        }
+    }
+
+    /// A field's value that will not do.
+    pub fn invalid(field: &str, detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail).offender(field)
+    }
+
+    /// Part of the URL or a header that cannot be read.
+    pub fn bad_request(offender: &str, detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad-request", detail).offender(offender)
+    }
+
+    /// Names the offender.
+    pub fn offender(mut self, offender: impl Into<String>) -> Self {
+        self.offender = Some(offender.into());
+        self
+    }
+
+    /// The problem of a part, seen from the whole.
+    pub fn inside(mut self, place: &str) -> Self {
+        let field = self.offender.as_deref().map(|field| format!(".{field}")).unwrap_or_default();
+        self.detail = format!("{place}: {}", self.detail);
+        self.offender = Some(format!("{place}{field}"));
+        self
+    }
+
+    /// The HTTP status.
+    #[cfg(test)]
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
+    /// The kind, for the log.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// The problem in words.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// A store error of a request whose URL names `path_id`: what is not there
+    /// and is not that was named in the body.
+    pub fn of_store(error: StoreError, path_id: Option<&str>) -> Self {
+        match error {
+            StoreError::NotFound { kind, id } if path_id.is_none_or(|path| path != id) => Self::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "unknown-reference",
+                format!("there is no {kind} {id}"),
+            )
+            .offender(id),
+            StoreError::InBulk { index, name, source } => {
+                let inner = Self::of_store(*source, path_id);
+                let detail = format!("instances[{index}] (`{name}`): {}", inner.detail);
+                Self { detail, offender: Some(format!("instances[{index}]")), ..inner }
+            }
+            error => error.into(),
+        }
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let text = error.to_string();
+        match error {
+            StoreError::NotFound { kind, id } => {
+                Self::new(StatusCode::NOT_FOUND, "not-found", format!("there is no {kind} {id}")).offender(id)
+            }
+            StoreError::Conflict(conflict) => of_conflict(&conflict),
+            StoreError::InBulk { .. } => Self::of_store(error, None),
+            StoreError::Stale { id, .. } => Self::new(
+                StatusCode::PRECONDITION_FAILED,
+                "stale",
+                format!("{text}: someone changed it since it was read"),
+            )
+            .offender(id),
+            StoreError::Unavailable { .. } => {
+                tracing::error!(error = &error as &dyn std::error::Error, "database unavailable");
+                let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "database-unavailable", text);
+                problem.retry_after_s = Some(1);
+                problem
+            }
+            StoreError::Compacted { .. } | StoreError::BadUrl(_) | StoreError::Corrupt(_) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "store failed");
+                Self::internal()
+            }
+        }
+    }
+}
+
+impl From<EnrolError> for Problem {
+    fn from(error: EnrolError) -> Self {
+        match error {
+            EnrolError::Store(error) => error.into(),
+            EnrolError::Random(_) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot make a token");
+                Self::internal()
+            }
+        }
+    }
+}
+
+impl Problem {
+    /// What only the log may know.
+    pub fn internal() -> Self {
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "the controller failed; its log says why, under this answer's x-request-id",
+        )
+    }
+}
+
+fn title(kind: &str) -> String {
+    let mut title = kind.replace('-', " ");
+    if let Some(first) = title.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    title
+}
+
+/// Conflicts with what is there are 409; what could not be right whatever is
+/// there is 422.
+fn of_conflict(conflict: &Conflict) -> Problem {
+    let text = conflict.to_string();
+    let conflict_with =
+        |kind, offender: &str| Problem::new(StatusCode::CONFLICT, kind, text.clone()).offender(offender);
+    let invalid = |kind, offender: &str| {
+        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, kind, text.clone()).offender(offender)
+    };
+    match conflict {
+        Conflict::NameTaken { name, .. } => conflict_with("name-taken", name),
+        Conflict::PrefixOverlap { given, .. } => conflict_with("prefix-overlap", given),
+        Conflict::OutsideSubnet { address, .. } => invalid("outside-subnet", address),
+        Conflict::ReservedAddress { address, .. } => invalid("reserved-address", address),
+        Conflict::AddressTaken { address, .. } => conflict_with("address-taken", address),
+        Conflict::UnderlayAddressTaken { address, .. } => conflict_with("underlay-address-taken", address),
+        Conflict::MacTaken { mac, .. } => conflict_with("mac-taken", mac),
+        Conflict::NoSuchFamily { address, .. } => invalid("no-such-family", address),
+        Conflict::SubnetFull { subnet, .. } => conflict_with("subnet-full", subnet),
+        Conflict::VniTaken { vni, .. } => conflict_with("vni-taken", &vni.to_string()),
+        Conflict::VniExhausted { .. } => {
+            Problem::new(StatusCode::CONFLICT, "vni-exhausted", text.clone()).offender("vni")
+        }
+        Conflict::PeeringOverlap { b_prefix, .. } => conflict_with("peering-overlap", b_prefix),
+        Conflict::PeeringAcrossTenants { b, .. } => invalid("peering-across-tenants", b),
+        Conflict::AlreadyPeered { peering, .. } => conflict_with("already-peered", peering),
+        Conflict::PeeredWithItself => invalid("peered-with-itself", "vpcs"),
+        Conflict::ForeignPeering { peering } => invalid("foreign-peering", peering),
+        Conflict::RouteInsideSubnet { prefix, .. } => conflict_with("route-inside-subnet", prefix),
+        Conflict::ForeignSubnet { subnet, .. } => invalid("foreign-subnet", subnet),
+        Conflict::InUse { user, .. } => conflict_with("in-use", user),
+        Conflict::PeeringAcrossClusters { b, .. } => invalid("peering-across-clusters", b),
+        Conflict::Invalid(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", text.clone()),
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let json = HeaderValue::from_static("application/problem+json");
+        let mut response = (status, [(header::CONTENT_TYPE, json)], body).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_errors_say_who_and_how_bad() {
+        let taken = Conflict::AddressTaken { address: "10.0.0.2".into(), instance: "vm1".into() };
+        let problem = Problem::of_store(
+            StoreError::InBulk { index: 3, name: "vm9".into(), source: Box::new(taken.into()) },
+            Some("vpc-1"),
+        );
+        assert_eq!(problem.status, 409);
+        assert_eq!(problem.offender.as_deref(), Some("instances[3]"));
+        assert_eq!(problem.detail, "instances[3] (`vm9`): 10.0.0.2 is already instance `vm1`'s");
+        assert_eq!(
+            (problem.kind.as_str(), problem.title.as_str()),
+            ("urn:sluice:problem:address-taken", "Address taken")
+        );
+
+        let gone = || StoreError::NotFound { kind: "VPC", id: "vpc-1".into() };
+        assert_eq!(Problem::of_store(gone(), Some("vpc-1")).status, 404);
+        assert_eq!(Problem::of_store(gone(), Some("vpc-2")).status, 422);
+        assert_eq!(Problem::of_store(gone(), None).status, 422);
+
+        let down = StoreError::Unavailable { cause: "disk full".into(), source: None };
+        let response = Problem::from(down).into_response();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+    }
+}

@@ -1,0 +1,190 @@
+//! VPCs: one VNI, one VRF, on one cluster.
+
+use super::problem::Problem;
+use super::reply::{self, List, Resource};
+use super::request::{Id, IfMatch, Json, Query, check_name, page};
+use super::{Api, App};
+use crate::members::Needs;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use sluice_store::{Page, StoreError};
+use sluice_types::{ClusterId, TenantId, Vni, VpcId};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Fits VXLAN over either family where the underlay carries 1500 bytes.
+const DEFAULT_MTU: u16 = 1430;
+/// IPv6 needs it (RFC 8200).
+const MIN_MTU: u16 = 1280;
+/// What VXLAN over IPv6 leaves of an underlay of 9216 bytes.
+const MAX_MTU: u16 = 9146;
+/// Times that an update without If-Match is tried while others update, too.
+const TRIES: u32 = 5;
+
+#[derive(Serialize, ToSchema)]
+struct Vpc {
+    #[schema(value_type = String, example = "vpc-1")]
+    id: VpcId,
+    name: String,
+    #[schema(value_type = String, example = "tenant-1")]
+    tenant: TenantId,
+    #[schema(value_type = String, example = "cluster-1")]
+    cluster: ClusterId,
+    #[schema(value_type = u32, minimum = 1, maximum = 16777215)]
+    vni: Vni,
+    mtu: u16,
+    revision: u64,
+    programmed: bool,
+}
+
+impl Resource for Vpc {
+    type Stored = sluice_store::Vpc;
+    const PATH: &'static str = "/v1/vpcs";
+    fn id(stored: &Self::Stored) -> String {
+        stored.id.to_string()
+    }
+    fn revision(stored: &Self::Stored) -> u64 {
+        stored.revision
+    }
+    fn needs(stored: &Self::Stored) -> Needs {
+        Needs::Vpc(stored.id)
+    }
+    fn new(stored: Self::Stored, programmed: bool) -> Self {
+        let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, revision } = stored;
+        Self { id, name, tenant, cluster, vni, mtu, revision, programmed }
+    }
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NewVpc {
+    /// Unique in the tenant.
+    name: String,
+    #[schema(value_type = String, example = "tenant-1")]
+    tenant: TenantId,
+    /// May be left out if there is exactly one.
+    #[schema(value_type = Option<String>, example = "cluster-1")]
+    cluster: Option<ClusterId>,
+    /// Chosen if left out.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 16777215)]
+    vni: Option<Vni>,
+    /// Bytes of IP packet; 1430 if left out.
+    #[schema(minimum = 1280, maximum = 9146)]
+    mtu: Option<u16>,
+}
+
+/// What changes; the rest stays.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct VpcPatch {
+    name: Option<String>,
+    #[schema(minimum = 1280, maximum = 9146)]
+    mtu: Option<u16>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct VpcQuery {
+    /// Only those of this tenant.
+    #[param(value_type = Option<String>)]
+    tenant: Option<TenantId>,
+    /// Only those with this name, one a tenant.
+    name: Option<String>,
+    /// 1 to 1000; 100 if absent.
+    limit: Option<u32>,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+fn check_mtu(mtu: u16) -> Result<u16, Problem> {
+    if (MIN_MTU..=MAX_MTU).contains(&mtu) {
+        return Ok(mtu);
+    }
+    Err(Problem::invalid("mtu", format!("mtu must be between {MIN_MTU} and {MAX_MTU}, not {mtu}")))
+}
+
+async fn only_cluster(api: &Api) -> Result<ClusterId, Problem> {
+    let clusters = api.core.store.clusters(None, Page { after: 0, limit: 2 }).await?;
+    match clusters.as_slice() {
+        [cluster] => Ok(cluster.id),
+        [] => Err(Problem::invalid("cluster", "there is no cluster yet to place the VPC on")),
+        _ => Err(Problem::invalid("cluster", "there are several clusters: say which")),
+    }
+}
+
+#[utoipa::path(post, path = "/v1/vpcs", tag = "vpcs", request_body = NewVpc,
+    responses((status = 201, body = Vpc), (status = 200, body = Vpc, description = "Was there")))]
+async fn create_vpc(State(api): State<App>, Json(body): Json<NewVpc>) -> Result<Response, Problem> {
+    check_name("name", &body.name)?;
+    let mtu = check_mtu(body.mtu.unwrap_or(DEFAULT_MTU))?;
+    let cluster = match body.cluster {
+        Some(cluster) => cluster,
+        None => only_cluster(&api).await?,
+    };
+    let new = sluice_store::NewVpc { name: body.name, tenant: body.tenant, vni: body.vni, cluster, mtu };
+    let created = api.core.store.create_vpc(new).await;
+    Ok(reply::created::<Vpc>(&api, created.map_err(|error| Problem::of_store(error, None))?))
+}
+
+#[utoipa::path(get, path = "/v1/vpcs", tag = "vpcs", params(VpcQuery),
+    responses((status = 200, body = List<Vpc>)))]
+async fn list_vpcs(State(api): State<App>, Query(query): Query<VpcQuery>) -> Result<Response, Problem> {
+    let page = page(query.limit, query.cursor.as_deref(), VpcId::get)?;
+    let store = &api.core.store;
+    let stored = store.vpcs(query.tenant, query.name.as_deref(), reply::one_more(page)).await?;
+    Ok(reply::list::<Vpc>(&api, page, stored).into_response())
+}
+
+#[utoipa::path(get, path = "/v1/vpcs/{vpc}", tag = "vpcs",
+    params(("vpc" = String, Path)), responses((status = 200, body = Vpc)))]
+async fn get_vpc(State(api): State<App>, Id(id): Id<VpcId>) -> Result<Response, Problem> {
+    Ok(reply::one::<Vpc>(&api, api.core.store.vpc(id).await?))
+}
+
+#[utoipa::path(patch, path = "/v1/vpcs/{vpc}", tag = "vpcs",
+    params(("vpc" = String, Path), ("If-Match" = Option<String>, Header)),
+    request_body = VpcPatch, responses((status = 200, body = Vpc)))]
+async fn update_vpc(
+    State(api): State<App>,
+    Id(id): Id<VpcId>,
+    IfMatch(expected): IfMatch,
+    Json(body): Json<VpcPatch>,
+) -> Result<Response, Problem> {
+    if let Some(name) = &body.name {
+        check_name("name", name)?;
+    }
+    body.mtu.map(check_mtu).transpose()?;
+    let mut tries = 1;
+    loop {
+        let current = api.core.store.vpc(id).await?;
+        let name = body.name.as_deref().unwrap_or(&current.name);
+        let mtu = body.mtu.unwrap_or(current.mtu);
+        // What stays must be what it is now.
+        let at = expected.unwrap_or(current.revision);
+        match api.core.store.update_vpc(id, name, mtu, Some(at)).await {
+            Ok(vpc) => return Ok(reply::updated::<Vpc>(&api, vpc)),
+            Err(StoreError::Stale { .. }) if expected.is_none() && tries < TRIES => tries += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[utoipa::path(delete, path = "/v1/vpcs/{vpc}", tag = "vpcs",
+    params(("vpc" = String, Path), ("If-Match" = Option<String>, Header)),
+    responses((status = 204)))]
+async fn delete_vpc(
+    State(api): State<App>,
+    Id(id): Id<VpcId>,
+    IfMatch(expected): IfMatch,
+) -> Result<Response, Problem> {
+    api.core.store.delete_vpc(id, expected).await?;
+    Ok(reply::deleted(&api))
+}
+
+pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
+    OpenApiRouter::new()
+        .routes(routes!(create_vpc, list_vpcs))
+        .routes(routes!(get_vpc, update_vpc, delete_vpc))
+}

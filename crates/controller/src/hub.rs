@@ -1,0 +1,281 @@
+//! What the controller knows of each node: its stream, what it acknowledged,
+//! when it was last heard of. The memory here is the truth for nodes whose
+//! stream is ours; the store has it for other replicas and for the next start.
+
+use sluice_southbound::proto::Heartbeat;
+use sluice_store::{NodeId, NodeState};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::oneshot;
+
+/// A node's being alive is written down this often when nothing else is.
+const SEEN_INTERVAL_MS: u64 = 10_000;
+
+/// Why a stream must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// The node opened another one.
+    Replaced,
+    /// The node was deleted.
+    Removed,
+    /// The controller ends.
+    Shutdown,
+}
+
+/// A node's stream as the hub sees it.
+#[derive(Debug)]
+pub struct Session {
+    /// Tells it from the node's earlier ones.
+    pub id: u64,
+    /// Resolves when the stream must end.
+    pub closing: oneshot::Receiver<Closing>,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    acked: u64,
+    last_seen_ms: u64,
+    failures: Vec<String>,
+    session: Option<(u64, oneshot::Sender<Closing>)>,
+    version: String,
+    heartbeat: Heartbeat,
+    dirty: bool,
+    saved_seen_ms: u64,
+}
+
+/// A node, for the API.
+#[derive(Clone, Debug)]
+pub struct NodeView {
+    /// Who.
+    pub node: NodeId,
+    /// What it acknowledged, when it was seen, what it could not write.
+    pub state: NodeState,
+    /// Has a stream to this replica.
+    pub connected: bool,
+    /// Of its agent.
+    pub version: String,
+    /// Its last heartbeat on this stream.
+    pub heartbeat: Heartbeat,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    nodes: BTreeMap<NodeId, Node>,
+    next_session: u64,
+    closed: bool,
+}
+
+/// All nodes.
+#[derive(Debug, Default)]
+pub struct Hub {
+    inner: Mutex<Inner>,
+}
+
+/// Milliseconds of the UNIX epoch.
+pub fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Hub {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what the store has of nodes that have no stream here.
+    pub fn load(&self, states: Vec<NodeState>) {
+        let mut inner = self.lock();
+        for state in states {
+            let node = inner.nodes.entry(state.node).or_default();
+            if node.session.is_none() && !node.dirty {
+                node.acked = state.acked;
+                node.last_seen_ms = state.last_seen_ms;
+                node.saved_seen_ms = state.last_seen_ms;
+                node.failures = state.failures;
+            }
+        }
+    }
+
+    /// A node's stream begins, and its earlier one ends. `applied` is what its
+    /// tables hold, which may be less than it once acknowledged.
+    pub fn open(&self, id: NodeId, applied: u64, version: String) -> Session {
+        let (sender, closing) = oneshot::channel();
+        let mut inner = self.lock();
+        inner.next_session += 1;
+        let session = inner.next_session;
+        if inner.closed {
+            // Nobody is listening any more, which is fine.
+            let _ = sender.send(Closing::Shutdown);
+            return Session { id: session, closing };
+        }
+        let node = inner.nodes.entry(id).or_default();
+        if let Some((_, old)) = node.session.replace((session, sender)) {
+            let _ = old.send(Closing::Replaced);
+        }
+        node.dirty |= node.acked != applied || !node.failures.is_empty();
+        node.acked = applied;
+        node.failures.clear();
+        node.version = version;
+        node.heartbeat = Heartbeat::default();
+        node.last_seen_ms = now_ms();
+        Session { id: session, closing }
+    }
+
+    fn with(&self, id: NodeId, session: u64, change: impl FnOnce(&mut Node)) {
+        let mut inner = self.lock();
+        let node = inner.nodes.get_mut(&id);
+        if let Some(node) = node.filter(|n| n.session.as_ref().is_some_and(|(s, _)| *s == session)) {
+            node.last_seen_ms = now_ms();
+            change(node);
+        }
+    }
+
+    /// A node's stream has ended.
+    pub fn close(&self, id: NodeId, session: u64) {
+        self.with(id, session, |node| {
+            node.session = None;
+            node.dirty = true;
+        });
+    }
+
+    /// A node acknowledges.
+    pub fn ack(&self, id: NodeId, session: u64, revision: u64, failures: Vec<String>) {
+        self.with(id, session, |node| {
+            node.acked = node.acked.max(revision);
+            node.failures = failures;
+            node.dirty = true;
+        });
+    }
+
+    /// A node says that it lives.
+    pub fn heartbeat(&self, id: NodeId, session: u64, heartbeat: Heartbeat) {
+        self.with(id, session, |node| node.heartbeat = heartbeat);
+    }
+
+    /// A node was deleted.
+    pub fn remove(&self, id: NodeId) {
+        if let Some((_, closing)) = self.lock().nodes.remove(&id).and_then(|node| node.session) {
+            let _ = closing.send(Closing::Removed);
+        }
+    }
+
+    /// All streams end, and no new one begins.
+    pub fn shutdown(&self) {
+        let mut inner = self.lock();
+        inner.closed = true;
+        for node in inner.nodes.values_mut() {
+            if let Some((_, closing)) = node.session.take() {
+                let _ = closing.send(Closing::Shutdown);
+            }
+        }
+    }
+
+    /// What the store should be told, and no longer needs to be once it was.
+    pub fn take_unsaved(&self) -> Vec<NodeState> {
+        let mut unsaved = Vec::new();
+        for (id, node) in &mut self.lock().nodes {
+            let stale = node.session.is_some() && node.last_seen_ms >= node.saved_seen_ms + SEEN_INTERVAL_MS;
+            if node.dirty || stale {
+                node.dirty = false;
+                node.saved_seen_ms = node.last_seen_ms;
+                unsaved.push(state(*id, node));
+            }
+        }
+        unsaved
+    }
+
+    /// The store could not be told.
+    pub fn mark_unsaved(&self, id: NodeId) {
+        if let Some(node) = self.lock().nodes.get_mut(&id) {
+            node.dirty = true;
+        }
+    }
+
+    /// Calls `read` with a function that says what a node has acknowledged: 0
+    /// for one that never did.
+    pub fn with_acked<R>(&self, read: impl FnOnce(&dyn Fn(NodeId) -> u64) -> R) -> R {
+        let inner = self.lock();
+        read(&|id| inner.nodes.get(&id).map_or(0, |node| node.acked))
+    }
+
+    /// One node.
+    pub fn view(&self, id: NodeId) -> NodeView {
+        let inner = self.lock();
+        match inner.nodes.get(&id) {
+            Some(node) => view(id, node),
+            None => view(id, &Node::default()),
+        }
+    }
+
+    /// All nodes ever heard of.
+    pub fn views(&self) -> Vec<NodeView> {
+        self.lock().nodes.iter().map(|(id, node)| view(*id, node)).collect()
+    }
+}
+
+fn state(id: NodeId, node: &Node) -> NodeState {
+    NodeState {
+        node: id,
+        acked: node.acked,
+        last_seen_ms: node.last_seen_ms,
+        failures: node.failures.clone(),
+    }
+}
+
+fn view(id: NodeId, node: &Node) -> NodeView {
+    NodeView {
+        node: id,
+        state: state(id, node),
+        connected: node.session.is_some(),
+        version: node.version.clone(),
+        heartbeat: node.heartbeat,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_types::GatewayId;
+
+    const NODE: NodeId = NodeId::Gateway(GatewayId::new(1));
+
+    #[test]
+    fn second_stream_ends_the_first_and_outlives_its_end() {
+        let hub = Hub::default();
+        let mut first = hub.open(NODE, 5, String::new());
+        let mut second = hub.open(NODE, 6, String::new());
+        assert_eq!(first.closing.try_recv(), Ok(Closing::Replaced));
+        hub.ack(NODE, first.id, 99, Vec::new());
+        hub.close(NODE, first.id);
+        assert!(hub.view(NODE).connected);
+        assert_eq!(hub.view(NODE).state.acked, 6);
+        assert!(second.closing.try_recv().is_err());
+        hub.remove(NODE);
+        assert_eq!(second.closing.try_recv(), Ok(Closing::Removed));
+    }
+
+    #[test]
+    fn a_node_that_lost_its_tables_counts_from_there() {
+        let hub = Hub::default();
+        let one = hub.open(NODE, 0, String::new());
+        hub.ack(NODE, one.id, 9, vec!["full".into()]);
+        assert_eq!(hub.with_acked(|acked| acked(NODE)), 9);
+        assert_eq!(hub.take_unsaved().len(), 1);
+        assert_eq!(hub.take_unsaved().len(), 0);
+        hub.open(NODE, 0, String::new());
+        assert_eq!(hub.with_acked(|acked| acked(NODE)), 0);
+        assert_eq!(hub.take_unsaved()[0].failures, Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_store_does_not_overrule_a_live_stream() {
+        let hub = Hub::default();
+        let stored = |acked| NodeState { node: NODE, acked, last_seen_ms: 1, failures: Vec::new() };
+        hub.load(vec![stored(3)]);
+        assert_eq!(hub.view(NODE).state.acked, 3);
+        hub.open(NODE, 7, String::new());
+        hub.load(vec![stored(4)]);
+        assert_eq!(hub.view(NODE).state.acked, 7);
+    }
+}

@@ -1,0 +1,228 @@
+//! Who is where: which nodes must have acknowledged a revision before an
+//! object counts as programmed.
+//!
+//! An object is programmed when every node that needs it has acknowledged its
+//! revision: the gateways of its VPC's cluster, and for an instance its host, if
+//! that runs an agent. A node that is away is not excused: what it has
+//! acknowledged counts, since its tables stay, but nothing newer. A VPC on a
+//! cluster without gateways is not programmed: nothing forwards for it.
+
+use crate::hub::Hub;
+use sluice_store::{Change, NodeId, Topology};
+use sluice_types::{ClusterId, GatewayId, HostId, VpcId};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// Which nodes need an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// None: a tenant.
+    Nothing,
+    /// The gateways of this VPC's cluster.
+    Vpc(VpcId),
+    /// Those, and the host.
+    Instance(VpcId, HostId),
+    /// All gateways: a host, whose packets they must accept.
+    AllGateways,
+    /// The cluster's gateways, and all hosts with agents: a cluster.
+    Cluster(ClusterId),
+    /// The gateway itself, and all hosts with agents.
+    Gateway(GatewayId),
+}
+
+/// Membership as of a revision.
+#[derive(Clone, Debug, Default)]
+pub struct Members {
+    revision: u64,
+    vpcs: HashMap<VpcId, ClusterId>,
+    gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
+    agents: HashSet<HostId>,
+    names: HashMap<NodeId, String>,
+}
+
+impl Members {
+    /// From a picture.
+    pub fn new(topology: &Topology) -> Self {
+        let mut gateways: HashMap<_, _> =
+            topology.clusters.iter().map(|cluster| (cluster.id, BTreeSet::new())).collect();
+        for gateway in &topology.gateways {
+            gateways.entry(gateway.cluster).or_default().insert(gateway.id);
+        }
+        let named = topology.gateways.iter().map(|g| (NodeId::Gateway(g.id), g.name.clone()));
+        let hosts = topology.hosts.iter().map(|h| (NodeId::Host(h.id), h.name.clone()));
+        Self {
+            revision: topology.revision,
+            names: named.chain(hosts).collect(),
+            vpcs: topology.vpcs.iter().map(|vpc| (vpc.id, vpc.cluster)).collect(),
+            gateways,
+            agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
+        }
+    }
+
+    /// Advances by a revision.
+    pub fn apply(&mut self, revision: u64, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::HostUpserted(host) if host.agent => {
+                    self.agents.insert(host.id);
+                    self.names.insert(NodeId::Host(host.id), host.name.clone());
+                }
+                Change::HostUpserted(host) | Change::HostRemoved(host) => {
+                    self.agents.remove(&host.id);
+                    self.names.remove(&NodeId::Host(host.id));
+                }
+                Change::ClusterUpserted { cluster, gateways } => {
+                    let names = gateways.iter().map(|g| (NodeId::Gateway(g.id), g.name.clone()));
+                    let now: BTreeSet<_> = gateways.iter().map(|g| g.id).collect();
+                    let old = self.gateways.insert(cluster.id, now.clone()).unwrap_or_default();
+                    for gone in old.difference(&now) {
+                        self.names.remove(&NodeId::Gateway(*gone));
+                    }
+                    self.names.extend(names);
+                }
+                Change::ClusterRemoved(cluster) => {
+                    self.gateways.remove(&cluster.id);
+                }
+                Change::VpcUpserted { vpc, .. } => {
+                    self.vpcs.insert(vpc.id, vpc.cluster);
+                }
+                Change::VpcRemoved(vpc) => {
+                    self.vpcs.remove(&vpc.id);
+                }
+                _ => {}
+            }
+        }
+        self.revision = revision;
+    }
+
+    /// Revision of the last change in it.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// All gateways, and all hosts with agents, with their names.
+    pub fn nodes(&self) -> Vec<(NodeId, String)> {
+        let gateways = self.gateways.values().flatten().map(|id| NodeId::Gateway(*id));
+        let nodes = gateways.chain(self.agents.iter().map(|id| NodeId::Host(*id)));
+        let name = |node: NodeId| (node, self.names.get(&node).cloned().unwrap_or_default());
+        let mut nodes: Vec<_> = nodes.map(name).collect();
+        nodes.sort();
+        nodes
+    }
+
+    /// The gateways of a cluster.
+    pub fn gateways_of(&self, cluster: ClusterId) -> BTreeSet<GatewayId> {
+        self.gateways.get(&cluster).cloned().unwrap_or_default()
+    }
+
+    /// For each object, by its needs and revision, whether it is programmed.
+    pub fn programmed(&self, hub: &Hub, objects: &[(Needs, u64)]) -> Vec<bool> {
+        hub.with_acked(|acked| {
+            let gateway = |id: &GatewayId| acked(NodeId::Gateway(*id));
+            let cluster = |id: &ClusterId| self.gateways.get(id)?.iter().map(gateway).min();
+            let hosts = std::cell::OnceCell::new();
+            let all_hosts = || {
+                let acked = || self.agents.iter().map(|id| acked(NodeId::Host(*id))).min();
+                hosts.get_or_init(acked).unwrap_or(u64::MAX)
+            };
+            let vpc = |id: &VpcId| self.vpcs.get(id).and_then(cluster).unwrap_or(0);
+            let reached = |needs: &Needs| match needs {
+                Needs::Nothing => u64::MAX,
+                Needs::Vpc(id) => vpc(id),
+                Needs::Instance(id, host) if self.agents.contains(host) => {
+                    vpc(id).min(acked(NodeId::Host(*host)))
+                }
+                Needs::Instance(id, _) => vpc(id),
+                Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
+                Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
+                Needs::Gateway(id) => gateway(id).min(all_hosts()),
+            };
+            // What is newer than the membership may need nodes not in it yet.
+            let known = |needs: &Needs, revision| *needs == Needs::Nothing || revision <= self.revision;
+            objects.iter().map(|(needs, at)| known(needs, *at) && reached(needs) >= *at).collect()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_store::{Cluster, Gateway, Host, Vpc};
+    use sluice_types::{TenantId, Vni};
+
+    fn members() -> Members {
+        let gateway = |id| Gateway {
+            id: GatewayId::new(id),
+            name: String::new(),
+            cluster: ClusterId::new(1),
+            vtep4: None,
+            vtep6: None,
+            revision: 2,
+        };
+        let host = |id, agent| Host {
+            id: HostId::new(id),
+            name: String::new(),
+            vtep: [192, 0, 2, 1].into(),
+            agent,
+            revision: 3,
+        };
+        let vpc = Vpc {
+            id: VpcId::new(1),
+            name: String::new(),
+            tenant: TenantId::new(1),
+            vni: Vni::new(1).unwrap(),
+            cluster: ClusterId::new(1),
+            mtu: 1430,
+            revision: 4,
+        };
+        let cluster = Cluster { id: ClusterId::new(1), name: String::new(), vips: vec![], revision: 1 };
+        Members::new(&Topology {
+            revision: 10,
+            hosts: vec![host(1, true), host(2, false)],
+            clusters: vec![cluster],
+            gateways: vec![gateway(1), gateway(2)],
+            vpcs: vec![vpc],
+            ..Topology::default()
+        })
+    }
+
+    #[test]
+    fn programmed_when_all_that_need_it_have_it() {
+        let (members, hub) = (members(), Hub::default());
+        let vpc = VpcId::new(1);
+        let objects = [
+            (Needs::Nothing, 99),
+            (Needs::Vpc(vpc), 4),
+            (Needs::Instance(vpc, HostId::new(1)), 9),
+            (Needs::Instance(vpc, HostId::new(2)), 9),
+            (Needs::AllGateways, 3),
+            (Needs::Cluster(ClusterId::new(1)), 1),
+            (Needs::Gateway(GatewayId::new(1)), 2),
+            (Needs::Vpc(vpc), 11),
+        ];
+        let expect = |text: &str| {
+            let got = members.programmed(&hub, &objects);
+            let text: Vec<_> = text.chars().map(|c| c == '1').collect();
+            assert_eq!(got, text);
+        };
+        expect("10000000");
+        hub.open(NodeId::Gateway(GatewayId::new(1)), 10, String::new());
+        expect("10000000");
+        let second = hub.open(NodeId::Gateway(GatewayId::new(2)), 5, String::new());
+        expect("11001000");
+        hub.open(NodeId::Host(HostId::new(1)), 10, String::new());
+        expect("11001110");
+        hub.ack(NodeId::Gateway(GatewayId::new(2)), second.id, 11, Vec::new());
+        expect("11111110");
+        hub.close(NodeId::Gateway(GatewayId::new(2)), second.id);
+        expect("11111110");
+    }
+
+    #[test]
+    fn a_cluster_without_gateways_programs_nothing() {
+        let hub = Hub::default();
+        let mut members = members();
+        let cluster = Cluster { id: ClusterId::new(1), name: String::new(), vips: vec![], revision: 1 };
+        members.apply(11, &[Change::ClusterUpserted { cluster, gateways: vec![] }]);
+        assert_eq!(members.programmed(&hub, &[(Needs::Vpc(VpcId::new(1)), 4)]), [false]);
+    }
+}

@@ -1,0 +1,110 @@
+//! The controller's metrics, gathered when they are asked for.
+
+use crate::core::Core;
+use crate::hub::NodeView;
+use crate::members::Members;
+use crate::southbound::named;
+use crate::steps::{MAX_BYTES, MAX_STEPS};
+use crate::timeline::Finished;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Labels = Vec<(String, String)>;
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter = Counter::<u64>::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    registry.register(name, help, gauge);
+}
+
+/// All metrics as text. `answers`: API answers by class.
+///
+/// # Errors
+/// When they cannot be written as text.
+pub fn text(core: &Core, answers: &[(&str, u64)]) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("sluice_controller");
+    let registry_ = &mut registry;
+    let requests = Family::<Labels, Counter>::default();
+    for (class, count) in answers {
+        requests.get_or_create(&vec![("class".to_owned(), (*class).to_owned())]).inc_by(*count);
+    }
+    registry_.register("api_requests", "API requests answered, by class of status", requests);
+    streams(registry_, core);
+    let fill = core.log.fill();
+    let revision = core.members(Members::revision);
+    gauge(registry_, "revision", "Last revision that was compiled", revision);
+    gauge(registry_, "log_steps", "Compiled steps kept for nodes", fill.steps as u64);
+    gauge(registry_, "log_steps_limit", "Most steps kept", MAX_STEPS as u64);
+    gauge(registry_, "log_bytes", "Bytes of compiled steps kept for nodes", fill.bytes as u64);
+    gauge(registry_, "log_bytes_limit", "Most bytes kept", MAX_BYTES as u64);
+    nodes(registry_, &core.hub.views());
+    let (last, finished) = core.timeline.last();
+    counter(registry_, "bulks", "Bulk creations timed to the last gateway's acknowledgement", finished);
+    if let Some(last) = last {
+        bulk(registry_, &last);
+    }
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+fn streams(registry: &mut Registry, core: &Core) {
+    let c = &core.counters;
+    let all: [(&str, &str, &AtomicU64); 6] = [
+        ("snapshots", "Snapshots sent to nodes", &c.snapshots),
+        ("steps", "Steps sent to nodes", &c.steps),
+        ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
+        ("enrolments", "Tokens traded for certificates", &c.enrolled),
+        ("refusals", "Enrolments and streams refused", &c.refused),
+        ("store_errors", "Store calls that failed outside of the API", &c.store_errors),
+    ];
+    for (name, help, value) in all {
+        counter(registry, name, help, value.load(Ordering::Relaxed));
+    }
+}
+
+fn nodes(registry: &mut Registry, views: &[NodeView]) {
+    let connected = Family::<Labels, Gauge>::default();
+    let acked = Family::<Labels, Gauge>::default();
+    let failures = Family::<Labels, Gauge>::default();
+    for view in views {
+        let labels = vec![("node".to_owned(), named(view.node).id())];
+        connected.get_or_create(&labels).set(view.connected.into());
+        acked.get_or_create(&labels).set(i64::try_from(view.state.acked).unwrap_or(i64::MAX));
+        let count = i64::try_from(view.state.failures.len()).unwrap_or(i64::MAX);
+        failures.get_or_create(&labels).set(count);
+    }
+    registry.register("node_connected", "The node has a stream to this controller", connected);
+    registry.register("node_acked_revision", "Last revision that the node acknowledged", acked);
+    registry.register("node_failures", "Entries that the node could not write", failures);
+}
+
+fn bulk(registry: &mut Registry, last: &Finished) {
+    let stages = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+    let all = [
+        ("parse", last.api.parse),
+        ("store", last.api.store),
+        ("read", last.compile.read),
+        ("compile", last.compile.compile),
+        ("send", last.send),
+        ("ack", last.ack),
+        ("total", last.total),
+    ];
+    for (stage, duration) in all {
+        let labels = vec![("stage".to_owned(), stage.to_owned())];
+        stages.get_or_create(&labels).set(duration.as_secs_f64());
+    }
+    registry.register("bulk_stage_seconds", "Stages of the last bulk creation", stages);
+    gauge(registry, "bulk_instances", "Instances of the last bulk creation", last.instances as u64);
+    gauge(registry, "bulk_revision", "Revision of the last bulk creation", last.revision);
+}

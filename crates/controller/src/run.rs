@@ -1,0 +1,322 @@
+//! Starting and ending a controller.
+
+use crate::api::{Api, router};
+use crate::core::Core;
+use crate::enrol::Reach;
+use crate::follow::{compact, follow, save_nodes};
+use crate::southbound::SouthboundService;
+use sha2::{Digest, Sha256};
+use sluice_southbound::{CertificateAuthority, server_builder, server_service};
+use sluice_store::{Store, StoreError};
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tonic::transport::server::TcpIncoming;
+
+/// Requests under way may take this long to end.
+const GRACE: Duration = Duration::from_secs(5);
+/// A token that can be guessed protects nothing.
+const MIN_TOKEN: usize = 16;
+
+/// Options of `sluice controller`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Database: sqlite:PATH or postgres://USER@HOST/NAME; without it, sluice.db in the state directory
+    #[arg(long, value_name = "URL", env = "SLUICE_DATABASE")]
+    pub database: Option<String>,
+    /// Where the northbound API listens
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7440")]
+    pub api: SocketAddr,
+    /// Where nodes connect
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
+    pub southbound: SocketAddr,
+    /// Name or address by which nodes reach the southbound listener; repeatable, the first goes
+    /// into enrolments
+    #[arg(long, value_name = "NAME_OR_IP")]
+    pub southbound_name: Vec<String>,
+    /// Directory for the default database
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/sluice/controller")]
+    pub state_dir: PathBuf,
+    /// File with the bearer token that API callers must show; without it only a loopback address
+    /// may be listened on
+    #[arg(long, value_name = "FILE")]
+    pub api_token_file: Option<PathBuf>,
+}
+
+/// Why a controller does not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Options that do not go together.
+    #[error("{0}")]
+    Options(String),
+    /// A file that cannot be used.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// An address that cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The database.
+    #[error("cannot use the database")]
+    Store(#[from] StoreError),
+    /// The certificate authority.
+    #[error("cannot set up certificates")]
+    Certificates(#[from] sluice_southbound::Error),
+    /// The northbound listener ended.
+    #[error("the API ended")]
+    Api(#[source] io::Error),
+    /// The southbound listener ended.
+    #[error("the southbound interface ended")]
+    Southbound(#[source] tonic::transport::Error),
+    /// Signals cannot be waited for.
+    #[error("cannot wait for signals")]
+    Signals(#[source] io::Error),
+}
+
+/// A controller that runs.
+pub struct Controller {
+    /// Where the API listens.
+    pub api: SocketAddr,
+    /// Where nodes connect.
+    pub southbound: SocketAddr,
+    core: Arc<Core>,
+    end: watch::Sender<bool>,
+    servers: JoinHandle<Result<(), Error>>,
+    background: JoinSet<()>,
+}
+
+/// Runs a controller until SIGTERM or SIGINT.
+///
+/// # Errors
+/// [`Error`], with the cause.
+pub async fn run(args: Args) -> Result<(), Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Signals)?;
+    let mut controller = Controller::start(args).await?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        ended = &mut controller.servers => {
+            return ended.unwrap_or_else(|error| Err(Error::Api(io::Error::other(error))));
+        }
+    }
+    controller.stop().await
+}
+
+fn read_token(args: &Args) -> Result<Option<[u8; 32]>, Error> {
+    let Some(path) = &args.api_token_file else {
+        if !args.api.ip().is_loopback() {
+            return Err(Error::Options(format!(
+                "the API may listen on {} only with --api-token-file: without a token, anyone who reaches it \
+                 may do anything",
+                args.api
+            )));
+        }
+        return Ok(None);
+    };
+    let text = std::fs::read_to_string(path).map_err(|source| Error::File {
+        action: "read",
+        path: path.clone(),
+        source,
+    })?;
+    let token = text.trim();
+    if token.len() < MIN_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(Error::Options(format!(
+            "{} must hold a token of at least {MIN_TOKEN} printable characters",
+            path.display()
+        )));
+    }
+    Ok(Some(Sha256::digest(token.as_bytes()).into()))
+}
+
+/// How nodes call this listener, with names for its certificate.
+fn names(args: &Args) -> Result<Vec<String>, Error> {
+    if !args.southbound_name.is_empty() {
+        return Ok(args.southbound_name.clone());
+    }
+    if args.southbound.ip().is_unspecified() {
+        return Err(Error::Options(format!(
+            "--southbound {} is every address of this machine: say with --southbound-name which name or \
+             address nodes shall use",
+            args.southbound
+        )));
+    }
+    Ok(vec![args.southbound.ip().to_string()])
+}
+
+fn host_and_port(name: &str, port: u16) -> String {
+    match name.parse::<IpAddr>() {
+        Ok(address) => SocketAddr::new(address, port).to_string(),
+        Err(_) => format!("{name}:{port}"),
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+    let failed = |source| Error::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+async fn open_store(args: &Args) -> Result<Arc<dyn Store>, Error> {
+    let url = match &args.database {
+        Some(url) => url.clone(),
+        None => {
+            let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.state_dir);
+            made.map_err(|source| Error::File { action: "make", path: args.state_dir.clone(), source })?;
+            format!("sqlite:{}", args.state_dir.join("sluice.db").display())
+        }
+    };
+    Ok(sluice_store::open(&url).await?)
+}
+
+/// The database's authority; the first controller makes it.
+async fn authority(store: &dyn Store) -> Result<CertificateAuthority, Error> {
+    let new = CertificateAuthority::create()?;
+    let made = (new.key_pem().to_owned(), new.certificate_pem().to_owned());
+    let (key, certificate) = store.certificate_authority(made).await?;
+    Ok(CertificateAuthority::load(&key, &certificate)?)
+}
+
+async fn ended(mut end: watch::Receiver<bool>) {
+    // The sender's going is an end, too.
+    let _ = end.wait_for(|end| *end).await;
+}
+
+impl Controller {
+    /// Starts a controller; it listens when this returns.
+    ///
+    /// # Errors
+    /// [`Error`], with the cause.
+    pub async fn start(args: Args) -> Result<Self, Error> {
+        let token_digest = read_token(&args)?;
+        let names = names(&args)?;
+        let store = open_store(&args).await?;
+        let ca = Arc::new(authority(store.as_ref()).await?);
+        let certificate = ca.server_certificate(&names)?;
+        let (api_listener, api) = listen(args.api).await?;
+        let (southbound_listener, southbound) = listen(args.southbound).await?;
+        let reach = Reach {
+            controller: host_and_port(&names[0], southbound.port()),
+            server_name: names[0].clone(),
+            ca_pem: ca.certificate_pem().to_owned(),
+        };
+        let core = Arc::new(Core::new(store));
+        let (end, ending) = watch::channel(false);
+        let app = router(Api::new(core.clone(), reach, token_digest));
+        let northbound =
+            axum::serve(api_listener, app).with_graceful_shutdown(ended(ending.clone())).into_future();
+        let service = server_service(SouthboundService { core: core.clone(), ca: ca.clone() });
+        let incoming = TcpIncoming::from(southbound_listener).with_nodelay(Some(true));
+        let nodes = server_builder(&ca, &certificate)?
+            .add_service(service)
+            .serve_with_incoming_shutdown(incoming, ended(ending.clone()));
+        let mut background = JoinSet::new();
+        background.spawn(follow(core.clone()));
+        background.spawn(save_nodes(core.clone()));
+        background.spawn(compact(core.clone()));
+        tracing::info!(%api, %southbound, "controller ready");
+        let servers = tokio::spawn(serve(northbound, nodes));
+        Ok(Self { api, southbound, core, end, servers, background })
+    }
+
+    /// Ends it: requests under way are answered, streams are closed.
+    ///
+    /// # Errors
+    /// What went wrong in a server.
+    pub async fn stop(mut self) -> Result<(), Error> {
+        self.core.hub.shutdown();
+        self.end.send_replace(true);
+        let servers = tokio::time::timeout(GRACE, &mut self.servers).await;
+        self.background.shutdown().await;
+        // What nodes acknowledged last is told by them again, if it is lost here.
+        for state in self.core.hub.take_unsaved() {
+            if self.core.store.save_node_state(state).await.is_err() {
+                break;
+            }
+        }
+        match servers {
+            Ok(Ok(result)) => result,
+            Ok(Err(error)) => Err(Error::Api(io::Error::other(error))),
+            Err(_) => {
+                tracing::warn!("requests under way did not end in time");
+                self.servers.abort();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Serves both sides until both have ended, or one fails.
+async fn serve(
+    northbound: impl Future<Output = io::Result<()>>,
+    nodes: impl Future<Output = Result<(), tonic::transport::Error>>,
+) -> Result<(), Error> {
+    tokio::try_join!(async { northbound.await.map_err(Error::Api) }, async {
+        nodes.await.map_err(Error::Southbound)
+    },)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args() -> Args {
+        Args {
+            database: None,
+            api: "127.0.0.1:0".parse().unwrap(),
+            southbound: "127.0.0.1:0".parse().unwrap(),
+            southbound_name: Vec::new(),
+            state_dir: "/nowhere".into(),
+            api_token_file: None,
+        }
+    }
+
+    #[test]
+    fn an_open_api_stays_on_loopback() {
+        assert!(read_token(&args()).unwrap().is_none());
+        let open = Args { api: "[::]:0".parse().unwrap(), ..args() };
+        assert!(matches!(read_token(&open), Err(Error::Options(_))));
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("token");
+        let with_token = Args { api_token_file: Some(file.clone()), ..open };
+        assert!(matches!(read_token(&with_token), Err(Error::File { .. })));
+        std::fs::write(&file, "short\n").unwrap();
+        assert!(matches!(read_token(&with_token), Err(Error::Options(_))));
+        std::fs::write(&file, "0123456789abcdef\n").unwrap();
+        assert!(read_token(&with_token).unwrap().is_some());
+    }
+
+    #[test]
+    fn nodes_are_told_an_address_that_they_can_reach() {
+        assert_eq!(names(&args()).unwrap(), ["127.0.0.1"]);
+        let any = Args { southbound: "0.0.0.0:7443".parse().unwrap(), ..args() };
+        assert!(matches!(names(&any), Err(Error::Options(_))));
+        let named = Args { southbound_name: vec!["ctl.example".into(), "::1".into()], ..any };
+        assert_eq!(names(&named).unwrap(), ["ctl.example", "::1"]);
+        assert_eq!(host_and_port("ctl.example", 1), "ctl.example:1");
+        assert_eq!(host_and_port("::1", 1), "[::1]:1");
+    }
+}

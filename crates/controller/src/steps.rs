@@ -1,0 +1,225 @@
+//! The log of compiled steps, encoded once, that all nodes' streams read from.
+//!
+//! There are no queues per node: a stream is a position in this log. The log is
+//! bounded, so a stream that falls behind it (or a node that was away for
+//! long) is sent a snapshot instead. The newest step is always kept, however
+//! large: a bulk creation must reach nodes that keep up.
+
+use crate::compile::{Compiled, PortCounts, Target};
+use bytes::Bytes;
+use sluice_southbound::proto::NodeUpdate;
+use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Update};
+use sluice_store::NodeId;
+use sluice_types::{HostId, Vni};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, PoisonError, RwLock};
+use tokio::sync::watch;
+
+/// Most steps kept.
+pub const MAX_STEPS: usize = 65_536;
+/// Most encoded bytes kept.
+pub const MAX_BYTES: usize = 256 << 20;
+/// Most steps a stream takes at a time.
+const TAKE: usize = 256;
+
+/// One revision, ready to be sent.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// The revision.
+    pub revision: u64,
+    /// Encoded entries by target, in messages of a size that may be sent.
+    pub parts: BTreeMap<Target, Vec<Bytes>>,
+    /// See [`Compiled::ports`].
+    pub ports: HashMap<HostId, PortCounts>,
+    /// See [`Compiled::resync`].
+    pub resync: BTreeSet<Vni>,
+    /// See [`Compiled::removed_nodes`].
+    pub removed_nodes: Vec<NodeId>,
+    /// See [`Compiled::created`].
+    pub created: usize,
+    bytes: usize,
+}
+
+impl Step {
+    /// Encodes what was compiled.
+    pub fn new(compiled: Compiled) -> Self {
+        let encode = |(target, update)| (target, encode(update));
+        let parts: BTreeMap<_, _> = compiled.updates.into_iter().map(encode).collect();
+        let bytes = parts.values().flatten().map(Bytes::len).sum();
+        Self {
+            revision: compiled.revision,
+            parts,
+            ports: compiled.ports,
+            resync: compiled.resync,
+            removed_nodes: compiled.removed_nodes,
+            created: compiled.created,
+            bytes,
+        }
+    }
+}
+
+/// Encodes entries as messages of at most [`MAX_ENTRIES`] entries each.
+pub fn encode(update: Update) -> Vec<Bytes> {
+    let parts = split(update).into_iter();
+    parts.map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()
+}
+
+/// Cuts an update into updates of at most [`MAX_ENTRIES`] entries, that mean the
+/// same one after the other.
+fn split(mut update: Update) -> Vec<Update> {
+    if update.entry_count() <= MAX_ENTRIES {
+        return if update.is_empty() { Vec::new() } else { vec![update] };
+    }
+    let mut parts = vec![Update::default()];
+    let mut room = MAX_ENTRIES;
+    macro_rules! cut {
+        ($($field:ident)*) => {$(
+            let mut entries = std::mem::take(&mut update.$field).into_iter();
+            while entries.len() > 0 {
+                if room == 0 {
+                    parts.push(Update::default());
+                    room = MAX_ENTRIES;
+                }
+                if let Some(part) = parts.last_mut() {
+                    part.$field = entries.by_ref().take(room).collect();
+                    room -= part.$field.len();
+                }
+            }
+        )*};
+    }
+    cut!(vteps vips groups vrfs endpoints routes ports);
+    cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes removed_ports);
+    parts
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// All steps after this revision are here.
+    floor: u64,
+    steps: VecDeque<Arc<Step>>,
+    bytes: usize,
+}
+
+/// The log.
+#[derive(Debug)]
+pub struct StepLog {
+    inner: RwLock<Inner>,
+    last: watch::Sender<u64>,
+}
+
+/// How full the log is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fill {
+    /// Of [`MAX_STEPS`].
+    pub steps: usize,
+    /// Of [`MAX_BYTES`].
+    pub bytes: usize,
+}
+
+impl Default for StepLog {
+    fn default() -> Self {
+        Self { inner: RwLock::default(), last: watch::Sender::new(0) }
+    }
+}
+
+impl StepLog {
+    /// Empties the log; it then starts behind `floor`.
+    pub fn reset(&self, floor: u64) {
+        *self.inner.write().unwrap_or_else(PoisonError::into_inner) = Inner { floor, ..Inner::default() };
+        self.last.send_replace(floor);
+    }
+
+    /// Appends the next revision.
+    pub fn push(&self, step: Step) {
+        let revision = step.revision;
+        {
+            let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+            inner.bytes += step.bytes;
+            inner.steps.push_back(Arc::new(step));
+            while inner.steps.len() > 1 && (inner.bytes > MAX_BYTES || inner.steps.len() > MAX_STEPS) {
+                if let Some(gone) = inner.steps.pop_front() {
+                    inner.bytes -= gone.bytes;
+                    inner.floor = gone.revision;
+                }
+            }
+        }
+        self.last.send_replace(revision);
+    }
+
+    /// Steps after a revision, oldest first, not all at once. `None` if some of
+    /// them are gone.
+    pub fn after(&self, revision: u64) -> Option<Vec<Arc<Step>>> {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        if revision < inner.floor {
+            return None;
+        }
+        let start = inner.steps.partition_point(|step| step.revision <= revision);
+        Some(inner.steps.range(start..).take(TAKE).cloned().collect())
+    }
+
+    /// Revision of the last step, and a way to wait for the next.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+
+    /// How full it is.
+    pub fn fill(&self) -> Fill {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        Fill { steps: inner.steps.len(), bytes: inner.bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_southbound::{EndpointKey, Vrf};
+
+    fn vni(number: u32) -> Vni {
+        Vni::new(number).unwrap()
+    }
+
+    #[test]
+    fn split_keeps_every_entry_in_order() {
+        let count = 2 * MAX_ENTRIES as u32 + 5;
+        let key = |i: u32| EndpointKey { vni: vni(1), ipv4: Some(i.into()), ipv6: None };
+        let vrf = Vrf { vni: vni(1), mtu: 1430, router4: None, router6: None, group: None };
+        let update = Update {
+            vrfs: vec![vrf],
+            removed_endpoints: (1..=count).map(key).collect(),
+            removed_vnis: vec![vni(2)],
+            ..Update::default()
+        };
+        let parts = split(update.clone());
+        assert_eq!(parts.iter().map(Update::entry_count).collect::<Vec<_>>(), [16_384, 16_384, 7]);
+        assert_eq!(parts[0].vrfs, [vrf]);
+        let keys: Vec<_> = parts.iter().flat_map(|part| part.removed_endpoints.clone()).collect();
+        assert_eq!(keys, update.removed_endpoints);
+        assert!(split(Update::default()).is_empty());
+    }
+
+    #[test]
+    fn a_stream_behind_the_log_is_told_so() {
+        let log = StepLog::default();
+        log.reset(10);
+        for revision in [12, 15] {
+            log.push(Step { revision, ..Step::default() });
+        }
+        let revisions = |after| log.after(after).map(|s| s.iter().map(|s| s.revision).collect::<Vec<_>>());
+        assert_eq!(revisions(9), None);
+        assert_eq!(revisions(10), Some(vec![12, 15]));
+        assert_eq!(revisions(13), Some(vec![15]));
+        assert_eq!(revisions(20), Some(vec![]));
+        assert_eq!(*log.watch().borrow(), 15);
+    }
+
+    #[test]
+    fn the_log_is_bounded_but_keeps_the_newest_step() {
+        let log = StepLog::default();
+        for revision in 1..=3 {
+            log.push(Step { revision, bytes: MAX_BYTES, ..Step::default() });
+        }
+        assert_eq!(log.fill().steps, 1);
+        assert!(log.after(1).is_none());
+        assert_eq!(log.after(2).map(|steps| steps.len()), Some(1));
+    }
+}

@@ -1,0 +1,248 @@
+//! One node's stream: a position in the log of steps. It is sent a snapshot
+//! first if the log does not reach back to what it has, and again whenever it
+//! falls behind. Hosts always begin with a snapshot (unless they have the very
+//! revision): theirs are small, and reading one says which VPCs concern them.
+
+use crate::compile::{HostStep, HostView, State, Target};
+use crate::core::{Core, count};
+use crate::steps::{Step, encode};
+use bytes::Bytes;
+use sluice_southbound::{EncodedUpdate, Update};
+use sluice_store::{InstancesOf, NodeId, SnapshotPart, StoreError};
+use sluice_types::ClusterId;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+/// Messages on their way to a node, beyond what HTTP/2 holds.
+pub const QUEUE: usize = 4;
+/// Parts of a picture read ahead.
+const READ_AHEAD: usize = 4;
+/// A node that has nothing to do with the latest revisions is told this late
+/// that it has them, too.
+const MARK: Duration = Duration::from_millis(200);
+
+/// Why a stream ended from this side.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The node does not take messages any more.
+    #[error("the node's stream is closed")]
+    Closed,
+    /// No such node.
+    #[error("{0:?} is not in the database")]
+    Unknown(NodeId),
+    /// The picture cannot be read.
+    #[error("the database does not answer")]
+    Store(#[from] StoreError),
+    /// A task died.
+    #[error("preparing a snapshot failed")]
+    Failed(#[from] tokio::task::JoinError),
+}
+
+/// Where the stream is.
+pub struct NodeStream {
+    core: Arc<Core>,
+    node: NodeId,
+    /// A gateway's.
+    cluster: Option<ClusterId>,
+    out: mpsc::Sender<Result<EncodedUpdate, Status>>,
+    /// What the node may acknowledge.
+    sent: Arc<AtomicU64>,
+    /// Steps up to here are behind it.
+    cursor: u64,
+    /// A host's.
+    view: Option<HostView>,
+}
+
+impl NodeStream {
+    /// `applied`: the revision that the node has, of this database.
+    pub fn new(
+        core: Arc<Core>,
+        node: NodeId,
+        cluster: Option<ClusterId>,
+        applied: u64,
+        out: mpsc::Sender<Result<EncodedUpdate, Status>>,
+    ) -> Self {
+        let sent = Arc::new(AtomicU64::new(applied));
+        Self { core, node, cluster, out, sent, cursor: applied, view: None }
+    }
+
+    /// What was sent so far.
+    pub fn sent(&self) -> Arc<AtomicU64> {
+        self.sent.clone()
+    }
+
+    /// Runs until something ends it.
+    ///
+    /// # Errors
+    /// Always: what ended it.
+    pub async fn run(mut self) -> Result<std::convert::Infallible, Ended> {
+        let mut last = self.core.log.watch();
+        let mut behind = self.cursor == 0 || self.cluster.is_none();
+        loop {
+            if behind {
+                self.snapshot().await?;
+            }
+            last.borrow_and_update();
+            let steps = self.core.log.after(self.cursor);
+            behind = steps.is_none();
+            let steps = steps.unwrap_or_default();
+            if !behind && steps.is_empty() {
+                match tokio::time::timeout(MARK, last.changed()).await {
+                    Ok(_) => continue,
+                    Err(_) => self.mark().await?,
+                }
+            }
+            for step in steps {
+                if !self.step(&step).await? {
+                    behind = true;
+                    break;
+                }
+            }
+        }
+    }
+
+    async fn send(&self, update: EncodedUpdate) -> Result<(), Ended> {
+        self.core.counters.bytes.fetch_add(update.byte_len() as u64, Ordering::Relaxed);
+        self.out.send(Ok(update)).await.map_err(|_| Ended::Closed)
+    }
+
+    /// Sends messages, the last of which completes a revision.
+    async fn send_step(&self, revision: u64, parts: Vec<Bytes>) -> Result<(), Ended> {
+        let database = self.core.store.database_id();
+        let last = parts.len().saturating_sub(1);
+        // Before the message: the acknowledgement must not overtake it.
+        self.sent.store(revision, Ordering::Release);
+        if parts.is_empty() {
+            return self.send(EncodedUpdate::new(revision, database, false, Bytes::new())).await;
+        }
+        for (index, part) in parts.into_iter().enumerate() {
+            let revision = if index == last { revision } else { 0 };
+            self.send(EncodedUpdate::new(revision, database, false, part)).await?;
+        }
+        Ok(())
+    }
+
+    async fn mark(&self) -> Result<(), Ended> {
+        if self.cursor > self.sent.load(Ordering::Acquire) {
+            self.send_step(self.cursor, Vec::new()).await?;
+        }
+        Ok(())
+    }
+
+    /// False: a snapshot is due instead.
+    async fn step(&mut self, step: &Step) -> Result<bool, Ended> {
+        let mut removed_vnis = Vec::new();
+        let targets = match (self.node, &mut self.view) {
+            (NodeId::Host(host), Some(view)) => {
+                match view.step(step.ports.get(&host), &step.resync, step.parts.keys()) {
+                    HostStep::Resync => return Ok(false),
+                    HostStep::Send { targets, removed_vnis: gone } => {
+                        removed_vnis = gone;
+                        targets
+                    }
+                }
+            }
+            (NodeId::Host(_), None) => return Ok(false),
+            (NodeId::Gateway(id), _) => {
+                let mut targets = vec![Target::AllGateways, Target::Gateway(id)];
+                targets.extend(self.cluster.map(Target::Cluster));
+                targets
+            }
+        };
+        let parts = targets.iter().filter_map(|target| step.parts.get(target));
+        let mut parts: Vec<Bytes> = parts.flatten().cloned().collect();
+        if !removed_vnis.is_empty() {
+            parts.extend(encode(Update { removed_vnis, ..Update::default() }));
+        }
+        self.cursor = step.revision;
+        if !parts.is_empty() {
+            self.send_step(step.revision, parts).await?;
+            count(&self.core.counters.steps);
+        }
+        if let NodeId::Gateway(id) = self.node {
+            self.core.timeline.sent(id, step.revision);
+        }
+        Ok(true)
+    }
+
+    async fn snapshot(&mut self) -> Result<(), Ended> {
+        let began = Instant::now();
+        let of = match (self.node, self.cluster) {
+            (NodeId::Gateway(_), Some(cluster)) => InstancesOf::Cluster(cluster),
+            (NodeId::Host(host), _) => InstancesOf::Host(host),
+            (NodeId::Gateway(_), None) => return Err(Ended::Unknown(self.node)),
+        };
+        let (sink, parts) = mpsc::channel(READ_AHEAD);
+        let store = self.core.store.clone();
+        let picture = async move { store.snapshot(of, sink).await };
+        let (revision, sent) = tokio::join!(picture, self.send_picture(parts));
+        // If the node is gone, the store's complaint is only that nobody listens.
+        let sent = sent?;
+        let revision = revision?;
+        if let Some(entries) = sent {
+            self.sent.store(revision, Ordering::Release);
+            let database = self.core.store.database_id();
+            self.send(EncodedUpdate::new(revision, database, true, Bytes::new())).await?;
+            count(&self.core.counters.snapshots);
+            let ms = began.elapsed().as_secs_f64() * 1000.0;
+            tracing::info!(node = ?self.node, revision, entries, ms, "snapshot sent");
+        }
+        self.cursor = revision;
+        Ok(())
+    }
+
+    /// Sends all of a picture but its end. `None`: the node has it already.
+    async fn send_picture(
+        &mut self,
+        mut parts: mpsc::Receiver<SnapshotPart>,
+    ) -> Result<Option<usize>, Ended> {
+        let database = self.core.store.database_id();
+        let mut state = Arc::new(State::default());
+        let mut skip = false;
+        let mut entries = 0;
+        while let Some(part) = parts.recv().await {
+            let update = match part {
+                SnapshotPart::Topology(topology) => {
+                    // A host that has this revision is only looked at.
+                    skip = self.view.is_none() && self.cursor != 0 && self.cursor == topology.revision;
+                    state = Arc::new(State::new(&topology));
+                    self.base(&state)?
+                }
+                SnapshotPart::Instances(instances) => {
+                    let (state, is_host) = (state.clone(), self.view.is_some());
+                    tokio::task::spawn_blocking(move || match is_host {
+                        true => state.ports(&instances),
+                        false => Update { endpoints: state.endpoints(&instances), ..Update::default() },
+                    })
+                    .await?
+                }
+            };
+            if let Some(view) = &mut self.view {
+                view.add(&update.ports);
+            }
+            if skip {
+                continue;
+            }
+            entries += update.entry_count();
+            for part in tokio::task::spawn_blocking(move || encode(update)).await? {
+                self.send(EncodedUpdate::new(0, database, true, part)).await?;
+            }
+        }
+        Ok((!skip).then_some(entries))
+    }
+
+    fn base(&mut self, state: &State) -> Result<Update, Ended> {
+        let unknown = Ended::Unknown(self.node);
+        match self.node {
+            NodeId::Gateway(id) => state.gateway_base(id).map(|(_, update)| update).ok_or(unknown),
+            NodeId::Host(id) => {
+                let family = state.host_family(id).ok_or(Ended::Unknown(self.node))?;
+                self.view = Some(HostView::new(id, family));
+                state.host_base(id).ok_or(unknown)
+            }
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Nodes and the controller, over real TLS.
+
+mod common;
+
+use common::{Basics, Cloud, PATIENCE, basics, code, join};
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+use sluice_southbound::proto::Hello;
+use sluice_southbound::{
+    CertificateAuthority, Endpoint, EnrolmentBundle, Identity, Node as NodeName, Update, connect, enrol,
+};
+use std::time::{Duration, Instant};
+
+fn endpoints(step: &[Update]) -> Vec<Endpoint> {
+    step.iter().flat_map(|part| part.endpoints.clone()).collect()
+}
+
+async fn create(cloud: &Cloud, basics: &Basics, name: &str) -> String {
+    cloud.make(&basics.instances_path(), basics.instance(name)).await
+}
+
+#[tokio::test]
+async fn enrolment_takes_a_good_token_once() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let bundle = cloud.bundle(&basics.gateway_path()).await;
+    assert_eq!((bundle.node.as_str(), bundle.role.as_str()), (basics.gateway.as_str(), "gateway"));
+    assert_eq!(bundle.controller, cloud.southbound.to_string());
+
+    let guess = EnrolmentBundle { token: "0".repeat(64), ..bundle.clone() };
+    let error = enrol(&guess, &cloud.state_dir("guess")).await.unwrap_err();
+    assert_eq!(code(&error), "Unauthenticated");
+
+    let dir = cloud.state_dir("node");
+    let identity = enrol(&bundle, &dir).await.unwrap();
+    assert_eq!(identity.node().unwrap().id(), basics.gateway);
+    assert_eq!(Identity::load(&dir).unwrap(), Some(identity));
+    let error = enrol(&bundle, &cloud.state_dir("again")).await.unwrap_err();
+    assert_eq!(code(&error), "Unauthenticated");
+    assert!(error.is_refusal());
+}
+
+#[tokio::test]
+async fn a_broken_request_does_not_cost_the_token() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let bundle = cloud.bundle(&basics.host_path()).await;
+    // An impostor's authority: the node must not hand its token over.
+    let impostor = CertificateAuthority::create().unwrap();
+    let misled = EnrolmentBundle { ca_pem: impostor.certificate_pem().to_owned(), ..bundle.clone() };
+    let error = enrol(&misled, &cloud.state_dir("misled")).await.unwrap_err();
+    assert!(matches!(error, sluice_southbound::Error::Connect { .. }), "{error:?}");
+    // A state directory that cannot be written.
+    std::fs::write(cloud.state_dir("file"), "").unwrap();
+    assert!(enrol(&bundle, &cloud.state_dir("file")).await.is_err());
+    enrol(&bundle, &cloud.state_dir("node")).await.unwrap();
+}
+
+#[tokio::test]
+async fn hosts_without_agent_cannot_enrol() {
+    let cloud = Cloud::start().await;
+    basics(&cloud).await;
+    let host = json!({"name": "foreign", "vtep": "192.0.2.99", "agent": false});
+    let host = cloud.make("/v1/hosts", host).await;
+    let answer = cloud.post(&format!("/v1/hosts/{host}/enrolment"), json!({})).await;
+    assert_eq!(answer.problem(), (409, "no-agent", host.as_str()));
+}
+
+#[tokio::test]
+async fn watching_needs_a_certificate_of_this_controller() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let bundle = cloud.bundle(&basics.gateway_path()).await;
+    let node: NodeName = format!("gateway:{}", basics.gateway).parse().unwrap();
+    let controller = cloud.southbound.to_string();
+
+    // No certificate at all.
+    let error = common::anonymous_watch(&bundle).await;
+    assert_eq!(error.code(), tonic::Code::Unauthenticated);
+
+    // One of another authority, for the same name.
+    let other = CertificateAuthority::create().unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+    let forged = other.sign_csr(&request, node).unwrap();
+    let forged = Identity::new(&bundle, node, forged, key.serialize_pem());
+    assert!(connect(&forged, &controller, Hello::default()).await.is_err());
+
+    // The real one, of a gateway that is deleted then.
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    node.acked_step().await;
+    let path = basics.gateway_path();
+    assert_eq!(cloud.delete(&path).await.status, StatusCode::NO_CONTENT);
+    let error = node.end().await.expect("a reason");
+    assert_eq!(code(&error), "PermissionDenied");
+    let error = connect(&identity, &controller, Hello::default()).await.err().expect("a refusal");
+    assert_eq!(code(&error), "PermissionDenied");
+}
+
+#[tokio::test]
+async fn a_new_gateway_gets_a_snapshot_and_then_deltas() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    create(&cloud, &basics, "vm1").await;
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    let (first, step) = node.acked_step().await;
+    assert!(step.iter().all(|part| part.snapshot));
+    assert!(step[..step.len() - 1].iter().all(|part| part.revision == 0));
+    assert_eq!(endpoints(&step).len(), 1);
+    let all = |step: &[Update], count: fn(&Update) -> usize| step.iter().map(count).sum::<usize>();
+    assert_eq!(all(&step, |part| part.vips.len()), 2);
+    assert_eq!(all(&step, |part| part.routes.len()), 2);
+    assert_eq!(all(&step, |part| part.vteps.len()), 1);
+
+    let vm2 = create(&cloud, &basics, "vm2").await;
+    let (second, step) = node.acked_step().await;
+    assert!(second > first && step.iter().all(|part| !part.snapshot));
+    let added = endpoints(&step);
+    assert_eq!(added.len(), 1);
+
+    cloud.delete(&format!("/v1/instances/{vm2}")).await;
+    let (third, step) = node.acked_step().await;
+    assert!(third > second);
+    assert_eq!(step[0].removed_endpoints, [added[0].key()]);
+}
+
+#[tokio::test]
+async fn a_gateway_that_returns_gets_what_it_missed() {
+    let mut cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    let (revision, _) = node.acked_step().await;
+    let database = node.database;
+    drop(node);
+    create(&cloud, &basics, "vm1").await;
+
+    let mut node = join(&cloud, &identity, revision, database).await;
+    let (revision, step) = node.acked_step().await;
+    assert!(step.iter().all(|part| !part.snapshot), "what it missed is still there");
+    assert_eq!(endpoints(&step).len(), 1);
+    drop(node);
+
+    // Also when the controller was started anew since.
+    create(&cloud, &basics, "vm2").await;
+    cloud.restart().await;
+    let mut node = join(&cloud, &identity, revision, database).await;
+    let (_, step) = node.acked_step().await;
+    assert!(step.iter().all(|part| !part.snapshot), "instances alone need no snapshot");
+    assert_eq!(endpoints(&step).len(), 1);
+    drop(node);
+
+    // But not if the tables are another database's, or newer than this one.
+    for (applied, database) in [(revision, database ^ 1), (1 << 40, database)] {
+        let mut node = join(&cloud, &identity, applied, database).await;
+        let step = node.step().await;
+        assert!(step.iter().all(|part| part.snapshot));
+        assert_eq!(endpoints(&step).len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_host_is_told_of_its_own_ports_only() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let other = cloud.make("/v1/hosts", json!({"name": "h2", "vtep": "fd00::22"})).await;
+    let identity = cloud.enrol(&basics.host_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    let (_, step) = node.acked_step().await;
+    assert!(step.iter().all(|part| part.vrfs.is_empty() && part.ports.is_empty()));
+    let groups: Vec<_> = step.iter().flat_map(|part| part.groups.clone()).collect();
+    assert_eq!(groups.len(), 1);
+    assert_eq!(groups[0].vips, ["192.0.2.10".parse::<std::net::IpAddr>().unwrap()]);
+
+    let elsewhere = json!({"name": "vm0", "subnet": basics.subnet, "host": other});
+    cloud.make(&basics.instances_path(), elsewhere).await;
+    let vm = create(&cloud, &basics, "vm1").await;
+    let (_, step) = node.acked_step().await;
+    assert_eq!(step.iter().map(|part| part.ports.len()).sum::<usize>(), 1);
+    assert_eq!(step[0].ports[0].name, "v/vm1");
+    assert_eq!(step[0].vrfs.len(), 1);
+
+    // The VPC's MTU is part of its ports: they are sent again.
+    let patch = cloud.request(Method::PATCH, &format!("/v1/vpcs/{}", basics.vpc));
+    assert_eq!(cloud.send(patch.json(&json!({"mtu": 1400}))).await.status, StatusCode::OK);
+    let (_, step) = node.acked_step().await;
+    let ports: Vec<_> = step.iter().flat_map(|part| part.ports.clone()).collect();
+    assert!(step[0].snapshot && ports.len() == 1 && ports[0].mtu == 1400);
+
+    cloud.delete(&format!("/v1/instances/{vm}")).await;
+    let (_, step) = node.acked_step().await;
+    assert_eq!(step.iter().map(|part| part.removed_ports.len()).sum::<usize>(), 1);
+    assert_eq!(step.iter().map(|part| part.removed_vnis.len()).sum::<usize>(), 1);
+}
+
+#[tokio::test]
+async fn programmed_when_gateways_and_host_have_it() {
+    let mut cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let gateway = cloud.enrol(&basics.gateway_path()).await;
+    let host = cloud.enrol(&basics.host_path()).await;
+    let path = format!("/v1/instances/{}", create(&cloud, &basics, "vm1").await);
+    let programmed = |body: &serde_json::Value| body["programmed"] == true;
+    assert!(!programmed(&cloud.get(&path).await.body));
+
+    let mut gateway_node = join(&cloud, &gateway, 0, 0).await;
+    let (revision, _) = gateway_node.acked_step().await;
+    let vpc_path = format!("/v1/vpcs/{}", basics.vpc);
+    cloud.wait_until("the VPC programmed", &vpc_path, programmed).await;
+    assert!(!programmed(&cloud.get(&path).await.body), "its host has not got it");
+    let mut host_node = join(&cloud, &host, 0, 0).await;
+    host_node.acked_step().await;
+    cloud.wait_until("the instance programmed", &path, programmed).await;
+
+    let body = cloud.get("/v1/nodes").await.body;
+    let nodes = body["items"].as_array().unwrap();
+    assert_eq!(nodes.len(), 2);
+    assert!(nodes.iter().all(|node| node["connected"] == true && node["version"] == "test"));
+
+    // What was acknowledged is remembered, also over a restart.
+    let database = gateway_node.database;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    cloud.restart().await;
+    cloud.wait_until("programmed still", &path, programmed).await;
+    let body = cloud.get("/v1/nodes").await.body;
+    assert!(body["items"].as_array().unwrap().iter().all(|node| node["connected"] == false));
+    // A gateway that is away is not excused.
+    let late = format!("/v1/instances/{}", create(&cloud, &basics, "vm2").await);
+    assert!(!programmed(&cloud.get(&late).await.body));
+    let mut gateway_node = join(&cloud, &gateway, revision, database).await;
+    gateway_node.acked_step().await;
+    let mut host_node = join(&cloud, &host, 0, 0).await;
+    host_node.acked_step().await;
+    cloud.wait_until("the late instance programmed", &late, programmed).await;
+}
+
+#[tokio::test]
+async fn failures_are_shown_and_marks_keep_nodes_current() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    let step = node.step().await;
+    let revision = step.last().unwrap().revision;
+    node.connection.reports.ack(revision, vec!["endpoint table full".into()]).await.unwrap();
+    let failed = |body: &serde_json::Value| body["items"][0]["failures"][0] == "endpoint table full";
+    cloud.wait_until("the failure shown", "/v1/nodes", failed).await;
+
+    // A change that no node is told of.
+    cloud.make("/v1/tenants", json!({"name": "another"})).await;
+    let mark = node.next().await;
+    assert!(mark.is_empty() && mark.revision > revision);
+    node.ack(mark.revision).await;
+    let current = |body: &serde_json::Value| {
+        let node = &body["items"][0];
+        node["acked"] == node["current"] && node["failures"] == json!([])
+    };
+    cloud.wait_until("the gateway current", "/v1/nodes", current).await;
+}
+
+#[tokio::test]
+async fn a_second_stream_ends_the_first_and_liars_are_cut_off() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut first = join(&cloud, &identity, 0, 0).await;
+    first.acked_step().await;
+    let mut second = join(&cloud, &identity, 0, 0).await;
+    assert_eq!(code(&first.end().await.unwrap()), "Aborted");
+    let (revision, _) = second.acked_step().await;
+    second.ack(revision + 1000).await;
+    assert_eq!(code(&second.end().await.unwrap()), "InvalidArgument");
+    let path = format!("/v1/vpcs/{}", basics.vpc);
+    cloud.wait_until("programmed", &path, |body| body["programmed"] == true).await;
+}
+
+#[tokio::test]
+async fn a_change_reaches_a_gateway_at_once() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    node.acked_step().await;
+    let mut best = PATIENCE;
+    for i in 0..20 {
+        create(&cloud, &basics, &format!("vm{i}")).await;
+        let committed = Instant::now();
+        node.acked_step().await;
+        best = best.min(committed.elapsed());
+    }
+    // The machine may be busy; but polling alone would never be this fast.
+    assert!(best < Duration::from_millis(50), "{best:?}");
+}
+
+#[tokio::test]
+async fn a_bulk_creation_arrives_as_one_step_and_is_timed() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    node.acked_step().await;
+    let count = 20_000;
+    let many: Vec<_> = (0..count).map(|i| basics.instance(&format!("vm{i}"))).collect();
+    let path = format!("{}/bulk", basics.instances_path());
+    let answer = cloud.post(&path, json!({"instances": many})).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+    assert_eq!((&answer.body["created"], &answer.body["existing"]), (&json!(count), &json!(0)));
+    let (revision, step) = node.acked_step().await;
+    assert_eq!(answer.body["revision"], revision);
+    assert_eq!(endpoints(&step).len(), count);
+    assert!(step.len() > 1, "it travels in parts");
+
+    let metrics = || async {
+        let text = cloud.get("/metrics").await.body;
+        text.as_str().unwrap_or_default().to_owned()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let text = loop {
+        let text = metrics().await;
+        if text.contains("sluice_controller_bulks_total 1") {
+            break text;
+        }
+        assert!(Instant::now() < deadline, "the bulk creation was not timed: {text}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    for stage in ["parse", "store", "read", "compile", "send", "ack", "total"] {
+        assert!(text.contains(&format!("bulk_stage_seconds{{stage=\"{stage}\"}}")), "{stage}: {text}");
+    }
+    assert!(text.contains(&format!("sluice_controller_bulk_instances {count}")));
+    // The same again makes nothing.
+    let answer = cloud.post(&path, json!({"instances": many[..10]})).await;
+    assert_eq!((&answer.body["created"], &answer.body["existing"]), (&json!(0), &json!(10)));
+}
