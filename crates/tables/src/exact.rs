@@ -260,6 +260,10 @@ impl Exact {
             self.add_addresses(pool)?;
         }
         loop {
+            if let Some(slot) = self.table.empty_slot(pool.memory(), key.hash) {
+                Self::tick(&mut self.fillings, pool, slot.number())?;
+                return Ok(slot);
+            }
             let (table, hashing) = (self.table, self.hashing);
             let fillings = &mut self.fillings;
             let memory = pool.memory().clone();

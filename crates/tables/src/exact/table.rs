@@ -163,6 +163,13 @@ impl Table {
         self.bucket_slots(bucket).filter(|&slot| !is_filled(self.key(memory, slot))).count()
     }
 
+    /// An empty slot in the emptier of a hash's buckets.
+    pub(super) fn empty_slot(&self, memory: &Memory, hash: u64) -> Option<Slot> {
+        let (one, two) = buckets_of(hash, self.count);
+        let more = self.free_slots(memory, two) > self.free_slots(memory, one);
+        self.free_slot(memory, if more { two } else { one })
+    }
+
     /// An empty slot for the key, after moving others aside where needed;
     /// `None` when no path of bounded length leads to one.
     pub(super) fn make_room(
@@ -172,11 +179,10 @@ impl Table {
         hash: u64,
         before: Before<'_>,
     ) -> Result<Option<Slot>, Error> {
-        let (one, two) = buckets_of(hash, self.count);
-        let emptier = if self.free_slots(memory, two) > self.free_slots(memory, one) { two } else { one };
-        if let Some(slot) = self.free_slot(memory, emptier) {
+        if let Some(slot) = self.empty_slot(memory, hash) {
             return Ok(Some(slot));
         }
+        let (one, two) = buckets_of(hash, self.count);
         for _ in 0..SEARCHES_MAX {
             let Some((steps, last)) = self.search(memory, hashing, one, two) else { return Ok(None) };
             if let Some(slot) = self.walk_back(memory, hashing, &steps, last, before)? {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * Answers table look-ups for tests, through the same functions as the packet
+ * programs. A "packet" is an array of queries, answered in place.
+ */
+#include "lookup.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#define QUERIES_MAX 64
+
+enum query_kind { QUERY_IPV4 = 1, QUERY_IPV6, QUERY_INDEX, QUERY_ROUTE4, QUERY_ROUTE6 };
+
+struct query {
+	__u32 kind;
+	__u32 vni;
+	__u64 high;   /* IPv6: high half */
+	__u64 low;    /* IPv6: low half; IPv4 address or index otherwise */
+	__u32 answer; /* enum exact_answer; a route's leaf */
+	__u32 cell;
+	__u64 mac;
+};
+
+/* Global, so that the verifier looks at it once and not for every query. */
+__attribute__((noinline)) int answer_route(struct query *query)
+{
+	const struct vrf *vrf;
+	__u32 cell;
+
+	if (!query)
+		return 0;
+	cell = find_index(query->vni, 0);
+	if (!cell || cell == INDEX_BUSY)
+		return 0;
+	vrf = cell_at(cell);
+	if (!vrf)
+		return 0;
+	query->cell = cell;
+	if (query->kind == QUERY_ROUTE4)
+		query->answer = find_route4(READ_ONCE(vrf->lpm4), query->low);
+	else
+		query->answer = find_route6(READ_ONCE(vrf->lpm6), query->high, query->low);
+	return 0;
+}
+
+__attribute__((noinline)) int answer_exact(struct query *query)
+{
+	struct exact_hit hit = {};
+	__u32 cell;
+
+	if (!query)
+		return 0;
+	if (query->kind == QUERY_INDEX) {
+		cell = find_index(query->vni, query->low);
+		query->answer = cell == INDEX_BUSY ? EXACT_BUSY : cell ? EXACT_HIT : EXACT_MISS;
+		query->cell = query->answer == EXACT_HIT ? cell : 0;
+		return 0;
+	}
+	if (query->kind == QUERY_IPV4)
+		query->answer = find_ipv4(query->vni, query->low, &hit);
+	else
+		query->answer = find_ipv6(query->vni, query->high, query->low, &hit);
+	if (query->answer == EXACT_HIT) {
+		query->cell = hit.next;
+		query->mac = hit.mac;
+	}
+	return 0;
+}
+
+SEC("xdp")
+int tables_test(struct xdp_md *ctx)
+{
+	for (__u32 i = 0; i < QUERIES_MAX; i++) {
+		struct query *at = (void *)(long)ctx->data;
+		void *end = (void *)(long)ctx->data_end;
+		struct query query;
+
+		at += i;
+		if ((void *)(at + 1) > end)
+			break;
+		query = *at;
+		query.answer = 0;
+		query.cell = 0;
+		query.mac = 0;
+		if (query.kind == QUERY_ROUTE4 || query.kind == QUERY_ROUTE6)
+			answer_route(&query);
+		else
+			answer_exact(&query);
+		at = (void *)(long)ctx->data;
+		end = (void *)(long)ctx->data_end;
+		at += i;
+		if ((void *)(at + 1) > end)
+			break;
+		*at = query;
+	}
+	return XDP_PASS;
+}

@@ -1,0 +1,419 @@
+//! The eBPF readers, the Rust reader and a naive model give the same answers
+//! over tables in a real BPF array. Needs root.
+
+use libbpf_rs::ProgramInput;
+use proptest::prelude::*;
+use sluice_datapath::{Datapath, ObjectName, Settings};
+use sluice_tables::{
+    Endpoint, Error, Immediate, Lookup, Membarrier, Memory, NextHop, NodeTables, Reader, Route, Sizes,
+    Target, Vrf,
+};
+use sluice_types::{IpNet, MacAddr, Vni, ipv6_halves};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
+const CELLS: u32 = 8192;
+const QUERY_BYTES: usize = 40;
+/// `QUERIES_MAX` of `bpf/tables_test.bpf.c`.
+const QUERIES_MAX: usize = 64;
+
+/// What is asked of `bpf/tables_test.bpf.c`; the discriminants are its `enum query_kind`.
+#[derive(Clone, Copy, Debug)]
+enum Query {
+    Address(u32, IpAddr),
+    Index(u32, u32),
+    Route(u32, IpAddr),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Answer {
+    answer: u32,
+    cell: u32,
+    mac: u64,
+}
+
+const MISS: u32 = 0;
+const HIT: u32 = 1;
+const BUSY: u32 = 2;
+
+impl Query {
+    fn to_bytes(self) -> [u8; QUERY_BYTES] {
+        let (kind, vni, high, low): (u32, u32, u64, u64) = match self {
+            Self::Index(vni, id) => (3, vni, 0, id.into()),
+            Self::Address(vni, IpAddr::V4(v4)) => (1, vni, 0, u32::from(v4).into()),
+            Self::Address(vni, IpAddr::V6(v6)) => (2, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
+            Self::Route(vni, IpAddr::V4(v4)) => (4, vni, 0, u32::from(v4).into()),
+            Self::Route(vni, IpAddr::V6(v6)) => (5, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
+        };
+        let mut bytes = [0; QUERY_BYTES];
+        bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&vni.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&high.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&low.to_ne_bytes());
+        bytes
+    }
+}
+
+impl Answer {
+    fn from_bytes(bytes: &[u8]) -> Self {
+        Self {
+            answer: u32::from_ne_bytes(bytes[24..28].try_into().unwrap()),
+            cell: u32::from_ne_bytes(bytes[28..32].try_into().unwrap()),
+            mac: u64::from_ne_bytes(bytes[32..40].try_into().unwrap()),
+        }
+    }
+}
+
+struct Kernel(Datapath);
+
+impl Kernel {
+    fn load() -> Self {
+        let settings = Settings { object: ObjectName::TablesTest, cells: CELLS, pin_dir: None };
+        Self(Datapath::load(&settings).expect("the test program loads (as root)"))
+    }
+
+    fn ask(&self, queries: &[Query]) -> Vec<Answer> {
+        let program = self.0.program("tables_test").unwrap();
+        let mut answers = Vec::with_capacity(queries.len());
+        for batch in queries.chunks(QUERIES_MAX) {
+            let data: Vec<u8> = batch.iter().flat_map(|query| query.to_bytes()).collect();
+            let mut out = vec![0; data.len()];
+            let input =
+                ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..ProgramInput::default() };
+            program.test_run(input).expect("the test program runs");
+            answers.extend(out.chunks(QUERY_BYTES).map(Answer::from_bytes));
+        }
+        answers
+    }
+}
+
+/// The Rust reader's answer in the form of the program's.
+fn ask_rust(reader: &Reader, query: Query) -> Answer {
+    let lookup = match query {
+        Query::Address(vni, address) => reader.find(vni, address),
+        Query::Index(vni, id) => reader.find_index(vni, id),
+        Query::Route(vni, address) => {
+            let cell = match reader.find_index(vni, 0) {
+                Lookup::Hit(hit) => hit.cell,
+                _ => 0,
+            };
+            return Answer { answer: reader.leaf(Vni::new(vni).unwrap(), address), cell, mac: 0 };
+        }
+    };
+    match lookup {
+        Lookup::Miss => Answer { answer: MISS, cell: 0, mac: 0 },
+        Lookup::Busy => Answer { answer: BUSY, cell: 0, mac: 0 },
+        Lookup::Hit(hit) => Answer { answer: HIT, cell: hit.cell, mac: hit.mac.to_u64() },
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Endpoint { number: u32, mac: u64, host: u8 },
+    RemoveEndpoint { number: u32 },
+    Route { vni: u32, prefix: usize, target: Target },
+    RemoveRoute { vni: u32, prefix: usize },
+    Vrf { vni: u32, mtu: u16 },
+    RemoveVrf { vni: u32 },
+    Adopt,
+}
+
+const ENDPOINTS: u32 = 120;
+const VNIS: u32 = 3;
+const HOSTS: u8 = 4;
+
+fn place(number: u32) -> (Vni, IpAddr) {
+    let vni = Vni::new(1 + number % VNIS).unwrap();
+    if number.is_multiple_of(2) {
+        return (vni, Ipv4Addr::from(0x0a00_0000 + number / 2).into());
+    }
+    (vni, Ipv6Addr::from(0xfd00_u128 << 112 | u128::from(number / 2)).into())
+}
+
+fn host(number: u8) -> IpAddr {
+    if number.is_multiple_of(2) {
+        Ipv4Addr::new(192, 0, 2, number).into()
+    } else {
+        Ipv6Addr::from(0x2001_0db8_u128 << 96 | u128::from(number)).into()
+    }
+}
+
+/// Prefixes of both families that nest in each other and share their beginnings.
+fn prefixes() -> Vec<IpNet> {
+    let v4 = Ipv4Addr::new(10, 0, 0, 129);
+    let v6 = Ipv6Addr::from(0xfd00_u128 << 112 | 0x81);
+    let other4 = Ipv4Addr::new(10, 0, 2, 1);
+    let mut all: Vec<IpNet> = (0..=32).map(|length| IpNet::new(v4.into(), length).unwrap().trunc()).collect();
+    all.extend((0..=128).step_by(3).map(|length| IpNet::new(v6.into(), length).unwrap().trunc()));
+    all.extend((20..=32).map(|length| IpNet::new(other4.into(), length).unwrap().trunc()));
+    all.push("::/0".parse().unwrap());
+    all.push(IpNet::new(v6.into(), 128).unwrap());
+    all
+}
+
+fn target() -> impl Strategy<Value = Target> {
+    prop_oneof![
+        Just(Target::Local),
+        Just(Target::Drop),
+        (1u32..0xff_ffff).prop_map(|vni| Target::Peer(Vni::new(vni).unwrap()))
+    ]
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let prefixes = prefixes().len();
+    let op = prop_oneof![
+        10 => (0..ENDPOINTS, 1u64..4, 0..HOSTS)
+            .prop_map(|(number, mac, host)| Op::Endpoint { number, mac, host }),
+        5 => (0..ENDPOINTS).prop_map(|number| Op::RemoveEndpoint { number }),
+        10 => (1..=VNIS, 0..prefixes, target())
+            .prop_map(|(vni, prefix, target)| Op::Route { vni, prefix, target }),
+        4 => (1..=VNIS, 0..prefixes).prop_map(|(vni, prefix)| Op::RemoveRoute { vni, prefix }),
+        2 => (1..=VNIS, 1280u16..1500).prop_map(|(vni, mtu)| Op::Vrf { vni, mtu }),
+        1 => (1..=VNIS).prop_map(|vni| Op::RemoveVrf { vni }),
+        1 => Just(Op::Adopt),
+    ];
+    prop::collection::vec(op, 1..300)
+}
+
+#[derive(Default)]
+struct Model {
+    endpoints: HashMap<(Vni, IpAddr), (MacAddr, IpAddr)>,
+    routes: HashMap<Vni, HashMap<IpNet, Target>>,
+}
+
+impl Model {
+    fn route(&self, vni: Vni, address: IpAddr) -> Option<Target> {
+        let routes = self.routes.get(&vni)?;
+        let covering = routes.iter().filter(|(prefix, _)| prefix.contains(&address));
+        covering.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, &target)| target)
+    }
+
+    /// Applies an operation to the tables and to the model.
+    fn apply(&mut self, tables: &mut NodeTables, op: &Op) -> Result<(), Error> {
+        let vni_of = |vni: &u32| Vni::new(*vni).unwrap();
+        match op {
+            Op::Endpoint { number, mac, host: at } => {
+                let (vni, address) = place(*number);
+                let endpoint = Endpoint { vni, address, mac: MacAddr::local(*mac), host: host(*at) };
+                let changed = tables.upsert_endpoint(&endpoint)?;
+                let old = self.endpoints.insert((vni, address), (endpoint.mac, endpoint.host));
+                assert_eq!(changed, old != Some((endpoint.mac, endpoint.host)));
+            }
+            Op::RemoveEndpoint { number } => {
+                let (vni, address) = place(*number);
+                let old = self.endpoints.remove(&(vni, address));
+                assert_eq!(tables.remove_endpoint(vni, address)?, old.is_some());
+            }
+            Op::Route { vni, prefix, target } => {
+                let route = Route { vni: vni_of(vni), prefix: prefixes()[*prefix], target: *target };
+                match self.routes.get_mut(&route.vni) {
+                    None => assert_eq!(tables.upsert_route(&route), Err(Error::UnknownVni(route.vni))),
+                    Some(routes) => {
+                        let old = routes.insert(route.prefix, route.target);
+                        assert_eq!(tables.upsert_route(&route)?, old != Some(route.target));
+                    }
+                }
+            }
+            Op::RemoveRoute { vni, prefix } => {
+                let prefix = prefixes()[*prefix];
+                let old = self.routes.get_mut(&vni_of(vni)).and_then(|routes| routes.remove(&prefix));
+                assert_eq!(tables.remove_route(vni_of(vni), prefix)?, old.is_some());
+            }
+            Op::Vrf { vni, mtu } => {
+                let vrf = Vrf { vni: vni_of(vni), mtu: *mtu, router4: None, router6: None, group: None };
+                tables.upsert_vrf(&vrf)?;
+                self.routes.entry(vrf.vni).or_default();
+            }
+            Op::RemoveVrf { vni } => {
+                let old = self.routes.remove(&vni_of(vni));
+                assert_eq!(tables.remove_vrf(vni_of(vni))?, old.is_some());
+            }
+            Op::Adopt => *tables = NodeTables::adopt(tables.memory().clone(), Immediate)?,
+        }
+        Ok(())
+    }
+
+    /// All three answers to every question.
+    fn check(&self, kernel: &Kernel, reader: &Reader) {
+        let mut queries: Vec<Query> = Vec::new();
+        for number in 0..ENDPOINTS {
+            let (vni, address) = place(number);
+            queries.push(Query::Address(vni.get(), address));
+            queries.push(Query::Route(vni.get(), address));
+        }
+        for prefix in prefixes() {
+            for vni in 1..=VNIS {
+                queries.push(Query::Route(vni, prefix.addr()));
+                queries.push(Query::Route(vni, prefix.broadcast()));
+            }
+        }
+        queries.extend((1..=VNIS).map(|vni| Query::Index(vni, 0)));
+        queries.extend((0..HOSTS).map(|number| Query::Address(0, host(number))));
+        for (query, answer) in queries.iter().zip(kernel.ask(&queries)) {
+            assert_eq!(answer, ask_rust(reader, *query), "eBPF and Rust disagree on {query:?}");
+            self.check_one(reader, *query, answer);
+        }
+    }
+
+    fn check_one(&self, reader: &Reader, query: Query, answer: Answer) {
+        let hop = reader.next_hop(answer.cell);
+        match query {
+            Query::Index(vni, _) => {
+                assert_eq!(answer.answer == HIT, self.routes.contains_key(&Vni::new(vni).unwrap()));
+            }
+            Query::Address(0, address) => assert_eq!(hop, Some(NextHop::Vtep(address))),
+            Query::Address(vni, address) => {
+                let vni = Vni::new(vni).unwrap();
+                let found = match hop {
+                    Some(NextHop::Vtep(host)) if answer.answer == HIT => {
+                        Some((MacAddr::from_u64(answer.mac), host))
+                    }
+                    _ => None,
+                };
+                let expected = self.endpoints.get(&(vni, address)).copied();
+                // An absent IPv6 address may have a present one's whole digest.
+                let twin = expected.is_none()
+                    && address.is_ipv6()
+                    && self.endpoints.iter().any(|(key, entry)| key.0 == vni && Some(*entry) == found);
+                assert!(found == expected || twin, "{query:?}: {found:?}, should be {expected:?}");
+            }
+            Query::Route(vni, address) => {
+                let vni = Vni::new(vni).unwrap();
+                assert_eq!(reader.route(vni, address), self.route(vni, address), "{query:?}");
+            }
+        }
+    }
+}
+
+fn run(kernel: &Kernel, memory: &Memory, ops: &[Op], digest_mask: u64) {
+    let mut tables =
+        NodeTables::create_with_digest_mask(memory.clone(), Immediate, Sizes { endpoints: 1 }, digest_mask)
+            .unwrap();
+    let mut model = Model::default();
+    for number in 0..HOSTS {
+        tables.upsert_vtep(host(number)).unwrap();
+    }
+    let reader = Reader::new(memory.clone());
+    for (i, op) in ops.iter().enumerate() {
+        model.apply(&mut tables, op).unwrap_or_else(|error| panic!("{op:?}: {error}"));
+        if i % 25 == 0 {
+            model.check(kernel, &reader);
+        }
+    }
+    model.check(kernel, &reader);
+}
+
+#[test]
+fn three_readers_agree() {
+    let kernel = Kernel::load();
+    let memory = kernel.0.memory().unwrap();
+    let masks = [u64::MAX, 0xffff_0000_0000_0007, 0x0003_0000_0000_0003];
+    let strategy = (ops(), prop::sample::select(masks.to_vec()));
+    let config = ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let result = runner.run(&strategy, |(ops, mask)| {
+        run(&kernel, &memory, &ops, mask);
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+const STABLE: u32 = 48;
+
+/// MAC and host that both tell the change.
+fn stamped(number: u32, change: u32) -> Endpoint {
+    let (vni, address) = place(number);
+    let mac = MacAddr::from_u64(0x0200_0000_0000 | u64::from(number) << 24 | u64::from(change));
+    Endpoint { vni, address, mac, host: host((change % u32::from(HOSTS)) as u8) }
+}
+
+/// The eBPF program looks up what is there until told to stop; (answers, busy answers).
+fn look_up(kernel: &Kernel, reader: &Reader, stop: &AtomicBool) -> (u64, u64) {
+    let queries: Vec<Query> = (0..STABLE)
+        .map(|number| {
+            let (vni, address) = place(number);
+            Query::Address(vni.get(), address)
+        })
+        .collect();
+    let (mut answers, mut busy) = (0, 0);
+    let mut last = vec![0; STABLE as usize];
+    while !stop.load(Ordering::Relaxed) {
+        for (number, answer) in kernel.ask(&queries).into_iter().enumerate() {
+            answers += 1;
+            if answer.answer == BUSY {
+                busy += 1;
+                continue;
+            }
+            assert_eq!(answer.answer, HIT, "missed {:?}, which is there", queries[number]);
+            let change = answer.mac as u32 & 0xff_ffff;
+            let expected = stamped(number as u32, change);
+            assert_eq!(answer.mac, expected.mac.to_u64(), "another key's MAC for {:?}", queries[number]);
+            assert_eq!(reader.next_hop(answer.cell), Some(NextHop::Vtep(expected.host)), "mixed");
+            assert!(change >= last[number], "went back in time");
+            last[number] = change;
+        }
+    }
+    (answers, busy)
+}
+
+/// A real program beside a writer that changes, moves, grows and adopts, with
+/// the kernel's own grace periods.
+fn packets_beside_a_writer(digest_mask: u64) {
+    let stop = AtomicBool::new(false);
+    let (to_main, from_reader) = mpsc::channel();
+    let (to_reader, from_main) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        let reader = scope.spawn(move || {
+            let kernel = Kernel::load();
+            let memory = kernel.0.memory().unwrap();
+            to_main.send(memory.clone()).unwrap();
+            from_main.recv().unwrap();
+            look_up(&kernel, &Reader::new(memory), stop)
+        });
+        let memory = from_reader.recv().unwrap();
+        let grace = || Membarrier::new().unwrap();
+        let sizes = Sizes { endpoints: 1 };
+        let mut tables =
+            NodeTables::create_with_digest_mask(memory.clone(), grace(), sizes, digest_mask).unwrap();
+        for number in 0..HOSTS {
+            tables.upsert_vtep(host(number)).unwrap();
+        }
+        for number in 0..STABLE {
+            tables.upsert_endpoint(&stamped(number, 0)).unwrap();
+        }
+        to_reader.send(()).unwrap();
+        for change in 1..=250u32 {
+            for number in 0..ENDPOINTS {
+                let (vni, address) = place(number);
+                if number >= STABLE && (change + number).is_multiple_of(3) {
+                    tables.remove_endpoint(vni, address).unwrap();
+                } else {
+                    tables.upsert_endpoint(&stamped(number, change)).unwrap();
+                }
+            }
+            if change.is_multiple_of(20) {
+                let _ = tables.reserve_endpoints(tables.fill().entry_slots as usize + 3);
+            }
+            if change.is_multiple_of(50) {
+                tables = NodeTables::adopt(memory.clone(), grace()).unwrap();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        let (answers, busy) = reader.join().unwrap();
+        assert!(answers > 1000, "the reader never ran: {answers}");
+        assert!(busy * 1000 <= answers, "{busy} of {answers} lookups were busy");
+    });
+}
+
+#[test]
+fn packets_never_miss_or_mix() {
+    packets_beside_a_writer(u64::MAX);
+}
+
+#[test]
+fn packets_never_miss_or_mix_when_digests_conflict() {
+    packets_beside_a_writer(0xffff_0000_0000_0007);
+}
