@@ -1,0 +1,95 @@
+//! The real gateway program over real tables, on the rig's `dut`.
+
+use crate::packet;
+use crate::peers::{HOSTS, host_of, instance};
+use crate::rig::Rig;
+use crate::shell::Failure;
+use libbpf_rs::Link;
+use sluice_datapath::{Datapath, ObjectName, Settings};
+use sluice_tables::{
+    Endpoint, Membarrier, NodeConfig, NodeTables, Route, Sizes, Target, UnderlayPort, Vip, Vrf,
+};
+use sluice_types::{MacAddr, ROUTER_MAC, Vni};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+const PROGRAM: &str = "gateway";
+
+/// A loaded gateway with `count` VM-NC entries in one VPC.
+pub struct Gateway {
+    datapath: Datapath,
+    _tables: NodeTables,
+}
+
+impl Gateway {
+    /// Loads the program and fills the tables.
+    ///
+    /// # Errors
+    /// The datapath's or the tables'.
+    pub fn new(rig: &Rig, count: u32) -> Result<Self, Failure> {
+        let cells = 1 << 16 | count;
+        let datapath = Datapath::load(&Settings { object: ObjectName::Gateway, cells, pin_dir: None })?;
+        let memory = datapath.memory()?;
+        let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints: count as usize })?;
+        let vni = Vni::new(packet::VNI)?;
+        tables.set_node(&NodeConfig {
+            vtep4: Some(packet::GATEWAY),
+            vtep6: None,
+            router_mac: ROUTER_MAC,
+            vxlan_ifindex: 0,
+            ports: vec![UnderlayPort {
+                ifindex: rig.dut_ifindex as u32,
+                mtu: 1500,
+                mac: MacAddr::new(rig.dut_mac),
+            }],
+        })?;
+        tables.upsert_vip(&Vip {
+            address: packet::GATEWAY.into(),
+            mac: MacAddr::new(rig.dut_mac),
+            owned: true,
+        })?;
+        tables.upsert_vtep(packet::PEER.into())?;
+        for host in 0..HOSTS {
+            tables.upsert_vtep(host_of(host).into())?;
+        }
+        tables.upsert_vrf(&Vrf {
+            vni,
+            mtu: 1430,
+            router4: Some([10, 0, 0, 1].into()),
+            router6: None,
+            group: None,
+        })?;
+        tables.upsert_route(&Route { vni, prefix: "10.0.0.0/8".parse()?, target: Target::Local })?;
+        let endpoints: Vec<_> = (0..count)
+            .map(|index| Endpoint {
+                vni,
+                address: IpAddr::V4(instance(index)),
+                mac: MacAddr::local(u64::from(index)),
+                host: IpAddr::V4(host_of(index)),
+            })
+            .collect();
+        let bulk = tables.upsert_endpoints(&endpoints);
+        if bulk.failed > 0 {
+            return Err(
+                format!("{} of {count} entries did not fit: {:?}", bulk.failed, bulk.errors.first()).into()
+            );
+        }
+        Ok(Self { datapath, _tables: tables })
+    }
+
+    /// Puts the program on `dut` until the link is dropped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach(&self, rig: &Rig) -> Result<Link, Failure> {
+        Ok(self.datapath.program(PROGRAM)?.attach_xdp(rig.dut_ifindex)?)
+    }
+
+    /// Nanoseconds a packet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn nanoseconds(&self, rig: &Rig) -> Result<f64, Failure> {
+        rig.nanoseconds(self.datapath.program(PROGRAM)?.as_fd())
+    }
+}

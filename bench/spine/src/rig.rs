@@ -1,0 +1,194 @@
+//! A veth pair in a network namespace of this process's own: the generator and
+//! the sink on `gen`, what is measured on `dut`.
+
+use crate::packet;
+use crate::shell::{Failure, run};
+use libbpf_rs::{Link, Map, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, ProgramMut};
+use std::time::{Duration, Instant};
+
+/// Bytes with the alignment that an ELF reader expects.
+#[repr(C, align(8))]
+struct Aligned<Bytes: ?Sized>(Bytes);
+static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o")));
+
+/// `BPF_F_TEST_XDP_LIVE_FRAMES`.
+const LIVE_FRAMES: u32 = 1 << 1;
+/// Frames of one live run; each run is bounded by it.
+const FRAMES_PER_RUN: u32 = 1 << 18;
+/// Packets of one timed run.
+const TIMED_PACKETS: u32 = 2_000_000;
+
+/// Which of the generator's own programs stands on `dut`.
+#[derive(Clone, Copy)]
+pub enum Program {
+    /// Swaps addresses and sends back.
+    Reflect,
+    /// Lets the kernel have the packet.
+    Pass,
+}
+
+/// The generator and its two interfaces.
+pub struct Rig {
+    object: Object,
+    _sink: Link,
+    /// Interface index of `gen`.
+    pub gen_ifindex: i32,
+    /// Interface index of `dut`.
+    pub dut_ifindex: i32,
+    /// MAC of `dut`.
+    pub dut_mac: [u8; 6],
+    /// MAC of `gen`.
+    pub gen_mac: [u8; 6],
+}
+
+fn mac_of(text: &str) -> Result<[u8; 6], Failure> {
+    Ok(text.trim().parse::<sluice_types::MacAddr>()?.octets())
+}
+
+fn link_field(interface: &str, field: &str) -> Result<String, Failure> {
+    let json: serde_json::Value = serde_json::from_str(&run(&format!("ip -j link show dev {interface}"))?)?;
+    let value = &json[0][field];
+    Ok(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+}
+
+impl Rig {
+    /// Makes the interfaces in the current network namespace.
+    ///
+    /// # Errors
+    /// What the tools or the kernel said.
+    pub fn new() -> Result<Self, Failure> {
+        run("ip link set lo up")?;
+        run(
+            "ip link add gen numrxqueues 1 numtxqueues 1 type veth peer name dut numrxqueues 1 numtxqueues 1",
+        )?;
+        for interface in ["gen", "dut"] {
+            run(&format!("ip link set {interface} addrgenmode none"))?;
+            run(&format!("ip link set {interface} up"))?;
+            run(&format!("ethtool -K {interface} tx off"))?;
+        }
+        run("ip address add 192.0.2.2/24 dev dut")?;
+        let gen_mac = mac_of(&link_field("gen", "address")?)?;
+        run(&format!(
+            "ip neigh replace 192.0.2.1 lladdr {} dev dut nud permanent",
+            sluice_types::MacAddr::new(gen_mac)
+        ))?;
+        run("ip route add 172.16.0.0/12 via 192.0.2.1 dev dut")?;
+        // What the kernel's FIB tells XDP programs: forwarding interfaces only.
+        run("sysctl -qw net.ipv4.conf.all.forwarding=1")?;
+        let object = ObjectBuilder::default().name("bench")?.open_memory(&OBJECT.0)?.load()?;
+        let gen_ifindex = link_field("gen", "ifindex")?.parse()?;
+        let dut_ifindex = link_field("dut", "ifindex")?.parse()?;
+        let dut_mac = mac_of(&link_field("dut", "address")?)?;
+        let sink = program(&object, "sink")?.attach_xdp(gen_ifindex)?;
+        Ok(Self { object, _sink: sink, gen_ifindex, dut_ifindex, dut_mac, gen_mac })
+    }
+
+    /// Sends to `count` inner destinations, inner frames to `inner_mac`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn aim(&self, count: u32, inner_mac: [u8; 6]) -> Result<(), Failure> {
+        let (packet, check) = packet::template(self.dut_mac, self.gen_mac, inner_mac);
+        let mut value = packet.to_vec();
+        for word in [packet::INNER_BASE, count, check, 0] {
+            value.extend(word.to_ne_bytes());
+        }
+        self.map("generator")?.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?;
+        Ok(())
+    }
+
+    /// Attaches one of the generator's own programs to `dut`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach(&self, program: Program) -> Result<Link, Failure> {
+        let name = match program {
+            Program::Reflect => "reflect",
+            Program::Pass => "pass",
+        };
+        Ok(self.program(name)?.attach_xdp(self.dut_ifindex)?)
+    }
+
+    fn program(&self, name: &str) -> Result<ProgramMut<'_>, Failure> {
+        program(&self.object, name)
+    }
+
+    fn map(&self, name: &str) -> Result<Map<'_>, Failure> {
+        let found = self.object.maps().find(|map| map.name() == name);
+        found.ok_or_else(|| format!("no map {name}").into())
+    }
+
+    fn received(&self) -> Result<u64, Failure> {
+        let values =
+            self.map("received")?.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
+        let counts =
+            values.iter().filter_map(|bytes| bytes.get(..8)?.try_into().ok().map(u64::from_ne_bytes));
+        Ok(counts.sum())
+    }
+
+    fn send(&self) -> Result<(), Failure> {
+        let mut context = xdp_context(self.gen_ifindex as u32, packet::TEMPLATE_BYTES as u32);
+        let data = [0u8; packet::TEMPLATE_BYTES];
+        let mut input = ProgramInput::default();
+        input.context_in = Some(&mut context);
+        input.data_in = Some(&data);
+        input.flags = LIVE_FRAMES;
+        input.repeat = FRAMES_PER_RUN;
+        self.program("generate")?.test_run(input)?;
+        Ok(())
+    }
+
+    /// Millions of packets a second that come back over `seconds`, after a short warm-up.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn mpps(&self, seconds: f64) -> Result<f64, Failure> {
+        self.send()?;
+        let bound = Duration::from_secs_f64(seconds);
+        let (before, start) = (self.received()?, Instant::now());
+        while start.elapsed() < bound {
+            self.send()?;
+        }
+        let elapsed = start.elapsed().as_secs_f64();
+        Ok((self.received()? - before) as f64 / elapsed / 1e6)
+    }
+
+    /// Nanoseconds a packet that `program` takes (the generator's own share is
+    /// measured in the same call and taken off), as `dut` had received it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn nanoseconds(&self, program: std::os::fd::BorrowedFd<'_>) -> Result<f64, Failure> {
+        use std::os::fd::AsFd;
+        let with = self.timed(program)?;
+        let without = self.timed(self.program("accept")?.as_fd())?;
+        Ok(with - without)
+    }
+
+    fn timed(&self, program: std::os::fd::BorrowedFd<'_>) -> Result<f64, Failure> {
+        use std::os::fd::AsRawFd;
+        let fd = program.as_raw_fd() as u32;
+        self.map("measured")?.update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)?;
+        let mut context = xdp_context(self.dut_ifindex as u32, packet::TEMPLATE_BYTES as u32);
+        let data = [0u8; packet::TEMPLATE_BYTES];
+        let mut input = ProgramInput::default();
+        input.context_in = Some(&mut context);
+        input.data_in = Some(&data);
+        input.repeat = TIMED_PACKETS;
+        let output = self.program("generate_and_call")?.test_run(input)?;
+        Ok(output.duration.as_nanos() as f64)
+    }
+}
+
+fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'object>, Failure> {
+    let found = object.progs_mut().find(|program| program.name() == name);
+    found.ok_or_else(|| format!("no program {name}").into())
+}
+
+/// `struct xdp_md` with the packet's length and where it came in.
+fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
+    let mut context = [0u8; 24];
+    context[4..8].copy_from_slice(&length.to_ne_bytes());
+    context[12..16].copy_from_slice(&ifindex.to_ne_bytes());
+    context
+}

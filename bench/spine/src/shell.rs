@@ -1,0 +1,47 @@
+//! Commands of the system's own tools.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// What a command said when it failed.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs a command line split at spaces.
+///
+/// # Errors
+/// The command, its exit status and what it printed on standard error.
+pub fn run(line: &str) -> Result<String, Failure> {
+    let mut words = line.split_whitespace();
+    let name = words.next().ok_or("empty command")?;
+    let output = Command::new(name).args(words).output().map_err(|error| format!("{name}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("`{line}` {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()).into())
+}
+
+/// Runs a command with `input` on its standard input.
+///
+/// # Errors
+/// As [`run`].
+pub fn feed(line: &str, input: &str) -> Result<(), Failure> {
+    let mut words = line.split_whitespace();
+    let name = words.next().ok_or("empty command")?;
+    let mut child = Command::new(name)
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{name}: {error}"))?;
+    let mut stdin = child.stdin.take().ok_or("no standard input")?;
+    let text = input.to_owned();
+    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
+    let output = child.wait_with_output()?;
+    writer.join().map_err(|_| "writer thread ended badly")??;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("`{line}` {}: {}", output.status, said.lines().next().unwrap_or("")).into())
+}

@@ -1,0 +1,114 @@
+//! TCP between two VMs on different hosts, beside the same over plain kernel VXLAN.
+
+use crate::forward::Effort;
+use crate::report::{Better, Measure, median};
+use crate::shell::{Failure, run};
+use sluice_lab::Lab;
+use std::time::Duration;
+
+const MTU: u16 = 1430;
+
+/// Gbit/s that an iperf3 client reports as received, from its JSON.
+fn gigabits(json: &str) -> Result<f64, Failure> {
+    let report: serde_json::Value = serde_json::from_str(json)?;
+    let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
+    Ok(bits.ok_or_else(|| format!("iperf3: {}", report["error"].as_str().unwrap_or("no result")))? / 1e9)
+}
+
+/// Both ways through the lab and through the plain pair, interleaved.
+///
+/// # Errors
+/// What lab, tools or iperf3 said.
+pub async fn measure(lab: &Lab, effort: Effort) -> Result<Vec<Measure>, Failure> {
+    let (client, server) = ("web-1", "web-3");
+    let address = lab.vm(server)?.ipv4.ok_or("web-3 has no IPv4 address")?.to_string();
+    let seconds = format!("{}", effort.seconds.ceil());
+    let plain = Plain::new()?;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..effort.rounds {
+        let mut listener =
+            lab.command(server, &["iperf3", "-s", "-1"])?.stdout(std::process::Stdio::null()).spawn()?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let output = lab.exec(client, &["iperf3", "-c", &address, "-t", &seconds, "-J"]).await?;
+        ours.push(gigabits(&String::from_utf8_lossy(&output.stdout))?);
+        listener.wait().await?;
+        theirs.push(plain.gigabits(&seconds).await?);
+    }
+    let beside = Measure::beside(
+        "vm_tcp_gbps",
+        "Gbit/s",
+        Better::Higher,
+        median(ours),
+        "kernel_vxlan",
+        Some(median(theirs)),
+    );
+    Ok(vec![beside])
+}
+
+/// Two hosts with a VM each, a top-of-rack bridge between them, and nothing but
+/// the kernel's bridges and VXLAN devices. Removed with the value.
+struct Plain {
+    prefix: String,
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        for place in ["tor", "h1", "h2", "v1", "v2"] {
+            let _ = run(&format!("ip netns del {}-{place}", self.prefix));
+        }
+    }
+}
+
+impl Plain {
+    fn new() -> Result<Self, Failure> {
+        let plain = Self { prefix: format!("slbench{}", std::process::id()) };
+        for place in ["tor", "h1", "h2", "v1", "v2"] {
+            run(&format!("ip netns add {}-{place}", plain.prefix))?;
+        }
+        plain.at("tor", "ip link add br type bridge")?;
+        plain.at("tor", "ip link set br up")?;
+        for (index, other) in [(1, 2), (2, 1)] {
+            plain.host(index, other)?;
+        }
+        Ok(plain)
+    }
+
+    fn at(&self, place: &str, line: &str) -> Result<String, Failure> {
+        run(&format!("ip netns exec {}-{place} {line}", self.prefix))
+    }
+
+    fn host(&self, index: u8, other: u8) -> Result<(), Failure> {
+        let (prefix, host, vm) = (&self.prefix, format!("h{index}"), format!("v{index}"));
+        run(&format!(
+            "ip link add eth0 netns {prefix}-{host} type veth peer name p{index} netns {prefix}-tor"
+        ))?;
+        self.at("tor", &format!("ip link set p{index} master br up"))?;
+        run(&format!("ip link add eth0 netns {prefix}-{vm} type veth peer name vm netns {prefix}-{host}"))?;
+        for line in [
+            "ip link set eth0 up".to_owned(),
+            format!("ip address add 192.0.2.{index}/24 dev eth0"),
+            format!(
+                "ip link add vx type vxlan id 7 local 192.0.2.{index} remote 192.0.2.{other} dstport 4789 dev eth0"
+            ),
+            "ip link add br type bridge".to_owned(),
+            "ip link set vx master br up".to_owned(),
+            "ip link set vm master br up".to_owned(),
+            "ip link set br up".to_owned(),
+        ] {
+            self.at(&host, &line)?;
+        }
+        self.at(&vm, &format!("ip link set eth0 mtu {MTU} up"))?;
+        self.at(&vm, &format!("ip address add 10.0.0.{index}/24 dev eth0")).map(drop)
+    }
+
+    async fn gigabits(&self, seconds: &str) -> Result<f64, Failure> {
+        let mut listener = std::process::Command::new("ip")
+            .args(["netns", "exec", &format!("{}-v2", self.prefix), "iperf3", "-s", "-1"])
+            .stdout(std::process::Stdio::null())
+            .spawn()?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let json = self.at("v1", &format!("iperf3 -c 10.0.0.2 -t {seconds} -J"))?;
+        listener.wait()?;
+        gigabits(&json)
+    }
+}
