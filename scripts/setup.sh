@@ -16,7 +16,7 @@ packages_run="iproute2 ethtool busybox-static iputils-ping procps kmod"
 packages_test="iperf3 tcpdump postgresql"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
 packages_bench="iperf3 openvswitch-switch"
-packages_kernels="qemu-system-x86 busybox-static cpio xz-utils"
+packages_kernels="qemu-system-x86 busybox-static cpio binutils debian-archive-keyring"
 
 rust_wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
 oldest_kernel=6.1

@@ -8,7 +8,7 @@ use sluice_types::VpcId;
 use std::time::Duration;
 
 /// Where the API is unless said otherwise.
-pub const DEFAULT_API: &str = "http://127.0.0.1:8080";
+pub const DEFAULT_API: &str = "http://127.0.0.1:7440";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A bulk creation of a hundred thousand instances is one call.

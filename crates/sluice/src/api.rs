@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::Format;
-use clap::Args;
+use clap::{Args, Subcommand};
 use sluice_client::{Client, DEFAULT_API, Resource, Tenant, Vpc};
 use sluice_types::{TenantId, VpcId};
 use std::path::PathBuf;
@@ -36,6 +36,15 @@ impl ApiArgs {
         };
         Ok(Client::new(&self.url, token)?)
     }
+}
+
+/// A command of the API: its verb, and where the API is.
+#[derive(Args)]
+pub struct OfApi<V: Subcommand> {
+    #[command(flatten)]
+    pub api: ApiArgs,
+    #[command(subcommand)]
+    pub verb: V,
 }
 
 /// The VPC that `VPC` or `TENANT/VPC` means, names or ids.

@@ -13,6 +13,8 @@ use std::time::Duration;
 /// What to apply and how.
 #[derive(Args)]
 pub struct ApplyArgs {
+    #[command(flatten)]
+    api: ApiArgs,
     /// Description of the cloud (YAML); `docs/guide/cloud-file.md` says its form
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
@@ -25,9 +27,10 @@ pub struct ApplyArgs {
 }
 
 /// Applies, showing progress on a terminal.
-pub async fn run(args: ApplyArgs, api: &ApiArgs) -> Result<(), Failure> {
+pub async fn run(args: ApplyArgs) -> Result<(), Failure> {
     let cloud = CloudFile::read(&args.file)
         .map_err(|source| Failure::Cloud { path: args.file.clone(), source: Box::new(source) })?;
+    let api = &args.api;
     let client = api.client()?;
     let bar = ProgressBar::new(cloud.len() as u64);
     bar.set_style(

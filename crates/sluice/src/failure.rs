@@ -33,7 +33,7 @@ pub enum Failure {
         source: std::io::Error,
     },
     /// The node's agent does not answer.
-    #[error("cannot reach the agent at {}: is `sluice vswitch` running here, and are you root?", socket.display())]
+    #[error("cannot reach the agent at {}: does it run here, with this --socket, and are you root?", socket.display())]
     Agent {
         /// Its socket.
         socket: PathBuf,

@@ -1,13 +1,13 @@
 //! `sluice`: every role of a Sluice site, and the operator's command line.
 #![forbid(unsafe_code)]
 
+mod agent;
 mod api;
 mod apply;
 mod failure;
 mod log;
 mod nouns;
 mod output;
-mod port;
 mod verbs;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -29,18 +29,23 @@ const EXIT_CODES: &str = "Exit codes:
 struct Cli {
     #[command(flatten)]
     log: log::LogArgs,
-    #[command(flatten)]
-    api: api::ApiArgs,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run the controller: the API, and what it means for every node
+    Controller(sluice_controller::Args),
+    Gateway(sluice_gateway::Args),
+    Vswitch(sluice_vswitch::Args),
     Lab(sluice_lab::Args),
     /// Ports of this host: what a CNI plugin or a libvirt hook calls
     #[command(subcommand)]
-    Port(port::PortCommand),
+    Port(agent::PortCommand),
+    /// This node's agent: state, drops
+    #[command(subcommand)]
+    Agent(agent::AgentCommand),
     /// Create what a file describes and is not there yet
     Apply(apply::ApplyArgs),
     #[command(flatten)]
@@ -57,7 +62,10 @@ enum Command {
 impl Command {
     /// What is logged unless said otherwise.
     fn log_filter(&self) -> &'static str {
-        "warn"
+        match self {
+            Self::Controller(_) | Self::Gateway(_) | Self::Vswitch(_) => "info",
+            _ => "warn",
+        }
     }
 }
 
@@ -73,23 +81,30 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     cli.log.start(cli.command.log_filter())?;
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|source| Failure::File { what: "cannot start threads".to_owned(), source })?;
-    runtime.block_on(dispatch(cli.command, &cli.api))
+    runtime.block_on(dispatch(cli.command))
 }
 
-async fn dispatch(command: Command, api: &api::ApiArgs) -> Result<ExitCode, Failure> {
+async fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     match command {
+        Command::Controller(args) => {
+            sluice_controller::run(args).await.map_err(Failure::role("controller"))?;
+        }
+        Command::Gateway(args) => sluice_gateway::run(args).await.map_err(Failure::role("gateway"))?,
+        Command::Vswitch(args) => sluice_vswitch::run(args).await.map_err(Failure::role("vswitch"))?,
         Command::Lab(args) => return sluice_lab::run(args).await.map_err(Failure::role("lab")),
-        Command::Port(command) => port::run(command, api).await?,
-        Command::Apply(args) => apply::run(args, api).await?,
-        Command::Noun(noun) => noun.run(api).await?,
+        Command::Port(command) => command.run().await?,
+        Command::Agent(command) => command.run().await?,
+        Command::Apply(args) => apply::run(args).await?,
+        Command::Noun(noun) => noun.run().await?,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut script);
             output::print(&String::from_utf8_lossy(&script))?;
         }
         Command::Openapi => {
-            let document = api.client()?.openapi().await?;
-            output::print(&format!("{document:#}\n"))?;
+            let document =
+                sluice_controller::openapi_json().map_err(|error| Failure::Usage(error.to_string()))?;
+            output::print(&document)?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -4,7 +4,7 @@ mod routing;
 mod tenancy;
 mod underlay;
 
-use crate::api::{self, ApiArgs};
+use crate::api::{self, OfApi};
 use crate::failure::Failure;
 use crate::output;
 use crate::verbs::Which;
@@ -15,55 +15,44 @@ use sluice_client::{Client, Resource};
 #[derive(Subcommand)]
 pub enum Noun {
     /// Owners of VPCs
-    #[command(subcommand)]
-    Tenants(tenancy::Tenants),
+    Tenants(OfApi<tenancy::Tenants>),
     /// Virtual private clouds
-    #[command(subcommand)]
-    Vpcs(tenancy::Vpcs),
+    Vpcs(OfApi<tenancy::Vpcs>),
     /// Prefixes of VPCs
-    #[command(subcommand)]
-    Subnets(tenancy::Subnets),
+    Subnets(OfApi<tenancy::Subnets>),
     /// VMs' ports
-    #[command(subcommand)]
-    Instances(tenancy::Instances),
+    Instances(OfApi<tenancy::Instances>),
     /// Compute hosts
-    #[command(subcommand)]
-    Hosts(underlay::Hosts),
+    Hosts(OfApi<underlay::Hosts>),
     /// Gateway nodes
-    #[command(subcommand)]
-    Gateways(underlay::Gateways),
+    Gateways(OfApi<underlay::Gateways>),
     /// Clusters of gateways
-    #[command(subcommand)]
-    Clusters(underlay::Clusters),
+    Clusters(OfApi<underlay::Clusters>),
     /// Route tables of VPCs
-    #[command(subcommand)]
-    RouteTables(routing::RouteTables),
+    RouteTables(OfApi<routing::RouteTables>),
     /// Routes beside the subnets' own
-    #[command(subcommand)]
-    Routes(routing::Routes),
+    Routes(OfApi<routing::Routes>),
     /// Pairs of VPCs that reach each other
-    #[command(subcommand)]
-    Peerings(routing::Peerings),
+    Peerings(OfApi<routing::Peerings>),
     /// How far every node has come
-    #[command(subcommand)]
-    Nodes(Nodes),
+    Nodes(OfApi<Nodes>),
 }
 
 impl Noun {
     /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
+    pub async fn run(self) -> Result<(), Failure> {
         match self {
-            Self::Tenants(verb) => verb.run(api).await,
-            Self::Vpcs(verb) => verb.run(api).await,
-            Self::Subnets(verb) => verb.run(api).await,
-            Self::Instances(verb) => verb.run(api).await,
-            Self::Hosts(verb) => verb.run(api).await,
-            Self::Gateways(verb) => verb.run(api).await,
-            Self::Clusters(verb) => verb.run(api).await,
-            Self::RouteTables(verb) => verb.run(api).await,
-            Self::Routes(verb) => verb.run(api).await,
-            Self::Peerings(verb) => verb.run(api).await,
-            Self::Nodes(Nodes::List) => {
+            Self::Tenants(it) => it.verb.run(&it.api).await,
+            Self::Vpcs(it) => it.verb.run(&it.api).await,
+            Self::Subnets(it) => it.verb.run(&it.api).await,
+            Self::Instances(it) => it.verb.run(&it.api).await,
+            Self::Hosts(it) => it.verb.run(&it.api).await,
+            Self::Gateways(it) => it.verb.run(&it.api).await,
+            Self::Clusters(it) => it.verb.run(&it.api).await,
+            Self::RouteTables(it) => it.verb.run(&it.api).await,
+            Self::Routes(it) => it.verb.run(&it.api).await,
+            Self::Peerings(it) => it.verb.run(&it.api).await,
+            Self::Nodes(OfApi { api, verb: Nodes::List }) => {
                 let columns = ["node", "name", "connected", "acked", "current", "failures"];
                 output::list(api.output, &columns, &api.client()?.nodes().await?)
             }
