@@ -215,7 +215,7 @@ fn malformed_entries_are_named_and_the_others_applied() {
 #[test]
 fn a_full_table_is_reported_and_acknowledged() {
     let mut applier = applier(512);
-    let many = (0..20_000u32).map(|n| Endpoint {
+    let many = (0..4_000u32).map(|n| Endpoint {
         vni: vni(1),
         ipv4: Some((0x0a00_0000 + n).into()),
         ipv6: None,

@@ -8,7 +8,9 @@ use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVxlan, LinkAttribute
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType, RouteVia,
+};
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan, MulticastGroup, RouteMessageBuilder, new_connection,
     new_multicast_connection,
@@ -177,12 +179,13 @@ impl Netlink {
         Ok(addresses)
     }
 
-    /// Where packets to `destination` go: the interface and the neighbour. None: nowhere, or to this node itself.
+    /// Where packets to `destination` may go, by interface and neighbour: every way of a multipath
+    /// route. Empty: nowhere, or to this node itself.
     ///
     /// # Errors
     /// If the kernel cannot be asked.
-    pub async fn next_hop(&self, destination: IpAddr) -> Result<Option<(u32, IpAddr)>, Error> {
-        let query = match destination {
+    pub async fn next_hops(&self, destination: IpAddr) -> Result<Vec<(u32, IpAddr)>, Error> {
+        let mut query = match destination {
             IpAddr::V4(address) => {
                 RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(address, 32).build()
             }
@@ -190,9 +193,11 @@ impl Netlink {
                 RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(address, 128).build()
             }
         };
+        // The route as it was entered, not the one way that a packet would take.
+        query.header.flags |= RouteFlags::FibMatch;
         match self.handle.route().get(query).execute().try_next().await {
-            Ok(route) => Ok(route.and_then(|route| parse_next_hop(&route, destination))),
-            Err(error) if is_unreachable(&error) => Ok(None),
+            Ok(route) => Ok(route.map_or_else(Vec::new, |route| parse_next_hops(&route, destination))),
+            Err(error) if is_unreachable(&error) => Ok(Vec::new()),
             Err(error) => Err(Error::netlink(format!("look up the route to {destination}"))(error)),
         }
     }
@@ -328,21 +333,36 @@ fn parse_link(message: &LinkMessage) -> Link {
     link
 }
 
-fn parse_next_hop(route: &RouteMessage, destination: IpAddr) -> Option<(u32, IpAddr)> {
+fn parse_next_hops(route: &RouteMessage, destination: IpAddr) -> Vec<(u32, IpAddr)> {
     if route.header.kind != RouteType::Unicast {
-        return None;
+        return Vec::new();
     }
     let mut interface = None;
-    let mut neighbour = destination;
+    let mut hops = Vec::new();
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Oif(index) => interface = Some(*index),
-            RouteAttribute::Gateway(RouteAddress::Inet(address)) => neighbour = IpAddr::V4(*address),
-            RouteAttribute::Gateway(RouteAddress::Inet6(address)) => neighbour = IpAddr::V6(*address),
+            RouteAttribute::MultiPath(ways) => hops.extend(
+                ways.iter().map(|way| (way.interface_index, gateway(&way.attributes).unwrap_or(destination))),
+            ),
             _ => {}
         }
     }
-    Some((interface?, neighbour))
+    if hops.is_empty() {
+        hops.extend(interface.map(|index| (index, gateway(&route.attributes).unwrap_or(destination))));
+    }
+    hops
+}
+
+/// None: the destination itself is the neighbour.
+fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
+    attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet(address))
+        | RouteAttribute::Via(RouteVia::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Gateway(RouteAddress::Inet6(address))
+        | RouteAttribute::Via(RouteVia::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
 }
 
 fn parse_kept_neighbour(message: &NeighbourMessage) -> Option<(u32, IpAddr)> {

@@ -42,13 +42,13 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// Runs `test` in a namespace that has the veth pair a - b.
+/// Runs `test` in a namespace that has the veth pair u0 - t0.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let run = move || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-        ip("link add a type veth peer name b");
-        ip("link set a up");
-        ip("link set b up");
+        ip("link add u0 type veth peer name t0");
+        ip("link set u0 up");
+        ip("link set t0 up");
         test();
     };
     thread::spawn(run).join().unwrap();
@@ -124,22 +124,22 @@ fn an_incompatible_map_is_an_error_that_names_the_remedy() {
 fn xdp_stays_attached_and_gets_the_new_program() {
     in_namespace(|| {
         let pins = Pins::new("xdp");
-        let interface = Interface::by_name("a").unwrap();
+        let interface = Interface::by_name("u0").unwrap();
         let first = pins.load(ObjectName::Gateway, 4096).unwrap();
         assert_eq!(first.attach_xdp("gateway", &interface).unwrap(), Attachment::XdpNative);
         let id = program_id(&first, "gateway");
-        assert!(programs_on("a").contains(&format!("driver id {id}")), "{}", programs_on("a"));
+        assert!(programs_on("u0").contains(&format!("driver id {id}")), "{}", programs_on("u0"));
         drop(first);
-        assert!(programs_on("a").contains(&format!("driver id {id}")), "it outlives its loader");
+        assert!(programs_on("u0").contains(&format!("driver id {id}")), "it outlives its loader");
 
         let second = pins.load(ObjectName::Gateway, 4096).unwrap();
         assert_eq!(second.attach_xdp("gateway", &interface).unwrap(), Attachment::Adopted);
         let new = program_id(&second, "gateway");
         assert_ne!(id, new);
-        assert!(programs_on("a").contains(&format!("driver id {new}")), "{}", programs_on("a"));
+        assert!(programs_on("u0").contains(&format!("driver id {new}")), "{}", programs_on("u0"));
         assert_eq!(second.attached().unwrap(), [interface.clone()]);
         assert!(second.detach(&interface).unwrap());
-        assert!(!programs_on("a").contains("id "), "{}", programs_on("a"));
+        assert!(!programs_on("u0").contains("id "), "{}", programs_on("u0"));
         assert!(!second.detach(&interface).unwrap());
     });
 }
@@ -148,12 +148,12 @@ fn xdp_stays_attached_and_gets_the_new_program() {
 fn another_program_on_the_interface_is_an_error() {
     in_namespace(|| {
         let (ours, theirs) = (Pins::new("busy1"), Pins::new("busy2"));
-        let interface = Interface::by_name("a").unwrap();
+        let interface = Interface::by_name("u0").unwrap();
         let first = theirs.load(ObjectName::Gateway, 4096).unwrap();
         first.attach_xdp("gateway", &interface).unwrap();
         let second = ours.load(ObjectName::Gateway, 4096).unwrap();
         let error = second.attach_xdp("gateway", &interface).unwrap_err();
-        assert!(matches!(&error, Error::Occupied(name) if name == "a"), "{error}");
+        assert!(matches!(&error, Error::Occupied(name) if name == "u0"), "{error}");
     });
 }
 
@@ -161,7 +161,7 @@ fn another_program_on_the_interface_is_an_error() {
 fn tc_stays_attached_and_gets_the_new_program() {
     in_namespace(|| {
         let pins = Pins::new("tc");
-        let interface = Interface::by_name("a").unwrap();
+        let interface = Interface::by_name("u0").unwrap();
         let first = pins.load(ObjectName::Vswitch, 4096).unwrap();
         let how = first.attach_tc("port_ingress", &interface).unwrap();
         assert!(matches!(how, Attachment::Tcx | Attachment::Clsact), "{how:?}");
@@ -178,15 +178,15 @@ fn tc_stays_attached_and_gets_the_new_program() {
 fn pins_of_interfaces_that_are_gone_are_removed() {
     in_namespace(|| {
         let pins = Pins::new("gone");
-        let interface = Interface::by_name("a").unwrap();
+        let interface = Interface::by_name("u0").unwrap();
         let first = pins.load(ObjectName::Vswitch, 4096).unwrap();
         first.attach_tc("port_ingress", &interface).unwrap();
         drop(first);
-        ip("link del a");
+        ip("link del u0");
         let second = pins.load(ObjectName::Vswitch, 4096).unwrap();
         assert!(second.attached().unwrap().is_empty());
         assert_eq!(fs::read_dir(pins.0.join("links")).unwrap().count(), 0);
-        let absent = Interface::by_name("a").unwrap_err();
+        let absent = Interface::by_name("u0").unwrap_err();
         assert!(matches!(absent, Error::NoInterface(_)));
     });
 }
@@ -195,13 +195,13 @@ fn pins_of_interfaces_that_are_gone_are_removed() {
 fn flush_leaves_nothing() {
     in_namespace(|| {
         let pins = Pins::new("flush");
-        let interface = Interface::by_name("a").unwrap();
+        let interface = Interface::by_name("u0").unwrap();
         let first = pins.load(ObjectName::Gateway, 4096).unwrap();
         first.attach_xdp("gateway", &interface).unwrap();
         drop(first);
         assert!(flush(&pins.0).unwrap());
         assert!(!pins.0.exists());
-        assert!(!programs_on("a").contains("id "), "{}", programs_on("a"));
+        assert!(!programs_on("u0").contains("id "), "{}", programs_on("u0"));
         assert!(!flush(&pins.0).unwrap());
     });
 }

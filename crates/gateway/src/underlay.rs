@@ -123,9 +123,7 @@ impl Underlay {
     async fn review_neighbours(&self, vteps: &[IpAddr]) -> Result<(), Error> {
         let mut wanted = HashSet::new();
         for vtep in vteps {
-            if let Some(hop) = self.netlink.next_hop(*vtep).await? {
-                wanted.insert(hop);
-            }
+            wanted.extend(self.netlink.next_hops(*vtep).await?);
         }
         let kept: HashSet<_> = self.netlink.kept_neighbours().await?.into_iter().collect();
         for (ifindex, address) in wanted.difference(&kept) {

@@ -36,7 +36,7 @@ impl Bench {
         let mut line = vec!["gateway".to_owned()];
         line.extend(["--enrolment".into(), path("enrolment.json"), "--state-dir".into(), path("state")]);
         line.extend(["--socket".into(), path("socket"), "--pin-dir".into(), self.pins.display().to_string()]);
-        line.extend(["--table-memory-mib".into(), "1".into(), "--interface".into(), "a".into()]);
+        line.extend(["--table-memory-mib".into(), "1".into(), "--interface".into(), "u0".into()]);
         line.extend(more.iter().map(|word| (*word).to_owned()));
         Cli::parse_from(line).args
     }
@@ -52,7 +52,12 @@ fn cloud() -> Update {
         revision: 10,
         database_id: 3,
         snapshot: true,
-        vteps: vec![address("192.0.2.1"), address("2001:db8::1"), address("198.51.100.1")],
+        vteps: vec![
+            address("192.0.2.1"),
+            address("2001:db8::1"),
+            address("198.51.100.1"),
+            address("203.0.113.1"),
+        ],
         vips: vec![Vip { address: address("192.0.2.100"), mac: MacAddr::local(9), owned: true }],
         vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: None }],
         endpoints: vec![Endpoint {
@@ -70,14 +75,14 @@ fn cloud() -> Update {
     }
 }
 
-/// The XDP program of interface a.
+/// The XDP program of the underlay interface.
 fn program() -> Option<u64> {
-    let links: serde_json::Value = serde_json::from_str(&ip("-j -d link show dev a")).unwrap();
+    let links: serde_json::Value = serde_json::from_str(&ip("-j -d link show dev u0")).unwrap();
     links[0]["xdp"]["prog"]["id"].as_u64()
 }
 
 fn managed() -> Vec<String> {
-    let neighbours = ip("neigh show dev a");
+    let neighbours = ip("neigh show dev u0");
     let managed = neighbours.lines().filter(|line| line.contains("managed"));
     let mut found: Vec<_> = managed.map(|line| line.split(' ').next().unwrap().to_owned()).collect();
     found.sort();
@@ -88,6 +93,7 @@ fn managed() -> Vec<String> {
 fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
     in_namespace(|| async {
         let bench = Bench::new("life");
+        ip("route add 198.51.100.0/24 nexthop via 192.0.2.3 dev u0 nexthop via 192.0.2.4 dev u0");
         let mut controller =
             Controller::start("gateway:gw-7", &bench.dir.path().join("enrolment.json")).await;
         let agent = tokio::spawn(run(bench.args(&["--metrics", METRICS])));
@@ -97,8 +103,9 @@ fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
         assert_eq!(ack.failures, Vec::<String>::new());
         controller.heartbeat().await;
         let first = program().expect("XDP is attached");
-        // The third VTEP has no route, and so no neighbour.
-        eventually("managed neighbours", || (managed() == ["192.0.2.1", "2001:db8::1"]).then_some(())).await;
+        // The last VTEP has no route, and so no neighbour.
+        let expected = ["192.0.2.1", "192.0.2.3", "192.0.2.4", "2001:db8::1"];
+        eventually("managed neighbours", || (managed() == expected).then_some(())).await;
 
         let page = metrics(METRICS.parse::<SocketAddr>().unwrap()).await;
         for line in [
@@ -123,7 +130,7 @@ fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
             ..Update::default()
         };
         assert_eq!(controller.step(gone).await.failures, Vec::<String>::new());
-        eventually("neighbours", || (managed() == ["192.0.2.1"]).then_some(())).await;
+        eventually("neighbours", || (managed() == expected[..3]).then_some(())).await;
         let (status, answer) = local(&bench.dir.path().join("socket"), "GET", "/status", "").await;
         assert_eq!(status, 200);
         assert_eq!(
@@ -150,7 +157,7 @@ fn what_cannot_work_is_said_before_anything_is_changed() {
         assert!(foreign.contains("203.0.113.1 is on no interface"), "{foreign}");
         let missing = error(run(bench.args(&["--interface", "nothere"])).await);
         assert!(missing.contains("\"nothere\""), "{missing}");
-        let twice = error(run(bench.args(&["--interface", "a"])).await);
+        let twice = error(run(bench.args(&["--interface", "u0"])).await);
         assert!(twice.contains("twice"), "{twice}");
         assert_eq!((program(), bench.pins.exists()), (None, false));
     });

@@ -150,7 +150,10 @@ impl PortBook {
     pub fn check(&self, ifname: &str, ifindex: u32, instance: InstanceId) -> Result<(), BookError> {
         for (name, attachment) in &self.attachments {
             if name == ifname {
-                if attachment.ifindex == ifindex && attachment.instance != instance {
+                // The port of an instance that the controller has removed is free to be another's.
+                let other =
+                    attachment.instance != instance && self.instances.contains_key(&attachment.instance);
+                if attachment.ifindex == ifindex && other {
                     let instance = self.name_of(attachment.instance);
                     return Err(BookError::InterfaceTaken { ifname: name.clone(), instance });
                 }

@@ -97,6 +97,9 @@ fn an_instance_that_goes_stops_at_once_and_returns() {
     let changed = Port { mtu: 1300, ..port(2, "blue/web", 1) };
     book.upsert(&mut tables, changed).unwrap();
     assert_eq!(tables.port(50).unwrap().mtu, 1300);
+    book.remove(&mut tables, InstanceId::new(2)).unwrap();
+    book.attach(&mut tables, "tap0", attachment(50, 3)).unwrap();
+    assert_eq!(tables.port(50).unwrap().instance, 3, "it is free for the next instance");
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Bench {
         let mut line = vec!["vswitch".to_owned()];
         line.extend(["--enrolment".into(), path("enrolment.json"), "--state-dir".into(), path("state")]);
         line.extend(["--socket".into(), path("socket"), "--pin-dir".into(), self.pins.display().to_string()]);
-        line.extend(["--table-memory-mib".into(), "1".into(), "--uplink".into(), "a".into()]);
+        line.extend(["--table-memory-mib".into(), "1".into(), "--uplink".into(), "u0".into()]);
         line.extend(more.iter().map(|word| (*word).to_owned()));
         Cli::parse_from(line).args
     }
@@ -140,7 +140,7 @@ fn what_cannot_be_a_port_is_refused() {
         let agent = tokio::spawn(run(bench.args(&["--vtep", "2001:db8::10"])));
         controller.hello().await;
         controller.step(cloud()).await;
-        for ifname in ["a", "sluice-vx", "lo", "nothere"] {
+        for ifname in ["u0", "sluice-vx", "lo", "nothere"] {
             let (status, answer) = attach(&bench.socket, ifname, "vm").await;
             assert_eq!(status, 400, "{ifname}: {answer}");
         }

@@ -149,16 +149,16 @@ pub fn ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs `test` in a namespace with a veth pair a - b, of which a is 192.0.2.10 and 2001:db8::10.
+/// Runs `test` in a namespace with a veth pair u0 - t0, of which u0 is 192.0.2.10 and 2001:db8::10.
 pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let run = move || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         ip("link set lo up");
-        ip("link add a type veth peer name b");
-        ip("addr add 192.0.2.10/24 dev a");
-        ip("addr add 2001:db8::10/64 dev a nodad");
-        ip("link set a up");
-        ip("link set b up");
+        ip("link add u0 type veth peer name t0");
+        ip("addr add 192.0.2.10/24 dev u0");
+        ip("addr add 2001:db8::10/64 dev u0 nodad");
+        ip("link set u0 up");
+        ip("link set t0 up");
         tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
