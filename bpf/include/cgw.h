@@ -114,7 +114,7 @@ __attribute__((noinline)) int route(struct packet *packet)
 	if (packet->frame.flags & FRAME_IPV6 && packet->routed &&
 	    (ipv6_link_local(packet->frame.source[0]) ||
 	     ipv6_link_local(packet->frame.destination[0])))
-		return DROP_no_route;
+		return DROP_link_local;
 	reason = follow_route(packet);
 	if (reason)
 		return reason;
