@@ -34,7 +34,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let begin = Instant::now();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let everything: Vec<&str> = lab.state().nodes.keys().map(String::as_str).chain([CONTROLLER]).collect();
-    for victims in [vec!["gw-1"], vec!["host-1"], vec![CONTROLLER], everything] {
+    for victims in [vec!["gw-a"], vec!["host-a"], vec![CONTROLLER], everything] {
         kill_and_restart(lab, &victims).await?;
     }
     let took = begin.elapsed().as_secs();
@@ -61,7 +61,7 @@ async fn kill_and_restart(lab: &Lab, victims: &[&str]) -> Outcome {
 }
 
 async fn new_changes_are_programmed(lab: &Lab) -> Outcome {
-    for host in ["host-1", "host-3"] {
+    for host in ["host-a", "host-c"] {
         let name = format!("new-{host}");
         let vm = lab.add_vm(&name, "web", "front", host).await?;
         for from in ["web-1", "web-3"] {

@@ -43,7 +43,7 @@ async fn with(ground: &Ground, database: &mut Database) -> Outcome {
     lab.restart(CONTROLLER)?;
     lab.api().wait_ready(BACK).await?;
     nothing_is_lost(&lab).await?;
-    lab.add_vm("later", "web", "front", "host-2").await?;
+    lab.add_vm("later", "web", "front", "host-b").await?;
     reaches(&lab, "web-1", "web-3").await
 }
 

@@ -28,7 +28,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 
 /// Microseconds from the deletion's answer to the last packet that arrived.
 async fn delete_under_traffic(lab: &Lab, name: &str, ipv6: bool) -> Result<u64, Failure> {
-    let vm = lab.add_vm(name, "web", "front", "host-2").await?;
+    let vm = lab.add_vm(name, "web", "front", "host-b").await?;
     let at = SocketAddr::new(address(&vm, ipv6)?, PORT).to_string();
     let sink = Probe::listening(lab, name, &["sink", &at, "4"]).await?;
     let source = Probe::start(lab, "web-1", &["send", &at, "1000", "3"])?;

@@ -37,7 +37,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     lab.restart(CONTROLLER)?;
     lab.api().wait_ready(BACK).await?;
     nothing_is_lost(&lab, &acknowledged).await?;
-    lab.add_vm("later", "web", "front", "host-2").await?;
+    lab.add_vm("later", "web", "front", "host-b").await?;
     reaches(&lab, "web-1", "web-3").await
 }
 

@@ -8,7 +8,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let vni = lab.vm("web-1")?.vni.to_string();
     let mut at_gateways = [0.0; 2];
     for sum in &mut at_gateways {
-        for gateway in ["gw-1", "gw-2"] {
+        for gateway in ["gw-a", "gw-b"] {
             *sum += lab.metrics(gateway).await?.sum("sluice_vni_packets_total", &[("vni", &vni)]);
         }
         reaches(lab, "web-1", "web-2").await?;

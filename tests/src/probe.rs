@@ -9,6 +9,7 @@
 //! Results are one line of JSON. Times are microseconds of the UNIX epoch.
 #![forbid(unsafe_code)]
 
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use serde_json::json;
 use std::io::{Read, Result, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -55,14 +56,23 @@ fn now_us() -> u64 {
 
 fn connected(address: SocketAddr) -> Result<UdpSocket> {
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(any)?;
+    let socket = patient(UdpSocket::bind(any)?)?;
     socket.connect(address)?;
+    Ok(socket)
+}
+
+/// Room for seconds of traffic: what is lost must be the network's fault, not
+/// that of a receiver which had to wait for a processor.
+const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
+
+fn patient(socket: UdpSocket) -> Result<UdpSocket> {
+    setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER_BYTES)?;
     Ok(socket)
 }
 
 fn echo(address: SocketAddr, name: &str) -> Result<()> {
     let tcp = TcpListener::bind(address)?;
-    let udp = UdpSocket::bind(address)?;
+    let udp = patient(UdpSocket::bind(address)?)?;
     let greeting = format!("{name}:");
     std::thread::spawn(move || {
         for mut stream in tcp.incoming().flatten() {
@@ -192,7 +202,7 @@ fn receive(socket: &UdpSocket, done: &AtomicBool) -> (Vec<bool>, u64) {
 }
 
 fn sink(address: SocketAddr, duration: Duration) -> Result<()> {
-    let socket = UdpSocket::bind(address)?;
+    let socket = patient(UdpSocket::bind(address)?)?;
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
     println!("ready");
     let begin = Instant::now();

@@ -146,7 +146,7 @@ mod tests {
         for bad in ["", "Lab", "a-b", "1a", "a/b", "abcdefghijklm", ".."] {
             assert!(Paths::new(bad).unwrap_err().to_string().contains(bad), "{bad}");
         }
-        assert_eq!(Paths::new("t42").unwrap().namespace("gw-1"), "sl-t42-gw-1");
+        assert_eq!(Paths::new("t42").unwrap().namespace("gw-a"), "sl-t42-gw-a");
     }
 
     #[test]

@@ -5,7 +5,10 @@
 
 use crate::error::{Error, IoContext, Result};
 use serde::{Deserialize, Serialize};
-use sluice_types::{Ipv4Net, Ipv6Net, MacAddr, Vni, first_host};
+use sluice_types::{
+    ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId, TenantId, Vni, VpcId,
+    first_host,
+};
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -384,6 +387,9 @@ fn check_name(kind: &str, name: &str) -> std::result::Result<(), String> {
     let shape = name.starts_with(|c: char| c.is_ascii_lowercase())
         && !name.ends_with('-')
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+    if looks_like_id(name) {
+        return Err(format!("`{name}` cannot name a {kind}: the API would take it for an id"));
+    }
     if shape && name.len() <= NAME_LENGTH_MAX {
         return Ok(());
     }
@@ -391,6 +397,17 @@ fn check_name(kind: &str, name: &str) -> std::result::Result<(), String> {
         "`{name}` cannot name a {kind}: use up to {NAME_LENGTH_MAX} lower-case letters, digits and hyphens, \
          beginning with a letter"
     ))
+}
+
+fn looks_like_id(name: &str) -> bool {
+    name.parse::<TenantId>().is_ok()
+        || name.parse::<ClusterId>().is_ok()
+        || name.parse::<GatewayId>().is_ok()
+        || name.parse::<HostId>().is_ok()
+        || name.parse::<VpcId>().is_ok()
+        || name.parse::<SubnetId>().is_ok()
+        || name.parse::<InstanceId>().is_ok()
+        || name.parse::<PeeringId>().is_ok()
 }
 
 fn unique<T: Eq + Hash + std::fmt::Display>(
@@ -434,16 +451,17 @@ mod tests {
     fn errors_name_the_offender() {
         refused("mtu: 1500", "mtu: 1500\n  colour: red", &["x.yaml", "colour"]);
         refused("mtu: 1500", "mtu: 900", &["MTU 900"]);
-        refused("name: host-2", "name: host-1", &["host `host-1`", "same name"]);
-        refused("name: host-2", "name: Host_2", &["Host_2", "cannot name"]);
-        refused("name: host-2", "name: controller", &["controller"]);
-        refused("gw-2, switch: tor-1", "gw-2, switch: tor-9", &["gw-2", "tor-9"]);
-        refused("ipv4: 192.0.2.22", "ipv4: 192.0.2.21", &["192.0.2.21", "host-2", "host-1"]);
-        refused("ipv4: 192.0.2.22", "ipv4: 198.51.100.1", &["198.51.100.1", "host-2", "outside"]);
-        refused(", ipv4: 192.0.2.22", "", &["host-2", "underlay address"]);
+        refused("name: host-b", "name: host-a", &["host `host-a`", "same name"]);
+        refused("name: host-b", "name: Host_2", &["Host_2", "cannot name"]);
+        refused("name: host-b", "name: host-7", &["host-7", "for an id"]);
+        refused("name: host-b", "name: controller", &["controller"]);
+        refused("gw-b, switch: tor-1", "gw-b, switch: tor-9", &["gw-b", "tor-9"]);
+        refused("ipv4: 192.0.2.22", "ipv4: 192.0.2.21", &["192.0.2.21", "host-b", "host-a"]);
+        refused("ipv4: 192.0.2.22", "ipv4: 198.51.100.1", &["198.51.100.1", "host-b", "outside"]);
+        refused(", ipv4: 192.0.2.22", "", &["host-b", "underlay address"]);
         refused("tenant: blue", "tenant: green", &["shop", "green"]);
         refused("[web, db]", "[web, dc]", &["web-db", "dc"]);
-        refused("host: host-3, ipv4: 10.2.0.12", "host: host-4, ipv4: 10.2.0.12", &["db-2", "host-4"]);
+        refused("host: host-c, ipv4: 10.2.0.12", "host: host-d, ipv4: 10.2.0.12", &["db-2", "host-d"]);
         refused("ipv4: 10.2.0.12", "ipv4: 10.2.1.12", &["10.2.1.12", "db-2"]);
         refused("ipv4: 10.2.0.12", "ipv4: 10.2.0.1 ", &["10.2.0.1", "db-2"]);
         refused("ipv4: 10.2.0.12", "ipv4: 10.2.0.11", &["10.2.0.11", "db-2"]);
@@ -451,6 +469,6 @@ mod tests {
         refused("mac: \"02:00:00:00:01:11\"", "mac: \"02:00:00:00:01\"", &["02:00:00:00:01"]);
         refused("- name: tor-1", "- { name: tor-1, uplink: tor-0 }", &["tor-1", "uplink"]);
         refused("- name: tor-1", "- name: tor-1\n  - name: tor-2", &["tor-2", "uplink"]);
-        refused("vips: [", "vips: [192.0.2.11, ", &["192.0.2.11", "edge", "gw-1"]);
+        refused("vips: [", "vips: [192.0.2.11, ", &["192.0.2.11", "edge", "gw-a"]);
     }
 }
