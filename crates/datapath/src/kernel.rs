@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
-use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::Error;
@@ -17,16 +16,14 @@ const OLDEST: (u32, u32) = (6, 1);
 /// Bits of the effective capability set, see capability.h.
 const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN")];
 
-/// Checks rights and the kernel's version, and lifts the limit on locked memory.
+/// Checks rights and the kernel's version. The limit on locked memory needs no
+/// lifting: kernels this new account BPF memory to the control group.
 ///
 /// # Errors
 /// Names what is missing and what to do about it.
 pub fn check() -> Result<(), Error> {
     check_capabilities(&read("/proc/self/status")?)?;
-    check_version(read("/proc/sys/kernel/osrelease")?.trim())?;
-    // Needed by kernels that account BPF memory to the user; harmless on the others.
-    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
-        .map_err(|error| Error::system("lift the limit on locked memory")(error.into()))
+    check_version(read("/proc/sys/kernel/osrelease")?.trim())
 }
 
 fn read(path: &str) -> Result<String, Error> {
