@@ -129,9 +129,14 @@ impl Exact {
 
     /// Asks for the cells of a key that is about to be put.
     pub(crate) fn prefetch(&self, memory: &Memory, key: Key) {
-        let (one, two) = buckets_of(self.hashing.prepare(key).hash, self.table.count);
-        memory.prefetch(self.table.first + one);
-        memory.prefetch(self.table.first + two);
+        let key = self.hashing.prepare(key);
+        let (one, two) = buckets_of(key.hash, self.table.count);
+        for bucket in [one, two] {
+            memory.prefetch(self.table.first + bucket);
+            if key.full.is_some() && self.table.addresses != 0 {
+                self.table.prefetch_addresses(memory, bucket);
+            }
+        }
     }
 
     /// The entry of a key.

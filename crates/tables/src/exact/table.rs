@@ -102,6 +102,11 @@ impl Table {
         memory.store64(cell, offset + 8, low);
     }
 
+    pub(super) fn prefetch_addresses(&self, memory: &Memory, bucket: u32) {
+        memory.prefetch(self.address_place(Slot { bucket, index: 0 }).0);
+        memory.prefetch(self.address_place(Slot { bucket, index: SLOTS - 1 }).0);
+    }
+
     fn address_place(&self, slot: Slot) -> (u32, usize) {
         let number = slot.number();
         (self.addresses + number / ADDRESSES_PER_CELL, (number % ADDRESSES_PER_CELL) as usize * 16)
