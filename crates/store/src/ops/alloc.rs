@@ -59,8 +59,10 @@ pub(crate) async fn take(
     given: &HashSet<u128>,
 ) -> Result<VecDeque<u128>> {
     let mut taken = VecDeque::with_capacity(count);
+    // All from here on is spoken for when the first sweep finds too few.
+    let swept = cursor.next;
     sweep(q, used, &mut cursor.next, cursor.last, count, given, &mut taken).await?;
-    sweep(q, used, &mut cursor.low, cursor.last, count, given, &mut taken).await?;
+    sweep(q, used, &mut cursor.low, swept - 1, count, given, &mut taken).await?;
     Ok(taken)
 }
 

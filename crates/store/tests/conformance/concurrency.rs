@@ -1,1 +1,136 @@
+//! Many writers at once.
 
+use crate::Fixture;
+use crate::cloud::{ALL, Cloud, conflict, instance};
+use crate::outbox::complete;
+use sluice_store::{Created, Page, Store, StoreError, open};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Writers that each make and remove instances. Returns the revisions they took.
+async fn write(store: Arc<dyn Store>, c: Arc<Cloud>, writer: usize, rounds: usize) -> Vec<u64> {
+    let mut revisions = Vec::new();
+    for round in 0..rounds {
+        let name = format!("w{writer}-{round}");
+        let made = crate::cloud::new(store.create_instance(c.vpc.id, c.one(&name)).await);
+        revisions.push(made.revision);
+        assert!(store.revision().await.unwrap() >= made.revision, "what is acknowledged is seen");
+        if round % 3 == 0 {
+            store.delete_instance(made.id, Some(made.revision)).await.unwrap();
+        }
+    }
+    revisions
+}
+
+/// While writers run, no reader of the outbox ever sees a gap that is filled later.
+async fn watch(store: Arc<dyn Store>, from: u64, until: u64) {
+    let mut at = from;
+    while at < until {
+        let rows = store.outbox(at, 7).await.unwrap();
+        if let Some(last) = rows.last().map(|row| row.revision) {
+            complete(&rows, at, last);
+            at = last;
+        } else {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+}
+
+async fn run(stores: Vec<Arc<dyn Store>>, c: Arc<Cloud>, writers: usize, rounds: usize) {
+    let before = c.store.revision().await.unwrap();
+    let deletions = rounds.div_ceil(3);
+    let until = before + (writers * (rounds + deletions)) as u64;
+    let watcher = tokio::spawn(watch(stores[0].clone(), before, until));
+    let tasks: Vec<_> = (0..writers)
+        .map(|w| tokio::spawn(write(stores[w % stores.len()].clone(), c.clone(), w, rounds)))
+        .collect();
+    let mut seen = BTreeSet::new();
+    for task in tasks {
+        for revision in task.await.unwrap() {
+            assert!(seen.insert(revision), "revision {revision} twice");
+        }
+    }
+    watcher.await.unwrap();
+    assert_eq!(c.store.revision().await.unwrap(), until, "no lost update");
+    let left = c.store.instances(Some(c.vpc.id), None, None, ALL).await.unwrap();
+    assert_eq!(left.len(), writers * (rounds - deletions));
+    let addresses: BTreeSet<_> = left.iter().map(|i| i.ipv4).collect();
+    assert_eq!(addresses.len(), left.len(), "no address twice");
+}
+
+pub async fn writers_are_serialised(f: Fixture) {
+    let c = Arc::new(Cloud::with(&f, Some("10.0.0.0/16"), Some("fd00:1::/64")).await);
+    run(vec![f.store.clone()], c, 12, 9).await;
+}
+
+/// As two controllers do over PostgreSQL; SQLite locks its file.
+pub async fn two_stores_on_one_database(f: Fixture) {
+    if f.url == "sqlite::memory:" {
+        return; // cannot be opened twice
+    }
+    let c = Arc::new(Cloud::with(&f, Some("10.0.0.0/16"), Some("fd00:1::/64")).await);
+    let second = open(&f.url).await.unwrap();
+    run(vec![f.store.clone(), second], c, 6, 6).await;
+}
+
+pub async fn same_name_once(f: Fixture) {
+    let c = Arc::new(Cloud::make(&f).await);
+    let tasks: Vec<_> = (0..10)
+        .map(|_| {
+            let c = c.clone();
+            tokio::spawn(async move { c.store.create_instance(c.vpc.id, c.one("same")).await })
+        })
+        .collect();
+    let (mut new, mut ids) = (0, BTreeSet::new());
+    for task in tasks {
+        let created = task.await.unwrap().unwrap();
+        new += usize::from(matches!(created, Created::New(_)));
+        ids.insert(created.into_inner().id);
+    }
+    assert_eq!((new, ids.len()), (1, 1));
+    // One address, many who want it.
+    let tasks: Vec<_> = (0..10)
+        .map(|i| {
+            let c = c.clone();
+            let mut wanted = c.one(&format!("wants-{i}"));
+            wanted.ipv4 = Some("10.0.0.200".parse().unwrap());
+            tokio::spawn(async move { c.store.create_instance(c.vpc.id, wanted).await })
+        })
+        .collect();
+    let mut made = 0;
+    for task in tasks {
+        match task.await.unwrap() {
+            Ok(_) => made += 1,
+            Err(error) => drop(conflict::<()>(Err(error))),
+        }
+    }
+    assert_eq!(made, 1);
+}
+
+/// A caller that goes away in the middle leaves all or nothing, and no lock.
+pub async fn a_dropped_call_leaves_nothing(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let big = c.subnet("big", &c.vpc, "10.16.0.0/12").await;
+    let start = c.store.revision().await.unwrap();
+    for round in 0..12u64 {
+        let store = c.store.clone();
+        let requests: Vec<_> =
+            (0..3000).map(|i| instance(&format!("vm-{round}-{i}"), &big, &c.host)).collect();
+        let vpc = c.vpc.id;
+        let task = tokio::spawn(async move { store.create_instances(vpc, requests).await });
+        tokio::time::sleep(std::time::Duration::from_millis(round * 7)).await;
+        task.abort();
+        let _ = task.await; // cancelled, or done in time
+        match c.store.create_tenant(&format!("t{round}")).await {
+            Ok(_) => {}
+            Err(StoreError::Unavailable { cause, .. }) => panic!("still locked: {cause}"),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let until = c.store.revision().await.unwrap();
+    complete(&c.store.outbox(start, 100_000).await.unwrap(), start, until);
+    let first = Page { after: 0, limit: 60_000 };
+    let count = c.store.instances(Some(c.vpc.id), None, None, first).await.unwrap().len();
+    assert_eq!(count % 3000, 0, "whole calls only");
+    assert_eq!((until - start) as usize, 12 + count / 3000);
+}

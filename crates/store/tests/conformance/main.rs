@@ -55,6 +55,18 @@ fn cases() -> Vec<Case> {
         objects: lifecycle_of_each_kind, creation_is_idempotent, another_content_names_the_difference,
             if_match, pages, filters, names, reopening_keeps_everything, unchanged_updates_take_no_revision,
             a_newer_schema_is_refused, ids_ascend_across_kinds;
+        conflicts: prefixes, addresses, underlay_addresses, vnis, peerings, routes, in_use,
+            clusters_and_gateways, not_found, peers_of_a_peer;
+        instances: allocation_order, freed_addresses_come_last, ipv6_by_eui64, ipv6_in_other_lengths,
+            taken_macs_and_addresses, derived_ones_are_avoided, deletion;
+        bulk: many_at_once, all_or_nothing, repeated_and_existing_names, given_and_allocated_mix,
+            onto_existing, a_full_subnet_names_the_offender, many_hosts;
+        outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
+            snapshot_is_one_moment, snapshot_of_a_host, a_lost_listener_ends_a_snapshot;
+        concurrency: writers_are_serialised, two_stores_on_one_database, same_name_once,
+            a_dropped_call_leaves_nothing;
+        southbound: node_states, tokens_work_once, the_first_authority_stays, writable;
+        random: operations_match_the_model;
     }
 }
 
@@ -121,12 +133,23 @@ async fn run(filters: &[String]) -> (usize, Vec<String>) {
             if ok { passed += 1 } else { failed.push(name) }
         }
     }
+    for (name, work) in outage::cases() {
+        if wanted(name) {
+            if check(name, work()).await { passed += 1 } else { failed.push(name.to_owned()) }
+        }
+    }
     (passed, failed)
 }
 
 fn main() {
-    let filters: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let args: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    if let [first, directory] = args.as_slice()
+        && first == outage::SMALL_DISK
+    {
+        return runtime.block_on(outage::on_a_small_disk(directory.as_ref()));
+    }
+    let filters: Vec<String> = args.into_iter().filter(|arg| !arg.starts_with('-')).collect();
     let (passed, failed) = runtime.block_on(run(&filters));
     println!("\ntest result: {passed} passed, {} failed", failed.len());
     for name in &failed {

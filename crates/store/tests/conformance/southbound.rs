@@ -1,1 +1,90 @@
+//! Node states, enrolment tokens, the CA.
 
+use crate::Fixture;
+use crate::cloud::{Cloud, new};
+use sluice_store::{EnrolmentToken, NewGateway, NodeId, NodeState, StoreError};
+use sluice_types::{GatewayId, HostId};
+
+pub async fn node_states(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let before = s.revision().await.unwrap();
+    assert!(s.node_states().await.unwrap().is_empty());
+    let mut state =
+        NodeState { node: NodeId::Host(c.host.id), acked: 3, last_seen_ms: 1_000, failures: vec![] };
+    s.save_node_state(state.clone()).await.unwrap();
+    state.acked = 7;
+    state.last_seen_ms = 1_700_000_000_000;
+    state.failures = vec!["table `vrf` is full".into(), "\"quoted\", and ü".into()];
+    s.save_node_state(state.clone()).await.unwrap();
+    assert_eq!(s.node_states().await.unwrap(), [state.clone()]);
+    assert_eq!(s.revision().await.unwrap(), before, "no object was changed");
+    let ghost = NodeState { node: NodeId::Gateway(GatewayId::new(999)), ..state };
+    assert!(matches!(s.save_node_state(ghost).await, Err(StoreError::NotFound { kind: "gateway", .. })));
+    s.delete_host(c.host.id, None).await.unwrap();
+    assert!(s.node_states().await.unwrap().is_empty(), "it goes with its node");
+}
+
+pub async fn tokens_work_once(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let gateway = NewGateway {
+        name: "g".into(),
+        cluster: c.cluster.id,
+        vtep4: Some("192.0.2.10".parse().unwrap()),
+        vtep6: None,
+    };
+    let gateway = NodeId::Gateway(new(s.create_gateway(gateway).await).id);
+    let host = NodeId::Host(c.host.id);
+    for (digest, node) in [([1; 32], gateway), ([2; 32], host), ([3; 32], host)] {
+        s.add_enrolment_token(digest, EnrolmentToken { node, expires_ms: 5_000 }).await.unwrap();
+    }
+    assert_eq!(s.take_enrolment_token([9; 32], 1_000).await.unwrap(), None, "unknown");
+    assert_eq!(s.take_enrolment_token([1; 32], 4_999).await.unwrap(), Some(gateway));
+    assert_eq!(s.take_enrolment_token([1; 32], 4_999).await.unwrap(), None, "used");
+    let tries: Vec<_> = (0..8)
+        .map(|_| {
+            let s = s.clone();
+            tokio::spawn(async move { s.take_enrolment_token([3; 32], 1_000).await.unwrap() })
+        })
+        .collect();
+    let mut taken = 0;
+    for task in tries {
+        taken += usize::from(task.await.unwrap().is_some());
+    }
+    assert_eq!(taken, 1, "by one of many");
+    assert_eq!(s.take_enrolment_token([2; 32], 5_000).await.unwrap(), None, "expired");
+    let ghost = EnrolmentToken { node: NodeId::Host(HostId::new(999)), expires_ms: 5_000 };
+    assert!(matches!(s.add_enrolment_token([4; 32], ghost).await, Err(StoreError::NotFound { .. })));
+    s.add_enrolment_token([5; 32], EnrolmentToken { node: host, expires_ms: 5_000 }).await.unwrap();
+    s.delete_host(c.host.id, None).await.unwrap();
+    assert_eq!(s.take_enrolment_token([5; 32], 1_000).await.unwrap(), None, "its node is gone");
+}
+
+pub async fn the_first_authority_stays(f: Fixture) {
+    let tasks: Vec<_> = (0..6)
+        .map(|i| {
+            let s = f.store.clone();
+            tokio::spawn(async move {
+                s.certificate_authority((format!("cert {i}"), format!("key {i}"))).await.unwrap()
+            })
+        })
+        .collect();
+    let mut answers = std::collections::BTreeSet::new();
+    for task in tasks {
+        answers.insert(task.await.unwrap());
+    }
+    assert_eq!(answers.len(), 1, "{answers:?}");
+    let first = answers.pop_first().unwrap();
+    assert_eq!(first.0.replace("cert", "key"), first.1, "a pair");
+    let later = f.store.certificate_authority(("cert x".into(), "key x".into())).await.unwrap();
+    assert_eq!(later, first);
+}
+
+pub async fn writable(f: Fixture) {
+    let before = f.store.revision().await.unwrap();
+    for _ in 0..3 {
+        f.store.check_writable().await.unwrap();
+    }
+    assert_eq!(f.store.revision().await.unwrap(), before);
+}
