@@ -213,7 +213,10 @@ static __always_inline void dhcp_write_bootp(struct bootp *bootp, const struct d
 	bootp->op = 2;
 	bootp->htype = 1;
 	bootp->hlen = 6;
+	/* Up to `flags` lies what reply_begin() leaves as it was. */
+	bootp->hops = 0;
 	bootp->xid = request->xid;
+	bootp->secs = 0;
 	bootp->flags = request->flags;
 	if (answer == DHCP_ACK)
 		bootp->ciaddr = request->ciaddr;

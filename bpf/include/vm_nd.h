@@ -57,7 +57,7 @@ static __always_inline enum drop_reason nd_check_options(struct __sk_buff *skb, 
 		option = bpf_be64_to_cpu(option);
 		type = option >> 56;
 		units = option >> 48 & 0xff;
-		if (!units || (type == ND_SOURCE_MAC && unspecified))
+		if (!units || at + units * 8 > end || (type == ND_SOURCE_MAC && unspecified))
 			return DROP_nd_malformed;
 		if ((type == ND_SOURCE_MAC || type == ND_TARGET_MAC) &&
 		    (option & EXACT_MAC_MASK) != load_mac(port->mac))
