@@ -445,7 +445,7 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
 }
 
 fn vip(x: u8, i: u8) -> IpAddr {
-    if i % 2 == 0 {
+    if i.is_multiple_of(2) {
         ip(&format!("198.51.100.{}", (x % 2) * 100 + i % 20 + 1))
     } else {
         ip(&format!("fd01:{}::{}", x % 2, i % 20 + 1))

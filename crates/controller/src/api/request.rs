@@ -188,7 +188,7 @@ pub fn cursor(id: &str) -> String {
 }
 
 fn from_hex(text: &str) -> Option<String> {
-    if text.len() % 2 != 0 || text.len() > 64 || !text.is_ascii() {
+    if !text.len().is_multiple_of(2) || text.len() > 64 || !text.is_ascii() {
         return None;
     }
     let bytes: Option<Vec<u8>> =
