@@ -151,6 +151,11 @@ pub fn ip(arguments: &str) -> String {
 
 /// Runs `test` in a namespace with a veth pair u0 - t0, of which u0 is 192.0.2.10 and 2001:db8::10.
 pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    // What the agent says is shown with a failed test.
+    let _ = tracing_subscriber::fmt()
+        .with_test_writer()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
+        .try_init();
     let run = move || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         ip("link set lo up");
