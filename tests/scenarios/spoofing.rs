@@ -11,7 +11,9 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     for (forged, ipv6) in [("10.1.0.77", false), ("fd10:0:0:1::77", true)] {
         let length = if ipv6 { "128" } else { "32" };
         let own = format!("{forged}/{length}");
-        run(lab, "web-1", &["ip", "addr", "add", &own, "dev", "eth0", "noprefixroute"]).await?;
+        let add = ["ip", "addr", "add", &own, "dev", "eth0", "noprefixroute", "nodad"];
+        // IPv4 knows no duplicate address detection.
+        run(lab, "web-1", if ipv6 { &add } else { &add[..7] }).await?;
         for to in ["web-2", "web-3", "db-1"] {
             counted(lab, "spoofed_ip", to, ipv6, &["-I", forged]).await?;
         }

@@ -20,6 +20,8 @@ pub enum ObjectName {
     Gateway,
     /// `vswitch.bpf.c`
     Vswitch,
+    /// `switch_port.bpf.c`: for the lab's switches
+    SwitchPort,
     /// `tables_test.bpf.c`: the C readers of the tables, for tests
     TablesTest,
 }
@@ -31,6 +33,7 @@ impl ObjectName {
         match self {
             Self::Gateway => "gateway",
             Self::Vswitch => "vswitch",
+            Self::SwitchPort => "switch_port",
             Self::TablesTest => "tables_test",
         }
     }

@@ -124,7 +124,7 @@ async fn set_up_switch(paths: &Paths, topology: &Topology, switch: &str) -> Resu
     for (number, _) in topology.gateways.iter().enumerate() {
         let port = format!("p{number}");
         if ports.contains(&port) {
-            text.push_str(&xdp_peer(&port));
+            text.push_str(&xdp_peer(paths, &port));
         }
     }
     script(paths, switch, "setting up a switch", &text).await.map(drop)
@@ -132,9 +132,14 @@ async fn set_up_switch(paths: &Paths, topology: &Topology, switch: &str) -> Resu
 
 /// What the other end of a veth with an XDP program needs: checksums and
 /// segmentation done before the packet is handed over, since XDP sees the raw
-/// frame; and NAPI (which GRO brings), so that it takes frames sent by XDP_TX.
-pub(crate) fn xdp_peer(port: &str) -> String {
-    format!("ethtool -K {port} tx off tso off gso off gro on >/dev/null\n")
+/// frame; and a program of its own, without which it takes no frames sent by
+/// XDP_TX.
+fn xdp_peer(paths: &Paths, port: &str) -> String {
+    format!(
+        "ethtool -K {port} tx off tso off gso off >/dev/null\n\
+         ip link set dev {port} xdp object {} section xdp\n",
+        paths.switch_port().display()
+    )
 }
 
 async fn set_up_node(

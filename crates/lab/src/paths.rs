@@ -88,6 +88,11 @@ impl Paths {
         self.root().join("udhcpc.sh")
     }
 
+    /// The eBPF object of the switches' ports.
+    pub fn switch_port(&self) -> PathBuf {
+        self.root().join("switch_port.bpf.o")
+    }
+
     /// Prefix of all the lab's namespaces.
     pub fn namespace_prefix(&self) -> String {
         format!("sl-{}-", self.name)

@@ -6,8 +6,8 @@
 use crate::error::{Error, IoContext, Result};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId, TenantId, Vni, VpcId,
-    first_host,
+    ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId, TenantId, Vni,
+    VpcId, first_host,
 };
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;

@@ -15,6 +15,7 @@ use nix::fcntl::{Flock, FlockArg};
 use sluice_client::{
     Client, CloudFile, Cluster, ClusterSpec, Gateway, GatewaySpec, Host, HostSpec, TenantSpec, apply,
 };
+use sluice_datapath::ObjectName;
 use sluice_types::ClusterId;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -133,6 +134,8 @@ fn prepare_files(paths: &Paths, options: &Options) -> Result<()> {
             .context("cannot mount a file system on", target)?;
     }
     vm::write_dhcp_scripts(paths)?;
+    let object = ObjectName::SwitchPort.bytes().unwrap_or_default();
+    fs::write(paths.switch_port(), object).context("cannot write", paths.switch_port())?;
     let mut random = [0u8; 24];
     File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut random))

@@ -30,8 +30,9 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
         "sluice-vswitch",
         &["sluice-types", "sluice-tables", "sluice-southbound", "sluice-datapath", "sluice-agent"],
     ),
-    // The lab talks to the controller by its public API only, and to nodes by running the binary.
-    ("sluice-lab", &["sluice-types", "sluice-client"]),
+    // The lab talks to the controller by its public API only, and to nodes by running the binary;
+    // from the data path it has the program of its switches' ports.
+    ("sluice-lab", &["sluice-types", "sluice-tables", "sluice-datapath", "sluice-client"]),
     (
         "sluice",
         &[
