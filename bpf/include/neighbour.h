@@ -169,7 +169,7 @@ static __always_inline void write_advert(void *start, const struct frame *questi
 	store_half(ip + 16, target[1]);
 	store_half(ip + 24, to[0]);
 	store_half(ip + 32, to[1]);
-	STORE32(message, bpf_htonl(ICMP6_ADVERT << 24));
+	STORE32(message, bpf_htonl((__u32)ICMP6_ADVERT << 24));
 	STORE32(message + 4, bpf_htonl(flags));
 	store_half(message + 8, target[0]);
 	store_half(message + 16, target[1]);
