@@ -10,6 +10,8 @@ root=$(pwd)
 suite=bookworm
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/sluice/kernels
 seconds_max=1500
+# What the tests' networks are made of, in the order in which they need each other.
+modules="veth dummy udp_tunnel ip6_udp_tunnel vxlan sch_ingress cls_bpf"
 memory_mib=3072
 
 work=$(mktemp -d)
@@ -31,12 +33,16 @@ fetch_kernel() {
 		echo "test-kernels: apt names no 6.1 kernel in $suite" >&2
 		exit 1
 	fi
-	if [ ! -e "$cache/$package/vmlinuz" ]; then
+	if [ ! -d "$cache/$package/modules" ]; then
 		echo "test-kernels: fetching $package" >&2
 		(cd "$work" && apt-get "$@" download "$package" >/dev/null)
 		dpkg-deb -x "$work/$package"_*.deb "$work/kernel"
-		mkdir -p "$cache/$package"
+		mkdir -p "$cache/$package/modules.new"
 		mv "$work"/kernel/boot/vmlinuz-* "$cache/$package/vmlinuz"
+		for module in $modules; do
+			find "$work/kernel/lib/modules" -name "$module.ko" -exec cp {} "$cache/$package/modules.new/" \;
+		done
+		mv "$cache/$package/modules.new" "$cache/$package/modules"
 	fi
 	kernel=$cache/$package/vmlinuz
 }
@@ -64,6 +70,9 @@ build_initial() {
 	initial=$work/initial
 	mkdir -p "$initial/bin" "$initial/proc" "$initial/sys" "$initial/dev" "$initial/tmp" "$initial/run"
 	cp "$(command -v busybox)" "$initial/bin/busybox"
+	cp -r "$cache/$package/modules" "$initial/modules"
+	pack_program "$(command -v ip)"
+	pack_program "$(command -v tc)"
 	mkdir -p "$initial$root/crates/datapath" "$initial$root/bpf"
 	cp -r crates/datapath/tests "$initial$root/crates/datapath/"
 	cp -r bpf/include "$initial$root/bpf/"
@@ -73,7 +82,9 @@ build_initial() {
 	{
 		echo '#!/bin/busybox sh'
 		echo '/bin/busybox --install -s /bin'
-		echo 'export PATH=/bin RUST_BACKTRACE=0 SLUICE_FUZZ_SECONDS=1'
+		# iproute2 lies in /sbin or /usr/sbin, and busybox has an ip of its own.
+		echo 'rm -f /bin/ip; export PATH=/usr/sbin:/sbin:/usr/bin:/bin RUST_BACKTRACE=0'
+		echo "for module in $modules; do insmod /modules/\$module.ko; done"
 		echo 'mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t bpf bpf /sys/fs/bpf'
 		echo 'mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp; ip link set lo up'
 		echo 'echo "kernel $(uname -r)"'

@@ -9,8 +9,10 @@ trap 'rm -f "$log"' EXIT
 
 cargo fmt --all --check
 cargo clippy --workspace --all-targets --quiet -- -D warnings
-# The scenarios start this binary.
-cargo build -p sluice --quiet
+# Built first, and once: the scenarios and the tests of the command line start the binary.
+cargo test --workspace --no-run --quiet
+SLUICE_BIN=$(realpath "${CARGO_TARGET_DIR:-target}")/debug/sluice
+export SLUICE_BIN
 
 status=0
 cargo test --workspace --no-fail-fast 2>&1 | tee "$log" && failed=no || failed=yes

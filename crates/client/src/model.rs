@@ -21,6 +21,8 @@ pub trait Resource: Clone + Debug + PartialEq + Serialize + DeserializeOwned + S
     const NOUN: &'static str;
     /// How else than by id objects of one name are told apart, as the end of an error text.
     const NARROW: &'static str;
+    /// Whether the API finds one by name; if not, the list is searched.
+    const NAMED: bool = true;
     /// This object's identifier.
     fn id(&self) -> Self::Id;
     /// This object's name, or for what has none, what tells it apart.
@@ -32,12 +34,13 @@ pub trait Resource: Clone + Debug + PartialEq + Serialize + DeserializeOwned + S
 }
 
 macro_rules! resource {
-    ($type:ident, $id:ident, $path:literal, $noun:literal, $narrow:literal, |$this:ident| $name:expr) => {
+    ($type:ident, $id:ident, $path:literal, $noun:literal, $narrow:literal, $named:literal, |$this:ident| $name:expr) => {
         impl Resource for $type {
             type Id = $id;
             const PATH: &'static str = $path;
             const NOUN: &'static str = $noun;
             const NARROW: &'static str = $narrow;
+            const NAMED: bool = $named;
             fn id(&self) -> $id {
                 self.id
             }
@@ -55,16 +58,18 @@ macro_rules! resource {
     };
 }
 
-resource!(Tenant, TenantId, "tenants", "tenant", "", |it| it.name.clone());
-resource!(Cluster, ClusterId, "clusters", "cluster", "", |it| it.name.clone());
-resource!(Gateway, GatewayId, "gateways", "gateway", ", or say --cluster", |it| it.name.clone());
-resource!(Host, HostId, "hosts", "host", "", |it| it.name.clone());
-resource!(Vpc, VpcId, "vpcs", "VPC", ", or TENANT/VPC", |it| it.name.clone());
-resource!(Subnet, SubnetId, "subnets", "subnet", ", or say --vpc", |it| it.name.clone());
-resource!(Instance, InstanceId, "instances", "instance", ", or say --vpc", |it| it.name.clone());
-resource!(RouteTable, RouteTableId, "route-tables", "route table", ", or say --vpc", |it| it.name.clone());
-resource!(Route, RouteId, "routes", "route", ", or say --table", |it| it.destination.to_string());
-resource!(Peering, PeeringId, "peerings", "peering", ", or say --vpc", |it| it.name.clone());
+resource!(Tenant, TenantId, "tenants", "tenant", "", true, |it| it.name.clone());
+resource!(Cluster, ClusterId, "clusters", "cluster", "", true, |it| it.name.clone());
+resource!(Gateway, GatewayId, "gateways", "gateway", ", or say --cluster", true, |it| it.name.clone());
+resource!(Host, HostId, "hosts", "host", "", true, |it| it.name.clone());
+resource!(Vpc, VpcId, "vpcs", "VPC", ", or TENANT/VPC", true, |it| it.name.clone());
+resource!(Subnet, SubnetId, "subnets", "subnet", ", or say --vpc", true, |it| it.name.clone());
+resource!(Instance, InstanceId, "instances", "instance", ", or say --vpc", true, |it| it.name.clone());
+resource!(RouteTable, RouteTableId, "route-tables", "route table", ", or say --vpc", false, |it| it
+    .name
+    .clone());
+resource!(Route, RouteId, "routes", "route", ", or say --table", false, |it| it.destination.to_string());
+resource!(Peering, PeeringId, "peerings", "peering", ", or say --vpc", true, |it| it.name.clone());
 
 /// An owner of VPCs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -38,7 +38,9 @@ impl Client {
     /// As all calls; [`Error::AmbiguousName`].
     pub async fn find_by_name<T: Resource>(&self, name: &str, within: &[(&str, &str)]) -> Result<Option<T>> {
         let mut filters = within.to_vec();
-        filters.push(("name", name));
+        if T::NAMED {
+            filters.push(("name", name));
+        }
         let mut found: Vec<T> = self.list(&filters, None).await?;
         found.retain(|object| object.name() == name);
         if found.len() > 1 {

@@ -86,6 +86,8 @@ fn line(event: &Event, dry_run: bool) -> String {
     match (tally.created, tally.unchanged) {
         (1, 0) => format!("{made:<12} {kind} {name}\n"),
         (0, 1) => format!("unchanged    {kind} {name}\n"),
+        (created, 0) => format!("{made:<12} {created} {kind}s of VPC {name}\n"),
+        (0, unchanged) => format!("unchanged    {unchanged} {kind}s of VPC {name}\n"),
         (created, unchanged) => {
             format!("{made:<12} {created} and left {unchanged} {kind}s of VPC {name} unchanged\n")
         }
@@ -130,6 +132,8 @@ mod tests {
     fn lines_say_what_happened() {
         assert_eq!(line(&event(1, 0), false), "created      instance web\n");
         assert_eq!(line(&event(0, 1), true), "unchanged    instance web\n");
+        assert_eq!(line(&event(7, 0), true), "would create 7 instances of VPC web\n");
+        assert_eq!(line(&event(0, 7), false), "unchanged    7 instances of VPC web\n");
         assert_eq!(line(&event(10, 2), true), "would create 10 and left 2 instances of VPC web unchanged\n");
         assert_eq!(
             summary(Tally { created: 3, unchanged: 4, differing: 1 }, true),

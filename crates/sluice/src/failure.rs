@@ -52,7 +52,7 @@ pub enum Failure {
         detail: String,
     },
     /// A dry run found objects that applying would fail on.
-    #[error("{0} objects are there with other content; applying would stop at the first of them")]
+    #[error("objects that are there with other content: {0}; applying would stop at the first of them")]
     Differing(u64),
     /// A role ended.
     #[error("sluice {role} failed")]
@@ -92,11 +92,18 @@ impl Failure {
     }
 }
 
-/// The error and its causes in one text; a cause that the text above it already quotes is left out.
+/// The error and its causes in one text; a cause that the text above it already quotes is left out,
+/// and of an HTTP client's many layers all but the last.
 fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
+    let mut layers = false;
     while let Some(error) = cause {
+        layers |= error.is::<reqwest::Error>();
+        if layers && error.source().is_some() {
+            cause = error.source();
+            continue;
+        }
         let said = error.to_string();
         if !text.contains(&said) {
             text.push_str("\n  cause: ");

@@ -46,7 +46,10 @@ pub fn one<T: Serialize>(format: Format, object: &T) -> Result<(), Failure> {
         return whole(format, object);
     }
     let mut lines = bare_table();
-    for (field, value) in fields(object) {
+    let mut all: Vec<_> = fields(object).into_iter().collect();
+    // What it is called comes first.
+    all.sort_by_key(|(field, _)| !["id", "ifname", "name"].contains(&field.as_str()));
+    for (field, value) in all {
         lines.add_row([field.to_uppercase(), cell(Some(&value))]);
     }
     print(&trimmed(&lines))

@@ -15,26 +15,36 @@ use sluice_client::{Client, Resource};
 #[derive(Subcommand)]
 pub enum Noun {
     /// Owners of VPCs
+    #[command(alias = "tenant")]
     Tenants(OfApi<tenancy::Tenants>),
     /// Virtual private clouds
+    #[command(alias = "vpc")]
     Vpcs(OfApi<tenancy::Vpcs>),
     /// Prefixes of VPCs
+    #[command(alias = "subnet")]
     Subnets(OfApi<tenancy::Subnets>),
     /// VMs' ports
+    #[command(alias = "instance")]
     Instances(OfApi<tenancy::Instances>),
     /// Compute hosts
+    #[command(alias = "host")]
     Hosts(OfApi<underlay::Hosts>),
     /// Gateway nodes
     Gateways(OfApi<underlay::Gateways>),
     /// Clusters of gateways
+    #[command(alias = "cluster")]
     Clusters(OfApi<underlay::Clusters>),
     /// Route tables of VPCs
+    #[command(alias = "route-table")]
     RouteTables(OfApi<routing::RouteTables>),
     /// Routes beside the subnets' own
+    #[command(alias = "route")]
     Routes(OfApi<routing::Routes>),
     /// Pairs of VPCs that reach each other
+    #[command(alias = "peering")]
     Peerings(OfApi<routing::Peerings>),
     /// How far every node has come
+    #[command(alias = "node")]
     Nodes(OfApi<Nodes>),
 }
 
