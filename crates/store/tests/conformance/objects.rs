@@ -175,13 +175,13 @@ pub async fn filters(f: Fixture) {
     let b = new(s.create_instance(c.vpc.id, b).await);
 
     assert_eq!(s.vpcs(None, Some("v1"), ALL).await.unwrap(), [c.vpc.clone(), other.clone()]);
-    assert_eq!(s.vpcs(Some(other_tenant.id), None, ALL).await.unwrap(), [other.clone()]);
-    assert_eq!(s.vpcs(Some(c.tenant.id), Some("v2"), ALL).await.unwrap(), [peered.clone()]);
-    assert_eq!(s.instances(None, Some(h2.id), None, ALL).await.unwrap(), [b.clone()]);
+    assert_eq!(s.vpcs(Some(other_tenant.id), None, ALL).await.unwrap(), std::slice::from_ref(&other));
+    assert_eq!(s.vpcs(Some(c.tenant.id), Some("v2"), ALL).await.unwrap(), std::slice::from_ref(&peered));
+    assert_eq!(s.instances(None, Some(h2.id), None, ALL).await.unwrap(), std::slice::from_ref(&b));
     assert_eq!(s.instances(Some(c.vpc.id), None, Some("b"), ALL).await.unwrap(), [b]);
     assert!(s.instances(Some(other.id), None, None, ALL).await.unwrap().is_empty());
-    assert_eq!(s.subnets(Some(c.vpc.id), None, ALL).await.unwrap(), [c.subnet.clone()]);
-    assert_eq!(s.tenants(Some("acme"), ALL).await.unwrap(), [c.tenant.clone()]);
+    assert_eq!(s.subnets(Some(c.vpc.id), None, ALL).await.unwrap(), std::slice::from_ref(&c.subnet));
+    assert_eq!(s.tenants(Some("acme"), ALL).await.unwrap(), std::slice::from_ref(&c.tenant));
     assert_eq!(s.clusters(Some("nope"), ALL).await.unwrap(), []);
     assert_eq!(s.hosts(Some("h2"), ALL).await.unwrap(), [h2]);
     for end in [&c.vpc, &peered] {
