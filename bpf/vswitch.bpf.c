@@ -118,6 +118,19 @@ static __always_inline int is_udp(const struct frame *frame, __u16 source, __u16
 	       frame->transport == ((__u32)source << 16 | destination);
 }
 
+#define IGMP_QUERY 0x11
+
+/* Multicast membership, as vm_nd.h has it for IPv6: nobody needs to know, and only a router asks. */
+static __always_inline int igmp_from_vm(struct __sk_buff *skb, const struct vrf *vrf,
+					const struct frame *frame)
+{
+	__u8 type = 0;
+
+	if (bpf_skb_load_bytes(skb, frame->transport_at, &type, 1))
+		return port_drop(vrf->vni, DROP_inner_truncated);
+	return type == IGMP_QUERY ? port_drop(vrf->vni, DROP_forged_control) : ABSORBED;
+}
+
 static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port *port,
 					const struct vrf *vrf, __u32 port_cell, struct frame *frame)
 {
@@ -126,8 +139,10 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 
 	if (is_udp(frame, DHCP_SERVER_PORT, DHCP_CLIENT_PORT))
 		return port_drop(vrf->vni, DROP_forged_control);
-	if ((source && source != own) || (!source && !is_udp(frame, DHCP_CLIENT_PORT, DHCP_SERVER_PORT)))
+	if (source && source != own)
 		return port_drop(vrf->vni, DROP_spoofed_ip);
+	if (frame->protocol == IPPROTO_IGMP && ipv4_multicast(destination))
+		return igmp_from_vm(skb, vrf, frame);
 	if (is_udp(frame, DHCP_CLIENT_PORT, DHCP_SERVER_PORT) &&
 	    (destination == 0xffffffff || destination == router)) {
 		if (!own || !router) /* a subnet without IPv4 */
