@@ -432,6 +432,24 @@ fn architecture_speaks_of_what_exists() {
     report("every name in ARCHITECTURE.md exists in the tree", &missing);
 }
 
+#[test]
+fn operators_can_look_up_every_drop() {
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).expect("a file of the tree");
+    let (drops, guide) = (read("bpf/include/drops.h"), read("docs/guide/operations.md"));
+    let names: Vec<&str> = drops
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("DROP(")?.split(", ").nth(1))
+        .filter(|name| *name != "name")
+        .collect();
+    assert!(names.len() >= 40, "only {} reasons found", names.len());
+    let missing: Vec<String> = names
+        .iter()
+        .filter(|name| !guide.contains(&format!("`{name}`")))
+        .map(|name| (*name).to_owned())
+        .collect();
+    report("docs/guide/operations.md explains every drop reason", &missing);
+}
+
 /// True where the text holds the name as a word; of `a::b` and `a.b`, its last part.
 fn mentions(text: &str, name: &str) -> bool {
     let name = name.trim_end_matches("()").rsplit("::").next().unwrap_or(name);
