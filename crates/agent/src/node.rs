@@ -102,7 +102,7 @@ impl Opened {
         resume: bool,
     ) -> Result<Started<P>, Error> {
         let identity = identity(&common.state_dir()?, common.enrolment.as_deref()).await?;
-        let name = identity.node().map_err(sluice_southbound::Error::from)?.to_string();
+        let name = identity.node()?.to_string();
         let mut tables = self.tables;
         let same_node = mark_owner(&common.pin_dir(role), &name)?;
         if !(resume && same_node) {

@@ -259,6 +259,8 @@ fn unpin(pin: &Path) -> Result<bool, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -275,5 +277,32 @@ mod tests {
         for junk in ["", "xdp", "xdp-", "xdp-x-eth0", "foo-1-eth0"] {
             assert_eq!(Kind::parse(junk), None, "{junk}");
         }
+    }
+    /// What kernels before 6.6 need, on whichever kernel this is.
+    #[test]
+    fn clsact_is_replaced_in_place_and_removed() {
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            crate::kernel::mount_bpffs().unwrap();
+            let links = Path::new(crate::kernel::BPFFS).join(format!("sluice-cls-{}", std::process::id()));
+            fs::create_dir(&links).unwrap();
+            let ip = "link add u0 type veth peer name t0";
+            assert!(Command::new("ip").args(ip.split(' ')).status().unwrap().success());
+            let interface = Interface::by_name("u0").unwrap();
+            let settings = crate::Settings { object: crate::ObjectName::Vswitch, cells: 4096, pin_dir: None };
+            for expected in [Attachment::Clsact, Attachment::Adopted] {
+                let datapath = crate::Datapath::load(&settings).unwrap();
+                let program = datapath.program("port_ingress").unwrap();
+                assert_eq!(attach_clsact(&links, program.as_fd(), &interface).unwrap(), expected);
+                let mut hook = clsact_hook(program.as_fd(), &interface);
+                let id = libbpf_rs::Program::id_from_fd(program.as_fd()).unwrap();
+                assert_eq!(hook.query().unwrap(), id, "the newest program is the one that runs");
+            }
+            assert_eq!(attached(&links).unwrap(), std::slice::from_ref(&interface));
+            assert!(detach(&links, &interface).unwrap());
+            assert!(attached(&links).unwrap().is_empty());
+            fs::remove_dir(&links).unwrap();
+        };
+        std::thread::spawn(test).join().unwrap();
     }
 }

@@ -71,7 +71,7 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
 }
 
 fn mebibytes(cells: u32) -> u64 {
-    u64::from(cells) * CELL_BYTES as u64 >> 20
+    (u64::from(cells) * CELL_BYTES as u64) >> 20
 }
 
 /// Makes `path` a directory on the BPF file system.

@@ -137,10 +137,23 @@ fn xdp_stays_attached_and_gets_the_new_program() {
         let new = program_id(&second, "gateway");
         assert_ne!(id, new);
         assert!(programs_on("u0").contains(&format!("driver id {new}")), "{}", programs_on("u0"));
-        assert_eq!(second.attached().unwrap(), [interface.clone()]);
+        assert_eq!(second.attached().unwrap(), std::slice::from_ref(&interface));
         assert!(second.detach(&interface).unwrap());
         assert!(!programs_on("u0").contains("id "), "{}", programs_on("u0"));
         assert!(!second.detach(&interface).unwrap());
+    });
+}
+
+#[test]
+fn a_driver_without_xdp_gets_the_generic_mode() {
+    in_namespace(|| {
+        ip("link add d0 type bridge");
+        let pins = Pins::new("generic");
+        let interface = Interface::by_name("d0").unwrap();
+        let datapath = pins.load(ObjectName::Gateway, 4096).unwrap();
+        assert_eq!(datapath.attach_xdp("gateway", &interface).unwrap(), Attachment::XdpGeneric);
+        assert!(programs_on("d0").contains("generic id"), "{}", programs_on("d0"));
+        assert_eq!(datapath.attach_xdp("gateway", &interface).unwrap(), Attachment::Adopted);
     });
 }
 
