@@ -1,9 +1,10 @@
 //! The kernel's own VXLAN device works as a host, on either underlay.
 
 use crate::Ground;
-use crate::support::{Outcome, Probe, ensure, ping, who};
+use crate::support::{Outcome, Probe, ensure, eventually, ping, who};
 use sluice_lab::{Foreign, Lab};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 const PORT: u16 = 7010;
 
@@ -23,6 +24,18 @@ async fn works(lab: &Lab, foreign: &Foreign) -> Outcome {
     let own: Vec<IpAddr> =
         instance.ipv4.map(IpAddr::from).into_iter().chain(instance.ipv6.map(IpAddr::from)).collect();
     ensure!(own.len() == 2, "the foreign instance has not both families: {instance:?}");
+    // Gateways learn a new neighbour's MAC address on their own time.
+    eventually(Duration::from_secs(8), async || {
+        for attempt in 0..4 {
+            for address in lab.vm("web-1")?.addresses() {
+                let size = (56 + attempt).to_string();
+                let ping = ping(lab, &foreign.name, address, &["-c", "1", "-s", &size, "-W", "1"]).await?;
+                ensure!(ping.received == 1, "{} -> web-1: {}", foreign.name, ping.text);
+            }
+        }
+        Ok(())
+    })
+    .await?;
     // Same VPC on both kinds of underlay, and the peered one.
     for vm in ["web-1", "web-3", "db-1", "db-2"] {
         for address in lab.vm(vm)?.addresses() {

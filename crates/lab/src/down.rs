@@ -13,12 +13,20 @@ use std::time::{Duration, Instant};
 /// Held while a command makes or ends a lab; ends with the process.
 pub(crate) type Lock = Flock<File>;
 
-/// Makes the lab's directory if need be and locks it.
-pub(crate) fn lock(paths: &Paths) -> Result<Lock> {
+/// Makes the lab's directory if need be and locks it. A command that was killed
+/// may hold the lock for a moment, by a child that was just being started.
+pub(crate) async fn lock(paths: &Paths) -> Result<Lock> {
     let root = paths.root();
-    fs::create_dir_all(&root).context("cannot make", &root)?;
-    let directory = File::open(&root).context("cannot open", &root)?;
-    Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|_| Error::Busy(paths.name().to_owned()))
+    let until = Instant::now() + Duration::from_secs(2);
+    loop {
+        fs::create_dir_all(&root).context("cannot make", &root)?;
+        let directory = File::open(&root).context("cannot open", &root)?;
+        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err(_) if Instant::now() > until => return Err(Error::Busy(paths.name().to_owned())),
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
 }
 
 /// Ends the lab of a name: processes, mounts, links, namespaces, pins, files.
@@ -28,7 +36,7 @@ pub(crate) fn lock(paths: &Paths) -> Result<Lock> {
 /// [`Error::Busy`] while another command works on it; [`Error::LeftBehind`].
 pub async fn down(name: &str) -> Result<()> {
     let paths = Paths::new(name)?;
-    let lock = lock(&paths)?;
+    let lock = lock(&paths).await?;
     clear(&paths).await?;
     finish(&paths, lock)
 }

@@ -35,6 +35,8 @@ impl Lab {
         let vip = vips.iter().find(|vip| vip.is_ipv4() == vtep.is_ipv4());
         let vip = vip.ok_or_else(|| bad(format!("no vIP of the family of {vtep}")))?;
         let state = self.vpc(vpc)?;
+        // Before the gateways hear of it: they look for its MAC address at once.
+        self.plug_in(name, vtep).await?;
         let host = NewHost { name: name.to_owned(), vtep, agent: false };
         let host = self.api.create((), &host).await?.object;
         let instance = NewInstance {
@@ -47,7 +49,6 @@ impl Lab {
         };
         let instance = self.api.create(state.id, &instance).await?.object;
         let mtu = self.api.get::<sluice_client::Vpc>(state.id).await?.mtu;
-        self.plug_in(name, vtep).await?;
         let mut text = format!(
             "echo 0 >/proc/sys/net/ipv6/conf/default/accept_ra\nip -batch - <<END\n\
              link add vx0 address {} mtu {mtu} type vxlan id {} local {vtep} remote {vip} \

@@ -72,7 +72,7 @@ impl Lab {
     pub async fn up(options: Options) -> Result<Self> {
         check_tools()?;
         let paths = Paths::new(&options.name)?;
-        let lock = lock(&paths)?;
+        let lock = lock(&paths).await?;
         if read_json::<State>(&paths.state()).is_ok_and(|state| state.ready) {
             return Err(Error::AlreadyUp(options.name));
         }
