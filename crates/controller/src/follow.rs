@@ -26,8 +26,8 @@ const ROWS: u32 = 1024;
 const LOOK_BACK: u64 = 256;
 /// But not more rows than this.
 const LOOK_BACK_ROWS: usize = 64;
-/// Acknowledgements reach the store this late at most, while it answers.
-const SAVE: Duration = Duration::from_millis(50);
+/// Acknowledgements that are due are looked for this often.
+const SAVE: Duration = Duration::from_millis(20);
 /// Other replicas' acknowledgements are read this often.
 const REFRESH: Duration = Duration::from_millis(500);
 /// Outbox rows are kept this long for replicas that fell behind.
@@ -148,18 +148,25 @@ fn by_revision(rows: Vec<OutboxRow>) -> Vec<(u64, Vec<Change>)> {
 
 /// Ends with what went wrong; errors that pass are waited out.
 async fn keep_up(core: &Core, mut state: State) -> FollowError {
+    let mut failing = false;
     loop {
         let began = Instant::now();
         let rows = match core.store.outbox(state.revision(), ROWS).await {
             Ok(rows) => rows,
             Err(error @ StoreError::Unavailable { .. }) => {
                 count(&core.counters.store_errors);
-                tracing::warn!(error = &error as &dyn std::error::Error, "cannot read the outbox");
+                if !failing {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot read the outbox");
+                }
+                failing = true;
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
             Err(error) => return error.into(),
         };
+        if std::mem::take(&mut failing) {
+            tracing::info!("the outbox can be read again");
+        }
         if rows.is_empty() {
             let _ = tokio::time::timeout(POLL, core.woken()).await;
             continue;
@@ -213,18 +220,24 @@ async fn take_in(
 /// did. Runs until it is dropped.
 pub async fn save_nodes(core: Arc<Core>) {
     let mut refreshed = Instant::now();
+    let mut failing = false;
     loop {
         tokio::time::sleep(SAVE).await;
-        if let Err(error) = save_round(&core, &mut refreshed).await {
+        let result = save_round(&core, &mut refreshed).await;
+        if let Err(error) = &result {
             count(&core.counters.store_errors);
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot save what nodes acknowledged");
+            if !failing {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(error, "cannot save what nodes acknowledged");
+            }
             tokio::time::sleep(RETRY).await;
         }
+        failing = result.is_err();
     }
 }
 
 async fn save_round(core: &Core, refreshed: &mut Instant) -> Result<(), StoreError> {
-    let mut unsaved = core.hub.take_unsaved().into_iter();
+    let mut unsaved = core.hub.take_unsaved(false).into_iter();
     while let Some(state) = unsaved.next() {
         let node = state.node;
         match core.store.save_node_state(state).await {

@@ -6,11 +6,16 @@ use sluice_southbound::proto::Heartbeat;
 use sluice_store::{NodeId, NodeState};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::oneshot;
 
 /// A node's being alive is written down this often when nothing else is.
 const SEEN_INTERVAL_MS: u64 = 10_000;
+/// What a node says is written down when it has said no more for this long:
+/// every write is a commit, which under a stream of changes would cost them.
+const QUIET: Duration = Duration::from_millis(40);
+/// But at least this often while it goes on.
+const BUSY: Duration = Duration::from_secs(1);
 
 /// Why a stream must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +45,21 @@ struct Node {
     session: Option<(u64, oneshot::Sender<Closing>)>,
     version: String,
     heartbeat: Heartbeat,
-    dirty: bool,
+    /// Since when there is something to write down, and when it last changed.
+    dirty: Option<(Instant, Instant)>,
     saved_seen_ms: u64,
+}
+
+impl Node {
+    fn mark(&mut self) {
+        let now = Instant::now();
+        self.dirty = Some((self.dirty.map_or(now, |(since, _)| since), now));
+    }
+
+    fn is_due(&self) -> bool {
+        let settled = self.dirty.is_some_and(|(since, at)| at.elapsed() >= QUIET || since.elapsed() >= BUSY);
+        settled || self.session.is_some() && self.last_seen_ms >= self.saved_seen_ms + SEEN_INTERVAL_MS
+    }
 }
 
 /// A node, for the API.
@@ -88,7 +106,7 @@ impl Hub {
         let mut inner = self.lock();
         for state in states {
             let node = inner.nodes.entry(state.node).or_default();
-            if node.session.is_none() && !node.dirty {
+            if node.session.is_none() && node.dirty.is_none() {
                 node.acked = state.acked;
                 node.last_seen_ms = state.last_seen_ms;
                 node.saved_seen_ms = state.last_seen_ms;
@@ -113,12 +131,13 @@ impl Hub {
         if let Some((_, old)) = node.session.replace((session, sender)) {
             let _ = old.send(Closing::Replaced);
         }
-        node.dirty |= node.acked != applied || !node.failures.is_empty();
+        node.mark();
         node.acked = applied;
         node.failures.clear();
         node.version = version;
         node.heartbeat = Heartbeat::default();
         node.last_seen_ms = now_ms();
+        node.saved_seen_ms = node.last_seen_ms;
         Session { id: session, closing }
     }
 
@@ -135,7 +154,7 @@ impl Hub {
     pub fn close(&self, id: NodeId, session: u64) {
         self.with(id, session, |node| {
             node.session = None;
-            node.dirty = true;
+            node.mark();
         });
     }
 
@@ -144,7 +163,7 @@ impl Hub {
         self.with(id, session, |node| {
             node.acked = node.acked.max(revision);
             node.failures = failures;
-            node.dirty = true;
+            node.mark();
         });
     }
 
@@ -171,13 +190,13 @@ impl Hub {
         }
     }
 
-    /// What the store should be told, and no longer needs to be once it was.
-    pub fn take_unsaved(&self) -> Vec<NodeState> {
+    /// What the store should be told now (`all`: whatever it has not been),
+    /// and no longer needs to be once it was.
+    pub fn take_unsaved(&self, all: bool) -> Vec<NodeState> {
         let mut unsaved = Vec::new();
         for (id, node) in &mut self.lock().nodes {
-            let stale = node.session.is_some() && node.last_seen_ms >= node.saved_seen_ms + SEEN_INTERVAL_MS;
-            if node.dirty || stale {
-                node.dirty = false;
+            if node.is_due() || all && node.dirty.is_some() {
+                node.dirty = None;
                 node.saved_seen_ms = node.last_seen_ms;
                 unsaved.push(state(*id, node));
             }
@@ -188,7 +207,7 @@ impl Hub {
     /// The store could not be told.
     pub fn mark_unsaved(&self, id: NodeId) {
         if let Some(node) = self.lock().nodes.get_mut(&id) {
-            node.dirty = true;
+            node.mark();
         }
     }
 
@@ -206,11 +225,6 @@ impl Hub {
             Some(node) => view(id, node),
             None => view(id, &Node::default()),
         }
-    }
-
-    /// All nodes ever heard of.
-    pub fn views(&self) -> Vec<NodeView> {
-        self.lock().nodes.iter().map(|(id, node)| view(*id, node)).collect()
     }
 }
 
@@ -261,11 +275,34 @@ mod tests {
         let one = hub.open(NODE, 0, String::new());
         hub.ack(NODE, one.id, 9, vec!["full".into()]);
         assert_eq!(hub.with_acked(|acked| acked(NODE)), 9);
-        assert_eq!(hub.take_unsaved().len(), 1);
-        assert_eq!(hub.take_unsaved().len(), 0);
+        assert_eq!(hub.take_unsaved(true).len(), 1);
+        assert_eq!(hub.take_unsaved(true).len(), 0);
         hub.open(NODE, 0, String::new());
         assert_eq!(hub.with_acked(|acked| acked(NODE)), 0);
-        assert_eq!(hub.take_unsaved()[0].failures, Vec::<String>::new());
+        assert_eq!(hub.take_unsaved(true)[0].failures, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_settles_is_written_down_soon_and_what_does_not_now_and_then() {
+        let began = Instant::now();
+        let hub = Hub::default();
+        let session = hub.open(NODE, 0, String::new());
+        hub.ack(NODE, session.id, 1, Vec::new());
+        let early = hub.take_unsaved(false).len();
+        assert!(early == 0 || began.elapsed() >= QUIET);
+        hub.ack(NODE, session.id, 1, Vec::new());
+        std::thread::sleep(QUIET);
+        assert_eq!(hub.take_unsaved(false)[0].acked, 1);
+        let began = Instant::now();
+        let mut revision = 1;
+        loop {
+            revision += 1;
+            hub.ack(NODE, session.id, revision, Vec::new());
+            if !hub.take_unsaved(false).is_empty() {
+                break;
+            }
+        }
+        assert!(began.elapsed() >= QUIET);
     }
 
     #[test]

@@ -47,7 +47,9 @@ pub fn text(core: &Core, answers: &[(&str, u64)]) -> Result<String, std::fmt::Er
     gauge(registry_, "log_steps_limit", "Most steps kept", MAX_STEPS as u64);
     gauge(registry_, "log_bytes", "Bytes of compiled steps kept for nodes", fill.bytes as u64);
     gauge(registry_, "log_bytes_limit", "Most bytes kept", MAX_BYTES as u64);
-    nodes(registry_, &core.hub.views());
+    let members = core.members(Members::nodes);
+    let views: Vec<_> = members.into_iter().map(|(node, _)| core.hub.view(node)).collect();
+    nodes(registry_, &views);
     let (last, finished) = core.timeline.last();
     counter(registry_, "bulks", "Bulk creations timed to the last gateway's acknowledgement", finished);
     if let Some(last) = last {

@@ -251,7 +251,7 @@ impl Controller {
         let servers = tokio::time::timeout(GRACE, &mut self.servers).await;
         self.background.shutdown().await;
         // What nodes acknowledged last is told by them again, if it is lost here.
-        for state in self.core.hub.take_unsaved() {
+        for state in self.core.hub.take_unsaved(true) {
             if self.core.store.save_node_state(state).await.is_err() {
                 break;
             }

@@ -81,6 +81,9 @@ async fn peerings_and_routes() {
 
     let tables = cloud.get(&format!("/v1/route-tables?vpc={}", basics.vpc)).await.body;
     let table = tables["items"][0]["id"].as_str().unwrap().to_owned();
+    let named = cloud.get("/v1/route-tables?name=main&limit=1").await.body;
+    assert_eq!((named["items"].as_array().unwrap().len(), named["next"].is_string()), (1, true));
+    assert_eq!(cloud.get("/v1/route-tables?name=other").await.body["items"], json!([]));
     let routes = format!("/v1/route-tables/{table}/routes");
     let by_peering = json!({"destination": "10.64.0.0/10", "target": {"peering": peering}});
     let route = cloud.post(&routes, by_peering.clone()).await;

@@ -8,9 +8,13 @@ use crate::members::Needs;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use sluice_store::Page;
 use sluice_types::{RouteTableId, VpcId};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Tables read at once when one is looked for by name.
+const STEP: u32 = 1000;
 
 #[derive(Serialize, ToSchema)]
 struct RouteTable {
@@ -48,10 +52,31 @@ struct RouteTableQuery {
     /// Only those of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,
+    /// Only those with this name, one a VPC.
+    name: Option<String>,
     /// 1 to 1000; 100 if absent.
     limit: Option<u32>,
     /// `next` of the page before.
     cursor: Option<String>,
+}
+
+/// The store does not look for route tables by name: looked through in steps.
+async fn named(
+    api: &Api,
+    vpc: Option<VpcId>,
+    name: &str,
+    page: Page,
+) -> Result<Vec<sluice_store::RouteTable>, Problem> {
+    let mut found = Vec::new();
+    let mut step = Page { after: page.after, limit: STEP };
+    while found.len() < page.limit as usize {
+        let tables = api.core.store.route_tables(vpc, step).await?;
+        let Some(last) = tables.last().map(|table| table.id.get()) else { break };
+        step.after = last;
+        found.extend(tables.into_iter().filter(|table| table.name == name));
+    }
+    found.truncate(page.limit as usize);
+    Ok(found)
 }
 
 #[utoipa::path(get, path = "/v1/route-tables", tag = "routes", params(RouteTableQuery),
@@ -61,7 +86,10 @@ async fn list_route_tables(
     Query(query): Query<RouteTableQuery>,
 ) -> Result<Response, Problem> {
     let page = page(query.limit, query.cursor.as_deref(), RouteTableId::get)?;
-    let stored = api.core.store.route_tables(query.vpc, reply::one_more(page)).await?;
+    let stored = match &query.name {
+        None => api.core.store.route_tables(query.vpc, reply::one_more(page)).await?,
+        Some(name) => named(&api, query.vpc, name, reply::one_more(page)).await?,
+    };
     Ok(reply::list::<RouteTable>(&api, page, stored).into_response())
 }
 
