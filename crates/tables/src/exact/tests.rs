@@ -242,13 +242,31 @@ impl Grace for Threads {
 
 const READERS: usize = 3;
 /// Keys 0..STABLE are always there; the rest comes and goes.
-const STABLE: u32 = 60;
-const KEYS: u32 = 400;
+const STABLE: u32 = 120;
+const KEYS: u32 = 260;
+/// The writer goes on until every reader has had so many answers, within limits.
+const ANSWERS_MIN: u64 = 10_000;
+const ROUNDS_MIN: u32 = 12_000;
+const ROUNDS_MAX: u32 = 2_000_000;
 
-/// MAC and next that tell the key and the count of its changes.
+/// The MAC alone, next alone, the MAC alone and both change in turn: how often
+/// each has within four changes.
+const TURNS: [(u32, u32); 4] = [(0, 0), (1, 0), (1, 1), (2, 1)];
+
+/// An entry that tells the key and the count of its changes.
 fn stamped(number: u32, change: u32) -> Entry {
-    let stamp = (number << 16 | change & 0xffff) & layout::CELL_INDEX_MASK;
-    Entry { mac: u64::from(stamp) * 5, next: stamp }
+    let (mac, next) = TURNS[change as usize % 4];
+    let mac = change / 4 * 3 + mac;
+    Entry { mac: u64::from(number) << 32 | u64::from(mac), next: number << 16 | (change / 4 * 2 + next) }
+}
+
+/// The inverse; `None` for a mixture of two entries.
+fn unstamped(mac: u64, next: u32) -> Option<(u32, u32)> {
+    let (number, mac) = ((mac >> 32) as u32, mac as u32);
+    let turns = mac / 3;
+    let turn = TURNS.iter().position(|&(m, n)| m == mac % 3 && n == next & 1)?;
+    let change = turns * 4 + turn as u32;
+    (stamped(number, change).next == next).then_some((number, change))
 }
 
 /// Looks keys up until told to stop; (answers, busy answers).
@@ -266,11 +284,12 @@ fn read_all(memory: Memory, keys: &[Key], counter: &AtomicU64, stop: &AtomicBool
                 Lookup::Busy => busy += 1,
                 Lookup::Miss => assert!(number >= STABLE as usize, "missed {key:?}, which is there"),
                 Lookup::Hit(hit) => {
-                    assert_eq!(hit.mac.to_u64(), u64::from(hit.cell) * 5, "mixed {key:?}");
-                    assert_eq!(hit.cell >> 16, number as u32, "another key's entry for {key:?}");
+                    let seen = unstamped(hit.mac.to_u64(), hit.cell);
+                    let (whose, change) = seen.unwrap_or_else(|| panic!("mixed {key:?}: {hit:?}"));
+                    assert_eq!(whose, number as u32, "another key's entry for {key:?}");
                     if let Some(last) = last.get_mut(number) {
-                        assert!(hit.cell & 0xffff >= *last, "{key:?} went back in time");
-                        *last = hit.cell & 0xffff;
+                        assert!(change >= *last, "{key:?} went back in time");
+                        *last = change;
                     }
                 }
             }
@@ -280,7 +299,8 @@ fn read_all(memory: Memory, keys: &[Key], counter: &AtomicU64, stop: &AtomicBool
 }
 
 /// Changes, moves, conflicts, growth, adoption; deterministic but for timing.
-fn write_all(mut setup: Setup, keys: &[Key], grace: &Threads, rounds: u32) {
+/// In tight memory some do not fit, and change nothing.
+fn write_all(mut setup: Setup, keys: &[Key], grace: &Threads) -> usize {
     let mut random = 0x1234_5678_9abc_def1u64;
     let mut next = move |below: u32| {
         random ^= random << 13;
@@ -289,36 +309,36 @@ fn write_all(mut setup: Setup, keys: &[Key], grace: &Threads, rounds: u32) {
         ((random >> 33) as u32) % below
     };
     let mut changes = vec![0u32; keys.len()];
-    for round in 0..rounds {
+    let mut refused = 0;
+    let all_read = || grace.0.iter().all(|counter| counter.load(Ordering::Relaxed) > 2 * ANSWERS_MIN);
+    for round in (0..ROUNDS_MAX).take_while(|&round| round < ROUNDS_MIN || !all_read()) {
         let number = next(KEYS);
-        if number >= STABLE && next(2) == 0 {
+        if number >= STABLE && next(3) == 0 {
             setup.exact.take(&mut setup.pool, keys[number as usize]).unwrap();
         } else {
-            changes[number as usize] = (changes[number as usize] + 1).min(0xffff);
-            let entry = stamped(number, changes[number as usize]);
-            setup.exact.put(&mut setup.pool, keys[number as usize], entry).unwrap();
+            let change = &mut changes[number as usize];
+            let entry = stamped(number, *change + 1);
+            match setup.exact.put(&mut setup.pool, keys[number as usize], entry) {
+                Ok(_) => *change += 1,
+                Err(Error::Full { .. }) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
         }
         if round % 3000 == 2999 {
             setup = setup.adopt(grace.clone());
         }
-        if round % 1000 == 999 {
-            setup.exact.grow_a_little(&mut setup.pool);
+        if round % 500 == 499 {
+            let entries = setup.exact.slots() as usize + 3;
+            let _ = setup.exact.reserve(&mut setup.pool, entries);
         }
     }
+    refused
 }
 
-impl Exact {
-    /// Growth without need, as long as there is memory.
-    fn grow_a_little(&mut self, pool: &mut Pool) {
-        let entries = self.slots() as usize + 3;
-        let _ = self.reserve(pool, entries);
-    }
-}
-
-fn readers_beside_a_writer(mask: u64) {
+fn readers_beside_a_writer(mask: u64, cells: u32, tight: bool) {
     let counters = || (0..READERS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
     let grace = Threads(Arc::new(counters()));
-    let mut setup = Setup::new(6000, 1, mask, grace.clone());
+    let mut setup = Setup::new(cells, 1, mask, grace.clone());
     let hashing = setup.exact.hashing;
     let mut digests = std::collections::HashSet::new();
     // Keys whose whole digests differ, so that an absent one is never found.
@@ -344,11 +364,12 @@ fn readers_beside_a_writer(mask: u64) {
                 scope.spawn(move || read_all(memory, keys, counter, stop))
             })
             .collect();
-        write_all(setup, &keys, &grace, 12_000);
+        let refused = write_all(setup, &keys, &grace);
         stop.store(true, Ordering::Relaxed);
+        assert_eq!(refused > 0, tight, "{refused} changes were refused");
         for reader in readers {
             let (answers, busy) = reader.join().unwrap();
-            assert!(answers > 1000, "the reader never ran: {answers}");
+            assert!(answers > ANSWERS_MIN, "a reader hardly ran: {answers} answers");
             assert!(busy * 1000 <= answers, "{busy} of {answers} lookups were busy");
         }
     });
@@ -356,10 +377,16 @@ fn readers_beside_a_writer(mask: u64) {
 
 #[test]
 fn readers_never_miss_or_mix() {
-    readers_beside_a_writer(u64::MAX);
+    readers_beside_a_writer(u64::MAX, 6000, false);
+}
+
+/// So full that nearly every insertion moves others, and many are refused.
+#[test]
+fn readers_never_miss_or_mix_in_a_full_table() {
+    readers_beside_a_writer(u64::MAX, 130, true);
 }
 
 #[test]
 fn readers_never_miss_or_mix_when_digests_conflict() {
-    readers_beside_a_writer(MASKS[1]);
+    readers_beside_a_writer(MASKS[1], 6000, false);
 }
