@@ -154,6 +154,6 @@ fn fuzz(world: &mut world::World) {
 }
 
 #[test]
-fn gateway_holds_its_contract_on_any_packet() {
+fn fuzz_the_gateway_program() {
     world::run_any(fuzz);
 }
