@@ -12,11 +12,12 @@ PATH="$HOME/.cargo/bin:$PATH"
 # `a|b`: the first that the distribution has.
 packages_build="build-essential pkg-config clang llvm libclang-dev libelf-dev zlib1g-dev linux-libc-dev
 	protobuf-compiler curl ca-certificates"
-packages_run="iproute2 ethtool busybox-static iputils-ping procps kmod"
-packages_test="iperf3 tcpdump postgresql"
+packages_run="iproute2 ethtool busybox-static iputils-ping procps kmod util-linux mount"
+packages_test="iperf3 tcpdump postgresql bpftool|linux-tools-common"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
 packages_bench="iperf3 openvswitch-switch"
-packages_kernels="qemu-system-x86 busybox-static cpio binutils debian-archive-keyring"
+packages_kernels="qemu-system-x86 busybox-static cpio binutils iproute2 ethtool debian-archive-keyring
+	bpftool|linux-tools-common"
 
 rust_wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
 oldest_kernel=6.1
