@@ -105,7 +105,8 @@ CREATE TABLE instances (
     revision INTEGER NOT NULL,
     derived INTEGER NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX instances_name ON instances (vpc, name);
+-- In this order, a name is found with and without its VPC.
+CREATE UNIQUE INDEX instances_name ON instances (name, vpc);
 CREATE UNIQUE INDEX instances_ipv4 ON instances (vpc, ipv4) WHERE ipv4 IS NOT NULL;
 CREATE UNIQUE INDEX instances_mac ON instances (vpc, mac) WHERE derived IN (0, 2);
 CREATE UNIQUE INDEX instances_ipv6 ON instances (vpc, ipv6) WHERE ipv6 IS NOT NULL AND derived IN (0, 1);

@@ -16,6 +16,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to look for the reason why there was none.
 const DIAGNOSIS: Duration = Duration::from_millis(500);
+/// Longer than the server itself lets a statement take.
+const ANSWER: Duration = Duration::from_secs(65);
 const CONNECTIONS: u32 = 8;
 /// Rows per statement of a bulk insertion.
 const INSERT_ROWS: usize = 32768;
@@ -73,9 +75,11 @@ impl PostgresBackend {
 #[async_trait]
 impl Backend for PostgresBackend {
     async fn rows(&self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
-        match query(sql, args).fetch_all(&self.pool).await {
-            Ok(rows) => rows.iter().map(row).collect(),
-            Err(error) => Err(self.explain(error).await),
+        // Time out as `answer` does, but keep the error: the pool's wants explaining.
+        match tokio::time::timeout(ANSWER, query(sql, args).fetch_all(&self.pool)).await {
+            Ok(Ok(rows)) => rows.iter().map(row).collect(),
+            Ok(Err(error)) => Err(self.explain(error).await),
+            Err(_) => Err(silent()),
         }
     }
 
@@ -92,15 +96,29 @@ impl Backend for PostgresBackend {
 
 struct PostgresTx(Transaction<'static, Postgres>);
 
+/// Waits for the server, but not for ever: one that is cut off by the network
+/// says nothing at all.
+async fn answer<T>(work: impl Future<Output = std::result::Result<T, sqlx::Error>>) -> Result<T> {
+    match tokio::time::timeout(ANSWER, work).await {
+        Ok(result) => result.map_err(classify),
+        Err(_) => Err(silent()),
+    }
+}
+
+fn silent() -> StoreError {
+    let cause = format!("no answer from the server for {} s", ANSWER.as_secs());
+    StoreError::Unavailable { cause, source: None }
+}
+
 #[async_trait]
 impl Query for PostgresTx {
     async fn rows(&mut self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
-        let rows = query(sql, args).fetch_all(&mut *self.0).await.map_err(classify)?;
+        let rows = answer(query(sql, args).fetch_all(&mut *self.0)).await?;
         rows.iter().map(row).collect()
     }
 
     async fn run(&mut self, sql: &str, args: Vec<Value>) -> Result<u64> {
-        Ok(query(sql, args).execute(&mut *self.0).await.map_err(classify)?.rows_affected())
+        Ok(answer(query(sql, args).execute(&mut *self.0)).await?.rows_affected())
     }
 }
 
@@ -112,7 +130,7 @@ impl Tx for PostgresTx {
                    $6::bigint[], $7::bigint[], $8::bytea[], $9::bigint[], $10::bigint[])";
         for (part, derived) in instances.chunks(INSERT_ROWS).zip(derived.chunks(INSERT_ROWS)) {
             let numbers = |f: fn(&Instance) -> u64| part.iter().map(|i| f(i) as i64).collect::<Vec<i64>>();
-            sqlx::query::<Postgres>(sql)
+            let insertion = sqlx::query::<Postgres>(sql)
                 .bind(numbers(|i| i.id.get()))
                 .bind(part.iter().map(|i| i.name.as_str()).collect::<Vec<_>>())
                 .bind(numbers(|i| i.vpc.get()))
@@ -122,20 +140,18 @@ impl Tx for PostgresTx {
                 .bind(part.iter().map(|i| i.ipv4.map(|a| i64::from(u32::from(a)))).collect::<Vec<_>>())
                 .bind(part.iter().map(|i| i.ipv6.map(|a| a.octets().to_vec())).collect::<Vec<_>>())
                 .bind(numbers(|i| i.revision))
-                .bind(derived.iter().map(|d| i64::from(*d)).collect::<Vec<_>>())
-                .execute(&mut *self.0)
-                .await
-                .map_err(classify)?;
+                .bind(derived.iter().map(|d| i64::from(*d)).collect::<Vec<_>>());
+            answer(insertion.execute(&mut *self.0)).await?;
         }
         Ok(())
     }
 
     async fn commit(self: Box<Self>) -> Result<()> {
-        self.0.commit().await.map_err(classify)
+        answer(self.0.commit()).await
     }
 
     async fn rollback(self: Box<Self>) -> Result<()> {
-        self.0.rollback().await.map_err(classify)
+        answer(self.0.rollback()).await
     }
 }
 

@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const READERS: u32 = 4;
 /// Page cache of the writer, KiB: the indexes of a bulk creation stay in it.
 const WRITER_CACHE_KIB: u32 = 256 * 1024;
+/// What the log may keep of the disk after a large write.
+const LOG_LIMIT_BYTES: u32 = 64 << 20;
 /// Rows that a reading connection may be ahead of its reader.
 const ROWS_AHEAD: usize = 4096;
 /// Rows per statement of a bulk insertion, largest first; the last must be 1.
@@ -60,6 +62,7 @@ impl SqliteBackend {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(synchronous)
             .foreign_keys(true)
+            .pragma("journal_size_limit", LOG_LIMIT_BYTES.to_string())
             .busy_timeout(PATIENCE)
             .row_buffer_size(ROWS_AHEAD);
         let writer = options.clone().pragma("cache_size", format!("-{WRITER_CACHE_KIB}"));
@@ -132,19 +135,15 @@ impl Query for SqliteTx {
 #[async_trait]
 impl Tx for SqliteTx {
     async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()> {
-        let (mut instances, mut derived) = (instances, derived);
-        for size in INSERT_SIZES {
-            let sql = insert_sql(size);
-            while instances.len() >= size {
-                let (now, later) = instances.split_at(size);
-                let (now_derived, later_derived) = derived.split_at(size);
-                let mut query = sqlx::query::<Sqlite>(AssertSqlSafe(sql.as_str()));
-                for (instance, derived) in now.iter().zip(now_derived) {
-                    query = bind_instance(query, instance, *derived);
-                }
-                query.execute(&mut *self.0).await.map_err(classify)?;
-                (instances, derived) = (later, later_derived);
-            }
+        let mut chunks = chunks(instances, derived).into_iter();
+        let mut ready = chunks.next().map(insertion);
+        while let Some(query) = ready.take() {
+            // The next statement's values are collected while SQLite's thread
+            // works on this one.
+            let executed = query.execute(&mut *self.0);
+            let (result, next) = futures::join!(executed, async { chunks.next().map(insertion) });
+            result.map_err(classify)?;
+            ready = next;
         }
         Ok(())
     }
@@ -171,18 +170,36 @@ fn insert_sql(rows: usize) -> String {
     sql
 }
 
-fn bind_instance<'q>(query: SqliteQuery<'q>, instance: &Instance, derived: u8) -> SqliteQuery<'q> {
+/// Cuts a bulk into statements of the sizes there are.
+fn chunks<'i>(mut instances: &'i [Instance], mut derived: &'i [u8]) -> Vec<(&'i [Instance], &'i [u8])> {
+    let mut chunks = Vec::new();
+    for size in INSERT_SIZES {
+        while instances.len() >= size {
+            let ((now, later), (now_derived, later_derived)) =
+                (instances.split_at(size), derived.split_at(size));
+            chunks.push((now, now_derived));
+            (instances, derived) = (later, later_derived);
+        }
+    }
+    chunks
+}
+
+fn insertion<'q>((instances, derived): (&[Instance], &[u8])) -> SqliteQuery<'q> {
+    let mut query = sqlx::query::<Sqlite>(AssertSqlSafe(insert_sql(instances.len())));
+    for (instance, derived) in instances.iter().zip(derived) {
+        query = query
+            .bind(instance.id.get() as i64)
+            .bind(instance.name.clone())
+            .bind(instance.vpc.get() as i64)
+            .bind(instance.subnet.get() as i64)
+            .bind(instance.host.get() as i64)
+            .bind(instance.mac.to_u64() as i64)
+            .bind(instance.ipv4.map(|a| i64::from(u32::from(a))))
+            .bind(instance.ipv6.map(|a| a.octets().to_vec()))
+            .bind(instance.revision as i64)
+            .bind(i64::from(*derived));
+    }
     query
-        .bind(instance.id.get() as i64)
-        .bind(instance.name.clone())
-        .bind(instance.vpc.get() as i64)
-        .bind(instance.subnet.get() as i64)
-        .bind(instance.host.get() as i64)
-        .bind(instance.mac.to_u64() as i64)
-        .bind(instance.ipv4.map(|a| i64::from(u32::from(a))))
-        .bind(instance.ipv6.map(|a| a.octets().to_vec()))
-        .bind(instance.revision as i64)
-        .bind(i64::from(derived))
 }
 
 fn query<'q>(sql: &str, args: Vec<Value>) -> Result<SqliteQuery<'q>> {
@@ -264,6 +281,28 @@ mod tests {
              AND c IN (SELECT unhex(value) FROM json_each($3))"
         );
         assert_eq!(hex(&[0, 0xab]), "00ab");
+    }
+
+    #[test]
+    fn chunks_are_all_of_a_bulk_in_order() {
+        let one = |id| Instance {
+            id: sluice_types::InstanceId::new(id),
+            name: String::new(),
+            vpc: sluice_types::VpcId::new(1),
+            subnet: sluice_types::SubnetId::new(1),
+            host: sluice_types::HostId::new(1),
+            mac: sluice_types::MacAddr::local(id),
+            ipv4: None,
+            ipv6: None,
+            revision: 1,
+        };
+        for count in [0, 1, 17, 255, 2048, 5000] {
+            let all: Vec<Instance> = (0..count).map(one).collect();
+            let derived = vec![0; all.len()];
+            let cut = chunks(&all, &derived);
+            assert!(cut.iter().all(|(i, d)| i.len() == d.len() && INSERT_SIZES.contains(&i.len())));
+            assert_eq!(cut.into_iter().flat_map(|(i, _)| i.to_vec()).collect::<Vec<_>>(), all);
+        }
     }
 
     #[test]

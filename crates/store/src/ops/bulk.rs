@@ -27,9 +27,14 @@ pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &[NewInstance]) -> Re
         return Ok(Outcome { made: Vec::new(), existing: plan.existing, repeated: plan.repeated });
     }
     let (made, derived) = build(w, &mut plan).await?;
-    w.tx.insert_instances(&made, &derived).await?;
+    // The outbox is encoded while the database works.
+    let (inserted, parts) =
+        futures::join!(w.tx.insert_instances(&made, &derived), async { encode(&plan, &made) });
+    inserted?;
+    for part in parts? {
+        w.push_encoded(part);
+    }
     save_cursors(w, &plan).await?;
-    push(w, &plan, &made)?;
     Ok(Outcome { made, existing: plan.existing, repeated: plan.repeated })
 }
 
@@ -182,12 +187,13 @@ async fn save_cursors(w: &mut Write, plan: &Plan<'_>) -> Result<()> {
     Ok(())
 }
 
-fn push(w: &mut Write, plan: &Plan<'_>, made: &[Instance]) -> Result<()> {
+/// The rows of the outbox.
+fn encode(plan: &Plan<'_>, made: &[Instance]) -> Result<Vec<Vec<u8>>> {
     let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
-    for part in made.chunks(PART) {
+    let part = |part: &[Instance]| {
         let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
         let hosts: Vec<_> = used.iter().map(|id| plan.hosts[id].clone()).collect();
-        w.push_encoded(codec::encode_created(&plan.vpc, &subnets, &hosts, part)?);
-    }
-    Ok(())
+        codec::encode_created(&plan.vpc, &subnets, &hosts, part)
+    };
+    made.chunks(PART).map(part).collect()
 }

@@ -3,25 +3,38 @@
 use super::outbox;
 use crate::backend::Query;
 use crate::rows::{Record, find};
-use crate::value::args;
-use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, StoreError, Topology};
+use crate::value::Value;
+use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology};
 use sluice_types::VpcId;
 use tokio::sync::mpsc::Sender;
 
 /// Instances read at once.
 const PAGE: usize = 8192;
 
+/// Which instances are read.
+enum Filter {
+    Vpcs(Vec<i64>),
+    Host(u64),
+}
+
 /// Sends the picture that the transaction `q` sees. Ends early, without an
 /// error, when nobody listens any more.
 pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<SnapshotPart>) -> Result<u64> {
     let topology = topology(q).await?;
     let revision = topology.revision;
+    let filter = match of {
+        InstancesOf::Host(id) => Filter::Host(id.get()),
+        InstancesOf::Cluster(id) => {
+            let placed = topology.vpcs.iter().filter(|vpc| vpc.cluster == id);
+            Filter::Vpcs(placed.map(|vpc| vpc.id.get() as i64).collect())
+        }
+    };
     if sink.send(SnapshotPart::Topology(Box::new(topology))).await.is_err() {
         return Ok(revision);
     }
     let mut after = 0;
     loop {
-        let page = page(q, of, after).await?;
+        let page = page(q, &filter, after).await?;
         let Some(last) = page.last() else { return Ok(revision) };
         after = last.id.get();
         let full = page.len() == PAGE;
@@ -55,16 +68,20 @@ async fn routes(q: &mut dyn Query) -> Result<Vec<(VpcId, Route)>> {
 }
 
 /// Instances after an id, in order of id.
-async fn page(q: &mut dyn Query, of: InstancesOf, after: u64) -> Result<Vec<Instance>> {
-    let (condition, value) = match of {
-        InstancesOf::Cluster(id) => ("vpc IN (SELECT id FROM vpcs WHERE cluster = $1)", id.get()),
-        InstancesOf::Host(id) => ("host = $1", id.get()),
+async fn page(q: &mut dyn Query, filter: &Filter, after: u64) -> Result<Vec<Instance>> {
+    let (condition, value) = match filter {
+        // The `+` keeps the index by VPC away: with it, each page would read
+        // and sort all that is left.
+        Filter::Vpcs(vpcs) => ("+vpc = ANY($1)", Value::Ints(vpcs.clone())),
+        Filter::Host(id) => ("host = $1", (*id).into()),
     };
-    // `id + 0` would keep an index by id away; here it is wanted.
     let sql = format!(
         "SELECT {} FROM instances WHERE {condition} AND id > $2 ORDER BY id LIMIT $3",
         Instance::COLUMNS
     );
-    let after = i64::try_from(after).map_err(|e| StoreError::Corrupt(e.to_string()))?;
-    q.rows(&sql, args![value, after, PAGE as u64]).await?.iter().map(Instance::decode).collect()
+    q.rows(&sql, vec![value, after.into(), (PAGE as u64).into()])
+        .await?
+        .iter()
+        .map(Instance::decode)
+        .collect()
 }
