@@ -92,10 +92,12 @@ impl Ovs {
             "ovs-vswitchd",
             &[format!("unix:{}", ovs.path("db.sock").display()), "--disable-system".into()],
         )?;
-        ovs.vsctl("add-br br-phy -- set bridge br-phy datapath_type=netdev -- add-port br-phy dut")?;
+        ovs.vsctl(&format!(
+            "add-br br-phy -- set bridge br-phy datapath_type=netdev other-config:hwaddr={dut_mac} -- add-port br-phy dut"
+        ))?;
         ovs.vsctl("add-br br-int -- set bridge br-int datapath_type=netdev -- add-port br-int vx -- set interface vx type=vxlan options:remote_ip=flow options:key=flow options:local_ip=192.0.2.2")?;
         run("ip address flush dev dut")?;
-        run(&format!("ip link set br-phy address {dut_mac} up"))?;
+        run("ip link set br-phy up")?;
         run("ip address add 192.0.2.2/24 dev br-phy")?;
         run("ip route replace 172.16.0.0/12 via 192.0.2.1 dev br-phy")?;
         ovs.appctl(&format!("tnl/arp/set br-phy 192.0.2.1 {peer_mac}"))?;

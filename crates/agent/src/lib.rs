@@ -9,6 +9,7 @@ pub mod api;
 mod apply;
 mod args;
 mod error;
+pub mod frames;
 mod metrics;
 pub mod netlink;
 mod node;

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_agent::Error;
+use sluice_agent::frames::announcement;
 use sluice_agent::netlink::Link;
 use sluice_datapath::PacketSocket;
 use sluice_types::MacAddr;
 use tokio::time::sleep;
-
-use crate::frames::announcement;
 
 /// A new owner says so at once, and twice again: announcements can be lost.
 const REPEATS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];

@@ -5,7 +5,6 @@
 
 mod announce;
 mod args;
-mod frames;
 mod underlay;
 
 pub use args::Args;

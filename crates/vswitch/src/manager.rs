@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use sluice_agent::frames::router_advertisement;
 use sluice_agent::netlink::{Link, Netlink, changes};
 use sluice_agent::sysctl::{self, Family};
 use sluice_agent::underlay::{Vteps, node_config};
 use sluice_agent::{Error, Node, chain};
-use sluice_datapath::Interface;
+use sluice_datapath::{Interface, PacketSocket};
 use sluice_southbound::Port;
 use sluice_types::{Ipv4Net, Ipv6Net};
 use tokio::sync::{Mutex, watch};
@@ -25,6 +26,8 @@ pub const UPLINK_PROGRAM: &str = "uplink_ingress";
 /// How long an attachment waits for the controller to tell of its instance.
 const INSTANCE_WAIT: Duration = Duration::from_secs(10);
 const REVIEW: Duration = Duration::from_secs(30);
+/// VMs are told of their router again well before what they know of it runs out (18 h).
+const ADVERTISE: Duration = Duration::from_secs(3600);
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// Why a port was not attached or detached.
@@ -291,11 +294,17 @@ impl Manager {
     /// Follows the kernel's changes of interfaces, for ever.
     pub async fn run(self: Arc<Self>) -> Result<(), Error> {
         let changes = changes()?;
+        let socket = PacketSocket::open()?;
         let mut ticks = interval(REVIEW);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut advertisements = interval(ADVERTISE);
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
+                _ = advertisements.tick() => {
+                    self.advertise(&socket).await?;
+                    continue;
+                }
                 () = changes.notified() => sleep(SETTLE).await,
             }
             match self.review().await {
@@ -304,6 +313,20 @@ impl Manager {
                 Err(error) => tracing::warn!(error = chain(&error), "interfaces"),
             }
         }
+    }
+
+    /// The program answers solicitations, but nothing makes it speak unasked: a VM
+    /// that never asks again would lose its default route.
+    async fn advertise(&self, socket: &PacketSocket) -> Result<(), Error> {
+        let ports = self.node.writer.run(|applier| applier.tables.ports().collect::<Vec<_>>()).await?;
+        for port in ports {
+            let Some(ipv6) = port.ipv6 else { continue };
+            let Ok(prefix) = Ipv6Net::new(ipv6.address, ipv6.length) else { continue };
+            if let Err(error) = socket.send(port.ifindex, &router_advertisement(&prefix, port.mtu)) {
+                tracing::warn!(ifindex = port.ifindex, error = chain(&error), "cannot advertise the router");
+            }
+        }
+        Ok(())
     }
 
     async fn review(&self) -> Result<(), Error> {

@@ -1,8 +1,9 @@
-//! The frames that tell the underlay where a vIP is now.
+//! Frames that an agent sends by itself: where a vIP is now, to the underlay,
+//! and that the router is still there, to VMs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use sluice_types::MacAddr;
+use sluice_types::{Ipv6Net, MacAddr, ROUTER_LINK_LOCAL, ROUTER_MAC};
 
 const BROADCAST: MacAddr = MacAddr::new([0xff; 6]);
 const ALL_NODES_MAC: MacAddr = MacAddr::new([0x33, 0x33, 0, 0, 0, 1]);
@@ -11,9 +12,17 @@ const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const FRAME_BYTES_MIN: usize = 60;
 const NEXT_HEADER_ICMPV6: u8 = 58;
+const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const FLAG_OVERRIDE: u8 = 0x20;
+const OPTION_SOURCE_MAC: u8 = 1;
 const OPTION_TARGET_MAC: u8 = 2;
+const OPTION_PREFIX: u8 = 3;
+const OPTION_MTU: u8 = 5;
+const PREFIX_ON_LINK_AUTONOMOUS: u8 = 0xc0;
+/// The longest there is (RFC 8319), as in the program's own answers.
+const ROUTER_LIFETIME_S: u16 = 65535;
+const REPLY_HOP_LIMIT: u8 = 64;
 
 /// A gratuitous ARP request or an unsolicited neighbour advertisement. The sender's MAC is the
 /// vIP's own, so that switches learn the way to it as well.
@@ -49,7 +58,29 @@ fn unsolicited_advertisement(address: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
     message.extend(address.octets());
     message.extend([OPTION_TARGET_MAC, 1]);
     message.extend(mac.octets());
-    let checksum = icmpv6_checksum(address, ALL_NODES, &message);
+    to_all_nodes(address, mac, message)
+}
+
+/// An unsolicited router advertisement (RFC 4861 section 6.2.4), saying what the program answers
+/// to a solicitation: `bpf/include/router_advertisement.h`.
+pub fn router_advertisement(prefix: &Ipv6Net, mtu: u16) -> Vec<u8> {
+    let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, REPLY_HOP_LIMIT, 0];
+    message.extend(ROUTER_LIFETIME_S.to_be_bytes());
+    message.extend([0; 8]);
+    message.extend([OPTION_SOURCE_MAC, 1]);
+    message.extend(ROUTER_MAC.octets());
+    message.extend([OPTION_MTU, 1, 0, 0]);
+    message.extend(u32::from(mtu).to_be_bytes());
+    message.extend([OPTION_PREFIX, 4, prefix.prefix_len(), PREFIX_ON_LINK_AUTONOMOUS]);
+    message.extend([0xff; 8]);
+    message.extend([0; 4]);
+    message.extend(prefix.network().octets());
+    to_all_nodes(ROUTER_LINK_LOCAL, ROUTER_MAC, message)
+}
+
+/// An ICMPv6 message, its checksum still zero, to all nodes of the link.
+fn to_all_nodes(source: Ipv6Addr, mac: MacAddr, mut message: Vec<u8>) -> Vec<u8> {
+    let checksum = icmpv6_checksum(source, ALL_NODES, &message);
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
 
     let mut frame = ethernet(ALL_NODES_MAC, mac, ETHERTYPE_IPV6);
@@ -57,7 +88,7 @@ fn unsolicited_advertisement(address: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
     frame.extend((message.len() as u16).to_be_bytes());
     // The hop limit that neighbour discovery demands: proof of not having been routed.
     frame.extend([NEXT_HEADER_ICMPV6, 255]);
-    frame.extend(address.octets());
+    frame.extend(source.octets());
     frame.extend(ALL_NODES.octets());
     frame.extend(message);
     frame
@@ -104,5 +135,20 @@ mod tests {
         assert_eq!(frame[62..78], address.octets());
         // A message with its right checksum sums up to zero.
         assert_eq!(icmpv6_checksum(address, ALL_NODES, &frame[54..]), 0);
+    }
+
+    #[test]
+    fn router() {
+        let prefix = "2001:db8:0:7::/64".parse().unwrap();
+        let frame = router_advertisement(&prefix, 1430);
+        assert_eq!(frame.len(), 14 + 40 + 64);
+        assert_eq!(frame[6..12], ROUTER_MAC.octets());
+        assert_eq!(frame[22..38], ROUTER_LINK_LOCAL.octets());
+        assert_eq!(frame[54], 134);
+        assert_eq!(frame[60..62], [0xff, 0xff]);
+        assert_eq!(frame[82..86], 1430u32.to_be_bytes());
+        assert_eq!(frame[86..90], [3, 4, 64, 0xc0]);
+        assert_eq!(frame[102..118], prefix.network().octets());
+        assert_eq!(icmpv6_checksum(ROUTER_LINK_LOCAL, ALL_NODES, &frame[54..]), 0);
     }
 }
