@@ -49,7 +49,8 @@ async fn bulk_creation_stage_by_stage() {
     let request = cloud.request(reqwest::Method::POST, &format!("{}/bulk", basics.instances_path()));
     let request = request.header("content-type", "application/json").body(body);
     let response = request.send().await.unwrap();
-    println!("answered {} after {:?}", response.status(), began.elapsed());
+    assert_eq!(response.status(), reqwest::StatusCode::OK);
+    println!("answered after {:?}", began.elapsed());
     for task in tasks {
         let (at, bytes) = task.await.unwrap();
         println!("a gateway had all after {:?}, about {bytes} bytes", at - began);
@@ -68,5 +69,6 @@ async fn bulk_creation_stage_by_stage() {
         entries += update.endpoints.map_or(0, |batch| batch.endpoints.len());
         end = update.revision != 0;
     }
+    assert_eq!(entries, count);
     println!("snapshot of {entries} after {:?}", began.elapsed());
 }
