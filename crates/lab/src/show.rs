@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::lab::{CONTROLLER, Lab, VmState};
+use sluice_tables::drops;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -13,7 +14,7 @@ impl Lab {
     pub fn whereabouts(&self) -> String {
         let state = &self.state;
         let mut text = format!(
-            "API      http://{}  (bearer token in {})\nCLI      SLUICE_API=http://{} SLUICE_TOKEN_FILE={} {} instance list\n",
+            "API      http://{}  (bearer token in {})\nCLI      SLUICE_API=http://{} SLUICE_TOKEN_FILE={} {} instances list\n",
             state.api,
             self.paths.token().display(),
             state.api,
@@ -166,7 +167,9 @@ fn explain(before: &Drops, after: &Drops) -> String {
     for ((node, reason), count) in after {
         let more = count - before.get(&(node.clone(), reason.clone())).copied().unwrap_or(0.0);
         if more > 0.0 {
-            text.push_str(&format!("    {node} dropped {more}: {reason}\n"));
+            let known = drops::ALL.iter().find(|known| known.name == reason);
+            let meaning = known.map_or("", |known| known.text);
+            text.push_str(&format!("    {node} dropped {more}: {reason} ({meaning})\n"));
         }
     }
     if text.is_empty() {
