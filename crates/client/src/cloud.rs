@@ -371,6 +371,23 @@ peerings: [{name: web-db, vpcs: [web, db]}]
     }
 
     #[test]
+    fn large_clouds_are_read_and_small_files_do_not_unfold() {
+        use std::fmt::Write;
+        let mut yaml = "vpcs:\n- {name: web, tenant: red, instances: [".to_owned();
+        for number in 0..60_000 {
+            write!(yaml, "{{name: i{number}, subnet: front, host: h}},\n").unwrap();
+        }
+        yaml.push_str("]}\n");
+        assert_eq!(CloudFile::parse(&yaml).unwrap().len(), 60_001);
+        let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..9 {
+            let below = format!("*a{}", level - 1);
+            writeln!(bomb, "a{level}: &a{level} [{}]", [below.as_str(); 9].join(", ")).unwrap();
+        }
+        assert!(CloudFile::parse(&bomb).is_err());
+    }
+
+    #[test]
     fn nothing_is_described_twice() {
         let error = |yaml: &str| CloudFile::parse(yaml).unwrap_err().to_string();
         assert_eq!(error("tenants: [{name: a}, {name: a}]"), "tenant `a` is described twice");
