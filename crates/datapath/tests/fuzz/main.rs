@@ -4,10 +4,10 @@
 //!
 //! An input that breaks something is kept in `target/fuzz/found/`.
 
-#[allow(dead_code, reason = "shared with the fixtures, which use all of it")]
+#[allow(dead_code, unused_macros, unused_imports, reason = "shared with the fixtures, which use all of it")]
 #[path = "../fixtures/support/mod.rs"]
 mod support;
-#[allow(dead_code, unused_macros, reason = "shared with the fixtures, which use all of it")]
+#[allow(dead_code, reason = "shared with the fixtures, which use all of it")]
 #[path = "../fixtures/gateway/world.rs"]
 mod world;
 
