@@ -31,7 +31,8 @@ bench: bench-spine ## Measure every claim beside its peer; results in bench/RESU
 
 bench-spine: ## Measure the gateway program, VM traffic and programming time
 	@$(SETUP) build run bench
-	cargo run --release -p sluice-bench-spine
+	cargo build --release -p sluice -p sluice-bench-spine
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-spine" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
 
 fuzz: ## Fuzz the packet parsers for FUZZ_SECONDS (default 600)
 	@$(SETUP) build fuzz

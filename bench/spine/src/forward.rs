@@ -3,7 +3,7 @@
 
 use crate::gateway::Gateway;
 use crate::peers::{self, Ovs};
-use crate::report::{Better, Measure, median};
+use crate::report::{Measure, median};
 use crate::rig::{Program, Rig};
 use crate::shell::Failure;
 use sluice_types::{MacAddr, ROUTER_MAC};
@@ -45,7 +45,7 @@ pub fn measure(effort: Effort) -> Result<Vec<Measure>, Failure> {
             ("kernel_vxlan", figures.kernel),
             ("ovs_netdev", figures.ovs),
         ] {
-            measures.push(Measure::beside(&measure, "Mpps", Better::Higher, figures.gateway, peer, theirs));
+            measures.push(Measure::beside(&measure, "Mpps", figures.gateway, peer, theirs));
         }
         nanoseconds.push(Measure::alone(format!("gateway_ns_{name}"), "ns", figures.nanoseconds));
     }

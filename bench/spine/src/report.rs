@@ -20,29 +20,16 @@ pub struct Measure {
     pub ratio: Option<f64>,
 }
 
-/// Which way is ahead.
-#[derive(Clone, Copy)]
-pub enum Better {
-    /// More is better.
-    Higher,
-    /// Less is better.
-    Lower,
-}
-
 impl Measure {
-    /// A figure beside a peer's; `theirs` is `None` where the peer gave none.
+    /// A figure of which more is better, beside a peer's; `theirs` is `None` where the peer gave none.
     pub fn beside(
         measure: impl Into<String>,
         unit: &'static str,
-        better: Better,
         ours: f64,
         peer: &'static str,
         theirs: Option<f64>,
     ) -> Self {
-        let ratio = theirs.filter(|theirs| *theirs > 0.0 && ours > 0.0).map(|theirs| match better {
-            Better::Higher => ours / theirs,
-            Better::Lower => theirs / ours,
-        });
+        let ratio = theirs.filter(|theirs| *theirs > 0.0).map(|theirs| ours / theirs);
         Self { measure: measure.into(), unit, ours, peer, theirs, ratio }
     }
 

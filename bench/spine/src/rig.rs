@@ -129,11 +129,13 @@ impl Rig {
     fn send(&self) -> Result<(), Failure> {
         let mut context = xdp_context(self.gen_ifindex as u32, packet::TEMPLATE_BYTES as u32);
         let data = [0u8; packet::TEMPLATE_BYTES];
-        let mut input = ProgramInput::default();
-        input.context_in = Some(&mut context);
-        input.data_in = Some(&data);
-        input.flags = LIVE_FRAMES;
-        input.repeat = FRAMES_PER_RUN;
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(&data),
+            flags: LIVE_FRAMES,
+            repeat: FRAMES_PER_RUN,
+            ..ProgramInput::default()
+        };
         self.program("generate")?.test_run(input)?;
         Ok(())
     }
@@ -171,10 +173,12 @@ impl Rig {
         self.map("measured")?.update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)?;
         let mut context = xdp_context(self.dut_ifindex as u32, packet::TEMPLATE_BYTES as u32);
         let data = [0u8; packet::TEMPLATE_BYTES];
-        let mut input = ProgramInput::default();
-        input.context_in = Some(&mut context);
-        input.data_in = Some(&data);
-        input.repeat = TIMED_PACKETS;
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(&data),
+            repeat: TIMED_PACKETS,
+            ..ProgramInput::default()
+        };
         let output = self.program("generate_and_call")?.test_run(input)?;
         Ok(output.duration.as_nanos() as f64)
     }

@@ -1,7 +1,7 @@
 //! TCP between two VMs on different hosts, beside the same over plain kernel VXLAN.
 
 use crate::forward::Effort;
-use crate::report::{Better, Measure, median};
+use crate::report::{Measure, median};
 use crate::shell::{Failure, run};
 use sluice_lab::Lab;
 use std::time::Duration;
@@ -34,14 +34,7 @@ pub async fn measure(lab: &Lab, effort: Effort) -> Result<Vec<Measure>, Failure>
         listener.wait().await?;
         theirs.push(plain.gigabits(&seconds).await?);
     }
-    let beside = Measure::beside(
-        "vm_tcp_gbps",
-        "Gbit/s",
-        Better::Higher,
-        median(ours),
-        "kernel_vxlan",
-        Some(median(theirs)),
-    );
+    let beside = Measure::beside("vm_tcp_gbps", "Gbit/s", median(ours), "kernel_vxlan", Some(median(theirs)));
     Ok(vec![beside])
 }
 
