@@ -164,15 +164,11 @@ impl Table {
         self.bucket_slots(bucket).find(|&slot| !is_filled(self.key(memory, slot)))
     }
 
-    fn free_slots(&self, memory: &Memory, bucket: u32) -> usize {
-        self.bucket_slots(bucket).filter(|&slot| !is_filled(self.key(memory, slot))).count()
-    }
-
-    /// An empty slot in the emptier of a hash's buckets.
+    /// An empty slot, in a hash's first bucket if that has one: where readers
+    /// look first, so that most lookups touch one cell.
     pub(super) fn empty_slot(&self, memory: &Memory, hash: u64) -> Option<Slot> {
         let (one, two) = buckets_of(hash, self.count);
-        let more = self.free_slots(memory, two) > self.free_slots(memory, one);
-        self.free_slot(memory, if more { two } else { one })
+        self.free_slot(memory, one).or_else(|| self.free_slot(memory, two))
     }
 
     /// An empty slot for the key, after moving others aside where needed;
