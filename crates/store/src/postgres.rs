@@ -4,11 +4,11 @@ use crate::backend::{Backend, Query, Tx, classify};
 use crate::value::{Row, Value};
 use crate::{Instance, Result, StoreError};
 use async_trait::async_trait;
-use sqlx::pool::PoolOptions;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
+use sqlx::pool::{PoolConnection, PoolOptions};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow};
 use sqlx::{
     AssertSqlSafe, Column as _, ConnectOptions as _, Connection as _, PgPool, Postgres, Row as _,
-    Transaction, TypeInfo as _,
+    TypeInfo as _,
 };
 use std::time::Duration;
 
@@ -64,10 +64,46 @@ impl PostgresBackend {
         }
     }
 
-    async fn begin(&self, statement: &'static str) -> Result<Box<dyn Tx>> {
-        match self.pool.begin_with(statement).await {
-            Ok(tx) => Ok(Box::new(PostgresTx(tx))),
+    async fn lease(&self) -> Result<Lease> {
+        match self.pool.acquire().await {
+            Ok(connection) => Ok(Lease(Some(connection))),
             Err(error) => Err(self.explain(error).await),
+        }
+    }
+
+    async fn begin(&self, statement: &'static str) -> Result<Box<dyn Tx>> {
+        let mut lease = self.lease().await?;
+        lease.simply(statement).await?;
+        Ok(Box::new(PostgresTx(lease)))
+    }
+}
+
+/// A connection that goes back to the pool only when asked to. One that is
+/// dropped in the middle of something (its caller went away, the server fell
+/// silent) is closed: the server then rolls back what was open, and nobody
+/// inherits half a conversation.
+struct Lease(Option<PoolConnection<Postgres>>);
+
+impl Lease {
+    fn connection(&mut self) -> Result<&mut PgConnection> {
+        let gone = || StoreError::Unavailable { cause: "connection closed".into(), source: None };
+        self.0.as_deref_mut().ok_or_else(gone)
+    }
+
+    /// Sends a statement without values or rows.
+    async fn simply(&mut self, statement: &'static str) -> Result<()> {
+        answer(sqlx::raw_sql(statement).execute(self.connection()?)).await.map(drop)
+    }
+
+    fn give_back(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(connection.detach());
         }
     }
 }
@@ -75,12 +111,10 @@ impl PostgresBackend {
 #[async_trait]
 impl Backend for PostgresBackend {
     async fn rows(&self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
-        // Time out as `answer` does, but keep the error: the pool's wants explaining.
-        match tokio::time::timeout(ANSWER, query(sql, args).fetch_all(&self.pool)).await {
-            Ok(Ok(rows)) => rows.iter().map(row).collect(),
-            Ok(Err(error)) => Err(self.explain(error).await),
-            Err(_) => Err(silent()),
-        }
+        let mut lease = self.lease().await?;
+        let rows = answer(query(sql, args).fetch_all(lease.connection()?)).await?;
+        lease.give_back();
+        rows.iter().map(row).collect()
     }
 
     async fn begin_write(&self) -> Result<Box<dyn Tx>> {
@@ -94,7 +128,7 @@ impl Backend for PostgresBackend {
     }
 }
 
-struct PostgresTx(Transaction<'static, Postgres>);
+struct PostgresTx(Lease);
 
 /// Waits for the server, but not for ever: one that is cut off by the network
 /// says nothing at all.
@@ -113,12 +147,12 @@ fn silent() -> StoreError {
 #[async_trait]
 impl Query for PostgresTx {
     async fn rows(&mut self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
-        let rows = answer(query(sql, args).fetch_all(&mut *self.0)).await?;
+        let rows = answer(query(sql, args).fetch_all(self.0.connection()?)).await?;
         rows.iter().map(row).collect()
     }
 
     async fn run(&mut self, sql: &str, args: Vec<Value>) -> Result<u64> {
-        Ok(answer(query(sql, args).execute(&mut *self.0)).await?.rows_affected())
+        Ok(answer(query(sql, args).execute(self.0.connection()?)).await?.rows_affected())
     }
 }
 
@@ -141,17 +175,21 @@ impl Tx for PostgresTx {
                 .bind(part.iter().map(|i| i.ipv6.map(|a| a.octets().to_vec())).collect::<Vec<_>>())
                 .bind(numbers(|i| i.revision))
                 .bind(derived.iter().map(|d| i64::from(*d)).collect::<Vec<_>>());
-            answer(insertion.execute(&mut *self.0)).await?;
+            answer(insertion.execute(self.0.connection()?)).await?;
         }
         Ok(())
     }
 
-    async fn commit(self: Box<Self>) -> Result<()> {
-        answer(self.0.commit()).await
+    async fn commit(mut self: Box<Self>) -> Result<()> {
+        self.0.simply("COMMIT").await?;
+        self.0.give_back();
+        Ok(())
     }
 
-    async fn rollback(self: Box<Self>) -> Result<()> {
-        answer(self.0.rollback()).await
+    async fn rollback(mut self: Box<Self>) -> Result<()> {
+        self.0.simply("ROLLBACK").await?;
+        self.0.give_back();
+        Ok(())
     }
 }
 

@@ -19,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const READERS: u32 = 4;
 /// Page cache of the writer, KiB: the indexes of a bulk creation stay in it.
 const WRITER_CACHE_KIB: u32 = 256 * 1024;
+/// Larger than SQLite's own choice: a fifth less work in bulk creations, at
+/// twice the log written by a small change.
+const PAGE_BYTES: u32 = 8192;
 /// What the log may keep of the disk after a large write.
 const LOG_LIMIT_BYTES: u32 = 64 << 20;
 /// Rows that a reading connection may be ahead of its reader.
@@ -59,6 +62,7 @@ impl SqliteBackend {
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
+            .page_size(PAGE_BYTES)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(synchronous)
             .foreign_keys(true)
