@@ -59,28 +59,6 @@ enum Scan {
     Changed,
 }
 
-/// In this crate's tests, the places where a reader is now and then made to
-/// wait, so that the writer gets in between.
-#[cfg(test)]
-fn between_loads() {
-    use std::cell::Cell;
-    thread_local!(static RANDOM: Cell<u32> = const { Cell::new(0x9e37_79b9) });
-    RANDOM.with(|random| {
-        let mut x = random.get();
-        x ^= x << 13;
-        x ^= x >> 17;
-        x ^= x << 5;
-        random.set(x);
-        if x % 32 == 0 {
-            std::thread::yield_now();
-        }
-    });
-}
-
-#[cfg(not(test))]
-#[inline(always)]
-fn between_loads() {}
-
 impl Reader {
     /// Of tables that are laid out in this memory.
     pub fn new(memory: Memory) -> Self {
@@ -105,9 +83,7 @@ impl Reader {
             if seen & layout::EXACT_KEY_MASK != word {
                 continue;
             }
-            between_loads();
             let value = self.memory.load64(bucket, offset_of!(exact_bucket, value) + slot * 8);
-            between_loads();
             let next = self.memory.load32(bucket, offset_of!(exact_bucket, next) + slot * 4);
             if self.memory.load64(bucket, key) == seen {
                 return Scan::Found(value, next);
@@ -125,13 +101,11 @@ impl Reader {
             if count == 0 || !self.memory.contains(first, count) {
                 return Ok(None);
             }
-            between_loads();
             let (one, two) = buckets_of(hash, count);
             let version = |cell| self.memory.load32(cell, offset_of!(exact_bucket, version));
             let before = version(first + one);
             let mut found = self.scan(first + one, word);
             if matches!(found, Scan::Absent) {
-                between_loads();
                 found = self.scan(first + two, word);
             }
             match found {
@@ -144,7 +118,6 @@ impl Reader {
     }
 
     fn conflict(&self, hashing: &Hashing, word: u64, address: (u64, u64)) -> Option<(u64, u32)> {
-        between_loads();
         let run = self.root_word(offset_of!(exact_root, conflicts));
         let (first, count) = (run as u32, (run >> 32) as u32);
         if count == 0 || !self.memory.contains(first, count) {
@@ -162,7 +135,6 @@ impl Reader {
             {
                 continue;
             }
-            between_loads();
             let value = load(offset_of!(exact_conflict, value));
             let next = self.memory.load32(cell, offset_of!(exact_conflict, next));
             if load(offset_of!(exact_conflict, key)) == seen {
