@@ -32,7 +32,7 @@ async fn bulk_creation_stage_by_stage() {
                 if update.revision != 0 {
                     node.ack(update.revision).await;
                     if entries >= count {
-                        return (Instant::now(), bytes);
+                        return (Instant::now(), bytes, node);
                     }
                 }
             }
@@ -51,8 +51,11 @@ async fn bulk_creation_stage_by_stage() {
     let response = request.send().await.unwrap();
     assert_eq!(response.status(), reqwest::StatusCode::OK);
     println!("answered after {:?}", began.elapsed());
+    let mut nodes = Vec::new();
     for task in tasks {
-        let (at, bytes) = task.await.unwrap();
+        let (at, bytes, node) = task.await.unwrap();
+        // Its last acknowledgement may still be on its way.
+        nodes.push(node);
         println!("a gateway had all after {:?}, about {bytes} bytes", at - began);
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
