@@ -375,7 +375,7 @@ peerings: [{name: web-db, vpcs: [web, db]}]
         use std::fmt::Write;
         let mut yaml = "vpcs:\n- {name: web, tenant: red, instances: [".to_owned();
         for number in 0..60_000 {
-            write!(yaml, "{{name: i{number}, subnet: front, host: h}},\n").unwrap();
+            writeln!(yaml, "{{name: i{number}, subnet: front, host: h}},").unwrap();
         }
         yaml.push_str("]}\n");
         assert_eq!(CloudFile::parse(&yaml).unwrap().len(), 60_001);

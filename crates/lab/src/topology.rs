@@ -97,6 +97,9 @@ pub struct Gateway {
     /// Underlay IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
+    /// Memory of its tables; the agent's default where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table_memory_mib: Option<u32>,
 }
 
 /// A host; its underlay has one family.

@@ -280,6 +280,7 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
     if let Some(gateway) = topology.gateways.iter().find(|g| g.name == node) {
         argv.push("--interface=eth0".to_owned());
         argv.extend(gateway.ipv4.map(|address| format!("--vtep4={address}")));
+        argv.extend(gateway.table_memory_mib.map(|mib| format!("--table-memory-mib={mib}")));
         argv.extend(gateway.ipv6.map(|address| format!("--vtep6={address}")));
     }
     if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {
