@@ -58,8 +58,8 @@ impl Plain {
         for place in ["tor", "h1", "h2", "v1", "v2"] {
             run(&format!("ip netns add {}-{place}", plain.prefix))?;
         }
-        plain.at("tor", "ip link add br type bridge")?;
-        plain.at("tor", "ip link set br up")?;
+        plain.at("tor", "ip link add br0 type bridge")?;
+        plain.at("tor", "ip link set br0 up")?;
         for (index, other) in [(1, 2), (2, 1)] {
             plain.host(index, other)?;
         }
@@ -75,7 +75,7 @@ impl Plain {
         run(&format!(
             "ip link add eth0 netns {prefix}-{host} type veth peer name p{index} netns {prefix}-tor"
         ))?;
-        self.at("tor", &format!("ip link set p{index} master br up"))?;
+        self.at("tor", &format!("ip link set p{index} master br0 up"))?;
         run(&format!("ip link add eth0 netns {prefix}-{vm} type veth peer name vm netns {prefix}-{host}"))?;
         for line in [
             "ip link set eth0 up".to_owned(),
@@ -83,10 +83,10 @@ impl Plain {
             format!(
                 "ip link add vx type vxlan id 7 local 192.0.2.{index} remote 192.0.2.{other} dstport 4789 dev eth0"
             ),
-            "ip link add br type bridge".to_owned(),
-            "ip link set vx master br up".to_owned(),
-            "ip link set vm master br up".to_owned(),
-            "ip link set br up".to_owned(),
+            "ip link add br0 type bridge".to_owned(),
+            "ip link set vx master br0 up".to_owned(),
+            "ip link set vm master br0 up".to_owned(),
+            "ip link set br0 up".to_owned(),
         ] {
             self.at(&host, &line)?;
         }
