@@ -30,14 +30,14 @@ struct Figures {
     nanoseconds: f64,
 }
 
-/// All sizes.
+/// Those of all sizes whose names are among `wanted`.
 ///
 /// # Errors
 /// What tools or kernel said. A peer that cannot be set up is said and left out.
-pub fn measure(effort: Effort) -> Result<Vec<Measure>, Failure> {
+pub fn measure(effort: Effort, wanted: &[String]) -> Result<Vec<Measure>, Failure> {
     let mut measures = Vec::new();
     let mut nanoseconds = Vec::new();
-    for (count, name) in SIZES {
+    for (count, name) in SIZES.into_iter().filter(|(_, name)| wanted.iter().any(|size| size == name)) {
         let figures = one_size(count, effort)?;
         let measure = format!("gateway_mpps_{name}");
         for (peer, theirs) in [

@@ -32,6 +32,9 @@ struct Args {
     /// Largest table that the peers are given
     #[arg(long, default_value_t = 1_000_000)]
     peers_to: u32,
+    /// Only these sizes of the VM-NC table in the forward part
+    #[arg(long, value_delimiter = ',', default_value = "2k,100k,1m")]
+    sizes: Vec<String>,
     /// Only these parts: forward, tcp, programming
     #[arg(long, value_delimiter = ',', default_value = "forward,tcp,programming")]
     parts: Vec<String>,
@@ -49,7 +52,8 @@ async fn main() -> Result<(), Failure> {
     let wants = |part: &str| args.parts.iter().any(|wanted| wanted == part);
     let (mut measures, mut stages) = (Vec::new(), String::new());
     if wants("forward") {
-        measures.extend(tokio::task::spawn_blocking(move || forward::measure(effort)).await??);
+        let sizes = args.sizes.clone();
+        measures.extend(tokio::task::spawn_blocking(move || forward::measure(effort, &sizes)).await??);
     }
     if wants("tcp") || wants("programming") {
         let outcome = in_lab(&args.binary, effort, wants("tcp"), wants("programming")).await;

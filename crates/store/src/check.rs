@@ -12,34 +12,37 @@ const MAX_DNS: usize = 2;
 const MTU: std::ops::RangeInclusive<u16> = 1280..=9216;
 
 /// Prefixes that no subnet may touch.
-const SPECIAL: [(&str, &str); 7] = [
+const SPECIAL: [(&str, &str); 8] = [
     ("0.0.0.0/8", "\"this network\""),
     ("127.0.0.0/8", "loopback"),
     ("169.254.0.0/16", "link-local"),
     ("224.0.0.0/3", "multicast or reserved"),
     ("::/127", "unspecified or loopback"),
+    ("::ffff:0:0/96", "IPv4-mapped"),
     ("fe80::/10", "link-local"),
     ("ff00::/8", "multicast"),
 ];
 
-pub(crate) fn invalid(message: impl Into<String>) -> StoreError {
-    StoreError::Conflict(Conflict::Invalid(message.into()))
+/// A rule that `offender` breaks.
+pub(crate) fn invalid(offender: impl ToString, message: impl Into<String>) -> StoreError {
+    StoreError::Conflict(Conflict::Invalid { offender: offender.to_string(), message: message.into() })
 }
 
 /// 1 to 63 letters, digits, dots, underscores and hyphens.
 pub(crate) fn name(kind: &str, name: &str) -> Result<()> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
-        return Err(invalid(format!(
-            "`{name}` is no {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`"
-        )));
+        return Err(invalid(
+            name,
+            format!("`{name}` is no {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`"),
+        ));
     }
     Ok(())
 }
 
 pub(crate) fn mtu(mtu: u16) -> Result<()> {
     if !MTU.contains(&mtu) {
-        return Err(invalid(format!("MTU {mtu} is not between {} and {}", MTU.start(), MTU.end())));
+        return Err(invalid("mtu", format!("MTU {mtu} is not between {} and {}", MTU.start(), MTU.end())));
     }
     Ok(())
 }
@@ -47,28 +50,28 @@ pub(crate) fn mtu(mtu: u16) -> Result<()> {
 /// An address of the underlay: a VTEP or a vIP.
 pub(crate) fn underlay(address: IpAddr) -> Result<()> {
     if !is_unicast(address) || address.to_canonical() != address {
-        return Err(invalid(format!("{address} is no address that an interface can have")));
+        return Err(invalid(address, format!("{address} is no address that an interface can have")));
     }
     if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
-        return Err(invalid(format!("{address} is link-local, which packets cannot be routed to")));
+        return Err(invalid(address, format!("{address} is link-local, which packets cannot be routed to")));
     }
     Ok(())
 }
 
 pub(crate) fn vips(vips: &[IpAddr]) -> Result<()> {
     if vips.is_empty() {
-        return Err(invalid("a cluster needs at least one vIP"));
+        return Err(invalid("vips", "a cluster needs at least one vIP"));
     }
     for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
         let count = vips.iter().filter(|vip| family(vip)).count();
         if count > MAX_VIPS {
-            return Err(invalid(format!("{count} vIPs of one family; {MAX_VIPS} are possible")));
+            return Err(invalid("vips", format!("{count} vIPs of one family; {MAX_VIPS} are possible")));
         }
     }
     for (index, vip) in vips.iter().enumerate() {
         underlay(*vip)?;
         if vips[..index].contains(vip) {
-            return Err(invalid(format!("vIP {vip} is given twice")));
+            return Err(invalid(vip, format!("vIP {vip} is given twice")));
         }
     }
     Ok(())
@@ -76,10 +79,10 @@ pub(crate) fn vips(vips: &[IpAddr]) -> Result<()> {
 
 pub(crate) fn prefix(net: IpNet) -> Result<()> {
     if net.trunc() != net {
-        return Err(invalid(format!(
-            "prefix {net} has bits set behind its length; did you mean {}?",
-            net.trunc()
-        )));
+        return Err(invalid(
+            net,
+            format!("prefix {net} has bits set behind its length; did you mean {}?", net.trunc()),
+        ));
     }
     Ok(())
 }
@@ -87,25 +90,25 @@ pub(crate) fn prefix(net: IpNet) -> Result<()> {
 /// The prefixes of a new subnet.
 pub(crate) fn subnet(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, dns: &[std::net::Ipv4Addr]) -> Result<()> {
     if v4.is_none() && v6.is_none() {
-        return Err(invalid("a subnet needs an IPv4 or an IPv6 prefix"));
+        return Err(invalid("ipv4", "a subnet needs an IPv4 or an IPv6 prefix"));
     }
     for net in v4.map(IpNet::V4).into_iter().chain(v6.map(IpNet::V6)) {
         prefix(net)?;
         if first_host(&net).is_none() {
-            return Err(invalid(format!("prefix {net} has no room for a router and an instance")));
+            return Err(invalid(net, format!("prefix {net} has no room for a router and an instance")));
         }
         for (special, what) in SPECIAL {
-            let special: IpNet = special.parse().map_err(|_| invalid(special))?;
+            let special: IpNet = special.parse().map_err(|_| invalid(special, "no prefix"))?;
             if overlap(&net, &special) {
-                return Err(invalid(format!("prefix {net} contains {what} addresses ({special})")));
+                return Err(invalid(net, format!("prefix {net} contains {what} addresses ({special})")));
             }
         }
     }
     if dns.len() > MAX_DNS {
-        return Err(invalid(format!("{} resolvers; {MAX_DNS} are possible", dns.len())));
+        return Err(invalid("dns", format!("{} resolvers; {MAX_DNS} are possible", dns.len())));
     }
     if let Some(bad) = dns.iter().find(|a| !is_unicast(IpAddr::V4(**a))) {
-        return Err(invalid(format!("resolver {bad} is no unicast address")));
+        return Err(invalid(bad, format!("resolver {bad} is no unicast address")));
     }
     Ok(())
 }
@@ -132,10 +135,10 @@ pub(crate) fn first_overlap<'a>(
 
 pub(crate) fn mac(mac: MacAddr) -> Result<()> {
     if !mac.is_unicast() {
-        return Err(invalid(format!("MAC {mac} is no station's: it is zero or a group address")));
+        return Err(invalid(mac, format!("MAC {mac} is no station's: it is zero or a group address")));
     }
     if mac == ROUTER_MAC {
-        return Err(invalid(format!("MAC {mac} is the router's of every VPC")));
+        return Err(invalid(mac, format!("MAC {mac} is the router's of every VPC")));
     }
     Ok(())
 }
@@ -244,7 +247,8 @@ mod tests {
         {
             assert!(check(bad).is_err(), "{bad}");
         }
-        for bad in ["2001:db8::/127", "::/0", "fe80::/64", "ff02::/16", "2001:db8::1/64"] {
+        for bad in ["2001:db8::/127", "::/0", "fe80::/64", "::ffff:a00:0/112", "ff02::/16", "2001:db8::1/64"]
+        {
             assert!(subnet(None, Some(bad.parse().unwrap()), &[]).is_err(), "{bad}");
         }
         assert!(subnet(None, None, &[]).is_err());

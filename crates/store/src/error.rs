@@ -41,8 +41,8 @@ pub enum Conflict {
     InUse { kind: &'static str, name: String, user: String },
     #[error("clusters of VPCs `{a}` and `{b}` differ; both ends of a peering are placed on one cluster")]
     PeeringAcrossClusters { a: String, b: String },
-    #[error("{0}")]
-    Invalid(String),
+    #[error("{message}")]
+    Invalid { offender: String, message: String },
 }
 
 /// What can go wrong in the store.

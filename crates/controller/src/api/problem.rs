@@ -194,7 +194,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::ForeignSubnet { subnet, .. } => invalid("foreign-subnet", subnet),
         Conflict::InUse { user, .. } => conflict_with("in-use", user),
         Conflict::PeeringAcrossClusters { b, .. } => invalid("peering-across-clusters", b),
-        Conflict::Invalid(_) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", text.clone()),
+        Conflict::Invalid { offender, .. } => invalid("invalid", offender),
     }
 }
 

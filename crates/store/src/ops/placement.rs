@@ -92,7 +92,7 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
     check::name("gateway", &new.name)?;
     let vteps: Vec<IpAddr> = new.vtep4.map(IpAddr::V4).into_iter().chain(new.vtep6.map(IpAddr::V6)).collect();
     if vteps.is_empty() {
-        return Err(check::invalid("a gateway needs an IPv4 or an IPv6 VTEP address"));
+        return Err(check::invalid("vtep4", "a gateway needs an IPv4 or an IPv6 VTEP address"));
     }
     for vtep in &vteps {
         check::underlay(*vtep)?;

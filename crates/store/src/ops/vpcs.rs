@@ -71,7 +71,7 @@ async fn free_vni(w: &mut Write, vnis: RangeInclusive<u32>) -> Result<Vni> {
     let found = found.ok_or(Conflict::VniExhausted { used })?;
     u32::try_from(found)
         .map_err(|_| StoreError::Corrupt(format!("VNI {found}")))
-        .and_then(|vni| Vni::new(vni).map_err(|e| check::invalid(e.to_string())))
+        .and_then(|vni| Vni::new(vni).map_err(|e| check::invalid(vni, e.to_string())))
 }
 
 /// The lowest VNI in the range that no VPC has.

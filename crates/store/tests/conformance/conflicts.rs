@@ -31,11 +31,11 @@ pub async fn prefixes(f: Fixture) {
         (None, Some("fe80::/64")),
     ] {
         let error = conflict(c.store.create_subnet(subnet("s2", c.vpc.id, v4, v6)).await);
-        assert!(matches!(error, Conflict::Invalid(_)), "{error}");
+        assert!(matches!(error, Conflict::Invalid { .. }), "{error}");
     }
     let mut three = subnet("s2", c.vpc.id, Some("10.2.0.0/24"), None);
     three.dns = vec!["192.0.2.1".parse().unwrap(); 3];
-    assert!(matches!(conflict(c.store.create_subnet(three).await), Conflict::Invalid(_)));
+    assert!(matches!(conflict(c.store.create_subnet(three).await), Conflict::Invalid { .. }));
     // The same prefix in another VPC is another thing.
     let other = c.vpc("v2").await;
     c.subnet("s1", &other, "10.0.0.0/24").await;
@@ -85,7 +85,7 @@ pub async fn addresses(f: Fixture) {
         let mut new = c.one("vm");
         new.mac = Some(mac.parse().unwrap());
         let error = conflict(c.store.create_instance(c.vpc.id, new).await);
-        assert!(matches!(&error, Conflict::Invalid(text) if text.contains(mac)), "{error}");
+        assert!(matches!(&error, Conflict::Invalid { message, .. } if message.contains(mac)), "{error}");
     }
 }
 
@@ -128,10 +128,10 @@ pub async fn underlay_addresses(f: Fixture) {
     new(s.create_host(host("h5", "192.0.2.1")).await);
     for bad in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1", "fe80::1"] {
         let error = conflict(s.create_host(host("bad", bad)).await);
-        assert!(matches!(&error, Conflict::Invalid(text) if text.contains(bad)), "{error}");
+        assert!(matches!(&error, Conflict::Invalid { message, .. } if message.contains(bad)), "{error}");
     }
     let error = conflict(s.create_gateway(gateway("g3", None, None)).await);
-    assert!(matches!(error, Conflict::Invalid(_)), "{error}");
+    assert!(matches!(error, Conflict::Invalid { .. }), "{error}");
 }
 
 pub async fn vnis(f: Fixture) {
@@ -173,7 +173,7 @@ pub async fn vnis(f: Fixture) {
     for mtu in [0, 1279, 9217] {
         let mut bad = vpc("mtu", &small.tenant, &small.cluster);
         bad.mtu = mtu;
-        assert!(matches!(conflict(small.store.create_vpc(bad).await), Conflict::Invalid(_)));
+        assert!(matches!(conflict(small.store.create_vpc(bad).await), Conflict::Invalid { .. }));
     }
 }
 
@@ -275,7 +275,7 @@ pub async fn routes(f: Fixture) {
     assert_eq!(error, expected);
     let bits =
         NewRoute { table: wider.table, prefix: "10.0.0.1/8".parse().unwrap(), target: RouteTarget::Drop };
-    assert!(matches!(conflict(s.create_route(bits).await), Conflict::Invalid(_)));
+    assert!(matches!(conflict(s.create_route(bits).await), Conflict::Invalid { .. }));
 }
 
 pub async fn in_use(f: Fixture) {
@@ -311,9 +311,9 @@ pub async fn clusters_and_gateways(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;
     let many: Vec<_> = (1..=64).map(|i| std::net::Ipv4Addr::new(198, 51, 100, i).into()).collect();
-    assert!(matches!(conflict(s.create_cluster("c2", &many).await), Conflict::Invalid(_)));
-    assert!(matches!(conflict(s.create_cluster("c2", &[]).await), Conflict::Invalid(_)));
-    assert!(matches!(conflict(s.create_cluster("c2", &[many[0], many[0]]).await), Conflict::Invalid(_)));
+    assert!(matches!(conflict(s.create_cluster("c2", &many).await), Conflict::Invalid { .. }));
+    assert!(matches!(conflict(s.create_cluster("c2", &[]).await), Conflict::Invalid { .. }));
+    assert!(matches!(conflict(s.create_cluster("c2", &[many[0], many[0]]).await), Conflict::Invalid { .. }));
     let full = new(s.create_cluster("c2", &many[..63]).await);
     assert_eq!(full.vips, many[..63], "in the order given");
     let gateway = NewGateway {

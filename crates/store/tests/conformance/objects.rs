@@ -206,7 +206,10 @@ pub async fn names(f: Fixture) {
             conflict(s.create_instance(c.vpc.id, c.one(bad)).await),
             conflict(s.rename_tenant(c.tenant.id, bad, None).await),
         ] {
-            assert!(matches!(&error, Conflict::Invalid(text) if text.contains("name")), "{error}");
+            assert!(
+                matches!(&error, Conflict::Invalid { message, .. } if message.contains("name")),
+                "{error}"
+            );
         }
     }
     let long = "x".repeat(63);
