@@ -10,7 +10,7 @@
  * gateway.bpf.c: drops that nothing counts, packets for the kernel that were
  * changed, packets sent with wrong lengths or checksums.
  */
-#include "kernel.h"
+#include "xdp.h"
 
 #include "../bpf/gateway.bpf.c"
 
@@ -20,99 +20,19 @@
 #define SWITCH_FIB 0x18	    /* 0: found, else the kernel finds no way */
 #define SWITCH_EXPIRED 0x20 /* cached next hops have run out */
 
-#define PATCH_BYTES 4
-#define PATCHES_MAX 16
-#define CELLS_MAX 16384
-
-static struct cell tables[CELLS_MAX], pristine[CELLS_MAX];
-static uint32_t cells_used;
-static uint64_t drop_counts[DROP_REASONS_MAX], vni_count = 1;
-static struct traffic traffic_count;
-static struct token_bucket bucket;
-
-void *bpf_map_lookup_elem(void *map, const void *key)
+static void prepare(void)
 {
-	uint32_t index;
-
-	memcpy(&index, key, sizeof(index));
-	if (map == &cells)
-		return index < CELLS_MAX ? &tables[index] : NULL;
-	if (map == &drops)
-		return index < DROP_REASONS_MAX ? &drop_counts[index] : NULL;
-	if (map == &vni_traffic)
-		return index < VNI_COUNTERS_MAX ? &traffic_count : NULL;
-	if (map == &icmp_budget)
-		return index == 0 ? &bucket : NULL;
-	return map == &vni_drops ? &vni_count : NULL;
-}
-
-long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags)
-{
-	(void)key;
-	(void)value;
-	return map == &vni_drops && flags == BPF_NOEXIST ? 0 : -22;
-}
-
-static void fail(const char *what)
-{
-	fprintf(stderr, "contract broken: %s\n", what);
-	abort();
-}
-
-/* The tables' image that the fixtures wrote; SLUICE_FUZZ_TABLES says where. */
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-	const char *path = getenv("SLUICE_FUZZ_TABLES");
-	FILE *file = path ? fopen(path, "rb") : NULL;
-
-	(void)argc;
-	(void)argv;
-	if (!file) {
-		fprintf(stderr, "SLUICE_FUZZ_TABLES names no file with tables\n");
-		exit(1);
-	}
-	cells_used = fread(pristine, sizeof(struct cell), CELLS_MAX, file);
-	fclose(file);
-	if (cells_used <= CELL_FIRST_FREE) {
-		fprintf(stderr, "%s holds no tables\n", path);
-		exit(1);
-	}
-	memcpy(tables, pristine, sizeof(tables));
-	if (mmap(ARENA, ARENA_BYTES, PROT_READ | PROT_WRITE,
-		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != ARENA) {
-		perror("mmap");
-		exit(1);
-	}
-	return 0;
-}
-
-static void patch(const uint8_t *patches, uint32_t count)
-{
-	for (uint32_t i = 0; i < count; i++) {
-		const uint8_t *at = patches + i * PATCH_BYTES;
-		uint32_t cell = (at[0] | at[1] << 8) % cells_used;
-
-		((uint8_t *)&tables[cell])[at[2] % CELL_BYTES] ^= at[3];
-	}
-}
-
-/* RFC 1071, apart from the program's own. */
-static uint16_t residue(const uint8_t *bytes, uint32_t length, uint32_t sum)
-{
-	for (uint32_t i = 0; i < length; i++)
-		sum += i & 1 ? bytes[i] : bytes[i] << 8;
-	return sum % 65535;
 }
 
 /* What is sent must have outer headers that are right, unless it is no IP. */
 static void check_sent(void)
 {
 	static uint8_t out[PACKET_MAX + LINEAR_MAX];
-	uint32_t length = bpf_xdp_get_buff_len(&kernel.ctx), total;
+	uint32_t length = bpf_xdp_get_buff_len(&xdp.ctx), total;
 
 	if (length < 42 || length > sizeof(out))
 		fail("length of what is sent");
-	bpf_xdp_load_bytes(&kernel.ctx, 0, out, length);
+	bpf_xdp_load_bytes(&xdp.ctx, 0, out, length);
 	if (out[12] == 0x08 && out[13] == 0x00) {
 		total = out[16] << 8 | out[17];
 		if (out[14] != 0x45 || total + 14 > length || residue(out + 14, 20, 0))
@@ -147,7 +67,7 @@ static void run(const uint8_t *packet, uint32_t length, uint8_t switches)
 	if (switches & SWITCH_SPLIT && length > 128)
 		linear = length < 2 * LINEAR_MAX ? length / 2 : LINEAR_MAX;
 	receive(packet, length, linear);
-	switch (gateway(&kernel.ctx)) {
+	switch (gateway(&xdp.ctx)) {
 	case XDP_DROP:
 		if (drop_sum() == dropped)
 			fail("a drop that nothing counts");
@@ -158,7 +78,7 @@ static void run(const uint8_t *packet, uint32_t length, uint8_t switches)
 		if (drop_sum() != dropped || traffic_count.packets != sent)
 			fail("for the kernel, and counted");
 		if (linear_bytes() != linear ||
-		    memcmp((void *)(uintptr_t)kernel.ctx.data, packet, linear))
+		    memcmp((void *)(uintptr_t)xdp.ctx.data, packet, linear))
 			fail("for the kernel, and changed");
 		break;
 	case XDP_TX:
@@ -182,9 +102,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 		return 0;
 	/* The image's next hops were resolved when it was taken, some time after the machine's start. */
 	kernel.now_ns = input[0] & SWITCH_EXPIRED ? 1ull << 62 : 1;
-	kernel.ctx.ingress_ifindex = ports[input[0] & SWITCH_PORT ? 1 : 0].ifindex;
-	kernel.fib_ifindex = ports[0].ifindex;
-	kernel.fib_answer = (input[0] & SWITCH_FIB) == 0	    ? 0
+	xdp.ctx.ingress_ifindex = ports[input[0] & SWITCH_PORT ? 1 : 0].ifindex;
+	xdp.fib_ifindex = ports[0].ifindex;
+	xdp.fib_answer = (input[0] & SWITCH_FIB) == 0	    ? 0
 			    : (input[0] & SWITCH_FIB) == SWITCH_FIB ? -19
 								    : BPF_FIB_LKUP_RET_NO_NEIGH;
 	bucket.refilled_ns = input[0] & SWITCH_BUDGET ? ~0ull : 0;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The kernel, as far as the gateway program sees it: maps, and helpers for a
- * packet that has a linear part and may have a part in fragments of memory.
- * Everything else is the program itself.
+ * The kernel, as far as the packet programs see it: maps, time, and a packet
+ * that has a linear part and may have a part in fragments of memory. xdp.h and
+ * skb.h add what is particular to each kind of program; everything else is the
+ * program itself.
  *
- * A packet's addresses have 32 bits in struct xdp_md, so the linear part lives
- * below 4 GiB; what is not packet is poisoned there, so that AddressSanitizer
- * sees an access one byte off.
+ * A packet's addresses have 32 bits in the programs' contexts, so the linear
+ * part lives below 4 GiB; what is not packet is poisoned there, so that
+ * AddressSanitizer sees an access one byte off.
  */
 #ifndef SLUICE_FUZZ_KERNEL_H
 #define SLUICE_FUZZ_KERNEL_H
@@ -20,97 +21,120 @@
 
 #include <bpf/bpf_helpers.h>
 
+#include "../bpf/include/maps.h"
+
 #define ARENA ((uint8_t *)0x20000000)
 #define ARENA_BYTES (64 * 1024)
 #define HEADROOM 256
-#define LINEAR_MAX 3520
-#define TAILROOM 320
 #define PACKET_MAX 16384
-#define XDP_FRAME_BYTES 40
+
+#define PATCH_BYTES 4
+#define PATCHES_MAX 16
+#define CELLS_MAX 16384
 
 static struct {
-	struct xdp_md ctx;
-	uint32_t linear_room; /* end of the linear part's memory */
 	uint8_t beyond[PACKET_MAX]; /* what lies in fragments */
 	uint32_t beyond_bytes;
 	uint64_t now_ns;
-	int fib_answer;
-	uint32_t fib_ifindex;
 } kernel;
 
-static void poison(void)
+static struct cell tables[CELLS_MAX], pristine[CELLS_MAX];
+static uint32_t cells_used;
+static uint64_t drop_counts[DROP_REASONS_MAX], vni_count = 1;
+static struct traffic traffic_count;
+static struct token_bucket bucket;
+
+void *bpf_map_lookup_elem(void *map, const void *key)
 {
-	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
-	ASAN_POISON_MEMORY_REGION(ARENA, (uint8_t *)(uintptr_t)kernel.ctx.data - ARENA);
-	ASAN_POISON_MEMORY_REGION((uint8_t *)(uintptr_t)kernel.ctx.data_end,
-				  ARENA + ARENA_BYTES - (uint8_t *)(uintptr_t)kernel.ctx.data_end);
+	uint32_t index;
+
+	memcpy(&index, key, sizeof(index));
+	if (map == &cells)
+		return index < CELLS_MAX ? &tables[index] : NULL;
+	if (map == &drops)
+		return index < DROP_REASONS_MAX ? &drop_counts[index] : NULL;
+	if (map == &vni_traffic)
+		return index < VNI_COUNTERS_MAX ? &traffic_count : NULL;
+	if (map == &icmp_budget)
+		return index == 0 ? &bucket : NULL;
+	return map == &vni_drops ? &vni_count : NULL;
 }
 
-/* A packet of which `linear` bytes are linear. */
-static void receive(const uint8_t *bytes, uint32_t length, uint32_t linear)
+long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags)
 {
-	uint32_t data = (uint32_t)(uintptr_t)ARENA + HEADROOM;
-
-	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
-	memcpy((void *)(uintptr_t)data, bytes, linear);
-	memcpy(kernel.beyond, bytes + linear, length - linear);
-	kernel.beyond_bytes = length - linear;
-	kernel.ctx.data = kernel.ctx.data_meta = data;
-	kernel.ctx.data_end = data + linear;
-	kernel.linear_room = data + LINEAR_MAX + TAILROOM;
-	poison();
+	(void)key;
+	(void)value;
+	return map == &vni_drops && flags == BPF_NOEXIST ? 0 : -22;
 }
 
-static uint32_t linear_bytes(void)
+static void fail(const char *what)
 {
-	return kernel.ctx.data_end - kernel.ctx.data;
+	fprintf(stderr, "contract broken: %s\n", what);
+	abort();
 }
 
-long bpf_xdp_adjust_head(struct xdp_md *ctx, int delta)
+/* What a kind of program knows before its first packet. */
+static void prepare(void);
+
+/* The tables' image that the fixtures wrote; SLUICE_FUZZ_TABLES says where. */
+int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-	int64_t data = (int64_t)ctx->data + delta;
+	const char *path = getenv("SLUICE_FUZZ_TABLES");
+	FILE *file = path ? fopen(path, "rb") : NULL;
 
-	if (data < (int64_t)(uintptr_t)ARENA + XDP_FRAME_BYTES || data > (int64_t)ctx->data_end - 14)
-		return -22;
-	ctx->data = ctx->data_meta = (uint32_t)data;
-	poison();
-	return 0;
-}
-
-long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta)
-{
-	int64_t end;
-
-	if (kernel.beyond_bytes) {
-		/* As the kernel: fragments shrink first; the fuzzer's have no room to grow. */
-		if (delta >= 0)
-			return -22;
-		if ((uint32_t)-delta <= kernel.beyond_bytes) {
-			kernel.beyond_bytes -= -delta;
-			return 0;
-		}
-		delta += kernel.beyond_bytes;
-		kernel.beyond_bytes = 0;
+	(void)argc;
+	(void)argv;
+	if (!file) {
+		fprintf(stderr, "SLUICE_FUZZ_TABLES names no file with tables\n");
+		exit(1);
 	}
-	end = (int64_t)ctx->data_end + delta;
-	if (end > kernel.linear_room || end < (int64_t)ctx->data + 14)
-		return -22;
-	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
-	if (delta > 0)
-		memset((void *)(uintptr_t)ctx->data_end, 0, delta);
-	ctx->data_end = (uint32_t)end;
-	poison();
+	cells_used = fread(pristine, sizeof(struct cell), CELLS_MAX, file);
+	fclose(file);
+	if (cells_used <= CELL_FIRST_FREE) {
+		fprintf(stderr, "%s holds no tables\n", path);
+		exit(1);
+	}
+	memcpy(tables, pristine, sizeof(tables));
+	if (mmap(ARENA, ARENA_BYTES, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != ARENA) {
+		perror("mmap");
+		exit(1);
+	}
+	prepare();
 	return 0;
 }
 
-__u64 bpf_xdp_get_buff_len(struct xdp_md *ctx)
+static void patch(const uint8_t *patches, uint32_t count)
 {
-	return ctx->data_end - ctx->data + kernel.beyond_bytes;
+	for (uint32_t i = 0; i < count; i++) {
+		const uint8_t *at = patches + i * PATCH_BYTES;
+		uint32_t cell = (at[0] | at[1] << 8) % cells_used;
+
+		((uint8_t *)&tables[cell])[at[2] % CELL_BYTES] ^= at[3];
+	}
 }
 
-long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length)
+/* RFC 1071, apart from the program's own. */
+static uint16_t residue(const uint8_t *bytes, uint32_t length, uint32_t sum)
 {
-	uint32_t linear = linear_bytes(), total = linear + kernel.beyond_bytes, first = 0;
+	for (uint32_t i = 0; i < length; i++)
+		sum += i & 1 ? bytes[i] : bytes[i] << 8;
+	return sum % 65535;
+}
+
+/* The linear part is `data` to `end`, and nothing else may be touched. */
+static void poison(uint32_t data, uint32_t end)
+{
+	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
+	ASAN_POISON_MEMORY_REGION(ARENA, (uint8_t *)(uintptr_t)data - ARENA);
+	ASAN_POISON_MEMORY_REGION((uint8_t *)(uintptr_t)end,
+				  ARENA + ARENA_BYTES - (uint8_t *)(uintptr_t)end);
+}
+
+/* Copies `length` bytes from `offset` of a packet with these linear bytes. */
+static long load_bytes(uint32_t data, uint32_t linear, uint32_t offset, void *to, uint32_t length)
+{
+	uint32_t total = linear + kernel.beyond_bytes, first = 0;
 
 	if (!length)
 		abort(); /* the verifier would not have let it through */
@@ -118,7 +142,7 @@ long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length
 		return -22;
 	if (offset < linear) {
 		first = length < linear - offset ? length : linear - offset;
-		memcpy(to, (void *)(uintptr_t)(ctx->data + offset), first);
+		memcpy(to, (void *)(uintptr_t)(data + offset), first);
 		offset += first;
 	}
 	if (first < length)
@@ -126,12 +150,27 @@ long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length
 	return 0;
 }
 
+/* Lays a packet out of which `linear` bytes are linear; answers where it begins. */
+static uint32_t lay_out(const uint8_t *bytes, uint32_t length, uint32_t linear)
+{
+	uint32_t data = (uint32_t)(uintptr_t)ARENA + HEADROOM;
+
+	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
+	memcpy((void *)(uintptr_t)data, bytes, linear);
+	memcpy(kernel.beyond, bytes + linear, length - linear);
+	kernel.beyond_bytes = length - linear;
+	poison(data, data + linear);
+	return data;
+}
+
 __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __wsum seed)
 {
 	uint64_t sum = seed;
 
-	if (from || from_size || to_size % 4 || to_size > 512)
+	if (from_size % 4 || to_size % 4 || from_size + to_size > 512)
 		abort();
+	for (uint32_t i = 0; i < from_size / 4; i++)
+		sum += (uint32_t)~from[i];
 	for (uint32_t i = 0; i < to_size / 4; i++)
 		sum += to[i];
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -146,24 +185,6 @@ __u64 bpf_ktime_get_ns(void)
 __u64 bpf_ktime_get_coarse_ns(void)
 {
 	return kernel.now_ns;
-}
-
-long bpf_redirect(__u32 ifindex, __u64 flags)
-{
-	return ifindex && !flags ? XDP_REDIRECT : XDP_ABORTED;
-}
-
-long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags)
-{
-	static const uint8_t neighbour[6] = { 2, 0, 0, 0, 0xbb, 1 };
-
-	if (!ctx || size != sizeof(*params) || flags)
-		abort();
-	if (kernel.fib_answer)
-		return kernel.fib_answer;
-	params->ifindex = kernel.fib_ifindex;
-	memcpy(params->dmac, neighbour, sizeof(neighbour));
-	return BPF_FIB_LKUP_RET_SUCCESS;
 }
 
 #endif

@@ -12,6 +12,8 @@ const SIZES: [(u32, &str); 3] = [(10_000, "10k"), (100_000, "100k"), (1_000_000,
 /// Hosts that the instances are spread over: foreign ones, since the time until
 /// gateways have their entries is what is asked.
 const HOSTS: u8 = 10;
+/// Stages in the order in which a call passes them.
+const STAGES: [&str; 7] = ["parse", "store", "read", "compile", "send", "ack", "total"];
 /// A call that takes longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -109,13 +111,15 @@ async fn stage_metrics(
     let url = format!("{}/metrics", lab.api().url());
     let text = http.get(url).bearer_auth(token).send().await?.text().await?;
     let stages = text.lines().filter(|line| line.contains("bulk_stage_seconds{"));
-    Ok(stages
+    let mut stages: Vec<(String, f64)> = stages
         .filter_map(|line| {
             let (key, value) = line.rsplit_once(' ')?;
             let stage = key.split("stage=\"").nth(1)?.split('"').next()?;
             Some((stage.to_owned(), value.parse().ok()?))
         })
-        .collect())
+        .collect();
+    stages.sort_by_key(|(stage, _)| STAGES.iter().position(|known| known == stage));
+    Ok(stages)
 }
 
 fn listed(stages: &[(String, f64)]) -> String {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * What libbpf's header of this name declares, for programs compiled natively:
- * the kernel's side of the boundary is in kernel.h.
+ * the kernel's side of the boundary is in kernel.h, xdp.h and skb.h.
  */
 #ifndef SLUICE_FUZZ_BPF_HELPERS_H
 #define SLUICE_FUZZ_BPF_HELPERS_H
@@ -28,6 +28,17 @@ __u64 bpf_xdp_get_buff_len(struct xdp_md *ctx);
 long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length);
 __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __wsum seed);
 long bpf_redirect(__u32 ifindex, __u64 flags);
+long bpf_redirect_peer(__u32 ifindex, __u64 flags);
+long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 length);
+long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, __u32 length, __u64 flags);
+long bpf_skb_pull_data(struct __sk_buff *skb, __u32 length);
+long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags);
+long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 delta, __u32 mode, __u64 flags);
+long bpf_skb_change_type(struct __sk_buff *skb, __u32 type);
+long bpf_l3_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 size);
+long bpf_l4_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 flags);
+long bpf_skb_get_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, __u32 size, __u64 flags);
+long bpf_skb_set_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, __u32 size, __u64 flags);
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags);
 
 #endif

@@ -1,159 +1,96 @@
-//! Fuzzes the gateway program, compiled natively under AddressSanitizer and
-//! UndefinedBehaviorSanitizer (`fuzz/gateway_fuzz.c`), over the fixtures'
-//! tables and from the fixtures' packets. For `FUZZ_SECONDS`, 20 by default.
+//! Fuzzes the packet programs, compiled natively under AddressSanitizer and
+//! UndefinedBehaviorSanitizer (`fuzz/*_fuzz.c`), over the fixtures' tables and
+//! from packets as theirs. Each for `FUZZ_SECONDS`, 20 by default.
 //!
-//! An input that breaks something is kept in `target/fuzz/found/`.
+//! An input that breaks something is kept in `target/tmp/fuzz/NAME/found/`.
 
+mod gateway;
 #[allow(dead_code, unused_macros, unused_imports, reason = "shared with the fixtures, which use all of it")]
 #[path = "../fixtures/support/mod.rs"]
 mod support;
-#[allow(dead_code, reason = "shared with the fixtures, which use all of it")]
-#[path = "../fixtures/gateway/world.rs"]
-mod world;
+mod vswitch;
 
 use std::fs;
-use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sluice_types::ROUTER_MAC;
-
-use support::build::*;
-use world::{HOST_A4, HOST_A6, SENDER, Sent, VIP4, VIP6, VMAC, vm4, vm6};
+use support::bench::Bench;
 
 const SECONDS_DEFAULT: &str = "20";
 const INPUT_BYTES_MAX: u32 = 4096;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+/// A fuzz target: `fuzz/NAME_fuzz.c`.
+struct Target {
+    name: &'static str,
+    dir: PathBuf,
 }
 
-/// Frames of tenants that go each their own way through the program.
-fn frames() -> Vec<Vec<u8>> {
-    let (from, to) = (vm6(1, SENDER), vm6(1, 10));
-    let arp_question = arp_request((mac(SENDER), vm4(1, SENDER)), vm4(1, 10));
-    let expired = |frame: Vec<u8>, at: usize| {
-        let mut frame = frame;
-        frame[at] = 1;
-        frame
-    };
-    let macs = (ROUTER_MAC, mac(SENDER));
-    let echo = Ipv6::new(from, to, ICMPV6).build(&icmpv6(from, to, 128, 0, 1, b"ping"));
-    let chain = [&[60, 0, 1, 4, 0, 0, 0, 0][..], &[UDP, 0, 1, 4, 0, 0, 0, 0], &[0, 1, 0, 2, 0, 8, 0, 0]];
-    let long = udp_frame(macs, 2000);
-    let options = Ipv4 { options: vec![1; 8], ..Ipv4::new(vm4(1, SENDER), vm4(1, 10), UDP) };
-    let datagram = udp(vm4(1, SENDER).into(), vm4(1, 10).into(), (1, 2), b"options");
-    vec![
-        world::routed4(1, 10),
-        world::routed4(1, 11),
-        world::routed4(1, 12),
-        world::routed4(2, 10),
-        world::routed4(66, 1),
-        world::routed4(1, 20),
-        world::routed6(1, 10),
-        world::routed6(1, 13),
-        world::routed6(2, 11),
-        expired(world::routed6(1, 10), 21),
-        arp_question,
-        Solicit::new(from, mac(SENDER), to).build(),
-        Solicit::new(Ipv6Addr::UNSPECIFIED, mac(SENDER), to).build(),
-        ethernet(macs.0, macs.1, ETHERTYPE_IPV6, &echo),
-        ethernet(macs.0, macs.1, ETHERTYPE_IPV6, &Ipv6::new(from, to, 0).build(&chain.concat())),
-        ethernet(macs.0, macs.1, ETHERTYPE_IPV4, &options.build(&datagram)),
-        expired4(macs),
-        long,
-    ]
-}
-
-fn udp_frame(macs: (sluice_types::MacAddr, sluice_types::MacAddr), bytes: usize) -> Vec<u8> {
-    world::udp_frame(macs, vm4(1, SENDER).into(), vm4(1, 10).into(), 64, &vec![7; bytes])
-}
-
-fn expired4(macs: (sluice_types::MacAddr, sluice_types::MacAddr)) -> Vec<u8> {
-    world::udp_frame(macs, vm4(1, SENDER).into(), vm4(1, 10).into(), 1, b"expired")
-}
-
-fn packets() -> Vec<Vec<u8>> {
-    let mut packets = Vec::new();
-    for host in [HOST_A4, HOST_A6] {
-        let tunnel = |checksum| Tunnel { checksum, ..world::tunnel(host, 100) };
-        let wrap = |checksum| move |frame| Sent { tunnel: tunnel(checksum), frame }.packet();
-        packets.extend(frames().into_iter().map(wrap(true)));
-        packets.extend(frames().into_iter().map(wrap(false)));
+impl Target {
+    fn new(name: &'static str) -> Self {
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(name);
+        fs::create_dir_all(&dir).expect("a directory for the target");
+        Self { name, dir }
     }
-    let (host4, host6) = (HOST_A4.address.parse().unwrap(), HOST_A6.address.parse().unwrap());
-    let (vip4, vip6) = (VIP4.parse().unwrap(), VIP6.parse().unwrap());
-    packets.push(arp_request((HOST_A4.mac, host4), vip4));
-    packets.push(Solicit::new(host6, HOST_A6.mac, vip6).build());
-    let echo = Ipv4::new(host4, vip4, ICMP).build(&icmp(8, 0, 1, b"ping"));
-    packets.push(ethernet(VMAC, HOST_A4.mac, ETHERTYPE_IPV4, &echo));
-    let echo = Ipv6::new(host6, vip6, ICMPV6).build(&icmpv6(host6, vip6, 128, 0, 1, b"ping"));
-    packets.push(ethernet(VMAC, HOST_A6.mac, ETHERTYPE_IPV6, &echo));
-    packets
-}
 
-/// Writes the tables that the program is to read, after packets have filled their caches.
-fn write_tables(world: &mut world::World, path: &Path) {
-    for packet in packets() {
-        world.send(&packet);
+    /// Where the target looks for the tables' image.
+    fn tables(&self) -> PathBuf {
+        self.dir.join("cells")
     }
-    let cells = world.bench.read_cells();
-    let used = cells.iter().rposition(|cell| cell.iter().any(|byte| *byte != 0)).expect("tables") + 1;
-    fs::write(path, cells[..used].concat()).expect("the tables can be written");
-}
 
-/// One input a packet and set of switches, without patches to the tables.
-fn write_seeds(dir: &Path) {
-    fs::create_dir_all(dir).expect("the corpus can be made");
-    for (number, packet) in packets().iter().enumerate() {
-        for switches in [0u8, 0x02, 0x04, 0x08, 0x20] {
-            let input = [&[switches, 0][..], packet].concat();
-            fs::write(dir.join(format!("seed-{number}-{switches}")), input).expect("a seed can be written");
+    /// One input a packet and set of switches, without patches to the tables.
+    fn write_seeds(&self, dir: &Path, packets: &[Vec<u8>], switches: &[u8]) {
+        fs::create_dir_all(dir).expect("the corpus can be made");
+        for (number, packet) in packets.iter().enumerate() {
+            for switches in switches {
+                let input = [&[*switches, 0][..], packet].concat();
+                fs::write(dir.join(format!("seed-{number}-{switches}")), input)
+                    .expect("a seed can be written");
+            }
         }
     }
+
+    fn compile(&self) -> PathBuf {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let program = self.dir.join("program");
+        run(Command::new("clang")
+            .args(["-g", "-O1", "-Wall", "-Werror", "-fno-strict-aliasing"])
+            // The programs read headers where they lie, as the processors that run them allow.
+            .args(["-fsanitize=fuzzer,address,undefined", "-fno-sanitize=alignment"])
+            .args(["-fno-sanitize-recover=undefined"])
+            .arg("-I")
+            .arg(root.join("fuzz/kernel"))
+            .arg("-I")
+            .arg(root.join("bpf/include"))
+            .arg("-o")
+            .arg(&program)
+            .arg(root.join(format!("fuzz/{}_fuzz.c", self.name))));
+        program
+    }
+
+    /// Compiles and runs the target from these packets; panics if it finds something.
+    fn fuzz(&self, packets: &[Vec<u8>], switches: &[u8]) {
+        let (corpus, found) = (self.dir.join("corpus"), self.dir.join("found/"));
+        fs::create_dir_all(&found).expect("a directory for what is found");
+        self.write_seeds(&corpus, packets, switches);
+        let seconds = std::env::var("FUZZ_SECONDS").unwrap_or_else(|_| SECONDS_DEFAULT.to_owned());
+        run(Command::new(self.compile())
+            .env("SLUICE_FUZZ_TABLES", self.tables())
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+            .arg(format!("-artifact_prefix={}/", found.display()))
+            .args(["-timeout=5", "-verbosity=0", "-print_final_stats=1"])
+            .arg(&corpus));
+    }
+}
+
+/// Writes the tables as they are now, up to the last cell in use.
+fn write_cells(bench: &Bench, path: &Path) {
+    let cells = bench.read_cells();
+    let used = cells.iter().rposition(|cell| cell.iter().any(|byte| *byte != 0)).expect("tables") + 1;
+    fs::write(path, cells[..used].concat()).expect("the tables can be written");
 }
 
 fn run(command: &mut Command) {
     let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?}: {status}");
-}
-
-fn compile(target: &Path) {
-    let root = root();
-    run(Command::new("clang")
-        .args(["-g", "-O1", "-Wall", "-Werror", "-fno-strict-aliasing"])
-        // The programs read headers where they lie, as the processors that run them allow.
-        .args(["-fsanitize=fuzzer,address,undefined", "-fno-sanitize=alignment"])
-        .args(["-fno-sanitize-recover=undefined"])
-        .arg("-I")
-        .arg(root.join("fuzz/kernel"))
-        .arg("-I")
-        .arg(root.join("bpf/include"))
-        .arg("-o")
-        .arg(target)
-        .arg(root.join("fuzz/gateway_fuzz.c")));
-}
-
-/// In a case's world, as function pointers catch nothing: everything lies at fixed places.
-fn fuzz(world: &mut world::World) {
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
-    let (corpus, found) = (dir.join("corpus"), dir.join("found/"));
-    let (tables, program) = (dir.join("gateway.cells"), dir.join("gateway_fuzz"));
-    fs::create_dir_all(&found).expect("a directory for what is found");
-    write_seeds(&corpus);
-    write_tables(world, &tables);
-    compile(&program);
-    let seconds = std::env::var("FUZZ_SECONDS").unwrap_or_else(|_| SECONDS_DEFAULT.to_owned());
-    run(Command::new(&program)
-        .env("SLUICE_FUZZ_TABLES", &tables)
-        .arg(format!("-max_total_time={seconds}"))
-        .arg(format!("-max_len={INPUT_BYTES_MAX}"))
-        .arg(format!("-artifact_prefix={}/", found.display()))
-        .args(["-timeout=5", "-verbosity=0", "-print_final_stats=1"])
-        .arg(&corpus));
-}
-
-#[test]
-fn fuzz_the_gateway_program() {
-    world::run_any(fuzz);
 }

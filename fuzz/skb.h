@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* The kernel as a tc program sees it. Redirects are remembered for the judge. */
+#ifndef SLUICE_FUZZ_SKB_H
+#define SLUICE_FUZZ_SKB_H
+
+#include <linux/if_ether.h>
+#include <linux/pkt_cls.h>
+
+#include "kernel.h"
+
+static struct {
+	struct __sk_buff skb;
+	struct bpf_tunnel_key key;
+	int key_family; /* 0: none, 4, 6 */
+	uint32_t redirected_to;
+} tc;
+
+static void set_linear(uint32_t data, uint32_t linear)
+{
+	tc.skb.data = data;
+	tc.skb.data_end = data + linear;
+	tc.skb.len = linear + kernel.beyond_bytes;
+	poison(data, tc.skb.data_end);
+}
+
+static uint32_t linear_bytes(void)
+{
+	return tc.skb.data_end - tc.skb.data;
+}
+
+/* A packet of which `linear` bytes are linear. */
+static void receive(const uint8_t *bytes, uint32_t length, uint32_t linear)
+{
+	memset(&tc, 0, sizeof(tc));
+	set_linear(lay_out(bytes, length, linear), linear);
+}
+
+/* Moves what is missing to `length` linear bytes in from the fragments. */
+static long make_linear(uint32_t length)
+{
+	uint32_t linear = linear_bytes(), more;
+
+	if (length > tc.skb.len)
+		return -12;
+	if (length <= linear)
+		return 0;
+	more = length - linear;
+	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
+	memcpy((void *)(uintptr_t)tc.skb.data_end, kernel.beyond, more);
+	memmove(kernel.beyond, kernel.beyond + more, kernel.beyond_bytes - more);
+	kernel.beyond_bytes -= more;
+	set_linear(tc.skb.data, length);
+	return 0;
+}
+
+long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 length)
+{
+	long failed = skb != &tc.skb || offset > 0xffff ||
+		      load_bytes(tc.skb.data, linear_bytes(), offset, to, length);
+
+	if (failed)
+		memset(to, 0, length);
+	return failed ? -14 : 0;
+}
+
+long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, __u32 length, __u64 flags)
+{
+	if (!length || flags & ~(__u64)(BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH))
+		abort();
+	if (make_linear(offset + length))
+		return -14;
+	memcpy((void *)(uintptr_t)(skb->data + offset), from, length);
+	return 0;
+}
+
+long bpf_skb_pull_data(struct __sk_buff *skb, __u32 length)
+{
+	return make_linear(length ? length : skb->len);
+}
+
+long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags)
+{
+	uint32_t had = skb->len;
+
+	if (flags || length > 2 * PACKET_MAX || length < ETH_HLEN || make_linear(skb->len))
+		return -22;
+	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
+	if (length > had)
+		memset((void *)(uintptr_t)skb->data_end, 0, length - had);
+	set_linear(skb->data, length);
+	skb->gso_size = 0;
+	return 0;
+}
+
+/* Only what the programs ask for: less room behind the Ethernet header. */
+long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 delta, __u32 mode, __u64 flags)
+{
+	uint8_t *data = (uint8_t *)(uintptr_t)skb->data;
+	uint32_t less = -delta, least;
+
+	if (delta >= 0 || mode != BPF_ADJ_ROOM_MAC || flags)
+		abort();
+	if (data[12] == 0x08 && data[13] == 0x00)
+		least = 20;
+	else if (data[12] == 0x86 && data[13] == 0xdd)
+		least = 40;
+	else
+		return -95;
+	if (less >= skb->len - ETH_HLEN || skb->len - ETH_HLEN - less < least ||
+	    make_linear(ETH_HLEN + less))
+		return -95;
+	memmove(data + less, data, ETH_HLEN);
+	set_linear(skb->data + less, linear_bytes() - less);
+	return 0;
+}
+
+long bpf_skb_change_type(struct __sk_buff *skb, __u32 type)
+{
+	skb->pkt_type = type;
+	return 0;
+}
+
+static uint16_t fold(uint64_t sum)
+{
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+long bpf_l3_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 size)
+{
+	uint16_t *at = (uint16_t *)(uintptr_t)(skb->data + offset);
+
+	if (size != 2)
+		abort();
+	if (offset & 1 || make_linear(offset + 2))
+		return -14;
+	*at = ~fold((uint64_t)(uint16_t)~*at + (uint16_t)~from + (uint16_t)to);
+	return 0;
+}
+
+long bpf_l4_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 flags)
+{
+	uint16_t *at = (uint16_t *)(uintptr_t)(skb->data + offset);
+	uint32_t size = flags & BPF_F_HDR_FIELD_MASK;
+
+	if (size && size != 2)
+		abort();
+	if (offset & 1 || make_linear(offset + 2))
+		return -14;
+	if (size)
+		*at = ~fold((uint64_t)(uint16_t)~*at + (uint16_t)~from + (uint16_t)to);
+	else
+		*at = ~fold((uint64_t)(uint16_t)~*at + (uint32_t)to);
+	return 0;
+}
+
+long bpf_redirect(__u32 ifindex, __u64 flags)
+{
+	tc.redirected_to = ifindex;
+	return flags ? TC_ACT_SHOT : TC_ACT_REDIRECT;
+}
+
+long bpf_redirect_peer(__u32 ifindex, __u64 flags)
+{
+	return bpf_redirect(ifindex, flags);
+}
+
+long bpf_skb_get_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, __u32 size, __u64 flags)
+{
+	if (skb != &tc.skb || size != sizeof(*key))
+		abort();
+	memset(key, 0, size);
+	if (tc.key_family != (flags & BPF_F_TUNINFO_IPV6 ? 6 : 4))
+		return tc.key_family ? -71 : -22;
+	*key = tc.key;
+	return 0;
+}
+
+long bpf_skb_set_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, __u32 size, __u64 flags)
+{
+	if (skb != &tc.skb || size != sizeof(*key))
+		abort();
+	tc.key = *key;
+	tc.key_family = flags & BPF_F_TUNINFO_IPV6 ? 6 : 4;
+	return 0;
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* The kernel as an XDP program sees it. */
+#ifndef SLUICE_FUZZ_XDP_H
+#define SLUICE_FUZZ_XDP_H
+
+#include "kernel.h"
+
+#define LINEAR_MAX 3520
+#define TAILROOM 320
+#define XDP_FRAME_BYTES 40
+
+static struct {
+	struct xdp_md ctx;
+	uint32_t linear_room; /* end of the linear part's memory */
+	int fib_answer;
+	uint32_t fib_ifindex;
+} xdp;
+
+/* A packet of which `linear` bytes are linear. */
+static void receive(const uint8_t *bytes, uint32_t length, uint32_t linear)
+{
+	xdp.ctx.data = xdp.ctx.data_meta = lay_out(bytes, length, linear);
+	xdp.ctx.data_end = xdp.ctx.data + linear;
+	xdp.linear_room = xdp.ctx.data + LINEAR_MAX + TAILROOM;
+}
+
+static uint32_t linear_bytes(void)
+{
+	return xdp.ctx.data_end - xdp.ctx.data;
+}
+
+long bpf_xdp_adjust_head(struct xdp_md *ctx, int delta)
+{
+	int64_t data = (int64_t)ctx->data + delta;
+
+	if (data < (int64_t)(uintptr_t)ARENA + XDP_FRAME_BYTES || data > (int64_t)ctx->data_end - 14)
+		return -22;
+	ctx->data = ctx->data_meta = (uint32_t)data;
+	poison(ctx->data, ctx->data_end);
+	return 0;
+}
+
+long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta)
+{
+	int64_t end;
+
+	if (kernel.beyond_bytes) {
+		/* As the kernel: fragments shrink first; the fuzzer's have no room to grow. */
+		if (delta >= 0)
+			return -22;
+		if ((uint32_t)-delta <= kernel.beyond_bytes) {
+			kernel.beyond_bytes -= -delta;
+			return 0;
+		}
+		delta += kernel.beyond_bytes;
+		kernel.beyond_bytes = 0;
+	}
+	end = (int64_t)ctx->data_end + delta;
+	if (end > xdp.linear_room || end < (int64_t)ctx->data + 14)
+		return -22;
+	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
+	if (delta > 0)
+		memset((void *)(uintptr_t)ctx->data_end, 0, delta);
+	ctx->data_end = (uint32_t)end;
+	poison(ctx->data, ctx->data_end);
+	return 0;
+}
+
+__u64 bpf_xdp_get_buff_len(struct xdp_md *ctx)
+{
+	return ctx->data_end - ctx->data + kernel.beyond_bytes;
+}
+
+long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length)
+{
+	return load_bytes(ctx->data, linear_bytes(), offset, to, length);
+}
+
+long bpf_redirect(__u32 ifindex, __u64 flags)
+{
+	return ifindex && !flags ? XDP_REDIRECT : XDP_ABORTED;
+}
+
+long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags)
+{
+	static const uint8_t neighbour[6] = { 2, 0, 0, 0, 0xbb, 1 };
+
+	if (!ctx || size != sizeof(*params) || flags)
+		abort();
+	if (xdp.fib_answer)
+		return xdp.fib_answer;
+	params->ifindex = xdp.fib_ifindex;
+	memcpy(params->dmac, neighbour, sizeof(neighbour));
+	return BPF_FIB_LKUP_RET_SUCCESS;
+}
+
+#endif
