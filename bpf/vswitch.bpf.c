@@ -44,13 +44,16 @@ static __attribute__((noinline)) int parse_skb(struct __sk_buff *skb, struct fra
 	return reason;
 }
 
-/* IP bytes of the longest packet that the frame is, or will be cut into. */
+/*
+ * Bytes behind the Ethernet header of the longest packet that the frame is, or
+ * will be cut into; what a sender puts behind the IP packet travels, too.
+ */
 static __always_inline __u32 longest_packet(const struct __sk_buff *skb, const struct frame *frame)
 {
 	__u32 headers = frame->transport_at - ETH_HLEN + 8;
 
 	if (!skb->gso_size)
-		return frame->ip_bytes;
+		return skb->len - ETH_HLEN;
 	/* TCP's data offset lies beyond what was parsed; GSO packets have the whole header. */
 	if (frame->protocol == IPPROTO_TCP) {
 		__u8 offset = 0;
@@ -111,11 +114,11 @@ static __always_inline int forward(struct __sk_buff *skb, const struct port *por
 	return to_local(skb, vrf, port_cell, frame, found, &hit);
 }
 
-/* UDP between these ports, in host order. */
-static __always_inline int is_udp(const struct frame *frame, __u16 source, __u16 destination)
+/* UDP to this port, in host order. */
+static __always_inline int is_udp_to(const struct frame *frame, __u16 destination)
 {
 	return frame->protocol == IPPROTO_UDP && !(frame->flags & FRAME_LATER) &&
-	       frame->transport == ((__u32)source << 16 | destination);
+	       (__u16)frame->transport == destination;
 }
 
 #define IGMP_QUERY 0x11
@@ -137,13 +140,14 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 	__u32 own = bpf_ntohl(port->address4), router = bpf_ntohl(port->router4);
 	__u32 source = frame->source[1], destination = frame->destination[1];
 
-	if (is_udp(frame, DHCP_SERVER_PORT, DHCP_CLIENT_PORT))
+	/* Clients listen there, and not all of them look at the source port. */
+	if (is_udp_to(frame, DHCP_CLIENT_PORT))
 		return port_drop(vrf->vni, DROP_forged_control);
 	if (source && source != own)
 		return port_drop(vrf->vni, DROP_spoofed_ip);
 	if (frame->protocol == IPPROTO_IGMP && ipv4_multicast(destination))
 		return igmp_from_vm(skb, vrf, frame);
-	if (is_udp(frame, DHCP_CLIENT_PORT, DHCP_SERVER_PORT) &&
+	if (is_udp_to(frame, DHCP_SERVER_PORT) && frame->transport >> 16 == DHCP_CLIENT_PORT &&
 	    (destination == 0xffffffff || destination == router)) {
 		if (!own || !router) /* a subnet without IPv4 */
 			return port_drop(vrf->vni, DROP_multicast);
@@ -174,7 +178,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 			return tunnel_to_group(skb, port->vrf, frame_hash(frame));
 		return verdict;
 	}
-	if (is_udp(frame, 547, 546))
+	if (is_udp_to(frame, DHCP6_CLIENT_PORT))
 		return port_drop(vrf->vni, DROP_forged_control);
 	if (!own && !ipv6_link_local(frame->source[0]))
 		return port_drop(vrf->vni, DROP_spoofed_ip);
@@ -243,6 +247,30 @@ static __always_inline int find_receiver(struct __sk_buff *skb, __u32 vni, const
 	return *reason ? EXACT_MISS : find_ipv4(vni, arp.target, hit);
 }
 
+/*
+ * Who the router is, and who is asked, a VM hears from its own host only: the
+ * gateway's ARP and ND are answers about other VMs.
+ */
+static __always_inline int is_forged(struct __sk_buff *skb, const struct frame *frame,
+				     const struct port *port)
+{
+	__u8 type = frame->transport >> 24;
+	__be64 halves[2];
+	__u64 target[2];
+	__be32 sender;
+
+	if (frame->ethertype == ETH_P_ARP)
+		return bpf_skb_load_bytes(skb, ETH_HLEN + ARP_SENDER, &sender, sizeof(sender)) ||
+		       sender == port->router4;
+	if (!is_control_icmp6(frame))
+		return 0;
+	if (type != ICMP6_ADVERT || bpf_skb_load_bytes(skb, ND_AT + 8, halves, sizeof(halves)))
+		return 1;
+	target[0] = bpf_be64_to_cpu(halves[0]);
+	target[1] = bpf_be64_to_cpu(halves[1]);
+	return is_router6(port, target);
+}
+
 SEC("tc")
 int uplink_ingress(struct __sk_buff *skb)
 {
@@ -274,6 +302,10 @@ int uplink_ingress(struct __sk_buff *skb)
 		return port_drop(vni, reason);
 	if (frame.destination_mac != load_mac(port->mac))
 		return port_drop(vni, DROP_wrong_mac);
+	if (frame.ethertype != ETH_P_ARP && !source_valid(&frame))
+		return port_drop(vni, DROP_inner_source);
+	if (is_forged(skb, &frame, port))
+		return port_drop(vni, DROP_forged_control);
 	count_traffic(vrf->counters, skb->len);
 	return deliver(skb, port);
 }

@@ -56,7 +56,7 @@ void *bpf_map_lookup_elem(void *map, const void *key)
 	if (map == &vni_traffic)
 		return index < VNI_COUNTERS_MAX ? &traffic_count : NULL;
 	if (map == &icmp_budget)
-		return index == 0 ? &bucket : NULL;
+		return index < VNI_COUNTERS_MAX ? &bucket : NULL;
 	return map == &vni_drops ? &vni_count : NULL;
 }
 

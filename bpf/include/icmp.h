@@ -33,7 +33,7 @@
 #define ICMP4_ERROR_MAX 576
 #define ICMP6_ERROR_MAX 1280
 
-#define ICMP_ERRORS_PER_SECOND 1000 /* and CPU */
+#define ICMP_ERRORS_PER_SECOND 1000 /* for each VNI and CPU */
 #define ICMP_ERRORS_BURST 100
 #define ICMP_TOKEN_NS (1000000000ull / ICMP_ERRORS_PER_SECOND)
 
@@ -65,11 +65,13 @@ static __always_inline int icmp_error_allowed(const struct frame *frame)
 	       !(type == 3 || type == 4 || type == 5 || type == 11 || type == 12);
 }
 
-/* Takes a token. False: over the rate. */
-static __always_inline int icmp_within_budget(void)
+/*
+ * Takes a token of the VNI's with these counters. False: over the rate. Each has
+ * its own, so that no tenant can spend another's; VNIs beyond the counters share one.
+ */
+static __always_inline int icmp_within_budget(__u32 counters)
 {
-	__u32 zero = 0;
-	struct token_bucket *bucket = bpf_map_lookup_elem(&icmp_budget, &zero);
+	struct token_bucket *bucket = bpf_map_lookup_elem(&icmp_budget, &counters);
 	__u64 now = bpf_ktime_get_ns(), earned;
 
 	if (!bucket)

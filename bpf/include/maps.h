@@ -45,7 +45,7 @@ struct {
 	__type(value, struct traffic);
 } vni_traffic SEC(".maps");
 
-/* Token bucket of ICMP errors, one per CPU: see icmp.h. */
+/* Token buckets of ICMP errors, by vrf.counters of the VNI they are about: see icmp.h. */
 struct token_bucket {
 	__u64 refilled_ns; /* CLOCK_MONOTONIC */
 	__u64 tokens;
@@ -53,7 +53,7 @@ struct token_bucket {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, VNI_COUNTERS_MAX);
 	__type(key, __u32);
 	__type(value, struct token_bucket);
 } icmp_budget SEC(".maps");

@@ -15,6 +15,9 @@
 /* Ethernet, IPv4, their lengths. */
 #define ARP_HEAD 0x000108000604ull
 
+/* Offset of the sender's IPv4 address behind the Ethernet header. */
+#define ARP_SENDER 14
+
 struct arp_question {
 	__u64 sender_mac;
 	__u32 sender; /* host order; 0 in a probe */
@@ -31,7 +34,7 @@ static __always_inline enum drop_reason parse_arp(const void *start, const struc
 
 	arp->operation = head & 0xffff;
 	arp->sender_mac = load_mac(at + 8);
-	arp->sender = bpf_ntohl(LOAD32(at + 14));
+	arp->sender = bpf_ntohl(LOAD32(at + ARP_SENDER));
 	arp->target = bpf_ntohl(LOAD32(at + 24));
 	if (head >> 16 != ARP_HEAD || arp->sender_mac != frame->source_mac ||
 	    arp->sender_mac & MAC_GROUP_BIT || !arp->sender_mac ||

@@ -60,6 +60,7 @@ __attribute__((noinline)) int complain(struct __sk_buff *skb, __u32 port_cell, s
 {
 	const struct port *port = port_at(port_cell);
 	const struct node_config *node = node_at();
+	const struct vrf *vrf;
 	__u64 quote[QUOTE_MAX / 8];
 	struct icmp_error error = {};
 	__u32 head, bytes = QUOTE_MAX;
@@ -71,7 +72,8 @@ __attribute__((noinline)) int complain(struct __sk_buff *skb, __u32 port_cell, s
 	count_drop(port->vni, reason);
 	if (!icmp_error_allowed(frame))
 		return TC_ACT_SHOT;
-	if (!icmp_within_budget())
+	vrf = cell_at(port->vrf & CELL_INDEX_MASK);
+	if (!vrf || !icmp_within_budget(vrf->counters))
 		return port_drop(port->vni, DROP_icmp_rate);
 	if (frame->ip_bytes < QUOTE_MAX)
 		bytes = frame->ip_bytes;

@@ -40,6 +40,8 @@ pub struct Link {
     pub peer_elsewhere: bool,
     /// A VXLAN device whose metadata is per packet ("external" mode).
     pub external_vxlan: bool,
+    /// A port of a bridge, a bond or a VRF.
+    pub enslaved: bool,
 }
 
 /// A request channel to the kernel.
@@ -305,6 +307,7 @@ fn parse_link(message: &LinkMessage) -> Link {
         kind: None,
         peer_elsewhere: false,
         external_vxlan: false,
+        enslaved: false,
     };
     for attribute in &message.attributes {
         match attribute {
@@ -315,6 +318,7 @@ fn parse_link(message: &LinkMessage) -> Link {
                     link.mac = MacAddr::new(bytes);
                 }
             }
+            LinkAttribute::Controller(index) => link.enslaved = *index != 0,
             LinkAttribute::LinkNetNsId(_) => link.peer_elsewhere = true,
             LinkAttribute::LinkInfo(infos) => {
                 link.kind = infos.iter().find_map(|info| match info {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SubnetId, TenantId, Vni, VpcId,
 };
-use std::fmt::Debug;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Body of a creation: what is made, and where.
@@ -22,12 +22,22 @@ pub trait NewObject: Serialize + Sync {
     fn difference(&self, object: &Self::Object) -> Option<String>;
 }
 
-fn differs<T: PartialEq + Debug>(field: &str, wanted: &T, found: &T) -> Option<String> {
-    (wanted != found).then(|| format!("{field} is {found:?}, not {wanted:?}"))
+/// A value as the API writes it.
+fn shown<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::Null) => "none".to_owned(),
+        Ok(serde_json::Value::String(text)) => text,
+        Ok(other) => other.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn differs<T: PartialEq + Serialize>(field: &str, wanted: &T, found: &T) -> Option<String> {
+    (wanted != found).then(|| format!("{field} is {}, not {}", shown(found), shown(wanted)))
 }
 
 /// For what is chosen when left out.
-fn differs_if_given<T: PartialEq + Debug>(
+fn differs_if_given<T: PartialEq + Serialize>(
     field: &str,
     wanted: Option<&T>,
     found: Option<&T>,
@@ -35,7 +45,7 @@ fn differs_if_given<T: PartialEq + Debug>(
     let wanted = wanted?;
     match found {
         Some(found) => differs(field, wanted, found),
-        None => Some(format!("{field} is not set, not {wanted:?}")),
+        None => Some(format!("{field} is not set, not {}", shown(wanted))),
     }
 }
 

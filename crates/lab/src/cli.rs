@@ -6,6 +6,8 @@ use crate::lab::Lab;
 use crate::topology::Topology;
 use crate::up::Options;
 use clap::Subcommand;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -121,10 +123,17 @@ async fn up(build: Build) -> Result<Lab> {
 async fn interrupted() -> Result<()> {
     let hook = |kind| signal(kind).context("cannot wait for", "signals");
     let (mut terminate, mut interrupt) = (hook(SignalKind::terminate())?, hook(SignalKind::interrupt())?);
+    let mut hangup = hook(SignalKind::hangup())?;
     tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
+        _ = hangup.recv() => Ok(()),
     }
+}
+
+/// Prints; unlike `print!` it does not panic, with the lab left up, when nobody reads.
+pub(crate) fn say(text: &str) -> Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write to", "standard output")
 }
 
 async fn stay(build: Build) -> Result<ExitCode> {
@@ -132,9 +141,9 @@ async fn stay(build: Build) -> Result<ExitCode> {
     let lab = up(build).await?;
     let show = async {
         let (status, _) = lab.status().await?;
-        println!("\n{status}");
+        say(&format!("\n{status}\n"))?;
         let well = lab.demonstrate().await?;
-        println!("\n{}\nCtrl-C ends the lab.", lab.whereabouts());
+        say(&format!("\n{}\nCtrl-C ends the lab.\n", lab.whereabouts()))?;
         Ok::<bool, Error>(well)
     };
     let outcome = tokio::select! {
@@ -155,6 +164,7 @@ async fn exec(name: &str, place: &str, argv: &[String]) -> Result<ExitCode> {
     let mut command = lab.command(place, &argv)?;
     command.stdin(std::process::Stdio::inherit());
     let status = command.status().await.context("cannot run", argv[0])?;
-    // Ended by a signal: no code; the shell's habit is 128 and more.
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::from(128), ExitCode::from))
+    // Ended by a signal: no code; the shell's habit is 128 and the signal's number.
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    Ok(code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }

@@ -7,6 +7,7 @@ use crate::paths::Paths;
 use crate::process;
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,8 @@ pub(crate) async fn lock(paths: &Paths) -> Result<Lock> {
     let root = paths.root();
     let until = Instant::now() + Duration::from_secs(2);
     loop {
-        fs::create_dir_all(&root).context("cannot make", &root)?;
+        // Tokens and keys of the cloud are in it.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).context("cannot make", &root)?;
         let directory = File::open(&root).context("cannot open", &root)?;
         match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),

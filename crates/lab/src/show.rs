@@ -1,5 +1,6 @@
 //! What `sluice lab` prints: the lab's state, and a demonstration that it works.
 
+use crate::cli::say;
 use crate::error::Result;
 use crate::lab::{CONTROLLER, Lab, VmState};
 use sluice_tables::drops;
@@ -21,6 +22,8 @@ impl Lab {
             self.paths.token().display(),
             state.binary.display(),
         );
+        let agent = self.paths.socket("NODE");
+        text.push_str(&format!("agents   --socket {}\n", agent.display()));
         for (name, node) in &state.nodes {
             text.push_str(&format!("metrics  http://{}/metrics  ({name})\n", node.metrics));
         }
@@ -51,7 +54,11 @@ impl Lab {
             let alive = process.as_ref().is_some_and(crate::process::Process::is_alive);
             let pid = process.map_or_else(|| "-".to_owned(), |process| process.pid.to_string());
             let id = self.state.nodes.get(name).map(|node| node.id.as_str());
-            let stream = nodes.iter().find(|status| Some(status.node.as_str()) == id).map(|status| {
+            let status = nodes.iter().find(|status| Some(status.node.as_str()) == id);
+            // A node that the controller does not know, or that is behind, forwards by old tables.
+            well &= id.is_none()
+                || status.is_some_and(|status| status.connected && status.acked == status.current);
+            let stream = status.map(|status| {
                 let state = if status.connected { "connected" } else { "not connected" };
                 format!("{state}, revision {} of {}", status.acked, status.current)
             });
@@ -118,7 +125,7 @@ impl Lab {
         to: (&String, &VmState),
         expected: bool,
     ) -> Result<bool> {
-        println!("{title}: {} ({}) -> {} ({})", from.0, from.1.vpc, to.0, to.1.vpc);
+        say(&format!("{title}: {} ({}) -> {} ({})\n", from.0, from.1.vpc, to.0, to.1.vpc))?;
         let mut well = true;
         for address in to.1.addresses() {
             let before = self.drops(from.1.vni).await?;
@@ -131,10 +138,10 @@ impl Lab {
                 .filter(|line| line.contains("packets transmitted") || line.starts_with("rtt"))
                 .collect();
             let answered = output.status.success();
-            println!("  ping {target}: {}", summary.join("; "));
+            say(&format!("  ping {target}: {}\n", summary.join("; ")))?;
             if !answered {
                 let after = self.drops(from.1.vni).await?;
-                print!("{}", explain(&before, &after));
+                say(&explain(&before, &after))?;
             }
             well &= answered == expected;
         }

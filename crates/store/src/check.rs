@@ -52,10 +52,35 @@ pub(crate) fn underlay(address: IpAddr) -> Result<()> {
     if !is_unicast(address) || address.to_canonical() != address {
         return Err(invalid(address, format!("{address} is no address that an interface can have")));
     }
-    if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
-        return Err(invalid(address, format!("{address} is link-local, which packets cannot be routed to")));
+    let host = IpNet::from(address);
+    match special(&host, |special| special.contains(&host))? {
+        Some((_, what)) => {
+            Err(invalid(address, format!("{address} is {what}: packets cannot be routed to it")))
+        }
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// The first of the special ranges for which `touches` holds.
+fn special(net: &IpNet, touches: impl Fn(&IpNet) -> bool) -> Result<Option<(IpNet, &'static str)>> {
+    for (range, what) in SPECIAL {
+        let range: IpNet = range.parse().map_err(|_| invalid(net, range))?;
+        if touches(&range) {
+            return Ok(Some((range, what)));
+        }
+    }
+    Ok(None)
+}
+
+/// The destination of a route: all addresses, or such as packets can be routed to.
+pub(crate) fn destination(net: IpNet) -> Result<()> {
+    prefix(net)?;
+    match special(&net, |special| special.contains(&net))? {
+        Some((range, what)) => {
+            Err(invalid(net, format!("{net} is {what} ({range}): packets cannot be routed to it")))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(crate) fn vips(vips: &[IpAddr]) -> Result<()> {
@@ -97,11 +122,8 @@ pub(crate) fn subnet(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, dns: &[std::net::
         if first_host(&net).is_none() {
             return Err(invalid(net, format!("prefix {net} has no room for a router and an instance")));
         }
-        for (special, what) in SPECIAL {
-            let special: IpNet = special.parse().map_err(|_| invalid(special, "no prefix"))?;
-            if overlap(&net, &special) {
-                return Err(invalid(net, format!("prefix {net} contains {what} addresses ({special})")));
-            }
+        if let Some((range, what)) = special(&net, |special| overlap(&net, special))? {
+            return Err(invalid(net, format!("prefix {net} contains {what} addresses ({range})")));
         }
     }
     if dns.len() > MAX_DNS {

@@ -11,6 +11,8 @@ use sqlx::{
     ValueRef as _,
 };
 use std::borrow::Cow;
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -37,9 +39,17 @@ pub(crate) struct SqliteBackend {
     _directory: Option<tempfile::TempDir>,
 }
 
+/// The database holds the authority's key: nobody else may read it, nor the
+/// files that SQLite makes beside it with the same mode.
+fn keep_private(path: &Path) -> std::io::Result<()> {
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))
+}
+
 impl SqliteBackend {
     /// Opens the file, which is created if it does not exist.
     pub async fn open(path: &Path) -> Result<Self> {
+        keep_private(path).map_err(|error| at(path, classify(sqlx::Error::Io(error))))?;
         Self::with(path, SqliteSynchronous::Full, None).await
     }
 

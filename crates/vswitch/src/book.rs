@@ -78,6 +78,8 @@ pub struct PortBook {
     state_dir: PathBuf,
     instances: BTreeMap<InstanceId, Port>,
     attachments: BTreeMap<String, Attachment>,
+    /// What the tunnel carries: no port's MTU is larger, whatever its VPC's is.
+    mtu_max: u16,
     dirty: bool,
     /// Counts changes of the instances.
     changes: watch::Sender<u64>,
@@ -102,10 +104,16 @@ impl PortBook {
             state_dir: state_dir.to_owned(),
             instances: instances.unwrap_or_default(),
             attachments,
+            mtu_max: u16::MAX,
             dirty: false,
             changes: watch::Sender::new(0),
         };
         Ok((book, complete))
+    }
+
+    /// Sets what the tunnel carries. True if that is news: [`PortBook::reconcile`] then tells the ports.
+    pub fn limit_mtu(&mut self, mtu: u16) -> bool {
+        std::mem::replace(&mut self.mtu_max, mtu) != mtu
     }
 
     /// Tells of changes of the instances.
@@ -176,7 +184,7 @@ impl PortBook {
         let Some(port) = self.instances.get(&attachment.instance) else {
             return Err(BookError::Unknown(attachment.instance.to_string()));
         };
-        write_port(tables, port, &attachment)?;
+        write_port(tables, port, &attachment, self.mtu_max)?;
         let old = self.attachments.insert(ifname.to_owned(), attachment);
         if let Some(old) = old.filter(|old| old.ifindex != self.attachments[ifname].ifindex) {
             remove_port(tables, old.ifindex)?;
@@ -202,7 +210,7 @@ impl PortBook {
         }
         for attachment in self.attachments.values() {
             match self.instances.get(&attachment.instance) {
-                Some(port) => write_port(tables, port, attachment)?,
+                Some(port) => write_port(tables, port, attachment, self.mtu_max)?,
                 None => remove_port(tables, attachment.ifindex)?,
             }
         }
@@ -226,7 +234,8 @@ impl PortBook {
 impl Ports for PortBook {
     fn upsert(&mut self, tables: &mut NodeTables, port: Port) -> Result<(), String> {
         let attachment = self.attachments.values().find(|attachment| attachment.instance == port.instance);
-        let written = attachment.map_or(Ok(()), |attachment| write_port(tables, &port, attachment));
+        let written =
+            attachment.map_or(Ok(()), |attachment| write_port(tables, &port, attachment, self.mtu_max));
         let name = port.name.clone();
         if self.instances.insert(port.instance, port.clone()).as_ref() != Some(&port) {
             self.changed();
@@ -261,12 +270,17 @@ impl Ports for PortBook {
     }
 }
 
-fn write_port(tables: &mut NodeTables, port: &Port, attachment: &Attachment) -> Result<(), BookError> {
+fn write_port(
+    tables: &mut NodeTables,
+    port: &Port,
+    attachment: &Attachment,
+    mtu_max: u16,
+) -> Result<(), BookError> {
     let router = port.router4;
     let entry = sluice_tables::Port {
         ifindex: attachment.ifindex,
         peer_redirect: attachment.peer_redirect,
-        mtu: port.mtu,
+        mtu: port.mtu.min(mtu_max),
         vni: port.vni,
         mac: port.mac,
         ipv4: port.ipv4.map(|net| PortIpv4 { address: net.addr(), length: net.prefix_len(), router }),

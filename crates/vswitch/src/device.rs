@@ -37,7 +37,8 @@ pub async fn ensure(netlink: &Netlink, uplink: &Link, vteps: Vteps) -> Result<Li
     Ok(device)
 }
 
-fn mtu(uplink: &Link, vteps: Vteps) -> Result<u32, Error> {
+/// The longest tenant IP packet that the tunnel carries.
+pub fn mtu(uplink: &Link, vteps: Vteps) -> Result<u32, Error> {
     let overhead = if vteps.v4.is_some() { VXLAN_OVERHEAD_IPV4 } else { VXLAN_OVERHEAD_IPV6 };
     let mtu = uplink.mtu.saturating_sub(overhead.into());
     if mtu < MTU_MIN {

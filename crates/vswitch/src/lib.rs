@@ -43,12 +43,18 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let vxlan = device::ensure(&netlink, &uplink, vteps).await?;
     opened.tables.set_node(&node_config(std::slice::from_ref(&uplink), vteps, vxlan.index))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
-    let (book, complete) = PortBook::load(&common.state_dir()?)?;
+    let (mut book, complete) = PortBook::load(&common.state_dir()?)?;
+    book.limit_mtu(bounded(device::mtu(&uplink, vteps)?));
     let instances = book.subscribe();
     let started = opened.start(common, ROLE, book, complete).await?;
     let manager = Arc::new(Manager::new(netlink, started.node.clone(), name, vteps, instances));
     manager.adopt().await?;
     started.serve(common, routes::router(manager.clone()), manager.run()).await
+}
+
+/// An MTU as tables and packets have it.
+fn bounded(mtu: u32) -> u16 {
+    u16::try_from(mtu).unwrap_or(u16::MAX)
 }
 
 /// A host has one VTEP: the one given, or the uplink's first address, IPv4 before IPv6.

@@ -1,6 +1,7 @@
 //! Joining interfaces to the network and taking them out again.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -238,8 +239,22 @@ impl Manager {
         if ifname == self.uplink || ifname == device::NAME || ifname == "lo" {
             return Err(PortError::Interface(format!("{ifname} belongs to this host and cannot be a port")));
         }
-        let link = self.netlink.link(ifname).await?;
-        link.ok_or_else(|| PortError::Interface(format!("no interface {ifname:?} in this network namespace")))
+        let link = self.netlink.link(ifname).await?.ok_or_else(|| {
+            PortError::Interface(format!("no interface {ifname:?} in this network namespace"))
+        })?;
+        if link.enslaved {
+            return Err(PortError::Interface(format!(
+                "{ifname} is a port of a bridge or bond; take it out first: ip link set {ifname} nomaster"
+            )));
+        }
+        // What the host itself is reached by would be cut off.
+        let own = |address: &IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        match self.netlink.addresses(Some(&link)).await?.into_iter().find(own) {
+            Some(address) => Err(PortError::Interface(format!(
+                "{ifname} has the address {address} of this host and cannot be a port"
+            ))),
+            None => Ok(link),
+        }
     }
 
     /// After the start: the new program on every port, and nothing else attached or in the tables.
@@ -336,6 +351,11 @@ impl Manager {
         let vxlan = device::ensure(&self.netlink, &uplink, self.vteps).await?;
         if !self.node.datapath.is_attached(&vxlan.interface()).map_err(Error::from)? {
             self.node.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
+        }
+        let mtu = crate::bounded(device::mtu(&uplink, self.vteps)?);
+        if self.node.writer.run(move |applier| applier.ports.limit_mtu(mtu)).await? {
+            tracing::info!(mtu, "the tunnel's MTU changed");
+            self.reconcile().await?;
         }
         let config = node_config(&[uplink], self.vteps, vxlan.index);
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;

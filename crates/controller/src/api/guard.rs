@@ -45,7 +45,9 @@ fn check_token(expected: Option<[u8; 32]>, request: &Request) -> Result<(), Prob
         return Ok(());
     }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = given.and_then(|text| text.strip_prefix("Bearer "));
+    // The scheme's name is case-insensitive (RFC 9110 section 11.1).
+    let token = given.and_then(|text| text.split_once(' ')).filter(|(s, _)| s.eq_ignore_ascii_case("bearer"));
+    let token = token.map(|(_, token)| token);
     // Digests are compared, so that the time taken tells nothing of the token.
     let fits = token.is_some_and(|token| <[u8; 32]>::from(Sha256::digest(token.as_bytes())) == expected);
     if fits {

@@ -8,7 +8,7 @@ use super::{Api, App};
 use crate::members::Needs;
 use crate::timeline::{ApiStages, MIN_INSTANCES};
 use axum::Extension;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -155,8 +155,8 @@ async fn create_instance(
 /// Straight into the structures; only if that fails, again with the place of the fault.
 fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>, Problem> {
     let body: NewInstances = match serde_json::from_slice(bytes) {
-        Ok(body) => body,
-        Err(_) => parse(bytes)?,
+        Ok(body) if bytes.trim_ascii_start().starts_with(b"{") => body,
+        _ => parse(bytes)?,
     };
     if body.instances.len() > MAX_BULK {
         let detail = format!("{} instances are more than {MAX_BULK}", body.instances.len());
@@ -175,9 +175,11 @@ async fn create_instances(
     State(api): State<App>,
     Extension(Began(began)): Extension<Began>,
     Id(vpc): Id<VpcId>,
-    JsonBytes(bytes): JsonBytes,
+    request: Request,
 ) -> Result<Response, Problem> {
+    // Before the body is read: that many large bodies are held at once, and no more.
     let _turn = api.bulks.acquire().await.map_err(|_| Problem::internal())?;
+    let JsonBytes(bytes) = JsonBytes::from_request(request, &()).await?;
     let new =
         tokio::task::spawn_blocking(move || parse_bulk(&bytes)).await.map_err(|_| Problem::internal())??;
     let parsed = Instant::now();

@@ -25,7 +25,7 @@ use crate::core::Core;
 use crate::enrol::Reach;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware;
 use problem::Problem;
 use request::MAX_BODY_BYTES;
@@ -89,15 +89,14 @@ pub fn router(api: Api) -> Router {
     let (router, _) = described().split_for_parts();
     router
         .route("/openapi.json", axum::routing::get(openapi::serve))
-        .fallback(|| async {
-            Problem::new(StatusCode::NOT_FOUND, "no-such-path", "nothing is at this path; see /openapi.json")
+        .fallback(|uri: Uri| async move {
+            let detail = "nothing is at this path; see /openapi.json";
+            Problem::new(StatusCode::NOT_FOUND, "no-such-path", detail).offender(uri.path())
         })
-        .method_not_allowed_fallback(|| async {
-            Problem::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method-not-allowed",
-                "see this answer's Allow header",
-            )
+        .method_not_allowed_fallback(|method: Method| async move {
+            let detail = "see this answer's Allow header";
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
+                .offender(method.as_str())
         })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(api.clone(), guard::guard))

@@ -8,6 +8,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
+use serde::de::IgnoredAny;
+use serde_json::error::Category;
 use sluice_store::Page;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -97,17 +99,20 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Problem> {
 /// # Errors
 /// 400 for what is no JSON, 422 for JSON of another shape.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // Every body is an object; an array would be taken for one by the order of its fields.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(Problem::invalid("body", "expected a JSON object, not an array"));
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let at = if path == "." { "body".to_owned() } else { path };
         let inner = error.into_inner();
         match inner.classify() {
-            serde_json::error::Category::Data => {
-                Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", format!("{at}: {inner}"))
-                    .offender(at)
-            }
-            _ => not_json(&inner),
+            // An enum's shape is checked as syntax; what is JSON all the same is of the wrong shape.
+            Category::Syntax if serde_json::from_slice::<IgnoredAny>(bytes).is_err() => not_json(&inner),
+            Category::Data | Category::Syntax => Problem::invalid(&at, format!("{at}: {inner}")),
+            Category::Eof | Category::Io => not_json(&inner),
         }
     })?;
     json.end().map_err(|error| not_json(&error))?;

@@ -129,6 +129,13 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
 pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Option<u64>) -> Result<()> {
     let gateway: Gateway = get(w.q(), id).await?;
     check_revision(id, &gateway, expected)?;
+    let others = "SELECT COUNT(*) FROM gateways WHERE cluster = $1 AND id <> $2";
+    let others = w.q().row(others, args![gateway.cluster.get(), id.get()]).await?;
+    if others.map_or(Ok(0), |row| row.number(0))? == 0 {
+        // Its VPCs would have nothing left that forwards for them.
+        let object = ("gateway", gateway.name.as_str(), gateway.cluster.get());
+        unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 LIMIT 1").await?;
+    }
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
     forget_node(w.q(), "gateway", id.get()).await?;

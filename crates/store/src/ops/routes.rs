@@ -29,7 +29,7 @@ async fn peer(w: &mut Write, vpc: &Vpc, target: RouteTarget) -> Result<Option<Vp
 }
 
 pub(crate) async fn create(w: &mut Write, new: &NewRoute) -> Result<Created<Route>> {
-    check::prefix(new.prefix)?;
+    check::destination(new.prefix)?;
     let table: RouteTable = get(w.q(), new.table).await?;
     let vpc: Vpc = get(w.q(), table.vpc).await?;
     let peer = peer(w, &vpc, new.target).await?;
