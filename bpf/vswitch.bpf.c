@@ -10,10 +10,12 @@
  *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
  *
  * Nothing that a VM can set is believed of the skb: only what its bytes say,
- * its length, its interface and its segment size.
+ * its length, its interface and its segment size; and a checksum that is still
+ * to be written must leave alone what its bytes were believed for.
  */
 #include "deliver.h"
 #include "dhcp.h"
+#include "pending.h"
 #include "router_advertisement.h"
 #include "tunnel.h"
 #include "vm_arp.h"
@@ -22,6 +24,8 @@
 
 /* Bytes that are made linear if the headers reach beyond the linear part: all that are followed. */
 #define HEADERS_MAX 512
+/* What the kernel has for a size where each segment has its own. */
+#define GSO_BY_FRAGS 0xffff
 
 /* Parses the skb's frame, made linear as far as that needs. */
 static __attribute__((noinline)) int parse_skb(struct __sk_buff *skb, struct frame *frame)
@@ -54,6 +58,9 @@ static __always_inline __u32 longest_packet(const struct __sk_buff *skb, const s
 
 	if (!skb->gso_size)
 		return skb->len - ETH_HLEN;
+	/* SCTP's segments are packets already, of the size that its stack chose. */
+	if (skb->gso_size == GSO_BY_FRAGS)
+		return 0;
 	/* TCP's data offset lies beyond what was parsed; GSO packets have the whole header. */
 	if (frame->protocol == IPPROTO_TCP) {
 		__u8 offset = 0;
@@ -212,6 +219,8 @@ int port_ingress(struct __sk_buff *skb)
 		return port_drop(vrf->vni, reason);
 	if (frame.source_mac != load_mac(port->mac))
 		return port_drop(vrf->vni, DROP_spoofed_mac);
+	if (checksum_misplaced(skb, &frame))
+		return port_drop(vrf->vni, DROP_pending_checksum);
 	if (frame.ethertype == ETH_P_IP)
 		return ipv4_from_vm(skb, port, vrf, port_cell, &frame);
 	if (frame.ethertype == ETH_P_IPV6)

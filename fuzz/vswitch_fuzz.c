@@ -14,6 +14,9 @@
 
 #include "../bpf/vswitch.bpf.c"
 
+/* Nothing is left to a device. */
+struct sk_buff native_skb;
+
 #define SWITCH_PORT 0x03   /* which port */
 #define SWITCH_SPLIT 0x04  /* only the Ethernet header is linear */
 #define SWITCH_BUDGET 0x08 /* no budget for ICMP errors */

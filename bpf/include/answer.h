@@ -113,7 +113,7 @@ static __always_inline int find_neighbour(const struct packet *packet, const __u
 	if (!node || !vrf)
 		return DROP_stale_index;
 	if (packet->frame.flags & FRAME_IPV6)
-		ours = (load_half(vrf->router6) == address[0] &&
+		ours = ((address[0] || address[1]) && load_half(vrf->router6) == address[0] &&
 			load_half(vrf->router6 + 8) == address[1]) ||
 		       (address[0] == ROUTER6_HIGH && address[1] == ROUTER6_LOW);
 	else

@@ -187,8 +187,9 @@ struct vrf {
 };
 
 /*
- * A next hop, a vIP or a port: what an exact match leads to. `kind` is stored
- * last; a reader that finds another kind than it expects counts a stale index.
+ * A next hop, a vIP or a port: what an exact match leads to. It is whole before
+ * a link to it is stored; a reader that finds another kind than it expects
+ * counts a stale index.
  */
 #define NEXT_HOP_VTEP 1 /* another node: host or gateway */
 #define NEXT_HOP_VIP 2	/* a vIP of this node's cluster */

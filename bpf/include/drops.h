@@ -48,7 +48,8 @@
 	DROP(38, forged_control, "tenant sent what only the network may send: router advertisement, redirect, DHCP reply") \
 	DROP(39, inner_options, "tenant packet's extension headers are too many to follow") \
 	DROP(40, hairpin, "destination is the sending port itself") \
-	DROP(41, link_local, "packet from or to an IPv6 link-local address, which no VPC carries")
+	DROP(41, link_local, "packet from or to an IPv6 link-local address, which no VPC carries") \
+	DROP(42, pending_checksum, "VM left a checksum to be written over headers that were checked")
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,
 enum drop_reason { DROP_none = 0, DROP_REASONS(DROP_ENUM) };

@@ -161,6 +161,9 @@ __attribute__((noinline)) int forward(struct xdp_md *ctx, struct packet *packet)
 	port = port_at(l2 >> L2_PORT_SHIFT);
 	if (l2 & L2_REFUSED || !port)
 		return port ? (__u8)l2 : DROP_stale_index;
+	/* The interface has gone since the way was looked up. */
+	if (!port->ifindex)
+		return DROP_stale_index;
 	mtu = way_mtu(packet, port, ipv6);
 	if (packet->frame_bytes - ETH_HLEN > mtu)
 		return too_big(packet, mtu);

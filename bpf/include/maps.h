@@ -37,7 +37,7 @@ struct {
 	__type(value, __u64);
 } vni_drops SEC(".maps");
 
-/* Tenant frames sent on, by vrf.counters of the VNI they came from. */
+/* Tenant frames sent on, by vrf.counters of the VNI they came with. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, VNI_COUNTERS_MAX);

@@ -13,7 +13,7 @@
 #define ND_OPTION_MTU 5
 #define ND_PREFIX_ON_LINK 0x80
 #define ND_PREFIX_AUTONOMOUS 0x40
-/* The longest there is (RFC 8319): advertisements come only when asked for. */
+/* The longest there is (RFC 8319): advertisements come when asked for, and from the agent hourly. */
 #define ND_ROUTER_LIFETIME_S 65535
 #define ND_INFINITE 0xffffffffu
 

@@ -12,8 +12,7 @@
 #ifndef READ_ONCE
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
 #endif
-/* Loads are taken in program order: volatile for the compiler, x86 TSO for the processor. */
-#define compiler_barrier() asm volatile("" ::: "memory")
+/* READ_ONCE loads are taken in program order: volatile for the compiler, x86 TSO for the processor. */
 
 /* How often a lookup starts again while the writer moves entries about. */
 #define EXACT_RETRIES 4

@@ -52,6 +52,9 @@ __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell
 		return port_drop(port->vni, DROP_table_busy);
 	if (found == EXACT_HIT)
 		return arp_answer(skb, port, &arp, hit.mac);
+	/* So that questions spread over the group like everything else. */
+	frame->source[1] = arp.sender;
+	frame->destination[1] = arp.target;
 	return FORWARD;
 }
 

@@ -34,7 +34,7 @@ static __always_inline int complain_write(struct __sk_buff *skb, const struct fr
 static __always_inline void complain_about(struct icmp_error *error, const struct port *port,
 					   const struct node_config *node, int ipv6, int too_big)
 {
-	error->router4 = bpf_ntohl(port->router4);
+	error->router4 = port->router4 ? bpf_ntohl(port->router4) : DUMMY_ROUTER4;
 	error->router6[0] = ROUTER6_HIGH;
 	error->router6[1] = ROUTER6_LOW;
 	if (LOAD64(port->prefix6)) {

@@ -6,7 +6,7 @@ use crate::output::{self, Format};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use sluice_client::{Client, CloudFile, Event, Gateway, Host, Instance, Options, Tally, Vpc};
+use sluice_client::{Client, CloudFile, Event, Gateway, Host, Instance, Options, Resource, Tally, Vpc};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -83,13 +83,16 @@ fn line(event: &Event, dry_run: bool) -> String {
     if let Some(difference) = difference {
         return format!("differs      {kind} {name}: {difference}\n");
     }
+    // Instances come in bulk: the name is their VPC's, however few they are.
+    let bulk = *kind == Instance::NOUN;
+    let several = |count: u64| format!("{count} {kind}{}", if count == 1 { "" } else { "s" });
     match (tally.created, tally.unchanged) {
-        (1, 0) => format!("{made:<12} {kind} {name}\n"),
-        (0, 1) => format!("unchanged    {kind} {name}\n"),
-        (created, 0) => format!("{made:<12} {created} {kind}s of VPC {name}\n"),
-        (0, unchanged) => format!("unchanged    {unchanged} {kind}s of VPC {name}\n"),
+        (1, 0) if !bulk => format!("{made:<12} {kind} {name}\n"),
+        (0, 1) if !bulk => format!("unchanged    {kind} {name}\n"),
+        (created, 0) => format!("{made:<12} {} of VPC {name}\n", several(created)),
+        (0, unchanged) => format!("unchanged    {} of VPC {name}\n", several(unchanged)),
         (created, unchanged) => {
-            format!("{made:<12} {created} and left {unchanged} {kind}s of VPC {name} unchanged\n")
+            format!("{made:<12} {created} and left {} of VPC {name} unchanged\n", several(unchanged))
         }
     }
 }
@@ -130,8 +133,10 @@ mod tests {
 
     #[test]
     fn lines_say_what_happened() {
-        assert_eq!(line(&event(1, 0), false), "created      instance web\n");
-        assert_eq!(line(&event(0, 1), true), "unchanged    instance web\n");
+        let one = |created, unchanged| Event { kind: "vpc", ..event(created, unchanged) };
+        assert_eq!(line(&one(1, 0), false), "created      vpc web\n");
+        assert_eq!(line(&one(0, 1), true), "unchanged    vpc web\n");
+        assert_eq!(line(&event(1, 0), false), "created      1 instance of VPC web\n");
         assert_eq!(line(&event(7, 0), true), "would create 7 instances of VPC web\n");
         assert_eq!(line(&event(0, 7), false), "unchanged    7 instances of VPC web\n");
         assert_eq!(line(&event(10, 2), true), "would create 10 and left 2 instances of VPC web unchanged\n");

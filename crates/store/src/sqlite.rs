@@ -49,7 +49,10 @@ fn keep_private(path: &Path) -> std::io::Result<()> {
 impl SqliteBackend {
     /// Opens the file, which is created if it does not exist.
     pub async fn open(path: &Path) -> Result<Self> {
-        keep_private(path).map_err(|error| at(path, classify(sqlx::Error::Io(error))))?;
+        keep_private(path).map_err(|error| StoreError::Unavailable {
+            cause: format!("{}: database file cannot be opened ({error})", path.display()),
+            source: Some(sqlx::Error::Io(error)),
+        })?;
         Self::with(path, SqliteSynchronous::Full, None).await
     }
 

@@ -110,13 +110,17 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         let inner = error.into_inner();
         match inner.classify() {
             // An enum's shape is checked as syntax; what is JSON all the same is of the wrong shape.
-            Category::Syntax if serde_json::from_slice::<IgnoredAny>(bytes).is_err() => not_json(&inner),
+            Category::Syntax if !is_json(bytes) => not_json(&inner),
             Category::Data | Category::Syntax => Problem::invalid(&at, format!("{at}: {inner}")),
             Category::Eof | Category::Io => not_json(&inner),
         }
     })?;
     json.end().map_err(|error| not_json(&error))?;
     Ok(value)
+}
+
+fn is_json(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok())
 }
 
 fn not_json(error: &serde_json::Error) -> Problem {
@@ -259,10 +263,28 @@ mod tests {
             #[serde(rename = "n")]
             _n: u8,
         }
-        let problem = parse::<Vec<Inner>>(br#"[{"n":1},{"n":300}]"#).unwrap_err();
-        assert!(problem.detail().starts_with("[1].n: invalid value"), "{}", problem.detail());
-        assert_eq!(problem.status(), 422);
-        assert_eq!(parse::<Vec<Inner>>(b"[{").unwrap_err().status(), 400);
-        assert_eq!(parse::<Vec<Inner>>(b"[] x").unwrap_err().status(), 400);
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        enum Kind {
+            Drop,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        struct Outer {
+            #[serde(rename = "list")]
+            _list: Vec<Inner>,
+            #[serde(rename = "kind")]
+            _kind: Option<Kind>,
+        }
+        let refused = |body: &str| {
+            let problem = parse::<Outer>(body.as_bytes()).unwrap_err();
+            (problem.status(), problem.detail().to_owned())
+        };
+        let (status, detail) = refused(r#"{"list":[{"n":1},{"n":300}]}"#);
+        assert!(status == 422 && detail.starts_with("list[1].n: invalid value"), "{detail}");
+        let (status, detail) = refused(r#"{"list":[],"kind":{}}"#);
+        assert!(status == 422 && detail.starts_with("kind: "), "JSON of the wrong shape: {detail}");
+        assert_eq!(refused("[[]]").0, 422, "no array passes for an object");
+        assert_eq!(refused(r#"{"list":"#).0, 400);
+        assert_eq!(refused(r#"{"list":[]} x"#).0, 400);
     }
 }

@@ -57,6 +57,8 @@ impl Target {
             // The programs read headers where they lie, as the processors that run them allow.
             .args(["-fsanitize=fuzzer,address,undefined", "-fno-sanitize=alignment"])
             .args(["-fno-sanitize-recover=undefined"])
+            // Those of the packet programs' own target.
+            .args(["-Wno-unknown-attributes"])
             .arg("-I")
             .arg(root.join("fuzz/kernel"))
             .arg("-I")

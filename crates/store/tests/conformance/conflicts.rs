@@ -288,6 +288,17 @@ pub async fn in_use(f: Fixture) {
     assert_eq!(conflict(s.delete_subnet(c.subnet.id, None).await), used("subnet", "s1", "instance `vm`"));
     assert_eq!(conflict(s.delete_vpc(c.vpc.id, None).await), used("VPC", "v1", "subnet `s1`"));
     assert_eq!(conflict(s.delete_cluster(c.cluster.id, None).await), used("cluster", "c1", "VPC `v1`"));
+    // The last gateway of VPCs; another one may go.
+    let gateway = |name: &str, vtep: [u8; 4]| NewGateway {
+        name: name.into(),
+        cluster: c.cluster.id,
+        vtep4: Some(vtep.into()),
+        vtep6: None,
+    };
+    let last = new(s.create_gateway(gateway("last", [192, 0, 2, 71])).await);
+    assert_eq!(conflict(s.delete_gateway(last.id, None).await), used("gateway", "last", "VPC `v1`"));
+    new(s.create_gateway(gateway("next", [192, 0, 2, 72])).await);
+    s.delete_gateway(last.id, None).await.unwrap();
     s.delete_instance(vm.id, None).await.unwrap();
     s.delete_subnet(c.subnet.id, None).await.unwrap();
     let v2 = c.vpc("v2").await;
