@@ -126,3 +126,17 @@ fn a_successor_reads_what_was_committed() {
     let error = PortBook::load(dir.path()).err().unwrap();
     assert!(error.to_string().contains(ATTACHMENTS_FILE), "{error}");
 }
+
+#[test]
+fn no_port_has_a_larger_mtu_than_the_tunnel() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut book, mut tables) = book(dir.path());
+    book.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1430, "its VPC's");
+    assert!(book.limit_mtu(1400));
+    assert!(!book.limit_mtu(1400), "no news");
+    book.reconcile(&mut tables).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1400);
+    book.upsert(&mut tables, Port { mtu: 1300, ..port(2, "blue/web", 1) }).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1300, "its VPC's, where that is less");
+}

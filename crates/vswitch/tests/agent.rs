@@ -140,7 +140,12 @@ fn what_cannot_be_a_port_is_refused() {
         let agent = tokio::spawn(run(bench.args(&["--vtep", "2001:db8::10"])));
         controller.hello().await;
         controller.step(cloud()).await;
-        for ifname in ["u0", "sluice-vx", "lo", "nothere"] {
+        // What the host itself is reached by, and what a bridge has.
+        ip("link add tap2 type veth peer name vm2");
+        ip("address add 198.51.100.1/24 dev tap2");
+        ip("link add br0 type bridge");
+        ip("link set vm2 master br0");
+        for ifname in ["u0", "sluice-vx", "lo", "nothere", "tap2", "vm2"] {
             let (status, answer) = attach(&bench.socket, ifname, "vm").await;
             assert_eq!(status, 400, "{ifname}: {answer}");
         }
