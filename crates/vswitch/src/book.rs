@@ -184,11 +184,12 @@ impl PortBook {
         let Some(port) = self.instances.get(&attachment.instance) else {
             return Err(BookError::Unknown(attachment.instance.to_string()));
         };
-        write_port(tables, port, &attachment, self.mtu_max)?;
-        let old = self.attachments.insert(ifname.to_owned(), attachment);
-        if let Some(old) = old.filter(|old| old.ifindex != self.attachments[ifname].ifindex) {
+        // An interface that went and came back under its name: its addresses are the old port's still.
+        if let Some(old) = self.attachments.get(ifname).filter(|old| old.ifindex != attachment.ifindex) {
             remove_port(tables, old.ifindex)?;
         }
+        write_port(tables, port, &attachment, self.mtu_max)?;
+        self.attachments.insert(ifname.to_owned(), attachment);
         self.save_attachments()
     }
 
@@ -209,9 +210,14 @@ impl PortBook {
             remove_port(tables, ifindex)?;
         }
         for attachment in self.attachments.values() {
-            match self.instances.get(&attachment.instance) {
-                Some(port) => write_port(tables, port, attachment, self.mtu_max)?,
-                None => remove_port(tables, attachment.ifindex)?,
+            let Some(port) = self.instances.get(&attachment.instance) else {
+                remove_port(tables, attachment.ifindex)?;
+                continue;
+            };
+            // The tables may be new, and know nothing of its VPC: then a snapshot is to come, and the
+            // port with it. One port must not keep the others out, nor the agent from its controller.
+            if let Err(error) = write_port(tables, port, attachment, self.mtu_max) {
+                tracing::warn!(port = port.name, %error, "not in the tables yet");
             }
         }
         Ok(())

@@ -140,3 +140,24 @@ fn no_port_has_a_larger_mtu_than_the_tunnel() {
     book.upsert(&mut tables, Port { mtu: 1300, ..port(2, "blue/web", 1) }).unwrap();
     assert_eq!(tables.port(50).unwrap().mtu, 1300, "its VPC's, where that is less");
 }
+
+#[test]
+fn a_port_waits_for_its_vpc_in_new_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut book, mut old) = book(dir.path());
+    book.attach(&mut old, "tap0", attachment(50, 2)).unwrap();
+    let mut new = tables();
+    new.remove_vrf(port(2, "blue/web", 1).vni).unwrap();
+    book.reconcile(&mut new).unwrap();
+    assert!(new.port(50).is_none(), "the agent goes on without it");
+}
+
+#[test]
+fn an_interface_that_came_back_is_its_instance_s_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut book, mut tables) = book(dir.path());
+    book.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    book.attach(&mut tables, "tap0", attachment(51, 2)).unwrap();
+    assert!(tables.port(50).is_none());
+    assert_eq!(tables.port(51).unwrap().instance, 2);
+}

@@ -159,6 +159,7 @@ impl Manager {
             })
             .await??;
         let ipv6 = sysctl::get(Family::V6, ifname, "disable_ipv6")?;
+        let fresh = known.is_none();
         let attachment = Attachment {
             ifindex: link.index,
             instance: port.instance,
@@ -169,7 +170,10 @@ impl Manager {
         // kernel's own stack would take what comes with no program.
         self.node.datapath.attach_tc(PORT_PROGRAM, &link.interface()).map_err(Error::from)?;
         if let Err(error) = self.enter(&link, attachment.clone()).await {
-            self.release(&link.interface(), &attachment);
+            // What was a port before keeps its program.
+            if fresh {
+                self.release(&link.interface(), &attachment);
+            }
             return Err(error);
         }
         tracing::info!(ifname, instance = port.name, peer_redirect = link.peer_elsewhere, "port attached");
@@ -263,7 +267,14 @@ impl Manager {
         let attached = self.node.writer.run(|applier| applier.ports.attachments().clone()).await?;
         for (name, attachment) in &attached {
             let interface = Interface { index: attachment.ifindex, name: name.clone() };
-            self.node.datapath.attach_tc(PORT_PROGRAM, &interface)?;
+            // It may have gone this moment; the others are ports all the same.
+            if let Err(error) = self.node.datapath.attach_tc(PORT_PROGRAM, &interface) {
+                tracing::error!(
+                    interface = interface.name,
+                    error = chain(&error),
+                    "cannot attach the program"
+                );
+            }
         }
         for interface in self.node.datapath.attached()? {
             let known = attached.get(&interface.name).is_some_and(|known| known.ifindex == interface.index);
