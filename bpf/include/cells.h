@@ -22,7 +22,7 @@
 #define CELL_INDEX_MASK 0x0fffffffu
 
 #define TABLES_MAGIC 0x3130454349554c53ull /* "SLUICE01", little endian */
-#define TABLES_LAYOUT_VERSION 1
+#define TABLES_LAYOUT_VERSION 2
 
 struct cell {
 	__u64 word[CELL_BYTES / 8];
@@ -122,45 +122,100 @@ struct exact_conflict {
 };
 
 /*
- * Longest prefix match, one root word per VRF and family:
+ * Longest prefix match, one 64-bit root word per VRF and family, published by
+ * one store; 0: no routes. Low half: a cell index. High half, the form:
  *
- *   bits 30..31  form (LPM_*), bits 0..27 first cell; 0: no routes
+ *   LPM_SCAN   one to LPM_SCAN*_CELLS cells that list the routes, longest
+ *              prefix first, replaced as a whole
+ *   4..22      a directory of that many bits
  *
- * LPM_SCAN: a run of cells that holds up to LPM_SCAN_MAX routes, longest prefix
- * first, replaced as a whole. LPM_TRIE: strides of four bits; a node is two
- * cells, `child` and `route`. The routes of a node are the prefixes that end
- * within its stride, as a heap: 1 is length 0, 2..3 length 1, 4..7 length 2,
- * 8..15 length 3. Each route and each child is one 32-bit word, changed by one
- * store, and the table alone tells all routes there are.
+ * A directory of k bits is a run of 32-bit words: 2^k slots, one for each value
+ * of the next k bits of the address, and behind them the writer's own record of
+ * the routes that end within these bits, a heap of 2^(k+1): 1 is length 0, 2..3
+ * length 1, and so on to length k; [0] is the leaf inherited from above. Routes
+ * of the heap are pushed: each slot tells the longest of them that covers it.
+ *
+ * A word is a leaf (0: no route), or LPM_* in bits 28..31 and a cell in 0..27:
+ *
+ *   LPM_NARROW, LPM_WIDE, LPM_LONG   a bucket: one cell with the few routes
+ *              that begin with the bits so far, longest first. Replaced as a
+ *              whole, but for a leaf, which is one word.
+ *   LPM_DIRECTORY2, 4, 8   a directory of the next 2, 4 or 8 bits
+ *   LPM_SKIP   bits that all routes below share: one cell, behind which stands
+ *              a directory
+ *
+ * A lane of a bucket is the part of the prefix behind the bits so far, a 1, and
+ * zeros. The route of an unused lane has no bits: it matches always, and its
+ * leaf is what the bucket inherits. So the first lane that matches is the
+ * answer. Entry e of a narrow bucket has lane (e mod 3) * 4 + e / 3, of a wide one
+ * lane (e mod 4) * 2 + e / 4: the order that a search by words of 64 bits finds.
+ * A long bucket has codes of 128 bits, of the address without its first bit.
  */
-#define LPM_FORM_SHIFT 30
-#define LPM_SCAN 1u
-#define LPM_TRIE 2u
-#define LPM_SCAN_MAX 16
-#define LPM_STRIDE 4
+#define LPM_FORM_SHIFT 32
+#define LPM_SCAN 64u
+#define LPM_ROOT_BITS_MIN 4
+#define LPM_ROOT_BITS_MAX 22
 
-struct lpm_scan4 { /* 5 to a cell, the last 4 bytes of each cell unused */
-	__u32 address; /* host order */
-	__u32 length;  /* prefix length + 1; 0 ends the list */
-	__u32 leaf;
+#define LPM_KIND_SHIFT 28
+#define LPM_SKIP 9u
+#define LPM_NARROW 10u
+#define LPM_WIDE 11u
+#define LPM_LONG 12u
+#define LPM_DIRECTORY2 13u
+#define LPM_DIRECTORY4 14u
+#define LPM_DIRECTORY8 15u
+
+#define LPM_SCAN4_ROUTES 7
+#define LPM_SCAN4_CELLS 2
+struct lpm_scan4 {
+	__u32 address[LPM_SCAN4_ROUTES]; /* host order */
+	__u32 leaf[LPM_SCAN4_ROUTES];
+	__u8 length[LPM_SCAN4_ROUTES]; /* prefix length + 1; 0 ends the list */
+	__u8 reserved;
 };
-#define LPM_SCAN4_PER_CELL 5
 
-struct lpm_scan6 { /* 2 to a cell, the last 16 bytes of each cell unused */
+#define LPM_SCAN6_ROUTES 3
+#define LPM_SCAN6_CELLS 2
+struct lpm_scan6 {
+	__u64 high[LPM_SCAN6_ROUTES]; /* halves of the address in host order */
+	__u64 low[LPM_SCAN6_ROUTES];
+	__u32 leaf[LPM_SCAN6_ROUTES];
+	__u8 length[LPM_SCAN6_ROUTES];
+	__u8 reserved;
+};
+
+#define LPM_NARROW_ROUTES 9 /* of up to 15 bits */
+struct lpm_narrow {
+	__u16 lane[12];
+	__u32 leaf[LPM_NARROW_ROUTES + 1];
+};
+
+#define LPM_WIDE_ROUTES 7 /* of up to 31 bits */
+struct lpm_wide {
+	__u32 lane[8];
+	__u32 leaf[LPM_WIDE_ROUTES + 1];
+};
+
+#define LPM_LONG_ROUTES 3
+struct lpm_long {
+	__u64 high[LPM_LONG_ROUTES];
+	__u64 low[LPM_LONG_ROUTES];
+	__u32 leaf[LPM_LONG_ROUTES + 1];
+};
+
+struct lpm_skip {
 	__u64 address[2]; /* host-order halves, high half first */
-	__u32 length;
-	__u32 leaf;
-};
-#define LPM_SCAN6_PER_CELL 2
-
-struct lpm_node {
-	__u32 child[16];
-	__u32 route[16]; /* heap; [0] unused */
+	__u64 mask[2];
+	__u32 directory; /* the word of what stands behind the bits */
+	__u32 inherited; /* the leaf of addresses that differ in them */
+	__u32 depth;	 /* bits of the mask */
+	__u32 reserved32;
+	__u64 reserved[2];
 };
 
 /*
  * A leaf is the finished action (DSR section 4.1.2): scope in bits 28..31,
- * argument in bits 0..27. 0: no route.
+ * argument in bits 0..27. 0: no route. Scopes are below LPM_SKIP.
  */
 #define LEAF_SCOPE_SHIFT 28
 #define LEAF_ARGUMENT_MASK 0x0fffffffu
@@ -173,8 +228,8 @@ struct lpm_node {
 struct vrf {
 	__u32 vni;
 	__u32 counters;	 /* index into the per-VNI counters; 0: the shared overflow */
-	__u32 lpm4;	 /* root words, each published by one store */
-	__u32 lpm6;
+	__u64 lpm4;	 /* root words */
+	__u64 lpm6;
 	__u32 group;	 /* vSwitch: first cell of struct group; 0: none */
 	__u16 mtu;	 /* of the tenant's interfaces, bytes of IP packet */
 	__u16 flags;
@@ -183,7 +238,6 @@ struct vrf {
 	__u8 router6[16];
 	__u32 routes4;	 /* counts, for metrics */
 	__u32 routes6;
-	__u64 reserved;
 };
 
 /*

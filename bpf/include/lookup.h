@@ -56,12 +56,12 @@ __attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
 }
 
 /* The leaf for an address; 0: no route. */
-__attribute__((noinline)) __u32 find_route4(__u32 root, __u32 address)
+__attribute__((noinline)) __u32 find_route4(__u64 root, __u32 address)
 {
 	return lpm_find4(root, address);
 }
 
-__attribute__((noinline)) __u32 find_route6(__u32 root, __u64 high, __u64 low)
+__attribute__((noinline)) __u32 find_route6(__u64 root, __u64 high, __u64 low)
 {
 	return lpm_find6(root, high, low);
 }

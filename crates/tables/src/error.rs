@@ -40,6 +40,14 @@ pub enum Error {
     /// No VRF has this VNI.
     #[error("VNI {0} is not in the tables")]
     UnknownVni(Vni),
+    /// A VRF has as many routes of the family as it may.
+    #[error("VNI {vni} has {limit} routes of this family, which is the limit of a VRF")]
+    RouteLimit {
+        /// The VRF.
+        vni: Vni,
+        /// Routes it may have in each family.
+        limit: u32,
+    },
     /// No group has this id.
     #[error("group {0} is not in the tables")]
     UnknownGroup(u32),

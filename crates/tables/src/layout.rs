@@ -15,10 +15,13 @@ const _: () = {
     assert!(size_of::<vrf>() == cell);
     assert!(size_of::<next_hop>() == cell);
     assert!(size_of::<port>() == 2 * cell);
-    assert!(size_of::<lpm_node>() == 2 * cell);
     assert!(size_of::<group>() == GROUP_CELLS_MAX as usize * cell);
     assert!(size_of::<node_config>() == (CELL_FIRST_FREE - CELL_NODE) as usize * cell);
-    assert!(size_of::<lpm_scan4>() * LPM_SCAN4_PER_CELL as usize <= cell);
-    assert!(size_of::<lpm_scan6>() * LPM_SCAN6_PER_CELL as usize <= cell);
+    assert!(size_of::<lpm_scan4>() == cell);
+    assert!(size_of::<lpm_scan6>() == cell);
+    assert!(size_of::<lpm_narrow>() == cell);
+    assert!(size_of::<lpm_wide>() == cell);
+    assert!(size_of::<lpm_long>() == cell);
+    assert!(size_of::<lpm_skip>() == cell);
     assert!(CELL_EXACT_ROOT + 1 == CELL_NODE);
 };

@@ -44,6 +44,7 @@ macro_rules! plain {
     )*};
 }
 plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port, node_config, group, cell);
+plain!(lpm_scan4, lpm_scan6, lpm_narrow, lpm_wide, lpm_long, lpm_skip);
 
 struct Mapping {
     base: NonNull<u8>,

@@ -5,6 +5,7 @@ mod adopt;
 mod endpoints;
 mod groups;
 mod ports;
+mod routes;
 #[cfg(test)]
 mod tests;
 mod underlay;
@@ -47,6 +48,7 @@ pub struct NodeTables {
     counters: Counters,
     endpoints: u64,
     routes: u64,
+    route_limit: u32,
 }
 
 fn random_seed() -> Result<u64, Error> {
@@ -124,6 +126,7 @@ impl NodeTables {
             counters: Counters::new(),
             endpoints: 0,
             routes: 0,
+            route_limit: u32::MAX,
         }
     }
 

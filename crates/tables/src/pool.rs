@@ -14,8 +14,9 @@ use std::ops::Range;
 const SMALL_MAX: usize = 16;
 /// Cells that small runs are cut from at a time.
 const CHUNK_CELLS: u32 = 256;
-/// Runs that wait for a grace period before one is waited for.
-pub(crate) const RETIRED_RUNS_MAX: usize = 4096;
+/// Runs that wait for a grace period before one is waited for: its 8 ms are then
+/// little for each.
+pub(crate) const RETIRED_RUNS_MAX: usize = 1 << 16;
 
 /// The memory, its free runs, and those that readers may still see.
 pub(crate) struct Pool {
@@ -56,13 +57,6 @@ impl Used {
             self.bits[word] |= bit;
         }
         Ok(())
-    }
-
-    /// Takes a claim back.
-    pub(crate) fn release(&mut self, first: u32, cells: u32) {
-        for cell in first..first + cells {
-            self.bits[cell as usize / 64] &= !(1 << (cell % 64));
-        }
     }
 
     pub(crate) fn has(&self, cell: u32) -> bool {

@@ -186,6 +186,19 @@ pub struct Bulk {
 impl Bulk {
     /// Errors that are kept.
     pub const ERRORS_MAX: usize = 16;
+
+    /// Counts what became of entry `i`.
+    pub(crate) fn note(&mut self, i: usize, result: Result<bool, Error>) {
+        match result {
+            Ok(changed) => self.changed += usize::from(changed),
+            Err(error) => {
+                self.failed += 1;
+                if self.errors.len() < Self::ERRORS_MAX {
+                    self.errors.push((i, error));
+                }
+            }
+        }
+    }
 }
 
 /// How full the tables are.

@@ -1,105 +1,105 @@
-//! Up to `LPM_SCAN_MAX` routes as a list, longest prefix first. A list never
+//! Few routes as a list of one or two cells, longest prefix first. A list never
 //! changes: another one takes its place.
 
-use super::{Family, Prefix, SCAN_MAX};
+use super::{Entry, Family, Prefix, mask};
 use crate::error::Error;
 use crate::layout::{self, lpm_scan4, lpm_scan6};
 use crate::memory::Memory;
 use crate::pool::{Pool, Used};
-use std::mem::{offset_of, size_of};
 
-const PER_CELL4: usize = layout::LPM_SCAN4_PER_CELL as usize;
-const PER_CELL6: usize = layout::LPM_SCAN6_PER_CELL as usize;
+const PER_CELL4: usize = layout::LPM_SCAN4_ROUTES as usize;
+const PER_CELL6: usize = layout::LPM_SCAN6_ROUTES as usize;
 
-/// Cells of a list of `routes`. Readers stop at an empty entry, or where a list
-/// of `LPM_SCAN_MAX` must end.
+fn per_cell(family: Family) -> usize {
+    match family {
+        Family::V4 => PER_CELL4,
+        Family::V6 => PER_CELL6,
+    }
+}
+
+/// The most routes of a list.
+pub(super) fn routes_max(family: Family) -> usize {
+    match family {
+        Family::V4 => PER_CELL4 * layout::LPM_SCAN4_CELLS as usize,
+        Family::V6 => PER_CELL6 * layout::LPM_SCAN6_CELLS as usize,
+    }
+}
+
+/// Cells of a list of so many routes. Readers stop at an empty entry, or where
+/// the longest list must end.
 fn cells(family: Family, routes: usize) -> u32 {
-    let cells = match family {
-        Family::V4 => (routes + 1).div_ceil(PER_CELL4).min(SCAN_MAX.div_ceil(PER_CELL4)),
-        Family::V6 => (routes + 1).div_ceil(PER_CELL6).min(SCAN_MAX.div_ceil(PER_CELL6)),
-    };
-    cells as u32
-}
-
-fn place4(first: u32, i: usize) -> (u32, usize) {
-    (first + (i / PER_CELL4) as u32, i % PER_CELL4 * size_of::<lpm_scan4>())
-}
-
-fn place6(first: u32, i: usize) -> (u32, usize) {
-    (first + (i / PER_CELL6) as u32, i % PER_CELL6 * size_of::<lpm_scan6>())
+    let most = routes_max(family) / per_cell(family);
+    (routes / per_cell(family) + 1).min(most) as u32
 }
 
 /// Writes a list; its first cell.
-pub(super) fn write(pool: &mut Pool, family: Family, routes: &mut [(Prefix, u32)]) -> Result<u32, Error> {
-    debug_assert!(routes.len() <= SCAN_MAX);
+pub(super) fn write(pool: &mut Pool, family: Family, routes: &mut [Entry]) -> Result<u32, Error> {
+    debug_assert!(routes.len() <= routes_max(family));
     routes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.length));
     let first = pool.allocate(cells(family, routes.len()))?;
-    let memory = pool.memory();
-    for (i, (prefix, leaf)) in routes.iter().enumerate() {
-        let length = u32::from(prefix.length) + 1;
+    for (cell, routes) in (first..).zip(routes.chunks(per_cell(family))) {
         match family {
             Family::V4 => {
-                let (cell, offset) = place4(first, i);
-                let address = (prefix.bits >> 96) as u32;
-                memory.store32(cell, offset + offset_of!(lpm_scan4, address), address);
-                memory.store32(cell, offset + offset_of!(lpm_scan4, length), length);
-                memory.store32(cell, offset + offset_of!(lpm_scan4, leaf), *leaf);
+                let mut list = lpm_scan4::default();
+                for (i, (prefix, leaf)) in routes.iter().enumerate() {
+                    list.address[i] = (prefix.bits >> 96) as u32;
+                    (list.leaf[i], list.length[i]) = (*leaf, prefix.length + 1);
+                }
+                pool.memory().write(cell, &list);
             }
             Family::V6 => {
-                let (cell, offset) = place6(first, i);
-                let address = offset + offset_of!(lpm_scan6, address);
-                memory.store64(cell, address, (prefix.bits >> 64) as u64);
-                memory.store64(cell, address + 8, prefix.bits as u64);
-                memory.store32(cell, offset + offset_of!(lpm_scan6, length), length);
-                memory.store32(cell, offset + offset_of!(lpm_scan6, leaf), *leaf);
+                let mut list = lpm_scan6::default();
+                for (i, (prefix, leaf)) in routes.iter().enumerate() {
+                    (list.high[i], list.low[i]) = ((prefix.bits >> 64) as u64, prefix.bits as u64);
+                    (list.leaf[i], list.length[i]) = (*leaf, prefix.length + 1);
+                }
+                pool.memory().write(cell, &list);
             }
         }
     }
     Ok(first)
 }
 
-/// Entry `i`, `None` at the list's end.
-fn entry(memory: &Memory, family: Family, first: u32, i: usize) -> Option<(Prefix, u32)> {
-    let (cell, offset) = match family {
-        Family::V4 => place4(first, i),
-        Family::V6 => place6(first, i),
-    };
-    if i >= SCAN_MAX || cell >= memory.cells() {
-        return None;
-    }
-    let (bits, length, leaf) = match family {
-        Family::V4 => (
-            u128::from(memory.load32(cell, offset + offset_of!(lpm_scan4, address))) << 96,
-            memory.load32(cell, offset + offset_of!(lpm_scan4, length)),
-            memory.load32(cell, offset + offset_of!(lpm_scan4, leaf)),
-        ),
-        Family::V6 => {
-            let address = offset + offset_of!(lpm_scan6, address);
-            (
-                u128::from(memory.load64(cell, address)) << 64 | u128::from(memory.load64(cell, address + 8)),
-                memory.load32(cell, offset + offset_of!(lpm_scan6, length)),
-                memory.load32(cell, offset + offset_of!(lpm_scan6, leaf)),
-            )
+/// The entries of one cell; a length of 0 ends the list.
+fn entries(memory: &Memory, family: Family, cell: u32) -> Vec<(u8, u128, u32)> {
+    match family {
+        Family::V4 => {
+            let list: lpm_scan4 = memory.read(cell);
+            (0..PER_CELL4)
+                .map(|i| (list.length[i], u128::from(list.address[i]) << 96, list.leaf[i]))
+                .collect()
         }
-    };
-    let length = u8::try_from(length.checked_sub(1)?).ok()?;
-    Some((Prefix { bits, length }, leaf))
+        Family::V6 => {
+            let list: lpm_scan6 = memory.read(cell);
+            let bits = |i: usize| u128::from(list.high[i]) << 64 | u128::from(list.low[i]);
+            (0..PER_CELL6).map(|i| (list.length[i], bits(i), list.leaf[i])).collect()
+        }
+    }
 }
 
-pub(super) fn read(memory: &Memory, family: Family, first: u32) -> Vec<(Prefix, u32)> {
-    (0..SCAN_MAX).map_while(|i| entry(memory, family, first, i)).collect()
+pub(super) fn read(memory: &Memory, family: Family, first: u32) -> Vec<Entry> {
+    let most = (routes_max(family) / per_cell(family)) as u32;
+    (first..first + most)
+        .take_while(|&cell| memory.contains(cell, 1))
+        .flat_map(|cell| entries(memory, family, cell))
+        .map_while(|(length, bits, leaf)| Some((Prefix { bits, length: length.checked_sub(1)? }, leaf)))
+        .collect()
 }
 
 pub(super) fn find(memory: &Memory, family: Family, first: u32, bits: u128) -> Option<u32> {
-    let covers = |prefix: &Prefix| prefix.length == 0 || (prefix.bits ^ bits) >> (128 - prefix.length) == 0;
-    (0..SCAN_MAX)
-        .map_while(|i| entry(memory, family, first, i))
-        .find_map(|(prefix, leaf)| covers(&prefix).then_some(leaf))
+    let routes = read(memory, family, first);
+    let holds = |prefix: &Prefix| (prefix.bits ^ bits) & mask(prefix.length) == 0;
+    routes.into_iter().find_map(|(prefix, leaf)| holds(&prefix).then_some(leaf))
+}
+
+/// Cells that the list at `first` takes.
+pub(super) fn cells_of(memory: &Memory, family: Family, first: u32) -> u32 {
+    cells(family, read(memory, family, first).len())
 }
 
 pub(super) fn retire(pool: &mut Pool, family: Family, first: u32) {
-    let routes = read(pool.memory(), family, first).len();
-    pool.retire(first, cells(family, routes));
+    let cells = cells_of(pool.memory(), family, first);
+    pool.retire(first, cells);
 }
 
 pub(super) fn adopt(memory: &Memory, family: Family, first: u32, used: &mut Used) -> Result<u32, Error> {

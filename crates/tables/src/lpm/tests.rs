@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// A cell outside the pool's reach is not needed: the superblock's reserved
 /// words serve as root words here.
 fn root(family: Family) -> Root {
-    Root { cell: 0, offset: if family == Family::V4 { 40 } else { 44 }, family }
+    Root { cell: 0, offset: if family == Family::V4 { 40 } else { 48 }, family }
 }
 
 fn pool(cells: u32) -> Pool {
@@ -27,6 +27,7 @@ fn longest(model: &Model, bits: u128) -> Option<u32> {
 enum Op {
     Insert(Prefix, u32),
     Remove(usize),
+    Merge(Vec<(Prefix, u32)>),
     Adopt,
     Clear,
 }
@@ -49,6 +50,7 @@ fn ops(family: Family) -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         12 => (prefix(family), 1u32..5).prop_map(|(prefix, leaf)| Op::Insert(prefix, leaf)),
         10 => any::<prop::sample::Index>().prop_map(|index| Op::Remove(index.index(1 << 16))),
+        1 => prop::collection::vec((prefix(family), 1u32..5), 0..60).prop_map(Op::Merge),
         1 => Just(Op::Adopt),
         1 => Just(Op::Clear),
     ];
@@ -71,6 +73,10 @@ fn check(pool: &Pool, model: &Model, family: Family) {
     let memory = pool.memory();
     for bits in probes(model, family) {
         assert_eq!(find(memory, root(family), bits), longest(model, bits), "{bits:032x}");
+        for length in [0, 20, 32, family.max_length()] {
+            let prefix = Prefix { bits: bits & mask(length), length };
+            assert_eq!(leaf_of(memory, root(family), prefix), model.get(&prefix).copied());
+        }
     }
     let all: Model = iter(memory, root(family)).collect();
     assert_eq!(&all, model);
@@ -95,6 +101,15 @@ fn run(ops: Vec<Op>, cells: u32, family: Family) {
                     Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
                 }
             }
+            Op::Merge(routes) => match merge(&mut pool, root(family), routes.iter().copied()) {
+                Ok(merged) => {
+                    let before = model.clone();
+                    model.extend(routes);
+                    let changed = model.iter().filter(|&(prefix, leaf)| before.get(prefix) != Some(leaf));
+                    assert_eq!(merged, Merged { routes: model.len() as u32, changed: changed.count() });
+                }
+                Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
+            },
             Op::Clear => {
                 clear(&mut pool, root(family));
                 model.clear();
@@ -141,36 +156,147 @@ proptest! {
     }
 }
 
-#[test]
-fn form_follows_the_number_of_routes() {
-    let mut pool = pool(4096);
-    let route = |i: u32| Prefix { bits: u128::from(i) << 108, length: 20 };
-    let form = |pool: &Pool| root(Family::V4).load(pool.memory()).0;
-    for i in 0..17 {
-        insert(&mut pool, root(Family::V4), i, route(i), 1).unwrap();
-        assert_eq!(form(&pool), if i < 16 { layout::LPM_SCAN } else { layout::LPM_TRIE });
+/// A small generator, so that long histories cost little.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
     }
-    for left in (0..17).rev() {
-        remove(&mut pool, root(Family::V4), left + 1, route(left)).unwrap();
-        let expected = match left {
-            0 => 0,
-            1..=8 => layout::LPM_SCAN,
-            _ => layout::LPM_TRIE,
+
+    fn below(&mut self, bound: u64) -> u64 {
+        (self.next() >> 11) % bound
+    }
+
+    /// Prefixes in clumps: whole subnets of hosts, nested ones, and strays.
+    fn prefix(&mut self, family: Family) -> Prefix {
+        let max = u64::from(family.max_length());
+        let length = match self.below(4) {
+            0 => max,
+            1 => max - self.below(9),
+            2 => max / 2 + self.below(max / 2),
+            _ => self.below(max + 1),
+        } as u8;
+        let clump = [0x0a00_0000u128, 0x0a01_0000, 0xfd00_1234, 0x2001_0db8][self.below(4) as usize] << 96;
+        let spread = [4u32, 8, 11, 14][self.below(4) as usize];
+        let low = u128::from(self.below(1 << spread));
+        let bits = match family {
+            Family::V4 => clump | low << 96,
+            Family::V6 => clump | [low << 64, low, low << 40][self.below(3) as usize],
         };
-        assert_eq!(form(&pool), expected, "{left} routes");
+        Prefix { bits: bits & mask(length), length }
+    }
+}
+
+/// Grows and shrinks through all forms, with thousands of routes.
+fn long_history(family: Family, seed: u64) {
+    let mut random = Random(seed);
+    let mut pool = pool(1 << 17);
+    let empty = pool.free_cells();
+    let mut model = Model::new();
+    for round in 0..6 {
+        let more = round % 2 == 0;
+        for _ in 0..6000 {
+            let count = model.len() as u32;
+            if random.below(10) < if more { 8 } else { 2 } {
+                let (prefix, leaf) = (random.prefix(family), 1 + random.below(7) as u32);
+                assert_eq!(
+                    insert(&mut pool, root(family), count, prefix, leaf),
+                    Ok(model.insert(prefix, leaf))
+                );
+            } else if let Some((&prefix, _)) = model.range(random.prefix(family)..).next() {
+                assert_eq!(remove(&mut pool, root(family), count, prefix), Ok(model.remove(&prefix)));
+            }
+        }
+        let all: Model = iter(pool.memory(), root(family)).collect();
+        assert_eq!(all, model);
+        let probes: Vec<u128> =
+            (0..300).map(|_| random.prefix(family).bits | u128::from(random.below(4)) << 96).collect();
+        for bits in probes {
+            assert_eq!(find(pool.memory(), root(family), bits), longest(&model, bits), "{bits:032x}");
+        }
+        pool.flush().unwrap();
+        let memory = pool.memory().clone();
+        let before = memory.load64(0, root(family).offset);
+        let mut used = Used::new(&memory);
+        assert_eq!(adopt(&memory, root(family), &mut used), Ok(model.len() as u32));
+        assert_eq!(cells(&memory, root(family)), empty - pool.free_cells());
+        assert_eq!(memory.load64(0, root(family).offset), before);
+        pool = Pool::with_used(memory, Box::new(Immediate), &used);
+    }
+    clear(&mut pool, root(family));
+    pool.flush().unwrap();
+    assert_eq!(pool.free_cells(), empty);
+}
+
+#[test]
+fn long_histories_of_both_families() {
+    for seed in 1..4 {
+        long_history(Family::V4, seed);
+        long_history(Family::V6, seed << 32);
+    }
+}
+
+/// What a change that was cut short may leave: anything inherited.
+#[test]
+fn adoption_puts_right_what_is_inherited() {
+    for family in [Family::V4, Family::V6] {
+        let mut random = Random(7);
+        let mut pool = pool(1 << 16);
+        let mut model = Model::new();
+        for _ in 0..3000 {
+            let (prefix, leaf) = (random.prefix(family), 1 + random.below(7) as u32);
+            insert(&mut pool, root(family), model.len() as u32, prefix, leaf).unwrap();
+            model.insert(prefix, leaf);
+        }
+        let memory = pool.memory().clone();
+        let Form::Directory(top) = root(family).load(&memory).unwrap() else { panic!("a directory") };
+        for slot in 0..top.slots() {
+            if random.below(2) == 0 {
+                directory::inherit(&memory, top.slot(slot), top.bits, 9);
+            }
+        }
+        adopt(&memory, root(family), &mut Used::new(&memory)).unwrap();
+        for _ in 0..2000 {
+            let bits = random.prefix(family).bits;
+            assert_eq!(find(&memory, root(family), bits), longest(&model, bits), "{bits:032x}");
+        }
     }
 }
 
 #[test]
-fn ten_routes_take_few_cells() {
+fn form_follows_the_number_of_routes() {
     let mut pool = pool(4096);
-    let before = pool.free_cells();
-    for i in 0..10u32 {
-        let prefix = Prefix { bits: u128::from(i) << 108, length: 20 };
-        insert(&mut pool, root(Family::V4), i, prefix, 1).unwrap();
+    for family in [Family::V4, Family::V6] {
+        let route = |i: u32| Prefix { bits: u128::from(i) << 108, length: 20 };
+        let is_list = |pool: &Pool| matches!(root(family).load(pool.memory()), Ok(Form::Scan(_)));
+        let most = scan::routes_max(family) as u32;
+        for i in 0..=most {
+            insert(&mut pool, root(family), i, route(i), 1).unwrap();
+            assert_eq!(is_list(&pool), i < most);
+        }
+        for left in (0..=most).rev() {
+            remove(&mut pool, root(family), left + 1, route(left)).unwrap();
+            assert_eq!(is_list(&pool), (1..=most / 2).contains(&left), "{left} routes");
+        }
+        assert!(matches!(root(family).load(pool.memory()), Ok(Form::Empty)));
     }
-    pool.flush().unwrap();
-    assert_eq!(before - pool.free_cells(), 3);
+}
+
+#[test]
+fn few_routes_take_a_cell_or_two() {
+    let mut pool = pool(4096);
+    for (routes, cells_wanted) in [(1, 1), (6, 1), (7, 2), (14, 2)] {
+        clear(&mut pool, root(Family::V4));
+        for i in 0..routes {
+            let prefix = Prefix { bits: u128::from(i) << 108, length: 20 };
+            insert(&mut pool, root(Family::V4), i, prefix, 1).unwrap();
+        }
+        assert_eq!(cells(pool.memory(), root(Family::V4)), cells_wanted, "{routes} routes");
+    }
 }
 
 #[test]
@@ -181,10 +307,17 @@ fn loops_and_strays_are_reported() {
         insert(&mut pool, root(Family::V4), i, prefix, 1).unwrap();
     }
     let memory = pool.memory().clone();
-    let (_, first) = root(Family::V4).load(&memory);
-    for stray in [first, 4095, 100_000] {
-        memory.store32(first, 4 * 5, stray);
+    let Ok(Form::Directory(top)) = root(Family::V4).load(&memory) else { panic!("a directory") };
+    let kinds = layout::LPM_SKIP..=layout::LPM_DIRECTORY8;
+    for (kind, cell) in kinds.flat_map(|kind| [top.first, 4095, 100_000].map(|cell| (kind, cell))) {
+        if kind == layout::LPM_DIRECTORY2 && cell == 4095 {
+            // A fresh cell is an empty directory.
+            continue;
+        }
+        let stray = kind << layout::LPM_KIND_SHIFT | cell;
+        memory.store32(top.first, 4 * 5, stray);
+        assert_eq!(find(&memory, root(Family::V4), 5 << 124), find(&memory, root(Family::V4), 5 << 124));
         let found = adopt(&memory, root(Family::V4), &mut Used::new(&memory));
-        assert!(matches!(found, Err(Error::Corrupt(_))), "{stray}: {found:?}");
+        assert!(matches!(found, Err(Error::Corrupt(_))), "{stray:x}: {found:?}");
     }
 }

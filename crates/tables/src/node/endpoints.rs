@@ -72,15 +72,7 @@ impl NodeTables {
             if let Some(soon) = endpoints.get(i + PREFETCH_AHEAD) {
                 self.exact.prefetch(self.pool.memory(), endpoint_key(soon.vni, soon.address));
             }
-            match self.upsert_endpoint(endpoint) {
-                Ok(changed) => bulk.changed += usize::from(changed),
-                Err(error) => {
-                    bulk.failed += 1;
-                    if bulk.errors.len() < Bulk::ERRORS_MAX {
-                        bulk.errors.push((i, error));
-                    }
-                }
-            }
+            bulk.note(i, self.upsert_endpoint(endpoint));
         }
         self.exact.store_counts(self.pool.memory());
         bulk

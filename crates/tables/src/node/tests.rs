@@ -354,3 +354,78 @@ fn full_memory_is_an_error_and_changes_nothing() {
     assert_eq!(tables.retain_endpoints(|entry| entry.mac.to_u64() % 2 == 0).unwrap(), odd);
     assert_eq!(tables.upsert_endpoints(&many[1500..1600]).failed, 0);
 }
+
+fn route(number: u32, prefix: &str, peer: u32) -> Route {
+    Route { vni: vni(number), prefix: prefix.parse().unwrap(), target: Target::Peer(vni(peer)) }
+}
+
+/// `count` routes of a VNI, of one family.
+fn many(number: u32, count: u32, ipv6: bool) -> Vec<Route> {
+    let prefix = |i: u32| match ipv6 {
+        false => format!("10.{}.{}.0/24", i / 256, i % 256),
+        true => format!("2001:db8:{i:x}::/48"),
+    };
+    (0..count).map(|i| route(number, &prefix(i), 1 + i)).collect()
+}
+
+#[test]
+fn a_bulk_of_routes_is_as_one_after_the_other() {
+    let (mut one_by_one, mut at_once) = (tables(1 << 15), tables(1 << 15));
+    for tables in [&mut one_by_one, &mut at_once] {
+        for number in [1, 2] {
+            tables.upsert_vrf(&plain_vrf(number)).unwrap();
+        }
+        tables.upsert_route(&route(1, "10.0.3.0/24", 77)).unwrap();
+    }
+    let mut routes = many(1, 300, false);
+    routes.extend(many(2, 10, false));
+    routes.extend(many(1, 200, true));
+    routes.push(route(3, "10.0.0.0/8", 5));
+    // Of the same prefix the last counts.
+    routes.push(route(1, "10.0.7.0/24", 99));
+    let bulk = at_once.upsert_routes(&routes);
+    assert_eq!((bulk.changed, bulk.failed), (510, 1));
+    assert_eq!(bulk.errors, [(510, Error::UnknownVni(vni(3)))]);
+    for route in &routes {
+        let _unknown_vni = one_by_one.upsert_route(route);
+    }
+    let sorted = |tables: &NodeTables| {
+        let mut all: Vec<Route> = tables.routes().collect();
+        all.sort_by_key(|route| (route.vni, route.prefix));
+        all
+    };
+    assert_eq!(sorted(&at_once), sorted(&one_by_one));
+    assert_eq!(at_once.fill().routes, one_by_one.fill().routes);
+    assert_eq!(at_once.upsert_routes(&routes[..510]).changed, 1, "10.0.7.0/24 only");
+    assert_eq!(at_once.reader().route(vni(1), ip("10.0.3.4")), Some(Target::Peer(vni(4))));
+    assert_eq!(sorted(&again(at_once)).len(), 510);
+}
+
+#[test]
+fn a_vrf_has_no_more_routes_than_its_limit() {
+    let mut tables = tables(4096);
+    tables.upsert_vrf(&plain_vrf(1)).unwrap();
+    tables.set_route_limit(100);
+    let bulk = tables.upsert_routes(&many(1, 120, false));
+    assert_eq!((bulk.changed, bulk.failed), (100, 20));
+    assert_eq!(bulk.errors[0], (100, Error::RouteLimit { vni: vni(1), limit: 100 }));
+    assert_eq!(tables.upsert_route(&route(1, "10.0.3.0/24", 5)), Ok(true), "one that is there");
+    assert_eq!(tables.upsert_routes(&many(1, 100, true)).failed, 0, "the other family");
+    assert!(tables.remove_route(vni(1), "10.0.3.0/24".parse().unwrap()).unwrap());
+    assert_eq!(tables.upsert_route(&route(1, "10.9.9.0/24", 5)), Ok(true));
+}
+
+#[test]
+fn routes_say_what_memory_they_take() {
+    let mut tables = tables(4096);
+    assert_eq!(tables.route_bytes(vni(1)), None);
+    tables.upsert_vrf(&plain_vrf(1)).unwrap();
+    assert_eq!(tables.route_bytes(vni(1)), Some(0));
+    tables.upsert_route(&route(1, "10.0.0.0/8", 5)).unwrap();
+    tables.upsert_route(&route(1, "fd00::/8", 5)).unwrap();
+    assert_eq!(tables.route_bytes(vni(1)), Some(128));
+    let before = free(&mut tables);
+    tables.upsert_routes(&many(1, 500, true));
+    let taken = free(&mut tables) - before;
+    assert_eq!(tables.route_bytes(vni(1)), Some(128 + 64 * taken));
+}

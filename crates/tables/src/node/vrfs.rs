@@ -1,13 +1,13 @@
-//! VRFs and their routes.
+//! VRFs.
 
 use super::NodeTables;
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, vrf};
-use crate::lpm::{self, Family, Prefix, Root};
+use crate::lpm::{self, Family, Root};
 use crate::memory::Memory;
-use crate::spec::{self, Route, Target, Vrf, VrfEntry};
-use sluice_types::{IpNet, Vni};
+use crate::spec::{self, Vrf, VrfEntry};
+use sluice_types::Vni;
 use std::mem::offset_of;
 
 /// Which per-VNI counters are taken. Index 0 is the shared overflow. Freed ones
@@ -72,7 +72,7 @@ pub(super) fn root_of(cell: u32, family: Family) -> Root {
     if family == Family::V4 { v4 } else { v6 }
 }
 
-fn count_offset(family: Family) -> usize {
+pub(super) fn count_offset(family: Family) -> usize {
     match family {
         Family::V4 => offset_of!(vrf, routes4),
         Family::V6 => offset_of!(vrf, routes6),
@@ -171,60 +171,5 @@ impl NodeTables {
     /// All VRFs, by VNI.
     pub fn vrfs(&self) -> impl Iterator<Item = VrfEntry> + '_ {
         self.vrfs.values().filter_map(|&cell| entry_of(&self.memory().read(cell)))
-    }
-
-    /// Enters or changes a route.
-    ///
-    /// # Errors
-    /// [`Error::UnknownVni`], [`Error::Full`].
-    pub fn upsert_route(&mut self, route: &Route) -> Result<bool, Error> {
-        let &cell = self.vrfs.get(&route.vni.get()).ok_or(Error::UnknownVni(route.vni))?;
-        let (family, prefix) = Prefix::from_net(route.prefix);
-        let count = self.memory().load32(cell, count_offset(family));
-        let leaf = route.target.leaf();
-        let old = lpm::insert(&mut self.pool, root_of(cell, family), count, prefix, leaf)?;
-        if old.is_none() {
-            set_route_count(self.memory(), cell, family, count + 1);
-            self.routes += 1;
-        }
-        Ok(old != Some(leaf))
-    }
-
-    /// Withdraws a route.
-    ///
-    /// # Errors
-    /// [`Error::Full`] where not even the shorter list finds memory, [`Error::Grace`].
-    pub fn remove_route(&mut self, vni: Vni, prefix: IpNet) -> Result<bool, Error> {
-        let Some(&cell) = self.vrfs.get(&vni.get()) else { return Ok(false) };
-        let (family, prefix) = Prefix::from_net(prefix);
-        let count = self.memory().load32(cell, count_offset(family));
-        let old = lpm::remove(&mut self.pool, root_of(cell, family), count, prefix)?;
-        if old.is_some() {
-            set_route_count(self.memory(), cell, family, count - 1);
-            self.routes -= 1;
-        }
-        Ok(old.is_some())
-    }
-
-    /// All routes of all VRFs.
-    pub fn routes(&self) -> impl Iterator<Item = Route> + '_ {
-        self.vrfs.iter().flat_map(|(&vni, &cell)| self.routes_at(vni, cell))
-    }
-
-    /// The routes of a VNI.
-    pub fn routes_of(&self, vni: Vni) -> Vec<Route> {
-        self.vrfs.get(&vni.get()).map(|&cell| self.routes_at(vni.get(), cell).collect()).unwrap_or_default()
-    }
-
-    fn routes_at(&self, vni: u32, cell: u32) -> impl Iterator<Item = Route> + '_ {
-        roots(cell).into_iter().flat_map(move |root| {
-            lpm::iter(self.memory(), root).filter_map(move |(prefix, leaf)| {
-                Some(Route {
-                    vni: Vni::new(vni).ok()?,
-                    prefix: prefix.to_net(root.family),
-                    target: Target::from_leaf(leaf)?,
-                })
-            })
-        })
     }
 }

@@ -1,0 +1,175 @@
+//! Buckets: one cell with the few routes that begin with the bits so far.
+
+use super::word::Form;
+use super::{Entry, Prefix, mask};
+use crate::layout::{self, lpm_long, lpm_narrow, lpm_wide};
+use crate::memory::Memory;
+use std::cmp::Reverse;
+use std::mem::offset_of;
+
+/// The most routes that any bucket has.
+pub(super) const ROUTES_MAX: usize = layout::LPM_NARROW_ROUTES as usize;
+
+impl Form {
+    pub(super) fn routes_max(self) -> usize {
+        match self {
+            Self::Narrow => layout::LPM_NARROW_ROUTES as usize,
+            Self::Wide => layout::LPM_WIDE_ROUTES as usize,
+            Self::Long => layout::LPM_LONG_ROUTES as usize,
+        }
+    }
+
+    /// Bits of prefixes behind the bits so far.
+    fn length_max(self) -> u8 {
+        match self {
+            Self::Narrow => 15,
+            Self::Wide => 31,
+            Self::Long => 127,
+        }
+    }
+
+    fn leaf_offset(self) -> usize {
+        match self {
+            Self::Narrow => offset_of!(lpm_narrow, leaf),
+            Self::Wide => offset_of!(lpm_wide, leaf),
+            Self::Long => offset_of!(lpm_long, leaf),
+        }
+    }
+
+    /// The form that holds these routes, all longer than `depth`.
+    pub(super) fn of(routes: &[Entry], depth: u8) -> Option<Self> {
+        let longest = routes.iter().map(|(prefix, _)| prefix.length).max()? - depth;
+        [Self::Narrow, Self::Wide, Self::Long]
+            .into_iter()
+            .find(|form| longest <= form.length_max() && routes.len() <= form.routes_max())
+    }
+}
+
+/// A lane of 16 or 32 bits: the prefix behind `depth`, a 1, zeros.
+fn lane(prefix: Prefix, depth: u8, width: u32) -> u32 {
+    let rest = ((prefix.bits << depth) >> (128 - width)) as u32;
+    rest | 1 << (width - 1 - u32::from(prefix.length - depth))
+}
+
+/// The inverse of [`lane`]; `above` has the first `depth` bits.
+fn prefix_of(lane: u32, above: u128, depth: u8, width: u32) -> Prefix {
+    let length = (width - 1 - lane.trailing_zeros()) as u8;
+    let rest = u128::from(lane & (lane - 1)) << (128 - width) >> depth;
+    Prefix { bits: above | rest, length: depth + length }
+}
+
+/// A code of 128 bits; see [`lpm_long`].
+fn code(prefix: Prefix) -> u128 {
+    prefix.bits << 1 | 1 << (128 - u32::from(prefix.length))
+}
+
+fn prefix_of_code(code: u128, above: u128) -> Prefix {
+    let length = 128 - code.trailing_zeros() as u8;
+    Prefix { bits: above & 1 << 127 | (code & (code - 1)) >> 1, length }
+}
+
+/// Where entry `e` of a narrow bucket stands.
+fn narrow_lane(e: usize) -> usize {
+    e % 3 * 4 + e / 3
+}
+
+fn wide_lane(e: usize) -> usize {
+    e % 4 * 2 + e / 4
+}
+
+/// Fills a bucket's cell, which nobody sees yet.
+pub(super) fn write(memory: &Memory, cell: u32, form: Form, routes: &mut [Entry], depth: u8, inherited: u32) {
+    routes.sort_unstable_by_key(|(prefix, _)| Reverse(prefix.length));
+    match form {
+        Form::Narrow => {
+            let mut bucket = lpm_narrow { lane: [1 << 15; 12], leaf: [inherited; 10] };
+            for (e, &(prefix, leaf)) in routes.iter().enumerate() {
+                bucket.lane[narrow_lane(e)] = lane(prefix, depth, 16) as u16;
+                bucket.leaf[e] = leaf;
+            }
+            memory.write(cell, &bucket);
+        }
+        Form::Wide => {
+            let mut bucket = lpm_wide { lane: [1 << 31; 8], leaf: [inherited; 8] };
+            for (e, &(prefix, leaf)) in routes.iter().enumerate() {
+                bucket.lane[wide_lane(e)] = lane(prefix, depth, 32);
+                bucket.leaf[e] = leaf;
+            }
+            memory.write(cell, &bucket);
+        }
+        Form::Long => {
+            // A code whose marker is the first bit matches always.
+            let mut bucket = lpm_long { high: [1 << 63; 3], low: [0; 3], leaf: [inherited; 4] };
+            for (e, &(prefix, leaf)) in routes.iter().enumerate() {
+                let code = code(prefix);
+                (bucket.high[e], bucket.low[e]) = ((code >> 64) as u64, code as u64);
+                bucket.leaf[e] = leaf;
+            }
+            memory.write(cell, &bucket);
+        }
+    }
+}
+
+/// A bucket's routes; of `above` the first `depth` bits count.
+pub(super) struct Bucket {
+    pub routes: [Entry; ROUTES_MAX + 1],
+    pub count: usize,
+    pub inherited: u32,
+}
+
+impl Bucket {
+    pub(super) fn read(memory: &Memory, cell: u32, form: Form, above: u128, depth: u8) -> Self {
+        let above = above & mask(depth);
+        let mut bucket = Self { routes: [Entry::default(); ROUTES_MAX + 1], count: 0, inherited: 0 };
+        match form {
+            Form::Narrow => {
+                let from: lpm_narrow = memory.read(cell);
+                let lanes = (0..form.routes_max()).map(|e| u32::from(from.lane[narrow_lane(e)]));
+                bucket.take(lanes.take_while(|&lane| lane & 0x7fff != 0), &from.leaf, |lane| {
+                    prefix_of(lane, above, depth, 16)
+                });
+            }
+            Form::Wide => {
+                let from: lpm_wide = memory.read(cell);
+                let lanes = (0..form.routes_max()).map(|e| from.lane[wide_lane(e)]);
+                bucket.take(lanes.take_while(|&lane| lane << 1 != 0), &from.leaf, |lane| {
+                    prefix_of(lane, above, depth, 32)
+                });
+            }
+            Form::Long => {
+                let from: lpm_long = memory.read(cell);
+                let codes = (0..form.routes_max())
+                    .map(|e| u128::from(from.high[e]) << 64 | u128::from(from.low[e]))
+                    .take_while(|&code| code << 1 != 0);
+                bucket.take(codes, &from.leaf, |code| prefix_of_code(code, above));
+            }
+        }
+        bucket
+    }
+
+    fn take<T>(&mut self, lanes: impl Iterator<Item = T>, leaves: &[u32], prefix: impl Fn(T) -> Prefix) {
+        for (e, lane) in lanes.enumerate() {
+            self.routes[e] = (prefix(lane), leaves[e]);
+            self.count = e + 1;
+        }
+        self.inherited = leaves[self.count];
+    }
+
+    pub(super) fn routes(&self) -> &[Entry] {
+        &self.routes[..self.count]
+    }
+}
+
+/// Changes the leaf of entry `e`, by one store.
+pub(super) fn set_leaf(memory: &Memory, cell: u32, form: Form, e: usize, leaf: u32) {
+    memory.store32(cell, form.leaf_offset() + e * 4, leaf);
+}
+
+/// Where the inherited leaf stands: behind those of the routes.
+fn inherited_offset(memory: &Memory, cell: u32, form: Form) -> usize {
+    form.leaf_offset() + 4 * Bucket::read(memory, cell, form, 0, 1).count
+}
+
+pub(super) fn set_inherited(memory: &Memory, cell: u32, form: Form, leaf: u32) {
+    memory.store32(cell, inherited_offset(memory, cell, form), leaf);
+}

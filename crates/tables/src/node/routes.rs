@@ -1,0 +1,143 @@
+//! The routes of VRFs.
+
+use super::NodeTables;
+use super::vrfs::{count_offset, root_of, roots, set_route_count};
+use crate::error::Error;
+use crate::lpm::{self, Prefix};
+use crate::spec::{Bulk, Route, Target};
+use sluice_types::{IpNet, Vni};
+
+/// A part of a bulk is built in one go when it has at least this many routes,
+/// and a half of those that are there.
+const BUILD_MIN: usize = 64;
+
+impl NodeTables {
+    /// The most routes that a VRF may have in each family, unlimited at first.
+    /// Those that are there stay when there are more.
+    pub fn set_route_limit(&mut self, routes: u32) {
+        self.route_limit = routes;
+    }
+
+    /// Enters or changes a route.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVni`], [`Error::RouteLimit`], [`Error::Full`].
+    pub fn upsert_route(&mut self, route: &Route) -> Result<bool, Error> {
+        let &cell = self.vrfs.get(&route.vni.get()).ok_or(Error::UnknownVni(route.vni))?;
+        let (family, prefix) = Prefix::from_net(route.prefix);
+        let count = self.memory().load32(cell, count_offset(family));
+        let root = root_of(cell, family);
+        if count >= self.route_limit && lpm::leaf_of(self.memory(), root, prefix).is_none() {
+            return Err(Error::RouteLimit { vni: route.vni, limit: self.route_limit });
+        }
+        let leaf = route.target.leaf();
+        let old = lpm::insert(&mut self.pool, root, count, prefix, leaf)?;
+        if old.is_none() {
+            set_route_count(self.memory(), cell, family, count + 1);
+            self.routes += 1;
+        }
+        Ok(old != Some(leaf))
+    }
+
+    /// Enters or changes many routes; those that fail are left as they were. Of
+    /// equal prefixes the last counts. Where the routes of a VRF are many beside
+    /// those that are there, all are built anew and published by one store, which
+    /// is much faster and for the time takes the memory twice.
+    pub fn upsert_routes(&mut self, routes: &[Route]) -> Bulk {
+        let part_of = |route: &Route| (route.vni, route.prefix.addr().is_ipv6());
+        let mut bulk = Bulk::default();
+        if routes.is_sorted_by_key(part_of) {
+            let mut from = 0;
+            for part in routes.chunk_by(|a, b| part_of(a) == part_of(b)) {
+                self.upsert_part(part.iter(), from.., &mut bulk);
+                from += part.len();
+            }
+            return bulk;
+        }
+        let mut order: Vec<usize> = (0..routes.len()).collect();
+        order.sort_by_key(|&i| part_of(&routes[i]));
+        for part in order.chunk_by(|&a, &b| part_of(&routes[a]) == part_of(&routes[b])) {
+            self.upsert_part(part.iter().map(|&i| &routes[i]), part.iter().copied(), &mut bulk);
+        }
+        bulk
+    }
+
+    /// Enters routes of one VRF and family; `numbers` are theirs in the bulk.
+    fn upsert_part<'a>(
+        &mut self,
+        part: impl ExactSizeIterator<Item = &'a Route> + Clone,
+        numbers: impl Iterator<Item = usize>,
+        bulk: &mut Bulk,
+    ) {
+        if let Some(changed) = self.build_routes(part.clone()) {
+            bulk.changed += changed;
+            return;
+        }
+        for (route, i) in part.zip(numbers) {
+            bulk.note(i, self.upsert_route(route));
+        }
+    }
+
+    /// Builds the routes of one VRF and family anew, with these; how many changed.
+    /// `None` where that is not worth it, or fails: then nothing has changed.
+    fn build_routes<'a>(&mut self, more: impl ExactSizeIterator<Item = &'a Route> + Clone) -> Option<usize> {
+        let (length, first) = (more.len(), more.clone().next()?);
+        let &cell = self.vrfs.get(&first.vni.get())?;
+        let (family, _) = Prefix::from_net(first.prefix);
+        let count = self.memory().load32(cell, count_offset(family));
+        let most = length as u64 + u64::from(count);
+        if length < BUILD_MIN || length < count as usize / 2 || most > u64::from(self.route_limit) {
+            return None;
+        }
+        let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.leaf()));
+        let merged = lpm::merge(&mut self.pool, root_of(cell, family), entries).ok()?;
+        set_route_count(self.memory(), cell, family, merged.routes);
+        self.routes += u64::from(merged.routes - count);
+        Some(merged.changed)
+    }
+
+    /// Withdraws a route.
+    ///
+    /// # Errors
+    /// [`Error::Full`] where not even what has a route less finds memory, [`Error::Grace`].
+    pub fn remove_route(&mut self, vni: Vni, prefix: IpNet) -> Result<bool, Error> {
+        let Some(&cell) = self.vrfs.get(&vni.get()) else { return Ok(false) };
+        let (family, prefix) = Prefix::from_net(prefix);
+        let count = self.memory().load32(cell, count_offset(family));
+        let old = lpm::remove(&mut self.pool, root_of(cell, family), count, prefix)?;
+        if old.is_some() {
+            set_route_count(self.memory(), cell, family, count - 1);
+            self.routes -= 1;
+        }
+        Ok(old.is_some())
+    }
+
+    /// All routes of all VRFs.
+    pub fn routes(&self) -> impl Iterator<Item = Route> + '_ {
+        self.vrfs.iter().flat_map(|(&vni, &cell)| self.routes_at(vni, cell))
+    }
+
+    /// The routes of a VNI.
+    pub fn routes_of(&self, vni: Vni) -> Vec<Route> {
+        self.vrfs.get(&vni.get()).map(|&cell| self.routes_at(vni.get(), cell).collect()).unwrap_or_default()
+    }
+
+    /// Bytes of table memory that the routes of a VNI take, of both families.
+    pub fn route_bytes(&self, vni: Vni) -> Option<u64> {
+        let &cell = self.vrfs.get(&vni.get())?;
+        let cells: u64 = roots(cell).into_iter().map(|root| lpm::cells(self.memory(), root)).sum();
+        Some(cells * u64::from(crate::layout::CELL_BYTES))
+    }
+
+    fn routes_at(&self, vni: u32, cell: u32) -> impl Iterator<Item = Route> + '_ {
+        roots(cell).into_iter().flat_map(move |root| {
+            lpm::iter(self.memory(), root).filter_map(move |(prefix, leaf)| {
+                Some(Route {
+                    vni: Vni::new(vni).ok()?,
+                    prefix: prefix.to_net(root.family),
+                    target: Target::from_leaf(leaf)?,
+                })
+            })
+        })
+    }
+}
