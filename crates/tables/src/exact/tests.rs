@@ -51,10 +51,10 @@ impl Setup {
         let memory = self.pool.memory().clone();
         drop(self);
         let mut used = Used::new(&memory);
-        let mut exact = Exact::adopt(&memory, &mut used).unwrap();
+        let (mut exact, survey) = Exact::adopt(&memory, &mut used, &grace).unwrap();
         let mut pool = Pool::with_used(memory, Box::new(grace), &used);
         pool.flush().unwrap();
-        exact.repair(&mut pool, |_, _| true).unwrap();
+        exact.repair(&mut pool, &survey, []).unwrap();
         Self { pool, exact }
     }
 
