@@ -291,7 +291,7 @@ mod tests {
     use crate::grace::{GraceError, Immediate};
     use proptest::prelude::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     struct Counting(Arc<AtomicUsize>);
 
@@ -315,6 +315,82 @@ mod tests {
         assert_eq!(waits.load(Ordering::Relaxed), 3);
         pool.flush().unwrap();
         assert_eq!((pool.free_cells(), pool.retired_cells()), (free, 0));
+    }
+
+    struct Fallible(Arc<AtomicUsize>, Arc<AtomicBool>);
+
+    impl Grace for Fallible {
+        fn wait(&self) -> Result<(), GraceError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            if self.1.load(Ordering::Relaxed) {
+                Err(GraceError::Failed("told to".to_owned()))
+            } else {
+                Ok(())
+            }
+        }
+    }
+
+    #[test]
+    fn a_grace_period_that_fails_is_not_waited_for_at_every_step() {
+        let (waits, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+        let memory = Memory::anonymous(5 * RETIRED_RUNS_MAX as u32).unwrap();
+        let mut pool = Pool::new(memory, Box::new(Fallible(waits.clone(), fails.clone())));
+        let free = pool.free_cells();
+        for _ in 0..3 * RETIRED_RUNS_MAX {
+            let run = pool.allocate(1).unwrap();
+            pool.retire(run, 1);
+        }
+        assert_eq!(waits.load(Ordering::Relaxed), 3);
+        assert_eq!(pool.retired_cells(), 3 * RETIRED_RUNS_MAX as u64);
+        fails.store(false, Ordering::Relaxed);
+        for _ in 0..RETIRED_RUNS_MAX {
+            let run = pool.allocate(1).unwrap();
+            pool.retire(run, 1);
+        }
+        assert_eq!((pool.free_cells(), pool.retired_cells(), waits.load(Ordering::Relaxed)), (free, 0, 4));
+    }
+
+    #[test]
+    fn free_pieces_are_used_while_grace_periods_fail() {
+        let fails = Arc::new(AtomicBool::new(true));
+        let grace = Fallible(Arc::default(), fails.clone());
+        let mut pool = Pool::new(Memory::anonymous(1024).unwrap(), Box::new(grace));
+        let runs: Vec<u32> = std::iter::from_fn(|| pool.allocate(1).ok()).collect();
+        let (retired, free) = runs.split_at(500);
+        free.iter().for_each(|&run| pool.give_back(run, 1));
+        retired.iter().for_each(|&run| pool.retire(run, 1));
+        let run = pool.allocate(400).expect("free pieces join");
+        assert!(matches!(pool.allocate(400), Err(Error::Grace(_))));
+        fails.store(false, Ordering::Relaxed);
+        pool.retire(run, 400);
+        assert!(pool.allocate(1000).is_ok());
+    }
+
+    #[test]
+    fn free_runs_are_those_between_used_ones() {
+        let memory = Memory::anonymous(1000).unwrap();
+        for runs in
+            [vec![], vec![(5, 995)], vec![(63, 1), (64, 1), (127, 2), (999, 1)], vec![(100, 600), (990, 10)]]
+        {
+            let mut used = Used::new(&memory);
+            let mut is_used: Vec<bool> = (0..1000).map(|cell| cell < layout::CELL_FIRST_FREE).collect();
+            for &(first, cells) in &runs {
+                used.claim(first, cells).unwrap();
+                assert!(used.claim(first + cells - 1, 1).is_err());
+                is_used[first as usize..(first + cells) as usize].fill(true);
+            }
+            assert!(used.claim(1000, 1).is_err());
+            let mut found = vec![true; 1000];
+            for (first, cells) in used.free_runs() {
+                assert!(first == 0 || found[first as usize - 1], "two runs that touch");
+                found[first as usize..(first + cells) as usize].fill(false);
+            }
+            assert_eq!(found, is_used);
+            let pool = Pool::with_used(memory.clone(), Box::new(Immediate), &used);
+            assert_eq!(pool.free_cells(), is_used.iter().filter(|&&used| !used).count() as u64);
+            runs.iter().for_each(|&(first, cells)| used.release(first, cells));
+            assert_eq!(used.free_runs(), [(layout::CELL_FIRST_FREE, 1000 - layout::CELL_FIRST_FREE)]);
+        }
     }
 
     #[test]

@@ -1,14 +1,17 @@
+mod crash;
+mod grace_fails;
+
 use super::hash::Hashing;
 use super::*;
 use crate::grace::{Grace, GraceError, Immediate};
-use crate::memory::interleave;
+use crate::interleave;
 use crate::pool::Used;
 use crate::reader::{Lookup, Reader};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 const SEED: u64 = 0x5eed_5eed_1234_9876;
 /// All bits; few for the id, so that digests conflict; few for the check too,
@@ -231,6 +234,8 @@ struct Threads(Arc<Vec<AtomicU64>>);
 
 impl Grace for Threads {
     fn wait(&self) -> Result<(), GraceError> {
+        // What was unlinked before is seen by whoever is not seen below.
+        fence(Ordering::SeqCst);
         for counter in self.0.iter() {
             let seen = counter.load(Ordering::SeqCst);
             while seen % 2 == 1 && counter.load(Ordering::SeqCst) == seen {
@@ -286,6 +291,7 @@ fn look_up(reader: &Reader, key: Key, counter: &AtomicU64) -> Lookup {
         }
     }
     counter.fetch_add(1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
     let _guard = Guard(counter);
     reader.lookup(key)
 }
