@@ -15,6 +15,9 @@
 //!   slot is cleared. Where the copy stands behind the old slot in a reader's
 //!   order, a reader that finds the old slot cleared finds the copy; where it
 //!   stands before, a reader that passed it too early sees the version changed.
+//!   A lookup that began before the old slot was filled can find the copy behind
+//!   it, and the next lookup the old slot once more, while the change is under
+//!   way; never after it has ended.
 //! - *Growth*: all entries are copied to a new run, which one store publishes.
 //!   The old run keeps its contents until a grace period has passed.
 //! - *Generations* have 6 bits. Before any slot is filled 63 times within one

@@ -1,13 +1,18 @@
 //! In this crate's tests: what can happen between any two accesses to table
 //! memory. A thread that asked for it lets others go first now and then, or
-//! dies, as a process that is killed.
+//! dies, as a process that is killed; or a scheduler that explores schedules
+//! decides who goes on.
+
+pub(crate) mod explore;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering;
 
 thread_local! {
     static RANDOM: Cell<u32> = const { Cell::new(0) };
     static UNTIL_DEATH: Cell<Option<u64>> = const { Cell::new(None) };
+    static SCHEDULED: Cell<bool> = const { Cell::new(false) };
 }
 
 struct Death;
@@ -30,8 +35,17 @@ pub(crate) fn die_after<T>(accesses: u64, doing: impl FnOnce() -> T) -> Option<T
     }
 }
 
+/// Whether each access of this thread, which is one of shuttle's, is a point
+/// where another may go on.
+fn schedule(scheduled: bool) {
+    SCHEDULED.set(scheduled);
+}
+
 /// Before each access.
 pub(crate) fn point() {
+    if SCHEDULED.get() {
+        shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
+    }
     match UNTIL_DEATH.get() {
         None => {}
         Some(0) => resume_unwind(Box::new(Death)),

@@ -1,5 +1,6 @@
 mod crash;
 mod grace_fails;
+mod schedules;
 
 use super::hash::Hashing;
 use super::*;
