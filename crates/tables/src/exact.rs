@@ -15,6 +15,9 @@
 //!   slot is cleared. Where the copy stands behind the old slot in a reader's
 //!   order, a reader that finds the old slot cleared finds the copy; where it
 //!   stands before, a reader that passed it too early sees the version changed.
+//!   A lookup that began before the old slot was filled can find the copy behind
+//!   it, and the next lookup the old slot once more, while the change is under
+//!   way; never after it has ended.
 //! - *Growth*: all entries are copied to a new run, which one store publishes.
 //!   The old run keeps its contents until a grace period has passed.
 //! - *Generations* have 6 bits. Before any slot is filled 63 times within one
@@ -43,6 +46,7 @@ use crate::error::Error;
 use crate::layout::{self, exact_root};
 use crate::memory::Memory;
 use crate::pool::Pool;
+pub(crate) use adopt::Survey;
 use conflict::{Conflicts, Full};
 use hash::Prepared;
 pub(crate) use hash::{Hashing, Key, buckets_of, is_filled};
@@ -201,7 +205,7 @@ impl Exact {
                 old
             }
             Place::Conflict(cell, old) => {
-                self.drop_conflict(pool, cell, key.word)?;
+                self.drop_conflict(pool, cell, key.word);
                 old
             }
         };
@@ -220,7 +224,10 @@ impl Exact {
             Some((key, self.entry(memory, slot)))
         });
         let conflicts = self.conflicts.all(memory).filter_map(move |(_, full)| {
-            Some((self.hashing.restore(full.word, || full.address)?, full.entry))
+            let key = self.hashing.restore(full.word, || full.address)?;
+            // One whose promotion waits to be finished stands in both.
+            let main = self.locate(memory, &self.hashing.prepare(key));
+            matches!(main, Place::Conflict(..)).then_some((key, full.entry))
         });
         main.chain(conflicts)
     }
@@ -314,13 +321,19 @@ impl Exact {
 
     fn set_flag(&mut self, pool: &mut Pool, slot: Slot, flag: bool) -> Result<(), Error> {
         Self::tick(&mut self.fillings, pool, slot.number())?;
-        let memory = pool.memory();
-        let next = self.table.next(memory, slot) & !layout::EXACT_CONFLICT;
-        self.table.set_next(memory, slot, next | if flag { layout::EXACT_CONFLICT } else { 0 });
-        self.table.step_generation(memory, slot);
+        self.store_flag(pool.memory(), slot, flag);
         Ok(())
     }
 
+    /// After a tick for the slot.
+    fn store_flag(&self, memory: &Memory, slot: Slot, flag: bool) {
+        let next = self.table.next(memory, slot) & !layout::EXACT_CONFLICT;
+        self.table.set_next(memory, slot, next | if flag { layout::EXACT_CONFLICT } else { 0 });
+        self.table.step_generation(memory, slot);
+    }
+
+    /// All that can fail comes before the first store, so that no entry of the
+    /// conflict table is left without the flag that leads to it.
     fn insert_conflict(
         &mut self,
         pool: &mut Pool,
@@ -328,32 +341,47 @@ impl Exact {
         slot: Slot,
         entry: Entry,
     ) -> Result<(), Error> {
-        // A cell is refilled only after another address has left it, so cells
-        // count like slots.
-        Self::tick(&mut self.fillings, pool, key.hash as u32)?;
+        let flagged = self.is_flagged(pool.memory(), slot);
+        if !flagged {
+            Self::tick(&mut self.fillings, pool, slot.number())?;
+        }
         let address = key.full.expect("only IPv6 keys clash");
-        self.conflicts.insert(pool, &self.hashing, Full { word: key.word, address, entry })?;
+        let full = Full { word: key.word, address, entry };
+        match self.conflicts.free_cell(pool.memory(), &self.hashing, &full) {
+            Some(cell) => {
+                // The number cannot be a slot's by more than chance, and then
+                // they only share a counter.
+                Self::tick(&mut self.fillings, pool, cell)?;
+                self.conflicts.put(pool.memory(), cell, &full);
+            }
+            None => self.conflicts.grow(pool, &self.hashing, full)?,
+        }
         self.conflict_entries += 1;
-        if !self.is_flagged(pool.memory(), slot) {
-            self.set_flag(pool, slot, true)?;
+        if !flagged {
+            self.store_flag(pool.memory(), slot, true);
         }
         Ok(())
     }
 
     /// Takes an entry out of the conflict table, and the flag with the last one.
-    fn drop_conflict(&mut self, pool: &mut Pool, cell: u32, word: u64) -> Result<(), Error> {
+    fn drop_conflict(&mut self, pool: &mut Pool, cell: u32, word: u64) {
         self.conflicts.remove(pool.memory(), cell);
         self.conflict_entries -= 1;
         if self.conflicts.any_with(pool.memory(), word).is_none() {
             let key = Prepared { word, check: 0, full: None, hash: self.hashing.hash(word) };
             let slot = self.table.find(pool.memory(), &key).expect("a conflict has a main entry");
-            self.set_flag(pool, slot, false)?;
+            // A flag that could not be taken away leads readers to nothing, no more.
+            let _ = self.set_flag(pool, slot, false);
         }
-        Ok(())
     }
 
     /// Puts an address of the conflict table into the slot of the main entry,
     /// whose own address goes.
+    ///
+    /// # Errors
+    /// [`Error::Grace`] before anything is changed. Where only the last grace
+    /// period fails, the address stands in both places, with the same entry,
+    /// until [`Exact::finish_promotion`].
     fn promote(&mut self, pool: &mut Pool, slot: Slot, word: u64) -> Result<(), Error> {
         let Some((cell, full)) = self.conflicts.any_with(pool.memory(), word) else {
             self.table.clear(pool.memory(), slot);
@@ -362,19 +390,26 @@ impl Exact {
         for _ in 0..2 {
             Self::tick(&mut self.fillings, pool, slot.number())?;
         }
-        let memory = pool.memory();
+        self.switch_main(pool.memory(), slot, &full);
+        if pool.flush().is_ok() {
+            self.drop_conflict(pool, cell, word);
+        }
+        Ok(())
+    }
+
+    /// Makes a slot that is flagged the main entry of an address of the conflict table.
+    fn switch_main(&self, memory: &Memory, slot: Slot, full: &Full) {
         let check = self.hashing.digest(full.address.0, full.address.1) & !layout::EXACT_MAC_MASK;
+        let (high, low) = self.table.address(memory, slot);
         // A check that is nobody's: from here on the old address is not found,
         // and all others are led to the conflict table by the flag.
-        let nobody = !self.table.value(memory, slot) & !layout::EXACT_MAC_MASK;
+        let nobody = !self.hashing.digest(high, low) & !layout::EXACT_MAC_MASK;
         self.table.set_value(memory, slot, full.entry.mac | nobody);
         self.table.step_generation(memory, slot);
         self.table.set_next(memory, slot, full.entry.next | layout::EXACT_CONFLICT);
         self.table.set_address(memory, slot, full.address);
         self.table.set_value(memory, slot, full.entry.mac | check);
         self.table.step_generation(memory, slot);
-        pool.flush()?;
-        self.drop_conflict(pool, cell, word)
     }
 
     /// Completes a promotion whose grace period failed.
@@ -386,7 +421,8 @@ impl Exact {
             None => Ok(()),
             Some((cell, _)) => {
                 pool.flush()?;
-                self.drop_conflict(pool, cell, key.word)
+                self.drop_conflict(pool, cell, key.word);
+                Ok(())
             }
         }
     }

@@ -11,6 +11,8 @@ pub mod drops;
 mod error;
 mod exact;
 mod grace;
+#[cfg(test)]
+mod interleave;
 pub mod layout;
 mod lpm;
 mod memory;

@@ -64,33 +64,8 @@ impl Drop for Mapping {
     }
 }
 
-/// In this crate's tests, threads that ask for it are now and then made to wait
-/// before an access, so that others get in between any two of them.
 #[cfg(test)]
-pub(crate) mod interleave {
-    use std::cell::Cell;
-
-    thread_local!(static RANDOM: Cell<u32> = const { Cell::new(0) });
-
-    /// From now on, in this thread. `seed` is not 0.
-    pub(crate) fn enable(seed: u32) {
-        RANDOM.set(seed);
-    }
-
-    pub(super) fn point() {
-        let mut x = RANDOM.get();
-        if x == 0 {
-            return;
-        }
-        x ^= x << 13;
-        x ^= x >> 17;
-        x ^= x << 5;
-        RANDOM.set(x);
-        if x.is_multiple_of(128) {
-            std::thread::yield_now();
-        }
-    }
-}
+use crate::interleave;
 
 #[cfg(not(test))]
 mod interleave {

@@ -28,6 +28,8 @@ pub(crate) struct Pool {
     by_length: BTreeSet<(u32, u32)>,
     retired: Vec<(u32, u32)>,
     retired_cells: u64,
+    /// So many retired runs are the next occasion to wait for a grace period.
+    flush_at: usize,
     free_cells: u64,
 }
 
@@ -49,19 +51,55 @@ impl Used {
         if u64::from(first) + u64::from(cells) > u64::from(self.cells) {
             return Err(Error::Corrupt(format!("a link leads to cell {first}, behind the end")));
         }
-        for cell in first..first + cells {
-            let (word, bit) = (cell as usize / 64, 1 << (cell % 64));
-            if self.bits[word] & bit != 0 {
+        for (word, mask) in words_of(first, cells) {
+            let taken = self.bits[word] & mask;
+            if taken != 0 {
+                let cell = word * 64 + taken.trailing_zeros() as usize;
                 return Err(Error::Corrupt(format!("cell {cell} is part of two structures")));
             }
-            self.bits[word] |= bit;
+            self.bits[word] |= mask;
         }
         Ok(())
     }
 
-    pub(crate) fn has(&self, cell: u32) -> bool {
-        cell < self.cells && self.bits[cell as usize / 64] & 1 << (cell % 64) != 0
+    /// The runs that are not reachable, from the low end: first cell and length.
+    fn free_runs(&self) -> Vec<(u32, u32)> {
+        let mut runs = Vec::new();
+        let mut open = None;
+        let cells = self.cells as usize;
+        for (word, &bits) in self.bits.iter().enumerate() {
+            let mut at = 0;
+            while at < 64 && word * 64 + at < cells {
+                let rest = bits >> at;
+                // Free cells from here on, or used ones.
+                let free = rest.trailing_zeros().min(64 - at as u32) as usize;
+                if free > 0 {
+                    open.get_or_insert(word * 64 + at);
+                    at += free;
+                    continue;
+                }
+                if let Some(start) = open.take() {
+                    runs.push((start as u32, (word * 64 + at - start) as u32));
+                }
+                at += rest.trailing_ones() as usize;
+            }
+        }
+        if let Some(start) = open {
+            runs.push((start as u32, (cells - start) as u32));
+        }
+        runs
     }
+}
+
+/// The words of a bit map that a run of cells touches, with its bits in each.
+fn words_of(first: u32, cells: u32) -> impl Iterator<Item = (usize, u64)> {
+    let (from, to) = (first as usize, first as usize + cells as usize);
+    let end = if cells == 0 { from / 64 } else { to.div_ceil(64) };
+    (from / 64..end).map(move |word| {
+        let low = from.max(word * 64) - word * 64;
+        let high = to.min(word * 64 + 64) - word * 64;
+        (word, u64::MAX >> (64 - (high - low)) << low)
+    })
 }
 
 impl Pool {
@@ -73,30 +111,19 @@ impl Pool {
 
     /// Everything free that is not in use.
     pub(crate) fn with_used(memory: Memory, grace: Box<dyn Grace>, used: &Used) -> Self {
-        let mut pool = Self {
+        let runs = used.free_runs();
+        Self {
             memory,
             grace,
             small: Default::default(),
             chunk: 0..0,
-            extents: BTreeMap::new(),
-            by_length: BTreeSet::new(),
+            free_cells: runs.iter().map(|&(_, cells)| u64::from(cells)).sum(),
+            by_length: runs.iter().map(|&(start, cells)| (cells, start)).collect(),
+            extents: runs.into_iter().collect(),
             retired: Vec::new(),
             retired_cells: 0,
-            free_cells: 0,
-        };
-        let mut cell = 0;
-        while cell < used.cells {
-            let start = cell;
-            while cell < used.cells && !used.has(cell) {
-                cell += 1;
-            }
-            if cell > start {
-                pool.free_cells += u64::from(cell - start);
-                pool.insert_extent(start, cell - start);
-            }
-            cell += 1;
+            flush_at: RETIRED_RUNS_MAX,
         }
-        pool
     }
 
     pub(crate) fn memory(&self) -> &Memory {
@@ -116,12 +143,14 @@ impl Pool {
     /// A zeroed run.
     ///
     /// # Errors
-    /// [`Error::Full`].
+    /// [`Error::Full`]; [`Error::Grace`] where nothing else is long enough and
+    /// retired runs could not be waited for.
     pub(crate) fn allocate(&mut self, cells: u32) -> Result<u32, Error> {
         debug_assert!(cells > 0);
         let mut found = self.take(cells);
+        let mut flushed = Ok(());
         if found.is_none() && !self.retired.is_empty() {
-            self.flush()?;
+            flushed = self.flush();
             found = self.take(cells);
         }
         if found.is_none() {
@@ -129,6 +158,7 @@ impl Pool {
             found = self.take(cells);
         }
         let Some(first) = found else {
+            flushed?;
             return Err(Error::Full {
                 needed_cells: u64::from(cells),
                 free_cells: self.free_cells,
@@ -152,13 +182,13 @@ impl Pool {
 
     /// Gives a run back that has just been unlinked: it is reused after a grace
     /// period. When many have gathered, one period is waited for all of them;
-    /// should that fail they stay queued, and the next allocation that needs
-    /// them reports it.
+    /// should that fail they stay queued, it is tried again when as many more
+    /// have gathered, and an allocation that needs them reports it.
     pub(crate) fn retire(&mut self, first: u32, cells: u32) {
         self.retired.push((first, cells));
         self.retired_cells += u64::from(cells);
-        if self.retired.len() >= RETIRED_RUNS_MAX {
-            let _ = self.flush();
+        if self.retired.len() >= self.flush_at && self.flush().is_err() {
+            self.flush_at = self.retired.len() + RETIRED_RUNS_MAX;
         }
     }
 
@@ -166,6 +196,7 @@ impl Pool {
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
         self.grace.wait()?;
         self.retired_cells = 0;
+        self.flush_at = RETIRED_RUNS_MAX;
         for (first, cells) in std::mem::take(&mut self.retired) {
             self.give_back(first, cells);
         }
@@ -254,7 +285,7 @@ mod tests {
     use crate::grace::{GraceError, Immediate};
     use proptest::prelude::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     struct Counting(Arc<AtomicUsize>);
 
@@ -278,6 +309,80 @@ mod tests {
         assert_eq!(waits.load(Ordering::Relaxed), 3);
         pool.flush().unwrap();
         assert_eq!((pool.free_cells(), pool.retired_cells()), (free, 0));
+    }
+
+    struct Fallible(Arc<AtomicUsize>, Arc<AtomicBool>);
+
+    impl Grace for Fallible {
+        fn wait(&self) -> Result<(), GraceError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            if self.1.load(Ordering::Relaxed) {
+                Err(GraceError::Failed("told to".to_owned()))
+            } else {
+                Ok(())
+            }
+        }
+    }
+
+    #[test]
+    fn a_grace_period_that_fails_is_not_waited_for_at_every_step() {
+        let (waits, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+        let memory = Memory::anonymous(5 * RETIRED_RUNS_MAX as u32).unwrap();
+        let mut pool = Pool::new(memory, Box::new(Fallible(waits.clone(), fails.clone())));
+        let free = pool.free_cells();
+        for _ in 0..3 * RETIRED_RUNS_MAX {
+            let run = pool.allocate(1).unwrap();
+            pool.retire(run, 1);
+        }
+        assert_eq!(waits.load(Ordering::Relaxed), 3);
+        assert_eq!(pool.retired_cells(), 3 * RETIRED_RUNS_MAX as u64);
+        fails.store(false, Ordering::Relaxed);
+        for _ in 0..RETIRED_RUNS_MAX {
+            let run = pool.allocate(1).unwrap();
+            pool.retire(run, 1);
+        }
+        assert_eq!((pool.free_cells(), pool.retired_cells(), waits.load(Ordering::Relaxed)), (free, 0, 4));
+    }
+
+    #[test]
+    fn free_pieces_are_used_while_grace_periods_fail() {
+        let fails = Arc::new(AtomicBool::new(true));
+        let grace = Fallible(Arc::default(), fails.clone());
+        let mut pool = Pool::new(Memory::anonymous(1024).unwrap(), Box::new(grace));
+        let runs: Vec<u32> = std::iter::from_fn(|| pool.allocate(1).ok()).collect();
+        let (retired, free) = runs.split_at(500);
+        free.iter().for_each(|&run| pool.give_back(run, 1));
+        retired.iter().for_each(|&run| pool.retire(run, 1));
+        let run = pool.allocate(400).expect("free pieces join");
+        assert!(matches!(pool.allocate(400), Err(Error::Grace(_))));
+        fails.store(false, Ordering::Relaxed);
+        pool.retire(run, 400);
+        assert!(pool.allocate(1000).is_ok());
+    }
+
+    #[test]
+    fn free_runs_are_those_between_used_ones() {
+        let memory = Memory::anonymous(1000).unwrap();
+        for runs in
+            [vec![], vec![(5, 995)], vec![(63, 1), (64, 1), (127, 2), (999, 1)], vec![(100, 600), (990, 10)]]
+        {
+            let mut used = Used::new(&memory);
+            let mut is_used: Vec<bool> = (0..1000).map(|cell| cell < layout::CELL_FIRST_FREE).collect();
+            for &(first, cells) in &runs {
+                used.claim(first, cells).unwrap();
+                assert!(used.claim(first + cells - 1, 1).is_err());
+                is_used[first as usize..(first + cells) as usize].fill(true);
+            }
+            assert!(used.claim(1000, 1).is_err());
+            let mut found = vec![true; 1000];
+            for (first, cells) in used.free_runs() {
+                assert!(first == 0 || found[first as usize - 1], "two runs that touch");
+                found[first as usize..(first + cells) as usize].fill(false);
+            }
+            assert_eq!(found, is_used);
+            let pool = Pool::with_used(memory.clone(), Box::new(Immediate), &used);
+            assert_eq!(pool.free_cells(), is_used.iter().filter(|&&used| !used).count() as u64);
+        }
     }
 
     #[test]

@@ -75,16 +75,14 @@ impl Conflicts {
         })
     }
 
-    /// Enters an address that is not there; a new, larger run where no cell is free.
-    pub(super) fn insert(&mut self, pool: &mut Pool, hashing: &Hashing, full: Full) -> Result<(), Error> {
-        let memory = pool.memory();
-        let free =
-            self.probes(hashing, full.word, full.address).find(|&cell| !is_filled(self.key(memory, cell)));
-        if let Some(cell) = free {
-            self.put(memory, cell, &full);
-            return Ok(());
-        }
-        let mut entries: Vec<Full> = self.all(memory).map(|(_, full)| full).collect();
+    /// A cell where readers look for an address and nothing stands.
+    pub(super) fn free_cell(&self, memory: &Memory, hashing: &Hashing, full: &Full) -> Option<u32> {
+        self.probes(hashing, full.word, full.address).find(|&cell| !is_filled(self.key(memory, cell)))
+    }
+
+    /// Enters an address that is not there, by a new, larger run.
+    pub(super) fn grow(&mut self, pool: &mut Pool, hashing: &Hashing, full: Full) -> Result<(), Error> {
+        let mut entries: Vec<Full> = self.all(pool.memory()).map(|(_, full)| full).collect();
         entries.push(full);
         self.rebuild(pool, hashing, &entries, (self.count * 2).max(COUNT_MIN))
     }
@@ -110,7 +108,8 @@ impl Conflicts {
         memory.store64(cell, offset_of!(exact_conflict, key), key & !layout::EXACT_KEY_MASK);
     }
 
-    fn put(&self, memory: &Memory, cell: u32, full: &Full) {
+    /// Fills a free cell.
+    pub(super) fn put(&self, memory: &Memory, cell: u32, full: &Full) {
         memory.store64(cell, offset_of!(exact_conflict, address), full.address.0);
         memory.store64(cell, offset_of!(exact_conflict, address) + 8, full.address.1);
         memory.store64(cell, offset_of!(exact_conflict, value), full.entry.mac);
@@ -131,9 +130,7 @@ impl Conflicts {
             let new = Self { first: pool.allocate(count)?, count };
             let memory = pool.memory();
             let all_fit = entries.iter().all(|full| {
-                let mut probes = new.probes(hashing, full.word, full.address);
-                let free = probes.find(|&cell| !is_filled(new.key(memory, cell)));
-                free.inspect(|&cell| new.put(memory, cell, full)).is_some()
+                new.free_cell(memory, hashing, full).inspect(|&cell| new.put(memory, cell, full)).is_some()
             });
             if all_fit {
                 publish_run(memory, offset_of!(exact_root, conflicts), new.first, new.count);

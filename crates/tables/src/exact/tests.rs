@@ -1,14 +1,18 @@
+mod crash;
+mod grace_fails;
+mod schedules;
+
 use super::hash::Hashing;
 use super::*;
 use crate::grace::{Grace, GraceError, Immediate};
-use crate::memory::interleave;
+use crate::interleave;
 use crate::pool::Used;
 use crate::reader::{Lookup, Reader};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 const SEED: u64 = 0x5eed_5eed_1234_9876;
 /// All bits; few for the id, so that digests conflict; few for the check too,
@@ -51,10 +55,10 @@ impl Setup {
         let memory = self.pool.memory().clone();
         drop(self);
         let mut used = Used::new(&memory);
-        let mut exact = Exact::adopt(&memory, &mut used).unwrap();
+        let (mut exact, survey) = Exact::adopt(&memory, &mut used, &grace).unwrap();
         let mut pool = Pool::with_used(memory, Box::new(grace), &used);
         pool.flush().unwrap();
-        exact.repair(&mut pool, |_, _| true).unwrap();
+        exact.repair(&mut pool, &survey, []).unwrap();
         Self { pool, exact }
     }
 
@@ -231,6 +235,8 @@ struct Threads(Arc<Vec<AtomicU64>>);
 
 impl Grace for Threads {
     fn wait(&self) -> Result<(), GraceError> {
+        // What was unlinked before is seen by whoever is not seen below.
+        fence(Ordering::SeqCst);
         for counter in self.0.iter() {
             let seen = counter.load(Ordering::SeqCst);
             while seen % 2 == 1 && counter.load(Ordering::SeqCst) == seen {
@@ -286,6 +292,7 @@ fn look_up(reader: &Reader, key: Key, counter: &AtomicU64) -> Lookup {
         }
     }
     counter.fetch_add(1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
     let _guard = Guard(counter);
     reader.lookup(key)
 }

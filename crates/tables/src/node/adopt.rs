@@ -7,7 +7,7 @@ use super::ports::{PORT_CELLS, address_keys};
 use super::underlay::{Hop, hop_address, kind_of};
 use super::vrfs::{count_routes, roots, set_route_count};
 use crate::error::Error;
-use crate::exact::{Entry, Exact, Key};
+use crate::exact::{Exact, Key, Survey};
 use crate::grace::Grace;
 use crate::layout::{self, port, superblock, vrf};
 use crate::lpm;
@@ -25,6 +25,7 @@ struct Found {
     groups: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    endpoints: u64,
     /// Entries that lead to nothing sound.
     refused: HashSet<Key>,
 }
@@ -45,9 +46,9 @@ fn check_superblock(memory: &Memory) -> Result<superblock, Error> {
 }
 
 impl Found {
-    fn walk(memory: &Memory, exact: &Exact, used: &mut Used) -> Result<Self, Error> {
+    fn walk(memory: &Memory, exact: &Exact, survey: &Survey, used: &mut Used) -> Result<Self, Error> {
         let mut found = Self::default();
-        for (key, entry) in exact.iter(memory) {
+        for &(key, entry) in &survey.others {
             match key {
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } if id != 0 => {
                     found.group(memory, used, key, id, entry.next)?
@@ -57,14 +58,26 @@ impl Found {
                 Key::Index { .. } => {
                     found.refused.insert(key);
                 }
-                Key::Ip { vni: 0, address } => found.underlay(memory, used, key, address, entry.next)?,
-                Key::Ip { .. } => {}
+                Key::Ip { address, .. } => found.underlay(memory, used, key, address, entry.next)?,
             }
         }
-        // Endpoints last: by now the ports and accepted VTEPs are known.
-        for (key, entry) in exact.iter(memory) {
-            if matches!(key, Key::Ip { vni: 1.., .. }) {
-                found.endpoint(memory, used, key, entry.next)?;
+        // Endpoints last: by now the ports and accepted VTEPs are known. They
+        // are many and lead to few cells, so each cell is looked at once.
+        let mut others = HashSet::new();
+        for (cell, references) in survey.references.iter() {
+            if kind_of(memory, cell) == layout::NEXT_HOP_VTEP {
+                found.endpoints_of(memory, used, cell, references)?;
+            } else {
+                others.insert(cell);
+            }
+        }
+        if !others.is_empty() || survey.references.outside {
+            for (key, entry) in exact.iter(memory) {
+                let tenants = matches!(key, Key::Ip { vni: 1.., .. });
+                let hop = memory.contains(entry.next, 1) && !others.contains(&entry.next);
+                if tenants && !hop && !found.is_ports(memory, key, entry.next) {
+                    found.refused.insert(key);
+                }
             }
         }
         Ok(found)
@@ -144,30 +157,33 @@ impl Found {
         Ok(())
     }
 
-    fn endpoint(&mut self, memory: &Memory, used: &mut Used, key: Key, cell: u32) -> Result<(), Error> {
-        match kind_of(memory, cell) {
-            layout::NEXT_HOP_VTEP => {
-                let address = hop_address(memory, cell);
-                match self.hops.get(&address) {
-                    Some(hop) if hop.cell == cell => {}
-                    Some(_) => return Err(Error::Corrupt(format!("two cells for the node {address}"))),
-                    None => {
-                        // Removed as a sender, alive for its endpoints.
-                        used.claim(cell, 1)?;
-                        self.hops.insert(address, Hop { cell, references: 0, registered: false });
-                    }
-                }
-            }
-            layout::NEXT_HOP_PORT if self.is_ports(memory, key, cell) => {}
-            _ => {
-                self.refused.insert(key);
+    /// So many endpoints lead to this VTEP.
+    fn endpoints_of(
+        &mut self,
+        memory: &Memory,
+        used: &mut Used,
+        cell: u32,
+        references: u64,
+    ) -> Result<(), Error> {
+        let address = hop_address(memory, cell);
+        match self.hops.get_mut(&address) {
+            Some(hop) if hop.cell == cell => hop.references = references,
+            Some(_) => return Err(Error::Corrupt(format!("two cells for the node {address}"))),
+            None => {
+                // Removed as a sender, alive for its endpoints.
+                used.claim(cell, 1)?;
+                self.hops.insert(address, Hop { cell, references, registered: false });
             }
         }
+        self.endpoints += references;
         Ok(())
     }
 
     /// The cell is a port's that is found by its interface, and has this address.
     fn is_ports(&self, memory: &Memory, key: Key, cell: u32) -> bool {
+        if kind_of(memory, cell) != layout::NEXT_HOP_PORT {
+            return false;
+        }
         let ifindex = memory.load32(cell, offset_of!(port, ifindex));
         self.ports.get(&ifindex) == Some(&cell) && address_keys(&memory.read(cell)).contains(&key)
     }
@@ -179,50 +195,28 @@ impl NodeTables {
     ///
     /// # Errors
     /// [`Error::NotTables`], [`Error::LayoutVersion`], [`Error::Capacity`],
-    /// [`Error::Corrupt`]; the tables are then better made anew.
+    /// [`Error::Corrupt`]; the tables are then better made anew. [`Error::Grace`].
     pub fn adopt(memory: Memory, grace: impl Grace + 'static) -> Result<Self, Error> {
         let block = check_superblock(&memory)?;
         let mut used = Used::new(&memory);
-        let exact = Exact::adopt(&memory, &mut used)?;
-        let found = Found::walk(&memory, &exact, &mut used)?;
+        let (exact, survey) = Exact::adopt(&memory, &mut used, &grace)?;
+        let found = Found::walk(&memory, &exact, &survey, &mut used)?;
         let pool = Pool::with_used(memory, Box::new(grace), &used);
         let mut tables = Self::with(pool, exact);
         // Readers of what the predecessor unlinked may still be there.
         tables.pool.flush()?;
-        let refused = found.refused;
-        tables.exact.repair(&mut tables.pool, |key, _: Entry| !refused.contains(&key))?;
+        tables.exact.repair(&mut tables.pool, &survey, found.refused)?;
         tables.hops = found.hops;
         tables.vips = found.vips;
         tables.groups = found.groups;
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
-        tables.count_references();
+        tables.endpoints = found.endpoints;
         tables.repair_vrfs();
         tables.repair_ports()?;
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);
         Ok(tables)
-    }
-
-    fn count_references(&mut self) {
-        let memory = self.pool.memory().clone();
-        for (key, entry) in self.exact.iter(&memory) {
-            let tenant = matches!(key, Key::Ip { vni: 1.., .. });
-            if tenant && kind_of(&memory, entry.next) == layout::NEXT_HOP_VTEP {
-                self.endpoints += 1;
-                if let Some(hop) = self.hops.get_mut(&hop_address(&memory, entry.next)) {
-                    hop.references += 1;
-                }
-            }
-        }
-        let pool = &mut self.pool;
-        self.hops.retain(|_, hop| {
-            let keep = hop.registered || hop.references > 0;
-            if !keep {
-                pool.retire(hop.cell, 1);
-            }
-            keep
-        });
     }
 
     /// Groups, counters and counts of VRFs.

@@ -1,3 +1,5 @@
+mod schedules;
+
 use super::*;
 use crate::exact::Key;
 use crate::grace::Immediate;

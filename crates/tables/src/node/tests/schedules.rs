@@ -1,0 +1,232 @@
+//! Changes of routes, VRFs and nodes beside readers, in thousands of orders of
+//! the single accesses.
+
+use super::*;
+use crate::interleave::explore::{Answer, Scenario, Step, Turns, undisturbed};
+use sluice_types::IpNet;
+
+type Of = Answer<Seen>;
+type Questions = Vec<Box<dyn Fn(&Reader) -> Of + Send + Sync>>;
+
+#[derive(Clone, Debug, PartialEq)]
+enum Seen {
+    Route(Option<Target>),
+    Endpoint(Option<(MacAddr, NextHop)>),
+    Node(bool),
+}
+
+const HOSTS: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+
+fn step(change: impl Fn(&mut NodeTables) -> Result<bool, Error> + Send + Sync + 'static) -> Step<NodeTables> {
+    Box::new(move |tables, _| {
+        change(tables).unwrap();
+    })
+}
+
+fn route(prefix: &str, peer: u32) -> Route {
+    Route { vni: vni(5), prefix: prefix.parse().unwrap(), target: Target::Peer(vni(peer)) }
+}
+
+fn enter(prefix: &str, peer: u32) -> Step<NodeTables> {
+    let route = route(prefix, peer);
+    step(move |tables| tables.upsert_route(&route))
+}
+
+fn withdraw(prefix: &str) -> Step<NodeTables> {
+    let prefix: IpNet = prefix.parse().unwrap();
+    step(move |tables| tables.remove_route(vni(5), prefix))
+}
+
+fn vrf(mtu: u16) -> Step<NodeTables> {
+    step(move |tables| tables.upsert_vrf(&Vrf { mtu, ..plain_vrf(5) }))
+}
+
+/// Fills all that is free with words that are nothing.
+fn reuse() -> Step<NodeTables> {
+    step(|tables| {
+        tables.flush()?;
+        undisturbed(|| {
+            let cells: Vec<u32> = std::iter::from_fn(|| tables.pool.allocate(1).ok()).collect();
+            for &cell in &cells {
+                (0..8).for_each(|word| tables.memory().store64(cell, word * 8, u64::MAX << 8));
+            }
+            cells.into_iter().for_each(|cell| tables.pool.give_back(cell, 1));
+        });
+        Ok(true)
+    })
+}
+
+fn adopt() -> Step<NodeTables> {
+    Box::new(|tables, turns| {
+        *tables = NodeTables::adopt(tables.memory().clone(), turns.clone()).unwrap();
+    })
+}
+
+fn ask_route(address: &str) -> Box<dyn Fn(&Reader) -> Of + Send + Sync> {
+    let address = ip(address);
+    Box::new(move |reader| match reader.find_index(5, 0) {
+        Lookup::Busy => None,
+        _ => Some(Seen::Route(reader.route(vni(5), address))),
+    })
+}
+
+fn ask_endpoint(address: &str) -> Box<dyn Fn(&Reader) -> Of + Send + Sync> {
+    let address = ip(address);
+    Box::new(move |reader| match reader.find(5, address) {
+        Lookup::Busy => None,
+        Lookup::Miss => Some(Seen::Endpoint(None)),
+        Lookup::Hit(hit) => {
+            let hop = reader.next_hop(hit.cell).expect("a hit leads to a next hop");
+            Some(Seen::Endpoint(Some((hit.mac, hop))))
+        }
+    })
+}
+
+fn ask_node(address: &str) -> Box<dyn Fn(&Reader) -> Of + Send + Sync> {
+    let address = ip(address);
+    Box::new(move |reader| match reader.find(0, address) {
+        Lookup::Busy => None,
+        Lookup::Miss => Some(Seen::Node(false)),
+        Lookup::Hit(hit) => Some(Seen::Node(reader.next_hop(hit.cell) == Some(NextHop::Vtep(address)))),
+    })
+}
+
+fn explore(
+    there: impl Fn(&mut NodeTables) + Send + Sync + 'static,
+    questions: Questions,
+    steps: Vec<Step<NodeTables>>,
+) {
+    let prepare = move |turns: Turns| {
+        let memory = Memory::anonymous(600).unwrap();
+        let mut tables = NodeTables::create(memory, turns, Sizes { endpoints: 1 }).unwrap();
+        tables.upsert_vrf(&plain_vrf(5)).unwrap();
+        there(&mut tables);
+        tables
+    };
+    Scenario { prepare: Box::new(prepare), memory: NodeTables::memory, steps, questions, wavers: false }
+        .explore();
+}
+
+fn with_routes(prefixes: Vec<String>) -> impl Fn(&mut NodeTables) + Send + Sync + 'static {
+    move |tables| {
+        for (i, prefix) in prefixes.iter().enumerate() {
+            tables.upsert_route(&route(prefix, 1 + i as u32)).unwrap();
+        }
+    }
+}
+
+/// Prefixes of one family that nest and stand side by side.
+fn many(family: &str, count: u32) -> Vec<String> {
+    (0..count)
+        .map(|i| if family == "v4" { format!("10.{i}.0.0/16") } else { format!("fd00:{i:x}::/32") })
+        .collect()
+}
+
+#[test]
+fn few_routes() {
+    let there = with_routes(vec!["10.0.0.0/8".to_owned()]);
+    let steps = vec![
+        enter("10.1.0.0/16", 91),
+        enter("10.1.0.0/16", 92),
+        withdraw("10.1.0.0/16"),
+        enter("0.0.0.0/0", 93),
+        reuse(),
+        withdraw("10.0.0.0/8"),
+    ];
+    explore(there, vec![ask_route("10.1.2.3")], steps);
+    let there = with_routes(vec!["::/0".to_owned(), "fd00::/16".to_owned()]);
+    let steps = vec![
+        enter("fd00::1/128", 91),
+        withdraw("fd00::/16"),
+        withdraw("fd00::1/128"),
+        reuse(),
+        withdraw("::/0"),
+        enter("fd00::/64", 92),
+    ];
+    explore(there, vec![ask_route("fd00::1")], steps);
+}
+
+/// From a list to the next form and back, with a route that stays and one that changes.
+#[test]
+fn routes_that_outgrow_their_form() {
+    for (family, asked, host) in [("v4", "10.3.0.1", "10.3.0.1/32"), ("v6", "fd00:3::1", "fd00:3::1/128")] {
+        let most = match family {
+            "v4" => layout::LPM_SCAN4_CELLS * layout::LPM_SCAN4_ROUTES,
+            _ => layout::LPM_SCAN6_CELLS * layout::LPM_SCAN6_ROUTES,
+        };
+        let there = with_routes(many(family, most));
+        let more = many(family, most + 2);
+        let last = most as usize;
+        let mut steps = vec![
+            enter(&more[last], 91),
+            enter(host, 92),
+            reuse(),
+            withdraw(host),
+            enter(&more[last + 1], 93),
+        ];
+        steps.extend(more[4..].iter().map(|prefix| withdraw(prefix)));
+        steps.extend([reuse(), enter(&more[3], 94)]);
+        explore(there, vec![ask_route(asked)], steps);
+    }
+}
+
+/// Buckets that overflow into directories and come back, short routes that are
+/// pushed into them, and what stands in the way of a skip.
+#[test]
+fn routes_behind_directories() {
+    let clump = |family: &str, count: u32| -> Vec<String> {
+        let host = |i| if family == "v4" { format!("10.3.0.{i}/32") } else { format!("fd00:3::{i:x}/128") };
+        many(family, 16).into_iter().chain((0..count).map(host)).collect()
+    };
+    for (family, asked, short, near) in [
+        ("v4", "10.3.0.1", ["10.0.0.0/7", "10.3.0.0/23"], "10.3.128.0/20"),
+        ("v6", "fd00:3::1", ["fc00::/7", "fd00:3::/63"], "fd00:3:8000::/40"),
+    ] {
+        let hosts = clump(family, 14);
+        let mut steps: Vec<_> = hosts[18..].iter().map(|host| enter(host, 91)).collect();
+        steps.extend([enter(short[0], 92), enter(near, 93), enter(short[1], 94), reuse()]);
+        steps.extend(hosts[17..].iter().map(|host| withdraw(host)));
+        steps.extend([withdraw(near), reuse(), withdraw(short[1]), withdraw(short[0])]);
+        explore(with_routes(hosts[..18].to_vec()), vec![ask_route(asked)], steps);
+    }
+}
+
+#[test]
+fn vrfs_that_change_and_go() {
+    let there = with_routes(many("v4", 3));
+    let steps = vec![
+        vrf(1400),
+        enter("10.1.1.0/24", 91),
+        vrf(1300),
+        reuse(),
+        step(|tables| tables.remove_vrf(vni(5))),
+        reuse(),
+        vrf(1500),
+        enter("10.1.0.0/16", 92),
+    ];
+    explore(there, vec![ask_route("10.1.1.1")], steps);
+}
+
+#[test]
+fn nodes_that_come_and_go_under_their_endpoints() {
+    for address in ["10.0.0.1", "fd00::1"] {
+        let at = move |host: usize, seed| Endpoint { mac: mac(seed), ..endpoint(5, address, HOSTS[host]) };
+        let there = move |tables: &mut NodeTables| {
+            HOSTS.iter().for_each(|host| assert!(tables.upsert_vtep(ip(host)).unwrap()));
+            tables.upsert_endpoint(&at(0, 1)).unwrap();
+        };
+        let steps = vec![
+            step(|tables| tables.remove_vtep(ip(HOSTS[0]))),
+            step(move |tables| tables.upsert_endpoint(&at(1, 1))),
+            reuse(),
+            step(|tables| tables.upsert_vtep(ip(HOSTS[0]))),
+            step(move |tables| tables.upsert_endpoint(&at(0, 2))),
+            adopt(),
+            step(move |tables| tables.remove_endpoint(vni(5), ip(address))),
+            step(|tables| tables.remove_vtep(ip(HOSTS[1]))),
+            reuse(),
+        ];
+        let questions = vec![ask_endpoint(address), ask_node(HOSTS[0]), ask_node(HOSTS[1])];
+        explore(there, questions, steps);
+    }
+}

@@ -1,0 +1,208 @@
+//! The history of operations, a pure function of a seed and a number, and how
+//! it is applied to tables.
+
+use sluice_tables::{Endpoint, Error, NodeTables, Route, Target, Vrf};
+use sluice_types::{IpNet, MacAddr, Vni};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub const ENDPOINTS: u32 = 420;
+pub const VNIS: u32 = 4;
+pub const HOSTS: u32 = 9;
+/// Prefixes of each family in the universe of routes.
+pub const PREFIXES: u32 = 160;
+
+/// Operations for which filling or emptying has the upper hand.
+const TIDE: u64 = 1500;
+/// Operations for which one VRF and family gets most changes of routes.
+const FOCUS: u64 = 700;
+/// Growth that is asked for ends here, so that memory lasts for a round.
+const SLOTS_MAX: u64 = 1800;
+
+/// A small generator: the same numbers from the same seed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64, number: u64) -> Self {
+        Self(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    pub fn below(&mut self, limit: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (((x >> 32) * u64::from(limit)) >> 32) as u32
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Endpoint {
+        number: u32,
+        mac: MacAddr,
+        host: u32,
+    },
+    RemoveEndpoint {
+        number: u32,
+    },
+    /// `prefix` is a number in the universe.
+    Route {
+        vni: u32,
+        prefix: u32,
+        target: Target,
+    },
+    RemoveRoute {
+        vni: u32,
+        prefix: u32,
+    },
+    Vrf {
+        vni: u32,
+        mtu: u16,
+    },
+    RemoveVrf {
+        vni: u32,
+    },
+    Vtep {
+        host: u32,
+    },
+    RemoveVtep {
+        host: u32,
+    },
+    /// A larger run of buckets, which no answer shows.
+    Grow,
+}
+
+pub fn vni(number: u32) -> Vni {
+    Vni::new(number).expect("small and not 0")
+}
+
+/// VNI and address of an endpoint: both families in turn.
+pub fn place(number: u32) -> (Vni, IpAddr) {
+    let own = number / 2;
+    let address = match number % 2 {
+        0 => Ipv4Addr::from(0x0a00_0000 + own).into(),
+        _ => Ipv6Addr::from(0xfd00_u128 << 112 | u128::from(own % 5) << 64 | u128::from(own)).into(),
+    };
+    (vni(1 + own % VNIS), address)
+}
+
+pub fn host(number: u32) -> IpAddr {
+    match number % 3 {
+        0 => Ipv4Addr::from(0xc000_0200 + number).into(),
+        _ => Ipv6Addr::from(0x2001_0db8_u128 << 96 | u128::from(number)).into(),
+    }
+}
+
+/// A prefix of the universe: IPv4 ones first, then IPv6 ones; of each family
+/// the covers of one address, then neighbours of many lengths.
+pub fn prefix(number: u32) -> IpNet {
+    let (family, own) = (number / PREFIXES, number % PREFIXES);
+    let (address, length): (IpAddr, u32) = match (family, own) {
+        (0, 0..=32) => (Ipv4Addr::new(10, 0, 0, 129).into(), own),
+        (0, _) => {
+            (Ipv4Addr::from(0x0a00_0000 | own << 6 | 1).into(), [32, 24, 26, 31, 28, 22][own as usize % 6])
+        }
+        (_, 0..=42) => (Ipv6Addr::from(0xfd00_u128 << 112 | 0x81).into(), own * 3 + own / 42 * 2),
+        _ => {
+            let bits = 0xfd00_u128 << 112 | u128::from(own % 7) << 70 | u128::from(own) << 8 | 1;
+            (Ipv6Addr::from(bits).into(), [128, 64, 120, 56, 126, 112][own as usize % 6])
+        }
+    };
+    IpNet::new(address, length as u8).expect("the length fits").trunc()
+}
+
+/// A MAC that tells the endpoint and, half the time, the operation: else it is
+/// the endpoint's own, so that the host alone changes now and then.
+fn mac(random: &mut Random, endpoint: u32, number: u64) -> MacAddr {
+    let stamp = if random.below(2) == 0 { 0 } else { number & 0xff_ffff };
+    MacAddr::from_u64(0x0200_0000_0000 | u64::from(endpoint) << 24 | stamp)
+}
+
+fn endpoint_op(random: &mut Random, number: u64) -> Op {
+    let endpoint = random.below(ENDPOINTS);
+    let filling = (number / TIDE).is_multiple_of(2);
+    if random.below(10) < if filling { 2 } else { 7 } {
+        return Op::RemoveEndpoint { number: endpoint };
+    }
+    Op::Endpoint { number: endpoint, mac: mac(random, endpoint, number), host: random.below(HOSTS) }
+}
+
+fn route_op(random: &mut Random, number: u64) -> Op {
+    let turn = (number / FOCUS) as u32;
+    let focused = random.below(8) != 0;
+    let (vni, family) = if focused {
+        (1 + turn / 2 % VNIS, turn / 2 / VNIS % 2)
+    } else {
+        (1 + random.below(VNIS), random.below(2))
+    };
+    let prefix = family * PREFIXES + random.below(PREFIXES);
+    let filling = turn.is_multiple_of(2);
+    if random.below(10) < if filling { 1 } else { 8 } {
+        return Op::RemoveRoute { vni, prefix };
+    }
+    let target = match random.below(8) {
+        0 => Target::Local,
+        1 => Target::Drop,
+        _ => Target::Peer(self::vni(1 + (number % 0xff_fff0) as u32)),
+    };
+    Op::Route { vni, prefix, target }
+}
+
+/// Operation `number`, counted from 1.
+pub fn op(seed: u64, number: u64) -> Op {
+    let mut random = Random::new(seed, number);
+    let vni = |random: &mut Random| 1 + random.below(VNIS);
+    match number {
+        0 => unreachable!("operations are counted from 1"),
+        1..=9 => return Op::Vtep { host: number as u32 - 1 },
+        10..=13 => return Op::Vrf { vni: number as u32 - 9, mtu: 1500 },
+        _ => {}
+    }
+    match random.below(1000) {
+        0..500 => endpoint_op(&mut random, number),
+        500..900 => route_op(&mut random, number),
+        900..950 => Op::Vrf { vni: vni(&mut random), mtu: 1280 + random.below(200) as u16 },
+        950..954 => Op::RemoveVrf { vni: vni(&mut random) },
+        954..985 => Op::Vtep { host: random.below(HOSTS) },
+        985..994 => Op::RemoveVtep { host: random.below(HOSTS) },
+        _ => Op::Grow,
+    }
+}
+
+/// Applies an operation; true: the tables say that they changed. Operations on
+/// what is not there change nothing.
+pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
+    let result = match op {
+        Op::Endpoint { number, mac, host: at } => {
+            let (vni, address) = place(number);
+            tables.upsert_endpoint(&Endpoint { vni, address, mac, host: host(at) })
+        }
+        Op::RemoveEndpoint { number } => {
+            let (vni, address) = place(number);
+            tables.remove_endpoint(vni, address)
+        }
+        Op::Route { vni: at, prefix: of, target } => {
+            tables.upsert_route(&Route { vni: vni(at), prefix: prefix(of), target })
+        }
+        Op::RemoveRoute { vni: at, prefix: of } => tables.remove_route(vni(at), prefix(of)),
+        Op::Vrf { vni: at, mtu } => {
+            tables.upsert_vrf(&Vrf { vni: vni(at), mtu, router4: None, router6: None, group: None })
+        }
+        Op::RemoveVrf { vni: at } => tables.remove_vrf(vni(at)),
+        Op::Vtep { host: at } => tables.upsert_vtep(host(at)),
+        Op::RemoveVtep { host: at } => tables.remove_vtep(host(at)),
+        Op::Grow => grow(tables),
+    };
+    match result {
+        Err(Error::UnknownVtep { .. } | Error::UnknownVni(_)) => Ok(false),
+        other => other,
+    }
+}
+
+fn grow(tables: &mut NodeTables) -> Result<bool, Error> {
+    let slots = tables.fill().entry_slots;
+    if slots < SLOTS_MAX {
+        tables.reserve_endpoints(slots as usize)?;
+    }
+    Ok(false)
+}

@@ -1,0 +1,358 @@
+//! Kills the writer, thousands of times, at any instruction.
+//!
+//! A writer process changes tables in shared memory without end, by a history
+//! that is a pure function of a seed and a number, and is killed; its successor
+//! adopts the tables and goes on where the history stood. All the while readers
+//! in the parent compare every answer with the model. After each kill the
+//! parent, or the next writer, adopts; the parent then compares all of it.
+//!
+//! `SLUICE_KILLS` sets how many writers are killed.
+
+mod history;
+mod model;
+mod shared;
+
+use history::Random;
+use model::{Content, Model};
+use shared::{PHASE_ADOPTS, PHASE_NONE, PHASE_WRITES, READERS, Shared, Within};
+use sluice_tables::{Lookup, NodeTables, Reader, Sizes, layout};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const KILLS_DEFAULT: u64 = 2400;
+/// Kills before the history starts over in new tables.
+const KILLS_PER_ROUND: u64 = 60;
+/// In the writer's environment: the descriptor of the memory.
+const WRITER: &str = "SLUICE_KILL_WRITER";
+/// Digests whole, and with so few bits that many conflict.
+const MASKS: [u64; 3] = [u64::MAX, 0xffff_0000_0000_0007, 0xffff_0000_0000_003f];
+
+fn main() {
+    if let Ok(fd) = std::env::var(WRITER) {
+        write(&Shared::map(fd.parse().expect("a descriptor")));
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    if arguments.iter().any(|argument| argument == "--list")
+        || filter.is_some_and(|filter| !"kill".contains(filter.as_str()))
+    {
+        return;
+    }
+    let kills = std::env::var("SLUICE_KILLS").map_or(KILLS_DEFAULT, |text| text.parse().expect("a number"));
+    run(kills);
+}
+
+/// The writer process: adopts, and goes on until it is killed.
+fn write(shared: &Shared) -> ! {
+    // SAFETY: asks the kernel to end this process with its parent; no memory is touched.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let page = shared.page();
+    page.phase.store(PHASE_ADOPTS, Ordering::SeqCst);
+    let mut tables = NodeTables::adopt(shared.memory(), shared.grace()).expect("what was left is adopted");
+    page.phase.store(PHASE_WRITES, Ordering::SeqCst);
+    loop {
+        step(shared, &mut tables);
+    }
+}
+
+/// The next operation of the history.
+fn step(shared: &Shared, tables: &mut NodeTables) {
+    let page = shared.page();
+    let number = page.finished.load(Ordering::SeqCst) + 1;
+    let op = history::op(page.seed.load(Ordering::SeqCst), number);
+    page.started.store(number, Ordering::SeqCst);
+    history::apply(tables, op).unwrap_or_else(|error| panic!("operation {number}, {op:?}: {error}"));
+    page.finished.store(number, Ordering::SeqCst);
+}
+
+#[derive(Default, Debug)]
+struct Totals {
+    killed_adopting: u64,
+    killed_writing: u64,
+    killed_within_an_operation: u64,
+    /// Of these: the operation was in the tables.
+    carried_out: u64,
+    operations: u64,
+    answers: u64,
+    busy: u64,
+}
+
+fn run(kills: u64) {
+    let begin = Instant::now();
+    let fd = shared::make_memory();
+    let shared = Shared::map(fd);
+    let mut totals = Totals::default();
+    for round in 0..kills.div_ceil(KILLS_PER_ROUND) {
+        let kills = KILLS_PER_ROUND.min(kills - round * KILLS_PER_ROUND);
+        let mask = MASKS[round as usize % MASKS.len()];
+        run_round(&shared, fd, 0x5eed_0000 + round, mask, kills, &mut totals);
+    }
+    println!("{kills} writers killed in {:.1} s: {totals:?}", begin.elapsed().as_secs_f64());
+    assert_eq!(totals.killed_adopting + totals.killed_writing, kills);
+    assert!(totals.killed_writing > kills / 4 && totals.operations > kills, "writers hardly wrote");
+    assert!(totals.answers > kills, "readers hardly read");
+    assert!(totals.busy * 1000 <= totals.answers, "lookups were busy too often");
+}
+
+fn run_round(shared: &Shared, fd: libc::c_int, seed: u64, mask: u64, kills: u64, totals: &mut Totals) {
+    let page = shared.page();
+    page.seed.store(seed, Ordering::SeqCst);
+    page.started.store(0, Ordering::SeqCst);
+    page.finished.store(0, Ordering::SeqCst);
+    drop(create(shared, mask));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        let spawn = |number| scope.spawn(move || read(shared, number, seed, stop));
+        let readers: Vec<_> = (0..READERS).map(spawn).collect();
+        let mut parent = Parent { shared, fd, model: Model::new(seed), random: Random::new(seed, 1) };
+        // Also where the parent panics, so that the scope ends.
+        let _stop = StopAtEnd(stop);
+        for kill in 0..kills {
+            if readers.iter().any(|reader| reader.is_finished()) {
+                break;
+            }
+            parent.kill_a_writer(totals);
+            if kill % 4 != 0 || kill + 1 == kills {
+                parent.adopt_and_check(totals);
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+        for reader in readers {
+            let (answers, busy) = reader.join().expect("what the reader saw is above");
+            totals.answers += answers;
+            totals.busy += busy;
+        }
+        parent.empty();
+        totals.operations += page.finished.load(Ordering::SeqCst);
+    });
+}
+
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// New tables where no address that is not there is taken for one that is: the
+/// seed is random, and narrow digests make that likelier than it ever is.
+fn create(shared: &Shared, mask: u64) -> NodeTables {
+    loop {
+        let sizes = Sizes { endpoints: 1 };
+        let mut tables =
+            NodeTables::create_with_digest_mask(shared.memory(), shared.grace(), sizes, mask).unwrap();
+        if mask == u64::MAX || !has_twins(&mut tables) {
+            return tables;
+        }
+    }
+}
+
+fn has_twins(tables: &mut NodeTables) -> bool {
+    tables.upsert_vtep(history::host(0)).unwrap();
+    let reader = tables.reader();
+    let places: Vec<_> = (0..history::ENDPOINTS).map(history::place).collect();
+    let found = |(vni, address): (sluice_types::Vni, std::net::IpAddr)| {
+        !matches!(reader.find(vni.get(), address), Lookup::Miss)
+    };
+    let mut twins = false;
+    for (i, &(vni, address)) in places.iter().enumerate().filter(|(_, place)| place.1.is_ipv6()) {
+        let mac = sluice_types::MacAddr::local(1);
+        let host = history::host(0);
+        tables.upsert_endpoint(&sluice_tables::Endpoint { vni, address, mac, host }).unwrap();
+        twins |= places[i + 1..].iter().any(|&other| found(other));
+        tables.remove_endpoint(vni, address).unwrap();
+    }
+    tables.remove_vtep(history::host(0)).unwrap();
+    twins
+}
+
+/// Asks at random until told to stop, and checks every answer; (answers, busy answers).
+fn read(shared: &Shared, number: usize, seed: u64, stop: &AtomicBool) -> (u64, u64) {
+    let page = shared.page();
+    let reader = Reader::new(shared.memory());
+    let mut model = Model::new(seed);
+    let mut random = Random::new(seed, 2 + number as u64);
+    let (mut answers, mut busy) = (0, 0);
+    while !stop.load(Ordering::SeqCst) {
+        let question = model.random_question(&mut random);
+        let from = page.finished.load(Ordering::SeqCst);
+        let within = Within::enter(page, number);
+        let answer = model.ask(&reader, question);
+        drop(within);
+        let to = page.started.load(Ordering::SeqCst);
+        model.advance(to, from);
+        assert!(
+            model.allows(question, answer, from, to),
+            "seed {seed:#x}, operations {from} to {to}: {question:?} was answered {answer:?}"
+        );
+        answers += 1;
+        busy += u64::from(answer == model::Answer::Busy);
+    }
+    (answers, busy)
+}
+
+struct Parent<'a> {
+    shared: &'a Shared,
+    fd: libc::c_int,
+    model: Model,
+    random: Random,
+}
+
+impl Parent<'_> {
+    /// Starts a writer and kills it while it adopts or, mostly, while it writes.
+    fn kill_a_writer(&mut self, totals: &mut Totals) {
+        let page = self.shared.page();
+        page.phase.store(PHASE_NONE, Ordering::SeqCst);
+        let program = std::env::current_exe().expect("this program has a path");
+        let mut child = Command::new(program).env(WRITER, self.fd.to_string()).spawn().expect("starts");
+        let (phase, life_us) = match self.random.below(8) {
+            0 | 1 => (PHASE_ADOPTS, self.random.below(100)),
+            2 => (PHASE_WRITES, self.random.below(6000)),
+            _ => (PHASE_WRITES, self.random.below(700)),
+        };
+        while page.phase.load(Ordering::SeqCst) < phase {
+            assert_eq!(child.try_wait().expect("a child of ours"), None, "the writer ended by itself");
+            std::thread::yield_now();
+        }
+        wait(Duration::from_micros(life_us.into()));
+        kill(&mut child);
+        match page.phase.load(Ordering::SeqCst) {
+            PHASE_WRITES => totals.killed_writing += 1,
+            _ => totals.killed_adopting += 1,
+        }
+    }
+
+    /// Adopts what a killed writer left, and compares all of it.
+    fn adopt_and_check(&mut self, totals: &mut Totals) {
+        let page = self.shared.page();
+        let (finished, started) = (page.finished.load(Ordering::SeqCst), page.started.load(Ordering::SeqCst));
+        let mut tables = self.adopt();
+        self.model.advance(started, finished);
+        let content = Content::of(&tables);
+        let (before, after) = (self.model.content(finished), self.model.content(started));
+        let state = if content == after { started } else { finished };
+        assert!(
+            content == before || content == after,
+            "after operation {finished}, within {started}, {:?}: {}",
+            history::op(page.seed.load(Ordering::SeqCst), started.max(1)),
+            differences(&content, &before)
+        );
+        if started != finished {
+            totals.killed_within_an_operation += 1;
+            totals.carried_out += u64::from(before != after && content == after);
+        }
+        self.check_answers(&tables, state);
+        let used = used_cells(&mut tables);
+        self.check_used(&mut tables, used, "adopted twice");
+        // This writer knows what it uses; so must the next one from the tables alone.
+        for _ in 0..1 + self.random.below(40) {
+            step(self.shared, &mut tables);
+        }
+        let number = page.finished.load(Ordering::SeqCst);
+        self.model.advance(number, number);
+        let (content, model) = (Content::of(&tables), self.model.content(number));
+        assert!(content == model, "after operation {number}: {}", differences(&content, &model));
+        let used = used_cells(&mut tables);
+        self.check_used(&mut tables, used, "adopted after changes");
+    }
+
+    fn adopt(&self) -> NodeTables {
+        NodeTables::adopt(self.shared.memory(), self.shared.grace()).expect("what was left is adopted")
+    }
+
+    /// Every question has the answer that it has after operation `state`.
+    fn check_answers(&self, tables: &NodeTables, state: u64) {
+        let reader = tables.reader();
+        for question in self.model.questions() {
+            let answer = self.model.ask(&reader, question);
+            assert!(answer != model::Answer::Busy, "{question:?} is busy without a writer");
+            assert!(
+                self.model.allows(question, answer, state, state),
+                "after operation {state}: {question:?} is answered {answer:?}"
+            );
+        }
+    }
+
+    /// Free and reachable cells are all cells: another adoption finds the same in use.
+    fn check_used(&self, tables: &mut NodeTables, used: u64, when: &str) {
+        let (fill, content) = (tables.fill(), Content::of(tables));
+        *tables = self.adopt();
+        let again = Content::of(tables);
+        assert!(again == content, "{when}: {}", differences(&again, &content));
+        assert_eq!(used_cells(tables), used, "cells leaked or were taken twice, {when}");
+        let again = tables.fill();
+        let counts = |fill: &sluice_tables::Fill| {
+            [
+                fill.entries,
+                fill.conflicts,
+                fill.endpoints,
+                fill.routes,
+                fill.vrfs,
+                fill.vteps,
+                fill.counters_used,
+            ]
+        };
+        assert_eq!(counts(&again), counts(&fill), "{when}");
+        assert_eq!(fill.entries, fill.endpoints + fill.vrfs + fill.vteps, "{when}");
+    }
+
+    /// Removes everything: what is then in use is the exact match's own runs.
+    fn empty(&self) {
+        let mut tables = self.adopt();
+        tables.retain_endpoints(|_| false).unwrap();
+        for vrf in tables.vrfs().collect::<Vec<_>>() {
+            tables.remove_vrf(vrf.vrf.vni).unwrap();
+        }
+        for vtep in tables.vteps().collect::<Vec<_>>() {
+            tables.remove_vtep(vtep).unwrap();
+        }
+        let used = used_cells(&mut tables);
+        let fill = tables.fill();
+        let addresses = (fill.entry_slots * 16).div_ceil(u64::from(layout::CELL_BYTES));
+        let buckets = fill.entry_slots / u64::from(layout::EXACT_SLOTS);
+        assert_eq!(used, u64::from(layout::CELL_FIRST_FREE) + buckets + addresses + fill.conflict_slots);
+    }
+}
+
+fn used_cells(tables: &mut NodeTables) -> u64 {
+    tables.flush().expect("readers leave their lookups");
+    tables.fill().cells_used
+}
+
+/// Sleeping takes a good deal longer than a short time.
+fn wait(time: Duration) {
+    const SPUN_MAX: Duration = Duration::from_micros(150);
+    let begin = Instant::now();
+    if time > SPUN_MAX {
+        std::thread::sleep(time - SPUN_MAX);
+    }
+    while begin.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+fn kill(child: &mut Child) {
+    child.kill().expect("the writer is there");
+    let status = child.wait().expect("a child of ours");
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "the writer ended by itself: {status}");
+}
+
+/// What the first content has and the second has not, and the other way round.
+fn differences(one: &Content, other: &Content) -> String {
+    fn apart<T: PartialEq + std::fmt::Debug>(one: &[T], other: &[T]) -> String {
+        let only =
+            |a: &[T], b: &[T]| format!("{:?}", a.iter().filter(|x| !b.contains(x)).collect::<Vec<_>>());
+        format!("{} instead of {}", only(one, other), only(other, one))
+    }
+    format!(
+        "endpoints {}; routes {}; VRFs {}; VTEPs {}",
+        apart(&one.endpoints, &other.endpoints),
+        apart(&one.routes, &other.routes),
+        apart(&one.vrfs, &other.vrfs),
+        apart(&one.vteps, &other.vteps)
+    )
+}

@@ -1,0 +1,328 @@
+//! What the tables must say after any number of operations.
+
+use crate::history::{self, ENDPOINTS, HOSTS, Op, PREFIXES, Random, VNIS};
+use sluice_tables::{Endpoint, Lookup, NextHop, NodeTables, Reader, Route, Target};
+use sluice_types::{MacAddr, Vni};
+use std::net::IpAddr;
+
+/// The values that something had, each with the operation that brought it.
+#[derive(Clone, Debug)]
+struct Values<T>(Vec<(u64, T)>);
+
+impl<T: Copy + PartialEq + Default> Values<T> {
+    fn new() -> Self {
+        Self(vec![(0, T::default())])
+    }
+
+    /// The place of the value after operation `number`.
+    fn index(&self, number: u64) -> usize {
+        let after = self.0.iter().position(|&(at, _)| at > number).unwrap_or(self.0.len());
+        after.checked_sub(1).expect("values are kept back to the floor")
+    }
+
+    fn at(&self, number: u64) -> T {
+        self.0[self.index(number)].1
+    }
+
+    fn last(&self) -> T {
+        self.0.last().expect("never empty").1
+    }
+
+    /// All values from after operation `from` to after operation `to`.
+    fn within(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, T)> + '_ {
+        self.0[self.index(from)..=self.index(to)].iter().copied()
+    }
+
+    fn push(&mut self, number: u64, value: T, floor: u64) {
+        if self.last() != value {
+            let old = self.index(floor);
+            self.0.drain(..old);
+            self.0.push((number, value));
+        }
+    }
+}
+
+/// An address that routes are asked for, and the prefixes of the universe that
+/// cover it, the longest first.
+struct Probe {
+    address: IpAddr,
+    covers: Vec<u32>,
+}
+
+/// What is asked of a reader.
+#[derive(Clone, Copy, Debug)]
+pub enum Question {
+    Endpoint(u32),
+    /// VNI, number of the probe.
+    Route(u32, u32),
+    Vrf(u32),
+    Vtep(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Busy,
+    Endpoint(Option<(MacAddr, IpAddr)>),
+    Route(Option<Target>),
+    Present(bool),
+    /// A hit that leads to a cell of the wrong kind.
+    Stale,
+}
+
+/// The state after every operation from a floor on.
+pub struct Model {
+    seed: u64,
+    applied: u64,
+    endpoints: Vec<Values<Option<(MacAddr, u32)>>>,
+    /// By VNI and prefix.
+    routes: Vec<Values<Option<Target>>>,
+    /// MTU.
+    vrfs: Vec<Values<Option<u16>>>,
+    vteps: Vec<Values<bool>>,
+    probes: Vec<Probe>,
+    firsts: Vec<u32>,
+}
+
+fn probes() -> Vec<Probe> {
+    let universe: Vec<_> = (0..2 * PREFIXES).map(history::prefix).collect();
+    let mut addresses: Vec<IpAddr> = universe.iter().flat_map(|net| [net.addr(), net.broadcast()]).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    let covers = |address: &IpAddr| {
+        let mut covers: Vec<u32> =
+            (0..2 * PREFIXES).filter(|&i| universe[i as usize].contains(address)).collect();
+        covers.sort_by_key(|&i| std::cmp::Reverse(universe[i as usize].prefix_len()));
+        covers
+    };
+    addresses.into_iter().map(|address| Probe { covers: covers(&address), address }).collect()
+}
+
+/// For each prefix of the universe the first that is equal.
+fn firsts() -> Vec<u32> {
+    let universe: Vec<_> = (0..2 * PREFIXES).map(history::prefix).collect();
+    universe
+        .iter()
+        .map(|net| universe.iter().position(|other| other == net).expect("itself") as u32)
+        .collect()
+}
+
+/// Everything that tables tell of themselves, in order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    pub endpoints: Vec<Endpoint>,
+    pub routes: Vec<Route>,
+    pub vrfs: Vec<(Vni, u16)>,
+    pub vteps: Vec<IpAddr>,
+}
+
+impl Content {
+    pub fn of(tables: &NodeTables) -> Self {
+        let vrfs: Vec<_> = tables.vrfs().map(|entry| (entry.vrf.vni, entry.vrf.mtu)).collect();
+        Self {
+            endpoints: tables.endpoints().collect(),
+            routes: tables.routes().collect(),
+            vrfs,
+            vteps: tables.vteps().collect(),
+        }
+        .sorted()
+    }
+
+    fn sorted(mut self) -> Self {
+        self.endpoints.sort_unstable_by_key(|endpoint| (endpoint.vni, endpoint.address));
+        self.routes.sort_unstable_by_key(|route| (route.vni, route.prefix));
+        self.vrfs.sort_unstable();
+        self.vteps.sort_unstable();
+        self
+    }
+}
+
+impl Model {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            applied: 0,
+            endpoints: vec![Values::new(); ENDPOINTS as usize],
+            routes: vec![Values::new(); (VNIS * 2 * PREFIXES) as usize],
+            vrfs: vec![Values::new(); VNIS as usize],
+            vteps: vec![Values::new(); HOSTS as usize],
+            probes: probes(),
+            firsts: firsts(),
+        }
+    }
+
+    fn route_index(&self, vni: u32, prefix: u32) -> usize {
+        ((vni - 1) * 2 * PREFIXES + self.firsts[prefix as usize]) as usize
+    }
+
+    /// Follows the history to operation `to`; states before `floor` are not
+    /// asked for any more.
+    pub fn advance(&mut self, to: u64, floor: u64) {
+        while self.applied < to {
+            self.applied += 1;
+            self.apply(self.applied, floor.min(self.applied));
+        }
+    }
+
+    fn apply(&mut self, number: u64, floor: u64) {
+        match history::op(self.seed, number) {
+            Op::Endpoint { number: endpoint, mac, host } => {
+                if self.vteps[host as usize].last() {
+                    self.endpoints[endpoint as usize].push(number, Some((mac, host)), floor);
+                }
+            }
+            Op::RemoveEndpoint { number: endpoint } => {
+                self.endpoints[endpoint as usize].push(number, None, floor);
+            }
+            Op::Route { vni, prefix, target } => {
+                if self.vrfs[vni as usize - 1].last().is_some() {
+                    let index = self.route_index(vni, prefix);
+                    self.routes[index].push(number, Some(target), floor);
+                }
+            }
+            Op::RemoveRoute { vni, prefix } => {
+                let index = self.route_index(vni, prefix);
+                self.routes[index].push(number, None, floor);
+            }
+            Op::Vrf { vni, mtu } => self.vrfs[vni as usize - 1].push(number, Some(mtu), floor),
+            Op::RemoveVrf { vni } => {
+                self.vrfs[vni as usize - 1].push(number, None, floor);
+                let first = self.route_index(vni, 0);
+                for route in &mut self.routes[first..first + 2 * PREFIXES as usize] {
+                    route.push(number, None, floor);
+                }
+            }
+            Op::Vtep { host } => self.vteps[host as usize].push(number, true, floor),
+            Op::RemoveVtep { host } => self.vteps[host as usize].push(number, false, floor),
+            Op::Grow => {}
+        }
+    }
+
+    /// The whole content after an operation.
+    pub fn content(&self, number: u64) -> Content {
+        let endpoints = (0..ENDPOINTS).filter_map(|i| {
+            let (mac, host) = self.endpoints[i as usize].at(number)?;
+            let (vni, address) = history::place(i);
+            Some(Endpoint { vni, address, mac, host: history::host(host) })
+        });
+        let mut content = Content { endpoints: endpoints.collect(), ..Content::default() };
+        for at in 1..=VNIS {
+            let vni = history::vni(at);
+            content.vrfs.extend(self.vrfs[at as usize - 1].at(number).map(|mtu| (vni, mtu)));
+            for i in (0..2 * PREFIXES).filter(|&i| self.firsts[i as usize] == i) {
+                let target = self.routes[self.route_index(at, i)].at(number);
+                let route = target.map(|target| Route { vni, prefix: history::prefix(i), target });
+                content.routes.extend(route);
+            }
+        }
+        let vteps = (0..HOSTS).filter(|&i| self.vteps[i as usize].at(number));
+        content.vteps = vteps.map(history::host).collect();
+        content.sorted()
+    }
+
+    /// Every question there is.
+    pub fn questions(&self) -> impl Iterator<Item = Question> + use<> {
+        let probes = self.probes.len() as u32;
+        (0..ENDPOINTS)
+            .map(Question::Endpoint)
+            .chain((1..=VNIS).flat_map(move |vni| (0..probes).map(move |i| Question::Route(vni, i))))
+            .chain((1..=VNIS).map(Question::Vrf))
+            .chain((0..HOSTS).map(Question::Vtep))
+    }
+
+    pub fn random_question(&self, random: &mut Random) -> Question {
+        match random.below(20) {
+            0 => Question::Vrf(1 + random.below(VNIS)),
+            1 => Question::Vtep(random.below(HOSTS)),
+            2..10 => Question::Route(1 + random.below(VNIS), random.below(self.probes.len() as u32)),
+            _ => Question::Endpoint(random.below(ENDPOINTS)),
+        }
+    }
+
+    /// Asks a reader, within one of its lookups.
+    pub fn ask(&self, reader: &Reader, question: Question) -> Answer {
+        let present = |lookup| match lookup {
+            Lookup::Busy => Answer::Busy,
+            Lookup::Miss => Answer::Present(false),
+            Lookup::Hit(_) => Answer::Present(true),
+        };
+        match question {
+            Question::Endpoint(number) => {
+                let (vni, address) = history::place(number);
+                match reader.find(vni.get(), address) {
+                    Lookup::Busy => Answer::Busy,
+                    Lookup::Miss => Answer::Endpoint(None),
+                    Lookup::Hit(hit) => match reader.next_hop(hit.cell) {
+                        Some(NextHop::Vtep(host)) => Answer::Endpoint(Some((hit.mac, host))),
+                        _ => Answer::Stale,
+                    },
+                }
+            }
+            Question::Route(vni, probe) => {
+                let address = self.probes[probe as usize].address;
+                Answer::Route(reader.route(history::vni(vni), address))
+            }
+            Question::Vrf(vni) => present(reader.find_index(vni, 0)),
+            Question::Vtep(host) => {
+                let address = history::host(host);
+                match reader.find(0, address) {
+                    Lookup::Hit(hit) if reader.next_hop(hit.cell) != Some(NextHop::Vtep(address)) => {
+                        Answer::Stale
+                    }
+                    lookup => present(lookup),
+                }
+            }
+        }
+    }
+
+    /// Whether an answer is one that the key had at some time from after
+    /// operation `from` to after operation `to`.
+    pub fn allows(&self, question: Question, answer: Answer, from: u64, to: u64) -> bool {
+        match (question, answer) {
+            (_, Answer::Busy) => true,
+            (Question::Endpoint(number), Answer::Endpoint(seen)) => self.endpoints[number as usize]
+                .within(from, to)
+                .any(|(_, value)| value.map(|(mac, host)| (mac, history::host(host))) == seen),
+            (Question::Vrf(vni), Answer::Present(seen)) => {
+                self.vrfs[vni as usize - 1].within(from, to).any(|(_, value)| value.is_some() == seen)
+            }
+            (Question::Vtep(host), Answer::Present(seen)) => {
+                self.vteps[host as usize].within(from, to).any(|(_, value)| value == seen)
+            }
+            (Question::Route(vni, probe), Answer::Route(seen)) => {
+                self.allows_route(vni, probe, seen, from, to)
+            }
+            _ => false,
+        }
+    }
+
+    fn allows_route(&self, vni: u32, probe: u32, seen: Option<Target>, from: u64, to: u64) -> bool {
+        let covers: Vec<&Values<_>> = self.probes[probe as usize]
+            .covers
+            .iter()
+            .map(|&prefix| &self.routes[self.route_index(vni, prefix)])
+            .collect();
+        let changes = covers.iter().flat_map(|values| values.within(from, to).skip(1).map(|(at, _)| at));
+        let mut times: Vec<u64> = std::iter::once(from).chain(changes).collect();
+        times.sort_unstable();
+        times.dedup();
+        let longest = |at| covers.iter().find_map(|values| values.at(at));
+        if times.iter().any(|&at| longest(at) == seen) {
+            return true;
+        }
+        // A lookup takes several loads. Where several changes went by in the
+        // meantime it may have seen one and not another; but only routes that
+        // were there, and none that is covered by one that was there throughout.
+        if times.len() <= 2 {
+            return false;
+        }
+        for values in covers {
+            if values.within(from, to).any(|(_, value)| value.is_some() && value == seen) {
+                return true;
+            }
+            if values.within(from, to).all(|(_, value)| value.is_some()) {
+                return false;
+            }
+        }
+        seen.is_none()
+    }
+}
