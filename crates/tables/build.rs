@@ -6,11 +6,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const LAYOUT: &str =
+    "#include \"cells.h\"\n#include \"drops.h\"\n#include \"flows.h\"\n#include \"meters.h\"\n";
+
 fn main() {
     let include =
         PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
-    for header in ["cells.h", "drops.h"] {
+    for header in ["atomic.h", "cells.h", "drops.h", "flows.h", "meters.h"] {
         println!("cargo:rerun-if-changed={}", include.join(header).display());
     }
     bind_layout(&include, &out.join("layout.rs"));
@@ -20,9 +23,9 @@ fn main() {
 
 fn bind_layout(include: &Path, to: &Path) {
     bindgen::Builder::default()
-        .header_contents("layout.h", "#include \"cells.h\"\n#include \"drops.h\"\n")
+        .header_contents("layout.h", LAYOUT)
         .clang_arg(format!("-I{}", include.display()))
-        .allowlist_file(".*/(cells|drops)\\.h")
+        .allowlist_file(".*/(cells|drops|flows|meters)\\.h")
         .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
         .derive_default(true)
         .derive_eq(true)
