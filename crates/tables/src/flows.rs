@@ -150,6 +150,12 @@ impl Flows {
         Ok(Self { memory, table })
     }
 
+    /// The memory that the table is in.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// Says what an elephant is, from the next packet on, in one store. Periods
     /// that have begun end by the new rule; a flow that was reported in its
     /// period is not reported again.
