@@ -17,6 +17,7 @@ fn main() {
         println!("cargo:rerun-if-changed={}", include.join(header).display());
     }
     bind_layout(&include, &out.join("layout.rs"));
+    compile_schedules(&include);
     let reasons = parse_drops(&include.join("drops.h"));
     fs::write(out.join("drops.rs"), reasons).expect("OUT_DIR can be written");
 }
@@ -35,6 +36,25 @@ fn bind_layout(include: &Path, to: &Path) {
         .expect("bpf/include/cells.h binds (libclang-14-dev and linux-libc-dev are needed)")
         .write_to_file(to)
         .expect("OUT_DIR can be written");
+}
+
+/// The packets' side of flow statistics and meters as a library that only
+/// `tests/schedules` links.
+fn compile_schedules(include: &Path) {
+    let source = "tests/schedules/words.c";
+    println!("cargo:rerun-if-changed={source}");
+    let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
+    cc::Build::new()
+        .file(source)
+        .include(include)
+        // The scheduler ends executions by unwinding.
+        .flag("-fexceptions")
+        .flag("-Wno-sign-compare")
+        .flag("-Wno-unknown-pragmas")
+        .warnings_into_errors(true)
+        .cargo_metadata(false)
+        .compile("schedules");
+    println!("cargo:rustc-link-arg-tests={}", out.join("libschedules.a").display());
 }
 
 /// The lines `DROP(number, name, "text")` as the array literal `drops::ALL`.

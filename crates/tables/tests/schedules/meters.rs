@@ -1,0 +1,147 @@
+//! Takers of one meter.
+
+use crate::{Shared, Tries, all_schedules, init, many_schedules};
+use shuttle::thread;
+use sluice_tables::Memory;
+use sluice_tables::layout::meter;
+use sluice_tables::meters::{ByteLimit, Limits, MeterConfig, Meters, PacketLimit};
+use std::sync::Arc;
+// Of std: reading the clock and the first access to the table are two steps anyhow.
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const START_NS: u64 = 1_000_000_000;
+/// Of a packet of BYTES and of a packet, by the limits below.
+const COST_NS: u64 = 1000;
+const BYTES: u32 = 1514;
+
+/// A meter, outwards, of a packet a microsecond, with room for so many packets by bytes and by number.
+fn limited(by_bytes: Option<u64>, by_number: Option<u64>) -> meter {
+    let bytes_per_s = u64::from(BYTES) * 1_000_000_000 / COST_NS;
+    let limits = Limits {
+        bytes: by_bytes
+            .map(|burst| ByteLimit { bits_per_s: bytes_per_s * 8, burst_bytes: burst * u64::from(BYTES) }),
+        packets: by_number
+            .map(|burst| PacketLimit { packets_per_s: 1_000_000_000 / COST_NS, burst_packets: burst }),
+    };
+    // The agent writes it, into two cells that the packets' copy is made from.
+    let mut cells = Box::new([Cell([0; 8]); 2]);
+    let base = std::ptr::NonNull::from(&mut *cells).cast();
+    // SAFETY: two aligned cells, alive and used by nobody else till `memory` is gone below.
+    let memory = unsafe { Memory::from_raw(base, 2, Arc::new(())) };
+    let meters = Meters::lay_out(memory).unwrap();
+    meters.set(1, &MeterConfig { outward: limits, inward: Limits::default() }, START_NS).unwrap();
+    drop(meters);
+    // SAFETY: a meter is eight words, as a cell is.
+    unsafe { std::mem::transmute::<[u64; 8], meter>(cells[1].0) }
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Cell([u64; 8]);
+
+/// So many threads take so many packets each; how many conformed.
+fn take_from_threads(
+    meter: &Shared<meter>,
+    threads: u64,
+    takes: u64,
+    clock: &Arc<AtomicU64>,
+    step_ns: u64,
+) -> u64 {
+    let handles: Vec<_> = (0..threads)
+        .map(|_| {
+            let (meter, clock) = (meter.clone(), Arc::clone(clock));
+            thread::spawn(move || {
+                (0..takes)
+                    .filter(|_| {
+                        let now_ns = clock.fetch_add(step_ns, Ordering::SeqCst);
+                        meter.take(1, BYTES, now_ns)
+                    })
+                    .count() as u64
+            })
+        })
+        .collect();
+    handles.into_iter().map(|handle| handle.join().unwrap()).sum()
+}
+
+/// By how many packets a bucket's time is ahead of the start.
+fn charged(meter: &Shared<meter>, index: usize) -> f64 {
+    (meter.get().arrival[index] - START_NS * 256) as f64 / (COST_NS * 256) as f64
+}
+
+const BY_BYTES: usize = 2;
+const BY_NUMBER: usize = 3;
+
+/// While no time passes exactly the burst conforms, and only that is charged.
+fn check_burst(by_bytes: Option<u64>, by_number: Option<u64>, threads: u64, takes: u64) {
+    init(Tries::Usual);
+    let meter = Shared::new(limited(by_bytes, by_number));
+    let clock = Arc::new(AtomicU64::new(START_NS));
+    let taken = take_from_threads(&meter, threads, takes, &clock, 0);
+    let burst = by_bytes.into_iter().chain(by_number).min().unwrap();
+    assert_eq!(taken, burst.min(threads * takes));
+    if by_bytes.is_some() {
+        assert_eq!(charged(&meter, BY_BYTES), taken as f64);
+    }
+    if by_number.is_some() {
+        // A share that could not be given back is still charged, one for each other taker at most.
+        let lost = charged(&meter, BY_NUMBER) - taken as f64;
+        assert!(lost >= 0.0 && lost <= (threads - 1) as f64, "{lost}");
+        assert!(by_bytes.is_some() || lost == 0.0, "{lost}");
+    }
+}
+
+#[test]
+fn two_takers_get_the_burst_in_every_schedule() {
+    all_schedules(200_000, || check_burst(None, Some(1), 2, 1));
+    all_schedules(200_000, || check_burst(Some(1), None, 2, 1));
+    all_schedules(200_000, || check_burst(Some(1), Some(1), 2, 1));
+    all_schedules(200_000, || check_burst(Some(1), Some(2), 2, 1));
+    all_schedules(200_000, || check_burst(Some(2), Some(1), 2, 1));
+}
+
+#[test]
+fn more_takers_get_the_burst() {
+    many_schedules(3000, || check_burst(Some(5), None, 3, 3));
+    many_schedules(3000, || check_burst(None, Some(5), 3, 3));
+    many_schedules(3000, || check_burst(Some(4), Some(9), 3, 3));
+    many_schedules(3000, || check_burst(Some(9), Some(4), 3, 3));
+}
+
+/// While time passes, packets are read the clock for in one order and take in
+/// another: no more conforms than the burst and what the time is worth.
+fn check_rate(by_bytes: Option<u64>, by_number: Option<u64>, step_ns: u64, tries: Tries) {
+    init(tries);
+    let meter = Shared::new(limited(by_bytes, by_number));
+    let clock = Arc::new(AtomicU64::new(START_NS));
+    let (threads, takes) = (3, 4);
+    let taken = take_from_threads(&meter, threads, takes, &clock, step_ns);
+    let passed_ns = (threads * takes - 1) * step_ns;
+    let burst = by_bytes.into_iter().chain(by_number).min().unwrap();
+    // Who falls back may be beyond the burst, for a while.
+    let beyond = if tries == Tries::One { threads - 1 } else { 0 };
+    let allowed = (burst + beyond) * COST_NS + passed_ns;
+    assert!(taken * COST_NS <= allowed, "{taken} packets in {passed_ns} ns");
+    // All that conformed is charged.
+    for (index, limit) in [(BY_BYTES, by_bytes), (BY_NUMBER, by_number)] {
+        assert!(limit.is_none() || charged(&meter, index) >= taken as f64, "{index}");
+    }
+}
+
+#[test]
+fn takers_never_get_more_than_time_allows() {
+    for step_ns in [1, COST_NS / 4, COST_NS / 2, COST_NS * 3 / 2] {
+        many_schedules(1000, move || check_rate(Some(3), None, step_ns, Tries::Usual));
+        many_schedules(1000, move || check_rate(None, Some(2), step_ns, Tries::Usual));
+        many_schedules(1000, move || check_rate(Some(2), Some(3), step_ns, Tries::Usual));
+        many_schedules(1000, move || check_rate(Some(3), Some(2), step_ns, Tries::Usual));
+        many_schedules(1000, move || check_rate(Some(2), Some(2), step_ns, Tries::Usual));
+    }
+}
+
+#[test]
+fn takers_that_fall_back_are_charged_too() {
+    for step_ns in [0, 1, COST_NS / 4, COST_NS * 3 / 2] {
+        many_schedules(1000, move || check_rate(Some(3), None, step_ns, Tries::One));
+        many_schedules(1000, move || check_rate(None, Some(3), step_ns, Tries::One));
+    }
+}
