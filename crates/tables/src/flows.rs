@@ -241,7 +241,7 @@ impl Flows {
     #[must_use]
     pub fn find(&self, key: &FlowKey, now_ns: u64) -> Option<Flow> {
         let hash = self.hash(key);
-        let cell = 1 + ((hash >> 32) * u64::from(self.table.buckets) >> 32) as u32;
+        let cell = 1 + (((hash >> 32) * u64::from(self.table.buckets)) >> 32) as u32;
         let bits = hash & ((1 << layout::FLOW_NAME_BITS) - 1);
         let name = if bits == 0 { 1 } else { bits as u32 };
         (0..WAYS).filter_map(|way| self.flow(cell, way, now_ns)).find(|flow| flow.name == name)
@@ -311,9 +311,9 @@ impl Flows {
             return Some(Flow {
                 cell,
                 name: (owner >> layout::FLOW_NAME_SHIFT) as u32,
-                packets: (count >> layout::FLOW_PACKETS_SHIFT) as u32 & layout::FLOW_PACKETS_MASK as u32,
+                packets: (count >> layout::FLOW_PACKETS_SHIFT) as u32 & layout::FLOW_PACKETS_MASK,
                 bytes: count & layout::FLOW_BYTES_MASK,
-                reported: count & u64::from(layout::FLOW_REPORTED) != 0,
+                reported: count & layout::FLOW_REPORTED != 0,
                 age: Duration::from_nanos(u64::from(age_ticks) * TICK_NS),
             });
         }

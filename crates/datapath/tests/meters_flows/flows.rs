@@ -166,7 +166,7 @@ fn counts_are_the_naive_model_s() {
         prop_oneof![1_u64..20_000, 1..BYTES_MAX],
         prop::sample::select(starts.to_vec()),
     );
-    let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 150, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&strategy, |(packets, period, threshold, start_ns)| {
         // Empty again, over the same map.
         Flows::lay_out(rig.flows.memory().clone(), SEED).unwrap();

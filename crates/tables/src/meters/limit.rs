@@ -19,7 +19,7 @@ pub const BURST_BYTES_MIN: u64 = 1514;
 pub const REFILL_S_MAX: u64 = TOLERANCE_MAX / UNITS_PER_S;
 
 const UNITS_PER_S: u64 = 1_000_000_000 << layout::METER_UNIT_SHIFT;
-const TOLERANCE_MAX: u64 = layout::METER_TOLERANCE_MAX as u64;
+const TOLERANCE_MAX: u64 = layout::METER_TOLERANCE_MAX;
 const MANTISSA_MAX: u128 = layout::METER_COST_MASK as u128;
 /// A byte's cost is divided by no more than this power of two.
 const BYTE_SHIFT_MAX: u32 = 31;
@@ -56,7 +56,7 @@ impl Limit {
         }
         let (mantissa, shift) = (0..=BYTE_SHIFT_MAX)
             .rev()
-            .map(|shift| (divide(u128::from(UNITS_PER_S) * 8 << shift, bits_per_s), shift))
+            .map(|shift| (divide((u128::from(UNITS_PER_S) * 8) << shift, bits_per_s), shift))
             .find(|(mantissa, _)| *mantissa <= MANTISSA_MAX)
             .expect("a byte at the least rate takes 2^25 units");
         let refill = (u128::from(burst_bytes) * mantissa).div_ceil(1 << shift);
@@ -74,7 +74,7 @@ impl Limit {
         if burst_packets == 0 {
             return Err(Error::Invalid("a burst of no packets lets none pass: 1 is the least".into()));
         }
-        let (mantissa, shift) = (0..=layout::METER_SHIFT_MASK as u32)
+        let (mantissa, shift) = (0..=layout::METER_SHIFT_MASK)
             .map(|shift| (divide(u128::from(UNITS_PER_S), packets_per_s << shift), shift))
             .find(|(mantissa, _)| *mantissa <= MANTISSA_MAX)
             .expect("a packet at the least rate takes 2^38 units");
