@@ -69,10 +69,12 @@ struct load {
 __attribute__((noinline)) int answer_meter(struct query *query)
 {
 	struct meter *meter;
+	__u32 cell;
 
 	if (!query)
 		return 0;
-	meter = bpf_map_lookup_elem(&meters, &query->meter);
+	cell = query->meter;
+	meter = bpf_map_lookup_elem(&meters, &cell);
 	if (!meter)
 		return 0;
 	query->answer = meter_take(meter, query->direction, query->bytes, query->now_ns);

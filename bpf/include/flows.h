@@ -208,6 +208,7 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 	__u64 generation = flow_generation(owner);
 	__u64 seen = READ_ONCE(entry->count);
 
+#pragma nounroll
 	for (int i = 0; i < FLOW_TRIES; i++) {
 		__u64 before = seen, after, found;
 
@@ -248,6 +249,7 @@ static __always_inline int flow_account(const struct flow_table *table, struct f
 
 	if (!period)
 		return 0;
+#pragma nounroll
 	for (int i = 0; i < FLOW_LOOKS; i++) {
 		__u64 owner = 0, mine;
 		__u32 place = flow_place(bucket, name, ticks, period, &owner);

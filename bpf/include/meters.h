@@ -118,6 +118,7 @@ static __always_inline int meter_take_cost(__u64 *arrival, __u64 now, __u64 cost
 {
 	__u64 seen = READ_ONCE(*arrival), found;
 
+#pragma nounroll
 	for (int i = 0; i < METER_TRIES; i++) {
 		if (!meter_has(seen, now, cost, tolerance, after))
 			return 0;
