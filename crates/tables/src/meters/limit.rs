@@ -78,8 +78,7 @@ impl Limit {
             .map(|shift| (divide(u128::from(UNITS_PER_S), packets_per_s << shift), shift))
             .find(|(mantissa, _)| *mantissa <= MANTISSA_MAX)
             .expect("a packet at the least rate takes 2^38 units");
-        // Saturates far beyond what `tolerance` refuses.
-        let refill = u128::from(burst_packets).saturating_mul(mantissa << shift);
+        let refill = u128::from(burst_packets) * (mantissa << shift);
         let tolerance = tolerance(refill, || format!("{burst_packets} packets at {packets_per_s} a second"))?;
         Ok(Self { kind: Kind::Packets, mantissa: mantissa as u64, shift, tolerance })
     }
@@ -155,8 +154,9 @@ fn significant_shift(number: u128) -> u32 {
 /// The tolerance of a bucket that takes `refill` units to fill, rounded up to what a word can hold.
 fn tolerance(refill: u128, what: impl Fn() -> String) -> Result<u64, Error> {
     let shift = significant_shift(refill);
-    // Rounding up may carry into one bit more, which is then a power of two.
-    let rounded = refill.div_ceil(1 << shift).checked_shl(shift).unwrap_or(u128::MAX);
+    // Rounding up may carry into one bit more, which is then a power of two. Far from overflow: a
+    // burst has 64 bits and a cost 38.
+    let rounded = refill.div_ceil(1 << shift) << shift;
     if rounded > u128::from(TOLERANCE_MAX) {
         return Err(Error::Invalid(format!(
             "a burst of {} takes {} s to refill: {REFILL_S_MAX} s is the most",

@@ -47,6 +47,10 @@ fn errors_name_the_bounds() {
     assert_eq!(refused(packets(0, 1)), "a meter allows 1 to 400000000 packets/s, not 0");
     assert_eq!(refused(packets(400_000_001, 1)), "a meter allows 1 to 400000000 packets/s, not 400000001");
     assert_eq!(refused(packets(1, 0)), "a burst of no packets lets none pass: 1 is the least");
+    assert!(
+        refused(packets(1, u64::MAX))
+            .ends_with("takes 18446744073709551615 s to refill: 4503599 s is the most")
+    );
     assert!(refused(packets(1, 4_503_600)).ends_with("takes 4503600 s to refill: 4503599 s is the most"));
     let meters = meters(4);
     for id in [0, 4, u32::MAX] {

@@ -6,9 +6,11 @@ mod flows;
 mod meters;
 
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler};
+use shuttle::thread::{self, ThreadId};
 use shuttle::{Config, FailurePersistence, Runner};
 use sluice_tables::layout::{flow_bucket, flow_table, meter};
-use std::cell::UnsafeCell;
+use std::cell::{RefCell, UnsafeCell};
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -31,8 +33,16 @@ enum Tries {
     One,
 }
 
+thread_local!(static POINTS: RefCell<HashMap<ThreadId, u64>> = RefCell::default());
+
 extern "C-unwind" fn point() {
-    shuttle::thread::yield_now();
+    POINTS.with_borrow_mut(|points| *points.entry(thread::current().id()).or_default() += 1);
+    thread::yield_now();
+}
+
+/// How many shared words this thread has accessed.
+fn points() -> u64 {
+    POINTS.with_borrow(|points| points.get(&thread::current().id()).copied().unwrap_or_default())
 }
 
 /// Must come first in every execution.

@@ -1,6 +1,6 @@
 //! Takers of one meter.
 
-use crate::{Shared, Tries, all_schedules, init, many_schedules};
+use crate::{Shared, Tries, all_schedules, init, many_schedules, points};
 use shuttle::thread;
 use sluice_tables::Memory;
 use sluice_tables::layout::meter;
@@ -151,4 +151,36 @@ fn takers_that_fall_back_are_charged_too() {
         many_schedules(1000, move || check_rate(Some(3), None, step_ns, Tries::One));
         many_schedules(1000, move || check_rate(None, Some(3), step_ns, Tries::One));
     }
+}
+
+/// A packet is refused right away, or after it has taken its share of the number.
+/// Then it gives the share back, unless the other packet took after it.
+#[test]
+fn a_refused_packet_gives_back_what_it_took() {
+    let (given_back, kept) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let counters = (Arc::clone(&given_back), Arc::clone(&kept));
+    all_schedules(200_000, move || {
+        init(Tries::Usual);
+        let meter = Shared::new(limited(Some(1), Some(2)));
+        let take = |meter: Shared<meter>| {
+            move || {
+                let before = points();
+                let conforms = take_at(&meter, START_NS);
+                // One access is the look at the bytes.
+                (conforms, !conforms && points() > before + 1)
+            }
+        };
+        let other = thread::spawn(take(meter.clone()));
+        let (mine, others) = (take(meter.clone())(), other.join().unwrap());
+        assert!(mine.0 != others.0, "one packet of bytes is there");
+        if mine.1 || others.1 {
+            let counter = if charged(&meter, BY_NUMBER) == 1.0 { &counters.0 } else { &counters.1 };
+            counter.fetch_add(1, Ordering::Relaxed);
+        } else {
+            assert_eq!(charged(&meter, BY_NUMBER), 1.0);
+        }
+    });
+    let (given_back, kept) = (given_back.load(Ordering::Relaxed), kept.load(Ordering::Relaxed));
+    println!("{given_back} shares given back, {kept} not");
+    assert!(given_back > kept);
 }
