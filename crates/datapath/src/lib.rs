@@ -110,7 +110,15 @@ impl Datapath {
     /// # Errors
     /// If the kernel refuses the mapping.
     pub fn memory(&self) -> Result<Memory, Error> {
-        maps::map_cells(self.map(CELLS_MAP)?)
+        self.memory_of(CELLS_MAP)
+    }
+
+    /// The memory of a map of cells, by name.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], or if the kernel refuses the mapping.
+    pub fn memory_of(&self, map: &str) -> Result<Memory, Error> {
+        maps::map_cells(self.map(map)?)
     }
 
     /// Puts a program at an interface's XDP hook: in the driver if it can, else generic.

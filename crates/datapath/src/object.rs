@@ -24,6 +24,8 @@ pub enum ObjectName {
     SwitchPort,
     /// `tables_test.bpf.c`: the C readers of the tables, for tests
     TablesTest,
+    /// `meters_flows_test.bpf.c`: meters and flow statistics, for tests
+    MetersFlowsTest,
 }
 
 impl ObjectName {
@@ -35,6 +37,7 @@ impl ObjectName {
             Self::Vswitch => "vswitch",
             Self::SwitchPort => "switch_port",
             Self::TablesTest => "tables_test",
+            Self::MetersFlowsTest => "meters_flows_test",
         }
     }
 

@@ -1,5 +1,5 @@
-//! `bpf/include/cells.h` and `drops.h`, bound at build time: the layout that
-//! the writer here and the eBPF programs share.
+//! `bpf/include/cells.h`, `drops.h`, `flows.h` and `meters.h`, bound at build
+//! time: the layout that the writer here and the eBPF programs share.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 
 include!(concat!(env!("OUT_DIR"), "/layout.rs"));
@@ -23,5 +23,9 @@ const _: () = {
     assert!(size_of::<lpm_wide>() == cell);
     assert!(size_of::<lpm_long>() == cell);
     assert!(size_of::<lpm_skip>() == cell);
+    assert!(size_of::<flow_table>() == cell);
+    assert!(size_of::<flow_bucket>() == cell);
+    assert!(size_of::<meter_table>() == cell);
+    assert!(size_of::<meter>() == cell);
     assert!(CELL_EXACT_ROOT + 1 == CELL_NODE);
 };

@@ -5,17 +5,20 @@
 //! agents; the code is the same. [`NodeTables`] writes: it keeps free cells
 //! (`pool`), the exact match (`exact`) and the longest-prefix match (`lpm`) in
 //! order, and reuses what it unlinked after a [`Grace`] period. [`Reader`] reads
-//! as packets do.
+//! as packets do. [`flows`] and [`meters`] are tables that packets write: memory
+//! of their own, configured and read here.
 
 pub mod drops;
 mod error;
 mod exact;
+pub mod flows;
 mod grace;
 #[cfg(test)]
 mod interleave;
 pub mod layout;
 mod lpm;
 mod memory;
+pub mod meters;
 mod node;
 mod pool;
 mod reader;

@@ -45,6 +45,7 @@ macro_rules! plain {
 }
 plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port, node_config, group, cell);
 plain!(lpm_scan4, lpm_scan6, lpm_narrow, lpm_wide, lpm_long, lpm_skip);
+plain!(flow_table, meter_table, meter);
 
 struct Mapping {
     base: NonNull<u8>,
@@ -158,6 +159,19 @@ impl Memory {
     #[inline]
     pub(crate) fn store64(&self, cell: u32, offset: usize, value: u64) {
         self.word64(cell, offset).store(value, Ordering::Release);
+    }
+
+    /// Stores `new` if the word is `current`; else says what it is. For words
+    /// that packets change as well.
+    #[inline]
+    pub(crate) fn compare_exchange64(
+        &self,
+        cell: u32,
+        offset: usize,
+        current: u64,
+        new: u64,
+    ) -> Result<u64, u64> {
+        self.word64(cell, offset).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
     }
 
     #[inline]

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Flow statistics, by which elephants are told from mice (Zeta sections IV-C
+ * and IV-D): packets and bytes of a flow within a period that begins with a
+ * packet of the flow. Packets write them, without locks, in one cell each; the
+ * entry holds its own period and begins anew when that is over.
+ *
+ * A table is an array of cells. The first is struct flow_table, which the agent
+ * writes; each other one is a bucket of four flows. A flow has one bucket and is
+ * told from the others there by FLOW_NAME_BITS of its hash. A new flow takes an
+ * empty entry, else one whose period is over, else the coldest: the one of fewest
+ * bytes in its period. Elephants stay, whatever number of mice there is.
+ *
+ * Functions here get pointers from the includer, and call no helper.
+ */
+#ifndef SLUICE_FLOWS_H
+#define SLUICE_FLOWS_H
+
+#include <linux/types.h>
+
+#include "atomic.h"
+
+#define FLOWS_MAGIC 0x3146454349554c53ull /* "SLUICEF1", little endian */
+#define FLOWS_LAYOUT_VERSION 1
+
+/* The time of periods: CLOCK_MONOTONIC in ticks of 2^24 ns (16.8 ms), of which 32 bits are kept. */
+#define FLOW_TICK_SHIFT 24
+
+/*
+ * `policy`, one store: bits 0..35 bytes a period from which a flow is an
+ * elephant (0: none is), bits 36..63 period in ticks. 0: flows are not counted.
+ */
+#define FLOW_BYTES_MASK 0x0000000fffffffffull
+#define FLOW_PERIOD_SHIFT 36
+
+#define FLOW_KEY_WORDS 10
+
+struct flow_table {
+	__u64 magic; /* stored last when the table is laid out */
+	__u32 layout_version;
+	__u32 buckets; /* in cells 1 to `buckets` */
+	__u64 policy;
+	__u32 secret[FLOW_KEY_WORDS]; /* random, so that nobody can choose flows that meet */
+};
+
+/*
+ * owner: bits 0..31 start of the period, in ticks; 32..37 generation, one more
+ * each time the word changes; 38..63 name of the flow, not 0. 0: empty.
+ *
+ * count: bits 0..35 bytes and 36..56 packets of the period, both staying at
+ * their largest; 57 reported as an elephant; 58..63 generation. It belongs to
+ * `owner` where the generations agree; else nothing is counted yet.
+ *
+ * `owner` changes first. Whoever then finds the count of another generation
+ * begins it anew together with its own packet, in one change: so no packet that
+ * is counted for an owner is lost, and none is counted for the next one.
+ */
+struct flow_entry {
+	__u64 owner;
+	__u64 count;
+};
+
+#define FLOW_NAME_SHIFT 38
+#define FLOW_NAME_BITS 26
+#define FLOW_NAME_MASK (~0ull << FLOW_NAME_SHIFT)
+#define FLOW_GENERATION_SHIFT 32
+#define FLOW_GENERATION_MASK 0x3full
+#define FLOW_COUNT_GENERATION_SHIFT 58
+#define FLOW_REPORTED (1ull << 57)
+#define FLOW_PACKETS_SHIFT 36
+#define FLOW_PACKETS_MASK 0x1fffffull
+
+#define FLOW_WAYS 4
+
+struct flow_bucket {
+	struct flow_entry entry[FLOW_WAYS];
+};
+
+/* How often a packet tries to change a word that others change at the same time. */
+#ifndef FLOW_TRIES
+#define FLOW_TRIES 8
+#endif
+/* How often it looks for its entry. A packet that finds none in the end is not counted. */
+#define FLOW_LOOKS 3
+
+/* By how much processors' ticks may differ: a period that began up to so much later is no old one. */
+#define FLOW_SKEW 64
+
+/* A flow: addresses as host-order halves, high half first, IPv4 as ::ffff:a.b.c.d. */
+struct flow_key {
+	__u64 source[2];
+	__u64 destination[2];
+	__u32 vni_protocol; /* VNI << 8 | IP protocol */
+	__u32 ports;	    /* source << 16 | destination, host order; 0 where there are none */
+};
+
+/*
+ * NH (RFC 4418 section 5.2.2) over 320 bits: whoever does not know the secret
+ * finds no two flows that share a hash with a likelihood above 2^-32. What
+ * follows only spreads it over all bits.
+ */
+static __always_inline __u64 flow_hash(const struct flow_table *table, const struct flow_key *key)
+{
+	const __u32 *secret = table->secret;
+	__u64 sum = 0;
+
+#define FLOW_PRODUCT(a, b, at) ((__u64)(__u32)((a) + secret[at]) * (__u32)((b) + secret[at + 1]))
+	sum += FLOW_PRODUCT((__u32)key->source[0], (__u32)(key->source[0] >> 32), 0);
+	sum += FLOW_PRODUCT((__u32)key->source[1], (__u32)(key->source[1] >> 32), 2);
+	sum += FLOW_PRODUCT((__u32)key->destination[0], (__u32)(key->destination[0] >> 32), 4);
+	sum += FLOW_PRODUCT((__u32)key->destination[1], (__u32)(key->destination[1] >> 32), 6);
+	sum += FLOW_PRODUCT(key->vni_protocol, key->ports, 8);
+#undef FLOW_PRODUCT
+	sum ^= sum >> 32;
+	sum *= 0x9e3779b97f4a7c15ull;
+	sum ^= sum >> 29;
+	sum *= 0xbf58476d1ce4e5b9ull;
+	return sum ^ sum >> 32;
+}
+
+/* The cell of a flow's bucket. */
+static __always_inline __u32 flow_cell(const struct flow_table *table, __u64 hash)
+{
+	return 1 + ((hash >> 32) * READ_ONCE(table->buckets) >> 32);
+}
+
+/* The name, where it stands in `owner`. */
+static __always_inline __u64 flow_name(__u64 hash)
+{
+	__u64 name = hash << FLOW_NAME_SHIFT;
+
+	return name ? name : 1ull << FLOW_NAME_SHIFT;
+}
+
+static __always_inline int flow_is_over(__u64 owner, __u32 ticks, __u32 period)
+{
+	return ticks - (__u32)owner + FLOW_SKEW >= period + FLOW_SKEW;
+}
+
+static __always_inline __u64 flow_generation(__u64 owner)
+{
+	return (owner >> FLOW_GENERATION_SHIFT & FLOW_GENERATION_MASK) << FLOW_COUNT_GENERATION_SHIFT;
+}
+
+/* True where a count is of another period, or flow, than an owner of this generation. */
+static __always_inline int flow_is_stale(__u64 count, __u64 generation)
+{
+	return (count ^ generation) >> FLOW_COUNT_GENERATION_SHIFT != 0;
+}
+
+/* The entry for a flow to count in: its own, or else the one to take. `owner`: its word, as seen. */
+static __always_inline __u32 flow_place(const struct flow_bucket *bucket, __u64 name, __u32 ticks,
+					__u32 period, __u64 *owner)
+{
+	__u64 coldest = ~0ull;
+	__u32 place = 0;
+
+#pragma unroll
+	for (__u32 i = 0; i < FLOW_WAYS; i++) {
+		__u64 seen = READ_ONCE(bucket->entry[i].owner), count, heat;
+
+		if ((seen & FLOW_NAME_MASK) == name) {
+			*owner = seen;
+			return i;
+		}
+		if (!seen) {
+			heat = 0;
+		} else if (flow_is_over(seen, ticks, period)) {
+			heat = 1;
+		} else {
+			count = READ_ONCE(bucket->entry[i].count);
+			heat = 2;
+			if (!flow_is_stale(count, flow_generation(seen)))
+				heat += count & FLOW_BYTES_MASK;
+		}
+		if (heat < coldest) {
+			coldest = heat;
+			place = i;
+			*owner = seen;
+		}
+	}
+	return place;
+}
+
+/* A count with one packet more. */
+static __always_inline __u64 flow_count_packet(__u64 count, __u32 bytes, __u64 threshold)
+{
+	__u64 total = (count & FLOW_BYTES_MASK) + bytes;
+
+	if (total > FLOW_BYTES_MASK)
+		total = FLOW_BYTES_MASK;
+	if ((count >> FLOW_PACKETS_SHIFT & FLOW_PACKETS_MASK) != FLOW_PACKETS_MASK)
+		count += 1ull << FLOW_PACKETS_SHIFT;
+	if (threshold && total >= threshold)
+		count |= FLOW_REPORTED;
+	return (count & ~FLOW_BYTES_MASK) | total;
+}
+
+enum flow_answer {
+	FLOW_COUNTED = 0,
+	FLOW_CROSSED = 1, /* with this packet the flow is an elephant; said once a period */
+	FLOW_MOVED = 2,	  /* not counted: the entry has got another owner */
+};
+
+static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64 owner, __u32 bytes,
+						 __u64 threshold)
+{
+	__u64 generation = flow_generation(owner);
+	__u64 seen = READ_ONCE(entry->count);
+
+#pragma nounroll
+	for (int i = 0; i < FLOW_TRIES; i++) {
+		__u64 before = seen, after, found;
+
+		if (flow_is_stale(seen, generation)) {
+			/* The count is either behind the owner, or ahead of the one that we know. */
+			if (READ_ONCE(entry->owner) != owner)
+				return FLOW_MOVED;
+			before = generation;
+		}
+		after = flow_count_packet(before, bytes, threshold);
+		found = CAS64(&entry->count, seen, after);
+		if (found == seen)
+			return (after & ~before & FLOW_REPORTED) ? FLOW_CROSSED : FLOW_COUNTED;
+		seen = found;
+	}
+	if (flow_is_stale(seen, generation))
+		return FLOW_MOVED;
+	/*
+	 * Too many at once: adding always succeeds. It does not stop at the largest
+	 * count, hence not near it; and the next packet reports in its place.
+	 */
+	if (!(seen & (FLOW_BYTES_MASK ^ FLOW_BYTES_MASK >> 1)) &&
+	    (seen >> FLOW_PACKETS_SHIFT & FLOW_PACKETS_MASK) <= FLOW_PACKETS_MASK / 2)
+		ADD64(&entry->count, (1ull << FLOW_PACKETS_SHIFT) + bytes);
+	return FLOW_COUNTED;
+}
+
+/*
+ * Counts a packet of `bytes` in `bucket`, the cell flow_cell(table, hash), at
+ * `now` (CLOCK_MONOTONIC, ns). 1: with it the flow crossed the threshold; else 0.
+ * That is said once a period, as long as the flow keeps its entry.
+ */
+static __always_inline int flow_account(const struct flow_table *table, struct flow_bucket *bucket,
+					__u64 hash, __u32 bytes, __u64 now)
+{
+	__u64 policy = READ_ONCE(table->policy), name = flow_name(hash);
+	__u32 period = policy >> FLOW_PERIOD_SHIFT, ticks = now >> FLOW_TICK_SHIFT;
+
+	if (!period)
+		return 0;
+#pragma nounroll
+	for (int i = 0; i < FLOW_LOOKS; i++) {
+		__u64 owner = 0, mine;
+		__u32 place = flow_place(bucket, name, ticks, period, &owner);
+		struct flow_entry *entry = &bucket->entry[place & (FLOW_WAYS - 1)];
+		enum flow_answer answer;
+
+		if ((owner & FLOW_NAME_MASK) != name || flow_is_over(owner, ticks, period)) {
+			mine = owner + (1ull << FLOW_GENERATION_SHIFT);
+			mine = name | (mine & FLOW_GENERATION_MASK << FLOW_GENERATION_SHIFT) | ticks;
+			if (CAS64(&entry->owner, owner, mine) != owner)
+				continue;
+			owner = mine;
+		}
+		answer = flow_add(entry, owner, bytes, policy & FLOW_BYTES_MASK);
+		if (answer != FLOW_MOVED)
+			return answer == FLOW_CROSSED;
+	}
+	return 0;
+}
+
+#endif

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Meters: token buckets, by id, that packets of all processors take from
+ * without locks. A meter has a limit for bytes and one for packets in each
+ * direction, in one cell.
+ *
+ * A bucket is one word, the generic cell rate algorithm's theoretical arrival
+ * time (ITU-T I.371, virtual scheduling): the time at which it will be full. It
+ * is ahead of now by what it takes to refill what was taken; a packet conforms
+ * if its own share still fits below the burst tolerance, the time that an empty
+ * bucket takes to fill. So nothing has to be refilled, an unused meter costs
+ * nothing, and taking is one compare-and-swap.
+ *
+ * Times are CLOCK_MONOTONIC in units of 1/256 ns. They wrap after 2.3 years, so
+ * only differences mean anything.
+ *
+ * Functions here get pointers from the includer, and call no helper.
+ */
+#ifndef SLUICE_METERS_H
+#define SLUICE_METERS_H
+
+#include <linux/types.h>
+
+#include "atomic.h"
+
+#define METERS_MAGIC 0x314d454349554c53ull /* "SLUICEM1", little endian */
+#define METERS_LAYOUT_VERSION 1
+
+#define METER_UNIT_SHIFT 8 /* 256 units a nanosecond */
+
+/* Cell 0: no meter has id 0. */
+struct meter_table {
+	__u64 magic; /* stored last when the table is laid out */
+	__u32 layout_version;
+	__u32 reserved32;
+	__u64 cells; /* capacity; meters have ids from 1 to cells - 1 */
+	__u64 reserved[5];
+};
+
+/* Indices of a meter's words: twice the direction, plus the kind. */
+#define METER_IN 0  /* towards the tenant */
+#define METER_OUT 1 /* from the tenant */
+#define METER_BYTES 0
+#define METER_PACKETS 1
+#define METER_WORDS 4
+
+/*
+ * A limit is one word, so that every change of it is one store; 0: no limit.
+ *
+ *   bits  0..27  mantissa of the cost
+ *   bits 28..33  shift of the cost: bytes cost bytes * mantissa >> shift units,
+ *                rounded to the nearest; a packet costs mantissa << shift
+ *   bits 34..57  mantissa of the burst tolerance
+ *   bits 58..63  shift of the tolerance: mantissa << shift units, at most
+ *                METER_TOLERANCE_MAX
+ */
+#define METER_COST_BITS 28
+#define METER_COST_MASK 0x0fffffffull
+#define METER_COST_SHIFT_SHIFT 28
+#define METER_SHIFT_MASK 0x3full
+#define METER_TOLERANCE_BITS 24
+#define METER_TOLERANCE_MASK 0xffffffull
+#define METER_TOLERANCE_SHIFT 34
+#define METER_TOLERANCE_SHIFT_SHIFT 58
+#define METER_TOLERANCE_MAX (1ull << 60)
+
+struct meter {
+	__u64 arrival[METER_WORDS]; /* packets write these */
+	__u64 limit[METER_WORDS];   /* the agent writes these */
+};
+
+/* How often a packet tries to take from a bucket that others take from at the same time. */
+#ifndef METER_TRIES
+#define METER_TRIES 8
+#endif
+
+/*
+ * An arrival time further ahead than twice the tolerance and this (1.07 s, far
+ * more than processors disagree about the time) is of a meter that was idle till
+ * the clock wrapped, or of an agent that ended in the middle of a change: the
+ * bucket counts as full.
+ */
+#define METER_SKEW (1ull << 38)
+
+static __always_inline __u64 meter_bytes_cost(__u64 limit, __u32 bytes)
+{
+	__u64 shift = limit >> METER_COST_SHIFT_SHIFT & METER_SHIFT_MASK;
+
+	return (bytes * (limit & METER_COST_MASK) + ((1ull << shift) >> 1)) >> shift;
+}
+
+static __always_inline __u64 meter_packet_cost(__u64 limit)
+{
+	return (limit & METER_COST_MASK) << (limit >> METER_COST_SHIFT_SHIFT & METER_SHIFT_MASK);
+}
+
+static __always_inline __u64 meter_tolerance(__u64 limit)
+{
+	return (limit >> METER_TOLERANCE_SHIFT & METER_TOLERANCE_MASK)
+	       << (limit >> METER_TOLERANCE_SHIFT_SHIFT);
+}
+
+/* True if a bucket has `cost` left at `now` (units); `after` is then its arrival time without it. */
+static __always_inline int meter_has(__u64 arrival, __u64 now, __u64 cost, __u64 tolerance,
+				     __u64 *after)
+{
+	__s64 ahead = arrival - now;
+
+	if (ahead < 0 || ahead > (__s64)(2 * tolerance + METER_SKEW))
+		ahead = 0;
+	*after = now + ahead + cost;
+	return ahead + cost <= tolerance;
+}
+
+/* Takes `cost` from a bucket. 1: taken, `after` is what it was made; 0: it has not as much. */
+static __always_inline int meter_take_cost(__u64 *arrival, __u64 now, __u64 cost, __u64 tolerance,
+					   __u64 *after)
+{
+	__u64 seen = READ_ONCE(*arrival), found;
+
+#pragma nounroll
+	for (int i = 0; i < METER_TRIES; i++) {
+		if (!meter_has(seen, now, cost, tolerance, after))
+			return 0;
+		found = CAS64(arrival, seen, *after);
+		if (found == seen)
+			return 1;
+		seen = found;
+	}
+	if (!meter_has(seen, now, cost, tolerance, after))
+		return 0;
+	/*
+	 * Too many at once: adding always succeeds. As many packets as there are
+	 * processors here may conform beyond the burst, but each is charged, so the
+	 * rate stays exact. Time in which the bucket was full is not saved up.
+	 */
+	found = ADD64(arrival, cost);
+	if ((__s64)(now - found) > 0)
+		ADD64(arrival, now - found);
+	*after = found + cost;
+	return 1;
+}
+
+/*
+ * Takes a packet of `bytes` in `direction` (METER_IN, METER_OUT) at `now`
+ * (CLOCK_MONOTONIC, ns). 1: it conforms to both limits; 0: it does not, and has
+ * taken nothing.
+ */
+static __always_inline int meter_take(struct meter *meter, __u32 direction, __u32 bytes, __u64 now)
+{
+	__u32 at = (direction & 1) * 2;
+	__u64 *arrival = &meter->arrival[at];
+	__u64 bytes_limit = READ_ONCE(meter->limit[at]);
+	__u64 packets_limit = READ_ONCE(meter->limit[at + METER_PACKETS]);
+	__u64 bytes_cost = meter_bytes_cost(bytes_limit, bytes);
+	__u64 packet_cost = meter_packet_cost(packets_limit);
+	__u64 taken = 0, after = 0;
+
+	now <<= METER_UNIT_SHIFT;
+	/* Looked at first, so that next to nothing has ever to be given back. */
+	if (bytes_limit && packets_limit &&
+	    !meter_has(READ_ONCE(arrival[METER_BYTES]), now, bytes_cost, meter_tolerance(bytes_limit),
+		       &after))
+		return 0;
+	if (packets_limit && !meter_take_cost(&arrival[METER_PACKETS], now, packet_cost,
+					      meter_tolerance(packets_limit), &taken))
+		return 0;
+	if (!bytes_limit || meter_take_cost(&arrival[METER_BYTES], now, bytes_cost,
+					    meter_tolerance(bytes_limit), &after))
+		return 1;
+	/*
+	 * Another processor took the last bytes in between. Our packet's share goes
+	 * back unless a third one has changed the bucket since: whether the share
+	 * was refilled in the meantime is unknown then, and a bucket that gives out
+	 * a little less is better than one that gives out more.
+	 */
+	if (packets_limit)
+		CAS64(&arrival[METER_PACKETS], taken, taken - packet_cost);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * Meters and flow statistics for tests, through the same functions as the packet
+ * programs, at times that the test chooses.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "cells.h"
+#include "flows.h"
+#include "meters.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#define FLOW_CELLS 16385
+#define METER_CELLS 64
+#define CLOCKS 8
+#define QUERIES_MAX 40
+#define LOAD_PACKETS 64
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, FLOW_CELLS);
+	__type(key, __u32);
+	__type(value, struct cell);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, METER_CELLS);
+	__type(key, __u32);
+	__type(value, struct cell);
+} meters SEC(".maps");
+
+/* Times that programs which run at once share. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CLOCKS);
+	__type(key, __u32);
+	__type(value, __u64);
+} clocks SEC(".maps");
+
+enum query_kind { QUERY_METER = 1, QUERY_FLOW, QUERY_HASH };
+
+struct query {
+	__u32 kind;
+	__u32 meter;
+	__u32 direction;
+	__u32 bytes;
+	__u64 now_ns;
+	__u64 hash;   /* QUERY_HASH: the answer */
+	__u32 answer; /* 1: conforms; crosses the threshold */
+	__u32 reserved;
+	struct flow_key key;
+};
+
+/* Packets that are all alike, each a step of the clock after the one before. */
+struct load {
+	struct query query;
+	__u64 step_ns;
+	__u32 clock;
+	__u32 reserved;
+	__u64 answered; /* answers that were 1, added up over all runs */
+};
+
+/* Global, so that the verifier looks at it once and not for every query. */
+__attribute__((noinline)) int answer_meter(struct query *query)
+{
+	struct meter *meter;
+	__u32 cell;
+
+	if (!query)
+		return 0;
+	cell = query->meter;
+	meter = bpf_map_lookup_elem(&meters, &cell);
+	if (!meter)
+		return 0;
+	query->answer = meter_take(meter, query->direction, query->bytes, query->now_ns);
+	return 0;
+}
+
+__attribute__((noinline)) int answer_flow(struct query *query)
+{
+	const struct flow_table *table;
+	struct flow_bucket *bucket;
+	__u32 cell = 0;
+
+	table = bpf_map_lookup_elem(&flows, &cell);
+	if (!query || !table)
+		return 0;
+	if (query->kind == QUERY_HASH) {
+		query->hash = flow_hash(table, &query->key);
+		return 0;
+	}
+	cell = flow_cell(table, query->hash);
+	bucket = bpf_map_lookup_elem(&flows, &cell);
+	if (!bucket)
+		return 0;
+	query->answer = flow_account(table, bucket, query->hash, query->bytes, query->now_ns);
+	return 0;
+}
+
+static __always_inline void answer(struct query *query)
+{
+	query->answer = 0;
+	if (query->kind == QUERY_METER)
+		answer_meter(query);
+	else
+		answer_flow(query);
+}
+
+/* A "packet" is an array of queries, answered in place. */
+SEC("xdp")
+int answer_queries(struct xdp_md *ctx)
+{
+	for (__u32 i = 0; i < QUERIES_MAX; i++) {
+		struct query *at = (void *)(long)ctx->data;
+		void *end = (void *)(long)ctx->data_end;
+		struct query query;
+
+		at += i;
+		if ((void *)(at + 1) > end)
+			break;
+		query = *at;
+		answer(&query);
+		at = (void *)(long)ctx->data;
+		end = (void *)(long)ctx->data_end;
+		at += i;
+		if ((void *)(at + 1) > end)
+			break;
+		*at = query;
+	}
+	return XDP_PASS;
+}
+
+/* A "packet" is a struct load, of which every run makes LOAD_PACKETS. */
+SEC("xdp")
+int make_load(struct xdp_md *ctx)
+{
+	struct load *load = (void *)(long)ctx->data;
+	void *end = (void *)(long)ctx->data_end;
+	struct query query;
+	__u64 answered = 0, step_ns, *clock;
+	__u32 at;
+
+	if ((void *)(load + 1) > end)
+		return XDP_DROP;
+	at = load->clock;
+	step_ns = load->step_ns;
+	query = load->query;
+	clock = bpf_map_lookup_elem(&clocks, &at);
+	if (!clock)
+		return XDP_DROP;
+	for (int i = 0; i < LOAD_PACKETS; i++) {
+		query.now_ns = ADD64(clock, step_ns);
+		answer(&query);
+		answered += query.answer;
+	}
+	load = (void *)(long)ctx->data;
+	end = (void *)(long)ctx->data_end;
+	if ((void *)(load + 1) > end)
+		return XDP_DROP;
+	load->answered += answered;
+	return XDP_PASS;
+}

@@ -1,0 +1,185 @@
+//! Accounters of flows in one bucket.
+
+use crate::{Shared, Tries, all_schedules, init, many_schedules};
+use shuttle::thread;
+use sluice_tables::layout::{self, flow_bucket, flow_table};
+use std::sync::Arc;
+// Of std: reading the clock and the first access to the table are two steps anyhow.
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const TICK_NS: u64 = 1 << layout::FLOW_TICK_SHIFT;
+const START_NS: u64 = 1000 * TICK_NS;
+const PERIOD_TICKS: u64 = 10;
+const FLOW: u64 = 0x77;
+const RIVAL: u64 = 0x88;
+
+fn table(threshold: u64) -> flow_table {
+    flow_table { policy: PERIOD_TICKS << layout::FLOW_PERIOD_SHIFT | threshold, ..Default::default() }
+}
+
+/// Name, packets and bytes of every entry whose count is its owner's.
+fn counts(bucket: &Shared<flow_bucket>) -> Vec<(u64, u64, u64)> {
+    let live = bucket.get().entry.into_iter().filter(|entry| {
+        let generation =
+            entry.owner >> layout::FLOW_GENERATION_SHIFT & u64::from(layout::FLOW_GENERATION_MASK);
+        entry.owner != 0 && entry.count >> layout::FLOW_COUNT_GENERATION_SHIFT == generation
+    });
+    live.map(|entry| {
+        let packets = entry.count >> layout::FLOW_PACKETS_SHIFT & u64::from(layout::FLOW_PACKETS_MASK);
+        (entry.owner >> layout::FLOW_NAME_SHIFT, packets, entry.count & layout::FLOW_BYTES_MASK)
+    })
+    .collect()
+}
+
+/// Each thread, this one among them, counts so many packets, of its own size; how many crossed the threshold.
+fn account_from_threads(
+    bucket: &Shared<flow_bucket>,
+    table: flow_table,
+    flows: &[(u64, u32)],
+    packets: u32,
+    clock: &Arc<AtomicU64>,
+    step_ns: u64,
+) -> usize {
+    let account = |(hash, bytes): (u64, u32)| {
+        let (bucket, clock) = (bucket.clone(), Arc::clone(clock));
+        move || {
+            let crosses =
+                |_: &u32| bucket.account(&table, hash, bytes, clock.fetch_add(step_ns, Ordering::SeqCst));
+            (0..packets).filter(crosses).count()
+        }
+    };
+    let others: Vec<_> = flows[1..].iter().map(|flow| thread::spawn(account(*flow))).collect();
+    account(flows[0])() + others.into_iter().map(|other| other.join().unwrap()).sum::<usize>()
+}
+
+/// What a flow's entry is when packets come from several threads at once.
+#[derive(Clone, Copy)]
+enum Entry {
+    Live,
+    Over,
+    Absent,
+}
+
+/// No packet is lost, and the crossing is said once.
+fn check_one_flow(entry: Entry, sizes: &[u32], packets: u32, threshold: u64, tries: Tries) {
+    init(tries);
+    let bucket = Shared::new(flow_bucket::default());
+    let table = table(threshold);
+    let (mut before, mut now_ns) = ((0, 0), START_NS);
+    if !matches!(entry, Entry::Absent) {
+        assert!(!bucket.account(&table, FLOW, 1, now_ns));
+        before = (1, 1);
+    }
+    if matches!(entry, Entry::Over) {
+        now_ns += PERIOD_TICKS * TICK_NS;
+        before = (0, 0);
+    }
+    let clock = Arc::new(AtomicU64::new(now_ns));
+    let flows: Vec<_> = sizes.iter().map(|size| (FLOW, *size)).collect();
+    let crossed = account_from_threads(&bucket, table, &flows, packets, &clock, 0);
+    let all = before.0 + (sizes.len() as u32 * packets) as u64;
+    let bytes = before.1 + sizes.iter().map(|size| u64::from(size * packets)).sum::<u64>();
+    assert_eq!(counts(&bucket), [(FLOW, all, bytes)]);
+    match tries {
+        Tries::Usual => assert_eq!(crossed, usize::from(bytes >= threshold)),
+        // The packet that crosses may leave the word to the next one, which may not come.
+        Tries::One => assert!(crossed <= 1, "{crossed}"),
+    }
+}
+
+#[test]
+fn two_accounters_lose_nothing_in_every_schedule() {
+    for entry in [Entry::Live, Entry::Over] {
+        for threshold in [1000, 1100, 1101] {
+            all_schedules(200_000, move || {
+                check_one_flow(entry, &[100, 1000], 1, threshold, Tries::Usual);
+            });
+        }
+    }
+}
+
+#[test]
+fn accounters_lose_nothing() {
+    for entry in [Entry::Live, Entry::Over, Entry::Absent] {
+        for threshold in [2, 400, 2201, 4000] {
+            many_schedules(1000, move || {
+                check_one_flow(entry, &[100, 1000], 3, threshold, Tries::Usual);
+            });
+            many_schedules(1000, move || {
+                check_one_flow(entry, &[100, 1000, 10], 2, threshold, Tries::Usual);
+            });
+        }
+    }
+}
+
+#[test]
+fn accounters_that_fall_back_lose_nothing_either() {
+    many_schedules(5000, || check_one_flow(Entry::Live, &[100, 1000, 10], 3, 2201, Tries::One));
+}
+
+/// The clock goes over the end of periods while packets are counted.
+fn check_periods(step_ns: u64) {
+    init(Tries::Usual);
+    let bucket = Shared::new(flow_bucket::default());
+    let table = table(250);
+    let clock = Arc::new(AtomicU64::new(START_NS));
+    let crossed = account_from_threads(&bucket, table, &[(FLOW, 100), (FLOW, 100)], 5, &clock, step_ns);
+    let found = counts(&bucket);
+    let periods = 10_u64.div_ceil((PERIOD_TICKS * TICK_NS).div_ceil(step_ns)) as usize;
+    // Of the packets of a period, each in an order of its own, three cross.
+    assert!(crossed <= periods, "{crossed} of {periods}");
+    assert_eq!(found.len(), 1);
+    let (name, packets, bytes) = found[0];
+    assert!(name == FLOW && (1..=10).contains(&packets) && bytes == packets * 100, "{found:?}");
+}
+
+#[test]
+fn periods_that_end_meanwhile_are_kept_apart() {
+    for ticks in [2, 3, 4, 7, 11] {
+        many_schedules(3000, move || check_periods(ticks * TICK_NS));
+    }
+}
+
+/// Two flows fight for the one cold entry of a bucket: at no time has either what is the other's.
+fn check_rivals(packets: u32) {
+    init(Tries::Usual);
+    let bucket = Shared::new(flow_bucket::default());
+    let table = table(1_000_000);
+    for hot in 1..layout::FLOW_WAYS {
+        bucket.account(&table, u64::from(hot), 500_000, START_NS);
+    }
+    let fight = |bucket: Shared<flow_bucket>, hash, bytes| {
+        move || {
+            for _ in 0..packets {
+                assert!(!bucket.account(&table, hash, bytes, START_NS));
+                check_names(&bucket);
+            }
+        }
+    };
+    let others =
+        [(RIVAL, 1000), (FLOW, 1)].map(|(hash, bytes)| thread::spawn(fight(bucket.clone(), hash, bytes)));
+    fight(bucket.clone(), FLOW, 1)();
+    others.into_iter().for_each(|other| other.join().unwrap());
+    check_names(&bucket);
+}
+
+fn check_names(bucket: &Shared<flow_bucket>) {
+    let mut hot = 0;
+    for (name, packets, bytes) in counts(bucket) {
+        match name {
+            FLOW => assert_eq!(bytes, packets),
+            RIVAL => assert_eq!(bytes, packets * 1000),
+            _ => {
+                assert_eq!((packets, bytes), (1, 500_000));
+                hot += 1;
+            }
+        }
+    }
+    assert_eq!(hot, layout::FLOW_WAYS - 1, "elephants were replaced");
+}
+
+#[test]
+fn rivals_for_an_entry_are_kept_apart() {
+    many_schedules(5000, || check_rivals(3));
+    many_schedules(5000, || check_rivals(1));
+}
