@@ -35,7 +35,8 @@ pub struct ByteLimit {
     /// less the slower the rate and the larger the packets.
     pub bits_per_s: u64,
     /// What can pass at once after a pause: at least [`BURST_BYTES_MIN`], and
-    /// refilled within [`REFILL_S_MAX`]. Kept within 0.0001 %, never less.
+    /// refilled within [`REFILL_S_MAX`]. Kept within 0.0001 %, never less; many
+    /// small packets take what their shares are rounded to.
     pub burst_bytes: u64,
 }
 

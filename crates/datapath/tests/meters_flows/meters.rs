@@ -97,14 +97,19 @@ impl Model {
 
 /// Rates and bursts that a limit's word holds exactly, so that the model's
 /// arithmetic is the program's to the last unit: the rates divide 2048e9 and
-/// 256e9 without rest, and the bursts have few significant bits.
+/// 256e9 without rest, and the bursts have few significant bits. Another rate is
+/// among the `limits` for how shares are rounded.
 const EXACT_BITS_PER_S: [u64; 6] =
     [64_000, 1_000_000, 40_000_000, 1_000_000_000, 8_000_000_000, 64_000_000_000];
 const EXACT_PACKETS_PER_S: [u64; 5] = [1, 500, 100_000, 1_000_000, 400_000_000];
 
 fn limits() -> impl Strategy<Value = Limits> {
-    let byte_limit = (prop::sample::select(&EXACT_BITS_PER_S[..]), 12_u32..20)
-        .prop_map(|(rate, burst)| ByteLimit { bits_per_s: rate, burst_bytes: 1 << burst });
+    let exact = (prop::sample::select(&EXACT_BITS_PER_S[..]), 12_u32..20)
+        .prop_map(|(bits_per_s, burst)| ByteLimit { bits_per_s, burst_bytes: 1 << burst });
+    // A byte takes 2048/7 units, so nearly every packet's share is rounded.
+    let rounded =
+        (9_u32..17).prop_map(|burst| ByteLimit { bits_per_s: 7_000_000_000, burst_bytes: 7 << burst });
+    let byte_limit = prop_oneof![3 => exact, 1 => rounded];
     let packet_limit = (prop::sample::select(&EXACT_PACKETS_PER_S[..]), 1_u64..8, 0..6)
         .prop_map(|(rate, burst, shift)| PacketLimit { packets_per_s: rate, burst_packets: burst << shift });
     (prop::option::of(byte_limit), prop::option::of(packet_limit))
@@ -229,6 +234,8 @@ fn a_burst_passes_and_no_more() {
         (bytes(1_000_000_000, 150_000), 1500, 100),
         (bytes(64_000, 15_140), 1514, 10),
         (bytes(400_000_000_000, 312_500), 3125, 100),
+        // 2048/7 units, rounded to 293 of 2^20.
+        (bytes(7_000_000_000, 3584), 1, 3578),
         (packets(1, 1), 1500, 1),
         (packets(400_000_000, 5000), 0, 5000),
         (packets(3, 17), u32::MAX, 17),
