@@ -157,7 +157,8 @@ proptest! {
         prop_assert!(scaled <= new.tolerance);
         let kept = new.burst() - new.left(scaled);
         let expected = taken.min(new.burst());
-        prop_assert!(kept.abs_diff(expected) <= 1 + expected / 1_000_000, "{} for {}", kept, expected);
+        // Each side is rounded down once, and each rate to 28 bits.
+        prop_assert!(kept.abs_diff(expected) <= 2 + expected / 1_000_000, "{} for {}", kept, expected);
     }
 }
 
