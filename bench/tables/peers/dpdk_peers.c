@@ -3,7 +3,7 @@
  * DPDK's structures over the same routes, endpoints and keys as Sluice's:
  * dpdk-peers CORE MEGABYTES, told what to do as session.h says. It adds
  *
- *   load STRUCTURE FILE TBL8   fills it: {"bytes", "seconds", "failed"}
+ *   load STRUCTURE FILE TBL8   fills it: {"bytes", "failed"}
  *   free STRUCTURE
  *
  * TBL8 is how many second-level tables the routes need, because DPDK allocates
@@ -180,7 +180,6 @@ static void load(const char *name, const char *path, uint32_t tbl8)
 	size_t count, failed = 0, before = allocated();
 	void *records = read_records(
 		path, is_hash ? sizeof(struct endpoint_record) : sizeof(struct route_record), &count);
-	double start = now_s();
 
 	if (is_hash)
 		failed = load_hash(records, count);
@@ -194,8 +193,7 @@ static void load(const char *name, const char *path, uint32_t tbl8)
 		failed = load_lpm6(records, count, tbl8);
 	else
 		fail("no such structure");
-	printf("{\"bytes\": %zu, \"seconds\": %.6f, \"failed\": %zu}\n", allocated() - before,
-	       now_s() - start, failed);
+	printf("{\"bytes\": %zu, \"failed\": %zu}\n", allocated() - before, failed);
 	fflush(stdout);
 	free(records);
 }

@@ -4,7 +4,7 @@ use crate::data::{BGP4, CLOUD4, Family, Routes, routes, tables_of_8_bits};
 use crate::endpoints::{Endpoints, Known};
 use crate::kernel_peers::{hash_batch, trie_batch, trie_nodes};
 use crate::ours::{Ours, VNI, cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, roomy};
-use crate::rig::{Batch, Rig};
+use crate::rig::{Batch, Rig, settle};
 use crate::{Outcome, Settings, say};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use sluice_bench_report::{Measure, median, shell::Failure};
@@ -96,6 +96,7 @@ impl Load {
     /// offers; where the bound was reached, projected from the entries that were
     /// done by then, and how many that were. Bytes an entry, as the kernel counts.
     fn fill(&self, per_call: usize, bound: Duration) -> Result<Option<Filled>, Failure> {
+        settle()?;
         let rig = Rig::load(&[], &[(self.map, self.total as u32)])?;
         let map = rig.map(self.map)?;
         let start = Instant::now();

@@ -28,15 +28,6 @@ impl Drop for Session {
     }
 }
 
-/// What a structure cost.
-#[derive(Clone, Copy, Debug)]
-pub struct Cost {
-    /// Allocated.
-    pub bytes: f64,
-    /// Filling.
-    pub seconds: f64,
-}
-
 impl Session {
     fn start(program: &str, arguments: &[&str]) -> Result<Self, Failure> {
         let mut child = Command::new(program)
@@ -109,17 +100,17 @@ impl Session {
         })
     }
 
-    /// Fills one of DPDK's structures. `tables` is how many of 256 entries routes need.
+    /// Fills one of DPDK's structures; the bytes that DPDK allocated for it.
+    /// `tables` is how many of 256 entries routes need.
     ///
     /// # Errors
     /// The program's, and where anything did not fit.
-    pub fn load(&mut self, structure: &str, file: &Path, tables: usize) -> Result<Cost, Failure> {
+    pub fn load(&mut self, structure: &str, file: &Path, tables: usize) -> Result<f64, Failure> {
         let answer = self.ask(&format!("load {structure} {} {tables}", file.display()))?;
-        if answer["failed"].as_u64() != Some(0) {
-            return Err(format!("{structure} took not all: {answer}").into());
+        match (answer["failed"].as_u64(), answer["bytes"].as_f64()) {
+            (Some(0), Some(bytes)) => Ok(bytes),
+            _ => Err(format!("{structure} took not all: {answer}").into()),
         }
-        let figure = |name: &str| answer[name].as_f64().ok_or_else(|| format!("no {name}: {answer}"));
-        Ok(Cost { bytes: figure("bytes")?, seconds: figure("seconds")? })
     }
 
     /// Frees one of DPDK's structures.

@@ -116,6 +116,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     }
     for (name, part) in ALL {
         if settings.parts.iter().any(|wanted| wanted == name) {
+            rig::settle()?;
             // Parts that bind themselves to a core do it to a thread that ends with them.
             std::thread::scope(|scope| scope.spawn(|| part(settings, &mut outcome)).join())
                 .map_err(|_| format!("part {name} ended badly"))?

@@ -4,7 +4,7 @@ use crate::data::{BGP4, BGP6, Draw, Family, HOSTS4, HOSTS6, Key, Routes, Shape, 
 use crate::endpoints::{Endpoints, Known};
 use crate::kernel_peers::{hash_batch, trie_batch, trie_map};
 use crate::ours::{Ours, VNI, cells_used, roomy};
-use crate::rig::{Ask, Rig, Timing};
+use crate::rig::{Ask, Rig, Timing, settle};
 use crate::turns::{Contender, beside_all, take_turns};
 use crate::{Outcome, Settings, say};
 use sluice_bench_report::shell::Failure;
@@ -43,6 +43,7 @@ pub fn global_table(settings: &Settings, family: Family) -> Routes {
 /// The kernel's or the tables', and different answers.
 pub fn routes_in_ebpf(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     for set in SETS {
+        settle()?;
         say(&format!("{}: {} routes", set.name, settings.scaled(set.count)));
         let filled = routes(1, set.family, set.shape, settings.scaled(set.count));
         let ours = Ours::with_routes(&[&filled])?;

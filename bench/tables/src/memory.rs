@@ -121,7 +121,7 @@ fn fib_bytes(dpdk: &mut Session, size: VrfSize, vnis: &[u32], scale: usize) -> R
         let set = size.routes(vni, scale);
         debug_assert_eq!(set.family, Family::V4);
         write_routes(&file, &set)?;
-        bytes += dpdk.load("rte_fib", &file, dpdk_tables(&set))?.bytes;
+        bytes += dpdk.load("rte_fib", &file, dpdk_tables(&set))?;
         dpdk.free("rte_fib")?;
     }
     Ok(bytes)

@@ -4,6 +4,7 @@ use crate::data::Key;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 use sluice_bench_report::shell::Failure;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// Bytes with the alignment that an ELF reader expects.
 #[repr(C, align(8))]
@@ -16,6 +17,11 @@ const STEPS_PER_RUN: u32 = 1 << 17;
 const RUN_BYTES: usize = 64;
 /// Entries of one system call where a map takes many.
 const BATCH: usize = 1 << 16;
+
+/// Slabs that shrink by less in a step are at rest; looks, after which nothing more is waited for.
+const SETTLED_KIB: u64 = 1024;
+const SETTLE_STEP: Duration = Duration::from_millis(200);
+const SETTLE_LOOKS: usize = 300;
 
 /// What a program is to do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -201,4 +207,28 @@ impl Batch {
         }
         Ok(())
     }
+}
+
+/// Waits until the kernel has freed the entries of maps that were given up: it
+/// does so later, on a core that may be measured on.
+///
+/// # Errors
+/// Where the kernel does not say how much its slabs hold.
+pub fn settle() -> Result<(), Failure> {
+    let slab_kib = || -> Result<u64, Failure> {
+        let text = std::fs::read_to_string("/proc/meminfo")?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Slab:"));
+        let word = line.and_then(|line| line.split_whitespace().next());
+        Ok(word.ok_or("no Slab in /proc/meminfo")?.parse()?)
+    };
+    let mut before = slab_kib()?;
+    for _ in 0..SETTLE_LOOKS {
+        std::thread::sleep(SETTLE_STEP);
+        let now = slab_kib()?;
+        if now + SETTLED_KIB >= before {
+            break;
+        }
+        before = now;
+    }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use sluice_bench_report::{Measure, median, shell::Failure};
 const CORES: u32 = 2;
 /// Sessions that each core creates in a round.
 const CREATED: usize = 1 << 18;
-/// Bytes of a session, as in the programs: key and value of a peer's map.
+/// Sessions that live, at full size.
 const LIVE: usize = 10_000_000;
 
 /// Who keeps sessions: the map, and the programs NAME_fill and NAME_mix.

@@ -13,6 +13,7 @@ use sluice_bench_report::{Measure, median, shell::Failure};
 use sluice_tables::NodeTables;
 use sluice_types::Vni;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Keys of one run of the program: not much longer than a poll of a network
@@ -152,19 +153,29 @@ fn churn(writer: &mut impl Writer, set: &Routes, seed: u64, bound: Duration) -> 
     Ok(rate)
 }
 
-/// Lookups on core 0 until `stop`: nanoseconds each, the loop's own included.
-fn look_up(shared: &[(&str, &MapHandle)], program: &str, stop: &AtomicBool) -> Result<f64, Failure> {
+/// Lookups on core 0 until `stop`, the first of them before `begun` is told:
+/// nanoseconds each, the loop's own included.
+fn look_up(
+    shared: &[(&str, &MapHandle)],
+    program: &str,
+    begun: &Sender<()>,
+    stop: &AtomicBool,
+) -> Result<f64, Failure> {
     stay_on(0)?;
     let rig = Rig::load(shared, &[])?;
     let keys = rig.map("keys")?.max_entries();
+    let count = KEYS_PER_RUN.min(keys);
+    let run = |first| rig.run(program, Ask { first, count, vni: VNI, ..Ask::default() });
+    run(0)?;
+    // Nobody waits only where the other side has failed, which it reports itself.
+    let _ = begun.send(());
     let (mut total, mut runs, mut first) = (0.0, 0_u32, 0);
-    while !stop.load(Ordering::Relaxed) {
-        let count = KEYS_PER_RUN.min(keys);
-        total += rig.run(program, Ask { first, count, vni: VNI, ..Ask::default() })?.ns;
+    while runs == 0 || !stop.load(Ordering::Relaxed) {
+        total += run(first)?.ns;
         runs += 1;
         first = if first + 2 * count <= keys { first + count } else { 0 };
     }
-    Ok(total / f64::from(runs.max(1)))
+    Ok(total / f64::from(runs))
 }
 
 /// Nanoseconds of lookups on core 0 while `work` is done on core 1, and what it gave.
@@ -174,12 +185,15 @@ fn beside<Worked>(
     work: impl FnOnce() -> Result<Worked, Failure>,
 ) -> Result<(f64, Worked), Failure> {
     let stop = AtomicBool::new(false);
+    let (begun, begins) = channel();
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| look_up(shared, program, &stop));
-        let worked = work();
+        let stop = &stop;
+        let reader = scope.spawn(move || look_up(shared, program, &begun, stop));
+        // A reader that failed never begins, and says why when it is joined.
+        let worked = begins.recv().map(|()| work());
         stop.store(true, Ordering::Relaxed);
         let ns = reader.join().map_err(|_| "the reader's thread ended badly")??;
-        Ok((ns, worked?))
+        Ok((ns, worked??))
     })
 }
 

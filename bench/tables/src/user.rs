@@ -1,6 +1,6 @@
 //! Lookups in user space: Sluice's tables by the same C header, beside DPDK's structures.
 
-use crate::child::{Cost, Session, dpdk_tables, write_endpoints, write_keys, write_routes};
+use crate::child::{Session, dpdk_tables, write_endpoints, write_keys, write_routes};
 use crate::data::{Family, Key, keys};
 use crate::endpoints::{Endpoints, Known};
 use crate::lookups::{VARIANTS, global_table, with_endpoints};
@@ -45,8 +45,8 @@ pub fn routes_in_user_space(settings: &Settings, outcome: &mut Outcome) -> Resul
         let mut dpdk = Session::dpdk(DPDK_MEGABYTES)?;
         if let Some(dpdk) = &mut dpdk {
             for (peer, _) in case.peers {
-                let cost = dpdk.load(peer, &file, dpdk_tables(&set))?;
-                outcome.note(said(case.name, peer, cost));
+                let bytes = dpdk.load(peer, &file, dpdk_tables(&set))?;
+                outcome.note(said(case.name, peer, bytes));
             }
         }
         let ours = Ours::with_routes(&[&set])?;
@@ -75,16 +75,16 @@ pub fn endpoints_in_user_space(settings: &Settings, outcome: &mut Outcome) -> Re
     if let Some(dpdk) = &mut dpdk {
         let file = folder.path().join("endpoints");
         write_endpoints(&file, endpoints, &Known::of(&ours.tables)?)?;
-        let cost = dpdk.load("rte_hash", &file, 0)?;
-        outcome.note(said(case.name, "rte_hash", cost));
+        let bytes = dpdk.load("rte_hash", &file, 0)?;
+        outcome.note(said(case.name, "rte_hash", bytes));
     }
     compare(settings, outcome, &case, &ours, dpdk, folder.path(), |seed, draw, count| {
         endpoints.keys(seed, draw, count)
     })
 }
 
-fn said(measure: &str, peer: &str, cost: Cost) -> String {
-    format!("{measure}: {peer} took {:.1} MB and was filled in {:.2} s", cost.bytes / 1e6, cost.seconds)
+fn said(measure: &str, peer: &str, bytes: f64) -> String {
+    format!("{measure}: DPDK allocated {:.1} MB in all for {peer}", bytes / 1e6)
 }
 
 /// All variants of one case, over 4 KiB pages on both sides, and ours once more over huge ones.

@@ -7,9 +7,12 @@ use std::collections::HashSet;
 
 const VARIANTS: [&str; 3] = ["", "_zipf", "_dependent"];
 
-/// Measures and peers that a run gives, those that need DPDK apart.
-fn expected() -> (HashSet<(String, &'static str)>, HashSet<(String, &'static str)>) {
-    let (mut always, mut dpdk) = (HashSet::new(), HashSet::new());
+/// Measures, each with its peer.
+type Rows = HashSet<(String, &'static str)>;
+
+/// What a run gives, what needs DPDK apart.
+fn expected() -> (Rows, Rows) {
+    let (mut always, mut dpdk) = (Rows::new(), Rows::new());
     for variant in VARIANTS {
         for name in ["lpm4_bgp", "lpm6_bgp", "lpm4_random", "lpm6_random"] {
             always.insert((format!("{name}{variant}_ns"), "lpm_trie"));
@@ -47,7 +50,7 @@ fn expected() -> (HashSet<(String, &'static str)>, HashSet<(String, &'static str
 fn all_parts_run_and_both_sides_agree() {
     let parts = parts().into_iter().map(str::to_owned).collect();
     let outcome = run(&Settings { rounds: 1, scale: 200, parts }).expect("as root, on two cores");
-    let found: HashSet<(String, &str)> =
+    let found: Rows =
         outcome.measures.iter().map(|measure| (measure.measure.clone(), measure.peer)).collect();
     let (always, dpdk) = expected();
     let missing: Vec<_> = always
