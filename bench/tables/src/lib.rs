@@ -24,6 +24,9 @@ use std::time::Duration;
 /// Keys of a round, at full size.
 const KEYS: usize = 1_000_000;
 
+/// Load averages up to here are this run's own beginning.
+const LOAD_UNDISTURBED: f64 = 0.5;
+
 /// What is measured, and how thoroughly.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -102,6 +105,13 @@ pub fn parts() -> Vec<&'static str> {
     ALL.iter().map(|(name, _)| *name).collect()
 }
 
+/// The load average of the last minute, where it says that this machine had other work.
+fn foreign_load() -> Result<Option<f64>, Failure> {
+    let text = std::fs::read_to_string("/proc/loadavg")?;
+    let load: f64 = text.split(' ').next().unwrap_or_default().parse()?;
+    Ok((load > LOAD_UNDISTURBED).then_some(load))
+}
+
 /// Measures all parts that are wanted. Needs root.
 ///
 /// # Errors
@@ -113,6 +123,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::default();
     if !has_dpdk() {
         outcome.note("DPDK was not installed when this was built: its structures are left out".to_owned());
+    }
+    if let Some(load) = foreign_load()? {
+        outcome.note(format!("other processes were running: load average {load} at the start"));
     }
     for (name, part) in ALL {
         if settings.parts.iter().any(|wanted| wanted == name) {
