@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 SETUP := sh scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-spine lint fuzz test-kernels build clean
+.PHONY: help run test bench bench-spine bench-tables lint fuzz test-kernels build clean
 
 help: ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | column -t -s "$$(printf '\t')"
@@ -27,12 +27,17 @@ lint: ## Check format and lints
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-bench: bench-spine ## Measure every claim beside its peer; results in bench/RESULTS.md
+bench: bench-spine bench-tables ## Measure every claim beside its peer; results in bench/RESULTS.md
 
 bench-spine: ## Measure the gateway program, VM traffic and programming time
 	@$(SETUP) build run bench
 	cargo build --release -p sluice -p sluice-bench-spine
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-spine" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
+
+bench-tables: ## Measure the tables beside the kernel's maps and DPDK's structures
+	@$(SETUP) build bench
+	cargo build --release -p sluice-bench-tables
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-tables"
 
 fuzz: ## Fuzz the packet parsers for FUZZ_SECONDS (default 600)
 	@$(SETUP) build fuzz

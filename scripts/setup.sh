@@ -15,7 +15,7 @@ packages_build="build-essential pkg-config clang llvm libclang-dev libelf-dev zl
 packages_run="iproute2 ethtool busybox-static iputils-ping procps kmod util-linux mount"
 packages_test="iperf3 tcpdump postgresql bpftool|linux-tools-common"
 packages_fuzz="libclang-rt-dev|libclang-rt-14-dev"
-packages_bench="iperf3 openvswitch-switch"
+packages_bench="iperf3 openvswitch-switch libdpdk-dev"
 packages_kernels="qemu-system-x86 busybox-static cpio binutils iproute2 ethtool debian-archive-keyring
 	bpftool|linux-tools-common"
 

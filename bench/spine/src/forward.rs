@@ -3,9 +3,9 @@
 
 use crate::gateway::Gateway;
 use crate::peers::{self, Ovs};
-use crate::report::{Measure, median};
 use crate::rig::{Program, Rig};
-use crate::shell::Failure;
+use sluice_bench_report::shell::Failure;
+use sluice_bench_report::{Measure, median};
 use sluice_types::{MacAddr, ROUTER_MAC};
 
 /// Sizes of the VM-NC table.

@@ -3,8 +3,8 @@
 use crate::packet;
 use crate::peers::{HOSTS, host_of, instance};
 use crate::rig::Rig;
-use crate::shell::Failure;
 use libbpf_rs::Link;
+use sluice_bench_report::shell::Failure;
 use sluice_datapath::{Datapath, ObjectName, Settings};
 use sluice_tables::{
     Endpoint, Membarrier, NodeConfig, NodeTables, Route, Sizes, Target, UnderlayPort, Vip, Vrf,

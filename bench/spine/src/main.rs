@@ -6,14 +6,12 @@ mod gateway;
 mod packet;
 mod peers;
 mod programming;
-mod report;
 mod rig;
-mod shell;
 mod tcp;
 
 use clap::Parser;
 use forward::Effort;
-use shell::Failure;
+use sluice_bench_report::{self as report, shell::Failure};
 use sluice_lab::{Lab, Options, Topology};
 use std::path::{Path, PathBuf};
 
@@ -65,7 +63,7 @@ async fn main() -> Result<(), Failure> {
     let table = report::table(&measures);
     print!("{table}\n{stages}");
     if !args.dry_run {
-        let machine = machine()?;
+        let machine = report::machine()?;
         let text = format!(
             "## Spine\n\n`make bench-spine`, {machine}; medians of {} rounds of {} s.\n\n{table}\nStages of the bulk calls, by the controller's own clocks:\n\n{stages}",
             effort.rounds, effort.seconds
@@ -94,10 +92,4 @@ async fn in_lab(
         stages = said;
     }
     Ok((measures, stages))
-}
-
-/// Cores and kernel, for the record.
-fn machine() -> Result<String, Failure> {
-    let cores = std::thread::available_parallelism()?;
-    Ok(format!("{cores} cores, Linux {}", shell::run("uname -r")?.trim()))
 }

@@ -2,7 +2,7 @@
 //! both sending a VXLAN packet on to the host that its inner destination names.
 
 use crate::packet;
-use crate::shell::{Failure, feed, run};
+use sluice_bench_report::shell::{Failure, feed, run};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;

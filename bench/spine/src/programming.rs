@@ -1,7 +1,7 @@
 //! From one bulk API call to the last gateway's acknowledgement.
 
-use crate::report::Measure;
-use crate::shell::Failure;
+use sluice_bench_report::Measure;
+use sluice_bench_report::shell::Failure;
 use sluice_client::{NewHost, NewSubnet, NewTenant, NewVpc};
 use sluice_lab::Lab;
 use std::fmt::Write as _;

@@ -2,8 +2,8 @@
 //! the sink on `gen`, what is measured on `dut`.
 
 use crate::packet;
-use crate::shell::{Failure, run};
 use libbpf_rs::{Link, Map, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, ProgramMut};
+use sluice_bench_report::shell::{Failure, run};
 use std::time::{Duration, Instant};
 
 /// Bytes with the alignment that an ELF reader expects.

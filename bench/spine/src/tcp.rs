@@ -1,8 +1,8 @@
 //! TCP between two VMs on different hosts, beside the same over plain kernel VXLAN.
 
 use crate::forward::Effort;
-use crate::report::{Measure, median};
-use crate::shell::{Failure, run};
+use sluice_bench_report::shell::{Failure, run};
+use sluice_bench_report::{Measure, median};
 use sluice_lab::Lab;
 use std::time::Duration;
 

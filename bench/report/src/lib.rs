@@ -1,4 +1,8 @@
 //! What was measured: printed as a table, kept as JSON, recorded in Markdown.
+//! And the system's own tools, by which benchmarks set up what they measure.
+#![forbid(unsafe_code)]
+
+pub mod shell;
 
 use serde::Serialize;
 use std::{fs, io, path::Path};
@@ -30,6 +34,19 @@ impl Measure {
         theirs: Option<f64>,
     ) -> Self {
         let ratio = theirs.filter(|theirs| *theirs > 0.0).map(|theirs| ours / theirs);
+        Self { measure: measure.into(), unit, ours, peer, theirs, ratio }
+    }
+
+    /// A figure of which less is better, like a time, beside a peer's; `theirs` is `None` where the peer
+    /// gave none. There is no ratio to a figure of 0 or below, which a difference of times can be.
+    pub fn beside_less(
+        measure: impl Into<String>,
+        unit: &'static str,
+        ours: f64,
+        peer: &'static str,
+        theirs: Option<f64>,
+    ) -> Self {
+        let ratio = theirs.filter(|theirs| ours > 0.0 && *theirs > 0.0).map(|theirs| theirs / ours);
         Self { measure: measure.into(), unit, ours, peer, theirs, ratio }
     }
 
@@ -86,4 +103,42 @@ pub fn record(bench: &Path, name: &str, measures: &[Measure], text: &str) -> io:
 pub fn median(mut rounds: Vec<f64>) -> f64 {
     rounds.sort_by(f64::total_cmp);
     rounds.get(rounds.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Cores and kernel, for the record.
+///
+/// # Errors
+/// Where the system does not say.
+pub fn machine() -> Result<String, shell::Failure> {
+    let cores = std::thread::available_parallelism()?;
+    Ok(format!("{cores} cores, Linux {}", shell::run("uname -r")?.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_above_1_where_ours_is_ahead() {
+        let ratio = |measure: Measure| measure.ratio;
+        assert_eq!(ratio(Measure::beside("mpps", "Mpps", 4.0, "peer", Some(2.0))), Some(2.0));
+        assert_eq!(ratio(Measure::beside_less("ns", "ns", 50.0, "peer", Some(200.0))), Some(4.0));
+        assert_eq!(ratio(Measure::beside_less("ns", "ns", 50.0, "peer", None)), None);
+        assert_eq!(ratio(Measure::beside_less("slowdown", "%", -0.5, "peer", Some(8.0))), None);
+    }
+
+    #[test]
+    fn records_are_replaced_between_their_markers() {
+        let folder = std::env::temp_dir().join(format!("sluice-bench-report-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("RESULTS.md"), "# Results\n\nKept.\n").unwrap();
+        let measures = [Measure::alone("some_ns", "ns", 1.0)];
+        record(&folder, "some", &measures, "first").unwrap();
+        record(&folder, "some", &measures, "second").unwrap();
+        let text = fs::read_to_string(folder.join("RESULTS.md")).unwrap();
+        let json = fs::read_to_string(folder.join("out/some.json")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(text, "# Results\n\nKept.\n\n<!-- some: begin -->\nsecond\n<!-- some: end -->\n");
+        assert!(json.contains("\"some_ns\""), "{json}");
+    }
 }

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * Timed lookups: Sluice's tables and the kernel's own maps, each over the same
+ * keys. A "packet" says which keys, and takes the sum of the answers away.
+ *
+ * Each structure has two programs. In NAME_apart no lookup waits for another.
+ * In NAME_chained the next key's place depends on the last answer (by a mask
+ * that is 0, which neither compiler nor processor can know), so that nothing
+ * of a lookup overlaps with the one before.
+ */
+#include "lookup.h"
+#include <bpf/bpf_endian.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* An address as host-order halves; IPv4 in `low` alone. */
+struct key {
+	__u64 high;
+	__u64 low;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct key);
+} keys SEC(".maps");
+
+struct trie4_key {
+	__u32 length;
+	__u32 address; /* network order */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct trie4_key);
+	__type(value, __u32);
+} trie4 SEC(".maps");
+
+struct trie6_key {
+	__u32 length;
+	__u32 address[4]; /* network order */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct trie6_key);
+	__type(value, __u32);
+} trie6 SEC(".maps");
+
+/* What an endpoint's exact match gives: the same as struct exact_hit. */
+struct endpoint {
+	__u64 mac;
+	__u32 next;
+	__u32 reserved;
+};
+
+struct hash4_key {
+	__u32 vni;
+	__u32 address;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct hash4_key);
+	__type(value, struct endpoint);
+} hash4 SEC(".maps");
+
+struct hash6_key {
+	__u64 vni;
+	__u64 high;
+	__u64 low;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct hash6_key);
+	__type(value, struct endpoint);
+} hash6 SEC(".maps");
+
+struct session_key {
+	__u64 addresses;
+	__u32 ports;
+	__u32 protocol_and_vni;
+};
+
+struct session {
+	__u64 words[6];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct session_key);
+	__type(value, struct session);
+} lru SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_PERCPU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct session_key);
+	__type(value, struct session);
+} lru_percpu SEC(".maps");
+
+/* What a run is asked for, and what it answers. */
+struct run {
+	__u32 first; /* key, or session number */
+	__u32 count;
+	__u32 vni;
+	__u32 mask; /* 0 */
+	__u64 live; /* sessions 0 .. live - 1 exist */
+	__u64 sum;  /* out: of every answer times the number of its key, from 1 */
+	__u64 found; /* out: answers other than 0 */
+	__u64 done; /* out: steps taken */
+	__u64 reserved[2];
+};
+
+/* Of a run while it lasts. */
+struct state {
+	__u64 sum;
+	__u64 found;
+	__u64 answer;
+	__u64 live;
+	__u32 first;
+	__u32 mask;
+	__u32 root;
+	__u32 vni;
+};
+
+static __always_inline struct run *run_of(struct xdp_md *ctx)
+{
+	struct run *run = (void *)(long)ctx->data;
+
+	return (void *)(run + 1) > (void *)(long)ctx->data_end ? NULL : run;
+}
+
+static __always_inline void take(struct state *state, __u32 i, __u64 answer)
+{
+	state->sum += answer * (i + 1);
+	state->found += answer != 0;
+}
+
+/* The root word of a VNI's routes. */
+static __always_inline __u32 root_of(__u32 vni, int ipv6)
+{
+	__u32 cell = find_index(vni, 0);
+	const struct vrf *vrf;
+
+	if (!cell || cell == INDEX_BUSY)
+		return 0;
+	vrf = cell_at(cell);
+	if (!vrf)
+		return 0;
+	return ipv6 ? READ_ONCE(vrf->lpm6) : READ_ONCE(vrf->lpm4);
+}
+
+#define NO_ROOT(vni) 0
+#define ROOT4(vni) root_of(vni, 0)
+#define ROOT6(vni) root_of(vni, 1)
+
+/* One program: `step` until all of the run is done. */
+#define PROGRAM(name, step, find_root)                                             \
+	SEC("xdp")                                                                 \
+	int name(struct xdp_md *ctx)                                               \
+	{                                                                          \
+		struct state state = {};                                           \
+		struct run *run = run_of(ctx);                                     \
+		long done;                                                         \
+                                                                                   \
+		if (!run)                                                          \
+			return XDP_ABORTED;                                        \
+		state.first = run->first;                                          \
+		state.mask = run->mask;                                            \
+		state.live = run->live;                                            \
+		state.vni = run->vni;                                              \
+		state.root = find_root(run->vni);                                  \
+		done = bpf_loop(run->count, step, &state, 0);                      \
+		run = run_of(ctx);                                                 \
+		if (!run)                                                          \
+			return XDP_ABORTED;                                        \
+		run->sum = state.sum;                                              \
+		run->found = state.found;                                          \
+		run->done = done;                                                  \
+		return XDP_PASS;                                                   \
+	}
+
+/* Both programs of a structure whose `answer_of(state, key)` is the lookup. */
+#define TIMED(name, find_root, answer_of)                                          \
+	static long name##_step(__u32 i, void *context)                            \
+	{                                                                          \
+		struct state *state = context;                                     \
+		__u32 at = state->first + i;                                       \
+		const struct key *key = bpf_map_lookup_elem(&keys, &at);           \
+                                                                                   \
+		if (!key)                                                          \
+			return 1;                                                  \
+		take(state, at, answer_of(state, key));                             \
+		return 0;                                                          \
+	}                                                                          \
+	static long name##_chained_step(__u32 i, void *context)                    \
+	{                                                                          \
+		struct state *state = context;                                     \
+		__u32 at = state->first + i + ((__u32)state->answer & state->mask); \
+		const struct key *key = bpf_map_lookup_elem(&keys, &at);           \
+                                                                                   \
+		if (!key)                                                          \
+			return 1;                                                  \
+		state->answer = answer_of(state, key);                             \
+		take(state, at, state->answer);                                    \
+		return 0;                                                          \
+	}                                                                          \
+	PROGRAM(name##_apart, name##_step, find_root)                              \
+	PROGRAM(name##_chained, name##_chained_step, find_root)
+
+/* The loop alone: what it takes is taken off all others. */
+static __always_inline __u64 empty_answer(struct state *state, const struct key *key)
+{
+	(void)state;
+	return key->low;
+}
+TIMED(empty, NO_ROOT, empty_answer)
+
+static __always_inline __u64 lpm4_answer(struct state *state, const struct key *key)
+{
+	return find_route4(state->root, key->low);
+}
+TIMED(lpm4, ROOT4, lpm4_answer)
+
+static __always_inline __u64 lpm6_answer(struct state *state, const struct key *key)
+{
+	return find_route6(state->root, key->high, key->low);
+}
+TIMED(lpm6, ROOT6, lpm6_answer)
+
+static __always_inline __u64 trie4_answer(struct state *state, const struct key *key)
+{
+	struct trie4_key wanted = { .length = 32, .address = bpf_htonl(key->low) };
+	const __u32 *leaf = bpf_map_lookup_elem(&trie4, &wanted);
+
+	(void)state;
+	return leaf ? *leaf : 0;
+}
+TIMED(trie4, NO_ROOT, trie4_answer)
+
+static __always_inline __u64 trie6_answer(struct state *state, const struct key *key)
+{
+	struct trie6_key wanted = {
+		.length = 128,
+		.address = { bpf_htonl(key->high >> 32), bpf_htonl(key->high),
+			     bpf_htonl(key->low >> 32), bpf_htonl(key->low) },
+	};
+	const __u32 *leaf = bpf_map_lookup_elem(&trie6, &wanted);
+
+	(void)state;
+	return leaf ? *leaf : 0;
+}
+TIMED(trie6, NO_ROOT, trie6_answer)
+
+/* What both kinds of exact match answer, in one word. */
+static __always_inline __u64 endpoint_word(__u64 mac, __u32 next)
+{
+	return mac + ((__u64)next << 32);
+}
+
+static __always_inline __u64 exact4_answer(struct state *state, const struct key *key)
+{
+	struct exact_hit hit = {};
+
+	if (find_ipv4(state->vni, key->low, &hit) != EXACT_HIT)
+		return 0;
+	return endpoint_word(hit.mac, hit.next);
+}
+TIMED(exact4, NO_ROOT, exact4_answer)
+
+static __always_inline __u64 exact6_answer(struct state *state, const struct key *key)
+{
+	struct exact_hit hit = {};
+
+	if (find_ipv6(state->vni, key->high, key->low, &hit) != EXACT_HIT)
+		return 0;
+	return endpoint_word(hit.mac, hit.next);
+}
+TIMED(exact6, NO_ROOT, exact6_answer)
+
+static __always_inline __u64 hash4_answer(struct state *state, const struct key *key)
+{
+	struct hash4_key wanted = { .vni = state->vni, .address = key->low };
+	const struct endpoint *found = bpf_map_lookup_elem(&hash4, &wanted);
+
+	return found ? endpoint_word(found->mac, found->next) : 0;
+}
+TIMED(hash4, NO_ROOT, hash4_answer)
+
+static __always_inline __u64 hash6_answer(struct state *state, const struct key *key)
+{
+	struct hash6_key wanted = { .vni = state->vni, .high = key->high, .low = key->low };
+	const struct endpoint *found = bpf_map_lookup_elem(&hash6, &wanted);
+
+	return found ? endpoint_word(found->mac, found->next) : 0;
+}
+TIMED(hash6, NO_ROOT, hash6_answer)
+
+/*
+ * Sessions. Number n has a key of its own, so that no array of keys is needed.
+ * A step is two packets: the first of a new session (looked up, not found,
+ * created) and one of a random live session (looked up, its counter stepped).
+ * A fill is the first half alone.
+ */
+static __always_inline void session_key_of(__u64 number, struct session_key *key)
+{
+	__u64 ports = exact_mix(number, 0x9e3779b97f4a7c15ull);
+
+	key->addresses = exact_mix(number, 0);
+	key->ports = ports;
+	key->protocol_and_vni = 6 | 1 << 8;
+}
+
+static __always_inline __u64 random_live(struct state *state, __u32 i)
+{
+	__u64 random = exact_mix(state->first + i, 0xd6e8feb86659fd93ull) >> 32;
+
+	return (random * state->live) >> 32;
+}
+
+#define SESSIONS(name, map)                                                        \
+	static __always_inline void name##_create(struct state *state, __u64 number) \
+	{                                                                          \
+		struct session_key key;                                            \
+		struct session fresh = {};                                         \
+                                                                                   \
+		session_key_of(number, &key);                                      \
+		if (bpf_map_lookup_elem(&map, &key))                               \
+			return;                                                    \
+		fresh.words[0] = number;                                           \
+		bpf_map_update_elem(&map, &key, &fresh, BPF_NOEXIST);              \
+	}                                                                          \
+	static long name##_fill_step(__u32 i, void *context)                       \
+	{                                                                          \
+		struct state *state = context;                                     \
+                                                                                   \
+		name##_create(state, (__u64)state->first + i);                     \
+		return 0;                                                          \
+	}                                                                          \
+	static long name##_mix_step(__u32 i, void *context)                        \
+	{                                                                          \
+		struct state *state = context;                                     \
+		struct session_key key;                                            \
+		struct session *found;                                             \
+                                                                                   \
+		name##_create(state, (__u64)state->first + i);                     \
+		session_key_of(random_live(state, i), &key);                       \
+		found = bpf_map_lookup_elem(&map, &key);                           \
+		if (found)                                                         \
+			found->words[1]++;                                         \
+		take(state, i, found != NULL);                                     \
+		return 0;                                                          \
+	}                                                                          \
+	PROGRAM(name##_fill, name##_fill_step, NO_ROOT)                            \
+	PROGRAM(name##_mix, name##_mix_step, NO_ROOT)
+
+SESSIONS(lru, lru)
+SESSIONS(lru_percpu, lru_percpu)
+/* Sluice's session table comes here: its own _fill and _mix, and its place in src/sessions.rs. */
+
+/* The mix without tables: two keys made, and used. */
+static long sessions_empty_step(__u32 i, void *context)
+{
+	struct state *state = context;
+	struct session_key created, sought;
+
+	session_key_of((__u64)state->first + i, &created);
+	session_key_of(random_live(state, i), &sought);
+	take(state, i, created.addresses ^ created.ports ^ sought.addresses ^ sought.ports);
+	return 0;
+}
+PROGRAM(sessions_empty, sessions_empty_step, NO_ROOT)

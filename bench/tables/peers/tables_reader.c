@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reads Sluice's tables in user space, by the same header as the packet
+ * programs: tables-reader MAP_ID CORE [huge]. The tables are copied out of the
+ * mapped array into anonymous memory of this process, so that they stand in
+ * 4 KiB pages as the peers' structures do; `huge` asks for 2 MiB pages.
+ */
+#include "session.h"
+
+#include <linux/bpf.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#undef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+
+#include "cells.h"
+
+static const struct cell *tables;
+static uint32_t tables_cells;
+
+static __always_inline const void *cell_at(uint32_t index)
+{
+	return index < tables_cells ? &tables[index] : NULL;
+}
+
+#include "tables.h"
+
+static void copy_tables(uint32_t map_id, int huge)
+{
+	union bpf_attr attr = { .map_id = map_id };
+	struct bpf_map_info info = {};
+	size_t bytes;
+	void *from, *to;
+	int map = syscall(__NR_bpf, BPF_MAP_GET_FD_BY_ID, &attr, sizeof(attr));
+
+	if (map < 0)
+		fail("no such map");
+	memset(&attr, 0, sizeof(attr));
+	attr.info.bpf_fd = map;
+	attr.info.info_len = sizeof(info);
+	attr.info.info = (uint64_t)(uintptr_t)&info;
+	if (syscall(__NR_bpf, BPF_OBJ_GET_INFO_BY_FD, &attr, sizeof(attr)) || info.value_size != CELL_BYTES)
+		fail("not the map of the tables");
+	bytes = (size_t)info.max_entries * CELL_BYTES;
+	from = mmap(NULL, bytes, PROT_READ, MAP_SHARED, map, 0);
+	to = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (from == MAP_FAILED || to == MAP_FAILED)
+		fail("cannot map the tables");
+	if (huge && madvise(to, bytes, MADV_HUGEPAGE))
+		fail("no huge pages");
+	memcpy(to, from, bytes);
+	munmap(from, bytes);
+	close(map);
+	tables = to;
+	tables_cells = info.max_entries;
+}
+
+static uint32_t root_of(uint32_t vni, int ipv6)
+{
+	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
+	const struct vrf *vrf;
+	uint32_t cell = 0;
+
+	if (!root || exact_find_index(root, vni, 0, &cell) != EXACT_HIT)
+		return 0;
+	vrf = cell_at(cell);
+	if (!vrf)
+		return 0;
+	return ipv6 ? vrf->lpm6 : vrf->lpm4;
+}
+
+static __always_inline uint64_t exact4(const struct exact_root *root, uint32_t vni, uint32_t address)
+{
+	struct exact_hit hit;
+
+	if (!root || exact_find4(root, vni, address, &hit) != EXACT_HIT)
+		return 0;
+	return hit.mac + ((uint64_t)hit.next << 32);
+}
+
+static __always_inline uint64_t exact6(const struct exact_root *root, uint32_t vni,
+				       const struct key_record *key)
+{
+	struct exact_hit hit;
+
+	if (!root || exact_find6(root, vni, key->high, key->low, &hit) != EXACT_HIT)
+		return 0;
+	return hit.mac + ((uint64_t)hit.next << 32);
+}
+
+/* The timed loop of a structure; `lookup` is an expression of `at`. */
+#define TIMED(name, lookup)                                                               \
+	static __attribute__((noinline)) struct tally name##_timed(const struct keys *keys, \
+								   uint32_t vni, int chained) \
+	{                                                                                 \
+		const struct exact_root *exact = cell_at(CELL_EXACT_ROOT);                \
+		uint32_t root4 = root_of(vni, 0), root6 = root_of(vni, 1);                \
+		uint64_t mask = nothing, answer = 0;                                      \
+		struct tally tally = {};                                                  \
+                                                                                          \
+		(void)exact, (void)root4, (void)root6;                                    \
+		for (size_t i = 0; !chained && i < keys->count; i++) {                    \
+			size_t at = i;                                                    \
+                                                                                          \
+			take(&tally, i, lookup);                                          \
+		}                                                                         \
+		for (size_t i = 0; chained && i < keys->count; i++) {                     \
+			size_t at = i + (answer & mask);                                  \
+                                                                                          \
+			answer = lookup;                                                  \
+			take(&tally, i, answer);                                          \
+		}                                                                         \
+		return tally;                                                             \
+	}
+
+TIMED(lpm4, lpm_find4(root4, keys->ipv4[at]))
+TIMED(lpm6, lpm_find6(root6, keys->wide[at].high, keys->wide[at].low))
+TIMED(exact4, exact4(exact, vni, keys->ipv4[at]))
+TIMED(exact6, exact6(exact, vni, &keys->wide[at]))
+
+static const struct {
+	const char *name;
+	struct tally (*timed)(const struct keys *keys, uint32_t vni, int chained);
+} structures[] = {
+	{ "lpm4", lpm4_timed },
+	{ "lpm6", lpm6_timed },
+	{ "exact4", exact4_timed },
+	{ "exact6", exact6_timed },
+};
+
+static void time_one(const struct keys *keys, const char *name, int chained, uint32_t vni)
+{
+	for (size_t i = 0; i < sizeof(structures) / sizeof(structures[0]); i++) {
+		double start = now_s();
+		struct tally tally;
+
+		if (strcmp(structures[i].name, name))
+			continue;
+		tally = structures[i].timed(keys, vni, chained);
+		answer_timing(now_s() - start, keys->count, &tally);
+		return;
+	}
+	fail("no such structure");
+}
+
+int main(int argc, char **argv)
+{
+	char line[LINE_BYTES], *words[WORDS_MAX];
+	struct keys keys = {};
+	int count;
+
+	if (argc < 3)
+		fail("usage: tables-reader MAP_ID CORE [huge]");
+	pin_to(atoi(argv[2]));
+	copy_tables(strtoul(argv[1], NULL, 10), argc > 3 && !strcmp(argv[3], "huge"));
+	while ((count = next_command(line, words)) > 0) {
+		if (count == 3 && !strcmp(words[0], "keys")) {
+			load_keys(&keys, words[1], strtoul(words[2], NULL, 10));
+			printf("{\"count\": %zu}\n", keys.count);
+			fflush(stdout);
+		} else if (count == 4 && !strcmp(words[0], "time")) {
+			time_one(&keys, words[1], !strcmp(words[2], "chained"), strtoul(words[3], NULL, 10));
+		} else {
+			fail("no such command");
+		}
+	}
+	return 0;
+}

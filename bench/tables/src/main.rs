@@ -1,0 +1,61 @@
+//! `make bench-tables`: see the library.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use sluice_bench_report::{self as report, shell::Failure};
+use sluice_bench_tables::{Settings, parts, run};
+use std::path::Path;
+
+/// Measures the tables beside their peers
+#[derive(Parser)]
+struct Args {
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Divides all sizes, for a quick look
+    #[arg(long, default_value_t = 1)]
+    scale: usize,
+    /// Only these parts
+    #[arg(long, value_delimiter = ',', default_values_t = parts().into_iter().map(str::to_owned))]
+    parts: Vec<String>,
+    /// Print only, record nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// How figures were made, for who reads them.
+const METHOD: &str = "\
+Both sides hold the same routes or endpoints, take turns on the same million keys, and must give the same
+answers. Ratios above 1: Sluice is ahead. `bgp`: 1M IPv4 and 250k IPv6 prefixes spread at random, with about
+the lengths of the global table as published for 2023-24; `random`: 1M host routes; `routes10m`, `bulk_10m`:
+10M IPv4 routes of 20 to 32 bits; `vrf10k`: 9,900 VRFs with 1 to 100 routes, 95 with 10k, 5 with 1M. Keys
+are addresses that routes cover, each route as likely as any other; `_zipf`: by Zipf's law, s = 1.
+`_dependent`: each key's place depends on the last answer. eBPF figures are `BPF_PROG_TEST_RUN`'s, the empty
+loop taken off. User space, by processor time, reads by the same C header as packets do; DPDK's lookups are
+scalar, in bursts of 64 where they are not dependent; both sides stand in 4 KiB pages (DPDK with
+`--no-huge`, Sluice's tables copied out of the BPF array), `_huge`: Sluice's in 2 MiB pages. Updates are
+withdrawals, insertions and replacements in about equal parts, on one core beside lookups on the other.";
+
+fn main() -> Result<(), Failure> {
+    let args = Args::parse();
+    let settings = Settings { rounds: args.rounds.max(1), scale: args.scale.max(1), parts: args.parts };
+    let outcome = run(&settings)?;
+    let table = report::table(&outcome.measures);
+    let notes: String = outcome.notes.iter().map(|note| format!("- {note}\n")).collect();
+    print!("{table}\n{notes}");
+    if !args.dry_run {
+        let text = format!(
+            "## Tables\n\n`make bench-tables`, {}; medians of {} rounds{}.\n\n{METHOD}\n\n{table}\n{notes}",
+            report::machine()?,
+            settings.rounds,
+            if settings.scale > 1 { format!(", sizes divided by {}", settings.scale) } else { String::new() },
+        );
+        report::record(
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join(".."),
+            "tables",
+            &outcome.measures,
+            &text,
+        )?;
+    }
+    Ok(())
+}

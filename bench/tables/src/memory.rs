@@ -1,0 +1,128 @@
+//! Memory for 10K VRFs of very different sizes.
+
+use crate::child::{Session, dpdk_tables, write_routes};
+use crate::data::{Family, VrfSize};
+use crate::kernel_peers::{trie_batch, trie_nodes};
+use crate::ours::{cells_at_most, cells_used, enter_routes, enter_vrf, megabytes};
+use crate::rig::Rig;
+use crate::{Outcome, Settings, say};
+use libbpf_rs::MapCore;
+use sluice_bench_report::{Measure, shell::Failure};
+
+/// What VPP's mtrie allocates for a VRF without routes.
+const VPP_EMPTY_BYTES: f64 = 335_744.0;
+/// DPDK's process for one large VRF at a time.
+const DPDK_MEGABYTES: u32 = 4096;
+
+/// How many VRFs of a size peers are measured on; the rest is multiplied.
+fn sample(size: VrfSize) -> usize {
+    match size {
+        VrfSize::Small => 8,
+        VrfSize::Medium => 2,
+        VrfSize::Large => 1,
+    }
+}
+
+/// VNIs of the VRFs of each size, from 1 on.
+fn vnis(scale: usize) -> Vec<(VrfSize, std::ops::Range<u32>)> {
+    let mut first = 1;
+    VrfSize::all(scale)
+        .into_iter()
+        .map(|(size, count)| {
+            let range = first..first + count as u32;
+            first = range.end;
+            (size, range)
+        })
+        .collect()
+}
+
+/// `vrf10k_mb`.
+///
+/// # Errors
+/// The tables', the kernel's or the programs'.
+pub fn vrfs(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    say("vrf10k: filling");
+    let all = vnis(settings.scale);
+    let count = all.last().map_or(0, |(_, vnis)| vnis.end - 1);
+    let ours = megabytes(ours_cells(&all, settings.scale)?);
+    let trie = per_size(&all, |size, vnis| trie_bytes(size, vnis, settings.scale))?;
+    let mut measures = vec![
+        Measure::beside_less("vrf10k_mb", "MB", ours, "lpm_trie", Some(trie / 1e6)),
+        Measure::beside_less(
+            "vrf10k_mb",
+            "MB",
+            ours,
+            "vpp_mtrie_empty",
+            Some(f64::from(count) * VPP_EMPTY_BYTES / 1e6),
+        ),
+    ];
+    if let Some(mut dpdk) = Session::dpdk(DPDK_MEGABYTES)? {
+        let fib = per_size(&all, |size, vnis| fib_bytes(&mut dpdk, size, vnis, settings.scale))?;
+        measures.insert(0, Measure::beside_less("vrf10k_mb", "MB", ours, "rte_fib", Some(fib / 1e6)));
+    }
+    outcome.measures.extend(measures);
+    outcome.note(format!(
+        "vrf10k_mb: {count} VRFs; ours is all of them in one memory; rte_fib and lpm_trie are measured on \
+         8 small, 2 medium and 1 large VRF and multiplied, lpm_trie by what the kernel counts for a node; \
+         vpp_mtrie_empty is the published {VPP_EMPTY_BYTES} B of a VRF without routes, \
+         multiplied (DSR's published 2 KB make 20 MB for 10K VRFs without routes)"
+    ));
+    Ok(())
+}
+
+fn ours_cells(all: &[(VrfSize, std::ops::Range<u32>)], scale: usize) -> Result<u64, Failure> {
+    let every = || all.iter().flat_map(|(size, vnis)| vnis.clone().map(move |vni| (*size, vni)));
+    // The routes' number alone decides, and is known without making them twice.
+    let at_most = every().map(|(size, vni)| match size {
+        VrfSize::Small => cells_at_most(&size.routes(vni, scale)) / 64,
+        VrfSize::Medium => 10_000 * 16,
+        VrfSize::Large => 1_000_000 * 16,
+    });
+    cells_used(at_most.sum::<u64>() + (1 << 20), 0, |tables| {
+        for (size, vni) in every() {
+            enter_vrf(tables, vni)?;
+            enter_routes(tables, vni, &size.routes(vni, scale))?;
+        }
+        Ok(())
+    })
+}
+
+/// The sum over all VRFs, when `bytes_of` tells what a sample of each size takes.
+fn per_size(
+    all: &[(VrfSize, std::ops::Range<u32>)],
+    mut bytes_of: impl FnMut(VrfSize, &[u32]) -> Result<f64, Failure>,
+) -> Result<f64, Failure> {
+    let mut sum = 0.0;
+    for (size, vnis) in all {
+        let sampled: Vec<u32> = vnis.clone().take(sample(*size)).collect();
+        sum += bytes_of(*size, &sampled)? / sampled.len() as f64 * vnis.len() as f64;
+    }
+    Ok(sum)
+}
+
+fn trie_bytes(size: VrfSize, vnis: &[u32], scale: usize) -> Result<f64, Failure> {
+    let mut bytes = 0.0;
+    for &vni in vnis {
+        let set = size.routes(vni, scale);
+        let rig = Rig::load(&[], &[("trie4", set.routes.len() as u32)])?;
+        let map = rig.map("trie4")?;
+        trie_batch(&set).write(&map)?;
+        let counted = map.query_fdinfo()?.memlock.ok_or("the kernel does not say what a map takes")?;
+        bytes += counted as f64 / set.routes.len() as f64 * trie_nodes(&set) as f64;
+    }
+    Ok(bytes)
+}
+
+fn fib_bytes(dpdk: &mut Session, size: VrfSize, vnis: &[u32], scale: usize) -> Result<f64, Failure> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("routes");
+    let mut bytes = 0.0;
+    for &vni in vnis {
+        let set = size.routes(vni, scale);
+        debug_assert_eq!(set.family, Family::V4);
+        write_routes(&file, &set)?;
+        bytes += dpdk.load("rte_fib", &file, dpdk_tables(&set))?;
+        dpdk.free("rte_fib")?;
+    }
+    Ok(bytes)
+}

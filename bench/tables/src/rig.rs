@@ -1,0 +1,234 @@
+//! The timed eBPF programs: loaded over maps of the wanted sizes, and run.
+
+use crate::data::Key;
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
+use sluice_bench_report::shell::Failure;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// Bytes with the alignment that an ELF reader expects.
+#[repr(C, align(8))]
+struct Aligned<Bytes: ?Sized>(Bytes);
+static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/tables_bench.bpf.o")));
+
+/// Steps of one run: the kernel tells how long a run took in 32 bits of nanoseconds.
+const STEPS_PER_RUN: u32 = 1 << 17;
+/// `struct run`
+const RUN_BYTES: usize = 64;
+/// Entries of one system call where a map takes many.
+const BATCH: usize = 1 << 16;
+
+/// Slabs that shrink by less in a step are at rest; looks, after which nothing more is waited for.
+const SETTLED_KIB: u64 = 1024;
+const SETTLE_STEP: Duration = Duration::from_millis(200);
+const SETTLE_LOOKS: usize = 300;
+
+/// What a program is to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ask {
+    /// First key, or session.
+    pub first: u32,
+    /// Keys, or sessions.
+    pub count: u32,
+    /// VNI that all is looked up in.
+    pub vni: u32,
+    /// Sessions that are live.
+    pub live: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timing {
+    /// Nanoseconds a step.
+    pub ns: f64,
+    /// Of every answer times the number of its key from 1.
+    pub sum: u64,
+    /// Answers other than "nothing".
+    pub found: u64,
+}
+
+/// Loaded programs.
+pub struct Rig {
+    object: Object,
+}
+
+impl Rig {
+    /// Loads the programs over `shared` maps and over new ones of these sizes;
+    /// all others have room for one entry.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn load(shared: &[(&str, &MapHandle)], sizes: &[(&str, u32)]) -> Result<Self, Failure> {
+        let mut open = ObjectBuilder::default().name("tables_bench")?.open_memory(&OBJECT.0)?;
+        for mut map in open.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if let Some((_, handle)) = shared.iter().find(|(shared, _)| *shared == name) {
+                map.reuse_fd(handle.as_fd())?;
+            } else if let Some((_, entries)) = sizes.iter().find(|(sized, _)| *sized == name) {
+                map.set_max_entries(*entries)?;
+            }
+        }
+        Ok(Self { object: open.load()? })
+    }
+
+    /// A map by name.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn map(&self, name: &str) -> Result<MapHandle, Failure> {
+        let found = self.object.maps().find(|map| map.name() == name);
+        Ok(MapHandle::try_from(&found.ok_or_else(|| format!("no map {name}"))?)?)
+    }
+
+    /// Puts keys where the programs find them, as many as the map has room for.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_keys(&self, keys: &[Key]) -> Result<(), Failure> {
+        let mut batch = Batch::new(4, 16, keys.len());
+        for (i, key) in keys.iter().enumerate() {
+            let mut value = [0; 16];
+            value[..8].copy_from_slice(&key.high.to_ne_bytes());
+            value[8..].copy_from_slice(&key.low.to_ne_bytes());
+            batch.push(&(i as u32).to_ne_bytes(), &value);
+        }
+        batch.write_many(&self.map("keys")?, BATCH)
+    }
+
+    /// Runs a program over all it is asked for; several runs where these are many.
+    ///
+    /// # Errors
+    /// The kernel's, or where the program stopped early.
+    pub fn run(&self, program: &str, ask: Ask) -> Result<Timing, Failure> {
+        let found = self.object.progs_mut().find(|known| known.name() == program);
+        let program = found.ok_or_else(|| format!("no program {program}"))?;
+        let (mut total, mut nanoseconds, mut at) = (Timing::default(), 0_u128, 0);
+        while at < ask.count {
+            let count = STEPS_PER_RUN.min(ask.count - at);
+            let mut data = [0; RUN_BYTES];
+            let words = [ask.first + at, count, ask.vni, 0].map(u32::to_ne_bytes);
+            data[..16].copy_from_slice(words.as_flattened());
+            data[16..24].copy_from_slice(&ask.live.to_ne_bytes());
+            let mut out = [0; RUN_BYTES];
+            let input = ProgramInput {
+                data_in: Some(&data),
+                data_out: Some(&mut out),
+                repeat: 1,
+                ..ProgramInput::default()
+            };
+            nanoseconds += program.test_run(input)?.duration.as_nanos();
+            let word = |at: usize| out[at..at + 8].try_into().map(u64::from_ne_bytes);
+            if word(40)? != u64::from(count) {
+                return Err(format!("{:?} did {} steps of {count}", program.name(), word(40)?).into());
+            }
+            total.sum = total.sum.wrapping_add(word(24)?);
+            total.found += word(32)?;
+            at += count;
+        }
+        total.ns = nanoseconds as f64 / f64::from(ask.count.max(1));
+        Ok(total)
+    }
+}
+
+/// Entries of a map, as the system calls take them.
+pub struct Batch {
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+impl Batch {
+    /// None yet, of these sizes.
+    pub fn new(key_bytes: usize, value_bytes: usize, entries: usize) -> Self {
+        Self {
+            keys: Vec::with_capacity(entries * key_bytes),
+            values: Vec::with_capacity(entries * value_bytes),
+            key_bytes,
+            value_bytes,
+        }
+    }
+
+    /// One more.
+    ///
+    /// # Panics
+    /// If it has other sizes.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) {
+        assert!(key.len() == self.key_bytes && value.len() == self.value_bytes);
+        self.keys.extend_from_slice(key);
+        self.values.extend_from_slice(value);
+    }
+
+    /// How many.
+    fn entries(&self) -> usize {
+        self.keys.len() / self.key_bytes
+    }
+
+    /// One entry.
+    pub fn entry(&self, at: usize) -> (&[u8], &[u8]) {
+        (
+            &self.keys[at * self.key_bytes..][..self.key_bytes],
+            &self.values[at * self.value_bytes..][..self.value_bytes],
+        )
+    }
+
+    /// Enters all, one system call for `per_call` entries.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write_many(&self, map: &MapHandle, per_call: usize) -> Result<(), Failure> {
+        for first in (0..self.entries()).step_by(per_call) {
+            self.write_range(map, first, per_call.min(self.entries() - first))?;
+        }
+        Ok(())
+    }
+
+    /// Enters some by one system call.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write_range(&self, map: &MapHandle, first: usize, count: usize) -> Result<(), Failure> {
+        let keys = &self.keys[first * self.key_bytes..][..count * self.key_bytes];
+        let values = &self.values[first * self.value_bytes..][..count * self.value_bytes];
+        Ok(map.update_batch(keys, values, count as u32, MapFlags::ANY, MapFlags::ANY)?)
+    }
+
+    /// Enters all by the fewest system calls that the kernel offers for the map.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write(&self, map: &MapHandle) -> Result<(), Failure> {
+        if self.write_many(map, BATCH).is_ok() {
+            return Ok(());
+        }
+        for at in 0..self.entries() {
+            let (key, value) = self.entry(at);
+            map.update(key, value, MapFlags::ANY)?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the kernel has freed the entries of maps that were given up: it
+/// does so later, on a core that may be measured on.
+///
+/// # Errors
+/// Where the kernel does not say how much its slabs hold.
+pub fn settle() -> Result<(), Failure> {
+    let slab_kib = || -> Result<u64, Failure> {
+        let text = std::fs::read_to_string("/proc/meminfo")?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Slab:"));
+        let word = line.and_then(|line| line.split_whitespace().next());
+        Ok(word.ok_or("no Slab in /proc/meminfo")?.parse()?)
+    };
+    let mut before = slab_kib()?;
+    for _ in 0..SETTLE_LOOKS {
+        std::thread::sleep(SETTLE_STEP);
+        let now = slab_kib()?;
+        if now + SETTLED_KIB >= before {
+            break;
+        }
+        before = now;
+    }
+    Ok(())
+}
