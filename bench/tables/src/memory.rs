@@ -3,7 +3,7 @@
 use crate::child::{Session, dpdk_tables, write_routes};
 use crate::data::{Family, VrfSize};
 use crate::kernel_peers::{trie_batch, trie_nodes};
-use crate::ours::{cells_at_most, cells_used, enter_routes, enter_vrf, megabytes};
+use crate::ours::{cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, writers_routes};
 use crate::rig::Rig;
 use crate::{Outcome, Settings, say};
 use libbpf_rs::MapCore;
@@ -81,7 +81,7 @@ fn ours_cells(all: &[(VrfSize, std::ops::Range<u32>)], scale: usize) -> Result<u
     cells_used(at_most.sum::<u64>() + (1 << 20), 0, |tables| {
         for (size, vni) in every() {
             enter_vrf(tables, vni)?;
-            enter_routes(tables, vni, &size.routes(vni, scale))?;
+            enter_routes(tables, &writers_routes(vni, &size.routes(vni, scale))?)?;
         }
         Ok(())
     })

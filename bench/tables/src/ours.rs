@@ -40,7 +40,7 @@ impl Ours {
     pub fn with_routes(sets: &[&Routes]) -> Result<Self, Failure> {
         let fill = |tables: &mut NodeTables| {
             enter_vrf(tables, VNI)?;
-            sets.iter().try_for_each(|set| enter_routes(tables, VNI, set).map(drop))
+            sets.iter().try_for_each(|set| enter_routes(tables, &writers_routes(VNI, set)?).map(drop))
         };
         let used = cells_used(sets.iter().map(|set| cells_at_most(set)).sum(), 0, fill)?;
         let mut ours = Self::create(roomy(used), 0)?;
@@ -112,15 +112,25 @@ pub fn writers_route(vni: Vni, family: Family, route: &crate::data::Route) -> Re
     Ok(Route { vni, prefix: IpNet::new(address, route.length)?, target })
 }
 
-/// Enters routes; how long it took.
+/// A set as the writer takes it.
+///
+/// # Errors
+/// For what is no route.
+pub fn writers_routes(vni: u32, set: &Routes) -> Result<Vec<Route>, Failure> {
+    let vni = Vni::new(vni)?;
+    set.routes.iter().map(|route| writers_route(vni, set.family, route)).collect()
+}
+
+/// Enters routes all at once; how long it took.
 ///
 /// # Errors
 /// The tables'.
-pub fn enter_routes(tables: &mut NodeTables, vni: u32, set: &Routes) -> Result<Duration, Failure> {
-    let vni = Vni::new(vni)?;
+pub fn enter_routes(tables: &mut NodeTables, routes: &[Route]) -> Result<Duration, Failure> {
     let start = Instant::now();
-    for route in &set.routes {
-        tables.upsert_route(&writers_route(vni, set.family, route)?)?;
+    let bulk = tables.upsert_routes(routes);
+    let took = start.elapsed();
+    match bulk.errors.into_iter().next() {
+        Some((at, error)) => Err(format!("{:?}: {error}", routes[at]).into()),
+        None => Ok(took),
     }
-    Ok(start.elapsed())
 }

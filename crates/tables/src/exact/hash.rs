@@ -86,7 +86,14 @@ impl Hashing {
     }
 
     pub(crate) fn digest(&self, high: u64, low: u64) -> u64 {
-        mix(mix(high, self.seed) ^ low, !self.seed) & self.digest_mask
+        let other = (!self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Both sums modulo 2^32: of the low halves, and of the high ones without a carry.
+        let product = |a: u64, b: u64| {
+            let low = (a as u32).wrapping_add(b as u32);
+            let high = ((a >> 32) as u32).wrapping_add((b >> 32) as u32);
+            u64::from(low).wrapping_mul(u64::from(high))
+        };
+        mix(product(high, self.seed).wrapping_add(product(low, other)), self.seed) & self.digest_mask
     }
 
     pub(crate) fn hash(&self, word: u64) -> u64 {
