@@ -11,8 +11,8 @@ use sluice_tables::{
 use sluice_types::{IpNet, MacAddr, Vni, ipv6_halves};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{LazyLock, mpsc};
 
 const CELLS: u32 = 8192;
 const QUERY_BYTES: usize = 40;
@@ -122,6 +122,13 @@ enum Op {
 
 const ENDPOINTS: u32 = 120;
 const VNIS: u32 = 3;
+/// Random operations of a run in all, and of one case at most.
+const OPERATIONS_MIN: usize = 1_000_000;
+const OPERATIONS_MAX: usize = 20_000;
+/// Questions after each operation besides those that it may change.
+const OTHERS: usize = 4;
+/// Operations after which all questions are asked.
+const ALL_EVERY: usize = 1000;
 const HOSTS: u8 = 4;
 
 fn place(number: u32) -> (Vni, IpAddr) {
@@ -141,7 +148,7 @@ fn host(number: u8) -> IpAddr {
 }
 
 /// Prefixes of both families that nest in each other and share their beginnings.
-fn prefixes() -> Vec<IpNet> {
+fn all_prefixes() -> Vec<IpNet> {
     let v4 = Ipv4Addr::new(10, 0, 0, 129);
     let v6 = Ipv6Addr::from(0xfd00_u128 << 112 | 0x81);
     let other4 = Ipv4Addr::new(10, 0, 2, 1);
@@ -151,6 +158,11 @@ fn prefixes() -> Vec<IpNet> {
     all.push("::/0".parse().unwrap());
     all.push(IpNet::new(v6.into(), 128).unwrap());
     all
+}
+
+fn prefixes() -> &'static [IpNet] {
+    static PREFIXES: LazyLock<Vec<IpNet>> = LazyLock::new(all_prefixes);
+    &PREFIXES
 }
 
 fn target() -> impl Strategy<Value = Target> {
@@ -174,7 +186,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (1..=VNIS).prop_map(|vni| Op::RemoveVrf { vni }),
         1 => Just(Op::Adopt),
     ];
-    prop::collection::vec(op, 1..300)
+    prop::collection::vec(op, 1..OPERATIONS_MAX)
 }
 
 #[derive(Default)]
@@ -235,23 +247,9 @@ impl Model {
         Ok(())
     }
 
-    /// All three answers to every question.
-    fn check(&self, kernel: &Kernel, reader: &Reader) {
-        let mut queries: Vec<Query> = Vec::new();
-        for number in 0..ENDPOINTS {
-            let (vni, address) = place(number);
-            queries.push(Query::Address(vni.get(), address));
-            queries.push(Query::Route(vni.get(), address));
-        }
-        for prefix in prefixes() {
-            for vni in 1..=VNIS {
-                queries.push(Query::Route(vni, prefix.addr()));
-                queries.push(Query::Route(vni, prefix.broadcast()));
-            }
-        }
-        queries.extend((1..=VNIS).map(|vni| Query::Index(vni, 0)));
-        queries.extend((0..HOSTS).map(|number| Query::Address(0, host(number))));
-        for (query, answer) in queries.iter().zip(kernel.ask(&queries)) {
+    /// All three answers to these questions.
+    fn check(&self, kernel: &Kernel, reader: &Reader, queries: &[Query]) {
+        for (query, answer) in queries.iter().zip(kernel.ask(queries)) {
             assert_eq!(answer, ask_rust(reader, *query), "eBPF and Rust disagree on {query:?}");
             self.check_one(reader, *query, answer);
         }
@@ -287,6 +285,41 @@ impl Model {
     }
 }
 
+/// Every question there is.
+fn all_queries() -> Vec<Query> {
+    let mut queries: Vec<Query> = Vec::new();
+    for number in 0..ENDPOINTS {
+        let (vni, address) = place(number);
+        queries.push(Query::Address(vni.get(), address));
+        queries.push(Query::Route(vni.get(), address));
+    }
+    for prefix in prefixes() {
+        for vni in 1..=VNIS {
+            queries.push(Query::Route(vni, prefix.addr()));
+            queries.push(Query::Route(vni, prefix.broadcast()));
+        }
+    }
+    queries.extend((1..=VNIS).map(|vni| Query::Index(vni, 0)));
+    queries.extend((0..HOSTS).map(|number| Query::Address(0, host(number))));
+    queries
+}
+
+/// Those whose answers an operation may change.
+fn queries_of(op: &Op) -> Vec<Query> {
+    match *op {
+        Op::Endpoint { number, .. } | Op::RemoveEndpoint { number } => {
+            let (vni, address) = place(number);
+            vec![Query::Address(vni.get(), address)]
+        }
+        Op::Route { vni, prefix, .. } | Op::RemoveRoute { vni, prefix } => {
+            let prefix = prefixes()[prefix];
+            vec![Query::Route(vni, prefix.addr()), Query::Route(vni, prefix.broadcast())]
+        }
+        Op::Vrf { vni, .. } | Op::RemoveVrf { vni } => vec![Query::Index(vni, 0)],
+        Op::Adopt => Vec::new(),
+    }
+}
+
 fn run(kernel: &Kernel, memory: &Memory, ops: &[Op], digest_mask: u64) {
     let mut tables =
         NodeTables::create_with_digest_mask(memory.clone(), Immediate, Sizes { endpoints: 1 }, digest_mask)
@@ -296,28 +329,40 @@ fn run(kernel: &Kernel, memory: &Memory, ops: &[Op], digest_mask: u64) {
         tables.upsert_vtep(host(number)).unwrap();
     }
     let reader = Reader::new(memory.clone());
+    let all = all_queries();
+    let mut others = all.iter().copied().cycle();
     for (i, op) in ops.iter().enumerate() {
         model.apply(&mut tables, op).unwrap_or_else(|error| panic!("{op:?}: {error}"));
-        if i % 25 == 0 {
-            model.check(kernel, &reader);
+        let mut queries = queries_of(op);
+        queries.extend(others.by_ref().take(OTHERS));
+        model.check(kernel, &reader, &queries);
+        if i % ALL_EVERY == 0 {
+            model.check(kernel, &reader, &all);
         }
     }
-    model.check(kernel, &reader);
+    model.check(kernel, &reader, &all);
 }
 
+/// After each operation all three are asked what it may have changed and a few
+/// other questions in turn, and now and then all of them.
 #[test]
 fn three_readers_agree() {
     let kernel = Kernel::load();
     let memory = kernel.0.memory().unwrap();
     let masks = [u64::MAX, 0xffff_0000_0000_0007, 0x0003_0000_0000_0003];
     let strategy = (ops(), prop::sample::select(masks.to_vec()));
-    let config = ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() };
-    let mut runner = proptest::test_runner::TestRunner::new(config);
-    let result = runner.run(&strategy, |(ops, mask)| {
-        run(&kernel, &memory, &ops, mask);
-        Ok(())
-    });
-    result.unwrap_or_else(|error| panic!("{error}"));
+    let config = ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() };
+    let operations = AtomicUsize::new(0);
+    while operations.load(Ordering::Relaxed) < OPERATIONS_MIN {
+        let mut runner = proptest::test_runner::TestRunner::new(config.clone());
+        let result = runner.run(&strategy, |(ops, mask)| {
+            run(&kernel, &memory, &ops, mask);
+            operations.fetch_add(ops.len(), Ordering::Relaxed);
+            Ok(())
+        });
+        result.unwrap_or_else(|error| panic!("{error}"));
+    }
+    println!("{} operations", operations.into_inner());
 }
 
 const STABLE: u32 = 48;

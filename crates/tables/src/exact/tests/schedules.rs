@@ -6,15 +6,30 @@ use crate::interleave::explore::{Answer, Scenario, Step, Turns, undisturbed};
 
 type Of = Answer<Option<Entry>>;
 
+/// What is found without a writer right after a step: the answers beside the
+/// writer are compared with it.
+fn assert_found(setup: &Setup, key: Key, entry: Option<Entry>) {
+    undisturbed(|| {
+        let found = match setup.reader().lookup(key) {
+            Lookup::Hit(hit) => Some(Entry { mac: hit.mac.to_u64(), next: hit.cell }),
+            Lookup::Miss | Lookup::Busy => None,
+        };
+        assert_eq!(found, entry, "{key:?}");
+    });
+}
+
 fn put(key: Key, mac: u64, next: u32) -> Step<Setup> {
     Box::new(move |setup, _| {
-        setup.exact.put(&mut setup.pool, key, Entry { mac, next }).unwrap();
+        let entry = Entry { mac, next };
+        setup.exact.put(&mut setup.pool, key, entry).unwrap();
+        assert_found(setup, key, Some(entry));
     })
 }
 
 fn take(key: Key) -> Step<Setup> {
     Box::new(move |setup, _| {
         setup.exact.take(&mut setup.pool, key).unwrap();
+        assert_found(setup, key, None);
     })
 }
 
@@ -54,6 +69,12 @@ fn reuse() -> Step<Setup> {
     })
 }
 
+fn put_all(setup: &mut Setup, keys: &[Key]) {
+    for (i, &key) in keys.iter().enumerate() {
+        setup.exact.put(&mut setup.pool, key, Entry { mac: 1 + i as u64, next: 1 + i as u32 }).unwrap();
+    }
+}
+
 /// Explores `steps` on tables with `there`, asking for `keys`.
 fn explore(there: &[Key], keys: &[Key], steps: Vec<Step<Setup>>) {
     scenario(there, keys, steps).explore();
@@ -63,9 +84,7 @@ fn scenario(there: &[Key], keys: &[Key], steps: Vec<Step<Setup>>) -> Scenario<Se
     let there = there.to_vec();
     let prepare = move |turns: Turns| {
         let mut setup = Setup::new(700, 1, MASKS[1], turns);
-        for (i, &key) in there.iter().enumerate() {
-            setup.exact.put(&mut setup.pool, key, Entry { mac: 1 + i as u64, next: 1 + i as u32 }).unwrap();
-        }
+        put_all(&mut setup, &there);
         setup
     };
     let ask = |&key: &Key| {
@@ -130,32 +149,52 @@ fn both_words_change() {
     explore(&same, &same[1..], steps);
 }
 
-/// So full that insertions move others: those are asked for that are moved.
+/// So full that insertions move others: one is asked for that is moved to its
+/// first bucket, which a reader may have passed, and one that is moved away from it.
 #[test]
 fn entries_that_are_moved_aside() {
-    let all: Vec<Key> = (0..176).map(|i| v4(1, i)).collect();
-    let (there, new) = all.split_at(168);
-    let mut setup = Setup::new(700, 1, MASKS[1], Immediate);
-    let put_all = |setup: &mut Setup, keys: &[Key]| {
-        for &key in keys {
-            setup.exact.put(&mut setup.pool, key, Entry { mac: 1, next: 1 }).unwrap();
+    let all: Vec<Key> = (0..230).map(|i| v4(1, i)).collect();
+    // Some have gone, so that there is room to move home to.
+    let (there, new) = all.split_at(172);
+    let gone = &there[..16];
+    let fill = |setup: &mut Setup, there: &[Key], gone: &[Key]| {
+        put_all(setup, there);
+        for &key in gone {
+            setup.exact.take(&mut setup.pool, key).unwrap();
         }
     };
     let place = |setup: &Setup, key| {
         setup.exact.table.find(setup.pool.memory(), &setup.exact.hashing.prepare(key)).unwrap()
     };
-    put_all(&mut setup, there);
-    let before: Vec<_> = there.iter().map(|&key| place(&setup, key)).collect();
-    put_all(&mut setup, new);
-    assert_eq!(setup.exact.table.count, 64, "it grew");
-    let moved: Vec<Key> = there
-        .iter()
-        .zip(before)
-        .filter(|&(&key, slot)| place(&setup, key) != slot)
-        .map(|(&key, _)| key)
-        .collect();
-    assert!(moved.len() >= 2, "{} moved", moved.len());
-    explore(there, &moved[..2], new.iter().map(|&key| put(key, 9, 9)).collect());
+    let mut setup = Setup::new(700, 1, MASKS[1], Immediate);
+    fill(&mut setup, there, gone);
+    let mut moved = [None, None];
+    for (i, &key) in new.iter().enumerate() {
+        let before: Vec<_> = there[16..].iter().map(|&key| place(&setup, key).bucket).collect();
+        put_all(&mut setup, &[key]);
+        if setup.exact.table.count != 64 {
+            break;
+        }
+        for (&key, before) in there[16..].iter().zip(before) {
+            let bucket = place(&setup, key).bucket;
+            let home = buckets_of(setup.exact.hashing.prepare(key).hash, 64).0 == bucket;
+            if bucket != before {
+                moved[usize::from(home)].get_or_insert((i, key));
+            }
+        }
+    }
+    for (at, asked) in moved.map(|moved| moved.expect("both kinds of move")) {
+        let steps = new[at..at + 1].iter().map(|&key| put(key, 9, 9)).collect();
+        let mut it = scenario(there, &[asked], steps);
+        let (there, gone, before) = (there.to_vec(), gone.to_vec(), new[..at].to_vec());
+        it.prepare = Box::new(move |turns| {
+            let mut setup = Setup::new(700, 1, MASKS[1], turns);
+            fill(&mut setup, &there, &gone);
+            put_all(&mut setup, &before);
+            setup
+        });
+        it.explore();
+    }
 }
 
 #[test]
