@@ -3,7 +3,9 @@
 use crate::data::{BGP4, CLOUD4, Family, Routes, routes, tables_of_8_bits};
 use crate::endpoints::{Endpoints, Known};
 use crate::kernel_peers::{hash_batch, trie_batch, trie_nodes};
-use crate::ours::{Ours, VNI, cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, roomy, writers_routes};
+use crate::ours::{
+    Ours, VNI, cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, roomy, writers_routes,
+};
 use crate::rig::{Batch, Rig, settle};
 use crate::{Outcome, Settings, say};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};

@@ -1,114 +1,21 @@
 //! The eBPF readers, the Rust reader and a naive model give the same answers
 //! over tables in a real BPF array. Needs root.
 
-use libbpf_rs::ProgramInput;
+mod ask;
+mod routes;
+
+use ask::{Answer, BUSY, HIT, Kernel, Query, ask_rust};
 use proptest::prelude::*;
-use sluice_datapath::{Datapath, ObjectName, Settings};
 use sluice_tables::{
-    Endpoint, Error, Immediate, Lookup, Membarrier, Memory, NextHop, NodeTables, Reader, Route, Sizes,
-    Target, Vrf,
+    Endpoint, Error, Immediate, Membarrier, Memory, NextHop, NodeTables, Reader, Route, Sizes, Target, Vrf,
 };
-use sluice_types::{IpNet, MacAddr, Vni, ipv6_halves};
+use sluice_types::{IpNet, MacAddr, Vni};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, mpsc};
 
 const CELLS: u32 = 8192;
-const QUERY_BYTES: usize = 40;
-/// `QUERIES_MAX` of `bpf/tables_test.bpf.c`.
-const QUERIES_MAX: usize = 64;
-
-/// What is asked of `bpf/tables_test.bpf.c`; the discriminants are its `enum query_kind`.
-#[derive(Clone, Copy, Debug)]
-enum Query {
-    Address(u32, IpAddr),
-    Index(u32, u32),
-    Route(u32, IpAddr),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Answer {
-    answer: u32,
-    cell: u32,
-    mac: u64,
-}
-
-const MISS: u32 = 0;
-const HIT: u32 = 1;
-const BUSY: u32 = 2;
-
-impl Query {
-    fn to_bytes(self) -> [u8; QUERY_BYTES] {
-        let (kind, vni, high, low): (u32, u32, u64, u64) = match self {
-            Self::Index(vni, id) => (3, vni, 0, id.into()),
-            Self::Address(vni, IpAddr::V4(v4)) => (1, vni, 0, u32::from(v4).into()),
-            Self::Address(vni, IpAddr::V6(v6)) => (2, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
-            Self::Route(vni, IpAddr::V4(v4)) => (4, vni, 0, u32::from(v4).into()),
-            Self::Route(vni, IpAddr::V6(v6)) => (5, vni, ipv6_halves(v6).0, ipv6_halves(v6).1),
-        };
-        let mut bytes = [0; QUERY_BYTES];
-        bytes[..4].copy_from_slice(&kind.to_ne_bytes());
-        bytes[4..8].copy_from_slice(&vni.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&high.to_ne_bytes());
-        bytes[16..24].copy_from_slice(&low.to_ne_bytes());
-        bytes
-    }
-}
-
-impl Answer {
-    fn from_bytes(bytes: &[u8]) -> Self {
-        Self {
-            answer: u32::from_ne_bytes(bytes[24..28].try_into().unwrap()),
-            cell: u32::from_ne_bytes(bytes[28..32].try_into().unwrap()),
-            mac: u64::from_ne_bytes(bytes[32..40].try_into().unwrap()),
-        }
-    }
-}
-
-struct Kernel(Datapath);
-
-impl Kernel {
-    fn load() -> Self {
-        let settings = Settings { object: ObjectName::TablesTest, cells: CELLS, pin_dir: None };
-        Self(Datapath::load(&settings).expect("the test program loads (as root)"))
-    }
-
-    fn ask(&self, queries: &[Query]) -> Vec<Answer> {
-        let program = self.0.program("tables_test").unwrap();
-        let mut answers = Vec::with_capacity(queries.len());
-        for batch in queries.chunks(QUERIES_MAX) {
-            let data: Vec<u8> = batch.iter().flat_map(|query| query.to_bytes()).collect();
-            let mut out = vec![0; data.len()];
-            let input =
-                ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..ProgramInput::default() };
-            program.test_run(input).expect("the test program runs");
-            answers.extend(out.chunks(QUERY_BYTES).map(Answer::from_bytes));
-        }
-        answers
-    }
-}
-
-/// The Rust reader's answer in the form of the program's.
-fn ask_rust(reader: &Reader, query: Query) -> Answer {
-    let lookup = match query {
-        Query::Address(vni, address) => reader.find(vni, address),
-        Query::Index(vni, id) => reader.find_index(vni, id),
-        Query::Route(vni, address) => {
-            let cell = match reader.find_index(vni, 0) {
-                Lookup::Hit(hit) => hit.cell,
-                _ => 0,
-            };
-            return Answer { answer: reader.leaf(Vni::new(vni).unwrap(), address), cell, mac: 0 };
-        }
-    };
-    match lookup {
-        Lookup::Miss => Answer { answer: MISS, cell: 0, mac: 0 },
-        Lookup::Busy => Answer { answer: BUSY, cell: 0, mac: 0 },
-        Lookup::Hit(hit) => Answer { answer: HIT, cell: hit.cell, mac: hit.mac.to_u64() },
-    }
-}
-
 #[derive(Clone, Debug)]
 enum Op {
     Endpoint { number: u32, mac: u64, host: u8 },
@@ -347,7 +254,7 @@ fn run(kernel: &Kernel, memory: &Memory, ops: &[Op], digest_mask: u64) {
 /// other questions in turn, and now and then all of them.
 #[test]
 fn three_readers_agree() {
-    let kernel = Kernel::load();
+    let kernel = Kernel::load(CELLS);
     let memory = kernel.0.memory().unwrap();
     let masks = [u64::MAX, 0xffff_0000_0000_0007, 0x0003_0000_0000_0003];
     let strategy = (ops(), prop::sample::select(masks.to_vec()));
@@ -412,7 +319,7 @@ fn packets_beside_a_writer(digest_mask: u64) {
     std::thread::scope(|scope| {
         let stop = &stop;
         let reader = scope.spawn(move || {
-            let kernel = Kernel::load();
+            let kernel = Kernel::load(CELLS);
             let memory = kernel.0.memory().unwrap();
             to_main.send(memory.clone()).unwrap();
             from_main.recv().unwrap();
