@@ -29,28 +29,40 @@ __attribute__((noinline)) int run6(struct session_test *test)
 	return 0;
 }
 
+/* The operation in hand: the stack is for the calls below. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct session_test);
+} scratch SEC(".maps");
+
 SEC("xdp")
 int sessions_test(struct xdp_md *ctx)
 {
+	__u32 zero = 0;
+	struct session_test *test = bpf_map_lookup_elem(&scratch, &zero);
+
+	if (!test)
+		return XDP_ABORTED;
 	for (__u32 i = 0; i < OPERATIONS_MAX; i++) {
 		struct session_test *at = (void *)(long)ctx->data;
 		void *end = (void *)(long)ctx->data_end;
-		struct session_test test;
 
 		at += i;
 		if ((void *)(at + 1) > end)
 			break;
-		test = *at;
-		if (test.family == 4)
-			run4(&test);
+		*test = *at;
+		if (test->family == 4)
+			run4(test);
 		else
-			run6(&test);
+			run6(test);
 		at = (void *)(long)ctx->data;
 		end = (void *)(long)ctx->data_end;
 		at += i;
 		if ((void *)(at + 1) > end)
 			break;
-		*at = test;
+		*at = *test;
 	}
 	return XDP_PASS;
 }
