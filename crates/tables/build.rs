@@ -10,7 +10,7 @@ fn main() {
     let include =
         PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
-    for header in ["cells.h", "drops.h"] {
+    for header in ["cells.h", "session_layout.h", "drops.h"] {
         println!("cargo:rerun-if-changed={}", include.join(header).display());
     }
     bind_layout(&include, &out.join("layout.rs"));
@@ -20,9 +20,12 @@ fn main() {
 
 fn bind_layout(include: &Path, to: &Path) {
     bindgen::Builder::default()
-        .header_contents("layout.h", "#include \"cells.h\"\n#include \"drops.h\"\n")
+        .header_contents(
+            "layout.h",
+            "#include \"cells.h\"\n#include \"session_layout.h\"\n#include \"drops.h\"\n",
+        )
         .clang_arg(format!("-I{}", include.display()))
-        .allowlist_file(".*/(cells|drops)\\.h")
+        .allowlist_file(".*/(cells|session_layout|drops)\\.h")
         .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
         .derive_default(true)
         .derive_eq(true)

@@ -1,4 +1,4 @@
-//! `bpf/include/cells.h` and `drops.h`, bound at build time: the layout that
+//! `bpf/include/cells.h`, `session_layout.h` and `drops.h`, bound at build time: the layout that
 //! the writer here and the eBPF programs share.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 
@@ -21,4 +21,8 @@ const _: () = {
     assert!(size_of::<lpm_scan4>() * LPM_SCAN4_PER_CELL as usize <= cell);
     assert!(size_of::<lpm_scan6>() * LPM_SCAN6_PER_CELL as usize <= cell);
     assert!(CELL_EXACT_ROOT + 1 == CELL_NODE);
+    assert!(size_of::<session4>() == 64 && size_of::<session6>() == 96);
+    assert!(size_of::<session_bucket4>() == 9 * cell && size_of::<session_bucket6>() == 13 * cell);
+    assert!(size_of::<session_config>() == 4 * cell);
+    assert!(core::mem::offset_of!(session_bucket4, record) == core::mem::offset_of!(session_bucket6, record));
 };

@@ -6,6 +6,8 @@
 //! (`pool`), the exact match (`exact`) and the longest-prefix match (`lpm`) in
 //! order, and reuses what it unlinked after a [`Grace`] period. [`Reader`] reads
 //! as packets do.
+//!
+//! [`sessions`] are tables of their own, that packets write.
 
 pub mod drops;
 mod error;
@@ -17,6 +19,7 @@ mod memory;
 mod node;
 mod pool;
 mod reader;
+pub mod sessions;
 mod spec;
 
 pub use error::Error;
