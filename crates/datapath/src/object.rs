@@ -24,6 +24,8 @@ pub enum ObjectName {
     SwitchPort,
     /// `tables_test.bpf.c`: the C readers of the tables, for tests
     TablesTest,
+    /// `sessions_test.bpf.c`: the session tables' C, for tests
+    SessionsTest,
 }
 
 impl ObjectName {
@@ -35,6 +37,7 @@ impl ObjectName {
             Self::Vswitch => "vswitch",
             Self::SwitchPort => "switch_port",
             Self::TablesTest => "tables_test",
+            Self::SessionsTest => "sessions_test",
         }
     }
 
