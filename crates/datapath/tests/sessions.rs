@@ -220,7 +220,8 @@ impl Clock {
     /// The time for another round of a side. A packet's time is never far behind, as in a program
     /// that asks the kernel: time does not pass before the other side has come near.
     fn tick(&self, side: usize) -> u32 {
-        let now = if side == 0 { self.now.fetch_add(1, Ordering::SeqCst) + 1 } else { self.now() };
+        let now =
+            if side == 0 { self.now.fetch_add(1, Ordering::SeqCst).wrapping_add(1) } else { self.now() };
         self.seen[side].store(now, Ordering::SeqCst);
         let lag = || now.wrapping_sub(self.seen[1].load(Ordering::SeqCst)).cast_signed();
         while side == 0 && lag() > 16 && !self.stop.load(Ordering::SeqCst) {
@@ -246,7 +247,8 @@ fn packets(kernel: &Kernel, side: u32, clock: &Clock) -> u64 {
                 operation(testing::SESSION_OP_TOUCH, &flow, now, 0)
             })
             .collect();
-        let churning = (0..24).map(|i| KEPT + (round * 7 + i * (5 + side)) % CHURNING);
+        // A window that moves on: what it leaves expires before it comes around.
+        let churning = (0..24).map(|i| KEPT + (round / 8 * 3 + i) % CHURNING);
         asked.extend(churning.map(|number| {
             let flow = if (number + side).is_multiple_of(2) { flow(number) } else { flow(number).reversed() };
             operation(testing::SESSION_OP_PACKET, &flow, now, number)
