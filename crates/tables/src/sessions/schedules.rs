@@ -134,8 +134,10 @@ struct Seen {
     gone: AtomicU64,
 }
 
+type Task = Box<dyn FnOnce(&World) + Send>;
+
 /// Runs one schedule: `tasks` with a switching point before each access.
-fn explore(world: Arc<World>, tasks: Vec<Box<dyn FnOnce(&World) + Send>>) {
+fn explore(world: Arc<World>, tasks: Vec<Task>) {
     SWITCH.set(Some(Arc::default()));
     testing::set_point(Some(point));
     schedule::set_point(Some(point));

@@ -69,11 +69,13 @@ fn tables_are_well_filled_before_the_first_bucket_pair_is_full() {
     let regions = SessionRegions::anonymous(2048, 2).unwrap();
     let _sessions = sessions(&regions, Immediate);
     let tables = host(&regions);
-    let before = (0..16_384)
-        .take_while(|&number| create(&tables, &flow(Family::Ipv4, number), NOW) == testing::SESSION_CREATED);
-    // Two choices of eight slots: beyond 80% of 16,384 with any seed worth its name.
-    let before = before.count();
-    assert!(before > 13_107, "full at {before} of 16384");
+    let answers: Vec<u32> =
+        (0..16_384).map(|number| create(&tables, &flow(Family::Ipv4, number), NOW)).collect();
+    // Two choices of eight slots, without moves: full buckets meet from about 70% on.
+    let before = answers.iter().take_while(|&&answer| answer == testing::SESSION_CREATED).count();
+    assert!(before > 11_000, "full at {before} of 16384");
+    let created = answers.iter().filter(|&&answer| answer == testing::SESSION_CREATED).count();
+    assert!(created > 15_500, "{created} of 16384");
 }
 
 #[test]
