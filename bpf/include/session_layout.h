@@ -7,7 +7,8 @@
  * Two tables, one per family, each an array of buckets: a tag cell of eight
  * 64-bit words and eight records, of which word i belongs to record i. There is
  * no allocator. A key has two candidate buckets from a seeded hash; a session
- * is put into the emptier one (the first on a tie) and never moves.
+ * is put into the emptier one (the first on a tie), into the first empty slot
+ * from one that its tag names, and never moves.
  *
  * Tag word
  *

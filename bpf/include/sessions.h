@@ -214,25 +214,23 @@ static __always_inline struct session_data *session_data_of(int family, __u64 *t
 }
 
 /*
- * 1 for 0, 0 for all else, without a branch. The compiler must not know that
- * this is a comparison: it would branch at each slot, and the verifier would
- * follow 2^SESSION_SLOTS ways.
+ * Slots as bits: the words of which the low half is `want` where `mask` has
+ * ones. Without a branch, and the compiler must not know that it compares: it
+ * would branch at each slot, and the verifier would follow 2^SESSION_SLOTS ways.
  */
-static __always_inline __u32 session_is_zero(__u64 word)
-{
-	word |= -word;
-	asm volatile("" : "+r"(word));
-	return (word >> 63) ^ 1;
-}
-
-/* Slots as bits: the words that are `want` where `mask` has ones. */
-static __always_inline __u32 session_matches(const __u64 *tags, __u64 want, __u64 mask)
+static __always_inline __u32 session_matches(const __u64 *tags, __u32 want, __u32 mask)
 {
 	__u32 found = 0;
 
 #pragma unroll
-	for (int i = 0; i < SESSION_SLOTS; i++)
-		found |= session_is_zero((READ_ONCE(tags[i]) ^ want) & mask) << i;
+	for (int i = 0; i < SESSION_SLOTS; i++) {
+		__u64 differs = ((__u32)READ_ONCE(tags[i]) ^ want) & mask;
+
+		/* Its top bit is now that of a slot that matches. */
+		differs -= 1;
+		asm volatile("" : "+r"(differs));
+		found |= (__u32)(differs >> 63) << i;
+	}
 	return found;
 }
 
@@ -249,6 +247,12 @@ static __always_inline __u32 session_count(__u32 bits)
 	bits = (bits & 0x55) + (bits >> 1 & 0x55);
 	bits = (bits & 0x33) + (bits >> 2 & 0x33);
 	return (bits & 0x0f) + (bits >> 4 & 0x0f);
+}
+
+/* The slot that a key takes if it is empty, else the next one that is; by the tag, so that it is evenly spread. */
+static __always_inline __u32 session_preferred(const struct session_query *query)
+{
+	return query->want >> SESSION_TAG_SHIFT & (SESSION_SLOTS - 1);
 }
 
 static __always_inline int session_has_key(int family, __u64 *tags, __u32 slot, const __u64 *key)
@@ -269,36 +273,6 @@ static __always_inline int session_has_key(int family, __u64 *tags, __u32 slot, 
 /* What to do with the key's record when it is past its time. */
 enum session_past { SESSION_PASS_OVER, SESSION_MAKE_DIE };
 
-/* The slot of the key's live record in one bucket, its word in *word; -1: none. */
-static __always_inline int session_search(int family, __u64 *tags, const struct session_query *query,
-					  __u32 now, enum session_past past, __u64 *word)
-{
-	__u32 found = session_matches(tags, query->want, SESSION_MATCH_MASK);
-
-	for (int i = 0; i < SESSION_SLOTS && found; i++) {
-		__u32 slot = session_lowest(found);
-		__u64 seen = READ_ONCE(tags[slot]);
-
-		found &= found - 1;
-		if ((seen & SESSION_MATCH_MASK) != query->want ||
-		    !session_has_key(family, tags, slot, query->key))
-			continue;
-		if (session_is_past(seen, now)) {
-			__u64 live = seen;
-
-			if (past == SESSION_PASS_OVER)
-				continue;
-			seen = SESSION_CAS(&tags[slot], live, live | SESSION_DYING);
-			/* Refreshed in between, else it is dying now. */
-			if (seen == live || (seen & SESSION_MATCH_MASK) != query->want)
-				continue;
-		}
-		*word = seen;
-		return slot;
-	}
-	return -1;
-}
-
 static __always_inline void session_found(int family, __u64 *tags, __u32 bucket, __u32 slot,
 					  __u64 word, const struct session_query *query,
 					  struct session_hit *hit)
@@ -312,23 +286,59 @@ static __always_inline void session_found(int family, __u64 *tags, __u32 bucket,
 	hit->direction = (state ^ query->source) & SESSION_ORIGINATOR ? SESSION_REPLY : SESSION_ORIGINAL;
 }
 
-/* 1: found; 0: not. */
+/*
+ * The key's live record. 1: found; 0: not. Both buckets' words are read before
+ * any is looked at, so that the two cache misses are one.
+ */
 static __always_inline int session_look(int family, __u64 *one, __u64 *two,
 					const struct session_query *query, __u32 now,
 					enum session_past past, struct session_hit *hit)
 {
-	__u64 word = 0;
-	int slot = session_search(family, one, query, now, past, &word);
+	__u32 found1 = session_matches(one, query->want, SESSION_MATCH_MASK);
+	__u32 found2 = session_matches(two, query->want, SESSION_MATCH_MASK);
 
-	if (slot >= 0) {
-		session_found(family, one, query->one, slot, word, query, hit);
+	for (int i = 0; i < 2 * SESSION_SLOTS && (found1 | found2); i++) {
+		int second = !found1;
+		__u32 slot = session_lowest(second ? found2 : found1);
+		__u64 *tags = second ? two : one;
+		__u64 seen = READ_ONCE(tags[slot]);
+
+		if (second)
+			found2 &= found2 - 1;
+		else
+			found1 &= found1 - 1;
+		if ((seen & SESSION_MATCH_MASK) != query->want ||
+		    !session_has_key(family, tags, slot, query->key))
+			continue;
+		if (session_is_past(seen, now)) {
+			__u64 live = seen;
+
+			if (past == SESSION_PASS_OVER)
+				continue;
+			seen = SESSION_CAS(&tags[slot], live, live | SESSION_DYING);
+			/* Refreshed in between, else it is dying now. */
+			if (seen == live || (seen & SESSION_MATCH_MASK) != query->want)
+				continue;
+		}
+		session_found(family, tags, second ? query->two : query->one, slot, seen, query, hit);
 		return 1;
 	}
-	slot = session_search(family, two, query, now, past, &word);
-	if (slot < 0)
-		return 0;
-	session_found(family, two, query->two, slot, word, query, hit);
-	return 1;
+	return 0;
+}
+
+/*
+ * Begins to fetch the record that a key would have with all slots to choose
+ * from: for most it is theirs, and comes while the tag words do. The loads are
+ * for the cache alone.
+ */
+static __always_inline void session_fetch(int family, __u64 *tags, const struct session_query *query)
+{
+	__u64 *words = session_record(family, tags, session_preferred(query));
+
+	(void)READ_ONCE(words[0]);
+	/* IPv6 records lie in two lines. */
+	if (family == 6)
+		(void)READ_ONCE(words[8]);
 }
 
 /* Finds a packet's session. SESSION_HIT or SESSION_MISS. */
@@ -339,6 +349,8 @@ static __always_inline enum session_answer session_find(int family, const struct
 
 	if (!one || !two)
 		return SESSION_MISS;
+	session_fetch(family, one, query);
+	session_fetch(family, two, query);
 	for (int i = 0; i < 2; i++) {
 		if (session_look(family, one, two, query, now, SESSION_PASS_OVER, hit))
 			return SESSION_HIT;
@@ -451,13 +463,19 @@ static __always_inline int session_settle(int family, __u64 *tags, __u32 bucket,
 #define SESSION_NO_LUCK (-2)
 
 /* Claims a slot of the emptier bucket: the slot, plus SESSION_SLOTS in the second one. */
-static __always_inline int session_claim(__u64 *one, __u64 *two, __u64 *word)
+static __always_inline int session_claim(__u64 *one, __u64 *two, const struct session_query *query,
+					 __u64 *word)
 {
+	__u32 preferred = session_preferred(query);
+
 	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
 		__u32 empty1 = session_matches(one, SESSION_EMPTY, SESSION_STATE_MASK);
 		__u32 empty2 = session_matches(two, SESSION_EMPTY, SESSION_STATE_MASK);
 		int second = session_count(empty2) > session_count(empty1);
-		__u32 slot = session_lowest(second ? empty2 : empty1);
+		__u32 empty = second ? empty2 : empty1;
+		/* The lowest one from the preferred one on, and around. */
+		__u32 slot = (session_lowest((empty | empty << SESSION_SLOTS) >> preferred & SESSION_ALL) +
+			      preferred) & (SESSION_SLOTS - 1);
 		__u64 *tag = second ? &two[slot] : &one[slot];
 		__u64 seen;
 
@@ -495,7 +513,7 @@ static __always_inline enum session_answer session_create(int family, struct ses
 		return SESSION_MISS;
 	if (session_look(family, one, two, query, now, SESSION_MAKE_DIE, hit))
 		return SESSION_HIT;
-	position = session_claim(one, two, &word);
+	position = session_claim(one, two, query, &word);
 	if (position < 0) {
 		SESSION_ADD(position == SESSION_NO_SLOT ? &config->full[family == 6] : &config->busy, 1);
 		return position == SESSION_NO_SLOT ? SESSION_FULL : SESSION_BUSY;
