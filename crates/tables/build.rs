@@ -6,27 +6,26 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const LAYOUT: &str =
-    "#include \"cells.h\"\n#include \"drops.h\"\n#include \"flows.h\"\n#include \"meters.h\"\n";
+const HEADERS: [&str; 5] = ["cells.h", "drops.h", "flows.h", "meters.h", "session_layout.h"];
 
 fn main() {
     let include =
         PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
-    for header in ["atomic.h", "cells.h", "drops.h", "flows.h", "meters.h"] {
+    for header in HEADERS.iter().chain(&["atomic.h"]) {
         println!("cargo:rerun-if-changed={}", include.join(header).display());
     }
     bind_layout(&include, &out.join("layout.rs"));
-    compile_schedules(&include);
     let reasons = parse_drops(&include.join("drops.h"));
     fs::write(out.join("drops.rs"), reasons).expect("OUT_DIR can be written");
 }
 
 fn bind_layout(include: &Path, to: &Path) {
+    let includes: String = HEADERS.iter().map(|header| format!("#include \"{header}\"\n")).collect();
     bindgen::Builder::default()
-        .header_contents("layout.h", LAYOUT)
+        .header_contents("layout.h", &includes)
         .clang_arg(format!("-I{}", include.display()))
-        .allowlist_file(".*/(cells|drops|flows|meters)\\.h")
+        .allowlist_file(".*/(cells|drops|flows|meters|session_layout)\\.h")
         .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
         .derive_default(true)
         .derive_eq(true)
@@ -36,25 +35,6 @@ fn bind_layout(include: &Path, to: &Path) {
         .expect("bpf/include/cells.h binds (libclang-14-dev and linux-libc-dev are needed)")
         .write_to_file(to)
         .expect("OUT_DIR can be written");
-}
-
-/// The packets' side of flow statistics and meters as a library that only
-/// `tests/schedules` links.
-fn compile_schedules(include: &Path) {
-    let source = "tests/schedules/words.c";
-    println!("cargo:rerun-if-changed={source}");
-    let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
-    cc::Build::new()
-        .file(source)
-        .include(include)
-        // The scheduler ends executions by unwinding.
-        .flag("-fexceptions")
-        .flag("-Wno-sign-compare")
-        .flag("-Wno-unknown-pragmas")
-        .warnings_into_errors(true)
-        .cargo_metadata(false)
-        .compile("schedules");
-    println!("cargo:rustc-link-arg-tests={}", out.join("libschedules.a").display());
 }
 
 /// The lines `DROP(number, name, "text")` as the array literal `drops::ALL`.

@@ -20,11 +20,12 @@ use std::sync::Once;
 
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMut};
 use sluice_tables::Memory;
+use sluice_tables::sessions::SessionRegions;
 
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic};
 pub use error::Error;
-pub use maps::CELLS_MAP;
+pub use maps::{CELLS_MAP, SESSION_MAPS};
 pub use object::ObjectName;
 pub use packet::PacketSocket;
 
@@ -54,6 +55,15 @@ impl Datapath {
     /// # Errors
     /// If the verifier refuses a program, or what is pinned does not fit.
     pub fn load(settings: &Settings) -> Result<Self, Error> {
+        Self::load_sized(settings, &[])
+    }
+
+    /// The same, with numbers of entries for new maps besides the tables' cells,
+    /// such as [`SESSION_MAPS`]; names that the programs do not have are ignored.
+    ///
+    /// # Errors
+    /// As [`Datapath::load`].
+    pub fn load_sized(settings: &Settings, sizes: &[(&str, u32)]) -> Result<Self, Error> {
         forward_libbpf_messages();
         let name = settings.object;
         let missing = || Error::Missing { object: name.as_str(), kind: "object file", name: "bpf/".into() };
@@ -69,7 +79,8 @@ impl Datapath {
             }
             attach::clean(&dir.join("links"))?;
         }
-        let adopted = maps::prepare(&mut open, settings.cells, maps.as_deref())?;
+        let sizes = [&[(CELLS_MAP, settings.cells)], sizes].concat();
+        let adopted = maps::prepare(&mut open, &sizes, maps.as_deref())?;
         let object = open.load().map_err(Error::bpf(format!("load the {} programs", name.as_str())))?;
         Ok(Self { name, object, pin_dir: settings.pin_dir.clone(), adopted })
     }
@@ -119,6 +130,16 @@ impl Datapath {
     /// [`Error::Missing`], or if the kernel refuses the mapping.
     pub fn memory_of(&self, map: &str) -> Result<Memory, Error> {
         maps::map_cells(self.map(map)?)
+    }
+
+    /// The memory of the session tables.
+    ///
+    /// # Errors
+    /// If the programs have none, or the kernel refuses the mapping.
+    pub fn sessions(&self) -> Result<SessionRegions, Error> {
+        let region = |name| maps::map_region(self.map(name)?);
+        let [ipv4, ipv6] = SESSION_MAPS;
+        Ok(SessionRegions { config: region("session_config")?, ipv4: region(ipv4)?, ipv6: region(ipv6)? })
     }
 
     /// Puts a program at an interface's XDP hook: in the driver if it can, else generic.

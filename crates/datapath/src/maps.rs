@@ -8,23 +8,29 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use libbpf_rs::{MapCore, MapHandle, OpenMapMut, OpenObject};
-use sluice_tables::{Memory, layout};
+use sluice_tables::Memory;
+use sluice_tables::sessions::Region;
 
 use crate::Error;
 
 /// The map that holds the tables.
 pub const CELLS_MAP: &str = "cells";
 
-const CELL_BYTES: usize = layout::CELL_BYTES as usize;
+/// The maps that hold the IPv4 and the IPv6 sessions, by the bucket.
+pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
-/// Sets the tables' size and lets every map be taken from its pin, or pinned when made.
+/// Sets the tables' sizes (maps by name) and lets every map be taken from its pin, or pinned when made.
 /// Returns whether the tables were there already.
-pub(crate) fn prepare(object: &mut OpenObject, cells: u32, dir: Option<&Path>) -> Result<bool, Error> {
+pub(crate) fn prepare(
+    object: &mut OpenObject,
+    sizes: &[(&str, u32)],
+    dir: Option<&Path>,
+) -> Result<bool, Error> {
     let mut adopted = false;
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
-        if name == CELLS_MAP {
-            map.set_max_entries(cells).map_err(Error::bpf("set the size of the tables"))?;
+        if let Some(&(_, entries)) = sizes.iter().find(|(sized, _)| *sized == name) {
+            map.set_max_entries(entries).map_err(Error::bpf("set the size of the tables"))?;
         }
         // Names with a dot are the compiler's sections: each program brings its own.
         let Some(dir) = dir.filter(|_| !name.contains('.')) else { continue };
@@ -57,8 +63,11 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
             continue;
         }
         // Tables of another size serve as well, and packets are using them.
-        if name == CELLS_MAP && what == "number of entries" {
+        let is_sized = name == CELLS_MAP || SESSION_MAPS.contains(&name);
+        if is_sized && what == "number of entries" {
+            let mebibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())) >> 20;
             tracing::warn!(
+                map = name,
                 configured_mib = mebibytes(ours),
                 pinned_mib = mebibytes(theirs),
                 "the pinned tables keep their size; --flush is the way to change it"
@@ -68,10 +77,6 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
         return Err(incompatible(format!("{what} is {theirs}, not {ours}")));
     }
     map.reuse_fd(old.as_fd()).map_err(Error::bpf(format!("reuse {}", pin.display())))
-}
-
-fn mebibytes(cells: u32) -> u64 {
-    (u64::from(cells) * CELL_BYTES as u64) >> 20
 }
 
 /// Makes `path` a directory on the BPF file system.
@@ -115,10 +120,9 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps the tables: stores to this memory are what packets read.
-pub(crate) fn map_cells(map: MapHandle) -> Result<Memory, Error> {
-    let cells = map.max_entries();
-    let bytes = cells as usize * CELL_BYTES;
+/// Maps a whole array into memory.
+fn map_array(map: MapHandle) -> Result<Mapping, Error> {
+    let bytes = map.max_entries() as usize * map.value_size() as usize;
     // SAFETY: a new shared mapping at an address of the kernel's choice; it overlays nothing. The
     // kernel checks that the map can be mapped and is as long.
     let base = unsafe {
@@ -132,12 +136,26 @@ pub(crate) fn map_cells(map: MapHandle) -> Result<Memory, Error> {
         )
     };
     if base == libc::MAP_FAILED {
-        return Err(Error::system("map the tables into memory")(io::Error::last_os_error()));
+        return Err(Error::system(format!("map {:?} into memory", map.name()))(io::Error::last_os_error()));
     }
     let base = NonNull::new(base.cast()).expect("mmap never maps address 0 unasked");
-    let mapping = Mapping { base, bytes, _map: map };
+    Ok(Mapping { base, bytes, _map: map })
+}
+
+/// Maps the tables: stores to this memory are what packets read.
+pub(crate) fn map_cells(map: MapHandle) -> Result<Memory, Error> {
+    let cells = map.max_entries();
+    let mapping = map_array(map)?;
     // SAFETY: page aligned and mapped read-write for `cells` cells as long as `mapping` lives. The map is
     // shared with the programs, which read the tables by the rules of cells.h and write only the words
     // that are theirs; that there is one writer is the caller's duty (an agent holds a lock).
-    Ok(unsafe { Memory::from_raw(base, cells, Arc::new(mapping)) })
+    Ok(unsafe { Memory::from_raw(mapping.base, cells, Arc::new(mapping)) })
+}
+
+/// Maps an array of which packets and agents change words, such as a table of sessions.
+pub(crate) fn map_region(map: MapHandle) -> Result<Region, Error> {
+    let mapping = map_array(map)?;
+    // SAFETY: page aligned and mapped read-write for that many bytes as long as `mapping` lives; the
+    // programs access it by atomic instructions or as single words.
+    Ok(unsafe { Region::from_raw(mapping.base, mapping.bytes, Arc::new(mapping)) })
 }

@@ -26,6 +26,8 @@ pub enum ObjectName {
     TablesTest,
     /// `meters_flows_test.bpf.c`: meters and flow statistics, for tests
     MetersFlowsTest,
+    /// `sessions_test.bpf.c`: the session tables' C, for tests
+    SessionsTest,
 }
 
 impl ObjectName {
@@ -38,6 +40,7 @@ impl ObjectName {
             Self::SwitchPort => "switch_port",
             Self::TablesTest => "tables_test",
             Self::MetersFlowsTest => "meters_flows_test",
+            Self::SessionsTest => "sessions_test",
         }
     }
 

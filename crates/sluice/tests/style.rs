@@ -16,11 +16,12 @@ const UNSAFE_ROOMS: [&str; 2] = ["crates/tables/", "crates/datapath/"];
 /// Which crates of the workspace each crate may depend on, tests included.
 const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-types", &[]),
-    ("sluice-tables", &["sluice-types"]),
+    ("sluice-tables", &["sluice-types", "sluice-tables-testing"]),
+    ("sluice-tables-testing", &[]),
     ("sluice-store", &["sluice-types"]),
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),
-    ("sluice-datapath", &["sluice-types", "sluice-tables"]),
+    ("sluice-datapath", &["sluice-types", "sluice-tables", "sluice-tables-testing"]),
     ("sluice-controller", &["sluice-types", "sluice-store", "sluice-southbound"]),
     ("sluice-agent", &["sluice-types", "sluice-tables", "sluice-southbound", "sluice-datapath"]),
     (

@@ -1,5 +1,5 @@
-//! `bpf/include/cells.h`, `drops.h`, `flows.h` and `meters.h`, bound at build
-//! time: the layout that the writer here and the eBPF programs share.
+//! `bpf/include/cells.h`, `drops.h`, `flows.h`, `meters.h` and `session_layout.h`,
+//! bound at build time: the layout that Rust and the eBPF programs share.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 
 include!(concat!(env!("OUT_DIR"), "/layout.rs"));
@@ -28,4 +28,8 @@ const _: () = {
     assert!(size_of::<meter_table>() == cell);
     assert!(size_of::<meter>() == cell);
     assert!(CELL_EXACT_ROOT + 1 == CELL_NODE);
+    assert!(size_of::<session4>() == 64 && size_of::<session6>() == 96);
+    assert!(size_of::<session_bucket4>() == 9 * cell && size_of::<session_bucket6>() == 13 * cell);
+    assert!(size_of::<session_config>() == 4 * cell);
+    assert!(core::mem::offset_of!(session_bucket4, record) == core::mem::offset_of!(session_bucket6, record));
 };

@@ -5,8 +5,8 @@
 //! agents; the code is the same. [`NodeTables`] writes: it keeps free cells
 //! (`pool`), the exact match (`exact`) and the longest-prefix match (`lpm`) in
 //! order, and reuses what it unlinked after a [`Grace`] period. [`Reader`] reads
-//! as packets do. [`flows`] and [`meters`] are tables that packets write: memory
-//! of their own, configured and read here.
+//! as packets do. [`sessions`], [`flows`] and [`meters`] are tables that packets
+//! write: memory of their own, laid out, swept and read here.
 
 pub mod drops;
 mod error;
@@ -22,6 +22,7 @@ pub mod meters;
 mod node;
 mod pool;
 mod reader;
+pub mod sessions;
 mod spec;
 
 pub use error::Error;

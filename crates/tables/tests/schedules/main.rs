@@ -14,6 +14,9 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 
+// Links the functions below.
+use sluice_tables_testing as _;
+
 unsafe extern "C-unwind" {
     fn schedule_init(point: extern "C-unwind" fn(), tries: c_int);
     fn schedule_meter_take(meter: *mut meter, direction: u32, bytes: u32, now_ns: u64) -> c_int;

@@ -1,0 +1,641 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The session table for packet programs: see session_layout.h for what it is.
+ *
+ * The includer provides
+ *
+ *   struct session_bucket4 *session_bucket4_at(__u32 index);
+ *   struct session_bucket6 *session_bucket6_at(__u32 index);
+ *
+ * the bucket, or NULL where the index is out of bounds. A packet's way, with
+ * `family` a constant 4 or 6 and `now` = session_ticks(bpf_ktime_get_coarse_ns()):
+ *
+ *   session_query4(config, vni, protocol, source, destination, ports..., &query);
+ *   answer = session_find(4, &query, now, &hit);
+ *   if (answer == SESSION_MISS) {
+ *           ... may it begin a session? ...
+ *           answer = session_create(4, config, &query, action0, action1, now, &hit);
+ *   }
+ *   if (answer == SESSION_HIT || answer == SESSION_CREATED)
+ *           answer = session_touch(4, config, &hit, protocol, tcp_flags, bytes, now);
+ *
+ * What is found is used and forgotten within one run of a program. No loop is
+ * unbounded, and nothing sleeps or calls a helper but the includer's functions.
+ * session_maps.h has these as functions that the verifier looks at once.
+ *
+ * All shared memory is accessed by the five macros below, so that a host build
+ * can put a scheduling point before each access.
+ */
+#ifndef SLUICE_SESSIONS_H
+#define SLUICE_SESSIONS_H
+
+#include "session_layout.h"
+
+#ifndef READ_ONCE
+#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+#endif
+#ifndef SESSION_WRITE
+#define SESSION_WRITE(x, value) (*(volatile typeof(x) *)&(x) = (value))
+#endif
+#ifndef SESSION_CAS /* the old value */
+#define SESSION_CAS(at, from, to) __sync_val_compare_and_swap(at, from, to)
+#endif
+#ifndef SESSION_ADD
+#define SESSION_ADD(at, by) ((void)__sync_fetch_and_add(at, by))
+#endif
+#ifndef SESSION_OR
+#define SESSION_OR(at, bits) ((void)__sync_fetch_and_or(at, bits))
+#endif
+
+/* How often a swap that others won is tried anew. */
+#define SESSION_ATTEMPTS 4
+
+#define SESSION_TCP 6
+#define SESSION_UDP 17
+#define SESSION_ICMP 1
+#define SESSION_ICMPV6 58
+
+#define SESSION_TCP_FIN 0x01
+#define SESSION_TCP_SYN 0x02
+#define SESSION_TCP_RST 0x04
+#define SESSION_TCP_ACK 0x10
+
+/* A packet's key, prepared once for finding and creating. */
+struct session_query {
+	__u64 key[SESSION_KEY6_WORDS]; /* IPv4: the first two */
+	__u64 want;   /* tag word of a live record, without generation and expiry */
+	__u32 one;    /* buckets, in the order of searching */
+	__u32 two;
+	__u32 source; /* which endpoint sends: 0 or 1 */
+};
+
+/* A session that was found, valid until the program ends; indices, so that functions can hand it on. */
+struct session_hit {
+	__u64 word;	 /* tag word, as seen */
+	__u32 bucket;
+	__u32 slot;
+	__u32 direction; /* of this packet: SESSION_ORIGINAL or SESSION_REPLY */
+	__u32 reserved;
+};
+
+static __always_inline __u32 session_ticks(__u64 now_ns)
+{
+	return now_ns / SESSION_TICK_NS;
+}
+
+static __always_inline int session_is_past(__u64 word, __u32 now)
+{
+	return (__s32)((__u32)(word >> SESSION_EXPIRES_SHIFT) - now) <= 0;
+}
+
+/*
+ * NH of UMAC (RFC 4418 section 5.2.2) over the words of the key, then a mixer:
+ * for two keys chosen without knowing hash_key, NH collides with a chance of
+ * 2^-32. A tenant cannot aim at a bucket.
+ */
+static __always_inline __u64 session_hash(const struct session_config *config, const __u64 *key,
+					  int words)
+{
+	__u64 sum = 0;
+
+#pragma unroll
+	for (int i = 0; i < words; i++) {
+		__u64 secret = READ_ONCE(config->hash_key[i]);
+		__u32 low = (__u32)key[i] + (__u32)secret;
+		__u32 high = (__u32)(key[i] >> 32) + (__u32)(secret >> 32);
+
+		sum += (__u64)low * high;
+	}
+	sum = (sum ^ READ_ONCE(config->seed)) * 0x9e3779b97f4a7c15ull;
+	sum ^= sum >> 32;
+	sum *= 0xd6e8feb86659fd93ull;
+	return sum ^ (sum >> 32);
+}
+
+/*
+ * Buckets come from the upper bits of each half of the hash; the tag from a
+ * product of all of them. Tables that were not laid out have no bucket.
+ */
+static __always_inline void session_place(struct session_query *query, __u64 hash, __u32 buckets)
+{
+	if (buckets < 2) {
+		query->one = query->two = ~0u;
+		return;
+	}
+	query->one = ((hash & 0xffffffff) * buckets) >> 32;
+	query->two = ((hash >> 32) * buckets) >> 32;
+	if (query->two == query->one)
+		query->two = query->one + 1 == buckets ? 0 : query->one + 1;
+	query->want = (hash * 0xa0761d6478bd642full) >> 48 << SESSION_TAG_SHIFT | SESSION_LIVE;
+}
+
+static __always_inline __u64 session_who(__u32 vni, __u8 protocol, __u16 port0, __u16 port1)
+{
+	return (vni & 0xffffff) | (__u64)protocol << SESSION_PROTOCOL_SHIFT |
+	       (__u64)port0 << SESSION_PORT0_SHIFT | (__u64)port1 << SESSION_PORT1_SHIFT;
+}
+
+/* Addresses and ports in host order, of the packet. ICMP echo: the identifier twice. */
+static __always_inline void session_query4(const struct session_config *config, __u32 vni,
+					   __u8 protocol, __u32 source, __u32 destination,
+					   __u16 source_port, __u16 destination_port,
+					   struct session_query *query)
+{
+	if (((__u64)source << 16 | source_port) <= ((__u64)destination << 16 | destination_port)) {
+		query->source = 0;
+		query->key[0] = session_who(vni, protocol, source_port, destination_port);
+		query->key[1] = source | (__u64)destination << 32;
+	} else {
+		query->source = 1;
+		query->key[0] = session_who(vni, protocol, destination_port, source_port);
+		query->key[1] = destination | (__u64)source << 32;
+	}
+	session_place(query, session_hash(config, query->key, SESSION_KEY4_WORDS),
+		      READ_ONCE(config->buckets4));
+}
+
+/* Addresses as host-order halves, high half first. */
+static __always_inline void session_query6(const struct session_config *config, __u32 vni,
+					   __u8 protocol, const __u64 source[2],
+					   const __u64 destination[2], __u16 source_port,
+					   __u16 destination_port, struct session_query *query)
+{
+	__u64 s0 = source[0], s1 = source[1], d0 = destination[0], d1 = destination[1];
+	int ordered = s0 != d0 ? s0 < d0 : s1 != d1 ? s1 < d1 : source_port <= destination_port;
+
+	if (ordered) {
+		query->source = 0;
+		query->key[0] = session_who(vni, protocol, source_port, destination_port);
+		query->key[1] = s0;
+		query->key[2] = s1;
+		query->key[3] = d0;
+		query->key[4] = d1;
+	} else {
+		query->source = 1;
+		query->key[0] = session_who(vni, protocol, destination_port, source_port);
+		query->key[1] = d0;
+		query->key[2] = d1;
+		query->key[3] = s0;
+		query->key[4] = s1;
+	}
+	session_place(query, session_hash(config, query->key, SESSION_KEY6_WORDS),
+		      READ_ONCE(config->buckets6));
+}
+
+/*
+ * Below, `family` is 4 or 6, a constant everywhere: what differs is folded away
+ * when the functions are inlined. A bucket begins with its tag words in both.
+ */
+static __always_inline __u64 *session_tags(int family, __u32 index)
+{
+	if (family == 4) {
+		struct session_bucket4 *bucket = session_bucket4_at(index);
+
+		return bucket ? bucket->tag : (__u64 *)0;
+	} else {
+		struct session_bucket6 *bucket = session_bucket6_at(index);
+
+		return bucket ? bucket->tag : (__u64 *)0;
+	}
+}
+
+static __always_inline void *session_record(int family, __u64 *tags, __u32 slot)
+{
+	slot &= SESSION_SLOTS - 1;
+	return family == 4 ? (void *)&((struct session_bucket4 *)tags)->record[slot] :
+			     (void *)&((struct session_bucket6 *)tags)->record[slot];
+}
+
+static __always_inline struct session_data *session_data_of(int family, __u64 *tags, __u32 slot)
+{
+	void *record = session_record(family, tags, slot);
+
+	return family == 4 ? &((struct session4 *)record)->data : &((struct session6 *)record)->data;
+}
+
+/*
+ * Slots as bits: the words of which the low half is `want` where `mask` has
+ * ones. Without a branch, and the compiler must not know that it compares: it
+ * would branch at each slot, and the verifier would follow 2^SESSION_SLOTS ways.
+ */
+static __always_inline __u32 session_matches(const __u64 *tags, __u32 want, __u32 mask)
+{
+	__u32 found = 0;
+
+#pragma unroll
+	for (int i = 0; i < SESSION_SLOTS; i++) {
+		__u64 differs = ((__u32)READ_ONCE(tags[i]) ^ want) & mask;
+
+		/* Its top bit is now that of a slot that matches. */
+		differs -= 1;
+		asm volatile("" : "+r"(differs));
+		found |= (__u32)(differs >> 63) << i;
+	}
+	return found;
+}
+
+/* Number of the lowest of eight bits, of which one is set; without a branch. */
+static __always_inline __u32 session_lowest(__u32 bits)
+{
+	/* The top three bits of 2^n * 0x17000000 differ for each n; the other constant says whose they are. */
+	return 0x56374210u >> (((bits & -bits) * 0x17000000u) >> 29) * 4 & 7;
+}
+
+/* How many of eight bits are set. */
+static __always_inline __u32 session_count(__u32 bits)
+{
+	bits = (bits & 0x55) + (bits >> 1 & 0x55);
+	bits = (bits & 0x33) + (bits >> 2 & 0x33);
+	return (bits & 0x0f) + (bits >> 4 & 0x0f);
+}
+
+/* The slot that a key takes if it is empty, else the next one that is; by the tag, so that it is evenly spread. */
+static __always_inline __u32 session_preferred(const struct session_query *query)
+{
+	return query->want >> SESSION_TAG_SHIFT & (SESSION_SLOTS - 1);
+}
+
+static __always_inline int session_has_key(int family, __u64 *tags, __u32 slot, const __u64 *key)
+{
+	__u64 *words = session_record(family, tags, slot);
+	__u64 differs = (READ_ONCE(words[0]) ^ key[0]) | (READ_ONCE(words[1]) ^ key[1]);
+
+	if (family == 6) {
+		differs |= READ_ONCE(words[2]) ^ key[2];
+		differs |= READ_ONCE(words[3]) ^ key[3];
+		differs |= READ_ONCE(words[4]) ^ key[4];
+	}
+	return !differs;
+}
+
+#define SESSION_ALL ((1u << SESSION_SLOTS) - 1)
+#define SESSION_MATCH_MASK (SESSION_TAG_MASK << SESSION_TAG_SHIFT | SESSION_STATE_MASK)
+/* What to do with the key's record when it is past its time. */
+enum session_past { SESSION_PASS_OVER, SESSION_MAKE_DIE };
+
+static __always_inline void session_found(int family, __u64 *tags, __u32 bucket, __u32 slot,
+					  __u64 word, const struct session_query *query,
+					  struct session_hit *hit)
+{
+	__u32 state = READ_ONCE(session_data_of(family, tags, slot)->state);
+
+	hit->word = word;
+	hit->bucket = bucket;
+	hit->slot = slot;
+	/* The endpoint that sends, and the one that sent first. */
+	hit->direction = (state ^ query->source) & SESSION_ORIGINATOR ? SESSION_REPLY : SESSION_ORIGINAL;
+}
+
+/*
+ * The key's live record. 1: found; 0: not. Both buckets' words are read before
+ * any is looked at, so that the two cache misses are one.
+ */
+static __always_inline int session_look(int family, __u64 *one, __u64 *two,
+					const struct session_query *query, __u32 now,
+					enum session_past past, struct session_hit *hit)
+{
+	__u32 found1 = session_matches(one, query->want, SESSION_MATCH_MASK);
+	__u32 found2 = session_matches(two, query->want, SESSION_MATCH_MASK);
+
+	for (int i = 0; i < 2 * SESSION_SLOTS && (found1 | found2); i++) {
+		int second = !found1;
+		__u32 slot = session_lowest(second ? found2 : found1);
+		__u64 *tags = second ? two : one;
+		__u64 seen = READ_ONCE(tags[slot]);
+
+		if (second)
+			found2 &= found2 - 1;
+		else
+			found1 &= found1 - 1;
+		if ((seen & SESSION_MATCH_MASK) != query->want ||
+		    !session_has_key(family, tags, slot, query->key))
+			continue;
+		if (session_is_past(seen, now)) {
+			__u64 live = seen;
+
+			if (past == SESSION_PASS_OVER)
+				continue;
+			seen = SESSION_CAS(&tags[slot], live, live | SESSION_DYING);
+			/* Refreshed in between, else it is dying now. */
+			if (seen == live || (seen & SESSION_MATCH_MASK) != query->want)
+				continue;
+		}
+		session_found(family, tags, second ? query->two : query->one, slot, seen, query, hit);
+		return 1;
+	}
+	return 0;
+}
+
+/*
+ * Begins to fetch the record that a key would have with all slots to choose
+ * from: for most it is theirs, and comes while the tag words do. The loads are
+ * for the cache alone.
+ */
+static __always_inline void session_fetch(int family, __u64 *tags, const struct session_query *query)
+{
+	__u64 *words = session_record(family, tags, session_preferred(query));
+
+	(void)READ_ONCE(words[0]);
+	/* IPv6 records lie in two lines. */
+	if (family == 6)
+		(void)READ_ONCE(words[8]);
+}
+
+/* Finds a packet's session. SESSION_HIT or SESSION_MISS. */
+static __always_inline enum session_answer session_find(int family, const struct session_query *query,
+							__u32 now, struct session_hit *hit)
+{
+	__u64 *one = session_tags(family, query->one), *two = session_tags(family, query->two);
+
+	if (!one || !two)
+		return SESSION_MISS;
+	session_fetch(family, one, query);
+	session_fetch(family, two, query);
+	for (int i = 0; i < 2; i++) {
+		if (session_look(family, one, two, query, now, SESSION_PASS_OVER, hit))
+			return SESSION_HIT;
+		/* A dying one may have been a duplicate of one that was passed before it was there. */
+		if (!session_matches(two, query->want | SESSION_DYING, SESSION_MATCH_MASK) &&
+		    !session_matches(one, query->want | SESSION_DYING, SESSION_MATCH_MASK))
+			break;
+	}
+	return SESSION_MISS;
+}
+
+/* Makes a live record die, refreshed or not. 1: by this call; 0: it had died; -1: refreshed too often. */
+static __always_inline int session_kill(__u64 *tag, __u64 word)
+{
+	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
+		__u64 seen = SESSION_CAS(tag, word, word | SESSION_DYING);
+
+		if (seen == word)
+			return 1;
+		/* Everything but the expiry is as it was: it was refreshed. */
+		if ((__u32)(seen ^ word))
+			return 0;
+		word = seen;
+	}
+	return -1;
+}
+
+/* Fills a claimed slot. */
+static __always_inline void session_fill(int family, __u64 *tags, __u32 slot,
+					 const struct session_query *query, __u32 action0,
+					 __u32 action1, __u32 now)
+{
+	__u64 *words = session_record(family, tags, slot);
+	struct session_data *data = session_data_of(family, tags, slot);
+
+	SESSION_WRITE(words[0], query->key[0]);
+	SESSION_WRITE(words[1], query->key[1]);
+	if (family == 6) {
+		SESSION_WRITE(words[2], query->key[2]);
+		SESSION_WRITE(words[3], query->key[3]);
+		SESSION_WRITE(words[4], query->key[4]);
+	}
+	SESSION_WRITE(data->created_at, now);
+	SESSION_WRITE(data->state, query->source ? SESSION_ORIGINATOR : 0);
+	SESSION_WRITE(data->packets[0], 0);
+	SESSION_WRITE(data->packets[1], 0);
+	SESSION_WRITE(data->bytes[0], 0);
+	SESSION_WRITE(data->bytes[1], 0);
+	SESSION_WRITE(data->action[0], action0);
+	SESSION_WRITE(data->action[1], action1);
+}
+
+/* The idle time of a session in this state, in ticks. */
+static __always_inline __u32 session_timeout(const struct session_config *config, __u8 protocol,
+					     __u32 state)
+{
+	const struct session_timeouts *timeouts = &config->timeouts;
+	__u32 both = SESSION_FIN | SESSION_FIN << 1;
+
+	switch (protocol) {
+	case SESSION_TCP:
+		if (state & SESSION_RST || (state & both) == both)
+			return READ_ONCE(timeouts->tcp_closing);
+		return state & SESSION_CONFIRMED ? READ_ONCE(timeouts->tcp_established) :
+						   READ_ONCE(timeouts->tcp_new);
+	case SESSION_UDP:
+		return state & SESSION_REPLIED ? READ_ONCE(timeouts->udp_two_way) :
+						 READ_ONCE(timeouts->udp_one_way);
+	case SESSION_ICMP:
+	case SESSION_ICMPV6:
+		return READ_ONCE(timeouts->icmp);
+	default:
+		return READ_ONCE(timeouts->other);
+	}
+}
+
+/*
+ * Looks for duplicates in one bucket after `mine` was published there or in the
+ * other bucket: those before it in the order win, those behind it die. Slots of
+ * `before` are before it. 1: `mine` has died, hit is the winner.
+ */
+static __always_inline int session_settle(int family, __u64 *tags, __u32 bucket, __u32 before,
+					  __u32 behind, struct session_config *config,
+					  const struct session_query *query, __u64 *mine,
+					  __u64 published, struct session_hit *hit)
+{
+	__u32 found = session_matches(tags, query->want, SESSION_MATCH_MASK) & (before | behind);
+
+	for (int i = 0; i < SESSION_SLOTS && found; i++) {
+		__u32 slot = session_lowest(found);
+		__u64 word = READ_ONCE(tags[slot]);
+		int killed, loses = before >> slot & 1;
+
+		found &= found - 1;
+		if ((word & SESSION_MATCH_MASK) != query->want ||
+		    !session_has_key(family, tags, slot, query->key))
+			continue;
+		killed = session_kill(loses ? mine : &tags[slot], loses ? published : word);
+		if (killed)
+			SESSION_ADD(killed > 0 ? &config->duplicates : &config->busy, 1);
+		if (!loses)
+			continue;
+		session_found(family, tags, bucket, slot, word, query, hit);
+		return 1;
+	}
+	return 0;
+}
+
+#define SESSION_NO_SLOT (-1)
+#define SESSION_NO_LUCK (-2)
+
+/* Claims a slot of the emptier bucket: the slot, plus SESSION_SLOTS in the second one. */
+static __always_inline int session_claim(__u64 *one, __u64 *two, const struct session_query *query,
+					 __u64 *word)
+{
+	__u32 preferred = session_preferred(query);
+
+	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
+		__u32 empty1 = session_matches(one, SESSION_EMPTY, SESSION_STATE_MASK);
+		__u32 empty2 = session_matches(two, SESSION_EMPTY, SESSION_STATE_MASK);
+		int second = session_count(empty2) > session_count(empty1);
+		__u32 empty = second ? empty2 : empty1;
+		/* The lowest one from the preferred one on, and around. */
+		__u32 slot = (session_lowest((empty | empty << SESSION_SLOTS) >> preferred & SESSION_ALL) +
+			      preferred) & (SESSION_SLOTS - 1);
+		__u64 *tag = second ? &two[slot] : &one[slot];
+		__u64 seen;
+
+		if (!(empty1 | empty2))
+			return SESSION_NO_SLOT;
+		seen = READ_ONCE(*tag);
+		if ((seen & SESSION_STATE_MASK) != SESSION_EMPTY ||
+		    SESSION_CAS(tag, seen, seen | SESSION_CLAIMED) != seen)
+			continue;
+		*word = seen;
+		return second ? slot + SESSION_SLOTS : slot;
+	}
+	return SESSION_NO_LUCK;
+}
+
+/*
+ * Begins a session, of which the query's sender is the originator, with the
+ * timeout of an unanswered one. SESSION_CREATED; SESSION_HIT if another packet
+ * was faster (the direction may then be SESSION_REPLY, and the actions are the
+ * other's); SESSION_FULL; SESSION_BUSY.
+ */
+static __always_inline enum session_answer session_create(int family, struct session_config *config,
+							  const struct session_query *query,
+							  __u32 action0, __u32 action1, __u32 now,
+							  struct session_hit *hit)
+{
+	__u64 *one = session_tags(family, query->one), *two = session_tags(family, query->two);
+	__u32 timeout = session_timeout(config, query->key[0] >> SESSION_PROTOCOL_SHIFT, 0);
+	__u64 published = (__u64)(now + timeout) << SESSION_EXPIRES_SHIFT | query->want;
+	__u32 slot, before, behind;
+	__u64 word = 0, *tags;
+	int position;
+
+	if (!one || !two)
+		return SESSION_MISS;
+	if (session_look(family, one, two, query, now, SESSION_MAKE_DIE, hit))
+		return SESSION_HIT;
+	position = session_claim(one, two, query, &word);
+	if (position < 0) {
+		SESSION_ADD(position == SESSION_NO_SLOT ? &config->full[family == 6] : &config->busy, 1);
+		return position == SESSION_NO_SLOT ? SESSION_FULL : SESSION_BUSY;
+	}
+	tags = position < SESSION_SLOTS ? one : two;
+	slot = position & (SESSION_SLOTS - 1);
+	session_fill(family, tags, slot, query, action0, action1, now);
+	published |= word & SESSION_GENERATION_MASK << SESSION_GENERATION_SHIFT;
+	/* The slot is this packet's, so the swap cannot fail; it is for the barrier. */
+	SESSION_CAS(&tags[slot], word | SESSION_CLAIMED, published);
+	before = (1u << position) - 1;
+	behind = ~(before | 1u << position);
+	if (session_settle(family, one, query->one, before & SESSION_ALL, behind & SESSION_ALL, config,
+			   query, &tags[slot], published, hit) ||
+	    session_settle(family, two, query->two, before >> SESSION_SLOTS & SESSION_ALL,
+			   behind >> SESSION_SLOTS & SESSION_ALL, config, query, &tags[slot],
+			   published, hit))
+		return SESSION_HIT;
+	hit->word = published;
+	hit->bucket = position < SESSION_SLOTS ? query->one : query->two;
+	hit->slot = slot;
+	hit->direction = SESSION_ORIGINAL;
+	return SESSION_CREATED;
+}
+
+/* Ends a session that was found. SESSION_HIT: by this call; SESSION_GONE; SESSION_BUSY, counted. */
+static __always_inline enum session_answer session_end(int family, struct session_config *config,
+						       const struct session_hit *hit)
+{
+	__u64 *tags = session_tags(family, hit->bucket);
+	int killed;
+
+	if (!tags)
+		return SESSION_GONE;
+	killed = session_kill(&tags[hit->slot & (SESSION_SLOTS - 1)], hit->word);
+	if (killed < 0)
+		SESSION_ADD(&config->busy, 1);
+	return killed > 0 ? SESSION_HIT : killed ? SESSION_BUSY : SESSION_GONE;
+}
+
+/* The state with what this packet tells; `flags` are TCP's, 0 for other protocols. */
+static __always_inline __u32 session_next_state(__u32 state, __u8 protocol, __u8 flags, __u32 direction)
+{
+	__u32 next = state;
+
+	if (direction == SESSION_REPLY)
+		next |= SESSION_REPLIED;
+	else if (state & SESSION_REPLIED && (protocol != SESSION_TCP || flags & SESSION_TCP_ACK))
+		next |= SESSION_CONFIRMED;
+	if (protocol == SESSION_TCP && flags & SESSION_TCP_FIN)
+		next |= SESSION_FIN << direction;
+	if (protocol == SESSION_TCP && flags & SESSION_TCP_RST)
+		next |= SESSION_RST;
+	return next;
+}
+
+/* Sets the expiry if it is worth it. */
+static __always_inline enum session_answer session_refresh(struct session_config *config, __u64 *tag,
+							   struct session_hit *hit, __u32 expires)
+{
+	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
+		__u32 gain = expires - (__u32)(hit->word >> SESSION_EXPIRES_SHIFT);
+		__u64 to = (__u64)expires << SESSION_EXPIRES_SHIFT | (__u32)hit->word;
+		__u64 seen;
+
+		/* Between -SESSION_REFRESH_TICKS and SESSION_REFRESH_TICKS, both excluded. */
+		if (gain + (SESSION_REFRESH_TICKS - 1) <= 2 * (SESSION_REFRESH_TICKS - 1))
+			return SESSION_HIT;
+		seen = SESSION_CAS(tag, hit->word, to);
+		if (seen == hit->word) {
+			hit->word = to;
+			return SESSION_HIT;
+		}
+		if ((__u32)(seen ^ hit->word))
+			return SESSION_GONE;
+		hit->word = seen;
+	}
+	SESSION_ADD(&config->busy, 1);
+	return SESSION_BUSY;
+}
+
+/*
+ * A packet of a session that was found or created: counts it, follows TCP's
+ * state by its flags (0 for other protocols) and moves the expiry, if that
+ * differs by SESSION_REFRESH_TICKS; mostly nothing but the counters is written.
+ * `bytes` is up to the caller's notion of length.
+ *
+ * SESSION_HIT; SESSION_GONE: it has died, or this is the SYN of a new connection
+ * on the ports of one that is closed, which ends the old session, so that the
+ * new one is judged afresh; SESSION_BUSY: counted, but not refreshed.
+ */
+static __always_inline enum session_answer session_touch(int family, struct session_config *config,
+							 struct session_hit *hit, __u8 protocol,
+							 __u8 flags, __u32 bytes, __u32 now)
+{
+	__u64 *tags = session_tags(family, hit->bucket);
+	__u32 slot = hit->slot & (SESSION_SLOTS - 1), direction = hit->direction & 1;
+	__u32 both = SESSION_FIN | SESSION_FIN << 1;
+	struct session_data *data;
+	__u32 state, next;
+
+	if (!tags)
+		return SESSION_GONE;
+	data = session_data_of(family, tags, slot);
+	state = READ_ONCE(data->state);
+	if (protocol == SESSION_TCP && (flags & (SESSION_TCP_SYN | SESSION_TCP_ACK)) == SESSION_TCP_SYN &&
+	    (state & SESSION_RST || (state & both) == both))
+		return session_end(family, config, hit) == SESSION_BUSY ? SESSION_BUSY : SESSION_GONE;
+	next = session_next_state(state, protocol, flags, direction);
+	if (next != state)
+		SESSION_OR(&data->state, next ^ state);
+	SESSION_ADD(&data->packets[direction], 1);
+	SESSION_ADD(&data->bytes[direction], bytes);
+	return session_refresh(config, &tags[slot], hit, now + session_timeout(config, protocol, next));
+}
+
+/* The record of a session that was found: its state, counters and actions. */
+static __always_inline struct session_data *session_data_at(int family, const struct session_hit *hit)
+{
+	__u64 *tags = session_tags(family, hit->bucket);
+
+	return tags ? session_data_of(family, tags, hit->slot) : (struct session_data *)0;
+}
+
+#endif

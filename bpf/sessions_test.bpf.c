@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * Works on the session tables for tests, through the same functions as the
+ * packet programs. A "packet" is an array of operations, answered in place.
+ */
+#include "session_maps.h"
+#include "sessions_test.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#define OPERATIONS_MAX 16
+
+/* Global, so that the verifier looks at each once and not for every operation. */
+__attribute__((noinline)) int run4(struct session_test *test)
+{
+	struct session_config *config = session_config_at();
+
+	if (config && test)
+		session_test_run(4, config, test);
+	return 0;
+}
+
+__attribute__((noinline)) int run6(struct session_test *test)
+{
+	struct session_config *config = session_config_at();
+
+	if (config && test)
+		session_test_run(6, config, test);
+	return 0;
+}
+
+/* The operation in hand: the stack is for the calls below. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct session_test);
+} scratch SEC(".maps");
+
+SEC("xdp")
+int sessions_test(struct xdp_md *ctx)
+{
+	__u32 zero = 0;
+	struct session_test *test = bpf_map_lookup_elem(&scratch, &zero);
+
+	if (!test)
+		return XDP_ABORTED;
+	for (__u32 i = 0; i < OPERATIONS_MAX; i++) {
+		struct session_test *at = (void *)(long)ctx->data;
+		void *end = (void *)(long)ctx->data_end;
+
+		at += i;
+		if ((void *)(at + 1) > end)
+			break;
+		*test = *at;
+		if (test->family == 4)
+			run4(test);
+		else
+			run6(test);
+		at = (void *)(long)ctx->data;
+		end = (void *)(long)ctx->data_end;
+		at += i;
+		if ((void *)(at + 1) > end)
+			break;
+		*at = *test;
+	}
+	return XDP_PASS;
+}

@@ -1,0 +1,328 @@
+//! Session tables in real BPF arrays: the eBPF programs, the Rust side and a
+//! naive model agree, also with two processors creating and a sweep beside
+//! them. Needs root.
+
+#[path = "../../tables/tests/support/history.rs"]
+mod history;
+
+use libbpf_rs::ProgramInput;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use sluice_datapath::{Datapath, ObjectName, SESSION_MAPS, Settings, flush};
+use sluice_tables::Membarrier;
+use sluice_tables::sessions::{Direction, Family, Flow, Sessions, Timeouts};
+use sluice_tables_testing::{self as testing, OPERATION_BYTES, session_test};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc;
+
+/// `OPERATIONS_MAX` of `bpf/sessions_test.bpf.c`.
+const OPERATIONS_MAX: usize = 16;
+
+struct Kernel(Datapath);
+
+impl Kernel {
+    fn load([buckets4, buckets6]: [u32; 2], pin_dir: Option<&Path>) -> Self {
+        let settings =
+            Settings { object: ObjectName::SessionsTest, cells: 0, pin_dir: pin_dir.map(Path::to_owned) };
+        let sizes = [(SESSION_MAPS[0], buckets4), (SESSION_MAPS[1], buckets6)];
+        Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
+    }
+
+    /// Does the operations in their order.
+    fn run(&self, operations: &mut [session_test]) {
+        let program = self.0.program("sessions_test").unwrap();
+        for batch in operations.chunks_mut(OPERATIONS_MAX) {
+            let data: Vec<u8> = batch.iter().flat_map(testing::to_bytes).collect();
+            let mut out = vec![0; data.len()];
+            let input =
+                ProgramInput { data_in: Some(&data), data_out: Some(&mut out), ..ProgramInput::default() };
+            program.test_run(input).expect("the test program runs");
+            for (operation, answered) in batch.iter_mut().zip(out.chunks(OPERATION_BYTES)) {
+                *operation = testing::from_bytes(answered);
+            }
+        }
+    }
+}
+
+#[test]
+fn ebpf_rust_and_model_agree() {
+    let tables: Vec<Kernel> = [[2, 3], [7, 4]].map(|buckets| Kernel::load(buckets, None)).into();
+    let regions: Vec<_> = tables.iter().map(|kernel| kernel.0.sessions().unwrap()).collect();
+    let starts = prop::sample::select(vec![0, 0x7fff_fff0, 0xffff_ff00]);
+    let strategy = (0..tables.len(), any::<u64>(), starts, history::ops());
+    let config = ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() };
+    let result = TestRunner::new(config).run(&strategy, |(size, seed, start, ops)| {
+        history::run(&regions[size], seed, start, &ops, |asked| {
+            tables[size].run(std::slice::from_mut(asked));
+        });
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Pins that go when the test ends, however it does.
+struct Pins(PathBuf);
+
+impl Pins {
+    fn new(name: &str) -> Self {
+        let pins = Self(PathBuf::from(format!("/sys/fs/bpf/sluice-{name}-{}", std::process::id())));
+        flush(&pins.0).unwrap();
+        pins
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = flush(&self.0);
+    }
+}
+
+/// Flows of both families, by turns.
+fn flow(number: u32) -> Flow {
+    let (low, port) = (number / 2 % 5, (1000 + number) as u16);
+    let ends: [SocketAddr; 2] = if number.is_multiple_of(2) {
+        [(Ipv4Addr::from(0x0a00_0000 + low), port).into(), (Ipv4Addr::new(10, 0, 0, 3), 53).into()]
+    } else {
+        let at = |low: u32| Ipv6Addr::from((0xfd00_u128 << 112) + u128::from(low));
+        [(at(low), port).into(), (at(3), 53).into()]
+    };
+    Flow { vni: 9, protocol: 17, source: ends[0], destination: ends[1] }
+}
+
+fn operation(op: u32, flow: &Flow, now: u32, action: u32) -> session_test {
+    let mut asked = testing::operation(op, flow.vni, flow.protocol, [flow.source, flow.destination]);
+    (asked.now, asked.action, asked.bytes) = (now, [action, !action], 100);
+    asked
+}
+
+/// The session that was found is one of the flow that was asked for.
+fn assert_own(asked: &session_test) {
+    let (s, d) = ((asked.source, asked.source_port), (asked.destination, asked.destination_port));
+    let (low, high) = if s <= d { (s, d) } else { (d, s) };
+    let who = u64::from(asked.vni)
+        | u64::from(asked.protocol) << 24
+        | u64::from(low.1) << 32
+        | u64::from(high.1) << 48;
+    let expected = if asked.family == 4 {
+        [who, low.0[1] | high.0[1] << 32, 0, 0, 0]
+    } else {
+        [who, low.0[0], low.0[1], high.0[0], high.0[1]]
+    };
+    assert_eq!(asked.key, expected, "another key's session: {asked:?}");
+    assert_eq!(asked.found_action[0], !asked.found_action[1], "half a session: {asked:?}");
+}
+
+const KEYS: u32 = 48;
+
+/// All keys as packets of one side, the originator's or the other's.
+fn side_of_keys(side: u32, round: u32) -> Vec<session_test> {
+    let flows = (0..KEYS).map(|number| if side == 0 { flow(number) } else { flow(number).reversed() });
+    flows.map(|flow| operation(testing::SESSION_OP_PACKET, &flow, round, side)).collect()
+}
+
+/// Both sides' answers of one round, and what they left.
+fn check_round(sessions: &mut Sessions, round: u32, answers: [&[session_test]; 2]) {
+    for (number, (one, other)) in answers[0].iter().zip(answers[1]).enumerate() {
+        let created = [one, other].iter().filter(|a| a.answer == testing::SESSION_CREATED).count();
+        assert!(created >= 1, "{one:?} {other:?}");
+        for asked in [one, other] {
+            assert!([testing::SESSION_CREATED, testing::SESSION_HIT].contains(&asked.answer), "{asked:?}");
+            assert_own(asked);
+        }
+        let flow = flow(number as u32);
+        let (session, direction) = sessions.reader().lookup(&flow, round).expect("it was created");
+        let is_original = session.flow == flow;
+        assert_eq!(direction, if is_original { Direction::Original } else { Direction::Reply });
+        assert_eq!(session.action[0], u32::from(!is_original), "the originator's action");
+    }
+    assert_eq!(sessions.reader().iter().count(), KEYS as usize, "one record of each key, round {round}");
+    for number in 0..KEYS {
+        assert!(sessions.remove(&flow(number), round));
+    }
+    let swept = sessions.sweep(u32::MAX, round).unwrap();
+    assert!(swept.is_whole && swept.freed >= u64::from(KEYS), "{swept:?}");
+}
+
+/// Two processors create the same sessions, one from each direction.
+#[test]
+fn concurrent_creators_leave_one_session() {
+    const ROUNDS: u32 = 400;
+    let pins = Pins::new("creators");
+    // The tables must be there before both threads load.
+    let first = Kernel::load([32, 32], Some(&pins.0));
+    let regions = first.0.sessions().unwrap();
+    let mut sessions =
+        Sessions::create(&regions, 11, &Timeouts::default(), Membarrier::new().unwrap()).unwrap();
+    let arrived = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        let sides = [0, 1].map(|side| {
+            let (to_side, rounds) = mpsc::channel::<u32>();
+            let (to_main, answers) = mpsc::channel::<Vec<session_test>>();
+            let (pins, arrived) = (&pins, &arrived);
+            scope.spawn(move || {
+                let kernel = Kernel::load([32, 32], Some(&pins.0));
+                for round in rounds {
+                    let mut asked = side_of_keys(side, round);
+                    // Side by side, if the other one is about to come.
+                    arrived.fetch_add(1, Ordering::SeqCst);
+                    let together = || arrived.load(Ordering::SeqCst) >= 2 * (round + 1);
+                    (0..1_000_000).take_while(|_| !together()).for_each(|_| std::hint::spin_loop());
+                    kernel.run(&mut asked);
+                    to_main.send(asked).unwrap();
+                }
+            });
+            (to_side, answers)
+        });
+        for round in 0..ROUNDS {
+            for (to_side, _) in &sides {
+                to_side.send(round).unwrap();
+            }
+            let answers = [&sides[0], &sides[1]].map(|(_, answers)| answers.recv().unwrap());
+            check_round(&mut sessions, round, [&answers[0], &answers[1]]);
+        }
+        drop(sides);
+    });
+    println!("{:?} in {} creations", sessions.counters(), ROUNDS * KEYS);
+}
+
+const KEPT: u32 = 40;
+const CHURNING: u32 = 160;
+const ROUNDS: u32 = 4000;
+
+/// Time in ticks, and how far each side has got with it.
+struct Clock {
+    now: AtomicU32,
+    seen: [AtomicU32; 2],
+    stop: AtomicBool,
+}
+
+/// Stops the others when a side ends.
+struct StopAtEnd<'a>(&'a Clock);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Clock {
+    fn new(now: u32) -> Self {
+        let at = || AtomicU32::new(now);
+        Self { now: at(), seen: [at(), at()], stop: AtomicBool::new(false) }
+    }
+
+    fn now(&self) -> u32 {
+        self.now.load(Ordering::SeqCst)
+    }
+
+    /// The time for another round of a side. A packet's time is never far behind, as in a program
+    /// that asks the kernel: time does not pass before the other side has come near.
+    fn tick(&self, side: usize) -> u32 {
+        let now =
+            if side == 0 { self.now.fetch_add(1, Ordering::SeqCst).wrapping_add(1) } else { self.now() };
+        self.seen[side].store(now, Ordering::SeqCst);
+        let lag = || now.wrapping_sub(self.seen[1].load(Ordering::SeqCst)).cast_signed();
+        while side == 0 && lag() > 16 && !self.stop.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        now
+    }
+}
+
+/// Packets of one thread beside the sweep: sessions that are kept alive are
+/// there all the time, others come and go; none is another's.
+fn packets(kernel: &Kernel, side: u32, clock: &Clock) -> u64 {
+    let _stop = StopAtEnd(clock);
+    let mut found = 0;
+    for round in 0..ROUNDS {
+        if side == 1 && clock.stop.load(Ordering::SeqCst) {
+            break;
+        }
+        let now = clock.tick(side as usize);
+        let mut asked: Vec<session_test> = (0..KEPT)
+            .map(|number| {
+                let flow = if side == 0 { flow(number) } else { flow(number).reversed() };
+                operation(testing::SESSION_OP_TOUCH, &flow, now, 0)
+            })
+            .collect();
+        // A window that moves on: what it leaves expires before it comes around.
+        let churning = (0..24).map(|i| KEPT + (round / 8 * 3 + i) % CHURNING);
+        asked.extend(churning.map(|number| {
+            let flow = if (number + side).is_multiple_of(2) { flow(number) } else { flow(number).reversed() };
+            operation(testing::SESSION_OP_PACKET, &flow, now, number)
+        }));
+        kernel.run(&mut asked);
+        for (i, asked) in asked.iter().enumerate() {
+            if i < KEPT as usize {
+                assert_eq!(asked.answer, testing::SESSION_HIT, "round {round}: {asked:?}");
+                assert_eq!(asked.touched, testing::SESSION_HIT, "round {round}: {asked:?}");
+            }
+            if [testing::SESSION_HIT, testing::SESSION_CREATED].contains(&asked.answer) {
+                assert_own(asked);
+                found += 1;
+            } else {
+                // A bucket may be full of sessions that are not swept yet.
+                assert_eq!(asked.answer, testing::SESSION_FULL, "round {round}: {asked:?}");
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn sessions_stay_beside_a_sweep() {
+    let pins = Pins::new("sweep");
+    let first = Kernel::load([32, 32], Some(&pins.0));
+    let regions = first.0.sessions().unwrap();
+    // Kept ones are refreshed when they have 8 ticks less than this many seconds.
+    let timeouts = Timeouts { udp_one_way_s: 6, udp_two_way_s: 6, ..Timeouts::default() };
+    let grace = || Membarrier::new().unwrap();
+    let mut sessions = Sessions::create(&regions, 12, &timeouts, grace()).unwrap();
+    let clock = Clock::new(u32::MAX - 500);
+    let mut asked: Vec<session_test> = (0..KEPT)
+        .map(|number| operation(testing::SESSION_OP_CREATE, &flow(number), u32::MAX - 500, number))
+        .collect();
+    first.run(&mut asked);
+    assert!(asked.iter().all(|asked| asked.answer == testing::SESSION_CREATED));
+    std::thread::scope(|scope| {
+        let threads = [0, 1].map(|side| {
+            let (pins, clock) = (&pins, &clock);
+            scope.spawn(move || packets(&Kernel::load([32, 32], Some(&pins.0)), side, clock))
+        });
+        let (mut expired, mut freed, mut rounds) = (0, 0, 0_u32);
+        while !threads[0].is_finished() {
+            let swept = sessions.sweep(16, clock.now()).unwrap();
+            (expired, freed, rounds) = (expired + swept.expired, freed + swept.freed, rounds + 1);
+            if rounds.is_multiple_of(64) {
+                sessions = Sessions::adopt(&regions, clock.now(), grace()).unwrap();
+            }
+        }
+        for thread in threads {
+            assert!(thread.join().unwrap() > 1000);
+        }
+        assert!(expired > 0 && freed >= expired, "{expired} expired, {freed} freed");
+    });
+    let now = clock.now();
+    let mut flows: Vec<Flow> =
+        sessions.reader().iter().map(|session| session.flow.min(session.flow.reversed())).collect();
+    flows.sort();
+    let all = flows.len();
+    flows.dedup();
+    assert_eq!(flows.len(), all, "two live records of one key");
+    for number in 0..KEPT {
+        let (session, _) = sessions.reader().lookup(&flow(number), now).expect("kept");
+        assert_eq!(session.created_at, u32::MAX - 500, "never created anew");
+        assert_eq!(session.action, [number, !number]);
+        assert!(session.packets[0] >= u64::from(ROUNDS), "{session:?}");
+    }
+    // All that is left expires together.
+    let later = now + 8 * 100;
+    while !sessions.sweep(1024, later).unwrap().is_whole {}
+    while !sessions.sweep(1024, later).unwrap().is_whole {}
+    assert_eq!(sessions.reader().iter().count(), 0);
+    for family in [Family::Ipv4, Family::Ipv6] {
+        assert_eq!(sessions.fill(family).live, 0);
+    }
+}

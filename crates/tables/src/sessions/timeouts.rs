@@ -1,0 +1,127 @@
+//! The configuration that packets read.
+
+use super::region::Region;
+use crate::error::Error;
+use crate::layout::{self, session_config, session_timeouts};
+use std::mem::offset_of;
+
+const TICKS: u32 = layout::SESSION_TICKS_PER_SECOND;
+
+/// How long a session lives after its last packet, in seconds, each from
+/// [`Timeouts::MIN_S`] to [`Timeouts::MAX_S`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// TCP that is not yet answered and confirmed: 240 (RFC 5382 REQ-5,
+    /// transitory).
+    pub tcp_new_s: u32,
+    /// TCP: 7440 (RFC 5382 REQ-5: 2 hours 4 minutes).
+    pub tcp_established_s: u32,
+    /// TCP after RST or both FINs: 240 (RFC 5382 REQ-5, transitory).
+    pub tcp_closing_s: u32,
+    /// UDP that is not answered: 120 (the least of RFC 4787 REQ-5).
+    pub udp_one_way_s: u32,
+    /// UDP: 300 (RFC 4787 REQ-5 c).
+    pub udp_two_way_s: u32,
+    /// ICMP and ICMPv6 queries: 60 (RFC 5508 REQ-2).
+    pub icmp_s: u32,
+    /// All else: 300; no standard says.
+    pub other_s: u32,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            tcp_new_s: 240,
+            tcp_established_s: 7440,
+            tcp_closing_s: 240,
+            udp_one_way_s: 120,
+            udp_two_way_s: 300,
+            icmp_s: 60,
+            other_s: 300,
+        }
+    }
+}
+
+impl Timeouts {
+    /// The least: an expiry is refreshed only when it is a second off.
+    pub const MIN_S: u32 = 2;
+    /// The most: 30 days.
+    pub const MAX_S: u32 = 30 * 86_400;
+
+    pub(super) fn to_layout(self) -> Result<session_timeouts, Error> {
+        let ticks = |name: &str, seconds: u32| {
+            if (Self::MIN_S..=Self::MAX_S).contains(&seconds) {
+                return Ok(seconds * TICKS);
+            }
+            let (min, max) = (Self::MIN_S, Self::MAX_S);
+            Err(Error::Invalid(format!(
+                "session timeout {name} of {seconds} s is not within {min} to {max} s"
+            )))
+        };
+        Ok(session_timeouts {
+            tcp_new: ticks("tcp_new", self.tcp_new_s)?,
+            tcp_established: ticks("tcp_established", self.tcp_established_s)?,
+            tcp_closing: ticks("tcp_closing", self.tcp_closing_s)?,
+            udp_one_way: ticks("udp_one_way", self.udp_one_way_s)?,
+            udp_two_way: ticks("udp_two_way", self.udp_two_way_s)?,
+            icmp: ticks("icmp", self.icmp_s)?,
+            other: ticks("other", self.other_s)?,
+            reserved: 0,
+        })
+    }
+
+    pub(super) fn store(&self, config: &Region) -> Result<(), Error> {
+        for (at, ticks) in words(&self.to_layout()?) {
+            config.store32(at, ticks);
+        }
+        Ok(())
+    }
+
+    pub(super) fn load(config: &Region) -> Self {
+        let seconds = |offset| config.load32(offset_of!(session_config, timeouts) + offset) / TICKS;
+        Self {
+            tcp_new_s: seconds(offset_of!(session_timeouts, tcp_new)),
+            tcp_established_s: seconds(offset_of!(session_timeouts, tcp_established)),
+            tcp_closing_s: seconds(offset_of!(session_timeouts, tcp_closing)),
+            udp_one_way_s: seconds(offset_of!(session_timeouts, udp_one_way)),
+            udp_two_way_s: seconds(offset_of!(session_timeouts, udp_two_way)),
+            icmp_s: seconds(offset_of!(session_timeouts, icmp)),
+            other_s: seconds(offset_of!(session_timeouts, other)),
+        }
+    }
+}
+
+/// Each timeout, with its place in the configuration.
+fn words(timeouts: &session_timeouts) -> [(usize, u32); 7] {
+    let base = offset_of!(session_config, timeouts);
+    [
+        (base + offset_of!(session_timeouts, tcp_new), timeouts.tcp_new),
+        (base + offset_of!(session_timeouts, tcp_established), timeouts.tcp_established),
+        (base + offset_of!(session_timeouts, tcp_closing), timeouts.tcp_closing),
+        (base + offset_of!(session_timeouts, udp_one_way), timeouts.udp_one_way),
+        (base + offset_of!(session_timeouts, udp_two_way), timeouts.udp_two_way),
+        (base + offset_of!(session_timeouts, icmp), timeouts.icmp),
+        (base + offset_of!(session_timeouts, other), timeouts.other),
+    ]
+}
+
+/// Stores all but the magic number and the numbers of buckets.
+pub(super) fn write_config(config: &Region, content: &session_config) {
+    config.store32(offset_of!(session_config, layout_version), content.layout_version);
+    config.store32(offset_of!(session_config, generation), content.generation);
+    for (i, word) in content.hash_key.iter().enumerate() {
+        config.store64(offset_of!(session_config, hash_key) + i * 8, *word);
+    }
+    config.store64(offset_of!(session_config, seed), content.seed);
+    for (at, ticks) in words(&content.timeouts) {
+        config.store32(at, ticks);
+    }
+    for counter in [
+        offset_of!(session_config, full),
+        offset_of!(session_config, full) + 8,
+        offset_of!(session_config, busy),
+        offset_of!(session_config, duplicates),
+    ] {
+        config.store64(counter, 0);
+    }
+}
