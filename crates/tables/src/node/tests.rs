@@ -1,3 +1,4 @@
+mod crash;
 mod schedules;
 
 use super::*;

@@ -74,6 +74,8 @@ struct Totals {
     killed_within_an_operation: u64,
     /// Of these: the operation was in the tables.
     carried_out: u64,
+    /// Slots that were taken, in the fullest table that was adopted.
+    fullest_percent: u64,
     operations: u64,
     answers: u64,
     busy: u64,
@@ -246,6 +248,9 @@ impl Parent<'_> {
             totals.carried_out += u64::from(before != after && content == after);
         }
         self.check_answers(&tables, state);
+        let fill = tables.fill();
+        totals.fullest_percent =
+            totals.fullest_percent.max((fill.entries - fill.conflicts) * 100 / fill.entry_slots);
         let used = used_cells(&mut tables);
         self.check_used(&mut tables, used, "adopted twice");
         // This writer knows what it uses; so must the next one from the tables alone.

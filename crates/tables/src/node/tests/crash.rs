@@ -1,0 +1,201 @@
+//! A writer that dies before any single access: its successor finds the change
+//! done or not done, can do it again, and has lost no cell.
+
+use super::*;
+use crate::interleave::die_after;
+use crate::spec::VrfEntry;
+
+const CELLS: u32 = 500;
+
+/// All that tables tell of themselves.
+#[derive(Debug, PartialEq)]
+struct Content {
+    endpoints: Vec<Endpoint>,
+    routes: Vec<Route>,
+    vrfs: Vec<VrfEntry>,
+    vteps: Vec<IpAddr>,
+    vips: Vec<Vip>,
+    groups: Vec<Group>,
+    ports: Vec<Port>,
+}
+
+impl Content {
+    fn of(tables: &NodeTables) -> Self {
+        let mut endpoints: Vec<_> = tables.endpoints().collect();
+        endpoints.sort_by_key(|endpoint| (endpoint.vni, endpoint.address));
+        let mut routes: Vec<_> = tables.routes().collect();
+        routes.sort_by_key(|route| (route.vni, route.prefix));
+        let mut vteps: Vec<_> = tables.vteps().collect();
+        vteps.sort();
+        Self {
+            endpoints,
+            routes,
+            // Freed counters are reused as late as possible, which no successor knows.
+            vrfs: tables.vrfs().map(|entry| VrfEntry { counters: 0, ..entry }).collect(),
+            vteps,
+            vips: tables.vips().collect(),
+            groups: tables.groups().collect(),
+            ports: tables.ports().collect(),
+        }
+    }
+}
+
+/// The counts, without what waits or is a matter of order.
+fn fill(tables: &mut NodeTables) -> Fill {
+    tables.flush().unwrap();
+    tables.fill()
+}
+
+fn adopt(memory: &Memory) -> NodeTables {
+    NodeTables::adopt(memory.clone(), Immediate).unwrap()
+}
+
+/// Answers of readers, as far as they can be told from the content.
+fn check_answers(tables: &NodeTables) {
+    let reader = tables.reader();
+    let hop = |lookup| match lookup {
+        Lookup::Hit(hit) => reader.next_hop(hit.cell),
+        _ => None,
+    };
+    for endpoint in tables.endpoints() {
+        let found = hop(reader.find(endpoint.vni.get(), endpoint.address));
+        assert_eq!(found, Some(NextHop::Vtep(endpoint.host)));
+    }
+    for vtep in tables.vteps() {
+        assert_eq!(hop(reader.find(0, vtep)), Some(NextHop::Vtep(vtep)));
+    }
+    for vip in tables.vips() {
+        assert_eq!(hop(reader.find(0, vip.address)), Some(NextHop::Vip(vip.address)));
+    }
+    for port in tables.ports() {
+        assert_eq!(hop(reader.find_index(0, port.ifindex)), Some(NextHop::Port(port.ifindex)));
+        let v4 = port.ipv4.map(|v4| IpAddr::V4(v4.address));
+        for address in v4.into_iter().chain(port.ipv6.map(|v6| v6.address.into())) {
+            assert_eq!(hop(reader.find(port.vni.get(), address)), Some(NextHop::Port(port.ifindex)));
+        }
+    }
+    for (vni, &cell) in &tables.vrfs {
+        assert!(matches!(reader.find_index(*vni, 0), Lookup::Hit(hit) if hit.cell == cell));
+        let known: layout::vrf = tables.memory().read(cell);
+        assert_eq!(known.group, tables.groups.get(&known.group_id).copied().unwrap_or(0));
+    }
+}
+
+/// A change of tables with something of everything; it dies before each access in turn.
+fn die_everywhere(change: impl Fn(&mut NodeTables) -> Result<bool, Error>) {
+    let memory = Memory::anonymous(CELLS).unwrap();
+    let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes { endpoints: 1 }).unwrap();
+    some_of_everything(&mut tables);
+    let before = Content::of(&tables);
+    drop(tables);
+    let image: Vec<layout::cell> = (0..CELLS).map(|cell| memory.read(cell)).collect();
+    let mut tables = adopt(&memory);
+    assert!(change(&mut tables).unwrap(), "nothing changed");
+    let (after, full) = (Content::of(&tables), fill(&mut tables));
+    assert_ne!(before, after);
+    drop(tables);
+    assert_eq!(fill(&mut adopt(&memory)), full, "cells leaked");
+    for accesses in 0.. {
+        image.iter().enumerate().for_each(|(cell, words)| memory.write(cell as u32, words));
+        let mut tables = adopt(&memory);
+        let ended = die_after(accesses, || change(&mut tables)).is_some();
+        drop(tables);
+        // The successor dies as well, somewhere.
+        let _ = die_after(accesses * 7 % 1511, || adopt(&memory));
+        let mut tables = adopt(&memory);
+        let found = Content::of(&tables);
+        assert!(found == before || found == after, "access {accesses}: {found:?}");
+        check_answers(&tables);
+        assert_eq!(change(&mut tables).unwrap(), found == before, "access {accesses}");
+        assert_eq!(Content::of(&tables), after);
+        check_answers(&tables);
+        assert_eq!(fill(&mut tables), full, "access {accesses}");
+        if ended {
+            assert!(accesses > 0);
+            return;
+        }
+    }
+}
+
+fn group(vips: &[&str]) -> Group {
+    Group { id: 3, vips: vips.iter().map(|text| ip(text)).collect() }
+}
+
+fn vip() -> Vip {
+    Vip { address: ip("192.0.2.9"), mac: mac(1), owned: false }
+}
+
+fn route_to(prefix: &str, target: Target) -> Route {
+    Route { vni: vni(5), prefix: prefix.parse().unwrap(), target }
+}
+
+fn some_of_everything(tables: &mut NodeTables) {
+    for host in ["192.0.2.1", "2001:db8::1"] {
+        tables.upsert_vtep(ip(host)).unwrap();
+    }
+    tables.upsert_vip(&vip()).unwrap();
+    tables.upsert_group(&group(&["192.0.2.20", "2001:db8::20", "192.0.2.20"])).unwrap();
+    tables.upsert_vrf(&Vrf { group: Some(3), ..plain_vrf(5) }).unwrap();
+    tables.upsert_vrf(&plain_vrf(6)).unwrap();
+    for (address, host) in [
+        ("10.0.0.1", "192.0.2.1"),
+        ("fd00::1", "192.0.2.1"),
+        ("10.0.0.2", "2001:db8::1"),
+        ("fd00::9", "2001:db8::1"),
+    ] {
+        tables.upsert_endpoint(&endpoint(5, address, host)).unwrap();
+    }
+    tables.upsert_port(&port(7)).unwrap();
+    for prefix in ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "::/0", "fd00::/64"] {
+        tables.upsert_route(&route_to(prefix, Target::Local)).unwrap();
+    }
+}
+
+#[test]
+fn nodes_and_endpoints_are_changed_or_not() {
+    die_everywhere(|tables| tables.upsert_vtep(ip("2001:db8::2")));
+    die_everywhere(|tables| tables.remove_vtep(ip("192.0.2.1")));
+    die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "10.0.0.3", "192.0.2.1")));
+    die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "fd00::1", "2001:db8::1")));
+    let moved = Endpoint { mac: mac(9), ..endpoint(5, "fd00::1", "2001:db8::1") };
+    die_everywhere(|tables| tables.upsert_endpoint(&moved));
+    die_everywhere(|tables| tables.remove_endpoint(vni(5), ip("10.0.0.2")));
+    die_everywhere(|tables| tables.upsert_vip(&Vip { owned: true, ..vip() }));
+    die_everywhere(|tables| tables.upsert_vip(&Vip { mac: mac(2), owned: true, ..vip() }));
+    die_everywhere(|tables| tables.remove_vip(vip().address));
+}
+
+#[test]
+fn groups_and_vrfs_are_changed_or_not() {
+    die_everywhere(|tables| tables.upsert_group(&group(&["2001:db8::20", "192.0.2.21"])));
+    let many: Vec<String> = (1..=40).map(|i| format!("192.0.2.{i}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    die_everywhere(|tables| tables.upsert_group(&group(&many)));
+    die_everywhere(|tables| tables.remove_group(3));
+    die_everywhere(|tables| tables.upsert_vrf(&plain_vrf(7)));
+    die_everywhere(|tables| tables.upsert_vrf(&Vrf { mtu: 1400, ..plain_vrf(5) }));
+    die_everywhere(|tables| tables.remove_vrf(vni(5)));
+}
+
+#[test]
+fn ports_are_changed_or_not() {
+    die_everywhere(|tables| tables.upsert_port(&port(8)));
+    // An endpoint gives way to it.
+    let taker = Port { ipv6: Some(PortIpv6 { address: "fd00::9".parse().unwrap(), length: 64 }), ..port(8) };
+    die_everywhere(|tables| tables.upsert_port(&taker));
+    let other = PortIpv4 { address: [10, 0, 0, 77].into(), length: 24, router: None };
+    die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(other), mac: mac(70), ..port(7) }));
+    die_everywhere(|tables| tables.upsert_port(&Port { ipv6: None, ..port(7) }));
+    die_everywhere(|tables| tables.remove_port(7));
+}
+
+#[test]
+fn routes_are_changed_or_not() {
+    for prefix in ["10.2.0.0/16", "fd00::7/128"] {
+        die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
+    }
+    for prefix in ["10.0.0.0/8", "::/0"] {
+        die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
+        die_everywhere(|tables| tables.remove_route(vni(5), prefix.parse().unwrap()));
+    }
+}
