@@ -8,6 +8,7 @@
  * nothing of a lookup overlaps with the one before.
  */
 #include "lookup.h"
+#include "session_maps.h"
 #include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -375,7 +376,79 @@ static __always_inline __u64 random_live(struct state *state, __u32 i)
 
 SESSIONS(lru, lru)
 SESSIONS(lru_percpu, lru_percpu)
-/* Sluice's session table comes here: its own _fill and _mix, and its place in src/sessions.rs. */
+
+/* The same of Sluice's table, with what a packet does there besides: time, TCP state, counters. */
+static __always_inline int sluice_query(__u64 number, struct session_query *query)
+{
+	struct session_config *config = session_config_at();
+	struct session_key key;
+
+	if (!config)
+		return 0;
+	session_key_of(number, &key);
+	session_query4(config, 1, SESSION_TCP, key.addresses, key.addresses >> 32, key.ports,
+		       key.ports >> 16, query);
+	return 1;
+}
+
+static __always_inline int sluice_touch(struct session_hit *hit, __u8 flags, __u32 now)
+{
+	struct session_config *config = session_config_at();
+
+	return config && session_touch(4, config, hit, SESSION_TCP, flags, 100, now) == SESSION_HIT;
+}
+
+/* Global, so that the verifier looks at them once. 1: the packet found a session, or made one. */
+__attribute__((noinline)) int sluice_first_packet(__u64 number)
+{
+	__u32 now = session_ticks(bpf_ktime_get_coarse_ns());
+	struct session_query query;
+	struct session_hit hit = {};
+
+	if (!sluice_query(number, &query) || find_session4(&query, now, &hit) != SESSION_MISS ||
+	    create_session4(&query, number, 0, now, &hit) != SESSION_CREATED)
+		return 0;
+	return sluice_touch(&hit, SESSION_TCP_SYN, now);
+}
+
+__attribute__((noinline)) int sluice_next_packet(__u64 number)
+{
+	__u32 now = session_ticks(bpf_ktime_get_coarse_ns());
+	struct session_query query;
+	struct session_hit hit = {};
+
+	if (!sluice_query(number, &query) || find_session4(&query, now, &hit) != SESSION_HIT)
+		return 0;
+	return sluice_touch(&hit, SESSION_TCP_ACK, now);
+}
+
+static long sluice_fill_step(__u32 i, void *context)
+{
+	struct state *state = context;
+
+	take(state, i, sluice_first_packet((__u64)state->first + i));
+	return 0;
+}
+PROGRAM(sluice_fill, sluice_fill_step, NO_ROOT)
+
+static long sluice_mix_step(__u32 i, void *context)
+{
+	struct state *state = context;
+
+	sluice_first_packet((__u64)state->first + i);
+	take(state, i, sluice_next_packet(random_live(state, i)));
+	return 0;
+}
+PROGRAM(sluice_mix, sluice_mix_step, NO_ROOT)
+
+static long sluice_find_step(__u32 i, void *context)
+{
+	struct state *state = context;
+
+	take(state, i, sluice_next_packet(random_live(state, i)));
+	return 0;
+}
+PROGRAM(sluice_find, sluice_find_step, NO_ROOT)
 
 /* The mix without tables: two keys made, and used. */
 static long sessions_empty_step(__u32 i, void *context)

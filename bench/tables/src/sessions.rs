@@ -5,51 +5,55 @@ use crate::updates::stay_on;
 use crate::{Outcome, Settings, say};
 use libbpf_rs::{MapCore, MapHandle};
 use sluice_bench_report::{Measure, median, shell::Failure};
+use sluice_datapath::{Datapath, ObjectName, SESSION_MAPS, Settings as Load};
+use sluice_tables::Membarrier;
+use sluice_tables::sessions::{Family, Sessions, Timeouts};
 
 /// The cores that packets come in on.
 const CORES: u32 = 2;
 /// Sessions that each core creates in a round.
 const CREATED: usize = 1 << 18;
-/// Sessions that live, at full size.
+/// Sessions that live, at full size, beside the peers.
 const LIVE: usize = 10_000_000;
+/// Sessions that Sluice's table is shown with.
+const SHOWN: usize = 64_000_000;
+/// The part of its slots, in percent, that they fill.
+const LOAD_PERCENT: u64 = 80;
+/// `struct session_bucket4`: eight sessions.
+const BUCKET_BYTES: u64 = 576;
+const SLOTS: u64 = 8;
 
-/// Who keeps sessions: the map, and the programs NAME_fill and NAME_mix.
-struct Contender {
-    name: &'static str,
-    map: &'static str,
-}
+/// Peers: name, and map; programs are MAP_fill and MAP_mix.
+const PEERS: [(&str, &str); 2] = [("lru_hash", "lru"), ("lru_percpu_hash", "lru_percpu")];
 
-/// In the order of their turns.
-///
-/// Sluice's session table is to be the first, named [`OURS`], with programs of
-/// its own in `tables_bench.bpf.c`. Without it nothing can be compared, so the
-/// peers' figures are noted and no measure is reported.
-const CONTENDERS: [Contender; 2] =
-    [Contender { name: "lru_hash", map: "lru" }, Contender { name: "lru_percpu_hash", map: "lru_percpu" }];
-const OURS: &str = "sluice";
-
-/// A contender's map, filled.
+/// A table of sessions, filled.
 struct Table {
-    contender: &'static Contender,
-    map: MapHandle,
+    name: &'static str,
+    /// Its programs' names begin so.
+    programs: &'static str,
+    maps: Vec<(&'static str, MapHandle)>,
+    /// For each session that there is room for.
     bytes: f64,
+    ours: Option<Sessions>,
 }
 
 /// Nanoseconds a step, the mean of all cores: each has its own thread, and its
-/// own programs over the same map. Core `n` works on the `n`th part from `first` on.
+/// own programs over the same maps. Core `n` works on the `n`th part from `first` on.
 fn on_all_cores(
-    map: Option<(&str, &MapHandle)>,
+    maps: &[(&'static str, MapHandle)],
     program: &str,
     first: u32,
     each: u32,
     live: u64,
 ) -> Result<(f64, u64), Failure> {
+    let shared: Vec<(&str, &MapHandle)> = maps.iter().map(|(name, map)| (*name, map)).collect();
     let run = |core: u32| {
         stay_on(core as usize)?;
-        let rig = Rig::load(map.as_slice(), &[])?;
+        let rig = Rig::load(&shared, &[])?;
         rig.run(program, Ask { first: first + core * each, count: each, live, ..Ask::default() })
     };
     let timings = std::thread::scope(|scope| {
+        let run = &run;
         let threads: Vec<_> = (0..CORES).map(|core| scope.spawn(move || run(core))).collect();
         let joined = threads.into_iter().map(|thread| thread.join());
         joined
@@ -60,39 +64,74 @@ fn on_all_cores(
     Ok((ns, timings.iter().map(|timing| timing.found).sum()))
 }
 
-/// With room for all that the rounds create, so that nothing is evicted.
-fn filled(contender: &'static Contender, live: u32, room: u32) -> Result<Table, Failure> {
-    let map = Rig::load(&[], &[(contender.map, room)])?.map(contender.map)?;
-    let program = format!("{}_fill", contender.map);
-    on_all_cores(Some((contender.map, &map)), &program, 0, live / CORES, 0)?;
-    let bytes = map.query_fdinfo()?.memlock.unwrap_or(0) as f64 / f64::from(room);
-    Ok(Table { contender, map, bytes })
+/// Sluice's table with room for so many.
+fn our_table(room: u32) -> Result<Table, Failure> {
+    let buckets = (u64::from(room) * 100).div_ceil(LOAD_PERCENT * SLOTS);
+    let load = Load { object: ObjectName::SessionsTest, cells: 0, pin_dir: None };
+    let [ipv4, _] = SESSION_MAPS;
+    let datapath = Datapath::load_sized(&load, &[(ipv4, u32::try_from(buckets)?)])?;
+    // Nothing expires while it is measured.
+    let timeouts = Timeouts { tcp_new_s: Timeouts::MAX_S, ..Timeouts::default() };
+    let sessions = Sessions::create(&datapath.sessions()?, 0x51_u64, &timeouts, Membarrier::new()?)?;
+    let maps = ["session_config", ipv4].map(|name| Ok((name, MapHandle::from(datapath.map(name)?))));
+    Ok(Table {
+        name: "sluice",
+        programs: "sluice",
+        maps: maps.into_iter().collect::<Result<_, Failure>>()?,
+        bytes: (buckets * BUCKET_BYTES) as f64 / f64::from(room),
+        ours: Some(sessions),
+    })
 }
 
-/// `session_ns`, a pair of one creation and one lookup, and `session_bytes`.
+/// A peer's table with room for so many, so that nothing is evicted.
+fn peers_table((name, map): (&'static str, &'static str), room: u32) -> Result<Table, Failure> {
+    let handle = Rig::load(&[], &[(map, room)])?.map(map)?;
+    let bytes = handle.query_fdinfo()?.memlock.unwrap_or(0) as f64 / f64::from(room);
+    Ok(Table { name, programs: map, maps: vec![(map, handle)], bytes, ours: None })
+}
+
+impl Table {
+    fn run(&self, what: &str, first: u32, each: u32, live: u64) -> Result<(f64, u64), Failure> {
+        on_all_cores(&self.maps, &format!("{}_{what}", self.programs), first, each, live)
+    }
+}
+
+/// `session_ns`, a pair of one creation and one lookup, `session_bytes`, and
+/// `sessions_64m_*`.
 ///
 /// # Errors
 /// The kernel's, and where live sessions were not found.
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    beside_peers(settings, outcome)?;
+    show_many(settings, outcome)
+}
+
+fn beside_peers(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let live = settings.scaled(LIVE) as u32 / CORES * CORES;
     let each = (CREATED / settings.scale).max(1024) as u32;
     say(&format!("sessions: {live} live"));
     // One round more than counts, and the few that each core of an LRU map keeps aside.
     let room = live + (settings.rounds as u32 + 1) * each * CORES + (1 << 14);
-    let tables = CONTENDERS.iter().map(|contender| filled(contender, live, room));
-    let tables = tables.collect::<Result<Vec<_>, _>>()?;
+    let mut tables = vec![our_table(room)?];
+    for peer in PEERS {
+        tables.push(peers_table(peer, room)?);
+    }
+    for table in &tables {
+        table.run("fill", 0, live / CORES, 0)?;
+    }
     let mut times = vec![Vec::new(); tables.len()];
     for round in 0..=settings.rounds as u32 {
         let first = live + round * each * CORES;
-        let (empty, _) = on_all_cores(None, "sessions_empty", first, each, u64::from(live))?;
+        let (empty, _) = on_all_cores(&[], "sessions_empty", first, each, u64::from(live))?;
         for (table, times) in tables.iter().zip(&mut times) {
-            let map = table.contender.map;
-            let (ns, found) =
-                on_all_cores(Some((map, &table.map)), &format!("{map}_mix"), first, each, u64::from(live))?;
+            let (ns, found) = table.run("mix", first, each, u64::from(live))?;
             let lost = u64::from(each * CORES) - found;
+            if lost > 0 && table.ours.is_some() {
+                return Err(format!("{lost} of our live sessions were not found").into());
+            }
             // An LRU map may evict what is live; that is the peer's loss, not an error of the measurement.
             if lost > 0 && round > 0 {
-                outcome.note(format!("sessions: {} had lost {lost} live sessions", table.contender.name));
+                outcome.note(format!("sessions: {} had lost {lost} live sessions", table.name));
             }
             if round > 0 {
                 times.push(ns - empty);
@@ -100,24 +139,37 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         }
     }
     let medians: Vec<f64> = times.into_iter().map(median).collect();
-    report(outcome, &tables, &medians, live);
+    for (table, &ns) in tables.iter().zip(&medians).skip(1) {
+        outcome.measures.extend([
+            Measure::beside_less("session_ns", "ns", medians[0], table.name, Some(ns)),
+            Measure::beside_less("session_bytes", "B", tables[0].bytes, table.name, Some(table.bytes)),
+        ]);
+    }
+    outcome.note(format!(
+        "sessions: a step is a creation and a packet of one of {live} live sessions, on {CORES} cores at once; \
+         Sluice's also reads the clock, follows TCP's state and counts bytes and packets"
+    ));
     Ok(())
 }
 
-fn report(outcome: &mut Outcome, tables: &[Table], medians: &[f64], live: u32) {
-    let ours = tables.iter().zip(medians).find(|(table, _)| table.contender.name == OURS);
-    for (table, &ns) in tables.iter().zip(medians).filter(|(table, _)| table.contender.name != OURS) {
-        let name = table.contender.name;
-        match ours {
-            Some((own, &own_ns)) => outcome.measures.extend([
-                Measure::beside_less("session_ns", "ns", own_ns, name, Some(ns)),
-                Measure::beside_less("session_bytes", "B", own.bytes, name, Some(table.bytes)),
-            ]),
-            None => outcome.note(format!(
-                "sessions: {name} {ns:.1} ns for a creation and a lookup at {live} live on {CORES} cores, \
-                 {:.0} B each as the kernel counts; Sluice's own table is not there yet",
-                table.bytes
-            )),
-        }
-    }
+fn show_many(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let live = settings.scaled(SHOWN) as u32 / CORES * CORES;
+    say(&format!("sessions: {live} in Sluice's table"));
+    let table = our_table(live)?;
+    let (create_ns, created) = table.run("fill", 0, live / CORES, 0)?;
+    let each = (CREATED / settings.scale).max(1024) as u32;
+    let (find_ns, found) = table.run("find", 0, each, u64::from(live))?;
+    let full = table.ours.as_ref().map_or(0, |ours| ours.fill(Family::Ipv4).full_events);
+    outcome.measures.extend([
+        Measure::alone("sessions_64m_create_ns", "ns", create_ns),
+        Measure::alone("sessions_64m_packet_ns", "ns", find_ns),
+        Measure::alone("sessions_64m_gb", "GB", table.bytes * f64::from(live) / 1e9),
+    ]);
+    outcome.note(format!(
+        "sessions_64m: {created} of {live} created on {CORES} cores at once at {LOAD_PERCENT}% of the slots, {full} \
+         found both their buckets full, {found} of {} packets found theirs; 100M take {:.1} GB",
+        each * CORES,
+        table.bytes * 0.1
+    ));
+    Ok(())
 }
