@@ -47,6 +47,13 @@
 #define SESSION_OR(at, bits) ((void)__sync_fetch_and_or(at, bits))
 #endif
 
+/*
+ * What is rare stands behind what is usual. Not for speed alone: the verifier of
+ * Linux 6.1 wants the end of a loop's body to jump back to its head, while the
+ * compiler likes to place it right before that.
+ */
+#define SESSION_RARE(condition) __builtin_expect(!!(condition), 0)
+
 /* How often a swap that others won is tried anew. */
 #define SESSION_ATTEMPTS 4
 
@@ -307,10 +314,10 @@ static __always_inline int session_look(int family, __u64 *one, __u64 *two,
 			found2 &= found2 - 1;
 		else
 			found1 &= found1 - 1;
-		if ((seen & SESSION_MATCH_MASK) != query->want ||
-		    !session_has_key(family, tags, slot, query->key))
+		if (SESSION_RARE((seen & SESSION_MATCH_MASK) != query->want ||
+				 !session_has_key(family, tags, slot, query->key)))
 			continue;
-		if (session_is_past(seen, now)) {
+		if (SESSION_RARE(session_is_past(seen, now))) {
 			__u64 live = seen;
 
 			if (past == SESSION_PASS_OVER)

@@ -195,6 +195,24 @@ static __always_inline __u64 lpm_lanes(__u64 lanes, __u64 key, __u64 one, __u64 
 	return ~(((differs & rest) + rest) | differs) & ~rest;
 }
 
+/*
+ * How many bits of `found` are below its lowest 1, of those of `mask`: one to
+ * four at the bottom of each lane of which `one` has the lowest. BPF cannot count.
+ */
+static __always_inline __u64 lpm_before(__u64 found, __u64 one, __u64 mask)
+{
+	__u64 before = ((found & -found) - 1) & mask;
+
+#ifdef __POPCNT__
+	(void)one;
+	return __builtin_popcountll(before);
+#else
+	/* Ones from the bottom of each lane: 2^n - 1 becomes n. */
+	before -= (before >> 1 & one * 7) + (before >> 2 & one * 3) + (before >> 3 & one);
+	return before * one >> (one == LANES16 ? 48 : 32);
+#endif
+}
+
 /* `rest`: the address from here on, at the top of the word. */
 static __always_inline __u32 lpm_narrow_find(const struct lpm_narrow *node, __u64 rest)
 {
@@ -204,10 +222,8 @@ static __always_inline __u32 lpm_narrow_find(const struct lpm_narrow *node, __u6
 	found = lpm_lanes(lanes[0], key, LANES16, LANE_REST16) >> 15 |
 		lpm_lanes(lanes[1], key, LANES16, LANE_REST16) >> 14 |
 		lpm_lanes(lanes[2], key, LANES16, LANE_REST16) >> 13;
-	/* Three bits at the bottom of each lane, the first entry lowest: how many are before it? */
-	found = ((found & -found) - 1) & LANES16 * 7;
-	found -= (found >> 1 & LANES16 * 3) + (found >> 2 & LANES16);
-	found = found * LANES16 >> 48;
+	/* Three bits at the bottom of each lane, the first entry lowest. */
+	found = lpm_before(found, LANES16, LANES16 * 7);
 	/* The words of the cell are 16, so that no bound need be checked. */
 	return READ_ONCE(((const __u32 *)node)[(found + sizeof(node->lane) / 4) & 15]);
 }
@@ -221,9 +237,7 @@ static __always_inline __u32 lpm_wide_find(const struct lpm_wide *node, __u64 re
 		lpm_lanes(lanes[1], key, LANES32, LANE_REST32) >> 30 |
 		lpm_lanes(lanes[2], key, LANES32, LANE_REST32) >> 29 |
 		lpm_lanes(lanes[3], key, LANES32, LANE_REST32) >> 28;
-	found = ((found & -found) - 1) & LANES32 * 15;
-	found -= (found >> 1 & LANES32 * 7) + (found >> 2 & LANES32 * 3) + (found >> 3 & LANES32);
-	found = (found * LANES32 >> 32) & LPM_WIDE_ROUTES;
+	found = lpm_before(found, LANES32, LANES32 * 15) & LPM_WIDE_ROUTES;
 	return READ_ONCE(node->leaf[found]);
 }
 

@@ -90,21 +90,92 @@ static __always_inline uint64_t exact6(const struct exact_root *root, uint32_t v
 	return hit.mac + ((uint64_t)hit.next << 32);
 }
 
-/* The timed loop of a structure; `lookup` is an expression of `at`. */
-#define TIMED(name, lookup)                                                               \
+/* Keys that are looked up together where none depends on another, as DPDK's lookups are. */
+#define BURST 64
+
+/*
+ * The routes of a burst: slots of the root directory are asked for before the
+ * first is looked at, and the cells that these lead to before the first of those.
+ */
+static __always_inline void burst_routes(uint64_t root, const uint64_t *high, const uint64_t *low,
+					 size_t count, int width, uint64_t *leaves)
+{
+	uint32_t bits = (root >> LPM_FORM_SHIFT) & 31, words[BURST];
+	const uint32_t *slots = cell_at((uint32_t)root & CELL_INDEX_MASK);
+
+	for (size_t i = 0; i < count; i++)
+		__builtin_prefetch(&slots[high[i] >> (64 - bits)]);
+	for (size_t i = 0; i < count; i++) {
+		words[i] = READ_ONCE(slots[high[i] >> (64 - bits)]);
+		__builtin_prefetch(&tables[words[i] & CELL_INDEX_MASK]);
+	}
+	for (size_t i = 0; i < count; i++) {
+		const void *node = &tables[words[i] & CELL_INDEX_MASK];
+		uint64_t rest = high[i] << bits | low[i] >> (64 - bits);
+		uint32_t kind = words[i] >> LPM_KIND_SHIFT;
+
+		if (kind == LPM_NARROW)
+			leaves[i] = lpm_narrow_find(node, rest);
+		else if (kind == LPM_WIDE)
+			leaves[i] = lpm_wide_find(node, rest);
+		else
+			leaves[i] = lpm_directory_find(root, high[i], low[i], width);
+	}
+}
+
+static void burst4(uint64_t root, const struct keys *keys, size_t from, size_t count,
+		   uint64_t *answers)
+{
+	uint64_t high[BURST], low[BURST] = {};
+
+	for (size_t i = 0; i < count; i++)
+		high[i] = (uint64_t)keys->ipv4[from + i] << 32;
+	if (root && root >> LPM_FORM_SHIFT != LPM_SCAN) {
+		burst_routes(root, high, low, count, 32, answers);
+		return;
+	}
+	for (size_t i = 0; i < count; i++)
+		answers[i] = lpm_find4(root, keys->ipv4[from + i]);
+}
+
+static void burst6(uint64_t root, const struct keys *keys, size_t from, size_t count,
+		   uint64_t *answers)
+{
+	uint64_t high[BURST], low[BURST];
+
+	for (size_t i = 0; i < count; i++) {
+		high[i] = keys->wide[from + i].high;
+		low[i] = keys->wide[from + i].low;
+	}
+	if (root && root >> LPM_FORM_SHIFT != LPM_SCAN) {
+		burst_routes(root, high, low, count, 128, answers);
+		return;
+	}
+	for (size_t i = 0; i < count; i++)
+		answers[i] = lpm_find6(root, high[i], low[i]);
+}
+
+/*
+ * The timed loops of a structure: `lookup` is an expression of `at`, `burst` a
+ * statement that gives the answers of `count` keys from `from` on.
+ */
+#define TIMED(name, burst, lookup)                                                        \
 	static __attribute__((noinline)) struct tally name##_timed(const struct keys *keys, \
 								   uint32_t vni, int chained) \
 	{                                                                                 \
 		const struct exact_root *exact = cell_at(CELL_EXACT_ROOT);                \
 		uint64_t root4 = root_of(vni, 0), root6 = root_of(vni, 1);                \
-		uint64_t answer = 1;                                                      \
+		uint64_t answer = 1, answers[BURST];                                      \
 		struct tally tally = {};                                                  \
                                                                                           \
 		(void)exact, (void)root4, (void)root6;                                    \
-		for (size_t i = 0; !chained && i < keys->count; i++) {                    \
-			size_t at = i;                                                    \
+		for (size_t from = 0; !chained && from < keys->count; from += BURST) {    \
+			size_t count = keys->count - from;                                \
                                                                                           \
-			take(&tally, i, lookup);                                          \
+			count = count < BURST ? count : BURST;                            \
+			burst;                                                            \
+			for (size_t i = 0; i < count; i++)                                \
+				take(&tally, from + i, answers[i]);                       \
 		}                                                                         \
 		for (size_t i = 0; chained && i < keys->count; i++) {                     \
 			size_t at = i + astray(answer);                                   \
@@ -115,10 +186,21 @@ static __always_inline uint64_t exact6(const struct exact_root *root, uint32_t v
 		return tally;                                                             \
 	}
 
-TIMED(lpm4, lpm_find4(root4, keys->ipv4[at]))
-TIMED(lpm6, lpm_find6(root6, keys->wide[at].high, keys->wide[at].low))
-TIMED(exact4, exact4(exact, vni, keys->ipv4[at]))
-TIMED(exact6, exact6(exact, vni, &keys->wide[at]))
+/* The burst of a structure that has nothing to ask for beforehand. */
+#define EACH(lookup)                                     \
+	do {                                             \
+		for (size_t i = 0; i < count; i++) {     \
+			size_t at = from + i;            \
+                                                         \
+			answers[i] = lookup;             \
+		}                                        \
+	} while (0)
+
+TIMED(lpm4, burst4(root4, keys, from, count, answers), lpm_find4(root4, keys->ipv4[at]))
+TIMED(lpm6, burst6(root6, keys, from, count, answers),
+      lpm_find6(root6, keys->wide[at].high, keys->wide[at].low))
+TIMED(exact4, EACH(exact4(exact, vni, keys->ipv4[at])), exact4(exact, vni, keys->ipv4[at]))
+TIMED(exact6, EACH(exact6(exact, vni, &keys->wide[at])), exact6(exact, vni, &keys->wide[at]))
 
 static const struct {
 	const char *name;

@@ -128,7 +128,7 @@ pub struct SessionFill {
     /// Live sessions, each bucket as the sweep last saw it, those past their time left out.
     pub live: u64,
     /// Capacity. Of sessions that are to be created, the part whose buckets are
-    /// both full is about 1 in 10^6 at 70% of it, 1 in 10^3 at 78%, 1 in 10 at
+    /// both full is about 1 in 10^5 at 70% of it, 1 in 10^3 at 77%, 1 in 10 at
     /// 90%: size the table for two thirds.
     pub slots: u64,
     /// Sessions that could not be created because both their buckets were full.

@@ -120,7 +120,7 @@ pub(super) struct Hashing {
 }
 
 /// Where a key may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
     /// In the order of searching.
     pub buckets: [u32; 2],

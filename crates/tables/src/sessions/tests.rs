@@ -1,8 +1,11 @@
 //! The agent's side alone: laying out, adopting, bounds, and what the sweep holds.
 
+use super::region::schedule;
+use super::schedules::twins;
 use super::*;
 use crate::grace::{GraceError, Immediate};
 use sluice_tables_testing::{self as testing, HostTables};
+use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -257,4 +260,64 @@ fn ticks_are_the_clocks_eighths_of_seconds() {
     let seconds: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
     // Boot time counts suspension too, the monotonic clock does not.
     assert!(f64::from(one) <= seconds * 8.0 + 8.0);
+}
+
+thread_local! {
+    /// Accesses to memory that are left before the change, and the change.
+    static LEFT: Cell<u32> = const { Cell::new(0) };
+    static CHANGE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+fn count_down() {
+    if LEFT.get() > 0 {
+        LEFT.set(LEFT.get() - 1);
+    } else if let Some(change) = CHANGE.take() {
+        change();
+    }
+}
+
+/// A reader of user space is held up before any of its accesses, until its
+/// session has ended and the slot is another's, whose tag is the same.
+#[test]
+fn a_slot_that_changes_hands_under_a_reader_is_never_half_of_each() {
+    for family in [Family::Ipv4, Family::Ipv6] {
+        let (one, other) = twins(family, 1);
+        let (mut found, mut missed) = (0, 0);
+        for accesses in 0..60 {
+            let regions = SessionRegions::anonymous(2, 2).unwrap();
+            let mut writer = sessions(&regions, Immediate);
+            let reader = writer.reader().clone();
+            assert_eq!(create(&host(&regions), &one, NOW), testing::SESSION_CREATED);
+            let slot = |flow: &Flow| {
+                let key = Key::of(flow).unwrap();
+                let (table, place) = reader.place(&key);
+                table.find(&key, &place, NOW).map(|(bucket, slot, _)| (bucket, slot))
+            };
+            let before = slot(&one);
+            LEFT.set(accesses);
+            let shared = regions.clone();
+            CHANGE.set(Some(Box::new(move || {
+                assert!(writer.remove(&one, NOW));
+                assert_eq!(writer.sweep(4, NOW).unwrap().freed, 1);
+                assert_eq!(create(&host(&shared), &other.reversed(), NOW + 1), testing::SESSION_CREATED);
+            })));
+            schedule::set_point(Some(count_down));
+            let answer = reader.lookup(&one, NOW);
+            schedule::set_point(None);
+            if CHANGE.take().is_none() {
+                assert_eq!(slot(&other), before, "the same slot");
+            }
+            match answer {
+                Some((session, direction)) => {
+                    assert_eq!(
+                        (session.flow, session.created_at, direction),
+                        (one, NOW, Direction::Original)
+                    );
+                    found += 1;
+                }
+                None => missed += 1,
+            }
+        }
+        assert!(found > 0 && missed > 10, "{found} found, {missed} missed");
+    }
 }
