@@ -73,7 +73,7 @@ fn our_table(room: u32) -> Result<Table, Failure> {
     // Nothing expires while it is measured.
     let timeouts = Timeouts { tcp_new_s: Timeouts::MAX_S, ..Timeouts::default() };
     let sessions = Sessions::create(&datapath.sessions()?, 0x51_u64, &timeouts, Membarrier::new()?)?;
-    let maps = ["session_config", ipv4].map(|name| Ok((name, MapHandle::from(datapath.map(name)?))));
+    let maps = ["session_config", ipv4].map(|name| Ok((name, datapath.map(name)?)));
     Ok(Table {
         name: "sluice",
         programs: "sluice",
