@@ -85,13 +85,17 @@ struct {
 } hash6 SEC(".maps");
 
 struct session_key {
+	__u64 who;
 	__u64 addresses;
-	__u32 ports;
-	__u32 protocol_and_vni;
 };
 
+/* What struct session4 of the session table holds besides its key, but for the time of its beginning. */
 struct session {
-	__u64 words[6];
+	__u32 expires; /* ticks */
+	__u32 state;
+	__u64 packets[2];
+	__u64 bytes[2];
+	__u32 action[2];
 };
 
 struct {
@@ -112,7 +116,7 @@ struct {
 struct run {
 	__u32 first; /* key, or session number */
 	__u32 count;
-	__u32 vni;
+	__u32 vni; /* or the time, in ticks */
 	__u32 reserved32;
 	__u64 live; /* sessions 0 .. live - 1 exist */
 	__u64 sum;  /* out: of every answer times the number of its key, from 1 */
@@ -320,16 +324,34 @@ TIMED(hash6, NO_ROOT, hash6_answer)
 /*
  * Sessions. Number n has a key of its own, so that no array of keys is needed.
  * A step is two packets: the first of a new session (looked up, not found,
- * created) and one of a random live session (looked up, its counter stepped).
- * A fill is the first half alone.
+ * created) and one of a random live session (looked up). In a "pair" that is
+ * all; in a "mix" both packets are also counted by direction, follow TCP's state
+ * and move the expiry, which an expired session does not survive. All tables
+ * take canonical keys, so that one entry serves both directions. A fill is the
+ * creating half alone.
  */
-static __always_inline void session_key_of(__u64 number, struct session_key *key)
-{
-	__u64 ports = exact_mix(number, 0x9e3779b97f4a7c15ull);
+#define SESSION_BYTES 100
 
-	key->addresses = exact_mix(number, 0);
-	key->ports = ports;
-	key->protocol_and_vni = 6 | 1 << 8;
+static __always_inline __u32 now_ticks(void)
+{
+	return session_ticks(bpf_ktime_get_coarse_ns());
+}
+
+struct flow {
+	__u32 source;
+	__u32 destination;
+	__u16 source_port;
+	__u16 destination_port;
+};
+
+static __always_inline void flow_of(__u64 number, struct flow *flow)
+{
+	__u64 addresses = exact_mix(number, 0), ports = exact_mix(number, 0x9e3779b97f4a7c15ull);
+
+	flow->source = addresses;
+	flow->destination = addresses >> 32;
+	flow->source_port = ports;
+	flow->destination_port = ports >> 16;
 }
 
 static __always_inline __u64 random_live(struct state *state, __u32 i)
@@ -339,23 +361,77 @@ static __always_inline __u64 random_live(struct state *state, __u32 i)
 	return (random * state->live) >> 32;
 }
 
+/* A peer's key, canonical as struct session_key4; says which endpoint sends. */
+static __always_inline __u32 session_key_of(__u64 number, struct session_key *key)
+{
+	struct flow flow;
+
+	flow_of(number, &flow);
+	if (((__u64)flow.source << 16 | flow.source_port) <=
+	    ((__u64)flow.destination << 16 | flow.destination_port)) {
+		key->who = session_who(1, SESSION_TCP, flow.source_port, flow.destination_port);
+		key->addresses = flow.source | (__u64)flow.destination << 32;
+		return 0;
+	}
+	key->who = session_who(1, SESSION_TCP, flow.destination_port, flow.source_port);
+	key->addresses = flow.destination | (__u64)flow.source << 32;
+	return 1;
+}
+
+/* By the state, as in Sluice's table; nothing expires while it is measured. */
+static __always_inline __u32 peer_timeout(__u32 state)
+{
+	return (state & SESSION_CONFIRMED ? 14400 : 7200) * SESSION_TICKS_PER_SECOND;
+}
+
+/* What session_touch does, to a peer's entry. 0: it had expired. */
+static __always_inline int peer_touch(struct session *found, __u32 sender, __u8 flags, __u32 now)
+{
+	__u32 state = READ_ONCE(found->state), old = READ_ONCE(found->expires);
+	__u32 direction = (state ^ sender) & SESSION_ORIGINATOR;
+	__u32 next = session_next_state(state, SESSION_TCP, flags, direction);
+	__u32 expires = now + peer_timeout(next);
+
+	/* 0: of a map for each core, another core's. */
+	if (old && (__s32)(old - now) <= 0)
+		return 0;
+	if (next != state)
+		__sync_fetch_and_or(&found->state, next ^ state);
+	__sync_fetch_and_add(&found->packets[direction & 1], 1);
+	__sync_fetch_and_add(&found->bytes[direction & 1], SESSION_BYTES);
+	if (expires - old + (SESSION_REFRESH_TICKS - 1) > 2 * (SESSION_REFRESH_TICKS - 1))
+		__sync_val_compare_and_swap(&found->expires, old, expires);
+	return 1;
+}
+
 #define SESSIONS(name, map)                                                        \
-	static __always_inline void name##_create(struct state *state, __u64 number) \
+	static __always_inline void name##_create(__u64 number, __u32 now)           \
 	{                                                                          \
+		struct session fresh = { .packets[0] = 1, .bytes[0] = SESSION_BYTES }; \
 		struct session_key key;                                            \
-		struct session fresh = {};                                         \
                                                                                    \
-		session_key_of(number, &key);                                      \
+		fresh.state = session_key_of(number, &key);                        \
 		if (bpf_map_lookup_elem(&map, &key))                               \
 			return;                                                    \
-		fresh.words[0] = number;                                           \
+		fresh.expires = now + peer_timeout(0);                             \
+		fresh.action[0] = number;                                          \
 		bpf_map_update_elem(&map, &key, &fresh, BPF_NOEXIST);              \
 	}                                                                          \
 	static long name##_fill_step(__u32 i, void *context)                       \
 	{                                                                          \
 		struct state *state = context;                                     \
                                                                                    \
-		name##_create(state, (__u64)state->first + i);                     \
+		name##_create((__u64)state->first + i, now_ticks());               \
+		return 0;                                                          \
+	}                                                                          \
+	static long name##_pair_step(__u32 i, void *context)                       \
+	{                                                                          \
+		struct state *state = context;                                     \
+		struct session_key key;                                            \
+                                                                                   \
+		name##_create((__u64)state->first + i, 0);                         \
+		session_key_of(random_live(state, i), &key);                       \
+		take(state, i, bpf_map_lookup_elem(&map, &key) != NULL);           \
 		return 0;                                                          \
 	}                                                                          \
 	static long name##_mix_step(__u32 i, void *context)                        \
@@ -363,32 +439,32 @@ static __always_inline __u64 random_live(struct state *state, __u32 i)
 		struct state *state = context;                                     \
 		struct session_key key;                                            \
 		struct session *found;                                             \
+		__u32 sender, now;                                                 \
                                                                                    \
-		name##_create(state, (__u64)state->first + i);                     \
-		session_key_of(random_live(state, i), &key);                       \
+		name##_create((__u64)state->first + i, now_ticks());               \
+		now = now_ticks();                                                 \
+		sender = session_key_of(random_live(state, i), &key);              \
 		found = bpf_map_lookup_elem(&map, &key);                           \
-		if (found)                                                         \
-			found->words[1]++;                                         \
-		take(state, i, found != NULL);                                     \
+		take(state, i, found && peer_touch(found, sender, SESSION_TCP_ACK, now)); \
 		return 0;                                                          \
 	}                                                                          \
 	PROGRAM(name##_fill, name##_fill_step, NO_ROOT)                            \
+	PROGRAM(name##_pair, name##_pair_step, NO_ROOT)                            \
 	PROGRAM(name##_mix, name##_mix_step, NO_ROOT)
 
 SESSIONS(lru, lru)
 SESSIONS(lru_percpu, lru_percpu)
 
-/* The same of Sluice's table, with what a packet does there besides: time, TCP state, counters. */
 static __always_inline int sluice_query(__u64 number, struct session_query *query)
 {
 	struct session_config *config = session_config_at();
-	struct session_key key;
+	struct flow flow;
 
 	if (!config)
 		return 0;
-	session_key_of(number, &key);
-	session_query4(config, 1, SESSION_TCP, key.addresses, key.addresses >> 32, key.ports,
-		       key.ports >> 16, query);
+	flow_of(number, &flow);
+	session_query4(config, 1, SESSION_TCP, flow.source, flow.destination, flow.source_port,
+		       flow.destination_port, query);
 	return 1;
 }
 
@@ -396,25 +472,30 @@ static __always_inline int sluice_touch(struct session_hit *hit, __u8 flags, __u
 {
 	struct session_config *config = session_config_at();
 
-	return config && session_touch(4, config, hit, SESSION_TCP, flags, 100, now) == SESSION_HIT;
+	return config && session_touch(4, config, hit, SESSION_TCP, flags, SESSION_BYTES, now) ==
+				 SESSION_HIT;
 }
 
-/* Global, so that the verifier looks at them once. 1: the packet found a session, or made one. */
+static __always_inline int sluice_create(__u64 number, __u32 now, struct session_hit *hit)
+{
+	struct session_query query;
+
+	return sluice_query(number, &query) && find_session4(&query, now, hit) == SESSION_MISS &&
+	       create_session4(&query, number, 0, now, hit) == SESSION_CREATED;
+}
+
+/* Global, so that the verifier looks at them once. 1: the packet made a session, or found its own. */
 __attribute__((noinline)) int sluice_first_packet(__u64 number)
 {
-	__u32 now = session_ticks(bpf_ktime_get_coarse_ns());
-	struct session_query query;
+	__u32 now = now_ticks();
 	struct session_hit hit = {};
 
-	if (!sluice_query(number, &query) || find_session4(&query, now, &hit) != SESSION_MISS ||
-	    create_session4(&query, number, 0, now, &hit) != SESSION_CREATED)
-		return 0;
-	return sluice_touch(&hit, SESSION_TCP_SYN, now);
+	return sluice_create(number, now, &hit) && sluice_touch(&hit, SESSION_TCP_SYN, now);
 }
 
 __attribute__((noinline)) int sluice_next_packet(__u64 number)
 {
-	__u32 now = session_ticks(bpf_ktime_get_coarse_ns());
+	__u32 now = now_ticks();
 	struct session_query query;
 	struct session_hit hit = {};
 
@@ -431,6 +512,21 @@ static long sluice_fill_step(__u32 i, void *context)
 	return 0;
 }
 PROGRAM(sluice_fill, sluice_fill_step, NO_ROOT)
+
+/* `vni` is the time in ticks: the peers' structures alone need none. */
+static long sluice_pair_step(__u32 i, void *context)
+{
+	struct state *state = context;
+	struct session_query query;
+	struct session_hit hit = {};
+	__u32 now = state->vni;
+
+	sluice_create((__u64)state->first + i, now, &hit);
+	take(state, i, sluice_query(random_live(state, i), &query) &&
+			       find_session4(&query, now, &hit) == SESSION_HIT);
+	return 0;
+}
+PROGRAM(sluice_pair, sluice_pair_step, NO_ROOT)
 
 static long sluice_mix_step(__u32 i, void *context)
 {
@@ -451,7 +547,7 @@ static long sluice_find_step(__u32 i, void *context)
 }
 PROGRAM(sluice_find, sluice_find_step, NO_ROOT)
 
-/* The mix without tables: two keys made, and used. */
+/* A pair without tables: two keys made, and used. */
 static long sessions_empty_step(__u32 i, void *context)
 {
 	struct state *state = context;
@@ -459,7 +555,7 @@ static long sessions_empty_step(__u32 i, void *context)
 
 	session_key_of((__u64)state->first + i, &created);
 	session_key_of(random_live(state, i), &sought);
-	take(state, i, created.addresses ^ created.ports ^ sought.addresses ^ sought.ports);
+	take(state, i, created.addresses ^ created.who ^ sought.addresses ^ sought.who);
 	return 0;
 }
 PROGRAM(sessions_empty, sessions_empty_step, NO_ROOT)

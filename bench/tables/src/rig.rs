@@ -30,7 +30,7 @@ pub struct Ask {
     pub first: u32,
     /// Keys, or sessions.
     pub count: u32,
-    /// VNI that all is looked up in.
+    /// VNI that all is looked up in; of sessions, the time in ticks.
     pub vni: u32,
     /// Sessions that are live.
     pub live: u64,

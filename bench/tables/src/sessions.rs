@@ -7,7 +7,7 @@ use libbpf_rs::{MapCore, MapHandle};
 use sluice_bench_report::{Measure, median, shell::Failure};
 use sluice_datapath::{Datapath, ObjectName, SESSION_MAPS, Settings as Load};
 use sluice_tables::Membarrier;
-use sluice_tables::sessions::{Family, Sessions, Timeouts};
+use sluice_tables::sessions::{Family, Sessions, Timeouts, ticks_now};
 
 /// The cores that packets come in on.
 const CORES: u32 = 2;
@@ -23,8 +23,11 @@ const LOAD_PERCENT: u64 = 80;
 const BUCKET_BYTES: u64 = 576;
 const SLOTS: u64 = 8;
 
-/// Peers: name, and map; programs are MAP_fill and MAP_mix.
+/// Peers: name, and map; programs are MAP_fill and one for each of `STEPS`.
 const PEERS: [(&str, &str); 2] = [("lru_hash", "lru"), ("lru_percpu_hash", "lru_percpu")];
+
+/// What is measured, and the programs: the structures alone, and with all that a packet does to its session.
+const STEPS: [(&str, &str); 2] = [("session_ns", "pair"), ("session_packets_ns", "mix")];
 
 /// A table of sessions, filled.
 struct Table {
@@ -50,7 +53,7 @@ fn on_all_cores(
     let run = |core: u32| {
         stay_on(core as usize)?;
         let rig = Rig::load(&shared, &[])?;
-        rig.run(program, Ask { first: first + core * each, count: each, live, ..Ask::default() })
+        rig.run(program, Ask { first: first + core * each, count: each, vni: ticks_now(), live })
     };
     let timings = std::thread::scope(|scope| {
         let run = &run;
@@ -96,8 +99,8 @@ impl Table {
     }
 }
 
-/// `session_ns`, a pair of one creation and one lookup, `session_bytes`, and
-/// `sessions_64m_*`.
+/// `session_ns`, a pair of one creation and one lookup, `session_packets_ns`, the same
+/// with what else a packet does, `session_bytes`, and `sessions_64m_*`.
 ///
 /// # Errors
 /// The kernel's, and where live sessions were not found.
@@ -111,7 +114,8 @@ fn beside_peers(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
     let each = (CREATED / settings.scale).max(1024) as u32;
     say(&format!("sessions: {live} live"));
     // One round more than counts, and the few that each core of an LRU map keeps aside.
-    let room = live + (settings.rounds as u32 + 1) * each * CORES + (1 << 14);
+    let runs = (settings.rounds as u32 + 1) * STEPS.len() as u32;
+    let room = live + runs * each * CORES + (1 << 14);
     let mut tables = vec![our_table(room)?];
     for peer in PEERS {
         tables.push(peers_table(peer, room)?);
@@ -119,35 +123,42 @@ fn beside_peers(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
     for table in &tables {
         table.run("fill", 0, live / CORES, 0)?;
     }
-    let mut times = vec![Vec::new(); tables.len()];
-    for round in 0..=settings.rounds as u32 {
-        let first = live + round * each * CORES;
+    let mut times = vec![vec![Vec::new(); tables.len()]; STEPS.len()];
+    for run in 0..runs {
+        let first = live + run * each * CORES;
+        let step = run as usize % STEPS.len();
+        // The first of each is for the caches.
+        let counts = run as usize >= STEPS.len();
         let (empty, _) = on_all_cores(&[], "sessions_empty", first, each, u64::from(live))?;
-        for (table, times) in tables.iter().zip(&mut times) {
-            let (ns, found) = table.run("mix", first, each, u64::from(live))?;
+        for (table, times) in tables.iter().zip(&mut times[step]) {
+            let (ns, found) = table.run(STEPS[step].1, first, each, u64::from(live))?;
             let lost = u64::from(each * CORES) - found;
             if lost > 0 && table.ours.is_some() {
                 return Err(format!("{lost} of our live sessions were not found").into());
             }
             // An LRU map may evict what is live; that is the peer's loss, not an error of the measurement.
-            if lost > 0 && round > 0 {
+            if lost > 0 && counts {
                 outcome.note(format!("sessions: {} had lost {lost} live sessions", table.name));
             }
-            if round > 0 {
+            if counts {
                 times.push(ns - empty);
             }
         }
     }
-    let medians: Vec<f64> = times.into_iter().map(median).collect();
-    for (table, &ns) in tables.iter().zip(&medians).skip(1) {
-        outcome.measures.extend([
-            Measure::beside_less("session_ns", "ns", medians[0], table.name, Some(ns)),
-            Measure::beside_less("session_bytes", "B", tables[0].bytes, table.name, Some(table.bytes)),
-        ]);
+    for ((name, _), times) in STEPS.iter().zip(times) {
+        let medians: Vec<f64> = times.into_iter().map(median).collect();
+        for (table, &ns) in tables.iter().zip(&medians).skip(1) {
+            outcome.measures.push(Measure::beside_less(*name, "ns", medians[0], table.name, Some(ns)));
+        }
+    }
+    for table in &tables[1..] {
+        let bytes = Some(table.bytes);
+        outcome.measures.push(Measure::beside_less("session_bytes", "B", tables[0].bytes, table.name, bytes));
     }
     outcome.note(format!(
-        "sessions: a step is a creation and a packet of one of {live} live sessions, on {CORES} cores at once; \
-         Sluice's also reads the clock, follows TCP's state and counts bytes and packets"
+        "session_ns: a creation and a lookup of one of {live} live sessions, on {CORES} cores at once, the structures \
+         alone; session_packets_ns: on both sides with the clock, TCP's state, counters of packets and bytes by \
+         direction, and the expiry"
     ));
     Ok(())
 }
