@@ -4,11 +4,18 @@
  * found from either direction. Layout and the argument why it is safe; sessions.h
  * is the C interface; crates/tables binds this at build time, and sweeps.
  *
- * Two tables, one per family, each an array of buckets: a tag cell of eight
- * 64-bit words and eight records, of which word i belongs to record i. There is
- * no allocator. A key has two candidate buckets from a seeded hash; a session
- * is put into the emptier one (the first on a tie), into the first empty slot
- * from one that its tag names, and never moves.
+ * Two tables, one per family, each an array of buckets: a cell of eight words,
+ * and seven records. Word 0 has a hint for each record, a byte, and word i + 1 is
+ * the tag word of record i. There is no allocator. A key has two candidate
+ * buckets from a seeded hash; a session is put into the emptier one (the first
+ * on a tie), into the first empty slot from one that its tag names, and never
+ * moves.
+ *
+ * A hint is the low byte of the tag of the session that was put into the slot
+ * last: who searches compares all hints of a bucket in a few instructions, and
+ * reads the tag words of those slots alone that can be the key's. It is written
+ * by the slot's claimer before it publishes, so that whoever finds a record live
+ * finds its hint too, and it says nothing of slots that are not live.
  *
  * Tag word
  *
@@ -55,9 +62,9 @@
 #include <linux/types.h>
 
 #define SESSIONS_MAGIC 0x3130534553554c53ull /* "SLUSES01", little endian */
-#define SESSIONS_LAYOUT_VERSION 1
+#define SESSIONS_LAYOUT_VERSION 2
 
-#define SESSION_SLOTS 8
+#define SESSION_SLOTS 7
 
 #define SESSION_EMPTY 0ull
 #define SESSION_CLAIMED 1ull
@@ -112,7 +119,11 @@ struct session_data {
 	__u32 state;	  /* bits as above, set by atomic OR */
 	__u64 packets[2]; /* by direction, atomic additions */
 	__u64 bytes[2];
-	__u32 action[2];  /* the user's, such as a leaf and a next hop's cell; fixed at creation */
+	/*
+	 * The user's, fixed at creation; such as a translated address or the number
+	 * of a backend. Not an index of a cell of the tables: a session outlives those.
+	 */
+	__u32 action[2];
 };
 
 struct session4 {
@@ -127,13 +138,16 @@ struct session6 {
 };
 
 struct session_bucket4 {
+	__u64 hints; /* of slot i in bits 8 i ... 8 i + 7 */
 	__u64 tag[SESSION_SLOTS];
 	struct session4 record[SESSION_SLOTS];
 };
 
 struct session_bucket6 {
+	__u64 hints; /* of slot i in bits 8 i ... 8 i + 7 */
 	__u64 tag[SESSION_SLOTS];
 	struct session6 record[SESSION_SLOTS];
+	__u64 reserved[4]; /* whole cells, so that hints and tag words lie in one */
 };
 
 /*

@@ -10,14 +10,15 @@
  * the bucket, or NULL where the index is out of bounds. A packet's way, with
  * `family` a constant 4 or 6 and `now` = session_ticks(bpf_ktime_get_coarse_ns()):
  *
+ *   struct session_query query = { .tcp_flags = flags, .bytes = length };
  *   session_query4(config, vni, protocol, source, destination, ports..., &query);
  *   answer = session_find(4, &query, now, &hit);
  *   if (answer == SESSION_MISS) {
  *           ... may it begin a session? ...
  *           answer = session_create(4, config, &query, action0, action1, now, &hit);
  *   }
- *   if (answer == SESSION_HIT || answer == SESSION_CREATED)
- *           answer = session_touch(4, config, &hit, protocol, tcp_flags, bytes, now);
+ *   if (answer == SESSION_HIT)
+ *           answer = session_touch(4, config, &query, &hit, now);
  *
  * What is found is used and forgotten within one run of a program. No loop is
  * unbounded, and nothing sleeps or calls a helper but the includer's functions.
@@ -67,13 +68,16 @@
 #define SESSION_TCP_RST 0x04
 #define SESSION_TCP_ACK 0x10
 
-/* A packet's key, prepared once for finding and creating. */
+/* What a session's packet says, prepared once: session_query4 and session_query6 set all but the last three. */
 struct session_query {
 	__u64 key[SESSION_KEY6_WORDS]; /* IPv4: the first two */
 	__u64 want;   /* tag word of a live record, without generation and expiry */
 	__u32 one;    /* buckets, in the order of searching */
 	__u32 two;
 	__u32 source; /* which endpoint sends: 0 or 1 */
+	__u32 tcp_flags; /* TCP's, else 0 */
+	__u32 bytes;	 /* to be counted, by the caller's notion of length */
+	__u32 reserved;
 };
 
 /* A session that was found, valid until the program ends; indices, so that functions can hand it on. */
@@ -191,80 +195,102 @@ static __always_inline void session_query6(const struct session_config *config, 
 
 /*
  * Below, `family` is 4 or 6, a constant everywhere: what differs is folded away
- * when the functions are inlined. A bucket begins with its tag words in both.
+ * when the functions are inlined. A bucket begins with its hints and tag words
+ * in both, and is handed on as a pointer to them.
  */
-static __always_inline __u64 *session_tags(int family, __u32 index)
+static __always_inline __u64 *session_bucket(int family, __u32 index)
 {
 	if (family == 4) {
 		struct session_bucket4 *bucket = session_bucket4_at(index);
 
-		return bucket ? bucket->tag : (__u64 *)0;
+		return bucket ? &bucket->hints : (__u64 *)0;
 	} else {
 		struct session_bucket6 *bucket = session_bucket6_at(index);
 
-		return bucket ? bucket->tag : (__u64 *)0;
+		return bucket ? &bucket->hints : (__u64 *)0;
 	}
 }
 
-static __always_inline void *session_record(int family, __u64 *tags, __u32 slot)
+/* The slot, within bounds as the verifier sees them. */
+static __always_inline __u32 session_bounded(__u32 slot)
 {
-	slot &= SESSION_SLOTS - 1;
-	return family == 4 ? (void *)&((struct session_bucket4 *)tags)->record[slot] :
-			     (void *)&((struct session_bucket6 *)tags)->record[slot];
+	asm volatile("" : "+r"(slot));
+	return slot < SESSION_SLOTS ? slot : 0;
 }
 
-static __always_inline struct session_data *session_data_of(int family, __u64 *tags, __u32 slot)
+static __always_inline __u64 *session_tag(__u64 *bucket, __u32 slot)
 {
-	void *record = session_record(family, tags, slot);
+	return &bucket[1 + session_bounded(slot)];
+}
+
+static __always_inline void *session_record(int family, __u64 *bucket, __u32 slot)
+{
+	slot = session_bounded(slot);
+	return family == 4 ? (void *)&((struct session_bucket4 *)bucket)->record[slot] :
+			     (void *)&((struct session_bucket6 *)bucket)->record[slot];
+}
+
+static __always_inline struct session_data *session_data_of(int family, __u64 *bucket, __u32 slot)
+{
+	void *record = session_record(family, bucket, slot);
 
 	return family == 4 ? &((struct session4 *)record)->data : &((struct session6 *)record)->data;
 }
 
-/*
- * Slots as bits: the words of which the low half is `want` where `mask` has
- * ones. Without a branch, and the compiler must not know that it compares: it
- * would branch at each slot, and the verifier would follow 2^SESSION_SLOTS ways.
- */
-static __always_inline __u32 session_matches(const __u64 *tags, __u32 want, __u32 mask)
+/* Sets of slots: bit 8 i + 7 for slot i. */
+#define SESSION_EACH 0x0101010101010101ull
+#define SESSION_ALL 0x0080808080808080ull
+
+/* The slots whose hint is that of the tag in `want`. */
+static __always_inline __u64 session_hinted(const __u64 *bucket, __u64 want)
 {
-	__u32 found = 0;
+	__u64 differs = READ_ONCE(bucket[0]) ^ (want >> SESSION_TAG_SHIFT & 0xff) * SESSION_EACH;
+
+	/* Per byte, without carries: the top bit is 0 where no bit is set. */
+	differs |= (differs & 0x7f * SESSION_EACH) + 0x7f * SESSION_EACH;
+	return ~differs & SESSION_ALL;
+}
+
+/*
+ * The empty slots. Without a branch, and the compiler must not know that it
+ * compares: it would branch at each slot, and the verifier would follow
+ * 2^SESSION_SLOTS ways.
+ */
+static __always_inline __u64 session_empty(const __u64 *bucket)
+{
+	__u64 empty = 0;
 
 #pragma unroll
 	for (int i = 0; i < SESSION_SLOTS; i++) {
-		__u64 differs = ((__u32)READ_ONCE(tags[i]) ^ want) & mask;
+		__u64 state = (READ_ONCE(bucket[1 + i]) & SESSION_STATE_MASK) - 1;
 
-		/* Its top bit is now that of a slot that matches. */
-		differs -= 1;
-		asm volatile("" : "+r"(differs));
-		found |= (__u32)(differs >> 63) << i;
+		/* Its top bit is now that of an empty slot. */
+		asm volatile("" : "+r"(state));
+		empty |= state >> 63 << (8 * i + 7);
 	}
-	return found;
+	return empty;
 }
 
-/* Number of the lowest of eight bits, of which one is set; without a branch. */
-static __always_inline __u32 session_lowest(__u32 bits)
+/* The lowest slot of a set that is not empty: the one bit's product with this constant has its number on top. */
+static __always_inline __u32 session_lowest(__u64 slots)
 {
-	/* The top three bits of 2^n * 0x17000000 differ for each n; the other constant says whose they are. */
-	return 0x56374210u >> (((bits & -bits) * 0x17000000u) >> 29) * 4 & 7;
+	return ((slots & -slots) >> 7) * 0x0001020304050607ull >> 56;
 }
 
-/* How many of eight bits are set. */
-static __always_inline __u32 session_count(__u32 bits)
+static __always_inline __u32 session_count(__u64 slots)
 {
-	bits = (bits & 0x55) + (bits >> 1 & 0x55);
-	bits = (bits & 0x33) + (bits >> 2 & 0x33);
-	return (bits & 0x0f) + (bits >> 4 & 0x0f);
+	return (slots >> 7) * SESSION_EACH >> 56;
 }
 
 /* The slot that a key takes if it is empty, else the next one that is; by the tag, so that it is evenly spread. */
 static __always_inline __u32 session_preferred(const struct session_query *query)
 {
-	return query->want >> SESSION_TAG_SHIFT & (SESSION_SLOTS - 1);
+	return ((__u32)query->want >> (SESSION_TAG_SHIFT + 8)) * SESSION_SLOTS >> 8;
 }
 
-static __always_inline int session_has_key(int family, __u64 *tags, __u32 slot, const __u64 *key)
+static __always_inline int session_has_key(int family, __u64 *bucket, __u32 slot, const __u64 *key)
 {
-	__u64 *words = session_record(family, tags, slot);
+	__u64 *words = session_record(family, bucket, slot);
 	__u64 differs = (READ_ONCE(words[0]) ^ key[0]) | (READ_ONCE(words[1]) ^ key[1]);
 
 	if (family == 6) {
@@ -275,62 +301,72 @@ static __always_inline int session_has_key(int family, __u64 *tags, __u32 slot, 
 	return !differs;
 }
 
-#define SESSION_ALL ((1u << SESSION_SLOTS) - 1)
 #define SESSION_MATCH_MASK (SESSION_TAG_MASK << SESSION_TAG_SHIFT | SESSION_STATE_MASK)
 /* What to do with the key's record when it is past its time. */
 enum session_past { SESSION_PASS_OVER, SESSION_MAKE_DIE };
 
-static __always_inline void session_found(int family, __u64 *tags, __u32 bucket, __u32 slot,
+static __always_inline void session_found(int family, __u64 *bucket, __u32 index, __u32 slot,
 					  __u64 word, const struct session_query *query,
 					  struct session_hit *hit)
 {
-	__u32 state = READ_ONCE(session_data_of(family, tags, slot)->state);
+	__u32 state = READ_ONCE(session_data_of(family, bucket, slot)->state);
 
 	hit->word = word;
-	hit->bucket = bucket;
+	hit->bucket = index;
 	hit->slot = slot;
 	/* The endpoint that sends, and the one that sent first. */
 	hit->direction = (state ^ query->source) & SESSION_ORIGINATOR ? SESSION_REPLY : SESSION_ORIGINAL;
 }
 
-/*
- * The key's live record. 1: found; 0: not. Both buckets' words are read before
- * any is looked at, so that the two cache misses are one.
- */
-static __always_inline int session_look(int family, __u64 *one, __u64 *two,
-					const struct session_query *query, __u32 now,
-					enum session_past past, struct session_hit *hit)
-{
-	__u32 found1 = session_matches(one, query->want, SESSION_MATCH_MASK);
-	__u32 found2 = session_matches(two, query->want, SESSION_MATCH_MASK);
+enum session_seen {
+	SESSION_SEEN_NONE,
+	SESSION_SEEN_DYING, /* none, but a dying record of the key's tag */
+	SESSION_SEEN_LIVE,
+};
 
-	for (int i = 0; i < 2 * SESSION_SLOTS && (found1 | found2); i++) {
-		int second = !found1;
-		__u32 slot = session_lowest(second ? found2 : found1);
-		__u64 *tags = second ? two : one;
-		__u64 seen = READ_ONCE(tags[slot]);
+/*
+ * The key's live record. Both buckets' hints are read before any is looked at,
+ * so that the two cache misses are one.
+ */
+static __always_inline enum session_seen session_look(int family, __u64 *one, __u64 *two,
+						      const struct session_query *query, __u32 now,
+						      enum session_past past, struct session_hit *hit)
+{
+	__u64 hinted1 = session_hinted(one, query->want), hinted2 = session_hinted(two, query->want);
+	enum session_seen none = SESSION_SEEN_NONE;
+
+	for (int i = 0; i < 2 * SESSION_SLOTS && (hinted1 | hinted2); i++) {
+		int second = !hinted1;
+		__u32 slot = session_lowest(second ? hinted2 : hinted1);
+		__u64 *bucket = second ? two : one;
+		__u64 *tag = session_tag(bucket, slot);
+		__u64 seen = READ_ONCE(*tag);
 
 		if (second)
-			found2 &= found2 - 1;
+			hinted2 &= hinted2 - 1;
 		else
-			found1 &= found1 - 1;
-		if (SESSION_RARE((seen & SESSION_MATCH_MASK) != query->want ||
-				 !session_has_key(family, tags, slot, query->key)))
+			hinted1 &= hinted1 - 1;
+		if (SESSION_RARE((seen & SESSION_MATCH_MASK) != query->want)) {
+			if ((seen & SESSION_MATCH_MASK) == (query->want | SESSION_DYING))
+				none = SESSION_SEEN_DYING;
+			continue;
+		}
+		if (SESSION_RARE(!session_has_key(family, bucket, slot, query->key)))
 			continue;
 		if (SESSION_RARE(session_is_past(seen, now))) {
 			__u64 live = seen;
 
 			if (past == SESSION_PASS_OVER)
 				continue;
-			seen = SESSION_CAS(&tags[slot], live, live | SESSION_DYING);
+			seen = SESSION_CAS(tag, live, live | SESSION_DYING);
 			/* Refreshed in between, else it is dying now. */
 			if (seen == live || (seen & SESSION_MATCH_MASK) != query->want)
 				continue;
 		}
-		session_found(family, tags, second ? query->two : query->one, slot, seen, query, hit);
-		return 1;
+		session_found(family, bucket, second ? query->two : query->one, slot, seen, query, hit);
+		return SESSION_SEEN_LIVE;
 	}
-	return 0;
+	return none;
 }
 
 /*
@@ -338,9 +374,9 @@ static __always_inline int session_look(int family, __u64 *one, __u64 *two,
  * from: for most it is theirs, and comes while the tag words do. The loads are
  * for the cache alone.
  */
-static __always_inline void session_fetch(int family, __u64 *tags, const struct session_query *query)
+static __always_inline void session_fetch(int family, __u64 *bucket, const struct session_query *query)
 {
-	__u64 *words = session_record(family, tags, session_preferred(query));
+	__u64 *words = session_record(family, bucket, session_preferred(query));
 
 	(void)READ_ONCE(words[0]);
 	/* IPv6 records lie in two lines. */
@@ -352,18 +388,19 @@ static __always_inline void session_fetch(int family, __u64 *tags, const struct 
 static __always_inline enum session_answer session_find(int family, const struct session_query *query,
 							__u32 now, struct session_hit *hit)
 {
-	__u64 *one = session_tags(family, query->one), *two = session_tags(family, query->two);
+	__u64 *one = session_bucket(family, query->one), *two = session_bucket(family, query->two);
 
 	if (!one || !two)
 		return SESSION_MISS;
 	session_fetch(family, one, query);
 	session_fetch(family, two, query);
 	for (int i = 0; i < 2; i++) {
-		if (session_look(family, one, two, query, now, SESSION_PASS_OVER, hit))
+		enum session_seen seen = session_look(family, one, two, query, now, SESSION_PASS_OVER, hit);
+
+		if (seen == SESSION_SEEN_LIVE)
 			return SESSION_HIT;
 		/* A dying one may have been a duplicate of one that was passed before it was there. */
-		if (!session_matches(two, query->want | SESSION_DYING, SESSION_MATCH_MASK) &&
-		    !session_matches(one, query->want | SESSION_DYING, SESSION_MATCH_MASK))
+		if (seen == SESSION_SEEN_NONE)
 			break;
 	}
 	return SESSION_MISS;
@@ -385,14 +422,32 @@ static __always_inline int session_kill(__u64 *tag, __u64 word)
 	return -1;
 }
 
-/* Fills a claimed slot. */
-static __always_inline void session_fill(int family, __u64 *tags, __u32 slot,
-					 const struct session_query *query, __u32 action0,
-					 __u32 action1, __u32 now)
+/* The state with what this packet tells; `flags` are TCP's, 0 for other protocols. */
+static __always_inline __u32 session_next_state(__u32 state, __u8 protocol, __u8 flags, __u32 direction)
 {
-	__u64 *words = session_record(family, tags, slot);
-	struct session_data *data = session_data_of(family, tags, slot);
+	__u32 next = state;
 
+	if (direction == SESSION_REPLY)
+		next |= SESSION_REPLIED;
+	else if (state & SESSION_REPLIED && (protocol != SESSION_TCP || flags & SESSION_TCP_ACK))
+		next |= SESSION_CONFIRMED;
+	if (protocol == SESSION_TCP && flags & SESSION_TCP_FIN)
+		next |= SESSION_FIN << direction;
+	if (protocol == SESSION_TCP && flags & SESSION_TCP_RST)
+		next |= SESSION_RST;
+	return next;
+}
+
+/* Fills a claimed slot with the session of this, its first packet. */
+static __always_inline void session_fill(int family, __u64 *bucket, __u32 slot,
+					 const struct session_query *query, __u32 state,
+					 __u32 action0, __u32 action1, __u32 now)
+{
+	__u64 *words = session_record(family, bucket, slot);
+	struct session_data *data = session_data_of(family, bucket, slot);
+	__u8 *hints = (__u8 *)bucket;
+
+	SESSION_WRITE(hints[session_bounded(slot)], query->want >> SESSION_TAG_SHIFT & 0xff);
 	SESSION_WRITE(words[0], query->key[0]);
 	SESSION_WRITE(words[1], query->key[1]);
 	if (family == 6) {
@@ -401,11 +456,11 @@ static __always_inline void session_fill(int family, __u64 *tags, __u32 slot,
 		SESSION_WRITE(words[4], query->key[4]);
 	}
 	SESSION_WRITE(data->created_at, now);
-	SESSION_WRITE(data->state, query->source ? SESSION_ORIGINATOR : 0);
-	SESSION_WRITE(data->packets[0], 0);
-	SESSION_WRITE(data->packets[1], 0);
-	SESSION_WRITE(data->bytes[0], 0);
-	SESSION_WRITE(data->bytes[1], 0);
+	SESSION_WRITE(data->state, state);
+	SESSION_WRITE(data->packets[SESSION_ORIGINAL], 1);
+	SESSION_WRITE(data->packets[SESSION_REPLY], 0);
+	SESSION_WRITE(data->bytes[SESSION_ORIGINAL], query->bytes);
+	SESSION_WRITE(data->bytes[SESSION_REPLY], 0);
 	SESSION_WRITE(data->action[0], action0);
 	SESSION_WRITE(data->action[1], action1);
 }
@@ -435,32 +490,33 @@ static __always_inline __u32 session_timeout(const struct session_config *config
 }
 
 /*
- * Looks for duplicates in one bucket after `mine` was published there or in the
- * other bucket: those before it in the order win, those behind it die. Slots of
- * `before` are before it. 1: `mine` has died, hit is the winner.
+ * Looks for duplicates in one bucket after slot `own` (SESSION_SLOTS: of the
+ * other bucket), `mine`, was published: the first `before` slots are before it in
+ * the order and win, those behind it die. 1: `mine` has died, hit is the winner.
  */
-static __always_inline int session_settle(int family, __u64 *tags, __u32 bucket, __u32 before,
-					  __u32 behind, struct session_config *config,
+static __always_inline int session_settle(int family, __u64 *bucket, __u32 index, __u32 before,
+					  __u32 own, struct session_config *config,
 					  const struct session_query *query, __u64 *mine,
 					  __u64 published, struct session_hit *hit)
 {
-	__u32 found = session_matches(tags, query->want, SESSION_MATCH_MASK) & (before | behind);
+	__u64 hinted = session_hinted(bucket, query->want);
 
-	for (int i = 0; i < SESSION_SLOTS && found; i++) {
-		__u32 slot = session_lowest(found);
-		__u64 word = READ_ONCE(tags[slot]);
-		int killed, loses = before >> slot & 1;
+	for (int i = 0; i < SESSION_SLOTS && hinted; i++) {
+		__u32 slot = session_lowest(hinted);
+		__u64 *tag = session_tag(bucket, slot);
+		__u64 word = READ_ONCE(*tag);
+		int killed, loses = slot < before;
 
-		found &= found - 1;
-		if ((word & SESSION_MATCH_MASK) != query->want ||
-		    !session_has_key(family, tags, slot, query->key))
+		hinted &= hinted - 1;
+		if (slot == own || (word & SESSION_MATCH_MASK) != query->want ||
+		    !session_has_key(family, bucket, slot, query->key))
 			continue;
-		killed = session_kill(loses ? mine : &tags[slot], loses ? published : word);
+		killed = session_kill(loses ? mine : tag, loses ? published : word);
 		if (killed)
 			SESSION_ADD(killed > 0 ? &config->duplicates : &config->busy, 1);
 		if (!loses)
 			continue;
-		session_found(family, tags, bucket, slot, word, query, hit);
+		session_found(family, bucket, index, slot, word, query, hit);
 		return 1;
 	}
 	return 0;
@@ -476,17 +532,16 @@ static __always_inline int session_claim(__u64 *one, __u64 *two, const struct se
 	__u32 preferred = session_preferred(query);
 
 	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
-		__u32 empty1 = session_matches(one, SESSION_EMPTY, SESSION_STATE_MASK);
-		__u32 empty2 = session_matches(two, SESSION_EMPTY, SESSION_STATE_MASK);
+		__u64 empty1 = session_empty(one), empty2 = session_empty(two);
 		int second = session_count(empty2) > session_count(empty1);
-		__u32 empty = second ? empty2 : empty1;
+		__u64 empty = second ? empty2 : empty1;
+		__u64 ahead = empty >> 8 * preferred << 8 * preferred;
 		/* The lowest one from the preferred one on, and around. */
-		__u32 slot = (session_lowest((empty | empty << SESSION_SLOTS) >> preferred & SESSION_ALL) +
-			      preferred) & (SESSION_SLOTS - 1);
-		__u64 *tag = second ? &two[slot] : &one[slot];
+		__u32 slot = session_lowest(ahead ? ahead : empty);
+		__u64 *tag = session_tag(second ? two : one, slot);
 		__u64 seen;
 
-		if (!(empty1 | empty2))
+		if (!empty)
 			return SESSION_NO_SLOT;
 		seen = READ_ONCE(*tag);
 		if ((seen & SESSION_STATE_MASK) != SESSION_EMPTY ||
@@ -498,49 +553,55 @@ static __always_inline int session_claim(__u64 *one, __u64 *two, const struct se
 	return SESSION_NO_LUCK;
 }
 
+static __always_inline __u8 session_protocol(const struct session_query *query)
+{
+	return query->key[0] >> SESSION_PROTOCOL_SHIFT;
+}
+
 /*
- * Begins a session, of which the query's sender is the originator, with the
- * timeout of an unanswered one. SESSION_CREATED; SESSION_HIT if another packet
- * was faster (the direction may then be SESSION_REPLY, and the actions are the
- * other's); SESSION_FULL; SESSION_BUSY.
+ * Begins a session, of which the query's sender is the originator and the packet
+ * the first one. SESSION_CREATED: nothing more is to do; SESSION_HIT if another
+ * packet was faster (the direction may then be SESSION_REPLY, and the actions are
+ * the other's): touch it; SESSION_FULL; SESSION_BUSY.
  */
 static __always_inline enum session_answer session_create(int family, struct session_config *config,
 							  const struct session_query *query,
 							  __u32 action0, __u32 action1, __u32 now,
 							  struct session_hit *hit)
 {
-	__u64 *one = session_tags(family, query->one), *two = session_tags(family, query->two);
-	__u32 timeout = session_timeout(config, query->key[0] >> SESSION_PROTOCOL_SHIFT, 0);
+	__u64 *one = session_bucket(family, query->one), *two = session_bucket(family, query->two);
+	__u32 state = session_next_state(query->source ? SESSION_ORIGINATOR : 0, session_protocol(query),
+					 query->tcp_flags, SESSION_ORIGINAL);
+	__u32 timeout = session_timeout(config, session_protocol(query), state);
 	__u64 published = (__u64)(now + timeout) << SESSION_EXPIRES_SHIFT | query->want;
-	__u32 slot, before, behind;
-	__u64 word = 0, *tags;
-	int position;
+	__u64 word = 0, *bucket, *tag;
+	int position, second;
+	__u32 slot;
 
 	if (!one || !two)
 		return SESSION_MISS;
-	if (session_look(family, one, two, query, now, SESSION_MAKE_DIE, hit))
+	if (session_look(family, one, two, query, now, SESSION_MAKE_DIE, hit) == SESSION_SEEN_LIVE)
 		return SESSION_HIT;
 	position = session_claim(one, two, query, &word);
 	if (position < 0) {
 		SESSION_ADD(position == SESSION_NO_SLOT ? &config->full[family == 6] : &config->busy, 1);
 		return position == SESSION_NO_SLOT ? SESSION_FULL : SESSION_BUSY;
 	}
-	tags = position < SESSION_SLOTS ? one : two;
-	slot = position & (SESSION_SLOTS - 1);
-	session_fill(family, tags, slot, query, action0, action1, now);
+	second = position >= SESSION_SLOTS;
+	bucket = second ? two : one;
+	slot = second ? position - SESSION_SLOTS : position;
+	session_fill(family, bucket, slot, query, state, action0, action1, now);
 	published |= word & SESSION_GENERATION_MASK << SESSION_GENERATION_SHIFT;
+	tag = session_tag(bucket, slot);
 	/* The slot is this packet's, so the swap cannot fail; it is for the barrier. */
-	SESSION_CAS(&tags[slot], word | SESSION_CLAIMED, published);
-	before = (1u << position) - 1;
-	behind = ~(before | 1u << position);
-	if (session_settle(family, one, query->one, before & SESSION_ALL, behind & SESSION_ALL, config,
-			   query, &tags[slot], published, hit) ||
-	    session_settle(family, two, query->two, before >> SESSION_SLOTS & SESSION_ALL,
-			   behind >> SESSION_SLOTS & SESSION_ALL, config, query, &tags[slot],
-			   published, hit))
+	SESSION_CAS(tag, word | SESSION_CLAIMED, published);
+	if (session_settle(family, one, query->one, second ? SESSION_SLOTS : slot,
+			   second ? SESSION_SLOTS : slot, config, query, tag, published, hit) ||
+	    session_settle(family, two, query->two, second ? slot : 0, second ? slot : SESSION_SLOTS,
+			   config, query, tag, published, hit))
 		return SESSION_HIT;
 	hit->word = published;
-	hit->bucket = position < SESSION_SLOTS ? query->one : query->two;
+	hit->bucket = second ? query->two : query->one;
 	hit->slot = slot;
 	hit->direction = SESSION_ORIGINAL;
 	return SESSION_CREATED;
@@ -550,38 +611,28 @@ static __always_inline enum session_answer session_create(int family, struct ses
 static __always_inline enum session_answer session_end(int family, struct session_config *config,
 						       const struct session_hit *hit)
 {
-	__u64 *tags = session_tags(family, hit->bucket);
+	__u64 *bucket = session_bucket(family, hit->bucket);
 	int killed;
 
-	if (!tags)
+	if (!bucket)
 		return SESSION_GONE;
-	killed = session_kill(&tags[hit->slot & (SESSION_SLOTS - 1)], hit->word);
+	killed = session_kill(session_tag(bucket, hit->slot), hit->word);
 	if (killed < 0)
 		SESSION_ADD(&config->busy, 1);
 	return killed > 0 ? SESSION_HIT : killed ? SESSION_BUSY : SESSION_GONE;
 }
 
-/* The state with what this packet tells; `flags` are TCP's, 0 for other protocols. */
-static __always_inline __u32 session_next_state(__u32 state, __u8 protocol, __u8 flags, __u32 direction)
-{
-	__u32 next = state;
-
-	if (direction == SESSION_REPLY)
-		next |= SESSION_REPLIED;
-	else if (state & SESSION_REPLIED && (protocol != SESSION_TCP || flags & SESSION_TCP_ACK))
-		next |= SESSION_CONFIRMED;
-	if (protocol == SESSION_TCP && flags & SESSION_TCP_FIN)
-		next |= SESSION_FIN << direction;
-	if (protocol == SESSION_TCP && flags & SESSION_TCP_RST)
-		next |= SESSION_RST;
-	return next;
-}
-
-/* Sets the expiry if it is worth it. */
-static __always_inline enum session_answer session_refresh(struct session_config *config, __u64 *tag,
-							   struct session_hit *hit, __u32 expires)
+/*
+ * Sets the expiry by the session's state, if it is worth it. Who loses the swap
+ * looks at the state again: the other one may have closed the session.
+ */
+static __always_inline enum session_answer session_refresh(struct session_config *config,
+							   const struct session_data *data, __u64 *tag,
+							   struct session_hit *hit, __u8 protocol,
+							   __u32 state, __u32 now)
 {
 	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
+		__u32 expires = now + session_timeout(config, protocol, state);
 		__u32 gain = expires - (__u32)(hit->word >> SESSION_EXPIRES_SHIFT);
 		__u64 to = (__u64)expires << SESSION_EXPIRES_SHIFT | (__u32)hit->word;
 		__u64 seen;
@@ -597,34 +648,35 @@ static __always_inline enum session_answer session_refresh(struct session_config
 		if ((__u32)(seen ^ hit->word))
 			return SESSION_GONE;
 		hit->word = seen;
+		state = READ_ONCE(data->state);
 	}
 	SESSION_ADD(&config->busy, 1);
 	return SESSION_BUSY;
 }
 
 /*
- * A packet of a session that was found or created: counts it, follows TCP's
- * state by its flags (0 for other protocols) and moves the expiry, if that
- * differs by SESSION_REFRESH_TICKS; mostly nothing but the counters is written.
- * `bytes` is up to the caller's notion of length.
+ * A packet of a session that was found: counts it, follows TCP's state by its
+ * flags and moves the expiry, if that differs by SESSION_REFRESH_TICKS; mostly
+ * nothing but the counters is written.
  *
  * SESSION_HIT; SESSION_GONE: it has died, or this is the SYN of a new connection
  * on the ports of one that is closed, which ends the old session, so that the
  * new one is judged afresh; SESSION_BUSY: counted, but not refreshed.
  */
 static __always_inline enum session_answer session_touch(int family, struct session_config *config,
-							 struct session_hit *hit, __u8 protocol,
-							 __u8 flags, __u32 bytes, __u32 now)
+							 const struct session_query *query,
+							 struct session_hit *hit, __u32 now)
 {
-	__u64 *tags = session_tags(family, hit->bucket);
-	__u32 slot = hit->slot & (SESSION_SLOTS - 1), direction = hit->direction & 1;
+	__u64 *bucket = session_bucket(family, hit->bucket);
+	__u32 direction = hit->direction & 1, flags = query->tcp_flags;
+	__u8 protocol = session_protocol(query);
 	__u32 both = SESSION_FIN | SESSION_FIN << 1;
 	struct session_data *data;
 	__u32 state, next;
 
-	if (!tags)
+	if (!bucket)
 		return SESSION_GONE;
-	data = session_data_of(family, tags, slot);
+	data = session_data_of(family, bucket, hit->slot);
 	state = READ_ONCE(data->state);
 	if (protocol == SESSION_TCP && (flags & (SESSION_TCP_SYN | SESSION_TCP_ACK)) == SESSION_TCP_SYN &&
 	    (state & SESSION_RST || (state & both) == both))
@@ -633,16 +685,16 @@ static __always_inline enum session_answer session_touch(int family, struct sess
 	if (next != state)
 		SESSION_OR(&data->state, next ^ state);
 	SESSION_ADD(&data->packets[direction], 1);
-	SESSION_ADD(&data->bytes[direction], bytes);
-	return session_refresh(config, &tags[slot], hit, now + session_timeout(config, protocol, next));
+	SESSION_ADD(&data->bytes[direction], query->bytes);
+	return session_refresh(config, data, session_tag(bucket, hit->slot), hit, protocol, next, now);
 }
 
 /* The record of a session that was found: its state, counters and actions. */
 static __always_inline struct session_data *session_data_at(int family, const struct session_hit *hit)
 {
-	__u64 *tags = session_tags(family, hit->bucket);
+	__u64 *bucket = session_bucket(family, hit->bucket);
 
-	return tags ? session_data_of(family, tags, hit->slot) : (struct session_data *)0;
+	return bucket ? session_data_of(family, bucket, hit->slot) : (struct session_data *)0;
 }
 
 #endif

@@ -12,7 +12,7 @@ enum session_op {
 	SESSION_OP_FIND = 1,
 	SESSION_OP_CREATE, /* find, create if there is none */
 	SESSION_OP_TOUCH,  /* find, touch what was found */
-	SESSION_OP_PACKET, /* find, create if there is none, touch */
+	SESSION_OP_PACKET, /* find and touch, create if there is none */
 	SESSION_OP_END,	   /* find, end what was found */
 };
 
@@ -76,7 +76,7 @@ static __always_inline void session_test_show(int family, struct session_test *t
 static __always_inline void session_test_run(int family, struct session_config *config,
 					     struct session_test *test)
 {
-	struct session_query query = {};
+	struct session_query query = { .tcp_flags = test->tcp_flags, .bytes = test->bytes };
 	struct session_hit hit = {};
 
 	if (family == 4)
@@ -94,9 +94,8 @@ static __always_inline void session_test_run(int family, struct session_config *
 							     test->now, &hit);
 	if (test->answer != SESSION_HIT && test->answer != SESSION_CREATED)
 		return;
-	if (test->op == SESSION_OP_TOUCH || test->op == SESSION_OP_PACKET)
-		test->touched = session_touch(family, config, &hit, test->protocol, test->tcp_flags,
-					      test->bytes, test->now);
+	if (test->answer == SESSION_HIT && (test->op == SESSION_OP_TOUCH || test->op == SESSION_OP_PACKET))
+		test->touched = session_touch(family, config, &query, &hit, test->now);
 	else if (test->op == SESSION_OP_END)
 		test->touched = session_end(family, config, &hit);
 	session_test_show(family, test, &hit);

@@ -468,47 +468,32 @@ static __always_inline int sluice_query(__u64 number, struct session_query *quer
 	return 1;
 }
 
-static __always_inline int sluice_touch(struct session_hit *hit, __u8 flags, __u32 now)
-{
-	struct session_config *config = session_config_at();
-
-	return config && session_touch(4, config, hit, SESSION_TCP, flags, SESSION_BYTES, now) ==
-				 SESSION_HIT;
-}
-
-static __always_inline int sluice_create(__u64 number, __u32 now, struct session_hit *hit)
-{
-	struct session_query query;
-
-	return sluice_query(number, &query) && find_session4(&query, now, hit) == SESSION_MISS &&
-	       create_session4(&query, number, 0, now, hit) == SESSION_CREATED;
-}
-
 /* Global, so that the verifier looks at them once. 1: the packet made a session, or found its own. */
-__attribute__((noinline)) int sluice_first_packet(__u64 number)
+__attribute__((noinline)) int sluice_first_packet(__u64 number, __u32 now)
 {
-	__u32 now = now_ticks();
+	struct session_query query = { .tcp_flags = SESSION_TCP_SYN, .bytes = SESSION_BYTES };
 	struct session_hit hit = {};
 
-	return sluice_create(number, now, &hit) && sluice_touch(&hit, SESSION_TCP_SYN, now);
+	return sluice_query(number, &query) && find_session4(&query, now, &hit) == SESSION_MISS &&
+	       create_session4(&query, number, 0, now, &hit) == SESSION_CREATED;
 }
 
 __attribute__((noinline)) int sluice_next_packet(__u64 number)
 {
-	__u32 now = now_ticks();
-	struct session_query query;
+	struct session_query query = { .tcp_flags = SESSION_TCP_ACK, .bytes = SESSION_BYTES };
+	struct session_config *config = session_config_at();
 	struct session_hit hit = {};
+	__u32 now = now_ticks();
 
-	if (!sluice_query(number, &query) || find_session4(&query, now, &hit) != SESSION_HIT)
-		return 0;
-	return sluice_touch(&hit, SESSION_TCP_ACK, now);
+	return config && sluice_query(number, &query) && find_session4(&query, now, &hit) == SESSION_HIT &&
+	       session_touch(4, config, &query, &hit, now) == SESSION_HIT;
 }
 
 static long sluice_fill_step(__u32 i, void *context)
 {
 	struct state *state = context;
 
-	take(state, i, sluice_first_packet((__u64)state->first + i));
+	take(state, i, sluice_first_packet((__u64)state->first + i, now_ticks()));
 	return 0;
 }
 PROGRAM(sluice_fill, sluice_fill_step, NO_ROOT)
@@ -517,11 +502,11 @@ PROGRAM(sluice_fill, sluice_fill_step, NO_ROOT)
 static long sluice_pair_step(__u32 i, void *context)
 {
 	struct state *state = context;
-	struct session_query query;
+	struct session_query query = {};
 	struct session_hit hit = {};
 	__u32 now = state->vni;
 
-	sluice_create((__u64)state->first + i, now, &hit);
+	sluice_first_packet((__u64)state->first + i, now);
 	take(state, i, sluice_query(random_live(state, i), &query) &&
 			       find_session4(&query, now, &hit) == SESSION_HIT);
 	return 0;
@@ -532,7 +517,7 @@ static long sluice_mix_step(__u32 i, void *context)
 {
 	struct state *state = context;
 
-	sluice_first_packet((__u64)state->first + i);
+	sluice_first_packet((__u64)state->first + i, now_ticks());
 	take(state, i, sluice_next_packet(random_live(state, i)));
 	return 0;
 }

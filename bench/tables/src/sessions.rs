@@ -19,9 +19,9 @@ const LIVE: usize = 10_000_000;
 const SHOWN: usize = 64_000_000;
 /// The part of its slots, in percent, that they fill.
 const LOAD_PERCENT: u64 = 80;
-/// `struct session_bucket4`: eight sessions.
-const BUCKET_BYTES: u64 = 576;
-const SLOTS: u64 = 8;
+/// `struct session_bucket4`: seven sessions.
+const BUCKET_BYTES: u64 = 512;
+const SLOTS: u64 = 7;
 
 /// Peers: name, and map; programs are MAP_fill and one for each of `STEPS`.
 const PEERS: [(&str, &str); 2] = [("lru_hash", "lru"), ("lru_percpu_hash", "lru_percpu")];

@@ -29,7 +29,8 @@ const _: () = {
     assert!(size_of::<meter>() == cell);
     assert!(CELL_EXACT_ROOT + 1 == CELL_NODE);
     assert!(size_of::<session4>() == 64 && size_of::<session6>() == 96);
-    assert!(size_of::<session_bucket4>() == 9 * cell && size_of::<session_bucket6>() == 13 * cell);
+    assert!(size_of::<session_bucket4>() == 8 * cell && size_of::<session_bucket6>() == 12 * cell);
     assert!(size_of::<session_config>() == 4 * cell);
     assert!(core::mem::offset_of!(session_bucket4, record) == core::mem::offset_of!(session_bucket6, record));
+    assert!(core::mem::offset_of!(session_bucket4, tag) == core::mem::offset_of!(session_bucket6, tag));
 };

@@ -49,9 +49,9 @@ pub struct SessionRegions {
 impl SessionRegions {
     /// Length of the configuration.
     pub const CONFIG_BYTES: usize = size_of::<session_config>();
-    /// Length of a bucket of 8 IPv4 sessions.
+    /// Length of a bucket of 7 IPv4 sessions.
     pub const BUCKET4_BYTES: usize = Family::Ipv4.bucket_bytes();
-    /// Length of a bucket of 8 IPv6 sessions.
+    /// Length of a bucket of 7 IPv6 sessions.
     pub const BUCKET6_BYTES: usize = Family::Ipv6.bucket_bytes();
 
     /// Fresh memory of this process for that many buckets of each family.
@@ -128,7 +128,7 @@ pub struct SessionFill {
     /// Live sessions, each bucket as the sweep last saw it, those past their time left out.
     pub live: u64,
     /// Capacity. Of sessions that are to be created, the part whose buckets are
-    /// both full is about 1 in 10^5 at 70% of it, 1 in 10^3 at 77%, 1 in 10 at
+    /// both full is about 1 in 10^5 at 68% of it, 1 in 10^3 at 75%, 1 in 7 at
     /// 90%: size the table for two thirds.
     pub slots: u64,
     /// Sessions that could not be created because both their buckets were full.

@@ -91,7 +91,9 @@ impl Table {
 
     fn word_at(&self, bucket: u32, slot: u32) -> usize {
         debug_assert!(bucket < self.buckets && slot < SLOTS);
-        bucket as usize * self.family.bucket_bytes() + slot as usize * 8
+        bucket as usize * self.family.bucket_bytes()
+            + offset_of!(layout::session_bucket4, tag)
+            + slot as usize * 8
     }
 
     fn record_at(&self, bucket: u32, slot: u32) -> usize {

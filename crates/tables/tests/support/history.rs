@@ -174,7 +174,7 @@ impl Model {
         match asked.answer {
             testing::SESSION_HIT => assert!(known, "{asked:?}"),
             testing::SESSION_FULL => {
-                assert!(!known && self.occupied(of) >= 16, "{} slots in use: {asked:?}", self.occupied(of));
+                assert!(!known && self.occupied(of) >= 14, "{} slots in use: {asked:?}", self.occupied(of));
                 self.full[of as usize] += 1;
                 return;
             }
@@ -192,6 +192,7 @@ impl Model {
                     bytes: [0; 2],
                     action: asked.action,
                 };
+                entry.touch(0, asked.tcp_flags, asked.bytes, self.now, &self.timeouts);
                 entry.expires_at = self.now.wrapping_add(entry.timeout(&self.timeouts));
                 self.entries.insert(key, entry);
             }
@@ -209,7 +210,9 @@ impl Model {
         let mut entry = self.entries[&key];
         let direction = usize::from(entry.flow != *flow);
         assert_eq!(asked.direction as usize, direction, "{asked:?}");
-        let touches = [testing::SESSION_OP_TOUCH, testing::SESSION_OP_PACKET].contains(&asked.op);
+        // Creating counts the packet.
+        let touches = asked.answer == testing::SESSION_HIT
+            && [testing::SESSION_OP_TOUCH, testing::SESSION_OP_PACKET].contains(&asked.op);
         let is_syn = asked.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN;
         let reopens = touches && flow.protocol == TCP && is_syn && entry.is_closed();
         if touches && !reopens {
