@@ -154,7 +154,7 @@ int make_load(struct xdp_md *ctx)
 	if (!clock)
 		return XDP_DROP;
 	for (int i = 0; i < LOAD_PACKETS; i++) {
-		query.now_ns = ADD64(clock, step_ns);
+		query.now_ns = ADD(clock, step_ns);
 		answer(&query);
 		answered += query.answer;
 	}

@@ -219,7 +219,7 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 			before = generation;
 		}
 		after = flow_count_packet(before, bytes, threshold);
-		found = CAS64(&entry->count, seen, after);
+		found = CAS(&entry->count, seen, after);
 		if (found == seen)
 			return (after & ~before & FLOW_REPORTED) ? FLOW_CROSSED : FLOW_COUNTED;
 		seen = found;
@@ -232,7 +232,7 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 	 */
 	if (!(seen & (FLOW_BYTES_MASK ^ FLOW_BYTES_MASK >> 1)) &&
 	    (seen >> FLOW_PACKETS_SHIFT & FLOW_PACKETS_MASK) <= FLOW_PACKETS_MASK / 2)
-		ADD64(&entry->count, (1ull << FLOW_PACKETS_SHIFT) + bytes);
+		ADD(&entry->count, (1ull << FLOW_PACKETS_SHIFT) + bytes);
 	return FLOW_COUNTED;
 }
 
@@ -259,7 +259,7 @@ static __always_inline int flow_account(const struct flow_table *table, struct f
 		if ((owner & FLOW_NAME_MASK) != name || flow_is_over(owner, ticks, period)) {
 			mine = owner + (1ull << FLOW_GENERATION_SHIFT);
 			mine = name | (mine & FLOW_GENERATION_MASK << FLOW_GENERATION_SHIFT) | ticks;
-			if (CAS64(&entry->owner, owner, mine) != owner)
+			if (CAS(&entry->owner, owner, mine) != owner)
 				continue;
 			owner = mine;
 		}

@@ -122,7 +122,7 @@ static __always_inline int meter_take_cost(__u64 *arrival, __u64 now, __u64 cost
 	for (int i = 0; i < METER_TRIES; i++) {
 		if (!meter_has(seen, now, cost, tolerance, after))
 			return 0;
-		found = CAS64(arrival, seen, *after);
+		found = CAS(arrival, seen, *after);
 		if (found == seen)
 			return 1;
 		seen = found;
@@ -134,9 +134,9 @@ static __always_inline int meter_take_cost(__u64 *arrival, __u64 now, __u64 cost
 	 * processors here may conform beyond the burst, but each is charged, so the
 	 * rate stays exact. Time in which the bucket was full is not saved up.
 	 */
-	found = ADD64(arrival, cost);
+	found = ADD(arrival, cost);
 	if ((__s64)(now - found) > 0)
-		ADD64(arrival, now - found);
+		ADD(arrival, now - found);
 	*after = found + cost;
 	return 1;
 }
@@ -175,7 +175,7 @@ static __always_inline int meter_take(struct meter *meter, __u32 direction, __u3
 	 * a little less is better than one that gives out more.
 	 */
 	if (packets_limit)
-		CAS64(&arrival[METER_PACKETS], taken, taken - packet_cost);
+		CAS(&arrival[METER_PACKETS], taken, taken - packet_cost);
 	return 0;
 }
 

@@ -24,29 +24,14 @@
  * unbounded, and nothing sleeps or calls a helper but the includer's functions.
  * session_maps.h has these as functions that the verifier looks at once.
  *
- * All shared memory is accessed by the five macros below, so that a host build
+ * All shared memory is accessed by the macros of atomic.h, so that a host build
  * can put a scheduling point before each access.
  */
 #ifndef SLUICE_SESSIONS_H
 #define SLUICE_SESSIONS_H
 
+#include "atomic.h"
 #include "session_layout.h"
-
-#ifndef READ_ONCE
-#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
-#endif
-#ifndef SESSION_WRITE
-#define SESSION_WRITE(x, value) (*(volatile typeof(x) *)&(x) = (value))
-#endif
-#ifndef SESSION_CAS /* the old value */
-#define SESSION_CAS(at, from, to) __sync_val_compare_and_swap(at, from, to)
-#endif
-#ifndef SESSION_ADD
-#define SESSION_ADD(at, by) ((void)__sync_fetch_and_add(at, by))
-#endif
-#ifndef SESSION_OR
-#define SESSION_OR(at, bits) ((void)__sync_fetch_and_or(at, bits))
-#endif
 
 /*
  * What is rare stands behind what is usual. Not for speed alone: the verifier of
@@ -358,7 +343,7 @@ static __always_inline enum session_seen session_look(int family, __u64 *one, __
 
 			if (past == SESSION_PASS_OVER)
 				continue;
-			seen = SESSION_CAS(tag, live, live | SESSION_DYING);
+			seen = CAS(tag, live, live | SESSION_DYING);
 			/* Refreshed in between, else it is dying now. */
 			if (seen == live || (seen & SESSION_MATCH_MASK) != query->want)
 				continue;
@@ -410,7 +395,7 @@ static __always_inline enum session_answer session_find(int family, const struct
 static __always_inline int session_kill(__u64 *tag, __u64 word)
 {
 	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
-		__u64 seen = SESSION_CAS(tag, word, word | SESSION_DYING);
+		__u64 seen = CAS(tag, word, word | SESSION_DYING);
 
 		if (seen == word)
 			return 1;
@@ -447,22 +432,22 @@ static __always_inline void session_fill(int family, __u64 *bucket, __u32 slot,
 	struct session_data *data = session_data_of(family, bucket, slot);
 	__u8 *hints = (__u8 *)bucket;
 
-	SESSION_WRITE(hints[session_bounded(slot)], query->want >> SESSION_TAG_SHIFT & 0xff);
-	SESSION_WRITE(words[0], query->key[0]);
-	SESSION_WRITE(words[1], query->key[1]);
+	WRITE_ONCE(hints[session_bounded(slot)], query->want >> SESSION_TAG_SHIFT & 0xff);
+	WRITE_ONCE(words[0], query->key[0]);
+	WRITE_ONCE(words[1], query->key[1]);
 	if (family == 6) {
-		SESSION_WRITE(words[2], query->key[2]);
-		SESSION_WRITE(words[3], query->key[3]);
-		SESSION_WRITE(words[4], query->key[4]);
+		WRITE_ONCE(words[2], query->key[2]);
+		WRITE_ONCE(words[3], query->key[3]);
+		WRITE_ONCE(words[4], query->key[4]);
 	}
-	SESSION_WRITE(data->created_at, now);
-	SESSION_WRITE(data->state, state);
-	SESSION_WRITE(data->packets[SESSION_ORIGINAL], 1);
-	SESSION_WRITE(data->packets[SESSION_REPLY], 0);
-	SESSION_WRITE(data->bytes[SESSION_ORIGINAL], query->bytes);
-	SESSION_WRITE(data->bytes[SESSION_REPLY], 0);
-	SESSION_WRITE(data->action[0], action0);
-	SESSION_WRITE(data->action[1], action1);
+	WRITE_ONCE(data->created_at, now);
+	WRITE_ONCE(data->state, state);
+	WRITE_ONCE(data->packets[SESSION_ORIGINAL], 1);
+	WRITE_ONCE(data->packets[SESSION_REPLY], 0);
+	WRITE_ONCE(data->bytes[SESSION_ORIGINAL], query->bytes);
+	WRITE_ONCE(data->bytes[SESSION_REPLY], 0);
+	WRITE_ONCE(data->action[0], action0);
+	WRITE_ONCE(data->action[1], action1);
 }
 
 /* The idle time of a session in this state, in ticks. */
@@ -513,7 +498,7 @@ static __always_inline int session_settle(int family, __u64 *bucket, __u32 index
 			continue;
 		killed = session_kill(loses ? mine : tag, loses ? published : word);
 		if (killed)
-			SESSION_ADD(killed > 0 ? &config->duplicates : &config->busy, 1);
+			ADD(killed > 0 ? &config->duplicates : &config->busy, 1);
 		if (!loses)
 			continue;
 		session_found(family, bucket, index, slot, word, query, hit);
@@ -545,7 +530,7 @@ static __always_inline int session_claim(__u64 *one, __u64 *two, const struct se
 			return SESSION_NO_SLOT;
 		seen = READ_ONCE(*tag);
 		if ((seen & SESSION_STATE_MASK) != SESSION_EMPTY ||
-		    SESSION_CAS(tag, seen, seen | SESSION_CLAIMED) != seen)
+		    CAS(tag, seen, seen | SESSION_CLAIMED) != seen)
 			continue;
 		*word = seen;
 		return second ? slot + SESSION_SLOTS : slot;
@@ -584,7 +569,7 @@ static __always_inline enum session_answer session_create(int family, struct ses
 		return SESSION_HIT;
 	position = session_claim(one, two, query, &word);
 	if (position < 0) {
-		SESSION_ADD(position == SESSION_NO_SLOT ? &config->full[family == 6] : &config->busy, 1);
+		ADD(position == SESSION_NO_SLOT ? &config->full[family == 6] : &config->busy, 1);
 		return position == SESSION_NO_SLOT ? SESSION_FULL : SESSION_BUSY;
 	}
 	second = position >= SESSION_SLOTS;
@@ -594,7 +579,7 @@ static __always_inline enum session_answer session_create(int family, struct ses
 	published |= word & SESSION_GENERATION_MASK << SESSION_GENERATION_SHIFT;
 	tag = session_tag(bucket, slot);
 	/* The slot is this packet's, so the swap cannot fail; it is for the barrier. */
-	SESSION_CAS(tag, word | SESSION_CLAIMED, published);
+	CAS(tag, word | SESSION_CLAIMED, published);
 	if (session_settle(family, one, query->one, second ? SESSION_SLOTS : slot,
 			   second ? SESSION_SLOTS : slot, config, query, tag, published, hit) ||
 	    session_settle(family, two, query->two, second ? slot : 0, second ? slot : SESSION_SLOTS,
@@ -618,7 +603,7 @@ static __always_inline enum session_answer session_end(int family, struct sessio
 		return SESSION_GONE;
 	killed = session_kill(session_tag(bucket, hit->slot), hit->word);
 	if (killed < 0)
-		SESSION_ADD(&config->busy, 1);
+		ADD(&config->busy, 1);
 	return killed > 0 ? SESSION_HIT : killed ? SESSION_BUSY : SESSION_GONE;
 }
 
@@ -640,7 +625,7 @@ static __always_inline enum session_answer session_refresh(struct session_config
 		/* Between -SESSION_REFRESH_TICKS and SESSION_REFRESH_TICKS, both excluded. */
 		if (gain + (SESSION_REFRESH_TICKS - 1) <= 2 * (SESSION_REFRESH_TICKS - 1))
 			return SESSION_HIT;
-		seen = SESSION_CAS(tag, hit->word, to);
+		seen = CAS(tag, hit->word, to);
 		if (seen == hit->word) {
 			hit->word = to;
 			return SESSION_HIT;
@@ -650,7 +635,7 @@ static __always_inline enum session_answer session_refresh(struct session_config
 		hit->word = seen;
 		state = READ_ONCE(data->state);
 	}
-	SESSION_ADD(&config->busy, 1);
+	ADD(&config->busy, 1);
 	return SESSION_BUSY;
 }
 
@@ -683,9 +668,9 @@ static __always_inline enum session_answer session_touch(int family, struct sess
 		return session_end(family, config, hit) == SESSION_BUSY ? SESSION_BUSY : SESSION_GONE;
 	next = session_next_state(state, protocol, flags, direction);
 	if (next != state)
-		SESSION_OR(&data->state, next ^ state);
-	SESSION_ADD(&data->packets[direction], 1);
-	SESSION_ADD(&data->bytes[direction], query->bytes);
+		OR(&data->state, next ^ state);
+	ADD(&data->packets[direction], 1);
+	ADD(&data->bytes[direction], query->bytes);
 	return session_refresh(config, data, session_tag(bucket, hit->slot), hit, protocol, next, now);
 }
 

@@ -7,11 +7,9 @@
 #ifndef SLUICE_TABLES_H
 #define SLUICE_TABLES_H
 
+#include "atomic.h"
 #include "cells.h"
 
-#ifndef READ_ONCE
-#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
-#endif
 /* READ_ONCE loads are taken in program order: volatile for the compiler, x86 TSO for the processor. */
 
 /* How often a lookup starts again while the writer moves entries about. */

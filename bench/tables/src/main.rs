@@ -31,8 +31,8 @@ the lengths of the global table as published for 2023-24; `random`: 1M host rout
 10M IPv4 routes of 20 to 32 bits; `vrf10k`: 9,900 VRFs with 1 to 100 routes, 95 with 10k, 5 with 1M. Keys
 are addresses that routes cover, each route as likely as any other; `_zipf`: by Zipf's law, s = 1.
 `_dependent`: each key's place depends on the last answer. eBPF figures are `BPF_PROG_TEST_RUN`'s, the empty
-loop taken off. User space, by processor time, reads by the same C header as packets do; DPDK's lookups are
-scalar, in bursts of 64 where they are not dependent; both sides stand in 4 KiB pages (DPDK with
+loop taken off. User space, by processor time, reads by the same C header as packets do; lookups of
+both sides are scalar, in bursts of 64 where they are not dependent; both stand in 4 KiB pages (DPDK with
 `--no-huge`, Sluice's tables copied out of the BPF array), `_huge`: Sluice's in 2 MiB pages. Updates are
 withdrawals, insertions and replacements in about equal parts, on one core beside lookups on the other.";
 

@@ -15,22 +15,22 @@ void sluice_point(void);
 		sluice_point();                            \
 		(const volatile __typeof__(x) *)&(x);      \
 	}))
-#define SESSION_WRITE(x, value)                            \
+#define WRITE_ONCE(x, value)                            \
 	do {                                               \
 		sluice_point();                            \
 		*(volatile __typeof__(x) *)&(x) = (value); \
 	} while (0)
-#define SESSION_CAS(at, from, to)                          \
+#define CAS(at, from, to)                          \
 	({                                                 \
 		sluice_point();                            \
 		__sync_val_compare_and_swap(at, from, to); \
 	})
-#define SESSION_ADD(at, by)                                \
+#define ADD(at, by)                                \
 	do {                                               \
 		sluice_point();                            \
 		__sync_fetch_and_add(at, by);              \
 	} while (0)
-#define SESSION_OR(at, bits)                               \
+#define OR(at, bits)                               \
 	do {                                               \
 		sluice_point();                            \
 		__sync_fetch_and_or(at, bits);             \

@@ -12,12 +12,12 @@ static __thread int schedule_tries = 8;
 		schedule_point();                        \
 		*(const volatile __typeof__(x) *)&(x);   \
 	})
-#define CAS64(word, expected, desired)                                \
+#define CAS(word, expected, desired)                                \
 	({                                                            \
 		schedule_point();                                     \
 		__sync_val_compare_and_swap(word, expected, desired); \
 	})
-#define ADD64(word, value)                         \
+#define ADD(word, value)                         \
 	({                                         \
 		schedule_point();                  \
 		__sync_fetch_and_add(word, value); \
