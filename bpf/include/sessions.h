@@ -196,11 +196,13 @@ static __always_inline __u64 *session_bucket(int family, __u32 index)
 	}
 }
 
-/* The slot, within bounds as the verifier sees them. */
+/* The slot, within bounds: the compiler must not derive a place from the slot before it was judged. */
 static __always_inline __u32 session_bounded(__u32 slot)
 {
+	if (slot >= SESSION_SLOTS)
+		slot = 0;
 	asm volatile("" : "+r"(slot));
-	return slot < SESSION_SLOTS ? slot : 0;
+	return slot;
 }
 
 static __always_inline __u64 *session_tag(__u64 *bucket, __u32 slot)
