@@ -270,6 +270,58 @@ fn ports_are_found_by_interface_and_addresses() {
     assert_eq!(free(&mut tables), before);
 }
 
+/// The interface and the IPv4 address, which an endpoint has, find a slot; there
+/// is none for the IPv6 address.
+#[test]
+fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
+    for same_mac in [true, false] {
+        // 64 buckets, their addresses, some cells; too few for larger buckets.
+        let mut tables =
+            NodeTables::create(Memory::anonymous(155).unwrap(), Immediate, Sizes { endpoints: 1 }).unwrap();
+        tables.upsert_vrf(&plain_vrf(5)).unwrap();
+        tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+        let plain = Port { ipv4: None, ipv6: None, ..port(7) };
+        tables.upsert_port(&plain).unwrap();
+        let mac = if same_mac { plain.mac } else { mac(99) };
+        let displaced = Endpoint { mac, ..endpoint(5, "10.0.0.7", "192.0.2.1") };
+        tables.upsert_endpoint(&displaced).unwrap();
+        tables.upsert_endpoint(&endpoint(5, "fd00::1", "192.0.2.1")).unwrap();
+        let bulk = tables.upsert_endpoints(&endpoints_of(2000, "192.0.2.1"));
+        assert!(bulk.failed > 1000, "{bulk:?}");
+        let mut failed = 0;
+        for i in 0..200u32 {
+            let address = format!("fd00::7:{i:x}").parse().unwrap();
+            let wider = Port { ipv6: Some(PortIpv6 { address, length: 64 }), ..port(7) };
+            let (endpoints, used) = (tables.fill().endpoints, free(&mut tables));
+            match tables.upsert_port(&wider) {
+                Ok(changed) => {
+                    assert!(changed && tables.upsert_port(&plain).unwrap());
+                    if tables.upsert_endpoint(&displaced).is_err() {
+                        break;
+                    }
+                    continue;
+                }
+                Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
+            }
+            failed += 1;
+            assert_eq!(tables.endpoint(vni(5), displaced.address), Some(displaced));
+            assert_eq!((tables.fill().endpoints, free(&mut tables)), (endpoints, used));
+            assert_eq!(tables.ports().collect::<Vec<_>>(), [plain.clone()]);
+            let Lookup::Hit(hit) = tables.reader().find(5, displaced.address) else { panic!("a miss") };
+            assert_eq!(
+                (hit.mac, tables.reader().next_hop(hit.cell)),
+                (mac, Some(NextHop::Vtep(displaced.host)))
+            );
+            let Lookup::Hit(hit) = tables.reader().find_index(0, 7) else { panic!("the port is gone") };
+            assert_eq!(hit.cell, tables.ports[&7]);
+            assert_eq!(tables.reader().find(5, address.into()), Lookup::Miss);
+        }
+        assert!(failed > 0, "the table never was too full");
+        tables = again(tables);
+        assert_eq!(tables.endpoint(vni(5), displaced.address), Some(displaced));
+    }
+}
+
 #[test]
 fn a_port_follows_its_vrf() {
     let mut tables = tables(4096);
