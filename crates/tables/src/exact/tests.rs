@@ -58,7 +58,7 @@ impl Setup {
         let (mut exact, survey) = Exact::adopt(&memory, &mut used, &grace).unwrap();
         let mut pool = Pool::with_used(memory, Box::new(grace), &used);
         pool.flush().unwrap();
-        exact.repair(&mut pool, &survey, []).unwrap();
+        exact.repair(&mut pool, &survey).unwrap();
         Self { pool, exact }
     }
 
