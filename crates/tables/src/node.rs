@@ -93,9 +93,10 @@ impl NodeTables {
         let mut pool = Pool::new(memory, Box::new(grace));
         let hashing = Hashing { seed: random_seed()?, digest_mask };
         let exact = Exact::create(&mut pool, sizes.endpoints, hashing).map_err(|error| match error {
-            Error::Full { needed_cells, total_cells, .. } => Error::TooSmall {
+            // What is not free is the roots and the pool's reserve.
+            Error::Full { needed_cells, free_cells, total_cells } => Error::TooSmall {
                 found_cells: total_cells,
-                needed_cells: needed_cells + u64::from(layout::CELL_FIRST_FREE),
+                needed_cells: needed_cells + total_cells - free_cells,
             },
             other => other,
         })?;

@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn agrees_with_a_hash_map_when_memory_runs_out(ops in ops(), cells in 70u32..180, mask in prop::sample::select(&MASKS[..])) {
+    fn agrees_with_a_hash_map_when_memory_runs_out(ops in ops(), cells in 74u32..180, mask in prop::sample::select(&MASKS[..])) {
         run(ops, cells, mask);
     }
 }
