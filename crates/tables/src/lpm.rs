@@ -3,7 +3,7 @@
 //! layout is that of `cells.h`; why it is this one, `docs/decisions/lpm.md`.
 //!
 //! What the rest sees is a few operations on a root word: [`insert`],
-//! [`insert_many`], [`remove`], [`clear`] and [`iter`]. Readers see each change
+//! [`merge`], [`remove`], [`clear`] and [`iter`]. Readers see each change
 //! by one store of a word, or by one for each slot that a short prefix covers;
 //! what a store unlinks is reused after a grace period.
 
