@@ -24,6 +24,7 @@ use std::mem::offset_of;
 use std::net::IpAddr;
 use underlay::Hop;
 use vrfs::Counters;
+pub use vrfs::VniCounts;
 
 /// The writer of a node's tables.
 ///
@@ -46,6 +47,7 @@ pub struct NodeTables {
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
     counters: Counters,
+    counts: Option<Box<dyn VniCounts>>,
     endpoints: u64,
     routes: u64,
     route_limit: u32,
@@ -125,6 +127,7 @@ impl NodeTables {
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
             counters: Counters::new(),
+            counts: None,
             endpoints: 0,
             routes: 0,
             route_limit: u32::MAX,

@@ -7,6 +7,7 @@ use crate::grace::Immediate;
 use crate::reader::{Lookup, NextHop};
 use crate::spec::{Endpoint, Group, Port, PortIpv4, PortIpv6, Route, Target, Vip, Vrf};
 use sluice_types::{MacAddr, Vni};
+use std::sync::{Arc, Mutex};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -211,6 +212,67 @@ fn routes_belong_to_a_vrf_and_go_with_it() {
     assert_eq!(find(&tables, "10.1.2.3"), Some(Target::Local));
     assert!(tables.remove_vrf(vni(5)).unwrap());
     assert_eq!((free(&mut tables), tables.fill().routes, tables.fill().counters_used), (before, 0, 0));
+}
+
+/// What begins and ends, while no VRF has the counters that begin.
+struct Noted {
+    memory: Memory,
+    begun: Arc<Mutex<Vec<u32>>>,
+    ended: Arc<Mutex<Vec<Vni>>>,
+    can_forget: bool,
+}
+
+impl Noted {
+    fn cell(&self, number: u32) -> Option<u32> {
+        match Reader::new(self.memory.clone()).find_index(number, 0) {
+            Lookup::Hit(hit) => Some(hit.cell),
+            _ => None,
+        }
+    }
+}
+
+impl VniCounts for Noted {
+    fn begin(&mut self, index: u32) -> bool {
+        for cell in (5..9).filter_map(|number| self.cell(number)) {
+            assert_ne!(self.memory.read::<layout::vrf>(cell).counters, index, "packets count there");
+        }
+        self.begun.lock().unwrap().push(index);
+        self.can_forget
+    }
+
+    fn end(&mut self, vni: Vni) {
+        assert_eq!(self.cell(vni.get()), None, "packets find it");
+        self.ended.lock().unwrap().push(vni);
+    }
+}
+
+#[test]
+fn counters_begin_before_a_vrf_has_them() {
+    let mut tables = tables(4096);
+    let (begun, ended) = (Arc::<Mutex<Vec<u32>>>::default(), Arc::<Mutex<Vec<Vni>>>::default());
+    let noted = |tables: &NodeTables, can_forget| Noted {
+        memory: tables.memory().clone(),
+        begun: begun.clone(),
+        ended: ended.clone(),
+        can_forget,
+    };
+    let index = |tables: &NodeTables, number| tables.vrf(vni(number)).unwrap().counters;
+    tables.set_vni_counts(noted(&tables, true));
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_vrf(&plain_vrf(6)).unwrap();
+    tables.upsert_vrf(&Vrf { mtu: 1400, ..plain_vrf(5) }).unwrap();
+    let of5 = index(&tables, 5);
+    assert_eq!(*begun.lock().unwrap(), [of5, index(&tables, 6)], "a VRF that changes goes on counting");
+    tables.remove_vrf(vni(5)).unwrap();
+    assert_eq!(*ended.lock().unwrap(), [vni(5)]);
+    tables = again(tables);
+    tables.set_vni_counts(noted(&tables, true));
+    tables.upsert_vrf(&plain_vrf(7)).unwrap();
+    assert_eq!(index(&tables, 7), of5, "a successor begins with the first free one");
+    assert_eq!(begun.lock().unwrap()[2..], [of5]);
+    tables.set_vni_counts(noted(&tables, false));
+    tables.upsert_vrf(&plain_vrf(8)).unwrap();
+    assert_eq!((index(&tables, 8), tables.fill().counters_used), (0, 2));
 }
 
 fn port(ifindex: u32) -> Port {
