@@ -368,7 +368,7 @@ fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
             failed += 1;
             assert_eq!(tables.endpoint(vni(5), displaced.address), Some(displaced));
             assert_eq!((tables.fill().endpoints, free(&mut tables)), (endpoints, used));
-            assert_eq!(tables.ports().collect::<Vec<_>>(), [plain.clone()]);
+            assert_eq!(tables.ports().collect::<Vec<_>>(), std::slice::from_ref(&plain));
             let Lookup::Hit(hit) = tables.reader().find(5, displaced.address) else { panic!("a miss") };
             assert_eq!(
                 (hit.mac, tables.reader().next_hop(hit.cell)),
