@@ -104,8 +104,10 @@ impl Memory {
     ///
     /// # Safety
     /// `base` must be aligned to 64 bytes and lead to `cells` times 64 bytes
-    /// that stay mapped for reading and writing while `keep` lives, and nobody
-    /// but readers of the tables, and one writer, may access them.
+    /// that stay mapped for reading and writing while `keep` lives. Nobody may
+    /// access them but one writer and those who read the tables; these store
+    /// nothing but the words that `cells.h` calls theirs, namely `next_hop.l2`
+    /// and `next_hop.l2_expires_ns`, each by one store.
     pub unsafe fn from_raw(base: NonNull<u8>, cells: u32, keep: Arc<dyn Any + Send + Sync>) -> Self {
         assert!((base.as_ptr() as usize).is_multiple_of(CELL), "table memory is aligned to a cell");
         Self { base, cells: cells.min(layout::CELL_INDEX_MASK), _keep: keep }
