@@ -18,6 +18,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-types", &[]),
     ("sluice-tables", &["sluice-types", "sluice-tables-testing"]),
     ("sluice-tables-testing", &[]),
+    ("sluice-cluster", &["sluice-types"]),
     ("sluice-store", &["sluice-types"]),
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),
