@@ -19,9 +19,10 @@ pub struct Params {
     /// How long a gateway that hears no peer waits for an answer of controller or witness before it
     /// says that it is cut off.
     pub contact_us: u64,
-    /// Between repetitions of an announcement.
+    /// Between an announcement and its first repetition; doubles with each.
     pub repeat_us: u64,
-    /// How often an announcement is repeated.
+    /// How often an announcement is repeated: until a split of the network that it fell into has either
+    /// ended or been noticed.
     pub repeats: u8,
     /// Between announcements that only refresh what switches know.
     pub refresh_us: u64,
@@ -54,7 +55,7 @@ impl Default for Params {
             yield_us: 20_000,
             contact_us: 4_000,
             repeat_us: 20_000,
-            repeats: 2,
+            repeats: 3,
             refresh_us: 30_000_000,
             heartbeat_us: 50_000,
             controller_silence_us: 55_000,
@@ -92,6 +93,12 @@ impl Params {
         at_least("step", self.step_us, 1, "candidates take turns")?;
         at_least("contact", self.contact_us, 1, "an answer takes time")?;
         at_least("repeat", self.repeat_us, 1, "repetitions take turns")?;
+        at_least(
+            "repeats' time",
+            self.repeated_us(),
+            self.silence_after_us(self.alarms_max),
+            "a split that is not noticed must not outlast them",
+        )?;
         at_least("refresh", self.refresh_us, self.repeat_us, "a refresh follows the repetitions")?;
         at_least("heartbeat", self.heartbeat_us, self.hello_us, "peers watch more closely than the controller")?;
         at_least(
@@ -112,6 +119,19 @@ impl Params {
     /// Silence limit of a peer about which there were `alarms` false alarms.
     pub(crate) fn silence_after_us(&self, alarms: u32) -> u64 {
         self.silence_us << alarms.min(self.alarms_max).min(16)
+    }
+
+    /// From an announcement to the next when so many repetitions are left.
+    pub(crate) fn pause_us(&self, left: u8) -> u64 {
+        match left {
+            0 => self.refresh_us,
+            left => self.repeat_us << self.repeats.saturating_sub(left).min(16),
+        }
+    }
+
+    /// From an announcement to its last repetition.
+    pub(crate) fn repeated_us(&self) -> u64 {
+        (1..=self.repeats).map(|left| self.pause_us(left)).sum()
     }
 
     /// After this time without a heartbeat the controller does not say any more that it hears a gateway.
@@ -150,6 +170,8 @@ mod tests {
         let params = Params::default();
         assert_eq!(params.silence_after_us(0), 13_000);
         assert_eq!(params.silence_after_us(99), 104_000);
+        assert_eq!([3, 2, 1, 0].map(|left| params.pause_us(left)), [20_000, 40_000, 80_000, 30_000_000]);
+        assert_eq!(params.repeated_us(), 140_000);
         assert_eq!(
             [0, 1, 2, 99].map(|strikes| params.hold_down_after_us(strikes)),
             [0, 2_000_000, 4_000_000, 300_000_000]

@@ -18,7 +18,7 @@ use crate::params::Params;
 use crate::source::{Arrival, Source};
 use crate::table::{Claim, Table};
 use crate::vip::{VIPS_MAX, VipId, VipSet};
-use peer::Peer;
+use peer::{Noted, Peer};
 use sluice_types::{ClusterId, GatewayId};
 
 /// What happens to a gateway.
@@ -317,12 +317,11 @@ impl Gateway {
             }
             Node::Gateway(id) => match self.peer_at(id) {
                 Some(at) => {
-                    let was_dead = self.peers[at].dead;
-                    let fresh = self.peers[at].note(now_us, message.incarnation, message.seq, &self.params);
-                    if was_dead && !self.peers[at].dead {
+                    let noted = self.peers[at].note(now_us, message.incarnation, message.seq, &self.params);
+                    if noted == Noted::Acquitted {
                         self.rejoin_at(now_us);
                     }
-                    fresh
+                    noted != Noted::Stale
                 }
                 None => return self.stranger(id, &message.body),
             },

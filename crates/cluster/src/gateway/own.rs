@@ -4,6 +4,7 @@ use super::{Gateway, Output, Reason};
 use crate::message::Standing;
 use crate::order::{self, Candidate};
 use crate::vip::{VipId, VipSet};
+use sluice_types::GatewayId;
 
 impl Gateway {
     /// Whether it may decide anything.
@@ -36,29 +37,31 @@ impl Gateway {
         self.say_if_drained();
     }
 
-    /// Make before break: a vIP that another owns is kept until the other answers for it. Of an owner that
-    /// is alive but cannot be heard here, that is taken on trust after a while; to one that is dead nothing
-    /// is given.
+    /// Make before break: a vIP that another owns is kept until the other answers for it. If the other
+    /// cannot be heard here, that is taken on trust after a while, provided that somebody who can be heard
+    /// hears it. To a dead owner nothing is given.
     fn give_way(&mut self, now_us: u64, vip: VipId) {
         let Some(owner) = self.table.get(vip).map(|claim| claim.owner) else { return };
-        let member = self.config.member(self.own).is_some();
-        let wait = match self.peer_at(owner).map(|at| &self.peers[at]) {
-            Some(peer) if peer.is_heard(now_us, &self.params) => {
-                if peer.holds.contains(vip) {
-                    return self.withdraw(vip);
-                }
-                // It will hear of its claim, or say that it is cut off, or fall silent.
-                !member
-            }
-            Some(peer) => !peer.dead || !member,
-            None => !member,
+        let since_us = *self.slots[vip.index()].yield_us.get_or_insert(now_us);
+        let waited = now_us - since_us >= self.params.yield_us;
+        let peer = self.peer_at(owner).map(|at| &self.peers[at]);
+        let answered = match peer {
+            Some(peer) if peer.is_heard(now_us, &self.params) => peer.holds.contains(vip),
+            Some(peer) => waited && self.is_testified(owner, peer.vouched_us, since_us, now_us),
+            None => false,
         };
-        let slot = &mut self.slots[vip.index()];
-        if !wait {
-            slot.yield_us = None;
-        } else if now_us - *slot.yield_us.get_or_insert(now_us) >= self.params.yield_us {
+        let member = self.config.member(self.own).is_some();
+        if answered || (waited && !member) {
             self.withdraw(vip);
         }
+    }
+
+    /// Whether a gateway that is heard says that it hears that one, or the controller heard it after
+    /// `since_us`.
+    fn is_testified(&self, id: GatewayId, vouched_us: Option<u64>, since_us: u64, now_us: u64) -> bool {
+        let heard_later_us = since_us + self.params.controller_limit_us();
+        vouched_us.is_some_and(|at| at > heard_later_us)
+            || self.peers.iter().any(|peer| peer.says_it_hears(id) && peer.is_heard(now_us, &self.params))
     }
 
     /// vIPs without a usable owner are taken by the first of the candidates at once, by the second a step
@@ -136,7 +139,7 @@ impl Gateway {
         self.outputs.push(Output::Announce { vip, reason });
         let slot = &mut self.slots[vip.index()];
         slot.repeats_left = self.params.repeats;
-        slot.announce_us = Some(now_us + self.params.repeat_us);
+        slot.announce_us = Some(now_us + self.params.pause_us(slot.repeats_left));
     }
 
     fn withdraw(&mut self, vip: VipId) {
@@ -159,7 +162,7 @@ impl Gateway {
     /// Wants everything announced, at once or when the last time is long enough ago: a flapping link must
     /// not make a storm.
     pub(super) fn rejoin_at(&mut self, now_us: u64) {
-        let pause_us = self.params.repeat_us * (u64::from(self.params.repeats) + 1);
+        let pause_us = self.params.repeated_us();
         self.rejoin_us = Some(self.rejoined_us.map_or(now_us, |at| now_us.max(at + pause_us)));
     }
 
@@ -191,8 +194,7 @@ impl Gateway {
             }
             let left = slot.repeats_left;
             slot.repeats_left = left.saturating_sub(1);
-            let pause_us = if left > 1 { self.params.repeat_us } else { self.params.refresh_us };
-            slot.announce_us = Some(now_us + pause_us);
+            slot.announce_us = Some(now_us + self.params.pause_us(slot.repeats_left));
             let reason = match left {
                 0 => Reason::Refresh,
                 n if n > self.params.repeats => Reason::Resumed,

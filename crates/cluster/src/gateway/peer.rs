@@ -15,6 +15,8 @@ pub(super) struct Peer {
     /// The verdict: neither this gateway nor one that it hears has heard it in time.
     pub dead: bool,
     dead_us: u64,
+    /// The verdict was passed since its last message.
+    accused: bool,
     /// How often the verdict was wrong lately.
     pub alarms: u32,
     alarmed_us: u64,
@@ -27,6 +29,17 @@ pub(super) struct Peer {
     pub synced_us: Option<u64>,
 }
 
+/// What a message says about its sender by having come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Noted {
+    /// Nothing: it is older than one before.
+    Stale,
+    /// It lives.
+    Fresh,
+    /// It lives, was believed dead, and had not died.
+    Acquitted,
+}
+
 impl Peer {
     pub fn new(id: GatewayId, now_us: u64) -> Self {
         Self {
@@ -36,6 +49,7 @@ impl Peer {
             known_us: now_us,
             dead: false,
             dead_us: 0,
+            accused: false,
             alarms: 0,
             alarmed_us: 0,
             vouched_us: None,
@@ -49,7 +63,7 @@ impl Peer {
     /// As if it had never been heard; whether it was slow before is remembered.
     pub fn forget(&mut self) {
         self.source.heard_us = None;
-        self.dead = false;
+        (self.dead, self.accused) = (false, false);
         self.vouched_us = None;
         self.hears.clear();
         self.holds = VipSet::EMPTY;
@@ -57,20 +71,23 @@ impl Peer {
         self.synced_us = None;
     }
 
-    /// Notes a message; false if it is older than one before.
-    pub fn note(&mut self, now_us: u64, incarnation: u64, seq: u64, params: &Params) -> bool {
+    /// Notes a message.
+    pub fn note(&mut self, now_us: u64, incarnation: u64, seq: u64, params: &Params) -> Noted {
         let arrival = self.source.note(now_us, incarnation, seq, params.silence_after_us(self.alarms));
-        match arrival {
-            Arrival::Stale => return false,
-            // It was not dead: next time it is given longer.
-            Arrival::Next if self.dead => self.alarm(now_us, params),
-            Arrival::Next | Arrival::Reborn => {}
+        if arrival == Arrival::Stale {
+            return Noted::Stale;
         }
         if self.alarms > 0 && now_us - self.alarmed_us > params.forgive_us {
             self.alarms -= 1;
             self.alarmed_us = now_us;
         }
-        true
+        let accused = std::mem::take(&mut self.accused);
+        if accused && arrival == Arrival::Next {
+            // It was not dead: next time it is given longer.
+            self.alarm(now_us, params);
+            return Noted::Acquitted;
+        }
+        Noted::Fresh
     }
 
     fn alarm(&mut self, now_us: u64, params: &Params) {
@@ -108,6 +125,7 @@ impl Peer {
             return VipSet::EMPTY;
         }
         self.dead_us = now_us;
+        self.accused = true;
         std::mem::take(&mut self.holds)
     }
 

@@ -86,10 +86,9 @@ impl Scenario {
             hold_down_us: 20_000,
             hold_down_max_us: 80_000,
             return_interval_us: 10_000,
-            repeat_us: 10_000,
             forgive_us: 400_000,
             // Where announcements get lost, or both sides of a split lose gateways, only refreshing helps.
-            refresh_us: if lossy { 100_000 } else { 10_000_000 },
+            refresh_us: if lossy { 160_000 } else { 10_000_000 },
             ..Params::default()
         };
         let mut scenario = Self {
