@@ -187,7 +187,8 @@ impl Controller {
         }
     }
 
-    fn replan(&mut self, plan: Plan) {
+    fn replan(&mut self, mut plan: Plan) {
+        plan.config.sort();
         let newer = plan.config.revision > self.plan.config.revision;
         if newer {
             let members = &plan.config.members;
@@ -242,7 +243,8 @@ impl Controller {
 
     fn answer(&mut self, now_us: u64, to: GatewayId, echo: u64) {
         let limit_us = self.params.controller_limit_us();
-        let heard = |(id, known): (&GatewayId, &Known)| known.source.is_heard(now_us, limit_us).then_some(*id);
+        let heard =
+            |(id, known): (&GatewayId, &Known)| known.source.is_heard(now_us, limit_us).then_some(*id);
         let pulse = Pulse {
             echo,
             config: self.plan.config.revision,
@@ -274,7 +276,8 @@ impl Controller {
                 continue;
             }
             self.outputs.push(ControllerOutput::Moved { vip, from: old, claim, decided: false });
-            let draining = old.and_then(|id| self.plan.config.member(id)).is_none_or(|member| member.draining);
+            let draining =
+                old.and_then(|id| self.plan.config.member(id)).is_none_or(|member| member.draining);
             // A controller that still listens learns what was long ago.
             if let Some(loser) = old
                 && !draining

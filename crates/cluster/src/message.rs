@@ -127,7 +127,7 @@ pub struct Config {
     pub revision: u64,
     /// The cluster's vIPs.
     pub vips: VipSet,
-    /// Its gateways, in ascending order, each once, at most [`MEMBERS_MAX`].
+    /// Its gateways, in ascending order, each once; receivers refuse more than [`MEMBERS_MAX`].
     pub members: Vec<Member>,
 }
 
@@ -146,6 +146,12 @@ impl Config {
     pub fn member(&self, id: GatewayId) -> Option<Member> {
         let at = self.members.binary_search_by_key(&id, |member| member.id).ok()?;
         self.members.get(at).copied()
+    }
+
+    /// Members in ascending order, each once.
+    pub(crate) fn sort(&mut self) {
+        self.members.sort_unstable_by_key(|member| member.id);
+        self.members.dedup_by_key(|member| member.id);
     }
 
     fn is_valid(&self) -> bool {
@@ -255,7 +261,8 @@ mod tests {
     }
 
     fn largest() -> Vec<Message> {
-        let ids: Vec<GatewayId> = (0..MEMBERS_MAX as u64).map(|n| GatewayId::new(u64::MAX - 63 + n)).collect();
+        let ids: Vec<GatewayId> =
+            (0..MEMBERS_MAX as u64).map(|n| GatewayId::new(u64::MAX - 63 + n)).collect();
         let report = Report {
             config: u64::MAX,
             digest: u64::MAX,

@@ -100,7 +100,12 @@ impl Params {
             "a split that is not noticed must not outlast them",
         )?;
         at_least("refresh", self.refresh_us, self.repeat_us, "a refresh follows the repetitions")?;
-        at_least("heartbeat", self.heartbeat_us, self.hello_us, "peers watch more closely than the controller")?;
+        at_least(
+            "heartbeat",
+            self.heartbeat_us,
+            self.hello_us,
+            "peers watch more closely than the controller",
+        )?;
         at_least(
             "controller silence",
             self.controller_silence_us,

@@ -144,6 +144,9 @@ mod tests {
         assert_eq!((set.len(), VipSet::first(128).len(), VipSet::first(0).len()), (3, 128, 0));
         set.remove(last);
         assert_eq!(set, VipSet::first(2));
-        assert_eq!(VipSet::first(3).without(set).and(VipSet::first(9)), [VipId::new(2).unwrap()].into_iter().collect());
+        assert_eq!(
+            VipSet::first(3).without(set).and(VipSet::first(9)),
+            [VipId::new(2).unwrap()].into_iter().collect()
+        );
     }
 }

@@ -11,14 +11,14 @@ impl Controller {
     /// Whether a gateway can take vIPs: the controller hears it, it says that it is fit, and other
     /// gateways hear it too, if there are any: the controller's network is not the packets'.
     fn is_eligible(&self, id: GatewayId, now_us: u64) -> bool {
-        let fit = self.gateways.get(&id).and_then(|known| known.report.as_ref()).is_some_and(|report| {
-            report.standing == Standing::Fit
-        });
+        let fit = self
+            .gateways
+            .get(&id)
+            .and_then(|known| known.report.as_ref())
+            .is_some_and(|report| report.standing == Standing::Fit);
         let draining = self.plan.config.member(id).is_none_or(|member| member.draining);
         let others = self.gateways.keys().any(|&other| other != id && self.is_heard(other, now_us));
-        fit && !draining
-            && self.is_heard(id, now_us)
-            && (!others || self.is_heard_by_others(id, now_us))
+        fit && !draining && self.is_heard(id, now_us) && (!others || self.is_heard_by_others(id, now_us))
     }
 
     /// Whether it may get back what is its own: it has been well for long enough.

@@ -28,8 +28,7 @@ impl Bench {
         let homes = (0..6).map(|place| (vip(place), id(u64::from(place) % 3 + 1))).collect();
         let plan = Plan { config, homes };
         let now_us = 1_000 * MS;
-        let controller =
-            Controller::new(ClusterId::new(1), Params::default(), 1, (plan, table), now_us);
+        let controller = Controller::new(ClusterId::new(1), Params::default(), 1, (plan, table), now_us);
         let mut bench = Self { controller, now_us, seq: 0, outputs: Vec::new() };
         bench.input(ControllerInput::Timer);
         bench
@@ -111,9 +110,7 @@ fn silence_then_a_probe_then_failure() {
     assert!((bench.now_us / MS).is_multiple_of(50));
     bench.pass(55, &[1, 2]);
     let probes = |bench: &Bench| {
-        let probe = |output: &&ControllerOutput| {
-            matches!(output, ControllerOutput::Send { to, message } if *to == id(3) && message.body == Body::Probe)
-        };
+        let probe = |output: &&ControllerOutput| matches!(output, ControllerOutput::Send { to, message } if *to == id(3) && message.body == Body::Probe);
         bench.outputs.iter().filter(probe).count()
     };
     assert_eq!(probes(&bench), 0);
@@ -136,7 +133,10 @@ fn who_is_heard_by_its_peers_has_not_failed() {
         bench.heartbeat(1, &[2, 3]);
         bench.heartbeat(2, &[1, 3]);
     }
-    assert_eq!((bench.owners(), bench.has(&ControllerOutput::Failed(id(3)))), (vec![1, 2, 3, 1, 2, 3], false));
+    assert_eq!(
+        (bench.owners(), bench.has(&ControllerOutput::Failed(id(3)))),
+        (vec![1, 2, 3, 1, 2, 3], false)
+    );
     // An answer to the probe does as well.
     bench.now_us += 20 * MS;
     bench.heartbeat(1, &[2]);

@@ -18,9 +18,7 @@ impl Gateway {
                 || peer.is_vouched(now_us, params)
                 || peer.is_awaited(now_us, self.since_us, params)
                 || self.peers.iter().any(|other| {
-                    other.id != peer.id
-                        && other.says_it_hears(peer.id)
-                        && other.is_heard(now_us, params)
+                    other.id != peer.id && other.says_it_hears(peer.id) && other.is_heard(now_us, params)
                 });
             for vip in self.peers[at].judge(alive, now_us).iter() {
                 released.insert(vip);
@@ -43,7 +41,10 @@ impl Gateway {
             return;
         }
         let answered_by_peer = self.config.members.len() <= 1
-            || self.peers.iter().any(|peer| peer.says_it_hears(self.own) && peer.is_heard(now_us, &self.params));
+            || self
+                .peers
+                .iter()
+                .any(|peer| peer.says_it_hears(self.own) && peer.is_heard(now_us, &self.params));
         if answered_by_peer {
             self.alone = None;
             self.contact = true;

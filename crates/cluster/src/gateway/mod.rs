@@ -286,7 +286,8 @@ impl Gateway {
         self.judge_contact(now_us);
     }
 
-    fn configure(&mut self, config: Config) {
+    fn configure(&mut self, mut config: Config) {
+        config.sort();
         if config.revision <= self.config.revision {
             return;
         }

@@ -106,9 +106,10 @@ impl Gateway {
     /// other: service goes before order.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
         let load = |id| self.table.owned_by(id, self.config.vips).len();
-        let others = self.peers.iter().filter(|peer| {
-            self.is_usable(peer.id, now_us) && peer.standing == Standing::Fit
-        });
+        let others = self
+            .peers
+            .iter()
+            .filter(|peer| self.is_usable(peer.id, now_us) && peer.standing == Standing::Fit);
         let draining = self.config.member(self.own).is_some_and(|member| member.draining);
         let all: Vec<(bool, Candidate)> = others
             .map(|peer| (peer.draining, Candidate { id: peer.id, load: load(peer.id) }))

@@ -2,8 +2,8 @@
 
 use super::{Gateway, Output};
 use crate::message::{Body, CLAIMS_MAX, Message, Node, Report};
-use crate::vip::VipId;
 use crate::table::Claim;
+use crate::vip::VipId;
 use sluice_types::GatewayId;
 
 impl Gateway {

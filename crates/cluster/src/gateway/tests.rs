@@ -35,8 +35,7 @@ impl Bench {
             (1..=members).map(|number| Member { id: id(number), draining: false }).collect();
         let config = Config { revision: 1, vips: VipSet::first(members.len()), members };
         let start_us = 1_000 * MS;
-        let gateway =
-            Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us);
+        let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us);
         let mut bench = Self { gateway, now_us: start_us, seq: 0, outputs: Vec::new() };
         bench.input(Input::Timer);
         bench

@@ -162,6 +162,10 @@ fn look(
         return Ok(());
     };
     let since_us = *uncovered_us.get_or_insert(world.now_us);
+    let calm_us = world.seen.last_fault_us.max(start_us).max(settled_us).saturating_add(bound_us(world));
+    if since_us > calm_us && since_us == world.now_us {
+        return Err(format!("{lost}, without any fault"));
+    }
     let due_us = since_us.max(world.seen.last_fault_us).max(settled_us).saturating_add(bound_us(world));
     if world.now_us > due_us && world.now_us > start_us {
         return Err(format!("{lost}, for {} us", world.now_us - since_us));
@@ -175,9 +179,7 @@ fn at_rest(world: &World) -> Result<(), String> {
         (0..world.scenario.gateways).filter(|&at| world.gateways[at].machine.is_some()).collect();
     let machines: Vec<_> = live.iter().filter_map(|&at| world.gateways[at].machine.as_ref()).collect();
     let Some(first) = machines.first() else { return Ok(()) };
-    if let Some((at, _)) =
-        live.iter().zip(&machines).find(|(_, machine)| machine.table() != first.table())
-    {
+    if let Some((at, _)) = live.iter().zip(&machines).find(|(_, machine)| machine.table() != first.table()) {
         return Err(format!("gateways {} and {at} disagree at the end", live[0]));
     }
     if world.controller.machine.as_ref().is_some_and(|it| it.table() != first.table()) {
@@ -220,7 +222,8 @@ fn at_the_end(world: &World, summary: &mut Summary) -> Result<(), String> {
         return Err(format!("gateway {gateway} still announces {vip:?} at {at_us}: {reason:?}"));
     }
     for vip in world.vips() {
-        let after = |(at_us, _, which, _): &&(u64, usize, VipId, Reason)| *at_us > scenario.end_us && *which == vip;
+        let after =
+            |(at_us, _, which, _): &&(u64, usize, VipId, Reason)| *at_us > scenario.end_us && *which == vip;
         let count = world.seen.announced.iter().filter(after).count();
         summary.announced_max = summary.announced_max.max(count);
         if count > ANNOUNCED_MAX {

@@ -73,7 +73,6 @@ pub struct Scenario {
     pub drift_ppm: u64,
 }
 
-
 impl Scenario {
     pub fn of(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -125,7 +124,8 @@ impl Scenario {
                 class => class,
             };
             // Long enough for the first to be noticed everywhere, or so short that it hardly is.
-            let lasts_us = if rng.ppm(700_000) { rng.range(30_000, 70_000) } else { rng.range(2_000, 25_000) };
+            let lasts_us =
+                if rng.ppm(700_000) { rng.range(30_000, 70_000) } else { rng.range(2_000, 25_000) };
             self.round(rng, class, at_us, lasts_us);
             let overlap = self.class == Class::Everything && rng.ppm(500_000);
             at_us += if overlap { rng.range(0, lasts_us) } else { lasts_us + rng.range(0, 20_000) };

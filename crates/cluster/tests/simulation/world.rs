@@ -3,8 +3,8 @@
 use crate::plan::{Fault, Scenario};
 use crate::rng::Rng;
 use sluice_cluster::{
-    Config, Controller, ControllerInput, ControllerOutput, Gateway, Input, Member, Message, Node, Output, Plan,
-    Reason, Table, VipId, VipSet, spread,
+    Config, Controller, ControllerInput, ControllerOutput, Gateway, Input, Member, Message, Node, Output,
+    Plan, Reason, Table, VipId, VipSet, spread,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -422,7 +422,15 @@ impl World {
             Fault::Split(sides) => {
                 // Both sides have an observer.
                 let [one, two] = self.scenario.observers();
-                let side = |node| if node == one { 0 } else if node == two { 1 } else { sides >> node & 1 };
+                let side = |node| {
+                    if node == one {
+                        0
+                    } else if node == two {
+                        1
+                    } else {
+                        sides >> node & 1
+                    }
+                };
                 self.link(|from, to| side(from) == side(to));
             }
             Fault::Deaf(at) => {
