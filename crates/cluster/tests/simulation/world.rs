@@ -97,7 +97,8 @@ pub struct ControllerNode {
     timer: u64,
     incarnation: u64,
     pub drained: Vec<GatewayId>,
-    /// Moves of vIPs from owners that were well: by its clock.
+    failed: Vec<GatewayId>,
+    /// Moves of vIPs home from owners that were well in its eyes: by its clock.
     pub returns_us: Vec<u64>,
 }
 
@@ -174,6 +175,7 @@ impl World {
             timer: 0,
             incarnation: 0,
             drained: Vec::new(),
+            failed: Vec::new(),
             returns_us: Vec::new(),
         };
         let mut world = Self {
@@ -385,8 +387,8 @@ impl World {
                 let well = from.is_some_and(|from| {
                     let plan = self.controller.machine.as_ref().map(Controller::plan);
                     let member = plan.and_then(|plan| plan.config.member(from));
-                    let heard = self.gateways[place(from)].machine.is_some();
-                    heard && member.is_some_and(|member| !member.draining)
+                    let failed = self.controller.failed.contains(&from);
+                    !failed && member.is_some_and(|member| !member.draining)
                 });
                 let home = self.controller.saved.0.homes.get(&vip) == Some(&claim.owner);
                 if decided && well && home {
@@ -397,8 +399,14 @@ impl World {
                 self.note(|| format!("controller: {id} is drained"));
                 self.controller.drained.push(id);
             }
-            ControllerOutput::Failed(id) => self.note(|| format!("controller: {id} failed")),
-            ControllerOutput::Returned(id) => self.note(|| format!("controller: {id} returned")),
+            ControllerOutput::Failed(id) => {
+                self.note(|| format!("controller: {id} failed"));
+                self.controller.failed.push(id);
+            }
+            ControllerOutput::Returned(id) => {
+                self.note(|| format!("controller: {id} returned"));
+                self.controller.failed.retain(|failed| *failed != id);
+            }
         }
     }
 
@@ -449,7 +457,12 @@ impl World {
             }
             Fault::Weather(loss, twice, delay_us) => self.weather = (loss, twice, delay_us),
             Fault::Slow(at, late_us) => self.gateways[at].late_us = late_us,
-            Fault::ControllerCrash => self.controller.machine = None,
+            Fault::ControllerCrash => {
+                self.controller.machine = None;
+                self.controller.failed.clear();
+                // The next one begins its own pace.
+                self.controller.returns_us.clear();
+            }
             Fault::ControllerRestart if self.controller.machine.is_none() => self.start_controller(),
             Fault::ControllerRestart => {}
             Fault::Drain(at) => {
