@@ -14,7 +14,7 @@ pub const CUT_OFF_US: u64 = 20_000;
 /// The same after false alarms.
 pub const SLOW_TAKEOVER_US: u64 = 300_000;
 /// From the last fault until nothing moves any more.
-pub const QUIET_US: u64 = 600_000;
+pub const QUIET_US: u64 = 700_000;
 /// At the end nothing changes for so long.
 const STILL_US: u64 = 40_000;
 /// Announcements of one vIP after faults end: each change of its owner makes at most six.

@@ -43,15 +43,30 @@ fn every_seed_keeps_the_promises() {
     let (mut events, mut messages, mut announced_max, mut bytes_max) = (0, 0, 0, 0);
     let mut takeovers_us = Vec::new();
     let mut runs = BTreeMap::new();
+    let mut failures = Vec::new();
     for seed in 0..seeds {
         let (world, result) = check::run(seed, false);
-        let summary = result.unwrap_or_else(|broken| explain(seed, &broken));
         *runs.entry(world.scenario.class).or_insert(0) += 1;
+        let summary = match result {
+            Ok(summary) => summary,
+            Err(broken) => {
+                failures.push((seed, world.scenario.class, broken));
+                continue;
+            }
+        };
         events += summary.events;
         messages += summary.messages;
         announced_max = announced_max.max(summary.announced_max);
         bytes_max = bytes_max.max(summary.bytes_max);
         takeovers_us.extend(summary.takeovers_us);
+    }
+    if let Some((seed, _, broken)) = failures.first() {
+        println!("{} of {seeds} seeds failed, the first of them:", failures.len());
+        failures
+            .iter()
+            .take(20)
+            .for_each(|(seed, class, broken)| println!("seed {seed}, {class:?}: {broken}"));
+        explain(*seed, broken);
     }
     takeovers_us.sort_unstable();
     let quantile = |of: usize| takeovers_us.get(takeovers_us.len() * of / 100).copied().unwrap_or_default();
