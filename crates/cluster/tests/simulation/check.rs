@@ -119,10 +119,13 @@ fn uncovered(world: &World) -> Option<String> {
 
 /// How long after the last fault vIPs may be without.
 fn bound_us(world: &World) -> u64 {
+    let steps_us = world.scenario.params.step_us * (world.scenario.gateways as u64 - 1);
     match world.scenario.class {
         Class::Loss | Class::Everything => SLOW_TAKEOVER_US,
         _ if world.seen.false_alarms => SLOW_TAKEOVER_US,
         Class::OneWay => CUT_OFF_US,
+        // Candidates that do not know of a move yet count other loads than those who do.
+        _ if world.now_us - world.seen.last_move_us < 2 * TAKEOVER_US => TAKEOVER_US + steps_us,
         _ => TAKEOVER_US,
     }
 }

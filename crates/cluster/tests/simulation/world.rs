@@ -114,6 +114,8 @@ pub struct Seen {
     /// Rules broken on the spot.
     pub broken: Vec<String>,
     pub last_fault_us: u64,
+    /// When the controller last moved a vIP.
+    pub last_move_us: u64,
     /// Somebody who was believed dead came back alive: from then on suspicion takes longer.
     pub false_alarms: bool,
 }
@@ -215,19 +217,19 @@ impl World {
                 }
                 What::Timer(node, timer) if node == self.scenario.controller() => {
                     if timer == self.controller.timer {
-                        self.to_controller(ControllerInput::Timer);
+                        self.feed_controller(ControllerInput::Timer);
                     }
                 }
                 What::Timer(node, timer) => {
                     if timer == self.gateways[node].timer {
-                        self.to_gateway(node, Input::Timer);
+                        self.feed_gateway(node, Input::Timer);
                     }
                 }
                 What::Message(to, message) if to == self.scenario.controller() => {
-                    self.to_controller(ControllerInput::Received(message));
+                    self.feed_controller(ControllerInput::Received(message));
                 }
-                What::Message(to, message) => self.to_gateway(to, Input::Received(message)),
-                What::Witness(to, token) => self.to_gateway(to, Input::Witness { token }),
+                What::Message(to, message) => self.feed_gateway(to, Input::Received(message)),
+                What::Witness(to, token) => self.feed_gateway(to, Input::Witness { token }),
             }
         }
         self.now_us = until_us;
@@ -250,7 +252,7 @@ impl World {
         let (now_us, params) = (node.clock.local(self.now_us), self.scenario.params.clone());
         let saved = node.saved.clone();
         node.machine = Some(Gateway::new(id(at), CLUSTER, params, node.incarnation, saved, now_us));
-        self.to_gateway(at, Input::Timer);
+        self.feed_gateway(at, Input::Timer);
     }
 
     fn start_controller(&mut self) {
@@ -260,7 +262,7 @@ impl World {
         // Only intent is in the database.
         let saved = (node.saved.0.clone(), Table::default());
         node.machine = Some(Controller::new(CLUSTER, params, node.incarnation, saved, now_us));
-        self.to_controller(ControllerInput::Timer);
+        self.feed_controller(ControllerInput::Timer);
     }
 
     /// When what is sent now arrives; the second of two is a duplicate.
@@ -295,7 +297,7 @@ impl World {
         }
     }
 
-    fn to_gateway(&mut self, at: usize, input: Input) {
+    fn feed_gateway(&mut self, at: usize, input: Input) {
         let node = &mut self.gateways[at];
         let Some(machine) = &mut node.machine else { return };
         if node.paused.is_some() {
@@ -362,7 +364,7 @@ impl World {
         }
     }
 
-    fn to_controller(&mut self, input: ControllerInput) {
+    fn feed_controller(&mut self, input: ControllerInput) {
         let node = &mut self.controller;
         let Some(machine) = &mut node.machine else { return };
         let local_us = node.clock.local(self.now_us);
@@ -384,6 +386,9 @@ impl World {
             }
             ControllerOutput::Moved { vip, from, claim, decided } => {
                 self.note(|| format!("controller: {vip:?} {from:?} -> {claim:?}, decided {decided}"));
+                if decided {
+                    self.seen.last_move_us = self.now_us;
+                }
                 let well = from.is_some_and(|from| {
                     let plan = self.controller.machine.as_ref().map(Controller::plan);
                     let member = plan.and_then(|plan| plan.config.member(from));
@@ -470,7 +475,7 @@ impl World {
                 plan.config.revision += 1;
                 plan.config.members[at].draining = true;
                 let plan = plan.clone();
-                self.to_controller(ControllerInput::Plan(plan));
+                self.feed_controller(ControllerInput::Plan(plan));
             }
         }
     }
@@ -504,9 +509,9 @@ impl World {
         }
         let inputs: Vec<Input> = node.inbox.drain(..).collect();
         // Its timer, if not what came meanwhile.
-        self.to_gateway(at, Input::Timer);
+        self.feed_gateway(at, Input::Timer);
         for input in inputs {
-            self.to_gateway(at, input);
+            self.feed_gateway(at, input);
         }
     }
 
