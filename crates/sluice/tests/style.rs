@@ -19,6 +19,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-tables", &["sluice-types", "sluice-tables-testing"]),
     ("sluice-tables-testing", &[]),
     ("sluice-rsp", &["sluice-types"]),
+    ("sluice-cluster", &["sluice-types"]),
     ("sluice-store", &["sluice-types"]),
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),
