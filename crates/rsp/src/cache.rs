@@ -75,7 +75,8 @@ pub enum Input<'a> {
     Message(&'a Message),
     /// Destinations that this host wants a path to, whatever the gateway thinks.
     Want(&'a [Destination]),
-    /// The forwarding table's paths with the packets that took them so far.
+    /// The forwarding table's paths with the packets that took them so far; all at
+    /// once or some at a time.
     Hits(&'a [(Destination, u64)]),
     /// The time of [`Output::Wake`] has come. At other times it does no harm.
     Tick,

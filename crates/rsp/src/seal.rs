@@ -77,9 +77,10 @@ impl Sealer {
         let bytes_max = (usize::from(mtu) - outer).min(PACKET_BYTES_MAX);
         let mut packets = wire::encode(message, bytes_max).map_err(SealError::Message)?;
         let last = self.counter.checked_add(packets.len() as u64).ok_or(SealError::Exhausted)?;
-        let (node, boot, first) = (self.node, self.boot, self.counter + 1);
+        let (node, boot) = (self.node, self.boot);
+        let counters = self.counter.saturating_add(1)..=last;
         let subkey = self.subkey(key);
-        for (packet, counter) in packets.iter_mut().zip(first..) {
+        for (packet, counter) in packets.iter_mut().zip(counters) {
             let header = Header {
                 minor: VERSION.1,
                 key_id: key.id(),
@@ -118,4 +119,50 @@ pub(crate) fn seal_packet(subkey: &LessSafeKey, header: &Header, packet: &mut Ve
         .expect("the cipher takes any body that fits a packet");
     debug_assert_eq!(tag.as_ref().len(), TAG_BYTES);
     packet.extend_from_slice(tag.as_ref());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Ask, Destination};
+    use sluice_types::Vni;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn counters_end_without_beginning_anew() {
+        let secret = std::array::from_fn(|i| i as u8);
+        let keys = KeyRing::new(vec![ClusterKey::new(1, &secret, 0, 100).unwrap()]).unwrap();
+        let destination =
+            Destination { vni: Vni::new(7).unwrap(), address: Ipv4Addr::new(10, 0, 0, 1).into() };
+        let asks = |number| vec![Ask { destination, revision: 0 }; number];
+        let to = Ipv4Addr::new(192, 0, 2, 9).into();
+        let mut sealer = Sealer::new(NodeId::new(1), BootId::from_bytes([1; 16]));
+        sealer.counter = u64::MAX - 1;
+        let two_packets = Message::Request { id: 1, asks: asks(100) };
+        assert_eq!(sealer.seal(&keys, 0, to, 1500, &two_packets), Err(SealError::Exhausted));
+        let one_packet = Message::Request { id: 1, asks: asks(1) };
+        let last = sealer.seal(&keys, 0, to, 1500, &one_packet).unwrap();
+        assert_eq!(last[0][56..64], u64::MAX.to_be_bytes());
+        assert_eq!(sealer.seal(&keys, 0, to, 1500, &one_packet), Err(SealError::Exhausted));
+        assert_eq!(sealer.seal(&keys, 0, to, 1500, &Message::Request { id: 1, asks: asks(0) }), Ok(vec![]));
+    }
+
+    #[test]
+    fn derived_keys_are_kept_to_a_bound() {
+        let key = |id: u32| {
+            let secret = std::array::from_fn(|i| i as u8 ^ id as u8);
+            ClusterKey::new(id, &secret, 0, 100).unwrap()
+        };
+        let mut sealer = Sealer::new(NodeId::new(1), BootId::from_bytes([1; 16]));
+        for id in 0..20 {
+            sealer.subkey(&key(id));
+            assert!(sealer.subkeys.len() <= SUBKEYS_MAX);
+        }
+        // The one used longest ago goes first.
+        sealer.subkey(&key(12));
+        sealer.subkey(&key(30));
+        let kept: Vec<&[u8; 16]> = sealer.subkeys.iter().map(|(name, _)| name).collect();
+        let expected = [30, 12, 19, 18, 17, 16, 15, 14].map(key);
+        assert_eq!(kept, expected.iter().map(ClusterKey::name).collect::<Vec<_>>());
+    }
 }

@@ -63,3 +63,8 @@ fn ipv4_receivers_may_know_themselves_as_mapped() {
     let mapped = "::ffff:192.0.2.9".parse().unwrap();
     assert!(opener.open(&keys, NOW_MS, mapped, &packet(1, &GOOD)).is_ok());
 }
+
+#[test]
+fn remembered_sender_takes_about_a_kibibyte() {
+    assert!(size_of::<Sender>() + size_of::<SenderKey>() + size_of::<Box<Sender>>() <= 1024);
+}
