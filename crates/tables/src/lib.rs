@@ -22,6 +22,7 @@ pub mod meters;
 mod node;
 mod pool;
 mod reader;
+mod region;
 pub mod sessions;
 mod spec;
 
