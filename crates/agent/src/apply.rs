@@ -9,11 +9,14 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{Endpoint, Group, Port, Route, Scope, Update, Vrf};
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
+
+use crate::linger::Linger;
 
 /// Most failures of one step that are kept by name; the others are only counted.
 const FAILURES_NAMED: usize = 64;
@@ -105,6 +108,7 @@ pub struct Applier<P> {
     waiting: BTreeMap<Vni, Vrf>,
     /// Counts changes of VTEPs and vIPs, for those who act on them.
     topology: u64,
+    linger: Option<Linger>,
 }
 
 #[derive(Debug, Default)]
@@ -157,6 +161,50 @@ impl<P: Ports> Applier<P> {
             failures: Failures::default(),
             waiting: BTreeMap::new(),
             topology: 0,
+            linger: None,
+        }
+    }
+
+    /// Networks that the controller removes stay for this time, with their groups, until
+    /// [`Applier::end_lingering`].
+    pub fn set_linger(&mut self, time: Duration) {
+        self.linger = Some(Linger::new(time));
+    }
+
+    /// Lets the networks linger that `used` does not know: a predecessor may have let them, or died before
+    /// it could remove them.
+    pub fn linger_unused(&mut self, now: Instant, used: impl Fn(&P, Vni) -> bool) {
+        let Some(linger) = &mut self.linger else { return };
+        for entry in self.tables.vrfs() {
+            if !used(&self.ports, entry.vrf.vni) {
+                linger.begin(entry.vrf.vni, now);
+            }
+        }
+    }
+
+    /// Whether a network is the controller's no more, and only lingers.
+    pub fn lingers(&self, vni: Vni) -> bool {
+        self.linger.as_ref().is_some_and(|linger| linger.has(vni))
+    }
+
+    /// Removes the networks that have lingered long enough, and that `used` does not know.
+    pub fn end_lingering(&mut self, now: Instant, used: impl Fn(&P, Vni) -> bool) {
+        let Some(linger) = &mut self.linger else { return };
+        for vni in linger.take_over(now) {
+            if used(&self.ports, vni) {
+                continue;
+            }
+            tracing::info!(%vni, "no instance of this network has been here for a while: removing it");
+            if let Err(error) = self.tables.remove_vrf(vni) {
+                tracing::error!(%vni, error = chain(&error), "a network stays");
+            }
+        }
+        let tables = &self.tables;
+        let unused = linger.take_unused(|id| tables.vrfs().any(|entry| entry.vrf.group == Some(id)));
+        for id in unused {
+            if let Err(error) = self.tables.remove_group(id) {
+                tracing::error!(id, error = chain(&error), "a group stays");
+            }
         }
     }
 
@@ -254,6 +302,9 @@ impl<P: Ports> Applier<P> {
             self.remove_group(id);
             return;
         }
+        if let Some(linger) = &mut self.linger {
+            linger.keep_group(id);
+        }
         let result = self.tables.upsert_group(&sluice_tables::Group { id, vips: group.vips });
         if self.failures.check(result, format_args!("group {id}")).is_none() {
             return;
@@ -267,6 +318,12 @@ impl<P: Ports> Applier<P> {
     fn remove_group(&mut self, id: u32) {
         let users = self.tables.vrfs().filter(|entry| entry.vrf.group == Some(id));
         let users: Vec<Vrf> = users.map(|entry| southbound_vrf(&entry.vrf)).collect();
+        if let Some(linger) = &mut self.linger
+            && !users.is_empty()
+            && users.iter().all(|vrf| linger.has(vrf.vni))
+        {
+            return linger.begin_group(id);
+        }
         let result = self.tables.remove_group(id);
         if self.failures.check(result, format_args!("removal of group {id}")).is_some() {
             self.waiting.extend(users.into_iter().map(|vrf| (vrf.vni, vrf)));
@@ -274,6 +331,9 @@ impl<P: Ports> Applier<P> {
     }
 
     fn upsert_vrf(&mut self, vrf: &Vrf) {
+        if let Some(linger) = &mut self.linger {
+            linger.keep(vrf.vni);
+        }
         let mut entry = tables_vrf(vrf);
         if entry.group.is_some_and(|id| !self.tables.groups().any(|group| group.id == id)) {
             // Without vIPs of this host's family the VPC works on this host alone.
@@ -335,6 +395,12 @@ impl<P: Ports> Applier<P> {
         }
         for vni in &update.removed_vnis {
             self.waiting.remove(vni);
+            if let Some(linger) = &mut self.linger
+                && self.tables.vrf(*vni).is_some()
+            {
+                linger.begin(*vni, Instant::now());
+                continue;
+            }
             let result = self.tables.remove_vrf(*vni);
             self.failures.check(result, format_args!("removal of VNI {vni}"));
         }

@@ -253,3 +253,42 @@ fn a_new_stream_forgets_half_a_snapshot() {
     assert_eq!(apply(&mut applier, cloud()), done(10));
     assert_eq!(applier.tables.endpoints().count(), 4);
 }
+
+#[test]
+fn networks_that_are_removed_stay_for_a_while_with_their_group() {
+    let mut applier = applier(1 << 14);
+    applier.set_linger(Duration::from_secs(60));
+    assert_eq!(apply(&mut applier, cloud()), done(10));
+    let (soon, later) = (Instant::now(), Instant::now() + Duration::from_secs(61));
+    let unused = |_: &Recorded, _: Vni| false;
+    let state = |applier: &Applier<Recorded>| {
+        let vnis: Vec<u32> = applier.tables.vrfs().map(|entry| entry.vrf.vni.get()).collect();
+        (vnis, applier.tables.vrf(vni(1)).map(|entry| entry.vrf.group), applier.tables.groups().count())
+    };
+    let delta = |revision, removed_vnis, removed_groups| Update {
+        revision,
+        database_id: DATABASE,
+        removed_vnis,
+        removed_groups,
+        ..Update::default()
+    };
+    let vrfs = |revision, vrfs| Update { revision, database_id: DATABASE, vrfs, ..Update::default() };
+    assert_eq!(apply(&mut applier, delta(11, vec![vni(1), vni(2)], vec![1])), done(11));
+    assert!(applier.lingers(vni(1)));
+    applier.end_lingering(soon, unused);
+    assert_eq!(state(&applier), (vec![1, 2], Some(Some(1)), 1));
+    // One comes back, and brings its group.
+    let back = Update { groups: cloud().groups, ..vrfs(12, vec![vrf(1, Some(1))]) };
+    assert_eq!(apply(&mut applier, back), done(12));
+    applier.end_lingering(later, unused);
+    assert_eq!(state(&applier), (vec![1], Some(Some(1)), 1));
+    // A snapshot that does not have it is no other than a removal; what is used stays.
+    let empty = Update { revision: 13, database_id: DATABASE, snapshot: true, ..Update::default() };
+    assert_eq!(apply(&mut applier, empty), done(13));
+    applier.end_lingering(later, |_, number| number == vni(1));
+    assert_eq!(state(&applier), (vec![1], Some(Some(1)), 1));
+    // What a predecessor left.
+    applier.linger_unused(soon, unused);
+    applier.end_lingering(later, unused);
+    assert_eq!(state(&applier), (vec![], None, 0));
+}

@@ -10,6 +10,7 @@ mod apply;
 mod args;
 mod error;
 pub mod frames;
+mod linger;
 pub mod metrics;
 pub mod netlink;
 mod node;

@@ -5,6 +5,9 @@
 
 mod announce;
 mod args;
+mod load;
+mod offload;
+mod speaker;
 mod underlay;
 
 pub use args::Args;

@@ -66,6 +66,12 @@ impl Keys {
         &self.all
     }
 
+    /// The first cluster that there are keys of: a gateway's own.
+    #[must_use]
+    pub fn first(&self) -> Option<u32> {
+        self.clusters.keys().next().copied()
+    }
+
     /// True while there are no keys at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
