@@ -355,7 +355,7 @@ impl<'a> Engine<'a> {
                 continue;
             }
             let mean = self.mean(self.of(cluster));
-            if let Some((donor, given, after)) = self.donor(cluster) {
+            if let Some((donor, given, after)) = self.donor(node) {
                 let from = self.clusters[donor];
                 let transfer = Transfer { from, to: id, since_ms: self.now_ms, sent: false };
                 self.scheduler.transfers.insert(self.nodes[given].id, transfer);
@@ -371,8 +371,17 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The least loaded cluster that can do without one, its least loaded gateway, and its mean load then.
-    fn donor(&self, needy: usize) -> Option<(usize, usize, f64)> {
+    /// The least loaded cluster that can do without one, its least loaded gateway that could take one of
+    /// the overloaded gateway's vIPs, and the cluster's mean load then.
+    fn donor(&self, overloaded: usize) -> Option<(usize, usize, f64)> {
+        let needy = self.nodes[overloaded].cluster;
+        let helps = |given: &usize| {
+            let part = |pair: &Pair| self.nodes[*given].part(pair);
+            self.nodes[overloaded].pairs.iter().any(|pair| {
+                part(pair) <= self.scheduler.settings.receive_below
+                    && self.nodes[overloaded].part(pair) >= RELIEF_MIN
+            })
+        };
         let mut donors: Vec<usize> = (0..self.clusters.len())
             .filter(|cluster| *cluster != needy && self.overloaded_of(*cluster).is_none())
             .filter(|cluster| {
@@ -390,7 +399,7 @@ impl<'a> Engine<'a> {
             if staying.len() <= self.scheduler.settings.gateways_min {
                 return None;
             }
-            let given = staying.iter().copied().min_by(|a, b| {
+            let given = staying.iter().copied().filter(helps).min_by(|a, b| {
                 let (a, b) = (&self.nodes[*a], &self.nodes[*b]);
                 a.load.total_cmp(&b.load).then(a.id.cmp(&b.id))
             })?;
