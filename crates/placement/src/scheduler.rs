@@ -19,8 +19,10 @@
 //! move overloads a gateway: on constant load, vIPs only leave those that were
 //! overloaded from the start, each once. Sharing lowers the sum of the loads'
 //! squares, or keeps it and lowers that of the numbers of vIPs, and overloads
-//! nobody either. Neither can go on forever. A vIP that has moved besides stays
-//! for [`SchedulerSettings::hold_ms`], whatever a noisy report says.
+//! nobody either. Neither can go on forever. Sharing does not bring a vIP back to
+//! a gateway that it left because of overload, until its cluster forwards notably
+//! less than then; and a vIP that has moved stays for
+//! [`SchedulerSettings::hold_ms`], whatever a noisy report says.
 //!
 //! # Time
 //!
@@ -351,6 +353,9 @@ pub struct Scheduler {
     requests: BTreeMap<ClusterId, Request>,
     /// When a cluster last shared.
     shared_ms: BTreeMap<ClusterId, u64>,
+    /// Gateways that a vIP left because they were overloaded, with what their cluster forwarded then,
+    /// in packets a second.
+    left: BTreeMap<IpAddr, BTreeMap<GatewayId, f64>>,
 }
 
 impl Scheduler {
@@ -379,6 +384,7 @@ impl Scheduler {
             transfers: BTreeMap::new(),
             requests: BTreeMap::new(),
             shared_ms: BTreeMap::new(),
+            left: BTreeMap::new(),
         })
     }
 

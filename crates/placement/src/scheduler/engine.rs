@@ -10,6 +10,10 @@ use std::net::IpAddr;
 /// vIPs that carry less of a gateway than this do not relieve it.
 const RELIEF_MIN: f64 = 0.001;
 
+/// A cluster that forwards less than this part of what it did when a vIP left an overloaded gateway is no
+/// longer in the state that made it leave.
+const SUBSIDED: f64 = 0.9;
+
 /// Refuses reports that contradict themselves.
 pub(super) fn check(clusters: &[ClusterReport]) -> Result<(), ReportError> {
     let (mut ids, mut gateways, mut owners) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
@@ -100,6 +104,7 @@ impl<'a> Engine<'a> {
         let mut engine =
             Self { scheduler, now_ms, clusters, nodes, outcome: Outcome::default(), stuck: Vec::new() };
         engine.recall_moves(&measured_ms);
+        engine.forget_left();
         engine.note_overload();
         engine
     }
@@ -137,6 +142,22 @@ impl<'a> Engine<'a> {
                 }
             }
         }
+    }
+
+    /// Forgets why vIPs left gateways that are gone, or whose cluster's traffic has subsided.
+    fn forget_left(&mut self) {
+        let traffic: Vec<f64> = (0..self.clusters.len()).map(|cluster| self.traffic(cluster)).collect();
+        let now: BTreeMap<GatewayId, f64> =
+            self.nodes.iter().map(|node| (node.id, traffic[node.cluster])).collect();
+        self.scheduler.left.retain(|_, gateways| {
+            gateways.retain(|id, then| now.get(id).is_some_and(|now| *now >= *then * SUBSIDED));
+            !gateways.is_empty()
+        });
+    }
+
+    /// What a cluster forwards, in packets a second.
+    fn traffic(&self, cluster: usize) -> f64 {
+        self.of(cluster).map(|node| self.nodes[node].load * self.nodes[node].capacity_pps).sum()
     }
 
     /// Who is overloaded, with hysteresis.
@@ -186,9 +207,18 @@ impl<'a> Engine<'a> {
         })
     }
 
+    /// True where a vIP left a gateway because of an overload that has not subsided.
+    fn left(&self, pair: &Pair, gateway: GatewayId) -> bool {
+        self.scheduler.left.get(&pair.vip).is_some_and(|gateways| gateways.contains_key(&gateway))
+    }
+
     fn move_pair(&mut self, from: usize, to: usize, pair: Pair, why: Why) {
         let (source, target) = (self.nodes[from].id, self.nodes[to].id);
         let cluster = self.clusters[self.nodes[from].cluster];
+        if matches!(why, Why::Overloaded { .. }) {
+            let traffic = self.traffic(self.nodes[from].cluster);
+            self.scheduler.left.entry(pair.vip).or_default().insert(source, traffic);
+        }
         self.nodes[from].load = self.nodes[from].without(&pair);
         self.nodes[to].load = self.nodes[to].with(&pair);
         self.nodes[from].pairs.retain(|other| other.vip != pair.vip);
@@ -471,7 +501,7 @@ impl<'a> Engine<'a> {
                 let best = source
                     .pairs
                     .iter()
-                    .filter(|pair| !self.held(pair))
+                    .filter(|pair| !self.held(pair) && !self.left(pair, target.id))
                     .filter(|pair| target.with(pair) <= self.scheduler.settings.receive_below)
                     .map(|pair| {
                         // How the sum of the loads' squares, by capacity, changes.
