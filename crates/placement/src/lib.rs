@@ -40,7 +40,7 @@ mod rounding;
 mod scheduler;
 mod state;
 
-pub use place::{NoRoom, place};
+pub use place::{NoRoom, PlaceError, place};
 pub use plan::{Excess, Move, Plan, Reason};
 pub use problem::{Cluster, InputError, Placement, Problem, Vpc};
 pub use rebalance::{Rebalanced, rebalance};

@@ -46,13 +46,26 @@ impl fmt::Display for NoRoom {
         }
         if self.beyond_k > 0 {
             let (count, tenant, k) = (self.beyond_k, self.tenant, self.k);
-            parts.push(format!("{count} of {all} not open to {tenant}, which is on {k}, as many as it may be"));
+            parts.push(format!(
+                "{count} of {all} not open to {tenant}, which is on {k}, as many as it may be"
+            ));
         }
         f.write_str(&parts.join("; "))
     }
 }
 
 impl std::error::Error for NoRoom {}
+
+/// Why a VPC is not placed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlaceError {
+    /// The present placement is none of this problem.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// No cluster takes it.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+}
 
 /// Finds the cluster that is least loaded with the VPC on it, of those that stay below the water level,
 /// have free entries and are open to its tenant; of equals, the one with the emptier tables, then the
@@ -62,12 +75,8 @@ impl std::error::Error for NoRoom {}
 /// for each, or all go to the same cluster.
 ///
 /// # Errors
-/// The placement is none of this problem; or [`NoRoom`] in the inner result.
-pub fn place(
-    problem: &Problem,
-    present: &Placement,
-    vpc: &Vpc,
-) -> Result<Result<ClusterId, NoRoom>, InputError> {
+/// [`PlaceError`].
+pub fn place(problem: &Problem, present: &Placement, vpc: &Vpc) -> Result<ClusterId, PlaceError> {
     let state = State::new(problem, problem.indices(present)?);
     let level = problem.water_level();
     let tenant = problem.tenant_index(vpc.tenant);
@@ -94,14 +103,13 @@ pub fn place(
         } else if tenant.is_some_and(|tenant| !state.tenant_may(tenant, None, cluster, 1)) {
             refused.beyond_k += 1;
         } else {
-            let filling =
-                state.entries(cluster) as f64 / problem.clusters()[cluster].capacity_entries as f64;
+            let filling = state.entries(cluster) as f64 / problem.clusters()[cluster].capacity_entries as f64;
             if best.is_none_or(|best| (load, filling) < (best.0, best.1)) {
                 best = Some((load, filling, cluster));
             }
         }
     }
-    Ok(best.map(|(_, _, cluster)| problem.clusters()[cluster].id).ok_or(refused))
+    Ok(best.map(|(_, _, cluster)| problem.clusters()[cluster].id).ok_or(refused)?)
 }
 
 #[cfg(test)]
@@ -127,19 +135,19 @@ mod tests {
     #[test]
     fn the_least_loaded_cluster_that_is_open_takes_it() {
         let (problem_3, present) = problem(&[60, 30, 50], 3);
-        let found = place(&problem_3, &present, &vpc(9, 1, 10)).unwrap();
+        let found = place(&problem_3, &present, &vpc(9, 1, 10));
         assert_eq!(found, Ok(ClusterId::new(2)));
         // A tenant with its limit of clusters stays on them; another does not.
         let (problem_2, present) = problem(&[60, 70], 2);
-        assert_eq!(place(&problem_2, &present, &vpc(9, 1, 10)).unwrap(), Ok(ClusterId::new(1)));
-        assert_eq!(place(&problem_2, &present, &vpc(9, 2, 10)).unwrap(), Ok(ClusterId::new(3)));
+        assert_eq!(place(&problem_2, &present, &vpc(9, 1, 10)), Ok(ClusterId::new(1)));
+        assert_eq!(place(&problem_2, &present, &vpc(9, 2, 10)), Ok(ClusterId::new(3)));
     }
 
     #[test]
     fn where_nothing_has_room_it_is_said_why() {
         let refused = |demands: &[u64], k, vpc: &Vpc| {
             let (problem, present) = problem(demands, k);
-            place(&problem, &present, vpc).unwrap().unwrap_err().to_string()
+            place(&problem, &present, vpc).unwrap_err().to_string()
         };
         assert_eq!(
             refused(&[90, 81, 99], 3, &vpc(9, 1, 0)),

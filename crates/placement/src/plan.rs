@@ -7,12 +7,14 @@
 
 use crate::problem::{InputError, Placement, Problem};
 use crate::state::State;
+use serde::Serialize;
 use sluice_types::{ClusterId, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Why a VPC moves.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// It had no cluster.
     New,
@@ -66,13 +68,16 @@ impl fmt::Display for Reason {
                 )
             }
             Self::MakesRoom => write!(f, "it makes room for others"),
-            Self::Detour { wanted } => write!(f, "{wanted} has no room for it yet, and others wait for its own"),
+            Self::Detour { wanted } => {
+                write!(f, "{wanted} has no room for it yet, and others wait for its own")
+            }
         }
     }
 }
 
 /// What a step exceeds because no order avoids it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Excess {
     /// The cluster it goes to is above the water level for now.
     PacketRate {
@@ -111,7 +116,7 @@ impl fmt::Display for Excess {
 }
 
 /// One VPC goes from one cluster to another.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Move {
     /// Which.
     pub vpc: VpcId,
@@ -142,7 +147,7 @@ impl fmt::Display for Move {
 }
 
 /// Moves in the order in which they are to be made, one after the other.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Plan {
     /// The moves.
     pub moves: Vec<Move>,
@@ -191,8 +196,11 @@ impl Plan {
     pub fn between(problem: &Problem, present: &Placement, wanted: &Placement) -> Result<Self, InputError> {
         let mut left = Vec::new();
         let wanted_at = problem.indices(wanted)?;
-        let known: Placement =
-            present.iter().filter(|(_, at)| problem.cluster_of(**at).is_some()).map(|(v, c)| (*v, *c)).collect();
+        let known: Placement = present
+            .iter()
+            .filter(|(_, at)| problem.cluster_of(**at).is_some())
+            .map(|(v, c)| (*v, *c))
+            .collect();
         if let Some(vpc) = present.keys().find(|vpc| problem.vpc_of(**vpc).is_none()) {
             return Err(InputError::UnknownVpc(*vpc));
         }

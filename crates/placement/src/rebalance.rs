@@ -41,20 +41,19 @@ pub fn rebalance(
     present: &Placement,
     tolerance: f64,
 ) -> Result<Rebalanced, PlacementError> {
-    let input = |error: InputError| PlacementError::Relaxed(SolverError::Input(error));
     if !(tolerance >= 0.0 && tolerance.is_finite()) {
-        return Err(input(InputError::Tolerance(tolerance)));
+        return Err(InputError::Tolerance(tolerance).into());
     }
     if problem.entries() > problem.capacity_entries() {
         let (needed, available) = (problem.entries(), problem.capacity_entries());
         return Err(SolverError::Entries { needed, available }.into());
     }
     if let Some(vpc) = present.keys().find(|vpc| problem.vpc_of(**vpc).is_none()) {
-        return Err(input(InputError::UnknownVpc(*vpc)));
+        return Err(InputError::UnknownVpc(*vpc).into());
     }
     let known =
         present.iter().filter(|(_, at)| problem.cluster_of(**at).is_some()).map(|(v, c)| (*v, *c)).collect();
-    let before = problem.indices(&known).map_err(input)?;
+    let before = problem.indices(&known)?;
     let mean = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
     let target = mean.max(problem.whole_vpcs_bound()) * (1.0 + tolerance);
     let mut state = State::new(problem, before.iter().copied());
@@ -70,7 +69,7 @@ pub fn rebalance(
     send_home(&mut state, &before, target);
     let placement = state.placement();
     Ok(Rebalanced {
-        plan: Plan::between(problem, present, &placement).map_err(input)?,
+        plan: Plan::between(problem, present, &placement)?,
         lambda: state.lambda(),
         placement,
         lambda_before,
@@ -84,8 +83,7 @@ fn moves_at_least(state: &State<'_>, target: f64) -> usize {
     let vpcs = state.problem.vpcs();
     let homeless = (0..vpcs.len()).filter(|vpc| state.at(*vpc).is_none()).count();
     let shed = |cluster: usize| {
-        let mut demands: Vec<u64> =
-            state.members(cluster).iter().map(|vpc| vpcs[*vpc].demand_pps).collect();
+        let mut demands: Vec<u64> = state.members(cluster).iter().map(|vpc| vpcs[*vpc].demand_pps).collect();
         demands.sort_unstable_by(|a, b| b.cmp(a));
         let mut gone = 0;
         let needed = |demand: &u64| {
@@ -105,15 +103,12 @@ fn house(state: &mut State<'_>) -> bool {
     homeless.sort_by_key(|vpc| (std::cmp::Reverse((vpcs[*vpc].demand_pps, vpcs[*vpc].entries)), *vpc));
     for vpc in homeless {
         let tenant = state.problem.tenant_of(vpc);
-        let best = state
-            .clusters()
-            .filter(|to| state.tenant_may(tenant, None, *to, 1))
-            .min_by(|a, b| {
-                // A table too full is put right afterwards, if it can be.
-                let full = |cluster: usize| !state.has_entries(cluster, vpcs[vpc].entries);
-                let load = |cluster: usize| state.load_with(cluster, vpcs[vpc].demand_pps);
-                full(*a).cmp(&full(*b)).then(load(*a).total_cmp(&load(*b)))
-            });
+        let best = state.clusters().filter(|to| state.tenant_may(tenant, None, *to, 1)).min_by(|a, b| {
+            // A table too full is put right afterwards, if it can be.
+            let full = |cluster: usize| !state.has_entries(cluster, vpcs[vpc].entries);
+            let load = |cluster: usize| state.load_with(cluster, vpcs[vpc].demand_pps);
+            full(*a).cmp(&full(*b)).then(load(*a).total_cmp(&load(*b)))
+        });
         let Some(best) = best else { return false };
         state.put(vpc, best);
     }

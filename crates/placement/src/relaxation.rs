@@ -45,7 +45,7 @@
 //! depends on them. It leaves the rows on tenants out, so it also bounds
 //! LP-GCM with any k, and every placement of whole VPCs.
 
-use crate::problem::{InputError, Problem};
+use crate::problem::Problem;
 use highs::{Col, HighsModelStatus, HighsStatus, RowProblem, Sense};
 use std::num::NonZeroU32;
 
@@ -92,9 +92,6 @@ pub enum SolverError {
         /// Its word for it.
         status: String,
     },
-    /// The input is none.
-    #[error(transparent)]
-    Input(#[from] InputError),
 }
 
 /// A solution of LP-GCM, and what its optimum is between.

@@ -73,7 +73,8 @@ pub(crate) fn tenants(state: &mut State<'_>, keep: Keep) {
 /// Empties tables that are too full. True where all fit then.
 pub(crate) fn entries(state: &mut State<'_>) -> bool {
     for _ in 0..STEPS_MAX {
-        let over = state.clusters().max_by_key(|cluster| (state.entries_over(*cluster), usize::MAX - cluster));
+        let over =
+            state.clusters().max_by_key(|cluster| (state.entries_over(*cluster), usize::MAX - cluster));
         let Some(from) = over.filter(|cluster| state.entries_over(*cluster) > 0) else { return true };
         if !(relieve(state, from) || exchange(state, from)) {
             return false;
@@ -124,7 +125,9 @@ fn exchange(state: &mut State<'_>, from: usize) -> bool {
             let first = coming.partition_point(|item| item.entries < least);
             for back in coming[first..].iter().take(NEIGHBOURS) {
                 let gain = out.entries.saturating_sub(back.entries);
-                if best.as_ref().is_none_or(|best| gain > best.0) && gain > 0 && swaps(state, out, from, back, to)
+                if best.as_ref().is_none_or(|best| gain > best.0)
+                    && gain > 0
+                    && swaps(state, out, from, back, to)
                 {
                     best = Some((gain, out, back));
                 }

@@ -7,7 +7,7 @@
 //! repaired, by moves and swaps, until no tenant is above k, no table too full
 //! and lambda as low as those go, and the best is kept.
 
-use crate::problem::{Placement, Problem};
+use crate::problem::{InputError, Placement, Problem};
 use crate::random::Random;
 use crate::relaxation::{Detail, Relaxation, SolverError, relax};
 use crate::state::State;
@@ -60,6 +60,9 @@ pub struct Solution {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
+    /// The input is none.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// The relaxed problem has no solution, or the solver gave none.
     #[error(transparent)]
     Relaxed(#[from] SolverError),
@@ -167,12 +170,7 @@ struct Found<'a> {
     rounded_over_k: usize,
 }
 
-fn attempts<'a>(
-    problem: &'a Problem,
-    settings: &Settings,
-    relaxation: &Relaxation,
-    bound: f64,
-) -> Found<'a> {
+fn attempts<'a>(problem: &'a Problem, settings: &Settings, relaxation: &Relaxation, bound: f64) -> Found<'a> {
     let good = bound * (1.0 + settings.good_enough.max(0.0));
     let mut random = Random::new(settings.seed);
     let mut found = Found { best: None, attempts: 0, rounded_lambda: 0.0, rounded_over_k: 0 };
@@ -181,8 +179,7 @@ fn attempts<'a>(
         let mut state = State::new(problem, rounded.into_iter().map(Some));
         if attempt == 0 {
             found.rounded_lambda = state.lambda();
-            found.rounded_over_k =
-                (0..problem.tenants()).filter(|tenant| state.over_k(*tenant)).count();
+            found.rounded_over_k = (0..problem.tenants()).filter(|tenant| state.over_k(*tenant)).count();
         }
         found.attempts += 1;
         repair::tenants(&mut state, repair::Keep::Demand);

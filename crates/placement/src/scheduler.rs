@@ -33,6 +33,7 @@
 mod engine;
 mod text;
 
+use serde::Serialize;
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -157,7 +158,8 @@ pub enum ReportError {
 }
 
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Action {
     /// A vIP gets another owner in its cluster.
     MoveVip {
@@ -203,7 +205,8 @@ pub enum Action {
 }
 
 /// Why.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Why {
     /// The owner is overloaded.
     Overloaded {
@@ -259,7 +262,7 @@ pub enum Why {
 }
 
 /// What is to be done, and why.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Decision {
     /// What.
     pub action: Action,
@@ -268,7 +271,8 @@ pub struct Decision {
 }
 
 /// Why an overloaded or draining gateway keeps its vIPs for now.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Wait {
     /// As many vIPs moved in this interval as may.
     Limit {
@@ -305,7 +309,7 @@ pub enum Wait {
 }
 
 /// What a round came to.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// In the order in which they are to be carried out.
     pub decisions: Vec<Decision>,

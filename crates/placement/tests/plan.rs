@@ -4,7 +4,9 @@ mod common;
 
 use common::{cluster_of, placement_of, problems, sums, vpc_of};
 use proptest::prelude::*;
-use sluice_placement::{Excess, Placement, PlacementError, Plan, Problem, Reason, Settings, rebalance, solve};
+use sluice_placement::{
+    Excess, Placement, PlacementError, Plan, Problem, Reason, Settings, rebalance, solve,
+};
 use sluice_types::{ClusterId, VpcId};
 use std::collections::BTreeMap;
 
@@ -122,9 +124,8 @@ fn as_few_vpcs_move_as_must() {
     let vpcs: Vec<_> = (1..=100).map(|id| vpc_of(id, id, 10, 5)).collect();
     let clusters = (1..=4).map(|id| cluster_of(id, 1000, 1000)).collect();
     let problem = Problem::new(clusters, vpcs, 1, 1.0).unwrap();
-    let present: Placement = (1..=100)
-        .map(|id| (VpcId::new(id), ClusterId::new(if id <= 60 { 1 } else { 2 + id % 3 })))
-        .collect();
+    let present: Placement =
+        (1..=100).map(|id| (VpcId::new(id), ClusterId::new(if id <= 60 { 1 } else { 2 + id % 3 }))).collect();
     // Bound 0.25, 0.3 allowed: 30 of the 60 must go.
     let found = rebalance(&problem, &present, 0.2).unwrap();
     assert_eq!((found.plan.moves.len(), found.moves_at_least), (30, 30));
@@ -138,8 +139,7 @@ fn a_drained_cluster_is_emptied_and_nothing_else_moves() {
     let vpcs: Vec<_> = (1..=9).map(|id| vpc_of(id, id, 10, 5)).collect();
     let clusters = (1..=2).map(|id| cluster_of(id, 100, 100)).collect();
     let problem = Problem::new(clusters, vpcs, 1, 1.0).unwrap();
-    let present: Placement =
-        (1..=9).map(|id| (VpcId::new(id), ClusterId::new(1 + id % 3))).collect();
+    let present: Placement = (1..=9).map(|id| (VpcId::new(id), ClusterId::new(1 + id % 3))).collect();
     let found = rebalance(&problem, &present, 0.2).unwrap();
     assert_eq!((found.plan.moves.len(), found.moves_at_least), (3, 3));
     for step in &found.plan.moves {

@@ -5,7 +5,7 @@ mod common;
 use common::{cluster_of, problems, sums, vpc_of};
 use proptest::prelude::*;
 use sluice_placement::{
-    Detail, Placement, PlacementError, Problem, Settings, SolverError, place, relax, solve,
+    Detail, PlaceError, Placement, PlacementError, Problem, Settings, SolverError, place, relax, solve,
 };
 
 /// Below this, floating point sums differ.
@@ -34,8 +34,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn constraints_hold_or_the_error_says_why_they_cannot(problem in problems(40), seed: u64) {
-        let settings = Settings { seed, ..Settings::default() };
+    fn constraints_hold_or_the_error_says_why_they_cannot(
+        problem in problems(40), seed: u64, classes: bool,
+    ) {
+        let detail = if classes { Detail::Classes } else { Detail::Full };
+        let settings = Settings { seed, detail, ..Settings::default() };
         match solve(&problem, &settings) {
             Ok(found) => {
                 let sums = sums(&problem, &found.placement);
@@ -152,18 +155,19 @@ proptest! {
                     .then_some((load, cluster.id))
             })
             .collect();
-        match place(&problem, &present, &vpc).unwrap() {
+        match place(&problem, &present, &vpc) {
             Ok(cluster) => {
                 let least = open.iter().map(|(load, _)| *load).fold(f64::INFINITY, f64::min);
                 prop_assert!(open.iter().any(|(load, id)| *id == cluster && *load == least));
             }
-            Err(refused) => {
+            Err(PlaceError::NoRoom(refused)) => {
                 prop_assert!(open.is_empty(), "{refused}, but {open:?} are open");
                 let counted = refused.above_water_level + refused.would_be_above + refused.tables_full
                     + refused.beyond_k;
                 prop_assert_eq!(counted, problem.clusters().len());
                 prop_assert!(before.lambda > 0.0 || refused.would_be_above + refused.tables_full > 0);
             }
+            Err(other) => return Err(TestCaseError::fail(other.to_string())),
         }
     }
 }
@@ -176,7 +180,12 @@ fn the_papers_public_cloud_is_within_5_percent_of_the_lp() {
     for k in [1, 2, 5] {
         let problem = Problem::new(Vec::clone(&clusters), Vec::clone(&vpcs), k, 1.0).unwrap();
         let found = solve(&problem, &Settings::default()).unwrap();
-        assert!(found.lambda <= 1.05 * found.lp_at_least, "k = {k}: {} of {}", found.lambda, found.lp_at_least);
+        assert!(
+            found.lambda <= 1.05 * found.lp_at_least,
+            "k = {k}: {} of {}",
+            found.lambda,
+            found.lp_at_least
+        );
         assert!(sums(&problem, &found.placement).tenants_over_k.is_empty());
     }
 }

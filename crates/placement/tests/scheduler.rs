@@ -286,7 +286,8 @@ proptest! {
 
 #[test]
 fn an_overloaded_gateway_is_relieved_at_once_and_the_decision_says_so() {
-    let mut world = World::new(&[vec![(100.0, vec![40.0, 30.0, 20.0]), (100.0, vec![10.0]), (100.0, vec![25.0])]], 50);
+    let mut world =
+        World::new(&[vec![(100.0, vec![40.0, 30.0, 20.0]), (100.0, vec![10.0]), (100.0, vec![25.0])]], 50);
     let outcome = world.tick(&mut scheduler());
     assert_eq!(outcome.waits, []);
     assert_eq!(
@@ -298,6 +299,9 @@ fn an_overloaded_gateway_is_relieved_at_once_and_the_decision_says_so() {
         )
     );
     assert_eq!(outcome.decisions.len(), 1);
+    let data = serde_json::to_value(outcome.decisions[0]).unwrap();
+    assert_eq!(data["action"]["move_vip"]["to"], "gw-2");
+    assert_eq!(data["why"]["overloaded"]["load"], 0.92);
 }
 
 #[test]
@@ -423,13 +427,13 @@ fn reports_that_contradict_themselves_are_refused() {
     assert_eq!(said(&|r| r[0].gateways[1].capacity_pps = 0.0), "gw-2 reports a capacity of 0");
     assert_eq!(said(&|r| r[0].gateways[1].pairs[0].demand_pps = -1.0), "gw-2 reports a demand of -1");
     let vip = vip(1);
-    assert_eq!(
-        said(&|r| r[0].gateways[1].pairs[0].vip = vip),
-        format!("{vip} belongs to gw-1 and to gw-2")
-    );
+    assert_eq!(said(&|r| r[0].gateways[1].pairs[0].vip = vip), format!("{vip} belongs to gw-1 and to gw-2"));
     assert_eq!(scheduler, before);
     let wrong = SchedulerSettings { receive_below: 0.9, ..SchedulerSettings::default() };
     assert!(Scheduler::new(wrong).is_err());
     let wrong = SchedulerSettings { moves_per_interval: 0, ..SchedulerSettings::default() };
-    assert_eq!(Scheduler::new(wrong).unwrap_err().to_string(), "moves_per_interval is 0: nothing could ever move");
+    assert_eq!(
+        Scheduler::new(wrong).unwrap_err().to_string(),
+        "moves_per_interval is 0: nothing could ever move"
+    );
 }

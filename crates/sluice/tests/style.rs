@@ -21,6 +21,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-store", &["sluice-types"]),
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),
+    ("sluice-placement", &["sluice-types"]),
     ("sluice-datapath", &["sluice-types", "sluice-tables", "sluice-tables-testing"]),
     ("sluice-controller", &["sluice-types", "sluice-store", "sluice-southbound"]),
     ("sluice-agent", &["sluice-types", "sluice-tables", "sluice-southbound", "sluice-datapath"]),

@@ -1,7 +1,8 @@
 //! One round: what is reported, as it will be behind the moves decided so far.
 
 use super::{
-    Action, ClusterReport, Decision, Moved, Outcome, Pair, ReportError, Request, Scheduler, Transfer, Wait, Why,
+    Action, ClusterReport, Decision, Moved, Outcome, Pair, ReportError, Request, Scheduler, Transfer, Wait,
+    Why,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -120,11 +121,8 @@ impl<'a> Engine<'a> {
 
     /// Corrects loads measured before moves, and forgets moves that no longer matter or were not made.
     fn recall_moves(&mut self, measured_ms: &BTreeMap<GatewayId, u64>) {
-        let owner: BTreeMap<IpAddr, GatewayId> = self
-            .nodes
-            .iter()
-            .flat_map(|node| node.pairs.iter().map(|pair| (pair.vip, node.id)))
-            .collect();
+        let owner: BTreeMap<IpAddr, GatewayId> =
+            self.nodes.iter().flat_map(|node| node.pairs.iter().map(|pair| (pair.vip, node.id))).collect();
         let (now_ms, hold_ms) = (self.now_ms, self.scheduler.settings.hold_ms);
         let stale = |id: &GatewayId, moved: &Moved| measured_ms.get(id).is_some_and(|at| *at <= moved.at_ms);
         self.scheduler.moved.retain(|vip, moved| {
@@ -202,9 +200,10 @@ impl<'a> Engine<'a> {
     }
 
     fn held(&self, pair: &Pair) -> bool {
-        self.scheduler.moved.get(&pair.vip).is_some_and(|moved| {
-            self.now_ms.saturating_sub(moved.at_ms) < self.scheduler.settings.hold_ms
-        })
+        self.scheduler
+            .moved
+            .get(&pair.vip)
+            .is_some_and(|moved| self.now_ms.saturating_sub(moved.at_ms) < self.scheduler.settings.hold_ms)
     }
 
     /// True where a vIP left a gateway because of an overload that has not subsided.
@@ -237,7 +236,8 @@ impl<'a> Engine<'a> {
         let mut open: Vec<usize> = (0..self.nodes.len()).collect();
         loop {
             open.retain(|node| {
-                self.is_overloaded(*node) || (self.nodes[*node].leaving && !self.nodes[*node].pairs.is_empty())
+                self.is_overloaded(*node)
+                    || (self.nodes[*node].leaving && !self.nodes[*node].pairs.is_empty())
             });
             let next = open.iter().copied().min_by(|a, b| {
                 let load = |node: usize| self.nodes[node].load;
@@ -292,9 +292,8 @@ impl<'a> Engine<'a> {
             let Some(to) = self.receiver(from, pair) else { continue };
             let short = node.leaving || node.without(pair) > self.scheduler.settings.relieved_below;
             let size = if short { -pair.demand_pps } else { pair.demand_pps };
-            let better = best
-                .as_ref()
-                .is_none_or(|best| (short, size, pair.vip) < (best.0, best.1, best.2.vip));
+            let better =
+                best.as_ref().is_none_or(|best| (short, size, pair.vip) < (best.0, best.1, best.2.vip));
             if better {
                 best = Some((short, size, *pair, to));
             }
@@ -339,8 +338,8 @@ impl<'a> Engine<'a> {
         for (gateway, transfer) in self.scheduler.transfers.clone() {
             let node = (0..self.nodes.len()).find(|node| self.nodes[*node].id == gateway);
             let cluster = node.map(|node| self.clusters[self.nodes[node].cluster]);
-            let late = self.now_ms.saturating_sub(transfer.since_ms)
-                >= self.scheduler.settings.expansion_wait_ms;
+            let late =
+                self.now_ms.saturating_sub(transfer.since_ms) >= self.scheduler.settings.expansion_wait_ms;
             if cluster == Some(transfer.to) {
                 self.scheduler.transfers.remove(&gateway);
                 continue;
@@ -464,7 +463,8 @@ impl<'a> Engine<'a> {
         for node in 0..self.nodes.len() {
             let (gateway, now_ms) = (self.nodes[node].id, self.now_ms);
             let empty = self.nodes[node].pairs.is_empty();
-            let waiting = self.scheduler.transfers.get_mut(&gateway).filter(|transfer| empty && !transfer.sent);
+            let waiting =
+                self.scheduler.transfers.get_mut(&gateway).filter(|transfer| empty && !transfer.sent);
             if let Some(transfer) = waiting {
                 (transfer.sent, transfer.since_ms) = (true, now_ms);
                 let (from, to) = (transfer.from, transfer.to);

@@ -19,7 +19,9 @@ impl fmt::Display for Action {
             Self::ReleaseGateway { gateway, from, to } => {
                 write!(f, "{gateway} of {from} is emptied, to join {to}")
             }
-            Self::ReassignGateway { gateway, from, to } => write!(f, "{gateway} leaves {from} and joins {to}"),
+            Self::ReassignGateway { gateway, from, to } => {
+                write!(f, "{gateway} leaves {from} and joins {to}")
+            }
             Self::KeepGateway { gateway, cluster } => write!(f, "{gateway} stays with {cluster}"),
             Self::RequestGateway { cluster } => write!(f, "{cluster} needs a new gateway"),
         }

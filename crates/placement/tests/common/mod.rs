@@ -12,7 +12,8 @@ pub fn problems(vpcs_max: usize) -> impl Strategy<Value = Problem> {
     let vpc = (1_u64..=6, prop_oneof![0_u64..20, 10_u64..90], 0_u64..40);
     (vec(cluster, 1..=5), vec(vpc, 0..=vpcs_max), 1_usize..=4, 0.5_f64..=1.0).prop_map(
         |(clusters, vpcs, k, level)| {
-            let clusters = clusters.into_iter().zip(1..).map(|((pps, entries), id)| cluster_of(id, pps, entries));
+            let clusters =
+                clusters.into_iter().zip(1..).map(|((pps, entries), id)| cluster_of(id, pps, entries));
             let vpcs = vpcs
                 .into_iter()
                 .zip(1..)
