@@ -97,8 +97,8 @@ static __always_inline int to_local(struct __sk_buff *skb, const struct vrf *vrf
 
 /* A VM's unicast packet whose source is right. */
 static __always_inline int forward(struct __sk_buff *skb, const struct port *port,
-				   const struct vrf *vrf, __u32 port_cell, struct frame *frame,
-				   int to_router)
+				   const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
+				   struct frame *frame, int to_router)
 {
 	struct exact_hit hit = {};
 	int found;
@@ -117,7 +117,7 @@ static __always_inline int forward(struct __sk_buff *skb, const struct port *por
 	else
 		found = find_ipv4(vrf->vni, frame->destination[1], &hit);
 	if (found == EXACT_MISS)
-		return tunnel_to_group(skb, port->vrf, frame_hash(frame));
+		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
 	return to_local(skb, vrf, port_cell, frame, found, &hit);
 }
 
@@ -142,7 +142,8 @@ static __always_inline int igmp_from_vm(struct __sk_buff *skb, const struct vrf 
 }
 
 static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port *port,
-					const struct vrf *vrf, __u32 port_cell, struct frame *frame)
+					const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
+					struct frame *frame)
 {
 	__u32 own = bpf_ntohl(port->address4), router = bpf_ntohl(port->router4);
 	__u32 source = frame->source[1], destination = frame->destination[1];
@@ -164,11 +165,12 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 	}
 	if (!source)
 		return port_drop(vrf->vni, DROP_spoofed_ip);
-	return forward(skb, port, vrf, port_cell, frame, router && destination == router);
+	return forward(skb, port, vrf, vrf_cell, port_cell, frame, router && destination == router);
 }
 
 static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port *port,
-					const struct vrf *vrf, __u32 port_cell, struct frame *frame)
+					const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
+					struct frame *frame)
 {
 	int own = is_port_address6(port, frame->source);
 	int to_router = is_router6(port, frame->destination);
@@ -182,7 +184,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 		if (verdict == ND_ADVERTISE)
 			return router_advertise(skb, port_cell, frame->source[0], frame->source[1]);
 		if (verdict == FORWARD)
-			return tunnel_to_group(skb, port->vrf, frame_hash(frame));
+			return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
 		return verdict;
 	}
 	if (is_udp_to(frame, DHCP6_CLIENT_PORT))
@@ -193,13 +195,13 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 	if (ipv6_link_local(frame->source[0]) ? !to_router
 					      : ipv6_link_local(frame->destination[0]) && !to_router)
 		return port_drop(vrf->vni, frame_multicast(frame) ? DROP_multicast : DROP_link_local);
-	return forward(skb, port, vrf, port_cell, frame, to_router);
+	return forward(skb, port, vrf, vrf_cell, port_cell, frame, to_router);
 }
 
 SEC("tc")
 int port_ingress(struct __sk_buff *skb)
 {
-	__u32 port_cell = find_index(0, skb->ifindex);
+	__u32 port_cell = find_index(0, skb->ifindex), vrf_cell;
 	struct frame frame = {};
 	const struct port *port;
 	const struct vrf *vrf;
@@ -211,8 +213,9 @@ int port_ingress(struct __sk_buff *skb)
 	port = port_at(port_cell);
 	if (!port)
 		return port_drop(0, DROP_stale_index);
-	vrf = cell_at(port->vrf & CELL_INDEX_MASK);
-	if (!vrf || !port->vrf || vrf->vni != port->vni)
+	vrf_cell = READ_ONCE(port->vrf);
+	vrf = vrf_at(vrf_cell, port->vni);
+	if (!vrf)
 		return port_drop(0, DROP_unknown_vni);
 	reason = parse_skb(skb, &frame);
 	if (reason)
@@ -222,12 +225,12 @@ int port_ingress(struct __sk_buff *skb)
 	if (checksum_misplaced(skb, &frame))
 		return port_drop(vrf->vni, DROP_pending_checksum);
 	if (frame.ethertype == ETH_P_IP)
-		return ipv4_from_vm(skb, port, vrf, port_cell, &frame);
+		return ipv4_from_vm(skb, port, vrf, vrf_cell, port_cell, &frame);
 	if (frame.ethertype == ETH_P_IPV6)
-		return ipv6_from_vm(skb, port, vrf, port_cell, &frame);
+		return ipv6_from_vm(skb, port, vrf, vrf_cell, port_cell, &frame);
 	verdict = arp_from_vm(skb, port_cell, &frame);
 	if (verdict == FORWARD)
-		return tunnel_to_group(skb, port->vrf, frame_hash(&frame));
+		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(&frame));
 	return verdict;
 }
 
@@ -295,10 +298,10 @@ int uplink_ingress(struct __sk_buff *skb)
 	if (reason)
 		return port_drop(0, reason);
 	vrf_cell = find_index(vni, 0);
-	vrf = vni ? cell_at(vrf_cell & CELL_INDEX_MASK) : NULL;
 	if (vrf_cell == INDEX_BUSY)
 		return port_drop(0, DROP_table_busy);
-	if (!vrf_cell || !vrf || vrf->vni != vni)
+	vrf = vni ? vrf_at(vrf_cell, vni) : NULL;
+	if (!vrf)
 		return port_drop(0, DROP_unknown_vni);
 	reason = parse_skb(skb, &frame);
 	if (reason)

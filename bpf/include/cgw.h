@@ -13,13 +13,6 @@
 #include "icmp.h"
 #include "underlay.h"
 
-static __always_inline struct vrf *vrf_at(__u32 cell, __u32 vni)
-{
-	struct vrf *vrf = cell_at(cell);
-
-	return vrf && READ_ONCE(vrf->vni) == vni ? vrf : NULL;
-}
-
 /* Finds the VPC of the VNI that the packet came with. */
 __attribute__((noinline)) int classify(struct packet *packet)
 {

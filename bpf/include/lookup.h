@@ -35,6 +35,22 @@ __attribute__((noinline)) int find_ipv6(__u32 vni, __u64 high, __u64 low, struct
 	return exact_find6(root, vni, high, low, hit);
 }
 
+/*
+ * The VRF at `cell`, if it is this VNI's; else NULL, so for cell 0, which stands
+ * for none. A cell that a link led to is read once and handed on: the link may
+ * change at any time, what was read stays good until the packet is done with.
+ */
+static __always_inline struct vrf *vrf_at(__u32 cell, __u32 vni)
+{
+	struct vrf *vrf;
+
+	cell &= CELL_INDEX_MASK;
+	if (!cell)
+		return NULL;
+	vrf = cell_at(cell);
+	return vrf && READ_ONCE(vrf->vni) == vni ? vrf : NULL;
+}
+
 #define INDEX_BUSY 0xffffffffu
 
 /* The cell that (EXACT_INDEX, vni, id) leads to; 0: none; INDEX_BUSY. */

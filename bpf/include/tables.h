@@ -270,8 +270,8 @@ static __always_inline void lpm_shift(__u64 *high, __u64 *low, __u32 depth)
 
 /*
  * From a root directory on. `high`, `low`: the address at the top of 128 bits.
- * Each step leads `LPM_STEP_BITS` bits on, or over a skip that is longer and has
- * a directory behind it.
+ * A directory leads at least LPM_STEP_BITS bits on. A skip may be of one bit, but
+ * always has a directory behind it: so two steps lead at least so many bits on.
  */
 #define LPM_STEP_BITS 2
 static __always_inline __u32 lpm_directory_find(__u64 root, __u64 high, __u64 low, int width)

@@ -37,10 +37,11 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 	return bpf_redirect(node->vxlan_ifindex, 0);
 }
 
-/* To the gateway group of the VRF: `hash` of the flow picks the vIP (Zeta section V-A). */
-__attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 hash)
+/* To the gateway group of the VNI's VRF: `hash` of the flow picks the vIP (Zeta section V-A). */
+__attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 vni,
+					      __u32 hash)
 {
-	const struct vrf *vrf = cell_at(vrf_cell & CELL_INDEX_MASK);
+	const struct vrf *vrf = vrf_at(vrf_cell, vni);
 	const struct node_config *node = node_at();
 	__u32 first, count, place, hop_cell;
 	const struct group *group;
@@ -53,20 +54,20 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	first = READ_ONCE(vrf->group) & CELL_INDEX_MASK;
 	group = cell_at(first);
 	if (!first || !group)
-		return port_drop(vrf->vni, DROP_no_group);
-	count = group->count;
+		return port_drop(vni, DROP_no_group);
+	count = READ_ONCE(group->count);
 	if (!count || count > GROUP_BUCKETS_MAX)
-		return port_drop(vrf->vni, DROP_no_group);
+		return port_drop(vni, DROP_no_group);
 	/* Buckets are words behind the count, over up to GROUP_CELLS_MAX cells. */
 	place = 1 + (((__u64)hash * count) >> 32);
 	words = cell_at(first + place / (CELL_BYTES / 4));
 	if (!words)
-		return port_drop(vrf->vni, DROP_stale_index);
+		return port_drop(vni, DROP_stale_index);
 	hop_cell = words[place % (CELL_BYTES / 4)];
 	hop = cell_at(hop_cell & CELL_INDEX_MASK);
 	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_VTEP)
-		return port_drop(vrf->vni, DROP_stale_index);
-	verdict = tunnel_send(skb, node, hop, vrf->vni);
+		return port_drop(vni, DROP_stale_index);
+	verdict = tunnel_send(skb, node, hop, vni);
 	if (verdict == TC_ACT_REDIRECT)
 		count_traffic(vrf->counters, skb->len);
 	return verdict;

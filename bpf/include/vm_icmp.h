@@ -72,8 +72,10 @@ __attribute__((noinline)) int complain(struct __sk_buff *skb, __u32 port_cell, s
 	count_drop(port->vni, reason);
 	if (!icmp_error_allowed(frame))
 		return TC_ACT_SHOT;
-	vrf = cell_at(port->vrf & CELL_INDEX_MASK);
-	if (!vrf || !icmp_within_budget(vrf->counters))
+	vrf = vrf_at(READ_ONCE(port->vrf), port->vni);
+	if (!vrf) /* gone since the packet came, which is counted already */
+		return TC_ACT_SHOT;
+	if (!icmp_within_budget(vrf->counters))
 		return port_drop(port->vni, DROP_icmp_rate);
 	if (frame->ip_bytes < QUOTE_MAX)
 		bytes = frame->ip_bytes;

@@ -1,7 +1,7 @@
 //! The gateway's forwarding beside a reflector, the kernel's own path and Open
 //! vSwitch, in one run on one generator.
 
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, Routes};
 use crate::peers::{self, Ovs};
 use crate::rig::{Program, Rig};
 use sluice_bench_report::shell::Failure;
@@ -28,6 +28,7 @@ struct Figures {
     kernel: Option<f64>,
     ovs: Option<f64>,
     nanoseconds: f64,
+    routed: f64,
 }
 
 /// Those of all sizes whose names are among `wanted`.
@@ -48,6 +49,7 @@ pub fn measure(effort: Effort, wanted: &[String]) -> Result<Vec<Measure>, Failur
             measures.push(Measure::beside(&measure, "Mpps", figures.gateway, peer, theirs));
         }
         nanoseconds.push(Measure::alone(format!("gateway_ns_{name}"), "ns", figures.nanoseconds));
+        nanoseconds.push(Measure::alone(format!("gateway_routed_ns_{name}"), "ns", figures.routed));
     }
     measures.extend(nanoseconds);
     Ok(measures)
@@ -70,10 +72,13 @@ fn one_size(count: u32, effort: Effort) -> Result<Figures, Failure> {
 
 fn rounds(count: u32, effort: Effort) -> Result<Figures, Failure> {
     let rig = Rig::new()?;
-    let gateway = Gateway::new(&rig, count)?;
+    let gateway = Gateway::new(&rig, count, Routes::One)?;
+    let routed = Gateway::new(&rig, count, Routes::Each)?;
     rig.aim(count, ROUTER_MAC.octets())?;
-    let nanoseconds =
-        median((0..effort.rounds).map(|_| gateway.nanoseconds(&rig)).collect::<Result<_, _>>()?);
+    let alone = |gateway: &Gateway| -> Result<f64, Failure> {
+        Ok(median((0..effort.rounds).map(|_| gateway.nanoseconds(&rig)).collect::<Result<_, _>>()?))
+    };
+    let (nanoseconds, routed) = (alone(&gateway)?, alone(&routed)?);
     let with_peers = count <= effort.peers_to;
     let kernel_ready = with_peers && or_said("kernel_vxlan", peers::kernel_up(count).map(|()| 0.0)).is_some();
     let (mut ours, mut reflector, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
@@ -101,6 +106,7 @@ fn rounds(count: u32, effort: Effort) -> Result<Figures, Failure> {
         kernel: kernel_ready.then(|| median(kernel)),
         ovs,
         nanoseconds,
+        routed,
     })
 }
 

@@ -3,6 +3,7 @@
 use crate::packet;
 use crate::peers::{HOSTS, host_of, instance};
 use crate::rig::Rig;
+use ipnet::IpNet;
 use libbpf_rs::Link;
 use sluice_bench_report::shell::Failure;
 use sluice_datapath::{Datapath, ObjectName, Settings};
@@ -15,6 +16,18 @@ use std::os::fd::AsFd;
 
 const PROGRAM: &str = "gateway";
 
+/// Cells that a host route may take, more than enough.
+const ROUTE_CELLS: u32 = 16;
+
+/// What leads to the VM-NC entries of the VPC.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Routes {
+    /// One route for all.
+    One,
+    /// One more for each entry.
+    Each,
+}
+
 /// A loaded gateway with `count` VM-NC entries in one VPC.
 pub struct Gateway {
     datapath: Datapath,
@@ -26,8 +39,8 @@ impl Gateway {
     ///
     /// # Errors
     /// The datapath's or the tables'.
-    pub fn new(rig: &Rig, count: u32) -> Result<Self, Failure> {
-        let cells = 1 << 16 | count;
+    pub fn new(rig: &Rig, count: u32, routes: Routes) -> Result<Self, Failure> {
+        let cells = (1 << 16 | count) + if routes == Routes::Each { count * ROUTE_CELLS } else { 0 };
         let datapath = Datapath::load(&Settings { object: ObjectName::Gateway, cells, pin_dir: None })?;
         let memory = datapath.memory()?;
         let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints: count as usize })?;
@@ -60,6 +73,10 @@ impl Gateway {
             group: None,
         })?;
         tables.upsert_route(&Route { vni, prefix: "10.0.0.0/8".parse()?, target: Target::Local })?;
+        for index in 0..if routes == Routes::Each { count } else { 0 } {
+            let prefix = IpNet::from(IpAddr::V4(instance(index)));
+            tables.upsert_route(&Route { vni, prefix, target: Target::Local })?;
+        }
         let endpoints: Vec<_> = (0..count)
             .map(|index| Endpoint {
                 vni,

@@ -116,8 +116,8 @@ struct {
 struct run {
 	__u32 first; /* key, or session number */
 	__u32 count;
-	__u32 vni; /* or the time, in ticks */
-	__u32 reserved32;
+	__u32 vni;
+	__u32 now; /* ticks, of sessions */
 	__u64 live; /* sessions 0 .. live - 1 exist */
 	__u64 sum;  /* out: of every answer times the number of its key, from 1 */
 	__u64 found; /* out: answers other than 0 */
@@ -134,6 +134,7 @@ struct state {
 	__u64 root;
 	__u32 first;
 	__u32 vni;
+	__u32 now;
 };
 
 static __always_inline struct run *run_of(struct xdp_md *ctx)
@@ -182,6 +183,7 @@ static __always_inline __u64 root_of(__u32 vni, int ipv6)
 		state.live = run->live;                                            \
 		state.answer = 1;                                                  \
 		state.vni = run->vni;                                              \
+		state.now = run->now;                                              \
 		state.root = find_root(run->vni);                                  \
 		done = bpf_loop(run->count, step, &state, 0);                      \
 		run = run_of(ctx);                                                 \
@@ -498,13 +500,13 @@ static long sluice_fill_step(__u32 i, void *context)
 }
 PROGRAM(sluice_fill, sluice_fill_step, NO_ROOT)
 
-/* `vni` is the time in ticks: the peers' structures alone need none. */
+/* All at one time: the peers' structures alone need none. */
 static long sluice_pair_step(__u32 i, void *context)
 {
 	struct state *state = context;
 	struct session_query query = {};
 	struct session_hit hit = {};
-	__u32 now = state->vni;
+	__u32 now = state->now;
 
 	sluice_first_packet((__u64)state->first + i, now);
 	take(state, i, sluice_query(random_live(state, i), &query) &&

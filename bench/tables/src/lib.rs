@@ -4,6 +4,8 @@
 //! A comparison is void where the sides answer differently: that is an error.
 #![forbid(unsafe_code)]
 
+mod access;
+mod adopt;
 mod bulk;
 mod child;
 mod data;
@@ -50,13 +52,15 @@ pub struct Outcome {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order: the ones that leave the kernel much to tidy up come last.
-const ALL: [(&str, Part); 8] = [
+const ALL: [(&str, Part); 10] = [
+    ("access", access::measure),
     ("lpm", lookups::routes_in_ebpf),
     ("user", user::routes_in_user_space),
     ("hash", user::endpoints_in_user_space),
     ("exact", lookups::endpoints_in_ebpf),
     ("updates", updates::measure),
     ("memory", memory::vrfs),
+    ("adopt", adopt::measure),
     ("sessions", sessions::measure),
     ("bulk", bulk::measure),
 ];

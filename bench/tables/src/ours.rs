@@ -48,6 +48,14 @@ impl Ours {
         Ok(ours)
     }
 
+    /// The memory that the programs read.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn memory(&self) -> Result<Memory, Failure> {
+        Ok(self.datapath.memory()?)
+    }
+
     /// The map that the programs read.
     ///
     /// # Errors

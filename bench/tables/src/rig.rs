@@ -30,8 +30,10 @@ pub struct Ask {
     pub first: u32,
     /// Keys, or sessions.
     pub count: u32,
-    /// VNI that all is looked up in; of sessions, the time in ticks.
+    /// VNI that all is looked up in.
     pub vni: u32,
+    /// Of sessions: the time in ticks.
+    pub now: u32,
     /// Sessions that are live.
     pub live: u64,
 }
@@ -106,7 +108,7 @@ impl Rig {
         while at < ask.count {
             let count = STEPS_PER_RUN.min(ask.count - at);
             let mut data = [0; RUN_BYTES];
-            let words = [ask.first + at, count, ask.vni, 0].map(u32::to_ne_bytes);
+            let words = [ask.first + at, count, ask.vni, ask.now].map(u32::to_ne_bytes);
             data[..16].copy_from_slice(words.as_flattened());
             data[16..24].copy_from_slice(&ask.live.to_ne_bytes());
             let mut out = [0; RUN_BYTES];

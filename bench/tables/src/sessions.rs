@@ -53,7 +53,10 @@ fn on_all_cores(
     let run = |core: u32| {
         stay_on(core as usize)?;
         let rig = Rig::load(&shared, &[])?;
-        rig.run(program, Ask { first: first + core * each, count: each, vni: ticks_now(), live })
+        rig.run(
+            program,
+            Ask { first: first + core * each, count: each, now: ticks_now(), live, ..Ask::default() },
+        )
     };
     let timings = std::thread::scope(|scope| {
         let run = &run;

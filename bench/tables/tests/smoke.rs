@@ -42,6 +42,17 @@ fn expected() -> (Rows, Rows) {
     ] {
         always.insert((name.to_owned(), peer));
     }
+    for name in ["session_ns", "session_packets_ns", "session_bytes"] {
+        always.insert((name.to_owned(), "lru_hash"));
+        always.insert((name.to_owned(), "lru_percpu_hash"));
+    }
+    for name in ["sessions_64m_create_ns", "sessions_64m_packet_ns", "adopt_10m_s"] {
+        always.insert((name.to_owned(), "-"));
+    }
+    for name in ["64mb", "1gb", "4gb"] {
+        always.insert((format!("access_{name}_ns"), "-"));
+        always.insert((format!("access_{name}_dependent_ns"), "-"));
+    }
     dpdk.insert(("vrf10k_mb".to_owned(), "rte_fib"));
     (always, dpdk)
 }

@@ -1,5 +1,6 @@
 //! What gateways and hosts have in common: from the command line to a running node.
 
+use std::collections::HashSet;
 use std::fs;
 use std::future::Future;
 use std::io;
@@ -58,11 +59,15 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     let datapath = Arc::new(Datapath::load(&settings)?);
     let memory = datapath.memory()?;
     let grace = Membarrier::new().map_err(sluice_tables::Error::Grace)?;
-    let tables = if memory.is_laid_out() {
+    let mut tables = if memory.is_laid_out() {
         NodeTables::adopt(memory, grace).map_err(|error| incompatible(error, &pin_dir))?
     } else {
         NodeTables::create(memory, grace, Sizes::default())?
     };
+    let counters = datapath.vni_counters()?;
+    let known: HashSet<u32> = tables.vrfs().map(|entry| entry.vrf.vni.get()).collect();
+    counters.forget_unknown(|vni| known.contains(&vni))?;
+    tables.set_vni_counts(counters);
     tracing::info!(
         adopted = datapath.adopted(),
         generation = tables.generation(),

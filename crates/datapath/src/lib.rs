@@ -23,7 +23,7 @@ use sluice_tables::Memory;
 use sluice_tables::sessions::SessionRegions;
 
 pub use attach::{Attachment, Interface};
-pub use counters::{DropCount, Traffic};
+pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
 pub use maps::{CELLS_MAP, SESSION_MAPS};
 pub use object::ObjectName;
@@ -205,6 +205,15 @@ impl Datapath {
     /// If a counter cannot be read.
     pub fn vni_drops(&self) -> Result<Vec<DropCount>, Error> {
         counters::vni_drops(&self.map("vni_drops")?)
+    }
+
+    /// The counters by VNI, to be begun and ended as VNIs come and go.
+    ///
+    /// # Errors
+    /// [`Error::Missing`].
+    pub fn vni_counters(&self) -> Result<VniCounters, Error> {
+        let by_index = [self.map("vni_traffic")?, self.map("icmp_budget")?];
+        Ok(VniCounters { by_index, drops: self.map("vni_drops")? })
     }
 
     /// Traffic of the VRFs whose `counters` are `indices`, in their order.

@@ -10,8 +10,9 @@ use std::process::Command;
 use std::thread;
 
 use libbpf_rs::{MapCore, MapFlags};
-use sluice_datapath::{Attachment, Datapath, Error, Interface, ObjectName, Settings, flush, kernel};
-use sluice_tables::{Immediate, NodeTables, Sizes};
+use sluice_datapath::{Attachment, Datapath, Error, Interface, ObjectName, Settings, Traffic, flush, kernel};
+use sluice_tables::{Immediate, NodeTables, Sizes, Vrf};
+use sluice_types::Vni;
 
 struct Pins(PathBuf);
 
@@ -85,6 +86,52 @@ fn a_successor_adopts_tables_and_counters() {
     let drops = second.drops().unwrap();
     assert_eq!(drops.len(), 1);
     assert_eq!((drops[0].reason, drops[0].packets), (7, 5 * cpus as u64));
+}
+
+#[test]
+fn a_vni_does_not_inherit_counts() {
+    let pins = Pins::new("counts");
+    let cpus = libbpf_rs::num_possible_cpus().unwrap();
+    let vrf = |vni| Vrf { vni: Vni::new(vni).unwrap(), mtu: 1430, router4: None, router6: None, group: None };
+    let counted = vec![1_000_000u64.to_ne_bytes().repeat(2); cpus];
+    let drop_key = |vni: u32| [vni.to_ne_bytes(), 7u32.to_ne_bytes()].concat();
+    let count_drop = |datapath: &Datapath, vni| {
+        let map = datapath.map("vni_drops").unwrap();
+        map.update_percpu(&drop_key(vni), &vec![vec![9; 8]; cpus], MapFlags::ANY).unwrap();
+    };
+    let dropped = |datapath: &Datapath| {
+        datapath.vni_drops().unwrap().into_iter().filter_map(|count| count.vni).collect::<Vec<_>>()
+    };
+    let first = pins.load(ObjectName::Gateway, 4096).unwrap();
+    let mut tables = NodeTables::create(first.memory().unwrap(), Immediate, Sizes::default()).unwrap();
+    tables.set_vni_counts(first.vni_counters().unwrap());
+    tables.upsert_vrf(&vrf(4)).unwrap();
+    tables.upsert_vrf(&vrf(5)).unwrap();
+    let [of4, of5] = [4, 5].map(|vni| tables.vrf(Vni::new(vni).unwrap()).unwrap().counters);
+    for index in [of4, of5] {
+        for map in ["vni_traffic", "icmp_budget"] {
+            first.map(map).unwrap().update_percpu(&index.to_ne_bytes(), &counted, MapFlags::ANY).unwrap();
+        }
+    }
+    [4, 5, 77].into_iter().for_each(|vni| count_drop(&first, vni));
+    tables.remove_vrf(Vni::new(5).unwrap()).unwrap();
+    assert_eq!(dropped(&first), [4, 77]);
+    drop((tables, first));
+
+    let second = pins.load(ObjectName::Gateway, 4096).unwrap();
+    let mut tables = NodeTables::adopt(second.memory().unwrap(), Immediate).unwrap();
+    let counters = second.vni_counters().unwrap();
+    counters.forget_unknown(|vni| tables.vrfs().any(|entry| entry.vrf.vni.get() == vni)).unwrap();
+    assert_eq!(dropped(&second), [4], "what a predecessor left behind");
+    tables.set_vni_counts(counters);
+    tables.upsert_vrf(&vrf(6)).unwrap();
+    let of6 = tables.vrf(Vni::new(6).unwrap()).unwrap().counters;
+    assert_eq!(of6, of5, "the index is used again");
+    let traffic = second.vni_traffic(&[of4, of6]).unwrap();
+    assert_eq!((traffic[0].packets, traffic[1]), (1_000_000 * cpus as u64, Traffic::default()));
+    let budget = second.map("icmp_budget").unwrap();
+    let budget = budget.lookup_percpu(&of6.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+    assert!(budget.iter().flatten().all(|&byte| byte == 0), "{budget:?}");
 }
 
 #[test]

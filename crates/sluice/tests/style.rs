@@ -18,20 +18,39 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-types", &[]),
     ("sluice-tables", &["sluice-types", "sluice-tables-testing"]),
     ("sluice-tables-testing", &[]),
+    ("sluice-rsp", &["sluice-types"]),
+    ("sluice-cluster", &["sluice-types"]),
     ("sluice-store", &["sluice-types"]),
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),
     ("sluice-placement", &["sluice-types"]),
     ("sluice-datapath", &["sluice-types", "sluice-tables", "sluice-tables-testing"]),
     ("sluice-controller", &["sluice-types", "sluice-store", "sluice-southbound"]),
-    ("sluice-agent", &["sluice-types", "sluice-tables", "sluice-southbound", "sluice-datapath"]),
+    (
+        "sluice-agent",
+        &["sluice-types", "sluice-tables", "sluice-rsp", "sluice-southbound", "sluice-datapath"],
+    ),
     (
         "sluice-gateway",
-        &["sluice-types", "sluice-tables", "sluice-southbound", "sluice-datapath", "sluice-agent"],
+        &[
+            "sluice-types",
+            "sluice-tables",
+            "sluice-rsp",
+            "sluice-southbound",
+            "sluice-datapath",
+            "sluice-agent",
+        ],
     ),
     (
         "sluice-vswitch",
-        &["sluice-types", "sluice-tables", "sluice-southbound", "sluice-datapath", "sluice-agent"],
+        &[
+            "sluice-types",
+            "sluice-tables",
+            "sluice-rsp",
+            "sluice-southbound",
+            "sluice-datapath",
+            "sluice-agent",
+        ],
     ),
     // The lab talks to the controller by its public API only, and to nodes by running the binary;
     // from the data path it has the program of its switches' ports.

@@ -186,6 +186,38 @@ impl Exact {
         }
     }
 
+    /// Gives a key that is there another entry without taking memory, for times
+    /// when none may be taken. Where more than one word changes, readers miss the
+    /// key for an instant.
+    ///
+    /// # Errors
+    /// [`Error::Grace`] only.
+    pub(crate) fn put_back(&mut self, pool: &mut Pool, key: Key, entry: Entry) -> Result<(), Error> {
+        let key = self.hashing.prepare(key);
+        match self.locate(pool.memory(), &key) {
+            Place::Main(slot) => {
+                let old = self.entry(pool.memory(), slot);
+                self.finish_promotion(pool, &key, slot)?;
+                if old.mac == entry.mac || old.next == entry.next {
+                    return self.change(pool, &key, slot, entry);
+                }
+                Self::tick(&mut self.fillings, pool, slot.number())?;
+                let memory = pool.memory();
+                let flag = self.table.next(memory, slot) & layout::EXACT_CONFLICT;
+                self.table.clear(memory, slot);
+                self.table.fill(memory, slot, &key, entry.mac | key.check, entry.next | flag);
+            }
+            Place::Conflict(cell, _) => {
+                Self::tick(&mut self.fillings, pool, cell)?;
+                let address = key.full.expect("only IPv6 keys clash");
+                self.conflicts.remove(pool.memory(), cell);
+                self.conflicts.put(pool.memory(), cell, &Full { word: key.word, address, entry });
+            }
+            Place::Clash(_) | Place::Nowhere => {}
+        }
+        Ok(())
+    }
+
     /// Removes a key; the entry it had.
     ///
     /// # Errors

@@ -28,6 +28,11 @@ pub trait Grace: Send {
 /// The kernel's: waits for every XDP and TC program, because these run within
 /// an RCU read side and the command is a `synchronize_rcu`. It does not wait for
 /// threads of user space. About 8 ms.
+///
+/// While only one CPU is online the command waits for nothing. That is harmless
+/// because programs run with bottom halves disabled: none can be under way on
+/// that CPU while this thread runs there. It is not so on PREEMPT_RT, where the
+/// threads that run programs can be preempted: there one CPU is not enough.
 #[derive(Debug)]
 pub struct Membarrier(());
 

@@ -22,13 +22,14 @@ pub mod meters;
 mod node;
 mod pool;
 mod reader;
+mod region;
 pub mod sessions;
 mod spec;
 
 pub use error::Error;
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use memory::Memory;
-pub use node::NodeTables;
+pub use node::{NodeTables, VniCounts};
 pub use reader::{Hit, Lookup, NextHop, Reader};
 pub use spec::{
     Bulk, Endpoint, Fill, Group, NodeConfig, Port, PortIpv4, PortIpv6, Route, Sizes, Target, UnderlayPort,

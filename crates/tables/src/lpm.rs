@@ -3,7 +3,7 @@
 //! layout is that of `cells.h`; why it is this one, `docs/decisions/lpm.md`.
 //!
 //! What the rest sees is a few operations on a root word: [`insert`],
-//! [`insert_many`], [`remove`], [`clear`] and [`iter`]. Readers see each change
+//! [`merge`], [`remove`], [`clear`] and [`iter`]. Readers see each change
 //! by one store of a word, or by one for each slot that a short prefix covers;
 //! what a store unlinks is reused after a grace period.
 
@@ -187,11 +187,19 @@ pub(crate) fn insert(
             None
         }
     };
-    if old != Some(leaf) {
-        let new = build(pool, root.family, &mut routes)?;
-        root.replace(pool, new)?;
+    match old {
+        Some(old) if old == leaf => {}
+        // A list of the same length takes the place of this one.
+        Some(_) => pool.with_reserve(|pool| rewrite(pool, root, &mut routes))?,
+        None => rewrite(pool, root, &mut routes)?,
     }
     Ok(old)
+}
+
+/// Publishes these routes in the form that suits them.
+fn rewrite(pool: &mut Pool, root: Root, routes: &mut [Entry]) -> Result<(), Error> {
+    let new = build(pool, root.family, routes)?;
+    root.replace(pool, new)
 }
 
 /// What [`merge`] did.
@@ -227,8 +235,7 @@ pub(crate) fn merge(
         all = build::sorted(old.iter().chain(&all).copied());
         dedup_last(&mut all);
     }
-    let form = build(pool, root.family, &mut all)?;
-    root.replace(pool, form)?;
+    rewrite(pool, root, &mut all)?;
     Ok(Merged { routes: all.len() as u32, changed })
 }
 
@@ -257,7 +264,8 @@ pub(crate) fn leaf_of(memory: &Memory, root: Root, prefix: Prefix) -> Option<u32
 
 /// A root directory with one bit more. Where there is no memory it stays.
 fn grow(pool: &mut Pool, root: Root, top: Directory) {
-    if let Ok(new) = Builder::new(pool).grown(top) {
+    let cells = Directory::cells_of(top.bits + 1);
+    if let Some(new) = pool.try_rebuild(cells, |pool| Builder::new(pool).grown(top)) {
         root.store(pool.memory(), Form::Directory(new));
         walk::retire(pool, Word::Directory(top.first, top.bits));
     }
@@ -265,18 +273,19 @@ fn grow(pool: &mut Pool, root: Root, top: Directory) {
 
 /// Withdraws a route; the leaf it had. `count` is the number of routes there are.
 ///
+/// Takes no more cells than it frees, so that it can be done when memory is full.
+///
 /// # Errors
-/// [`Error::Full`] where even what has a route less finds no memory; then
-/// nothing changed.
+/// [`Error::Grace`]; nothing changed then.
 pub(crate) fn remove(pool: &mut Pool, root: Root, count: u32, prefix: Prefix) -> Result<Option<u32>, Error> {
     match root.load(pool.memory())? {
         Form::Empty => Ok(None),
         Form::Directory(top) => {
-            let old = change::remove(pool, top, prefix)?;
+            let old = pool.with_reserve(|pool| change::remove(pool, top, prefix))?;
             let left = count.saturating_sub(1);
             let few = left as usize <= scan::routes_max(root.family) / 2;
             if old.is_some() && (few || top.slots() / ROOT_TOO_LARGE > left.max(1)) {
-                shrink(pool, root);
+                shrink(pool, root, left);
             }
             Ok(old)
         }
@@ -284,8 +293,7 @@ pub(crate) fn remove(pool: &mut Pool, root: Root, count: u32, prefix: Prefix) ->
             let mut routes = scan::read(pool.memory(), root.family, first);
             let Some(at) = routes.iter().position(|(known, _)| *known == prefix) else { return Ok(None) };
             let (_, old) = routes.remove(at);
-            let new = build(pool, root.family, &mut routes)?;
-            root.replace(pool, new)?;
+            pool.with_reserve(|pool| rewrite(pool, root, &mut routes))?;
             Ok(Some(old))
         }
     }
@@ -293,9 +301,17 @@ pub(crate) fn remove(pool: &mut Pool, root: Root, count: u32, prefix: Prefix) ->
 
 /// What is left of a directory, in the form that suits it; stays where there is
 /// no memory.
-fn shrink(pool: &mut Pool, root: Root) {
-    let Ok(mut routes) = routes_of(pool.memory(), root) else { return };
-    if let Ok(new) = build(pool, root.family, &mut routes) {
+fn shrink(pool: &mut Pool, root: Root, left: u32) {
+    let is_list = left as usize <= scan::routes_max(root.family);
+    let cells = if is_list { 1 } else { Directory::cells_of(build::root_bits(left as usize)) };
+    let new = pool.try_rebuild(cells, |pool| {
+        let mut routes = routes_of(pool.memory(), root)?;
+        match is_list {
+            true => pool.with_reserve(|pool| build(pool, root.family, &mut routes)),
+            false => build(pool, root.family, &mut routes),
+        }
+    });
+    if let Some(new) = new {
         let _corrupt = root.replace(pool, new);
     }
 }

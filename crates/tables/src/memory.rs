@@ -1,12 +1,12 @@
 //! The memory that tables live in: cells, and atomic access to their words.
 
 use crate::layout;
+use crate::region::Region;
 use std::any::Any;
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const CELL: usize = layout::CELL_BYTES as usize;
 
@@ -17,16 +17,9 @@ const CELL: usize = layout::CELL_BYTES as usize;
 /// the size that `cells.h` gives it while anybody else may read it.
 #[derive(Clone)]
 pub struct Memory {
-    base: NonNull<u8>,
+    region: Region,
     cells: u32,
-    _keep: Arc<dyn Any + Send + Sync>,
 }
-
-// SAFETY: the mapping lives as long as `_keep`, is not bound to a thread, and
-// all shared access to it is by atomics.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
 
 /// Structures of `cells.h`: plain words of a multiple of 8 bytes, without
 /// padding, valid for every bit pattern.
@@ -47,24 +40,6 @@ plain!(superblock, exact_root, exact_bucket, exact_conflict, vrf, next_hop, port
 plain!(lpm_scan4, lpm_scan6, lpm_narrow, lpm_wide, lpm_long, lpm_skip);
 plain!(flow_table, meter_table, meter);
 
-struct Mapping {
-    base: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: a mapping belongs to the process, not to a thread.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; it has no interior of its own.
-unsafe impl Sync for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: exactly what mmap returned, unmapped once, when the last
-        // Memory that refers to it is gone.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
-    }
-}
-
 #[cfg(test)]
 use crate::interleave;
 
@@ -80,35 +55,24 @@ impl Memory {
     /// # Errors
     /// When the kernel refuses the mapping.
     pub fn anonymous(cells: u32) -> io::Result<Self> {
-        let bytes = cells as usize * CELL;
-        // SAFETY: a new anonymous mapping, placed by the kernel.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).expect("mmap never maps address 0 unasked");
-        // SAFETY: just mapped, of that size, and unmapped only by `Mapping`.
-        Ok(unsafe { Self::from_raw(base, cells, Arc::new(Mapping { base, bytes })) })
+        Ok(Self::over(Region::anonymous(cells as usize * CELL)?, cells))
+    }
+
+    fn over(region: Region, cells: u32) -> Self {
+        Self { region, cells: cells.min(layout::CELL_INDEX_MASK) }
     }
 
     /// Memory that somebody else mapped, like a BPF array's.
     ///
     /// # Safety
     /// `base` must be aligned to 64 bytes and lead to `cells` times 64 bytes
-    /// that stay mapped for reading and writing while `keep` lives, and nobody
-    /// but readers of the tables, and one writer, may access them.
+    /// that stay mapped for reading and writing while `keep` lives. Nobody may
+    /// access them but one writer and those who read the tables; these store
+    /// nothing but the words that `cells.h` calls theirs, namely `next_hop.l2`
+    /// and `next_hop.l2_expires_ns`, each by one store.
     pub unsafe fn from_raw(base: NonNull<u8>, cells: u32, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        assert!((base.as_ptr() as usize).is_multiple_of(CELL), "table memory is aligned to a cell");
-        Self { base, cells: cells.min(layout::CELL_INDEX_MASK), _keep: keep }
+        // SAFETY: as the caller of this promises.
+        Self::over(unsafe { Region::from_raw(base, cells as usize * CELL, keep) }, cells)
     }
 
     /// Capacity in cells.
@@ -126,74 +90,43 @@ impl Memory {
         u64::from(cell) + u64::from(cells) <= u64::from(self.cells)
     }
 
+    /// The first byte of a word.
     #[inline]
-    fn at(&self, cell: u32, offset: usize, size: usize) -> NonNull<u8> {
+    fn at(&self, cell: u32, offset: usize) -> usize {
         interleave::point();
-        let byte = cell as usize * CELL + offset;
-        assert!(
-            byte + size <= self.cells as usize * CELL && byte.is_multiple_of(size),
-            "outside table memory"
-        );
-        // SAFETY: within the mapping, as just checked.
-        unsafe { self.base.add(byte) }
-    }
-
-    #[inline]
-    fn word64(&self, cell: u32, offset: usize) -> &AtomicU64 {
-        // SAFETY: `at` checked bounds and alignment; the mapping outlives self,
-        // and shared access is by atomics only.
-        unsafe { self.at(cell, offset, 8).cast().as_ref() }
-    }
-
-    #[inline]
-    fn word32(&self, cell: u32, offset: usize) -> &AtomicU32 {
-        // SAFETY: as in `word64`.
-        unsafe { self.at(cell, offset, 4).cast().as_ref() }
+        cell as usize * CELL + offset
     }
 
     #[inline]
     pub(crate) fn load64(&self, cell: u32, offset: usize) -> u64 {
-        self.word64(cell, offset).load(Ordering::Acquire)
+        self.region.load64(self.at(cell, offset))
     }
 
     #[inline]
     pub(crate) fn store64(&self, cell: u32, offset: usize, value: u64) {
-        self.word64(cell, offset).store(value, Ordering::Release);
+        self.region.store64(self.at(cell, offset), value);
     }
 
-    /// Stores `new` if the word is `current`; else says what it is. For words
-    /// that packets change as well.
+    /// As [`Region::swap64`], for words that packets change as well.
     #[inline]
-    pub(crate) fn compare_exchange64(
-        &self,
-        cell: u32,
-        offset: usize,
-        current: u64,
-        new: u64,
-    ) -> Result<u64, u64> {
-        self.word64(cell, offset).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    pub(crate) fn swap64(&self, cell: u32, offset: usize, from: u64, to: u64) -> Result<(), u64> {
+        self.region.swap64(self.at(cell, offset), from, to)
     }
 
     #[inline]
     pub(crate) fn load32(&self, cell: u32, offset: usize) -> u32 {
-        self.word32(cell, offset).load(Ordering::Acquire)
+        self.region.load32(self.at(cell, offset))
     }
 
     #[inline]
     pub(crate) fn store32(&self, cell: u32, offset: usize, value: u32) {
-        self.word32(cell, offset).store(value, Ordering::Release);
+        self.region.store32(self.at(cell, offset), value);
     }
 
     /// Asks the processor to fetch a cell; a hint without effect on results.
     #[inline]
     pub(crate) fn prefetch(&self, cell: u32) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let at = self.at(cell, 0, CELL);
-            // SAFETY: prefetching has no architectural effect; the address is ours.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.as_ptr().cast()) };
-        }
+        self.region.prefetch(cell as usize * CELL);
     }
 
     /// Stores a whole structure, word by word.
@@ -228,13 +161,9 @@ impl Memory {
         value
     }
 
-    /// Makes a run zero that no reader can reach.
+    /// Makes a run zero that no reader can reach: unlinked, and a grace period has passed.
     pub(crate) fn zero(&self, cell: u32, cells: u32) {
-        let bytes = cells as usize * CELL;
-        assert!(self.contains(cell, cells), "outside table memory");
-        // SAFETY: in bounds as checked; the run is unlinked and a grace period
-        // has passed, so the writer that calls this is alone with it.
-        unsafe { ptr::write_bytes(self.base.add(cell as usize * CELL).as_ptr(), 0, bytes) };
+        self.region.zero(cell as usize * CELL, cells as usize * CELL);
     }
 }
 
@@ -272,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "outside table memory")]
+    #[should_panic(expected = "outside shared memory")]
     fn access_behind_the_end_is_refused() {
         Memory::anonymous(8).unwrap().load64(8, 0);
     }

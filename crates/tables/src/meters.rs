@@ -230,8 +230,8 @@ impl Meters {
         let mut arrival = self.memory.load64(id, arrival_at(index));
         for _ in 0..TRIES_MAX {
             let scaled = now.wrapping_add(new.scale(&old, old.ahead(arrival, now)));
-            match self.memory.compare_exchange64(id, arrival_at(index), arrival, scaled) {
-                Ok(_) => return,
+            match self.memory.swap64(id, arrival_at(index), arrival, scaled) {
+                Ok(()) => return,
                 Err(found) => arrival = found,
             }
         }

@@ -24,6 +24,7 @@ use std::mem::offset_of;
 use std::net::IpAddr;
 use underlay::Hop;
 use vrfs::Counters;
+pub use vrfs::VniCounts;
 
 /// The writer of a node's tables.
 ///
@@ -46,6 +47,7 @@ pub struct NodeTables {
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
     counters: Counters,
+    counts: Option<Box<dyn VniCounts>>,
     endpoints: u64,
     routes: u64,
     route_limit: u32,
@@ -93,9 +95,10 @@ impl NodeTables {
         let mut pool = Pool::new(memory, Box::new(grace));
         let hashing = Hashing { seed: random_seed()?, digest_mask };
         let exact = Exact::create(&mut pool, sizes.endpoints, hashing).map_err(|error| match error {
-            Error::Full { needed_cells, total_cells, .. } => Error::TooSmall {
+            // What is not free is the roots and the pool's reserve.
+            Error::Full { needed_cells, free_cells, total_cells } => Error::TooSmall {
                 found_cells: total_cells,
-                needed_cells: needed_cells + u64::from(layout::CELL_FIRST_FREE),
+                needed_cells: needed_cells + total_cells - free_cells,
             },
             other => other,
         })?;
@@ -124,6 +127,7 @@ impl NodeTables {
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
             counters: Counters::new(),
+            counts: None,
             endpoints: 0,
             routes: 0,
             route_limit: u32::MAX,

@@ -17,6 +17,9 @@ const CHUNK_CELLS: u32 = 256;
 /// Runs that wait for a grace period before one is waited for: its 8 ms are then
 /// little for each.
 pub(crate) const RETIRED_RUNS_MAX: usize = 1 << 16;
+/// One cell in so many is kept for changes that free as much as they take.
+const RESERVE_PART: u32 = 1024;
+const RESERVE_CELLS: (u32, u32) = (4, 1024);
 
 /// The memory, its free runs, and those that readers may still see.
 pub(crate) struct Pool {
@@ -30,7 +33,59 @@ pub(crate) struct Pool {
     retired_cells: u64,
     /// So many retired runs are the next occasion to wait for a grace period.
     flush_at: usize,
+    /// Runs in free lists, extents, the chunk and the reserve.
     free_cells: u64,
+    reserve: Reserve,
+    /// A change is under way that may take from the reserve.
+    may_use_reserve: bool,
+    /// Cells that were free when a rebuild of 2^i cells found no memory.
+    no_room: [Option<u64>; 32],
+}
+
+/// Free cells for changes that free as much as they take, such as the
+/// withdrawal of a route, which must not fail when tables are full. What such
+/// a change retires fills the reserve again: a pair comes back as a pair, a
+/// single cell at least as one. So a grace period always helps.
+#[derive(Default)]
+struct Reserve {
+    singles: Vec<u32>,
+    pairs: Vec<u32>,
+    singles_wanted: usize,
+    pairs_wanted: usize,
+}
+
+impl Reserve {
+    /// For a memory of so many cells.
+    fn of(cells: u32) -> Self {
+        let wanted = (cells / RESERVE_PART).clamp(RESERVE_CELLS.0, RESERVE_CELLS.1) as usize;
+        let pairs_wanted = wanted / 4;
+        Self { singles_wanted: wanted - 2 * pairs_wanted, pairs_wanted, ..Self::default() }
+    }
+
+    fn cells(&self) -> u64 {
+        (self.singles.len() + 2 * self.pairs.len()) as u64
+    }
+
+    fn take(&mut self, cells: u32) -> Option<u32> {
+        match cells {
+            1 => self.singles.pop(),
+            2 => self.pairs.pop(),
+            _ => None,
+        }
+    }
+
+    /// Takes what it lacks from the front of a free run; what is left of it.
+    fn refill(&mut self, mut first: u32, mut cells: u32) -> (u32, u32) {
+        while cells >= 2 && self.pairs.len() < self.pairs_wanted {
+            self.pairs.push(first);
+            (first, cells) = (first + 2, cells - 2);
+        }
+        while cells >= 1 && self.singles.len() < self.singles_wanted {
+            self.singles.push(first);
+            (first, cells) = (first + 1, cells - 1);
+        }
+        (first, cells)
+    }
 }
 
 /// Cells that are reachable, gathered when tables are adopted.
@@ -111,13 +166,26 @@ impl Pool {
 
     /// Everything free that is not in use.
     pub(crate) fn with_used(memory: Memory, grace: Box<dyn Grace>, used: &Used) -> Self {
-        let runs = used.free_runs();
+        let free_runs = used.free_runs();
+        let free_cells = free_runs.iter().map(|&(_, cells)| u64::from(cells)).sum();
+        let mut reserve = Reserve::of(memory.cells());
+        // The shortest pieces first, so that the longest stay whole.
+        let mut shortest = free_runs;
+        shortest.sort_unstable_by_key(|&(_, cells)| cells);
+        let runs: Vec<(u32, u32)> = shortest
+            .into_iter()
+            .map(|(first, cells)| reserve.refill(first, cells))
+            .filter(|&(_, cells)| cells > 0)
+            .collect();
         Self {
             memory,
             grace,
             small: Default::default(),
             chunk: 0..0,
-            free_cells: runs.iter().map(|&(_, cells)| u64::from(cells)).sum(),
+            free_cells,
+            reserve,
+            may_use_reserve: false,
+            no_room: [None; 32],
             by_length: runs.iter().map(|&(start, cells)| (cells, start)).collect(),
             extents: runs.into_iter().collect(),
             retired: Vec::new(),
@@ -130,7 +198,7 @@ impl Pool {
         &self.memory
     }
 
-    /// Free cells, without those that wait for a grace period.
+    /// Free cells, with the reserve, without those that wait for a grace period.
     pub(crate) fn free_cells(&self) -> u64 {
         self.free_cells
     }
@@ -147,21 +215,21 @@ impl Pool {
     /// retired runs could not be waited for.
     pub(crate) fn allocate(&mut self, cells: u32) -> Result<u32, Error> {
         debug_assert!(cells > 0);
-        let mut found = self.take(cells);
+        let mut found = self.take_any(cells);
         let mut flushed = Ok(());
         if found.is_none() && !self.retired.is_empty() {
             flushed = self.flush();
-            found = self.take(cells);
+            found = self.take_any(cells);
         }
         if found.is_none() {
             self.coalesce();
-            found = self.take(cells);
+            found = self.take_any(cells);
         }
         let Some(first) = found else {
             flushed?;
             return Err(Error::Full {
                 needed_cells: u64::from(cells),
-                free_cells: self.free_cells,
+                free_cells: self.free_cells - self.reserve.cells(),
                 total_cells: u64::from(self.memory.cells()),
             });
         };
@@ -170,9 +238,45 @@ impl Pool {
         Ok(first)
     }
 
+    /// Does a change that frees at least what it takes, and takes runs of one or
+    /// two cells only: where memory is full it takes them from the reserve.
+    pub(crate) fn with_reserve<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        let was = std::mem::replace(&mut self.may_use_reserve, true);
+        let result = change(self);
+        self.may_use_reserve = was;
+        result
+    }
+
+    /// Does a rebuild that can be done without, of at least so many cells; `None`
+    /// if it fails, or is not worth the attempt: one that was no larger found no
+    /// memory, and hardly more is free now.
+    pub(crate) fn try_rebuild<T>(
+        &mut self,
+        cells: u32,
+        rebuild: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Option<T> {
+        let free = self.free_cells + self.retired_cells;
+        let size = cells.max(1).ilog2() as usize;
+        let failed = self.no_room[..=size].iter().enumerate();
+        if failed.flat_map(|(i, then)| then.map(|then| then + (1 << i) / 4)).any(|least| free <= least) {
+            return None;
+        }
+        let result = rebuild(self);
+        match result {
+            Ok(_) => self.no_room[..=size].fill(None),
+            Err(Error::Full { .. }) => self.no_room[size] = Some(free),
+            Err(_) => {}
+        }
+        result.ok()
+    }
+
     /// Gives a run back that no reader has ever been able to reach.
     pub(crate) fn give_back(&mut self, first: u32, cells: u32) {
         self.free_cells += u64::from(cells);
+        let (first, cells) = self.reserve.refill(first, cells);
+        if cells == 0 {
+            return;
+        }
         if cells as usize <= SMALL_MAX {
             self.small[cells as usize].push(first);
         } else {
@@ -201,6 +305,10 @@ impl Pool {
             self.give_back(first, cells);
         }
         Ok(())
+    }
+
+    fn take_any(&mut self, cells: u32) -> Option<u32> {
+        self.take(cells).or_else(|| if self.may_use_reserve { self.reserve.take(cells) } else { None })
     }
 
     fn take(&mut self, cells: u32) -> Option<u32> {
@@ -358,6 +466,56 @@ mod tests {
         fails.store(false, Ordering::Relaxed);
         pool.retire(run, 400);
         assert!(pool.allocate(1000).is_ok());
+    }
+
+    #[test]
+    fn the_reserve_is_for_those_who_may_and_comes_back() {
+        let mut pool = Pool::new(Memory::anonymous(8192).unwrap(), Box::new(Immediate));
+        let (singles, pairs) = (4, 2);
+        assert_eq!(pool.reserve.cells(), singles + 2 * pairs);
+        let mut old: Vec<(u32, u32)> = (0..100).map(|_| (pool.allocate(2).unwrap(), 2)).collect();
+        while let Ok(run) = pool.allocate(1) {
+            old.push((run, 1));
+        }
+        let Err(Error::Full { free_cells, .. }) = pool.allocate(1) else { panic!("not full") };
+        assert_eq!(free_cells, 0, "the reserve is nobody's");
+        for turn in 0..20_000 {
+            // A change of two cells frees two; of one, one or two.
+            let (run, cells) = old.swap_remove(turn * 7919 % old.len());
+            let new = if turn % 3 == 0 { 1 } else { cells };
+            let first = pool.with_reserve(|pool| pool.allocate(new)).unwrap();
+            pool.retire(run, cells);
+            old.push((first, new));
+            if turn % 50 == 0 {
+                // Others take what the reserve leaves.
+                while pool.allocate(1).is_ok() {}
+            }
+        }
+        pool.flush().unwrap();
+        assert_eq!(pool.reserve.cells(), singles + 2 * pairs);
+    }
+
+    #[test]
+    fn a_rebuild_without_room_waits_for_room() {
+        let mut pool = Pool::new(Memory::anonymous(8192).unwrap(), Box::new(Immediate));
+        let taken = pool.allocate(4000).unwrap();
+        let tries = std::cell::Cell::new(0);
+        let attempt = |pool: &mut Pool, cells| {
+            let rebuild = |pool: &mut Pool| {
+                tries.set(tries.get() + 1);
+                pool.allocate(cells).inspect(|&run| pool.give_back(run, cells))
+            };
+            let found = pool.try_rebuild(cells, rebuild).is_some();
+            (found, tries.get())
+        };
+        assert_eq!(attempt(&mut pool, 5000), (false, 1));
+        assert_eq!(attempt(&mut pool, 5000), (false, 1), "tried again");
+        assert_eq!(attempt(&mut pool, 7000), (false, 1), "a larger one tried");
+        assert_eq!(attempt(&mut pool, 100), (true, 2), "a smaller one");
+        pool.retire(taken, 500);
+        assert_eq!(attempt(&mut pool, 5000), (false, 2), "little is free");
+        pool.retire(taken + 500, 3500);
+        assert_eq!(attempt(&mut pool, 5000), (true, 3));
     }
 
     #[test]

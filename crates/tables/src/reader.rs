@@ -1,4 +1,6 @@
-//! The Rust reader: the algorithms of `bpf/include/tables.h`, word for word.
+//! The Rust reader. Exact match is the algorithm of `bpf/include/tables.h`, load
+//! for load; routes are found by the writer's own decoder of lists and buckets,
+//! which is another way to the same answers.
 //!
 //! For tests and diagnosis. A grace period by `membarrier` waits for packets,
 //! not for threads: where a reader works beside the writer, the writer's

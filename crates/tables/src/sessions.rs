@@ -9,7 +9,6 @@
 
 mod key;
 mod reader;
-mod region;
 mod sweep;
 mod table;
 mod timeouts;
@@ -19,9 +18,9 @@ mod schedules;
 #[cfg(test)]
 mod tests;
 
+pub use crate::region::Region;
 pub use key::{Family, Flow};
 pub use reader::{Iter, SessionReader};
-pub use region::Region;
 pub use sweep::{DYING_MAX, Swept};
 pub use timeouts::Timeouts;
 

@@ -267,17 +267,12 @@ impl Exact {
         check != 0 || digest as u32 != word as u32
     }
 
-    /// Mends flags, gives entries of the conflict table that have no main entry
-    /// one, and removes what is refused.
+    /// Mends flags, and gives entries of the conflict table that have no main
+    /// entry one.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Grace`].
-    pub(crate) fn repair(
-        &mut self,
-        pool: &mut Pool,
-        survey: &Survey,
-        refused: impl IntoIterator<Item = Key>,
-    ) -> Result<(), Error> {
+    pub(crate) fn repair(&mut self, pool: &mut Pool, survey: &Survey) -> Result<(), Error> {
         let all: Vec<_> = self.conflicts.all(pool.memory()).collect();
         let words: HashSet<u64> = all.iter().map(|(_, full)| full.word).collect();
         for (cell, full) in all {
@@ -298,9 +293,6 @@ impl Exact {
             if let Some(slot) = self.table.find(pool.memory(), &self.stored_key(word)) {
                 self.set_flag(pool, slot, false)?;
             }
-        }
-        for key in refused {
-            self.take(pool, key)?;
         }
         self.store_counts(pool.memory());
         Ok(())

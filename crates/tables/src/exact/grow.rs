@@ -25,6 +25,27 @@ pub(super) fn buckets_for(entries: u64) -> Result<u32, Error> {
     Ok((count as u32).max(BUCKETS_MIN))
 }
 
+/// Tries each step of growth from so many buckets, until one finds memory; `full`
+/// where cell numbers are too few for any.
+fn first_step(
+    count: u32,
+    full: Error,
+    mut grow_to: impl FnMut(u32) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut result = Err(full);
+    for percent in GROWTH_PERCENT {
+        let larger = u64::from(count) * percent / 100;
+        if larger > u64::from(layout::CELL_INDEX_MASK) {
+            continue;
+        }
+        result = grow_to(larger as u32);
+        if !matches!(result, Err(Error::Full { .. })) {
+            break;
+        }
+    }
+    result
+}
+
 pub(super) fn address_offset(word: usize) -> usize {
     offset_of!(exact_root, addresses) + word * 8
 }
@@ -43,18 +64,13 @@ impl Exact {
     }
 
     pub(super) fn grow(&mut self, pool: &mut Pool) -> Result<(), Error> {
-        let mut result = Ok(());
-        for percent in GROWTH_PERCENT {
-            let count = u64::from(self.table.count) * percent / 100;
-            if count > u64::from(layout::CELL_INDEX_MASK) {
-                continue;
-            }
-            match self.grow_to(pool, count as u32) {
-                Err(full @ Error::Full { .. }) => result = Err(full),
-                other => return other,
-            }
-        }
-        result
+        let total_cells = u64::from(pool.memory().cells());
+        let full = Error::Full {
+            needed_cells: u64::from(self.table.count) + 1,
+            free_cells: pool.free_cells(),
+            total_cells,
+        };
+        first_step(self.table.count, full, |count| self.grow_to(pool, count))
     }
 
     /// The address run, when the first IPv6 entry comes.
@@ -124,5 +140,29 @@ impl Exact {
         if old.addresses != 0 {
             pool.retire(old.addresses, Table::address_cells(old.count));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(needed_cells: u64) -> Error {
+        Error::Full { needed_cells, free_cells: 0, total_cells: 0 }
+    }
+
+    #[test]
+    fn growth_that_no_step_allows_is_an_error() {
+        let most = layout::CELL_INDEX_MASK;
+        let mut tried = Vec::new();
+        let mut none = |count: u32| {
+            tried.push(count);
+            Err(full(count.into()))
+        };
+        assert_eq!(first_step(most - 5, full(1), &mut none), Err(full(1)));
+        assert_eq!(first_step(most / 6 * 5, full(1), &mut none), Err(full(u64::from(most / 6 * 6))));
+        assert_eq!(first_step(100, full(1), &mut none), Err(full(120)));
+        assert_eq!(tried, [most / 6 * 6, 200, 150, 120]);
+        assert_eq!(first_step(100, full(1), |count| if count > 150 { Err(full(2)) } else { Ok(()) }), Ok(()));
     }
 }

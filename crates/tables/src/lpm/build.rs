@@ -18,10 +18,11 @@ const ROUTES_OF_4_BITS: usize = 400;
 /// Routes for each slot that a root directory is laid out for: below what a
 /// bucket holds, as they spread unevenly.
 const ROUTES_PER_SLOT: f64 = 3.2;
-/// The part of a root directory's slots, one in so many, that may be empty
-/// before it stops to grow.
+/// The part of a root directory's slots, one in so many, that must be populated
+/// for it to grow.
 const POPULATED_MIN: u32 = 16;
-/// The part of the populated slots, one in so many, that may overflow.
+/// The part of the populated slots, one in so many, that may overflow before it
+/// grows.
 const CROWDED_MIN: u32 = 8;
 /// Slots of a root directory for each route, at most.
 const SLOTS_PER_ROUTE_MAX: u64 = 4;

@@ -132,7 +132,9 @@ fn widen(pool: &mut Pool, step: Step, above: u128) {
         return;
     }
     let inherited = directory.heap(0).load(pool.memory());
-    if let Ok(word) = Builder::new(pool).word(&mut routes, depth, inherited) {
+    let cells = Directory::cells_of(directory_bits(routes.len()));
+    let word = pool.try_rebuild(cells, |pool| Builder::new(pool).word(&mut routes, depth, inherited));
+    if let Some(word) = word {
         replace(pool, at, word);
     }
 }

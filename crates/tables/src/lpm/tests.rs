@@ -96,10 +96,7 @@ fn run(ops: Vec<Op>, cells: u32, family: Family) {
             Op::Remove(index) => {
                 let absent = Prefix { bits: 0, length: 0 };
                 let prefix = model.keys().nth(index % model.len().max(1)).copied().unwrap_or(absent);
-                match remove(&mut pool, root(family), count, prefix) {
-                    Ok(old) => assert_eq!(old, model.remove(&prefix)),
-                    Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
-                }
+                assert_eq!(remove(&mut pool, root(family), count, prefix), Ok(model.remove(&prefix)));
             }
             Op::Merge(routes) => match merge(&mut pool, root(family), routes.iter().copied()) {
                 Ok(merged) => {
@@ -237,6 +234,71 @@ fn long_histories_of_both_families() {
     for seed in 1..4 {
         long_history(Family::V4, seed);
         long_history(Family::V6, seed << 32);
+    }
+}
+
+/// Takes every cell that may be taken.
+fn fill_up(pool: &mut Pool) {
+    while pool.allocate(1).is_ok() {}
+}
+
+#[test]
+fn withdrawals_and_other_leaves_never_want_for_memory() {
+    for seed in 1..4 {
+        let mut random = Random(seed << 20);
+        let mut pool = pool(2048);
+        let mut tables: Vec<(Root, Model)> = (0..12)
+            .flat_map(|_| {
+                let cell = pool.allocate(1).unwrap();
+                (0..8).map(move |i| {
+                    let family = if i % 2 == 0 { Family::V4 } else { Family::V6 };
+                    (Root { cell, offset: i * 8, family }, Model::new())
+                })
+            })
+            .collect();
+        let mut failed = 0;
+        while failed < 200 {
+            // A few with directories, many with lists.
+            let most = [4, tables.len() as u64][random.below(2) as usize];
+            let (root, model) = &mut tables[random.below(most) as usize];
+            let (prefix, leaf) = (random.prefix(root.family), 1 + random.below(7) as u32);
+            match insert(&mut pool, *root, model.len() as u32, prefix, leaf) {
+                Ok(old) => assert_eq!(old, model.insert(prefix, leaf)),
+                Err(error) => {
+                    assert!(matches!(error, Error::Full { .. }), "{error}");
+                    failed += 1;
+                }
+            }
+        }
+        let forms = |form: fn(&Form) -> bool, pool: &Pool, tables: &[(Root, Model)]| {
+            tables.iter().filter(|(root, _)| form(&root.load(pool.memory()).unwrap())).count()
+        };
+        assert!(forms(|form| matches!(form, Form::Directory(_)), &pool, &tables) >= 4);
+        assert!(forms(|form| matches!(form, Form::Scan(_)), &pool, &tables) >= 20);
+        fill_up(&mut pool);
+        for (root, model) in &mut tables {
+            let count = model.len() as u32;
+            for (&prefix, leaf) in model {
+                *leaf += 1;
+                assert_eq!(insert(&mut pool, *root, count, prefix, *leaf), Ok(Some(*leaf - 1)));
+                assert_eq!(leaf_of(pool.memory(), *root, prefix), Some(*leaf));
+            }
+        }
+        let mut all: Vec<(usize, Prefix)> = (0..tables.len())
+            .flat_map(|i| tables[i].1.keys().map(move |&prefix| (i, prefix)).collect::<Vec<_>>())
+            .collect();
+        while !all.is_empty() {
+            let (i, prefix) = all.swap_remove(random.below(all.len() as u64) as usize);
+            let (root, model) = &mut tables[i];
+            let count = model.len() as u32;
+            assert_eq!(remove(&mut pool, *root, count, prefix), Ok(model.remove(&prefix)));
+            for bits in [prefix.bits, random.prefix(root.family).bits] {
+                assert_eq!(find(pool.memory(), *root, bits), longest(model, bits), "{bits:032x}");
+            }
+            if random.below(8) == 0 {
+                fill_up(&mut pool);
+            }
+        }
     }
 }
 

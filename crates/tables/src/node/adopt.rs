@@ -3,11 +3,11 @@
 
 use super::NodeTables;
 use super::groups::{group_cells, members};
-use super::ports::{PORT_CELLS, address_keys};
+use super::ports::{PORT_CELLS, address_keys, port_mac};
 use super::underlay::{Hop, hop_address, kind_of};
 use super::vrfs::{count_routes, roots, set_route_count};
 use crate::error::Error;
-use crate::exact::{Exact, Key, Survey};
+use crate::exact::{Entry, Exact, Key, Survey};
 use crate::grace::Grace;
 use crate::layout::{self, port, superblock, vrf};
 use crate::lpm;
@@ -84,7 +84,7 @@ impl Found {
     }
 
     fn group(&mut self, memory: &Memory, used: &mut Used, key: Key, id: u32, cell: u32) -> Result<(), Error> {
-        if !memory.contains(cell, layout::GROUP_CELLS_MAX) && !memory.contains(cell, 1) {
+        if !memory.contains(cell, 1) {
             self.refused.insert(key);
             return Ok(());
         }
@@ -203,17 +203,21 @@ impl NodeTables {
         let found = Found::walk(&memory, &exact, &survey, &mut used)?;
         let pool = Pool::with_used(memory, Box::new(grace), &used);
         let mut tables = Self::with(pool, exact);
-        // Readers of what the predecessor unlinked may still be there.
-        tables.pool.flush()?;
-        tables.exact.repair(&mut tables.pool, &survey, found.refused)?;
         tables.hops = found.hops;
         tables.vips = found.vips;
         tables.groups = found.groups;
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
         tables.endpoints = found.endpoints;
+        // First nothing leads to free cells any more, which takes no memory;
+        // then readers that came by such a link, or by what the predecessor
+        // unlinked, are waited for; only then cells are taken.
         tables.repair_vrfs();
-        tables.repair_ports()?;
+        tables.point_all_ports();
+        tables.unlink_refused(found.refused)?;
+        tables.pool.flush()?;
+        tables.exact.repair(&mut tables.pool, &survey)?;
+        tables.link_all_ports()?;
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);
         Ok(tables)
@@ -238,15 +242,44 @@ impl NodeTables {
         }
     }
 
-    /// Ports lead to their VRFs, and all their addresses to them.
-    fn repair_ports(&mut self) -> Result<(), Error> {
+    /// Ports lead to their VRFs.
+    fn point_all_ports(&mut self) {
+        let memory = self.pool.memory();
+        for &cell in self.ports.values() {
+            let vni = memory.load32(cell, offset_of!(port, vni));
+            let vrf = self.vrfs.get(&vni).copied().unwrap_or(0);
+            if memory.load32(cell, offset_of!(port, vrf)) != vrf {
+                memory.store32(cell, offset_of!(port, vrf), vrf);
+            }
+        }
+    }
+
+    /// Entries that led to nothing sound go. An address of a port, which led to
+    /// the port's cells of before, leads to the present ones, so that no packet
+    /// for it is lost in the meantime.
+    fn unlink_refused(&mut self, refused: HashSet<Key>) -> Result<(), Error> {
+        let memory = self.pool.memory();
+        let ports = self.ports.values().map(|&cell| (cell, memory.read::<port>(cell)));
+        let owners: HashMap<Key, Entry> = ports
+            .flat_map(|(cell, port)| {
+                let entry = Entry { mac: port_mac(&port), next: cell };
+                address_keys(&port).into_iter().map(move |key| (key, entry))
+            })
+            .collect();
+        for key in refused {
+            match owners.get(&key) {
+                Some(&entry) => self.exact.put_back(&mut self.pool, key, entry)?,
+                None => drop(self.exact.take(&mut self.pool, key)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// All addresses of ports lead to them.
+    fn link_all_ports(&mut self) -> Result<(), Error> {
         let cells: Vec<u32> = self.ports.values().copied().collect();
         for cell in cells {
             let known: port = self.memory().read(cell);
-            let vrf = self.vrfs.get(&known.vni).copied().unwrap_or(0);
-            if known.vrf != vrf {
-                self.memory().store32(cell, offset_of!(port, vrf), vrf);
-            }
             self.link_port(&known, cell)?;
         }
         Ok(())

@@ -11,6 +11,9 @@ use std::mem::offset_of;
 
 pub(super) const PORT_CELLS: u32 = 2;
 
+/// A key that was put, and the entry that it had.
+type Replaced = (Key, Option<Entry>);
+
 pub(super) fn port_key(ifindex: u32) -> Key {
     Key::Index { vni: 0, id: ifindex }
 }
@@ -106,10 +109,12 @@ impl NodeTables {
         self.check_addresses(&new, old)?;
         let run = self.pool.allocate(PORT_CELLS)?;
         self.memory().write(run, &new);
-        if let Err(error) = self.link_port(&new, run) {
-            self.unlink_new_port(&new, run, known.zip(old));
+        let mut replaced = Vec::new();
+        if let Err(error) = self.lead_to_port(&new, run, &mut replaced) {
+            self.take_port_back(run, replaced);
             return Err(error);
         }
+        self.release_displaced(&replaced);
         self.ports.insert(port.ifindex, run);
         if let Some((known, old)) = known.zip(old) {
             for key in address_keys(&known) {
@@ -134,38 +139,50 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Leads the interface and the addresses to a port's cells.
+    /// Leads the interface and the addresses to a port's cells; endpoints with
+    /// these addresses give way.
     pub(super) fn link_port(&mut self, port: &port, cell: u32) -> Result<(), Error> {
-        self.exact.put(&mut self.pool, port_key(port.ifindex), Entry { mac: 0, next: cell })?;
-        for key in address_keys(port) {
-            let entry = Entry { mac: port_mac(port), next: cell };
-            let old = self.exact.put(&mut self.pool, key, entry)?;
-            if let Some(old) = old
-                && kind_of(self.memory(), old.next) == layout::NEXT_HOP_VTEP
-            {
-                self.endpoints -= 1;
-                self.release_hop(old.next);
-            }
+        let mut replaced = Vec::new();
+        let result = self.lead_to_port(port, cell, &mut replaced);
+        self.release_displaced(&replaced);
+        result
+    }
+
+    /// Puts a port's keys, the interface first: with it a successor completes
+    /// the rest. `replaced` tells what each key that was put had before.
+    fn lead_to_port(&mut self, port: &port, cell: u32, replaced: &mut Vec<Replaced>) -> Result<(), Error> {
+        let interface = (port_key(port.ifindex), 0);
+        let addresses = address_keys(port).into_iter().map(|key| (key, port_mac(port)));
+        for (key, mac) in std::iter::once(interface).chain(addresses) {
+            let old = self.exact.put(&mut self.pool, key, Entry { mac, next: cell })?;
+            replaced.push((key, old));
         }
         Ok(())
     }
 
-    /// Takes a port back that memory did not suffice for, and leads what led to
-    /// the old one there again.
-    fn unlink_new_port(&mut self, new: &port, run: u32, old: Option<(port, u32)>) {
-        let mut keys = address_keys(new);
-        keys.push(port_key(new.ifindex));
-        for key in keys {
-            // An error can only be a failed grace period; the entry then leads
-            // to the new run, which stays allocated until the next adoption.
-            if self.take_if_leads_to(key, run).is_err() {
-                return;
+    /// Endpoints gave way to a port.
+    fn release_displaced(&mut self, replaced: &[Replaced]) {
+        for old in replaced.iter().filter_map(|(_, old)| *old) {
+            if kind_of(self.memory(), old.next) == layout::NEXT_HOP_VTEP {
+                self.endpoints -= 1;
+                self.release_hop(old.next);
             }
         }
-        if let Some((known, cell)) = old
-            && self.link_port(&known, cell).is_err()
-        {
-            self.ports.remove(&known.ifindex);
+    }
+
+    /// Takes a port back that memory did not suffice for: each key has again
+    /// what it had before.
+    fn take_port_back(&mut self, run: u32, replaced: Vec<Replaced>) {
+        for (key, old) in replaced.into_iter().rev() {
+            let undone = match old {
+                Some(old) => self.exact.put_back(&mut self.pool, key, old),
+                None => self.exact.take(&mut self.pool, key).map(drop),
+            };
+            // An error can only be a failed grace period; the key then leads to
+            // the new run, which stays allocated until the next adoption.
+            if undone.is_err() {
+                return;
+            }
         }
         self.pool.retire(run, PORT_CELLS);
     }

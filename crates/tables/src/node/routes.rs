@@ -96,10 +96,10 @@ impl NodeTables {
         Some(merged.changed)
     }
 
-    /// Withdraws a route.
+    /// Withdraws a route. This never wants for memory.
     ///
     /// # Errors
-    /// [`Error::Full`] where not even what has a route less finds memory, [`Error::Grace`].
+    /// [`Error::Grace`].
     pub fn remove_route(&mut self, vni: Vni, prefix: IpNet) -> Result<bool, Error> {
         let Some(&cell) = self.vrfs.get(&vni.get()) else { return Ok(false) };
         let (family, prefix) = Prefix::from_net(prefix);

@@ -7,6 +7,7 @@ use crate::grace::Immediate;
 use crate::reader::{Lookup, NextHop};
 use crate::spec::{Endpoint, Group, Port, PortIpv4, PortIpv6, Route, Target, Vip, Vrf};
 use sluice_types::{MacAddr, Vni};
+use std::sync::{Arc, Mutex};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -213,6 +214,67 @@ fn routes_belong_to_a_vrf_and_go_with_it() {
     assert_eq!((free(&mut tables), tables.fill().routes, tables.fill().counters_used), (before, 0, 0));
 }
 
+/// What begins and ends, while no VRF has the counters that begin.
+struct Noted {
+    memory: Memory,
+    begun: Arc<Mutex<Vec<u32>>>,
+    ended: Arc<Mutex<Vec<Vni>>>,
+    can_forget: bool,
+}
+
+impl Noted {
+    fn cell(&self, number: u32) -> Option<u32> {
+        match Reader::new(self.memory.clone()).find_index(number, 0) {
+            Lookup::Hit(hit) => Some(hit.cell),
+            _ => None,
+        }
+    }
+}
+
+impl VniCounts for Noted {
+    fn begin(&mut self, index: u32) -> bool {
+        for cell in (5..9).filter_map(|number| self.cell(number)) {
+            assert_ne!(self.memory.read::<layout::vrf>(cell).counters, index, "packets count there");
+        }
+        self.begun.lock().unwrap().push(index);
+        self.can_forget
+    }
+
+    fn end(&mut self, vni: Vni) {
+        assert_eq!(self.cell(vni.get()), None, "packets find it");
+        self.ended.lock().unwrap().push(vni);
+    }
+}
+
+#[test]
+fn counters_begin_before_a_vrf_has_them() {
+    let mut tables = tables(4096);
+    let (begun, ended) = (Arc::<Mutex<Vec<u32>>>::default(), Arc::<Mutex<Vec<Vni>>>::default());
+    let noted = |tables: &NodeTables, can_forget| Noted {
+        memory: tables.memory().clone(),
+        begun: begun.clone(),
+        ended: ended.clone(),
+        can_forget,
+    };
+    let index = |tables: &NodeTables, number| tables.vrf(vni(number)).unwrap().counters;
+    tables.set_vni_counts(noted(&tables, true));
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_vrf(&plain_vrf(6)).unwrap();
+    tables.upsert_vrf(&Vrf { mtu: 1400, ..plain_vrf(5) }).unwrap();
+    let of5 = index(&tables, 5);
+    assert_eq!(*begun.lock().unwrap(), [of5, index(&tables, 6)], "a VRF that changes goes on counting");
+    tables.remove_vrf(vni(5)).unwrap();
+    assert_eq!(*ended.lock().unwrap(), [vni(5)]);
+    tables = again(tables);
+    tables.set_vni_counts(noted(&tables, true));
+    tables.upsert_vrf(&plain_vrf(7)).unwrap();
+    assert_eq!(index(&tables, 7), of5, "a successor begins with the first free one");
+    assert_eq!(begun.lock().unwrap()[2..], [of5]);
+    tables.set_vni_counts(noted(&tables, false));
+    tables.upsert_vrf(&plain_vrf(8)).unwrap();
+    assert_eq!((index(&tables, 8), tables.fill().counters_used), (0, 2));
+}
+
 fn port(ifindex: u32) -> Port {
     Port {
         ifindex,
@@ -268,6 +330,58 @@ fn ports_are_found_by_interface_and_addresses() {
     assert!(!tables.remove_port(7).unwrap());
     assert_eq!(tables.reader().find(5, ip("fd00::7")), Lookup::Miss);
     assert_eq!(free(&mut tables), before);
+}
+
+/// The interface and the IPv4 address, which an endpoint has, find a slot; there
+/// is none for the IPv6 address.
+#[test]
+fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
+    for same_mac in [true, false] {
+        // 64 buckets, their addresses, some cells; too few for larger buckets.
+        let mut tables =
+            NodeTables::create(Memory::anonymous(155).unwrap(), Immediate, Sizes { endpoints: 1 }).unwrap();
+        tables.upsert_vrf(&plain_vrf(5)).unwrap();
+        tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+        let plain = Port { ipv4: None, ipv6: None, ..port(7) };
+        tables.upsert_port(&plain).unwrap();
+        let mac = if same_mac { plain.mac } else { mac(99) };
+        let displaced = Endpoint { mac, ..endpoint(5, "10.0.0.7", "192.0.2.1") };
+        tables.upsert_endpoint(&displaced).unwrap();
+        tables.upsert_endpoint(&endpoint(5, "fd00::1", "192.0.2.1")).unwrap();
+        let bulk = tables.upsert_endpoints(&endpoints_of(2000, "192.0.2.1"));
+        assert!(bulk.failed > 1000, "{bulk:?}");
+        let mut failed = 0;
+        for i in 0..200u32 {
+            let address = format!("fd00::7:{i:x}").parse().unwrap();
+            let wider = Port { ipv6: Some(PortIpv6 { address, length: 64 }), ..port(7) };
+            let (endpoints, used) = (tables.fill().endpoints, free(&mut tables));
+            match tables.upsert_port(&wider) {
+                Ok(changed) => {
+                    assert!(changed && tables.upsert_port(&plain).unwrap());
+                    if tables.upsert_endpoint(&displaced).is_err() {
+                        break;
+                    }
+                    continue;
+                }
+                Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
+            }
+            failed += 1;
+            assert_eq!(tables.endpoint(vni(5), displaced.address), Some(displaced));
+            assert_eq!((tables.fill().endpoints, free(&mut tables)), (endpoints, used));
+            assert_eq!(tables.ports().collect::<Vec<_>>(), std::slice::from_ref(&plain));
+            let Lookup::Hit(hit) = tables.reader().find(5, displaced.address) else { panic!("a miss") };
+            assert_eq!(
+                (hit.mac, tables.reader().next_hop(hit.cell)),
+                (mac, Some(NextHop::Vtep(displaced.host)))
+            );
+            let Lookup::Hit(hit) = tables.reader().find_index(0, 7) else { panic!("the port is gone") };
+            assert_eq!(hit.cell, tables.ports[&7]);
+            assert_eq!(tables.reader().find(5, address.into()), Lookup::Miss);
+        }
+        assert!(failed > 0, "the table never was too full");
+        tables = again(tables);
+        assert_eq!(tables.endpoint(vni(5), displaced.address), Some(displaced));
+    }
 }
 
 #[test]

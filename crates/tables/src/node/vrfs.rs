@@ -10,6 +10,17 @@ use crate::spec::{self, Vrf, VrfEntry};
 use sluice_types::Vni;
 use std::mem::offset_of;
 
+/// Counts by VNI, which packets keep outside of the tables. What packets that
+/// were under way add in the instant of a change may stay.
+pub trait VniCounts: Send {
+    /// Forgets what was counted at an index, which a VRF is about to get. False:
+    /// it could not be forgotten; the VRF then counts with others at index 0.
+    fn begin(&mut self, index: u32) -> bool;
+
+    /// Forgets what was counted of a VNI that is in the tables no more.
+    fn end(&mut self, vni: Vni);
+}
+
 /// Which per-VNI counters are taken. Index 0 is the shared overflow. Freed ones
 /// are reused as late as possible, so that a reader of counters notices first.
 pub(super) struct Counters {
@@ -115,7 +126,7 @@ impl NodeTables {
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;
-        let counters = if old.is_some() { known.counters } else { self.counters.allot() };
+        let counters = if old.is_some() { known.counters } else { self.allot_counters() };
         let new = layout::vrf {
             vni: vrf.vni.get(),
             counters,
@@ -143,6 +154,24 @@ impl NodeTables {
         Ok(true)
     }
 
+    /// Whom to tell which counters begin and which VNIs end; at first nobody.
+    pub fn set_vni_counts(&mut self, counts: impl VniCounts + 'static) {
+        self.counts = Some(Box::new(counts));
+    }
+
+    /// Counters of a new VRF, which tell nothing of who had them before.
+    fn allot_counters(&mut self) -> u32 {
+        let index = self.counters.allot();
+        if index != 0
+            && let Some(counts) = &mut self.counts
+            && !counts.begin(index)
+        {
+            self.counters.release(index);
+            return 0;
+        }
+        index
+    }
+
     /// Removes a VNI with its routes. Its endpoints stay, and are not found by
     /// packets while it is gone.
     ///
@@ -153,6 +182,9 @@ impl NodeTables {
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
         self.point_ports(vni, 0);
+        if let Some(counts) = &mut self.counts {
+            counts.end(vni);
+        }
         self.routes -= count_routes(self.memory(), cell);
         self.counters.release(self.memory().load32(cell, offset_of!(layout::vrf, counters)));
         for root in roots(cell) {

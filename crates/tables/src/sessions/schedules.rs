@@ -3,10 +3,10 @@
 //! consistent orders only: that loads keep their order is the processor's part.
 
 use super::key::{Hashing, Key};
-use super::region::schedule;
 use super::{Family, Flow, Region, SessionRegions, Sessions, Timeouts};
 use crate::grace::{Grace, GraceError};
 use crate::layout;
+use crate::region::schedule;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
 use sluice_tables_testing::{self as testing, HostTables, session_test};

@@ -1,9 +1,9 @@
 //! One family's buckets: words, records, and reading them while packets write.
 
 use super::key::{Family, Flow, Key, Place};
-use super::region::Region;
 use super::{Direction, Session};
 use crate::layout;
+use crate::region::Region;
 use std::mem::{offset_of, size_of};
 
 pub(super) const SLOTS: u32 = layout::SESSION_SLOTS;

@@ -1,9 +1,9 @@
 //! The agent's side alone: laying out, adopting, bounds, and what the sweep holds.
 
-use super::region::schedule;
 use super::schedules::twins;
 use super::*;
 use crate::grace::{GraceError, Immediate};
+use crate::region::schedule;
 use sluice_tables_testing::{self as testing, HostTables};
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};

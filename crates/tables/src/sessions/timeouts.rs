@@ -1,8 +1,8 @@
 //! The configuration that packets read.
 
-use super::region::Region;
 use crate::error::Error;
 use crate::layout::{self, session_config, session_timeouts};
+use crate::region::Region;
 use std::mem::offset_of;
 
 const TICKS: u32 = layout::SESSION_TICKS_PER_SECOND;

@@ -22,7 +22,7 @@ fn adopt(memory: &Memory) -> Setup {
     let mut used = Used::new(memory);
     let (mut exact, survey) = Exact::adopt(memory, &mut used, &Immediate).unwrap();
     let mut pool = Pool::with_used(memory.clone(), Box::new(Immediate), &used);
-    exact.repair(&mut pool, &survey, []).unwrap();
+    exact.repair(&mut pool, &survey).unwrap();
     Setup { pool, exact }
 }
 

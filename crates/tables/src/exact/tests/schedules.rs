@@ -48,7 +48,7 @@ fn adopt() -> Step<Setup> {
         let (mut exact, survey) = Exact::adopt(&memory, &mut used, turns).unwrap();
         let mut pool = Pool::with_used(memory, Box::new(turns.clone()), &used);
         pool.flush().unwrap();
-        exact.repair(&mut pool, &survey, []).unwrap();
+        exact.repair(&mut pool, &survey).unwrap();
         *setup = Setup { pool, exact };
     })
 }

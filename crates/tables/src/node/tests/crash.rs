@@ -2,8 +2,11 @@
 //! done or not done, can do it again, and has lost no cell.
 
 use super::*;
+use crate::grace::GraceError;
 use crate::interleave::die_after;
 use crate::spec::VrfEntry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const CELLS: u32 = 500;
 
@@ -46,8 +49,58 @@ fn fill(tables: &mut NodeTables) -> Fill {
     tables.fill()
 }
 
+/// A grace period that, while tables are adopted, sees to it that nothing leads
+/// to what the last writer had unlinked: what it was about to unlink is free
+/// when the period is over.
+struct Linked {
+    memory: Memory,
+    adopts: Arc<AtomicBool>,
+}
+
+impl Linked {
+    /// A VRF or group of this number, or 0.
+    fn cell(&self, vni: u32, id: u32) -> u32 {
+        match Reader::new(self.memory.clone()).find_index(vni, id) {
+            Lookup::Hit(hit) => hit.cell,
+            _ => 0,
+        }
+    }
+
+    fn check(&self) {
+        let reader = Reader::new(self.memory.clone());
+        for cell in [7, 8].map(|ifindex| self.cell(0, ifindex)).into_iter().filter(|&cell| cell != 0) {
+            let port: layout::port = self.memory.read(cell);
+            assert_eq!(port.vrf, self.cell(port.vni, 0), "a port's VRF");
+        }
+        for cell in [5, 6, 7].map(|vni| self.cell(vni, 0)).into_iter().filter(|&cell| cell != 0) {
+            let group = self.memory.load32(cell, offset_of!(layout::vrf, group));
+            assert!(group == 0 || group == self.cell(layout::EXACT_GROUP_VNI, 3), "a VRF's group");
+        }
+        for address in ["10.0.0.7", "10.0.0.8", "10.0.0.77", "fd00::7", "fd00::8", "fd00::9"] {
+            if let Lookup::Hit(hit) = reader.find(5, ip(address))
+                && let Some(NextHop::Port(ifindex)) = reader.next_hop(hit.cell)
+            {
+                assert_eq!(hit.cell, self.cell(0, ifindex), "a port's address");
+            }
+        }
+    }
+}
+
+impl Grace for Linked {
+    fn wait(&self) -> Result<(), GraceError> {
+        if self.adopts.load(Ordering::Relaxed) {
+            self.check();
+        }
+        Ok(())
+    }
+}
+
 fn adopt(memory: &Memory) -> NodeTables {
-    NodeTables::adopt(memory.clone(), Immediate).unwrap()
+    let adopts = Arc::new(AtomicBool::new(true));
+    let grace = Linked { memory: memory.clone(), adopts: adopts.clone() };
+    let tables = NodeTables::adopt(memory.clone(), grace).unwrap();
+    adopts.store(false, Ordering::Relaxed);
+    tables
 }
 
 /// Answers of readers, as far as they can be told from the content.

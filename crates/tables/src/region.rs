@@ -1,4 +1,5 @@
-//! Memory that is not cut into cells: mapped BPF arrays of other elements.
+//! Memory that packets and agents share: mapped BPF arrays, as words of bytes.
+//! [`crate::Memory`] cuts it into cells; sessions have arrays of their own elements.
 
 use std::any::Any;
 use std::io;
@@ -160,6 +161,13 @@ impl Region {
     #[inline]
     pub(crate) fn swap64(&self, byte: usize, from: u64, to: u64) -> Result<(), u64> {
         self.word64(byte).compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+    }
+
+    /// Makes bytes zero that nobody else can reach.
+    pub(crate) fn zero(&self, byte: usize, bytes: usize) {
+        assert!(byte <= self.bytes && bytes <= self.bytes - byte, "outside shared memory");
+        // SAFETY: in bounds as checked, and the caller is alone with them.
+        unsafe { ptr::write_bytes(self.base.add(byte).as_ptr(), 0, bytes) };
     }
 
     /// Asks the processor to fetch a line; a hint without effect on results.

@@ -1,0 +1,86 @@
+//! Where vIPs go: at once when nobody has them or their owner is to be drained,
+//! one by one when they only go home.
+
+use super::{Controller, ControllerOutput};
+use crate::message::Standing;
+use crate::order::{self, Candidate};
+use crate::vip::VipId;
+use sluice_types::GatewayId;
+
+impl Controller {
+    /// Whether a gateway can take vIPs: the controller hears it, it says that it is fit, and other
+    /// gateways hear it too, if there are any: the controller's network is not the packets'.
+    fn is_eligible(&self, id: GatewayId, now_us: u64) -> bool {
+        let fit = self
+            .gateways
+            .get(&id)
+            .and_then(|known| known.report.as_ref())
+            .is_some_and(|report| report.standing == Standing::Fit);
+        let draining = self.plan.config.member(id).is_none_or(|member| member.draining);
+        let others = self.gateways.keys().any(|&other| other != id && self.is_heard(other, now_us));
+        fit && !draining && self.is_heard(id, now_us) && (!others || self.is_heard_by_others(id, now_us))
+    }
+
+    /// Whether it may get back what is its own: it has been well for long enough.
+    fn is_trusted(&self, id: GatewayId, now_us: u64) -> bool {
+        let held_down = self.gateways.get(&id).is_some_and(|known| {
+            let hold_us = self.params.hold_down_after_us(known.strikes);
+            known.strikes > 0 && now_us - known.struck_us < hold_us
+        });
+        !held_down && self.is_eligible(id, now_us)
+    }
+
+    /// Decides what there is to decide.
+    pub(super) fn assign(&mut self, now_us: u64) {
+        let mut candidates: Vec<Candidate> = self
+            .ids()
+            .into_iter()
+            .filter(|id| self.is_eligible(*id, now_us))
+            .map(|id| Candidate { id, load: self.table.owned_by(id, self.plan.config.vips).len() })
+            .collect();
+        if candidates.is_empty() {
+            return;
+        }
+        for vip in self.plan.config.vips.iter() {
+            let owner = self.table.get(vip).map(|claim| claim.owner);
+            let lost = owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|known| known.failed));
+            let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
+            if !lost && !draining {
+                continue;
+            }
+            let home = self.plan.homes.get(&vip).copied().filter(|home| self.is_trusted(*home, now_us));
+            let to = match candidates.iter_mut().find(|candidate| Some(candidate.id) == home) {
+                Some(candidate) => {
+                    candidate.load += 1;
+                    Some(candidate.id)
+                }
+                None => order::take_first(vip, &mut candidates),
+            };
+            to.into_iter().for_each(|to| self.move_to(vip, to));
+        }
+        self.send_home(now_us);
+    }
+
+    /// At most one vIP in each interval, so that a gateway that only seems well again gets little.
+    fn send_home(&mut self, now_us: u64) {
+        if now_us < self.next_return_us {
+            return;
+        }
+        let next = self.plan.config.vips.iter().find_map(|vip| {
+            let home = *self.plan.homes.get(&vip)?;
+            let away = self.table.get(vip).is_some_and(|claim| claim.owner != home);
+            (away && self.is_trusted(home, now_us)).then_some((vip, home))
+        });
+        if let Some((vip, home)) = next {
+            self.next_return_us = now_us + self.params.return_interval_us;
+            self.move_to(vip, home);
+        }
+    }
+
+    fn move_to(&mut self, vip: VipId, to: GatewayId) {
+        let from = self.table.get(vip).map(|claim| claim.owner);
+        let Some(claim) = self.table.assign(vip, to) else { return };
+        self.decided.push((vip, claim));
+        self.outputs.push(ControllerOutput::Moved { vip, from, claim, decided: true });
+    }
+}

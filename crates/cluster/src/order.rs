@@ -1,0 +1,124 @@
+//! The order in which gateways are asked to take a vIP: the least loaded
+//! first, then by rendezvous hashing. Everybody computes it alike.
+
+use crate::vip::VipId;
+use sluice_types::GatewayId;
+
+/// Mixes a word into a hash (the finalizer of splitmix64).
+pub(crate) const fn mix(hash: u64, word: u64) -> u64 {
+    let mut z = (hash ^ word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A gateway's weight for a vIP: rendezvous hashing.
+pub(crate) const fn score(vip: VipId, gateway: GatewayId) -> u64 {
+    mix(mix(0, vip.get() as u64), gateway.get())
+}
+
+/// A gateway that could take a vIP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub id: GatewayId,
+    /// vIPs that it owns already.
+    pub load: usize,
+}
+
+impl Candidate {
+    fn before(&self, other: &Self, vip: VipId) -> bool {
+        let key = |it: &Self| (it.load, u64::MAX - score(vip, it.id), it.id);
+        key(self) < key(other)
+    }
+}
+
+/// How many candidates come before `own`; `None` if it is no candidate.
+pub(crate) fn rank(vip: VipId, own: GatewayId, candidates: &[Candidate]) -> Option<usize> {
+    let me = candidates.iter().find(|candidate| candidate.id == own)?;
+    Some(candidates.iter().filter(|other| other.before(me, vip)).count())
+}
+
+/// The first of the candidates, its load counted up.
+pub(crate) fn take_first(vip: VipId, candidates: &mut [Candidate]) -> Option<GatewayId> {
+    let first = candidates.iter_mut().reduce(|a, b| if b.before(a, vip) { b } else { a })?;
+    first.load += 1;
+    Some(first.id)
+}
+
+/// Homes for the vIPs of a cluster: each gateway gets its share to within one, and as few as possible of
+/// the old homes change. A pure proposal; load-aware homes come from the scheduler.
+pub fn spread(
+    vips: impl IntoIterator<Item = VipId>,
+    gateways: &[GatewayId],
+    old: impl Fn(VipId) -> Option<GatewayId>,
+) -> Vec<(VipId, GatewayId)> {
+    let vips: Vec<VipId> = vips.into_iter().collect();
+    let mut candidates: Vec<Candidate> = gateways.iter().map(|&id| Candidate { id, load: 0 }).collect();
+    if candidates.is_empty() {
+        return Vec::new();
+    }
+    // As many gateways as the remainder may keep one above the even share.
+    let share = vips.len() / candidates.len();
+    let mut larger = vips.len() % candidates.len();
+    let mut homes = Vec::with_capacity(vips.len());
+    let mut homeless = Vec::new();
+    for vip in vips {
+        let kept = old(vip).and_then(|home| candidates.iter_mut().find(|candidate| candidate.id == home));
+        match kept {
+            Some(kept) if kept.load < share || (kept.load == share && larger > 0) => {
+                larger -= usize::from(kept.load == share);
+                kept.load += 1;
+                homes.push((vip, kept.id));
+            }
+            _ => homeless.push(vip),
+        }
+    }
+    for vip in homeless {
+        homes.extend(take_first(vip, &mut candidates).map(|home| (vip, home)));
+    }
+    homes.sort_unstable_by_key(|(vip, _)| *vip);
+    homes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vip::VipSet;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn ranks_count_up_and_the_first_takes() {
+        for vip in VipSet::first(40).iter() {
+            let mut all: Vec<Candidate> =
+                (1..6).map(|id| Candidate { id: GatewayId::new(id), load: id as usize % 3 }).collect();
+            let mut ranks: Vec<usize> = all.iter().map(|c| rank(vip, c.id, &all).unwrap()).collect();
+            let first = all[ranks.iter().position(|rank| *rank == 0).unwrap()];
+            ranks.sort_unstable();
+            assert_eq!(ranks, [0, 1, 2, 3, 4]);
+            assert_eq!(first.load, 0);
+            assert_eq!(take_first(vip, &mut all), Some(first.id));
+            assert_eq!(rank(vip, GatewayId::new(9), &all), None);
+        }
+    }
+
+    #[test]
+    fn homes_are_even_and_stay() {
+        let ids: Vec<GatewayId> = (1..6).map(GatewayId::new).collect();
+        let mut homes: BTreeMap<VipId, GatewayId> = BTreeMap::new();
+        for count in [3, 4, 5, 4, 1, 5] {
+            let old = homes.clone();
+            homes = spread(VipSet::first(17).iter(), &ids[..count], |vip| old.get(&vip).copied())
+                .into_iter()
+                .collect();
+            let load = |id: &GatewayId| homes.values().filter(|home| *home == id).count();
+            let loads: Vec<usize> = ids[..count].iter().map(load).collect();
+            assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1, "{loads:?}");
+            let moved = homes.iter().filter(|(vip, home)| old.get(vip).is_some_and(|o| o != *home)).count();
+            assert!(moved <= 17 - 17 / 5, "{moved} moved to {count}");
+            // Nothing moves when nothing changed.
+            let again = spread(VipSet::first(17).iter(), &ids[..count], |vip| homes.get(&vip).copied());
+            assert_eq!(again.into_iter().collect::<BTreeMap<_, _>>(), homes);
+        }
+        assert!(spread(VipSet::first(3).iter(), &[], |_| None).is_empty());
+    }
+}

@@ -1,0 +1,116 @@
+//! What goes in comes out, in packets that fit.
+
+use crate::make::{
+    HERE, HERE_V6, MTU, NOW_MS, any_message, destination, join, notify, one_of_each, opener, path, ring,
+    sealer,
+};
+use proptest::prelude::*;
+use sluice_rsp::{
+    Answer, Answered, Ask, KeyRing, Message, NodeId, PACKET_BYTES_MAX, Refusal, SealError, VERSION,
+};
+use sluice_types::MacAddr;
+use std::net::IpAddr;
+
+proptest! {
+    #[test]
+    fn round_trip(message in any_message(), mtu in 576u16..=9500, over_v6 in any::<bool>()) {
+        let (to, outer) = if over_v6 { (HERE_V6, 48) } else { (HERE, 28) };
+        let keys = ring();
+        let mut opener = opener();
+        let packets = sealer(5, 1).seal(&keys, NOW_MS, to, mtu, &message).unwrap();
+        let mut whole = None;
+        for packet in &packets {
+            prop_assert!(packet.len() + outer <= usize::from(mtu) && packet.len() <= PACKET_BYTES_MAX);
+            let opened = opener.open(&keys, NOW_MS, to, packet).unwrap();
+            prop_assert_eq!((opened.sender, opened.key_id, opened.skipped), (NodeId::new(5), 1, 0));
+            whole = Some(match whole {
+                None => opened.message,
+                Some(before) => join(before, opened.message),
+            });
+        }
+        prop_assert_eq!(whole, Some(message));
+    }
+}
+
+#[test]
+fn every_form_of_every_kind_comes_back_over_both_families() {
+    let keys = ring();
+    for to in [HERE, HERE_V6] {
+        let (mut sealer, mut opener) = (sealer(1, 1), opener());
+        for message in one_of_each() {
+            let packets = sealer.seal(&keys, NOW_MS, to, MTU, &message).unwrap();
+            assert_eq!(packets.len(), 1);
+            assert_eq!(opener.open(&keys, NOW_MS, to, &packets[0]).unwrap().message, message);
+        }
+    }
+}
+
+#[test]
+fn packets_are_filled_to_the_mtu() {
+    let keys = ring();
+    // 34 bytes an entry, 88 for header, body's header and tag, 28 outside.
+    let packets = |entries, mtu| {
+        let sealed = sealer(1, 1).seal(&keys, NOW_MS, HERE, mtu, &notify(entries)).unwrap();
+        sealed.iter().map(|packet| packet.len()).collect::<Vec<_>>()
+    };
+    let full = 88 + 40 * 34;
+    assert_eq!(packets(40, 1500), [full]);
+    assert_eq!(packets(41, 1500), [full, 88 + 34]);
+    assert_eq!(packets(41, 1500 - 1 - (1500 - 28 - full as u16)), [full - 34, 88 + 2 * 34]);
+    assert_eq!(packets(100, 1500), [full, full, 88 + 20 * 34]);
+    assert_eq!(packets(0, 1500), []);
+}
+
+#[test]
+fn what_a_receiver_would_refuse_is_not_sent_and_uses_nothing_up() {
+    let keys = ring();
+    let mut sealer = sealer(1, 1);
+    let mut refused = |keys: &KeyRing, to: IpAddr, mtu, message: &Message| {
+        sealer.seal(keys, NOW_MS, to, mtu, message).expect_err("cannot be sent")
+    };
+    let here = destination(7, "10.0.0.1");
+    let notify_of = |destination, answer| Message::Notify { answers: vec![Answered { destination, answer }] };
+    let good = path("192.0.2.7", 1);
+    for bad in
+        ["0.0.0.0", "127.0.0.1", "224.0.0.5", "255.255.255.255", "::", "::1", "ff02::1", "::ffff:10.0.0.1"]
+    {
+        let address: IpAddr = bad.parse().unwrap();
+        let named = SealError::Message(Refusal::Address { address });
+        assert_eq!(refused(&keys, HERE, MTU, &notify_of(destination(7, bad), Answer::Path(good))), named);
+        assert_eq!(refused(&keys, HERE, MTU, &notify_of(here, Answer::Path(path(bad, 1)))), named);
+        assert_eq!(refused(&keys, address, MTU, &notify(1)), named);
+    }
+    for mac in [0, 0x0100_0000_0000, 0xffff_ffff_ffff] {
+        let bad = sluice_rsp::Path { mac: MacAddr::from_u64(mac), ..good };
+        assert_eq!(
+            refused(&keys, HERE, MTU, &notify_of(here, Answer::Path(bad))),
+            SealError::Message(Refusal::Mac)
+        );
+    }
+    let unasked = notify_of(here, Answer::Unchanged { lifetime_ms: 1, revision: 1 });
+    assert!(matches!(refused(&keys, HERE, MTU, &unasked), SealError::Message(Refusal::Form { .. })));
+    assert_eq!(refused(&keys, HERE, 575, &notify(1)), SealError::Mtu { mtu: 575 });
+    assert_eq!(refused(&KeyRing::default(), HERE, MTU, &notify(1)), SealError::NoKey { now_ms: NOW_MS });
+
+    let first = sealer.seal(&keys, NOW_MS, HERE, MTU, &notify(1)).unwrap();
+    assert_eq!(first[0][56..64], 1u64.to_be_bytes(), "the first counter");
+}
+
+#[test]
+fn header_says_the_version() {
+    let packet = &sealer(1, 1).seal(&ring(), NOW_MS, HERE, MTU, &notify(1)).unwrap()[0];
+    assert_eq!((packet[2], packet[3]), VERSION);
+}
+
+#[test]
+fn gateway_answers_by_what_the_asker_has() {
+    let ask = |revision| Ask { destination: destination(7, "10.0.0.1"), revision };
+    let known = path("192.0.2.7", 5);
+    assert_eq!(ask(0).answer(None, 9).answer, Answer::Absent { revision: 9 });
+    assert_eq!(ask(0).answer(Some(&known), 9).answer, Answer::Path(known));
+    assert_eq!(ask(4).answer(Some(&known), 9).answer, Answer::Path(known));
+    assert_eq!(ask(5).answer(Some(&known), 9).answer, Answer::Unchanged { lifetime_ms: 60_000, revision: 5 });
+    assert_eq!(ask(6).answer(Some(&known), 9).answer, Answer::Path(known));
+    let unrevised = path("192.0.2.7", 0);
+    assert_eq!(ask(0).answer(Some(&unrevised), 9).answer, Answer::Path(unrevised), "0 is no path");
+}

@@ -1,0 +1,117 @@
+//! Who has no key learns nothing from packets but who sends how much to whom.
+
+use crate::make::{HERE, MTU, NOW_MS, destination, key, path, ring, sealer};
+use sluice_rsp::{Answer, Answered, Ask, HEADER_BYTES, KeyRing, Message, Moved};
+use std::collections::BTreeSet;
+
+const ADDRESSES: [&str; 2] = ["10.123.45.67", "fd12:3456:789a::bcde"];
+const HOSTS: [&str; 2] = ["198.51.100.201", "2001:db8:77::201"];
+const VNI: u32 = 0x5a_a5_c3;
+
+/// A message of each kind about the same.
+fn messages() -> Vec<Message> {
+    let both = ADDRESSES.map(|address| destination(VNI, address));
+    let answers: Vec<Answered> = both
+        .into_iter()
+        .flat_map(|destination| {
+            HOSTS.map(|host| Answered { destination, answer: Answer::Path(path(host, 0x1122_3344_5566)) })
+        })
+        .collect();
+    let [host, ask] = HOSTS.map(|host| host.parse().unwrap());
+    vec![
+        Message::Request {
+            id: 0x0bad_cafe,
+            asks: both.map(|destination| Ask { destination, revision: 0x1122_3344_5566 }).to_vec(),
+        },
+        Message::Reply { id: 0x0bad_cafe, answers: answers.clone() },
+        Message::Notify { answers },
+        Message::Redirect { moved: both.map(|destination| Moved { destination, host, ask }).to_vec() },
+    ]
+}
+
+/// Byte strings that the messages are made of.
+fn secrets() -> Vec<Vec<u8>> {
+    let octets = |text: &str| match text.parse().unwrap() {
+        std::net::IpAddr::V4(v4) => v4.octets().to_vec(),
+        std::net::IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    let mut out: Vec<Vec<u8>> = ADDRESSES.iter().chain(&HOSTS).map(|text| octets(text)).collect();
+    out.push(VNI.to_be_bytes()[1..].to_vec());
+    out.push(path(HOSTS[0], 0x1122_3344_5566).mac.octets().to_vec());
+    out.push(path(HOSTS[0], 0).vni.get().to_be_bytes()[1..].to_vec());
+    out.push(0x1122_3344_5566u64.to_be_bytes()[2..].to_vec());
+    out.push(0x0bad_cafeu32.to_be_bytes().to_vec());
+    out
+}
+
+#[test]
+fn nothing_of_the_content_occurs() {
+    let keys = ring();
+    let mut sealer = sealer(1, 1);
+    for message in messages() {
+        let packet = sealer.seal(&keys, NOW_MS, HERE, MTU, &message).unwrap().remove(0);
+        for secret in secrets() {
+            assert!(!packet.windows(secret.len()).any(|window| window == secret), "{secret:02x?}");
+        }
+    }
+}
+
+#[test]
+fn equal_messages_differ_in_every_part_that_is_sealed() {
+    let (keys, other) = (ring(), KeyRing::new(vec![key(2, 0, u64::MAX)]).unwrap());
+    let message = &messages()[2];
+    let mut same = sealer(1, 1);
+    let mut packets: Vec<Vec<u8>> =
+        (0..50).flat_map(|_| same.seal(&keys, NOW_MS, HERE, MTU, message).unwrap()).collect();
+    packets.extend(same.seal(&keys, NOW_MS + 1, HERE, MTU, message).unwrap());
+    packets.extend(same.seal(&other, NOW_MS, HERE, MTU, message).unwrap());
+    packets.extend(sealer(1, 2).seal(&keys, NOW_MS, HERE, MTU, message).unwrap());
+    packets.extend(sealer(2, 1).seal(&keys, NOW_MS, HERE, MTU, message).unwrap());
+    // Any eight bytes at the same place: equal only where nonces or keys were.
+    let length = packets[0].len();
+    for at in (HEADER_BYTES..length - 8).step_by(8) {
+        let seen: BTreeSet<&[u8]> = packets.iter().map(|packet| &packet[at..at + 8]).collect();
+        assert_eq!(seen.len(), packets.len(), "at {at}");
+    }
+}
+
+/// A life of a sender in which its machine is set back to a snapshot: the same boot
+/// id and counters, at another time.
+#[test]
+fn snapshot_that_is_resumed_later_has_other_nonces() {
+    let keys = ring();
+    let message = &messages()[2];
+    let [first, second] =
+        [0, 1].map(|later| sealer(1, 1).seal(&keys, NOW_MS + later, HERE, MTU, message).unwrap().remove(0));
+    assert_eq!(first[56..64], second[56..64], "counters are equal");
+    assert_ne!(first[HEADER_BYTES..HEADER_BYTES + 32], second[HEADER_BYTES..HEADER_BYTES + 32]);
+}
+
+#[test]
+fn counters_never_repeat_under_a_boot_id() {
+    let (keys, other) = (ring(), KeyRing::new(vec![key(2, 0, u64::MAX)]).unwrap());
+    let mut sealer = sealer(1, 1);
+    let mut counters = BTreeSet::new();
+    let mut packets = 0;
+    for round in 0..200 {
+        let ring = if round % 3 == 0 { &other } else { &keys };
+        for packet in sealer.seal(ring, NOW_MS, HERE, 576, &crate::make::notify(round % 40)).unwrap() {
+            counters.insert(packet[56..64].to_vec());
+            packets += 1;
+        }
+    }
+    assert!(packets > 300);
+    assert_eq!(counters.len(), packets);
+}
+
+#[test]
+fn kinds_cannot_be_told_apart_in_the_clear() {
+    let keys = ring();
+    let mut sealer = sealer(1, 1);
+    let mut heads = messages().into_iter().map(|message| {
+        let packet = sealer.seal(&keys, NOW_MS, HERE, MTU, &message).unwrap().remove(0);
+        packet[..56].to_vec()
+    });
+    let first = heads.next().unwrap();
+    assert!(heads.all(|head| head == first), "all but the counter is the same");
+}

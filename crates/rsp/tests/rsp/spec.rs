@@ -1,0 +1,112 @@
+//! `api/rsp.md` says what the code does.
+
+use crate::make::destination;
+use sluice_rsp::{
+    Answer, Answered, BODY_HEADER_BYTES, BootId, ClusterKey, HEADER_BYTES, KeyRing, Limits, MTU_MIN, Message,
+    NodeId, Opener, PACKET_BYTES_MAX, Path, RSP_PORT, Refusal, Sealer, TAG_BYTES, VERSION, WINDOW, decode,
+};
+use sluice_types::{GatewayId, MacAddr, Vni};
+use std::net::{IpAddr, Ipv4Addr};
+
+const SPEC: &str = include_str!("../../../../api/rsp.md");
+const SENT_MS: u64 = 1_700_000_000_000;
+const TO: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 21));
+
+/// The bytes of the block of code that follows `title`, offsets left out.
+fn block(title: &str) -> Vec<u8> {
+    let (_, rest) = SPEC.split_once(title).expect("the title is there");
+    let text = rest.split("```").nth(1).expect("a block follows");
+    text.lines()
+        .flat_map(|line| line.split_whitespace())
+        .filter(|word| word.len() == 2)
+        .map(|word| u8::from_str_radix(word, 16).expect("a byte in hexadecimal"))
+        .collect()
+}
+
+fn message() -> Message {
+    let path = Path {
+        host: "192.0.2.22".parse().unwrap(),
+        mac: MacAddr::from_u64(0x0200_0000_0005),
+        vni: Vni::new(4660).unwrap(),
+        lifetime_ms: 60_000,
+        revision: 42,
+    };
+    Message::Notify {
+        answers: vec![
+            Answered { destination: destination(4660, "10.0.0.5"), answer: Answer::Path(path) },
+            Answered { destination: destination(4660, "fd00::5"), answer: Answer::Absent { revision: 43 } },
+        ],
+    }
+}
+
+fn keys() -> KeyRing {
+    let secret = std::array::from_fn(|i| i as u8);
+    KeyRing::new(vec![ClusterKey::new(7, &secret, 0, u64::MAX).unwrap()]).unwrap()
+}
+
+#[test]
+fn example_is_what_the_code_seals_and_opens() {
+    let boot = BootId::from_bytes(std::array::from_fn(|i| 0xa0 + i as u8));
+    let mut sealer = Sealer::new(NodeId::from(GatewayId::new(3)), boot);
+    let packet = block("The packet, 151 bytes:");
+    assert_eq!(sealer.seal(&keys(), SENT_MS, TO, 1500, &message()), Ok(vec![packet.clone()]));
+
+    let mut opener = Opener::new(Limits::default(), SENT_MS);
+    let opened = opener.open(&keys(), SENT_MS, TO, &packet).unwrap();
+    assert_eq!((opened.message, opened.boot, opened.key_id), (message(), boot, 7));
+    assert_eq!(opened.sender, NodeId::from(GatewayId::new(3)));
+
+    let body = block("The body (");
+    assert_eq!(body.len(), packet.len() - HEADER_BYTES - TAG_BYTES);
+    assert_eq!(decode(VERSION.1, &body).unwrap().message, message());
+}
+
+#[test]
+fn every_refusal_is_explained() {
+    let (_, section) = SPEC.split_once("## Refusals").unwrap();
+    let rows: Vec<&str> = section
+        .lines()
+        .skip_while(|line| !line.starts_with("| --:"))
+        .skip(1)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    assert_eq!(rows.len() + 1, Refusal::NAMES.len());
+    for (row, (number, name)) in rows.iter().zip(Refusal::NAMES.iter().enumerate().skip(1)) {
+        assert!(row.starts_with(&format!("| {number} | `{name}` | ")), "{row}: not {number} {name}");
+    }
+}
+
+#[test]
+fn numbers_of_the_text_are_the_codes() {
+    let least = HEADER_BYTES + BODY_HEADER_BYTES + TAG_BYTES;
+    let limits = Limits::default();
+    let cache = sluice_rsp::cache::Config::default();
+    for sentence in [
+        format!("port {RSP_PORT} unless"),
+        format!("# RSP {}.{}\n", VERSION.0, VERSION.1),
+        format!("At least {least} bytes and at most {PACKET_BYTES_MAX}."),
+        format!("MTU, which is at least {MTU_MIN}."),
+        format!("the last {WINDOW} counters"),
+        format!("at most {} s from the receiver's", limits.skew_max_ms / 1000),
+        format!("has windows ({} unless configured)", limits.senders_max),
+        format!("confirmed more than {} ms ago, every {} ms", cache.confirm_after_ms, cache.round_ms),
+        format!("most {} each {} ms", cache.asks_per_round_max, cache.round_ms),
+        format!("not used for {} s; and when it has {}", cache.idle_ms / 1000, cache.entries_max),
+    ] {
+        assert!(SPEC.contains(&sentence), "api/rsp.md does not say: {sentence}");
+    }
+}
+
+#[test]
+fn packets_hold_as_many_entries_as_the_text_says() {
+    let fits = |bytes: usize| (1500 - 28 - HEADER_BYTES - BODY_HEADER_BYTES - TAG_BYTES) / bytes;
+    let (path, ask) = (|a: usize, h: usize| 26 + a + h, |a: usize| 13 + a);
+    let sentence = format!(
+        "up to {} paths of IPv4 or {} of IPv6, or {} or {} questions",
+        fits(path(4, 4)),
+        fits(path(16, 16)),
+        fits(ask(4)),
+        fits(ask(16))
+    );
+    assert!(SPEC.contains(&sentence), "api/rsp.md does not say: {sentence}");
+}
