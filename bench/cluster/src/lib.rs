@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod demands;
+mod fleet;
+mod push;
 mod rgcm;
 
 use sluice_bench_report::{Measure, shell::Failure};
@@ -30,7 +32,7 @@ pub struct Outcome {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 1] = [("rgcm", rgcm::measure)];
+const ALL: [(&str, Part); 2] = [("rgcm", rgcm::measure), ("push", push::measure)];
 
 impl Outcome {
     pub(crate) fn note(&mut self, text: String) {

@@ -33,7 +33,14 @@ entries, by Zipf's law of another order. k is 20 on 50 clusters as in the paper,
 included, the slowest of all cases. `rgcm_lambda_ratio`: lambda by the lower bound of LP-GCM, the worst of all cases;
 `rgcm_tenants_over_k`: the sum of all. Beside them, `rounding_only`: the first rounding of the same fractions,
 not repaired. The paper proves 4.2 for lambda and 4.4 k for tenants. `rgcm_lp_1885_s`: the LP alone, in classes,
-beside the whole one.";
+beside the whole one.
+
+`push` (figure 24): a controller and 45 gateways in one process; gateways enrol and open their streams over mutual TLS,
+read every entry of every update, acknowledge, and have no tables. Ten bulk calls of a tenth of the rules each, all at
+once, a VPC each; `_s`: from the calls to the last acknowledgement of a gateway that the rules concern, so parsing and
+committing them to SQLite are part of it; `_after_store_s`: from the last call's answer. `gwzone`: the same with all
+gateways in one cluster, since a zone's gateway needs the rules of all destinations. The paper's controller takes 3.3 s
+for 100k, and 7.8 s for GWZone.";
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
