@@ -1,4 +1,5 @@
-//! Prometheus metrics, gathered when they are asked for.
+//! Prometheus metrics, gathered when they are asked for. What is a role's own comes from its
+//! [`Source`]s.
 
 use std::sync::Arc;
 
@@ -27,8 +28,8 @@ struct TableLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: String,
+pub(crate) struct ReasonLabel {
+    pub reason: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -40,6 +41,12 @@ struct VniReasonLabel {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct VniLabel {
     vni: u32,
+}
+
+/// What a role adds to its node's metrics.
+pub trait Source: Send + Sync {
+    /// Registers its metrics, with their values of now.
+    fn register(&self, registry: &mut Registry);
 }
 
 /// What one scrape shows.
@@ -63,7 +70,7 @@ pub fn router<P: Ports>(node: Arc<Node<P>>) -> Router {
 }
 
 async fn serve<P: Ports>(State(node): State<Arc<Node<P>>>) -> Response {
-    match scrape(&node).await.map(|scrape| encode(&scrape)) {
+    match scrape(&node).await.map(|scrape| encode(&scrape, &node.sources())) {
         Ok(body) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], body).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, chain(&error)).into_response(),
     }
@@ -91,23 +98,29 @@ async fn scrape<P: Ports>(node: &Node<P>) -> Result<Scrape, Error> {
     Ok(tokio::task::spawn_blocking(read).await.map_err(|_| Error::WriterGone)??)
 }
 
-fn encode(scrape: &Scrape) -> String {
+fn encode(scrape: &Scrape, sources: &[Arc<dyn Source>]) -> String {
     let mut registry = Registry::with_prefix("sluice");
     register_stream(&mut registry, scrape);
     register_fill(&mut registry, &scrape.fill);
     register_counters(&mut registry, scrape);
+    for source in sources {
+        source.register(&mut registry);
+    }
     let mut body = String::new();
     text::encode(&mut body, &registry).expect("a string takes all that is written to it");
     body
 }
 
-fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+/// Registers a number that goes up and down.
+pub fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let gauge = Gauge::<i64>::default();
     gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
     registry.register(name, help, gauge);
 }
 
-fn counter(value: u64) -> Counter {
+/// A number that only goes up.
+#[must_use]
+pub fn counter(value: u64) -> Counter {
     let counter = Counter::default();
     counter.inc_by(value);
     counter

@@ -5,17 +5,18 @@ use std::fs;
 use std::future::Future;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use nix::fcntl::{Flock, FlockArg};
 use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
-use sluice_tables::{Membarrier, NodeTables, Sizes};
+use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::metrics::Source;
 use crate::watch::{SharedStatus, Watch, identity};
 use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
 
@@ -33,6 +34,21 @@ pub struct Node<P> {
     pub status: SharedStatus,
     /// See [`Applier::topology`].
     pub topology: watch::Sender<u64>,
+    /// Reads the tables beside the writer.
+    pub reader: SharedReader,
+    /// See [`Node::add_source`].
+    sources: Mutex<Vec<Arc<dyn Source>>>,
+}
+
+impl<P> Node<P> {
+    /// Adds to the node's metrics.
+    pub fn add_source(&self, source: Arc<dyn Source>) {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(source);
+    }
+
+    pub(crate) fn sources(&self) -> Vec<Arc<dyn Source>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// Programs and tables, before anything serves them.
@@ -41,6 +57,8 @@ pub struct Opened {
     pub datapath: Arc<Datapath>,
     /// The tables.
     pub tables: NodeTables,
+    /// Reads the tables beside their writer.
+    pub reader: SharedReader,
     // One writer: held until this process ends, however it ends.
     _lock: Flock<fs::File>,
 }
@@ -58,7 +76,9 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     let settings = Settings { object, cells: common.cells(), pin_dir: Some(pin_dir.clone()) };
     let datapath = Arc::new(Datapath::load(&settings)?);
     let memory = datapath.memory()?;
+    let gate = ReaderGate::default();
     let grace = Membarrier::new().map_err(sluice_tables::Error::Grace)?;
+    let grace = WaitForThreads::new(grace, gate.clone());
     let mut tables = if memory.is_laid_out() {
         NodeTables::adopt(memory, grace).map_err(|error| incompatible(error, &pin_dir))?
     } else {
@@ -74,7 +94,8 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
         revision = tables.applied_revision(),
         "tables are open"
     );
-    Ok(Opened { datapath, tables, _lock: lock })
+    let reader = SharedReader::new(tables.reader(), gate);
+    Ok(Opened { datapath, tables, reader, _lock: lock })
 }
 
 fn incompatible(error: sluice_tables::Error, pin_dir: &Path) -> Error {
@@ -122,6 +143,8 @@ impl Opened {
             writer,
             status: SharedStatus::default(),
             topology: watch::Sender::new(0),
+            reader: self.reader,
+            sources: Mutex::default(),
         });
         Ok(Started { node, identity, _lock: self._lock })
     }

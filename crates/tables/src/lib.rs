@@ -16,6 +16,7 @@ mod grace;
 #[cfg(test)]
 mod interleave;
 pub mod layout;
+mod locate;
 mod lpm;
 mod memory;
 pub mod meters;
@@ -25,9 +26,11 @@ mod reader;
 mod region;
 pub mod sessions;
 mod spec;
+mod threads;
 
 pub use error::Error;
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
+pub use locate::{Located, Place};
 pub use memory::Memory;
 pub use node::{NodeTables, VniCounts};
 pub use reader::{Hit, Lookup, NextHop, Reader};
@@ -35,3 +38,4 @@ pub use spec::{
     Bulk, Endpoint, Fill, Group, NodeConfig, Port, PortIpv4, PortIpv6, Route, Sizes, Target, UnderlayPort,
     Vip, Vrf, VrfEntry,
 };
+pub use threads::{ReaderGate, SharedReader, WaitForThreads};

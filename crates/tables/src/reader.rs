@@ -2,9 +2,9 @@
 //! for load; routes are found by the writer's own decoder of lists and buckets,
 //! which is another way to the same answers.
 //!
-//! For tests and diagnosis. A grace period by `membarrier` waits for packets,
-//! not for threads: where a reader works beside the writer, the writer's
-//! [`Grace`](crate::Grace) must wait for it too.
+//! A grace period by `membarrier` waits for packets, not for threads: where a
+//! reader works beside the writer, the writer's [`Grace`](crate::Grace) must wait
+//! for it too, as [`WaitForThreads`](crate::WaitForThreads) does.
 
 use crate::exact::{Hashing, Key, buckets_of, is_filled};
 use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop};
@@ -65,6 +65,10 @@ impl Reader {
     /// Of tables that are laid out in this memory.
     pub fn new(memory: Memory) -> Self {
         Self { memory }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     fn hashing(&self) -> Hashing {

@@ -1,0 +1,289 @@
+//! The clusters' keys: as the controller sends them, as a successor finds them,
+//! and as packets are sealed and opened with them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sluice_rsp::{ClusterKey, KeyError, KeyRing};
+use tokio::sync::watch;
+
+use crate::Error;
+
+const FILE: &str = "rsp-keys.json";
+
+/// A secret of a cluster, with its period in milliseconds since 1970.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Key {
+    /// Never given to another secret, of whatever cluster.
+    pub id: u32,
+    /// Drawn at random.
+    #[serde(with = "hex")]
+    pub secret: [u8; 32],
+    /// First instant of its period.
+    pub not_before_ms: u64,
+    /// First instant behind it.
+    pub not_after_ms: u64,
+}
+
+// The secret must not reach a log.
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Key").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// All keys of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterKeys {
+    /// The cluster's group id.
+    pub cluster: u32,
+    /// None: this node is no part of it any more.
+    pub keys: Vec<Key>,
+}
+
+/// The rings to seal and open with.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    clusters: BTreeMap<u32, KeyRing>,
+    all: KeyRing,
+}
+
+impl Keys {
+    /// To seal with for the nodes of a cluster; `None` without keys of it.
+    #[must_use]
+    pub fn of(&self, cluster: u32) -> Option<&KeyRing> {
+        self.clusters.get(&cluster)
+    }
+
+    /// To open with: the keys of all clusters.
+    #[must_use]
+    pub fn all(&self) -> &KeyRing {
+        &self.all
+    }
+
+    /// True while there are no keys at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.clusters.is_empty()
+    }
+
+    fn build(clusters: &BTreeMap<u32, Vec<Key>>) -> Result<Self, KeyError> {
+        let ring = |keys: &[Key]| {
+            let keys = keys
+                .iter()
+                .map(|key| ClusterKey::new(key.id, &key.secret, key.not_before_ms, key.not_after_ms));
+            keys.collect::<Result<Vec<_>, _>>()
+        };
+        let (mut rings, mut all) = (BTreeMap::new(), Vec::new());
+        for (cluster, keys) in clusters {
+            let keys = ring(keys)?;
+            all.extend(keys.iter().cloned());
+            rings.insert(*cluster, KeyRing::new(keys)?);
+        }
+        Ok(Self { clusters: rings, all: KeyRing::new(all)? })
+    }
+}
+
+/// The keys of this node, which outlive the agent in a file that only its owner can read.
+#[derive(Debug)]
+pub struct KeyBook {
+    path: PathBuf,
+    clusters: BTreeMap<u32, Vec<Key>>,
+    dirty: bool,
+    published: watch::Sender<Arc<Keys>>,
+}
+
+impl KeyBook {
+    /// Reads what a predecessor kept. The flag is false if the keys have to be asked for again: the
+    /// controller sends them in snapshots, and when they change.
+    #[must_use]
+    pub fn load(state_dir: &Path) -> (Self, bool) {
+        let path = state_dir.join(FILE);
+        let read = match fs::read(&path) {
+            Ok(bytes) => read(&bytes),
+            Err(error) => Err(error.to_string()),
+        };
+        let (clusters, keys, complete) = match read {
+            Ok((clusters, keys)) => (clusters, keys, true),
+            Err(problem) => {
+                tracing::info!(path = %path.display(), problem, "no RSP keys from before");
+                (BTreeMap::new(), Keys::default(), false)
+            }
+        };
+        let published = watch::Sender::new(Arc::new(keys));
+        (Self { path, clusters, dirty: !complete, published }, complete)
+    }
+
+    /// The keys as they are, and as they change.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Keys>> {
+        self.published.subscribe()
+    }
+
+    /// The clusters that there are keys of.
+    pub fn clusters(&self) -> impl Iterator<Item = u32> + '_ {
+        self.clusters.keys().copied()
+    }
+
+    /// Takes the whole truth of a cluster's keys; with none, forgets the cluster.
+    ///
+    /// # Errors
+    /// If a key cannot be, or two have one id. Nothing has changed then.
+    pub fn replace(&mut self, given: ClusterKeys) -> Result<(), KeyError> {
+        let mut clusters = self.clusters.clone();
+        if given.keys.is_empty() {
+            clusters.remove(&given.cluster);
+        } else {
+            clusters.insert(given.cluster, given.keys);
+        }
+        if clusters == self.clusters {
+            return Ok(());
+        }
+        let keys = Keys::build(&clusters)?;
+        self.clusters = clusters;
+        self.dirty = true;
+        self.published.send_replace(Arc::new(keys));
+        Ok(())
+    }
+
+    /// Writes the file if the keys have changed: the whole new one or the old one, whenever the machine dies.
+    ///
+    /// # Errors
+    /// If it cannot be written. The keys are in use all the same.
+    pub fn commit(&mut self) -> Result<(), Error> {
+        if !self.dirty {
+            return Ok(());
+        }
+        let all = self.clusters.iter().map(|(&cluster, keys)| ClusterKeys { cluster, keys: keys.clone() });
+        let failed = || Error::io(format!("write {}", self.path.display()));
+        let bytes =
+            serde_json::to_vec(&all.collect::<Vec<_>>()).map_err(io::Error::other).map_err(failed())?;
+        replace_secret_file(&self.path, &bytes).map_err(failed())?;
+        self.dirty = false;
+        Ok(())
+    }
+}
+
+type Read = (BTreeMap<u32, Vec<Key>>, Keys);
+
+fn read(bytes: &[u8]) -> Result<Read, String> {
+    // An error of the parser may quote what it has read: secrets.
+    let all: Vec<ClusterKeys> =
+        serde_json::from_slice(bytes).map_err(|error| format!("damaged at line {}", error.line()))?;
+    let clusters: BTreeMap<u32, Vec<Key>> = all.into_iter().map(|one| (one.cluster, one.keys)).collect();
+    let keys = Keys::build(&clusters).map_err(|error| error.to_string())?;
+    Ok((clusters, keys))
+}
+
+fn replace_secret_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    // A leftover could have another mode.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+}
+
+/// Secrets as hexadecimal digits.
+mod hex {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(secret: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&secret.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 32], D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bad = || D::Error::custom("a secret is 64 hexadecimal digits");
+        let mut secret = [0; 32];
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(bad());
+        }
+        for (byte, digits) in secret.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| bad())?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| bad())?;
+        }
+        Ok(secret)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn key(id: u32, fill: u8) -> Key {
+        let secret = std::array::from_fn(|i| fill ^ i as u8);
+        Key { id, secret, not_before_ms: 10, not_after_ms: 1000 }
+    }
+
+    #[test]
+    fn keys_outlive_the_agent_for_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut book, complete) = KeyBook::load(dir.path());
+        assert!(!complete && book.subscribe().borrow().is_empty());
+        let seen = book.subscribe();
+        book.replace(ClusterKeys { cluster: 4, keys: vec![key(1, 0xa0), key(2, 0xb0)] }).unwrap();
+        book.replace(ClusterKeys { cluster: 5, keys: vec![key(3, 0xc0)] }).unwrap();
+        assert!(seen.has_changed().unwrap());
+        book.commit().unwrap();
+        let mode = fs::metadata(dir.path().join(FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+
+        let (mut book, complete) = KeyBook::load(dir.path());
+        assert!(complete);
+        let keys = book.subscribe().borrow_and_update().clone();
+        assert_eq!(book.clusters().collect::<Vec<_>>(), [4, 5]);
+        assert!(keys.of(4).unwrap().get(2).is_some() && keys.of(4).unwrap().get(3).is_none());
+        assert!(keys.all().get(3).is_some() && keys.of(6).is_none());
+        book.replace(ClusterKeys { cluster: 4, keys: Vec::new() }).unwrap();
+        book.commit().unwrap();
+        assert_eq!(KeyBook::load(dir.path()).0.clusters().collect::<Vec<_>>(), [5]);
+    }
+
+    #[test]
+    fn what_cannot_be_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut book, _) = KeyBook::load(dir.path());
+        book.replace(ClusterKeys { cluster: 4, keys: vec![key(1, 0xa0)] }).unwrap();
+        // An id is one secret's, whatever the cluster: a packet names its key by it.
+        let twice = book.replace(ClusterKeys { cluster: 5, keys: vec![key(1, 0xb0)] });
+        assert_eq!(twice, Err(KeyError::Duplicate { id: 1 }));
+        let never = Key { not_after_ms: 10, ..key(2, 0xa0) };
+        assert!(book.replace(ClusterKeys { cluster: 4, keys: vec![never] }).is_err());
+        assert_eq!(book.clusters().collect::<Vec<_>>(), [4]);
+        assert!(book.subscribe().borrow().of(4).unwrap().get(1).is_some());
+    }
+
+    #[test]
+    fn damage_is_an_empty_book_and_secrets_are_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut book, _) = KeyBook::load(dir.path());
+        book.replace(ClusterKeys { cluster: 4, keys: vec![key(1, 0xa0)] }).unwrap();
+        book.commit().unwrap();
+        assert!(!format!("{book:?}").contains("a0a1a2") && !format!("{book:?}").contains("160, 161"));
+        let path = dir.path().join(FILE);
+        let whole = fs::read_to_string(&path).unwrap();
+        assert!(whole.contains("a0a1a2"));
+        for damaged in
+            [&whole[..whole.len() / 2], &whole.replace("a0a1", "a0"), &whole.replace("a0a1", "+0a1")]
+        {
+            fs::write(&path, damaged).unwrap();
+            let (mut book, complete) = KeyBook::load(dir.path());
+            assert!(!complete && book.clusters().next().is_none(), "{damaged}");
+            // The next commit puts a file there that can be read.
+            book.commit().unwrap();
+            assert!(KeyBook::load(dir.path()).1);
+        }
+    }
+}
