@@ -11,9 +11,12 @@ use std::fmt::Display;
 use std::net::IpAddr;
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{Endpoint, Group, Port, Route, Scope, Update, Vrf};
+use sluice_southbound::{
+    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf,
+};
 use sluice_tables::{NodeTables, Target};
-use sluice_types::{InstanceId, IpNet, Vni};
+use sluice_types::{GatewayId, InstanceId, IpNet, Vni};
+use tokio::sync::watch;
 
 /// Most failures of one step that are kept by name; the others are only counted.
 const FAILURES_NAMED: usize = 64;
@@ -91,7 +94,11 @@ struct Mentioned {
     endpoints: HashSet<(Vni, IpAddr)>,
     routes: HashSet<(Vni, IpNet)>,
     ports: HashSet<InstanceId>,
+    keys: HashSet<u32>,
 }
+
+/// Keys by the cluster's group.
+pub type Keys = BTreeMap<u32, ClusterKeys>;
 
 /// The tables, and the state of the step that is under way.
 pub struct Applier<P> {
@@ -105,6 +112,10 @@ pub struct Applier<P> {
     waiting: BTreeMap<Vni, Vrf>,
     /// Counts changes of VTEPs and vIPs, for those who act on them.
     topology: u64,
+    /// A gateway's own id.
+    gateway: Option<GatewayId>,
+    keys: watch::Sender<Keys>,
+    plan: watch::Sender<Option<ClusterPlan>>,
 }
 
 #[derive(Debug, Default)]
@@ -157,7 +168,27 @@ impl<P: Ports> Applier<P> {
             failures: Failures::default(),
             waiting: BTreeMap::new(),
             topology: 0,
+            gateway: None,
+            keys: watch::Sender::default(),
+            plan: watch::Sender::default(),
         }
+    }
+
+    /// This node is a gateway: it owns the vIPs whose home it is.
+    pub fn set_gateway(&mut self, id: GatewayId) {
+        self.gateway = Some(id);
+    }
+
+    /// The newest keys of each cluster that the controller told of, since this agent
+    /// started. An agent that goes on from pinned tables may be told none for long:
+    /// what must outlive it is to be kept elsewhere.
+    pub fn keys(&self) -> watch::Receiver<Keys> {
+        self.keys.subscribe()
+    }
+
+    /// The newest plan of this gateway's cluster, under the same reservation.
+    pub fn plan(&self) -> watch::Receiver<Option<ClusterPlan>> {
+        self.plan.subscribe()
     }
 
     /// Changes whenever a VTEP or a vIP has come, changed or gone.
@@ -216,15 +247,17 @@ impl<P: Ports> Applier<P> {
     }
 
     fn upsert(&mut self, update: &mut Update) {
-        for address in &update.vteps {
-            let result = self.tables.upsert_vtep(*address);
-            self.note_topology(result, format_args!("VTEP {address}"));
+        for vtep in &update.vteps {
+            let result = self.tables.upsert_vtep(vtep.address);
+            self.note_topology(result, format_args!("VTEP {}", vtep.address));
         }
-        for vip in &update.vips {
-            let entry = sluice_tables::Vip { address: vip.address, mac: vip.mac, owned: vip.owned };
-            let result = self.tables.upsert_vip(&entry);
-            self.note_topology(result, format_args!("vIP {}", vip.address));
+        if let Some(plan) = update.cluster.take() {
+            self.upsert_vips(&update.vips, Some(&plan));
+            self.plan.send_replace(Some(plan));
+        } else {
+            self.upsert_vips(&update.vips, None);
         }
+        self.note_keys(std::mem::take(&mut update.keys));
         for group in update.groups.drain(..) {
             self.upsert_group(group);
         }
@@ -240,6 +273,38 @@ impl<P: Ports> Applier<P> {
                 self.failures.add(1, || error);
             }
         }
+    }
+
+    /// Writes vIPs. A plan says who owns which, of those that are there already, too;
+    /// without one owners stay.
+    fn upsert_vips(&mut self, vips: &[Vip], plan: Option<&ClusterPlan>) {
+        let mut all: BTreeMap<IpAddr, sluice_tables::Vip> =
+            self.tables.vips().map(|vip| (vip.address, vip)).collect();
+        for Vip { address, mac } in vips.iter().copied() {
+            let owned = all.get(&address).is_some_and(|vip| vip.owned);
+            all.insert(address, sluice_tables::Vip { address, mac, owned });
+        }
+        for mut vip in all.into_values() {
+            if let Some(plan) = plan {
+                vip.owned = self.gateway.is_some() && plan.home(vip.address) == self.gateway;
+            }
+            let result = self.tables.upsert_vip(&vip);
+            self.note_topology(result, format_args!("vIP {}", vip.address));
+        }
+    }
+
+    fn note_keys(&mut self, keys: Vec<ClusterKeys>) {
+        if keys.is_empty() {
+            return;
+        }
+        self.keys.send_modify(|known| {
+            for keys in keys {
+                known.remove(&keys.cluster);
+                if !keys.keys.is_empty() {
+                    known.insert(keys.cluster, keys);
+                }
+            }
+        });
     }
 
     fn note_topology(&mut self, result: Result<bool, sluice_tables::Error>, entry: impl Display) {
@@ -369,6 +434,11 @@ impl<P: Ports> Applier<P> {
         let kept = |endpoint: &sluice_tables::Endpoint| {
             mentioned.endpoints.contains(&(endpoint.vni, endpoint.address))
         };
+        self.keys.send_if_modified(|known| {
+            let before = known.len();
+            known.retain(|cluster, _| mentioned.keys.contains(cluster));
+            known.len() != before
+        });
         let result = self.tables.retain_endpoints(kept);
         self.failures.check(result, "removal of endpoints that the snapshot does not have");
         self.remove(&unmentioned);
@@ -377,7 +447,8 @@ impl<P: Ports> Applier<P> {
 
 impl Mentioned {
     fn note(&mut self, update: &Update) {
-        self.vteps.extend(&update.vteps);
+        self.vteps.extend(update.vteps.iter().map(|vtep| vtep.address));
+        self.keys.extend(update.keys.iter().map(|keys| keys.cluster));
         self.vips.extend(update.vips.iter().map(|vip| vip.address));
         self.groups.extend(update.groups.iter().map(|group| group.id));
         self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));
@@ -407,13 +478,14 @@ fn tables_endpoints(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::
 }
 
 fn tables_vrf(vrf: &Vrf) -> sluice_tables::Vrf {
-    let Vrf { vni, mtu, router4, router6, group } = *vrf;
+    let Vrf { vni, mtu, router4, router6, group, elephant_kbps: _ } = *vrf;
     sluice_tables::Vrf { vni, mtu, router4, router6, group }
 }
 
 fn southbound_vrf(vrf: &sluice_tables::Vrf) -> Vrf {
     let sluice_tables::Vrf { vni, mtu, router4, router6, group } = *vrf;
-    Vrf { vni, mtu, router4, router6, group }
+    // Only hosts' VRFs come this way, and hosts offload by what gateways tell them.
+    Vrf { vni, mtu, router4, router6, group, elephant_kbps: ELEPHANT_DEFAULT }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Updates over anonymous memory: what they leave in the tables, and what they report.
 
-use sluice_southbound::{EndpointKey, RouteKey, Vip};
+use sluice_southbound::{EndpointKey, Home, Key, Member, PlannedVip, RouteKey, Vtep, VtepRole};
 use sluice_tables::{Immediate, Memory, Sizes};
-use sluice_types::MacAddr;
+use sluice_types::{ClusterId, MacAddr, Secret};
 
 use super::*;
 
@@ -46,6 +46,42 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+fn vtep(address: &str) -> Vtep {
+    Vtep { address: ip(address), role: VtepRole::Host }
+}
+
+fn vip(address: &str) -> Vip {
+    Vip { address: ip(address), mac: MacAddr::local(1) }
+}
+
+/// A plan of two gateways, 1 and 2, and of vIPs with their homes.
+fn plan(revision: u64, vips: &[(&str, u64)]) -> ClusterPlan {
+    let member = |id| Member {
+        gateway: GatewayId::new(id),
+        vtep4: Some([192, 0, 2, id as u8].into()),
+        vtep6: None,
+        draining: false,
+    };
+    let planned = vips.iter().zip(0..).map(|((address, _), place)| PlannedVip {
+        place,
+        address: ip(address),
+        mac: MacAddr::local(1),
+    });
+    let homes = vips.iter().zip(0..).map(|((_, home), place)| Home { place, gateway: GatewayId::new(*home) });
+    ClusterPlan {
+        cluster: ClusterId::new(1),
+        revision,
+        vips: planned.collect(),
+        members: vec![member(1), member(2)],
+        homes: homes.collect(),
+    }
+}
+
+fn keys(cluster: u32, ids: &[u32]) -> ClusterKeys {
+    let key = |id: &u32| Key { id: *id, secret: Secret::new([7; 32]), not_before_ms: 1, not_after_ms: 2 };
+    ClusterKeys { cluster, keys: ids.iter().map(key).collect() }
+}
+
 fn vni(number: u32) -> Vni {
     Vni::new(number).unwrap()
 }
@@ -61,7 +97,7 @@ fn endpoint(number: u32, v4: &str, v6: &str, host: &str) -> Endpoint {
 }
 
 fn vrf(number: u32, group: Option<u32>) -> Vrf {
-    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group }
+    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group, elephant_kbps: 0 }
 }
 
 fn route(number: u32, prefix: &str, scope: Scope) -> Route {
@@ -88,8 +124,8 @@ fn cloud() -> Update {
         revision: 10,
         database_id: DATABASE,
         snapshot: true,
-        vteps: vec![ip("192.0.2.1"), ip("2001:db8::1")],
-        vips: vec![Vip { address: ip("192.0.2.100"), mac: MacAddr::local(1), owned: true }],
+        vteps: vec![vtep("192.0.2.1"), vtep("2001:db8::1")],
+        vips: vec![vip("192.0.2.100")],
         groups: vec![Group { id: 1, vips: vec![ip("192.0.2.100")] }],
         vrfs: vec![vrf(1, Some(1)), vrf(2, None)],
         endpoints: vec![
@@ -134,7 +170,7 @@ fn a_snapshot_in_parts_removes_what_it_does_not_mention() {
         revision: 0,
         database_id: DATABASE,
         snapshot: true,
-        vteps: vec![ip("192.0.2.1")],
+        vteps: vec![vtep("192.0.2.1")],
         vrfs: vec![vrf(1, None)],
         ..Update::default()
     };
@@ -203,7 +239,7 @@ fn malformed_entries_are_named_and_the_others_applied() {
     let mut applier = applier(1 << 14);
     let mut message: NodeUpdate = cloud().into();
     message.vrfs[1].vni = 1 << 24;
-    message.vteps.push(sluice_southbound::proto::Vtep { address: None });
+    message.vteps.push(sluice_southbound::proto::Vtep::default());
     message.routes[0].key.as_mut().unwrap().length = 77;
     let applied = applier.apply(message).unwrap().unwrap();
     let malformed = applied.failures.iter().filter(|failure| failure.starts_with("malformed: ")).count();
@@ -252,4 +288,57 @@ fn a_new_stream_forgets_half_a_snapshot() {
     assert_eq!(applier.tables.applied_revision(), 0);
     assert_eq!(apply(&mut applier, cloud()), done(10));
     assert_eq!(applier.tables.endpoints().count(), 4);
+}
+
+#[test]
+fn a_gateway_owns_the_vips_whose_home_it_is() {
+    let mut applier = applier(1 << 14);
+    applier.set_gateway(GatewayId::new(2));
+    let owned = |applier: &Applier<Recorded>| {
+        let mut owned: Vec<_> =
+            applier.tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
+        owned.sort();
+        owned
+    };
+    let mut seen = applier.plan();
+    let (a, b) = ("192.0.2.100", "192.0.2.101");
+    let first = plan(10, &[(a, 1), (b, 2)]);
+    let update = Update { vips: vec![vip(a), vip(b)], cluster: Some(first.clone()), ..cloud() };
+    assert_eq!(apply(&mut applier, update), done(10));
+    assert_eq!(owned(&applier), [ip(b)]);
+    assert_eq!(*seen.borrow_and_update(), Some(first));
+    // What is there already moves with the plan alone, and stays without one.
+    let delta = |revision, vips, cluster| Update {
+        revision,
+        database_id: DATABASE,
+        vips,
+        cluster,
+        ..Update::default()
+    };
+    apply(&mut applier, delta(11, vec![], Some(plan(11, &[(a, 2), (b, 1)]))));
+    assert_eq!(owned(&applier), [ip(a)]);
+    apply(&mut applier, delta(12, vec![vip(a), vip(b)], None));
+    assert_eq!(owned(&applier), [ip(a)]);
+    assert_eq!(seen.borrow_and_update().as_ref().unwrap().revision, 11);
+    apply(&mut applier, delta(13, vec![], None));
+    assert!(!seen.has_changed().unwrap());
+}
+
+#[test]
+fn keys_are_replaced_by_cluster_and_go_with_it() {
+    let mut applier = applier(1 << 14);
+    let mut seen = applier.keys();
+    let update = Update { keys: vec![keys(1, &[1, 2]), keys(2, &[3])], ..cloud() };
+    apply(&mut applier, update.clone());
+    assert_eq!(*seen.borrow_and_update(), [(1, keys(1, &[1, 2])), (2, keys(2, &[3]))].into());
+    let delta = |revision, keys| Update { revision, database_id: DATABASE, keys, ..Update::default() };
+    apply(&mut applier, delta(11, vec![keys(1, &[2, 4])]));
+    assert_eq!(seen.borrow_and_update()[&1], keys(1, &[2, 4]));
+    apply(&mut applier, delta(12, vec![keys(1, &[])]));
+    assert_eq!(seen.borrow_and_update().keys().copied().collect::<Vec<_>>(), [2]);
+    apply(&mut applier, delta(13, vec![]));
+    assert!(!seen.has_changed().unwrap());
+    // A snapshot is the whole truth.
+    apply(&mut applier, Update { keys: vec![keys(1, &[5])], ..cloud() });
+    assert_eq!(*seen.borrow_and_update(), [(1, keys(1, &[5]))].into());
 }

@@ -19,7 +19,7 @@ pub mod underlay;
 mod watch;
 mod writer;
 
-pub use apply::{Applied, Applier, NoPorts, OtherDatabase, Ports, chain};
+pub use apply::{Applied, Applier, Keys, NoPorts, OtherDatabase, Ports, chain};
 pub use args::CommonArgs;
 pub use error::Error;
 pub use node::{Node, Opened, Started, flush, open};

@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use nix::fcntl::{Flock, FlockArg};
 use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
+use sluice_southbound::ClusterPlan;
 use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::apply::Keys;
 use crate::metrics::Source;
 use crate::watch::{SharedStatus, Watch, identity};
 use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
@@ -34,6 +36,10 @@ pub struct Node<P> {
     pub status: SharedStatus,
     /// See [`Applier::topology`].
     pub topology: watch::Sender<u64>,
+    /// See [`Applier::keys`].
+    pub keys: watch::Receiver<Keys>,
+    /// See [`Applier::plan`].
+    pub plan: watch::Receiver<Option<ClusterPlan>>,
     /// Reads the tables beside the writer.
     pub reader: SharedReader,
     /// See [`Node::add_source`].
@@ -135,7 +141,12 @@ impl Opened {
             // Whatever the tables hold is no base for changes: a snapshot is needed.
             tables.set_applied_revision(0);
         }
-        let writer = Writer::start(Applier::new(tables, ports))?;
+        let mut applier = Applier::new(tables, ports);
+        if let sluice_southbound::Node::Gateway(id) = identity.node()? {
+            applier.set_gateway(id);
+        }
+        let (keys, plan) = (applier.keys(), applier.plan());
+        let writer = Writer::start(applier)?;
         let node = Arc::new(Node {
             role,
             name,
@@ -143,6 +154,8 @@ impl Opened {
             writer,
             status: SharedStatus::default(),
             topology: watch::Sender::new(0),
+            keys,
+            plan,
             reader: self.reader,
             sources: Mutex::default(),
         });
