@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 SETUP := sh scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-spine bench-tables lint fuzz test-kernels build clean
+.PHONY: help run test bench bench-spine bench-tables bench-cluster lint fuzz test-kernels build clean
 
 help: ## Say what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | column -t -s "$$(printf '\t')"
@@ -27,7 +27,7 @@ lint: ## Check format and lints
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-bench: bench-spine bench-tables ## Measure every claim beside its peer; results in bench/RESULTS.md
+bench: bench-spine bench-tables bench-cluster ## Measure every claim beside its peer; results in bench/RESULTS.md
 
 bench-spine: ## Measure the gateway program, VM traffic and programming time
 	@$(SETUP) build run bench
@@ -38,6 +38,11 @@ bench-tables: ## Measure the tables beside the kernel's maps and DPDK's structur
 	@$(SETUP) build bench
 	cargo build --release -p sluice-bench-tables
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-tables"
+
+bench-cluster: ## Measure gateway clusters: placement of VPCs
+	@$(SETUP) build bench
+	cargo build --release -p sluice-bench-cluster
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-cluster"
 
 fuzz: ## Fuzz the packet parsers for FUZZ_SECONDS (default 600)
 	@$(SETUP) build fuzz

@@ -9,14 +9,19 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{Endpoint, Group, Port, Route, Scope, Update, Vrf};
+use sluice_southbound::{
+    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf,
+};
 use sluice_tables::{NodeTables, Target};
-use sluice_types::{InstanceId, IpNet, Vni};
+use sluice_types::{GatewayId, InstanceId, IpNet, Vni};
+use tokio::sync::watch;
 
 use crate::linger::Linger;
+use crate::rsp::{KeyBook, Keys};
 
 /// Most failures of one step that are kept by name; the others are only counted.
 const FAILURES_NAMED: usize = 64;
@@ -94,6 +99,7 @@ struct Mentioned {
     endpoints: HashSet<(Vni, IpAddr)>,
     routes: HashSet<(Vni, IpNet)>,
     ports: HashSet<InstanceId>,
+    keys: Vec<ClusterKeys>,
 }
 
 /// The tables, and the state of the step that is under way.
@@ -109,6 +115,10 @@ pub struct Applier<P> {
     /// Counts changes of VTEPs and vIPs, for those who act on them.
     topology: u64,
     linger: Option<Linger>,
+    /// A gateway's own id.
+    gateway: Option<GatewayId>,
+    keys: KeyBook,
+    plan: watch::Sender<Option<ClusterPlan>>,
 }
 
 #[derive(Debug, Default)]
@@ -162,6 +172,9 @@ impl<P: Ports> Applier<P> {
             waiting: BTreeMap::new(),
             topology: 0,
             linger: None,
+            gateway: None,
+            keys: KeyBook::default(),
+            plan: watch::Sender::default(),
         }
     }
 
@@ -208,6 +221,28 @@ impl<P: Ports> Applier<P> {
         }
     }
 
+    /// This node is a gateway: it owns the vIPs whose home it is.
+    pub fn set_gateway(&mut self, id: GatewayId) {
+        self.gateway = Some(id);
+    }
+
+    /// Where the clusters' keys are kept: what a predecessor left there is in use at once.
+    pub fn set_key_book(&mut self, book: KeyBook) {
+        self.keys = book;
+    }
+
+    /// The clusters' keys, as they are and as they change.
+    pub fn keys(&self) -> watch::Receiver<Arc<Keys>> {
+        self.keys.subscribe()
+    }
+
+    /// The newest plan of this gateway's cluster that the controller told of, since this agent
+    /// started. An agent that goes on from pinned tables may be told none for long: what must
+    /// outlive it is to be kept elsewhere.
+    pub fn plan(&self) -> watch::Receiver<Option<ClusterPlan>> {
+        self.plan.subscribe()
+    }
+
     /// Changes whenever a VTEP or a vIP has come, changed or gone.
     pub fn topology(&self) -> u64 {
         self.topology
@@ -247,12 +282,16 @@ impl<P: Ports> Applier<P> {
     }
 
     fn finish(&mut self, update: &Update) -> Applied {
-        if let Some(mentioned) = self.snapshot.take() {
+        if let Some(mut mentioned) = self.snapshot.take() {
+            let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
+            self.failures.check(result, "cluster keys");
             self.sweep(&mentioned);
         }
         if let Err(error) = self.ports.commit() {
             self.failures.add(1, || error);
         }
+        let result = self.keys.commit();
+        self.failures.check(result, "the keys' file");
         self.tables.set_database_id(update.database_id);
         self.tables.set_applied_revision(update.revision);
         let Failures { mut named, count } = std::mem::take(&mut self.failures);
@@ -264,15 +303,17 @@ impl<P: Ports> Applier<P> {
     }
 
     fn upsert(&mut self, update: &mut Update) {
-        for address in &update.vteps {
-            let result = self.tables.upsert_vtep(*address);
-            self.note_topology(result, format_args!("VTEP {address}"));
+        for vtep in &update.vteps {
+            let result = self.tables.upsert_vtep(vtep.address);
+            self.note_topology(result, format_args!("VTEP {}", vtep.address));
         }
-        for vip in &update.vips {
-            let entry = sluice_tables::Vip { address: vip.address, mac: vip.mac, owned: vip.owned };
-            let result = self.tables.upsert_vip(&entry);
-            self.note_topology(result, format_args!("vIP {}", vip.address));
+        if let Some(plan) = update.cluster.take() {
+            self.upsert_vips(&update.vips, Some(&plan));
+            self.plan.send_replace(Some(plan));
+        } else {
+            self.upsert_vips(&update.vips, None);
         }
+        self.note_keys(std::mem::take(&mut update.keys));
         for group in update.groups.drain(..) {
             self.upsert_group(group);
         }
@@ -286,6 +327,35 @@ impl<P: Ports> Applier<P> {
         for port in update.ports.drain(..) {
             if let Err(error) = self.ports.upsert(&mut self.tables, port) {
                 self.failures.add(1, || error);
+            }
+        }
+    }
+
+    /// Writes vIPs. A plan says who owns which, of those that are there already, too;
+    /// without one owners stay.
+    fn upsert_vips(&mut self, vips: &[Vip], plan: Option<&ClusterPlan>) {
+        let mut all: BTreeMap<IpAddr, sluice_tables::Vip> =
+            self.tables.vips().map(|vip| (vip.address, vip)).collect();
+        for Vip { address, mac } in vips.iter().copied() {
+            let owned = all.get(&address).is_some_and(|vip| vip.owned);
+            all.insert(address, sluice_tables::Vip { address, mac, owned });
+        }
+        for mut vip in all.into_values() {
+            if let Some(plan) = plan {
+                vip.owned = self.gateway.is_some() && plan.home(vip.address) == self.gateway;
+            }
+            let result = self.tables.upsert_vip(&vip);
+            self.note_topology(result, format_args!("vIP {}", vip.address));
+        }
+    }
+
+    fn note_keys(&mut self, keys: Vec<ClusterKeys>) {
+        match &mut self.snapshot {
+            // A snapshot's are taken together when it ends: an id may have been another cluster's before.
+            Some(mentioned) => mentioned.keys.extend(keys),
+            None => {
+                let result = self.keys.update(keys, false);
+                self.failures.check(result, "cluster keys");
             }
         }
     }
@@ -443,7 +513,7 @@ impl<P: Ports> Applier<P> {
 
 impl Mentioned {
     fn note(&mut self, update: &Update) {
-        self.vteps.extend(&update.vteps);
+        self.vteps.extend(update.vteps.iter().map(|vtep| vtep.address));
         self.vips.extend(update.vips.iter().map(|vip| vip.address));
         self.groups.extend(update.groups.iter().map(|group| group.id));
         self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));
@@ -473,13 +543,14 @@ fn tables_endpoints(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::
 }
 
 fn tables_vrf(vrf: &Vrf) -> sluice_tables::Vrf {
-    let Vrf { vni, mtu, router4, router6, group } = *vrf;
+    let Vrf { vni, mtu, router4, router6, group, elephant_kbps: _ } = *vrf;
     sluice_tables::Vrf { vni, mtu, router4, router6, group }
 }
 
 fn southbound_vrf(vrf: &sluice_tables::Vrf) -> Vrf {
     let sluice_tables::Vrf { vni, mtu, router4, router6, group } = *vrf;
-    Vrf { vni, mtu, router4, router6, group }
+    // Only hosts' VRFs come this way, and hosts offload by what gateways tell them.
+    Vrf { vni, mtu, router4, router6, group, elephant_kbps: ELEPHANT_DEFAULT }
 }
 
 #[cfg(test)]

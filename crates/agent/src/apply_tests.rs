@@ -1,8 +1,8 @@
 //! Updates over anonymous memory: what they leave in the tables, and what they report.
 
-use sluice_southbound::{EndpointKey, RouteKey, Vip};
+use sluice_southbound::{EndpointKey, Home, Key, Member, PlannedVip, RouteKey, Vtep, VtepRole};
 use sluice_tables::{Immediate, Memory, Sizes};
-use sluice_types::MacAddr;
+use sluice_types::{ClusterId, MacAddr, Secret};
 
 use super::*;
 
@@ -46,6 +46,47 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+fn vtep(address: &str) -> Vtep {
+    Vtep { address: ip(address), role: VtepRole::Host }
+}
+
+fn vip(address: &str) -> Vip {
+    Vip { address: ip(address), mac: MacAddr::local(1) }
+}
+
+/// A plan of two gateways, 1 and 2, and of vIPs with their homes.
+fn plan(revision: u64, vips: &[(&str, u64)]) -> ClusterPlan {
+    let member = |id| Member {
+        gateway: GatewayId::new(id),
+        vtep4: Some([192, 0, 2, id as u8].into()),
+        vtep6: None,
+        draining: false,
+    };
+    let planned = vips.iter().zip(0..).map(|((address, _), place)| PlannedVip {
+        place,
+        address: ip(address),
+        mac: MacAddr::local(1),
+    });
+    let homes = vips.iter().zip(0..).map(|((_, home), place)| Home { place, gateway: GatewayId::new(*home) });
+    ClusterPlan {
+        cluster: ClusterId::new(1),
+        revision,
+        vips: planned.collect(),
+        members: vec![member(1), member(2)],
+        homes: homes.collect(),
+    }
+}
+
+fn keys(cluster: u32, ids: &[u32]) -> ClusterKeys {
+    let key = |id: &u32| Key {
+        id: *id,
+        secret: Secret::new(std::array::from_fn(|i| i as u8)),
+        not_before_ms: 1,
+        not_after_ms: 2,
+    };
+    ClusterKeys { cluster, keys: ids.iter().map(key).collect() }
+}
+
 fn vni(number: u32) -> Vni {
     Vni::new(number).unwrap()
 }
@@ -61,7 +102,7 @@ fn endpoint(number: u32, v4: &str, v6: &str, host: &str) -> Endpoint {
 }
 
 fn vrf(number: u32, group: Option<u32>) -> Vrf {
-    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group }
+    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group, elephant_kbps: 0 }
 }
 
 fn route(number: u32, prefix: &str, scope: Scope) -> Route {
@@ -88,8 +129,8 @@ fn cloud() -> Update {
         revision: 10,
         database_id: DATABASE,
         snapshot: true,
-        vteps: vec![ip("192.0.2.1"), ip("2001:db8::1")],
-        vips: vec![Vip { address: ip("192.0.2.100"), mac: MacAddr::local(1), owned: true }],
+        vteps: vec![vtep("192.0.2.1"), vtep("2001:db8::1")],
+        vips: vec![vip("192.0.2.100")],
         groups: vec![Group { id: 1, vips: vec![ip("192.0.2.100")] }],
         vrfs: vec![vrf(1, Some(1)), vrf(2, None)],
         endpoints: vec![
@@ -134,7 +175,7 @@ fn a_snapshot_in_parts_removes_what_it_does_not_mention() {
         revision: 0,
         database_id: DATABASE,
         snapshot: true,
-        vteps: vec![ip("192.0.2.1")],
+        vteps: vec![vtep("192.0.2.1")],
         vrfs: vec![vrf(1, None)],
         ..Update::default()
     };
@@ -203,7 +244,7 @@ fn malformed_entries_are_named_and_the_others_applied() {
     let mut applier = applier(1 << 14);
     let mut message: NodeUpdate = cloud().into();
     message.vrfs[1].vni = 1 << 24;
-    message.vteps.push(sluice_southbound::proto::Vtep { address: None });
+    message.vteps.push(sluice_southbound::proto::Vtep::default());
     message.routes[0].key.as_mut().unwrap().length = 77;
     let applied = applier.apply(message).unwrap().unwrap();
     let malformed = applied.failures.iter().filter(|failure| failure.starts_with("malformed: ")).count();
@@ -291,4 +332,66 @@ fn networks_that_are_removed_stay_for_a_while_with_their_group() {
     applier.linger_unused(soon, unused);
     applier.end_lingering(later, unused);
     assert_eq!(state(&applier), (vec![], None, 0));
+}
+
+#[test]
+fn a_gateway_owns_the_vips_whose_home_it_is() {
+    let mut applier = applier(1 << 14);
+    applier.set_gateway(GatewayId::new(2));
+    let owned = |applier: &Applier<Recorded>| {
+        let mut owned: Vec<_> =
+            applier.tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
+        owned.sort();
+        owned
+    };
+    let mut seen = applier.plan();
+    let (a, b) = ("192.0.2.100", "192.0.2.101");
+    let first = plan(10, &[(a, 1), (b, 2)]);
+    let update = Update { vips: vec![vip(a), vip(b)], cluster: Some(first.clone()), ..cloud() };
+    assert_eq!(apply(&mut applier, update), done(10));
+    assert_eq!(owned(&applier), [ip(b)]);
+    assert_eq!(*seen.borrow_and_update(), Some(first));
+    // What is there already moves with the plan alone, and stays without one.
+    let delta = |revision, vips, cluster| Update {
+        revision,
+        database_id: DATABASE,
+        vips,
+        cluster,
+        ..Update::default()
+    };
+    apply(&mut applier, delta(11, vec![], Some(plan(11, &[(a, 2), (b, 1)]))));
+    assert_eq!(owned(&applier), [ip(a)]);
+    apply(&mut applier, delta(12, vec![vip(a), vip(b)], None));
+    assert_eq!(owned(&applier), [ip(a)]);
+    assert_eq!(seen.borrow_and_update().as_ref().unwrap().revision, 11);
+    apply(&mut applier, delta(13, vec![], None));
+    assert!(!seen.has_changed().unwrap());
+}
+
+#[test]
+fn keys_are_replaced_by_cluster_and_go_with_it() {
+    let mut applier = applier(1 << 14);
+    let mut seen = applier.keys();
+    let mut ids = || {
+        let keys = seen.borrow_and_update().clone();
+        let has = |cluster, id| keys.of(cluster).is_some_and(|ring| ring.get(id).is_some());
+        [1, 2].map(|cluster| (1..=9).filter(|id| has(cluster, *id)).collect::<Vec<u32>>())
+    };
+    let update = Update { keys: vec![keys(1, &[1, 2]), keys(2, &[3])], ..cloud() };
+    assert_eq!(apply(&mut applier, update), done(10));
+    assert_eq!(ids(), [vec![1, 2], vec![3]]);
+    let delta = |revision, keys| Update { revision, database_id: DATABASE, keys, ..Update::default() };
+    apply(&mut applier, delta(11, vec![keys(1, &[2, 4])]));
+    assert_eq!(ids(), [vec![2, 4], vec![3]]);
+    apply(&mut applier, delta(12, vec![keys(1, &[])]));
+    assert_eq!(ids(), [vec![], vec![3]]);
+    // An id is one secret's: what cannot be is named, and changes nothing.
+    let Applied { revision, failures } = apply(&mut applier, delta(13, vec![keys(1, &[3])])).unwrap();
+    assert_eq!((revision, failures.len()), (13, 1));
+    assert!(failures[0].contains("two keys of id 3"), "{failures:?}");
+    assert_eq!(ids(), [vec![], vec![3]]);
+    // A snapshot is the whole truth, whatever the ids were before.
+    let update = Update { keys: vec![keys(1, &[3])], ..cloud() };
+    assert_eq!(apply(&mut applier, update), done(10));
+    assert_eq!(ids(), [vec![3], vec![]]);
 }

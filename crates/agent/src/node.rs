@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use nix::fcntl::{Flock, FlockArg};
 use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
+use sluice_southbound::ClusterPlan;
 use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,6 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::metrics::Source;
+use crate::rsp::{KeyBook, Keys};
 use crate::watch::{SharedStatus, Watch, identity};
 use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
 
@@ -34,6 +36,10 @@ pub struct Node<P> {
     pub status: SharedStatus,
     /// See [`Applier::topology`].
     pub topology: watch::Sender<u64>,
+    /// See [`Applier::keys`].
+    pub keys: watch::Receiver<Arc<Keys>>,
+    /// See [`Applier::plan`].
+    pub plan: watch::Receiver<Option<ClusterPlan>>,
     /// Reads the tables beside the writer.
     pub reader: SharedReader,
     /// See [`Node::add_source`].
@@ -131,11 +137,18 @@ impl Opened {
         let name = identity.node()?.to_string();
         let mut tables = self.tables;
         let same_node = mark_owner(&common.pin_dir(role), &name)?;
-        if !(resume && same_node) {
+        let (book, has_keys) = KeyBook::load(&common.state_dir()?);
+        if !(resume && same_node && has_keys) {
             // Whatever the tables hold is no base for changes: a snapshot is needed.
             tables.set_applied_revision(0);
         }
-        let writer = Writer::start(Applier::new(tables, ports))?;
+        let mut applier = Applier::new(tables, ports);
+        applier.set_key_book(book);
+        if let sluice_southbound::Node::Gateway(id) = identity.node()? {
+            applier.set_gateway(id);
+        }
+        let (keys, plan) = (applier.keys(), applier.plan());
+        let writer = Writer::start(applier)?;
         let node = Arc::new(Node {
             role,
             name,
@@ -143,6 +156,8 @@ impl Opened {
             writer,
             status: SharedStatus::default(),
             topology: watch::Sender::new(0),
+            keys,
+            plan,
             reader: self.reader,
             sources: Mutex::default(),
         });

@@ -242,7 +242,13 @@ impl<P: Ports> Watch<P> {
             Ok::<(u64, u64), sluice_datapath::Error>((packets?, drops?))
         };
         let (packets, drops) = tokio::task::spawn_blocking(count).await.map_err(|_| Error::WriterGone)??;
-        Ok(Heartbeat { cells_used: fill.cells_used, cells_total: fill.cells_total, packets, drops })
+        Ok(Heartbeat {
+            cells_used: fill.cells_used,
+            cells_total: fill.cells_total,
+            packets,
+            drops,
+            ..Heartbeat::default()
+        })
     }
 }
 

@@ -9,10 +9,13 @@
 //! instances' creation, and goes when the last port of its VNI goes; which host
 //! has which VNI is [`HostView`]'s to know, one per host's stream.
 
-use sluice_southbound::{Endpoint, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
+use sluice_southbound::{
+    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Home, Key, Member, PlannedVip, Port, Route,
+    RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole,
+};
 use sluice_store::{
-    Change, Cluster, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology,
-    Vpc,
+    Change, Cluster, ClusterKey, ClusterVip, Gateway, Host, Instance, NodeId, Route as StoredRoute,
+    RouteTarget, Subnet, Topology, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteId, SubnetId, Vni, VpcId, first_host,
@@ -42,8 +45,6 @@ impl Family {
 pub enum Target {
     /// Every gateway of every cluster.
     AllGateways,
-    /// One gateway.
-    Gateway(GatewayId),
     /// The gateways of a cluster.
     Cluster(ClusterId),
     /// Hosts whose VTEP is of this family.
@@ -53,6 +54,10 @@ pub enum Target {
     /// One host.
     Host(HostId),
 }
+
+/// All nodes, whatever they are.
+const EVERYBODY: [Target; 3] =
+    [Target::AllGateways, Target::AllHosts(Family::V4), Target::AllHosts(Family::V6)];
 
 /// Ports that come to and go from a host, by VNI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,6 +96,7 @@ impl Compiled {
 struct ClusterState {
     cluster: Cluster,
     gateways: Vec<Gateway>,
+    keys: Vec<Key>,
 }
 
 #[derive(Clone, Debug)]
@@ -119,8 +125,8 @@ pub struct State {
 }
 
 /// MAC of a cluster's vIP, by its place.
-pub fn vip_mac(cluster: ClusterId, index: usize) -> MacAddr {
-    MacAddr::local(cluster.get() << 16 | index as u64)
+pub fn vip_mac(cluster: ClusterId, place: u8) -> MacAddr {
+    MacAddr::local(cluster.get() << 16 | u64::from(place))
 }
 
 /// A cluster's group has the cluster's number.
@@ -130,25 +136,56 @@ pub fn group_id(cluster: ClusterId) -> u32 {
     cluster.get() as u32
 }
 
-fn vips_of(state: &ClusterState, gateway: GatewayId) -> Vec<Vip> {
-    let place = state.gateways.iter().position(|g| g.id == gateway);
-    let count = state.gateways.len();
-    let owned = |index: usize| place.is_some_and(|place| index % count == place);
-    let vip = |(index, address): (usize, &IpAddr)| Vip {
-        address: *address,
-        mac: vip_mac(state.cluster.id, index),
-        owned: owned(index),
+fn vips_of(cluster: &Cluster) -> Vec<Vip> {
+    let vip = |vip: &ClusterVip| Vip { address: vip.address, mac: vip_mac(cluster.id, vip.place) };
+    cluster.vips.iter().map(vip).collect()
+}
+
+fn plan_of(state: &ClusterState) -> ClusterPlan {
+    let cluster = &state.cluster;
+    let vip = |vip: &ClusterVip| {
+        let (place, address) = (vip.place, vip.address);
+        PlannedVip { place, address, mac: vip_mac(cluster.id, place) }
     };
-    state.cluster.vips.iter().enumerate().map(vip).collect()
+    let member = |gateway: &Gateway| {
+        let Gateway { id: gateway, vtep4, vtep6, draining, .. } = *gateway;
+        Member { gateway, vtep4, vtep6, draining }
+    };
+    let home = |vip: &ClusterVip| vip.home.map(|gateway| Home { place: vip.place, gateway });
+    ClusterPlan {
+        cluster: cluster.id,
+        revision: cluster.plan_revision,
+        vips: cluster.vips.iter().map(vip).collect(),
+        members: state.gateways.iter().map(member).collect(),
+        homes: cluster.vips.iter().filter_map(home).collect(),
+    }
+}
+
+fn key(key: &ClusterKey) -> Key {
+    let ClusterKey { id, cluster: _, secret, not_before_ms, not_after_ms } = *key;
+    Key { id, secret, not_before_ms, not_after_ms }
+}
+
+fn keys_of(state: &ClusterState) -> ClusterKeys {
+    ClusterKeys { cluster: group_id(state.cluster.id), keys: state.keys.clone() }
 }
 
 fn group_of(cluster: &Cluster, family: Family) -> Group {
-    let vips = cluster.vips.iter().copied().filter(|vip| Family::of(*vip) == family).collect();
+    let addresses = cluster.vips.iter().map(|vip| vip.address);
+    let vips = addresses.filter(|vip| Family::of(*vip) == family).collect();
     Group { id: group_id(cluster.id), vips }
 }
 
-fn vteps_of(gateways: &[Gateway]) -> impl Iterator<Item = IpAddr> + '_ {
-    gateways.iter().flat_map(|g| g.vtep4.map(IpAddr::from).into_iter().chain(g.vtep6.map(IpAddr::from)))
+fn vteps_of(gateways: &[Gateway]) -> impl Iterator<Item = Vtep> + '_ {
+    gateways.iter().flat_map(|gateway| {
+        let addresses = gateway.vtep4.map(IpAddr::from).into_iter().chain(gateway.vtep6.map(IpAddr::from));
+        let role = VtepRole::Gateway { cluster: group_id(gateway.cluster) };
+        addresses.map(move |address| Vtep { address, role })
+    })
+}
+
+fn vtep_of(host: &Host) -> Vtep {
+    Vtep { address: host.vtep, role: VtepRole::Host }
 }
 
 fn router4(prefix: &Ipv4Net) -> Option<Ipv4Addr> {
@@ -172,7 +209,8 @@ fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clone, on_host
         mtu: vpc.mtu,
         router4: subnets.clone().find_map(|s| s.ipv4.as_ref().and_then(router4)),
         router6: subnets.clone().find_map(|s| s.ipv6.as_ref().and_then(router6)),
-        group: on_host.then(|| group_id(vpc.cluster)),
+        group: on_host.then(|| group_id(vpc.serving())),
+        elephant_kbps: if on_host { ELEPHANT_DEFAULT } else { vpc.offload_kbps.unwrap_or(ELEPHANT_DEFAULT) },
     }
 }
 
@@ -228,7 +266,8 @@ impl State {
             let mut gateways: Vec<_> =
                 topology.gateways.iter().filter(|g| g.cluster == cluster.id).cloned().collect();
             gateways.sort_by_key(|g| g.id);
-            state.clusters.insert(cluster.id, ClusterState { cluster: cluster.clone(), gateways });
+            let keys = topology.keys.iter().filter(|key| key.cluster == cluster.id).map(key).collect();
+            state.clusters.insert(cluster.id, ClusterState { cluster: cluster.clone(), gateways, keys });
         }
         for vpc in &topology.vpcs {
             state.vpcs.insert(vpc.id, VpcState::new(vpc.clone()));
@@ -362,11 +401,15 @@ impl State {
         match change {
             Change::HostUpserted(host) => {
                 self.hosts.insert(host.id, host.clone());
-                out.of(Target::AllGateways).vteps.push(host.vtep);
+                for target in EVERYBODY {
+                    out.of(target).vteps.push(vtep_of(host));
+                }
             }
             Change::HostRemoved(host) => {
                 self.hosts.remove(&host.id);
-                out.of(Target::AllGateways).removed_vteps.push(host.vtep);
+                for target in EVERYBODY {
+                    out.of(target).removed_vteps.push(host.vtep);
+                }
                 out.removed_nodes.push(NodeId::Host(host.id));
             }
             Change::ClusterUpserted { cluster, gateways } => self.upsert_cluster(cluster, gateways, out),
@@ -404,24 +447,26 @@ impl State {
                 self.remove_peering(a.id, b.id);
                 touch_peering((a, a_subnets), (b, b_subnets), touched);
             }
+            Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
             Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
         }
     }
 
     /// The change says what is; the difference to what was is what goes.
     fn upsert_cluster(&mut self, cluster: &Cluster, gateways: &[Gateway], out: &mut Compiled) {
-        let new = ClusterState { cluster: cluster.clone(), gateways: gateways.to_vec() };
-        let old = self.clusters.insert(cluster.id, new.clone());
-        let (old_vips, old_gateways) =
-            old.map_or_else(Default::default, |old| (old.cluster.vips, old.gateways));
-        let gone_vips: Vec<_> = old_vips.iter().copied().filter(|vip| !cluster.vips.contains(vip)).collect();
-        for gateway in gateways {
-            let update = out.of(Target::Gateway(gateway.id));
-            update.vips = vips_of(&new, gateway.id);
-            update.removed_vips.clone_from(&gone_vips);
-        }
+        let old = self.clusters.remove(&cluster.id);
+        let (old_vips, old_gateways, keys) =
+            old.map_or_else(Default::default, |old| (old.cluster.addresses(), old.gateways, old.keys));
+        let new = ClusterState { cluster: cluster.clone(), gateways: gateways.to_vec(), keys };
+        let vips = cluster.addresses();
+        let update = out.of(Target::Cluster(cluster.id));
+        update.vips = vips_of(cluster);
+        update.removed_vips = old_vips.into_iter().filter(|vip| !vips.contains(vip)).collect();
+        update.cluster = Some(plan_of(&new));
+        self.clusters.insert(cluster.id, new);
         let now: BTreeSet<_> = vteps_of(gateways).collect();
-        let gone: Vec<_> = vteps_of(&old_gateways).filter(|vtep| !now.contains(vtep)).collect();
+        let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
+        let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
         for family in [Family::V4, Family::V6] {
             let update = out.of(Target::AllHosts(family));
             update.vteps.extend(now.iter().copied());
@@ -438,9 +483,21 @@ impl State {
         for family in [Family::V4, Family::V6] {
             let update = out.of(Target::AllHosts(family));
             update.removed_groups.push(group_id(cluster.id));
-            update.removed_vteps.extend(vteps_of(&gateways));
+            update.removed_vteps.extend(vteps_of(&gateways).map(|vtep| vtep.address));
         }
         out.removed_nodes.extend(gateways.iter().map(|g| NodeId::Gateway(g.id)));
+    }
+
+    fn change_keys(&mut self, cluster: ClusterId, keys: &[ClusterKey], out: &mut Compiled) {
+        let keys = ClusterKeys { cluster: group_id(cluster), keys: keys.iter().map(key).collect() };
+        if let Some(state) = self.clusters.get_mut(&cluster) {
+            state.keys.clone_from(&keys.keys);
+        }
+        for target in [Target::Cluster(cluster), Target::AllHosts(Family::V4), Target::AllHosts(Family::V6)] {
+            let known = &mut out.of(target).keys;
+            known.retain(|known| known.cluster != keys.cluster);
+            known.push(keys.clone());
+        }
     }
 
     fn upsert_vpc(&mut self, vpc: &Vpc, subnets: &[Subnet], out: &mut Compiled) {
@@ -460,8 +517,13 @@ impl State {
     pub fn gateway_base(&self, gateway: GatewayId) -> Option<(ClusterId, Update)> {
         let cluster = self.clusters.values().find(|c| c.gateways.iter().any(|g| g.id == gateway))?;
         let id = cluster.cluster.id;
-        let mut update = Update { vips: vips_of(cluster, gateway), ..Update::default() };
-        update.vteps = self.hosts.values().map(|host| host.vtep).collect();
+        let mut update = Update {
+            vips: vips_of(&cluster.cluster),
+            vteps: self.hosts.values().map(vtep_of).collect(),
+            keys: vec![keys_of(cluster)],
+            cluster: Some(plan_of(cluster)),
+            ..Update::default()
+        };
         for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.cluster == id) {
             update.vrfs.push(vpc.vrf(false));
             for prefix in self.prefixes(vpc) {
@@ -487,9 +549,11 @@ impl State {
     pub fn host_base(&self, host: HostId) -> Option<Update> {
         let family = Family::of(self.hosts.get(&host)?.vtep);
         let clusters = self.clusters.values();
+        let gateways = clusters.clone().flat_map(|c| vteps_of(&c.gateways));
         Some(Update {
-            vteps: clusters.clone().flat_map(|c| vteps_of(&c.gateways)).collect(),
-            groups: clusters.map(|c| group_of(&c.cluster, family)).collect(),
+            vteps: gateways.chain(self.hosts.values().map(vtep_of)).collect(),
+            groups: clusters.clone().map(|c| group_of(&c.cluster, family)).collect(),
+            keys: clusters.map(keys_of).collect(),
             ..Update::default()
         })
     }

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
+use sluice_southbound::{
+    ClusterKeys, ClusterPlan, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf, VtepRole,
+};
 use sluice_store::*;
 use sluice_types::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,18 +23,27 @@ type Endpoints = BTreeMap<(Vni, IpAddr), (MacAddr, IpAddr)>;
 /// A node's tables as plain maps.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Naive {
-    vteps: BTreeSet<IpAddr>,
+    vteps: BTreeMap<IpAddr, VtepRole>,
     vips: BTreeMap<IpAddr, Vip>,
     groups: BTreeMap<u32, Group>,
     vrfs: BTreeMap<Vni, Vrf>,
     endpoints: Endpoints,
     routes: BTreeMap<RouteKey, Scope>,
     ports: BTreeMap<InstanceId, Port>,
+    keys: BTreeMap<u32, ClusterKeys>,
+    plan: Option<ClusterPlan>,
 }
 
 impl Naive {
     fn apply(&mut self, update: Update) {
-        self.vteps.extend(update.vteps);
+        self.vteps.extend(update.vteps.into_iter().map(|vtep| (vtep.address, vtep.role)));
+        for keys in update.keys {
+            self.keys.remove(&keys.cluster);
+            if !keys.keys.is_empty() {
+                self.keys.insert(keys.cluster, keys);
+            }
+        }
+        self.plan = update.cluster.or(self.plan.take());
         self.vips.extend(update.vips.into_iter().map(|vip| (vip.address, vip)));
         self.groups.extend(update.groups.into_iter().map(|group| (group.id, group)));
         self.vrfs.extend(update.vrfs.into_iter().map(|vrf| (vrf.vni, vrf)));
@@ -43,7 +54,7 @@ impl Naive {
         }
         self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
         self.ports.extend(update.ports.into_iter().map(|port| (port.instance, port)));
-        self.vteps.retain(|vtep| !update.removed_vteps.contains(vtep));
+        self.vteps.retain(|vtep, _| !update.removed_vteps.contains(vtep));
         self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
         self.groups.retain(|id, _| !update.removed_groups.contains(id));
         self.vrfs.retain(|vni, _| !update.removed_vnis.contains(vni));
@@ -129,9 +140,7 @@ impl Follower {
     fn step(&mut self, node: NodeId, step: &Step) -> bool {
         let mut gone = Vec::new();
         let targets = match node {
-            NodeId::Gateway(id) => {
-                vec![Target::AllGateways, Target::Gateway(id), Target::Cluster(self.cluster.unwrap())]
-            }
+            NodeId::Gateway(_) => vec![Target::AllGateways, Target::Cluster(self.cluster.unwrap())],
             NodeId::Host(id) => {
                 let view = self.view.as_mut().unwrap();
                 match view.step(step.ports.get(&id), &step.resync, step.parts.keys()) {
@@ -223,7 +232,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 fn new_vpc(name: &str, tenant: TenantId, cluster: ClusterId) -> NewVpc {
-    NewVpc { name: name.into(), tenant, vni: None, cluster, mtu: 1430 }
+    NewVpc { name: name.into(), tenant, vni: None, cluster, mtu: 1430, offload_kbps: None }
 }
 
 fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
@@ -268,9 +277,16 @@ async fn a_small_cloud_means_what_it_says() {
     world.check().await;
 
     let gateway = world.gateway(g2);
-    assert_eq!(gateway.vteps, [ip("192.0.2.21")].into());
-    let owned: Vec<_> = vips.iter().map(|vip| gateway.vips[vip].owned).collect();
-    assert_eq!(owned, [false, true, false]);
+    let group = cluster.get() as u32;
+    assert_eq!(gateway.vteps, [(ip("192.0.2.21"), VtepRole::Host)].into());
+    let plan = gateway.plan.as_ref().unwrap();
+    assert_eq!(world.gateway(g1).plan, gateway.plan);
+    assert_eq!(plan.members.iter().map(|member| member.gateway).collect::<Vec<_>>(), [g1, g2]);
+    let homes: BTreeSet<_> = [vips[0], vips[2]].iter().map(|vip| plan.home(*vip).unwrap()).collect();
+    assert_eq!(homes, [g1, g2].into(), "each has its share");
+    assert_eq!(gateway.keys.keys().copied().collect::<Vec<_>>(), [group]);
+    assert_eq!(gateway.keys[&group].keys.len(), 1);
+    assert_eq!(world.host(host).keys, gateway.keys);
     assert_eq!(gateway.vips[&vips[2]].mac, vip_mac(cluster, 2));
     let route =
         |vni, prefix: &str| gateway.routes.get(&RouteKey { vni, prefix: prefix.parse().unwrap() }).copied();
@@ -286,8 +302,9 @@ async fn a_small_cloud_means_what_it_says() {
     assert_eq!(gateway.endpoints.len(), 2);
 
     let tables = world.host(host);
-    assert_eq!(tables.vteps, [ip("192.0.2.1"), ip("192.0.2.2")].into());
-    let group = cluster.get() as u32;
+    let role = VtepRole::Gateway { cluster: group };
+    let gateways = [(ip("192.0.2.1"), role), (ip("192.0.2.2"), role)];
+    assert_eq!(tables.vteps, gateways.into_iter().chain([(ip("192.0.2.21"), VtepRole::Host)]).collect());
     assert_eq!(tables.groups[&group].vips, [vips[0], vips[2]]);
     assert_eq!(tables.vrfs.keys().copied().collect::<Vec<_>>(), [a.vni]);
     assert_eq!(tables.vrfs[&a.vni].group, Some(group));
@@ -301,9 +318,10 @@ async fn a_small_cloud_means_what_it_says() {
     world.follow().await;
     world.check().await;
     assert!(world.gateway(g1).endpoints.is_empty());
-    assert!(world.gateway(g1).vips.values().all(|vip| vip.owned));
+    let plan = world.gateway(g1).plan.as_ref().unwrap();
+    assert!(plan.homes.len() == 3 && plan.homes.iter().all(|home| home.gateway == g1));
     assert!(world.host(host).vrfs.is_empty() && world.host(host).ports.is_empty());
-    assert_eq!(world.host(host).vteps, [ip("192.0.2.1")].into());
+    assert!(!world.host(host).vteps.contains_key(&ip("192.0.2.2")));
 }
 
 #[tokio::test]

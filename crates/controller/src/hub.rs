@@ -243,7 +243,7 @@ fn view(id: NodeId, node: &Node) -> NodeView {
         state: state(id, node),
         connected: node.session.is_some(),
         version: node.version.clone(),
-        heartbeat: node.heartbeat,
+        heartbeat: node.heartbeat.clone(),
     }
 }
 

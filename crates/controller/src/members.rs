@@ -149,6 +149,11 @@ mod tests {
     use sluice_store::{Cluster, Gateway, Host, Vpc};
     use sluice_types::{TenantId, Vni};
 
+    fn cluster() -> Cluster {
+        let (id, name) = (ClusterId::new(1), String::new());
+        Cluster { id, name, vips: vec![], plan_revision: 1, revision: 1 }
+    }
+
     fn members() -> Members {
         let gateway = |id| Gateway {
             id: GatewayId::new(id),
@@ -156,6 +161,7 @@ mod tests {
             cluster: ClusterId::new(1),
             vtep4: None,
             vtep6: None,
+            draining: false,
             revision: 2,
         };
         let host = |id, agent| Host {
@@ -172,9 +178,11 @@ mod tests {
             vni: Vni::new(1).unwrap(),
             cluster: ClusterId::new(1),
             mtu: 1430,
+            offload_kbps: None,
+            moving: None,
             revision: 4,
         };
-        let cluster = Cluster { id: ClusterId::new(1), name: String::new(), vips: vec![], revision: 1 };
+        let cluster = cluster();
         Members::new(&Topology {
             revision: 10,
             hosts: vec![host(1, true), host(2, false)],
@@ -221,7 +229,7 @@ mod tests {
     fn a_cluster_without_gateways_programs_nothing() {
         let hub = Hub::default();
         let mut members = members();
-        let cluster = Cluster { id: ClusterId::new(1), name: String::new(), vips: vec![], revision: 1 };
+        let cluster = cluster();
         members.apply(11, &[Change::ClusterUpserted { cluster, gateways: vec![] }]);
         assert_eq!(members.programmed(&hub, &[(Needs::Vpc(VpcId::new(1)), 4)]), [false]);
     }

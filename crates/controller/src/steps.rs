@@ -87,7 +87,10 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         )*};
     }
-    cut!(vteps vips groups vrfs endpoints routes ports);
+    cut!(vteps vips groups vrfs endpoints routes ports keys);
+    if let Some(part) = parts.last_mut() {
+        part.cluster = update.cluster;
+    }
     cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes removed_ports);
     parts
 }
@@ -182,7 +185,7 @@ mod tests {
     fn split_keeps_every_entry_in_order() {
         let count = 2 * MAX_ENTRIES as u32 + 5;
         let key = |i: u32| EndpointKey { vni: vni(1), ipv4: Some(i.into()), ipv6: None };
-        let vrf = Vrf { vni: vni(1), mtu: 1430, router4: None, router6: None, group: None };
+        let vrf = Vrf { vni: vni(1), mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 };
         let update = Update {
             vrfs: vec![vrf],
             removed_endpoints: (1..=count).map(key).collect(),

@@ -146,10 +146,8 @@ impl NodeStream {
                 }
             }
             (NodeId::Host(_), None) => return Ok(false),
-            (NodeId::Gateway(id), _) => {
-                let mut targets = vec![Target::AllGateways, Target::Gateway(id)];
-                targets.extend(self.cluster.map(Target::Cluster));
-                targets
+            (NodeId::Gateway(_), _) => {
+                [Target::AllGateways].into_iter().chain(self.cluster.map(Target::Cluster)).collect()
             }
         };
         let parts = targets.iter().filter_map(|target| step.parts.get(target));

@@ -4,13 +4,14 @@
 mod support;
 
 use super::*;
-use sluice_agent::rsp::{ClusterKeys, EdgeConfig, Key, KeyBook};
+use sluice_agent::rsp::{EdgeConfig, KeyBook};
 use sluice_agent::underlay::Vteps;
 use sluice_rsp::{Answer, Answered, Ask, Destination, NodeId, Path, RSP_PORT};
+use sluice_southbound::{ClusterKeys, Key};
 use sluice_tables::{
     Endpoint, Immediate, Memory, NodeTables, ReaderGate, Route, Sizes, Target, Vrf, WaitForThreads,
 };
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{MacAddr, Secret, Vni};
 use std::net::IpAddr;
 use support::{PATIENCE, in_namespace, ip};
 use tokio::sync::mpsc;
@@ -100,9 +101,9 @@ fn elephants_are_told_of_and_questions_answered() {
         }
         let dir = tempfile::tempdir().unwrap();
         let (mut book, _) = KeyBook::load(dir.path());
-        let secret = std::array::from_fn(|i| 0xa0 ^ i as u8);
+        let secret = Secret::new(std::array::from_fn(|i| 0xa0 ^ i as u8));
         let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
-        book.replace(ClusterKeys { cluster: 7, keys: vec![key] }).unwrap();
+        book.update(vec![ClusterKeys { cluster: 7, keys: vec![key] }], false).unwrap();
         let gate = ReaderGate::default();
         let tables = tables(&gate);
         let reader = SharedReader::new(tables.reader(), gate);

@@ -8,8 +8,10 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use sluice_gateway::{Args, run};
-use sluice_southbound::{Endpoint, Route, RouteKey, Scope, Update, Vip, Vrf};
-use sluice_types::{MacAddr, Vni};
+use sluice_southbound::{
+    ClusterPlan, Endpoint, Home, Member, PlannedVip, Route, RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole,
+};
+use sluice_types::{ClusterId, GatewayId, MacAddr, Vni};
 use support::{Controller, eventually, in_namespace, ip, local, metrics};
 
 #[derive(Parser)]
@@ -46,20 +48,31 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
+/// The vIP is this gateway's.
+fn plan() -> ClusterPlan {
+    let gateway = GatewayId::new(7);
+    let vtep4 = Some([192, 0, 2, 7].into());
+    ClusterPlan {
+        cluster: ClusterId::new(1),
+        revision: 10,
+        vips: vec![PlannedVip { place: 0, address: address("192.0.2.100"), mac: MacAddr::local(9) }],
+        members: vec![Member { gateway, vtep4, vtep6: None, draining: false }],
+        homes: vec![Home { place: 0, gateway }],
+    }
+}
+
 fn cloud() -> Update {
     let vni = Vni::new(7).unwrap();
     Update {
         revision: 10,
         database_id: 3,
         snapshot: true,
-        vteps: vec![
-            address("192.0.2.1"),
-            address("2001:db8::1"),
-            address("198.51.100.1"),
-            address("203.0.113.1"),
-        ],
-        vips: vec![Vip { address: address("192.0.2.100"), mac: MacAddr::local(9), owned: true }],
-        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: None }],
+        vteps: ["192.0.2.1", "2001:db8::1", "198.51.100.1", "203.0.113.1"]
+            .map(|host| Vtep { address: address(host), role: VtepRole::Host })
+            .into(),
+        vips: vec![Vip { address: address("192.0.2.100"), mac: MacAddr::local(9) }],
+        cluster: Some(plan()),
+        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_kbps: 0 }],
         endpoints: vec![Endpoint {
             vni,
             ipv4: "10.0.0.5".parse().ok(),

@@ -1,12 +1,12 @@
 //! The packet's header: in the clear, but authenticated.
 
-use crate::{HEADER_BYTES, Refusal, VERSION};
+use crate::envelope::Protocol;
+use crate::{HEADER_BYTES, Refusal};
 use ring::rand::{SecureRandom, SystemRandom};
 use sluice_types::{GatewayId, HostId};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-pub(crate) const MAGIC: u16 = u16::from_be_bytes(*b"SR");
 const GATEWAY_BIT: u64 = 1 << 63;
 
 /// Who sends: unique among all that have the key.
@@ -84,10 +84,10 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub fn write(&self) -> [u8; HEADER_BYTES] {
+    pub fn write(&self, protocol: &Protocol) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
-        out[0..2].copy_from_slice(&MAGIC.to_be_bytes());
-        out[2] = VERSION.0;
+        out[0..2].copy_from_slice(&protocol.magic);
+        out[2] = protocol.version.0;
         out[3] = self.minor;
         out[4..8].copy_from_slice(&self.key_id.to_be_bytes());
         out[8..16].copy_from_slice(&self.sender.0.to_be_bytes());
@@ -98,13 +98,13 @@ impl Header {
         out
     }
 
-    pub fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Refusal> {
-        let magic = u16::from_be_bytes(part(bytes, 0));
-        if magic != MAGIC {
-            return Err(Refusal::Magic { found: magic });
+    pub fn read(protocol: &Protocol, bytes: &[u8; HEADER_BYTES]) -> Result<Self, Refusal> {
+        let magic = part(bytes, 0);
+        if magic != protocol.magic {
+            return Err(Refusal::Magic { found: u16::from_be_bytes(magic) });
         }
         let [major, minor] = part(bytes, 2);
-        if major != VERSION.0 {
+        if major != protocol.version.0 {
             return Err(Refusal::Version { major });
         }
         Ok(Self {

@@ -8,7 +8,6 @@ use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 pub const KEYS_MAX: usize = 256;
 
 const SALT: &[u8] = b"sluice rsp 1";
-const INFO_SEAL: &[u8] = b"seal";
 const INFO_NAME: &[u8] = b"name";
 
 /// A key that cannot be, or a ring of keys that cannot.
@@ -100,10 +99,11 @@ impl ClusterKey {
         &self.name
     }
 
-    /// The key of one life of one sender.
-    pub(crate) fn subkey(&self, sender: NodeId, boot: &BootId) -> LessSafeKey {
+    /// The key of one life of one sender in a protocol. Labels are of one length, so no two protocols,
+    /// senders or lives ever meet in what is expanded.
+    pub(crate) fn subkey(&self, label: [u8; 4], sender: NodeId, boot: &BootId) -> LessSafeKey {
         let sender = sender.get().to_be_bytes();
-        let info = [INFO_SEAL, &sender, boot.bytes()];
+        let info = [&label[..], &sender, boot.bytes()];
         let material = self.prk.expand(&info, &CHACHA20_POLY1305).expect("HKDF gives 32 bytes");
         LessSafeKey::new(UnboundKey::from(material))
     }

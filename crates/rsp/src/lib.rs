@@ -5,10 +5,12 @@
 //! Everything is a value: no sockets, and time is an argument. [`Sealer`] makes
 //! packets of a [`Message`], [`Opener`] gives back the message of a packet or the
 //! [`Refusal`] that says what is wrong with it, and [`Cache`](cache::Cache) is a
-//! host's knowledge of paths: `Input` in, `Vec<Output>` out.
+//! host's knowledge of paths: `Input` in, `Vec<Output>` out. Header and cipher are
+//! an [`envelope`] that other protocols of a cluster use too.
 #![forbid(unsafe_code)]
 
 pub mod cache;
+pub mod envelope;
 mod header;
 mod keys;
 mod message;

@@ -23,6 +23,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-store", &["sluice-types"]),
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),
+    ("sluice-placement", &["sluice-types"]),
     ("sluice-datapath", &["sluice-types", "sluice-tables", "sluice-tables-testing"]),
     ("sluice-controller", &["sluice-types", "sluice-store", "sluice-southbound"]),
     (

@@ -73,7 +73,10 @@ mod tests {
     #[test]
     fn head_and_entries_decode_as_one_message() {
         let entries = NodeUpdate {
-            vteps: vec![Vtep { address: Some("192.0.2.1".parse::<std::net::IpAddr>().unwrap().into()) }],
+            vteps: vec![Vtep {
+                address: Some("192.0.2.1".parse::<std::net::IpAddr>().unwrap().into()),
+                ..Vtep::default()
+            }],
             endpoints: Some(EndpointBatch { endpoints: vec![Default::default(); 3] }),
             ..Default::default()
         };

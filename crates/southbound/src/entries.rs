@@ -1,8 +1,30 @@
 //! The entries of a node's tables, as values that cannot be malformed.
 //! `src/wire.rs` turns them into messages and back.
 
+use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// What a node is to those that get VXLAN packets from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum VtepRole {
+    /// It has instances.
+    Host,
+    /// It forwards for VPCs.
+    Gateway {
+        /// The group of its cluster, never 0.
+        cluster: u32,
+    },
+}
+
+/// A node whose VXLAN packets are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Vtep {
+    /// On the underlay.
+    pub address: IpAddr,
+    /// What is there.
+    pub role: VtepRole,
+}
 
 /// A vIP of the gateway's cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -11,8 +33,6 @@ pub struct Vip {
     pub address: IpAddr,
     /// What ARP and ND say.
     pub mac: MacAddr,
-    /// This gateway answers ARP and ND.
-    pub owned: bool,
 }
 
 /// The vIPs that a host spreads a VPC's packets over.
@@ -37,7 +57,16 @@ pub struct Vrf {
     pub router6: Option<Ipv6Addr>,
     /// Hosts: the default group.
     pub group: Option<u32>,
+    /// Gateways: kbit/s from which a flow is offloaded, or [`ELEPHANT_DEFAULT`], or
+    /// [`ELEPHANT_NEVER`].
+    pub elephant_kbps: u32,
 }
+
+/// The gateway's own threshold, 20 kbit/s unless it is set otherwise.
+pub const ELEPHANT_DEFAULT: u32 = 0;
+
+/// No flow is offloaded.
+pub const ELEPHANT_NEVER: u32 = u32::MAX;
 
 /// VM-NC: where an instance is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,7 +163,7 @@ pub struct Update {
     /// What a step with this flag does not mention goes when the step ends.
     pub snapshot: bool,
     /// Nodes whose VXLAN packets are accepted.
-    pub vteps: Vec<IpAddr>,
+    pub vteps: Vec<Vtep>,
     /// Gateways.
     pub vips: Vec<Vip>,
     /// Hosts.
@@ -147,6 +176,10 @@ pub struct Update {
     pub routes: Vec<Route>,
     /// Hosts.
     pub ports: Vec<Port>,
+    /// Gateways: their cluster's; hosts: all clusters'.
+    pub keys: Vec<ClusterKeys>,
+    /// Gateways.
+    pub cluster: Option<ClusterPlan>,
     /// See `vteps`.
     pub removed_vteps: Vec<IpAddr>,
     /// See `vips`.
@@ -178,6 +211,8 @@ impl Update {
             + self.endpoints.len()
             + self.routes.len()
             + self.ports.len()
+            + self.keys.len()
+            + usize::from(self.cluster.is_some())
             + self.removed_vteps.len()
             + self.removed_vips.len()
             + self.removed_groups.len()

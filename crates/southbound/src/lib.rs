@@ -8,6 +8,7 @@
 
 mod ca;
 mod client;
+mod cluster;
 mod encoded;
 mod entries;
 mod error;
@@ -31,8 +32,12 @@ pub mod server {
 
 pub use ca::{CertificateAuthority, ServerCertificate};
 pub use client::{Connection, ReportSender, UpdateStream, connect, enrol};
+pub use cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PLACES, PlannedVip};
 pub use encoded::{EncodedUpdate, decode_update};
-pub use entries::{Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
+pub use entries::{
+    ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update,
+    Vip, Vrf, Vtep, VtepRole,
+};
 pub use error::Error;
 pub use identity::{EnrolmentBundle, Identity};
 pub use node::{Node, NodeError};

@@ -36,10 +36,21 @@ pub enum Malformed {
     /// 0, or more than 63 bits.
     #[error("{0} is no {1} id")]
     Id(u64, &'static str),
+    /// Of another length than 32 bytes, never valid, or out of order.
+    #[error("key {0} is malformed")]
+    Key(u32),
+    /// Not 0..=127.
+    #[error("{0} is no vIP's place")]
+    Place(u32),
+    /// What must be in order is not, or is there twice.
+    #[error("a {0} lists its entries out of order")]
+    Disorder(&'static str),
     /// A group's vIPs are of both families.
     #[error("group {0} mixes address families")]
     MixedGroup(u32),
 }
+
+mod cluster;
 
 type Result<T> = std::result::Result<T, Malformed>;
 
@@ -112,6 +123,16 @@ fn either(what: &'static str, v4: u32, high: u64, low: u64) -> Result<(Option<Ip
     if both == (None, None) { Err(Malformed::NoAddress(what)) } else { Ok(both) }
 }
 
+/// The halves of an address that may be absent.
+fn ipv6_parts(address: Option<proto::Ipv6>) -> (u64, u64) {
+    let address = address.unwrap_or_default();
+    (address.high, address.low)
+}
+
+fn group_id(id: u32) -> Result<u32> {
+    if id == 0 { Err(Malformed::Id(0, "group")) } else { Ok(id) }
+}
+
 fn mac(what: &'static str, value: u64) -> Result<MacAddr> {
     let mac = MacAddr::from_u64(value);
     if value >> 48 != 0 || !mac.is_unicast() {
@@ -130,7 +151,7 @@ fn halves(address: Option<Ipv6Addr>) -> (u64, u64) {
 
 impl From<Vip> for proto::Vip {
     fn from(vip: Vip) -> Self {
-        Self { address: Some(vip.address.into()), mac: vip.mac.to_u64(), owned: vip.owned }
+        Self { address: Some(vip.address.into()), mac: vip.mac.to_u64() }
     }
 }
 
@@ -138,7 +159,7 @@ impl TryFrom<proto::Vip> for Vip {
     type Error = Malformed;
     fn try_from(vip: proto::Vip) -> Result<Self> {
         let address = unicast("vIP", address(vip.address, "vIP")?)?;
-        Ok(Self { address, mac: mac("vIP", vip.mac)?, owned: vip.owned })
+        Ok(Self { address, mac: mac("vIP", vip.mac)? })
     }
 }
 
@@ -151,18 +172,16 @@ impl From<Group> for proto::Group {
 impl TryFrom<proto::Group> for Group {
     type Error = Malformed;
     fn try_from(group: proto::Group) -> Result<Self> {
-        if group.id == 0 {
-            return Err(Malformed::Id(0, "group"));
-        }
+        let id = group_id(group.id)?;
         let vips = group
             .vips
             .iter()
             .map(|vip| unicast("group", vip.read("group")?))
             .collect::<Result<Vec<IpAddr>>>()?;
         if vips.iter().any(|vip| vip.is_ipv4() != vips[0].is_ipv4()) {
-            return Err(Malformed::MixedGroup(group.id));
+            return Err(Malformed::MixedGroup(id));
         }
-        Ok(Self { id: group.id, vips })
+        Ok(Self { id, vips })
     }
 }
 
@@ -174,6 +193,7 @@ impl From<Vrf> for proto::Vrf {
             router4: vrf.router4.map_or(0, Into::into),
             router6: vrf.router6.map(Into::into),
             group: vrf.group.unwrap_or(0),
+            elephant_kbps: vrf.elephant_kbps,
         }
     }
 }
@@ -181,13 +201,14 @@ impl From<Vrf> for proto::Vrf {
 impl TryFrom<proto::Vrf> for Vrf {
     type Error = Malformed;
     fn try_from(vrf: proto::Vrf) -> Result<Self> {
-        let router6 = vrf.router6.unwrap_or_default();
+        let (high, low) = ipv6_parts(vrf.router6);
         Ok(Self {
             vni: Vni::new(vrf.vni)?,
             mtu: mtu(vrf.mtu)?,
             router4: ipv4("VRF", vrf.router4)?,
-            router6: ipv6("VRF", router6.high, router6.low)?,
+            router6: ipv6("VRF", high, low)?,
             group: (vrf.group != 0).then_some(vrf.group),
+            elephant_kbps: vrf.elephant_kbps,
         })
     }
 }
@@ -311,8 +332,8 @@ impl From<Port> for proto::Port {
 impl TryFrom<proto::Port> for Port {
     type Error = Malformed;
     fn try_from(port: proto::Port) -> Result<Self> {
-        let v6 = port.ipv6.unwrap_or_default();
-        let (v4, v6) = either("port", port.ipv4, v6.high, v6.low)?;
+        let (high, low) = ipv6_parts(port.ipv6);
+        let (v4, v6) = either("port", port.ipv4, high, low)?;
         let length = |address: IpAddr, length: u32| {
             u8::try_from(length).map_err(|_| Malformed::Prefix(address, length))
         };
@@ -368,18 +389,19 @@ impl Update {
         let mut bad = Vec::new();
         let b = &mut bad;
         let endpoints = message.endpoints.unwrap_or_default().endpoints;
-        let group_id = |id| if id == 0 { Err(Malformed::Id(0, "group")) } else { Ok(id) };
         let update = Self {
             revision: message.revision,
             database_id: message.database_id,
             snapshot: message.snapshot,
-            vteps: read_all(message.vteps, b, |vtep| unicast("VTEP", address(vtep.address, "VTEP")?)),
+            vteps: read_all(message.vteps, b, TryInto::try_into),
             vips: read_all(message.vips, b, TryInto::try_into),
             groups: read_all(message.groups, b, TryInto::try_into),
             vrfs: read_all(message.vrfs, b, TryInto::try_into),
             endpoints: read_all(endpoints, b, TryInto::try_into),
             routes: read_all(message.routes, b, TryInto::try_into),
             ports: read_all(message.ports, b, TryInto::try_into),
+            keys: read_all(message.keys, b, TryInto::try_into),
+            cluster: read_all(message.cluster.into_iter().collect(), b, TryInto::try_into).pop(),
             removed_vteps: read_all(message.removed_vteps, b, |address| address.read("VTEP")),
             removed_vips: read_all(message.removed_vips, b, |address| address.read("vIP")),
             removed_groups: read_all(message.removed_groups, b, group_id),
@@ -397,20 +419,21 @@ impl From<Update> for proto::NodeUpdate {
         fn all<T: Into<M>, M>(entries: Vec<T>) -> Vec<M> {
             entries.into_iter().map(Into::into).collect()
         }
-        let vtep = |address: IpAddr| proto::Vtep { address: Some(address.into()) };
         let endpoints =
             (!update.endpoints.is_empty()).then(|| proto::EndpointBatch { endpoints: all(update.endpoints) });
         Self {
             revision: update.revision,
             database_id: update.database_id,
             snapshot: update.snapshot,
-            vteps: update.vteps.into_iter().map(vtep).collect(),
+            vteps: all(update.vteps),
             vips: all(update.vips),
             groups: all(update.groups),
             vrfs: all(update.vrfs),
             endpoints,
             routes: all(update.routes),
             ports: all(update.ports),
+            keys: all(update.keys),
+            cluster: update.cluster.map(Into::into),
             removed_vteps: all(update.removed_vteps),
             removed_vips: all(update.removed_vips),
             removed_groups: update.removed_groups,

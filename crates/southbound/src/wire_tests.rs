@@ -1,7 +1,42 @@
 use super::*;
+use crate::cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PlannedVip};
+use crate::entries::{ELEPHANT_NEVER, Vtep, VtepRole};
+use sluice_types::{ClusterId, GatewayId, Secret};
 
 fn vni(number: u32) -> Vni {
     Vni::new(number).unwrap()
+}
+
+fn plan() -> ClusterPlan {
+    let vip = |place, address: &str| PlannedVip {
+        place,
+        address: address.parse().unwrap(),
+        mac: MacAddr::local(place.into()),
+    };
+    let (one, two) = (GatewayId::new(1), GatewayId::new(2));
+    let member = Member {
+        gateway: one,
+        vtep4: Some("192.0.2.1".parse().unwrap()),
+        vtep6: Some("fd00::1".parse().unwrap()),
+        draining: false,
+    };
+    ClusterPlan {
+        cluster: ClusterId::new(3),
+        revision: 17,
+        vips: vec![vip(0, "192.0.2.9"), vip(127, "fd00::9")],
+        members: vec![member, Member { gateway: two, vtep4: None, draining: true, ..member }],
+        homes: vec![Home { place: 0, gateway: one }, Home { place: 127, gateway: two }],
+    }
+}
+
+fn keys() -> ClusterKeys {
+    let key = |id: u32| Key {
+        id,
+        secret: Secret::new(std::array::from_fn(|i| i as u8 ^ id as u8)),
+        not_before_ms: 5,
+        not_after_ms: 6 + u64::from(id),
+    };
+    ClusterKeys { cluster: 3, keys: vec![key(1), key(9)] }
 }
 
 fn full_update() -> Update {
@@ -18,8 +53,11 @@ fn full_update() -> Update {
         revision: 9,
         database_id: 3,
         snapshot: true,
-        vteps: vec!["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()],
-        vips: vec![Vip { address: "192.0.2.9".parse().unwrap(), mac: MacAddr::local(9), owned: true }],
+        vteps: vec![
+            Vtep { address: "192.0.2.1".parse().unwrap(), role: VtepRole::Host },
+            Vtep { address: "fd00::1".parse().unwrap(), role: VtepRole::Gateway { cluster: 3 } },
+        ],
+        vips: vec![Vip { address: "192.0.2.9".parse().unwrap(), mac: MacAddr::local(9) }],
         groups: vec![Group { id: 1, vips: vec!["fd00::9".parse().unwrap(), "fd00::a".parse().unwrap()] }],
         vrfs: vec![
             Vrf {
@@ -28,8 +66,16 @@ fn full_update() -> Update {
                 router4: Some("10.0.0.1".parse().unwrap()),
                 router6: Some("2001:db8::1".parse().unwrap()),
                 group: Some(1),
+                elephant_kbps: 20,
             },
-            Vrf { vni: Vni::new(Vni::MAX).unwrap(), mtu: 1280, router4: None, router6: None, group: None },
+            Vrf {
+                vni: Vni::new(Vni::MAX).unwrap(),
+                mtu: 1280,
+                router4: None,
+                router6: None,
+                group: None,
+                elephant_kbps: ELEPHANT_NEVER,
+            },
         ],
         endpoints: vec![endpoint, only4],
         routes: vec![
@@ -48,6 +94,8 @@ fn full_update() -> Update {
             mtu: 1430,
             dns4: vec!["192.0.2.53".parse().unwrap()],
         }],
+        keys: vec![keys(), ClusterKeys { cluster: 4, keys: Vec::new() }],
+        cluster: Some(plan()),
         removed_vteps: vec!["fd00::2".parse().unwrap()],
         removed_vips: vec!["192.0.2.10".parse().unwrap()],
         removed_groups: vec![2],
@@ -89,6 +137,7 @@ fn every_kind_of_nonsense_is_named() {
     let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
         |m| m.vteps[0].address = Some(proto::Address { family: None }),
         |m| m.vteps[0].address = Some(IpAddr::from([224, 0, 0, 1]).into()),
+        |m| m.vteps[1].cluster = 0,
         |m| m.vips[0].mac = 0x0100_0000_0000,
         |m| m.vips[0].mac = 0,
         |m| m.groups[0].id = 0,
@@ -115,6 +164,21 @@ fn every_kind_of_nonsense_is_named() {
         |m| m.ports[0].instance = 0,
         |m| m.ports[0].ipv4_length = 33,
         |m| m.ports[0].ipv6_length = 129,
+        |m| m.keys[0].cluster = 0,
+        |m| m.keys[0].keys[0].secret.push(1),
+        |m| m.keys[0].keys[0].not_before_ms = 99,
+        |m| m.keys[0].keys[1].id = 1,
+        |m| m.cluster.as_mut().unwrap().cluster = 0,
+        |m| m.cluster.as_mut().unwrap().revision = 0,
+        |m| m.cluster.as_mut().unwrap().vips[1].place = 128,
+        |m| m.cluster.as_mut().unwrap().vips[1].place = 0,
+        |m| m.cluster.as_mut().unwrap().vips[0].address = None,
+        |m| m.cluster.as_mut().unwrap().vips[0].mac = 0,
+        |m| m.cluster.as_mut().unwrap().members[0].gateway = 0,
+        |m| m.cluster.as_mut().unwrap().members.swap(0, 1),
+        |m| m.cluster.as_mut().unwrap().members[1].vtep6 = None,
+        |m| m.cluster.as_mut().unwrap().homes[1].place = 0,
+        |m| m.cluster.as_mut().unwrap().homes[1].gateway = u64::MAX,
         |m| m.removed_groups[0] = 0,
         |m| m.removed_vnis[0] = 0,
         |m| m.removed_ports[0] = u64::MAX,
@@ -129,4 +193,18 @@ fn every_kind_of_nonsense_is_named() {
         assert_eq!(bad.len(), 1, "damage {index}: {bad:?}");
         assert!(!bad[0].to_string().is_empty());
     }
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let shown = format!("{:?}", full_update());
+    assert!(shown.contains("secret: Secret") && !shown.contains("[1, 0, 3"), "{shown}");
+    assert_eq!(keys().keys[0].secret.bytes()[..3], [1, 0, 3]);
+}
+
+#[test]
+fn a_plan_says_where_a_vip_belongs() {
+    let plan = plan();
+    assert_eq!(plan.home("fd00::9".parse().unwrap()), Some(GatewayId::new(2)));
+    assert_eq!(plan.home("fd00::8".parse().unwrap()), None);
 }

@@ -35,6 +35,7 @@ async fn main() -> Fallible<()> {
             vni: None,
             cluster: cluster.id,
             mtu: 1430,
+            offload_kbps: None,
         };
         let vpc = store.create_vpc(new).await?.into_inner();
         let subnet = NewSubnet {

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, enrolment, instances, outbox, peerings, placement, routes, snapshot, subnets, tenants, vpcs,
+    bulk, enrolment, instances, keys, outbox, peerings, placement, routes, snapshot, subnets, tenants, vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::Write;
@@ -78,6 +78,12 @@ macro_rules! note {
     }};
 }
 
+/// Milliseconds of the UNIX epoch.
+fn now_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Database {
     pub fn new(backend: Box<dyn Backend>, id: DatabaseId, vnis: RangeInclusive<u32>) -> Self {
         Self { backend, writers: Mutex::new(()), id, vnis }
@@ -130,7 +136,8 @@ impl Store for Database {
     }
 
     async fn create_cluster(&self, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
-        write!(self, w => placement::create_cluster(w, name, vips))
+        let now_ms = now_ms();
+        write!(self, w => placement::create_cluster(w, name, vips, now_ms))
     }
 
     async fn cluster(&self, id: ClusterId) -> Result<Cluster> {
@@ -147,6 +154,14 @@ impl Store for Database {
 
     async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()> {
         write!(self, w => placement::delete_cluster(w, id, expected))
+    }
+
+    async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>> {
+        keys::list(&mut self.reader(), Some(id)).await
+    }
+
+    async fn rotate_keys(&self, id: ClusterId, now_ms: u64) -> Result<bool> {
+        write!(self, w => keys::rotate(w, id, now_ms))
     }
 
     async fn create_gateway(&self, new: NewGateway) -> Result<Created<Gateway>> {

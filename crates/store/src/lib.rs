@@ -70,6 +70,8 @@ pub struct NewVpc {
     pub vni: Option<Vni>,
     pub cluster: ClusterId,
     pub mtu: u16,
+    /// As [`Vpc::offload_kbps`].
+    pub offload_kbps: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -134,6 +136,8 @@ pub struct Topology {
     pub subnets: Vec<Subnet>,
     pub routes: Vec<(VpcId, Route)>,
     pub peerings: Vec<Peering>,
+    /// In order of id.
+    pub keys: Vec<ClusterKey>,
 }
 
 /// What a snapshot is read as: the topology first, then instances in pages.
@@ -184,6 +188,11 @@ pub trait Store: Send + Sync {
     async fn clusters(&self, name: Option<&str>, page: Page) -> Result<Vec<Cluster>>;
     /// Replaces the vIPs.
     async fn update_cluster(&self, id: ClusterId, vips: &[IpAddr], expected: Option<u64>) -> Result<Cluster>;
+    /// Its keys, in order of id.
+    async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>>;
+    /// Makes the cluster's next key if it is due at `now_ms` (milliseconds of the UNIX
+    /// epoch), and drops those that ended long ago. True if anything changed.
+    async fn rotate_keys(&self, id: ClusterId, now_ms: u64) -> Result<bool>;
     async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()>;
 
     async fn create_gateway(&self, new: NewGateway) -> Result<Created<Gateway>>;

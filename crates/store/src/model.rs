@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, PeeringId, RouteId,
-    RouteTableId, SubnetId, TenantId, Vni, VpcId,
+    RouteTableId, Secret, SubnetId, TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -29,7 +29,40 @@ pub struct Vpc {
     pub cluster: ClusterId,
     /// MTU of the VPC's interfaces, bytes of IP packet.
     pub mtu: u16,
+    /// kbit/s from which a flow is offloaded: `None` the gateways' own threshold,
+    /// [`OFFLOAD_NEVER`] none is.
+    pub offload_kbps: Option<u32>,
+    /// On its way to another cluster.
+    pub moving: Option<Move>,
     pub revision: u64,
+}
+
+/// [`Vpc::offload_kbps`] of a VPC none of whose flows is offloaded.
+pub const OFFLOAD_NEVER: u32 = u32::MAX;
+
+/// A VPC's way to another cluster, make before break: both have its entries while
+/// it lasts. VPCs that are peered go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// The revision that began it, the same for all that go together.
+    pub id: u64,
+    pub to: ClusterId,
+    /// False: hosts send to the old cluster, while the new one learns. True: they
+    /// are told to send to the new one, and those that were not yet reached still
+    /// send to the old.
+    pub switched: bool,
+}
+
+impl Vpc {
+    /// The cluster that hosts are told to send to.
+    pub fn serving(&self) -> ClusterId {
+        self.moving.filter(|moving| moving.switched).map_or(self.cluster, |moving| moving.to)
+    }
+
+    /// The clusters that have its entries.
+    pub fn clusters(&self) -> impl Iterator<Item = ClusterId> + use<> {
+        std::iter::once(self.cluster).chain(self.moving.map(|moving| moving.to))
+    }
 }
 
 /// A prefix of each family (at least one) of a VPC. Names are unique in the VPC.
@@ -64,9 +97,66 @@ pub struct Host {
 pub struct Cluster {
     pub id: ClusterId,
     pub name: String,
-    /// 1..=63 of each family used, in bucket order.
-    pub vips: Vec<IpAddr>,
+    /// 1..=63 of each family used, in order of place, which is bucket order.
+    pub vips: Vec<ClusterVip>,
+    /// Revision at which vIPs, gateways, draining or homes last changed.
+    pub plan_revision: u64,
     pub revision: u64,
+}
+
+impl Cluster {
+    /// The vIPs' addresses, in order of place.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.vips.iter().map(|vip| vip.address).collect()
+    }
+}
+
+/// A vIP of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterVip {
+    /// 0..=127. It and the MAC that follows from it stay for as long as the cluster
+    /// has the vIP.
+    pub place: u8,
+    pub address: IpAddr,
+    /// The gateway that owns it while all is well; `None` in a cluster without any.
+    pub home: Option<GatewayId>,
+}
+
+/// A secret that the nodes of a cluster share for a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterKey {
+    /// Never used again, in no cluster.
+    pub id: u32,
+    pub cluster: ClusterId,
+    pub secret: Secret,
+    /// Milliseconds of the UNIX epoch: valid from here...
+    pub not_before_ms: u64,
+    /// ...until before here.
+    pub not_after_ms: u64,
+}
+
+/// Something that happened, for people to read later.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    pub id: u64,
+    /// Milliseconds of the UNIX epoch.
+    pub time_ms: u64,
+    pub kind: String,
+    /// Id of the object it is about.
+    pub subject: String,
+    /// One sentence.
+    pub text: String,
+    pub details: serde_json::Value,
+}
+
+/// An event to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewEvent {
+    /// Like `vpc_move_begun`.
+    pub kind: String,
+    pub subject: String,
+    pub text: String,
+    pub details: serde_json::Value,
 }
 
 /// A gateway node. Names are unique in the cloud.
@@ -78,6 +168,8 @@ pub struct Gateway {
     /// Underlay addresses that its VXLAN packets come from, at least one.
     pub vtep4: Option<Ipv4Addr>,
     pub vtep6: Option<Ipv6Addr>,
+    /// It is to own no vIP, if another gateway can.
+    pub draining: bool,
     pub revision: u64,
 }
 
@@ -226,6 +318,14 @@ pub enum Change {
     /// No node is told of tenants; here so that every revision has a row.
     TenantUpserted(Tenant),
     TenantRemoved(Tenant),
+    /// The cluster's keys changed; none: it is no more. Secrets are in a table of
+    /// their own, and are put in here when the outbox is read: they are those of
+    /// that moment, which may be newer than the revision.
+    KeysChanged {
+        cluster: ClusterId,
+        #[serde(skip)]
+        keys: Vec<ClusterKey>,
+    },
 }
 
 /// One row of the outbox. A bulk creation is several rows of one revision,

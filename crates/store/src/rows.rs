@@ -3,14 +3,16 @@
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
-    Cluster, Gateway, Host, Instance, Page, Peering, Result, Route, RouteTable, RouteTarget, StoreError,
-    Subnet, Tenant, Vpc,
+    Cluster, ClusterKey, ClusterVip, Gateway, Host, Instance, Move, Page, Peering, Result, Route, RouteTable,
+    RouteTarget, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, RouteId, RouteTableId, SubnetId, TenantId,
-    Vni, VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, RouteId, RouteTableId, Secret, SubnetId,
+    TenantId, Vni, VpcId,
 };
+use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 /// The MAC is made from the id.
 pub(crate) const DERIVED_MAC: u8 = 1;
@@ -59,20 +61,22 @@ record!(Tenant, TenantId, "tenant", "tenants", "id, name, revision", row => Tena
     revision: row.number(2)?,
 });
 
-record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, revision", row => Cluster {
+record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, plan_revision, revision", row => Cluster {
     id: ClusterId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     vips: row.parse_list(2)?,
-    revision: row.number(3)?,
+    plan_revision: row.number(3)?,
+    revision: row.number(4)?,
 });
 
-record!(Gateway, GatewayId, "gateway", "gateways", "id, name, cluster, vtep4, vtep6, revision", row => Gateway {
+record!(Gateway, GatewayId, "gateway", "gateways", "id, name, cluster, vtep4, vtep6, draining, revision", row => Gateway {
     id: GatewayId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     cluster: ClusterId::new(row.number(2)?),
     vtep4: row.parse_opt(3)?,
     vtep6: row.parse_opt(4)?,
-    revision: row.number(5)?,
+    draining: row.int(5)? != 0,
+    revision: row.number(6)?,
 });
 
 record!(Host, HostId, "host", "hosts", "id, name, vtep, agent, revision", row => Host {
@@ -83,15 +87,31 @@ record!(Host, HostId, "host", "hosts", "id, name, vtep, agent, revision", row =>
     revision: row.number(4)?,
 });
 
-record!(Vpc, VpcId, "VPC", "vpcs", "id, name, tenant, vni, cluster, mtu, revision", row => Vpc {
-    id: VpcId::new(row.number(0)?),
-    name: row.text(1)?.to_owned(),
-    tenant: TenantId::new(row.number(2)?),
-    vni: vni(row.number(3)?)?,
-    cluster: ClusterId::new(row.number(4)?),
-    mtu: u16::try_from(row.int(5)?).map_err(|_| StoreError::Corrupt("an MTU above 65535".into()))?,
-    revision: row.number(6)?,
-});
+record!(
+    Vpc,
+    VpcId,
+    "VPC",
+    "vpcs",
+    "id, name, tenant, vni, cluster, mtu, offload_kbps, moving_to, switched, move_id, revision",
+    row => Vpc {
+        id: VpcId::new(row.number(0)?),
+        name: row.text(1)?.to_owned(),
+        tenant: TenantId::new(row.number(2)?),
+        vni: vni(row.number(3)?)?,
+        cluster: ClusterId::new(row.number(4)?),
+        mtu: u16::try_from(row.int(5)?).map_err(|_| StoreError::Corrupt("an MTU above 65535".into()))?,
+        offload_kbps: row.opt_int(6)?.map(kbps).transpose()?,
+        moving: match row.opt_int(7)? {
+            Some(to) => Some(Move {
+                id: row.number(9)?,
+                to: ClusterId::new(to.unsigned_abs()),
+                switched: row.int(8)? != 0,
+            }),
+            None => None,
+        },
+        revision: row.number(10)?,
+    }
+);
 
 record!(Subnet, SubnetId, "subnet", "subnets", "id, name, vpc, ipv4, ipv6, dns, revision", row => Subnet {
     id: SubnetId::new(row.number(0)?),
@@ -148,6 +168,10 @@ record!(Peering, PeeringId, "peering", "peerings", "id, name, a, b, revision", r
     revision: row.number(4)?,
 });
 
+fn kbps(number: i64) -> Result<u32> {
+    u32::try_from(number).map_err(|_| StoreError::Corrupt(format!("a threshold of {number} kbit/s")))
+}
+
 fn vni(number: u64) -> Result<Vni> {
     let small = u32::try_from(number).map_err(|_| StoreError::Corrupt(format!("VNI {number}")))?;
     Vni::new(small).map_err(|e| StoreError::Corrupt(e.to_string()))
@@ -165,6 +189,43 @@ pub(crate) fn ipv6(bytes: &[u8]) -> Result<Ipv6Addr> {
     <[u8; 16]>::try_from(bytes)
         .map(Ipv6Addr::from)
         .map_err(|_| StoreError::Corrupt(format!("IPv6 address of {} bytes", bytes.len())))
+}
+
+/// A vIP as its column lists it: `PLACE=ADDRESS`, and `@HOME` if it has one.
+impl fmt::Display for ClusterVip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.place, self.address)?;
+        self.home.map_or(Ok(()), |home| write!(f, "@{}", home.get()))
+    }
+}
+
+impl FromStr for ClusterVip {
+    type Err = StoreError;
+    fn from_str(text: &str) -> Result<Self> {
+        let corrupt = || StoreError::Corrupt(format!("`{text}` as a vIP"));
+        let (place, rest) = text.split_once('=').ok_or_else(corrupt)?;
+        let (address, home) = rest.split_once('@').map_or((rest, None), |(a, home)| (a, Some(home)));
+        let home = home.map(|home| home.parse().map(GatewayId::new)).transpose().map_err(|_| corrupt())?;
+        let (place, address) = (place.parse().map_err(|_| corrupt())?, address.parse());
+        Ok(Self { place, address: address.map_err(|_| corrupt())?, home })
+    }
+}
+
+/// The columns of a key, in the order of [`key`].
+pub(crate) const KEY_COLUMNS: &str = "id, cluster, secret, not_before_ms, not_after_ms";
+
+/// A key of a cluster.
+pub(crate) fn key(row: &Row) -> Result<ClusterKey> {
+    // Nothing here may put the bytes into an error's text.
+    let damaged = || StoreError::Corrupt("a cluster key that is damaged".into());
+    let secret = <[u8; 32]>::try_from(row.blob(2).map_err(|_| damaged())?).map_err(|_| damaged())?;
+    Ok(ClusterKey {
+        id: row.number(0).ok().and_then(|id| u32::try_from(id).ok()).ok_or_else(damaged)?,
+        cluster: ClusterId::new(row.number(1).map_err(|_| damaged())?),
+        secret: Secret::new(secret),
+        not_before_ms: row.number(3).map_err(|_| damaged())?,
+        not_after_ms: row.number(4).map_err(|_| damaged())?,
+    })
 }
 
 /// The object with this id.

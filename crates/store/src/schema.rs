@@ -1,11 +1,13 @@
 //! The schema: numbered migrations, each applied once, in one transaction.
 
 use crate::backend::Query;
-use crate::value::args;
-use crate::{Result, StoreError};
+use crate::value::{args, list};
+use crate::{ClusterVip, Result, StoreError};
+use sluice_types::GatewayId;
 
 /// Statements of each version; version n is the n-th.
-const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001.sql")];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("../migrations/0001.sql"), include_str!("../migrations/0002.sql")];
 
 /// What differs between the databases' schema languages.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,10 +58,32 @@ pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32
                 tx.run(&statement, vec![]).await?;
             }
         }
+        if have < 2 {
+            place_vips(tx).await?;
+        }
         tx.run("DELETE FROM schema_version", vec![]).await?;
         tx.run("INSERT INTO schema_version (version) VALUES ($1)", args![newest]).await?;
     }
     database_id(tx, first_vni).await
+}
+
+/// Version 2: a cluster's list of addresses becomes one of places and homes. The homes
+/// are the gateways that owned the vIPs before, so that none moves.
+async fn place_vips(tx: &mut dyn Query) -> Result<()> {
+    for row in tx.rows("SELECT id, vips FROM clusters", vec![]).await? {
+        let id = row.number(0)?;
+        let sql = "SELECT id FROM gateways WHERE cluster = $1 ORDER BY id";
+        let gateways = tx.rows(sql, args![id]).await?;
+        let mut vips = Vec::new();
+        for (place, address) in row.parse_list(1)?.into_iter().enumerate() {
+            let home = (!gateways.is_empty()).then(|| gateways[place % gateways.len()].number(0));
+            let home = home.transpose()?.map(GatewayId::new);
+            let place = u8::try_from(place).map_err(|_| StoreError::Corrupt("too many vIPs".into()))?;
+            vips.push(ClusterVip { place, address, home });
+        }
+        tx.run("UPDATE clusters SET vips = $2 WHERE id = $1", args![id, list(&vips)]).await?;
+    }
+    Ok(())
 }
 
 /// The identity, made when the database is.

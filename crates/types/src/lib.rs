@@ -7,6 +7,7 @@
 mod addr;
 mod id;
 mod mac;
+mod secret;
 mod vni;
 
 pub use addr::{
@@ -19,6 +20,7 @@ pub use id::{
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use mac::{MacAddr, MacError};
+pub use secret::Secret;
 pub use vni::{Vni, VniError};
 
 /// MAC address of the overlay's router, the same in every VPC: what a VM

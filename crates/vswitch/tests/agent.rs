@@ -50,7 +50,7 @@ fn cloud() -> Update {
         database_id: 3,
         snapshot: true,
         groups: vec![Group { id: 1, vips: vec![vip] }],
-        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: Some(1) }],
+        vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: Some(1), elephant_kbps: 0 }],
         ports: vec![Port {
             instance: InstanceId::new(5),
             name: "blue/vm".to_owned(),

@@ -42,7 +42,8 @@ impl Resource for Cluster {
         Needs::Cluster(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Cluster { id, name, vips, revision } = stored;
+        let vips = stored.addresses();
+        let sluice_store::Cluster { id, name, revision, .. } = stored;
         Self { id, name, vips, revision, programmed }
     }
 }

@@ -46,7 +46,7 @@ impl Resource for Gateway {
         Needs::Gateway(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, revision } = stored;
+        let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, draining: _, revision } = stored;
         Self { id, name, cluster, vtep4, vtep6, revision, programmed }
     }
 }

@@ -51,7 +51,7 @@ impl Resource for Vpc {
         Needs::Vpc(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, revision } = stored;
+        let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, revision, .. } = stored;
         Self { id, name, tenant, cluster, vni, mtu, revision, programmed }
     }
 }
@@ -123,7 +123,14 @@ async fn create_vpc(State(api): State<App>, Json(body): Json<NewVpc>) -> Result<
         Some(cluster) => cluster,
         None => only_cluster(&api).await?,
     };
-    let new = sluice_store::NewVpc { name: body.name, tenant: body.tenant, vni: body.vni, cluster, mtu };
+    let new = sluice_store::NewVpc {
+        name: body.name,
+        tenant: body.tenant,
+        vni: body.vni,
+        cluster,
+        mtu,
+        offload_kbps: None,
+    };
     let created = api.core.store.create_vpc(new).await;
     Ok(reply::created::<Vpc>(&api, created.map_err(|error| Problem::of_store(error, None))?))
 }

@@ -1,6 +1,7 @@
 use super::*;
-use crate::ClusterKey;
-use crate::seal::seal_packet;
+use crate::envelope::seal_packet;
+use crate::header::Header;
+use crate::{ClusterKey, HEADER_BYTES};
 use std::net::Ipv4Addr;
 
 const NOW_MS: u64 = 1_700_000_000_000;
@@ -17,7 +18,8 @@ fn packet(counter: u64, body: &[u8]) -> Vec<u8> {
     let header = Header { minor: 0, key_id: 1, sender: NODE, boot: BOOT, to: HERE, sent_ms: NOW_MS, counter };
     let mut packet = vec![0; HEADER_BYTES];
     packet.extend(body);
-    seal_packet(&key().subkey(NODE, &BOOT), &header, &mut packet);
+    let subkey = key().subkey(Protocol::RSP.label, NODE, &BOOT);
+    seal_packet(&Protocol::RSP, &subkey, &header, &mut packet);
     packet
 }
 
@@ -62,9 +64,4 @@ fn ipv4_receivers_may_know_themselves_as_mapped() {
     let mut opener = Opener::new(Limits::default(), NOW_MS);
     let mapped = "::ffff:192.0.2.9".parse().unwrap();
     assert!(opener.open(&keys, NOW_MS, mapped, &packet(1, &GOOD)).is_ok());
-}
-
-#[test]
-fn remembered_sender_takes_about_a_kibibyte() {
-    assert!(size_of::<Sender>() + size_of::<SenderKey>() + size_of::<Box<Sender>>() <= 1024);
 }

@@ -1,9 +1,10 @@
 //! Reading and shortening the outbox.
 
+use super::keys;
 use crate::backend::Query;
 use crate::codec;
 use crate::value::args;
-use crate::{OutboxRow, Result, StoreError};
+use crate::{Change, OutboxRow, Result, StoreError};
 
 async fn meta(q: &mut dyn Query) -> Result<(u64, u64)> {
     let row = q.row("SELECT revision, compacted FROM meta", vec![]).await?;
@@ -26,18 +27,20 @@ pub(crate) async fn read(q: &mut dyn Query, after: u64, limit: u32) -> Result<Ve
     let sql = "SELECT revision, part, last, payload FROM outbox WHERE revision > $1 AND revision <= \
                COALESCE((SELECT revision FROM outbox WHERE revision > $1 ORDER BY revision, part \
                LIMIT 1 OFFSET $2), $3) ORDER BY revision, part";
-    q.rows(sql, args![after, limit.max(1) - 1, i64::MAX])
-        .await?
-        .iter()
-        .map(|row| {
-            Ok(OutboxRow {
-                revision: row.number(0)?,
-                part: u32::try_from(row.int(1)?).map_err(|e| StoreError::Corrupt(e.to_string()))?,
-                last: row.int(2)? != 0,
-                change: codec::decode(row.blob(3)?)?,
-            })
-        })
-        .collect()
+    let mut rows = Vec::new();
+    for row in q.rows(sql, args![after, limit.max(1) - 1, i64::MAX]).await? {
+        let mut change = codec::decode(row.blob(3)?)?;
+        if let Change::KeysChanged { cluster, keys } = &mut change {
+            *keys = keys::list(q, Some(*cluster)).await?;
+        }
+        rows.push(OutboxRow {
+            revision: row.number(0)?,
+            part: u32::try_from(row.int(1)?).map_err(|e| StoreError::Corrupt(e.to_string()))?,
+            last: row.int(2)? != 0,
+            change,
+        });
+    }
+    Ok(rows)
 }
 
 pub(crate) async fn compact(q: &mut dyn Query, revision: u64) -> Result<()> {

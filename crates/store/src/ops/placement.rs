@@ -1,6 +1,6 @@
 //! Clusters, their gateways, and hosts: what has addresses in the underlay.
 
-use super::unused;
+use super::{keys, places, unused};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
@@ -28,29 +28,48 @@ async fn release(q: &mut dyn Query, owner: u64) -> Result<()> {
     q.run("DELETE FROM underlay WHERE owner = $1", args![owner]).await.map(drop)
 }
 
-/// A cluster and its gateways: what nodes must know when either changes.
-async fn cluster_change(q: &mut dyn Query, cluster: Cluster) -> Result<Change> {
-    let gateways = find(q, vec![("cluster", cluster.id.get().into())]).await?;
-    Ok(Change::ClusterUpserted { cluster, gateways })
+/// Something about a cluster or its gateways changed: homes are settled anew, and
+/// nodes learn of it all.
+async fn replan(w: &mut Write, mut cluster: Cluster) -> Result<Cluster> {
+    let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", cluster.id.get().into())]).await?;
+    places::settle(&mut cluster, &gateways);
+    cluster.plan_revision = w.revision;
+    save_plan(w, &cluster).await?;
+    w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways })?;
+    Ok(cluster)
 }
 
-pub(crate) async fn create_cluster(w: &mut Write, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
+async fn save_plan(w: &mut Write, cluster: &Cluster) -> Result<()> {
+    let sql = "UPDATE clusters SET vips = $2, plan_revision = $3, revision = $4 WHERE id = $1";
+    let values = args![cluster.id.get(), list(&cluster.vips), cluster.plan_revision, cluster.revision];
+    w.q().run(sql, values).await.map(drop)
+}
+
+pub(crate) async fn create_cluster(
+    w: &mut Write,
+    name: &str,
+    vips: &[IpAddr],
+    now_ms: u64,
+) -> Result<Created<Cluster>> {
     check::name("cluster", name)?;
     check::vips(vips)?;
     if let Some(existing) = find_one::<Cluster>(w.q(), vec![("name", name.into())]).await? {
-        Difference::default().field("vips", list(&existing.vips), list(vips)).conflict("cluster", name)?;
+        let addresses = existing.addresses();
+        Difference::default().field("vips", list(&addresses), list(vips)).conflict("cluster", name)?;
         return Ok(Created::Existing(existing));
     }
     let cluster = Cluster {
         id: ClusterId::new(w.id()),
         name: name.to_owned(),
-        vips: vips.to_vec(),
+        vips: places::place(&[], vips),
+        plan_revision: w.revision,
         revision: w.revision,
     };
-    let sql = "INSERT INTO clusters (id, name, vips, revision) VALUES ($1, $2, $3, $4)";
-    w.q().run(sql, args![cluster.id.get(), name, list(vips), cluster.revision]).await?;
+    let sql = "INSERT INTO clusters (id, name, vips, plan_revision, revision) VALUES ($1, $2, $3, $4, $4)";
+    w.q().run(sql, args![cluster.id.get(), name, list(&cluster.vips), cluster.revision]).await?;
     claim(w.q(), vips, "cluster", cluster.id.get(), name).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways: Vec::new() })?;
+    keys::first(w, cluster.id, now_ms).await?;
     Ok(Created::New(cluster))
 }
 
@@ -63,18 +82,15 @@ pub(crate) async fn update_cluster(
     check::vips(vips)?;
     let mut cluster: Cluster = get(w.q(), id).await?;
     check_revision(id, &cluster, expected)?;
-    if cluster.vips == vips {
+    let placed = places::place(&cluster.vips, vips);
+    if placed == cluster.vips {
         return Ok(cluster);
     }
-    cluster.vips = vips.to_vec();
+    cluster.vips = placed;
     cluster.revision = w.revision;
     release(w.q(), id.get()).await?;
     claim(w.q(), vips, "cluster", id.get(), &cluster.name).await?;
-    let sql = "UPDATE clusters SET vips = $2, revision = $3 WHERE id = $1";
-    w.q().run(sql, args![id.get(), list(vips), cluster.revision]).await?;
-    let change = cluster_change(w.q(), cluster.clone()).await?;
-    w.push(&change)?;
-    Ok(cluster)
+    replan(w, cluster).await
 }
 
 pub(crate) async fn delete_cluster(w: &mut Write, id: ClusterId, expected: Option<u64>) -> Result<()> {
@@ -82,8 +98,10 @@ pub(crate) async fn delete_cluster(w: &mut Write, id: ClusterId, expected: Optio
     check_revision(id, &cluster, expected)?;
     let object = ("cluster", cluster.name.as_str(), id.get());
     unused(w.q(), object, "gateway", "SELECT name FROM gateways WHERE cluster = $1 LIMIT 1").await?;
-    unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 LIMIT 1").await?;
+    unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 OR moving_to = $1 LIMIT 1")
+        .await?;
     release(w.q(), id.get()).await?;
+    keys::forget(w, id).await?;
     w.q().run("DELETE FROM clusters WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::ClusterRemoved(cluster))
 }
@@ -112,6 +130,7 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
         cluster: new.cluster,
         vtep4: new.vtep4,
         vtep6: new.vtep6,
+        draining: false,
         revision: w.revision,
     };
     let (id, vtep4, vtep6) =
@@ -121,8 +140,7 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
         "INSERT INTO gateways (id, name, cluster, vtep4, vtep6, revision) VALUES ($1, $2, $3, $4, $5, $6)";
     let revision = w.revision;
     w.q().run(sql, args![id, new.name.as_str(), new.cluster.get(), vtep4, vtep6, revision]).await?;
-    let change = cluster_change(w.q(), cluster).await?;
-    w.push(&change)?;
+    replan(w, cluster).await?;
     Ok(Created::New(gateway))
 }
 
@@ -134,14 +152,14 @@ pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Optio
     if others.map_or(Ok(0), |row| row.number(0))? == 0 {
         // Its VPCs would have nothing left that forwards for them.
         let object = ("gateway", gateway.name.as_str(), gateway.cluster.get());
-        unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 LIMIT 1").await?;
+        unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 OR moving_to = $1 LIMIT 1")
+            .await?;
     }
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
     forget_node(w.q(), "gateway", id.get()).await?;
     let cluster = get(w.q(), gateway.cluster).await?;
-    let change = cluster_change(w.q(), cluster).await?;
-    w.push(&change)
+    replan(w, cluster).await.map(drop)
 }
 
 pub(crate) async fn create_host(w: &mut Write, new: &NewHost) -> Result<Created<Host>> {

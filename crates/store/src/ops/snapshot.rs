@@ -1,6 +1,6 @@
 //! One consistent picture of everything.
 
-use super::outbox;
+use super::{keys, outbox};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
@@ -25,7 +25,7 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     let filter = match of {
         InstancesOf::Host(id) => Filter::Host(id.get()),
         InstancesOf::Cluster(id) => {
-            let placed = topology.vpcs.iter().filter(|vpc| vpc.cluster == id);
+            let placed = topology.vpcs.iter().filter(|vpc| vpc.clusters().any(|cluster| cluster == id));
             Filter::Vpcs(placed.map(|vpc| vpc.id.get() as i64).collect())
         }
     };
@@ -54,6 +54,7 @@ async fn topology(q: &mut dyn Query) -> Result<Topology> {
         subnets: find(q, vec![]).await?,
         routes: routes(q).await?,
         peerings: find::<Peering>(q, vec![]).await?,
+        keys: keys::list(q, None).await?,
     })
 }
 

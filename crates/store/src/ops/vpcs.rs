@@ -19,6 +19,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
         Difference::default()
             .field("cluster", existing.cluster, new.cluster)
             .field("mtu", existing.mtu, new.mtu)
+            .optional("offload_kbps", existing.offload_kbps, new.offload_kbps)
             .given("vni", Some(existing.vni), new.vni)
             .conflict("VPC", &new.name)?;
         return Ok(Created::Existing(existing));
@@ -34,13 +35,15 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
         vni,
         cluster: new.cluster,
         mtu: new.mtu,
+        offload_kbps: new.offload_kbps,
+        moving: None,
         revision: w.revision,
     };
     let (id, revision, table) = (vpc.id.get(), vpc.revision, w.id());
-    let sql = "INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, revision) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7)";
-    let values =
-        args![id, vpc.name.as_str(), vpc.tenant.get(), vni.get(), vpc.cluster.get(), vpc.mtu, revision];
+    let sql = "INSERT INTO vpcs (id, name, tenant, vni, cluster, mtu, offload_kbps, revision) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    let (tenant, cluster, kbps) = (vpc.tenant.get(), vpc.cluster.get(), vpc.offload_kbps.map(i64::from));
+    let values = args![id, vpc.name.as_str(), tenant, vni.get(), cluster, vpc.mtu, kbps, revision];
     w.q().run(sql, values).await?;
     let sql = "INSERT INTO route_tables (id, name, vpc, revision) VALUES ($1, 'main', $2, $3)";
     w.q().run(sql, args![table, id, revision]).await?;

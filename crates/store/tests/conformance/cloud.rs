@@ -36,7 +36,14 @@ pub fn conflict<T: std::fmt::Debug>(result: Result<T>) -> Conflict {
 }
 
 pub fn vpc(name: &str, tenant: &Tenant, cluster: &Cluster) -> NewVpc {
-    NewVpc { name: name.into(), tenant: tenant.id, vni: None, cluster: cluster.id, mtu: 1430 }
+    NewVpc {
+        name: name.into(),
+        tenant: tenant.id,
+        vni: None,
+        cluster: cluster.id,
+        mtu: 1430,
+        offload_kbps: None,
+    }
 }
 
 pub fn subnet(name: &str, vpc: VpcId, ipv4: Option<&str>, ipv6: Option<&str>) -> NewSubnet {

@@ -326,7 +326,7 @@ pub async fn clusters_and_gateways(f: Fixture) {
     assert!(matches!(conflict(s.create_cluster("c2", &[]).await), Conflict::Invalid { .. }));
     assert!(matches!(conflict(s.create_cluster("c2", &[many[0], many[0]]).await), Conflict::Invalid { .. }));
     let full = new(s.create_cluster("c2", &many[..63]).await);
-    assert_eq!(full.vips, many[..63], "in the order given");
+    assert_eq!(full.addresses(), many[..63], "in the order given");
     let gateway = NewGateway {
         name: "g".into(),
         cluster: full.id,
@@ -376,7 +376,11 @@ pub async fn not_found(f: Fixture) {
     check(s.delete_route(RouteId::new(999), None).await, "route", "route-999");
     check(s.delete_peering(PeeringId::new(999), None).await, "peering", "peer-999");
     check(s.update_vpc(VpcId::new(999), "v", 1430, None).await, "VPC", "vpc-999");
-    check(s.update_cluster(ClusterId::new(999), &c.cluster.vips, None).await, "cluster", "cluster-999");
+    check(
+        s.update_cluster(ClusterId::new(999), &c.cluster.addresses(), None).await,
+        "cluster",
+        "cluster-999",
+    );
     check(s.rename_tenant(TenantId::new(999), "t", None).await, "tenant", "tenant-999");
     let route = NewRoute {
         table: RouteTableId::new(999),

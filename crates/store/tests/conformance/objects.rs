@@ -20,7 +20,9 @@ pub async fn lifecycle_of_each_kind(f: Fixture) {
     let route = new(s.create_route(c.route(&c.vpc, "0.0.0.0/0", RouteTarget::Peering(peer)).await).await);
 
     assert_eq!(s.tenant(c.tenant.id).await.unwrap(), c.tenant);
-    assert_eq!(s.cluster(c.cluster.id).await.unwrap(), c.cluster);
+    let cluster = s.cluster(c.cluster.id).await.unwrap();
+    assert_eq!((cluster.addresses(), cluster.revision), (c.cluster.addresses(), c.cluster.revision));
+    assert_eq!((cluster.plan_revision, cluster.vips[0].home), (gateway.revision, Some(gateway.id)));
     assert_eq!(s.gateway(gateway.id).await.unwrap(), gateway);
     assert_eq!(s.host(c.host.id).await.unwrap(), c.host);
     assert_eq!(s.vpc(c.vpc.id).await.unwrap(), c.vpc);
@@ -57,7 +59,7 @@ pub async fn creation_is_idempotent(f: Fixture) {
     let before = s.revision().await.unwrap();
 
     assert_eq!(s.create_tenant("acme").await.unwrap(), Created::Existing(c.tenant.clone()));
-    let again = s.create_cluster("c1", &c.cluster.vips).await.unwrap();
+    let again = s.create_cluster("c1", &c.cluster.addresses()).await.unwrap();
     assert_eq!(again, Created::Existing(c.cluster.clone()));
     assert_eq!(s.create_host(host("h1", "192.0.2.1")).await.unwrap(), Created::Existing(c.host.clone()));
     let again = s.create_vpc(vpc("v1", &c.tenant, &c.cluster)).await.unwrap();
@@ -240,7 +242,7 @@ pub async fn unchanged_updates_take_no_revision(f: Fixture) {
     let before = c.store.revision().await.unwrap();
     assert_eq!(c.store.rename_tenant(c.tenant.id, "acme", None).await.unwrap(), c.tenant);
     assert_eq!(c.store.update_vpc(c.vpc.id, "v1", 1430, None).await.unwrap(), c.vpc);
-    assert_eq!(c.store.update_cluster(c.cluster.id, &c.cluster.vips, None).await.unwrap(), c.cluster);
+    assert_eq!(c.store.update_cluster(c.cluster.id, &c.cluster.addresses(), None).await.unwrap(), c.cluster);
     assert_eq!(c.store.revision().await.unwrap(), before);
     conflict(c.store.create_host(host("h2", "192.0.2.1")).await);
     assert_eq!(c.store.revision().await.unwrap(), before, "a refused change is no revision");

@@ -44,6 +44,7 @@ pub async fn every_kind_of_change(f: Fixture) {
     let expected = vec![
         Change::TenantUpserted(c.tenant.clone()),
         Change::ClusterUpserted { cluster: c.cluster.clone(), gateways: vec![] },
+        Change::KeysChanged { cluster: c.cluster.id, keys: s.cluster_keys(c.cluster.id).await.unwrap() },
         Change::HostUpserted(c.host.clone()),
         Change::VpcUpserted { vpc: c.vpc.clone(), subnets: vec![] },
         Change::SubnetUpserted {
@@ -62,7 +63,9 @@ pub async fn every_kind_of_change(f: Fixture) {
         vtep6: Some("2001:db8::1".parse().unwrap()),
     };
     let gateway = new(s.create_gateway(gateway).await);
-    let expected = Change::ClusterUpserted { cluster: c.cluster.clone(), gateways: vec![gateway.clone()] };
+    let planned = s.cluster(c.cluster.id).await.unwrap();
+    assert_eq!(planned.vips[0].home, Some(gateway.id));
+    let expected = Change::ClusterUpserted { cluster: planned, gateways: vec![gateway.clone()] };
     assert_eq!(only(s.as_ref(), &mut at).await, expected);
     let cluster = s.update_cluster(c.cluster.id, &["2001:db8::100".parse().unwrap()], None).await.unwrap();
     let expected = Change::ClusterUpserted { cluster: cluster.clone(), gateways: vec![gateway.clone()] };

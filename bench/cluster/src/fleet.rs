@@ -1,0 +1,162 @@
+//! A controller with gateways that speak the real protocol and have no tables:
+//! each enrols, opens its stream over mutual TLS, reads every entry of every
+//! update, and acknowledges.
+
+use crate::Failure;
+use sluice_client::{Client, Cluster, Gateway, Host, NewCluster, NewGateway, NewHost};
+use sluice_controller::{Args, Controller};
+use sluice_southbound::proto::Hello;
+use sluice_southbound::{Connection, EnrolmentBundle, Identity, Update, connect, enrol};
+use sluice_types::ClusterId;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// A step that takes longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A controller, its clusters, and gateways that are streams only.
+pub struct Fleet {
+    pub api: Client,
+    pub clusters: Vec<Cluster>,
+    controller: Controller,
+    gateways: Vec<Simulated>,
+    tasks: JoinSet<Result<(), Failure>>,
+    _state: TempDir,
+}
+
+/// What is seen of a gateway from outside its task.
+struct Simulated {
+    cluster: ClusterId,
+    acked: watch::Receiver<u64>,
+    entries: Arc<AtomicU64>,
+}
+
+impl Fleet {
+    /// Starts a controller on a database of its own, and gives each of `sizes` clusters that many gateways.
+    pub async fn start(sizes: &[usize]) -> Result<Self, Failure> {
+        let state = tempfile::tempdir()?;
+        let loopback = (Ipv4Addr::LOCALHOST, 0).into();
+        let controller = Controller::start(Args {
+            database: None,
+            api: loopback,
+            southbound: loopback,
+            southbound_name: Vec::new(),
+            state_dir: state.path().join("controller"),
+            api_token_file: None,
+        })
+        .await?;
+        let api = Client::new(&format!("http://{}", controller.api), None)?;
+        let mut fleet = Self {
+            api,
+            clusters: Vec::new(),
+            controller,
+            gateways: Vec::new(),
+            tasks: JoinSet::new(),
+            _state: state,
+        };
+        for size in sizes {
+            fleet.add_cluster(*size).await?;
+        }
+        Ok(fleet)
+    }
+
+    async fn add_cluster(&mut self, size: usize) -> Result<(), Failure> {
+        let number = self.clusters.len();
+        let vip = |place: usize| Ipv4Addr::new(192, 0, 2, u8::try_from(place).unwrap_or(u8::MAX)).into();
+        // Clusters on one underlay have different vIPs.
+        let first = 1 + self.gateways.len();
+        let vips = (first..first + size).map(vip).collect();
+        let body = NewCluster { name: format!("cluster-{number}"), vips };
+        let cluster = self.api.create((), &body).await?.object;
+        for _ in 0..size {
+            let number = self.gateways.len();
+            let vtep = Ipv4Addr::new(198, 51, 100, u8::try_from(number + 1)?);
+            let body = NewGateway {
+                name: format!("gateway-{number}"),
+                cluster: cluster.id,
+                vtep4: Some(vtep),
+                vtep6: None,
+            };
+            let gateway = self.api.create((), &body).await?.object;
+            // The API's bundle is what an operator would save as a file for the node.
+            let bundle = serde_json::to_value(self.api.enrol::<Gateway>(gateway.id).await?)?;
+            let bundle: EnrolmentBundle = serde_json::from_value(bundle)?;
+            let dir: PathBuf = self._state.path().join(&body.name);
+            let identity = enrol(&bundle, &dir).await?;
+            self.open(cluster.id, identity);
+        }
+        self.clusters.push(cluster);
+        Ok(())
+    }
+
+    fn open(&mut self, cluster: ClusterId, identity: Identity) {
+        let (sender, acked) = watch::channel(0);
+        let entries = Arc::new(AtomicU64::new(0));
+        self.tasks.spawn(follow(identity, sender, entries.clone()));
+        self.gateways.push(Simulated { cluster, acked, entries });
+    }
+
+    /// Hosts that run no agent, so that only gateways are waited for.
+    pub async fn hosts(&self, count: usize) -> Result<Vec<Host>, Failure> {
+        let mut hosts = Vec::new();
+        for number in 0..count {
+            let vtep = Ipv4Addr::new(203, 0, 113, u8::try_from(number + 1)?).into();
+            let body = NewHost { name: format!("host-{number}"), vtep, agent: false };
+            hosts.push(self.api.create((), &body).await?.object);
+        }
+        Ok(hosts)
+    }
+
+    /// Waits until every gateway of the cluster has acknowledged `revision`; one that it does not concern
+    /// hears of it when there is nothing else to say.
+    pub async fn acknowledged(&mut self, cluster: ClusterId, revision: u64) -> Result<(), Failure> {
+        let start = Instant::now();
+        for gateway in self.gateways.iter_mut().filter(|gateway| gateway.cluster == cluster) {
+            let left = TIMEOUT.saturating_sub(start.elapsed());
+            let reached = gateway.acked.wait_for(|acked| *acked >= revision);
+            tokio::time::timeout(left, reached)
+                .await
+                .map_err(|_| format!("not all gateways acknowledged revision {revision} in {TIMEOUT:?}"))??;
+        }
+        Ok(())
+    }
+
+    /// Entries that all gateways together have been told.
+    pub fn entries(&self) -> u64 {
+        self.gateways.iter().map(|gateway| gateway.entries.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Ends streams and controller.
+    pub async fn stop(mut self) -> Result<(), Failure> {
+        self.tasks.shutdown().await;
+        self.controller.stop().await?;
+        Ok(())
+    }
+}
+
+async fn follow(
+    identity: Identity,
+    acked: watch::Sender<u64>,
+    entries: Arc<AtomicU64>,
+) -> Result<(), Failure> {
+    let hello = Hello { applied_revision: 0, database_id: 0, version: env!("CARGO_PKG_VERSION").to_owned() };
+    let Connection { reports, mut updates } = connect(&identity, &identity.controller, hello).await?;
+    while let Some(message) = updates.next().await? {
+        let (update, malformed) = Update::read(message);
+        if let Some(error) = malformed.first() {
+            return Err(format!("the controller sent a malformed entry: {error}").into());
+        }
+        entries.fetch_add(update.entry_count() as u64, Ordering::Relaxed);
+        if update.revision != 0 {
+            reports.ack(update.revision, Vec::new()).await?;
+            acked.send_replace(update.revision);
+        }
+    }
+    Ok(())
+}

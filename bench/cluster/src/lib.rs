@@ -1,0 +1,64 @@
+//! `make bench-cluster`: gateway clusters, each figure beside the paper's or a
+//! peer's in the same run.
+#![forbid(unsafe_code)]
+
+mod demands;
+mod fleet;
+mod push;
+mod rgcm;
+
+use sluice_bench_report::{Measure, shell::Failure};
+
+/// What is measured, and how thoroughly.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Rounds that count; the median does.
+    pub rounds: usize,
+    /// All sizes are divided by it.
+    pub scale: usize,
+    /// Names that [`parts`] gives.
+    pub parts: Vec<String>,
+}
+
+/// Figures, and what is to be known with them.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Figures.
+    pub measures: Vec<Measure>,
+    /// Sentences.
+    pub notes: Vec<String>,
+}
+
+type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
+
+/// The parts of a run, in their order.
+const ALL: [(&str, Part); 2] = [("rgcm", rgcm::measure), ("push", push::measure)];
+
+impl Outcome {
+    pub(crate) fn note(&mut self, text: String) {
+        eprintln!("bench-cluster: {text}");
+        self.notes.push(text);
+    }
+}
+
+/// Names of all parts.
+pub fn parts() -> Vec<&'static str> {
+    ALL.iter().map(|(name, _)| *name).collect()
+}
+
+/// Measures all parts that are wanted.
+///
+/// # Errors
+/// A part's own; an unknown part.
+pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
+    if let Some(unknown) = settings.parts.iter().find(|part| !parts().contains(&part.as_str())) {
+        return Err(format!("no part is called {unknown}; there are: {}", parts().join(", ")).into());
+    }
+    let mut outcome = Outcome::default();
+    for (name, part) in ALL {
+        if settings.parts.iter().any(|wanted| wanted == name) {
+            part(settings, &mut outcome).map_err(|error| format!("part {name}: {error}"))?;
+        }
+    }
+    Ok(outcome)
+}

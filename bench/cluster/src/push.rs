@@ -1,0 +1,116 @@
+//! Rules pushed to 45 gateways (Zeta figure 24).
+
+use crate::fleet::Fleet;
+use crate::{Failure, Outcome, Settings};
+use sluice_bench_report::{Measure, median};
+use sluice_client::{Host, NewInstance, NewSubnet, NewTenant, NewVpc};
+use sluice_types::{ClusterId, SubnetId, VpcId};
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+/// Gateways and clusters of the paper's test bed.
+const CLUSTERS: [usize; 10] = [5, 5, 5, 5, 5, 4, 4, 4, 4, 4];
+/// GWZone has no clusters: any gateway may meet any tenant's packets, so each must have all rules.
+const ZONES: [usize; 1] = [45];
+const RULES: [(usize, &str); 2] = [(10_000, "10k"), (100_000, "100k")];
+/// VPCs that the rules are of; as many calls are under way at once.
+const VPCS: usize = 10;
+const HOSTS: usize = 20;
+
+/// Times of one push.
+#[derive(Default)]
+struct Times {
+    total: Vec<f64>,
+    after_store: Vec<f64>,
+    entries: u64,
+}
+
+pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    for (rules, name) in RULES {
+        let rules = (rules / settings.scale).max(VPCS);
+        let (mut ours, mut zones) = (Times::default(), Times::default());
+        for _ in 0..settings.rounds {
+            runtime.block_on(push(&CLUSTERS, rules, &mut ours))?;
+            runtime.block_on(push(&ZONES, rules, &mut zones))?;
+        }
+        outcome.note(format!(
+            "push_{name}: {} entries in all to 45 gateways in 10 clusters, {} where each has all",
+            ours.entries, zones.entries
+        ));
+        let mut beside = |measure: String, ours, theirs| {
+            let measure = Measure::beside_less(measure, "s", median(ours), "gwzone", Some(median(theirs)));
+            outcome.measures.push(measure);
+        };
+        beside(format!("push_{name}_45gw_s"), ours.total, zones.total);
+        beside(format!("push_{name}_45gw_after_store_s"), ours.after_store, zones.after_store);
+    }
+    Ok(())
+}
+
+async fn push(sizes: &[usize], rules: usize, times: &mut Times) -> Result<(), Failure> {
+    let mut fleet = Fleet::start(sizes).await?;
+    let hosts = fleet.hosts(HOSTS).await?;
+    let vpcs = vpcs(&fleet).await?;
+    for vpc in &vpcs {
+        fleet.acknowledged(vpc.cluster, vpc.revision).await?;
+    }
+    let before = fleet.entries();
+    let start = Instant::now();
+    let mut calls = JoinSet::new();
+    for Vpc { id, cluster, subnet, .. } in vpcs {
+        let (api, instances) = (fleet.api.clone(), instances(subnet, &hosts, rules / VPCS));
+        calls.spawn(async move { (cluster, api.create_instances(id, &instances).await) });
+    }
+    let mut created = Vec::new();
+    while let Some(call) = calls.join_next().await {
+        let (cluster, answer) = call?;
+        created.push((cluster, answer?.revision));
+    }
+    let stored = start.elapsed();
+    for (cluster, revision) in created {
+        fleet.acknowledged(cluster, revision).await?;
+    }
+    let total = start.elapsed();
+    times.total.push(total.as_secs_f64());
+    times.after_store.push((total - stored).as_secs_f64());
+    times.entries = fleet.entries() - before;
+    fleet.stop().await
+}
+
+/// A VPC with its one subnet, and the revision of that.
+struct Vpc {
+    id: VpcId,
+    cluster: ClusterId,
+    subnet: SubnetId,
+    revision: u64,
+}
+
+/// One on each cluster in turn.
+async fn vpcs(fleet: &Fleet) -> Result<Vec<Vpc>, Failure> {
+    let tenant = fleet.api.create((), &NewTenant { name: "bench".into() }).await?.object;
+    let mut vpcs = Vec::new();
+    for number in 0..VPCS {
+        let cluster = fleet.clusters[number % fleet.clusters.len()].id;
+        let name = format!("vpc-{number}");
+        let vpc = NewVpc { name, tenant: tenant.id, cluster: Some(cluster), vni: None, mtu: None };
+        let vpc = fleet.api.create((), &vpc).await?.object;
+        let subnet =
+            NewSubnet { name: "all".into(), ipv4: Some("10.0.0.0/8".parse()?), ipv6: None, dns: Vec::new() };
+        let subnet = fleet.api.create(vpc.id, &subnet).await?.object;
+        vpcs.push(Vpc { id: vpc.id, cluster, subnet: subnet.id, revision: subnet.revision });
+    }
+    Ok(vpcs)
+}
+
+fn instances(subnet: SubnetId, hosts: &[Host], count: usize) -> Vec<NewInstance> {
+    let one = |number: usize| NewInstance {
+        name: format!("i{number}"),
+        subnet,
+        host: hosts[number % hosts.len()].id,
+        mac: None,
+        ipv4: None,
+        ipv6: None,
+    };
+    (0..count).map(one).collect()
+}

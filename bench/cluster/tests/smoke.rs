@@ -1,0 +1,27 @@
+//! All parts at a small size: every figure is there and makes sense; how large it is, is not looked at.
+
+use sluice_bench_cluster::{Settings, parts, run};
+
+#[test]
+fn all_parts_run_and_give_their_figures() {
+    let parts = parts().into_iter().map(str::to_owned).collect();
+    let outcome = run(&Settings { rounds: 1, scale: 20, parts }).expect("placements of all cases");
+    let ours = |name: &str| {
+        let found = outcome.measures.iter().find(|measure| measure.measure == name);
+        found.unwrap_or_else(|| panic!("{name} was not measured")).ours
+    };
+    for name in ["rgcm_1885_s", "rgcm_10k_tenants_s", "rgcm_lp_1885_s", "push_10k_45gw_s", "push_100k_45gw_s"]
+    {
+        assert!(ours(name) > 0.0, "{name}");
+    }
+    assert!(ours("rgcm_lambda_ratio") >= 1.0);
+    assert_eq!(ours("rgcm_tenants_over_k"), 0.0);
+    assert!(outcome.measures.iter().all(|measure| measure.theirs.is_none_or(f64::is_finite)));
+}
+
+#[test]
+fn an_unknown_part_is_refused_by_name() {
+    let settings = Settings { rounds: 1, scale: 20, parts: vec!["rcgm".to_owned()] };
+    let error = run(&settings).expect_err("there is no such part").to_string();
+    assert!(error.contains("rcgm") && error.contains("rgcm"), "{error}");
+}

@@ -1,0 +1,404 @@
+//! What is to be placed and where: checked once, so that the algorithms need not.
+
+use sluice_types::{ClusterId, TenantId, VpcId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Demands, capacities and entries are below this, so that sums of them stay exact.
+const AMOUNT_MAX: u64 = 1 << 40;
+/// VPCs of one problem.
+const VPCS_MAX: usize = 1 << 20;
+/// Clusters of one problem.
+const CLUSTERS_MAX: usize = 1 << 12;
+
+/// A cluster of gateways that VPCs may be on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// Its name.
+    pub id: ClusterId,
+    /// Packets a second that its gateways forward together; the paper's B(c).
+    pub capacity_pps: u64,
+    /// Entries that each of its gateways' tables holds.
+    pub capacity_entries: u64,
+}
+
+/// A VPC that is to be on exactly one cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vpc {
+    /// Its name.
+    pub id: VpcId,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Packets a second that its cluster forwards for it; the paper's f(v).
+    pub demand_pps: u64,
+    /// Entries that it needs in its cluster's tables.
+    pub entries: u64,
+}
+
+/// Which VPC is on which cluster.
+pub type Placement = BTreeMap<VpcId, ClusterId>;
+
+/// Input that no algorithm can do anything with.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// Nowhere to place anything.
+    #[error("there is no cluster to place VPCs on")]
+    NoCluster,
+    /// A cluster stands in the list more than once.
+    #[error("{0} stands twice among the clusters")]
+    ClusterTwice(ClusterId),
+    /// A VPC stands in the list more than once.
+    #[error("{0} stands twice among the VPCs")]
+    VpcTwice(VpcId),
+    /// A cluster that can forward nothing, or has no tables.
+    #[error("{0} has no capacity: leave out clusters that shall carry nothing")]
+    NoCapacity(ClusterId),
+    /// A number beyond all hardware.
+    #[error("{what} of {whose} is {found}, more than {AMOUNT_MAX}")]
+    TooLarge {
+        /// Which number.
+        what: &'static str,
+        /// Of which cluster or VPC.
+        whose: String,
+        /// What it is.
+        found: u64,
+    },
+    /// More than can be worked with.
+    #[error("{found} {what}, at most {most} can be placed at once")]
+    TooMany {
+        /// VPCs or clusters.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// k = 0.
+    #[error("a tenant may be on 0 clusters: k must be at least 1")]
+    NoClusterForTenants,
+    /// A water level outside (0, 1].
+    #[error("the water level is {0}, it must be above 0 and at most 1")]
+    WaterLevel(f64),
+    /// A placement speaks of a VPC that is not in the problem.
+    #[error("{0} is placed but is not among the VPCs")]
+    UnknownVpc(VpcId),
+    /// A placement speaks of a cluster that is not in the problem.
+    #[error("{vpc} is to be on {cluster}, which is not among the clusters")]
+    UnknownCluster {
+        /// Where.
+        cluster: ClusterId,
+        /// Which VPC.
+        vpc: VpcId,
+    },
+    /// A wanted placement leaves a VPC out.
+    #[error("{0} has no cluster in the wanted placement")]
+    NotPlaced(VpcId),
+    /// A plan is applied to a placement that it was not made for.
+    #[error("the plan expects {vpc} {}, it is {}", place_of(expected), place_of(found))]
+    PlanOfAnother {
+        /// Which VPC.
+        vpc: VpcId,
+        /// Where the plan takes it from.
+        expected: Option<ClusterId>,
+        /// Where it is.
+        found: Option<ClusterId>,
+    },
+    /// A tolerance below 0, or no number.
+    #[error("the tolerance is {0}, it must be at least 0")]
+    Tolerance(f64),
+}
+
+fn place_of(cluster: &Option<ClusterId>) -> String {
+    cluster.map_or_else(|| "on no cluster".to_owned(), |cluster| format!("on {cluster}"))
+}
+
+/// Clusters, VPCs and limits that belong together. Indices name them inside the crate.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    clusters: Vec<Cluster>,
+    vpcs: Vec<Vpc>,
+    per_tenant: usize,
+    water_level: f64,
+    cluster_index: HashMap<ClusterId, usize>,
+    vpc_index: HashMap<VpcId, usize>,
+    /// Tenants in order of id.
+    tenants: Vec<TenantId>,
+    /// Of each VPC, its tenant's index.
+    tenant_of: Vec<usize>,
+    /// Of each tenant, its VPCs.
+    vpcs_of: Vec<Vec<usize>>,
+}
+
+impl Problem {
+    /// Checks and takes over. A tenant's VPCs may be on `per_tenant` clusters (the paper's k); a cluster
+    /// may be filled to `water_level` of its packet rate, and wholly with entries.
+    ///
+    /// # Errors
+    /// What [`InputError`] says of lists, amounts and limits.
+    pub fn new(
+        clusters: Vec<Cluster>,
+        vpcs: Vec<Vpc>,
+        per_tenant: usize,
+        water_level: f64,
+    ) -> Result<Self, InputError> {
+        check_limits(clusters.len(), vpcs.len(), per_tenant, water_level)?;
+        let mut cluster_index = HashMap::with_capacity(clusters.len());
+        for (index, cluster) in clusters.iter().enumerate() {
+            if cluster_index.insert(cluster.id, index).is_some() {
+                return Err(InputError::ClusterTwice(cluster.id));
+            }
+            if cluster.capacity_pps == 0 || cluster.capacity_entries == 0 {
+                return Err(InputError::NoCapacity(cluster.id));
+            }
+            check_amount("the packet rate", cluster.id, cluster.capacity_pps)?;
+            check_amount("the number of entries", cluster.id, cluster.capacity_entries)?;
+        }
+        let mut vpc_index = HashMap::with_capacity(vpcs.len());
+        for (index, vpc) in vpcs.iter().enumerate() {
+            if vpc_index.insert(vpc.id, index).is_some() {
+                return Err(InputError::VpcTwice(vpc.id));
+            }
+            check_amount("the demand", vpc.id, vpc.demand_pps)?;
+            check_amount("the number of entries", vpc.id, vpc.entries)?;
+        }
+        let tenants: Vec<TenantId> =
+            vpcs.iter().map(|vpc| vpc.tenant).collect::<BTreeSet<_>>().into_iter().collect();
+        let tenant_index: HashMap<TenantId, usize> =
+            tenants.iter().enumerate().map(|(index, id)| (*id, index)).collect();
+        let tenant_of: Vec<usize> = vpcs.iter().map(|vpc| tenant_index[&vpc.tenant]).collect();
+        let mut vpcs_of = vec![Vec::new(); tenants.len()];
+        for (vpc, tenant) in tenant_of.iter().enumerate() {
+            vpcs_of[*tenant].push(vpc);
+        }
+        Ok(Self {
+            clusters,
+            vpcs,
+            per_tenant,
+            water_level,
+            cluster_index,
+            vpc_index,
+            tenants,
+            tenant_of,
+            vpcs_of,
+        })
+    }
+
+    /// The clusters.
+    pub fn clusters(&self) -> &[Cluster] {
+        &self.clusters
+    }
+
+    /// The VPCs.
+    pub fn vpcs(&self) -> &[Vpc] {
+        &self.vpcs
+    }
+
+    /// The paper's k.
+    pub fn clusters_per_tenant(&self) -> usize {
+        self.per_tenant
+    }
+
+    /// To what part of its packet rate a cluster may be filled.
+    pub fn water_level(&self) -> f64 {
+        self.water_level
+    }
+
+    /// Number of tenants.
+    pub fn tenants(&self) -> usize {
+        self.tenants.len()
+    }
+
+    /// Packets a second of all VPCs.
+    pub fn demand_pps(&self) -> u64 {
+        self.vpcs.iter().map(|vpc| vpc.demand_pps).sum()
+    }
+
+    /// Packets a second of all clusters.
+    pub fn capacity_pps(&self) -> u64 {
+        self.clusters.iter().map(|cluster| cluster.capacity_pps).sum()
+    }
+
+    /// Entries of all VPCs.
+    pub fn entries(&self) -> u64 {
+        self.vpcs.iter().map(|vpc| vpc.entries).sum()
+    }
+
+    /// Entries that all clusters hold.
+    pub fn capacity_entries(&self) -> u64 {
+        self.clusters.iter().map(|cluster| cluster.capacity_entries).sum()
+    }
+
+    /// Lambda of a placement: the load of the fullest cluster, 0 where nothing is placed. VPCs that the
+    /// placement leaves out count nowhere.
+    ///
+    /// # Errors
+    /// A VPC or cluster that this problem does not have.
+    pub fn lambda(&self, placement: &Placement) -> Result<f64, InputError> {
+        let mut demand = vec![0_u64; self.clusters.len()];
+        for (vpc, cluster) in self.indices(placement)?.into_iter().enumerate() {
+            if let Some(cluster) = cluster {
+                demand[cluster] += self.vpcs[vpc].demand_pps;
+            }
+        }
+        Ok(demand
+            .iter()
+            .zip(&self.clusters)
+            .map(|(demand, cluster)| *demand as f64 / cluster.capacity_pps as f64)
+            .fold(0.0, f64::max))
+    }
+
+    /// How many tenants a placement puts on more than k clusters.
+    ///
+    /// # Errors
+    /// As [`Problem::lambda`].
+    pub fn tenants_over_k(&self, placement: &Placement) -> Result<usize, InputError> {
+        let at = self.indices(placement)?;
+        let over = |vpcs: &&Vec<usize>| {
+            vpcs.iter().filter_map(|vpc| at[*vpc]).collect::<BTreeSet<_>>().len() > self.per_tenant
+        };
+        Ok(self.vpcs_of.iter().filter(over).count())
+    }
+
+    /// A lower bound of lambda for whole VPCs, beside the relaxation's: the largest VPC is on one
+    /// cluster, and the largest tenant on k.
+    pub fn whole_vpcs_bound(&self) -> f64 {
+        let mut capacities: Vec<f64> =
+            self.clusters.iter().map(|cluster| cluster.capacity_pps as f64).collect();
+        capacities.sort_by(|a, b| b.total_cmp(a));
+        let of_k: f64 = capacities.iter().take(self.per_tenant).sum();
+        let vpc = self.vpcs.iter().map(|vpc| vpc.demand_pps).max().unwrap_or(0) as f64;
+        let tenant =
+            (0..self.tenants.len()).map(|tenant| self.tenant_demand(tenant)).max().unwrap_or(0) as f64;
+        (vpc / capacities[0]).max(tenant / of_k)
+    }
+
+    /// Of each VPC, the index of its cluster, if it has one.
+    pub(crate) fn indices(&self, placement: &Placement) -> Result<Vec<Option<usize>>, InputError> {
+        let mut at = vec![None; self.vpcs.len()];
+        for (vpc, cluster) in placement {
+            let index = *self.vpc_index.get(vpc).ok_or(InputError::UnknownVpc(*vpc))?;
+            at[index] = Some(
+                self.cluster_of(*cluster)
+                    .ok_or(InputError::UnknownCluster { cluster: *cluster, vpc: *vpc })?,
+            );
+        }
+        Ok(at)
+    }
+
+    pub(crate) fn cluster_of(&self, id: ClusterId) -> Option<usize> {
+        self.cluster_index.get(&id).copied()
+    }
+
+    pub(crate) fn vpc_of(&self, id: VpcId) -> Option<usize> {
+        self.vpc_index.get(&id).copied()
+    }
+
+    pub(crate) fn tenant_of(&self, vpc: usize) -> usize {
+        self.tenant_of[vpc]
+    }
+
+    pub(crate) fn tenant_id(&self, tenant: usize) -> TenantId {
+        self.tenants[tenant]
+    }
+
+    pub(crate) fn tenant_index(&self, id: TenantId) -> Option<usize> {
+        self.tenants.binary_search(&id).ok()
+    }
+
+    pub(crate) fn vpcs_of(&self, tenant: usize) -> &[usize] {
+        &self.vpcs_of[tenant]
+    }
+
+    pub(crate) fn tenant_demand(&self, tenant: usize) -> u64 {
+        self.vpcs_of[tenant].iter().map(|vpc| self.vpcs[*vpc].demand_pps).sum()
+    }
+
+    pub(crate) fn tenant_entries(&self, tenant: usize) -> u64 {
+        self.vpcs_of[tenant].iter().map(|vpc| self.vpcs[*vpc].entries).sum()
+    }
+}
+
+fn check_limits(clusters: usize, vpcs: usize, per_tenant: usize, water_level: f64) -> Result<(), InputError> {
+    for (what, found, most) in [("clusters", clusters, CLUSTERS_MAX), ("VPCs", vpcs, VPCS_MAX)] {
+        if found > most {
+            return Err(InputError::TooMany { what, found, most });
+        }
+    }
+    if clusters == 0 {
+        return Err(InputError::NoCluster);
+    }
+    if per_tenant == 0 {
+        return Err(InputError::NoClusterForTenants);
+    }
+    if !(water_level > 0.0 && water_level <= 1.0) {
+        return Err(InputError::WaterLevel(water_level));
+    }
+    Ok(())
+}
+
+fn check_amount(what: &'static str, whose: impl ToString, found: u64) -> Result<(), InputError> {
+    if found > AMOUNT_MAX {
+        return Err(InputError::TooLarge { what, whose: whose.to_string(), found });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(id: u64, capacity_pps: u64) -> Cluster {
+        Cluster { id: ClusterId::new(id), capacity_pps, capacity_entries: 100 }
+    }
+
+    fn vpc(id: u64, tenant: u64, demand_pps: u64) -> Vpc {
+        Vpc { id: VpcId::new(id), tenant: TenantId::new(tenant), demand_pps, entries: 1 }
+    }
+
+    #[test]
+    fn impossible_input_is_refused_by_name() {
+        let one = || vec![cluster(1, 10)];
+        let said = |clusters, vpcs, k, level| Problem::new(clusters, vpcs, k, level).unwrap_err().to_string();
+        assert_eq!(said(vec![], vec![], 1, 1.0), "there is no cluster to place VPCs on");
+        assert_eq!(
+            said(vec![cluster(1, 10), cluster(1, 9)], vec![], 1, 1.0),
+            "cluster-1 stands twice among the clusters"
+        );
+        assert_eq!(
+            said(one(), vec![vpc(3, 1, 1), vpc(3, 2, 1)], 1, 1.0),
+            "vpc-3 stands twice among the VPCs"
+        );
+        assert!(said(vec![cluster(2, 0)], vec![], 1, 1.0).starts_with("cluster-2 has no capacity"));
+        assert_eq!(said(one(), vec![], 0, 1.0), "a tenant may be on 0 clusters: k must be at least 1");
+        for level in [0.0, -1.0, 1.01, f64::NAN] {
+            assert!(said(one(), vec![], 1, level).starts_with("the water level is"), "{level}");
+        }
+        assert_eq!(
+            said(one(), vec![vpc(4, 1, u64::MAX)], 1, 1.0),
+            "the demand of vpc-4 is 18446744073709551615, more than 1099511627776"
+        );
+    }
+
+    #[test]
+    fn lambda_is_the_load_of_the_fullest_cluster() {
+        let problem = Problem::new(
+            vec![cluster(1, 10), cluster(2, 40)],
+            vec![vpc(1, 1, 4), vpc(2, 1, 8), vpc(3, 2, 4)],
+            1,
+            1.0,
+        )
+        .unwrap();
+        let at = |pairs: [(u64, u64); 3]| -> Placement {
+            pairs.into_iter().map(|(vpc, cluster)| (VpcId::new(vpc), ClusterId::new(cluster))).collect()
+        };
+        assert_eq!(problem.lambda(&at([(1, 2), (2, 2), (3, 1)])).unwrap(), 0.4);
+        assert_eq!(problem.lambda(&at([(1, 1), (2, 2), (3, 1)])).unwrap(), 0.8);
+        assert_eq!(problem.tenants_over_k(&at([(1, 1), (2, 2), (3, 1)])).unwrap(), 1);
+        // The tenant of 12 is on one cluster of at most 40.
+        assert_eq!(problem.whole_vpcs_bound(), 0.3);
+        let error = problem.lambda(&at([(1, 1), (2, 3), (3, 1)])).unwrap_err();
+        assert_eq!(error.to_string(), "vpc-2 is to be on cluster-3, which is not among the clusters");
+        let error = problem.lambda(&at([(1, 1), (2, 2), (9, 1)])).unwrap_err();
+        assert_eq!(error.to_string(), "vpc-9 is placed but is not among the VPCs");
+    }
+}

@@ -1,0 +1,521 @@
+//! One round: what is reported, as it will be behind the moves decided so far.
+
+use super::{
+    Action, ClusterReport, Decision, Moved, Outcome, Pair, ReportError, Request, Scheduler, Transfer, Wait,
+    Why,
+};
+use sluice_types::{ClusterId, GatewayId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// vIPs that carry less of a gateway than this do not relieve it.
+const RELIEF_MIN: f64 = 0.001;
+
+/// A cluster that forwards less than this part of what it did when a vIP left an overloaded gateway is no
+/// longer in the state that made it leave.
+const SUBSIDED: f64 = 0.9;
+
+/// Refuses reports that contradict themselves.
+pub(super) fn check(clusters: &[ClusterReport]) -> Result<(), ReportError> {
+    let (mut ids, mut gateways, mut owners) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+    for cluster in clusters {
+        if !ids.insert(cluster.id) {
+            return Err(ReportError::ClusterTwice(cluster.id));
+        }
+        for gateway in &cluster.gateways {
+            if !gateways.insert(gateway.id) {
+                return Err(ReportError::GatewayTwice(gateway.id));
+            }
+            let number = |what, found: f64, ok: bool| {
+                if ok { Ok(()) } else { Err(ReportError::Number { gateway: gateway.id, what, found }) }
+            };
+            let amount = |found: f64| found.is_finite() && found >= 0.0;
+            number("a load", gateway.load, amount(gateway.load))?;
+            let capacity = gateway.capacity_pps;
+            number("a capacity", capacity, amount(capacity) && capacity > 0.0)?;
+            for pair in &gateway.pairs {
+                number("a demand", pair.demand_pps, amount(pair.demand_pps))?;
+                if let Some(one) = owners.insert(pair.vip, gateway.id) {
+                    return Err(ReportError::TwoOwners { vip: pair.vip, one, other: gateway.id });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A gateway as it will be.
+struct Node {
+    id: GatewayId,
+    /// Place of its cluster.
+    cluster: usize,
+    capacity_pps: f64,
+    load: f64,
+    pairs: Vec<Pair>,
+    /// It shall own no vIPs: the operator says so, or another cluster gets it.
+    leaving: bool,
+}
+
+impl Node {
+    fn part(&self, pair: &Pair) -> f64 {
+        pair.demand_pps / self.capacity_pps
+    }
+
+    fn with(&self, pair: &Pair) -> f64 {
+        self.load + self.part(pair)
+    }
+
+    fn without(&self, pair: &Pair) -> f64 {
+        (self.load - self.part(pair)).max(0.0)
+    }
+}
+
+/// A round in the making. Places of clusters and nodes are those of the reports.
+pub(super) struct Engine<'a> {
+    scheduler: &'a mut Scheduler,
+    now_ms: u64,
+    clusters: Vec<ClusterId>,
+    nodes: Vec<Node>,
+    outcome: Outcome,
+    /// Overloaded nodes that nobody in their cluster can relieve.
+    stuck: Vec<usize>,
+}
+
+impl<'a> Engine<'a> {
+    pub fn new(scheduler: &'a mut Scheduler, now_ms: u64, reports: &[ClusterReport]) -> Self {
+        let interval_ms = scheduler.settings.interval_ms;
+        scheduler.recent_ms.retain(|at_ms| now_ms.saturating_sub(*at_ms) < interval_ms);
+        let mut nodes: Vec<Node> = Vec::new();
+        for (cluster, report) in reports.iter().enumerate() {
+            nodes.extend(report.gateways.iter().map(|gateway| Node {
+                id: gateway.id,
+                cluster,
+                capacity_pps: gateway.capacity_pps,
+                load: gateway.load,
+                pairs: gateway.pairs.clone(),
+                leaving: gateway.draining,
+            }));
+        }
+        let measured_ms: BTreeMap<GatewayId, u64> = reports
+            .iter()
+            .flat_map(|report| &report.gateways)
+            .map(|gateway| (gateway.id, gateway.measured_ms))
+            .collect();
+        let clusters = reports.iter().map(|report| report.id).collect();
+        let mut engine =
+            Self { scheduler, now_ms, clusters, nodes, outcome: Outcome::default(), stuck: Vec::new() };
+        engine.recall_moves(&measured_ms);
+        engine.forget_left();
+        engine.note_overload();
+        engine
+    }
+
+    pub fn run(mut self) -> Outcome {
+        self.follow_transfers();
+        self.relieve();
+        self.expand();
+        self.send_emptied();
+        self.share();
+        self.outcome
+    }
+
+    /// Corrects loads measured before moves, and forgets moves that no longer matter or were not made.
+    fn recall_moves(&mut self, measured_ms: &BTreeMap<GatewayId, u64>) {
+        let owner: BTreeMap<IpAddr, GatewayId> =
+            self.nodes.iter().flat_map(|node| node.pairs.iter().map(|pair| (pair.vip, node.id))).collect();
+        let (now_ms, hold_ms) = (self.now_ms, self.scheduler.settings.hold_ms);
+        let stale = |id: &GatewayId, moved: &Moved| measured_ms.get(id).is_some_and(|at| *at <= moved.at_ms);
+        self.scheduler.moved.retain(|vip, moved| {
+            let made = owner.get(vip) == Some(&moved.to);
+            let held = now_ms.saturating_sub(moved.at_ms) < hold_ms;
+            made && (held || stale(&moved.from, moved) || stale(&moved.to, moved))
+        });
+        for moved in self.scheduler.moved.values() {
+            for node in &mut self.nodes {
+                if stale(&node.id, moved) {
+                    let part = moved.demand_pps / node.capacity_pps;
+                    node.load += if node.id == moved.to { part } else { 0.0 };
+                    node.load -= if node.id == moved.from { part } else { 0.0 };
+                    node.load = node.load.max(0.0);
+                }
+            }
+        }
+    }
+
+    /// Forgets why vIPs left gateways that are gone, or whose cluster's traffic has subsided.
+    fn forget_left(&mut self) {
+        let traffic: Vec<f64> = (0..self.clusters.len()).map(|cluster| self.traffic(cluster)).collect();
+        let now: BTreeMap<GatewayId, f64> =
+            self.nodes.iter().map(|node| (node.id, traffic[node.cluster])).collect();
+        self.scheduler.left.retain(|_, gateways| {
+            gateways.retain(|id, then| now.get(id).is_some_and(|now| *now >= *then * SUBSIDED));
+            !gateways.is_empty()
+        });
+    }
+
+    /// What a cluster forwards, in packets a second.
+    fn traffic(&self, cluster: usize) -> f64 {
+        self.of(cluster).map(|node| self.nodes[node].load * self.nodes[node].capacity_pps).sum()
+    }
+
+    /// Who is overloaded, with hysteresis.
+    fn note_overload(&mut self) {
+        let known: BTreeSet<GatewayId> = self.nodes.iter().map(|node| node.id).collect();
+        self.scheduler.overloaded.retain(|id| known.contains(id));
+        for node in &self.nodes {
+            if node.load > self.scheduler.settings.overload_above {
+                self.scheduler.overloaded.insert(node.id);
+            } else if node.load <= self.scheduler.settings.relieved_below {
+                self.scheduler.overloaded.remove(&node.id);
+            }
+        }
+    }
+
+    fn is_overloaded(&self, node: usize) -> bool {
+        self.scheduler.overloaded.contains(&self.nodes[node].id)
+    }
+
+    fn overloaded_of(&self, cluster: usize) -> Option<usize> {
+        self.of(cluster).find(|node| self.is_overloaded(*node))
+    }
+
+    fn of(&self, cluster: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.nodes.len()).filter(move |node| self.nodes[*node].cluster == cluster)
+    }
+
+    /// Mean load of some nodes, by capacity.
+    fn mean(&self, nodes: impl Iterator<Item = usize>) -> f64 {
+        let sums = nodes.map(|node| &self.nodes[node]).fold((0.0, 0.0), |(load, capacity), node| {
+            (load + node.load * node.capacity_pps, capacity + node.capacity_pps)
+        });
+        if sums.1 > 0.0 { sums.0 / sums.1 } else { 0.0 }
+    }
+
+    fn decide(&mut self, action: Action, why: Why) {
+        self.outcome.decisions.push(Decision { action, why });
+    }
+
+    fn may_move(&self) -> bool {
+        self.scheduler.recent_ms.len() < self.scheduler.settings.moves_per_interval
+    }
+
+    fn held(&self, pair: &Pair) -> bool {
+        self.scheduler
+            .moved
+            .get(&pair.vip)
+            .is_some_and(|moved| self.now_ms.saturating_sub(moved.at_ms) < self.scheduler.settings.hold_ms)
+    }
+
+    /// True where a vIP left a gateway because of an overload that has not subsided.
+    fn left(&self, pair: &Pair, gateway: GatewayId) -> bool {
+        self.scheduler.left.get(&pair.vip).is_some_and(|gateways| gateways.contains_key(&gateway))
+    }
+
+    fn move_pair(&mut self, from: usize, to: usize, pair: Pair, why: Why) {
+        let (source, target) = (self.nodes[from].id, self.nodes[to].id);
+        let cluster = self.clusters[self.nodes[from].cluster];
+        if matches!(why, Why::Overloaded { .. }) {
+            let traffic = self.traffic(self.nodes[from].cluster);
+            self.scheduler.left.entry(pair.vip).or_default().insert(source, traffic);
+        }
+        self.nodes[from].load = self.nodes[from].without(&pair);
+        self.nodes[to].load = self.nodes[to].with(&pair);
+        self.nodes[from].pairs.retain(|other| other.vip != pair.vip);
+        self.nodes[to].pairs.push(pair);
+        self.scheduler.recent_ms.push_back(self.now_ms);
+        let moved = Moved { at_ms: self.now_ms, from: source, to: target, demand_pps: pair.demand_pps };
+        self.scheduler.moved.insert(pair.vip, moved);
+        if self.nodes[from].load <= self.scheduler.settings.relieved_below {
+            self.scheduler.overloaded.remove(&source);
+        }
+        self.decide(Action::MoveVip { vip: pair.vip, cluster, from: source, to: target }, why);
+    }
+
+    /// Step 1: the most loaded first, then those that shall own none.
+    fn relieve(&mut self) {
+        let mut open: Vec<usize> = (0..self.nodes.len()).collect();
+        loop {
+            open.retain(|node| {
+                self.is_overloaded(*node)
+                    || (self.nodes[*node].leaving && !self.nodes[*node].pairs.is_empty())
+            });
+            let next = open.iter().copied().min_by(|a, b| {
+                let load = |node: usize| self.nodes[node].load;
+                self.is_overloaded(*b)
+                    .cmp(&self.is_overloaded(*a))
+                    .then(load(*b).total_cmp(&load(*a)))
+                    .then(self.nodes[*a].id.cmp(&self.nodes[*b].id))
+            });
+            let Some(node) = next else { return };
+            let found = self.best_pair(node, false);
+            let Some((pair, to)) = found else {
+                self.give_up(node);
+                open.retain(|other| *other != node);
+                continue;
+            };
+            if self.may_move() {
+                let why = self.why_relieved(node, to, &pair);
+                self.move_pair(node, to, pair, why);
+            } else {
+                let moves_per_interval = self.scheduler.settings.moves_per_interval;
+                let gateway = self.nodes[node].id;
+                self.outcome.waits.push(Wait::Limit { gateway, moves_per_interval });
+                open.retain(|other| *other != node);
+            }
+        }
+    }
+
+    fn why_relieved(&self, node: usize, to: usize, pair: &Pair) -> Why {
+        let (from, receiver) = (&self.nodes[node], &self.nodes[to]);
+        if from.leaving {
+            let receiver_after = receiver.with(pair);
+            return Why::Draining { left: from.pairs.len(), receiver: receiver.load, receiver_after };
+        }
+        Why::Overloaded {
+            load: from.load,
+            threshold: self.scheduler.settings.relieved_below,
+            after: from.without(pair),
+            receiver: receiver.load,
+            receiver_after: receiver.with(pair),
+        }
+    }
+
+    /// Which vIP should leave a gateway, and to whom: the smallest that suffices, else the largest that
+    /// somebody can take. With `held`, those that have just moved are looked at too.
+    fn best_pair(&self, from: usize, held: bool) -> Option<(Pair, usize)> {
+        let node = &self.nodes[from];
+        let mut best: Option<(bool, f64, Pair, usize)> = None;
+        for pair in &node.pairs {
+            if (!held && self.held(pair)) || (!node.leaving && node.part(pair) < RELIEF_MIN) {
+                continue;
+            }
+            let Some(to) = self.receiver(from, pair) else { continue };
+            let short = node.leaving || node.without(pair) > self.scheduler.settings.relieved_below;
+            let size = if short { -pair.demand_pps } else { pair.demand_pps };
+            let better =
+                best.as_ref().is_none_or(|best| (short, size, pair.vip) < (best.0, best.1, best.2.vip));
+            if better {
+                best = Some((short, size, *pair, to));
+            }
+        }
+        best.map(|(_, _, pair, to)| (pair, to))
+    }
+
+    /// The least loaded neighbour with the pair, if that is within what may be received.
+    fn receiver(&self, from: usize, pair: &Pair) -> Option<usize> {
+        self.of(self.nodes[from].cluster)
+            .filter(|to| *to != from && !self.nodes[*to].leaving && !self.is_overloaded(*to))
+            .filter(|to| self.nodes[*to].with(pair) <= self.scheduler.settings.receive_below)
+            .min_by(|a, b| {
+                let after = |node: usize| self.nodes[node].with(pair);
+                after(*a).total_cmp(&after(*b)).then(self.nodes[*a].id.cmp(&self.nodes[*b].id))
+            })
+    }
+
+    /// Says why a gateway keeps its vIPs, and whether step 2 could help.
+    fn give_up(&mut self, node: usize) {
+        let (gateway, load) = (self.nodes[node].id, self.nodes[node].load);
+        let fits_empty = |pair: &Pair| {
+            let part = self.nodes[node].part(pair);
+            (RELIEF_MIN..=self.scheduler.settings.receive_below).contains(&part)
+        };
+        let wait = if self.best_pair(node, true).is_some() {
+            Wait::Held { gateway }
+        } else if self.nodes[node].leaving {
+            Wait::NoReceiver { gateway }
+        } else if self.nodes[node].pairs.iter().any(fits_empty) {
+            // Step 2 says what comes of it.
+            self.stuck.push(node);
+            return;
+        } else {
+            Wait::Indivisible { gateway, load }
+        };
+        self.outcome.waits.push(wait);
+    }
+
+    /// Gateways on their way to other clusters: arrived, lost, needed at home, or still emptying.
+    fn follow_transfers(&mut self) {
+        for (gateway, transfer) in self.scheduler.transfers.clone() {
+            let node = (0..self.nodes.len()).find(|node| self.nodes[*node].id == gateway);
+            let cluster = node.map(|node| self.clusters[self.nodes[node].cluster]);
+            let late =
+                self.now_ms.saturating_sub(transfer.since_ms) >= self.scheduler.settings.expansion_wait_ms;
+            if cluster == Some(transfer.to) {
+                self.scheduler.transfers.remove(&gateway);
+                continue;
+            }
+            // Told to join, it is silent while it gets its tables.
+            let lost = cluster.is_none() && !transfer.sent;
+            let needed = node
+                .filter(|_| !transfer.sent)
+                .and_then(|node| self.overloaded_of(self.nodes[node].cluster))
+                .map(|by| (self.nodes[by].id, self.nodes[by].load));
+            let why = match needed {
+                _ if lost || late => Some(Why::Lost),
+                Some((gateway, load)) => Some(Why::NeededAtHome { gateway, load }),
+                None => None,
+            };
+            if let Some(why) = why {
+                self.scheduler.transfers.remove(&gateway);
+                self.decide(Action::KeepGateway { gateway, cluster: transfer.from }, why);
+            } else if let Some(node) = node {
+                self.nodes[node].leaving = true;
+            }
+        }
+        let sizes: BTreeMap<ClusterId, usize> = (0..self.clusters.len())
+            .map(|cluster| (self.clusters[cluster], self.of(cluster).count()))
+            .collect();
+        let (now_ms, wait_ms) = (self.now_ms, self.scheduler.settings.expansion_wait_ms);
+        self.scheduler.requests.retain(|cluster, request| {
+            now_ms.saturating_sub(request.since_ms) < wait_ms
+                && sizes.get(cluster).is_some_and(|size| *size <= request.gateways)
+        });
+    }
+
+    /// Step 2, for clusters that step 1 could not help.
+    fn expand(&mut self) {
+        for node in std::mem::take(&mut self.stuck) {
+            let cluster = self.nodes[node].cluster;
+            let (id, gateway, load) = (self.clusters[cluster], self.nodes[node].id, self.nodes[node].load);
+            let coming = self.scheduler.requests.contains_key(&id)
+                || self.scheduler.transfers.values().any(|transfer| transfer.to == id);
+            if coming {
+                self.outcome.waits.push(Wait::Expansion { gateway, cluster: id });
+                continue;
+            }
+            let mean = self.mean(self.of(cluster));
+            if let Some((donor, given, after)) = self.donor(node) {
+                let from = self.clusters[donor];
+                let transfer = Transfer { from, to: id, since_ms: self.now_ms, sent: false };
+                self.scheduler.transfers.insert(self.nodes[given].id, transfer);
+                self.nodes[given].leaving = true;
+                let why = Why::ClusterOverloaded { gateway, load, mean, donor: Some((from, after)) };
+                self.decide(Action::ReleaseGateway { gateway: self.nodes[given].id, from, to: id }, why);
+            } else {
+                let request = Request { since_ms: self.now_ms, gateways: self.of(cluster).count() };
+                self.scheduler.requests.insert(id, request);
+                let why = Why::ClusterOverloaded { gateway, load, mean, donor: None };
+                self.decide(Action::RequestGateway { cluster: id }, why);
+            }
+        }
+    }
+
+    /// The least loaded cluster that can do without one, its least loaded gateway that could take one of
+    /// the overloaded gateway's vIPs, and the cluster's mean load then.
+    fn donor(&self, overloaded: usize) -> Option<(usize, usize, f64)> {
+        let needy = self.nodes[overloaded].cluster;
+        let helps = |given: &usize| {
+            let part = |pair: &Pair| self.nodes[*given].part(pair);
+            self.nodes[overloaded].pairs.iter().any(|pair| {
+                part(pair) <= self.scheduler.settings.receive_below
+                    && self.nodes[overloaded].part(pair) >= RELIEF_MIN
+            })
+        };
+        let mut donors: Vec<usize> = (0..self.clusters.len())
+            .filter(|cluster| *cluster != needy && self.overloaded_of(*cluster).is_none())
+            .filter(|cluster| {
+                let id = self.clusters[*cluster];
+                !self.scheduler.requests.contains_key(&id)
+                    && !self.scheduler.transfers.values().any(|t| t.from == id || t.to == id)
+            })
+            .collect();
+        donors.sort_by(|a, b| {
+            let mean = |cluster: usize| self.mean(self.of(cluster));
+            mean(*a).total_cmp(&mean(*b)).then(self.clusters[*a].cmp(&self.clusters[*b]))
+        });
+        donors.into_iter().find_map(|cluster| {
+            let staying: Vec<usize> = self.of(cluster).filter(|node| !self.nodes[*node].leaving).collect();
+            if staying.len() <= self.scheduler.settings.gateways_min {
+                return None;
+            }
+            let given = staying.iter().copied().filter(helps).min_by(|a, b| {
+                let (a, b) = (&self.nodes[*a], &self.nodes[*b]);
+                a.load.total_cmp(&b.load).then(a.id.cmp(&b.id))
+            })?;
+            self.mean_without(given, &staying).map(|after| (cluster, given, after))
+        })
+    }
+
+    /// Mean load of a cluster's other gateways when one has given them its vIPs; `None` where that would
+    /// fill one of them further than it may be.
+    fn mean_without(&self, given: usize, staying: &[usize]) -> Option<f64> {
+        let mut loads: Vec<(f64, f64)> = staying
+            .iter()
+            .filter(|node| **node != given)
+            .map(|node| (self.nodes[*node].load, self.nodes[*node].capacity_pps))
+            .collect();
+        let mut pairs = self.nodes[given].pairs.clone();
+        pairs.sort_by(|a, b| b.demand_pps.total_cmp(&a.demand_pps));
+        for pair in pairs {
+            let with = |load: &(f64, f64)| load.0 + pair.demand_pps / load.1;
+            let least = loads.iter_mut().min_by(|a, b| with(a).total_cmp(&with(b)))?;
+            least.0 = with(least);
+        }
+        if loads.iter().any(|load| load.0 > self.scheduler.settings.receive_below) {
+            return None;
+        }
+        let capacity: f64 = loads.iter().map(|load| load.1).sum();
+        Some(loads.iter().map(|load| load.0 * load.1).sum::<f64>() / capacity)
+    }
+
+    /// Tells released gateways without vIPs to join.
+    fn send_emptied(&mut self) {
+        for node in 0..self.nodes.len() {
+            let (gateway, now_ms) = (self.nodes[node].id, self.now_ms);
+            let empty = self.nodes[node].pairs.is_empty();
+            let waiting =
+                self.scheduler.transfers.get_mut(&gateway).filter(|transfer| empty && !transfer.sent);
+            if let Some(transfer) = waiting {
+                (transfer.sent, transfer.since_ms) = (true, now_ms);
+                let (from, to) = (transfer.from, transfer.to);
+                self.decide(Action::ReassignGateway { gateway, from, to }, Why::Emptied);
+            }
+        }
+    }
+
+    /// One vIP a cluster and interval, from who has most to who has at least two less.
+    fn share(&mut self) {
+        let interval_ms = self.scheduler.settings.interval_ms;
+        for cluster in 0..self.clusters.len() {
+            let last_ms = self.scheduler.shared_ms.get(&self.clusters[cluster]);
+            let soon = last_ms.is_some_and(|last| self.now_ms.saturating_sub(*last) < interval_ms);
+            if soon || !self.may_move() || self.overloaded_of(cluster).is_some() {
+                continue;
+            }
+            if let Some((from, to, pair)) = self.unequal(cluster) {
+                self.scheduler.shared_ms.insert(self.clusters[cluster], self.now_ms);
+                let why = Why::Share { from: self.nodes[from].pairs.len(), to: self.nodes[to].pairs.len() };
+                self.move_pair(from, to, pair, why);
+            }
+        }
+    }
+
+    /// A vIP that makes numbers more equal and loads not less so.
+    fn unequal(&self, cluster: usize) -> Option<(usize, usize, Pair)> {
+        let count = |node: usize| self.nodes[node].pairs.len();
+        let mut nodes: Vec<usize> = self.of(cluster).filter(|node| !self.nodes[*node].leaving).collect();
+        nodes.sort_by_key(|node| (count(*node), self.nodes[*node].id));
+        for from in nodes.iter().rev().copied() {
+            for to in nodes.iter().copied().filter(|to| count(*to) + 2 <= count(from)) {
+                let (source, target) = (&self.nodes[from], &self.nodes[to]);
+                let best = source
+                    .pairs
+                    .iter()
+                    .filter(|pair| !self.held(pair) && !self.left(pair, target.id))
+                    .filter(|pair| target.with(pair) <= self.scheduler.settings.receive_below)
+                    .map(|pair| {
+                        // How the sum of the loads' squares, by capacity, changes.
+                        let change = pair.demand_pps
+                            * (target.with(pair) - source.load + target.load - source.without(pair));
+                        (change, pair)
+                    })
+                    .filter(|(change, _)| *change <= 0.0)
+                    .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.vip.cmp(&b.1.vip)));
+                if let Some((_, pair)) = best {
+                    return Some((from, to, *pair));
+                }
+            }
+        }
+        None
+    }
+}

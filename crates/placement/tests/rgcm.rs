@@ -1,0 +1,239 @@
+//! RGCM and what it proves, on random problems, tiny ones tried out in full, and large skewed ones.
+
+mod common;
+
+use common::{cluster_of, problems, sums, vpc_of};
+use proptest::prelude::*;
+use sluice_placement::{
+    Detail, PlaceError, Placement, PlacementError, Problem, Settings, SolverError, place, relax, solve,
+};
+
+/// Below this, floating point sums differ.
+const EPSILON: f64 = 1e-6;
+
+/// Every placement of all VPCs that keeps tables and k; for tiny problems only.
+fn best_of_all(problem: &Problem) -> Option<f64> {
+    let (clusters, vpcs) = (problem.clusters().len(), problem.vpcs().len());
+    let all = clusters.pow(u32::try_from(vpcs).expect("few VPCs"));
+    let decode = |mut number: usize| -> Placement {
+        let mut next = || {
+            let digit = number % clusters;
+            number /= clusters;
+            problem.clusters()[digit].id
+        };
+        problem.vpcs().iter().map(|vpc| (vpc.id, next())).collect()
+    };
+    (0..all)
+        .map(|number| sums(problem, &decode(number)))
+        .filter(|sums| sums.entries_over.is_empty() && sums.tenants_over_k.is_empty())
+        .map(|sums| sums.lambda)
+        .min_by(f64::total_cmp)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn constraints_hold_or_the_error_says_why_they_cannot(
+        problem in problems(40), seed: u64, classes: bool,
+    ) {
+        let detail = if classes { Detail::Classes } else { Detail::Full };
+        let settings = Settings { seed, detail, ..Settings::default() };
+        match solve(&problem, &settings) {
+            Ok(found) => {
+                let sums = sums(&problem, &found.placement);
+                prop_assert_eq!(found.placement.len(), problem.vpcs().len());
+                prop_assert_eq!(sums.entries_over, []);
+                prop_assert_eq!(sums.tenants_over_k, []);
+                prop_assert_eq!(sums.lambda, found.lambda);
+                prop_assert_eq!(problem.lambda(&found.placement).unwrap(), found.lambda);
+                prop_assert!(found.lambda <= problem.water_level());
+                prop_assert!(found.lambda >= found.lp_at_least, "{found:?}");
+                prop_assert!(found.lambda >= found.bound * (1.0 - EPSILON), "{found:?}");
+                prop_assert!(found.lp_at_least <= found.lp_at_most);
+            }
+            Err(PlacementError::Relaxed(SolverError::Entries { needed, available })) => {
+                prop_assert_eq!(needed, problem.entries());
+                prop_assert!(needed > available);
+            }
+            Err(PlacementError::TooLoaded { bound, water_level, .. }) => {
+                prop_assert!(bound > water_level);
+            }
+            Err(PlacementError::AboveWaterLevel { lambda, water_level, bound, .. }) => {
+                prop_assert!(lambda > water_level && bound <= water_level * (1.0 + EPSILON));
+            }
+            // Only where tables are nearly full, or whole VPCs or tenants are large beside them.
+            Err(PlacementError::DoesNotFit { needed, available, .. }) => {
+                let tenants = problem.vpcs().iter().map(|vpc| vpc.tenant);
+                let largest = tenants
+                    .map(|tenant| problem.vpcs().iter().filter(|v| v.tenant == tenant).map(|v| v.entries).sum::<u64>())
+                    .max()
+                    .unwrap_or(0);
+                let smallest = problem.clusters().iter().map(|c| c.capacity_entries).min().unwrap();
+                prop_assert!(needed * 10 > available * 7 || largest * 2 > smallest, "{problem:?}");
+            }
+            Err(other) => return Err(TestCaseError::fail(other.to_string())),
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_answer(problem in problems(30), seed: u64) {
+        let settings = Settings { seed, ..Settings::default() };
+        let answers = [solve(&problem, &settings), solve(&problem, &settings)];
+        prop_assert_eq!(format!("{:?}", answers[0]), format!("{:?}", answers[1]));
+    }
+
+    #[test]
+    fn both_details_bound_the_same_optimum(problem in problems(30)) {
+        let both = (relax(&problem, Detail::Full), relax(&problem, Detail::Classes));
+        if let (Ok(full), Ok(classes)) = both {
+            // Each interval holds the optimum of LP-GCM, and the full one is its solution.
+            prop_assert!(classes.at_least() <= full.at_most() * (1.0 + EPSILON) + EPSILON);
+            prop_assert!(full.at_least() <= classes.at_most() * (1.0 + EPSILON) + EPSILON);
+            let mean = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
+            prop_assert!(full.at_least() >= mean * (1.0 - EPSILON));
+            if problem.clusters_per_tenant() >= problem.clusters().len() {
+                // No row on tenants binds: the bound is the optimum itself.
+                prop_assert!(full.at_most() - full.at_least() <= EPSILON, "{full:?}");
+            }
+            if problem.clusters().iter().all(|cluster| cluster.capacity_entries >= problem.entries()) {
+                prop_assert!((full.at_most() - mean).abs() <= EPSILON && (classes.at_most() - mean).abs() <= EPSILON);
+            }
+        }
+    }
+
+    #[test]
+    fn tiny_problems_come_near_the_best_of_all(problem in problems(6), seed: u64) {
+        let best = best_of_all(&problem);
+        match (solve(&problem, &Settings { seed, ..Settings::default() }), best) {
+            (Ok(found), Some(best)) => {
+                prop_assert!(found.lambda >= best * (1.0 - EPSILON), "better than the best: {found:?}");
+                prop_assert!(found.bound <= best * (1.0 + EPSILON), "the bound cuts the best off: {found:?}");
+                prop_assert!(found.lambda <= best * 2.0 + EPSILON, "{} is far from {best}", found.lambda);
+            }
+            (Ok(found), None) => return Err(TestCaseError::fail(format!("cannot be: {found:?}"))),
+            (Err(PlacementError::TooLoaded { .. }), Some(best)) => prop_assert!(best > problem.water_level()),
+            (Err(PlacementError::Relaxed(_)), best) => prop_assert!(best.is_none()),
+            (Err(_), _) => {}
+        }
+    }
+
+    #[test]
+    fn a_new_vpc_goes_where_naive_search_says(
+        problem in problems(20),
+        numbers in prop::collection::vec(0_usize..5, 1..20),
+        (tenant, demand, entries) in (1_u64..8, 0_u64..100, 0_u64..60),
+    ) {
+        let present = common::placement_of(&problem, &numbers);
+        let vpc = vpc_of(1000, tenant, demand, entries);
+        let mut vpcs = problem.vpcs().to_vec();
+        vpcs.push(vpc);
+        let with = Problem::new(
+            problem.clusters().to_vec(), vpcs, problem.clusters_per_tenant(), problem.water_level(),
+        ).unwrap();
+        let before = sums(&problem, &present);
+        let load_of = |placement: &Placement, id| {
+            let on = with.vpcs().iter().filter(|vpc| placement.get(&vpc.id) == Some(&id));
+            on.map(|vpc| vpc.demand_pps).sum::<u64>() as f64
+                / with.clusters().iter().find(|c| c.id == id).unwrap().capacity_pps as f64
+        };
+        let open: Vec<(f64, _)> = with
+            .clusters()
+            .iter()
+            .filter_map(|cluster| {
+                let mut placement = present.clone();
+                placement.insert(vpc.id, cluster.id);
+                let after = sums(&with, &placement);
+                let entries: u64 = with.vpcs().iter()
+                    .filter(|vpc| placement.get(&vpc.id) == Some(&cluster.id)).map(|vpc| vpc.entries).sum();
+                let same_clusters = present.iter().any(|(id, at)| {
+                    at == &cluster.id && with.vpcs().iter().any(|v| v.id == *id && v.tenant == vpc.tenant)
+                });
+                let tenant = same_clusters || !after.tenants_over_k.contains(&vpc.tenant);
+                let load = load_of(&placement, cluster.id);
+                (load <= with.water_level() && entries <= cluster.capacity_entries && tenant)
+                    .then_some((load, cluster.id))
+            })
+            .collect();
+        match place(&problem, &present, &vpc) {
+            Ok(cluster) => {
+                let least = open.iter().map(|(load, _)| *load).fold(f64::INFINITY, f64::min);
+                prop_assert!(open.iter().any(|(load, id)| *id == cluster && *load == least));
+            }
+            Err(PlaceError::NoRoom(refused)) => {
+                prop_assert!(open.is_empty(), "{refused}, but {open:?} are open");
+                let counted = refused.above_water_level + refused.would_be_above + refused.tables_full
+                    + refused.beyond_k;
+                prop_assert_eq!(counted, problem.clusters().len());
+                prop_assert!(before.lambda > 0.0 || refused.would_be_above + refused.tables_full > 0);
+            }
+            Err(other) => return Err(TestCaseError::fail(other.to_string())),
+        }
+    }
+}
+
+/// As many VPCs and tenants as in the paper's public cloud (section VIII-D), sizes by Zipf's law.
+#[test]
+fn the_papers_public_cloud_is_within_5_percent_of_the_lp() {
+    let vpcs = (1..=1885).map(|id| vpc_of(id, 1 + id % 568, 2_000_000 / id.max(8), 2 + 362 / id)).collect();
+    let clusters = (1..=10).map(|id| cluster_of(id, 4_000_000, 10_000)).collect();
+    for k in [1, 2, 5] {
+        let problem = Problem::new(Vec::clone(&clusters), Vec::clone(&vpcs), k, 1.0).unwrap();
+        let found = solve(&problem, &Settings::default()).unwrap();
+        assert!(
+            found.lambda <= 1.05 * found.lp_at_least,
+            "k = {k}: {} of {}",
+            found.lambda,
+            found.lp_at_least
+        );
+        assert!(sums(&problem, &found.placement).tenants_over_k.is_empty());
+    }
+}
+
+/// Clusters of two kinds, much traffic or large tables, and VPCs likewise: the LP has to sort them.
+#[test]
+fn unlike_clusters_get_the_vpcs_that_suit_them() {
+    let vpcs = (1..=400).map(|id| match id % 2 {
+        0 => vpc_of(id, id % 90, 1_000 + id, 10),
+        _ => vpc_of(id, id % 90, 100, 900 + id),
+    });
+    let clusters = (1..=8).map(|id| match id % 2 {
+        0 => cluster_of(id, 200_000, 12_000),
+        _ => cluster_of(id, 30_000, 60_000),
+    });
+    let problem = Problem::new(clusters.collect(), vpcs.collect(), 4, 1.0).unwrap();
+    for detail in [Detail::Full, Detail::Classes] {
+        let found = solve(&problem, &Settings { detail, ..Settings::default() }).unwrap();
+        assert!(found.lambda <= 1.05 * found.lp_at_least, "{detail:?}: {found:?}");
+        assert!(sums(&problem, &found.placement).entries_over.is_empty());
+    }
+}
+
+#[test]
+fn what_is_impossible_is_said_in_words() {
+    let said = |clusters, vpcs, k, level| {
+        let problem = Problem::new(clusters, vpcs, k, level).unwrap();
+        solve(&problem, &Settings::default()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        said(vec![cluster_of(1, 100, 10), cluster_of(2, 100, 10)], vec![vpc_of(1, 1, 1, 21)], 1, 1.0),
+        "the VPCs need 21 entries, all clusters together hold 20"
+    );
+    assert_eq!(
+        said(vec![cluster_of(1, 100, 10)], vec![vpc_of(1, 1, 90, 1)], 1, 0.8),
+        "no placement keeps clusters below the water level: the fullest would be at 90.0% of its packet rate \
+         or more, 80.0% is allowed; 90 packets/s are needed, all clusters together forward 100"
+    );
+    // Two of three VPCs must share a cluster.
+    let three = vec![vpc_of(1, 1, 60, 1), vpc_of(2, 1, 60, 1), vpc_of(3, 1, 60, 1)];
+    assert_eq!(
+        said(vec![cluster_of(1, 100, 10), cluster_of(2, 100, 10)], three, 2, 1.0),
+        "none of 8 attempts found a placement below the water level: the best is at 120.0% of a cluster's \
+         packet rate, 100.0% is allowed, and 90.0% is the least that is possible"
+    );
+    assert_eq!(
+        said(vec![cluster_of(1, 100, 10), cluster_of(2, 100, 10)], vec![vpc_of(1, 1, 1, 11)], 1, 1.0),
+        "none of 8 attempts fits all VPCs into tables: 11 entries, 20 places in 2 clusters, at most 1 \
+         clusters a tenant; the largest VPC has 11 entries, the largest table 10"
+    );
+}

@@ -1,0 +1,439 @@
+//! The Multi-IPs scheduler in a cloud of numbers: vIPs with their traffic,
+//! gateways that report late, decisions carried out as they come.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use sluice_placement::{
+    Action, ClusterReport, Decision, GatewayReport, Outcome, Pair, Scheduler, SchedulerSettings, Wait, Why,
+};
+use sluice_types::{ClusterId, GatewayId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Time between rounds.
+const TICK_MS: u64 = 50;
+/// How long a gateway that changes clusters is silent.
+const JOIN_MS: u64 = 300;
+
+#[derive(Clone, Debug)]
+struct Gateway {
+    cluster: ClusterId,
+    capacity_pps: f64,
+    base: f64,
+    vips: BTreeSet<IpAddr>,
+    draining: bool,
+    /// Silent until then.
+    silent_ms: u64,
+    /// What it said last, and when it measured.
+    reported: (f64, u64),
+}
+
+/// The world that the scheduler sees through reports only.
+#[derive(Clone, Debug)]
+struct World {
+    gateways: BTreeMap<GatewayId, Gateway>,
+    demand: BTreeMap<IpAddr, f64>,
+    /// Every how many milliseconds a gateway measures.
+    report_ms: u64,
+    /// What one more gateway comes to that is asked for, if any does.
+    grows: bool,
+    now_ms: u64,
+    log: Vec<(u64, Decision)>,
+}
+
+fn vip(number: u16) -> IpAddr {
+    if number.is_multiple_of(2) {
+        IpAddr::V4(Ipv4Addr::new(192, 0, (number >> 8) as u8, number as u8))
+    } else {
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number))
+    }
+}
+
+impl World {
+    /// Clusters of gateways of (capacity, demands of its vIPs).
+    fn new(clusters: &[Vec<(f64, Vec<f64>)>], report_ms: u64) -> Self {
+        let mut world = Self {
+            gateways: BTreeMap::new(),
+            demand: BTreeMap::new(),
+            report_ms,
+            grows: false,
+            now_ms: 0,
+            log: Vec::new(),
+        };
+        let mut number = 0;
+        for (cluster, gateways) in (1..).map(ClusterId::new).zip(clusters) {
+            for (capacity_pps, demands) in gateways {
+                let id = world.add(cluster, *capacity_pps);
+                for demand in demands {
+                    number += 1;
+                    world.demand.insert(vip(number), *demand);
+                    world.gateways.get_mut(&id).unwrap().vips.insert(vip(number));
+                }
+            }
+        }
+        world
+    }
+
+    fn add(&mut self, cluster: ClusterId, capacity_pps: f64) -> GatewayId {
+        let id = GatewayId::new(self.gateways.len() as u64 + 1);
+        let gateway = Gateway {
+            cluster,
+            capacity_pps,
+            base: 0.02,
+            vips: BTreeSet::new(),
+            draining: false,
+            silent_ms: 0,
+            reported: (0.0, 0),
+        };
+        self.gateways.insert(id, gateway);
+        id
+    }
+
+    fn load(&self, id: GatewayId) -> f64 {
+        let gateway = &self.gateways[&id];
+        gateway.base + gateway.vips.iter().map(|vip| self.demand[vip]).sum::<f64>() / gateway.capacity_pps
+    }
+
+    fn reports(&mut self) -> Vec<ClusterReport> {
+        let mut clusters: BTreeMap<ClusterId, Vec<GatewayReport>> = BTreeMap::new();
+        for id in self.gateways.keys().copied().collect::<Vec<_>>() {
+            let load = self.load(id);
+            let (now_ms, report_ms) = (self.now_ms, self.report_ms);
+            let gateway = self.gateways.get_mut(&id).unwrap();
+            if now_ms < gateway.silent_ms {
+                continue;
+            }
+            if now_ms == 0 || now_ms >= gateway.reported.1 + report_ms {
+                gateway.reported = (load, now_ms);
+            }
+            clusters.entry(gateway.cluster).or_default().push(GatewayReport {
+                id,
+                capacity_pps: gateway.capacity_pps,
+                load: gateway.reported.0,
+                measured_ms: gateway.reported.1,
+                pairs: gateway
+                    .vips
+                    .iter()
+                    .map(|vip| Pair { vip: *vip, demand_pps: self.demand[vip] })
+                    .collect(),
+                draining: gateway.draining,
+            });
+        }
+        clusters.into_iter().map(|(id, gateways)| ClusterReport { id, gateways }).collect()
+    }
+
+    fn tick(&mut self, scheduler: &mut Scheduler) -> Outcome {
+        let reports = self.reports();
+        let outcome = scheduler.decide(self.now_ms, &reports).expect("sound reports");
+        for decision in &outcome.decisions {
+            assert!(!decision.to_string().is_empty());
+            self.log.push((self.now_ms, *decision));
+            match decision.action {
+                Action::MoveVip { vip, cluster, from, to } => {
+                    assert_eq!(self.gateways[&from].cluster, cluster);
+                    assert_eq!(self.gateways[&to].cluster, cluster);
+                    assert!(self.gateways.get_mut(&from).unwrap().vips.remove(&vip), "{from} has no {vip}");
+                    self.gateways.get_mut(&to).unwrap().vips.insert(vip);
+                }
+                Action::ReassignGateway { gateway, from, to } => {
+                    let silent_ms = self.now_ms + JOIN_MS;
+                    let gateway = self.gateways.get_mut(&gateway).unwrap();
+                    assert!(gateway.vips.is_empty() && gateway.cluster == from);
+                    (gateway.cluster, gateway.silent_ms) = (to, silent_ms);
+                }
+                Action::RequestGateway { cluster } if self.grows => {
+                    let capacity = self.gateways.values().map(|g| g.capacity_pps).fold(0.0, f64::max);
+                    let id = self.add(cluster, capacity);
+                    self.gateways.get_mut(&id).unwrap().silent_ms = self.now_ms + JOIN_MS;
+                }
+                _ => {}
+            }
+        }
+        self.now_ms += TICK_MS;
+        outcome
+    }
+
+    fn run(&mut self, scheduler: &mut Scheduler, ticks: usize) {
+        for _ in 0..ticks {
+            self.tick(scheduler);
+        }
+    }
+
+    fn moves(&self) -> usize {
+        self.log.iter().filter(|(_, decision)| matches!(decision.action, Action::MoveVip { .. })).count()
+    }
+}
+
+fn settings() -> SchedulerSettings {
+    SchedulerSettings { hold_ms: 1000, expansion_wait_ms: 5000, ..SchedulerSettings::default() }
+}
+
+fn scheduler() -> Scheduler {
+    Scheduler::new(settings()).unwrap()
+}
+
+fn worlds() -> impl Strategy<Value = World> {
+    let gateway = (prop_oneof![Just(100.0), 50.0..200.0], vec(0.0..60.0, 0..6));
+    (vec(vec(gateway, 1..5), 1..4), 1_u64..8, any::<bool>()).prop_map(|(clusters, reports, grows)| {
+        let mut world = World::new(&clusters, reports * TICK_MS / 2);
+        world.grows = grows;
+        world
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn on_constant_load_it_comes_to_rest_and_takes_no_move_back(mut world in worlds()) {
+        let mut scheduler = scheduler();
+        let before = world.gateways.keys().map(|id| world.load(*id)).fold(0.0, f64::max);
+        // Beyond all holds and waits; a request that nobody answers is made again, nothing else.
+        world.run(&mut scheduler, 600);
+        let settled = world.log.len();
+        world.run(&mut scheduler, 600);
+        let later = &world.log[settled..];
+        prop_assert!(
+            later.iter().all(|(_, decision)| matches!(decision.action, Action::RequestGateway { .. })),
+            "no rest: {later:?}"
+        );
+        // Only who has to give up all its vIPs gives one back to a neighbour that it has had it from.
+        let mut left: BTreeSet<(IpAddr, GatewayId)> = BTreeSet::new();
+        for (_, decision) in &world.log {
+            if let (Action::MoveVip { vip, from, to, .. }, Why::Overloaded { .. } | Why::Share { .. }) =
+                (decision.action, decision.why)
+            {
+                prop_assert!(!left.contains(&(vip, to)), "{} came back to {}: {:#?}", vip, to, world.log);
+                left.insert((vip, from));
+            }
+        }
+        let after = world.gateways.keys().map(|id| world.load(*id)).fold(0.0, f64::max);
+        prop_assert!(after <= before.max(scheduler.settings().receive_below) + 1e-9);
+    }
+
+    #[test]
+    fn never_more_moves_in_an_interval_than_the_limit(
+        mut world in worlds(),
+        limit in 1_usize..4,
+        interval in 1_u64..6,
+        changes in vec((0_u16..30, 0.0..120.0), 0..40),
+    ) {
+        let settings = SchedulerSettings {
+            moves_per_interval: limit, interval_ms: interval * 35, ..settings()
+        };
+        let mut scheduler = Scheduler::new(settings.clone()).unwrap();
+        for (number, demand) in changes {
+            // Load that changes all the time keeps it busy.
+            if let Some(known) = world.demand.get_mut(&vip(number)) {
+                *known = demand;
+            }
+            world.run(&mut scheduler, 5);
+        }
+        world.run(&mut scheduler, 20);
+        let times: Vec<u64> = world
+            .log
+            .iter()
+            .filter(|(_, decision)| matches!(decision.action, Action::MoveVip { .. }))
+            .map(|(at, _)| *at)
+            .collect();
+        for window in times.windows(limit + 1) {
+            prop_assert!(window[limit] - window[0] >= settings.interval_ms, "{window:?}");
+        }
+    }
+
+    #[test]
+    fn every_vip_has_one_owner_in_its_cluster(mut world in worlds()) {
+        let cluster_of = |world: &World, vip: &IpAddr| {
+            let owners: Vec<_> = world.gateways.values().filter(|g| g.vips.contains(vip)).collect();
+            assert_eq!(owners.len(), 1);
+            owners[0].cluster
+        };
+        let vips: Vec<IpAddr> = world.demand.keys().copied().collect();
+        let before: Vec<ClusterId> = vips.iter().map(|vip| cluster_of(&world, vip)).collect();
+        let mut scheduler = scheduler();
+        for _ in 0..200 {
+            world.tick(&mut scheduler);
+            let now: Vec<ClusterId> = vips.iter().map(|vip| cluster_of(&world, vip)).collect();
+            prop_assert_eq!(&now, &before);
+        }
+    }
+
+    #[test]
+    fn equal_guesses_for_unknown_parts_end_too(mut world in worlds()) {
+        // Gateways that do not count by vIP: the caller reports equal parts.
+        let mut scheduler = scheduler();
+        let mut last = 0;
+        for _ in 0..2000 {
+            let mut reports = world.reports();
+            for gateway in reports.iter_mut().flat_map(|cluster| &mut cluster.gateways) {
+                let part = gateway.load * gateway.capacity_pps / gateway.pairs.len().max(1) as f64;
+                gateway.pairs.iter_mut().for_each(|pair| pair.demand_pps = part);
+            }
+            let outcome = scheduler.decide(world.now_ms, &reports).unwrap();
+            for decision in outcome.decisions {
+                if let Action::MoveVip { vip, from, to, .. } = decision.action {
+                    world.gateways.get_mut(&from).unwrap().vips.remove(&vip);
+                    world.gateways.get_mut(&to).unwrap().vips.insert(vip);
+                    last += 1;
+                }
+            }
+            world.now_ms += TICK_MS;
+        }
+        // 100 s with a hold of 1 s: a vIP that bounced would have moved a hundred times.
+        prop_assert!(last <= 20 * world.demand.len(), "{last} moves");
+    }
+}
+
+#[test]
+fn an_overloaded_gateway_is_relieved_at_once_and_the_decision_says_so() {
+    let mut world =
+        World::new(&[vec![(100.0, vec![40.0, 30.0, 20.0]), (100.0, vec![10.0]), (100.0, vec![25.0])]], 50);
+    let outcome = world.tick(&mut scheduler());
+    assert_eq!(outcome.waits, []);
+    assert_eq!(
+        outcome.decisions[0].to_string(),
+        format!(
+            "{} of cluster-1 from gw-1 to gw-2: its owner is at 92.0%, to be below 75.0%, and will be at \
+             72.0%; the new one, the least loaded, goes from 12.0% to 32.0%",
+            vip(3)
+        )
+    );
+    assert_eq!(outcome.decisions.len(), 1);
+    let data = serde_json::to_value(outcome.decisions[0]).unwrap();
+    assert_eq!(data["action"]["move_vip"]["to"], "gw-2");
+    assert_eq!(data["why"]["overloaded"]["load"], 0.92);
+}
+
+#[test]
+fn hysteresis_holds_between_the_thresholds() {
+    // At 78%: below the threshold, nothing; after an excursion above it, relieved.
+    let at = |demand| World::new(&[vec![(100.0, vec![demand, 6.0]), (100.0, vec![40.0, 5.0])]], 50);
+    let mut scheduler = scheduler();
+    let mut world = at(70.0);
+    assert_eq!(world.tick(&mut scheduler).decisions, []);
+    world.demand.insert(vip(1), 77.0);
+    assert_eq!(world.tick(&mut scheduler).decisions.len(), 1);
+}
+
+#[test]
+fn a_returning_gateway_gets_its_share_one_vip_at_a_time() {
+    let mut world = World::new(&[vec![(100.0, vec![5.0; 4]), (100.0, vec![5.0; 4]), (100.0, vec![])]], 50);
+    let mut scheduler = scheduler();
+    let mut per_tick = Vec::new();
+    for _ in 0..100 {
+        per_tick.push(world.tick(&mut scheduler).decisions.len());
+    }
+    assert!(per_tick.iter().all(|count| *count <= 1), "{per_tick:?}");
+    let counts: Vec<usize> = world.gateways.values().map(|gateway| gateway.vips.len()).collect();
+    assert_eq!(counts, [3, 3, 2]);
+    assert!(world.log.iter().all(|(_, decision)| matches!(decision.why, Why::Share { .. })));
+}
+
+#[test]
+fn a_drained_gateway_ends_without_vips() {
+    let mut world = World::new(&[vec![(100.0, vec![10.0; 5]), (100.0, vec![10.0]), (100.0, vec![20.0])]], 50);
+    world.gateways.get_mut(&GatewayId::new(1)).unwrap().draining = true;
+    let mut scheduler = scheduler();
+    world.run(&mut scheduler, 20);
+    assert!(world.gateways[&GatewayId::new(1)].vips.is_empty());
+    assert_eq!(world.moves(), 5);
+}
+
+#[test]
+fn the_least_loaded_cluster_gives_a_gateway() {
+    let busy = vec![(100.0, vec![45.0, 45.0]), (100.0, vec![40.0, 30.0])];
+    let idle = vec![(100.0, vec![10.0]), (100.0, vec![5.0, 4.0]), (100.0, vec![12.0])];
+    let middle = vec![(100.0, vec![30.0]), (100.0, vec![30.0]), (100.0, vec![30.0])];
+    let mut world = World::new(&[busy, middle, idle], 50);
+    let mut scheduler = scheduler();
+    let first = world.tick(&mut scheduler).decisions;
+    let gateway = GatewayId::new(7);
+    let (from, to) = (ClusterId::new(3), ClusterId::new(1));
+    assert_eq!(first[0].action, Action::ReleaseGateway { gateway, from, to });
+    assert!(first[0].to_string().contains("cluster-3 is the least loaded and will be at"), "{}", first[0]);
+    world.run(&mut scheduler, 40);
+    let actions: Vec<Action> = world.log.iter().map(|(_, decision)| decision.action).collect();
+    assert!(actions.contains(&Action::ReassignGateway { gateway, from, to }), "{actions:?}");
+    assert_eq!(world.gateways[&gateway].cluster, to);
+    assert!(world.gateways.keys().all(|id| world.load(*id) <= 0.75), "{world:?}");
+    assert!(!actions.iter().any(|action| matches!(action, Action::RequestGateway { .. })));
+}
+
+#[test]
+fn where_no_cluster_can_give_one_a_gateway_is_asked_for_once() {
+    let busy = || vec![(100.0, vec![45.0, 45.0]), (100.0, vec![45.0, 20.0]), (100.0, vec![40.0, 20.0])];
+    let mut world = World::new(&[busy(), vec![(100.0, vec![10.0]), (100.0, vec![])]], 50);
+    let mut scheduler = scheduler();
+    world.run(&mut scheduler, 50);
+    assert_eq!(world.log.len(), 1, "{:?}", world.log);
+    assert_eq!(
+        world.log[0].1.to_string(),
+        "cluster-1 needs a new gateway: gw-1 is at 92.0% and no other gateway of its cluster, 73.7% on \
+         average, can take a vIP; no other cluster can give a gateway without risk to itself"
+    );
+    let gateway = GatewayId::new(1);
+    let waits = world.tick(&mut scheduler).waits;
+    assert_eq!(waits, [Wait::Expansion { gateway, cluster: ClusterId::new(1) }]);
+    // It comes: load falls.
+    world.add(ClusterId::new(1), 100.0);
+    world.run(&mut scheduler, 50);
+    assert!(world.gateways.keys().all(|id| world.load(*id) <= 0.75), "{world:?}");
+}
+
+#[test]
+fn one_vip_too_heavy_for_any_gateway_asks_for_nothing() {
+    let mut world = World::new(&[vec![(100.0, vec![95.0]), (100.0, vec![])]], 50);
+    let outcome = world.tick(&mut scheduler());
+    assert_eq!(outcome.decisions, []);
+    assert!(matches!(outcome.waits[..], [Wait::Indivisible { .. }]), "{outcome:?}");
+    assert!(outcome.waits[0].to_string().starts_with("gw-1 at 97.0% cannot be helped by more gateways"));
+}
+
+#[test]
+fn a_cluster_that_gets_busy_itself_keeps_its_gateway() {
+    let busy = vec![(100.0, vec![45.0, 45.0]), (100.0, vec![40.0, 30.0])];
+    let idle = vec![(100.0, vec![10.0, 5.0]), (100.0, vec![3.0; 12]), (100.0, vec![15.0; 2])];
+    let mut world = World::new(&[busy, idle], 50);
+    let settings = SchedulerSettings { moves_per_interval: 1, interval_ms: 500, ..settings() };
+    let mut scheduler = Scheduler::new(settings).unwrap();
+    let released = world.tick(&mut scheduler).decisions;
+    assert!(matches!(released[0].action, Action::ReleaseGateway { .. }), "{released:?}");
+    world.demand.insert(vip(19), 60.0);
+    world.demand.insert(vip(20), 60.0);
+    let kept = (0..3).flat_map(|_| world.tick(&mut scheduler).decisions).collect::<Vec<_>>();
+    assert!(
+        kept.iter().any(|decision| matches!(
+            (decision.action, decision.why),
+            (Action::KeepGateway { .. }, Why::NeededAtHome { .. })
+        )),
+        "{kept:?}"
+    );
+}
+
+#[test]
+fn reports_that_contradict_themselves_are_refused() {
+    let mut world = World::new(&[vec![(100.0, vec![10.0]), (100.0, vec![20.0])]], 50);
+    let reports = world.reports();
+    let mut scheduler = scheduler();
+    let before = scheduler.clone();
+    let mut said = |change: &dyn Fn(&mut Vec<ClusterReport>)| {
+        let mut reports = reports.clone();
+        change(&mut reports);
+        scheduler.decide(0, &reports).unwrap_err().to_string()
+    };
+    assert_eq!(said(&|r| r[0].gateways[1].id = GatewayId::new(1)), "gw-1 is reported twice");
+    assert_eq!(said(&|r| r.push(r[0].clone())), "cluster-1 is reported twice");
+    assert_eq!(said(&|r| r[0].gateways[0].load = f64::NAN), "gw-1 reports a load of NaN");
+    assert_eq!(said(&|r| r[0].gateways[1].capacity_pps = 0.0), "gw-2 reports a capacity of 0");
+    assert_eq!(said(&|r| r[0].gateways[1].pairs[0].demand_pps = -1.0), "gw-2 reports a demand of -1");
+    let vip = vip(1);
+    assert_eq!(said(&|r| r[0].gateways[1].pairs[0].vip = vip), format!("{vip} belongs to gw-1 and to gw-2"));
+    assert_eq!(scheduler, before);
+    let wrong = SchedulerSettings { receive_below: 0.9, ..SchedulerSettings::default() };
+    assert!(Scheduler::new(wrong).is_err());
+    let wrong = SchedulerSettings { moves_per_interval: 0, ..SchedulerSettings::default() };
+    assert_eq!(
+        Scheduler::new(wrong).unwrap_err().to_string(),
+        "moves_per_interval is 0: nothing could ever move"
+    );
+}

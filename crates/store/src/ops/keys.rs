@@ -1,0 +1,95 @@
+//! The keys of clusters: made with the cluster, renewed before they age, dropped
+//! after they ended.
+
+use crate::backend::Query;
+use crate::rows::{KEY_COLUMNS, get, key};
+use crate::value::args;
+use crate::write::Write;
+use crate::{Change, Cluster, ClusterKey, Result, StoreError};
+use sluice_types::{ClusterId, Secret};
+
+/// A key is followed by one that becomes valid this long after it did.
+pub(crate) const RENEW_MS: u64 = 24 * 3600 * 1000;
+/// A renewed key is valid this long after it was made: by then every node has it.
+pub(crate) const SPREAD_MS: u64 = 10 * 60 * 1000;
+/// The key before it is valid this much longer, for nodes whose clocks are late and
+/// packets under way; and a first key as much earlier.
+pub(crate) const OVERLAP_MS: u64 = 3600 * 1000;
+/// A key that nothing follows is valid this long: nodes do without a controller for
+/// at least that time, less a day.
+pub(crate) const LIFE_MS: u64 = 30 * 24 * 3600 * 1000;
+/// An ended key is kept this long.
+pub(crate) const KEEP_MS: u64 = 3600 * 1000;
+
+fn draw() -> Result<Secret> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| StoreError::Unavailable {
+        cause: format!("no randomness: {error}"),
+        source: None,
+    })?;
+    Ok(Secret::new(bytes))
+}
+
+/// Keys of one cluster, or of all, in order of id.
+pub(crate) async fn list(q: &mut dyn Query, cluster: Option<ClusterId>) -> Result<Vec<ClusterKey>> {
+    let rows = match cluster {
+        Some(cluster) => {
+            let sql = format!("SELECT {KEY_COLUMNS} FROM cluster_keys WHERE cluster = $1 ORDER BY id");
+            q.rows(&sql, args![cluster.get()]).await?
+        }
+        None => q.rows(&format!("SELECT {KEY_COLUMNS} FROM cluster_keys ORDER BY id"), vec![]).await?,
+    };
+    rows.iter().map(key).collect()
+}
+
+async fn add(w: &mut Write, cluster: ClusterId, not_before_ms: u64, not_after_ms: u64) -> Result<()> {
+    let row = w.q().row("UPDATE meta SET next_key = next_key + 1 RETURNING next_key - 1", vec![]).await?;
+    let id = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
+    let sql = format!("INSERT INTO cluster_keys ({KEY_COLUMNS}) VALUES ($1, $2, $3, $4, $5)");
+    let secret = draw()?.bytes().to_vec();
+    w.q().run(&sql, args![id, cluster.get(), secret, not_before_ms, not_after_ms]).await.map(drop)
+}
+
+/// The first key, valid at once.
+pub(crate) async fn first(w: &mut Write, cluster: ClusterId, now_ms: u64) -> Result<()> {
+    add(w, cluster, now_ms.saturating_sub(OVERLAP_MS), now_ms + LIFE_MS).await?;
+    w.push(&Change::KeysChanged { cluster, keys: Vec::new() })
+}
+
+/// Makes the next key if it is due, and drops those that ended long ago. Without
+/// either, nothing is committed. True if something was.
+pub(crate) async fn rotate(w: &mut Write, cluster: ClusterId, now_ms: u64) -> Result<bool> {
+    get::<Cluster>(w.q(), cluster).await?;
+    let keys = list(w.q(), Some(cluster)).await?;
+    let Some(newest) = keys.last() else {
+        first(w, cluster, now_ms).await?;
+        return Ok(true);
+    };
+    let ended = keys.iter().any(|key| key.not_after_ms + KEEP_MS <= now_ms);
+    let valid_at = |key: &ClusterKey, at_ms| key.not_before_ms <= at_ms && at_ms < key.not_after_ms;
+    // None is valid if no controller ran for a month, or if a clock that was ahead was set back.
+    let usable = keys.iter().any(|key| valid_at(key, now_ms) || valid_at(key, now_ms + SPREAD_MS));
+    let due = !usable || newest.not_before_ms + RENEW_MS <= now_ms + SPREAD_MS;
+    if !ended && !due {
+        return Ok(false);
+    }
+    if due {
+        let from_ms = if usable { now_ms + SPREAD_MS } else { now_ms.saturating_sub(OVERLAP_MS) };
+        let until_ms = from_ms + OVERLAP_MS;
+        let sql = "DELETE FROM cluster_keys WHERE cluster = $1 AND not_before_ms >= $2";
+        w.q().run(sql, args![cluster.get(), until_ms]).await?;
+        let sql = "UPDATE cluster_keys SET not_after_ms = $2 WHERE cluster = $1 AND not_after_ms > $2";
+        w.q().run(sql, args![cluster.get(), until_ms]).await?;
+        add(w, cluster, from_ms, now_ms + LIFE_MS).await?;
+    }
+    let sql = "DELETE FROM cluster_keys WHERE cluster = $1 AND not_after_ms <= $2";
+    w.q().run(sql, args![cluster.get(), now_ms.saturating_sub(KEEP_MS)]).await?;
+    w.push(&Change::KeysChanged { cluster, keys: Vec::new() })?;
+    Ok(true)
+}
+
+/// A cluster goes, and its keys with it.
+pub(crate) async fn forget(w: &mut Write, cluster: ClusterId) -> Result<()> {
+    w.q().run("DELETE FROM cluster_keys WHERE cluster = $1", args![cluster.get()]).await?;
+    w.push(&Change::KeysChanged { cluster, keys: Vec::new() })
+}

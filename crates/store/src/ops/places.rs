@@ -1,0 +1,143 @@
+//! Which place a vIP has in its cluster, and which gateway is its home.
+
+use crate::{Cluster, ClusterVip, Gateway};
+use sluice_cluster::{VIPS_MAX, VipId, spread};
+use sluice_types::GatewayId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// The vIPs of a cluster that has `old` ones and shall have `wanted`: each one that
+/// stays keeps its place. A new one gets the lowest place that nobody has or had, or
+/// else one that becomes free: a place that changes hands at once keeps its MAC under
+/// another address. `wanted` are at most [`VIPS_MAX`].
+pub(crate) fn place(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<ClusterVip> {
+    let kept = old.iter().filter(|vip| wanted.contains(&vip.address)).copied();
+    let mut vips: BTreeMap<u8, ClusterVip> = kept.map(|vip| (vip.place, vip)).collect();
+    let had: BTreeSet<u8> = old.iter().map(|vip| vip.place).collect();
+    let added: Vec<IpAddr> =
+        wanted.iter().filter(|address| old.iter().all(|vip| vip.address != **address)).copied().collect();
+    let places = 0..VIPS_MAX as u8;
+    let fresh = places.clone().filter(|place| !had.contains(place));
+    let freed = places.filter(|place| had.contains(place) && !vips.contains_key(place));
+    let free: Vec<u8> = fresh.chain(freed).take(added.len()).collect();
+    for (place, address) in free.into_iter().zip(added) {
+        vips.insert(place, ClusterVip { place, address, home: None });
+    }
+    vips.into_values().collect()
+}
+
+/// Gives each vIP its home: even shares within each family, among gateways that have
+/// a VTEP of it and are not draining, moving as few as possible. Where there is no such
+/// gateway, those that are at hand.
+pub(crate) fn settle(cluster: &mut Cluster, gateways: &[Gateway]) {
+    for ipv4 in [true, false] {
+        let fits = |gateway: &&Gateway| {
+            if ipv4 { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
+        };
+        let stays = |gateway: &&Gateway| !gateway.draining;
+        let ids = |gateways: Vec<&Gateway>| gateways.iter().map(|g| g.id).collect::<Vec<GatewayId>>();
+        let choices = [
+            ids(gateways.iter().filter(fits).filter(stays).collect()),
+            ids(gateways.iter().filter(stays).collect()),
+            ids(gateways.iter().collect()),
+        ];
+        let able = choices.into_iter().find(|able| !able.is_empty()).unwrap_or_default();
+        let of_family = |vip: &&ClusterVip| vip.address.is_ipv4() == ipv4;
+        let places: Vec<VipId> =
+            cluster.vips.iter().filter(of_family).filter_map(|vip| VipId::new(vip.place).ok()).collect();
+        let old = |id: VipId| cluster.vips.iter().find(|vip| vip.place == id.get())?.home;
+        let homes: BTreeMap<u8, GatewayId> =
+            spread(places, &able, old).into_iter().map(|(vip, home)| (vip.get(), home)).collect();
+        for vip in cluster.vips.iter_mut().filter(|vip| vip.address.is_ipv4() == ipv4) {
+            vip.home = homes.get(&vip.place).copied();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use sluice_types::ClusterId;
+
+    fn gateway(id: u64, v4: bool, v6: bool, draining: bool) -> Gateway {
+        Gateway {
+            id: GatewayId::new(id),
+            name: String::new(),
+            cluster: ClusterId::new(1),
+            vtep4: v4.then(|| [192, 0, 2, id as u8].into()),
+            vtep6: v6.then(|| [0xfd00, 0, 0, 0, 0, 0, 0, id as u16].into()),
+            draining,
+            revision: 1,
+        }
+    }
+
+    fn address(number: u8) -> IpAddr {
+        if number.is_multiple_of(2) {
+            [198, 51, 100, number].into()
+        } else {
+            [0xfd01, 0, 0, 0, 0, 0, 0, u16::from(number)].into()
+        }
+    }
+
+    fn cluster(vips: Vec<ClusterVip>) -> Cluster {
+        Cluster { id: ClusterId::new(1), name: String::new(), vips, plan_revision: 1, revision: 1 }
+    }
+
+    #[test]
+    fn a_freed_place_is_used_last() {
+        let all: Vec<IpAddr> = (0..126).map(address).collect();
+        let first = place(&[], &all[..3]);
+        assert_eq!(first.iter().map(|vip| vip.place).collect::<Vec<_>>(), [0, 1, 2]);
+        let second = place(&first, &[all[9], all[2], all[0]]);
+        let places: Vec<_> = second.iter().map(|vip| (vip.place, vip.address)).collect();
+        assert_eq!(places, [(0, all[0]), (2, all[2]), (3, all[9])]);
+        // All others at once: there are too few fresh places for them.
+        let full = place(&[], &all);
+        let others: Vec<IpAddr> = (126..=251).map(address).collect();
+        let next = place(&full, &others);
+        assert_eq!(next.len(), 126);
+        assert_eq!(next.iter().filter(|vip| vip.place >= 126).count(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn vips_keep_their_places_and_homes_are_even(
+            lists in prop::collection::vec(prop::collection::btree_set(0u8..60, 1..40), 1..6),
+            members in prop::collection::vec(
+                prop::collection::btree_map(1u64..6, (any::<bool>(), any::<bool>()), 0..5), 6),
+        ) {
+            let mut now = cluster(Vec::new());
+            for (list, members) in lists.iter().zip(&members) {
+                let wanted: Vec<IpAddr> = list.iter().map(|number| address(*number)).collect();
+                let before = now.clone();
+                now.vips = place(&before.vips, &wanted);
+                let given: BTreeSet<IpAddr> = now.addresses().into_iter().collect();
+                prop_assert_eq!(given, wanted.iter().copied().collect());
+                prop_assert!(now.vips.is_sorted_by(|a, b| a.place < b.place));
+                for vip in &before.vips {
+                    let after = now.vips.iter().find(|after| after.address == vip.address);
+                    prop_assert!(after.is_none_or(|after| after.place == vip.place));
+                }
+                let gateways: Vec<Gateway> =
+                    members.iter().map(|(id, (v6, draining))| gateway(*id, true, *v6, *draining)).collect();
+                settle(&mut now, &gateways);
+                let all_drain = gateways.iter().all(|gateway| gateway.draining);
+                for vip in &now.vips {
+                    let home = vip.home.and_then(|home| gateways.iter().find(|gateway| gateway.id == home));
+                    prop_assert_eq!(home.is_none(), gateways.is_empty());
+                    prop_assert!(home.is_none_or(|home| !home.draining || all_drain));
+                }
+                let able: Vec<_> = gateways.iter().filter(|g| !g.draining).collect();
+                let share = |id| now.vips.iter().filter(|v| v.address.is_ipv4() && v.home == Some(id)).count();
+                let shares: Vec<usize> = able.iter().map(|gateway| share(gateway.id)).collect();
+                if let (Some(least), Some(most)) = (shares.iter().min(), shares.iter().max()) {
+                    prop_assert!(most - least <= 1, "{:?}", shares);
+                }
+                // Nothing moves when nothing changed.
+                let again = { let mut again = now.clone(); settle(&mut again, &gateways); again };
+                prop_assert_eq!(&again, &now);
+            }
+        }
+    }
+}
