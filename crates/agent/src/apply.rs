@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf,
+    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf, Vtep,
 };
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{GatewayId, InstanceId, IpNet, Vni};
@@ -42,6 +42,12 @@ pub trait Ports: Send + 'static {
 
     /// All that are here.
     fn instances(&self) -> Vec<InstanceId>;
+
+    /// Another node is there, or has another role.
+    fn upsert_vtep(&mut self, _vtep: &Vtep) {}
+
+    /// Of the other nodes these are there no longer.
+    fn remove_vteps(&mut self, _gone: &dyn Fn(IpAddr) -> bool) {}
 
     /// A step ends: what was told must survive a crash from here on.
     ///
@@ -285,6 +291,7 @@ impl<P: Ports> Applier<P> {
         if let Some(mut mentioned) = self.snapshot.take() {
             let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
             self.failures.check(result, "cluster keys");
+            self.ports.remove_vteps(&|address| !mentioned.vteps.contains(&address));
             self.sweep(&mentioned);
         }
         if let Err(error) = self.ports.commit() {
@@ -304,6 +311,7 @@ impl<P: Ports> Applier<P> {
 
     fn upsert(&mut self, update: &mut Update) {
         for vtep in &update.vteps {
+            self.ports.upsert_vtep(vtep);
             let result = self.tables.upsert_vtep(vtep.address);
             self.note_topology(result, format_args!("VTEP {}", vtep.address));
         }
@@ -480,6 +488,9 @@ impl<P: Ports> Applier<P> {
         for address in &update.removed_vips {
             let result = self.tables.remove_vip(*address);
             self.note_topology(result, format_args!("removal of vIP {address}"));
+        }
+        if !update.removed_vteps.is_empty() {
+            self.ports.remove_vteps(&|address| update.removed_vteps.contains(&address));
         }
         for address in &update.removed_vteps {
             let result = self.tables.remove_vtep(*address);
