@@ -5,6 +5,7 @@
 
 mod announce;
 mod args;
+pub mod ownership;
 mod underlay;
 
 pub use args::Args;
