@@ -10,6 +10,7 @@ mod announce;
 mod driver;
 mod plan;
 mod thread;
+mod view;
 mod witness;
 
 #[cfg(test)]
@@ -21,7 +22,6 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use sluice_agent::Error;
 use sluice_agent::underlay::Vteps;
@@ -32,6 +32,7 @@ pub use announce::{Announce, Layer2, Links};
 pub use driver::{Owned, Status};
 pub use plan::{Plan, PlannedMember, PlannedVip};
 pub use thread::Tables;
+pub use view::View;
 pub use witness::Neighbour;
 
 use driver::Driver;
@@ -74,7 +75,7 @@ pub struct Setup {
 pub struct Ownership {
     commands: Sender<Command>,
     waker: UnixStream,
-    status: Arc<Mutex<Status>>,
+    view: View,
 }
 
 impl Ownership {
@@ -95,7 +96,7 @@ impl Ownership {
         }
         let (commands, received) = channel();
         let (saver, saved) = channel();
-        let status = Arc::new(Mutex::new(Status::default()));
+        let view = View::default();
         let parts = Parts {
             driver,
             vteps,
@@ -106,12 +107,12 @@ impl Ownership {
             commands: received,
             waker: woken,
             saver,
-            status: status.clone(),
+            view: view.clone(),
         };
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         spawn("cluster-save").spawn(move || save(path, saved)).map_err(failed())?;
         spawn("cluster").spawn(move || run(parts)).map_err(failed())?;
-        Ok(Self { commands, waker, status })
+        Ok(Self { commands, waker, view })
     }
 
     fn tell(&self, command: Command) {
@@ -140,11 +141,17 @@ impl Ownership {
         self.tell(Command::Neighbours(neighbours));
     }
 
-    /// For the operator; up to 50 ms old.
+    /// For the operator.
     #[must_use]
-    pub fn status(&self) -> Status {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn view(&self) -> View {
+        self.view.clone()
     }
+}
+
+/// Whether an earlier life left what it takes to go on without the controller.
+#[must_use]
+pub fn is_remembered(state_dir: &Path) -> bool {
+    read(&state_dir.join(FILE)).is_ok_and(|saved| saved.is_some())
 }
 
 /// What an earlier life saved. What cannot be understood is as good as nothing: the others know.

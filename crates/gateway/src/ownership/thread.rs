@@ -7,7 +7,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -19,8 +18,9 @@ use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
 
 use super::Command;
 use super::announce::Announce;
-use super::driver::{Action, Driver, Event, Now, Owned, Status, To};
+use super::driver::{Action, Driver, Event, Now, Owned, To};
 use super::plan::Saved;
+use super::view::View;
 use super::witness::Witness;
 
 /// Datagrams taken from a socket before the others have their turn.
@@ -51,7 +51,7 @@ pub struct Parts {
     /// Readable when there are commands; its other end's closing is the end.
     pub waker: UnixStream,
     pub saver: Sender<Saved>,
-    pub status: Arc<Mutex<Status>>,
+    pub view: View,
 }
 
 /// The time.
@@ -165,7 +165,7 @@ struct Runner {
     commands: Receiver<Command>,
     waker: UnixStream,
     saver: Sender<Saved>,
-    status: Arc<Mutex<Status>>,
+    view: View,
     /// What the tables have not been told yet.
     untold: Option<Owned>,
     chores_us: u64,
@@ -181,7 +181,7 @@ pub fn run(parts: Parts) {
             "no real-time priority (CAP_SYS_NICE): a busy machine may seem dead to its cluster"
         ),
     }
-    let Parts { driver, vteps, port, announcer, witness, tables, commands, waker, saver, status } = parts;
+    let Parts { driver, vteps, port, announcer, witness, tables, commands, waker, saver, view } = parts;
     let mut runner = Runner {
         driver,
         sockets: Sockets::new(vteps, port),
@@ -191,7 +191,7 @@ pub fn run(parts: Parts) {
         commands,
         waker,
         saver,
-        status,
+        view,
         untold: None,
         chores_us: 0,
         status_us: 0,
@@ -342,10 +342,7 @@ impl Runner {
             self.chores_us = now.boot_us + CHORES_US;
             self.sockets.open();
         }
-        if now.boot_us >= self.status_us
-            && let Ok(mut status) = self.status.try_lock()
-        {
-            *status = self.driver.status(now);
+        if now.boot_us >= self.status_us && self.view.offer(|| self.driver.status(now)) {
             self.status_us = now.boot_us + STATUS_US;
         }
     }
