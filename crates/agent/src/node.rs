@@ -141,10 +141,7 @@ impl Opened {
             // Whatever the tables hold is no base for changes: a snapshot is needed.
             tables.set_applied_revision(0);
         }
-        let mut applier = Applier::new(tables, ports);
-        if let sluice_southbound::Node::Gateway(id) = identity.node()? {
-            applier.set_gateway(id);
-        }
+        let applier = Applier::new(tables, ports);
         let (keys, plan) = (applier.keys(), applier.plan());
         let writer = Writer::start(applier)?;
         let node = Arc::new(Node {
@@ -194,6 +191,12 @@ pub struct Started<P> {
 }
 
 impl<P: Ports> Started<P> {
+    /// Who this node is, and where its controller.
+    #[must_use]
+    pub fn identity(&self) -> &sluice_southbound::Identity {
+        &self.identity
+    }
+
     /// Follows the controller, serves API and metrics, and runs `work`, until SIGTERM or SIGINT.
     /// Programs, tables and attachments stay.
     ///

@@ -4,6 +4,7 @@
 
 mod batch;
 mod edge;
+mod follow;
 mod keys;
 mod socket;
 mod stats;
