@@ -45,10 +45,15 @@ pub struct Cloud {
 }
 
 /// SplitMix64.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// Every seed is a good one.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -56,12 +61,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// 1 to n, in any order.
-    fn ranks(&mut self, n: usize) -> Vec<usize> {
+    pub fn ranks(&mut self, n: usize) -> Vec<usize> {
         let mut ranks: Vec<usize> = (1..=n).collect();
         for last in (1..n).rev() {
             ranks.swap(last, (self.unit() * (last + 1) as f64) as usize);
@@ -84,7 +89,7 @@ impl Cloud {
     /// # Errors
     /// As [`Cloud::draw`].
     pub fn draw_again(&self, seed: u64) -> Result<Problem, Failure> {
-        let mut random = Random(self.seed);
+        let mut random = Random::new(self.seed);
         let capacities: Vec<u64> = (0..self.clusters)
             .map(|cluster| match self.kind {
                 Clusters::UnlikeAndTight if cluster % 2 == 1 => CLUSTER_PPS / 2,
@@ -94,7 +99,7 @@ impl Cloud {
         let needed = NEEDED * capacities.iter().sum::<u64>() as f64;
         let limit = self.largest.map_or(f64::INFINITY, |part| part * CLUSTER_PPS as f64);
         let demands = self.demands(needed, limit);
-        let (demand_ranks, entry_ranks) = (Random(!seed).ranks(self.vpcs), random.ranks(self.vpcs));
+        let (demand_ranks, entry_ranks) = (Random::new(!seed).ranks(self.vpcs), random.ranks(self.vpcs));
         let tenants = self.owners(&mut random);
         let spread = (ENTRIES.1 - ENTRIES.0) as f64;
         let vpcs: Vec<Vpc> = (0..self.vpcs)

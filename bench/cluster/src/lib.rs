@@ -2,6 +2,7 @@
 //! peer's in the same run.
 #![forbid(unsafe_code)]
 
+mod burst;
 mod demands;
 mod fleet;
 mod push;
@@ -32,7 +33,7 @@ pub struct Outcome {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 2] = [("rgcm", rgcm::measure), ("push", push::measure)];
+const ALL: [(&str, Part); 3] = [("rgcm", rgcm::measure), ("push", push::measure), ("burst", burst::measure)];
 
 impl Outcome {
     pub(crate) fn note(&mut self, text: String) {

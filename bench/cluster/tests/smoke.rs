@@ -10,8 +10,14 @@ fn all_parts_run_and_give_their_figures() {
         let found = outcome.measures.iter().find(|measure| measure.measure == name);
         found.unwrap_or_else(|| panic!("{name} was not measured")).ours
     };
-    for name in ["rgcm_1885_s", "rgcm_10k_tenants_s", "rgcm_lp_1885_s", "push_10k_45gw_s", "push_100k_45gw_s"]
-    {
+    for name in [
+        "rgcm_1885_s",
+        "rgcm_10k_tenants_s",
+        "rgcm_lp_1885_s",
+        "push_10k_45gw_s",
+        "push_100k_45gw_s",
+        "burst_max_over_mean",
+    ] {
         assert!(ours(name) > 0.0, "{name}");
     }
     assert!(ours("rgcm_lambda_ratio") >= 1.0);

@@ -11,13 +11,15 @@
 
 #define PACKET_BYTES 112 /* 110 of headers and payload, and 2 to make whole words */
 #define INNER_IP 64	 /* 14 + 20 + 8 + 8 + 14 */
+#define INNER_UDP 84
+#define FIRST_PORT 1024
 
 struct generator {
 	__u64 packet[PACKET_BYTES / 8];
 	__u32 base;  /* first inner destination, host order */
 	__u32 count; /* destinations are base .. base + count - 1 */
 	__u32 check; /* sum of the inner IPv4 header without checksum and destination */
-	__u32 reserved;
+	__u32 ports; /* UDP source ports of the inner packets, from 1024 on: a flow each */
 };
 
 struct {
@@ -60,6 +62,8 @@ static __always_inline int write_packet(struct xdp_md *ctx)
 	*(__be16 *)(data + INNER_IP + 10) = bpf_htons(~sum & 0xffff);
 	*(__be16 *)(data + INNER_IP + 16) = bpf_htons(address >> 16);
 	*(__be16 *)(data + INNER_IP + 18) = bpf_htons(address & 0xffff);
+	*(__be16 *)(data + INNER_UDP) =
+		bpf_htons(FIRST_PORT + (__u16)((bpf_get_prandom_u32() & 0xffff) * from->ports >> 16));
 	return 0;
 }
 

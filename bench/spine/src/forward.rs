@@ -74,7 +74,7 @@ fn rounds(count: u32, effort: Effort) -> Result<Figures, Failure> {
     let rig = Rig::new()?;
     let gateway = Gateway::new(&rig, count, Routes::One)?;
     let routed = Gateway::new(&rig, count, Routes::Each)?;
-    rig.aim(count, ROUTER_MAC.octets())?;
+    rig.aim(count, 1, ROUTER_MAC.octets())?;
     let alone = |gateway: &Gateway| -> Result<f64, Failure> {
         Ok(median((0..effort.rounds).map(|_| gateway.nanoseconds(&rig)).collect::<Result<_, _>>()?))
     };

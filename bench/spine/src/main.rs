@@ -1,17 +1,10 @@
 //! `make bench-spine`: the spine's figures, each beside its peers in one run.
 #![forbid(unsafe_code)]
 
-mod forward;
-mod gateway;
-mod packet;
-mod peers;
-mod programming;
-mod rig;
-mod tcp;
-
 use clap::Parser;
-use forward::Effort;
 use sluice_bench_report::{self as report, shell::Failure};
+use sluice_bench_spine::forward::Effort;
+use sluice_bench_spine::{forward, programming, tcp};
 use sluice_lab::{Lab, Options, Topology};
 use std::path::{Path, PathBuf};
 

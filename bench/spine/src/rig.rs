@@ -83,14 +83,14 @@ impl Rig {
         Ok(Self { object, _sink: sink, gen_ifindex, dut_ifindex, dut_mac, gen_mac })
     }
 
-    /// Sends to `count` inner destinations, inner frames to `inner_mac`.
+    /// Sends to `count` inner destinations, `ports` flows to each (at most 64,000), inner frames to `inner_mac`.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn aim(&self, count: u32, inner_mac: [u8; 6]) -> Result<(), Failure> {
+    pub fn aim(&self, count: u32, ports: u32, inner_mac: [u8; 6]) -> Result<(), Failure> {
         let (packet, check) = packet::template(self.dut_mac, self.gen_mac, inner_mac);
         let mut value = packet.to_vec();
-        for word in [packet::INNER_BASE, count, check, 0] {
+        for word in [packet::INNER_BASE, count, check, ports] {
             value.extend(word.to_ne_bytes());
         }
         self.map("generator")?.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?;

@@ -17,7 +17,7 @@ use sluice_southbound::{
     ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf, Vtep,
 };
 use sluice_tables::{NodeTables, Target};
-use sluice_types::{GatewayId, InstanceId, IpNet, Vni};
+use sluice_types::{InstanceId, IpNet, Vni};
 use tokio::sync::watch;
 
 use crate::linger::Linger;
@@ -121,8 +121,8 @@ pub struct Applier<P> {
     /// Counts changes of VTEPs and vIPs, for those who act on them.
     topology: u64,
     linger: Option<Linger>,
-    /// A gateway's own id.
-    gateway: Option<GatewayId>,
+    /// vIPs that this gateway answers for.
+    owned: HashSet<IpAddr>,
     keys: KeyBook,
     plan: watch::Sender<Option<ClusterPlan>>,
 }
@@ -170,6 +170,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 impl<P: Ports> Applier<P> {
     /// Over tables as they are.
     pub fn new(tables: NodeTables, ports: P) -> Self {
+        let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
         Self {
             tables,
             ports,
@@ -178,7 +179,7 @@ impl<P: Ports> Applier<P> {
             waiting: BTreeMap::new(),
             topology: 0,
             linger: None,
-            gateway: None,
+            owned,
             keys: KeyBook::default(),
             plan: watch::Sender::default(),
         }
@@ -227,9 +228,18 @@ impl<P: Ports> Applier<P> {
         }
     }
 
-    /// This node is a gateway: it owns the vIPs whose home it is.
-    pub fn set_gateway(&mut self, id: GatewayId) {
-        self.gateway = Some(id);
+    /// Lets packets find that this gateway answers for these vIPs, and for no others; those that are
+    /// not in the tables yet, when they come. Until it is called, what the tables say counts.
+    pub fn own(&mut self, owned: HashSet<IpAddr>) {
+        self.owned = owned;
+        let wrong: Vec<_> =
+            self.tables.vips().filter(|vip| vip.owned != self.owned.contains(&vip.address)).collect();
+        for vip in wrong {
+            let vip = sluice_tables::Vip { owned: !vip.owned, ..vip };
+            if let Err(error) = self.tables.upsert_vip(&vip) {
+                tracing::error!(vip = %vip.address, owned = vip.owned, error = chain(&error), "owner of a vIP");
+            }
+        }
     }
 
     /// Where the clusters' keys are kept: what a predecessor left there is in use at once.
@@ -315,11 +325,13 @@ impl<P: Ports> Applier<P> {
             let result = self.tables.upsert_vtep(vtep.address);
             self.note_topology(result, format_args!("VTEP {}", vtep.address));
         }
+        for Vip { address, mac } in update.vips.iter().copied() {
+            let vip = sluice_tables::Vip { address, mac, owned: self.owned.contains(&address) };
+            let result = self.tables.upsert_vip(&vip);
+            self.note_topology(result, format_args!("vIP {address}"));
+        }
         if let Some(plan) = update.cluster.take() {
-            self.upsert_vips(&update.vips, Some(&plan));
             self.plan.send_replace(Some(plan));
-        } else {
-            self.upsert_vips(&update.vips, None);
         }
         self.note_keys(std::mem::take(&mut update.keys));
         for group in update.groups.drain(..) {
@@ -336,24 +348,6 @@ impl<P: Ports> Applier<P> {
             if let Err(error) = self.ports.upsert(&mut self.tables, port) {
                 self.failures.add(1, || error);
             }
-        }
-    }
-
-    /// Writes vIPs. A plan says who owns which, of those that are there already, too;
-    /// without one owners stay.
-    fn upsert_vips(&mut self, vips: &[Vip], plan: Option<&ClusterPlan>) {
-        let mut all: BTreeMap<IpAddr, sluice_tables::Vip> =
-            self.tables.vips().map(|vip| (vip.address, vip)).collect();
-        for Vip { address, mac } in vips.iter().copied() {
-            let owned = all.get(&address).is_some_and(|vip| vip.owned);
-            all.insert(address, sluice_tables::Vip { address, mac, owned });
-        }
-        for mut vip in all.into_values() {
-            if let Some(plan) = plan {
-                vip.owned = self.gateway.is_some() && plan.home(vip.address) == self.gateway;
-            }
-            let result = self.tables.upsert_vip(&vip);
-            self.note_topology(result, format_args!("vIP {}", vip.address));
         }
     }
 

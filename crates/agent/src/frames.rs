@@ -1,19 +1,25 @@
-//! Frames that an agent sends by itself: where a vIP is now, to the underlay,
-//! and that the router is still there, to VMs.
+//! Frames that an agent sends by itself: where a vIP is now, and whether anybody
+//! is there, to the underlay; that the router is still there, to VMs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use sluice_types::{Ipv6Net, MacAddr, ROUTER_LINK_LOCAL, ROUTER_MAC};
+use sluice_types::{Ipv6Net, MacAddr, ROUTER_LINK_LOCAL, ROUTER_MAC, solicited_node};
 
 const BROADCAST: MacAddr = MacAddr::new([0xff; 6]);
 const ALL_NODES_MAC: MacAddr = MacAddr::new([0x33, 0x33, 0, 0, 0, 1]);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ETHERTYPE_ARP: u16 = 0x0806;
+const ETHERTYPE_RARP: u16 = 0x8035;
+const ARP_REQUEST: u8 = 1;
+const ARP_REPLY: u8 = 2;
+const RARP_REQUEST: u8 = 3;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const FRAME_BYTES_MIN: usize = 60;
 const NEXT_HEADER_ICMPV6: u8 = 58;
 const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const FLAG_SOLICITED: u8 = 0x40;
 const FLAG_OVERRIDE: u8 = 0x20;
 const OPTION_SOURCE_MAC: u8 = 1;
 const OPTION_TARGET_MAC: u8 = 2;
@@ -42,15 +48,72 @@ fn ethernet(destination: MacAddr, source: MacAddr, ethertype: u16) -> Vec<u8> {
 }
 
 fn gratuitous_arp(address: Ipv4Addr, mac: MacAddr) -> Vec<u8> {
+    arp(mac, address, address)
+}
+
+/// A request from `mac` and `sender` for `target`, to all.
+fn arp(mac: MacAddr, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet(BROADCAST, mac, ETHERTYPE_ARP);
-    // Ethernet, IPv4, their lengths, request.
-    frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+    // Ethernet, IPv4, their lengths.
+    frame.extend([0, 1, 8, 0, 6, 4, 0, ARP_REQUEST]);
     frame.extend(mac.octets());
-    frame.extend(address.octets());
+    frame.extend(sender.octets());
     frame.extend([0; 6]);
-    frame.extend(address.octets());
+    frame.extend(target.octets());
     frame.resize(FRAME_BYTES_MIN, 0);
     frame
+}
+
+/// A reverse ARP request (RFC 903) of a MAC for its own address: it asks nobody, but every switch that
+/// it floods learns where the MAC is, whatever it does with multicast.
+pub fn reverse_arp(mac: MacAddr) -> Vec<u8> {
+    let mut frame = ethernet(BROADCAST, mac, ETHERTYPE_RARP);
+    frame.extend([0, 1, 8, 0, 6, 4, 0, RARP_REQUEST]);
+    for _ in 0..2 {
+        frame.extend(mac.octets());
+        frame.extend([0; 4]);
+    }
+    frame.resize(FRAME_BYTES_MIN, 0);
+    frame
+}
+
+/// An ARP request or a neighbour solicitation for `target` from an interface of this MAC and address;
+/// none if the addresses are of different families.
+pub fn question(target: IpAddr, source: IpAddr, mac: MacAddr) -> Option<Vec<u8>> {
+    match (target, source) {
+        (IpAddr::V4(target), IpAddr::V4(source)) => Some(arp(mac, source, target)),
+        (IpAddr::V6(target), IpAddr::V6(source)) => Some(solicitation(target, source, mac)),
+        _ => None,
+    }
+}
+
+fn solicitation(target: Ipv6Addr, source: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
+    let mut message = vec![NEIGHBOUR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+    message.extend(target.octets());
+    message.extend([OPTION_SOURCE_MAC, 1]);
+    message.extend(mac.octets());
+    let group = solicited_node(target);
+    let [.., a, b, c] = group.octets();
+    icmpv6((source, mac), (group, MacAddr::new([0x33, 0x33, 0xff, a, b, c])), message)
+}
+
+/// Who answers whom by this ARP reply or solicited neighbour advertisement; none if it is neither.
+pub fn answer(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    let part = |at: usize, bytes: usize| frame.get(at..at + bytes);
+    let address4 = |at| <[u8; 4]>::try_from(part(at, 4)?).ok().map(IpAddr::from);
+    let address6 = |at| <[u8; 16]>::try_from(part(at, 16)?).ok().map(IpAddr::from);
+    match u16::from_be_bytes(part(12, 2)?.try_into().ok()?) {
+        ETHERTYPE_ARP if part(14, 8)? == [0, 1, 8, 0, 6, 4, 0, ARP_REPLY] => {
+            Some((address4(28)?, address4(38)?))
+        }
+        ETHERTYPE_IPV6 => {
+            let advertised = part(20, 2)? == [NEXT_HEADER_ICMPV6, 255]
+                && part(54, 2)? == [NEIGHBOUR_ADVERTISEMENT, 0]
+                && part(58, 1)?[0] & FLAG_SOLICITED != 0;
+            if advertised { Some((address6(62)?, address6(38)?)) } else { None }
+        }
+        _ => None,
+    }
 }
 
 fn unsolicited_advertisement(address: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
@@ -79,17 +142,22 @@ pub fn router_advertisement(prefix: &Ipv6Net, mtu: u16) -> Vec<u8> {
 }
 
 /// An ICMPv6 message, its checksum still zero, to all nodes of the link.
-fn to_all_nodes(source: Ipv6Addr, mac: MacAddr, mut message: Vec<u8>) -> Vec<u8> {
-    let checksum = icmpv6_checksum(source, ALL_NODES, &message);
+fn to_all_nodes(source: Ipv6Addr, mac: MacAddr, message: Vec<u8>) -> Vec<u8> {
+    icmpv6((source, mac), (ALL_NODES, ALL_NODES_MAC), message)
+}
+
+/// The same between any two.
+fn icmpv6(from: (Ipv6Addr, MacAddr), to: (Ipv6Addr, MacAddr), mut message: Vec<u8>) -> Vec<u8> {
+    let checksum = icmpv6_checksum(from.0, to.0, &message);
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
 
-    let mut frame = ethernet(ALL_NODES_MAC, mac, ETHERTYPE_IPV6);
+    let mut frame = ethernet(to.1, from.1, ETHERTYPE_IPV6);
     frame.extend([0x60, 0, 0, 0]);
     frame.extend((message.len() as u16).to_be_bytes());
     // The hop limit that neighbour discovery demands: proof of not having been routed.
     frame.extend([NEXT_HEADER_ICMPV6, 255]);
-    frame.extend(source.octets());
-    frame.extend(ALL_NODES.octets());
+    frame.extend(from.0.octets());
+    frame.extend(to.0.octets());
     frame.extend(message);
     frame
 }
@@ -135,6 +203,40 @@ mod tests {
         assert_eq!(frame[62..78], address.octets());
         // A message with its right checksum sums up to zero.
         assert_eq!(icmpv6_checksum(address, ALL_NODES, &frame[54..]), 0);
+    }
+
+    #[test]
+    fn reverse() {
+        let frame = reverse_arp(MAC);
+        let expected = "ffffffffffff02000000000780350001080006040003\
+                        0200000000070000000002000000000700000000";
+        let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!((frame.len(), &hex[..84]), (60, expected));
+    }
+
+    #[test]
+    fn questions_are_no_answers_and_answers_name_both() {
+        let asked = question("192.0.2.9".parse().unwrap(), "192.0.2.8".parse().unwrap(), MAC).unwrap();
+        assert_eq!((asked.len(), &asked[20..22], answer(&asked)), (60, &[0, 1][..], None));
+        let mut reply = asked;
+        reply[21] = ARP_REPLY;
+        let both = |who: &str, whom: &str| Some((who.parse().unwrap(), whom.parse().unwrap()));
+        assert_eq!(answer(&reply), both("192.0.2.8", "192.0.2.9"));
+        assert!((0..42).all(|cut| answer(&reply[..cut]).is_none()));
+
+        let (here, there) = ("2001:db8::8".parse().unwrap(), "2001:db8::1:2:3".parse().unwrap());
+        let asked = question(IpAddr::V6(there), IpAddr::V6(here), MAC).unwrap();
+        assert_eq!(asked[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
+        assert_eq!((asked.len(), answer(&asked)), (14 + 40 + 32, None));
+        assert_eq!(icmpv6_checksum(here, solicited_node(there), &asked[54..]), 0);
+        let mut advertised = asked;
+        advertised[38..54].copy_from_slice(&here.octets());
+        (advertised[54], advertised[58]) = (NEIGHBOUR_ADVERTISEMENT, FLAG_SOLICITED);
+        assert_eq!(answer(&advertised), both("2001:db8::1:2:3", "2001:db8::8"));
+        assert!((0..78).all(|cut| answer(&advertised[..cut]).is_none()));
+        // What was not asked for proves nothing.
+        assert_eq!(answer(&unsolicited_advertisement(there, MAC)), None);
+        assert_eq!(question(there.into(), "192.0.2.8".parse().unwrap(), MAC), None);
     }
 
     #[test]

@@ -162,9 +162,6 @@ impl Opened {
         }
         let mut applier = Applier::new(tables, ports);
         applier.set_key_book(book);
-        if let sluice_southbound::Node::Gateway(id) = identity.node()? {
-            applier.set_gateway(id);
-        }
         let (keys, plan) = (applier.keys(), applier.plan());
         let writer = Writer::start(applier)?;
         let node = Arc::new(Node {
@@ -215,6 +212,12 @@ pub struct Started<P> {
 }
 
 impl<P: Ports> Started<P> {
+    /// Who this node is, and where its controller.
+    #[must_use]
+    pub fn identity(&self) -> &sluice_southbound::Identity {
+        &self.identity
+    }
+
     /// Follows the controller, serves API and metrics, and runs `work`, until SIGTERM or SIGINT.
     /// Programs, tables and attachments stay.
     ///

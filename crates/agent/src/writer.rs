@@ -57,4 +57,15 @@ impl<P: Ports> Writer<P> {
         self.jobs.send(job).await.map_err(|_| Error::WriterGone)?;
         receiver.await.map_err(|_| Error::WriterGone)
     }
+
+    /// Hands `job` over without waiting for anything; false, and nothing is done, while too many wait.
+    #[must_use]
+    pub fn post(&self, job: impl FnOnce(&mut Applier<P>) + Send + 'static) -> bool {
+        match self.jobs.try_send(Box::new(job)) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => false,
+            // There are no tables any more: nothing is left to be done.
+            Err(mpsc::error::TrySendError::Closed(_)) => true,
+        }
+    }
 }

@@ -1,8 +1,9 @@
 //! Who owns which vIP of a gateway cluster (Zeta, sections IV-E and VIII-C.2), as
 //! two pure state machines: [`Gateway`] on every gateway, [`Controller`] in the
 //! controller. Input in, outputs out; time is an argument and the one timer an
-//! output. Sockets, clocks, authentication and the announcements themselves (ARP,
-//! neighbour discovery, RARP; later host routes by BGP) are the caller's.
+//! output. Sockets, clocks and the announcements themselves (ARP, neighbour
+//! discovery, RARP; later host routes by BGP) are the caller's; [`Courier`] seals
+//! messages for the wire.
 //!
 //! Gateways watch each other by hellos. When one falls silent and nobody else
 //! hears it either, the others take its vIPs in an order that everybody computes
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod controller;
+mod courier;
 mod gateway;
 mod message;
 mod order;
@@ -30,6 +32,7 @@ mod table;
 mod vip;
 
 pub use controller::{Controller, ControllerInput, ControllerOutput, Plan};
+pub use courier::{CLUSTER_PORT, Courier, Refused};
 pub use gateway::{Gateway, Input, Output, Reason};
 pub use message::{
     Body, Config, DecodeError, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse, Report,

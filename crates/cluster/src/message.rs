@@ -1,7 +1,8 @@
 //! What nodes of a cluster say to each other, and how it looks on the wire: a
 //! version byte, then postcard (integers as varints). A hello of an eight-member
 //! cluster takes about 40 bytes. Authentication and protection against replays are
-//! the caller's: what comes out of [`Message::decode`] is only well formed.
+//! the envelope's ([`Courier`](crate::Courier)): what comes out of
+//! [`Message::decode`] is only well formed.
 
 use crate::table::Claim;
 use crate::vip::{VipId, VipSet};

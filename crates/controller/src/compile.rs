@@ -545,6 +545,16 @@ impl State {
         instances.iter().filter_map(one).collect()
     }
 
+    /// What nodes keep outside of their tables, by cluster: keys and plan.
+    pub fn standings(&self) -> BTreeMap<ClusterId, Update> {
+        let standing = |state: &ClusterState| Update {
+            keys: vec![keys_of(state)],
+            cluster: Some(plan_of(state)),
+            ..Update::default()
+        };
+        self.clusters.iter().map(|(id, state)| (*id, standing(state))).collect()
+    }
+
     /// A host's tables, without ports and VRFs; `None` if there is no such host.
     pub fn host_base(&self, host: HostId) -> Option<Update> {
         let family = Family::of(self.hosts.get(&host)?.vtep);

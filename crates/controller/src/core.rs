@@ -4,7 +4,10 @@ use crate::hub::Hub;
 use crate::members::{Members, Needs};
 use crate::steps::StepLog;
 use crate::timeline::Timeline;
+use sluice_southbound::Update;
 use sluice_store::Store;
+use sluice_types::ClusterId;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::Notify;
@@ -31,6 +34,9 @@ pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// What nodes keep outside of their tables, by cluster.
+pub type Standings = BTreeMap<ClusterId, Update>;
+
 /// One controller's shared state.
 pub struct Core {
     /// The database.
@@ -44,6 +50,7 @@ pub struct Core {
     /// For the metrics.
     pub counters: Counters,
     members: RwLock<Members>,
+    standings: RwLock<Arc<Standings>>,
     committed: Notify,
 }
 
@@ -57,6 +64,7 @@ impl Core {
             timeline: Timeline::default(),
             counters: Counters::default(),
             members: RwLock::default(),
+            standings: RwLock::default(),
             committed: Notify::new(),
         }
     }
@@ -79,6 +87,16 @@ impl Core {
     /// Changes the membership; only the follower does.
     pub fn change_members(&self, change: impl FnOnce(&mut Members)) {
         change(&mut self.members.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Keys and plans as of the last revision that was compiled; none before the first.
+    pub fn standings(&self) -> Arc<Standings> {
+        self.standings.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets them; only the follower does.
+    pub fn set_standings(&self, standings: Standings) {
+        *self.standings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(standings);
     }
 
     /// For each object, by its needs and revision, whether it is programmed.

@@ -81,6 +81,7 @@ async fn start(core: &Core) -> Result<State, FollowError> {
     core.hub.load(core.store.node_states().await?);
     let recent = recent_steps(core, &state).await?;
     core.change_members(|members| *members = Members::new(&topology));
+    core.set_standings(state.standings());
     let floor = recent.first().map_or(state.revision(), |(before, _)| *before);
     core.log.reset(floor);
     for (_, step) in recent {
@@ -196,6 +197,13 @@ async fn take_in(
             _ => None,
         })
         .collect();
+    let stands = |change: &Change| {
+        !matches!(
+            change,
+            Change::ClusterUpserted { .. } | Change::ClusterRemoved(_) | Change::KeysChanged { .. }
+        )
+    };
+    let standings_change = !changes.iter().all(stands);
     let began = Instant::now();
     // A large creation takes a while; streams must not wait for it.
     let (state, step) = tokio::task::spawn_blocking(move || {
@@ -207,6 +215,9 @@ async fn take_in(
         let stages = CompileStages { read, compile: began.elapsed() };
         let gateways = core.members(|m| clusters.iter().flat_map(|c| m.gateways_of(*c)).collect());
         core.timeline.compiled(revision, step.created, stages, gateways);
+    }
+    if standings_change {
+        core.set_standings(state.standings());
     }
     let removed = step.removed_nodes.clone();
     core.log.push(step);

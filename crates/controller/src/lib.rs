@@ -13,6 +13,7 @@ mod core;
 mod enrol;
 mod follow;
 mod hub;
+mod keys;
 mod members;
 mod metrics;
 mod run;

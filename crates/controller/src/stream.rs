@@ -54,6 +54,8 @@ pub struct NodeStream {
     cursor: u64,
     /// A host's.
     view: Option<HostView>,
+    /// It was told of keys and plan.
+    stands: bool,
 }
 
 impl NodeStream {
@@ -66,7 +68,7 @@ impl NodeStream {
         out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     ) -> Self {
         let sent = Arc::new(AtomicU64::new(applied));
-        Self { core, node, cluster, out, sent, cursor: applied, view: None }
+        Self { core, node, cluster, out, sent, cursor: applied, view: None, stands: false }
     }
 
     /// What was sent so far.
@@ -85,6 +87,7 @@ impl NodeStream {
             if behind {
                 self.snapshot().await?;
             }
+            self.stand().await?;
             last.borrow_and_update();
             let steps = self.core.log.after(self.cursor);
             behind = steps.is_none();
@@ -102,6 +105,28 @@ impl NodeStream {
                 }
             }
         }
+    }
+
+    /// Tells a node that goes on from its tables what these do not hold. It may be
+    /// newer than the tables; both are told of again by the steps in between.
+    async fn stand(&mut self) -> Result<(), Ended> {
+        let standings = self.core.standings();
+        if self.stands || standings.is_empty() {
+            return Ok(());
+        }
+        self.stands = true;
+        let update = match self.cluster {
+            Some(cluster) => standings.get(&cluster).cloned().unwrap_or_default(),
+            None => Update {
+                keys: standings.values().flat_map(|standing| standing.keys.clone()).collect(),
+                ..Update::default()
+            },
+        };
+        let database = self.core.store.database_id();
+        for part in encode(update) {
+            self.send(EncodedUpdate::new(0, database, false, part)).await?;
+        }
+        Ok(())
     }
 
     async fn send(&self, update: EncodedUpdate) -> Result<(), Ended> {
@@ -189,6 +214,7 @@ impl NodeStream {
             tracing::info!(node = ?self.node, revision, entries, ms, "snapshot sent");
         }
         self.cursor = revision;
+        self.stands |= sent.is_some();
         Ok(())
     }
 

@@ -12,6 +12,7 @@ pub mod kernel;
 mod maps;
 mod object;
 mod packet;
+pub mod realtime;
 mod sys;
 
 use std::os::fd::AsFd;
@@ -27,7 +28,7 @@ pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
 pub use maps::{CELLS_MAP, SESSION_MAPS};
 pub use object::ObjectName;
-pub use packet::PacketSocket;
+pub use packet::{Answers, PacketSocket};
 
 /// What to load, and where to keep it.
 #[derive(Clone, Debug)]

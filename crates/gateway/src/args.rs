@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use clap::Args as ClapArgs;
 use sluice_agent::CommonArgs;
+use sluice_cluster::CLUSTER_PORT;
 
 /// Run a gateway: forward VXLAN between hosts by the cluster's tables
 #[derive(ClapArgs, Clone, Debug)]
@@ -23,4 +24,8 @@ pub struct Args {
     /// This gateway's IPv6 address on the underlay [default: the first global one of the interfaces]
     #[arg(long, value_name = "ADDRESS")]
     pub vtep6: Option<Ipv6Addr>,
+
+    /// UDP port by which gateways of a cluster watch each other, the same on all
+    #[arg(long, value_name = "PORT", default_value_t = CLUSTER_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub cluster_port: u16,
 }

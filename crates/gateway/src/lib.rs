@@ -1,24 +1,32 @@
 //! The gateway's agent: the XDP program on the underlay interfaces, the
-//! cluster's tables, the neighbours that lead to the other nodes, and the
-//! announcement of the vIPs that this gateway answers for.
+//! cluster's tables, the neighbours that lead to the other nodes, and this
+//! gateway's part in its cluster: which vIPs it answers for.
 #![forbid(unsafe_code)]
 
-mod announce;
 mod args;
+mod follow;
 mod load;
 mod offload;
+pub mod ownership;
 mod speaker;
 mod underlay;
 
 pub use args::Args;
 pub use sluice_agent::Error;
 
-use axum::Router;
+use std::collections::HashSet;
+use std::sync::{Arc, RwLock};
+
+use axum::routing::get;
+use axum::{Json, Router};
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, links, node_config, vteps};
-use sluice_agent::{NoPorts, Opened, flush, open};
+use sluice_agent::{NoPorts, Opened, Started, flush, open};
 use sluice_datapath::ObjectName;
+use sluice_southbound::Node;
 
+use crate::follow::{follow_cluster, follow_controller};
+use crate::ownership::{Layer2, Links, Owned, Ownership, Setup, is_remembered};
 use crate::underlay::Underlay;
 
 const ROLE: &str = "gateway";
@@ -47,9 +55,56 @@ pub async fn run(args: Args) -> Result<(), Error> {
         underlay::prepare(&netlink, link).await?;
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;
     }
-    let started = opened.start(common, ROLE, NoPorts, true).await?;
-    let keeper = Underlay::new(netlink, started.node.clone(), args.interfaces.clone(), underlay, vteps)?;
-    started.serve(common, Router::new(), keeper.run()).await
+    let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
+    let state_dir = common.state_dir()?;
+    // Who does not remember the plan must be told, and the controller tells only what changes.
+    let started = opened.start(common, ROLE, NoPorts, is_remembered(&state_dir)).await?;
+
+    let node = started.node.clone();
+    let links: Links = Arc::new(RwLock::new(underlay));
+    let ownership = Arc::new(take_part(&args, &started, vteps, &links, owned)?);
+    node.add_source(Arc::new(ownership.view()));
+    let view = ownership.view();
+    let routes = Router::new().route("/cluster", get(async move || Json(view.get())));
+    let keeper =
+        Underlay::new(netlink, node.clone(), args.interfaces.clone(), links, vteps, ownership.clone())?;
+    let controller = started.identity().controller.clone();
+    let work = async move {
+        tokio::select! {
+            ended = keeper.run() => ended,
+            () = follow_cluster(&ownership, node.plan.clone(), node.keys.clone()) => Err(Error::WriterGone),
+            never = follow_controller(&ownership, &controller) => match never {},
+        }
+    };
+    started.serve(common, routes, work).await
+}
+
+/// Starts this gateway's part in its cluster.
+fn take_part(
+    args: &Args,
+    started: &Started<NoPorts>,
+    vteps: Vteps,
+    links: &Links,
+    owned: Owned,
+) -> Result<Ownership, Error> {
+    let Node::Gateway(own) = started.identity().node()? else {
+        let name = &started.node.name;
+        return Err(Error::Config(format!("this node is enrolled as {name}, which is no gateway")));
+    };
+    let writer = started.node.writer.clone();
+    let tables = move |owned: &Owned| {
+        let owned: HashSet<_> = owned.keys().copied().collect();
+        writer.post(move |applier| applier.own(owned))
+    };
+    Ownership::start(Setup {
+        own,
+        vteps,
+        port: args.cluster_port,
+        state_dir: args.common.state_dir()?,
+        owned,
+        tables: Box::new(tables),
+        announcer: Box::new(Layer2::new(links.clone())?),
+    })
 }
 
 /// Takes the program off interfaces that are no underlay any more.

@@ -1,8 +1,8 @@
-//! Keeping the gateway's view of the underlay true: interfaces, next hops, vIPs.
+//! Keeping the gateway's view of the underlay true: interfaces, next hops.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use sluice_agent::netlink::{Link, Netlink, changes};
@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::PROGRAM;
-use crate::announce::{Announcer, Owned};
+use crate::ownership::{Links, Neighbour, Ownership};
 
 /// Everything is looked at again this often, though nothing may have told of a change.
 const REVIEW: Duration = Duration::from_secs(30);
@@ -42,20 +42,24 @@ pub struct Underlay {
     vteps: Vteps,
     changes: Arc<Notify>,
     topology: watch::Receiver<u64>,
-    announcer: Announcer,
+    /// Told of the interfaces by `shared`, of neighbours that it may ask.
+    ownership: Arc<Ownership>,
+    shared: Links,
 }
 
 impl Underlay {
-    /// Starts to listen for changes.
+    /// Starts to listen for changes. `shared` are the links as they are now.
     pub fn new(
         netlink: Netlink,
         node: Arc<Node<NoPorts>>,
         names: Vec<String>,
-        links: Vec<Link>,
+        shared: Links,
         vteps: Vteps,
+        ownership: Arc<Ownership>,
     ) -> Result<Self, Error> {
         let (changes, topology) = (changes()?, node.topology.subscribe());
-        Ok(Self { netlink, node, names, links, vteps, changes, topology, announcer: Announcer::new()? })
+        let links = shared.read().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(Self { netlink, node, names, links, vteps, changes, topology, ownership, shared })
     }
 
     /// Runs for ever; ends only if the table writer is gone.
@@ -63,9 +67,8 @@ impl Underlay {
         let mut ticks = interval(REVIEW);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let mut refresh = false;
             tokio::select! {
-                _ = ticks.tick() => refresh = true,
+                _ = ticks.tick() => {}
                 () = self.changes.notified() => sleep(SETTLE).await,
                 // The sender lives as long as the node, which is held here.
                 _ = self.topology.changed() => {}
@@ -75,24 +78,12 @@ impl Underlay {
                 Err(Error::WriterGone) => return Err(Error::WriterGone),
                 Err(error) => tracing::warn!(error = chain(&error), "underlay"),
             }
-            if refresh {
-                self.announcer.refresh(&self.links);
-            }
         }
     }
 
     async fn review(&mut self) -> Result<(), Error> {
         self.review_links().await?;
-        let (vteps, owned) = self
-            .node
-            .writer
-            .run(|applier| {
-                let vteps: Vec<IpAddr> = applier.tables.vteps().collect();
-                let owned = applier.tables.vips().filter(|vip| vip.owned);
-                (vteps, owned.map(|vip| (vip.address, vip.mac)).collect::<Owned>())
-            })
-            .await?;
-        self.announcer.update(owned, &self.links);
+        let vteps = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
         self.review_neighbours(&vteps).await
     }
 
@@ -115,16 +106,23 @@ impl Underlay {
         let config = node_config(&links, self.vteps, 0);
         tracing::info!(?links, "underlay interfaces changed");
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
+        self.shared.write().unwrap_or_else(PoisonError::into_inner).clone_from(&links);
         self.links = links;
         Ok(())
     }
 
-    /// Lets the kernel keep exactly the next hops of the VTEPs resolved.
+    /// Lets the kernel keep exactly the next hops of the VTEPs resolved. They are also who can say whether
+    /// the underlay is there.
     async fn review_neighbours(&self, vteps: &[IpAddr]) -> Result<(), Error> {
         let mut wanted = HashSet::new();
         for vtep in vteps {
             wanted.extend(self.netlink.next_hops(*vtep).await?);
         }
+        let neighbour = |(ifindex, address): &(u32, IpAddr)| {
+            let link = self.links.iter().find(|link| link.index == *ifindex)?;
+            Some(Neighbour { ifindex: *ifindex, mac: link.mac, address: *address })
+        };
+        self.ownership.set_neighbours(wanted.iter().filter_map(neighbour).collect());
         let kept: HashSet<_> = self.netlink.kept_neighbours().await?.into_iter().collect();
         for (ifindex, address) in wanted.difference(&kept) {
             // One refusal must not cost the others their neighbours.

@@ -161,6 +161,10 @@ impl Store for Database {
     }
 
     async fn rotate_keys(&self, id: ClusterId, now_ms: u64) -> Result<bool> {
+        let keys = keys::list(&mut self.reader(), Some(id)).await?;
+        if !keys.is_empty() && !keys::is_due(&keys, now_ms) {
+            return Ok(false);
+        }
         write!(self, w => keys::rotate(w, id, now_ms))
     }
 

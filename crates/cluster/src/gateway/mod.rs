@@ -210,6 +210,14 @@ impl Gateway {
         gateway
     }
 
+    /// The same, where the node still answers for these vIPs though its agent did not run: what forwards
+    /// and answers outlives it. They are kept, or given way to, as if this life had taken them.
+    #[must_use]
+    pub fn holding(mut self, vips: VipSet) -> Self {
+        self.holds = vips;
+        self
+    }
+
     /// Takes an input in at `now_us` of this node's clock, which must not stand still while the process
     /// does (`CLOCK_BOOTTIME`, not CPU time).
     pub fn handle(&mut self, now_us: u64, input: Input) -> Vec<Output> {

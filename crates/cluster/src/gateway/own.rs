@@ -15,8 +15,11 @@ impl Gateway {
     /// Makes what it holds follow the table, and the table follow who is alive.
     pub(super) fn settle(&mut self, now_us: u64) {
         let member = self.config.member(self.own).is_some();
-        for vip in self.holds.without(self.config.vips).iter() {
-            self.withdraw(vip);
+        // Who has no configuration yet does not know what is none of the cluster's any more.
+        if self.config.revision > 0 {
+            for vip in self.holds.without(self.config.vips).iter() {
+                self.withdraw(vip);
+            }
         }
         for vip in self.config.vips.iter() {
             let Some(claim) = self.table.get(vip) else { continue };

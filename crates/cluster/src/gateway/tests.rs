@@ -372,3 +372,29 @@ fn who_is_no_member_any_more_lets_go() {
     bench.pass(25, &[]);
     assert_eq!((bench.withdrew(), bench.took()), (vec![0], vec![]));
 }
+
+#[test]
+fn a_restarted_agent_keeps_what_its_programs_answer_for() {
+    let settled = Bench::settled().gateway;
+    let restart = |saved: (Config, Table)| {
+        let start_us = 2_000 * MS;
+        let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 2, saved, start_us);
+        let gateway = gateway.holding(set(&[0, 1]));
+        let mut bench = Bench { gateway, now_us: start_us, seq: 100, outputs: Vec::new() };
+        bench.input(Input::Timer);
+        bench
+    };
+    // vIP 1 went to its new owner meanwhile, which answers for it; vIP 0 is its own.
+    let mut bench = restart((settled.config().clone(), settled.table().clone()));
+    assert_eq!(bench.gateway.holds(), set(&[0, 1]));
+    bench.pass(20, &[2, 3]);
+    assert_eq!((bench.withdrew(), bench.announced()), (vec![1], vec![(0, Reason::Resumed)]));
+    // Without a disk it waits until it is told, and changes nothing before.
+    let mut bench = restart(Default::default());
+    bench.pass(50, &[]);
+    assert_eq!((bench.withdrew(), bench.announced()), (vec![], vec![]));
+    bench.input(Input::Config(settled.config().clone()));
+    bench.hear(Node::Gateway(id(2)), Body::Claims(settled.table().iter().collect()));
+    bench.pass(20, &[2, 3]);
+    assert_eq!((bench.withdrew(), bench.gateway.holds()), (vec![1], set(&[0])));
+}

@@ -56,24 +56,46 @@ pub(crate) async fn first(w: &mut Write, cluster: ClusterId, now_ms: u64) -> Res
     w.push(&Change::KeysChanged { cluster, keys: Vec::new() })
 }
 
+/// What is to be done about a cluster's keys.
+struct Due {
+    /// One of them ended long ago.
+    ended: bool,
+    /// The next one is to be made.
+    next: bool,
+    /// One of them is valid, or will be soon.
+    usable: bool,
+}
+
+fn due(keys: &[ClusterKey], now_ms: u64) -> Due {
+    let valid_at = |key: &ClusterKey, at_ms| key.not_before_ms <= at_ms && at_ms < key.not_after_ms;
+    let soon_ms = now_ms + SPREAD_MS;
+    // None is if no controller ran for a month, or if a clock that was ahead was set back.
+    let usable = keys.iter().any(|key| valid_at(key, now_ms) || valid_at(key, soon_ms));
+    let aged = keys.last().is_none_or(|newest| newest.not_before_ms + RENEW_MS <= soon_ms);
+    let ended = keys.iter().any(|key| key.not_after_ms + KEEP_MS <= now_ms);
+    Due { ended, next: aged || !usable, usable }
+}
+
+/// True if [`rotate`] would change something.
+pub(crate) fn is_due(keys: &[ClusterKey], now_ms: u64) -> bool {
+    let due = due(keys, now_ms);
+    due.ended || due.next
+}
+
 /// Makes the next key if it is due, and drops those that ended long ago. Without
 /// either, nothing is committed. True if something was.
 pub(crate) async fn rotate(w: &mut Write, cluster: ClusterId, now_ms: u64) -> Result<bool> {
     get::<Cluster>(w.q(), cluster).await?;
     let keys = list(w.q(), Some(cluster)).await?;
-    let Some(newest) = keys.last() else {
+    if keys.is_empty() {
         first(w, cluster, now_ms).await?;
         return Ok(true);
-    };
-    let ended = keys.iter().any(|key| key.not_after_ms + KEEP_MS <= now_ms);
-    let valid_at = |key: &ClusterKey, at_ms| key.not_before_ms <= at_ms && at_ms < key.not_after_ms;
-    // None is valid if no controller ran for a month, or if a clock that was ahead was set back.
-    let usable = keys.iter().any(|key| valid_at(key, now_ms) || valid_at(key, now_ms + SPREAD_MS));
-    let due = !usable || newest.not_before_ms + RENEW_MS <= now_ms + SPREAD_MS;
-    if !ended && !due {
+    }
+    let Due { ended, next, usable } = due(&keys, now_ms);
+    if !ended && !next {
         return Ok(false);
     }
-    if due {
+    if next {
         let from_ms = if usable { now_ms + SPREAD_MS } else { now_ms.saturating_sub(OVERLAP_MS) };
         let until_ms = from_ms + OVERLAP_MS;
         let sql = "DELETE FROM cluster_keys WHERE cluster = $1 AND not_before_ms >= $2";

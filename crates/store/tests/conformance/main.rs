@@ -7,6 +7,7 @@
 
 mod bulk;
 mod cloud;
+mod clusters;
 mod concurrency;
 mod conflicts;
 mod instances;
@@ -55,6 +56,8 @@ fn cases() -> Vec<Case> {
         objects: lifecycle_of_each_kind, creation_is_idempotent, another_content_names_the_difference,
             if_match, pages, filters, names, reopening_keeps_everything, unchanged_updates_take_no_revision,
             a_newer_schema_is_refused, ids_ascend_across_kinds;
+        clusters: vips_keep_their_places, homes_follow_the_gateways, keys_are_renewed,
+            keys_come_back_whatever_happened, secrets_stay_in_their_table;
         conflicts: prefixes, addresses, underlay_addresses, vnis, peerings, routes, in_use,
             clusters_and_gateways, not_found, peers_of_a_peer;
         instances: allocation_order, freed_addresses_come_last, ipv6_by_eui64, ipv6_in_other_lengths,

@@ -21,6 +21,9 @@ pub fn cases() -> Vec<(&'static str, Case)> {
         ("outage::postgres_stops_and_starts", || Box::pin(postgres_stops_and_starts())),
         ("outage::nothing_there", || Box::pin(nothing_there())),
         ("outage::sqlite_on_a_full_disk", || Box::pin(sqlite_on_a_full_disk())),
+        ("clusters::an_older_database_is_brought_up", || {
+            Box::pin(crate::clusters::an_older_database_is_brought_up())
+        }),
     ]
 }
 

@@ -1,0 +1,207 @@
+//! Places and keys of clusters, and how an older database gets them.
+
+use crate::Fixture;
+use crate::cloud::{Cloud, conflict, new};
+use sluice_store::{Change, Cluster, ClusterKey, Conflict, InstancesOf, NewGateway, SnapshotPart, Store};
+use sluice_types::{ClusterId, GatewayId, HostId};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+const MINUTE_MS: u64 = 60 * 1000;
+const HOUR_MS: u64 = 60 * MINUTE_MS;
+const DAY_MS: u64 = 24 * HOUR_MS;
+
+fn vip(last: u8) -> IpAddr {
+    [192, 0, 2, last].into()
+}
+
+fn places(cluster: &Cluster) -> Vec<(u8, IpAddr)> {
+    cluster.vips.iter().map(|vip| (vip.place, vip.address)).collect()
+}
+
+async fn gateway(store: &dyn Store, cluster: ClusterId, name: &str, last: u8) -> GatewayId {
+    let vtep4 = Some([198, 51, 100, last].into());
+    let gateway = NewGateway { name: name.into(), cluster, vtep4, vtep6: None };
+    new(store.create_gateway(gateway).await).id
+}
+
+/// How many vIPs have their home where.
+fn shares(cluster: &Cluster, gateways: &[GatewayId]) -> Vec<usize> {
+    let share = |id: &GatewayId| cluster.vips.iter().filter(|vip| vip.home == Some(*id)).count();
+    gateways.iter().map(share).collect()
+}
+
+pub async fn vips_keep_their_places(f: Fixture) {
+    let s = f.store.as_ref();
+    let cluster = new(s.create_cluster("c", &[vip(5), vip(4), vip(3)]).await);
+    assert_eq!(places(&cluster), [(0, vip(5)), (1, vip(4)), (2, vip(3))], "in the order given");
+    let same = s.update_cluster(cluster.id, &[vip(3), vip(4), vip(5)], None).await.unwrap();
+    assert_eq!(same, cluster, "another order changes nothing");
+    let changed = s.update_cluster(cluster.id, &[vip(9), vip(3), vip(5)], None).await.unwrap();
+    assert_eq!(places(&changed), [(0, vip(5)), (2, vip(3)), (3, vip(9))]);
+    assert!(changed.revision > cluster.revision && changed.plan_revision == changed.revision);
+    let again = s.update_cluster(cluster.id, &[vip(4), vip(3), vip(5), vip(9)], None).await.unwrap();
+    assert_eq!(places(&again), [(0, vip(5)), (1, vip(4)), (2, vip(3)), (3, vip(9))]);
+    assert_eq!(s.cluster(cluster.id).await.unwrap(), again);
+}
+
+pub async fn homes_follow_the_gateways(f: Fixture) {
+    let s = f.store.as_ref();
+    let vips: Vec<IpAddr> = (1..=6).map(vip).collect();
+    let id = new(s.create_cluster("c", &vips).await).id;
+    let read = async || s.cluster(id).await.unwrap();
+    let g1 = gateway(s, id, "g1", 1).await;
+    let one = read().await;
+    assert_eq!((shares(&one, &[g1]), one.plan_revision), (vec![6], s.revision().await.unwrap()));
+    assert!(one.revision < one.plan_revision, "the cluster itself is as it was");
+    let g2 = gateway(s, id, "g2", 2).await;
+    let two = read().await;
+    assert_eq!(shares(&two, &[g1, g2]), [3, 3]);
+    let g3 = gateway(s, id, "g3", 3).await;
+    let three = read().await;
+    assert_eq!(shares(&three, &[g1, g2, g3]), [2, 2, 2]);
+    let moved = two.vips.iter().zip(&three.vips).filter(|(a, b)| a.home != b.home);
+    assert!(moved.clone().count() == 2 && moved.clone().all(|(_, b)| b.home == Some(g3)));
+    s.delete_gateway(g2, None).await.unwrap();
+    let left = read().await;
+    assert_eq!(shares(&left, &[g1, g3]), [3, 3]);
+    s.delete_gateway(g1, None).await.unwrap();
+    s.delete_gateway(g3, None).await.unwrap();
+    assert!(read().await.vips.iter().all(|vip| vip.home.is_none()));
+}
+
+pub async fn keys_are_renewed(f: Fixture) {
+    let s = f.store.as_ref();
+    let id = new(s.create_cluster("c", &[vip(1)]).await).id;
+    let keys = async || s.cluster_keys(id).await.unwrap();
+    let first = keys().await.remove(0);
+    let made = first.not_before_ms + HOUR_MS;
+    let end = (first.not_before_ms, first.not_after_ms, first.cluster);
+    assert_eq!(end, (made - HOUR_MS, made + 30 * DAY_MS, id));
+    let revision = s.revision().await.unwrap();
+    let begun = first.not_before_ms;
+    assert!(!s.rotate_keys(id, begun + DAY_MS - 11 * MINUTE_MS).await.unwrap());
+    assert_eq!((s.revision().await.unwrap(), keys().await), (revision, vec![first.clone()]));
+
+    // The next one is made ten minutes before a day is over, and valid from then.
+    let now = begun + DAY_MS - 10 * MINUTE_MS;
+    assert!(s.rotate_keys(id, now).await.unwrap());
+    assert!(!s.rotate_keys(id, now).await.unwrap(), "once");
+    let both = keys().await;
+    let (old, next) = (&both[0], &both[1]);
+    assert_eq!((old.id, &old.secret, old.not_before_ms), (first.id, &first.secret, begun));
+    assert_eq!((next.not_before_ms, next.not_after_ms), (begun + DAY_MS, now + 30 * DAY_MS));
+    assert_eq!(old.not_after_ms, begun + DAY_MS + HOUR_MS, "the old one ends an hour later");
+    assert!(next.id > old.id && next.secret != old.secret);
+
+    // It is kept for an hour after it ended.
+    let ended = old.not_after_ms;
+    assert!(!s.rotate_keys(id, ended + HOUR_MS - 1).await.unwrap());
+    assert!(s.rotate_keys(id, ended + HOUR_MS).await.unwrap());
+    assert_eq!(keys().await, [next.clone()]);
+    assert_eq!(s.revision().await.unwrap(), revision + 2);
+    let ghost = s.rotate_keys(ClusterId::new(999), now).await;
+    assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
+}
+
+pub async fn keys_come_back_whatever_happened(f: Fixture) {
+    let s = f.store.as_ref();
+    let id = new(s.create_cluster("c", &[vip(1)]).await).id;
+    let valid = |keys: &[ClusterKey], now: u64| {
+        keys.iter().filter(|key| key.not_before_ms <= now && now < key.not_after_ms).count()
+    };
+    let begun = s.cluster_keys(id).await.unwrap()[0].not_before_ms;
+    // No controller ran for a year.
+    let late = begun + 365 * DAY_MS;
+    assert!(s.rotate_keys(id, late).await.unwrap());
+    let keys = s.cluster_keys(id).await.unwrap();
+    assert_eq!((keys.len(), valid(&keys, late)), (1, 1), "valid at once: {keys:?}");
+    // That year was a clock's mistake.
+    let back = begun + DAY_MS;
+    assert!(s.rotate_keys(id, back).await.unwrap());
+    let keys = s.cluster_keys(id).await.unwrap();
+    assert_eq!((keys.len(), valid(&keys, back)), (1, 1), "{keys:?}");
+    assert!(keys.iter().all(|key| key.not_before_ms < key.not_after_ms));
+    // At any hour of a month there is one to seal with, and those before it open.
+    let (mut now, mut ids) = (back, BTreeSet::new());
+    while now < back + 30 * DAY_MS {
+        s.rotate_keys(id, now).await.unwrap();
+        let keys = s.cluster_keys(id).await.unwrap();
+        assert!(valid(&keys, now) >= 1 && keys.len() <= 3, "{keys:?}");
+        ids.extend(keys.iter().map(|key| key.id));
+        now += 7 * MINUTE_MS;
+    }
+    assert!((30..=32).contains(&ids.len()), "{ids:?}");
+}
+
+pub async fn secrets_stay_in_their_table(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let keys = s.cluster_keys(c.cluster.id).await.unwrap();
+    let other = new(s.create_cluster("c2", &[vip(77)]).await).id;
+    let all: Vec<_> = keys.iter().cloned().chain(s.cluster_keys(other).await.unwrap()).collect();
+    assert!(all.len() == 2 && all[0].secret != all[1].secret && all[0].id != all[1].id);
+    // Whoever follows is given them, though the outbox does not hold them.
+    let changes = s.outbox(0, 1000).await.unwrap().into_iter().map(|row| row.change);
+    let told: Vec<_> = changes
+        .filter_map(|change| match change {
+            Change::KeysChanged { cluster, keys } => Some((cluster, keys)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told, [(c.cluster.id, keys.clone()), (other, vec![all[1].clone()])]);
+    let (sink, mut parts) = tokio::sync::mpsc::channel(4);
+    s.snapshot(InstancesOf::Host(HostId::new(9999)), sink).await.unwrap();
+    let Some(SnapshotPart::Topology(topology)) = parts.recv().await else { panic!("no topology") };
+    assert_eq!(topology.keys, all);
+    if let Some(path) = f.url.strip_prefix("sqlite:").filter(|path| path.ends_with(".db")) {
+        use sqlx::{Connection as _, sqlite::SqliteConnection};
+        let mut raw = SqliteConnection::connect(path).await.unwrap();
+        let rows: Vec<(Vec<u8>,)> = sqlx::query_as("SELECT payload FROM outbox").fetch_all(&mut raw).await.unwrap();
+        let holds = |row: &[u8]| row.windows(32).any(|bytes| bytes == keys[0].secret.bytes());
+        assert!(!rows.is_empty() && rows.iter().all(|(row,)| !holds(row)));
+    }
+    s.delete_cluster(other, None).await.unwrap();
+    let last = s.outbox(s.revision().await.unwrap() - 1, 10).await.unwrap();
+    let gone = Change::KeysChanged { cluster: other, keys: Vec::new() };
+    assert!(last.iter().any(|row| row.change == gone));
+    let user = conflict(s.delete_cluster(c.cluster.id, None).await);
+    assert!(matches!(user, Conflict::InUse { kind: "cluster", .. }));
+    assert_eq!(s.cluster_keys(c.cluster.id).await.unwrap(), keys);
+}
+
+/// A database of the first version, with a cluster of two gateways and three vIPs.
+pub async fn an_older_database_is_brought_up() {
+    use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnection};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("old.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+    let mut raw = SqliteConnection::connect_with(&options).await.unwrap();
+    raw.execute(include_str!("../../migrations/0001.sql")).await.unwrap();
+    raw.execute(
+        "CREATE TABLE schema_version (version INTEGER NOT NULL);
+         INSERT INTO schema_version VALUES (1);
+         INSERT INTO meta VALUES (1, 77, 9, 4, 1, 0);
+         INSERT INTO clusters VALUES (1, 'c', '192.0.2.1,fd00::1,192.0.2.2', 1);
+         INSERT INTO gateways VALUES (2, 'g1', 1, '198.51.100.1', NULL, 2);
+         INSERT INTO gateways VALUES (3, 'g2', 1, '198.51.100.2', NULL, 3);
+         INSERT INTO outbox VALUES (9, 0, 1, x'01ff');",
+    )
+    .await
+    .unwrap();
+    raw.close().await.unwrap();
+    let store = sluice_store::open(&format!("sqlite:{}", path.display())).await.unwrap();
+    assert_eq!((store.database_id(), store.revision().await.unwrap()), (77, 9));
+    let cluster = store.cluster(ClusterId::new(1)).await.unwrap();
+    let homes: Vec<_> = cluster.vips.iter().map(|vip| vip.home.unwrap().get()).collect();
+    assert_eq!(homes, [2, 3, 2], "who owned a vIP before has it still");
+    assert_eq!(places(&cluster)[1], (1, "fd00::1".parse().unwrap()));
+    assert_eq!(cluster.plan_revision, 1);
+    assert!(!store.gateway(GatewayId::new(3)).await.unwrap().draining);
+    assert!(store.outbox(9, 10).await.unwrap().is_empty());
+    assert!(store.outbox(8, 10).await.is_err(), "what is in the old words is gone");
+    // Its keys come with the first look at them.
+    assert!(store.cluster_keys(cluster.id).await.unwrap().is_empty());
+    assert!(store.rotate_keys(cluster.id, 1_700_000_000_000).await.unwrap());
+    assert_eq!(store.cluster_keys(cluster.id).await.unwrap().len(), 1);
+}
