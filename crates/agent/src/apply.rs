@@ -9,6 +9,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
@@ -17,6 +19,9 @@ use sluice_southbound::{
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
 use tokio::sync::watch;
+
+use crate::linger::Linger;
+use crate::rsp::{KeyBook, Keys};
 
 /// Most failures of one step that are kept by name; the others are only counted.
 const FAILURES_NAMED: usize = 64;
@@ -94,11 +99,8 @@ struct Mentioned {
     endpoints: HashSet<(Vni, IpAddr)>,
     routes: HashSet<(Vni, IpNet)>,
     ports: HashSet<InstanceId>,
-    keys: HashSet<u32>,
+    keys: Vec<ClusterKeys>,
 }
-
-/// Keys by the cluster's group.
-pub type Keys = BTreeMap<u32, ClusterKeys>;
 
 /// The tables, and the state of the step that is under way.
 pub struct Applier<P> {
@@ -114,7 +116,8 @@ pub struct Applier<P> {
     topology: u64,
     /// vIPs that this gateway answers for.
     owned: HashSet<IpAddr>,
-    keys: watch::Sender<Keys>,
+    linger: Option<Linger>,
+    keys: KeyBook,
     plan: watch::Sender<Option<ClusterPlan>>,
 }
 
@@ -170,7 +173,8 @@ impl<P: Ports> Applier<P> {
             waiting: BTreeMap::new(),
             topology: 0,
             owned,
-            keys: watch::Sender::default(),
+            linger: None,
+            keys: KeyBook::default(),
             plan: watch::Sender::default(),
         }
     }
@@ -189,14 +193,62 @@ impl<P: Ports> Applier<P> {
         }
     }
 
-    /// The newest keys of each cluster that the controller told of, since this agent
-    /// started. An agent that goes on from pinned tables may be told none for long:
-    /// what must outlive it is to be kept elsewhere.
-    pub fn keys(&self) -> watch::Receiver<Keys> {
+    /// Networks that the controller removes stay for this time, with their groups, until
+    /// [`Applier::end_lingering`].
+    pub fn set_linger(&mut self, time: Duration) {
+        self.linger = Some(Linger::new(time));
+    }
+
+    /// Lets the networks linger that `used` does not know: a predecessor may have let them, or died before
+    /// it could remove them.
+    pub fn linger_unused(&mut self, now: Instant, used: impl Fn(&P, Vni) -> bool) {
+        let Some(linger) = &mut self.linger else { return };
+        for entry in self.tables.vrfs() {
+            if !used(&self.ports, entry.vrf.vni) {
+                linger.begin(entry.vrf.vni, now);
+            }
+        }
+    }
+
+    /// Whether a network is the controller's no more, and only lingers.
+    pub fn lingers(&self, vni: Vni) -> bool {
+        self.linger.as_ref().is_some_and(|linger| linger.has(vni))
+    }
+
+    /// Removes the networks that have lingered long enough, and that `used` does not know.
+    pub fn end_lingering(&mut self, now: Instant, used: impl Fn(&P, Vni) -> bool) {
+        let Some(linger) = &mut self.linger else { return };
+        for vni in linger.take_over(now) {
+            if used(&self.ports, vni) {
+                continue;
+            }
+            tracing::info!(%vni, "no instance of this network has been here for a while: removing it");
+            if let Err(error) = self.tables.remove_vrf(vni) {
+                tracing::error!(%vni, error = chain(&error), "a network stays");
+            }
+        }
+        let tables = &self.tables;
+        let unused = linger.take_unused(|id| tables.vrfs().any(|entry| entry.vrf.group == Some(id)));
+        for id in unused {
+            if let Err(error) = self.tables.remove_group(id) {
+                tracing::error!(id, error = chain(&error), "a group stays");
+            }
+        }
+    }
+
+    /// Where the clusters' keys are kept: what a predecessor left there is in use at once.
+    pub fn set_key_book(&mut self, book: KeyBook) {
+        self.keys = book;
+    }
+
+    /// The clusters' keys, as they are and as they change.
+    pub fn keys(&self) -> watch::Receiver<Arc<Keys>> {
         self.keys.subscribe()
     }
 
-    /// The newest plan of this gateway's cluster, under the same reservation.
+    /// The newest plan of this gateway's cluster that the controller told of, since this agent
+    /// started. An agent that goes on from pinned tables may be told none for long: what must
+    /// outlive it is to be kept elsewhere.
     pub fn plan(&self) -> watch::Receiver<Option<ClusterPlan>> {
         self.plan.subscribe()
     }
@@ -240,12 +292,16 @@ impl<P: Ports> Applier<P> {
     }
 
     fn finish(&mut self, update: &Update) -> Applied {
-        if let Some(mentioned) = self.snapshot.take() {
+        if let Some(mut mentioned) = self.snapshot.take() {
+            let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
+            self.failures.check(result, "cluster keys");
             self.sweep(&mentioned);
         }
         if let Err(error) = self.ports.commit() {
             self.failures.add(1, || error);
         }
+        let result = self.keys.commit();
+        self.failures.check(result, "the keys' file");
         self.tables.set_database_id(update.database_id);
         self.tables.set_applied_revision(update.revision);
         let Failures { mut named, count } = std::mem::take(&mut self.failures);
@@ -288,17 +344,14 @@ impl<P: Ports> Applier<P> {
     }
 
     fn note_keys(&mut self, keys: Vec<ClusterKeys>) {
-        if keys.is_empty() {
-            return;
-        }
-        self.keys.send_modify(|known| {
-            for keys in keys {
-                known.remove(&keys.cluster);
-                if !keys.keys.is_empty() {
-                    known.insert(keys.cluster, keys);
-                }
+        match &mut self.snapshot {
+            // A snapshot's are taken together when it ends: an id may have been another cluster's before.
+            Some(mentioned) => mentioned.keys.extend(keys),
+            None => {
+                let result = self.keys.update(keys, false);
+                self.failures.check(result, "cluster keys");
             }
-        });
+        }
     }
 
     fn note_topology(&mut self, result: Result<bool, sluice_tables::Error>, entry: impl Display) {
@@ -313,6 +366,9 @@ impl<P: Ports> Applier<P> {
             self.remove_group(id);
             return;
         }
+        if let Some(linger) = &mut self.linger {
+            linger.keep_group(id);
+        }
         let result = self.tables.upsert_group(&sluice_tables::Group { id, vips: group.vips });
         if self.failures.check(result, format_args!("group {id}")).is_none() {
             return;
@@ -326,6 +382,12 @@ impl<P: Ports> Applier<P> {
     fn remove_group(&mut self, id: u32) {
         let users = self.tables.vrfs().filter(|entry| entry.vrf.group == Some(id));
         let users: Vec<Vrf> = users.map(|entry| southbound_vrf(&entry.vrf)).collect();
+        if let Some(linger) = &mut self.linger
+            && !users.is_empty()
+            && users.iter().all(|vrf| linger.has(vrf.vni))
+        {
+            return linger.begin_group(id);
+        }
         let result = self.tables.remove_group(id);
         if self.failures.check(result, format_args!("removal of group {id}")).is_some() {
             self.waiting.extend(users.into_iter().map(|vrf| (vrf.vni, vrf)));
@@ -333,6 +395,9 @@ impl<P: Ports> Applier<P> {
     }
 
     fn upsert_vrf(&mut self, vrf: &Vrf) {
+        if let Some(linger) = &mut self.linger {
+            linger.keep(vrf.vni);
+        }
         let mut entry = tables_vrf(vrf);
         if entry.group.is_some_and(|id| !self.tables.groups().any(|group| group.id == id)) {
             // Without vIPs of this host's family the VPC works on this host alone.
@@ -394,6 +459,12 @@ impl<P: Ports> Applier<P> {
         }
         for vni in &update.removed_vnis {
             self.waiting.remove(vni);
+            if let Some(linger) = &mut self.linger
+                && self.tables.vrf(*vni).is_some()
+            {
+                linger.begin(*vni, Instant::now());
+                continue;
+            }
             let result = self.tables.remove_vrf(*vni);
             self.failures.check(result, format_args!("removal of VNI {vni}"));
         }
@@ -428,11 +499,6 @@ impl<P: Ports> Applier<P> {
         let kept = |endpoint: &sluice_tables::Endpoint| {
             mentioned.endpoints.contains(&(endpoint.vni, endpoint.address))
         };
-        self.keys.send_if_modified(|known| {
-            let before = known.len();
-            known.retain(|cluster, _| mentioned.keys.contains(cluster));
-            known.len() != before
-        });
         let result = self.tables.retain_endpoints(kept);
         self.failures.check(result, "removal of endpoints that the snapshot does not have");
         self.remove(&unmentioned);
@@ -442,7 +508,6 @@ impl<P: Ports> Applier<P> {
 impl Mentioned {
     fn note(&mut self, update: &Update) {
         self.vteps.extend(update.vteps.iter().map(|vtep| vtep.address));
-        self.keys.extend(update.keys.iter().map(|keys| keys.cluster));
         self.vips.extend(update.vips.iter().map(|vip| vip.address));
         self.groups.extend(update.groups.iter().map(|group| group.id));
         self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));

@@ -78,7 +78,12 @@ fn plan(revision: u64, vips: &[(&str, u64)]) -> ClusterPlan {
 }
 
 fn keys(cluster: u32, ids: &[u32]) -> ClusterKeys {
-    let key = |id: &u32| Key { id: *id, secret: Secret::new([7; 32]), not_before_ms: 1, not_after_ms: 2 };
+    let key = |id: &u32| Key {
+        id: *id,
+        secret: Secret::new(std::array::from_fn(|i| i as u8)),
+        not_before_ms: 1,
+        not_after_ms: 2,
+    };
     ClusterKeys { cluster, keys: ids.iter().map(key).collect() }
 }
 
@@ -291,6 +296,45 @@ fn a_new_stream_forgets_half_a_snapshot() {
 }
 
 #[test]
+fn networks_that_are_removed_stay_for_a_while_with_their_group() {
+    let mut applier = applier(1 << 14);
+    applier.set_linger(Duration::from_secs(60));
+    assert_eq!(apply(&mut applier, cloud()), done(10));
+    let (soon, later) = (Instant::now(), Instant::now() + Duration::from_secs(61));
+    let unused = |_: &Recorded, _: Vni| false;
+    let state = |applier: &Applier<Recorded>| {
+        let vnis: Vec<u32> = applier.tables.vrfs().map(|entry| entry.vrf.vni.get()).collect();
+        (vnis, applier.tables.vrf(vni(1)).map(|entry| entry.vrf.group), applier.tables.groups().count())
+    };
+    let delta = |revision, removed_vnis, removed_groups| Update {
+        revision,
+        database_id: DATABASE,
+        removed_vnis,
+        removed_groups,
+        ..Update::default()
+    };
+    let vrfs = |revision, vrfs| Update { revision, database_id: DATABASE, vrfs, ..Update::default() };
+    assert_eq!(apply(&mut applier, delta(11, vec![vni(1), vni(2)], vec![1])), done(11));
+    assert!(applier.lingers(vni(1)));
+    applier.end_lingering(soon, unused);
+    assert_eq!(state(&applier), (vec![1, 2], Some(Some(1)), 1));
+    // One comes back, and brings its group.
+    let back = Update { groups: cloud().groups, ..vrfs(12, vec![vrf(1, Some(1))]) };
+    assert_eq!(apply(&mut applier, back), done(12));
+    applier.end_lingering(later, unused);
+    assert_eq!(state(&applier), (vec![1], Some(Some(1)), 1));
+    // A snapshot that does not have it is no other than a removal; what is used stays.
+    let empty = Update { revision: 13, database_id: DATABASE, snapshot: true, ..Update::default() };
+    assert_eq!(apply(&mut applier, empty), done(13));
+    applier.end_lingering(later, |_, number| number == vni(1));
+    assert_eq!(state(&applier), (vec![1], Some(Some(1)), 1));
+    // What a predecessor left.
+    applier.linger_unused(soon, unused);
+    applier.end_lingering(later, unused);
+    assert_eq!(state(&applier), (vec![], None, 0));
+}
+
+#[test]
 fn whose_vips_are_is_not_the_controllers_to_say() {
     let mut applier = applier(1 << 14);
     let owned = |applier: &Applier<Recorded>| {
@@ -332,17 +376,26 @@ fn whose_vips_are_is_not_the_controllers_to_say() {
 fn keys_are_replaced_by_cluster_and_go_with_it() {
     let mut applier = applier(1 << 14);
     let mut seen = applier.keys();
+    let mut ids = || {
+        let keys = seen.borrow_and_update().clone();
+        let has = |cluster, id| keys.of(cluster).is_some_and(|ring| ring.get(id).is_some());
+        [1, 2].map(|cluster| (1..=9).filter(|id| has(cluster, *id)).collect::<Vec<u32>>())
+    };
     let update = Update { keys: vec![keys(1, &[1, 2]), keys(2, &[3])], ..cloud() };
-    apply(&mut applier, update.clone());
-    assert_eq!(*seen.borrow_and_update(), [(1, keys(1, &[1, 2])), (2, keys(2, &[3]))].into());
+    assert_eq!(apply(&mut applier, update), done(10));
+    assert_eq!(ids(), [vec![1, 2], vec![3]]);
     let delta = |revision, keys| Update { revision, database_id: DATABASE, keys, ..Update::default() };
     apply(&mut applier, delta(11, vec![keys(1, &[2, 4])]));
-    assert_eq!(seen.borrow_and_update()[&1], keys(1, &[2, 4]));
+    assert_eq!(ids(), [vec![2, 4], vec![3]]);
     apply(&mut applier, delta(12, vec![keys(1, &[])]));
-    assert_eq!(seen.borrow_and_update().keys().copied().collect::<Vec<_>>(), [2]);
-    apply(&mut applier, delta(13, vec![]));
-    assert!(!seen.has_changed().unwrap());
-    // A snapshot is the whole truth.
-    apply(&mut applier, Update { keys: vec![keys(1, &[5])], ..cloud() });
-    assert_eq!(*seen.borrow_and_update(), [(1, keys(1, &[5]))].into());
+    assert_eq!(ids(), [vec![], vec![3]]);
+    // An id is one secret's: what cannot be is named, and changes nothing.
+    let Applied { revision, failures } = apply(&mut applier, delta(13, vec![keys(1, &[3])])).unwrap();
+    assert_eq!((revision, failures.len()), (13, 1));
+    assert!(failures[0].contains("two keys of id 3"), "{failures:?}");
+    assert_eq!(ids(), [vec![], vec![3]]);
+    // A snapshot is the whole truth, whatever the ids were before.
+    let update = Update { keys: vec![keys(1, &[3])], ..cloud() };
+    assert_eq!(apply(&mut applier, update), done(10));
+    assert_eq!(ids(), [vec![3], vec![]]);
 }

@@ -10,6 +10,7 @@ mod apply;
 mod args;
 mod error;
 pub mod frames;
+mod linger;
 pub mod metrics;
 pub mod netlink;
 mod node;
@@ -19,7 +20,7 @@ pub mod underlay;
 mod watch;
 mod writer;
 
-pub use apply::{Applied, Applier, Keys, NoPorts, OtherDatabase, Ports, chain};
+pub use apply::{Applied, Applier, NoPorts, OtherDatabase, Ports, chain};
 pub use args::CommonArgs;
 pub use error::Error;
 pub use node::{Node, Opened, Started, flush, open};

@@ -17,8 +17,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::apply::Keys;
 use crate::metrics::Source;
+use crate::rsp::{KeyBook, Keys};
 use crate::watch::{SharedStatus, Watch, identity};
 use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
 
@@ -37,7 +37,7 @@ pub struct Node<P> {
     /// See [`Applier::topology`].
     pub topology: watch::Sender<u64>,
     /// See [`Applier::keys`].
-    pub keys: watch::Receiver<Keys>,
+    pub keys: watch::Receiver<Arc<Keys>>,
     /// See [`Applier::plan`].
     pub plan: watch::Receiver<Option<ClusterPlan>>,
     /// Reads the tables beside the writer.
@@ -137,11 +137,13 @@ impl Opened {
         let name = identity.node()?.to_string();
         let mut tables = self.tables;
         let same_node = mark_owner(&common.pin_dir(role), &name)?;
-        if !(resume && same_node) {
+        let (book, has_keys) = KeyBook::load(&common.state_dir()?);
+        if !(resume && same_node && has_keys) {
             // Whatever the tables hold is no base for changes: a snapshot is needed.
             tables.set_applied_revision(0);
         }
-        let applier = Applier::new(tables, ports);
+        let mut applier = Applier::new(tables, ports);
+        applier.set_key_book(book);
         let (keys, plan) = (applier.keys(), applier.plan());
         let writer = Writer::start(applier)?;
         let node = Arc::new(Node {

@@ -7,10 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_agent::rsp::{ClusterKeys, Edge, EdgeConfig, Key, KeyBook, Keys, Kind, Received, Unsent};
+use sluice_agent::rsp::{Edge, EdgeConfig, KeyBook, Keys, Kind, Received, Unsent};
 use sluice_agent::underlay::Vteps;
 use sluice_rsp::{Answer, Answered, Ask, Destination, Message, Moved, NodeId, Path, RSP_PORT};
-use sluice_types::{MacAddr, Vni};
+use sluice_southbound::{ClusterKeys, Key};
+use sluice_types::{MacAddr, Secret, Vni};
 use support::{in_namespace, ip};
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
@@ -32,9 +33,9 @@ impl Bench {
     fn new(fill: u8) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (mut book, _) = KeyBook::load(dir.path());
-        let secret = std::array::from_fn(|i| fill ^ i as u8);
+        let secret = Secret::new(std::array::from_fn(|i| fill ^ i as u8));
         let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
-        book.replace(ClusterKeys { cluster: CLUSTER, keys: vec![key] }).unwrap();
+        book.update(vec![ClusterKeys { cluster: CLUSTER, keys: vec![key] }], false).unwrap();
         Self { _dir: dir, book }
     }
 

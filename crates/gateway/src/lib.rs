@@ -5,7 +5,10 @@
 
 mod args;
 mod follow;
+mod load;
+mod offload;
 pub mod ownership;
+mod speaker;
 mod underlay;
 
 pub use args::Args;
@@ -17,7 +20,6 @@ use std::sync::{Arc, RwLock};
 use axum::routing::get;
 use axum::{Json, Router};
 use sluice_agent::netlink::{Link, Netlink};
-use sluice_agent::rsp::KeyBook;
 use sluice_agent::underlay::{Vteps, links, node_config, vteps};
 use sluice_agent::{NoPorts, Opened, Started, flush, open};
 use sluice_datapath::ObjectName;
@@ -55,9 +57,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     }
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
     let state_dir = common.state_dir()?;
-    let (book, complete) = KeyBook::load(&state_dir);
-    // Who does not remember keys or plan must be told, and the controller tells only what changes.
-    let resume = complete && is_remembered(&state_dir);
+    // Who does not remember the plan must be told, and the controller tells only what changes.
+    let resume = is_remembered(&state_dir);
     let started = opened.start(common, ROLE, NoPorts, resume).await?;
 
     let node = started.node.clone();
@@ -66,15 +67,13 @@ pub async fn run(args: Args) -> Result<(), Error> {
     node.add_source(Arc::new(ownership.view()));
     let view = ownership.view();
     let routes = Router::new().route("/cluster", get(async move || Json(view.get())));
-    let keys = book.subscribe();
     let keeper =
         Underlay::new(netlink, node.clone(), args.interfaces.clone(), links, vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
     let work = async move {
         tokio::select! {
             ended = keeper.run() => ended,
-            () = book.follow(node.keys.clone()) => Err(Error::WriterGone),
-            () = follow_cluster(&ownership, node.plan.clone(), keys) => Err(Error::WriterGone),
+            () = follow_cluster(&ownership, node.plan.clone(), node.keys.clone()) => Err(Error::WriterGone),
             never = follow_controller(&ownership, &controller) => match never {},
         }
     };

@@ -10,40 +10,42 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sluice_rsp::{ClusterKey, KeyError, KeyRing};
+use sluice_southbound::{ClusterKeys, Key};
+use sluice_types::Secret;
 use tokio::sync::watch;
 
 use crate::Error;
 
 const FILE: &str = "rsp-keys.json";
 
-/// A secret of a cluster, with its period in milliseconds since 1970.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Key {
-    /// Never given to another secret, of whatever cluster.
-    pub id: u32,
-    /// Drawn at random.
-    #[serde(with = "hex")]
-    pub secret: [u8; 32],
-    /// First instant of its period.
-    pub not_before_ms: u64,
-    /// First instant behind it.
-    pub not_after_ms: u64,
+/// Keys as the file has them.
+#[derive(Serialize, Deserialize)]
+struct StoredCluster {
+    cluster: u32,
+    keys: Vec<StoredKey>,
 }
 
-// The secret must not reach a log.
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Key").field("id", &self.id).finish_non_exhaustive()
+#[derive(Serialize, Deserialize)]
+struct StoredKey {
+    id: u32,
+    #[serde(with = "hex")]
+    secret: [u8; 32],
+    not_before_ms: u64,
+    not_after_ms: u64,
+}
+
+impl From<&Key> for StoredKey {
+    fn from(key: &Key) -> Self {
+        let Key { id, secret, not_before_ms, not_after_ms } = *key;
+        Self { id, secret: *secret.bytes(), not_before_ms, not_after_ms }
     }
 }
 
-/// All keys of a cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterKeys {
-    /// The cluster's group id.
-    pub cluster: u32,
-    /// None: this node is no part of it any more.
-    pub keys: Vec<Key>,
+impl From<StoredKey> for Key {
+    fn from(key: StoredKey) -> Self {
+        let StoredKey { id, secret, not_before_ms, not_after_ms } = key;
+        Self { id, secret: Secret::new(secret), not_before_ms, not_after_ms }
+    }
 }
 
 /// The rings to seal and open with.
@@ -66,6 +68,12 @@ impl Keys {
         &self.all
     }
 
+    /// The first cluster that there are keys of: a gateway's own.
+    #[must_use]
+    pub fn first(&self) -> Option<u32> {
+        self.clusters.keys().next().copied()
+    }
+
     /// True while there are no keys at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -76,7 +84,7 @@ impl Keys {
         let ring = |keys: &[Key]| {
             let keys = keys
                 .iter()
-                .map(|key| ClusterKey::new(key.id, &key.secret, key.not_before_ms, key.not_after_ms));
+                .map(|key| ClusterKey::new(key.id, key.secret.bytes(), key.not_before_ms, key.not_after_ms));
             keys.collect::<Result<Vec<_>, _>>()
         };
         let (mut rings, mut all) = (BTreeMap::new(), Vec::new());
@@ -89,10 +97,11 @@ impl Keys {
     }
 }
 
-/// The keys of this node, which outlive the agent in a file that only its owner can read.
-#[derive(Debug)]
+/// The keys of this node, which outlive the agent in a file that only its owner can read. The
+/// default one has no file.
+#[derive(Debug, Default)]
 pub struct KeyBook {
-    path: PathBuf,
+    path: Option<PathBuf>,
     clusters: BTreeMap<u32, Vec<Key>>,
     dirty: bool,
     published: watch::Sender<Arc<Keys>>,
@@ -116,7 +125,7 @@ impl KeyBook {
             }
         };
         let published = watch::Sender::new(Arc::new(keys));
-        (Self { path, clusters, dirty: !complete, published }, complete)
+        (Self { path: Some(path), clusters, dirty: !complete, published }, complete)
     }
 
     /// The keys as they are, and as they change.
@@ -125,21 +134,19 @@ impl KeyBook {
         self.published.subscribe()
     }
 
-    /// The clusters that there are keys of.
-    pub fn clusters(&self) -> impl Iterator<Item = u32> + '_ {
-        self.clusters.keys().copied()
-    }
-
-    /// Takes the whole truth of a cluster's keys; with none, forgets the cluster.
+    /// Takes the whole truth of some clusters' keys, or of all (`whole`: what is not mentioned goes). A
+    /// cluster without keys is forgotten.
     ///
     /// # Errors
     /// If a key cannot be, or two have one id. Nothing has changed then.
-    pub fn replace(&mut self, given: ClusterKeys) -> Result<(), KeyError> {
-        let mut clusters = self.clusters.clone();
-        if given.keys.is_empty() {
-            clusters.remove(&given.cluster);
-        } else {
-            clusters.insert(given.cluster, given.keys);
+    pub fn update(&mut self, given: Vec<ClusterKeys>, whole: bool) -> Result<(), KeyError> {
+        let mut clusters = if whole { BTreeMap::new() } else { self.clusters.clone() };
+        for ClusterKeys { cluster, keys } in given {
+            if keys.is_empty() {
+                clusters.remove(&cluster);
+            } else {
+                clusters.insert(cluster, keys);
+            }
         }
         if clusters == self.clusters {
             return Ok(());
@@ -156,14 +163,13 @@ impl KeyBook {
     /// # Errors
     /// If it cannot be written. The keys are in use all the same.
     pub fn commit(&mut self) -> Result<(), Error> {
-        if !self.dirty {
-            return Ok(());
-        }
-        let all = self.clusters.iter().map(|(&cluster, keys)| ClusterKeys { cluster, keys: keys.clone() });
-        let failed = || Error::io(format!("write {}", self.path.display()));
+        let Some(path) = self.path.as_ref().filter(|_| self.dirty) else { return Ok(()) };
+        let stored = |keys: &[Key]| keys.iter().map(StoredKey::from).collect();
+        let all = self.clusters.iter().map(|(&cluster, keys)| StoredCluster { cluster, keys: stored(keys) });
+        let failed = || Error::io(format!("write {}", path.display()));
         let bytes =
             serde_json::to_vec(&all.collect::<Vec<_>>()).map_err(io::Error::other).map_err(failed())?;
-        replace_secret_file(&self.path, &bytes).map_err(failed())?;
+        replace_secret_file(path, &bytes).map_err(failed())?;
         self.dirty = false;
         Ok(())
     }
@@ -173,9 +179,11 @@ type Read = (BTreeMap<u32, Vec<Key>>, Keys);
 
 fn read(bytes: &[u8]) -> Result<Read, String> {
     // An error of the parser may quote what it has read: secrets.
-    let all: Vec<ClusterKeys> =
-        serde_json::from_slice(bytes).map_err(|error| format!("damaged at line {}", error.line()))?;
-    let clusters: BTreeMap<u32, Vec<Key>> = all.into_iter().map(|one| (one.cluster, one.keys)).collect();
+    let all: Vec<StoredCluster> =
+        serde_json::from_slice(bytes).map_err(|error| format!("damaged at column {}", error.column()))?;
+    let keys = |keys: Vec<StoredKey>| keys.into_iter().map(Key::from).collect();
+    let clusters: BTreeMap<u32, Vec<Key>> =
+        all.into_iter().map(|one| (one.cluster, keys(one.keys))).collect();
     let keys = Keys::build(&clusters).map_err(|error| error.to_string())?;
     Ok((clusters, keys))
 }
@@ -223,8 +231,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn key(id: u32, fill: u8) -> Key {
-        let secret = std::array::from_fn(|i| fill ^ i as u8);
+        let secret = Secret::new(std::array::from_fn(|i| fill ^ i as u8));
         Key { id, secret, not_before_ms: 10, not_after_ms: 1000 }
+    }
+
+    fn keys(cluster: u32, keys: Vec<Key>) -> ClusterKeys {
+        ClusterKeys { cluster, keys }
     }
 
     #[test]
@@ -233,8 +245,8 @@ mod tests {
         let (mut book, complete) = KeyBook::load(dir.path());
         assert!(!complete && book.subscribe().borrow().is_empty());
         let seen = book.subscribe();
-        book.replace(ClusterKeys { cluster: 4, keys: vec![key(1, 0xa0), key(2, 0xb0)] }).unwrap();
-        book.replace(ClusterKeys { cluster: 5, keys: vec![key(3, 0xc0)] }).unwrap();
+        book.update(vec![keys(4, vec![key(1, 0xa0), key(2, 0xb0)])], false).unwrap();
+        book.update(vec![keys(5, vec![key(3, 0xc0)])], false).unwrap();
         assert!(seen.has_changed().unwrap());
         book.commit().unwrap();
         let mode = fs::metadata(dir.path().join(FILE)).unwrap().permissions().mode();
@@ -242,34 +254,36 @@ mod tests {
 
         let (mut book, complete) = KeyBook::load(dir.path());
         assert!(complete);
-        let keys = book.subscribe().borrow_and_update().clone();
-        assert_eq!(book.clusters().collect::<Vec<_>>(), [4, 5]);
-        assert!(keys.of(4).unwrap().get(2).is_some() && keys.of(4).unwrap().get(3).is_none());
-        assert!(keys.all().get(3).is_some() && keys.of(6).is_none());
-        book.replace(ClusterKeys { cluster: 4, keys: Vec::new() }).unwrap();
+        let kept = book.subscribe().borrow_and_update().clone();
+        assert!(kept.of(4).unwrap().get(2).is_some() && kept.of(4).unwrap().get(3).is_none());
+        assert!(kept.all().get(3).is_some() && kept.of(6).is_none());
+        book.update(vec![keys(4, Vec::new())], false).unwrap();
         book.commit().unwrap();
-        assert_eq!(KeyBook::load(dir.path()).0.clusters().collect::<Vec<_>>(), [5]);
+        assert_eq!(KeyBook::load(dir.path()).0.clusters.into_keys().collect::<Vec<_>>(), [5]);
     }
 
     #[test]
     fn what_cannot_be_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let (mut book, _) = KeyBook::load(dir.path());
-        book.replace(ClusterKeys { cluster: 4, keys: vec![key(1, 0xa0)] }).unwrap();
+        book.update(vec![keys(4, vec![key(1, 0xa0)])], false).unwrap();
         // An id is one secret's, whatever the cluster: a packet names its key by it.
-        let twice = book.replace(ClusterKeys { cluster: 5, keys: vec![key(1, 0xb0)] });
+        let twice = book.update(vec![keys(5, vec![key(1, 0xb0)])], false);
         assert_eq!(twice, Err(KeyError::Duplicate { id: 1 }));
         let never = Key { not_after_ms: 10, ..key(2, 0xa0) };
-        assert!(book.replace(ClusterKeys { cluster: 4, keys: vec![never] }).is_err());
-        assert_eq!(book.clusters().collect::<Vec<_>>(), [4]);
+        assert!(book.update(vec![keys(4, vec![never])], false).is_err());
+        assert_eq!(book.clusters.keys().collect::<Vec<_>>(), [&4]);
         assert!(book.subscribe().borrow().of(4).unwrap().get(1).is_some());
+        // All at once it can be.
+        book.update(vec![keys(5, vec![key(1, 0xb0)])], true).unwrap();
+        assert_eq!(book.clusters.keys().collect::<Vec<_>>(), [&5]);
     }
 
     #[test]
     fn damage_is_an_empty_book_and_secrets_are_not_shown() {
         let dir = tempfile::tempdir().unwrap();
         let (mut book, _) = KeyBook::load(dir.path());
-        book.replace(ClusterKeys { cluster: 4, keys: vec![key(1, 0xa0)] }).unwrap();
+        book.update(vec![keys(4, vec![key(1, 0xa0)])], false).unwrap();
         book.commit().unwrap();
         assert!(!format!("{book:?}").contains("a0a1a2") && !format!("{book:?}").contains("160, 161"));
         let path = dir.path().join(FILE);
@@ -280,7 +294,7 @@ mod tests {
         {
             fs::write(&path, damaged).unwrap();
             let (mut book, complete) = KeyBook::load(dir.path());
-            assert!(!complete && book.clusters().next().is_none(), "{damaged}");
+            assert!(!complete && book.clusters.is_empty(), "{damaged}");
             // The next commit puts a file there that can be read.
             book.commit().unwrap();
             assert!(KeyBook::load(dir.path()).1);

@@ -4,7 +4,6 @@
 
 mod batch;
 mod edge;
-mod follow;
 mod keys;
 mod socket;
 mod stats;
@@ -12,7 +11,7 @@ mod way;
 
 pub use batch::{Admission, Batch};
 pub use edge::{Edge, EdgeConfig, Received};
-pub use keys::{ClusterKeys, Key, KeyBook, Keys};
+pub use keys::{KeyBook, Keys};
 pub use stats::{Kind, RspStats, Unsent};
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{
-    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, bind, recvmsg,
-    setsockopt, socket, sockopt,
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6,
+    SockaddrStorage, bind, recvmsg, sendto, setsockopt, socket, sockopt,
 };
 use nix::{cmsg_space, setsockopt_impl, sockopt_impl};
 use tokio::io::Interest;
@@ -94,27 +94,42 @@ impl Socket {
 
     /// The next datagram; `WouldBlock` if there is none.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
-        self.udp.try_io(Interest::READABLE, || {
-            let mut control = cmsg_space!(u32);
-            let mut parts = [IoSliceMut::new(buffer)];
-            let (fd, flags) = (self.udp.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
-            let nobody = || io::Error::from(io::ErrorKind::InvalidData);
-            if self.local.is_ipv4() {
-                let got = recvmsg::<SockaddrIn>(fd, &mut parts, Some(&mut control), flags)?;
-                let from = got.address.ok_or_else(nobody)?;
-                let from = SocketAddr::V4(SocketAddrV4::new(from.ip(), from.port()));
-                Ok(Datagram { from, length: got.bytes, overflow: overflow(got.cmsgs()?) })
-            } else {
-                let got = recvmsg::<SockaddrIn6>(fd, &mut parts, Some(&mut control), flags)?;
-                let from = SocketAddr::V6(got.address.ok_or_else(nobody)?.into());
-                Ok(Datagram { from, length: got.bytes, overflow: overflow(got.cmsgs()?) })
-            }
-        })
+        self.try_twice(Interest::READABLE, || self.receive_now(buffer))
     }
 
     /// Sends a packet; `WouldBlock` if the socket is full.
     pub(super) fn send(&self, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
-        self.udp.try_send_to(packet, to).map(drop)
+        self.try_twice(Interest::WRITABLE, || {
+            sendto(self.udp.as_raw_fd(), packet, &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
+            Ok(())
+        })
+    }
+
+    /// The runtime thinks of a new socket that it is not ready, so a call is not made through it at first.
+    /// But it has to see that a call would block, within that call; else it goes on thinking that the
+    /// socket is ready.
+    fn try_twice<T>(&self, interest: Interest, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.udp.try_io(interest, call),
+            result => result,
+        }
+    }
+
+    fn receive_now(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
+        let mut control = cmsg_space!(u32);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let (fd, flags) = (self.udp.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+        let nobody = || io::Error::from(io::ErrorKind::InvalidData);
+        if self.local.is_ipv4() {
+            let got = recvmsg::<SockaddrIn>(fd, &mut parts, Some(&mut control), flags)?;
+            let from = got.address.ok_or_else(nobody)?;
+            let from = SocketAddr::V4(SocketAddrV4::new(from.ip(), from.port()));
+            Ok(Datagram { from, length: got.bytes, overflow: overflow(got.cmsgs()?) })
+        } else {
+            let got = recvmsg::<SockaddrIn6>(fd, &mut parts, Some(&mut control), flags)?;
+            let from = SocketAddr::V6(got.address.ok_or_else(nobody)?.into());
+            Ok(Datagram { from, length: got.bytes, overflow: overflow(got.cmsgs()?) })
+        }
     }
 }
 

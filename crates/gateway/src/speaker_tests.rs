@@ -1,0 +1,144 @@
+//! A gateway's speaker and a host's edge over real sockets.
+
+#[path = "../../agent/tests/support/mod.rs"]
+mod support;
+
+use super::*;
+use sluice_agent::rsp::{EdgeConfig, KeyBook};
+use sluice_agent::underlay::Vteps;
+use sluice_rsp::{Answer, Answered, Ask, Destination, NodeId, Path, RSP_PORT};
+use sluice_southbound::{ClusterKeys, Key};
+use sluice_tables::{
+    Endpoint, Immediate, Memory, NodeTables, ReaderGate, Route, Sizes, Target, Vrf, WaitForThreads,
+};
+use sluice_types::{MacAddr, Secret, Vni};
+use std::net::IpAddr;
+use support::{PATIENCE, in_namespace, ip};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+struct Channel {
+    seen: mpsc::UnboundedReceiver<Elephant>,
+    next: Option<Elephant>,
+}
+
+impl Elephants for Channel {
+    async fn ready(&mut self) -> Result<(), Error> {
+        if self.next.is_none() {
+            let gone = || Error::Config("the test ends".to_owned());
+            self.next = Some(self.seen.recv().await.ok_or_else(gone)?);
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, out: &mut Vec<Elephant>) -> Result<(), Error> {
+        out.extend(self.next.take());
+        while let Ok(elephant) = self.seen.try_recv() {
+            out.push(elephant);
+        }
+        Ok(())
+    }
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn edge(host: u8, book: &KeyBook) -> Edge {
+    let vteps =
+        Vteps { v4: format!("192.0.2.{host}").parse().ok(), v6: format!("2001:db8::{host}").parse().ok() };
+    Edge::open(EdgeConfig { node: NodeId::new(host.into()), vteps, port: RSP_PORT }, book.subscribe())
+        .unwrap()
+}
+
+fn vni() -> Vni {
+    Vni::new(5).unwrap()
+}
+
+/// A network with 10.0.0.N and fd00::N on the hosts 192.0.2.N and 2001:db8::N.
+fn tables(gate: &ReaderGate) -> NodeTables {
+    let memory = Memory::anonymous(4096).unwrap();
+    let grace = WaitForThreads::new(Immediate, gate.clone());
+    let mut tables = NodeTables::create(memory, grace, Sizes::default()).unwrap();
+    let vrf = Vrf { vni: vni(), mtu: 1430, router4: None, router6: None, group: None };
+    tables.upsert_vrf(&vrf).unwrap();
+    for prefix in ["10.0.0.0/24", "fd00::/64"] {
+        let prefix = prefix.parse().unwrap();
+        tables.upsert_route(&Route { vni: vni(), prefix, target: Target::Local }).unwrap();
+    }
+    for n in [1, 3] {
+        for (inner, outer) in [
+            (format!("10.0.0.{n}"), format!("192.0.2.{n}")),
+            (format!("fd00::{n}"), format!("2001:db8::{n}")),
+        ] {
+            tables.upsert_vtep(address(&outer)).unwrap();
+            let (address, host, mac) = (address(&inner), address(&outer), MacAddr::local(n));
+            tables.upsert_endpoint(&Endpoint { vni: vni(), address, mac, host }).unwrap();
+        }
+    }
+    tables.set_applied_revision(42);
+    tables
+}
+
+async fn next(edge: &mut Edge) -> Received {
+    let next = async {
+        loop {
+            edge.ready().await;
+            if let Some(received) = edge.receive(1).pop() {
+                return received;
+            }
+        }
+    };
+    timeout(PATIENCE, next).await.expect("the gateway says something")
+}
+
+#[test]
+fn elephants_are_told_of_and_questions_answered() {
+    in_namespace(|| async {
+        for host in 1..=3 {
+            ip(&format!("addr add 192.0.2.{host}/32 dev lo"));
+            ip(&format!("addr add 2001:db8::{host}/128 dev lo nodad"));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (mut book, _) = KeyBook::load(dir.path());
+        let secret = Secret::new(std::array::from_fn(|i| 0xa0 ^ i as u8));
+        let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
+        book.update(vec![ClusterKeys { cluster: 7, keys: vec![key] }], false).unwrap();
+        let gate = ReaderGate::default();
+        let tables = tables(&gate);
+        let reader = SharedReader::new(tables.reader(), gate);
+        let (sees, seen) = mpsc::unbounded_channel();
+        let stats = Arc::new(OffloadStats::default());
+        let elephants = Channel { seen, next: None };
+        let speaker = Speaker::new(edge(2, &book), elephants, reader, book.subscribe(), stats);
+        tokio::spawn(speaker.run());
+
+        let mut host = edge(1, &book);
+        for (source, destination, gateway, other) in [
+            ("10.0.0.1", "10.0.0.3", "192.0.2.2", "192.0.2.3"),
+            ("fd00::1", "fd00::3", "2001:db8::2", "2001:db8::3"),
+        ] {
+            let elephant =
+                Elephant { vni: vni(), source: address(source), destination: address(destination) };
+            sees.send(elephant).unwrap();
+            let destination = Destination { vni: vni(), address: address(destination) };
+            let path = Path {
+                host: address(other),
+                mac: MacAddr::local(3),
+                vni: vni(),
+                lifetime_ms: 60_000,
+                revision: 42,
+            };
+            let answer = Answered { destination, answer: Answer::Path(path) };
+            let told = next(&mut host).await;
+            assert_eq!(told.message, Message::Notify { answers: vec![answer] });
+            assert_eq!(told.from, SocketAddr::new(address(gateway), RSP_PORT));
+
+            let asks = vec![Ask { destination, revision: 42 }; 3];
+            host.send(7, address(gateway), &Message::Request { id: 9, asks });
+            let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision: 42 };
+            let answers = vec![Answered { destination, answer: unchanged }; 3];
+            assert_eq!(next(&mut host).await.message, Message::Reply { id: 9, answers });
+        }
+    });
+}
