@@ -157,7 +157,8 @@ pub async fn secrets_stay_in_their_table(f: Fixture) {
     if let Some(path) = f.url.strip_prefix("sqlite:").filter(|path| path.ends_with(".db")) {
         use sqlx::{Connection as _, sqlite::SqliteConnection};
         let mut raw = SqliteConnection::connect(path).await.unwrap();
-        let rows: Vec<(Vec<u8>,)> = sqlx::query_as("SELECT payload FROM outbox").fetch_all(&mut raw).await.unwrap();
+        let rows: Vec<(Vec<u8>,)> =
+            sqlx::query_as("SELECT payload FROM outbox").fetch_all(&mut raw).await.unwrap();
         let holds = |row: &[u8]| row.windows(32).any(|bytes| bytes == keys[0].secret.bytes());
         assert!(!rows.is_empty() && rows.iter().all(|(row,)| !holds(row)));
     }
