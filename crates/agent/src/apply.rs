@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf,
+    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf, Vtep,
 };
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
@@ -42,6 +42,12 @@ pub trait Ports: Send + 'static {
 
     /// All that are here.
     fn instances(&self) -> Vec<InstanceId>;
+
+    /// Another node is there, or has another role.
+    fn upsert_vtep(&mut self, _vtep: &Vtep) {}
+
+    /// Of the other nodes these are there no longer.
+    fn remove_vteps(&mut self, _gone: &dyn Fn(IpAddr) -> bool) {}
 
     /// A step ends: what was told must survive a crash from here on.
     ///
@@ -114,9 +120,9 @@ pub struct Applier<P> {
     waiting: BTreeMap<Vni, Vrf>,
     /// Counts changes of VTEPs and vIPs, for those who act on them.
     topology: u64,
+    linger: Option<Linger>,
     /// vIPs that this gateway answers for.
     owned: HashSet<IpAddr>,
-    linger: Option<Linger>,
     keys: KeyBook,
     plan: watch::Sender<Option<ClusterPlan>>,
 }
@@ -172,24 +178,10 @@ impl<P: Ports> Applier<P> {
             failures: Failures::default(),
             waiting: BTreeMap::new(),
             topology: 0,
-            owned,
             linger: None,
+            owned,
             keys: KeyBook::default(),
             plan: watch::Sender::default(),
-        }
-    }
-
-    /// Lets packets find that this gateway answers for these vIPs, and for no others; those that are
-    /// not in the tables yet, when they come. Until it is called, what the tables say counts.
-    pub fn own(&mut self, owned: HashSet<IpAddr>) {
-        self.owned = owned;
-        let wrong: Vec<_> =
-            self.tables.vips().filter(|vip| vip.owned != self.owned.contains(&vip.address)).collect();
-        for vip in wrong {
-            let vip = sluice_tables::Vip { owned: !vip.owned, ..vip };
-            if let Err(error) = self.tables.upsert_vip(&vip) {
-                tracing::error!(vip = %vip.address, owned = vip.owned, error = chain(&error), "owner of a vIP");
-            }
         }
     }
 
@@ -232,6 +224,20 @@ impl<P: Ports> Applier<P> {
         for id in unused {
             if let Err(error) = self.tables.remove_group(id) {
                 tracing::error!(id, error = chain(&error), "a group stays");
+            }
+        }
+    }
+
+    /// Lets packets find that this gateway answers for these vIPs, and for no others; those that are
+    /// not in the tables yet, when they come. Until it is called, what the tables say counts.
+    pub fn own(&mut self, owned: HashSet<IpAddr>) {
+        self.owned = owned;
+        let wrong: Vec<_> =
+            self.tables.vips().filter(|vip| vip.owned != self.owned.contains(&vip.address)).collect();
+        for vip in wrong {
+            let vip = sluice_tables::Vip { owned: !vip.owned, ..vip };
+            if let Err(error) = self.tables.upsert_vip(&vip) {
+                tracing::error!(vip = %vip.address, owned = vip.owned, error = chain(&error), "owner of a vIP");
             }
         }
     }
@@ -295,6 +301,7 @@ impl<P: Ports> Applier<P> {
         if let Some(mut mentioned) = self.snapshot.take() {
             let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
             self.failures.check(result, "cluster keys");
+            self.ports.remove_vteps(&|address| !mentioned.vteps.contains(&address));
             self.sweep(&mentioned);
         }
         if let Err(error) = self.ports.commit() {
@@ -314,6 +321,7 @@ impl<P: Ports> Applier<P> {
 
     fn upsert(&mut self, update: &mut Update) {
         for vtep in &update.vteps {
+            self.ports.upsert_vtep(vtep);
             let result = self.tables.upsert_vtep(vtep.address);
             self.note_topology(result, format_args!("VTEP {}", vtep.address));
         }
@@ -474,6 +482,9 @@ impl<P: Ports> Applier<P> {
         for address in &update.removed_vips {
             let result = self.tables.remove_vip(*address);
             self.note_topology(result, format_args!("removal of vIP {address}"));
+        }
+        if !update.removed_vteps.is_empty() {
+            self.ports.remove_vteps(&|address| update.removed_vteps.contains(&address));
         }
         for address in &update.removed_vteps {
             let result = self.tables.remove_vtep(*address);

@@ -37,6 +37,10 @@ pub struct CommonArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
 
+    /// UDP port of RSP, by which hosts learn direct paths; the same on all nodes of a site
+    #[arg(long, value_name = "PORT", default_value_t = sluice_rsp::RSP_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    pub rsp_port: u16,
+
     /// Remove what this node left pinned (programs, tables, devices), then exit
     #[arg(long)]
     pub flush: bool,

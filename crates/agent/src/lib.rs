@@ -24,5 +24,5 @@ pub use apply::{Applied, Applier, NoPorts, OtherDatabase, Ports, chain};
 pub use args::CommonArgs;
 pub use error::Error;
 pub use node::{Node, Opened, Started, flush, open};
-pub use watch::{SharedStatus, StreamStatus};
+pub use watch::{Load, SharedLoad, SharedStatus, StreamStatus};
 pub use writer::Writer;

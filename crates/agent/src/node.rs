@@ -18,8 +18,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::metrics::Source;
-use crate::rsp::{KeyBook, Keys};
-use crate::watch::{SharedStatus, Watch, identity};
+use crate::rsp::{Edge, EdgeConfig, KeyBook, Keys};
+use crate::underlay::Vteps;
+use crate::watch::{SharedLoad, SharedStatus, Watch, identity};
 use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
 
 /// A node whose tables are open and whose programs are loaded.
@@ -42,11 +43,28 @@ pub struct Node<P> {
     pub plan: watch::Receiver<Option<ClusterPlan>>,
     /// Reads the tables beside the writer.
     pub reader: SharedReader,
+    /// Told to the controller.
+    pub load: SharedLoad,
     /// See [`Node::add_source`].
     sources: Mutex<Vec<Arc<dyn Source>>>,
 }
 
 impl<P> Node<P> {
+    /// Opens this node's end of RSP. To be called within a runtime.
+    ///
+    /// # Errors
+    /// If the port is taken.
+    pub fn open_rsp(&self, common: &CommonArgs, vteps: Vteps) -> Result<Edge, Error> {
+        let node =
+            match self.name.parse().map_err(|error| Error::Config(format!("{}: {error}", self.name)))? {
+                sluice_southbound::Node::Gateway(id) => id.into(),
+                sluice_southbound::Node::Host(id) => id.into(),
+            };
+        let edge = Edge::open(EdgeConfig { node, vteps, port: common.rsp_port }, self.keys.clone())?;
+        self.add_source(edge.stats());
+        Ok(edge)
+    }
+
     /// Adds to the node's metrics.
     pub fn add_source(&self, source: Arc<dyn Source>) {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(source);
@@ -156,6 +174,7 @@ impl Opened {
             keys,
             plan,
             reader: self.reader,
+            load: SharedLoad::default(),
             sources: Mutex::default(),
         });
         Ok(Started { node, identity, _lock: self._lock })
@@ -233,6 +252,7 @@ impl<P: Ports> Started<P> {
             datapath: node.datapath.clone(),
             status: node.status.clone(),
             topology: node.topology.clone(),
+            load: node.load.clone(),
         };
         tasks.spawn(watch.run());
         tasks.spawn(work);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use sluice_datapath::Datapath;
+use sluice_datapath::{Datapath, Traffic};
 use sluice_southbound::proto::{Heartbeat, Hello, NodeUpdate};
 use sluice_southbound::{Connection, EnrolmentBundle, Identity, ReportSender, connect, enrol};
 use tokio::sync::{mpsc, watch};
@@ -53,6 +53,34 @@ impl SharedStatus {
 
     fn change(&self, change: impl FnOnce(&mut StreamStatus)) {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// How busy the node is, as the controller is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Share of the forwarding cores' time that packets take, in thousandths.
+    pub cpu_permille: u32,
+    /// Share of memory that is taken, in thousandths.
+    pub memory_permille: u32,
+    /// Every flow is offloaded.
+    pub offload_all: bool,
+}
+
+/// The load, shared between who measures it and who tells it. Zero where nobody does.
+#[derive(Clone, Debug, Default)]
+pub struct SharedLoad(Arc<Mutex<Load>>);
+
+impl SharedLoad {
+    /// As it was measured last.
+    #[must_use]
+    pub fn get(&self) -> Load {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It was measured.
+    pub fn set(&self, load: Load) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
 }
 
@@ -119,6 +147,8 @@ pub struct Watch<P> {
     pub status: SharedStatus,
     /// Told after every step: [`Applier::topology`].
     pub topology: watch::Sender<u64>,
+    /// For the heartbeat.
+    pub load: SharedLoad,
 }
 
 impl<P: Ports> Watch<P> {
@@ -237,16 +267,24 @@ impl<P: Ports> Watch<P> {
             .await?;
         let datapath = self.datapath.clone();
         let count = move || {
-            let packets = datapath.vni_traffic(&counters).map(|all| all.iter().map(|t| t.packets).sum());
-            let drops = datapath.drops().map(|all| all.iter().map(|count| count.packets).sum());
-            Ok::<(u64, u64), sluice_datapath::Error>((packets?, drops?))
+            let traffic = datapath.vni_traffic(&counters)?;
+            let sum = |of: fn(&Traffic) -> u64| traffic.iter().map(of).sum();
+            let drops = datapath.drops()?.iter().map(|count| count.packets).sum();
+            Ok::<(u64, u64, u64), sluice_datapath::Error>((sum(|t| t.packets), sum(|t| t.bytes), drops))
         };
-        let (packets, drops) = tokio::task::spawn_blocking(count).await.map_err(|_| Error::WriterGone)??;
+        let (packets, bytes, drops) =
+            tokio::task::spawn_blocking(count).await.map_err(|_| Error::WriterGone)??;
+        let Load { cpu_permille, memory_permille, offload_all } = self.load.get();
         Ok(Heartbeat {
             cells_used: fill.cells_used,
             cells_total: fill.cells_total,
             packets,
             drops,
+            cpu_permille,
+            memory_permille,
+            offload_all,
+            tx_bytes: bytes,
+            tx_packets: packets,
             ..Heartbeat::default()
         })
     }

@@ -58,8 +58,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
     let state_dir = common.state_dir()?;
     // Who does not remember the plan must be told, and the controller tells only what changes.
-    let resume = is_remembered(&state_dir);
-    let started = opened.start(common, ROLE, NoPorts, resume).await?;
+    let started = opened.start(common, ROLE, NoPorts, is_remembered(&state_dir)).await?;
 
     let node = started.node.clone();
     let links: Links = Arc::new(RwLock::new(underlay));

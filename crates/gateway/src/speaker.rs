@@ -1,13 +1,12 @@
 //! The gateway's end of RSP: elephants become notifications, questions are
 //! answered.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_agent::Error;
-use sluice_agent::rsp::{Edge, Keys, Received};
+use sluice_agent::rsp::{Edge, Events, Keys, Received};
 use sluice_rsp::Message;
 use sluice_tables::SharedReader;
 use tokio::sync::watch;
@@ -20,18 +19,6 @@ const BUDGET: usize = 64;
 /// Lookups within one hold of the tables: some hundred microseconds.
 const LOOKUPS: usize = 256;
 
-/// Where elephants come from.
-pub trait Elephants: Send {
-    /// Waits until there may be some.
-    fn ready(&mut self) -> impl Future<Output = Result<(), Error>> + Send;
-
-    /// Takes those that there are.
-    ///
-    /// # Errors
-    /// If they cannot be read, ever.
-    fn drain(&mut self, out: &mut Vec<Elephant>) -> Result<(), Error>;
-}
-
 /// One task has it.
 pub struct Speaker<E> {
     edge: Edge,
@@ -43,7 +30,7 @@ pub struct Speaker<E> {
     began: Instant,
 }
 
-impl<E: Elephants> Speaker<E> {
+impl<E: Events<Elephant>> Speaker<E> {
     /// Over an open edge.
     pub fn new(
         edge: Edge,

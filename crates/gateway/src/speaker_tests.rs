@@ -22,7 +22,7 @@ struct Channel {
     next: Option<Elephant>,
 }
 
-impl Elephants for Channel {
+impl Events<Elephant> for Channel {
     async fn ready(&mut self) -> Result<(), Error> {
         if self.next.is_none() {
             let gone = || Error::Config("the test ends".to_owned());

@@ -1,23 +1,25 @@
-//! What this host knows of its instances and their ports. The tables hold what
-//! packets need; this is the rest, kept in the state directory.
+//! What this host knows of its instances and their ports, and of which clusters
+//! the gateways are. The tables hold what packets need; this is the rest, kept in
+//! the state directory.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sluice_agent::{Error, Ports};
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{Port, Update};
+use sluice_southbound::{Port, Update, Vtep, VtepRole};
 use sluice_tables::{NodeTables, PortIpv4, PortIpv6};
-use sluice_types::InstanceId;
+use sluice_types::{InstanceId, Vni};
 use tokio::sync::watch;
 
 /// Seconds that a DHCP lease lasts. Addresses never change under an instance: it is only asked to come back.
 const LEASE_S: u32 = 86_400;
 
-/// The instances, as the controller sent them (a message of southbound.proto).
+/// Instances and gateways, as the controller sent them (a message of southbound.proto).
 const INSTANCES_FILE: &str = "instances.bin";
 /// The attachments, as the operator made them.
 const ATTACHMENTS_FILE: &str = "attachments.json";
@@ -77,11 +79,13 @@ pub enum BookError {
 pub struct PortBook {
     state_dir: PathBuf,
     instances: BTreeMap<InstanceId, Port>,
+    /// Clusters by their gateways' VTEPs.
+    gateways: BTreeMap<IpAddr, u32>,
     attachments: BTreeMap<String, Attachment>,
     /// What the tunnel carries: no port's MTU is larger, whatever its VPC's is.
     mtu_max: u16,
     dirty: bool,
-    /// Counts changes of the instances.
+    /// Counts changes of instances and gateways.
     changes: watch::Sender<u64>,
 }
 
@@ -91,7 +95,7 @@ impl PortBook {
     /// # Errors
     /// If the attachments cannot be read: forgetting them would cut VMs off.
     pub fn load(state_dir: &Path) -> Result<(Self, bool), Error> {
-        let instances = read_instances(&state_dir.join(INSTANCES_FILE));
+        let known = read_known(&state_dir.join(INSTANCES_FILE));
         let path = state_dir.join(ATTACHMENTS_FILE);
         let attachments = match fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -99,10 +103,12 @@ impl PortBook {
             Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(Error::io(format!("read {}", path.display()))(error)),
         };
-        let complete = instances.is_some();
+        let complete = known.is_some();
+        let (instances, gateways) = known.unwrap_or_default();
         let book = Self {
             state_dir: state_dir.to_owned(),
-            instances: instances.unwrap_or_default(),
+            instances,
+            gateways,
             attachments,
             mtu_max: u16::MAX,
             dirty: false,
@@ -116,7 +122,7 @@ impl PortBook {
         std::mem::replace(&mut self.mtu_max, mtu) != mtu
     }
 
-    /// Tells of changes of the instances.
+    /// Tells of changes of instances and gateways.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -124,6 +130,17 @@ impl PortBook {
     /// The instances of this host.
     pub fn instances(&self) -> impl Iterator<Item = &Port> {
         self.instances.values()
+    }
+
+    /// Whether an instance of a network is here.
+    pub fn uses(&self, vni: Vni) -> bool {
+        self.instances.values().any(|port| port.vni == vni)
+    }
+
+    /// The gateways of a cluster, by its group id.
+    pub fn gateways(&self, cluster: u32) -> impl Iterator<Item = IpAddr> + '_ {
+        let of_cluster = move |(_, of): &(&IpAddr, &u32)| **of == cluster;
+        self.gateways.iter().filter(of_cluster).map(|(address, _)| *address)
     }
 
     /// The attached interfaces.
@@ -263,11 +280,32 @@ impl Ports for PortBook {
         self.instances.keys().copied().collect()
     }
 
+    fn upsert_vtep(&mut self, vtep: &Vtep) {
+        let before = match vtep.role {
+            VtepRole::Gateway { cluster } => (Some(cluster), self.gateways.insert(vtep.address, cluster)),
+            VtepRole::Host => (None, self.gateways.remove(&vtep.address)),
+        };
+        if before.0 != before.1 {
+            self.changed();
+        }
+    }
+
+    fn remove_vteps(&mut self, gone: &dyn Fn(IpAddr) -> bool) {
+        let before = self.gateways.len();
+        self.gateways.retain(|address, _| !gone(*address));
+        if self.gateways.len() != before {
+            self.changed();
+        }
+    }
+
     fn commit(&mut self) -> Result<(), String> {
         if !self.dirty {
             return Ok(());
         }
-        let update = Update { ports: self.instances.values().cloned().collect(), ..Update::default() };
+        let vtep = |(address, cluster): (&IpAddr, &u32)| (*address, VtepRole::Gateway { cluster: *cluster });
+        let vteps = self.gateways.iter().map(vtep).map(|(address, role)| Vtep { address, role });
+        let ports = self.instances.values().cloned().collect();
+        let update = Update { snapshot: true, vteps: vteps.collect(), ports, ..Update::default() };
         let path = self.state_dir.join(INSTANCES_FILE);
         replace_file(&path, &prost::Message::encode_to_vec(&NodeUpdate::from(update)))
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
@@ -302,16 +340,24 @@ fn remove_port(tables: &mut NodeTables, ifindex: u32) -> Result<(), BookError> {
     tables.remove_port(ifindex).map(drop).map_err(|error| BookError::Tables(sluice_agent::chain(&error)))
 }
 
+type Known = (BTreeMap<InstanceId, Port>, BTreeMap<IpAddr, u32>);
+
 /// None: absent or damaged, which a snapshot mends.
-fn read_instances(path: &Path) -> Option<BTreeMap<InstanceId, Port>> {
+fn read_known(path: &Path) -> Option<Known> {
     let bytes = fs::read(path).ok()?;
     let message: NodeUpdate = prost::Message::decode(bytes.as_slice()).ok()?;
     let (update, malformed) = Update::read(message);
-    if !malformed.is_empty() {
-        tracing::warn!(path = %path.display(), "damaged; asking the controller for a snapshot");
+    // A file of an older version has no gateways, and does not say that it is whole.
+    if !malformed.is_empty() || !update.snapshot {
+        tracing::warn!(path = %path.display(), "damaged or incomplete; asking the controller for a snapshot");
         return None;
     }
-    Some(update.ports.into_iter().map(|port| (port.instance, port)).collect())
+    let cluster = |vtep: Vtep| match vtep.role {
+        VtepRole::Gateway { cluster } => Some((vtep.address, cluster)),
+        VtepRole::Host => None,
+    };
+    let gateways = update.vteps.into_iter().filter_map(cluster).collect();
+    Some((update.ports.into_iter().map(|port| (port.instance, port)).collect(), gateways))
 }
 
 /// The whole file or the old one, whenever the machine dies.

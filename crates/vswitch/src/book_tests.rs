@@ -108,10 +108,23 @@ fn a_successor_reads_what_was_committed() {
     let (mut book, mut tables) = book(dir.path());
     assert!(!PortBook::load(dir.path()).unwrap().1, "nothing was committed yet");
     book.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    let vtep = |address: &str, role| Vtep { address: address.parse().unwrap(), role };
+    for (address, cluster) in [("192.0.2.11", 4), ("2001:db8::11", 4), ("192.0.2.12", 5), ("192.0.2.13", 4)] {
+        book.upsert_vtep(&vtep(address, VtepRole::Gateway { cluster }));
+    }
+    book.upsert_vtep(&vtep("192.0.2.21", VtepRole::Host));
+    book.upsert_vtep(&vtep("192.0.2.13", VtepRole::Host));
     book.commit().unwrap();
     let (read, complete) = PortBook::load(dir.path()).unwrap();
     assert!(complete);
     assert_eq!((&read.instances, &read.attachments), (&book.instances, &book.attachments));
+    let gateways: Vec<String> = read.gateways(4).map(|address| address.to_string()).collect();
+    assert_eq!(gateways, ["192.0.2.11", "2001:db8::11"]);
+    assert!(read.uses(Vni::new(1).unwrap()) && !read.uses(Vni::new(9).unwrap()));
+    book.remove_vteps(&|address| address.is_ipv4());
+    book.commit().unwrap();
+    let (again, _) = PortBook::load(dir.path()).unwrap();
+    assert_eq!((again.gateways(4).count(), again.gateways(5).count()), (1, 0));
 
     // A port that only the tables know is a predecessor's half-done work.
     let stranger = sluice_tables::Port { ifindex: 99, instance: 4, ..tables.port(50).unwrap() };

@@ -6,6 +6,7 @@ mod args;
 mod book;
 mod device;
 mod manager;
+mod paths;
 mod routes;
 
 pub use args::Args;

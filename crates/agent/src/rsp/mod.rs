@@ -4,6 +4,7 @@
 
 mod batch;
 mod edge;
+mod events;
 mod keys;
 mod socket;
 mod stats;
@@ -11,6 +12,7 @@ mod way;
 
 pub use batch::{Admission, Batch};
 pub use edge::{Edge, EdgeConfig, Received};
+pub use events::Events;
 pub use keys::{KeyBook, Keys};
 pub use stats::{Kind, RspStats, Unsent};
 

@@ -1,0 +1,194 @@
+//! A host at 192.0.2.21 with an instance in network 1; network 2 lingers.
+
+use super::*;
+use sluice_rsp::Ask;
+use sluice_types::MacAddr;
+
+const OWN: &str = "192.0.2.21";
+const OTHER: &str = "192.0.2.22";
+const THIRD: &str = "192.0.2.23";
+const GATEWAY: &str = "192.0.2.11";
+const CLUSTER: u32 = 7;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn vni(number: u32) -> Vni {
+    Vni::new(number).unwrap()
+}
+
+fn to(number: u32, address: &str) -> Destination {
+    Destination { vni: vni(number), address: ip(address) }
+}
+
+fn network(number: u32, used: bool) -> Network {
+    Network { vni: vni(number), cluster: CLUSTER, gateways: vec![ip(GATEWAY)], used }
+}
+
+fn path(host: &str, revision: u64) -> Path {
+    Path { host: ip(host), mac: MacAddr::local(5), vni: vni(1), lifetime_ms: 60_000, revision }
+}
+
+fn notify(destination: Destination, path: Path) -> Message {
+    Message::Notify { answers: vec![Answered { destination, answer: Answer::Path(path) }] }
+}
+
+fn keeper() -> Keeper {
+    let mut keeper = Keeper::new(Config::default(), ip(OWN), 0);
+    let none = keeper.set_networks(0, 3, vec![network(1, true), network(2, false)]);
+    assert_eq!(none, Reaction::default());
+    keeper
+}
+
+fn hear(keeper: &mut Keeper, now_ms: u64, message: Message) -> Reaction {
+    let mut reaction = Reaction::default();
+    keeper.hear(now_ms, message, &mut reaction);
+    reaction
+}
+
+fn install(destination: Destination, path: Path) -> Reaction {
+    Reaction { changes: vec![Change::Install(destination, path)], messages: vec![] }
+}
+
+#[test]
+fn paths_are_installed_confirmed_and_given_up() {
+    let mut keeper = keeper();
+    for destination in [to(1, "10.0.0.5"), to(1, "fd00::5")] {
+        assert_eq!(
+            hear(&mut keeper, 0, notify(destination, path(OTHER, 4))),
+            install(destination, path(OTHER, 4))
+        );
+    }
+    assert_eq!(keeper.fill().0, 2);
+    // Asked about when it is due, of its network's gateway with its cluster's key.
+    let mut reaction = Reaction::default();
+    let mut now_ms = 0;
+    while reaction.messages.is_empty() {
+        now_ms = keeper.wake_ms().unwrap();
+        assert!(now_ms <= 150);
+        keeper.tick(now_ms, &mut reaction);
+    }
+    let asks = [to(1, "10.0.0.5"), to(1, "fd00::5")].map(|destination| Ask { destination, revision: 4 });
+    let [(CLUSTER, gateway, Message::Request { asks: asked, .. })] = reaction.messages.as_slice() else {
+        panic!("{reaction:?}");
+    };
+    assert_eq!((*gateway, asked.as_slice()), (ip(GATEWAY), asks.as_slice()));
+    // It moved.
+    let destination = to(1, "10.0.0.5");
+    assert_eq!(
+        hear(&mut keeper, now_ms, notify(destination, path(THIRD, 5))),
+        install(destination, path(THIRD, 5))
+    );
+    // Its network is this host's no more.
+    let gone = keeper.set_networks(now_ms, 3, vec![network(1, false), network(2, false)]);
+    let why = Why::Network;
+    let removals = [to(1, "10.0.0.5"), to(1, "fd00::5")].map(|destination| Change::Remove(destination, why));
+    assert_eq!(gone, Reaction { changes: removals.to_vec(), messages: vec![] });
+    assert_eq!((keeper.fill().0, keeper.stats().1.network), (0, 2));
+}
+
+#[test]
+fn what_this_host_cannot_use_is_no_path() {
+    let mut keeper = keeper();
+    let destination = to(1, "10.0.0.5");
+    for host in [OWN, "2001:db8::23"] {
+        assert_eq!(hear(&mut keeper, 0, notify(destination, path(host, 4))), Reaction::default(), "{host}");
+    }
+    hear(&mut keeper, 0, notify(destination, path(OTHER, 4)));
+    // It came here: then its own port is the way, and the path goes.
+    let gone = hear(&mut keeper, 0, notify(destination, path(OWN, 5)));
+    assert_eq!(gone.changes, [Change::Remove(destination, Why::Withdrawn)]);
+    assert_eq!(keeper.stats().1.impossible, 3);
+    // A network without an instance here, and one that nobody knows.
+    for number in [2, 9] {
+        assert_eq!(hear(&mut keeper, 0, notify(to(number, "10.0.0.5"), path(OTHER, 4))), Reaction::default());
+    }
+}
+
+#[test]
+fn another_database_makes_all_revisions_void() {
+    let mut keeper = keeper();
+    let destination = to(1, "10.0.0.5");
+    hear(&mut keeper, 0, notify(destination, path(OTHER, 4000)));
+    let networks = vec![network(1, true), network(2, false)];
+    assert_eq!(keeper.set_networks(0, 3, networks.clone()), Reaction::default());
+    // Unknown while the first snapshot is under way.
+    assert_eq!(keeper.set_networks(0, 0, networks.clone()), Reaction::default());
+    let gone = keeper.set_networks(0, 4, networks);
+    assert_eq!(gone.changes, [Change::Remove(destination, Why::Network)]);
+    assert_eq!(
+        hear(&mut keeper, 0, notify(destination, path(THIRD, 5))),
+        install(destination, path(THIRD, 5))
+    );
+}
+
+#[test]
+fn what_was_left_by_a_predecessor_is_asked_about_and_goes_when_it_is_not_used() {
+    let mut keeper = keeper();
+    let destination = to(1, "10.0.0.5");
+    assert_eq!(keeper.adopt(0, &[(destination, path(OTHER, 0))]), Reaction::default());
+    let mut reaction = Reaction::default();
+    keeper.tick(keeper.wake_ms().unwrap(), &mut reaction);
+    let asks = vec![Ask { destination, revision: 0 }];
+    assert!(matches!(&reaction.messages[..], [(CLUSTER, _, Message::Request { asks: a, .. })] if *a == asks));
+    // What the tables have, and nobody knows.
+    let stray = keeper.note_use(100, &[(destination, 50), (to(1, "10.0.0.6"), 50)]);
+    assert_eq!(stray.changes, [Change::Remove(to(1, "10.0.0.6"), Why::Stray)]);
+    let mut confirm = |keeper: &mut Keeper, now_ms| {
+        hear(keeper, now_ms, notify(destination, path(OTHER, now_ms)));
+        keeper.note_use(now_ms, &[(destination, 50)])
+    };
+    for now_ms in (1000..30_000).step_by(5000) {
+        assert_eq!(confirm(&mut keeper, now_ms), Reaction::default());
+    }
+    let mut reaction = Reaction::default();
+    keeper.tick(31_000, &mut reaction);
+    assert_eq!(reaction.changes, [Change::Remove(destination, Why::Idle)]);
+}
+
+#[test]
+fn senders_are_told_who_has_left_once_in_a_while() {
+    let mut keeper = keeper();
+    let (a, b) = (to(2, "10.0.0.5"), to(2, "fd00::5"));
+    for now_us in [0, 50, 99_999] {
+        keeper.note_stray(now_us, a, ip(OTHER));
+        keeper.note_stray(now_us, b, ip(OTHER));
+    }
+    keeper.note_stray(50, a, ip(THIRD));
+    assert_eq!(keeper.redirects_due_us(), Some(0));
+    let mut reaction = Reaction::default();
+    keeper.take_redirects(60, &mut reaction);
+    let moved = |destination| Moved { destination, host: ip(OWN), ask: ip(GATEWAY) };
+    assert_eq!(
+        reaction.messages,
+        [
+            (CLUSTER, ip(OTHER), Message::Redirect { moved: vec![moved(a), moved(b)] }),
+            (CLUSTER, ip(THIRD), Message::Redirect { moved: vec![moved(a)] }),
+        ]
+    );
+    keeper.note_stray(100_000, a, ip(OTHER));
+    assert_eq!(keeper.redirects_due_us(), Some(1060));
+    // Of a network that is not here nobody can be told whom to ask.
+    keeper.note_stray(200_000, to(9, "10.0.0.5"), ip(OTHER));
+    let Counts { redirects, redirects_repeated, redirects_unknown, .. } = keeper.stats().1;
+    assert_eq!((redirects, redirects_repeated, redirects_unknown), (4, 4, 1));
+}
+
+#[test]
+fn a_redirected_path_goes_and_its_gateway_is_asked() {
+    let mut keeper = keeper();
+    let destination = to(1, "10.0.0.5");
+    hear(&mut keeper, 0, notify(destination, path(OTHER, 4)));
+    let redirect = |ask: &str| {
+        let moved = vec![Moved { destination, host: ip(OTHER), ask: ip(ask) }];
+        Message::Redirect { moved }
+    };
+    let reaction = hear(&mut keeper, 10, redirect(GATEWAY));
+    assert_eq!(reaction.changes, [Change::Remove(destination, Why::Redirected)]);
+    assert!(matches!(&reaction.messages[..], [(CLUSTER, to, Message::Request { .. })] if *to == ip(GATEWAY)));
+    // Somebody who is no gateway is not asked, whoever names him.
+    hear(&mut keeper, 20, notify(destination, path(OTHER, 5)));
+    let reaction = hear(&mut keeper, 30, redirect("192.0.2.99"));
+    assert_eq!(reaction.messages, []);
+}
