@@ -3,6 +3,7 @@
  * The gateway: XDP on the underlay's interfaces. One packet's way:
  *
  *   parse (underlay.h, parse.h) -> classify, route (cgw.h) -> forward (output.h)
+ *                                                          -> count (offload.h)
  *
  * with answers to tenants (answer.h) and to the underlay (local.h) aside. IGW
  * (SNAT, DNAT, meters) has its place between route() and forward().
@@ -18,6 +19,7 @@
 
 #include "forward.h"
 #include "local.h"
+#include "offload.h"
 
 SEC("xdp.frags")
 int gateway(struct xdp_md *ctx)
@@ -43,8 +45,12 @@ int gateway(struct xdp_md *ctx)
 	if (is_nd(&packet.frame))
 		return answer_nd(ctx, &packet);
 	reason = route(&packet);
-	if (!reason)
+	if (!reason) {
+		identify_flow(&packet);
 		reason = forward(ctx, &packet);
+		if (-reason == XDP_TX || -reason == XDP_REDIRECT)
+			count_flow(&packet);
+	}
 	if (reason > 0)
 		return packet.error_type ? refuse(ctx, &packet, reason) : drop(packet.vni, reason);
 	return -reason;

@@ -52,7 +52,7 @@ struct query {
 	__u64 now_ns;
 	__u64 hash;   /* QUERY_HASH: the answer */
 	__u32 answer; /* 1: conforms; crosses the threshold */
-	__u32 reserved;
+	__u32 own;    /* QUERY_FLOW: bytes from which the flow is an elephant; 0: the table's */
 	struct flow_key key;
 };
 
@@ -98,7 +98,8 @@ __attribute__((noinline)) int answer_flow(struct query *query)
 	bucket = bpf_map_lookup_elem(&flows, &cell);
 	if (!bucket)
 		return 0;
-	query->answer = flow_account(table, bucket, query->hash, query->bytes, query->now_ns);
+	query->answer =
+		flow_account(table, bucket, query->hash, query->bytes, query->own, query->now_ns);
 	return 0;
 }
 

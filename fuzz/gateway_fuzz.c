@@ -19,9 +19,77 @@
 #define SWITCH_BUDGET 0x04  /* no budget for ICMP errors */
 #define SWITCH_FIB 0x18	    /* 0: found, else the kernel finds no way */
 #define SWITCH_EXPIRED 0x20 /* cached next hops have run out */
+#define SWITCH_FULL 0x40    /* nobody drains the ring of events */
+#define SWITCH_EVERY 0x80   /* every flow is told of */
+
+#define FLOW_BUCKETS 3
+#define ELEPHANT_BYTES 300
+
+/* Counts of flows, which each run finds empty. */
+static struct cell flow_table_cells[1 + FLOW_BUCKETS];
+static uint64_t lost;
+
+static void *own_map(const void *map, uint32_t index)
+{
+	if (map == &flow_cells)
+		return index <= FLOW_BUCKETS ? &flow_table_cells[index] : NULL;
+	return map == &events_lost && !index ? &lost : NULL;
+}
 
 static void prepare(void)
 {
+}
+
+static void begin_flows(uint8_t switches)
+{
+	struct flow_table *table = (void *)flow_table_cells;
+
+	memset(flow_table_cells, 0, sizeof(flow_table_cells));
+	table->buckets = FLOW_BUCKETS;
+	table->policy = 60ull << FLOW_PERIOD_SHIFT | ELEPHANT_BYTES;
+	if (switches & SWITCH_EVERY)
+		table->policy |= FLOW_EVERY;
+	for (uint32_t i = 0; i < FLOW_KEY_WORDS; i++)
+		table->secret[i] = 0x9e3779b9 * (i + 1);
+	kernel.ring_full = !!(switches & SWITCH_FULL);
+}
+
+/*
+ * One flow with one packet if a tenant's frame was sent on, else none; and what
+ * was told of it. Patched tables may say anything of thresholds and counters.
+ */
+static void check_flows(uint64_t frames, uint32_t posted, uint64_t missed, int patched)
+{
+	const struct flow_table *table = (void *)flow_table_cells;
+	const struct flow_event *event = (void *)kernel.record;
+	uint64_t counted = 0, reported = 0;
+
+	for (uint32_t i = 1; i <= FLOW_BUCKETS; i++) {
+		const struct flow_bucket *bucket = (void *)&flow_table_cells[i];
+
+		for (int way = 0; way < FLOW_WAYS; way++) {
+			uint64_t count = bucket->entry[way].count;
+
+			counted += count >> FLOW_PACKETS_SHIFT & FLOW_PACKETS_MASK;
+			reported += !!(count & FLOW_REPORTED);
+			if (!count || patched)
+				continue;
+			if ((count & FLOW_BYTES_MASK) != traffic_count.bytes)
+				fail("bytes of a flow");
+			if (!(count & FLOW_REPORTED) == (table->policy & FLOW_EVERY ||
+							 traffic_count.bytes >= ELEPHANT_BYTES))
+				fail("what an elephant is");
+		}
+	}
+	if (counted > 1 || (counted != frames && !patched))
+		fail("packets counted by flow are not those that were sent on");
+	if (posted + missed != reported || (kernel.ring_full ? posted : missed))
+		fail("events that were posted or counted as lost");
+	if (posted && (!event->vni || event->ipv6 > 1 || event->outer_ipv6 > 1 ||
+		       event->time_ns != kernel.now_ns || event->reserved[0] || event->reserved[1]))
+		fail("what an event says");
+	if (posted && !event->ipv6 && (event->source[0] || event->source[1] >> 32))
+		fail("IPv4 source of an event");
 }
 
 /* What is sent must have outer headers that are right, unless it is no IP. */
@@ -59,10 +127,10 @@ static uint64_t drop_sum(void)
 	return sum;
 }
 
-static void run(const uint8_t *packet, uint32_t length, uint8_t switches)
+static void run(const uint8_t *packet, uint32_t length, uint8_t switches, int patched)
 {
-	uint32_t linear = length < LINEAR_MAX ? length : LINEAR_MAX;
-	uint64_t dropped = drop_sum(), sent = traffic_count.packets;
+	uint32_t linear = length < LINEAR_MAX ? length : LINEAR_MAX, posted = kernel.posted;
+	uint64_t dropped = drop_sum(), sent = traffic_count.packets, missed = lost;
 
 	if (switches & SWITCH_SPLIT && length > 128)
 		linear = length < 2 * LINEAR_MAX ? length / 2 : LINEAR_MAX;
@@ -88,6 +156,7 @@ static void run(const uint8_t *packet, uint32_t length, uint8_t switches)
 	default:
 		fail("verdict");
 	}
+	check_flows(traffic_count.packets - sent, kernel.posted - posted, lost - missed, patched);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
@@ -109,8 +178,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 								    : BPF_FIB_LKUP_RET_NO_NEIGH;
 	bucket.refilled_ns = input[0] & SWITCH_BUDGET ? ~0ull : 0;
 	bucket.tokens = 0;
+	begin_flows(input[0]);
+	traffic_count.bytes = 0;
 	patch(input + 2, patches);
-	run(input + 2 + patches * PATCH_BYTES, size - 2 - patches * PATCH_BYTES, input[0]);
+	run(input + 2 + patches * PATCH_BYTES, size - 2 - patches * PATCH_BYTES, input[0], patches > 0);
 	memcpy(tables, pristine, cells_used * sizeof(struct cell));
 	return 0;
 }

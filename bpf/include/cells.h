@@ -224,13 +224,20 @@ struct lpm_skip {
 #define SCOPE_DROP 3u  /* an operator's blackhole */
 #define PEER_HOPS_MAX 8
 
+#define ELEPHANT_NEVER 0xffffffffu
+
 /* What a VNI is. Reached by (EXACT_INDEX, VNI, 0). */
 struct vrf {
 	__u32 vni;
 	__u32 counters;	 /* index into the per-VNI counters; 0: the shared overflow */
 	__u64 lpm4;	 /* root words */
 	__u64 lpm6;
-	__u32 group;	 /* vSwitch: first cell of struct group; 0: none */
+	/*
+	 * vSwitch: first cell of struct group; 0: none. Gateway, where group_id is
+	 * 0: bytes a period from which a flow is an elephant; 0: the flow table's
+	 * own, ELEPHANT_NEVER: none is.
+	 */
+	__u32 group;
 	__u16 mtu;	 /* of the tenant's interfaces, bytes of IP packet */
 	__u16 flags;
 	__u32 router4;	 /* source of ICMP errors, network order; 0: none */

@@ -31,6 +31,7 @@ __attribute__((noinline)) int classify(struct packet *packet)
 		return DROP_stale_index;
 	packet->vrf = cell;
 	packet->counters = READ_ONCE(vrf->counters);
+	packet->elephant_bytes = READ_ONCE(vrf->group);
 	return DROP_none;
 }
 

@@ -28,10 +28,17 @@
 
 /*
  * `policy`, one store: bits 0..35 bytes a period from which a flow is an
- * elephant (0: none is), bits 36..63 period in ticks. 0: flows are not counted.
+ * elephant (0: none is), bits 36..62 period in ticks, bit 63 every flow is one,
+ * from its first packet on. 0: flows are not counted.
  */
 #define FLOW_BYTES_MASK 0x0000000fffffffffull
 #define FLOW_PERIOD_SHIFT 36
+#define FLOW_PERIOD_MASK 0x7ffffffu
+#define FLOW_EVERY_SHIFT 63
+#define FLOW_EVERY (1ull << FLOW_EVERY_SHIFT)
+
+/* Instead of a number of bytes: the flow is no elephant, ever. 0: the table's policy says. */
+#define FLOW_NEVER 0xffffffffu
 
 #define FLOW_KEY_WORDS 10
 
@@ -236,16 +243,29 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 	return FLOW_COUNTED;
 }
 
+/* Bytes from which a flow is an elephant, 0: none is; `own`: what the flow's network has of its own. */
+static __always_inline __u64 flow_threshold(__u64 policy, __u32 own)
+{
+	if (own == FLOW_NEVER)
+		return 0;
+	if (policy & FLOW_EVERY)
+		return 1;
+	return own ? own : policy & FLOW_BYTES_MASK;
+}
+
 /*
  * Counts a packet of `bytes` in `bucket`, the cell flow_cell(table, hash), at
  * `now` (CLOCK_MONOTONIC, ns). 1: with it the flow crossed the threshold; else 0.
- * That is said once a period, as long as the flow keeps its entry.
+ * That is said once a period, as long as the flow keeps its entry. `own`: bytes
+ * from which the flow is an elephant, FLOW_NEVER, or 0 for the table's policy.
  */
 static __always_inline int flow_account(const struct flow_table *table, struct flow_bucket *bucket,
-					__u64 hash, __u32 bytes, __u64 now)
+					__u64 hash, __u32 bytes, __u32 own, __u64 now)
 {
 	__u64 policy = READ_ONCE(table->policy), name = flow_name(hash);
-	__u32 period = policy >> FLOW_PERIOD_SHIFT, ticks = now >> FLOW_TICK_SHIFT;
+	__u64 threshold = flow_threshold(policy, own);
+	__u32 period = policy >> FLOW_PERIOD_SHIFT & FLOW_PERIOD_MASK;
+	__u32 ticks = now >> FLOW_TICK_SHIFT;
 
 	if (!period)
 		return 0;
@@ -263,7 +283,7 @@ static __always_inline int flow_account(const struct flow_table *table, struct f
 				continue;
 			owner = mine;
 		}
-		answer = flow_add(entry, owner, bytes, policy & FLOW_BYTES_MASK);
+		answer = flow_add(entry, owner, bytes, threshold);
 		if (answer != FLOW_MOVED)
 			return answer == FLOW_CROSSED;
 	}

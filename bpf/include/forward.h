@@ -157,7 +157,7 @@ __attribute__((noinline)) int forward(struct xdp_md *ctx, struct packet *packet)
 	ipv6 = READ_ONCE(hop->flags) & NEXT_HOP_IPV6;
 	if (!(node->flags & (ipv6 ? NODE_HAS_IPV6 : NODE_HAS_IPV4)))
 		return DROP_no_vtep_address;
-	l2 = next_hop_l2(ctx, hop, packet->next_hop);
+	l2 = next_hop_l2(ctx, hop, packet->next_hop, packet->now_ns);
 	port = port_at(l2 >> L2_PORT_SHIFT);
 	if (l2 & L2_REFUSED || !port)
 		return port ? (__u8)l2 : DROP_stale_index;
@@ -171,7 +171,7 @@ __attribute__((noinline)) int forward(struct xdp_md *ctx, struct packet *packet)
 	outer.source_mac = port_mac(port);
 	outer.destination_mac = l2 & EXACT_MAC_MASK;
 	outer.vni = packet->final_vni;
-	outer.hash = frame_hash(&packet->frame);
+	outer.hash = packet->flow >> 32;
 	outer.udp_bytes = UDP_BYTES + VXLAN_BYTES + packet->frame_bytes;
 	outer.traffic_class = packet->traffic_class;
 	outer.destination[0] = ipv6 ? load_half(hop->address) : 0;

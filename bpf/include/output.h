@@ -74,9 +74,10 @@ __attribute__((noinline)) __u64 resolve(struct xdp_md *ctx, __u32 cell)
 	return l2;
 }
 
-static __always_inline __u64 next_hop_l2(struct xdp_md *ctx, const struct next_hop *hop, __u32 cell)
+static __always_inline __u64 next_hop_l2(struct xdp_md *ctx, const struct next_hop *hop, __u32 cell,
+					 __u64 now_ns)
 {
-	if (READ_ONCE(hop->l2_expires_ns) > bpf_ktime_get_coarse_ns())
+	if (READ_ONCE(hop->l2_expires_ns) > now_ns)
 		return READ_ONCE(hop->l2);
 	return resolve(ctx, cell);
 }

@@ -326,14 +326,20 @@ static __always_inline int source_valid(const struct frame *frame)
 	return low >> 24 != 0 && low >> 24 != 127 && !ipv4_multicast(low);
 }
 
+/* Whether the transport word is two ports that all packets of the flow have. */
+static __always_inline int frame_has_ports(const struct frame *frame)
+{
+	return !(frame->flags & FRAME_FRAGMENT) &&
+	       (frame->protocol == IPPROTO_TCP || frame->protocol == IPPROTO_UDP ||
+		frame->protocol == IPPROTO_SCTP);
+}
+
 /* One number a flow: addresses, protocol and ports; without ports if it is fragmented. */
 static __always_inline __u32 frame_hash(const struct frame *frame)
 {
 	__u64 rest = frame->protocol, hash;
 
-	if (!(frame->flags & FRAME_FRAGMENT) &&
-	    (frame->protocol == IPPROTO_TCP || frame->protocol == IPPROTO_UDP ||
-	     frame->protocol == IPPROTO_SCTP))
+	if (frame_has_ports(frame))
 		rest |= (__u64)frame->transport << 8;
 	if (!(frame->flags & FRAME_IPV6))
 		return exact_mix(frame->source[1] << 32 | frame->destination[1], rest);

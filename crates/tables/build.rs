@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 5] = ["cells.h", "drops.h", "flows.h", "meters.h", "session_layout.h"];
+const HEADERS: [&str; 6] = ["cells.h", "drops.h", "events.h", "flows.h", "meters.h", "session_layout.h"];
 
 fn main() {
     let include =
@@ -25,7 +25,7 @@ fn bind_layout(include: &Path, to: &Path) {
     bindgen::Builder::default()
         .header_contents("layout.h", &includes)
         .clang_arg(format!("-I{}", include.display()))
-        .allowlist_file(".*/(cells|drops|flows|meters|session_layout)\\.h")
+        .allowlist_file(".*/(cells|drops|events|flows|meters|session_layout)\\.h")
         .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
         .derive_default(true)
         .derive_eq(true)

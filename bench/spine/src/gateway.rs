@@ -71,6 +71,7 @@ impl Gateway {
             router4: Some([10, 0, 0, 1].into()),
             router6: None,
             group: None,
+            elephant_bytes: None,
         })?;
         tables.upsert_route(&Route { vni, prefix: "10.0.0.0/8".parse()?, target: Target::Local })?;
         for index in 0..if routes == Routes::Each { count } else { 0 } {

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Port, Route, Scope, Update, Vip, Vrf, Vtep,
+    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, Group, Port, Route, Scope, Update,
+    Vip, Vrf, Vtep,
 };
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
@@ -548,12 +549,26 @@ fn tables_endpoints(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::
 }
 
 fn tables_vrf(vrf: &Vrf) -> sluice_tables::Vrf {
-    let Vrf { vni, mtu, router4, router6, group, elephant_kbps: _ } = *vrf;
-    sluice_tables::Vrf { vni, mtu, router4, router6, group }
+    let Vrf { vni, mtu, router4, router6, group, elephant_kbps } = *vrf;
+    // A host's networks have a group, and no threshold.
+    let elephant_bytes = if group.is_some() { None } else { elephant_bytes(elephant_kbps) };
+    sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes }
+}
+
+/// Bytes in the second that flows are counted over.
+fn elephant_bytes(kbps: u32) -> Option<u32> {
+    const NEVER: u32 = sluice_tables::Vrf::NEVER_ELEPHANTS;
+    match kbps {
+        ELEPHANT_DEFAULT => None,
+        ELEPHANT_NEVER => Some(NEVER),
+        kbps => {
+            Some(u32::try_from(u64::from(kbps) * 1000 / 8).map_or(NEVER - 1, |bytes| bytes.min(NEVER - 1)))
+        }
+    }
 }
 
 fn southbound_vrf(vrf: &sluice_tables::Vrf) -> Vrf {
-    let sluice_tables::Vrf { vni, mtu, router4, router6, group } = *vrf;
+    let sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes: _ } = *vrf;
     // Only hosts' VRFs come this way, and hosts offload by what gateways tell them.
     Vrf { vni, mtu, router4, router6, group, elephant_kbps: ELEPHANT_DEFAULT }
 }

@@ -68,6 +68,11 @@ pub(crate) fn vni_drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
     Ok(counts)
 }
 
+/// Events for which there was no room.
+pub(crate) fn events_lost(map: &MapHandle) -> Result<u64, Error> {
+    Ok(sum(&per_cpu(map, &0_u32.to_ne_bytes())?, 0))
+}
+
 /// Traffic of one counter index.
 pub(crate) fn traffic(map: &MapHandle, index: u32) -> Result<Traffic, Error> {
     let values = per_cpu(map, &index.to_ne_bytes())?;

@@ -31,6 +31,14 @@ pub enum Error {
         /// Why it failed.
         source: libbpf_rs::Error,
     },
+    /// Tables in a map could not be made or taken over.
+    #[error("{what}")]
+    Tables {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: sluice_tables::Error,
+    },
     /// What a predecessor left pinned cannot be used.
     #[error("{path} was left by an incompatible version ({why}); run once with --flush to discard it")]
     Incompatible {
@@ -61,6 +69,11 @@ impl Error {
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::System { what, source }
+    }
+
+    pub(crate) fn tables(what: impl Into<String>) -> impl FnOnce(sluice_tables::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Tables { what, source }
     }
 
     pub(crate) fn bpf(what: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> Self {

@@ -8,11 +8,13 @@
 mod attach;
 mod counters;
 mod error;
+mod events;
 pub mod kernel;
 mod maps;
 mod object;
 mod packet;
 pub mod realtime;
+mod ring;
 mod sys;
 
 use std::os::fd::AsFd;
@@ -21,14 +23,17 @@ use std::sync::Once;
 
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, PrintLevel, ProgramMut};
 use sluice_tables::Memory;
+use sluice_tables::flows::Flows;
 use sluice_tables::sessions::SessionRegions;
 
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
-pub use maps::{CELLS_MAP, SESSION_MAPS};
+pub use events::{FlowEvent, FlowEvents};
+pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS};
 pub use object::ObjectName;
 pub use packet::{Answers, PacketSocket};
+use ring::Ring;
 
 /// What to load, and where to keep it.
 #[derive(Clone, Debug)]
@@ -60,7 +65,8 @@ impl Datapath {
     }
 
     /// The same, with numbers of entries for new maps besides the tables' cells,
-    /// such as [`SESSION_MAPS`]; names that the programs do not have are ignored.
+    /// such as [`FLOW_CELLS_MAP`] and [`SESSION_MAPS`]; names that the programs do
+    /// not have are ignored.
     ///
     /// # Errors
     /// As [`Datapath::load`].
@@ -141,6 +147,31 @@ impl Datapath {
         let region = |name| maps::map_region(self.map(name)?);
         let [ipv4, ipv6] = SESSION_MAPS;
         Ok(SessionRegions { config: region("session_config")?, ipv4: region(ipv4)?, ipv6: region(ipv6)? })
+    }
+
+    /// The gateway's flow statistics, as a predecessor left them or laid out anew.
+    ///
+    /// # Errors
+    /// If the programs have none, or the kernel refuses the mapping.
+    pub fn flows(&self) -> Result<Flows, Error> {
+        let memory = self.memory_of(FLOW_CELLS_MAP)?;
+        Flows::open(memory).map_err(Error::tables("lay out the flow statistics"))
+    }
+
+    /// The gateway's events about flows. There must be one reader of them at a time.
+    ///
+    /// # Errors
+    /// If the programs post none, or the kernel refuses the mapping.
+    pub fn flow_events(&self) -> Result<FlowEvents, Error> {
+        Ok(FlowEvents(Ring::new(self.map("flow_events")?)?))
+    }
+
+    /// Events that were not posted: nobody drained them in time.
+    ///
+    /// # Errors
+    /// If the programs post none, or the counter cannot be read.
+    pub fn events_lost(&self) -> Result<u64, Error> {
+        counters::events_lost(&self.map("events_lost")?)
     }
 
     /// Puts a program at an interface's XDP hook: in the driver if it can, else generic.

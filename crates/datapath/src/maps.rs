@@ -16,6 +16,10 @@ use crate::Error;
 /// The map that holds the tables.
 pub const CELLS_MAP: &str = "cells";
 
+/// The gateway's map that holds its flow statistics: 4 flows a cell, 2^18 cells
+/// unless another number is given when it is made.
+pub const FLOW_CELLS_MAP: &str = "flow_cells";
+
 /// The maps that hold the IPv4 and the IPv6 sessions, by the bucket.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
@@ -63,7 +67,7 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
             continue;
         }
         // Tables of another size serve as well, and packets are using them.
-        let is_sized = name == CELLS_MAP || SESSION_MAPS.contains(&name);
+        let is_sized = [CELLS_MAP, FLOW_CELLS_MAP].contains(&name) || SESSION_MAPS.contains(&name);
         if is_sized && what == "number of entries" {
             let mebibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())) >> 20;
             tracing::warn!(
@@ -99,10 +103,12 @@ pub(crate) fn remove_pins(dir: &Path) -> Result<(), Error> {
     }
 }
 
-/// A mapping of a BPF array into this process.
-struct Mapping {
-    base: NonNull<u8>,
-    bytes: usize,
+/// A mapping of a map into this process.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    /// Readable for `bytes` as long as this lives.
+    pub base: NonNull<u8>,
+    pub bytes: usize,
     // Keeps the map alive where nothing is pinned.
     _map: MapHandle,
 }
@@ -123,20 +129,24 @@ impl Drop for Mapping {
 /// Maps a whole array into memory.
 fn map_array(map: MapHandle) -> Result<Mapping, Error> {
     let bytes = map.max_entries() as usize * map.value_size() as usize;
+    map_part(map, 0, bytes, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+/// Maps a part of a map, from `offset` on, a multiple of the page's size.
+pub(crate) fn map_part(
+    map: MapHandle,
+    offset: usize,
+    bytes: usize,
+    protection: libc::c_int,
+) -> Result<Mapping, Error> {
+    let failed = |error| Error::system(format!("map {:?} into memory", map.name()))(error);
+    let offset = libc::off_t::try_from(offset).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
+    let fd = map.as_fd().as_raw_fd();
     // SAFETY: a new shared mapping at an address of the kernel's choice; it overlays nothing. The
     // kernel checks that the map can be mapped and is as long.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            map.as_fd().as_raw_fd(),
-            0,
-        )
-    };
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd, offset) };
     if base == libc::MAP_FAILED {
-        return Err(Error::system(format!("map {:?} into memory", map.name()))(io::Error::last_os_error()));
+        return Err(failed(io::Error::last_os_error()));
     }
     let base = NonNull::new(base.cast()).expect("mmap never maps address 0 unasked");
     Ok(Mapping { base, bytes, _map: map })

@@ -8,9 +8,13 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags};
-use sluice_datapath::{Attachment, Datapath, Error, Interface, ObjectName, Settings, Traffic, flush, kernel};
+use sluice_datapath::{
+    Attachment, Datapath, Error, FLOW_CELLS_MAP, Interface, ObjectName, Settings, Traffic, flush, kernel,
+};
+use sluice_tables::flows::Policy;
 use sluice_tables::{Immediate, NodeTables, Sizes, Vrf};
 use sluice_types::Vni;
 
@@ -92,7 +96,14 @@ fn a_successor_adopts_tables_and_counters() {
 fn a_vni_does_not_inherit_counts() {
     let pins = Pins::new("counts");
     let cpus = libbpf_rs::num_possible_cpus().unwrap();
-    let vrf = |vni| Vrf { vni: Vni::new(vni).unwrap(), mtu: 1430, router4: None, router6: None, group: None };
+    let vrf = |vni| Vrf {
+        vni: Vni::new(vni).unwrap(),
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_bytes: None,
+    };
     let counted = vec![1_000_000u64.to_ne_bytes().repeat(2); cpus];
     let drop_key = |vni: u32| [vni.to_ne_bytes(), 7u32.to_ne_bytes()].concat();
     let count_drop = |datapath: &Datapath, vni| {
@@ -263,6 +274,33 @@ fn flush_leaves_nothing() {
         assert!(!pins.0.exists());
         assert!(!programs_on("u0").contains("id "), "{}", programs_on("u0"));
         assert!(!flush(&pins.0).unwrap());
+    });
+}
+
+#[test]
+fn flow_statistics_and_their_events_are_kept() {
+    in_namespace(|| {
+        let pins = Pins::new("flows");
+        let settings = Settings { object: ObjectName::Gateway, cells: 4096, pin_dir: Some(pins.0.clone()) };
+        let load = |cells| Datapath::load_sized(&settings, &[(FLOW_CELLS_MAP, cells)]).unwrap();
+        let first = load(129);
+        let flows = first.flows().unwrap();
+        assert_eq!(flows.fill(0).capacity, 128 * 4);
+        assert_eq!(flows.policy(), Policy::Off);
+        flows.configure(&Policy::Every { period: Duration::from_secs(1) }).unwrap();
+        let policy = flows.policy();
+        assert_ne!(policy, Policy::Off);
+        assert_eq!(first.events_lost().unwrap(), 0);
+        drop((flows, first));
+        // Another size is not this table's.
+        let second = load(1 << 10);
+        assert!(second.adopted());
+        let flows = second.flows().unwrap();
+        assert_eq!((flows.fill(0).capacity, flows.policy()), (128 * 4, policy));
+        assert_eq!(second.flow_events().unwrap().drain(&mut Vec::new()).unwrap(), 0);
+        let vswitch =
+            Datapath::load(&Settings { object: ObjectName::Vswitch, pin_dir: None, ..settings.clone() });
+        assert!(matches!(vswitch.unwrap().flows(), Err(Error::Missing { .. })));
     });
 }
 

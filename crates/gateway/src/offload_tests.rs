@@ -36,7 +36,8 @@ fn tables() -> NodeTables {
         tables.upsert_vtep(ip(host)).unwrap();
     }
     for (number, mtu) in [(1, 1430), (2, 1430), (3, 1400)] {
-        let vrf = Vrf { vni: vni(number), mtu, router4: None, router6: None, group: None };
+        let vrf =
+            Vrf { vni: vni(number), mtu, router4: None, router6: None, group: None, elephant_bytes: None };
         tables.upsert_vrf(&vrf).unwrap();
     }
     for (of, to, target) in [

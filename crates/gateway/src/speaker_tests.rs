@@ -60,7 +60,7 @@ fn tables(gate: &ReaderGate) -> NodeTables {
     let memory = Memory::anonymous(4096).unwrap();
     let grace = WaitForThreads::new(Immediate, gate.clone());
     let mut tables = NodeTables::create(memory, grace, Sizes::default()).unwrap();
-    let vrf = Vrf { vni: vni(), mtu: 1430, router4: None, router6: None, group: None };
+    let vrf = Vrf { vni: vni(), mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
     tables.upsert_vrf(&vrf).unwrap();
     for prefix in ["10.0.0.0/24", "fd00::/64"] {
         let prefix = prefix.parse().unwrap();

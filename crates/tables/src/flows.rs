@@ -20,7 +20,8 @@ mod tests;
 
 const WAYS: u32 = layout::FLOW_WAYS;
 const TICK_NS: u64 = 1 << layout::FLOW_TICK_SHIFT;
-const PERIOD_TICKS_MAX: u64 = (1 << (64 - layout::FLOW_PERIOD_SHIFT)) - 1;
+const PERIOD_TICKS_MAX: u64 = layout::FLOW_PERIOD_MASK as u64;
+const EVERY: u64 = 1 << layout::FLOW_EVERY_SHIFT;
 /// How often an entry is read that packets change meanwhile.
 const READS_MAX: u32 = 8;
 /// Largest threshold, and the count at which bytes stop: 64 GiB - 1.
@@ -37,10 +38,28 @@ pub struct Flows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowConfig {
     /// How long a flow's bytes are added up, from its first packet on: 1 ms to
-    /// 52 days, kept in ticks of 16.8 ms, at least one.
+    /// 26 days, kept in ticks of 16.8 ms, at least one.
     pub period: Duration,
     /// Bytes in a period from which a flow is an elephant: 1 to [`BYTES_MAX`].
     pub elephant_bytes: u64,
+}
+
+/// What is told of flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Nothing: they are not even counted.
+    Off,
+    /// Elephants, once a period. A VPC may have a threshold of its own
+    /// ([`Vrf::elephant_bytes`](crate::Vrf::elephant_bytes)).
+    Detect(FlowConfig),
+    /// Each flow on its first packet of a period, whatever the thresholds: for
+    /// gateways that are overloaded (Zeta section IV-C). Only flows of VPCs that
+    /// want none to be told ([`Vrf::NEVER_ELEPHANTS`](crate::Vrf::NEVER_ELEPHANTS))
+    /// still are not.
+    Every {
+        /// As in [`FlowConfig`].
+        period: Duration,
+    },
 }
 
 /// What flows are told apart by.
@@ -96,6 +115,17 @@ impl Flows {
     #[must_use]
     pub fn cells_for(flows: u64) -> u64 {
         1 + flows.div_ceil(u64::from(WAYS)).max(1)
+    }
+
+    /// Adopts the table that a predecessor left, or lays out a new one with a
+    /// random seed where there is none that this program knows. The counts of
+    /// one period are all that is lost then.
+    ///
+    /// # Errors
+    /// [`Error::TooSmall`] below two cells; [`Error::Invalid`] if the kernel has
+    /// no random numbers.
+    pub fn open(memory: Memory) -> Result<Self, Error> {
+        Self::adopt(memory.clone()).or_else(|_| Self::lay_out(memory, crate::random_seed()?))
     }
 
     /// Lays out an empty table in memory that no packet uses yet. Nothing is
@@ -156,55 +186,58 @@ impl Flows {
         &self.memory
     }
 
-    /// Says what an elephant is, from the next packet on, in one store. Periods
+    /// Says what is told of flows, from the next packet on, in one store. Periods
     /// that have begun end by the new rule; a flow that was reported in its
     /// period is not reported again.
     ///
     /// # Errors
     /// [`Error::Invalid`]; then nothing is changed.
-    pub fn configure(&self, config: &FlowConfig) -> Result<(), Error> {
-        let period_ns = config.period.as_nanos();
+    pub fn configure(&self, policy: &Policy) -> Result<(), Error> {
+        let word = match *policy {
+            Policy::Off => 0,
+            Policy::Detect(FlowConfig { period, elephant_bytes }) => {
+                if elephant_bytes == 0 || elephant_bytes > BYTES_MAX {
+                    return Err(Error::Invalid(format!(
+                        "a flow is an elephant from 1 to {BYTES_MAX} bytes a period on, not {elephant_bytes}"
+                    )));
+                }
+                Self::period_bits(period)? | elephant_bytes
+            }
+            Policy::Every { period } => Self::period_bits(period)? | EVERY,
+        };
+        self.memory.store64(0, offset_of!(flow_table, policy), word);
+        Ok(())
+    }
+
+    fn period_bits(period: Duration) -> Result<u64, Error> {
+        let period_ns = period.as_nanos();
         if !(1_000_000..=u128::from(PERIOD_TICKS_MAX * TICK_NS)).contains(&period_ns) {
             return Err(Error::Invalid(format!(
                 "a flow's period is 1 ms to {} days, not {:?}",
                 PERIOD_TICKS_MAX * TICK_NS / 86_400_000_000_000,
-                config.period
-            )));
-        }
-        if config.elephant_bytes == 0 || config.elephant_bytes > BYTES_MAX {
-            return Err(Error::Invalid(format!(
-                "a flow is an elephant from 1 to {BYTES_MAX} bytes a period on, not {}",
-                config.elephant_bytes
+                period
             )));
         }
         let ticks = ((period_ns as u64 + TICK_NS / 2) / TICK_NS).max(1);
-        self.store_policy(ticks << layout::FLOW_PERIOD_SHIFT | config.elephant_bytes);
-        Ok(())
+        Ok(ticks << layout::FLOW_PERIOD_SHIFT)
     }
 
-    /// Counts no more packets until the next [`Flows::configure`]: for gateways
-    /// that are overloaded and offload every flow (Zeta section IV-C).
-    pub fn pause(&self) {
-        self.store_policy(0);
-    }
-
-    fn store_policy(&self, policy: u64) {
-        self.memory.store64(0, offset_of!(flow_table, policy), policy);
-    }
-
-    /// What is configured, the period in whole ticks; `None` while nothing is counted.
+    /// What is configured, the period in whole ticks.
     #[must_use]
-    pub fn config(&self) -> Option<FlowConfig> {
-        let (policy, ticks) = self.policy();
-        (ticks != 0).then(|| FlowConfig {
-            period: Duration::from_nanos(u64::from(ticks) * TICK_NS),
-            elephant_bytes: policy & layout::FLOW_BYTES_MASK,
-        })
+    pub fn policy(&self) -> Policy {
+        let (word, ticks) = self.policy_word();
+        let period = Duration::from_nanos(u64::from(ticks) * TICK_NS);
+        match ticks {
+            0 => Policy::Off,
+            _ if word & EVERY != 0 => Policy::Every { period },
+            _ => Policy::Detect(FlowConfig { period, elephant_bytes: word & layout::FLOW_BYTES_MASK }),
+        }
     }
 
-    fn policy(&self) -> (u64, u32) {
-        let policy = self.memory.load64(0, offset_of!(flow_table, policy));
-        (policy, (policy >> layout::FLOW_PERIOD_SHIFT) as u32)
+    /// The word, and the period in it.
+    fn policy_word(&self) -> (u64, u32) {
+        let word = self.memory.load64(0, offset_of!(flow_table, policy));
+        (word, (word >> layout::FLOW_PERIOD_SHIFT) as u32 & layout::FLOW_PERIOD_MASK)
     }
 
     /// The hash by which packets find the flow: `flow_hash` of `flows.h`.
@@ -290,7 +323,7 @@ impl Flows {
     /// The flow of an entry, if it is within its period. An entry that changes
     /// hands all the while is nobody's.
     fn flow(&self, cell: u32, way: u32, now_ns: u64) -> Option<Flow> {
-        let period = self.policy().1;
+        let period = self.policy_word().1;
         for _ in 0..READS_MAX {
             let owner = self.memory.load64(cell, owner_at(way));
             let count = self.memory.load64(cell, owner_at(way) + offset_of!(flow_entry, count));

@@ -32,6 +32,7 @@ pub use error::Error;
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use locate::{Located, Place};
 pub use memory::Memory;
+use node::random_seed;
 pub use node::{NodeTables, VniCounts};
 pub use reader::{Hit, Lookup, NextHop, Reader};
 pub use spec::{

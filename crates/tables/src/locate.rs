@@ -101,7 +101,14 @@ mod tests {
         }
         for number in 1..=12 {
             let mtu = 1400 + number as u16;
-            let vrf = Vrf { vni: vni(number), mtu, router4: None, router6: None, group: None };
+            let vrf = Vrf {
+                vni: vni(number),
+                mtu,
+                router4: None,
+                router6: None,
+                group: None,
+                elephant_bytes: None,
+            };
             tables.upsert_vrf(&vrf).unwrap();
         }
         tables

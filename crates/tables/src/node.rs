@@ -53,7 +53,8 @@ pub struct NodeTables {
     route_limit: u32,
 }
 
-fn random_seed() -> Result<u64, Error> {
+/// A random word of the kernel's.
+pub(crate) fn random_seed() -> Result<u64, Error> {
     let mut bytes = [0u8; 8];
     // SAFETY: the kernel writes at most the 8 bytes that are there.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };

@@ -77,6 +77,15 @@ pub struct Vrf {
     pub router6: Option<Ipv6Addr>,
     /// Hosts: id of the VPC's group.
     pub group: Option<u32>,
+    /// Gateways, where there is no group: bytes a period from which a flow of
+    /// this VPC is an elephant, at least 1; [`Vrf::NEVER_ELEPHANTS`]: none is.
+    /// `None`: the flow table's own threshold.
+    pub elephant_bytes: Option<u32>,
+}
+
+impl Vrf {
+    /// As `elephant_bytes`: no flow of this VPC is an elephant.
+    pub const NEVER_ELEPHANTS: u32 = layout::ELEPHANT_NEVER;
 }
 
 /// A VRF as it stands in the tables.

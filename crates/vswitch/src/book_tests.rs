@@ -10,7 +10,16 @@ fn tables() -> NodeTables {
     let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
     for vni in [1, 2] {
         let vni = Vni::new(vni).unwrap();
-        tables.upsert_vrf(&Vrf { vni, mtu: 1430, router4: None, router6: None, group: None }).unwrap();
+        tables
+            .upsert_vrf(&Vrf {
+                vni,
+                mtu: 1430,
+                router4: None,
+                router6: None,
+                group: None,
+                elephant_bytes: None,
+            })
+            .unwrap();
     }
     tables
 }

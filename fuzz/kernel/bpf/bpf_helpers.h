@@ -39,6 +39,8 @@ long bpf_l3_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 
 long bpf_l4_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 to, __u64 flags);
 long bpf_skb_get_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, __u32 size, __u64 flags);
 long bpf_skb_set_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, __u32 size, __u64 flags);
+void *bpf_ringbuf_reserve(void *ring, __u64 bytes, __u64 flags);
+void bpf_ringbuf_submit(void *record, __u64 flags);
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags);
 
 #endif

@@ -89,7 +89,7 @@ fn write_tables(world: &mut world::World, path: &Path) {
 fn in_world(world: &mut world::World) {
     let target = Target::new("gateway");
     write_tables(world, &target.tables());
-    target.fuzz(&packets(), &[0, 0x02, 0x04, 0x08, 0x20]);
+    target.fuzz(&packets(), &[0, 0x02, 0x04, 0x08, 0x20, 0x40, 0x80, 0xc0]);
 }
 
 #[test]

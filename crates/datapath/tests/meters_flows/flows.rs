@@ -3,7 +3,7 @@
 use crate::rig::{LOAD_PACKETS, Query, Rig, SEED};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluice_tables::flows::{BYTES_MAX, Flow, FlowConfig, FlowFill, FlowKey, Flows};
+use sluice_tables::flows::{BYTES_MAX, Flow, FlowConfig, FlowFill, FlowKey, Flows, Policy};
 use sluice_types::Vni;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,7 +15,7 @@ const START_NS: u64 = 1_234_567_890_123;
 const BUCKETS: u64 = 16_384;
 
 fn count(hash: u64, bytes: u32, now_ns: u64) -> Query {
-    Query::Flow { hash, bytes, now_ns }
+    Query::Flow { hash, bytes, own: 0, now_ns }
 }
 
 fn ticks(count: u64) -> Duration {
@@ -23,9 +23,9 @@ fn ticks(count: u64) -> Duration {
 }
 
 fn configure(rig: &Rig, period_ticks: u64, elephant_bytes: u64) {
-    let config = FlowConfig { period: ticks(period_ticks), elephant_bytes };
-    rig.flows.configure(&config).unwrap();
-    assert_eq!(rig.flows.config(), Some(config));
+    let policy = Policy::Detect(FlowConfig { period: ticks(period_ticks), elephant_bytes });
+    rig.flows.configure(&policy).unwrap();
+    assert_eq!(rig.flows.policy(), policy);
 }
 
 /// The hash of a flow in a bucket, by its name there.
@@ -116,10 +116,9 @@ fn a_flow_is_found_by_its_key() {
     // A successor finds all of it; a table of another size, or none, it refuses.
     let successor = Flows::adopt(rig.flows.memory().clone()).unwrap();
     assert_eq!(successor.find(&key, START_NS), rig.flows.find(&key, START_NS));
-    assert_eq!(successor.config(), rig.flows.config());
-    // Nothing is counted while it is paused.
-    successor.pause();
-    assert_eq!(successor.config(), None);
+    assert_eq!(successor.policy(), rig.flows.policy());
+    // Nothing is counted while it is off.
+    successor.configure(&Policy::Off).unwrap();
     assert!(!rig.ask_one(count(5, u32::MAX, START_NS)));
     configure(&rig, 60, 3000);
     assert_eq!(find(&rig.flows, 5, START_NS), None);
@@ -266,6 +265,41 @@ fn the_coldest_of_the_bucket_is_replaced() {
     assert_eq!(names(START_NS + 101 * TICK_NS), [1, 3, 7, 8]);
     // Counts begin anew with the period.
     assert!(rig.flows.top(4, START_NS + 101 * TICK_NS).iter().all(|flow| flow.bytes == 1));
+}
+
+#[test]
+fn a_network_may_have_a_threshold_of_its_own() {
+    let rig = Rig::load();
+    configure(&rig, 100, 5000);
+    let counted = |hash, own| Query::Flow { hash, bytes: 1000, own, now_ns: START_NS };
+    let crossing = |hash, own| {
+        let crossed = rig.ask(&[counted(hash, own); 9]);
+        assert!(crossed.iter().filter(|crossed| **crossed).count() <= 1);
+        crossed.iter().position(|crossed| *crossed)
+    };
+    assert_eq!(crossing(1, 0), Some(4), "the table's");
+    assert_eq!(crossing(2, 2000), Some(1));
+    assert_eq!(crossing(3, 1), Some(0));
+    assert_eq!(crossing(4, 8001), Some(8));
+    assert_eq!(crossing(5, u32::MAX - 1), None);
+    assert_eq!(crossing(6, u32::MAX), None, "never");
+    assert_eq!(find(&rig.flows, 6, START_NS).unwrap().bytes, 9000, "counted all the same");
+}
+
+#[test]
+fn every_flow_is_told_of_on_its_first_packet() {
+    let rig = Rig::load();
+    configure(&rig, 100, 5000);
+    let counted = |hash, own, now_ns| Query::Flow { hash, bytes: 60, own, now_ns };
+    let ask = |hash, own, now_ns| rig.ask(&[counted(hash, own, now_ns); 2]);
+    assert_eq!(ask(1, 0, START_NS), [false, false]);
+    rig.flows.configure(&Policy::Every { period: ticks(100) }).unwrap();
+    assert_eq!(ask(1, 0, START_NS), [true, false], "known before, but not told of");
+    assert_eq!(ask(2, 0, START_NS), [true, false]);
+    assert_eq!(ask(3, 1_000_000, START_NS), [true, false], "whatever the threshold");
+    assert_eq!(ask(4, u32::MAX, START_NS), [false, false], "never is no threshold");
+    assert_eq!(ask(2, 0, START_NS + 99 * TICK_NS), [false, false]);
+    assert_eq!(ask(2, 0, START_NS + 101 * TICK_NS), [true, false], "once a period");
 }
 
 /// A million flows of one packet, up to full-sized, beside a thousand of a hundred full-sized ones.

@@ -28,20 +28,22 @@ pub enum Query {
     /// Take so many bytes from a meter.
     Meter { id: u32, direction: u32, bytes: u32, now_ns: u64 },
     /// Count so many bytes for the flow of a hash.
-    Flow { hash: u64, bytes: u32, now_ns: u64 },
+    /// `own`: the network's threshold.
+    Flow { hash: u64, bytes: u32, own: u32, now_ns: u64 },
 }
 
 impl Query {
     fn to_bytes(self) -> [u8; QUERY_BYTES] {
-        let (kind, meter, direction, bytes, now_ns, hash) = match self {
-            Self::Meter { id, direction, bytes, now_ns } => (1_u32, id, direction, bytes, now_ns, 0),
-            Self::Flow { hash, bytes, now_ns } => (2, 0, 0, bytes, now_ns, hash),
+        let (kind, meter, direction, bytes, now_ns, hash, own) = match self {
+            Self::Meter { id, direction, bytes, now_ns } => (1_u32, id, direction, bytes, now_ns, 0, 0),
+            Self::Flow { hash, bytes, own, now_ns } => (2, 0, 0, bytes, now_ns, hash, own),
         };
         let words = [kind, meter, direction, bytes].map(u32::to_ne_bytes).concat();
         let halves = [now_ns, hash].map(u64::to_ne_bytes).concat();
         let mut out = [0; QUERY_BYTES];
         out[..16].copy_from_slice(&words);
         out[16..32].copy_from_slice(&halves);
+        out[36..40].copy_from_slice(&own.to_ne_bytes());
         out
     }
 }

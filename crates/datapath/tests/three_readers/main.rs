@@ -141,7 +141,14 @@ impl Model {
                 assert_eq!(tables.remove_route(vni_of(vni), prefix)?, old.is_some());
             }
             Op::Vrf { vni, mtu } => {
-                let vrf = Vrf { vni: vni_of(vni), mtu: *mtu, router4: None, router6: None, group: None };
+                let vrf = Vrf {
+                    vni: vni_of(vni),
+                    mtu: *mtu,
+                    router4: None,
+                    router6: None,
+                    group: None,
+                    elephant_bytes: None,
+                };
                 tables.upsert_vrf(&vrf)?;
                 self.routes.entry(vrf.vni).or_default();
             }

@@ -62,7 +62,9 @@ fn three_readers_agree_on_thousands_of_routes() {
     let memory = kernel.0.memory().unwrap();
     let mut tables = NodeTables::create(memory, Membarrier::new().unwrap(), Sizes { endpoints: 1 }).unwrap();
     let vni = Vni::new(7).unwrap();
-    tables.upsert_vrf(&Vrf { vni, mtu: 1430, router4: None, router6: None, group: None }).unwrap();
+    tables
+        .upsert_vrf(&Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None })
+        .unwrap();
     let (mut random, mut model) = (Random(0x5eed), BTreeMap::new());
     for round in 0..ROUNDS {
         for _ in 0..CHANGES_PER_ROUND {

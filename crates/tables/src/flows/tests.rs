@@ -26,11 +26,12 @@ fn put(
 #[test]
 fn configuration_is_checked_and_kept_in_ticks() {
     let flows = flows(8);
-    assert_eq!(flows.config(), None, "nothing is counted at first");
+    assert_eq!(flows.policy(), Policy::Off, "nothing is counted at first");
     let second = FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2500 };
-    flows.configure(&second).unwrap();
-    let kept = flows.config().unwrap();
-    assert_eq!(kept, FlowConfig { period: Duration::from_nanos(60 * TICK_NS), ..second });
+    flows.configure(&Policy::Detect(second)).unwrap();
+    let kept = flows.policy();
+    let in_ticks = Duration::from_nanos(60 * TICK_NS);
+    assert_eq!(kept, Policy::Detect(FlowConfig { period: in_ticks, ..second }));
     // The least and the largest.
     for (period, ticks) in [
         (Duration::from_millis(1), 1),
@@ -38,24 +39,28 @@ fn configuration_is_checked_and_kept_in_ticks() {
         (Duration::from_nanos(PERIOD_TICKS_MAX * TICK_NS), PERIOD_TICKS_MAX),
     ] {
         for elephant_bytes in [1, BYTES_MAX] {
-            flows.configure(&FlowConfig { period, elephant_bytes }).unwrap();
-            let kept = FlowConfig { period: Duration::from_nanos(ticks * TICK_NS), elephant_bytes };
-            assert_eq!(flows.config(), Some(kept));
+            flows.configure(&Policy::Detect(FlowConfig { period, elephant_bytes })).unwrap();
+            let period = Duration::from_nanos(ticks * TICK_NS);
+            assert_eq!(flows.policy(), Policy::Detect(FlowConfig { period, elephant_bytes }));
         }
+        flows.configure(&Policy::Every { period }).unwrap();
+        assert_eq!(flows.policy(), Policy::Every { period: Duration::from_nanos(ticks * TICK_NS) });
     }
-    flows.configure(&second).unwrap();
+    flows.configure(&Policy::Detect(second)).unwrap();
     let error = |period, elephant_bytes| {
-        let error = flows.configure(&FlowConfig { period, elephant_bytes }).unwrap_err();
-        assert_eq!(flows.config(), Some(kept), "a refused change changed something");
+        let error = flows.configure(&Policy::Detect(FlowConfig { period, elephant_bytes })).unwrap_err();
+        assert_eq!(flows.policy(), kept, "a refused change changed something");
         error.to_string()
     };
-    assert_eq!(error(Duration::ZERO, 1), "a flow's period is 1 ms to 52 days, not 0ns");
-    assert!(error(Duration::MAX, 1).starts_with("a flow's period is 1 ms to 52 days, not "));
+    assert_eq!(error(Duration::ZERO, 1), "a flow's period is 1 ms to 26 days, not 0ns");
+    assert!(error(Duration::MAX, 1).starts_with("a flow's period is 1 ms to 26 days, not "));
+    assert!(flows.configure(&Policy::Every { period: Duration::ZERO }).is_err());
+    assert_eq!(flows.policy(), kept);
     let message = "a flow is an elephant from 1 to 68719476735 bytes a period on, not ";
     assert_eq!(error(second.period, 0), format!("{message}0"));
     assert_eq!(error(second.period, BYTES_MAX + 1), format!("{message}68719476736"));
-    flows.pause();
-    assert_eq!(flows.config(), None);
+    flows.configure(&Policy::Off).unwrap();
+    assert_eq!(flows.policy(), Policy::Off);
 }
 
 #[test]
@@ -72,9 +77,8 @@ fn a_table_has_room_for_the_flows_it_is_made_for() {
 #[test]
 fn only_what_is_counted_in_its_period_is_shown() {
     let flows = flows(3);
-    flows
-        .configure(&FlowConfig { period: Duration::from_nanos(10 * TICK_NS), elephant_bytes: 1000 })
-        .unwrap();
+    let period = Duration::from_nanos(10 * TICK_NS);
+    flows.configure(&Policy::Detect(FlowConfig { period, elephant_bytes: 1000 })).unwrap();
     let now = 100;
     put(&flows, (1, 0), 5, now, (1, 1), (2, 300));
     put(&flows, (1, 2), 6, now - 9, (63, 63), (7, 900));
@@ -113,10 +117,10 @@ fn seeds_hash_apart() {
 fn a_successor_adopts_only_flows() {
     let flows = flows(5);
     put(&flows, (3, 1), 5, 0, (1, 1), (2, 300));
-    flows.configure(&FlowConfig { period: Duration::from_secs(1), elephant_bytes: 1 }).unwrap();
+    flows.configure(&Policy::Every { period: Duration::from_secs(1) }).unwrap();
     let memory = flows.memory.clone();
-    let successor = Flows::adopt(memory.clone()).unwrap();
-    assert_eq!(successor.config(), flows.config());
+    let successor = Flows::open(memory.clone()).unwrap();
+    assert_eq!(successor.policy(), flows.policy());
     assert_eq!(successor.top(9, 0), flows.top(9, 0));
     assert_eq!(successor.top(9, 0).len(), 1);
     assert!(crate::meters::Meters::adopt(memory.clone()).is_err());
@@ -124,5 +128,12 @@ fn a_successor_adopts_only_flows() {
     memory.store32(0, offset_of!(flow_table, buckets), 5);
     assert_eq!(Flows::adopt(memory.clone()).unwrap_err(), Error::Capacity { laid_out: 6, found: 5 });
     memory.store32(0, offset_of!(flow_table, layout_version), 2);
-    assert_eq!(Flows::adopt(memory).unwrap_err(), Error::LayoutVersion { found: 2, known: 1 });
+    let error = Flows::adopt(memory.clone()).unwrap_err();
+    assert_eq!(error, Error::LayoutVersion { found: 2, known: 1 });
+    // What nobody here can read is laid out anew.
+    let anew = Flows::open(memory.clone()).unwrap();
+    assert_eq!(anew.fill(0), FlowFill { capacity: 16, ..FlowFill::default() });
+    assert_eq!(anew.policy(), Policy::Off);
+    assert_ne!(anew.table.secret, flows.table.secret);
+    assert_eq!(Flows::open(memory).unwrap().table, anew.table);
 }

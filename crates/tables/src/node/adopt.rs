@@ -228,12 +228,15 @@ impl NodeTables {
         let memory = self.pool.memory();
         for &cell in self.vrfs.values() {
             let known: vrf = memory.read(cell);
-            let group = self.groups.get(&known.group_id).copied().unwrap_or(0);
-            if known.group != group {
-                memory.store32(cell, offset_of!(vrf, group), group);
-            }
-            if group == 0 && known.group_id != 0 {
-                memory.store32(cell, offset_of!(vrf, group_id), 0);
+            // Without an id the word is no group, but a gateway's.
+            if known.group_id != 0 {
+                let group = self.groups.get(&known.group_id).copied().unwrap_or(0);
+                if known.group != group {
+                    memory.store32(cell, offset_of!(vrf, group), group);
+                }
+                if group == 0 {
+                    memory.store32(cell, offset_of!(vrf, group_id), 0);
+                }
             }
             if known.counters != 0 && !self.counters.claim(known.counters) {
                 memory.store32(cell, offset_of!(vrf, counters), 0);

@@ -22,7 +22,7 @@ fn mac(seed: u64) -> MacAddr {
 }
 
 fn plain_vrf(number: u32) -> Vrf {
-    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group: None }
+    Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None }
 }
 
 fn endpoint(number: u32, address: &str, host: &str) -> Endpoint {
@@ -173,6 +173,32 @@ fn groups_reach_their_vrfs() {
     for vips in [vec![], vec![ip("192.0.2.1"); 64]] {
         assert!(matches!(tables.upsert_group(&Group { id: 1, vips }), Err(Error::Invalid(_))));
     }
+}
+
+#[test]
+fn a_gateway_s_vrf_has_a_threshold_and_a_host_s_a_group() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
+    tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.9")] }).unwrap();
+    let of = |elephant_bytes| Vrf { elephant_bytes, ..plain_vrf(5) };
+    for bytes in [Some(1), Some(2500), Some(Vrf::NEVER_ELEPHANTS), None] {
+        assert!(tables.upsert_vrf(&of(bytes)).unwrap());
+        assert!(!tables.upsert_vrf(&of(bytes)).unwrap());
+        tables = NodeTables::adopt(memory.clone(), Immediate).unwrap();
+        assert_eq!(tables.vrf(vni(5)).unwrap().vrf, of(bytes));
+    }
+    // A group's changes are nothing to a VRF without one.
+    tables.upsert_vrf(&of(Some(2500))).unwrap();
+    tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.10")] }).unwrap();
+    tables.remove_group(3).unwrap();
+    assert_eq!(tables.vrf(vni(5)).unwrap().vrf, of(Some(2500)));
+    tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.9")] }).unwrap();
+    for refused in [of(Some(0)), Vrf { group: Some(3), ..of(Some(2500)) }] {
+        assert!(matches!(tables.upsert_vrf(&refused), Err(Error::Invalid(_))));
+    }
+    let host = Vrf { group: Some(3), ..plain_vrf(5) };
+    tables.upsert_vrf(&host).unwrap();
+    assert_eq!(tables.vrf(vni(5)).unwrap().vrf, host);
 }
 
 #[test]

@@ -97,6 +97,7 @@ fn entry_of(cell: &vrf) -> Option<VrfEntry> {
         router4: spec::from_word4(cell.router4),
         router6: spec::from_bytes6(cell.router6),
         group: (cell.group_id != 0).then_some(cell.group_id),
+        elephant_bytes: (cell.group_id == 0 && cell.group != 0).then_some(cell.group),
     };
     Some(VrfEntry { vrf, counters: cell.counters, routes4: cell.routes4, routes6: cell.routes6 })
 }
@@ -114,11 +115,20 @@ impl NodeTables {
     /// Enters or changes what a VNI is; its routes stay.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::Full`].
+    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a VRF
+    /// that is a host's and a gateway's.
     pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
-        let group = match vrf.group {
-            None => 0,
-            Some(id) => *self.groups.get(&id).ok_or(Error::UnknownGroup(id))?,
+        // One word of the cell holds either.
+        let group = match (vrf.group, vrf.elephant_bytes) {
+            (None, None) => 0,
+            (Some(id), None) => *self.groups.get(&id).ok_or(Error::UnknownGroup(id))?,
+            (None, Some(bytes @ 1..)) => bytes,
+            (_, Some(bytes)) => {
+                return Err(Error::Invalid(format!(
+                    "VNI {}: {bytes} bytes as the threshold of elephants; 1 at least, and only without a group",
+                    vrf.vni
+                )));
+            }
         };
         let old = self.vrfs.get(&vrf.vni.get()).copied();
         let known: layout::vrf = old.map(|cell| self.memory().read(cell)).unwrap_or_default();

@@ -42,5 +42,5 @@ int schedule_meter_take(struct meter *meter, __u32 direction, __u32 bytes, __u64
 int schedule_flow_account(const struct flow_table *table, struct flow_bucket *bucket, __u64 hash,
 			  __u32 bytes, __u64 now)
 {
-	return flow_account(table, bucket, hash, bytes, now);
+	return flow_account(table, bucket, hash, bytes, 0, now);
 }

@@ -189,9 +189,14 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
             tables.upsert_route(&Route { vni: vni(at), prefix: prefix(of), target })
         }
         Op::RemoveRoute { vni: at, prefix: of } => tables.remove_route(vni(at), prefix(of)),
-        Op::Vrf { vni: at, mtu } => {
-            tables.upsert_vrf(&Vrf { vni: vni(at), mtu, router4: None, router6: None, group: None })
-        }
+        Op::Vrf { vni: at, mtu } => tables.upsert_vrf(&Vrf {
+            vni: vni(at),
+            mtu,
+            router4: None,
+            router6: None,
+            group: None,
+            elephant_bytes: None,
+        }),
         Op::RemoveVrf { vni: at } => tables.remove_vrf(vni(at)),
         Op::Vtep { host: at } => tables.upsert_vtep(host(at)),
         Op::RemoveVtep { host: at } => tables.remove_vtep(host(at)),

@@ -1,0 +1,83 @@
+//! What the packet programs tell the agent of.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr;
+
+use sluice_tables::layout;
+use sluice_types::Vni;
+
+use crate::Error;
+use crate::ring::Ring;
+
+/// Events of the gateway: flows that have become elephants, or that are told of
+/// because every flow is. Readable, in the sense of `poll`, while there are any;
+/// also edge-triggered, if each time all are drained.
+#[derive(Debug)]
+pub struct FlowEvents(pub(crate) Ring);
+
+/// A flow whose sender should be told a direct path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FlowEvent {
+    /// The VPC that the packet came with.
+    pub vni: Vni,
+    /// The packet's own source, of the family of the destination.
+    pub source: IpAddr,
+    /// Its destination.
+    pub destination: IpAddr,
+    /// The node that sent the packet, on the underlay.
+    pub sender: IpAddr,
+    /// When it came, `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+}
+
+/// Halves of the packet programs: IPv4 in the low 32 bits of the second.
+fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
+    if ipv6 == 0 {
+        return Ipv4Addr::from(halves[1] as u32).into();
+    }
+    Ipv6Addr::from(u128::from(halves[0]) << 64 | u128::from(halves[1])).into()
+}
+
+/// Structures of `bpf/include/events.h`: integers only.
+///
+/// # Safety
+/// The type must be valid for every bit pattern.
+unsafe trait Event: Copy {
+    /// The event, if the record is one of this version's.
+    fn read(record: &[u8]) -> Option<Self> {
+        // SAFETY: as many bytes as the type has, which takes any; they need not be aligned.
+        (record.len() == size_of::<Self>()).then(|| unsafe { ptr::read_unaligned(record.as_ptr().cast()) })
+    }
+}
+
+// SAFETY: integers and arrays of them, without padding.
+unsafe impl Event for layout::flow_event {}
+
+impl FlowEvents {
+    /// Appends the events that have come since the last time; how many.
+    ///
+    /// # Errors
+    /// If the ring is damaged.
+    pub fn drain(&mut self, out: &mut Vec<FlowEvent>) -> Result<usize, Error> {
+        let before = out.len();
+        self.0.drain(|record| out.extend(layout::flow_event::read(record).and_then(flow_event)))?;
+        Ok(out.len() - before)
+    }
+}
+
+impl AsFd for FlowEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn flow_event(event: layout::flow_event) -> Option<FlowEvent> {
+    Some(FlowEvent {
+        vni: Vni::new(event.vni).ok()?,
+        source: address(event.source, event.ipv6),
+        destination: address(event.destination, event.ipv6),
+        sender: address(event.outer_source, event.outer_ipv6),
+        time_ns: event.time_ns,
+    })
+}
