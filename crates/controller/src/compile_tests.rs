@@ -235,6 +235,10 @@ fn new_vpc(name: &str, tenant: TenantId, cluster: ClusterId) -> NewVpc {
     NewVpc { name: name.into(), tenant, vni: None, cluster, mtu: 1430, offload_kbps: None }
 }
 
+fn vpc_update(name: &str, mtu: u16) -> VpcUpdate {
+    VpcUpdate { name: name.into(), mtu, offload_kbps: Some(u32::from(mtu) % 2) }
+}
+
 fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
     NewSubnet {
         name: name.into(),
@@ -438,7 +442,7 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
         7 => {
             let vpc = choose(&vpcs, x)?;
             let name = if y % 2 == 0 { vpc.name.clone() } else { format!("v{}", y % 7) };
-            store.update_vpc(vpc.id, &name, 1280 + u16::from(z % 3), None).await.ok()?;
+            store.update_vpc(vpc.id, vpc_update(&name, 1280 + u16::from(z % 3)), None).await.ok()?;
         }
         8 => {
             store.delete_vpc(choose(&vpcs, x)?.id, None).await.ok()?;
