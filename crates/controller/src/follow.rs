@@ -193,9 +193,10 @@ async fn take_in(
     let clusters: BTreeSet<_> = changes
         .iter()
         .filter_map(|change| match change {
-            Change::InstancesCreated { vpc, .. } => Some(vpc.cluster),
+            Change::InstancesCreated { vpc, .. } => Some(vpc.clusters()),
             _ => None,
         })
+        .flatten()
         .collect();
     let standings_change = changes.iter().any(|change| {
         matches!(

@@ -2,7 +2,8 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, enrolment, events, instances, keys, moves, outbox, peerings, placement, routes, snapshot, subnets, tenants, vpcs,
+    bulk, enrolment, events, instances, keys, moves, outbox, peerings, placement, routes, snapshot, subnets,
+    tenants, vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::{Write, now_ms};

@@ -30,7 +30,8 @@ pub(crate) async fn add(q: &mut dyn Query, time_ms: u64, new: &NewEvent) -> Resu
     let row = q.row("UPDATE meta SET next_event = next_event + 1 RETURNING next_event - 1", vec![]).await?;
     let id = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
     let NewEvent { kind, subject, text, details } = new;
-    let sql = "INSERT INTO events (id, time_ms, kind, subject, text, details) VALUES ($1, $2, $3, $4, $5, $6)";
+    let sql =
+        "INSERT INTO events (id, time_ms, kind, subject, text, details) VALUES ($1, $2, $3, $4, $5, $6)";
     let details = details.to_string();
     let values = args![id, time_ms, kind.as_str(), subject.as_str(), text.as_str(), details];
     q.run(sql, values).await?;

@@ -90,12 +90,7 @@ async fn first_free(w: &mut Write, first: u64, last: u64) -> Result<Option<u64>>
     w.q().row(sql, args![first, last]).await?.map(|row| row.number(0)).transpose()
 }
 
-pub(crate) async fn update(
-    w: &mut Write,
-    id: VpcId,
-    new: &VpcUpdate,
-    expected: Option<u64>,
-) -> Result<Vpc> {
+pub(crate) async fn update(w: &mut Write, id: VpcId, new: &VpcUpdate, expected: Option<u64>) -> Result<Vpc> {
     let VpcUpdate { name, mtu, offload_kbps } = new;
     check::name("VPC", name)?;
     check::mtu(*mtu)?;

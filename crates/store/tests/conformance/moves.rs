@@ -95,7 +95,8 @@ pub async fn make_before_break(f: Fixture) {
     let moved = s.vpc(c.vpc.id).await.unwrap();
     assert_eq!((moved.cluster, moved.moving, moved.serving()), (to, None, to));
     let changes = last(s).await;
-    let [Change::EndpointsWithdrawn { cluster, instances, .. }, Change::VpcUpserted { vpc, .. }] = &changes[..]
+    let [Change::EndpointsWithdrawn { cluster, instances, .. }, Change::VpcUpserted { vpc, .. }] =
+        &changes[..]
     else {
         panic!("{changes:?}")
     };
