@@ -18,6 +18,7 @@ mod icmp_errors;
 mod idle_paths;
 mod isolation;
 mod leftovers;
+mod moved_instance;
 mod path_mtu;
 mod peered;
 mod rsp_forged;
@@ -97,6 +98,7 @@ fn all() -> Vec<Scenario> {
         deletion: true,
         foreign_host: true,
         crash: true,
+        moved_instance: false,
         database_killed: false,
         disk_full: false,
         two_labs: false,
