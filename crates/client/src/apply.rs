@@ -198,10 +198,10 @@ impl Work<'_> {
             Some(cluster) => self.cluster(cluster).await?.map(Some),
             None => Some(None),
         };
-        let (vni, mtu) = (it.vni, it.mtu);
+        let (vni, mtu, offload_kbps) = (it.vni, it.mtu, it.offload_kbps);
         let body = tenant.zip(cluster).map(|(tenant, cluster)| {
             let name = it.name.clone();
-            NewVpc { name, tenant, cluster, vni, mtu }
+            NewVpc { name, tenant, cluster, vni, mtu, offload_kbps }
         });
         let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
         let id = self.one(&it.name, tenant.map(|_| ()), &[("tenant", &of)], body).await?;

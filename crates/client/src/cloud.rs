@@ -137,6 +137,9 @@ pub struct VpcSpec {
     /// MTU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
+    /// kbit/s from which a flow is offloaded; 4294967295: none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload_kbps: Option<u32>,
     /// Subnets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<SubnetSpec>,

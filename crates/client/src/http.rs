@@ -1,10 +1,11 @@
 use crate::{
-    BulkCreated, EnrolmentBundle, Error, NewInstance, NewObject, NodeStatus, Problem, Resource, Result,
+    BulkCreated, EnrolmentBundle, Error, Gateway, HappenedEvent, NewInstance, NewObject, NodeStatus, Problem,
+    Resource, Result,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_types::VpcId;
+use sluice_types::{GatewayId, VpcId};
 use std::time::Duration;
 
 /// Where the API is unless said otherwise.
@@ -210,6 +211,37 @@ impl Client {
         let action = format!("enrol {} {id}", T::NOUN);
         let path = format!("{}/enrolment", object_path::<T>(id));
         Ok(self.post(&action, &path, &serde_json::json!({})).await?.1)
+    }
+
+    /// Gives a gateway's vIPs to the others of its cluster, or its share back to it.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn drain(&self, id: GatewayId, draining: bool, expected: Option<u64>) -> Result<Gateway> {
+        let verb = if draining { "drain" } else { "undrain" };
+        let action = format!("{verb} gateway {id}");
+        let request = self.http.post(self.at(&format!("{}/{verb}", object_path::<Gateway>(id)), &[]));
+        let response = self.send(&action, if_match(request, expected)).await?;
+        self.read(&action, response).await
+    }
+
+    /// What happened, about one object or about all: the first events behind `after`, or
+    /// without it the newest; 1000 at most.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn events(
+        &self,
+        subject: Option<&str>,
+        after: Option<u64>,
+        limit: u32,
+    ) -> Result<Vec<HappenedEvent>> {
+        let (after, limit) = (after.map(|after| after.to_string()), limit.to_string());
+        let mut query = vec![("limit", limit.as_str())];
+        query.extend(subject.map(|subject| ("subject", subject)));
+        query.extend(after.as_deref().map(|after| ("after", after)));
+        let page: PageOf<HappenedEvent> = self.get_json("list events", self.at("/v1/events", &query)).await?;
+        Ok(page.items)
     }
 
     /// How far every node has come.

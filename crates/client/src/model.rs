@@ -91,12 +91,34 @@ pub struct Cluster {
     pub id: ClusterId,
     /// Unique in the cloud.
     pub name: String,
-    /// Underlay addresses that hosts send to.
-    pub vips: Vec<IpAddr>,
+    /// Underlay addresses that hosts send to, in bucket order.
+    pub vips: Vec<ClusterVip>,
     /// Revision of its last change.
     pub revision: u64,
     /// Every node that needs it has it.
     pub programmed: bool,
+}
+
+impl Cluster {
+    /// The vIPs' addresses.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        self.vips.iter().map(|vip| vip.address).collect()
+    }
+}
+
+/// A vIP of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterVip {
+    /// It and the MAC stay for as long as the cluster has the vIP.
+    pub place: u8,
+    /// On the underlay.
+    pub address: IpAddr,
+    /// What ARP and neighbour discovery say.
+    pub mac: MacAddr,
+    /// The gateway that owns it while all is well; `None` in a cluster without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<GatewayId>,
 }
 
 /// A gateway node.
@@ -114,6 +136,9 @@ pub struct Gateway {
     /// Underlay IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vtep6: Option<Ipv6Addr>,
+    /// It is to own no vIP, if another gateway can.
+    #[serde(default)]
+    pub draining: bool,
     /// Revision of its last change.
     pub revision: u64,
     /// Every node that needs it has it.
@@ -152,6 +177,16 @@ pub struct Vpc {
     pub vni: Vni,
     /// MTU of its interfaces, bytes of IP packet.
     pub mtu: u16,
+    /// kbit/s from which a flow is offloaded; `None`: the gateways' own threshold;
+    /// 4294967295: none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload_kbps: Option<u32>,
+    /// While it moves: where to. Both clusters have its entries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving_to: Option<ClusterId>,
+    /// While it moves: `filling` or `switching`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub move_phase: Option<String>,
     /// Revision of its last change.
     pub revision: u64,
     /// Every node that needs it has it.
@@ -328,4 +363,30 @@ pub struct NodeStatus {
     /// What it could not write.
     #[serde(default)]
     pub failures: Vec<String>,
+    /// Gateways: share of the forwarding cores' time, in thousandths.
+    #[serde(default)]
+    pub cpu_permille: u32,
+    /// Gateways: share of table memory in use, in thousandths.
+    #[serde(default)]
+    pub memory_permille: u32,
+    /// Gateways: every flow is offloaded, for the load is high.
+    #[serde(default)]
+    pub offload_all: bool,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HappenedEvent {
+    /// Grows with time.
+    pub id: u64,
+    /// Milliseconds of the UNIX epoch.
+    pub time_ms: u64,
+    /// Like `vpc_moved`.
+    pub kind: String,
+    /// Id of the object that it is about.
+    pub subject: String,
+    /// One sentence.
+    pub text: String,
+    /// As its kind has it.
+    pub details: serde_json::Value,
 }

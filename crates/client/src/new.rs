@@ -69,7 +69,13 @@ macro_rules! new_object {
 }
 
 new_object!(NewTenant => Tenant, "/v1/tenants", |_new, _found| None);
-new_object!(NewCluster => Cluster, "/v1/clusters", |new, found| differs("vips", &new.vips, &found.vips));
+new_object!(NewCluster => Cluster, "/v1/clusters", |new, found| {
+    // They are in order of place there, which an update may have changed.
+    let (mut wanted, mut have) = (new.vips.clone(), found.addresses());
+    wanted.sort();
+    have.sort();
+    differs("vips", &wanted, &have)
+});
 new_object!(NewGateway => Gateway, "/v1/gateways", |new, found| {
     differs("cluster", &new.cluster, &found.cluster)
         .or_else(|| differs("vtep4", &new.vtep4, &found.vtep4))
@@ -83,6 +89,7 @@ new_object!(NewVpc => Vpc, "/v1/vpcs", |new, found| {
         .or_else(|| differs_if_given("cluster", new.cluster.as_ref(), Some(&found.cluster)))
         .or_else(|| differs_if_given("vni", new.vni.as_ref(), Some(&found.vni)))
         .or_else(|| differs_if_given("mtu", new.mtu.as_ref(), Some(&found.mtu)))
+        .or_else(|| differs_if_given("offload_kbps", new.offload_kbps.as_ref(), found.offload_kbps.as_ref()))
 });
 new_object!(NewPeering => Peering, "/v1/peerings", |new, found| {
     let (mut wanted, mut have) = (new.vpcs, found.vpcs);
@@ -197,6 +204,10 @@ pub struct NewVpc {
     /// MTU; the default fits both underlay families at 1500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
+    /// kbit/s from which a flow is offloaded; the gateways' own threshold if left out; 4294967295:
+    /// none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload_kbps: Option<u32>,
 }
 
 /// Body of a subnet's creation.

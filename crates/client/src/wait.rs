@@ -50,21 +50,31 @@ impl Client {
     /// [`Error::NotProgrammed`] with the nodes that are behind; other errors
     /// than passing ones at once.
     pub async fn wait_programmed<T: Resource>(&self, id: T::Id, timeout: Duration) -> Result<T> {
+        self.wait_until(id, timeout, |_| true).await
+    }
+
+    /// Waits until an object is as it shall be, and programmed; returns it as it is then.
+    ///
+    /// # Errors
+    /// As [`Client::wait_programmed`].
+    pub async fn wait_until<T: Resource>(
+        &self,
+        id: T::Id,
+        timeout: Duration,
+        fits: impl Fn(&T) -> bool,
+    ) -> Result<T> {
         let mut patience = Patience::new(timeout);
         loop {
             let last = match self.get::<T>(id).await {
-                Ok(object) if object.programmed() => return Ok(object),
+                Ok(object) if object.programmed() && fits(&object) => return Ok(object),
                 Ok(object) => Ok(object.revision()),
                 Err(error) if error.is_transient() => Err(error),
                 Err(error) => return Err(error),
             };
             if !patience.pause().await {
                 let behind = self.nodes_behind(last?).await;
-                return Err(Error::NotProgrammed {
-                    what: format!("{} {id}", T::NOUN),
-                    waited: timeout,
-                    behind,
-                });
+                let what = format!("{} {id}", T::NOUN);
+                return Err(Error::NotProgrammed { what, waited: timeout, behind });
             }
         }
     }

@@ -9,18 +9,22 @@
 //! instances' creation, and goes when the last port of its VNI goes; which host
 //! has which VNI is [`HostView`]'s to know, one per host's stream.
 
-use sluice_southbound::{
-    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, Endpoint, Group, Home, Key, Member, PlannedVip, Port, Route,
-    RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole,
-};
+mod clusters;
+mod host;
+
+pub use clusters::{group_id, vip_mac};
+pub use host::{HostStep, HostView};
+
+use clusters::{ClusterState, group_of, key, keys_of, plan_of, vips_of, vtep_of, vteps_of};
+use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
-    Change, Cluster, ClusterKey, ClusterVip, Gateway, Host, Instance, NodeId, Route as StoredRoute,
-    RouteTarget, Subnet, Topology, Vpc,
+    Change, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
 };
 use sluice_types::{
-    ClusterId, GatewayId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteId, SubnetId, Vni, VpcId, first_host,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, RouteId, SubnetId, Vni, VpcId,
+    first_host,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Address family of a host's VTEP.
@@ -68,6 +72,27 @@ pub struct PortCounts {
     pub removed: BTreeMap<Vni, u64>,
 }
 
+/// Nodes that are told of something, or must have written it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crowd {
+    /// The gateways of a cluster.
+    Gateways(ClusterId),
+    /// One host.
+    Host(HostId),
+    /// All hosts.
+    AllHosts,
+}
+
+/// An order within a revision: some are told of it when others have acknowledged it.
+/// It is kept as far as those others answer soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// Who waits.
+    pub held: Crowd,
+    /// For whom.
+    pub awaited: Crowd,
+}
+
 /// What one revision means.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
@@ -84,19 +109,14 @@ pub struct Compiled {
     pub removed_nodes: Vec<NodeId>,
     /// Instances created, for the log.
     pub created: usize,
+    /// Who waits for whom.
+    pub gates: Vec<Gate>,
 }
 
 impl Compiled {
     fn of(&mut self, target: Target) -> &mut Update {
         self.updates.entry(target).or_default()
     }
-}
-
-#[derive(Clone, Debug)]
-struct ClusterState {
-    cluster: Cluster,
-    gateways: Vec<Gateway>,
-    keys: Vec<Key>,
 }
 
 #[derive(Clone, Debug)]
@@ -122,70 +142,6 @@ pub struct State {
     hosts: HashMap<HostId, Host>,
     clusters: BTreeMap<ClusterId, ClusterState>,
     vpcs: BTreeMap<VpcId, VpcState>,
-}
-
-/// MAC of a cluster's vIP, by its place.
-pub fn vip_mac(cluster: ClusterId, place: u8) -> MacAddr {
-    MacAddr::local(cluster.get() << 16 | u64::from(place))
-}
-
-/// A cluster's group has the cluster's number.
-pub fn group_id(cluster: ClusterId) -> u32 {
-    // Numbers count up from 1; the store's sequence would have to pass four
-    // thousand million clusters before two share a group.
-    cluster.get() as u32
-}
-
-fn vips_of(cluster: &Cluster) -> Vec<Vip> {
-    let vip = |vip: &ClusterVip| Vip { address: vip.address, mac: vip_mac(cluster.id, vip.place) };
-    cluster.vips.iter().map(vip).collect()
-}
-
-fn plan_of(state: &ClusterState) -> ClusterPlan {
-    let cluster = &state.cluster;
-    let vip = |vip: &ClusterVip| {
-        let (place, address) = (vip.place, vip.address);
-        PlannedVip { place, address, mac: vip_mac(cluster.id, place) }
-    };
-    let member = |gateway: &Gateway| {
-        let Gateway { id: gateway, vtep4, vtep6, draining, .. } = *gateway;
-        Member { gateway, vtep4, vtep6, draining }
-    };
-    let home = |vip: &ClusterVip| vip.home.map(|gateway| Home { place: vip.place, gateway });
-    ClusterPlan {
-        cluster: cluster.id,
-        revision: cluster.plan_revision,
-        vips: cluster.vips.iter().map(vip).collect(),
-        members: state.gateways.iter().map(member).collect(),
-        homes: cluster.vips.iter().filter_map(home).collect(),
-    }
-}
-
-fn key(key: &ClusterKey) -> Key {
-    let ClusterKey { id, cluster: _, secret, not_before_ms, not_after_ms } = *key;
-    Key { id, secret, not_before_ms, not_after_ms }
-}
-
-fn keys_of(state: &ClusterState) -> ClusterKeys {
-    ClusterKeys { cluster: group_id(state.cluster.id), keys: state.keys.clone() }
-}
-
-fn group_of(cluster: &Cluster, family: Family) -> Group {
-    let addresses = cluster.vips.iter().map(|vip| vip.address);
-    let vips = addresses.filter(|vip| Family::of(*vip) == family).collect();
-    Group { id: group_id(cluster.id), vips }
-}
-
-fn vteps_of(gateways: &[Gateway]) -> impl Iterator<Item = Vtep> + '_ {
-    gateways.iter().flat_map(|gateway| {
-        let addresses = gateway.vtep4.map(IpAddr::from).into_iter().chain(gateway.vtep6.map(IpAddr::from));
-        let role = VtepRole::Gateway { cluster: group_id(gateway.cluster) };
-        addresses.map(move |address| Vtep { address, role })
-    })
-}
-
-fn vtep_of(host: &Host) -> Vtep {
-    Vtep { address: host.vtep, role: VtepRole::Host }
 }
 
 fn router4(prefix: &Ipv4Net) -> Option<Ipv4Addr> {
@@ -254,8 +210,13 @@ impl VpcState {
     }
 }
 
-/// Routes that a change touches; looked up once the change is in the state.
-type Touched = BTreeSet<(VpcId, IpNet)>;
+/// Routes that a revision's changes touch; looked up once they are in the state.
+#[derive(Debug, Default)]
+struct Touched {
+    routes: BTreeSet<(VpcId, IpNet)>,
+    /// All routes of a VPC, for a cluster that did not have it.
+    whole: BTreeSet<(VpcId, ClusterId)>,
+}
 
 impl State {
     /// The state that a picture shows.
@@ -369,26 +330,43 @@ impl State {
         let peers = self.vpcs.get(&vpc).into_iter().flat_map(|state| state.peers.iter().copied());
         let everyone: Vec<_> = std::iter::once(vpc).chain(peers).collect();
         for prefix in subnets.into_iter().flat_map(prefixes_of) {
-            touched.extend(everyone.iter().map(|vpc| (*vpc, prefix)));
+            touched.routes.extend(everyone.iter().map(|vpc| (*vpc, prefix)));
         }
     }
 
     fn send_routes(&self, touched: &Touched, out: &mut Compiled) {
-        for (id, prefix) in touched {
+        for (id, prefix) in &touched.routes {
             let Some(vpc) = self.vpcs.get(id) else { continue };
             let key = RouteKey { vni: vpc.vpc.vni, prefix: *prefix };
-            let update = out.of(Target::Cluster(vpc.vpc.cluster));
-            match self.scope(vpc, prefix) {
-                Some(scope) => update.routes.push(Route { key, scope }),
-                None => update.removed_routes.push(key),
+            let scope = self.scope(vpc, prefix);
+            for cluster in vpc.vpc.clusters() {
+                let update = out.of(Target::Cluster(cluster));
+                match scope {
+                    Some(scope) => update.routes.push(Route { key, scope }),
+                    None => update.removed_routes.push(key),
+                }
             }
         }
+        for (id, cluster) in &touched.whole {
+            if let Some(vpc) = self.vpcs.get(id) {
+                out.of(Target::Cluster(*cluster)).routes.extend(self.routes(vpc));
+            }
+        }
+    }
+
+    /// All routes of a VPC.
+    fn routes(&self, vpc: &VpcState) -> impl Iterator<Item = Route> {
+        let vni = vpc.vpc.vni;
+        let route = move |prefix: IpNet| {
+            Some(Route { key: RouteKey { vni, prefix }, scope: self.scope(vpc, &prefix)? })
+        };
+        self.prefixes(vpc).into_iter().filter_map(route)
     }
 
     /// Advances by one revision, all of whose changes are given.
     pub fn apply(&mut self, revision: u64, changes: &[Change]) -> Compiled {
         let mut out = Compiled { revision, ..Compiled::default() };
-        let mut touched = Touched::new();
+        let mut touched = Touched::default();
         for change in changes {
             self.apply_one(change, &mut out, &mut touched);
         }
@@ -414,14 +392,16 @@ impl State {
             }
             Change::ClusterUpserted { cluster, gateways } => self.upsert_cluster(cluster, gateways, out),
             Change::ClusterRemoved(cluster) => self.remove_cluster(cluster, out),
-            Change::VpcUpserted { vpc, subnets } => self.upsert_vpc(vpc, subnets, out),
+            Change::VpcUpserted { vpc, subnets } => self.upsert_vpc(vpc, subnets, out, touched),
             Change::VpcRemoved(vpc) => {
                 self.vpcs.remove(&vpc.id);
-                out.of(Target::Cluster(vpc.cluster)).removed_vnis.push(vpc.vni);
+                for cluster in vpc.clusters() {
+                    out.of(Target::Cluster(cluster)).removed_vnis.push(vpc.vni);
+                }
             }
             Change::SubnetUpserted { vpc, subnets, subnet, peers: _ }
             | Change::SubnetRemoved { vpc, subnets, subnet, peers: _ } => {
-                self.upsert_vpc(vpc, subnets, out);
+                self.upsert_vpc(vpc, subnets, out, touched);
                 self.touch_subnets(vpc.id, [subnet], touched);
             }
             Change::InstancesCreated { vpc, subnets, hosts, instances } => {
@@ -431,13 +411,23 @@ impl State {
                 let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
                 remove_instances(vpc, instances, agents, out);
             }
+            Change::EndpointsPlaced { vpc, cluster, hosts, instances } => {
+                out.of(Target::Cluster(*cluster)).endpoints.append(&mut endpoints(vpc, hosts, instances));
+            }
+            Change::EndpointsWithdrawn { vpc, cluster, instances } => {
+                out.of(Target::Cluster(*cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
+            }
+            Change::InstanceMoved { vpc, subnets, hosts, instance, from } => {
+                let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
+                move_instance(vpc, subnets, hosts, instance, agents(from).then_some(*from), out);
+            }
             Change::RouteUpserted { vpc, route, peer } => {
                 self.add_route(vpc.id, route, peer.as_ref().map(|peer| peer.id));
-                touched.insert((vpc.id, route.prefix));
+                touched.routes.insert((vpc.id, route.prefix));
             }
             Change::RouteRemoved { vpc, route } => {
                 self.remove_route(vpc.id, route);
-                touched.insert((vpc.id, route.prefix));
+                touched.routes.insert((vpc.id, route.prefix));
             }
             Change::PeeringCreated { a, a_subnets, b, b_subnets } => {
                 self.add_peering(a.id, b.id);
@@ -452,55 +442,16 @@ impl State {
         }
     }
 
-    /// The change says what is; the difference to what was is what goes.
-    fn upsert_cluster(&mut self, cluster: &Cluster, gateways: &[Gateway], out: &mut Compiled) {
-        let old = self.clusters.remove(&cluster.id);
-        let (old_vips, old_gateways, keys) =
-            old.map_or_else(Default::default, |old| (old.cluster.addresses(), old.gateways, old.keys));
-        let new = ClusterState { cluster: cluster.clone(), gateways: gateways.to_vec(), keys };
-        let vips = cluster.addresses();
-        let update = out.of(Target::Cluster(cluster.id));
-        update.vips = vips_of(cluster);
-        update.removed_vips = old_vips.into_iter().filter(|vip| !vips.contains(vip)).collect();
-        update.cluster = Some(plan_of(&new));
-        self.clusters.insert(cluster.id, new);
-        let now: BTreeSet<_> = vteps_of(gateways).collect();
-        let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
-        let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
-        for family in [Family::V4, Family::V6] {
-            let update = out.of(Target::AllHosts(family));
-            update.vteps.extend(now.iter().copied());
-            update.groups.push(group_of(cluster, family));
-            update.removed_vteps.extend(gone.iter().copied());
+    /// What is new to a cluster is told it whole, but for the endpoints, which come by
+    /// changes of their own.
+    fn upsert_vpc(&mut self, vpc: &Vpc, subnets: &[Subnet], out: &mut Compiled, touched: &mut Touched) {
+        let before = self.vpcs.get(&vpc.id).into_iter().flat_map(|state| state.vpc.clusters());
+        let before: BTreeSet<_> = before.collect();
+        let now: BTreeSet<_> = vpc.clusters().collect();
+        touched.whole.extend(now.difference(&before).map(|cluster| (vpc.id, *cluster)));
+        for gone in before.difference(&now) {
+            out.of(Target::Cluster(*gone)).removed_vnis.push(vpc.vni);
         }
-        let removed = old_gateways.iter().filter(|old| gateways.iter().all(|g| g.id != old.id));
-        out.removed_nodes.extend(removed.map(|g| NodeId::Gateway(g.id)));
-    }
-
-    fn remove_cluster(&mut self, cluster: &Cluster, out: &mut Compiled) {
-        let old = self.clusters.remove(&cluster.id);
-        let gateways = old.map_or_else(Vec::new, |old| old.gateways);
-        for family in [Family::V4, Family::V6] {
-            let update = out.of(Target::AllHosts(family));
-            update.removed_groups.push(group_id(cluster.id));
-            update.removed_vteps.extend(vteps_of(&gateways).map(|vtep| vtep.address));
-        }
-        out.removed_nodes.extend(gateways.iter().map(|g| NodeId::Gateway(g.id)));
-    }
-
-    fn change_keys(&mut self, cluster: ClusterId, keys: &[ClusterKey], out: &mut Compiled) {
-        let keys = ClusterKeys { cluster: group_id(cluster), keys: keys.iter().map(key).collect() };
-        if let Some(state) = self.clusters.get_mut(&cluster) {
-            state.keys.clone_from(&keys.keys);
-        }
-        for target in [Target::Cluster(cluster), Target::AllHosts(Family::V4), Target::AllHosts(Family::V6)] {
-            let known = &mut out.of(target).keys;
-            known.retain(|known| known.cluster != keys.cluster);
-            known.push(keys.clone());
-        }
-    }
-
-    fn upsert_vpc(&mut self, vpc: &Vpc, subnets: &[Subnet], out: &mut Compiled) {
         let state = self.vpcs.entry(vpc.id).or_insert_with(|| VpcState::new(vpc.clone()));
         // Ports carry the VPC's name and MTU.
         if (&state.vpc.name, state.vpc.mtu) != (&vpc.name, vpc.mtu) {
@@ -509,7 +460,9 @@ impl State {
         state.vpc = vpc.clone();
         state.subnets = subnets.iter().map(|subnet| (subnet.id, subnet.clone())).collect();
         let (gateways, hosts) = (state.vrf(false), state.vrf(true));
-        out.of(Target::Cluster(vpc.cluster)).vrfs.push(gateways);
+        for cluster in now {
+            out.of(Target::Cluster(cluster)).vrfs.push(gateways);
+        }
         out.of(Target::HostsOf(vpc.vni)).vrfs.push(hosts);
     }
 
@@ -524,14 +477,9 @@ impl State {
             cluster: Some(plan_of(cluster)),
             ..Update::default()
         };
-        for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.cluster == id) {
+        for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.clusters().any(|cluster| cluster == id)) {
             update.vrfs.push(vpc.vrf(false));
-            for prefix in self.prefixes(vpc) {
-                if let Some(scope) = self.scope(vpc, &prefix) {
-                    let key = RouteKey { vni: vpc.vpc.vni, prefix };
-                    update.routes.push(Route { key, scope });
-                }
-            }
+            update.routes.extend(self.routes(vpc));
         }
         Some((id, update))
     }
@@ -543,16 +491,6 @@ impl State {
             Some(endpoint(vpc.vpc.vni, instance, self.hosts.get(&instance.host)?.vtep))
         };
         instances.iter().filter_map(one).collect()
-    }
-
-    /// What nodes keep outside of their tables, by cluster: keys and plan.
-    pub fn standings(&self) -> BTreeMap<ClusterId, Update> {
-        let standing = |state: &ClusterState| Update {
-            keys: vec![keys_of(state)],
-            cluster: Some(plan_of(state)),
-            ..Update::default()
-        };
-        self.clusters.iter().map(|(id, state)| (*id, standing(state))).collect()
     }
 
     /// A host's tables, without ports and VRFs; `None` if there is no such host.
@@ -583,6 +521,18 @@ impl State {
         update
     }
 
+    /// A VPC's network.
+    #[cfg(test)]
+    pub fn vni_of(&self, vpc: VpcId) -> Option<Vni> {
+        self.vpcs.get(&vpc).map(|state| state.vpc.vni)
+    }
+
+    /// All routes of a VPC, if there is one of this network.
+    #[cfg(test)]
+    pub fn routes_of(&self, vni: Vni) -> Option<Vec<Route>> {
+        self.vpcs.values().find(|state| state.vpc.vni == vni).map(|state| self.routes(state).collect())
+    }
+
     /// The family of a host's VTEP.
     pub fn host_family(&self, host: HostId) -> Option<Family> {
         self.hosts.get(&host).map(|host| Family::of(host.vtep))
@@ -591,8 +541,19 @@ impl State {
 
 fn touch_peering(a: (&Vpc, &[Subnet]), b: (&Vpc, &[Subnet]), touched: &mut Touched) {
     for ((vpc, _), (_, subnets)) in [(a, b), (b, a)] {
-        touched.extend(subnets.iter().flat_map(prefixes_of).map(|prefix| (vpc.id, prefix)));
+        touched.routes.extend(subnets.iter().flat_map(prefixes_of).map(|prefix| (vpc.id, prefix)));
     }
+}
+
+/// What gateways know of instances. `hosts` has those that the instances are on.
+fn endpoints(vpc: &Vpc, hosts: &[Host], instances: &[Instance]) -> Vec<Endpoint> {
+    let vteps: HashMap<_, _> = hosts.iter().map(|host| (host.id, host.vtep)).collect();
+    let one = |instance: &Instance| Some(endpoint(vpc.vni, instance, *vteps.get(&instance.host)?));
+    instances.iter().filter_map(one).collect()
+}
+
+fn endpoint_keys(vpc: &Vpc, instances: &[Instance]) -> impl Iterator<Item = EndpointKey> {
+    instances.iter().map(|i| endpoint(vpc.vni, i, Ipv4Addr::UNSPECIFIED.into()).key())
 }
 
 fn create_instances(
@@ -602,27 +563,38 @@ fn create_instances(
     instances: &[Instance],
     out: &mut Compiled,
 ) {
-    let subnets: HashMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet)).collect();
-    let hosts: HashMap<_, _> = hosts.iter().map(|host| (host.id, host)).collect();
-    let mut endpoints = Vec::with_capacity(instances.len());
-    let mut ports: BTreeMap<HostId, Vec<Port>> = BTreeMap::new();
-    for instance in instances {
-        let Some(host) = hosts.get(&instance.host) else { continue };
-        endpoints.push(endpoint(vpc.vni, instance, host.vtep));
-        if let Some(subnet) = subnets.get(&instance.subnet).filter(|_| host.agent) {
-            ports.entry(host.id).or_default().push(port(vpc, subnet, instance));
-        }
-    }
     out.created += instances.len();
-    let all = &mut out.of(Target::Cluster(vpc.cluster)).endpoints;
-    if all.is_empty() {
-        *all = endpoints
-    } else {
-        all.append(&mut endpoints)
+    let mut all = endpoints(vpc, hosts, instances);
+    if let Some(moving) = vpc.moving {
+        out.of(Target::Cluster(moving.to)).endpoints.extend_from_slice(&all);
     }
-    let mut ordered: Vec<_> = subnets.into_values().collect();
+    let known = &mut out.of(Target::Cluster(vpc.cluster)).endpoints;
+    if known.is_empty() {
+        *known = all
+    } else {
+        known.append(&mut all)
+    }
+    let agents: HashSet<_> = hosts.iter().filter(|host| host.agent).map(|host| host.id).collect();
+    add_ports(vpc, subnets, instances.iter().filter(|instance| agents.contains(&instance.host)), out);
+}
+
+/// Ports, and the VRF that they need, to their hosts.
+fn add_ports<'a>(
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    instances: impl Iterator<Item = &'a Instance>,
+    out: &mut Compiled,
+) {
+    let mut ordered: Vec<_> = subnets.iter().collect();
     ordered.sort_by_key(|subnet| subnet.id);
     let vrf = vrf(vpc, ordered.iter().copied(), true);
+    let subnets: HashMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet)).collect();
+    let mut ports: BTreeMap<HostId, Vec<Port>> = BTreeMap::new();
+    for instance in instances {
+        if let Some(subnet) = subnets.get(&instance.subnet) {
+            ports.entry(instance.host).or_default().push(port(vpc, subnet, instance));
+        }
+    }
     for (host, mut ports) in ports {
         *out.ports.entry(host).or_default().added.entry(vpc.vni).or_default() += ports.len() as u64;
         let update = out.of(Target::Host(host));
@@ -633,84 +605,47 @@ fn create_instances(
     }
 }
 
+fn remove_port(vpc: &Vpc, instance: InstanceId, host: HostId, out: &mut Compiled) {
+    out.of(Target::Host(host)).removed_ports.push(instance);
+    *out.ports.entry(host).or_default().removed.entry(vpc.vni).or_default() += 1;
+}
+
 fn remove_instances(
     vpc: &Vpc,
     instances: &[Instance],
     has_agent: impl Fn(&HostId) -> bool,
     out: &mut Compiled,
 ) {
-    let keys = instances.iter().map(|i| endpoint(vpc.vni, i, Ipv4Addr::UNSPECIFIED.into()).key());
-    out.of(Target::Cluster(vpc.cluster)).removed_endpoints.extend(keys);
+    for cluster in vpc.clusters() {
+        out.of(Target::Cluster(cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
+    }
     for instance in instances.iter().filter(|i| has_agent(&i.host)) {
-        out.of(Target::Host(instance.host)).removed_ports.push(instance.id);
-        *out.ports.entry(instance.host).or_default().removed.entry(vpc.vni).or_default() += 1;
+        remove_port(vpc, instance.id, instance.host, out);
     }
 }
 
-/// What a host has: enough to know which general changes concern it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostView {
-    host: HostId,
-    family: Family,
-    ports: BTreeMap<Vni, u64>,
-}
-
-/// What a step means for a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HostStep {
-    /// These targets' entries, and then these VNIs are gone.
-    Send {
-        /// In order.
-        targets: Vec<Target>,
-        /// Their last ports went.
-        removed_vnis: Vec<Vni>,
-    },
-    /// A snapshot is due.
-    Resync,
-}
-
-impl HostView {
-    /// A host without ports.
-    pub fn new(host: HostId, family: Family) -> Self {
-        Self { host, family, ports: BTreeMap::new() }
-    }
-
-    /// Counts ports of a snapshot.
-    pub fn add(&mut self, ports: &[Port]) {
-        for port in ports {
-            *self.ports.entry(port.vni).or_default() += 1;
+/// Gateways learn first where the instance is: what still comes to its old host is sent
+/// to them, and must not come back. `from`: the old host, if it runs an agent.
+fn move_instance(
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    hosts: &[Host],
+    instance: &Instance,
+    from: Option<HostId>,
+    out: &mut Compiled,
+) {
+    let one = std::slice::from_ref(instance);
+    let to = hosts.iter().find(|host| host.id == instance.host && host.agent).map(|host| host.id);
+    for cluster in vpc.clusters() {
+        out.of(Target::Cluster(cluster)).endpoints.append(&mut endpoints(vpc, hosts, one));
+        for host in from.into_iter().chain(to) {
+            out.gates.push(Gate { held: Crowd::Host(host), awaited: Crowd::Gateways(cluster) });
         }
     }
-
-    /// Advances by a step: its ports for this host, and the targets it has
-    /// entries for.
-    pub fn step<'a>(
-        &mut self,
-        counts: Option<&PortCounts>,
-        resync: &BTreeSet<Vni>,
-        has: impl IntoIterator<Item = &'a Target>,
-    ) -> HostStep {
-        if resync.iter().any(|vni| self.ports.contains_key(vni)) {
-            return HostStep::Resync;
-        }
-        let mut removed_vnis = Vec::new();
-        for (vni, count) in counts.into_iter().flat_map(|counts| &counts.added) {
-            *self.ports.entry(*vni).or_default() += count;
-        }
-        for (vni, count) in counts.into_iter().flat_map(|counts| &counts.removed) {
-            let left = self.ports.get(vni).map_or(0, |have| have.saturating_sub(*count));
-            if left > 0 {
-                self.ports.insert(*vni, left);
-            } else if self.ports.remove(vni).is_some() {
-                removed_vnis.push(*vni);
-            }
-        }
-        let mine = |target: &&Target| match target {
-            Target::AllHosts(family) => *family == self.family,
-            Target::HostsOf(vni) => self.ports.contains_key(vni),
-            Target::Host(host) => *host == self.host,
-            _ => false,
-        };
-        HostStep::Send { targets: has.into_iter().filter(mine).copied().collect(), removed_vnis }
+    if to.is_some() {
+        add_ports(vpc, subnets, one.iter(), out);
+    }
+    if let Some(from) = from {
+        remove_port(vpc, instance.id, from, out);
     }
 }

@@ -2,6 +2,8 @@
 //! changes must mean, then that a node which follows deltas has what a fresh
 //! snapshot would give it, for random histories on the real store.
 
+mod moves;
+
 use crate::compile::{HostStep, HostView, PortCounts, State, Target, vip_mac};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
@@ -235,6 +237,10 @@ fn new_vpc(name: &str, tenant: TenantId, cluster: ClusterId) -> NewVpc {
     NewVpc { name: name.into(), tenant, vni: None, cluster, mtu: 1430, offload_kbps: None }
 }
 
+fn vpc_update(name: &str, mtu: u16) -> VpcUpdate {
+    VpcUpdate { name: name.into(), mtu, offload_kbps: Some(u32::from(mtu) % 2) }
+}
+
 fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
     NewSubnet {
         name: name.into(),
@@ -398,7 +404,8 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
     let clusters = store.clusters(None, ALL).await.unwrap();
     let vpcs = store.vpcs(None, None, ALL).await.unwrap();
     let hosts = store.hosts(None, ALL).await.unwrap();
-    match what % 16 {
+    match what % 20 {
+        16..=19 => grant_move(store, wish, &vpcs, &hosts, &clusters).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();
             store.create_cluster(&format!("c{}", x % 2), &vips).await.ok()?;
@@ -438,7 +445,7 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
         7 => {
             let vpc = choose(&vpcs, x)?;
             let name = if y % 2 == 0 { vpc.name.clone() } else { format!("v{}", y % 7) };
-            store.update_vpc(vpc.id, &name, 1280 + u16::from(z % 3), None).await.ok()?;
+            store.update_vpc(vpc.id, vpc_update(&name, 1280 + u16::from(z % 3)), None).await.ok()?;
         }
         8 => {
             store.delete_vpc(choose(&vpcs, x)?.id, None).await.ok()?;
@@ -462,6 +469,36 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
     Some(())
 }
 
+/// VPCs to other clusters, instances to other hosts, vIPs away from gateways and back.
+async fn grant_move(
+    store: &dyn Store,
+    wish: Wish,
+    vpcs: &[Vpc],
+    hosts: &[Host],
+    clusters: &[Cluster],
+) -> Option<()> {
+    let (what, x, y, z) = wish;
+    match what % 20 {
+        16 => {
+            store.move_vpc(choose(vpcs, x)?.id, choose(clusters, y)?.id, None).await.ok()?;
+        }
+        17 => {
+            let moving: Vec<_> = vpcs.iter().filter_map(|vpc| vpc.moving).collect();
+            let moving = choose(&moving, x)?;
+            assert!(store.advance_move(moving.id, moving.switched).await.ok()?);
+        }
+        18 => {
+            let instances = store.instances(None, None, None, ALL).await.unwrap();
+            store.move_instance(choose(&instances, x)?.id, choose(hosts, y)?.id, None).await.ok()?;
+        }
+        _ => {
+            let gateways = store.gateways(None, None, ALL).await.unwrap();
+            store.drain_gateway(choose(&gateways, x)?.id, z % 2 == 0, None).await.ok()?;
+        }
+    }
+    Some(())
+}
+
 fn vip(x: u8, i: u8) -> IpAddr {
     if i.is_multiple_of(2) {
         ip(&format!("198.51.100.{}", (x % 2) * 100 + i % 20 + 1))
@@ -472,7 +509,7 @@ fn vip(x: u8, i: u8) -> IpAddr {
 
 async fn grant_in_vpc(store: &dyn Store, wish: Wish, vpcs: &[Vpc], hosts: &[Host]) -> Option<()> {
     let (what, x, y, z) = wish;
-    match (what % 16, z % 3) {
+    match (what % 20, z % 3) {
         (12, 0 | 1) => {
             let (a, b) = (choose(vpcs, x)?.id, choose(vpcs, y)?.id);
             store.create_peering(NewPeering { name: format!("p{}", y % 3), a, b }).await.ok()?;

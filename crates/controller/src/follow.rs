@@ -193,17 +193,17 @@ async fn take_in(
     let clusters: BTreeSet<_> = changes
         .iter()
         .filter_map(|change| match change {
-            Change::InstancesCreated { vpc, .. } => Some(vpc.cluster),
+            Change::InstancesCreated { vpc, .. } => Some(vpc.clusters()),
             _ => None,
         })
+        .flatten()
         .collect();
-    let stands = |change: &Change| {
-        !matches!(
+    let standings_change = changes.iter().any(|change| {
+        matches!(
             change,
             Change::ClusterUpserted { .. } | Change::ClusterRemoved(_) | Change::KeysChanged { .. }
         )
-    };
-    let standings_change = !changes.iter().all(stands);
+    });
     let began = Instant::now();
     // A large creation takes a while; streams must not wait for it.
     let (state, step) = tokio::task::spawn_blocking(move || {

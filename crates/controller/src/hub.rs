@@ -218,6 +218,16 @@ impl Hub {
         read(&|id| inner.nodes.get(&id).map_or(0, |node| node.acked))
     }
 
+    /// Whether one of these nodes has not acknowledged a revision, of those that are
+    /// connected, or that another replica saw lately.
+    pub fn lags(&self, nodes: &[NodeId], revision: u64) -> bool {
+        let inner = self.lock();
+        let recent_ms = now_ms().saturating_sub(2 * SEEN_INTERVAL_MS);
+        let lives = |node: &Node| node.session.is_some() || node.last_seen_ms >= recent_ms;
+        let lags = |node: &Node| node.acked < revision && lives(node);
+        nodes.iter().any(|id| inner.nodes.get(id).is_some_and(lags))
+    }
+
     /// One node.
     pub fn view(&self, id: NodeId) -> NodeView {
         let inner = self.lock();
@@ -267,6 +277,21 @@ mod tests {
         assert!(second.closing.try_recv().is_err());
         hub.remove(NODE);
         assert_eq!(second.closing.try_recv(), Ok(Closing::Removed));
+    }
+
+    #[test]
+    fn only_nodes_that_live_lag() {
+        let hub = Hub::default();
+        assert!(!hub.lags(&[NODE], 9), "never seen");
+        let session = hub.open(NODE, 5, String::new());
+        assert!(hub.lags(&[NODE], 9) && !hub.lags(&[NODE], 5) && !hub.lags(&[], 9));
+        hub.ack(NODE, session.id, 9, Vec::new());
+        assert!(!hub.lags(&[NODE], 9));
+        let long_ago = NodeId::Gateway(GatewayId::new(2));
+        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: 1, failures: Vec::new() }]);
+        assert!(!hub.lags(&[long_ago], 9));
+        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: now_ms(), failures: Vec::new() }]);
+        assert!(hub.lags(&[long_ago], 9), "another replica's");
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod hub;
 mod keys;
 mod members;
 mod metrics;
+mod moves;
 mod run;
 mod southbound;
 mod steps;

@@ -8,7 +8,7 @@
 //! cluster without gateways is not programmed: nothing forwards for it.
 
 use crate::hub::Hub;
-use sluice_store::{Change, NodeId, Topology};
+use sluice_store::{Change, Move, NodeId, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, HostId, VpcId};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -29,11 +29,32 @@ pub enum Needs {
     Gateway(GatewayId),
 }
 
+/// Where a VPC is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Which.
+    pub vpc: VpcId,
+    /// As in the store.
+    pub cluster: ClusterId,
+    /// As in the store.
+    pub moving: Option<Move>,
+    /// Of its last change.
+    pub revision: u64,
+}
+
+impl Placed {
+    fn new(vpc: &Vpc) -> Self {
+        Self { vpc: vpc.id, cluster: vpc.cluster, moving: vpc.moving, revision: vpc.revision }
+    }
+}
+
 /// Membership as of a revision.
 #[derive(Clone, Debug, Default)]
 pub struct Members {
     revision: u64,
-    vpcs: HashMap<VpcId, ClusterId>,
+    vpcs: HashMap<VpcId, Placed>,
+    /// Those that are on their way, by move.
+    moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
     names: HashMap<NodeId, String>,
@@ -49,12 +70,28 @@ impl Members {
         }
         let named = topology.gateways.iter().map(|g| (NodeId::Gateway(g.id), g.name.clone()));
         let hosts = topology.hosts.iter().map(|h| (NodeId::Host(h.id), h.name.clone()));
-        Self {
+        let mut members = Self {
             revision: topology.revision,
             names: named.chain(hosts).collect(),
-            vpcs: topology.vpcs.iter().map(|vpc| (vpc.id, vpc.cluster)).collect(),
+            vpcs: HashMap::new(),
+            moving: BTreeSet::new(),
             gateways,
             agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
+        };
+        topology.vpcs.iter().for_each(|vpc| members.place(vpc));
+        members
+    }
+
+    fn place(&mut self, vpc: &Vpc) {
+        self.displace(vpc.id);
+        self.vpcs.insert(vpc.id, Placed::new(vpc));
+        self.moving.extend(vpc.moving.map(|moving| (moving.id, vpc.id)));
+    }
+
+    fn displace(&mut self, vpc: VpcId) {
+        let old = self.vpcs.remove(&vpc);
+        if let Some(moving) = old.and_then(|old| old.moving) {
+            self.moving.remove(&(moving.id, vpc));
         }
     }
 
@@ -82,12 +119,8 @@ impl Members {
                 Change::ClusterRemoved(cluster) => {
                     self.gateways.remove(&cluster.id);
                 }
-                Change::VpcUpserted { vpc, .. } => {
-                    self.vpcs.insert(vpc.id, vpc.cluster);
-                }
-                Change::VpcRemoved(vpc) => {
-                    self.vpcs.remove(&vpc.id);
-                }
+                Change::VpcUpserted { vpc, .. } => self.place(vpc),
+                Change::VpcRemoved(vpc) => self.displace(vpc.id),
                 _ => {}
             }
         }
@@ -114,6 +147,29 @@ impl Members {
         self.gateways.get(&cluster).cloned().unwrap_or_default()
     }
 
+    /// Whether a host runs an agent.
+    pub fn has_agent(&self, host: HostId) -> bool {
+        self.agents.contains(&host)
+    }
+
+    /// All hosts that run agents.
+    pub fn agents(&self) -> impl Iterator<Item = HostId> {
+        self.agents.iter().copied()
+    }
+
+    /// VPCs on their way, by move.
+    pub fn moves(&self) -> Vec<(u64, Vec<Placed>)> {
+        let mut moves: Vec<(u64, Vec<Placed>)> = Vec::new();
+        for (id, vpc) in &self.moving {
+            let Some(placed) = self.vpcs.get(vpc).copied() else { continue };
+            match moves.last_mut().filter(|(last, _)| last == id) {
+                Some((_, vpcs)) => vpcs.push(placed),
+                None => moves.push((*id, vec![placed])),
+            }
+        }
+        moves
+    }
+
     /// For each object, by its needs and revision, whether it is programmed.
     pub fn programmed(&self, hub: &Hub, objects: &[(Needs, u64)]) -> Vec<bool> {
         hub.with_acked(|acked| {
@@ -124,7 +180,12 @@ impl Members {
                 let acked = || self.agents.iter().map(|id| acked(NodeId::Host(*id))).min();
                 hosts.get_or_init(acked).unwrap_or(u64::MAX)
             };
-            let vpc = |id: &VpcId| self.vpcs.get(id).and_then(cluster).unwrap_or(0);
+            let vpc = |id: &VpcId| {
+                let placed = self.vpcs.get(id)?;
+                let clusters = std::iter::once(placed.cluster).chain(placed.moving.map(|moving| moving.to));
+                clusters.map(|id| cluster(&id)).min().flatten()
+            };
+            let vpc = |id: &VpcId| vpc(id).unwrap_or(0);
             let reached = |needs: &Needs| match needs {
                 Needs::Nothing => u64::MAX,
                 Needs::Vpc(id) => vpc(id),
@@ -146,7 +207,7 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_store::{Cluster, Gateway, Host, Vpc};
+    use sluice_store::{Cluster, Gateway, Host};
     use sluice_types::{TenantId, Vni};
 
     fn cluster() -> Cluster {

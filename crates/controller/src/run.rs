@@ -5,6 +5,7 @@ use crate::core::Core;
 use crate::enrol::Reach;
 use crate::follow::{compact, follow, save_nodes};
 use crate::keys::renew_keys;
+use crate::moves::drive_moves;
 use crate::southbound::SouthboundService;
 use sha2::{Digest, Sha256};
 use sluice_southbound::{CertificateAuthority, server_builder, server_service};
@@ -238,6 +239,7 @@ impl Controller {
         background.spawn(save_nodes(core.clone()));
         background.spawn(compact(core.clone()));
         background.spawn(renew_keys(core.clone()));
+        background.spawn(drive_moves(core.clone()));
         tracing::info!(%api, %southbound, "controller ready");
         let servers = tokio::spawn(serve(northbound, nodes));
         Ok(Self { api, southbound, core, end, servers, background })

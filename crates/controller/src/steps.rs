@@ -5,7 +5,7 @@
 //! long) is sent a snapshot instead. The newest step is always kept, however
 //! large: a bulk creation must reach nodes that keep up.
 
-use crate::compile::{Compiled, PortCounts, Target};
+use crate::compile::{Compiled, Gate, PortCounts, Target};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Update};
@@ -37,6 +37,8 @@ pub struct Step {
     pub removed_nodes: Vec<NodeId>,
     /// See [`Compiled::created`].
     pub created: usize,
+    /// See [`Compiled::gates`].
+    pub gates: Vec<Gate>,
     bytes: usize,
 }
 
@@ -53,6 +55,7 @@ impl Step {
             resync: compiled.resync,
             removed_nodes: compiled.removed_nodes,
             created: compiled.created,
+            gates: compiled.gates,
             bytes,
         }
     }

@@ -3,7 +3,7 @@
 //! falls behind. Hosts always begin with a snapshot (unless they have the very
 //! revision): theirs are small, and reading one says which VPCs concern them.
 
-use crate::compile::{HostStep, HostView, State, Target};
+use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target};
 use crate::core::{Core, count};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
@@ -23,6 +23,11 @@ const READ_AHEAD: usize = 4;
 /// A node that has nothing to do with the latest revisions is told this late
 /// that it has them, too.
 const MARK: Duration = Duration::from_millis(200);
+
+/// A step waits at most this long for nodes that must have it first,
+const GATE: Duration = Duration::from_secs(1);
+/// and looks this often whether they have.
+const GATE_LOOK: Duration = Duration::from_millis(2);
 
 /// Why a stream ended from this side.
 #[derive(Debug, thiserror::Error)]
@@ -157,6 +162,32 @@ impl NodeStream {
         Ok(())
     }
 
+    /// Waits for those who must have a step first, but not for long: an order that a
+    /// node in trouble holds up costs packets, the others' waiting would cost more.
+    async fn pass(&self, step: &Step) {
+        let holds = |gate: &&Gate| match (gate.held, self.node) {
+            (Crowd::Gateways(cluster), NodeId::Gateway(_)) => self.cluster == Some(cluster),
+            (Crowd::Host(host), NodeId::Host(id)) => host == id,
+            (Crowd::AllHosts, NodeId::Host(_)) => true,
+            _ => false,
+        };
+        let began = Instant::now();
+        for gate in step.gates.iter().filter(holds) {
+            let awaited: Vec<NodeId> = self.core.members(|members| match gate.awaited {
+                Crowd::Gateways(id) => members.gateways_of(id).into_iter().map(NodeId::Gateway).collect(),
+                Crowd::Host(id) => vec![NodeId::Host(id)],
+                Crowd::AllHosts => members.agents().map(NodeId::Host).collect(),
+            });
+            while self.core.hub.lags(&awaited, step.revision) {
+                if began.elapsed() >= GATE {
+                    tracing::warn!(node = ?self.node, revision = step.revision, ?gate, "waited in vain");
+                    return;
+                }
+                tokio::time::sleep(GATE_LOOK).await;
+            }
+        }
+    }
+
     /// False: a snapshot is due instead.
     async fn step(&mut self, step: &Step) -> Result<bool, Ended> {
         let mut removed_vnis = Vec::new();
@@ -180,6 +211,7 @@ impl NodeStream {
         if !removed_vnis.is_empty() {
             parts.extend(encode(Update { removed_vnis, ..Update::default() }));
         }
+        self.pass(step).await;
         self.cursor = step.revision;
         if !parts.is_empty() {
             self.send_step(step.revision, parts).await?;

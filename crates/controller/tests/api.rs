@@ -313,7 +313,11 @@ async fn updates_and_deletions_honour_if_match() {
     assert_eq!(cloud.send(renamed).await.body["name"], "t9");
     let cluster = format!("/v1/clusters/{}", basics.cluster);
     let vips = cloud.request(Method::PATCH, &cluster).json(&json!({"vips": ["192.0.2.11"]}));
-    assert_eq!(cloud.send(vips).await.body["vips"], json!(["192.0.2.11"]));
+    let changed = cloud.send(vips).await.body;
+    // Its place is the third: the two before it stayed until it was there.
+    let vip = json!({"place": 2, "address": "192.0.2.11", "mac": changed["vips"][0]["mac"], "home": basics.gateway});
+    assert_eq!(changed["vips"], json!([vip]));
+    assert!(changed["vips"][0]["mac"].as_str().unwrap().ends_with(":02"));
     let stale = cloud.request(Method::DELETE, &cluster).header("if-match", "\"1\"");
     assert_eq!(cloud.send(stale).await.problem().0, 412);
 }

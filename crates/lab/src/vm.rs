@@ -61,6 +61,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
         cluster: None,
         vni: vpc.vni,
         mtu: vpc.mtu,
+        offload_kbps: None,
         subnets: vpc.subnets.iter().map(subnet).collect(),
         instances: topology.vms.iter().filter(|vm| vm.vpc == vpc.name).map(instance).collect(),
         routes: Vec::new(),

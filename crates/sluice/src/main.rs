@@ -37,7 +37,7 @@ struct Cli {
 enum Command {
     /// Run the controller: the API, and what it means for every node
     Controller(sluice_controller::Args),
-    Gateway(sluice_gateway::Args),
+    Gateway(GatewayCommand),
     Vswitch(sluice_vswitch::Args),
     Lab(sluice_lab::Args),
     /// Ports of this host: what a CNI plugin or a libvirt hook calls
@@ -59,11 +59,23 @@ enum Command {
     Openapi,
 }
 
+/// Run a gateway, or say what a running one shall do
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct GatewayCommand {
+    #[command(flatten)]
+    run: sluice_gateway::Args,
+    #[command(subcommand)]
+    verb: Option<nouns::GatewayVerb>,
+}
+
 impl Command {
     /// What is logged unless said otherwise.
     fn log_filter(&self) -> &'static str {
         match self {
-            Self::Controller(_) | Self::Gateway(_) | Self::Vswitch(_) => "info",
+            Self::Controller(_) | Self::Gateway(GatewayCommand { verb: None, .. }) | Self::Vswitch(_) => {
+                "info"
+            }
             _ => "warn",
         }
     }
@@ -89,7 +101,10 @@ async fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Controller(args) => {
             sluice_controller::run(args).await.map_err(Failure::role("controller"))?;
         }
-        Command::Gateway(args) => sluice_gateway::run(args).await.map_err(Failure::role("gateway"))?,
+        Command::Gateway(GatewayCommand { verb: Some(verb), .. }) => verb.run().await?,
+        Command::Gateway(GatewayCommand { run, verb: None }) => {
+            sluice_gateway::run(run).await.map_err(Failure::role("gateway"))?;
+        }
         Command::Vswitch(args) => sluice_vswitch::run(args).await.map_err(Failure::role("vswitch"))?,
         Command::Lab(args) => return sluice_lab::run(args).await.map_err(Failure::role("lab")),
         Command::Port(command) => command.run().await?,

@@ -88,6 +88,21 @@ pub async fn create<B: NewObject>(
     output::one(api.output, &object)
 }
 
+/// Waits if asked to, until an object is as it shall be and programmed; prints it.
+pub async fn settle<T: Resource>(
+    api: &ApiArgs,
+    client: &Client,
+    object: T,
+    wait: Wait,
+    fits: impl Fn(&T) -> bool,
+) -> Result<(), Failure> {
+    let object = match wait.wait {
+        Some(seconds) => client.wait_until(object.id(), Duration::from_secs(seconds), fits).await?,
+        None => object,
+    };
+    output::one(api.output, &object)
+}
+
 /// Deletes and says what.
 pub async fn delete<T: Resource>(client: &Client, object: &T, expect: Expect) -> Result<(), Failure> {
     client.delete::<T>(object.id(), expect.if_revision).await?;

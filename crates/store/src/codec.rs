@@ -5,7 +5,7 @@
 
 use crate::{Change, Host, Instance, Result, StoreError, Subnet, Vpc};
 use serde::{Deserialize, Serialize};
-use sluice_types::{HostId, InstanceId, MacAddr, SubnetId, VpcId};
+use sluice_types::{ClusterId, HostId, InstanceId, MacAddr, SubnetId, VpcId};
 use std::borrow::Cow;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -38,6 +38,19 @@ enum Payload<'a> {
     },
     Removed {
         vpc: Cow<'a, Vpc>,
+        #[serde(borrow)]
+        instances: Vec<CompactInstance<'a>>,
+    },
+    Placed {
+        vpc: Cow<'a, Vpc>,
+        cluster: u64,
+        hosts: Cow<'a, [Host]>,
+        #[serde(borrow)]
+        instances: Vec<CompactInstance<'a>>,
+    },
+    Withdrawn {
+        vpc: Cow<'a, Vpc>,
+        cluster: u64,
         #[serde(borrow)]
         instances: Vec<CompactInstance<'a>>,
     },
@@ -94,6 +107,17 @@ pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
             vpc: Cow::Borrowed(vpc),
             instances: instances.iter().map(compact).collect(),
         }),
+        Change::EndpointsPlaced { vpc, cluster, hosts, instances } => to_bytes(&Payload::Placed {
+            vpc: Cow::Borrowed(vpc),
+            cluster: cluster.get(),
+            hosts: Cow::Borrowed(hosts),
+            instances: instances.iter().map(compact).collect(),
+        }),
+        Change::EndpointsWithdrawn { vpc, cluster, instances } => to_bytes(&Payload::Withdrawn {
+            vpc: Cow::Borrowed(vpc),
+            cluster: cluster.get(),
+            instances: instances.iter().map(compact).collect(),
+        }),
         other => to_bytes(&Payload::Plain(Cow::Borrowed(other))),
     }
 }
@@ -125,6 +149,16 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Change> {
             let vpc = vpc.into_owned();
             let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
             Change::InstancesRemoved { vpc, instances }
+        }
+        Payload::Placed { vpc, cluster, hosts, instances } => {
+            let (vpc, cluster) = (vpc.into_owned(), ClusterId::new(cluster));
+            let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
+            Change::EndpointsPlaced { vpc, cluster, hosts: hosts.into_owned(), instances }
+        }
+        Payload::Withdrawn { vpc, cluster, instances } => {
+            let (vpc, cluster) = (vpc.into_owned(), ClusterId::new(cluster));
+            let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
+            Change::EndpointsWithdrawn { vpc, cluster, instances }
         }
     })
 }

@@ -2,10 +2,11 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, enrolment, instances, keys, outbox, peerings, placement, routes, snapshot, subnets, tenants, vpcs,
+    bulk, enrolment, events, instances, keys, moves, outbox, peerings, placement, routes, snapshot, subnets,
+    tenants, vpcs,
 };
 use crate::rows::{get, page};
-use crate::write::Write;
+use crate::write::{Write, now_ms};
 use crate::*;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -78,12 +79,6 @@ macro_rules! note {
     }};
 }
 
-/// Milliseconds of the UNIX epoch.
-fn now_ms() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-}
-
 impl Database {
     pub fn new(backend: Box<dyn Backend>, id: DatabaseId, vnis: RangeInclusive<u32>) -> Self {
         Self { backend, writers: Mutex::new(()), id, vnis }
@@ -136,8 +131,7 @@ impl Store for Database {
     }
 
     async fn create_cluster(&self, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
-        let now_ms = now_ms();
-        write!(self, w => placement::create_cluster(w, name, vips, now_ms))
+        write!(self, w => placement::create_cluster(w, name, vips))
     }
 
     async fn cluster(&self, id: ClusterId) -> Result<Cluster> {
@@ -149,6 +143,18 @@ impl Store for Database {
     }
 
     async fn update_cluster(&self, id: ClusterId, vips: &[IpAddr], expected: Option<u64>) -> Result<Cluster> {
+        let now = self.cluster(id).await?.addresses();
+        let comes = vips.iter().any(|vip| !now.contains(vip));
+        let goes = now.iter().any(|vip| !vips.contains(vip));
+        let mut expected = expected;
+        if comes && goes {
+            // Gateways must have a new vIP before hosts send to it, and hosts must have left
+            // an old one before gateways forget it: one revision cannot be both.
+            let mut all = now;
+            all.extend(vips.iter().filter(|vip| !all.contains(vip)).copied().collect::<Vec<_>>());
+            let both = write!(self, w => placement::update_cluster(w, id, &all, expected))?;
+            expected = Some(both.revision);
+        }
         write!(self, w => placement::update_cluster(w, id, vips, expected))
     }
 
@@ -190,6 +196,10 @@ impl Store for Database {
         write!(self, w => placement::delete_gateway(w, id, expected))
     }
 
+    async fn drain_gateway(&self, id: GatewayId, draining: bool, expected: Option<u64>) -> Result<Gateway> {
+        write!(self, w => placement::drain_gateway(w, id, draining, expected))
+    }
+
     async fn create_host(&self, new: NewHost) -> Result<Created<Host>> {
         write!(self, w => placement::create_host(w, &new))
     }
@@ -219,8 +229,22 @@ impl Store for Database {
         page(&mut self.reader(), filters, at).await
     }
 
-    async fn update_vpc(&self, id: VpcId, name: &str, mtu: u16, expected: Option<u64>) -> Result<Vpc> {
-        write!(self, w => vpcs::update(w, id, name, mtu, expected))
+    async fn update_vpc(&self, id: VpcId, new: VpcUpdate, expected: Option<u64>) -> Result<Vpc> {
+        write!(self, w => vpcs::update(w, id, &new, expected))
+    }
+
+    async fn move_vpc(&self, id: VpcId, to: ClusterId, expected: Option<u64>) -> Result<Vpc> {
+        write!(self, w => moves::begin(w, id, to, expected))
+    }
+
+    async fn advance_move(&self, id: u64, switched: bool) -> Result<bool> {
+        write!(self, w => moves::advance(w, id, switched))
+    }
+
+    async fn vpc_hosts(&self, id: VpcId) -> Result<Vec<HostId>> {
+        let sql = "SELECT DISTINCT host FROM instances WHERE vpc = $1 ORDER BY host";
+        let rows = self.backend.rows(sql, crate::value::args![id.get()]).await?;
+        rows.iter().map(|row| row.number(0).map(HostId::new)).collect()
     }
 
     async fn delete_vpc(&self, id: VpcId, expected: Option<u64>) -> Result<()> {
@@ -270,6 +294,10 @@ impl Store for Database {
             ("name", name.map(Into::into)),
         ];
         page(&mut self.reader(), filters, at).await
+    }
+
+    async fn move_instance(&self, id: InstanceId, host: HostId, expected: Option<u64>) -> Result<Instance> {
+        write!(self, w => instances::relocate(w, id, host, expected))
     }
 
     async fn delete_instance(&self, id: InstanceId, expected: Option<u64>) -> Result<()> {
@@ -333,6 +361,14 @@ impl Store for Database {
         let result = snapshot::send(tx.as_mut(), instances, &sink).await;
         tx.rollback().await?;
         result
+    }
+
+    async fn add_event(&self, event: NewEvent) -> Result<u64> {
+        note!(self, q => events::add(q, now_ms(), &event))
+    }
+
+    async fn events(&self, subject: Option<&str>, after: Option<u64>, limit: u32) -> Result<Vec<Event>> {
+        events::list(&mut self.reader(), subject, after, limit).await
     }
 
     async fn save_node_state(&self, state: NodeState) -> Result<()> {

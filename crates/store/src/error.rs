@@ -41,6 +41,12 @@ pub enum Conflict {
     InUse { kind: &'static str, name: String, user: String },
     #[error("clusters of VPCs `{a}` and `{b}` differ; both ends of a peering are placed on one cluster")]
     PeeringAcrossClusters { a: String, b: String },
+    #[error("VPC `{vpc}` is moving to {to}; it can turn back, or must arrive first")]
+    VpcMoves { vpc: String, to: String },
+    #[error("cluster `{cluster}` has no gateway that would forward")]
+    NoGateways { cluster: String },
+    #[error("gateway `{gateway}` is the last of its cluster that is not draining")]
+    LastGateway { gateway: String },
     #[error("{message}")]
     Invalid { offender: String, message: String },
 }

@@ -74,6 +74,15 @@ pub struct NewVpc {
     pub offload_kbps: Option<u32>,
 }
 
+/// What a VPC shall be called and have; all of it is set.
+#[derive(Clone, Debug)]
+pub struct VpcUpdate {
+    pub name: String,
+    pub mtu: u16,
+    /// As [`Vpc::offload_kbps`].
+    pub offload_kbps: Option<u32>,
+}
+
 #[derive(Clone, Debug)]
 pub struct NewSubnet {
     pub name: String,
@@ -186,7 +195,8 @@ pub trait Store: Send + Sync {
     async fn create_cluster(&self, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>>;
     async fn cluster(&self, id: ClusterId) -> Result<Cluster>;
     async fn clusters(&self, name: Option<&str>, page: Page) -> Result<Vec<Cluster>>;
-    /// Replaces the vIPs.
+    /// Replaces the vIPs. What stays keeps its place; if some come and some go, that
+    /// takes two revisions.
     async fn update_cluster(&self, id: ClusterId, vips: &[IpAddr], expected: Option<u64>) -> Result<Cluster>;
     /// Its keys, in order of id.
     async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>>;
@@ -203,6 +213,9 @@ pub trait Store: Send + Sync {
         name: Option<&str>,
         page: Page,
     ) -> Result<Vec<Gateway>>;
+    /// Takes its vIPs' homes away from a gateway, if another of its cluster can have
+    /// them, or gives it its share again.
+    async fn drain_gateway(&self, id: GatewayId, draining: bool, expected: Option<u64>) -> Result<Gateway>;
     async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<()>;
 
     async fn create_host(&self, new: NewHost) -> Result<Created<Host>>;
@@ -213,7 +226,15 @@ pub trait Store: Send + Sync {
     async fn create_vpc(&self, new: NewVpc) -> Result<Created<Vpc>>;
     async fn vpc(&self, id: VpcId) -> Result<Vpc>;
     async fn vpcs(&self, tenant: Option<TenantId>, name: Option<&str>, page: Page) -> Result<Vec<Vpc>>;
-    async fn update_vpc(&self, id: VpcId, name: &str, mtu: u16, expected: Option<u64>) -> Result<Vpc>;
+    async fn update_vpc(&self, id: VpcId, new: VpcUpdate, expected: Option<u64>) -> Result<Vpc>;
+    /// Begins to move a VPC to another cluster, with all that it is peered with, or turns
+    /// a move back; [`Store::advance_move`] does the rest. Without need nothing changes.
+    async fn move_vpc(&self, id: VpcId, to: ClusterId, expected: Option<u64>) -> Result<Vpc>;
+    /// Takes a move ([`Move::id`]) one step on if it is where `switched` says; false if
+    /// it is not.
+    async fn advance_move(&self, id: u64, switched: bool) -> Result<bool>;
+    /// Hosts with instances of a VPC, in order of id.
+    async fn vpc_hosts(&self, id: VpcId) -> Result<Vec<HostId>>;
     async fn delete_vpc(&self, id: VpcId, expected: Option<u64>) -> Result<()>;
 
     async fn create_subnet(&self, new: NewSubnet) -> Result<Created<Subnet>>;
@@ -233,6 +254,8 @@ pub trait Store: Send + Sync {
         name: Option<&str>,
         page: Page,
     ) -> Result<Vec<Instance>>;
+    /// An instance is on another host now.
+    async fn move_instance(&self, id: InstanceId, host: HostId, expected: Option<u64>) -> Result<Instance>;
     async fn delete_instance(&self, id: InstanceId, expected: Option<u64>) -> Result<()>;
 
     async fn route_table(&self, id: RouteTableId) -> Result<RouteTable>;
@@ -260,6 +283,13 @@ pub trait Store: Send + Sync {
         instances: InstancesOf,
         sink: tokio::sync::mpsc::Sender<SnapshotPart>,
     ) -> Result<u64>;
+
+    /// Adds an event that tells of no change of an object; returns its id. Only the newest
+    /// 100,000 are kept.
+    async fn add_event(&self, event: NewEvent) -> Result<u64>;
+    /// At most `limit` events in order of id: the first after `after`, or without it the
+    /// newest.
+    async fn events(&self, subject: Option<&str>, after: Option<u64>, limit: u32) -> Result<Vec<Event>>;
 
     async fn save_node_state(&self, state: NodeState) -> Result<()>;
     async fn node_states(&self) -> Result<Vec<NodeState>>;

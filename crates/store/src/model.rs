@@ -326,6 +326,28 @@ pub enum Change {
         #[serde(skip)]
         keys: Vec<ClusterKey>,
     },
+    /// Instances that are there get entries on one more cluster: their VPC begins to
+    /// move there.
+    EndpointsPlaced {
+        vpc: Vpc,
+        cluster: ClusterId,
+        hosts: Vec<Host>,
+        instances: Vec<Instance>,
+    },
+    /// A cluster forgets instances that live on: their VPC has moved away.
+    EndpointsWithdrawn {
+        vpc: Vpc,
+        cluster: ClusterId,
+        instances: Vec<Instance>,
+    },
+    /// An instance is on another host. `hosts`: the one it is on, and the one it was on.
+    InstanceMoved {
+        vpc: Vpc,
+        subnets: Vec<Subnet>,
+        hosts: Vec<Host>,
+        instance: Instance,
+        from: HostId,
+    },
 }
 
 /// One row of the outbox. A bulk creation is several rows of one revision,

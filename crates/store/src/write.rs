@@ -6,12 +6,20 @@ use crate::codec;
 use crate::value::args;
 use crate::{Change, Result, StoreError};
 
+/// Milliseconds of the UNIX epoch.
+pub(crate) fn now_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A transaction that may change objects. It holds the revision counter's row,
 /// so that no other writer runs between here and the commit.
 pub(crate) struct Write {
     pub tx: Box<dyn Tx>,
     /// The revision this write will be, if it changes anything.
     pub revision: u64,
+    /// When it began, in milliseconds of the UNIX epoch.
+    pub now_ms: u64,
     next_id: u64,
     payloads: Vec<Vec<u8>>,
 }
@@ -21,7 +29,8 @@ impl Write {
         let mut tx = backend.begin_write().await?;
         let sql = "UPDATE meta SET revision = revision + 1 WHERE id = 1 RETURNING revision, next_id";
         let row = tx.row(sql, vec![]).await?.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
-        Ok(Self { tx, revision: row.number(0)?, next_id: row.number(1)?, payloads: Vec::new() })
+        let (revision, next_id) = (row.number(0)?, row.number(1)?);
+        Ok(Self { tx, revision, now_ms: now_ms(), next_id, payloads: Vec::new() })
     }
 
     /// For statements.

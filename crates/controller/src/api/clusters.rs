@@ -4,11 +4,12 @@ use super::problem::Problem;
 use super::reply::{self, List, Resource};
 use super::request::{Id, IfMatch, Json, Query, check_name, page};
 use super::{Api, App};
+use crate::compile::vip_mac;
 use crate::members::Needs;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, is_unicast};
+use sluice_types::{ClusterId, GatewayId, MacAddr, is_unicast};
 use std::collections::HashSet;
 use std::net::IpAddr;
 use utoipa::{IntoParams, ToSchema};
@@ -22,11 +23,24 @@ struct Cluster {
     #[schema(value_type = String, example = "cluster-1")]
     id: ClusterId,
     name: String,
-    /// In bucket order.
-    #[schema(value_type = Vec<String>)]
-    vips: Vec<IpAddr>,
+    /// In order of place, which is bucket order.
+    vips: Vec<ClusterVip>,
     revision: u64,
     programmed: bool,
+}
+
+/// A vIP. Its place, and with it its MAC, stay for as long as the cluster has it.
+#[derive(Serialize, ToSchema)]
+struct ClusterVip {
+    place: u8,
+    #[schema(value_type = String, example = "192.0.2.10")]
+    address: IpAddr,
+    #[schema(value_type = String, example = "02:00:00:01:00:00")]
+    mac: MacAddr,
+    /// The gateway that owns it while all is well; absent in a cluster without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "gw-1")]
+    home: Option<GatewayId>,
 }
 
 impl Resource for Cluster {
@@ -42,8 +56,12 @@ impl Resource for Cluster {
         Needs::Cluster(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let vips = stored.addresses();
-        let sluice_store::Cluster { id, name, revision, .. } = stored;
+        let sluice_store::Cluster { id, name, vips, revision, .. } = stored;
+        let vip = |vip: sluice_store::ClusterVip| {
+            let sluice_store::ClusterVip { place, address, home } = vip;
+            ClusterVip { place, address, mac: vip_mac(id, place), home }
+        };
+        let vips = vips.into_iter().map(vip).collect();
         Self { id, name, vips, revision, programmed }
     }
 }
@@ -59,7 +77,9 @@ struct NewCluster {
     vips: Vec<IpAddr>,
 }
 
-/// What replaces the cluster's vIPs.
+/// What replaces the cluster's vIPs, in any order: those that stay keep their place. If some
+/// come and some go, that takes two revisions, and both together must not be more than 63 of
+/// a family.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ClusterPatch {

@@ -29,6 +29,8 @@ struct Gateway {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     vtep6: Option<Ipv6Addr>,
+    /// It is to own no vIP, if another gateway can.
+    draining: bool,
     revision: u64,
     programmed: bool,
 }
@@ -46,8 +48,8 @@ impl Resource for Gateway {
         Needs::Gateway(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, draining: _, revision } = stored;
-        Self { id, name, cluster, vtep4, vtep6, revision, programmed }
+        let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, draining, revision } = stored;
+        Self { id, name, cluster, vtep4, vtep6, draining, revision, programmed }
     }
 }
 
@@ -119,6 +121,30 @@ async fn get_gateway(State(api): State<App>, Id(id): Id<GatewayId>) -> Result<Re
     Ok(reply::one::<Gateway>(&api, api.core.store.gateway(id).await?))
 }
 
+/// Gives its vIPs to the cluster's other gateways; it goes on forwarding what reaches it.
+#[utoipa::path(post, path = "/v1/gateways/{gateway}/drain", tag = "gateways",
+    params(("gateway" = String, Path), ("If-Match" = Option<String>, Header)),
+    responses((status = 200, body = Gateway)))]
+async fn drain_gateway(
+    State(api): State<App>,
+    Id(id): Id<GatewayId>,
+    IfMatch(expected): IfMatch,
+) -> Result<Response, Problem> {
+    Ok(reply::updated::<Gateway>(&api, api.core.store.drain_gateway(id, true, expected).await?))
+}
+
+/// Gives it its share of the vIPs again.
+#[utoipa::path(post, path = "/v1/gateways/{gateway}/undrain", tag = "gateways",
+    params(("gateway" = String, Path), ("If-Match" = Option<String>, Header)),
+    responses((status = 200, body = Gateway)))]
+async fn undrain_gateway(
+    State(api): State<App>,
+    Id(id): Id<GatewayId>,
+    IfMatch(expected): IfMatch,
+) -> Result<Response, Problem> {
+    Ok(reply::updated::<Gateway>(&api, api.core.store.drain_gateway(id, false, expected).await?))
+}
+
 #[utoipa::path(delete, path = "/v1/gateways/{gateway}", tag = "gateways",
     params(("gateway" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 204)))]
@@ -145,5 +171,7 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
     OpenApiRouter::new()
         .routes(routes!(create_gateway, list_gateways))
         .routes(routes!(get_gateway, delete_gateway))
+        .routes(routes!(drain_gateway))
+        .routes(routes!(undrain_gateway))
         .routes(routes!(enrol_gateway))
 }

@@ -222,6 +222,30 @@ async fn get_instance(State(api): State<App>, Id(id): Id<InstanceId>) -> Result<
     Ok(reply::one::<Instance>(&api, api.core.store.instance(id).await?))
 }
 
+/// What changes.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct InstancePatch {
+    /// Where the instance is now. Gateways learn first, then the new host gets its port, and
+    /// the old one loses it.
+    #[schema(value_type = String, example = "host-2")]
+    host: HostId,
+}
+
+#[utoipa::path(patch, path = "/v1/instances/{instance}", tag = "instances",
+    params(("instance" = String, Path), ("If-Match" = Option<String>, Header)),
+    request_body = InstancePatch, responses((status = 200, body = Instance)))]
+async fn update_instance(
+    State(api): State<App>,
+    Id(id): Id<InstanceId>,
+    IfMatch(expected): IfMatch,
+    Json(body): Json<InstancePatch>,
+) -> Result<Response, Problem> {
+    let moved = api.core.store.move_instance(id, body.host, expected).await;
+    let path = id.to_string();
+    Ok(reply::updated::<Instance>(&api, moved.map_err(|error| Problem::of_store(error, Some(&path)))?))
+}
+
 #[utoipa::path(delete, path = "/v1/instances/{instance}", tag = "instances",
     params(("instance" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 204)))]
@@ -241,7 +265,7 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
     OpenApiRouter::new()
         .routes(routes!(create_instance))
         .routes(routes!(list_instances))
-        .routes(routes!(get_instance, delete_instance))
+        .routes(routes!(get_instance, update_instance, delete_instance))
         .merge(bulk)
 }
 

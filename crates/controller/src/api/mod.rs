@@ -2,6 +2,7 @@
 //! store's model; what they share is in `request`, `reply` and `problem`.
 
 mod clusters;
+mod events;
 mod gateways;
 mod guard;
 mod hosts;
@@ -80,6 +81,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(routes::routes())
         .merge(peerings::routes())
         .merge(nodes::routes())
+        .merge(events::routes())
         .merge(system::routes())
 }
 

@@ -57,6 +57,14 @@ struct Node {
     cells_total: u64,
     packets: u64,
     drops: u64,
+    /// Gateways: share of the forwarding cores' time, in thousandths.
+    cpu_permille: u32,
+    /// Gateways: share of table memory in use, in thousandths.
+    memory_permille: u32,
+    /// Gateways: every flow is offloaded, for the load is high.
+    offload_all: bool,
+    tx_bytes: u64,
+    tx_packets: u64,
 }
 
 impl Node {
@@ -76,6 +84,11 @@ impl Node {
             cells_total: view.heartbeat.cells_total,
             packets: view.heartbeat.packets,
             drops: view.heartbeat.drops,
+            cpu_permille: view.heartbeat.cpu_permille,
+            memory_permille: view.heartbeat.memory_permille,
+            offload_all: view.heartbeat.offload_all,
+            tx_bytes: view.heartbeat.tx_bytes,
+            tx_packets: view.heartbeat.tx_packets,
         }
     }
 }

@@ -194,6 +194,9 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::ForeignSubnet { subnet, .. } => invalid("foreign-subnet", subnet),
         Conflict::InUse { user, .. } => conflict_with("in-use", user),
         Conflict::PeeringAcrossClusters { b, .. } => invalid("peering-across-clusters", b),
+        Conflict::VpcMoves { vpc, .. } => conflict_with("vpc-moves", vpc),
+        Conflict::NoGateways { cluster } => conflict_with("no-gateways", cluster),
+        Conflict::LastGateway { gateway } => conflict_with("last-gateway", gateway),
         Conflict::Invalid { offender, .. } => invalid("invalid", offender),
     }
 }

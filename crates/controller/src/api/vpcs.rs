@@ -8,7 +8,7 @@ use crate::members::Needs;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluice_store::{Page, StoreError};
+use sluice_store::{Page, StoreError, VpcUpdate};
 use sluice_types::{ClusterId, TenantId, Vni, VpcId};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -34,8 +34,27 @@ struct Vpc {
     #[schema(value_type = u32, minimum = 1, maximum = 16777215)]
     vni: Vni,
     mtu: u16,
+    /// kbit/s from which a flow is offloaded; absent: the gateways' own threshold;
+    /// 4294967295: none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offload_kbps: Option<u32>,
+    /// Present while it moves: both clusters have its entries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "cluster-2")]
+    moving_to: Option<ClusterId>,
+    /// `filling`: hosts send to `cluster`, while the gateways of the other learn.
+    /// `switching`: hosts are told to send to `moving_to`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    move_phase: Option<MovePhase>,
     revision: u64,
     programmed: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum MovePhase {
+    Filling,
+    Switching,
 }
 
 impl Resource for Vpc {
@@ -51,8 +70,24 @@ impl Resource for Vpc {
         Needs::Vpc(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, revision, .. } = stored;
-        Self { id, name, tenant, cluster, vni, mtu, revision, programmed }
+        let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, offload_kbps, moving, revision } =
+            stored;
+        let moving_to = moving.map(|moving| moving.to);
+        let phase = |switched| if switched { MovePhase::Switching } else { MovePhase::Filling };
+        let move_phase = moving.map(|moving| phase(moving.switched));
+        Self {
+            id,
+            name,
+            tenant,
+            cluster,
+            vni,
+            mtu,
+            offload_kbps,
+            moving_to,
+            move_phase,
+            revision,
+            programmed,
+        }
     }
 }
 
@@ -72,6 +107,10 @@ struct NewVpc {
     /// Bytes of IP packet; 1430 if left out.
     #[schema(minimum = 1280, maximum = 9146)]
     mtu: Option<u16>,
+    /// kbit/s from which a flow is offloaded; the gateways' own threshold if left out;
+    /// 4294967295: none is.
+    #[schema(minimum = 1)]
+    offload_kbps: Option<u32>,
 }
 
 /// What changes; the rest stays.
@@ -81,6 +120,19 @@ struct VpcPatch {
     name: Option<String>,
     #[schema(minimum = 1280, maximum = 9146)]
     mtu: Option<u16>,
+    /// null: the gateways' own threshold.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<u32>, minimum = 1)]
+    offload_kbps: Option<Option<u32>>,
+    /// Moves it, with all VPCs that it is peered with, directly or over others; while it
+    /// moves, the cluster that it left turns it back.
+    #[schema(value_type = Option<String>, example = "cluster-2")]
+    cluster: Option<ClusterId>,
+}
+
+/// Tells null from absent.
+fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<u32>>, D::Error> {
+    Option::deserialize(from).map(Some)
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -105,6 +157,13 @@ fn check_mtu(mtu: u16) -> Result<u16, Problem> {
     Err(Problem::invalid("mtu", format!("mtu must be between {MIN_MTU} and {MAX_MTU}, not {mtu}")))
 }
 
+fn check_kbps(kbps: Option<u32>) -> Result<Option<u32>, Problem> {
+    match kbps {
+        Some(0) => Err(Problem::invalid("offload_kbps", "offload_kbps must be at least 1")),
+        kbps => Ok(kbps),
+    }
+}
+
 async fn only_cluster(api: &Api) -> Result<ClusterId, Problem> {
     let clusters = api.core.store.clusters(None, Page { after: 0, limit: 2 }).await?;
     match clusters.as_slice() {
@@ -123,14 +182,9 @@ async fn create_vpc(State(api): State<App>, Json(body): Json<NewVpc>) -> Result<
         Some(cluster) => cluster,
         None => only_cluster(&api).await?,
     };
-    let new = sluice_store::NewVpc {
-        name: body.name,
-        tenant: body.tenant,
-        vni: body.vni,
-        cluster,
-        mtu,
-        offload_kbps: None,
-    };
+    let offload_kbps = check_kbps(body.offload_kbps)?;
+    let NewVpc { name, tenant, vni, .. } = body;
+    let new = sluice_store::NewVpc { name, tenant, vni, cluster, mtu, offload_kbps };
     let created = api.core.store.create_vpc(new).await;
     Ok(reply::created::<Vpc>(&api, created.map_err(|error| Problem::of_store(error, None))?))
 }
@@ -163,15 +217,34 @@ async fn update_vpc(
         check_name("name", name)?;
     }
     body.mtu.map(check_mtu).transpose()?;
+    body.offload_kbps.map(check_kbps).transpose()?;
+    let mut vpc = change_vpc(&api, id, expected, &body).await?;
+    if let Some(cluster) = body.cluster {
+        let at = expected.map(|_| vpc.revision);
+        let moved = api.core.store.move_vpc(id, cluster, at).await;
+        vpc = moved.map_err(|error| Problem::of_store(error, Some(&id.to_string())))?;
+    }
+    Ok(reply::updated::<Vpc>(&api, vpc))
+}
+
+/// Changes what the patch has; the rest must stay what it is now.
+async fn change_vpc(
+    api: &Api,
+    id: VpcId,
+    expected: Option<u64>,
+    patch: &VpcPatch,
+) -> Result<sluice_store::Vpc, Problem> {
     let mut tries = 1;
     loop {
         let current = api.core.store.vpc(id).await?;
-        let name = body.name.as_deref().unwrap_or(&current.name);
-        let mtu = body.mtu.unwrap_or(current.mtu);
-        // What stays must be what it is now.
+        let new = VpcUpdate {
+            name: patch.name.clone().unwrap_or(current.name),
+            mtu: patch.mtu.unwrap_or(current.mtu),
+            offload_kbps: patch.offload_kbps.unwrap_or(current.offload_kbps),
+        };
         let at = expected.unwrap_or(current.revision);
-        match api.core.store.update_vpc(id, name, mtu, Some(at)).await {
-            Ok(vpc) => return Ok(reply::updated::<Vpc>(&api, vpc)),
+        match api.core.store.update_vpc(id, new, Some(at)).await {
+            Ok(vpc) => return Ok(vpc),
             Err(StoreError::Stale { .. }) if expected.is_none() && tries < TRIES => tries += 1,
             Err(error) => return Err(error.into()),
         }

@@ -4,6 +4,8 @@ mod routing;
 mod tenancy;
 mod underlay;
 
+pub use underlay::GatewayVerb;
+
 use crate::api::{self, OfApi};
 use crate::failure::Failure;
 use crate::output;
@@ -46,6 +48,9 @@ pub enum Noun {
     /// How far every node has come
     #[command(alias = "node")]
     Nodes(OfApi<Nodes>),
+    /// What happened: moves, drains, takeovers, keys
+    #[command(alias = "event")]
+    Events(OfApi<Events>),
 }
 
 impl Noun {
@@ -65,6 +70,10 @@ impl Noun {
             Self::Nodes(OfApi { api, verb: Nodes::List }) => {
                 let columns = ["node", "name", "connected", "acked", "current", "failures"];
                 output::list(api.output, &columns, &api.client()?.nodes().await?)
+            }
+            Self::Events(OfApi { api, verb: Events::List { subject, after, limit } }) => {
+                let events = api.client()?.events(subject.as_deref(), after, limit).await?;
+                output::list(api.output, &["id", "time_ms", "kind", "subject", "text"], &events)
             }
         }
     }
@@ -98,4 +107,21 @@ pub struct InVpc {
 pub enum Nodes {
     /// List nodes with the revision that each has written
     List,
+}
+
+/// `sluice events`.
+#[derive(Subcommand)]
+pub enum Events {
+    /// List the newest events, or those behind one
+    List {
+        /// Only those about the object of this id
+        #[arg(long, value_name = "ID")]
+        subject: Option<String>,
+        /// The first ones behind the event of this id
+        #[arg(long, value_name = "EVENT")]
+        after: Option<u64>,
+        /// At most so many
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: u32,
+    },
 }

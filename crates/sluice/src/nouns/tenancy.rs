@@ -69,6 +69,22 @@ impl Tenants {
     }
 }
 
+/// Threshold of a VPC's flows; `None`: the gateways' own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offload(Option<u32>);
+
+fn kbps(text: &str) -> Result<Offload, String> {
+    match text {
+        "default" => Ok(Offload(None)),
+        "never" => Ok(Offload(Some(u32::MAX))),
+        number => match number.parse() {
+            Ok(0) => Err("at least 1 kbit/s".to_owned()),
+            Ok(number) => Ok(Offload(Some(number))),
+            Err(_) => Err("expected a number of kbit/s, `default` or `never`".to_owned()),
+        },
+    }
+}
+
 /// `sluice vpcs`.
 #[derive(Subcommand)]
 pub enum Vpcs {
@@ -98,21 +114,43 @@ pub enum Vpcs {
         /// MTU of its interfaces, bytes
         #[arg(long)]
         mtu: Option<u16>,
+        /// kbit/s from which a flow leaves the gateways for a direct path: a number, `default` or
+        /// `never`
+        #[arg(long, value_name = "KBPS", value_parser = kbps)]
+        offload_kbps: Option<Offload>,
         #[command(flatten)]
         wait: Wait,
     },
-    /// Change name or MTU
+    /// Change name, MTU or what is offloaded
+    #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
     Update {
         #[command(flatten)]
         which: Which,
         /// New name
-        #[arg(long, required_unless_present = "mtu")]
+        #[arg(long, group = "change")]
         name: Option<String>,
         /// New MTU, bytes
-        #[arg(long)]
+        #[arg(long, group = "change")]
         mtu: Option<u16>,
+        /// kbit/s from which a flow leaves the gateways for a direct path: a number, `default` or
+        /// `never`
+        #[arg(long, value_name = "KBPS", value_parser = kbps, group = "change")]
+        offload_kbps: Option<Offload>,
         #[command(flatten)]
         expect: Expect,
+    },
+    /// Move it to another cluster without losing a packet, with all that it is peered with; back to
+    /// where it was while it moves
+    Move {
+        #[command(flatten)]
+        which: Which,
+        /// Cluster to move to
+        #[arg(long)]
+        to: String,
+        #[command(flatten)]
+        expect: Expect,
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Delete one that has no subnets
     Delete {
@@ -133,24 +171,33 @@ impl Vpcs {
                     Some(tenant) => Some(client.id_of::<Tenant>(&tenant, &[]).await?.to_string()),
                     None => None,
                 };
-                let columns = ["id", "name", "tenant", "cluster", "vni", "mtu", "programmed"];
+                let columns = ["id", "name", "tenant", "cluster", "moving_to", "vni", "mtu", "programmed"];
                 verbs::list::<Vpc>(api, &columns, &[("tenant", tenant)], limit).await
             }
             Self::Show(which) => output::one(api.output, &api::vpc(&client, &which.which).await?),
-            Self::Create { name, tenant, cluster, vni, mtu, wait } => {
+            Self::Create { name, tenant, cluster, vni, mtu, offload_kbps, wait } => {
                 let tenant = client.id_of::<Tenant>(&tenant, &[]).await?;
                 let cluster = match cluster {
                     Some(cluster) => Some(client.id_of::<Cluster>(&cluster, &[]).await?),
                     None => None,
                 };
-                verbs::create(api, &client, (), &NewVpc { name, tenant, cluster, vni, mtu }, wait).await
+                let offload_kbps = offload_kbps.and_then(|offload| offload.0);
+                let body = NewVpc { name, tenant, cluster, vni, mtu, offload_kbps };
+                verbs::create(api, &client, (), &body, wait).await
             }
-            Self::Update { which, name, mtu, expect } => {
+            Self::Update { which, name, mtu, offload_kbps, expect } => {
                 let mut patch = Map::new();
                 patch.extend(name.map(|name| ("name".to_owned(), json!(name))));
                 patch.extend(mtu.map(|mtu| ("mtu".to_owned(), json!(mtu))));
+                patch.extend(offload_kbps.map(|offload| ("offload_kbps".to_owned(), json!(offload.0))));
                 let id = api::vpc_id(&client, &which.which).await?;
                 output::one(api.output, &client.update::<Vpc>(id, &patch, expect.if_revision).await?)
+            }
+            Self::Move { which, to, expect, wait } => {
+                let to = client.id_of::<Cluster>(&to, &[]).await?;
+                let id = api::vpc_id(&client, &which.which).await?;
+                let vpc = client.update::<Vpc>(id, &json!({"cluster": to}), expect.if_revision).await?;
+                verbs::settle(api, &client, vpc, wait, |vpc| vpc.moving_to.is_none()).await
             }
             Self::Delete { which, expect } => {
                 verbs::delete(&client, &api::vpc(&client, &which.which).await?, expect).await
@@ -277,6 +324,20 @@ pub enum Instances {
         #[command(flatten)]
         wait: Wait,
     },
+    /// Say that it is on another host now
+    Move {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        within: InVpc,
+        /// Host that it is on
+        #[arg(long)]
+        to: String,
+        #[command(flatten)]
+        expect: Expect,
+        #[command(flatten)]
+        wait: Wait,
+    },
     /// Delete one
     Delete {
         #[command(flatten)]
@@ -301,6 +362,12 @@ impl Instances {
                 };
                 let columns = ["id", "name", "vpc", "subnet", "host", "mac", "ipv4", "ipv6", "programmed"];
                 verbs::list::<Instance>(api, &columns, &[("vpc", vpc), ("host", host)], limit).await
+            }
+            Self::Move { which, within, to, expect, wait } => {
+                let to = client.id_of::<Host>(&to, &[]).await?;
+                let id = find::<Instance>(&client, &which, within.vpc.as_ref()).await?.id;
+                let moved = client.update::<Instance>(id, &json!({"host": to}), expect.if_revision).await?;
+                verbs::settle(api, &client, moved, wait, |_| true).await
             }
             Self::Show { which, within } => {
                 output::one(api.output, &find::<Instance>(&client, &which, within.vpc.as_ref()).await?)

@@ -3,9 +3,9 @@
 use super::find;
 use crate::api::ApiArgs;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, Format};
 use crate::verbs::{self, Enrol, Expect, Limit, Wait, Which};
-use clap::{ArgGroup, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use serde_json::json;
 use sluice_client::{Cluster, Gateway, Host, NewCluster, NewGateway, NewHost};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -94,6 +94,10 @@ pub enum Gateways {
     },
     /// Write what the gateway's agent needs to join
     Enrol(Enrol),
+    /// Give its vIPs to the others of its cluster; what still reaches it is forwarded
+    Drain(Drain),
+    /// Give it its share of the vIPs again
+    Undrain(Drain),
     /// Delete one
     Delete {
         #[command(flatten)]
@@ -113,7 +117,7 @@ impl Gateways {
                     Some(cluster) => Some(client.id_of::<Cluster>(&cluster, &[]).await?.to_string()),
                     None => None,
                 };
-                let columns = ["id", "name", "cluster", "vtep4", "vtep6", "programmed"];
+                let columns = ["id", "name", "cluster", "vtep4", "vtep6", "draining", "programmed"];
                 verbs::list::<Gateway>(api, &columns, &[("cluster", cluster)], limit).await
             }
             Self::Show(which) => output::one(api.output, &find::<Gateway>(&client, &which, None).await?),
@@ -122,9 +126,60 @@ impl Gateways {
                 verbs::create(api, &client, (), &NewGateway { name, cluster, vtep4, vtep6 }, wait).await
             }
             Self::Enrol(args) => verbs::enrol::<Gateway>(api, args).await,
+            Self::Drain(args) => args.run(api, true).await,
+            Self::Undrain(args) => args.run(api, false).await,
             Self::Delete { which, expect } => {
                 verbs::delete::<Gateway>(&client, &find(&client, &which, None).await?, expect).await
             }
+        }
+    }
+}
+
+/// Which gateway is drained, or the contrary.
+#[derive(Args)]
+pub struct Drain {
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    expect: Expect,
+    #[command(flatten)]
+    wait: Wait,
+}
+
+impl Drain {
+    async fn run(self, api: &ApiArgs, draining: bool) -> Result<(), Failure> {
+        let client = api.client()?;
+        let id = client.id_of::<Gateway>(&self.which.which, &[]).await?;
+        let gateway = client.drain(id, draining, self.expect.if_revision).await?;
+        verbs::settle(api, &client, gateway, self.wait, |gateway| gateway.draining == draining).await
+    }
+}
+
+/// `sluice gateway VERB`: without a verb, `sluice gateway` runs one.
+#[derive(Subcommand)]
+pub enum GatewayVerb {
+    /// Give a gateway's vIPs to the others of its cluster; as `sluice gateways drain`
+    Drain {
+        #[command(flatten)]
+        api: ApiArgs,
+        #[command(flatten)]
+        args: Drain,
+    },
+    /// Give a gateway its share of the vIPs again; as `sluice gateways undrain`
+    Undrain {
+        #[command(flatten)]
+        api: ApiArgs,
+        #[command(flatten)]
+        args: Drain,
+    },
+}
+
+impl GatewayVerb {
+    /// Runs the verb.
+    pub async fn run(self) -> Result<(), Failure> {
+        match self {
+            Self::Drain { api, args } => args.run(&api, true).await,
+            Self::Undrain { api, args } => args.run(&api, false).await,
         }
     }
 }
@@ -146,7 +201,7 @@ pub enum Clusters {
         #[command(flatten)]
         wait: Wait,
     },
-    /// Replace the vIPs
+    /// Replace the vIPs; those that stay keep their place
     Update {
         #[command(flatten)]
         which: Which,
@@ -155,6 +210,8 @@ pub enum Clusters {
         vips: Vec<IpAddr>,
         #[command(flatten)]
         expect: Expect,
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Delete one that has neither gateways nor VPCs
     Delete {
@@ -171,16 +228,26 @@ impl Clusters {
         let client = api.client()?;
         match self {
             Self::List(limit) => {
-                verbs::list::<Cluster>(api, &["id", "name", "vips", "programmed"], &[], limit).await
+                if api.output != Format::Table {
+                    return verbs::list::<Cluster>(api, &[], &[], limit).await;
+                }
+                let name: Vec<_> = limit.name.as_deref().map(|name| ("name", name)).into_iter().collect();
+                let clusters = client.list::<Cluster>(&name, limit.limit).await?;
+                let row = |it: &Cluster| {
+                    let Cluster { id, name, programmed, .. } = it;
+                    json!({"id": id, "name": name, "vips": it.addresses(), "programmed": programmed})
+                };
+                let rows: Vec<_> = clusters.iter().map(row).collect();
+                output::list(api.output, &["id", "name", "vips", "programmed"], &rows)
             }
             Self::Show(which) => output::one(api.output, &find::<Cluster>(&client, &which, None).await?),
             Self::Create { name, vips, wait } => {
                 verbs::create(api, &client, (), &NewCluster { name, vips }, wait).await
             }
-            Self::Update { which, vips, expect } => {
+            Self::Update { which, vips, expect, wait } => {
                 let id = client.id_of::<Cluster>(&which.which, &[]).await?;
                 let new = client.update::<Cluster>(id, &json!({"vips": vips}), expect.if_revision).await?;
-                output::one(api.output, &new)
+                verbs::settle(api, &client, new, wait, |_| true).await
             }
             Self::Delete { which, expect } => {
                 verbs::delete::<Cluster>(&client, &find(&client, &which, None).await?, expect).await

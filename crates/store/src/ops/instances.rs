@@ -1,11 +1,12 @@
 //! One instance: its creation and removal.
 
-use super::{alloc, bulk};
-use crate::rows::{check_revision, get};
+use super::{alloc, bulk, events};
+use crate::rows::{check_revision, find, get};
 use crate::value::args;
 use crate::write::Write;
-use crate::{Change, Created, Instance, NewInstance, Result, StoreError, Vpc};
-use sluice_types::{InstanceId, VpcId};
+use crate::{Change, Created, Host, Instance, NewInstance, Result, StoreError, Vpc};
+use serde_json::json;
+use sluice_types::{HostId, InstanceId, VpcId};
 use std::net::IpAddr;
 
 pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &NewInstance) -> Result<Created<Instance>> {
@@ -16,6 +17,37 @@ pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &NewInstance) -> Resu
     let made = outcome.made.into_iter().next().map(Created::New);
     made.or_else(|| outcome.existing.into_iter().next().map(Created::Existing))
         .ok_or_else(|| StoreError::Corrupt(format!("instance `{}` was neither made nor found", new.name)))
+}
+
+/// The instance is on another host.
+pub(crate) async fn relocate(
+    w: &mut Write,
+    id: InstanceId,
+    host: HostId,
+    expected: Option<u64>,
+) -> Result<Instance> {
+    let mut instance: Instance = get(w.q(), id).await?;
+    check_revision(id, &instance, expected)?;
+    let to: Host = get(w.q(), host).await?;
+    if instance.host == host {
+        return Ok(instance);
+    }
+    let from: Host = get(w.q(), instance.host).await?;
+    let vpc: Vpc = get(w.q(), instance.vpc).await?;
+    let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
+    (instance.host, instance.revision) = (host, w.revision);
+    let sql = "UPDATE instances SET host = $2, revision = $3 WHERE id = $1";
+    w.q().run(sql, args![id.get(), host.get(), instance.revision]).await?;
+    let text = format!(
+        "instance `{}` of VPC `{}` is on host `{}` now, no longer on `{}`",
+        instance.name, vpc.name, to.name, from.name
+    );
+    let details =
+        json!({"from": from.id.to_string(), "to": to.id.to_string(), "revision": instance.revision});
+    events::note(w, "instance_moved", &id, text, details).await?;
+    let (from, hosts) = (from.id, vec![to, from]);
+    w.push(&Change::InstanceMoved { vpc, subnets, hosts, instance: instance.clone(), from })?;
+    Ok(instance)
 }
 
 pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>) -> Result<()> {

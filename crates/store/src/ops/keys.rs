@@ -1,11 +1,13 @@
 //! The keys of clusters: made with the cluster, renewed before they age, dropped
 //! after they ended.
 
+use super::events;
 use crate::backend::Query;
 use crate::rows::{KEY_COLUMNS, get, key};
 use crate::value::args;
 use crate::write::Write;
 use crate::{Change, Cluster, ClusterKey, Result, StoreError};
+use serde_json::json;
 use sluice_types::{ClusterId, Secret};
 
 /// A key is followed by one that becomes valid this long after it did.
@@ -103,6 +105,8 @@ pub(crate) async fn rotate(w: &mut Write, cluster: ClusterId, now_ms: u64) -> Re
         let sql = "UPDATE cluster_keys SET not_after_ms = $2 WHERE cluster = $1 AND not_after_ms > $2";
         w.q().run(sql, args![cluster.get(), until_ms]).await?;
         add(w, cluster, from_ms, now_ms + LIFE_MS).await?;
+        let text = "the cluster's next key is made".to_owned();
+        events::note(w, "cluster_key", &cluster, text, json!({"valid_from_ms": from_ms})).await?;
     }
     let sql = "DELETE FROM cluster_keys WHERE cluster = $1 AND not_after_ms <= $2";
     w.q().run(sql, args![cluster.get(), now_ms.saturating_sub(KEEP_MS)]).await?;

@@ -3,8 +3,10 @@
 pub(crate) mod alloc;
 pub(crate) mod bulk;
 pub(crate) mod enrolment;
+pub(crate) mod events;
 pub(crate) mod instances;
 pub(crate) mod keys;
+pub(crate) mod moves;
 pub(crate) mod outbox;
 pub(crate) mod peerings;
 pub(crate) mod placement;

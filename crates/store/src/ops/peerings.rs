@@ -1,6 +1,6 @@
 //! Peerings of two VPCs.
 
-use super::unused;
+use super::{moves, unused};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, find_one, get};
@@ -61,6 +61,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
     if let Some(existing) = find_one::<Peering>(w.q(), both).await? {
         return Err(Conflict::AlreadyPeered { a: a.name, b: b.name, peering: existing.name }.into());
     }
+    moves::settled(&a)?;
+    moves::settled(&b)?;
     if a.cluster != b.cluster {
         return Err(Conflict::PeeringAcrossClusters { a: a.name, b: b.name }.into());
     }

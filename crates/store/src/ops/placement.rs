@@ -1,12 +1,13 @@
 //! Clusters, their gateways, and hosts: what has addresses in the underlay.
 
-use super::{keys, places, unused};
+use super::{events, keys, places, unused};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::{args, list};
 use crate::write::Write;
 use crate::{Change, Cluster, Conflict, Created, Gateway, Host, NewGateway, NewHost, Result};
+use serde_json::json;
 use sluice_types::{ClusterId, GatewayId, HostId};
 use std::net::IpAddr;
 
@@ -45,12 +46,7 @@ async fn save_plan(w: &mut Write, cluster: &Cluster) -> Result<()> {
     w.q().run(sql, values).await.map(drop)
 }
 
-pub(crate) async fn create_cluster(
-    w: &mut Write,
-    name: &str,
-    vips: &[IpAddr],
-    now_ms: u64,
-) -> Result<Created<Cluster>> {
+pub(crate) async fn create_cluster(w: &mut Write, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
     check::name("cluster", name)?;
     check::vips(vips)?;
     if let Some(existing) = find_one::<Cluster>(w.q(), vec![("name", name.into())]).await? {
@@ -69,6 +65,7 @@ pub(crate) async fn create_cluster(
     w.q().run(sql, args![cluster.id.get(), name, list(&cluster.vips), cluster.revision]).await?;
     claim(w.q(), vips, "cluster", cluster.id.get(), name).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways: Vec::new() })?;
+    let now_ms = w.now_ms;
     keys::first(w, cluster.id, now_ms).await?;
     Ok(Created::New(cluster))
 }
@@ -90,6 +87,9 @@ pub(crate) async fn update_cluster(
     cluster.revision = w.revision;
     release(w.q(), id.get()).await?;
     claim(w.q(), vips, "cluster", id.get(), &cluster.name).await?;
+    let text = format!("cluster `{}` has {} vIPs now", cluster.name, cluster.vips.len());
+    let details = json!({"vips": cluster.addresses(), "revision": w.revision});
+    events::note(w, "cluster_vips", &id, text, details).await?;
     replan(w, cluster).await
 }
 
@@ -142,6 +142,40 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
     w.q().run(sql, args![id, new.name.as_str(), new.cluster.get(), vtep4, vtep6, revision]).await?;
     replan(w, cluster).await?;
     Ok(Created::New(gateway))
+}
+
+pub(crate) async fn drain_gateway(
+    w: &mut Write,
+    id: GatewayId,
+    draining: bool,
+    expected: Option<u64>,
+) -> Result<Gateway> {
+    let mut gateway: Gateway = get(w.q(), id).await?;
+    check_revision(id, &gateway, expected)?;
+    if gateway.draining == draining {
+        return Ok(gateway);
+    }
+    if draining {
+        let others = "SELECT id FROM gateways WHERE cluster = $1 AND id <> $2 AND draining = 0 LIMIT 1";
+        if !w.q().any(others, args![gateway.cluster.get(), id.get()]).await? {
+            return Err(Conflict::LastGateway { gateway: gateway.name }.into());
+        }
+    }
+    gateway.draining = draining;
+    gateway.revision = w.revision;
+    let sql = "UPDATE gateways SET draining = $2, revision = $3 WHERE id = $1";
+    w.q().run(sql, args![id.get(), draining, gateway.revision]).await?;
+    let cluster: Cluster = get(w.q(), gateway.cluster).await?;
+    let details = json!({"cluster": cluster.id.to_string(), "revision": w.revision});
+    let (kind, text) = if draining {
+        ("gateway_draining", "gives its vIPs to the others of cluster")
+    } else {
+        ("gateway_undrained", "takes part again in cluster")
+    };
+    let text = format!("gateway `{}` {text} `{}`", gateway.name, cluster.name);
+    events::note(w, kind, &id, text, details).await?;
+    replan(w, cluster).await?;
+    Ok(gateway)
 }
 
 pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Option<u64>) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
 use crate::write::Write;
-use crate::{Change, Cluster, Conflict, Created, NewVpc, Result, StoreError, Tenant, Vpc};
+use crate::{Change, Cluster, Conflict, Created, NewVpc, Result, StoreError, Tenant, Vpc, VpcUpdate};
 use sluice_types::{Vni, VpcId};
 use std::ops::RangeInclusive;
 
@@ -90,29 +90,24 @@ async fn first_free(w: &mut Write, first: u64, last: u64) -> Result<Option<u64>>
     w.q().row(sql, args![first, last]).await?.map(|row| row.number(0)).transpose()
 }
 
-pub(crate) async fn update(
-    w: &mut Write,
-    id: VpcId,
-    name: &str,
-    mtu: u16,
-    expected: Option<u64>,
-) -> Result<Vpc> {
+pub(crate) async fn update(w: &mut Write, id: VpcId, new: &VpcUpdate, expected: Option<u64>) -> Result<Vpc> {
+    let VpcUpdate { name, mtu, offload_kbps } = new;
     check::name("VPC", name)?;
-    check::mtu(mtu)?;
+    check::mtu(*mtu)?;
     let mut vpc: Vpc = get(w.q(), id).await?;
     check_revision(id, &vpc, expected)?;
-    if vpc.name == name && vpc.mtu == mtu {
+    if (&vpc.name, &vpc.mtu, &vpc.offload_kbps) == (name, mtu, offload_kbps) {
         return Ok(vpc);
     }
-    let named = vec![("tenant", vpc.tenant.get().into()), ("name", name.into())];
+    let named = vec![("tenant", vpc.tenant.get().into()), ("name", name.as_str().into())];
     if let Some(other) = find_one::<Vpc>(w.q(), named).await? {
         Difference::default().field("it", other.id, id).conflict("VPC", name)?;
     }
-    vpc.name = name.to_owned();
-    vpc.mtu = mtu;
-    vpc.revision = w.revision;
-    let sql = "UPDATE vpcs SET name = $2, mtu = $3, revision = $4 WHERE id = $1";
-    w.q().run(sql, args![id.get(), name, mtu, vpc.revision]).await?;
+    vpc.name.clone_from(name);
+    (vpc.mtu, vpc.offload_kbps, vpc.revision) = (*mtu, *offload_kbps, w.revision);
+    let sql = "UPDATE vpcs SET name = $2, mtu = $3, offload_kbps = $4, revision = $5 WHERE id = $1";
+    let kbps = offload_kbps.map(i64::from);
+    w.q().run(sql, args![id.get(), name.as_str(), *mtu, kbps, vpc.revision]).await?;
     let subnets = find(w.q(), vec![("vpc", id.get().into())]).await?;
     w.push(&Change::VpcUpserted { vpc: vpc.clone(), subnets })?;
     Ok(vpc)

@@ -3,7 +3,7 @@
 use crate::Fixture;
 use sluice_store::{
     Cluster, Conflict, Created, Host, Instance, NewHost, NewInstance, NewPeering, NewRoute, NewSubnet,
-    NewVpc, Page, Result, RouteTable, RouteTarget, Store, StoreError, Subnet, Tenant, Vpc,
+    NewVpc, Page, Result, RouteTable, RouteTarget, Store, StoreError, Subnet, Tenant, Vpc, VpcUpdate,
 };
 use sluice_types::{PeeringId, VpcId};
 use std::sync::Arc;
@@ -44,6 +44,10 @@ pub fn vpc(name: &str, tenant: &Tenant, cluster: &Cluster) -> NewVpc {
         mtu: 1430,
         offload_kbps: None,
     }
+}
+
+pub fn vpc_update(name: &str, mtu: u16) -> VpcUpdate {
+    VpcUpdate { name: name.into(), mtu, offload_kbps: None }
 }
 
 pub fn subnet(name: &str, vpc: VpcId, ipv4: Option<&str>, ipv6: Option<&str>) -> NewSubnet {

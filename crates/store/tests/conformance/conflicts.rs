@@ -1,7 +1,7 @@
 //! Every refusal, and whom it names.
 
 use crate::Fixture;
-use crate::cloud::{Cloud, conflict, host, instance, new, peering, subnet, vpc};
+use crate::cloud::{Cloud, conflict, host, instance, new, peering, subnet, vpc, vpc_update};
 use sluice_store::{Conflict, NewGateway, NewRoute, Options, RouteTarget, StoreError, open_with};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId, Vni,
@@ -375,7 +375,7 @@ pub async fn not_found(f: Fixture) {
     check(s.delete_gateway(GatewayId::new(999), None).await, "gateway", "gw-999");
     check(s.delete_route(RouteId::new(999), None).await, "route", "route-999");
     check(s.delete_peering(PeeringId::new(999), None).await, "peering", "peer-999");
-    check(s.update_vpc(VpcId::new(999), "v", 1430, None).await, "VPC", "vpc-999");
+    check(s.update_vpc(VpcId::new(999), vpc_update("v", 1430), None).await, "VPC", "vpc-999");
     check(
         s.update_cluster(ClusterId::new(999), &c.cluster.addresses(), None).await,
         "cluster",

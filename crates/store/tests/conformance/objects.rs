@@ -1,7 +1,7 @@
 //! Creation, reading, listing, changing, removing.
 
 use crate::Fixture;
-use crate::cloud::{ALL, Cloud, conflict, host, new, peering, subnet, vpc};
+use crate::cloud::{ALL, Cloud, conflict, host, new, peering, subnet, vpc, vpc_update};
 use sluice_store::{Conflict, Created, NewGateway, Page, RouteTarget, StoreError, open};
 
 pub async fn lifecycle_of_each_kind(f: Fixture) {
@@ -133,8 +133,8 @@ pub async fn if_match(f: Fixture) {
     stale(s.delete_vpc(c.vpc.id, Some(99)).await);
     stale(s.delete_subnet(c.subnet.id, Some(99)).await);
     stale(s.delete_cluster(c.cluster.id, Some(99)).await);
-    stale(s.update_vpc(c.vpc.id, "v", 1400, Some(99)).await.map(drop));
-    let vpc = s.update_vpc(c.vpc.id, "v", 1400, Some(c.vpc.revision)).await.unwrap();
+    stale(s.update_vpc(c.vpc.id, vpc_update("v", 1400), Some(99)).await.map(drop));
+    let vpc = s.update_vpc(c.vpc.id, vpc_update("v", 1400), Some(c.vpc.revision)).await.unwrap();
     assert_eq!((vpc.name.as_str(), vpc.mtu, vpc.vni), ("v", 1400, c.vpc.vni));
     assert_eq!(s.vpc(c.vpc.id).await.unwrap(), vpc);
     s.delete_instance(instance.id, Some(instance.revision)).await.unwrap();
@@ -241,7 +241,7 @@ pub async fn unchanged_updates_take_no_revision(f: Fixture) {
     let c = Cloud::make(&f).await;
     let before = c.store.revision().await.unwrap();
     assert_eq!(c.store.rename_tenant(c.tenant.id, "acme", None).await.unwrap(), c.tenant);
-    assert_eq!(c.store.update_vpc(c.vpc.id, "v1", 1430, None).await.unwrap(), c.vpc);
+    assert_eq!(c.store.update_vpc(c.vpc.id, vpc_update("v1", 1430), None).await.unwrap(), c.vpc);
     assert_eq!(c.store.update_cluster(c.cluster.id, &c.cluster.addresses(), None).await.unwrap(), c.cluster);
     assert_eq!(c.store.revision().await.unwrap(), before);
     conflict(c.store.create_host(host("h2", "192.0.2.1")).await);

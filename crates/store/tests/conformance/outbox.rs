@@ -1,7 +1,7 @@
 //! Outbox and snapshot.
 
 use crate::Fixture;
-use crate::cloud::{Cloud, host, instance, new, subnet, vpc};
+use crate::cloud::{Cloud, host, instance, new, subnet, vpc, vpc_update};
 use sluice_store::{
     Change, Instance, InstancesOf, NewGateway, OutboxRow, RouteTarget, SnapshotPart, Store, StoreError,
     Topology,
@@ -67,7 +67,8 @@ pub async fn every_kind_of_change(f: Fixture) {
     assert_eq!(planned.vips[0].home, Some(gateway.id));
     let expected = Change::ClusterUpserted { cluster: planned, gateways: vec![gateway.clone()] };
     assert_eq!(only(s.as_ref(), &mut at).await, expected);
-    let cluster = s.update_cluster(c.cluster.id, &["2001:db8::100".parse().unwrap()], None).await.unwrap();
+    let v6 = "2001:db8::100".parse().unwrap();
+    let cluster = s.update_cluster(c.cluster.id, &[c.cluster.vips[0].address, v6], None).await.unwrap();
     let expected = Change::ClusterUpserted { cluster: cluster.clone(), gateways: vec![gateway.clone()] };
     assert_eq!(only(s.as_ref(), &mut at).await, expected);
     let vm = c.instance("vm").await;
@@ -119,7 +120,7 @@ pub async fn every_kind_of_change(f: Fixture) {
 
 async fn removals(c: &Cloud, mut at: u64) {
     let s = c.store.as_ref();
-    let updated = s.update_vpc(c.vpc.id, "renamed", 1400, None).await.unwrap();
+    let updated = s.update_vpc(c.vpc.id, vpc_update("renamed", 1400), None).await.unwrap();
     let expected = Change::VpcUpserted { vpc: updated.clone(), subnets: vec![c.subnet.clone()] };
     assert_eq!(only(s, &mut at).await, expected);
     s.delete_subnet(c.subnet.id, None).await.unwrap();

@@ -1,0 +1,151 @@
+//! Clusters: vIPs, the plan of who owns them, keys, and whom hosts accept packets from.
+
+use super::{Compiled, Crowd, Family, Gate, State, Target};
+use sluice_southbound::{
+    ClusterKeys, ClusterPlan, Group, Home, Key, Member, PlannedVip, Update, Vip, Vtep, VtepRole,
+};
+use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
+use sluice_types::{ClusterId, MacAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+#[derive(Clone, Debug)]
+pub(super) struct ClusterState {
+    pub cluster: Cluster,
+    pub gateways: Vec<Gateway>,
+    pub keys: Vec<Key>,
+}
+
+/// MAC of a cluster's vIP, by its place.
+pub fn vip_mac(cluster: ClusterId, place: u8) -> MacAddr {
+    MacAddr::local(cluster.get() << 16 | u64::from(place))
+}
+
+/// A cluster's group has the cluster's number.
+pub fn group_id(cluster: ClusterId) -> u32 {
+    // Numbers count up from 1; the store's sequence would have to pass four
+    // thousand million clusters before two share a group.
+    cluster.get() as u32
+}
+
+pub(super) fn vips_of(cluster: &Cluster) -> Vec<Vip> {
+    let vip = |vip: &ClusterVip| Vip { address: vip.address, mac: vip_mac(cluster.id, vip.place) };
+    cluster.vips.iter().map(vip).collect()
+}
+
+pub(super) fn plan_of(state: &ClusterState) -> ClusterPlan {
+    let cluster = &state.cluster;
+    let vip = |vip: &ClusterVip| {
+        let (place, address) = (vip.place, vip.address);
+        PlannedVip { place, address, mac: vip_mac(cluster.id, place) }
+    };
+    let member = |gateway: &Gateway| {
+        let Gateway { id: gateway, vtep4, vtep6, draining, .. } = *gateway;
+        Member { gateway, vtep4, vtep6, draining }
+    };
+    let home = |vip: &ClusterVip| vip.home.map(|gateway| Home { place: vip.place, gateway });
+    ClusterPlan {
+        cluster: cluster.id,
+        revision: cluster.plan_revision,
+        vips: cluster.vips.iter().map(vip).collect(),
+        members: state.gateways.iter().map(member).collect(),
+        homes: cluster.vips.iter().filter_map(home).collect(),
+    }
+}
+
+pub(super) fn key(key: &ClusterKey) -> Key {
+    let ClusterKey { id, cluster: _, secret, not_before_ms, not_after_ms } = *key;
+    Key { id, secret, not_before_ms, not_after_ms }
+}
+
+pub(super) fn keys_of(state: &ClusterState) -> ClusterKeys {
+    ClusterKeys { cluster: group_id(state.cluster.id), keys: state.keys.clone() }
+}
+
+pub(super) fn group_of(cluster: &Cluster, family: Family) -> Group {
+    let addresses = cluster.vips.iter().map(|vip| vip.address);
+    let vips = addresses.filter(|vip| Family::of(*vip) == family).collect();
+    Group { id: group_id(cluster.id), vips }
+}
+
+pub(super) fn vteps_of(gateways: &[Gateway]) -> impl Iterator<Item = Vtep> + '_ {
+    gateways.iter().flat_map(|gateway| {
+        let addresses = gateway.vtep4.map(IpAddr::from).into_iter().chain(gateway.vtep6.map(IpAddr::from));
+        let role = VtepRole::Gateway { cluster: group_id(gateway.cluster) };
+        addresses.map(move |address| Vtep { address, role })
+    })
+}
+
+pub(super) fn vtep_of(host: &Host) -> Vtep {
+    Vtep { address: host.vtep, role: VtepRole::Host }
+}
+
+impl State {
+    /// The change says what is; the difference to what was is what goes.
+    pub(super) fn upsert_cluster(&mut self, cluster: &Cluster, gateways: &[Gateway], out: &mut Compiled) {
+        let old = self.clusters.remove(&cluster.id);
+        let is_new = old.is_none();
+        let (old_vips, old_gateways, keys) =
+            old.map_or_else(Default::default, |old| (old.cluster.addresses(), old.gateways, old.keys));
+        let new = ClusterState { cluster: cluster.clone(), gateways: gateways.to_vec(), keys };
+        let vips = cluster.addresses();
+        let update = out.of(Target::Cluster(cluster.id));
+        update.vips = vips_of(cluster);
+        update.removed_vips = old_vips.iter().filter(|vip| !vips.contains(vip)).copied().collect();
+        update.cluster = Some(plan_of(&new));
+        self.clusters.insert(cluster.id, new);
+        let now: BTreeSet<_> = vteps_of(gateways).collect();
+        let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
+        let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
+        let comes = vteps_of(gateways).any(|vtep| !vteps_of(&old_gateways).any(|old| old == vtep));
+        let (hosts, those) = (Crowd::AllHosts, Crowd::Gateways(cluster.id));
+        if !is_new && (!gone.is_empty() || vips.iter().any(|vip| !old_vips.contains(vip))) {
+            // A vIP is used when it is there, and nobody is shut out who has one still.
+            out.gates.push(Gate { held: hosts, awaited: those });
+        } else if !is_new && (comes || old_vips.iter().any(|vip| !vips.contains(vip))) {
+            // A gateway gets its share when hosts know it, and a vIP goes when none uses it.
+            out.gates.push(Gate { held: those, awaited: hosts });
+        }
+        for family in [Family::V4, Family::V6] {
+            let update = out.of(Target::AllHosts(family));
+            update.vteps.extend(now.iter().copied());
+            update.groups.push(group_of(cluster, family));
+            update.removed_vteps.extend(gone.iter().copied());
+        }
+        let removed = old_gateways.iter().filter(|old| gateways.iter().all(|g| g.id != old.id));
+        out.removed_nodes.extend(removed.map(|g| NodeId::Gateway(g.id)));
+    }
+
+    pub(super) fn remove_cluster(&mut self, cluster: &Cluster, out: &mut Compiled) {
+        let old = self.clusters.remove(&cluster.id);
+        let gateways = old.map_or_else(Vec::new, |old| old.gateways);
+        for family in [Family::V4, Family::V6] {
+            let update = out.of(Target::AllHosts(family));
+            update.removed_groups.push(group_id(cluster.id));
+            update.removed_vteps.extend(vteps_of(&gateways).map(|vtep| vtep.address));
+        }
+        out.removed_nodes.extend(gateways.iter().map(|g| NodeId::Gateway(g.id)));
+    }
+
+    pub(super) fn change_keys(&mut self, cluster: ClusterId, keys: &[ClusterKey], out: &mut Compiled) {
+        let keys = ClusterKeys { cluster: group_id(cluster), keys: keys.iter().map(key).collect() };
+        if let Some(state) = self.clusters.get_mut(&cluster) {
+            state.keys.clone_from(&keys.keys);
+        }
+        for target in [Target::Cluster(cluster), Target::AllHosts(Family::V4), Target::AllHosts(Family::V6)] {
+            let known = &mut out.of(target).keys;
+            known.retain(|known| known.cluster != keys.cluster);
+            known.push(keys.clone());
+        }
+    }
+
+    /// What nodes keep outside of their tables, by cluster: keys and plan.
+    pub fn standings(&self) -> BTreeMap<ClusterId, Update> {
+        let standing = |state: &ClusterState| Update {
+            keys: vec![keys_of(state)],
+            cluster: Some(plan_of(state)),
+            ..Update::default()
+        };
+        self.clusters.iter().map(|(id, state)| (*id, standing(state))).collect()
+    }
+}
