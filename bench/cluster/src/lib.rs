@@ -3,12 +3,18 @@
 #![forbid(unsafe_code)]
 
 mod burst;
+mod cloud;
 mod demands;
+mod detection;
+mod failover;
 mod fleet;
+mod offload;
 mod push;
 mod rgcm;
+mod wire;
 
 use sluice_bench_report::{Measure, shell::Failure};
+use std::path::PathBuf;
 
 /// What is measured, and how thoroughly.
 #[derive(Clone, Debug)]
@@ -17,6 +23,8 @@ pub struct Settings {
     pub rounds: usize,
     /// All sizes are divided by it.
     pub scale: usize,
+    /// The `sluice` binary that labs run.
+    pub binary: PathBuf,
     /// Names that [`parts`] gives.
     pub parts: Vec<String>,
 }
@@ -33,7 +41,14 @@ pub struct Outcome {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 3] = [("rgcm", rgcm::measure), ("push", push::measure), ("burst", burst::measure)];
+const ALL: [(&str, Part); 6] = [
+    ("rgcm", rgcm::measure),
+    ("push", push::measure),
+    ("burst", burst::measure),
+    ("detection", detection::measure),
+    ("offload", offload::measure),
+    ("failover", failover::measure),
+];
 
 impl Outcome {
     pub(crate) fn note(&mut self, text: String) {

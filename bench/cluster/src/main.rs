@@ -4,7 +4,7 @@
 use clap::Parser;
 use sluice_bench_cluster::{Settings, parts, run};
 use sluice_bench_report::{self as report, shell::Failure};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Measures gateway clusters
 #[derive(Parser)]
@@ -15,6 +15,9 @@ struct Args {
     /// Divides all sizes, for a quick look
     #[arg(long, default_value_t = 1)]
     scale: usize,
+    /// The sluice binary that the lab runs
+    #[arg(long, default_value = "target/release/sluice")]
+    binary: PathBuf,
     /// Only these parts
     #[arg(long, value_delimiter = ',', default_values_t = parts().into_iter().map(str::to_owned))]
     parts: Vec<String>,
@@ -52,7 +55,12 @@ tenant's burst: it stays on the cluster of its VPC, as it is meant to. `video`, 
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
-    let settings = Settings { rounds: args.rounds.max(1), scale: args.scale.max(1), parts: args.parts };
+    let settings = Settings {
+        rounds: args.rounds.max(1),
+        scale: args.scale.max(1),
+        binary: args.binary,
+        parts: args.parts,
+    };
     let outcome = run(&settings)?;
     let table = report::table(&outcome.measures);
     let notes: String = outcome.notes.iter().map(|note| format!("- {note}\n")).collect();

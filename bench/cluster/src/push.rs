@@ -93,7 +93,14 @@ async fn vpcs(fleet: &Fleet) -> Result<Vec<Vpc>, Failure> {
     for number in 0..VPCS {
         let cluster = fleet.clusters[number % fleet.clusters.len()].id;
         let name = format!("vpc-{number}");
-        let vpc = NewVpc { name, tenant: tenant.id, cluster: Some(cluster), vni: None, mtu: None };
+        let vpc = NewVpc {
+            name,
+            tenant: tenant.id,
+            cluster: Some(cluster),
+            vni: None,
+            mtu: None,
+            offload_kbps: None,
+        };
         let vpc = fleet.api.create((), &vpc).await?.object;
         let subnet =
             NewSubnet { name: "all".into(), ipv4: Some("10.0.0.0/8".parse()?), ipv6: None, dns: Vec::new() };

@@ -6,7 +6,8 @@ use crate::rig::Rig;
 use ipnet::IpNet;
 use libbpf_rs::Link;
 use sluice_bench_report::shell::Failure;
-use sluice_datapath::{Datapath, ObjectName, Settings};
+use sluice_datapath::{Datapath, FLOW_CELLS_MAP, FlowEvents, ObjectName, Settings};
+use sluice_tables::flows::{Flows, Policy};
 use sluice_tables::{
     Endpoint, Membarrier, NodeConfig, NodeTables, Route, Sizes, Target, UnderlayPort, Vip, Vrf,
 };
@@ -40,8 +41,18 @@ impl Gateway {
     /// # Errors
     /// The datapath's or the tables'.
     pub fn new(rig: &Rig, count: u32, routes: Routes) -> Result<Self, Failure> {
+        Self::with_flows(rig, count, routes, 0)
+    }
+
+    /// The same, with room for so many flows. None are counted before [`Gateway::count_flows`].
+    ///
+    /// # Errors
+    /// The datapath's or the tables'.
+    pub fn with_flows(rig: &Rig, count: u32, routes: Routes, flows: u32) -> Result<Self, Failure> {
         let cells = (1 << 16 | count) + if routes == Routes::Each { count * ROUTE_CELLS } else { 0 };
-        let datapath = Datapath::load(&Settings { object: ObjectName::Gateway, cells, pin_dir: None })?;
+        let settings = Settings { object: ObjectName::Gateway, cells, pin_dir: None };
+        let flow_cells = u32::try_from(Flows::cells_for(u64::from(flows)))?;
+        let datapath = Datapath::load_sized(&settings, &[(FLOW_CELLS_MAP, flow_cells)])?;
         let memory = datapath.memory()?;
         let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints: count as usize })?;
         let vni = Vni::new(packet::VNI)?;
@@ -93,6 +104,23 @@ impl Gateway {
             );
         }
         Ok(Self { datapath, _tables: tables })
+    }
+
+    /// Says what is told of flows.
+    ///
+    /// # Errors
+    /// The datapath's.
+    pub fn count_flows(&self, policy: Policy) -> Result<(), Failure> {
+        self.datapath.flows()?.configure(&policy)?;
+        Ok(())
+    }
+
+    /// What the program tells of flows.
+    ///
+    /// # Errors
+    /// The datapath's.
+    pub fn flow_events(&self) -> Result<FlowEvents, Failure> {
+        Ok(self.datapath.flow_events()?)
     }
 
     /// Puts the program on `dut` until the link is dropped.

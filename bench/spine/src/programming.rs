@@ -33,8 +33,14 @@ pub async fn measure(lab: &Lab) -> Result<(Vec<Measure>, String), Failure> {
     }
     let (mut measures, mut stages) = (Vec::new(), String::new());
     for (count, name) in SIZES {
-        let vpc =
-            NewVpc { name: format!("bulk-{name}"), tenant: tenant.id, cluster: None, vni: None, mtu: None };
+        let vpc = NewVpc {
+            name: format!("bulk-{name}"),
+            tenant: tenant.id,
+            cluster: None,
+            vni: None,
+            mtu: None,
+            offload_kbps: None,
+        };
         let vpc = lab.api().create((), &vpc).await?.object;
         let subnet =
             NewSubnet { name: "all".into(), ipv4: Some("10.0.0.0/8".parse()?), ipv6: None, dns: Vec::new() };

@@ -15,6 +15,7 @@ use crate::write::Write;
 use crate::{Change, Cluster, Conflict, Host, Instance, Move, Result, StoreError, Vpc};
 use serde_json::json;
 use sluice_types::{ClusterId, HostId, VpcId};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Instances in one row of the outbox.
@@ -33,9 +34,9 @@ async fn together(w: &mut Write, first: Vpc) -> Result<Vec<Vpc>> {
     let mut next = vec![first.id];
     while let Some(id) = next.pop() {
         for peer in peerings::peers(w.q(), id).await? {
-            if !found.contains_key(&peer.id) {
+            if let Entry::Vacant(place) = found.entry(peer.id) {
                 next.push(peer.id);
-                found.insert(peer.id, peer);
+                place.insert(peer);
             }
         }
     }
@@ -73,8 +74,8 @@ async fn carry(w: &mut Write, vpc: &Vpc, cluster: ClusterId, comes: bool) -> Res
             let mut used = BTreeSet::new();
             for instance in &instances {
                 used.insert(instance.host);
-                if !hosts.contains_key(&instance.host) {
-                    hosts.insert(instance.host, get(w.q(), instance.host).await?);
+                if let Entry::Vacant(place) = hosts.entry(instance.host) {
+                    place.insert(get(w.q(), instance.host).await?);
                 }
             }
             let hosts = hosts.values().filter(|host| used.contains(&host.id)).cloned().collect();

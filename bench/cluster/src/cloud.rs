@@ -1,0 +1,65 @@
+//! The lab that packets are sent through.
+
+use crate::{Failure, Settings};
+use sluice_client::{Instance, NewInstance};
+use sluice_lab::{Lab, Options, Topology};
+use std::future::Future;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::time::Duration;
+
+const NAME: &str = "benchcluster";
+/// Instances are created this many at a time.
+const BATCH: usize = 10_000;
+
+/// Brings the lab up for `work`, and takes it down whatever comes of it.
+pub fn with_lab<T, W, F>(settings: &Settings, work: W) -> Result<T, Failure>
+where
+    W: FnOnce(Lab) -> F,
+    F: Future<Output = Result<T, Failure>>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut options = Options::standard(NAME, &settings.binary)?;
+        options.topology = Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml"))?;
+        let outcome = match Lab::up(options).await {
+            Ok(lab) => work(lab).await,
+            Err(error) => Err(error.into()),
+        };
+        sluice_lab::down(NAME).await?;
+        outcome
+    })
+}
+
+/// Instances on host-b that nobody plugs in, and their addresses.
+pub async fn sinks(lab: &Lab, prefix: &str, count: usize) -> Result<Vec<Ipv4Addr>, Failure> {
+    let vpc = lab.vpc("web")?;
+    let subnet = vpc.subnets["back"];
+    let host = lab.node("host-b")?.id.parse()?;
+    let one = |number: usize| NewInstance {
+        name: format!("{prefix}-{number}"),
+        subnet,
+        host,
+        mac: None,
+        ipv4: None,
+        ipv6: None,
+    };
+    let new: Vec<NewInstance> = (0..count).map(one).collect();
+    for batch in new.chunks(BATCH) {
+        lab.api().create_instances(vpc.id, batch).await?;
+    }
+    for gateway in ["gw-a", "gw-b", "gw-c"] {
+        lab.synchronized(gateway, Duration::from_secs(30)).await?;
+    }
+    let subnet = subnet.to_string();
+    let made = lab.api().list::<Instance>(&[("subnet", &subnet)], None).await?;
+    let made = made.into_iter().filter(|instance| instance.name.starts_with(&format!("{prefix}-")));
+    Ok(made.filter_map(|instance| instance.ipv4).collect())
+}
+
+/// Value of which `part` (0 to 1) of all are no larger.
+pub fn percentile(values: &mut [f64], part: f64) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let at = (values.len() as f64 * part).ceil() as usize;
+    values.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,109 @@
+//! What flow detection costs the gateway's program (Zeta figures 8 and 9).
+
+use crate::{Failure, Outcome, Settings};
+use sluice_bench_report::{Measure, median};
+use sluice_bench_spine::gateway::{Gateway, Routes};
+use sluice_bench_spine::rig::Rig;
+use sluice_tables::flows::{FlowConfig, Policy};
+use sluice_types::ROUTER_MAC;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::spawn;
+use std::time::Duration;
+
+/// Destinations and flows to each: the paper's numbers of entries, and on to ten million.
+const CASES: [(u32, u32, &str); 5] = [
+    (2_000, 1, "2k"),
+    (100_000, 1, "100k"),
+    (2_000, 50, "100k_to_2k"),
+    (2_000, 500, "1m_to_2k"),
+    (2_000, 5_000, "10m_to_2k"),
+];
+/// Those that the paper's figures have.
+const PAPER: [&str; 2] = ["2k", "100k"];
+const SECONDS: f64 = 2.0;
+/// The default: 20 kbit/s for a second.
+const DETECT: Policy = Policy::Detect(FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 });
+
+/// Millions of packets a second, and nanoseconds of the program a packet.
+#[derive(Default)]
+struct Rates {
+    mpps: Vec<f64>,
+    ns: Vec<f64>,
+}
+
+/// The same without and with detection, in turns.
+struct Case {
+    without: Rates,
+    with: Rates,
+    elephants: usize,
+}
+
+pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let mut worst = f64::MIN;
+    for (destinations, flows_each, name) in CASES {
+        let flows_each = if flows_each == 1 { 1 } else { (flows_each / settings.scale as u32).max(2) };
+        let destinations = if flows_each == 1 { destinations / settings.scale as u32 } else { destinations };
+        let (rounds, seconds) = (settings.rounds, SECONDS / settings.scale as f64);
+        let case = in_namespace(move || one_case(destinations, flows_each, rounds, seconds))?;
+        let Case { without, with, elephants } = case;
+        let (without_mpps, with_mpps) = (median(without.mpps), median(with.mpps));
+        let cost = (1.0 - with_mpps / without_mpps) * 100.0;
+        if PAPER.contains(&name) {
+            worst = worst.max(cost);
+        }
+        let added = median(with.ns) - median(without.ns);
+        outcome.note(format!(
+            "detection, {} flows to {destinations} destinations: {with_mpps:.3} Mpps with {elephants} elephants told, \
+             without {without_mpps:.3}",
+            destinations * flows_each
+        ));
+        outcome.measures.push(Measure::alone(format!("detection_cost_{name}_pct"), "%", cost));
+        outcome.measures.push(Measure::alone(format!("detection_{name}_ns"), "ns", added));
+    }
+    outcome.measures.push(Measure::alone("detection_cost_pct", "%", worst));
+    Ok(())
+}
+
+/// Interfaces and addresses of a rig are nobody else's.
+fn in_namespace<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let inside = move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
+        work()
+    };
+    spawn(inside).join().map_err(|_| "the measuring thread ended badly")?
+}
+
+fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> Result<Case, Failure> {
+    let rig = Rig::new()?;
+    // Twice as many as there are: what an operator is told to give.
+    let gateway = Gateway::with_flows(&rig, destinations, Routes::One, destinations * flows_each * 2)?;
+    rig.aim(destinations, flows_each, ROUTER_MAC.octets())?;
+    let end = Arc::new(AtomicBool::new(false));
+    let ending = end.clone();
+    let mut events = gateway.flow_events()?;
+    let reader = spawn(move || -> Result<usize, Failure> {
+        let (mut seen, mut batch) = (0, Vec::new());
+        while !ending.load(Ordering::Relaxed) {
+            events.drain(&mut batch)?;
+            seen += batch.len();
+            batch.clear();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(seen)
+    });
+    let (mut without, mut with) = (Rates::default(), Rates::default());
+    for _ in 0..rounds {
+        for (policy, rates) in [(Policy::Off, &mut without), (DETECT, &mut with)] {
+            gateway.count_flows(policy)?;
+            rates.ns.push(gateway.nanoseconds(&rig)?);
+            let _link = gateway.attach(&rig)?;
+            rates.mpps.push(rig.mpps(seconds)?);
+        }
+    }
+    end.store(true, Ordering::Relaxed);
+    let elephants = reader.join().map_err(|_| "the reader of events panicked")??;
+    Ok(Case { without, with, elephants })
+}

@@ -1,0 +1,162 @@
+//! Gateways that die under traffic (Zeta figure 22): probes every half millisecond, seen where they
+//! come out, and the announcements of who takes over.
+
+use crate::cloud::{percentile, sinks, with_lab};
+use crate::wire::{Capture, Frame, Frames, inside, sleep_until};
+use crate::{Failure, Outcome, Settings};
+use sluice_bench_report::Measure;
+use sluice_lab::Lab;
+use sluice_types::VpcId;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const KILLS: usize = 100;
+const PROBE_EVERY: Duration = Duration::from_micros(500);
+const PROBE_BYTES: usize = 64;
+const PORT: u16 = 7001;
+/// Before and after the death of a gateway.
+const CALM: Duration = Duration::from_millis(300);
+const SILENCE_MAX: Duration = Duration::from_secs(2);
+/// No flow of the probed VPC is ever an elephant.
+const NEVER: u32 = u32::MAX;
+
+/// What one death cost.
+struct Gap {
+    total_ms: f64,
+    /// From the first announcement of a new owner on.
+    pure_ms: f64,
+}
+
+pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let kills = (KILLS / settings.scale).max(3);
+    let gaps = with_lab(settings, move |lab| async move {
+        let vpc: VpcId = lab.vpc("web")?.id;
+        let never = serde_json::json!({ "offload_kbps": NEVER });
+        lab.api().update::<sluice_client::Vpc>(vpc, &never, None).await?;
+        let to = sinks(&lab, "probe", 1).await?;
+        let to = *to.first().ok_or("no instance to probe")?;
+        let mut gaps = Vec::new();
+        for _ in 0..kills {
+            gaps.push(one_kill(&lab, to).await?);
+        }
+        Ok(gaps)
+    })?;
+    let totals: Vec<f64> = gaps.iter().map(|gap| gap.total_ms).collect();
+    let pure: Vec<f64> = gaps.iter().map(|gap| gap.pure_ms).collect();
+    for (name, mut values) in [("failover_total_ms", totals), ("failover_pure_ms", pure)] {
+        for (suffix, part) in [("p50", 0.5), ("p99", 0.99)] {
+            let value = percentile(&mut values, part);
+            outcome.measures.push(Measure::alone(format!("{name}_{suffix}"), "ms", value));
+        }
+    }
+    Ok(())
+}
+
+/// Kills the gateway that carries the probes: its agent and, as when a machine dies, its link.
+async fn one_kill(lab: &Lab, to: Ipv4Addr) -> Result<Gap, Failure> {
+    let capture = Capture::start(lab, "host-b")?;
+    let end = Arc::new(AtomicBool::new(false));
+    let ending = end.clone();
+    let sender = inside(lab, "web-1", move || probe(to, &ending));
+    tokio::time::sleep(CALM).await;
+    let carrier = carrier(lab, to).await?;
+    let process = lab.process(&carrier)?;
+    process.signal(nix::sys::signal::Signal::SIGKILL);
+    set_link(lab, &carrier, "down").await?;
+    tokio::time::sleep(CALM).await;
+    end.store(true, Ordering::Relaxed);
+    let sent =
+        tokio::task::spawn_blocking(move || sender.join().map_err(|_| "the prober panicked")?).await??;
+    let frames = capture.frames()?;
+    set_link(lab, &carrier, "up").await?;
+    lab.kill(&carrier).await?;
+    lab.restart(&carrier)?;
+    lab.synchronized(&carrier, Duration::from_secs(20)).await?;
+    // Once its stream is up it listens for some milliseconds before it may take anything.
+    tokio::time::sleep(CALM).await;
+    gap(&frames, to, sent)
+}
+
+async fn set_link(lab: &Lab, node: &str, state: &str) -> Result<(), Failure> {
+    let output = lab.exec(node, &["ip", "link", "set", "eth0", state]).await?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into()) }
+}
+
+fn probe(to: Ipv4Addr, ending: &AtomicBool) -> Result<u32, Failure> {
+    let socket = UdpSocket::bind("0.0.0.0:7001")?;
+    let mut payload = [0; PROBE_BYTES];
+    let (start, mut number) = (Instant::now(), 0_u32);
+    while !ending.load(Ordering::Relaxed) && start.elapsed() < CALM * 2 + SILENCE_MAX {
+        sleep_until(start + PROBE_EVERY * number);
+        payload[..4].copy_from_slice(&number.to_be_bytes());
+        socket.send_to(&payload, (to, PORT))?;
+        number += 1;
+    }
+    Ok(number)
+}
+
+/// Which gateway the probes pass, by looking.
+async fn carrier(lab: &Lab, to: Ipv4Addr) -> Result<String, Failure> {
+    let capture = Capture::start(lab, "host-b")?;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let frames = capture.frames()?;
+    let sender = frames.iter().rev().find_map(|(_, frame)| match frame {
+        Frame::Tenant { sender, destination, .. } if *destination == to => Some(*sender),
+        _ => None,
+    });
+    let sender = sender.ok_or("no probe arrived")?;
+    let mut gateways = lab.state().topology.gateways.iter();
+    let gateway = gateways.find(|gateway| gateway.ipv4 == Some(sender));
+    Ok(gateway.ok_or_else(|| format!("{sender} is no gateway"))?.name.clone())
+}
+
+/// The longest silence, in probes that were lost, and what of it came after the takeover was announced.
+fn gap(frames: &Frames, to: Ipv4Addr, sent: u32) -> Result<Gap, Failure> {
+    let probes: Vec<(i64, u32)> = frames
+        .iter()
+        .filter_map(|(at_ns, frame)| match frame {
+            Frame::Tenant { destination, number, .. } if *destination == to => Some((*at_ns, *number)),
+            _ => None,
+        })
+        .collect();
+    let longest = probes.windows(2).max_by_key(|pair| pair[1].1.wrapping_sub(pair[0].1));
+    let Some([before, after]) = longest else { return Err("no probe arrived".into()) };
+    let last = probes.last().map_or(0, |(_, number)| *number);
+    if sent.saturating_sub(last) > after.1.wrapping_sub(before.1) {
+        return Err(format!("probes stopped at {last} of {sent}: nobody took over").into());
+    }
+    let lost = after.1.wrapping_sub(before.1).saturating_sub(1);
+    let announced = frames.iter().find_map(|(at_ns, frame)| match frame {
+        Frame::Announcement { .. } if *at_ns > before.0 => Some(*at_ns),
+        _ => None,
+    });
+    let every_ms = PROBE_EVERY.as_secs_f64() * 1000.0;
+    let pure_ns = announced.map_or(after.0 - before.0, |at_ns| (after.0 - at_ns).max(0));
+    Ok(Gap { total_ms: f64::from(lost) * every_ms, pure_ms: pure_ns as f64 / 1e6 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_what_was_lost_and_what_followed_the_announcement() {
+        let to = Ipv4Addr::new(10, 2, 0, 2);
+        let sender = Ipv4Addr::new(192, 0, 2, 11);
+        let tenant = |number| Frame::Tenant { sender, destination: to, bytes: 106, number };
+        let address = Ipv4Addr::new(192, 0, 2, 101);
+        let mut frames = vec![
+            (0, tenant(0)),
+            (500_000, tenant(1)),
+            (10_000_000, Frame::Announcement { address }),
+            (10_700_000, tenant(21)),
+            (11_000_000, tenant(22)),
+        ];
+        let found = gap(&frames, to, 23).unwrap();
+        assert_eq!((found.total_ms, found.pure_ms), (9.5, 0.7));
+        frames.truncate(3);
+        assert!(gap(&frames, to, 23).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! What passes an interface of the lab: frames with the kernel's time of their arrival; and a VM's sender.
+
+use crate::Failure;
+use nix::cmsg_space;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recvmsg,
+    setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeSpec, TimeVal, TimeValLike};
+use sluice_lab::Lab;
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, spawn};
+use std::time::Duration;
+
+/// Frames are cut to this: outer and inner headers, and the first bytes of the payload.
+const SNAP_BYTES: usize = 128;
+/// Receive buffer: some 100,000 frames.
+const BUFFER_BYTES: usize = 64 << 20;
+const ETHERNET_BYTES: usize = 14;
+const ARP: u16 = 0x0806;
+const IPV4: u16 = 0x0800;
+/// Ethernet, IPv4, UDP and VXLAN over IPv4.
+const TUNNEL_BYTES: usize = 14 + 20 + 8 + 8;
+
+/// A frame that came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A tenant's UDP packet in VXLAN.
+    Tenant {
+        /// The node that sent it.
+        sender: Ipv4Addr,
+        /// The tenant's destination.
+        destination: Ipv4Addr,
+        /// Bytes of the tenant's frame.
+        bytes: u32,
+        /// The first bytes of what the tenant sent.
+        number: u32,
+    },
+    /// A gratuitous ARP.
+    Announcement {
+        /// Whose address it is about.
+        address: Ipv4Addr,
+    },
+}
+
+/// Frames with nanoseconds of CLOCK_REALTIME.
+pub type Frames = Vec<(i64, Frame)>;
+
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// What a frame is, if it is one of those looked for.
+fn parse(frame: &[u8]) -> Option<Frame> {
+    let address = |at| long(frame, at).map(Ipv4Addr::from);
+    match word(frame, 12)? {
+        ARP => {
+            let (sender, target) = (address(ETHERNET_BYTES + 14)?, address(ETHERNET_BYTES + 24)?);
+            (sender == target).then_some(Frame::Announcement { address: sender })
+        }
+        IPV4 if *frame.get(23)? == 17 && word(frame, 36)? == 4789 => {
+            let inner = TUNNEL_BYTES + ETHERNET_BYTES;
+            let is_udp = word(frame, TUNNEL_BYTES + 12)? == IPV4 && *frame.get(inner + 9)? == 17;
+            is_udp.then_some(Frame::Tenant {
+                sender: address(26)?,
+                destination: address(inner + 16)?,
+                bytes: u32::from(word(frame, inner + 2)?) + ETHERNET_BYTES as u32,
+                number: long(frame, inner + 28)?,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Runs `work` in a thread of its own in the network namespace of a place of the lab.
+pub fn inside<T: Send + 'static>(
+    lab: &Lab,
+    place: &str,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> JoinHandle<Result<T, Failure>> {
+    let file: PathBuf = lab.paths().namespace_file(place);
+    spawn(move || {
+        setns(File::open(file)?, CloneFlags::CLONE_NEWNET)?;
+        work()
+    })
+}
+
+/// A capture that runs until it is asked for its frames.
+pub struct Capture {
+    end: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Frames, Failure>>,
+}
+
+impl Capture {
+    /// Listens on all interfaces of a node; when this returns, it does.
+    pub fn start(lab: &Lab, node: &str) -> Result<Self, Failure> {
+        let end = Arc::new(AtomicBool::new(false));
+        let socket = inside(lab, node, open).join().map_err(|_| "the capture panicked")??;
+        let ending = end.clone();
+        Ok(Self { end, thread: spawn(move || capture(&socket, &ending)) })
+    }
+
+    /// What came in, oldest first.
+    pub fn frames(self) -> Result<Frames, Failure> {
+        self.end.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| "the capture panicked")?
+    }
+}
+
+fn open() -> Result<OwnedFd, Failure> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)?;
+    setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
+    setsockopt(&socket, sockopt::RcvBufForce, &BUFFER_BYTES)?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(20))?;
+    Ok(socket)
+}
+
+fn capture(socket: &OwnedFd, ending: &AtomicBool) -> Result<Frames, Failure> {
+    let mut frames = Frames::new();
+    let mut bytes = [0; SNAP_BYTES];
+    let mut space = cmsg_space!(TimeSpec);
+    loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = MsgFlags::empty();
+        let received = match recvmsg::<LinkAddr>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+            Ok(received) => received,
+            Err(nix::errno::Errno::EAGAIN) if ending.load(Ordering::Relaxed) => return Ok(frames),
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        // Of what the node itself sends, nothing is looked at.
+        let is_own = received.address.is_some_and(|address| address.pkttype() == PACKET_OUTGOING);
+        let length = received.bytes.min(SNAP_BYTES);
+        let at_ns = received.cmsgs()?.find_map(|message| match message {
+            ControlMessageOwned::ScmTimestampns(time) => Some(time.num_nanoseconds()),
+            _ => None,
+        });
+        if let (false, Some(at_ns), Some(frame)) = (is_own, at_ns, parse(&bytes[..length])) {
+            frames.push((at_ns, frame));
+        }
+    }
+}
+
+/// `sll_pkttype` of what this node sent.
+const PACKET_OUTGOING: u8 = 4;
+
+/// Sleeps until `deadline`: the last part of it by looking at the clock, since timers are late.
+pub fn sleep_until(deadline: std::time::Instant) {
+    const EARLY: Duration = Duration::from_micros(150);
+    let left = deadline.saturating_duration_since(std::time::Instant::now());
+    if left > EARLY {
+        std::thread::sleep(left - EARLY);
+    }
+    while std::time::Instant::now() < deadline {
+        std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_told_apart() {
+        let mut frame = vec![0; 14];
+        frame[12..14].copy_from_slice(&ARP.to_be_bytes());
+        frame.extend([0; 28]);
+        frame[28..32].copy_from_slice(&[192, 0, 2, 9]);
+        assert_eq!(parse(&frame), None);
+        frame[38..42].copy_from_slice(&[192, 0, 2, 9]);
+        assert_eq!(parse(&frame), Some(Frame::Announcement { address: Ipv4Addr::new(192, 0, 2, 9) }));
+        assert_eq!(parse(&frame[..30]), None);
+
+        let mut frame = vec![0; TUNNEL_BYTES + ETHERNET_BYTES + 32];
+        frame[12..14].copy_from_slice(&IPV4.to_be_bytes());
+        frame[23] = 17;
+        frame[26..30].copy_from_slice(&[192, 0, 2, 11]);
+        frame[36..38].copy_from_slice(&4789_u16.to_be_bytes());
+        let inner = TUNNEL_BYTES + ETHERNET_BYTES;
+        frame[inner - 2..inner].copy_from_slice(&IPV4.to_be_bytes());
+        frame[inner + 2..inner + 4].copy_from_slice(&1400_u16.to_be_bytes());
+        frame[inner + 9] = 17;
+        frame[inner + 16..inner + 20].copy_from_slice(&[10, 2, 0, 7]);
+        frame[inner + 28..inner + 32].copy_from_slice(&77_u32.to_be_bytes());
+        let (sender, destination) = (Ipv4Addr::new(192, 0, 2, 11), Ipv4Addr::new(10, 2, 0, 7));
+        let tenant = Frame::Tenant { sender, destination, bytes: 1414, number: 77 };
+        assert_eq!(parse(&frame), Some(tenant));
+        frame[36] = 0;
+        assert_eq!(parse(&frame), None);
+    }
+}

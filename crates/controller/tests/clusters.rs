@@ -1,0 +1,285 @@
+//! What happens to running clusters: VPCs and instances that move, gateways that drain,
+//! vIPs that come and go, seen from the API and by nodes that take their time.
+
+mod common;
+
+use common::{Basics, Cloud, Node, basics, join};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use sluice_southbound::Update;
+use std::time::{Duration, Instant};
+
+async fn patch(cloud: &Cloud, path: &str, body: Value) -> common::Answer {
+    cloud.send(cloud.request(Method::PATCH, path).json(&body)).await
+}
+
+/// A second cluster with a gateway: their ids.
+async fn second(cloud: &Cloud) -> (String, String) {
+    let cluster = cloud.make("/v1/clusters", json!({"name": "c2", "vips": ["192.0.2.12"]})).await;
+    let gateway = json!({"name": "g2", "cluster": cluster, "vtep4": "192.0.2.2"});
+    let gateway = cloud.make("/v1/gateways", gateway).await;
+    (cluster, gateway)
+}
+
+async fn enter(cloud: &Cloud, path: &str) -> Node {
+    let identity = cloud.enrol(path).await;
+    let mut node = join(cloud, &identity, 0, 0).await;
+    node.acked_step().await;
+    node
+}
+
+/// Messages until one fits, each acknowledged.
+async fn until(node: &mut Node, fits: impl Fn(&Update) -> bool) -> Update {
+    loop {
+        let update = node.next().await;
+        if update.revision != 0 {
+            node.ack(update.revision).await;
+        }
+        if fits(&update) {
+            return update;
+        }
+    }
+}
+
+async fn kinds(cloud: &Cloud, subject: &str) -> Vec<String> {
+    let events = cloud.get(&format!("/v1/events?subject={subject}")).await;
+    assert_eq!(events.status, StatusCode::OK, "{}", events.body);
+    let items = events.body["items"].as_array().unwrap();
+    items.iter().map(|event| event["kind"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_vpc_moves_make_before_break_and_over_a_restart() {
+    let mut cloud = Cloud::start().await;
+    let basics: Basics = basics(&cloud).await;
+    let (to, g2) = second(&cloud).await;
+    let vm = cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let old_identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut old = join(&cloud, &old_identity, 0, 0).await;
+    old.acked_step().await;
+    let g2_identity = cloud.enrol(&format!("/v1/gateways/{g2}")).await;
+    let mut new = join(&cloud, &g2_identity, 0, 0).await;
+    let (base, _) = new.acked_step().await;
+    let host_identity = cloud.enrol(&basics.host_path()).await;
+    let mut host = join(&cloud, &host_identity, 0, 0).await;
+    host.acked_step().await;
+    let path = format!("/v1/vpcs/{}", basics.vpc);
+    cloud.wait_until("programmed", &path, |vpc| vpc["programmed"] == true).await;
+
+    let moving = patch(&cloud, &path, json!({"cluster": to})).await;
+    assert_eq!((moving.status, &moving.body["cluster"]), (StatusCode::OK, &json!(basics.cluster)));
+    assert_eq!((&moving.body["moving_to"], &moving.body["move_phase"]), (&json!(to), &json!("filling")));
+    assert_eq!(moving.body["programmed"], false);
+    // The new cluster's gateway is told all of it, and takes its time.
+    let step = new.step().await;
+    let entries = |count: fn(&Update) -> usize| step.iter().map(count).sum::<usize>();
+    assert_eq!(
+        (entries(|u| u.vrfs.len()), entries(|u| u.routes.len()), entries(|u| u.endpoints.len())),
+        (1, 2, 1)
+    );
+    let group: u32 = to.strip_prefix("cluster-").unwrap().parse().unwrap();
+    let switched = |update: &Update| update.vrfs.iter().any(|vrf| vrf.group == Some(group));
+    // Until it has written that, hosts are told to send where they sent.
+    cloud.make(&basics.instances_path(), basics.instance("vm2")).await;
+    let next = until(&mut host, |update| switched(update) || !update.ports.is_empty()).await;
+    assert!(!switched(&next) && next.ports[0].name == "v/vm2");
+    assert_eq!(cloud.get(&path).await.body["move_phase"], "filling");
+
+    // Another controller goes on with it.
+    let database = new.database;
+    drop((new, host, old));
+    cloud.restart().await;
+    let mut new = join(&cloud, &g2_identity, base, database).await;
+    let mut host = join(&cloud, &host_identity, 0, 0).await;
+    host.acked_step().await;
+    new.acked_step().await;
+    let update = until(&mut host, switched).await;
+    assert!(update.ports.is_empty(), "only where to send changes");
+    let mut old = join(&cloud, &old_identity, 0, 0).await;
+    old.acked_step().await;
+    let gone = until(&mut old, |update| !update.removed_vnis.is_empty()).await;
+    assert_eq!(gone.removed_endpoints.len(), 2);
+    let vpc = cloud.wait_until("moved", &path, |vpc| vpc["moving_to"].is_null()).await;
+    assert_eq!((&vpc["cluster"], &vpc["move_phase"]), (&json!(to), &Value::Null));
+    assert_eq!(kinds(&cloud, &basics.vpc).await, ["vpc_move_begun", "vpc_move_switched", "vpc_moved"]);
+    assert_eq!(cloud.get(&format!("/v1/instances/{vm}")).await.status, StatusCode::OK);
+
+    // There is no way to where nothing is, and no second way at once.
+    let empty = cloud.make("/v1/clusters", json!({"name": "c3", "vips": ["192.0.2.13"]})).await;
+    let refused = patch(&cloud, &path, json!({"cluster": empty})).await;
+    assert_eq!(refused.problem(), (409, "no-gateways", "c3"));
+    assert_eq!(patch(&cloud, &path, json!({"cluster": basics.cluster})).await.status, StatusCode::OK);
+    let refused = patch(&cloud, &path, json!({"cluster": empty})).await;
+    assert_eq!(refused.problem(), (409, "vpc-moves", "v"));
+    let ghost = patch(&cloud, &path, json!({"cluster": "cluster-99999"})).await;
+    assert_eq!(ghost.problem().0, 422);
+    let back = patch(&cloud, &path, json!({"cluster": to})).await;
+    assert_eq!((&back.body["cluster"], &back.body["moving_to"]), (&json!(basics.cluster), &json!(to)));
+}
+
+#[tokio::test]
+async fn an_instance_moves_when_gateways_know() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let h2 = cloud.make("/v1/hosts", json!({"name": "h2", "vtep": "192.0.2.22"})).await;
+    let vm = cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let mut gateway = enter(&cloud, &basics.gateway_path()).await;
+    let mut from = enter(&cloud, &basics.host_path()).await;
+    let mut to = enter(&cloud, &format!("/v1/hosts/{h2}")).await;
+    let path = format!("/v1/instances/{vm}");
+    cloud.wait_until("programmed", &path, |vm| vm["programmed"] == true).await;
+    // The gateway takes its time, and hosts wait for it: for a second, and no longer.
+    let began = Instant::now();
+    let moved = patch(&cloud, &path, json!({"host": h2})).await;
+    assert_eq!((moved.status, &moved.body["host"]), (StatusCode::OK, &json!(h2)), "{}", moved.body);
+    let step = gateway.step().await;
+    assert_eq!(step[0].endpoints[0].host, "192.0.2.22".parse::<std::net::IpAddr>().unwrap());
+    let port = until(&mut to, |update| !update.ports.is_empty()).await;
+    assert!(began.elapsed() >= Duration::from_secs(1), "it came before gateways knew");
+    assert_eq!((port.ports[0].name.as_str(), port.vrfs.len()), ("v/vm", 1));
+    gateway.ack(step.last().unwrap().revision).await;
+    until(&mut from, |update| !update.removed_ports.is_empty()).await;
+    cloud.wait_until("programmed", &path, |vm| vm["programmed"] == true).await;
+    assert_eq!(kinds(&cloud, &vm).await, ["instance_moved"]);
+
+    assert_eq!(patch(&cloud, &path, json!({"host": basics.host})).await.status, StatusCode::OK);
+    gateway.acked_step().await;
+    until(&mut from, |update| !update.ports.is_empty()).await;
+    let ghost = patch(&cloud, &path, json!({"host": "host-99999"})).await;
+    assert_eq!(ghost.problem(), (422, "unknown-reference", "host-99999"));
+    let nonsense = patch(&cloud, &path, json!({"host": h2, "mac": "02:00:00:00:00:09"})).await;
+    assert_eq!(nonsense.problem().0, 422);
+}
+
+#[tokio::test]
+async fn a_gateway_drains_and_returns() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let path = basics.gateway_path();
+    let alone = cloud.post(&format!("{path}/drain"), json!({})).await;
+    assert_eq!(alone.problem(), (409, "last-gateway", "g"));
+    let spare =
+        json!({"name": "spare", "cluster": basics.cluster, "vtep4": "192.0.2.98", "vtep6": "fd00::98"});
+    let spare = cloud.make("/v1/gateways", spare).await;
+    let mut node = enter(&cloud, &path).await;
+    let drained = cloud.post(&format!("{path}/drain"), json!({})).await;
+    assert_eq!((drained.status, &drained.body["draining"]), (StatusCode::OK, &json!(true)));
+    let told =
+        until(&mut node, |update| update.cluster.as_ref().is_some_and(|plan| plan.members[0].draining));
+    let plan = told.await.cluster.unwrap();
+    assert!(plan.homes.len() == 2 && plan.homes.iter().all(|home| home.gateway.to_string() == spare));
+    let cluster = cloud.get(&format!("/v1/clusters/{}", basics.cluster)).await.body;
+    let homes: Vec<_> = cluster["vips"].as_array().unwrap().iter().map(|vip| vip["home"].clone()).collect();
+    assert_eq!(homes, [json!(spare), json!(spare)]);
+    let stale = cloud.request(Method::POST, &format!("{path}/undrain")).header("if-match", "\"1\"");
+    assert_eq!(cloud.send(stale).await.problem().0, 412);
+    let back = cloud.post(&format!("{path}/undrain"), json!({})).await;
+    assert_eq!(back.body["draining"], false);
+    assert_eq!(kinds(&cloud, &basics.gateway).await, ["gateway_draining", "gateway_undrained"]);
+    assert_eq!(cloud.post("/v1/gateways/gw-99999/drain", json!({})).await.problem().0, 404);
+}
+
+#[tokio::test]
+async fn vips_come_and_go_in_order() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let mut gateway = enter(&cloud, &basics.gateway_path()).await;
+    let mut host = enter(&cloud, &basics.host_path()).await;
+    let path = format!("/v1/clusters/{}", basics.cluster);
+    cloud.wait_until("programmed", &path, |cluster| cluster["programmed"] == true).await;
+    let both = json!({"vips": ["192.0.2.11", "fd00::10"]});
+    assert_eq!(patch(&cloud, &path, both).await.status, StatusCode::OK);
+    // The gateway has the new one first, and hosts leave the old one before it goes.
+    let (_, step) = gateway.acked_step().await;
+    assert_eq!((step[0].vips.len(), step[0].removed_vips.len()), (3, 0));
+    let groups = until(&mut host, |update| !update.groups.is_empty()).await.groups;
+    assert_eq!(groups[0].vips.len(), 2);
+    let groups = until(&mut host, |update| !update.groups.is_empty()).await.groups;
+    assert_eq!(groups[0].vips, ["192.0.2.11".parse::<std::net::IpAddr>().unwrap()]);
+    let gone = until(&mut gateway, |update| !update.removed_vips.is_empty()).await;
+    assert_eq!(gone.removed_vips, ["192.0.2.10".parse::<std::net::IpAddr>().unwrap()]);
+    let places: Vec<_> = gone.cluster.unwrap().vips.iter().map(|vip| vip.place).collect();
+    assert_eq!(places, [1, 2]);
+    assert_eq!(kinds(&cloud, &basics.cluster).await, ["cluster_vips", "cluster_vips"]);
+}
+
+#[tokio::test]
+async fn keys_reach_nodes_and_nobody_else() {
+    let mut cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let mut gateway = join(&cloud, &identity, 0, 0).await;
+    let (revision, step) = gateway.acked_step().await;
+    let keys: Vec<_> = step.iter().flat_map(|part| part.keys.clone()).collect();
+    assert_eq!((keys.len(), keys[0].keys.len()), (1, 1));
+    let host_identity = cloud.enrol(&basics.host_path()).await;
+    let mut host = join(&cloud, &host_identity, 0, 0).await;
+    let (_, step) = host.acked_step().await;
+    assert_eq!(step.iter().flat_map(|part| part.keys.clone()).collect::<Vec<_>>(), keys);
+    // A gateway that goes on from its tables is told at once, also by another controller.
+    let database = gateway.database;
+    for _ in 0..2 {
+        let mut again = join(&cloud, &identity, revision, database).await;
+        let first = again.next().await;
+        assert!(!first.snapshot && first.revision == 0 && first.cluster.is_some());
+        assert_eq!(first.keys, keys);
+        drop(again);
+        cloud.restart().await;
+    }
+    let secret = keys[0].keys[0].secret;
+    let hex: String = secret.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let list = format!("{:?}", secret.bytes());
+    for path in ["/v1/clusters", "/v1/gateways", "/v1/nodes", "/v1/events", "/metrics", "/openapi.json"] {
+        let text = cloud.get(path).await.body.to_string();
+        assert!(text.len() > 2 && !text.contains(&hex) && !text.contains(&list), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn thresholds_and_their_absence() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let mut gateway = enter(&cloud, &basics.gateway_path()).await;
+    let path = format!("/v1/vpcs/{}", basics.vpc);
+    assert!(cloud.get(&path).await.body.get("offload_kbps").is_none());
+    for (given, told) in [(json!(500), 500), (json!(u32::MAX), u32::MAX), (Value::Null, 0)] {
+        let set = patch(&cloud, &path, json!({"offload_kbps": given})).await;
+        assert_eq!(
+            (set.status, set.body.get("offload_kbps").unwrap_or(&Value::Null)),
+            (StatusCode::OK, &given)
+        );
+        let update = until(&mut gateway, |update| !update.vrfs.is_empty()).await;
+        assert_eq!(update.vrfs[0].elephant_kbps, told);
+    }
+    assert_eq!(
+        patch(&cloud, &path, json!({"offload_kbps": 0})).await.problem(),
+        (422, "invalid", "offload_kbps")
+    );
+    let new = json!({"name": "w", "tenant": basics.tenant, "offload_kbps": 9});
+    let made = cloud.post("/v1/vpcs", new).await;
+    assert_eq!(made.body["offload_kbps"], 9);
+    let kept = patch(&cloud, &format!("/v1/vpcs/{}", made.id()), json!({"mtu": 1400})).await;
+    assert_eq!(kept.body["offload_kbps"], 9, "what is not named stays");
+}
+
+#[tokio::test]
+async fn events_come_in_pages() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let path = format!("/v1/clusters/{}", basics.cluster);
+    for last in 0..5 {
+        let vips = json!({"vips": ["192.0.2.10", "fd00::10", format!("192.0.2.{}", last + 80)]});
+        assert_eq!(patch(&cloud, &path, vips).await.status, StatusCode::OK);
+    }
+    let all = cloud.get("/v1/events?limit=1000").await.body["items"].as_array().unwrap().clone();
+    assert!(all.len() >= 5);
+    let first = all[0]["id"].as_u64().unwrap();
+    let next = cloud.get(&format!("/v1/events?after={first}&limit=2")).await.body["items"].clone();
+    assert_eq!(next.as_array().unwrap()[..], all[1..3]);
+    let newest = cloud.get("/v1/events?limit=1").await.body["items"].clone();
+    assert_eq!(newest.as_array().unwrap()[..], all[all.len() - 1..]);
+    assert!(all[0]["text"].as_str().unwrap().starts_with("cluster `c` has "));
+    for bad in ["limit=0", "limit=1001", "after=-1", "since=3"] {
+        assert_eq!(cloud.get(&format!("/v1/events?{bad}")).await.problem().0, 400, "{bad}");
+    }
+}
