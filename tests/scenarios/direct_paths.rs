@@ -12,11 +12,11 @@ use std::time::Duration;
 
 const PORT: u16 = 7021;
 const PPS: u64 = 500;
-const SECONDS: u64 = 8;
+const SECONDS: u64 = 5;
 const LEARNED: Duration = Duration::from_secs(5);
 const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
 /// Packets that must arrive while the gateways see none.
-const ENOUGH: f64 = 500.0;
+const ENOUGH: f64 = 300.0;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let lab = ground.lab()?;

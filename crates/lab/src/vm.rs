@@ -153,29 +153,36 @@ impl Lab {
         Ok(vm)
     }
 
-    /// Moves a VM that was added to another host, while it runs and without a word to anybody but the
-    /// controller: it gets a second interface, on the new host and with the same addresses, and loses the
-    /// first one when the new host has taken the second.
+    /// Takes a VM that was added away from its host and plugs it in at another one, with the same
+    /// addresses and without a word to anybody: until [`Lab::end_move`] nobody knows where it is.
     ///
     /// # Errors
-    /// What the API and the commands give.
-    pub async fn move_vm(&self, name: &str, vm: &VmState, host: &str) -> Result<VmState> {
-        let bad = |_| Error::Form { what: "the lab's state".to_owned(), problem: format!("id of {host}") };
-        let to: sluice_types::HostId = self.node(host)?.id.parse().map_err(bad)?;
+    /// What the commands give.
+    pub async fn begin_move(&self, name: &str, vm: &VmState, host: &str) -> Result<VmState> {
+        self.node(host)?;
         let port: String = format!("y-{name}").chars().take(15).collect();
         let moved = VmState { host: host.to_owned(), port, ..vm.clone() };
         let line = link(&self.paths, name, &moved).replace("link add eth0 ", "link add eth1 ");
         ip_batch(&self.paths, "plugging a VM in elsewhere", &line).await?;
-        script(&self.paths, name, "giving a VM its second interface", SECOND).await?;
+        script(&self.paths, name, "moving a VM's addresses", MOVED).await?;
         prepare_port(self, name, &moved).await?;
-        // The new host's agent waits for the controller's word of the instance.
-        let patch = serde_json::json!({ "host": to });
-        let change =
-            async { self.api.update::<Instance>(vm.id, &patch, None).await.map(drop).map_err(Error::from) };
-        tokio::try_join!(attach(self, &moved), change)?;
-        script(&self.paths, name, "taking a VM's first interface", FIRST_GONE).await?;
-        self.api.wait_programmed::<Instance>(vm.id, PROGRAMMED).await?;
         Ok(moved)
+    }
+
+    /// Tells the controller where the VM is now, and attaches its port there.
+    ///
+    /// # Errors
+    /// What the API and the commands give.
+    pub async fn end_move(&self, moved: &VmState) -> Result<()> {
+        let bad = |_| Error::Form { what: "the lab's state".to_owned(), problem: "a host's id".to_owned() };
+        let host: sluice_types::HostId = self.node(&moved.host)?.id.parse().map_err(bad)?;
+        let patch = serde_json::json!({ "host": host });
+        let change = async {
+            self.api.update::<Instance>(moved.id, &patch, None).await.map(drop).map_err(Error::from)
+        };
+        // The new host's agent waits for the controller's word of the instance.
+        tokio::try_join!(attach(self, moved), change)?;
+        self.api.wait_programmed::<Instance>(moved.id, PROGRAMMED).await.map(drop).map_err(Error::from)
     }
 
     /// Takes away a VM's namespace, with its interface; the instance is the API's business.
@@ -188,19 +195,16 @@ impl Lab {
     }
 }
 
-/// Addresses and MTU as on the first interface; packets may come by either.
-const SECOND: &str = "\
-    for name in all eth0 eth1; do echo 0 >/proc/sys/net/ipv4/conf/$name/rp_filter; done\n\
+/// What the first interface had goes to the second one. The router is the same everywhere.
+const MOVED: &str = "\
     mtu=$(ip -o link show dev eth0 | sed 's/.* mtu \\([0-9]*\\).*/\\1/')\n\
-    ip link set eth1 mtu $mtu up\n\
-    ip -o addr show dev eth0 scope global | while read -r _ _ family address _; do\n\
-    [ $family = inet ] && ip addr add $address dev eth1 || ip addr add $address dev eth1 nodad\n\
-    done\n";
-
-/// The router is the same everywhere.
-const FIRST_GONE: &str = "\
     router4=$(ip -4 -o route show default | sed -n 's/.* via \\([^ ]*\\).*/\\1/p')\n\
+    addresses=$(ip -o addr show dev eth0 scope global | awk '{ print $4 }')\n\
     ip link del eth0\n\
+    ip link set eth1 mtu $mtu up\n\
+    for address in $addresses; do\n\
+    case $address in *:*) ip addr add $address dev eth1 nodad;; *) ip addr add $address dev eth1;; esac\n\
+    done\n\
     [ -z \"$router4\" ] || ip route replace default via $router4 dev eth1\n\
     ip -6 route replace default via fe80::1 dev eth1\n";
 

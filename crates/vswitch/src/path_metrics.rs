@@ -32,6 +32,11 @@ struct WhyLabel {
     why: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
 fn by_why(counts: &[(&'static str, u64)]) -> Family<WhyLabel, Counter> {
     let family = Family::<WhyLabel, Counter>::default();
     for (why, count) in counts {
@@ -78,11 +83,14 @@ impl Source for PathSource {
         let late = counter(cache.rounds_full);
         registry.register("path_rounds_full", "Rounds in which not all paths due could be asked about", late);
         registry.register("paths_refused", "Changes of paths that the tables refused", counter(refused));
-        let redirects = by_why(&[
+        let redirects = Family::<OutcomeLabel, Counter>::default();
+        for (outcome, count) in [
             ("told", counts.redirects),
             ("repeated", counts.redirects_repeated),
             ("no_gateway", counts.redirects_unknown),
-        ]);
+        ] {
+            redirects.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
+        }
         registry.register("redirects", "Packets for who has left, by what came of it", redirects);
     }
 }
