@@ -135,7 +135,7 @@ fn what_was_left_by_a_predecessor_is_asked_about_and_goes_when_it_is_not_used() 
     // What the tables have, and nobody knows.
     let stray = keeper.note_use(100, &[(destination, 50), (to(1, "10.0.0.6"), 50)]);
     assert_eq!(stray.changes, [Change::Remove(to(1, "10.0.0.6"), Why::Stray)]);
-    let mut confirm = |keeper: &mut Keeper, now_ms| {
+    let confirm = |keeper: &mut Keeper, now_ms| {
         hear(keeper, now_ms, notify(destination, path(OTHER, now_ms)));
         keeper.note_use(now_ms, &[(destination, 50)])
     };
