@@ -6,8 +6,10 @@
  *
  *   VM -> spoofing -> ARP, ND, DHCP, the router itself: answered here
  *                  -> (VNI, destination) is a port of this host: delivered
- *                  -> else the VPC's gateway group, through the VXLAN device
+ *                  -> it has a direct path: its host, through the VXLAN device
+ *                  -> else the VPC's gateway group, the same way
  *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
+ *                                -> else from a host: on to the gateway group
  *
  * Nothing that a VM can set is believed of the skb: only what its bytes say,
  * its length, its interface and its segment size; and a checksum that is still
@@ -17,6 +19,7 @@
 #include "dhcp.h"
 #include "pending.h"
 #include "router_advertisement.h"
+#include "strays.h"
 #include "tunnel.h"
 #include "vm_arp.h"
 #include "vm_icmp.h"
@@ -86,13 +89,24 @@ static __always_inline int to_local(struct __sk_buff *skb, const struct vrf *vrf
 	if (frame->destination_mac == load_mac(node->router_mac)) {
 		if (frame->ttl <= 1)
 			return complain(skb, port_cell, frame, DROP_ttl_exceeded);
-		if (route_headers(skb, frame, node, to))
+		if (route_headers(skb, frame, node, load_mac(to->mac)))
 			return port_drop(vrf->vni, DROP_headroom);
 	} else if (frame->destination_mac != load_mac(to->mac)) {
 		return port_drop(vrf->vni, DROP_wrong_mac);
 	}
 	count_traffic(vrf->counters, skb->len);
 	return deliver(skb, to);
+}
+
+/* The same, by a direct path. */
+static __always_inline int to_direct(struct __sk_buff *skb, __u32 vni, __u32 vrf_cell, __u32 port_cell,
+				     struct frame *frame, struct exact_hit *hit)
+{
+	const struct node_config *node = node_at();
+
+	if (node && frame->destination_mac == load_mac(node->router_mac) && frame->ttl <= 1)
+		return complain(skb, port_cell, frame, DROP_ttl_exceeded);
+	return send_direct(skb, frame, hit, vrf_cell, vni);
 }
 
 /* A VM's unicast packet whose source is right. */
@@ -118,6 +132,8 @@ static __always_inline int forward(struct __sk_buff *skb, const struct port *por
 		found = find_ipv4(vrf->vni, frame->destination[1], &hit);
 	if (found == EXACT_MISS)
 		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
+	if (is_direct(found, &hit))
+		return to_direct(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
 	return to_local(skb, vrf, port_cell, frame, found, &hit);
 }
 
@@ -286,6 +302,7 @@ static __always_inline int is_forged(struct __sk_buff *skb, const struct frame *
 SEC("tc")
 int uplink_ingress(struct __sk_buff *skb)
 {
+	struct tunnel_sender from = {};
 	struct exact_hit hit = {};
 	struct frame frame = {};
 	enum drop_reason reason;
@@ -294,7 +311,7 @@ int uplink_ingress(struct __sk_buff *skb)
 	__u32 vni = 0, vrf_cell;
 	int found;
 
-	reason = tunnel_receive(skb, &vni);
+	reason = tunnel_receive(skb, &vni, &from);
 	if (reason)
 		return port_drop(0, reason);
 	vrf_cell = find_index(vni, 0);
@@ -309,6 +326,8 @@ int uplink_ingress(struct __sk_buff *skb)
 	found = find_receiver(skb, vni, &frame, &hit, &reason);
 	if (reason)
 		return port_drop(vni, reason);
+	if (is_stray(found, &hit))
+		return redirect_stray(skb, &frame, &from, vrf_cell, vni);
 	port = local_port(found, &hit, vni, &reason);
 	if (!port)
 		return port_drop(vni, reason);

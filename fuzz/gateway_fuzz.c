@@ -176,8 +176,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 	xdp.fib_answer = (input[0] & SWITCH_FIB) == 0	    ? 0
 			    : (input[0] & SWITCH_FIB) == SWITCH_FIB ? -19
 								    : BPF_FIB_LKUP_RET_NO_NEIGH;
-	bucket.refilled_ns = input[0] & SWITCH_BUDGET ? ~0ull : 0;
-	bucket.tokens = 0;
+	bucket.refilled_ns = ~0ull;
+	bucket.tokens = !(input[0] & SWITCH_BUDGET);
 	begin_flows(input[0]);
 	traffic_count.bytes = 0;
 	patch(input + 2, patches);

@@ -22,6 +22,7 @@ struct sk_buff native_skb;
 #define SWITCH_BUDGET 0x08 /* no budget for ICMP errors */
 #define SWITCH_UPLINK 0x10 /* from the underlay, in the port's VNI */
 #define SWITCH_GSO 0x20	   /* to be cut into segments */
+#define SWITCH_HOST 0x20   /* uplink: from a host, not a gateway */
 #define SWITCH_IPV6 0x40   /* uplink: from an IPv6 underlay */
 #define SWITCH_TAG 0x80	   /* a VLAN tag beside the frame */
 
@@ -30,14 +31,21 @@ struct sk_buff native_skb;
 #define SEGMENT_BYTES 1000
 
 static uint32_t ports[PORTS_MAX], ports_used;
-/* A node of each family. */
-static struct next_hop nodes[2];
+/* A gateway and a host, of each family. */
+static struct next_hop nodes[2][2];
+static struct token_bucket strays_left;
+static uint64_t lost;
 
 static void *own_map(const void *map, uint32_t index)
 {
-	(void)map;
-	(void)index;
-	return NULL;
+	if (map == &stray_budget)
+		return index ? NULL : &strays_left;
+	return map == &events_lost && !index ? &lost : NULL;
+}
+
+static int is_host(const struct next_hop *hop)
+{
+	return !!(hop->flags & NEXT_HOP_HOST);
 }
 
 /* Ports by their interfaces, and known senders. */
@@ -58,10 +66,11 @@ static void prepare(void)
 			continue;
 		if (hop->flags & NEXT_HOP_IPV6 ? find_ipv6(0, address[0], address[1], &hit) == EXACT_HIT
 					       : find_ipv4(0, address[0] >> 32, &hit) == EXACT_HIT)
-			nodes[hop->flags & NEXT_HOP_IPV6] = *hop;
+			nodes[is_host(hop)][hop->flags & NEXT_HOP_IPV6] = *hop;
 	}
-	if (ports_used < PORTS_MAX || !nodes[0].kind || !nodes[1].kind) {
-		fprintf(stderr, "the tables hold no %u ports and nodes of both families\n", PORTS_MAX);
+	if (ports_used < PORTS_MAX || !nodes[0][0].kind || !nodes[0][1].kind || !nodes[1][0].kind ||
+	    !nodes[1][1].kind) {
+		fprintf(stderr, "the tables hold no %u ports and nodes of each kind\n", PORTS_MAX);
 		exit(1);
 	}
 }
@@ -123,12 +132,44 @@ static void check_answer(const struct port *port, const uint8_t *frame, uint32_t
 	}
 }
 
-static void check_redirect(const struct port *from, int uplink)
+/* Whether a direct path leads where the packet was sent. */
+static int is_direct_path(void)
+{
+	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
+		const struct next_hop *hop = (void *)&pristine[cell];
+		int ipv6 = hop->flags & NEXT_HOP_IPV6;
+
+		if (hop->kind != NEXT_HOP_DIRECT || hop->vni != tc.key.tunnel_id ||
+		    tc.key_family != (ipv6 ? 6 : 4))
+			continue;
+		if (ipv6 ? !memcmp(tc.key.remote_ipv6, hop->address, 16)
+			 : tc.key.remote_ipv4 == bpf_ntohl(LOAD32(hop->address)))
+			return 1;
+	}
+	return 0;
+}
+
+/* A stray: on to a gateway, as it was, and the agent knows who sent it. */
+static void check_stray(const struct port *in, const struct next_hop *sender, const uint8_t *frame,
+			const uint8_t *packet, uint32_t length)
+{
+	const struct stray_event *event = (void *)kernel.record;
+
+	if (!is_host(sender))
+		fail("a gateway's stray went back to one");
+	if (tc.key.tunnel_id != in->vni || memcmp(frame, packet, length))
+		fail("a stray was changed");
+	if (kernel.posted && (event->vni != in->vni || event->ipv6 > 1 || event->reserved[0] ||
+			      event->sender_ipv6 != (sender->flags & NEXT_HOP_IPV6)))
+		fail("what an event says");
+}
+
+static void check_redirect(const struct port *from, const struct next_hop *sender, const uint8_t *packet)
 {
 	static uint8_t frame[2 * PACKET_MAX];
 	const struct node_config *node = (void *)&pristine[CELL_NODE];
 	const struct port *to = port_with(tc.redirected_to);
-	uint32_t length = tc.skb.len;
+	uint32_t length = tc.skb.len, uplink = sender != NULL;
 
 	if (length < ETH_HLEN || length > sizeof(frame) || bpf_skb_load_bytes(&tc.skb, 0, frame, length))
 		fail("length of what is sent");
@@ -146,10 +187,17 @@ static void check_redirect(const struct port *from, int uplink)
 			check_source(from, frame, length);
 		return;
 	}
-	if (uplink || tc.redirected_to != node->vxlan_ifindex)
+	if (tc.redirected_to != node->vxlan_ifindex)
 		fail("a frame was sent to no port");
-	if (!tc.key_family || tc.key.tunnel_id != from->vni)
+	if (uplink) {
+		check_stray(from, sender, frame, packet, length);
+		return;
+	}
+	if (!tc.key_family || (tc.key.tunnel_id != from->vni && !is_direct_path()))
 		fail("a frame was sent into another VNI");
+	/* What was routed has the router's MAC now. */
+	if (is_direct_path() && !memcmp(frame + ETH_ALEN, node->router_mac, ETH_ALEN))
+		memcpy(frame + ETH_ALEN, from->mac, ETH_ALEN);
 	check_source(from, frame, length);
 }
 
@@ -157,19 +205,20 @@ static void run(const uint8_t *packet, uint32_t length, uint8_t switches, int ju
 {
 	const struct port *port = pristine_port(ports[switches & SWITCH_PORT]);
 	int uplink = !!(switches & SWITCH_UPLINK), family = !!(switches & SWITCH_IPV6), verdict;
+	const struct next_hop *sender = &nodes[!!(switches & SWITCH_HOST)][family];
 	uint64_t sent = traffic_count.packets;
 
 	receive(packet, length, switches & SWITCH_SPLIT ? ETH_HLEN : length);
-	tc.skb.gso_size = switches & SWITCH_GSO ? SEGMENT_BYTES : 0;
+	tc.skb.gso_size = switches & SWITCH_GSO && !uplink ? SEGMENT_BYTES : 0;
 	tc.skb.vlan_present = !!(switches & SWITCH_TAG);
 	tc.skb.ifindex = port->ifindex;
 	if (uplink) {
 		tc.key_family = family ? 6 : 4;
 		tc.key.tunnel_id = port->vni;
 		if (family)
-			memcpy(tc.key.remote_ipv6, nodes[1].address, 16);
+			memcpy(tc.key.remote_ipv6, sender->address, 16);
 		else
-			tc.key.remote_ipv4 = bpf_ntohl(LOAD32(nodes[0].address));
+			tc.key.remote_ipv4 = bpf_ntohl(LOAD32(sender->address));
 		tc.skb.ifindex = ((struct node_config *)&pristine[CELL_NODE])->vxlan_ifindex;
 	}
 	verdict = uplink ? uplink_ingress(&tc.skb) : port_ingress(&tc.skb);
@@ -179,7 +228,7 @@ static void run(const uint8_t *packet, uint32_t length, uint8_t switches, int ju
 	} else if (verdict != TC_ACT_REDIRECT) {
 		fail("verdict");
 	} else if (judge) {
-		check_redirect(port, uplink);
+		check_redirect(port, uplink ? sender : NULL, packet);
 	}
 }
 
@@ -193,8 +242,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 	if (size < 2 + patches * PATCH_BYTES + ETH_HLEN || size > PACKET_MAX)
 		return 0;
 	kernel.now_ns = 1;
-	bucket.refilled_ns = input[0] & SWITCH_BUDGET ? ~0ull : 0;
-	bucket.tokens = 0;
+	bucket.refilled_ns = ~0ull;
+	bucket.tokens = !(input[0] & SWITCH_BUDGET);
+	strays_left = bucket;
+	kernel.posted = 0;
 	patch(input + 2, patches);
 	/* What patched tables promise is nobody's: then only memory is watched. */
 	run(input + 2 + patches * PATCH_BYTES, size - 2 - patches * PATCH_BYTES, input[0], !patches);

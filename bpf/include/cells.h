@@ -248,22 +248,29 @@ struct vrf {
 };
 
 /*
- * A next hop, a vIP or a port: what an exact match leads to. It is whole before
- * a link to it is stored; a reader that finds another kind than it expects
- * counts a stale index.
+ * A next hop, a vIP, a port or a direct path: what an exact match leads to. It
+ * is whole before a link to it is stored; a reader that finds another kind than
+ * it expects counts a stale index.
  */
 #define NEXT_HOP_VTEP 1 /* another node: host or gateway */
 #define NEXT_HOP_VIP 2	/* a vIP of this node's cluster */
 #define NEXT_HOP_PORT 3 /* a VM's port on this host: struct port */
+/*
+ * vSwitch: the host of one destination (Zeta section IV-C), reached by (the
+ * sender's VNI, destination) with the destination's MAC. The cell is that
+ * path's alone, and names its host itself.
+ */
+#define NEXT_HOP_DIRECT 4
 
 #define NEXT_HOP_IPV6 0x1 /* `address` is IPv6; else IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
+#define NEXT_HOP_HOST 0x4 /* VTEP: the node is a host, as strays.h needs to know; else a gateway */
 
 struct next_hop {
 	__u8 kind;
 	__u8 flags;
 	__u16 reserved16;
-	__u32 reserved32;
+	__u32 vni;	  /* direct path: to encapsulate with, the destination's own */
 	__u8 address[16]; /* network order */
 	__u8 mac[8];	  /* vIP: its vMAC, in the first 6 bytes */
 	/*
@@ -273,7 +280,10 @@ struct next_hop {
 	 */
 	__u64 l2;
 	__u64 l2_expires_ns;
-	__u64 reserved[2];
+	/* Direct path, by packets: CLOCK_MONOTONIC in seconds when one last took it, 0: none did. */
+	__u32 used;
+	__u32 reserved32;
+	__u64 reserved;
 };
 
 /* A VM's port on this host, two cells. Reached by (EXACT_INDEX, 0, ifindex) and by its addresses. */

@@ -33,17 +33,17 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct port *por
 
 /*
  * What a router does to a frame: one hop less, from the router's MAC to the
- * port's. Only bytes are stored, so that packets of any size and state of
+ * instance's. Only bytes are stored, so that packets of any size and state of
  * offload stay what they are. TTL is at least 2.
  */
 static __always_inline long route_headers(struct __sk_buff *skb, const struct frame *frame,
-					  const struct node_config *node, const struct port *port)
+					  const struct node_config *node, __u64 mac)
 {
 	__u8 ttl = frame->ttl - 1;
 	__u8 macs[2 * ETH_ALEN];
 	long failed;
 
-	__builtin_memcpy(macs, port->mac, ETH_ALEN);
+	store_mac(macs, mac);
 	__builtin_memcpy(macs + ETH_ALEN, node->router_mac, ETH_ALEN);
 	if (frame->flags & FRAME_IPV6) {
 		/* Nothing in the packet makes up for the changed byte, as IPv4's checksum does. */

@@ -22,4 +22,15 @@ struct flow_event {
 };
 #define FLOW_EVENTS_BYTES (1 << 20)
 
+/* vSwitch: a host sent a packet for an instance that is not here. Ring `strays`. */
+struct stray_event {
+	__u64 destination[2];
+	__u64 sender[2]; /* on the underlay */
+	__u32 vni;	 /* the packet came with */
+	__u8 ipv6;	 /* the destination is */
+	__u8 sender_ipv6;
+	__u8 reserved[2];
+};
+#define STRAYS_BYTES (1 << 16)
+
 #endif

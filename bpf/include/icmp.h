@@ -7,7 +7,7 @@
 #ifndef SLUICE_ICMP_H
 #define SLUICE_ICMP_H
 
-#include "maps.h"
+#include "budget.h"
 #include "parse.h"
 
 #define ICMP4_UNREACHABLE 3
@@ -72,21 +72,8 @@ static __always_inline int icmp_error_allowed(const struct frame *frame)
 static __always_inline int icmp_within_budget(__u32 counters)
 {
 	struct token_bucket *bucket = bpf_map_lookup_elem(&icmp_budget, &counters);
-	__u64 now = bpf_ktime_get_ns(), earned;
 
-	if (!bucket)
-		return 0;
-	if (now > bucket->refilled_ns) {
-		earned = (now - bucket->refilled_ns) / ICMP_TOKEN_NS;
-		bucket->refilled_ns += earned * ICMP_TOKEN_NS;
-		bucket->tokens += earned;
-		if (bucket->tokens > ICMP_ERRORS_BURST)
-			bucket->tokens = ICMP_ERRORS_BURST;
-	}
-	if (!bucket->tokens)
-		return 0;
-	bucket->tokens -= 1;
-	return 1;
+	return bucket && take_token(bucket, bpf_ktime_get_ns(), ICMP_TOKEN_NS, ICMP_ERRORS_BURST);
 }
 
 /* How much of a packet an error quotes. */

@@ -16,6 +16,7 @@
 
 #include "events.h"
 #include "flows.h"
+#include "lost.h"
 #include "output.h"
 
 _Static_assert(FLOW_NEVER == ELEPHANT_NEVER, "a VRF's word is the flow's");
@@ -33,14 +34,6 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, FLOW_EVENTS_BYTES);
 } flow_events SEC(".maps");
-
-/* Events that found no room. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} events_lost SEC(".maps");
 
 static __always_inline void *flow_cell_at(__u32 index)
 {
@@ -89,16 +82,12 @@ static __always_inline void identify_flow(struct packet *packet)
 __attribute__((noinline)) int post_flow(struct packet *packet)
 {
 	struct flow_event *event;
-	__u64 *lost;
-	__u32 zero = 0;
 
 	if (!packet)
 		return 0;
 	event = bpf_ringbuf_reserve(&flow_events, sizeof(*event), 0);
 	if (!event) {
-		lost = bpf_map_lookup_elem(&events_lost, &zero);
-		if (lost)
-			*lost += 1;
+		count_lost();
 		return 0;
 	}
 	event->source[0] = packet->frame.source[0];

@@ -11,9 +11,9 @@
 
 #define TUNNEL_TTL 64
 
-/* To the node `hop`, in VNI `vni`. */
+/* To the node `hop`, in VNI `vni`; drops are those of the VNI `own`, the sender's. */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_config *node,
-				       const struct next_hop *hop, __u32 vni)
+				       const struct next_hop *hop, __u32 vni, __u32 own)
 {
 	struct bpf_tunnel_key key = { .tunnel_id = vni, .tunnel_ttl = TUNNEL_TTL };
 	/* The tenant's MTU leaves room for the tunnel; if it does not, let it be seen. */
@@ -21,19 +21,19 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 
 	if (hop->flags & NEXT_HOP_IPV6) {
 		if (!(node->flags & NODE_HAS_IPV6))
-			return port_drop(vni, DROP_no_vtep_address);
+			return port_drop(own, DROP_no_vtep_address);
 		__builtin_memcpy(key.remote_ipv6, hop->address, 16);
 		__builtin_memcpy(key.local_ipv6, node->vtep6, 16);
 		flags |= BPF_F_TUNINFO_IPV6;
 	} else {
 		if (!(node->flags & NODE_HAS_IPV4))
-			return port_drop(vni, DROP_no_vtep_address);
+			return port_drop(own, DROP_no_vtep_address);
 		key.remote_ipv4 = bpf_ntohl(LOAD32(hop->address));
 		key.local_ipv4 = bpf_ntohl(node->vtep4);
 		flags |= BPF_F_ZERO_CSUM_TX;
 	}
 	if (!node->vxlan_ifindex || bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags))
-		return port_drop(vni, DROP_redirect);
+		return port_drop(own, DROP_redirect);
 	return bpf_redirect(node->vxlan_ifindex, 0);
 }
 
@@ -67,14 +67,22 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	hop = cell_at(hop_cell & CELL_INDEX_MASK);
 	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_VTEP)
 		return port_drop(vni, DROP_stale_index);
-	verdict = tunnel_send(skb, node, hop, vni);
+	verdict = tunnel_send(skb, node, hop, vni, vni);
 	if (verdict == TC_ACT_REDIRECT)
 		count_traffic(vrf->counters, skb->len);
 	return verdict;
 }
 
-/* The VNI of a frame from the VXLAN device, if a known node sent it. */
-static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __u32 *vni)
+/* Who sent a frame through the tunnel. */
+struct tunnel_sender {
+	__u64 address[2]; /* as in struct frame */
+	__u8 ipv6;
+	__u8 flags; /* NEXT_HOP_HOST: a host, not a gateway */
+};
+
+/* The VNI of a frame from the VXLAN device, and its sender, if a known node sent it. */
+static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __u32 *vni,
+						       struct tunnel_sender *from)
 {
 	const struct next_hop *sender;
 	struct bpf_tunnel_key key = {};
@@ -82,12 +90,16 @@ static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __
 	int found;
 
 	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
+		from->address[1] = key.remote_ipv4;
 		found = find_ipv4(0, key.remote_ipv4, &hit);
 	} else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6)) {
 		__be64 remote[2]; /* in the key it is not aligned as the verifier wants it */
 
 		__builtin_memcpy(remote, key.remote_ipv6, sizeof(remote));
-		found = find_ipv6(0, bpf_be64_to_cpu(remote[0]), bpf_be64_to_cpu(remote[1]), &hit);
+		from->ipv6 = 1;
+		from->address[0] = bpf_be64_to_cpu(remote[0]);
+		from->address[1] = bpf_be64_to_cpu(remote[1]);
+		found = find_ipv6(0, from->address[0], from->address[1], &hit);
 	} else {
 		return DROP_no_tunnel_key;
 	}
@@ -97,6 +109,7 @@ static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __
 	sender = cell_at(hit.next);
 	if (!sender || READ_ONCE(sender->kind) != NEXT_HOP_VTEP)
 		return DROP_unknown_vtep;
+	from->flags = READ_ONCE(sender->flags);
 	return DROP_none;
 }
 

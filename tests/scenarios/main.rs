@@ -11,13 +11,18 @@ mod across_hosts;
 mod crash;
 mod database_killed;
 mod deletion;
+mod direct_paths;
 mod disk_full;
 mod foreign_host;
 mod icmp_errors;
+mod idle_paths;
 mod isolation;
 mod leftovers;
+mod moved_instance;
 mod path_mtu;
 mod peered;
+mod rsp_forged;
+mod rsp_tenant;
 mod same_host;
 mod self_configuration;
 mod spoofing;
@@ -86,9 +91,14 @@ fn all() -> Vec<Scenario> {
         icmp_errors: true,
         path_mtu: true,
         spoofing: true,
+        direct_paths: true,
+        rsp_tenant: true,
+        rsp_forged: true,
+        idle_paths: true,
         deletion: true,
         foreign_host: true,
         crash: true,
+        moved_instance: false,
         database_killed: false,
         disk_full: false,
         two_labs: false,

@@ -109,6 +109,18 @@ pub async fn drops(lab: &Lab, vni: u32, reason: &str) -> Result<f64, Failure> {
     Ok(sum)
 }
 
+/// Packets of a VNI that a node has forwarded.
+pub async fn vni_packets(lab: &Lab, node: &str, vni: u32) -> Result<f64, Failure> {
+    Ok(lab.metrics(node).await?.sum("sluice_vni_packets_total", &[("vni", &vni.to_string())]))
+}
+
+/// The direct path of a host from a network to a destination; `None`: the gateway is the way.
+pub async fn path_to(lab: &Lab, host: &str, vni: u32, destination: IpAddr) -> Result<Option<Value>, Failure> {
+    let paths = lab.paths_of(host).await?;
+    let wanted = |path: &Value| path["vni"] == vni && path["destination"] == destination.to_string();
+    Ok(paths.into_iter().find(wanted))
+}
+
 /// Path of the traffic generator.
 pub const PROBE: &str = env!("CARGO_BIN_EXE_sluice-probe");
 
@@ -134,6 +146,13 @@ impl Probe {
         probe.stdout.read_line(&mut line).await?;
         ensure!(line.trim() == "ready", "probe {words:?} in {place} does not listen");
         Ok(probe)
+    }
+
+    /// Waits for the end of one that prints nothing.
+    pub async fn end(mut self) -> Outcome {
+        let status = self.child.wait().await?;
+        ensure!(status.success(), "a probe failed: {status}");
+        Ok(())
     }
 
     /// Waits for its end and result.

@@ -5,14 +5,18 @@
 //!     sluice-probe stream ADDRESS PPS SECONDS numbered packets to `echo`, count the answers
 //!     sluice-probe send ADDRESS PPS SECONDS   numbered packets, no answer expected
 //!     sluice-probe sink ADDRESS SECONDS       count what `send` sends
+//!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
+//!                                             say twice, in the same RSP packet, that a destination is at HOST
 //!
 //! Results are one line of JSON. Times are microseconds of the UNIX epoch.
 #![forbid(unsafe_code)]
 
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use serde_json::json;
-use std::io::{Read, Result, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use sluice_rsp::{Answer, Answered, BootId, ClusterKey, Destination, KeyRing, Message, NodeId, Path, Sealer};
+use sluice_types::{GatewayId, MacAddr, Vni};
+use std::io::{Error, Read, Result, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -35,6 +39,10 @@ fn main() -> Result<()> {
             send(&socket, parse(pps), Duration::from_secs(parse(seconds))).map(drop)
         }
         ["sink", address, seconds] => sink(parse(address), Duration::from_secs(parse(seconds))),
+        ["rsp", to, key, secret, vni, destination, host] => {
+            let path = (parse(destination), parse(host));
+            notify(parse(to), parse(key), &parse_secret(secret), parse(vni), path)
+        }
         other => {
             eprintln!("unknown arguments {other:?}");
             std::process::exit(2);
@@ -47,6 +55,38 @@ fn parse<T: std::str::FromStr>(text: &str) -> T {
         eprintln!("`{text}` has not the expected form");
         std::process::exit(2);
     })
+}
+
+fn parse_secret(text: &str) -> [u8; 32] {
+    let digits = |at: usize| text.get(2 * at..2 * at + 2).unwrap_or("?");
+    std::array::from_fn(|at| u8::from_str_radix(digits(at), 16).unwrap_or_else(|_| parse("?")))
+}
+
+/// A notification like a gateway's.
+fn notify(
+    to: SocketAddr,
+    key: u32,
+    secret: &[u8; 32],
+    vni: u32,
+    (destination, host): (IpAddr, IpAddr),
+) -> Result<()> {
+    let bad = |error: &dyn std::fmt::Display| Error::other(error.to_string());
+    let vni = Vni::new(vni).map_err(|error| bad(&error))?;
+    let key = ClusterKey::new(key, secret, 0, u64::MAX).map_err(|error| bad(&error))?;
+    let keys = KeyRing::new(vec![key]).map_err(|error| bad(&error))?;
+    let boot = BootId::random().ok_or_else(|| Error::other("no random bytes"))?;
+    let mut sealer = Sealer::new(NodeId::from(GatewayId::new(1)), boot);
+    let path = Path { host, mac: MacAddr::local(200), vni, lifetime_ms: 60_000, revision: 1 };
+    let answers =
+        vec![Answered { destination: Destination { vni, address: destination }, answer: Answer::Path(path) }];
+    let sealed = sealer.seal(&keys, now_us() / 1000, to.ip(), 1280, &Message::Notify { answers });
+    let packets = sealed.map_err(|error| bad(&error))?;
+    let socket = connected(to)?;
+    for packet in packets.iter().chain(&packets) {
+        // An error tells of an earlier packet that nobody wanted.
+        let _ = socket.send(packet);
+    }
+    Ok(())
 }
 
 fn now_us() -> u64 {

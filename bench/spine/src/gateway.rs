@@ -9,7 +9,7 @@ use sluice_bench_report::shell::Failure;
 use sluice_datapath::{Datapath, FLOW_CELLS_MAP, FlowEvents, ObjectName, Settings};
 use sluice_tables::flows::{Flows, Policy};
 use sluice_tables::{
-    Endpoint, Membarrier, NodeConfig, NodeTables, Route, Sizes, Target, UnderlayPort, Vip, Vrf,
+    Endpoint, Membarrier, NodeConfig, NodeTables, Role, Route, Sizes, Target, UnderlayPort, Vip, Vrf,
 };
 use sluice_types::{MacAddr, ROUTER_MAC, Vni};
 use std::net::IpAddr;
@@ -72,9 +72,9 @@ impl Gateway {
             mac: MacAddr::new(rig.dut_mac),
             owned: true,
         })?;
-        tables.upsert_vtep(packet::PEER.into())?;
+        tables.upsert_vtep(packet::PEER.into(), Role::Host)?;
         for host in 0..HOSTS {
-            tables.upsert_vtep(host_of(host).into())?;
+            tables.upsert_vtep(host_of(host).into(), Role::Host)?;
         }
         tables.upsert_vrf(&Vrf {
             vni,

@@ -2,7 +2,7 @@
 
 use crate::data::{Draw, Family, Key, Random, scramble};
 use sluice_bench_report::shell::Failure;
-use sluice_tables::{Endpoint, Lookup, NodeTables};
+use sluice_tables::{Endpoint, Lookup, NodeTables, Role};
 use sluice_types::{MacAddr, Vni, ipv6_from_halves};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ impl Endpoints {
     pub fn enter(self, tables: &mut NodeTables) -> Result<Duration, Failure> {
         let vni = Vni::new(self.vni)?;
         for number in 0..HOSTS {
-            tables.upsert_vtep(host(number))?;
+            tables.upsert_vtep(host(number), Role::Host)?;
         }
         let mut took = Duration::ZERO;
         let mut chunk = Vec::with_capacity(CHUNK);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, Group, Port, Route, Scope, Update,
-    Vip, Vrf, Vtep,
+    Vip, Vrf, Vtep, VtepRole,
 };
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
@@ -323,7 +323,7 @@ impl<P: Ports> Applier<P> {
     fn upsert(&mut self, update: &mut Update) {
         for vtep in &update.vteps {
             self.ports.upsert_vtep(vtep);
-            let result = self.tables.upsert_vtep(vtep.address);
+            let result = self.tables.upsert_vtep(vtep.address, tables_role(vtep.role));
             self.note_topology(result, format_args!("VTEP {}", vtep.address));
         }
         for Vip { address, mac } in update.vips.iter().copied() {
@@ -546,6 +546,13 @@ fn addresses(
 fn tables_endpoints(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::Endpoint> {
     let Endpoint { vni, mac, host, ipv4, ipv6 } = *endpoint;
     addresses(ipv4, ipv6).map(move |address| sluice_tables::Endpoint { vni, address, mac, host })
+}
+
+fn tables_role(role: VtepRole) -> sluice_tables::Role {
+    match role {
+        VtepRole::Host => sluice_tables::Role::Host,
+        VtepRole::Gateway { .. } => sluice_tables::Role::Gateway,
+    }
 }
 
 fn tables_vrf(vrf: &Vrf) -> sluice_tables::Vrf {

@@ -31,6 +31,22 @@ pub struct FlowEvent {
     pub time_ns: u64,
 }
 
+/// Events of the vSwitch: packets from other hosts for instances that are not
+/// here. Readable as [`FlowEvents`] are.
+#[derive(Debug)]
+pub struct Strays(pub(crate) Ring);
+
+/// A packet that went on to a gateway; its sender should be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stray {
+    /// The VPC that the packet came with: the destination's own.
+    pub vni: Vni,
+    /// Its destination.
+    pub destination: IpAddr,
+    /// The host that sent it, on the underlay.
+    pub sender: IpAddr,
+}
+
 /// Halves of the packet programs: IPv4 in the low 32 bits of the second.
 fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
     if ipv6 == 0 {
@@ -53,6 +69,8 @@ unsafe trait Event: Copy {
 
 // SAFETY: integers and arrays of them, without padding.
 unsafe impl Event for layout::flow_event {}
+// SAFETY: the same.
+unsafe impl Event for layout::stray_event {}
 
 impl FlowEvents {
     /// Appends the events that have come since the last time; how many.
@@ -70,6 +88,32 @@ impl AsFd for FlowEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+impl Strays {
+    /// Appends the events that have come since the last time; how many.
+    ///
+    /// # Errors
+    /// If the ring is damaged.
+    pub fn drain(&mut self, out: &mut Vec<Stray>) -> Result<usize, Error> {
+        let before = out.len();
+        self.0.drain(|record| out.extend(layout::stray_event::read(record).and_then(stray)))?;
+        Ok(out.len() - before)
+    }
+}
+
+impl AsFd for Strays {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn stray(event: layout::stray_event) -> Option<Stray> {
+    Some(Stray {
+        vni: Vni::new(event.vni).ok()?,
+        destination: address(event.destination, event.ipv6),
+        sender: address(event.sender, event.sender_ipv6),
+    })
 }
 
 fn flow_event(event: layout::flow_event) -> Option<FlowEvent> {

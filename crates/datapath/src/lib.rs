@@ -29,7 +29,7 @@ use sluice_tables::sessions::SessionRegions;
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
-pub use events::{FlowEvent, FlowEvents};
+pub use events::{FlowEvent, FlowEvents, Stray, Strays};
 pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS};
 pub use object::ObjectName;
 pub use packet::{Answers, PacketSocket};
@@ -166,7 +166,16 @@ impl Datapath {
         Ok(FlowEvents(Ring::new(self.map("flow_events")?)?))
     }
 
-    /// Events that were not posted: nobody drained them in time.
+    /// The vSwitch's events about strays. There must be one reader of them at a time.
+    ///
+    /// # Errors
+    /// If the programs post none, or the kernel refuses the mapping.
+    pub fn strays(&self) -> Result<Strays, Error> {
+        Ok(Strays(Ring::new(self.map("strays")?)?))
+    }
+
+    /// Events that were not posted: nobody drained them in time, or there were
+    /// more strays than a CPU tells of.
     ///
     /// # Errors
     /// If the programs post none, or the counter cannot be read.

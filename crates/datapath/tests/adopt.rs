@@ -15,7 +15,7 @@ use sluice_datapath::{
     Attachment, Datapath, Error, FLOW_CELLS_MAP, Interface, ObjectName, Settings, Traffic, flush, kernel,
 };
 use sluice_tables::flows::Policy;
-use sluice_tables::{Immediate, NodeTables, Sizes, Vrf};
+use sluice_tables::{Immediate, NodeTables, Role, Sizes, Vrf};
 use sluice_types::Vni;
 
 struct Pins(PathBuf);
@@ -71,7 +71,7 @@ fn a_successor_adopts_tables_and_counters() {
     let first = pins.load(ObjectName::Gateway, 4096).unwrap();
     assert!(!first.adopted());
     let mut tables = NodeTables::create(first.memory().unwrap(), Immediate, Sizes::default()).unwrap();
-    tables.upsert_vtep("192.0.2.1".parse().unwrap()).unwrap();
+    tables.upsert_vtep("192.0.2.1".parse().unwrap(), Role::Host).unwrap();
     tables.set_applied_revision(42);
     let cpus = libbpf_rs::num_possible_cpus().unwrap();
     let counted = vec![5u64.to_ne_bytes().to_vec(); cpus];

@@ -4,12 +4,14 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod flows;
 mod follow;
 mod load;
 mod offload;
 pub mod ownership;
 mod speaker;
 mod underlay;
+mod watch_load;
 
 pub use args::Args;
 pub use sluice_agent::Error;
@@ -21,13 +23,17 @@ use axum::routing::get;
 use axum::{Json, Router};
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, links, node_config, vteps};
-use sluice_agent::{NoPorts, Opened, Started, flush, open};
+use sluice_agent::{CommonArgs, NoPorts, Opened, Started, flush, open};
 use sluice_datapath::ObjectName;
 use sluice_southbound::Node;
 
+use crate::flows::FlowSource;
 use crate::follow::{follow_cluster, follow_controller};
+use crate::offload::OffloadStats;
 use crate::ownership::{Layer2, Links, Owned, Ownership, Setup, is_remembered};
+use crate::speaker::Speaker;
 use crate::underlay::Underlay;
+use crate::watch_load::LoadWatch;
 
 const ROLE: &str = "gateway";
 /// The function in bpf/gateway.bpf.c.
@@ -69,14 +75,31 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let keeper =
         Underlay::new(netlink, node.clone(), args.interfaces.clone(), links, vteps, ownership.clone())?;
     let controller = started.identity().controller.clone();
+    let (speaker, load) = offload(common, &node, vteps)?;
     let work = async move {
         tokio::select! {
             ended = keeper.run() => ended,
+            ended = speaker.run() => ended,
+            ended = load.run() => ended,
             () = follow_cluster(&ownership, node.plan.clone(), node.keys.clone()) => Err(Error::WriterGone),
             never = follow_controller(&ownership, &controller) => match never {},
         }
     };
     started.serve(common, routes, work).await
+}
+
+/// Opens what tells hosts of direct paths, and what decides of which flows.
+fn offload(
+    common: &CommonArgs,
+    node: &Arc<sluice_agent::Node<NoPorts>>,
+    vteps: Vteps,
+) -> Result<(Speaker<FlowSource>, LoadWatch), Error> {
+    let stats = Arc::new(OffloadStats::default());
+    node.add_source(stats.clone());
+    let elephants = FlowSource::new(node.datapath.flow_events()?)?;
+    let load = LoadWatch::new(node.clone(), node.datapath.flows()?, stats.clone())?;
+    let edge = node.open_rsp(common, vteps)?;
+    Ok((Speaker::new(edge, elephants, node.reader.clone(), node.keys.clone(), stats), load))
 }
 
 /// Starts this gateway's part in its cluster.

@@ -3,7 +3,7 @@
 
 use super::*;
 use sluice_rsp::Answer;
-use sluice_tables::{Endpoint, Immediate, Memory, NodeTables, Route, Sizes, Target, Vrf};
+use sluice_tables::{Endpoint, Immediate, Memory, NodeTables, Role, Route, Sizes, Target, Vrf};
 use sluice_types::MacAddr;
 
 const REVISION: u64 = 42;
@@ -33,7 +33,7 @@ fn tables() -> NodeTables {
     let memory = Memory::anonymous(4096).unwrap();
     let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
     for host in [A, B, C, D] {
-        tables.upsert_vtep(ip(host)).unwrap();
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
     }
     for (number, mtu) in [(1, 1430), (2, 1430), (3, 1400)] {
         let vrf =

@@ -9,7 +9,7 @@ use sluice_agent::underlay::Vteps;
 use sluice_rsp::{Answer, Answered, Ask, Destination, NodeId, Path, RSP_PORT};
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_tables::{
-    Endpoint, Immediate, Memory, NodeTables, ReaderGate, Route, Sizes, Target, Vrf, WaitForThreads,
+    Endpoint, Immediate, Memory, NodeTables, ReaderGate, Role, Route, Sizes, Target, Vrf, WaitForThreads,
 };
 use sluice_types::{MacAddr, Secret, Vni};
 use std::net::IpAddr;
@@ -71,7 +71,7 @@ fn tables(gate: &ReaderGate) -> NodeTables {
             (format!("10.0.0.{n}"), format!("192.0.2.{n}")),
             (format!("fd00::{n}"), format!("2001:db8::{n}")),
         ] {
-            tables.upsert_vtep(address(&outer)).unwrap();
+            tables.upsert_vtep(address(&outer), Role::Host).unwrap();
             let (address, host, mac) = (address(&inner), address(&outer), MacAddr::local(n));
             tables.upsert_endpoint(&Endpoint { vni: vni(), address, mac, host }).unwrap();
         }

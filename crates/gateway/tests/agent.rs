@@ -125,6 +125,12 @@ fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
             "sluice_controller_connected 1",
             "sluice_revision_applied 10",
             "sluice_vni_packets_total{vni=\"7\"} 0",
+            "sluice_offload_all 0",
+            "sluice_gateway_load_ratio{resource=\"cpu\"} 0",
+            "sluice_flow_events_total{outcome=\"told\"} 0",
+            "sluice_flow_events_lost_total 0",
+            "sluice_rsp_refused_total{reason=\"unauthentic\"} 0",
+            "sluice_rsp_sent_total{kind=\"notify\"} 0",
         ] {
             assert!(page.contains(line), "{line} in {page}");
         }

@@ -1,7 +1,7 @@
 //! A lab that is up: its state, and what can be done with it.
 
 use crate::error::{Error, IoContext, Result};
-use crate::exec::{command, words};
+use crate::exec::{command, feed, words};
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::process::{Process, read_json};
@@ -227,6 +227,30 @@ impl Lab {
     pub fn restart(&self, name: &str) -> Result<Process> {
         let process = self.process(name)?;
         Process::start(&self.paths, name, process.place.as_deref(), process.argv)
+    }
+
+    /// Ends a process and starts it again with other arguments; returns those that it had.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Io`].
+    pub async fn restart_with(&self, name: &str, argv: Vec<String>) -> Result<Vec<String>> {
+        let process = self.process(name)?;
+        self.stop(name).await?;
+        Process::start(&self.paths, name, process.place.as_deref(), argv)?;
+        Ok(process.argv)
+    }
+
+    /// The direct paths of a host, as `sluice path list` shows them.
+    ///
+    /// # Errors
+    /// [`Error::Command`] if the agent cannot be asked, [`Error::Form`].
+    pub async fn paths_of(&self, host: &str) -> Result<Vec<serde_json::Value>> {
+        let binary = self.state.binary.display().to_string();
+        let socket = self.paths.socket(host).display().to_string();
+        let argv = words(&[&binary, "path", "list", "--output", "json", "--socket", &socket]);
+        let what = format!("listing the paths of {host}");
+        let text = feed(&what, command(&self.paths, None, &argv), "").await?;
+        serde_json::from_str(&text).map_err(|error| Error::Form { what, problem: error.to_string() })
     }
 
     /// Waits until the controller says that a node's stream is up and has

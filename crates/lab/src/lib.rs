@@ -26,5 +26,5 @@ pub use lab::{CONTROLLER, Lab, Node, State, VmState, VpcState};
 pub use metrics::Metrics;
 pub use paths::Paths;
 pub use process::Process;
-pub use topology::Topology;
+pub use topology::{Host, Topology};
 pub use up::Options;

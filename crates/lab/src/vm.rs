@@ -153,6 +153,31 @@ impl Lab {
         Ok(vm)
     }
 
+    /// Moves a VM that was added to another host, while it runs and without a word to anybody but the
+    /// controller: it gets a second interface, on the new host and with the same addresses, and loses the
+    /// first one when the new host has taken the second.
+    ///
+    /// # Errors
+    /// What the API and the commands give.
+    pub async fn move_vm(&self, name: &str, vm: &VmState, host: &str) -> Result<VmState> {
+        let bad = |_| Error::Form { what: "the lab's state".to_owned(), problem: format!("id of {host}") };
+        let to: sluice_types::HostId = self.node(host)?.id.parse().map_err(bad)?;
+        let port: String = format!("y-{name}").chars().take(15).collect();
+        let moved = VmState { host: host.to_owned(), port, ..vm.clone() };
+        let line = link(&self.paths, name, &moved).replace("link add eth0 ", "link add eth1 ");
+        ip_batch(&self.paths, "plugging a VM in elsewhere", &line).await?;
+        script(&self.paths, name, "giving a VM its second interface", SECOND).await?;
+        prepare_port(self, name, &moved).await?;
+        // The new host's agent waits for the controller's word of the instance.
+        let patch = serde_json::json!({ "host": to });
+        let change =
+            async { self.api.update::<Instance>(vm.id, &patch, None).await.map(drop).map_err(Error::from) };
+        tokio::try_join!(attach(self, &moved), change)?;
+        script(&self.paths, name, "taking a VM's first interface", FIRST_GONE).await?;
+        self.api.wait_programmed::<Instance>(vm.id, PROGRAMMED).await?;
+        Ok(moved)
+    }
+
     /// Takes away a VM's namespace, with its interface; the instance is the API's business.
     ///
     /// # Errors
@@ -163,12 +188,32 @@ impl Lab {
     }
 }
 
-/// Attaches a VM's port and waits until the VM has its addresses.
-async fn start(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
+/// Addresses and MTU as on the first interface; packets may come by either.
+const SECOND: &str = "\
+    for name in all eth0 eth1; do echo 0 >/proc/sys/net/ipv4/conf/$name/rp_filter; done\n\
+    mtu=$(ip -o link show dev eth0 | sed 's/.* mtu \\([0-9]*\\).*/\\1/')\n\
+    ip link set eth1 mtu $mtu up\n\
+    ip -o addr show dev eth0 scope global | while read -r _ _ family address _; do\n\
+    [ $family = inet ] && ip addr add $address dev eth1 || ip addr add $address dev eth1 nodad\n\
+    done\n";
+
+/// The router is the same everywhere.
+const FIRST_GONE: &str = "\
+    router4=$(ip -4 -o route show default | sed -n 's/.* via \\([^ ]*\\).*/\\1/p')\n\
+    ip link del eth0\n\
+    [ -z \"$router4\" ] || ip route replace default via $router4 dev eth1\n\
+    ip -6 route replace default via fe80::1 dev eth1\n";
+
+async fn prepare_port(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     let port = &vm.port;
     let text =
         format!("echo 1 >/proc/sys/net/ipv6/conf/{port}/disable_ipv6\nip link set {port} up alias {name}\n");
-    script(&lab.paths, &vm.host, "preparing a port", &text).await?;
+    script(&lab.paths, &vm.host, "preparing a port", &text).await.map(drop)
+}
+
+/// Attaches a VM's port and waits until the VM has its addresses.
+async fn start(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
+    prepare_port(lab, name, vm).await?;
     attach(lab, vm).await?;
     lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED).await?;
     configure(lab, name, vm).await

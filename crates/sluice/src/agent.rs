@@ -1,4 +1,5 @@
-//! What a node's agent says on its local socket: `sluice agent`, `sluice port`.
+//! What a node's agent says on its local socket: `sluice agent`, `sluice port`,
+//! `sluice path`.
 
 use crate::failure::Failure;
 use crate::output::{self, Format};
@@ -56,6 +57,15 @@ pub enum PortCommand {
     List(Socket),
 }
 
+/// What to do with direct paths.
+#[derive(Subcommand)]
+pub enum PathCommand {
+    /// List the destinations that this host reaches without a gateway
+    List(Socket),
+}
+
+const PATH_COLUMNS: [&str; 7] = ["vni", "destination", "host", "mac", "path_vni", "revision", "installed"];
+
 const PORT_COLUMNS: [&str; 7] = ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6"];
 
 impl AgentCommand {
@@ -95,6 +105,15 @@ impl PortCommand {
                 output::list(socket.output, &PORT_COLUMNS, items(&answer, "ports"))
             }
         }
+    }
+}
+
+impl PathCommand {
+    /// Asks and prints.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self::List(socket) = self;
+        let answer = socket.ask("list direct paths", "/paths", None).await?;
+        output::list(socket.output, &PATH_COLUMNS, items(&answer, "paths"))
     }
 }
 

@@ -43,6 +43,9 @@ enum Command {
     /// Ports of this host: what a CNI plugin or a libvirt hook calls
     #[command(subcommand)]
     Port(agent::PortCommand),
+    /// Direct paths of this host
+    #[command(subcommand)]
+    Path(agent::PathCommand),
     /// This node's agent: state, drops
     #[command(subcommand)]
     Agent(agent::AgentCommand),
@@ -108,6 +111,7 @@ async fn dispatch(command: Command) -> Result<ExitCode, Failure> {
         Command::Vswitch(args) => sluice_vswitch::run(args).await.map_err(Failure::role("vswitch"))?,
         Command::Lab(args) => return sluice_lab::run(args).await.map_err(Failure::role("lab")),
         Command::Port(command) => command.run().await?,
+        Command::Path(command) => command.run().await?,
         Command::Agent(command) => command.run().await?,
         Command::Apply(args) => apply::run(args).await?,
         Command::Noun(noun) => noun.run().await?,

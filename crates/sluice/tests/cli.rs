@@ -226,6 +226,7 @@ fn exit_codes_say_what_went_wrong() {
     assert_eq!(run(&["tenants", "list", "--api", "nonsense"]).0, Some(2));
     assert_eq!(run(&["tenants", "frobnicate"]).0, Some(2));
     assert_eq!(run(&["port", "list", "--socket", "/nonexistent.sock"]).0, Some(3));
+    assert_eq!(run(&["path", "list", "--socket", "/nonexistent.sock"]).0, Some(3));
     let (code, _) = run(&["completion", "bash"]);
     assert_eq!(code, Some(0));
 }

@@ -36,7 +36,7 @@ use node::random_seed;
 pub use node::{NodeTables, VniCounts};
 pub use reader::{Hit, Lookup, NextHop, Reader};
 pub use spec::{
-    Bulk, Endpoint, Fill, Group, NodeConfig, Port, PortIpv4, PortIpv6, Route, Sizes, Target, UnderlayPort,
-    Vip, Vrf, VrfEntry,
+    Bulk, DirectPath, Endpoint, Fill, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes,
+    Target, UnderlayPort, Vip, Vrf, VrfEntry,
 };
 pub use threads::{ReaderGate, SharedReader, WaitForThreads};

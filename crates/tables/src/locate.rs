@@ -82,7 +82,7 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Endpoint, Immediate, Memory, NodeTables, Route, Sizes, Vrf};
+    use crate::{Endpoint, Immediate, Memory, NodeTables, Role, Route, Sizes, Vrf};
 
     fn vni(number: u32) -> Vni {
         Vni::new(number).unwrap()
@@ -97,7 +97,7 @@ mod tests {
         let memory = Memory::anonymous(4096).unwrap();
         let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
         for host in ["192.0.2.1", "2001:db8::1"] {
-            tables.upsert_vtep(ip(host)).unwrap();
+            tables.upsert_vtep(ip(host), Role::Host).unwrap();
         }
         for number in 1..=12 {
             let mtu = 1400 + number as u16;

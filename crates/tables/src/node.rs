@@ -1,7 +1,8 @@
 //! A node's tables as the agents see them: nodes, vIPs, groups, VRFs with
-//! routes, endpoints and ports.
+//! routes, endpoints, ports and direct paths.
 
 mod adopt;
+mod directs;
 mod endpoints;
 mod groups;
 mod ports;
@@ -49,6 +50,7 @@ pub struct NodeTables {
     counters: Counters,
     counts: Option<Box<dyn VniCounts>>,
     endpoints: u64,
+    directs: u64,
     routes: u64,
     route_limit: u32,
 }
@@ -130,6 +132,7 @@ impl NodeTables {
             counters: Counters::new(),
             counts: None,
             endpoints: 0,
+            directs: 0,
             routes: 0,
             route_limit: u32::MAX,
         }
@@ -191,6 +194,7 @@ impl NodeTables {
             vrfs: self.vrfs.len() as u64,
             ports: self.ports.len() as u64,
             endpoints: self.endpoints,
+            directs: self.directs,
             routes: self.routes,
         }
     }

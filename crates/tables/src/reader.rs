@@ -47,6 +47,13 @@ pub enum NextHop {
     Vip(IpAddr),
     /// A port of this host, by interface.
     Port(u32),
+    /// A direct path.
+    Direct {
+        /// VTEP of the host that packets go to.
+        host: IpAddr,
+        /// The VNI that they are encapsulated with.
+        vni: u32,
+    },
 }
 
 /// Reads tables as packets do.
@@ -210,6 +217,7 @@ impl Reader {
         match u32::from(hop.kind) {
             layout::NEXT_HOP_VTEP => Some(NextHop::Vtep(address)),
             layout::NEXT_HOP_VIP => Some(NextHop::Vip(address)),
+            layout::NEXT_HOP_DIRECT => Some(NextHop::Direct { host: address, vni: hop.vni }),
             layout::NEXT_HOP_PORT => {
                 Some(NextHop::Port(self.memory.load32(cell, offset_of!(layout::port, ifindex))))
             }

@@ -114,6 +114,31 @@ pub struct Endpoint {
     pub host: IpAddr,
 }
 
+/// What a node of the underlay is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// It has instances.
+    Host,
+    /// It forwards between hosts.
+    Gateway,
+}
+
+/// Hosts: the way to one address of an instance on another host, past the gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DirectPath {
+    /// The sender's VPC.
+    pub vni: Vni,
+    /// The instance's address.
+    pub address: IpAddr,
+    /// The instance's MAC address.
+    pub mac: MacAddr,
+    /// VTEP of its host, entered before.
+    pub host: IpAddr,
+    /// The instance's own VPC, which packets are encapsulated for; another than
+    /// `vni` where the two are peered.
+    pub path_vni: Vni,
+}
+
 /// What a route does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
@@ -243,6 +268,8 @@ pub struct Fill {
     pub ports: u64,
     /// Endpoints.
     pub endpoints: u64,
+    /// Direct paths.
+    pub directs: u64,
     /// Routes of all VRFs.
     pub routes: u64,
 }

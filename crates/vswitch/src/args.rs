@@ -19,4 +19,8 @@ pub struct Args {
     /// This host's address on the underlay [default: the uplink's first address, IPv4 before IPv6]
     #[arg(long, value_name = "ADDRESS")]
     pub vtep: Option<IpAddr>,
+
+    /// Seconds after which a direct path that is not used is given up
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub path_idle: u64,
 }

@@ -1,27 +1,34 @@
 //! A host's agent: the programs on its VMs' ports and on the VXLAN device, the
-//! instances that the controller placed here, and which interfaces are theirs.
+//! instances that the controller placed here, which interfaces are theirs, and
+//! the direct paths that it learns.
 #![forbid(unsafe_code)]
 
 mod args;
 mod book;
 mod device;
+mod learner;
 mod manager;
+mod path_metrics;
 mod paths;
 mod routes;
+mod strays;
 
 pub use args::Args;
 pub use sluice_agent::Error;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, node_config, vteps};
-use sluice_agent::{flush, open};
+use sluice_agent::{Applier, flush, open};
 use sluice_datapath::ObjectName;
 
 use crate::book::PortBook;
+use crate::learner::{LINGER, Learner};
 use crate::manager::{Manager, UPLINK_PROGRAM};
+use crate::strays::StraySource;
 
 const ROLE: &str = "vswitch";
 
@@ -46,11 +53,34 @@ pub async fn run(args: Args) -> Result<(), Error> {
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
     let (mut book, complete) = PortBook::load(&common.state_dir()?)?;
     book.limit_mtu(bounded(device::mtu(&uplink, vteps)?));
-    let instances = book.subscribe();
+    let changes = book.subscribe();
     let started = opened.start(common, ROLE, book, complete).await?;
-    let manager = Arc::new(Manager::new(netlink, started.node.clone(), name, vteps, instances));
+    let node = started.node.clone();
+    let manager = Arc::new(Manager::new(netlink, node.clone(), name, vteps, changes.clone()));
     manager.adopt().await?;
-    started.serve(common, routes::router(manager.clone()), manager.run()).await
+    let linger = |applier: &mut Applier<PortBook>| {
+        applier.set_linger(LINGER);
+        applier.linger_unused(Instant::now(), |book, vni| book.uses(vni));
+    };
+    node.writer.run(linger).await?;
+    let edge = node.open_rsp(common, vteps)?;
+    let strays = StraySource::new(node.datapath.strays()?)?;
+    let idle = Duration::from_secs(args.path_idle);
+    let (learner, list) = Learner::new(node, edge, strays, own_address(vteps)?, idle, changes);
+    let local = routes::router(manager.clone()).merge(routes::paths(list));
+    let work = async move {
+        tokio::select! {
+            ended = manager.run() => ended,
+            ended = learner.run() => ended,
+        }
+    };
+    started.serve(common, local, work).await
+}
+
+/// A host has one VTEP.
+fn own_address(vteps: Vteps) -> Result<IpAddr, Error> {
+    let none = || Error::Config("this host has no VTEP".to_owned());
+    vteps.v4.map(IpAddr::V4).or(vteps.v6.map(IpAddr::V6)).ok_or_else(none)
 }
 
 /// An MTU as tables and packets have it.

@@ -1,4 +1,4 @@
-//! The local API's `/ports`.
+//! The local API's `/ports` and `/paths`.
 
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use sluice_agent::api::ApiError;
 
 use crate::book::BookError;
+use crate::learner::PathList;
 use crate::manager::{Manager, PortError, PortView};
 
 #[derive(Deserialize)]
@@ -48,6 +49,15 @@ pub fn router(manager: Arc<Manager>) -> Router {
         .route("/ports/attach", post(attach))
         .route("/ports/detach", post(detach))
         .with_state(manager)
+}
+
+/// `GET /paths`.
+pub fn paths(list: PathList) -> Router {
+    Router::new().route("/paths", get(list_paths)).with_state(list)
+}
+
+async fn list_paths(State(list): State<PathList>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({ "paths": list.get().await? })))
 }
 
 async fn list(State(manager): State<Arc<Manager>>) -> Result<Json<Value>, ApiError> {

@@ -12,7 +12,7 @@ mod way;
 
 pub use batch::{Admission, Batch};
 pub use edge::{Edge, EdgeConfig, Received};
-pub use events::Events;
+pub use events::{AsyncRing, Events};
 pub use keys::{KeyBook, Keys};
 pub use stats::{Kind, RspStats, Unsent};
 

@@ -17,10 +17,14 @@ use sluice_types::{MacAddr, ROUTER_MAC};
 use crate::Target;
 use crate::support::build::*;
 use frames::{addresses, datagram, packet, routed};
-use world::{FE80_1, LINK_LOCAL, Place, REMOTE, ROUTER4, ROUTER6, vm4, vm6};
+use world::{FE80_1, HOST4, HOST6, LINK_LOCAL, Place, REMOTE, ROUTER4, ROUTER6, vm4, vm6};
 
-/// Ports number 1 to 3, segments, half in fragments, without budget, tagged; from either underlay.
-const SWITCHES: [u8; 9] = [0, 0x01, 0x02, 0x20, 0x04, 0x08, 0x80, 0x10, 0x50];
+/// Ports number 1 to 3, segments, half in fragments, without budget, tagged; from either underlay, a gateway
+/// or a host.
+const SWITCHES: [u8; 11] = [0, 0x01, 0x02, 0x20, 0x04, 0x08, 0x80, 0x10, 0x50, 0x30, 0x70];
+/// VMs on other hosts to which there is a direct path: in their own VPC, and in a peer.
+const NEAR: u8 = 55;
+const PEERED: u8 = 56;
 
 /// A client's message of a kind (RFC 2131), with the options that clients send.
 fn dhcp(kind: u8) -> Vec<u8> {
@@ -63,11 +67,15 @@ fn control_frames() -> Vec<Vec<u8>> {
 fn vm_frames() -> Vec<Vec<u8>> {
     let (vm, macs) = (Place::A, (ROUTER_MAC, Place::A.mac()));
     let mut frames = control_frames();
-    let targets: [IpAddr; 6] = [
+    let targets: [IpAddr; 10] = [
         vm4(1, 11).into(),
         vm6(1, 11).into(),
         vm4(1, REMOTE).into(),
         vm6(1, REMOTE).into(),
+        vm4(1, NEAR).into(),
+        vm6(1, NEAR).into(),
+        vm4(1, PEERED).into(),
+        vm6(1, PEERED).into(),
         ROUTER4.into(),
         ROUTER6.into(),
     ];
@@ -79,6 +87,7 @@ fn vm_frames() -> Vec<Vec<u8>> {
         let own = if to.is_ipv4() { own4 } else { own6 };
         frames.push(packet(macs, (own, to), TCP, 64, &tcp(own, to, (1, 2), &[7; 3000])));
         frames.push(datagram((mac(11), vm.mac()), (own, to), 64, b"bridged"));
+        frames.push(datagram((mac(REMOTE), vm.mac()), (own, to), 64, b"bridged"));
     }
     let echo = packet(macs, (vm.ip4().into(), ROUTER4.into()), ICMP, 64, &icmp(8, 0, 1, b"ping"));
     frames.push(echo);
@@ -97,6 +106,11 @@ fn uplink_frames() -> Vec<Vec<u8>> {
         datagram(macs, (vm6(1, REMOTE).into(), Place::A.ip6().into()), 64, b"in"),
         advert((Place::A.ip6(), Place::A.mac()), (vm6(1, REMOTE), mac(REMOTE)), 0x6000_0000),
     ];
+    for number in [REMOTE, NEAR] {
+        let macs = (mac(REMOTE), ROUTER_MAC);
+        frames.push(datagram(macs, (vm4(1, 7).into(), vm4(1, number).into()), 64, b"stray"));
+        frames.push(datagram(macs, (vm6(1, 7).into(), vm6(1, number).into()), 64, b"stray"));
+    }
     let reply = arp(2, (mac(REMOTE), vm4(1, REMOTE)), (Place::A.mac(), Place::A.ip4()));
     frames.push(ethernet(Place::A.mac(), mac(REMOTE), ETHERTYPE_ARP, &reply));
     frames
@@ -105,6 +119,10 @@ fn uplink_frames() -> Vec<Vec<u8>> {
 /// In a case's world, as function pointers catch nothing: everything lies at fixed places.
 fn in_world(world: &mut world::World) {
     let target = Target::new("vswitch");
+    for (number, path_vni) in [(NEAR, 100), (PEERED, 200)] {
+        world.direct(100, vm4(1, number).into(), HOST6, path_vni);
+        world.direct(100, vm6(1, number).into(), HOST4, path_vni);
+    }
     crate::write_cells(&world.bench, &target.tables());
     target.fuzz(&[vm_frames(), uplink_frames()].concat(), &SWITCHES);
 }

@@ -7,7 +7,8 @@ mod routes;
 use ask::{Answer, BUSY, HIT, Kernel, Query, ask_rust};
 use proptest::prelude::*;
 use sluice_tables::{
-    Endpoint, Error, Immediate, Membarrier, Memory, NextHop, NodeTables, Reader, Route, Sizes, Target, Vrf,
+    DirectPath, Endpoint, Error, Immediate, Membarrier, Memory, NextHop, NodeTables, Reader, Role, Route,
+    Sizes, Target, Vrf,
 };
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::collections::HashMap;
@@ -20,6 +21,8 @@ const CELLS: u32 = 8192;
 enum Op {
     Endpoint { number: u32, mac: u64, host: u8 },
     RemoveEndpoint { number: u32 },
+    Direct { number: u32, mac: u64, host: u8, path_vni: u32 },
+    RemoveDirect { number: u32 },
     Route { vni: u32, prefix: usize, target: Target },
     RemoveRoute { vni: u32, prefix: usize },
     Vrf { vni: u32, mtu: u16 },
@@ -86,6 +89,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         10 => (0..ENDPOINTS, 1u64..4, 0..HOSTS)
             .prop_map(|(number, mac, host)| Op::Endpoint { number, mac, host }),
         5 => (0..ENDPOINTS).prop_map(|number| Op::RemoveEndpoint { number }),
+        4 => (0..ENDPOINTS, 1u64..4, 0..HOSTS, 1..=VNIS)
+            .prop_map(|(number, mac, host, path_vni)| Op::Direct { number, mac, host, path_vni }),
+        2 => (0..ENDPOINTS).prop_map(|number| Op::RemoveDirect { number }),
         10 => (1..=VNIS, 0..prefixes, target())
             .prop_map(|(vni, prefix, target)| Op::Route { vni, prefix, target }),
         4 => (1..=VNIS, 0..prefixes).prop_map(|(vni, prefix)| Op::RemoveRoute { vni, prefix }),
@@ -99,6 +105,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 #[derive(Default)]
 struct Model {
     endpoints: HashMap<(Vni, IpAddr), (MacAddr, IpAddr)>,
+    /// At other addresses than the endpoints'.
+    directs: HashMap<(Vni, IpAddr), (MacAddr, IpAddr, u32)>,
     routes: HashMap<Vni, HashMap<IpNet, Target>>,
 }
 
@@ -119,11 +127,30 @@ impl Model {
                 let changed = tables.upsert_endpoint(&endpoint)?;
                 let old = self.endpoints.insert((vni, address), (endpoint.mac, endpoint.host));
                 assert_eq!(changed, old != Some((endpoint.mac, endpoint.host)));
+                self.directs.remove(&(vni, address));
             }
             Op::RemoveEndpoint { number } => {
                 let (vni, address) = place(*number);
                 let old = self.endpoints.remove(&(vni, address));
                 assert_eq!(tables.remove_endpoint(vni, address)?, old.is_some());
+            }
+            Op::Direct { number, mac, host: at, path_vni } => {
+                let (vni, address) = place(*number);
+                let (mac, host) = (MacAddr::local(*mac), host(*at));
+                let path = DirectPath { vni, address, mac, host, path_vni: vni_of(path_vni) };
+                if !self.routes.contains_key(&vni) {
+                    assert_eq!(tables.upsert_direct(&path), Err(Error::UnknownVni(vni)));
+                } else if self.endpoints.contains_key(&(vni, address)) {
+                    assert!(matches!(tables.upsert_direct(&path), Err(Error::AddressTaken { .. })));
+                } else {
+                    let old = self.directs.insert((vni, address), (mac, host, *path_vni));
+                    assert_eq!(tables.upsert_direct(&path)?, old != Some((mac, host, *path_vni)));
+                }
+            }
+            Op::RemoveDirect { number } => {
+                let (vni, address) = place(*number);
+                let old = self.directs.remove(&(vni, address));
+                assert_eq!(tables.remove_direct(vni, address)?, old.is_some());
             }
             Op::Route { vni, prefix, target } => {
                 let route = Route { vni: vni_of(vni), prefix: prefixes()[*prefix], target: *target };
@@ -155,6 +182,7 @@ impl Model {
             Op::RemoveVrf { vni } => {
                 let old = self.routes.remove(&vni_of(vni));
                 assert_eq!(tables.remove_vrf(vni_of(vni))?, old.is_some());
+                self.directs.retain(|key, _| key.0 != vni_of(vni));
             }
             Op::Adopt => *tables = NodeTables::adopt(tables.memory().clone(), Immediate)?,
         }
@@ -178,17 +206,26 @@ impl Model {
             Query::Address(0, address) => assert_eq!(hop, Some(NextHop::Vtep(address))),
             Query::Address(vni, address) => {
                 let vni = Vni::new(vni).unwrap();
+                let mac = MacAddr::from_u64(answer.mac);
+                // An endpoint's MAC and host; a path's VNI too.
                 let found = match hop {
-                    Some(NextHop::Vtep(host)) if answer.answer == HIT => {
-                        Some((MacAddr::from_u64(answer.mac), host))
+                    Some(NextHop::Vtep(host)) if answer.answer == HIT => Some((mac, host, None)),
+                    Some(NextHop::Direct { host, vni }) if answer.answer == HIT => {
+                        Some((mac, host, Some(vni)))
                     }
                     _ => None,
                 };
-                let expected = self.endpoints.get(&(vni, address)).copied();
+                let endpoints = self.endpoints.iter().map(|(key, &(mac, host))| (*key, (mac, host, None)));
+                let directs =
+                    self.directs.iter().map(|(key, &(mac, host, vni))| (*key, (mac, host, Some(vni))));
+                let expected = match self.directs.get(&(vni, address)) {
+                    Some(&(mac, host, vni)) => Some((mac, host, Some(vni))),
+                    None => self.endpoints.get(&(vni, address)).map(|&(mac, host)| (mac, host, None)),
+                };
                 // An absent IPv6 address may have a present one's whole digest.
                 let twin = expected.is_none()
                     && address.is_ipv6()
-                    && self.endpoints.iter().any(|(key, entry)| key.0 == vni && Some(*entry) == found);
+                    && endpoints.chain(directs).any(|(key, entry)| key.0 == vni && Some(entry) == found);
                 assert!(found == expected || twin, "{query:?}: {found:?}, should be {expected:?}");
             }
             Query::Route(vni, address) => {
@@ -221,7 +258,10 @@ fn all_queries() -> Vec<Query> {
 /// Those whose answers an operation may change.
 fn queries_of(op: &Op) -> Vec<Query> {
     match *op {
-        Op::Endpoint { number, .. } | Op::RemoveEndpoint { number } => {
+        Op::Endpoint { number, .. }
+        | Op::RemoveEndpoint { number }
+        | Op::Direct { number, .. }
+        | Op::RemoveDirect { number } => {
             let (vni, address) = place(number);
             vec![Query::Address(vni.get(), address)]
         }
@@ -240,7 +280,7 @@ fn run(kernel: &Kernel, memory: &Memory, ops: &[Op], digest_mask: u64) {
             .unwrap();
     let mut model = Model::default();
     for number in 0..HOSTS {
-        tables.upsert_vtep(host(number)).unwrap();
+        tables.upsert_vtep(host(number), Role::Host).unwrap();
     }
     let reader = Reader::new(memory.clone());
     let all = all_queries();
@@ -338,7 +378,7 @@ fn packets_beside_a_writer(digest_mask: u64) {
         let mut tables =
             NodeTables::create_with_digest_mask(memory.clone(), grace(), sizes, digest_mask).unwrap();
         for number in 0..HOSTS {
-            tables.upsert_vtep(host(number)).unwrap();
+            tables.upsert_vtep(host(number), Role::Host).unwrap();
         }
         for number in 0..STABLE {
             tables.upsert_endpoint(&stamped(number, 0)).unwrap();

@@ -2,6 +2,7 @@
 //! change. Readers go on all the while.
 
 use super::NodeTables;
+use super::directs::direct_at;
 use super::groups::{group_cells, members};
 use super::ports::{PORT_CELLS, address_keys, port_mac};
 use super::underlay::{Hop, hop_address, kind_of};
@@ -26,6 +27,7 @@ struct Found {
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
     endpoints: u64,
+    directs: u64,
     /// Entries that lead to nothing sound.
     refused: HashSet<Key>,
 }
@@ -61,7 +63,7 @@ impl Found {
                 Key::Ip { address, .. } => found.underlay(memory, used, key, address, entry.next)?,
             }
         }
-        // Endpoints last: by now the ports and accepted VTEPs are known. They
+        // Endpoints and direct paths last: by now the ports, VRFs and accepted VTEPs are known. They
         // are many and lead to few cells, so each cell is looked at once.
         let mut others = HashSet::new();
         for (cell, references) in survey.references.iter() {
@@ -72,10 +74,17 @@ impl Found {
             }
         }
         if !others.is_empty() || survey.references.outside {
+            let mut paths = HashSet::new();
             for (key, entry) in exact.iter(memory) {
                 let tenants = matches!(key, Key::Ip { vni: 1.., .. });
                 let hop = memory.contains(entry.next, 1) && !others.contains(&entry.next);
-                if tenants && !hop && !found.is_ports(memory, key, entry.next) {
+                if !tenants || hop || found.is_ports(memory, key, entry.next) {
+                    continue;
+                }
+                if found.is_direct(memory, key, entry) && paths.insert(entry.next) {
+                    used.claim(entry.next, 1)?;
+                    found.directs += 1;
+                } else {
                     found.refused.insert(key);
                 }
             }
@@ -179,6 +188,14 @@ impl Found {
         Ok(())
     }
 
+    /// A direct path of a VRF that is there, to a host that is accepted.
+    fn is_direct(&self, memory: &Memory, key: Key, entry: Entry) -> bool {
+        direct_at(memory, key, entry).is_some_and(|(path, _)| {
+            self.vrfs.contains_key(&path.vni.get())
+                && self.hops.get(&path.host).is_some_and(|hop| hop.registered)
+        })
+    }
+
     /// The cell is a port's that is found by its interface, and has this address.
     fn is_ports(&self, memory: &Memory, key: Key, cell: u32) -> bool {
         if kind_of(memory, cell) != layout::NEXT_HOP_PORT {
@@ -209,6 +226,7 @@ impl NodeTables {
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
         tables.endpoints = found.endpoints;
+        tables.directs = found.directs;
         // First nothing leads to free cells any more, which takes no memory;
         // then readers that came by such a link, or by what the predecessor
         // unlinked, are waited for; only then cells are taken.

@@ -27,7 +27,7 @@ impl NodeTables {
         self.exact.reserve(&mut self.pool, total + others as usize)
     }
 
-    /// Enters or changes an endpoint.
+    /// Enters or changes an endpoint. A direct path to its address gives way to it.
     ///
     /// # Errors
     /// [`Error::UnknownVtep`], [`Error::AddressTaken`] by a port of this host,
@@ -57,8 +57,12 @@ impl NodeTables {
         }
         if old.is_none_or(|old| old.next != cell) {
             self.hops.get_mut(&host).expect("looked up above").references += 1;
-            match old {
-                Some(old) => self.release_hop(old.next),
+            match old.map(|old| (old.next, kind_of(self.memory(), old.next))) {
+                Some((path, layout::NEXT_HOP_DIRECT)) => {
+                    self.release_direct(path);
+                    self.endpoints += 1;
+                }
+                Some((hop, _)) => self.release_hop(hop),
                 None => self.endpoints += 1,
             }
         }

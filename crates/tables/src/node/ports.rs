@@ -93,7 +93,7 @@ fn from_cell(cell: &port) -> Option<Port> {
 
 impl NodeTables {
     /// Enters or changes a port, and its addresses in its VNI. An endpoint with
-    /// one of these addresses gives way to it.
+    /// one of these addresses, or a direct path to it, gives way to it.
     ///
     /// # Errors
     /// [`Error::UnknownVni`], [`Error::AddressTaken`] by another port,
@@ -139,8 +139,8 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Leads the interface and the addresses to a port's cells; endpoints with
-    /// these addresses give way.
+    /// Leads the interface and the addresses to a port's cells; endpoints and
+    /// direct paths with these addresses give way.
     pub(super) fn link_port(&mut self, port: &port, cell: u32) -> Result<(), Error> {
         let mut replaced = Vec::new();
         let result = self.lead_to_port(port, cell, &mut replaced);
@@ -160,12 +160,16 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Endpoints gave way to a port.
+    /// Endpoints and direct paths gave way to a port.
     fn release_displaced(&mut self, replaced: &[Replaced]) {
         for old in replaced.iter().filter_map(|(_, old)| *old) {
-            if kind_of(self.memory(), old.next) == layout::NEXT_HOP_VTEP {
-                self.endpoints -= 1;
-                self.release_hop(old.next);
+            match kind_of(self.memory(), old.next) {
+                layout::NEXT_HOP_VTEP => {
+                    self.endpoints -= 1;
+                    self.release_hop(old.next);
+                }
+                layout::NEXT_HOP_DIRECT => self.release_direct(old.next),
+                _ => {}
             }
         }
     }

@@ -5,7 +5,7 @@ use super::*;
 use crate::exact::Key;
 use crate::grace::Immediate;
 use crate::reader::{Lookup, NextHop};
-use crate::spec::{Endpoint, Group, Port, PortIpv4, PortIpv6, Route, Target, Vip, Vrf};
+use crate::spec::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};
 use sluice_types::{MacAddr, Vni};
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +23,11 @@ fn mac(seed: u64) -> MacAddr {
 
 fn plain_vrf(number: u32) -> Vrf {
     Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None }
+}
+
+fn direct(number: u32, address: &str, host: &str) -> DirectPath {
+    let vni = vni(number);
+    DirectPath { vni, address: ip(address), mac: mac(7), host: ip(host), path_vni: vni }
 }
 
 fn endpoint(number: u32, address: &str, host: &str) -> Endpoint {
@@ -48,8 +53,8 @@ fn free(tables: &mut NodeTables) -> u64 {
 fn endpoints_lead_to_their_hosts_for_both_families() {
     let mut tables = tables(4096);
     for host in ["192.0.2.1", "2001:db8::1"] {
-        assert!(tables.upsert_vtep(ip(host)).unwrap());
-        assert!(!tables.upsert_vtep(ip(host)).unwrap());
+        assert!(tables.upsert_vtep(ip(host), Role::Host).unwrap());
+        assert!(!tables.upsert_vtep(ip(host), Role::Host).unwrap());
     }
     let v4 = endpoint(5, "10.0.0.1", "2001:db8::1");
     let v6 = endpoint(5, "fd00::1", "192.0.2.1");
@@ -77,7 +82,7 @@ fn unknown_hosts_and_impossible_endpoints_are_refused() {
     let entry = endpoint(5, "10.0.0.1", "192.0.2.1");
     let error = tables.upsert_endpoint(&entry).unwrap_err();
     assert_eq!(error.to_string(), "host 192.0.2.1 of endpoint 10.0.0.1 in VNI 5 is no known VTEP");
-    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
     for bad in [
         Endpoint { mac: MacAddr::new([0xff; 6]), ..entry },
         Endpoint { mac: MacAddr::new([0; 6]), ..entry },
@@ -86,7 +91,7 @@ fn unknown_hosts_and_impossible_endpoints_are_refused() {
     ] {
         assert!(matches!(tables.upsert_endpoint(&bad), Err(Error::Invalid(_))), "{bad:?}");
     }
-    assert!(matches!(tables.upsert_vtep(ip("0.0.0.0")), Err(Error::Invalid(_))));
+    assert!(matches!(tables.upsert_vtep(ip("0.0.0.0"), Role::Host), Err(Error::Invalid(_))));
     let mut long = endpoints_of(40, "198.51.100.1");
     long[3].host = ip("192.0.2.1");
     let bulk = tables.upsert_endpoints(&long);
@@ -108,7 +113,7 @@ fn endpoints_of(count: u32, host: &str) -> Vec<Endpoint> {
 fn a_removed_host_lives_on_for_its_endpoints_only() {
     let mut tables = tables(4096);
     let before = free(&mut tables);
-    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
     let entry = endpoint(5, "10.0.0.1", "192.0.2.1");
     tables.upsert_endpoint(&entry).unwrap();
     assert!(tables.remove_vtep(ip("192.0.2.1")).unwrap());
@@ -134,8 +139,8 @@ fn vips_change_and_clash_with_vteps() {
     let other = Vip { mac: mac(2), ..owned };
     assert!(tables.upsert_vip(&other).unwrap());
     assert_eq!(tables.vips().collect::<Vec<_>>(), [other]);
-    assert!(matches!(tables.upsert_vtep(vip.address), Err(Error::AddressTaken { .. })));
-    tables.upsert_vtep(ip("2001:db8::5")).unwrap();
+    assert!(matches!(tables.upsert_vtep(vip.address, Role::Host), Err(Error::AddressTaken { .. })));
+    tables.upsert_vtep(ip("2001:db8::5"), Role::Host).unwrap();
     let taken = Vip { address: ip("2001:db8::5"), ..vip };
     assert!(matches!(tables.upsert_vip(&taken), Err(Error::AddressTaken { .. })));
     tables = again(tables);
@@ -326,7 +331,7 @@ fn ports_are_found_by_interface_and_addresses() {
     assert_eq!(tables.upsert_port(&port(7)), Err(Error::UnknownVni(vni(5))));
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     // The first IPv6 entry brings a run that stays.
-    tables.upsert_vtep(ip("2001:db8::1")).unwrap();
+    tables.upsert_vtep(ip("2001:db8::1"), Role::Host).unwrap();
     let before = free(&mut tables);
     assert!(tables.upsert_port(&port(7)).unwrap());
     assert!(!tables.upsert_port(&port(7)).unwrap());
@@ -340,7 +345,7 @@ fn ports_are_found_by_interface_and_addresses() {
     }
     let error = tables.upsert_port(&Port { ifindex: 8, ..port(7) }).unwrap_err();
     assert!(error.to_string().contains("the port with ifindex 7"), "{error}");
-    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
     let clash = tables.upsert_endpoint(&endpoint(5, "10.0.0.7", "192.0.2.1"));
     assert!(matches!(clash, Err(Error::AddressTaken { .. })));
     assert!(!tables.remove_endpoint(vni(5), ip("10.0.0.7")).unwrap());
@@ -367,7 +372,7 @@ fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
         let mut tables =
             NodeTables::create(Memory::anonymous(155).unwrap(), Immediate, Sizes { endpoints: 1 }).unwrap();
         tables.upsert_vrf(&plain_vrf(5)).unwrap();
-        tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+        tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
         let plain = Port { ipv4: None, ipv6: None, ..port(7) };
         tables.upsert_port(&plain).unwrap();
         let mac = if same_mac { plain.mac } else { mac(99) };
@@ -483,7 +488,7 @@ fn what_is_no_table_is_not_adopted() {
 #[test]
 fn full_memory_is_an_error_and_changes_nothing() {
     let mut tables = tables(200);
-    tables.upsert_vtep(ip("192.0.2.1")).unwrap();
+    tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
     let many = endpoints_of(2000, "192.0.2.1");
     let bulk = tables.upsert_endpoints(&many);
     assert!(bulk.failed > 0 && matches!(bulk.errors[0].1, Error::Full { .. }), "{bulk:?}");
@@ -571,4 +576,130 @@ fn routes_say_what_memory_they_take() {
     tables.upsert_routes(&many(1, 500, true));
     let taken = free(&mut tables) - before;
     assert_eq!(tables.route_bytes(vni(1)), Some(128 + 64 * taken));
+}
+
+#[test]
+fn direct_paths_are_kept_with_the_time_of_their_use() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
+    for host in ["192.0.2.1", "2001:db8::1"] {
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+    }
+    for number in [5, 6] {
+        tables.upsert_vrf(&plain_vrf(number)).unwrap();
+    }
+    let before = tables.fill();
+    let all = |tables: &NodeTables| {
+        let mut all: Vec<_> = tables.directs().collect();
+        all.sort_by_key(|(path, _)| (path.vni, path.address));
+        all
+    };
+    let four = direct(5, "10.0.0.1", "2001:db8::1");
+    let six = DirectPath { path_vni: vni(77), ..direct(5, "fd00::1", "192.0.2.1") };
+    let other = direct(6, "10.0.0.1", "192.0.2.1");
+    for path in [four, six, other] {
+        assert!(tables.upsert_direct(&path).unwrap());
+        assert!(!tables.upsert_direct(&path).unwrap());
+    }
+    assert_eq!(all(&tables), [(four, 0), (six, 0), (other, 0)]);
+    assert_eq!(tables.fill().directs, 3);
+    // A packet takes one.
+    let Lookup::Hit(hit) = tables.reader().find(5, six.address) else { panic!("it is there") };
+    assert_eq!(
+        (hit.mac, tables.reader().next_hop(hit.cell)),
+        (six.mac, Some(NextHop::Direct { host: six.host, vni: 77 }))
+    );
+    memory.store32(hit.cell, offset_of!(layout::next_hop, used), 1234);
+    for changed in [
+        DirectPath { mac: mac(8), ..six },
+        DirectPath { host: ip("2001:db8::1"), ..six },
+        DirectPath { path_vni: vni(5), ..six },
+        DirectPath { mac: mac(9), host: ip("2001:db8::1"), ..six },
+    ] {
+        assert!(tables.upsert_direct(&changed).unwrap());
+        assert_eq!(all(&tables), [(four, 0), (changed, 1234), (other, 0)]);
+        tables = NodeTables::adopt(memory.clone(), Immediate).unwrap();
+        assert_eq!(all(&tables), [(four, 0), (changed, 1234), (other, 0)]);
+    }
+    assert!(tables.remove_direct(vni(5), six.address).unwrap());
+    assert!(!tables.remove_direct(vni(5), six.address).unwrap());
+    // What goes takes its paths along.
+    assert!(tables.remove_vtep(ip("2001:db8::1")).unwrap());
+    assert_eq!(all(&tables), [(other, 0)]);
+    assert!(tables.remove_vrf(vni(6)).unwrap());
+    assert_eq!(all(&tables), []);
+    tables.upsert_vtep(ip("2001:db8::1"), Role::Host).unwrap();
+    tables.upsert_vrf(&plain_vrf(6)).unwrap();
+    tables.flush().unwrap();
+    let fill = tables.fill();
+    assert_eq!((fill.cells_used, fill.entries, fill.directs), (before.cells_used, before.entries, 0));
+}
+
+#[test]
+fn direct_paths_that_cannot_be_are_refused() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+    let own = NodeConfig {
+        vtep4: Some([192, 0, 2, 9].into()),
+        vtep6: Some("2001:db8::9".parse().unwrap()),
+        router_mac: mac(1),
+        vxlan_ifindex: 0,
+        ports: Vec::new(),
+    };
+    tables.set_node(&own).unwrap();
+    for host in ["192.0.2.1", "192.0.2.9", "2001:db8::9"] {
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+    }
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    tables.upsert_port(&port(7)).unwrap();
+    tables.upsert_endpoint(&endpoint(5, "10.0.0.1", "192.0.2.1")).unwrap();
+    let good = direct(5, "10.0.0.2", "192.0.2.1");
+    for invalid in [
+        DirectPath { address: ip("0.0.0.0"), ..good },
+        DirectPath { address: ip("ff02::1"), ..good },
+        DirectPath { mac: MacAddr::new([0xff; 6]), ..good },
+        DirectPath { host: ip("192.0.2.9"), ..good },
+        DirectPath { host: ip("2001:db8::9"), ..good },
+    ] {
+        assert!(matches!(tables.upsert_direct(&invalid), Err(Error::Invalid(_))), "{invalid:?}");
+    }
+    let nobody = DirectPath { host: ip("192.0.2.2"), ..good };
+    assert!(matches!(tables.upsert_direct(&nobody), Err(Error::UnknownVtep { .. })));
+    assert_eq!(tables.upsert_direct(&direct(6, "10.0.0.2", "192.0.2.1")), Err(Error::UnknownVni(vni(6))));
+    for (taken, holder) in
+        [("10.0.0.7", "a port of this host"), ("fd00::7", "a port of this host"), ("10.0.0.1", "an endpoint")]
+    {
+        let holder = holder.to_owned();
+        let error = Error::AddressTaken { vni: 5, address: ip(taken), holder };
+        assert_eq!(tables.upsert_direct(&direct(5, taken, "192.0.2.1")), Err(error));
+    }
+    assert_eq!(tables.directs().count(), 0);
+    assert!(!tables.remove_direct(vni(5), ip("10.0.0.7")).unwrap(), "a port is no path");
+    assert!(!tables.remove_direct(vni(5), ip("10.0.0.1")).unwrap(), "an endpoint is no path");
+}
+
+#[test]
+fn a_path_gives_way_to_a_port_that_fits_and_stays_where_none_does() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
+    tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let paths = [direct(5, "10.0.0.7", "192.0.2.1"), direct(5, "fd00::7", "192.0.2.1")];
+    for path in &paths {
+        tables.upsert_direct(path).unwrap();
+    }
+    tables.upsert_port(&port(7)).unwrap();
+    assert_eq!((tables.directs().count(), tables.fill().directs), (0, 0));
+    for path in &paths {
+        assert!(matches!(tables.upsert_direct(path), Err(Error::AddressTaken { .. })));
+    }
+    tables.remove_port(7).unwrap();
+    for path in &paths {
+        assert!(tables.upsert_direct(path).unwrap());
+    }
+    // Without a cell for the port's entries nothing changes.
+    while tables.pool.allocate(1).is_ok() {}
+    assert!(matches!(tables.upsert_port(&port(7)), Err(Error::Full { .. })));
+    assert_eq!(tables.directs().count(), 2);
+    assert_eq!(NodeTables::adopt(memory, Immediate).unwrap().fill().directs, 2);
 }

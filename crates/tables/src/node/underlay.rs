@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, next_hop};
 use crate::memory::Memory;
-use crate::spec::{self, Vip};
+use crate::spec::{self, Role, Vip};
 use std::mem::offset_of;
 use std::net::IpAddr;
 
@@ -34,6 +34,17 @@ pub(super) fn vtep_cell(address: IpAddr) -> next_hop {
     next_hop { kind: layout::NEXT_HOP_VTEP as u8, flags: flags as u8, address, ..Default::default() }
 }
 
+/// Kind and flags, which are one word.
+fn first_word(cell: &next_hop) -> u32 {
+    u32::from(cell.kind) | u32::from(cell.flags) << 8
+}
+
+fn node_cell(address: IpAddr, role: Role) -> next_hop {
+    let host = if role == Role::Host { layout::NEXT_HOP_HOST } else { 0 };
+    let cell = vtep_cell(address);
+    next_hop { flags: cell.flags | host as u8, ..cell }
+}
+
 fn vip_cell(vip: &Vip) -> next_hop {
     let owned = if vip.owned { layout::NEXT_HOP_OWNED } else { 0 };
     let cell = vtep_cell(vip.address);
@@ -59,22 +70,31 @@ fn check_underlay(address: IpAddr) -> Result<(), Error> {
 }
 
 impl NodeTables {
-    /// Enters another node whose VXLAN packets are accepted.
+    /// Enters another node whose VXLAN packets are accepted, or changes its role.
     ///
     /// # Errors
     /// [`Error::AddressTaken`] when it is a vIP, [`Error::Full`], [`Error::Invalid`].
-    pub fn upsert_vtep(&mut self, address: IpAddr) -> Result<bool, Error> {
+    pub fn upsert_vtep(&mut self, address: IpAddr, role: Role) -> Result<bool, Error> {
         check_underlay(address)?;
         if self.vips.contains_key(&address) {
             return Err(Error::AddressTaken { vni: 0, address, holder: "a vIP".to_owned() });
         }
         let known = self.hops.get(&address).copied();
+        let new = node_cell(address, role);
         let cell = match known {
-            Some(Hop { registered: true, .. }) => return Ok(false),
-            Some(hop) => hop.cell,
+            Some(hop) => {
+                let changes = self.memory().load32(hop.cell, 0) != first_word(&new);
+                if changes {
+                    self.memory().store32(hop.cell, offset_of!(next_hop, kind), first_word(&new));
+                }
+                if hop.registered {
+                    return Ok(changes);
+                }
+                hop.cell
+            }
             None => {
                 let cell = self.pool.allocate(1)?;
-                self.memory().write(cell, &vtep_cell(address));
+                self.memory().write(cell, &new);
                 cell
             }
         };
@@ -90,9 +110,9 @@ impl NodeTables {
         Ok(true)
     }
 
-    /// Removes a node: its packets are no longer accepted. Endpoints that still
-    /// lead to it do so until they are changed or removed, so the order of these
-    /// removals does not matter.
+    /// Removes a node: its packets are no longer accepted, and direct paths to it
+    /// go. Endpoints that still lead to it do so until they are changed or
+    /// removed, so the order of these removals does not matter.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -104,6 +124,7 @@ impl NodeTables {
             self.pool.retire(hop.cell, 1);
             self.hops.remove(&address);
         }
+        self.remove_directs(|path| path.host == address)?;
         Ok(true)
     }
 
@@ -123,6 +144,14 @@ impl NodeTables {
         self.hops.iter().filter(|(_, hop)| hop.registered).map(|(&address, _)| address)
     }
 
+    /// What an accepted node is for.
+    pub fn role(&self, address: IpAddr) -> Option<Role> {
+        let hop = self.hops.get(&address).filter(|hop| hop.registered)?;
+        let cell: next_hop = self.memory().read(hop.cell);
+        let host = u32::from(cell.flags) & layout::NEXT_HOP_HOST != 0;
+        Some(if host { Role::Host } else { Role::Gateway })
+    }
+
     /// Enters or changes a vIP of this node's cluster.
     ///
     /// # Errors
@@ -140,10 +169,7 @@ impl NodeTables {
                 return Ok(false);
             }
             if known.mac == vip.mac {
-                // Kind and flags are one word.
-                let new = vip_cell(vip);
-                let word = u32::from(new.kind) | u32::from(new.flags) << 8;
-                self.memory().store32(cell, offset_of!(next_hop, kind), word);
+                self.memory().store32(cell, offset_of!(next_hop, kind), first_word(&vip_cell(vip)));
                 return Ok(true);
             }
         }

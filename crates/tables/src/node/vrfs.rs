@@ -182,8 +182,8 @@ impl NodeTables {
         index
     }
 
-    /// Removes a VNI with its routes. Its endpoints stay, and are not found by
-    /// packets while it is gone.
+    /// Removes a VNI with its routes and direct paths. Its endpoints stay, and are
+    /// not found by packets while it is gone.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -201,6 +201,7 @@ impl NodeTables {
             lpm::clear(&mut self.pool, root);
         }
         self.pool.retire(cell, 1);
+        self.remove_directs(|path| path.vni == vni)?;
         Ok(true)
     }
 

@@ -1,13 +1,15 @@
 //! The history of operations, a pure function of a seed and a number, and how
 //! it is applied to tables.
 
-use sluice_tables::{Endpoint, Error, NodeTables, Route, Target, Vrf};
+use sluice_tables::{DirectPath, Endpoint, Error, NodeTables, Role, Route, Target, Vrf};
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// So many that filled tables are nearly full after they grew once, and
 /// insertions move others.
 pub const ENDPOINTS: u32 = 430;
+/// Their addresses stand behind those of the endpoints.
+pub const DIRECTS: u32 = 60;
 pub const VNIS: u32 = 4;
 pub const HOSTS: u32 = 9;
 /// Prefixes of each family in the universe of routes.
@@ -47,6 +49,16 @@ pub enum Op {
     RemoveEndpoint {
         number: u32,
     },
+    /// Numbered from 0, behind the endpoints.
+    Direct {
+        number: u32,
+        mac: MacAddr,
+        host: u32,
+        path_vni: u32,
+    },
+    RemoveDirect {
+        number: u32,
+    },
     /// `prefix` is a number in the universe.
     Route {
         vni: u32,
@@ -66,6 +78,7 @@ pub enum Op {
     },
     Vtep {
         host: u32,
+        role: Role,
     },
     RemoveVtep {
         host: u32,
@@ -129,6 +142,20 @@ fn endpoint_op(random: &mut Random, number: u64) -> Op {
     Op::Endpoint { number: endpoint, mac: mac(random, endpoint, number), host: random.below(HOSTS) }
 }
 
+/// Of a few hosts and VPCs, so that a path often changes its MAC alone.
+fn direct_op(random: &mut Random, number: u64) -> Op {
+    let path = random.below(DIRECTS);
+    if random.below(10) < 3 {
+        return Op::RemoveDirect { number: path };
+    }
+    let mac = mac(random, path, number);
+    Op::Direct { number: path, mac, host: random.below(3), path_vni: 1 + random.below(2) }
+}
+
+fn role(random: &mut Random) -> Role {
+    if random.below(2) == 0 { Role::Host } else { Role::Gateway }
+}
+
 fn route_op(random: &mut Random, number: u64) -> Op {
     let turn = (number / FOCUS) as u32;
     let focused = random.below(8) != 0;
@@ -157,16 +184,17 @@ pub fn op(seed: u64, number: u64) -> Op {
     let vni = |random: &mut Random| 1 + random.below(VNIS);
     match number {
         0 => unreachable!("operations are counted from 1"),
-        1..=9 => return Op::Vtep { host: number as u32 - 1 },
+        1..=9 => return Op::Vtep { host: number as u32 - 1, role: Role::Host },
         10..=13 => return Op::Vrf { vni: number as u32 - 9, mtu: 1500 },
         _ => {}
     }
     match random.below(1000) {
-        0..500 => endpoint_op(&mut random, number),
+        0..400 => endpoint_op(&mut random, number),
+        400..500 => direct_op(&mut random, number),
         500..900 => route_op(&mut random, number),
         900..950 => Op::Vrf { vni: vni(&mut random), mtu: 1280 + random.below(200) as u16 },
         950..954 => Op::RemoveVrf { vni: vni(&mut random) },
-        954..985 => Op::Vtep { host: random.below(HOSTS) },
+        954..985 => Op::Vtep { host: random.below(HOSTS), role: role(&mut random) },
         985..994 => Op::RemoveVtep { host: random.below(HOSTS) },
         _ if (seed / 3).is_multiple_of(3) => Op::Grow,
         _ => endpoint_op(&mut random, number),
@@ -185,6 +213,15 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
             let (vni, address) = place(number);
             tables.remove_endpoint(vni, address)
         }
+        Op::Direct { number, mac, host: at, path_vni } => {
+            let (vni, address) = place(ENDPOINTS + number);
+            let path_vni = self::vni(path_vni);
+            tables.upsert_direct(&DirectPath { vni, address, mac, host: host(at), path_vni })
+        }
+        Op::RemoveDirect { number } => {
+            let (vni, address) = place(ENDPOINTS + number);
+            tables.remove_direct(vni, address)
+        }
         Op::Route { vni: at, prefix: of, target } => {
             tables.upsert_route(&Route { vni: vni(at), prefix: prefix(of), target })
         }
@@ -198,7 +235,7 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
             elephant_bytes: None,
         }),
         Op::RemoveVrf { vni: at } => tables.remove_vrf(vni(at)),
-        Op::Vtep { host: at } => tables.upsert_vtep(host(at)),
+        Op::Vtep { host: at, role } => tables.upsert_vtep(host(at), role),
         Op::RemoveVtep { host: at } => tables.remove_vtep(host(at)),
         Op::Grow => grow(tables),
     };

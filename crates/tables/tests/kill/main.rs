@@ -15,7 +15,7 @@ mod shared;
 use history::Random;
 use model::{Content, Model};
 use shared::{PHASE_ADOPTS, PHASE_NONE, PHASE_WRITES, READERS, Shared, Within};
-use sluice_tables::{Lookup, NodeTables, Reader, Sizes, layout};
+use sluice_tables::{Lookup, NodeTables, Reader, Role, Sizes, layout};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -154,9 +154,9 @@ fn create(shared: &Shared, mask: u64) -> NodeTables {
 }
 
 fn has_twins(tables: &mut NodeTables) -> bool {
-    tables.upsert_vtep(history::host(0)).unwrap();
+    tables.upsert_vtep(history::host(0), Role::Host).unwrap();
     let reader = tables.reader();
-    let places: Vec<_> = (0..history::ENDPOINTS).map(history::place).collect();
+    let places: Vec<_> = (0..history::ENDPOINTS + history::DIRECTS).map(history::place).collect();
     let found = |(vni, address): (sluice_types::Vni, std::net::IpAddr)| {
         !matches!(reader.find(vni.get(), address), Lookup::Miss)
     };
@@ -295,6 +295,7 @@ impl Parent<'_> {
                 fill.entries,
                 fill.conflicts,
                 fill.endpoints,
+                fill.directs,
                 fill.routes,
                 fill.vrfs,
                 fill.vteps,
@@ -302,7 +303,8 @@ impl Parent<'_> {
             ]
         };
         assert_eq!(counts(&again), counts(&fill), "{when}");
-        assert_eq!(fill.entries, fill.endpoints + fill.vrfs + fill.vteps, "{when}");
+        let entries = fill.endpoints + fill.directs + fill.vrfs + fill.vteps;
+        assert_eq!(fill.entries, entries, "{when}");
     }
 
     /// Removes everything: what is then in use is the exact match's own runs.
@@ -354,8 +356,9 @@ fn differences(one: &Content, other: &Content) -> String {
         format!("{} instead of {}", only(one, other), only(other, one))
     }
     format!(
-        "endpoints {}; routes {}; VRFs {}; VTEPs {}",
+        "endpoints {}; direct paths {}; routes {}; VRFs {}; VTEPs {}",
         apart(&one.endpoints, &other.endpoints),
+        apart(&one.directs, &other.directs),
         apart(&one.routes, &other.routes),
         apart(&one.vrfs, &other.vrfs),
         apart(&one.vteps, &other.vteps)

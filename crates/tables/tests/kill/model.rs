@@ -1,7 +1,7 @@
 //! What the tables must say after any number of operations.
 
-use crate::history::{self, ENDPOINTS, HOSTS, Op, PREFIXES, Random, VNIS};
-use sluice_tables::{Endpoint, Lookup, NextHop, NodeTables, Reader, Route, Target};
+use crate::history::{self, DIRECTS, ENDPOINTS, HOSTS, Op, PREFIXES, Random, VNIS};
+use sluice_tables::{DirectPath, Endpoint, Lookup, NextHop, NodeTables, Reader, Role, Route, Target};
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
 
@@ -53,6 +53,7 @@ struct Probe {
 #[derive(Clone, Copy, Debug)]
 pub enum Question {
     Endpoint(u32),
+    Direct(u32),
     /// VNI, number of the probe.
     Route(u32, u32),
     Vrf(u32),
@@ -63,6 +64,8 @@ pub enum Question {
 pub enum Answer {
     Busy,
     Endpoint(Option<(MacAddr, IpAddr)>),
+    /// With the VNI to encapsulate with.
+    Direct(Option<(MacAddr, IpAddr, u32)>),
     Route(Option<Target>),
     Present(bool),
     /// A hit that leads to a cell of the wrong kind.
@@ -74,11 +77,13 @@ pub struct Model {
     seed: u64,
     applied: u64,
     endpoints: Vec<Values<Option<(MacAddr, u32)>>>,
+    /// MAC, host, VNI to encapsulate with.
+    directs: Vec<Values<Option<(MacAddr, u32, u32)>>>,
     /// By VNI and prefix.
     routes: Vec<Values<Option<Target>>>,
     /// MTU.
     vrfs: Vec<Values<Option<u16>>>,
-    vteps: Vec<Values<bool>>,
+    vteps: Vec<Values<Option<Role>>>,
     probes: Vec<Probe>,
     firsts: Vec<u32>,
 }
@@ -112,7 +117,8 @@ pub struct Content {
     pub endpoints: Vec<Endpoint>,
     pub routes: Vec<Route>,
     pub vrfs: Vec<(Vni, u16)>,
-    pub vteps: Vec<IpAddr>,
+    pub vteps: Vec<(IpAddr, Role)>,
+    pub directs: Vec<DirectPath>,
 }
 
 impl Content {
@@ -122,7 +128,8 @@ impl Content {
             endpoints: tables.endpoints().collect(),
             routes: tables.routes().collect(),
             vrfs,
-            vteps: tables.vteps().collect(),
+            vteps: tables.vteps().filter_map(|vtep| Some((vtep, tables.role(vtep)?))).collect(),
+            directs: tables.directs().map(|(path, _)| path).collect(),
         }
         .sorted()
     }
@@ -132,6 +139,7 @@ impl Content {
         self.routes.sort_unstable_by_key(|route| (route.vni, route.prefix));
         self.vrfs.sort_unstable();
         self.vteps.sort_unstable();
+        self.directs.sort_unstable_by_key(|path| (path.vni, path.address));
         self
     }
 }
@@ -142,6 +150,7 @@ impl Model {
             seed,
             applied: 0,
             endpoints: vec![Values::new(); ENDPOINTS as usize],
+            directs: vec![Values::new(); DIRECTS as usize],
             routes: vec![Values::new(); (VNIS * 2 * PREFIXES) as usize],
             vrfs: vec![Values::new(); VNIS as usize],
             vteps: vec![Values::new(); HOSTS as usize],
@@ -166,13 +175,21 @@ impl Model {
     fn apply(&mut self, number: u64, floor: u64) {
         match history::op(self.seed, number) {
             Op::Endpoint { number: endpoint, mac, host } => {
-                if self.vteps[host as usize].last() {
+                if self.vteps[host as usize].last().is_some() {
                     self.endpoints[endpoint as usize].push(number, Some((mac, host)), floor);
                 }
             }
             Op::RemoveEndpoint { number: endpoint } => {
                 self.endpoints[endpoint as usize].push(number, None, floor);
             }
+            Op::Direct { number: path, mac, host, path_vni } => {
+                let vni = history::place(ENDPOINTS + path).0.get();
+                let has_vrf = self.vrfs[vni as usize - 1].last().is_some();
+                if has_vrf && self.vteps[host as usize].last().is_some() {
+                    self.directs[path as usize].push(number, Some((mac, host, path_vni)), floor);
+                }
+            }
+            Op::RemoveDirect { number: path } => self.directs[path as usize].push(number, None, floor),
             Op::Route { vni, prefix, target } => {
                 if self.vrfs[vni as usize - 1].last().is_some() {
                     let index = self.route_index(vni, prefix);
@@ -190,9 +207,19 @@ impl Model {
                 for route in &mut self.routes[first..first + 2 * PREFIXES as usize] {
                     route.push(number, None, floor);
                 }
+                for path in (0..DIRECTS).filter(|&i| history::place(ENDPOINTS + i).0.get() == vni) {
+                    self.directs[path as usize].push(number, None, floor);
+                }
             }
-            Op::Vtep { host } => self.vteps[host as usize].push(number, true, floor),
-            Op::RemoveVtep { host } => self.vteps[host as usize].push(number, false, floor),
+            Op::Vtep { host, role } => self.vteps[host as usize].push(number, Some(role), floor),
+            Op::RemoveVtep { host } => {
+                self.vteps[host as usize].push(number, None, floor);
+                for path in &mut self.directs {
+                    if path.last().is_some_and(|(_, at, _)| at == host) {
+                        path.push(number, None, floor);
+                    }
+                }
+            }
             Op::Grow => {}
         }
     }
@@ -214,8 +241,15 @@ impl Model {
                 content.routes.extend(route);
             }
         }
-        let vteps = (0..HOSTS).filter(|&i| self.vteps[i as usize].at(number));
-        content.vteps = vteps.map(history::host).collect();
+        let vteps = (0..HOSTS).filter_map(|i| Some((history::host(i), self.vteps[i as usize].at(number)?)));
+        content.vteps = vteps.collect();
+        let directs = (0..DIRECTS).filter_map(|i| {
+            let (mac, host, path_vni) = self.directs[i as usize].at(number)?;
+            let (vni, address) = history::place(ENDPOINTS + i);
+            let path_vni = history::vni(path_vni);
+            Some(DirectPath { vni, address, mac, host: history::host(host), path_vni })
+        });
+        content.directs = directs.collect();
         content.sorted()
     }
 
@@ -224,6 +258,7 @@ impl Model {
         let probes = self.probes.len() as u32;
         (0..ENDPOINTS)
             .map(Question::Endpoint)
+            .chain((0..DIRECTS).map(Question::Direct))
             .chain((1..=VNIS).flat_map(move |vni| (0..probes).map(move |i| Question::Route(vni, i))))
             .chain((1..=VNIS).map(Question::Vrf))
             .chain((0..HOSTS).map(Question::Vtep))
@@ -233,7 +268,8 @@ impl Model {
         match random.below(20) {
             0 => Question::Vrf(1 + random.below(VNIS)),
             1 => Question::Vtep(random.below(HOSTS)),
-            2..10 => Question::Route(1 + random.below(VNIS), random.below(self.probes.len() as u32)),
+            2..4 => Question::Direct(random.below(DIRECTS)),
+            4..10 => Question::Route(1 + random.below(VNIS), random.below(self.probes.len() as u32)),
             _ => Question::Endpoint(random.below(ENDPOINTS)),
         }
     }
@@ -253,6 +289,17 @@ impl Model {
                     Lookup::Miss => Answer::Endpoint(None),
                     Lookup::Hit(hit) => match reader.next_hop(hit.cell) {
                         Some(NextHop::Vtep(host)) => Answer::Endpoint(Some((hit.mac, host))),
+                        _ => Answer::Stale,
+                    },
+                }
+            }
+            Question::Direct(number) => {
+                let (vni, address) = history::place(ENDPOINTS + number);
+                match reader.find(vni.get(), address) {
+                    Lookup::Busy => Answer::Busy,
+                    Lookup::Miss => Answer::Direct(None),
+                    Lookup::Hit(hit) => match reader.next_hop(hit.cell) {
+                        Some(NextHop::Direct { host, vni }) => Answer::Direct(Some((hit.mac, host, vni))),
                         _ => Answer::Stale,
                     },
                 }
@@ -282,11 +329,14 @@ impl Model {
             (Question::Endpoint(number), Answer::Endpoint(seen)) => self.endpoints[number as usize]
                 .within(from, to)
                 .any(|(_, value)| value.map(|(mac, host)| (mac, history::host(host))) == seen),
+            (Question::Direct(number), Answer::Direct(seen)) => self.directs[number as usize]
+                .within(from, to)
+                .any(|(_, value)| value.map(|(mac, host, vni)| (mac, history::host(host), vni)) == seen),
             (Question::Vrf(vni), Answer::Present(seen)) => {
                 self.vrfs[vni as usize - 1].within(from, to).any(|(_, value)| value.is_some() == seen)
             }
             (Question::Vtep(host), Answer::Present(seen)) => {
-                self.vteps[host as usize].within(from, to).any(|(_, value)| value == seen)
+                self.vteps[host as usize].within(from, to).any(|(_, value)| value.is_some() == seen)
             }
             (Question::Route(vni, probe), Answer::Route(seen)) => {
                 self.allows_route(vni, probe, seen, from, to)

@@ -16,10 +16,11 @@ struct Content {
     endpoints: Vec<Endpoint>,
     routes: Vec<Route>,
     vrfs: Vec<VrfEntry>,
-    vteps: Vec<IpAddr>,
+    vteps: Vec<(IpAddr, Option<Role>)>,
     vips: Vec<Vip>,
     groups: Vec<Group>,
     ports: Vec<Port>,
+    directs: Vec<DirectPath>,
 }
 
 impl Content {
@@ -28,8 +29,10 @@ impl Content {
         endpoints.sort_by_key(|endpoint| (endpoint.vni, endpoint.address));
         let mut routes: Vec<_> = tables.routes().collect();
         routes.sort_by_key(|route| (route.vni, route.prefix));
-        let mut vteps: Vec<_> = tables.vteps().collect();
+        let mut vteps: Vec<_> = tables.vteps().map(|vtep| (vtep, tables.role(vtep))).collect();
         vteps.sort();
+        let mut directs: Vec<_> = tables.directs().map(|(path, _)| path).collect();
+        directs.sort_by_key(|path| (path.vni, path.address));
         Self {
             endpoints,
             routes,
@@ -39,6 +42,7 @@ impl Content {
             vips: tables.vips().collect(),
             groups: tables.groups().collect(),
             ports: tables.ports().collect(),
+            directs,
         }
     }
 }
@@ -115,6 +119,10 @@ fn check_answers(tables: &NodeTables) {
         let found = hop(reader.find(endpoint.vni.get(), endpoint.address));
         assert_eq!(found, Some(NextHop::Vtep(endpoint.host)));
     }
+    for (path, _) in tables.directs() {
+        let found = hop(reader.find(path.vni.get(), path.address));
+        assert_eq!(found, Some(NextHop::Direct { host: path.host, vni: path.path_vni.get() }));
+    }
     for vtep in tables.vteps() {
         assert_eq!(hop(reader.find(0, vtep)), Some(NextHop::Vtep(vtep)));
     }
@@ -187,7 +195,7 @@ fn route_to(prefix: &str, target: Target) -> Route {
 
 fn some_of_everything(tables: &mut NodeTables) {
     for host in ["192.0.2.1", "2001:db8::1"] {
-        tables.upsert_vtep(ip(host)).unwrap();
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
     }
     tables.upsert_vip(&vip()).unwrap();
     tables.upsert_group(&group(&["192.0.2.20", "2001:db8::20", "192.0.2.20"])).unwrap();
@@ -202,6 +210,9 @@ fn some_of_everything(tables: &mut NodeTables) {
         tables.upsert_endpoint(&endpoint(5, address, host)).unwrap();
     }
     tables.upsert_port(&port(7)).unwrap();
+    tables.upsert_direct(&direct(5, "10.0.0.20", "192.0.2.1")).unwrap();
+    tables.upsert_direct(&direct(5, "fd00::20", "2001:db8::1")).unwrap();
+    tables.upsert_direct(&direct(6, "fd00::20", "2001:db8::1")).unwrap();
     for prefix in ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "::/0", "fd00::/64"] {
         tables.upsert_route(&route_to(prefix, Target::Local)).unwrap();
     }
@@ -209,7 +220,8 @@ fn some_of_everything(tables: &mut NodeTables) {
 
 #[test]
 fn nodes_and_endpoints_are_changed_or_not() {
-    die_everywhere(|tables| tables.upsert_vtep(ip("2001:db8::2")));
+    die_everywhere(|tables| tables.upsert_vtep(ip("2001:db8::2"), Role::Host));
+    die_everywhere(|tables| tables.upsert_vtep(ip("192.0.2.1"), Role::Gateway));
     die_everywhere(|tables| tables.remove_vtep(ip("192.0.2.1")));
     die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "10.0.0.3", "192.0.2.1")));
     die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "fd00::1", "2001:db8::1")));
@@ -245,6 +257,28 @@ fn ports_are_changed_or_not() {
     die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(other), mac: mac(70), ..port(7) }));
     die_everywhere(|tables| tables.upsert_port(&Port { ipv6: None, ..port(7) }));
     die_everywhere(|tables| tables.remove_port(7));
+}
+
+#[test]
+fn direct_paths_are_changed_or_not() {
+    for address in ["10.0.0.21", "fd00::21"] {
+        die_everywhere(|tables| tables.upsert_direct(&direct(5, address, "192.0.2.1")));
+    }
+    let known = direct(5, "fd00::20", "2001:db8::1");
+    die_everywhere(|tables| tables.upsert_direct(&DirectPath { mac: mac(9), ..known }));
+    die_everywhere(|tables| tables.upsert_direct(&DirectPath { host: ip("192.0.2.1"), ..known }));
+    die_everywhere(|tables| tables.upsert_direct(&DirectPath { path_vni: vni(6), ..known }));
+    let moved = DirectPath { mac: mac(9), host: ip("192.0.2.1"), ..known };
+    die_everywhere(|tables| tables.upsert_direct(&moved));
+    die_everywhere(|tables| tables.remove_direct(vni(5), ip("10.0.0.20")));
+    // It goes with its VRF and with its host.
+    die_everywhere(|tables| tables.remove_vrf(vni(6)));
+    die_everywhere(|tables| tables.remove_vtep(ip("2001:db8::1")));
+    // It gives way to an endpoint and to a port.
+    die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "fd00::20", "192.0.2.1")));
+    let taker = PortIpv4 { address: [10, 0, 0, 20].into(), length: 24, router: None };
+    let ipv6 = Some(PortIpv6 { address: "fd00::20".parse().unwrap(), length: 64 });
+    die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(taker), ipv6, ..port(8) }));
 }
 
 #[test]

@@ -212,14 +212,14 @@ fn nodes_that_come_and_go_under_their_endpoints() {
     for address in ["10.0.0.1", "fd00::1"] {
         let at = move |host: usize, seed| Endpoint { mac: mac(seed), ..endpoint(5, address, HOSTS[host]) };
         let there = move |tables: &mut NodeTables| {
-            HOSTS.iter().for_each(|host| assert!(tables.upsert_vtep(ip(host)).unwrap()));
+            HOSTS.iter().for_each(|host| assert!(tables.upsert_vtep(ip(host), Role::Host).unwrap()));
             tables.upsert_endpoint(&at(0, 1)).unwrap();
         };
         let steps = vec![
             step(|tables| tables.remove_vtep(ip(HOSTS[0]))),
             step(move |tables| tables.upsert_endpoint(&at(1, 1))),
             reuse(),
-            step(|tables| tables.upsert_vtep(ip(HOSTS[0]))),
+            step(|tables| tables.upsert_vtep(ip(HOSTS[0]), Role::Host)),
             step(move |tables| tables.upsert_endpoint(&at(0, 2))),
             adopt(),
             step(move |tables| tables.remove_endpoint(vni(5), ip(address))),

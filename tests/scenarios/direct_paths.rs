@@ -1,0 +1,101 @@
+//! An elephant goes from host to host after its first packets, both ways and in
+//! both families, also between peered networks; nothing is lost when it changes
+//! its way. Where the underlays' families differ it stays with the gateway.
+
+use crate::Ground;
+use crate::support::{
+    Failure, Outcome, Probe, address, ensure, eventually, lost_nothing, path_to, reaches, vni_packets,
+};
+use sluice_lab::Lab;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+const PORT: u16 = 7021;
+const PPS: u64 = 500;
+const SECONDS: u64 = 8;
+const LEARNED: Duration = Duration::from_secs(5);
+const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
+/// Packets that must arrive while the gateways see none.
+const ENOUGH: f64 = 500.0;
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let lab = ground.lab()?;
+    for (to, ipv6) in [("web-3", false), ("web-3", true), ("db-1", false), ("db-1", true)] {
+        goes_direct(lab, "web-1", to, ipv6).await?;
+    }
+    stays_with_the_gateway(lab, "web-1", "db-2").await
+}
+
+async fn packets(lab: &Lab, nodes: &[&str], vnis: &[u32]) -> Result<f64, Failure> {
+    let mut sum = 0.0;
+    for node in nodes {
+        for vni in vnis {
+            sum += vni_packets(lab, node, *vni).await?;
+        }
+    }
+    Ok(sum)
+}
+
+async fn goes_direct(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome {
+    let (sender, receiver) = (lab.vm(from)?, lab.vm(to)?);
+    let (there, back) = (address(receiver, ipv6)?, address(sender, ipv6)?);
+    let at = SocketAddr::new(there, PORT).to_string();
+    let _echo = Probe::listening(lab, to, &["echo", &at, to]).await?;
+    let stream = Probe::start(lab, from, &["stream", &at, &PPS.to_string(), &SECONDS.to_string()])?;
+    let both = [(sender, there), (receiver, back)];
+    eventually(LEARNED, || async {
+        for (vm, destination) in both {
+            let path = path_to(lab, &vm.host, vm.vni, destination).await?;
+            ensure!(path.is_some(), "{} has learned no path to {destination}", vm.host);
+        }
+        Ok(())
+    })
+    .await?;
+    let path = path_to(lab, &sender.host, sender.vni, there).await?.unwrap_or_default();
+    ensure!(path["mac"] == receiver.mac.to_string(), "{path}: {to} has another MAC: {}", receiver.mac);
+    ensure!(path["path_vni"] == receiver.vni, "{path}: {to} is in network {}", receiver.vni);
+    ensure!(path["installed"] == true, "{path} is not in the tables");
+
+    // What was under way has arrived when the first of these have.
+    let vnis = [sender.vni, receiver.vni];
+    let hosts = [receiver.host.as_str()];
+    rise(lab, &hosts, &vnis, 50.0).await?;
+    let gateways = packets(lab, &GATEWAYS, &vnis).await?;
+    rise(lab, &hosts, &vnis, ENOUGH).await?;
+    let through = packets(lab, &GATEWAYS, &vnis).await? - gateways;
+    ensure!(through == 0.0, "{from} -> {there}: {through} packets still went through the gateways");
+    lost_nothing(&format!("{from} -> {there}"), &stream.result().await?, PPS * SECONDS)
+}
+
+/// Waits until the nodes have counted so many packets more.
+async fn rise(lab: &Lab, nodes: &[&str], vnis: &[u32], by: f64) -> Outcome {
+    let before = packets(lab, nodes, vnis).await?;
+    eventually(LEARNED, || async {
+        let risen = packets(lab, nodes, vnis).await? - before;
+        ensure!(risen >= by, "only {risen} packets arrived at {nodes:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// The hosts' underlays have no family in common.
+async fn stays_with_the_gateway(lab: &Lab, from: &str, to: &str) -> Outcome {
+    let (sender, receiver) = (lab.vm(from)?, lab.vm(to)?);
+    let there: IpAddr = address(receiver, false)?;
+    let no_path = [("outcome", "no_path")];
+    let mut before = 0.0;
+    for gateway in GATEWAYS {
+        before += lab.metrics(gateway).await?.sum("sluice_flow_events_total", &no_path);
+    }
+    let at = SocketAddr::new(there, PORT).to_string();
+    let _echo = Probe::listening(lab, to, &["echo", &at, to]).await?;
+    let stream = Probe::start(lab, from, &["stream", &at, &PPS.to_string(), "2"])?;
+    lost_nothing(&format!("{from} -> {there}"), &stream.result().await?, PPS * 2)?;
+    let mut after = 0.0;
+    for gateway in GATEWAYS {
+        after += lab.metrics(gateway).await?.sum("sluice_flow_events_total", &no_path);
+    }
+    ensure!(after > before, "no gateway saw the elephant {from} -> {there}");
+    ensure!(path_to(lab, &sender.host, sender.vni, there).await?.is_none(), "there is a path to {there}");
+    reaches(lab, from, to).await
+}

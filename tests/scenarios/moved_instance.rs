@@ -1,0 +1,89 @@
+//! An instance moves without notice while others send to it directly: its old
+//! host sends their packets on to the gateway and tells them, and their path is
+//! repaired. On a lab with a third host that the sender's reaches.
+
+use crate::Ground;
+use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, number, path_to, reaches};
+use sluice_client::Instance;
+use sluice_lab::{Host, Lab, Options};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+const PORT: u16 = 7023;
+const PPS: u64 = 500;
+const SECONDS: u64 = 15;
+const LEARNED: Duration = Duration::from_secs(5);
+const SENDER: &str = "host-a";
+const OLD: &str = "host-b";
+const NEW: &str = "host-d";
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    let ipv4 = "192.0.2.24".parse().ok();
+    options.topology.hosts.push(Host { name: NEW.to_owned(), switch: "tor-1".to_owned(), ipv4, ipv6: None });
+    let lab = Lab::up(options).await?;
+    moves(&lab).await
+}
+
+fn vtep(lab: &Lab, host: &str) -> Result<IpAddr, Failure> {
+    let found = lab.state().topology.hosts.iter().find(|it| it.name == host).map(|it| it.vtep());
+    found.ok_or_else(|| Failure::new(format!("no host {host}")))
+}
+
+async fn sum(lab: &Lab, node: &str, name: &str, label: (&str, &str)) -> Result<f64, Failure> {
+    Ok(lab.metrics(node).await?.sum(name, &[label]))
+}
+
+async fn moves(lab: &Lab) -> Outcome {
+    let vm = lab.add_vm("mover", "web", "front", OLD).await?;
+    let mut listeners = Vec::new();
+    let mut streams = Vec::new();
+    for ipv6 in [false, true] {
+        let at = SocketAddr::new(address(&vm, ipv6)?, PORT).to_string();
+        listeners.push(Probe::listening(lab, "mover", &["echo", &at, "mover"]).await?);
+        let words = ["stream", &at, &PPS.to_string(), &SECONDS.to_string()];
+        streams.push((at.clone(), Probe::start(lab, "web-1", &words)?));
+    }
+    leads_to(lab, &vm.addresses(), vm.vni, OLD).await?;
+
+    let moved = lab.move_vm("mover", &vm, NEW).await?;
+    leads_to(lab, &vm.addresses(), vm.vni, NEW).await?;
+    let told = sum(lab, OLD, "sluice_redirects_total", ("outcome", "told")).await?;
+    ensure!(told >= 2.0, "{OLD} told nobody that the instance has left: {told}");
+    let redirected = sum(lab, SENDER, "sluice_paths_removed_total", ("why", "redirected")).await?;
+    ensure!(redirected >= 1.0, "{SENDER} was not redirected");
+    for (what, stream) in streams {
+        let result = stream.result().await?;
+        let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
+        // Nobody has the instance while its new port is being attached.
+        ensure!(received + PPS >= sent, "web-1 -> {what}: {received} of {sent}: {}", result["lost"]);
+    }
+    drop(listeners);
+    reaches_both(lab, &moved.addresses()).await?;
+    reaches(lab, "web-1", "web-3").await?;
+    lab.api().delete::<Instance>(vm.id, None).await?;
+    lab.unplug_vm("mover").await?;
+    Ok(())
+}
+
+async fn reaches_both(lab: &Lab, addresses: &[IpAddr]) -> Outcome {
+    for target in addresses {
+        let ping = crate::support::ping(lab, "web-1", *target, &["-c", "3", "-i", "0.05", "-W", "2"]).await?;
+        ensure!(ping.received == 3, "web-1 -> {target}, which moved: {}", ping.text);
+    }
+    Ok(())
+}
+
+/// Waits until the sender's host has paths to a host.
+async fn leads_to(lab: &Lab, destinations: &[IpAddr], vni: u32, host: &str) -> Outcome {
+    let wanted = vtep(lab, host)?.to_string();
+    eventually(LEARNED, || async {
+        for destination in destinations {
+            let path = path_to(lab, SENDER, vni, *destination).await?;
+            let leads = path.as_ref().is_some_and(|path| path["host"] == wanted && path["installed"] == true);
+            ensure!(leads, "{SENDER} has no path to {destination} by {host}: {path:?}");
+        }
+        Ok(())
+    })
+    .await
+}

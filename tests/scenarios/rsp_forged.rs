@@ -1,0 +1,85 @@
+//! Who can send on the underlay, but has no key, is refused and counted: a forged
+//! notification, noise. With the key the same notification is believed, until
+//! the host asks its gateway; and sent twice it is a replay.
+
+use crate::Ground;
+use crate::support::{Failure, Outcome, Probe, ensure, eventually, path_to};
+use serde_json::Value;
+use sluice_lab::Lab;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+const RSP_PORT: u16 = 4797;
+const HOST: &str = "host-a";
+/// Where it is sent from: a node of the underlay.
+const FROM: &str = "gw-b";
+const SECRET: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+const SOON: Duration = Duration::from_secs(5);
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let lab = ground.lab()?;
+    let vm = lab.vm("web-1")?;
+    let destination: IpAddr = "10.1.0.200".parse()?;
+    let vtep = lab.state().topology.hosts.iter().find(|host| host.name == HOST).map(|host| host.vtep());
+    let vtep = vtep.ok_or_else(|| Failure::new(format!("no host {HOST}")))?;
+    let to = SocketAddr::new(vtep, RSP_PORT).to_string();
+    let (id, secret) = key(lab)?;
+    let vni = vm.vni.to_string();
+    let say = |secret: String| {
+        let words =
+            ["rsp", &to, &id, &secret, &vni, &destination.to_string(), "192.0.2.22"].map(str::to_owned);
+        async move {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            Probe::start(lab, FROM, &words)?.end().await
+        }
+    };
+
+    let before = refused(lab, "unauthentic").await?;
+    say(SECRET.to_owned()).await?;
+    counted(lab, "unauthentic", before + 2.0).await?;
+    let before = refused(lab, "short").await?;
+    Probe::start(lab, FROM, &["send", &to, "20", "1"])?.end().await?;
+    counted(lab, "short", before + 1.0).await?;
+    ensure!(path_to(lab, HOST, vm.vni, destination).await?.is_none(), "{HOST} believed a forger");
+
+    let learned = learned(lab).await?;
+    let before = refused(lab, "replayed").await?;
+    say(secret).await?;
+    counted(lab, "replayed", before + 1.0).await?;
+    eventually(SOON, || async {
+        ensure!(
+            self::learned(lab).await? > learned,
+            "with the key, too, nothing is learned: what was tested?"
+        );
+        let path = path_to(lab, HOST, vm.vni, destination).await?;
+        ensure!(path.is_none(), "no gateway put the host right: {path:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// Id and secret of a key of the host.
+fn key(lab: &Lab) -> Result<(String, String), Failure> {
+    let file = lab.paths().state_dir(HOST).join("rsp-keys.json");
+    let clusters: Value = serde_json::from_slice(&std::fs::read(file)?)?;
+    let key = &clusters[0]["keys"][0];
+    let secret = key["secret"].as_str().ok_or_else(|| Failure::new("the host has no key"))?;
+    Ok((key["id"].to_string(), secret.to_owned()))
+}
+
+async fn refused(lab: &Lab, reason: &str) -> Result<f64, Failure> {
+    Ok(lab.metrics(HOST).await?.sum("sluice_rsp_refused_total", &[("reason", reason)]))
+}
+
+async fn learned(lab: &Lab) -> Result<f64, Failure> {
+    Ok(lab.metrics(HOST).await?.sum("sluice_paths_learned_total", &[]))
+}
+
+async fn counted(lab: &Lab, reason: &str, least: f64) -> Outcome {
+    eventually(SOON, || async {
+        let now = refused(lab, reason).await?;
+        ensure!(now >= least, "{HOST} counted {now} packets as {reason}, of at least {least}");
+        Ok(())
+    })
+    .await
+}
