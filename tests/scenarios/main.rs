@@ -22,6 +22,7 @@ mod same_host;
 mod self_configuration;
 mod spoofing;
 mod support;
+mod takeover;
 mod tcp;
 mod two_labs;
 mod udp;
@@ -91,6 +92,7 @@ fn all() -> Vec<Scenario> {
         crash: true,
         database_killed: false,
         disk_full: false,
+        takeover: false,
         two_labs: false,
         leftovers: false,
     ]
