@@ -2,6 +2,7 @@
 
 use crate::hub::Hub;
 use crate::members::{Members, Needs};
+use crate::ownership::Ownership;
 use crate::steps::StepLog;
 use crate::timeline::Timeline;
 use sluice_southbound::Update;
@@ -49,6 +50,8 @@ pub struct Core {
     pub timeline: Timeline,
     /// For the metrics.
     pub counters: Counters,
+    /// Who owns which vIP.
+    pub ownership: Ownership,
     members: RwLock<Members>,
     standings: RwLock<Arc<Standings>>,
     committed: Notify,
@@ -63,6 +66,7 @@ impl Core {
             hub: Hub::default(),
             timeline: Timeline::default(),
             counters: Counters::default(),
+            ownership: Ownership::default(),
             members: RwLock::default(),
             standings: RwLock::default(),
             committed: Notify::new(),

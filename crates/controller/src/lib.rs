@@ -17,6 +17,7 @@ mod keys;
 mod members;
 mod metrics;
 mod moves;
+mod ownership;
 mod run;
 mod southbound;
 mod steps;
