@@ -27,6 +27,7 @@ mod same_host;
 mod self_configuration;
 mod spoofing;
 mod support;
+mod takeover;
 mod tcp;
 mod two_labs;
 mod udp;
@@ -101,6 +102,7 @@ fn all() -> Vec<Scenario> {
         moved_instance: false,
         database_killed: false,
         disk_full: false,
+        takeover: false,
         two_labs: false,
         leftovers: false,
     ]

@@ -11,6 +11,7 @@ mod args;
 mod error;
 pub mod frames;
 mod linger;
+mod loads;
 pub mod metrics;
 pub mod netlink;
 mod node;

@@ -1,5 +1,6 @@
 //! Following the controller: one stream, for ever, whatever happens to it.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::apply::chain;
+use crate::loads::VniLoads;
 use crate::{Applied, Applier, Error, Ports, Writer};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -251,30 +253,43 @@ impl<P: Ports> Watch<P> {
     async fn beat(&self, reports: &ReportSender) -> Result<(), Error> {
         let mut ticks = interval(HEARTBEAT);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut loads = VniLoads::default();
         loop {
             ticks.tick().await;
-            reports.heartbeat(self.heartbeat().await?).await?;
+            reports.heartbeat(self.heartbeat(&mut loads).await?).await?;
         }
     }
 
-    async fn heartbeat(&self) -> Result<Heartbeat, Error> {
-        let (fill, counters) = self
+    async fn heartbeat(&self, loads: &mut VniLoads) -> Result<Heartbeat, Error> {
+        let (fill, vrfs) = self
             .writer
             .run(|applier| {
-                let counters: Vec<u32> = applier.tables.vrfs().map(|entry| entry.counters).collect();
-                (applier.tables.fill(), counters)
+                let vrfs: Vec<(u32, u32)> =
+                    applier.tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters)).collect();
+                (applier.tables.fill(), vrfs)
             })
             .await?;
         let datapath = self.datapath.clone();
         let count = move || {
-            let traffic = datapath.vni_traffic(&counters)?;
-            let sum = |of: fn(&Traffic) -> u64| traffic.iter().map(of).sum();
+            let mut indices: Vec<u32> = vrfs.iter().map(|(_, counters)| *counters).collect();
+            // Index 0 is shared by the VNIs that found no counters of their own: it counts once.
+            indices.sort_unstable();
+            indices.dedup();
+            let by_index: HashMap<u32, Traffic> =
+                indices.iter().copied().zip(datapath.vni_traffic(&indices)?).collect();
             let drops = datapath.drops()?.iter().map(|count| count.packets).sum();
-            Ok::<(u64, u64, u64), sluice_datapath::Error>((sum(|t| t.packets), sum(|t| t.bytes), drops))
+            Ok::<(_, _, u64), sluice_datapath::Error>((vrfs, by_index, drops))
         };
-        let (packets, bytes, drops) =
+        let (vrfs, by_index, drops) =
             tokio::task::spawn_blocking(count).await.map_err(|_| Error::WriterGone)??;
+        let packets = by_index.values().map(|traffic| traffic.packets).sum();
+        let bytes = by_index.values().map(|traffic| traffic.bytes).sum();
         let Load { cpu_permille, memory_permille, offload_all } = self.load.get();
+        let gateway = matches!(self.identity.node(), Ok(sluice_southbound::Node::Gateway(_)));
+        let vnis_told = gateway && loads.is_due();
+        let own = vrfs.iter().filter(|(_, counters)| *counters != 0);
+        let own = own.filter_map(|(vni, counters)| Some((*vni, *by_index.get(counters)?)));
+        let vnis = if vnis_told { loads.changed(own) } else { Vec::new() };
         Ok(Heartbeat {
             cells_used: fill.cells_used,
             cells_total: fill.cells_total,
@@ -285,6 +300,8 @@ impl<P: Ports> Watch<P> {
             offload_all,
             tx_bytes: bytes,
             tx_packets: packets,
+            vnis,
+            vnis_told,
             ..Heartbeat::default()
         })
     }

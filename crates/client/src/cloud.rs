@@ -128,7 +128,7 @@ pub struct VpcSpec {
     pub name: String,
     /// Owner.
     pub tenant: String,
-    /// Cluster; may be left out where there is one.
+    /// Cluster; the least loaded one if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     /// VNI; chosen if left out.

@@ -67,7 +67,7 @@ impl Client {
     }
 
     /// Paths are made of constants and ids, which need no escaping.
-    fn at(&self, path: &str, query: &[(&str, &str)]) -> Url {
+    pub(crate) fn at(&self, path: &str, query: &[(&str, &str)]) -> Url {
         let mut url = self.base.clone();
         url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
         if !query.is_empty() {
@@ -98,12 +98,12 @@ impl Client {
             .map_err(|source| Error::Malformed { action: action.to_owned(), source: Box::new(source) })
     }
 
-    async fn get_json<T: DeserializeOwned>(&self, action: &str, url: Url) -> Result<T> {
+    pub(crate) async fn get_json<T: DeserializeOwned>(&self, action: &str, url: Url) -> Result<T> {
         let response = self.send(action, self.http.get(url)).await?;
         self.read(action, response).await
     }
 
-    async fn post<T: DeserializeOwned>(
+    pub(crate) async fn post<T: DeserializeOwned>(
         &self,
         action: &str,
         path: &str,
@@ -112,6 +112,17 @@ impl Client {
         let response = self.send(action, self.http.post(self.at(path, &[])).json(body)).await?;
         let status = response.status();
         Ok((status, self.read(action, response).await?))
+    }
+
+    pub(crate) async fn patch<T: DeserializeOwned>(
+        &self,
+        action: &str,
+        path: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T> {
+        let request = self.http.request(Method::PATCH, self.at(path, &[]));
+        let response = self.send(action, request.json(body)).await?;
+        self.read(action, response).await
     }
 
     /// One object.

@@ -12,6 +12,7 @@ mod error;
 mod http;
 mod model;
 mod new;
+mod placement;
 mod resolve;
 mod wait;
 
@@ -29,6 +30,10 @@ pub use model::{
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,
     NewVpc,
+};
+pub use placement::{
+    NewPlan, Placement, PlacementCluster, PlacementGateway, PlacementPlan, PlacementSettings,
+    PlacementSettingsPatch, PlacementVpc, PlanStep, PlanSummary,
 };
 
 /// Result of every call.

@@ -119,6 +119,9 @@ pub struct ClusterVip {
     /// The gateway that owns it while all is well; `None` in a cluster without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<GatewayId>,
+    /// The gateway that answers for it, as far as the controller knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<GatewayId>,
 }
 
 /// A gateway node.
@@ -139,6 +142,12 @@ pub struct Gateway {
     /// It is to own no vIP, if another gateway can.
     #[serde(default)]
     pub draining: bool,
+    /// vIPs that it owns, as far as the controller knows.
+    #[serde(default)]
+    pub vips: Vec<IpAddr>,
+    /// How it is, as far as the controller knows: `fit`, `failed`, `draining` and others.
+    #[serde(default)]
+    pub state: String,
     /// Revision of its last change.
     pub revision: u64,
     /// Every node that needs it has it.

@@ -176,6 +176,18 @@ impl Controller {
         self.gateways.get(&id)?.report.as_ref()
     }
 
+    /// Whether a gateway's heartbeats come.
+    #[must_use]
+    pub fn hears(&self, id: GatewayId, now_us: u64) -> bool {
+        self.is_heard(id, now_us)
+    }
+
+    /// Whether it was found dead: neither the controller nor a gateway hears it.
+    #[must_use]
+    pub fn has_failed(&self, id: GatewayId) -> bool {
+        self.gateways.get(&id).is_some_and(|known| known.failed)
+    }
+
     /// It was not running: what it knows of the gateways is old.
     fn listen(&mut self, now_us: u64) {
         self.listen_until_us = now_us + self.params.controller_listen_us;

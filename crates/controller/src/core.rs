@@ -1,16 +1,23 @@
 //! What the API, the follower and the nodes' streams share.
 
 use crate::hub::Hub;
+use crate::ledger::Ledger;
+use crate::load::Loads;
 use crate::members::{Members, Needs};
+use crate::ownership::Ownership;
 use crate::steps::StepLog;
 use crate::timeline::Timeline;
 use sluice_southbound::Update;
-use sluice_store::Store;
+use sluice_store::{Store, StoreError};
 use sluice_types::ClusterId;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use tokio::sync::Notify;
+use std::time::Duration;
+use tokio::sync::{Mutex, Notify, watch};
+
+/// How long to wait for the follower.
+const CATCH_UP: Duration = Duration::from_secs(2);
 
 /// Counters for the metrics.
 #[derive(Debug, Default)]
@@ -49,8 +56,16 @@ pub struct Core {
     pub timeline: Timeline,
     /// For the metrics.
     pub counters: Counters,
+    /// Who owns which vIP.
+    pub ownership: Ownership,
+    /// What gateways report of their load.
+    pub loads: Loads,
+    /// Held while a VPC is placed and committed, so that the next one sees it.
+    pub placing: Mutex<()>,
     members: RwLock<Members>,
     standings: RwLock<Arc<Standings>>,
+    ledger: RwLock<Ledger>,
+    ledger_at: watch::Sender<u64>,
     committed: Notify,
 }
 
@@ -63,8 +78,13 @@ impl Core {
             hub: Hub::default(),
             timeline: Timeline::default(),
             counters: Counters::default(),
+            ownership: Ownership::default(),
+            loads: Loads::default(),
+            placing: Mutex::default(),
             members: RwLock::default(),
             standings: RwLock::default(),
+            ledger: RwLock::default(),
+            ledger_at: watch::Sender::new(0),
             committed: Notify::new(),
         }
     }
@@ -97,6 +117,31 @@ impl Core {
     /// Sets them; only the follower does.
     pub fn set_standings(&self, standings: Standings) {
         *self.standings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(standings);
+    }
+
+    /// Reads what is placed where.
+    pub fn ledger<R>(&self, read: impl FnOnce(&Ledger) -> R) -> R {
+        read(&self.ledger.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes what is placed where: the follower does, and who has just committed something.
+    pub fn change_ledger(&self, change: impl FnOnce(&mut Ledger, u64)) {
+        let now_ms = self.loads.now_ms();
+        let mut ledger = self.ledger.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut ledger, now_ms);
+        self.ledger_at.send_replace(ledger.revision());
+    }
+
+    /// Waits, for a moment, until the follower has come to what is committed now.
+    ///
+    /// # Errors
+    /// Of the store.
+    pub async fn caught_up(&self) -> Result<(), StoreError> {
+        let committed = self.store.revision().await?;
+        let mut at = self.ledger_at.subscribe();
+        // Behind a large creation it takes longer; what is known by then will do.
+        let _ = tokio::time::timeout(CATCH_UP, at.wait_for(|at| *at >= committed)).await;
+        Ok(())
     }
 
     /// For each object, by its needs and revision, whether it is programmed.

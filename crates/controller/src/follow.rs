@@ -4,6 +4,7 @@
 
 use crate::compile::State;
 use crate::core::{Core, count};
+use crate::ledger::Ledger;
 use crate::members::Members;
 use crate::steps::Step;
 use crate::timeline::{CompileStages, MIN_INSTANCES};
@@ -80,8 +81,14 @@ async fn start(core: &Core) -> Result<State, FollowError> {
     let state = State::new(&topology);
     core.hub.load(core.store.node_states().await?);
     let recent = recent_steps(core, &state).await?;
+    let (counted, instances) = core.store.instance_counts().await?;
     core.change_members(|members| *members = Members::new(&topology));
     core.set_standings(state.standings());
+    core.change_ledger(|ledger, _| {
+        let mut new = Ledger::new(&topology, counted, &instances);
+        new.keep_ages(ledger);
+        *ledger = new;
+    });
     let floor = recent.first().map_or(state.revision(), |(before, _)| *before);
     core.log.reset(floor);
     for (_, step) in recent {
@@ -190,6 +197,7 @@ async fn take_in(
     read: Duration,
 ) -> Result<State, FollowError> {
     core.change_members(|members| members.apply(revision, &changes));
+    core.change_ledger(|ledger, now_ms| ledger.apply(revision, &changes, now_ms));
     let clusters: BTreeSet<_> = changes
         .iter()
         .filter_map(|change| match change {

@@ -50,6 +50,11 @@ pub fn text(core: &Core, answers: &[(&str, u64)]) -> Result<String, std::fmt::Er
     let members = core.members(Members::nodes);
     let views: Vec<_> = members.into_iter().map(|(node, _)| core.hub.view(node)).collect();
     nodes(registry_, &views);
+    let refused = Family::<Labels, Counter>::default();
+    for (reason, count) in core.ownership.refused() {
+        refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);
+    }
+    registry_.register("cluster_refused", "Datagrams of gateways that were not taken", refused);
     let (last, finished) = core.timeline.last();
     counter(registry_, "bulks", "Bulk creations timed to the last gateway's acknowledgement", finished);
     if let Some(last) = last {

@@ -6,8 +6,10 @@ use crate::enrol::Reach;
 use crate::follow::{compact, follow, save_nodes};
 use crate::keys::renew_keys;
 use crate::moves::drive_moves;
+use crate::ownership::{Socket, own};
 use crate::southbound::SouthboundService;
 use sha2::{Digest, Sha256};
+use sluice_rsp::BootId;
 use sluice_southbound::{CertificateAuthority, server_builder, server_service};
 use sluice_store::{Store, StoreError};
 use std::future::Future;
@@ -37,7 +39,7 @@ pub struct Args {
     /// Where the northbound API listens
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7440")]
     pub api: SocketAddr,
-    /// Where nodes connect
+    /// Where nodes connect; gateways also send heartbeats to the UDP port of this number
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
     pub southbound: SocketAddr,
     /// Name or address by which nodes reach the southbound listener; repeatable, the first goes
@@ -91,6 +93,9 @@ pub enum Error {
     /// The southbound listener ended.
     #[error("the southbound interface ended")]
     Southbound(#[source] tonic::transport::Error),
+    /// The system has no random numbers.
+    #[error("cannot draw a random number")]
+    Random,
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
@@ -219,6 +224,9 @@ impl Controller {
         let certificate = ca.server_certificate(&names)?;
         let (api_listener, api) = listen(args.api).await?;
         let (southbound_listener, southbound) = listen(args.southbound).await?;
+        let gateways =
+            Socket::bind(southbound).map_err(|source| Error::Listen { address: southbound, source })?;
+        let boot = BootId::random().ok_or(Error::Random)?;
         let reach = Reach {
             controller: host_and_port(&names[0], southbound.port()),
             server_name: names[0].clone(),
@@ -240,6 +248,7 @@ impl Controller {
         background.spawn(compact(core.clone()));
         background.spawn(renew_keys(core.clone()));
         background.spawn(drive_moves(core.clone()));
+        background.spawn(own(core.clone(), gateways, boot));
         tracing::info!(%api, %southbound, "controller ready");
         let servers = tokio::spawn(serve(northbound, nodes));
         Ok(Self { api, southbound, core, end, servers, background })

@@ -104,6 +104,9 @@ impl SouthboundService {
         };
         let applied = self.applied(&hello).await.map_err(|error| store_status(&error))?;
         let session = self.core.hub.open(node, applied, shorten(hello.version));
+        if let NodeId::Gateway(id) = node {
+            self.core.loads.open(id, session.id);
+        }
         tracing::info!(?node, applied, "node connected");
         let (out, updates) = mpsc::channel(QUEUE);
         let stream = NodeStream::new(self.core.clone(), node, cluster, applied, out.clone());
@@ -146,6 +149,9 @@ async fn serve(
         status = listen(&core, node, id, reports, &sent) => status,
     };
     core.hub.close(node, id);
+    if let NodeId::Gateway(gateway) = node {
+        core.loads.close(gateway, id);
+    }
     tracing::info!(?node, reason = status.as_ref().map(Status::message), "node's stream ended");
     if let Some(status) = status {
         // The node may have stopped reading.
@@ -182,7 +188,14 @@ async fn listen(
                     core.timeline.acked(id, ack.revision);
                 }
             }
-            Some(Report::Heartbeat(heartbeat)) => core.hub.heartbeat(node, session, heartbeat),
+            Some(Report::Heartbeat(mut heartbeat)) => {
+                if let NodeId::Gateway(id) = node {
+                    core.loads.report(id, session, &heartbeat);
+                }
+                // The list is long, and was taken in.
+                heartbeat.vnis = Vec::new();
+                core.hub.heartbeat(node, session, heartbeat);
+            }
             Some(Report::Hello(_)) => return Some(Status::invalid_argument("Hello comes first, and once")),
             // A report of a newer agent's kind.
             None => {}

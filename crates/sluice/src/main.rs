@@ -128,3 +128,21 @@ async fn dispatch(command: Command) -> Result<ExitCode, Failure> {
     }
     Ok(ExitCode::SUCCESS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+        let parsed = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
+        assert!(matches!(
+            parsed("sluice gateway drain gw-1 --wait 5"),
+            Ok(Command::Gateway(GatewayCommand { verb: Some(nouns::GatewayVerb::Drain { .. }), .. }))
+        ));
+        let run = parsed("sluice gateway --interface eth0 --state-dir /var/lib/sluice");
+        assert!(matches!(run, Ok(Command::Gateway(GatewayCommand { verb: None, .. }))));
+        assert!(parsed("sluice gateway").is_err(), "an interface is needed");
+    }
+}

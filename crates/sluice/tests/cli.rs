@@ -154,6 +154,50 @@ fn nouns_take_names_and_ids() {
 }
 
 #[test]
+fn clusters_gateways_and_what_moves() {
+    let site = Site::start();
+    site.ok(&["apply", "-f", &site.file("cloud.yaml", CLOUD)]);
+    let error = site.fails(1, &["gateway", "drain", "gw-a"]);
+    assert!(error.contains("last of its cluster"), "{error}");
+    site.ok(&["gateways", "create", "gw-b", "--cluster", "edge", "--vtep4", "192.0.2.12"]);
+    assert_eq!(site.json(&["gateway", "drain", "gw-a"])["draining"], true);
+    let list = site.ok(&["gateways", "list"]);
+    assert!(list.lines().any(|line| line.contains("gw-a") && line.contains("yes")), "{list}");
+    let cluster = site.json(&["clusters", "show", "edge"]);
+    let home = site.json(&["gateways", "show", "gw-b"])["id"].clone();
+    assert_eq!((&cluster["vips"][0]["home"], &cluster["vips"][0]["place"]), (&home, &Value::from(0)));
+    assert_eq!(site.json(&["gateways", "undrain", "gw-a"])["draining"], false);
+    site.ok(&["clusters", "update", "edge", "--vip", "192.0.2.102", "--vip", "192.0.2.101"]);
+    let list = site.ok(&["clusters", "list"]);
+    assert!(list.contains("192.0.2.101, 192.0.2.102"), "in order of place: {list}");
+
+    site.ok(&["clusters", "create", "far", "--vip", "192.0.2.201"]);
+    let error = site.fails(1, &["vpcs", "move", "red/web", "--to", "far"]);
+    assert!(error.contains("no gateway"), "{error}");
+    site.ok(&["gateways", "create", "gw-c", "--cluster", "far", "--vtep4", "192.0.2.13"]);
+    let moving = site.json(&["vpcs", "move", "red/web", "--to", "far"]);
+    let far = site.json(&["clusters", "show", "far"])["id"].clone();
+    assert_eq!((&moving["moving_to"], &moving["move_phase"]), (&far, &Value::from("filling")));
+    assert_eq!(site.json(&["vpcs", "show", "db"])["moving_to"], far, "its peer goes with it");
+    site.fails(5, &["vpcs", "move", "red/web", "--to", "far", "--wait", "0"]);
+    let events = site.json(&["events", "list", "--subject", moving["id"].as_str().expect("an id")]);
+    assert_eq!(events[0]["kind"], "vpc_move_begun");
+    let last = events[0]["id"].to_string();
+    assert!(site.ok(&["event", "list", "--after", &last, "--limit", "1"]).lines().count() <= 2);
+
+    let set = site.json(&["vpcs", "update", "blue/web", "--offload-kbps", "never"]);
+    assert_eq!(set["offload_kbps"], Value::from(u32::MAX));
+    let set = site.json(&["vpcs", "update", "blue/web", "--offload-kbps", "default"]);
+    assert!(set.get("offload_kbps").is_none(), "{set}");
+    site.fails(2, &["vpcs", "update", "blue/web", "--offload-kbps", "0"]);
+    site.fails(2, &["vpcs", "update", "blue/web"]);
+
+    site.ok(&["hosts", "create", "other", "--vtep", "192.0.2.22", "--foreign"]);
+    let moved = site.json(&["instances", "move", "web-1", "--to", "other"]);
+    assert_eq!(moved["host"], site.json(&["hosts", "show", "other"])["id"]);
+}
+
+#[test]
 fn enrolment_is_written_for_its_owner_alone() {
     use std::os::unix::fs::PermissionsExt;
     let site = Site::start();

@@ -57,3 +57,5 @@ pub const MAX_ENTRIES: usize = 16_384;
 /// Most failures that one acknowledgement names; the agent ends a longer list
 /// with a count.
 pub const MAX_FAILURES: usize = 64;
+/// Most VNIs whose traffic one heartbeat tells.
+pub const MAX_VNI_LOADS: usize = 16_384;

@@ -2,8 +2,8 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, enrolment, events, instances, keys, moves, outbox, peerings, placement, routes, snapshot, subnets,
-    tenants, vpcs,
+    bulk, enrolment, events, instances, keys, moves, outbox, peerings, placement, routes, settings, snapshot,
+    subnets, tenants, vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::{Write, now_ms};
@@ -369,6 +369,45 @@ impl Store for Database {
 
     async fn events(&self, subject: Option<&str>, after: Option<u64>, limit: u32) -> Result<Vec<Event>> {
         events::list(&mut self.reader(), subject, after, limit).await
+    }
+
+    async fn setting(&self, name: &str) -> Result<Option<String>> {
+        settings::get(&mut self.reader(), name).await
+    }
+
+    async fn put_setting(&self, name: &str, before: Option<&str>, value: &str) -> Result<bool> {
+        note!(self, q => settings::put(q, name, before, value))
+    }
+
+    async fn instance_counts(&self) -> Result<(u64, Vec<(VpcId, u64)>)> {
+        let mut tx = self.backend.begin_read().await?;
+        let result = async {
+            let revision = outbox::revision(tx.as_mut()).await?;
+            Ok((revision, settings::instance_counts(tx.as_mut()).await?))
+        };
+        let result = result.await;
+        tx.rollback().await?;
+        result
+    }
+
+    async fn add_plan(&self, created_ms: u64, steps: u64, body: &str) -> Result<u64> {
+        note!(self, q => settings::add_plan(q, created_ms, steps, body))
+    }
+
+    async fn plan(&self, id: u64) -> Result<StoredPlan> {
+        settings::plan(&mut self.reader(), id).await
+    }
+
+    async fn plans(&self) -> Result<Vec<PlanProgress>> {
+        settings::plans(&mut self.reader()).await
+    }
+
+    async fn apply_plan(&self, id: u64, parallel: u64) -> Result<PlanProgress> {
+        note!(self, q => settings::apply_plan(q, id, parallel))
+    }
+
+    async fn note_plan(&self, id: u64, state: PlanState, done: u64, note: &str) -> Result<bool> {
+        note!(self, q => settings::note_plan(q, id, state, done, note))
     }
 
     async fn save_node_state(&self, state: NodeState) -> Result<()> {

@@ -47,6 +47,10 @@ pub enum Conflict {
     NoGateways { cluster: String },
     #[error("gateway `{gateway}` is the last of its cluster that is not draining")]
     LastGateway { gateway: String },
+    #[error("plan {plan} is being carried out; one is at a time")]
+    PlanApplying { plan: u64 },
+    #[error("plan {plan} is done")]
+    PlanDone { plan: u64 },
     #[error("{message}")]
     Invalid { offender: String, message: String },
 }

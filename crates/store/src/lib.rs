@@ -15,6 +15,7 @@ mod database;
 mod error;
 mod model;
 mod ops;
+mod plans;
 mod postgres;
 mod rows;
 mod schema;
@@ -25,6 +26,7 @@ mod write;
 
 pub use error::{Conflict, StoreError};
 pub use model::*;
+pub use plans::{PlanProgress, PlanState, StoredPlan};
 pub use url::Options;
 
 use async_trait::async_trait;
@@ -290,6 +292,21 @@ pub trait Store: Send + Sync {
     /// At most `limit` events in order of id: the first after `after`, or without it the
     /// newest.
     async fn events(&self, subject: Option<&str>, after: Option<u64>, limit: u32) -> Result<Vec<Event>>;
+    /// What the site wants, by name.
+    async fn setting(&self, name: &str) -> Result<Option<String>>;
+    /// Sets it if it is `before` still; false if it is not.
+    async fn put_setting(&self, name: &str, before: Option<&str>, value: &str) -> Result<bool>;
+    /// Instances of each VPC that has any, and the revision that this is of.
+    async fn instance_counts(&self) -> Result<(u64, Vec<(VpcId, u64)>)>;
+    /// Keeps a plan of so many steps; returns its number. Old ones that are not being carried out go.
+    async fn add_plan(&self, created_ms: u64, steps: u64, body: &str) -> Result<u64>;
+    async fn plan(&self, id: u64) -> Result<StoredPlan>;
+    /// All that are kept, in order.
+    async fn plans(&self) -> Result<Vec<PlanProgress>>;
+    /// It shall be carried out, or go on, so many steps at a time; one plan at a time.
+    async fn apply_plan(&self, id: u64, parallel: u64) -> Result<PlanProgress>;
+    /// How far a plan has come that is being carried out; false if it is not.
+    async fn note_plan(&self, id: u64, state: PlanState, done: u64, note: &str) -> Result<bool>;
 
     async fn save_node_state(&self, state: NodeState) -> Result<()>;
     async fn node_states(&self) -> Result<Vec<NodeState>>;

@@ -6,8 +6,11 @@ use crate::{ClusterVip, Result, StoreError};
 use sluice_types::GatewayId;
 
 /// Statements of each version; version n is the n-th.
-const MIGRATIONS: [&str; 2] =
-    [include_str!("../migrations/0001.sql"), include_str!("../migrations/0002.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("../migrations/0001.sql"),
+    include_str!("../migrations/0002.sql"),
+    include_str!("../migrations/0003.sql"),
+];
 
 /// What differs between the databases' schema languages.
 #[derive(Clone, Copy, PartialEq, Eq)]

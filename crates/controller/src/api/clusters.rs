@@ -5,6 +5,7 @@ use super::reply::{self, List, Resource};
 use super::request::{Id, IfMatch, Json, Query, check_name, page};
 use super::{Api, App};
 use crate::compile::vip_mac;
+use crate::core::Core;
 use crate::members::Needs;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -41,6 +42,11 @@ struct ClusterVip {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "gw-1")]
     home: Option<GatewayId>,
+    /// The gateway that answers for it, as far as this controller knows; absent until it has heard the
+    /// cluster's gateways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    owner: Option<GatewayId>,
 }
 
 impl Resource for Cluster {
@@ -59,10 +65,16 @@ impl Resource for Cluster {
         let sluice_store::Cluster { id, name, vips, revision, .. } = stored;
         let vip = |vip: sluice_store::ClusterVip| {
             let sluice_store::ClusterVip { place, address, home } = vip;
-            ClusterVip { place, address, mac: vip_mac(id, place), home }
+            ClusterVip { place, address, mac: vip_mac(id, place), home, owner: None }
         };
         let vips = vips.into_iter().map(vip).collect();
         Self { id, name, vips, revision, programmed }
+    }
+    fn observe(&mut self, core: &Core) {
+        let owners = core.ownership.owners(self.id);
+        for vip in &mut self.vips {
+            vip.owner = owners.get(&vip.address).copied();
+        }
     }
 }
 

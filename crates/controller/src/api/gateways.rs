@@ -4,15 +4,17 @@ use super::problem::Problem;
 use super::reply::{self, List, Resource};
 use super::request::{Id, IfMatch, Json, Query, check_name, page};
 use super::{Api, App};
+use crate::core::Core;
 use crate::enrol;
 use crate::members::Needs;
+use crate::ownership::GatewayState;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use sluice_store::NodeId;
 use sluice_types::{ClusterId, GatewayId, is_unicast};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -31,6 +33,11 @@ struct Gateway {
     vtep6: Option<Ipv6Addr>,
     /// It is to own no vIP, if another gateway can.
     draining: bool,
+    /// vIPs that it owns, as far as this controller knows.
+    #[schema(value_type = Vec<String>)]
+    vips: Vec<IpAddr>,
+    /// How it is, as far as this controller knows.
+    state: GatewayState,
     revision: u64,
     programmed: bool,
 }
@@ -49,7 +56,14 @@ impl Resource for Gateway {
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
         let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, draining, revision } = stored;
-        Self { id, name, cluster, vtep4, vtep6, draining, revision, programmed }
+        let (vips, state) = (Vec::new(), GatewayState::default());
+        Self { id, name, cluster, vtep4, vtep6, draining, vips, state, revision, programmed }
+    }
+    fn observe(&mut self, core: &Core) {
+        let owners = core.ownership.owners(self.cluster);
+        let own = owners.into_iter().filter(|(_, owner)| *owner == self.id);
+        self.vips = own.map(|(vip, _)| vip).collect();
+        self.state = core.ownership.gateway(self.cluster, self.id).state;
     }
 }
 

@@ -10,11 +10,13 @@ mod instances;
 mod nodes;
 mod openapi;
 mod peerings;
+mod placement;
 mod problem;
 mod reply;
 mod request;
 mod route_tables;
 mod routes;
+mod settings;
 mod subnets;
 mod system;
 mod tenants;
@@ -32,7 +34,7 @@ use problem::Problem;
 use request::MAX_BODY_BYTES;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use utoipa_axum::router::OpenApiRouter;
 
 /// Bulk creations at once; others wait. Each may hold a quarter of a gigabyte.
@@ -47,6 +49,8 @@ pub struct Api {
     /// SHA-256 of the bearer token, if one is needed.
     pub token_digest: Option<[u8; 32]>,
     bulks: Semaphore,
+    /// Held while a plan is drawn.
+    planning: Mutex<()>,
     answers: Answers,
 }
 
@@ -63,7 +67,14 @@ type App = Arc<Api>;
 impl Api {
     /// Over a controller.
     pub fn new(core: Arc<Core>, reach: Reach, token_digest: Option<[u8; 32]>) -> Self {
-        Self { core, reach, token_digest, bulks: Semaphore::new(BULKS), answers: Answers::default() }
+        Self {
+            core,
+            reach,
+            token_digest,
+            bulks: Semaphore::new(BULKS),
+            planning: Mutex::default(),
+            answers: Answers::default(),
+        }
     }
 }
 
@@ -82,6 +93,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(peerings::routes())
         .merge(nodes::routes())
         .merge(events::routes())
+        .merge(placement::routes())
         .merge(system::routes())
 }
 

@@ -3,6 +3,7 @@
 
 use super::Api;
 use super::request::cursor;
+use crate::core::Core;
 use crate::members::Needs;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
@@ -25,6 +26,8 @@ pub trait Resource: Serialize + Sized {
     fn needs(stored: &Self::Stored) -> Needs;
     /// Made from the store's model.
     fn new(stored: Self::Stored, programmed: bool) -> Self;
+    /// Adds what is not in the store.
+    fn observe(&mut self, _: &Core) {}
 }
 
 /// A page of a list.
@@ -46,7 +49,9 @@ fn with_status<R: Resource>(api: &Api, status: StatusCode, stored: R::Stored) ->
     let revision = R::revision(&stored);
     let programmed = api.core.programmed(&[(R::needs(&stored), revision)])[0];
     let location = HeaderValue::try_from(format!("{}/{}", R::PATH, R::id(&stored)));
-    let mut response = (status, Json(R::new(stored, programmed))).into_response();
+    let mut resource = R::new(stored, programmed);
+    resource.observe(&api.core);
+    let mut response = (status, Json(resource)).into_response();
     if let Ok(tag) = HeaderValue::try_from(format!("\"{revision}\"")) {
         response.headers_mut().insert(header::ETAG, tag);
     }
@@ -92,6 +97,11 @@ pub fn list<R: Resource>(api: &Api, page: Page, mut stored: Vec<R::Stored>) -> J
     let next = stored.last().filter(|_| more).map(|last| cursor(&R::id(last)));
     let objects: Vec<_> = stored.iter().map(|one| (R::needs(one), R::revision(one))).collect();
     let programmed = api.core.programmed(&objects);
-    let items = stored.into_iter().zip(programmed).map(|(one, programmed)| R::new(one, programmed)).collect();
+    let resource = |(one, programmed)| {
+        let mut resource = R::new(one, programmed);
+        resource.observe(&api.core);
+        resource
+    };
+    let items = stored.into_iter().zip(programmed).map(resource).collect();
     Json(List { items, next })
 }

@@ -5,10 +5,13 @@ use super::reply::{self, List, Resource};
 use super::request::{Id, IfMatch, Json, Query, check_name, page};
 use super::{Api, App};
 use crate::members::Needs;
+use crate::placing;
+use crate::placing::new::{Unplaced, cluster_for};
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluice_store::{Page, StoreError, VpcUpdate};
+use sluice_store::{Created, Page, StoreError, VpcUpdate};
 use sluice_types::{ClusterId, TenantId, Vni, VpcId};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -98,7 +101,7 @@ struct NewVpc {
     name: String,
     #[schema(value_type = String, example = "tenant-1")]
     tenant: TenantId,
-    /// May be left out if there is exactly one.
+    /// The least loaded one that is open to the tenant if left out.
     #[schema(value_type = Option<String>, example = "cluster-1")]
     cluster: Option<ClusterId>,
     /// Chosen if left out.
@@ -164,13 +167,28 @@ fn check_kbps(kbps: Option<u32>) -> Result<Option<u32>, Problem> {
     }
 }
 
-async fn only_cluster(api: &Api) -> Result<ClusterId, Problem> {
-    let clusters = api.core.store.clusters(None, Page { after: 0, limit: 2 }).await?;
-    match clusters.as_slice() {
-        [cluster] => Ok(cluster.id),
-        [] => Err(Problem::invalid("cluster", "there is no cluster yet to place the VPC on")),
-        _ => Err(Problem::invalid("cluster", "there are several clusters: say which")),
+/// The cluster of a VPC that is to be made without one: the one it has, if it is there already.
+async fn cluster_of(api: &Api, name: &str, tenant: TenantId) -> Result<ClusterId, Problem> {
+    let store = &api.core.store;
+    store.tenant(tenant).await.map_err(|error| Problem::of_store(error, None))?;
+    let there = store.vpcs(Some(tenant), Some(name), Page { after: 0, limit: 1 }).await?;
+    if let Some(vpc) = there.first() {
+        return Ok(vpc.cluster);
     }
+    api.core.caught_up().await?;
+    let picture = placing::picture(&api.core).await?;
+    cluster_for(&picture, tenant).map_err(|error| {
+        let text = error.to_string();
+        match error {
+            Unplaced::NoCluster => Problem::invalid("cluster", text),
+            Unplaced::NoRoom { .. } => {
+                Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-room", text).offender("cluster")
+            }
+            Unplaced::Input(_) => {
+                Problem::new(StatusCode::CONFLICT, "cannot-place", text).offender("cluster")
+            }
+        }
+    })
 }
 
 #[utoipa::path(post, path = "/v1/vpcs", tag = "vpcs", request_body = NewVpc,
@@ -178,15 +196,23 @@ async fn only_cluster(api: &Api) -> Result<ClusterId, Problem> {
 async fn create_vpc(State(api): State<App>, Json(body): Json<NewVpc>) -> Result<Response, Problem> {
     check_name("name", &body.name)?;
     let mtu = check_mtu(body.mtu.unwrap_or(DEFAULT_MTU))?;
+    let mut turn = None;
     let cluster = match body.cluster {
         Some(cluster) => cluster,
-        None => only_cluster(&api).await?,
+        None => {
+            turn = Some(api.core.placing.lock().await);
+            cluster_of(&api, &body.name, body.tenant).await?
+        }
     };
     let offload_kbps = check_kbps(body.offload_kbps)?;
     let NewVpc { name, tenant, vni, .. } = body;
     let new = sluice_store::NewVpc { name, tenant, vni, cluster, mtu, offload_kbps };
-    let created = api.core.store.create_vpc(new).await;
-    Ok(reply::created::<Vpc>(&api, created.map_err(|error| Problem::of_store(error, None))?))
+    let created = api.core.store.create_vpc(new).await.map_err(|error| Problem::of_store(error, None))?;
+    if let Created::New(vpc) = &created {
+        api.core.change_ledger(|ledger, now_ms| ledger.note(vpc, now_ms));
+    }
+    drop(turn);
+    Ok(reply::created::<Vpc>(&api, created))
 }
 
 #[utoipa::path(get, path = "/v1/vpcs", tag = "vpcs", params(VpcQuery),

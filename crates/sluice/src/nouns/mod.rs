@@ -1,5 +1,6 @@
 //! `sluice <noun> <verb>`: the objects of the API.
 
+mod placement;
 mod routing;
 mod tenancy;
 mod underlay;
@@ -45,6 +46,8 @@ pub enum Noun {
     /// Pairs of VPCs that reach each other
     #[command(alias = "peering")]
     Peerings(OfApi<routing::Peerings>),
+    /// Which cluster carries which VPC
+    Placement(OfApi<placement::Placement>),
     /// How far every node has come
     #[command(alias = "node")]
     Nodes(OfApi<Nodes>),
@@ -67,6 +70,7 @@ impl Noun {
             Self::RouteTables(it) => it.verb.run(&it.api).await,
             Self::Routes(it) => it.verb.run(&it.api).await,
             Self::Peerings(it) => it.verb.run(&it.api).await,
+            Self::Placement(it) => it.verb.run(&it.api).await,
             Self::Nodes(OfApi { api, verb: Nodes::List }) => {
                 let columns = ["node", "name", "connected", "acked", "current", "failures"];
                 output::list(api.output, &columns, &api.client()?.nodes().await?)

@@ -105,7 +105,7 @@ pub enum Vpcs {
         /// Owner
         #[arg(long)]
         tenant: String,
-        /// Cluster to place it on; may be left out where there is one
+        /// Cluster to place it on; the least loaded one if left out
         #[arg(long)]
         cluster: Option<String>,
         /// VXLAN network identifier; chosen if left out

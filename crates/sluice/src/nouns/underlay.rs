@@ -95,9 +95,9 @@ pub enum Gateways {
     /// Write what the gateway's agent needs to join
     Enrol(Enrol),
     /// Give its vIPs to the others of its cluster; what still reaches it is forwarded
-    Drain(Drain),
+    Drain(DrainArgs),
     /// Give it its share of the vIPs again
-    Undrain(Drain),
+    Undrain(DrainArgs),
     /// Delete one
     Delete {
         #[command(flatten)]
@@ -117,7 +117,7 @@ impl Gateways {
                     Some(cluster) => Some(client.id_of::<Cluster>(&cluster, &[]).await?.to_string()),
                     None => None,
                 };
-                let columns = ["id", "name", "cluster", "vtep4", "vtep6", "draining", "programmed"];
+                let columns = ["id", "name", "cluster", "vtep4", "vtep6", "draining", "vips", "state", "programmed"];
                 verbs::list::<Gateway>(api, &columns, &[("cluster", cluster)], limit).await
             }
             Self::Show(which) => output::one(api.output, &find::<Gateway>(&client, &which, None).await?),
@@ -137,7 +137,7 @@ impl Gateways {
 
 /// Which gateway is drained, or the contrary.
 #[derive(Args)]
-pub struct Drain {
+pub struct DrainArgs {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
@@ -146,7 +146,7 @@ pub struct Drain {
     wait: Wait,
 }
 
-impl Drain {
+impl DrainArgs {
     async fn run(self, api: &ApiArgs, draining: bool) -> Result<(), Failure> {
         let client = api.client()?;
         let id = client.id_of::<Gateway>(&self.which.which, &[]).await?;
@@ -163,14 +163,14 @@ pub enum GatewayVerb {
         #[command(flatten)]
         api: ApiArgs,
         #[command(flatten)]
-        args: Drain,
+        args: DrainArgs,
     },
     /// Give a gateway its share of the vIPs again; as `sluice gateways undrain`
     Undrain {
         #[command(flatten)]
         api: ApiArgs,
         #[command(flatten)]
-        args: Drain,
+        args: DrainArgs,
     },
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod placement;
 pub(crate) mod places;
 pub(crate) mod plan;
 pub(crate) mod routes;
+pub(crate) mod settings;
 pub(crate) mod snapshot;
 pub(crate) mod subnets;
 pub(crate) mod tenants;

@@ -98,7 +98,7 @@ pub async fn keys_are_renewed(f: Fixture) {
     let ended = old.not_after_ms;
     assert!(!s.rotate_keys(id, ended + HOUR_MS - 1).await.unwrap());
     assert!(s.rotate_keys(id, ended + HOUR_MS).await.unwrap());
-    assert_eq!(keys().await, [next.clone()]);
+    assert_eq!(keys().await, std::slice::from_ref(next));
     assert_eq!(s.revision().await.unwrap(), revision + 2);
     let ghost = s.rotate_keys(ClusterId::new(999), now).await;
     assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));

@@ -1,0 +1,205 @@
+//! What gateways say of their load, and what follows from it: how much each VPC
+//! asks of its cluster (`demand`), and what each gateway could forward (`capacity`).
+//! In memory only: it is measured again within seconds.
+
+pub mod capacity;
+pub mod demand;
+
+use capacity::Capacity;
+use demand::Demands;
+use sluice_southbound::MAX_VNI_LOADS;
+use sluice_southbound::proto::Heartbeat;
+use sluice_types::{GatewayId, Vni};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A gateway as it last reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GatewayLoad {
+    /// When, in milliseconds of [`Loads::now_ms`]; 0: it has not reported.
+    pub measured_ms: u64,
+    /// How busy its forwarding cores are, and how full its table memory; 1: wholly.
+    pub busy: f64,
+    /// See `busy`.
+    pub memory: f64,
+    /// It offloads every flow.
+    pub offload_all: bool,
+    /// Packets a second that it forwards.
+    pub pps: f64,
+    /// Cells of its tables, and those in use.
+    pub cells_total: u64,
+    /// See `cells_total`.
+    pub cells_used: u64,
+    /// What it could forward, if it was ever busy enough to tell.
+    pub capacity: Capacity,
+}
+
+#[derive(Debug, Default)]
+struct Reported {
+    session: u64,
+    load: GatewayLoad,
+    /// Its packets at its last heartbeat.
+    packets: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    gateways: BTreeMap<GatewayId, Reported>,
+    demands: Demands,
+}
+
+impl Inner {
+    fn picture(&self, now_ms: u64) -> LoadPicture {
+        let gateways = self.gateways.iter().filter(|(_, gateway)| gateway.load.measured_ms > 0);
+        let gateways: BTreeMap<_, _> = gateways.map(|(id, gateway)| (*id, gateway.load)).collect();
+        let measured = gateways.keys().copied().filter(|id| self.demands.is_measured(*id)).collect();
+        LoadPicture { now_ms, gateways, demands: self.demands.all(now_ms), measured }
+    }
+}
+
+/// The loads of all gateways that have a stream to this controller.
+#[derive(Debug)]
+pub struct Loads {
+    began: Instant,
+    inner: Mutex<Inner>,
+}
+
+impl Default for Loads {
+    fn default() -> Self {
+        Self { began: Instant::now(), inner: Mutex::default() }
+    }
+}
+
+impl Loads {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Milliseconds of a clock that never goes back; never 0.
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    /// A gateway's stream begins.
+    pub fn open(&self, id: GatewayId, session: u64) {
+        let now_ms = self.now_ms();
+        let mut inner = self.lock();
+        let capacity = inner.gateways.get(&id).map(|gateway| gateway.load.capacity).unwrap_or_default();
+        let load = GatewayLoad { capacity, ..GatewayLoad::default() };
+        inner.gateways.insert(id, Reported { session, load, packets: None });
+        inner.demands.forget(id, now_ms);
+    }
+
+    /// A gateway's stream has ended.
+    pub fn close(&self, id: GatewayId, session: u64) {
+        let now_ms = self.now_ms();
+        let mut inner = self.lock();
+        if inner.gateways.get(&id).is_some_and(|gateway| gateway.session == session) {
+            inner.gateways.remove(&id);
+            inner.demands.forget(id, now_ms);
+        }
+    }
+
+    /// A gateway reports on that stream.
+    pub fn report(&self, id: GatewayId, session: u64, heartbeat: &Heartbeat) {
+        self.report_at(id, session, heartbeat, self.now_ms());
+    }
+
+    fn report_at(&self, id: GatewayId, session: u64, heartbeat: &Heartbeat, now_ms: u64) {
+        let mut inner = self.lock();
+        let Inner { gateways, demands } = &mut *inner;
+        let Some(gateway) = gateways.get_mut(&id).filter(|gateway| gateway.session == session) else {
+            return;
+        };
+        let load = &mut gateway.load;
+        let elapsed_ms = now_ms.saturating_sub(load.measured_ms);
+        let busy = f64::from(heartbeat.cpu_permille.min(1000)) / 1000.0;
+        let before = gateway.packets.replace(heartbeat.packets);
+        let more = before.and_then(|before| heartbeat.packets.checked_sub(before));
+        if let Some(more) = more.filter(|_| elapsed_ms > 0) {
+            load.pps = more as f64 * 1000.0 / elapsed_ms as f64;
+            load.capacity.sample(load.pps, busy, now_ms);
+        }
+        load.busy = busy;
+        load.memory = f64::from(heartbeat.memory_permille.min(1000)) / 1000.0;
+        load.offload_all = heartbeat.offload_all;
+        (load.cells_total, load.cells_used) = (heartbeat.cells_total, heartbeat.cells_used);
+        load.measured_ms = now_ms;
+        if heartbeat.vnis_told {
+            let counts = heartbeat.vnis.iter().take(MAX_VNI_LOADS);
+            let counts = counts.filter_map(|load| Some((Vni::new(load.vni).ok()?, load.packets)));
+            demands.report(id, counts, heartbeat.vnis.len() < MAX_VNI_LOADS, now_ms);
+        }
+    }
+
+    /// As all gateways last reported, at `now_ms`.
+    pub fn picture(&self) -> LoadPicture {
+        let now_ms = self.now_ms();
+        let inner = self.lock();
+        inner.picture(now_ms)
+    }
+}
+
+/// All loads of one moment.
+#[derive(Clone, Debug, Default)]
+pub struct LoadPicture {
+    /// Which, in milliseconds of [`Loads::now_ms`].
+    pub now_ms: u64,
+    /// Gateways that have reported.
+    pub gateways: BTreeMap<GatewayId, GatewayLoad>,
+    /// What is forwarded for VNIs that ever had traffic, in packets a second.
+    pub demands: HashMap<Vni, f64>,
+    /// Gateways that have reported often enough that what they do not mention has no traffic there.
+    pub measured: BTreeSet<GatewayId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_southbound::proto::VniLoad;
+
+    const GATEWAY: GatewayId = GatewayId::new(4);
+
+    fn heartbeat(packets: u64, cpu_permille: u32, vnis: Option<u64>) -> Heartbeat {
+        let load = |packets| VniLoad { vni: 9, packets, bytes: packets * 100 };
+        Heartbeat {
+            packets,
+            cpu_permille,
+            cells_total: 1000,
+            vnis_told: vnis.is_some(),
+            vnis: vnis.map(load).into_iter().collect(),
+            ..Heartbeat::default()
+        }
+    }
+
+    #[test]
+    fn reports_become_rates_of_the_stream_that_sent_them() {
+        let loads = Loads::default();
+        loads.report_at(GATEWAY, 1, &heartbeat(5, 0, None), 1_000);
+        assert!(loads.picture().gateways.is_empty(), "no stream");
+        loads.open(GATEWAY, 1);
+        loads.report_at(GATEWAY, 1, &heartbeat(1_000, 300, Some(1_000)), 1_000);
+        let first = loads.picture().gateways[&GATEWAY];
+        assert_eq!((first.pps, first.busy, first.capacity.pps()), (0.0, 0.3, None));
+        loads.report_at(GATEWAY, 1, &heartbeat(601_000, 300, Some(601_000)), 3_000);
+        let picture = |now_ms| loads.lock().picture(now_ms);
+        let second = picture(3_000);
+        assert_eq!(second.gateways[&GATEWAY].pps, 300_000.0);
+        assert_eq!(second.gateways[&GATEWAY].capacity.pps().map(f64::round), Some(1_000_000.0));
+        let vni = Vni::new(9).unwrap();
+        assert_eq!(second.demands.get(&vni).map(|pps| pps.round()), Some(300_000.0));
+        // A heartbeat between two lists of VNIs says nothing about them.
+        loads.report_at(GATEWAY, 1, &heartbeat(601_000, 0, None), 4_000);
+        assert_eq!(picture(4_000).demands.get(&vni).map(|pps| pps.round()), Some(300_000.0));
+        // Another stream of the same gateway: the old one's end is not its.
+        loads.open(GATEWAY, 2);
+        loads.close(GATEWAY, 1);
+        loads.report_at(GATEWAY, 2, &heartbeat(7, 0, None), 5_000);
+        let third = loads.picture().gateways[&GATEWAY];
+        assert_eq!((third.pps, third.measured_ms), (0.0, 5_000));
+        assert!(third.capacity.pps().is_some(), "what it can do is remembered");
+        loads.close(GATEWAY, 2);
+        assert!(loads.picture().gateways.is_empty());
+    }
+}

@@ -1,0 +1,240 @@
+//! Two clusters' controllers, and gateways that speak to them.
+
+use super::clusters::{Action, Clusters, Event, Now, Way};
+use super::view::GatewayState;
+use super::*;
+use sluice_cluster::{Body, Claim, Courier, Message, Node, Report, Standing, Table, VipId, VipSet};
+use sluice_rsp::{ClusterKey, KeyRing};
+use sluice_southbound::{ClusterKeys, ClusterPlan, Home, Key, Member, PlannedVip, Update};
+use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
+use std::net::{IpAddr, Ipv4Addr};
+
+const WALL_MS: u64 = 1_700_000_000_000;
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
+
+fn secret(cluster: u64) -> [u8; 32] {
+    std::array::from_fn(|i| i as u8 ^ cluster as u8)
+}
+
+fn vip(place: u8) -> IpAddr {
+    Ipv4Addr::new(192, 0, 2, 101 + place).into()
+}
+
+/// Gateways 1 and 2 of cluster 1, or 11 and 12 of the other; two vIPs, one at home on each.
+fn standing(cluster: u64, draining: bool, revision: u64) -> Update {
+    let gateways = [1, 2].map(|number| GatewayId::new(number + (cluster - 1) * 10));
+    let member = |gateway| Member {
+        gateway,
+        vtep4: Some(Ipv4Addr::new(192, 0, 2, 11)),
+        vtep6: None,
+        draining: draining && gateway == gateways[1],
+    };
+    let planned = |place: u8| PlannedVip { place, address: vip(place), mac: MacAddr::local(place.into()) };
+    let plan = ClusterPlan {
+        cluster: ClusterId::new(cluster),
+        revision,
+        vips: vec![planned(0), planned(1)],
+        members: gateways.map(member).into(),
+        homes: vec![Home { place: 0, gateway: gateways[0] }, Home { place: 1, gateway: gateways[1] }],
+    };
+    let secret = Secret::new(secret(cluster));
+    let key = Key { id: cluster as u32, secret, not_before_ms: 0, not_after_ms: u64::MAX };
+    let keys = ClusterKeys { cluster: cluster as u32, keys: vec![key] };
+    Update { keys: vec![keys], cluster: Some(plan), ..Update::default() }
+}
+
+fn ring(cluster: u64) -> KeyRing {
+    let key = ClusterKey::new(cluster as u32, &secret(cluster), 0, u64::MAX).unwrap();
+    KeyRing::new(vec![key]).unwrap()
+}
+
+struct Bench {
+    clusters: Clusters,
+    now_us: u64,
+    gateways: Vec<(GatewayId, Courier, u64)>,
+    table: Table,
+    config: u64,
+    sent: Vec<(Way, Vec<u8>)>,
+    events: Vec<Event>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let now = Now { mono_us: 0, wall_ms: WALL_MS };
+        let boot = || BootId::random().unwrap();
+        let courier = |number| {
+            let id = GatewayId::new(number);
+            (id, Courier::new(Node::Gateway(id), boot(), WALL_MS), 0)
+        };
+        let mut bench = Self {
+            clusters: Clusters::new(boot(), now),
+            now_us: 0,
+            gateways: [1, 2, 11, 12].map(courier).into(),
+            table: Table::default(),
+            config: 0,
+            sent: Vec::new(),
+            events: Vec::new(),
+        };
+        bench.follow([(1, standing(1, false, 1)), (2, standing(2, false, 1))]);
+        bench
+    }
+
+    fn now(&self) -> Now {
+        Now { mono_us: self.now_us, wall_ms: WALL_MS + self.now_us / 1_000 }
+    }
+
+    fn take(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Send(way, packet) => self.sent.push((way, packet)),
+                Action::Note(event) => self.events.push(event),
+            }
+        }
+    }
+
+    fn follow<const N: usize>(&mut self, standings: [(u64, Update); N]) {
+        let standings = standings.map(|(id, update)| (ClusterId::new(id), update)).into();
+        let actions = self.clusters.follow(self.now(), &standings);
+        self.take(actions);
+    }
+
+    fn way(id: GatewayId) -> Way {
+        Way { remote: ([198, 51, 100, id.get() as u8], 4000).into(), local: HERE }
+    }
+
+    fn say(&mut self, number: u64, cluster: u64, keys: &KeyRing, body: Body) {
+        let now = self.now();
+        let at = self.gateways.iter().position(|(id, ..)| id.get() == number).unwrap();
+        let (id, courier, seq) = &mut self.gateways[at];
+        *seq += 1;
+        let (cluster, from) = (ClusterId::new(cluster), Node::Gateway(*id));
+        let message = Message { cluster, from, incarnation: 1, seq: *seq, body };
+        let packet = courier.seal(keys, now.wall_ms, HERE, &message).unwrap();
+        let way = Self::way(*id);
+        let actions = self.clusters.receive(now, way, &packet);
+        self.take(actions);
+    }
+
+    /// Of cluster 1: it has what the controller last told, and answers for what it owns.
+    fn heartbeat(&mut self, number: u64) {
+        let id = GatewayId::new(number);
+        let report = Report {
+            config: self.config,
+            digest: self.table.digest(),
+            holds: self.table.owned_by(id, VipSet::first(2)),
+            hears: [1, 2].into_iter().filter(|other| *other != number).map(GatewayId::new).collect(),
+            standing: Standing::Fit,
+        };
+        self.say(number, 1, &ring(1), Body::Heartbeat(report));
+    }
+
+    /// Reads what gateways were sent, as they would.
+    fn learn(&mut self) {
+        let now = self.now();
+        for (way, packet) in std::mem::take(&mut self.sent) {
+            let it = self.gateways.iter_mut().find(|(id, ..)| Self::way(*id) == way);
+            let (_, courier, _) = it.expect("a gateway's way");
+            let (message, _) = courier.open(&ring(1), now.wall_ms, way.remote.ip(), &packet).unwrap();
+            assert_eq!((message.from, message.cluster), (Node::Controller, ClusterId::new(1)));
+            match message.body {
+                Body::Claims(claims) => {
+                    for (vip, claim) in claims {
+                        self.table.merge(vip, claim);
+                    }
+                }
+                Body::Config(config) => self.config = config.revision,
+                _ => {}
+            }
+        }
+    }
+
+    fn pass(&mut self, millis: u64, heard: &[u64]) {
+        for _ in 0..millis {
+            self.now_us += 1_000;
+            if (self.now_us / 1_000).is_multiple_of(50) {
+                for number in heard {
+                    self.heartbeat(*number);
+                }
+            }
+            if self.clusters.due_us().is_some_and(|at_us| at_us <= self.now_us) {
+                let actions = self.clusters.tick(self.now());
+                self.take(actions);
+            }
+            self.learn();
+        }
+    }
+
+    fn state(&self, number: u64) -> GatewayState {
+        let views = self.clusters.views(self.now());
+        views[&ClusterId::new(1)].gateways.get(&GatewayId::new(number)).cloned().unwrap_or_default().state
+    }
+}
+
+#[test]
+fn vips_get_owners_that_the_api_shows() {
+    let mut bench = Bench::new();
+    assert_eq!((bench.clusters.due_us(), bench.state(1)), (None, GatewayState::Unknown));
+    bench.pass(400, &[1, 2]);
+    let owners = bench.clusters.views(bench.now())[&ClusterId::new(1)].owners.clone();
+    assert_eq!(owners, [(vip(0), GatewayId::new(1)), (vip(1), GatewayId::new(2))].into());
+    let moved = |place, to| Event::Moved {
+        cluster: ClusterId::new(1),
+        vip: vip(place),
+        from: None,
+        to: GatewayId::new(to),
+        decided: true,
+    };
+    assert_eq!(bench.events, [moved(0, 1), moved(1, 2)]);
+    assert_eq!((bench.state(1), bench.config), (GatewayState::Fit, 1));
+    // Nobody of the other cluster has spoken: nothing is known, and nothing is said of it.
+    assert!(bench.clusters.views(bench.now())[&ClusterId::new(2)].gateways.is_empty());
+}
+
+#[test]
+fn failures_returns_and_drains_are_noted() {
+    let mut bench = Bench::new();
+    bench.pass(400, &[1, 2]);
+    bench.events.clear();
+    // The other says that it hears it no more.
+    for _ in 0..5 {
+        bench.now_us += 20_000;
+        let report = Report {
+            config: 1,
+            digest: bench.table.digest(),
+            holds: VipSet::first(1),
+            hears: Vec::new(),
+            standing: Standing::Fit,
+        };
+        bench.say(1, 1, &ring(1), Body::Heartbeat(report));
+    }
+    let cluster = ClusterId::new(1);
+    assert!(bench.events.contains(&Event::Failed(cluster, GatewayId::new(2))), "{:?}", bench.events);
+    assert_eq!(bench.state(2), GatewayState::Failed);
+    bench.pass(100, &[1, 2]);
+    assert!(bench.events.contains(&Event::Returned(cluster, GatewayId::new(2))));
+    bench.pass(3_000, &[1, 2]);
+    bench.events.clear();
+    bench.follow([(1, standing(1, true, 2)), (2, standing(2, false, 1))]);
+    bench.pass(200, &[1, 2]);
+    assert!(bench.events.contains(&Event::Drained(cluster, GatewayId::new(2))), "{:?}", bench.events);
+    assert_eq!((bench.state(2), bench.config), (GatewayState::Drained, 2));
+}
+
+#[test]
+fn a_cluster_has_no_say_in_another() {
+    let mut bench = Bench::new();
+    bench.pass(400, &[1, 2]);
+    let before = bench.clusters.views(bench.now());
+    let claim = Claim { epoch: 99, owner: GatewayId::new(11) };
+    let claims = Body::Claims(vec![(VipId::new(0).unwrap(), claim)]);
+    bench.say(11, 1, &ring(2), claims.clone());
+    bench.say(11, 3, &ring(2), claims.clone());
+    bench.say(11, 2, &ring(1), claims.clone());
+    assert_eq!(bench.clusters.views(bench.now())[&ClusterId::new(1)], before[&ClusterId::new(1)]);
+    assert_eq!(*bench.clusters.refused(), [("foreign_key", 2), ("unknown_cluster", 1)].into());
+    // A cluster that is no more is forgotten.
+    bench.follow([(2, standing(2, false, 1))]);
+    bench.say(1, 1, &ring(1), claims);
+    assert_eq!(bench.clusters.refused()["unknown_key"], 1);
+    assert_eq!(bench.clusters.views(bench.now()).len(), 1);
+}

@@ -1,0 +1,225 @@
+//! Placement over the API: new VPCs, what gateways report, plans.
+
+mod common;
+
+use common::{Cloud, Node, join};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use sluice_southbound::proto::{Heartbeat, VniLoad};
+use std::time::Duration;
+
+/// So many clusters, each with one gateway; their ids.
+async fn clusters(cloud: &Cloud, count: u8) -> (Vec<String>, Vec<String>) {
+    let (mut clusters, mut gateways) = (Vec::new(), Vec::new());
+    for number in 1..=count {
+        let body = json!({"name": format!("c{number}"), "vips": [format!("198.51.100.{number}")]});
+        let cluster = cloud.make("/v1/clusters", body).await;
+        let vtep = format!("192.0.2.{number}");
+        let body = json!({"name": format!("g{number}"), "cluster": cluster, "vtep4": vtep});
+        gateways.push(cloud.make("/v1/gateways", body).await);
+        clusters.push(cluster);
+    }
+    (clusters, gateways)
+}
+
+async fn settings(cloud: &Cloud, body: Value) -> Value {
+    let answer = cloud.send(cloud.request(Method::PATCH, "/v1/placement/settings").json(&body)).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+    answer.body
+}
+
+/// Creates a VPC without saying where; returns its cluster.
+async fn placed(cloud: &Cloud, tenant: &str, name: &str) -> String {
+    let answer = cloud.post("/v1/vpcs", json!({"name": name, "tenant": tenant})).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    answer.body["cluster"].as_str().unwrap().to_owned()
+}
+
+async fn connect(cloud: &Cloud, gateway: &str) -> Node {
+    let identity = cloud.enrol(&format!("/v1/gateways/{gateway}")).await;
+    join(cloud, &identity, 0, 0).await
+}
+
+/// A gateway tells what it forwarded, by VNI.
+async fn tell(node: &Node, cpu_permille: u32, counts: &[(u64, u64)]) {
+    let load = |(vni, packets): &(u64, u64)| VniLoad { vni: *vni as u32, packets: *packets, bytes: 0 };
+    let heartbeat = Heartbeat {
+        packets: counts.iter().map(|(_, packets)| packets).sum(),
+        cpu_permille,
+        cells_total: 1 << 20,
+        vnis: counts.iter().map(load).collect(),
+        vnis_told: true,
+        ..Heartbeat::default()
+    };
+    node.connection.reports.heartbeat(heartbeat).await.unwrap();
+}
+
+/// Two reports: nothing, and then so many packets by VNI.
+async fn talk(cloud: &Cloud, gateway: &str, node: &Node, counts: &[(u64, u64)]) {
+    let nothing: Vec<(u64, u64)> = counts.iter().map(|(vni, _)| (*vni, 0)).collect();
+    tell(node, 0, &nothing).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    tell(node, 500, counts).await;
+    let busy = |body: &Value| {
+        let all =
+            body["clusters"].as_array().unwrap().iter().flat_map(|it| it["gateways"].as_array().unwrap());
+        all.into_iter().any(|it| it["id"] == gateway && it["cpu"] == 0.5)
+    };
+    cloud.wait_until("reported", "/v1/placement", busy).await;
+}
+
+#[tokio::test]
+async fn a_new_vpc_goes_where_there_is_room_that_is_open_to_its_tenant() {
+    let cloud = Cloud::start().await;
+    let tenants = [
+        cloud.make("/v1/tenants", json!({"name": "t1"})).await,
+        cloud.make("/v1/tenants", json!({"name": "t2"})).await,
+    ];
+    let refused = cloud.post("/v1/vpcs", json!({"name": "v", "tenant": tenants[0]})).await;
+    assert_eq!(refused.problem(), (422, "invalid", "cluster"));
+    let (clusters, _) = clusters(&cloud, 3).await;
+    // Nothing is measured: VPCs are counted, and nobody need say how many there are.
+    let mut found = Vec::new();
+    for name in ["a", "b", "c"] {
+        found.push(placed(&cloud, &tenants[0], name).await);
+    }
+    found.sort();
+    assert_eq!(found, clusters);
+    // The same again is the same VPC, wherever a new one would go.
+    let again = cloud.post("/v1/vpcs", json!({"name": "a", "tenant": tenants[0]})).await;
+    assert_eq!(again.status, StatusCode::OK, "{}", again.body);
+
+    let set = settings(&cloud, json!({"clusters_per_tenant": 2})).await;
+    assert_eq!((&set["clusters_per_tenant"], &set["water_level"]), (&json!(2), &json!(0.8)));
+    let on = [placed(&cloud, &tenants[1], "a").await, placed(&cloud, &tenants[1], "b").await];
+    assert_ne!(on[0], on[1]);
+    for name in ["c", "d", "e"] {
+        assert!(on.contains(&placed(&cloud, &tenants[1], name).await), "a third cluster for one tenant");
+    }
+    let said = cloud.post("/v1/vpcs", json!({"name": "x", "tenant": "tenant-999"})).await;
+    assert_eq!(said.problem(), (422, "unknown-reference", "tenant-999"));
+    // Whoever says where is obeyed.
+    let third = clusters.iter().find(|cluster| !on.contains(cluster)).unwrap();
+    let body = json!({"name": "mine", "tenant": tenants[1], "cluster": third});
+    assert_eq!(cloud.post("/v1/vpcs", body).await.body["cluster"], *third);
+    let over = cloud.wait_until("counted", "/v1/placement", |body| body["tenants_over_k"] != 0).await;
+    assert_eq!(over["tenants_over_k"], 2, "the first was on three before the limit");
+}
+
+#[tokio::test]
+async fn many_at_once_do_not_all_go_to_one_cluster() {
+    let cloud = Cloud::start().await;
+    let (clusters, _) = clusters(&cloud, 4).await;
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    let names: Vec<String> = (0..40).map(|number| format!("v{number}")).collect();
+    let found = futures::future::join_all(names.iter().map(|name| placed(&cloud, &tenant, name))).await;
+    for cluster in &clusters {
+        assert_eq!(found.iter().filter(|found| *found == cluster).count(), 10, "{found:?}");
+    }
+}
+
+#[tokio::test]
+async fn full_clusters_are_refused_with_the_reason() {
+    let cloud = Cloud::start().await;
+    let (_, gateways) = clusters(&cloud, 2).await;
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    settings(&cloud, json!({"gateways": {&gateways[0]: 4, &gateways[1]: 4}})).await;
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        placed(&cloud, &tenant, name).await;
+    }
+    // Three of one packet a second each, of four; the water level is at 0.8.
+    let refused = cloud.post("/v1/vpcs", json!({"name": "g", "tenant": tenant})).await;
+    assert_eq!(refused.problem(), (507, "no-room", "cluster"));
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert_eq!(detail, "no cluster has room: 2 of 2 would be above it with 1 packets/s more");
+    for (body, field) in [
+        (json!({"water_level": 1.5}), "water_level"),
+        (json!({"clusters_per_tenant": 0}), "clusters_per_tenant"),
+        (json!({"gateways": {"gw-999": 1}}), "gw-999"),
+        (json!({"colour": 1}), "colour"),
+    ] {
+        let answer = cloud.send(cloud.request(Method::PATCH, "/v1/placement/settings").json(&body)).await;
+        assert_eq!((answer.problem().0, answer.problem().2), (422, field), "{}", answer.body);
+    }
+    settings(&cloud, json!({"gateways": {&gateways[1]: null}})).await;
+    placed(&cloud, &tenant, "g").await;
+}
+
+#[tokio::test]
+async fn what_gateways_report_is_what_vpcs_ask_for() {
+    let cloud = Cloud::start().await;
+    let (clusters, gateways) = clusters(&cloud, 2).await;
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    let mut vnis = Vec::new();
+    for name in ["busy", "idle"] {
+        let body = json!({"name": name, "tenant": tenant, "cluster": clusters[0]});
+        vnis.push(cloud.post("/v1/vpcs", body).await.body["vni"].as_u64().unwrap());
+    }
+    let node = connect(&cloud, &gateways[0]).await;
+    talk(&cloud, &gateways[0], &node, &[(vnis[0], 100_000), (vnis[1], 0)]).await;
+    let placement = cloud.get("/v1/placement").await.body;
+    assert_eq!(placement["largest"][0]["name"], "busy");
+    assert!(placement["largest"][0]["measured"] == true && placement["largest"][1]["measured"] == true);
+    let first = &placement["clusters"][0];
+    let gateway = &first["gateways"][0];
+    assert!(gateway["reporting"] == true && gateway["capacity"] == "estimated", "{gateway}");
+    // Half busy with it: it could do twice as much.
+    let ratio = gateway["capacity_pps"].as_f64().unwrap() / gateway["pps"].as_f64().unwrap();
+    assert!((ratio - 2.0).abs() < 0.01, "{gateway}");
+    assert_eq!(first["capacity_entries"], 1 << 19);
+    let other = &placement["clusters"][1]["gateways"][0];
+    assert!(other["reporting"] == false && other["capacity"] == "assumed", "{other}");
+    // The next one goes to the cluster where nothing is forwarded.
+    assert_eq!(placed(&cloud, &tenant, "new").await, clusters[1]);
+    drop(node);
+    let gone = |body: &Value| body["clusters"][0]["gateways"][0]["reporting"] == false;
+    cloud.wait_until("forgotten", "/v1/placement", gone).await;
+}
+
+#[tokio::test]
+async fn plans_are_shown_before_anything_is_done() {
+    let mut cloud = Cloud::start().await;
+    let (clusters, gateways) = clusters(&cloud, 3).await;
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    for number in 0..9 {
+        let body = json!({"name": format!("v{number}"), "tenant": tenant, "cluster": clusters[0]});
+        cloud.make("/v1/vpcs", body).await;
+    }
+    for (gateway, pps) in gateways.iter().zip([30, 30, 30]) {
+        settings(&cloud, json!({"gateways": {gateway: pps}})).await;
+    }
+    let plan = |kind: &str| json!({"kind": kind, "seed": 5, "tolerance": 0.0});
+    let drawn = cloud.post("/v1/placement/plan", plan("rebalance")).await;
+    assert_eq!(drawn.status, StatusCode::CREATED, "{}", drawn.body);
+    let body = drawn.body;
+    assert_eq!((&body["state"], &body["steps"], &body["done"]), (&json!("proposed"), &json!(6), &json!(0)));
+    assert_eq!((&body["lambda_before"], &body["lambda"]), (&json!(0.3), &json!(0.1)));
+    for step in body["moves"].as_array().unwrap() {
+        assert_eq!((&step["from"], &step["entries"]), (&json!(clusters[0]), &json!(1)));
+        assert!(step["text"].as_str().unwrap().contains("of its packet rate"), "{step}");
+    }
+    let all = cloud.get("/v1/vpcs").await.body;
+    assert!(
+        all["items"].as_array().unwrap().iter().all(|vpc| vpc["cluster"] == clusters[0]),
+        "nothing moved"
+    );
+    let solved = cloud.post("/v1/placement/plan", plan("solve")).await.body;
+    assert_eq!(
+        (&solved["lambda"], &solved["kind"], &solved["id"]),
+        (&json!(0.1), &json!("solve"), &json!(2))
+    );
+
+    cloud.restart().await;
+    let kept = cloud.get("/v1/placement/plans").await.body;
+    assert_eq!(kept["items"].as_array().unwrap().len(), 2);
+    assert_eq!(cloud.get("/v1/placement/plans/1").await.body, body, "as it was drawn");
+    assert_eq!(cloud.get("/v1/placement/plans/9").await.problem(), (404, "not-found", "9"));
+    let refused = cloud.post("/v1/placement/plan", json!({"kind": "rebalance", "tolerance": -1})).await;
+    assert_eq!(refused.problem(), (422, "invalid", "tolerance"));
+    let refused = cloud.post("/v1/placement/plan", json!({"kind": "guess"})).await;
+    assert_eq!(refused.problem(), (422, "invalid", "kind"));
+    // More than all clusters carry.
+    settings(&cloud, json!({"water_level": 0.05})).await;
+    let refused = cloud.post("/v1/placement/plan", plan("solve")).await;
+    assert_eq!(refused.problem(), (507, "no-room", "clusters"));
+}

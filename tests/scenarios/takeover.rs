@@ -1,0 +1,263 @@
+//! Gateways of a cluster of three fail in all the ways that they can, under
+//! traffic of a packet every half millisecond: their vIPs go to the others, and
+//! come back when they do. What it costs is measured and printed.
+//!
+//! Nothing is lost where only the agent fails, and when vIPs go home; when a
+//! gateway dies, packets are lost for milliseconds. The bound that fails the
+//! scenario is far above that, and far below what anything but takeover would need.
+
+use crate::Ground;
+use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, number};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use sluice_client::{Cluster, Gateway};
+use sluice_lab::{CONTROLLER, Lab, Options, Topology};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+const PORT: u16 = 7021;
+const PPS: u64 = 2_000;
+const SECONDS: u64 = 4;
+/// Before something fails, traffic flows for so long.
+const CALM: Duration = Duration::from_millis(1_200);
+/// The longest outage that is still a takeover: hosts would wait seconds for their neighbours to fail.
+const OUTAGE_MAX_MS: f64 = 1_000.0;
+/// Hold-downs double while one gateway fails again and again.
+const HOME: Duration = Duration::from_secs(40);
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    three_gateways(&mut options.topology)?;
+    let lab = Lab::up(options).await?;
+    let bench = Bench::new(&lab).await?;
+    bench.at_home().await?;
+    bench.agent_dies().await?;
+    bench.agent_is_paused().await?;
+    bench.gateway_dies("a gateway's link fails", false).await?;
+    bench.gateway_goes_deaf().await?;
+    bench.gateway_dies("a link fails while the controller is down", true).await
+}
+
+/// The standard lab with one more gateway, and two vIPs for each.
+fn three_gateways(topology: &mut Topology) -> Outcome {
+    let mut third = topology.gateways[1].clone();
+    third.name = "gw-c".to_owned();
+    (third.ipv4, third.ipv6) = ("192.0.2.13".parse().ok(), "2001:db8:0:1::13".parse().ok());
+    topology.gateways.push(third);
+    topology.cluster.vips = ["192.0.2.", "2001:db8:0:1::"]
+        .iter()
+        .flat_map(|prefix| (101..=103).map(move |last| format!("{prefix}{last}").parse()))
+        .collect::<Result<Vec<IpAddr>, _>>()?;
+    Ok(())
+}
+
+/// Traffic through both underlays in both families, and who fails under it.
+struct Bench<'a> {
+    lab: &'a Lab,
+    _listeners: Vec<Probe>,
+    ways: Vec<(&'static str, String)>,
+}
+
+/// What a stream of packets saw.
+#[derive(Default)]
+struct Seen {
+    lost: u64,
+    longest_ms: f64,
+}
+
+impl<'a> Bench<'a> {
+    async fn new(lab: &'a Lab) -> Result<Self, Failure> {
+        let mut listeners = Vec::new();
+        let mut ways = Vec::new();
+        for (from, to, ipv6) in [("web-1", "web-3", false), ("web-3", "web-1", true), ("db-1", "db-2", false)]
+        {
+            let at = SocketAddr::new(address(lab.vm(to)?, ipv6)?, PORT).to_string();
+            listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
+            ways.push((from, at));
+        }
+        Ok(Self { lab, _listeners: listeners, ways })
+    }
+
+    fn streams(&self) -> Result<Vec<Probe>, Failure> {
+        let (pps, seconds) = (PPS.to_string(), SECONDS.to_string());
+        let start =
+            |(from, at): &(&str, String)| Probe::start(self.lab, from, &["stream", at, &pps, &seconds]);
+        self.ways.iter().map(start).collect()
+    }
+
+    /// Ends the streams: what the worst of them saw.
+    async fn worst(&self, what: &str, streams: Vec<Probe>) -> Result<Seen, Failure> {
+        let mut worst = Seen::default();
+        for stream in streams {
+            let result: Value = stream.result().await?;
+            let sent = number(&result, "sent")?;
+            ensure!(sent * 10 >= PPS * SECONDS * 8, "{what}: only {sent} packets were sent");
+            worst.lost = worst.lost.max(sent - number(&result, "received")?);
+            for range in result["lost"].as_array().into_iter().flatten() {
+                let [first, last] = [0, 1].map(|at| range[at].as_u64().unwrap_or_default());
+                worst.longest_ms = worst.longest_ms.max((last - first + 1) as f64 * 1e3 / PPS as f64);
+            }
+            // The last packets came back: whatever happened is over.
+            let tail =
+                result["lost"].as_array().and_then(|lost| lost.last()).and_then(|last| last[1].as_u64());
+            ensure!(
+                tail.is_none_or(|last| last + PPS / 10 < sent),
+                "{what}: nothing came back at the end: {result}"
+            );
+        }
+        println!("    {what}: at most {} packets lost, {:.1} ms in a row", worst.lost, worst.longest_ms);
+        Ok(worst)
+    }
+
+    /// The gateway that forwards most of what the streams send, and its port on the switch.
+    async fn busiest(&self) -> Result<(String, String), Failure> {
+        let before = self.forwarded().await?;
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let after = self.forwarded().await?;
+        let busiest = after.iter().max_by_key(|(name, count)| *count - before.get(*name).unwrap_or(&0));
+        let (name, _) = busiest.ok_or_else(|| Failure::new("the lab has no gateway"))?;
+        let place = self.lab.state().topology.gateways.iter().position(|it| it.name == *name).unwrap_or(0);
+        Ok((name.clone(), format!("p{place}")))
+    }
+
+    async fn forwarded(&self) -> Result<BTreeMap<String, u64>, Failure> {
+        let mut counts = BTreeMap::new();
+        for gateway in &self.lab.state().topology.gateways {
+            let metrics = self.lab.metrics(&gateway.name).await?;
+            counts.insert(gateway.name.clone(), metrics.sum("sluice_vni_packets_total", &[]) as u64);
+        }
+        Ok(counts)
+    }
+
+    /// Who owns each vIP, and whose it is, by the API.
+    async fn owners(&self) -> Result<BTreeMap<IpAddr, (String, String)>, Failure> {
+        let name = &self.lab.state().topology.cluster.name;
+        let cluster = self.lab.api().find::<Cluster>(name, &[]).await?;
+        let gateways = self.lab.api().list::<Gateway>(&[], None).await?;
+        let named = |id: Option<sluice_types::GatewayId>| {
+            let gateway = id.and_then(|id| gateways.iter().find(|gateway| gateway.id == id));
+            gateway.map_or_else(|| "nobody".to_owned(), |gateway| gateway.name.clone())
+        };
+        Ok(cluster.vips.iter().map(|vip| (vip.address, (named(vip.owner), named(vip.home)))).collect())
+    }
+
+    async fn at_home(&self) -> Outcome {
+        eventually(HOME, || async {
+            let owners = self.owners().await?;
+            let away: Vec<_> = owners.iter().filter(|(_, (owner, home))| owner != home).collect();
+            ensure!(away.is_empty() && !owners.is_empty(), "away from home: {away:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn owns_nothing(&self, victim: &str) -> Outcome {
+        eventually(HOME, || async {
+            let owners = self.owners().await?;
+            let owning: BTreeSet<_> = owners.values().map(|(owner, _)| owner.as_str()).collect();
+            ensure!(!owning.contains(victim) && !owning.contains("nobody"), "{owners:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// vIPs go home, and nothing is lost on the way.
+    async fn returns(&self, what: &str, victim: &str) -> Outcome {
+        let begin = Instant::now();
+        let mut lost = 0;
+        loop {
+            let seen = self.worst(&format!("{what}: {victim} comes back"), self.streams()?).await?;
+            lost += seen.lost;
+            let owners = self.owners().await?;
+            if owners.values().all(|(owner, home)| owner == home) {
+                break;
+            }
+            ensure!(begin.elapsed() < HOME, "{what}: vIPs did not go home: {owners:?}");
+        }
+        ensure!(lost == 0, "{what}: {lost} packets lost while vIPs went home to {victim}");
+        Ok(())
+    }
+
+    /// `kill -9` of the agent: the others take its vIPs, and its programs forward what still comes.
+    async fn agent_dies(&self) -> Outcome {
+        let streams = self.streams()?;
+        tokio::time::sleep(CALM).await;
+        let (victim, _) = self.busiest().await?;
+        self.lab.kill(&victim).await?;
+        let seen = self.worst("an agent dies", streams).await?;
+        ensure!(seen.lost == 0, "{} packets lost by the death of {victim}'s agent", seen.lost);
+        self.owns_nothing(&victim).await?;
+        self.lab.restart(&victim)?;
+        self.returns("an agent dies", &victim).await
+    }
+
+    /// A process that is not run for a while is as good as dead, and comes back without having been.
+    async fn agent_is_paused(&self) -> Outcome {
+        let streams = self.streams()?;
+        tokio::time::sleep(CALM).await;
+        let (victim, _) = self.busiest().await?;
+        let process = self.lab.process(&victim)?;
+        process.signal(Signal::SIGSTOP);
+        let moved = self.owns_nothing(&victim).await;
+        process.signal(Signal::SIGCONT);
+        moved?;
+        let seen = self.worst("an agent is paused", streams).await?;
+        ensure!(seen.lost == 0, "{} packets lost by the pause of {victim}'s agent", seen.lost);
+        self.returns("an agent is paused", &victim).await
+    }
+
+    async fn on_switch(&self, argv: &[&str]) -> Outcome {
+        let switch = self.lab.state().topology.switches[0].name.clone();
+        let output = self.lab.exec(&switch, argv).await?;
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{argv:?} on {switch}: {error}");
+        Ok(())
+    }
+
+    /// The machine dies, as far as the network can tell: agent and link at once.
+    async fn gateway_dies(&self, what: &str, without_controller: bool) -> Outcome {
+        if without_controller {
+            self.lab.kill(CONTROLLER).await?;
+        }
+        let streams = self.streams()?;
+        tokio::time::sleep(CALM).await;
+        let (victim, port) = self.busiest().await?;
+        self.on_switch(&["ip", "link", "set", &port, "down"]).await?;
+        self.lab.kill(&victim).await?;
+        let seen = self.worst(what, streams).await?;
+        ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its death shows nothing");
+        ensure!(seen.longest_ms <= OUTAGE_MAX_MS, "{what}: no packets for {} ms", seen.longest_ms);
+        if without_controller {
+            self.lab.restart(CONTROLLER)?;
+            self.lab.api().wait_ready(HOME).await?;
+        }
+        self.owns_nothing(&victim).await?;
+        self.on_switch(&["ip", "link", "set", &port, "up"]).await?;
+        self.lab.restart(&victim)?;
+        self.returns(what, &victim).await
+    }
+
+    /// The link fails in one direction: the gateway can speak, and hears nothing.
+    async fn gateway_goes_deaf(&self) -> Outcome {
+        let what = "a link fails in one direction";
+        let streams = self.streams()?;
+        tokio::time::sleep(CALM).await;
+        let (victim, port) = self.busiest().await?;
+        // The switch takes what the gateway sends, learns nothing from it, and sends nothing there.
+        let flags =
+            |on: &'static str| ["learning", "flood", "mcast_flood", "bcast_flood"].map(|flag| [flag, on]);
+        for [flag, off] in flags("off") {
+            self.on_switch(&["bridge", "link", "set", "dev", &port, flag, off]).await?;
+        }
+        self.on_switch(&["bridge", "fdb", "flush", "dev", "br0", "brport", &port]).await?;
+        let seen = self.worst(what, streams).await?;
+        ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its deafness shows nothing");
+        ensure!(seen.longest_ms <= OUTAGE_MAX_MS, "{what}: no packets for {} ms", seen.longest_ms);
+        self.owns_nothing(&victim).await?;
+        for [flag, on] in flags("on") {
+            self.on_switch(&["bridge", "link", "set", "dev", &port, flag, on]).await?;
+        }
+        self.returns(what, &victim).await
+    }
+}
