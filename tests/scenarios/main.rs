@@ -32,6 +32,7 @@ mod tcp;
 mod two_labs;
 mod udp;
 mod underlays;
+mod vpc_moves;
 
 use futures::future::{FutureExt, LocalBoxFuture};
 use sluice_lab::{Lab, Options, down};
@@ -100,6 +101,7 @@ fn all() -> Vec<Scenario> {
         foreign_host: true,
         crash: true,
         moved_instance: false,
+        vpc_moves: false,
         database_killed: false,
         disk_full: false,
         takeover: false,

@@ -27,9 +27,12 @@ pub struct Topology {
     pub underlay: Underlay,
     /// Top-of-rack bridges; at least one.
     pub switches: Vec<Switch>,
-    /// The gateway cluster.
+    /// The gateway cluster that VPCs begin on.
     pub cluster: Cluster,
-    /// Its members.
+    /// More of them.
+    #[serde(default)]
+    pub other_clusters: Vec<Cluster>,
+    /// Their members.
     pub gateways: Vec<Gateway>,
     /// Machines with VMs.
     pub hosts: Vec<Host>,
@@ -91,6 +94,9 @@ pub struct Gateway {
     pub name: String,
     /// The switch it hangs on.
     pub switch: String,
+    /// Its cluster; left out, the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     /// Underlay IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Addr>,
@@ -237,6 +243,11 @@ impl Topology {
         self.validate_vms()
     }
 
+    /// All clusters, the first one first.
+    pub fn clusters(&self) -> impl Iterator<Item = &Cluster> {
+        std::iter::once(&self.cluster).chain(&self.other_clusters)
+    }
+
     fn validate_names(&self) -> std::result::Result<(), String> {
         let places = self
             .switches
@@ -252,7 +263,17 @@ impl Topology {
                 return Err(format!("{kind} `{name}` has the same name as a {other}"));
             }
         }
-        check_name("cluster", &self.cluster.name)?;
+        self.clusters().try_for_each(|cluster| check_name("cluster", &cluster.name))?;
+        unique("cluster", self.clusters().map(|cluster| &cluster.name))?;
+        for gateway in &self.gateways {
+            let known = |name: &String| self.clusters().any(|cluster| cluster.name == *name);
+            if let Some(name) = gateway.cluster.as_ref().filter(|name| !known(name)) {
+                return Err(format!(
+                    "gateway `{}` names cluster `{name}`, which does not exist",
+                    gateway.name
+                ));
+            }
+        }
         self.tenants.iter().try_for_each(|name| check_name("tenant", name))?;
         unique("tenant", self.tenants.iter())?;
         self.vpcs.iter().try_for_each(|vpc| check_name("VPC", &vpc.name))?;
@@ -310,11 +331,13 @@ impl Topology {
             }
             addresses.push((format!("host `{}`", host.name), host.vtep()));
         }
-        let cluster = format!("cluster `{}`", self.cluster.name);
-        if self.cluster.vips.is_empty() {
-            return Err(format!("{cluster} has no vips"));
+        for cluster in self.clusters() {
+            let name = format!("cluster `{}`", cluster.name);
+            if cluster.vips.is_empty() {
+                return Err(format!("{name} has no vips"));
+            }
+            addresses.extend(cluster.vips.iter().map(|vip| (name.clone(), *vip)));
         }
-        addresses.extend(self.cluster.vips.iter().map(|vip| (cluster.clone(), *vip)));
         let mut seen: HashMap<IpAddr, String> = HashMap::new();
         for (owner, address) in addresses {
             let inside = match address {

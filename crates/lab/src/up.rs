@@ -223,20 +223,24 @@ struct Registered {
     nodes: BTreeMap<String, Node>,
 }
 
-/// Tenants, cluster, gateways and hosts in the API.
+fn cluster_spec(cluster: &crate::topology::Cluster) -> ClusterSpec {
+    ClusterSpec { name: cluster.name.clone(), vips: cluster.vips.clone() }
+}
+
+/// Tenants, clusters, gateways and hosts in the API.
 async fn register_nodes(lab: &Lab) -> Result<Registered> {
     let topology = &lab.state.topology;
     let cluster = topology.cluster.name.clone();
     let gateways = topology.gateways.iter().map(|it| GatewaySpec {
         name: it.name.clone(),
-        cluster: cluster.clone(),
+        cluster: it.cluster.clone().unwrap_or_else(|| cluster.clone()),
         vtep4: it.ipv4,
         vtep6: it.ipv6,
     });
     let hosts = topology.hosts.iter();
     let cloud = CloudFile {
         tenants: topology.tenants.iter().map(|name| TenantSpec { name: name.clone() }).collect(),
-        clusters: vec![ClusterSpec { name: cluster.clone(), vips: topology.cluster.vips.clone() }],
+        clusters: topology.clusters().map(cluster_spec).collect(),
         gateways: gateways.collect(),
         hosts: hosts.map(|it| HostSpec { name: it.name.clone(), vtep: it.vtep(), agent: true }).collect(),
         ..CloudFile::default()

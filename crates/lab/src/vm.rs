@@ -58,7 +58,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
     VpcSpec {
         name: vpc.name.clone(),
         tenant: vpc.tenant.clone(),
-        cluster: None,
+        cluster: Some(topology.cluster.name.clone()),
         vni: vpc.vni,
         mtu: vpc.mtu,
         offload_kbps: None,
