@@ -9,8 +9,8 @@
 use crate::Ground;
 use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, number};
 use nix::sys::signal::Signal;
-use serde_json::Value;
-use sluice_client::{Cluster, Gateway};
+use serde_json::{Value, json};
+use sluice_client::{Cluster, Gateway, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -36,6 +36,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     bench.agent_is_paused().await?;
     bench.gateway_dies("a gateway's link fails", false).await?;
     bench.gateway_goes_deaf().await?;
+    bench.gateway_is_drained().await?;
     bench.gateway_dies("a link fails while the controller is down", true).await
 }
 
@@ -68,6 +69,11 @@ struct Seen {
 
 impl<'a> Bench<'a> {
     async fn new(lab: &'a Lab) -> Result<Self, Failure> {
+        // Through gateways all the time, however much it is.
+        for vpc in ["web", "db"] {
+            let vpc = lab.vpc(vpc)?;
+            lab.api().update::<Vpc>(vpc.id, &json!({ "offload_kbps": u32::MAX }), None).await?;
+        }
         let mut listeners = Vec::new();
         let mut ways = Vec::new();
         for (from, to, ipv6) in [("web-1", "web-3", false), ("web-3", "web-1", true), ("db-1", "db-2", false)]
@@ -76,7 +82,12 @@ impl<'a> Bench<'a> {
             listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
             ways.push((from, at));
         }
-        Ok(Self { lab, _listeners: listeners, ways })
+        let bench = Self { lab, _listeners: listeners, ways };
+        // A switch that floods what it does not know would hide failures: any gateway forwards it.
+        for place in 0..lab.state().topology.gateways.len() {
+            bench.set_port(&format!("p{place}"), &["flood"], "off").await?;
+        }
+        Ok(bench)
     }
 
     fn streams(&self) -> Result<Vec<Probe>, Failure> {
@@ -241,23 +252,61 @@ impl<'a> Bench<'a> {
     /// The link fails in one direction: the gateway can speak, and hears nothing.
     async fn gateway_goes_deaf(&self) -> Outcome {
         let what = "a link fails in one direction";
+        let ports: Vec<String> =
+            (0..self.lab.state().topology.gateways.len()).map(|at| format!("p{at}")).collect();
+        // A switch that floods what it does not know hides the failure: all gateways forward it.
+        for port in &ports {
+            self.set_port(port, &["flood"], "off").await?;
+        }
         let streams = self.streams()?;
         tokio::time::sleep(CALM).await;
         let (victim, port) = self.busiest().await?;
-        // The switch takes what the gateway sends, learns nothing from it, and sends nothing there.
-        let flags =
-            |on: &'static str| ["learning", "flood", "mcast_flood", "bcast_flood"].map(|flag| [flag, on]);
-        for [flag, off] in flags("off") {
-            self.on_switch(&["bridge", "link", "set", "dev", &port, flag, off]).await?;
-        }
+        // The switch takes what the gateway sends, learns nothing from it, and so sends nothing there.
+        let deaf = ["learning", "mcast_flood", "bcast_flood"];
+        self.set_port(&port, &deaf, "off").await?;
         self.on_switch(&["bridge", "fdb", "flush", "dev", "br0", "brport", &port]).await?;
         let seen = self.worst(what, streams).await?;
         ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its deafness shows nothing");
         ensure!(seen.longest_ms <= OUTAGE_MAX_MS, "{what}: no packets for {} ms", seen.longest_ms);
         self.owns_nothing(&victim).await?;
-        for [flag, on] in flags("on") {
-            self.on_switch(&["bridge", "link", "set", "dev", &port, flag, on]).await?;
-        }
+        let state = self.gateway(&victim).await?.state;
+        ensure!(state == "cut_off", "{what}: {victim} is {state}");
+        self.set_port(&port, &deaf, "on").await?;
         self.returns(what, &victim).await
+    }
+
+    async fn set_port(&self, port: &str, flags: &[&str], on: &str) -> Outcome {
+        for flag in flags {
+            self.on_switch(&["bridge", "link", "set", "dev", port, flag, on]).await?;
+        }
+        Ok(())
+    }
+
+    async fn gateway(&self, name: &str) -> Result<Gateway, Failure> {
+        Ok(self.lab.api().find::<Gateway>(name, &[]).await?)
+    }
+
+    /// An operator takes a gateway out of service, and puts it back.
+    async fn gateway_is_drained(&self) -> Outcome {
+        let what = "a gateway is drained";
+        let streams = self.streams()?;
+        tokio::time::sleep(CALM).await;
+        let (victim, _) = self.busiest().await?;
+        let id = self.gateway(&victim).await?.id;
+        self.lab.api().drain(id, true, None).await?;
+        eventually(HOME, || async {
+            let state = self.gateway(&victim).await?.state;
+            ensure!(state == "drained", "{victim} is {state}");
+            Ok(())
+        })
+        .await?;
+        let seen = self.worst(what, streams).await?;
+        ensure!(seen.lost == 0, "{} packets lost by draining {victim}", seen.lost);
+        self.owns_nothing(&victim).await?;
+        let streams = self.streams()?;
+        self.lab.api().drain(id, false, None).await?;
+        let seen = self.worst("and put back", streams).await?;
+        ensure!(seen.lost == 0, "{} packets lost by putting {victim} back", seen.lost);
+        self.at_home().await
     }
 }

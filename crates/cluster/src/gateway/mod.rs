@@ -346,8 +346,15 @@ impl Gateway {
         }
     }
 
-    /// A gateway that knows a newer configuration will hand it on when it sees that ours is old.
+    /// A gateway that knows a newer configuration will hand it on when it sees that ours is old. One that
+    /// was removed and does not know is told: the controller speaks to members only, and alone it would
+    /// believe the others dead.
     fn stranger(&mut self, id: GatewayId, body: &Body) {
+        if let Body::Hello(report) = body
+            && report.config < self.config.revision
+        {
+            self.bring_up_to_date(Node::Gateway(id), report.config, report.digest);
+        }
         if let Body::Hello(report) = body
             && report.config > self.config.revision
         {
@@ -374,7 +381,10 @@ impl Gateway {
     }
 
     fn pulse(&mut self, now_us: u64, pulse: &Pulse) {
-        if pulse.hears.contains(&self.own) {
+        // The controller's network is not the packets': while it hears others, its answer does not say
+        // whose underlay is broken. Only a witness on the underlay can.
+        let hears_others = self.peers.iter().any(|peer| pulse.hears.contains(&peer.id));
+        if pulse.hears.contains(&self.own) && !hears_others {
             self.answered(now_us, pulse.echo);
         }
         let (params, since_us) = (&self.params, self.since_us);
