@@ -306,8 +306,14 @@ impl Gateway {
             peer.draining = member.draining;
             self.peers.push(peer);
         }
+        let member = |config: &Config, own| config.member(own).is_some();
+        let joined = member(&config, self.own) && !member(&self.config, self.own);
         self.config = config;
         self.told_drained = false;
+        if joined {
+            // Who was no member was not spoken to: it does not know who lives.
+            self.listen(self.last_us);
+        }
     }
 
     fn peer_at(&self, id: GatewayId) -> Option<usize> {

@@ -125,12 +125,16 @@ fn bound_us(world: &World) -> u64 {
         Class::Loss | Class::Everything => SLOW_TAKEOVER_US,
         _ if world.seen.false_alarms => SLOW_TAKEOVER_US,
         Class::OneWay => CUT_OFF_US,
-        // Those who leave are no candidates for some, and still are for others.
-        Class::Change => CUT_OFF_US + steps_us,
+        // Who was removed may have announced itself after its successor, until it learned of it: only a
+        // repetition mends that. It forwards meanwhile; here it counts as gone.
+        Class::Change => CUT_OFF_US + steps_us + world.scenario.params.repeat_us * 7,
         // The other side goes silent one by one.
         Class::Split => TAKEOVER_US + steps_us,
-        // Candidates that do not know of a move yet count other loads than those who do.
-        _ if world.now_us - world.seen.last_move_us < 2 * TAKEOVER_US => TAKEOVER_US + steps_us,
+        // Candidates that do not know of a move yet count other loads than those who do; and a vIP that
+        // changed its owner a moment ago is left alone for one silence limit.
+        _ if world.now_us - world.seen.last_move_us < 3 * TAKEOVER_US => {
+            TAKEOVER_US + steps_us + world.scenario.params.silence_us
+        }
         _ => TAKEOVER_US,
     }
 }
