@@ -255,13 +255,18 @@ impl Controller {
 
     fn answer(&mut self, now_us: u64, to: GatewayId, echo: u64) {
         let limit_us = self.params.controller_limit_us();
-        let heard =
-            |(id, known): (&GatewayId, &Known)| known.source.is_heard(now_us, limit_us).then_some(*id);
+        // Who says that nobody on the underlay answers it is no witness's word for its peers to rely on;
+        // it is told of itself, for it asks.
+        let counts = |(id, known): (&GatewayId, &Known)| {
+            let report = known.report.as_ref();
+            let cut_off = report.is_some_and(|report| report.standing == Standing::CutOff);
+            (known.source.is_heard(now_us, limit_us) && (*id == to || !cut_off)).then_some(*id)
+        };
         let pulse = Pulse {
             echo,
             config: self.plan.config.revision,
             digest: self.table.digest(),
-            hears: self.gateways.iter().filter_map(heard).collect(),
+            hears: self.gateways.iter().filter_map(counts).collect(),
         };
         self.send(to, Body::Pulse(pulse));
     }

@@ -116,7 +116,8 @@ pub struct Pulse {
     pub config: u64,
     /// Digest of its table.
     pub digest: u64,
-    /// Gateways whose heartbeats it hears.
+    /// Gateways whose heartbeats it hears, without those that say of themselves that they are cut off;
+    /// the receiver in any case.
     #[serde(with = "gateways")]
     pub hears: Vec<GatewayId>,
 }

@@ -212,3 +212,29 @@ fn a_controller_that_hears_nobody_changes_nothing() {
     bench.pass(1_000, &[]);
     assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
 }
+
+#[test]
+fn who_is_cut_off_is_vouched_for_to_nobody_but_itself() {
+    let mut bench = Bench::settled();
+    let report = Report {
+        config: 1,
+        digest: bench.controller.table.digest(),
+        holds: VipSet::EMPTY,
+        hears: Vec::new(),
+        standing: Standing::CutOff,
+    };
+    bench.hear(2, Body::Heartbeat(report));
+    bench.heartbeat(3, &[1]);
+    let hears = |bench: &Bench, whom: u64| {
+        let pulse = |output: &ControllerOutput| match output {
+            ControllerOutput::Send { to, message } if *to == id(whom) => match &message.body {
+                Body::Pulse(pulse) => Some(pulse.hears.clone()),
+                _ => None,
+            },
+            _ => None,
+        };
+        bench.outputs.iter().rev().find_map(pulse).unwrap()
+    };
+    assert_eq!(hears(&bench, 2), [1, 2, 3].map(id));
+    assert_eq!(hears(&bench, 3), [1, 3].map(id));
+}

@@ -306,8 +306,14 @@ impl Gateway {
             peer.draining = member.draining;
             self.peers.push(peer);
         }
+        let member = |config: &Config, own| config.member(own).is_some();
+        let joined = member(&config, self.own) && !member(&self.config, self.own);
         self.config = config;
         self.told_drained = false;
+        if joined {
+            // Who was no member was not spoken to: it does not know who lives.
+            self.listen(self.last_us);
+        }
     }
 
     fn peer_at(&self, id: GatewayId) -> Option<usize> {
@@ -346,8 +352,15 @@ impl Gateway {
         }
     }
 
-    /// A gateway that knows a newer configuration will hand it on when it sees that ours is old.
+    /// A gateway that knows a newer configuration will hand it on when it sees that ours is old. One that
+    /// was removed and does not know is told: the controller speaks to members only, and alone it would
+    /// believe the others dead.
     fn stranger(&mut self, id: GatewayId, body: &Body) {
+        if let Body::Hello(report) = body
+            && report.config < self.config.revision
+        {
+            self.bring_up_to_date(Node::Gateway(id), report.config, report.digest);
+        }
         if let Body::Hello(report) = body
             && report.config > self.config.revision
         {
@@ -374,7 +387,10 @@ impl Gateway {
     }
 
     fn pulse(&mut self, now_us: u64, pulse: &Pulse) {
-        if pulse.hears.contains(&self.own) {
+        // The controller's network is not the packets': while it hears others, its answer does not say
+        // whose underlay is broken. Only a witness on the underlay can.
+        let hears_others = self.peers.iter().any(|peer| pulse.hears.contains(&peer.id));
+        if pulse.hears.contains(&self.own) && !hears_others {
             self.answered(now_us, pulse.echo);
         }
         let (params, since_us) = (&self.params, self.since_us);

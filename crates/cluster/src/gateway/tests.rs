@@ -223,6 +223,8 @@ fn the_controllers_answer_counts_as_well() {
     let pulse = |echo, hears| Body::Pulse(Pulse { echo, config: 1, digest, hears });
     bench.hear(Node::Controller, pulse(echo - 1, vec![id(1)]));
     bench.hear(Node::Controller, pulse(echo, vec![id(2)]));
+    // It hears us and another: one of both has no underlay, and nobody knows which.
+    bench.hear(Node::Controller, pulse(echo, vec![id(1), id(2)]));
     assert_eq!(bench.took(), []);
     bench.hear(Node::Controller, pulse(echo, vec![id(1)]));
     assert_eq!(bench.took(), [1, 2]);
@@ -397,4 +399,33 @@ fn a_restarted_agent_keeps_what_its_programs_answer_for() {
     bench.hear(Node::Gateway(id(2)), Body::Claims(settled.table().iter().collect()));
     bench.pass(20, &[2, 3]);
     assert_eq!((bench.withdrew(), bench.gateway.holds()), (vec![1], set(&[0])));
+}
+
+#[test]
+fn who_was_removed_is_told_by_those_who_stay() {
+    let mut bench = Bench::settled();
+    let mut config = bench.gateway.config().clone();
+    config.revision = 2;
+    config.members.retain(|member| member.id != id(2));
+    bench.input(Input::Config(config.clone()));
+    bench.outputs.clear();
+    let mut report = bench.report(set(&[1]), &[1, 3]);
+    (report.config, report.digest) = (1, 0);
+    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
+    let told: Vec<&Body> = bench
+        .outputs
+        .iter()
+        .filter_map(|output| match output {
+            Output::Send { to, message } if *to == Node::Gateway(id(2)) => Some(&message.body),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told[0], &Body::Config(config));
+    assert!(matches!(told[1], Body::Claims(_)), "{told:?}");
+    // Who knows is not told again.
+    bench.outputs.clear();
+    let report = bench.report(VipSet::EMPTY, &[]);
+    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
+    let to_it = |output: &Output| matches!(output, Output::Send { to, .. } if *to == Node::Gateway(id(2)));
+    assert!(!bench.outputs.iter().any(to_it));
 }

@@ -92,7 +92,7 @@ fn uncovered(world: &World) -> Option<String> {
         let live = |&at: &usize| {
             let node = &world.gateways[at];
             let linked = observers.iter().any(|&o| world.up[at][o] && world.up[o][at]);
-            node.machine.is_some() && node.paused.is_none() && linked
+            node.machine.is_some() && node.paused.is_none() && linked && world.is_member(at)
         };
         let live: Vec<usize> = (0..gateways).filter(live).collect();
         let lost = world.vips().find(|&vip| !live.iter().any(|&at| answers(world, at, vip)));
@@ -100,7 +100,8 @@ fn uncovered(world: &World) -> Option<String> {
     };
     for (number, observer) in observers.into_iter().enumerate() {
         let side = sides.iter().find(|side| side.contains(&observer))?;
-        let live: Vec<usize> = side.iter().copied().filter(|&node| node < gateways).collect();
+        let live: Vec<usize> =
+            side.iter().copied().filter(|&node| node < gateways && world.is_member(node)).collect();
         if live.is_empty() {
             continue;
         }
@@ -124,8 +125,16 @@ fn bound_us(world: &World) -> u64 {
         Class::Loss | Class::Everything => SLOW_TAKEOVER_US,
         _ if world.seen.false_alarms => SLOW_TAKEOVER_US,
         Class::OneWay => CUT_OFF_US,
-        // Candidates that do not know of a move yet count other loads than those who do.
-        _ if world.now_us - world.seen.last_move_us < 2 * TAKEOVER_US => TAKEOVER_US + steps_us,
+        // Who was removed may have announced itself after its successor, until it learned of it: only a
+        // repetition mends that. It forwards meanwhile; here it counts as gone.
+        Class::Change => CUT_OFF_US + steps_us + world.scenario.params.repeat_us * 7,
+        // The other side goes silent one by one.
+        Class::Split => TAKEOVER_US + steps_us,
+        // Candidates that do not know of a move yet count other loads than those who do; and a vIP that
+        // changed its owner a moment ago is left alone for one silence limit.
+        _ if world.now_us - world.seen.last_move_us < 3 * TAKEOVER_US => {
+            TAKEOVER_US + steps_us + world.scenario.params.silence_us
+        }
         _ => TAKEOVER_US,
     }
 }
@@ -178,8 +187,14 @@ fn look(
 
 /// After the quiet: one owner, known to all.
 fn at_rest(world: &World) -> Result<(), String> {
+    let lives = |at: &usize| world.gateways[*at].machine.is_some();
+    let stray = (0..world.scenario.gateways)
+        .find(|&at| lives(&at) && !world.is_member(at) && !world.holds(at).is_empty());
+    if let Some(at) = stray {
+        return Err(format!("gateway {at} is no member and answers for {:?} at the end", world.holds(at)));
+    }
     let live: Vec<usize> =
-        (0..world.scenario.gateways).filter(|&at| world.gateways[at].machine.is_some()).collect();
+        (0..world.scenario.gateways).filter(|at| lives(at) && world.is_member(*at)).collect();
     let machines: Vec<_> = live.iter().filter_map(|&at| world.gateways[at].machine.as_ref()).collect();
     let Some(first) = machines.first() else { return Ok(()) };
     if let Some((at, _)) = live.iter().zip(&machines).find(|(_, machine)| machine.table() != first.table()) {
@@ -248,7 +263,7 @@ fn homes(world: &World, controller: &Controller) -> Result<(), String> {
     for (vip, home) in &controller.plan().homes {
         let at = home.get() as usize - 1;
         let draining = controller.plan().config.member(*home).is_some_and(|member| member.draining);
-        let here = world.gateways[at].machine.is_some() && !draining;
+        let here = world.gateways[at].machine.is_some() && !draining && world.is_member(at);
         if here && controller.table().get(*vip).map(|claim| claim.owner) != Some(*home) {
             return Err(format!("{vip:?} is not at its home, gateway {at}"));
         }
@@ -260,7 +275,7 @@ fn homes(world: &World, controller: &Controller) -> Result<(), String> {
 fn drained(world: &World, controller: &Controller) -> Result<(), String> {
     let is_draining =
         |at: usize| controller.plan().config.member(id(at)).is_some_and(|member| member.draining);
-    let lives = |at: &usize| world.gateways[*at].machine.is_some();
+    let lives = |at: &usize| world.gateways[*at].machine.is_some() && world.is_member(*at);
     let live: Vec<usize> = (0..world.scenario.gateways).filter(lives).collect();
     if live.iter().all(|&at| is_draining(at)) {
         return Ok(());

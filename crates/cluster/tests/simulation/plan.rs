@@ -13,10 +13,11 @@ pub enum Class {
     Loss,
     Controller,
     Drain,
+    Change,
     Everything,
 }
 
-pub const CLASSES: [Class; 8] = [
+pub const CLASSES: [Class; 9] = [
     Class::Crash,
     Class::Pause,
     Class::Split,
@@ -24,6 +25,7 @@ pub const CLASSES: [Class; 8] = [
     Class::Loss,
     Class::Controller,
     Class::Drain,
+    Class::Change,
     Class::Everything,
 ];
 
@@ -42,6 +44,8 @@ pub enum Fault {
     Deaf(usize),
     /// What it sends is lost.
     Mute(usize),
+    /// Its underlay fails, for what it receives, what it sends, or both; the controller's network does not.
+    Underlay(usize, bool, bool),
     /// One link between two nodes in one direction; gateways or the controller.
     Cut(usize, usize),
     /// All links work again.
@@ -53,6 +57,10 @@ pub enum Fault {
     ControllerCrash,
     ControllerRestart,
     Drain(usize),
+    /// The operator takes a gateway in or out, of those of the seed.
+    Member(usize, bool),
+    /// The same for a vIP.
+    Vip(u8, bool),
 }
 
 pub struct Scenario {
@@ -120,7 +128,7 @@ impl Scenario {
         let rounds = 1 + rng.index(3);
         for _ in 0..rounds {
             let class = match self.class {
-                Class::Everything => CLASSES[rng.index(7)],
+                Class::Everything => CLASSES[rng.index(8)],
                 class => class,
             };
             // Long enough for the first to be noticed everywhere, or so short that it hardly is.
@@ -163,10 +171,12 @@ impl Scenario {
             }
             Class::OneWay => {
                 let two = (one + 1 + rng.index(self.gateways)) % (self.gateways + 1);
-                let fault = match rng.index(4) {
+                let fault = match rng.index(6) {
                     0 => Fault::Deaf(one),
                     1 => Fault::Mute(one),
-                    2 if two != one => Fault::Cut(two, one),
+                    2 => Fault::Underlay(one, true, rng.ppm(500_000)),
+                    3 => Fault::Underlay(one, false, true),
+                    4 if two != one => Fault::Cut(two, one),
                     _ => Fault::Cut(one, if two == one { self.gateways } else { two }),
                 };
                 add(at_us, fault);
@@ -187,6 +197,23 @@ impl Scenario {
                     add(until_us, Fault::Restart(one, true));
                 }
                 add(until_us + rng.range(0, 20_000), Fault::ControllerRestart);
+            }
+            Class::Change => {
+                // Members come and go while vIPs do, and now and then one of them dies meanwhile.
+                let vip = rng.index(self.vips) as u8;
+                if self.gateways > 2 || rng.ppm(300_000) {
+                    add(at_us, Fault::Member(one, false));
+                    add(until_us, Fault::Member(one, true));
+                }
+                add(at_us + rng.range(0, lasts_us), Fault::Vip(vip, false));
+                if rng.ppm(700_000) {
+                    add(until_us + rng.range(0, 20_000), Fault::Vip(vip, true));
+                }
+                if rng.ppm(300_000) {
+                    let two = (one + 1) % self.gateways;
+                    add(at_us + rng.range(0, lasts_us), Fault::Crash(two));
+                    add(until_us, Fault::Restart(two, true));
+                }
             }
             Class::Drain | Class::Everything => {
                 add(at_us, Fault::Drain(one));

@@ -454,6 +454,14 @@ impl World {
                 self.gateways[at].mute = true;
                 self.link(|from, _| from != at);
             }
+            Fault::Underlay(at, deaf, mute) => {
+                let controller = self.scenario.controller();
+                self.link(|from, to| {
+                    let other = if from == at { to } else { from };
+                    let cut = from == at && mute || to == at && deaf;
+                    other == controller || !cut
+                });
+            }
             Fault::Cut(one, two) => self.link(|from, to| (from, to) != (one, two)),
             Fault::Heal => {
                 self.seen.false_alarms |= self.up.iter().flatten().any(|up| !up);
@@ -470,14 +478,37 @@ impl World {
             }
             Fault::ControllerRestart if self.controller.machine.is_none() => self.start_controller(),
             Fault::ControllerRestart => {}
-            Fault::Drain(at) => {
-                let plan = &mut self.controller.saved.0;
-                plan.config.revision += 1;
-                plan.config.members[at].draining = true;
-                let plan = plan.clone();
-                self.feed_controller(ControllerInput::Plan(plan));
-            }
+            Fault::Drain(at) => self.replan(|config| {
+                config.members.iter_mut().filter(|it| it.id == id(at)).for_each(|it| it.draining = true);
+            }),
+            Fault::Member(at, there) => self.replan(|config| {
+                config.members.retain(|member| member.id != id(at));
+                if there {
+                    config.members.push(Member { id: id(at), draining: false });
+                    config.members.sort_by_key(|member| member.id);
+                }
+            }),
+            Fault::Vip(place, there) => self.replan(|config| {
+                let vips = config.vips.iter().filter(|vip| vip.get() != place);
+                let added = VipId::new(place).ok().filter(|_| there);
+                config.vips = vips.chain(added).collect();
+            }),
         }
+    }
+
+    /// The database has a new intent: members, vIPs, and homes to fit them.
+    fn replan(&mut self, change: impl FnOnce(&mut Config)) {
+        let plan = &mut self.controller.saved.0;
+        plan.config.revision += 1;
+        change(&mut plan.config);
+        let old = plan.homes.clone();
+        // Draining changes no homes: who is put back gets its own.
+        let ids: Vec<GatewayId> = plan.config.members.iter().map(|member| member.id).collect();
+        plan.homes =
+            spread(plan.config.vips.iter(), &ids, |vip| old.get(&vip).copied()).into_iter().collect();
+        let plan = plan.clone();
+        self.seen.last_move_us = self.now_us;
+        self.feed_controller(ControllerInput::Plan(plan));
     }
 
     /// Takes links away.
@@ -520,8 +551,14 @@ impl World {
         self.gateways[at].machine.as_ref().map_or(VipSet::EMPTY, Gateway::holds)
     }
 
+    /// vIPs that the cluster shall have now.
     pub fn vips(&self) -> impl Iterator<Item = VipId> + use<> {
-        VipSet::first(self.scenario.vips).iter()
+        self.controller.saved.0.config.vips.iter()
+    }
+
+    /// Whether the cluster shall have that gateway now.
+    pub fn is_member(&self, at: usize) -> bool {
+        self.controller.saved.0.config.member(id(at)).is_some()
     }
 }
 
