@@ -14,6 +14,7 @@ mod model;
 mod new;
 mod placement;
 mod resolve;
+mod scheduler;
 mod wait;
 
 pub use apply::{Event, Options, Report, Tally, apply};
@@ -34,6 +35,9 @@ pub use new::{
 pub use placement::{
     NewPlan, Placement, PlacementCluster, PlacementGateway, PlacementPlan, PlacementSettings,
     PlacementSettingsPatch, PlacementVpc, PlanStep, PlanSummary,
+};
+pub use scheduler::{
+    Scheduler, SchedulerDecision, SchedulerGateway, SchedulerPatch, SchedulerSettings, SchedulerWait,
 };
 
 /// Result of every call.

@@ -229,6 +229,24 @@ impl Client {
         Ok(plans.items)
     }
 
+    /// Carries a plan out, or goes on with it, so many steps at a time.
+    ///
+    /// # Errors
+    /// As all calls; [`crate::Error::Refused`] with status 409 while another one is carried out.
+    pub async fn apply_plan(&self, id: u64, parallel: Option<u64>) -> Result<PlanSummary> {
+        let body = serde_json::json!({"parallel": parallel});
+        Ok(self.post(&format!("apply plan {id}"), &format!("/v1/placement/plans/{id}/apply"), &body).await?.1)
+    }
+
+    /// Begins no more steps of a plan.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn stop_plan(&self, id: u64) -> Result<PlanSummary> {
+        let body = serde_json::json!({});
+        Ok(self.post(&format!("stop plan {id}"), &format!("/v1/placement/plans/{id}/stop"), &body).await?.1)
+    }
+
     /// A plan.
     ///
     /// # Errors

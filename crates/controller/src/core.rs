@@ -5,6 +5,7 @@ use crate::ledger::Ledger;
 use crate::load::Loads;
 use crate::members::{Members, Needs};
 use crate::ownership::Ownership;
+use crate::scheduling::SharedStatus;
 use crate::steps::StepLog;
 use crate::timeline::Timeline;
 use sluice_southbound::Update;
@@ -60,6 +61,8 @@ pub struct Core {
     pub ownership: Ownership,
     /// What gateways report of their load.
     pub loads: Loads,
+    /// What the scheduler does.
+    pub scheduler: SharedStatus,
     /// Held while a VPC is placed and committed, so that the next one sees it.
     pub placing: Mutex<()>,
     members: RwLock<Members>,
@@ -80,6 +83,7 @@ impl Core {
             counters: Counters::default(),
             ownership: Ownership::default(),
             loads: Loads::default(),
+            scheduler: SharedStatus::default(),
             placing: Mutex::default(),
             members: RwLock::default(),
             standings: RwLock::default(),

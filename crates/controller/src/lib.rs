@@ -22,6 +22,7 @@ mod moves;
 mod ownership;
 mod placing;
 mod run;
+mod scheduling;
 mod southbound;
 mod steps;
 mod stream;

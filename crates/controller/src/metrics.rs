@@ -55,6 +55,7 @@ pub fn text(core: &Core, answers: &[(&str, u64)]) -> Result<String, std::fmt::Er
         refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);
     }
     registry_.register("cluster_refused", "Datagrams of gateways that were not taken", refused);
+    scheduler(registry_, core);
     let (last, finished) = core.timeline.last();
     counter(registry_, "bulks", "Bulk creations timed to the last gateway's acknowledgement", finished);
     if let Some(last) = last {
@@ -94,6 +95,20 @@ fn nodes(registry: &mut Registry, views: &[NodeView]) {
     registry.register("node_connected", "The node has a stream to this controller", connected);
     registry.register("node_acked_revision", "Last revision that the node acknowledged", acked);
     registry.register("node_failures", "Entries that the node could not write", failures);
+}
+
+fn scheduler(registry: &mut Registry, core: &Core) {
+    let status = core.scheduler.get();
+    counter(registry, "scheduler_moves", "vIPs that the scheduler gave another home", status.moves);
+    let help = "New gateways that the scheduler asked for";
+    counter(registry, "scheduler_gateways_wanted", help, status.requests);
+    let help = "Gateways that keep their vIPs only because of a limit";
+    gauge(registry, "scheduler_waits", help, status.waits.len() as u64);
+    let load = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+    for gateway in status.reports.iter().flat_map(|cluster| &cluster.gateways) {
+        load.get_or_create(&vec![("gateway".to_owned(), gateway.id.to_string())]).set(gateway.load);
+    }
+    registry.register("scheduler_gateway_load", "Load of each gateway, as the scheduler sees it", load);
 }
 
 fn bulk(registry: &mut Registry, last: &Finished) {

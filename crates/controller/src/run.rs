@@ -7,6 +7,8 @@ use crate::follow::{compact, follow, save_nodes};
 use crate::keys::renew_keys;
 use crate::moves::drive_moves;
 use crate::ownership::{Socket, own};
+use crate::placing::apply::apply_plans;
+use crate::scheduling::task::schedule;
 use crate::southbound::SouthboundService;
 use sha2::{Digest, Sha256};
 use sluice_rsp::BootId;
@@ -249,6 +251,8 @@ impl Controller {
         background.spawn(renew_keys(core.clone()));
         background.spawn(drive_moves(core.clone()));
         background.spawn(own(core.clone(), gateways, boot));
+        background.spawn(apply_plans(core.clone()));
+        background.spawn(schedule(core.clone()));
         tracing::info!(%api, %southbound, "controller ready");
         let servers = tokio::spawn(serve(northbound, nodes));
         Ok(Self { api, southbound, core, end, servers, background })

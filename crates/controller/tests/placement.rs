@@ -5,7 +5,8 @@ mod common;
 use common::{Cloud, Node, join};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use sluice_southbound::proto::{Heartbeat, VniLoad};
+use sluice_southbound::proto::{Heartbeat, Hello, VniLoad};
+use sluice_southbound::{Identity, connect as connect_to};
 use std::time::Duration;
 
 /// So many clusters, each with one gateway; their ids.
@@ -222,4 +223,108 @@ async fn plans_are_shown_before_anything_is_done() {
     settings(&cloud, json!({"water_level": 0.05})).await;
     let refused = cloud.post("/v1/placement/plan", plan("solve")).await;
     assert_eq!(refused.problem(), (507, "no-room", "clusters"));
+}
+
+/// A gateway that acknowledges all it is sent, on a stream after the other.
+fn serve(cloud: &Cloud, identity: Identity) -> tokio::task::JoinHandle<()> {
+    let address = cloud.southbound.to_string();
+    tokio::spawn(async move {
+        loop {
+            let hello = Hello { version: "test".into(), ..Hello::default() };
+            if let Ok(connection) = connect_to(&identity, &address, hello).await {
+                let mut node = Node { connection, database: 0 };
+                while let Ok(Some(update)) = node.connection.updates.next().await {
+                    if update.revision > 0
+                        && node.connection.reports.ack(update.revision, vec![]).await.is_err()
+                    {
+                        break;
+                    }
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_plan_is_carried_out_whatever_happens_to_the_controller() {
+    let mut cloud = Cloud::start().await;
+    let (clusters, gateways) = clusters(&cloud, 2).await;
+    let mut serving = Vec::new();
+    for gateway in &gateways {
+        settings(&cloud, json!({"gateways": {gateway: 10}})).await;
+        let identity = cloud.enrol(&format!("/v1/gateways/{gateway}")).await;
+        serving.push(serve(&cloud, identity));
+    }
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    let mut vpcs = Vec::new();
+    for number in 0..6 {
+        let body = json!({"name": format!("v{number}"), "tenant": tenant, "cluster": clusters[0]});
+        vpcs.push(cloud.make("/v1/vpcs", body).await);
+    }
+    let plan = json!({"kind": "rebalance", "tolerance": 0.0});
+    for id in [1, 2] {
+        let drawn = cloud.post("/v1/placement/plan", plan.clone()).await.body;
+        assert_eq!((&drawn["id"], &drawn["steps"]), (&json!(id), &json!(3)), "{drawn}");
+    }
+    let apply = |id: u64| format!("/v1/placement/plans/{id}/apply");
+    assert_eq!(cloud.post(&apply(1), json!({"parallel": 65})).await.problem().0, 422);
+    let begun = cloud.post(&apply(1), json!({})).await;
+    assert_eq!((begun.status, &begun.body["state"]), (StatusCode::ACCEPTED, &json!("applying")));
+    assert_eq!(cloud.post(&apply(2), json!({})).await.problem(), (409, "plan-applying", "1"));
+    cloud.wait_until("begun", "/v1/placement/plans/1", |body| body["done"] != 0).await;
+    cloud.restart().await;
+    let done = cloud.wait_until("done", "/v1/placement/plans/1", |body| body["state"] != "applying").await;
+    assert_eq!((&done["state"], &done["done"]), (&json!("done"), &json!(3)), "{done}");
+    let all = cloud.get("/v1/vpcs").await.body;
+    let on = |cluster: &str| {
+        let items = all["items"].as_array().unwrap();
+        items.iter().filter(|vpc| vpc["cluster"] == cluster && vpc["moving_to"].is_null()).count()
+    };
+    assert_eq!((on(&clusters[0]), on(&clusters[1])), (3, 3), "{all}");
+    assert_eq!(cloud.post(&apply(1), json!({})).await.problem(), (409, "plan-done", "1"));
+    let events = cloud.get("/v1/events").await.body;
+    let steps: Vec<&Value> =
+        events["items"].as_array().unwrap().iter().filter(|event| event["kind"] == "plan_step").collect();
+    assert_eq!(steps.len(), 3, "{events}");
+    let text = steps[0]["text"].as_str().unwrap();
+    assert!(text.contains("step 1 of plan 1") && text.contains("60.0% of its packet rate"), "{text}");
+
+    // The other plan expects everything where it was: what it wants is done already.
+    cloud.post(&apply(2), json!({"parallel": 2})).await;
+    let done = cloud.wait_until("over", "/v1/placement/plans/2", |body| body["state"] != "applying").await;
+    assert_eq!(done["state"], "done", "{done}");
+    serving.into_iter().for_each(|task| task.abort());
+}
+
+#[tokio::test]
+async fn a_plan_stops_where_somebody_else_moved_something() {
+    let cloud = Cloud::start().await;
+    let (clusters, gateways) = clusters(&cloud, 3).await;
+    let mut serving = Vec::new();
+    for gateway in &gateways {
+        settings(&cloud, json!({"gateways": {gateway: 10}})).await;
+        let identity = cloud.enrol(&format!("/v1/gateways/{gateway}")).await;
+        serving.push(serve(&cloud, identity));
+    }
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    for number in 0..3 {
+        let body = json!({"name": format!("v{number}"), "tenant": tenant, "cluster": clusters[0]});
+        cloud.make("/v1/vpcs", body).await;
+    }
+    let drawn = cloud.post("/v1/placement/plan", json!({"kind": "rebalance", "tolerance": 0.0})).await.body;
+    let (vpc, to) = (drawn["moves"][0]["vpcs"][0].as_str().unwrap(), &drawn["moves"][0]["to"]);
+    let third = clusters[1..].iter().find(|cluster| *to != ***cluster).unwrap();
+    let path = format!("/v1/vpcs/{vpc}");
+    let moved = cloud.send(cloud.request(Method::PATCH, &path).json(&json!({"cluster": third}))).await;
+    assert_eq!(moved.status, StatusCode::OK, "{}", moved.body);
+    cloud.post("/v1/placement/plans/1/apply", json!({})).await;
+    let stopped = cloud.wait_until("over", "/v1/placement/plans/1", |body| body["state"] != "applying").await;
+    let note = stopped["note"].as_str().unwrap();
+    assert!(stopped["state"] == "stopped" && stopped["done"] == 0, "{stopped}");
+    assert!(
+        note.starts_with("step 1: ") && note.contains(vpc) && note.ends_with("draw a new plan"),
+        "{note}"
+    );
+    serving.into_iter().for_each(|task| task.abort());
 }

@@ -2,8 +2,8 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, enrolment, events, instances, keys, moves, outbox, peerings, placement, routes, settings, snapshot,
-    subnets, tenants, vpcs,
+    bulk, enrolment, events, homes, instances, keys, moves, outbox, peerings, placement, routes, settings,
+    snapshot, subnets, tenants, vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::{Write, now_ms};
@@ -190,6 +190,16 @@ impl Store for Database {
     ) -> Result<Vec<Gateway>> {
         let filters = vec![("cluster", cluster.map(|c| c.get().into())), ("name", name.map(Into::into))];
         page(&mut self.reader(), filters, at).await
+    }
+
+    async fn move_home(
+        &self,
+        cluster: ClusterId,
+        vip: IpAddr,
+        from: GatewayId,
+        to: GatewayId,
+    ) -> Result<bool> {
+        write!(self, w => homes::move_home(w, cluster, vip, from, to))
     }
 
     async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<()> {

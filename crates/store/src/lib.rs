@@ -218,6 +218,15 @@ pub trait Store: Send + Sync {
     /// Takes its vIPs' homes away from a gateway, if another of its cluster can have
     /// them, or gives it its share again.
     async fn drain_gateway(&self, id: GatewayId, draining: bool, expected: Option<u64>) -> Result<Gateway>;
+    /// Gives a vIP whose home is `from` the home `to`, both of that cluster. False if its home is another,
+    /// or `to` cannot have it.
+    async fn move_home(
+        &self,
+        cluster: ClusterId,
+        vip: IpAddr,
+        from: GatewayId,
+        to: GatewayId,
+    ) -> Result<bool>;
     async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<()>;
 
     async fn create_host(&self, new: NewHost) -> Result<Created<Host>>;

@@ -16,6 +16,7 @@ mod reply;
 mod request;
 mod route_tables;
 mod routes;
+mod scheduler;
 mod settings;
 mod subnets;
 mod system;
@@ -94,6 +95,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(nodes::routes())
         .merge(events::routes())
         .merge(placement::routes())
+        .merge(scheduler::routes())
         .merge(system::routes())
 }
 

@@ -22,6 +22,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 const LARGEST: usize = 20;
 /// How far above the best a rebalanced cluster may stay.
 const TOLERANCE: f64 = 0.1;
+/// Steps of a plan at a time, at most.
+const MAX_PARALLEL: u64 = 64;
 
 #[derive(Serialize, ToSchema)]
 struct PlacementGateway {
@@ -195,6 +197,14 @@ struct PlacementPlan {
 #[derive(Serialize, ToSchema)]
 struct Plans {
     items: Vec<PlanSummary>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ApplyPlan {
+    /// Steps at a time, 1 to 64; 1 if left out.
+    #[schema(minimum = 1, maximum = 64)]
+    parallel: Option<u64>,
 }
 
 impl From<Settings> for PlacementSettings {
@@ -378,6 +388,31 @@ async fn get_plan(State(api): State<App>, Id(id): Id<u64>) -> Result<Answer<Plac
     Ok(Answer(PlacementPlan::read(api.core.store.plan(id).await?)?))
 }
 
+/// Carries a plan out, or goes on where it was stopped.
+#[utoipa::path(post, path = "/v1/placement/plans/{plan}/apply", tag = "placement",
+    params(("plan" = u64, Path)), request_body = ApplyPlan, responses((status = 202, body = PlanSummary)))]
+async fn apply_plan(
+    State(api): State<App>,
+    Id(id): Id<u64>,
+    Json(body): Json<ApplyPlan>,
+) -> Result<Response, Problem> {
+    let parallel = body.parallel.unwrap_or(1);
+    if !(1..=MAX_PARALLEL).contains(&parallel) {
+        return Err(Problem::invalid("parallel", format!("parallel must be between 1 and {MAX_PARALLEL}")));
+    }
+    let progress = api.core.store.apply_plan(id, parallel).await?;
+    Ok((StatusCode::ACCEPTED, Answer(PlanSummary::from(progress))).into_response())
+}
+
+/// Begins no more steps of a plan; those under way are finished.
+#[utoipa::path(post, path = "/v1/placement/plans/{plan}/stop", tag = "placement",
+    params(("plan" = u64, Path)), responses((status = 200, body = PlanSummary)))]
+async fn stop_plan(State(api): State<App>, Id(id): Id<u64>) -> Result<Answer<PlanSummary>, Problem> {
+    let done = api.core.store.plan(id).await?.progress.done;
+    api.core.store.note_plan(id, sluice_store::PlanState::Stopped, done, "stopped by the operator").await?;
+    Ok(Answer(api.core.store.plan(id).await?.progress.into()))
+}
+
 pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
     OpenApiRouter::new()
         .routes(routes!(get_placement))
@@ -385,4 +420,6 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
         .routes(routes!(create_plan))
         .routes(routes!(list_plans))
         .routes(routes!(get_plan))
+        .routes(routes!(apply_plan))
+        .routes(routes!(stop_plan))
 }

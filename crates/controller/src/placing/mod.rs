@@ -3,8 +3,9 @@
 //!
 //! `picture` puts together what is placed (`ledger`), what is measured (`load`) and
 //! what the site wants; `new` places one VPC; `plans` finds moves, which are shown
-//! before anything is done.
+//! before anything is done, and `apply` carries them out.
 
+pub mod apply;
 pub mod new;
 pub mod picture;
 pub mod plans;

@@ -2,6 +2,7 @@
 
 mod placement;
 mod routing;
+mod scheduler;
 mod tenancy;
 mod underlay;
 
@@ -48,6 +49,8 @@ pub enum Noun {
     Peerings(OfApi<routing::Peerings>),
     /// Which cluster carries which VPC
     Placement(OfApi<placement::Placement>),
+    /// Which gateway has which vIP, as loads change
+    Scheduler(OfApi<scheduler::Scheduler>),
     /// How far every node has come
     #[command(alias = "node")]
     Nodes(OfApi<Nodes>),
@@ -71,6 +74,7 @@ impl Noun {
             Self::Routes(it) => it.verb.run(&it.api).await,
             Self::Peerings(it) => it.verb.run(&it.api).await,
             Self::Placement(it) => it.verb.run(&it.api).await,
+            Self::Scheduler(it) => it.verb.run(&it.api).await,
             Self::Nodes(OfApi { api, verb: Nodes::List }) => {
                 let columns = ["node", "name", "connected", "acked", "current", "failures"];
                 output::list(api.output, &columns, &api.client()?.nodes().await?)

@@ -5,8 +5,12 @@ use crate::failure::Failure;
 use crate::output::{self, Format};
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use sluice_client::{Client, Gateway, NewPlan, PlacementPlan, PlacementSettingsPatch};
+use sluice_client::{Client, Gateway, NewPlan, PlacementPlan, PlacementSettingsPatch, PlanSummary};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A plan that is waited for is looked at this often.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How moves are found.
 #[derive(Clone, Copy, ValueEnum)]
@@ -38,6 +42,22 @@ pub enum Placement {
     Plans,
     /// Show a plan that was drawn
     ShowPlan {
+        /// Its number
+        plan: u64,
+    },
+    /// Carry a plan out, one step after the other, or go on where it was stopped
+    Apply {
+        /// Its number
+        plan: u64,
+        /// So many steps at a time
+        #[arg(long, value_name = "N")]
+        parallel: Option<u64>,
+        /// Wait until it is done or stopped, at most so many seconds
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "300")]
+        wait: Option<u64>,
+    },
+    /// Begin no more steps of a plan; those under way are finished
+    Stop {
         /// Its number
         plan: u64,
     },
@@ -77,6 +97,14 @@ impl Placement {
                 output::list(api.output, &columns, &client.plans().await?)
             }
             Self::ShowPlan { plan } => show_plan(api, &client.plan(plan).await?),
+            Self::Apply { plan, parallel, wait } => {
+                let mut progress = client.apply_plan(plan, parallel).await?;
+                if let Some(seconds) = wait {
+                    progress = ended(&client, plan, Duration::from_secs(seconds)).await?;
+                }
+                output::one(api.output, &progress)
+            }
+            Self::Stop { plan } => output::one(api.output, &client.stop_plan(plan).await?),
             Self::Set { clusters_per_tenant, water_level, gateway_capacity, gateways } => {
                 let mut patch = PlacementSettingsPatch {
                     clusters_per_tenant,
@@ -91,6 +119,18 @@ impl Placement {
                 output::one(api.output, &client.set_placement(&patch).await?)
             }
         }
+    }
+}
+
+/// The plan, once it is done or stopped, or as it is when the time is over.
+async fn ended(client: &Client, plan: u64, limit: Duration) -> Result<PlanSummary, Failure> {
+    let until = Instant::now() + limit;
+    loop {
+        let progress = client.plan(plan).await?.progress;
+        if progress.state != "applying" || Instant::now() >= until {
+            return Ok(progress);
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 

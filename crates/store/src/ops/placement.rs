@@ -40,7 +40,7 @@ async fn replan(w: &mut Write, mut cluster: Cluster) -> Result<Cluster> {
     Ok(cluster)
 }
 
-async fn save_plan(w: &mut Write, cluster: &Cluster) -> Result<()> {
+pub(super) async fn save_plan(w: &mut Write, cluster: &Cluster) -> Result<()> {
     let sql = "UPDATE clusters SET vips = $2, plan_revision = $3, revision = $4 WHERE id = $1";
     let values = args![cluster.id.get(), list(&cluster.vips), cluster.plan_revision, cluster.revision];
     w.q().run(sql, values).await.map(drop)

@@ -72,7 +72,7 @@ fn cases() -> Vec<Case> {
             snapshot_is_one_moment, snapshot_of_a_host, a_lost_listener_ends_a_snapshot;
         concurrency: writers_are_serialised, two_stores_on_one_database, same_name_once,
             a_dropped_call_leaves_nothing;
-        settings: set_if_unchanged, instances_are_counted, plans_are_kept_and_one_is_carried_out;
+        settings: a_vip_gets_another_home, set_if_unchanged, instances_are_counted, plans_are_kept_and_one_is_carried_out;
         southbound: node_states, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;
     }

@@ -1,8 +1,50 @@
-//! What the site wants, plans, and counts of instances.
+//! What the site wants, plans, counts of instances, homes as the scheduler sets them.
 
 use crate::Fixture;
 use crate::cloud::Cloud;
-use sluice_store::{Conflict, PlanState, StoreError};
+use sluice_store::{Conflict, NewGateway, PlanState, StoreError};
+use sluice_types::GatewayId;
+use std::net::IpAddr;
+
+pub async fn a_vip_gets_another_home(f: Fixture) {
+    let s = &f.store;
+    let vips: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+    let cluster = s.create_cluster("c", &vips).await.unwrap().into_inner().id;
+    let mut gateways = Vec::new();
+    for (number, ipv6) in [(1u8, true), (2, true), (3, false)] {
+        let new = NewGateway {
+            name: format!("g{number}"),
+            cluster,
+            vtep4: Some([192, 0, 2, 100 + number].into()),
+            vtep6: ipv6.then(|| [0xfd00, 0, 0, 0, 0, 0, 1, u16::from(number)].into()),
+        };
+        gateways.push(s.create_gateway(new).await.unwrap().into_inner().id);
+    }
+    let homes = async || {
+        let cluster = s.cluster(cluster).await.unwrap();
+        cluster.vips.iter().map(|vip| vip.home.unwrap()).collect::<Vec<GatewayId>>()
+    };
+    let (of4, of6) = (homes().await[0], homes().await[1]);
+    let other = |not: GatewayId| gateways[..2].iter().copied().find(|id| *id != not).unwrap();
+    assert!(s.move_home(cluster, vips[0], of4, gateways[2]).await.unwrap());
+    assert!(s.move_home(cluster, vips[1], of6, other(of6)).await.unwrap());
+    assert_eq!(homes().await, [gateways[2], other(of6)]);
+    let now = s.cluster(cluster).await.unwrap();
+    assert_eq!(now.plan_revision, s.revision().await.unwrap(), "nodes are told");
+    for (vip, from, to) in [
+        (vips[0], of4, other(of4)),
+        (vips[1], other(of6), gateways[2]),
+        (vips[1], other(of6), GatewayId::new(999)),
+        ("192.0.2.9".parse().unwrap(), of4, other(of4)),
+    ] {
+        let why = "its home is another, there is no VTEP of its family, no gateway, no such vIP";
+        assert!(!s.move_home(cluster, vip, from, to).await.unwrap(), "{vip} to {to}: {why}");
+    }
+    s.drain_gateway(gateways[0], true, None).await.unwrap();
+    let at = homes().await[0];
+    assert!(!s.move_home(cluster, vips[0], at, gateways[0]).await.unwrap(), "it is draining");
+    assert_eq!(s.cluster(cluster).await.unwrap().plan_revision, s.revision().await.unwrap());
+}
 
 pub async fn set_if_unchanged(f: Fixture) {
     let s = &f.store;

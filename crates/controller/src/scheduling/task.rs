@@ -1,0 +1,136 @@
+//! The scheduler's rounds.
+
+use super::reports::reports;
+use super::{Decided, SETTINGS_KEY, Settings};
+use crate::core::{Core, count};
+use crate::hub::now_ms;
+use crate::placing;
+use serde_json::json;
+use sluice_placement::{Action, Decision, Outcome, Scheduler};
+use sluice_store::{NewEvent, StoreError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two rounds: gateways report once a second.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// Why a round came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum RoundError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("reports contradict each other")]
+    Report(#[from] sluice_placement::ReportError),
+}
+
+/// The algorithm, and what it was made with.
+struct Memory {
+    settings: Settings,
+    scheduler: Scheduler,
+}
+
+/// Runs until it is dropped.
+pub async fn schedule(core: Arc<Core>) {
+    let mut memory = None;
+    loop {
+        tokio::time::sleep(ROUND).await;
+        let error = round(&core, &mut memory).await.err();
+        if let Some(error) = &error {
+            if matches!(error, RoundError::Store(_)) {
+                count(&core.counters.store_errors);
+            }
+            tracing::warn!(error = error as &dyn std::error::Error, "the scheduler has to wait");
+        }
+        core.scheduler.change(|status| status.error = error.map(|error| error.to_string()));
+    }
+}
+
+/// The scheduler's settings; what was never set is as by default.
+///
+/// # Errors
+/// Of the store.
+pub async fn settings(core: &Core) -> Result<Settings, StoreError> {
+    match core.store.setting(SETTINGS_KEY).await? {
+        None => Ok(Settings::default()),
+        Some(text) => serde_json::from_str(&text)
+            .map_err(|error| StoreError::Corrupt(format!("the settings of the scheduler: {error}"))),
+    }
+}
+
+async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundError> {
+    let settings = settings(core).await?;
+    core.caught_up().await?;
+    let picture = placing::picture(core).await?;
+    let clock_ms = core.loads.now_ms();
+    let reports = core.ledger(|ledger| reports(ledger, &picture, clock_ms));
+    let outcome = if settings.enabled {
+        // New settings are a new beginning.
+        let same = memory.take().filter(|memory| memory.settings == settings);
+        let mut now = match same {
+            Some(same) => same,
+            None => Memory { scheduler: Scheduler::new(settings.limits())?, settings },
+        };
+        let outcome = now.scheduler.decide(clock_ms, &reports);
+        *memory = Some(now);
+        outcome?
+    } else {
+        *memory = None;
+        Outcome::default()
+    };
+    let time_ms = now_ms();
+    core.scheduler.change(|status| {
+        status.round_ms = time_ms;
+        status.reports = reports;
+        status.waits = outcome.waits;
+    });
+    for decision in outcome.decisions {
+        let done = carry_out(core, &decision).await?;
+        core.scheduler.change(|status| {
+            status.moves += u64::from(done && matches!(decision.action, Action::MoveVip { .. }));
+            status.requests += u64::from(matches!(decision.action, Action::RequestGateway { .. }));
+            status.decisions.push_back(Decided { time_ms, decision, done });
+        });
+        note(core, &decision, done).await?;
+    }
+    Ok(())
+}
+
+/// Does what was decided; false if the cloud is no longer as it was reported.
+async fn carry_out(core: &Core, decision: &Decision) -> Result<bool, StoreError> {
+    let result = match decision.action {
+        Action::MoveVip { vip, cluster, from, to } => core.store.move_home(cluster, vip, from, to).await,
+        // The event and the metric are all: people are asked.
+        Action::RequestGateway { .. } => return Ok(true),
+        // No cluster gives gateways away ([`Settings::limits`]).
+        Action::ReleaseGateway { .. } | Action::ReassignGateway { .. } | Action::KeepGateway { .. } => {
+            return Ok(false);
+        }
+    };
+    match result {
+        Ok(done) => {
+            core.wake();
+            Ok(done)
+        }
+        Err(StoreError::NotFound { .. } | StoreError::Conflict(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Its kind, and whom it is about.
+fn about(action: &Action) -> (&'static str, String) {
+    match action {
+        Action::MoveVip { cluster, .. } => ("scheduler_vip", cluster.to_string()),
+        Action::ReleaseGateway { gateway, .. } => ("scheduler_release", gateway.to_string()),
+        Action::ReassignGateway { gateway, .. } => ("scheduler_reassign", gateway.to_string()),
+        Action::KeepGateway { gateway, .. } => ("scheduler_keep", gateway.to_string()),
+        Action::RequestGateway { cluster } => ("scheduler_gateway_wanted", cluster.to_string()),
+    }
+}
+
+async fn note(core: &Core, decision: &Decision, done: bool) -> Result<(), StoreError> {
+    let (kind, subject) = about(&decision.action);
+    let text = if done { decision.to_string() } else { format!("{decision}; it was no longer so") };
+    tracing::info!(decision = text, "scheduler");
+    let details = json!({"action": decision.action, "why": decision.why, "done": done});
+    core.store.add_event(NewEvent { kind: kind.to_owned(), subject, text, details }).await.map(drop)
+}

@@ -1,0 +1,94 @@
+//! `sluice scheduler`: which gateway has which vIP, as loads change.
+
+use crate::api::ApiArgs;
+use crate::failure::Failure;
+use crate::output::{self, Format};
+use clap::Subcommand;
+use serde_json::{Value, json};
+use sluice_client::{Client, SchedulerGateway, SchedulerPatch};
+
+/// `sluice scheduler`.
+#[derive(Subcommand)]
+pub enum Scheduler {
+    /// Show loads, the last decisions with their reasons, and what waits for which limit
+    Show,
+    /// Let it move vIPs
+    On,
+    /// Let it only look
+    Off,
+    /// Change thresholds and limits; loads are parts of 1
+    Set {
+        /// A gateway above this is overloaded
+        #[arg(long, value_name = "PART")]
+        overload_above: Option<f64>,
+        /// An overloaded gateway is no longer so at this or below
+        #[arg(long, value_name = "PART")]
+        relieved_below: Option<f64>,
+        /// A gateway takes a vIP only if it is at most here with it
+        #[arg(long, value_name = "PART")]
+        receive_below: Option<f64>,
+        /// vIPs that move at a time, at most
+        #[arg(long, value_name = "N")]
+        moves: Option<usize>,
+        /// How long a vIP that moved stays
+        #[arg(long, value_name = "MS")]
+        hold_ms: Option<u64>,
+    },
+}
+
+impl Scheduler {
+    /// Runs the verb.
+    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
+        let client = api.client()?;
+        let patch = match self {
+            Self::Show => return show(api, &client).await,
+            Self::On => SchedulerPatch { enabled: Some(true), ..SchedulerPatch::default() },
+            Self::Off => SchedulerPatch { enabled: Some(false), ..SchedulerPatch::default() },
+            Self::Set { overload_above, relieved_below, receive_below, moves, hold_ms } => SchedulerPatch {
+                enabled: None,
+                overload_above,
+                relieved_below,
+                receive_below,
+                moves_per_interval: moves,
+                hold_ms,
+            },
+        };
+        output::one(api.output, &client.set_scheduler(&patch).await?)
+    }
+}
+
+async fn show(api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+    let scheduler = client.scheduler().await?;
+    if api.output != Format::Table {
+        return output::one(api.output, &scheduler);
+    }
+    let row = |gateway: &SchedulerGateway| -> Value {
+        json!({
+            "gateway": gateway.id,
+            "cluster": gateway.cluster,
+            "load": format!("{:.1}%", gateway.load * 100.0),
+            "capacity pps": gateway.capacity_pps.round() as u64,
+            "draining": gateway.draining,
+            "vips": gateway.vips,
+        })
+    };
+    let rows: Vec<Value> = scheduler.gateways.iter().map(row).collect();
+    output::list(api.output, &["gateway", "cluster", "load", "capacity pps", "draining", "vips"], &rows)?;
+    let mut text = String::from("\n");
+    for decision in &scheduler.decisions {
+        text.push_str(&format!("{}\n", decision.text));
+    }
+    for wait in &scheduler.waits {
+        text.push_str(&format!("{}\n", wait.text));
+    }
+    let state = match (&scheduler.error, scheduler.settings.enabled) {
+        (Some(error), _) => format!("it cannot decide: {error}"),
+        (None, true) => "it is on".to_owned(),
+        (None, false) => "it is off".to_owned(),
+    };
+    text.push_str(&format!(
+        "{} vIPs moved, {} gateways asked for; {state}\n",
+        scheduler.moves, scheduler.gateways_wanted
+    ));
+    output::print(&text)
+}
