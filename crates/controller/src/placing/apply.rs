@@ -184,11 +184,11 @@ async fn advance(core: &Core, plan: &PlanProgress, steps: &[Step]) -> Result<(),
     let under_way: Vec<&Step> =
         next.filter(|(_, state)| **state == StepState::UnderWay).map(|(step, _)| step).collect();
     let mut round = round(steps, done, &states, parallel, |step| fits(&picture, &under_way, step));
-    if let Some(number) = round.begin {
-        if let Err(error) = begin(core, plan.id, number, &steps[number]).await {
-            let StoreError::Conflict(conflict) = &error else { return Err(error) };
-            round.stop = Some(format!("step {}: {conflict}", number + 1));
-        }
+    if let Some(number) = round.begin
+        && let Err(error) = begin(core, plan.id, number, &steps[number]).await
+    {
+        let StoreError::Conflict(conflict) = &error else { return Err(error) };
+        round.stop = Some(format!("step {}: {conflict}", number + 1));
     }
     let state = match &round.stop {
         Some(_) => PlanState::Stopped,
