@@ -102,7 +102,14 @@ pub fn cells_used(
 /// # Errors
 /// The tables'.
 pub fn enter_vrf(tables: &mut NodeTables, vni: u32) -> Result<(), Failure> {
-    let vrf = Vrf { vni: Vni::new(vni)?, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+    let vrf = Vrf {
+        vni: Vni::new(vni)?,
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_bytes: None,
+    };
     tables.upsert_vrf(&vrf)?;
     Ok(())
 }
