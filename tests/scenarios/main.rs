@@ -19,6 +19,7 @@ mod idle_paths;
 mod isolation;
 mod leftovers;
 mod moved_instance;
+mod overload;
 mod path_mtu;
 mod peered;
 mod rsp_forged;
@@ -105,6 +106,7 @@ fn all() -> Vec<Scenario> {
         database_killed: false,
         disk_full: false,
         takeover: false,
+        overload: false,
         two_labs: false,
         leftovers: false,
     ]

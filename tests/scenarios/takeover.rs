@@ -42,7 +42,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 }
 
 /// The standard lab with one more gateway, and two vIPs for each.
-fn three_gateways(topology: &mut Topology) -> Outcome {
+pub fn three_gateways(topology: &mut Topology) -> Outcome {
     let mut third = topology.gateways[1].clone();
     third.name = "gw-c".to_owned();
     (third.ipv4, third.ipv6) = ("192.0.2.13".parse().ok(), "2001:db8:0:1::13".parse().ok());
@@ -55,7 +55,7 @@ fn three_gateways(topology: &mut Topology) -> Outcome {
 }
 
 /// Traffic through both underlays in both families, and who fails under it.
-struct Bench<'a> {
+pub struct Bench<'a> {
     lab: &'a Lab,
     _listeners: Vec<Probe>,
     ways: Vec<(&'static str, String)>,
@@ -65,13 +65,13 @@ struct Bench<'a> {
 
 /// What a stream of packets saw.
 #[derive(Default)]
-struct Seen {
-    lost: u64,
-    longest_ms: f64,
+pub struct Seen {
+    pub lost: u64,
+    pub longest_ms: f64,
 }
 
 impl<'a> Bench<'a> {
-    async fn new(lab: &'a Lab) -> Result<Self, Failure> {
+    pub async fn new(lab: &'a Lab) -> Result<Self, Failure> {
         // Through gateways all the time, however much it is.
         for vpc in ["web", "db"] {
             let vpc = lab.vpc(vpc)?;
@@ -94,14 +94,19 @@ impl<'a> Bench<'a> {
     }
 
     fn streams(&self) -> Result<Vec<Probe>, Failure> {
-        let (pps, seconds) = (PPS.to_string(), SECONDS.to_string());
+        self.streams_for(SECONDS)
+    }
+
+    /// Begins to send, for so many seconds, [`SECONDS`] at least.
+    pub fn streams_for(&self, seconds: u64) -> Result<Vec<Probe>, Failure> {
+        let (pps, seconds) = (PPS.to_string(), seconds.to_string());
         let start =
             |(from, at): &(&str, String)| Probe::start(self.lab, from, &["stream", at, &pps, &seconds]);
         self.ways.iter().map(start).collect()
     }
 
     /// Ends the streams: what the worst of them saw.
-    async fn worst(&self, what: &str, streams: Vec<Probe>) -> Result<Seen, Failure> {
+    pub async fn worst(&self, what: &str, streams: Vec<Probe>) -> Result<Seen, Failure> {
         let mut worst = Seen::default();
         for stream in streams {
             let result: Value = stream.result().await?;
@@ -164,7 +169,7 @@ impl<'a> Bench<'a> {
         Ok(cluster.vips.iter().map(|vip| (vip.address, (named(vip.owner), named(vip.home)))).collect())
     }
 
-    async fn at_home(&self) -> Outcome {
+    pub async fn at_home(&self) -> Outcome {
         eventually(HOME, || async {
             let owners = self.owners().await?;
             let away: Vec<_> = owners.iter().filter(|(_, (owner, home))| owner != home).collect();

@@ -241,7 +241,8 @@ pub struct Balance {
     pub tenants_over_k: usize,
 }
 
-fn clusters(ledger: &Ledger, loads: &LoadPicture, settings: &Settings) -> Vec<ClusterView> {
+/// All clusters with their gateways, and nothing on them yet.
+pub fn clusters(ledger: &Ledger, loads: &LoadPicture, settings: &Settings) -> Vec<ClusterView> {
     let view = |placeable: &crate::ledger::Placeable| {
         let gateways: Vec<GatewayView> = placeable
             .gateways

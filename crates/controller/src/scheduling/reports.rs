@@ -1,7 +1,7 @@
 //! What gateways reported, as the scheduler wants it.
 
 use crate::ledger::Ledger;
-use crate::placing::picture::{ClusterView, GatewayView, Known, Picture};
+use crate::placing::picture::{ClusterView, GatewayView, Known};
 use sluice_placement::{ClusterReport, GatewayReport, Pair};
 use sluice_store::{ClusterVip, Gateway};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ const SILENT_MS: u64 = 3_000;
 /// Clusters with the gateways that report now. Gateways do not count by vIP: a gateway's whole load is
 /// that of its vIPs, in equal parts, whatever keeps it busy; so the more it is busy with something else,
 /// the fewer it keeps. A vIP that not every gateway of its cluster can have stays where it is.
-pub fn reports(ledger: &Ledger, picture: &Picture, now_ms: u64) -> Vec<ClusterReport> {
+pub fn reports(ledger: &Ledger, clusters: &[ClusterView], now_ms: u64) -> Vec<ClusterReport> {
     let cluster = |view: &ClusterView| {
         let placed = ledger.clusters.get(&view.id)?;
         let gateways = view.gateways.iter().filter_map(|gateway| {
@@ -33,7 +33,7 @@ pub fn reports(ledger: &Ledger, picture: &Picture, now_ms: u64) -> Vec<ClusterRe
         });
         Some(ClusterReport { id: view.id, gateways: gateways.collect() })
     };
-    picture.clusters.iter().filter_map(cluster).collect()
+    clusters.iter().filter_map(cluster).collect()
 }
 
 /// Where the operator has set what a gateway can, that counts beside what its processor says.
@@ -55,6 +55,7 @@ mod tests {
     use super::*;
     use crate::load::{GatewayLoad, LoadPicture};
     use crate::placing::Settings;
+    use crate::placing::picture::clusters;
     use crate::placing::picture::tests::{gateway, topology};
     use sluice_types::GatewayId;
 
@@ -90,8 +91,7 @@ mod tests {
         };
         let mut settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
         let report = |settings: &Settings| {
-            let picture = Picture::new(&ledger, &loads, settings.clone());
-            reports(&ledger, &picture, 10_000).remove(0).gateways
+            reports(&ledger, &clusters(&ledger, &loads, settings), 10_000).remove(0).gateways
         };
         let found = report(&settings);
         assert_eq!(found.iter().map(|gateway| gateway.id.get()).collect::<Vec<_>>(), [1, 2], "one is silent");

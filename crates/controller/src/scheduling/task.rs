@@ -5,6 +5,7 @@ use super::{Decided, SETTINGS_KEY, Settings};
 use crate::core::{Core, count};
 use crate::hub::now_ms;
 use crate::placing;
+use crate::placing::picture::clusters;
 use serde_json::json;
 use sluice_placement::{Action, Decision, Outcome, Scheduler};
 use sluice_store::{NewEvent, StoreError};
@@ -60,9 +61,10 @@ pub async fn settings(core: &Core) -> Result<Settings, StoreError> {
 async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundError> {
     let settings = settings(core).await?;
     core.caught_up().await?;
-    let picture = placing::picture(core).await?;
-    let clock_ms = core.loads.now_ms();
-    let reports = core.ledger(|ledger| reports(ledger, &picture, clock_ms));
+    let site = placing::settings(core).await?;
+    let loads = core.loads.picture();
+    let clock_ms = loads.now_ms;
+    let reports = core.ledger(|ledger| reports(ledger, &clusters(ledger, &loads, &site), clock_ms));
     let outcome = if settings.enabled {
         // New settings are a new beginning.
         let same = memory.take().filter(|memory| memory.settings == settings);
