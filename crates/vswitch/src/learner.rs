@@ -280,7 +280,10 @@ fn write(tables: &mut NodeTables, changes: &[Change]) -> u64 {
             Change::Install(destination, path) => {
                 let Destination { vni, address } = destination;
                 let path = DirectPath { vni, address, mac: path.mac, host: path.host, path_vni: path.vni };
-                (destination, tables.upsert_direct(&path))
+                // What was there before is out of date: the gateway knows better.
+                let entered = tables.upsert_direct(&path);
+                let result = entered.or_else(|error| tables.remove_direct(vni, address).and(Err(error)));
+                (destination, result)
             }
             Change::Remove(destination, _) => {
                 (destination, tables.remove_direct(destination.vni, destination.address))
@@ -292,4 +295,31 @@ fn write(tables: &mut NodeTables, changes: &[Change]) -> u64 {
         }
     }
     refused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_rsp::cache::Why;
+    use sluice_tables::{Immediate, Memory, Role, Sizes, Vrf};
+    use sluice_types::{MacAddr, Vni};
+
+    #[test]
+    fn a_path_that_cannot_be_entered_leaves_none() {
+        let memory = Memory::anonymous(1 << 12).expect("memory");
+        let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).expect("tables");
+        let vni = Vni::new(7).expect("a VNI");
+        let known: IpAddr = "192.0.2.22".parse().expect("an address");
+        tables.upsert_vtep(known, Role::Host).expect("a VTEP");
+        let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+        tables.upsert_vrf(&vrf).expect("a VRF");
+        let destination = Destination { vni, address: "10.0.0.5".parse().expect("an address") };
+        let path = |host| Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 1 };
+        assert_eq!(write(&mut tables, &[Change::Install(destination, path(known))]), 0);
+        assert_eq!(tables.directs().count(), 1);
+        let unknown = "192.0.2.99".parse().expect("an address");
+        assert_eq!(write(&mut tables, &[Change::Install(destination, path(unknown))]), 1);
+        assert_eq!(tables.directs().count(), 0);
+        assert_eq!(write(&mut tables, &[Change::Remove(destination, Why::Idle)]), 0);
+    }
 }
