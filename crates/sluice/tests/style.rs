@@ -25,7 +25,17 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-southbound", &["sluice-types"]),
     ("sluice-placement", &["sluice-types"]),
     ("sluice-datapath", &["sluice-types", "sluice-tables", "sluice-tables-testing"]),
-    ("sluice-controller", &["sluice-types", "sluice-store", "sluice-southbound", "sluice-placement"]),
+    (
+        "sluice-controller",
+        &[
+            "sluice-types",
+            "sluice-store",
+            "sluice-southbound",
+            "sluice-placement",
+            "sluice-cluster",
+            "sluice-rsp",
+        ],
+    ),
     (
         "sluice-agent",
         &["sluice-types", "sluice-tables", "sluice-rsp", "sluice-southbound", "sluice-datapath"],

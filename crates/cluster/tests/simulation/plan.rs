@@ -170,16 +170,7 @@ impl Scenario {
                 add(until_us, Fault::Heal);
             }
             Class::OneWay => {
-                let two = (one + 1 + rng.index(self.gateways)) % (self.gateways + 1);
-                let fault = match rng.index(6) {
-                    0 => Fault::Deaf(one),
-                    1 => Fault::Mute(one),
-                    2 => Fault::Underlay(one, true, rng.ppm(500_000)),
-                    3 => Fault::Underlay(one, false, true),
-                    4 if two != one => Fault::Cut(two, one),
-                    _ => Fault::Cut(one, if two == one { self.gateways } else { two }),
-                };
-                add(at_us, fault);
+                add(at_us, one_way(rng, one, self.gateways));
                 add(until_us, Fault::Heal);
             }
             Class::Loss => {
@@ -240,5 +231,18 @@ impl Scenario {
         if rng.ppm(800_000) {
             self.faults.push((end_us, Fault::ControllerRestart));
         }
+    }
+}
+
+/// A fault of gateway `one` of `gateways` that leaves a direction whole. Place `gateways` is the controller's.
+fn one_way(rng: &mut Rng, one: usize, gateways: usize) -> Fault {
+    let two = (one + 1 + rng.index(gateways)) % (gateways + 1);
+    match rng.index(6) {
+        0 => Fault::Deaf(one),
+        1 => Fault::Mute(one),
+        2 => Fault::Underlay(one, true, rng.ppm(500_000)),
+        3 => Fault::Underlay(one, false, true),
+        4 if two != one => Fault::Cut(two, one),
+        _ => Fault::Cut(one, if two == one { gateways } else { two }),
     }
 }
