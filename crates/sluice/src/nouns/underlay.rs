@@ -151,7 +151,10 @@ impl DrainArgs {
         let client = api.client()?;
         let id = client.id_of::<Gateway>(&self.which.which, &[]).await?;
         let gateway = client.drain(id, draining, self.expect.if_revision).await?;
-        verbs::settle(api, &client, gateway, self.wait, |gateway| gateway.draining == draining).await
+        // One that is dead owns nothing either.
+        let gave_away = |gateway: &Gateway| matches!(gateway.state.as_str(), "drained" | "failed");
+        let done = |gateway: &Gateway| gateway.draining == draining && (!draining || gave_away(gateway));
+        verbs::settle(api, &client, gateway, self.wait, done).await
     }
 }
 
