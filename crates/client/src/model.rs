@@ -196,6 +196,9 @@ pub struct Vpc {
     /// While it moves: `filling` or `switching`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub move_phase: Option<String>,
+    /// While it moves: names of the nodes that it waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub move_waits_for: Vec<String>,
     /// Revision of its last change.
     pub revision: u64,
     /// Every node that needs it has it.

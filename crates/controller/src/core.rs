@@ -9,7 +9,7 @@ use crate::scheduling::SharedStatus;
 use crate::steps::StepLog;
 use crate::timeline::Timeline;
 use sluice_southbound::Update;
-use sluice_store::{Store, StoreError};
+use sluice_store::{NodeId, Store, StoreError};
 use sluice_types::ClusterId;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,6 +67,8 @@ pub struct Core {
     pub placing: Mutex<()>,
     members: RwLock<Members>,
     standings: RwLock<Arc<Standings>>,
+    /// Nodes that moves of VPCs wait for, by move.
+    lacking: RwLock<BTreeMap<u64, Vec<NodeId>>>,
     ledger: RwLock<Ledger>,
     ledger_at: watch::Sender<u64>,
     committed: Notify,
@@ -87,6 +89,7 @@ impl Core {
             placing: Mutex::default(),
             members: RwLock::default(),
             standings: RwLock::default(),
+            lacking: RwLock::default(),
             ledger: RwLock::default(),
             ledger_at: watch::Sender::new(0),
             committed: Notify::new(),
@@ -146,6 +149,18 @@ impl Core {
         // Behind a large creation it takes longer; what is known by then will do.
         let _ = tokio::time::timeout(CATCH_UP, at.wait_for(|at| *at >= committed)).await;
         Ok(())
+    }
+
+    /// Names of the nodes that a move of VPCs waits for.
+    pub fn lacking(&self, id: u64) -> Vec<String> {
+        let lacking = self.lacking.read().unwrap_or_else(PoisonError::into_inner);
+        let nodes = lacking.get(&id).cloned().unwrap_or_default();
+        self.members(|members| nodes.into_iter().map(|node| members.name(node)).collect())
+    }
+
+    /// Sets whom moves wait for; only their driver does.
+    pub fn set_lacking(&self, lacking: BTreeMap<u64, Vec<NodeId>>) {
+        *self.lacking.write().unwrap_or_else(PoisonError::into_inner) = lacking;
     }
 
     /// For each object, by its needs and revision, whether it is programmed.

@@ -136,10 +136,14 @@ impl Members {
     pub fn nodes(&self) -> Vec<(NodeId, String)> {
         let gateways = self.gateways.values().flatten().map(|id| NodeId::Gateway(*id));
         let nodes = gateways.chain(self.agents.iter().map(|id| NodeId::Host(*id)));
-        let name = |node: NodeId| (node, self.names.get(&node).cloned().unwrap_or_default());
-        let mut nodes: Vec<_> = nodes.map(name).collect();
+        let mut nodes: Vec<_> = nodes.map(|node| (node, self.name(node))).collect();
         nodes.sort();
         nodes
+    }
+
+    /// A node's name; empty if it is not there.
+    pub fn name(&self, node: NodeId) -> String {
+        self.names.get(&node).cloned().unwrap_or_default()
     }
 
     /// The gateways of a cluster.

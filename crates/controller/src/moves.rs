@@ -6,7 +6,6 @@
 //! gateway or host that does not come back has to be deleted for a move to end.
 
 use crate::core::{Core, count};
-use crate::hub::Hub;
 use crate::members::Members;
 use sluice_store::{NodeId, StoreError};
 use sluice_types::HostId;
@@ -115,21 +114,25 @@ async fn round(core: &Core, moves: &mut BTreeMap<u64, Progress>) -> Result<(), S
             progress.hosts = Some(hosts);
         }
     }
+    let mut all_lacking = BTreeMap::new();
     for stage in core.members(|members| stages(members, |id| moves.get(&id)?.hosts.clone())) {
         let Some(progress) = moves.get_mut(&stage.id).filter(|p| p.switched == stage.switched) else {
             continue;
         };
-        if is_over(&core.hub, &stage, progress) && core.store.advance_move(stage.id, stage.switched).await? {
+        let lacking = core.hub.with_acked(|acked| stage.lacking(acked));
+        let over = is_over(&stage, &lacking, progress);
+        all_lacking.insert(stage.id, lacking);
+        if over && core.store.advance_move(stage.id, stage.switched).await? {
             tracing::info!(move_id = stage.id, switched = stage.switched, "a move went one step on");
             core.wake();
         }
     }
+    core.set_lacking(all_lacking);
     Ok(())
 }
 
 /// Whether everybody has acknowledged the stage, hosts for long enough.
-fn is_over(hub: &Hub, stage: &Stage, progress: &mut Progress) -> bool {
-    let lacking = hub.with_acked(|acked| stage.lacking(acked));
+fn is_over(stage: &Stage, lacking: &[NodeId], progress: &mut Progress) -> bool {
     if !lacking.is_empty() {
         progress.reached = None;
         let said = progress.said.get_or_insert_with(Instant::now);

@@ -83,6 +83,7 @@ async fn a_vpc_moves_make_before_break_and_over_a_restart() {
     cloud.make(&basics.instances_path(), basics.instance("vm2")).await;
     let next = until(&mut host, |update| switched(update) || !update.ports.is_empty()).await;
     assert!(!switched(&next) && next.ports[0].name == "v/vm2");
+    cloud.wait_until("waited for", &path, |vpc| vpc["move_waits_for"] == json!(["g2"])).await;
     assert_eq!(cloud.get(&path).await.body["move_phase"], "filling");
 
     // Another controller goes on with it.

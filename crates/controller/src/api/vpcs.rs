@@ -4,6 +4,7 @@ use super::problem::Problem;
 use super::reply::{self, List, Resource};
 use super::request::{Id, IfMatch, Json, Query, check_name, page};
 use super::{Api, App};
+use crate::core::Core;
 use crate::members::Needs;
 use crate::placing;
 use crate::placing::new::{Unplaced, cluster_for};
@@ -49,6 +50,11 @@ struct Vpc {
     /// `switching`: hosts are told to send to `moving_to`.
     #[serde(skip_serializing_if = "Option::is_none")]
     move_phase: Option<MovePhase>,
+    /// While it moves: names of the nodes that have not acknowledged the phase yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    move_waits_for: Vec<String>,
+    #[serde(skip)]
+    move_id: Option<u64>,
     revision: u64,
     programmed: bool,
 }
@@ -78,6 +84,7 @@ impl Resource for Vpc {
         let moving_to = moving.map(|moving| moving.to);
         let phase = |switched| if switched { MovePhase::Switching } else { MovePhase::Filling };
         let move_phase = moving.map(|moving| phase(moving.switched));
+        let (move_id, move_waits_for) = (moving.map(|moving| moving.id), Vec::new());
         Self {
             id,
             name,
@@ -88,9 +95,14 @@ impl Resource for Vpc {
             offload_kbps,
             moving_to,
             move_phase,
+            move_waits_for,
+            move_id,
             revision,
             programmed,
         }
+    }
+    fn observe(&mut self, core: &Core) {
+        self.move_waits_for = self.move_id.map(|id| core.lacking(id)).unwrap_or_default();
     }
 }
 

@@ -117,8 +117,7 @@ impl Gateways {
                     Some(cluster) => Some(client.id_of::<Cluster>(&cluster, &[]).await?.to_string()),
                     None => None,
                 };
-                let columns =
-                    ["id", "name", "cluster", "vtep4", "vtep6", "draining", "vips", "state", "programmed"];
+                let columns = ["id", "name", "cluster", "vtep4", "vtep6", "draining", "vips", "state", "programmed"];
                 verbs::list::<Gateway>(api, &columns, &[("cluster", cluster)], limit).await
             }
             Self::Show(which) => output::one(api.output, &find::<Gateway>(&client, &which, None).await?),
@@ -152,10 +151,10 @@ impl DrainArgs {
         let client = api.client()?;
         let id = client.id_of::<Gateway>(&self.which.which, &[]).await?;
         let gateway = client.drain(id, draining, self.expect.if_revision).await?;
-        // Drained is who owns nothing any more, not who was told to.
-        let settled =
-            |gateway: &Gateway| gateway.draining == draining && (!draining || gateway.state == "drained");
-        verbs::settle(api, &client, gateway, self.wait, settled).await
+        // One that is dead owns nothing either.
+        let gave_away = |gateway: &Gateway| matches!(gateway.state.as_str(), "drained" | "failed");
+        let done = |gateway: &Gateway| gateway.draining == draining && (!draining || gave_away(gateway));
+        verbs::settle(api, &client, gateway, self.wait, done).await
     }
 }
 
