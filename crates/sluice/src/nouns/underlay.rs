@@ -117,7 +117,8 @@ impl Gateways {
                     Some(cluster) => Some(client.id_of::<Cluster>(&cluster, &[]).await?.to_string()),
                     None => None,
                 };
-                let columns = ["id", "name", "cluster", "vtep4", "vtep6", "draining", "vips", "state", "programmed"];
+                let columns =
+                    ["id", "name", "cluster", "vtep4", "vtep6", "draining", "vips", "state", "programmed"];
                 verbs::list::<Gateway>(api, &columns, &[("cluster", cluster)], limit).await
             }
             Self::Show(which) => output::one(api.output, &find::<Gateway>(&client, &which, None).await?),
