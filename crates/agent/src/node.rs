@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::metrics::Source;
-use crate::rsp::{Edge, EdgeConfig, KeyBook, Keys};
+use crate::rsp::{Edge, EdgeConfig, KeyBook, Keys, Trust};
 use crate::underlay::Vteps;
 use crate::watch::{SharedLoad, SharedStatus, Watch, identity};
 use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
@@ -155,7 +155,11 @@ impl Opened {
         let name = identity.node()?.to_string();
         let mut tables = self.tables;
         let same_node = mark_owner(&common.pin_dir(role), &name)?;
-        let (book, has_keys) = KeyBook::load(&common.state_dir()?);
+        let trust = match identity.node()? {
+            sluice_southbound::Node::Gateway(_) => Trust::Cluster,
+            sluice_southbound::Node::Host(_) => Trust::Rsp,
+        };
+        let (book, has_keys) = KeyBook::load(&common.state_dir()?, trust);
         if !(resume && same_node && has_keys) {
             // Whatever the tables hold is no base for changes: a snapshot is needed.
             tables.set_applied_revision(0);

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_agent::rsp::{Edge, EdgeConfig, KeyBook, Keys, Kind, Received, Unsent};
+use sluice_agent::rsp::{Edge, EdgeConfig, KeyBook, Keys, Kind, Received, Trust, Unsent};
 use sluice_agent::underlay::Vteps;
 use sluice_rsp::{Answer, Answered, Ask, Destination, Message, Moved, NodeId, Path, RSP_PORT};
 use sluice_southbound::{ClusterKeys, Key};
@@ -32,7 +32,7 @@ struct Bench {
 impl Bench {
     fn new(fill: u8) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (mut book, _) = KeyBook::load(dir.path());
+        let (mut book, _) = KeyBook::load(dir.path(), Trust::Rsp);
         let secret = Secret::new(std::array::from_fn(|i| fill ^ i as u8));
         let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
         book.update(vec![ClusterKeys { cluster: CLUSTER, keys: vec![key] }], false).unwrap();

@@ -15,6 +15,7 @@ mod host;
 pub use clusters::{group_id, vip_mac};
 pub use host::{HostStep, HostView};
 
+pub use clusters::for_hosts;
 use clusters::{ClusterState, group_of, key, keys_of, plan_of, vips_of, vtep_of, vteps_of};
 use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
@@ -501,7 +502,7 @@ impl State {
         Some(Update {
             vteps: gateways.chain(self.hosts.values().map(vtep_of)).collect(),
             groups: clusters.clone().map(|c| group_of(&c.cluster, family)).collect(),
-            keys: clusters.map(keys_of).collect(),
+            keys: clusters.map(|cluster| for_hosts(&keys_of(cluster))).collect(),
             ..Update::default()
         })
     }

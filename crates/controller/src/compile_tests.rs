@@ -4,7 +4,7 @@
 
 mod moves;
 
-use crate::compile::{HostStep, HostView, PortCounts, State, Target, vip_mac};
+use crate::compile::{HostStep, HostView, PortCounts, State, Target, for_hosts, vip_mac};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -292,7 +292,10 @@ async fn a_small_cloud_means_what_it_says() {
     assert_eq!(homes, [g1, g2].into(), "each has its share");
     assert_eq!(gateway.keys.keys().copied().collect::<Vec<_>>(), [group]);
     assert_eq!(gateway.keys[&group].keys.len(), 1);
-    assert_eq!(world.host(host).keys, gateway.keys);
+    // Hosts have RSP's keys, and never the cluster's own.
+    let (theirs, own) = (&world.host(host).keys[&group], &gateway.keys[&group]);
+    assert_eq!(*theirs, for_hosts(own));
+    assert_ne!(theirs.keys[0].secret, own.keys[0].secret);
     assert_eq!(gateway.vips[&vips[2]].mac, vip_mac(cluster, 2));
     let route =
         |vni, prefix: &str| gateway.routes.get(&RouteKey { vni, prefix: prefix.parse().unwrap() }).copied();

@@ -3,7 +3,7 @@
 //! falls behind. Hosts always begin with a snapshot (unless they have the very
 //! revision): theirs are small, and reading one says which VPCs concern them.
 
-use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target};
+use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target, for_hosts};
 use crate::core::{Core, count};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
@@ -123,7 +123,7 @@ impl NodeStream {
         let update = match self.cluster {
             Some(cluster) => standings.get(&cluster).cloned().unwrap_or_default(),
             None => Update {
-                keys: standings.values().flat_map(|standing| standing.keys.clone()).collect(),
+                keys: standings.values().flat_map(|standing| standing.keys.iter().map(for_hosts)).collect(),
                 ..Update::default()
             },
         };

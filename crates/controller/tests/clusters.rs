@@ -216,7 +216,14 @@ async fn keys_reach_nodes_and_nobody_else() {
     let host_identity = cloud.enrol(&basics.host_path()).await;
     let mut host = join(&cloud, &host_identity, 0, 0).await;
     let (_, step) = host.acked_step().await;
-    assert_eq!(step.iter().flat_map(|part| part.keys.clone()).collect::<Vec<_>>(), keys);
+    let theirs: Vec<_> = step.iter().flat_map(|part| part.keys.clone()).collect();
+    assert_eq!(
+        (theirs.len(), theirs[0].cluster, theirs[0].keys[0].id),
+        (1, keys[0].cluster, keys[0].keys[0].id)
+    );
+    // Hosts are trusted with RSP only.
+    let derived = sluice_rsp::rsp_secret(keys[0].keys[0].secret.bytes());
+    assert_eq!(theirs[0].keys[0].secret.bytes(), &derived);
     // A gateway that goes on from its tables is told at once, also by another controller.
     let database = gateway.database;
     for _ in 0..2 {

@@ -55,7 +55,7 @@ pub async fn follow_cluster(
                 if changed.is_err() {
                     return;
                 }
-                ownership.set_keys(keys.borrow_and_update().all().clone());
+                ownership.set_keys(keys.borrow_and_update().own().clone());
             }
             changed = plan.changed() => {
                 if changed.is_err() {

@@ -4,7 +4,7 @@
 mod support;
 
 use super::*;
-use sluice_agent::rsp::{EdgeConfig, KeyBook};
+use sluice_agent::rsp::{EdgeConfig, KeyBook, Trust};
 use sluice_agent::underlay::Vteps;
 use sluice_rsp::{Answer, Answered, Ask, Destination, NodeId, Path, RSP_PORT};
 use sluice_southbound::{ClusterKeys, Key};
@@ -100,7 +100,7 @@ fn elephants_are_told_of_and_questions_answered() {
             ip(&format!("addr add 2001:db8::{host}/128 dev lo nodad"));
         }
         let dir = tempfile::tempdir().unwrap();
-        let (mut book, _) = KeyBook::load(dir.path());
+        let (mut book, _) = KeyBook::load(dir.path(), Trust::Rsp);
         let secret = Secret::new(std::array::from_fn(|i| 0xa0 ^ i as u8));
         let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
         book.update(vec![ClusterKeys { cluster: 7, keys: vec![key] }], false).unwrap();

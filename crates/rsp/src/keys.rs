@@ -9,6 +9,29 @@ pub const KEYS_MAX: usize = 256;
 
 const SALT: &[u8] = b"sluice rsp 1";
 const INFO_NAME: &[u8] = b"name";
+const CLUSTER_SALT: &[u8] = b"sluice cluster key 1";
+const INFO_RSP: &[u8] = b"rsp";
+
+/// The secret of RSP's keys, from a cluster's. Hosts have no other: whoever breaks into one can speak
+/// RSP, and none of what gateways and controller say to each other under the cluster's own secret.
+#[must_use]
+pub fn rsp_secret(cluster: &[u8; 32]) -> [u8; 32] {
+    let mut secret = [0; 32];
+    Salt::new(HKDF_SHA256, CLUSTER_SALT)
+        .extract(cluster)
+        .expand(&[INFO_RSP], SecretLength)
+        .and_then(|material| material.fill(&mut secret))
+        .expect("HKDF gives 32 bytes");
+    secret
+}
+
+struct SecretLength;
+
+impl KeyType for SecretLength {
+    fn len(&self) -> usize {
+        32
+    }
+}
 
 /// A key that cannot be, or a ring of keys that cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -21,7 +21,7 @@ mod window;
 mod wire;
 
 pub use header::{BootId, NodeId};
-pub use keys::{ClusterKey, KEYS_MAX, KeyError, KeyRing};
+pub use keys::{ClusterKey, KEYS_MAX, KeyError, KeyRing, rsp_secret};
 pub use message::{Answer, Answered, Ask, Destination, Message, Moved, Path};
 pub use open::{Limits, Opened, Opener};
 pub use refusal::Refusal;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use sluice_rsp::{ClusterKey, KeyError, KeyRing};
+use sluice_rsp::{ClusterKey, KeyError, KeyRing, rsp_secret};
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_types::Secret;
 use tokio::sync::watch;
@@ -48,11 +48,22 @@ impl From<StoredKey> for Key {
     }
 }
 
+/// What the secrets are that the controller gives a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// A host's: RSP's own.
+    #[default]
+    Rsp,
+    /// A gateway's: the cluster's, of which RSP's are derived.
+    Cluster,
+}
+
 /// The rings to seal and open with.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     clusters: BTreeMap<u32, KeyRing>,
     all: KeyRing,
+    own: KeyRing,
 }
 
 impl Keys {
@@ -80,20 +91,33 @@ impl Keys {
         self.clusters.is_empty()
     }
 
-    fn build(clusters: &BTreeMap<u32, Vec<Key>>) -> Result<Self, KeyError> {
-        let ring = |keys: &[Key]| {
-            let keys = keys
-                .iter()
-                .map(|key| ClusterKey::new(key.id, key.secret.bytes(), key.not_before_ms, key.not_after_ms));
-            keys.collect::<Result<Vec<_>, _>>()
+    /// What gateways and controller speak under; empty on hosts, which are not trusted with it.
+    #[must_use]
+    pub fn own(&self) -> &KeyRing {
+        &self.own
+    }
+
+    fn build(trust: Trust, clusters: &BTreeMap<u32, Vec<Key>>) -> Result<Self, KeyError> {
+        let key = |key: &Key, secret: &[u8; 32]| {
+            ClusterKey::new(key.id, secret, key.not_before_ms, key.not_after_ms)
         };
-        let (mut rings, mut all) = (BTreeMap::new(), Vec::new());
+        let (mut rings, mut all, mut own) = (BTreeMap::new(), Vec::new(), Vec::new());
         for (cluster, keys) in clusters {
-            let keys = ring(keys)?;
-            all.extend(keys.iter().cloned());
-            rings.insert(*cluster, KeyRing::new(keys)?);
+            let mut ring = Vec::new();
+            for one in keys {
+                let given = key(one, one.secret.bytes())?;
+                match trust {
+                    Trust::Rsp => ring.push(given),
+                    Trust::Cluster => {
+                        ring.push(key(one, &rsp_secret(one.secret.bytes()))?);
+                        own.push(given);
+                    }
+                }
+            }
+            all.extend(ring.iter().cloned());
+            rings.insert(*cluster, KeyRing::new(ring)?);
         }
-        Ok(Self { clusters: rings, all: KeyRing::new(all)? })
+        Ok(Self { clusters: rings, all: KeyRing::new(all)?, own: KeyRing::new(own)? })
     }
 }
 
@@ -102,6 +126,7 @@ impl Keys {
 #[derive(Debug, Default)]
 pub struct KeyBook {
     path: Option<PathBuf>,
+    trust: Trust,
     clusters: BTreeMap<u32, Vec<Key>>,
     dirty: bool,
     published: watch::Sender<Arc<Keys>>,
@@ -111,10 +136,10 @@ impl KeyBook {
     /// Reads what a predecessor kept. The flag is false if the keys have to be asked for again: the
     /// controller sends them in snapshots, and when they change.
     #[must_use]
-    pub fn load(state_dir: &Path) -> (Self, bool) {
+    pub fn load(state_dir: &Path, trust: Trust) -> (Self, bool) {
         let path = state_dir.join(FILE);
         let read = match fs::read(&path) {
-            Ok(bytes) => read(&bytes),
+            Ok(bytes) => read(trust, &bytes),
             Err(error) => Err(error.to_string()),
         };
         let (clusters, keys, complete) = match read {
@@ -125,7 +150,7 @@ impl KeyBook {
             }
         };
         let published = watch::Sender::new(Arc::new(keys));
-        (Self { path: Some(path), clusters, dirty: !complete, published }, complete)
+        (Self { path: Some(path), trust, clusters, dirty: !complete, published }, complete)
     }
 
     /// The keys as they are, and as they change.
@@ -151,7 +176,7 @@ impl KeyBook {
         if clusters == self.clusters {
             return Ok(());
         }
-        let keys = Keys::build(&clusters)?;
+        let keys = Keys::build(self.trust, &clusters)?;
         self.clusters = clusters;
         self.dirty = true;
         self.published.send_replace(Arc::new(keys));
@@ -177,14 +202,14 @@ impl KeyBook {
 
 type Read = (BTreeMap<u32, Vec<Key>>, Keys);
 
-fn read(bytes: &[u8]) -> Result<Read, String> {
+fn read(trust: Trust, bytes: &[u8]) -> Result<Read, String> {
     // An error of the parser may quote what it has read: secrets.
     let all: Vec<StoredCluster> =
         serde_json::from_slice(bytes).map_err(|error| format!("damaged at column {}", error.column()))?;
     let keys = |keys: Vec<StoredKey>| keys.into_iter().map(Key::from).collect();
     let clusters: BTreeMap<u32, Vec<Key>> =
         all.into_iter().map(|one| (one.cluster, keys(one.keys))).collect();
-    let keys = Keys::build(&clusters).map_err(|error| error.to_string())?;
+    let keys = Keys::build(trust, &clusters).map_err(|error| error.to_string())?;
     Ok((clusters, keys))
 }
 
@@ -242,7 +267,7 @@ mod tests {
     #[test]
     fn keys_outlive_the_agent_for_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut book, complete) = KeyBook::load(dir.path());
+        let (mut book, complete) = KeyBook::load(dir.path(), Trust::Rsp);
         assert!(!complete && book.subscribe().borrow().is_empty());
         let seen = book.subscribe();
         book.update(vec![keys(4, vec![key(1, 0xa0), key(2, 0xb0)])], false).unwrap();
@@ -252,20 +277,20 @@ mod tests {
         let mode = fs::metadata(dir.path().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
 
-        let (mut book, complete) = KeyBook::load(dir.path());
+        let (mut book, complete) = KeyBook::load(dir.path(), Trust::Rsp);
         assert!(complete);
         let kept = book.subscribe().borrow_and_update().clone();
         assert!(kept.of(4).unwrap().get(2).is_some() && kept.of(4).unwrap().get(3).is_none());
         assert!(kept.all().get(3).is_some() && kept.of(6).is_none());
         book.update(vec![keys(4, Vec::new())], false).unwrap();
         book.commit().unwrap();
-        assert_eq!(KeyBook::load(dir.path()).0.clusters.into_keys().collect::<Vec<_>>(), [5]);
+        assert_eq!(KeyBook::load(dir.path(), Trust::Rsp).0.clusters.into_keys().collect::<Vec<_>>(), [5]);
     }
 
     #[test]
     fn what_cannot_be_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut book, _) = KeyBook::load(dir.path());
+        let (mut book, _) = KeyBook::load(dir.path(), Trust::Rsp);
         book.update(vec![keys(4, vec![key(1, 0xa0)])], false).unwrap();
         // An id is one secret's, whatever the cluster: a packet names its key by it.
         let twice = book.update(vec![keys(5, vec![key(1, 0xb0)])], false);
@@ -282,7 +307,7 @@ mod tests {
     #[test]
     fn damage_is_an_empty_book_and_secrets_are_not_shown() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut book, _) = KeyBook::load(dir.path());
+        let (mut book, _) = KeyBook::load(dir.path(), Trust::Rsp);
         book.update(vec![keys(4, vec![key(1, 0xa0)])], false).unwrap();
         book.commit().unwrap();
         assert!(!format!("{book:?}").contains("a0a1a2") && !format!("{book:?}").contains("160, 161"));
@@ -293,11 +318,34 @@ mod tests {
             [&whole[..whole.len() / 2], &whole.replace("a0a1", "a0"), &whole.replace("a0a1", "+0a1")]
         {
             fs::write(&path, damaged).unwrap();
-            let (mut book, complete) = KeyBook::load(dir.path());
+            let (mut book, complete) = KeyBook::load(dir.path(), Trust::Rsp);
             assert!(!complete && book.clusters.is_empty(), "{damaged}");
             // The next commit puts a file there that can be read.
             book.commit().unwrap();
-            assert!(KeyBook::load(dir.path()).1);
+            assert!(KeyBook::load(dir.path(), Trust::Rsp).1);
         }
+    }
+
+    #[test]
+    fn gateways_and_hosts_meet_in_rsp_and_nowhere_else() {
+        let (root, derived) = (
+            key(1, 0xa0),
+            Key { secret: Secret::new(rsp_secret(key(1, 0xa0).secret.bytes())), ..key(1, 0xa0) },
+        );
+        let built = |trust, key| Keys::build(trust, &BTreeMap::from([(4, vec![key])])).unwrap();
+        let (gateway, host) = (built(Trust::Cluster, root), built(Trust::Rsp, derived));
+        assert!(gateway.own().get(1).is_some() && host.own().get(1).is_none());
+        let here = "192.0.2.1".parse().unwrap();
+        let other = sluice_rsp::envelope::Protocol::new(*b"ZZ", (1, 0), *b"test");
+        let sealed = |ring: &KeyRing| {
+            let (node, boot) = (sluice_rsp::NodeId::new(1), sluice_rsp::BootId::random().unwrap());
+            sluice_rsp::envelope::Sealer::new(other, node, boot).seal(ring, 500, here, b"hello").unwrap()
+        };
+        let opens = |ring: &KeyRing, packet: &[u8]| {
+            let mut opener = sluice_rsp::envelope::Opener::new(other, sluice_rsp::Limits::default(), 0);
+            opener.open(ring, 500, here, packet, |_, _| Ok::<_, sluice_rsp::Refusal>(())).is_ok()
+        };
+        assert!(opens(gateway.all(), &sealed(host.all())) && opens(host.all(), &sealed(gateway.all())));
+        assert!(!opens(gateway.own(), &sealed(host.all())) && !opens(host.all(), &sealed(gateway.own())));
     }
 }

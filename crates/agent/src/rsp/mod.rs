@@ -13,7 +13,7 @@ mod way;
 pub use batch::{Admission, Batch};
 pub use edge::{Edge, EdgeConfig, Received};
 pub use events::{AsyncRing, Events};
-pub use keys::{KeyBook, Keys};
+pub use keys::{KeyBook, Keys, Trust};
 pub use stats::{Kind, RspStats, Unsent};
 
 use std::time::{SystemTime, UNIX_EPOCH};

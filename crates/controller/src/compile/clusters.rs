@@ -1,11 +1,12 @@
 //! Clusters: vIPs, the plan of who owns them, keys, and whom hosts accept packets from.
 
 use super::{Compiled, Crowd, Family, Gate, State, Target};
+use sluice_rsp::rsp_secret;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Home, Key, Member, PlannedVip, Update, Vip, Vtep, VtepRole,
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
-use sluice_types::{ClusterId, MacAddr};
+use sluice_types::{ClusterId, MacAddr, Secret};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -60,6 +61,12 @@ pub(super) fn key(key: &ClusterKey) -> Key {
 
 pub(super) fn keys_of(state: &ClusterState) -> ClusterKeys {
     ClusterKeys { cluster: group_id(state.cluster.id), keys: state.keys.clone() }
+}
+
+/// The same keys for hosts, which are trusted with RSP only.
+pub fn for_hosts(keys: &ClusterKeys) -> ClusterKeys {
+    let derived = |key: &Key| Key { secret: Secret::new(rsp_secret(key.secret.bytes())), ..*key };
+    ClusterKeys { cluster: keys.cluster, keys: keys.keys.iter().map(derived).collect() }
 }
 
 pub(super) fn group_of(cluster: &Cluster, family: Family) -> Group {
@@ -132,7 +139,12 @@ impl State {
         if let Some(state) = self.clusters.get_mut(&cluster) {
             state.keys.clone_from(&keys.keys);
         }
-        for target in [Target::Cluster(cluster), Target::AllHosts(Family::V4), Target::AllHosts(Family::V6)] {
+        let hosts = for_hosts(&keys);
+        for (target, keys) in [
+            (Target::Cluster(cluster), &keys),
+            (Target::AllHosts(Family::V4), &hosts),
+            (Target::AllHosts(Family::V6), &hosts),
+        ] {
             let known = &mut out.of(target).keys;
             known.retain(|known| known.cluster != keys.cluster);
             known.push(keys.clone());
