@@ -42,6 +42,9 @@ struct Node {
     acked: u64,
     last_seen_ms: u64,
     failures: Vec<String>,
+    /// Newest revision that was acknowledged with failures since its last snapshot: of that and of those
+    /// before, nobody knows what is in the tables.
+    failed: u64,
     session: Option<(u64, oneshot::Sender<Closing>)>,
     version: String,
     heartbeat: Heartbeat,
@@ -110,6 +113,7 @@ impl Hub {
                 node.acked = state.acked;
                 node.last_seen_ms = state.last_seen_ms;
                 node.saved_seen_ms = state.last_seen_ms;
+                node.failed = if state.failures.is_empty() { 0 } else { state.acked };
                 node.failures = state.failures;
             }
         }
@@ -133,6 +137,9 @@ impl Hub {
         }
         node.mark();
         node.acked = applied;
+        if applied == 0 {
+            node.failed = 0;
+        }
         node.failures.clear();
         node.version = version;
         node.heartbeat = Heartbeat::default();
@@ -162,6 +169,9 @@ impl Hub {
     pub fn ack(&self, id: NodeId, session: u64, revision: u64, failures: Vec<String>) {
         self.with(id, session, |node| {
             node.acked = node.acked.max(revision);
+            if !failures.is_empty() {
+                node.failed = node.failed.max(revision);
+            }
             node.failures = failures;
             node.mark();
         });
@@ -216,6 +226,16 @@ impl Hub {
     pub fn with_acked<R>(&self, read: impl FnOnce(&dyn Fn(NodeId) -> u64) -> R) -> R {
         let inner = self.lock();
         read(&|id| inner.nodes.get(&id).map_or(0, |node| node.acked))
+    }
+
+    /// Calls `read` with a function that says whether a node has all up to a revision in its tables: it
+    /// acknowledged it, and could write what it was told with it and since.
+    pub fn with_written<R>(&self, read: impl FnOnce(&dyn Fn(NodeId, u64) -> bool) -> R) -> R {
+        let inner = self.lock();
+        let written = |id, revision| {
+            inner.nodes.get(&id).is_some_and(|node| node.acked >= revision && node.failed < revision)
+        };
+        read(&written)
     }
 
     /// Whether one of these nodes has not acknowledged a revision, of those that are
@@ -277,6 +297,23 @@ mod tests {
         assert!(second.closing.try_recv().is_err());
         hub.remove(NODE);
         assert_eq!(second.closing.try_recv(), Ok(Closing::Removed));
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_not_written_until_all_is_told_anew() {
+        let hub = Hub::default();
+        let written = |revision| hub.with_written(|written| written(NODE, revision));
+        let session = hub.open(NODE, 5, String::new());
+        assert!(written(5) && !written(6));
+        hub.ack(NODE, session.id, 7, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
+        hub.ack(NODE, session.id, 8, Vec::new());
+        assert!(!written(6) && !written(7) && written(8));
+        let session = hub.open(NODE, 8, String::new());
+        assert!(!written(7), "its tables are as they were");
+        hub.close(NODE, session.id);
+        let session = hub.open(NODE, 0, String::new());
+        hub.ack(NODE, session.id, 8, Vec::new());
+        assert!(written(6) && written(8));
     }
 
     #[test]

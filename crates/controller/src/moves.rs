@@ -38,9 +38,9 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Those who have not acknowledged it.
-    pub fn lacking(&self, acked: impl Fn(NodeId) -> u64) -> Vec<NodeId> {
-        self.awaited.iter().copied().filter(|node| acked(*node) < self.revision).collect()
+    /// Those who have not written it, by what `written` says of a node and a revision.
+    pub fn lacking(&self, written: impl Fn(NodeId, u64) -> bool) -> Vec<NodeId> {
+        self.awaited.iter().copied().filter(|node| !written(*node, self.revision)).collect()
     }
 }
 
@@ -119,7 +119,7 @@ async fn round(core: &Core, moves: &mut BTreeMap<u64, Progress>) -> Result<(), S
         let Some(progress) = moves.get_mut(&stage.id).filter(|p| p.switched == stage.switched) else {
             continue;
         };
-        let lacking = core.hub.with_acked(|acked| stage.lacking(acked));
+        let lacking = core.hub.with_written(|written| stage.lacking(written));
         let over = is_over(&stage, &lacking, progress);
         all_lacking.insert(stage.id, lacking);
         if over && core.store.advance_move(stage.id, stage.switched).await? {

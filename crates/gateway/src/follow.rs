@@ -71,19 +71,22 @@ pub async fn follow_cluster(
 
 /// Looks the controller up, for ever.
 pub async fn follow_controller(ownership: &Ownership, name: &str) -> Infallible {
+    let (view, mut turn) = (ownership.view(), 0_usize);
     loop {
-        let found: Option<SocketAddr> = match lookup_host(name).await {
-            Ok(mut found) => found.next(),
+        let found: Vec<SocketAddr> = match lookup_host(name).await {
+            Ok(found) => found.collect(),
             Err(error) => {
                 tracing::debug!(name, %error, "cannot look up the controller");
-                None
+                Vec::new()
             }
         };
-        let wait = if found.is_some() { LOOK_UP } else { RETRY };
+        let heard = view.get().controller;
+        // A name may have addresses at which nobody listens: each has its turn.
+        turn = if heard { turn } else { turn.wrapping_add(1) };
         // While a name server is away, the address known last is as good as any.
-        if found.is_some() {
-            ownership.set_controller(found);
+        if !found.is_empty() {
+            ownership.set_controller(found.get(turn % found.len()).copied());
         }
-        sleep(wait).await;
+        sleep(if heard { LOOK_UP } else { RETRY }).await;
     }
 }

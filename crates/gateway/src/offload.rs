@@ -57,6 +57,10 @@ fn way(reader: &Reader, revision: u64, from: IpAddr, destination: &Destination) 
         Place::Nowhere => return Way::Gateway,
         Place::Busy => return Way::Unknown,
     };
+    // Networks that want their packets to pass gateways get back what was told before.
+    if !reader.is_offloaded(destination.vni) {
+        return Way::Gateway;
+    }
     let Located { vni, mac, host, mtu } = there;
     // Hosts do not know of others' MTUs: it is the gateway that says what is too big for a peer.
     let fits = reader.mtu(destination.vni).is_some_and(|own| own <= mtu);
@@ -74,7 +78,7 @@ pub enum Outcome {
     /// It was told a moment ago.
     Repeated,
     /// There is no direct path: the destination is on a host of another family, on the sender's own, or in
-    /// a network of a smaller MTU; or it is gone.
+    /// a network of a smaller MTU; the sender's network wants none; or the destination is gone.
     NoPath,
     /// No host has the source: it is gone.
     NoSource,

@@ -142,6 +142,13 @@ fn no_path_is_told_where_the_gateway_is_the_way() {
     // Longer packets are no obstacle.
     assert_eq!(bench.note(0, elephant(3, "10.3.0.2", "10.1.0.1")), Outcome::Told);
     assert_eq!(bench.take(0).len(), 1);
+    // A network that wants its packets to pass gateways takes back what it was told.
+    let vrf = bench.tables.vrf(vni(1)).unwrap().vrf;
+    bench.tables.upsert_vrf(&Vrf { elephant_bytes: Some(Vrf::NEVER_ELEPHANTS), ..vrf }).unwrap();
+    assert_eq!(bench.note(0, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::NoPath);
+    let absent = Answer::Absent { revision: REVISION };
+    assert_eq!(reply(&bench.tables, A, &[ask(1, "10.1.0.2", REVISION)]), [absent]);
+    bench.tables.upsert_vrf(&vrf).unwrap();
     bench.tables.set_applied_revision(0);
     assert_eq!(bench.note(0, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::Busy);
     assert_eq!(bench.notifier.due_us(), None);

@@ -36,6 +36,8 @@ pub struct Config {
     pub asks_per_round_max: u32,
     /// How long a destination without a path is asked for.
     pub ask_for_ms: u64,
+    /// A path is used for so long without being confirmed, however long it is said to live.
+    pub lifetime_max_ms: u32,
     /// A path goes when its hits have not changed for so long. Longer than from
     /// one [`Input::Hits`] to the next.
     pub idle_ms: u64,
@@ -51,6 +53,7 @@ impl Default for Config {
             confirm_after_ms: 100,
             asks_per_round_max: 1024,
             ask_for_ms: 1000,
+            lifetime_max_ms: 60_000,
             idle_ms: 30_000,
             seed: 0,
         }
@@ -334,14 +337,19 @@ impl Cache {
         }
     }
 
+    fn expires_ms(&self, now_ms: u64, path: &Path) -> u64 {
+        now_ms.saturating_add(path.lifetime_ms.min(self.config.lifetime_max_ms).into())
+    }
+
     fn confirm(&mut self, now_ms: u64, slot: Slot, path: Path) {
         let due_ms = now_ms.saturating_add(self.config.confirm_after_ms);
+        let expires_ms = self.expires_ms(now_ms, &path);
         let was_known = self.table.get(slot).path.is_some();
         self.stats.confirmed += u64::from(was_known);
         self.table.update(slot, |entry| {
             entry.path = Some(path);
             entry.revision_min = path.revision;
-            entry.expires_ms = now_ms.saturating_add(path.lifetime_ms.into());
+            entry.expires_ms = expires_ms;
             entry.due_ms = due_ms;
             entry.unanswered = 0;
             if !was_known {
@@ -411,15 +419,15 @@ impl Cache {
         {
             self.remove(coldest, Why::Replaced, out);
         }
-        let (due_in_ms, lives_ms) = match path {
-            Some(path) => (self.config.confirm_after_ms, path.lifetime_ms.into()),
-            None => (0, self.config.ask_for_ms),
+        let (due_in_ms, expires_ms) = match path {
+            Some(path) => (self.config.confirm_after_ms, self.expires_ms(now_ms, &path)),
+            None => (0, now_ms.saturating_add(self.config.ask_for_ms)),
         };
         self.table.insert(Entry {
             destination,
             path,
             revision_min: path.map_or(revision_min, |path| path.revision),
-            expires_ms: now_ms.saturating_add(lives_ms),
+            expires_ms,
             due_ms: now_ms.saturating_add(due_in_ms),
             unanswered: 0,
             used_ms: now_ms,

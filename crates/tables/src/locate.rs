@@ -65,11 +65,22 @@ impl Reader {
         }
     }
 
+    /// Whether flows of a network may be told direct paths: it is in the tables, and its threshold is not
+    /// [`Vrf::NEVER_ELEPHANTS`](crate::Vrf::NEVER_ELEPHANTS).
+    pub fn is_offloaded(&self, vni: Vni) -> bool {
+        let wants = |cell: layout::vrf| cell.group_id != 0 || cell.group != crate::Vrf::NEVER_ELEPHANTS;
+        self.vrf_cell(vni).is_some_and(wants)
+    }
+
     /// Longest IP packet of a network, in bytes; `None` if it is not in the tables.
     pub fn mtu(&self, vni: Vni) -> Option<u16> {
+        self.vrf_cell(vni).map(|cell| cell.mtu)
+    }
+
+    fn vrf_cell(&self, vni: Vni) -> Option<layout::vrf> {
         let Lookup::Hit(Hit { cell, .. }) = self.find_index(vni.get(), 0) else { return None };
         let memory = self.memory();
-        memory.contains(cell, 1).then(|| memory.read::<layout::vrf>(cell).mtu)
+        memory.contains(cell, 1).then(|| memory.read::<layout::vrf>(cell))
     }
 
     /// The controller's revision that is wholly in the tables; 0: none. What is looked up after it was read

@@ -137,7 +137,7 @@ impl Cloud {
             }
         }
         for stage in stages(&self.members, |id| self.hosts.get(&id).cloned()) {
-            if stage.lacking(|node| self.acked(node)).is_empty() {
+            if stage.lacking(|node, revision| self.acked(node) >= revision).is_empty() {
                 assert!(self.store.advance_move(stage.id, stage.switched).await.unwrap());
                 self.moved += usize::from(stage.switched);
             }

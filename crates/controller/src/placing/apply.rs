@@ -145,7 +145,14 @@ async fn look(core: &Core, drawn: &mut BTreeMap<u64, Drawn>) -> Result<bool, Sto
     drawn.retain(|id, _| applying.iter().any(|plan| plan.id == *id));
     for plan in &applying {
         if let std::collections::btree_map::Entry::Vacant(place) = drawn.entry(plan.id) {
-            place.insert(read(&core.store.plan(plan.id).await?.body)?);
+            match read(&core.store.plan(plan.id).await?.body) {
+                Ok(drawn) => drop(place.insert(drawn)),
+                Err(error) => {
+                    let why = format!("the plan cannot be read: {error}");
+                    tracing::error!(plan = plan.id, why, "a plan stops");
+                    core.store.note_plan(plan.id, PlanState::Stopped, plan.done, &why).await?;
+                }
+            }
         }
         if let Some(drawn) = drawn.get(&plan.id) {
             advance(core, plan, &drawn.steps).await?;
@@ -211,29 +218,26 @@ async fn advance(core: &Core, plan: &PlanProgress, steps: &[Step]) -> Result<(),
 }
 
 async fn begin(core: &Core, plan: u64, number: usize, step: &Step) -> Result<(), StoreError> {
+    let mut begun = None;
+    // Those that a VPC is peered with go with it; each is asked for all the same, as they may be peered no more.
     for vpc in &step.vpcs {
         match core.store.move_vpc(*vpc, step.to, None).await {
-            // Those that it is peered with go with it.
             Ok(_) => {
-                core.wake();
-                let text = format!(
-                    "step {} of plan {plan} moves {vpc} from {} to {}: {}",
-                    number + 1,
-                    step.from,
-                    step.to,
-                    step.text
-                );
-                let details = json!({
-                    "plan": plan, "step": number + 1, "from": step.from, "to": step.to, "vpcs": step.vpcs,
-                    "entries": step.entries, "reason": step.reason,
-                });
-                return note(core, "plan_step", vpc.to_string(), text, details).await;
+                begun.get_or_insert(*vpc);
             }
             Err(StoreError::NotFound { kind: "VPC", .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(())
+    let Some(vpc) = begun else { return Ok(()) };
+    core.wake();
+    let Step { from, to, text, .. } = step;
+    let text = format!("step {} of plan {plan} moves {vpc} from {from} to {to}: {text}", number + 1);
+    let details = json!({
+        "plan": plan, "step": number + 1, "from": step.from, "to": step.to, "vpcs": step.vpcs,
+        "entries": step.entries, "reason": step.reason,
+    });
+    note(core, "plan_step", vpc.to_string(), text, details).await
 }
 
 async fn note(

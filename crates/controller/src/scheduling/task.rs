@@ -85,8 +85,17 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
         status.reports = reports;
         status.waits = outcome.waits;
     });
+    let mut failed = Ok(());
     for decision in outcome.decisions {
-        let done = carry_out(core, &decision).await?;
+        let done = match carry_out(core, &decision).await {
+            Ok(done) => done,
+            Err(error) => {
+                // What it takes for done was not: it begins anew with the next reports.
+                *memory = None;
+                failed = Err(error);
+                continue;
+            }
+        };
         core.scheduler.change(|status| {
             status.moves += u64::from(done && matches!(decision.action, Action::MoveVip { .. }));
             status.requests += u64::from(matches!(decision.action, Action::RequestGateway { .. }));
@@ -94,7 +103,7 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
         });
         note(core, &decision, done).await?;
     }
-    Ok(())
+    Ok(failed?)
 }
 
 /// Does what was decided; false if the cloud is no longer as it was reported.

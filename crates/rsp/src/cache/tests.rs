@@ -237,6 +237,17 @@ fn silent_gateways_are_asked_less_and_less_and_the_path_expires() {
 }
 
 #[test]
+fn nobody_can_say_that_a_path_lives_for_ever() {
+    let mut host = Host::new(Config { idle_ms: u64::MAX, ..Config::default() });
+    let forged = Path { lifetime_ms: u32::MAX, revision: u64::MAX, ..path(1, 5) };
+    host.learn(0, to(1), forged);
+    let ended = |host: &mut Host, now_ms| host.tick(now_ms).contains(&removed(to(1), Why::Expired));
+    // What gateways answer is older than what it claims.
+    assert_eq!(host.hear(100, &reply(to(1), Answer::Absent { revision: 9 })), []);
+    assert!(!ended(&mut host, 59_999) && ended(&mut host, 60_000));
+}
+
+#[test]
 fn idle_paths_go_and_used_ones_stay() {
     let mut host = Host::new(Config { idle_ms: 1000, ..Config::default() });
     host.learn(0, to(1), path(1, 5));
