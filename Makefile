@@ -39,10 +39,10 @@ bench-tables: ## Measure the tables beside the kernel's maps and DPDK's structur
 	cargo build --release -p sluice-bench-tables
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-tables"
 
-bench-cluster: ## Measure gateway clusters: placement of VPCs
-	@$(SETUP) build bench
-	cargo build --release -p sluice-bench-cluster
-	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-cluster"
+bench-cluster: ## Measure gateway clusters: placement, pushes, balance, detection, direct paths, failures
+	@$(SETUP) build run bench
+	cargo build --release -p sluice -p sluice-bench-cluster
+	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-cluster" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
 
 fuzz: ## Fuzz the packet parsers for FUZZ_SECONDS (default 600)
 	@$(SETUP) build fuzz

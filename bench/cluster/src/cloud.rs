@@ -51,8 +51,8 @@ pub async fn sinks(lab: &Lab, prefix: &str, count: usize) -> Result<Vec<Ipv4Addr
     for gateway in ["gw-a", "gw-b", "gw-c"] {
         lab.synchronized(gateway, Duration::from_secs(30)).await?;
     }
-    let subnet = subnet.to_string();
-    let made = lab.api().list::<Instance>(&[("subnet", &subnet)], None).await?;
+    let vpc = vpc.id.to_string();
+    let made = lab.api().list::<Instance>(&[("vpc", &vpc)], None).await?;
     let made = made.into_iter().filter(|instance| instance.name.starts_with(&format!("{prefix}-")));
     Ok(made.filter_map(|instance| instance.ipv4).collect())
 }

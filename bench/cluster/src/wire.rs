@@ -8,6 +8,7 @@ use nix::sys::socket::{
     setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeSpec, TimeVal, TimeValLike};
+use nix::time::ClockId;
 use sluice_lab::Lab;
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -15,7 +16,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
@@ -98,14 +99,15 @@ pub fn inside<T: Send + 'static>(
 
 /// A capture that runs until it is asked for its frames.
 pub struct Capture {
-    end: Arc<AtomicBool>,
+    /// Nanoseconds of CLOCK_REALTIME: what came before is wanted.
+    end: Arc<AtomicI64>,
     thread: JoinHandle<Result<Frames, Failure>>,
 }
 
 impl Capture {
     /// Listens on all interfaces of a node; when this returns, it does.
     pub fn start(lab: &Lab, node: &str) -> Result<Self, Failure> {
-        let end = Arc::new(AtomicBool::new(false));
+        let end = Arc::new(AtomicI64::new(i64::MAX));
         let socket = inside(lab, node, open).join().map_err(|_| "the capture panicked")??;
         let ending = end.clone();
         Ok(Self { end, thread: spawn(move || capture(&socket, &ending)) })
@@ -113,7 +115,7 @@ impl Capture {
 
     /// What came in, oldest first.
     pub fn frames(self) -> Result<Frames, Failure> {
-        self.end.store(true, Ordering::Relaxed);
+        self.end.store(now_ns()?, Ordering::Relaxed);
         self.thread.join().map_err(|_| "the capture panicked")?
     }
 }
@@ -127,7 +129,11 @@ fn open() -> Result<OwnedFd, Failure> {
     Ok(socket)
 }
 
-fn capture(socket: &OwnedFd, ending: &AtomicBool) -> Result<Frames, Failure> {
+fn now_ns() -> Result<i64, Failure> {
+    Ok(TimeSpec::from(ClockId::CLOCK_REALTIME.now()?).num_nanoseconds())
+}
+
+fn capture(socket: &OwnedFd, end: &AtomicI64) -> Result<Frames, Failure> {
     let mut frames = Frames::new();
     let mut bytes = [0; SNAP_BYTES];
     let mut space = cmsg_space!(TimeSpec);
@@ -136,7 +142,7 @@ fn capture(socket: &OwnedFd, ending: &AtomicBool) -> Result<Frames, Failure> {
         let flags = MsgFlags::empty();
         let received = match recvmsg::<LinkAddr>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
             Ok(received) => received,
-            Err(nix::errno::Errno::EAGAIN) if ending.load(Ordering::Relaxed) => return Ok(frames),
+            Err(nix::errno::Errno::EAGAIN) if end.load(Ordering::Relaxed) != i64::MAX => return Ok(frames),
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         };
@@ -147,6 +153,9 @@ fn capture(socket: &OwnedFd, ending: &AtomicBool) -> Result<Frames, Failure> {
             ControlMessageOwned::ScmTimestampns(time) => Some(time.num_nanoseconds()),
             _ => None,
         });
+        if at_ns.is_some_and(|at_ns| at_ns > end.load(Ordering::Relaxed)) {
+            return Ok(frames);
+        }
         if let (false, Some(at_ns), Some(frame)) = (is_own, at_ns, parse(&bytes[..length])) {
             frames.push((at_ns, frame));
         }
