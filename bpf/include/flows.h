@@ -101,28 +101,57 @@ struct flow_key {
 	__u32 ports;	    /* source << 16 | destination, host order; 0 where there are none */
 };
 
-/*
- * NH (RFC 4418 section 5.2.2) over 320 bits: whoever does not know the secret
- * finds no two flows that share a hash with a likelihood above 2^-32. What
- * follows only spreads it over all bits.
- */
-static __always_inline __u64 flow_hash(const struct flow_table *table, const struct flow_key *key)
+/* Spreads a sum over all bits; two sums that differ stay so. */
+static __always_inline __u64 flow_spread(__u64 sum)
 {
-	const __u32 *secret = table->secret;
-	__u64 sum = 0;
-
-#define FLOW_PRODUCT(a, b, at) ((__u64)(__u32)((a) + secret[at]) * (__u32)((b) + secret[at + 1]))
-	sum += FLOW_PRODUCT((__u32)key->source[0], (__u32)(key->source[0] >> 32), 0);
-	sum += FLOW_PRODUCT((__u32)key->source[1], (__u32)(key->source[1] >> 32), 2);
-	sum += FLOW_PRODUCT((__u32)key->destination[0], (__u32)(key->destination[0] >> 32), 4);
-	sum += FLOW_PRODUCT((__u32)key->destination[1], (__u32)(key->destination[1] >> 32), 6);
-	sum += FLOW_PRODUCT(key->vni_protocol, key->ports, 8);
-#undef FLOW_PRODUCT
 	sum ^= sum >> 32;
 	sum *= 0x9e3779b97f4a7c15ull;
 	sum ^= sum >> 29;
 	sum *= 0xbf58476d1ce4e5b9ull;
 	return sum ^ sum >> 32;
+}
+
+#define FLOW_PRODUCT(a, b, at) ((__u64)(__u32)((a) + secret[at]) * (__u32)((b) + secret[at + 1]))
+
+/*
+ * NH (RFC 4418 section 5.2.2): whoever does not know the secret finds no two
+ * flows that share a hash with a likelihood above 2^-31. IPv4 has two of the
+ * five products, since most of its key would be the same in all flows.
+ */
+static __always_inline __u64 flow_hash_ipv4(const struct flow_table *table, __u32 source,
+					    __u32 destination, __u32 vni_protocol, __u32 ports)
+{
+	const __u32 *secret = table->secret;
+
+	return flow_spread(FLOW_PRODUCT(source, destination, 6) +
+			   FLOW_PRODUCT(vni_protocol, ports, 8));
+}
+
+static __always_inline __u64 flow_hash_ipv6(const struct flow_table *table,
+					    const struct flow_key *key)
+{
+	const __u32 *secret = table->secret;
+	__u64 sum = 0;
+
+	sum += FLOW_PRODUCT((__u32)key->source[0], (__u32)(key->source[0] >> 32), 0);
+	sum += FLOW_PRODUCT((__u32)key->source[1], (__u32)(key->source[1] >> 32), 2);
+	sum += FLOW_PRODUCT((__u32)key->destination[0], (__u32)(key->destination[0] >> 32), 4);
+	sum += FLOW_PRODUCT((__u32)key->destination[1], (__u32)(key->destination[1] >> 32), 6);
+	return flow_spread(sum + FLOW_PRODUCT(key->vni_protocol, key->ports, 8));
+}
+#undef FLOW_PRODUCT
+
+static __always_inline int flow_address_is_ipv4(const __u64 *halves)
+{
+	return !halves[0] && halves[1] >> 32 == 0xffff;
+}
+
+static __always_inline __u64 flow_hash(const struct flow_table *table, const struct flow_key *key)
+{
+	if (flow_address_is_ipv4(key->source) && flow_address_is_ipv4(key->destination))
+		return flow_hash_ipv4(table, key->source[1], key->destination[1], key->vni_protocol,
+				      key->ports);
+	return flow_hash_ipv6(table, key);
 }
 
 /* The cell of a flow's bucket. */
@@ -153,6 +182,18 @@ static __always_inline __u64 flow_generation(__u64 owner)
 static __always_inline int flow_is_stale(__u64 count, __u64 generation)
 {
 	return (count ^ generation) >> FLOW_COUNT_GENERATION_SHIFT != 0;
+}
+
+/* The flow's own entry, FLOW_WAYS if it has none. `owner`: its word, as seen. */
+static __always_inline __u32 flow_find(const struct flow_bucket *bucket, __u64 name, __u64 *owner)
+{
+#pragma unroll
+	for (__u32 i = 0; i < FLOW_WAYS; i++) {
+		*owner = READ_ONCE(bucket->entry[i].owner);
+		if (!((*owner ^ name) >> FLOW_NAME_SHIFT))
+			return i;
+	}
+	return FLOW_WAYS;
 }
 
 /* The entry for a flow to count in: its own, or else the one to take. `owner`: its word, as seen. */
@@ -272,10 +313,13 @@ static __always_inline int flow_account(const struct flow_table *table, struct f
 #pragma nounroll
 	for (int i = 0; i < FLOW_LOOKS; i++) {
 		__u64 owner = 0, mine;
-		__u32 place = flow_place(bucket, name, ticks, period, &owner);
-		struct flow_entry *entry = &bucket->entry[place & (FLOW_WAYS - 1)];
+		__u32 place = flow_find(bucket, name, &owner);
+		struct flow_entry *entry;
 		enum flow_answer answer;
 
+		if (place == FLOW_WAYS)
+			place = flow_place(bucket, name, ticks, period, &owner);
+		entry = &bucket->entry[place & (FLOW_WAYS - 1)];
 		if ((owner & FLOW_NAME_MASK) != name || flow_is_over(owner, ticks, period)) {
 			mine = owner + (1ull << FLOW_GENERATION_SHIFT);
 			mine = name | (mine & FLOW_GENERATION_MASK << FLOW_GENERATION_SHIFT) | ticks;

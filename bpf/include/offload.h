@@ -43,17 +43,17 @@ static __always_inline void *flow_cell_at(__u32 index)
 static __always_inline __u64 flow_of(const struct flow_table *table, const struct packet *packet)
 {
 	const struct frame *frame = &packet->frame;
-	/* IPv4 as ::ffff:a.b.c.d. */
-	__u64 mapped = frame->flags & FRAME_IPV6 ? 0 : 0xffff00000000ull;
 	struct flow_key key = {
-		.source = { frame->source[0], frame->source[1] | mapped },
-		.destination = { frame->destination[0], frame->destination[1] | mapped },
+		.source = { frame->source[0], frame->source[1] },
+		.destination = { frame->destination[0], frame->destination[1] },
 		.vni_protocol = packet->vni << 8 | frame->protocol,
 	};
 
 	if (frame_has_ports(frame))
 		key.ports = frame->transport;
-	return flow_hash(table, &key);
+	if (frame->flags & FRAME_IPV6)
+		return flow_hash_ipv6(table, &key);
+	return flow_hash_ipv4(table, key.source[1], key.destination[1], key.vni_protocol, key.ports);
 }
 
 /*

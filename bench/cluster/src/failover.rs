@@ -130,13 +130,14 @@ fn gap(frames: &Frames, to: Ipv4Addr, sent: u32) -> Result<Gap, Failure> {
             _ => None,
         })
         .collect();
-    let longest = probes.windows(2).max_by_key(|pair| pair[1].1.wrapping_sub(pair[0].1));
+    // A packet that was overtaken while its vIP moved follows one with a larger number.
+    let longest = probes.windows(2).max_by_key(|pair| pair[1].1.saturating_sub(pair[0].1));
     let Some([before, after]) = longest else { return Err("no probe arrived".into()) };
     let last = probes.last().map_or(0, |(_, number)| *number);
-    if sent.saturating_sub(last) > after.1.wrapping_sub(before.1) {
+    if sent.saturating_sub(last) > after.1.saturating_sub(before.1) {
         return Err(format!("probes stopped at {last} of {sent}: nobody took over").into());
     }
-    let lost = after.1.wrapping_sub(before.1).saturating_sub(1);
+    let lost = after.1.saturating_sub(before.1).saturating_sub(1);
     let announced = frames.iter().find_map(|(at_ns, frame)| match frame {
         Frame::Announcement { .. } if *at_ns > before.0 => Some(*at_ns),
         _ => None,

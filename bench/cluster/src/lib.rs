@@ -10,6 +10,7 @@ mod failover;
 mod fleet;
 mod offload;
 mod push;
+mod relief;
 mod rgcm;
 mod wire;
 
@@ -41,13 +42,14 @@ pub struct Outcome {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 6] = [
+const ALL: [(&str, Part); 7] = [
     ("rgcm", rgcm::measure),
     ("push", push::measure),
     ("burst", burst::measure),
     ("detection", detection::measure),
     ("offload", offload::measure),
     ("failover", failover::measure),
+    ("relief", relief::measure),
 ];
 
 impl Outcome {

@@ -146,8 +146,9 @@ fn capture(socket: &OwnedFd, end: &AtomicI64) -> Result<Frames, Failure> {
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         };
-        // Of what the node itself sends, nothing is looked at.
-        let is_own = received.address.is_some_and(|address| address.pkttype() == PACKET_OUTGOING);
+        // Not what the node itself sends, and not what a switch floods.
+        let kind = received.address.map(|address| address.pkttype());
+        let is_others = kind.is_some_and(|kind| [PACKET_OTHERHOST, PACKET_OUTGOING].contains(&kind));
         let length = received.bytes.min(SNAP_BYTES);
         let at_ns = received.cmsgs()?.find_map(|message| match message {
             ControlMessageOwned::ScmTimestampns(time) => Some(time.num_nanoseconds()),
@@ -156,13 +157,14 @@ fn capture(socket: &OwnedFd, end: &AtomicI64) -> Result<Frames, Failure> {
         if at_ns.is_some_and(|at_ns| at_ns > end.load(Ordering::Relaxed)) {
             return Ok(frames);
         }
-        if let (false, Some(at_ns), Some(frame)) = (is_own, at_ns, parse(&bytes[..length])) {
+        if let (false, Some(at_ns), Some(frame)) = (is_others, at_ns, parse(&bytes[..length])) {
             frames.push((at_ns, frame));
         }
     }
 }
 
-/// `sll_pkttype` of what this node sent.
+/// `sll_pkttype` of what is for another node, and of what this one sent.
+const PACKET_OTHERHOST: u8 = 3;
 const PACKET_OUTGOING: u8 = 4;
 
 /// Sleeps until `deadline`: the last part of it by looking at the clock, since timers are late.

@@ -8,7 +8,7 @@ mod assign;
 mod tests;
 
 use crate::gateway::claims_in_parts;
-use crate::message::{Body, Config, Message, Node, Pulse, Report, Standing};
+use crate::message::{Body, Config, Load, Message, Node, Pulse, Report, Standing};
 use crate::params::Params;
 use crate::source::{Arrival, Source};
 use crate::table::{Claim, Table};
@@ -69,6 +69,8 @@ pub enum ControllerOutput {
     Returned(GatewayId),
     /// A gateway that was to be drained owns and answers for nothing any more: it may be stopped.
     Drained(GatewayId),
+    /// What a gateway says that it has to do.
+    Load(GatewayId, Load),
 }
 
 /// What is known of a gateway.
@@ -248,6 +250,9 @@ impl Controller {
                 if due && (config < self.plan.config.revision || digest != self.table.digest()) {
                     self.bring_up_to_date(now_us, from, config, digest);
                 }
+            }
+            Body::Load(load) if arrival != Arrival::Stale => {
+                self.outputs.push(ControllerOutput::Load(from, load));
             }
             _ => {}
         }

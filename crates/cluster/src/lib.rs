@@ -35,7 +35,7 @@ pub use controller::{Controller, ControllerInput, ControllerOutput, Plan};
 pub use courier::{CLUSTER_PORT, Courier, Refused};
 pub use gateway::{Gateway, Input, Output, Reason};
 pub use message::{
-    Body, Config, DecodeError, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse, Report,
+    Body, Config, DecodeError, Load, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse, Report,
     Standing, VERSION,
 };
 pub use order::spread;

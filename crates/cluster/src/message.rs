@@ -78,6 +78,17 @@ pub enum Body {
     Claims(Vec<(VipId, Claim)>),
     /// Controller to gateway, and on to gateways that missed it.
     Config(Config),
+    /// Gateway to controller, as often as it is measured.
+    Load(Load),
+}
+
+/// How much a gateway has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Share of the forwarding cores' time that packets took lately, in thousandths.
+    pub busy_permille: u16,
+    /// Packets that it has forwarded, in all; none where counting would take too long.
+    pub packets: Option<u64>,
 }
 
 /// What a gateway says of itself.
@@ -202,7 +213,7 @@ impl Message {
             Body::Pulse(pulse) => pulse.hears.len() <= MEMBERS_MAX,
             Body::Config(config) => config.is_valid(),
             Body::Claims(claims) => claims.len() <= CLAIMS_MAX,
-            Body::Probe => true,
+            Body::Probe | Body::Load(_) => true,
         };
         match (fits, rest) {
             (true, []) => Ok(message),
@@ -282,6 +293,7 @@ mod tests {
             message(Body::Probe),
             message(Body::Config(Config { revision: u64::MAX, vips: VipSet::first(128), members })),
             message(Body::Claims(vec![(VipId::new(127).unwrap(), claim); CLAIMS_MAX])),
+            message(Body::Load(Load { busy_permille: u16::MAX, packets: Some(u64::MAX) })),
         ]
     }
 

@@ -80,7 +80,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         tokio::select! {
             ended = keeper.run() => ended,
             ended = speaker.run() => ended,
-            ended = load.run() => ended,
+            ended = load.run(|load| ownership.set_load(load)) => ended,
             () = follow_cluster(&ownership, node.plan.clone(), node.keys.clone()) => Err(Error::WriterGone),
             never = follow_controller(&ownership, &controller) => match never {},
         }

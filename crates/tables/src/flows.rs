@@ -248,21 +248,20 @@ impl Flows {
             IpAddr::V6(v6) => ipv6_halves(v6),
         };
         let (source, destination) = (halves(key.source), halves(key.destination));
-        let pairs = [
-            split(source.0),
-            split(source.1),
-            split(destination.0),
-            split(destination.1),
-            (
-                key.vni.get() << 8 | u32::from(key.protocol),
-                u32::from(key.source_port) << 16 | u32::from(key.destination_port),
+        let rest = (
+            key.vni.get() << 8 | u32::from(key.protocol),
+            u32::from(key.source_port) << 16 | u32::from(key.destination_port),
+        );
+        let secret = &self.table.secret;
+        let mut sum = match (key.source, key.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                nh(&secret[6..], &[(source.into(), destination.into()), rest])
+            }
+            _ => nh(
+                secret,
+                &[split(source.0), split(source.1), split(destination.0), split(destination.1), rest],
             ),
-        ];
-        let mut sum = 0_u64;
-        for (secret, (a, b)) in self.table.secret.chunks_exact(2).zip(pairs) {
-            let product = u64::from(a.wrapping_add(secret[0])) * u64::from(b.wrapping_add(secret[1]));
-            sum = sum.wrapping_add(product);
-        }
+        };
         sum ^= sum >> 32;
         sum = sum.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         sum ^= sum >> 29;
@@ -360,6 +359,15 @@ fn owner_at(way: u32) -> usize {
 
 fn split(half: u64) -> (u32, u32) {
     (half as u32, (half >> 32) as u32)
+}
+
+/// Sum of products of pairs, each word with its own of the secret (RFC 4418 section 5.2.2).
+fn nh(secret: &[u32], pairs: &[(u32, u32)]) -> u64 {
+    let products = secret
+        .chunks_exact(2)
+        .zip(pairs)
+        .map(|(secret, (a, b))| u64::from(a.wrapping_add(secret[0])) * u64::from(b.wrapping_add(secret[1])));
+    products.fold(0, u64::wrapping_add)
 }
 
 /// Makes many random words of one (Steele, Lea and Flood, OOPSLA 2014).

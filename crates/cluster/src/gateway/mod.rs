@@ -13,7 +13,7 @@ pub(crate) use speak::claims_in_parts;
 #[cfg(test)]
 mod tests;
 
-use crate::message::{Body, Config, Message, Node, Pulse, Report, Standing};
+use crate::message::{Body, Config, Load, Message, Node, Pulse, Report, Standing};
 use crate::params::Params;
 use crate::source::{Arrival, Source};
 use crate::table::{Claim, Table};
@@ -35,6 +35,8 @@ pub enum Input {
     },
     /// A configuration from elsewhere than the cluster's messages: the node's stream, or its own disk.
     Config(Config),
+    /// What there is to do here, for the controller.
+    Load(Load),
 }
 
 /// What a gateway wants done.
@@ -232,6 +234,7 @@ impl Gateway {
             Input::Received(message) => self.receive(now_us, message),
             Input::Witness { token } => self.answered(now_us, token),
             Input::Config(config) => self.configure(config),
+            Input::Load(load) => self.tell_load(load),
         }
         self.judge_peers(now_us);
         self.judge_contact(now_us);

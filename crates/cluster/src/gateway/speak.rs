@@ -1,7 +1,7 @@
 //! What this gateway says, and when it wants to be called again.
 
 use super::{Gateway, Output};
-use crate::message::{Body, CLAIMS_MAX, Message, Node, Report};
+use crate::message::{Body, CLAIMS_MAX, Load, Message, Node, Report};
 use crate::table::Claim;
 use crate::vip::VipId;
 use sluice_types::GatewayId;
@@ -33,6 +33,11 @@ impl Gateway {
         let message = self.message(heartbeat);
         self.outputs.push(Output::Send { to: Node::Controller, message });
         self.next_heartbeat_us = now_us + self.params.heartbeat_us;
+    }
+
+    pub(super) fn tell_load(&mut self, load: Load) {
+        let message = self.message(Body::Load(load));
+        self.outputs.push(Output::Send { to: Node::Controller, message });
     }
 
     fn send_to_peers(&mut self, body: Body) {

@@ -400,6 +400,7 @@ impl World {
                     self.controller.returns_us.push(local_us);
                 }
             }
+            ControllerOutput::Load(..) => {}
             ControllerOutput::Drained(id) => {
                 self.note(|| format!("controller: {id} is drained"));
                 self.controller.drained.push(id);

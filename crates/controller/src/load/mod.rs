@@ -10,9 +10,13 @@ use demand::Demands;
 use sluice_southbound::MAX_VNI_LOADS;
 use sluice_southbound::proto::Heartbeat;
 use sluice_types::{GatewayId, Vni};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+use tokio::sync::Notify;
+
+/// What [`Lately`] looks back to: two of the gateways' messages, and a half.
+const LATELY_MS: u64 = 125;
 
 /// A gateway as it last reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -33,6 +37,28 @@ pub struct GatewayLoad {
     pub cells_used: u64,
     /// What it could forward, if it was ever busy enough to tell.
     pub capacity: Capacity,
+    /// What it has to do at the moment.
+    pub lately: Option<Lately>,
+}
+
+/// What a gateway had to do in the last tenth of a second, by the cluster's protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Lately {
+    /// As of [`GatewayLoad`].
+    pub measured_ms: u64,
+    /// As of [`GatewayLoad`].
+    pub busy: f64,
+    /// As of [`GatewayLoad`]; none if it does not count so often.
+    pub pps: Option<f64>,
+}
+
+/// From which load on a gateway is to be looked at without delay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alarm {
+    /// As of [`GatewayLoad`].
+    pub busy: f64,
+    /// As of [`GatewayLoad`].
+    pub pps: f64,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +67,9 @@ struct Reported {
     load: GatewayLoad,
     /// Its packets at its last heartbeat.
     packets: Option<u64>,
+    /// Its last counts of packets, the newest last, and when they came.
+    counts: VecDeque<(u64, u64)>,
+    alarm: Option<Alarm>,
 }
 
 #[derive(Debug, Default)]
@@ -63,11 +92,12 @@ impl Inner {
 pub struct Loads {
     began: Instant,
     inner: Mutex<Inner>,
+    alarmed: Notify,
 }
 
 impl Default for Loads {
     fn default() -> Self {
-        Self { began: Instant::now(), inner: Mutex::default() }
+        Self { began: Instant::now(), inner: Mutex::default(), alarmed: Notify::new() }
     }
 }
 
@@ -87,7 +117,7 @@ impl Loads {
         let mut inner = self.lock();
         let capacity = inner.gateways.get(&id).map(|gateway| gateway.load.capacity).unwrap_or_default();
         let load = GatewayLoad { capacity, ..GatewayLoad::default() };
-        inner.gateways.insert(id, Reported { session, load, packets: None });
+        inner.gateways.insert(id, Reported { session, load, ..Reported::default() });
         inner.demands.forget(id, now_ms);
     }
 
@@ -133,12 +163,51 @@ impl Loads {
         }
     }
 
+    /// A gateway says what it has to do at the moment.
+    pub fn pulse(&self, id: GatewayId, load: &sluice_cluster::Load) {
+        if self.pulse_at(id, load, self.now_ms()) {
+            self.alarmed.notify_one();
+        }
+    }
+
+    /// True if its alarm is reached.
+    fn pulse_at(&self, id: GatewayId, load: &sluice_cluster::Load, now_ms: u64) -> bool {
+        let mut inner = self.lock();
+        let Some(gateway) = inner.gateways.get_mut(&id) else { return false };
+        let Reported { counts, load: known, alarm, .. } = gateway;
+        let pps = load.packets.and_then(|packets| rate(counts, packets, now_ms));
+        let busy = f64::from(load.busy_permille.min(1000)) / 1000.0;
+        known.lately = Some(Lately { measured_ms: now_ms, busy, pps });
+        alarm.is_some_and(|alarm| busy >= alarm.busy || pps.is_some_and(|pps| pps >= alarm.pps))
+    }
+
+    /// From which loads on [`Loads::alarmed`] is to return, of these gateways and no others.
+    pub fn set_alarms(&self, alarms: &BTreeMap<GatewayId, Alarm>) {
+        for (id, gateway) in &mut self.lock().gateways {
+            gateway.alarm = alarms.get(id).copied();
+        }
+    }
+
+    /// Returns when a gateway's load has reached its alarm.
+    pub async fn alarmed(&self) {
+        self.alarmed.notified().await;
+    }
+
     /// As all gateways last reported, at `now_ms`.
     pub fn picture(&self) -> LoadPicture {
         let now_ms = self.now_ms();
         let inner = self.lock();
         inner.picture(now_ms)
     }
+}
+
+/// Packets a second since the oldest of the counts that are kept, and keeps this one.
+fn rate(counts: &mut VecDeque<(u64, u64)>, packets: u64, now_ms: u64) -> Option<f64> {
+    // What is older than the window is no measure of the moment; a count that went back begins anew.
+    counts.retain(|(at_ms, count)| now_ms.saturating_sub(*at_ms) <= LATELY_MS && *count <= packets);
+    let oldest = counts.front().filter(|(at_ms, _)| now_ms.saturating_sub(*at_ms) >= LATELY_MS / 2).copied();
+    counts.push_back((now_ms, packets));
+    oldest.map(|(at_ms, count)| (packets - count) as f64 * 1000.0 / (now_ms - at_ms) as f64)
 }
 
 /// All loads of one moment.
@@ -171,6 +240,33 @@ mod tests {
             vnis: vnis.map(load).into_iter().collect(),
             ..Heartbeat::default()
         }
+    }
+
+    #[test]
+    fn the_moment_is_a_tenth_of_a_second_and_may_alarm() {
+        let loads = Loads::default();
+        let load = |busy_permille, packets| sluice_cluster::Load { busy_permille, packets };
+        let lately = || loads.lock().gateways[&GATEWAY].load.lately.unwrap();
+        assert!(!loads.pulse_at(GATEWAY, &load(1000, Some(1)), 1_000), "no stream");
+        loads.open(GATEWAY, 1);
+        let alarm = Alarm { busy: 0.8, pps: 10_000.0 };
+        loads.set_alarms(&BTreeMap::from([(GATEWAY, alarm)]));
+        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_000)), 1_000));
+        assert_eq!(lately(), Lately { measured_ms: 1_000, busy: 0.3, pps: None });
+        // Ten milliseconds are no rate.
+        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(9_000)), 1_010));
+        assert_eq!(lately().pps, None);
+        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_500)), 1_050), "counts began anew");
+        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_900)), 1_150));
+        assert_eq!(lately().pps, Some(4_000.0));
+        assert!(loads.pulse_at(GATEWAY, &load(300, Some(7_500)), 1_250));
+        assert_eq!(lately().pps, Some(16_000.0));
+        assert!(loads.pulse_at(GATEWAY, &load(800, None), 1_300));
+        // A second later the window is empty.
+        assert!(!loads.pulse_at(GATEWAY, &load(100, Some(9_000_000)), 2_300));
+        assert_eq!(lately().pps, None);
+        loads.set_alarms(&BTreeMap::new());
+        assert!(!loads.pulse_at(GATEWAY, &load(1000, None), 2_350));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use super::view::{ClusterView, GatewayState, GatewayView};
 use crate::core::Standings;
 use sluice_cluster::{
-    Config, Controller, ControllerInput, ControllerOutput, Courier, Member, Message, Node, Params, Plan,
-    Refused, Standing, Table, VipId,
+    Config, Controller, ControllerInput, ControllerOutput, Courier, Load, Member, Message, Node, Params,
+    Plan, Refused, Standing, Table, VipId,
 };
 use sluice_rsp::{BootId, ClusterKey, KeyRing};
 use sluice_southbound::{ClusterKeys, ClusterPlan};
@@ -37,6 +37,8 @@ pub enum Action {
     Send(Way, Vec<u8>),
     /// For the event log.
     Note(Event),
+    /// A gateway says what it has to do.
+    Load(GatewayId, Load),
 }
 
 /// What happened to a cluster.
@@ -236,6 +238,7 @@ impl Clusters {
                 ControllerOutput::Returned(gateway) => {
                     self.actions.push(Action::Note(Event::Returned(id, gateway)));
                 }
+                ControllerOutput::Load(gateway, load) => self.actions.push(Action::Load(gateway, load)),
                 ControllerOutput::Drained(gateway) => {
                     self.actions.push(Action::Note(Event::Drained(id, gateway)));
                 }

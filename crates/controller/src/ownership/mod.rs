@@ -61,11 +61,11 @@ async fn decide(core: &Core, socket: Socket, boot: BootId, events: mpsc::Sender<
             },
             () = tokio::time::sleep(wait) => clusters.tick(now()),
         };
-        let mut noted = obey(&socket, &events, actions);
+        let mut noted = obey(core, &socket, &events, actions);
         let standings = core.standings();
         if !Arc::ptr_eq(&standings, &followed) {
             let actions = clusters.follow(now(), &standings);
-            noted |= obey(&socket, &events, actions);
+            noted |= obey(core, &socket, &events, actions);
             followed = standings;
         }
         if noted || shown.elapsed() >= SHOW {
@@ -76,7 +76,7 @@ async fn decide(core: &Core, socket: Socket, boot: BootId, events: mpsc::Sender<
 }
 
 /// True if something happened that the API shows.
-fn obey(socket: &Socket, events: &mpsc::Sender<Event>, actions: Vec<Action>) -> bool {
+fn obey(core: &Core, socket: &Socket, events: &mpsc::Sender<Event>, actions: Vec<Action>) -> bool {
     let mut noted = false;
     for action in actions {
         match action {
@@ -85,6 +85,7 @@ fn obey(socket: &Socket, events: &mpsc::Sender<Event>, actions: Vec<Action>) -> 
                     tracing::debug!(to = %way.remote, %error, "cannot send to a gateway");
                 }
             }
+            Action::Load(gateway, load) => core.loads.pulse(gateway, &load),
             Action::Note(event) => {
                 noted = true;
                 if let Err(error) = events.try_send(event) {

@@ -3,7 +3,7 @@
 use super::clusters::{Action, Clusters, Event, Now, Way};
 use super::view::GatewayState;
 use super::*;
-use sluice_cluster::{Body, Claim, Courier, Message, Node, Report, Standing, Table, VipId, VipSet};
+use sluice_cluster::{Body, Claim, Courier, Load, Message, Node, Report, Standing, Table, VipId, VipSet};
 use sluice_rsp::{ClusterKey, KeyRing};
 use sluice_southbound::{ClusterKeys, ClusterPlan, Home, Key, Member, PlannedVip, Update};
 use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
@@ -56,6 +56,7 @@ struct Bench {
     config: u64,
     sent: Vec<(Way, Vec<u8>)>,
     events: Vec<Event>,
+    loads: Vec<(GatewayId, Load)>,
 }
 
 impl Bench {
@@ -74,6 +75,7 @@ impl Bench {
             config: 0,
             sent: Vec::new(),
             events: Vec::new(),
+            loads: Vec::new(),
         };
         bench.follow([(1, standing(1, false, 1)), (2, standing(2, false, 1))]);
         bench
@@ -88,6 +90,7 @@ impl Bench {
             match action {
                 Action::Send(way, packet) => self.sent.push((way, packet)),
                 Action::Note(event) => self.events.push(event),
+                Action::Load(gateway, load) => self.loads.push((gateway, load)),
             }
         }
     }
@@ -237,4 +240,14 @@ fn a_cluster_has_no_say_in_another() {
     bench.say(1, 1, &ring(1), claims);
     assert_eq!(bench.clusters.refused()["unknown_key"], 1);
     assert_eq!(bench.clusters.views(bench.now()).len(), 1);
+}
+
+#[test]
+fn loads_are_believed_of_those_who_have_the_key() {
+    let mut bench = Bench::new();
+    let load = Load { busy_permille: 900, packets: Some(7) };
+    bench.say(1, 1, &ring(1), Body::Load(load));
+    bench.say(2, 1, &ring(2), Body::Load(load));
+    bench.say(11, 1, &ring(1), Body::Load(load));
+    assert_eq!(bench.loads, [(GatewayId::new(1), load)], "a foreign key, and no member");
 }

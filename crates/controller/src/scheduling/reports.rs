@@ -1,13 +1,18 @@
 //! What gateways reported, as the scheduler wants it.
 
 use crate::ledger::Ledger;
+use crate::load::{Alarm, GatewayLoad};
 use crate::placing::picture::{ClusterView, GatewayView, Known};
 use sluice_placement::{ClusterReport, GatewayReport, Pair};
 use sluice_store::{ClusterVip, Gateway};
+use sluice_types::GatewayId;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// A gateway that has not reported for so long is not there; its vIPs are the failover's concern.
 const SILENT_MS: u64 = 3_000;
+/// What was measured longer ago says nothing about this moment.
+const LATELY_MS: u64 = 200;
 
 /// Clusters with the gateways that report now. Gateways do not count by vIP: a gateway's whole load is
 /// that of its vIPs, in equal parts, whatever keeps it busy; so the more it is busy with something else,
@@ -17,7 +22,7 @@ pub fn reports(ledger: &Ledger, clusters: &[ClusterView], now_ms: u64) -> Vec<Cl
         let placed = ledger.clusters.get(&view.id)?;
         let gateways = view.gateways.iter().filter_map(|gateway| {
             let load = gateway.load.filter(|load| now_ms.saturating_sub(load.measured_ms) < SILENT_MS)?;
-            let busy = busy(gateway, load.busy, load.pps);
+            let (busy, measured_ms) = worst(gateway, &load, now_ms);
             let movable = |vip: &&ClusterVip| movable(vip.address, &placed.gateways);
             let homes = placed.cluster.vips.iter().filter(|vip| vip.home == Some(gateway.id));
             let vips: Vec<IpAddr> = homes.clone().filter(movable).map(|vip| vip.address).collect();
@@ -26,7 +31,7 @@ pub fn reports(ledger: &Ledger, clusters: &[ClusterView], now_ms: u64) -> Vec<Cl
                 id: gateway.id,
                 capacity_pps: gateway.capacity_pps as f64,
                 load: busy,
-                measured_ms: load.measured_ms,
+                measured_ms,
                 pairs: vips.into_iter().map(|vip| Pair { vip, demand_pps }).collect(),
                 draining: gateway.draining,
             })
@@ -34,6 +39,28 @@ pub fn reports(ledger: &Ledger, clusters: &[ClusterView], now_ms: u64) -> Vec<Cl
         Some(ClusterReport { id: view.id, gateways: gateways.collect() })
     };
     clusters.iter().filter_map(cluster).collect()
+}
+
+/// The load that counts, and when it was measured: that of the moment where it is worse than that of the
+/// last second, for what begins is to be seen at once, and what ends may begin again.
+fn worst(gateway: &GatewayView, load: &GatewayLoad, now_ms: u64) -> (f64, u64) {
+    let second = (busy(gateway, load.busy, load.pps), load.measured_ms);
+    let lately = load.lately.filter(|lately| now_ms.saturating_sub(lately.measured_ms) < LATELY_MS);
+    let lately = lately.map(|it| (busy(gateway, it.busy, it.pps.unwrap_or(load.pps)), it.measured_ms));
+    lately.filter(|lately| lately.0 > second.0).unwrap_or(second)
+}
+
+/// From which loads on the scheduler should not wait for its next round.
+pub fn alarms(clusters: &[ClusterView], overload_above: f64) -> BTreeMap<GatewayId, Alarm> {
+    let alarm = |gateway: &GatewayView| Alarm {
+        busy: overload_above,
+        pps: match gateway.known {
+            Known::Set => gateway.capacity_pps as f64 * overload_above,
+            Known::Estimated | Known::Assumed => f64::INFINITY,
+        },
+    };
+    let gateways = clusters.iter().flat_map(|cluster| &cluster.gateways);
+    gateways.map(|gateway| (gateway.id, alarm(gateway))).collect()
 }
 
 /// Where the operator has set what a gateway can, that counts beside what its processor says.
@@ -53,11 +80,10 @@ fn movable(vip: IpAddr, gateways: &[Gateway]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::{GatewayLoad, LoadPicture};
+    use crate::load::{Lately, LoadPicture};
     use crate::placing::Settings;
     use crate::placing::picture::clusters;
     use crate::placing::picture::tests::{gateway, topology};
-    use sluice_types::GatewayId;
 
     fn load(measured_ms: u64, busy: f64, pps: f64) -> GatewayLoad {
         GatewayLoad { measured_ms, busy, pps, ..GatewayLoad::default() }
@@ -103,5 +129,31 @@ mod tests {
         // Where the operator says that 600 is all that it can, it is above that.
         settings.gateways.insert(GatewayId::new(1), 600);
         assert_eq!(report(&settings)[0].load, 1.5);
+        let alarms = alarms(&clusters(&ledger, &loads, &settings), 0.8);
+        assert_eq!(alarms[&GatewayId::new(1)], Alarm { busy: 0.8, pps: 480.0 });
+        assert_eq!(alarms[&GatewayId::new(2)], Alarm { busy: 0.8, pps: f64::INFINITY });
+    }
+
+    #[test]
+    fn what_is_worse_counts_of_the_moment_and_the_second() {
+        let view = |known| GatewayView {
+            id: GatewayId::new(1),
+            name: String::new(),
+            draining: false,
+            capacity_pps: 1_000,
+            known,
+            load: None,
+        };
+        let lately = |busy, pps| Some(Lately { measured_ms: 1_950, busy, pps });
+        let worst_of = |known, lately, now_ms| {
+            worst(&view(known), &GatewayLoad { lately, ..load(1_000, 0.5, 600.0) }, now_ms)
+        };
+        assert_eq!(worst_of(Known::Assumed, None, 2_000), (0.5, 1_000));
+        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_000), (0.9, 1_950));
+        assert_eq!(worst_of(Known::Assumed, lately(0.3, Some(2_000.0)), 2_000), (0.5, 1_000));
+        assert_eq!(worst_of(Known::Set, lately(0.3, Some(2_000.0)), 2_000), (2.0, 1_950));
+        assert_eq!(worst_of(Known::Set, lately(0.3, None), 2_000), (0.6, 1_000));
+        // Too old for a moment.
+        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_200), (0.5, 1_000));
     }
 }

@@ -1,6 +1,6 @@
 //! The scheduler's rounds.
 
-use super::reports::reports;
+use super::reports::{alarms, reports};
 use super::{Decided, SETTINGS_KEY, Settings};
 use crate::core::{Core, count};
 use crate::hub::now_ms;
@@ -9,11 +9,14 @@ use crate::placing::picture::clusters;
 use serde_json::json;
 use sluice_placement::{Action, Decision, Outcome, Scheduler};
 use sluice_store::{NewEvent, StoreError};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Between two rounds: gateways report once a second.
 const ROUND: Duration = Duration::from_secs(1);
+/// At least between two, where a gateway's load of the moment asks for one.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a round came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -33,9 +36,17 @@ struct Memory {
 /// Runs until it is dropped.
 pub async fn schedule(core: Arc<Core>) {
     let mut memory = None;
+    // What an alarm led to nothing about is left to the next regular round.
+    let mut listens = true;
     loop {
-        tokio::time::sleep(ROUND).await;
-        let error = round(&core, &mut memory).await.err();
+        tokio::time::sleep(PAUSE).await;
+        let alarmed = tokio::select! {
+            () = tokio::time::sleep(ROUND - PAUSE) => false,
+            () = core.loads.alarmed(), if listens => true,
+        };
+        let outcome = round(&core, &mut memory).await;
+        listens = !alarmed || outcome.as_ref().is_ok_and(|decided| *decided > 0);
+        let error = outcome.err();
         if let Some(error) = &error {
             if matches!(error, RoundError::Store(_)) {
                 count(&core.counters.store_errors);
@@ -58,13 +69,18 @@ pub async fn settings(core: &Core) -> Result<Settings, StoreError> {
     }
 }
 
-async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundError> {
+/// How much was decided.
+async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundError> {
     let settings = settings(core).await?;
     core.caught_up().await?;
     let site = placing::settings(core).await?;
     let loads = core.loads.picture();
     let clock_ms = loads.now_ms;
-    let reports = core.ledger(|ledger| reports(ledger, &clusters(ledger, &loads, &site), clock_ms));
+    let (reports, alarms) = core.ledger(|ledger| {
+        let clusters = clusters(ledger, &loads, &site);
+        (reports(ledger, &clusters, clock_ms), alarms(&clusters, settings.overload_above))
+    });
+    core.loads.set_alarms(&if settings.enabled { alarms } else { BTreeMap::new() });
     let outcome = if settings.enabled {
         // New settings are a new beginning.
         let same = memory.take().filter(|memory| memory.settings == settings);
@@ -85,6 +101,7 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
         status.reports = reports;
         status.waits = outcome.waits;
     });
+    let decided = outcome.decisions.len();
     let mut failed = Ok(());
     for decision in outcome.decisions {
         let done = match carry_out(core, &decision).await {
@@ -103,7 +120,8 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
         });
         note(core, &decision, done).await?;
     }
-    Ok(failed?)
+    failed?;
+    Ok(decided)
 }
 
 /// Does what was decided; false if the cloud is no longer as it was reported.

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 use sluice_agent::underlay::Vteps;
-use sluice_cluster::{Courier, Gateway, Input, Message, Node, Output, Params, Reason, Standing, VipSet};
+use sluice_cluster::{
+    Courier, Gateway, Input, Load, Message, Node, Output, Params, Reason, Standing, VipSet,
+};
 use sluice_rsp::{BootId, KeyRing};
 use sluice_types::{ClusterId, GatewayId, MacAddr};
 
@@ -45,6 +47,8 @@ pub enum Event<'a> {
     Keys(KeyRing),
     /// Where the controller is now; none: not known.
     Controller(Option<IpAddr>),
+    /// What there is to do here.
+    Load(Load),
 }
 
 /// To whom a datagram goes.
@@ -208,6 +212,7 @@ impl Driver {
             Event::Plan(plan) => self.replan(now, plan),
             Event::Keys(keys) => self.keys = keys,
             Event::Controller(address) => self.controller = address,
+            Event::Load(load) => self.feed(now, Input::Load(load)),
         }
         self.say_what_is_owned();
         self.save();

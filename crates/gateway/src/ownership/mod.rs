@@ -25,6 +25,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use sluice_agent::Error;
 use sluice_agent::underlay::Vteps;
+use sluice_cluster::Load;
 use sluice_rsp::{BootId, KeyRing};
 use sluice_types::GatewayId;
 
@@ -50,6 +51,7 @@ enum Command {
     Keys(KeyRing),
     Controller(Option<SocketAddr>),
     Neighbours(Vec<Neighbour>),
+    Load(Load),
 }
 
 /// What is needed to take part.
@@ -139,6 +141,11 @@ impl Ownership {
     /// Neighbours on the underlay that can say that it is there; those that are gateways are not asked.
     pub fn set_neighbours(&self, neighbours: Vec<Neighbour>) {
         self.tell(Command::Neighbours(neighbours));
+    }
+
+    /// What there is to do here, for the controller.
+    pub fn set_load(&self, load: Load) {
+        self.tell(Command::Load(load));
     }
 
     /// For the operator.

@@ -277,6 +277,7 @@ impl Runner {
                     self.sockets.set_controller(at);
                     Event::Controller(at.map(|at| at.ip()))
                 }
+                Ok(Command::Load(load)) => Event::Load(load),
                 Ok(Command::Neighbours(mut neighbours)) => {
                     let plan = self.driver.plan();
                     let is_gateway = |address| plan.is_some_and(|plan| plan.is_member(address));

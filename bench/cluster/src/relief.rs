@@ -1,0 +1,192 @@
+//! A gateway that gets more than it can forward: from the first packet too many to the first that a
+//! neighbour forwards in its place (Zeta figure 23).
+
+use crate::cloud::{percentile, sinks, with_lab};
+use crate::wire::{Capture, Frame, Frames, inside, sleep_until};
+use crate::{Failure, Outcome, Settings};
+use sluice_bench_report::Measure;
+use sluice_client::PlacementSettingsPatch;
+use sluice_lab::Lab;
+use sluice_types::{GatewayId, VpcId};
+use std::collections::{BTreeMap, HashMap};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::time::{Duration, Instant};
+
+const FLOWS: usize = 60;
+const PORT: u16 = 7002;
+/// Each flow sends a packet at each tick: first slowly, then a burst.
+const CALM_EVERY: Duration = Duration::from_millis(80);
+const CALM: Duration = Duration::from_millis(2_400);
+const BURST_EVERY: Duration = Duration::from_millis(20);
+const BURST: Duration = Duration::from_secs(1);
+/// Packets of the burst have larger numbers.
+const BURST_NUMBER: u32 = 1 << 31;
+/// By how much the burst is more than what its gateway can.
+const TOO_MUCH: f64 = 1.1;
+/// A vIP that has moved stays for so long, and so does every other that left the same gateway.
+const HOLD: Duration = Duration::from_secs(11);
+/// No flow is ever an elephant.
+const NEVER: u32 = u32::MAX;
+
+/// What one burst came to.
+struct Relief {
+    /// None: nothing was taken from the gateway while it lasted.
+    ms: Option<f64>,
+    lost: usize,
+}
+
+pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let rounds = settings.rounds;
+    let reliefs = with_lab(settings, move |lab| async move {
+        let vpc: VpcId = lab.vpc("web")?.id;
+        let never = serde_json::json!({ "offload_kbps": NEVER });
+        lab.api().update::<sluice_client::Vpc>(vpc, &never, None).await?;
+        let to = sinks(&lab, "relief", FLOWS).await?;
+        let mut reliefs = Vec::new();
+        for round in 0..rounds {
+            if round > 0 {
+                tokio::time::sleep(HOLD).await;
+            }
+            reliefs.push(one_burst(&lab, to.clone()).await?);
+        }
+        Ok(reliefs)
+    })?;
+    let lost: usize = reliefs.iter().map(|relief| relief.lost).sum();
+    let never = reliefs.iter().filter(|relief| relief.ms.is_none()).count();
+    outcome.note(format!(
+        "overload: {lost} packets lost in {rounds} bursts; {never} gateways were not relieved in {} ms",
+        BURST.as_millis()
+    ));
+    let burst_ms = BURST.as_secs_f64() * 1000.0;
+    let mut ms: Vec<f64> = reliefs.iter().map(|relief| relief.ms.unwrap_or(burst_ms)).collect();
+    outcome.measures.push(Measure::alone("overload_relief_ms", "ms", percentile(&mut ms, 0.5)));
+    outcome.measures.push(Measure::alone("overload_relief_ms_worst", "ms", percentile(&mut ms, 1.0)));
+    Ok(())
+}
+
+/// The gateway that carries most is said to be able to do less than the burst brings it.
+async fn one_burst(lab: &Lab, to: Vec<Ipv4Addr>) -> Result<Relief, Failure> {
+    let capture = Capture::start(lab, "host-b")?;
+    let flows = to.clone();
+    let sender = inside(lab, "web-1", move || send(&flows));
+    tokio::time::sleep(CALM / 4).await;
+    let carriers = carriers(&capture.frames()?);
+    let mut counts: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
+    for carrier in carriers.values() {
+        *counts.entry(*carrier).or_default() += 1;
+    }
+    let (&busiest, &flows) = counts.iter().max_by_key(|(_, flows)| **flows).ok_or("no packet arrived")?;
+    let gateway = gateway(lab, busiest)?;
+    let burst_pps = flows as f64 / BURST_EVERY.as_secs_f64();
+    set_capacity(lab, gateway, Some((burst_pps / TOO_MUCH) as u64)).await?;
+    let capture = Capture::start(lab, "host-b")?;
+    let sent =
+        tokio::task::spawn_blocking(move || sender.join().map_err(|_| "the sender panicked")?).await??;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let frames = capture.frames()?;
+    set_capacity(lab, gateway, None).await?;
+    Ok(relief(&frames, busiest, sent))
+}
+
+async fn set_capacity(lab: &Lab, gateway: GatewayId, pps: Option<u64>) -> Result<(), Failure> {
+    let gateways = BTreeMap::from([(gateway, pps)]);
+    lab.api().set_placement(&PlacementSettingsPatch { gateways, ..Default::default() }).await?;
+    Ok(())
+}
+
+fn gateway(lab: &Lab, address: Ipv4Addr) -> Result<GatewayId, Failure> {
+    let gateways = &lab.state().topology.gateways;
+    let found = gateways.iter().find(|gateway| gateway.ipv4 == Some(address));
+    let found = found.ok_or_else(|| format!("{address} is no gateway"))?;
+    Ok(lab.node(&found.name)?.id.parse()?)
+}
+
+/// Calm, then a burst; how many packets of the burst were sent.
+fn send(to: &[Ipv4Addr]) -> Result<usize, Failure> {
+    let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
+    let start = Instant::now();
+    let tick = |number: u32, at: Duration| -> Result<(), Failure> {
+        sleep_until(start + at);
+        for address in to {
+            socket.send_to(&number.to_be_bytes(), (*address, PORT))?;
+        }
+        Ok(())
+    };
+    let calm = (CALM.as_nanos() / CALM_EVERY.as_nanos()) as u32;
+    for number in 0..calm {
+        tick(number, CALM_EVERY * number)?;
+    }
+    let burst = (BURST.as_nanos() / BURST_EVERY.as_nanos()) as u32;
+    for number in 0..burst {
+        tick(BURST_NUMBER + number, CALM + BURST_EVERY * number)?;
+    }
+    Ok(to.len() * burst as usize)
+}
+
+/// Which gateway sent the last packet to each destination.
+fn carriers(frames: &Frames) -> HashMap<Ipv4Addr, Ipv4Addr> {
+    let last = frames.iter().filter_map(|(_, frame)| match *frame {
+        Frame::Tenant { sender, destination, .. } => Some((destination, sender)),
+        Frame::Announcement { .. } => None,
+    });
+    last.collect()
+}
+
+/// From the burst's first packet by `busiest` to when the last of the destinations that left it had done so.
+fn relief(frames: &Frames, busiest: Ipv4Addr, sent: usize) -> Relief {
+    let mut begun_ns = None;
+    let mut left: HashMap<Ipv4Addr, i64> = HashMap::new();
+    let mut was_there: HashMap<Ipv4Addr, bool> = HashMap::new();
+    let mut arrived = 0;
+    for (at_ns, frame) in frames {
+        let Frame::Tenant { sender, destination, number, .. } = *frame else { continue };
+        if number < BURST_NUMBER {
+            was_there.insert(destination, sender == busiest);
+            continue;
+        }
+        arrived += 1;
+        if was_there.get(&destination) != Some(&true) {
+            continue;
+        }
+        if sender == busiest {
+            begun_ns.get_or_insert(*at_ns);
+        } else {
+            left.entry(destination).or_insert(*at_ns);
+        }
+    }
+    let relieved_ns = left.values().max().copied();
+    let ms = begun_ns.zip(relieved_ns).map(|(begun, relieved)| (relieved - begun) as f64 / 1e6);
+    Relief { ms, lost: sent.saturating_sub(arrived) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relief_ends_when_the_last_flow_that_leaves_has_left() {
+        let address = |last| Ipv4Addr::new(192, 0, 2, last);
+        let tenant = |sender, to, number| Frame::Tenant {
+            sender: address(sender),
+            destination: Ipv4Addr::new(10, 2, 0, to),
+            bytes: 60,
+            number,
+        };
+        let burst = |number| BURST_NUMBER + number;
+        let frames = vec![
+            (0, tenant(11, 1, 1)),
+            (0, tenant(11, 2, 1)),
+            (0, tenant(12, 3, 1)),
+            (5_000_000, tenant(11, 1, burst(0))),
+            (5_000_000, tenant(11, 2, burst(0))),
+            (5_000_000, tenant(12, 3, burst(0))),
+            (45_000_000, tenant(13, 2, burst(1))),
+            (65_000_000, tenant(13, 1, burst(2))),
+            (85_000_000, tenant(13, 1, burst(3))),
+            (99_000_000, tenant(13, 3, burst(4))),
+        ];
+        let found = relief(&frames, address(11), 8);
+        assert_eq!((found.ms, found.lost), (Some(60.0), 1));
+        assert_eq!(relief(&frames[..6].to_vec(), address(11), 3).ms, None);
+    }
+}
