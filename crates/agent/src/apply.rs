@@ -399,6 +399,10 @@ impl<P: Ports> Applier<P> {
         }
         let result = self.tables.remove_group(id);
         if self.failures.check(result, format_args!("removal of group {id}")).is_some() {
+            // A snapshot's VRFs come behind its groups, and may have others.
+            if self.snapshot.is_none() {
+                users.iter().for_each(|vrf| self.note_unreached(vrf));
+            }
             self.waiting.extend(users.into_iter().map(|vrf| (vrf.vni, vrf)));
         }
     }
@@ -412,16 +416,18 @@ impl<P: Ports> Applier<P> {
             // Without vIPs of this host's family the VPC works on this host alone.
             entry.group = None;
             self.waiting.insert(vrf.vni, *vrf);
-            tracing::warn!(
-                vni = vrf.vni.get(),
-                group = vrf.group,
-                "the VPC's gateway group has no vIP for this host"
-            );
+            self.note_unreached(vrf);
         } else {
             self.waiting.remove(&vrf.vni);
         }
         let result = self.tables.upsert_vrf(&entry);
         self.failures.check(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    fn note_unreached(&mut self, vrf: &Vrf) {
+        let group = vrf.group.unwrap_or_default();
+        let said = || format!("VNI {}: its gateway group {group} has no vIP for this host", vrf.vni);
+        self.failures.add(1, said);
     }
 
     fn upsert_endpoints(&mut self, endpoints: &[Endpoint]) {

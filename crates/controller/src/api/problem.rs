@@ -195,6 +195,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::InUse { user, .. } => conflict_with("in-use", user),
         Conflict::PeeringAcrossClusters { b, .. } => invalid("peering-across-clusters", b),
         Conflict::VpcMoves { vpc, .. } => conflict_with("vpc-moves", vpc),
+        Conflict::NoVipForHost { host, .. } => conflict_with("no-vip-for-host", host),
         Conflict::NoGateways { cluster } => conflict_with("no-gateways", cluster),
         Conflict::LastGateway { gateway } => conflict_with("last-gateway", gateway),
         Conflict::PlanApplying { plan } => conflict_with("plan-applying", &plan.to_string()),

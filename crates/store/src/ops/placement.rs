@@ -1,6 +1,6 @@
 //! Clusters, their gateways, and hosts: what has addresses in the underlay.
 
-use super::{events, keys, places, unused};
+use super::{events, families, keys, places, unused};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
@@ -83,7 +83,9 @@ pub(crate) async fn update_cluster(
     if placed == cluster.vips {
         return Ok(cluster);
     }
+    let before = cluster.clone();
     cluster.vips = placed;
+    families::fits_still(w.q(), &before, &cluster).await?;
     cluster.revision = w.revision;
     release(w.q(), id.get()).await?;
     claim(w.q(), vips, "cluster", id.get(), &cluster.name).await?;
