@@ -216,7 +216,11 @@ async fn keys_reach_nodes_and_nobody_else() {
     let host_identity = cloud.enrol(&basics.host_path()).await;
     let mut host = join(&cloud, &host_identity, 0, 0).await;
     let (_, step) = host.acked_step().await;
+    assert!(step.iter().all(|part| part.keys.is_empty()), "it has no network on the cluster");
+    cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let (host_at, step) = host.acked_step().await;
     let theirs: Vec<_> = step.iter().flat_map(|part| part.keys.clone()).collect();
+    assert!(!step[0].keys.is_empty() && step[0].ports.is_empty(), "before all that needs them");
     assert_eq!(
         (theirs.len(), theirs[0].cluster, theirs[0].keys[0].id),
         (1, keys[0].cluster, keys[0].keys[0].id)
@@ -226,6 +230,9 @@ async fn keys_reach_nodes_and_nobody_else() {
     assert_eq!(theirs[0].keys[0].secret.bytes(), &derived);
     // A gateway that goes on from its tables is told at once, also by another controller.
     let database = gateway.database;
+    let mut again = join(&cloud, &host_identity, host_at, database).await;
+    assert_eq!(again.next().await.keys, theirs);
+    drop(again);
     for _ in 0..2 {
         let mut again = join(&cloud, &identity, revision, database).await;
         let first = again.next().await;
