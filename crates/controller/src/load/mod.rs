@@ -54,7 +54,13 @@ impl Inner {
         let gateways = self.gateways.iter().filter(|(_, gateway)| gateway.load.measured_ms > 0);
         let gateways: BTreeMap<_, _> = gateways.map(|(id, gateway)| (*id, gateway.load)).collect();
         let measured = gateways.keys().copied().filter(|id| self.demands.is_measured(*id)).collect();
-        LoadPicture { now_ms, gateways, demands: self.demands.all(now_ms), measured }
+        LoadPicture {
+            now_ms,
+            gateways,
+            demands: self.demands.all(now_ms),
+            measured,
+            ..LoadPicture::default()
+        }
     }
 }
 
@@ -150,6 +156,8 @@ pub struct LoadPicture {
     pub gateways: BTreeMap<GatewayId, GatewayLoad>,
     /// What is forwarded for VNIs that ever had traffic, in packets a second.
     pub demands: HashMap<Vni, f64>,
+    /// Gateways that failed or are cut off: they forward nothing.
+    pub down: BTreeSet<GatewayId>,
     /// Gateways that have reported often enough that what they do not mention has no traffic there.
     pub measured: BTreeSet<GatewayId>,
 }

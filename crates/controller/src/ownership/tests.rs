@@ -210,7 +210,14 @@ fn failures_returns_and_drains_are_noted() {
     let cluster = ClusterId::new(1);
     assert!(bench.events.contains(&Event::Failed(cluster, GatewayId::new(2))), "{:?}", bench.events);
     assert_eq!(bench.state(2), GatewayState::Failed);
+    let down = |bench: &Bench| {
+        let ownership = Ownership::default();
+        ownership.show(bench.clusters.views(bench.now()), Default::default());
+        ownership.down().into_iter().map(GatewayId::get).collect::<Vec<_>>()
+    };
+    assert_eq!(down(&bench), [2]);
     bench.pass(100, &[1, 2]);
+    assert!(down(&bench).is_empty());
     assert!(bench.events.contains(&Event::Returned(cluster, GatewayId::new(2))));
     bench.pass(3_000, &[1, 2]);
     bench.events.clear();

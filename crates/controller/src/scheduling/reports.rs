@@ -15,7 +15,9 @@ const SILENT_MS: u64 = 3_000;
 pub fn reports(ledger: &Ledger, clusters: &[ClusterView], now_ms: u64) -> Vec<ClusterReport> {
     let cluster = |view: &ClusterView| {
         let placed = ledger.clusters.get(&view.id)?;
-        let gateways = view.gateways.iter().filter_map(|gateway| {
+        // One that failed is not there, whatever it says; one that drains gets nothing, and gives all.
+        let there = view.gateways.iter().filter(|gateway| !gateway.down);
+        let gateways = there.filter_map(|gateway| {
             let load = gateway.load.filter(|load| now_ms.saturating_sub(load.measured_ms) < SILENT_MS)?;
             let busy = busy(gateway, load.busy, load.pps);
             let movable = |vip: &&ClusterVip| movable(vip.address, &placed.gateways);
@@ -84,16 +86,16 @@ mod tests {
         ];
         let ledger = Ledger::new(&topology, 9, &[]);
         let loads = [(1, load(10_000, 0.9, 900.0)), (2, load(10_000, 0.2, 0.0)), (3, load(5_000, 0.1, 0.0))];
-        let loads = LoadPicture {
+        let mut loads = LoadPicture {
             now_ms: 10_000,
             gateways: loads.into_iter().map(|(id, load)| (GatewayId::new(id), load)).collect(),
             ..LoadPicture::default()
         };
         let mut settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
-        let report = |settings: &Settings| {
-            reports(&ledger, &clusters(&ledger, &loads, settings), 10_000).remove(0).gateways
+        let report = |loads: &LoadPicture, settings: &Settings| {
+            reports(&ledger, &clusters(&ledger, loads, settings), 10_000).remove(0).gateways
         };
-        let found = report(&settings);
+        let found = report(&loads, &settings);
         assert_eq!(found.iter().map(|gateway| gateway.id.get()).collect::<Vec<_>>(), [1, 2], "one is silent");
         // Three vIPs share 900 packets a second; the IPv6 one could not go to the second gateway.
         let pairs: Vec<(String, f64)> =
@@ -102,6 +104,9 @@ mod tests {
         assert_eq!((found[0].load, found[1].pairs[0].demand_pps), (0.9, 200.0));
         // Where the operator says that 600 is all that it can, it is above that.
         settings.gateways.insert(GatewayId::new(1), 600);
-        assert_eq!(report(&settings)[0].load, 1.5);
+        assert_eq!(report(&loads, &settings)[0].load, 1.5);
+        loads.down = [GatewayId::new(2)].into();
+        let left = report(&loads, &settings);
+        assert_eq!(left.iter().map(|gateway| gateway.id.get()).collect::<Vec<_>>(), [1], "one failed");
     }
 }

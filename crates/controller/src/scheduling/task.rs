@@ -62,7 +62,7 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
     let settings = settings(core).await?;
     core.caught_up().await?;
     let site = placing::settings(core).await?;
-    let loads = core.loads.picture();
+    let loads = placing::loads(core);
     let clock_ms = loads.now_ms;
     let reports = core.ledger(|ledger| reports(ledger, &clusters(ledger, &loads, &site), clock_ms));
     let outcome = if settings.enabled {
