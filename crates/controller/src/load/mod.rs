@@ -11,6 +11,7 @@ use sluice_southbound::MAX_VNI_LOADS;
 use sluice_southbound::proto::Heartbeat;
 use sluice_types::{GatewayId, Vni};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -158,6 +159,8 @@ pub struct LoadPicture {
     pub demands: HashMap<Vni, f64>,
     /// Gateways that failed or are cut off: they forward nothing.
     pub down: BTreeSet<GatewayId>,
+    /// Who owns each vIP now, as far as that is known.
+    pub owners: BTreeMap<IpAddr, GatewayId>,
     /// Gateways that have reported often enough that what they do not mention has no traffic there.
     pub measured: BTreeSet<GatewayId>,
 }

@@ -65,6 +65,12 @@ impl Ownership {
         shown.clusters.get(&cluster).map(|view| view.owners.clone()).unwrap_or_default()
     }
 
+    /// Who owns vIPs, in all clusters.
+    pub fn all_owners(&self) -> BTreeMap<IpAddr, GatewayId> {
+        let shown = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        shown.clusters.values().flat_map(|view| view.owners.clone()).collect()
+    }
+
     /// Gateways that forward nothing, whatever they say: they failed, or nobody on the underlay answers them.
     pub fn down(&self) -> BTreeSet<GatewayId> {
         let shown = self.0.read().unwrap_or_else(PoisonError::into_inner);

@@ -91,7 +91,7 @@ pub async fn settings(core: &Core) -> Result<Settings, StoreError> {
 
 /// What gateways report, and how they are.
 pub fn loads(core: &Core) -> LoadPicture {
-    LoadPicture { down: core.ownership.down(), ..core.loads.picture() }
+    LoadPicture { down: core.ownership.down(), owners: core.ownership.all_owners(), ..core.loads.picture() }
 }
 
 /// Everything as it is now.

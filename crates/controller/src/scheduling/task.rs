@@ -1,6 +1,6 @@
 //! The scheduler's rounds.
 
-use super::reports::reports;
+use super::reports::{homes, reports};
 use super::{Decided, SETTINGS_KEY, Settings};
 use crate::core::{Core, count};
 use crate::hub::now_ms;
@@ -9,6 +9,9 @@ use crate::placing::picture::clusters;
 use serde_json::json;
 use sluice_placement::{Action, Decision, Outcome, Scheduler};
 use sluice_store::{NewEvent, StoreError};
+use sluice_types::GatewayId;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,7 +67,10 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
     let site = placing::settings(core).await?;
     let loads = placing::loads(core);
     let clock_ms = loads.now_ms;
-    let reports = core.ledger(|ledger| reports(ledger, &clusters(ledger, &loads, &site), clock_ms));
+    let (reports, homes) = core.ledger(|ledger| {
+        let reports = reports(ledger, &clusters(ledger, &loads, &site), &loads);
+        (reports, homes(ledger))
+    });
     let outcome = if settings.enabled {
         // New settings are a new beginning.
         let same = memory.take().filter(|memory| memory.settings == settings);
@@ -87,7 +93,7 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
     });
     let mut failed = Ok(());
     for decision in outcome.decisions {
-        let done = match carry_out(core, &decision).await {
+        let done = match carry_out(core, &decision, &homes).await {
             Ok(done) => done,
             Err(error) => {
                 // What it takes for done was not: it begins anew with the next reports.
@@ -107,9 +113,17 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<(), RoundErro
 }
 
 /// Does what was decided; false if the cloud is no longer as it was reported.
-async fn carry_out(core: &Core, decision: &Decision) -> Result<bool, StoreError> {
+async fn carry_out(
+    core: &Core,
+    decision: &Decision,
+    homes: &BTreeMap<IpAddr, GatewayId>,
+) -> Result<bool, StoreError> {
     let result = match decision.action {
-        Action::MoveVip { vip, cluster, from, to } => core.store.move_home(cluster, vip, from, to).await,
+        // From a gateway that owns it in place of its home, it gets another home.
+        Action::MoveVip { vip, cluster, from, to } => {
+            let home = homes.get(&vip).copied().unwrap_or(from);
+            core.store.move_home(cluster, vip, home, to).await
+        }
         // The event and the metric are all: people are asked.
         Action::RequestGateway { .. } => return Ok(true),
         // No cluster gives gateways away ([`Settings::limits`]).
