@@ -256,7 +256,9 @@ pub fn clusters(ledger: &Ledger, loads: &LoadPicture, settings: &Settings) -> Ve
             .iter()
             .map(|gateway| {
                 let load = loads.gateways.get(&gateway.id).copied();
-                let estimate = load.and_then(|load| load.capacity.pps()).map(amount);
+                let capacity =
+                    load.map(|load| load.capacity).or_else(|| loads.capacities.get(&gateway.id).copied());
+                let estimate = capacity.and_then(|capacity| capacity.pps()).map(amount);
                 let (capacity_pps, known) = match (settings.gateways.get(&gateway.id), estimate) {
                     (Some(set), _) => (*set, Known::Set),
                     (None, Some(estimate)) => (estimate, Known::Estimated),
@@ -353,6 +355,9 @@ pub mod tests {
         settings.gateways.insert(GatewayId::new(2), 7);
         assert_eq!(cluster(&loads, &settings), (100_007, 300, vec![Estimated, Set, Assumed]));
         assert_eq!(cluster(&LoadPicture::default(), &settings).1, ENTRIES_DEFAULT);
+        let away =
+            LoadPicture { capacities: [(GatewayId::new(1), capacity)].into(), ..LoadPicture::default() };
+        assert_eq!(cluster(&away, &settings).0, 100_007, "it is remembered while it has no stream");
         // One failed, or is cut off: the other one is all that there is.
         loads.down = [GatewayId::new(1)].into();
         assert_eq!(cluster(&loads, &settings), (7, 300, vec![Estimated, Set, Assumed]));
