@@ -25,7 +25,8 @@ const READ_AHEAD: usize = 4;
 /// that it has them, too.
 const MARK: Duration = Duration::from_millis(200);
 
-/// A step waits at most this long for nodes that must have it first,
+/// A step waits at most this long for nodes that must have it first, and for none again that it
+/// waited for in vain until that one speaks,
 const GATE: Duration = Duration::from_secs(1);
 /// and looks this often whether they have.
 const GATE_LOOK: Duration = Duration::from_millis(2);
@@ -224,6 +225,8 @@ impl NodeStream {
             });
             while self.core.hub.lags(&awaited, step.revision) {
                 if began.elapsed() >= GATE {
+                    // Nor will the next step wait for who may be dead.
+                    self.core.hub.give_up(&awaited, step.revision);
                     tracing::warn!(node = ?self.node, revision = step.revision, ?gate, "waited in vain");
                     return;
                 }
