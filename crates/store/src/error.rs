@@ -52,6 +52,8 @@ pub enum Conflict {
     NoGateways { cluster: String },
     #[error("gateway `{gateway}` is the last of its cluster that is not draining")]
     LastGateway { gateway: String },
+    #[error("the key of cluster `{cluster}` was renewed within the last {minutes} minutes")]
+    KeyIsNew { cluster: String, minutes: u64 },
     #[error("plan {plan} is being carried out; one is at a time")]
     PlanApplying { plan: u64 },
     #[error("plan {plan} is done")]

@@ -203,8 +203,12 @@ pub trait Store: Send + Sync {
     /// Its keys, in order of id.
     async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>>;
     /// Makes the cluster's next key if it is due at `now_ms` (milliseconds of the UNIX
-    /// epoch), and drops those that ended long ago. True if anything changed.
+    /// epoch), or a node that has the others was deleted, and drops those that ended long ago. True if
+    /// anything changed.
     async fn rotate_keys(&self, id: ClusterId, now_ms: u64) -> Result<bool>;
+    /// Makes the cluster's next key at once; all others end within minutes. Not more often than every
+    /// five minutes.
+    async fn renew_key(&self, id: ClusterId) -> Result<KeyRotation>;
     async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()>;
 
     async fn create_gateway(&self, new: NewGateway) -> Result<Created<Gateway>>;

@@ -135,6 +135,15 @@ pub struct ClusterKey {
     pub not_after_ms: u64,
 }
 
+/// A cluster's key that was renewed out of turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRotation {
+    /// Milliseconds of the UNIX epoch: the new one is valid from here...
+    pub valid_from_ms: u64,
+    /// ...and all others until before here.
+    pub others_end_ms: u64,
+}
+
 /// Something that happened, for people to read later.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {

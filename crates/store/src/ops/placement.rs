@@ -193,7 +193,9 @@ pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Optio
     }
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
-    forget_node(w.q(), "gateway", id.get()).await?;
+    if forget_node(w.q(), "gateway", id.get()).await? {
+        keys::want_new(w, Some(gateway.cluster)).await?;
+    }
     let cluster = get(w.q(), gateway.cluster).await?;
     replan(w, cluster).await.map(drop)
 }
@@ -230,12 +232,17 @@ pub(crate) async fn delete_host(w: &mut Write, id: HostId, expected: Option<u64>
     unused(w.q(), object, "instance", "SELECT name FROM instances WHERE host = $1 LIMIT 1").await?;
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM hosts WHERE id = $1", args![id.get()]).await?;
-    forget_node(w.q(), "host", id.get()).await?;
+    // Of which clusters it has keys is not remembered: it may have had instances of any.
+    if forget_node(w.q(), "host", id.get()).await? {
+        keys::want_new(w, None).await?;
+    }
     w.push(&Change::HostRemoved(host))
 }
 
-/// What is remembered of a node's stream and enrolment goes with the node.
-async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<()> {
-    q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
-    q.run("DELETE FROM enrolment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await.map(drop)
+/// What is remembered of a node's stream and enrolment goes with the node. True if it ever had a stream, and
+/// with it keys.
+async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<bool> {
+    let seen = q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    q.run("DELETE FROM enrolment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    Ok(seen > 0)
 }
