@@ -162,6 +162,10 @@ impl Store for Database {
         write!(self, w => placement::delete_cluster(w, id, expected))
     }
 
+    async fn raise_plan(&self, id: ClusterId, above: u64) -> Result<bool> {
+        write!(self, w => placement::raise_plan(w, id, above))
+    }
+
     async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>> {
         keys::list(&mut self.reader(), Some(id)).await
     }

@@ -200,6 +200,9 @@ pub trait Store: Send + Sync {
     /// Replaces the vIPs. What stays keeps its place; if some come and some go, that
     /// takes two revisions.
     async fn update_cluster(&self, id: ClusterId, vips: &[IpAddr], expected: Option<u64>) -> Result<Cluster>;
+    /// Gateways have its plan at the revision `above`: if the database's is older, as after it was restored
+    /// from a backup, it is given a newer revision. True if it was older.
+    async fn raise_plan(&self, id: ClusterId, above: u64) -> Result<bool>;
     /// Its keys, in order of id.
     async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>>;
     /// Makes the cluster's next key if it is due at `now_ms` (milliseconds of the UNIX

@@ -99,7 +99,7 @@ pub struct Cluster {
     pub name: String,
     /// 1..=63 of each family used, in order of place, which is bucket order.
     pub vips: Vec<ClusterVip>,
-    /// Revision at which vIPs, gateways, draining or homes last changed.
+    /// Grows when vIPs, gateways, draining or homes change: the revision of that change, or more.
     pub plan_revision: u64,
     pub revision: u64,
 }

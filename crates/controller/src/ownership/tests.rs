@@ -56,6 +56,7 @@ struct Bench {
     config: u64,
     sent: Vec<(Way, Vec<u8>)>,
     events: Vec<Event>,
+    raised: Vec<(ClusterId, u64)>,
 }
 
 impl Bench {
@@ -74,6 +75,7 @@ impl Bench {
             config: 0,
             sent: Vec::new(),
             events: Vec::new(),
+            raised: Vec::new(),
         };
         bench.follow([(1, standing(1, false, 1)), (2, standing(2, false, 1))]);
         bench
@@ -88,6 +90,7 @@ impl Bench {
             match action {
                 Action::Send(way, packet) => self.sent.push((way, packet)),
                 Action::Note(event) => self.events.push(event),
+                Action::Raise(cluster, known) => self.raised.push((cluster, known)),
             }
         }
     }
@@ -225,6 +228,24 @@ fn failures_returns_and_drains_are_noted() {
     bench.pass(200, &[1, 2]);
     assert!(bench.events.contains(&Event::Drained(cluster, GatewayId::new(2))), "{:?}", bench.events);
     assert_eq!((bench.state(2), bench.config), (GatewayState::Drained, 2));
+}
+
+/// The database was restored from a backup: gateways know a later plan, and take nothing older.
+#[test]
+fn a_plan_that_gateways_are_ahead_of_is_raised() {
+    let mut bench = Bench::new();
+    bench.follow([(1, standing(1, false, 7)), (2, standing(2, false, 1))]);
+    bench.pass(400, &[1, 2]);
+    assert_eq!((bench.config, bench.raised.len()), (7, 0));
+    bench.config = 40;
+    bench.pass(900, &[1, 2]);
+    assert_eq!(bench.raised, [(ClusterId::new(1), 40)], "once in a while");
+    bench.pass(300, &[1, 2]);
+    assert_eq!(bench.raised.len(), 2, "and again until it is so");
+    bench.raised.clear();
+    bench.follow([(1, standing(1, false, 41)), (2, standing(2, false, 1))]);
+    bench.pass(2_000, &[1, 2]);
+    assert_eq!((bench.config, bench.raised.len()), (41, 0));
 }
 
 #[test]

@@ -11,6 +11,9 @@ use serde_json::json;
 use sluice_types::{ClusterId, GatewayId, HostId};
 use std::net::IpAddr;
 
+/// No plan is of a later revision, whoever says so.
+const PLAN_REVISION_MAX: u64 = 1 << 60;
+
 /// Takes addresses of the underlay for one owner; each has one owner only.
 async fn claim(q: &mut dyn Query, addresses: &[IpAddr], kind: &str, owner: u64, name: &str) -> Result<()> {
     for address in addresses {
@@ -34,10 +37,41 @@ async fn release(q: &mut dyn Query, owner: u64) -> Result<()> {
 async fn replan(w: &mut Write, mut cluster: Cluster) -> Result<Cluster> {
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", cluster.id.get().into())]).await?;
     places::settle(&mut cluster, &gateways);
-    cluster.plan_revision = w.revision;
+    cluster.plan_revision = next_plan(&cluster, w.revision);
     save_plan(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways })?;
     Ok(cluster)
+}
+
+/// The revision of a changed plan: above the one before it, which may be above the database's ([`raise_plan`]).
+pub(super) fn next_plan(cluster: &Cluster, revision: u64) -> u64 {
+    revision.max(cluster.plan_revision.saturating_add(1))
+}
+
+/// Gateways have a plan of a revision that this database has not: it was restored from a backup. They keep to
+/// that plan until there is a newer one, so this one becomes newer. True if it was older.
+pub(crate) async fn raise_plan(w: &mut Write, id: ClusterId, above: u64) -> Result<bool> {
+    let mut cluster: Cluster = get(w.q(), id).await?;
+    if cluster.plan_revision >= above || above > PLAN_REVISION_MAX {
+        return Ok(false);
+    }
+    cluster.plan_revision = w.revision.max(above + 1);
+    save_plan(w, &cluster).await?;
+    let text = format!(
+        "gateways of cluster `{}` had a newer plan than the database, which is told again",
+        cluster.name
+    );
+    events::note(
+        w,
+        "cluster_plan_raised",
+        &id,
+        text,
+        json!({"known": above, "raised": cluster.plan_revision}),
+    )
+    .await?;
+    let gateways = find(w.q(), vec![("cluster", id.get().into())]).await?;
+    w.push(&Change::ClusterUpserted { cluster, gateways })?;
+    Ok(true)
 }
 
 pub(super) async fn save_plan(w: &mut Write, cluster: &Cluster) -> Result<()> {

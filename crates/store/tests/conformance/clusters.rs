@@ -73,6 +73,34 @@ pub async fn homes_follow_the_gateways(f: Fixture) {
     assert!(read().await.vips.iter().all(|vip| vip.home.is_none()));
 }
 
+/// A plan's revision only grows, also where gateways remember one that the database has lost.
+pub async fn plans_are_raised(f: Fixture) {
+    let s = f.store.as_ref();
+    let id = new(s.create_cluster("c", &[vip(1), vip(2)]).await).id;
+    let g1 = gateway(s, id, "g1", 1).await;
+    let before = s.cluster(id).await.unwrap();
+    let revision = s.revision().await.unwrap();
+    assert!(!s.raise_plan(id, before.plan_revision).await.unwrap(), "it is not behind");
+    assert!(!s.raise_plan(id, u64::MAX).await.unwrap(), "nor is everything believed");
+    assert_eq!(s.revision().await.unwrap(), revision);
+    assert!(s.raise_plan(id, 5000).await.unwrap() && !s.raise_plan(id, 5000).await.unwrap());
+    let raised = s.cluster(id).await.unwrap();
+    assert_eq!(raised, Cluster { plan_revision: 5001, ..before });
+    let row = s.outbox(revision, 10).await.unwrap().remove(0);
+    assert!(
+        matches!(row.change, Change::ClusterUpserted { cluster, gateways } if cluster == raised && gateways.len() == 1)
+    );
+    // What changes then is newer still, though the database's own revision is not.
+    let g2 = gateway(s, id, "g2", 2).await;
+    assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5002);
+    let vip = s.cluster(id).await.unwrap().vips.iter().find(|vip| vip.home == Some(g1)).unwrap().address;
+    assert!(s.move_home(id, vip, g1, g2).await.unwrap());
+    assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5003);
+    assert!(s.revision().await.unwrap() < 5000);
+    let ghost = s.raise_plan(ClusterId::new(999), 1).await;
+    assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
+}
+
 pub async fn keys_are_renewed(f: Fixture) {
     let s = f.store.as_ref();
     let id = new(s.create_cluster("c", &[vip(1)]).await).id;
