@@ -332,7 +332,7 @@ impl<P: Ports> Applier<P> {
             self.note_topology(result, format_args!("vIP {address}"));
         }
         if let Some(plan) = update.cluster.take() {
-            self.plan.send_replace(Some(plan));
+            self.note_plan(plan);
         }
         self.note_keys(std::mem::take(&mut update.keys));
         for group in update.groups.drain(..) {
@@ -350,6 +350,20 @@ impl<P: Ports> Applier<P> {
                 self.failures.add(1, || error);
             }
         }
+    }
+
+    /// A stream that goes on from this gateway's tables begins with the newest plan, and comes to the steps
+    /// with those before it then.
+    fn note_plan(&mut self, plan: ClusterPlan) {
+        self.plan.send_if_modified(|known| {
+            let older = known
+                .as_ref()
+                .is_some_and(|known| known.cluster == plan.cluster && known.revision >= plan.revision);
+            if !older {
+                *known = Some(plan);
+            }
+            !older
+        });
     }
 
     fn note_keys(&mut self, keys: Vec<ClusterKeys>) {

@@ -373,6 +373,16 @@ fn whose_vips_are_is_not_the_controllers_to_say() {
     assert_eq!(seen.borrow_and_update().as_ref().unwrap().revision, 11);
     apply(&mut applier, delta(12, vec![], None));
     assert!(!seen.has_changed().unwrap());
+    // Steps that come again behind the newest plan have those before it.
+    apply(&mut applier, delta(0, vec![], Some(plan(20, &[(a, 1), (b, 2)]))));
+    assert_eq!(seen.borrow_and_update().as_ref().unwrap().revision, 20);
+    for older in [13, 20] {
+        apply(&mut applier, delta(older, vec![], Some(plan(older, &[(a, 2), (b, 1)]))));
+        assert!(!seen.has_changed().unwrap(), "plan {older}");
+    }
+    let another = ClusterPlan { cluster: ClusterId::new(77), ..plan(3, &[(a, 1)]) };
+    apply(&mut applier, delta(21, vec![], Some(another.clone())));
+    assert_eq!(*seen.borrow_and_update(), Some(another), "of another cluster every plan is new");
     // A successor goes on with what it finds.
     let mut successor = Applier::new(applier.tables, Recorded::default());
     apply(&mut successor, delta(13, vec![vip(a), vip(b)], None));
