@@ -287,7 +287,7 @@ fn view(seat: &Seat, now: Now) -> ClusterView {
             _ if machine.has_failed(id) => GatewayState::Failed,
             // Its peers hear it, or it has not been silent for long.
             _ if !heard => GatewayState::Unheard,
-            Some(Standing::Fit) if member.draining && holds.is_empty() => GatewayState::Drained,
+            Some(Standing::Fit) if member.draining && machine.is_drained(id) => GatewayState::Drained,
             Some(Standing::Fit) if member.draining => GatewayState::Draining,
             Some(Standing::Fit) => GatewayState::Fit,
             Some(Standing::CutOff) => GatewayState::CutOff,

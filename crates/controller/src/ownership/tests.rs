@@ -248,6 +248,40 @@ fn a_plan_that_gateways_are_ahead_of_is_raised() {
     assert_eq!((bench.config, bench.raised.len()), (41, 0));
 }
 
+/// Who looks at the state knows no sooner than who reads the events.
+#[test]
+fn drained_is_shown_when_it_is_so() {
+    let mut bench = Bench::new();
+    bench.pass(3_000, &[1, 2]);
+    // It says that it answers for nothing, as one that comes back does, and owns a vIP all the same.
+    let nothing = |bench: &Bench| Report {
+        config: bench.config,
+        digest: bench.table.digest(),
+        holds: VipSet::EMPTY,
+        hears: vec![GatewayId::new(1)],
+        standing: Standing::Fit,
+    };
+    let report = nothing(&bench);
+    bench.say(2, 1, &ring(1), Body::Heartbeat(report));
+    bench.events.clear();
+    bench.follow([(1, standing(1, true, 2)), (2, standing(2, false, 1))]);
+    let drained = Event::Drained(ClusterId::new(1), GatewayId::new(2));
+    let mut shown = 0;
+    for _ in 0..400 {
+        assert_eq!(
+            bench.state(2) == GatewayState::Drained,
+            bench.events.contains(&drained),
+            "{:?}",
+            bench.events
+        );
+        shown += usize::from(bench.state(2) == GatewayState::Drained);
+        bench.pass(1, &[1, 2]);
+    }
+    assert!(shown > 0);
+    let owners = bench.clusters.views(bench.now())[&ClusterId::new(1)].owners.clone();
+    assert!(owners.values().all(|owner| owner.get() == 1), "{owners:?}");
+}
+
 #[test]
 fn a_cluster_has_no_say_in_another() {
     let mut bench = Bench::new();
