@@ -332,7 +332,7 @@ impl<P: Ports> Applier<P> {
             self.note_topology(result, format_args!("vIP {address}"));
         }
         if let Some(plan) = update.cluster.take() {
-            self.plan.send_replace(Some(plan));
+            self.note_plan(plan);
         }
         self.note_keys(std::mem::take(&mut update.keys));
         for group in update.groups.drain(..) {
@@ -350,6 +350,20 @@ impl<P: Ports> Applier<P> {
                 self.failures.add(1, || error);
             }
         }
+    }
+
+    /// A stream that goes on from this gateway's tables begins with the newest plan, and comes to the steps
+    /// with those before it then.
+    fn note_plan(&mut self, plan: ClusterPlan) {
+        self.plan.send_if_modified(|known| {
+            let older = known
+                .as_ref()
+                .is_some_and(|known| known.cluster == plan.cluster && known.revision >= plan.revision);
+            if !older {
+                *known = Some(plan);
+            }
+            !older
+        });
     }
 
     fn note_keys(&mut self, keys: Vec<ClusterKeys>) {
@@ -399,6 +413,10 @@ impl<P: Ports> Applier<P> {
         }
         let result = self.tables.remove_group(id);
         if self.failures.check(result, format_args!("removal of group {id}")).is_some() {
+            // A snapshot's VRFs come behind its groups, and may have others.
+            if self.snapshot.is_none() {
+                users.iter().for_each(|vrf| self.note_unreached(vrf));
+            }
             self.waiting.extend(users.into_iter().map(|vrf| (vrf.vni, vrf)));
         }
     }
@@ -412,16 +430,18 @@ impl<P: Ports> Applier<P> {
             // Without vIPs of this host's family the VPC works on this host alone.
             entry.group = None;
             self.waiting.insert(vrf.vni, *vrf);
-            tracing::warn!(
-                vni = vrf.vni.get(),
-                group = vrf.group,
-                "the VPC's gateway group has no vIP for this host"
-            );
+            self.note_unreached(vrf);
         } else {
             self.waiting.remove(&vrf.vni);
         }
         let result = self.tables.upsert_vrf(&entry);
         self.failures.check(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    fn note_unreached(&mut self, vrf: &Vrf) {
+        let group = vrf.group.unwrap_or_default();
+        let said = || format!("VNI {}: its gateway group {group} has no vIP for this host", vrf.vni);
+        self.failures.add(1, said);
     }
 
     fn upsert_endpoints(&mut self, endpoints: &[Endpoint]) {

@@ -275,12 +275,19 @@ fn a_full_table_is_reported_and_acknowledged() {
 fn a_group_without_vips_leaves_its_vrfs_without_one_until_it_has_some() {
     let mut applier = applier(1 << 14);
     let none = Group { id: 1, vips: Vec::new() };
-    apply(&mut applier, Update { groups: vec![none], ..cloud() });
+    let unreached = |revision| {
+        let failures = vec!["VNI 1: its gateway group 1 has no vIP for this host".to_owned()];
+        Some(Applied { revision, failures })
+    };
+    let snapshot = Update { groups: vec![none.clone()], ..cloud() };
+    assert_eq!(apply(&mut applier, snapshot), unreached(10), "the controller hears of it");
     assert_eq!(applier.tables.vrf(vni(1)).unwrap().vrf.group, None);
     let some = Group { id: 1, vips: vec![ip("192.0.2.100")] };
     let delta = Update { revision: 11, database_id: DATABASE, groups: vec![some], ..Update::default() };
     assert_eq!(apply(&mut applier, delta), done(11));
     assert_eq!(applier.tables.vrf(vni(1)).unwrap().vrf.group, Some(1));
+    let delta = Update { revision: 12, database_id: DATABASE, groups: vec![none], ..Update::default() };
+    assert_eq!(apply(&mut applier, delta), unreached(12), "nor does it go unseen later");
 }
 
 #[test]
@@ -366,6 +373,16 @@ fn whose_vips_are_is_not_the_controllers_to_say() {
     assert_eq!(seen.borrow_and_update().as_ref().unwrap().revision, 11);
     apply(&mut applier, delta(12, vec![], None));
     assert!(!seen.has_changed().unwrap());
+    // Steps that come again behind the newest plan have those before it.
+    apply(&mut applier, delta(0, vec![], Some(plan(20, &[(a, 1), (b, 2)]))));
+    assert_eq!(seen.borrow_and_update().as_ref().unwrap().revision, 20);
+    for older in [13, 20] {
+        apply(&mut applier, delta(older, vec![], Some(plan(older, &[(a, 2), (b, 1)]))));
+        assert!(!seen.has_changed().unwrap(), "plan {older}");
+    }
+    let another = ClusterPlan { cluster: ClusterId::new(77), ..plan(3, &[(a, 1)]) };
+    apply(&mut applier, delta(21, vec![], Some(another.clone())));
+    assert_eq!(*seen.borrow_and_update(), Some(another), "of another cluster every plan is new");
     // A successor goes on with what it finds.
     let mut successor = Applier::new(applier.tables, Recorded::default());
     apply(&mut successor, delta(13, vec![vip(a), vip(b)], None));

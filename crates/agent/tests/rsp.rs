@@ -108,7 +108,7 @@ fn questions_are_answered_from_the_address_they_came_to_in_both_families() {
             let question = Message::Request { id: 3, asks: asks(4) };
             host.send(CLUSTER, address(to), &question);
             let [received] = receive(&mut gateway, 1).await.try_into().unwrap();
-            assert_eq!(received.message, question);
+            assert_eq!((received.cluster, &received.message), (CLUSTER, &question));
             assert_eq!(Some(received.from.ip()), host.own_address(address(to)));
             gateway.send_to(CLUSTER, received.from, &answered(&received.message));
             let [received] = receive(&mut host, 1).await.try_into().unwrap();

@@ -1,11 +1,11 @@
 use crate::{
-    BulkCreated, EnrolmentBundle, Error, Gateway, HappenedEvent, NewInstance, NewObject, NodeStatus, Problem,
-    Resource, Result,
+    BulkCreated, Cluster, EnrolmentBundle, Error, Gateway, HappenedEvent, KeyRotation, NewInstance,
+    NewObject, NodeStatus, Problem, Resource, Result,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_types::{GatewayId, VpcId};
+use sluice_types::{ClusterId, GatewayId, VpcId};
 use std::time::Duration;
 
 /// Where the API is unless said otherwise.
@@ -234,6 +234,16 @@ impl Client {
         let request = self.http.post(self.at(&format!("{}/{verb}", object_path::<Gateway>(id)), &[]));
         let response = self.send(&action, if_match(request, expected)).await?;
         self.read(&action, response).await
+    }
+
+    /// Renews a cluster's key out of turn.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn rotate_key(&self, id: ClusterId) -> Result<KeyRotation> {
+        let action = format!("rotate the key of cluster {id}");
+        let path = format!("{}/rotate-key", object_path::<Cluster>(id));
+        Ok(self.post(&action, &path, &serde_json::json!({})).await?.1)
     }
 
     /// What happened, about one object or about all: the first events behind `after`, or

@@ -25,8 +25,8 @@ pub use cloud::{
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
 pub use model::{
-    BulkCreated, Cluster, ClusterVip, EnrolmentBundle, Gateway, HappenedEvent, Host, Instance, NodeStatus,
-    Peering, Resource, Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
+    BulkCreated, Cluster, ClusterVip, EnrolmentBundle, Gateway, HappenedEvent, Host, Instance, KeyRotation,
+    NodeStatus, Peering, Resource, Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
 };
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,

@@ -386,6 +386,15 @@ pub struct NodeStatus {
     pub offload_all: bool,
 }
 
+/// A cluster's key that was renewed out of turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeyRotation {
+    /// Milliseconds of the UNIX epoch: nodes seal with it from then on.
+    pub valid_from_ms: u64,
+    /// Nothing that is sealed with another one later is accepted.
+    pub others_end_ms: u64,
+}
+
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HappenedEvent {

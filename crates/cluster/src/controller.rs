@@ -190,6 +190,17 @@ impl Controller {
         self.gateways.get(&id).is_some_and(|known| known.failed)
     }
 
+    /// Whether a gateway that was to be drained owns and answers for nothing any more, as
+    /// [`ControllerOutput::Drained`] said. A report without vIPs is not enough: it may be from before the
+    /// gateway heard that it owns some.
+    #[must_use]
+    pub fn is_drained(&self, id: GatewayId) -> bool {
+        let known = self.gateways.get(&id);
+        known.is_some_and(|known| {
+            known.told_drained && known.report.as_ref().is_some_and(|report| report.holds == VipSet::EMPTY)
+        })
+    }
+
     /// It was not running: what it knows of the gateways is old.
     fn listen(&mut self, now_us: u64) {
         self.listen_until_us = now_us + self.params.controller_listen_us;

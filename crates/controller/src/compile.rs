@@ -54,6 +54,8 @@ pub enum Target {
     Cluster(ClusterId),
     /// Hosts whose VTEP is of this family.
     AllHosts(Family),
+    /// Hosts that have a port in a VNI of a VPC on this cluster.
+    HostsOn(ClusterId),
     /// Hosts that have a port in this VNI.
     HostsOf(Vni),
     /// One host.
@@ -103,6 +105,8 @@ pub struct Compiled {
     pub updates: BTreeMap<Target, Update>,
     /// By host, for its [`HostView`].
     pub ports: HashMap<HostId, PortCounts>,
+    /// Clusters of the VPCs that changed or got ports, for [`HostView`]s.
+    pub placed: BTreeMap<Vni, BTreeSet<ClusterId>>,
     /// Ports of these VNIs changed in a way that only the store can spell out:
     /// hosts that have them are sent a snapshot.
     pub resync: BTreeSet<Vni>,
@@ -458,6 +462,7 @@ impl State {
         if (&state.vpc.name, state.vpc.mtu) != (&vpc.name, vpc.mtu) {
             out.resync.insert(vpc.vni);
         }
+        out.placed.insert(vpc.vni, now.clone());
         state.vpc = vpc.clone();
         state.subnets = subnets.iter().map(|subnet| (subnet.id, subnet.clone())).collect();
         let (gateways, hosts) = (state.vrf(false), state.vrf(true));
@@ -494,17 +499,27 @@ impl State {
         instances.iter().filter_map(one).collect()
     }
 
-    /// A host's tables, without ports and VRFs; `None` if there is no such host.
+    /// A host's tables, without ports, VRFs and keys; `None` if there is no such host.
     pub fn host_base(&self, host: HostId) -> Option<Update> {
         let family = Family::of(self.hosts.get(&host)?.vtep);
         let clusters = self.clusters.values();
         let gateways = clusters.clone().flat_map(|c| vteps_of(&c.gateways));
         Some(Update {
             vteps: gateways.chain(self.hosts.values().map(vtep_of)).collect(),
-            groups: clusters.clone().map(|c| group_of(&c.cluster, family)).collect(),
-            keys: clusters.map(|cluster| for_hosts(&keys_of(cluster))).collect(),
+            groups: clusters.map(|c| group_of(&c.cluster, family)).collect(),
             ..Update::default()
         })
+    }
+
+    /// The clusters of all VPCs, by VNI.
+    pub fn placed(&self) -> BTreeMap<Vni, BTreeSet<ClusterId>> {
+        self.vpcs.values().map(|state| (state.vpc.vni, state.vpc.clusters().collect())).collect()
+    }
+
+    /// The keys of those clusters that a host has networks on.
+    pub fn host_keys(&self, clusters: &BTreeSet<ClusterId>) -> Update {
+        let keys = clusters.iter().filter_map(|id| self.clusters.get(id));
+        Update { keys: keys.map(|cluster| for_hosts(&keys_of(cluster))).collect(), ..Update::default() }
     }
 
     /// Entries of instances on their host, with the VRFs they need.
@@ -589,6 +604,7 @@ fn add_ports<'a>(
     let mut ordered: Vec<_> = subnets.iter().collect();
     ordered.sort_by_key(|subnet| subnet.id);
     let vrf = vrf(vpc, ordered.iter().copied(), true);
+    out.placed.insert(vpc.vni, vpc.clusters().collect());
     let subnets: HashMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet)).collect();
     let mut ports: BTreeMap<HostId, Vec<Port>> = BTreeMap::new();
     for instance in instances {

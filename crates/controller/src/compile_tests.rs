@@ -4,7 +4,7 @@
 
 mod moves;
 
-use crate::compile::{HostStep, HostView, PortCounts, State, Target, for_hosts, vip_mac};
+use crate::compile::{HostStep, HostView, PortCounts, State, Target, for_hosts, group_id, vip_mac};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -132,6 +132,9 @@ async fn from_snapshot(store: &dyn Store, node: NodeId, cluster: Option<ClusterI
             let ports = state.ports(&instances);
             view.add(&ports.ports);
             tables.receive(&encode(ports));
+            view.place(&state.placed());
+            tables.receive(&encode(state.host_keys(&view.clusters())));
+            view.set_keys(view.clusters());
             Follower { cluster: None, view: Some(view), tables }
         }
     }
@@ -139,23 +142,28 @@ async fn from_snapshot(store: &dyn Store, node: NodeId, cluster: Option<ClusterI
 
 impl Follower {
     /// Takes in a step; false if a snapshot is due.
-    fn step(&mut self, node: NodeId, step: &Step) -> bool {
-        let mut gone = Vec::new();
+    fn step(&mut self, node: NodeId, state: &State, step: &Step) -> bool {
+        let (mut gone, mut idle) = (Vec::new(), Vec::new());
         let targets = match node {
             NodeId::Gateway(_) => vec![Target::AllGateways, Target::Cluster(self.cluster.unwrap())],
             NodeId::Host(id) => {
                 let view = self.view.as_mut().unwrap();
-                match view.step(step.ports.get(&id), &step.resync, step.parts.keys()) {
+                match view.step(step.ports.get(&id), &step.placed, &step.resync, step.parts.keys()) {
                     HostStep::Resync => return false,
-                    HostStep::Send { targets, removed_vnis } => {
+                    HostStep::Send { targets, removed_vnis, keys } => {
                         gone = removed_vnis;
+                        self.tables.receive(&encode(state.host_keys(&keys)));
+                        for cluster in view.idle_keys() {
+                            view.forget_keys(cluster);
+                            idle.push(ClusterKeys { cluster: group_id(cluster), keys: Vec::new() });
+                        }
                         targets
                     }
                 }
             }
         };
         self.tables.receive(targets.iter().filter_map(|target| step.parts.get(target)).flatten());
-        self.tables.receive(&encode(Update { removed_vnis: gone, ..Update::default() }));
+        self.tables.receive(&encode(Update { removed_vnis: gone, keys: idle, ..Update::default() }));
         true
     }
 }
@@ -191,7 +199,7 @@ impl World {
             }
             for (node, follower) in &mut self.nodes {
                 self.deltas += 1;
-                if !follower.step(*node, &step) {
+                if !follower.step(*node, &self.state, &step) {
                     self.snapshots += 1;
                     *follower = from_snapshot(self.store.as_ref(), *node, follower.cluster).await;
                 }
@@ -330,7 +338,57 @@ async fn a_small_cloud_means_what_it_says() {
     let plan = world.gateway(g1).plan.as_ref().unwrap();
     assert!(plan.homes.len() == 3 && plan.homes.iter().all(|home| home.gateway == g1));
     assert!(world.host(host).vrfs.is_empty() && world.host(host).ports.is_empty());
+    assert!(world.host(host).keys.is_empty(), "none of its networks is on the cluster");
     assert!(!world.host(host).vteps.contains_key(&ip("192.0.2.2")));
+}
+
+#[tokio::test]
+async fn hosts_have_the_keys_of_their_networks_clusters_and_no_others() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let mut clusters = Vec::new();
+    for number in 1..=3 {
+        let vip = ip(&format!("192.0.2.1{number}"));
+        let cluster = store.create_cluster(&format!("c{number}"), &[vip]).await.unwrap().into_inner().id;
+        let gateway = new_gateway(&format!("g{number}"), cluster, &format!("192.0.2.{number}"));
+        store.create_gateway(gateway).await.unwrap();
+        clusters.push(cluster);
+    }
+    let new = NewHost { name: "h".into(), vtep: ip("192.0.2.21"), agent: true };
+    let host = store.create_host(new).await.unwrap().into_inner().id;
+    let a = store.create_vpc(new_vpc("a", tenant, clusters[0])).await.unwrap().into_inner().id;
+    let b = store.create_vpc(new_vpc("b", tenant, clusters[1])).await.unwrap().into_inner().id;
+    let sub_a = store.create_subnet(new_subnet(a, "s", "10.1.0.0/24", None)).await.unwrap().into_inner().id;
+    let sub_b = store.create_subnet(new_subnet(b, "s", "10.2.0.0/24", None)).await.unwrap().into_inner().id;
+    let has = async |world: &mut World| -> Vec<u32> {
+        world.follow().await;
+        world.check().await;
+        world.host(host).keys.keys().copied().collect()
+    };
+    let groups = |of: &[usize]| of.iter().map(|at| group_id(clusters[*at])).collect::<Vec<_>>();
+    assert_eq!(has(&mut world).await, groups(&[]));
+    let vm = store.create_instance(a, new_instance("vm", sub_a, host)).await.unwrap().into_inner();
+    assert_eq!(has(&mut world).await, groups(&[0]));
+    store.create_instance(b, new_instance("vm", sub_b, host)).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[0, 1]));
+    // What is renewed reaches those that have it.
+    let before = world.host(host).keys[&group_id(clusters[0])].keys.len();
+    for cluster in [clusters[0], clusters[2]] {
+        let newest = store.cluster_keys(cluster).await.unwrap().remove(0).not_before_ms;
+        assert!(store.rotate_keys(cluster, newest + 26 * 3600 * 1000).await.unwrap());
+    }
+    assert_eq!(has(&mut world).await, groups(&[0, 1]));
+    assert_eq!(world.host(host).keys[&group_id(clusters[0])].keys.len(), before + 1);
+    // On its way, a VPC has both.
+    let id = store.move_vpc(b, clusters[2], None).await.unwrap().moving.unwrap().id;
+    assert_eq!(has(&mut world).await, groups(&[0, 1, 2]));
+    store.advance_move(id, false).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[0, 1, 2]));
+    store.advance_move(id, true).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[0, 2]));
+    store.delete_instance(vm.id, None).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[2]));
 }
 
 #[tokio::test]
@@ -379,8 +437,8 @@ fn a_host_learns_of_a_vpc_with_its_first_port_and_forgets_it_with_its_last() {
         let mut counts = PortCounts::default();
         counts.added.extend((added > 0).then_some((vni, added)));
         counts.removed.extend((removed > 0).then_some((vni, removed)));
-        match view.step(Some(&counts), &none, &all) {
-            HostStep::Send { targets, removed_vnis } => (targets.len(), removed_vnis),
+        match view.step(Some(&counts), &BTreeMap::new(), &none, &all) {
+            HostStep::Send { targets, removed_vnis, .. } => (targets.len(), removed_vnis),
             HostStep::Resync => panic!("nothing changed that needs a snapshot"),
         }
     };
@@ -389,8 +447,8 @@ fn a_host_learns_of_a_vpc_with_its_first_port_and_forgets_it_with_its_last() {
     assert_eq!(step(0, 1), (2, vec![]));
     assert_eq!(step(0, 1), (1, vec![vni]));
     assert_eq!(
-        view.step(None, &[vni].into(), &all),
-        HostStep::Send { targets: vec![Target::Host(host)], removed_vnis: vec![] }
+        view.step(None, &BTreeMap::new(), &[vni].into(), &all),
+        HostStep::Send { targets: vec![Target::Host(host)], removed_vnis: vec![], keys: BTreeSet::new() }
     );
 }
 

@@ -8,7 +8,7 @@ use crate::ledger::Ledger;
 use crate::members::Members;
 use crate::steps::Step;
 use crate::timeline::{CompileStages, MIN_INSTANCES};
-use sluice_store::{Change, InstancesOf, OutboxRow, SnapshotPart, StoreError, Topology};
+use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, SnapshotPart, StoreError, Topology};
 use sluice_types::HostId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -231,6 +231,9 @@ async fn take_in(
     core.log.push(step);
     for node in removed {
         core.hub.remove(node);
+        if let NodeId::Gateway(id) = node {
+            core.loads.remove(id);
+        }
     }
     Ok(state)
 }

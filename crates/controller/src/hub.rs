@@ -41,6 +41,8 @@ pub struct Session {
 struct Node {
     acked: u64,
     last_seen_ms: u64,
+    /// It was waited for in vain, and has said nothing since.
+    vain: bool,
     failures: Vec<String>,
     /// Newest revision that was acknowledged with failures since its last snapshot: of that and of those
     /// before, nobody knows what is in the tables.
@@ -57,6 +59,10 @@ impl Node {
     fn mark(&mut self) {
         let now = Instant::now();
         self.dirty = Some((self.dirty.map_or(now, |(since, _)| since), now));
+    }
+
+    fn lags(&self, revision: u64, recent_ms: u64) -> bool {
+        self.acked < revision && !self.vain && (self.session.is_some() || self.last_seen_ms >= recent_ms)
     }
 
     fn is_due(&self) -> bool {
@@ -99,6 +105,11 @@ pub fn now_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Who was seen since then may live.
+fn recent_ms() -> u64 {
+    now_ms().saturating_sub(2 * SEEN_INTERVAL_MS)
+}
+
 impl Hub {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -111,6 +122,7 @@ impl Hub {
             let node = inner.nodes.entry(state.node).or_default();
             if node.session.is_none() && node.dirty.is_none() {
                 node.acked = state.acked;
+                node.vain &= state.last_seen_ms <= node.last_seen_ms;
                 node.last_seen_ms = state.last_seen_ms;
                 node.saved_seen_ms = state.last_seen_ms;
                 node.failed = if state.failures.is_empty() { 0 } else { state.acked };
@@ -136,6 +148,7 @@ impl Hub {
             let _ = old.send(Closing::Replaced);
         }
         node.mark();
+        node.vain = false;
         node.acked = applied;
         if applied == 0 {
             node.failed = 0;
@@ -168,6 +181,7 @@ impl Hub {
     /// A node acknowledges.
     pub fn ack(&self, id: NodeId, session: u64, revision: u64, failures: Vec<String>) {
         self.with(id, session, |node| {
+            node.vain = false;
             node.acked = node.acked.max(revision);
             if !failures.is_empty() {
                 node.failed = node.failed.max(revision);
@@ -179,7 +193,7 @@ impl Hub {
 
     /// A node says that it lives.
     pub fn heartbeat(&self, id: NodeId, session: u64, heartbeat: Heartbeat) {
-        self.with(id, session, |node| node.heartbeat = heartbeat);
+        self.with(id, session, |node| (node.vain, node.heartbeat) = (false, heartbeat));
     }
 
     /// A node was deleted.
@@ -239,13 +253,23 @@ impl Hub {
     }
 
     /// Whether one of these nodes has not acknowledged a revision, of those that are
-    /// connected, or that another replica saw lately.
+    /// connected, or that another replica saw lately, and that were not waited for in vain
+    /// since they last spoke.
     pub fn lags(&self, nodes: &[NodeId], revision: u64) -> bool {
         let inner = self.lock();
-        let recent_ms = now_ms().saturating_sub(2 * SEEN_INTERVAL_MS);
-        let lives = |node: &Node| node.session.is_some() || node.last_seen_ms >= recent_ms;
-        let lags = |node: &Node| node.acked < revision && lives(node);
-        nodes.iter().any(|id| inner.nodes.get(id).is_some_and(lags))
+        let recent_ms = recent_ms();
+        nodes.iter().any(|id| inner.nodes.get(id).is_some_and(|node| node.lags(revision, recent_ms)))
+    }
+
+    /// Those of these nodes that [`Hub::lags`] is about are not waited for again until they speak.
+    pub fn give_up(&self, nodes: &[NodeId], revision: u64) {
+        let mut inner = self.lock();
+        let recent_ms = recent_ms();
+        for id in nodes {
+            if let Some(node) = inner.nodes.get_mut(id).filter(|node| node.lags(revision, recent_ms)) {
+                node.vain = true;
+            }
+        }
     }
 
     /// One node.
@@ -329,6 +353,36 @@ mod tests {
         assert!(!hub.lags(&[long_ago], 9));
         hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: now_ms(), failures: Vec::new() }]);
         assert!(hub.lags(&[long_ago], 9), "another replica's");
+    }
+
+    #[test]
+    fn who_was_waited_for_in_vain_is_waited_for_again_when_it_speaks() {
+        let hub = Hub::default();
+        let session = hub.open(NODE, 5, String::new());
+        let prompt = NodeId::Gateway(GatewayId::new(2));
+        let other = hub.open(prompt, 9, String::new());
+        hub.give_up(&[NODE, prompt], 9);
+        assert!(!hub.lags(&[NODE, prompt], 9) && !hub.lags(&[NODE], 99), "nor for what comes next");
+        assert!(hub.lags(&[NODE, prompt], 99), "the other one had it");
+        hub.heartbeat(NODE, session.id, Heartbeat::default());
+        assert!(hub.lags(&[NODE], 9));
+        hub.give_up(&[NODE], 9);
+        hub.ack(NODE, session.id, 6, Vec::new());
+        assert!(hub.lags(&[NODE], 9));
+        hub.give_up(&[NODE], 9);
+        hub.close(NODE, session.id);
+        assert!(!hub.lags(&[NODE], 9), "its end is no word of it");
+        hub.open(NODE, 5, String::new());
+        assert!(hub.lags(&[NODE], 9));
+        // One that speaks to another replica.
+        hub.give_up(&[prompt], 99);
+        hub.close(prompt, other.id);
+        hub.take_unsaved(true);
+        let seen = |last_seen_ms| NodeState { node: prompt, acked: 9, last_seen_ms, failures: Vec::new() };
+        hub.load(vec![seen(hub.view(prompt).state.last_seen_ms)]);
+        assert!(!hub.lags(&[prompt], 99));
+        hub.load(vec![seen(hub.view(prompt).state.last_seen_ms + 1)]);
+        assert!(hub.lags(&[prompt], 99));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use sluice_store::{Page, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Keys are looked at this often; they live for a day.
-const LOOK: Duration = Duration::from_secs(60);
+/// Keys are looked at this often: they live for a day, but a deleted node's are to end soon.
+const LOOK: Duration = Duration::from_secs(5);
 /// Clusters read at once.
 const PAGE: u32 = 256;
 

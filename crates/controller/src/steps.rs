@@ -10,7 +10,7 @@ use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Update};
 use sluice_store::NodeId;
-use sluice_types::{HostId, Vni};
+use sluice_types::{ClusterId, HostId, Vni};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
@@ -31,6 +31,8 @@ pub struct Step {
     pub parts: BTreeMap<Target, Vec<Bytes>>,
     /// See [`Compiled::ports`].
     pub ports: HashMap<HostId, PortCounts>,
+    /// See [`Compiled::placed`].
+    pub placed: BTreeMap<Vni, BTreeSet<ClusterId>>,
     /// See [`Compiled::resync`].
     pub resync: BTreeSet<Vni>,
     /// See [`Compiled::removed_nodes`].
@@ -52,6 +54,7 @@ impl Step {
             revision: compiled.revision,
             parts,
             ports: compiled.ports,
+            placed: compiled.placed,
             resync: compiled.resync,
             removed_nodes: compiled.removed_nodes,
             created: compiled.created,

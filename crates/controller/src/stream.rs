@@ -3,13 +3,14 @@
 //! falls behind. Hosts always begin with a snapshot (unless they have the very
 //! revision): theirs are small, and reading one says which VPCs concern them.
 
-use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target, for_hosts};
+use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target, for_hosts, group_id};
 use crate::core::{Core, count};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
-use sluice_southbound::{EncodedUpdate, Update};
+use sluice_southbound::{ClusterKeys, EncodedUpdate, Update};
 use sluice_store::{InstancesOf, NodeId, SnapshotPart, StoreError};
 use sluice_types::ClusterId;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,10 +25,15 @@ const READ_AHEAD: usize = 4;
 /// that it has them, too.
 const MARK: Duration = Duration::from_millis(200);
 
-/// A step waits at most this long for nodes that must have it first,
+/// A step waits at most this long for nodes that must have it first, and for none again that it
+/// waited for in vain until that one speaks,
 const GATE: Duration = Duration::from_secs(1);
 /// and looks this often whether they have.
 const GATE_LOOK: Duration = Duration::from_millis(2);
+
+/// A host keeps a cluster's keys for so long after the last VPC that needed them: while a network lingers
+/// there (a minute), it tells senders that its instances have left.
+const KEYS_LINGER: Duration = Duration::from_secs(120);
 
 /// Why a stream ended from this side.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +65,8 @@ pub struct NodeStream {
     cursor: u64,
     /// A host's.
     view: Option<HostView>,
+    /// Clusters whose keys the host no longer needs, and since when.
+    idle_keys: BTreeMap<ClusterId, Instant>,
     /// It was told of keys and plan.
     stands: bool,
 }
@@ -73,7 +81,8 @@ impl NodeStream {
         out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     ) -> Self {
         let sent = Arc::new(AtomicU64::new(applied));
-        Self { core, node, cluster, out, sent, cursor: applied, view: None, stands: false }
+        let idle_keys = BTreeMap::new();
+        Self { core, node, cluster, out, sent, cursor: applied, view: None, idle_keys, stands: false }
     }
 
     /// What was sent so far.
@@ -93,6 +102,7 @@ impl NodeStream {
                 self.snapshot().await?;
             }
             self.stand().await?;
+            self.withdraw_keys().await?;
             last.borrow_and_update();
             let steps = self.core.log.after(self.cursor);
             behind = steps.is_none();
@@ -120,18 +130,53 @@ impl NodeStream {
             return Ok(());
         }
         self.stands = true;
-        let update = match self.cluster {
-            Some(cluster) => standings.get(&cluster).cloned().unwrap_or_default(),
-            None => Update {
-                keys: standings.values().flat_map(|standing| standing.keys.iter().map(for_hosts)).collect(),
-                ..Update::default()
-            },
+        let update = match (self.cluster, &mut self.view) {
+            (Some(cluster), _) => standings.get(&cluster).cloned().unwrap_or_default(),
+            (None, Some(view)) => {
+                let needed = view.clusters();
+                // What else it may have is taken from it when the networks are gone that may linger.
+                view.set_keys(standings.keys().copied().collect());
+                self.keys_of(&needed)
+            }
+            (None, None) => Update::default(),
         };
         let database = self.core.store.database_id();
         for part in encode(update) {
             self.send(EncodedUpdate::new(0, database, false, part)).await?;
         }
         Ok(())
+    }
+
+    /// Keys of clusters for a host, as of the last revision that was compiled: newer than a step's at most.
+    fn keys_of(&self, clusters: &BTreeSet<ClusterId>) -> Update {
+        let standings = self.core.standings();
+        let standing = clusters.iter().filter_map(|cluster| standings.get(cluster));
+        let keys = standing.flat_map(|standing| standing.keys.iter().map(for_hosts)).collect();
+        Update { keys, ..Update::default() }
+    }
+
+    /// Takes keys from a host that it has not needed for a while.
+    async fn withdraw_keys(&mut self) -> Result<(), Ended> {
+        let Some(view) = &mut self.view else { return Ok(()) };
+        let idle = view.idle_keys();
+        self.idle_keys.retain(|cluster, _| idle.contains(cluster));
+        for cluster in idle {
+            self.idle_keys.entry(cluster).or_insert_with(Instant::now);
+        }
+        let old =
+            |(cluster, since): (&ClusterId, &Instant)| (since.elapsed() >= KEYS_LINGER).then_some(*cluster);
+        let gone: Vec<ClusterId> = self.idle_keys.iter().filter_map(old).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        for cluster in &gone {
+            view.forget_keys(*cluster);
+            self.idle_keys.remove(cluster);
+        }
+        let none = |cluster: &ClusterId| ClusterKeys { cluster: group_id(*cluster), keys: Vec::new() };
+        let update = Update { keys: gone.iter().map(none).collect(), ..Update::default() };
+        // With the revision that it has: the end of a step is when the keys' file is written.
+        self.send_step(self.cursor, encode(update)).await
     }
 
     async fn send(&self, update: EncodedUpdate) -> Result<(), Ended> {
@@ -180,6 +225,8 @@ impl NodeStream {
             });
             while self.core.hub.lags(&awaited, step.revision) {
                 if began.elapsed() >= GATE {
+                    // Nor will the next step wait for who may be dead.
+                    self.core.hub.give_up(&awaited, step.revision);
                     tracing::warn!(node = ?self.node, revision = step.revision, ?gate, "waited in vain");
                     return;
                 }
@@ -190,13 +237,13 @@ impl NodeStream {
 
     /// False: a snapshot is due instead.
     async fn step(&mut self, step: &Step) -> Result<bool, Ended> {
-        let mut removed_vnis = Vec::new();
+        let (mut removed_vnis, mut needed) = (Vec::new(), BTreeSet::new());
         let targets = match (self.node, &mut self.view) {
             (NodeId::Host(host), Some(view)) => {
-                match view.step(step.ports.get(&host), &step.resync, step.parts.keys()) {
+                match view.step(step.ports.get(&host), &step.placed, &step.resync, step.parts.keys()) {
                     HostStep::Resync => return Ok(false),
-                    HostStep::Send { targets, removed_vnis: gone } => {
-                        removed_vnis = gone;
+                    HostStep::Send { targets, removed_vnis: gone, keys } => {
+                        (removed_vnis, needed) = (gone, keys);
                         targets
                     }
                 }
@@ -206,8 +253,8 @@ impl NodeStream {
                 [Target::AllGateways].into_iter().chain(self.cluster.map(Target::Cluster)).collect()
             }
         };
-        let parts = targets.iter().filter_map(|target| step.parts.get(target));
-        let mut parts: Vec<Bytes> = parts.flatten().cloned().collect();
+        let mut parts = encode(self.keys_of(&needed));
+        parts.extend(targets.iter().filter_map(|target| step.parts.get(target)).flatten().cloned());
         if !removed_vnis.is_empty() {
             parts.extend(encode(Update { removed_vnis, ..Update::default() }));
         }
@@ -285,6 +332,18 @@ impl NodeStream {
             entries += update.entry_count();
             for part in tokio::task::spawn_blocking(move || encode(update)).await? {
                 self.send(EncodedUpdate::new(0, database, true, part)).await?;
+            }
+        }
+        if let Some(view) = &mut self.view {
+            view.place(&state.placed());
+            let clusters = view.clusters().into_iter().chain(self.idle_keys.keys().copied()).collect();
+            let keys = state.host_keys(&clusters);
+            if !skip {
+                view.set_keys(clusters);
+                entries += keys.entry_count();
+                for part in encode(keys) {
+                    self.send(EncodedUpdate::new(0, database, true, part)).await?;
+                }
             }
         }
         Ok((!skip).then_some(entries))

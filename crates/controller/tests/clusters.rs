@@ -216,7 +216,11 @@ async fn keys_reach_nodes_and_nobody_else() {
     let host_identity = cloud.enrol(&basics.host_path()).await;
     let mut host = join(&cloud, &host_identity, 0, 0).await;
     let (_, step) = host.acked_step().await;
+    assert!(step.iter().all(|part| part.keys.is_empty()), "it has no network on the cluster");
+    cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let (_, step) = host.acked_step().await;
     let theirs: Vec<_> = step.iter().flat_map(|part| part.keys.clone()).collect();
+    assert!(!step[0].keys.is_empty() && step[0].ports.is_empty(), "before all that needs them");
     assert_eq!(
         (theirs.len(), theirs[0].cluster, theirs[0].keys[0].id),
         (1, keys[0].cluster, keys[0].keys[0].id)
@@ -224,8 +228,26 @@ async fn keys_reach_nodes_and_nobody_else() {
     // Hosts are trusted with RSP only.
     let derived = sluice_rsp::rsp_secret(keys[0].keys[0].secret.bytes());
     assert_eq!(theirs[0].keys[0].secret.bytes(), &derived);
+    // Renewed out of turn, it reaches all that have it, and is written down.
+    let path = format!("/v1/clusters/{}/rotate-key", basics.cluster);
+    let rotated = cloud.post(&path, json!({})).await;
+    assert_eq!(rotated.status, StatusCode::OK, "{}", rotated.body);
+    let keys = until(&mut gateway, |update| !update.keys.is_empty()).await.keys;
+    let new = keys[0].keys.last().unwrap();
+    assert_eq!((keys[0].keys.len(), json!(new.not_before_ms)), (2, rotated.body["valid_from_ms"].clone()));
+    assert_eq!(json!(keys[0].keys[0].not_after_ms), rotated.body["others_end_ms"]);
+    let step = host.step().await;
+    let theirs = step[0].keys.clone();
+    let host_at = step.last().unwrap().revision;
+    assert_eq!((theirs[0].keys.len(), theirs[0].keys[1].id), (2, new.id));
+    assert_eq!(kinds(&cloud, &basics.cluster).await, ["cluster_key_renewed"]);
+    assert_eq!(cloud.post(&path, json!({})).await.problem(), (409, "key-is-new", "c"));
+    assert_eq!(cloud.post("/v1/clusters/cluster-999/rotate-key", json!({})).await.problem().0, 404);
     // A gateway that goes on from its tables is told at once, also by another controller.
     let database = gateway.database;
+    let mut again = join(&cloud, &host_identity, host_at, database).await;
+    assert_eq!(again.next().await.keys, theirs);
+    drop(again);
     for _ in 0..2 {
         let mut again = join(&cloud, &identity, revision, database).await;
         let first = again.next().await;

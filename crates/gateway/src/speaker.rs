@@ -67,7 +67,7 @@ impl<E: Events<Elephant>> Speaker<E> {
             if self.notifier.due_us().is_some_and(|due_us| due_us <= self.now_us()) {
                 self.tell();
             }
-            for Received { from, message } in self.edge.receive(BUDGET) {
+            for Received { from, message, .. } in self.edge.receive(BUDGET) {
                 self.hear(from, &message);
             }
         }

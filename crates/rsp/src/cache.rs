@@ -168,6 +168,8 @@ pub struct Stats {
     pub unanswered: u64,
     /// Rounds in which not all could be asked that was due.
     pub rounds_full: u64,
+    /// What was said of networks of another cluster than the key's.
+    pub other_cluster: u64,
     /// Messages that only gateways get.
     pub unexpected: u64,
 }
@@ -215,7 +217,7 @@ impl Cache {
             Input::Adopt(paths) => {
                 paths.iter().for_each(|(to, path)| self.adopt(now_ms, *to, path, &mut out))
             }
-            Input::Message(message) => self.receive(now_ms, message, &mut out, &mut asks),
+            Input::Message(message) => self.receive(now_ms, message, &|_| true, &mut out, &mut asks),
             Input::Want(wanted) => {
                 wanted.iter().for_each(|to| self.want(now_ms, *to, 0, None, &mut out, &mut asks));
             }
@@ -227,6 +229,20 @@ impl Cache {
                 self.ask_what_is_due(now_ms, &mut asks);
             }
         }
+        self.say(now_ms, asks, &mut out);
+        out
+    }
+
+    /// Takes an authentic message that was sealed with a key that does not speak for all networks of this
+    /// host. `speaks`: whether it does for one of them.
+    pub fn hear(&mut self, now_ms: u64, message: &Message, speaks: &dyn Fn(Vni) -> bool) -> Vec<Output> {
+        let (mut out, mut asks) = (Vec::new(), Asks::new());
+        self.receive(now_ms, message, speaks, &mut out, &mut asks);
+        self.say(now_ms, asks, &mut out);
+        out
+    }
+
+    fn say(&mut self, now_ms: u64, asks: Asks, out: &mut Vec<Output>) {
         let id = self.round;
         out.extend(
             asks.into_iter().map(|(to, asks)| Output::Send { to, message: Message::Request { id, asks } }),
@@ -236,7 +252,6 @@ impl Cache {
             self.wake_at_ms = Some(at_ms);
             out.push(Output::Wake { at_ms });
         }
-        out
     }
 
     /// What has happened so far.
@@ -274,16 +289,27 @@ impl Cache {
         }
     }
 
-    fn receive(&mut self, now_ms: u64, message: &Message, out: &mut Vec<Output>, asks: &mut Asks) {
+    fn receive(
+        &mut self,
+        now_ms: u64,
+        message: &Message,
+        speaks: &dyn Fn(Vni) -> bool,
+        out: &mut Vec<Output>,
+        asks: &mut Asks,
+    ) {
         match message {
-            Message::Notify { answers } => {
-                answers.iter().for_each(|answered| self.learn(now_ms, answered, false, out));
-            }
-            Message::Reply { answers, .. } => {
-                answers.iter().for_each(|answered| self.learn(now_ms, answered, true, out));
+            Message::Notify { answers } | Message::Reply { answers, .. } => {
+                let solicited = matches!(message, Message::Reply { .. });
+                for answered in answers {
+                    if speaks(answered.destination.vni) {
+                        self.learn(now_ms, answered, solicited, out);
+                    } else {
+                        self.stats.other_cluster += 1;
+                    }
+                }
             }
             Message::Redirect { moved } => {
-                moved.iter().for_each(|moved| self.redirect(now_ms, moved, out, asks));
+                moved.iter().for_each(|moved| self.redirect(now_ms, moved, speaks, out, asks));
             }
             Message::Request { .. } => self.stats.unexpected += 1,
         }
@@ -368,12 +394,24 @@ impl Cache {
 
     /// Its host no longer has it: back to the gateway, and ask where it is now. What
     /// is as old as the path that led there is no answer.
-    fn redirect(&mut self, now_ms: u64, moved: &Moved, out: &mut Vec<Output>, asks: &mut Asks) {
+    fn redirect(
+        &mut self,
+        now_ms: u64,
+        moved: &Moved,
+        speaks: &dyn Fn(Vni) -> bool,
+        out: &mut Vec<Output>,
+        asks: &mut Asks,
+    ) {
         let mut any = false;
         for slot in self.table.of_target(moved.destination) {
             let entry = self.table.get(slot);
             let Some(path) = entry.path.filter(|path| path.host == moved.host) else { continue };
             any = true;
+            // The network is that of the path's sender: the destination's may be none of this host's.
+            if !speaks(entry.destination.vni) {
+                self.stats.other_cluster += 1;
+                continue;
+            }
             self.remove(slot, Why::Redirected, out);
             // Who was named knows the destination's network, and no other.
             let named = (entry.destination == moved.destination).then_some(moved.ask);

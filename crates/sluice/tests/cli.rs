@@ -170,6 +170,10 @@ fn clusters_gateways_and_what_moves() {
     site.ok(&["clusters", "update", "edge", "--vip", "192.0.2.102", "--vip", "192.0.2.101"]);
     let list = site.ok(&["clusters", "list"]);
     assert!(list.contains("192.0.2.101, 192.0.2.102"), "in order of place: {list}");
+    let rotated = site.json(&["cluster", "rotate-key", "edge"]);
+    let (from, until) = (&rotated["valid_from_ms"], &rotated["others_end_ms"]);
+    assert_eq!(from.as_u64().map(|ms| ms + 300_000), until.as_u64());
+    assert!(site.fails(1, &["clusters", "rotate-key", "edge"]).contains("within the last 5 minutes"));
 
     site.ok(&["clusters", "create", "far", "--vip", "192.0.2.201"]);
     let error = site.fails(1, &["vpcs", "move", "red/web", "--to", "far"]);

@@ -162,16 +162,25 @@ impl Store for Database {
         write!(self, w => placement::delete_cluster(w, id, expected))
     }
 
+    async fn raise_plan(&self, id: ClusterId, above: u64) -> Result<bool> {
+        write!(self, w => placement::raise_plan(w, id, above))
+    }
+
     async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>> {
         keys::list(&mut self.reader(), Some(id)).await
     }
 
     async fn rotate_keys(&self, id: ClusterId, now_ms: u64) -> Result<bool> {
         let keys = keys::list(&mut self.reader(), Some(id)).await?;
-        if !keys.is_empty() && !keys::is_due(&keys, now_ms) {
+        let due = keys.is_empty() || keys::is_due(&keys, now_ms);
+        if !due && !keys::is_wanted(&mut self.reader(), id).await? {
             return Ok(false);
         }
         write!(self, w => keys::rotate(w, id, now_ms))
+    }
+
+    async fn renew_key(&self, id: ClusterId) -> Result<KeyRotation> {
+        write!(self, w => keys::revoke(w, id))
     }
 
     async fn create_gateway(&self, new: NewGateway) -> Result<Created<Gateway>> {

@@ -43,10 +43,17 @@ pub enum Conflict {
     PeeringAcrossClusters { a: String, b: String },
     #[error("VPC `{vpc}` is moving to {to}; it can turn back, or must arrive first")]
     VpcMoves { vpc: String, to: String },
+    #[error(
+        "cluster `{cluster}` has no {family} vIP, but host `{host}` ({vtep}), which has instances of VPC `{vpc}`, \
+         has only {family} in the underlay"
+    )]
+    NoVipForHost { cluster: String, family: &'static str, host: String, vtep: String, vpc: String },
     #[error("cluster `{cluster}` has no gateway that would forward")]
     NoGateways { cluster: String },
     #[error("gateway `{gateway}` is the last of its cluster that is not draining")]
     LastGateway { gateway: String },
+    #[error("the key of cluster `{cluster}` was renewed within the last {minutes} minutes")]
+    KeyIsNew { cluster: String, minutes: u64 },
     #[error("plan {plan} is being carried out; one is at a time")]
     PlanApplying { plan: u64 },
     #[error("plan {plan} is done")]

@@ -200,11 +200,18 @@ pub trait Store: Send + Sync {
     /// Replaces the vIPs. What stays keeps its place; if some come and some go, that
     /// takes two revisions.
     async fn update_cluster(&self, id: ClusterId, vips: &[IpAddr], expected: Option<u64>) -> Result<Cluster>;
+    /// Gateways have its plan at the revision `above`: if the database's is older, as after it was restored
+    /// from a backup, it is given a newer revision. True if it was older.
+    async fn raise_plan(&self, id: ClusterId, above: u64) -> Result<bool>;
     /// Its keys, in order of id.
     async fn cluster_keys(&self, id: ClusterId) -> Result<Vec<ClusterKey>>;
     /// Makes the cluster's next key if it is due at `now_ms` (milliseconds of the UNIX
-    /// epoch), and drops those that ended long ago. True if anything changed.
+    /// epoch), or a node that has the others was deleted, and drops those that ended long ago. True if
+    /// anything changed.
     async fn rotate_keys(&self, id: ClusterId, now_ms: u64) -> Result<bool>;
+    /// Makes the cluster's next key at once; all others end within minutes. Not more often than every
+    /// five minutes.
+    async fn renew_key(&self, id: ClusterId) -> Result<KeyRotation>;
     async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()>;
 
     async fn create_gateway(&self, new: NewGateway) -> Result<Created<Gateway>>;

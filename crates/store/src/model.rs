@@ -99,7 +99,7 @@ pub struct Cluster {
     pub name: String,
     /// 1..=63 of each family used, in order of place, which is bucket order.
     pub vips: Vec<ClusterVip>,
-    /// Revision at which vIPs, gateways, draining or homes last changed.
+    /// Grows when vIPs, gateways, draining or homes change: the revision of that change, or more.
     pub plan_revision: u64,
     pub revision: u64,
 }
@@ -133,6 +133,15 @@ pub struct ClusterKey {
     pub not_before_ms: u64,
     /// ...until before here.
     pub not_after_ms: u64,
+}
+
+/// A cluster's key that was renewed out of turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRotation {
+    /// Milliseconds of the UNIX epoch: the new one is valid from here...
+    pub valid_from_ms: u64,
+    /// ...and all others until before here.
+    pub others_end_ms: u64,
 }
 
 /// Something that happened, for people to read later.

@@ -165,7 +165,7 @@ impl<S: Events<Stray>> Learner<S> {
             self.keeper.take_redirects(now_us, &mut reaction);
         }
         for received in self.edge.receive(BUDGET) {
-            self.keeper.hear(now_ms, received.message, &mut reaction);
+            self.keeper.hear(now_ms, received.cluster, received.message, &mut reaction);
         }
         if self.keeper.wake_ms().is_some_and(|wake_ms| wake_ms <= now_ms) {
             self.keeper.tick(now_ms, &mut reaction);

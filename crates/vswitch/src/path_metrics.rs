@@ -69,6 +69,7 @@ impl Source for PathSource {
             ("stale", cache.stale),
             ("late", cache.late),
             ("foreign", cache.foreign),
+            ("other_cluster", cache.other_cluster),
             ("impossible", counts.impossible),
             ("unexpected", cache.unexpected),
             ("redirect_stale", cache.redirects_stale),

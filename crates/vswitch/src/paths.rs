@@ -14,6 +14,9 @@ use sluice_types::Vni;
 const QUIET_US: u64 = 100_000;
 /// What is told within this time goes together.
 const GATHER_US: u64 = 1_000;
+/// A network that changed its cluster is spoken for by both for so long: not all of its hosts and gateways
+/// know at the same time.
+const CHANGING_MS: u64 = 60_000;
 /// What was told is remembered of so many destinations.
 const MEMORY_MAX: usize = 16_384;
 
@@ -71,6 +74,8 @@ pub struct Keeper {
     cache: Cache,
     wake_ms: Option<u64>,
     networks: BTreeMap<Vni, Network>,
+    /// The cluster that a network was on before, and until when that one speaks for it.
+    before: HashMap<Vni, (u32, u64)>,
     /// Clusters by their gateways' VTEPs.
     clusters: HashMap<IpAddr, u32>,
     database: u64,
@@ -87,6 +92,7 @@ impl Keeper {
             cache: Cache::new(config, now_ms),
             wake_ms: None,
             networks: BTreeMap::new(),
+            before: HashMap::new(),
             clusters: HashMap::new(),
             database: 0,
             redirects: Batch::new(QUIET_US, GATHER_US, MEMORY_MAX),
@@ -105,7 +111,11 @@ impl Keeper {
         if !another && networks == self.networks {
             return reaction;
         }
+        self.before.retain(|vni, (_, until_ms)| networks.contains_key(vni) && now_ms < *until_ms);
         for (vni, network) in std::mem::take(&mut self.networks) {
+            if networks.get(&vni).is_some_and(|new| new.cluster != network.cluster) {
+                self.before.insert(vni, (network.cluster, now_ms.saturating_add(CHANGING_MS)));
+            }
             let stays = networks.get(&vni).is_some_and(|new| new.used && !new.gateways.is_empty());
             if network.used && (another || !stays) {
                 self.feed(now_ms, Input::Gateways { vni, addresses: &[] }, &mut reaction);
@@ -129,10 +139,17 @@ impl Keeper {
         reaction
     }
 
-    /// Takes an authentic message.
-    pub fn hear(&mut self, now_ms: u64, message: Message, reaction: &mut Reaction) {
+    /// Takes an authentic message, sealed with a cluster's key: what it says of networks of another
+    /// cluster is not believed.
+    pub fn hear(&mut self, now_ms: u64, cluster: u32, message: Message, reaction: &mut Reaction) {
         let message = self.possible(message);
-        self.feed(now_ms, Input::Message(&message), reaction);
+        let (networks, before) = (&self.networks, &self.before);
+        let speaks = |vni: Vni| {
+            let then = before.get(&vni).is_some_and(|(old, until_ms)| *old == cluster && now_ms < *until_ms);
+            then || networks.get(&vni).is_none_or(|network| network.cluster == cluster)
+        };
+        let outputs = self.cache.hear(now_ms, &message, &speaks);
+        self.react(outputs, reaction);
     }
 
     /// Takes when each path of the tables was last used, as a number that changes with use.
@@ -221,7 +238,12 @@ impl Keeper {
     }
 
     fn feed(&mut self, now_ms: u64, input: Input<'_>, reaction: &mut Reaction) {
-        for output in self.cache.handle(now_ms, input) {
+        let outputs = self.cache.handle(now_ms, input);
+        self.react(outputs, reaction);
+    }
+
+    fn react(&mut self, outputs: Vec<Output>, reaction: &mut Reaction) {
+        for output in outputs {
             match output {
                 Output::Install { destination, path } => {
                     reaction.changes.push(Change::Install(destination, path));

@@ -43,8 +43,48 @@ fn keeper() -> Keeper {
 
 fn hear(keeper: &mut Keeper, now_ms: u64, message: Message) -> Reaction {
     let mut reaction = Reaction::default();
-    keeper.hear(now_ms, message, &mut reaction);
+    keeper.hear(now_ms, CLUSTER, message, &mut reaction);
     reaction
+}
+
+/// The same, under another cluster's key.
+fn hear_of(keeper: &mut Keeper, now_ms: u64, cluster: u32, message: Message) -> Reaction {
+    let mut reaction = Reaction::default();
+    keeper.hear(now_ms, cluster, message, &mut reaction);
+    reaction
+}
+
+#[test]
+fn a_key_speaks_for_the_networks_of_its_cluster() {
+    let mut keeper = keeper();
+    let on = |number, cluster| Network { cluster, ..network(number, true) };
+    keeper.set_networks(0, 3, vec![on(1, CLUSTER), on(3, 8)]);
+    let (destination, other) = (to(1, "10.0.0.5"), to(3, "10.0.0.5"));
+    let lie = hear_of(&mut keeper, 0, 8, notify(destination, path(THIRD, 9)));
+    assert_eq!((lie, keeper.fill().0, keeper.stats().0.other_cluster), (Reaction::default(), 0, 1));
+    hear(&mut keeper, 0, notify(destination, path(OTHER, 4)));
+    hear_of(&mut keeper, 0, 8, notify(other, path(OTHER, 4)));
+    assert_eq!(keeper.fill().0, 2);
+    // Nor does it take paths back, or disown them: both lead into network 1.
+    let absent = Answered { destination, answer: Answer::Absent { revision: 99 } };
+    let gone = Message::Reply { id: 1, answers: vec![absent] };
+    assert_eq!(hear_of(&mut keeper, 0, 8, gone).changes, []);
+    let moved = Message::Redirect { moved: vec![Moved { destination, host: ip(OTHER), ask: ip(GATEWAY) }] };
+    let removed = hear_of(&mut keeper, 0, 8, moved.clone()).changes;
+    assert_eq!(removed, [Change::Remove(other, Why::Redirected)], "only its own network's");
+    assert_eq!(hear(&mut keeper, 0, moved).changes, [Change::Remove(destination, Why::Redirected)]);
+    // While the network changes to another cluster both speak for it, and then only that.
+    keeper.set_networks(1000, 3, vec![on(1, 8)]);
+    let learned = |keeper: &mut Keeper, now_ms, cluster, revision| {
+        let notify = notify(to(1, "10.0.0.6"), path(OTHER, revision));
+        hear_of(keeper, now_ms, cluster, notify);
+        keeper.paths().map(|(_, path)| path.revision).max()
+    };
+    assert_eq!(learned(&mut keeper, 1001, CLUSTER, 5), Some(5));
+    assert_eq!(learned(&mut keeper, 1002, 8, 6), Some(6));
+    assert_eq!(learned(&mut keeper, 1002, 9, 7), Some(6));
+    assert_eq!(learned(&mut keeper, 1000 + CHANGING_MS, CLUSTER, 7), Some(6));
+    assert_eq!(learned(&mut keeper, 1000 + CHANGING_MS, 8, 7), Some(7));
 }
 
 fn install(destination: Destination, path: Path) -> Reaction {

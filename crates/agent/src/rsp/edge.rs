@@ -37,6 +37,8 @@ pub struct EdgeConfig {
 pub struct Received {
     /// Where it seems to come from: the sender's address is not authenticated.
     pub from: SocketAddr,
+    /// The cluster with whose key it was sealed: it speaks for that one's networks only.
+    pub cluster: u32,
     /// What it says.
     pub message: Message,
 }
@@ -155,7 +157,8 @@ impl Edge {
         match self.opener.open(keys.all(), wall_clock_ms(), local, packet) {
             Ok(opened) => {
                 self.stats.note_received(Kind::of(&opened.message));
-                Some(Received { from: datagram.from, message: opened.message })
+                let cluster = keys.cluster_of(opened.key_id)?;
+                Some(Received { from: datagram.from, cluster, message: opened.message })
             }
             Err(refusal) => {
                 tracing::debug!(from = %datagram.from, %refusal, "RSP packet refused");

@@ -62,6 +62,8 @@ pub enum Trust {
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     clusters: BTreeMap<u32, KeyRing>,
+    /// Whose key an id is: one is one cluster's.
+    by_id: BTreeMap<u32, u32>,
     all: KeyRing,
     own: KeyRing,
 }
@@ -77,6 +79,12 @@ impl Keys {
     #[must_use]
     pub fn all(&self) -> &KeyRing {
         &self.all
+    }
+
+    /// The cluster that a key is of.
+    #[must_use]
+    pub fn cluster_of(&self, key_id: u32) -> Option<u32> {
+        self.by_id.get(&key_id).copied()
     }
 
     /// The first cluster that there are keys of: a gateway's own.
@@ -117,7 +125,9 @@ impl Keys {
             all.extend(ring.iter().cloned());
             rings.insert(*cluster, KeyRing::new(ring)?);
         }
-        Ok(Self { clusters: rings, all: KeyRing::new(all)?, own: KeyRing::new(own)? })
+        let owners = clusters.iter().flat_map(|(cluster, keys)| keys.iter().map(|key| (key.id, *cluster)));
+        let by_id = owners.collect();
+        Ok(Self { clusters: rings, by_id, all: KeyRing::new(all)?, own: KeyRing::new(own)? })
     }
 }
 
@@ -282,6 +292,8 @@ mod tests {
         let kept = book.subscribe().borrow_and_update().clone();
         assert!(kept.of(4).unwrap().get(2).is_some() && kept.of(4).unwrap().get(3).is_none());
         assert!(kept.all().get(3).is_some() && kept.of(6).is_none());
+        let clusters = [1, 2, 3, 4].map(|id| kept.cluster_of(id));
+        assert_eq!(clusters, [Some(4), Some(4), Some(5), None]);
         book.update(vec![keys(4, Vec::new())], false).unwrap();
         book.commit().unwrap();
         assert_eq!(KeyBook::load(dir.path(), Trust::Rsp).0.clusters.into_keys().collect::<Vec<_>>(), [5]);

@@ -183,10 +183,28 @@ async fn delete_cluster(
     Ok(reply::deleted(&api))
 }
 
+/// A key that takes the place of all others.
+#[derive(Serialize, ToSchema)]
+struct KeyRotation {
+    /// Milliseconds since 1970: nodes seal with it from then on.
+    valid_from_ms: u64,
+    /// Nothing that is sealed with another one later is accepted.
+    others_end_ms: u64,
+}
+
+/// Renews the cluster's key out of turn: all others end within minutes. Needed when a node's keys may be in wrong
+/// hands; when a node is deleted it happens by itself. Refused within five minutes of the last time.
+#[utoipa::path(post, path = "/v1/clusters/{cluster}/rotate-key", tag = "clusters",
+    params(("cluster" = String, Path)), responses((status = 200, body = KeyRotation)))]
+async fn rotate_key(State(api): State<App>, Id(id): Id<ClusterId>) -> Result<Response, Problem> {
+    let sluice_store::KeyRotation { valid_from_ms, others_end_ms } = api.core.store.renew_key(id).await?;
+    api.core.wake();
+    Ok(axum::Json(KeyRotation { valid_from_ms, others_end_ms }).into_response())
+}
+
 pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(create_cluster, list_clusters)).routes(routes!(
-        get_cluster,
-        update_cluster,
-        delete_cluster
-    ))
+    OpenApiRouter::new()
+        .routes(routes!(create_cluster, list_clusters))
+        .routes(routes!(get_cluster, update_cluster, delete_cluster))
+        .routes(routes!(rotate_key))
 }

@@ -140,11 +140,7 @@ impl State {
             state.keys.clone_from(&keys.keys);
         }
         let hosts = for_hosts(&keys);
-        for (target, keys) in [
-            (Target::Cluster(cluster), &keys),
-            (Target::AllHosts(Family::V4), &hosts),
-            (Target::AllHosts(Family::V6), &hosts),
-        ] {
+        for (target, keys) in [(Target::Cluster(cluster), &keys), (Target::HostsOn(cluster), &hosts)] {
             let known = &mut out.of(target).keys;
             known.retain(|known| known.cluster != keys.cluster);
             known.push(keys.clone());

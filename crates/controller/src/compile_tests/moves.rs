@@ -2,7 +2,7 @@
 //! gateways there have the VPC, whole.
 
 use super::*;
-use crate::compile::{Crowd, Gate, group_id};
+use crate::compile::{Crowd, Gate};
 use crate::members::Members;
 use crate::moves::stages;
 
@@ -115,7 +115,7 @@ impl Cloud {
             return;
         }
         let lagging = self.nodes.get_mut(&node).unwrap();
-        if lagging.follower.step(node, step) {
+        if lagging.follower.step(node, &self.states[revision], step) {
             lagging.revision = *revision;
         } else {
             let cluster = lagging.follower.cluster;

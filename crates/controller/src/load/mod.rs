@@ -1,6 +1,6 @@
 //! What gateways say of their load, and what follows from it: how much each VPC
 //! asks of its cluster (`demand`), and what each gateway could forward (`capacity`).
-//! In memory only: it is measured again within seconds.
+//! In memory only: loads are measured again within seconds, and capacities with the next load.
 
 pub mod capacity;
 pub mod demand;
@@ -11,6 +11,7 @@ use sluice_southbound::MAX_VNI_LOADS;
 use sluice_southbound::proto::Heartbeat;
 use sluice_types::{GatewayId, Vni};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -75,6 +76,8 @@ struct Reported {
 #[derive(Debug, Default)]
 struct Inner {
     gateways: BTreeMap<GatewayId, Reported>,
+    /// What gateways could forward when their streams ended: measuring it takes load.
+    capacities: BTreeMap<GatewayId, Capacity>,
     demands: Demands,
 }
 
@@ -82,8 +85,17 @@ impl Inner {
     fn picture(&self, now_ms: u64) -> LoadPicture {
         let gateways = self.gateways.iter().filter(|(_, gateway)| gateway.load.measured_ms > 0);
         let gateways: BTreeMap<_, _> = gateways.map(|(id, gateway)| (*id, gateway.load)).collect();
+        let mut capacities = self.capacities.clone();
+        capacities.extend(gateways.iter().map(|(id, load)| (*id, load.capacity)));
         let measured = gateways.keys().copied().filter(|id| self.demands.is_measured(*id)).collect();
-        LoadPicture { now_ms, gateways, demands: self.demands.all(now_ms), measured }
+        LoadPicture {
+            now_ms,
+            gateways,
+            demands: self.demands.all(now_ms),
+            measured,
+            capacities,
+            ..LoadPicture::default()
+        }
     }
 }
 
@@ -115,7 +127,8 @@ impl Loads {
     pub fn open(&self, id: GatewayId, session: u64) {
         let now_ms = self.now_ms();
         let mut inner = self.lock();
-        let capacity = inner.gateways.get(&id).map(|gateway| gateway.load.capacity).unwrap_or_default();
+        let now = inner.gateways.get(&id).map(|gateway| gateway.load.capacity);
+        let capacity = now.or_else(|| inner.capacities.get(&id).copied()).unwrap_or_default();
         let load = GatewayLoad { capacity, ..GatewayLoad::default() };
         inner.gateways.insert(id, Reported { session, load, ..Reported::default() });
         inner.demands.forget(id, now_ms);
@@ -126,9 +139,16 @@ impl Loads {
         let now_ms = self.now_ms();
         let mut inner = self.lock();
         if inner.gateways.get(&id).is_some_and(|gateway| gateway.session == session) {
-            inner.gateways.remove(&id);
+            if let Some(gone) = inner.gateways.remove(&id) {
+                inner.capacities.insert(id, gone.load.capacity);
+            }
             inner.demands.forget(id, now_ms);
         }
+    }
+
+    /// A gateway was deleted.
+    pub fn remove(&self, id: GatewayId) {
+        self.lock().capacities.remove(&id);
     }
 
     /// A gateway reports on that stream.
@@ -138,7 +158,7 @@ impl Loads {
 
     fn report_at(&self, id: GatewayId, session: u64, heartbeat: &Heartbeat, now_ms: u64) {
         let mut inner = self.lock();
-        let Inner { gateways, demands } = &mut *inner;
+        let Inner { gateways, demands, .. } = &mut *inner;
         let Some(gateway) = gateways.get_mut(&id).filter(|gateway| gateway.session == session) else {
             return;
         };
@@ -219,6 +239,12 @@ pub struct LoadPicture {
     pub gateways: BTreeMap<GatewayId, GatewayLoad>,
     /// What is forwarded for VNIs that ever had traffic, in packets a second.
     pub demands: HashMap<Vni, f64>,
+    /// Gateways that failed or are cut off: they forward nothing.
+    pub down: BTreeSet<GatewayId>,
+    /// Who owns each vIP now, as far as that is known.
+    pub owners: BTreeMap<IpAddr, GatewayId>,
+    /// What gateways could forward, also those without a stream now, if they were ever busy enough to tell.
+    pub capacities: BTreeMap<GatewayId, Capacity>,
     /// Gateways that have reported often enough that what they do not mention has no traffic there.
     pub measured: BTreeSet<GatewayId>,
 }
@@ -296,6 +322,14 @@ mod tests {
         assert_eq!((third.pps, third.measured_ms), (0.0, 5_000));
         assert!(third.capacity.pps().is_some(), "what it can do is remembered");
         loads.close(GATEWAY, 2);
-        assert!(loads.picture().gateways.is_empty());
+        let away = loads.picture();
+        assert!(away.gateways.is_empty());
+        assert_eq!(away.capacities.get(&GATEWAY), Some(&third.capacity), "also while it is away");
+        loads.open(GATEWAY, 3);
+        loads.report_at(GATEWAY, 3, &heartbeat(9, 0, None), 9_000);
+        assert_eq!(loads.picture().gateways[&GATEWAY].capacity.pps(), third.capacity.pps());
+        loads.close(GATEWAY, 3);
+        loads.remove(GATEWAY);
+        assert!(loads.picture().capacities.is_empty());
     }
 }

@@ -12,6 +12,9 @@ use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
+/// So often a newer plan is asked for: this controller may only be behind the database.
+const RAISE_US: u64 = 1_000_000;
+
 /// What time it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
@@ -39,6 +42,8 @@ pub enum Action {
     Note(Event),
     /// A gateway says what it has to do.
     Load(GatewayId, Load),
+    /// A gateway has the cluster's plan at this revision, which is newer than the database's.
+    Raise(ClusterId, u64),
 }
 
 /// What happened to a cluster.
@@ -76,6 +81,8 @@ struct Seat {
     keys: KeyRing,
     ways: BTreeMap<GatewayId, Way>,
     due_us: u64,
+    /// When a newer plan was last asked for.
+    raised_us: Option<u64>,
 }
 
 /// The clusters of the cloud.
@@ -152,6 +159,7 @@ impl Clusters {
                 keys: KeyRing::default(),
                 ways: BTreeMap::new(),
                 due_us: now.mono_us,
+                raised_us: None,
             });
             seat.keys = keys;
             seat.plan = plan.clone();
@@ -176,11 +184,27 @@ impl Clusters {
                         self.begin(now, id);
                     }
                 }
+                let from = message.from;
                 self.feed(now, id, ControllerInput::Received(message));
+                if let Node::Gateway(from) = from {
+                    self.note_plan(now, id, from);
+                }
             }
             Err(why) => *self.refused.entry(why).or_default() += 1,
         }
         std::mem::take(&mut self.actions)
+    }
+
+    /// A gateway may have a plan that the database has lost. Nothing older is taken by it.
+    fn note_plan(&mut self, now: Now, id: ClusterId, from: GatewayId) {
+        let Some(seat) = self.seats.get_mut(&id) else { return };
+        let known =
+            seat.machine.as_ref().and_then(|machine| machine.report(from)).map(|report| report.config);
+        let due = seat.raised_us.is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= RAISE_US);
+        if let Some(known) = known.filter(|known| *known > seat.plan.revision && due) {
+            seat.raised_us = Some(now.mono_us);
+            self.actions.push(Action::Raise(id, known));
+        }
     }
 
     /// The time of [`Clusters::due_us`] has come.
@@ -266,7 +290,7 @@ fn view(seat: &Seat, now: Now) -> ClusterView {
             _ if machine.has_failed(id) => GatewayState::Failed,
             // Its peers hear it, or it has not been silent for long.
             _ if !heard => GatewayState::Unheard,
-            Some(Standing::Fit) if member.draining && holds.is_empty() => GatewayState::Drained,
+            Some(Standing::Fit) if member.draining && machine.is_drained(id) => GatewayState::Drained,
             Some(Standing::Fit) if member.draining => GatewayState::Draining,
             Some(Standing::Fit) => GatewayState::Fit,
             Some(Standing::CutOff) => GatewayState::CutOff,

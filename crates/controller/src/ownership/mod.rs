@@ -20,7 +20,7 @@ use clusters::{Action, Clusters, Event, Now};
 use serde_json::json;
 use sluice_cluster::MESSAGE_BYTES_MAX;
 use sluice_rsp::BootId;
-use sluice_store::NewEvent;
+use sluice_store::{NewEvent, StoreError};
 use sluice_types::{ClusterId, GatewayId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,6 +35,12 @@ const EVENTS_WAITING: usize = 1_024;
 /// Longer datagrams are no messages.
 const DATAGRAM_BYTES: usize = MESSAGE_BYTES_MAX + 128;
 
+/// What the database is to do.
+enum Wish {
+    Note(Event),
+    Raise(ClusterId, u64),
+}
+
 /// Runs until it is dropped.
 pub async fn own(core: Arc<Core>, socket: Socket, boot: BootId) {
     // The database may take its time, gateways do not wait.
@@ -42,7 +48,7 @@ pub async fn own(core: Arc<Core>, socket: Socket, boot: BootId) {
     tokio::join!(decide(&core, socket, boot, events), record(&core, happened));
 }
 
-async fn decide(core: &Core, socket: Socket, boot: BootId, events: mpsc::Sender<Event>) {
+async fn decide(core: &Core, socket: Socket, boot: BootId, events: mpsc::Sender<Wish>) {
     let began = Instant::now();
     let now =
         || Now { mono_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX), wall_ms: now_ms() };
@@ -76,7 +82,7 @@ async fn decide(core: &Core, socket: Socket, boot: BootId, events: mpsc::Sender<
 }
 
 /// True if something happened that the API shows.
-fn obey(core: &Core, socket: &Socket, events: &mpsc::Sender<Event>, actions: Vec<Action>) -> bool {
+fn obey(core: &Core, socket: &Socket, events: &mpsc::Sender<Wish>, actions: Vec<Action>) -> bool {
     let mut noted = false;
     for action in actions {
         match action {
@@ -88,24 +94,47 @@ fn obey(core: &Core, socket: &Socket, events: &mpsc::Sender<Event>, actions: Vec
             Action::Load(gateway, load) => core.loads.pulse(gateway, &load),
             Action::Note(event) => {
                 noted = true;
-                if let Err(error) = events.try_send(event) {
+                if let Err(error) = events.try_send(Wish::Note(event)) {
                     tracing::warn!(%error, "an event is not written down");
                 }
             }
+            // If there is no room, it is asked for again.
+            Action::Raise(cluster, known) => drop(events.try_send(Wish::Raise(cluster, known))),
         }
     }
     noted
 }
 
-/// Writes events down, in order, each once if the database can.
-async fn record(core: &Core, mut happened: mpsc::Receiver<Event>) {
-    while let Some(event) = happened.recv().await {
-        let event = told(&event);
-        tracing::info!(kind = event.kind, subject = event.subject, "{}", event.text);
-        if let Err(error) = core.store.add_event(event).await {
+/// Writes events down, in order, each once if the database can, and lets plans be newer than those that gateways
+/// have.
+async fn record(core: &Core, mut wishes: mpsc::Receiver<Wish>) {
+    while let Some(wish) = wishes.recv().await {
+        let result = match wish {
+            Wish::Note(event) => {
+                let event = told(&event);
+                tracing::info!(kind = event.kind, subject = event.subject, "{}", event.text);
+                core.store.add_event(event).await.map(drop)
+            }
+            Wish::Raise(cluster, known) => raise(core, cluster, known).await,
+        };
+        if let Err(error) = result {
             count(&core.counters.store_errors);
-            tracing::warn!(error = &error as &dyn std::error::Error, "an event is not written down");
+            tracing::warn!(error = &error as &dyn std::error::Error, "what happened is not written down");
         }
+    }
+}
+
+async fn raise(core: &Core, cluster: ClusterId, known: u64) -> Result<(), StoreError> {
+    match core.store.raise_plan(cluster, known).await {
+        Ok(raised) => {
+            if raised {
+                tracing::warn!(%cluster, known, "gateways had a newer plan: was the database restored?");
+                core.wake();
+            }
+            Ok(())
+        }
+        Err(StoreError::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

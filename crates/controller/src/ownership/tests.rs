@@ -57,6 +57,7 @@ struct Bench {
     sent: Vec<(Way, Vec<u8>)>,
     events: Vec<Event>,
     loads: Vec<(GatewayId, Load)>,
+    raised: Vec<(ClusterId, u64)>,
 }
 
 impl Bench {
@@ -76,6 +77,7 @@ impl Bench {
             sent: Vec::new(),
             events: Vec::new(),
             loads: Vec::new(),
+            raised: Vec::new(),
         };
         bench.follow([(1, standing(1, false, 1)), (2, standing(2, false, 1))]);
         bench
@@ -91,6 +93,7 @@ impl Bench {
                 Action::Send(way, packet) => self.sent.push((way, packet)),
                 Action::Note(event) => self.events.push(event),
                 Action::Load(gateway, load) => self.loads.push((gateway, load)),
+                Action::Raise(cluster, known) => self.raised.push((cluster, known)),
             }
         }
     }
@@ -213,7 +216,14 @@ fn failures_returns_and_drains_are_noted() {
     let cluster = ClusterId::new(1);
     assert!(bench.events.contains(&Event::Failed(cluster, GatewayId::new(2))), "{:?}", bench.events);
     assert_eq!(bench.state(2), GatewayState::Failed);
+    let down = |bench: &Bench| {
+        let ownership = Ownership::default();
+        ownership.show(bench.clusters.views(bench.now()), Default::default());
+        ownership.down().into_iter().map(GatewayId::get).collect::<Vec<_>>()
+    };
+    assert_eq!(down(&bench), [2]);
     bench.pass(100, &[1, 2]);
+    assert!(down(&bench).is_empty());
     assert!(bench.events.contains(&Event::Returned(cluster, GatewayId::new(2))));
     bench.pass(3_000, &[1, 2]);
     bench.events.clear();
@@ -221,6 +231,58 @@ fn failures_returns_and_drains_are_noted() {
     bench.pass(200, &[1, 2]);
     assert!(bench.events.contains(&Event::Drained(cluster, GatewayId::new(2))), "{:?}", bench.events);
     assert_eq!((bench.state(2), bench.config), (GatewayState::Drained, 2));
+}
+
+/// The database was restored from a backup: gateways know a later plan, and take nothing older.
+#[test]
+fn a_plan_that_gateways_are_ahead_of_is_raised() {
+    let mut bench = Bench::new();
+    bench.follow([(1, standing(1, false, 7)), (2, standing(2, false, 1))]);
+    bench.pass(400, &[1, 2]);
+    assert_eq!((bench.config, bench.raised.len()), (7, 0));
+    bench.config = 40;
+    bench.pass(900, &[1, 2]);
+    assert_eq!(bench.raised, [(ClusterId::new(1), 40)], "once in a while");
+    bench.pass(300, &[1, 2]);
+    assert_eq!(bench.raised.len(), 2, "and again until it is so");
+    bench.raised.clear();
+    bench.follow([(1, standing(1, false, 41)), (2, standing(2, false, 1))]);
+    bench.pass(2_000, &[1, 2]);
+    assert_eq!((bench.config, bench.raised.len()), (41, 0));
+}
+
+/// Who looks at the state knows no sooner than who reads the events.
+#[test]
+fn drained_is_shown_when_it_is_so() {
+    let mut bench = Bench::new();
+    bench.pass(3_000, &[1, 2]);
+    // It says that it answers for nothing, as one that comes back does, and owns a vIP all the same.
+    let nothing = |bench: &Bench| Report {
+        config: bench.config,
+        digest: bench.table.digest(),
+        holds: VipSet::EMPTY,
+        hears: vec![GatewayId::new(1)],
+        standing: Standing::Fit,
+    };
+    let report = nothing(&bench);
+    bench.say(2, 1, &ring(1), Body::Heartbeat(report));
+    bench.events.clear();
+    bench.follow([(1, standing(1, true, 2)), (2, standing(2, false, 1))]);
+    let drained = Event::Drained(ClusterId::new(1), GatewayId::new(2));
+    let mut shown = 0;
+    for _ in 0..400 {
+        assert_eq!(
+            bench.state(2) == GatewayState::Drained,
+            bench.events.contains(&drained),
+            "{:?}",
+            bench.events
+        );
+        shown += usize::from(bench.state(2) == GatewayState::Drained);
+        bench.pass(1, &[1, 2]);
+    }
+    assert!(shown > 0);
+    let owners = bench.clusters.views(bench.now())[&ClusterId::new(1)].owners.clone();
+    assert!(owners.values().all(|owner| owner.get() == 1), "{owners:?}");
 }
 
 #[test]

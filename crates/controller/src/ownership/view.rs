@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{ClusterId, GatewayId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{PoisonError, RwLock};
 use utoipa::ToSchema;
@@ -63,6 +63,20 @@ impl Ownership {
     pub fn owners(&self, cluster: ClusterId) -> BTreeMap<IpAddr, GatewayId> {
         let shown = self.0.read().unwrap_or_else(PoisonError::into_inner);
         shown.clusters.get(&cluster).map(|view| view.owners.clone()).unwrap_or_default()
+    }
+
+    /// Who owns vIPs, in all clusters.
+    pub fn all_owners(&self) -> BTreeMap<IpAddr, GatewayId> {
+        let shown = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        shown.clusters.values().flat_map(|view| view.owners.clone()).collect()
+    }
+
+    /// Gateways that forward nothing, whatever they say: they failed, or nobody on the underlay answers them.
+    pub fn down(&self) -> BTreeSet<GatewayId> {
+        let shown = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let gateways = shown.clusters.values().flat_map(|view| &view.gateways);
+        let down = |state| matches!(state, GatewayState::Failed | GatewayState::CutOff);
+        gateways.filter(|(_, gateway)| down(gateway.state)).map(|(id, _)| *id).collect()
     }
 
     /// How a gateway is.

@@ -11,6 +11,7 @@ pub mod picture;
 pub mod plans;
 
 use crate::core::Core;
+use crate::load::LoadPicture;
 use crate::load::capacity::{CAPACITY_DEFAULT_PPS, CAPACITY_MAX_PPS};
 use picture::Picture;
 use serde::{Deserialize, Serialize};
@@ -88,13 +89,18 @@ pub async fn settings(core: &Core) -> Result<Settings, StoreError> {
     }
 }
 
+/// What gateways report, and how they are.
+pub fn loads(core: &Core) -> LoadPicture {
+    LoadPicture { down: core.ownership.down(), owners: core.ownership.all_owners(), ..core.loads.picture() }
+}
+
 /// Everything as it is now.
 ///
 /// # Errors
 /// Of the store.
 pub async fn picture(core: &Core) -> Result<Picture, StoreError> {
     let settings = settings(core).await?;
-    let loads = core.loads.picture();
+    let loads = loads(core);
     Ok(core.ledger(|ledger| Picture::new(ledger, &loads, settings)))
 }
 

@@ -93,6 +93,7 @@ mod tests {
     use super::*;
     use crate::ledger::Ledger;
     use crate::ledger::tests::vpc;
+    use crate::load::LoadPicture;
     use sluice_store::{Gateway, Topology};
 
     fn picture(topology: &Topology, demands: &[(u32, f64)], k: usize) -> Picture {
@@ -128,6 +129,20 @@ mod tests {
         }
         let on = |cluster| topology.vpcs.iter().filter(|vpc| vpc.cluster.get() == cluster).count();
         assert_eq!([on(1), on(2), on(3)], [3, 3, 3]);
+    }
+
+    #[test]
+    fn nothing_new_goes_where_no_gateway_is_left() {
+        let topology = topology(3, three(), vec![vpc(1, 1, 1, 1), vpc(2, 1, 2, 1)]);
+        let with = |down: &[u64]| {
+            let down = down.iter().map(|id| sluice_types::GatewayId::new(*id)).collect();
+            let loads = LoadPicture { down, ..loads(&[], &[]) };
+            let settings = Settings { gateway_capacity_pps: 100, ..Settings::default() };
+            cluster_for(&Picture::new(&Ledger::new(&topology, 9, &[]), &loads, settings), tenant(7))
+        };
+        assert_eq!(with(&[]), Ok(ClusterId::new(3)));
+        assert_eq!(with(&[3]), Ok(ClusterId::new(1)));
+        assert_eq!(with(&[3, 1]), Ok(ClusterId::new(2)));
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct GatewayView {
     pub name: String,
     /// It is to own nothing.
     pub draining: bool,
+    /// It failed, or is cut off.
+    pub down: bool,
     /// Packets a second that it could forward.
     pub capacity_pps: u64,
     /// Why so many.
@@ -48,6 +50,11 @@ pub struct GatewayView {
 }
 
 impl GatewayView {
+    /// It forwards, and shall. What does not, has no capacity.
+    pub fn serves(&self) -> bool {
+        !self.draining && !self.down
+    }
+
     fn entries(&self) -> u64 {
         let cells = self.load.map(|load| load.cells_total).filter(|cells| *cells > 0);
         cells.map_or(ENTRIES_DEFAULT, |cells| (cells / CELLS_PER_ENTRY).max(1))
@@ -63,7 +70,7 @@ pub struct ClusterView {
     pub name: String,
     /// In order of id.
     pub gateways: Vec<GatewayView>,
-    /// Packets a second of its gateways that are not draining; 0: there are none.
+    /// Packets a second of its gateways that serve; 0: there are none.
     pub capacity_pps: u64,
     /// Entries of the smallest of them.
     pub capacity_entries: u64,
@@ -249,17 +256,20 @@ pub fn clusters(ledger: &Ledger, loads: &LoadPicture, settings: &Settings) -> Ve
             .iter()
             .map(|gateway| {
                 let load = loads.gateways.get(&gateway.id).copied();
-                let estimate = load.and_then(|load| load.capacity.pps()).map(amount);
+                let capacity =
+                    load.map(|load| load.capacity).or_else(|| loads.capacities.get(&gateway.id).copied());
+                let estimate = capacity.and_then(|capacity| capacity.pps()).map(amount);
                 let (capacity_pps, known) = match (settings.gateways.get(&gateway.id), estimate) {
                     (Some(set), _) => (*set, Known::Set),
                     (None, Some(estimate)) => (estimate, Known::Estimated),
                     (None, None) => (settings.gateway_capacity_pps, Known::Assumed),
                 };
                 let (id, name, draining) = (gateway.id, gateway.name.clone(), gateway.draining);
-                GatewayView { id, name, draining, capacity_pps, known, load }
+                let down = loads.down.contains(&id);
+                GatewayView { id, name, draining, down, capacity_pps, known, load }
             })
             .collect();
-        let serving = || gateways.iter().filter(|gateway| !gateway.draining);
+        let serving = || gateways.iter().filter(|gateway| gateway.serves());
         ClusterView {
             id: placeable.cluster.id,
             name: placeable.cluster.name.clone(),
@@ -320,6 +330,7 @@ pub mod tests {
             gateways: gateways.iter().map(|(id, cells)| (GatewayId::new(*id), load(*cells))).collect(),
             demands: demands.iter().map(|(vni, pps)| (Vni::new(*vni).unwrap(), *pps)).collect(),
             measured: gateways.iter().map(|(id, _)| GatewayId::new(*id)).collect(),
+            ..LoadPicture::default()
         }
     }
 
@@ -344,6 +355,14 @@ pub mod tests {
         settings.gateways.insert(GatewayId::new(2), 7);
         assert_eq!(cluster(&loads, &settings), (100_007, 300, vec![Estimated, Set, Assumed]));
         assert_eq!(cluster(&LoadPicture::default(), &settings).1, ENTRIES_DEFAULT);
+        let away =
+            LoadPicture { capacities: [(GatewayId::new(1), capacity)].into(), ..LoadPicture::default() };
+        assert_eq!(cluster(&away, &settings).0, 100_007, "it is remembered while it has no stream");
+        // One failed, or is cut off: the other one is all that there is.
+        loads.down = [GatewayId::new(1)].into();
+        assert_eq!(cluster(&loads, &settings), (7, 300, vec![Estimated, Set, Assumed]));
+        loads.down = [GatewayId::new(1), GatewayId::new(2)].into();
+        assert_eq!(cluster(&loads, &settings).0, 0, "the third is draining");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What gateways reported, as the scheduler wants it.
 
 use crate::ledger::Ledger;
-use crate::load::{Alarm, GatewayLoad};
+use crate::load::{Alarm, GatewayLoad, LoadPicture};
 use crate::placing::picture::{ClusterView, GatewayView, Known};
 use sluice_placement::{ClusterReport, GatewayReport, Pair};
 use sluice_store::{ClusterVip, Gateway};
@@ -15,28 +15,30 @@ const SILENT_MS: u64 = 3_000;
 const LATELY_MS: u64 = 200;
 
 /// Clusters with the gateways that report now. Gateways do not count by vIP: a gateway's whole load is
-/// that of its vIPs, in equal parts, whatever keeps it busy; so the more it is busy with something else,
-/// the fewer it keeps. A vIP that not every gateway of its cluster can have stays where it is.
-pub fn reports(ledger: &Ledger, clusters: &[ClusterView], now_ms: u64) -> Vec<ClusterReport> {
+/// that of the vIPs that it owns, in equal parts, whatever keeps it busy; so the more it is busy with
+/// something else, the fewer it keeps. A vIP that not every gateway of its cluster can have stays where it
+/// is. One that is on its way home counts there already.
+pub fn reports(ledger: &Ledger, clusters: &[ClusterView], loads: &LoadPicture) -> Vec<ClusterReport> {
     let cluster = |view: &ClusterView| {
         let placed = ledger.clusters.get(&view.id)?;
-        let gateways = view.gateways.iter().filter_map(|gateway| {
-            let load = gateway.load.filter(|load| now_ms.saturating_sub(load.measured_ms) < SILENT_MS)?;
-            let (busy, measured_ms) = worst(gateway, &load, now_ms);
-            let movable = |vip: &&ClusterVip| movable(vip.address, &placed.gateways);
-            let homes = placed.cluster.vips.iter().filter(|vip| vip.home == Some(gateway.id));
-            let vips: Vec<IpAddr> = homes.clone().filter(movable).map(|vip| vip.address).collect();
-            let demand_pps = busy * gateway.capacity_pps as f64 / homes.count().max(1) as f64;
+        // One that failed is not there, whatever it says; one that drains gets nothing, and gives all.
+        let there = view.gateways.iter().filter(|gateway| !gateway.down);
+        let gateways = there.filter_map(|gateway| {
+            let fresh = |load: &GatewayLoad| loads.now_ms.saturating_sub(load.measured_ms) < SILENT_MS;
+            let load = gateway.load.filter(fresh)?;
+            let (busy, measured_ms) = worst(gateway, &load, loads.now_ms);
             Some(GatewayReport {
                 id: gateway.id,
                 capacity_pps: gateway.capacity_pps as f64,
                 load: busy,
                 measured_ms,
-                pairs: vips.into_iter().map(|vip| Pair { vip, demand_pps }).collect(),
+                pairs: Vec::new(),
                 draining: gateway.draining,
             })
         });
-        Some(ClusterReport { id: view.id, gateways: gateways.collect() })
+        let mut gateways: Vec<GatewayReport> = gateways.collect();
+        share_out(&placed.cluster.vips, &placed.gateways, loads, &mut gateways);
+        Some(ClusterReport { id: view.id, gateways })
     };
     clusters.iter().filter_map(cluster).collect()
 }
@@ -63,6 +65,41 @@ pub fn alarms(clusters: &[ClusterView], overload_above: f64) -> BTreeMap<Gateway
     gateways.map(|gateway| (gateway.id, alarm(gateway))).collect()
 }
 
+/// Gives each gateway its vIPs with their parts of its load.
+fn share_out(vips: &[ClusterVip], all: &[Gateway], loads: &LoadPicture, gateways: &mut [GatewayReport]) {
+    let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.home);
+    let part = |gateway: &GatewayReport| {
+        let owned = vips.iter().filter(|vip| owner(vip) == Some(gateway.id)).count();
+        (gateway.id, gateway.load * gateway.capacity_pps / owned.max(1) as f64)
+    };
+    let parts: BTreeMap<GatewayId, f64> = gateways.iter().map(part).collect();
+    for vip in vips {
+        // What a gateway forwards that does not report is not known.
+        let Some((owner, demand_pps)) = owner(vip).and_then(|id| Some((id, *parts.get(&id)?))) else {
+            continue;
+        };
+        let home = vip.home.filter(|home| parts.contains_key(home)).unwrap_or(owner);
+        for gateway in gateways.iter_mut().filter(|_| home != owner) {
+            let part = demand_pps / gateway.capacity_pps;
+            if gateway.id == home {
+                gateway.load += part;
+            } else if gateway.id == owner {
+                gateway.load = (gateway.load - part).max(0.0);
+            }
+        }
+        let place = gateways.iter_mut().find(|gateway| gateway.id == home);
+        if let Some(gateway) = place.filter(|_| movable(vip.address, all)) {
+            gateway.pairs.push(Pair { vip: vip.address, demand_pps });
+        }
+    }
+}
+
+/// Where each vIP is at home. Another gateway owns it while that one is not there.
+pub fn homes(ledger: &Ledger) -> BTreeMap<IpAddr, GatewayId> {
+    let vips = ledger.clusters.values().flat_map(|placed| &placed.cluster.vips);
+    vips.filter_map(|vip| Some((vip.address, vip.home?))).collect()
+}
+
 /// Where the operator has set what a gateway can, that counts beside what its processor says.
 fn busy(gateway: &GatewayView, cpu: f64, pps: f64) -> f64 {
     match gateway.known {
@@ -80,7 +117,7 @@ fn movable(vip: IpAddr, gateways: &[Gateway]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::{Lately, LoadPicture};
+    use crate::load::Lately;
     use crate::placing::Settings;
     use crate::placing::picture::clusters;
     use crate::placing::picture::tests::{gateway, topology};
@@ -110,16 +147,16 @@ mod tests {
         ];
         let ledger = Ledger::new(&topology, 9, &[]);
         let loads = [(1, load(10_000, 0.9, 900.0)), (2, load(10_000, 0.2, 0.0)), (3, load(5_000, 0.1, 0.0))];
-        let loads = LoadPicture {
+        let mut loads = LoadPicture {
             now_ms: 10_000,
             gateways: loads.into_iter().map(|(id, load)| (GatewayId::new(id), load)).collect(),
             ..LoadPicture::default()
         };
         let mut settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
-        let report = |settings: &Settings| {
-            reports(&ledger, &clusters(&ledger, &loads, settings), 10_000).remove(0).gateways
+        let report = |loads: &LoadPicture, settings: &Settings| {
+            reports(&ledger, &clusters(&ledger, loads, settings), loads).remove(0).gateways
         };
-        let found = report(&settings);
+        let found = report(&loads, &settings);
         assert_eq!(found.iter().map(|gateway| gateway.id.get()).collect::<Vec<_>>(), [1, 2], "one is silent");
         // Three vIPs share 900 packets a second; the IPv6 one could not go to the second gateway.
         let pairs: Vec<(String, f64)> =
@@ -128,10 +165,13 @@ mod tests {
         assert_eq!((found[0].load, found[1].pairs[0].demand_pps), (0.9, 200.0));
         // Where the operator says that 600 is all that it can, it is above that.
         settings.gateways.insert(GatewayId::new(1), 600);
-        assert_eq!(report(&settings)[0].load, 1.5);
+        assert_eq!(report(&loads, &settings)[0].load, 1.5);
         let alarms = alarms(&clusters(&ledger, &loads, &settings), 0.8);
         assert_eq!(alarms[&GatewayId::new(1)], Alarm { busy: 0.8, pps: 480.0 });
         assert_eq!(alarms[&GatewayId::new(2)], Alarm { busy: 0.8, pps: f64::INFINITY });
+        loads.down = [GatewayId::new(2)].into();
+        let left = report(&loads, &settings);
+        assert_eq!(left.iter().map(|gateway| gateway.id.get()).collect::<Vec<_>>(), [1], "one failed");
     }
 
     #[test]
@@ -140,6 +180,7 @@ mod tests {
             id: GatewayId::new(1),
             name: String::new(),
             draining: false,
+            down: false,
             capacity_pps: 1_000,
             known,
             load: None,
@@ -155,5 +196,50 @@ mod tests {
         assert_eq!(worst_of(Known::Set, lately(0.3, None), 2_000), (0.6, 1_000));
         // Too old for a moment.
         assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_200), (0.5, 1_000));
+    }
+
+    #[test]
+    fn a_vip_is_its_present_owners_load() {
+        let mut gateways = vec![gateway(1, 1, false), gateway(2, 1, false)];
+        gateways.iter_mut().for_each(|gateway| gateway.vtep4 = Some([192, 0, 2, 1].into()));
+        let mut topology = topology(1, gateways, Vec::new());
+        let address = |place: u8| IpAddr::from([198, 51, 100, place]);
+        let vip =
+            |place, home| ClusterVip { place, address: address(place), home: Some(GatewayId::new(home)) };
+        topology.clusters[0].vips = vec![vip(0, 1), vip(1, 1), vip(2, 2), vip(3, 2)];
+        let ledger = Ledger::new(&topology, 9, &[]);
+        let owned =
+            |by: [u64; 4]| (0..).zip(by).map(|(place, id)| (address(place), GatewayId::new(id))).collect();
+        let settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
+        let found = |by: [u64; 4], busy: [f64; 2], down: &[u64]| {
+            let load = |(id, busy)| (GatewayId::new(id), load(10_000, busy, 0.0));
+            let loads = LoadPicture {
+                now_ms: 10_000,
+                gateways: [(1, busy[0]), (2, busy[1])].into_iter().map(load).collect(),
+                owners: owned(by),
+                down: down.iter().map(|id| GatewayId::new(*id)).collect(),
+                ..LoadPicture::default()
+            };
+            let report = reports(&ledger, &clusters(&ledger, &loads, &settings), &loads).remove(0).gateways;
+            let pairs = |gateway: &GatewayReport| -> Vec<(u8, u64)> {
+                let pair = |pair: &Pair| match pair.vip {
+                    IpAddr::V4(v4) => (v4.octets()[3], pair.demand_pps.round() as u64),
+                    IpAddr::V6(_) => unreachable!("all are of IPv4"),
+                };
+                gateway.pairs.iter().map(pair).collect()
+            };
+            let all = report.iter().map(|gateway| (gateway.load, pairs(gateway)));
+            all.collect::<Vec<_>>()
+        };
+        // The second failed, and the first has all: a quarter of its load is each one's, and may leave it.
+        let all = vec![(0, 200), (1, 200), (2, 200), (3, 200)];
+        assert_eq!(found([1, 1, 1, 1], [0.8, 0.0], &[2]), [(0.8, all)]);
+        // It is back, and its vIPs are on their way.
+        let [first, second] = found([1, 1, 1, 1], [0.8, 0.0], &[]).try_into().unwrap();
+        assert_eq!((first.1, second.1), (vec![(0, 200), (1, 200)], vec![(2, 200), (3, 200)]));
+        assert!((first.0 - 0.4).abs() < 1e-9 && (second.0 - 0.4).abs() < 1e-9);
+        let [first, second] = found([1, 1, 2, 2], [0.4, 0.6], &[]).try_into().unwrap();
+        assert_eq!((first, second.0), ((0.4, vec![(0, 200), (1, 200)]), 0.6));
+        assert_eq!(homes(&ledger)[&address(2)], GatewayId::new(2));
     }
 }

@@ -1,6 +1,6 @@
 //! The scheduler's rounds.
 
-use super::reports::{alarms, reports};
+use super::reports::{alarms, homes, reports};
 use super::{Decided, SETTINGS_KEY, Settings};
 use crate::core::{Core, count};
 use crate::hub::now_ms;
@@ -9,7 +9,9 @@ use crate::placing::picture::clusters;
 use serde_json::json;
 use sluice_placement::{Action, Decision, Outcome, Scheduler};
 use sluice_store::{NewEvent, StoreError};
+use sluice_types::GatewayId;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,11 +76,12 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
     let settings = settings(core).await?;
     core.caught_up().await?;
     let site = placing::settings(core).await?;
-    let loads = core.loads.picture();
+    let loads = placing::loads(core);
     let clock_ms = loads.now_ms;
-    let (reports, alarms) = core.ledger(|ledger| {
+    let (reports, alarms, homes) = core.ledger(|ledger| {
         let clusters = clusters(ledger, &loads, &site);
-        (reports(ledger, &clusters, clock_ms), alarms(&clusters, settings.overload_above))
+        let reports = reports(ledger, &clusters, &loads);
+        (reports, alarms(&clusters, settings.overload_above), homes(ledger))
     });
     core.loads.set_alarms(&if settings.enabled { alarms } else { BTreeMap::new() });
     let outcome = if settings.enabled {
@@ -104,7 +107,7 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
     let decided = outcome.decisions.len();
     let mut failed = Ok(());
     for decision in outcome.decisions {
-        let done = match carry_out(core, &decision).await {
+        let done = match carry_out(core, &decision, &homes).await {
             Ok(done) => done,
             Err(error) => {
                 // What it takes for done was not: it begins anew with the next reports.
@@ -125,9 +128,17 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
 }
 
 /// Does what was decided; false if the cloud is no longer as it was reported.
-async fn carry_out(core: &Core, decision: &Decision) -> Result<bool, StoreError> {
+async fn carry_out(
+    core: &Core,
+    decision: &Decision,
+    homes: &BTreeMap<IpAddr, GatewayId>,
+) -> Result<bool, StoreError> {
     let result = match decision.action {
-        Action::MoveVip { vip, cluster, from, to } => core.store.move_home(cluster, vip, from, to).await,
+        // From a gateway that owns it in place of its home, it gets another home.
+        Action::MoveVip { vip, cluster, from, to } => {
+            let home = homes.get(&vip).copied().unwrap_or(from);
+            core.store.move_home(cluster, vip, home, to).await
+        }
         // The event and the metric are all: people are asked.
         Action::RequestGateway { .. } => return Ok(true),
         // No cluster gives gateways away ([`Settings::limits`]).

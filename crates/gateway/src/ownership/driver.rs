@@ -254,6 +254,12 @@ impl Driver {
     }
 
     fn replan(&mut self, now: Now, plan: Plan) {
+        let newer = |known: &Plan| known.cluster == plan.cluster && known.revision > plan.revision;
+        if self.plan.as_ref().is_some_and(newer) {
+            // From before a restart, or of a database that was restored: the controller hears which one is
+            // followed here, and gives the plan a newer revision.
+            return;
+        }
         let old = self.plan.take();
         let same = old.as_ref().is_some_and(|old| old.cluster == plan.cluster);
         if !same {

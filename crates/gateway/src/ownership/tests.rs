@@ -325,3 +325,25 @@ fn a_strange_file_is_no_memory() {
     write(&path, &saved).unwrap();
     assert_eq!(read(&path).unwrap(), Some(saved));
 }
+
+#[test]
+fn an_older_plan_changes_nothing() {
+    let mut world = World::settled(6);
+    let status = |world: &World| world.drivers[0].as_ref().unwrap().status(world.now());
+    world.feed(0, Event::Plan(plan(9, 6)));
+    assert_eq!(status(&world).revision, 9);
+    let known = world.drivers[0].as_ref().unwrap().plan().cloned();
+    world.feed(0, Event::Plan(plan(8, 2)));
+    assert_eq!(world.drivers[0].as_ref().unwrap().plan().cloned(), known);
+    assert_eq!(
+        (status(&world).revision, status(&world).vips.len()),
+        (9, 2),
+        "it answers for its share still"
+    );
+    // Nor is it forgotten what a predecessor knew.
+    world.start(0);
+    world.feed(0, Event::Plan(plan(8, 2)));
+    assert_eq!(world.drivers[0].as_ref().unwrap().plan().cloned(), known);
+    world.feed(0, Event::Plan(plan(10, 6)));
+    assert_eq!(world.drivers[0].as_ref().unwrap().plan().map(|plan| plan.revision), Some(10));
+}

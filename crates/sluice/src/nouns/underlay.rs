@@ -217,6 +217,8 @@ pub enum Clusters {
         #[command(flatten)]
         wait: Wait,
     },
+    /// Renew its key at once, and let all others end within minutes
+    RotateKey(Which),
     /// Delete one that has neither gateways nor VPCs
     Delete {
         #[command(flatten)]
@@ -252,6 +254,10 @@ impl Clusters {
                 let id = client.id_of::<Cluster>(&which.which, &[]).await?;
                 let new = client.update::<Cluster>(id, &json!({"vips": vips}), expect.if_revision).await?;
                 verbs::settle(api, &client, new, wait, |_| true).await
+            }
+            Self::RotateKey(which) => {
+                let id = client.id_of::<Cluster>(&which.which, &[]).await?;
+                output::one(api.output, &client.rotate_key(id).await?)
             }
             Self::Delete { which, expect } => {
                 verbs::delete::<Cluster>(&client, &find(&client, &which, None).await?, expect).await

@@ -1,6 +1,6 @@
 //! One vIP gets another home, as the scheduler decides.
 
-use super::placement::save_plan;
+use super::placement::{next_plan, save_plan};
 use crate::rows::{find, get};
 use crate::write::Write;
 use crate::{Change, Cluster, Gateway, Result};
@@ -25,7 +25,7 @@ pub(crate) async fn move_home(
     let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.home == Some(from));
     let Some(vip) = vip.filter(|_| gateways.iter().any(fits)) else { return Ok(false) };
     vip.home = Some(to);
-    cluster.plan_revision = w.revision;
+    cluster.plan_revision = next_plan(&cluster, w.revision);
     save_plan(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster, gateways })?;
     Ok(true)

@@ -1,6 +1,6 @@
 //! One instance: its creation and removal.
 
-use super::{alloc, bulk, events};
+use super::{alloc, bulk, events, families};
 use crate::rows::{check_revision, find, get};
 use crate::value::args;
 use crate::write::Write;
@@ -34,6 +34,9 @@ pub(crate) async fn relocate(
     }
     let from: Host = get(w.q(), instance.host).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
+    for cluster in families::clusters(w.q(), &vpc).await? {
+        families::fits(&cluster, &vpc.name, &to)?;
+    }
     let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
     (instance.host, instance.revision) = (host, w.revision);
     let sql = "UPDATE instances SET host = $2, revision = $3 WHERE id = $1";

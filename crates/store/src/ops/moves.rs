@@ -7,7 +7,7 @@
 //! to send must be settled again. Either way the pair of clusters is swapped, and with
 //! it `switched`, which leaves where hosts send as it was.
 
-use super::{events, peerings};
+use super::{events, families, peerings};
 use crate::codec;
 use crate::rows::{Record, check_revision, find, get};
 use crate::value::args;
@@ -130,6 +130,7 @@ pub(crate) async fn begin(w: &mut Write, id: VpcId, to: ClusterId, expected: Opt
                 return Err(Conflict::NoGateways { cluster: target.name }.into());
             }
             for mut vpc in together(w, vpc).await? {
+                families::fits_vpc(w.q(), &target, &vpc).await?;
                 let from = vpc.cluster;
                 vpc.moving = Some(Move { id: w.revision, to, switched: false });
                 save(w, &mut vpc).await?;

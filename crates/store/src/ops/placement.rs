@@ -1,6 +1,6 @@
 //! Clusters, their gateways, and hosts: what has addresses in the underlay.
 
-use super::{events, keys, places, unused};
+use super::{events, families, keys, places, unused};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
@@ -10,6 +10,9 @@ use crate::{Change, Cluster, Conflict, Created, Gateway, Host, NewGateway, NewHo
 use serde_json::json;
 use sluice_types::{ClusterId, GatewayId, HostId};
 use std::net::IpAddr;
+
+/// No plan is of a later revision, whoever says so.
+const PLAN_REVISION_MAX: u64 = 1 << 60;
 
 /// Takes addresses of the underlay for one owner; each has one owner only.
 async fn claim(q: &mut dyn Query, addresses: &[IpAddr], kind: &str, owner: u64, name: &str) -> Result<()> {
@@ -34,10 +37,41 @@ async fn release(q: &mut dyn Query, owner: u64) -> Result<()> {
 async fn replan(w: &mut Write, mut cluster: Cluster) -> Result<Cluster> {
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", cluster.id.get().into())]).await?;
     places::settle(&mut cluster, &gateways);
-    cluster.plan_revision = w.revision;
+    cluster.plan_revision = next_plan(&cluster, w.revision);
     save_plan(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways })?;
     Ok(cluster)
+}
+
+/// The revision of a changed plan: above the one before it, which may be above the database's ([`raise_plan`]).
+pub(super) fn next_plan(cluster: &Cluster, revision: u64) -> u64 {
+    revision.max(cluster.plan_revision.saturating_add(1))
+}
+
+/// Gateways have a plan of a revision that this database has not: it was restored from a backup. They keep to
+/// that plan until there is a newer one, so this one becomes newer. True if it was older.
+pub(crate) async fn raise_plan(w: &mut Write, id: ClusterId, above: u64) -> Result<bool> {
+    let mut cluster: Cluster = get(w.q(), id).await?;
+    if cluster.plan_revision >= above || above > PLAN_REVISION_MAX {
+        return Ok(false);
+    }
+    cluster.plan_revision = w.revision.max(above + 1);
+    save_plan(w, &cluster).await?;
+    let text = format!(
+        "gateways of cluster `{}` had a newer plan than the database, which is told again",
+        cluster.name
+    );
+    events::note(
+        w,
+        "cluster_plan_raised",
+        &id,
+        text,
+        json!({"known": above, "raised": cluster.plan_revision}),
+    )
+    .await?;
+    let gateways = find(w.q(), vec![("cluster", id.get().into())]).await?;
+    w.push(&Change::ClusterUpserted { cluster, gateways })?;
+    Ok(true)
 }
 
 pub(super) async fn save_plan(w: &mut Write, cluster: &Cluster) -> Result<()> {
@@ -83,7 +117,9 @@ pub(crate) async fn update_cluster(
     if placed == cluster.vips {
         return Ok(cluster);
     }
+    let before = cluster.clone();
     cluster.vips = placed;
+    families::fits_still(w.q(), &before, &cluster).await?;
     cluster.revision = w.revision;
     release(w.q(), id.get()).await?;
     claim(w.q(), vips, "cluster", id.get(), &cluster.name).await?;
@@ -191,7 +227,9 @@ pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Optio
     }
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
-    forget_node(w.q(), "gateway", id.get()).await?;
+    if forget_node(w.q(), "gateway", id.get()).await? {
+        keys::want_new(w, Some(gateway.cluster)).await?;
+    }
     let cluster = get(w.q(), gateway.cluster).await?;
     replan(w, cluster).await.map(drop)
 }
@@ -228,12 +266,17 @@ pub(crate) async fn delete_host(w: &mut Write, id: HostId, expected: Option<u64>
     unused(w.q(), object, "instance", "SELECT name FROM instances WHERE host = $1 LIMIT 1").await?;
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM hosts WHERE id = $1", args![id.get()]).await?;
-    forget_node(w.q(), "host", id.get()).await?;
+    // Of which clusters it has keys is not remembered: it may have had instances of any.
+    if forget_node(w.q(), "host", id.get()).await? {
+        keys::want_new(w, None).await?;
+    }
     w.push(&Change::HostRemoved(host))
 }
 
-/// What is remembered of a node's stream and enrolment goes with the node.
-async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<()> {
-    q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
-    q.run("DELETE FROM enrolment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await.map(drop)
+/// What is remembered of a node's stream and enrolment goes with the node. True if it ever had a stream, and
+/// with it keys.
+async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<bool> {
+    let seen = q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    q.run("DELETE FROM enrolment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    Ok(seen > 0)
 }

@@ -2,6 +2,7 @@
 //! subnets, the hosts, which names are there already, which addresses are taken.
 
 use super::alloc::{self, Cursor};
+use super::families;
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, get, ipv6};
@@ -85,6 +86,7 @@ impl<'a> Plan<'a> {
         plan.check_subnets(q).await?;
         plan.load_hosts(q).await?;
         plan.sort_out_names(q).await?;
+        plan.check_families(q).await?;
         plan.collect_given()?;
         if !plan.empty {
             plan.check_macs(q).await?;
@@ -132,6 +134,17 @@ impl<'a> Plan<'a> {
                 Err(in_bulk(self.new, index, missing))
             }
         }
+    }
+
+    /// That the hosts can send to the VPC's clusters.
+    async fn check_families(&self, q: &mut dyn Query) -> Result<()> {
+        let clusters = families::clusters(q, &self.vpc).await?;
+        for &index in &self.make {
+            let host = &self.hosts[&self.new[index].host];
+            let fits = clusters.iter().try_for_each(|cluster| families::fits(cluster, &self.vpc.name, host));
+            fits.map_err(|e| in_bulk(self.new, index, e))?;
+        }
+        Ok(())
     }
 
     /// Tells those to make from those that are there with the same content.

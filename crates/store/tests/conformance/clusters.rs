@@ -2,7 +2,10 @@
 
 use crate::Fixture;
 use crate::cloud::{Cloud, conflict, new};
-use sluice_store::{Change, Cluster, ClusterKey, Conflict, InstancesOf, NewGateway, SnapshotPart, Store};
+use sluice_store::{
+    Change, Cluster, ClusterKey, Conflict, InstancesOf, NewGateway, NewHost, NodeId, NodeState, SnapshotPart,
+    Store,
+};
 use sluice_types::{ClusterId, GatewayId, HostId};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -70,6 +73,34 @@ pub async fn homes_follow_the_gateways(f: Fixture) {
     assert!(read().await.vips.iter().all(|vip| vip.home.is_none()));
 }
 
+/// A plan's revision only grows, also where gateways remember one that the database has lost.
+pub async fn plans_are_raised(f: Fixture) {
+    let s = f.store.as_ref();
+    let id = new(s.create_cluster("c", &[vip(1), vip(2)]).await).id;
+    let g1 = gateway(s, id, "g1", 1).await;
+    let before = s.cluster(id).await.unwrap();
+    let revision = s.revision().await.unwrap();
+    assert!(!s.raise_plan(id, before.plan_revision).await.unwrap(), "it is not behind");
+    assert!(!s.raise_plan(id, u64::MAX).await.unwrap(), "nor is everything believed");
+    assert_eq!(s.revision().await.unwrap(), revision);
+    assert!(s.raise_plan(id, 5000).await.unwrap() && !s.raise_plan(id, 5000).await.unwrap());
+    let raised = s.cluster(id).await.unwrap();
+    assert_eq!(raised, Cluster { plan_revision: 5001, ..before });
+    let row = s.outbox(revision, 10).await.unwrap().remove(0);
+    assert!(
+        matches!(row.change, Change::ClusterUpserted { cluster, gateways } if cluster == raised && gateways.len() == 1)
+    );
+    // What changes then is newer still, though the database's own revision is not.
+    let g2 = gateway(s, id, "g2", 2).await;
+    assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5002);
+    let vip = s.cluster(id).await.unwrap().vips.iter().find(|vip| vip.home == Some(g1)).unwrap().address;
+    assert!(s.move_home(id, vip, g1, g2).await.unwrap());
+    assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5003);
+    assert!(s.revision().await.unwrap() < 5000);
+    let ghost = s.raise_plan(ClusterId::new(999), 1).await;
+    assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
+}
+
 pub async fn keys_are_renewed(f: Fixture) {
     let s = f.store.as_ref();
     let id = new(s.create_cluster("c", &[vip(1)]).await).id;
@@ -94,14 +125,71 @@ pub async fn keys_are_renewed(f: Fixture) {
     assert_eq!(old.not_after_ms, begun + DAY_MS + HOUR_MS, "the old one ends an hour later");
     assert!(next.id > old.id && next.secret != old.secret);
 
-    // It is kept for an hour after it ended.
+    // It is kept for a moment after it ended.
     let ended = old.not_after_ms;
-    assert!(!s.rotate_keys(id, ended + HOUR_MS - 1).await.unwrap());
-    assert!(s.rotate_keys(id, ended + HOUR_MS).await.unwrap());
+    assert!(!s.rotate_keys(id, ended + 2 * MINUTE_MS - 1).await.unwrap());
+    assert!(s.rotate_keys(id, ended + 2 * MINUTE_MS).await.unwrap());
     assert_eq!(keys().await, std::slice::from_ref(next));
     assert_eq!(s.revision().await.unwrap(), revision + 2);
     let ghost = s.rotate_keys(ClusterId::new(999), now).await;
     assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
+}
+
+/// What a deleted node knows is of no use soon.
+pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
+    let s = f.store.as_ref();
+    let id = new(s.create_cluster("c", &[vip(1)]).await).id;
+    let other = new(s.create_cluster("other", &[vip(2)]).await).id;
+    let keys = async |id| s.cluster_keys(id).await.unwrap();
+    let made = s.renew_key(id).await.unwrap();
+    let both = keys(id).await;
+    assert_eq!((both.len(), both[0].not_after_ms), (2, made.others_end_ms));
+    assert_eq!(
+        (both[1].not_before_ms, made.others_end_ms),
+        (made.valid_from_ms, made.valid_from_ms + 5 * MINUTE_MS)
+    );
+    let event = s.events(Some(&id.to_string()), None, 1).await.unwrap().remove(0);
+    assert_eq!(
+        (event.kind.as_str(), event.details["valid_from_ms"].as_u64()),
+        ("cluster_key_renewed", Some(made.valid_from_ms))
+    );
+    assert_eq!(conflict(s.renew_key(id).await), Conflict::KeyIsNew { cluster: "c".into(), minutes: 5 });
+    assert_eq!(keys(id).await, both);
+    let ghost = s.renew_key(ClusterId::new(999)).await;
+    assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
+
+    // A gateway goes that never had a stream, and one that had: its cluster's key is renewed when it may be.
+    let now = made.valid_from_ms + 5 * MINUTE_MS + 1;
+    let (g1, g2) = (gateway(s, id, "g1", 1).await, gateway(s, id, "g2", 2).await);
+    s.delete_gateway(g1, None).await.unwrap();
+    assert!(!s.rotate_keys(id, now).await.unwrap());
+    let seen = |node| NodeState { node, acked: 1, last_seen_ms: 1, failures: Vec::new() };
+    s.save_node_state(seen(NodeId::Gateway(g2))).await.unwrap();
+    s.delete_gateway(g2, None).await.unwrap();
+    assert!(!s.rotate_keys(id, made.valid_from_ms + MINUTE_MS).await.unwrap(), "the newest is too new");
+    assert!(s.rotate_keys(id, now).await.unwrap() && !s.rotate_keys(id, now).await.unwrap(), "once");
+    let all = keys(id).await;
+    assert_eq!(all.last().unwrap().not_before_ms, now + 10_000);
+    assert!(all[..all.len() - 1].iter().all(|key| key.not_after_ms <= now + 10_000 + 5 * MINUTE_MS));
+    assert!(!s.rotate_keys(other, now).await.unwrap(), "it had none of that");
+    // A host may have had any cluster's.
+    let host =
+        new(s.create_host(NewHost { name: "h".into(), vtep: [203, 0, 113, 1].into(), agent: true }).await).id;
+    s.save_node_state(seen(NodeId::Host(host))).await.unwrap();
+    s.delete_host(host, None).await.unwrap();
+    let later = now + 11 * MINUTE_MS;
+    assert!(s.rotate_keys(id, later).await.unwrap() && s.rotate_keys(other, later).await.unwrap());
+    // One that was to come, and that the node knew, does not come.
+    let begun = keys(id).await.last().unwrap().not_before_ms;
+    let due = begun + DAY_MS - 10 * MINUTE_MS;
+    assert!(s.rotate_keys(id, due).await.unwrap());
+    let known = keys(id).await.last().unwrap().id;
+    let host =
+        new(s.create_host(NewHost { name: "i".into(), vtep: [203, 0, 113, 2].into(), agent: true }).await).id;
+    s.save_node_state(seen(NodeId::Host(host))).await.unwrap();
+    s.delete_host(host, None).await.unwrap();
+    assert!(s.rotate_keys(id, due + MINUTE_MS).await.unwrap());
+    assert!(keys(id).await.iter().all(|key| key.id != known));
 }
 
 pub async fn keys_come_back_whatever_happened(f: Fixture) {

@@ -58,7 +58,8 @@ fn cases() -> Vec<Case> {
         objects: lifecycle_of_each_kind, creation_is_idempotent, another_content_names_the_difference,
             if_match, pages, filters, names, reopening_keeps_everything, unchanged_updates_take_no_revision,
             a_newer_schema_is_refused, ids_ascend_across_kinds;
-        clusters: vips_keep_their_places, homes_follow_the_gateways, keys_are_renewed,
+        clusters: vips_keep_their_places, homes_follow_the_gateways, plans_are_raised, keys_are_renewed,
+            keys_are_renewed_out_of_turn,
             keys_come_back_whatever_happened, secrets_stay_in_their_table;
         conflicts: prefixes, addresses, underlay_addresses, vnis, peerings, routes, in_use,
             clusters_and_gateways, not_found, peers_of_a_peer;
@@ -66,7 +67,7 @@ fn cases() -> Vec<Case> {
             taken_macs_and_addresses, derived_ones_are_avoided, deletion;
         bulk: many_at_once, all_or_nothing, repeated_and_existing_names, given_and_allocated_mix,
             onto_existing, a_full_subnet_names_the_offender, many_hosts;
-        moves: make_before_break, peers_go_together, turning_back, refusals, many_instances_in_parts,
+        moves: make_before_break, hosts_find_vips_of_their_family, peers_go_together, turning_back, refusals, many_instances_in_parts,
             instances_change_hosts, gateways_drain, vips_come_before_others_go, thresholds, events;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
             snapshot_is_one_moment, snapshot_of_a_host, a_lost_listener_ends_a_snapshot;

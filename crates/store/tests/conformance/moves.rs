@@ -185,6 +185,63 @@ pub async fn refusals(f: Fixture) {
     s.delete_cluster(to.id, None).await.unwrap();
 }
 
+/// A host sends to vIPs of its own underlay family only.
+pub async fn hosts_find_vips_of_their_family(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let six: std::net::IpAddr = "2001:db8::100".parse().unwrap();
+    let (v4, v6) = (c.cluster.clone(), new(s.create_cluster("six", &[six]).await));
+    let both = new(s
+        .create_cluster("both", &["192.0.2.102".parse().unwrap(), "2001:db8::102".parse().unwrap()])
+        .await);
+    for (cluster, last) in [(v4.id, 1), (v6.id, 2), (both.id, 3)] {
+        gateway(s, cluster, last).await;
+    }
+    let h6 = new(s.create_host(host("h6", "2001:db8::1")).await);
+    let none = |cluster: &str, h6: bool| Conflict::NoVipForHost {
+        cluster: cluster.into(),
+        family: if h6 { "IPv6" } else { "IPv4" },
+        host: if h6 { "h6" } else { "h1" }.into(),
+        vtep: if h6 { "2001:db8::1" } else { "192.0.2.1" }.into(),
+        vpc: "v1".into(),
+    };
+    // A new instance, alone and in a bulk, of which nothing is made.
+    let there = instance("x", &c.subnet, &h6);
+    assert_eq!(conflict(s.create_instance(c.vpc.id, there.clone()).await), none("c1", true));
+    let bulk = s.create_instances(c.vpc.id, vec![c.one("a"), there.clone()]).await;
+    let Err(StoreError::InBulk { index: 1, source, .. }) = bulk else { panic!("{bulk:?}") };
+    assert_eq!(conflict::<()>(Err(*source)), none("c1", true));
+    // One that goes to another host.
+    let a = c.instance("a").await;
+    assert_eq!(conflict(s.move_instance(a.id, h6.id, None).await), none("c1", true));
+    // Its VPC, to a cluster that this host cannot speak to.
+    assert_eq!(conflict(s.move_vpc(c.vpc.id, v6.id, None).await), none("six", false));
+    let peer = c.vpc("peer").await;
+    c.peer("p", &peer, &c.vpc).await;
+    let revision = s.revision().await.unwrap();
+    assert_eq!(
+        conflict(s.move_vpc(peer.id, v6.id, None).await),
+        none("six", false),
+        "it would take v1 along"
+    );
+    assert_eq!(s.revision().await.unwrap(), revision);
+    // On its way from the one to the other, both count.
+    let id = s.move_vpc(c.vpc.id, both.id, None).await.unwrap().moving.unwrap().id;
+    assert_eq!(conflict(s.create_instance(c.vpc.id, there.clone()).await), none("c1", true));
+    let only = async |cluster: &Cluster, vip: &str| {
+        s.update_cluster(cluster.id, &[vip.parse().unwrap()], None).await
+    };
+    assert_eq!(conflict(only(&both, "2001:db8::102").await), none("both", false), "it is coming");
+    assert_eq!(conflict(only(&v4, "2001:db8::103").await), none("c1", false), "it is there still");
+    only(&v4, "192.0.2.103").await.unwrap();
+    assert!(s.advance_move(id, false).await.unwrap() && s.advance_move(id, true).await.unwrap());
+    only(&v4, "2001:db8::103").await.unwrap();
+    let x = new(s.create_instance(c.vpc.id, there).await);
+    s.move_instance(a.id, h6.id, None).await.unwrap();
+    only(&both, "2001:db8::102").await.unwrap();
+    assert_eq!(conflict(s.move_instance(x.id, c.host.id, None).await), none("both", false));
+}
+
 pub async fn many_instances_in_parts(f: Fixture) {
     let c = Cloud::with(&f, Some("10.0.0.0/16"), None).await;
     let s = c.store.as_ref();
