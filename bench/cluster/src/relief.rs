@@ -25,6 +25,8 @@ const BURST_NUMBER: u32 = 1 << 31;
 const TOO_MUCH: f64 = 1.1;
 /// A vIP that has moved stays for so long, and so does every other that left the same gateway.
 const HOLD: Duration = Duration::from_secs(11);
+/// What the other gateways can, in packets a second.
+const PLENTY: u64 = 1_000_000;
 /// No flow is ever an elephant.
 const NEVER: u32 = u32::MAX;
 
@@ -76,29 +78,26 @@ async fn one_burst(lab: &Lab, to: Vec<Ipv4Addr>) -> Result<Relief, Failure> {
         *counts.entry(*carrier).or_default() += 1;
     }
     let (&busiest, &flows) = counts.iter().max_by_key(|(_, flows)| **flows).ok_or("no packet arrived")?;
-    let gateway = gateway(lab, busiest)?;
     let burst_pps = flows as f64 / BURST_EVERY.as_secs_f64();
-    set_capacity(lab, gateway, Some((burst_pps / TOO_MUCH) as u64)).await?;
+    let limit = (burst_pps / TOO_MUCH) as u64;
+    set_capacities(lab, |address| Some(if address == Some(busiest) { limit } else { PLENTY })).await?;
     let capture = Capture::start(lab, "host-b")?;
     let sent =
         tokio::task::spawn_blocking(move || sender.join().map_err(|_| "the sender panicked")?).await??;
     tokio::time::sleep(Duration::from_millis(100)).await;
     let frames = capture.frames()?;
-    set_capacity(lab, gateway, None).await?;
+    set_capacities(lab, |_| None).await?;
     Ok(relief(&frames, busiest, sent))
 }
 
-async fn set_capacity(lab: &Lab, gateway: GatewayId, pps: Option<u64>) -> Result<(), Failure> {
-    let gateways = BTreeMap::from([(gateway, pps)]);
+/// Packets a second that the gateways of these addresses can forward; none: what they say themselves.
+async fn set_capacities(lab: &Lab, of: impl Fn(Option<Ipv4Addr>) -> Option<u64>) -> Result<(), Failure> {
+    let mut gateways: BTreeMap<GatewayId, Option<u64>> = BTreeMap::new();
+    for gateway in &lab.state().topology.gateways {
+        gateways.insert(lab.node(&gateway.name)?.id.parse()?, of(gateway.ipv4));
+    }
     lab.api().set_placement(&PlacementSettingsPatch { gateways, ..Default::default() }).await?;
     Ok(())
-}
-
-fn gateway(lab: &Lab, address: Ipv4Addr) -> Result<GatewayId, Failure> {
-    let gateways = &lab.state().topology.gateways;
-    let found = gateways.iter().find(|gateway| gateway.ipv4 == Some(address));
-    let found = found.ok_or_else(|| format!("{address} is no gateway"))?;
-    Ok(lab.node(&found.name)?.id.parse()?)
 }
 
 /// Calm, then a burst; how many packets of the burst were sent.

@@ -1,5 +1,5 @@
-//! The Multi-IPs scheduler at work: once a second it is told what gateways report
-//! (`reports`), and its decisions become new homes of vIPs, each with its reason in
+//! The Multi-IPs scheduler at work: once a second, and at once when a gateway is
+//! overloaded, it is told what gateways report (`reports`), and its decisions become new homes of vIPs, each with its reason in
 //! the event log (`task`). The algorithm is `sluice_placement::Scheduler`.
 //!
 //! A controller decides about gateways that have a stream to it, so of several
