@@ -7,7 +7,7 @@
  *   VM -> spoofing -> ARP, ND, DHCP, the router itself: answered here
  *                  -> (VNI, destination) is a port of this host: delivered
  *                  -> it has a direct path: its host, through the VXLAN device
- *                  -> else the VPC's gateway group, the same way
+ *                  -> else the VPC's gateway group, the same way -> counted (sent_flows.h)
  *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
  *                                -> else from a host: on to the gateway group
  *
@@ -19,6 +19,7 @@
 #include "dhcp.h"
 #include "pending.h"
 #include "router_advertisement.h"
+#include "sent_flows.h"
 #include "strays.h"
 #include "tunnel.h"
 #include "vm_arp.h"
@@ -130,8 +131,14 @@ static __always_inline int forward(struct __sk_buff *skb, const struct port *por
 		found = find_ipv6(vrf->vni, frame->destination[0], frame->destination[1], &hit);
 	else
 		found = find_ipv4(vrf->vni, frame->destination[1], &hit);
-	if (found == EXACT_MISS)
-		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
+	if (found == EXACT_MISS) {
+		__u32 bytes = skb->len, vni = vrf->vni;
+		int verdict = tunnel_to_group(skb, vrf_cell, vni, frame_hash(frame));
+
+		if (verdict == TC_ACT_REDIRECT)
+			count_sent(frame, vni, bytes);
+		return verdict;
+	}
 	if (is_direct(found, &hit))
 		return to_direct(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
 	return to_local(skb, vrf, port_cell, frame, found, &hit);

@@ -265,6 +265,7 @@ struct vrf {
 #define NEXT_HOP_IPV6 0x1 /* `address` is IPv6; else IPv4 in its first 4 bytes */
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
 #define NEXT_HOP_HOST 0x4 /* VTEP: the node is a host, as strays.h needs to know; else a gateway */
+#define NEXT_HOP_FIXED 0x8 /* direct path: the controller's own, which agents neither learn nor age */
 
 struct next_hop {
 	__u8 kind;

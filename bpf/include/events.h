@@ -9,11 +9,11 @@
 
 #include <linux/types.h>
 
-/* Gateway: a flow that has become an elephant. Ring `flow_events`. */
+/* Gateway, and the vSwitch where it counts flows: one that has become an elephant. Ring `flow_events`. */
 struct flow_event {
 	__u64 source[2];
 	__u64 destination[2];
-	__u64 outer_source[2]; /* of the node that sent the packet */
+	__u64 outer_source[2]; /* of the node that sent the packet; vSwitch: 0 */
 	__u64 time_ns;	       /* CLOCK_MONOTONIC */
 	__u32 vni;	       /* the packet came with */
 	__u8 ipv6;	       /* source and destination are */

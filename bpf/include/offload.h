@@ -14,47 +14,8 @@
 #ifndef SLUICE_OFFLOAD_H
 #define SLUICE_OFFLOAD_H
 
-#include "events.h"
-#include "flows.h"
-#include "lost.h"
+#include "flow_maps.h"
 #include "output.h"
-
-_Static_assert(FLOW_NEVER == ELEPHANT_NEVER, "a VRF's word is the flow's");
-
-/* The table of flows.h. The agent sets the size before it loads the program. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1 << 18);
-	__type(key, __u32);
-	__type(value, struct cell);
-} flow_cells SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, FLOW_EVENTS_BYTES);
-} flow_events SEC(".maps");
-
-static __always_inline void *flow_cell_at(__u32 index)
-{
-	return bpf_map_lookup_elem(&flow_cells, &index);
-}
-
-static __always_inline __u64 flow_of(const struct flow_table *table, const struct packet *packet)
-{
-	const struct frame *frame = &packet->frame;
-	struct flow_key key = {
-		.source = { frame->source[0], frame->source[1] },
-		.destination = { frame->destination[0], frame->destination[1] },
-		.vni_protocol = packet->vni << 8 | frame->protocol,
-	};
-
-	if (frame_has_ports(frame))
-		key.ports = frame->transport;
-	if (frame->flags & FRAME_IPV6)
-		return flow_hash_ipv6(table, &key);
-	return flow_hash_ipv4(table, key.source[1], key.destination[1], key.vni_protocol, key.ports);
-}
 
 /*
  * The flow's hash and the time. The hash is the underlay's too, for its paths:
@@ -71,7 +32,7 @@ static __always_inline void identify_flow(struct packet *packet)
 		packet->flow = (__u64)frame_hash(&packet->frame) << 32;
 		return;
 	}
-	packet->flow = flow_of(table, packet);
+	packet->flow = flow_of(table, &packet->frame, packet->vni);
 	/* Asked for now: memory answers while the packet is rewritten. */
 	bucket = flow_cell_at(flow_cell(table, packet->flow));
 	if (bucket)

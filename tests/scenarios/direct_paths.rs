@@ -36,7 +36,8 @@ async fn packets(lab: &Lab, nodes: &[&str], vnis: &[u32]) -> Result<f64, Failure
     Ok(sum)
 }
 
-async fn goes_direct(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome {
+/// Between two VMs in one family.
+pub async fn goes_direct(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome {
     let (sender, receiver) = (lab.vm(from)?, lab.vm(to)?);
     let (there, back) = (address(receiver, ipv6)?, address(sender, ipv6)?);
     let at = SocketAddr::new(there, PORT).to_string();

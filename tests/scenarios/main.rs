@@ -14,6 +14,7 @@ mod deletion;
 mod direct_paths;
 mod disk_full;
 mod foreign_host;
+mod gwzone;
 mod icmp_errors;
 mod idle_paths;
 mod isolation;
@@ -22,6 +23,7 @@ mod moved_instance;
 mod overload;
 mod path_mtu;
 mod peered;
+mod preprogrammed;
 mod rsp_forged;
 mod rsp_tenant;
 mod same_host;
@@ -107,6 +109,8 @@ fn all() -> Vec<Scenario> {
         disk_full: false,
         takeover: false,
         overload: false,
+        preprogrammed: false,
+        gwzone: false,
         two_labs: false,
         leftovers: false,
     ]

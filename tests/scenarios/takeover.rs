@@ -23,7 +23,7 @@ const SECONDS: u64 = 4;
 /// Before something fails, traffic flows for so long.
 const CALM: Duration = Duration::from_millis(1_200);
 /// The longest outage that is still a takeover: hosts would wait seconds for their neighbours to fail.
-const OUTAGE_MAX_MS: f64 = 1_000.0;
+pub const OUTAGE_MAX_MS: f64 = 1_000.0;
 /// Hold-downs double while one gateway fails again and again.
 const HOME: Duration = Duration::from_secs(40);
 
@@ -234,7 +234,8 @@ impl<'a> Bench<'a> {
         self.returns("an agent is paused", &victim).await
     }
 
-    async fn on_switch(&self, argv: &[&str]) -> Outcome {
+    /// Runs a command on the switch.
+    pub async fn on_switch(&self, argv: &[&str]) -> Outcome {
         let switch = self.lab.state().topology.switches[0].name.clone();
         let output = self.lab.exec(&switch, argv).await?;
         let error = String::from_utf8_lossy(&output.stderr).into_owned();

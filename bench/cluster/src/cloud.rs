@@ -12,8 +12,8 @@ const NAME: &str = "benchcluster";
 /// Instances are created this many at a time.
 const BATCH: usize = 10_000;
 
-/// Brings the lab up for `work`, and takes it down whatever comes of it.
-pub fn with_lab<T, W, F>(settings: &Settings, work: W) -> Result<T, Failure>
+/// Brings the lab up under a model (`None`: Zeta) for `work`, and takes it down whatever comes of it.
+pub fn with_lab<T, W, F>(settings: &Settings, model: Option<&str>, work: W) -> Result<T, Failure>
 where
     W: FnOnce(Lab) -> F,
     F: Future<Output = Result<T, Failure>>,
@@ -21,6 +21,7 @@ where
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut options = Options::standard(NAME, &settings.binary)?;
+        options.model = model.map(str::to_owned);
         options.topology = Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml"))?;
         let outcome = match Lab::up(options).await {
             Ok(lab) => work(lab).await,

@@ -5,6 +5,7 @@ use crate::cloud::{percentile, sinks, with_lab};
 use crate::wire::{Capture, Frame, Frames, inside, sleep_until};
 use crate::{Failure, Outcome, Settings};
 use sluice_bench_report::Measure;
+use sluice_client::Gateway;
 use sluice_lab::Lab;
 use sluice_types::VpcId;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -19,6 +20,8 @@ const PORT: u16 = 7001;
 const SWITCH: &str = "tor-1";
 /// Before and after the death of a gateway.
 const CALM: Duration = Duration::from_millis(300);
+/// A gateway that was killed counts as well again within this time.
+const RETURN_MAX: Duration = Duration::from_secs(20);
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 /// No flow of the probed VPC is ever an elephant.
 const NEVER: u32 = u32::MAX;
@@ -31,8 +34,25 @@ struct Gap {
 }
 
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let ours = under(settings, None)?;
+    let theirs = under(settings, Some("gwzone"))?;
+    let totals = |gaps: &[Gap]| gaps.iter().map(|gap| gap.total_ms).collect::<Vec<f64>>();
+    let (mut total, mut gwzone) = (totals(&ours), totals(&theirs));
+    let mut pure: Vec<f64> = ours.iter().map(|gap| gap.pure_ms).collect();
+    for (suffix, part) in [("p50", 0.5), ("p99", 0.99)] {
+        let (ours, theirs) = (percentile(&mut total, part), percentile(&mut gwzone, part));
+        let name = format!("failover_total_ms_{suffix}");
+        outcome.measures.push(Measure::beside_less(name, "ms", ours, "gwzone", Some(theirs)));
+        let pure = percentile(&mut pure, part);
+        outcome.measures.push(Measure::alone(format!("failover_pure_ms_{suffix}"), "ms", pure));
+    }
+    Ok(())
+}
+
+/// What deaths cost under a model.
+fn under(settings: &Settings, model: Option<&str>) -> Result<Vec<Gap>, Failure> {
     let kills = (KILLS / settings.scale).max(3);
-    let gaps = with_lab(settings, move |lab| async move {
+    with_lab(settings, model, move |lab| async move {
         let vpc: VpcId = lab.vpc("web")?.id;
         let never = serde_json::json!({ "offload_kbps": NEVER });
         lab.api().update::<sluice_client::Vpc>(vpc, &never, None).await?;
@@ -47,16 +67,7 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
             gaps.push(one_kill(&lab, to).await?);
         }
         Ok(gaps)
-    })?;
-    let totals: Vec<f64> = gaps.iter().map(|gap| gap.total_ms).collect();
-    let pure: Vec<f64> = gaps.iter().map(|gap| gap.pure_ms).collect();
-    for (name, mut values) in [("failover_total_ms", totals), ("failover_pure_ms", pure)] {
-        for (suffix, part) in [("p50", 0.5), ("p99", 0.99)] {
-            let value = percentile(&mut values, part);
-            outcome.measures.push(Measure::alone(format!("{name}_{suffix}"), "ms", value));
-        }
-    }
-    Ok(())
+    })
 }
 
 /// Kills the gateway that carries the probes as when a machine dies: its link and its agent.
@@ -77,9 +88,25 @@ async fn one_kill(lab: &Lab, to: Ipv4Addr) -> Result<Gap, Failure> {
     set_port(lab, &port, "up").await?;
     lab.restart(&carrier)?;
     lab.synchronized(&carrier, Duration::from_secs(20)).await?;
+    fit(lab).await?;
     // Once its stream is up it listens for some milliseconds before it may take anything.
     tokio::time::sleep(CALM).await;
     gap(&frames, to, sent)
+}
+
+/// Waits until no gateway counts as failed any more: a zone is with its primary again.
+async fn fit(lab: &Lab) -> Result<(), Failure> {
+    let start = Instant::now();
+    loop {
+        let gateways = lab.api().list::<Gateway>(&[], None).await?;
+        if gateways.iter().all(|gateway| gateway.state == "fit") {
+            return Ok(());
+        }
+        if start.elapsed() > RETURN_MAX {
+            return Err(format!("not all gateways are well in {RETURN_MAX:?}").into());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// At the switch: what a gateway has configured stays.

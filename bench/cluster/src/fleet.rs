@@ -1,14 +1,15 @@
-//! A controller with gateways that speak the real protocol and have no tables:
+//! A controller with gateways and hosts that speak the real protocol and have no tables:
 //! each enrols, opens its stream over mutual TLS, reads every entry of every
 //! update, and acknowledges.
 
 use crate::Failure;
-use sluice_client::{Client, Cluster, Gateway, Host, NewCluster, NewGateway, NewHost};
-use sluice_controller::{Args, Controller};
+use sluice_client::{Client, Cluster, Gateway, Host, NewCluster, NewGateway, NewHost, Resource};
+use sluice_controller::{Args, Controller, Model};
 use sluice_southbound::proto::Hello;
 use sluice_southbound::{Connection, EnrolmentBundle, Identity, Update, connect, enrol};
-use sluice_types::ClusterId;
-use std::net::Ipv4Addr;
+use sluice_types::{ClusterId, HostId, Vni};
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,7 @@ pub struct Fleet {
     pub clusters: Vec<Cluster>,
     controller: Controller,
     gateways: Vec<Simulated>,
+    hosts: Vec<SimulatedHost>,
     tasks: JoinSet<Result<(), Failure>>,
     _state: TempDir,
 }
@@ -37,9 +39,22 @@ struct Simulated {
     entries: Arc<AtomicU64>,
 }
 
+/// The same of a host.
+struct SimulatedHost {
+    id: HostId,
+    acked: watch::Receiver<u64>,
+    /// Entries by which it finds instances that are not its own: default entries and paths.
+    ways: Arc<AtomicU64>,
+}
+
 impl Fleet {
     /// Starts a controller on a database of its own, and gives each of `sizes` clusters that many gateways.
     pub async fn start(sizes: &[usize]) -> Result<Self, Failure> {
+        Self::start_as(Model::Zeta, sizes).await
+    }
+
+    /// The same under a model.
+    pub async fn start_as(model: Model, sizes: &[usize]) -> Result<Self, Failure> {
         let state = tempfile::tempdir()?;
         let loopback = (Ipv4Addr::LOCALHOST, 0).into();
         let controller = Controller::start(Args {
@@ -49,6 +64,8 @@ impl Fleet {
             southbound_name: Vec::new(),
             state_dir: state.path().join("controller"),
             api_token_file: None,
+            model,
+            zone_backups: 1,
         })
         .await?;
         let api = Client::new(&format!("http://{}", controller.api), None)?;
@@ -57,6 +74,7 @@ impl Fleet {
             clusters: Vec::new(),
             controller,
             gateways: Vec::new(),
+            hosts: Vec::new(),
             tasks: JoinSet::new(),
             _state: state,
         };
@@ -84,21 +102,29 @@ impl Fleet {
                 vtep6: None,
             };
             let gateway = self.api.create((), &body).await?.object;
-            // The API's bundle is what an operator would save as a file for the node.
-            let bundle = serde_json::to_value(self.api.enrol::<Gateway>(gateway.id).await?)?;
-            let bundle: EnrolmentBundle = serde_json::from_value(bundle)?;
-            let dir: PathBuf = self._state.path().join(&body.name);
-            let identity = enrol(&bundle, &dir).await?;
+            let identity = self.identity::<Gateway>(gateway.id, &body.name).await?;
             self.open(cluster.id, identity);
         }
         self.clusters.push(cluster);
         Ok(())
     }
 
+    async fn identity<T: Resource>(&self, id: T::Id, name: &str) -> Result<Identity, Failure> {
+        // The API's bundle is what an operator would save as a file for the node.
+        let bundle = serde_json::to_value(self.api.enrol::<T>(id).await?)?;
+        let bundle: EnrolmentBundle = serde_json::from_value(bundle)?;
+        let dir: PathBuf = self._state.path().join(name);
+        Ok(enrol(&bundle, &dir).await?)
+    }
+
     fn open(&mut self, cluster: ClusterId, identity: Identity) {
         let (sender, acked) = watch::channel(0);
         let entries = Arc::new(AtomicU64::new(0));
-        self.tasks.spawn(follow(identity, sender, entries.clone()));
+        let seen = entries.clone();
+        let count = move |update: &Update| {
+            seen.fetch_add(update.entry_count() as u64, Ordering::Relaxed);
+        };
+        self.tasks.spawn(follow(identity, sender, count));
         self.gateways.push(Simulated { cluster, acked, entries });
     }
 
@@ -111,6 +137,39 @@ impl Fleet {
             hosts.push(self.api.create((), &body).await?.object);
         }
         Ok(hosts)
+    }
+
+    /// Hosts that enrol and follow.
+    pub async fn agents(&mut self, count: usize) -> Result<Vec<Host>, Failure> {
+        let mut hosts = Vec::new();
+        for number in 0..count {
+            let vtep = Ipv4Addr::new(203, 0, 113, u8::try_from(number + 1)?).into();
+            let body = NewHost { name: format!("host-{number}"), vtep, agent: true };
+            let host = self.api.create((), &body).await?.object;
+            let identity = self.identity::<Host>(host.id, &body.name).await?;
+            let (sender, acked) = watch::channel(0);
+            let ways = Arc::<AtomicU64>::default();
+            self.tasks.spawn(follow(identity, sender, count_ways(vtep, ways.clone())));
+            self.hosts.push(SimulatedHost { id: host.id, acked, ways });
+            hosts.push(host);
+        }
+        Ok(hosts)
+    }
+
+    /// Waits until a host has acknowledged `revision`.
+    pub async fn host_acknowledged(&mut self, id: HostId, revision: u64) -> Result<(), Failure> {
+        for host in self.hosts.iter_mut().filter(|host| host.id == id) {
+            let reached = host.acked.wait_for(|acked| *acked >= revision);
+            tokio::time::timeout(TIMEOUT, reached).await.map_err(|_| {
+                format!("host {id} has not acknowledged revision {revision} in {TIMEOUT:?}")
+            })??;
+        }
+        Ok(())
+    }
+
+    /// Entries by which all hosts together find instances that are not their own.
+    pub fn ways(&self) -> u64 {
+        self.hosts.iter().map(|host| host.ways.load(Ordering::Relaxed)).sum()
     }
 
     /// Waits until every gateway of the cluster has acknowledged `revision`; one that it does not concern
@@ -140,10 +199,22 @@ impl Fleet {
     }
 }
 
+/// Counts default entries and paths as a host would have them that keeps all that it is told: while
+/// instances are only started, none is told twice or taken away, but default entries, which are told anew.
+fn count_ways(own: IpAddr, ways: Arc<AtomicU64>) -> impl FnMut(&Update) {
+    let mut defaults = HashSet::<Vni>::new();
+    move |update| {
+        let new = update.vrfs.iter().filter(|vrf| defaults.insert(vrf.vni)).count();
+        // Those that lead to itself it leaves out.
+        let paths = update.paths.iter().filter(|path| path.host != own).count();
+        ways.fetch_add((new + paths) as u64, Ordering::Relaxed);
+    }
+}
+
 async fn follow(
     identity: Identity,
     acked: watch::Sender<u64>,
-    entries: Arc<AtomicU64>,
+    mut count: impl FnMut(&Update),
 ) -> Result<(), Failure> {
     let hello = Hello { applied_revision: 0, database_id: 0, version: env!("CARGO_PKG_VERSION").to_owned() };
     let Connection { reports, mut updates } = connect(&identity, &identity.controller, hello).await?;
@@ -152,7 +223,7 @@ async fn follow(
         if let Some(error) = malformed.first() {
             return Err(format!("the controller sent a malformed entry: {error}").into());
         }
-        entries.fetch_add(update.entry_count() as u64, Ordering::Relaxed);
+        count(&update);
         if update.revision != 0 {
             reports.ack(update.revision, Vec::new()).await?;
             acked.send_replace(update.revision);

@@ -8,6 +8,7 @@ mod demands;
 mod detection;
 mod failover;
 mod fleet;
+mod launch;
 mod offload;
 mod push;
 mod relief;
@@ -42,9 +43,10 @@ pub struct Outcome {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 7] = [
+const ALL: [(&str, Part); 8] = [
     ("rgcm", rgcm::measure),
     ("push", push::measure),
+    ("launch", launch::measure),
     ("burst", burst::measure),
     ("detection", detection::measure),
     ("offload", offload::measure),

@@ -23,9 +23,20 @@ const GATEWAYS: [Ipv4Addr; 3] =
     [Ipv4Addr::new(192, 0, 2, 11), Ipv4Addr::new(192, 0, 2, 12), Ipv4Addr::new(192, 0, 2, 13)];
 
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let mut ours = under(settings, None, outcome)?;
+    let mut theirs = under(settings, Some("gwzone"), outcome)?;
+    for (name, part) in [("offload_ms_p50", 0.5), ("offload_ms_p99", 0.99)] {
+        let (ours, theirs) = (percentile(&mut ours, part), percentile(&mut theirs, part));
+        outcome.measures.push(Measure::beside_less(name, "ms", ours, "gwzone", Some(theirs)));
+    }
+    Ok(())
+}
+
+/// Latencies in milliseconds of all flows under a model.
+fn under(settings: &Settings, model: Option<&str>, outcome: &mut Outcome) -> Result<Vec<f64>, Failure> {
     let rounds = settings.rounds;
     let flows = (FLOWS / settings.scale).max(10);
-    let (mut ms, never) = with_lab(settings, move |lab| async move {
+    let (mut ms, never) = with_lab(settings, model, move |lab| async move {
         let (mut all, mut never) = (Vec::new(), 0);
         for round in 0..rounds {
             let addresses = sinks(&lab, &format!("flow{round}"), flows).await?;
@@ -36,15 +47,13 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         Ok((all, never))
     })?;
     outcome.note(format!(
-        "offload: {} flows, of which {never} got no direct path while they lasted",
+        "offload, {}: {} flows, of which {never} got no direct path while they lasted",
+        model.unwrap_or("zeta"),
         rounds * flows
     ));
     // A flow without one counts as one that took as long as it lasted.
     ms.extend(std::iter::repeat_n((EVERY * PACKETS).as_secs_f64() * 1000.0, never));
-    for (name, part) in [("offload_ms_p50", 0.5), ("offload_ms_p99", 0.99)] {
-        outcome.measures.push(Measure::alone(name, "ms", percentile(&mut ms, part)));
-    }
-    Ok(())
+    Ok(ms)
 }
 
 async fn one_round(lab: &Lab, addresses: Vec<Ipv4Addr>) -> Result<(Vec<f64>, usize), Failure> {

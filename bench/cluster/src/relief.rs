@@ -39,7 +39,7 @@ struct Relief {
 
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let rounds = settings.rounds;
-    let reliefs = with_lab(settings, move |lab| async move {
+    let reliefs = with_lab(settings, None, move |lab| async move {
         let vpc: VpcId = lab.vpc("web")?.id;
         let never = serde_json::json!({ "offload_kbps": NEVER });
         lab.api().update::<sluice_client::Vpc>(vpc, &never, None).await?;

@@ -130,7 +130,7 @@ fn open() -> Result<OwnedFd, Failure> {
 }
 
 fn now_ns() -> Result<i64, Failure> {
-    Ok(TimeSpec::from(ClockId::CLOCK_REALTIME.now()?).num_nanoseconds())
+    Ok(ClockId::CLOCK_REALTIME.now()?.num_nanoseconds())
 }
 
 fn capture(socket: &OwnedFd, end: &AtomicI64) -> Result<Frames, Failure> {

@@ -5,7 +5,7 @@ use sluice_bench_cluster::{Settings, run};
 #[test]
 fn all_parts_run_and_give_their_figures() {
     // Those that need no lab: what those do is in the scenarios.
-    let parts = ["rgcm", "push", "burst", "detection"].map(str::to_owned).to_vec();
+    let parts = ["rgcm", "push", "launch", "burst", "detection"].map(str::to_owned).to_vec();
     let outcome = run(&settings(parts)).expect("placements of all cases");
     let ours = |name: &str| {
         let found = outcome.measures.iter().find(|measure| measure.measure == name);
@@ -17,12 +17,16 @@ fn all_parts_run_and_give_their_figures() {
         "rgcm_lp_1885_s",
         "push_10k_45gw_s",
         "push_100k_45gw_s",
+        "launch_100k_s",
         "burst_max_over_mean",
     ] {
         assert!(ours(name) > 0.0, "{name}");
     }
     assert!(ours("rgcm_lambda_ratio") >= 1.0);
     assert_eq!(ours("rgcm_tenants_over_k"), 0.0);
+    let found = outcome.measures.iter().find(|measure| measure.measure == "launch_100k_entries");
+    let entries = found.expect("launches are counted");
+    assert!(entries.ours > 0.0 && entries.theirs.is_some_and(|theirs| theirs > entries.ours), "{entries:?}");
     assert!(ours("detection_cost_pct").is_finite());
     assert!(outcome.measures.iter().all(|measure| measure.theirs.is_none_or(f64::is_finite)));
 }

@@ -6,7 +6,7 @@
 //! in a delta, and what was not mentioned goes when it ends, so packets never
 //! see less than either state.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, Group, Port, Route, Scope, Update,
-    Vip, Vrf, Vtep, VtepRole,
+    ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, Group, Path, PathKey, Port, Route,
+    Scope, Update, Vip, Vrf, Vtep, VtepRole,
 };
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
@@ -23,6 +23,8 @@ use tokio::sync::watch;
 
 use crate::linger::Linger;
 use crate::rsp::{KeyBook, Keys};
+
+mod paths;
 
 /// Most failures of one step that are kept by name; the others are only counted.
 const FAILURES_NAMED: usize = 64;
@@ -109,6 +111,9 @@ struct Mentioned {
     keys: Vec<ClusterKeys>,
 }
 
+/// Paths that the step under way enters, or (`None`) takes away.
+type Paths = HashMap<PathKey, Option<Path>>;
+
 /// The tables, and the state of the step that is under way.
 pub struct Applier<P> {
     /// The tables.
@@ -117,6 +122,7 @@ pub struct Applier<P> {
     pub ports: P,
     snapshot: Option<Mentioned>,
     failures: Failures,
+    paths: Paths,
     /// VRFs whose group is absent, for when it comes.
     waiting: BTreeMap<Vni, Vrf>,
     /// Counts changes of VTEPs and vIPs, for those who act on them.
@@ -126,6 +132,8 @@ pub struct Applier<P> {
     owned: HashSet<IpAddr>,
     keys: KeyBook,
     plan: watch::Sender<Option<ClusterPlan>>,
+    /// Groups of this host that want elephants to be looked for here.
+    detect: watch::Sender<BTreeSet<u32>>,
 }
 
 #[derive(Debug, Default)]
@@ -177,12 +185,14 @@ impl<P: Ports> Applier<P> {
             ports,
             snapshot: None,
             failures: Failures::default(),
+            paths: Paths::default(),
             waiting: BTreeMap::new(),
             topology: 0,
             linger: None,
             owned,
             keys: KeyBook::default(),
             plan: watch::Sender::default(),
+            detect: watch::Sender::default(),
         }
     }
 
@@ -260,6 +270,16 @@ impl<P: Ports> Applier<P> {
         self.plan.subscribe()
     }
 
+    /// The groups that want elephants to be looked for on this host, as the controller told since this
+    /// agent started. None: gateways look.
+    pub fn detect(&self) -> watch::Receiver<BTreeSet<u32>> {
+        self.detect.subscribe()
+    }
+
+    fn note_detect(&mut self, id: u32, detect: bool) {
+        self.detect.send_if_modified(|groups| if detect { groups.insert(id) } else { groups.remove(&id) });
+    }
+
     /// Changes whenever a VTEP or a vIP has come, changed or gone.
     pub fn topology(&self) -> u64 {
         self.topology
@@ -269,6 +289,7 @@ impl<P: Ports> Applier<P> {
     pub fn begin_stream(&mut self) {
         self.snapshot = None;
         self.failures = Failures::default();
+        self.paths.clear();
     }
 
     /// Applies one message. `Some` when it ended a step.
@@ -295,11 +316,15 @@ impl<P: Ports> Applier<P> {
         }
         self.upsert(&mut update);
         self.remove(&update);
+        self.paths.extend(update.paths.iter().map(|path| (path.key, Some(*path))));
+        self.paths.extend(update.removed_paths.iter().map(|key| (*key, None)));
         Ok(if update.revision == 0 { None } else { Some(self.finish(&update)) })
     }
 
     fn finish(&mut self, update: &Update) -> Applied {
-        if let Some(mut mentioned) = self.snapshot.take() {
+        let snapshot = self.snapshot.take();
+        self.write_paths(snapshot.is_some());
+        if let Some(mut mentioned) = snapshot {
             let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
             self.failures.check(result, "cluster keys");
             self.ports.remove_vteps(&|address| !mentioned.vteps.contains(&address));
@@ -385,6 +410,7 @@ impl<P: Ports> Applier<P> {
 
     fn upsert_group(&mut self, group: Group) {
         let id = group.id;
+        self.note_detect(id, group.detect);
         if group.vips.is_empty() {
             self.remove_group(id);
             return;
@@ -403,6 +429,7 @@ impl<P: Ports> Applier<P> {
     }
 
     fn remove_group(&mut self, id: u32) {
+        self.note_detect(id, false);
         let users = self.tables.vrfs().filter(|entry| entry.vrf.group == Some(id));
         let users: Vec<Vrf> = users.map(|entry| southbound_vrf(&entry.vrf)).collect();
         if let Some(linger) = &mut self.linger
@@ -496,6 +523,11 @@ impl<P: Ports> Applier<P> {
             }
             let result = self.tables.remove_vrf(*vni);
             self.failures.check(result, format_args!("removal of VNI {vni}"));
+        }
+        if !update.removed_vnis.is_empty() {
+            // A network that lingers is not told of changes any more.
+            let result = self.tables.retain_fixed(|path| !update.removed_vnis.contains(&path.vni));
+            self.failures.check(result, "removal of the paths of networks");
         }
         for id in &update.removed_groups {
             self.remove_group(*id);

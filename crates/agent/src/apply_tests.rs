@@ -6,6 +6,9 @@ use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
 
 use super::*;
 
+#[path = "apply_tests/paths.rs"]
+mod paths;
+
 /// Instances without an interface.
 #[derive(Default)]
 struct Recorded {
@@ -131,7 +134,7 @@ fn cloud() -> Update {
         snapshot: true,
         vteps: vec![vtep("192.0.2.1"), vtep("2001:db8::1")],
         vips: vec![vip("192.0.2.100")],
-        groups: vec![Group { id: 1, vips: vec![ip("192.0.2.100")] }],
+        groups: vec![Group { id: 1, vips: vec![ip("192.0.2.100")], detect: false }],
         vrfs: vec![vrf(1, Some(1)), vrf(2, None)],
         endpoints: vec![
             endpoint(1, "10.0.0.5", "fd00::5", "192.0.2.1"),
@@ -274,7 +277,7 @@ fn a_full_table_is_reported_and_acknowledged() {
 #[test]
 fn a_group_without_vips_leaves_its_vrfs_without_one_until_it_has_some() {
     let mut applier = applier(1 << 14);
-    let none = Group { id: 1, vips: Vec::new() };
+    let none = Group { id: 1, vips: Vec::new(), detect: false };
     let unreached = |revision| {
         let failures = vec!["VNI 1: its gateway group 1 has no vIP for this host".to_owned()];
         Some(Applied { revision, failures })
@@ -282,7 +285,7 @@ fn a_group_without_vips_leaves_its_vrfs_without_one_until_it_has_some() {
     let snapshot = Update { groups: vec![none.clone()], ..cloud() };
     assert_eq!(apply(&mut applier, snapshot), unreached(10), "the controller hears of it");
     assert_eq!(applier.tables.vrf(vni(1)).unwrap().vrf.group, None);
-    let some = Group { id: 1, vips: vec![ip("192.0.2.100")] };
+    let some = Group { id: 1, vips: vec![ip("192.0.2.100")], detect: false };
     let delta = Update { revision: 11, database_id: DATABASE, groups: vec![some], ..Update::default() };
     assert_eq!(apply(&mut applier, delta), done(11));
     assert_eq!(applier.tables.vrf(vni(1)).unwrap().vrf.group, Some(1));

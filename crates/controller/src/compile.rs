@@ -11,12 +11,15 @@
 
 mod clusters;
 mod host;
+mod paths;
 
 pub use clusters::{group_id, vip_mac};
 pub use host::{HostStep, HostView};
 
+use crate::model::Model;
 pub use clusters::for_hosts;
 use clusters::{ClusterState, group_of, key, keys_of, plan_of, vips_of, vtep_of, vteps_of};
+use paths::{Moved, Placed};
 use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
     Change, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
@@ -144,9 +147,12 @@ enum Via {
 #[derive(Clone, Debug, Default)]
 pub struct State {
     revision: u64,
+    model: Model,
     hosts: HashMap<HostId, Host>,
     clusters: BTreeMap<ClusterId, ClusterState>,
     vpcs: BTreeMap<VpcId, VpcState>,
+    /// Only where hosts are told all paths.
+    instances: Placed,
 }
 
 fn router4(prefix: &Ipv4Net) -> Option<Ipv4Addr> {
@@ -197,6 +203,12 @@ fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
     }
 }
 
+fn on_gateway(model: Model, vpc: &VpcState) -> Vrf {
+    let vrf = vpc.vrf(false);
+    let elephant_kbps = model.gateways_elephant_kbps(vrf.elephant_kbps);
+    Vrf { elephant_kbps, ..vrf }
+}
+
 fn prefixes_of(subnet: &Subnet) -> impl Iterator<Item = IpNet> {
     subnet.ipv4.map(IpNet::V4).into_iter().chain(subnet.ipv6.map(IpNet::V6))
 }
@@ -225,8 +237,8 @@ struct Touched {
 
 impl State {
     /// The state that a picture shows.
-    pub fn new(topology: &Topology) -> Self {
-        let mut state = Self { revision: topology.revision, ..Self::default() };
+    pub fn new(topology: &Topology, model: Model) -> Self {
+        let mut state = Self { revision: topology.revision, model, ..Self::default() };
         state.hosts = topology.hosts.iter().map(|host| (host.id, host.clone())).collect();
         for cluster in &topology.clusters {
             let mut gateways: Vec<_> =
@@ -372,10 +384,17 @@ impl State {
     pub fn apply(&mut self, revision: u64, changes: &[Change]) -> Compiled {
         let mut out = Compiled { revision, ..Compiled::default() };
         let mut touched = Touched::default();
+        let mut moved = Moved::default();
         for change in changes {
             self.apply_one(change, &mut out, &mut touched);
+            if self.model.preprograms() {
+                self.instances.apply(change, &mut moved);
+            }
         }
         self.send_routes(&touched, &mut out);
+        if self.model.preprograms() {
+            self.send_paths(&moved, &touched, &mut out);
+        }
         self.revision = revision;
         out
     }
@@ -465,7 +484,7 @@ impl State {
         out.placed.insert(vpc.vni, now.clone());
         state.vpc = vpc.clone();
         state.subnets = subnets.iter().map(|subnet| (subnet.id, subnet.clone())).collect();
-        let (gateways, hosts) = (state.vrf(false), state.vrf(true));
+        let (gateways, hosts) = (on_gateway(self.model, state), state.vrf(true));
         for cluster in now {
             out.of(Target::Cluster(cluster)).vrfs.push(gateways);
         }
@@ -484,7 +503,7 @@ impl State {
             ..Update::default()
         };
         for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.clusters().any(|cluster| cluster == id)) {
-            update.vrfs.push(vpc.vrf(false));
+            update.vrfs.push(on_gateway(self.model, vpc));
             update.routes.extend(self.routes(vpc));
         }
         Some((id, update))
@@ -499,14 +518,15 @@ impl State {
         instances.iter().filter_map(one).collect()
     }
 
-    /// A host's tables, without ports, VRFs and keys; `None` if there is no such host.
+    /// A host's tables, without ports, VRFs and keys, and without groups where these are its zones'; `None`
+    /// if there is no such host.
     pub fn host_base(&self, host: HostId) -> Option<Update> {
         let family = Family::of(self.hosts.get(&host)?.vtep);
         let clusters = self.clusters.values();
         let gateways = clusters.clone().flat_map(|c| vteps_of(&c.gateways));
         Some(Update {
             vteps: gateways.chain(self.hosts.values().map(vtep_of)).collect(),
-            groups: clusters.map(|c| group_of(&c.cluster, family)).collect(),
+            groups: clusters.filter(|_| !self.model.zones()).map(|c| group_of(&c.cluster, family)).collect(),
             ..Update::default()
         })
     }

@@ -3,15 +3,17 @@
 //! snapshot would give it, for random histories on the real store.
 
 mod moves;
+mod paths;
 
 use crate::compile::{HostStep, HostView, PortCounts, State, Target, for_hosts, group_id, vip_mac};
+use crate::model::Model;
 use crate::steps::{Step, encode};
 use bytes::Bytes;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf, VtepRole,
+    ClusterKeys, ClusterPlan, Group, Path, PathKey, Port, Route, RouteKey, Scope, Update, Vip, Vrf, VtepRole,
 };
 use sluice_store::*;
 use sluice_types::*;
@@ -34,6 +36,7 @@ struct Naive {
     ports: BTreeMap<InstanceId, Port>,
     keys: BTreeMap<u32, ClusterKeys>,
     plan: Option<ClusterPlan>,
+    paths: BTreeMap<PathKey, Path>,
 }
 
 impl Naive {
@@ -68,6 +71,9 @@ impl Naive {
         }
         self.routes.retain(|key, _| !update.removed_routes.contains(key));
         self.ports.retain(|id, _| !update.removed_ports.contains(id));
+        self.paths.extend(update.paths.into_iter().map(|path| (path.key, path)));
+        self.paths
+            .retain(|key, _| !update.removed_paths.contains(key) && !update.removed_vnis.contains(&key.vni));
     }
 
     /// As a node gets it: encoded, in parts.
@@ -97,13 +103,13 @@ struct Follower {
     tables: Naive,
 }
 
-async fn picture(store: &dyn Store, of: InstancesOf) -> (State, Vec<Instance>) {
+async fn picture(store: &dyn Store, of: InstancesOf, model: Model) -> (State, Vec<Instance>) {
     let (sink, mut parts) = mpsc::channel(1);
     let (done, read) = tokio::join!(store.snapshot(of, sink), async {
         let (mut state, mut instances) = (State::default(), Vec::new());
         while let Some(part) = parts.recv().await {
             match part {
-                SnapshotPart::Topology(topology) => state = State::new(&topology),
+                SnapshotPart::Topology(topology) => state = State::new(&topology, model),
                 SnapshotPart::Instances(mut more) => instances.append(&mut more),
             }
         }
@@ -113,11 +119,16 @@ async fn picture(store: &dyn Store, of: InstancesOf) -> (State, Vec<Instance>) {
     read
 }
 
-async fn from_snapshot(store: &dyn Store, node: NodeId, cluster: Option<ClusterId>) -> Follower {
+async fn from_snapshot(
+    store: &dyn Store,
+    node: NodeId,
+    cluster: Option<ClusterId>,
+    model: Model,
+) -> Follower {
     let mut tables = Naive::default();
     match node {
         NodeId::Gateway(id) => {
-            let (state, instances) = picture(store, InstancesOf::Cluster(cluster.unwrap())).await;
+            let (state, instances) = picture(store, InstancesOf::Cluster(cluster.unwrap()), model).await;
             let (of, base) = state.gateway_base(id).unwrap();
             assert_eq!(Some(of), cluster);
             tables.receive(&encode(base));
@@ -126,7 +137,13 @@ async fn from_snapshot(store: &dyn Store, node: NodeId, cluster: Option<ClusterI
             Follower { cluster, view: None, tables }
         }
         NodeId::Host(id) => {
-            let (state, instances) = picture(store, InstancesOf::Host(id)).await;
+            let all = model.preprograms();
+            let of = if all { InstancesOf::Around(id) } else { InstancesOf::Host(id) };
+            let (mut state, mut instances) = picture(store, of, model).await;
+            if all {
+                state.place(&instances);
+                instances.retain(|instance| instance.host == id);
+            }
             let mut view = HostView::new(id, state.host_family(id).unwrap());
             tables.receive(&encode(state.host_base(id).unwrap()));
             let ports = state.ports(&instances);
@@ -135,6 +152,7 @@ async fn from_snapshot(store: &dyn Store, node: NodeId, cluster: Option<ClusterI
             view.place(&state.placed());
             tables.receive(&encode(state.host_keys(&view.clusters())));
             view.set_keys(view.clusters());
+            tables.receive(&encode(Update { paths: state.host_paths(id), ..Update::default() }));
             Follower { cluster: None, view: Some(view), tables }
         }
     }
@@ -170,6 +188,7 @@ impl Follower {
 
 /// The store, and all nodes following it.
 struct World {
+    model: Model,
     store: Arc<dyn Store>,
     state: State,
     nodes: BTreeMap<NodeId, Follower>,
@@ -181,8 +200,13 @@ const ALL: Page = Page { after: 0, limit: 1000 };
 
 impl World {
     async fn new() -> Self {
+        Self::of(Model::Zeta).await
+    }
+
+    async fn of(model: Model) -> Self {
         let store = sluice_store::open("sqlite::memory:").await.unwrap();
-        Self { store, state: State::default(), nodes: BTreeMap::new(), deltas: 0, snapshots: 0 }
+        let state = State::new(&Topology::default(), model);
+        Self { model, store, state, nodes: BTreeMap::new(), deltas: 0, snapshots: 0 }
     }
 
     /// Lets everyone follow what was committed, and new nodes begin.
@@ -201,7 +225,7 @@ impl World {
                 self.deltas += 1;
                 if !follower.step(*node, &self.state, &step) {
                     self.snapshots += 1;
-                    *follower = from_snapshot(self.store.as_ref(), *node, follower.cluster).await;
+                    *follower = from_snapshot(self.store.as_ref(), *node, follower.cluster, self.model).await;
                 }
             }
         }
@@ -215,14 +239,14 @@ impl World {
 
     async fn join(&mut self, node: NodeId, cluster: Option<ClusterId>) {
         if !self.nodes.contains_key(&node) {
-            let follower = from_snapshot(self.store.as_ref(), node, cluster).await;
+            let follower = from_snapshot(self.store.as_ref(), node, cluster, self.model).await;
             self.nodes.insert(node, follower);
         }
     }
 
     async fn check(&self) {
         for (node, follower) in &self.nodes {
-            let fresh = from_snapshot(self.store.as_ref(), *node, follower.cluster).await;
+            let fresh = from_snapshot(self.store.as_ref(), *node, follower.cluster, self.model).await;
             assert_eq!(follower.tables, fresh.tables, "{node:?} at {}", self.state.revision());
             assert_eq!(follower.view, fresh.view, "{node:?}");
         }
@@ -634,6 +658,13 @@ const FIRST: [Wish; 14] = [
 
 #[test]
 fn deltas_give_what_a_snapshot_gives() {
+    random_histories(Model::Zeta);
+}
+
+/// Follows random histories under a model, and compares with snapshots; how many direct
+/// paths hosts had on the way.
+fn random_histories(model: Model) -> usize {
+    let paths = std::cell::Cell::new(0);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let totals = std::cell::Cell::new((0, 0, 0));
     let wishes = proptest::collection::vec(any::<Wish>(), 30..80);
@@ -641,13 +672,15 @@ fn deltas_give_what_a_snapshot_gives() {
     TestRunner::new(config)
         .run(&wishes, |wishes| {
             let counts = runtime.block_on(async {
-                let mut world = World::new().await;
+                let mut world = World::of(model).await;
                 let mut granted = 0;
                 for (index, wish) in FIRST.into_iter().chain(wishes).enumerate() {
                     granted += usize::from(grant(world.store.as_ref(), wish).await.is_some());
                     world.follow().await;
                     if index % 8 == 0 {
                         world.check().await;
+                        let had: usize = world.nodes.values().map(|node| node.tables.paths.len()).sum();
+                        paths.set(paths.get() + had);
                     }
                 }
                 world.check().await;
@@ -661,4 +694,5 @@ fn deltas_give_what_a_snapshot_gives() {
     let (granted, deltas, snapshots) = totals.get();
     // The histories must have been lively for the comparison to say anything.
     assert!(granted > 24 * 20 && deltas > 24 * 60 && snapshots > 0, "{granted} {deltas} {snapshots}");
+    paths.get()
 }

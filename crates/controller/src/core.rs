@@ -4,10 +4,12 @@ use crate::hub::Hub;
 use crate::ledger::Ledger;
 use crate::load::Loads;
 use crate::members::{Members, Needs};
+use crate::model::Model;
 use crate::ownership::Ownership;
 use crate::scheduling::SharedStatus;
 use crate::steps::StepLog;
 use crate::timeline::Timeline;
+use crate::zones::Zones;
 use sluice_southbound::Update;
 use sluice_store::{NodeId, Store, StoreError};
 use sluice_types::ClusterId;
@@ -47,6 +49,8 @@ pub type Standings = BTreeMap<ClusterId, Update>;
 
 /// One controller's shared state.
 pub struct Core {
+    /// How packets find their way.
+    pub model: Model,
     /// The database.
     pub store: Arc<dyn Store>,
     /// Compiled steps.
@@ -65,6 +69,8 @@ pub struct Core {
     pub scheduler: SharedStatus,
     /// Held while a VPC is placed and committed, so that the next one sees it.
     pub placing: Mutex<()>,
+    /// Which gateway hosts send to, where they have zones.
+    zones: watch::Sender<Zones>,
     members: RwLock<Members>,
     standings: RwLock<Arc<Standings>>,
     /// Nodes that moves of VPCs wait for, by move.
@@ -76,8 +82,10 @@ pub struct Core {
 
 impl Core {
     /// Over an open database.
-    pub fn new(store: Arc<dyn Store>) -> Self {
+    pub fn new(store: Arc<dyn Store>, model: Model, zone_backups: usize) -> Self {
         Self {
+            zones: watch::Sender::new(Zones::new(zone_backups)),
+            model,
             store,
             log: StepLog::default(),
             hub: Hub::default(),
@@ -94,6 +102,25 @@ impl Core {
             ledger_at: watch::Sender::new(0),
             committed: Notify::new(),
         }
+    }
+
+    /// The zones, and a way to wait for their change.
+    pub fn zones(&self) -> watch::Receiver<Zones> {
+        self.zones.subscribe()
+    }
+
+    /// Changes them; in another model they have no nodes.
+    pub fn change_zones(&self, change: impl FnOnce(&mut Zones)) {
+        self.zones.send_if_modified(|zones| {
+            let before = zones.clone();
+            change(zones);
+            *zones != before
+        });
+    }
+
+    /// What nodes know the database by.
+    pub fn database_id(&self) -> u64 {
+        self.store.database_id() ^ self.model.salt()
     }
 
     /// Something was committed here: nodes need not wait for the next poll.

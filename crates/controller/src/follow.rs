@@ -59,31 +59,37 @@ pub async fn follow(core: Arc<Core>) {
     }
 }
 
-/// The topology without any instance.
-async fn read_topology(core: &Core) -> Result<Topology, FollowError> {
+/// The topology, and its state, which knows instances only where the model needs them.
+async fn read_topology(core: &Core) -> Result<(Topology, State), FollowError> {
     let (sink, mut parts) = mpsc::channel(1);
-    let nobody = InstancesOf::Host(HostId::new(0));
-    let (done, first) = tokio::join!(core.store.snapshot(nobody, sink), async {
-        let mut first = None;
+    let all = core.model.preprograms();
+    let of = if all { InstancesOf::All } else { InstancesOf::Host(HostId::new(0)) };
+    let (done, first) = tokio::join!(core.store.snapshot(of, sink), async {
+        let mut first: Option<(Topology, State)> = None;
         while let Some(part) = parts.recv().await {
-            if let SnapshotPart::Topology(topology) = part {
-                first = Some(topology);
+            match (part, &mut first) {
+                (SnapshotPart::Topology(topology), _) => {
+                    let state = State::new(&topology, core.model);
+                    first = Some((*topology, state));
+                }
+                (SnapshotPart::Instances(instances), Some((_, state))) => state.place(&instances),
+                (SnapshotPart::Instances(_), None) => {}
             }
         }
         first
     });
     done?;
-    first.map(|topology| *topology).ok_or(FollowError::NoTopology)
+    first.ok_or(FollowError::NoTopology)
 }
 
 async fn start(core: &Core) -> Result<State, FollowError> {
-    let topology = read_topology(core).await?;
-    let state = State::new(&topology);
+    let (topology, state) = read_topology(core).await?;
     core.hub.load(core.store.node_states().await?);
     let recent = recent_steps(core, &state).await?;
     let (counted, instances) = core.store.instance_counts().await?;
     core.change_members(|members| *members = Members::new(&topology));
     core.set_standings(state.standings());
+    zone(core, &state);
     core.change_ledger(|ledger, _| {
         let mut new = Ledger::new(&topology, counted, &instances);
         new.keep_ages(ledger);
@@ -102,6 +108,10 @@ async fn start(core: &Core) -> Result<State, FollowError> {
 /// only: such changes compile the same under any later topology. Each with the
 /// revision before it.
 async fn recent_steps(core: &Core, state: &State) -> Result<Vec<(u64, Step)>, FollowError> {
+    if core.model.preprograms() {
+        // What instances mean for paths is another thing when later ones are there.
+        return Ok(Vec::new());
+    }
     let mut after = state.revision().saturating_sub(LOOK_BACK);
     let mut rows = Vec::new();
     while after < state.revision() && rows.len() <= LOOK_BACK_ROWS {
@@ -189,6 +199,12 @@ async fn keep_up(core: &Core, mut state: State) -> FollowError {
     }
 }
 
+fn zone(core: &Core, state: &State) {
+    if core.model.zones() {
+        core.change_zones(|zones| zones.set(state.zoned()));
+    }
+}
+
 async fn take_in(
     core: &Core,
     mut state: State,
@@ -212,6 +228,8 @@ async fn take_in(
             Change::ClusterUpserted { .. } | Change::ClusterRemoved(_) | Change::KeysChanged { .. }
         )
     });
+    let hosts_change =
+        changes.iter().any(|change| matches!(change, Change::HostUpserted(_) | Change::HostRemoved(_)));
     let began = Instant::now();
     // A large creation takes a while; streams must not wait for it.
     let (state, step) = tokio::task::spawn_blocking(move || {
@@ -226,6 +244,9 @@ async fn take_in(
     }
     if standings_change {
         core.set_standings(state.standings());
+    }
+    if standings_change || hosts_change {
+        zone(core, &state);
     }
     let removed = step.removed_nodes.clone();
     core.log.push(step);

@@ -52,7 +52,7 @@ mod tests {
     #[tokio::test]
     async fn keys_of_all_clusters_are_renewed_when_they_are_due() {
         let store = sluice_store::open("sqlite::memory:").await.unwrap();
-        let core = Core::new(store.clone());
+        let core = Core::new(store.clone(), crate::model::Model::Zeta, 0);
         let mut clusters = Vec::new();
         for number in 0..3u8 {
             let vip = [192, 0, 2, number + 1].into();

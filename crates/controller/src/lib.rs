@@ -18,6 +18,7 @@ mod ledger;
 mod load;
 mod members;
 mod metrics;
+mod model;
 mod moves;
 mod ownership;
 mod placing;
@@ -27,7 +28,9 @@ mod southbound;
 mod steps;
 mod stream;
 mod timeline;
+mod zones;
 
+pub use model::Model;
 pub use run::{Args, Controller, Error, run};
 
 /// The OpenAPI document of the northbound API, as `api/openapi.json` has it.

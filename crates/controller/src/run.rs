@@ -5,6 +5,7 @@ use crate::core::Core;
 use crate::enrol::Reach;
 use crate::follow::{compact, follow, save_nodes};
 use crate::keys::renew_keys;
+use crate::model::Model;
 use crate::moves::drive_moves;
 use crate::ownership::{Socket, own};
 use crate::placing::apply::apply_plans;
@@ -55,6 +56,13 @@ pub struct Args {
     /// may be listened on
     #[arg(long, value_name = "FILE")]
     pub api_token_file: Option<PathBuf>,
+    /// How packets find their way: zeta, or one of the models to compare it with. Under another
+    /// than before all nodes are sent a snapshot
+    #[arg(long, value_enum, default_value_t)]
+    pub model: Model,
+    /// Under gwzone, how many of a cluster's gateways are backups: the last by id
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub zone_backups: usize,
 }
 
 /// Why a controller does not start, or ended.
@@ -234,7 +242,7 @@ impl Controller {
             server_name: names[0].clone(),
             ca_pem: ca.certificate_pem().to_owned(),
         };
-        let core = Arc::new(Core::new(store));
+        let core = Arc::new(Core::new(store, args.model, args.zone_backups));
         let (end, ending) = watch::channel(false);
         let app = router(Api::new(core.clone(), reach, token_digest));
         let northbound =
@@ -308,6 +316,8 @@ mod tests {
             southbound_name: Vec::new(),
             state_dir: "/nowhere".into(),
             api_token_file: None,
+            model: Model::Zeta,
+            zone_backups: 1,
         }
     }
 

@@ -116,7 +116,7 @@ impl SouthboundService {
 
     /// What the node's tables hold of this database; 0 if that is of no use.
     async fn applied(&self, hello: &Hello) -> Result<u64, StoreError> {
-        let known = hello.database_id == self.core.store.database_id();
+        let known = hello.database_id == self.core.database_id();
         // Newer than the database: it was restored from a backup.
         let known = known && hello.applied_revision <= self.core.store.revision().await?;
         Ok(if known { hello.applied_revision } else { 0 })

@@ -93,11 +93,12 @@ fn split(mut update: Update) -> Vec<Update> {
             }
         )*};
     }
-    cut!(vteps vips groups vrfs endpoints routes ports keys);
+    cut!(vteps vips groups vrfs endpoints routes ports keys paths);
     if let Some(part) = parts.last_mut() {
         part.cluster = update.cluster;
     }
-    cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes removed_ports);
+    cut!(removed_vteps removed_vips removed_groups removed_vnis removed_endpoints removed_routes removed_ports
+        removed_paths);
     parts
 }
 

@@ -7,7 +7,7 @@ use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target, for_hosts, 
 use crate::core::{Core, count};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
-use sluice_southbound::{ClusterKeys, EncodedUpdate, Update};
+use sluice_southbound::{ClusterKeys, EncodedUpdate, Group, Update};
 use sluice_store::{InstancesOf, NodeId, SnapshotPart, StoreError};
 use sluice_types::ClusterId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +69,8 @@ pub struct NodeStream {
     idle_keys: BTreeMap<ClusterId, Instant>,
     /// It was told of keys and plan.
     stands: bool,
+    /// A host's, where it has a zone.
+    zone: Vec<Group>,
 }
 
 impl NodeStream {
@@ -81,8 +83,18 @@ impl NodeStream {
         out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     ) -> Self {
         let sent = Arc::new(AtomicU64::new(applied));
-        let idle_keys = BTreeMap::new();
-        Self { core, node, cluster, out, sent, cursor: applied, view: None, idle_keys, stands: false }
+        Self {
+            core,
+            node,
+            cluster,
+            out,
+            sent,
+            cursor: applied,
+            view: None,
+            idle_keys: BTreeMap::new(),
+            stands: false,
+            zone: Vec::new(),
+        }
     }
 
     /// What was sent so far.
@@ -96,6 +108,7 @@ impl NodeStream {
     /// Always: what ended it.
     pub async fn run(mut self) -> Result<std::convert::Infallible, Ended> {
         let mut last = self.core.log.watch();
+        let mut zones = self.core.zones();
         let mut behind = self.cursor == 0 || self.cluster.is_none();
         loop {
             if behind {
@@ -103,13 +116,21 @@ impl NodeStream {
             }
             self.stand().await?;
             self.withdraw_keys().await?;
+            zones.borrow_and_update();
+            self.tell_zone().await?;
             last.borrow_and_update();
             let steps = self.core.log.after(self.cursor);
             behind = steps.is_none();
             let steps = steps.unwrap_or_default();
             if !behind && steps.is_empty() {
-                match tokio::time::timeout(MARK, last.changed()).await {
-                    Ok(_) => continue,
+                let change = async {
+                    tokio::select! {
+                        _ = last.changed() => {}
+                        _ = zones.changed() => {}
+                    }
+                };
+                match tokio::time::timeout(MARK, change).await {
+                    Ok(()) => continue,
                     Err(_) => self.mark().await?,
                 }
             }
@@ -140,7 +161,7 @@ impl NodeStream {
             }
             (None, None) => Update::default(),
         };
-        let database = self.core.store.database_id();
+        let database = self.core.database_id();
         for part in encode(update) {
             self.send(EncodedUpdate::new(0, database, false, part)).await?;
         }
@@ -179,6 +200,22 @@ impl NodeStream {
         self.send_step(self.cursor, encode(update)).await
     }
 
+    /// Tells a host which gateway its default entries lead to, if that is news. It is of no revision:
+    /// gateways fail when nothing is changed.
+    async fn tell_zone(&mut self) -> Result<(), Ended> {
+        let NodeId::Host(host) = self.node else { return Ok(()) };
+        let groups = self.core.zones().borrow().groups(host);
+        if groups == self.zone {
+            return Ok(());
+        }
+        self.zone.clone_from(&groups);
+        let database = self.core.database_id();
+        for part in encode(Update { groups, ..Update::default() }) {
+            self.send(EncodedUpdate::new(0, database, false, part)).await?;
+        }
+        Ok(())
+    }
+
     async fn send(&self, update: EncodedUpdate) -> Result<(), Ended> {
         self.core.counters.bytes.fetch_add(update.byte_len() as u64, Ordering::Relaxed);
         self.out.send(Ok(update)).await.map_err(|_| Ended::Closed)
@@ -186,7 +223,7 @@ impl NodeStream {
 
     /// Sends messages, the last of which completes a revision.
     async fn send_step(&self, revision: u64, parts: Vec<Bytes>) -> Result<(), Ended> {
-        let database = self.core.store.database_id();
+        let database = self.core.database_id();
         let last = parts.len().saturating_sub(1);
         // Before the message: the acknowledgement must not overtake it.
         self.sent.store(revision, Ordering::Release);
@@ -274,6 +311,7 @@ impl NodeStream {
         let began = Instant::now();
         let of = match (self.node, self.cluster) {
             (NodeId::Gateway(_), Some(cluster)) => InstancesOf::Cluster(cluster),
+            (NodeId::Host(host), _) if self.core.model.preprograms() => InstancesOf::Around(host),
             (NodeId::Host(host), _) => InstancesOf::Host(host),
             (NodeId::Gateway(_), None) => return Err(Ended::Unknown(self.node)),
         };
@@ -286,7 +324,7 @@ impl NodeStream {
         let revision = revision?;
         if let Some(entries) = sent {
             self.sent.store(revision, Ordering::Release);
-            let database = self.core.store.database_id();
+            let database = self.core.database_id();
             self.send(EncodedUpdate::new(revision, database, true, Bytes::new())).await?;
             count(&self.core.counters.snapshots);
             let ms = began.elapsed().as_secs_f64() * 1000.0;
@@ -302,7 +340,6 @@ impl NodeStream {
         &mut self,
         mut parts: mpsc::Receiver<SnapshotPart>,
     ) -> Result<Option<usize>, Ended> {
-        let database = self.core.store.database_id();
         let mut state = Arc::new(State::default());
         let mut skip = false;
         let mut entries = 0;
@@ -311,10 +348,14 @@ impl NodeStream {
                 SnapshotPart::Topology(topology) => {
                     // A host that has this revision is only looked at.
                     skip = self.view.is_none() && self.cursor != 0 && self.cursor == topology.revision;
-                    state = Arc::new(State::new(&topology));
+                    state = Arc::new(State::new(&topology, self.core.model));
                     self.base(&state)?
                 }
-                SnapshotPart::Instances(instances) => {
+                SnapshotPart::Instances(mut instances) => {
+                    if let (NodeId::Host(host), true) = (self.node, self.core.model.preprograms()) {
+                        Arc::make_mut(&mut state).place(&instances);
+                        instances.retain(|instance| instance.host == host);
+                    }
                     let (state, is_host) = (state.clone(), self.view.is_some());
                     tokio::task::spawn_blocking(move || match is_host {
                         true => state.ports(&instances),
@@ -329,10 +370,12 @@ impl NodeStream {
             if skip {
                 continue;
             }
-            entries += update.entry_count();
-            for part in tokio::task::spawn_blocking(move || encode(update)).await? {
-                self.send(EncodedUpdate::new(0, database, true, part)).await?;
-            }
+            entries += self.send_part(update).await?;
+        }
+        if let (NodeId::Host(host), false) = (self.node, skip) {
+            let known = state.clone();
+            let paths = tokio::task::spawn_blocking(move || known.host_paths(host)).await?;
+            entries += self.send_part(Update { paths, ..Update::default() }).await?;
         }
         if let Some(view) = &mut self.view {
             view.place(&state.placed());
@@ -340,13 +383,19 @@ impl NodeStream {
             let keys = state.host_keys(&clusters);
             if !skip {
                 view.set_keys(clusters);
-                entries += keys.entry_count();
-                for part in encode(keys) {
-                    self.send(EncodedUpdate::new(0, database, true, part)).await?;
-                }
+                entries += self.send_part(keys).await?;
             }
         }
         Ok((!skip).then_some(entries))
+    }
+
+    /// Sends entries of a picture; how many they are.
+    async fn send_part(&self, update: Update) -> Result<usize, Ended> {
+        let (database, entries) = (self.core.database_id(), update.entry_count());
+        for part in tokio::task::spawn_blocking(move || encode(update)).await? {
+            self.send(EncodedUpdate::new(0, database, true, part)).await?;
+        }
+        Ok(entries)
     }
 
     fn base(&mut self, state: &State) -> Result<Update, Ended> {
@@ -356,7 +405,11 @@ impl NodeStream {
             NodeId::Host(id) => {
                 let family = state.host_family(id).ok_or(Ended::Unknown(self.node))?;
                 self.view = Some(HostView::new(id, family));
-                state.host_base(id).ok_or(unknown)
+                let mut base = state.host_base(id).ok_or(unknown)?;
+                if self.core.model.zones() {
+                    base.groups = self.core.zones().borrow().groups(id);
+                }
+                Ok(base)
             }
         }
     }

@@ -63,6 +63,10 @@ struct Build {
     /// The controller's database [default: SQLite in the lab's directory]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
+    /// How packets find their way: zeta, or one of the models to compare it with, as
+    /// `sluice controller --model` names them [default: zeta]
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
     /// Leave what there is when it does not come up, to look at
     #[arg(long)]
     keep: bool,
@@ -97,6 +101,7 @@ fn options(build: Build) -> Result<Options> {
     let mut options = Options::standard(&build.named.name, &binary)?;
     options.topology = topology;
     options.database = build.database;
+    options.model = build.model;
     options.keep = build.keep;
     Ok(options)
 }

@@ -40,6 +40,8 @@ pub struct Options {
     pub binary: PathBuf,
     /// URL of the controller's database; `None`: SQLite in its state directory.
     pub database: Option<String>,
+    /// The controller's `--model`; `None`: its default.
+    pub model: Option<String>,
     /// Puts the controller's state directory on a file system of this size.
     pub controller_disk_bytes: Option<u64>,
     /// Leaves what there is when something fails, to look at.
@@ -57,6 +59,7 @@ impl Options {
             topology: Topology::standard()?,
             binary: binary.to_owned(),
             database: None,
+            model: None,
             controller_disk_bytes: None,
             keep: false,
         })
@@ -95,10 +98,11 @@ impl Lab {
 async fn build(paths: &Paths, options: Options) -> Result<Lab> {
     prepare_files(paths, &options)?;
     let index = net::claim_network(paths).await?;
+    let model = options.model.clone();
     let mut lab = lab_of(paths, options, index)?;
     lab.save()?;
     let controller = async {
-        start_controller(&lab).await?;
+        start_controller(&lab, model.as_deref()).await?;
         register_nodes(&lab).await
     };
     let (registered, ()) =
@@ -192,10 +196,10 @@ fn free_port() -> Result<SocketAddr> {
         .context("cannot find a free port on", "127.0.0.1")
 }
 
-async fn start_controller(lab: &Lab) -> Result<()> {
+async fn start_controller(lab: &Lab, model: Option<&str>) -> Result<()> {
     let State { index, binary, api, database, .. } = &lab.state;
     let southbound = management(*index, 1);
-    let argv = vec![
+    let mut argv = vec![
         binary.display().to_string(),
         "controller".to_owned(),
         format!("--database={database}"),
@@ -205,6 +209,7 @@ async fn start_controller(lab: &Lab) -> Result<()> {
         format!("--state-dir={}", lab.paths.state_dir(CONTROLLER).display()),
         format!("--api-token-file={}", lab.paths.token().display()),
     ];
+    argv.extend(model.map(|model| format!("--model={model}")));
     let process = Process::start(&lab.paths, CONTROLLER, None, argv)?;
     let watch = async {
         loop {

@@ -64,7 +64,8 @@ pub enum PathCommand {
     List(Socket),
 }
 
-const PATH_COLUMNS: [&str; 7] = ["vni", "destination", "host", "mac", "path_vni", "revision", "installed"];
+const PATH_COLUMNS: [&str; 8] =
+    ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
 
 const PORT_COLUMNS: [&str; 7] = ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6"];
 

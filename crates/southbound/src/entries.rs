@@ -42,6 +42,8 @@ pub struct Group {
     pub id: u32,
     /// In bucket order, all of one family; none if the cluster has none of the host's.
     pub vips: Vec<IpAddr>,
+    /// The host looks for elephants itself.
+    pub detect: bool,
 }
 
 /// A VPC.
@@ -153,6 +155,28 @@ pub struct Port {
     pub dns4: Vec<Ipv4Addr>,
 }
 
+/// The way to one address of an instance, past the gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Path {
+    /// The sender's VPC, and the instance's address.
+    pub key: PathKey,
+    /// The instance's.
+    pub mac: MacAddr,
+    /// VTEP of its host.
+    pub host: IpAddr,
+    /// The instance's own VPC.
+    pub path_vni: Vni,
+}
+
+/// A path's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathKey {
+    /// The sender's VPC.
+    pub vni: Vni,
+    /// The destination.
+    pub address: IpAddr,
+}
+
 /// What one message tells a node, upserts before removals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
@@ -180,6 +204,8 @@ pub struct Update {
     pub keys: Vec<ClusterKeys>,
     /// Gateways.
     pub cluster: Option<ClusterPlan>,
+    /// Hosts, in the models to compare with.
+    pub paths: Vec<Path>,
     /// See `vteps`.
     pub removed_vteps: Vec<IpAddr>,
     /// See `vips`.
@@ -194,6 +220,8 @@ pub struct Update {
     pub removed_routes: Vec<RouteKey>,
     /// See `ports`.
     pub removed_ports: Vec<InstanceId>,
+    /// See `paths`.
+    pub removed_paths: Vec<PathKey>,
 }
 
 impl Update {
@@ -213,6 +241,7 @@ impl Update {
             + self.ports.len()
             + self.keys.len()
             + usize::from(self.cluster.is_some())
+            + self.paths.len()
             + self.removed_vteps.len()
             + self.removed_vips.len()
             + self.removed_groups.len()
@@ -220,5 +249,6 @@ impl Update {
             + self.removed_endpoints.len()
             + self.removed_routes.len()
             + self.removed_ports.len()
+            + self.removed_paths.len()
     }
 }

@@ -35,8 +35,8 @@ pub use client::{Connection, ReportSender, UpdateStream, connect, enrol};
 pub use cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PLACES, PlannedVip};
 pub use encoded::{EncodedUpdate, decode_update};
 pub use entries::{
-    ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update,
-    Vip, Vrf, Vtep, VtepRole,
+    ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Path, PathKey, Port, Route, RouteKey,
+    Scope, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::Error;
 pub use identity::{EnrolmentBundle, Identity};

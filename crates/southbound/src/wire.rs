@@ -51,6 +51,7 @@ pub enum Malformed {
 }
 
 mod cluster;
+mod paths;
 
 type Result<T> = std::result::Result<T, Malformed>;
 
@@ -165,7 +166,7 @@ impl TryFrom<proto::Vip> for Vip {
 
 impl From<Group> for proto::Group {
     fn from(group: Group) -> Self {
-        Self { id: group.id, vips: group.vips.into_iter().map(Into::into).collect() }
+        Self { id: group.id, vips: group.vips.into_iter().map(Into::into).collect(), detect: group.detect }
     }
 }
 
@@ -181,7 +182,7 @@ impl TryFrom<proto::Group> for Group {
         if vips.iter().any(|vip| vip.is_ipv4() != vips[0].is_ipv4()) {
             return Err(Malformed::MixedGroup(id));
         }
-        Ok(Self { id, vips })
+        Ok(Self { id, vips, detect: group.detect })
     }
 }
 
@@ -402,6 +403,7 @@ impl Update {
             ports: read_all(message.ports, b, TryInto::try_into),
             keys: read_all(message.keys, b, TryInto::try_into),
             cluster: read_all(message.cluster.into_iter().collect(), b, TryInto::try_into).pop(),
+            paths: read_all(message.paths, b, TryInto::try_into),
             removed_vteps: read_all(message.removed_vteps, b, |address| address.read("VTEP")),
             removed_vips: read_all(message.removed_vips, b, |address| address.read("vIP")),
             removed_groups: read_all(message.removed_groups, b, group_id),
@@ -409,6 +411,7 @@ impl Update {
             removed_endpoints: read_all(message.removed_endpoints, b, TryInto::try_into),
             removed_routes: read_all(message.removed_routes, b, TryInto::try_into),
             removed_ports: read_all(message.removed_ports, b, instance_id),
+            removed_paths: read_all(message.removed_paths, b, TryInto::try_into),
         };
         (update, bad)
     }
@@ -434,6 +437,7 @@ impl From<Update> for proto::NodeUpdate {
             ports: all(update.ports),
             keys: all(update.keys),
             cluster: update.cluster.map(Into::into),
+            paths: all(update.paths),
             removed_vteps: all(update.removed_vteps),
             removed_vips: all(update.removed_vips),
             removed_groups: update.removed_groups,
@@ -441,6 +445,7 @@ impl From<Update> for proto::NodeUpdate {
             removed_endpoints: all(update.removed_endpoints),
             removed_routes: all(update.removed_routes),
             removed_ports: update.removed_ports.into_iter().map(InstanceId::get).collect(),
+            removed_paths: all(update.removed_paths),
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PlannedVip};
-use crate::entries::{ELEPHANT_NEVER, Vtep, VtepRole};
+use crate::entries::{ELEPHANT_NEVER, Path, PathKey, Vtep, VtepRole};
 use sluice_types::{ClusterId, GatewayId, Secret};
 
 fn vni(number: u32) -> Vni {
@@ -48,6 +48,12 @@ fn full_update() -> Update {
         mac: MacAddr::local(2),
         host: "fd00::7".parse().unwrap(),
     };
+    let path = Path {
+        key: PathKey { vni: vni(5), address: "10.0.0.9".parse().unwrap() },
+        mac: MacAddr::local(9),
+        host: "fd00::7".parse().unwrap(),
+        path_vni: vni(6),
+    };
     let only4 = Endpoint { ipv6: None, host: "192.0.2.7".parse().unwrap(), ..endpoint };
     Update {
         revision: 9,
@@ -58,7 +64,11 @@ fn full_update() -> Update {
             Vtep { address: "fd00::1".parse().unwrap(), role: VtepRole::Gateway { cluster: 3 } },
         ],
         vips: vec![Vip { address: "192.0.2.9".parse().unwrap(), mac: MacAddr::local(9) }],
-        groups: vec![Group { id: 1, vips: vec!["fd00::9".parse().unwrap(), "fd00::a".parse().unwrap()] }],
+        groups: vec![Group {
+            id: 1,
+            vips: vec!["fd00::9".parse().unwrap(), "fd00::a".parse().unwrap()],
+            detect: true,
+        }],
         vrfs: vec![
             Vrf {
                 vni: vni(5),
@@ -103,6 +113,15 @@ fn full_update() -> Update {
         removed_endpoints: vec![only4.key()],
         removed_routes: vec![key("::/0")],
         removed_ports: vec![InstanceId::new(8)],
+        paths: vec![
+            path,
+            Path {
+                key: PathKey { address: "2001:db8::9".parse().unwrap(), ..path.key },
+                host: only4.host,
+                ..path
+            },
+        ],
+        removed_paths: vec![path.key],
     }
 }
 

@@ -165,6 +165,10 @@ pub enum InstancesOf {
     Cluster(ClusterId),
     /// On a host.
     Host(HostId),
+    /// Of all VPCs that have an instance on a host, and of those peered with them.
+    Around(HostId),
+    /// All there are.
+    All,
 }
 
 /// The identity of a database, made when it is created, never 0.

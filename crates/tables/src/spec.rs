@@ -137,6 +137,8 @@ pub struct DirectPath {
     /// The instance's own VPC, which packets are encapsulated for; another than
     /// `vni` where the two are peered.
     pub path_vni: Vni,
+    /// The controller's own (docs/decisions/models.md): nothing that is learned takes its place.
+    pub fixed: bool,
 }
 
 /// What a route does.

@@ -1,7 +1,7 @@
 //! The host's end of RSP: what gateways and hosts say becomes paths in the
 //! tables, what is not used goes, and who sends here what has left is told so.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use sluice_agent::rsp::{Edge, Events};
 use sluice_agent::{Applier, Error, Node, chain};
-use sluice_datapath::Stray;
+use sluice_datapath::{FlowEvent, Stray};
 use sluice_rsp::cache::Config;
 use sluice_rsp::{Destination, Path};
+use sluice_tables::flows::{FlowConfig, Flows, Policy};
 use sluice_tables::{DirectPath, NodeTables};
+use sluice_types::Vni;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
@@ -31,6 +33,8 @@ const USE_MAX: Duration = Duration::from_secs(5);
 const USE_MIN: Duration = Duration::from_millis(500);
 /// Of a path that the tables hold from before.
 const ADOPTED_LIFETIME_MS: u32 = 60_000;
+/// What an elephant is where this host looks for them: 20 kbit/s over a second, as gateways have it.
+const ELEPHANT: FlowConfig = FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 };
 /// Lists of paths that wait to be made.
 const REQUESTS: usize = 8;
 
@@ -51,6 +55,8 @@ pub struct PathView {
     pub revision: u64,
     /// Whether packets take it. If not, the tables refused it: a port of this host is nearer, or they are full.
     pub installed: bool,
+    /// The controller's own: it was not learned, and has no revision.
+    pub fixed: bool,
 }
 
 /// Asks for the paths. Cheap to clone.
@@ -69,11 +75,34 @@ impl PathList {
     }
 }
 
+/// Detection of elephants on this host, where the controller wants it here.
+pub struct Detection<F> {
+    /// Elephants.
+    pub elephants: F,
+    /// The packet program's table of flows.
+    pub flows: Flows,
+    /// The groups that want it.
+    pub wanted: watch::Receiver<BTreeSet<u32>>,
+}
+
+impl<F> Detection<F> {
+    /// Lets the packet program count flows, or stop.
+    fn configure(&mut self) {
+        let wanted = !self.wanted.borrow_and_update().is_empty();
+        let policy = if wanted { Policy::Detect(ELEPHANT) } else { Policy::Off };
+        match self.flows.configure(&policy) {
+            Ok(()) => tracing::debug!(wanted, "detection of elephants on this host"),
+            Err(error) => tracing::error!(error = chain(&error), "detection of elephants on this host"),
+        }
+    }
+}
+
 /// One task has it.
-pub struct Learner<S> {
+pub struct Learner<S, F> {
     node: Arc<Node<PortBook>>,
     edge: Edge,
     strays: S,
+    detection: Detection<F>,
     own: IpAddr,
     keeper: Keeper,
     idle: Duration,
@@ -83,13 +112,13 @@ pub struct Learner<S> {
     stats: Arc<Mutex<PathStats>>,
 }
 
-impl<S: Events<Stray>> Learner<S> {
+impl<S: Events<Stray>, F: Events<FlowEvent>> Learner<S, F> {
     /// Over an open edge. `own` is this host's VTEP, `idle` how long a path stays without being used, and
     /// `book` tells of changes of instances and gateways.
     pub fn new(
         node: Arc<Node<PortBook>>,
         edge: Edge,
-        strays: S,
+        (strays, detection): (S, Detection<F>),
         own: IpAddr,
         idle: Duration,
         book: watch::Receiver<u64>,
@@ -101,7 +130,7 @@ impl<S: Events<Stray>> Learner<S> {
         let seed = sluice_agent::rsp::wall_clock_ms() as u32;
         let keeper = Keeper::new(Config { idle_ms, seed, ..Config::default() }, own, 0);
         let began = Instant::now();
-        let learner = Self { node, edge, strays, own, keeper, idle, began, book, requests, stats };
+        let learner = Self { node, edge, strays, detection, own, keeper, idle, began, book, requests, stats };
         (learner, PathList(sender))
     }
 
@@ -132,12 +161,15 @@ impl<S: Events<Stray>> Learner<S> {
         reviews.set_missed_tick_behavior(MissedTickBehavior::Delay);
         uses.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut topology = self.node.topology.subscribe();
-        let mut strays = Vec::new();
+        self.detection.configure();
+        let (mut strays, mut elephants) = (Vec::new(), Vec::new());
         loop {
             let due = self.due();
             tokio::select! {
                 () = self.edge.ready() => {}
                 ready = self.strays.ready() => ready?,
+                ready = self.detection.elephants.ready() => ready?,
+                Ok(()) = self.detection.wanted.changed() => self.detection.configure(),
                 () = sleep_until(due.unwrap_or(self.began).into()), if due.is_some() => {}
                 _ = reviews.tick() => self.review().await?,
                 // Their senders live as long as the node, which is held here.
@@ -148,12 +180,14 @@ impl<S: Events<Stray>> Learner<S> {
             }
             strays.clear();
             self.strays.drain(&mut strays)?;
-            self.turn(&strays).await?;
+            elephants.clear();
+            self.detection.elephants.drain(&mut elephants)?;
+            self.turn(&strays, &elephants).await?;
         }
     }
 
     /// Takes what has come, and does what is due.
-    async fn turn(&mut self, strays: &[Stray]) -> Result<(), Error> {
+    async fn turn(&mut self, strays: &[Stray], elephants: &[FlowEvent]) -> Result<(), Error> {
         self.edge.flush();
         let (now_us, now_ms) = (self.now_us(), self.now_ms());
         let mut reaction = Reaction::default();
@@ -163,6 +197,11 @@ impl<S: Events<Stray>> Learner<S> {
         }
         if self.keeper.redirects_due_us().is_some_and(|due_us| due_us <= now_us) {
             self.keeper.take_redirects(now_us, &mut reaction);
+        }
+        let wanted = elephants.iter().map(|event| Destination { vni: event.vni, address: event.destination });
+        let wanted: Vec<_> = wanted.collect();
+        if !wanted.is_empty() {
+            self.keeper.want(now_ms, &wanted, &mut reaction);
         }
         for received in self.edge.receive(BUDGET) {
             self.keeper.hear(now_ms, received.cluster, received.message, &mut reaction);
@@ -213,7 +252,7 @@ impl<S: Events<Stray>> Learner<S> {
 
     async fn look_at_use(&mut self) -> Result<(), Error> {
         let look = |applier: &mut Applier<PortBook>| -> Vec<(Destination, u64)> {
-            applier.tables.directs().map(|(path, used)| (destination(&path), used.into())).collect()
+            learned(&applier.tables).map(|(path, used)| (destination(&path), used.into())).collect()
         };
         let used = self.node.writer.run(look).await?;
         let now_ms = self.now_ms();
@@ -222,10 +261,12 @@ impl<S: Events<Stray>> Learner<S> {
     }
 
     async fn list(&mut self, request: oneshot::Sender<Vec<PathView>>) -> Result<(), Error> {
-        let look = |applier: &mut Applier<PortBook>| -> HashMap<Destination, IpAddr> {
-            applier.tables.directs().map(|(path, _)| (destination(&path), path.host)).collect()
+        let look = |applier: &mut Applier<PortBook>| -> Vec<DirectPath> {
+            applier.tables.directs().map(|(path, _)| path).collect()
         };
-        let installed = self.node.writer.run(look).await?;
+        let (fixed, learned): (Vec<_>, Vec<_>) =
+            self.node.writer.run(look).await?.into_iter().partition(|path| path.fixed);
+        let installed: HashMap<_, _> = learned.iter().map(|path| (destination(path), path.host)).collect();
         let view = |(destination, path): (Destination, Path)| PathView {
             vni: destination.vni.get(),
             destination: destination.address,
@@ -234,10 +275,27 @@ impl<S: Events<Stray>> Learner<S> {
             path_vni: path.vni.get(),
             revision: path.revision,
             installed: installed.get(&destination) == Some(&path.host),
+            fixed: false,
         };
+        let mut paths: Vec<PathView> = self.keeper.paths().map(view).collect();
+        paths.extend(fixed.iter().map(fixed_view));
+        paths.sort_by_key(|path| (path.vni, path.destination));
         // Who asked may have hung up.
-        let _ = request.send(self.keeper.paths().map(view).collect());
+        let _ = request.send(paths);
         Ok(())
+    }
+}
+
+fn fixed_view(path: &DirectPath) -> PathView {
+    PathView {
+        vni: path.vni.get(),
+        destination: path.address,
+        host: path.host,
+        mac: path.mac.to_string(),
+        path_vni: path.path_vni.get(),
+        revision: 0,
+        installed: true,
+        fixed: true,
     }
 }
 
@@ -254,7 +312,20 @@ fn adopted(tables: &NodeTables) -> Vec<(Destination, Path)> {
         // Whatever a gateway says is newer.
         revision: 0,
     };
-    tables.directs().map(|(direct, _)| (destination(&direct), path(&direct))).collect()
+    learned(tables).map(|(direct, _)| (destination(&direct), path(&direct))).collect()
+}
+
+/// The paths that are not the controller's own, and when each was used last.
+fn learned(tables: &NodeTables) -> impl Iterator<Item = (DirectPath, u32)> + '_ {
+    tables.directs().filter(|(path, _)| !path.fixed)
+}
+
+/// Takes a path away that was learned.
+fn remove(tables: &mut NodeTables, vni: Vni, address: IpAddr) -> Result<bool, sluice_tables::Error> {
+    match tables.direct(vni, address) {
+        Some(path) if path.fixed => Ok(false),
+        _ => tables.remove_direct(vni, address),
+    }
 }
 
 /// The networks of this host, with the gateways to ask about them.
@@ -279,14 +350,15 @@ fn write(tables: &mut NodeTables, changes: &[Change]) -> u64 {
         let (destination, result) = match *change {
             Change::Install(destination, path) => {
                 let Destination { vni, address } = destination;
-                let path = DirectPath { vni, address, mac: path.mac, host: path.host, path_vni: path.vni };
+                let Path { mac, host, vni: path_vni, .. } = path;
+                let path = DirectPath { vni, address, mac, host, path_vni, fixed: false };
                 // What was there before is out of date: the gateway knows better.
                 let entered = tables.upsert_direct(&path);
-                let result = entered.or_else(|error| tables.remove_direct(vni, address).and(Err(error)));
+                let result = entered.or_else(|error| remove(tables, vni, address).and(Err(error)));
                 (destination, result)
             }
             Change::Remove(destination, _) => {
-                (destination, tables.remove_direct(destination.vni, destination.address))
+                (destination, remove(tables, destination.vni, destination.address))
             }
         };
         if let Err(error) = result {
@@ -321,5 +393,17 @@ mod tests {
         assert_eq!(write(&mut tables, &[Change::Install(destination, path(unknown))]), 1);
         assert_eq!(tables.directs().count(), 0);
         assert_eq!(write(&mut tables, &[Change::Remove(destination, Why::Idle)]), 0);
+
+        // The controller's own is neither learned over nor given up.
+        let fixed = DirectPath { fixed: true, ..direct(vni, destination.address, known) };
+        tables.upsert_direct(&fixed).expect("a path");
+        assert_eq!(write(&mut tables, &[Change::Install(destination, path(known))]), 1);
+        assert_eq!(write(&mut tables, &[Change::Remove(destination, Why::Idle)]), 0);
+        assert_eq!(tables.direct(vni, destination.address), Some(fixed));
+        assert_eq!((learned(&tables).count(), adopted(&tables)), (0, Vec::new()));
+    }
+
+    fn direct(vni: Vni, address: IpAddr, host: IpAddr) -> DirectPath {
+        DirectPath { vni, address, mac: MacAddr::local(6), host, path_vni: vni, fixed: false }
     }
 }

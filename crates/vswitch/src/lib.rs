@@ -26,9 +26,9 @@ use sluice_agent::{Applier, flush, open};
 use sluice_datapath::ObjectName;
 
 use crate::book::PortBook;
-use crate::learner::{LINGER, Learner};
+use crate::learner::{Detection, LINGER, Learner};
 use crate::manager::{Manager, UPLINK_PROGRAM};
-use crate::strays::StraySource;
+use crate::strays::{SentSource, StraySource};
 
 const ROLE: &str = "vswitch";
 
@@ -66,7 +66,12 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let edge = node.open_rsp(common, vteps)?;
     let strays = StraySource::new(node.datapath.strays()?)?;
     let idle = Duration::from_secs(args.path_idle);
-    let (learner, list) = Learner::new(node, edge, strays, own_address(vteps)?, idle, changes);
+    let detection = Detection {
+        elephants: SentSource::new(node.datapath.flow_events()?)?,
+        flows: node.datapath.flows()?,
+        wanted: node.writer.run(|applier| applier.detect()).await?,
+    };
+    let (learner, list) = Learner::new(node, edge, (strays, detection), own_address(vteps)?, idle, changes);
     let local = routes::router(manager.clone()).merge(routes::paths(list));
     let work = async move {
         tokio::select! {

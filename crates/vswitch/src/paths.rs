@@ -152,6 +152,11 @@ impl Keeper {
         self.react(outputs, reaction);
     }
 
+    /// Takes destinations that this host sends enough to.
+    pub fn want(&mut self, now_ms: u64, wanted: &[Destination], reaction: &mut Reaction) {
+        self.feed(now_ms, Input::Want(wanted), reaction);
+    }
+
     /// Takes when each path of the tables was last used, as a number that changes with use.
     pub fn note_use(&mut self, now_ms: u64, used: &[(Destination, u64)]) -> Reaction {
         let mut reaction = Reaction::default();

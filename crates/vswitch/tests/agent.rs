@@ -49,7 +49,7 @@ fn cloud() -> Update {
         revision: 10,
         database_id: 3,
         snapshot: true,
-        groups: vec![Group { id: 1, vips: vec![vip] }],
+        groups: vec![Group { id: 1, vips: vec![vip], detect: false }],
         vrfs: vec![Vrf { vni, mtu: 1430, router4: None, router6: None, group: Some(1), elephant_kbps: 0 }],
         ports: vec![Port {
             instance: InstanceId::new(5),

@@ -1,12 +1,13 @@
 //! Clusters: vIPs, the plan of who owns them, keys, and whom hosts accept packets from.
 
 use super::{Compiled, Crowd, Family, Gate, State, Target};
+use crate::zones::Zoned;
 use sluice_rsp::rsp_secret;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Home, Key, Member, PlannedVip, Update, Vip, Vtep, VtepRole,
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
-use sluice_types::{ClusterId, MacAddr, Secret};
+use sluice_types::{ClusterId, HostId, MacAddr, Secret};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -72,7 +73,7 @@ pub fn for_hosts(keys: &ClusterKeys) -> ClusterKeys {
 pub(super) fn group_of(cluster: &Cluster, family: Family) -> Group {
     let addresses = cluster.vips.iter().map(|vip| vip.address);
     let vips = addresses.filter(|vip| Family::of(*vip) == family).collect();
-    Group { id: group_id(cluster.id), vips }
+    Group { id: group_id(cluster.id), vips, detect: false }
 }
 
 pub(super) fn vteps_of(gateways: &[Gateway]) -> impl Iterator<Item = Vtep> + '_ {
@@ -116,7 +117,9 @@ impl State {
         for family in [Family::V4, Family::V6] {
             let update = out.of(Target::AllHosts(family));
             update.vteps.extend(now.iter().copied());
-            update.groups.push(group_of(cluster, family));
+            if !self.model.zones() {
+                update.groups.push(group_of(cluster, family));
+            }
             update.removed_vteps.extend(gone.iter().copied());
         }
         let removed = old_gateways.iter().filter(|old| gateways.iter().all(|g| g.id != old.id));
@@ -145,6 +148,16 @@ impl State {
             known.retain(|known| known.cluster != keys.cluster);
             known.push(keys.clone());
         }
+    }
+
+    /// Clusters and hosts as zones are made of them.
+    pub fn zoned(&self) -> (Vec<Zoned>, Vec<(HostId, IpAddr)>) {
+        let clusters = self.clusters.values();
+        let clusters = clusters.map(|state| (group_id(state.cluster.id), state.gateways.clone())).collect();
+        let agents = self.hosts.values().filter(|host| host.agent);
+        let mut hosts: Vec<_> = agents.map(|host| (host.id, host.vtep)).collect();
+        hosts.sort_unstable();
+        (clusters, hosts)
     }
 
     /// What nodes keep outside of their tables, by cluster: keys and plan.

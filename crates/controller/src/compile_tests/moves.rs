@@ -78,7 +78,7 @@ impl Cloud {
 
     async fn join(&mut self, node: NodeId, cluster: Option<ClusterId>) {
         if !self.nodes.contains_key(&node) {
-            let follower = from_snapshot(self.store.as_ref(), node, cluster).await;
+            let follower = from_snapshot(self.store.as_ref(), node, cluster, Model::Zeta).await;
             self.nodes.insert(node, Lagging { follower, revision: self.last() });
         }
     }
@@ -119,7 +119,7 @@ impl Cloud {
             lagging.revision = *revision;
         } else {
             let cluster = lagging.follower.cluster;
-            let follower = from_snapshot(self.store.as_ref(), node, cluster).await;
+            let follower = from_snapshot(self.store.as_ref(), node, cluster, Model::Zeta).await;
             self.nodes.insert(node, Lagging { follower, revision: self.last() });
         }
     }

@@ -94,6 +94,11 @@ fn obey(core: &Core, socket: &Socket, events: &mpsc::Sender<Wish>, actions: Vec<
             Action::Load(gateway, load) => core.loads.pulse(gateway, &load),
             Action::Note(event) => {
                 noted = true;
+                match event {
+                    Event::Failed(_, gateway) => core.change_zones(|zones| zones.note(gateway, true)),
+                    Event::Returned(_, gateway) => core.change_zones(|zones| zones.note(gateway, false)),
+                    Event::Moved { .. } | Event::Drained(..) => {}
+                }
                 if let Err(error) = events.try_send(Wish::Note(event)) {
                     tracing::warn!(%error, "an event is not written down");
                 }

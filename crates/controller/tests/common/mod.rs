@@ -55,6 +55,8 @@ pub fn args(dir: &TempDir) -> Args {
         southbound_name: Vec::new(),
         state_dir: dir.path().join("state"),
         api_token_file: None,
+        model: sluice_controller::Model::Zeta,
+        zone_backups: 1,
     }
 }
 

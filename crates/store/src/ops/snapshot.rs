@@ -5,7 +5,8 @@ use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
 use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology};
-use sluice_types::VpcId;
+use sluice_types::{HostId, VpcId};
+use std::collections::BTreeSet;
 use tokio::sync::mpsc::Sender;
 
 /// Instances read at once.
@@ -24,6 +25,8 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     let revision = topology.revision;
     let filter = match of {
         InstancesOf::Host(id) => Filter::Host(id.get()),
+        InstancesOf::Around(id) => Filter::Vpcs(around(q, &topology, id).await?),
+        InstancesOf::All => Filter::Vpcs(topology.vpcs.iter().map(|vpc| vpc.id.get() as i64).collect()),
         InstancesOf::Cluster(id) => {
             let placed = topology.vpcs.iter().filter(|vpc| vpc.clusters().any(|cluster| cluster == id));
             Filter::Vpcs(placed.map(|vpc| vpc.id.get() as i64).collect())
@@ -42,6 +45,17 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
             return Ok(revision);
         }
     }
+}
+
+/// VPCs with an instance on a host, and those peered with them.
+async fn around(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<Vec<i64>> {
+    let sql = "SELECT DISTINCT vpc FROM instances WHERE host = $1";
+    let rows = q.rows(sql, vec![host.get().into()]).await?;
+    let here = rows.iter().map(|row| row.number(0).map(VpcId::new)).collect::<Result<BTreeSet<_>>>()?;
+    let ends = topology.peerings.iter().flat_map(|peering| [(peering.a, peering.b), (peering.b, peering.a)]);
+    let peers = ends.filter(|(end, _)| here.contains(end)).map(|(_, peer)| peer);
+    let all: BTreeSet<VpcId> = peers.chain(here.iter().copied()).collect();
+    Ok(all.into_iter().map(|vpc| vpc.get() as i64).collect())
 }
 
 async fn topology(q: &mut dyn Query) -> Result<Topology> {

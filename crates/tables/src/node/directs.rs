@@ -23,7 +23,8 @@ fn direct_key(vni: Vni, address: IpAddr) -> Key {
 
 fn direct_cell(path: &DirectPath, used: u32) -> next_hop {
     let (address, ipv6) = spec::address_bytes(path.host);
-    let flags = if ipv6 { layout::NEXT_HOP_IPV6 } else { 0 };
+    let family = if ipv6 { layout::NEXT_HOP_IPV6 } else { 0 };
+    let flags = if path.fixed { family | layout::NEXT_HOP_FIXED } else { family };
     next_hop {
         kind: layout::NEXT_HOP_DIRECT as u8,
         flags: flags as u8,
@@ -46,6 +47,7 @@ pub(super) fn direct_at(memory: &Memory, key: Key, entry: Entry) -> Option<(Dire
         mac: MacAddr::from_u64(entry.mac),
         host: hop_address(memory, entry.next),
         path_vni: Vni::new(memory.load32(entry.next, offset_of!(next_hop, vni))).ok()?,
+        fixed: u32::from(memory.read::<next_hop>(entry.next).flags) & layout::NEXT_HOP_FIXED != 0,
     };
     Some((path, memory.load32(entry.next, offset_of!(next_hop, used))))
 }
@@ -54,8 +56,8 @@ impl NodeTables {
     /// Enters or changes a direct path. It keeps the time of its last use.
     ///
     /// # Errors
-    /// [`Error::AddressTaken`] by a port of this host or by an endpoint,
-    /// [`Error::UnknownVni`], [`Error::UnknownVtep`], [`Error::Full`],
+    /// [`Error::AddressTaken`] by a port of this host, by an endpoint or, of a path that
+    /// is not fixed, by one that is, [`Error::UnknownVni`], [`Error::UnknownVtep`], [`Error::Full`],
     /// [`Error::Invalid`], also for a path to this host itself. What the path
     /// was before it then still is.
     pub fn upsert_direct(&mut self, path: &DirectPath) -> Result<bool, Error> {
@@ -71,8 +73,11 @@ impl NodeTables {
         };
         let reuse = match old {
             Some((old, _)) if old == *path => return Ok(false),
+            Some((old, _)) if old.fixed && !path.fixed => return Err(taken("a path of the controller")),
             // Only the MAC differs, which is not in the cell.
-            Some((old, _)) if (old.host, old.path_vni) == (host, path.path_vni) => known,
+            Some((old, _)) if (old.host, old.path_vni, old.fixed) == (host, path.path_vni, path.fixed) => {
+                known
+            }
             _ => None,
         };
         if let Some(known) = reuse {
@@ -124,6 +129,21 @@ impl NodeTables {
         self.exact.take(&mut self.pool, key)?;
         self.release_direct(known.next);
         Ok(true)
+    }
+
+    /// The direct path of an address.
+    pub fn direct(&self, vni: Vni, address: IpAddr) -> Option<DirectPath> {
+        let key = direct_key(vni, address);
+        let entry = self.exact.get(self.memory(), key)?;
+        direct_at(self.memory(), key, entry).map(|(path, _)| path)
+    }
+
+    /// Removes the fixed paths of which `kept` is false.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]; some may be left then.
+    pub fn retain_fixed(&mut self, kept: impl Fn(&DirectPath) -> bool) -> Result<(), Error> {
+        self.remove_directs(|path| path.fixed && !kept(path))
     }
 
     /// Nothing leads to a path's cell any more.

@@ -27,7 +27,7 @@ fn plain_vrf(number: u32) -> Vrf {
 
 fn direct(number: u32, address: &str, host: &str) -> DirectPath {
     let vni = vni(number);
-    DirectPath { vni, address: ip(address), mac: mac(7), host: ip(host), path_vni: vni }
+    DirectPath { vni, address: ip(address), mac: mac(7), host: ip(host), path_vni: vni, fixed: false }
 }
 
 fn endpoint(number: u32, address: &str, host: &str) -> Endpoint {
@@ -702,4 +702,31 @@ fn a_path_gives_way_to_a_port_that_fits_and_stays_where_none_does() {
     assert!(matches!(tables.upsert_port(&port(7)), Err(Error::Full { .. })));
     assert_eq!(tables.directs().count(), 2);
     assert_eq!(NodeTables::adopt(memory, Immediate).unwrap().fill().directs, 2);
+}
+
+#[test]
+fn a_fixed_path_takes_a_learned_ones_place_and_never_the_other_way_round() {
+    let memory = Memory::anonymous(4096).unwrap();
+    let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
+    for host in ["192.0.2.1", "192.0.2.2"] {
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+    }
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    let learned = direct(5, "10.0.0.7", "192.0.2.1");
+    let fixed = DirectPath { fixed: true, ..learned };
+    assert!(tables.upsert_direct(&learned).unwrap());
+    assert!(tables.upsert_direct(&fixed).unwrap());
+    assert_eq!(tables.direct(vni(5), learned.address), Some(fixed));
+    let elsewhere = DirectPath { host: ip("192.0.2.2"), ..learned };
+    assert!(matches!(tables.upsert_direct(&elsewhere), Err(Error::AddressTaken { .. })));
+    assert!(tables.upsert_direct(&DirectPath { fixed: true, ..elsewhere }).unwrap());
+    let other = direct(5, "10.0.0.8", "192.0.2.1");
+    tables.upsert_direct(&other).unwrap();
+
+    // A successor knows which are which.
+    drop(tables);
+    let mut tables = NodeTables::adopt(memory, Immediate).unwrap();
+    assert_eq!((tables.fill().directs, tables.direct(vni(5), other.address)), (2, Some(other)));
+    tables.retain_fixed(|_| false).unwrap();
+    assert_eq!(tables.directs().map(|(path, _)| path).collect::<Vec<_>>(), [other]);
 }

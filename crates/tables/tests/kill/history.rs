@@ -216,7 +216,7 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
         Op::Direct { number, mac, host: at, path_vni } => {
             let (vni, address) = place(ENDPOINTS + number);
             let path_vni = self::vni(path_vni);
-            tables.upsert_direct(&DirectPath { vni, address, mac, host: host(at), path_vni })
+            tables.upsert_direct(&DirectPath { vni, address, mac, host: host(at), path_vni, fixed: false })
         }
         Op::RemoveDirect { number } => {
             let (vni, address) = place(ENDPOINTS + number);

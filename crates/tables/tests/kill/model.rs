@@ -247,7 +247,7 @@ impl Model {
             let (mac, host, path_vni) = self.directs[i as usize].at(number)?;
             let (vni, address) = history::place(ENDPOINTS + i);
             let path_vni = history::vni(path_vni);
-            Some(DirectPath { vni, address, mac, host: history::host(host), path_vni })
+            Some(DirectPath { vni, address, mac, host: history::host(host), path_vni, fixed: false })
         });
         content.directs = directs.collect();
         content.sorted()

@@ -1,0 +1,206 @@
+//! Instances launched on hosts, under Zeta and with all paths told beforehand (Zeta figure 25).
+
+use crate::demands::{Cloud, Clusters, Random};
+use crate::fleet::Fleet;
+use crate::{Failure, Outcome, Settings};
+use sluice_bench_report::{Measure, median};
+use sluice_client::{Client, Host, NewInstance, NewSubnet, NewTenant, NewVpc};
+use sluice_controller::Model;
+use sluice_types::{ClusterId, HostId, SubnetId, VpcId};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+
+/// The paper's gateways.
+const CLUSTERS: [usize; 10] = [5, 5, 5, 5, 5, 4, 4, 4, 4, 4];
+const INSTANCES: usize = 100_000;
+const HOSTS: usize = 100;
+/// Most instances of a call.
+const CALL: usize = 50;
+/// Calls under way at once.
+const CALLERS: usize = 16;
+
+/// What came of one launch.
+#[derive(Default)]
+struct Launched {
+    seconds: Vec<f64>,
+    after_store: Vec<f64>,
+    entries: u64,
+}
+
+pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let count = (INSTANCES / settings.scale).max(CALL);
+    let hosts = (HOSTS / settings.scale).max(4);
+    let sizes = sizes(count)?;
+    let (mut ours, mut theirs) = (Launched::default(), Launched::default());
+    for _ in 0..settings.rounds {
+        runtime.block_on(launch(Model::Zeta, &sizes, hosts, &mut ours))?;
+        runtime.block_on(launch(Model::Preprogrammed, &sizes, hosts, &mut theirs))?;
+    }
+    outcome.note(format!(
+        "launch_100k: {count} instances of {} VPCs on {hosts} hosts; entries of the hosts: {} under zeta, {} under \
+         preprogrammed",
+        sizes.len(),
+        ours.entries,
+        theirs.entries
+    ));
+    let mut beside = |measure: &str, unit, ours, theirs| {
+        outcome.measures.push(Measure::beside_less(measure, unit, ours, "preprogrammed", Some(theirs)));
+    };
+    beside("launch_100k_entries", "entries", ours.entries as f64, theirs.entries as f64);
+    beside("launch_100k_s", "s", median(ours.seconds), median(theirs.seconds));
+    beside("launch_100k_after_store_s", "s", median(ours.after_store), median(theirs.after_store));
+    Ok(())
+}
+
+/// Instances of each VPC, `count` in all: the sizes of the cloud that RGCM places.
+fn sizes(count: usize) -> Result<Vec<usize>, Failure> {
+    let cloud = Cloud {
+        vpcs: 1885,
+        tenants: 568,
+        clusters: 10,
+        k: 4,
+        exponent: 1.0,
+        largest: Some(1.0 / 40.0),
+        kind: Clusters::Alike,
+        seed: 1,
+    };
+    let mut left = count;
+    let mut sizes = Vec::new();
+    for vpc in cloud.draw()?.vpcs() {
+        let size = usize::try_from(vpc.entries)?.min(left);
+        if size > 0 {
+            sizes.push(size);
+        }
+        left -= size;
+    }
+    if left > 0 {
+        return Err(format!("the cloud has {left} instances too few").into());
+    }
+    Ok(sizes)
+}
+
+/// A VPC, and where its instances are to be.
+struct Vpc {
+    id: VpcId,
+    cluster: ClusterId,
+    subnet: SubnetId,
+    revision: u64,
+    hosts: Vec<HostId>,
+}
+
+/// The revisions that nodes must have acknowledged.
+#[derive(Default)]
+struct Due {
+    clusters: BTreeMap<ClusterId, u64>,
+    hosts: BTreeMap<HostId, u64>,
+}
+
+impl Due {
+    /// The instances of a VPC so far are there with a revision. Preprogrammed tells all hosts of the VPC.
+    fn note(&mut self, cluster: ClusterId, hosts: &[HostId], revision: u64) {
+        let later = |known: &mut u64| *known = revision.max(*known);
+        later(self.clusters.entry(cluster).or_default());
+        hosts.iter().for_each(|host| later(self.hosts.entry(*host).or_default()));
+    }
+
+    fn merge(&mut self, other: Self) {
+        for (cluster, revision) in other.clusters {
+            self.note(cluster, &[], revision);
+        }
+        for (host, revision) in other.hosts {
+            let known = self.hosts.entry(host).or_default();
+            *known = revision.max(*known);
+        }
+    }
+}
+
+async fn launch(model: Model, sizes: &[usize], hosts: usize, launched: &mut Launched) -> Result<(), Failure> {
+    let mut fleet = Fleet::start_as(model, &CLUSTERS).await?;
+    let hosts = fleet.agents(hosts).await?;
+    let vpcs = vpcs(&fleet, sizes, &hosts).await?;
+    let last = vpcs.iter().map(|vpc| vpc.revision).max().unwrap_or_default();
+    for cluster in fleet.clusters.iter().map(|cluster| cluster.id).collect::<Vec<_>>() {
+        fleet.acknowledged(cluster, last).await?;
+    }
+    for host in &hosts {
+        fleet.host_acknowledged(host.id, last).await?;
+    }
+    let before = fleet.ways();
+    let start = Instant::now();
+    let queue = Arc::new(Mutex::new(VecDeque::from(vpcs)));
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        callers.spawn(call(fleet.api.clone(), model, queue.clone()));
+    }
+    let mut due = Due::default();
+    while let Some(caller) = callers.join_next().await {
+        due.merge(caller?.map_err(|error| error.to_string())?);
+    }
+    let stored = start.elapsed();
+    for (cluster, revision) in due.clusters {
+        fleet.acknowledged(cluster, revision).await?;
+    }
+    for (host, revision) in due.hosts {
+        fleet.host_acknowledged(host, revision).await?;
+    }
+    let total = start.elapsed();
+    launched.seconds.push(total.as_secs_f64());
+    launched.after_store.push((total - stored).as_secs_f64());
+    launched.entries = fleet.ways() - before;
+    fleet.stop().await
+}
+
+/// Launches the instances of one VPC after the other, a few at a time.
+async fn call(api: Client, model: Model, queue: Arc<Mutex<VecDeque<Vpc>>>) -> Result<Due, String> {
+    let mut due = Due::default();
+    loop {
+        let Some(vpc) = queue.lock().await.pop_front() else { return Ok(due) };
+        let mut here = 0;
+        for hosts in vpc.hosts.chunks(CALL) {
+            let one = |(number, host): (usize, &HostId)| NewInstance {
+                name: format!("i{number}"),
+                subnet: vpc.subnet,
+                host: *host,
+                mac: None,
+                ipv4: None,
+                ipv6: None,
+            };
+            let instances: Vec<_> = (here..).zip(hosts).map(one).collect();
+            let answer = api.create_instances(vpc.id, &instances).await.map_err(|error| error.to_string())?;
+            here += hosts.len();
+            // Who gets none of the call's instances is told of them in this model only.
+            let told = if model == Model::Zeta { hosts } else { &vpc.hosts[..here] };
+            due.note(vpc.cluster, told, answer.revision);
+        }
+    }
+}
+
+/// VPCs on each cluster in turn, and a host for each instance, drawn.
+async fn vpcs(fleet: &Fleet, sizes: &[usize], hosts: &[Host]) -> Result<Vec<Vpc>, Failure> {
+    let tenant = fleet.api.create((), &NewTenant { name: "bench".into() }).await?.object;
+    let mut random = Random::new(25);
+    let mut vpcs = Vec::new();
+    for (number, size) in sizes.iter().enumerate() {
+        let cluster = fleet.clusters[number % fleet.clusters.len()].id;
+        let vpc = NewVpc {
+            name: format!("vpc-{number}"),
+            tenant: tenant.id,
+            cluster: Some(cluster),
+            vni: None,
+            mtu: None,
+            offload_kbps: None,
+        };
+        let vpc = fleet.api.create((), &vpc).await?.object;
+        let subnet =
+            NewSubnet { name: "all".into(), ipv4: Some("10.0.0.0/16".parse()?), ipv6: None, dns: Vec::new() };
+        let subnet = fleet.api.create(vpc.id, &subnet).await?.object;
+        let host = |_| hosts[(random.unit() * hosts.len() as f64) as usize].id;
+        let hosts = (0..*size).map(host).collect();
+        vpcs.push(Vpc { id: vpc.id, cluster, subnet: subnet.id, revision: subnet.revision, hosts });
+    }
+    Ok(vpcs)
+}

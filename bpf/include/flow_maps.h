@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The maps of flow accounting: the table of flows.h, and what the agent is told
+ * of it. Include it once, with FLOW_CELLS as the table's size unless the agent
+ * sets another before it loads the program.
+ */
+#ifndef SLUICE_FLOW_MAPS_H
+#define SLUICE_FLOW_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "cells.h"
+#include "events.h"
+#include "flows.h"
+#include "lost.h"
+#include "parse.h"
+
+#ifndef FLOW_CELLS
+#define FLOW_CELLS (1 << 18)
+#endif
+
+_Static_assert(FLOW_NEVER == ELEPHANT_NEVER, "a VRF's word is the flow's");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, FLOW_CELLS);
+	__type(key, __u32);
+	__type(value, struct cell);
+} flow_cells SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, FLOW_EVENTS_BYTES);
+} flow_events SEC(".maps");
+
+static __always_inline void *flow_cell_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&flow_cells, &index);
+}
+
+/* The hash of a frame's flow. */
+static __always_inline __u64 flow_of(const struct flow_table *table, const struct frame *frame, __u32 vni)
+{
+	struct flow_key key = {
+		.source = { frame->source[0], frame->source[1] },
+		.destination = { frame->destination[0], frame->destination[1] },
+		.vni_protocol = vni << 8 | frame->protocol,
+	};
+
+	if (frame_has_ports(frame))
+		key.ports = frame->transport;
+	if (frame->flags & FRAME_IPV6)
+		return flow_hash_ipv6(table, &key);
+	return flow_hash_ipv4(table, key.source[1], key.destination[1], key.vni_protocol, key.ports);
+}
+
+#endif
