@@ -4,6 +4,7 @@ pub(crate) mod alloc;
 pub(crate) mod bulk;
 pub(crate) mod enrolment;
 pub(crate) mod events;
+pub(crate) mod gateway_moves;
 pub(crate) mod homes;
 pub(crate) mod instances;
 pub(crate) mod keys;

@@ -4,8 +4,8 @@ use super::{keys, outbox};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
-use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology};
-use sluice_types::VpcId;
+use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology, Vpc};
+use sluice_types::{ClusterId, VpcId};
 use tokio::sync::mpsc::Sender;
 
 /// Instances read at once.
@@ -24,9 +24,11 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     let revision = topology.revision;
     let filter = match of {
         InstancesOf::Host(id) => Filter::Host(id.get()),
-        InstancesOf::Cluster(id) => {
-            let placed = topology.vpcs.iter().filter(|vpc| vpc.clusters().any(|cluster| cluster == id));
-            Filter::Vpcs(placed.map(|vpc| vpc.id.get() as i64).collect())
+        InstancesOf::Cluster(id) => placed(&topology, &[id]),
+        InstancesOf::Gateway(id) => {
+            let gateway = topology.gateways.iter().find(|gateway| gateway.id == id);
+            let clusters: Vec<_> = gateway.into_iter().flat_map(|gateway| gateway.clusters()).collect();
+            placed(&topology, &clusters)
         }
     };
     if sink.send(SnapshotPart::Topology(Box::new(topology))).await.is_err() {
@@ -42,6 +44,12 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
             return Ok(revision);
         }
     }
+}
+
+/// The VPCs on some clusters.
+fn placed(topology: &Topology, clusters: &[ClusterId]) -> Filter {
+    let on = |vpc: &&Vpc| vpc.clusters().any(|cluster| clusters.contains(&cluster));
+    Filter::Vpcs(topology.vpcs.iter().filter(on).map(|vpc| vpc.id.get() as i64).collect())
 }
 
 async fn topology(q: &mut dyn Query) -> Result<Topology> {
