@@ -3,13 +3,12 @@
 //! falls behind. Hosts always begin with a snapshot (unless they have the very
 //! revision): theirs are small, and reading one says which VPCs concern them.
 
-use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target, for_hosts};
+use crate::compile::{Crowd, Gate, HostStep, HostView, Seat, State, for_hosts, group_id};
 use crate::core::{Core, count};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
-use sluice_southbound::{EncodedUpdate, Update};
+use sluice_southbound::{ClusterKeys, EncodedUpdate, Update};
 use sluice_store::{InstancesOf, NodeId, SnapshotPart, StoreError};
-use sluice_types::ClusterId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -51,7 +50,7 @@ pub struct NodeStream {
     core: Arc<Core>,
     node: NodeId,
     /// A gateway's.
-    cluster: Option<ClusterId>,
+    seat: Option<Seat>,
     out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     /// What the node may acknowledge.
     sent: Arc<AtomicU64>,
@@ -68,12 +67,12 @@ impl NodeStream {
     pub fn new(
         core: Arc<Core>,
         node: NodeId,
-        cluster: Option<ClusterId>,
+        seat: Option<Seat>,
         applied: u64,
         out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     ) -> Self {
         let sent = Arc::new(AtomicU64::new(applied));
-        Self { core, node, cluster, out, sent, cursor: applied, view: None, stands: false }
+        Self { core, node, seat, out, sent, cursor: applied, view: None, stands: false }
     }
 
     /// What was sent so far.
@@ -87,7 +86,7 @@ impl NodeStream {
     /// Always: what ended it.
     pub async fn run(mut self) -> Result<std::convert::Infallible, Ended> {
         let mut last = self.core.log.watch();
-        let mut behind = self.cursor == 0 || self.cluster.is_none();
+        let mut behind = self.cursor == 0 || self.seat.is_none();
         loop {
             if behind {
                 self.snapshot().await?;
@@ -120,8 +119,14 @@ impl NodeStream {
             return Ok(());
         }
         self.stands = true;
-        let update = match self.cluster {
-            Some(cluster) => standings.get(&cluster).cloned().unwrap_or_default(),
+        let update = match self.seat {
+            Some(seat) => {
+                let mut update = standings.get(&seat.cluster).cloned().unwrap_or_default();
+                // It speaks as a member of one cluster, with that one's keys.
+                let foreign = |other| ClusterKeys { cluster: group_id(other), keys: Vec::new() };
+                update.keys.extend(seat.other.map(foreign));
+                update
+            }
             None => Update {
                 keys: standings.values().flat_map(|standing| standing.keys.iter().map(for_hosts)).collect(),
                 ..Update::default()
@@ -166,7 +171,9 @@ impl NodeStream {
     /// node in trouble holds up costs packets, the others' waiting would cost more.
     async fn pass(&self, step: &Step) {
         let holds = |gate: &&Gate| match (gate.held, self.node) {
-            (Crowd::Gateways(cluster), NodeId::Gateway(_)) => self.cluster == Some(cluster),
+            (Crowd::Gateways(cluster), NodeId::Gateway(_)) => {
+                self.seat.is_some_and(|seat| seat.clusters().any(|id| id == cluster))
+            }
             (Crowd::Host(host), NodeId::Host(id)) => host == id,
             (Crowd::AllHosts, NodeId::Host(_)) => true,
             _ => false,
@@ -202,9 +209,10 @@ impl NodeStream {
                 }
             }
             (NodeId::Host(_), None) => return Ok(false),
-            (NodeId::Gateway(_), _) => {
-                [Target::AllGateways].into_iter().chain(self.cluster.map(Target::Cluster)).collect()
-            }
+            (NodeId::Gateway(id), _) => match (step.seats.get(&id), self.seat) {
+                (Some(new), _) if new.resync => return Ok(false),
+                (new, old) => new.copied().or(old).map(|seat| seat.targets()).unwrap_or_default(),
+            },
         };
         let parts = targets.iter().filter_map(|target| step.parts.get(target));
         let mut parts: Vec<Bytes> = parts.flatten().cloned().collect();
@@ -212,6 +220,13 @@ impl NodeStream {
             parts.extend(encode(Update { removed_vnis, ..Update::default() }));
         }
         self.pass(step).await;
+        if let NodeId::Gateway(id) = self.node
+            && let Some(seat) = step.seats.get(&id)
+        {
+            // It is a member of another cluster now: its keys come before its plan.
+            (self.seat, self.stands) = (Some(*seat), false);
+            self.stand().await?;
+        }
         self.cursor = step.revision;
         if !parts.is_empty() {
             self.send_step(step.revision, parts).await?;
@@ -225,10 +240,9 @@ impl NodeStream {
 
     async fn snapshot(&mut self) -> Result<(), Ended> {
         let began = Instant::now();
-        let of = match (self.node, self.cluster) {
-            (NodeId::Gateway(_), Some(cluster)) => InstancesOf::Cluster(cluster),
-            (NodeId::Host(host), _) => InstancesOf::Host(host),
-            (NodeId::Gateway(_), None) => return Err(Ended::Unknown(self.node)),
+        let of = match self.node {
+            NodeId::Gateway(gateway) => InstancesOf::Gateway(gateway),
+            NodeId::Host(host) => InstancesOf::Host(host),
         };
         let (sink, parts) = mpsc::channel(READ_AHEAD);
         let store = self.core.store.clone();
@@ -293,7 +307,11 @@ impl NodeStream {
     fn base(&mut self, state: &State) -> Result<Update, Ended> {
         let unknown = Ended::Unknown(self.node);
         match self.node {
-            NodeId::Gateway(id) => state.gateway_base(id).map(|(_, update)| update).ok_or(unknown),
+            NodeId::Gateway(id) => {
+                let (gateway, update) = state.gateway_base(id).ok_or(unknown)?;
+                self.seat = Some(Seat::of(&gateway));
+                Ok(update)
+            }
             NodeId::Host(id) => {
                 let family = state.host_family(id).ok_or(Ended::Unknown(self.node))?;
                 self.view = Some(HostView::new(id, family));

@@ -1,12 +1,12 @@
 //! Clusters: vIPs, the plan of who owns them, keys, and whom hosts accept packets from.
 
-use super::{Compiled, Crowd, Family, Gate, State, Target};
+use super::{Compiled, Crowd, Family, Gate, Seat, State, Target};
 use sluice_rsp::rsp_secret;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Home, Key, Member, PlannedVip, Update, Vip, Vtep, VtepRole,
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
-use sluice_types::{ClusterId, MacAddr, Secret};
+use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -15,6 +15,12 @@ pub(super) struct ClusterState {
     pub cluster: Cluster,
     pub gateways: Vec<Gateway>,
     pub keys: Vec<Key>,
+}
+
+impl ClusterState {
+    pub fn gateway(&self, id: GatewayId) -> Option<&Gateway> {
+        self.gateways.iter().find(|gateway| gateway.id == id)
+    }
 }
 
 /// MAC of a cluster's vIP, by its place.
@@ -41,8 +47,8 @@ pub(super) fn plan_of(state: &ClusterState) -> ClusterPlan {
         PlannedVip { place, address, mac: vip_mac(cluster.id, place) }
     };
     let member = |gateway: &Gateway| {
-        let Gateway { id: gateway, vtep4, vtep6, draining, .. } = *gateway;
-        Member { gateway, vtep4, vtep6, draining }
+        let Gateway { id, vtep4, vtep6, .. } = *gateway;
+        Member { gateway: id, vtep4, vtep6, draining: gateway.retires() }
     };
     let home = |vip: &ClusterVip| vip.home.map(|gateway| Home { place: vip.place, gateway });
     ClusterPlan {
@@ -90,6 +96,7 @@ pub(super) fn vtep_of(host: &Host) -> Vtep {
 impl State {
     /// The change says what is; the difference to what was is what goes.
     pub(super) fn upsert_cluster(&mut self, cluster: &Cluster, gateways: &[Gateway], out: &mut Compiled) {
+        self.seat(gateways, out);
         let old = self.clusters.remove(&cluster.id);
         let is_new = old.is_none();
         let (old_vips, old_gateways, keys) =
@@ -99,9 +106,12 @@ impl State {
         let update = out.of(Target::Cluster(cluster.id));
         update.vips = vips_of(cluster);
         update.removed_vips = old_vips.iter().filter(|vip| !vips.contains(vip)).copied().collect();
-        update.cluster = Some(plan_of(&new));
+        out.of(Target::Members(cluster.id)).cluster = Some(plan_of(&new));
         self.clusters.insert(cluster.id, new);
         let now: BTreeSet<_> = vteps_of(gateways).collect();
+        // Who is in another cluster by now is not gone.
+        let moved = |old: &Gateway| self.gateway(old.id).is_some_and(|(state, _)| state.cluster.id != cluster.id);
+        let old_gateways: Vec<_> = old_gateways.into_iter().filter(|old| !moved(old)).collect();
         let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
         let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
         let comes = vteps_of(gateways).any(|vtep| !vteps_of(&old_gateways).any(|old| old == vtep));
@@ -123,6 +133,18 @@ impl State {
         out.removed_nodes.extend(removed.map(|g| NodeId::Gateway(g.id)));
     }
 
+    /// Notes who of these gateways begins, goes on with, or ends a move.
+    fn seat(&self, gateways: &[Gateway], out: &mut Compiled) {
+        for gateway in gateways {
+            let Some((_, old)) = self.gateway(gateway.id) else { continue };
+            if (old.cluster, old.moving) != (gateway.cluster, gateway.moving) {
+                let set = |gateway: &Gateway| gateway.clusters().collect::<BTreeSet<_>>();
+                let seat = Seat { resync: set(old) != set(gateway), ..Seat::of(gateway) };
+                out.seats.insert(gateway.id, seat);
+            }
+        }
+    }
+
     pub(super) fn remove_cluster(&mut self, cluster: &Cluster, out: &mut Compiled) {
         let old = self.clusters.remove(&cluster.id);
         let gateways = old.map_or_else(Vec::new, |old| old.gateways);
@@ -141,7 +163,7 @@ impl State {
         }
         let hosts = for_hosts(&keys);
         for (target, keys) in [
-            (Target::Cluster(cluster), &keys),
+            (Target::Members(cluster), &keys),
             (Target::AllHosts(Family::V4), &hosts),
             (Target::AllHosts(Family::V6), &hosts),
         ] {
