@@ -5,7 +5,7 @@ use crate::{
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_types::{GatewayId, VpcId};
+use sluice_types::{ClusterId, GatewayId, VpcId};
 use std::time::Duration;
 
 /// Where the API is unless said otherwise.
@@ -232,6 +232,26 @@ impl Client {
         let verb = if draining { "drain" } else { "undrain" };
         let action = format!("{verb} gateway {id}");
         let request = self.http.post(self.at(&format!("{}/{verb}", object_path::<Gateway>(id)), &[]));
+        let response = self.send(&action, if_match(request, expected)).await?;
+        self.read(&action, response).await
+    }
+
+    /// Gives a gateway to another cluster, or tells one that has not joined yet to stay; `reason` is for the
+    /// event log.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn move_gateway(
+        &self,
+        id: GatewayId,
+        cluster: ClusterId,
+        reason: Option<&str>,
+        expected: Option<u64>,
+    ) -> Result<Gateway> {
+        let action = format!("move gateway {id}");
+        let body = serde_json::json!({"cluster": cluster, "reason": reason});
+        let request =
+            self.http.post(self.at(&format!("{}/move", object_path::<Gateway>(id)), &[])).json(&body);
         let response = self.send(&action, if_match(request, expected)).await?;
         self.read(&action, response).await
     }

@@ -487,6 +487,7 @@ impl State {
         touched.whole.extend(now.difference(&before).map(|cluster| (vpc.id, *cluster)));
         for gone in before.difference(&now) {
             out.of(Target::Cluster(*gone)).removed_vnis.push(vpc.vni);
+            self.seat_anew(*gone, &now, out);
         }
         let state = self.vpcs.entry(vpc.id).or_insert_with(|| VpcState::new(vpc.clone()));
         // Ports carry the VPC's name and MTU.

@@ -153,12 +153,16 @@ mod tests {
     fn a_step_ends_when_the_gateway_has_done_its_part() {
         let over = |joined, written, serves| {
             let at = GatewayMove { id: 1, other: ClusterId::new(2), joined };
-            let over = |state: &&GatewayState| waits(at, Sight { written, state: **state, serves }).is_empty();
+            let over =
+                |state: &&GatewayState| waits(at, Sight { written, state: **state, serves }).is_empty();
             ALL.iter().filter(over).copied().collect::<Vec<_>>()
         };
         assert_eq!(over(false, true, true), [GatewayState::Drained]);
         assert_eq!(over(false, true, false), ALL, "nobody sends to a cluster without VPCs");
-        assert_eq!(over(true, true, true), [GatewayState::Fit, GatewayState::Draining, GatewayState::Drained]);
+        assert_eq!(
+            over(true, true, true),
+            [GatewayState::Fit, GatewayState::Draining, GatewayState::Drained]
+        );
         for (joined, serves) in [(false, false), (false, true), (true, true)] {
             assert_eq!(over(joined, false, serves), [], "its tables are not there yet");
         }

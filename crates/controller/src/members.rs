@@ -198,7 +198,8 @@ impl Members {
 
     /// Whether a VPC is on a cluster, or on its way there.
     pub fn has_vpcs(&self, cluster: ClusterId) -> bool {
-        let on = |vpc: &Placed| vpc.cluster == cluster || vpc.moving.is_some_and(|moving| moving.to == cluster);
+        let on =
+            |vpc: &Placed| vpc.cluster == cluster || vpc.moving.is_some_and(|moving| moving.to == cluster);
         self.vpcs.values().any(on)
     }
 

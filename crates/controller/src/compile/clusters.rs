@@ -110,7 +110,8 @@ impl State {
         self.clusters.insert(cluster.id, new);
         let now: BTreeSet<_> = vteps_of(gateways).collect();
         // Who is in another cluster by now is not gone.
-        let moved = |old: &Gateway| self.gateway(old.id).is_some_and(|(state, _)| state.cluster.id != cluster.id);
+        let moved =
+            |old: &Gateway| self.gateway(old.id).is_some_and(|(state, _)| state.cluster.id != cluster.id);
         let old_gateways: Vec<_> = old_gateways.into_iter().filter(|old| !moved(old)).collect();
         let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
         let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
@@ -141,6 +142,17 @@ impl State {
                 let set = |gateway: &Gateway| gateway.clusters().collect::<BTreeSet<_>>();
                 let seat = Seat { resync: set(old) != set(gateway), ..Seat::of(gateway) };
                 out.seats.insert(gateway.id, seat);
+            }
+        }
+    }
+
+    /// A VPC is no longer on a cluster: what that one's gateways are told to forget, a gateway
+    /// has still that is on its way between it and one that has the VPC.
+    pub(super) fn seat_anew(&self, gone: ClusterId, has: &BTreeSet<ClusterId>, out: &mut Compiled) {
+        for gateway in self.clusters.values().flat_map(|state| &state.gateways) {
+            let of = |id: ClusterId| gateway.clusters().any(|cluster| cluster == id);
+            if gateway.moving.is_some() && of(gone) && has.iter().any(|id| of(*id)) {
+                out.seats.entry(gateway.id).or_insert(Seat::of(gateway)).resync = true;
             }
         }
     }
