@@ -224,7 +224,9 @@ async fn move_gateway(
     if gateway.cluster != cluster && is_last_alive(&api.core, &gateway) {
         return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
     }
-    Ok(reply::updated::<Gateway>(&api, api.core.store.move_gateway(id, cluster, &why, expected).await?))
+    let moving = api.core.store.move_gateway(id, cluster, &why, expected).await;
+    let of_body = |error| Problem::of_store(error, Some(&id.to_string()));
+    Ok(reply::updated::<Gateway>(&api, moving.map_err(of_body)?))
 }
 
 /// Whether its cluster has VPCs, and all others that neither drain nor leave are dead, as far as is known.

@@ -242,11 +242,11 @@ async fn happen(cloud: &mut Cloud, wish: Wish) -> Option<()> {
             }
         }
         3 | 4 => cloud.drive().await,
+        5 if z % 3 == 0 => grant(cloud.store.as_ref(), (19, x, 1, y)).await?,
         5 => grant(cloud.store.as_ref(), (16, x, y, z)).await?,
         6 => grant(cloud.store.as_ref(), (if z % 3 == 0 { 18 } else { 14 }, x, y, z)).await?,
         // Going on with a move is the driver's alone.
         _ if x % 20 == 17 || (x % 20 == 19 && z % 4 == 3) => {}
-        _ if y % 4 == 0 => grant(cloud.store.as_ref(), (19, x, 1, z)).await?,
         _ => grant(cloud.store.as_ref(), (x, y, z, what)).await?,
     }
     Some(())
@@ -281,12 +281,12 @@ fn hosts_never_send_where_a_vpc_is_not() {
     let (moved, checked, arrived) = totals.get();
     // The histories must have been lively for the checks to say anything.
     assert!(moved > 48 && checked > 48 * 50, "{moved} moves, {checked} checks on the way");
-    assert!(arrived > 48, "{arrived} gateways arrived");
+    assert!(arrived > 20, "{arrived} gateways arrived");
 }
 
 /// Gateways for both clusters and instances in two VPCs.
 const MORE: [Wish; 6] =
-    [(2, 1, 3, 0), (2, 0, 4, 0), (9, 1, 2, 0), (14, 0, 3, 4), (14, 1, 5, 5), (14, 2, 1, 3)];
+    [(2, 1, 3, 2), (2, 0, 4, 2), (9, 1, 2, 0), (14, 0, 3, 4), (14, 1, 5, 5), (14, 2, 1, 3)];
 
 #[tokio::test]
 async fn an_instance_is_known_to_gateways_before_its_ports_move() {
