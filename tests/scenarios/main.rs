@@ -14,6 +14,7 @@ mod deletion;
 mod direct_paths;
 mod disk_full;
 mod foreign_host;
+mod gateway_moves;
 mod gwzone;
 mod icmp_errors;
 mod idle_paths;
@@ -105,6 +106,7 @@ fn all() -> Vec<Scenario> {
         crash: true,
         moved_instance: false,
         vpc_moves: false,
+        gateway_moves: false,
         database_killed: false,
         disk_full: false,
         takeover: false,

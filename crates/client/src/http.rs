@@ -246,6 +246,26 @@ impl Client {
         Ok(self.post(&action, &path, &serde_json::json!({})).await?.1)
     }
 
+    /// Gives a gateway to another cluster, or tells one that has not joined yet to stay; `reason` is for the
+    /// event log.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub async fn move_gateway(
+        &self,
+        id: GatewayId,
+        cluster: ClusterId,
+        reason: Option<&str>,
+        expected: Option<u64>,
+    ) -> Result<Gateway> {
+        let action = format!("move gateway {id}");
+        let body = serde_json::json!({"cluster": cluster, "reason": reason});
+        let request =
+            self.http.post(self.at(&format!("{}/move", object_path::<Gateway>(id)), &[])).json(&body);
+        let response = self.send(&action, if_match(request, expected)).await?;
+        self.read(&action, response).await
+    }
+
     /// What happened, about one object or about all: the first events behind `after`, or
     /// without it the newest; 1000 at most.
     ///

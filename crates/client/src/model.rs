@@ -148,6 +148,15 @@ pub struct Gateway {
     /// How it is, as far as the controller knows: `fit`, `failed`, `draining` and others.
     #[serde(default)]
     pub state: String,
+    /// It is leaving its cluster for this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving_to: Option<ClusterId>,
+    /// It has left this cluster, and still has its VPCs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving_from: Option<ClusterId>,
+    /// While it moves: what is waited for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub move_waits_for: Vec<String>,
     /// Revision of its last change.
     pub revision: u64,
     /// Every node that needs it has it.

@@ -24,6 +24,8 @@ pub struct SchedulerSettings {
     pub hold_ms: u64,
     /// How long to wait for a gateway that was asked for.
     pub expansion_wait_ms: u64,
+    /// Gateways that a cluster keeps when it gives one to another.
+    pub gateways_min: usize,
 }
 
 /// A change of the settings; what is left out stays.
@@ -47,6 +49,9 @@ pub struct SchedulerPatch {
     /// As [`SchedulerSettings::hold_ms`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold_ms: Option<u64>,
+    /// As [`SchedulerSettings::gateways_min`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateways_min: Option<usize>,
 }
 
 /// A gateway that reports.
@@ -98,6 +103,12 @@ pub struct Scheduler {
     pub moves: u64,
     /// Gateways that it asked for.
     pub gateways_wanted: u64,
+    /// Gateways that it gave to other clusters.
+    #[serde(default)]
+    pub gateways_given: u64,
+    /// Clusters that need a new gateway now.
+    #[serde(default)]
+    pub clusters_in_need: Vec<ClusterId>,
     /// Those that report.
     pub gateways: Vec<SchedulerGateway>,
     /// What is not done because of a limit.

@@ -80,6 +80,66 @@ pub fn spread(
     homes
 }
 
+/// Homes for the vIPs of a cluster, where a vIP whose home is one of the gateways keeps it, however uneven
+/// that is: somebody may have meant it so. The others go to who has least. Then each of the `newcomers`
+/// that has less than an even share takes, one at a time, from who has most.
+pub fn mend(
+    vips: impl IntoIterator<Item = VipId>,
+    gateways: &[GatewayId],
+    newcomers: &[GatewayId],
+    old: impl Fn(VipId) -> Option<GatewayId>,
+) -> Vec<(VipId, GatewayId)> {
+    let vips: Vec<VipId> = vips.into_iter().collect();
+    let mut candidates: Vec<Candidate> = gateways.iter().map(|&id| Candidate { id, load: 0 }).collect();
+    if candidates.is_empty() {
+        return Vec::new();
+    }
+    let share = vips.len() / candidates.len();
+    let (mut homes, mut homeless) = (Vec::with_capacity(vips.len()), Vec::new());
+    for vip in vips {
+        match old(vip).and_then(|home| candidates.iter_mut().find(|candidate| candidate.id == home)) {
+            Some(kept) => {
+                kept.load += 1;
+                homes.push((vip, kept.id));
+            }
+            None => homeless.push(vip),
+        }
+    }
+    for vip in homeless {
+        homes.extend(take_first(vip, &mut candidates).map(|home| (vip, home)));
+    }
+    for &newcomer in newcomers {
+        while give_one(&mut homes, &mut candidates, newcomer, share) {}
+    }
+    homes.sort_unstable_by_key(|(vip, _)| *vip);
+    homes
+}
+
+/// One vIP goes from who has most to a gateway that has less than its share; false if it has that.
+fn give_one(
+    homes: &mut [(VipId, GatewayId)],
+    candidates: &mut [Candidate],
+    to: GatewayId,
+    share: usize,
+) -> bool {
+    let Some(has) = candidates.iter().find(|candidate| candidate.id == to).map(|it| it.load) else {
+        return false;
+    };
+    let most = candidates.iter().max_by_key(|candidate| (candidate.load, candidate.id));
+    // Who has most has at least two more, if one has less than the even share.
+    let Some(from) = most.filter(|most| has < share && most.load > has + 1).map(|most| most.id) else {
+        return false;
+    };
+    let theirs = homes.iter_mut().filter(|(_, home)| *home == from);
+    let Some(given) = theirs.max_by_key(|(vip, _)| score(*vip, to)) else { return false };
+    given.1 = to;
+    for candidate in candidates {
+        candidate.load += usize::from(candidate.id == to);
+        candidate.load -= usize::from(candidate.id == from);
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +180,32 @@ mod tests {
             assert_eq!(again.into_iter().collect::<BTreeMap<_, _>>(), homes);
         }
         assert!(spread(VipSet::first(3).iter(), &[], |_| None).is_empty());
+    }
+
+    #[test]
+    fn homes_that_are_possible_stay_and_newcomers_get_their_share() {
+        let ids: Vec<GatewayId> = (1..=4).map(GatewayId::new).collect();
+        // All at the first one: the scheduler's will, perhaps.
+        let mut homes: BTreeMap<VipId, GatewayId> =
+            VipSet::first(17).iter().map(|vip| (vip, ids[0])).collect();
+        let counts = |homes: &BTreeMap<VipId, GatewayId>| {
+            ids.iter().map(|id| homes.values().filter(|home| *home == id).count()).collect::<Vec<_>>()
+        };
+        let mut mended = |able: &[GatewayId], newcomers: &[GatewayId], moves: usize| {
+            let old = homes.clone();
+            let all = mend(VipSet::first(17).iter(), able, newcomers, |vip| old.get(&vip).copied());
+            homes = all.into_iter().collect();
+            let moved = homes.iter().filter(|(vip, home)| old[*vip] != **home).count();
+            assert_eq!((homes.len(), moved), (17, moves));
+            counts(&homes)
+        };
+        assert_eq!(mended(&ids[..2], &[], 0), [17, 0, 0, 0]);
+        assert_eq!(mended(&ids[..2], &ids[1..2], 8), [9, 8, 0, 0]);
+        assert_eq!(mended(&ids, &ids[2..], 8), [5, 4, 4, 4]);
+        assert_eq!(mended(&ids, &ids, 0), [5, 4, 4, 4]);
+        let mut after = mended(&ids[1..], &[], 5);
+        after.sort_unstable();
+        assert_eq!(after, [0, 5, 6, 6]);
+        assert!(mend(VipSet::first(3).iter(), &[], &ids, |_| None).is_empty());
     }
 }

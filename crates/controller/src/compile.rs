@@ -22,7 +22,7 @@ use clusters::{ClusterState, group_of, key, keys_of, plan_of, vips_of, vtep_of, 
 use paths::{Moved, Placed};
 use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
-    Change, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
+    Change, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, RouteId, SubnetId, Vni, VpcId,
@@ -53,8 +53,11 @@ impl Family {
 pub enum Target {
     /// Every gateway of every cluster.
     AllGateways,
-    /// The gateways of a cluster.
+    /// The gateways that have a cluster's entries: its own, and those on their way between
+    /// it and another.
     Cluster(ClusterId),
+    /// The gateways of a cluster: what a node keeps of its own cluster only.
+    Members(ClusterId),
     /// Hosts whose VTEP is of this family.
     AllHosts(Family),
     /// Hosts that have a port in a VNI of a VPC on this cluster.
@@ -99,6 +102,36 @@ pub struct Gate {
     pub awaited: Crowd,
 }
 
+/// Where a gateway is since a revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The cluster that it is a member of.
+    pub cluster: ClusterId,
+    /// A second one whose entries it has.
+    pub other: Option<ClusterId>,
+    /// It is to have entries that it had not, or the contrary: a snapshot is due.
+    pub resync: bool,
+}
+
+impl Seat {
+    /// Of a gateway as it is.
+    pub fn of(gateway: &Gateway) -> Self {
+        let other = gateway.moving.map(|moving| moving.other);
+        Self { cluster: gateway.cluster, other, resync: false }
+    }
+
+    /// The clusters whose entries it has.
+    pub fn clusters(&self) -> impl Iterator<Item = ClusterId> + use<> {
+        std::iter::once(self.cluster).chain(self.other)
+    }
+
+    /// What of a step is for it.
+    pub fn targets(&self) -> Vec<Target> {
+        let entries = self.clusters().map(Target::Cluster);
+        [Target::AllGateways].into_iter().chain(entries).chain([Target::Members(self.cluster)]).collect()
+    }
+}
+
 /// What one revision means.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
@@ -115,6 +148,8 @@ pub struct Compiled {
     pub resync: BTreeSet<Vni>,
     /// Nodes that are no more.
     pub removed_nodes: Vec<NodeId>,
+    /// Gateways that begin, go on with, or end a move from cluster to cluster.
+    pub seats: BTreeMap<GatewayId, Seat>,
     /// Instances created, for the log.
     pub created: usize,
     /// Who waits for whom.
@@ -475,6 +510,7 @@ impl State {
         touched.whole.extend(now.difference(&before).map(|cluster| (vpc.id, *cluster)));
         for gone in before.difference(&now) {
             out.of(Target::Cluster(*gone)).removed_vnis.push(vpc.vni);
+            self.seat_anew(*gone, &now, out);
         }
         let state = self.vpcs.entry(vpc.id).or_insert_with(|| VpcState::new(vpc.clone()));
         // Ports carry the VPC's name and MTU.
@@ -492,21 +528,28 @@ impl State {
     }
 
     /// A gateway's tables, without endpoints; `None` if there is no such gateway.
-    pub fn gateway_base(&self, gateway: GatewayId) -> Option<(ClusterId, Update)> {
-        let cluster = self.clusters.values().find(|c| c.gateways.iter().any(|g| g.id == gateway))?;
-        let id = cluster.cluster.id;
+    pub fn gateway_base(&self, gateway: GatewayId) -> Option<(Gateway, Update)> {
+        let (cluster, gateway) = self.gateway(gateway)?;
+        let has = |id: ClusterId| gateway.clusters().any(|cluster| cluster == id);
+        let clusters = gateway.clusters().filter_map(|id| self.clusters.get(&id));
         let mut update = Update {
-            vips: vips_of(&cluster.cluster),
+            vips: clusters.flat_map(|cluster| vips_of(&cluster.cluster)).collect(),
             vteps: self.hosts.values().map(vtep_of).collect(),
             keys: vec![keys_of(cluster)],
             cluster: Some(plan_of(cluster)),
             ..Update::default()
         };
-        for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.clusters().any(|cluster| cluster == id)) {
+        for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.clusters().any(has)) {
             update.vrfs.push(on_gateway(self.model, vpc));
             update.routes.extend(self.routes(vpc));
         }
-        Some((id, update))
+        Some((gateway.clone(), update))
+    }
+
+    /// A gateway and its cluster.
+    fn gateway(&self, id: GatewayId) -> Option<(&ClusterState, &Gateway)> {
+        let found = |state| Some((state, ClusterState::gateway(state, id)?));
+        self.clusters.values().find_map(found)
     }
 
     /// Entries of instances on a gateway.

@@ -2,10 +2,11 @@
 //! changes must mean, then that a node which follows deltas has what a fresh
 //! snapshot would give it, for random histories on the real store.
 
+mod gateway_moves;
 mod moves;
 mod paths;
 
-use crate::compile::{HostStep, HostView, PortCounts, State, Target, for_hosts, group_id, vip_mac};
+use crate::compile::{HostStep, HostView, PortCounts, Seat, State, Target, for_hosts, group_id, vip_mac};
 use crate::model::Model;
 use crate::steps::{Step, encode};
 use bytes::Bytes;
@@ -98,7 +99,7 @@ fn keys(ipv4: Option<Ipv4Addr>, ipv6: Option<std::net::Ipv6Addr>) -> impl Iterat
 /// A node that follows: its tables and, for a host, its view.
 #[derive(Clone, Debug)]
 struct Follower {
-    cluster: Option<ClusterId>,
+    seat: Option<Seat>,
     view: Option<HostView>,
     tables: Naive,
 }
@@ -119,22 +120,16 @@ async fn picture(store: &dyn Store, of: InstancesOf, model: Model) -> (State, Ve
     read
 }
 
-async fn from_snapshot(
-    store: &dyn Store,
-    node: NodeId,
-    cluster: Option<ClusterId>,
-    model: Model,
-) -> Follower {
+async fn from_snapshot(store: &dyn Store, node: NodeId, model: Model) -> Follower {
     let mut tables = Naive::default();
     match node {
         NodeId::Gateway(id) => {
-            let (state, instances) = picture(store, InstancesOf::Cluster(cluster.unwrap()), model).await;
-            let (of, base) = state.gateway_base(id).unwrap();
-            assert_eq!(Some(of), cluster);
+            let (state, instances) = picture(store, InstancesOf::Gateway(id), model).await;
+            let (gateway, base) = state.gateway_base(id).unwrap();
             tables.receive(&encode(base));
             let endpoints = state.endpoints(&instances);
             tables.receive(&encode(Update { endpoints, ..Update::default() }));
-            Follower { cluster, view: None, tables }
+            Follower { seat: Some(Seat::of(&gateway)), view: None, tables }
         }
         NodeId::Host(id) => {
             let all = model.preprograms();
@@ -153,17 +148,30 @@ async fn from_snapshot(
             tables.receive(&encode(state.host_keys(&view.clusters())));
             view.set_keys(view.clusters());
             tables.receive(&encode(Update { paths: state.host_paths(id), ..Update::default() }));
-            Follower { cluster: None, view: Some(view), tables }
+            Follower { seat: None, view: Some(view), tables }
         }
     }
 }
 
 impl Follower {
-    /// Takes in a step; false if a snapshot is due.
-    fn step(&mut self, node: NodeId, state: &State, step: &Step) -> bool {
+    /// Takes in a step, of which `state` comes; false if a snapshot is due.
+    fn step(&mut self, node: NodeId, step: &Step, state: &State) -> bool {
         let (mut gone, mut idle) = (Vec::new(), Vec::new());
         let targets = match node {
-            NodeId::Gateway(_) => vec![Target::AllGateways, Target::Cluster(self.cluster.unwrap())],
+            NodeId::Gateway(id) => {
+                if let Some(seat) = step.seats.get(&id) {
+                    if seat.resync {
+                        return false;
+                    }
+                    self.seat = Some(*seat);
+                    // As the stream says what the tables do not hold.
+                    let mut standing = state.standings().remove(&seat.cluster).unwrap();
+                    let foreign = |id| ClusterKeys { cluster: group_id(id), keys: Vec::new() };
+                    standing.keys.extend(seat.other.map(foreign));
+                    self.tables.receive(&encode(standing));
+                }
+                self.seat.unwrap().targets()
+            }
             NodeId::Host(id) => {
                 let view = self.view.as_mut().unwrap();
                 match view.step(step.ports.get(&id), &step.placed, &step.resync, step.parts.keys()) {
@@ -223,30 +231,30 @@ impl World {
             }
             for (node, follower) in &mut self.nodes {
                 self.deltas += 1;
-                if !follower.step(*node, &self.state, &step) {
+                if !follower.step(*node, &step, &self.state) {
                     self.snapshots += 1;
-                    *follower = from_snapshot(self.store.as_ref(), *node, follower.cluster, self.model).await;
+                    *follower = from_snapshot(self.store.as_ref(), *node, self.model).await;
                 }
             }
         }
         for gateway in self.store.gateways(None, None, ALL).await.unwrap() {
-            self.join(NodeId::Gateway(gateway.id), Some(gateway.cluster)).await;
+            self.join(NodeId::Gateway(gateway.id)).await;
         }
         for host in self.store.hosts(None, ALL).await.unwrap().into_iter().filter(|host| host.agent) {
-            self.join(NodeId::Host(host.id), None).await;
+            self.join(NodeId::Host(host.id)).await;
         }
     }
 
-    async fn join(&mut self, node: NodeId, cluster: Option<ClusterId>) {
+    async fn join(&mut self, node: NodeId) {
         if !self.nodes.contains_key(&node) {
-            let follower = from_snapshot(self.store.as_ref(), node, cluster, self.model).await;
+            let follower = from_snapshot(self.store.as_ref(), node, self.model).await;
             self.nodes.insert(node, follower);
         }
     }
 
     async fn check(&self) {
         for (node, follower) in &self.nodes {
-            let fresh = from_snapshot(self.store.as_ref(), *node, follower.cluster, self.model).await;
+            let fresh = from_snapshot(self.store.as_ref(), *node, self.model).await;
             assert_eq!(follower.tables, fresh.tables, "{node:?} at {}", self.state.revision());
             assert_eq!(follower.view, fresh.view, "{node:?}");
         }
@@ -554,7 +562,7 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
     Some(())
 }
 
-/// VPCs to other clusters, instances to other hosts, vIPs away from gateways and back.
+/// VPCs and gateways to other clusters, instances to other hosts, vIPs away from gateways and back.
 async fn grant_move(
     store: &dyn Store,
     wish: Wish,
@@ -578,7 +586,19 @@ async fn grant_move(
         }
         _ => {
             let gateways = store.gateways(None, None, ALL).await.unwrap();
-            store.drain_gateway(choose(&gateways, x)?.id, z % 2 == 0, None).await.ok()?;
+            let gateway = choose(&gateways, x)?;
+            match y % 4 {
+                0 => drop(store.drain_gateway(gateway.id, z % 2 == 0, None).await.ok()?),
+                1 | 2 => {
+                    let to = choose(clusters, z)?.id;
+                    store.move_gateway(gateway.id, to, "a wish", None).await.ok()?;
+                }
+                _ => {
+                    let going: Vec<_> = gateways.iter().filter(|g| g.moving.is_some()).collect();
+                    let gateway = choose(&going, x)?;
+                    assert!(store.advance_gateway_move(gateway.id, gateway.moving?).await.ok()?);
+                }
+            }
         }
     }
     Some(())

@@ -12,7 +12,7 @@ use crate::timeline::Timeline;
 use crate::zones::Zones;
 use sluice_southbound::Update;
 use sluice_store::{NodeId, Store, StoreError};
-use sluice_types::ClusterId;
+use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -75,6 +75,8 @@ pub struct Core {
     standings: RwLock<Arc<Standings>>,
     /// Nodes that moves of VPCs wait for, by move.
     lacking: RwLock<BTreeMap<u64, Vec<NodeId>>>,
+    /// What moves of gateways wait for.
+    gateway_waits: RwLock<BTreeMap<GatewayId, Vec<&'static str>>>,
     ledger: RwLock<Ledger>,
     ledger_at: watch::Sender<u64>,
     committed: Notify,
@@ -98,6 +100,7 @@ impl Core {
             members: RwLock::default(),
             standings: RwLock::default(),
             lacking: RwLock::default(),
+            gateway_waits: RwLock::default(),
             ledger: RwLock::default(),
             ledger_at: watch::Sender::new(0),
             committed: Notify::new(),
@@ -188,6 +191,17 @@ impl Core {
     /// Sets whom moves wait for; only their driver does.
     pub fn set_lacking(&self, lacking: BTreeMap<u64, Vec<NodeId>>) {
         *self.lacking.write().unwrap_or_else(PoisonError::into_inner) = lacking;
+    }
+
+    /// What a gateway's move waits for, in words.
+    pub fn gateway_waits(&self, id: GatewayId) -> Vec<&'static str> {
+        let waits = self.gateway_waits.read().unwrap_or_else(PoisonError::into_inner);
+        waits.get(&id).cloned().unwrap_or_default()
+    }
+
+    /// Sets what gateways' moves wait for; only their driver does.
+    pub fn set_gateway_waits(&self, waits: BTreeMap<GatewayId, Vec<&'static str>>) {
+        *self.gateway_waits.write().unwrap_or_else(PoisonError::into_inner) = waits;
     }
 
     /// For each object, by its needs and revision, whether it is programmed.

@@ -12,6 +12,7 @@ mod compile;
 mod core;
 mod enrol;
 mod follow;
+mod gateway_moves;
 mod hub;
 mod keys;
 mod ledger;

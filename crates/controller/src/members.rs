@@ -8,9 +8,9 @@
 //! cluster without gateways is not programmed: nothing forwards for it.
 
 use crate::hub::Hub;
-use sluice_store::{Change, Move, NodeId, Topology, Vpc};
+use sluice_store::{Change, Gateway, GatewayMove, Move, NodeId, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, HostId, VpcId};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Which nodes need an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,25 @@ pub struct Members {
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
     names: HashMap<NodeId, String>,
+    /// Gateways on their way between clusters.
+    going: BTreeMap<GatewayId, Going>,
+}
+
+/// A gateway on its way between clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Going {
+    /// The cluster that it is a member of.
+    pub cluster: ClusterId,
+    /// As in the store.
+    pub at: GatewayMove,
+    /// Of its last change.
+    pub revision: u64,
+}
+
+impl Going {
+    fn of(gateway: &Gateway) -> Option<Self> {
+        Some(Self { cluster: gateway.cluster, at: gateway.moving?, revision: gateway.revision })
+    }
 }
 
 impl Members {
@@ -73,6 +92,7 @@ impl Members {
         let mut members = Self {
             revision: topology.revision,
             names: named.chain(hosts).collect(),
+            going: topology.gateways.iter().filter_map(|g| Some((g.id, Going::of(g)?))).collect(),
             vpcs: HashMap::new(),
             moving: BTreeSet::new(),
             gateways,
@@ -112,7 +132,17 @@ impl Members {
                     let now: BTreeSet<_> = gateways.iter().map(|g| g.id).collect();
                     let old = self.gateways.insert(cluster.id, now.clone()).unwrap_or_default();
                     for gone in old.difference(&now) {
-                        self.names.remove(&NodeId::Gateway(*gone));
+                        // Unless it is in another cluster by now.
+                        if !self.gateways.values().any(|members| members.contains(gone)) {
+                            self.names.remove(&NodeId::Gateway(*gone));
+                            self.going.remove(gone);
+                        }
+                    }
+                    for gateway in gateways {
+                        match Going::of(gateway) {
+                            Some(going) => drop(self.going.insert(gateway.id, going)),
+                            None => drop(self.going.remove(&gateway.id)),
+                        }
                     }
                     self.names.extend(names);
                 }
@@ -159,6 +189,18 @@ impl Members {
     /// All hosts that run agents.
     pub fn agents(&self) -> impl Iterator<Item = HostId> {
         self.agents.iter().copied()
+    }
+
+    /// Gateways on their way between clusters.
+    pub fn gateway_moves(&self) -> &BTreeMap<GatewayId, Going> {
+        &self.going
+    }
+
+    /// Whether a VPC is on a cluster, or on its way there.
+    pub fn has_vpcs(&self, cluster: ClusterId) -> bool {
+        let on =
+            |vpc: &Placed| vpc.cluster == cluster || vpc.moving.is_some_and(|moving| moving.to == cluster);
+        self.vpcs.values().any(on)
     }
 
     /// VPCs on their way, by move.
@@ -211,7 +253,7 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_store::{Cluster, Gateway, Host};
+    use sluice_store::{Cluster, Host};
     use sluice_types::{TenantId, Vni};
 
     fn cluster() -> Cluster {
@@ -227,6 +269,7 @@ mod tests {
             vtep4: None,
             vtep6: None,
             draining: false,
+            moving: None,
             revision: 2,
         };
         let host = |id, agent| Host {

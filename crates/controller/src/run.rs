@@ -4,6 +4,7 @@ use crate::api::{Api, router};
 use crate::core::Core;
 use crate::enrol::Reach;
 use crate::follow::{compact, follow, save_nodes};
+use crate::gateway_moves::drive_gateway_moves;
 use crate::keys::renew_keys;
 use crate::model::Model;
 use crate::moves::drive_moves;
@@ -258,6 +259,7 @@ impl Controller {
         background.spawn(compact(core.clone()));
         background.spawn(renew_keys(core.clone()));
         background.spawn(drive_moves(core.clone()));
+        background.spawn(drive_gateway_moves(core.clone()));
         background.spawn(own(core.clone(), gateways, boot));
         background.spawn(apply_plans(core.clone()));
         background.spawn(schedule(core.clone()));

@@ -1,6 +1,7 @@
 //! The gRPC side: enrolment, and opening nodes' streams. A node is who its
 //! verified certificate says, and only while the database has it.
 
+use crate::compile::Seat;
 use crate::core::{Core, count};
 use crate::enrol::digest;
 use crate::hub::{Closing, Session, now_ms};
@@ -9,7 +10,6 @@ use sluice_southbound::proto::node_report::Report;
 use sluice_southbound::proto::{EnrolRequest, EnrolResponse, Hello, NodeReport};
 use sluice_southbound::{CertificateAuthority, EncodedUpdate, MAX_FAILURES, Node, server::Southbound};
 use sluice_store::{NodeId, StoreError};
-use sluice_types::ClusterId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -68,10 +68,10 @@ fn store_status(error: &StoreError) -> Status {
 }
 
 impl SouthboundService {
-    /// A gateway's cluster.
-    async fn check_node(&self, node: NodeId) -> Result<Option<ClusterId>, StoreError> {
+    /// Where a gateway is.
+    async fn check_node(&self, node: NodeId) -> Result<Option<Seat>, StoreError> {
         Ok(match node {
-            NodeId::Gateway(id) => Some(self.core.store.gateway(id).await?.cluster),
+            NodeId::Gateway(id) => Some(Seat::of(&self.core.store.gateway(id).await?)),
             NodeId::Host(id) => {
                 self.core.store.host(id).await?;
                 None
@@ -94,7 +94,7 @@ impl SouthboundService {
         request: Request<Streaming<NodeReport>>,
     ) -> Result<ReceiverStream<Result<EncodedUpdate, Status>>, Status> {
         let node = Self::peer(&request)?;
-        let cluster = self.check_node(node).await.map_err(|error| store_status(&error))?;
+        let seat = self.check_node(node).await.map_err(|error| store_status(&error))?;
         let mut reports = request.into_inner();
         let first = tokio::time::timeout(HELLO_TIMEOUT, reports.message())
             .await
@@ -109,7 +109,7 @@ impl SouthboundService {
         }
         tracing::info!(?node, applied, "node connected");
         let (out, updates) = mpsc::channel(QUEUE);
-        let stream = NodeStream::new(self.core.clone(), node, cluster, applied, out.clone());
+        let stream = NodeStream::new(self.core.clone(), node, seat, applied, out.clone());
         tokio::spawn(serve(self.core.clone(), node, session, stream, reports, out));
         Ok(ReceiverStream::new(updates))
     }

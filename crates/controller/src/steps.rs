@@ -5,12 +5,12 @@
 //! long) is sent a snapshot instead. The newest step is always kept, however
 //! large: a bulk creation must reach nodes that keep up.
 
-use crate::compile::{Compiled, Gate, PortCounts, Target};
+use crate::compile::{Compiled, Gate, PortCounts, Seat, Target};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Update};
 use sluice_store::NodeId;
-use sluice_types::{ClusterId, HostId, Vni};
+use sluice_types::{ClusterId, GatewayId, HostId, Vni};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
@@ -37,6 +37,8 @@ pub struct Step {
     pub resync: BTreeSet<Vni>,
     /// See [`Compiled::removed_nodes`].
     pub removed_nodes: Vec<NodeId>,
+    /// See [`Compiled::seats`].
+    pub seats: BTreeMap<GatewayId, Seat>,
     /// See [`Compiled::created`].
     pub created: usize,
     /// See [`Compiled::gates`].
@@ -57,6 +59,7 @@ impl Step {
             placed: compiled.placed,
             resync: compiled.resync,
             removed_nodes: compiled.removed_nodes,
+            seats: compiled.seats,
             created: compiled.created,
             gates: compiled.gates,
             bytes,

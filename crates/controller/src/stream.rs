@@ -3,7 +3,7 @@
 //! falls behind. Hosts always begin with a snapshot (unless they have the very
 //! revision): theirs are small, and reading one says which VPCs concern them.
 
-use crate::compile::{Crowd, Gate, HostStep, HostView, State, Target, for_hosts, group_id};
+use crate::compile::{Crowd, Gate, HostStep, HostView, Seat, State, for_hosts, group_id};
 use crate::core::{Core, count};
 use crate::steps::{Step, encode};
 use bytes::Bytes;
@@ -57,7 +57,7 @@ pub struct NodeStream {
     core: Arc<Core>,
     node: NodeId,
     /// A gateway's.
-    cluster: Option<ClusterId>,
+    seat: Option<Seat>,
     out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     /// What the node may acknowledge.
     sent: Arc<AtomicU64>,
@@ -78,7 +78,7 @@ impl NodeStream {
     pub fn new(
         core: Arc<Core>,
         node: NodeId,
-        cluster: Option<ClusterId>,
+        seat: Option<Seat>,
         applied: u64,
         out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     ) -> Self {
@@ -86,7 +86,7 @@ impl NodeStream {
         Self {
             core,
             node,
-            cluster,
+            seat,
             out,
             sent,
             cursor: applied,
@@ -109,7 +109,7 @@ impl NodeStream {
     pub async fn run(mut self) -> Result<std::convert::Infallible, Ended> {
         let mut last = self.core.log.watch();
         let mut zones = self.core.zones();
-        let mut behind = self.cursor == 0 || self.cluster.is_none();
+        let mut behind = self.cursor == 0 || self.seat.is_none();
         loop {
             if behind {
                 self.snapshot().await?;
@@ -151,8 +151,14 @@ impl NodeStream {
             return Ok(());
         }
         self.stands = true;
-        let update = match (self.cluster, &mut self.view) {
-            (Some(cluster), _) => standings.get(&cluster).cloned().unwrap_or_default(),
+        let update = match (self.seat, &mut self.view) {
+            (Some(seat), _) => {
+                let mut update = standings.get(&seat.cluster).cloned().unwrap_or_default();
+                // It speaks as a member of one cluster, with that one's keys.
+                let foreign = |other| ClusterKeys { cluster: group_id(other), keys: Vec::new() };
+                update.keys.extend(seat.other.map(foreign));
+                update
+            }
             (None, Some(view)) => {
                 let needed = view.clusters();
                 // What else it may have is taken from it when the networks are gone that may linger.
@@ -248,7 +254,9 @@ impl NodeStream {
     /// node in trouble holds up costs packets, the others' waiting would cost more.
     async fn pass(&self, step: &Step) {
         let holds = |gate: &&Gate| match (gate.held, self.node) {
-            (Crowd::Gateways(cluster), NodeId::Gateway(_)) => self.cluster == Some(cluster),
+            (Crowd::Gateways(cluster), NodeId::Gateway(_)) => {
+                self.seat.is_some_and(|seat| seat.clusters().any(|id| id == cluster))
+            }
             (Crowd::Host(host), NodeId::Host(id)) => host == id,
             (Crowd::AllHosts, NodeId::Host(_)) => true,
             _ => false,
@@ -286,9 +294,10 @@ impl NodeStream {
                 }
             }
             (NodeId::Host(_), None) => return Ok(false),
-            (NodeId::Gateway(_), _) => {
-                [Target::AllGateways].into_iter().chain(self.cluster.map(Target::Cluster)).collect()
-            }
+            (NodeId::Gateway(id), _) => match (step.seats.get(&id), self.seat) {
+                (Some(new), _) if new.resync => return Ok(false),
+                (new, old) => new.copied().or(old).map(|seat| seat.targets()).unwrap_or_default(),
+            },
         };
         let mut parts = encode(self.keys_of(&needed));
         parts.extend(targets.iter().filter_map(|target| step.parts.get(target)).flatten().cloned());
@@ -296,6 +305,13 @@ impl NodeStream {
             parts.extend(encode(Update { removed_vnis, ..Update::default() }));
         }
         self.pass(step).await;
+        if let NodeId::Gateway(id) = self.node
+            && let Some(seat) = step.seats.get(&id)
+        {
+            // It is a member of another cluster now: its keys come before its plan.
+            (self.seat, self.stands) = (Some(*seat), false);
+            self.stand().await?;
+        }
         self.cursor = step.revision;
         if !parts.is_empty() {
             self.send_step(step.revision, parts).await?;
@@ -309,11 +325,10 @@ impl NodeStream {
 
     async fn snapshot(&mut self) -> Result<(), Ended> {
         let began = Instant::now();
-        let of = match (self.node, self.cluster) {
-            (NodeId::Gateway(_), Some(cluster)) => InstancesOf::Cluster(cluster),
-            (NodeId::Host(host), _) if self.core.model.preprograms() => InstancesOf::Around(host),
-            (NodeId::Host(host), _) => InstancesOf::Host(host),
-            (NodeId::Gateway(_), None) => return Err(Ended::Unknown(self.node)),
+        let of = match self.node {
+            NodeId::Gateway(gateway) => InstancesOf::Gateway(gateway),
+            NodeId::Host(host) if self.core.model.preprograms() => InstancesOf::Around(host),
+            NodeId::Host(host) => InstancesOf::Host(host),
         };
         let (sink, parts) = mpsc::channel(READ_AHEAD);
         let store = self.core.store.clone();
@@ -401,7 +416,11 @@ impl NodeStream {
     fn base(&mut self, state: &State) -> Result<Update, Ended> {
         let unknown = Ended::Unknown(self.node);
         match self.node {
-            NodeId::Gateway(id) => state.gateway_base(id).map(|(_, update)| update).ok_or(unknown),
+            NodeId::Gateway(id) => {
+                let (gateway, update) = state.gateway_base(id).ok_or(unknown)?;
+                self.seat = Some(Seat::of(&gateway));
+                Ok(update)
+            }
             NodeId::Host(id) => {
                 let family = state.host_family(id).ok_or(Ended::Unknown(self.node))?;
                 self.view = Some(HostView::new(id, family));

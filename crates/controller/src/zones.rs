@@ -91,6 +91,7 @@ mod tests {
             cluster: ClusterId::new(1),
             vtep4: Some([192, 0, 2, id as u8].into()),
             vtep6: (id != 2).then(|| format!("fd00::{id}").parse().unwrap()),
+            moving: None,
             draining: false,
             revision: 1,
         }

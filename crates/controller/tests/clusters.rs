@@ -181,6 +181,67 @@ async fn a_gateway_drains_and_returns() {
 }
 
 #[tokio::test]
+async fn a_gateway_moves_and_has_the_entries_of_both_clusters_meanwhile() {
+    let mut cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    cloud.make(&basics.instances_path(), basics.instance("vm")).await;
+    let (far, g2) = second(&cloud).await;
+    let (path, g2_path) = (basics.gateway_path(), format!("/v1/gateways/{g2}"));
+    let go = async |cloud: &Cloud, path: &str, body: Value| cloud.post(&format!("{path}/move"), body).await;
+    let last = go(&cloud, &path, json!({"cluster": far})).await;
+    assert_eq!(last.problem(), (409, "last-gateway", "g"));
+    let missing = go(&cloud, &g2_path, json!({"cluster": basics.cluster})).await;
+    assert_eq!(missing.problem(), (422, "family-missing", "g2"), "it has no IPv6");
+    let ghost = go(&cloud, &g2_path, json!({"cluster": "cluster-99999"})).await;
+    assert_eq!(ghost.problem().0, 422);
+    let long = go(&cloud, &g2_path, json!({"cluster": far, "reason": "x".repeat(201)})).await;
+    assert_eq!(long.problem(), (422, "invalid", "reason"));
+
+    // One of the far cluster, which has no VPC and so can let it go.
+    let new = json!({"name": "g3", "cluster": far, "vtep4": "192.0.2.3", "vtep6": "fd00::3"});
+    let g3 = cloud.make("/v1/gateways", new).await;
+    let g3_path = format!("/v1/gateways/{g3}");
+    let identity = cloud.enrol(&g3_path).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    let (_, snapshot) = node.acked_step().await;
+    let secret = |step: &[Update]| {
+        step.iter()
+            .flat_map(|part| &part.keys)
+            .filter(|keys| !keys.keys.is_empty())
+            .map(|k| k.cluster)
+            .collect::<Vec<_>>()
+    };
+    assert!(snapshot.iter().all(|part| part.vrfs.is_empty()));
+    let of_far = secret(&snapshot);
+    let begun = go(&cloud, &g3_path, json!({"cluster": basics.cluster, "reason": "a test"})).await;
+    assert_eq!((begun.status, &begun.body["moving_to"]), (StatusCode::OK, &json!(basics.cluster)));
+    let both = node.step().await;
+    assert!(both[0].snapshot, "{both:?}");
+    let sum = |count: fn(&Update) -> usize| both.iter().map(count).sum::<usize>();
+    assert_eq!((sum(|u| u.vrfs.len()), sum(|u| u.endpoints.len()), sum(|u| u.vips.len())), (1, 1, 3));
+    let plan = both.iter().find_map(|part| part.cluster.clone()).unwrap();
+    assert!(plan.cluster.to_string() == far && plan.members.iter().any(|it| it.draining));
+    assert_eq!(secret(&both), of_far, "it is a member of one");
+    // It waits for the gateway, over a restart.
+    let waits =
+        |body: &Value| body["move_waits_for"] == json!(["the gateway to have the VPCs of both clusters"]);
+    cloud.wait_until("waiting", &g3_path, waits).await;
+    drop(node);
+    cloud.restart().await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    let (_, again) = node.acked_step().await;
+    assert_eq!(again.iter().map(|part| part.endpoints.len()).sum::<usize>(), 1);
+    let joined = until(&mut node, |update| !update.keys.is_empty()).await;
+    assert_eq!(secret(&[joined]).len(), 1);
+    let told = until(&mut node, |update| update.cluster.is_some()).await.cluster.unwrap();
+    assert_eq!(told.cluster.to_string(), basics.cluster);
+    assert!(told.homes.iter().any(|home| home.gateway.to_string() == g3), "it has its share: {told:?}");
+    let there = cloud.wait_until("joined", &g3_path, |it| it["cluster"] == json!(basics.cluster)).await;
+    assert_eq!(there["moving_from"], json!(far));
+    assert_eq!(kinds(&cloud, &g3).await, ["gateway_move_begun", "gateway_move_joined"]);
+}
+
+#[tokio::test]
 async fn vips_come_and_go_in_order() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
@@ -199,7 +260,8 @@ async fn vips_come_and_go_in_order() {
     assert_eq!(groups[0].vips, ["192.0.2.11".parse::<std::net::IpAddr>().unwrap()]);
     let gone = until(&mut gateway, |update| !update.removed_vips.is_empty()).await;
     assert_eq!(gone.removed_vips, ["192.0.2.10".parse::<std::net::IpAddr>().unwrap()]);
-    let places: Vec<_> = gone.cluster.unwrap().vips.iter().map(|vip| vip.place).collect();
+    let told = until(&mut gateway, |update| update.cluster.is_some()).await;
+    let places: Vec<_> = told.cluster.unwrap().vips.iter().map(|vip| vip.place).collect();
     assert_eq!(places, [1, 2]);
     assert_eq!(kinds(&cloud, &basics.cluster).await, ["cluster_vips", "cluster_vips"]);
 }

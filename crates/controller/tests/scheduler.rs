@@ -19,10 +19,11 @@ struct Gateway {
     said: Instant,
 }
 
-/// A cluster of two gateways that tell how busy their vIPs keep them.
+/// A cluster of two gateways that tell how busy their vIPs keep them, and perhaps another.
 struct Site {
     cloud: Cloud,
     cluster: String,
+    others: Vec<String>,
     gateways: Vec<Gateway>,
 }
 
@@ -31,24 +32,32 @@ impl Site {
         let cloud = Cloud::start().await;
         let vips: Vec<String> = (1..=4).map(|number| format!("198.51.100.{number}")).collect();
         let cluster = cloud.make("/v1/clusters", json!({"name": "c", "vips": vips})).await;
-        let mut gateways = Vec::new();
-        for number in 1..=2 {
+        let mut site = Self { cloud, cluster: cluster.clone(), others: Vec::new(), gateways: Vec::new() };
+        site.add(&cluster, 1..=2).await;
+        site
+    }
+
+    async fn add(&mut self, cluster: &str, numbers: std::ops::RangeInclusive<u8>) {
+        for number in numbers {
             let vtep = format!("192.0.2.{number}");
             let body = json!({"name": format!("g{number}"), "cluster": cluster, "vtep4": vtep});
-            let id = cloud.make("/v1/gateways", body).await;
-            let identity = cloud.enrol(&format!("/v1/gateways/{id}")).await;
-            let node = join(&cloud, &identity, 0, 0).await;
-            gateways.push(Gateway { id, node, packets: 0.0, said: Instant::now() });
+            let id = self.cloud.make("/v1/gateways", body).await;
+            let identity = self.cloud.enrol(&format!("/v1/gateways/{id}")).await;
+            let node = join(&self.cloud, &identity, 0, 0).await;
+            self.gateways.push(Gateway { id, node, packets: 0.0, said: Instant::now() });
         }
-        Self { cloud, cluster, gateways }
     }
 
     /// The home of each vIP.
     async fn homes(&self) -> BTreeMap<String, String> {
-        let cluster = self.cloud.get(&format!("/v1/clusters/{}", self.cluster)).await.body;
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let vips = cluster["vips"].as_array().unwrap().iter();
-        vips.map(|vip| (text(&vip["address"]), text(&vip["home"]))).collect()
+        let mut homes = BTreeMap::new();
+        for cluster in self.others.iter().chain([&self.cluster]) {
+            let cluster = self.cloud.get(&format!("/v1/clusters/{cluster}")).await.body;
+            let vips = cluster["vips"].as_array().unwrap().iter();
+            homes.extend(vips.map(|vip| (text(&vip["address"]), text(&vip["home"]))));
+        }
+        homes
     }
 
     /// Every gateway reports: as busy as the vIPs that are at home there make it.
@@ -161,11 +170,42 @@ async fn where_vips_do_not_help_a_gateway_is_asked_for() {
         answer["waits"].as_array().unwrap().iter().any(|it| it["wait"]["expansion"].is_object())
     };
     let waiting = site.until("waiting for it", |_| 0.45, waits).await;
+    assert_eq!(waiting["clusters_in_need"], json!([site.cluster]));
     assert_eq!((&waiting["moves"], &waiting["gateways_wanted"]), (&json!(0), &json!(1)), "{waiting}");
     let events = site.cloud.get("/v1/events").await.body;
     let wanted =
         events["items"].as_array().unwrap().iter().filter(|it| it["kind"] == "scheduler_gateway_wanted");
     assert_eq!(wanted.count(), 1);
+}
+
+#[tokio::test]
+async fn a_cluster_that_can_spare_a_gateway_gives_it() {
+    let mut site = Site::start().await;
+    let vips: Vec<String> = (11..=16).map(|number| format!("198.51.100.{number}")).collect();
+    let spare = site.cloud.make("/v1/clusters", json!({"name": "spare", "vips": vips})).await;
+    site.others.push(spare.clone());
+    site.add(&spare, 3..=5).await;
+    let busy = |vip: &str| if vip.len() < "198.51.100.11".len() { 0.45 } else { 0.02 };
+    // It is emptied first, and then the move begins, which waits for its tables.
+    let given = site.until("given", busy, |answer| answer["gateways_given"] != 0).await;
+    assert_eq!((&given["gateways_given"], &given["gateways_wanted"]), (&json!(1), &json!(0)), "{given}");
+    let decisions = given["decisions"].as_array().unwrap();
+    let kinds: Vec<&str> = decisions
+        .iter()
+        .map(|it| it["action"].as_object().unwrap().keys().next().unwrap().as_str())
+        .collect();
+    assert_eq!(kinds, ["release_gateway", "move_vip", "move_vip", "reassign_gateway"], "{given}");
+    assert!(decisions.iter().all(|it| it["done"] == true), "{given}");
+    let gateway = decisions[3]["action"]["reassign_gateway"]["gateway"].as_str().unwrap();
+    let moving = site.cloud.get(&format!("/v1/gateways/{gateway}")).await.body;
+    assert_eq!((&moving["cluster"], &moving["moving_to"]), (&json!(spare), &json!(site.cluster)));
+    let events = site.cloud.get(&format!("/v1/events?subject={gateway}")).await.body;
+    let kinds: Vec<&str> =
+        events["items"].as_array().unwrap().iter().map(|it| it["kind"].as_str().unwrap()).collect();
+    assert!(kinds.contains(&"scheduler_release") && kinds.contains(&"scheduler_reassign"), "{kinds:?}");
+    let begun = events["items"].as_array().unwrap().iter().find(|it| it["kind"] == "gateway_move_begun");
+    let why = begun.unwrap()["text"].as_str().unwrap();
+    assert!(why.ends_with("the scheduler gives it away, and it has no vIP left"), "{why}");
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@
 //!    vIP-vMAC pair goes to the least loaded one, and again, until none is above.
 //! 2. *Between clusters.* Where that does not help, the least loaded cluster gives
 //!    a gateway, once its vIPs have gone to its neighbours; where that would
-//!    endanger it, a new gateway is asked for.
+//!    endanger it, a new gateway is asked for, once for as long as it is needed. One
+//!    gateway goes at a time, and the next begins
+//!    [`SchedulerSettings::expansion_wait_ms`] after it at the earliest.
 //!
 //! And, so that a gateway that came back or was added gets its share: one vIP at
 //! a time goes from who has most to who has at least two less, if that does not
@@ -53,7 +55,8 @@ pub struct SchedulerSettings {
     pub interval_ms: u64,
     /// How long a vIP that moved stays.
     pub hold_ms: u64,
-    /// How long to wait for a gateway that was asked for, or is on its way from another cluster.
+    /// How long to wait for a gateway that was asked for before another cluster's is looked for again, or
+    /// for one that is on its way from another cluster, and between two of these.
     pub expansion_wait_ms: u64,
     /// Gateways that a cluster keeps when it gives one.
     pub gateways_min: usize,
@@ -291,7 +294,14 @@ pub enum Wait {
         /// Whose.
         gateway: GatewayId,
     },
-    /// A gateway for its cluster is on its way.
+    /// A cluster could give a gateway, but one is on its way already, or was lately.
+    OneAtATime {
+        /// Whose.
+        gateway: GatewayId,
+        /// Which cluster could.
+        donor: ClusterId,
+    },
+    /// A gateway for its cluster is on its way, or was asked for.
     Expansion {
         /// Whose.
         gateway: GatewayId,
@@ -354,6 +364,12 @@ pub struct Scheduler {
     moved: BTreeMap<IpAddr, Moved>,
     overloaded: BTreeSet<GatewayId>,
     transfers: BTreeMap<GatewayId, Transfer>,
+    /// When the last one began.
+    transferred_ms: Option<u64>,
+    /// Somebody else moves a gateway between clusters.
+    others_move: bool,
+    /// Gateways that could not be given away, and when that was tried.
+    refused: BTreeMap<GatewayId, u64>,
     requests: BTreeMap<ClusterId, Request>,
     /// When a cluster last shared.
     shared_ms: BTreeMap<ClusterId, u64>,
@@ -386,6 +402,9 @@ impl Scheduler {
             moved: BTreeMap::new(),
             overloaded: BTreeSet::new(),
             transfers: BTreeMap::new(),
+            transferred_ms: None,
+            others_move: false,
+            refused: BTreeMap::new(),
             requests: BTreeMap::new(),
             shared_ms: BTreeMap::new(),
             left: BTreeMap::new(),
@@ -395,6 +414,24 @@ impl Scheduler {
     /// The settings.
     pub fn settings(&self) -> &SchedulerSettings {
         &self.settings
+    }
+
+    /// Whether a gateway is on its way between clusters by somebody else's will: none is given away then.
+    pub fn others_move(&mut self, yes: bool) {
+        self.others_move = yes;
+    }
+
+    /// A gateway that was to be given away cannot be: it stays, and is not chosen again for
+    /// [`SchedulerSettings::expansion_wait_ms`].
+    pub fn refuse(&mut self, gateway: GatewayId, now_ms: u64) {
+        self.transfers.remove(&gateway);
+        self.transferred_ms = None;
+        self.refused.insert(gateway, now_ms);
+    }
+
+    /// Clusters that need a gateway which no other can give.
+    pub fn wanted(&self) -> Vec<ClusterId> {
+        self.requests.keys().copied().collect()
     }
 
     /// Decides on what is reported. The caller carries decisions out in order, and reports the new owners

@@ -188,15 +188,12 @@ proptest! {
     fn on_constant_load_it_comes_to_rest_and_takes_no_move_back(mut world in worlds()) {
         let mut scheduler = scheduler();
         let before = world.gateways.keys().map(|id| world.load(*id)).fold(0.0, f64::max);
-        // Beyond all holds and waits; a request that nobody answers is made again, nothing else.
+        // Beyond all holds and waits.
         world.run(&mut scheduler, 600);
         let settled = world.log.len();
         world.run(&mut scheduler, 600);
         let later = &world.log[settled..];
-        prop_assert!(
-            later.iter().all(|(_, decision)| matches!(decision.action, Action::RequestGateway { .. })),
-            "no rest: {later:?}"
-        );
+        prop_assert!(later.is_empty(), "no rest: {later:?}");
         // Only who has to give up all its vIPs gives one back to a neighbour that it has had it from.
         let mut left: BTreeSet<(IpAddr, GatewayId)> = BTreeSet::new();
         for (_, decision) in &world.log {
@@ -378,6 +375,80 @@ fn where_no_cluster_can_give_one_a_gateway_is_asked_for_once() {
     world.add(ClusterId::new(1), 100.0);
     world.run(&mut scheduler, 50);
     assert!(world.gateways.keys().all(|id| world.load(*id) <= 0.75), "{world:?}");
+}
+
+#[test]
+fn a_gateway_is_asked_for_once_for_as_long_as_it_is_needed() {
+    let busy = || vec![(100.0, vec![45.0, 45.0]), (100.0, vec![45.0, 20.0]), (100.0, vec![40.0, 20.0])];
+    let idle = vec![(100.0, vec![10.0]), (100.0, vec![])];
+    let mut world = World::new(&[busy(), idle], 50);
+    let mut scheduler = scheduler();
+    let cluster = ClusterId::new(1);
+    // Long after it could have come.
+    world.run(&mut scheduler, 400);
+    assert_eq!((world.log.len(), scheduler.wanted()), (1, vec![cluster]), "{:?}", world.log);
+    // The other cluster has one to spare now.
+    world.add(ClusterId::new(2), 100.0);
+    world.run(&mut scheduler, 20);
+    assert!(
+        matches!(world.log[1].1.action, Action::ReleaseGateway { to, .. } if to == cluster),
+        "{:?}",
+        world.log
+    );
+    assert_eq!(scheduler.wanted(), []);
+    world.run(&mut scheduler, 100);
+    let asked = |(_, decision): &&(u64, Decision)| matches!(decision.action, Action::RequestGateway { .. });
+    assert_eq!(world.log.iter().filter(asked).count(), 1, "{:?}", world.log);
+    // It subsides, and comes again: that is another need.
+    let mut world = World::new(&[busy()], 50);
+    let mut scheduler = self::scheduler();
+    world.run(&mut scheduler, 20);
+    let before = world.demand.clone();
+    world.demand.values_mut().for_each(|demand| *demand /= 4.0);
+    world.run(&mut scheduler, 40);
+    assert_eq!(scheduler.wanted(), []);
+    world.demand = before;
+    world.run(&mut scheduler, 40);
+    assert_eq!(world.log.iter().filter(asked).count(), 2, "{:?}", world.log);
+}
+
+#[test]
+fn one_gateway_at_a_time_goes_between_clusters() {
+    let busy = || vec![(100.0, vec![45.0, 45.0]), (100.0, vec![40.0, 30.0])];
+    let idle = || vec![(100.0, vec![10.0]), (100.0, vec![5.0, 4.0]), (100.0, vec![12.0]), (100.0, vec![3.0])];
+    let mut world = World::new(&[busy(), busy(), idle(), idle()], 50);
+    let mut scheduler = scheduler();
+    scheduler.others_move(true);
+    let waiting = world.tick(&mut scheduler);
+    assert!(waiting.decisions.is_empty() && waiting.waits.len() == 2, "{waiting:?}");
+    assert!(waiting.waits.iter().all(|wait| matches!(wait, Wait::OneAtATime { .. })), "{waiting:?}");
+    scheduler.others_move(false);
+    world.run(&mut scheduler, 300);
+    let released = world.log.iter().filter(|(_, it)| matches!(it.action, Action::ReleaseGateway { .. }));
+    let times: Vec<u64> = released.map(|(at_ms, _)| *at_ms).collect();
+    assert!(times.len() == 2 && times[1] - times[0] >= settings().expansion_wait_ms, "{times:?}");
+    assert!(world.gateways.keys().all(|id| world.load(*id) <= 0.75), "{world:?}");
+}
+
+#[test]
+fn a_gateway_that_cannot_be_given_is_not_tried_again_at_once() {
+    let busy = vec![(100.0, vec![45.0, 45.0]), (100.0, vec![40.0, 30.0])];
+    let idle = vec![(100.0, vec![10.0]), (100.0, vec![5.0]), (100.0, vec![12.0])];
+    let mut world = World::new(&[busy, idle], 50);
+    let mut scheduler = scheduler();
+    let mut given = Vec::new();
+    for _ in 0..4 {
+        let outcome = scheduler.decide(world.now_ms, &world.reports()).unwrap();
+        for decision in outcome.decisions {
+            if let Action::ReleaseGateway { gateway, .. } = decision.action {
+                scheduler.refuse(gateway, world.now_ms);
+                given.push(gateway.get());
+            }
+        }
+        world.now_ms += TICK_MS;
+    }
+    assert_eq!(given, [4, 3, 5], "each once");
+    assert_eq!(scheduler.wanted(), [ClusterId::new(1)], "then a new one is asked for");
 }
 
 #[test]

@@ -141,6 +141,10 @@ mod tests {
             parsed("sluice gateway drain gw-1 --wait 5"),
             Ok(Command::Gateway(GatewayCommand { verb: Some(nouns::GatewayVerb::Drain { .. }), .. }))
         ));
+        assert!(matches!(
+            parsed("sluice gateway move gw-1 --cluster far --reason test --wait 5"),
+            Ok(Command::Gateway(GatewayCommand { verb: Some(nouns::GatewayVerb::Move { .. }), .. }))
+        ));
         let run = parsed("sluice gateway --interface eth0 --state-dir /var/lib/sluice");
         assert!(matches!(run, Ok(Command::Gateway(GatewayCommand { verb: None, .. }))));
         assert!(parsed("sluice gateway").is_err(), "an interface is needed");

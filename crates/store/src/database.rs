@@ -2,8 +2,8 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, enrolment, events, homes, instances, keys, moves, outbox, peerings, placement, routes, settings,
-    snapshot, subnets, tenants, vpcs,
+    bulk, enrolment, events, gateway_moves, homes, instances, keys, moves, outbox, peerings, placement,
+    routes, settings, snapshot, subnets, tenants, vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::{Write, now_ms};
@@ -213,6 +213,20 @@ impl Store for Database {
 
     async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<()> {
         write!(self, w => placement::delete_gateway(w, id, expected))
+    }
+
+    async fn move_gateway(
+        &self,
+        id: GatewayId,
+        to: ClusterId,
+        why: &str,
+        expected: Option<u64>,
+    ) -> Result<Gateway> {
+        write!(self, w => gateway_moves::begin(w, id, to, why, expected))
+    }
+
+    async fn advance_gateway_move(&self, id: GatewayId, at: GatewayMove) -> Result<bool> {
+        write!(self, w => gateway_moves::advance(w, id, at))
     }
 
     async fn drain_gateway(&self, id: GatewayId, draining: bool, expected: Option<u64>) -> Result<Gateway> {

@@ -50,10 +50,16 @@ pub enum Conflict {
     NoVipForHost { cluster: String, family: &'static str, host: String, vtep: String, vpc: String },
     #[error("cluster `{cluster}` has no gateway that would forward")]
     NoGateways { cluster: String },
-    #[error("gateway `{gateway}` is the last of its cluster that is not draining")]
+    #[error("gateway `{gateway}` is the last of its cluster that neither drains nor leaves")]
     LastGateway { gateway: String },
     #[error("the key of cluster `{cluster}` was renewed within the last {minutes} minutes")]
     KeyIsNew { cluster: String, minutes: u64 },
+    #[error(
+        "gateway `{gateway}` is on its way between clusters, to `{to}`; it can turn back, or must arrive first"
+    )]
+    GatewayMoves { gateway: String, to: String },
+    #[error("gateway `{gateway}` has no {family} VTEP, and cluster `{cluster}` has {family} vIPs")]
+    FamilyMissing { gateway: String, cluster: String, family: &'static str },
     #[error("plan {plan} is being carried out; one is at a time")]
     PlanApplying { plan: u64 },
     #[error("plan {plan} is done")]

@@ -161,8 +161,10 @@ pub enum SnapshotPart {
 /// Which instances a snapshot wants.
 #[derive(Clone, Copy, Debug)]
 pub enum InstancesOf {
-    /// Of all VPCs on a cluster: a gateway's.
+    /// Of all VPCs on a cluster.
     Cluster(ClusterId),
+    /// Of all VPCs on a gateway's clusters.
+    Gateway(GatewayId),
     /// On a host.
     Host(HostId),
     /// Of all VPCs that have an instance on a host, and of those peered with them.
@@ -238,6 +240,18 @@ pub trait Store: Send + Sync {
         from: GatewayId,
         to: GatewayId,
     ) -> Result<bool>;
+    /// Begins to move a gateway to another cluster, or turns a move back;
+    /// [`Store::advance_gateway_move`] does the rest. `why` is for the event log. Without
+    /// need nothing changes.
+    async fn move_gateway(
+        &self,
+        id: GatewayId,
+        to: ClusterId,
+        why: &str,
+        expected: Option<u64>,
+    ) -> Result<Gateway>;
+    /// Takes a gateway's move one step on if it is `at` that step; false if it is not.
+    async fn advance_gateway_move(&self, id: GatewayId, at: GatewayMove) -> Result<bool>;
     async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<()>;
 
     async fn create_host(&self, new: NewHost) -> Result<Created<Host>>;

@@ -179,7 +179,39 @@ pub struct Gateway {
     pub vtep6: Option<Ipv6Addr>,
     /// It is to own no vIP, if another gateway can.
     pub draining: bool,
+    /// On its way from one cluster to another.
+    pub moving: Option<GatewayMove>,
     pub revision: u64,
+}
+
+/// A gateway's way to another cluster, make before break: it has the entries of both
+/// while it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayMove {
+    /// The revision that began it.
+    pub id: u64,
+    /// The cluster that it is not a member of: where it goes, or where it was.
+    pub other: ClusterId,
+    /// False: it learns the other cluster's entries, and gives its vIPs away. True: it
+    /// has joined, and still has the entries of the cluster that it left.
+    pub joined: bool,
+}
+
+impl Gateway {
+    /// It is to own no vIP of its cluster: the operator says so, or it leaves.
+    pub fn retires(&self) -> bool {
+        self.draining || self.leaves()
+    }
+
+    /// It is on its way out of its cluster.
+    pub fn leaves(&self) -> bool {
+        self.moving.is_some_and(|moving| !moving.joined)
+    }
+
+    /// The clusters whose entries it has, its own first.
+    pub fn clusters(&self) -> impl Iterator<Item = ClusterId> + use<> {
+        std::iter::once(self.cluster).chain(self.moving.map(|moving| moving.other))
+    }
 }
 
 /// One VM's port in one subnet, on one host. Names are unique in the VPC.

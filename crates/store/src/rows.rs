@@ -3,8 +3,8 @@
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
 use crate::{
-    Cluster, ClusterKey, ClusterVip, Gateway, Host, Instance, Move, Page, Peering, Result, Route, RouteTable,
-    RouteTarget, StoreError, Subnet, Tenant, Vpc,
+    Cluster, ClusterKey, ClusterVip, Gateway, GatewayMove, Host, Instance, Move, Page, Peering, Result,
+    Route, RouteTable, RouteTarget, StoreError, Subnet, Tenant, Vpc,
 };
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, MacAddr, PeeringId, RouteId, RouteTableId, Secret, SubnetId,
@@ -69,14 +69,22 @@ record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, plan_revisio
     revision: row.number(4)?,
 });
 
-record!(Gateway, GatewayId, "gateway", "gateways", "id, name, cluster, vtep4, vtep6, draining, revision", row => Gateway {
+record!(Gateway, GatewayId, "gateway", "gateways", "id, name, cluster, vtep4, vtep6, draining, other_cluster, joined, move_id, revision", row => Gateway {
     id: GatewayId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     cluster: ClusterId::new(row.number(2)?),
     vtep4: row.parse_opt(3)?,
     vtep6: row.parse_opt(4)?,
     draining: row.int(5)? != 0,
-    revision: row.number(6)?,
+    moving: match row.opt_int(6)? {
+        Some(other) => Some(GatewayMove {
+            id: row.number(8)?,
+            other: ClusterId::new(other.unsigned_abs()),
+            joined: row.int(7)? != 0,
+        }),
+        None => None,
+    },
+    revision: row.number(9)?,
 });
 
 record!(Host, HostId, "host", "hosts", "id, name, vtep, agent, revision", row => Host {

@@ -12,11 +12,14 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluice_store::NodeId;
+use sluice_store::{Conflict, NodeId, StoreError};
 use sluice_types::{ClusterId, GatewayId, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Longest reason that is written down.
+const REASON_BYTES: usize = 200;
 
 #[derive(Serialize, ToSchema)]
 struct Gateway {
@@ -38,6 +41,18 @@ struct Gateway {
     vips: Vec<IpAddr>,
     /// How it is, as far as this controller knows.
     state: GatewayState,
+    /// Present while it leaves its cluster for this one: it learns its VPCs, and gives its vIPs away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "cluster-2")]
+    moving_to: Option<ClusterId>,
+    /// Present while it still has the VPCs of this cluster, which it has left.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "cluster-1")]
+    moving_from: Option<ClusterId>,
+    /// While it moves: what is waited for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    move_waits_for: Vec<&'static str>,
     revision: u64,
     programmed: bool,
 }
@@ -55,15 +70,34 @@ impl Resource for Gateway {
         Needs::Gateway(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, draining, revision } = stored;
+        let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, draining, moving, revision } = stored;
         let (vips, state) = (Vec::new(), GatewayState::default());
-        Self { id, name, cluster, vtep4, vtep6, draining, vips, state, revision, programmed }
+        let other = |joined| moving.filter(|moving| moving.joined == joined).map(|moving| moving.other);
+        let (moving_to, moving_from, move_waits_for) = (other(false), other(true), Vec::new());
+        Self {
+            id,
+            name,
+            cluster,
+            vtep4,
+            vtep6,
+            draining,
+            vips,
+            state,
+            moving_to,
+            moving_from,
+            move_waits_for,
+            revision,
+            programmed,
+        }
     }
     fn observe(&mut self, core: &Core) {
         let owners = core.ownership.owners(self.cluster);
         let own = owners.into_iter().filter(|(_, owner)| *owner == self.id);
         self.vips = own.map(|(vip, _)| vip).collect();
         self.state = core.ownership.gateway(self.cluster, self.id).state;
+        if self.moving_to.or(self.moving_from).is_some() {
+            self.move_waits_for = core.gateway_waits(self.id);
+        }
     }
 }
 
@@ -159,6 +193,52 @@ async fn undrain_gateway(
     Ok(reply::updated::<Gateway>(&api, api.core.store.drain_gateway(id, false, expected).await?))
 }
 
+/// Where a gateway is to go.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct MoveGateway {
+    #[schema(value_type = String, example = "cluster-2")]
+    cluster: ClusterId,
+    /// For the event log.
+    reason: Option<String>,
+}
+
+/// Gives it to another cluster, without losing a packet: it learns the VPCs of that one and gives its
+/// vIPs away, joins, and forgets the VPCs of the cluster that it left. One that has not joined yet can be
+/// told to stay.
+#[utoipa::path(post, path = "/v1/gateways/{gateway}/move", tag = "gateways", request_body = MoveGateway,
+    params(("gateway" = String, Path), ("If-Match" = Option<String>, Header)),
+    responses((status = 200, body = Gateway)))]
+async fn move_gateway(
+    State(api): State<App>,
+    Id(id): Id<GatewayId>,
+    IfMatch(expected): IfMatch,
+    Json(body): Json<MoveGateway>,
+) -> Result<Response, Problem> {
+    let MoveGateway { cluster, reason } = body;
+    let why = reason.unwrap_or_else(|| "it was asked for".to_owned());
+    if why.len() > REASON_BYTES || why.chars().any(char::is_control) {
+        return Err(Problem::invalid("reason", format!("at most {REASON_BYTES} bytes of plain text")));
+    }
+    let gateway = api.core.store.gateway(id).await?;
+    if gateway.cluster != cluster && is_last_alive(&api.core, &gateway) {
+        return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
+    }
+    let moving = api.core.store.move_gateway(id, cluster, &why, expected).await;
+    let of_body = |error| Problem::of_store(error, Some(&id.to_string()));
+    Ok(reply::updated::<Gateway>(&api, moving.map_err(of_body)?))
+}
+
+/// Whether its cluster has VPCs, and all others that neither drain nor leave are dead, as far as is known.
+fn is_last_alive(core: &Core, gateway: &sluice_store::Gateway) -> bool {
+    let others: Vec<GatewayId> = core.ledger(|ledger| {
+        let all = ledger.clusters.get(&gateway.cluster).into_iter().flat_map(|cluster| &cluster.gateways);
+        all.filter(|other| other.id != gateway.id && !other.retires()).map(|other| other.id).collect()
+    });
+    let dead = |id: &GatewayId| core.ownership.gateway(gateway.cluster, *id).state == GatewayState::Failed;
+    core.members(|members| members.has_vpcs(gateway.cluster)) && others.iter().all(dead)
+}
+
 #[utoipa::path(delete, path = "/v1/gateways/{gateway}", tag = "gateways",
     params(("gateway" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 204)))]
@@ -187,5 +267,6 @@ pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
         .routes(routes!(get_gateway, delete_gateway))
         .routes(routes!(drain_gateway))
         .routes(routes!(undrain_gateway))
+        .routes(routes!(move_gateway))
         .routes(routes!(enrol_gateway))
 }

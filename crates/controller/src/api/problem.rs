@@ -199,6 +199,8 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::NoGateways { cluster } => conflict_with("no-gateways", cluster),
         Conflict::LastGateway { gateway } => conflict_with("last-gateway", gateway),
         Conflict::KeyIsNew { cluster, .. } => conflict_with("key-is-new", cluster),
+        Conflict::GatewayMoves { gateway, .. } => conflict_with("gateway-moves", gateway),
+        Conflict::FamilyMissing { gateway, .. } => invalid("family-missing", gateway),
         Conflict::PlanApplying { plan } => conflict_with("plan-applying", &plan.to_string()),
         Conflict::PlanDone { plan } => conflict_with("plan-done", &plan.to_string()),
         Conflict::Invalid { offender, .. } => invalid("invalid", offender),

@@ -29,8 +29,11 @@ struct SchedulerSettings {
     interval_ms: u64,
     /// How long a vIP that moved stays.
     hold_ms: u64,
-    /// How long to wait for a gateway that was asked for.
+    /// How long to wait for a gateway that was asked for, or that comes from another cluster, and between
+    /// two of these.
     expansion_wait_ms: u64,
+    /// Gateways that a cluster keeps when it gives one to another.
+    gateways_min: usize,
 }
 
 /// What changes; the rest stays. 0 < receive_below < relieved_below <= overload_above.
@@ -46,6 +49,8 @@ struct SchedulerPatch {
     interval_ms: Option<u64>,
     hold_ms: Option<u64>,
     expansion_wait_ms: Option<u64>,
+    #[schema(minimum = 1)]
+    gateways_min: Option<usize>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -96,6 +101,11 @@ struct Scheduler {
     /// vIPs that it moved, and gateways that it asked for, since the controller began.
     moves: u64,
     gateways_wanted: u64,
+    /// Gateways that it gave to other clusters, since the controller began.
+    gateways_given: u64,
+    /// Clusters that need a new gateway now: no other can give one.
+    #[schema(value_type = Vec<String>)]
+    clusters_in_need: Vec<ClusterId>,
     /// Those that report now.
     gateways: Vec<SchedulerGateway>,
     /// What is not done because of a limit.
@@ -115,6 +125,7 @@ impl From<Settings> for SchedulerSettings {
             interval_ms,
             hold_ms,
             expansion_wait_ms,
+            gateways_min,
         } = settings;
         Self {
             enabled,
@@ -125,6 +136,7 @@ impl From<Settings> for SchedulerSettings {
             interval_ms,
             hold_ms,
             expansion_wait_ms,
+            gateways_min,
         }
     }
 }
@@ -172,6 +184,8 @@ impl Scheduler {
             error: status.error,
             moves: status.moves,
             gateways_wanted: status.requests,
+            gateways_given: status.transfers,
+            clusters_in_need: status.wanted,
             waits: status.waits.into_iter().map(Into::into).collect(),
             decisions: status.decisions.into_iter().map(Into::into).collect(),
         }
@@ -201,6 +215,7 @@ async fn update_scheduler(
             interval_ms: patch.interval_ms.unwrap_or(now.interval_ms),
             hold_ms: patch.hold_ms.unwrap_or(now.hold_ms),
             expansion_wait_ms: patch.expansion_wait_ms.unwrap_or(now.expansion_wait_ms),
+            gateways_min: patch.gateways_min.unwrap_or(now.gateways_min),
         };
         settings.check().map_err(|error| Problem::invalid("settings", error.to_string()))
     };

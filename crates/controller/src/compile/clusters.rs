@@ -1,13 +1,13 @@
 //! Clusters: vIPs, the plan of who owns them, keys, and whom hosts accept packets from.
 
-use super::{Compiled, Crowd, Family, Gate, State, Target};
+use super::{Compiled, Crowd, Family, Gate, Seat, State, Target};
 use crate::zones::Zoned;
 use sluice_rsp::rsp_secret;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Home, Key, Member, PlannedVip, Update, Vip, Vtep, VtepRole,
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
-use sluice_types::{ClusterId, HostId, MacAddr, Secret};
+use sluice_types::{ClusterId, GatewayId, HostId, MacAddr, Secret};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -16,6 +16,12 @@ pub(super) struct ClusterState {
     pub cluster: Cluster,
     pub gateways: Vec<Gateway>,
     pub keys: Vec<Key>,
+}
+
+impl ClusterState {
+    pub fn gateway(&self, id: GatewayId) -> Option<&Gateway> {
+        self.gateways.iter().find(|gateway| gateway.id == id)
+    }
 }
 
 /// MAC of a cluster's vIP, by its place.
@@ -42,8 +48,8 @@ pub(super) fn plan_of(state: &ClusterState) -> ClusterPlan {
         PlannedVip { place, address, mac: vip_mac(cluster.id, place) }
     };
     let member = |gateway: &Gateway| {
-        let Gateway { id: gateway, vtep4, vtep6, draining, .. } = *gateway;
-        Member { gateway, vtep4, vtep6, draining }
+        let Gateway { id, vtep4, vtep6, .. } = *gateway;
+        Member { gateway: id, vtep4, vtep6, draining: gateway.retires() }
     };
     let home = |vip: &ClusterVip| vip.home.map(|gateway| Home { place: vip.place, gateway });
     ClusterPlan {
@@ -91,6 +97,7 @@ pub(super) fn vtep_of(host: &Host) -> Vtep {
 impl State {
     /// The change says what is; the difference to what was is what goes.
     pub(super) fn upsert_cluster(&mut self, cluster: &Cluster, gateways: &[Gateway], out: &mut Compiled) {
+        self.seat(gateways, out);
         let old = self.clusters.remove(&cluster.id);
         let is_new = old.is_none();
         let (old_vips, old_gateways, keys) =
@@ -100,9 +107,13 @@ impl State {
         let update = out.of(Target::Cluster(cluster.id));
         update.vips = vips_of(cluster);
         update.removed_vips = old_vips.iter().filter(|vip| !vips.contains(vip)).copied().collect();
-        update.cluster = Some(plan_of(&new));
+        out.of(Target::Members(cluster.id)).cluster = Some(plan_of(&new));
         self.clusters.insert(cluster.id, new);
         let now: BTreeSet<_> = vteps_of(gateways).collect();
+        // Who is in another cluster by now is not gone.
+        let moved =
+            |old: &Gateway| self.gateway(old.id).is_some_and(|(state, _)| state.cluster.id != cluster.id);
+        let old_gateways: Vec<_> = old_gateways.into_iter().filter(|old| !moved(old)).collect();
         let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
         let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
         let comes = vteps_of(gateways).any(|vtep| !vteps_of(&old_gateways).any(|old| old == vtep));
@@ -126,6 +137,29 @@ impl State {
         out.removed_nodes.extend(removed.map(|g| NodeId::Gateway(g.id)));
     }
 
+    /// Notes who of these gateways begins, goes on with, or ends a move.
+    fn seat(&self, gateways: &[Gateway], out: &mut Compiled) {
+        for gateway in gateways {
+            let Some((_, old)) = self.gateway(gateway.id) else { continue };
+            if (old.cluster, old.moving) != (gateway.cluster, gateway.moving) {
+                let set = |gateway: &Gateway| gateway.clusters().collect::<BTreeSet<_>>();
+                let seat = Seat { resync: set(old) != set(gateway), ..Seat::of(gateway) };
+                out.seats.insert(gateway.id, seat);
+            }
+        }
+    }
+
+    /// A VPC is no longer on a cluster: what that one's gateways are told to forget, a gateway
+    /// has still that is on its way between it and one that has the VPC.
+    pub(super) fn seat_anew(&self, gone: ClusterId, has: &BTreeSet<ClusterId>, out: &mut Compiled) {
+        for gateway in self.clusters.values().flat_map(|state| &state.gateways) {
+            let of = |id: ClusterId| gateway.clusters().any(|cluster| cluster == id);
+            if gateway.moving.is_some() && of(gone) && has.iter().any(|id| of(*id)) {
+                out.seats.entry(gateway.id).or_insert(Seat::of(gateway)).resync = true;
+            }
+        }
+    }
+
     pub(super) fn remove_cluster(&mut self, cluster: &Cluster, out: &mut Compiled) {
         let old = self.clusters.remove(&cluster.id);
         let gateways = old.map_or_else(Vec::new, |old| old.gateways);
@@ -143,7 +177,7 @@ impl State {
             state.keys.clone_from(&keys.keys);
         }
         let hosts = for_hosts(&keys);
-        for (target, keys) in [(Target::Cluster(cluster), &keys), (Target::HostsOn(cluster), &hosts)] {
+        for (target, keys) in [(Target::Members(cluster), &keys), (Target::HostsOn(cluster), &hosts)] {
             let known = &mut out.of(target).keys;
             known.retain(|known| known.cluster != keys.cluster);
             known.push(keys.clone());

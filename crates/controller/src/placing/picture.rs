@@ -264,7 +264,7 @@ pub fn clusters(ledger: &Ledger, loads: &LoadPicture, settings: &Settings) -> Ve
                     (None, Some(estimate)) => (estimate, Known::Estimated),
                     (None, None) => (settings.gateway_capacity_pps, Known::Assumed),
                 };
-                let (id, name, draining) = (gateway.id, gateway.name.clone(), gateway.draining);
+                let (id, name, draining) = (gateway.id, gateway.name.clone(), gateway.retires());
                 let down = loads.down.contains(&id);
                 GatewayView { id, name, draining, down, capacity_pps, known, load }
             })
@@ -300,6 +300,7 @@ pub mod tests {
             vtep4: None,
             vtep6: None,
             draining,
+            moving: None,
             revision: 1,
         }
     }

@@ -1,6 +1,7 @@
 //! The Multi-IPs scheduler at work: once a second, and at once when a gateway is
-//! overloaded, it is told what gateways report (`reports`), and its decisions become new homes of vIPs, each with its reason in
-//! the event log (`task`). The algorithm is `sluice_placement::Scheduler`.
+//! overloaded, it is told what gateways report (`reports`). Its decisions become new
+//! homes of vIPs and gateways that go to other clusters, each with its reason in the
+//! event log (`task`). The algorithm is `sluice_placement::Scheduler`.
 //!
 //! A controller decides about gateways that have a stream to it, so of several
 //! controllers of one site each looks after its own. What it remembers of its moves
@@ -11,6 +12,7 @@ pub mod task;
 
 use serde::{Deserialize, Serialize};
 use sluice_placement::{ClusterReport, Decision, ReportError, Scheduler, SchedulerSettings, Wait};
+use sluice_types::ClusterId;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -33,6 +35,7 @@ pub struct Settings {
     pub interval_ms: u64,
     pub hold_ms: u64,
     pub expansion_wait_ms: u64,
+    pub gateways_min: usize,
 }
 
 impl Default for Settings {
@@ -45,7 +48,7 @@ impl Default for Settings {
             interval_ms,
             hold_ms,
             expansion_wait_ms,
-            gateways_min: _,
+            gateways_min,
         } = SchedulerSettings::default();
         Self {
             enabled: true,
@@ -56,13 +59,13 @@ impl Default for Settings {
             interval_ms,
             hold_ms,
             expansion_wait_ms,
+            gateways_min,
         }
     }
 }
 
 impl Settings {
-    /// For the algorithm. A gateway cannot be given to another cluster yet, so no cluster has one too
-    /// many: where vIPs do not help, a new gateway is asked for.
+    /// For the algorithm.
     pub fn limits(&self) -> SchedulerSettings {
         SchedulerSettings {
             overload_above: self.overload_above,
@@ -72,7 +75,7 @@ impl Settings {
             interval_ms: self.interval_ms,
             hold_ms: self.hold_ms,
             expansion_wait_ms: self.expansion_wait_ms,
-            gateways_min: usize::MAX,
+            gateways_min: self.gateways_min,
         }
     }
 
@@ -113,6 +116,10 @@ pub struct Status {
     pub moves: u64,
     /// New gateways that were asked for, since the controller began.
     pub requests: u64,
+    /// Gateways that were told to go to another cluster, since the controller began.
+    pub transfers: u64,
+    /// Clusters that need a new gateway now.
+    pub wanted: Vec<ClusterId>,
 }
 
 /// The status, shared between the task and those who ask.
@@ -146,11 +153,11 @@ mod tests {
     #[test]
     fn settings_are_the_algorithms_and_checked_by_it() {
         let settings = Settings::default();
-        let gateways_min = usize::MAX;
-        assert_eq!(settings.limits(), SchedulerSettings { gateways_min, ..SchedulerSettings::default() });
+        assert_eq!(settings.limits(), SchedulerSettings::default());
         assert_eq!(settings.check(), Ok(()));
         let backwards = Settings { receive_below: 0.9, ..Settings::default() };
         assert!(matches!(backwards.check(), Err(ReportError::Thresholds { .. })));
+        assert!(Settings { gateways_min: 0, ..Settings::default() }.check().is_err());
         let older: Settings = serde_json::from_str(r#"{"enabled":false}"#).unwrap();
         assert_eq!(older, Settings { enabled: false, ..Settings::default() });
     }

@@ -8,8 +8,8 @@ use crate::placing;
 use crate::placing::picture::clusters;
 use serde_json::json;
 use sluice_placement::{Action, Decision, Outcome, Scheduler};
-use sluice_store::{NewEvent, StoreError};
-use sluice_types::GatewayId;
+use sluice_store::{ClusterVip, NewEvent, StoreError};
+use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -91,6 +91,7 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
             Some(same) => same,
             None => Memory { scheduler: Scheduler::new(settings.limits())?, settings },
         };
+        now.scheduler.others_move(core.members(|members| !members.gateway_moves().is_empty()));
         let outcome = now.scheduler.decide(clock_ms, &reports);
         *memory = Some(now);
         outcome?
@@ -103,6 +104,7 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
         status.round_ms = time_ms;
         status.reports = reports;
         status.waits = outcome.waits;
+        status.wanted = memory.as_ref().map(|memory| memory.scheduler.wanted()).unwrap_or_default();
     });
     let decided = outcome.decisions.len();
     let mut failed = Ok(());
@@ -116,7 +118,11 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
                 continue;
             }
         };
+        if let (false, Some(memory), Some(gateway)) = (done, memory.as_mut(), given(&decision.action)) {
+            memory.scheduler.refuse(gateway, clock_ms);
+        }
         core.scheduler.change(|status| {
+            status.transfers += u64::from(done && matches!(decision.action, Action::ReassignGateway { .. }));
             status.moves += u64::from(done && matches!(decision.action, Action::MoveVip { .. }));
             status.requests += u64::from(matches!(decision.action, Action::RequestGateway { .. }));
             status.decisions.push_back(Decided { time_ms, decision, done });
@@ -127,12 +133,43 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
     Ok(decided)
 }
 
+/// The gateway that is to be given to another cluster.
+fn given(action: &Action) -> Option<GatewayId> {
+    match *action {
+        Action::ReleaseGateway { gateway, .. } | Action::ReassignGateway { gateway, .. } => Some(gateway),
+        _ => None,
+    }
+}
+
+/// Whether a gateway is of a cluster, and could be of another: it stays where it is by nobody else's
+/// will, and can have each of the other's vIPs.
+fn can_go(core: &Core, gateway: GatewayId, from: ClusterId, to: ClusterId) -> bool {
+    core.ledger(|ledger| {
+        let Some((from, to)) = ledger.clusters.get(&from).zip(ledger.clusters.get(&to)) else { return false };
+        let Some(gateway) = from.gateways.iter().find(|it| it.id == gateway) else { return false };
+        let has = |vip: &ClusterVip| {
+            if vip.address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
+        };
+        gateway.moving.is_none() && !gateway.draining && to.cluster.vips.iter().all(has)
+    })
+}
+
+/// A gateway that was told to go stays, if it has not joined the other cluster yet.
+async fn keep(core: &Core, gateway: GatewayId, cluster: ClusterId, why: &str) -> Result<bool, StoreError> {
+    let now = core.store.gateway(gateway).await?;
+    if now.cluster == cluster && now.leaves() {
+        core.store.move_gateway(gateway, cluster, why, Some(now.revision)).await?;
+    }
+    Ok(true)
+}
+
 /// Does what was decided; false if the cloud is no longer as it was reported.
 async fn carry_out(
     core: &Core,
     decision: &Decision,
     homes: &BTreeMap<IpAddr, GatewayId>,
 ) -> Result<bool, StoreError> {
+    let why = decision.why.to_string();
     let result = match decision.action {
         // From a gateway that owns it in place of its home, it gets another home.
         Action::MoveVip { vip, cluster, from, to } => {
@@ -141,17 +178,21 @@ async fn carry_out(
         }
         // The event and the metric are all: people are asked.
         Action::RequestGateway { .. } => return Ok(true),
-        // No cluster gives gateways away ([`Settings::limits`]).
-        Action::ReleaseGateway { .. } | Action::ReassignGateway { .. } | Action::KeepGateway { .. } => {
-            return Ok(false);
+        // It is emptied by moves of its vIPs, which come next.
+        Action::ReleaseGateway { gateway, from, to } => return Ok(can_go(core, gateway, from, to)),
+        Action::ReassignGateway { gateway, from, to } if can_go(core, gateway, from, to) => {
+            let why = format!("the scheduler gives it away, and {why}");
+            core.store.move_gateway(gateway, to, &why, None).await.map(|_| true)
         }
+        Action::ReassignGateway { .. } => return Ok(false),
+        Action::KeepGateway { gateway, cluster } => keep(core, gateway, cluster, &why).await,
     };
     match result {
         Ok(done) => {
             core.wake();
             Ok(done)
         }
-        Err(StoreError::NotFound { .. } | StoreError::Conflict(_)) => Ok(false),
+        Err(StoreError::NotFound { .. } | StoreError::Conflict(_) | StoreError::Stale { .. }) => Ok(false),
         Err(error) => Err(error),
     }
 }

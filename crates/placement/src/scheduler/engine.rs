@@ -365,11 +365,27 @@ impl<'a> Engine<'a> {
         let sizes: BTreeMap<ClusterId, usize> = (0..self.clusters.len())
             .map(|cluster| (self.clusters[cluster], self.of(cluster).count()))
             .collect();
-        let (now_ms, wait_ms) = (self.now_ms, self.scheduler.settings.expansion_wait_ms);
+        let overloaded: BTreeSet<ClusterId> = (0..self.nodes.len())
+            .filter(|node| self.is_overloaded(*node))
+            .map(|node| self.clusters[self.nodes[node].cluster])
+            .collect();
         self.scheduler.requests.retain(|cluster, request| {
-            now_ms.saturating_sub(request.since_ms) < wait_ms
-                && sizes.get(cluster).is_some_and(|size| *size <= request.gateways)
+            overloaded.contains(cluster) && sizes.get(cluster).is_some_and(|size| *size <= request.gateways)
         });
+        let (now_ms, wait_ms) = (self.now_ms, self.scheduler.settings.expansion_wait_ms);
+        self.scheduler.refused.retain(|_, at_ms| now_ms.saturating_sub(*at_ms) < wait_ms);
+    }
+
+    /// Whether so long ago one need not wait any more.
+    fn is_past(&self, since_ms: u64) -> bool {
+        self.now_ms.saturating_sub(since_ms) >= self.scheduler.settings.expansion_wait_ms
+    }
+
+    /// One gateway at a time goes between clusters, and not one after the other.
+    fn may_transfer(&self) -> bool {
+        let scheduler = &*self.scheduler;
+        let rested = scheduler.transferred_ms.is_none_or(|at_ms| self.is_past(at_ms));
+        scheduler.transfers.is_empty() && !scheduler.others_move && rested
     }
 
     /// Step 2, for clusters that step 1 could not help.
@@ -377,20 +393,29 @@ impl<'a> Engine<'a> {
         for node in std::mem::take(&mut self.stuck) {
             let cluster = self.nodes[node].cluster;
             let (id, gateway, load) = (self.clusters[cluster], self.nodes[node].id, self.nodes[node].load);
-            let coming = self.scheduler.requests.contains_key(&id)
-                || self.scheduler.transfers.values().any(|transfer| transfer.to == id);
-            if coming {
+            let asked = self.scheduler.requests.get(&id).map(|request| request.since_ms);
+            let fresh = asked.is_some_and(|since_ms| !self.is_past(since_ms));
+            if fresh || self.scheduler.transfers.values().any(|transfer| transfer.to == id) {
                 self.outcome.waits.push(Wait::Expansion { gateway, cluster: id });
                 continue;
             }
             let mean = self.mean(self.of(cluster));
             if let Some((donor, given, after)) = self.donor(node) {
                 let from = self.clusters[donor];
+                if !self.may_transfer() {
+                    self.outcome.waits.push(Wait::OneAtATime { gateway, donor: from });
+                    continue;
+                }
+                self.scheduler.requests.remove(&id);
+                self.scheduler.transferred_ms = Some(self.now_ms);
                 let transfer = Transfer { from, to: id, since_ms: self.now_ms, sent: false };
                 self.scheduler.transfers.insert(self.nodes[given].id, transfer);
                 self.nodes[given].leaving = true;
                 let why = Why::ClusterOverloaded { gateway, load, mean, donor: Some((from, after)) };
                 self.decide(Action::ReleaseGateway { gateway: self.nodes[given].id, from, to: id }, why);
+            } else if asked.is_some() {
+                // People have been told.
+                self.outcome.waits.push(Wait::Expansion { gateway, cluster: id });
             } else {
                 let request = Request { since_ms: self.now_ms, gateways: self.of(cluster).count() };
                 self.scheduler.requests.insert(id, request);
@@ -428,7 +453,8 @@ impl<'a> Engine<'a> {
             if staying.len() <= self.scheduler.settings.gateways_min {
                 return None;
             }
-            let given = staying.iter().copied().filter(helps).min_by(|a, b| {
+            let open = |given: &usize| !self.scheduler.refused.contains_key(&self.nodes[*given].id);
+            let given = staying.iter().copied().filter(helps).filter(open).min_by(|a, b| {
                 let (a, b) = (&self.nodes[*a], &self.nodes[*b]);
                 a.load.total_cmp(&b.load).then(a.id.cmp(&b.id))
             })?;

@@ -89,6 +89,11 @@ impl fmt::Display for Wait {
                 write!(f, "{gateway} waits: the vIPs that others could take have just moved")
             }
             Self::NoReceiver { gateway } => write!(f, "{gateway} waits: no other gateway can take a vIP"),
+            Self::OneAtATime { gateway, donor } => write!(
+                f,
+                "{gateway} waits: {donor} could give its cluster a gateway, but one at a time goes between \
+                 clusters"
+            ),
             Self::Expansion { gateway, cluster } => {
                 write!(f, "{gateway} waits: a gateway for {cluster} is on its way")
             }

@@ -33,6 +33,9 @@ pub enum Scheduler {
         /// How long a vIP that moved stays
         #[arg(long, value_name = "MS")]
         hold_ms: Option<u64>,
+        /// Gateways that a cluster keeps when it gives one to another
+        #[arg(long, value_name = "N")]
+        gateways_min: Option<usize>,
     },
 }
 
@@ -44,14 +47,17 @@ impl Scheduler {
             Self::Show => return show(api, &client).await,
             Self::On => SchedulerPatch { enabled: Some(true), ..SchedulerPatch::default() },
             Self::Off => SchedulerPatch { enabled: Some(false), ..SchedulerPatch::default() },
-            Self::Set { overload_above, relieved_below, receive_below, moves, hold_ms } => SchedulerPatch {
-                enabled: None,
-                overload_above,
-                relieved_below,
-                receive_below,
-                moves_per_interval: moves,
-                hold_ms,
-            },
+            Self::Set { overload_above, relieved_below, receive_below, moves, hold_ms, gateways_min } => {
+                SchedulerPatch {
+                    enabled: None,
+                    overload_above,
+                    relieved_below,
+                    receive_below,
+                    moves_per_interval: moves,
+                    hold_ms,
+                    gateways_min,
+                }
+            }
         };
         output::one(api.output, &client.set_scheduler(&patch).await?)
     }
@@ -81,14 +87,17 @@ async fn show(api: &ApiArgs, client: &Client) -> Result<(), Failure> {
     for wait in &scheduler.waits {
         text.push_str(&format!("{}\n", wait.text));
     }
+    for cluster in &scheduler.clusters_in_need {
+        text.push_str(&format!("{cluster} needs a new gateway: no other cluster can give one\n"));
+    }
     let state = match (&scheduler.error, scheduler.settings.enabled) {
         (Some(error), _) => format!("it cannot decide: {error}"),
         (None, true) => "it is on".to_owned(),
         (None, false) => "it is off".to_owned(),
     };
     text.push_str(&format!(
-        "{} vIPs moved, {} gateways asked for; {state}\n",
-        scheduler.moves, scheduler.gateways_wanted
+        "{} vIPs moved, {} gateways given to other clusters, {} asked for; {state}\n",
+        scheduler.moves, scheduler.gateways_given, scheduler.gateways_wanted
     ));
     output::print(&text)
 }

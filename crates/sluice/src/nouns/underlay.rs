@@ -98,6 +98,8 @@ pub enum Gateways {
     Drain(DrainArgs),
     /// Give it its share of the vIPs again
     Undrain(DrainArgs),
+    /// Give it to another cluster, without losing a packet
+    Move(MoveArgs),
     /// Delete one
     Delete {
         #[command(flatten)]
@@ -129,6 +131,7 @@ impl Gateways {
             Self::Enrol(args) => verbs::enrol::<Gateway>(api, args).await,
             Self::Drain(args) => args.run(api, true).await,
             Self::Undrain(args) => args.run(api, false).await,
+            Self::Move(args) => args.run(api).await,
             Self::Delete { which, expect } => {
                 verbs::delete::<Gateway>(&client, &find(&client, &which, None).await?, expect).await
             }
@@ -159,6 +162,35 @@ impl DrainArgs {
     }
 }
 
+/// Which gateway goes where.
+#[derive(Args)]
+pub struct MoveArgs {
+    #[command(flatten)]
+    which: Which,
+    /// The cluster that it goes to; its own: it stays after all
+    #[arg(long)]
+    cluster: String,
+    /// For the event log
+    #[arg(long)]
+    reason: Option<String>,
+    #[command(flatten)]
+    expect: Expect,
+    #[command(flatten)]
+    wait: Wait,
+}
+
+impl MoveArgs {
+    async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
+        let client = api.client()?;
+        let id = client.id_of::<Gateway>(&self.which.which, &[]).await?;
+        let cluster = client.id_of::<Cluster>(&self.cluster, &[]).await?;
+        let expected = self.expect.if_revision;
+        let gateway = client.move_gateway(id, cluster, self.reason.as_deref(), expected).await?;
+        let there = |gateway: &Gateway| gateway.moving_to.or(gateway.moving_from).is_none();
+        verbs::settle(api, &client, gateway, self.wait, there).await
+    }
+}
+
 /// `sluice gateway VERB`: without a verb, `sluice gateway` runs one.
 #[derive(Subcommand)]
 pub enum GatewayVerb {
@@ -176,6 +208,13 @@ pub enum GatewayVerb {
         #[command(flatten)]
         args: DrainArgs,
     },
+    /// Give a gateway to another cluster, without losing a packet; as `sluice gateways move`
+    Move {
+        #[command(flatten)]
+        api: ApiArgs,
+        #[command(flatten)]
+        args: MoveArgs,
+    },
 }
 
 impl GatewayVerb {
@@ -184,6 +223,7 @@ impl GatewayVerb {
         match self {
             Self::Drain { api, args } => args.run(&api, true).await,
             Self::Undrain { api, args } => args.run(&api, false).await,
+            Self::Move { api, args } => args.run(&api).await,
         }
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod bulk;
 pub(crate) mod enrolment;
 pub(crate) mod events;
 pub(crate) mod families;
+pub(crate) mod gateway_moves;
 pub(crate) mod homes;
 pub(crate) mod instances;
 pub(crate) mod keys;

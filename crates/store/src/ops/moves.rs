@@ -125,7 +125,7 @@ pub(crate) async fn begin(w: &mut Write, id: VpcId, to: ClusterId, expected: Opt
         }
         Some(moving) => turn_back(w, moving.id).await?,
         None => {
-            let sql = "SELECT id FROM gateways WHERE cluster = $1 LIMIT 1";
+            let sql = "SELECT id FROM gateways WHERE cluster = $1 AND (other_cluster IS NULL OR joined = 1) LIMIT 1";
             if !w.q().any(sql, args![to.get()]).await? {
                 return Err(Conflict::NoGateways { cluster: target.name }.into());
             }

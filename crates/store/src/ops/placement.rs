@@ -34,9 +34,9 @@ async fn release(q: &mut dyn Query, owner: u64) -> Result<()> {
 
 /// Something about a cluster or its gateways changed: homes are settled anew, and
 /// nodes learn of it all.
-async fn replan(w: &mut Write, mut cluster: Cluster) -> Result<Cluster> {
+pub(super) async fn replan(w: &mut Write, mut cluster: Cluster, newcomers: &[GatewayId]) -> Result<Cluster> {
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", cluster.id.get().into())]).await?;
-    places::settle(&mut cluster, &gateways);
+    places::settle(&mut cluster, &gateways, newcomers);
     cluster.plan_revision = next_plan(&cluster, w.revision);
     save_plan(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways })?;
@@ -126,16 +126,21 @@ pub(crate) async fn update_cluster(
     let text = format!("cluster `{}` has {} vIPs now", cluster.name, cluster.vips.len());
     let details = json!({"vips": cluster.addresses(), "revision": w.revision});
     events::note(w, "cluster_vips", &id, text, details).await?;
-    replan(w, cluster).await
+    replan(w, cluster, &[]).await
 }
 
 pub(crate) async fn delete_cluster(w: &mut Write, id: ClusterId, expected: Option<u64>) -> Result<()> {
     let cluster: Cluster = get(w.q(), id).await?;
     check_revision(id, &cluster, expected)?;
     let object = ("cluster", cluster.name.as_str(), id.get());
-    unused(w.q(), object, "gateway", "SELECT name FROM gateways WHERE cluster = $1 LIMIT 1").await?;
-    unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 OR moving_to = $1 LIMIT 1")
-        .await?;
+    unused(
+        w.q(),
+        object,
+        "gateway",
+        "SELECT name FROM gateways WHERE cluster = $1 OR other_cluster = $1 LIMIT 1",
+    )
+    .await?;
+    unused(w.q(), object, "VPC", VPC_ON).await?;
     release(w.q(), id.get()).await?;
     keys::forget(w, id).await?;
     w.q().run("DELETE FROM clusters WHERE id = $1", args![id.get()]).await?;
@@ -167,6 +172,7 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
         vtep4: new.vtep4,
         vtep6: new.vtep6,
         draining: false,
+        moving: None,
         revision: w.revision,
     };
     let (id, vtep4, vtep6) =
@@ -176,8 +182,18 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
         "INSERT INTO gateways (id, name, cluster, vtep4, vtep6, revision) VALUES ($1, $2, $3, $4, $5, $6)";
     let revision = w.revision;
     w.q().run(sql, args![id, new.name.as_str(), new.cluster.get(), vtep4, vtep6, revision]).await?;
-    replan(w, cluster).await?;
+    replan(w, cluster, &[gateway.id]).await?;
     Ok(Created::New(gateway))
+}
+
+/// A VPC on a cluster, or on its way there.
+pub(super) const VPC_ON: &str = "SELECT name FROM vpcs WHERE cluster = $1 OR moving_to = $1 LIMIT 1";
+
+/// Whether another gateway of its cluster neither drains nor leaves.
+pub(super) async fn others_stay(w: &mut Write, gateway: &Gateway) -> Result<bool> {
+    let sql = "SELECT id FROM gateways WHERE cluster = $1 AND id <> $2 AND draining = 0 \
+               AND (other_cluster IS NULL OR joined = 1) LIMIT 1";
+    w.q().any(sql, args![gateway.cluster.get(), gateway.id.get()]).await
 }
 
 pub(crate) async fn drain_gateway(
@@ -191,11 +207,8 @@ pub(crate) async fn drain_gateway(
     if gateway.draining == draining {
         return Ok(gateway);
     }
-    if draining {
-        let others = "SELECT id FROM gateways WHERE cluster = $1 AND id <> $2 AND draining = 0 LIMIT 1";
-        if !w.q().any(others, args![gateway.cluster.get(), id.get()]).await? {
-            return Err(Conflict::LastGateway { gateway: gateway.name }.into());
-        }
+    if draining && !others_stay(w, &gateway).await? {
+        return Err(Conflict::LastGateway { gateway: gateway.name }.into());
     }
     gateway.draining = draining;
     gateway.revision = w.revision;
@@ -210,20 +223,21 @@ pub(crate) async fn drain_gateway(
     };
     let text = format!("gateway `{}` {text} `{}`", gateway.name, cluster.name);
     events::note(w, kind, &id, text, details).await?;
-    replan(w, cluster).await?;
+    let newcomers: &[GatewayId] = if gateway.retires() { &[] } else { &[id] };
+    replan(w, cluster, newcomers).await?;
     Ok(gateway)
 }
 
 pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Option<u64>) -> Result<()> {
     let gateway: Gateway = get(w.q(), id).await?;
     check_revision(id, &gateway, expected)?;
-    let others = "SELECT COUNT(*) FROM gateways WHERE cluster = $1 AND id <> $2";
+    let others = "SELECT COUNT(*) FROM gateways WHERE cluster = $1 AND id <> $2 \
+                  AND (other_cluster IS NULL OR joined = 1)";
     let others = w.q().row(others, args![gateway.cluster.get(), id.get()]).await?;
     if others.map_or(Ok(0), |row| row.number(0))? == 0 {
         // Its VPCs would have nothing left that forwards for them.
         let object = ("gateway", gateway.name.as_str(), gateway.cluster.get());
-        unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE cluster = $1 OR moving_to = $1 LIMIT 1")
-            .await?;
+        unused(w.q(), object, "VPC", VPC_ON).await?;
     }
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
@@ -231,7 +245,7 @@ pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Optio
         keys::want_new(w, Some(gateway.cluster)).await?;
     }
     let cluster = get(w.q(), gateway.cluster).await?;
-    replan(w, cluster).await.map(drop)
+    replan(w, cluster, &[]).await.map(drop)
 }
 
 pub(crate) async fn create_host(w: &mut Write, new: &NewHost) -> Result<Created<Host>> {

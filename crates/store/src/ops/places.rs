@@ -1,7 +1,7 @@
 //! Which place a vIP has in its cluster, and which gateway is its home.
 
 use crate::{Cluster, ClusterVip, Gateway};
-use sluice_cluster::{VIPS_MAX, VipId, spread};
+use sluice_cluster::{VIPS_MAX, VipId, mend};
 use sluice_types::GatewayId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,15 +26,17 @@ pub(crate) fn place(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<ClusterVip> {
     vips.into_values().collect()
 }
 
-/// Gives each vIP its home: even shares within each family, among gateways that have
-/// a VTEP of it and are not draining, moving as few as possible. Where there is no such
-/// gateway, those that are at hand.
-pub(crate) fn settle(cluster: &mut Cluster, gateways: &[Gateway]) {
+/// Gives each vIP a home whose own is gone, of another cluster, leaving or draining, or has no VTEP of the
+/// vIP's family: that gateway of those that can which has least. A home that is possible stays: the
+/// scheduler may have set it. `newcomers` are those of the cluster that have just come or come back; they
+/// take an even share of each family from who has most. Where no gateway can be a vIP's home, those that
+/// are at hand.
+pub(crate) fn settle(cluster: &mut Cluster, gateways: &[Gateway], newcomers: &[GatewayId]) {
     for ipv4 in [true, false] {
         let fits = |gateway: &&Gateway| {
             if ipv4 { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
         };
-        let stays = |gateway: &&Gateway| !gateway.draining;
+        let stays = |gateway: &&Gateway| !gateway.retires();
         let ids = |gateways: Vec<&Gateway>| gateways.iter().map(|g| g.id).collect::<Vec<GatewayId>>();
         let choices = [
             ids(gateways.iter().filter(fits).filter(stays).collect()),
@@ -46,8 +48,8 @@ pub(crate) fn settle(cluster: &mut Cluster, gateways: &[Gateway]) {
         let places: Vec<VipId> =
             cluster.vips.iter().filter(of_family).filter_map(|vip| VipId::new(vip.place).ok()).collect();
         let old = |id: VipId| cluster.vips.iter().find(|vip| vip.place == id.get())?.home;
-        let homes: BTreeMap<u8, GatewayId> =
-            spread(places, &able, old).into_iter().map(|(vip, home)| (vip.get(), home)).collect();
+        let homes = mend(places, &able, newcomers, old);
+        let homes: BTreeMap<u8, GatewayId> = homes.into_iter().map(|(vip, home)| (vip.get(), home)).collect();
         for vip in cluster.vips.iter_mut().filter(|vip| vip.address.is_ipv4() == ipv4) {
             vip.home = homes.get(&vip.place).copied();
         }
@@ -68,6 +70,7 @@ mod tests {
             vtep4: v4.then(|| [192, 0, 2, id as u8].into()),
             vtep6: v6.then(|| [0xfd00, 0, 0, 0, 0, 0, 0, id as u16].into()),
             draining,
+            moving: None,
             revision: 1,
         }
     }
@@ -102,13 +105,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn vips_keep_their_places_and_homes_are_even(
+        fn vips_keep_their_places_and_homes_that_are_possible(
             lists in prop::collection::vec(prop::collection::btree_set(0u8..60, 1..40), 1..6),
             members in prop::collection::vec(
                 prop::collection::btree_map(1u64..6, (any::<bool>(), any::<bool>()), 0..5), 6),
+            wishes in prop::collection::vec((any::<u8>(), any::<u8>()), 6),
         ) {
             let mut now = cluster(Vec::new());
-            for (list, members) in lists.iter().zip(&members) {
+            let mut known: Vec<Gateway> = Vec::new();
+            for ((list, members), wish) in lists.iter().zip(&members).zip(&wishes) {
                 let wanted: Vec<IpAddr> = list.iter().map(|number| address(*number)).collect();
                 let before = now.clone();
                 now.vips = place(&before.vips, &wanted);
@@ -121,22 +126,43 @@ mod tests {
                 }
                 let gateways: Vec<Gateway> =
                     members.iter().map(|(id, (v6, draining))| gateway(*id, true, *v6, *draining)).collect();
-                settle(&mut now, &gateways);
+                let can = |gateway: &Gateway, vip: &ClusterVip| {
+                    !gateway.draining && (vip.address.is_ipv4() || gateway.vtep6.is_some())
+                };
+                let comes = |gateway: &&Gateway| {
+                    !gateway.draining && known.iter().all(|old| old.id != gateway.id || old.draining)
+                };
+                let newcomers: Vec<GatewayId> = gateways.iter().filter(comes).map(|g| g.id).collect();
+                let homes = now.vips.clone();
+                settle(&mut now, &gateways, &newcomers);
                 let all_drain = gateways.iter().all(|gateway| gateway.draining);
-                for vip in &now.vips {
+                for (old, vip) in homes.iter().zip(&now.vips) {
                     let home = vip.home.and_then(|home| gateways.iter().find(|gateway| gateway.id == home));
                     prop_assert_eq!(home.is_none(), gateways.is_empty());
                     prop_assert!(home.is_none_or(|home| !home.draining || all_drain));
+                    let possible = old.home.is_some_and(|home| {
+                        gateways.iter().any(|gateway| gateway.id == home && can(gateway, vip))
+                    });
+                    let takes = vip.home.is_some_and(|home| newcomers.contains(&home));
+                    prop_assert!(!possible || vip.home == old.home || takes, "{:?} -> {:?}", old, vip);
                 }
+                // Who comes gets its share of what it can have.
                 let able: Vec<_> = gateways.iter().filter(|g| !g.draining).collect();
                 let share = |id| now.vips.iter().filter(|v| v.address.is_ipv4() && v.home == Some(id)).count();
-                let shares: Vec<usize> = able.iter().map(|gateway| share(gateway.id)).collect();
-                if let (Some(least), Some(most)) = (shares.iter().min(), shares.iter().max()) {
-                    prop_assert!(most - least <= 1, "{:?}", shares);
+                let v4 = now.vips.iter().filter(|v| v.address.is_ipv4()).count();
+                for id in &newcomers {
+                    prop_assert!(share(*id) >= v4 / able.len(), "{:?} of {}", share(*id), v4);
                 }
-                // Nothing moves when nothing changed.
-                let again = { let mut again = now.clone(); settle(&mut again, &gateways); again };
+                // Nothing moves when nothing changed, nor what the scheduler moved.
+                if let Some(vip) = (!now.vips.is_empty()).then(|| wish.0 as usize % now.vips.len()) {
+                    let able: Vec<_> = gateways.iter().filter(|g| can(g, &now.vips[vip])).collect();
+                    if !able.is_empty() {
+                        now.vips[vip].home = Some(able[wish.1 as usize % able.len()].id);
+                    }
+                }
+                let again = { let mut again = now.clone(); settle(&mut again, &gateways, &[]); again };
                 prop_assert_eq!(&again, &now);
+                known = gateways;
             }
         }
     }

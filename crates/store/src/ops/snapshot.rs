@@ -4,8 +4,8 @@ use super::{keys, outbox};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
-use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology};
-use sluice_types::{HostId, VpcId};
+use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology, Vpc};
+use sluice_types::{ClusterId, HostId, VpcId};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc::Sender;
 
@@ -27,9 +27,11 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
         InstancesOf::Host(id) => Filter::Host(id.get()),
         InstancesOf::Around(id) => Filter::Vpcs(around(q, &topology, id).await?),
         InstancesOf::All => Filter::Vpcs(topology.vpcs.iter().map(|vpc| vpc.id.get() as i64).collect()),
-        InstancesOf::Cluster(id) => {
-            let placed = topology.vpcs.iter().filter(|vpc| vpc.clusters().any(|cluster| cluster == id));
-            Filter::Vpcs(placed.map(|vpc| vpc.id.get() as i64).collect())
+        InstancesOf::Cluster(id) => placed(&topology, &[id]),
+        InstancesOf::Gateway(id) => {
+            let gateway = topology.gateways.iter().find(|gateway| gateway.id == id);
+            let clusters: Vec<_> = gateway.into_iter().flat_map(|gateway| gateway.clusters()).collect();
+            placed(&topology, &clusters)
         }
     };
     if sink.send(SnapshotPart::Topology(Box::new(topology))).await.is_err() {
@@ -56,6 +58,12 @@ async fn around(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<
     let peers = ends.filter(|(end, _)| here.contains(end)).map(|(_, peer)| peer);
     let all: BTreeSet<VpcId> = peers.chain(here.iter().copied()).collect();
     Ok(all.into_iter().map(|vpc| vpc.get() as i64).collect())
+}
+
+/// The VPCs on some clusters.
+fn placed(topology: &Topology, clusters: &[ClusterId]) -> Filter {
+    let on = |vpc: &&Vpc| vpc.clusters().any(|cluster| clusters.contains(&cluster));
+    Filter::Vpcs(topology.vpcs.iter().filter(on).map(|vpc| vpc.id.get() as i64).collect())
 }
 
 async fn topology(q: &mut dyn Query) -> Result<Topology> {

@@ -10,6 +10,7 @@ mod cloud;
 mod clusters;
 mod concurrency;
 mod conflicts;
+mod gateway_moves;
 mod instances;
 mod model;
 mod moves;
@@ -67,6 +68,8 @@ fn cases() -> Vec<Case> {
             taken_macs_and_addresses, derived_ones_are_avoided, deletion;
         bulk: many_at_once, all_or_nothing, repeated_and_existing_names, given_and_allocated_mix,
             onto_existing, a_full_subnet_names_the_offender, many_hosts;
+        gateway_moves: there_and_back, turning_back, refusals,
+            a_vpc_that_comes_meanwhile_keeps_the_last_gateway, homes_that_the_scheduler_set_stay;
         moves: make_before_break, hosts_find_vips_of_their_family, peers_go_together, turning_back, refusals, many_instances_in_parts,
             instances_change_hosts, gateways_drain, vips_come_before_others_go, thresholds, events;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,

@@ -1,0 +1,232 @@
+//! Gateways that go from one cluster to another, and homes that stay meanwhile.
+
+use crate::Fixture;
+use crate::cloud::{Cloud, conflict, new};
+use sluice_store::{
+    Change, Cluster, Conflict, Gateway, GatewayMove, Instance, InstancesOf, NewGateway, SnapshotPart, Store,
+    StoreError,
+};
+use sluice_types::{ClusterId, GatewayId};
+use std::net::IpAddr;
+
+const WHY: &str = "a test";
+
+fn vips(range: std::ops::RangeInclusive<u8>) -> Vec<IpAddr> {
+    range.map(|last| [192, 0, 2, last].into()).collect()
+}
+
+async fn gateway(s: &dyn Store, cluster: ClusterId, last: u8) -> GatewayId {
+    let vtep4 = Some([198, 51, 100, last].into());
+    new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6: None }).await).id
+}
+
+/// The cloud's cluster with a VPC and two gateways, and another with one.
+async fn three(c: &Cloud) -> (Cluster, [GatewayId; 3]) {
+    let s = c.store.as_ref();
+    let far = new(s.create_cluster("far", &vips(200..=203)).await);
+    let here = c.cluster.id;
+    let gateways = [gateway(s, here, 1).await, gateway(s, here, 2).await, gateway(s, far.id, 3).await];
+    (far, gateways)
+}
+
+async fn share(s: &dyn Store, cluster: ClusterId, of: GatewayId) -> usize {
+    s.cluster(cluster).await.unwrap().vips.iter().filter(|vip| vip.home == Some(of)).count()
+}
+
+async fn last(s: &dyn Store) -> Vec<Change> {
+    let rows = s.outbox(s.revision().await.unwrap() - 1, 1000).await.unwrap();
+    rows.into_iter().map(|row| row.change).collect()
+}
+
+/// What a gateway's snapshot has of instances.
+async fn of(s: &dyn Store, gateway: GatewayId) -> Vec<Instance> {
+    let (sink, mut parts) = tokio::sync::mpsc::channel(1);
+    let read = async {
+        let mut all = Vec::new();
+        while let Some(part) = parts.recv().await {
+            if let SnapshotPart::Instances(mut some) = part {
+                all.append(&mut some);
+            }
+        }
+        all
+    };
+    let (done, all) = tokio::join!(s.snapshot(InstancesOf::Gateway(gateway), sink), read);
+    done.unwrap();
+    all
+}
+
+async fn kinds(s: &dyn Store, subject: GatewayId) -> Vec<String> {
+    let events = s.events(Some(&subject.to_string()), None, 100).await.unwrap();
+    assert!(events.iter().all(|event| event.text.contains(": ") && !event.details["why"].is_null()));
+    events.into_iter().map(|event| event.kind).collect()
+}
+
+pub async fn there_and_back(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let (far, [g1, g2, g3]) = three(&c).await;
+    let (from, to) = (c.cluster.id, far.id);
+    let vm = c.instance("vm").await;
+    assert_eq!((of(s, g1).await, of(s, g3).await), (vec![vm.clone()], vec![]));
+
+    let stale = s.move_gateway(g3, from, WHY, Some(9999)).await;
+    assert!(matches!(stale, Err(StoreError::Stale { .. })));
+    // The cluster that it leaves has no VPC: nobody need stay.
+    let begun = s.move_gateway(g3, from, WHY, None).await.unwrap();
+    let id = s.revision().await.unwrap();
+    let leaving = GatewayMove { id, other: from, joined: false };
+    assert_eq!((begun.cluster, begun.moving, begun.revision), (to, Some(leaving), id));
+    assert!(begun.retires() && begun.leaves() && !begun.draining);
+    assert_eq!(begun.clusters().collect::<Vec<_>>(), [to, from]);
+    let changes = last(s).await;
+    let [Change::ClusterUpserted { cluster, gateways }] = &changes[..] else { panic!("{changes:?}") };
+    assert_eq!((cluster.id, cluster.plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
+    assert_eq!(of(s, g3).await, [vm.clone()], "it learns what the other has");
+    assert_eq!(s.move_gateway(g3, from, WHY, None).await.unwrap(), begun, "it is on its way");
+    assert_eq!(s.revision().await.unwrap(), id);
+
+    let joined = GatewayMove { other: to, joined: true, ..leaving };
+    assert!(!s.advance_gateway_move(g3, joined).await.unwrap(), "not there yet");
+    assert!(s.advance_gateway_move(g3, leaving).await.unwrap());
+    assert!(!s.advance_gateway_move(g3, leaving).await.unwrap(), "once");
+    let there = s.gateway(g3).await.unwrap();
+    assert_eq!((there.cluster, there.moving, there.retires()), (from, Some(joined), false));
+    let changes = last(s).await;
+    let [
+        Change::ClusterUpserted { cluster: a, gateways: into },
+        Change::ClusterUpserted { cluster: b, gateways: left },
+    ] = &changes[..]
+    else {
+        panic!("{changes:?}")
+    };
+    assert_eq!((a.id, b.id, into.len(), left.len()), (from, to, 3, 0));
+    assert!(b.vips.iter().all(|vip| vip.home.is_none()));
+    let even = c.cluster.vips.len() / 3;
+    assert!(share(s, from, g3).await >= even, "it has its share");
+    assert_eq!(s.move_gateway(g3, from, WHY, None).await.unwrap(), there, "it is there");
+    assert!(matches!(conflict(s.delete_cluster(to, None).await), Conflict::InUse { .. }));
+
+    assert!(s.advance_gateway_move(g3, joined).await.unwrap());
+    let moved = s.gateway(g3).await.unwrap();
+    assert_eq!((moved.cluster, moved.moving), (from, None));
+    assert_eq!(kinds(s, g3).await, ["gateway_move_begun", "gateway_move_joined", "gateway_moved"]);
+    assert_eq!(
+        share(s, from, g1).await + share(s, from, g2).await + share(s, from, g3).await,
+        c.cluster.vips.len()
+    );
+    s.delete_cluster(to, None).await.unwrap();
+}
+
+pub async fn turning_back(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let (far, [g1, g2, _]) = three(&c).await;
+    let (from, to) = (c.cluster.id, far.id);
+    let before = share(s, from, g1).await;
+    let at = |gateway: Gateway| gateway.moving.unwrap();
+    let leaving = at(s.move_gateway(g1, to, WHY, None).await.unwrap());
+    assert_eq!(share(s, from, g1).await, 0);
+    let back = s.move_gateway(g1, from, WHY, None).await.unwrap();
+    assert_eq!((back.cluster, back.moving), (from, None));
+    assert!(share(s, from, g1).await + 1 >= before, "it has its share again");
+    assert!(!s.advance_gateway_move(g1, leaving).await.unwrap(), "that move is over");
+
+    // Once it has joined, it must be emptied there before it can go back.
+    let leaving = at(s.move_gateway(g1, to, WHY, None).await.unwrap());
+    s.advance_gateway_move(g1, leaving).await.unwrap();
+    let third = new(s.create_cluster("third", &vips(210..=210)).await).id;
+    let elsewhere = conflict(s.move_gateway(g1, third, WHY, None).await);
+    assert_eq!(elsewhere, Conflict::GatewayMoves { gateway: "g1".into(), to: "far".into() });
+    let again = s.move_gateway(g1, from, WHY, None).await.unwrap();
+    assert_eq!((again.cluster, at(again.clone()).other, at(again.clone()).joined), (to, from, false));
+    assert!(at(again.clone()).id > leaving.id && share(s, to, g1).await == 0);
+    assert!(s.advance_gateway_move(g1, at(again)).await.unwrap());
+    let home = s.gateway(g1).await.unwrap();
+    assert!(s.advance_gateway_move(g1, at(home)).await.unwrap());
+    assert_eq!(s.gateway(g1).await.unwrap().cluster, from);
+    let kinds = kinds(s, g1).await;
+    let turned = kinds.iter().filter(|kind| *kind == "gateway_move_turned").count();
+    assert_eq!((kinds.len(), turned), (7, 1), "{kinds:?}");
+    assert!(share(s, from, g2).await > 0);
+}
+
+pub async fn refusals(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let (far, [g1, g2, g3]) = three(&c).await;
+    let (from, to) = (c.cluster.id, far.id);
+    let here = s.gateway(g1).await.unwrap();
+    assert_eq!(s.move_gateway(g1, from, WHY, None).await.unwrap(), here, "it is there");
+    let ghost = s.move_gateway(g1, ClusterId::new(999), WHY, None).await;
+    assert!(matches!(ghost, Err(StoreError::NotFound { kind: "cluster", .. })));
+    let ghost = s.move_gateway(GatewayId::new(999), to, WHY, None).await;
+    assert!(matches!(ghost, Err(StoreError::NotFound { kind: "gateway", .. })));
+    let six =
+        new(s.create_cluster("six", &["192.0.2.220".parse().unwrap(), "fd00::9".parse().unwrap()]).await);
+    let missing = Conflict::FamilyMissing { gateway: "g1".into(), cluster: "six".into(), family: "IPv6" };
+    assert_eq!(conflict(s.move_gateway(g1, six.id, WHY, None).await), missing);
+
+    // Of two gateways with a VPC, one may go; then the other may neither go, nor drain, nor be deleted.
+    let leaving = s.move_gateway(g1, to, WHY, None).await.unwrap().moving.unwrap();
+    let alone = Conflict::LastGateway { gateway: "g2".into() };
+    assert_eq!(conflict(s.move_gateway(g2, to, WHY, None).await), alone);
+    assert_eq!(conflict(s.drain_gateway(g2, true, None).await), alone);
+    assert!(matches!(conflict(s.delete_gateway(g2, None).await), Conflict::InUse { .. }));
+    assert!(s.advance_gateway_move(g1, leaving).await.unwrap());
+    assert_eq!(conflict(s.move_gateway(g2, to, WHY, None).await), alone);
+    // No VPC can go to a cluster whose only gateway leaves.
+    let joined = s.gateway(g1).await.unwrap().moving.unwrap();
+    assert!(s.advance_gateway_move(g1, joined).await.unwrap());
+    s.delete_gateway(g1, None).await.unwrap();
+    s.move_gateway(g3, from, WHY, None).await.unwrap();
+    let none = Conflict::NoGateways { cluster: "far".into() };
+    assert_eq!(conflict(s.move_vpc(c.vpc.id, to, None).await), none);
+    // Nor is one that leaves given a vIP.
+    let vip = vips(200..=200)[0];
+    let home = s.cluster(to).await.unwrap().vips[0].home;
+    assert_eq!(home, Some(g3), "who else");
+    assert!(!s.move_home(to, vip, g3, g3).await.unwrap());
+}
+
+pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = c.store.as_ref();
+    let (far, [_, _, g3]) = three(&c).await;
+    let leaving = s.move_gateway(g3, c.cluster.id, WHY, None).await.unwrap().moving.unwrap();
+    new(s
+        .create_vpc(sluice_store::NewVpc {
+            name: "late".into(),
+            tenant: c.vpc.tenant,
+            vni: None,
+            cluster: far.id,
+            mtu: 1430,
+            offload_kbps: None,
+        })
+        .await);
+    assert!(s.advance_gateway_move(g3, leaving).await.unwrap());
+    let stays = s.gateway(g3).await.unwrap();
+    assert_eq!((stays.cluster, stays.moving), (far.id, None));
+    assert_eq!(kinds(s, g3).await, ["gateway_move_begun", "gateway_move_turned"]);
+}
+
+pub async fn homes_that_the_scheduler_set_stay(f: Fixture) {
+    let s = f.store.as_ref();
+    let cluster = new(s.create_cluster("c", &vips(1..=6)).await).id;
+    let (g1, g2) = (gateway(s, cluster, 1).await, gateway(s, cluster, 2).await);
+    assert_eq!((share(s, cluster, g1).await, share(s, cluster, g2).await), (3, 3));
+    for vip in vips(1..=6) {
+        s.move_home(cluster, vip, g1, g2).await.unwrap();
+    }
+    assert_eq!(share(s, cluster, g2).await, 6);
+    s.update_cluster(cluster, &vips(1..=7), None).await.unwrap();
+    assert_eq!((share(s, cluster, g1).await, share(s, cluster, g2).await), (1, 6), "the new one's is mended");
+    let g3 = gateway(s, cluster, 3).await;
+    let shares = [share(s, cluster, g1).await, share(s, cluster, g2).await, share(s, cluster, g3).await];
+    assert_eq!(shares, [1, 4, 2], "who comes takes its share from who has most");
+    s.drain_gateway(g2, true, None).await.unwrap();
+    assert_eq!(share(s, cluster, g2).await, 0);
+    let (one, three) = (share(s, cluster, g1).await, share(s, cluster, g3).await);
+    assert_eq!((one + three, one.abs_diff(three)), (7, 1));
+    s.drain_gateway(g2, false, None).await.unwrap();
+    assert_eq!(share(s, cluster, g2).await, 2);
+}

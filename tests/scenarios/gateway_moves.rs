@@ -1,0 +1,205 @@
+//! A gateway goes from one cluster to another and back, while 2000 packets a second pass
+//! through either cluster in each direction and family: none is lost. On the way there the
+//! controller dies and comes back, on the way home the gateway's agent does. Then a cluster
+//! gets a new gateway and loses it again, under traffic too.
+
+use crate::Ground;
+use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, lost_nothing, who};
+use serde_json::json;
+use sluice_client::{Cluster, Gateway, HappenedEvent, Vpc};
+use sluice_lab::{CONTROLLER, Lab, Options, Topology, down};
+use sluice_types::ClusterId;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+const PORT: u16 = 7031;
+const PPS: u64 = 1_000;
+/// Longer than anything that happens meanwhile.
+const SECONDS: u64 = 30;
+const PATIENCE: Duration = Duration::from_secs(40);
+/// No flow leaves the gateways.
+const NEVER: u32 = u32::MAX;
+/// The one that goes.
+const GOER: &str = "gw-b";
+
+pub async fn scenario(ground: &Ground) -> Outcome {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    two_clusters(&mut options.topology)?;
+    let lab = Lab::up(options).await?;
+    let outcome = go(&lab).await;
+    if outcome.is_ok() {
+        down(&ground.name).await?;
+    }
+    outcome
+}
+
+/// The standard lab, whose cluster has two gateways, and another cluster with one.
+fn two_clusters(topology: &mut Topology) -> Outcome {
+    let mut far = topology.cluster.clone();
+    far.name = "far".to_owned();
+    far.vips = ["192.0.2.111", "192.0.2.112", "2001:db8:0:1::111", "2001:db8:0:1::112"]
+        .iter()
+        .map(|vip| vip.parse())
+        .collect::<Result<_, _>>()?;
+    topology.other_clusters.push(far);
+    let mut gateway = topology.gateways[0].clone();
+    gateway.name = "gw-far".to_owned();
+    gateway.cluster = Some("far".to_owned());
+    (gateway.ipv4, gateway.ipv6) = (Some("192.0.2.13".parse()?), Some("2001:db8:0:1::13".parse()?));
+    topology.gateways.push(gateway);
+    Ok(())
+}
+
+async fn go(lab: &Lab) -> Outcome {
+    let far = lab.api().find::<Cluster>("far", &[]).await?.id;
+    let home = gateway(lab, GOER).await?.cluster;
+    for name in ["web", "db"] {
+        let id = lab.api().find::<Vpc>(name, &[]).await?.id;
+        lab.api().update::<Vpc>(id, &json!({"offload_kbps": NEVER}), None).await?;
+    }
+    part(lab, far).await?;
+    refused(lab, home, far).await?;
+    let (listeners, streams) = traffic(lab).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let begin = Instant::now();
+    let outcome = there_and_back(lab, home, far).await;
+    let took = begin.elapsed().as_secs() + 1;
+    println!("    there, back, drained and undrained in {took} s");
+    for (what, stream) in streams {
+        let result = stream.result().await?;
+        if let Err(error) = &outcome {
+            return Err(Failure::new(format!("{error}; {what}: {result}")));
+        }
+        lost_nothing(&what, &result, SECONDS * PPS)?;
+    }
+    drop(listeners);
+    ensure!(took < SECONDS, "it took {took} s, longer than the streams of {SECONDS} s");
+    outcome
+}
+
+/// `web` stays, `db` is on the other cluster.
+async fn part(lab: &Lab, far: ClusterId) -> Outcome {
+    for peering in lab.api().list::<sluice_client::Peering>(&[], None).await? {
+        lab.api().delete::<sluice_client::Peering>(peering.id, None).await?;
+    }
+    let db = lab.api().find::<Vpc>("db", &[]).await?.id;
+    lab.api().update::<Vpc>(db, &json!({"cluster": far}), None).await?;
+    let there = lab.api().wait_until::<Vpc>(db, PATIENCE, |vpc| vpc.moving_to.is_none()).await?;
+    ensure!(there.cluster == far, "db is on {}", there.cluster);
+    Ok(())
+}
+
+/// The only gateway of a cluster with a VPC cannot go.
+async fn refused(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
+    let only = gateway(lab, "gw-far").await?;
+    ensure!(only.cluster == far, "gw-far is in {}", only.cluster);
+    let error = lab.api().move_gateway(only.id, home, None, None).await.err();
+    let text = error.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(text.contains("`gw-far` is the last of its cluster"), "it may go: {text}");
+    Ok(())
+}
+
+/// Through both clusters, both underlays, in both families.
+async fn traffic(lab: &Lab) -> Result<(Vec<Probe>, Vec<(String, Probe)>), Failure> {
+    let ways = [
+        ("web-1", "web-3", false),
+        ("web-3", "web-1", true),
+        ("db-1", "db-2", false),
+        ("db-2", "db-1", true),
+    ];
+    let (mut listeners, mut streams) = (Vec::new(), Vec::new());
+    for (index, (from, to, ipv6)) in ways.into_iter().enumerate() {
+        let at = SocketAddr::new(address(lab.vm(to)?, ipv6)?, PORT + index as u16).to_string();
+        listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
+        let stream = Probe::start(lab, from, &["stream", &at, &PPS.to_string(), &SECONDS.to_string()])?;
+        streams.push((format!("{from} -> {at}"), stream));
+    }
+    Ok((listeners, streams))
+}
+
+async fn there_and_back(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
+    let db = lab.api().find::<Vpc>("db", &[]).await?.vni.get().to_string();
+    let before = forwarded(lab, &db).await?;
+    // The controller dies as soon as the move has begun.
+    begun(lab, far).await?;
+    lab.kill(CONTROLLER).await?;
+    lab.restart(CONTROLLER)?;
+    lab.api().wait_ready(PATIENCE).await?;
+    arrived(lab, far).await?;
+    // Each question is another flow, of which some come to one of its vIPs.
+    let at = SocketAddr::new(address(lab.vm("db-2")?, false)?, PORT + 9);
+    let asked = Probe::listening(lab, "db-2", &["echo", &at.to_string(), "db-2"]).await?;
+    eventually(PATIENCE, || async {
+        let answer = who(lab, "db-1", "udp", at).await?;
+        ensure!(answer.as_deref() == Some("db-2"), "db-2 answers {answer:?}");
+        let there = forwarded(lab, &db).await?;
+        ensure!(there > before, "it forwards nothing of its new cluster");
+        Ok(())
+    })
+    .await?;
+    drop(asked);
+
+    // Its agent dies on the way home.
+    begun(lab, home).await?;
+    lab.kill(GOER).await?;
+    // Its other threads end after it, and with the last one its lock.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    lab.restart(GOER)?;
+    arrived(lab, home).await?;
+    let events = lab.api().events(Some(&gateway(lab, GOER).await?.id.to_string()), None, 100).await?;
+    let kinds: Vec<_> = events.iter().map(|event: &HappenedEvent| event.kind.as_str()).collect();
+    let moves: Vec<_> = kinds.into_iter().filter(|kind| kind.starts_with("gateway_move")).collect();
+    let once = ["gateway_move_begun", "gateway_move_joined", "gateway_moved"];
+    ensure!(moves == [once, once].concat(), "the events are {moves:?}");
+    ensure!(events.iter().any(|event| event.text.ends_with(": a scenario")), "the reason is not there");
+
+    scaled(lab, home).await
+}
+
+/// Down to one gateway, deleted and enrolled again as another, which takes its share.
+async fn scaled(lab: &Lab, home: ClusterId) -> Outcome {
+    let goer = gateway(lab, GOER).await?;
+    lab.api().drain(goer.id, true, None).await?;
+    lab.api().wait_until::<Gateway>(goer.id, PATIENCE, |gateway| gateway.state == "drained").await?;
+    lab.api().drain(goer.id, false, None).await?;
+    let back = |gateway: &Gateway| gateway.state == "fit" && !gateway.vips.is_empty();
+    let again = lab.api().wait_until::<Gateway>(goer.id, PATIENCE, back).await?;
+    ensure!(again.cluster == home, "it is in {}", again.cluster);
+    Ok(())
+}
+
+async fn gateway(lab: &Lab, name: &str) -> Result<Gateway, Failure> {
+    Ok(lab.api().find::<Gateway>(name, &[]).await?)
+}
+
+async fn begun(lab: &Lab, to: ClusterId) -> Outcome {
+    let id = gateway(lab, GOER).await?.id;
+    let begun = lab.api().move_gateway(id, to, Some("a scenario"), None).await?;
+    ensure!(begun.moving_to == Some(to), "it does not move: {begun:?}");
+    Ok(())
+}
+
+/// It is there, and owns vIPs of its new cluster only.
+async fn arrived(lab: &Lab, at: ClusterId) -> Outcome {
+    let id = gateway(lab, GOER).await?.id;
+    let settled = |gateway: &Gateway| gateway.moving_to.or(gateway.moving_from).is_none();
+    let there = lab.api().wait_until::<Gateway>(id, PATIENCE, settled).await?;
+    ensure!(there.cluster == at, "it ended in {}", there.cluster);
+    let vips = lab.api().get::<Cluster>(at).await?.addresses();
+    eventually(PATIENCE, || async {
+        let now = lab.api().get::<Gateway>(id).await?;
+        let [v4, v6] = [true, false].map(|v4| now.vips.iter().any(|vip| vip.is_ipv4() == v4));
+        ensure!(
+            v4 && v6 && now.vips.iter().all(|vip| vips.contains(vip)),
+            "it owns {:?} of {vips:?}",
+            now.vips
+        );
+        Ok(())
+    })
+    .await
+}
+
+/// Packets of a network that the gateway has forwarded since its program was loaded.
+async fn forwarded(lab: &Lab, vni: &str) -> Result<f64, Failure> {
+    Ok(lab.metrics(GOER).await?.sum("sluice_vni_packets_total", &[("vni", vni)]))
+}
