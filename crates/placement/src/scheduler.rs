@@ -434,6 +434,11 @@ impl Scheduler {
         self.requests.keys().copied().collect()
     }
 
+    /// When it last decided to move a vIP, if it remembers: loads that were measured no later are corrected by it.
+    pub fn moved_ms(&self, vip: IpAddr) -> Option<u64> {
+        self.moved.get(&vip).map(|moved| moved.at_ms)
+    }
+
     /// Decides on what is reported. The caller carries decisions out in order, and reports the new owners
     /// from then on.
     ///

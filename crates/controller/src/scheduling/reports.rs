@@ -17,8 +17,14 @@ const LATELY_MS: u64 = 200;
 /// Clusters with the gateways that report now. Gateways do not count by vIP: a gateway's whole load is
 /// that of the vIPs that it owns, in equal parts, whatever keeps it busy; so the more it is busy with
 /// something else, the fewer it keeps. A vIP that not every gateway of its cluster can have stays where it
-/// is. One that is on its way home counts there already.
-pub fn reports(ledger: &Ledger, clusters: &[ClusterView], loads: &LoadPicture) -> Vec<ClusterReport> {
+/// is. One that is on its way home counts there already. `moved_ms`: when the scheduler last decided to move a
+/// vIP, which corrects what was measured before then by itself.
+pub fn reports(
+    ledger: &Ledger,
+    clusters: &[ClusterView],
+    loads: &LoadPicture,
+    moved_ms: &dyn Fn(IpAddr) -> Option<u64>,
+) -> Vec<ClusterReport> {
     let cluster = |view: &ClusterView| {
         let placed = ledger.clusters.get(&view.id)?;
         // One that failed is not there, whatever it says; one that drains gets nothing, and gives all.
@@ -37,7 +43,7 @@ pub fn reports(ledger: &Ledger, clusters: &[ClusterView], loads: &LoadPicture) -
             })
         });
         let mut gateways: Vec<GatewayReport> = gateways.collect();
-        share_out(&placed.cluster.vips, &placed.gateways, loads, &mut gateways);
+        share_out(&placed.cluster.vips, &placed.gateways, loads, moved_ms, &mut gateways);
         Some(ClusterReport { id: view.id, gateways })
     };
     clusters.iter().filter_map(cluster).collect()
@@ -66,7 +72,13 @@ pub fn alarms(clusters: &[ClusterView], overload_above: f64) -> BTreeMap<Gateway
 }
 
 /// Gives each gateway its vIPs with their parts of its load.
-fn share_out(vips: &[ClusterVip], all: &[Gateway], loads: &LoadPicture, gateways: &mut [GatewayReport]) {
+fn share_out(
+    vips: &[ClusterVip],
+    all: &[Gateway],
+    loads: &LoadPicture,
+    moved_ms: &dyn Fn(IpAddr) -> Option<u64>,
+    gateways: &mut [GatewayReport],
+) {
     let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.home);
     let part = |gateway: &GatewayReport| {
         let owned = vips.iter().filter(|vip| owner(vip) == Some(gateway.id)).count();
@@ -81,6 +93,9 @@ fn share_out(vips: &[ClusterVip], all: &[Gateway], loads: &LoadPicture, gateways
         let home = vip.home.filter(|home| parts.contains_key(home)).unwrap_or(owner);
         for gateway in gateways.iter_mut().filter(|_| home != owner) {
             let part = demand_pps / gateway.capacity_pps;
+            if moved_ms(vip.address).is_some_and(|at_ms| gateway.measured_ms <= at_ms) {
+                continue;
+            }
             if gateway.id == home {
                 gateway.load += part;
             } else if gateway.id == owner {
@@ -154,7 +169,7 @@ mod tests {
         };
         let mut settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
         let report = |loads: &LoadPicture, settings: &Settings| {
-            reports(&ledger, &clusters(&ledger, loads, settings), loads).remove(0).gateways
+            reports(&ledger, &clusters(&ledger, loads, settings), loads, &|_| None).remove(0).gateways
         };
         let found = report(&loads, &settings);
         assert_eq!(found.iter().map(|gateway| gateway.id.get()).collect::<Vec<_>>(), [1, 2], "one is silent");
@@ -211,7 +226,7 @@ mod tests {
         let owned =
             |by: [u64; 4]| (0..).zip(by).map(|(place, id)| (address(place), GatewayId::new(id))).collect();
         let settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
-        let found = |by: [u64; 4], busy: [f64; 2], down: &[u64]| {
+        let found = |by: [u64; 4], busy: [f64; 2], down: &[u64], moved_ms: Option<u64>| {
             let load = |(id, busy)| (GatewayId::new(id), load(10_000, busy, 0.0));
             let loads = LoadPicture {
                 now_ms: 10_000,
@@ -220,7 +235,8 @@ mod tests {
                 down: down.iter().map(|id| GatewayId::new(*id)).collect(),
                 ..LoadPicture::default()
             };
-            let report = reports(&ledger, &clusters(&ledger, &loads, &settings), &loads).remove(0).gateways;
+            let views = clusters(&ledger, &loads, &settings);
+            let report = reports(&ledger, &views, &loads, &|_| moved_ms).remove(0).gateways;
             let pairs = |gateway: &GatewayReport| -> Vec<(u8, u64)> {
                 let pair = |pair: &Pair| match pair.vip {
                     IpAddr::V4(v4) => (v4.octets()[3], pair.demand_pps.round() as u64),
@@ -233,12 +249,20 @@ mod tests {
         };
         // The second failed, and the first has all: a quarter of its load is each one's, and may leave it.
         let all = vec![(0, 200), (1, 200), (2, 200), (3, 200)];
-        assert_eq!(found([1, 1, 1, 1], [0.8, 0.0], &[2]), [(0.8, all)]);
+        assert_eq!(found([1, 1, 1, 1], [0.8, 0.0], &[2], None), [(0.8, all)]);
         // It is back, and its vIPs are on their way.
-        let [first, second] = found([1, 1, 1, 1], [0.8, 0.0], &[]).try_into().unwrap();
+        let [first, second] = found([1, 1, 1, 1], [0.8, 0.0], &[], None).try_into().unwrap();
         assert_eq!((first.1, second.1), (vec![(0, 200), (1, 200)], vec![(2, 200), (3, 200)]));
         assert!((first.0 - 0.4).abs() < 1e-9 && (second.0 - 0.4).abs() < 1e-9);
-        let [first, second] = found([1, 1, 2, 2], [0.4, 0.6], &[]).try_into().unwrap();
+        // What was measured before they were told to go, the scheduler corrects.
+        for (moved_ms, loads) in [(9_999, [0.4, 0.4]), (10_000, [0.8, 0.0])] {
+            let found = found([1, 1, 1, 1], [0.8, 0.0], &[], Some(moved_ms));
+            assert!(
+                found.iter().zip(loads).all(|(gateway, load)| (gateway.0 - load).abs() < 1e-9),
+                "{found:?}"
+            );
+        }
+        let [first, second] = found([1, 1, 2, 2], [0.4, 0.6], &[], None).try_into().unwrap();
         assert_eq!((first, second.0), ((0.4, vec![(0, 200), (1, 200)]), 0.6));
         assert_eq!(homes(&ledger)[&address(2)], GatewayId::new(2));
     }

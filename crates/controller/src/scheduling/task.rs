@@ -78,9 +78,10 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
     let site = placing::settings(core).await?;
     let loads = placing::loads(core);
     let clock_ms = loads.now_ms;
+    let moved_ms = |vip| memory.as_ref().and_then(|memory| memory.scheduler.moved_ms(vip));
     let (reports, alarms, homes) = core.ledger(|ledger| {
         let clusters = clusters(ledger, &loads, &site);
-        let reports = reports(ledger, &clusters, &loads);
+        let reports = reports(ledger, &clusters, &loads, &moved_ms);
         (reports, alarms(&clusters, settings.overload_above), homes(ledger))
     });
     core.loads.set_alarms(&if settings.enabled { alarms } else { BTreeMap::new() });
