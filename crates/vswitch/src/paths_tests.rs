@@ -232,3 +232,25 @@ fn a_redirected_path_goes_and_its_gateway_is_asked() {
     let reaction = hear(&mut keeper, 30, redirect("192.0.2.99"));
     assert_eq!(reaction.messages, []);
 }
+
+#[test]
+fn what_this_host_wants_is_asked_for_once() {
+    let mut keeper = keeper();
+    let mut reaction = Reaction::default();
+    let wanted = to(1, "10.0.0.5");
+    keeper.want(1, &[wanted, wanted, to(9, "10.0.0.5")], &mut reaction);
+    let [(CLUSTER, asked, Message::Request { id, asks })] = reaction.messages.as_slice() else {
+        panic!("{reaction:?}")
+    };
+    assert_eq!(
+        (*asked, asks.as_slice(), reaction.changes.len()),
+        (ip(GATEWAY), [Ask { destination: wanted, revision: 0 }].as_slice(), 0)
+    );
+    let answers = vec![Answered { destination: wanted, answer: Answer::Path(path(OTHER, 5)) }];
+    let reply = Message::Reply { id: *id, answers };
+    assert_eq!(hear(&mut keeper, 2, reply).changes, [Change::Install(wanted, path(OTHER, 5))]);
+    // The next period's event, of a path that is there.
+    let mut again = Reaction::default();
+    keeper.want(1_000, &[wanted], &mut again);
+    assert_eq!(again, Reaction::default());
+}

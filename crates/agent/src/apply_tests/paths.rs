@@ -125,3 +125,23 @@ fn a_snapshot_and_the_end_of_a_network_remove_what_is_fixed_alone() {
     assert!(applier.lingers(vni(1)));
     assert_eq!(entered(&applier), pairs(&[("10.0.0.9", "192.0.2.1")]));
 }
+
+#[test]
+fn groups_say_where_elephants_are_looked_for() {
+    let mut applier = host();
+    let mut detect = applier.detect();
+    assert!(detect.borrow_and_update().is_empty());
+    let group = |id, detect| Group { id, vips: vec![ip("192.0.2.1")], detect };
+    let groups = vec![group(1, true), group(2, false), group(3, true)];
+    tell(&mut applier, Update { revision: 2, groups, ..Update::default() });
+    assert_eq!(*detect.borrow_and_update(), [1, 3].into());
+    let groups = vec![group(3, true), group(1, false)];
+    tell(&mut applier, Update { revision: 3, groups, ..Update::default() });
+    assert_eq!(*detect.borrow_and_update(), [3].into());
+    // A message without a revision, as when a gateway has failed.
+    let told = Update { database_id: DATABASE, groups: vec![group(3, true)], ..Update::default() };
+    assert_eq!(applier.apply(told.into()).unwrap(), None);
+    assert!(!detect.has_changed().unwrap(), "nothing is new");
+    tell(&mut applier, Update { revision: 4, removed_groups: vec![3], ..Update::default() });
+    assert!(detect.borrow().is_empty());
+}
