@@ -81,7 +81,7 @@ pub async fn there_and_back(f: Fixture) {
     let changes = last(s).await;
     let [Change::ClusterUpserted { cluster, gateways }] = &changes[..] else { panic!("{changes:?}") };
     assert_eq!((cluster.id, cluster.plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
-    assert_eq!(of(s, g3).await, [vm.clone()], "it learns what the other has");
+    assert_eq!(of(s, g3).await, [vm], "it learns what the other has");
     assert_eq!(s.move_gateway(g3, from, WHY, None).await.unwrap(), begun, "it is on its way");
     assert_eq!(s.revision().await.unwrap(), id);
 
