@@ -28,7 +28,7 @@ impl Model {
     }
 
     /// What gateways are told is an elephant of a VPC that has `own`. Only under Zeta do they look for
-    /// any; a path they must still tell of where hosts ask for it, unless the VPC wants none.
+    /// any, unless they are overloaded; a path they must still tell of where hosts ask for it, unless the VPC wants none.
     pub fn gateways_elephant_kbps(self, own: u32) -> u32 {
         match self {
             Self::Zeta => own,

@@ -109,6 +109,7 @@ impl NodeStream {
     pub async fn run(mut self) -> Result<std::convert::Infallible, Ended> {
         let mut last = self.core.log.watch();
         let mut zones = self.core.zones();
+        zones.mark_changed();
         let mut behind = self.cursor == 0 || self.seat.is_none();
         loop {
             if behind {
@@ -116,8 +117,10 @@ impl NodeStream {
             }
             self.stand().await?;
             self.withdraw_keys().await?;
-            zones.borrow_and_update();
-            self.tell_zone().await?;
+            if zones.has_changed().unwrap_or(false) {
+                zones.borrow_and_update();
+                self.tell_zone().await?;
+            }
             last.borrow_and_update();
             let steps = self.core.log.after(self.cursor);
             behind = steps.is_none();
@@ -162,7 +165,9 @@ impl NodeStream {
             (None, Some(view)) => {
                 let needed = view.clusters();
                 // What else it may have is taken from it when the networks are gone that may linger.
-                view.set_keys(standings.keys().copied().collect());
+                view.set_keys(needed.clone());
+                let others = standings.keys().filter(|cluster| !needed.contains(*cluster));
+                self.idle_keys.extend(others.map(|cluster| (*cluster, Instant::now())));
                 self.keys_of(&needed)
             }
             (None, None) => Update::default(),
@@ -185,9 +190,9 @@ impl NodeStream {
     /// Takes keys from a host that it has not needed for a while.
     async fn withdraw_keys(&mut self) -> Result<(), Ended> {
         let Some(view) = &mut self.view else { return Ok(()) };
-        let idle = view.idle_keys();
-        self.idle_keys.retain(|cluster, _| idle.contains(cluster));
-        for cluster in idle {
+        let needed = view.clusters();
+        self.idle_keys.retain(|cluster, _| !needed.contains(cluster));
+        for cluster in view.idle_keys() {
             self.idle_keys.entry(cluster).or_insert_with(Instant::now);
         }
         let old =
@@ -427,6 +432,7 @@ impl NodeStream {
                 let mut base = state.host_base(id).ok_or(unknown)?;
                 if self.core.model.zones() {
                     base.groups = self.core.zones().borrow().groups(id);
+                    self.zone.clone_from(&base.groups);
                 }
                 Ok(base)
             }

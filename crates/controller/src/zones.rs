@@ -69,7 +69,7 @@ impl Zones {
         let (primaries, backups) = gateways.split_at(primaries);
         let zone = place * primaries.len() / hosts.max(1);
         let primary = *primaries.get(zone)?;
-        let is_well = |gateway: &&Gateway| !gateway.draining && !self.failed.contains(&gateway.id);
+        let is_well = |gateway: &&Gateway| !gateway.retires() && !self.failed.contains(&gateway.id);
         if is_well(&primary) {
             return Some(primary);
         }

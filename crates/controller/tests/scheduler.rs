@@ -124,7 +124,7 @@ async fn an_overloaded_gateway_gives_a_vip_and_it_is_said_why() {
     assert_eq!(site.homes().await, before, "it is switched off");
 
     assert_eq!(site.set(json!({"enabled": true})).await.status, StatusCode::OK);
-    let moved = site.until("moved", &demand, |answer| answer["moves"] != 0).await;
+    let moved = site.until("moved", &demand, |answer| answer["moves"].as_u64() > Some(1)).await;
     // The one that takes it has three then, and gives one of its light ones back.
     assert_eq!((&moved["moves"], &moved["gateways_wanted"]), (&json!(2), &json!(0)), "{moved}");
     assert_eq!(moved["decisions"][1]["why"], json!({"share": {"from": 3, "to": 1}}), "{moved}");

@@ -5,7 +5,7 @@ use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 
 /// Keys that a ring may have.
-pub const KEYS_MAX: usize = 256;
+pub const KEYS_MAX: usize = 16_384;
 
 const SALT: &[u8] = b"sluice rsp 1";
 const INFO_NAME: &[u8] = b"name";
@@ -195,8 +195,8 @@ mod tests {
         assert!(matches!(ClusterKey::new(1, &secret, 5, 5), Err(KeyError::Period { id: 1, .. })));
         assert!(matches!(ClusterKey::new(1, &[0; 32], 0, 5), Err(KeyError::Secret { id: 1 })));
         assert!(matches!(KeyRing::new(vec![key(1, 0, 5), key(1, 5, 9)]), Err(KeyError::Duplicate { id: 1 })));
-        let many = (0..257).map(|id| key(id, 0, 5)).collect();
-        assert!(matches!(KeyRing::new(many), Err(KeyError::TooMany { keys: 257 })));
+        let many = (0..16_385).map(|id| key(id, 0, 5)).collect();
+        assert!(matches!(KeyRing::new(many), Err(KeyError::TooMany { keys: 16_385 })));
     }
 
     #[test]

@@ -39,6 +39,26 @@ fn keys() -> ClusterKeys {
     ClusterKeys { cluster: 3, keys: vec![key(1), key(9)] }
 }
 
+fn vrfs() -> Vec<Vrf> {
+    let full = Vrf {
+        vni: vni(5),
+        mtu: 1430,
+        router4: Some("10.0.0.1".parse().unwrap()),
+        router6: Some("2001:db8::1".parse().unwrap()),
+        group: Some(1),
+        elephant_kbps: 20,
+    };
+    let bare = Vrf {
+        vni: Vni::new(Vni::MAX).unwrap(),
+        mtu: 1280,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_kbps: ELEPHANT_NEVER,
+    };
+    vec![full, bare]
+}
+
 fn full_update() -> Update {
     let key = |prefix: &str| RouteKey { vni: vni(5), prefix: prefix.parse().unwrap() };
     let endpoint = Endpoint {
@@ -69,24 +89,7 @@ fn full_update() -> Update {
             vips: vec!["fd00::9".parse().unwrap(), "fd00::a".parse().unwrap()],
             detect: true,
         }],
-        vrfs: vec![
-            Vrf {
-                vni: vni(5),
-                mtu: 1430,
-                router4: Some("10.0.0.1".parse().unwrap()),
-                router6: Some("2001:db8::1".parse().unwrap()),
-                group: Some(1),
-                elephant_kbps: 20,
-            },
-            Vrf {
-                vni: Vni::new(Vni::MAX).unwrap(),
-                mtu: 1280,
-                router4: None,
-                router6: None,
-                group: None,
-                elephant_kbps: ELEPHANT_NEVER,
-            },
-        ],
+        vrfs: vrfs(),
         endpoints: vec![endpoint, only4],
         routes: vec![
             Route { key: key("10.0.0.0/24"), scope: Scope::Local },

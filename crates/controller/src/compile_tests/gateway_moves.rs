@@ -17,6 +17,20 @@ async fn last(store: &dyn Store, state: &mut State, members: &mut Members) -> St
     Step::new(state.apply(revision, &changes))
 }
 
+/// The VNIs that a member of that cluster has entries of, how many vIPs it knows, and whether it drains.
+fn holdings(world: &World, gateway: GatewayId, cluster: ClusterId) -> (Vec<Vni>, usize, Option<bool>) {
+    let tables = world.gateway(gateway);
+    let plan = tables.plan.clone().unwrap();
+    assert_eq!(plan.cluster, cluster);
+    let keys: Vec<u32> = tables.keys.keys().copied().collect();
+    assert_eq!(keys, [group_id(cluster)], "one cluster's keys");
+    let vrfs: Vec<Vni> = tables.vrfs.keys().copied().collect();
+    let known: Vec<Vni> = tables.endpoints.keys().map(|(vni, _)| *vni).collect();
+    assert_eq!(vrfs, known);
+    let member = plan.members.iter().find(|member| member.gateway == gateway);
+    (vrfs, tables.vips.len(), member.map(|it| it.draining))
+}
+
 #[tokio::test]
 async fn it_has_the_entries_of_both_and_speaks_as_a_member_of_one() {
     let mut world = World::new().await;
@@ -42,24 +56,7 @@ async fn it_has_the_entries_of_both_and_speaks_as_a_member_of_one() {
     world.follow().await;
     let (topology, _) = picture(store.as_ref(), InstancesOf::Gateway(g1), Model::Zeta).await;
     let (mut state, mut members) = (topology, Members::default());
-    let has = |world: &World, cluster: ClusterId| {
-        let tables = world.gateway(g1);
-        let plan = tables.plan.clone().unwrap();
-        assert_eq!(plan.cluster, cluster);
-        assert_eq!(
-            tables.keys.keys().copied().collect::<Vec<_>>(),
-            [group_id(cluster)],
-            "one cluster's keys"
-        );
-        let vrfs: Vec<Vni> = tables.vrfs.keys().copied().collect();
-        let known: Vec<Vni> = tables.endpoints.keys().map(|(vni, _)| *vni).collect();
-        assert_eq!(vrfs, known);
-        (
-            vrfs,
-            tables.vips.len(),
-            plan.members.iter().find(|member| member.gateway == g1).map(|it| it.draining),
-        )
-    };
+    let has = |world: &World, cluster: ClusterId| holdings(world, g1, cluster);
     assert_eq!(has(&world, near), (vec![vnis[0]], 1, Some(false)));
 
     store.move_gateway(g1, far, "a test", None).await.unwrap();

@@ -17,7 +17,9 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 /// What [`Lately`] looks back to: two of the gateways' messages, and a half.
-const LATELY_MS: u64 = 125;
+pub const LATELY_MS: u64 = 125;
+/// Counts that follow each other more closely are not looked at.
+const COUNTS_MS: u64 = 10;
 
 /// A gateway as it last reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -198,7 +200,7 @@ impl Loads {
         let pps = load.packets.and_then(|packets| rate(counts, packets, now_ms));
         let busy = f64::from(load.busy_permille.min(1000)) / 1000.0;
         known.lately = Some(Lately { measured_ms: now_ms, busy, pps });
-        alarm.is_some_and(|alarm| busy >= alarm.busy || pps.is_some_and(|pps| pps >= alarm.pps))
+        alarm.is_some_and(|alarm| busy > alarm.busy || pps.is_some_and(|pps| pps > alarm.pps))
     }
 
     /// From which loads on [`Loads::alarmed`] is to return, of these gateways and no others.
@@ -225,8 +227,11 @@ impl Loads {
 fn rate(counts: &mut VecDeque<(u64, u64)>, packets: u64, now_ms: u64) -> Option<f64> {
     // What is older than the window is no measure of the moment; a count that went back begins anew.
     counts.retain(|(at_ms, count)| now_ms.saturating_sub(*at_ms) <= LATELY_MS && *count <= packets);
+    let near = counts.back().is_some_and(|(at_ms, _)| now_ms.saturating_sub(*at_ms) < COUNTS_MS);
     let oldest = counts.front().filter(|(at_ms, _)| now_ms.saturating_sub(*at_ms) >= LATELY_MS / 2).copied();
-    counts.push_back((now_ms, packets));
+    if !near {
+        counts.push_back((now_ms, packets));
+    }
     oldest.map(|(at_ms, count)| (packets - count) as f64 * 1000.0 / (now_ms - at_ms) as f64)
 }
 
@@ -280,14 +285,15 @@ mod tests {
         assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_000)), 1_000));
         assert_eq!(lately(), Lately { measured_ms: 1_000, busy: 0.3, pps: None });
         // Ten milliseconds are no rate.
-        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(9_000)), 1_010));
+        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(9_000)), 1_009));
         assert_eq!(lately().pps, None);
         assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_500)), 1_050), "counts began anew");
         assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_900)), 1_150));
         assert_eq!(lately().pps, Some(4_000.0));
         assert!(loads.pulse_at(GATEWAY, &load(300, Some(7_500)), 1_250));
         assert_eq!(lately().pps, Some(16_000.0));
-        assert!(loads.pulse_at(GATEWAY, &load(800, None), 1_300));
+        assert!(!loads.pulse_at(GATEWAY, &load(800, None), 1_300));
+        assert!(loads.pulse_at(GATEWAY, &load(801, None), 1_300));
         // A second later the window is empty.
         assert!(!loads.pulse_at(GATEWAY, &load(100, Some(9_000_000)), 2_300));
         assert_eq!(lately().pps, None);

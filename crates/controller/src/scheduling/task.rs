@@ -92,7 +92,9 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
             Some(same) => same,
             None => Memory { scheduler: Scheduler::new(settings.limits())?, settings },
         };
-        now.scheduler.others_move(core.members(|members| !members.gateway_moves().is_empty()));
+        // One that died on its way would otherwise hold up all others for ever.
+        let moves: Vec<_> = core.members(|members| members.gateway_moves().keys().copied().collect());
+        now.scheduler.others_move(moves.iter().any(|id| !loads.down.contains(id)));
         let outcome = now.scheduler.decide(clock_ms, &reports);
         *memory = Some(now);
         outcome?

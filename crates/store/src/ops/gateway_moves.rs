@@ -136,7 +136,7 @@ pub(crate) async fn advance(w: &mut Write, id: GatewayId, at: GatewayMove) -> Re
     if at.joined {
         gateway.moving = None;
         save(w, &mut gateway).await?;
-        note(w, MOVED, &gateway, (&other, &here), "it owns its share of vIPs there").await?;
+        note(w, MOVED, &gateway, (&other, &here), "it takes part there").await?;
         replan(w, here, &[]).await?;
     } else if needed(w, &gateway).await? {
         turn_back(w, gateway, "its cluster has VPCs, and no other gateway for them").await?;

@@ -89,15 +89,11 @@ fn wish(cluster: ClusterId) -> String {
     format!("renew-keys/{cluster}")
 }
 
-/// A node is gone that has the keys of a cluster, or of all: they are renewed as soon as may be.
-pub(crate) async fn want_new(w: &mut Write, cluster: Option<ClusterId>) -> Result<()> {
-    let clusters = match cluster {
-        Some(cluster) => vec![cluster],
-        None => {
-            let rows = w.q().rows("SELECT id FROM clusters ORDER BY id", vec![]).await?;
-            rows.iter().map(|row| row.number(0).map(ClusterId::new)).collect::<Result<_>>()?
-        }
-    };
+/// A node is gone that may have had any cluster's keys: all are renewed as soon as may be.
+pub(crate) async fn want_new(w: &mut Write) -> Result<()> {
+    let rows = w.q().rows("SELECT id FROM clusters ORDER BY id", vec![]).await?;
+    let clusters: Vec<ClusterId> =
+        rows.iter().map(|row| row.number(0).map(ClusterId::new)).collect::<Result<_>>()?;
     for cluster in clusters {
         let sql = "INSERT INTO settings (name, value) VALUES ($1, 'true') ON CONFLICT (name) DO NOTHING";
         w.q().run(sql, args![wish(cluster)]).await?;

@@ -242,7 +242,8 @@ pub(crate) async fn delete_gateway(w: &mut Write, id: GatewayId, expected: Optio
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
     if forget_node(w.q(), "gateway", id.get()).await? {
-        keys::want_new(w, Some(gateway.cluster)).await?;
+        // It may have been of other clusters before.
+        keys::want_new(w).await?;
     }
     let cluster = get(w.q(), gateway.cluster).await?;
     replan(w, cluster, &[]).await.map(drop)
@@ -282,7 +283,7 @@ pub(crate) async fn delete_host(w: &mut Write, id: HostId, expected: Option<u64>
     w.q().run("DELETE FROM hosts WHERE id = $1", args![id.get()]).await?;
     // Of which clusters it has keys is not remembered: it may have had instances of any.
     if forget_node(w.q(), "host", id.get()).await? {
-        keys::want_new(w, None).await?;
+        keys::want_new(w).await?;
     }
     w.push(&Change::HostRemoved(host))
 }
