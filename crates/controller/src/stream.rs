@@ -109,7 +109,7 @@ impl NodeStream {
     pub async fn run(mut self) -> Result<std::convert::Infallible, Ended> {
         let mut last = self.core.log.watch();
         let mut zones = self.core.zones();
-        zones.mark_changed();
+        let mut rezoned = true;
         let mut behind = self.cursor == 0 || self.seat.is_none();
         loop {
             if behind {
@@ -117,7 +117,8 @@ impl NodeStream {
             }
             self.stand().await?;
             self.withdraw_keys().await?;
-            if zones.has_changed().unwrap_or(false) {
+            rezoned |= zones.has_changed().unwrap_or(false);
+            if std::mem::take(&mut rezoned) {
                 zones.borrow_and_update();
                 self.tell_zone().await?;
             }
@@ -128,12 +129,15 @@ impl NodeStream {
             if !behind && steps.is_empty() {
                 let change = async {
                     tokio::select! {
-                        _ = last.changed() => {}
-                        _ = zones.changed() => {}
+                        _ = last.changed() => false,
+                        _ = zones.changed() => true,
                     }
                 };
                 match tokio::time::timeout(MARK, change).await {
-                    Ok(()) => continue,
+                    Ok(changed) => {
+                        rezoned = changed;
+                        continue;
+                    }
                     Err(_) => self.mark().await?,
                 }
             }
