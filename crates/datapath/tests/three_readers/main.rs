@@ -306,8 +306,10 @@ fn three_readers_agree() {
     let masks = [u64::MAX, 0xffff_0000_0000_0007, 0x0003_0000_0000_0003];
     let strategy = (ops(), prop::sample::select(masks.to_vec()));
     let config = ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() };
+    // An emulated processor takes minutes for them all (scripts/test-kernels.sh).
+    let wanted = std::env::var("SLUICE_OPERATIONS").ok().and_then(|count| count.parse().ok());
     let operations = AtomicUsize::new(0);
-    while operations.load(Ordering::Relaxed) < OPERATIONS_MIN {
+    while operations.load(Ordering::Relaxed) < wanted.unwrap_or(OPERATIONS_MIN) {
         let mut runner = proptest::test_runner::TestRunner::new(config.clone());
         let result = runner.run(&strategy, |(ops, mask)| {
             run(&kernel, &memory, &ops, mask);
