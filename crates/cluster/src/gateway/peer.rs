@@ -22,6 +22,8 @@ pub(super) struct Peer {
     alarmed_us: u64,
     /// When the controller last said that it hears it; counts only after a false alarm.
     pub vouched_us: Option<u64>,
+    /// Since when it does so of a peer that is believed dead.
+    contradicted_us: Option<u64>,
     pub hears: Vec<GatewayId>,
     pub holds: VipSet,
     pub standing: Standing,
@@ -53,6 +55,7 @@ impl Peer {
             alarms: 0,
             alarmed_us: 0,
             vouched_us: None,
+            contradicted_us: None,
             hears: Vec::new(),
             holds: VipSet::EMPTY,
             standing: Standing::Fit,
@@ -64,7 +67,7 @@ impl Peer {
     pub fn forget(&mut self) {
         self.source.heard_us = None;
         (self.dead, self.accused) = (false, false);
-        self.vouched_us = None;
+        (self.vouched_us, self.contradicted_us) = (None, None);
         self.hears.clear();
         self.holds = VipSet::EMPTY;
         self.standing = Standing::Fit;
@@ -81,6 +84,7 @@ impl Peer {
             self.alarms -= 1;
             self.alarmed_us = now_us;
         }
+        self.contradicted_us = None;
         let accused = std::mem::take(&mut self.accused);
         if accused && arrival == Arrival::Next {
             // It was not dead: next time it is given longer.
@@ -97,10 +101,14 @@ impl Peer {
     }
 
     /// The controller says that it hears this peer. That is older than what gateways see for themselves,
-    /// so it counts only where those were wrong before, or are shown to be now.
+    /// so it counts only where those were wrong before, or are shown to be now: for a while, since a peer that
+    /// died and has just come back may be heard by the controller first.
     pub fn vouch(&mut self, now_us: u64, since_us: u64, params: &Params) {
-        let long_dead = self.dead && now_us - self.dead_us.max(since_us) > params.vouch_us();
-        if long_dead {
+        let dead_us = self.dead.then(|| self.dead_us.max(since_us));
+        let contradicted_us = dead_us.map(|_| self.contradicted_us.unwrap_or(now_us));
+        self.contradicted_us = contradicted_us;
+        let wrong_us = dead_us.max(contradicted_us);
+        if wrong_us.is_some_and(|since_us| now_us - since_us > params.vouch_us()) {
             self.alarm(now_us, params);
         }
         if self.alarms > 0 {
@@ -125,6 +133,7 @@ impl Peer {
             return VipSet::EMPTY;
         }
         self.dead_us = now_us;
+        self.contradicted_us = None;
         self.accused = true;
         std::mem::take(&mut self.holds)
     }
@@ -149,5 +158,32 @@ impl Peer {
 
     pub fn sync_due(&self, now_us: u64, interval_us: u64) -> bool {
         self.synced_us.is_none_or(|at| now_us - at >= interval_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_died_and_comes_back_was_no_false_alarm() {
+        let params = Params::default();
+        let mut peer = Peer::new(GatewayId::new(2), 0);
+        peer.judge(false, 1_000_000);
+        // Long dead; the controller hears its next life first, and this gateway a little later.
+        peer.vouch(3_000_000, 0, &params);
+        peer.vouch(3_050_000, 0, &params);
+        assert_eq!(peer.note(3_060_000, 2, 1, &params), Noted::Fresh);
+        peer.judge(true, 3_060_000);
+        peer.vouch(3_300_000, 0, &params);
+        assert_eq!(peer.alarms, 0);
+        // One that only the controller hears, and goes on to hear, lives.
+        peer.judge(false, 4_000_000);
+        for now_us in (4_000_000..4_150_000).step_by(50_000) {
+            peer.vouch(now_us, 0, &params);
+        }
+        assert!(peer.dead && peer.alarms == 0);
+        peer.vouch(4_000_000 + params.vouch_us() + 1, 0, &params);
+        assert!(!peer.dead && peer.alarms == 1);
     }
 }

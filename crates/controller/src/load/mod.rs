@@ -17,7 +17,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 /// What [`Lately`] looks back to: two of the gateways' messages, and a half.
-pub const LATELY_MS: u64 = 125;
+const LATELY_MS: u64 = 125;
 /// Counts that follow each other more closely are not looked at.
 const COUNTS_MS: u64 = 10;
 

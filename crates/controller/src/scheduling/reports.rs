@@ -1,7 +1,7 @@
 //! What gateways reported, as the scheduler wants it.
 
 use crate::ledger::Ledger;
-use crate::load::{Alarm, GatewayLoad, LATELY_MS, LoadPicture};
+use crate::load::{Alarm, GatewayLoad, LoadPicture};
 use crate::placing::picture::{ClusterView, GatewayView, Known};
 use sluice_placement::{ClusterReport, GatewayReport, Pair};
 use sluice_store::{ClusterVip, Gateway};
@@ -13,10 +13,6 @@ use std::net::IpAddr;
 const SILENT_MS: u64 = 3_000;
 /// What was measured longer ago says nothing about this moment.
 const MOMENT_MS: u64 = 200;
-/// What heartbeats look back to.
-const SECOND_MS: u64 = 1_000;
-/// From a decision to when the vIP's packets have followed it.
-const CARRIED_OUT_MS: u64 = 100;
 
 /// Clusters with the gateways that report now. Gateways do not count by vIP: a gateway's whole load is
 /// that of the vIPs that it owns, in equal parts, whatever keeps it busy; so the more it is busy with
@@ -53,17 +49,12 @@ pub fn reports(
     clusters.iter().filter_map(cluster).collect()
 }
 
-/// The load that counts, and since when it was measured: that of the moment where it is worse than that of
-/// the last second, for what begins is to be seen at once, and what ends may begin again. A move that was
-/// decided later is not in it, or not wholly.
+/// The load that counts, and when it was measured: that of the moment where it is worse than that of the
+/// last second, for what begins is to be seen at once, and what ends may begin again.
 fn worst(gateway: &GatewayView, load: &GatewayLoad, now_ms: u64) -> (f64, u64) {
-    let since = |measured_ms: u64, window_ms| measured_ms.saturating_sub(window_ms + CARRIED_OUT_MS);
-    let second = (busy(gateway, load.busy, load.pps), since(load.measured_ms, SECOND_MS));
+    let second = (busy(gateway, load.busy, load.pps), load.measured_ms);
     let lately = load.lately.filter(|lately| now_ms.saturating_sub(lately.measured_ms) < MOMENT_MS);
-    let lately = lately.map(|it| {
-        let load = busy(gateway, it.busy, it.pps.unwrap_or(load.pps));
-        (load, since(it.measured_ms, LATELY_MS))
-    });
+    let lately = lately.map(|it| (busy(gateway, it.busy, it.pps.unwrap_or(load.pps)), it.measured_ms));
     lately.filter(|lately| lately.0 > second.0).unwrap_or(second)
 }
 
@@ -211,15 +202,15 @@ mod tests {
         };
         let lately = |busy, pps| Some(Lately { measured_ms: 1_950, busy, pps });
         let worst_of = |known, lately, now_ms| {
-            worst(&view(known), &GatewayLoad { lately, ..load(1_500, 0.5, 600.0) }, now_ms)
+            worst(&view(known), &GatewayLoad { lately, ..load(1_000, 0.5, 600.0) }, now_ms)
         };
-        assert_eq!(worst_of(Known::Assumed, None, 2_000), (0.5, 400));
-        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_000), (0.9, 1_725));
-        assert_eq!(worst_of(Known::Assumed, lately(0.3, Some(2_000.0)), 2_000), (0.5, 400));
-        assert_eq!(worst_of(Known::Set, lately(0.3, Some(2_000.0)), 2_000), (2.0, 1_725));
-        assert_eq!(worst_of(Known::Set, lately(0.3, None), 2_000), (0.6, 400));
+        assert_eq!(worst_of(Known::Assumed, None, 2_000), (0.5, 1_000));
+        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_000), (0.9, 1_950));
+        assert_eq!(worst_of(Known::Assumed, lately(0.3, Some(2_000.0)), 2_000), (0.5, 1_000));
+        assert_eq!(worst_of(Known::Set, lately(0.3, Some(2_000.0)), 2_000), (2.0, 1_950));
+        assert_eq!(worst_of(Known::Set, lately(0.3, None), 2_000), (0.6, 1_000));
         // Too old for a moment.
-        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_200), (0.5, 400));
+        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_200), (0.5, 1_000));
     }
 
     #[test]

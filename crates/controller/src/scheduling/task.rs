@@ -38,7 +38,8 @@ struct Memory {
 /// Runs until it is dropped.
 pub async fn schedule(core: Arc<Core>) {
     let mut memory = None;
-    // What an alarm led to nothing about is left to the next regular round.
+    // After what was decided, loads of the moment are partly of before; and what an alarm led to nothing
+    // about is left to the next regular round.
     let mut listens = true;
     loop {
         tokio::time::sleep(PAUSE).await;
@@ -47,7 +48,7 @@ pub async fn schedule(core: Arc<Core>) {
             () = core.loads.alarmed(), if listens => true,
         };
         let outcome = round(&core, &mut memory).await;
-        listens = !alarmed || outcome.as_ref().is_ok_and(|decided| *decided > 0);
+        listens = !alarmed && outcome.as_ref().is_ok_and(|decided| *decided == 0);
         let error = outcome.err();
         if let Some(error) = &error {
             if matches!(error, RoundError::Store(_)) {
