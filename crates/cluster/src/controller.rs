@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 pub struct Plan {
     /// vIPs and members.
     pub config: Config,
-    /// Where each vIP belongs while that gateway is well: from [`spread`](crate::spread) or a scheduler.
+    /// Where each vIP belongs while that gateway is well: from [`mend`](crate::mend) or a scheduler.
     pub homes: BTreeMap<VipId, GatewayId>,
 }
 

@@ -38,7 +38,7 @@ pub use message::{
     Body, Config, DecodeError, Load, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse, Report,
     Standing, VERSION,
 };
-pub use order::{mend, spread};
+pub use order::mend;
 pub use params::{Params, ParamsError};
 pub use table::{Claim, Table};
 pub use vip::{VIPS_MAX, VipError, VipId, VipSet};

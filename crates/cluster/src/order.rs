@@ -45,41 +45,6 @@ pub(crate) fn take_first(vip: VipId, candidates: &mut [Candidate]) -> Option<Gat
     Some(first.id)
 }
 
-/// Homes for the vIPs of a cluster: each gateway gets its share to within one, and as few as possible of
-/// the old homes change. A pure proposal; load-aware homes come from the scheduler.
-pub fn spread(
-    vips: impl IntoIterator<Item = VipId>,
-    gateways: &[GatewayId],
-    old: impl Fn(VipId) -> Option<GatewayId>,
-) -> Vec<(VipId, GatewayId)> {
-    let vips: Vec<VipId> = vips.into_iter().collect();
-    let mut candidates: Vec<Candidate> = gateways.iter().map(|&id| Candidate { id, load: 0 }).collect();
-    if candidates.is_empty() {
-        return Vec::new();
-    }
-    // As many gateways as the remainder may keep one above the even share.
-    let share = vips.len() / candidates.len();
-    let mut larger = vips.len() % candidates.len();
-    let mut homes = Vec::with_capacity(vips.len());
-    let mut homeless = Vec::new();
-    for vip in vips {
-        let kept = old(vip).and_then(|home| candidates.iter_mut().find(|candidate| candidate.id == home));
-        match kept {
-            Some(kept) if kept.load < share || (kept.load == share && larger > 0) => {
-                larger -= usize::from(kept.load == share);
-                kept.load += 1;
-                homes.push((vip, kept.id));
-            }
-            _ => homeless.push(vip),
-        }
-    }
-    for vip in homeless {
-        homes.extend(take_first(vip, &mut candidates).map(|home| (vip, home)));
-    }
-    homes.sort_unstable_by_key(|(vip, _)| *vip);
-    homes
-}
-
 /// Homes for the vIPs of a cluster, where a vIP whose home is one of the gateways keeps it, however uneven
 /// that is: somebody may have meant it so. The others go to who has least. Then each of the `newcomers`
 /// that has less than an even share takes, one at a time, from who has most.
@@ -159,27 +124,6 @@ mod tests {
             assert_eq!(take_first(vip, &mut all), Some(first.id));
             assert_eq!(rank(vip, GatewayId::new(9), &all), None);
         }
-    }
-
-    #[test]
-    fn homes_are_even_and_stay() {
-        let ids: Vec<GatewayId> = (1..6).map(GatewayId::new).collect();
-        let mut homes: BTreeMap<VipId, GatewayId> = BTreeMap::new();
-        for count in [3, 4, 5, 4, 1, 5] {
-            let old = homes.clone();
-            homes = spread(VipSet::first(17).iter(), &ids[..count], |vip| old.get(&vip).copied())
-                .into_iter()
-                .collect();
-            let load = |id: &GatewayId| homes.values().filter(|home| *home == id).count();
-            let loads: Vec<usize> = ids[..count].iter().map(load).collect();
-            assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1, "{loads:?}");
-            let moved = homes.iter().filter(|(vip, home)| old.get(vip).is_some_and(|o| o != *home)).count();
-            assert!(moved <= 17 - 17 / 5, "{moved} moved to {count}");
-            // Nothing moves when nothing changed.
-            let again = spread(VipSet::first(17).iter(), &ids[..count], |vip| homes.get(&vip).copied());
-            assert_eq!(again.into_iter().collect::<BTreeMap<_, _>>(), homes);
-        }
-        assert!(spread(VipSet::first(3).iter(), &[], |_| None).is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::plan::{Fault, Scenario};
 use crate::rng::Rng;
 use sluice_cluster::{
     Config, Controller, ControllerInput, ControllerOutput, Gateway, Input, Member, Message, Node, Output,
-    Plan, Reason, Table, VipId, VipSet, spread,
+    Plan, Reason, Table, VipId, VipSet, mend,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -506,7 +506,7 @@ impl World {
         // Draining changes no homes: who is put back gets its own.
         let ids: Vec<GatewayId> = plan.config.members.iter().map(|member| member.id).collect();
         plan.homes =
-            spread(plan.config.vips.iter(), &ids, |vip| old.get(&vip).copied()).into_iter().collect();
+            mend(plan.config.vips.iter(), &ids, &ids, |vip| old.get(&vip).copied()).into_iter().collect();
         let plan = plan.clone();
         self.seen.last_move_us = self.now_us;
         self.feed_controller(ControllerInput::Plan(plan));
@@ -567,6 +567,6 @@ fn first_plan(scenario: &Scenario) -> Plan {
     let vips = VipSet::first(scenario.vips);
     let ids: Vec<GatewayId> = (0..scenario.gateways).map(id).collect();
     let members = ids.iter().map(|&id| Member { id, draining: false }).collect();
-    let homes: BTreeMap<VipId, GatewayId> = spread(vips.iter(), &ids, |_| None).into_iter().collect();
+    let homes: BTreeMap<VipId, GatewayId> = mend(vips.iter(), &ids, &[], |_| None).into_iter().collect();
     Plan { config: Config { revision: 1, vips, members }, homes }
 }

@@ -4,7 +4,7 @@
 use super::driver::{Action, Event, Now, To};
 use super::*;
 use sluice_cluster::{
-    Controller, ControllerInput, ControllerOutput, Courier, Node, Params, Reason, Table, VipId, spread,
+    Controller, ControllerInput, ControllerOutput, Courier, Node, Params, Reason, Table, VipId, mend,
 };
 use sluice_rsp::ClusterKey;
 use sluice_types::{ClusterId, MacAddr};
@@ -68,7 +68,7 @@ impl World {
     fn new(vips: u8) -> Self {
         let plan = plan(1, vips);
         let ids: Vec<GatewayId> = (0..3).map(id).collect();
-        let homes = spread(plan.config().vips.iter(), &ids, |_| None).into_iter().collect();
+        let homes = mend(plan.config().vips.iter(), &ids, &[], |_| None).into_iter().collect();
         let intent = sluice_cluster::Plan { config: plan.config(), homes };
         let start_us = 5_000_000;
         let boot = BootId::random().unwrap();
