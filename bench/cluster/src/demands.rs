@@ -76,6 +76,20 @@ impl Random {
 }
 
 impl Cloud {
+    /// The paper's public cloud in numbers, with its example's largest VPC: 10 of 400 Gbit/s.
+    pub const PUBLIC: Self = Self {
+        vpcs: 1885,
+        tenants: 568,
+        clusters: 10,
+        k: 4,
+        exponent: 1.0,
+        largest: Some(1.0 / 40.0),
+        kind: Clusters::Alike,
+        seed: 1,
+    };
+    /// The paper's example of a large one.
+    pub const LARGE: Self = Self { vpcs: 33_000, tenants: 10_000, clusters: 50, k: 20, ..Self::PUBLIC };
+
     /// Draws the cloud.
     ///
     /// # Errors
@@ -162,17 +176,7 @@ mod tests {
 
     #[test]
     fn a_cloud_is_as_large_and_as_skewed_as_it_says() {
-        let cloud = Cloud {
-            vpcs: 1885,
-            tenants: 568,
-            clusters: 10,
-            k: 4,
-            exponent: 1.0,
-            largest: Some(1.0 / 40.0),
-            kind: Clusters::Alike,
-            seed: 1,
-        };
-        let problem = cloud.draw().unwrap();
+        let problem = Cloud::PUBLIC.draw().unwrap();
         assert_eq!((problem.vpcs().len(), problem.tenants(), problem.clusters().len()), (1885, 568, 10));
         let part = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
         assert!((part - 0.6).abs() < 1e-4, "{part}");

@@ -3,11 +3,14 @@
 //! update, and acknowledges.
 
 use crate::Failure;
-use sluice_client::{Client, Cluster, Gateway, Host, NewCluster, NewGateway, NewHost, Resource};
+use sluice_client::{
+    Client, Cluster, Gateway, Host, NewCluster, NewGateway, NewHost, NewInstance, NewSubnet, NewTenant,
+    NewVpc, Resource,
+};
 use sluice_controller::{Args, Controller, Model};
 use sluice_southbound::proto::Hello;
 use sluice_southbound::{Connection, EnrolmentBundle, Identity, Update, connect, enrol};
-use sluice_types::{ClusterId, HostId, Vni};
+use sluice_types::{ClusterId, HostId, SubnetId, Vni, VpcId};
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -45,6 +48,22 @@ struct SimulatedHost {
     acked: watch::Receiver<u64>,
     /// Entries by which it finds instances that are not its own: default entries and paths.
     ways: Arc<AtomicU64>,
+}
+
+/// A VPC with its one subnet, and the revision of that.
+pub struct Vpc {
+    pub id: VpcId,
+    pub cluster: ClusterId,
+    pub revision: u64,
+    subnet: SubnetId,
+}
+
+impl Vpc {
+    /// One of its instances, with addresses that the controller chooses.
+    pub fn instance(&self, number: usize, host: HostId) -> NewInstance {
+        let name = format!("i{number}");
+        NewInstance { name, subnet: self.subnet, host, mac: None, ipv4: None, ipv6: None }
+    }
 }
 
 impl Fleet {
@@ -154,6 +173,33 @@ impl Fleet {
             hosts.push(host);
         }
         Ok(hosts)
+    }
+
+    /// VPCs of one tenant, with a subnet each, on each cluster in turn.
+    pub async fn vpcs(&self, count: usize) -> Result<Vec<Vpc>, Failure> {
+        let tenant = self.api.create((), &NewTenant { name: "bench".into() }).await?.object;
+        let mut vpcs = Vec::new();
+        for number in 0..count {
+            let cluster = self.clusters[number % self.clusters.len()].id;
+            let vpc = NewVpc {
+                name: format!("vpc-{number}"),
+                tenant: tenant.id,
+                cluster: Some(cluster),
+                vni: None,
+                mtu: None,
+                offload_kbps: None,
+            };
+            let id = self.api.create((), &vpc).await?.object.id;
+            let subnet = NewSubnet {
+                name: "all".into(),
+                ipv4: Some("10.0.0.0/8".parse()?),
+                ipv6: None,
+                dns: Vec::new(),
+            };
+            let subnet = self.api.create(id, &subnet).await?.object;
+            vpcs.push(Vpc { id, cluster, subnet: subnet.id, revision: subnet.revision });
+        }
+        Ok(vpcs)
     }
 
     /// Waits until a host has acknowledged `revision`.

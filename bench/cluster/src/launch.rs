@@ -1,12 +1,12 @@
 //! Instances launched on hosts, under Zeta and with all paths told beforehand (Zeta figure 25).
 
-use crate::demands::{Cloud, Clusters, Random};
-use crate::fleet::Fleet;
+use crate::demands::{Cloud, Random};
+use crate::fleet::{Fleet, Vpc};
 use crate::{Failure, Outcome, Settings};
 use sluice_bench_report::{Measure, median};
-use sluice_client::{Client, Host, NewInstance, NewSubnet, NewTenant, NewVpc};
+use sluice_client::{Client, Host};
 use sluice_controller::Model;
-use sluice_types::{ClusterId, HostId, SubnetId, VpcId};
+use sluice_types::{ClusterId, HostId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,19 +58,9 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
 
 /// Instances of each VPC, `count` in all: the sizes of the cloud that RGCM places.
 fn sizes(count: usize) -> Result<Vec<usize>, Failure> {
-    let cloud = Cloud {
-        vpcs: 1885,
-        tenants: 568,
-        clusters: 10,
-        k: 4,
-        exponent: 1.0,
-        largest: Some(1.0 / 40.0),
-        kind: Clusters::Alike,
-        seed: 1,
-    };
     let mut left = count;
     let mut sizes = Vec::new();
-    for vpc in cloud.draw()?.vpcs() {
+    for vpc in Cloud::PUBLIC.draw()?.vpcs() {
         let size = usize::try_from(vpc.entries)?.min(left);
         if size > 0 {
             sizes.push(size);
@@ -84,11 +74,8 @@ fn sizes(count: usize) -> Result<Vec<usize>, Failure> {
 }
 
 /// A VPC, and where its instances are to be.
-struct Vpc {
-    id: VpcId,
-    cluster: ClusterId,
-    subnet: SubnetId,
-    revision: u64,
+struct Launch {
+    vpc: Vpc,
     hosts: Vec<HostId>,
 }
 
@@ -122,7 +109,7 @@ async fn launch(model: Model, sizes: &[usize], hosts: usize, launched: &mut Laun
     let mut fleet = Fleet::start_as(model, &CLUSTERS).await?;
     let hosts = fleet.agents(hosts).await?;
     let vpcs = vpcs(&fleet, sizes, &hosts).await?;
-    let last = vpcs.iter().map(|vpc| vpc.revision).max().unwrap_or_default();
+    let last = vpcs.iter().map(|launch| launch.vpc.revision).max().unwrap_or_default();
     for cluster in fleet.clusters.iter().map(|cluster| cluster.id).collect::<Vec<_>>() {
         fleet.acknowledged(cluster, last).await?;
     }
@@ -155,52 +142,27 @@ async fn launch(model: Model, sizes: &[usize], hosts: usize, launched: &mut Laun
 }
 
 /// Launches the instances of one VPC after the other, a few at a time.
-async fn call(api: Client, model: Model, queue: Arc<Mutex<VecDeque<Vpc>>>) -> Result<Due, String> {
+async fn call(api: Client, model: Model, queue: Arc<Mutex<VecDeque<Launch>>>) -> Result<Due, String> {
     let mut due = Due::default();
     loop {
-        let Some(vpc) = queue.lock().await.pop_front() else { return Ok(due) };
+        let Some(Launch { vpc, hosts }) = queue.lock().await.pop_front() else { return Ok(due) };
         let mut here = 0;
-        for hosts in vpc.hosts.chunks(CALL) {
-            let one = |(number, host): (usize, &HostId)| NewInstance {
-                name: format!("i{number}"),
-                subnet: vpc.subnet,
-                host: *host,
-                mac: None,
-                ipv4: None,
-                ipv6: None,
-            };
-            let instances: Vec<_> = (here..).zip(hosts).map(one).collect();
+        for some in hosts.chunks(CALL) {
+            let one = |(number, host): (usize, &HostId)| vpc.instance(number, *host);
+            let instances: Vec<_> = (here..).zip(some).map(one).collect();
             let answer = api.create_instances(vpc.id, &instances).await.map_err(|error| error.to_string())?;
-            here += hosts.len();
+            here += some.len();
             // Who gets none of the call's instances is told of them in this model only.
-            let told = if model == Model::Zeta { hosts } else { &vpc.hosts[..here] };
+            let told = if model == Model::Zeta { some } else { &hosts[..here] };
             due.note(vpc.cluster, told, answer.revision);
         }
     }
 }
 
-/// VPCs on each cluster in turn, and a host for each instance, drawn.
-async fn vpcs(fleet: &Fleet, sizes: &[usize], hosts: &[Host]) -> Result<Vec<Vpc>, Failure> {
-    let tenant = fleet.api.create((), &NewTenant { name: "bench".into() }).await?.object;
+/// A VPC for each size, and a host for each of its instances, drawn.
+async fn vpcs(fleet: &Fleet, sizes: &[usize], hosts: &[Host]) -> Result<Vec<Launch>, Failure> {
     let mut random = Random::new(25);
-    let mut vpcs = Vec::new();
-    for (number, size) in sizes.iter().enumerate() {
-        let cluster = fleet.clusters[number % fleet.clusters.len()].id;
-        let vpc = NewVpc {
-            name: format!("vpc-{number}"),
-            tenant: tenant.id,
-            cluster: Some(cluster),
-            vni: None,
-            mtu: None,
-            offload_kbps: None,
-        };
-        let vpc = fleet.api.create((), &vpc).await?.object;
-        let subnet =
-            NewSubnet { name: "all".into(), ipv4: Some("10.0.0.0/16".parse()?), ipv6: None, dns: Vec::new() };
-        let subnet = fleet.api.create(vpc.id, &subnet).await?.object;
-        let host = |_| hosts[(random.unit() * hosts.len() as f64) as usize].id;
-        let hosts = (0..*size).map(host).collect();
-        vpcs.push(Vpc { id: vpc.id, cluster, subnet: subnet.id, revision: subnet.revision, hosts });
-    }
-    Ok(vpcs)
+    let mut host = |_| hosts[(random.unit() * hosts.len() as f64) as usize].id;
+    let vpcs = fleet.vpcs(sizes.len()).await?.into_iter().zip(sizes);
+    Ok(vpcs.map(|(vpc, size)| Launch { vpc, hosts: (0..*size).map(&mut host).collect() }).collect())
 }

@@ -3,8 +3,6 @@
 use crate::fleet::Fleet;
 use crate::{Failure, Outcome, Settings};
 use sluice_bench_report::{Measure, median};
-use sluice_client::{Host, NewInstance, NewSubnet, NewTenant, NewVpc};
-use sluice_types::{ClusterId, SubnetId, VpcId};
 use std::time::Instant;
 use tokio::task::JoinSet;
 
@@ -51,16 +49,18 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
 async fn push(sizes: &[usize], rules: usize, times: &mut Times) -> Result<(), Failure> {
     let mut fleet = Fleet::start(sizes).await?;
     let hosts = fleet.hosts(HOSTS).await?;
-    let vpcs = vpcs(&fleet).await?;
+    let vpcs = fleet.vpcs(VPCS).await?;
     for vpc in &vpcs {
         fleet.acknowledged(vpc.cluster, vpc.revision).await?;
     }
     let before = fleet.entries();
     let start = Instant::now();
     let mut calls = JoinSet::new();
-    for Vpc { id, cluster, subnet, .. } in vpcs {
-        let (api, instances) = (fleet.api.clone(), instances(subnet, &hosts, rules / VPCS));
-        calls.spawn(async move { (cluster, api.create_instances(id, &instances).await) });
+    for vpc in vpcs {
+        let one = |number: usize| vpc.instance(number, hosts[number % hosts.len()].id);
+        let instances: Vec<_> = (0..rules / VPCS).map(one).collect();
+        let api = fleet.api.clone();
+        calls.spawn(async move { (vpc.cluster, api.create_instances(vpc.id, &instances).await) });
     }
     let mut created = Vec::new();
     while let Some(call) = calls.join_next().await {
@@ -76,48 +76,4 @@ async fn push(sizes: &[usize], rules: usize, times: &mut Times) -> Result<(), Fa
     times.after_store.push((total - stored).as_secs_f64());
     times.entries = fleet.entries() - before;
     fleet.stop().await
-}
-
-/// A VPC with its one subnet, and the revision of that.
-struct Vpc {
-    id: VpcId,
-    cluster: ClusterId,
-    subnet: SubnetId,
-    revision: u64,
-}
-
-/// One on each cluster in turn.
-async fn vpcs(fleet: &Fleet) -> Result<Vec<Vpc>, Failure> {
-    let tenant = fleet.api.create((), &NewTenant { name: "bench".into() }).await?.object;
-    let mut vpcs = Vec::new();
-    for number in 0..VPCS {
-        let cluster = fleet.clusters[number % fleet.clusters.len()].id;
-        let name = format!("vpc-{number}");
-        let vpc = NewVpc {
-            name,
-            tenant: tenant.id,
-            cluster: Some(cluster),
-            vni: None,
-            mtu: None,
-            offload_kbps: None,
-        };
-        let vpc = fleet.api.create((), &vpc).await?.object;
-        let subnet =
-            NewSubnet { name: "all".into(), ipv4: Some("10.0.0.0/8".parse()?), ipv6: None, dns: Vec::new() };
-        let subnet = fleet.api.create(vpc.id, &subnet).await?.object;
-        vpcs.push(Vpc { id: vpc.id, cluster, subnet: subnet.id, revision: subnet.revision });
-    }
-    Ok(vpcs)
-}
-
-fn instances(subnet: SubnetId, hosts: &[Host], count: usize) -> Vec<NewInstance> {
-    let one = |number: usize| NewInstance {
-        name: format!("i{number}"),
-        subnet,
-        host: hosts[number % hosts.len()].id,
-        mac: None,
-        ipv4: None,
-        ipv6: None,
-    };
-    (0..count).map(one).collect()
 }

@@ -6,13 +6,8 @@ use sluice_bench_report::{Measure, median, shell::Failure};
 use sluice_placement::{Detail, Problem, Settings as Rgcm, Solution, rebalance, relax, solve};
 use std::time::Instant;
 
-/// VPCs, tenants, clusters and k of the paper's public cloud, and of its example of a large one.
-const PUBLIC: (usize, usize, usize, usize) = (1885, 568, 10, 4);
-const LARGE: (usize, usize, usize, usize) = (33_000, 10_000, 50, 20);
 const EXPONENTS: [f64; 3] = [0.8, 1.0, 1.2];
 const KINDS: [Clusters; 2] = [Clusters::Alike, Clusters::UnlikeAndTight];
-/// The largest VPC's part of a cluster: 10 of 400 Gbit/s in the paper's example.
-const LARGEST: f64 = 1.0 / 40.0;
 
 /// The worst of several cases.
 #[derive(Default)]
@@ -25,8 +20,8 @@ struct Worst {
 }
 
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
-    let public = cases(settings, outcome, PUBLIC)?;
-    let large = cases(settings, outcome, LARGE)?;
+    let public = cases(settings, outcome, Cloud::PUBLIC)?;
+    let large = cases(settings, outcome, Cloud::LARGE)?;
     outcome.measures.extend([
         Measure::alone("rgcm_1885_s", "s", public.seconds),
         Measure::alone("rgcm_10k_tenants_s", "s", large.seconds),
@@ -50,18 +45,9 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     uncut(settings, outcome)
 }
 
-fn cloud(settings: &Settings, size: (usize, usize, usize, usize), exponent: f64, kind: Clusters) -> Cloud {
-    let scaled = |count: usize| (count / settings.scale).max(size.2 * 4);
-    Cloud {
-        vpcs: scaled(size.0),
-        tenants: scaled(size.1),
-        clusters: size.2,
-        k: size.3,
-        exponent,
-        largest: Some(LARGEST),
-        kind,
-        seed: 1,
-    }
+fn cloud(settings: &Settings, whole: Cloud, exponent: f64, kind: Clusters) -> Cloud {
+    let scaled = |count: usize| (count / settings.scale).max(whole.clusters * 4);
+    Cloud { vpcs: scaled(whole.vpcs), tenants: scaled(whole.tenants), exponent, kind, ..whole }
 }
 
 fn timed(problem: &Problem, detail: Detail) -> Result<(f64, Solution), Failure> {
@@ -71,15 +57,11 @@ fn timed(problem: &Problem, detail: Detail) -> Result<(f64, Solution), Failure> 
 }
 
 /// All exponents and kinds of clusters at one size.
-fn cases(
-    settings: &Settings,
-    outcome: &mut Outcome,
-    size: (usize, usize, usize, usize),
-) -> Result<Worst, Failure> {
+fn cases(settings: &Settings, outcome: &mut Outcome, whole: Cloud) -> Result<Worst, Failure> {
     let mut worst = Worst::default();
     for exponent in EXPONENTS {
         for kind in KINDS {
-            let cloud = cloud(settings, size, exponent, kind);
+            let cloud = cloud(settings, whole, exponent, kind);
             let problem = cloud.draw()?;
             let (_, solution) = timed(&problem, Detail::Auto)?;
             let mut seconds = Vec::new();
@@ -116,7 +98,7 @@ fn cases(
 /// LP-GCM as it stands beside the aggregated one: time, that both mean the same optimum, and what the
 /// paper's algorithm makes of it.
 fn whole_lp(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
-    let problem = cloud(settings, PUBLIC, 1.0, Clusters::UnlikeAndTight).draw()?;
+    let problem = cloud(settings, Cloud::PUBLIC, 1.0, Clusters::UnlikeAndTight).draw()?;
     let begin = Instant::now();
     let classes = relax(&problem, Detail::Classes)?;
     let ours = begin.elapsed().as_secs_f64();
@@ -146,7 +128,7 @@ fn whole_lp(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
 /// k of 1 and 2, where tenants hardly divide; and what rebalancing moves when demands have changed.
 fn few_clusters(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     for k in [1, 2] {
-        let cloud = Cloud { k, ..cloud(settings, LARGE, 1.0, Clusters::Alike) };
+        let cloud = Cloud { k, ..cloud(settings, Cloud::LARGE, 1.0, Clusters::Alike) };
         let problem = cloud.draw()?;
         match timed(&problem, Detail::Auto) {
             Ok((seconds, solution)) => outcome.note(format!(
@@ -160,7 +142,7 @@ fn few_clusters(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
             Err(error) => outcome.note(format!("k = {k}: {error}")),
         }
     }
-    let before = cloud(settings, LARGE, 1.0, Clusters::Alike);
+    let before = cloud(settings, Cloud::LARGE, 1.0, Clusters::Alike);
     let placed = solve(&before.draw()?, &Rgcm::default())?;
     // The same VPCs of the same tenants, but all ranks of demand drawn anew.
     let after = before.draw_again(7)?;
@@ -182,8 +164,8 @@ fn few_clusters(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
 
 /// Zipf's law as it is: the largest VPC may be more than a cluster's share.
 fn uncut(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
-    for (size, needed) in [(PUBLIC, "1885"), (LARGE, "33,000")] {
-        let cloud = Cloud { largest: None, ..cloud(settings, size, 0.8, Clusters::Alike) };
+    for (whole, needed) in [(Cloud::PUBLIC, "1885"), (Cloud::LARGE, "33,000")] {
+        let cloud = Cloud { largest: None, ..cloud(settings, whole, 0.8, Clusters::Alike) };
         match timed(&cloud.draw()?, Detail::Auto) {
             Ok((seconds, solution)) => outcome.note(format!(
                 "{needed} VPCs, s = 0.8, not cut off: lambda {:.4}, {:.4} times the LP's bound, {:.4} times that \

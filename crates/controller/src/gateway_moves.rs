@@ -5,25 +5,14 @@
 //!
 //! A gateway that is away is waited for: it can be told to stay, or be deleted.
 
-use crate::core::{Core, count};
+use crate::core::Core;
 use crate::members::Going;
+use crate::moves::{LINGER, Wait, pause};
 use crate::ownership::GatewayState;
 use sluice_store::{GatewayMove, NodeId, StoreError};
 use sluice_types::GatewayId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// What gateways say is looked at this often while one moves.
-const LOOK: Duration = Duration::from_millis(20);
-/// While none does.
-const IDLE: Duration = Duration::from_millis(250);
-/// What hosts sent before they heard of vIPs' new owners has passed by then.
-const LINGER: Duration = Duration::from_secs(1);
-/// What is waited for is logged this often.
-const SAY: Duration = Duration::from_secs(10);
-/// Pause after a store error.
-const RETRY: Duration = Duration::from_millis(250);
 
 /// What is known of a gateway on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,25 +52,15 @@ pub fn waits(at: GatewayMove, sight: Sight) -> Vec<&'static str> {
 #[derive(Debug)]
 struct Progress {
     at: GatewayMove,
-    /// Since when nothing is waited for any more.
-    reached: Option<Instant>,
-    said: Instant,
+    wait: Wait,
 }
 
 /// Runs until it is dropped.
 pub async fn drive_gateway_moves(core: Arc<Core>) {
     let mut moves: BTreeMap<GatewayId, Progress> = BTreeMap::new();
     loop {
-        let wait = match round(&core, &mut moves).await {
-            Ok(()) if moves.is_empty() => IDLE,
-            Ok(()) => LOOK,
-            Err(error) => {
-                count(&core.counters.store_errors);
-                tracing::warn!(error = &error as &dyn std::error::Error, "moves of gateways have to wait");
-                RETRY
-            }
-        };
-        tokio::time::sleep(wait).await;
+        let outcome = round(&core, &mut moves).await;
+        tokio::time::sleep(pause(&core, outcome, moves.is_empty())).await;
     }
 }
 
@@ -93,7 +72,7 @@ async fn round(core: &Core, moves: &mut BTreeMap<GatewayId, Progress>) -> Result
     moves.retain(|id, _| going.iter().any(|(other, _, _)| other == id));
     let mut all_waits = BTreeMap::new();
     for (id, going, serves) in going {
-        let fresh = || Progress { at: going.at, reached: None, said: Instant::now() };
+        let fresh = || Progress { at: going.at, wait: Wait::default() };
         let progress = moves.entry(id).or_insert_with(fresh);
         if progress.at != going.at {
             *progress = fresh();
@@ -101,7 +80,10 @@ async fn round(core: &Core, moves: &mut BTreeMap<GatewayId, Progress>) -> Result
         let written = core.hub.with_written(|written| written(NodeId::Gateway(id), going.revision));
         let state = core.ownership.gateway(going.cluster, id).state;
         let waits = waits(going.at, Sight { written, state, serves });
-        let over = is_over(id, &waits, progress);
+        let say =
+            || tracing::warn!(gateway = %id, joined = going.at.joined, ?waits, "a gateway's move waits");
+        let reached = progress.wait.over(!waits.is_empty(), say);
+        let over = reached.is_some_and(|reached| reached >= LINGER);
         all_waits.insert(id, waits);
         if over && advance(core, id, going.at).await? {
             tracing::info!(gateway = %id, joined = going.at.joined, "a gateway's move went one step on");
@@ -118,19 +100,6 @@ async fn advance(core: &Core, id: GatewayId, at: GatewayMove) -> Result<bool, St
         Err(StoreError::NotFound { .. }) => Ok(false),
         other => other,
     }
-}
-
-/// Whether nothing has been waited for, for long enough.
-fn is_over(id: GatewayId, waits: &[&str], progress: &mut Progress) -> bool {
-    if !waits.is_empty() {
-        progress.reached = None;
-        if progress.said.elapsed() >= SAY {
-            progress.said = Instant::now();
-            tracing::warn!(gateway = %id, joined = progress.at.joined, ?waits, "a gateway's move waits");
-        }
-        return false;
-    }
-    progress.reached.get_or_insert_with(Instant::now).elapsed() >= LINGER
 }
 
 #[cfg(test)]

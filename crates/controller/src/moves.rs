@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(20);
 /// While nothing does.
 const IDLE: Duration = Duration::from_millis(250);
-/// What hosts sent before they acknowledged has passed through the old cluster by then.
-const LINGER: Duration = Duration::from_secs(1);
+/// What hosts sent before they heard where to send has passed by then.
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
 /// Who is waited for is logged this often.
 const SAY: Duration = Duration::from_secs(10);
 /// Pause after a store error.
@@ -63,6 +63,48 @@ pub fn stages(members: &Members, mut hosts: impl FnMut(u64) -> Option<BTreeSet<H
     stages
 }
 
+/// How long it is until moves are looked at again, by what came of the last time.
+pub(crate) fn pause(core: &Core, outcome: Result<(), StoreError>, idle: bool) -> Duration {
+    match outcome {
+        Ok(()) if idle => IDLE,
+        Ok(()) => LOOK,
+        Err(error) => {
+            count(&core.counters.store_errors);
+            tracing::warn!(error = &error as &dyn std::error::Error, "moves have to wait");
+            RETRY
+        }
+    }
+}
+
+/// A step that waits, and whoever looks after it.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    /// Since when nothing is waited for any more.
+    reached: Option<Instant>,
+    said: Instant,
+}
+
+impl Default for Wait {
+    fn default() -> Self {
+        Self { reached: None, said: Instant::now() }
+    }
+}
+
+impl Wait {
+    /// For how long nothing has been waited for; `None` if something is, which `say` tells now and then.
+    pub(crate) fn over(&mut self, waits: bool, say: impl FnOnce()) -> Option<Duration> {
+        if !waits {
+            return Some(self.reached.get_or_insert_with(Instant::now).elapsed());
+        }
+        self.reached = None;
+        if self.said.elapsed() >= SAY {
+            self.said = Instant::now();
+            say();
+        }
+        None
+    }
+}
+
 /// What is remembered of a move while it lasts.
 #[derive(Debug, Default)]
 struct Progress {
@@ -70,25 +112,15 @@ struct Progress {
     /// Hosts with its instances, once hosts are told to switch. Those that get their first
     /// one later are told with it where to send.
     hosts: Option<BTreeSet<HostId>>,
-    /// Since when nobody is waited for any more.
-    reached: Option<Instant>,
-    said: Option<Instant>,
+    wait: Wait,
 }
 
 /// Runs until it is dropped.
 pub async fn drive_moves(core: Arc<Core>) {
     let mut moves: BTreeMap<u64, Progress> = BTreeMap::new();
     loop {
-        let wait = match round(&core, &mut moves).await {
-            Ok(()) if moves.is_empty() => IDLE,
-            Ok(()) => LOOK,
-            Err(error) => {
-                count(&core.counters.store_errors);
-                tracing::warn!(error = &error as &dyn std::error::Error, "moves of VPCs have to wait");
-                RETRY
-            }
-        };
-        tokio::time::sleep(wait).await;
+        let outcome = round(&core, &mut moves).await;
+        tokio::time::sleep(pause(&core, outcome, moves.is_empty())).await;
     }
 }
 
@@ -120,7 +152,11 @@ async fn round(core: &Core, moves: &mut BTreeMap<u64, Progress>) -> Result<(), S
             continue;
         };
         let lacking = core.hub.with_written(|written| stage.lacking(written));
-        let over = is_over(&stage, &lacking, progress);
+        let say = || {
+            tracing::warn!(move_id = stage.id, switched = stage.switched, ?lacking, "a move waits for nodes");
+        };
+        let reached = progress.wait.over(!lacking.is_empty(), say);
+        let over = reached.is_some_and(|reached| !stage.switched || reached >= LINGER);
         all_lacking.insert(stage.id, lacking);
         if over && core.store.advance_move(stage.id, stage.switched).await? {
             tracing::info!(move_id = stage.id, switched = stage.switched, "a move went one step on");
@@ -129,19 +165,4 @@ async fn round(core: &Core, moves: &mut BTreeMap<u64, Progress>) -> Result<(), S
     }
     core.set_lacking(all_lacking);
     Ok(())
-}
-
-/// Whether everybody has acknowledged the stage, hosts for long enough.
-fn is_over(stage: &Stage, lacking: &[NodeId], progress: &mut Progress) -> bool {
-    if !lacking.is_empty() {
-        progress.reached = None;
-        let said = progress.said.get_or_insert_with(Instant::now);
-        if said.elapsed() >= SAY {
-            *said = Instant::now();
-            tracing::warn!(move_id = stage.id, switched = stage.switched, ?lacking, "a move waits for nodes");
-        }
-        return false;
-    }
-    let reached = *progress.reached.get_or_insert_with(Instant::now);
-    !stage.switched || reached.elapsed() >= LINGER
 }

@@ -1,7 +1,8 @@
 //! What the packet programs tell the agent of.
 
+use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
 use sluice_tables::layout;
@@ -10,11 +11,19 @@ use sluice_types::Vni;
 use crate::Error;
 use crate::ring::Ring;
 
-/// Events of the gateway: flows that have become elephants, or that are told of
-/// because every flow is. Readable, in the sense of `poll`, while there are any;
-/// also edge-triggered, if each time all are drained.
+/// Events of one kind. Readable, in the sense of `poll`, while there are any; also
+/// edge-triggered, if each time all are drained.
 #[derive(Debug)]
-pub struct FlowEvents(pub(crate) Ring);
+pub struct EventRing<E> {
+    ring: Ring,
+    kind: PhantomData<fn() -> E>,
+}
+
+/// Flows that have become elephants, or that are told of because every flow is.
+pub type FlowEvents = EventRing<FlowEvent>;
+
+/// Of the vSwitch: packets from other hosts for instances that are not here.
+pub type Strays = EventRing<Stray>;
 
 /// A flow whose sender should be told a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,11 +39,6 @@ pub struct FlowEvent {
     /// When it came, `CLOCK_MONOTONIC`.
     pub time_ns: u64,
 }
-
-/// Events of the vSwitch: packets from other hosts for instances that are not
-/// here. Readable as [`FlowEvents`] are.
-#[derive(Debug)]
-pub struct Strays(pub(crate) Ring);
 
 /// A packet that went on to a gateway; its sender should be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,8 +63,8 @@ fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
 ///
 /// # Safety
 /// The type must be valid for every bit pattern.
-unsafe trait Event: Copy {
-    /// The event, if the record is one of this version's.
+unsafe trait Record: Copy {
+    /// The structure, if the record is one of this version's.
     fn read(record: &[u8]) -> Option<Self> {
         // SAFETY: as many bytes as the type has, which takes any; they need not be aligned.
         (record.len() == size_of::<Self>()).then(|| unsafe { ptr::read_unaligned(record.as_ptr().cast()) })
@@ -68,60 +72,64 @@ unsafe trait Event: Copy {
 }
 
 // SAFETY: integers and arrays of them, without padding.
-unsafe impl Event for layout::flow_event {}
+unsafe impl Record for layout::flow_event {}
 // SAFETY: the same.
-unsafe impl Event for layout::stray_event {}
+unsafe impl Record for layout::stray_event {}
 
-impl FlowEvents {
+/// What a packet program tells of.
+pub trait Event: Sized {
+    /// The event, if the record is one of this version's and makes sense.
+    fn read(record: &[u8]) -> Option<Self>;
+}
+
+impl<E: Event> EventRing<E> {
+    pub(crate) fn new(ring: Ring) -> Self {
+        Self { ring, kind: PhantomData }
+    }
+
     /// Appends the events that have come since the last time; how many.
     ///
     /// # Errors
     /// If the ring is damaged.
-    pub fn drain(&mut self, out: &mut Vec<FlowEvent>) -> Result<usize, Error> {
+    pub fn drain(&mut self, out: &mut Vec<E>) -> Result<usize, Error> {
         let before = out.len();
-        self.0.drain(|record| out.extend(layout::flow_event::read(record).and_then(flow_event)))?;
+        self.ring.drain(|record| out.extend(E::read(record)))?;
         Ok(out.len() - before)
     }
 }
 
-impl AsFd for FlowEvents {
+impl<E> AsFd for EventRing<E> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.ring.as_fd()
     }
 }
 
-impl Strays {
-    /// Appends the events that have come since the last time; how many.
-    ///
-    /// # Errors
-    /// If the ring is damaged.
-    pub fn drain(&mut self, out: &mut Vec<Stray>) -> Result<usize, Error> {
-        let before = out.len();
-        self.0.drain(|record| out.extend(layout::stray_event::read(record).and_then(stray)))?;
-        Ok(out.len() - before)
+impl<E> AsRawFd for EventRing<E> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
-impl AsFd for Strays {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+impl Event for Stray {
+    fn read(record: &[u8]) -> Option<Self> {
+        let event = layout::stray_event::read(record)?;
+        Some(Self {
+            vni: Vni::new(event.vni).ok()?,
+            destination: address(event.destination, event.ipv6),
+            sender: address(event.sender, event.sender_ipv6),
+        })
     }
 }
 
-fn stray(event: layout::stray_event) -> Option<Stray> {
-    Some(Stray {
-        vni: Vni::new(event.vni).ok()?,
-        destination: address(event.destination, event.ipv6),
-        sender: address(event.sender, event.sender_ipv6),
-    })
-}
-
-fn flow_event(event: layout::flow_event) -> Option<FlowEvent> {
-    Some(FlowEvent {
-        vni: Vni::new(event.vni).ok()?,
-        source: address(event.source, event.ipv6),
-        destination: address(event.destination, event.ipv6),
-        sender: address(event.outer_source, event.outer_ipv6),
-        time_ns: event.time_ns,
-    })
+impl Event for FlowEvent {
+    fn read(record: &[u8]) -> Option<Self> {
+        let event = layout::flow_event::read(record)?;
+        Some(Self {
+            vni: Vni::new(event.vni).ok()?,
+            source: address(event.source, event.ipv6),
+            destination: address(event.destination, event.ipv6),
+            sender: address(event.outer_source, event.outer_ipv6),
+            time_ns: event.time_ns,
+        })
+    }
 }

@@ -29,7 +29,7 @@ use sluice_tables::sessions::SessionRegions;
 pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
-pub use events::{FlowEvent, FlowEvents, Stray, Strays};
+pub use events::{Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
 pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS};
 pub use object::ObjectName;
 pub use packet::{Answers, PacketSocket};
@@ -163,7 +163,7 @@ impl Datapath {
     /// # Errors
     /// If the programs post none, or the kernel refuses the mapping.
     pub fn flow_events(&self) -> Result<FlowEvents, Error> {
-        Ok(FlowEvents(Ring::new(self.map("flow_events")?)?))
+        Ring::new(self.map("flow_events")?).map(EventRing::new)
     }
 
     /// The vSwitch's events about strays. There must be one reader of them at a time.
@@ -171,7 +171,7 @@ impl Datapath {
     /// # Errors
     /// If the programs post none, or the kernel refuses the mapping.
     pub fn strays(&self) -> Result<Strays, Error> {
-        Ok(Strays(Ring::new(self.map("strays")?)?))
+        Ring::new(self.map("strays")?).map(EventRing::new)
     }
 
     /// Events that were not posted: nobody drained them in time, or there were

@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod flows;
 mod follow;
 mod load;
 mod offload;
@@ -22,12 +21,12 @@ use std::sync::{Arc, RwLock};
 use axum::routing::get;
 use axum::{Json, Router};
 use sluice_agent::netlink::{Link, Netlink};
+use sluice_agent::rsp::AsyncRing;
 use sluice_agent::underlay::{Vteps, links, node_config, vteps};
 use sluice_agent::{CommonArgs, NoPorts, Opened, Started, flush, open};
-use sluice_datapath::ObjectName;
+use sluice_datapath::{FlowEvent, ObjectName};
 use sluice_southbound::Node;
 
-use crate::flows::FlowSource;
 use crate::follow::{follow_cluster, follow_controller};
 use crate::offload::OffloadStats;
 use crate::ownership::{Layer2, Links, Owned, Ownership, Setup, is_remembered};
@@ -93,10 +92,10 @@ fn offload(
     common: &CommonArgs,
     node: &Arc<sluice_agent::Node<NoPorts>>,
     vteps: Vteps,
-) -> Result<(Speaker<FlowSource>, LoadWatch), Error> {
+) -> Result<(Speaker<AsyncRing<FlowEvent>>, LoadWatch), Error> {
     let stats = Arc::new(OffloadStats::default());
     node.add_source(stats.clone());
-    let elephants = FlowSource::new(node.datapath.flow_events()?)?;
+    let elephants = AsyncRing::new(node.datapath.flow_events()?)?;
     let load = LoadWatch::new(node.clone(), node.datapath.flows()?, stats.clone())?;
     let edge = node.open_rsp(common, vteps)?;
     Ok((Speaker::new(edge, elephants, node.reader.clone(), node.keys.clone(), stats), load))

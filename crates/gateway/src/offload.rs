@@ -11,9 +11,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sluice_agent::metrics::Source;
 use sluice_agent::rsp::{Admission, Batch};
+use sluice_datapath::FlowEvent;
 use sluice_rsp::{Answered, Ask, Destination, Message, Path};
 use sluice_tables::{Located, Place, Reader};
-use sluice_types::Vni;
 
 /// How long a host may use a path that no gateway confirms.
 const LIFETIME_MS: u32 = 60_000;
@@ -23,17 +23,6 @@ const QUIET_US: u64 = 100_000;
 const GATHER_US: u64 = 1_000;
 /// What was told is remembered of so many destinations.
 const MEMORY_MAX: usize = 65_536;
-
-/// A flow that is worth a direct path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Elephant {
-    /// The VNI that its packet came with.
-    pub vni: Vni,
-    /// The inner source.
-    pub source: IpAddr,
-    /// The inner destination.
-    pub destination: IpAddr,
-}
 
 /// Whether a host can send to a destination without the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +150,7 @@ impl Notifier {
         now_us: u64,
         reader: &Reader,
         revision: u64,
-        elephant: &Elephant,
+        elephant: &FlowEvent,
         stats: &OffloadStats,
     ) -> Outcome {
         let outcome = self.admit(now_us, reader, revision, elephant);
@@ -169,7 +158,7 @@ impl Notifier {
         outcome
     }
 
-    fn admit(&mut self, now_us: u64, reader: &Reader, revision: u64, elephant: &Elephant) -> Outcome {
+    fn admit(&mut self, now_us: u64, reader: &Reader, revision: u64, elephant: &FlowEvent) -> Outcome {
         // Who sends is not whom the packet came from: that may be a host which the destination has left,
         // and which encapsulates with the destination's network.
         let sender = match reader.locate(elephant.vni, elephant.source) {

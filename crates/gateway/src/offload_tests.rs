@@ -4,7 +4,7 @@
 use super::*;
 use sluice_rsp::Answer;
 use sluice_tables::{Endpoint, Immediate, Memory, NodeTables, Role, Route, Sizes, Target, Vrf};
-use sluice_types::MacAddr;
+use sluice_types::{MacAddr, Vni};
 
 const REVISION: u64 = 42;
 const A: &str = "192.0.2.21";
@@ -64,8 +64,9 @@ fn tables() -> NodeTables {
     tables
 }
 
-fn elephant(number: u32, source: &str, destination: &str) -> Elephant {
-    Elephant { vni: vni(number), source: ip(source), destination: ip(destination) }
+fn elephant(number: u32, source: &str, destination: &str) -> FlowEvent {
+    let (source, destination) = (ip(source), ip(destination));
+    FlowEvent { vni: vni(number), source, destination, sender: ip(A), time_ns: 0 }
 }
 
 fn path(number: u32, address: &str, host: &str) -> Path {
@@ -89,7 +90,7 @@ impl Bench {
         Self { tables: tables(), notifier: Notifier::new(), stats: OffloadStats::default() }
     }
 
-    fn note(&mut self, now_us: u64, elephant: Elephant) -> Outcome {
+    fn note(&mut self, now_us: u64, elephant: FlowEvent) -> Outcome {
         let reader = self.tables.reader();
         self.notifier.note(now_us, &reader, reader.applied_revision(), &elephant, &self.stats)
     }

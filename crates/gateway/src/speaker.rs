@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use sluice_agent::Error;
 use sluice_agent::rsp::{Edge, Events, Keys, Received};
+use sluice_datapath::FlowEvent;
 use sluice_rsp::Message;
 use sluice_tables::SharedReader;
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
-use crate::offload::{Elephant, Notifier, OffloadStats, answer};
+use crate::offload::{Notifier, OffloadStats, answer};
 
 /// Datagrams that are taken before anything else has its turn.
 const BUDGET: usize = 64;
@@ -30,7 +31,7 @@ pub struct Speaker<E> {
     began: Instant,
 }
 
-impl<E: Events<Elephant>> Speaker<E> {
+impl<E: Events<FlowEvent>> Speaker<E> {
     /// Over an open edge.
     pub fn new(
         edge: Edge,
@@ -78,7 +79,7 @@ impl<E: Events<Elephant>> Speaker<E> {
         self.keys.borrow().first().unwrap_or(0)
     }
 
-    fn note(&mut self, seen: &[Elephant]) {
+    fn note(&mut self, seen: &[FlowEvent]) {
         let now_us = self.now_us();
         for some in seen.chunks(LOOKUPS) {
             self.reader.read(|reader| {

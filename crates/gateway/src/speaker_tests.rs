@@ -18,11 +18,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 struct Channel {
-    seen: mpsc::UnboundedReceiver<Elephant>,
-    next: Option<Elephant>,
+    seen: mpsc::UnboundedReceiver<FlowEvent>,
+    next: Option<FlowEvent>,
 }
 
-impl Events<Elephant> for Channel {
+impl Events<FlowEvent> for Channel {
     async fn ready(&mut self) -> Result<(), Error> {
         if self.next.is_none() {
             let gone = || Error::Config("the test ends".to_owned());
@@ -31,7 +31,7 @@ impl Events<Elephant> for Channel {
         Ok(())
     }
 
-    fn drain(&mut self, out: &mut Vec<Elephant>) -> Result<(), Error> {
+    fn drain(&mut self, out: &mut Vec<FlowEvent>) -> Result<(), Error> {
         out.extend(self.next.take());
         while let Ok(elephant) = self.seen.try_recv() {
             out.push(elephant);
@@ -118,8 +118,13 @@ fn elephants_are_told_of_and_questions_answered() {
             ("10.0.0.1", "10.0.0.3", "192.0.2.2", "192.0.2.3"),
             ("fd00::1", "fd00::3", "2001:db8::2", "2001:db8::3"),
         ] {
-            let elephant =
-                Elephant { vni: vni(), source: address(source), destination: address(destination) };
+            let elephant = FlowEvent {
+                vni: vni(),
+                source: address(source),
+                destination: address(destination),
+                sender: address(gateway),
+                time_ns: 0,
+            };
             sees.send(elephant).unwrap();
             let destination = Destination { vni: vni(), address: address(destination) };
             let path = Path {

@@ -12,10 +12,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_agent::metrics::{Source, gauge};
 use sluice_agent::{Error, Load, NoPorts, Node, chain};
-use sluice_tables::flows::Flows;
+use sluice_tables::flows::{FlowConfig, Flows, Policy};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::flows::policy;
 use crate::load::{CpuTicks, Overload, Resource, memory_share, tables_share};
 use crate::offload::OffloadStats;
 
@@ -29,6 +28,18 @@ const SAMPLES: usize = 20;
 const LATELY: usize = 2;
 /// Where there are more VNIs, their packets are counted once a second only.
 const COUNTED_MAX: usize = 256;
+/// How long a flow's bytes are added up.
+const PERIOD: Duration = Duration::from_secs(1);
+/// 20 kbit/s (Zeta section IV-C), in bytes a period: where a VPC has no threshold of its own.
+const ELEPHANT_BYTES: u64 = 20_000 / 8;
+
+/// What is told of flows; `all`: of every one.
+fn policy(all: bool) -> Policy {
+    if all {
+        return Policy::Every { period: PERIOD };
+    }
+    Policy::Detect(FlowConfig { period: PERIOD, elephant_bytes: ELEPHANT_BYTES })
+}
 
 /// The load as it was measured last, for metrics.
 #[derive(Debug, Default)]

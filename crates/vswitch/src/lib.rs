@@ -11,7 +11,6 @@ mod manager;
 mod path_metrics;
 mod paths;
 mod routes;
-mod strays;
 
 pub use args::Args;
 pub use sluice_agent::Error;
@@ -21,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_agent::netlink::{Link, Netlink};
+use sluice_agent::rsp::AsyncRing;
 use sluice_agent::underlay::{Vteps, node_config, vteps};
 use sluice_agent::{Applier, flush, open};
 use sluice_datapath::ObjectName;
@@ -28,7 +28,6 @@ use sluice_datapath::ObjectName;
 use crate::book::PortBook;
 use crate::learner::{Detection, LINGER, Learner};
 use crate::manager::{Manager, UPLINK_PROGRAM};
-use crate::strays::{SentSource, StraySource};
 
 const ROLE: &str = "vswitch";
 
@@ -64,10 +63,10 @@ pub async fn run(args: Args) -> Result<(), Error> {
     };
     node.writer.run(linger).await?;
     let edge = node.open_rsp(common, vteps)?;
-    let strays = StraySource::new(node.datapath.strays()?)?;
+    let strays = AsyncRing::new(node.datapath.strays()?)?;
     let idle = Duration::from_secs(args.path_idle);
     let detection = Detection {
-        elephants: SentSource::new(node.datapath.flow_events()?)?,
+        elephants: AsyncRing::new(node.datapath.flow_events()?)?,
         flows: node.datapath.flows()?,
         wanted: node.writer.run(|applier| applier.detect()).await?,
     };

@@ -1,8 +1,8 @@
 //! Where the packet programs' events come from.
 
 use std::future::Future;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 
+use sluice_datapath::{Event, EventRing};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -25,41 +25,30 @@ pub trait Events<T>: Send {
 
 /// A ring of the kernel's, as the runtime waits for it.
 #[derive(Debug)]
-pub struct AsyncRing<R: AsFd>(AsyncFd<Handle<R>>);
+pub struct AsyncRing<E>(AsyncFd<EventRing<E>>);
 
-#[derive(Debug)]
-struct Handle<R>(R);
-
-impl<R: AsFd> AsRawFd for Handle<R> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl<R: AsFd> AsyncRing<R> {
+impl<E> AsyncRing<E> {
     /// To be called within a runtime.
     ///
     /// # Errors
     /// If the runtime refuses to wait for it.
-    pub fn new(ring: R) -> Result<Self, Error> {
+    pub fn new(ring: EventRing<E>) -> Result<Self, Error> {
         #[expect(deprecated, reason = "a ring's descriptor is its own, and the same for as long as it lives")]
-        let ring = AsyncFd::with_interest(Handle(ring), Interest::READABLE);
+        let ring = AsyncFd::with_interest(ring, Interest::READABLE);
         ring.map(Self).map_err(Error::io("wait for events of packets"))
     }
+}
 
-    /// Waits until there may be something. All must be taken then: only what comes later makes it ready
-    /// again.
-    ///
-    /// # Errors
-    /// If the runtime ends.
-    pub async fn ready(&self) -> Result<(), Error> {
+impl<E: Event> Events<E> for AsyncRing<E> {
+    async fn ready(&mut self) -> Result<(), Error> {
         let mut ready = self.0.readable().await.map_err(Error::io("wait for events of packets"))?;
+        // All is drained then: only what comes later makes it ready again.
         ready.clear_ready();
         Ok(())
     }
 
-    /// The ring.
-    pub fn get_mut(&mut self) -> &mut R {
-        &mut self.0.get_mut().0
+    fn drain(&mut self, out: &mut Vec<E>) -> Result<(), Error> {
+        self.0.get_mut().drain(out)?;
+        Ok(())
     }
 }
