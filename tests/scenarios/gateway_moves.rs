@@ -4,7 +4,7 @@
 //! gets a new gateway and loses it again, under traffic too.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, lost_nothing, who};
+use crate::support::{Failure, Outcome, Probe, Streams, address, ensure, eventually, who};
 use serde_json::json;
 use sluice_client::{Cluster, Gateway, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, Topology, down};
@@ -21,6 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const NEVER: u32 = u32::MAX;
 /// The one that goes.
 const GOER: &str = "gw-b";
+
+/// Through both clusters, both underlays, in both families.
+const WAYS: [(&str, &str, bool); 4] =
+    [("web-1", "web-3", false), ("web-3", "web-1", true), ("db-1", "db-2", false), ("db-2", "db-1", true)];
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
@@ -59,22 +63,15 @@ async fn go(lab: &Lab) -> Outcome {
     }
     part(lab, far).await?;
     refused(lab, home, far).await?;
-    let (listeners, streams) = traffic(lab).await?;
+    let streams = Streams::start(lab, &WAYS, PORT, (PPS, SECONDS)).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let begin = Instant::now();
     let outcome = there_and_back(lab, home, far).await;
     let took = begin.elapsed().as_secs() + 1;
     println!("    there, back, drained and undrained in {took} s");
-    for (what, stream) in streams {
-        let result = stream.result().await?;
-        if let Err(error) = &outcome {
-            return Err(Failure::new(format!("{error}; {what}: {result}")));
-        }
-        lost_nothing(&what, &result, SECONDS * PPS)?;
-    }
-    drop(listeners);
+    outcome.and(streams.end().await)?;
     ensure!(took < SECONDS, "it took {took} s, longer than the streams of {SECONDS} s");
-    outcome
+    Ok(())
 }
 
 /// `web` stays, `db` is on the other cluster.
@@ -97,24 +94,6 @@ async fn refused(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
     let text = error.map(|error| error.to_string()).unwrap_or_default();
     ensure!(text.contains("`gw-far` is the last of its cluster"), "it may go: {text}");
     Ok(())
-}
-
-/// Through both clusters, both underlays, in both families.
-async fn traffic(lab: &Lab) -> Result<(Vec<Probe>, Vec<(String, Probe)>), Failure> {
-    let ways = [
-        ("web-1", "web-3", false),
-        ("web-3", "web-1", true),
-        ("db-1", "db-2", false),
-        ("db-2", "db-1", true),
-    ];
-    let (mut listeners, mut streams) = (Vec::new(), Vec::new());
-    for (index, (from, to, ipv6)) in ways.into_iter().enumerate() {
-        let at = SocketAddr::new(address(lab.vm(to)?, ipv6)?, PORT + index as u16).to_string();
-        listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
-        let stream = Probe::start(lab, from, &["stream", &at, &PPS.to_string(), &SECONDS.to_string()])?;
-        streams.push((format!("{from} -> {at}"), stream));
-    }
-    Ok((listeners, streams))
 }
 
 async fn there_and_back(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {

@@ -172,6 +172,40 @@ pub async fn who(lab: &Lab, from: &str, protocol: &str, at: SocketAddr) -> Resul
     Ok(answer["name"].as_str().map(str::to_owned))
 }
 
+/// Streams to and fro that must lose nothing, between VMs by a family.
+pub struct Streams {
+    expected: u64,
+    sent: Vec<(String, Probe)>,
+    _listeners: Vec<Probe>,
+}
+
+impl Streams {
+    /// Starts them, each to a port of its own from `port` on.
+    pub async fn start(
+        lab: &Lab,
+        ways: &[(&str, &str, bool)],
+        port: u16,
+        (pps, seconds): (u64, u64),
+    ) -> Result<Self, Failure> {
+        let (mut sent, mut listeners) = (Vec::new(), Vec::new());
+        for ((from, to, ipv6), port) in ways.iter().zip(port..) {
+            let at = SocketAddr::new(address(lab.vm(to)?, *ipv6)?, port).to_string();
+            listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
+            let words = ["stream", &at, &pps.to_string(), &seconds.to_string()];
+            sent.push((format!("{from} -> {at}"), Probe::start(lab, from, &words)?));
+        }
+        Ok(Self { expected: pps * seconds, sent, _listeners: listeners })
+    }
+
+    /// Waits for their end; fails if anything was lost.
+    pub async fn end(self) -> Outcome {
+        for (what, stream) in self.sent {
+            lost_nothing(&what, &stream.result().await?, self.expected)?;
+        }
+        Ok(())
+    }
+}
+
 /// A number of a result.
 pub fn number(result: &Value, key: &str) -> Result<u64, Failure> {
     result[key].as_u64().ok_or_else(|| Failure::new(format!("no number `{key}` in {result}")))

@@ -3,11 +3,10 @@
 //! go together, and the controller may die on the way.
 
 use crate::Ground;
-use crate::support::{Outcome, Probe, address, ensure, lost_nothing, reaches};
+use crate::support::{Outcome, Streams, ensure, reaches};
 use serde_json::json;
 use sluice_client::{Cluster, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, down};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 const PORT: u16 = 7013;
@@ -51,13 +50,7 @@ async fn there_and_back(lab: &Lab) -> Outcome {
         ("web-2", "db-2", false),
         ("db-1", "db-2", true),
     ];
-    let (mut listeners, mut streams) = (Vec::new(), Vec::new());
-    for (index, (from, to, ipv6)) in ways.into_iter().enumerate() {
-        let at = SocketAddr::new(address(lab.vm(to)?, ipv6)?, PORT + index as u16).to_string();
-        listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
-        let stream = Probe::start(lab, from, &["stream", &at, "1000", &SECONDS.to_string()])?;
-        streams.push((format!("{from} -> {at}"), stream));
-    }
+    let streams = Streams::start(lab, &ways, PORT, (1000, SECONDS)).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let before = forwarded(lab, "gw-far", &web).await?;
     moved(lab, &web, far, false).await?;
@@ -66,10 +59,7 @@ async fn there_and_back(lab: &Lab) -> Outcome {
     ensure!(there > before + 1000.0, "the other cluster forwarded only {} packets", there - before);
     ensure!(vpc(lab, "db").await?.cluster == far, "a peer stayed behind");
     moved(lab, &web, home, true).await?;
-    for (what, stream) in streams {
-        lost_nothing(&what, &stream.result().await?, SECONDS * 1000)?;
-    }
-    drop(listeners);
+    streams.end().await?;
     let events = lab.api().events(Some(&web.id.to_string()), None, 100).await?;
     let kinds: Vec<_> = events.iter().map(|event: &HappenedEvent| event.kind.as_str()).collect();
     let once = ["vpc_move_begun", "vpc_move_switched", "vpc_moved"];

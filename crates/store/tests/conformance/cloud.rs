@@ -2,10 +2,11 @@
 
 use crate::Fixture;
 use sluice_store::{
-    Cluster, Conflict, Created, Host, Instance, NewHost, NewInstance, NewPeering, NewRoute, NewSubnet,
-    NewVpc, Page, Result, RouteTable, RouteTarget, Store, StoreError, Subnet, Tenant, Vpc, VpcUpdate,
+    Change, Cluster, Conflict, Created, Host, Instance, InstancesOf, NewGateway, NewHost, NewInstance,
+    NewPeering, NewRoute, NewSubnet, NewVpc, Page, Result, RouteTable, RouteTarget, SnapshotPart, Store,
+    StoreError, Subnet, Tenant, Vpc, VpcUpdate,
 };
-use sluice_types::{PeeringId, VpcId};
+use sluice_types::{ClusterId, GatewayId, PeeringId, VpcId};
 use std::sync::Arc;
 
 pub const ALL: Page = Page { after: 0, limit: 1000 };
@@ -121,4 +122,33 @@ impl Cloud {
 
 pub fn peering(name: &str, a: &Vpc, b: &Vpc) -> NewPeering {
     NewPeering { name: name.into(), a: a.id, b: b.id }
+}
+
+/// A gateway of an IPv4 VTEP.
+pub async fn gateway(s: &dyn Store, cluster: ClusterId, last: u8) -> GatewayId {
+    let vtep4 = Some([198, 51, 100, last].into());
+    new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6: None }).await).id
+}
+
+/// Changes of the last revision.
+pub async fn last(s: &dyn Store) -> Vec<Change> {
+    let rows = s.outbox(s.revision().await.unwrap() - 1, 1000).await.unwrap();
+    rows.into_iter().map(|row| row.change).collect()
+}
+
+/// What a snapshot has of instances.
+pub async fn told(s: &dyn Store, of: InstancesOf) -> Vec<Instance> {
+    let (sink, mut parts) = tokio::sync::mpsc::channel(1);
+    let read = async {
+        let mut all = Vec::new();
+        while let Some(part) = parts.recv().await {
+            if let SnapshotPart::Instances(mut some) = part {
+                all.append(&mut some);
+            }
+        }
+        all
+    };
+    let (done, all) = tokio::join!(s.snapshot(of, sink), read);
+    done.unwrap();
+    all
 }

@@ -1,11 +1,8 @@
 //! Gateways that go from one cluster to another, and homes that stay meanwhile.
 
 use crate::Fixture;
-use crate::cloud::{Cloud, conflict, new};
-use sluice_store::{
-    Change, Cluster, Conflict, Gateway, GatewayMove, Instance, InstancesOf, NewGateway, SnapshotPart, Store,
-    StoreError,
-};
+use crate::cloud::{Cloud, conflict, gateway, last, new, told};
+use sluice_store::{Change, Cluster, Conflict, Gateway, GatewayMove, InstancesOf, Store, StoreError};
 use sluice_types::{ClusterId, GatewayId};
 use std::net::IpAddr;
 
@@ -13,11 +10,6 @@ const WHY: &str = "a test";
 
 fn vips(range: std::ops::RangeInclusive<u8>) -> Vec<IpAddr> {
     range.map(|last| [192, 0, 2, last].into()).collect()
-}
-
-async fn gateway(s: &dyn Store, cluster: ClusterId, last: u8) -> GatewayId {
-    let vtep4 = Some([198, 51, 100, last].into());
-    new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6: None }).await).id
 }
 
 /// The cloud's cluster with a VPC and two gateways, and another with one.
@@ -33,28 +25,6 @@ async fn share(s: &dyn Store, cluster: ClusterId, of: GatewayId) -> usize {
     s.cluster(cluster).await.unwrap().vips.iter().filter(|vip| vip.home == Some(of)).count()
 }
 
-async fn last(s: &dyn Store) -> Vec<Change> {
-    let rows = s.outbox(s.revision().await.unwrap() - 1, 1000).await.unwrap();
-    rows.into_iter().map(|row| row.change).collect()
-}
-
-/// What a gateway's snapshot has of instances.
-async fn of(s: &dyn Store, gateway: GatewayId) -> Vec<Instance> {
-    let (sink, mut parts) = tokio::sync::mpsc::channel(1);
-    let read = async {
-        let mut all = Vec::new();
-        while let Some(part) = parts.recv().await {
-            if let SnapshotPart::Instances(mut some) = part {
-                all.append(&mut some);
-            }
-        }
-        all
-    };
-    let (done, all) = tokio::join!(s.snapshot(InstancesOf::Gateway(gateway), sink), read);
-    done.unwrap();
-    all
-}
-
 async fn kinds(s: &dyn Store, subject: GatewayId) -> Vec<String> {
     let events = s.events(Some(&subject.to_string()), None, 100).await.unwrap();
     assert!(events.iter().all(|event| event.text.contains(": ") && !event.details["why"].is_null()));
@@ -67,7 +37,10 @@ pub async fn there_and_back(f: Fixture) {
     let (far, [g1, g2, g3]) = three(&c).await;
     let (from, to) = (c.cluster.id, far.id);
     let vm = c.instance("vm").await;
-    assert_eq!((of(s, g1).await, of(s, g3).await), (vec![vm.clone()], vec![]));
+    assert_eq!(
+        (told(s, InstancesOf::Gateway(g1)).await, told(s, InstancesOf::Gateway(g3)).await),
+        (vec![vm.clone()], vec![])
+    );
 
     let stale = s.move_gateway(g3, from, WHY, Some(9999)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
@@ -81,7 +54,7 @@ pub async fn there_and_back(f: Fixture) {
     let changes = last(s).await;
     let [Change::ClusterUpserted { cluster, gateways }] = &changes[..] else { panic!("{changes:?}") };
     assert_eq!((cluster.id, cluster.plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
-    assert_eq!(of(s, g3).await, [vm], "it learns what the other has");
+    assert_eq!(told(s, InstancesOf::Gateway(g3)).await, [vm], "it learns what the other has");
     assert_eq!(s.move_gateway(g3, from, WHY, None).await.unwrap(), begun, "it is on its way");
     assert_eq!(s.revision().await.unwrap(), id);
 

@@ -1,19 +1,15 @@
 //! VPCs and instances that move, gateways that drain, and the events that tell of it.
 
 use crate::Fixture;
-use crate::cloud::{ALL, Cloud, conflict, host, instance, new, peering, vpc, vpc_update};
+use crate::cloud::{
+    ALL, Cloud, conflict, gateway, host, instance, last, new, peering, told, vpc, vpc_update,
+};
 use serde_json::json;
 use sluice_store::{
-    Change, Cluster, Conflict, Instance, InstancesOf, Move, NewEvent, NewGateway, SnapshotPart, Store,
-    StoreError, Vpc,
+    Change, Cluster, Conflict, Instance, InstancesOf, Move, NewEvent, Store, StoreError, Vpc,
 };
-use sluice_types::{ClusterId, GatewayId, HostId, InstanceId, VpcId};
+use sluice_types::{ClusterId, HostId, InstanceId, VpcId};
 use std::collections::BTreeSet;
-
-async fn gateway(s: &dyn Store, cluster: ClusterId, last: u8) -> GatewayId {
-    let vtep4 = Some([198, 51, 100, last].into());
-    new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6: None }).await).id
-}
 
 /// A second cluster, each with a gateway.
 async fn other(c: &Cloud) -> Cluster {
@@ -22,28 +18,6 @@ async fn other(c: &Cloud) -> Cluster {
     gateway(s, c.cluster.id, 1).await;
     gateway(s, other.id, 2).await;
     other
-}
-
-/// Changes of the last revision.
-async fn last(s: &dyn Store) -> Vec<Change> {
-    let rows = s.outbox(s.revision().await.unwrap() - 1, 1000).await.unwrap();
-    rows.into_iter().map(|row| row.change).collect()
-}
-
-async fn on(s: &dyn Store, cluster: ClusterId) -> Vec<Instance> {
-    let (sink, mut parts) = tokio::sync::mpsc::channel(1);
-    let read = async {
-        let mut all = Vec::new();
-        while let Some(part) = parts.recv().await {
-            if let SnapshotPart::Instances(mut some) = part {
-                all.append(&mut some);
-            }
-        }
-        all
-    };
-    let (done, all) = tokio::join!(s.snapshot(InstancesOf::Cluster(cluster), sink), read);
-    done.unwrap();
-    all
 }
 
 async fn kinds(s: &dyn Store, subject: VpcId) -> Vec<String> {
@@ -81,7 +55,10 @@ pub async fn make_before_break(f: Fixture) {
     let second = c.instance("b").await;
     assert!(matches!(&last(s).await[..], [Change::InstancesCreated { vpc, .. }] if *vpc == moving));
     let both = vec![first, second];
-    assert_eq!((on(s, c.cluster.id).await, on(s, to).await), (both.clone(), both.clone()));
+    assert_eq!(
+        (told(s, InstancesOf::Cluster(c.cluster.id)).await, told(s, InstancesOf::Cluster(to)).await),
+        (both.clone(), both.clone())
+    );
 
     assert!(!s.advance_move(id, true).await.unwrap(), "not there yet");
     assert!(s.advance_move(id, false).await.unwrap());
@@ -89,7 +66,10 @@ pub async fn make_before_break(f: Fixture) {
     let switched = s.vpc(c.vpc.id).await.unwrap();
     assert_eq!((switched.cluster, switched.serving()), (c.cluster.id, to));
     assert_eq!(last(s).await, [Change::VpcUpserted { vpc: switched, subnets: vec![c.subnet.clone()] }]);
-    assert_eq!((on(s, c.cluster.id).await, on(s, to).await), (both.clone(), both.clone()));
+    assert_eq!(
+        (told(s, InstancesOf::Cluster(c.cluster.id)).await, told(s, InstancesOf::Cluster(to)).await),
+        (both.clone(), both.clone())
+    );
 
     assert!(s.advance_move(id, true).await.unwrap());
     let moved = s.vpc(c.vpc.id).await.unwrap();
@@ -101,7 +81,10 @@ pub async fn make_before_break(f: Fixture) {
         panic!("{changes:?}")
     };
     assert_eq!((*cluster, instances, vpc), (c.cluster.id, &both, &moved));
-    assert_eq!((on(s, c.cluster.id).await, on(s, to).await), (vec![], both));
+    assert_eq!(
+        (told(s, InstancesOf::Cluster(c.cluster.id)).await, told(s, InstancesOf::Cluster(to)).await),
+        (vec![], both)
+    );
     assert!(!s.advance_move(id, true).await.unwrap());
     assert_eq!(kinds(s, c.vpc.id).await, ["vpc_move_begun", "vpc_move_switched", "vpc_moved"]);
     assert_eq!(s.vpc_hosts(c.vpc.id).await.unwrap(), [c.host.id]);
