@@ -208,14 +208,15 @@ impl Netlink {
     ///
     /// # Errors
     /// If the kernel cannot be asked.
-    pub async fn kept_neighbours(&self) -> Result<Vec<(u32, IpAddr)>, Error> {
+    pub async fn kept_neighbours(&self) -> Result<Vec<KeptNeighbour>, Error> {
         let messages = self.handle.neighbours().get().execute();
         let all: Vec<NeighbourMessage> =
             messages.try_collect().await.map_err(Error::netlink("list neighbours"))?;
         Ok(all.iter().filter_map(parse_kept_neighbour).collect())
     }
 
-    /// Lets the kernel keep a neighbour resolved, whether or not packets need it and this process lives.
+    /// Lets the kernel keep a neighbour resolved, whether or not packets need it and this process lives. One
+    /// that did not answer is asked again at once; by itself the kernel does so every five seconds.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -252,6 +253,17 @@ impl Netlink {
             result => result.map_err(Error::netlink(what)),
         }
     }
+}
+
+/// A neighbour that the kernel was asked to keep resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptNeighbour {
+    /// Its interface.
+    pub ifindex: u32,
+    /// Its address.
+    pub address: IpAddr,
+    /// Whether packets can be sent to it.
+    pub resolved: bool,
 }
 
 /// Wakes the returned handle on every change of interfaces, addresses and routes.
@@ -369,7 +381,7 @@ fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
     })
 }
 
-fn parse_kept_neighbour(message: &NeighbourMessage) -> Option<(u32, IpAddr)> {
+fn parse_kept_neighbour(message: &NeighbourMessage) -> Option<KeptNeighbour> {
     let ours = message.attributes.contains(&NeighbourAttribute::Protocol(NEIGHBOUR_PROTOCOL));
     let managed = message.attributes.iter().any(|attribute| {
         matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed))
@@ -379,5 +391,7 @@ fn parse_kept_neighbour(message: &NeighbourMessage) -> Option<(u32, IpAddr)> {
         NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
         _ => None,
     })?;
-    (ours && managed).then_some((message.header.ifindex, address))
+    let unresolved = [NeighbourState::None, NeighbourState::Incomplete, NeighbourState::Failed];
+    let resolved = !unresolved.contains(&message.header.state);
+    (ours && managed).then_some(KeptNeighbour { ifindex: message.header.ifindex, address, resolved })
 }

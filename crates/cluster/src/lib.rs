@@ -33,7 +33,7 @@ mod vip;
 
 pub use controller::{Controller, ControllerInput, ControllerOutput, Plan};
 pub use courier::{CLUSTER_PORT, Courier, Refused};
-pub use gateway::{Gateway, Input, Output, Reason};
+pub use gateway::{Gateway, Incident, Input, Output, Reason};
 pub use message::{
     Body, Config, DecodeError, Load, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse, Report,
     Standing, VERSION,

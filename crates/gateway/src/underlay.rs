@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sluice_agent::netlink::{Link, Netlink, changes};
+use sluice_agent::netlink::{KeptNeighbour, Link, Netlink, changes};
 use sluice_agent::sysctl::{self, Family};
 use sluice_agent::underlay::{Vteps, node_config};
 use sluice_agent::{Error, NoPorts, Node, chain};
@@ -19,6 +19,11 @@ use crate::ownership::{Links, Neighbour, Ownership};
 const REVIEW: Duration = Duration::from_secs(30);
 /// Changes come in bursts: one review answers those that come this close together.
 const SETTLE: Duration = Duration::from_millis(50);
+/// What does not answer is asked again this often...
+const RETRY: Duration = Duration::from_secs(1);
+/// ... for so long after a change: a port of a switch may need some seconds until it forwards. Later the kernel
+/// asks by itself, less often.
+const EAGER: Duration = Duration::from_secs(10);
 
 /// Sets what the program needs of an interface.
 pub async fn prepare(netlink: &Netlink, link: &Link) -> Result<(), Error> {
@@ -45,6 +50,10 @@ pub struct Underlay {
     /// Told of the interfaces by `shared`, of neighbours that it may ask.
     ownership: Arc<Ownership>,
     shared: Links,
+    /// Since when nothing has changed.
+    changed: Instant,
+    /// A next hop is not resolved.
+    lacks: bool,
 }
 
 impl Underlay {
@@ -59,7 +68,19 @@ impl Underlay {
     ) -> Result<Self, Error> {
         let (changes, topology) = (changes()?, node.topology.subscribe());
         let links = shared.read().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(Self { netlink, node, names, links, vteps, changes, topology, ownership, shared })
+        Ok(Self {
+            netlink,
+            node,
+            names,
+            links,
+            vteps,
+            changes,
+            topology,
+            ownership,
+            shared,
+            changed: Instant::now(),
+            lacks: true,
+        })
     }
 
     /// Runs for ever; ends only if the table writer is gone.
@@ -69,9 +90,13 @@ impl Underlay {
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
-                () = self.changes.notified() => sleep(SETTLE).await,
+                () = self.changes.notified() => {
+                    self.changed = Instant::now();
+                    sleep(SETTLE).await;
+                }
                 // The sender lives as long as the node, which is held here.
-                _ = self.topology.changed() => {}
+                _ = self.topology.changed() => self.changed = Instant::now(),
+                () = sleep(RETRY), if self.lacks && self.changed.elapsed() < EAGER => {}
             }
             match self.review().await {
                 Ok(()) => {}
@@ -113,7 +138,7 @@ impl Underlay {
 
     /// Lets the kernel keep exactly the next hops of the VTEPs resolved. They are also who can say whether
     /// the underlay is there.
-    async fn review_neighbours(&self, vteps: &[IpAddr]) -> Result<(), Error> {
+    async fn review_neighbours(&mut self, vteps: &[IpAddr]) -> Result<(), Error> {
         let mut wanted = HashSet::new();
         for vtep in vteps {
             wanted.extend(self.netlink.next_hops(*vtep).await?);
@@ -123,8 +148,13 @@ impl Underlay {
             Some(Neighbour { ifindex: *ifindex, mac: link.mac, address: *address })
         };
         self.ownership.set_neighbours(wanted.iter().filter_map(neighbour).collect());
-        let kept: HashSet<_> = self.netlink.kept_neighbours().await?.into_iter().collect();
-        for (ifindex, address) in wanted.difference(&kept) {
+        let kept = self.netlink.kept_neighbours().await?;
+        let of = |hop: &KeptNeighbour| (hop.ifindex, hop.address);
+        let resolved: HashSet<_> = kept.iter().filter(|hop| hop.resolved).map(of).collect();
+        let kept: HashSet<_> = kept.iter().map(of).collect();
+        self.lacks = false;
+        for (ifindex, address) in wanted.difference(&resolved) {
+            self.lacks = true;
             // One refusal must not cost the others their neighbours.
             if let Err(error) = self.netlink.keep_neighbour(*ifindex, *address).await {
                 tracing::error!(error = chain(&error), "neighbour");

@@ -72,8 +72,27 @@ pub enum Output {
         /// By this node's clock.
         at_us: u64,
     },
+    /// Nothing to do: for the operator.
+    Happened(Incident),
+}
+
+/// What an operator may want to know of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incident {
     /// This gateway, which was to be drained, owns and answers for nothing any more.
     Drained,
+    /// A peer that was believed dead was not.
+    FalseAlarm {
+        /// Which.
+        peer: GatewayId,
+        /// For so long it may be silent from now on.
+        silence_us: u64,
+    },
+    /// This gateway was not run when it asked to be.
+    Paused {
+        /// Since it was last run.
+        for_us: u64,
+    },
 }
 
 /// Why a vIP is announced.
@@ -225,7 +244,9 @@ impl Gateway {
     pub fn handle(&mut self, now_us: u64, input: Input) -> Vec<Output> {
         let now_us = now_us.max(self.last_us);
         // It asks to be called more often than that: so it was not running, and others may have judged it.
-        if now_us - self.last_us > self.params.silence_us {
+        let for_us = now_us - self.last_us;
+        if for_us > self.params.silence_us {
+            self.outputs.push(Output::Happened(Incident::Paused { for_us }));
             self.listen(now_us);
         }
         self.last_us = now_us;
@@ -337,6 +358,7 @@ impl Gateway {
                 Some(at) => {
                     let noted = self.peers[at].note(now_us, message.incarnation, message.seq, &self.params);
                     if noted == Noted::Acquitted {
+                        self.tell_false_alarm(at);
                         self.rejoin_at(now_us);
                     }
                     noted != Noted::Stale
@@ -396,14 +418,22 @@ impl Gateway {
         if pulse.hears.contains(&self.own) && !hears_others {
             self.answered(now_us, pulse.echo);
         }
-        let (params, since_us) = (&self.params, self.since_us);
-        for peer in self.peers.iter_mut().filter(|peer| pulse.hears.contains(&peer.id)) {
-            peer.vouch(now_us, since_us, params);
+        for at in 0..self.peers.len() {
+            let peer = &mut self.peers[at];
+            if pulse.hears.contains(&peer.id) && peer.vouch(now_us, self.since_us, &self.params) {
+                self.tell_false_alarm(at);
+            }
         }
         let due = self.controller_synced_us.is_none_or(|at| now_us - at >= self.params.hello_us);
         if due && self.bring_up_to_date(Node::Controller, u64::MAX, pulse.digest) {
             self.controller_synced_us = Some(now_us);
         }
+    }
+
+    fn tell_false_alarm(&mut self, at: usize) {
+        let peer = &self.peers[at];
+        let silence_us = self.params.silence_after_us(peer.alarms);
+        self.outputs.push(Output::Happened(Incident::FalseAlarm { peer: peer.id, silence_us }));
     }
 
     fn learn(&mut self, now_us: u64, claims: Vec<(VipId, Claim)>) {

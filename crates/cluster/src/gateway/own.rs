@@ -1,6 +1,6 @@
 //! What this gateway takes, keeps, and gives way to.
 
-use super::{Gateway, Output, Reason};
+use super::{Gateway, Incident, Output, Reason};
 use crate::message::Standing;
 use crate::order::{self, Candidate};
 use crate::vip::{VipId, VipSet};
@@ -215,7 +215,7 @@ impl Gateway {
             self.told_drained = false;
         } else if !self.told_drained && self.standing == Standing::Fit {
             self.told_drained = true;
-            self.outputs.push(Output::Drained);
+            self.outputs.push(Output::Happened(Incident::Drained));
         }
     }
 }

@@ -102,18 +102,20 @@ impl Peer {
 
     /// The controller says that it hears this peer. That is older than what gateways see for themselves,
     /// so it counts only where those were wrong before, or are shown to be now: for a while, since a peer that
-    /// died and has just come back may be heard by the controller first.
-    pub fn vouch(&mut self, now_us: u64, since_us: u64, params: &Params) {
+    /// died and has just come back may be heard by the controller first. True if they are.
+    pub fn vouch(&mut self, now_us: u64, since_us: u64, params: &Params) -> bool {
         let dead_us = self.dead.then(|| self.dead_us.max(since_us));
         let contradicted_us = dead_us.map(|_| self.contradicted_us.unwrap_or(now_us));
         self.contradicted_us = contradicted_us;
         let wrong_us = dead_us.max(contradicted_us);
-        if wrong_us.is_some_and(|since_us| now_us - since_us > params.vouch_us()) {
+        let wrong = wrong_us.is_some_and(|since_us| now_us - since_us > params.vouch_us());
+        if wrong {
             self.alarm(now_us, params);
         }
         if self.alarms > 0 {
             self.vouched_us = Some(now_us);
         }
+        wrong
     }
 
     /// Takes its report; returns the vIPs that it no longer answers for.

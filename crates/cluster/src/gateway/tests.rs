@@ -348,11 +348,11 @@ fn a_draining_gateway_takes_nothing_and_says_when_it_is_free() {
         bench.now_us += MS;
         bench.hello(3, &[1]);
     }
-    assert_eq!((bench.took(), bench.outputs.contains(&Output::Drained)), (vec![], false));
+    assert_eq!((bench.took(), bench.outputs.contains(&Output::Happened(Incident::Drained))), (vec![], false));
     bench.claim(Node::Controller, 0, 2, 3);
     bench.hello(3, &[1]);
     assert_eq!(bench.withdrew(), [0]);
-    assert!(bench.outputs.contains(&Output::Drained));
+    assert!(bench.outputs.contains(&Output::Happened(Incident::Drained)));
     // Unless there is nobody else.
     for _ in 0..30 {
         bench.pass(1, &[]);

@@ -3,8 +3,8 @@
 use crate::plan::{Fault, Scenario};
 use crate::rng::Rng;
 use sluice_cluster::{
-    Config, Controller, ControllerInput, ControllerOutput, Gateway, Input, Member, Message, Node, Output,
-    Plan, Reason, Table, VipId, VipSet, mend,
+    Config, Controller, ControllerInput, ControllerOutput, Gateway, Incident, Input, Member, Message, Node,
+    Output, Plan, Reason, Table, VipId, VipSet, mend,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -341,7 +341,8 @@ impl World {
             }
             Output::Announce { vip, reason } => self.announced(at, vip, reason),
             Output::Withdraw { vip } => self.note(|| format!("gateway {at} withdraws {vip:?}")),
-            Output::Drained => self.gateways[at].drained = true,
+            Output::Happened(Incident::Drained) => self.gateways[at].drained = true,
+            Output::Happened(incident) => self.note(|| format!("gateway {at}: {incident:?}")),
         }
     }
 

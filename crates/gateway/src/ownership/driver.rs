@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::Serialize;
 use sluice_agent::underlay::Vteps;
 use sluice_cluster::{
-    Courier, Gateway, Input, Load, Message, Node, Output, Params, Reason, Standing, VipSet,
+    Courier, Gateway, Incident, Input, Load, Message, Node, Output, Params, Reason, Standing, VipSet,
 };
 use sluice_rsp::{BootId, KeyRing};
 use sluice_types::{ClusterId, GatewayId, MacAddr};
@@ -75,8 +75,8 @@ pub enum Action {
     Own(Owned),
     /// Save it for the next life.
     Save(Box<Saved>),
-    /// It was to be drained, and answers for nothing any more.
-    Drained,
+    /// Tell the operator.
+    Say(Incident),
 }
 
 /// vIPs that a gateway answers for.
@@ -118,6 +118,10 @@ pub struct Counts {
     pub announced: u64,
     /// vIPs taken from gateways that failed.
     pub taken_over: u64,
+    /// Gateways that were believed dead and were not.
+    pub false_alarms: u64,
+    /// Times that this gateway was not run when it asked to be.
+    pub pauses: u64,
 }
 
 /// The name of a standing.
@@ -324,7 +328,14 @@ impl Driver {
             Output::Send { to, message } => self.send(now, to, &message),
             Output::ProbeWitness { token } => self.actions.push(Action::Ask(token)),
             Output::SetTimer { at_us } => self.due_us = at_us,
-            Output::Drained => self.actions.push(Action::Drained),
+            Output::Happened(incident) => {
+                match incident {
+                    Incident::Drained => {}
+                    Incident::FalseAlarm { .. } => self.counts.false_alarms += 1,
+                    Incident::Paused { .. } => self.counts.pauses += 1,
+                }
+                self.actions.push(Action::Say(incident));
+            }
         }
     }
 

@@ -136,7 +136,7 @@ impl World {
                 Action::Announce(vip, _, reason) => self.announced.push((at, vip, reason)),
                 Action::Own(owned) => self.owned[at] = owned,
                 Action::Save(saved) => self.saved[at] = Some(*saved),
-                Action::Withdraw(..) | Action::Ask(_) | Action::Drained => {}
+                Action::Withdraw(..) | Action::Ask(_) | Action::Say(_) => {}
             }
         }
     }

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 use sluice_agent::underlay::Vteps;
-use sluice_cluster::MESSAGE_BYTES_MAX;
+use sluice_cluster::{Incident, MESSAGE_BYTES_MAX};
 use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
 
 use super::Command;
@@ -295,7 +295,7 @@ impl Runner {
     fn handle(&mut self, event: Event<'_>) {
         let actions = self.driver.handle(now(), event);
         // What others wait for first, the log last.
-        let mut told = Vec::new();
+        let (mut told, mut incidents) = (Vec::new(), Vec::new());
         for action in actions {
             match action {
                 Action::Send(to, packet) => {
@@ -317,13 +317,14 @@ impl Runner {
                 Action::Own(owned) => self.untold = Some(owned),
                 // Who saves has ended only if this ends as well.
                 Action::Save(saved) => drop(self.saver.send(*saved)),
-                Action::Drained => tracing::info!("drained: this gateway answers for no vIP any more"),
+                Action::Say(incident) => incidents.push(incident),
             }
         }
         self.tell_tables();
         for (vip, reason) in told {
             say(vip, reason);
         }
+        incidents.into_iter().for_each(tell);
     }
 
     fn tell_tables(&mut self) {
@@ -356,6 +357,16 @@ fn say(vip: IpAddr, reason: Option<sluice_cluster::Reason>) {
         Some(Reason::Repeat | Reason::Refresh) => {}
         Some(reason) => tracing::info!(%vip, ?reason, "announced"),
         None => tracing::info!(%vip, "given up"),
+    }
+}
+
+fn tell(incident: Incident) {
+    match incident {
+        Incident::Drained => tracing::info!("drained: this gateway answers for no vIP any more"),
+        Incident::FalseAlarm { peer, silence_us } => {
+            tracing::warn!(%peer, silence_us, "was believed dead and is not; it is given longer from now on");
+        }
+        Incident::Paused { for_us } => tracing::warn!(for_us, "this agent was not run in time"),
     }
 }
 

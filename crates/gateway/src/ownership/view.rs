@@ -93,6 +93,8 @@ impl Source for View {
             ("cluster_unreachable", "Messages for gateways without a common family", counts.unreachable),
             ("cluster_announcements", "Announcements of vIPs", counts.announced),
             ("cluster_takeovers", "vIPs taken over from gateways that failed", counts.taken_over),
+            ("cluster_false_alarms", "Gateways believed dead that were not", counts.false_alarms),
+            ("cluster_pauses", "Times that this machine did not run its agent in time", counts.pauses),
         ] {
             registry.register(name, help, counter(value));
         }
