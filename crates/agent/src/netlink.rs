@@ -204,19 +204,19 @@ impl Netlink {
         }
     }
 
-    /// The neighbours that an agent asked the kernel to keep resolved.
+    /// The neighbours that the kernel knows or looks for.
     ///
     /// # Errors
     /// If the kernel cannot be asked.
-    pub async fn kept_neighbours(&self) -> Result<Vec<KeptNeighbour>, Error> {
+    pub async fn neighbours(&self) -> Result<Vec<Neighbour>, Error> {
         let messages = self.handle.neighbours().get().execute();
         let all: Vec<NeighbourMessage> =
             messages.try_collect().await.map_err(Error::netlink("list neighbours"))?;
-        Ok(all.iter().filter_map(parse_kept_neighbour).collect())
+        Ok(all.iter().filter_map(parse_neighbour).collect())
     }
 
     /// Lets the kernel keep a neighbour resolved, whether or not packets need it and this process lives. One
-    /// that did not answer is asked again at once; by itself the kernel does so every five seconds.
+    /// that is there is left as it is.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -240,6 +240,16 @@ impl Netlink {
         request.execute().await.map_err(Error::netlink(what))
     }
 
+    /// Asks a neighbour that did not answer again at once: by itself the kernel does so after a second, and after
+    /// three only every five. What waited for it is dropped.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub async fn ask_neighbour(&self, ifindex: u32, address: IpAddr) -> Result<(), Error> {
+        self.release_neighbour(ifindex, address).await?;
+        self.keep_neighbour(ifindex, address).await
+    }
+
     /// Ends what [`Netlink::keep_neighbour`] began.
     ///
     /// # Errors
@@ -255,15 +265,17 @@ impl Netlink {
     }
 }
 
-/// A neighbour that the kernel was asked to keep resolved.
+/// A neighbour as the kernel knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptNeighbour {
+pub struct Neighbour {
     /// Its interface.
     pub ifindex: u32,
     /// Its address.
     pub address: IpAddr,
     /// Whether packets can be sent to it.
     pub resolved: bool,
+    /// Whether an agent asked the kernel to keep it so.
+    pub kept: bool,
 }
 
 /// Wakes the returned handle on every change of interfaces, addresses and routes.
@@ -381,7 +393,7 @@ fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
     })
 }
 
-fn parse_kept_neighbour(message: &NeighbourMessage) -> Option<KeptNeighbour> {
+fn parse_neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     let ours = message.attributes.contains(&NeighbourAttribute::Protocol(NEIGHBOUR_PROTOCOL));
     let managed = message.attributes.iter().any(|attribute| {
         matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed))
@@ -393,5 +405,5 @@ fn parse_kept_neighbour(message: &NeighbourMessage) -> Option<KeptNeighbour> {
     })?;
     let unresolved = [NeighbourState::None, NeighbourState::Incomplete, NeighbourState::Failed];
     let resolved = !unresolved.contains(&message.header.state);
-    (ours && managed).then_some(KeptNeighbour { ifindex: message.header.ifindex, address, resolved })
+    Some(Neighbour { ifindex: message.header.ifindex, address, resolved, kept: ours && managed })
 }

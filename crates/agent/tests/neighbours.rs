@@ -2,7 +2,7 @@
 
 mod support;
 
-use sluice_agent::netlink::{KeptNeighbour, Netlink};
+use sluice_agent::netlink::Netlink;
 use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use support::{in_namespace, ip};
 const ADDRESSES: [&str; 2] = ["192.0.2.11", "2001:db8::11"];
 
 async fn resolved(netlink: &Netlink) -> usize {
-    let kept = netlink.kept_neighbours().await.unwrap();
-    kept.iter().filter(|kept: &&KeptNeighbour| kept.resolved).count()
+    let all = netlink.neighbours().await.unwrap();
+    all.iter().filter(|neighbour| neighbour.kept && neighbour.resolved).count()
 }
 
 /// Waits for a number of resolved neighbours, for less time than the kernel lets pass between two tries.
@@ -28,7 +28,7 @@ async fn becomes(netlink: &Netlink, number: usize) {
 
 async fn ask(netlink: &Netlink, index: u32) {
     for address in ADDRESSES {
-        netlink.keep_neighbour(index, address.parse::<IpAddr>().unwrap()).await.unwrap();
+        netlink.ask_neighbour(index, address.parse::<IpAddr>().unwrap()).await.unwrap();
     }
 }
 
@@ -43,6 +43,8 @@ fn one_that_did_not_answer_is_asked_again_at_once() {
         let failed = || ip("neigh show nud failed dev u0").lines().count() == ADDRESSES.len();
         support::eventually("nobody answers", || failed().then_some(())).await;
         assert_eq!(resolved(&netlink).await, 0);
+        // As long as its first question is not answered, the kernel asks once a second.
+        ask(&netlink, index).await;
 
         ip("addr add 192.0.2.11/32 dev t0");
         ip("addr add 2001:db8::11/128 dev t0 nodad");

@@ -1,11 +1,11 @@
 //! Keeping the gateway's view of the underlay true: interfaces, next hops.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use sluice_agent::netlink::{KeptNeighbour, Link, Netlink, changes};
+use sluice_agent::netlink::{Link, Netlink, changes};
 use sluice_agent::sysctl::{self, Family};
 use sluice_agent::underlay::{Vteps, node_config};
 use sluice_agent::{Error, NoPorts, Node, chain};
@@ -148,20 +148,25 @@ impl Underlay {
             Some(Neighbour { ifindex: *ifindex, mac: link.mac, address: *address })
         };
         self.ownership.set_neighbours(wanted.iter().filter_map(neighbour).collect());
-        let kept = self.netlink.kept_neighbours().await?;
-        let of = |hop: &KeptNeighbour| (hop.ifindex, hop.address);
-        let resolved: HashSet<_> = kept.iter().filter(|hop| hop.resolved).map(of).collect();
-        let kept: HashSet<_> = kept.iter().map(of).collect();
+        let known = self.netlink.neighbours().await?;
+        let known: HashMap<_, _> = known.iter().map(|hop| ((hop.ifindex, hop.address), hop)).collect();
         self.lacks = false;
-        for (ifindex, address) in wanted.difference(&resolved) {
+        for hop @ (ifindex, address) in &wanted {
+            let kept = match known.get(hop) {
+                Some(known) if known.resolved && known.kept => continue,
+                Some(known) if !known.resolved => self.netlink.ask_neighbour(*ifindex, *address).await,
+                _ => self.netlink.keep_neighbour(*ifindex, *address).await,
+            };
             self.lacks = true;
             // One refusal must not cost the others their neighbours.
-            if let Err(error) = self.netlink.keep_neighbour(*ifindex, *address).await {
+            if let Err(error) = kept {
                 tracing::error!(error = chain(&error), "neighbour");
             }
         }
-        for (ifindex, address) in kept.difference(&wanted) {
-            if let Err(error) = self.netlink.release_neighbour(*ifindex, *address).await {
+        for (hop @ (ifindex, address), _) in known.iter().filter(|(_, known)| known.kept) {
+            if !wanted.contains(hop)
+                && let Err(error) = self.netlink.release_neighbour(*ifindex, *address).await
+            {
                 tracing::warn!(error = chain(&error), "neighbour");
             }
         }

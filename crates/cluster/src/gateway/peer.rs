@@ -22,8 +22,8 @@ pub(super) struct Peer {
     alarmed_us: u64,
     /// When the controller last said that it hears it; counts only after a false alarm.
     pub vouched_us: Option<u64>,
-    /// Since when it does so of a peer that is believed dead.
-    contradicted_us: Option<u64>,
+    /// Since when it does so again and again of a peer that is believed dead, and when it did last.
+    contradicted_us: Option<(u64, u64)>,
     pub hears: Vec<GatewayId>,
     pub holds: VipSet,
     pub standing: Standing,
@@ -104,11 +104,12 @@ impl Peer {
     /// so it counts only where those were wrong before, or are shown to be now: for a while, since a peer that
     /// died and has just come back may be heard by the controller first. True if they are.
     pub fn vouch(&mut self, now_us: u64, since_us: u64, params: &Params) -> bool {
-        let dead_us = self.dead.then(|| self.dead_us.max(since_us));
-        let contradicted_us = dead_us.map(|_| self.contradicted_us.unwrap_or(now_us));
-        self.contradicted_us = contradicted_us;
-        let wrong_us = dead_us.max(contradicted_us);
-        let wrong = wrong_us.is_some_and(|since_us| now_us - since_us > params.vouch_us());
+        // What it heard of a life that ended is no word about the next.
+        let goes_on = self.contradicted_us.filter(|(_, last_us)| now_us - last_us <= params.vouch_us());
+        let contradicted_us = goes_on.map_or(now_us, |(first_us, _)| first_us);
+        self.contradicted_us = self.dead.then_some((contradicted_us, now_us));
+        let wrong_us = contradicted_us.max(self.dead_us).max(since_us);
+        let wrong = self.dead && now_us - wrong_us > params.vouch_us();
         if wrong {
             self.alarm(now_us, params);
         }
@@ -178,6 +179,14 @@ mod tests {
         assert_eq!(peer.note(3_060_000, 2, 1, &params), Noted::Fresh);
         peer.judge(true, 3_060_000);
         peer.vouch(3_300_000, 0, &params);
+        assert_eq!(peer.alarms, 0);
+        // Nor was one that the controller heard a little longer, and whose next life it hears first.
+        peer.judge(false, 3_400_000);
+        peer.vouch(3_440_000, 0, &params);
+        peer.vouch(3_900_000, 0, &params);
+        peer.vouch(3_950_000, 0, &params);
+        peer.note(3_960_000, 3, 1, &params);
+        peer.judge(true, 3_960_000);
         assert_eq!(peer.alarms, 0);
         // One that only the controller hears, and goes on to hear, lives.
         peer.judge(false, 4_000_000);
