@@ -65,6 +65,11 @@ fn under(settings: &Settings, model: Option<&str>) -> Result<Vec<Gap>, Failure> 
         let mut gaps = Vec::new();
         for _ in 0..kills {
             gaps.push(one_kill(&lab, to).await?);
+            eprintln!(
+                "KILL {:?} {:?}",
+                std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap(),
+                gaps.last().map(|g| (g.total_ms, g.pure_ms))
+            );
         }
         Ok(gaps)
     })
@@ -165,10 +170,14 @@ fn gap(frames: &Frames, to: Ipv4Addr, sent: u32) -> Result<Gap, Failure> {
         return Err(format!("probes stopped at {last} of {sent}: nobody took over").into());
     }
     let lost = after.1.saturating_sub(before.1).saturating_sub(1);
-    let announced = frames.iter().find_map(|(at_ns, frame)| match frame {
-        Frame::Announcement { .. } if *at_ns > before.0 => Some(*at_ns),
+    let announcements = frames.iter().filter_map(|(at_ns, frame)| match frame {
+        Frame::Announcement { address } => Some((*at_ns, *address)),
         _ => None,
     });
+    let (earlier, later): (Vec<_>, Vec<_>) = announcements.partition(|(at_ns, _)| *at_ns <= before.0);
+    // One that only repeats what was announced before is no takeover's.
+    let is_new = |address: &Ipv4Addr| earlier.iter().all(|(_, known)| known != address);
+    let announced = later.iter().find(|(_, address)| is_new(address)).map(|(at_ns, _)| *at_ns);
     let every_ms = PROBE_EVERY.as_secs_f64() * 1000.0;
     let pure_ns = announced.map_or(after.0 - before.0, |at_ns| (after.0 - at_ns).max(0));
     Ok(Gap { total_ms: f64::from(lost) * every_ms, pure_ms: pure_ns as f64 / 1e6 })
@@ -184,16 +193,19 @@ mod tests {
         let sender = Ipv4Addr::new(192, 0, 2, 11);
         let tenant = |number| Frame::Tenant { sender, destination: to, bytes: 106, number };
         let address = Ipv4Addr::new(192, 0, 2, 101);
+        let other = Frame::Announcement { address: Ipv4Addr::new(192, 0, 2, 102) };
         let mut frames = vec![
             (0, tenant(0)),
+            (100_000, other),
             (500_000, tenant(1)),
+            (600_000, other),
             (10_000_000, Frame::Announcement { address }),
             (10_700_000, tenant(21)),
             (11_000_000, tenant(22)),
         ];
         let found = gap(&frames, to, 23).unwrap();
         assert_eq!((found.total_ms, found.pure_ms), (9.5, 0.7));
-        frames.truncate(3);
+        frames.truncate(5);
         assert!(gap(&frames, to, 23).is_err());
     }
 }

@@ -47,6 +47,7 @@ pub struct Underlay {
     vteps: Vteps,
     changes: Arc<Notify>,
     topology: watch::Receiver<u64>,
+    peers: watch::Receiver<Vec<IpAddr>>,
     /// Told of the interfaces by `shared`, of neighbours that it may ask.
     ownership: Arc<Ownership>,
     shared: Links,
@@ -67,6 +68,7 @@ impl Underlay {
         ownership: Arc<Ownership>,
     ) -> Result<Self, Error> {
         let (changes, topology) = (changes()?, node.topology.subscribe());
+        let peers = ownership.peers();
         let links = shared.read().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(Self {
             netlink,
@@ -76,6 +78,7 @@ impl Underlay {
             vteps,
             changes,
             topology,
+            peers,
             ownership,
             shared,
             changed: Instant::now(),
@@ -96,6 +99,8 @@ impl Underlay {
                 }
                 // The sender lives as long as the node, which is held here.
                 _ = self.topology.changed() => self.changed = Instant::now(),
+                // So does the other, with the ownership.
+                _ = self.peers.changed() => self.changed = Instant::now(),
                 () = sleep(RETRY), if self.lacks && self.changed.elapsed() < EAGER => {}
             }
             match self.review().await {
@@ -108,8 +113,9 @@ impl Underlay {
 
     async fn review(&mut self) -> Result<(), Error> {
         self.review_links().await?;
-        let vteps = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
-        self.review_neighbours(&vteps).await
+        let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
+        let peers = self.peers.borrow_and_update().clone();
+        self.review_neighbours(&[hosts, peers].concat()).await
     }
 
     /// Follows interfaces that changed, or went and came back under another number.
@@ -136,7 +142,7 @@ impl Underlay {
         Ok(())
     }
 
-    /// Lets the kernel keep exactly the next hops of the VTEPs resolved. They are also who can say whether
+    /// Lets the kernel keep exactly the next hops of hosts and of the cluster's other gateways resolved. They are also who can say whether
     /// the underlay is there.
     async fn review_neighbours(&mut self, vteps: &[IpAddr]) -> Result<(), Error> {
         let mut wanted = HashSet::new();

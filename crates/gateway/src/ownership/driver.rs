@@ -223,6 +223,14 @@ impl Driver {
         std::mem::take(&mut self.actions)
     }
 
+    /// Where the other gateways are reached.
+    #[must_use]
+    pub fn peers(&self) -> Vec<IpAddr> {
+        let Some(plan) = &self.plan else { return Vec::new() };
+        let others = plan.members.iter().filter(|member| member.gateway != self.own);
+        others.filter_map(|member| plan.reach(member.gateway, self.vteps)).collect()
+    }
+
     /// For the operator.
     #[must_use]
     pub fn status(&self, now: Now) -> Status {

@@ -18,7 +18,7 @@ mod tests;
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
@@ -28,6 +28,7 @@ use sluice_agent::underlay::Vteps;
 use sluice_cluster::Load;
 use sluice_rsp::{BootId, KeyRing};
 use sluice_types::GatewayId;
+use tokio::sync::watch;
 
 pub use announce::{Announce, Layer2, Links};
 pub use driver::{Owned, Status};
@@ -78,6 +79,7 @@ pub struct Ownership {
     commands: Sender<Command>,
     waker: UnixStream,
     view: View,
+    peers: watch::Receiver<Vec<IpAddr>>,
 }
 
 impl Ownership {
@@ -99,6 +101,7 @@ impl Ownership {
         let (commands, received) = channel();
         let (saver, saved) = channel();
         let view = View::default();
+        let (told, peers) = watch::channel(Vec::new());
         let parts = Parts {
             driver,
             vteps,
@@ -110,11 +113,12 @@ impl Ownership {
             waker: woken,
             saver,
             view: view.clone(),
+            peers: told,
         };
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         spawn("cluster-save").spawn(move || save(path, saved)).map_err(failed())?;
         spawn("cluster").spawn(move || run(parts)).map_err(failed())?;
-        Ok(Self { commands, waker, view })
+        Ok(Self { commands, waker, view, peers })
     }
 
     fn tell(&self, command: Command) {
@@ -146,6 +150,12 @@ impl Ownership {
     /// What there is to do here, for the controller.
     pub fn set_load(&self, load: Load) {
         self.tell(Command::Load(load));
+    }
+
+    /// Where the other gateways of the cluster are reached.
+    #[must_use]
+    pub fn peers(&self) -> watch::Receiver<Vec<IpAddr>> {
+        self.peers.clone()
     }
 
     /// For the operator.

@@ -16,6 +16,8 @@ use sluice_agent::underlay::Vteps;
 use sluice_cluster::{Incident, MESSAGE_BYTES_MAX};
 use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
 
+use tokio::sync::watch;
+
 use super::Command;
 use super::announce::Announce;
 use super::driver::{Action, Driver, Event, Now, Owned, To};
@@ -52,6 +54,8 @@ pub struct Parts {
     pub waker: UnixStream,
     pub saver: Sender<Saved>,
     pub view: View,
+    /// Told where the other gateways are reached.
+    pub peers: watch::Sender<Vec<IpAddr>>,
 }
 
 /// The time.
@@ -166,6 +170,7 @@ struct Runner {
     waker: UnixStream,
     saver: Sender<Saved>,
     view: View,
+    peers: watch::Sender<Vec<IpAddr>>,
     /// What the tables have not been told yet.
     untold: Option<Owned>,
     chores_us: u64,
@@ -181,7 +186,8 @@ pub fn run(parts: Parts) {
             "no real-time priority (CAP_SYS_NICE): a busy machine may seem dead to its cluster"
         ),
     }
-    let Parts { driver, vteps, port, announcer, witness, tables, commands, waker, saver, view } = parts;
+    let Parts { driver, vteps, port, announcer, witness, tables, commands, waker, saver, view, peers } =
+        parts;
     let mut runner = Runner {
         driver,
         sockets: Sockets::new(vteps, port),
@@ -192,10 +198,12 @@ pub fn run(parts: Parts) {
         waker,
         saver,
         view,
+        peers,
         untold: None,
         chores_us: 0,
         status_us: 0,
     };
+    runner.tell_peers();
     while runner.turn() {}
 }
 
@@ -271,7 +279,11 @@ impl Runner {
     fn obey_commands(&mut self) -> bool {
         loop {
             let event = match self.commands.try_recv() {
-                Ok(Command::Plan(plan)) => Event::Plan(plan),
+                Ok(Command::Plan(plan)) => {
+                    self.handle(Event::Plan(plan));
+                    self.tell_peers();
+                    continue;
+                }
                 Ok(Command::Keys(keys)) => Event::Keys(keys),
                 Ok(Command::Controller(at)) => {
                     self.sockets.set_controller(at);
@@ -325,6 +337,11 @@ impl Runner {
             say(vip, reason);
         }
         incidents.into_iter().for_each(tell);
+    }
+
+    fn tell_peers(&self) {
+        let now = self.driver.peers();
+        self.peers.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
     }
 
     fn tell_tables(&mut self) {
