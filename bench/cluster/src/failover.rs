@@ -65,11 +65,6 @@ fn under(settings: &Settings, model: Option<&str>) -> Result<Vec<Gap>, Failure> 
         let mut gaps = Vec::new();
         for _ in 0..kills {
             gaps.push(one_kill(&lab, to).await?);
-            eprintln!(
-                "KILL {:?} {:?}",
-                std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap(),
-                gaps.last().map(|g| (g.total_ms, g.pure_ms))
-            );
         }
         Ok(gaps)
     })

@@ -216,7 +216,8 @@ impl Netlink {
     }
 
     /// Lets the kernel keep a neighbour resolved, whether or not packets need it and this process lives. One
-    /// that is there is left as it is.
+    /// that failed is asked again, by itself the kernel does so every five seconds. Not for fixed ones, which it
+    /// would make ordinary.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -240,8 +241,8 @@ impl Netlink {
         request.execute().await.map_err(Error::netlink(what))
     }
 
-    /// Asks a neighbour that did not answer again at once: by itself the kernel does so after a second, and after
-    /// three only every five. What waited for it is dropped.
+    /// Asks a neighbour that has not answered again at once: by itself the kernel does so after a second. What
+    /// waited for it is dropped.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -274,6 +275,8 @@ pub struct Neighbour {
     pub address: IpAddr,
     /// Whether packets can be sent to it.
     pub resolved: bool,
+    /// Whether somebody has configured it: nobody is asked, and nobody may change it.
+    pub fixed: bool,
     /// Whether an agent asked the kernel to keep it so.
     pub kept: bool,
 }
@@ -403,7 +406,9 @@ fn parse_neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
         NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
         _ => None,
     })?;
+    let (ifindex, state) = (message.header.ifindex, message.header.state);
     let unresolved = [NeighbourState::None, NeighbourState::Incomplete, NeighbourState::Failed];
-    let resolved = !unresolved.contains(&message.header.state);
-    Some(Neighbour { ifindex: message.header.ifindex, address, resolved, kept: ours && managed })
+    let resolved = !unresolved.contains(&state);
+    let fixed = matches!(state, NeighbourState::Permanent | NeighbourState::Noarp);
+    Some(Neighbour { ifindex, address, resolved, fixed, kept: ours && managed })
 }

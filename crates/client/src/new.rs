@@ -195,7 +195,7 @@ pub struct NewVpc {
     pub name: String,
     /// Owner.
     pub tenant: TenantId,
-    /// Where to place it; may be left out where there is one cluster.
+    /// Where to place it; left out: the least loaded one that is open to the tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterId>,
     /// VXLAN network identifier; chosen if left out.

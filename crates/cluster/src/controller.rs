@@ -355,11 +355,15 @@ impl Controller {
         for id in probes {
             self.send(id, Body::Probe);
         }
+        let blind = self.is_blind(now_us);
         for id in self.ids() {
             // Its peers know better whether it forwards: they watch it where packets go.
-            let failed = silent.contains(&id) && !self.is_heard_by_others(id, now_us);
+            let by_others = self.is_heard_by_others(id, now_us);
             let Some(known) = self.gateways.get_mut(&id) else { continue };
-            if failed == known.failed {
+            // Who failed before this controller was not run is not back before it is heard.
+            let silent = silent.contains(&id) || known.failed && known.source.heard_us.is_none();
+            let failed = silent && !by_others;
+            if failed == known.failed || failed && blind {
                 continue;
             }
             known.failed = failed;
@@ -370,6 +374,14 @@ impl Controller {
                 self.outputs.push(ControllerOutput::Returned(id));
             }
         }
+    }
+
+    /// Whether it hears no gateway of several since a moment ago: it is more likely that the controller does
+    /// not hear, than that all failed at once.
+    fn is_blind(&self, now_us: u64) -> bool {
+        let heard_us = self.gateways.values().filter_map(|known| known.source.heard_us).max();
+        let lately = now_us - heard_us.unwrap_or(self.since_us) <= self.params.hold_down_us;
+        self.gateways.len() > 1 && lately && !self.ids().iter().any(|id| self.is_heard(*id, now_us))
     }
 
     fn is_heard(&self, id: GatewayId, now_us: u64) -> bool {

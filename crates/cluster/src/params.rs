@@ -34,7 +34,7 @@ pub struct Params {
     pub controller_probe_us: u64,
     /// How long a controller that started or woke up listens before it decides anything.
     pub controller_listen_us: u64,
-    /// How long a gateway that failed must be well before it gets vIPs back; doubles with each failure.
+    /// How long after it failed a gateway gets vIPs back at the earliest; doubles with each failure.
     pub hold_down_us: u64,
     /// Longest hold-down.
     pub hold_down_max_us: u64,

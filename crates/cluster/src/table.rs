@@ -30,6 +30,9 @@ impl Claim {
     }
 }
 
+/// By so much an owner's epoch may grow unseen: more than owners can change in a cluster's life.
+const EPOCHS_AT_ONCE: u64 = 1 << 32;
+
 /// The claims of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
@@ -53,10 +56,12 @@ impl Table {
         self.claims.get(vip.index()).copied().flatten()
     }
 
-    /// Takes the claim if it is newer than what is known; false if not.
+    /// Takes the claim if it is newer than what is known; false if not, or if it is newer by more than can
+    /// be: a vIP whose epochs are exhausted could never move again.
     pub fn merge(&mut self, vip: VipId, claim: Claim) -> bool {
         let old = self.get(vip);
-        if claim.epoch == 0 || old.is_some_and(|old| !claim.newer(old, vip)) {
+        let epoch_max = old.map_or(0, |old| old.epoch).saturating_add(EPOCHS_AT_ONCE);
+        if claim.epoch == 0 || claim.epoch > epoch_max || old.is_some_and(|old| !claim.newer(old, vip)) {
             return false;
         }
         if self.claims.len() <= vip.index() {
@@ -139,14 +144,18 @@ mod tests {
     }
 
     #[test]
-    fn assigning_wins_until_epochs_end() {
+    fn assigning_wins_over_whatever_was_merged() {
         let vip = VipId::new(0).unwrap();
         let (one, two) = (GatewayId::new(1), GatewayId::new(2));
         let mut table = Table::default();
         assert_eq!(table.assign(vip, one), Some(Claim { epoch: 1, owner: one }));
         assert_eq!(table.assign(vip, two), Some(Claim { epoch: 2, owner: two }));
         assert!(!table.merge(vip, Claim { epoch: 1, owner: one }));
-        assert!(table.merge(vip, Claim { epoch: u64::MAX, owner: one }));
-        assert_eq!(table.assign(vip, two), None);
+        // One that leaves no room for another is none.
+        assert!(!table.merge(vip, Claim { epoch: u64::MAX, owner: one }));
+        let far = 2 + EPOCHS_AT_ONCE;
+        assert!(!table.merge(vip, Claim { epoch: far + 1, owner: one }));
+        assert!(table.merge(vip, Claim { epoch: far, owner: one }));
+        assert_eq!(table.assign(vip, two), Some(Claim { epoch: far + 1, owner: two }));
     }
 }

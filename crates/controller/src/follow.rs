@@ -24,9 +24,9 @@ const RETRY: Duration = Duration::from_millis(250);
 const ROWS: u32 = 1024;
 /// Revisions before the start that are looked at, so that nodes which were only
 /// a little behind when the controller ended need no snapshot.
-const LOOK_BACK: u64 = 256;
+const LOOK_BACK: u64 = 64;
 /// But not more rows than this.
-const LOOK_BACK_ROWS: usize = 64;
+const LOOK_BACK_ROWS: usize = 128;
 /// Acknowledgements that are due are looked for this often.
 const SAVE: Duration = Duration::from_millis(20);
 /// Other replicas' acknowledgements are read this often.

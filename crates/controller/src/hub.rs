@@ -44,9 +44,11 @@ struct Node {
     /// It was waited for in vain, and has said nothing since.
     vain: bool,
     failures: Vec<String>,
-    /// Newest revision that was acknowledged with failures since its last snapshot: of that and of those
-    /// before, nobody knows what is in the tables.
+    /// Newest revision that was acknowledged with failures: until it has acknowledged a snapshot without any,
+    /// nobody knows what is in the tables. 0: none.
     failed: u64,
+    /// Revision of the last snapshot that it was sent on this stream.
+    snapshot: Option<u64>,
     session: Option<(u64, oneshot::Sender<Closing>)>,
     version: String,
     heartbeat: Heartbeat,
@@ -125,7 +127,7 @@ impl Hub {
                 node.vain &= state.last_seen_ms <= node.last_seen_ms;
                 node.last_seen_ms = state.last_seen_ms;
                 node.saved_seen_ms = state.last_seen_ms;
-                node.failed = if state.failures.is_empty() { 0 } else { state.acked };
+                node.failed = if state.failures.is_empty() { 0 } else { state.acked.max(1) };
                 node.failures = state.failures;
             }
         }
@@ -150,6 +152,7 @@ impl Hub {
         node.mark();
         node.vain = false;
         node.acked = applied;
+        node.snapshot = None;
         if applied == 0 {
             node.failed = 0;
         }
@@ -183,12 +186,25 @@ impl Hub {
         self.with(id, session, |node| {
             node.vain = false;
             node.acked = node.acked.max(revision);
+            if node.snapshot.is_some_and(|at| revision >= at) {
+                (node.snapshot, node.failed) = (None, 0);
+            }
             if !failures.is_empty() {
                 node.failed = node.failed.max(revision);
             }
             node.failures = failures;
             node.mark();
         });
+    }
+
+    /// A node has been sent all that it is to have, with `revision`.
+    pub fn told_all(&self, id: NodeId, session: u64, revision: u64) {
+        self.with(id, session, |node| node.snapshot = Some(revision));
+    }
+
+    /// Whether entries are missing in a node's tables, as far as is known.
+    pub fn lacks(&self, id: NodeId) -> bool {
+        self.lock().nodes.get(&id).is_some_and(|node| node.failed != 0)
     }
 
     /// A node says that it lives.
@@ -243,11 +259,11 @@ impl Hub {
     }
 
     /// Calls `read` with a function that says whether a node has all up to a revision in its tables: it
-    /// acknowledged it, and could write what it was told with it and since.
+    /// acknowledged it, and there is nothing that it could not write.
     pub fn with_written<R>(&self, read: impl FnOnce(&dyn Fn(NodeId, u64) -> bool) -> R) -> R {
         let inner = self.lock();
         let written = |id, revision| {
-            inner.nodes.get(&id).is_some_and(|node| node.acked >= revision && node.failed < revision)
+            inner.nodes.get(&id).is_some_and(|node| node.acked >= revision && node.failed == 0)
         };
         read(&written)
     }
@@ -283,12 +299,15 @@ impl Hub {
 }
 
 fn state(id: NodeId, node: &Node) -> NodeState {
-    NodeState {
-        node: id,
-        acked: node.acked,
-        last_seen_ms: node.last_seen_ms,
-        failures: node.failures.clone(),
+    NodeState { node: id, acked: node.acked, last_seen_ms: node.last_seen_ms, failures: failures(node) }
+}
+
+/// What it said last; or, since that was less than all, that something is missing.
+fn failures(node: &Node) -> Vec<String> {
+    if node.failures.is_empty() && node.failed != 0 {
+        return vec![format!("entries of revision {} or before could not be written", node.failed)];
     }
+    node.failures.clone()
 }
 
 fn view(id: NodeId, node: &Node) -> NodeView {
@@ -331,9 +350,27 @@ mod tests {
         assert!(written(5) && !written(6));
         hub.ack(NODE, session.id, 7, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
         hub.ack(NODE, session.id, 8, Vec::new());
-        assert!(!written(6) && !written(7) && written(8));
+        assert!(!written(6) && !written(7) && !written(8), "what it has since does not replace it");
         let session = hub.open(NODE, 8, String::new());
         assert!(!written(7), "its tables are as they were");
+        // Another controller learns of it from the database.
+        let saved = hub.take_unsaved(true);
+        let other = Hub::default();
+        other.load(saved);
+        assert!(other.lacks(NODE));
+        let again = other.open(NODE, 8, String::new());
+        other.ack(NODE, again.id, 9, Vec::new());
+        assert!(other.lacks(NODE) && !other.take_unsaved(true)[0].failures.is_empty());
+        // All of it anew, twice: with failures, and without.
+        hub.told_all(NODE, session.id, 9);
+        hub.ack(NODE, session.id, 9, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
+        assert!(hub.lacks(NODE));
+        hub.told_all(NODE, session.id, 9);
+        hub.ack(NODE, session.id, 8, Vec::new());
+        assert!(hub.lacks(NODE), "that was not it");
+        hub.ack(NODE, session.id, 9, Vec::new());
+        assert!(written(9) && !hub.lacks(NODE));
+        hub.ack(NODE, session.id, 10, vec!["endpoint 10.0.0.2: the tables are full".to_owned()]);
         hub.close(NODE, session.id);
         let session = hub.open(NODE, 0, String::new());
         hub.ack(NODE, session.id, 8, Vec::new());

@@ -109,7 +109,7 @@ impl SouthboundService {
         }
         tracing::info!(?node, applied, "node connected");
         let (out, updates) = mpsc::channel(QUEUE);
-        let stream = NodeStream::new(self.core.clone(), node, seat, applied, out.clone());
+        let stream = NodeStream::new(self.core.clone(), (node, session.id), seat, applied, out.clone());
         tokio::spawn(serve(self.core.clone(), node, session, stream, reports, out));
         Ok(ReceiverStream::new(updates))
     }

@@ -31,6 +31,9 @@ const GATE: Duration = Duration::from_secs(1);
 /// and looks this often whether they have.
 const GATE_LOOK: Duration = Duration::from_millis(2);
 
+/// A node that could not write something is sent everything anew this long after it was last.
+const REPAIR: Duration = Duration::from_secs(120);
+
 /// A host keeps a cluster's keys for so long after the last VPC that needed them: while a network lingers
 /// there (a minute), it tells senders that its instances have left.
 const KEYS_LINGER: Duration = Duration::from_secs(120);
@@ -56,6 +59,10 @@ pub enum Ended {
 pub struct NodeStream {
     core: Arc<Core>,
     node: NodeId,
+    /// Tells the hub's streams of the node apart.
+    session: u64,
+    /// When it was last sent everything.
+    told_all: Instant,
     /// A gateway's.
     seat: Option<Seat>,
     out: mpsc::Sender<Result<EncodedUpdate, Status>>,
@@ -77,7 +84,7 @@ impl NodeStream {
     /// `applied`: the revision that the node has, of this database.
     pub fn new(
         core: Arc<Core>,
-        node: NodeId,
+        (node, session): (NodeId, u64),
         seat: Option<Seat>,
         applied: u64,
         out: mpsc::Sender<Result<EncodedUpdate, Status>>,
@@ -86,6 +93,8 @@ impl NodeStream {
         Self {
             core,
             node,
+            session,
+            told_all: Instant::now(),
             seat,
             out,
             sent,
@@ -112,7 +121,7 @@ impl NodeStream {
         let mut rezoned = true;
         let mut behind = self.cursor == 0 || self.seat.is_none();
         loop {
-            if behind {
+            if behind || self.lacks() {
                 self.snapshot().await?;
             }
             self.stand().await?;
@@ -332,8 +341,17 @@ impl NodeStream {
         Ok(true)
     }
 
+    /// Whether it could not write something, and may now: there may be room again.
+    fn lacks(&self) -> bool {
+        let hub = &self.core.hub;
+        self.told_all.elapsed() >= REPAIR
+            && hub.lacks(self.node)
+            && hub.with_acked(|acked| acked(self.node)) == self.cursor
+    }
+
     async fn snapshot(&mut self) -> Result<(), Ended> {
         let began = Instant::now();
+        self.told_all = began;
         let of = match self.node {
             NodeId::Gateway(gateway) => InstancesOf::Gateway(gateway),
             NodeId::Host(host) if self.core.model.preprograms() => InstancesOf::Around(host),
@@ -349,6 +367,7 @@ impl NodeStream {
         if let Some(entries) = sent {
             self.sent.store(revision, Ordering::Release);
             let database = self.core.database_id();
+            self.core.hub.told_all(self.node, self.session, revision);
             self.send(EncodedUpdate::new(revision, database, true, Bytes::new())).await?;
             count(&self.core.counters.snapshots);
             let ms = began.elapsed().as_secs_f64() * 1000.0;
@@ -372,6 +391,7 @@ impl NodeStream {
                 SnapshotPart::Topology(topology) => {
                     // A host that has this revision is only looked at.
                     skip = self.view.is_none() && self.cursor != 0 && self.cursor == topology.revision;
+                    skip &= !self.core.hub.lacks(self.node);
                     state = Arc::new(State::new(&topology, self.core.model));
                     self.base(&state)?
                 }

@@ -71,7 +71,7 @@ pub async fn follow_cluster(
 
 /// Looks the controller up, for ever.
 pub async fn follow_controller(ownership: &Ownership, name: &str) -> Infallible {
-    let (view, mut turn) = (ownership.view(), 0_usize);
+    let (view, mut turn, mut present_at) = (ownership.view(), 0_usize, None);
     loop {
         let found: Vec<SocketAddr> = match lookup_host(name).await {
             Ok(found) => found.collect(),
@@ -81,11 +81,14 @@ pub async fn follow_controller(ownership: &Ownership, name: &str) -> Infallible 
             }
         };
         let heard = view.get().controller;
+        let present = present_at.filter(|at: &SocketAddr| heard && found.contains(at));
         // A name may have addresses at which nobody listens: each has its turn.
         turn = if heard { turn } else { turn.wrapping_add(1) };
         // While a name server is away, the address known last is as good as any.
         if !found.is_empty() {
-            ownership.set_controller(found.get(turn % found.len()).copied());
+            // The one that is heard is kept: to another it would be silent for a moment.
+            present_at = present.or_else(|| found.get(turn % found.len()).copied());
+            ownership.set_controller(present_at);
         }
         sleep(if heard { LOOK_UP } else { RETRY }).await;
     }

@@ -53,8 +53,10 @@ pub struct Underlay {
     shared: Links,
     /// Since when nothing has changed.
     changed: Instant,
-    /// A next hop is not resolved.
+    /// A next hop is not resolved, or an interface not ready.
     lacks: bool,
+    /// A link may have been without carrier since the last review.
+    anew: bool,
 }
 
 impl Underlay {
@@ -83,6 +85,7 @@ impl Underlay {
             shared,
             changed: Instant::now(),
             lacks: true,
+            anew: true,
         })
     }
 
@@ -94,7 +97,7 @@ impl Underlay {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = self.changes.notified() => {
-                    self.changed = Instant::now();
+                    (self.changed, self.anew) = (Instant::now(), true);
                     sleep(SETTLE).await;
                 }
                 // The sender lives as long as the node, which is held here.
@@ -112,6 +115,7 @@ impl Underlay {
     }
 
     async fn review(&mut self) -> Result<(), Error> {
+        self.lacks = false;
         self.review_links().await?;
         let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
         let peers = self.peers.borrow_and_update().clone();
@@ -127,10 +131,19 @@ impl Underlay {
                 None => tracing::warn!(interface = name, "underlay interface is gone"),
             }
         }
-        for link in links.iter().filter(|link| !self.links.iter().any(|old| old.index == link.index)) {
-            prepare(&self.netlink, link).await?;
-            self.node.datapath.attach_xdp(PROGRAM, &link.interface())?;
+        let mut ready = Vec::new();
+        for link in links {
+            let known = self.links.iter().any(|old| old.index == link.index);
+            // One that cannot be used now must not cost the others theirs.
+            match if known { Ok(()) } else { self.begin_on(&link).await } {
+                Ok(()) => ready.push(link),
+                Err(error) => {
+                    self.lacks = true;
+                    tracing::error!(interface = link.name, error = chain(&error), "underlay interface");
+                }
+            }
         }
+        let links = ready;
         if links == self.links {
             return Ok(());
         }
@@ -139,6 +152,12 @@ impl Underlay {
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
         self.shared.write().unwrap_or_else(PoisonError::into_inner).clone_from(&links);
         self.links = links;
+        Ok(())
+    }
+
+    async fn begin_on(&self, link: &Link) -> Result<(), Error> {
+        prepare(&self.netlink, link).await?;
+        self.node.datapath.attach_xdp(PROGRAM, &link.interface())?;
         Ok(())
     }
 
@@ -156,11 +175,14 @@ impl Underlay {
         self.ownership.set_neighbours(wanted.iter().filter_map(neighbour).collect());
         let known = self.netlink.neighbours().await?;
         let known: HashMap<_, _> = known.iter().map(|hop| ((hop.ifindex, hop.address), hop)).collect();
-        self.lacks = false;
+        let anew = std::mem::take(&mut self.anew);
         for hop @ (ifindex, address) in &wanted {
             let kept = match known.get(hop) {
-                Some(known) if known.resolved && known.kept => continue,
-                Some(known) if !known.resolved => self.netlink.ask_neighbour(*ifindex, *address).await,
+                Some(known) if known.fixed || known.resolved && known.kept => continue,
+                // Its question may have been lost for want of a carrier.
+                Some(known) if anew && !known.resolved => {
+                    self.netlink.ask_neighbour(*ifindex, *address).await
+                }
                 _ => self.netlink.keep_neighbour(*ifindex, *address).await,
             };
             self.lacks = true;

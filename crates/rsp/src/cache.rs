@@ -63,7 +63,7 @@ impl Default for Config {
 /// What happens to the cache.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// Whom to ask about a network: the vIPs of its cluster. With none, the network
+    /// Whom to ask about a network: the gateways of its cluster. With none, the network
     /// is not this host's (any more), and its paths go.
     Gateways {
         /// The sender's network.
@@ -127,7 +127,7 @@ pub enum Why {
     Expired,
     /// Not used.
     Idle,
-    /// The cache is full, and it was the coldest.
+    /// The cache is full, and it was the coldest of the network that has most.
     Replaced,
     /// The host has no port in the network any more.
     Network,
@@ -443,7 +443,7 @@ impl Cache {
         }
     }
 
-    /// Makes an entry, by taking the coldest one's place if there is no other.
+    /// Makes an entry, by taking a colder one's place if there is no other.
     fn insert(
         &mut self,
         now_ms: u64,
@@ -453,9 +453,9 @@ impl Cache {
         out: &mut Vec<Output>,
     ) -> Slot {
         if self.table.len() >= self.config.entries_max
-            && let Some(coldest) = self.table.coldest()
+            && let Some(colder) = self.table.replaceable(destination.vni)
         {
-            self.remove(coldest, Why::Replaced, out);
+            self.remove(colder, Why::Replaced, out);
         }
         let (due_in_ms, expires_ms) = match path {
             Some(path) => (self.config.confirm_after_ms, self.expires_ms(now_ms, &path)),

@@ -93,10 +93,12 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<ExitCode, Failure> {
-    cli.log.start(cli.command.log_filter())?;
+    let log = cli.log.start(cli.command.log_filter())?;
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|source| Failure::File { what: "cannot start threads".to_owned(), source })?;
-    runtime.block_on(dispatch(cli.command))
+    let outcome = runtime.block_on(dispatch(cli.command));
+    log.end();
+    outcome
 }
 
 async fn dispatch(command: Command) -> Result<ExitCode, Failure> {

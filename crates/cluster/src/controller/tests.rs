@@ -211,6 +211,25 @@ fn a_controller_that_hears_nobody_changes_nothing() {
     let mut bench = Bench::settled();
     bench.pass(1_000, &[]);
     assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
+    // At first it is more likely that it is deaf, later that they are gone.
+    let failed = |bench: &Bench| bench.has(&ControllerOutput::Failed(id(1)));
+    assert!(!failed(&bench));
+    bench.pass(1_500, &[]);
+    assert!(failed(&bench));
+}
+
+#[test]
+fn a_pause_of_the_controller_brings_nobody_back() {
+    let mut bench = Bench::settled();
+    bench.pass(100, &[1, 2]);
+    assert!(bench.has(&ControllerOutput::Failed(id(3))));
+    bench.outputs.clear();
+    bench.now_us += 10_000 * MS;
+    bench.input(ControllerInput::Timer);
+    bench.pass(300, &[1, 2]);
+    assert!(!bench.has(&ControllerOutput::Returned(id(3))) && !bench.has(&ControllerOutput::Failed(id(3))));
+    bench.pass(100, &[1, 2, 3]);
+    assert!(bench.has(&ControllerOutput::Returned(id(3))));
 }
 
 #[test]

@@ -37,7 +37,8 @@ impl Gateway {
     /// controller and witness, and takes nothing until an answer to a question asked since has come; if
     /// none comes it calls itself cut off, for those who may still hear it.
     pub(super) fn judge_contact(&mut self, now_us: u64) {
-        if self.standing == Standing::Listening {
+        // One that was cut off goes on to ask while it listens: an answer may take longer than its patience.
+        if self.standing == Standing::Listening && self.alone.is_none() {
             return;
         }
         let answered_by_peer = self.config.members.len() <= 1
@@ -56,7 +57,9 @@ impl Gateway {
                 answered_us: None,
                 probe_us: now_us,
             });
-            let answered = alone.answered_us.is_some_and(|at| now_us - at <= self.params.silence_us);
+            let lately = |at: Option<u64>| at.is_some_and(|at| now_us - at <= self.params.silence_us);
+            // If the others speak and this gateway cannot read it, then what is wrong is here.
+            let answered = lately(alone.answered_us) && !lately(self.unreadable_us);
             let late = now_us - alone.since_us >= self.params.contact_us;
             let probe = now_us >= alone.probe_us;
             if probe {
@@ -73,7 +76,9 @@ impl Gateway {
         }
         if self.contact && self.standing == Standing::CutOff {
             // Much may have happened meanwhile.
+            let alone = self.alone.take();
             self.listen(now_us);
+            self.alone = alone;
         }
     }
 

@@ -21,6 +21,10 @@ use crate::vip::{VIPS_MAX, VipId, VipSet};
 use peer::{Noted, Peer};
 use sluice_types::{ClusterId, GatewayId};
 
+/// A configuration that a peer hands on is no newer than this: the controller must be able to make one that
+/// is, whatever a member says.
+const CONFIG_REVISION_MAX: u64 = 1 << 59;
+
 /// What happens to a gateway.
 #[derive(Clone, Debug)]
 pub enum Input {
@@ -37,6 +41,9 @@ pub enum Input {
     Config(Config),
     /// What there is to do here, for the controller.
     Load(Load),
+    /// Something came from where a member of the cluster is, and could not be opened with this node's keys
+    /// and clock.
+    Unreadable,
 }
 
 /// What a gateway wants done.
@@ -170,6 +177,8 @@ pub struct Gateway {
     /// Silence of peers counts from here.
     since_us: u64,
     alone: Option<Alone>,
+    /// When a member last said what could not be read.
+    unreadable_us: Option<u64>,
     /// When everything shall be announced because the network may have been split, and when it last was.
     rejoin_us: Option<u64>,
     rejoined_us: Option<u64>,
@@ -214,6 +223,7 @@ impl Gateway {
             listen_until_us: now_us,
             since_us: now_us,
             alone: None,
+            unreadable_us: None,
             rejoin_us: None,
             rejoined_us: None,
             last_us: now_us,
@@ -256,6 +266,7 @@ impl Gateway {
             Input::Witness { token } => self.answered(now_us, token),
             Input::Config(config) => self.configure(config),
             Input::Load(load) => self.tell_load(load),
+            Input::Unreadable => self.unreadable_us = Some(now_us),
         }
         self.judge_peers(now_us);
         self.judge_contact(now_us);
@@ -369,7 +380,7 @@ impl Gateway {
         match message.body {
             // Merging does not care how old a claim or a configuration is.
             Body::Claims(claims) => self.learn(now_us, claims),
-            Body::Config(config) => self.configure(config),
+            Body::Config(config) if config.revision <= CONFIG_REVISION_MAX => self.configure(config),
             Body::Hello(report) if fresh => self.hello(now_us, from, report),
             Body::Pulse(pulse) if fresh => self.pulse(now_us, &pulse),
             Body::Probe if from == Node::Controller => self.next_heartbeat_us = now_us,
@@ -394,6 +405,7 @@ impl Gateway {
         }
         if let Body::Config(config) = body
             && config.member(id).is_some()
+            && config.revision <= CONFIG_REVISION_MAX
         {
             self.configure(config.clone());
         }

@@ -41,8 +41,10 @@ impl Gateway {
     }
 
     /// Make before break: a vIP that another owns is kept until the other answers for it. If the other
-    /// cannot be heard here, that is taken on trust after a while, provided that somebody who can be heard
-    /// hears it. To a dead owner nothing is given.
+    /// cannot be heard here, that is taken on trust after a while, provided that a gateway which can be heard
+    /// hears it. The controller's word is not enough, for it does not come by the packets' way: the underlay
+    /// may be split, with hosts on both sides. Only who is to be drained trusts it. To a dead owner nothing
+    /// is given.
     fn give_way(&mut self, now_us: u64, vip: VipId) {
         let Some(owner) = self.table.get(vip).map(|claim| claim.owner) else { return };
         let since_us = *self.slots[vip.index()].yield_us.get_or_insert(now_us);
@@ -53,17 +55,17 @@ impl Gateway {
             Some(peer) => waited && self.is_testified(owner, peer.vouched_us, since_us, now_us),
             None => false,
         };
-        let member = self.config.member(self.own).is_some();
-        if answered || (waited && !member) {
+        if answered || (waited && self.config.member(self.own).is_none()) {
             self.withdraw(vip);
         }
     }
 
-    /// Whether a gateway that is heard says that it hears that one, or the controller heard it after
-    /// `since_us`.
+    /// Whether a gateway that is heard says that it hears that one, or, for one that is to be drained, the
+    /// controller heard it after `since_us`.
     fn is_testified(&self, id: GatewayId, vouched_us: Option<u64>, since_us: u64, now_us: u64) -> bool {
         let heard_later_us = since_us + self.params.controller_limit_us();
-        vouched_us.is_some_and(|at| at > heard_later_us)
+        let draining = self.config.member(self.own).is_some_and(|member| member.draining);
+        (draining && vouched_us.is_some_and(|at| at > heard_later_us))
             || self.peers.iter().any(|peer| peer.says_it_hears(id) && peer.is_heard(now_us, &self.params))
     }
 

@@ -429,3 +429,85 @@ fn who_was_removed_is_told_by_those_who_stay() {
     let to_it = |output: &Output| matches!(output, Output::Send { to, .. } if *to == Node::Gateway(id(2)));
     assert!(!bench.outputs.iter().any(to_it));
 }
+
+#[test]
+fn a_lone_survivor_takes_over_however_late_its_witnesses_answer() {
+    let mut bench = Bench::settled();
+    bench.pass_until_alone();
+    // Each answer comes 6 ms after its question: later than it waits before it says that it is cut off.
+    let mut asked: Vec<(u64, u64)> = Vec::new();
+    for _ in 0..100 {
+        bench.pass(1, &[]);
+        if let Some(token) = bench.last_probe() {
+            asked.push((bench.now_us + 6 * MS, token));
+            bench.outputs.retain(|output| !matches!(output, Output::ProbeWitness { .. }));
+        }
+        for (_, token) in asked.extract_if(.., |(due_us, _)| *due_us <= bench.now_us).collect::<Vec<_>>() {
+            bench.input(Input::Witness { token });
+        }
+    }
+    assert_eq!((bench.took(), bench.gateway.standing()), (vec![1, 2], Standing::Fit));
+}
+
+#[test]
+fn who_cannot_read_what_the_others_say_takes_nothing() {
+    let mut bench = Bench::settled();
+    for _ in 0..60 {
+        bench.pass(1, &[]);
+        bench.input(Input::Unreadable);
+        let token = bench.gateway.seq;
+        bench.input(Input::Witness { token });
+    }
+    assert_eq!((bench.took(), bench.gateway.standing()), (vec![], Standing::CutOff));
+    // When the others are silent as well, they are gone.
+    for _ in 0..60 {
+        bench.pass(1, &[]);
+        let token = bench.gateway.seq;
+        bench.input(Input::Witness { token });
+    }
+    assert_eq!(bench.took(), [1, 2]);
+}
+
+#[test]
+fn the_controllers_word_ends_no_service_of_a_split_side() {
+    let mut bench = Bench::settled();
+    let digest = bench.gateway.table().digest();
+    let mut draining = Vec::new();
+    for drained in [false, true] {
+        // The others are on the other side of a split, of which the controller hears both.
+        for step in 0..400_u64 {
+            bench.pass(1, &[]);
+            let token = bench.gateway.seq;
+            bench.input(Input::Witness { token });
+            if step % 50 == 0 {
+                let hears = vec![id(1), id(2), id(3)];
+                bench.hear(Node::Controller, Body::Pulse(Pulse { echo: 0, config: 1, digest, hears }));
+            }
+            // By now it believes the controller that they live.
+            if step == 300 && !drained {
+                assert_eq!(bench.took(), [1, 2]);
+                bench.claim(Node::Controller, 0, 9, 2);
+            }
+        }
+        draining.push(bench.withdrew());
+        let mut config = bench.gateway.config().clone();
+        config.revision += 1;
+        config.members[0].draining = true;
+        bench.input(Input::Config(config));
+    }
+    assert_eq!(
+        draining,
+        [vec![], vec![0]],
+        "hosts of its side have nobody else; one that is drained lets go"
+    );
+}
+
+#[test]
+fn no_member_can_end_the_clusters_configuration_or_a_vips_moves() {
+    let mut bench = Bench::settled();
+    let last = Config { revision: u64::MAX, ..bench.gateway.config().clone() };
+    bench.hear(Node::Gateway(id(2)), Body::Config(last));
+    assert_eq!(bench.gateway.config().revision, 1);
+    bench.claim(Node::Gateway(id(2)), 1, u64::MAX, 3);
+    assert_eq!(bench.gateway.table().get(vip(1)), Some(Claim { epoch: 1, owner: id(2) }));
+}

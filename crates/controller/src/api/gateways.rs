@@ -8,6 +8,7 @@ use crate::core::Core;
 use crate::enrol;
 use crate::members::Needs;
 use crate::ownership::GatewayState;
+use crate::placing;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -223,6 +224,17 @@ async fn move_gateway(
     let gateway = api.core.store.gateway(id).await?;
     if gateway.cluster != cluster && is_last_alive(&api.core, &gateway) {
         return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
+    }
+    // One that was on its way has the entries already.
+    if gateway.cluster != cluster && gateway.moving.is_none() {
+        let too_many = placing::picture(&api.core).await?.too_many(id, cluster);
+        if let Some((needed, room)) = too_many {
+            let detail = format!(
+                "while it moves `{}` needs {needed} entries, those of both clusters, and its tables hold {room}",
+                gateway.name
+            );
+            return Err(Problem::new(StatusCode::CONFLICT, "tables-too-small", detail).offender("cluster"));
+        }
     }
     let moving = api.core.store.move_gateway(id, cluster, &why, expected).await;
     let of_body = |error| Problem::of_store(error, Some(&id.to_string()));

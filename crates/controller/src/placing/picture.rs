@@ -223,6 +223,16 @@ impl Picture {
         Ok((Problem::new(clusters.collect(), vpcs, clusters_per_tenant, water_level)?, present))
     }
 
+    /// A gateway that moves has the entries of both clusters for a while: how many those are, and how many
+    /// its tables hold, if that is fewer.
+    pub fn too_many(&self, gateway: GatewayId, to: ClusterId) -> Option<(u64, u64)> {
+        let from = self.clusters.iter().find(|it| it.gateways.iter().any(|it| it.id == gateway))?;
+        let to = self.clusters.iter().find(|it| it.id == to)?;
+        let room = from.gateways.iter().find(|it| it.id == gateway)?.entries();
+        let needed = from.entries + to.entries;
+        (needed > room).then_some((needed, room))
+    }
+
     /// How even it is; nothing without a cluster that serves.
     pub fn balance(&self) -> Balance {
         let Ok((problem, present)) = self.problem() else { return Balance::default() };
@@ -389,6 +399,12 @@ pub mod tests {
         let picture = Picture::new(&ledger, &later, Settings::default());
         let first = &picture.clusters[0];
         assert_eq!((first.vpcs, first.demand_pps, first.entries), (1, 30, 6));
+        // Whoever moves must have room for both clusters' entries.
+        let entries: u64 = picture.clusters.iter().map(|cluster| cluster.entries).sum();
+        for (cells, too_many) in [(2 * entries, None), (2 * entries - 1, Some((entries, entries - 1)))] {
+            let picture = Picture::new(&ledger, &loads(&[(1, cells)], &[]), Settings::default());
+            assert_eq!(picture.too_many(GatewayId::new(1), ClusterId::new(2)), too_many);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::reports::{alarms, homes, reports};
 use super::{Decided, SETTINGS_KEY, Settings};
 use crate::core::{Core, count};
 use crate::hub::now_ms;
+use crate::ownership::GatewayState;
 use crate::placing;
 use crate::placing::picture::clusters;
 use serde_json::json;
@@ -94,8 +95,12 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
             None => Memory { scheduler: Scheduler::new(settings.limits())?, settings },
         };
         // One that died on its way would otherwise hold up all others for ever.
-        let moves: Vec<_> = core.members(|members| members.gateway_moves().keys().copied().collect());
-        now.scheduler.others_move(moves.iter().any(|id| !loads.down.contains(id)));
+        let moves: Vec<_> = core.members(|members| {
+            members.gateway_moves().iter().map(|(id, going)| (*id, going.cluster)).collect()
+        });
+        let dead = [GatewayState::Failed, GatewayState::CutOff, GatewayState::Unknown];
+        let lives = |(id, cluster)| !dead.contains(&core.ownership.gateway(cluster, id).state);
+        now.scheduler.others_move(moves.into_iter().any(lives));
         let outcome = now.scheduler.decide(clock_ms, &reports);
         *memory = Some(now);
         outcome?
@@ -146,16 +151,20 @@ fn given(action: &Action) -> Option<GatewayId> {
 }
 
 /// Whether a gateway is of a cluster, and could be of another: it stays where it is by nobody else's
-/// will, and can have each of the other's vIPs.
-fn can_go(core: &Core, gateway: GatewayId, from: ClusterId, to: ClusterId) -> bool {
-    core.ledger(|ledger| {
-        let Some((from, to)) = ledger.clusters.get(&from).zip(ledger.clusters.get(&to)) else { return false };
-        let Some(gateway) = from.gateways.iter().find(|it| it.id == gateway) else { return false };
-        let has = |vip: &ClusterVip| {
-            if vip.address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
-        };
-        gateway.moving.is_none() && !gateway.draining && to.cluster.vips.iter().all(has)
-    })
+/// will, and can have each of the other's vIPs and VPCs.
+async fn can_go(core: &Core, gateway: GatewayId, from: ClusterId, to: ClusterId) -> Result<bool, StoreError> {
+    let picture = placing::picture(core).await?;
+    Ok(picture.too_many(gateway, to).is_none()
+        && core.ledger(|ledger| {
+            let Some((from, to)) = ledger.clusters.get(&from).zip(ledger.clusters.get(&to)) else {
+                return false;
+            };
+            let Some(gateway) = from.gateways.iter().find(|it| it.id == gateway) else { return false };
+            let has = |vip: &ClusterVip| {
+                if vip.address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
+            };
+            gateway.moving.is_none() && !gateway.draining && to.cluster.vips.iter().all(has)
+        }))
 }
 
 /// A gateway that was told to go stays, if it has not joined the other cluster yet.
@@ -183,12 +192,14 @@ async fn carry_out(
         // The event and the metric are all: people are asked.
         Action::RequestGateway { .. } => return Ok(true),
         // It is emptied by moves of its vIPs, which come next.
-        Action::ReleaseGateway { gateway, from, to } => return Ok(can_go(core, gateway, from, to)),
-        Action::ReassignGateway { gateway, from, to } if can_go(core, gateway, from, to) => {
+        Action::ReleaseGateway { gateway, from, to } => return can_go(core, gateway, from, to).await,
+        Action::ReassignGateway { gateway, from, to } => {
+            if !can_go(core, gateway, from, to).await? {
+                return Ok(false);
+            }
             let why = format!("the scheduler gives it away, and {why}");
             core.store.move_gateway(gateway, to, &why, None).await.map(|_| true)
         }
-        Action::ReassignGateway { .. } => return Ok(false),
         Action::KeepGateway { gateway, cluster } => keep(core, gateway, cluster, &why).await,
     };
     match result {

@@ -258,6 +258,8 @@ impl Driver {
             .filter(|vip| self.owned.contains_key(&vip.address))
             .map(|vip| vip.place)
             .collect();
+        // Each begins to count its messages anew.
+        self.incarnation += 1;
         let machine =
             Gateway::new(self.own, plan.cluster, self.params.clone(), self.incarnation, state, now.boot_us);
         self.machine = Some(machine.holding(held));
@@ -307,7 +309,14 @@ impl Driver {
                 }
                 self.feed(now, Input::Received(message));
             }
-            Err(refused) => *self.counts.refused.entry(refused.name()).or_default() += 1,
+            Err(refused) => {
+                *self.counts.refused.entry(refused.name()).or_default() += 1;
+                // Sealed, as it seems, by somebody who is right, with a key or by a clock that this node lacks.
+                let lacking = ["unknown_key", "key_period", "too_old", "too_new"].contains(&refused.name());
+                if lacking && self.plan.as_ref().is_some_and(|plan| plan.is_member(from)) {
+                    self.feed(now, Input::Unreadable);
+                }
+            }
         }
     }
 

@@ -35,16 +35,24 @@ struct Questions {
     /// The last question's number and time, and who was asked.
     last: Option<(u64, u64)>,
     asked: Vec<IpAddr>,
+    /// Who answered last.
+    good: Option<IpAddr>,
 }
 
 impl Questions {
-    /// The frames to send: to so many neighbours, others each time.
+    /// The frames to send: to so many neighbours, who answered last among them, others each time.
     fn ask(&mut self, now_us: u64, token: u64, own: Vteps) -> Vec<(u32, Vec<u8>)> {
         self.last = Some((token, now_us));
-        let count = self.neighbours.len();
-        let turn = (0..count.min(ASKED_MAX)).map(|step| (self.next + step) % count);
-        let turn: Vec<Neighbour> = turn.map(|at| self.neighbours[at]).collect();
-        self.next = if count == 0 { 0 } else { (self.next + turn.len()) % count };
+        let good = self.neighbours.iter().find(|it| Some(it.address) == self.good).copied();
+        let mut turn: Vec<Neighbour> = good.into_iter().collect();
+        for _ in 0..self.neighbours.len() {
+            if turn.len() == ASKED_MAX {
+                break;
+            }
+            let next = self.neighbours[self.next % self.neighbours.len()];
+            self.next = (self.next + 1) % self.neighbours.len();
+            turn.extend((Some(next) != good).then_some(next));
+        }
         let mut frames = Vec::new();
         for Neighbour { ifindex, mac, address } in turn {
             let source = if address.is_ipv4() { own.v4.map(IpAddr::from) } else { own.v6.map(IpAddr::from) };
@@ -61,12 +69,16 @@ impl Questions {
     }
 
     /// The question's number, if this answers it.
-    fn answered(&self, now_us: u64, own: Vteps, frame: &[u8]) -> Option<u64> {
+    fn answered(&mut self, now_us: u64, own: Vteps, frame: &[u8]) -> Option<u64> {
         let (who, whom) = answer(frame)?;
         let (token, at_us) = self.last?;
         let own = [own.v4.map(IpAddr::from), own.v6.map(IpAddr::from)];
         let mine = own.contains(&Some(whom)) && self.asked.contains(&who);
-        (mine && now_us.saturating_sub(at_us) <= LATE_US).then_some(token)
+        let answered = mine && now_us.saturating_sub(at_us) <= LATE_US;
+        if answered {
+            self.good = Some(who);
+        }
+        answered.then_some(token)
     }
 }
 
@@ -167,6 +179,7 @@ mod tests {
         for token in 1..=3 {
             let frames = questions.ask(token * 4_000, token, OWN);
             assert_eq!(frames.len(), ASKED_MAX);
+            assert!(token == 1 || frames[0].1[41] == 10, "who answered is asked again");
             asked.extend(frames.iter().map(|(_, frame)| frame[41]));
             let good = reply(&frames[0].1);
             assert_eq!(questions.answered(token * 4_000 + LATE_US, OWN, &good), Some(token));

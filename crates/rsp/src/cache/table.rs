@@ -41,8 +41,11 @@ impl Entry {
     }
 }
 
+/// Entries by heat, the coldest first.
+type Heat = BTreeSet<((u64, u64), Slot)>;
+
 /// Entries by slot, with their orders. Each order has one row an entry, but for
-/// `targets`, which has those with a path.
+/// `targets`, which has those with a path, and `sizes`, which has one a network.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: Vec<Option<Entry>>,
@@ -50,7 +53,11 @@ pub(super) struct Table {
     slots: BTreeMap<Destination, Slot>,
     due: BTreeSet<(u64, Slot)>,
     expiry: BTreeSet<(u64, Slot)>,
-    heat: BTreeSet<((u64, u64), Slot)>,
+    heat: Heat,
+    /// The same within each network that has entries.
+    networks: BTreeMap<Vni, Heat>,
+    /// How many entries each has.
+    sizes: BTreeSet<(usize, Vni)>,
     targets: BTreeSet<(Destination, Slot)>,
 }
 
@@ -82,6 +89,7 @@ impl Table {
         self.due.insert((entry.due_ms, slot));
         self.expiry.insert((entry.expires_ms, slot));
         self.heat.insert((entry.heat(), slot));
+        self.change_network(entry.destination.vni, |heat| heat.insert((entry.heat(), slot)));
         self.targets.extend(entry.target().map(|target| (target, slot)));
         slot
     }
@@ -93,6 +101,7 @@ impl Table {
         self.due.remove(&(entry.due_ms, slot));
         self.expiry.remove(&(entry.expires_ms, slot));
         self.heat.remove(&(entry.heat(), slot));
+        self.change_network(entry.destination.vni, |heat| heat.remove(&(entry.heat(), slot)));
         if let Some(target) = entry.target() {
             self.targets.remove(&(target, slot));
         }
@@ -116,6 +125,10 @@ impl Table {
         if before.heat() != after.heat() {
             self.heat.remove(&(before.heat(), slot));
             self.heat.insert((after.heat(), slot));
+            self.change_network(before.destination.vni, |heat| {
+                heat.remove(&(before.heat(), slot));
+                heat.insert((after.heat(), slot))
+            });
         }
         if before.target() != after.target() {
             if let Some(target) = before.target() {
@@ -125,8 +138,26 @@ impl Table {
         }
     }
 
-    pub fn coldest(&self) -> Option<Slot> {
-        self.heat.first().map(|(_, slot)| *slot)
+    fn change_network(&mut self, vni: Vni, change: impl FnOnce(&mut Heat) -> bool) {
+        let network = self.networks.entry(vni).or_default();
+        let before = network.len();
+        change(network);
+        let after = network.len();
+        if after == 0 {
+            self.networks.remove(&vni);
+        }
+        if before != after {
+            self.sizes.remove(&(before, vni));
+            self.sizes.extend((after != 0).then_some((after, vni)));
+        }
+    }
+
+    /// Whose place one more of a network takes: the coldest of the network that has most, so that no tenant's
+    /// destinations drive out those of others; of its own if none has more.
+    pub fn replaceable(&self, vni: Vni) -> Option<Slot> {
+        let (most, largest) = *self.sizes.last()?;
+        let own = self.networks.get(&vni).filter(|own| own.len() == most);
+        own.or_else(|| self.networks.get(&largest))?.first().map(|(_, slot)| *slot)
     }
 
     /// The next to be asked for, if its time has come.
@@ -173,12 +204,16 @@ impl Table {
             assert!(self.due.contains(&(entry.due_ms, *slot)));
             assert!(self.expiry.contains(&(entry.expires_ms, *slot)));
             assert!(self.heat.contains(&(entry.heat(), *slot)));
+            assert!(self.networks[&destination.vni].contains(&(entry.heat(), *slot)));
             assert!(entry.target().is_none_or(|target| self.targets.contains(&(target, *slot))));
         }
         let paths = self.entries().filter(|entry| entry.path.is_some()).count();
         let all = self.slots.len();
         let rows = [self.due.len(), self.expiry.len(), self.heat.len(), self.targets.len()];
         assert_eq!(rows, [all, all, all, paths]);
+        assert_eq!(self.networks.values().map(BTreeSet::len).sum::<usize>(), all);
+        let sizes = self.networks.iter().map(|(vni, network)| (network.len(), *vni));
+        assert_eq!(self.sizes, sizes.collect());
         assert_eq!(all + self.free.len(), self.entries.len());
     }
 }

@@ -307,6 +307,29 @@ fn coldest_gives_way_when_the_cache_is_full() {
 }
 
 #[test]
+fn one_network_does_not_drive_out_another() {
+    let mut host = Host::new(Config { entries_max: 4, ..Config::default() });
+    host.handle(0, Input::Gateways { vni: vni(8), addresses: &GATEWAYS });
+    let other = |number| Destination { vni: vni(8), ..to(number) };
+    host.learn(1, other(1), path(1, 5));
+    // However many there are of the first, and however new: they take each other's places.
+    for number in 1..=9 {
+        host.learn(1 + u64::from(number), to(number), path(1, 5));
+    }
+    assert!(host.cache.path(&other(1)).is_some());
+    // The other gets its half when it wants it, and no more.
+    for number in 2..=9 {
+        host.learn(20 + u64::from(number), other(number), path(1, 5));
+    }
+    let of = |network| {
+        let known =
+            |number: &u32| host.cache.path(&Destination { vni: vni(network), ..to(*number) }).is_some();
+        (1..=9).filter(known).collect::<Vec<_>>()
+    };
+    assert_eq!((of(7), of(8)), (vec![8, 9], vec![8, 9]));
+}
+
+#[test]
 fn redirected_path_goes_at_once_and_is_asked_for_until_a_newer_one_is_known() {
     let mut host = Host::new(Config::default());
     host.learn(0, to(1), path(1, 5));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 /// The vIPs of a cluster that has `old` ones and shall have `wanted`: each one that
-/// stays keeps its place. A new one gets the lowest place that nobody has or had, or
+/// stays keeps its place. A new one gets the lowest place that nobody has in either list, or
 /// else one that becomes free: a place that changes hands at once keeps its MAC under
 /// another address. `wanted` are at most [`VIPS_MAX`].
 pub(crate) fn place(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<ClusterVip> {
