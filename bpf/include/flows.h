@@ -6,7 +6,7 @@
  * entry holds its own period and begins anew when that is over.
  *
  * A table is an array of cells. The first is struct flow_table, which the agent
- * writes; each other one is a bucket of three flows. A flow has one bucket and is
+ * writes; each other one is a bucket of four flows. A flow has one bucket and is
  * told from the others there by FLOW_NAME_BITS of its hash. A new flow takes an
  * empty entry, else one whose period is over, else the coldest: the one of fewest
  * bytes in its period. Elephants stay, whatever number of mice there is.
@@ -21,7 +21,7 @@
 #include "atomic.h"
 
 #define FLOWS_MAGIC 0x3146454349554c53ull /* "SLUICEF1", little endian */
-#define FLOWS_LAYOUT_VERSION 2
+#define FLOWS_LAYOUT_VERSION 1
 
 /* The time of periods: CLOCK_MONOTONIC in ticks of 2^24 ns (16.8 ms), of which 32 bits are kept. */
 #define FLOW_TICK_SHIFT 24
@@ -77,12 +77,10 @@ struct flow_entry {
 #define FLOW_PACKETS_SHIFT 36
 #define FLOW_PACKETS_MASK 0x1fffffull
 
-#define FLOW_WAYS 3
+#define FLOW_WAYS 4
 
 struct flow_bucket {
 	struct flow_entry entry[FLOW_WAYS];
-	__u64 touched; /* by flow_touch() */
-	__u64 reserved;
 };
 
 /* How often a packet tries to change a word that others change at the same time. */
@@ -160,16 +158,6 @@ static __always_inline __u64 flow_hash(const struct flow_table *table, const str
 static __always_inline __u32 flow_cell(const struct flow_table *table, __u64 hash)
 {
 	return 1 + ((hash >> 32) * READ_ONCE(table->buckets) >> 32);
-}
-
-/*
- * Asks memory for a bucket that is to be counted in soon. A store is done with as
- * soon as it is on its way, and what follows goes on; a load would hold up all that
- * follows it sooner or later, until it is answered.
- */
-static __always_inline void flow_touch(struct flow_bucket *bucket)
-{
-	WRITE_ONCE(bucket->touched, 1);
 }
 
 /* The name, where it stands in `owner`. */
@@ -331,9 +319,7 @@ static __always_inline int flow_account(const struct flow_table *table, struct f
 
 		if (place == FLOW_WAYS)
 			place = flow_place(bucket, name, ticks, period, &owner);
-		if (place >= FLOW_WAYS)
-			return 0;
-		entry = &bucket->entry[place];
+		entry = &bucket->entry[place & (FLOW_WAYS - 1)];
 		if ((owner & FLOW_NAME_MASK) != name || flow_is_over(owner, ticks, period)) {
 			mine = owner + (1ull << FLOW_GENERATION_SHIFT);
 			mine = name | (mine & FLOW_GENERATION_MASK << FLOW_GENERATION_SHIFT) | ticks;

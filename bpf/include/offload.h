@@ -25,7 +25,7 @@
 static __always_inline void identify_flow(struct packet *packet)
 {
 	const struct flow_table *table = flow_cell_at(0);
-	struct flow_bucket *bucket;
+	const struct flow_bucket *bucket;
 
 	packet->now_ns = bpf_ktime_get_coarse_ns();
 	if (!table || !READ_ONCE(table->policy)) {
@@ -33,10 +33,10 @@ static __always_inline void identify_flow(struct packet *packet)
 		return;
 	}
 	packet->flow = flow_of(table, &packet->frame, packet->vni);
-	/* Memory answers while the packet is rewritten. */
+	/* Asked for now: memory answers while the packet is rewritten. */
 	bucket = flow_cell_at(flow_cell(table, packet->flow));
 	if (bucket)
-		flow_touch(bucket);
+		READ_ONCE(bucket->entry[0].owner);
 }
 
 /* Tells the agent. Rare, so a function of its own. */

@@ -10,7 +10,7 @@
 #ifndef SLUICE_SENT_FLOWS_H
 #define SLUICE_SENT_FLOWS_H
 
-/* 49,000 flows: those that one host's instances begin within a period. */
+/* 65,536 flows: those that one host's instances begin within a period. */
 #define FLOW_CELLS (1 << 14)
 #include "flow_maps.h"
 

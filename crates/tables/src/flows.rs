@@ -3,7 +3,7 @@
 //! agent decides what an elephant is and reads the counts.
 //!
 //! Memory is all there is: nothing here is kept beside it, so a successor adopts
-//! the table as it is, with nothing to repair. A table has three flows a cell and
+//! the table as it is, with nothing to repair. A table has four flows a cell and
 //! never grows; what is too much for it are its coldest flows.
 
 use crate::layout::{self, flow_bucket, flow_entry, flow_table};
