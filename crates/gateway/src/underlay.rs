@@ -135,7 +135,8 @@ impl Underlay {
         for link in links {
             let known = self.links.iter().any(|old| old.index == link.index);
             // One that cannot be used now must not cost the others theirs.
-            match if known { Ok(()) } else { self.begin_on(&link).await } {
+            let begun = if known { Ok(()) } else { self.begin_on(&link).await };
+            match begun {
                 Ok(()) => ready.push(link),
                 Err(error) => {
                     self.lacks = true;

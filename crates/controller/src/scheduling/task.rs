@@ -153,18 +153,17 @@ fn given(action: &Action) -> Option<GatewayId> {
 /// Whether a gateway is of a cluster, and could be of another: it stays where it is by nobody else's
 /// will, and can have each of the other's vIPs and VPCs.
 async fn can_go(core: &Core, gateway: GatewayId, from: ClusterId, to: ClusterId) -> Result<bool, StoreError> {
-    let picture = placing::picture(core).await?;
-    Ok(picture.too_many(gateway, to).is_none()
-        && core.ledger(|ledger| {
-            let Some((from, to)) = ledger.clusters.get(&from).zip(ledger.clusters.get(&to)) else {
-                return false;
-            };
-            let Some(gateway) = from.gateways.iter().find(|it| it.id == gateway) else { return false };
-            let has = |vip: &ClusterVip| {
-                if vip.address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
-            };
-            gateway.moving.is_none() && !gateway.draining && to.cluster.vips.iter().all(has)
-        }))
+    if placing::picture(core).await?.too_many(gateway, to).is_some() {
+        return Ok(false);
+    }
+    Ok(core.ledger(|ledger| {
+        let Some((from, to)) = ledger.clusters.get(&from).zip(ledger.clusters.get(&to)) else { return false };
+        let Some(gateway) = from.gateways.iter().find(|it| it.id == gateway) else { return false };
+        let has = |vip: &ClusterVip| {
+            if vip.address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
+        };
+        gateway.moving.is_none() && !gateway.draining && to.cluster.vips.iter().all(has)
+    }))
 }
 
 /// A gateway that was told to go stays, if it has not joined the other cluster yet.
