@@ -257,11 +257,13 @@ impl Lab {
     /// acknowledged everything.
     ///
     /// # Errors
-    /// [`Error::Timeout`] and what the API gives.
+    /// [`Error::Timeout`], [`Error::Died`] and what the API gives.
     pub async fn synchronized(&self, node: &str, within: Duration) -> Result<()> {
         let until = std::time::Instant::now() + within;
         let id = &self.node(node)?.id;
+        let process = self.process(node)?;
         loop {
+            process.check(&self.paths)?;
             let status = self.api.nodes().await?.into_iter().find(|status| status.node == *id);
             if status.as_ref().is_some_and(|status| status.connected && status.acked >= status.current) {
                 return Ok(());

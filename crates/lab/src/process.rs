@@ -31,17 +31,29 @@ pub struct Process {
     pub start_ticks: u64,
 }
 
-/// State letter and start time from /proc/PID/stat; the name in parentheses
-/// may contain anything, so fields count from the last one.
-fn stat(pid: i32) -> Option<(char, u64)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// What /proc/PID/stat says of a process.
+struct Stat {
+    /// It has ended; nobody has waited for it yet.
+    ended: bool,
+    start_ticks: u64,
+}
+
+/// Reads it.
+fn stat(pid: i32) -> Option<Stat> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The name in parentheses may contain anything, so fields count from the last one.
+fn parse_stat(text: &str) -> Option<Stat> {
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+    let state = fields.next()?;
+    let threads: u64 = fields.nth(16)?.parse().ok()?;
+    // The first thread may be gone long before the others, which hold files and locks until they are.
+    Some(Stat { ended: state == "Z" && threads <= 1, start_ticks: fields.nth(1)?.parse().ok()? })
 }
 
 fn alive(pid: i32, start_ticks: u64) -> bool {
-    stat(pid).is_some_and(|(state, start)| state != 'Z' && start == start_ticks)
+    stat(pid).is_some_and(|stat| !stat.ended && stat.start_ticks == start_ticks)
 }
 
 impl Process {
@@ -65,7 +77,7 @@ impl Process {
             .spawn()
             .context("cannot start", &words[0])?;
         let pid = i32::try_from(child.id()).unwrap_or(i32::MAX);
-        let start_ticks = stat(pid).map_or(0, |(_, start)| start);
+        let start_ticks = stat(pid).map_or(0, |stat| stat.start_ticks);
         // Someone must wait for it, lest a zombie is left while this process lives.
         std::thread::spawn(move || child.wait());
         let process = Self { name: name.to_owned(), place: place.map(str::to_owned), argv, pid, start_ticks };
@@ -142,7 +154,7 @@ pub(crate) fn find(paths: &Paths) -> Vec<(i32, u64)> {
             || fs::metadata(proc.join("ns/net")).is_ok_and(|file| namespaces.contains(&file.ino()))
     };
     pids.filter(|pid| u32::try_from(*pid) != Ok(own) && belongs(*pid))
-        .filter_map(|pid| stat(pid).filter(|(state, _)| *state != 'Z').map(|(_, start)| (pid, start)))
+        .filter_map(|pid| stat(pid).filter(|stat| !stat.ended).map(|stat| (pid, stat.start_ticks)))
         .collect()
 }
 
@@ -187,9 +199,21 @@ mod tests {
     #[test]
     fn a_process_is_known_by_its_start_time() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let (_, start) = stat(own).unwrap();
+        let start = stat(own).unwrap().start_ticks;
         assert!(alive(own, start));
         assert!(!alive(own, start + 1));
         assert!(!alive(i32::MAX, start));
+    }
+
+    #[test]
+    fn a_process_has_ended_when_its_last_thread_has() {
+        let line = |state: &str, threads: u32| {
+            format!("9 (a) b) {state} 1 9 9 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 777 0 0")
+        };
+        let ended = |state, threads| parse_stat(&line(state, threads)).map(|it| (it.ended, it.start_ticks));
+        assert_eq!(ended("S", 3), Some((false, 777)));
+        assert_eq!(ended("Z", 3), Some((false, 777)));
+        assert_eq!(ended("Z", 1), Some((true, 777)));
+        assert!(parse_stat("9 (a").is_none());
     }
 }

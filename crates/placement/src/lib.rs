@@ -47,6 +47,6 @@ pub use rebalance::{Rebalanced, rebalance};
 pub use relaxation::{Detail, Relaxation, SolverError, relax};
 pub use rgcm::{PlacementError, Settings, Solution, solve};
 pub use scheduler::{
-    Action, ClusterReport, Decision, GatewayReport, Outcome, Pair, ReportError, Scheduler, SchedulerSettings,
-    Wait, Why,
+    Action, ClusterReport, Decision, GatewayReport, Measured, Outcome, Pair, ReportError, Scheduler,
+    SchedulerSettings, Wait, Why,
 };

@@ -29,8 +29,8 @@
 //! # Time
 //!
 //! The clock is the caller's. A load that was measured before a move that
-//! concerns it is corrected by what the pair carries, so that a move is not made
-//! twice because its effect has not been reported yet.
+//! concerns it, or partly before, is corrected by what the pair carried then, so
+//! that a move is not made twice because its effect has not been reported yet.
 
 mod engine;
 mod text;
@@ -39,6 +39,9 @@ use serde::Serialize;
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
+
+/// From a decision to the first packet that goes another way: it is stored, told, and announced.
+const EFFECT_MS: u64 = 20;
 
 /// Thresholds and limits. Loads are parts: 0.8 is 80%.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +89,25 @@ pub struct Pair {
     pub demand_pps: f64,
 }
 
+/// When something was measured: from `from_ms` to `to_ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// Its beginning.
+    pub from_ms: u64,
+    /// Its end.
+    pub to_ms: u64,
+}
+
+impl Measured {
+    /// Which part of it was before a moment, 0 to 1.
+    pub fn before(&self, at_ms: u64) -> f64 {
+        if at_ms >= self.to_ms || self.from_ms >= self.to_ms {
+            return f64::from(at_ms >= self.to_ms);
+        }
+        at_ms.saturating_sub(self.from_ms) as f64 / (self.to_ms - self.from_ms) as f64
+    }
+}
+
 /// A live gateway as last reported, with the vIPs that it owns now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayReport {
@@ -95,8 +117,10 @@ pub struct GatewayReport {
     pub capacity_pps: f64,
     /// How busy its forwarding cores are; may be above 1 where demand is estimated.
     pub load: f64,
+    /// Packets a second that it forwards.
+    pub pps: f64,
     /// When that was measured, by the scheduler's clock.
-    pub measured_ms: u64,
+    pub measured: Measured,
     /// Its vIPs by the controller's present word, moves not yet reported included.
     pub pairs: Vec<Pair>,
     /// It shall own none: it is drained, or about to be upgraded.
@@ -333,7 +357,17 @@ struct Moved {
     at_ms: u64,
     from: GatewayId,
     to: GatewayId,
+    /// What it was taken for, which is that of the load.
     demand_pps: f64,
+    /// Packets a second.
+    pps: f64,
+}
+
+impl Moved {
+    /// Which part of that time was before the move took effect.
+    fn before(&self, measured: &Measured) -> f64 {
+        measured.before(self.at_ms + EFFECT_MS)
+    }
 }
 
 /// A gateway on its way to another cluster.
@@ -434,9 +468,10 @@ impl Scheduler {
         self.requests.keys().copied().collect()
     }
 
-    /// When it last decided to move a vIP, if it remembers: loads that were measured no later are corrected by it.
-    pub fn moved_ms(&self, vip: IpAddr) -> Option<u64> {
-        self.moved.get(&vip).map(|moved| moved.at_ms)
+    /// By which part of what a vIP carries [`Scheduler::decide`] corrects a load that was measured then,
+    /// because it has moved meanwhile.
+    pub fn corrects(&self, vip: IpAddr, measured: &Measured) -> f64 {
+        self.moved.get(&vip).map_or(0.0, |moved| moved.before(measured))
     }
 
     /// Decides on what is reported. The caller carries decisions out in order, and reports the new owners

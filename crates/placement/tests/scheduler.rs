@@ -4,7 +4,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sluice_placement::{
-    Action, ClusterReport, Decision, GatewayReport, Outcome, Pair, Scheduler, SchedulerSettings, Wait, Why,
+    Action, ClusterReport, Decision, GatewayReport, Measured, Outcome, Pair, Scheduler, SchedulerSettings,
+    Wait, Why,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Time between rounds.
 const TICK_MS: u64 = 50;
+/// From a decision to its effect, as the scheduler takes it.
+const EFFECT_MS: u64 = 20;
 /// How long a gateway that changes clusters is silent.
 const JOIN_MS: u64 = 300;
 
@@ -25,7 +28,9 @@ struct Gateway {
     /// Silent until then.
     silent_ms: u64,
     /// What it said last, and when it measured.
-    reported: (f64, u64),
+    reported: (f64, Measured),
+    /// Its load since then, times milliseconds.
+    sum: f64,
 }
 
 /// The world that the scheduler sees through reports only.
@@ -83,7 +88,8 @@ impl World {
             vips: BTreeSet::new(),
             draining: false,
             silent_ms: 0,
-            reported: (0.0, 0),
+            reported: (0.0, Measured { from_ms: 0, to_ms: 0 }),
+            sum: 0.0,
         };
         self.gateways.insert(id, gateway);
         id
@@ -92,6 +98,10 @@ impl World {
     fn load(&self, id: GatewayId) -> f64 {
         let gateway = &self.gateways[&id];
         gateway.base + gateway.vips.iter().map(|vip| self.demand[vip]).sum::<f64>() / gateway.capacity_pps
+    }
+
+    fn loads(&self) -> BTreeMap<GatewayId, f64> {
+        self.gateways.keys().map(|id| (*id, self.load(*id))).collect()
     }
 
     fn reports(&mut self) -> Vec<ClusterReport> {
@@ -103,14 +113,18 @@ impl World {
             if now_ms < gateway.silent_ms {
                 continue;
             }
-            if now_ms == 0 || now_ms >= gateway.reported.1 + report_ms {
-                gateway.reported = (load, now_ms);
+            let from_ms = gateway.reported.1.to_ms;
+            if now_ms == 0 || now_ms >= from_ms + report_ms {
+                let mean = if now_ms == from_ms { load } else { gateway.sum / (now_ms - from_ms) as f64 };
+                gateway.reported = (mean, Measured { from_ms, to_ms: now_ms });
+                gateway.sum = 0.0;
             }
             clusters.entry(gateway.cluster).or_default().push(GatewayReport {
                 id,
                 capacity_pps: gateway.capacity_pps,
                 load: gateway.reported.0,
-                measured_ms: gateway.reported.1,
+                pps: gateway.reported.0 * gateway.capacity_pps,
+                measured: gateway.reported.1,
                 pairs: gateway
                     .vips
                     .iter()
@@ -123,7 +137,7 @@ impl World {
     }
 
     fn tick(&mut self, scheduler: &mut Scheduler) -> Outcome {
-        let reports = self.reports();
+        let (before, reports) = (self.loads(), self.reports());
         let outcome = scheduler.decide(self.now_ms, &reports).expect("sound reports");
         for decision in &outcome.decisions {
             assert!(!decision.to_string().is_empty());
@@ -149,8 +163,18 @@ impl World {
                 _ => {}
             }
         }
-        self.now_ms += TICK_MS;
+        self.pass(&before);
         outcome
+    }
+
+    /// A tick's time: loads are as before until the decisions have taken effect.
+    fn pass(&mut self, before: &BTreeMap<GatewayId, f64>) {
+        for (id, load) in self.loads() {
+            let gateway = self.gateways.get_mut(&id).unwrap();
+            let before = before.get(&id).copied().unwrap_or(load);
+            gateway.sum += before * EFFECT_MS as f64 + load * (TICK_MS - EFFECT_MS) as f64;
+        }
+        self.now_ms += TICK_MS;
     }
 
     fn run(&mut self, scheduler: &mut Scheduler, ticks: usize) {
@@ -261,7 +285,7 @@ proptest! {
         let mut scheduler = scheduler();
         let mut last = 0;
         for _ in 0..2000 {
-            let mut reports = world.reports();
+            let (before, mut reports) = (world.loads(), world.reports());
             for gateway in reports.iter_mut().flat_map(|cluster| &mut cluster.gateways) {
                 let part = gateway.load * gateway.capacity_pps / gateway.pairs.len().max(1) as f64;
                 gateway.pairs.iter_mut().for_each(|pair| pair.demand_pps = part);
@@ -274,7 +298,7 @@ proptest! {
                     last += 1;
                 }
             }
-            world.now_ms += TICK_MS;
+            world.pass(&before);
         }
         // 100 s with a hold of 1 s: a vIP that bounced would have moved a hundred times.
         prop_assert!(last <= 20 * world.demand.len(), "{last} moves");
@@ -309,7 +333,44 @@ fn hysteresis_holds_between_the_thresholds() {
     let mut world = at(70.0);
     assert_eq!(world.tick(&mut scheduler).decisions, []);
     world.demand.insert(vip(1), 77.0);
+    assert_eq!(world.tick(&mut scheduler).decisions, [], "not reported yet");
     assert_eq!(world.tick(&mut scheduler).decisions.len(), 1);
+}
+
+#[test]
+fn a_load_measured_partly_before_a_move_is_corrected_by_that_part() {
+    let report = |measured, loads: [f64; 2], owner: u64| {
+        let gateway = |id, load: f64| GatewayReport {
+            id: GatewayId::new(id),
+            capacity_pps: 100.0,
+            load,
+            pps: load * 100.0,
+            measured,
+            pairs: (0..3)
+                .filter(|number| (if *number == 0 { owner } else { 1 }) == id)
+                .map(|number| Pair { vip: vip(number), demand_pps: 30.0 })
+                .collect(),
+            draining: false,
+        };
+        [ClusterReport { id: ClusterId::new(1), gateways: vec![gateway(1, loads[0]), gateway(2, loads[1])] }]
+    };
+    let measured = |from_ms, to_ms| Measured { from_ms, to_ms };
+    assert_eq!(measured(100, 200).before(150), 0.5);
+    assert_eq!((measured(100, 200).before(99), measured(100, 200).before(200)), (0.0, 1.0));
+    assert_eq!((measured(100, 100).before(99), measured(100, 100).before(100)), (0.0, 1.0));
+    let mut scheduler = scheduler();
+    let moved = scheduler.decide(1000, &report(measured(900, 1000), [0.9, 0.0], 1)).unwrap();
+    assert_eq!(moved.decisions.len(), 1);
+    // 20 ms of the tenth of a second were before it took effect: as much of the vIP is still in there.
+    let later = measured(1000, 1100);
+    assert_eq!(scheduler.corrects(vip(0), &later), 0.2);
+    let same = scheduler.decide(1100, &report(later, [0.66, 0.24], 2)).unwrap();
+    assert_eq!(same, Outcome::default());
+    // What is more than that is overload.
+    let more = scheduler.decide(1100, &report(later, [0.87, 0.24], 2)).unwrap();
+    assert_eq!(more.decisions.len(), 1);
+    let Why::Overloaded { load, receiver, .. } = more.decisions[0].why else { panic!("{more:?}") };
+    assert!((load - 0.81).abs() < 1e-9 && (receiver - 0.3).abs() < 1e-9, "{more:?}");
 }
 
 #[test]
@@ -438,6 +499,7 @@ fn a_gateway_that_cannot_be_given_is_not_tried_again_at_once() {
     let mut scheduler = scheduler();
     let mut given = Vec::new();
     for _ in 0..4 {
+        let before = world.loads();
         let outcome = scheduler.decide(world.now_ms, &world.reports()).unwrap();
         for decision in outcome.decisions {
             if let Action::ReleaseGateway { gateway, .. } = decision.action {
@@ -445,7 +507,7 @@ fn a_gateway_that_cannot_be_given_is_not_tried_again_at_once() {
                 given.push(gateway.get());
             }
         }
-        world.now_ms += TICK_MS;
+        world.pass(&before);
     }
     assert_eq!(given, [4, 3, 5], "each once");
     assert_eq!(scheduler.wanted(), [ClusterId::new(1)], "then a new one is asked for");

@@ -16,9 +16,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
 
-/// What [`Lately`] looks back to: two of the gateways' messages, and a half.
-const LATELY_MS: u64 = 125;
-/// Counts that follow each other more closely are not looked at.
+/// Over how long gateways measure [`Lately::busy`].
+pub const BUSY_MS: u64 = 100;
+/// Older counts are no measure of the moment: two of the gateways' messages may be lost.
+const LATELY_MS: u64 = 160;
+/// Counts that follow each other more closely are no rate: a little less than is between two messages.
+const RATE_MS: u64 = 40;
+/// Those that follow each other more closely are not kept.
 const COUNTS_MS: u64 = 10;
 
 /// A gateway as it last reported.
@@ -44,15 +48,24 @@ pub struct GatewayLoad {
     pub lately: Option<Lately>,
 }
 
-/// What a gateway had to do in the last tenth of a second, by the cluster's protocol.
+/// What a gateway had to do at the last moment, by the cluster's protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lately {
     /// As of [`GatewayLoad`].
     pub measured_ms: u64,
     /// As of [`GatewayLoad`].
     pub busy: f64,
-    /// As of [`GatewayLoad`]; none if it does not count so often.
-    pub pps: Option<f64>,
+    /// None if it does not count so often.
+    pub rate: Option<Rate>,
+}
+
+/// Packets a second, and since when they were counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rate {
+    /// The rate.
+    pub pps: f64,
+    /// As of [`GatewayLoad::measured_ms`].
+    pub since_ms: u64,
 }
 
 /// From which load on a gateway is to be looked at without delay.
@@ -197,10 +210,10 @@ impl Loads {
         let mut inner = self.lock();
         let Some(gateway) = inner.gateways.get_mut(&id) else { return false };
         let Reported { counts, load: known, alarm, .. } = gateway;
-        let pps = load.packets.and_then(|packets| rate(counts, packets, now_ms));
+        let rate = load.packets.and_then(|packets| rate(counts, packets, now_ms));
         let busy = f64::from(load.busy_permille.min(1000)) / 1000.0;
-        known.lately = Some(Lately { measured_ms: now_ms, busy, pps });
-        alarm.is_some_and(|alarm| busy > alarm.busy || pps.is_some_and(|pps| pps > alarm.pps))
+        known.lately = Some(Lately { measured_ms: now_ms, busy, rate });
+        alarm.is_some_and(|alarm| busy > alarm.busy || rate.is_some_and(|rate| rate.pps > alarm.pps))
     }
 
     /// From which loads on [`Loads::alarmed`] is to return, of these gateways and no others.
@@ -223,16 +236,17 @@ impl Loads {
     }
 }
 
-/// Packets a second since the oldest of the counts that are kept, and keeps this one.
-fn rate(counts: &mut VecDeque<(u64, u64)>, packets: u64, now_ms: u64) -> Option<f64> {
-    // What is older than the window is no measure of the moment; a count that went back begins anew.
-    counts.retain(|(at_ms, count)| now_ms.saturating_sub(*at_ms) <= LATELY_MS && *count <= packets);
-    let near = counts.back().is_some_and(|(at_ms, _)| now_ms.saturating_sub(*at_ms) < COUNTS_MS);
-    let oldest = counts.front().filter(|(at_ms, _)| now_ms.saturating_sub(*at_ms) >= LATELY_MS / 2).copied();
-    if !near {
+/// Packets a second since the newest of the counts that are kept which is old enough, and keeps this one.
+fn rate(counts: &mut VecDeque<(u64, u64)>, packets: u64, now_ms: u64) -> Option<Rate> {
+    let age_ms = |at_ms: u64| now_ms.saturating_sub(at_ms);
+    // A count that went back begins anew.
+    counts.retain(|(at_ms, count)| age_ms(*at_ms) <= LATELY_MS && *count <= packets);
+    let since = counts.iter().rev().find(|(at_ms, _)| age_ms(*at_ms) >= RATE_MS).copied();
+    if counts.back().is_none_or(|(at_ms, _)| age_ms(*at_ms) >= COUNTS_MS) {
         counts.push_back((now_ms, packets));
     }
-    oldest.map(|(at_ms, count)| (packets - count) as f64 * 1000.0 / (now_ms - at_ms) as f64)
+    let (since_ms, count) = since?;
+    Some(Rate { pps: (packets - count) as f64 * 1000.0 / age_ms(since_ms) as f64, since_ms })
 }
 
 /// All loads of one moment.
@@ -274,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_moment_is_a_tenth_of_a_second_and_may_alarm() {
+    fn the_moment_is_short_and_may_alarm() {
         let loads = Loads::default();
         let load = |busy_permille, packets| sluice_cluster::Load { busy_permille, packets };
         let lately = || loads.lock().gateways[&GATEWAY].load.lately.unwrap();
@@ -283,20 +297,22 @@ mod tests {
         let alarm = Alarm { busy: 0.8, pps: 10_000.0 };
         loads.set_alarms(&BTreeMap::from([(GATEWAY, alarm)]));
         assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_000)), 1_000));
-        assert_eq!(lately(), Lately { measured_ms: 1_000, busy: 0.3, pps: None });
-        // Ten milliseconds are no rate.
-        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(9_000)), 1_009));
-        assert_eq!(lately().pps, None);
+        assert_eq!(lately(), Lately { measured_ms: 1_000, busy: 0.3, rate: None });
+        // Thirty milliseconds are no rate.
+        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(9_000)), 1_030));
+        assert_eq!(lately().rate, None);
         assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_500)), 1_050), "counts began anew");
         assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_900)), 1_150));
-        assert_eq!(lately().pps, Some(4_000.0));
-        assert!(loads.pulse_at(GATEWAY, &load(300, Some(7_500)), 1_250));
-        assert_eq!(lately().pps, Some(16_000.0));
+        assert_eq!(lately().rate, Some(Rate { pps: 4_000.0, since_ms: 1_050 }));
+        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(6_000)), 1_175));
+        assert_eq!(lately().rate, Some(Rate { pps: 4_000.0, since_ms: 1_050 }), "the nearest is too near");
+        assert!(loads.pulse_at(GATEWAY, &load(300, Some(6_700)), 1_200));
+        assert_eq!(lately().rate, Some(Rate { pps: 16_000.0, since_ms: 1_150 }));
         assert!(!loads.pulse_at(GATEWAY, &load(800, None), 1_300));
         assert!(loads.pulse_at(GATEWAY, &load(801, None), 1_300));
         // A second later the window is empty.
         assert!(!loads.pulse_at(GATEWAY, &load(100, Some(9_000_000)), 2_300));
-        assert_eq!(lately().pps, None);
+        assert_eq!(lately().rate, None);
         loads.set_alarms(&BTreeMap::new());
         assert!(!loads.pulse_at(GATEWAY, &load(1000, None), 2_350));
     }

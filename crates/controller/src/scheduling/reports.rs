@@ -1,9 +1,9 @@
 //! What gateways reported, as the scheduler wants it.
 
 use crate::ledger::Ledger;
-use crate::load::{Alarm, GatewayLoad, LoadPicture};
+use crate::load::{Alarm, BUSY_MS, GatewayLoad, LoadPicture};
 use crate::placing::picture::{ClusterView, GatewayView, Known};
-use sluice_placement::{ClusterReport, GatewayReport, Pair};
+use sluice_placement::{ClusterReport, GatewayReport, Measured, Pair};
 use sluice_store::{ClusterVip, Gateway};
 use sluice_types::GatewayId;
 use std::collections::BTreeMap;
@@ -11,19 +11,21 @@ use std::net::IpAddr;
 
 /// A gateway that has not reported for so long is not there; its vIPs are the failover's concern.
 const SILENT_MS: u64 = 3_000;
+/// What gateways report once a second is of that second.
+const SECOND_MS: u64 = 1_000;
 /// What was measured longer ago says nothing about this moment.
 const MOMENT_MS: u64 = 200;
 
 /// Clusters with the gateways that report now. Gateways do not count by vIP: a gateway's whole load is
 /// that of the vIPs that it owns, in equal parts, whatever keeps it busy; so the more it is busy with
 /// something else, the fewer it keeps. A vIP that not every gateway of its cluster can have stays where it
-/// is. One that is on its way home counts there already. `moved_ms`: when the scheduler last decided to move a
-/// vIP, which corrects what was measured before then by itself.
+/// is. One that is on its way home counts there already, as far as the scheduler does not correct that by
+/// itself, having moved it: `corrects` is [`Scheduler::corrects`](sluice_placement::Scheduler::corrects).
 pub fn reports(
     ledger: &Ledger,
     clusters: &[ClusterView],
     loads: &LoadPicture,
-    moved_ms: &dyn Fn(IpAddr) -> Option<u64>,
+    corrects: &dyn Fn(IpAddr, &Measured) -> f64,
 ) -> Vec<ClusterReport> {
     let cluster = |view: &ClusterView| {
         let placed = ledger.clusters.get(&view.id)?;
@@ -32,29 +34,37 @@ pub fn reports(
         let gateways = there.filter_map(|gateway| {
             let fresh = |load: &GatewayLoad| loads.now_ms.saturating_sub(load.measured_ms) < SILENT_MS;
             let load = gateway.load.filter(fresh)?;
-            let (busy, measured_ms) = worst(gateway, &load, loads.now_ms);
+            let (busy, pps, measured) = worst(gateway, &load, loads.now_ms);
             Some(GatewayReport {
                 id: gateway.id,
                 capacity_pps: gateway.capacity_pps as f64,
                 load: busy,
-                measured_ms,
+                pps,
+                measured,
                 pairs: Vec::new(),
                 draining: gateway.draining,
             })
         });
         let mut gateways: Vec<GatewayReport> = gateways.collect();
-        share_out(&placed.cluster.vips, &placed.gateways, loads, moved_ms, &mut gateways);
+        share_out(&placed.cluster.vips, &placed.gateways, loads, corrects, &mut gateways);
         Some(ClusterReport { id: view.id, gateways })
     };
     clusters.iter().filter_map(cluster).collect()
 }
 
-/// The load that counts, and when it was measured: that of the moment where it is worse than that of the
-/// last second, for what begins is to be seen at once, and what ends may begin again.
-fn worst(gateway: &GatewayView, load: &GatewayLoad, now_ms: u64) -> (f64, u64) {
-    let second = (busy(gateway, load.busy, load.pps), load.measured_ms);
+/// The load that counts, with its packets a second, and when it was measured: that of the moment where it
+/// is worse than that of the last second, for what begins is to be seen at once, and what ends may begin again.
+fn worst(gateway: &GatewayView, load: &GatewayLoad, now_ms: u64) -> (f64, f64, Measured) {
+    let since = |from_ms: u64, to_ms: u64| Measured { from_ms, to_ms };
+    let begun_ms = load.measured_ms.saturating_sub(SECOND_MS);
+    let second = (busy(gateway, load.busy, load.pps), load.pps, since(begun_ms, load.measured_ms));
     let lately = load.lately.filter(|lately| now_ms.saturating_sub(lately.measured_ms) < MOMENT_MS);
-    let lately = lately.map(|it| (busy(gateway, it.busy, it.pps.unwrap_or(load.pps)), it.measured_ms));
+    let lately = lately.map(|it| {
+        let (pps, counted_ms) = it.rate.map_or((0.0, 0), |rate| (rate.pps, rate.since_ms));
+        let worse = busy(gateway, it.busy, pps);
+        let begun_ms = if worse > it.busy { counted_ms } else { it.measured_ms.saturating_sub(BUSY_MS) };
+        (worse, it.rate.map_or(load.pps, |rate| rate.pps), since(begun_ms, it.measured_ms))
+    });
     lately.filter(|lately| lately.0 > second.0).unwrap_or(second)
 }
 
@@ -76,7 +86,7 @@ fn share_out(
     vips: &[ClusterVip],
     all: &[Gateway],
     loads: &LoadPicture,
-    moved_ms: &dyn Fn(IpAddr) -> Option<u64>,
+    corrects: &dyn Fn(IpAddr, &Measured) -> f64,
     gateways: &mut [GatewayReport],
 ) {
     let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.home);
@@ -93,9 +103,7 @@ fn share_out(
         let home = vip.home.filter(|home| parts.contains_key(home)).unwrap_or(owner);
         for gateway in gateways.iter_mut().filter(|_| home != owner) {
             let part = demand_pps / gateway.capacity_pps;
-            if moved_ms(vip.address).is_some_and(|at_ms| gateway.measured_ms <= at_ms) {
-                continue;
-            }
+            let part = part * (1.0 - corrects(vip.address, &gateway.measured));
             if gateway.id == home {
                 gateway.load += part;
             } else if gateway.id == owner {
@@ -132,7 +140,7 @@ fn movable(vip: IpAddr, gateways: &[Gateway]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::Lately;
+    use crate::load::{Lately, Rate};
     use crate::placing::Settings;
     use crate::placing::picture::clusters;
     use crate::placing::picture::tests::{gateway, topology};
@@ -169,7 +177,7 @@ mod tests {
         };
         let mut settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
         let report = |loads: &LoadPicture, settings: &Settings| {
-            reports(&ledger, &clusters(&ledger, loads, settings), loads, &|_| None).remove(0).gateways
+            reports(&ledger, &clusters(&ledger, loads, settings), loads, &|_, _| 0.0).remove(0).gateways
         };
         let found = report(&loads, &settings);
         assert_eq!(found.iter().map(|gateway| gateway.id.get()).collect::<Vec<_>>(), [1, 2], "one is silent");
@@ -200,17 +208,23 @@ mod tests {
             known,
             load: None,
         };
-        let lately = |busy, pps| Some(Lately { measured_ms: 1_950, busy, pps });
+        let lately = |busy, pps: Option<f64>| {
+            let rate = pps.map(|pps| Rate { pps, since_ms: 1_900 });
+            Some(Lately { measured_ms: 1_950, busy, rate })
+        };
+        let second = Measured { from_ms: 0, to_ms: 1_000 };
+        let (moment, counted) =
+            (Measured { from_ms: 1_850, to_ms: 1_950 }, Measured { from_ms: 1_900, to_ms: 1_950 });
         let worst_of = |known, lately, now_ms| {
             worst(&view(known), &GatewayLoad { lately, ..load(1_000, 0.5, 600.0) }, now_ms)
         };
-        assert_eq!(worst_of(Known::Assumed, None, 2_000), (0.5, 1_000));
-        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_000), (0.9, 1_950));
-        assert_eq!(worst_of(Known::Assumed, lately(0.3, Some(2_000.0)), 2_000), (0.5, 1_000));
-        assert_eq!(worst_of(Known::Set, lately(0.3, Some(2_000.0)), 2_000), (2.0, 1_950));
-        assert_eq!(worst_of(Known::Set, lately(0.3, None), 2_000), (0.6, 1_000));
+        assert_eq!(worst_of(Known::Assumed, None, 2_000), (0.5, 600.0, second));
+        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_000), (0.9, 600.0, moment));
+        assert_eq!(worst_of(Known::Assumed, lately(0.3, Some(2_000.0)), 2_000), (0.5, 600.0, second));
+        assert_eq!(worst_of(Known::Set, lately(0.3, Some(2_000.0)), 2_000), (2.0, 2_000.0, counted));
+        assert_eq!(worst_of(Known::Set, lately(0.3, None), 2_000), (0.6, 600.0, second));
         // Too old for a moment.
-        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_200), (0.5, 1_000));
+        assert_eq!(worst_of(Known::Assumed, lately(0.9, None), 2_200), (0.5, 600.0, second));
     }
 
     #[test]
@@ -226,7 +240,7 @@ mod tests {
         let owned =
             |by: [u64; 4]| (0..).zip(by).map(|(place, id)| (address(place), GatewayId::new(id))).collect();
         let settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
-        let found = |by: [u64; 4], busy: [f64; 2], down: &[u64], moved_ms: Option<u64>| {
+        let found = |by: [u64; 4], busy: [f64; 2], down: &[u64], corrected: f64| {
             let load = |(id, busy)| (GatewayId::new(id), load(10_000, busy, 0.0));
             let loads = LoadPicture {
                 now_ms: 10_000,
@@ -236,7 +250,7 @@ mod tests {
                 ..LoadPicture::default()
             };
             let views = clusters(&ledger, &loads, &settings);
-            let report = reports(&ledger, &views, &loads, &|_| moved_ms).remove(0).gateways;
+            let report = reports(&ledger, &views, &loads, &|_, _| corrected).remove(0).gateways;
             let pairs = |gateway: &GatewayReport| -> Vec<(u8, u64)> {
                 let pair = |pair: &Pair| match pair.vip {
                     IpAddr::V4(v4) => (v4.octets()[3], pair.demand_pps.round() as u64),
@@ -249,20 +263,20 @@ mod tests {
         };
         // The second failed, and the first has all: a quarter of its load is each one's, and may leave it.
         let all = vec![(0, 200), (1, 200), (2, 200), (3, 200)];
-        assert_eq!(found([1, 1, 1, 1], [0.8, 0.0], &[2], None), [(0.8, all)]);
+        assert_eq!(found([1, 1, 1, 1], [0.8, 0.0], &[2], 0.0), [(0.8, all)]);
         // It is back, and its vIPs are on their way.
-        let [first, second] = found([1, 1, 1, 1], [0.8, 0.0], &[], None).try_into().unwrap();
+        let [first, second] = found([1, 1, 1, 1], [0.8, 0.0], &[], 0.0).try_into().unwrap();
         assert_eq!((first.1, second.1), (vec![(0, 200), (1, 200)], vec![(2, 200), (3, 200)]));
         assert!((first.0 - 0.4).abs() < 1e-9 && (second.0 - 0.4).abs() < 1e-9);
         // What was measured before they were told to go, the scheduler corrects.
-        for (moved_ms, loads) in [(9_999, [0.4, 0.4]), (10_000, [0.8, 0.0])] {
-            let found = found([1, 1, 1, 1], [0.8, 0.0], &[], Some(moved_ms));
+        for (corrected, loads) in [(0.0, [0.4, 0.4]), (0.5, [0.6, 0.2]), (1.0, [0.8, 0.0])] {
+            let found = found([1, 1, 1, 1], [0.8, 0.0], &[], corrected);
             assert!(
                 found.iter().zip(loads).all(|(gateway, load)| (gateway.0 - load).abs() < 1e-9),
                 "{found:?}"
             );
         }
-        let [first, second] = found([1, 1, 2, 2], [0.4, 0.6], &[], None).try_into().unwrap();
+        let [first, second] = found([1, 1, 2, 2], [0.4, 0.6], &[], 0.0).try_into().unwrap();
         assert_eq!((first, second.0), ((0.4, vec![(0, 200), (1, 200)]), 0.6));
         assert_eq!(homes(&ledger)[&address(2)], GatewayId::new(2));
     }

@@ -8,7 +8,7 @@ use crate::ownership::GatewayState;
 use crate::placing;
 use crate::placing::picture::clusters;
 use serde_json::json;
-use sluice_placement::{Action, Decision, Outcome, Scheduler};
+use sluice_placement::{Action, Decision, Measured, Outcome, Scheduler};
 use sluice_store::{ClusterVip, NewEvent, StoreError};
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ use std::time::Duration;
 
 /// Between two rounds: gateways report once a second.
 const ROUND: Duration = Duration::from_secs(1);
-/// At least between two, where a gateway's load of the moment asks for one.
+/// At least between two, where a gateway's load of the moment asks for one; twice as long after each
+/// that it asked for in vain, as nothing can be done about some loads.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a round came to nothing.
@@ -39,17 +40,17 @@ struct Memory {
 /// Runs until it is dropped.
 pub async fn schedule(core: Arc<Core>) {
     let mut memory = None;
-    // After what was decided, loads of the moment are partly of before; and what an alarm led to nothing
-    // about is left to the next regular round.
-    let mut listens = true;
+    let mut pause = PAUSE;
     loop {
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
         let alarmed = tokio::select! {
-            () = tokio::time::sleep(ROUND - PAUSE) => false,
-            () = core.loads.alarmed(), if listens => true,
+            biased;
+            () = core.loads.alarmed() => true,
+            () = tokio::time::sleep(ROUND - pause) => false,
         };
         let outcome = round(&core, &mut memory).await;
-        listens = !alarmed && outcome.as_ref().is_ok_and(|decided| *decided == 0);
+        let in_vain = alarmed && !outcome.as_ref().is_ok_and(|decided| *decided > 0);
+        pause = if in_vain { ROUND.min(pause * 2) } else { PAUSE };
         let error = outcome.err();
         if let Some(error) = &error {
             if matches!(error, RoundError::Store(_)) {
@@ -80,10 +81,12 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
     let site = placing::settings(core).await?;
     let loads = placing::loads(core);
     let clock_ms = loads.now_ms;
-    let moved_ms = |vip| memory.as_ref().and_then(|memory| memory.scheduler.moved_ms(vip));
+    let corrects = |vip, measured: &Measured| {
+        memory.as_ref().map_or(0.0, |memory| memory.scheduler.corrects(vip, measured))
+    };
     let (reports, alarms, homes) = core.ledger(|ledger| {
         let clusters = clusters(ledger, &loads, &site);
-        let reports = reports(ledger, &clusters, &loads, &moved_ms);
+        let reports = reports(ledger, &clusters, &loads, &corrects);
         (reports, alarms(&clusters, settings.overload_above), homes(ledger))
     });
     core.loads.set_alarms(&if settings.enabled { alarms } else { BTreeMap::new() });

@@ -1,8 +1,8 @@
 //! One round: what is reported, as it will be behind the moves decided so far.
 
 use super::{
-    Action, ClusterReport, Decision, Moved, Outcome, Pair, ReportError, Request, Scheduler, Transfer, Wait,
-    Why,
+    Action, ClusterReport, Decision, Measured, Moved, Outcome, Pair, ReportError, Request, Scheduler,
+    Transfer, Wait, Why,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +31,7 @@ pub(super) fn check(clusters: &[ClusterReport]) -> Result<(), ReportError> {
             };
             let amount = |found: f64| found.is_finite() && found >= 0.0;
             number("a load", gateway.load, amount(gateway.load))?;
+            number("a rate", gateway.pps, amount(gateway.pps))?;
             let capacity = gateway.capacity_pps;
             number("a capacity", capacity, amount(capacity) && capacity > 0.0)?;
             for pair in &gateway.pairs {
@@ -51,6 +52,7 @@ struct Node {
     cluster: usize,
     capacity_pps: f64,
     load: f64,
+    pps: f64,
     pairs: Vec<Pair>,
     /// It shall own no vIPs: the operator says so, or another cluster gets it.
     leaving: bool,
@@ -59,6 +61,12 @@ struct Node {
 impl Node {
     fn part(&self, pair: &Pair) -> f64 {
         pair.demand_pps / self.capacity_pps
+    }
+
+    /// A vIP's part of the packets, which is its part of the load.
+    fn pps_of(&self, pair: &Pair) -> f64 {
+        let part = if self.load > 0.0 { self.part(pair) / self.load } else { 0.0 };
+        self.pps * part.min(1.0)
     }
 
     fn with(&self, pair: &Pair) -> f64 {
@@ -92,19 +100,22 @@ impl<'a> Engine<'a> {
                 cluster,
                 capacity_pps: gateway.capacity_pps,
                 load: gateway.load,
+                pps: gateway.pps,
                 pairs: gateway.pairs.clone(),
                 leaving: gateway.draining,
             }));
         }
-        let measured_ms: BTreeMap<GatewayId, u64> = reports
-            .iter()
-            .flat_map(|report| &report.gateways)
-            .map(|gateway| (gateway.id, gateway.measured_ms))
-            .collect();
-        let clusters = reports.iter().map(|report| report.id).collect();
-        let mut engine =
-            Self { scheduler, now_ms, clusters, nodes, outcome: Outcome::default(), stuck: Vec::new() };
-        engine.recall_moves(&measured_ms);
+        let gateways = reports.iter().flat_map(|report| &report.gateways);
+        let measured = gateways.map(|gateway| (gateway.id, gateway.measured)).collect();
+        let mut engine = Self {
+            scheduler,
+            now_ms,
+            clusters: reports.iter().map(|report| report.id).collect(),
+            nodes,
+            outcome: Outcome::default(),
+            stuck: Vec::new(),
+        };
+        engine.recall_moves(&measured);
         engine.forget_left();
         engine.note_overload();
         engine
@@ -120,24 +131,22 @@ impl<'a> Engine<'a> {
     }
 
     /// Corrects loads measured before moves, and forgets moves that no longer matter or were not made.
-    fn recall_moves(&mut self, measured_ms: &BTreeMap<GatewayId, u64>) {
+    fn recall_moves(&mut self, measured: &BTreeMap<GatewayId, Measured>) {
         let owner: BTreeMap<IpAddr, GatewayId> =
             self.nodes.iter().flat_map(|node| node.pairs.iter().map(|pair| (pair.vip, node.id))).collect();
         let (now_ms, hold_ms) = (self.now_ms, self.scheduler.settings.hold_ms);
-        let stale = |id: &GatewayId, moved: &Moved| measured_ms.get(id).is_some_and(|at| *at <= moved.at_ms);
+        let stale = |id: &GatewayId, moved: &Moved| measured.get(id).map_or(0.0, |it| moved.before(it));
         self.scheduler.moved.retain(|vip, moved| {
             let made = owner.get(vip) == Some(&moved.to);
             let held = now_ms.saturating_sub(moved.at_ms) < hold_ms;
-            made && (held || stale(&moved.from, moved) || stale(&moved.to, moved))
+            made && (held || stale(&moved.from, moved) > 0.0 || stale(&moved.to, moved) > 0.0)
         });
         for moved in self.scheduler.moved.values() {
             for node in &mut self.nodes {
-                if stale(&node.id, moved) {
-                    let part = moved.demand_pps / node.capacity_pps;
-                    node.load += if node.id == moved.to { part } else { 0.0 };
-                    node.load -= if node.id == moved.from { part } else { 0.0 };
-                    node.load = node.load.max(0.0);
-                }
+                let sign = f64::from(node.id == moved.to) - f64::from(node.id == moved.from);
+                let part = sign * stale(&node.id, moved);
+                node.load = (node.load + part * moved.demand_pps / node.capacity_pps).max(0.0);
+                node.pps = (node.pps + part * moved.pps).max(0.0);
             }
         }
     }
@@ -155,7 +164,7 @@ impl<'a> Engine<'a> {
 
     /// What a cluster forwards, in packets a second.
     fn traffic(&self, cluster: usize) -> f64 {
-        self.of(cluster).map(|node| self.nodes[node].load * self.nodes[node].capacity_pps).sum()
+        self.of(cluster).map(|node| self.nodes[node].pps).sum()
     }
 
     /// Who is overloaded, with hysteresis.
@@ -218,12 +227,15 @@ impl<'a> Engine<'a> {
             let traffic = self.traffic(self.nodes[from].cluster);
             self.scheduler.left.entry(pair.vip).or_default().insert(source, traffic);
         }
+        let pps = self.nodes[from].pps_of(&pair);
+        self.nodes[from].pps -= pps;
+        self.nodes[to].pps += pps;
         self.nodes[from].load = self.nodes[from].without(&pair);
         self.nodes[to].load = self.nodes[to].with(&pair);
         self.nodes[from].pairs.retain(|other| other.vip != pair.vip);
         self.nodes[to].pairs.push(pair);
         self.scheduler.recent_ms.push_back(self.now_ms);
-        let moved = Moved { at_ms: self.now_ms, from: source, to: target, demand_pps: pair.demand_pps };
+        let moved = Moved { at_ms: self.now_ms, from: source, to: target, demand_pps: pair.demand_pps, pps };
         self.scheduler.moved.insert(pair.vip, moved);
         if self.nodes[from].load <= self.scheduler.settings.relieved_below {
             self.scheduler.overloaded.remove(&source);
