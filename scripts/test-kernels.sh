@@ -59,7 +59,8 @@ pack_program() {
 }
 
 build_tests() {
-	cargo test -p sluice-datapath --no-run --message-format=json |
+	# Of the whole workspace, as `make test` builds them: alone they would be built with other features, anew.
+	cargo test --workspace --no-run --message-format=json | grep '/crates/datapath/Cargo.toml"' |
 		sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | grep -v '/fuzz-' >"$work/tests"
 	if [ ! -s "$work/tests" ]; then
 		echo "test-kernels: no test was built" >&2

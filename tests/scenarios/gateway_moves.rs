@@ -121,8 +121,6 @@ async fn there_and_back(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
     // Its agent dies on the way home.
     begun(lab, home).await?;
     lab.kill(GOER).await?;
-    // Its other threads end after it, and with the last one its lock.
-    tokio::time::sleep(Duration::from_millis(500)).await;
     lab.restart(GOER)?;
     arrived(lab, home).await?;
     let events = lab.api().events(Some(&gateway(lab, GOER).await?.id.to_string()), None, 100).await?;

@@ -20,6 +20,7 @@ mod icmp_errors;
 mod idle_paths;
 mod isolation;
 mod leftovers;
+mod load_awareness;
 mod moved_instance;
 mod overload;
 mod path_mtu;
@@ -111,6 +112,7 @@ fn all() -> Vec<Scenario> {
         disk_full: false,
         takeover: false,
         overload: false,
+        load_awareness: false,
         preprogrammed: false,
         gwzone: false,
         two_labs: false,

@@ -291,7 +291,7 @@ impl<P: Ports> Watch<P> {
         let own = own.filter_map(|(vni, counters)| Some((*vni, *by_index.get(counters)?)));
         let vnis = if vnis_told { loads.changed(own) } else { Vec::new() };
         Ok(Heartbeat {
-            cells_used: fill.cells_used,
+            cells_used: fill.cells_live(),
             cells_total: fill.cells_total,
             packets,
             drops,

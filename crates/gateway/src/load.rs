@@ -131,7 +131,7 @@ pub fn memory_share(meminfo: &str) -> Option<f64> {
 
 /// The share of the tables' memory that is taken.
 pub fn tables_share(fill: &Fill) -> Option<f64> {
-    (fill.cells_total > 0).then(|| fill.cells_used as f64 / fill.cells_total as f64)
+    (fill.cells_total > 0).then(|| fill.cells_live() as f64 / fill.cells_total as f64)
 }
 
 #[cfg(test)]
@@ -196,7 +196,7 @@ mod tests {
         assert!(memory > 0.0 && memory < 1.0, "{memory}");
         assert_eq!(memory_share("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n"), Some(0.75));
         assert_eq!(memory_share("MemTotal: 1000 kB\n"), None);
-        let fill = Fill { cells_total: 200, cells_used: 50, ..Fill::default() };
+        let fill = Fill { cells_total: 200, cells_used: 80, cells_pending: 30, ..Fill::default() };
         assert_eq!((tables_share(&fill), tables_share(&Fill::default())), (Some(0.25), None));
     }
 }

@@ -276,6 +276,14 @@ pub struct Fill {
     pub routes: u64,
 }
 
+impl Fill {
+    /// Cells that could not be had if more were needed: those that wait for a grace period are waited for then.
+    #[must_use]
+    pub fn cells_live(&self) -> u64 {
+        self.cells_used.saturating_sub(self.cells_pending)
+    }
+}
+
 impl Target {
     pub(crate) fn leaf(self) -> u32 {
         let scope = |scope: u32| scope << layout::LEAF_SCOPE_SHIFT;
