@@ -53,6 +53,7 @@ test-kernels: ## Load the programs on Debian 12's own kernel, booted under qemu
 	sh scripts/test-kernels.sh
 
 clean: ## Remove labs that still run, and everything built
-	@if [ "$$(id -u)" -eq 0 ] && [ -x target/debug/sluice ]; then target/debug/sluice lab down || true; fi
+	@if [ "$$(id -u)" -eq 0 ]; then for sluice in target/release/sluice target/debug/sluice; do \
+		if [ -x $$sluice ]; then $$sluice lab down || true; break; fi; done; fi
 	cargo clean
 	rm -rf bench/out

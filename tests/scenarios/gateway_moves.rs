@@ -1,14 +1,15 @@
 //! A gateway goes from one cluster to another and back, while 2000 packets a second pass
 //! through either cluster in each direction and family: none is lost. On the way there the
 //! controller dies and comes back, on the way home the gateway's agent does. Then a cluster
-//! gets a new gateway and loses it again, under traffic too.
+//! gets a new gateway and loses it again, under traffic too. A gateway that is deleted gives up
+//! its vIPs though its agent runs on.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, Streams, address, ensure, eventually, who};
+use crate::support::{Failure, Outcome, Probe, Streams, address, ensure, eventually, reaches, who};
 use serde_json::json;
 use sluice_client::{Cluster, Gateway, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, Topology, down};
-use sluice_types::ClusterId;
+use sluice_types::{ClusterId, GatewayId};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -142,6 +143,24 @@ async fn scaled(lab: &Lab, home: ClusterId) -> Outcome {
     let back = |gateway: &Gateway| gateway.state == "fit" && !gateway.vips.is_empty();
     let again = lab.api().wait_until::<Gateway>(goer.id, PATIENCE, back).await?;
     ensure!(again.cluster == home, "it is in {}", again.cluster);
+    deleted(lab, goer.id).await
+}
+
+/// Its agent runs on, and gives up its vIPs: nobody else could tell it.
+async fn deleted(lab: &Lab, goer: GatewayId) -> Outcome {
+    lab.api().delete::<Gateway>(goer, None).await?;
+    eventually(PATIENCE, || async {
+        let owned = lab.metrics(GOER).await?.sum("sluice_cluster_vips", &[]);
+        ensure!(owned == 0.0, "{GOER} was deleted, and answers for {owned} vIPs");
+        Ok(())
+    })
+    .await?;
+    for (from, to, _) in WAYS {
+        reaches(lab, from, to).await?;
+    }
+    let last = gateway(lab, "gw-a").await?;
+    let refused = lab.api().delete::<Gateway>(last.id, None).await;
+    ensure!(refused.is_err(), "the last gateway of a cluster with VPCs was deleted");
     Ok(())
 }
 

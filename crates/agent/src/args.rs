@@ -54,6 +54,24 @@ impl CommonArgs {
         self.table_memory_mib << (20 - CELL_SHIFT)
     }
 
+    /// That RSP and what else this node listens to have ports of their own.
+    ///
+    /// # Errors
+    /// Which one is given twice.
+    pub fn check_ports(&self, others: &[u16]) -> Result<(), Error> {
+        let mut ports = vec![sluice_types::VXLAN_PORT, self.rsp_port];
+        ports.extend(others);
+        ports.sort_unstable();
+        match ports.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::Config(format!(
+                "UDP port {} is given twice: VXLAN has {}, and RSP and the cluster need others",
+                pair[0],
+                sluice_types::VXLAN_PORT
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Where programs and maps are pinned.
     #[must_use]
     pub fn pin_dir(&self, role: &str) -> PathBuf {

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use crate::metrics::Source;
 use crate::rsp::{Edge, EdgeConfig, KeyBook, Keys, Trust};
 use crate::underlay::Vteps;
-use crate::watch::{SharedLoad, SharedStatus, Watch, identity};
+use crate::watch::{SharedLoad, SharedStatus, Watch, check_identity, identity};
 use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
 
 /// A node whose tables are open and whose programs are loaded.
@@ -37,6 +37,8 @@ pub struct Node<P> {
     pub status: SharedStatus,
     /// See [`Applier::topology`].
     pub topology: watch::Sender<u64>,
+    /// Whether the controller says that this node has been deleted.
+    pub deleted: watch::Sender<bool>,
     /// See [`Applier::keys`].
     pub keys: watch::Receiver<Arc<Keys>>,
     /// See [`Applier::plan`].
@@ -95,6 +97,8 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     kernel::check()?;
     kernel::mount_bpffs()?;
     let state_dir = common.state_dir()?;
+    // Before anything of this machine changes.
+    check_identity(&state_dir, common.enrolment.as_deref())?;
     let lock = lock(&state_dir)?;
     let pin_dir = common.pin_dir(role);
     let settings = Settings { object, cells: common.cells(), pin_dir: Some(pin_dir.clone()) };
@@ -175,6 +179,7 @@ impl Opened {
             writer,
             status: SharedStatus::default(),
             topology: watch::Sender::new(0),
+            deleted: watch::Sender::new(false),
             keys,
             plan,
             reader: self.reader,
@@ -256,6 +261,7 @@ impl<P: Ports> Started<P> {
             datapath: node.datapath.clone(),
             status: node.status.clone(),
             topology: node.topology.clone(),
+            deleted: node.deleted.clone(),
             load: node.load.clone(),
         };
         tasks.spawn(watch.run());

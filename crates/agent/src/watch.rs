@@ -104,6 +104,27 @@ impl Backoff {
     }
 }
 
+/// That there is what [`identity`] needs.
+///
+/// # Errors
+/// If there is neither a certificate nor an enrolment bundle.
+pub fn check_identity(state_dir: &Path, enrolment: Option<&Path>) -> Result<(), Error> {
+    match Identity::load(state_dir)? {
+        Some(_) => Ok(()),
+        None => bundle(state_dir, enrolment).map(drop),
+    }
+}
+
+fn bundle(state_dir: &Path, enrolment: Option<&Path>) -> Result<EnrolmentBundle, Error> {
+    let Some(file) = enrolment else {
+        return Err(Error::Config(format!(
+            "{} holds no certificate: give --enrolment with the file that the controller issued for this node",
+            state_dir.display()
+        )));
+    };
+    Ok(EnrolmentBundle::load(file)?)
+}
+
 /// The certificate from an earlier start, or a new one for the enrolment bundle.
 /// Waits while the controller cannot be reached.
 ///
@@ -113,13 +134,7 @@ pub async fn identity(state_dir: &Path, enrolment: Option<&Path>) -> Result<Iden
     if let Some(identity) = Identity::load(state_dir)? {
         return Ok(identity);
     }
-    let Some(file) = enrolment else {
-        return Err(Error::Config(format!(
-            "{} holds no certificate: give --enrolment with the file that the controller issued for this node",
-            state_dir.display()
-        )));
-    };
-    let bundle = EnrolmentBundle::load(file)?;
+    let bundle = bundle(state_dir, enrolment)?;
     let mut backoff = Backoff::new();
     loop {
         match enrol(&bundle, state_dir).await {
@@ -149,6 +164,8 @@ pub struct Watch<P> {
     pub status: SharedStatus,
     /// Told after every step: [`Applier::topology`].
     pub topology: watch::Sender<u64>,
+    /// Told whether this node has been deleted.
+    pub deleted: watch::Sender<bool>,
     /// For the heartbeat.
     pub load: SharedLoad,
 }
@@ -165,7 +182,10 @@ impl<P: Ports> Watch<P> {
             let error = match self.stream().await {
                 Ok(()) => "the controller ended the stream".to_owned(),
                 Err(Error::WriterGone) => return Err(Error::WriterGone),
-                Err(error) => chain(&error),
+                Err(error) => {
+                    self.note_deletion(&error).await?;
+                    chain(&error)
+                }
             };
             self.status.change(|status| {
                 status.connected = false;
@@ -178,6 +198,17 @@ impl<P: Ports> Watch<P> {
             tracing::warn!(error, ?wait, "no stream from the controller; connecting again");
             sleep(wait).await;
         }
+    }
+
+    /// Only the database that the tables are of may say so: another one, or a new one, never knew this node.
+    async fn note_deletion(&self, error: &Error) -> Result<(), Error> {
+        let Error::Southbound(error) = error else { return Ok(()) };
+        let Some(database) = error.deleted_from() else { return Ok(()) };
+        let ours = self.writer.run(|applier| applier.tables.database_id()).await?;
+        if database == ours && !self.deleted.send_replace(true) {
+            tracing::warn!("this node was deleted");
+        }
+        Ok(())
     }
 
     async fn stream(&self) -> Result<(), Error> {
@@ -195,6 +226,7 @@ impl<P: Ports> Watch<P> {
         let revision = hello.applied_revision;
         let Connection { reports, mut updates } =
             connect(&self.identity, &self.identity.controller, hello).await?;
+        self.deleted.send_replace(false);
         tracing::info!(controller = self.identity.controller, revision, "connected");
         self.status.change(|status| {
             status.connected = true;

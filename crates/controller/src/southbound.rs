@@ -59,9 +59,9 @@ fn shorten(mut text: String) -> String {
     text
 }
 
-fn store_status(error: &StoreError) -> Status {
+fn store_status(core: &Core, error: &StoreError) -> Status {
     match error {
-        StoreError::NotFound { .. } => Status::permission_denied("this node is not in the database any more"),
+        StoreError::NotFound { .. } => sluice_southbound::deleted(core.database_id()),
         StoreError::Unavailable { .. } => Status::unavailable(error.to_string()),
         _ => Status::internal("the database cannot be read"),
     }
@@ -94,7 +94,7 @@ impl SouthboundService {
         request: Request<Streaming<NodeReport>>,
     ) -> Result<ReceiverStream<Result<EncodedUpdate, Status>>, Status> {
         let node = Self::peer(&request)?;
-        let seat = self.check_node(node).await.map_err(|error| store_status(&error))?;
+        let seat = self.check_node(node).await.map_err(|error| store_status(&self.core, &error))?;
         let mut reports = request.into_inner();
         let first = tokio::time::timeout(HELLO_TIMEOUT, reports.message())
             .await
@@ -102,7 +102,7 @@ impl SouthboundService {
         let Some(NodeReport { report: Some(Report::Hello(hello)) }) = first else {
             return Err(Status::invalid_argument("the first report must be a Hello"));
         };
-        let applied = self.applied(&hello).await.map_err(|error| store_status(&error))?;
+        let applied = self.applied(&hello).await.map_err(|error| store_status(&self.core, &error))?;
         let session = self.core.hub.open(node, applied, shorten(hello.version));
         if let NodeId::Gateway(id) = node {
             self.core.loads.open(id, session.id);
@@ -143,7 +143,7 @@ async fn serve(
         Err(ended) = stream.run() => match &ended {
             Ended::Closed => None,
             Ended::Unknown(_) => Some(Status::permission_denied(ended.to_string())),
-            Ended::Store(error) => Some(store_status(error)),
+            Ended::Store(error) => Some(store_status(&core, error)),
             Ended::Failed(_) => Some(Status::internal(ended.to_string())),
         },
         status = listen(&core, node, id, reports, &sent) => status,
@@ -245,9 +245,9 @@ impl SouthboundService {
             .store
             .take_enrolment_token(digest(&request.token), now_ms())
             .await
-            .map_err(|error| store_status(&error))?
+            .map_err(|error| store_status(&self.core, &error))?
             .ok_or_else(|| Status::unauthenticated("the token is unknown, used or expired"))?;
-        self.check_node(node).await.map_err(|error| store_status(&error))?;
+        self.check_node(node).await.map_err(|error| store_status(&self.core, &error))?;
         let name = named(node);
         let certificate_pem = self.ca.sign_csr(&request.csr_pem, name).map_err(unreadable)?;
         tracing::info!(node = %name, "node enrolled");

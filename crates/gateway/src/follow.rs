@@ -39,11 +39,12 @@ impl From<&ClusterPlan> for Plan {
     }
 }
 
-/// Hands plan and keys on, until their sources are gone.
+/// Hands plan and keys on, and that this gateway was deleted, until their sources are gone.
 pub async fn follow_cluster(
     ownership: &Ownership,
     mut plan: watch::Receiver<Option<ClusterPlan>>,
     mut keys: watch::Receiver<Arc<Keys>>,
+    mut deleted: watch::Receiver<bool>,
 ) {
     keys.mark_changed();
     plan.mark_changed();
@@ -56,6 +57,14 @@ pub async fn follow_cluster(
                     return;
                 }
                 ownership.set_keys(keys.borrow_and_update().own().clone());
+            }
+            changed = deleted.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                if *deleted.borrow_and_update() {
+                    ownership.resign();
+                }
             }
             changed = plan.changed() => {
                 if changed.is_err() {

@@ -47,6 +47,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     if common.flush {
         return flush(common, ROLE);
     }
+    common.check_ports(&[args.cluster_port])?;
     let netlink = Netlink::open()?;
     let underlay = links(&netlink, &args.interfaces).await?;
     let given = Vteps { v4: args.vtep4, v6: args.vtep6 };
@@ -80,7 +81,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
             ended = keeper.run() => ended,
             ended = speaker.run() => ended,
             ended = load.run(|load| ownership.set_load(load)) => ended,
-            () = follow_cluster(&ownership, node.plan.clone(), node.keys.clone()) => Err(Error::WriterGone),
+            () = follow_cluster(&ownership, node.plan.clone(), node.keys.clone(), node.deleted.subscribe()) => Err(Error::WriterGone),
             never = follow_controller(&ownership, &controller) => match never {},
         }
     };

@@ -6,7 +6,7 @@ use crate::lab::Lab;
 use crate::topology::Topology;
 use crate::up::Options;
 use clap::Subcommand;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -79,16 +79,16 @@ struct Build {
 /// See [`Error`].
 pub async fn run(args: Args) -> Result<ExitCode> {
     match args.verb {
-        Verb::Up(build) => up(build).await.map(|lab| {
-            print!("{}", lab.whereabouts());
-            ExitCode::SUCCESS
-        }),
+        Verb::Up(build) => {
+            say_on(&up(build).await?.whereabouts())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::Run(build) => stay(build).await,
         Verb::Down(named) => down(&named.name).await.map(|()| ExitCode::SUCCESS),
         Verb::Status(named) => {
             let lab = Lab::open(&named.name)?;
             let (text, well) = lab.status().await?;
-            print!("{text}{}", lab.whereabouts());
+            say_on(&format!("{text}{}", lab.whereabouts()))?;
             Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Verb::Exec { named, place, command } => exec(&named.name, &place, &command).await,
@@ -139,6 +139,14 @@ async fn interrupted() -> Result<()> {
 /// Prints; unlike `print!` it does not panic, with the lab left up, when nobody reads.
 pub(crate) fn say(text: &str) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to", "standard output")
+}
+
+/// The same, where a reader that went away (`| head`) is no error.
+fn say_on(text: &str) -> Result<()> {
+    match say(text) {
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome,
+    }
 }
 
 async fn stay(build: Build) -> Result<ExitCode> {

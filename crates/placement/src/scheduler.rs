@@ -43,6 +43,10 @@ use std::net::IpAddr;
 /// From a decision to the first packet that goes another way: it is stored, told, and announced.
 const EFFECT_MS: u64 = 20;
 
+/// Above this no threshold makes sense: where demand is estimated a load may be above 1, but not by so much.
+const LOAD_MAX: f64 = 10.0;
+const HOUR_MS: u64 = 3_600_000;
+
 /// Thresholds and limits. Loads are parts: 0.8 is 80%.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerSettings {
@@ -142,8 +146,8 @@ pub struct ClusterReport {
 pub enum ReportError {
     /// The order of the thresholds is what keeps the scheduler from moving vIPs back and forth.
     #[error(
-        "thresholds must be 0 < receive_below < relieved_below <= overload_above, they are {receive}, \
-         {relieved}, {overload}"
+        "thresholds must be 0 < receive_below < relieved_below <= overload_above <= {LOAD_MAX}, they are \
+         {receive}, {relieved}, {overload}"
     )]
     Thresholds {
         /// `receive_below`.
@@ -153,9 +157,16 @@ pub enum ReportError {
         /// `overload_above`.
         overload: f64,
     },
-    /// No move would ever be made.
-    #[error("{0} is 0: nothing could ever move")]
-    Zero(&'static str),
+    /// A limit with which nothing would ever happen, or no limit at all.
+    #[error("{what} must be {least} to {most}")]
+    Limit {
+        /// Which.
+        what: &'static str,
+        /// The smallest.
+        least: u64,
+        /// The largest.
+        most: u64,
+    },
     /// A gateway is reported twice.
     #[error("{0} is reported twice")]
     GatewayTwice(GatewayId),
@@ -416,19 +427,24 @@ impl Scheduler {
     /// With nothing decided yet.
     ///
     /// # Errors
-    /// Thresholds that would let vIPs move back and forth; limits of 0.
+    /// Thresholds that would let vIPs move back and forth; limits of 0, or that limit nothing.
     pub fn new(settings: SchedulerSettings) -> Result<Self, ReportError> {
         let (receive, relieved, overload) =
             (settings.receive_below, settings.relieved_below, settings.overload_above);
-        let ordered = 0.0 < receive && receive < relieved && relieved <= overload && overload.is_finite();
+        let ordered = 0.0 < receive && receive < relieved && relieved <= overload && overload <= LOAD_MAX;
         if !ordered {
             return Err(ReportError::Thresholds { receive, relieved, overload });
         }
-        if settings.moves_per_interval == 0 {
-            return Err(ReportError::Zero("moves_per_interval"));
-        }
-        if settings.gateways_min == 0 {
-            return Err(ReportError::Zero("gateways_min"));
+        for (what, found, least, most) in [
+            ("moves_per_interval", settings.moves_per_interval as u64, 1, 1_000),
+            ("interval_ms", settings.interval_ms, 1, HOUR_MS),
+            ("hold_ms", settings.hold_ms, 0, 24 * HOUR_MS),
+            ("expansion_wait_ms", settings.expansion_wait_ms, 0, 24 * HOUR_MS),
+            ("gateways_min", settings.gateways_min as u64, 1, 64),
+        ] {
+            if !(least..=most).contains(&found) {
+                return Err(ReportError::Limit { what, least, most });
+            }
         }
         Ok(Self {
             settings,

@@ -565,8 +565,7 @@ fn reports_that_contradict_themselves_are_refused() {
     let wrong = SchedulerSettings { receive_below: 0.9, ..SchedulerSettings::default() };
     assert!(Scheduler::new(wrong).is_err());
     let wrong = SchedulerSettings { moves_per_interval: 0, ..SchedulerSettings::default() };
-    assert_eq!(
-        Scheduler::new(wrong).unwrap_err().to_string(),
-        "moves_per_interval is 0: nothing could ever move"
-    );
+    assert_eq!(Scheduler::new(wrong).unwrap_err().to_string(), "moves_per_interval must be 1 to 1000");
+    let wrong = SchedulerSettings { hold_ms: u64::MAX, ..SchedulerSettings::default() };
+    assert!(Scheduler::new(wrong).is_err());
 }

@@ -141,7 +141,11 @@ impl Socket {
         if status.is_success() {
             return Ok(answer);
         }
-        let detail = answer.get("error").and_then(Value::as_str).unwrap_or(text.trim()).to_owned();
+        let detail = match answer.get("error").and_then(Value::as_str).unwrap_or(text.trim()) {
+            "" => "this agent does not know that; is it another role's?",
+            detail => detail,
+        };
+        let detail = detail.to_owned();
         Err(Failure::AgentRefused { action: action.to_owned(), status: status.as_u16(), detail })
     }
 }

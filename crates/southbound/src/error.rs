@@ -72,7 +72,23 @@ impl From<tonic::Status> for Error {
     }
 }
 
+/// Of the answer to a node that has been deleted: the database that knows it no more, in decimal.
+const DELETED_FROM: &str = "sluice-deleted-from";
+
+/// What a controller answers a node that has been deleted from the database of this number.
+pub fn deleted(database_id: u64) -> tonic::Status {
+    let mut status = tonic::Status::permission_denied("this node is not in the database any more");
+    status.metadata_mut().insert(DELETED_FROM, database_id.into());
+    status
+}
+
 impl Error {
+    /// The database that this node was deleted from, if that is what the controller says.
+    pub fn deleted_from(&self) -> Option<u64> {
+        let Self::Status(status) = self else { return None };
+        status.metadata().get(DELETED_FROM)?.to_str().ok()?.parse().ok()
+    }
+
     /// True when trying again cannot help: the token is spent, the node is
     /// removed, the certificate is not the controller's.
     pub fn is_refusal(&self) -> bool {

@@ -38,7 +38,7 @@ pub use entries::{
     ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Path, PathKey, Port, Route, RouteKey,
     Scope, Update, Vip, Vrf, Vtep, VtepRole,
 };
-pub use error::Error;
+pub use error::{Error, deleted};
 pub use identity::{EnrolmentBundle, Identity};
 pub use node::{Node, NodeError};
 pub use transport::{server_builder, server_service};

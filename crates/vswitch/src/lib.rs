@@ -42,6 +42,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         flush(common, ROLE)?;
         return device::remove(&netlink).await;
     }
+    common.check_ports(&[])?;
     let name = args.uplink.clone().ok_or_else(|| Error::Config("--uplink is needed".to_owned()))?;
     let uplink = netlink.require_link(&name).await?;
     let vteps = vtep(&netlink, &uplink, args.vtep).await?;

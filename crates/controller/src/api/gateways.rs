@@ -179,6 +179,10 @@ async fn drain_gateway(
     Id(id): Id<GatewayId>,
     IfMatch(expected): IfMatch,
 ) -> Result<Response, Problem> {
+    let gateway = api.core.store.gateway(id).await?;
+    if !gateway.draining && is_last_alive(&api.core, &gateway) {
+        return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
+    }
     Ok(reply::updated::<Gateway>(&api, api.core.store.drain_gateway(id, true, expected).await?))
 }
 
@@ -247,7 +251,14 @@ fn is_last_alive(core: &Core, gateway: &sluice_store::Gateway) -> bool {
         let all = ledger.clusters.get(&gateway.cluster).into_iter().flat_map(|cluster| &cluster.gateways);
         all.filter(|other| other.id != gateway.id && !other.retires()).map(|other| other.id).collect()
     });
-    let dead = |id: &GatewayId| core.ownership.gateway(gateway.cluster, *id).state == GatewayState::Failed;
+    let state = |id: GatewayId| core.ownership.gateway(gateway.cluster, id).state;
+    let lives = state(gateway.id) == GatewayState::Fit;
+    let dead = |id: &GatewayId| match state(*id) {
+        GatewayState::Failed => true,
+        // One that was never heard is no replacement for one that lives.
+        GatewayState::Unknown => lives,
+        _ => false,
+    };
     core.members(|members| members.has_vpcs(gateway.cluster)) && others.iter().all(dead)
 }
 
@@ -259,6 +270,11 @@ async fn delete_gateway(
     Id(id): Id<GatewayId>,
     IfMatch(expected): IfMatch,
 ) -> Result<Response, Problem> {
+    let gateway = api.core.store.gateway(id).await?;
+    let lives = api.core.ownership.gateway(gateway.cluster, id).state == GatewayState::Fit;
+    if lives && is_last_alive(&api.core, &gateway) {
+        return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
+    }
     api.core.store.delete_gateway(id, expected).await?;
     Ok(reply::deleted(&api))
 }

@@ -43,6 +43,8 @@ pub enum Event<'a> {
     Witness(u64),
     /// The controller's plan.
     Plan(Plan),
+    /// This gateway was deleted.
+    Resign,
     /// The cluster's keys.
     Keys(KeyRing),
     /// Where the controller is now; none: not known.
@@ -214,6 +216,7 @@ impl Driver {
             Event::Datagram { local, from, packet } => self.receive(now, local, from, packet),
             Event::Witness(token) => self.feed(now, Input::Witness { token }),
             Event::Plan(plan) => self.replan(now, plan),
+            Event::Resign => self.resign(now),
             Event::Keys(keys) => self.keys = keys,
             Event::Controller(address) => self.controller = address,
             Event::Load(load) => self.feed(now, Input::Load(load)),
@@ -286,6 +289,15 @@ impl Driver {
             self.announce_readdressed(&old);
         }
         self.feed(now, Input::Config(config));
+    }
+
+    /// From here on it is of a cluster without vIPs and members, also in its next life. Its peers have, or had,
+    /// a plan without it; nobody can tell it so, for its keys are no longer theirs.
+    fn resign(&mut self, now: Now) {
+        let Some(plan) = self.plan.take() else { return };
+        self.actions.extend(self.owned.iter().map(|(address, mac)| Action::Withdraw(*address, *mac)));
+        let none = Plan { vips: Vec::new(), members: Vec::new(), ..plan };
+        self.begin(now, none, Default::default());
     }
 
     /// Places that got their address only now, or another one, and are answered for here already.

@@ -49,6 +49,7 @@ const FILE: &str = "cluster.json";
 #[derive(Debug)]
 enum Command {
     Plan(Plan),
+    Resign,
     Keys(KeyRing),
     Controller(Option<SocketAddr>),
     Neighbours(Vec<Neighbour>),
@@ -130,6 +131,11 @@ impl Ownership {
     /// The controller's plan.
     pub fn set_plan(&self, plan: Plan) {
         self.tell(Command::Plan(plan));
+    }
+
+    /// This gateway is of no cluster any more, until there is another plan: it answers for no vIP.
+    pub fn resign(&self) {
+        self.tell(Command::Resign);
     }
 
     /// The cluster's keys.

@@ -315,6 +315,33 @@ fn another_clusters_plan_begins_anew() {
 }
 
 #[test]
+fn a_deleted_gateway_gives_up_its_vips_also_in_its_next_life() {
+    let mut world = World::settled(6);
+    assert_eq!(world.owned[1].len(), 2);
+    world.feed(1, Event::Resign);
+    assert_eq!(world.owned[1].len(), 0);
+    let announced = world.announced.len();
+    let status = |world: &World| world.drivers[1].as_ref().unwrap().status(world.now());
+    assert!(status(&world).peers.is_empty() && status(&world).vips.is_empty());
+    world.start(1);
+    world.pass_ms(100);
+    assert_eq!(world.owned[1].len(), 0);
+    assert!(world.announced[announced..].iter().all(|(at, ..)| *at != 1), "{:?}", world.announced);
+    // The others have a plan without it.
+    let without = Plan {
+        members: plan(9, 6).members.into_iter().filter(|it| it.gateway != id(1)).collect(),
+        ..plan(9, 6)
+    };
+    [0, 2].into_iter().for_each(|at| world.feed(at, Event::Plan(without.clone())));
+    world.pass_ms(100);
+    assert_eq!(world.owned[0].len() + world.owned[2].len(), 6);
+    // It was a mistake.
+    (0..3).for_each(|at| world.feed(at, Event::Plan(plan(10, 6))));
+    world.pass_ms(100);
+    assert_eq!(status(&world).peers.values().filter(|heard| **heard).count(), 2);
+}
+
+#[test]
 fn a_strange_file_is_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(FILE);

@@ -284,6 +284,11 @@ impl Runner {
                     self.tell_peers();
                     continue;
                 }
+                Ok(Command::Resign) => {
+                    self.handle(Event::Resign);
+                    self.tell_peers();
+                    continue;
+                }
                 Ok(Command::Keys(keys)) => Event::Keys(keys),
                 Ok(Command::Controller(at)) => {
                     self.sockets.set_controller(at);

@@ -1,5 +1,6 @@
 //! `sluice placement`: which cluster carries which VPC, and how that could be evened out.
 
+use super::scheduler::part;
 use crate::api::ApiArgs;
 use crate::failure::Failure;
 use crate::output::{self, Format};
@@ -35,7 +36,7 @@ pub enum Placement {
         #[arg(long)]
         seed: Option<u64>,
         /// How far above the best the fullest cluster may stay
-        #[arg(long, value_name = "PART")]
+        #[arg(long, value_name = "PART", value_parser = part)]
         tolerance: Option<f64>,
     },
     /// List the plans that are kept
@@ -67,7 +68,7 @@ pub enum Placement {
         #[arg(long, value_name = "K")]
         clusters_per_tenant: Option<usize>,
         /// To what part of its packet rate a cluster is filled, at most
-        #[arg(long, value_name = "PART")]
+        #[arg(long, value_name = "PART", value_parser = part)]
         water_level: Option<f64>,
         /// Packets a second of a gateway of which nothing else is known
         #[arg(long, value_name = "PPS")]

@@ -19,13 +19,13 @@ pub enum Scheduler {
     /// Change thresholds and limits; loads are parts of 1
     Set {
         /// A gateway above this is overloaded
-        #[arg(long, value_name = "PART")]
+        #[arg(long, value_name = "PART", value_parser = part)]
         overload_above: Option<f64>,
         /// An overloaded gateway is no longer so at this or below
-        #[arg(long, value_name = "PART")]
+        #[arg(long, value_name = "PART", value_parser = part)]
         relieved_below: Option<f64>,
         /// A gateway takes a vIP only if it is at most here with it
-        #[arg(long, value_name = "PART")]
+        #[arg(long, value_name = "PART", value_parser = part)]
         receive_below: Option<f64>,
         /// vIPs that move at a time, at most
         #[arg(long, value_name = "N")]
@@ -37,6 +37,12 @@ pub enum Scheduler {
         #[arg(long, value_name = "N")]
         gateways_min: Option<usize>,
     },
+}
+
+/// A number that JSON has, too: what is not finite would be sent as nothing.
+pub(super) fn part(text: &str) -> Result<f64, String> {
+    let part: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if part.is_finite() { Ok(part) } else { Err("not a finite number".to_owned()) }
 }
 
 impl Scheduler {

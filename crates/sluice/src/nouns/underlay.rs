@@ -157,7 +157,9 @@ impl DrainArgs {
         let gateway = client.drain(id, draining, self.expect.if_revision).await?;
         // One that is dead owns nothing either.
         let gave_away = |gateway: &Gateway| matches!(gateway.state.as_str(), "drained" | "failed");
-        let done = |gateway: &Gateway| gateway.draining == draining && (!draining || gave_away(gateway));
+        let takes_part = |gateway: &Gateway| !matches!(gateway.state.as_str(), "drained" | "draining");
+        let there = |gateway: &Gateway| if draining { gave_away(gateway) } else { takes_part(gateway) };
+        let done = |gateway: &Gateway| gateway.draining == draining && there(gateway);
         verbs::settle(api, &client, gateway, self.wait, done).await
     }
 }
