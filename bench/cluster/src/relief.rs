@@ -27,6 +27,8 @@ const TOO_MUCH: f64 = 1.1;
 const BURSTS: usize = 5;
 /// A vIP that has moved stays for so long; ordinarily it is longer, which only makes the bench wait.
 const HOLD: Duration = Duration::from_secs(2);
+/// The scheduler looks once a second, and a half for what it does then.
+const ROUND: Duration = Duration::from_millis(1_500);
 /// After each burst vIPs are shared out anew; so long it may take.
 const REST: Duration = Duration::from_secs(60);
 /// What the other gateways can, in packets a second.
@@ -61,13 +63,13 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         Ok((reliefs, voids))
     })?;
     if reliefs.is_empty() {
-        return Err("vIPs moved before each burst".into());
+        return Err("no burst counts".into());
     }
     let lost: usize = reliefs.iter().map(|relief| relief.lost).sum();
     let never = reliefs.iter().filter(|relief| relief.ms.is_none()).count();
     outcome.note(format!(
         "overload: {lost} packets lost in {} bursts; {never} gateways were not relieved in {} ms; {voids} \
-         bursts do not count, for vIPs moved just before",
+         bursts do not count, for not all flows were seen before, or vIPs moved then",
         reliefs.len(),
         BURST.as_millis()
     ));
@@ -78,16 +80,14 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     Ok(())
 }
 
-/// Waits until vIPs are shared out evenly, and each may move.
+/// Waits until each vIP may move, and none does.
 async fn at_rest(lab: &Lab) -> Result<(), Failure> {
     let until = Instant::now() + REST;
     loop {
         let scheduler = lab.api().scheduler().await?;
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64;
         let last_ms = scheduler.decisions.last().map_or(0, |decision| decision.time_ms);
-        let counts = || scheduler.gateways.iter().map(|gateway| gateway.vips.len());
-        let even = counts().max().zip(counts().min()).is_some_and(|(most, least)| most <= least + 1);
-        if even && now_ms.saturating_sub(last_ms) > HOLD.as_millis() as u64 {
+        if now_ms.saturating_sub(last_ms) > (HOLD + ROUND).as_millis() as u64 {
             return Ok(());
         }
         if Instant::now() > until {
@@ -105,6 +105,7 @@ async fn one_burst(lab: &Lab, to: Vec<Ipv4Addr>) -> Result<Option<Relief>, Failu
     let sender = inside(lab, "web-1", move || send(&flows));
     tokio::time::sleep(CALM / 4).await;
     let carriers = carriers(&capture.frames()?);
+    let all = carriers.len() == to.len();
     let mut counts: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
     for carrier in carriers.values() {
         *counts.entry(*carrier).or_default() += 1;
@@ -112,13 +113,18 @@ async fn one_burst(lab: &Lab, to: Vec<Ipv4Addr>) -> Result<Option<Relief>, Failu
     let (&busiest, &flows) = counts.iter().max_by_key(|(_, flows)| **flows).ok_or("no packet arrived")?;
     let burst_pps = flows as f64 / BURST_EVERY.as_secs_f64();
     let limit = (burst_pps / TOO_MUCH) as u64;
-    set_capacities(lab, |address| Some(if address == Some(busiest) { limit } else { PLENTY })).await?;
+    if all {
+        set_capacities(lab, |address| Some(if address == Some(busiest) { limit } else { PLENTY })).await?;
+    }
     let capture = Capture::start(lab, "host-b")?;
     let sent =
         tokio::task::spawn_blocking(move || sender.join().map_err(|_| "the sender panicked")?).await??;
     tokio::time::sleep(Duration::from_millis(100)).await;
     let frames = capture.frames()?;
     set_capacities(lab, |_| None).await?;
+    if !all {
+        return Ok(None);
+    }
     Ok(relief(&frames, busiest, flows, sent))
 }
 
