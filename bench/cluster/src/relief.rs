@@ -10,13 +10,16 @@ use sluice_lab::Lab;
 use sluice_types::{GatewayId, VpcId};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const FLOWS: usize = 60;
 const PORT: u16 = 7002;
 /// Each flow sends a packet at each tick: first slowly, then a burst.
 const CALM_EVERY: Duration = Duration::from_millis(80);
-const CALM: Duration = Duration::from_millis(2_400);
+/// So long the calm is looked at.
+const LOOK: Duration = Duration::from_millis(600);
 const BURST_EVERY: Duration = Duration::from_millis(20);
 const BURST: Duration = Duration::from_secs(1);
 /// Packets of the burst have larger numbers.
@@ -27,11 +30,14 @@ const TOO_MUCH: f64 = 1.1;
 const BURSTS: usize = 5;
 /// A vIP that has moved stays for so long; ordinarily it is longer, which only makes the bench wait.
 const HOLD: Duration = Duration::from_secs(2);
-/// The scheduler looks once a second, and a half for what it does then.
+/// The scheduler looks once a second, at least, and a half for what it does then.
 const ROUND: Duration = Duration::from_millis(1_500);
 /// After each burst vIPs are shared out anew; so long it may take.
 const REST: Duration = Duration::from_secs(60);
-/// What the other gateways can, in packets a second.
+/// What all gateways can before it: so little that the calm traffic is their load, and vIPs are shared out by
+/// it. Else they would be when the burst's limit is set, for without traffic all are equally busy with nothing.
+const CALM_PPS: u64 = 1_500;
+/// What the other gateways can during it, in packets a second.
 const PLENTY: u64 = 1_000_000;
 /// No flow is ever an elephant.
 const NEVER: u32 = u32::MAX;
@@ -54,7 +60,6 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         lab.api().set_scheduler(&SchedulerPatch { hold_ms, ..Default::default() }).await?;
         let (mut reliefs, mut voids) = (Vec::new(), 0);
         while reliefs.len() < bursts && voids < bursts {
-            at_rest(&lab).await?;
             match one_burst(&lab, to.clone()).await? {
                 Some(relief) => reliefs.push(relief),
                 None => voids += 1,
@@ -100,10 +105,13 @@ async fn at_rest(lab: &Lab) -> Result<(), Failure> {
 /// The gateway that carries most is said to be able to do less than the burst brings it. None if what it
 /// carries changed before the burst.
 async fn one_burst(lab: &Lab, to: Vec<Ipv4Addr>) -> Result<Option<Relief>, Failure> {
+    set_capacities(lab, |_| Some(CALM_PPS)).await?;
+    let burst = Burst::default();
+    let (flows, begin) = (to.clone(), burst.clone());
+    let sender = inside(lab, "web-1", move || send(&flows, &begin));
+    at_rest(lab).await?;
     let capture = Capture::start(lab, "host-b")?;
-    let flows = to.clone();
-    let sender = inside(lab, "web-1", move || send(&flows));
-    tokio::time::sleep(CALM / 4).await;
+    tokio::time::sleep(LOOK).await;
     let carriers = carriers(&capture.frames()?);
     let all = carriers.len() == to.len();
     let mut counts: BTreeMap<Ipv4Addr, usize> = BTreeMap::new();
@@ -116,7 +124,10 @@ async fn one_burst(lab: &Lab, to: Vec<Ipv4Addr>) -> Result<Option<Relief>, Failu
     if all {
         set_capacities(lab, |address| Some(if address == Some(busiest) { limit } else { PLENTY })).await?;
     }
+    tokio::time::sleep(ROUND).await;
     let capture = Capture::start(lab, "host-b")?;
+    tokio::time::sleep(LOOK).await;
+    burst.begin();
     let sent =
         tokio::task::spawn_blocking(move || sender.join().map_err(|_| "the sender panicked")?).await??;
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -138,26 +149,42 @@ async fn set_capacities(lab: &Lab, of: impl Fn(Option<Ipv4Addr>) -> Option<u64>)
     Ok(())
 }
 
+/// Whether it is to begin; if nobody is left to say so, it does.
+#[derive(Clone, Default)]
+struct Burst(Arc<AtomicBool>);
+
+impl Burst {
+    fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_due(&self) -> bool {
+        self.0.load(Ordering::Relaxed) || Arc::strong_count(&self.0) == 1
+    }
+}
+
 /// Calm, then a burst; how many packets of the burst were sent.
-fn send(to: &[Ipv4Addr]) -> Result<usize, Failure> {
+fn send(to: &[Ipv4Addr], burst: &Burst) -> Result<usize, Failure> {
     let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
-    let start = Instant::now();
-    let tick = |number: u32, at: Duration| -> Result<(), Failure> {
-        sleep_until(start + at);
+    let mut start = Instant::now();
+    let tick = |number: u32, at: Instant| -> Result<(), Failure> {
+        sleep_until(at);
         for address in to {
             socket.send_to(&number.to_be_bytes(), (*address, PORT))?;
         }
         Ok(())
     };
-    let calm = (CALM.as_nanos() / CALM_EVERY.as_nanos()) as u32;
-    for number in 0..calm {
-        tick(number, CALM_EVERY * number)?;
+    let mut number = 0;
+    while !burst.is_due() {
+        tick(number, start)?;
+        start += CALM_EVERY;
+        number += 1;
     }
-    let burst = (BURST.as_nanos() / BURST_EVERY.as_nanos()) as u32;
-    for number in 0..burst {
-        tick(BURST_NUMBER + number, CALM + BURST_EVERY * number)?;
+    let ticks = (BURST.as_nanos() / BURST_EVERY.as_nanos()) as u32;
+    for number in 0..ticks {
+        tick(BURST_NUMBER + number, start + BURST_EVERY * number)?;
     }
-    Ok(to.len() * burst as usize)
+    Ok(to.len() * ticks as usize)
 }
 
 /// Which gateway sent the last packet to each destination.
