@@ -149,7 +149,9 @@ impl Store for Database {
         let mut expected = expected;
         if comes && goes {
             // Gateways must have a new vIP before hosts send to it, and hosts must have left
-            // an old one before gateways forget it: one revision cannot be both.
+            // an old one before gateways forget it: one revision cannot be both. What the second
+            // would refuse is refused before the first.
+            placement::check_vips(&mut self.reader(), id, vips).await?;
             let mut all = now;
             all.extend(vips.iter().filter(|vip| !all.contains(vip)).copied().collect::<Vec<_>>());
             let both = write!(self, w => placement::update_cluster(w, id, &all, expected))?;

@@ -215,6 +215,9 @@ pub async fn hosts_find_vips_of_their_family(f: Fixture) {
         s.update_cluster(cluster.id, &[vip.parse().unwrap()], None).await
     };
     assert_eq!(conflict(only(&both, "2001:db8::102").await), none("both", false), "it is coming");
+    let revision = s.revision().await.unwrap();
+    assert_eq!(conflict(only(&both, "2001:db8::103").await), none("both", false), "another one instead");
+    assert_eq!(s.revision().await.unwrap(), revision, "nor has that one come");
     assert_eq!(conflict(only(&v4, "2001:db8::103").await), none("c1", false), "it is there still");
     only(&v4, "192.0.2.103").await.unwrap();
     assert!(s.advance_move(id, false).await.unwrap() && s.advance_move(id, true).await.unwrap());
