@@ -180,8 +180,8 @@ async fn drain_gateway(
     IfMatch(expected): IfMatch,
 ) -> Result<Response, Problem> {
     let gateway = api.core.store.gateway(id).await?;
-    if !gateway.draining && is_last_alive(&api.core, &gateway) {
-        return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
+    if !gateway.draining {
+        spare(&api.core, &gateway)?;
     }
     Ok(reply::updated::<Gateway>(&api, api.core.store.drain_gateway(id, true, expected).await?))
 }
@@ -226,8 +226,8 @@ async fn move_gateway(
         return Err(Problem::invalid("reason", format!("at most {REASON_BYTES} bytes of plain text")));
     }
     let gateway = api.core.store.gateway(id).await?;
-    if gateway.cluster != cluster && is_last_alive(&api.core, &gateway) {
-        return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
+    if gateway.cluster != cluster {
+        spare(&api.core, &gateway)?;
     }
     // One that was on its way has the entries already.
     if gateway.cluster != cluster && gateway.moving.is_none() {
@@ -245,21 +245,28 @@ async fn move_gateway(
     Ok(reply::updated::<Gateway>(&api, moving.map_err(of_body)?))
 }
 
-/// Whether its cluster has VPCs, and all others that neither drain nor leave are dead, as far as is known.
-fn is_last_alive(core: &Core, gateway: &sluice_store::Gateway) -> bool {
+fn lives(core: &Core, gateway: &sluice_store::Gateway) -> bool {
+    core.ownership.gateway(gateway.cluster, gateway.id).state == GatewayState::Fit
+}
+
+/// That its cluster can spare it: it has no VPCs, or another gateway that neither drains nor leaves and is
+/// not dead, as far as is known.
+fn spare(core: &Core, gateway: &sluice_store::Gateway) -> Result<(), StoreError> {
     let others: Vec<GatewayId> = core.ledger(|ledger| {
         let all = ledger.clusters.get(&gateway.cluster).into_iter().flat_map(|cluster| &cluster.gateways);
         all.filter(|other| other.id != gateway.id && !other.retires()).map(|other| other.id).collect()
     });
-    let state = |id: GatewayId| core.ownership.gateway(gateway.cluster, id).state;
-    let lives = state(gateway.id) == GatewayState::Fit;
-    let dead = |id: &GatewayId| match state(*id) {
+    let lives = lives(core, gateway);
+    let dead = |id: &GatewayId| match core.ownership.gateway(gateway.cluster, *id).state {
         GatewayState::Failed => true,
         // One that was never heard is no replacement for one that lives.
         GatewayState::Unknown => lives,
         _ => false,
     };
-    core.members(|members| members.has_vpcs(gateway.cluster)) && others.iter().all(dead)
+    if core.members(|members| members.has_vpcs(gateway.cluster)) && others.iter().all(dead) {
+        return Err(Conflict::LastGateway { gateway: gateway.name.clone() }.into());
+    }
+    Ok(())
 }
 
 #[utoipa::path(delete, path = "/v1/gateways/{gateway}", tag = "gateways",
@@ -271,9 +278,9 @@ async fn delete_gateway(
     IfMatch(expected): IfMatch,
 ) -> Result<Response, Problem> {
     let gateway = api.core.store.gateway(id).await?;
-    let lives = api.core.ownership.gateway(gateway.cluster, id).state == GatewayState::Fit;
-    if lives && is_last_alive(&api.core, &gateway) {
-        return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name }).into());
+    // One that is dead serves nobody: it may go.
+    if lives(&api.core, &gateway) {
+        spare(&api.core, &gateway)?;
     }
     api.core.store.delete_gateway(id, expected).await?;
     Ok(reply::deleted(&api))
