@@ -6,25 +6,16 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "cells.h"
-#include "flows.h"
+#define FLOW_CELLS 16385
+#include "flow_queue.h"
 #include "meters.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-#define FLOW_CELLS 16385
 #define METER_CELLS 64
 #define CLOCKS 8
 #define QUERIES_MAX 40
 #define LOAD_PACKETS 64
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, FLOW_CELLS);
-	__type(key, __u32);
-	__type(value, struct cell);
-} flows SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -42,7 +33,7 @@ struct {
 	__type(value, __u64);
 } clocks SEC(".maps");
 
-enum query_kind { QUERY_METER = 1, QUERY_FLOW, QUERY_HASH };
+enum query_kind { QUERY_METER = 1, QUERY_FLOW, QUERY_HASH, QUERY_QUEUE };
 
 struct query {
 	__u32 kind;
@@ -52,7 +43,7 @@ struct query {
 	__u64 now_ns;
 	__u64 hash;   /* QUERY_HASH: the answer */
 	__u32 answer; /* 1: conforms; crosses the threshold */
-	__u32 own;    /* QUERY_FLOW: bytes from which the flow is an elephant; 0: the table's */
+	__u32 own;    /* QUERY_FLOW, QUERY_QUEUE: bytes from which the flow is an elephant; 0: the table's */
 	struct flow_key key;
 };
 
@@ -85,21 +76,37 @@ __attribute__((noinline)) int answer_flow(struct query *query)
 {
 	const struct flow_table *table;
 	struct flow_bucket *bucket;
-	__u32 cell = 0;
 
-	table = bpf_map_lookup_elem(&flows, &cell);
+	table = flow_cell_at(0);
 	if (!query || !table)
 		return 0;
 	if (query->kind == QUERY_HASH) {
 		query->hash = flow_hash(table, &query->key);
 		return 0;
 	}
-	cell = flow_cell(table, query->hash);
-	bucket = bpf_map_lookup_elem(&flows, &cell);
+	bucket = flow_cell_at(flow_cell(table, query->hash));
 	if (!bucket)
 		return 0;
 	query->answer =
 		flow_account(table, bucket, query->hash, query->bytes, query->own, query->now_ns);
+	return 0;
+}
+
+/* What crosses is in the ring, under the VNI that `meter` is. */
+__attribute__((noinline)) int enqueue_flow(struct query *query)
+{
+	struct flow_queue *queue = flow_queue();
+	struct waiting_flow *waiting;
+
+	if (!query || !queue)
+		return 0;
+	waiting = flow_next(queue);
+	__builtin_memset(&waiting->event, 0, sizeof(waiting->event));
+	waiting->event.vni = query->meter;
+	waiting->hash = query->hash;
+	waiting->bytes = query->bytes;
+	waiting->own = query->own;
+	flow_enqueue(queue, query->now_ns);
 	return 0;
 }
 
@@ -108,6 +115,8 @@ static __always_inline void answer(struct query *query)
 	query->answer = 0;
 	if (query->kind == QUERY_METER)
 		answer_meter(query);
+	else if (query->kind == QUERY_QUEUE)
+		enqueue_flow(query);
 	else
 		answer_flow(query);
 }

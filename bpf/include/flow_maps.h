@@ -14,7 +14,6 @@
 #include "events.h"
 #include "flows.h"
 #include "lost.h"
-#include "parse.h"
 
 #ifndef FLOW_CELLS
 #define FLOW_CELLS (1 << 18)
@@ -38,22 +37,6 @@ struct {
 static __always_inline void *flow_cell_at(__u32 index)
 {
 	return bpf_map_lookup_elem(&flow_cells, &index);
-}
-
-/* The hash of a frame's flow. */
-static __always_inline __u64 flow_of(const struct flow_table *table, const struct frame *frame, __u32 vni)
-{
-	struct flow_key key = {
-		.source = { frame->source[0], frame->source[1] },
-		.destination = { frame->destination[0], frame->destination[1] },
-		.vni_protocol = vni << 8 | frame->protocol,
-	};
-
-	if (frame_has_ports(frame))
-		key.ports = frame->transport;
-	if (frame->flags & FRAME_IPV6)
-		return flow_hash_ipv6(table, &key);
-	return flow_hash_ipv4(table, key.source[1], key.destination[1], key.vni_protocol, key.ports);
 }
 
 #endif

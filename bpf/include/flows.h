@@ -184,48 +184,72 @@ static __always_inline int flow_is_stale(__u64 count, __u64 generation)
 	return (count ^ generation) >> FLOW_COUNT_GENERATION_SHIFT != 0;
 }
 
+/*
+ * All ones if a < b, else 0; both below 2^63. Which of a bucket's entries is the
+ * one is anybody's guess, a branch's too, so they are told apart without.
+ */
+static __always_inline __u64 flow_below(__u64 a, __u64 b)
+{
+	__u64 difference = a - b;
+
+	/* The compiler would know better. */
+	asm volatile("" : "+r"(difference));
+	return (__s64)difference >> 63;
+}
+
+/* Takes `taken` where `mask` is all ones. */
+#define FLOW_TAKE(mask, value, taken) ((value) ^ (((value) ^ (taken)) & (mask)))
+
+/* All ones if the owner has this name. */
+static __always_inline __u64 flow_is_named(__u64 owner, __u64 name)
+{
+	return flow_below((owner ^ name) >> FLOW_NAME_SHIFT, 1);
+}
+
 /* The flow's own entry, FLOW_WAYS if it has none. `owner`: its word, as seen. */
 static __always_inline __u32 flow_find(const struct flow_bucket *bucket, __u64 name, __u64 *owner)
 {
+	__u64 place = FLOW_WAYS;
+
 #pragma unroll
 	for (__u32 i = 0; i < FLOW_WAYS; i++) {
-		*owner = READ_ONCE(bucket->entry[i].owner);
-		if (!((*owner ^ name) >> FLOW_NAME_SHIFT))
-			return i;
+		__u64 seen = READ_ONCE(bucket->entry[i].owner);
+		__u64 own = flow_is_named(seen, name);
+
+		place = FLOW_TAKE(own, place, i);
+		*owner = FLOW_TAKE(own, *owner, seen);
 	}
-	return FLOW_WAYS;
+	return place;
+}
+
+/* What an entry is worth to the flow of a name: 0 its own, 1 empty, 2 over, 3 + bytes of its period. */
+static __always_inline __u64 flow_heat(const struct flow_entry *entry, __u64 seen, __u64 name,
+				       __u32 ticks, __u32 period)
+{
+	__u64 count = READ_ONCE(entry->count);
+	__u64 fresh = flow_below((count ^ flow_generation(seen)) >> FLOW_COUNT_GENERATION_SHIFT, 1);
+	__u64 live = flow_below((__u32)(ticks - (__u32)seen + FLOW_SKEW), (__u64)period + FLOW_SKEW);
+	__u64 heat = 2 + (live & (1 + (count & FLOW_BYTES_MASK & fresh)));
+
+	heat = FLOW_TAKE(flow_is_named(seen, 0), heat, 1);
+	return heat & ~flow_is_named(seen, name);
 }
 
 /* The entry for a flow to count in: its own, or else the one to take. `owner`: its word, as seen. */
 static __always_inline __u32 flow_place(const struct flow_bucket *bucket, __u64 name, __u32 ticks,
 					__u32 period, __u64 *owner)
 {
-	__u64 coldest = ~0ull;
-	__u32 place = 0;
+	__u64 coldest = ~0ull >> 1, place = 0;
 
 #pragma unroll
 	for (__u32 i = 0; i < FLOW_WAYS; i++) {
-		__u64 seen = READ_ONCE(bucket->entry[i].owner), count, heat;
+		__u64 seen = READ_ONCE(bucket->entry[i].owner);
+		__u64 heat = flow_heat(&bucket->entry[i], seen, name, ticks, period);
+		__u64 colder = flow_below(heat, coldest);
 
-		if ((seen & FLOW_NAME_MASK) == name) {
-			*owner = seen;
-			return i;
-		}
-		if (!seen) {
-			heat = 0;
-		} else if (flow_is_over(seen, ticks, period)) {
-			heat = 1;
-		} else {
-			count = READ_ONCE(bucket->entry[i].count);
-			heat = 2;
-			if (!flow_is_stale(count, flow_generation(seen)))
-				heat += count & FLOW_BYTES_MASK;
-		}
-		if (heat < coldest) {
-			coldest = heat;
-			place = i;
-			*owner = seen;
-		}
+		coldest = FLOW_TAKE(colder, coldest, heat);
+		place = FLOW_TAKE(colder, place, i);
+		*owner = FLOW_TAKE(colder, *owner, seen);
 	}
 	return place;
 }

@@ -12,6 +12,7 @@ use crate::ownership::{Socket, own};
 use crate::placing::apply::apply_plans;
 use crate::scheduling::task::schedule;
 use crate::southbound::SouthboundService;
+use rustls::pki_types::ServerName;
 use sha2::{Digest, Sha256};
 use sluice_rsp::BootId;
 use sluice_southbound::{CertificateAuthority, server_builder, server_service};
@@ -48,7 +49,7 @@ pub struct Args {
     pub southbound: SocketAddr,
     /// Name or address by which nodes reach the southbound listener; repeatable, the first goes
     /// into enrolments
-    #[arg(long, value_name = "NAME_OR_IP")]
+    #[arg(long, value_name = "NAME_OR_IP", value_parser = server_name)]
     pub southbound_name: Vec<String>,
     /// Directory for the default database
     #[arg(long, value_name = "DIR", default_value = "/var/lib/sluice/controller")]
@@ -166,6 +167,14 @@ fn read_token(args: &Args) -> Result<Option<[u8; 32]>, Error> {
         )));
     }
     Ok(Some(Sha256::digest(token.as_bytes()).into()))
+}
+
+/// A name that a certificate can have, and a node can connect to.
+fn server_name(text: &str) -> Result<String, String> {
+    match ServerName::try_from(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err("neither a DNS name nor an IP address".to_owned()),
+    }
 }
 
 /// How nodes call this listener, with names for its certificate.
@@ -345,6 +354,8 @@ mod tests {
         assert!(matches!(names(&any), Err(Error::Options(_))));
         let named = Args { southbound_name: vec!["ctl.example".into(), "::1".into()], ..any };
         assert_eq!(names(&named).unwrap(), ["ctl.example", "::1"]);
+        assert!(["", "a b", "ctl.example:7443", "[::1]"].iter().all(|bad| server_name(bad).is_err()));
+        assert!(["ctl", "ctl.example", "192.0.2.1", "::1"].iter().all(|good| server_name(good).is_ok()));
         assert_eq!(host_and_port("ctl.example", 1), "ctl.example:1");
         assert_eq!(host_and_port("::1", 1), "[::1]:1");
     }

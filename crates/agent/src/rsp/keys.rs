@@ -149,13 +149,15 @@ impl KeyBook {
     pub fn load(state_dir: &Path, trust: Trust) -> (Self, bool) {
         let path = state_dir.join(FILE);
         let read = match fs::read(&path) {
-            Ok(bytes) => read(trust, &bytes),
+            Ok(bytes) => read(trust, &bytes).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.to_string()),
         };
         let (clusters, keys, complete) = match read {
-            Ok((clusters, keys)) => (clusters, keys, true),
+            Ok(Some((clusters, keys))) => (clusters, keys, true),
+            Ok(None) => (BTreeMap::new(), Keys::default(), false),
             Err(problem) => {
-                tracing::info!(path = %path.display(), problem, "no RSP keys from before");
+                tracing::warn!(path = %path.display(), problem, "cannot read the RSP keys from before: asking for new ones");
                 (BTreeMap::new(), Keys::default(), false)
             }
         };

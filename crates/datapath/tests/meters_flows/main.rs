@@ -3,4 +3,5 @@
 
 mod flows;
 mod meters;
+mod queue;
 mod rig;

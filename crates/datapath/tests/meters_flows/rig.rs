@@ -1,7 +1,7 @@
 //! `bpf/meters_flows_test.bpf.c`, its maps, and what is asked of it.
 
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
-use sluice_datapath::{Datapath, ObjectName, Settings};
+use sluice_datapath::{Datapath, FLOW_CELLS_MAP, FlowEvents, ObjectName, Settings};
 use sluice_tables::flows::{FlowKey, Flows};
 use sluice_tables::meters::Meters;
 use std::net::IpAddr;
@@ -30,6 +30,8 @@ pub enum Query {
     /// Count so many bytes for the flow of a hash.
     /// `own`: the network's threshold.
     Flow { hash: u64, bytes: u32, own: u32, now_ns: u64 },
+    /// The same, but it may wait in this processor's queue; an event has the VNI `vni`.
+    Enqueue { vni: u32, hash: u64, bytes: u32, now_ns: u64 },
 }
 
 impl Query {
@@ -37,6 +39,7 @@ impl Query {
         let (kind, meter, direction, bytes, now_ns, hash, own) = match self {
             Self::Meter { id, direction, bytes, now_ns } => (1_u32, id, direction, bytes, now_ns, 0, 0),
             Self::Flow { hash, bytes, own, now_ns } => (2, 0, 0, bytes, now_ns, hash, own),
+            Self::Enqueue { vni, hash, bytes, now_ns } => (4, vni, 0, bytes, now_ns, hash, 0),
         };
         let words = [kind, meter, direction, bytes].map(u32::to_ne_bytes).concat();
         let halves = [now_ns, hash].map(u64::to_ne_bytes).concat();
@@ -60,7 +63,7 @@ impl Rig {
         let settings = Settings { object: ObjectName::MetersFlowsTest, cells: 0, pin_dir: None };
         let datapath = Datapath::load(&settings).expect("the verifier accepts the programs (as root)");
         let meters = Meters::lay_out(datapath.memory_of("meters").unwrap()).unwrap();
-        let flows = Flows::lay_out(datapath.memory_of("flows").unwrap(), SEED).unwrap();
+        let flows = Flows::lay_out(datapath.memory_of(FLOW_CELLS_MAP).unwrap(), SEED).unwrap();
         Self { datapath, meters, flows }
     }
 
@@ -77,6 +80,11 @@ impl Rig {
             answers.extend(out.chunks(QUERY_BYTES).map(|query| query[32] == 1));
         }
         answers
+    }
+
+    /// What crossed in queues is told here.
+    pub fn events(&self) -> FlowEvents {
+        self.datapath.flow_events().unwrap()
     }
 
     pub fn ask_one(&self, query: Query) -> bool {

@@ -63,6 +63,7 @@ pub enum Placement {
         plan: u64,
     },
     /// Say what the site wants of placement
+    #[command(arg_required_else_help = true)]
     Set {
         /// Clusters that one tenant's VPCs may be on
         #[arg(long, value_name = "K")]

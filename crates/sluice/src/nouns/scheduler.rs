@@ -17,6 +17,7 @@ pub enum Scheduler {
     /// Let it only look
     Off,
     /// Change thresholds and limits; loads are parts of 1
+    #[command(arg_required_else_help = true)]
     Set {
         /// A gateway above this is overloaded
         #[arg(long, value_name = "PART", value_parser = part)]

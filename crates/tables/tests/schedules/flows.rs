@@ -91,7 +91,7 @@ fn check_one_flow(entry: Entry, sizes: &[u32], packets: u32, threshold: u64, tri
 fn two_accounters_lose_nothing_in_every_schedule() {
     for entry in [Entry::Live, Entry::Over] {
         for threshold in [1000, 1100, 1101] {
-            all_schedules(200_000, move || {
+            all_schedules(500_000, move || {
                 check_one_flow(entry, &[100, 1000], 1, threshold, Tries::Usual);
             });
         }

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Packets wait for each other to be counted. A flow's bucket is in no cache
+ * where flows are many, and a swap waits for memory before anything else goes
+ * on; but memory answers for many buckets at once. So while packets are dense, a
+ * processor keeps what is to be counted of up to FLOWS_WAITING of them, asks for
+ * all their buckets, and then counts them.
+ *
+ * Dense is by the last tick of the coarse clock: at least one packet in
+ * FLOW_DENSE_NS on this processor. Otherwise, and with the first packet of each
+ * tick, nothing waits. So what waits is counted within a tick, as long as
+ * packets come at all: when they end, the last ones wait for the next.
+ *
+ * A queue is one processor's, which runs one packet program at a time.
+ */
+#ifndef SLUICE_FLOW_QUEUE_H
+#define SLUICE_FLOW_QUEUE_H
+
+#include "flow_maps.h"
+
+#define FLOWS_WAITING 32
+#define FLOW_DENSE_NS 2048
+
+/* What is to be counted of a packet, and told if it crosses. */
+struct waiting_flow {
+	struct flow_event event; /* its time is still to come */
+	__u64 hash;
+	__u32 bytes;
+	__u32 own; /* as in flow_account() */
+};
+
+struct flow_queue {
+	__u64 tick_ns; /* coarse time of the last packet */
+	__u32 packets; /* that came at that time */
+	__u32 room;    /* packets that are counted together, at most */
+	__u64 waiting;
+	struct waiting_flow flows[FLOWS_WAITING];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow_queue);
+} flow_queues SEC(".maps");
+
+/* This processor's queue; NULL while flows are not counted. */
+static __always_inline struct flow_queue *flow_queue(void)
+{
+	const struct flow_table *table = flow_cell_at(0);
+	__u32 zero = 0;
+
+	return table && READ_ONCE(table->policy) ? bpf_map_lookup_elem(&flow_queues, &zero) : NULL;
+}
+
+/* Where the next packet waits: to be filled in, all of it, before flow_enqueue(). */
+static __always_inline struct waiting_flow *flow_next(struct flow_queue *queue)
+{
+	return &queue->flows[queue->waiting & (FLOWS_WAITING - 1)];
+}
+
+/* Counts one, and tells the agent if it crosses. */
+__attribute__((noinline)) int count_waiting(struct waiting_flow *waiting, __u64 now_ns)
+{
+	const struct flow_table *table = flow_cell_at(0);
+	struct flow_bucket *bucket;
+
+	if (!waiting || !table)
+		return 0;
+	bucket = flow_cell_at(flow_cell(table, waiting->hash));
+	if (!bucket || !flow_account(table, bucket, waiting->hash, waiting->bytes, waiting->own, now_ns))
+		return 0;
+	waiting->event.time_ns = bpf_ktime_get_ns();
+	if (bpf_ringbuf_output(&flow_events, &waiting->event, sizeof(waiting->event), 0))
+		count_lost();
+	return 0;
+}
+
+/* Counts all that wait. */
+__attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 now_ns)
+{
+	const struct flow_table *table = flow_cell_at(0);
+
+	if (!queue || !table)
+		return 0;
+#pragma nounroll
+	for (__u32 i = 0; i < FLOWS_WAITING && i < queue->waiting; i++) {
+		const struct flow_bucket *bucket =
+			flow_cell_at(flow_cell(table, queue->flows[i].hash));
+
+		/* Asked for, and not waited for. */
+		if (bucket)
+			READ_ONCE(bucket->entry[0].owner);
+	}
+#pragma nounroll
+	for (__u32 i = 0; i < FLOWS_WAITING && i < queue->waiting; i++)
+		count_waiting(&queue->flows[i], now_ns);
+	queue->waiting = 0;
+	return 0;
+}
+
+/* The packet that was filled in waits, or is counted. `now_ns`: CLOCK_MONOTONIC, coarse. */
+static __always_inline void flow_enqueue(struct flow_queue *queue, __u64 now_ns)
+{
+	int ticked = now_ns != queue->tick_ns;
+
+	if (ticked) {
+		int dense = queue->packets * (__u64)FLOW_DENSE_NS >= now_ns - queue->tick_ns;
+
+		queue->room = dense ? FLOWS_WAITING : 1;
+		queue->tick_ns = now_ns;
+		queue->packets = 0;
+	}
+	queue->packets += 1;
+	queue->waiting += 1;
+	if (ticked || queue->waiting >= queue->room)
+		count_all_waiting(queue, now_ns);
+}
+
+#endif
