@@ -63,8 +63,8 @@ tenant's burst: it stays on the cluster of its VPC, as it is meant to. `video`, 
 
 `detection` (figures 8 and 9): the gateway's program on one core, on the spine's rig, without and with detection, in turns;
 the table of flows has twice the room that is needed, each flow of enough packets is told once a second, and somebody reads
-what is told. `_pct`: of the packets a second that come back; `_ns`: of the program's time for a packet. `2k`, `100k`: as
-many destinations, a flow to each; `_to_2k`: that many flows to 2,000 destinations. `detection_cost_pct` is the worse of
+what is told. `_pct`: of the packets a second that come back, the median of pairs of a quarter of a second each; `_ns`: of
+the program's time for a packet. `2k`, `100k`: as many destinations, a flow to each; `_to_2k`: that many flows to 2,000 destinations. `detection_cost_pct` is the worse of
 `2k` and `100k`. The paper: 1.2%, and flat to 100k.
 
 `offload` (figure 10): the lab, with three gateways. A VM begins a flow to another destination each millisecond, 500 in
