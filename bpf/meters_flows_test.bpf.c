@@ -95,10 +95,13 @@ __attribute__((noinline)) int answer_flow(struct query *query)
 /* What crosses is in the ring, under the VNI that `meter` is. */
 __attribute__((noinline)) int enqueue_flow(struct query *query)
 {
-	struct flow_queue *queue = flow_queue();
+	struct flow_queue *queue;
 	struct waiting_flow *waiting;
 
-	if (!query || !queue)
+	if (!query)
+		return 0;
+	queue = flow_queue(flow_cell_at(0), query->now_ns);
+	if (!queue)
 		return 0;
 	waiting = flow_next(queue);
 	__builtin_memset(&waiting->event, 0, sizeof(waiting->event));

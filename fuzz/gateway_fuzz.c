@@ -27,12 +27,15 @@
 
 /* Counts of flows, which each run finds empty. */
 static struct cell flow_table_cells[1 + FLOW_BUCKETS];
+static struct flow_queue queue;
 static uint64_t lost;
 
 static void *own_map(const void *map, uint32_t index)
 {
 	if (map == &flow_cells)
 		return index <= FLOW_BUCKETS ? &flow_table_cells[index] : NULL;
+	if (map == &flow_queues)
+		return index ? NULL : &queue;
 	return map == &events_lost && !index ? &lost : NULL;
 }
 
@@ -45,6 +48,7 @@ static void begin_flows(uint8_t switches)
 	struct flow_table *table = (void *)flow_table_cells;
 
 	memset(flow_table_cells, 0, sizeof(flow_table_cells));
+	memset(&queue, 0, sizeof(queue));
 	table->buckets = FLOW_BUCKETS;
 	table->policy = 60ull << FLOW_PERIOD_SHIFT | ELEPHANT_BYTES;
 	if (switches & SWITCH_EVERY)

@@ -205,6 +205,17 @@ void bpf_ringbuf_submit(void *record, __u64 flags)
 	kernel.posted += 1;
 }
 
+long bpf_ringbuf_output(void *ring, void *data, __u64 bytes, __u64 flags)
+{
+	void *record = bpf_ringbuf_reserve(ring, bytes, flags);
+
+	if (!record)
+		return -11;
+	memcpy(record, data, bytes);
+	bpf_ringbuf_submit(record, flags);
+	return 0;
+}
+
 __u64 bpf_ktime_get_ns(void)
 {
 	return kernel.now_ns;

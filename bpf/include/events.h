@@ -14,7 +14,7 @@ struct flow_event {
 	__u64 source[2];
 	__u64 destination[2];
 	__u64 outer_source[2]; /* of the node that sent the packet; vSwitch: 0 */
-	__u64 time_ns;	       /* CLOCK_MONOTONIC */
+	__u64 time_ns;	       /* CLOCK_MONOTONIC, of counting */
 	__u32 vni;	       /* the packet came with */
 	__u8 ipv6;	       /* source and destination are */
 	__u8 outer_ipv6;

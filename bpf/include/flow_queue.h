@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Packets wait for each other to be counted. A flow's bucket is in no cache
+ * Packets that were sent on are counted together. A flow's bucket is in no cache
  * where flows are many, and a swap waits for memory before anything else goes
  * on; but memory answers for many buckets at once. So while packets are dense, a
  * processor keeps what is to be counted of up to FLOWS_WAITING of them, asks for
  * all their buckets, and then counts them.
  *
- * Dense is by the last tick of the coarse clock: at least one packet in
- * FLOW_DENSE_NS on this processor. Otherwise, and with the first packet of each
- * tick, nothing waits. So what waits is counted within a tick, as long as
- * packets come at all: when they end, the last ones wait for the next.
+ * Dense is by the last tick of the coarse clock in which packets were counted: at
+ * least one in FLOW_DENSE_NS on this processor. Otherwise nothing waits, and the
+ * first packet of each tick counts all that does. Where such packets end, the
+ * last ones wait for the next, and are forgotten if that comes after FLOW_LATE_NS:
+ * they would be counted in a period that they are not of.
  *
- * A queue is one processor's, which runs one packet program at a time.
+ * A queue is one processor's, which runs one packet program at a time. It is no
+ * successor's: nothing is lost with it but those last packets.
  */
 #ifndef SLUICE_FLOW_QUEUE_H
 #define SLUICE_FLOW_QUEUE_H
@@ -20,6 +22,7 @@
 
 #define FLOWS_WAITING 32
 #define FLOW_DENSE_NS 2048
+#define FLOW_LATE_NS 1000000000ull
 
 /* What is to be counted of a packet, and told if it crosses. */
 struct waiting_flow {
@@ -44,13 +47,18 @@ struct {
 	__type(value, struct flow_queue);
 } flow_queues SEC(".maps");
 
-/* This processor's queue; NULL while flows are not counted. */
-static __always_inline struct flow_queue *flow_queue(void)
+/* This processor's queue; NULL while flows are not counted. `now_ns`: CLOCK_MONOTONIC, coarse. */
+static __always_inline struct flow_queue *flow_queue(const struct flow_table *table, __u64 now_ns)
 {
-	const struct flow_table *table = flow_cell_at(0);
+	struct flow_queue *queue;
 	__u32 zero = 0;
 
-	return table && READ_ONCE(table->policy) ? bpf_map_lookup_elem(&flow_queues, &zero) : NULL;
+	if (!table || !READ_ONCE(table->policy))
+		return NULL;
+	queue = bpf_map_lookup_elem(&flow_queues, &zero);
+	if (queue && now_ns - queue->tick_ns > FLOW_LATE_NS)
+		queue->waiting = 0;
+	return queue;
 }
 
 /* Where the next packet waits: to be filled in, all of it, before flow_enqueue(). */
@@ -99,7 +107,7 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 	return 0;
 }
 
-/* The packet that was filled in waits, or is counted. `now_ns`: CLOCK_MONOTONIC, coarse. */
+/* The packet that was filled in waits, or is counted. `now_ns`: as for flow_queue(). */
 static __always_inline void flow_enqueue(struct flow_queue *queue, __u64 now_ns)
 {
 	int ticked = now_ns != queue->tick_ns;

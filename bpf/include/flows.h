@@ -168,9 +168,26 @@ static __always_inline __u64 flow_name(__u64 hash)
 	return name ? name : 1ull << FLOW_NAME_SHIFT;
 }
 
-static __always_inline int flow_is_over(__u64 owner, __u32 ticks, __u32 period)
+/*
+ * All ones if a < b, else 0; both below 2^63. Which of a bucket's entries is the
+ * one is anybody's guess, a branch's too, so they are told apart without.
+ */
+static __always_inline __u64 flow_below(__u64 a, __u64 b)
 {
-	return ticks - (__u32)owner + FLOW_SKEW >= period + FLOW_SKEW;
+	__u64 mask = (__s64)(a - b) >> 63;
+
+	/* Else the compiler makes a branch of it. */
+	asm volatile("" : "+r"(mask));
+	return mask;
+}
+
+/* Takes `taken` where `mask` is all ones. */
+#define FLOW_TAKE(mask, value, taken) ((value) ^ (((value) ^ (taken)) & (mask)))
+
+/* All ones if the owner's period goes on. */
+static __always_inline __u64 flow_lives(__u64 owner, __u32 ticks, __u32 period)
+{
+	return flow_below((__u32)(ticks - (__u32)owner + FLOW_SKEW), (__u64)period + FLOW_SKEW);
 }
 
 static __always_inline __u64 flow_generation(__u64 owner)
@@ -178,27 +195,11 @@ static __always_inline __u64 flow_generation(__u64 owner)
 	return (owner >> FLOW_GENERATION_SHIFT & FLOW_GENERATION_MASK) << FLOW_COUNT_GENERATION_SHIFT;
 }
 
-/* True where a count is of another period, or flow, than an owner of this generation. */
-static __always_inline int flow_is_stale(__u64 count, __u64 generation)
+/* All ones if a count is of the period, and the flow, of an owner of this generation. */
+static __always_inline __u64 flow_is_fresh(__u64 count, __u64 generation)
 {
-	return (count ^ generation) >> FLOW_COUNT_GENERATION_SHIFT != 0;
+	return flow_below((count ^ generation) >> FLOW_COUNT_GENERATION_SHIFT, 1);
 }
-
-/*
- * All ones if a < b, else 0; both below 2^63. Which of a bucket's entries is the
- * one is anybody's guess, a branch's too, so they are told apart without.
- */
-static __always_inline __u64 flow_below(__u64 a, __u64 b)
-{
-	__u64 difference = a - b;
-
-	/* The compiler would know better. */
-	asm volatile("" : "+r"(difference));
-	return (__s64)difference >> 63;
-}
-
-/* Takes `taken` where `mask` is all ones. */
-#define FLOW_TAKE(mask, value, taken) ((value) ^ (((value) ^ (taken)) & (mask)))
 
 /* All ones if the owner has this name. */
 static __always_inline __u64 flow_is_named(__u64 owner, __u64 name)
@@ -206,17 +207,17 @@ static __always_inline __u64 flow_is_named(__u64 owner, __u64 name)
 	return flow_below((owner ^ name) >> FLOW_NAME_SHIFT, 1);
 }
 
-/* The flow's own entry, FLOW_WAYS if it has none. `owner`: its word, as seen. */
+/* The flow's own entry, the first should it have two; FLOW_WAYS if it has none. `owner`: its word, as seen. */
 static __always_inline __u32 flow_find(const struct flow_bucket *bucket, __u64 name, __u64 *owner)
 {
 	__u64 place = FLOW_WAYS;
 
 #pragma unroll
-	for (__u32 i = 0; i < FLOW_WAYS; i++) {
+	for (int i = FLOW_WAYS - 1; i >= 0; i--) {
 		__u64 seen = READ_ONCE(bucket->entry[i].owner);
 		__u64 own = flow_is_named(seen, name);
 
-		place = FLOW_TAKE(own, place, i);
+		place = FLOW_TAKE(own, place, (__u64)i);
 		*owner = FLOW_TAKE(own, *owner, seen);
 	}
 	return place;
@@ -227,9 +228,8 @@ static __always_inline __u64 flow_heat(const struct flow_entry *entry, __u64 see
 				       __u32 ticks, __u32 period)
 {
 	__u64 count = READ_ONCE(entry->count);
-	__u64 fresh = flow_below((count ^ flow_generation(seen)) >> FLOW_COUNT_GENERATION_SHIFT, 1);
-	__u64 live = flow_below((__u32)(ticks - (__u32)seen + FLOW_SKEW), (__u64)period + FLOW_SKEW);
-	__u64 heat = 2 + (live & (1 + (count & FLOW_BYTES_MASK & fresh)));
+	__u64 bytes = count & FLOW_BYTES_MASK & flow_is_fresh(count, flow_generation(seen));
+	__u64 heat = 2 + (flow_lives(seen, ticks, period) & (1 + bytes));
 
 	heat = FLOW_TAKE(flow_is_named(seen, 0), heat, 1);
 	return heat & ~flow_is_named(seen, name);
@@ -284,7 +284,7 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 	for (int i = 0; i < FLOW_TRIES; i++) {
 		__u64 before = seen, after, found;
 
-		if (flow_is_stale(seen, generation)) {
+		if (!flow_is_fresh(seen, generation)) {
 			/* The count is either behind the owner, or ahead of the one that we know. */
 			if (READ_ONCE(entry->owner) != owner)
 				return FLOW_MOVED;
@@ -296,7 +296,7 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 			return (after & ~before & FLOW_REPORTED) ? FLOW_CROSSED : FLOW_COUNTED;
 		seen = found;
 	}
-	if (flow_is_stale(seen, generation))
+	if (!flow_is_fresh(seen, generation))
 		return FLOW_MOVED;
 	/*
 	 * Too many at once: adding always succeeds. It does not stop at the largest
@@ -344,7 +344,7 @@ static __always_inline int flow_account(const struct flow_table *table, struct f
 		if (place == FLOW_WAYS)
 			place = flow_place(bucket, name, ticks, period, &owner);
 		entry = &bucket->entry[place & (FLOW_WAYS - 1)];
-		if ((owner & FLOW_NAME_MASK) != name || flow_is_over(owner, ticks, period)) {
+		if ((owner & FLOW_NAME_MASK) != name || !flow_lives(owner, ticks, period)) {
 			mine = owner + (1ull << FLOW_GENERATION_SHIFT);
 			mine = name | (mine & FLOW_GENERATION_MASK << FLOW_GENERATION_SHIFT) | ticks;
 			if (CAS(&entry->owner, owner, mine) != owner)

@@ -36,7 +36,7 @@ static __always_inline void identify_flow(struct packet *packet)
 /* Counts a packet that was sent on. */
 static __always_inline void count_flow(const struct packet *packet)
 {
-	struct flow_queue *queue = flow_queue();
+	struct flow_queue *queue = flow_queue(flow_cell_at(0), packet->now_ns);
 	struct waiting_flow *waiting;
 
 	if (!queue)

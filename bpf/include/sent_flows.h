@@ -5,7 +5,7 @@
  * agent of elephants, which then asks a gateway for the path.
  *
  * Contract: for packets that were sent to the group, and for no others. Unless the
- * agent has set the table's policy this costs a lookup.
+ * agent has set the table's policy this costs a lookup and the time.
  */
 #ifndef SLUICE_SENT_FLOWS_H
 #define SLUICE_SENT_FLOWS_H
@@ -18,10 +18,11 @@
 __attribute__((noinline)) int count_sent(struct frame *frame, __u32 vni, __u32 bytes)
 {
 	const struct flow_table *table = flow_cell_at(0);
-	struct flow_queue *queue = flow_queue();
+	__u64 now_ns = bpf_ktime_get_coarse_ns();
+	struct flow_queue *queue = flow_queue(table, now_ns);
 	struct waiting_flow *waiting;
 
-	if (!frame || !table || !queue)
+	if (!frame || !queue)
 		return 0;
 	waiting = flow_next(queue);
 	name_flow(&waiting->event, frame, vni);
@@ -31,7 +32,7 @@ __attribute__((noinline)) int count_sent(struct frame *frame, __u32 vni, __u32 b
 	waiting->hash = flow_of(table, frame, vni);
 	waiting->bytes = bytes;
 	waiting->own = 0;
-	flow_enqueue(queue, bpf_ktime_get_coarse_ns());
+	flow_enqueue(queue, now_ns);
 	return 0;
 }
 

@@ -36,7 +36,7 @@ pub struct FlowEvent {
     pub destination: IpAddr,
     /// The node that sent the packet, on the underlay.
     pub sender: IpAddr,
-    /// When it came, `CLOCK_MONOTONIC`.
+    /// When the packet that made it an elephant was counted, `CLOCK_MONOTONIC`.
     pub time_ns: u64,
 }
 

@@ -20,6 +20,9 @@ pub const CELLS_MAP: &str = "cells";
 /// unless another number is given when it is made.
 pub const FLOW_CELLS_MAP: &str = "flow_cells";
 
+/// What waits to be counted, of each processor: no successor's, so that it may change its form.
+const FLOW_QUEUES_MAP: &str = "flow_queues";
+
 /// The maps that hold the IPv4 and the IPv6 sessions, by the bucket.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
@@ -37,7 +40,7 @@ pub(crate) fn prepare(
             map.set_max_entries(entries).map_err(Error::bpf("set the size of the tables"))?;
         }
         // Names with a dot are the compiler's sections: each program brings its own.
-        let Some(dir) = dir.filter(|_| !name.contains('.')) else { continue };
+        let Some(dir) = dir.filter(|_| !name.contains('.') && name != FLOW_QUEUES_MAP) else { continue };
         let pin = dir.join(&name);
         match pin.try_exists() {
             Ok(false) => {

@@ -186,7 +186,7 @@ impl Flows {
         &self.memory
     }
 
-    /// Says what is told of flows, from the next packet on, in one store. Periods
+    /// Says what is told of flows, from the next packet that is counted on, in one store. Periods
     /// that have begun end by the new rule; a flow that was reported in its
     /// period is not reported again.
     ///

@@ -14,6 +14,8 @@ use std::time::Duration;
 const ROOM: u64 = 32;
 /// `FLOW_DENSE_NS`.
 const DENSE_NS: u64 = 2048;
+/// `FLOW_LATE_NS`.
+const LATE_NS: u64 = 1_000_000_000;
 /// A tick of the coarse clock.
 const TICK_NS: u64 = 4_000_000;
 const START_NS: u64 = 1_234_567_890_123;
@@ -95,28 +97,35 @@ fn dense_packets_are_counted_together_and_within_a_tick() {
     now_ns += TICK_NS;
     send(&rig, 1, now_ns);
     assert_eq!(counted(&rig, now_ns)[&1], 2101);
-    // Long after, too.
+    // Few again.
     send(&rig, 5, now_ns);
-    now_ns += 100 * TICK_NS;
-    send(&rig, 1, now_ns);
-    assert_eq!(counted(&rig, now_ns)[&1], 2107);
-    send(&rig, 3, now_ns);
-    assert_eq!(counted(&rig, now_ns)[&1], 2110, "few again");
+    assert_eq!(counted(&rig, now_ns)[&1], 2106);
 }
 
 #[test]
-fn what_waits_is_lost_only_where_counting_ends() {
+fn what_waits_is_counted_by_the_next_packet_unless_that_is_late() {
     let rig = rig(1 << 30);
-    send(&rig, TICK_NS.div_ceil(DENSE_NS), START_NS);
-    let now_ns = START_NS + TICK_NS;
-    send(&rig, 11, now_ns);
-    let before = counted(&rig, now_ns)[&1];
     let policy = rig.flows.policy();
-    rig.flows.configure(&Policy::Off).unwrap();
-    send(&rig, 100, now_ns);
-    rig.flows.configure(&policy).unwrap();
-    send(&rig, 1, now_ns + TICK_NS);
-    assert_eq!(counted(&rig, now_ns)[&1], before + 10 + 1, "ten waited, and nothing came while it was off");
+    let mut now_ns = START_NS;
+    for (gap_ns, off, kept) in
+        [(TICK_NS, false, 10), (LATE_NS, false, 10), (LATE_NS + 1, false, 0), (TICK_NS, true, 10)]
+    {
+        now_ns += 2 * LATE_NS;
+        send(&rig, TICK_NS.div_ceil(DENSE_NS), now_ns);
+        now_ns += TICK_NS;
+        send(&rig, 1, now_ns);
+        let before = counted(&rig, now_ns)[&1];
+        send(&rig, 10, now_ns);
+        assert_eq!(counted(&rig, now_ns)[&1], before, "ten wait");
+        if off {
+            rig.flows.configure(&Policy::Off).unwrap();
+            send(&rig, 100, now_ns);
+            rig.flows.configure(&policy).unwrap();
+        }
+        now_ns += gap_ns;
+        send(&rig, 1, now_ns);
+        assert_eq!(counted(&rig, now_ns)[&1], before + kept + 1, "{gap_ns} ns later");
+    }
 }
 
 #[test]

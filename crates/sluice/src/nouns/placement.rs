@@ -1,6 +1,6 @@
 //! `sluice placement`: which cluster carries which VPC, and how that could be evened out.
 
-use super::scheduler::part;
+use super::scheduler::{part, some_of};
 use crate::api::ApiArgs;
 use crate::failure::Failure;
 use crate::output::{self, Format};
@@ -63,7 +63,7 @@ pub enum Placement {
         plan: u64,
     },
     /// Say what the site wants of placement
-    #[command(arg_required_else_help = true)]
+    #[command(group = some_of(&["clusters_per_tenant", "water_level", "gateway_capacity", "gateways"]))]
     Set {
         /// Clusters that one tenant's VPCs may be on
         #[arg(long, value_name = "K")]

@@ -3,7 +3,7 @@
 use crate::api::ApiArgs;
 use crate::failure::Failure;
 use crate::output::{self, Format};
-use clap::Subcommand;
+use clap::{ArgGroup, Subcommand};
 use serde_json::{Value, json};
 use sluice_client::{Client, SchedulerGateway, SchedulerPatch};
 
@@ -17,7 +17,7 @@ pub enum Scheduler {
     /// Let it only look
     Off,
     /// Change thresholds and limits; loads are parts of 1
-    #[command(arg_required_else_help = true)]
+    #[command(group = some_of(&["overload_above", "relieved_below", "receive_below", "moves", "hold_ms", "gateways_min"]))]
     Set {
         /// A gateway above this is overloaded
         #[arg(long, value_name = "PART", value_parser = part)]
@@ -38,6 +38,11 @@ pub enum Scheduler {
         #[arg(long, value_name = "N")]
         gateways_min: Option<usize>,
     },
+}
+
+/// One of these options at least: without any, there is nothing to set.
+pub(super) fn some_of(options: &[&'static str]) -> ArgGroup {
+    ArgGroup::new("settings").args(options).required(true).multiple(true)
 }
 
 /// A number that JSON has, too: what is not finite would be sent as nothing.
