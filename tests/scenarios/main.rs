@@ -31,6 +31,7 @@ mod rsp_tenant;
 mod same_host;
 mod self_configuration;
 mod spoofing;
+mod stalls;
 mod support;
 mod takeover;
 mod tcp;
@@ -49,7 +50,7 @@ use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
 /// No scenario takes longer unless something hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// What a scenario is given.
 #[derive(Clone)]
@@ -131,6 +132,7 @@ async fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     remove_stale().await;
+    stalls::watch();
     let begin = Instant::now();
     println!("\nrunning {} tests", chosen.len());
     let total = chosen.len();
@@ -141,6 +143,7 @@ async fn main() -> ExitCode {
             total
         }
     };
+    println!("\n{}", stalls::report());
     let (word, passed) = (if failed == 0 { "ok" } else { "FAILED" }, total - failed);
     println!(
         "\ntest result: {word}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out; \

@@ -160,13 +160,13 @@ fn ask_tcp(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Sends numbered packets at a steady rate; returns how many. A late wake-up
-/// is made good, so that the mean rate holds.
+/// Sends numbered packets at a steady rate for so long; returns how many. A late
+/// wake-up is made good, so that their number holds.
 fn send(socket: &UdpSocket, pps: u32, duration: Duration) -> Result<u64> {
     let begin = Instant::now();
     let gap = Duration::from_secs(1) / pps.max(1);
-    let mut number = 0u64;
-    while begin.elapsed() < duration {
+    let total = u64::from(pps) * duration.as_secs();
+    for number in 0..total {
         let due = gap * u32::try_from(number).unwrap_or(u32::MAX);
         if let Some(wait) = due.checked_sub(begin.elapsed()) {
             std::thread::sleep(wait);
@@ -179,9 +179,8 @@ fn send(socket: &UdpSocket, pps: u32, duration: Duration) -> Result<u64> {
         if socket.send(&payload).is_err() {
             let _ = socket.send(&payload);
         }
-        number += 1;
     }
-    Ok(number)
+    Ok(total)
 }
 
 fn number_and_time(payload: &[u8]) -> Option<(u64, u64)> {
@@ -211,6 +210,7 @@ fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         std::thread::spawn(move || receive(&socket, &done))
     };
+    let begin_us = now_us();
     let sent = send(&socket, pps, duration)?;
     std::thread::sleep(GRACE);
     done.store(true, Ordering::Relaxed);
@@ -218,7 +218,13 @@ fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
     seen.resize(usize::try_from(sent).unwrap_or(0), false);
     let received = seen.iter().filter(|seen| **seen).count();
     let lost = missing(&seen);
-    println!("{}", json!({"sent": sent, "received": received, "lost": lost, "slowest_us": slowest_us}));
+    println!(
+        "{}",
+        json!({
+            "begin_us": begin_us, "pps": pps, "sent": sent, "received": received, "lost": lost,
+            "slowest_us": slowest_us
+        })
+    );
     Ok(())
 }
 

@@ -80,11 +80,27 @@ struct Known {
     report: Option<Report>,
     probed_us: Option<u64>,
     failed: bool,
+    /// Since when it has been fit, and neither failed nor been cut off.
+    fit_since_us: Option<u64>,
     /// Failures lately, and the last.
     strikes: u32,
     struck_us: u64,
     synced_us: Option<u64>,
     told_drained: bool,
+}
+
+impl Known {
+    /// Of a gateway that says nothing for a moment, or listens after one in which it was not run, what was
+    /// known still holds.
+    fn note_fitness(&mut self, now_us: u64) {
+        let standing = self.report.as_ref().map(|report| report.standing);
+        match standing {
+            _ if self.failed => self.fit_since_us = None,
+            Some(Standing::CutOff) => self.fit_since_us = None,
+            Some(Standing::Fit) => drop(self.fit_since_us.get_or_insert(now_us)),
+            Some(Standing::Listening) | None => {}
+        }
+    }
 }
 
 /// The controller of one cluster.
@@ -374,6 +390,9 @@ impl Controller {
                 self.outputs.push(ControllerOutput::Returned(id));
             }
         }
+        for known in self.gateways.values_mut() {
+            known.note_fitness(now_us);
+        }
     }
 
     /// Whether it hears no gateway of several since a moment ago: it is more likely that the controller does
@@ -440,6 +459,7 @@ impl Controller {
             let heard_us = known.source.heard_us.unwrap_or(self.since_us);
             at(heard_us + self.params.controller_silence_us + 1);
             known.probed_us.into_iter().for_each(|probed_us| at(probed_us + self.params.controller_probe_us));
+            known.fit_since_us.into_iter().for_each(|since_us| at(since_us + self.params.preempt_delay_us));
             if known.strikes > 0 {
                 at(known.struck_us + self.params.hold_down_after_us(known.strikes));
             }

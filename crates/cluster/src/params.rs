@@ -38,6 +38,9 @@ pub struct Params {
     pub hold_down_us: u64,
     /// Longest hold-down.
     pub hold_down_max_us: u64,
+    /// A gateway that came back has been fit for so long before vIPs go to it, where another has them or can
+    /// take them: meanwhile it finds its next hops again. What VRRP's implementations call the preempt delay.
+    pub preempt_delay_us: u64,
     /// At most one vIP is given back in this time.
     pub return_interval_us: u64,
 }
@@ -63,6 +66,7 @@ impl Default for Params {
             controller_listen_us: 110_000,
             hold_down_us: 2_000_000,
             hold_down_max_us: 300_000_000,
+            preempt_delay_us: 2_000_000,
             return_interval_us: 250_000,
         }
     }

@@ -48,6 +48,7 @@ pub struct Underlay {
     changes: Arc<Notify>,
     topology: watch::Receiver<u64>,
     peers: watch::Receiver<Vec<IpAddr>>,
+    reconnected: Arc<Notify>,
     /// Told of the interfaces by `shared`, of neighbours that it may ask.
     ownership: Arc<Ownership>,
     shared: Links,
@@ -55,7 +56,7 @@ pub struct Underlay {
     changed: Instant,
     /// A next hop is not resolved, or an interface not ready.
     lacks: bool,
-    /// A link may have been without carrier since the last review.
+    /// Since the last review a link may have been without carrier, or the underlay away behind it.
     anew: bool,
 }
 
@@ -70,7 +71,7 @@ impl Underlay {
         ownership: Arc<Ownership>,
     ) -> Result<Self, Error> {
         let (changes, topology) = (changes()?, node.topology.subscribe());
-        let peers = ownership.peers();
+        let (peers, reconnected) = (ownership.peers(), ownership.reconnected());
         let links = shared.read().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(Self {
             netlink,
@@ -81,6 +82,7 @@ impl Underlay {
             changes,
             topology,
             peers,
+            reconnected,
             ownership,
             shared,
             changed: Instant::now(),
@@ -100,6 +102,7 @@ impl Underlay {
                     (self.changed, self.anew) = (Instant::now(), true);
                     sleep(SETTLE).await;
                 }
+                () = self.reconnected.notified() => (self.changed, self.anew) = (Instant::now(), true),
                 // The sender lives as long as the node, which is held here.
                 _ = self.topology.changed() => self.changed = Instant::now(),
                 // So does the other, with the ownership.
@@ -177,6 +180,8 @@ impl Underlay {
         let known = self.netlink.neighbours().await?;
         let known: HashMap<_, _> = known.iter().map(|hop| ((hop.ifindex, hop.address), hop)).collect();
         let anew = std::mem::take(&mut self.anew);
+        // One whose last question was lost a moment ago fails within a second.
+        self.lacks |= anew;
         for hop @ (ifindex, address) in &wanted {
             let kept = match known.get(hop) {
                 Some(known) if known.fixed || known.resolved && known.kept => continue,

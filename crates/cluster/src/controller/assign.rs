@@ -21,7 +21,24 @@ impl Controller {
         fit && !draining && self.is_heard(id, now_us) && (!others || self.is_heard_by_others(id, now_us))
     }
 
-    /// Whether it may get back what is its own: it has been well for long enough.
+    /// Whether it has been well for so long that nothing is lost when vIPs go to it.
+    fn is_settled(&self, id: GatewayId, now_us: u64) -> bool {
+        let since_us = self.gateways.get(&id).and_then(|known| known.fit_since_us);
+        since_us.is_some_and(|since_us| now_us - since_us >= self.params.preempt_delay_us)
+    }
+
+    /// Gateways that can take vIPs: those that have settled, or where none has, as when a cluster starts, any.
+    fn candidates(&self, now_us: u64) -> Vec<Candidate> {
+        let mut ids: Vec<GatewayId> =
+            self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us)).collect();
+        if ids.iter().any(|id| self.is_settled(*id, now_us)) {
+            ids.retain(|id| self.is_settled(*id, now_us));
+        }
+        let load = |id| self.table.owned_by(id, self.plan.config.vips).len();
+        ids.into_iter().map(|id| Candidate { id, load: load(id) }).collect()
+    }
+
+    /// Whether it may get back what is its own: it has not failed for long enough.
     fn is_trusted(&self, id: GatewayId, now_us: u64) -> bool {
         let held_down = self.gateways.get(&id).is_some_and(|known| {
             let hold_us = self.params.hold_down_after_us(known.strikes);
@@ -32,12 +49,7 @@ impl Controller {
 
     /// Decides what there is to decide.
     pub(super) fn assign(&mut self, now_us: u64) {
-        let mut candidates: Vec<Candidate> = self
-            .ids()
-            .into_iter()
-            .filter(|id| self.is_eligible(*id, now_us))
-            .map(|id| Candidate { id, load: self.table.owned_by(id, self.plan.config.vips).len() })
-            .collect();
+        let mut candidates = self.candidates(now_us);
         if candidates.is_empty() {
             return;
         }
@@ -69,7 +81,8 @@ impl Controller {
         let next = self.plan.config.vips.iter().find_map(|vip| {
             let home = *self.plan.homes.get(&vip)?;
             let away = self.table.get(vip).is_some_and(|claim| claim.owner != home);
-            (away && self.is_trusted(home, now_us)).then_some((vip, home))
+            let ready = self.is_settled(home, now_us) && self.is_trusted(home, now_us);
+            (away && ready).then_some((vip, home))
         });
         if let Some((vip, home)) = next {
             self.next_return_us = now_us + self.params.return_interval_us;

@@ -168,6 +168,33 @@ fn confirms_what_gateways_took_and_gives_it_back_gently() {
 }
 
 #[test]
+fn who_comes_back_settles_before_it_is_given_anything() {
+    let mut bench = Bench::settled();
+    // Longer than any hold-down: that alone would give it everything when it is heard again.
+    bench.pass(10_000, &[1, 2]);
+    assert!(!bench.owners().contains(&3));
+    let at = bench.returns(3, 9_000);
+    assert!(at.len() == 2 && (2_000..=2_060).contains(&at[0]), "{at:?}");
+    // Nor is it given what another must lose meanwhile; nor after its agent said that it was cut off.
+    bench.pass(1_000, &[1, 2, 3]);
+    let report = |standing| Report {
+        config: 1,
+        digest: bench.controller.table.digest(),
+        holds: bench.controller.table.owned_by(id(3), VipSet::first(6)),
+        hears: vec![id(1), id(2)],
+        standing,
+    };
+    let cut_off = report(Standing::CutOff);
+    bench.hear(3, Body::Heartbeat(cut_off));
+    let mut plan = bench.controller.plan.clone();
+    plan.config.revision = 2;
+    plan.config.members[1].draining = true;
+    bench.pass(60, &[1, 2, 3]);
+    bench.input(ControllerInput::Plan(plan));
+    assert_eq!(bench.owners(), [1, 1, 3, 1, 1, 3]);
+}
+
+#[test]
 fn a_draining_gateway_is_relieved_at_once_and_told_when_it_is_free() {
     let mut bench = Bench::settled();
     let mut plan = bench.controller.plan.clone();

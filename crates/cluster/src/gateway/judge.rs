@@ -1,6 +1,6 @@
 //! Who is alive, and is this gateway in contact with anybody.
 
-use super::{Alone, Gateway, Output, Slot};
+use super::{Alone, Gateway, Incident, Output, Slot};
 use crate::message::{Node, Standing};
 use crate::vip::VipSet;
 use sluice_types::GatewayId;
@@ -72,9 +72,11 @@ impl Gateway {
             }
             if !answered && late && self.standing == Standing::Fit {
                 self.standing = Standing::CutOff;
+                self.outputs.push(Output::Happened(Incident::CutOff));
             }
         }
         if self.contact && self.standing == Standing::CutOff {
+            self.outputs.push(Output::Happened(Incident::Reconnected));
             // Much may have happened meanwhile.
             let alone = self.alone.take();
             self.listen(now_us);

@@ -100,6 +100,10 @@ pub enum Incident {
         /// Since it was last run.
         for_us: u64,
     },
+    /// Nobody answers this gateway: it is cut off.
+    CutOff,
+    /// It was cut off, and is answered again: next hops that failed meanwhile may answer as well.
+    Reconnected,
 }
 
 /// Why a vIP is announced.

@@ -92,6 +92,7 @@ impl Scenario {
         let params = Params {
             hold_down_us: 20_000,
             hold_down_max_us: 80_000,
+            preempt_delay_us: 20_000,
             return_interval_us: 10_000,
             forgive_us: 400_000,
             // Where announcements get lost, or both sides of a split lose gateways, only refreshing helps.

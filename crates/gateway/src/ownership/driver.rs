@@ -124,6 +124,7 @@ pub struct Counts {
     pub false_alarms: u64,
     /// Times that this gateway was not run when it asked to be.
     pub pauses: u64,
+    pub cut_off: u64,
 }
 
 /// The name of a standing.
@@ -359,9 +360,10 @@ impl Driver {
             Output::SetTimer { at_us } => self.due_us = at_us,
             Output::Happened(incident) => {
                 match incident {
-                    Incident::Drained => {}
+                    Incident::Drained | Incident::Reconnected => {}
                     Incident::FalseAlarm { .. } => self.counts.false_alarms += 1,
                     Incident::Paused { .. } => self.counts.pauses += 1,
+                    Incident::CutOff => self.counts.cut_off += 1,
                 }
                 self.actions.push(Action::Say(incident));
             }

@@ -21,6 +21,7 @@ use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use sluice_agent::Error;
@@ -28,7 +29,7 @@ use sluice_agent::underlay::Vteps;
 use sluice_cluster::Load;
 use sluice_rsp::{BootId, KeyRing};
 use sluice_types::GatewayId;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 pub use announce::{Announce, Layer2, Links};
 pub use driver::{Owned, Status};
@@ -81,6 +82,7 @@ pub struct Ownership {
     waker: UnixStream,
     view: View,
     peers: watch::Receiver<Vec<IpAddr>>,
+    reconnected: Arc<Notify>,
 }
 
 impl Ownership {
@@ -103,6 +105,7 @@ impl Ownership {
         let (saver, saved) = channel();
         let view = View::default();
         let (told, peers) = watch::channel(Vec::new());
+        let reconnected = Arc::new(Notify::new());
         let parts = Parts {
             driver,
             vteps,
@@ -115,11 +118,12 @@ impl Ownership {
             saver,
             view: view.clone(),
             peers: told,
+            reconnected: reconnected.clone(),
         };
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         spawn("cluster-save").spawn(move || save(path, saved)).map_err(failed())?;
         spawn("cluster").spawn(move || run(parts)).map_err(failed())?;
-        Ok(Self { commands, waker, view, peers })
+        Ok(Self { commands, waker, view, peers, reconnected })
     }
 
     fn tell(&self, command: Command) {
@@ -162,6 +166,12 @@ impl Ownership {
     #[must_use]
     pub fn peers(&self) -> watch::Receiver<Vec<IpAddr>> {
         self.peers.clone()
+    }
+
+    /// Wakes one who waits when this gateway, which was cut off, is answered again.
+    #[must_use]
+    pub fn reconnected(&self) -> Arc<Notify> {
+        self.reconnected.clone()
     }
 
     /// For the operator.

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +17,7 @@ use sluice_agent::underlay::Vteps;
 use sluice_cluster::{Incident, MESSAGE_BYTES_MAX};
 use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::Command;
 use super::announce::Announce;
@@ -56,6 +57,8 @@ pub struct Parts {
     pub view: View,
     /// Told where the other gateways are reached.
     pub peers: watch::Sender<Vec<IpAddr>>,
+    /// Told when this gateway, which was cut off, is answered again.
+    pub reconnected: Arc<Notify>,
 }
 
 /// The time.
@@ -171,6 +174,7 @@ struct Runner {
     saver: Sender<Saved>,
     view: View,
     peers: watch::Sender<Vec<IpAddr>>,
+    reconnected: Arc<Notify>,
     /// What the tables have not been told yet.
     untold: Option<Owned>,
     chores_us: u64,
@@ -186,19 +190,18 @@ pub fn run(parts: Parts) {
             "no real-time priority (CAP_SYS_NICE): a busy machine may seem dead to its cluster"
         ),
     }
-    let Parts { driver, vteps, port, announcer, witness, tables, commands, waker, saver, view, peers } =
-        parts;
     let mut runner = Runner {
-        driver,
-        sockets: Sockets::new(vteps, port),
-        announcer,
-        witness,
-        tables,
-        commands,
-        waker,
-        saver,
-        view,
-        peers,
+        driver: parts.driver,
+        sockets: Sockets::new(parts.vteps, parts.port),
+        announcer: parts.announcer,
+        witness: parts.witness,
+        tables: parts.tables,
+        commands: parts.commands,
+        waker: parts.waker,
+        saver: parts.saver,
+        view: parts.view,
+        peers: parts.peers,
+        reconnected: parts.reconnected,
         untold: None,
         chores_us: 0,
         status_us: 0,
@@ -341,6 +344,9 @@ impl Runner {
         for (vip, reason) in told {
             say(vip, reason);
         }
+        if incidents.contains(&Incident::Reconnected) {
+            self.reconnected.notify_one();
+        }
         incidents.into_iter().for_each(tell);
     }
 
@@ -389,6 +395,8 @@ fn tell(incident: Incident) {
             tracing::warn!(%peer, silence_us, "was believed dead and is not; it is given longer from now on");
         }
         Incident::Paused { for_us } => tracing::warn!(for_us, "this agent was not run in time"),
+        Incident::CutOff => tracing::warn!("cut off: neither a gateway nor a witness answers"),
+        Incident::Reconnected => tracing::warn!("answered again, after having been cut off"),
     }
 }
 

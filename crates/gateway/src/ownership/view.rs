@@ -95,6 +95,7 @@ impl Source for View {
             ("cluster_takeovers", "vIPs taken over from gateways that failed", counts.taken_over),
             ("cluster_false_alarms", "Gateways believed dead that were not", counts.false_alarms),
             ("cluster_pauses", "Times that this machine did not run its agent in time", counts.pauses),
+            ("cluster_cut_off", "Times that nobody answered this gateway", counts.cut_off),
         ] {
             registry.register(name, help, counter(value));
         }
