@@ -306,8 +306,12 @@ async fn a_small_cloud_means_what_it_says() {
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
     let vips = [ip("192.0.2.10"), ip("fd00::10"), ip("192.0.2.11")];
     let cluster = store.create_cluster("c", &vips).await.unwrap().into_inner().id;
-    let g1 = store.create_gateway(new_gateway("g1", cluster, "192.0.2.1")).await.unwrap().into_inner().id;
-    let g2 = store.create_gateway(new_gateway("g2", cluster, "192.0.2.2")).await.unwrap().into_inner().id;
+    let both = |name: &str, vtep4: &str, vtep6: &str| NewGateway {
+        vtep6: vtep6.parse().ok(),
+        ..new_gateway(name, cluster, vtep4)
+    };
+    let g1 = store.create_gateway(both("g1", "192.0.2.1", "fd00::1")).await.unwrap().into_inner().id;
+    let g2 = store.create_gateway(both("g2", "192.0.2.2", "fd00::2")).await.unwrap().into_inner().id;
     let new = NewHost { name: "h".into(), vtep: ip("192.0.2.21"), agent: true };
     let host = store.create_host(new).await.unwrap().into_inner().id;
     world.follow().await;
@@ -352,7 +356,7 @@ async fn a_small_cloud_means_what_it_says() {
 
     let tables = world.host(host);
     let role = VtepRole::Gateway { cluster: group };
-    let gateways = [(ip("192.0.2.1"), role), (ip("192.0.2.2"), role)];
+    let gateways = ["192.0.2.1", "192.0.2.2", "fd00::1", "fd00::2"].map(|vtep| (ip(vtep), role));
     assert_eq!(tables.vteps, gateways.into_iter().chain([(ip("192.0.2.21"), VtepRole::Host)]).collect());
     assert_eq!(tables.groups[&group].vips, [vips[0], vips[2]]);
     assert_eq!(tables.vrfs.keys().copied().collect::<Vec<_>>(), [a.vni]);
@@ -511,8 +515,8 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
             let new = NewGateway {
                 name: format!("g{}", y % 6),
                 cluster: choose(&clusters, x)?.id,
-                vtep4: (z % 3 != 0).then(|| Ipv4Addr::new(192, 0, 2, 100 + y % 6)),
-                vtep6: (z % 3 != 1).then(|| ipv6_from_halves(0xfd00 << 48, 100 + u64::from(y % 6))),
+                vtep4: (z % 8 != 0).then(|| Ipv4Addr::new(192, 0, 2, 100 + y % 6)),
+                vtep6: (z % 8 != 1).then(|| ipv6_from_halves(0xfd00 << 48, 100 + u64::from(y % 6))),
             };
             store.create_gateway(new).await.ok()?;
         }

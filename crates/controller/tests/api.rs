@@ -23,8 +23,8 @@ async fn creation_is_idempotent_by_name() {
         ),
         (
             "/v1/gateways".to_owned(),
-            json!({"name": "g2", "cluster": basics.cluster, "vtep6": "fd00::2"}),
-            Some(json!({"name": "g2", "cluster": basics.cluster, "vtep6": "fd00::3"})),
+            json!({"name": "g2", "cluster": basics.cluster, "vtep4": "192.0.2.2", "vtep6": "fd00::2"}),
+            Some(json!({"name": "g2", "cluster": basics.cluster, "vtep4": "192.0.2.2", "vtep6": "fd00::3"})),
         ),
         (
             "/v1/hosts".to_owned(),

@@ -198,6 +198,8 @@ async fn a_gateway_moves_and_has_the_entries_of_both_clusters_meanwhile() {
     assert_eq!(long.problem(), (422, "invalid", "reason"));
 
     // One of the far cluster, which has no VPC and so can let it go.
+    let vips = json!({"vips": ["192.0.2.10", "192.0.2.11", "fd00::10"]});
+    assert_eq!(patch(&cloud, &format!("/v1/clusters/{}", basics.cluster), vips).await.status, StatusCode::OK);
     let new = json!({"name": "g3", "cluster": far, "vtep4": "192.0.2.3", "vtep6": "fd00::3"});
     let g3 = cloud.make("/v1/gateways", new).await;
     let g3_path = format!("/v1/gateways/{g3}");
@@ -218,7 +220,7 @@ async fn a_gateway_moves_and_has_the_entries_of_both_clusters_meanwhile() {
     let both = node.step().await;
     assert!(both[0].snapshot, "{both:?}");
     let sum = |count: fn(&Update) -> usize| both.iter().map(count).sum::<usize>();
-    assert_eq!((sum(|u| u.vrfs.len()), sum(|u| u.endpoints.len()), sum(|u| u.vips.len())), (1, 1, 3));
+    assert_eq!((sum(|u| u.vrfs.len()), sum(|u| u.endpoints.len()), sum(|u| u.vips.len())), (1, 1, 4));
     let plan = both.iter().find_map(|part| part.cluster.clone()).unwrap();
     assert!(plan.cluster.to_string() == far && plan.members.iter().any(|it| it.draining));
     assert_eq!(secret(&both), of_far, "it is a member of one");

@@ -17,7 +17,7 @@ async fn bulk_creation_stage_by_stage() {
     let subnet = cloud.make(&format!("/v1/vpcs/{}/subnets", basics.vpc), subnet).await;
     let foreign = json!({"name": "foreign", "vtep": "192.0.2.99", "agent": false});
     let host = cloud.make("/v1/hosts", foreign).await;
-    let second = json!({"name": "g2", "cluster": basics.cluster, "vtep4": "192.0.2.2"});
+    let second = json!({"name": "g2", "cluster": basics.cluster, "vtep4": "192.0.2.2", "vtep6": "fd00::92"});
     let second = cloud.make("/v1/gateways", second).await;
     let mut tasks = Vec::new();
     for path in [basics.gateway_path(), format!("/v1/gateways/{second}")] {

@@ -87,7 +87,8 @@ async fn watching_needs_a_certificate_of_this_controller() {
     assert!(connect(&forged, &controller, Hello::default()).await.is_err());
 
     // The real one, of a gateway that is deleted then; a cluster with VPCs keeps its last.
-    let spare = json!({"name": "spare", "cluster": basics.cluster, "vtep4": "192.0.2.98"});
+    let spare =
+        json!({"name": "spare", "cluster": basics.cluster, "vtep4": "192.0.2.98", "vtep6": "fd00::98"});
     cloud.make("/v1/gateways", spare).await;
     let identity = cloud.enrol(&basics.gateway_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;

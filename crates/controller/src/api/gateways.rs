@@ -102,7 +102,7 @@ impl Resource for Gateway {
     }
 }
 
-/// At least one VTEP is needed.
+/// It needs a VTEP of each family that the vIPs of its cluster have.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewGateway {

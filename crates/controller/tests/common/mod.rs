@@ -157,7 +157,7 @@ pub async fn basics(cloud: &Cloud) -> Basics {
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
     let vips = json!({"name": "c", "vips": ["192.0.2.10", "fd00::10"]});
     let cluster = cloud.make("/v1/clusters", vips).await;
-    let gateway = json!({"name": "g", "cluster": cluster, "vtep4": "192.0.2.1"});
+    let gateway = json!({"name": "g", "cluster": cluster, "vtep4": "192.0.2.1", "vtep6": "fd00::91"});
     let gateway = cloud.make("/v1/gateways", gateway).await;
     let host = cloud.make("/v1/hosts", json!({"name": "h", "vtep": "192.0.2.21"})).await;
     let vpc = cloud.make("/v1/vpcs", json!({"name": "v", "tenant": tenant})).await;

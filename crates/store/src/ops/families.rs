@@ -1,11 +1,12 @@
 //! Hosts send to a cluster's vIPs of their own underlay family, so a cluster must have
-//! vIPs of each family that hosts of its VPCs have. What this module refuses would be
-//! committed, and forward nothing.
+//! vIPs of each family that hosts of its VPCs have, and each of its gateways, as any may
+//! take over any vIP, a VTEP of each family of the vIPs. What this module refuses would
+//! be committed, and forward nothing.
 
 use crate::backend::Query;
 use crate::rows::{Record, get};
 use crate::value::args;
-use crate::{Cluster, Conflict, Host, Result, Vpc};
+use crate::{Cluster, Conflict, Gateway, Host, Result, Vpc};
 use sluice_types::VpcId;
 
 fn name(ipv4: bool) -> &'static str {
@@ -35,6 +36,20 @@ pub(crate) fn fits(cluster: &Cluster, vpc: &str, host: &Host) -> Result<()> {
     .into())
 }
 
+/// That a gateway can have each of a cluster's vIPs.
+///
+/// # Errors
+/// [`Conflict::FamilyMissing`].
+pub(crate) fn fits_gateway(cluster: &Cluster, gateway: &Gateway) -> Result<()> {
+    for (ipv4, able) in [(true, gateway.vtep4.is_some()), (false, gateway.vtep6.is_some())] {
+        if !able && has(cluster, ipv4) {
+            let (gateway, cluster) = (gateway.name.clone(), cluster.name.clone());
+            return Err(Conflict::FamilyMissing { gateway, cluster, family: name(ipv4) }.into());
+        }
+    }
+    Ok(())
+}
+
 /// The clusters that have a VPC: one, or two while it moves.
 pub(crate) async fn clusters(q: &mut dyn Query, vpc: &Vpc) -> Result<Vec<Cluster>> {
     let mut clusters = Vec::new();
@@ -55,8 +70,8 @@ pub(crate) async fn fits_vpc(q: &mut dyn Query, cluster: &Cluster, vpc: &Vpc) ->
     Ok(())
 }
 
-/// As [`fits`], for all VPCs that the cluster has; `cluster` is as it shall be and `before` as it was: what
-/// did not fit then is not its change's fault.
+/// As [`fits`] and [`fits_gateway`], for all VPCs and gateways that the cluster has or is about to have;
+/// `cluster` is as it shall be and `before` as it was: what did not fit then is not its change's fault.
 pub(crate) async fn fits_still(q: &mut dyn Query, before: &Cluster, cluster: &Cluster) -> Result<()> {
     let of = "SELECT i.host FROM instances i JOIN vpcs v ON v.id = i.vpc \
               WHERE v.cluster = $1 OR v.moving_to = $1";
@@ -67,6 +82,19 @@ pub(crate) async fn fits_still(q: &mut dyn Query, before: &Cluster, cluster: &Cl
         if let Some(row) = q.row(sql, args![cluster.id.get(), host.id.get()]).await? {
             let vpc: Vpc = get(q, VpcId::new(row.number(0)?)).await?;
             return fits(cluster, &vpc.name, &host);
+        }
+    }
+    for (ipv4, vtep) in [(true, "vtep4"), (false, "vtep6")] {
+        if has(before, ipv4) || !has(cluster, ipv4) {
+            continue;
+        }
+        let columns = Gateway::COLUMNS;
+        let sql = format!(
+            "SELECT {columns} FROM gateways WHERE (cluster = $1 OR other_cluster = $1 AND joined = 0) \
+             AND {vtep} IS NULL ORDER BY id LIMIT 1"
+        );
+        if let Some(row) = q.row(&sql, args![cluster.id.get()]).await? {
+            return fits_gateway(cluster, &Gateway::decode(&row)?);
         }
     }
     Ok(())

@@ -6,8 +6,8 @@
 //! Until it has joined a gateway can stay after all. Once it has, going back is a move of
 //! its own, which begins with the entries of both clusters already there.
 
-use super::events;
 use super::placement::{VPC_ON, others_stay, replan};
+use super::{events, families};
 use crate::rows::{check_revision, get};
 use crate::value::args;
 use crate::write::Write;
@@ -87,7 +87,7 @@ pub(crate) async fn begin(
             return Err(Conflict::GatewayMoves { gateway: gateway.name, to }.into());
         }
     }
-    fits(&gateway, &target)?;
+    families::fits_gateway(&target, &gateway)?;
     if needed(w, &gateway).await? {
         return Err(Conflict::LastGateway { gateway: gateway.name }.into());
     }
@@ -98,19 +98,6 @@ pub(crate) async fn begin(
     note(w, BEGUN, &gateway, (&from, &target), why).await?;
     replan(w, from, &[]).await?;
     Ok(gateway)
-}
-
-/// A gateway must be able to have each of its cluster's vIPs.
-fn fits(gateway: &Gateway, target: &Cluster) -> Result<()> {
-    for (family, has, ipv4) in
-        [("IPv4", gateway.vtep4.is_some(), true), ("IPv6", gateway.vtep6.is_some(), false)]
-    {
-        if !has && target.vips.iter().any(|vip| vip.address.is_ipv4() == ipv4) {
-            let (gateway, cluster) = (gateway.name.clone(), target.name.clone());
-            return Err(Conflict::FamilyMissing { gateway, cluster, family }.into());
-        }
-    }
-    Ok(())
 }
 
 /// A gateway that has not joined stays where it is.

@@ -182,6 +182,7 @@ pub(crate) async fn create_gateway(w: &mut Write, new: &NewGateway) -> Result<Cr
         moving: None,
         revision: w.revision,
     };
+    families::fits_gateway(&cluster, &gateway)?;
     let (id, vtep4, vtep6) =
         (gateway.id.get(), new.vtep4.map(|a| a.to_string()), new.vtep6.map(|a| a.to_string()));
     claim(w.q(), &vteps, "gateway", id, &new.name).await?;

@@ -124,10 +124,13 @@ pub fn peering(name: &str, a: &Vpc, b: &Vpc) -> NewPeering {
     NewPeering { name: name.into(), a: a.id, b: b.id }
 }
 
-/// A gateway of an IPv4 VTEP.
+/// A gateway with VTEPs of the families of its cluster's vIPs.
 pub async fn gateway(s: &dyn Store, cluster: ClusterId, last: u8) -> GatewayId {
-    let vtep4 = Some([198, 51, 100, last].into());
-    new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6: None }).await).id
+    let vips = s.cluster(cluster).await.unwrap().addresses();
+    let has = |ipv4: bool| vips.iter().any(|vip| vip.is_ipv4() == ipv4);
+    let vtep4 = has(true).then(|| [198, 51, 100, last].into());
+    let vtep6 = has(false).then(|| [0x2001, 0xdb8, 1, 0, 0, 0, 0, u16::from(last)].into());
+    new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6 }).await).id
 }
 
 /// Changes of the last revision.

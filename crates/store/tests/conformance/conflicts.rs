@@ -7,6 +7,7 @@ use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId, Vni,
     VpcId,
 };
+use std::net::IpAddr;
 
 pub async fn prefixes(f: Fixture) {
     let c = Cloud::make(&f).await;
@@ -341,6 +342,36 @@ pub async fn clusters_and_gateways(f: Fixture) {
     assert!(matches!(&error, Conflict::NameTaken { kind: "gateway", .. }), "{error}");
     s.delete_gateway(made.id, None).await.unwrap();
     s.delete_cluster(full.id, None).await.unwrap();
+}
+
+/// Any gateway of a cluster may take over any of its vIPs.
+pub async fn gateways_have_the_families_of_their_vips(f: Fixture) {
+    let s = &f.store;
+    let [v4, v6]: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+    let cluster = new(s.create_cluster("c", &[v4]).await).id;
+    let gateway = |name: &str, vtep4: Option<&str>, vtep6: Option<&str>| NewGateway {
+        name: name.into(),
+        cluster,
+        vtep4: vtep4.map(|vtep| vtep.parse().unwrap()),
+        vtep6: vtep6.map(|vtep| vtep.parse().unwrap()),
+    };
+    let missing = |gateway: &str, family: &'static str| Conflict::FamilyMissing {
+        gateway: gateway.into(),
+        cluster: "c".into(),
+        family,
+    };
+    let only6 = conflict(s.create_gateway(gateway("g6", None, Some("fd00::66"))).await);
+    assert_eq!(only6, missing("g6", "IPv4"));
+    let only4 = new(s.create_gateway(gateway("g4", Some("192.0.2.4"), None)).await);
+    assert_eq!(conflict(s.update_cluster(cluster, &[v4, v6], None).await), missing("g4", "IPv6"));
+    assert_eq!(s.cluster(cluster).await.unwrap().addresses(), [v4], "nothing has changed");
+    s.delete_gateway(only4.id, None).await.unwrap();
+    s.update_cluster(cluster, &[v4, v6], None).await.unwrap();
+    assert_eq!(
+        conflict(s.create_gateway(gateway("g4", Some("192.0.2.4"), None)).await),
+        missing("g4", "IPv6")
+    );
+    new(s.create_gateway(gateway("g46", Some("192.0.2.4"), Some("fd00::66"))).await);
 }
 
 pub async fn not_found(f: Fixture) {

@@ -63,7 +63,7 @@ fn cases() -> Vec<Case> {
             keys_are_renewed_out_of_turn,
             keys_come_back_whatever_happened, secrets_stay_in_their_table;
         conflicts: prefixes, addresses, underlay_addresses, vnis, peerings, routes, in_use,
-            clusters_and_gateways, not_found, peers_of_a_peer;
+            clusters_and_gateways, gateways_have_the_families_of_their_vips, not_found, peers_of_a_peer;
         instances: allocation_order, freed_addresses_come_last, ipv6_by_eui64, ipv6_in_other_lengths,
             taken_macs_and_addresses, derived_ones_are_avoided, deletion;
         bulk: many_at_once, all_or_nothing, repeated_and_existing_names, given_and_allocated_mix,

@@ -6,7 +6,7 @@ use crate::cloud::{
 };
 use serde_json::json;
 use sluice_store::{
-    Change, Cluster, Conflict, Instance, InstancesOf, Move, NewEvent, Store, StoreError, Vpc,
+    Change, Cluster, Conflict, Instance, InstancesOf, Move, NewEvent, NewGateway, Store, StoreError, Vpc,
 };
 use sluice_types::{ClusterId, HostId, InstanceId, VpcId};
 use std::collections::BTreeSet;
@@ -178,7 +178,9 @@ pub async fn hosts_find_vips_of_their_family(f: Fixture) {
         .create_cluster("both", &["192.0.2.102".parse().unwrap(), "2001:db8::102".parse().unwrap()])
         .await);
     for (cluster, last) in [(v4.id, 1), (v6.id, 2), (both.id, 3)] {
-        gateway(s, cluster, last).await;
+        let vtep4 = Some([198, 51, 100, last].into());
+        let vtep6 = Some([0x2001, 0xdb8, 1, 0, 0, 0, 0, u16::from(last)].into());
+        new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6 }).await);
     }
     let h6 = new(s.create_host(host("h6", "2001:db8::1")).await);
     let none = |cluster: &str, h6: bool| Conflict::NoVipForHost {

@@ -59,7 +59,7 @@ pub async fn every_kind_of_change(f: Fixture) {
     let gateway = NewGateway {
         name: "g".into(),
         cluster: c.cluster.id,
-        vtep4: None,
+        vtep4: Some([198, 51, 100, 1].into()),
         vtep6: Some("2001:db8::1".parse().unwrap()),
     };
     let gateway = new(s.create_gateway(gateway).await);

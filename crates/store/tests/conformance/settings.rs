@@ -11,12 +11,12 @@ pub async fn a_vip_gets_another_home(f: Fixture) {
     let vips: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()];
     let cluster = s.create_cluster("c", &vips).await.unwrap().into_inner().id;
     let mut gateways = Vec::new();
-    for (number, ipv6) in [(1u8, true), (2, true), (3, false)] {
+    for number in 1u8..=3 {
         let new = NewGateway {
             name: format!("g{number}"),
             cluster,
             vtep4: Some([192, 0, 2, 100 + number].into()),
-            vtep6: ipv6.then(|| [0xfd00, 0, 0, 0, 0, 0, 1, u16::from(number)].into()),
+            vtep6: Some([0xfd00, 0, 0, 0, 0, 0, 1, u16::from(number)].into()),
         };
         gateways.push(s.create_gateway(new).await.unwrap().into_inner().id);
     }
@@ -33,11 +33,10 @@ pub async fn a_vip_gets_another_home(f: Fixture) {
     assert_eq!(now.plan_revision, s.revision().await.unwrap(), "nodes are told");
     for (vip, from, to) in [
         (vips[0], of4, other(of4)),
-        (vips[1], other(of6), gateways[2]),
         (vips[1], other(of6), GatewayId::new(999)),
         ("192.0.2.9".parse().unwrap(), of4, other(of4)),
     ] {
-        let why = "its home is another, there is no VTEP of its family, no gateway, no such vIP";
+        let why = "its home is another, there is no such gateway, no such vIP";
         assert!(!s.move_home(cluster, vip, from, to).await.unwrap(), "{vip} to {to}: {why}");
     }
     s.drain_gateway(gateways[0], true, None).await.unwrap();
