@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 7031;
 const PPS: u64 = 1_000;
 /// Longer than anything that happens meanwhile.
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 30;
 const PATIENCE: Duration = Duration::from_secs(40);
 /// No flow leaves the gateways.
 const NEVER: u32 = u32::MAX;

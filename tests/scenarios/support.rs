@@ -215,12 +215,12 @@ pub fn number(result: &Value, key: &str) -> Result<u64, Failure> {
 /// What a stream lost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lost {
-    /// Packets, whatever the reason.
-    pub all: u64,
-    /// Those that no stop of the machine explains.
+    /// Packets that no stop of the machine explains.
     pub packets: u64,
     /// Most of them in a row, as a time.
     pub longest_ms: f64,
+    /// The other packets.
+    pub excused: u64,
     /// How often some of them were lost in a row.
     pub pieces: u64,
     /// The last of them, counted from the stream's end.
@@ -232,41 +232,61 @@ impl Lost {
     pub fn of(result: &Value) -> Result<Self, Failure> {
         let (begin_us, pps) = (number(result, "begin_us")?, number(result, "pps")?);
         let sent = number(result, "sent")?;
-        let mut lost = Self { all: sent - number(result, "received")?, ..Self::default() };
+        let mut lost = Self::default();
         for range in result["lost"].as_array().into_iter().flatten() {
-            let [first, last] = [0, 1].map(|at| range[at].as_u64().unwrap_or_default());
-            let (mut row, before) = (0, lost.packets);
+            let [first, last, first_us, last_us] = [0, 1, 2, 3].map(|at| range[at].as_u64().unwrap_or(0));
+            let mut row = 0;
             for packet in first..=last {
-                row = if stalls::explain(begin_us + packet * 1_000_000 / pps) { 0 } else { row + 1 };
-                lost.packets += u64::from(row > 0);
-                lost.longest_ms = lost.longest_ms.max(row as f64 * 1e3 / pps as f64);
-                lost.last = if row > 0 { Some(sent - packet) } else { lost.last };
+                let part = (last_us - first_us) * (packet - first) / (last - first).max(1);
+                if stalls::explain(begin_us + first_us + part) {
+                    lost.excused += 1;
+                } else {
+                    row += 1;
+                    lost.last = Some(sent - packet);
+                }
             }
-            lost.pieces += u64::from(lost.packets > before);
+            lost.packets += row;
+            lost.longest_ms = lost.longest_ms.max(row as f64 * 1e3 / pps as f64);
+            lost.pieces += u64::from(row > 0);
         }
         Ok(lost)
+    }
+
+    /// What stops of the machine took, for who reads the results.
+    pub fn tell_excused(&self, what: &str) {
+        if self.excused > 0 {
+            println!("    {what}: {} packets lost while the machine stood still", self.excused);
+        }
     }
 
     /// The worst of both in each respect.
     pub fn worse(self, other: Self) -> Self {
         Self {
-            all: self.all.max(other.all),
             packets: self.packets.max(other.packets),
             longest_ms: self.longest_ms.max(other.longest_ms),
+            excused: self.excused.max(other.excused),
             pieces: self.pieces.max(other.pieces),
             last: [self.last, other.last].into_iter().flatten().min(),
         }
     }
 }
 
-/// Fails unless a stream sent as much as it was asked to and lost nothing.
+/// Fails unless a stream sent as much as it was asked to, about as fast, and lost nothing.
 pub fn lost_nothing(what: &str, result: &Value, expected: u64) -> Outcome {
     let (sent, lost) = (number(result, "sent")?, Lost::of(result)?);
     ensure!(sent == expected, "{what}: {sent} of {expected} packets were sent");
+    in_time(what, result)?;
     ensure!(lost.packets == 0, "{what}: {} of {sent} packets lost: {}", lost.packets, result["lost"]);
-    if lost.all > 0 {
-        println!("    {what}: {} packets lost while the machine stood still", lost.all);
-    }
+    lost.tell_excused(what);
+    Ok(())
+}
+
+/// Fails if a stream was slower than asked by more than a quarter, on a machine that ran.
+pub fn in_time(what: &str, result: &Value) -> Outcome {
+    let (begin_us, took_us) = (number(result, "begin_us")?, number(result, "took_us")?);
+    let nominal_us = number(result, "sent")? * 1_000_000 / number(result, "pps")?.max(1);
+    let slow = took_us > nominal_us + nominal_us / 4;
+    ensure!(!slow || stalls::happened_since(begin_us), "{what}: sending took {took_us} us, not {nominal_us}");
     Ok(())
 }
 

@@ -80,7 +80,7 @@ struct Known {
     report: Option<Report>,
     probed_us: Option<u64>,
     failed: bool,
-    /// Since when it has been fit, and neither failed nor been cut off.
+    /// Since when it has been fit and reached by the other gateways, without having failed or been cut off.
     fit_since_us: Option<u64>,
     /// Failures lately, and the last.
     strikes: u32,
@@ -92,13 +92,13 @@ struct Known {
 impl Known {
     /// Of a gateway that says nothing for a moment, or listens after one in which it was not run, what was
     /// known still holds.
-    fn note_fitness(&mut self, now_us: u64) {
+    fn note_fitness(&mut self, now_us: u64, lost: bool, reached: bool) {
         let standing = self.report.as_ref().map(|report| report.standing);
         match standing {
-            _ if self.failed => self.fit_since_us = None,
+            _ if lost => self.fit_since_us = None,
             Some(Standing::CutOff) => self.fit_since_us = None,
-            Some(Standing::Fit) => drop(self.fit_since_us.get_or_insert(now_us)),
-            Some(Standing::Listening) | None => {}
+            Some(Standing::Fit) if reached => drop(self.fit_since_us.get_or_insert(now_us)),
+            _ => {}
         }
     }
 }
@@ -159,6 +159,10 @@ impl Controller {
         let now_us = now_us.max(self.last_us);
         if now_us - self.last_us > self.params.controller_silence_us {
             self.listen(now_us);
+        }
+        if now_us - self.last_us > self.params.preempt_delay_us {
+            // Whoever seems as before may have died and come back meanwhile.
+            self.gateways.values_mut().for_each(|known| known.fit_since_us = None);
         }
         self.last_us = now_us;
         match input {
@@ -266,6 +270,9 @@ impl Controller {
         let arrival = known.source.note(now_us, message.incarnation, message.seq, limit_us);
         if arrival != Arrival::Stale {
             known.probed_us = None;
+        }
+        if arrival == Arrival::Reborn {
+            known.fit_since_us = None;
         }
         match message.body {
             Body::Claims(claims) => self.confirm(now_us, claims),
@@ -375,10 +382,12 @@ impl Controller {
         for id in self.ids() {
             // Its peers know better whether it forwards: they watch it where packets go.
             let by_others = self.is_heard_by_others(id, now_us);
+            let reached = by_others || !self.hears_other(id, now_us);
             let Some(known) = self.gateways.get_mut(&id) else { continue };
             // Who failed before this controller was not run is not back before it is heard.
             let silent = silent.contains(&id) || known.failed && known.source.heard_us.is_none();
             let failed = silent && !by_others;
+            known.note_fitness(now_us, failed, reached);
             if failed == known.failed || failed && blind {
                 continue;
             }
@@ -389,9 +398,6 @@ impl Controller {
             } else {
                 self.outputs.push(ControllerOutput::Returned(id));
             }
-        }
-        for known in self.gateways.values_mut() {
-            known.note_fitness(now_us);
         }
     }
 
@@ -406,6 +412,10 @@ impl Controller {
     fn is_heard(&self, id: GatewayId, now_us: u64) -> bool {
         let limit_us = self.params.controller_limit_us();
         self.gateways.get(&id).is_some_and(|known| known.source.is_heard(now_us, limit_us))
+    }
+
+    fn hears_other(&self, id: GatewayId, now_us: u64) -> bool {
+        self.gateways.keys().any(|&other| other != id && self.is_heard(other, now_us))
     }
 
     fn is_heard_by_others(&self, id: GatewayId, now_us: u64) -> bool {

@@ -102,7 +102,10 @@ impl Underlay {
                     (self.changed, self.anew) = (Instant::now(), true);
                     sleep(SETTLE).await;
                 }
-                () = self.reconnected.notified() => (self.changed, self.anew) = (Instant::now(), true),
+                () = self.reconnected.notified() => {
+                    (self.changed, self.anew) = (Instant::now(), true);
+                    sleep(SETTLE).await;
+                }
                 // The sender lives as long as the node, which is held here.
                 _ = self.topology.changed() => self.changed = Instant::now(),
                 // So does the other, with the ownership.

@@ -17,11 +17,11 @@ impl Controller {
             .and_then(|known| known.report.as_ref())
             .is_some_and(|report| report.standing == Standing::Fit);
         let draining = self.plan.config.member(id).is_none_or(|member| member.draining);
-        let others = self.gateways.keys().any(|&other| other != id && self.is_heard(other, now_us));
-        fit && !draining && self.is_heard(id, now_us) && (!others || self.is_heard_by_others(id, now_us))
+        let reached = self.is_heard_by_others(id, now_us) || !self.hears_other(id, now_us);
+        fit && !draining && self.is_heard(id, now_us) && reached
     }
 
-    /// Whether it has been well for so long that nothing is lost when vIPs go to it.
+    /// Whether it has been well for long enough to have found its next hops.
     fn is_settled(&self, id: GatewayId, now_us: u64) -> bool {
         let since_us = self.gateways.get(&id).and_then(|known| known.fit_since_us);
         since_us.is_some_and(|since_us| now_us - since_us >= self.params.preempt_delay_us)
@@ -29,13 +29,17 @@ impl Controller {
 
     /// Gateways that can take vIPs: those that have settled, or where none has, as when a cluster starts, any.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
-        let mut ids: Vec<GatewayId> =
-            self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us)).collect();
-        if ids.iter().any(|id| self.is_settled(*id, now_us)) {
-            ids.retain(|id| self.is_settled(*id, now_us));
+        let candidate = |id| Candidate {
+            id,
+            load: self.table.owned_by(id, self.plan.config.vips).len(),
+            unsettled: !self.is_settled(id, now_us),
+        };
+        let eligible = self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us));
+        let mut candidates: Vec<Candidate> = eligible.map(candidate).collect();
+        if candidates.iter().any(|candidate| !candidate.unsettled) {
+            candidates.retain(|candidate| !candidate.unsettled);
         }
-        let load = |id| self.table.owned_by(id, self.plan.config.vips).len();
-        ids.into_iter().map(|id| Candidate { id, load: load(id) }).collect()
+        candidates
     }
 
     /// Whether it may get back what is its own: it has not failed for long enough.
@@ -57,7 +61,9 @@ impl Controller {
             let owner = self.table.get(vip).map(|claim| claim.owner);
             let lost = owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|known| known.failed));
             let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
-            if !lost && !draining {
+            // Who is to be drained forwards meanwhile: it can wait for one that has settled.
+            let wait = !lost && candidates.iter().all(|candidate| candidate.unsettled);
+            if !lost && !draining || wait {
                 continue;
             }
             let home = self.plan.homes.get(&vip).copied().filter(|home| self.is_trusted(*home, now_us));

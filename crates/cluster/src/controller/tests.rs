@@ -37,7 +37,8 @@ impl Bench {
     fn settled() -> Self {
         let mut bench = Self::new(Table::default());
         bench.pass(200, &[1, 2, 3]);
-        assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
+        assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3], "at once, where nobody has been there for long");
+        bench.pass(2_000, &[1, 2, 3]);
         bench.outputs.clear();
         bench
     }
@@ -74,6 +75,25 @@ impl Bench {
             }
             self.input(ControllerInput::Timer);
         }
+    }
+
+    /// A gateway says that nobody answers it.
+    fn cut_off(&mut self, from: u64) {
+        let report = Report {
+            config: self.controller.plan.config.revision,
+            digest: self.controller.table.digest(),
+            holds: self.controller.table.owned_by(id(from), VipSet::first(6)),
+            hears: Vec::new(),
+            standing: Standing::CutOff,
+        };
+        self.hear(from, Body::Heartbeat(report));
+    }
+
+    fn drain(&mut self, number: usize) {
+        let mut plan = self.controller.plan.clone();
+        plan.config.revision += 1;
+        plan.config.members[number - 1].draining = true;
+        self.input(ControllerInput::Plan(plan));
     }
 
     fn owners(&self) -> Vec<u64> {
@@ -175,32 +195,59 @@ fn who_comes_back_settles_before_it_is_given_anything() {
     assert!(!bench.owners().contains(&3));
     let at = bench.returns(3, 9_000);
     assert!(at.len() == 2 && (2_000..=2_060).contains(&at[0]), "{at:?}");
-    // Nor is it given what another must lose meanwhile; nor after its agent said that it was cut off.
+    // Nor is it given what another must lose, after it said that it was cut off.
     bench.pass(1_000, &[1, 2, 3]);
-    let report = |standing| Report {
-        config: 1,
-        digest: bench.controller.table.digest(),
-        holds: bench.controller.table.owned_by(id(3), VipSet::first(6)),
-        hears: vec![id(1), id(2)],
-        standing,
-    };
-    let cut_off = report(Standing::CutOff);
-    bench.hear(3, Body::Heartbeat(cut_off));
-    let mut plan = bench.controller.plan.clone();
-    plan.config.revision = 2;
-    plan.config.members[1].draining = true;
+    bench.cut_off(3);
     bench.pass(60, &[1, 2, 3]);
-    bench.input(ControllerInput::Plan(plan));
+    bench.drain(2);
     assert_eq!(bench.owners(), [1, 1, 3, 1, 1, 3]);
+}
+
+#[test]
+fn a_drain_waits_for_one_that_has_settled() {
+    let mut bench = Bench::settled();
+    for number in [1, 3] {
+        bench.cut_off(number);
+    }
+    bench.pass(60, &[1, 2, 3]);
+    bench.drain(2);
+    bench.pass(1_900, &[1, 2, 3]);
+    assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
+    bench.pass(100, &[1, 2, 3]);
+    assert!(!bench.owners().contains(&2));
+}
+
+#[test]
+fn who_is_not_reached_by_the_others_does_not_settle() {
+    let mut bench = Bench::settled();
+    bench.pass(10_000, &[1, 2]);
+    // The controller hears it, and it thinks itself fit, long before the others hear it.
+    for _ in 0..5_000 {
+        bench.pass(1, &[1, 2]);
+        if (bench.now_us / MS).is_multiple_of(50) {
+            bench.heartbeat(3, &[]);
+        }
+    }
+    assert!(!bench.owners().contains(&3));
+    let at = bench.returns(3, 9_000);
+    assert!(at.len() == 2 && (2_000..=2_060).contains(&at[0]), "{at:?}");
+}
+
+#[test]
+fn a_controller_that_was_away_for_long_trusts_nobody_yet() {
+    let mut bench = Bench::settled();
+    let mut plan = bench.controller.plan.clone();
+    plan.homes.insert(vip(0), id(3));
+    bench.now_us += 10_000 * MS;
+    bench.input(ControllerInput::Plan(plan));
+    let at = bench.returns(3, 2_500);
+    assert!(at.len() == 1 && (2_000..=2_060).contains(&at[0]), "{at:?}");
 }
 
 #[test]
 fn a_draining_gateway_is_relieved_at_once_and_told_when_it_is_free() {
     let mut bench = Bench::settled();
-    let mut plan = bench.controller.plan.clone();
-    plan.config.revision = 2;
-    plan.config.members[1].draining = true;
-    bench.input(ControllerInput::Plan(plan));
+    bench.drain(2);
     let mut load = bench.owners();
     load.sort_unstable();
     assert_eq!((load, bench.has(&ControllerOutput::Drained(id(2)))), (vec![1, 1, 1, 3, 3, 3], false));
@@ -262,14 +309,7 @@ fn a_pause_of_the_controller_brings_nobody_back() {
 #[test]
 fn who_is_cut_off_is_vouched_for_to_nobody_but_itself() {
     let mut bench = Bench::settled();
-    let report = Report {
-        config: 1,
-        digest: bench.controller.table.digest(),
-        holds: VipSet::EMPTY,
-        hears: Vec::new(),
-        standing: Standing::CutOff,
-    };
-    bench.hear(2, Body::Heartbeat(report));
+    bench.cut_off(2);
     bench.heartbeat(3, &[1]);
     let hears = |bench: &Bench, whom: u64| {
         let pulse = |output: &ControllerOutput| match output {

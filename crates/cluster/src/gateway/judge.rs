@@ -72,15 +72,20 @@ impl Gateway {
             }
             if !answered && late && self.standing == Standing::Fit {
                 self.standing = Standing::CutOff;
-                self.outputs.push(Output::Happened(Incident::CutOff));
+                if !std::mem::replace(&mut self.was_cut_off, true) {
+                    self.outputs.push(Output::Happened(Incident::CutOff));
+                }
             }
         }
         if self.contact && self.standing == Standing::CutOff {
-            self.outputs.push(Output::Happened(Incident::Reconnected));
             // Much may have happened meanwhile.
             let alone = self.alone.take();
             self.listen(now_us);
             self.alone = alone;
+        }
+        if self.contact && self.standing == Standing::Fit && std::mem::take(&mut self.was_cut_off) {
+            self.back_us = Some(now_us);
+            self.outputs.push(Output::Happened(Incident::Reconnected));
         }
     }
 

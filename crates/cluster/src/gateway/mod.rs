@@ -79,11 +79,11 @@ pub enum Output {
         /// By this node's clock.
         at_us: u64,
     },
-    /// Nothing to do: for the operator.
+    /// For the operator; what the node's part in it is, the incident says.
     Happened(Incident),
 }
 
-/// What an operator may want to know of.
+/// What an operator may want to know of, and the rest of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incident {
     /// This gateway, which was to be drained, owns and answers for nothing any more.
@@ -100,9 +100,9 @@ pub enum Incident {
         /// Since it was last run.
         for_us: u64,
     },
-    /// Nobody answers this gateway: it is cut off.
+    /// Nobody answers this gateway.
     CutOff,
-    /// It was cut off, and is answered again: next hops that failed meanwhile may answer as well.
+    /// It was cut off, and may be relied on again: next hops that failed meanwhile are to be asked anew.
     Reconnected,
 }
 
@@ -181,6 +181,10 @@ pub struct Gateway {
     /// Silence of peers counts from here.
     since_us: u64,
     alone: Option<Alone>,
+    /// It was cut off, and nobody was told yet that it is no more.
+    was_cut_off: bool,
+    /// When it started, or was last no longer cut off.
+    back_us: Option<u64>,
     /// When a member last said what could not be read.
     unreadable_us: Option<u64>,
     /// When everything shall be announced because the network may have been split, and when it last was.
@@ -227,6 +231,8 @@ impl Gateway {
             listen_until_us: now_us,
             since_us: now_us,
             alone: None,
+            was_cut_off: false,
+            back_us: Some(now_us),
             unreadable_us: None,
             rejoin_us: None,
             rejoined_us: None,
@@ -419,7 +425,7 @@ impl Gateway {
         let Node::Gateway(id) = from else { return };
         let Some(at) = self.peer_at(id) else { return };
         let (config, digest) = (report.config, report.digest);
-        let released = self.peers[at].report(report);
+        let released = self.peers[at].report(now_us, report);
         self.rival_gone(now_us, released);
         let due = self.peers[at].sync_due(now_us, self.params.hello_us);
         if due && self.bring_up_to_date(from, config, digest) {

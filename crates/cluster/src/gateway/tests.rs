@@ -126,6 +126,14 @@ impl Bench {
         self.outputs.iter().filter_map(withdrew).collect()
     }
 
+    fn contact_told(&self) -> Vec<Incident> {
+        let told = |output: &Output| match output {
+            Output::Happened(it @ (Incident::CutOff | Incident::Reconnected)) => Some(*it),
+            _ => None,
+        };
+        self.outputs.iter().filter_map(told).collect()
+    }
+
     fn last_probe(&self) -> Option<u64> {
         self.outputs.iter().rev().find_map(|output| match output {
             Output::ProbeWitness { token } => Some(*token),
@@ -162,7 +170,7 @@ fn takes_what_a_silent_peer_owned_once_nobody_hears_it() {
     bench.now_us += Params::default().step_us;
     bench.hello(3, &[1]);
     assert_eq!(bench.took(), [1]);
-    let candidates = [1, 3].map(|number| Candidate { id: id(number), load: 1 });
+    let candidates = [1, 3].map(|number| Candidate { id: id(number), load: 1, unsettled: false });
     assert_eq!(first, crate::order::rank(vip(1), id(1), &candidates) == Some(0));
     assert_eq!(bench.gateway.table().get(vip(1)), Some(Claim { epoch: 2, owner: id(1) }));
     assert_eq!(bench.gateway.holds(), set(&[0, 1]));
@@ -250,6 +258,43 @@ fn a_cut_off_peer_is_relieved_and_returns_by_listening() {
     assert_eq!((bench.gateway.standing(), bench.withdrew()), (Standing::Listening, vec![0]));
     bench.pass(30, &[2, 3]);
     assert_eq!((bench.gateway.standing(), bench.announced()), (Standing::Fit, vec![]));
+    assert_eq!(bench.contact_told(), [Incident::CutOff, Incident::Reconnected]);
+}
+
+#[test]
+fn that_it_was_cut_off_outlasts_a_pause() {
+    let mut bench = Bench::settled();
+    bench.pass(54, &[]);
+    bench.now_us += 100 * MS;
+    bench.pass(40, &[]);
+    assert_eq!((bench.gateway.standing(), bench.contact_told()), (Standing::CutOff, vec![Incident::CutOff]));
+    bench.pass(40, &[2, 3]);
+    assert_eq!(bench.contact_told(), [Incident::CutOff, Incident::Reconnected]);
+}
+
+#[test]
+fn who_came_back_a_moment_ago_is_asked_last() {
+    // Both could take what the third one loses; this one has been there for long.
+    for (back, first) in [(true, true), (false, false)] {
+        let mut bench = Bench::new(3);
+        bench.pass(3_000, &[2, 3]);
+        // It owns more than the second, which would be asked first for that.
+        for place in [0, 1] {
+            bench.claim(Node::Controller, place, 9, 1);
+        }
+        if back {
+            bench.pass(30, &[3]);
+        }
+        bench.pass(500, &[2, 3]);
+        bench.outputs.clear();
+        // The third is silent; the second is heard, and hears it no more.
+        for _ in 0..14 {
+            bench.now_us += MS;
+            bench.hello(2, &[1]);
+            bench.input(Input::Timer);
+        }
+        assert_eq!(bench.took() == [2], first, "back: {back}");
+    }
 }
 
 #[test]

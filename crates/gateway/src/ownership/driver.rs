@@ -124,6 +124,7 @@ pub struct Counts {
     pub false_alarms: u64,
     /// Times that this gateway was not run when it asked to be.
     pub pauses: u64,
+    /// Times that nobody answered this gateway.
     pub cut_off: u64,
 }
 

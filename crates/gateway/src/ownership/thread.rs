@@ -396,7 +396,7 @@ fn tell(incident: Incident) {
         }
         Incident::Paused { for_us } => tracing::warn!(for_us, "this agent was not run in time"),
         Incident::CutOff => tracing::warn!("cut off: neither a gateway nor a witness answers"),
-        Incident::Reconnected => tracing::warn!("answered again, after having been cut off"),
+        Incident::Reconnected => tracing::info!("answered again, after having been cut off"),
     }
 }
 

@@ -8,7 +8,7 @@ use sluice_types::{ClusterId, GatewayId};
 use std::net::IpAddr;
 
 /// Gives a vIP whose home is `from` the home `to`. False, and nothing changes, if its home is another, or
-/// `to` is no gateway of the cluster, or is draining.
+/// `to` is no gateway of the cluster, is draining, or has no VTEP of the vIP's family.
 pub(crate) async fn move_home(
     w: &mut Write,
     id: ClusterId,
@@ -18,7 +18,10 @@ pub(crate) async fn move_home(
 ) -> Result<bool> {
     let mut cluster: Cluster = get(w.q(), id).await?;
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", id.get().into())]).await?;
-    let fits = |gateway: &Gateway| gateway.id == to && !gateway.retires();
+    let fits = |gateway: &Gateway| {
+        let has_vtep = if address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() };
+        gateway.id == to && !gateway.retires() && has_vtep
+    };
     let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.home == Some(from));
     let Some(vip) = vip.filter(|_| gateways.iter().any(fits)) else { return Ok(false) };
     vip.home = Some(to);

@@ -104,7 +104,7 @@ pub(crate) async fn create_cluster(w: &mut Write, name: &str, vips: &[IpAddr]) -
     Ok(Created::New(cluster))
 }
 
-/// That a cluster may have these vIPs and no others, as far as its hosts are concerned.
+/// That a cluster may have these vIPs and no others, as far as its hosts and gateways are concerned.
 pub(crate) async fn check_vips(q: &mut dyn Query, id: ClusterId, vips: &[IpAddr]) -> Result<()> {
     let before: Cluster = get(q, id).await?;
     let after = Cluster { vips: places::place(&before.vips, vips), ..before.clone() };

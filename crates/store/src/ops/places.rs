@@ -26,16 +26,24 @@ pub(crate) fn place(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<ClusterVip> {
     vips.into_values().collect()
 }
 
-/// Gives each vIP a home whose own is gone, of another cluster, leaving or draining: that gateway of those
-/// that stay which has least. A home that is possible stays: the scheduler may have set it. `newcomers` are
-/// those of the cluster that have just come or come back; they take an even share of each family from who
-/// has most. Where no gateway stays, those that are at hand.
+/// Gives each vIP a home whose own is gone, of another cluster, leaving or draining, or has no VTEP of the
+/// vIP's family: that gateway of those that can which has least. A home that is possible stays: the
+/// scheduler may have set it. `newcomers` are those of the cluster that have just come or come back; they
+/// take an even share of each family from who has most. Where no gateway can be a vIP's home, those that
+/// are at hand.
 pub(crate) fn settle(cluster: &mut Cluster, gateways: &[Gateway], newcomers: &[GatewayId]) {
-    let mut able: Vec<GatewayId> = gateways.iter().filter(|g| !g.retires()).map(|g| g.id).collect();
-    if able.is_empty() {
-        able.extend(gateways.iter().map(|gateway| gateway.id));
-    }
     for ipv4 in [true, false] {
+        let fits = |gateway: &&Gateway| {
+            if ipv4 { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
+        };
+        let stays = |gateway: &&Gateway| !gateway.retires();
+        let ids = |gateways: Vec<&Gateway>| gateways.iter().map(|g| g.id).collect::<Vec<GatewayId>>();
+        let choices = [
+            ids(gateways.iter().filter(fits).filter(stays).collect()),
+            ids(gateways.iter().filter(stays).collect()),
+            ids(gateways.iter().collect()),
+        ];
+        let able = choices.into_iter().find(|able| !able.is_empty()).unwrap_or_default();
         let of_family = |vip: &&ClusterVip| vip.address.is_ipv4() == ipv4;
         let places: Vec<VipId> =
             cluster.vips.iter().filter(of_family).filter_map(|vip| VipId::new(vip.place).ok()).collect();
@@ -54,13 +62,13 @@ mod tests {
     use proptest::prelude::*;
     use sluice_types::ClusterId;
 
-    fn gateway(id: u64, draining: bool) -> Gateway {
+    fn gateway(id: u64, v4: bool, v6: bool, draining: bool) -> Gateway {
         Gateway {
             id: GatewayId::new(id),
             name: String::new(),
             cluster: ClusterId::new(1),
-            vtep4: Some([192, 0, 2, id as u8].into()),
-            vtep6: Some([0xfd00, 0, 0, 0, 0, 0, 0, id as u16].into()),
+            vtep4: v4.then(|| [192, 0, 2, id as u8].into()),
+            vtep6: v6.then(|| [0xfd00, 0, 0, 0, 0, 0, 0, id as u16].into()),
             draining,
             moving: None,
             revision: 1,
@@ -100,7 +108,7 @@ mod tests {
         fn vips_keep_their_places_and_homes_that_are_possible(
             lists in prop::collection::vec(prop::collection::btree_set(0u8..60, 1..40), 1..6),
             members in prop::collection::vec(
-                prop::collection::btree_map(1u64..6, any::<bool>(), 0..5), 6),
+                prop::collection::btree_map(1u64..6, (any::<bool>(), any::<bool>()), 0..5), 6),
             wishes in prop::collection::vec((any::<u8>(), any::<u8>()), 6),
         ) {
             let mut now = cluster(Vec::new());
@@ -117,7 +125,10 @@ mod tests {
                     prop_assert!(after.is_none_or(|after| after.place == vip.place));
                 }
                 let gateways: Vec<Gateway> =
-                    members.iter().map(|(id, draining)| gateway(*id, *draining)).collect();
+                    members.iter().map(|(id, (v6, draining))| gateway(*id, true, *v6, *draining)).collect();
+                let can = |gateway: &Gateway, vip: &ClusterVip| {
+                    !gateway.draining && (vip.address.is_ipv4() || gateway.vtep6.is_some())
+                };
                 let comes = |gateway: &&Gateway| {
                     !gateway.draining && known.iter().all(|old| old.id != gateway.id || old.draining)
                 };
@@ -130,12 +141,12 @@ mod tests {
                     prop_assert_eq!(home.is_none(), gateways.is_empty());
                     prop_assert!(home.is_none_or(|home| !home.draining || all_drain));
                     let possible = old.home.is_some_and(|home| {
-                        gateways.iter().any(|gateway| gateway.id == home && !gateway.draining)
+                        gateways.iter().any(|gateway| gateway.id == home && can(gateway, vip))
                     });
                     let takes = vip.home.is_some_and(|home| newcomers.contains(&home));
                     prop_assert!(!possible || vip.home == old.home || takes, "{:?} -> {:?}", old, vip);
                 }
-                // Who comes gets its share.
+                // Who comes gets its share of what it can have.
                 let able: Vec<_> = gateways.iter().filter(|g| !g.draining).collect();
                 let share = |id| now.vips.iter().filter(|v| v.address.is_ipv4() && v.home == Some(id)).count();
                 let v4 = now.vips.iter().filter(|v| v.address.is_ipv4()).count();
@@ -144,6 +155,7 @@ mod tests {
                 }
                 // Nothing moves when nothing changed, nor what the scheduler moved.
                 if let Some(vip) = (!now.vips.is_empty()).then(|| wish.0 as usize % now.vips.len()) {
+                    let able: Vec<_> = gateways.iter().filter(|g| can(g, &now.vips[vip])).collect();
                     if !able.is_empty() {
                         now.vips[vip].home = Some(able[wish.1 as usize % able.len()].id);
                     }
