@@ -80,8 +80,10 @@ struct Known {
     report: Option<Report>,
     probed_us: Option<u64>,
     failed: bool,
-    /// Since when it has been fit and reached by the other gateways, without having failed or been cut off.
+    /// Since when it has been fit and reached by the other gateways, and not unfit for more than a moment.
     fit_since_us: Option<u64>,
+    /// Since when it has failed or been cut off.
+    unfit_since_us: Option<u64>,
     /// Failures lately, and the last.
     strikes: u32,
     struck_us: u64,
@@ -92,13 +94,16 @@ struct Known {
 impl Known {
     /// Of a gateway that says nothing for a moment, or listens after one in which it was not run, what was
     /// known still holds.
-    fn note_fitness(&mut self, now_us: u64, lost: bool, reached: bool) {
+    fn note_fitness(&mut self, now_us: u64, lost: bool, reached: bool, brief_us: u64) {
         let standing = self.report.as_ref().map(|report| report.standing);
-        match standing {
-            _ if lost => self.fit_since_us = None,
-            Some(Standing::CutOff) => self.fit_since_us = None,
-            Some(Standing::Fit) if reached => drop(self.fit_since_us.get_or_insert(now_us)),
-            _ => {}
+        if lost || standing == Some(Standing::CutOff) {
+            let since_us = *self.unfit_since_us.get_or_insert(now_us);
+            if now_us - since_us >= brief_us {
+                self.fit_since_us = None;
+            }
+        } else if standing == Some(Standing::Fit) && reached {
+            self.unfit_since_us = None;
+            self.fit_since_us.get_or_insert(now_us);
         }
     }
 }
@@ -387,7 +392,7 @@ impl Controller {
             // Who failed before this controller was not run is not back before it is heard.
             let silent = silent.contains(&id) || known.failed && known.source.heard_us.is_none();
             let failed = silent && !by_others;
-            known.note_fitness(now_us, failed, reached);
+            known.note_fitness(now_us, failed, reached, self.params.brief_us);
             if failed == known.failed || failed && blind {
                 continue;
             }

@@ -41,6 +41,8 @@ pub struct Params {
     /// A gateway that came back has been fit for so long before vIPs go to it, where another has them or can
     /// take them: meanwhile it finds its next hops again. What VRRP's implementations call the preempt delay.
     pub preempt_delay_us: u64,
+    /// Whoever was unfit for less than this has not lost its next hops: a processor was taken away, say.
+    pub brief_us: u64,
     /// At most one vIP is given back in this time.
     pub return_interval_us: u64,
 }
@@ -67,6 +69,7 @@ impl Default for Params {
             hold_down_us: 2_000_000,
             hold_down_max_us: 300_000_000,
             preempt_delay_us: 2_000_000,
+            brief_us: 500_000,
             return_interval_us: 250_000,
         }
     }
@@ -122,6 +125,7 @@ impl Params {
             self.heartbeat_us,
             "every gateway must have had its turn",
         )?;
+        at_least("hold-down", self.hold_down_us, self.brief_us, "only it follows a brief failure")?;
         at_least("return interval", self.return_interval_us, 1, "vIPs are given back one by one")
     }
 

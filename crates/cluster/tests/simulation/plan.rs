@@ -93,6 +93,7 @@ impl Scenario {
             hold_down_us: 20_000,
             hold_down_max_us: 80_000,
             preempt_delay_us: 20_000,
+            brief_us: 5_000,
             return_interval_us: 10_000,
             forgive_us: 400_000,
             // Where announcements get lost, or both sides of a split lose gateways, only refreshing helps.
