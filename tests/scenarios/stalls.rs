@@ -23,6 +23,9 @@ const LONG_US: u64 = 40_000;
 /// After the last of them, what should have happened has still so much time.
 const CALM: Duration = Duration::from_secs(15);
 
+/// A machine that stands still for long once in this time keeps nobody's times.
+const AGAIN: Duration = Duration::from_secs(5);
+
 /// Begin and end of each stop, in microseconds of the UNIX epoch.
 static STOPS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
@@ -81,6 +84,15 @@ pub fn is_late(begin: Instant, within: Duration) -> bool {
     let calm_us = now_us().saturating_sub(u64::try_from(CALM.min(within).as_micros()).unwrap_or(u64::MAX));
     let lately = |(begin_us, end_us): &(u64, u64)| end_us - begin_us >= LONG_US && *end_us > calm_us;
     begin.elapsed() > 3 * within || begin.elapsed() > within && !with_stops(|stops| stops.iter().any(lately))
+}
+
+/// Whether the machine stood still so often since `begin` that nobody could keep any time: once in
+/// [`AGAIN`] or more, for long.
+pub fn crippled_since(begin: Instant) -> bool {
+    let since_us = now_us().saturating_sub(u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX));
+    let long = |(begin_us, end_us): &&(u64, u64)| *end_us >= since_us && end_us - begin_us >= LONG_US;
+    let count = with_stops(|stops| stops.iter().filter(long).count());
+    count as f64 >= begin.elapsed().div_duration_f64(AGAIN)
 }
 
 /// For who reads the results.

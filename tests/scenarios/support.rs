@@ -12,26 +12,35 @@ use tokio::process::{Child, ChildStdout};
 
 /// Why a scenario failed.
 #[derive(Debug)]
-pub struct Failure(String);
+pub struct Failure {
+    text: String,
+    /// Something has not happened in time; nothing wrong has.
+    pub late: bool,
+}
 
 /// A scenario's end.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), late: false }
+    }
+
+    /// The same, because something has not happened in time.
+    pub fn late(self) -> Self {
+        Self { late: true, ..self }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl<E: std::error::Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self(describe(&error))
+        Self::new(describe(&error))
     }
 }
 
@@ -305,7 +314,7 @@ where
     loop {
         match check().await {
             Ok(()) => return Ok(()),
-            Err(failure) if stalls::is_late(begin, within) => return Err(failure),
+            Err(failure) if stalls::is_late(begin, within) => return Err(failure.late()),
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }

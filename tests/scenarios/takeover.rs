@@ -189,7 +189,9 @@ impl<'a> Bench<'a> {
             if owners.values().all(|(owner, home)| owner == home) {
                 break;
             }
-            ensure!(!stalls::is_late(begin, HOME), "{what}: vIPs did not go home: {owners:?}");
+            if stalls::is_late(begin, HOME) {
+                return Err(Failure::new(format!("{what}: vIPs did not go home: {owners:?}")).late());
+            }
         }
         ensure!(lost == 0, "{what}: {lost} packets lost while vIPs went home to {victim}");
         Ok(())
