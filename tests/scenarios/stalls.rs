@@ -29,7 +29,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Begin and end of each stop, in microseconds of the UNIX epoch.
 static STOPS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-fn now_us() -> u64 {
+/// Microseconds of the UNIX epoch.
+pub fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

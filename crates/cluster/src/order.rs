@@ -1,5 +1,5 @@
-//! The order in which gateways are asked to take a vIP: those that came back a
-//! moment ago last, the least loaded first, then by rendezvous hashing. Everybody computes it alike.
+//! The order in which gateways are asked to take a vIP: the least loaded
+//! first, then by rendezvous hashing. Everybody computes it alike.
 
 use crate::vip::VipId;
 use sluice_types::GatewayId;
@@ -23,13 +23,11 @@ pub(crate) struct Candidate {
     pub id: GatewayId,
     /// vIPs that it owns already.
     pub load: usize,
-    /// It came back a moment ago, and may still look for its next hops.
-    pub unsettled: bool,
 }
 
 impl Candidate {
     fn before(&self, other: &Self, vip: VipId) -> bool {
-        let key = |it: &Self| (it.unsettled, it.load, u64::MAX - score(vip, it.id), it.id);
+        let key = |it: &Self| (it.load, u64::MAX - score(vip, it.id), it.id);
         key(self) < key(other)
     }
 }
@@ -57,8 +55,7 @@ pub fn mend(
     old: impl Fn(VipId) -> Option<GatewayId>,
 ) -> Vec<(VipId, GatewayId)> {
     let vips: Vec<VipId> = vips.into_iter().collect();
-    let mut candidates: Vec<Candidate> =
-        gateways.iter().map(|&id| Candidate { id, load: 0, unsettled: false }).collect();
+    let mut candidates: Vec<Candidate> = gateways.iter().map(|&id| Candidate { id, load: 0 }).collect();
     if candidates.is_empty() {
         return Vec::new();
     }
@@ -117,9 +114,8 @@ mod tests {
     #[test]
     fn ranks_count_up_and_the_first_takes() {
         for vip in VipSet::first(40).iter() {
-            let mut all: Vec<Candidate> = (1..6)
-                .map(|id| Candidate { id: GatewayId::new(id), load: id as usize % 3, unsettled: false })
-                .collect();
+            let mut all: Vec<Candidate> =
+                (1..6).map(|id| Candidate { id: GatewayId::new(id), load: id as usize % 3 }).collect();
             let mut ranks: Vec<usize> = all.iter().map(|c| rank(vip, c.id, &all).unwrap()).collect();
             let first = all[ranks.iter().position(|rank| *rank == 0).unwrap()];
             ranks.sort_unstable();

@@ -29,17 +29,13 @@ impl Controller {
 
     /// Gateways that can take vIPs: those that have settled, or where none has, as when a cluster starts, any.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
-        let candidate = |id| Candidate {
-            id,
-            load: self.table.owned_by(id, self.plan.config.vips).len(),
-            unsettled: !self.is_settled(id, now_us),
-        };
-        let eligible = self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us));
-        let mut candidates: Vec<Candidate> = eligible.map(candidate).collect();
-        if candidates.iter().any(|candidate| !candidate.unsettled) {
-            candidates.retain(|candidate| !candidate.unsettled);
+        let mut ids: Vec<GatewayId> =
+            self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us)).collect();
+        if ids.iter().any(|id| self.is_settled(*id, now_us)) {
+            ids.retain(|id| self.is_settled(*id, now_us));
         }
-        candidates
+        let load = |id| self.table.owned_by(id, self.plan.config.vips).len();
+        ids.into_iter().map(|id| Candidate { id, load: load(id) }).collect()
     }
 
     /// Whether it may get back what is its own: it has not failed for long enough.
@@ -57,13 +53,13 @@ impl Controller {
         if candidates.is_empty() {
             return;
         }
+        let settled = candidates.iter().all(|candidate| self.is_settled(candidate.id, now_us));
         for vip in self.plan.config.vips.iter() {
             let owner = self.table.get(vip).map(|claim| claim.owner);
             let lost = owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|known| known.failed));
             let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
             // Who is to be drained forwards meanwhile: it can wait for one that has settled.
-            let wait = !lost && candidates.iter().all(|candidate| candidate.unsettled);
-            if !lost && !draining || wait {
+            if !lost && !(draining && settled) {
                 continue;
             }
             let home = self.plan.homes.get(&vip).copied().filter(|home| self.is_trusted(*home, now_us));

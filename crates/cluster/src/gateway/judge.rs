@@ -84,7 +84,6 @@ impl Gateway {
             self.alone = alone;
         }
         if self.contact && self.standing == Standing::Fit && std::mem::take(&mut self.was_cut_off) {
-            self.back_us = Some(now_us);
             self.outputs.push(Output::Happened(Incident::Reconnected));
         }
     }

@@ -183,8 +183,6 @@ pub struct Gateway {
     alone: Option<Alone>,
     /// It was cut off, and nobody was told yet that it is no more.
     was_cut_off: bool,
-    /// When it started, or was last no longer cut off.
-    back_us: Option<u64>,
     /// When a member last said what could not be read.
     unreadable_us: Option<u64>,
     /// When everything shall be announced because the network may have been split, and when it last was.
@@ -232,7 +230,6 @@ impl Gateway {
             since_us: now_us,
             alone: None,
             was_cut_off: false,
-            back_us: Some(now_us),
             unreadable_us: None,
             rejoin_us: None,
             rejoined_us: None,
@@ -425,7 +422,7 @@ impl Gateway {
         let Node::Gateway(id) = from else { return };
         let Some(at) = self.peer_at(id) else { return };
         let (config, digest) = (report.config, report.digest);
-        let released = self.peers[at].report(now_us, report);
+        let released = self.peers[at].report(report);
         self.rival_gone(now_us, released);
         let due = self.peers[at].sync_due(now_us, self.params.hello_us);
         if due && self.bring_up_to_date(from, config, digest) {

@@ -116,11 +116,9 @@ impl Gateway {
             .iter()
             .filter(|peer| self.is_usable(peer.id, now_us) && peer.standing == Standing::Fit);
         let draining = self.config.member(self.own).is_some_and(|member| member.draining);
-        let candidate = |id, unsettled| Candidate { id, load: load(id), unsettled };
-        let unsettled = self.back_us.is_some_and(|at| now_us - at < self.params.preempt_delay_us);
         let all: Vec<(bool, Candidate)> = others
-            .map(|peer| (peer.draining, candidate(peer.id, peer.is_unsettled(now_us, &self.params))))
-            .chain([(draining, candidate(self.own, unsettled))])
+            .map(|peer| (peer.draining, Candidate { id: peer.id, load: load(peer.id) }))
+            .chain([(draining, Candidate { id: self.own, load: load(self.own) })])
             .collect();
         let only_draining = all.iter().all(|(draining, _)| *draining);
         all.into_iter()

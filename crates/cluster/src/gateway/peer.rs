@@ -14,8 +14,6 @@ pub(super) struct Peer {
     pub known_us: u64,
     /// The verdict: neither this gateway nor one that it hears has heard it in time.
     pub dead: bool,
-    /// When it last was alive again, or no longer cut off.
-    back_us: Option<u64>,
     dead_us: u64,
     /// The verdict was passed since its last message.
     accused: bool,
@@ -52,7 +50,6 @@ impl Peer {
             source: Source::default(),
             known_us: now_us,
             dead: false,
-            back_us: None,
             dead_us: 0,
             accused: false,
             alarms: 0,
@@ -100,14 +97,7 @@ impl Peer {
     fn alarm(&mut self, now_us: u64, params: &Params) {
         self.alarms = (self.alarms + 1).min(params.alarms_max);
         self.alarmed_us = now_us;
-        self.revive(now_us);
-    }
-
-    /// Whatever it was, it may have lost its next hops.
-    fn revive(&mut self, now_us: u64) {
-        if std::mem::take(&mut self.dead) {
-            self.back_us = Some(now_us);
-        }
+        self.dead = false;
     }
 
     /// The controller says that it hears this peer. That is older than what gateways see for themselves,
@@ -130,10 +120,7 @@ impl Peer {
     }
 
     /// Takes its report; returns the vIPs that it no longer answers for.
-    pub fn report(&mut self, now_us: u64, report: Report) -> VipSet {
-        if self.standing == Standing::CutOff && report.standing != Standing::CutOff {
-            self.back_us = Some(now_us);
-        }
+    pub fn report(&mut self, report: Report) -> VipSet {
         let released = self.holds.without(report.holds);
         self.holds = report.holds;
         self.hears = report.hears;
@@ -143,22 +130,15 @@ impl Peer {
 
     /// The verdict, anew; returns the vIPs that nobody answers for since.
     pub fn judge(&mut self, alive: bool, now_us: u64) -> VipSet {
-        if alive {
-            self.revive(now_us);
-        }
-        if alive || self.dead {
+        let died = !alive && !self.dead;
+        self.dead = !alive;
+        if !died {
             return VipSet::EMPTY;
         }
-        self.dead = true;
         self.dead_us = now_us;
         self.contradicted_us = None;
         self.accused = true;
         std::mem::take(&mut self.holds)
-    }
-
-    /// Whether it came back a moment ago.
-    pub fn is_unsettled(&self, now_us: u64, params: &Params) -> bool {
-        self.back_us.is_some_and(|back_us| now_us - back_us < params.preempt_delay_us)
     }
 
     pub fn is_heard(&self, now_us: u64, params: &Params) -> bool {

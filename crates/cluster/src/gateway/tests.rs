@@ -170,7 +170,7 @@ fn takes_what_a_silent_peer_owned_once_nobody_hears_it() {
     bench.now_us += Params::default().step_us;
     bench.hello(3, &[1]);
     assert_eq!(bench.took(), [1]);
-    let candidates = [1, 3].map(|number| Candidate { id: id(number), load: 1, unsettled: false });
+    let candidates = [1, 3].map(|number| Candidate { id: id(number), load: 1 });
     assert_eq!(first, crate::order::rank(vip(1), id(1), &candidates) == Some(0));
     assert_eq!(bench.gateway.table().get(vip(1)), Some(Claim { epoch: 2, owner: id(1) }));
     assert_eq!(bench.gateway.holds(), set(&[0, 1]));
@@ -270,31 +270,6 @@ fn that_it_was_cut_off_outlasts_a_pause() {
     assert_eq!((bench.gateway.standing(), bench.contact_told()), (Standing::CutOff, vec![Incident::CutOff]));
     bench.pass(40, &[2, 3]);
     assert_eq!(bench.contact_told(), [Incident::CutOff, Incident::Reconnected]);
-}
-
-#[test]
-fn who_came_back_a_moment_ago_is_asked_last() {
-    // Both could take what the third one loses; this one has been there for long.
-    for (back, first) in [(true, true), (false, false)] {
-        let mut bench = Bench::new(3);
-        bench.pass(3_000, &[2, 3]);
-        // It owns more than the second, which would be asked first for that.
-        for place in [0, 1] {
-            bench.claim(Node::Controller, place, 9, 1);
-        }
-        if back {
-            bench.pass(30, &[3]);
-        }
-        bench.pass(500, &[2, 3]);
-        bench.outputs.clear();
-        // The third is silent; the second is heard, and hears it no more.
-        for _ in 0..14 {
-            bench.now_us += MS;
-            bench.hello(2, &[1]);
-            bench.input(Input::Timer);
-        }
-        assert_eq!(bench.took() == [2], first, "back: {back}");
-    }
 }
 
 #[test]
