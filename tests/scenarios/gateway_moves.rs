@@ -71,7 +71,10 @@ async fn go(lab: &Lab) -> Outcome {
     let took = begin.elapsed().as_secs() + 1;
     println!("    there, back, drained and undrained in {took} s");
     outcome.and(streams.end().await)?;
-    ensure!(took < SECONDS, "it took {took} s, longer than the streams of {SECONDS} s");
+    if took >= SECONDS {
+        let text = format!("it took {took} s, longer than the streams of {SECONDS} s");
+        return Err(Failure::new(text).late());
+    }
     Ok(())
 }
 
