@@ -59,7 +59,8 @@ impl Controller {
             let lost = owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|known| known.failed));
             let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
             // Who is to be drained forwards meanwhile: it can wait for one that has settled.
-            if !lost && !(draining && settled) {
+            let leaves = lost || draining && settled;
+            if !leaves {
                 continue;
             }
             let home = self.plan.homes.get(&vip).copied().filter(|home| self.is_trusted(*home, now_us));
