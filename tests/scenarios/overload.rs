@@ -34,7 +34,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let relief = relieved(&lab, &busiest).await;
     let seen = bench.worst("a gateway is overloaded", streams).await?;
     relief?;
-    ensure!(seen.packets == 0, "{} packets lost while a vIP moved", seen.packets);
+    ensure!(seen.lost == 0, "{} packets lost while a vIP moved", seen.lost);
     // Its new owner is its home now.
     bench.at_home().await
 }

@@ -1,6 +1,5 @@
 //! What scenarios share: failures, pings, probes, counters.
 
-use crate::stalls;
 use serde_json::Value;
 use sluice_lab::{Lab, VmState};
 use std::fmt;
@@ -12,35 +11,26 @@ use tokio::process::{Child, ChildStdout};
 
 /// Why a scenario failed.
 #[derive(Debug)]
-pub struct Failure {
-    text: String,
-    /// Something has not happened in time; nothing wrong has.
-    pub late: bool,
-}
+pub struct Failure(String);
 
 /// A scenario's end.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), late: false }
-    }
-
-    /// The same, because something has not happened in time.
-    pub fn late(self) -> Self {
-        Self { late: true, ..self }
+        Self(text.into())
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.0)
     }
 }
 
 impl<E: std::error::Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::new(describe(&error))
+        Self(describe(&error))
     }
 }
 
@@ -221,81 +211,11 @@ pub fn number(result: &Value, key: &str) -> Result<u64, Failure> {
     result[key].as_u64().ok_or_else(|| Failure::new(format!("no number `{key}` in {result}")))
 }
 
-/// What a stream lost.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Lost {
-    /// Packets that no stop of the machine explains.
-    pub packets: u64,
-    /// Most of them in a row, as a time.
-    pub longest_ms: f64,
-    /// The other packets.
-    pub excused: u64,
-    /// How often some of them were lost in a row.
-    pub pieces: u64,
-    /// The last of them, counted from the stream's end.
-    pub last: Option<u64>,
-}
-
-impl Lost {
-    /// As the probe counted.
-    pub fn of(result: &Value) -> Result<Self, Failure> {
-        let (begin_us, pps) = (number(result, "begin_us")?, number(result, "pps")?);
-        let sent = number(result, "sent")?;
-        let mut lost = Self::default();
-        for range in result["lost"].as_array().into_iter().flatten() {
-            let [first, last, first_us, last_us] = [0, 1, 2, 3].map(|at| range[at].as_u64().unwrap_or(0));
-            let mut row = 0;
-            for packet in first..=last {
-                let part = (last_us - first_us) * (packet - first) / (last - first).max(1);
-                if stalls::explain(begin_us + first_us + part) {
-                    lost.excused += 1;
-                } else {
-                    row += 1;
-                    lost.last = Some(sent - packet);
-                }
-            }
-            lost.packets += row;
-            lost.longest_ms = lost.longest_ms.max(row as f64 * 1e3 / pps as f64);
-            lost.pieces += u64::from(row > 0);
-        }
-        Ok(lost)
-    }
-
-    /// What stops of the machine took, for who reads the results.
-    pub fn tell_excused(&self, what: &str) {
-        if self.excused > 0 {
-            println!("    {what}: {} packets lost while the machine stood still", self.excused);
-        }
-    }
-
-    /// The worst of both in each respect.
-    pub fn worse(self, other: Self) -> Self {
-        Self {
-            packets: self.packets.max(other.packets),
-            longest_ms: self.longest_ms.max(other.longest_ms),
-            excused: self.excused.max(other.excused),
-            pieces: self.pieces.max(other.pieces),
-            last: [self.last, other.last].into_iter().flatten().min(),
-        }
-    }
-}
-
-/// Fails unless a stream sent as much as it was asked to, about as fast, and lost nothing.
+/// Fails unless a stream lost nothing, and was about as fast as asked.
 pub fn lost_nothing(what: &str, result: &Value, expected: u64) -> Outcome {
-    let (sent, lost) = (number(result, "sent")?, Lost::of(result)?);
-    ensure!(sent == expected, "{what}: {sent} of {expected} packets were sent");
-    in_time(what, result)?;
-    ensure!(lost.packets == 0, "{what}: {} of {sent} packets lost: {}", lost.packets, result["lost"]);
-    lost.tell_excused(what);
-    Ok(())
-}
-
-/// Fails if a stream was slower than asked by more than a quarter, on a machine that ran.
-pub fn in_time(what: &str, result: &Value) -> Outcome {
-    let (begin_us, took_us) = (number(result, "begin_us")?, number(result, "took_us")?);
-    let nominal_us = number(result, "sent")? * 1_000_000 / number(result, "pps")?.max(1);
-    let slow = took_us > nominal_us + nominal_us / 4;
-    ensure!(!slow || stalls::happened_since(begin_us), "{what}: sending took {took_us} us, not {nominal_us}");
+    let (sent, received) = (number(result, "sent")?, number(result, "received")?);
+    ensure!(sent * 10 >= expected * 8, "{what}: only {sent} of about {expected} packets were sent");
+    ensure!(sent == received, "{what}: {} of {sent} packets lost: {}", sent - received, result["lost"]);
     Ok(())
 }
 
@@ -305,16 +225,16 @@ pub fn address(vm: &VmState, ipv6: bool) -> Result<IpAddr, Failure> {
     found.ok_or_else(|| Failure::new(format!("instance {} lacks a family", vm.id)))
 }
 
-/// Waits until a check holds; its last complaint when it does not, on a machine that ran.
+/// Waits until a check holds; its last complaint when it does not.
 pub async fn eventually<F>(within: Duration, mut check: impl FnMut() -> F) -> Outcome
 where
     F: Future<Output = Outcome>,
 {
-    let begin = Instant::now();
+    let until = Instant::now() + within;
     loop {
         match check().await {
             Ok(()) => return Ok(()),
-            Err(failure) if stalls::is_late(begin, within) => return Err(failure.late()),
+            Err(failure) if Instant::now() > until => return Err(failure),
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
