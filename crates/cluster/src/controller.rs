@@ -387,7 +387,7 @@ impl Controller {
         for id in self.ids() {
             // Its peers know better whether it forwards: they watch it where packets go.
             let by_others = self.is_heard_by_others(id, now_us);
-            let reached = by_others || !self.hears_other(id, now_us);
+            let reached = self.is_reached(id, now_us);
             let Some(known) = self.gateways.get_mut(&id) else { continue };
             // Who failed before this controller was not run is not back before it is heard.
             let silent = silent.contains(&id) || known.failed && known.source.heard_us.is_none();
@@ -419,8 +419,10 @@ impl Controller {
         self.gateways.get(&id).is_some_and(|known| known.source.is_heard(now_us, limit_us))
     }
 
-    fn hears_other(&self, id: GatewayId, now_us: u64) -> bool {
-        self.gateways.keys().any(|&other| other != id && self.is_heard(other, now_us))
+    /// Whether other gateways hear it, if there are any: the controller's network is not the packets'.
+    fn is_reached(&self, id: GatewayId, now_us: u64) -> bool {
+        let others = self.gateways.keys().any(|&other| other != id && self.is_heard(other, now_us));
+        !others || self.is_heard_by_others(id, now_us)
     }
 
     fn is_heard_by_others(&self, id: GatewayId, now_us: u64) -> bool {

@@ -8,8 +8,8 @@ use crate::vip::VipId;
 use sluice_types::GatewayId;
 
 impl Controller {
-    /// Whether a gateway can take vIPs: the controller hears it, it says that it is fit, and other
-    /// gateways hear it too, if there are any: the controller's network is not the packets'.
+    /// Whether a gateway can take vIPs: the controller hears it, it says that it is fit, and other gateways
+    /// hear it too.
     fn is_eligible(&self, id: GatewayId, now_us: u64) -> bool {
         let fit = self
             .gateways
@@ -17,8 +17,7 @@ impl Controller {
             .and_then(|known| known.report.as_ref())
             .is_some_and(|report| report.standing == Standing::Fit);
         let draining = self.plan.config.member(id).is_none_or(|member| member.draining);
-        let reached = self.is_heard_by_others(id, now_us) || !self.hears_other(id, now_us);
-        fit && !draining && self.is_heard(id, now_us) && reached
+        fit && !draining && self.is_heard(id, now_us) && self.is_reached(id, now_us)
     }
 
     /// Whether it has been well for long enough to have found its next hops.
