@@ -1,7 +1,8 @@
 //! End-to-end scenarios over the lab: real processes, namespaces and packets.
 //!
 //! One file a scenario. Most share one lab; those that break the controller's
-//! database or the lab itself make their own. They run one after the other:
+//! database or the lab itself make their own, and those to which each lost packet
+//! is a failure have theirs on one processor. They run one after the other:
 //! `cargo test -p sluice-scenarios -- WORD...` runs those whose name has a word,
 //! `--list` names them. `SLUICE_BIN` names a binary to use instead of building
 //! one. Needs root.
@@ -21,6 +22,7 @@ mod idle_paths;
 mod isolation;
 mod leftovers;
 mod load_awareness;
+mod lossless_takeover;
 mod moved_instance;
 mod overload;
 mod path_mtu;
@@ -71,53 +73,65 @@ impl Ground {
 
 struct Scenario {
     name: &'static str,
-    shares_lab: bool,
+    place: Place,
     run: fn(Ground) -> LocalBoxFuture<'static, Outcome>,
 }
 
+/// The lab of a scenario.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// That of the others.
+    SharedLab,
+    /// One that it makes.
+    OwnLab,
+    /// One that it makes, and whose processes all run on one processor (`stalls`).
+    OneProcessor,
+}
+
 macro_rules! scenarios {
-    ($($module:ident: $shared:literal),* $(,)?) => {
+    ($($module:ident: $place:ident),* $(,)?) => {
         [$(Scenario {
             name: stringify!($module),
-            shares_lab: $shared,
+            place: Place::$place,
             run: |ground| async move { $module::scenario(&ground).await }.boxed_local(),
         }),*]
     };
 }
 
-/// In the order of their running: `true` for those that share a lab.
+/// In the order of their running.
 fn all() -> Vec<Scenario> {
     scenarios![
-        self_configuration: true,
-        same_host: true,
-        across_hosts: true,
-        peered: true,
-        underlays: true,
-        isolation: true,
-        udp: true,
-        tcp: true,
-        icmp_errors: true,
-        path_mtu: true,
-        spoofing: true,
-        direct_paths: true,
-        rsp_tenant: true,
-        rsp_forged: true,
-        idle_paths: true,
-        deletion: true,
-        foreign_host: true,
-        crash: true,
-        moved_instance: false,
-        vpc_moves: false,
-        gateway_moves: false,
-        database_killed: false,
-        disk_full: false,
-        takeover: false,
-        overload: false,
-        load_awareness: false,
-        preprogrammed: false,
-        gwzone: false,
-        two_labs: false,
-        leftovers: false,
+        self_configuration: SharedLab,
+        same_host: SharedLab,
+        across_hosts: SharedLab,
+        peered: SharedLab,
+        underlays: SharedLab,
+        isolation: SharedLab,
+        udp: SharedLab,
+        tcp: SharedLab,
+        icmp_errors: SharedLab,
+        path_mtu: SharedLab,
+        spoofing: SharedLab,
+        direct_paths: SharedLab,
+        rsp_tenant: SharedLab,
+        rsp_forged: SharedLab,
+        idle_paths: SharedLab,
+        deletion: SharedLab,
+        foreign_host: SharedLab,
+        crash: SharedLab,
+        moved_instance: OwnLab,
+        vpc_moves: OneProcessor,
+        gateway_moves: OneProcessor,
+        database_killed: OwnLab,
+        disk_full: OwnLab,
+        takeover: OneProcessor,
+        lossless_takeover: OneProcessor,
+        overload: OneProcessor,
+        load_awareness: OwnLab,
+        preprogrammed: OwnLab,
+        gwzone: OneProcessor,
+        two_labs: OwnLab,
+        leftovers: OwnLab,
     ]
     .into()
 }
@@ -157,7 +171,7 @@ async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
     let base = format!("s{}", std::process::id());
     let mut failed = 0;
     let mut shared = None;
-    if chosen.iter().any(|scenario| scenario.shares_lab) {
+    if chosen.iter().any(|scenario| scenario.place == Place::SharedLab) {
         let begin = Instant::now();
         let options = Options::standard(&base, binary);
         let lab = match options {
@@ -173,7 +187,8 @@ async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
         }
     }
     for (number, scenario) in chosen.iter().enumerate() {
-        let lab = if scenario.shares_lab { shared.clone() } else { None };
+        let lab = shared.clone().filter(|_| scenario.place == Place::SharedLab);
+        let alone = (scenario.place == Place::OneProcessor).then(stalls::OneProcessor::enter);
         let ground = Ground { lab, binary: binary.to_owned(), name: format!("{base}x{number}") };
         let (begin, own) = (Instant::now(), ground.name.clone());
         let future = AssertUnwindSafe((scenario.run)(ground)).catch_unwind();
@@ -183,20 +198,22 @@ async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
             Err(_) => Err(Failure::new(format!("not done after {} s", PATIENCE.as_secs()))),
         };
         let seconds = begin.elapsed().as_secs_f64();
+        let keep = outcome.is_err() && std::env::var_os("SLUICE_KEEP_LAB").is_some();
         match outcome {
             Ok(()) => println!("test {} ... ok ({seconds:.1} s)", scenario.name),
             Err(failure) => {
                 failed += 1;
                 println!("test {} ... FAILED ({seconds:.1} s)\n    {failure}", scenario.name);
                 println!("    meanwhile {}", stalls::report(begin));
-                if let Some(lab) = shared.as_ref().filter(|_| scenario.shares_lab) {
+                if let Some(lab) = shared.as_ref().filter(|_| scenario.place == Place::SharedLab) {
                     println!("{}", support::evidence(lab).await);
                 }
             }
         }
-        if !scenario.shares_lab {
+        if scenario.place != Place::SharedLab && !keep {
             remove(&own).await;
         }
+        drop(alone);
     }
     if shared.is_some() && std::env::var_os("SLUICE_KEEP_LAB").is_none() && !remove(&base).await {
         failed = failed.max(1);
