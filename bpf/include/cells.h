@@ -36,8 +36,15 @@ struct superblock {
 	__u64 cells;		/* capacity, in cells */
 	__u64 applied_revision; /* controller revision that is wholly in the tables */
 	__u64 database_id;	/* low half of the controller database's identity */
-	__u64 reserved[3];
+	__u64 reserved[2];
+	__u64 attended_ns; /* gateway: CLOCK_MONOTONIC at which its agent last said that it runs; 0: none says so */
 };
+
+/*
+ * An agent that has said so, and not for so long, does not run: others may have
+ * its vIPs. It says so far more often, and one that restarts takes longer.
+ */
+#define ATTENDED_NS 500000000ll
 
 /* The roots stand at fixed places right behind it. */
 #define CELL_EXACT_ROOT 1 /* struct exact_root */

@@ -10,12 +10,31 @@
 
 #include "answer.h"
 
-/* The vMAC of an owned vIP that an exact match led to; 0: it is none. */
-static __always_inline __u64 owned_mac(const struct exact_hit *hit)
+/*
+ * Whether a question sent to `mac` is answered by who owns the vIP. One to
+ * everybody is not while the agent is away: another gateway may have taken the
+ * vIP, and this one's answer would bring a switch to send it packets, for which
+ * it may have lost its neighbours with its link. One to the vMAC comes here
+ * because the switch believes it belongs here; its answer changes nothing.
+ */
+static __always_inline int may_answer(__u64 mac)
+{
+	const struct superblock *tables = cell_at(0);
+	__u64 said = tables ? READ_ONCE(tables->attended_ns) : 0;
+
+	if (!(mac & MAC_GROUP_BIT) || !said)
+		return 1;
+	return (__s64)(bpf_ktime_get_ns() - said) < ATTENDED_NS;
+}
+
+/* The vMAC of an owned vIP that an exact match led to; 0: it is none, or not to be told to `mac`. */
+static __always_inline __u64 owned_mac(const struct exact_hit *hit, __u64 mac)
 {
 	struct next_hop *hop = next_hop_at(hit->next, NEXT_HOP_VIP);
 
-	return hop && READ_ONCE(hop->flags) & NEXT_HOP_OWNED ? load_mac(hop->mac) : 0;
+	if (!hop || !(READ_ONCE(hop->flags) & NEXT_HOP_OWNED) || !may_answer(mac))
+		return 0;
+	return load_mac(hop->mac);
 }
 
 static __always_inline int local_arp(struct xdp_md *ctx)
@@ -33,7 +52,7 @@ static __always_inline int local_arp(struct xdp_md *ctx)
 	if (parse_arp(data, &frame, &arp) || arp.operation != ARP_REQUEST ||
 	    arp.sender == arp.target || find_ipv4(0, arp.target, &hit) != EXACT_HIT)
 		return XDP_PASS;
-	mac = owned_mac(&hit);
+	mac = owned_mac(&hit, load_mac(data));
 	if (!mac)
 		return XDP_PASS;
 	write_arp_reply(data, &arp, mac);
@@ -114,7 +133,7 @@ static __always_inline int local_solicit(struct xdp_md *ctx, const struct frame 
 
 	if (find_ipv6(0, target[0], target[1], &hit) != EXACT_HIT)
 		return XDP_PASS;
-	mac = owned_mac(&hit);
+	mac = owned_mac(&hit, frame->destination_mac);
 	if (!mac)
 		return XDP_PASS;
 	if (reason)

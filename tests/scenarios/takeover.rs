@@ -230,8 +230,26 @@ impl<'a> Bench<'a> {
         }
         self.owns_nothing(&victim).await?;
         self.on_switch(&["ip", "link", "set", &port, "up"]).await?;
+        self.nobody_is_misled(what, &victim).await?;
         self.lab.restart(&victim)?;
         self.returns(what, &victim).await
+    }
+
+    /// A gateway's link is back and its agent is not: its programs have lost their neighbours. Whoever asks
+    /// everybody for its vIPs is told who has them now, and so are switches.
+    async fn nobody_is_misled(&self, what: &str, victim: &str) -> Outcome {
+        let streams = self.streams()?;
+        let topology = &self.lab.state().topology;
+        for gateway in topology.gateways.iter().filter(|gateway| gateway.name != victim) {
+            for vip in &topology.cluster.vips {
+                let vip = vip.to_string();
+                // Its kernel knows no vIP: it asks, then sends. Its own are not asked for.
+                self.lab.exec(&gateway.name, &["ping", "-c", "1", "-W", "1", &vip]).await?;
+            }
+        }
+        let seen = self.worst(&format!("{what}: its link is back"), streams).await?;
+        ensure!(seen.lost == 0, "{what}: {} packets lost when {victim}'s link came back", seen.lost);
+        Ok(())
     }
 
     /// The link fails in one direction: the gateway can speak, and hears nothing.

@@ -26,6 +26,7 @@ use sluice_agent::underlay::{Vteps, links, node_config, vteps};
 use sluice_agent::{CommonArgs, NoPorts, Opened, Started, flush, open};
 use sluice_datapath::{FlowEvent, ObjectName};
 use sluice_southbound::Node;
+use sluice_tables::Attendance;
 
 use crate::follow::{follow_cluster, follow_controller};
 use crate::offload::OffloadStats;
@@ -62,13 +63,14 @@ pub async fn run(args: Args) -> Result<(), Error> {
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;
     }
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
+    let attendance = opened.tables.attendance();
     let state_dir = common.state_dir()?;
     // Who does not remember the plan must be told, and the controller tells only what changes.
     let started = opened.start(common, ROLE, NoPorts, is_remembered(&state_dir)).await?;
 
     let node = started.node.clone();
     let links: Links = Arc::new(RwLock::new(underlay));
-    let ownership = Arc::new(take_part(&args, &started, vteps, &links, owned)?);
+    let ownership = Arc::new(take_part(&args, &started, vteps, &links, owned, attendance)?);
     node.add_source(Arc::new(ownership.view()));
     let view = ownership.view();
     let routes = Router::new().route("/cluster", get(async move || Json(view.get())));
@@ -109,6 +111,7 @@ fn take_part(
     vteps: Vteps,
     links: &Links,
     owned: Owned,
+    attendance: Attendance,
 ) -> Result<Ownership, Error> {
     let Node::Gateway(own) = started.identity().node()? else {
         let name = &started.node.name;
@@ -126,6 +129,7 @@ fn take_part(
         state_dir: args.common.state_dir()?,
         owned,
         tables: Box::new(tables),
+        attendance,
         announcer: Box::new(Layer2::new(links.clone())?),
     })
 }

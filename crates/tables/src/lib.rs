@@ -33,7 +33,7 @@ pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use locate::{Located, Place};
 pub use memory::Memory;
 use node::random_seed;
-pub use node::{NodeTables, VniCounts};
+pub use node::{Attendance, NodeTables, VniCounts};
 pub use reader::{Hit, Lookup, NextHop, Reader};
 pub use spec::{
     Bulk, DirectPath, Endpoint, Fill, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes,

@@ -55,6 +55,30 @@ pub struct NodeTables {
     route_limit: u32,
 }
 
+/// Tells a gateway's programs whether its agent runs. One that did, and has not
+/// said so for half a second, leaves questions to everybody about its vIPs to
+/// those who may have taken them (`cells.h`, `ATTENDED_NS`).
+#[derive(Debug)]
+pub struct Attendance {
+    memory: Memory,
+}
+
+impl Attendance {
+    /// It runs at `now_ns`, `CLOCK_MONOTONIC`.
+    pub fn note(&self, now_ns: u64) {
+        self.store(now_ns.max(1));
+    }
+
+    /// There is nobody else to answer: the programs do, whether it runs or not.
+    pub fn waive(&self) {
+        self.store(0);
+    }
+
+    fn store(&self, word: u64) {
+        self.memory.store64(0, offset_of!(superblock, attended_ns), word);
+    }
+}
+
 /// A random word of the kernel's.
 pub(crate) fn random_seed() -> Result<u64, Error> {
     let mut bytes = [0u8; 8];
@@ -172,6 +196,11 @@ impl NodeTables {
     /// Says which database the revision is of.
     pub fn set_database_id(&mut self, id: u64) {
         self.memory().store64(0, offset_of!(superblock, database_id), id);
+    }
+
+    /// For who tells the packet programs that this node's agent runs.
+    pub fn attendance(&self) -> Attendance {
+        Attendance { memory: self.memory().clone() }
     }
 
     /// How full the tables are.

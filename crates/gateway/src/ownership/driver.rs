@@ -236,6 +236,12 @@ impl Driver {
         others.filter_map(|member| plan.reach(member.gateway, self.vteps)).collect()
     }
 
+    /// Whether it does not know yet who else may own its vIPs.
+    #[must_use]
+    pub fn is_listening(&self) -> bool {
+        self.machine.as_ref().is_none_or(|machine| machine.standing() == Standing::Listening)
+    }
+
     /// For the operator.
     #[must_use]
     pub fn status(&self, now: Now) -> Status {

@@ -28,6 +28,7 @@ use sluice_agent::Error;
 use sluice_agent::underlay::Vteps;
 use sluice_cluster::Load;
 use sluice_rsp::{BootId, KeyRing};
+use sluice_tables::Attendance;
 use sluice_types::GatewayId;
 use tokio::sync::{Notify, watch};
 
@@ -71,6 +72,8 @@ pub struct Setup {
     pub owned: Owned,
     /// Tells them what to answer for.
     pub tables: Tables,
+    /// Tells the packet programs that the agent runs.
+    pub attendance: Attendance,
     /// Tells the underlay.
     pub announcer: Box<dyn Announce>,
 }
@@ -91,7 +94,7 @@ impl Ownership {
     /// # Errors
     /// If the system has no sockets, threads or random numbers to give.
     pub fn start(setup: Setup) -> Result<Self, Error> {
-        let Setup { own, vteps, port, state_dir, owned, tables, announcer } = setup;
+        let Setup { own, vteps, port, state_dir, owned, tables, attendance, announcer } = setup;
         let path = state_dir.join(FILE);
         let no_random = || Error::io("draw a random number")(io::Error::other("the system has none"));
         let boot = BootId::random().ok_or_else(no_random)?;
@@ -113,6 +116,7 @@ impl Ownership {
             announcer,
             witness: Witness::new(vteps)?,
             tables,
+            attendance,
             commands: received,
             waker: woken,
             saver,

@@ -16,6 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 use sluice_agent::underlay::Vteps;
 use sluice_cluster::{Incident, MESSAGE_BYTES_MAX};
 use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
+use sluice_tables::Attendance;
 
 use tokio::sync::{Notify, watch};
 
@@ -34,6 +35,8 @@ const DATAGRAM_BYTES: usize = MESSAGE_BYTES_MAX + 128;
 const CHORES_US: u64 = 500_000;
 /// The status is told at most this often.
 const STATUS_US: u64 = 50_000;
+/// How often the programs are told that this agent runs: well within `ATTENDED_NS`.
+const ATTEND_US: u64 = 100_000;
 /// A table writer that has no room is tried again after this time.
 const WRITER_RETRY_US: u64 = 1_000;
 /// Network control (RFC 2474): these few packets before all others.
@@ -50,6 +53,7 @@ pub struct Parts {
     pub announcer: Box<dyn Announce>,
     pub witness: Witness,
     pub tables: Tables,
+    pub attendance: Attendance,
     pub commands: Receiver<Command>,
     /// Readable when there are commands; its other end's closing is the end.
     pub waker: UnixStream,
@@ -169,6 +173,7 @@ struct Runner {
     announcer: Box<dyn Announce>,
     witness: Witness,
     tables: Tables,
+    attendance: Attendance,
     commands: Receiver<Command>,
     waker: UnixStream,
     saver: Sender<Saved>,
@@ -178,6 +183,7 @@ struct Runner {
     /// What the tables have not been told yet.
     untold: Option<Owned>,
     chores_us: u64,
+    attend_us: u64,
     status_us: u64,
 }
 
@@ -196,6 +202,7 @@ pub fn run(parts: Parts) {
         announcer: parts.announcer,
         witness: parts.witness,
         tables: parts.tables,
+        attendance: parts.attendance,
         commands: parts.commands,
         waker: parts.waker,
         saver: parts.saver,
@@ -204,6 +211,7 @@ pub fn run(parts: Parts) {
         reconnected: parts.reconnected,
         untold: None,
         chores_us: 0,
+        attend_us: 0,
         status_us: 0,
     };
     runner.tell_peers();
@@ -256,7 +264,7 @@ impl Runner {
     /// False if there will be nothing more to wait for.
     fn wait(&mut self) -> bool {
         let now_us = now().boot_us;
-        let mut due_us = self.driver.due_us().min(self.chores_us);
+        let mut due_us = self.driver.due_us().min(self.chores_us).min(self.attend_us);
         if self.untold.is_some() {
             due_us = due_us.min(now_us + WRITER_RETRY_US);
         }
@@ -365,12 +373,29 @@ impl Runner {
         }
     }
 
+    /// While it listens, others may have what the tables answer for.
+    fn attend(&self) {
+        if self.driver.is_listening() {
+            return;
+        }
+        if self.driver.peers().is_empty() {
+            return self.attendance.waive();
+        }
+        // As with the other clock.
+        let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+        self.attendance.note(u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX));
+    }
+
     fn chores(&mut self) {
         self.tell_tables();
         let now = now();
         if now.boot_us >= self.chores_us {
             self.chores_us = now.boot_us + CHORES_US;
             self.sockets.open();
+        }
+        if now.boot_us >= self.attend_us {
+            self.attend_us = now.boot_us + ATTEND_US;
+            self.attend();
         }
         if now.boot_us >= self.status_us && self.view.offer(|| self.driver.status(now)) {
             self.status_us = now.boot_us + STATUS_US;
