@@ -17,6 +17,7 @@ use sluice_agent::netlink::Link;
 use sluice_agent::underlay::Vteps;
 use sluice_gateway::ownership::{Layer2, Neighbour, Owned, Ownership, Setup};
 use sluice_rsp::{ClusterKey, KeyRing};
+use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{GatewayId, MacAddr};
 
 const PORT: u16 = 4798;
@@ -152,6 +153,7 @@ impl Gateway {
                 *owned.lock().unwrap() = now.keys().copied().collect();
                 true
             };
+            let memory = Memory::anonymous(4096).unwrap();
             let ownership = Ownership::start(Setup {
                 own: GatewayId::new(number.into()),
                 vteps: Vteps {
@@ -162,6 +164,7 @@ impl Gateway {
                 state_dir: dir,
                 owned: before,
                 tables: Box::new(tables),
+                attendance: NodeTables::create(memory, Immediate, Sizes::default()).unwrap().attendance(),
                 announcer: Box::new(Layer2::new(Arc::new(RwLock::new(vec![link]))).unwrap()),
             });
             let ownership = ownership.unwrap();
