@@ -37,12 +37,14 @@ struct superblock {
 	__u64 applied_revision; /* controller revision that is wholly in the tables */
 	__u64 database_id;	/* low half of the controller database's identity */
 	__u64 reserved[2];
-	__u64 attended_ns; /* gateway: CLOCK_MONOTONIC at which its agent last said that it runs; 0: none says so */
+	__u64 attended_ns; /* gateway, a word of its own: see ATTENDED_NS */
 };
 
 /*
- * An agent that has said so, and not for so long, does not run: others may have
- * its vIPs. It says so far more often, and one that restarts takes longer.
+ * `attended_ns` is when, by CLOCK_MONOTONIC, a gateway's agent last said that it
+ * runs and is well, by one store; it does every 100 ms. Longer ago than this the
+ * agent counts as away: other gateways may have its vIPs. 0: nobody else is there
+ * to have them.
  */
 #define ATTENDED_NS 500000000ll
 

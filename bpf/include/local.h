@@ -10,31 +10,33 @@
 
 #include "answer.h"
 
-/*
- * Whether a question sent to `mac` is answered by who owns the vIP. One to
- * everybody is not while the agent is away: another gateway may have taken the
- * vIP, and this one's answer would bring a switch to send it packets, for which
- * it may have lost its neighbours with its link. One to the vMAC comes here
- * because the switch believes it belongs here; its answer changes nothing.
- */
-static __always_inline int may_answer(__u64 mac)
-{
-	const struct superblock *tables = cell_at(0);
-	__u64 said = tables ? READ_ONCE(tables->attended_ns) : 0;
-
-	if (!(mac & MAC_GROUP_BIT) || !said)
-		return 1;
-	return (__s64)(bpf_ktime_get_ns() - said) < ATTENDED_NS;
-}
-
-/* The vMAC of an owned vIP that an exact match led to; 0: it is none, or not to be told to `mac`. */
-static __always_inline __u64 owned_mac(const struct exact_hit *hit, __u64 mac)
+/* The vMAC of an owned vIP that an exact match led to; 0: it is none. */
+static __always_inline __u64 owned_mac(const struct exact_hit *hit)
 {
 	struct next_hop *hop = next_hop_at(hit->next, NEXT_HOP_VIP);
 
-	if (!hop || !(READ_ONCE(hop->flags) & NEXT_HOP_OWNED) || !may_answer(mac))
-		return 0;
-	return load_mac(hop->mac);
+	return hop && READ_ONCE(hop->flags) & NEXT_HOP_OWNED ? load_mac(hop->mac) : 0;
+}
+
+/*
+ * From which MAC a question that was sent to the MAC `asked` is answered: the
+ * vMAC, so that switches keep it. But a question to everybody, while the agent
+ * is away, is also answered by the gateway that has taken the vIP, and from the
+ * vMAC ours would bring a switch to send its packets here, where the neighbours
+ * may be lost since the link failed. So it goes from the port's own MAC: what it
+ * says is true whoever has the vIP, and switches learn nothing from it.
+ */
+static __always_inline __u64 answer_source(struct xdp_md *ctx, __u64 asked, __u64 vmac)
+{
+	const struct superblock *tables = cell_at(0);
+	__u64 said = tables ? READ_ONCE(tables->attended_ns) : 0;
+	struct underlay_port *port;
+
+	if (!(asked & MAC_GROUP_BIT) || !said ||
+	    (__s64)(bpf_ktime_get_ns() - said) < ATTENDED_NS)
+		return vmac;
+	port = port_at(port_of(ctx->ingress_ifindex));
+	return port && port->ifindex == ctx->ingress_ifindex ? port_mac(port) : vmac;
 }
 
 static __always_inline int local_arp(struct xdp_md *ctx)
@@ -43,7 +45,7 @@ static __always_inline int local_arp(struct xdp_md *ctx)
 	struct frame frame = {};
 	struct arp_question arp = {};
 	struct exact_hit hit = {};
-	__u64 mac;
+	__u64 mac, source;
 
 	if (data + ETH_HLEN + ARP_BYTES > end)
 		return XDP_PASS;
@@ -52,10 +54,12 @@ static __always_inline int local_arp(struct xdp_md *ctx)
 	if (parse_arp(data, &frame, &arp) || arp.operation != ARP_REQUEST ||
 	    arp.sender == arp.target || find_ipv4(0, arp.target, &hit) != EXACT_HIT)
 		return XDP_PASS;
-	mac = owned_mac(&hit, load_mac(data));
+	mac = owned_mac(&hit);
 	if (!mac)
 		return XDP_PASS;
+	source = answer_source(ctx, load_mac(data), mac);
 	write_arp_reply(data, &arp, mac);
+	store_mac(data + ETH_ALEN, source);
 	return XDP_TX;
 }
 
@@ -126,24 +130,26 @@ static __always_inline int local_ipv4(struct xdp_md *ctx)
 /* A solicitation, by multicast or to a vIP itself. */
 static __always_inline int local_solicit(struct xdp_md *ctx, const struct frame *frame)
 {
-	__u64 target[2] = {}, mac;
+	__u64 target[2] = {}, mac, source;
 	struct exact_hit hit = {};
 	void *data;
 	int reason = parse_solicit(ctx, 0, frame, target);
 
 	if (find_ipv6(0, target[0], target[1], &hit) != EXACT_HIT)
 		return XDP_PASS;
-	mac = owned_mac(&hit, frame->destination_mac);
+	mac = owned_mac(&hit);
 	if (!mac)
 		return XDP_PASS;
 	if (reason)
 		return drop(0, reason);
+	source = answer_source(ctx, frame->destination_mac, mac);
 	if (resize(ctx, ND_ADVERT_FRAME))
 		return drop(0, DROP_headroom);
 	data = (void *)(long)ctx->data;
 	if (data + ND_ADVERT_FRAME > (void *)(long)ctx->data_end)
 		return drop(0, DROP_headroom);
 	write_advert(data, frame, target, mac, 0);
+	store_mac(data + ETH_ALEN, source);
 	/* The answer to a probe goes to all nodes; from here that is the port it came by. */
 	return XDP_TX;
 }

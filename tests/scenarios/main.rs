@@ -1,8 +1,8 @@
 //! End-to-end scenarios over the lab: real processes, namespaces and packets.
 //!
 //! One file a scenario. Most share one lab; those that break the controller's
-//! database or the lab itself make their own, and those to which each lost packet
-//! is a failure have theirs on one processor. They run one after the other:
+//! database or the lab itself make their own, and those in which vIPs and VPCs move
+//! under traffic have theirs on one processor. They run one after the other:
 //! `cargo test -p sluice-scenarios -- WORD...` runs those whose name has a word,
 //! `--list` names them. `SLUICE_BIN` names a binary to use instead of building
 //! one. Needs root.

@@ -8,6 +8,7 @@
 
 use crate::Ground;
 use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, number};
+use futures::future::try_join_all;
 use serde_json::{Value, json};
 use sluice_client::{Cluster, Gateway, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, Topology};
@@ -235,18 +236,28 @@ impl<'a> Bench<'a> {
         self.returns(what, &victim).await
     }
 
-    /// A gateway's link is back and its agent is not: its programs have lost their neighbours. Whoever asks
-    /// everybody for its vIPs is told who has them now, and so are switches.
+    /// A gateway's link is back and its agent is not: its programs have lost their neighbours. When somebody
+    /// asks everybody for vIPs, no switch takes it from their answer that the vIPs are there.
     async fn nobody_is_misled(&self, what: &str, victim: &str) -> Outcome {
         let streams = self.streams()?;
         let topology = &self.lab.state().topology;
-        for gateway in topology.gateways.iter().filter(|gateway| gateway.name != victim) {
-            for vip in &topology.cluster.vips {
-                let vip = vip.to_string();
-                // Its kernel knows no vIP: it asks, then sends. Its own are not asked for.
-                self.lab.exec(&gateway.name, &["ping", "-c", "1", "-W", "1", &vip]).await?;
-            }
-        }
+        // The kernels of the other gateways know no vIP, not even those that their programs answer for.
+        let others = topology.gateways.iter().filter(|gateway| gateway.name != victim);
+        let asked = others.flat_map(|gateway| topology.cluster.vips.iter().map(move |vip| (gateway, vip)));
+        try_join_all(asked.map(async |(gateway, vip)| {
+            let vip = vip.to_string();
+            // Not if it was asked before. That there is no such neighbour is no failure.
+            self.lab.exec(&gateway.name, &["ip", "neigh", "del", &vip, "dev", "eth0"]).await?;
+            let output = self.lab.exec(&gateway.name, &["ping", "-c", "1", "-W", "1", &vip]).await?;
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            ensure!(
+                said.contains("1 packets transmitted"),
+                "{} asked nobody for {vip}: {said}",
+                gateway.name
+            );
+            Ok::<_, Failure>(())
+        }))
+        .await?;
         let seen = self.worst(&format!("{what}: its link is back"), streams).await?;
         ensure!(seen.lost == 0, "{what}: {} packets lost when {victim}'s link came back", seen.lost);
         Ok(())

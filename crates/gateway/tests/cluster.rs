@@ -12,12 +12,13 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::gettid;
 use sluice_agent::netlink::Link;
 use sluice_agent::underlay::Vteps;
 use sluice_gateway::ownership::{Layer2, Neighbour, Owned, Ownership, Setup};
 use sluice_rsp::{ClusterKey, KeyRing};
-use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
+use sluice_tables::{Attendance, Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{GatewayId, MacAddr};
 
 const PORT: u16 = 4798;
@@ -116,6 +117,8 @@ struct Gateway {
     place: Place,
     ownership: Option<Ownership>,
     owned: Arc<Mutex<BTreeSet<IpAddr>>>,
+    /// What its programs would read.
+    tables: NodeTables,
     dir: tempfile::TempDir,
     number: u8,
 }
@@ -125,13 +128,16 @@ impl Gateway {
         let dir = tempfile::tempdir().unwrap();
         remember(dir.path());
         let owned = Arc::default();
-        let mut gateway = Self { place: Place::new(number), ownership: None, owned, dir, number };
+        let memory = Memory::anonymous(4096).unwrap();
+        let tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+        let mut gateway = Self { place: Place::new(number), ownership: None, owned, tables, dir, number };
         gateway.start();
         gateway
     }
 
     fn start(&mut self) {
         let (number, dir, owned) = (self.number, self.dir.path().to_owned(), self.owned.clone());
+        let attendance = self.tables.attendance();
         let ownership = self.place.run(move || {
             let index = run("cat", "/proc/thread-self/net/dev_mcast");
             let index = index.lines().find(|line| line.contains("eth0")).unwrap();
@@ -153,7 +159,6 @@ impl Gateway {
                 *owned.lock().unwrap() = now.keys().copied().collect();
                 true
             };
-            let memory = Memory::anonymous(4096).unwrap();
             let ownership = Ownership::start(Setup {
                 own: GatewayId::new(number.into()),
                 vteps: Vteps {
@@ -164,7 +169,7 @@ impl Gateway {
                 state_dir: dir,
                 owned: before,
                 tables: Box::new(tables),
-                attendance: NodeTables::create(memory, Immediate, Sizes::default()).unwrap().attendance(),
+                attendance,
                 announcer: Box::new(Layer2::new(Arc::new(RwLock::new(vec![link]))).unwrap()),
             });
             let ownership = ownership.unwrap();
@@ -199,6 +204,12 @@ impl Gateway {
         })
     }
 
+    /// The programs take its agent for one that is well.
+    fn attends(&self) -> bool {
+        let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap());
+        now.as_nanos() as u64 - self.tables.attendance().noted_ns() < Attendance::LIMIT_NS
+    }
+
     fn standing(&self) -> Option<&'static str> {
         self.ownership.as_ref().and_then(|ownership| ownership.view().get().standing)
     }
@@ -221,22 +232,25 @@ fn gateways_on_a_switch_take_over_for_each_other() {
         let mut two = Gateway::new(2);
         eventually("the second is well", || two.standing() == Some("fit"));
         assert!(one.owns(&[0, 1]) && two.owns(&[]));
+        eventually("both attend to their programs", || one.attends() && two.attends());
 
         // The first one's link fails: the second has nobody but the host to ask.
         ip("link set p1 down");
         eventually("the second has both", || two.owns(&[0, 1]) && two.is_found(&[0, 1]));
         eventually("the first knows that it is alone", || one.standing() == Some("cut_off"));
         assert!(one.owns(&[0, 1]), "who is cut off keeps what it has, silently");
+        eventually("and its programs count it as away", || !one.attends());
         ip("link set p1 up");
         eventually("the first gives way", || one.owns(&[]) && two.owns(&[0, 1]));
-        eventually("and is well", || one.standing() == Some("fit"));
+        eventually("and is well", || one.standing() == Some("fit") && one.attends());
 
         // An agent that ends leaves its tables as they are; its successor gives way.
         two.ownership = None;
         eventually("the first has both", || one.owns(&[0, 1]) && one.is_found(&[0, 1]));
         assert!(two.owns(&[0, 1]));
+        eventually("the second's programs know that it is away", || !two.attends());
         two.start();
-        eventually("the second gives way", || two.owns(&[]));
+        eventually("the second gives way", || two.owns(&[]) && two.attends());
         assert!(one.owns(&[0, 1]));
         let counts = one.ownership.as_ref().unwrap().view().get().counts;
         assert!(counts.taken_over >= 2 && counts.refused.is_empty(), "{counts:?}");

@@ -67,9 +67,10 @@ impl Memory {
     /// # Safety
     /// `base` must be aligned to 64 bytes and lead to `cells` times 64 bytes
     /// that stay mapped for reading and writing while `keep` lives. Nobody may
-    /// access them but one writer and those who read the tables; these store
-    /// nothing but the words that `cells.h` calls theirs, namely `next_hop.l2`
-    /// and `next_hop.l2_expires_ns`, each by one store.
+    /// access them but one writer, one [`Attendance`](crate::Attendance) and those
+    /// who read the tables; these two store nothing but the words that `cells.h`
+    /// calls theirs, namely `superblock.attended_ns`, and `next_hop.l2` and
+    /// `next_hop.l2_expires_ns`, each by one store.
     pub unsafe fn from_raw(base: NonNull<u8>, cells: u32, keep: Arc<dyn Any + Send + Sync>) -> Self {
         // SAFETY: as the caller of this promises.
         Self::over(unsafe { Region::from_raw(base, cells as usize * CELL, keep) }, cells)

@@ -55,23 +55,33 @@ pub struct NodeTables {
     route_limit: u32,
 }
 
-/// Tells a gateway's programs whether its agent runs. One that did, and has not
-/// said so for half a second, leaves questions to everybody about its vIPs to
-/// those who may have taken them (`cells.h`, `ATTENDED_NS`).
+/// Tells a gateway's programs whether its agent runs and is well. While it is
+/// not, they answer questions to everybody about its vIPs so that no switch
+/// learns from it (`bpf/include/local.h`, `answer_source`).
+///
+/// The word is nobody else's: there must be one thread that tells it at a time.
 #[derive(Debug)]
 pub struct Attendance {
     memory: Memory,
 }
 
 impl Attendance {
-    /// It runs at `now_ns`, `CLOCK_MONOTONIC`.
+    /// Without a note for so long an agent counts as away.
+    pub const LIMIT_NS: u64 = layout::ATTENDED_NS as u64;
+
+    /// It is well at `now_ns`, `CLOCK_MONOTONIC`.
     pub fn note(&self, now_ns: u64) {
         self.store(now_ns.max(1));
     }
 
-    /// There is nobody else to answer: the programs do, whether it runs or not.
+    /// No other gateway could have its vIPs, whether it runs or not.
     pub fn waive(&self) {
         self.store(0);
+    }
+
+    /// The last note; 0: none, or waived since.
+    pub fn noted_ns(&self) -> u64 {
+        self.memory.load64(0, offset_of!(superblock, attended_ns))
     }
 
     fn store(&self, word: u64) {

@@ -236,10 +236,10 @@ impl Driver {
         others.filter_map(|member| plan.reach(member.gateway, self.vteps)).collect()
     }
 
-    /// Whether it does not know yet who else may own its vIPs.
+    /// Whether it takes part: it has a plan, has listened and is not cut off.
     #[must_use]
-    pub fn is_listening(&self) -> bool {
-        self.machine.as_ref().is_none_or(|machine| machine.standing() == Standing::Listening)
+    pub fn is_fit(&self) -> bool {
+        self.machine.as_ref().is_some_and(|machine| machine.standing() == Standing::Fit)
     }
 
     /// For the operator.

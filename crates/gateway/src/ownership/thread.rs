@@ -35,8 +35,11 @@ const DATAGRAM_BYTES: usize = MESSAGE_BYTES_MAX + 128;
 const CHORES_US: u64 = 500_000;
 /// The status is told at most this often.
 const STATUS_US: u64 = 50_000;
-/// How often the programs are told that this agent runs: well within `ATTENDED_NS`.
+/// How often the programs are told that this agent is well.
 const ATTEND_US: u64 = 100_000;
+const _: () = assert!(ATTEND_US * 1_000 * 4 < Attendance::LIMIT_NS);
+/// One that is not may be at any moment.
+const ATTEND_RETRY_US: u64 = 4_000;
 /// A table writer that has no room is tried again after this time.
 const WRITER_RETRY_US: u64 = 1_000;
 /// Network control (RFC 2474): these few packets before all others.
@@ -373,17 +376,19 @@ impl Runner {
         }
     }
 
-    /// While it listens, others may have what the tables answer for.
-    fn attend(&self) {
-        if self.driver.is_listening() {
-            return;
+    /// Tells the programs that this agent is well; false if it is not, and others may have its vIPs.
+    fn attend(&self) -> bool {
+        if !self.driver.is_fit() {
+            return false;
         }
         if self.driver.peers().is_empty() {
-            return self.attendance.waive();
+            self.attendance.waive();
+        } else {
+            // Linux has this clock, too.
+            let clock = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+            self.attendance.note(u64::try_from(clock.as_nanos()).unwrap_or(u64::MAX));
         }
-        // As with the other clock.
-        let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
-        self.attendance.note(u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX));
+        true
     }
 
     fn chores(&mut self) {
@@ -394,8 +399,7 @@ impl Runner {
             self.sockets.open();
         }
         if now.boot_us >= self.attend_us {
-            self.attend_us = now.boot_us + ATTEND_US;
-            self.attend();
+            self.attend_us = now.boot_us + if self.attend() { ATTEND_US } else { ATTEND_RETRY_US };
         }
         if now.boot_us >= self.status_us && self.view.offer(|| self.driver.status(now)) {
             self.status_us = now.boot_us + STATUS_US;
