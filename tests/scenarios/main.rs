@@ -1,8 +1,9 @@
 //! End-to-end scenarios over the lab: real processes, namespaces and packets.
 //!
 //! One file a scenario. Most share one lab; those that break the controller's
-//! database or the lab itself make their own, and those in which vIPs and VPCs move
-//! under traffic have theirs on one processor. They run one after the other:
+//! database or the lab itself make their own, and those that count packets lost
+//! while vIPs and VPCs move, or sent again, have theirs on one processor. They run
+//! one after the other:
 //! `cargo test -p sluice-scenarios -- WORD...` runs those whose name has a word,
 //! `--list` names them. `SLUICE_BIN` names a binary to use instead of building
 //! one. Needs root.
@@ -108,7 +109,6 @@ fn all() -> Vec<Scenario> {
         underlays: SharedLab,
         isolation: SharedLab,
         udp: SharedLab,
-        tcp: SharedLab,
         icmp_errors: SharedLab,
         path_mtu: SharedLab,
         spoofing: SharedLab,
@@ -119,6 +119,7 @@ fn all() -> Vec<Scenario> {
         deletion: SharedLab,
         foreign_host: SharedLab,
         crash: SharedLab,
+        tcp: OneProcessor,
         moved_instance: OwnLab,
         vpc_moves: OneProcessor,
         gateway_moves: OneProcessor,

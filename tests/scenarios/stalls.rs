@@ -2,11 +2,11 @@
 //!
 //! The processor of a virtual machine may be taken away for tens or hundreds of milliseconds. What
 //! runs on it is dead for as long to all who run on another, and queues behind it overflow: a packet
-//! lost by that says nothing of Sluice. So labs in which vIPs and VPCs move under traffic run on one
-//! processor, where all stand still at the same time; what only happens on two at once is for the
-//! other scenarios, the benches and the tests of tables and programs. For who reads why a scenario failed nevertheless, for each
-//! processor a thread that goes before all others notes when it was not woken in time. No check is
-//! softer for it.
+//! lost by that says nothing of Sluice. So labs in which packets are counted that are lost while vIPs
+//! and VPCs move, or that TCP sends again, run on one processor, where all stand still at the same
+//! time; what only happens on two at once is for the other scenarios, the benches and the tests of
+//! tables and programs. For who reads why a scenario failed nevertheless, for each processor a thread
+//! that goes before all others notes when it was not woken in time. No check is softer for it.
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;

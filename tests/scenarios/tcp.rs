@@ -5,7 +5,7 @@
 use crate::Ground;
 use crate::support::{Failure, Outcome, address, checksum_errors, ensure};
 use serde_json::Value;
-use sluice_lab::Lab;
+use sluice_lab::{Lab, Options};
 use std::net::IpAddr;
 use std::process::Stdio;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const LEAST_BITS_PER_SECOND: f64 = 50e6;
 const MOST_RETRANSMITTED: f64 = 0.02;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let lab = ground.lab()?;
+    let lab = Lab::up(Options::standard(&ground.name, &ground.binary)?).await?;
     for (from, to, ipv6) in [
         ("web-1", "web-3", false),
         ("web-1", "web-3", true),
@@ -27,11 +27,11 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         let target = address(lab.vm(to)?, ipv6)?;
         for offload in [true, false] {
             for vm in [from, to] {
-                set_offload(lab, vm, offload).await?;
+                set_offload(&lab, vm, offload).await?;
             }
-            let outcome = both_ways(lab, from, to, target, offload).await;
+            let outcome = both_ways(&lab, from, to, target, offload).await;
             for vm in [from, to] {
-                set_offload(lab, vm, true).await?;
+                set_offload(&lab, vm, true).await?;
             }
             outcome?;
         }
