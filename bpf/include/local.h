@@ -19,24 +19,28 @@ static __always_inline __u64 owned_mac(const struct exact_hit *hit)
 }
 
 /*
- * From which MAC a question that was sent to the MAC `asked` is answered: the
- * vMAC, so that switches keep it. But a question to everybody, while the agent
- * is away, is also answered by the gateway that has taken the vIP, and from the
- * vMAC ours would bring a switch to send its packets here, where the neighbours
- * may be lost since the link failed. So it goes from the port's own MAC: what it
- * says is true whoever has the vIP, and switches learn nothing from it.
+ * Sends an answer to a question that was sent to the MAC `asked`. It goes from
+ * the vMAC, so that switches keep it. But a question to everybody, while the
+ * agent is away, is also answered by the gateway that has taken the vIP, and
+ * from the vMAC ours would bring a switch to send its packets here, where the
+ * neighbours may be lost since the link failed. So it goes from the port's own
+ * MAC: what it says is true whoever has the vIP, and switches learn nothing from
+ * it. (Called from local(), for its callees have no more stack on Linux 6.1.)
  */
-static __always_inline __u64 answer_source(struct xdp_md *ctx, __u64 asked, __u64 vmac)
+__attribute__((noinline)) int send_answer(struct xdp_md *ctx, __u64 asked)
 {
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	const struct superblock *tables = cell_at(0);
 	__u64 said = tables ? READ_ONCE(tables->attended_ns) : 0;
 	struct underlay_port *port;
 
 	if (!(asked & MAC_GROUP_BIT) || !said ||
 	    (__s64)(bpf_ktime_get_ns() - said) < ATTENDED_NS)
-		return vmac;
+		return XDP_TX;
 	port = port_at(port_of(ctx->ingress_ifindex));
-	return port && port->ifindex == ctx->ingress_ifindex ? port_mac(port) : vmac;
+	if (port && port->ifindex == ctx->ingress_ifindex && data + ETH_HLEN <= end)
+		store_mac(data + ETH_ALEN, port_mac(port));
+	return XDP_TX;
 }
 
 static __always_inline int local_arp(struct xdp_md *ctx)
@@ -45,7 +49,7 @@ static __always_inline int local_arp(struct xdp_md *ctx)
 	struct frame frame = {};
 	struct arp_question arp = {};
 	struct exact_hit hit = {};
-	__u64 mac, source;
+	__u64 mac;
 
 	if (data + ETH_HLEN + ARP_BYTES > end)
 		return XDP_PASS;
@@ -57,9 +61,7 @@ static __always_inline int local_arp(struct xdp_md *ctx)
 	mac = owned_mac(&hit);
 	if (!mac)
 		return XDP_PASS;
-	source = answer_source(ctx, load_mac(data), mac);
 	write_arp_reply(data, &arp, mac);
-	store_mac(data + ETH_ALEN, source);
 	return XDP_TX;
 }
 
@@ -130,7 +132,7 @@ static __always_inline int local_ipv4(struct xdp_md *ctx)
 /* A solicitation, by multicast or to a vIP itself. */
 static __always_inline int local_solicit(struct xdp_md *ctx, const struct frame *frame)
 {
-	__u64 target[2] = {}, mac, source;
+	__u64 target[2] = {}, mac;
 	struct exact_hit hit = {};
 	void *data;
 	int reason = parse_solicit(ctx, 0, frame, target);
@@ -142,14 +144,12 @@ static __always_inline int local_solicit(struct xdp_md *ctx, const struct frame 
 		return XDP_PASS;
 	if (reason)
 		return drop(0, reason);
-	source = answer_source(ctx, frame->destination_mac, mac);
 	if (resize(ctx, ND_ADVERT_FRAME))
 		return drop(0, DROP_headroom);
 	data = (void *)(long)ctx->data;
 	if (data + ND_ADVERT_FRAME > (void *)(long)ctx->data_end)
 		return drop(0, DROP_headroom);
 	write_advert(data, frame, target, mac, 0);
-	store_mac(data + ETH_ALEN, source);
 	/* The answer to a probe goes to all nodes; from here that is the port it came by. */
 	return XDP_TX;
 }
@@ -242,17 +242,22 @@ __attribute__((noinline)) int local(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	__u16 ethertype;
+	int verdict;
+	__u64 asked;
 
 	if (data + ETH_HLEN > end)
 		return XDP_PASS;
+	asked = load_mac(data);
 	ethertype = LOAD16(data + 2 * ETH_ALEN);
 	if (ethertype == bpf_htons(ETH_P_ARP))
-		return local_arp(ctx);
-	if (ethertype == bpf_htons(ETH_P_IP))
-		return local_ipv4(ctx);
-	if (ethertype == bpf_htons(ETH_P_IPV6))
-		return local_ipv6(ctx);
-	return XDP_PASS;
+		verdict = local_arp(ctx);
+	else if (ethertype == bpf_htons(ETH_P_IP))
+		verdict = local_ipv4(ctx);
+	else if (ethertype == bpf_htons(ETH_P_IPV6))
+		verdict = local_ipv6(ctx);
+	else
+		verdict = XDP_PASS;
+	return verdict == XDP_TX ? send_answer(ctx, asked) : verdict;
 }
 
 #endif

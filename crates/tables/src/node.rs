@@ -57,7 +57,7 @@ pub struct NodeTables {
 
 /// Tells a gateway's programs whether its agent runs and is well. While it is
 /// not, they answer questions to everybody about its vIPs so that no switch
-/// learns from it (`bpf/include/local.h`, `answer_source`).
+/// learns from it (`bpf/include/local.h`, `send_answer`).
 ///
 /// The word is nobody else's: there must be one thread that tells it at a time.
 #[derive(Debug)]
