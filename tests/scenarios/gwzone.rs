@@ -5,9 +5,9 @@
 use crate::Ground;
 use crate::direct_paths::goes_direct;
 use crate::support::{Failure, Outcome, ensure, eventually};
-use crate::takeover::{Bench, OUTAGE_MAX_MS, three_gateways};
+use crate::takeover::{Bench, OUTAGE_MAX_MS, lab_of_three};
 use sluice_client::Gateway;
-use sluice_lab::{Lab, Options};
+use sluice_lab::Lab;
 use std::time::Duration;
 
 /// The primary of host-a's zone and of host-c's, and its port of the switch; gw-b is host-b's.
@@ -18,10 +18,7 @@ const CALM: Duration = Duration::from_millis(1_200);
 const BACK: Duration = Duration::from_secs(40);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let mut options = Options::standard(&ground.name, &ground.binary)?;
-    options.model = Some("gwzone".to_owned());
-    three_gateways(&mut options.topology)?;
-    let lab = Lab::up(options).await?;
+    let lab = lab_of_three(ground, Some("gwzone")).await?;
     for (to, ipv6) in [("web-3", false), ("db-1", true)] {
         goes_direct(&lab, "web-1", to, ipv6).await?;
     }

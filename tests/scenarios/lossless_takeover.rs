@@ -4,14 +4,11 @@
 
 use crate::Ground;
 use crate::support::{Outcome, ensure, eventually};
-use crate::takeover::{Bench, CALM, HOME, three_gateways};
+use crate::takeover::{Bench, CALM, HOME, lab_of_three};
 use nix::sys::signal::Signal;
-use sluice_lab::{Lab, Options};
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let mut options = Options::standard(&ground.name, &ground.binary)?;
-    three_gateways(&mut options.topology)?;
-    let lab = Lab::up(options).await?;
+    let lab = lab_of_three(ground, None).await?;
     let bench = Bench::new(&lab).await?;
     bench.at_home().await?;
     agent_dies(&bench).await?;

@@ -6,9 +6,9 @@
 
 use crate::Ground;
 use crate::support::{Failure, Outcome, ensure, eventually};
-use crate::takeover::{Bench, three_gateways};
+use crate::takeover::{Bench, lab_of_three};
 use sluice_client::{Gateway, PlacementGateway, PlacementSettingsPatch};
-use sluice_lab::{Lab, Options};
+use sluice_lab::Lab;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,7 @@ const SECONDS: u64 = 15;
 const BUSY_PPS: u64 = 500;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let mut options = Options::standard(&ground.name, &ground.binary)?;
-    three_gateways(&mut options.topology)?;
-    let lab = Lab::up(options).await?;
+    let lab = lab_of_three(ground, None).await?;
     let bench = Bench::new(&lab).await?;
     bench.at_home().await?;
     let streams = bench.streams_for(SECONDS)?;

@@ -11,7 +11,7 @@ use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, numbe
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 use sluice_client::{Cluster, Gateway, Vpc};
-use sluice_lab::{CONTROLLER, Lab, Options, Topology};
+use sluice_lab::{CONTROLLER, Lab, Options};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -28,9 +28,7 @@ pub const OUTAGE_MAX_MS: f64 = 1_000.0;
 pub const HOME: Duration = Duration::from_secs(40);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let mut options = Options::standard(&ground.name, &ground.binary)?;
-    three_gateways(&mut options.topology)?;
-    let lab = Lab::up(options).await?;
+    let lab = lab_of_three(ground, None).await?;
     let bench = Bench::new(&lab).await?;
     bench.at_home().await?;
     bench.gateway_dies("a gateway dies", false).await?;
@@ -38,8 +36,11 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     bench.gateway_dies("a gateway dies while the controller is down", true).await
 }
 
-/// The standard lab with one more gateway, and two vIPs for each.
-pub fn three_gateways(topology: &mut Topology) -> Outcome {
+/// The standard lab with one more gateway, and two vIPs for each; `model`: another than the usual one.
+pub async fn lab_of_three(ground: &Ground, model: Option<&str>) -> Result<Lab, Failure> {
+    let mut options = Options::standard(&ground.name, &ground.binary)?;
+    options.model = model.map(str::to_owned);
+    let topology = &mut options.topology;
     let mut third = topology.gateways[1].clone();
     third.name = "gw-c".to_owned();
     (third.ipv4, third.ipv6) = ("192.0.2.13".parse().ok(), "2001:db8:0:1::13".parse().ok());
@@ -48,7 +49,7 @@ pub fn three_gateways(topology: &mut Topology) -> Outcome {
         .iter()
         .flat_map(|prefix| (101..=103).map(move |last| format!("{prefix}{last}").parse()))
         .collect::<Result<Vec<IpAddr>, _>>()?;
-    Ok(())
+    Ok(Lab::up(options).await?)
 }
 
 /// Traffic through both underlays in both families, and who fails under it.
