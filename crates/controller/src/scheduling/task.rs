@@ -133,13 +133,15 @@ async fn round(core: &Core, memory: &mut Option<Memory>) -> Result<usize, RoundE
         if let (false, Some(memory), Some(gateway)) = (done, memory.as_mut(), given(&decision.action)) {
             memory.scheduler.refuse(gateway, clock_ms);
         }
+        // The event is there before the status shows the decision.
+        let noted = note(core, &decision, done).await;
         core.scheduler.change(|status| {
             status.transfers += u64::from(done && matches!(decision.action, Action::ReassignGateway { .. }));
             status.moves += u64::from(done && matches!(decision.action, Action::MoveVip { .. }));
             status.requests += u64::from(matches!(decision.action, Action::RequestGateway { .. }));
             status.decisions.push_back(Decided { time_ms, decision, done });
         });
-        note(core, &decision, done).await?;
+        noted?;
     }
     failed?;
     Ok(decided)
