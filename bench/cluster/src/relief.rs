@@ -5,7 +5,7 @@ use crate::cloud::{percentile, sinks, with_lab};
 use crate::wire::{Capture, Frame, Frames, inside, sleep_until};
 use crate::{Failure, Outcome, Settings};
 use sluice_bench_report::Measure;
-use sluice_client::{PlacementSettingsPatch, SchedulerPatch};
+use sluice_client::{Cluster, PlacementSettingsPatch, SchedulerPatch};
 use sluice_lab::Lab;
 use sluice_types::{GatewayId, VpcId};
 use std::collections::{BTreeMap, HashMap};
@@ -32,7 +32,7 @@ const BURSTS: usize = 5;
 const HOLD: Duration = Duration::from_secs(2);
 /// The scheduler looks once a second, at least, and a half for what it does then.
 const ROUND: Duration = Duration::from_millis(1_500);
-/// After each burst vIPs are shared out anew; so long it may take.
+/// After each burst vIPs are shared out anew and go home; so long it may take.
 const REST: Duration = Duration::from_secs(60);
 /// What all gateways can before it: so little that the calm traffic is their load, and vIPs are shared out by
 /// it. Else they would be when the burst's limit is set, for without traffic all are equally busy with nothing.
@@ -85,18 +85,20 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     Ok(())
 }
 
-/// Waits until each vIP may move, and none does.
+/// Waits until each vIP may move, and none does: all are at home, and the scheduler has been content.
 async fn at_rest(lab: &Lab) -> Result<(), Failure> {
     let until = Instant::now() + REST;
     loop {
         let scheduler = lab.api().scheduler().await?;
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64;
         let last_ms = scheduler.decisions.last().map_or(0, |decision| decision.time_ms);
-        if now_ms.saturating_sub(last_ms) > (HOLD + ROUND).as_millis() as u64 {
+        let clusters = lab.api().list::<Cluster>(&[], None).await?;
+        let at_home = clusters.iter().flat_map(|cluster| &cluster.vips).all(|vip| vip.owner == vip.home);
+        if at_home && now_ms.saturating_sub(last_ms) > (HOLD + ROUND).as_millis() as u64 {
             return Ok(());
         }
         if Instant::now() > until {
-            return Err(format!("vIPs do not come to rest: {scheduler:?}").into());
+            return Err(format!("vIPs do not come to rest: {clusters:?}, {scheduler:?}").into());
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

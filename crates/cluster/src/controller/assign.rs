@@ -37,13 +37,17 @@ impl Controller {
         ids.into_iter().map(|id| Candidate { id, load: load(id) }).collect()
     }
 
-    /// Whether it may get back what is its own: it has not failed for long enough.
-    fn is_trusted(&self, id: GatewayId, now_us: u64) -> bool {
-        let held_down = self.gateways.get(&id).is_some_and(|known| {
+    /// Whether it failed so lately, or so often, that it is likely to again.
+    fn is_held_down(&self, id: GatewayId, now_us: u64) -> bool {
+        self.gateways.get(&id).is_some_and(|known| {
             let hold_us = self.params.hold_down_after_us(known.strikes);
             known.strikes > 0 && now_us - known.struck_us < hold_us
-        });
-        !held_down && self.is_eligible(id, now_us)
+        })
+    }
+
+    /// Whether it may get back what is its own.
+    fn is_trusted(&self, id: GatewayId, now_us: u64) -> bool {
+        !self.is_held_down(id, now_us) && self.is_eligible(id, now_us)
     }
 
     /// Decides what there is to decide.
@@ -82,9 +86,13 @@ impl Controller {
         }
         let next = self.plan.config.vips.iter().find_map(|vip| {
             let home = *self.plan.homes.get(&vip)?;
-            let away = self.table.get(vip).is_some_and(|claim| claim.owner != home);
-            let ready = self.is_settled(home, now_us) && self.is_trusted(home, now_us);
-            (away && ready).then_some((vip, home))
+            let owner = self.table.get(vip)?.owner;
+            let well = self.is_settled(home, now_us) && self.is_eligible(home, now_us);
+            // With an owner that is held down, too, a vIP is no safer than at home: where all were silent
+            // for a moment, as machines short of processors are, overload would stay until the last hold-down.
+            let held_down = |id| self.is_held_down(id, now_us);
+            let ready = well && (!held_down(home) || held_down(owner));
+            (owner != home && ready).then_some((vip, home))
         });
         if let Some((vip, home)) = next {
             self.next_return_us = now_us + self.params.return_interval_us;

@@ -199,6 +199,22 @@ fn confirms_what_gateways_took_and_gives_it_back_gently() {
 }
 
 #[test]
+fn who_is_held_down_relieves_who_is_too() {
+    let mut bench = Bench::settled();
+    let epoch = |place| bench.controller.table.get(vip(place)).unwrap().epoch + 1;
+    let taken = [0, 2].map(|place| (vip(place), Claim { epoch: epoch(place), owner: id(2) }));
+    bench.hear(2, Body::Claims(taken.to_vec()));
+    assert_eq!(bench.owners(), [2, 2, 2, 1, 2, 3], "1 and 3 have failed");
+    let mut plan = bench.controller.plan.clone();
+    plan.homes.extend([(vip(3), id(3)), (vip(4), id(3))]);
+    bench.input(ControllerInput::Plan(plan));
+    bench.pass(1_900, &[1, 2, 3]);
+    assert_eq!(bench.owners(), [2, 2, 2, 3, 2, 3], "2 is better than either");
+    bench.pass(1_200, &[1, 2, 3]);
+    assert_eq!(bench.owners(), [1, 2, 3, 3, 3, 3]);
+}
+
+#[test]
 fn who_comes_back_settles_before_it_is_given_anything() {
     let mut bench = Bench::settled();
     // Longer than any hold-down: that alone would give it everything when it is heard again.
