@@ -107,9 +107,8 @@ __attribute__((noinline)) int enqueue_flow(struct query *query)
 	__builtin_memset(&waiting->event, 0, sizeof(waiting->event));
 	waiting->event.vni = query->meter;
 	waiting->hash = query->hash;
-	waiting->bytes = query->bytes;
 	waiting->own = query->own;
-	flow_enqueue(queue, query->now_ns);
+	flow_enqueue(queue, query->bytes, query->now_ns);
 	return 0;
 }
 

@@ -226,4 +226,10 @@ __u64 bpf_ktime_get_coarse_ns(void)
 	return kernel.now_ns;
 }
 
+/* As good as any for who repeats a run. */
+__u32 bpf_get_prandom_u32(void)
+{
+	return kernel.now_ns * 0x9e3779b97f4a7c15ull >> 32;
+}
+
 #endif

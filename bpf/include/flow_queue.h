@@ -6,11 +6,17 @@
  * processor keeps what is to be counted of up to FLOWS_WAITING of them, asks for
  * all their buckets, and then counts them.
  *
- * Dense is by the last tick of the coarse clock in which packets were counted: at
- * least one in FLOW_DENSE_NS on this processor. Otherwise nothing waits, and the
- * first packet of each tick counts all that does. Where such packets end, the
- * last ones wait for the next, and are forgotten if that comes after FLOW_LATE_NS:
- * they would be counted in a period that they are not of.
+ * And while packets are dense one in FLOW_SAMPLING is counted, for as many, at
+ * gaps that no sender can know: what a flow is counted for is right on average,
+ * and a flow that sends less than an elephant is taken for one no more often than
+ * its part of an elephant's bytes. Unless all flows are to be told of: then each
+ * packet may be a flow's first.
+ *
+ * Dense is by the last tick of the coarse clock in which packets came: at least
+ * one in FLOW_DENSE_NS on this processor. Otherwise nothing waits, and the first
+ * packet of each tick counts all that does. Where such packets end, the last ones
+ * wait for the next, and are forgotten if that comes after FLOW_LATE_NS: they
+ * would be counted in a period that they are not of.
  *
  * A queue is one processor's, which runs one packet program at a time. It is no
  * successor's: nothing is lost with it but those last packets.
@@ -22,6 +28,7 @@
 
 #define FLOWS_WAITING 32
 #define FLOW_DENSE_NS 2048
+#define FLOW_SAMPLING 4 /* one of so many, on average: as flow_gap() has it */
 #define FLOW_LATE_NS 1000000000ull
 
 /* What is to be counted of a packet, and told if it crosses. */
@@ -36,6 +43,8 @@ struct flow_queue {
 	__u64 tick_ns; /* coarse time of the last packet */
 	__u32 packets; /* that came at that time */
 	__u32 room;    /* packets that are counted together, at most */
+	__u32 weight;  /* what one is counted for: 1 or FLOW_SAMPLING */
+	__u32 gap;     /* packets to pass over before the next that is counted */
 	__u64 waiting;
 	struct waiting_flow flows[FLOWS_WAITING];
 };
@@ -47,21 +56,7 @@ struct {
 	__type(value, struct flow_queue);
 } flow_queues SEC(".maps");
 
-/* This processor's queue; NULL while flows are not counted. `now_ns`: CLOCK_MONOTONIC, coarse. */
-static __always_inline struct flow_queue *flow_queue(const struct flow_table *table, __u64 now_ns)
-{
-	struct flow_queue *queue;
-	__u32 zero = 0;
-
-	if (!table || !READ_ONCE(table->policy))
-		return NULL;
-	queue = bpf_map_lookup_elem(&flow_queues, &zero);
-	if (queue && now_ns - queue->tick_ns > FLOW_LATE_NS)
-		queue->waiting = 0;
-	return queue;
-}
-
-/* Where the next packet waits: to be filled in, all of it, before flow_enqueue(). */
+/* Where the next packet waits: to be filled in, but for its bytes, before flow_enqueue(). */
 static __always_inline struct waiting_flow *flow_next(struct flow_queue *queue)
 {
 	return &queue->flows[queue->waiting & (FLOWS_WAITING - 1)];
@@ -107,21 +102,65 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 	return 0;
 }
 
-/* The packet that was filled in waits, or is counted. `now_ns`: as for flow_queue(). */
-static __always_inline void flow_enqueue(struct flow_queue *queue, __u64 now_ns)
+/* The first packet of a tick: all that waits is counted, and the tick before says how it goes on. */
+static __always_inline void flow_tick(struct flow_queue *queue, __u64 policy, __u64 now_ns)
 {
-	int ticked = now_ns != queue->tick_ns;
+	__u64 passed_ns = now_ns - queue->tick_ns;
+	int dense = queue->packets * (__u64)FLOW_DENSE_NS >= passed_ns;
 
-	if (ticked) {
-		int dense = queue->packets * (__u64)FLOW_DENSE_NS >= now_ns - queue->tick_ns;
+	if (passed_ns > FLOW_LATE_NS)
+		queue->waiting = 0;
+	if (queue->waiting)
+		count_all_waiting(queue, now_ns);
+	queue->room = dense ? FLOWS_WAITING : 1;
+	queue->weight = dense && !(policy & FLOW_EVERY) ? FLOW_SAMPLING : 1;
+	queue->tick_ns = now_ns;
+	queue->packets = 0;
+}
 
-		queue->room = dense ? FLOWS_WAITING : 1;
-		queue->tick_ns = now_ns;
-		queue->packets = 0;
-	}
+/* How many packets to pass over: 0 to 6, 3 on average. */
+static __always_inline __u32 flow_gap(void)
+{
+	__u32 random = bpf_get_prandom_u32();
+
+	return (random & 3) + (random >> 2 & 3);
+}
+
+/*
+ * This processor's queue; NULL if the packet is not to be counted. Once for each that was sent on.
+ * `now_ns`: CLOCK_MONOTONIC, coarse.
+ */
+static __always_inline struct flow_queue *flow_queue(const struct flow_table *table, __u64 now_ns)
+{
+	struct flow_queue *queue;
+	__u64 policy;
+	__u32 zero = 0;
+
+	policy = table ? READ_ONCE(table->policy) : 0;
+	if (!policy)
+		return NULL;
+	queue = bpf_map_lookup_elem(&flow_queues, &zero);
+	if (!queue)
+		return NULL;
+	if (now_ns != queue->tick_ns)
+		flow_tick(queue, policy, now_ns);
 	queue->packets += 1;
+	if (queue->weight > 1) {
+		if (queue->gap) {
+			queue->gap -= 1;
+			return NULL;
+		}
+		queue->gap = flow_gap();
+	}
+	return queue;
+}
+
+/* The packet of `bytes` that was filled in waits, or is counted. `now_ns`: as for flow_queue(). */
+static __always_inline void flow_enqueue(struct flow_queue *queue, __u32 bytes, __u64 now_ns)
+{
+	flow_next(queue)->bytes = bytes * queue->weight;
 	queue->waiting += 1;
-	if (ticked || queue->waiting >= queue->room)
+	if (queue->waiting >= queue->room)
 		count_all_waiting(queue, now_ns);
 }
 

@@ -47,9 +47,8 @@ static __always_inline void count_flow(const struct packet *packet)
 	waiting->event.outer_source[1] = packet->outer_source[1];
 	waiting->event.outer_ipv6 = packet->ipv6;
 	waiting->hash = packet->flow;
-	waiting->bytes = packet->frame_bytes;
 	waiting->own = packet->elephant_bytes;
-	flow_enqueue(queue, packet->now_ns);
+	flow_enqueue(queue, packet->frame_bytes, packet->now_ns);
 }
 
 #endif

@@ -30,9 +30,8 @@ __attribute__((noinline)) int count_sent(struct frame *frame, __u32 vni, __u32 b
 	waiting->event.outer_source[0] = waiting->event.outer_source[1] = 0;
 	waiting->event.outer_ipv6 = 0;
 	waiting->hash = flow_of(table, frame, vni);
-	waiting->bytes = bytes;
 	waiting->own = 0;
-	flow_enqueue(queue, now_ns);
+	flow_enqueue(queue, bytes, now_ns);
 	return 0;
 }
 

@@ -22,6 +22,7 @@ void *bpf_map_lookup_elem(void *map, const void *key);
 long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags);
 __u64 bpf_ktime_get_ns(void);
 __u64 bpf_ktime_get_coarse_ns(void);
+__u32 bpf_get_prandom_u32(void);
 long bpf_xdp_adjust_head(struct xdp_md *ctx, int delta);
 long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta);
 __u64 bpf_xdp_get_buff_len(struct xdp_md *ctx);
