@@ -24,7 +24,7 @@ const PAPER: [&str; 2] = ["2k", "100k"];
 const SECONDS: f64 = 0.25;
 /// Pairs of measurements without and with detection in each round: short ones and many, so that what else
 /// the machine does is in both of a pair, or spoils few of them.
-const TURNS: usize = 8;
+const TURNS: usize = 16;
 /// The default: 20 kbit/s for a second.
 const DETECT: Policy = Policy::Detect(FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 });
 
