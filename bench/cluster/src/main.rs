@@ -81,7 +81,7 @@ has failed, and tells the hosts of its zone. The paper: 38.5 and 5.5 ms, and 1.5
 `overload` (figure 23): 60 flows of a VM grow fourfold at once. The gateway that carries most of them is said to be able to
 forward 1/1.1 of what it gets then: in the lab all gateways share the processors, so that they cannot be what runs out. From
 the burst's first packet to when flows that leave this gateway have left; one that nothing leaves within the second of the
-burst counts as that. Five bursts a round, each when vIPs have come to rest again. The paper: 120 ms until it acts, and
+burst counts as that. Five bursts a round, each when all vIPs are at home and have come to rest. The paper: 120 ms until it acts, and
 19.5 ms more.";
 
 fn main() -> Result<(), Failure> {

@@ -32,8 +32,9 @@ const BURSTS: usize = 5;
 const HOLD: Duration = Duration::from_secs(2);
 /// The scheduler looks once a second, at least, and a half for what it does then.
 const ROUND: Duration = Duration::from_millis(1_500);
-/// After each burst vIPs are shared out anew and go home; so long it may take.
-const REST: Duration = Duration::from_secs(60);
+/// After each burst vIPs are shared out anew and go home; so long it may take,
+/// which is more than the longest hold-down.
+const REST: Duration = Duration::from_secs(330);
 /// What all gateways can before it: so little that the calm traffic is their load, and vIPs are shared out by
 /// it. Else they would be when the burst's limit is set, for without traffic all are equally busy with nothing.
 const CALM_PPS: u64 = 1_500;

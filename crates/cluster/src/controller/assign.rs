@@ -45,6 +45,13 @@ impl Controller {
         })
     }
 
+    /// Whether it failed within the shortest hold-down, which nothing waives: it may not be back yet.
+    fn has_just_failed(&self, id: GatewayId, now_us: u64) -> bool {
+        self.gateways
+            .get(&id)
+            .is_some_and(|known| known.strikes > 0 && now_us - known.struck_us < self.params.hold_down_us)
+    }
+
     /// Whether it may get back what is its own.
     fn is_trusted(&self, id: GatewayId, now_us: u64) -> bool {
         !self.is_held_down(id, now_us) && self.is_eligible(id, now_us)
@@ -88,10 +95,10 @@ impl Controller {
             let home = *self.plan.homes.get(&vip)?;
             let owner = self.table.get(vip)?.owner;
             let well = self.is_settled(home, now_us) && self.is_eligible(home, now_us);
-            // With an owner that is held down, too, a vIP is no safer than at home: where all were silent
-            // for a moment, as machines short of processors are, overload would stay until the last hold-down.
-            let held_down = |id| self.is_held_down(id, now_us);
-            let ready = well && (!held_down(home) || held_down(owner));
+            // Whoever owns it meanwhile fails often, too: where all are silent for moments, as on machines short
+            // of processors, an overloaded gateway would be relieved only after the longest hold-down.
+            let waived = !self.has_just_failed(home, now_us) && self.is_held_down(owner, now_us);
+            let ready = well && (waived || !self.is_held_down(home, now_us));
             (owner != home && ready).then_some((vip, home))
         });
         if let Some((vip, home)) = next {
