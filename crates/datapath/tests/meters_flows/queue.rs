@@ -89,20 +89,22 @@ fn nothing_waits_while_packets_are_few() {
 
 #[test]
 fn dense_packets_are_counted_together_and_within_a_tick() {
-    let rig = rig(u64::from(BYTES) * 4001);
     let dense = TICK_NS.div_ceil(DENSE_NS);
-    assert!(dense < 4000);
+    let rig = rig(u64::from(BYTES) * (dense + ROOM * SAMPLING + 1));
     send(&rig, dense, START_NS);
     let mut now_ns = START_NS + TICK_NS;
     // One of four, and so many of these at a time.
-    let (packets, mut before) = (8000, dense);
-    for _ in 0..packets {
+    let (packets, looks, mut before) = (8000, 400, dense);
+    for _ in 0..looks {
         send(&rig, 1, now_ns);
         let after = counted(&rig, now_ns)[&1];
         assert!([0, ROOM * SAMPLING].contains(&(after - before)), "{before} and then {after}");
-        assert_eq!(told(&rig), vec![1; usize::from(before < 4001 && after >= 4001)]);
+        assert_eq!(told(&rig), vec![1; usize::from(after > before && after == dense + 2 * ROOM * SAMPLING)]);
         before = after;
     }
+    assert!(before > dense + ROOM * SAMPLING, "it was never told of");
+    send(&rig, packets - looks, now_ns);
+    let before = counted(&rig, now_ns)[&1];
     now_ns += TICK_NS;
     send(&rig, 1, now_ns);
     let all = counted(&rig, now_ns)[&1];
