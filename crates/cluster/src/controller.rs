@@ -9,7 +9,7 @@ mod tests;
 
 use crate::gateway::claims_in_parts;
 use crate::message::{Body, Config, Load, Message, Node, Pulse, Report, Standing};
-use crate::params::Params;
+use crate::params::{Paced, Params};
 use crate::source::{Arrival, Source};
 use crate::table::{Claim, Table};
 use crate::vip::{VipId, VipSet};
@@ -112,7 +112,7 @@ impl Known {
 #[derive(Clone, Debug)]
 pub struct Controller {
     cluster: ClusterId,
-    params: Params,
+    params: Paced,
     incarnation: u64,
     seq: u64,
     plan: Plan,
@@ -146,16 +146,17 @@ impl Controller {
             plan: Plan::default(),
             table,
             gateways: BTreeMap::new(),
-            listen_until_us: now_us + params.controller_listen_us,
+            listen_until_us: now_us,
             since_us: now_us,
             next_return_us: now_us,
             last_us: now_us,
             timer_us: None,
             decided: Vec::new(),
             outputs: Vec::new(),
-            params,
+            params: Paced::new(params),
         };
         controller.replan(plan);
+        controller.listen_until_us = now_us + controller.params.controller_listen_us;
         controller
     }
 
@@ -170,6 +171,7 @@ impl Controller {
             self.gateways.values_mut().for_each(|known| known.fit_since_us = None);
         }
         self.last_us = now_us;
+        self.params.settle(now_us);
         match input {
             ControllerInput::Timer => self.timer_us = None,
             ControllerInput::Received(message) => self.receive(now_us, message),
@@ -245,6 +247,11 @@ impl Controller {
             self.gateways.retain(|id, _| members.iter().any(|member| member.id == *id));
             for member in members {
                 self.gateways.entry(member.id).or_default().told_drained = false;
+            }
+            if self.plan.config.revision == 0 {
+                self.params.begin(plan.config.hello_ms);
+            } else if plan.config.hello_ms != self.plan.config.hello_ms {
+                self.params.change(self.last_us, plan.config.hello_ms);
             }
             self.plan = plan;
             for id in self.ids() {
@@ -410,7 +417,8 @@ impl Controller {
     /// not hear, than that all failed at once.
     fn is_blind(&self, now_us: u64) -> bool {
         let heard_us = self.gateways.values().filter_map(|known| known.source.heard_us).max();
-        let lately = now_us - heard_us.unwrap_or(self.since_us) <= self.params.hold_down_us;
+        let patience_us = self.params.controller_limit_us() + self.params.hold_down_us;
+        let lately = now_us - heard_us.unwrap_or(self.since_us) <= patience_us;
         self.gateways.len() > 1 && lately && !self.ids().iter().any(|id| self.is_heard(*id, now_us))
     }
 
@@ -472,6 +480,7 @@ impl Controller {
         };
         at(self.listen_until_us);
         at(self.next_return_us);
+        self.params.due_us().into_iter().for_each(&mut at);
         for known in self.gateways.values() {
             let heard_us = known.source.heard_us.unwrap_or(self.since_us);
             at(heard_us + self.params.controller_silence_us + 1);

@@ -4,13 +4,14 @@
 //! the envelope's ([`Courier`](crate::Courier)): what comes out of
 //! [`Message::decode`] is only well formed.
 
+use crate::params::{HELLO_MS_MAX, HELLO_MS_MIN};
 use crate::table::Claim;
 use crate::vip::{VipId, VipSet};
 use serde::{Deserialize, Serialize};
 use sluice_types::{ClusterId, GatewayId};
 
 /// First byte of every message.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// Longest message: fits the smallest MTU of IPv6 with room for an envelope.
 pub const MESSAGE_BYTES_MAX: usize = 1_100;
@@ -140,6 +141,10 @@ pub struct Config {
     pub revision: u64,
     /// The cluster's vIPs.
     pub vips: VipSet,
+    /// Between two hellos of a gateway, in milliseconds, and with it all times within which a failure is
+    /// found ([`Params`](crate::Params)); 0: the usual. Receivers refuse what is not within
+    /// [`HELLO_MS_MIN`] and [`HELLO_MS_MAX`].
+    pub hello_ms: u16,
     /// Its gateways, in ascending order, each once; receivers refuse more than [`MEMBERS_MAX`].
     pub members: Vec<Member>,
 }
@@ -168,7 +173,9 @@ impl Config {
     }
 
     fn is_valid(&self) -> bool {
-        self.members.len() <= MEMBERS_MAX && self.members.is_sorted_by(|a, b| a.id < b.id)
+        self.members.len() <= MEMBERS_MAX
+            && self.members.is_sorted_by(|a, b| a.id < b.id)
+            && (self.hello_ms == 0 || (HELLO_MS_MIN..=HELLO_MS_MAX).contains(&self.hello_ms))
     }
 }
 
@@ -217,7 +224,7 @@ impl Message {
         };
         match (fits, rest) {
             (true, []) => Ok(message),
-            (false, _) => Err(malformed("more than a cluster can have, or out of order")),
+            (false, _) => Err(malformed("not what a cluster can have, or out of order")),
             (true, rest) => Err(DecodeError::Malformed(format!("{} bytes too many", rest.len()))),
         }
     }
@@ -291,7 +298,12 @@ mod tests {
             message(Body::Heartbeat(report)),
             message(Body::Pulse(pulse)),
             message(Body::Probe),
-            message(Body::Config(Config { revision: u64::MAX, vips: VipSet::first(128), members })),
+            message(Body::Config(Config {
+                revision: u64::MAX,
+                vips: VipSet::first(128),
+                members,
+                hello_ms: HELLO_MS_MAX,
+            })),
             message(Body::Claims(vec![(VipId::new(127).unwrap(), claim); CLAIMS_MAX])),
             message(Body::Load(Load { busy_permille: u16::MAX, packets: Some(u64::MAX) })),
         ]
@@ -337,8 +349,13 @@ mod tests {
             assert!(Message::decode(&good[..cut]).is_err(), "cut at {cut}");
         }
         let member = Member { id: GatewayId::new(1), draining: false };
-        let twice = Config { revision: 1, vips: VipSet::EMPTY, members: vec![member; 2] };
-        assert!(Message::decode(&message(Body::Config(twice)).encode()).is_err());
+        let alone = Config { revision: 1, vips: VipSet::EMPTY, members: vec![member], hello_ms: 0 };
+        let decoded = |config: Config| Message::decode(&message(Body::Config(config)).encode());
+        assert!(decoded(alone.clone()).is_ok());
+        assert!(decoded(Config { members: vec![member; 2], ..alone.clone() }).is_err());
+        for hello_ms in [1, HELLO_MS_MAX + 1, u16::MAX] {
+            assert!(decoded(Config { hello_ms, ..alone.clone() }).is_err(), "{hello_ms}");
+        }
         let many = vec![GatewayId::new(1); MEMBERS_MAX + 1];
         let pulse = Pulse { echo: 0, config: 0, digest: 0, hears: many };
         assert!(Message::decode(&message(Body::Pulse(pulse)).encode()).is_err());

@@ -75,6 +75,14 @@ impl Default for Params {
     }
 }
 
+/// Shortest hello interval of a cluster, in milliseconds: below it timers' jitter is most of the silence limit.
+pub const HELLO_MS_MIN: u16 = 2;
+/// Hello interval of a cluster of which nobody said anything else, in milliseconds.
+pub const HELLO_MS_DEFAULT: u16 = 4;
+/// Longest hello interval of a cluster, in milliseconds: longer ones would outlast how long false alarms are
+/// remembered.
+pub const HELLO_MS_MAX: u16 = 250;
+
 /// Times that contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {value_us} us, must be at least {least_us} us: {why}")]
@@ -129,6 +137,26 @@ impl Params {
         at_least("return interval", self.return_interval_us, 1, "vIPs are given back one by one")
     }
 
+    /// The same at another hello interval: what waits for messages is longer or shorter by as much. What is
+    /// about the machines and switches rather than about messages stays.
+    fn at_hello(&self, hello_us: u64) -> Self {
+        let scaled = |time_us: u64| time_us.saturating_mul(hello_us) / self.hello_us.max(1);
+        Self {
+            hello_us,
+            silence_us: scaled(self.silence_us),
+            listen_us: scaled(self.listen_us),
+            step_us: scaled(self.step_us),
+            yield_us: scaled(self.yield_us),
+            contact_us: scaled(self.contact_us),
+            repeat_us: scaled(self.repeat_us),
+            heartbeat_us: scaled(self.heartbeat_us),
+            controller_silence_us: scaled(self.controller_silence_us),
+            controller_probe_us: scaled(self.controller_probe_us),
+            controller_listen_us: scaled(self.controller_listen_us),
+            ..self.clone()
+        }
+    }
+
     /// Silence limit of a peer about which there were `alarms` false alarms.
     pub(crate) fn silence_after_us(&self, alarms: u32) -> u64 {
         self.silence_us << alarms.min(self.alarms_max).min(16)
@@ -166,9 +194,104 @@ impl Params {
     }
 }
 
+/// The times of a cluster whose operator may set another hello interval while it runs.
+///
+/// Not all nodes learn of that at the same moment. So for a while each speaks at the shorter interval of the
+/// two and judges by the longer: who knew first neither seems silent nor believes others dead.
+#[derive(Clone, Debug)]
+pub(crate) struct Paced {
+    base: Params,
+    now: Params,
+    /// What counts from when on.
+    next: Option<(u64, Params)>,
+}
+
+impl Paced {
+    pub(crate) fn new(base: Params) -> Self {
+        Self { now: base.clone(), next: None, base }
+    }
+
+    /// The hello interval of the first configuration, that no other one was before.
+    pub(crate) fn begin(&mut self, hello_ms: u16) {
+        (self.now, self.next) = (self.wanted(hello_ms), None);
+    }
+
+    /// Another one from now on.
+    pub(crate) fn change(&mut self, now_us: u64, hello_ms: u16) {
+        let wanted = self.wanted(hello_ms);
+        let hello_us = self.now.hello_us.min(wanted.hello_us);
+        let slower = if wanted.silence_us > self.now.silence_us { &wanted } else { &self.now };
+        let meanwhile = Params { hello_us, ..slower.clone() };
+        // As long as announcements are repeated: a split that is not noticed does not outlast that.
+        self.next = Some((now_us + meanwhile.repeated_us(), wanted));
+        self.now = meanwhile;
+    }
+
+    /// Lets the wanted times count, once theirs has come.
+    pub(crate) fn settle(&mut self, now_us: u64) {
+        if let Some((_, wanted)) = self.next.take_if(|(at_us, _)| *at_us <= now_us) {
+            self.now = wanted;
+        }
+    }
+
+    /// When [`settle`](Self::settle) has something to do.
+    pub(crate) fn due_us(&self) -> Option<u64> {
+        self.next.as_ref().map(|(at_us, _)| *at_us)
+    }
+
+    /// 0 is whatever the base says.
+    fn wanted(&self, hello_ms: u16) -> Params {
+        match hello_ms {
+            0 => self.base.clone(),
+            hello_ms => self.base.at_hello(u64::from(hello_ms) * 1_000),
+        }
+    }
+}
+
+impl std::ops::Deref for Paced {
+    type Target = Params;
+
+    fn deref(&self) -> &Params {
+        &self.now
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_hello_intervals_fit() {
+        let base = Params::default();
+        assert_eq!(base.hello_us, u64::from(HELLO_MS_DEFAULT) * 1_000);
+        assert_eq!(base.at_hello(base.hello_us), base);
+        for hello_ms in HELLO_MS_MIN..=HELLO_MS_MAX {
+            let params = base.at_hello(u64::from(hello_ms) * 1_000);
+            params.check().unwrap();
+            assert!(params.silence_after_us(params.alarms_max) < params.forgive_us, "{hello_ms} ms");
+        }
+    }
+
+    #[test]
+    fn a_change_speaks_fast_and_judges_slowly_first() {
+        let mut paced = Paced::new(Params::default());
+        paced.begin(0);
+        assert_eq!(*paced, Params::default());
+        let slow = Params::default().at_hello(40_000);
+        for (wanted_ms, wanted) in [(40, slow.clone()), (4, Params::default())] {
+            paced.change(1_000_000, wanted_ms);
+            let meanwhile = Params { hello_us: 4_000, ..slow.clone() };
+            assert_eq!(*paced, meanwhile);
+            meanwhile.check().unwrap();
+            // Again before it settled: back is the same, from then on.
+            paced.change(1_500_000, wanted_ms);
+            assert_eq!((&*paced, paced.due_us()), (&meanwhile, Some(1_500_000 + slow.repeated_us())));
+            paced.settle(1_500_000 + slow.repeated_us() - 1);
+            assert_eq!(*paced, meanwhile);
+            paced.settle(1_500_000 + slow.repeated_us());
+            assert_eq!((&*paced, paced.due_us()), (&wanted, None));
+        }
+    }
 
     #[test]
     fn defaults_fit_each_other() {

@@ -24,7 +24,7 @@ impl Bench {
     /// Three gateways with two vIPs each; the gateways have the table already.
     fn new(table: Table) -> Self {
         let members = (1..=3).map(|number| Member { id: id(number), draining: false }).collect();
-        let config = Config { revision: 1, vips: VipSet::first(6), members };
+        let config = Config { revision: 1, vips: VipSet::first(6), members, hello_ms: 0 };
         let homes = (0..6).map(|place| (vip(place), id(u64::from(place) % 3 + 1))).collect();
         let plan = Plan { config, homes };
         let now_us = 1_000 * MS;

@@ -129,6 +129,7 @@ impl Gateway {
                 at(vouched_us + params.vouch_us() + 1);
             }
         }
+        self.params.due_us().into_iter().for_each(&mut at);
         self.rejoin_us.into_iter().for_each(&mut at);
         if let Some(alone) = &self.alone {
             at(alone.probe_us);

@@ -14,7 +14,7 @@ pub(crate) use speak::claims_in_parts;
 mod tests;
 
 use crate::message::{Body, Config, Load, Message, Node, Pulse, Report, Standing};
-use crate::params::Params;
+use crate::params::{Paced, Params};
 use crate::source::{Arrival, Source};
 use crate::table::{Claim, Table};
 use crate::vip::{VIPS_MAX, VipId, VipSet};
@@ -163,7 +163,7 @@ struct Alone {
 pub struct Gateway {
     own: GatewayId,
     cluster: ClusterId,
-    params: Params,
+    params: Paced,
     incarnation: u64,
     seq: u64,
     config: Config,
@@ -241,7 +241,7 @@ impl Gateway {
             told_drained: false,
             claimed: Vec::new(),
             outputs: Vec::new(),
-            params,
+            params: Paced::new(params),
         };
         gateway.configure(config);
         gateway.listen(now_us);
@@ -267,6 +267,7 @@ impl Gateway {
             self.listen(now_us);
         }
         self.last_us = now_us;
+        self.params.settle(now_us);
         match input {
             Input::Timer => self.timer_us = None,
             Input::Received(message) => self.receive(now_us, message),
@@ -350,6 +351,13 @@ impl Gateway {
         }
         let member = |config: &Config, own| config.member(own).is_some();
         let joined = member(&config, self.own) && !member(&self.config, self.own);
+        if joined {
+            self.params.begin(config.hello_ms);
+        } else if config.hello_ms != self.config.hello_ms {
+            self.params.change(self.last_us, config.hello_ms);
+            // Who waited for longer than it may now speaks at once.
+            (self.next_hello_us, self.next_heartbeat_us) = (self.last_us, self.last_us);
+        }
         self.config = config;
         self.told_drained = false;
         if joined {

@@ -33,7 +33,7 @@ impl Bench {
         let table = Table::from_claims((1..=members).map(claim));
         let members: Vec<Member> =
             (1..=members).map(|number| Member { id: id(number), draining: false }).collect();
-        let config = Config { revision: 1, vips: VipSet::first(members.len()), members };
+        let config = Config { revision: 1, vips: VipSet::first(members.len()), members, hello_ms: 0 };
         let start_us = 1_000 * MS;
         let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us);
         let mut bench = Self { gateway, now_us: start_us, seq: 0, outputs: Vec::new() };
@@ -530,4 +530,46 @@ fn no_member_can_end_the_clusters_configuration_or_a_vips_moves() {
     assert_eq!(bench.gateway.config().revision, 1);
     bench.claim(Node::Gateway(id(2)), 1, u64::MAX, 3);
     assert_eq!(bench.gateway.table().get(vip(1)), Some(Claim { epoch: 1, owner: id(2) }));
+}
+
+/// Milliseconds from one hello to the next, over so long, while peers are heard every `peers_ms`.
+fn hellos(bench: &mut Bench, millis: u64, peers_ms: u64) -> Vec<u64> {
+    let mut said = Vec::new();
+    for at_ms in 1..=millis {
+        bench.outputs.clear();
+        bench.pass(1, if at_ms % peers_ms == 0 { &[2, 3] } else { &[] });
+        let hello = |output: &Output| matches!(output, Output::Send { message, .. } if matches!(message.body, Body::Hello(_)));
+        if bench.outputs.iter().any(hello) {
+            said.push(at_ms);
+        }
+    }
+    said.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+#[test]
+fn another_hello_interval_makes_nobody_seem_dead() {
+    let mut bench = Bench::settled();
+    let slowly = Config { revision: 2, hello_ms: 40, ..bench.gateway.config().clone() };
+    bench.input(Input::Config(slowly.clone()));
+    // Its peers may still expect a hello every 4 ms, while they say theirs every 40 already.
+    let gaps = hellos(&mut bench, 1_000, 40);
+    assert!(gaps.iter().all(|gap| *gap <= 4), "{gaps:?}");
+    // 1.4 s later nobody does.
+    hellos(&mut bench, 400, 40);
+    let gaps = hellos(&mut bench, 400, 40);
+    assert!(gaps.len() > 5 && gaps.iter().all(|gap| *gap == 40), "{gaps:?}");
+    assert_eq!((bench.gateway.standing(), bench.gateway.holds()), (Standing::Fit, set(&[0])));
+    // Back again: it speaks fast at once, and those who still speak slowly live.
+    bench.input(Input::Config(Config { revision: 3, hello_ms: 4, ..slowly }));
+    let gaps = hellos(&mut bench, 1_000, 40);
+    assert!(gaps.len() > 200 && gaps.iter().all(|gap| *gap <= 4), "{gaps:?}");
+    assert_eq!(bench.gateway.holds(), set(&[0]));
+    hellos(&mut bench, 500, 4);
+    assert_eq!((bench.gateway.standing(), bench.gateway.holds()), (Standing::Fit, set(&[0])));
+    // Who dies now is found dead as fast as ever.
+    bench.pass(12, &[2]);
+    let is_dead = |bench: &Bench| bench.gateway.peers.iter().any(|peer| peer.id == id(3) && peer.dead);
+    assert!(!is_dead(&bench));
+    bench.pass(2, &[2]);
+    assert!(is_dead(&bench));
 }

@@ -61,6 +61,8 @@ pub enum Fault {
     Member(usize, bool),
     /// The same for a vIP.
     Vip(u8, bool),
+    /// The operator sets another hello interval, in milliseconds.
+    Hello(u16),
 }
 
 pub struct Scenario {
@@ -201,6 +203,10 @@ impl Scenario {
                 add(at_us + rng.range(0, lasts_us), Fault::Vip(vip, false));
                 if rng.ppm(700_000) {
                     add(until_us + rng.range(0, 20_000), Fault::Vip(vip, true));
+                }
+                // No longer ones than usual, for which the bounds are.
+                if rng.ppm(500_000) {
+                    add(at_us + rng.range(0, lasts_us), Fault::Hello(2 + rng.index(3) as u16));
                 }
                 if rng.ppm(300_000) {
                     let two = (one + 1) % self.gateways;

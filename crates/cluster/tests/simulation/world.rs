@@ -490,6 +490,7 @@ impl World {
                     config.members.sort_by_key(|member| member.id);
                 }
             }),
+            Fault::Hello(hello_ms) => self.replan(|config| config.hello_ms = hello_ms),
             Fault::Vip(place, there) => self.replan(|config| {
                 let vips = config.vips.iter().filter(|vip| vip.get() != place);
                 let added = VipId::new(place).ok().filter(|_| there);
@@ -569,5 +570,5 @@ fn first_plan(scenario: &Scenario) -> Plan {
     let ids: Vec<GatewayId> = (0..scenario.gateways).map(id).collect();
     let members = ids.iter().map(|&id| Member { id, draining: false }).collect();
     let homes: BTreeMap<VipId, GatewayId> = mend(vips.iter(), &ids, &[], |_| None).into_iter().collect();
-    Plan { config: Config { revision: 1, vips, members }, homes }
+    Plan { config: Config { revision: 1, vips, members, hello_ms: 0 }, homes }
 }
