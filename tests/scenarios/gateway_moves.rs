@@ -5,7 +5,9 @@
 //! its vIPs though its agent runs on.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, Streams, address, ensure, eventually, reaches, who};
+use crate::support::{
+    Failure, Outcome, Probe, Streams, address, ensure, eventually, reaches, unhurried, who,
+};
 use serde_json::json;
 use sluice_client::{Cluster, Gateway, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, Topology, down};
@@ -30,6 +32,7 @@ const WAYS: [(&str, &str, bool); 4] =
 pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     two_clusters(&mut options.topology)?;
+    unhurried(&mut options.topology);
     let lab = Lab::up(options).await?;
     let outcome = go(&lab).await;
     if outcome.is_ok() {

@@ -55,7 +55,7 @@ async fn primary_dies(lab: &Lab, bench: &Bench<'_>) -> Outcome {
     ensure!(seen.lost > 0, "{primary} forwarded nothing, and its death shows nothing");
     ensure!(seen.longest_ms <= OUTAGE_MAX_MS, "no packets for {} ms", seen.longest_ms);
     let carried = forwarded(lab, BACKUP).await? - idle;
-    ensure!(carried > 1_000.0, "the backup forwarded only {carried} packets");
+    ensure!(carried > 100.0, "the backup forwarded only {carried} packets");
 
     bench.on_switch(&["ip", "link", "set", port, "up"]).await?;
     lab.restart(primary)?;
@@ -65,7 +65,7 @@ async fn primary_dies(lab: &Lab, bench: &Bench<'_>) -> Outcome {
         let after = [forwarded(lab, primary).await?, forwarded(lab, BACKUP).await?];
         ensure!(seen.lost == 0, "{} packets lost while the zone went back", seen.lost);
         let (by_primary, by_backup) = (after[0] - before[0], after[1] - before[1]);
-        ensure!(by_backup == 0.0 && by_primary > 1_000.0, "{by_primary} by the primary, {by_backup} not");
+        ensure!(by_backup == 0.0 && by_primary > 100.0, "{by_primary} by the primary, {by_backup} not");
         Ok(())
     })
     .await

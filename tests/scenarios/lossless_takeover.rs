@@ -1,4 +1,4 @@
-//! Takeovers that lose nothing, under traffic of a packet every half millisecond:
+//! Takeovers that lose nothing, under traffic of a packet every two milliseconds:
 //! a gateway's agent dies, or is paused, and its programs forward what still comes;
 //! an operator drains a gateway, and puts it back.
 

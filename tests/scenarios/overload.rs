@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Gateways report once a second, and the scheduler looks as often.
-const SEEN: Duration = Duration::from_secs(6);
+const SEEN: Duration = Duration::from_secs(12);
 /// Traffic flows for so long.
 const SECONDS: u64 = 15;
 /// Less than this is no traffic to speak of.
-const BUSY_PPS: u64 = 500;
+const BUSY_PPS: u64 = 200;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let lab = lab_of_three(ground, None).await?;

@@ -1,13 +1,15 @@
 //! Gateways of a cluster of three die, or hear no more, under traffic of a packet
-//! every half millisecond: their vIPs go to the others, and come back when they
+//! every two milliseconds: their vIPs go to the others, and come back when they
 //! do. What it costs is measured and printed.
 //!
-//! Packets are lost for milliseconds, and none when vIPs go home. The bound that
-//! fails the scenario is far above that, and far below what anything but takeover
-//! would need. Takeovers that lose nothing: `lossless_takeover`.
+//! Packets are lost until the failure is found, for a third of a second at the
+//! hello interval of these labs (`support::unhurried`), and none when vIPs go home.
+//! The bound that fails the scenario is far above that, and below what hosts would
+//! need to find another gateway themselves. How fast it is at the usual interval
+//! says `make bench-cluster`. Takeovers that lose nothing: `lossless_takeover`.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, number};
+use crate::support::{Failure, Outcome, PATIENT, Probe, address, ensure, eventually, number, unhurried};
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 use sluice_client::{Cluster, Gateway, Vpc};
@@ -18,12 +20,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 const PORT: u16 = 7021;
-const PPS: u64 = 2_000;
-const SECONDS: u64 = 4;
+const PPS: u64 = 500;
+const SECONDS: u64 = 5;
 /// Before something fails, traffic flows for so long.
 pub const CALM: Duration = Duration::from_millis(1_200);
 /// The longest outage that is still a takeover: hosts would wait seconds for their neighbours to fail.
-pub const OUTAGE_MAX_MS: f64 = 1_000.0;
+pub const OUTAGE_MAX_MS: f64 = 3_000.0;
 /// Hold-downs double while one gateway fails again and again.
 pub const HOME: Duration = Duration::from_secs(40);
 
@@ -49,6 +51,7 @@ pub async fn lab_of_three(ground: &Ground, model: Option<&str>) -> Result<Lab, F
         .iter()
         .flat_map(|prefix| (101..=103).map(move |last| format!("{prefix}{last}").parse()))
         .collect::<Result<Vec<IpAddr>, _>>()?;
+    unhurried(topology);
     Ok(Lab::up(options).await?)
 }
 
@@ -109,7 +112,7 @@ impl<'a> Bench<'a> {
         for stream in streams {
             let result: Value = stream.result().await?;
             let sent = number(&result, "sent")?;
-            ensure!(sent * 10 >= PPS * SECONDS * 8, "{what}: only {sent} packets were sent");
+            ensure!(sent * 4 >= PPS * SECONDS, "{what}: only {sent} packets were sent");
             worst.lost = worst.lost.max(sent - number(&result, "received")?);
             for range in result["lost"].as_array().into_iter().flatten() {
                 let [first, last] = [0, 1].map(|at| range[at].as_u64().unwrap_or_default());
@@ -198,7 +201,7 @@ impl<'a> Bench<'a> {
             if owners.values().all(|(owner, home)| owner == home) {
                 break;
             }
-            ensure!(begin.elapsed() < HOME, "{what}: vIPs did not go home: {owners:?}");
+            ensure!(begin.elapsed() < PATIENT * HOME, "{what}: vIPs did not go home: {owners:?}");
         }
         ensure!(lost == 0, "{what}: {lost} packets lost while vIPs went home to {victim}");
         Ok(())

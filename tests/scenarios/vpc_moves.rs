@@ -3,7 +3,7 @@
 //! go together, and the controller may die on the way.
 
 use crate::Ground;
-use crate::support::{Outcome, Streams, ensure, reaches};
+use crate::support::{Outcome, Streams, ensure, reaches, unhurried};
 use serde_json::json;
 use sluice_client::{Cluster, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, down};
@@ -27,6 +27,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     gateway.cluster = Some("far".to_owned());
     (gateway.ipv4, gateway.ipv6) = (Some("192.0.2.13".parse()?), Some("2001:db8:0:1::13".parse()?));
     topology.gateways.push(gateway);
+    unhurried(topology);
     let lab = Lab::up(options).await?;
     let outcome = there_and_back(&lab).await;
     if outcome.is_ok() {

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Sequence number and time of sending, 8 bytes each.
 const PAYLOAD: usize = 16;
-/// How long answers may still take after the last packet.
+/// Answers are waited for until none has come for so long after the last packet.
 const GRACE: Duration = Duration::from_secs(1);
 
 fn main() -> Result<()> {
@@ -160,17 +160,23 @@ fn ask_tcp(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
+/// No more than what was due within this time is sent at once.
+const BURST: Duration = Duration::from_millis(100);
+
 /// Sends numbered packets at a steady rate; returns how many. A late wake-up
-/// is made good, so that the mean rate holds.
+/// is made good, so that the mean rate holds, unless the machine was not run: a burst
+/// that no queue holds would say nothing about the network.
 fn send(socket: &UdpSocket, pps: u32, duration: Duration) -> Result<u64> {
     let begin = Instant::now();
     let gap = Duration::from_secs(1) / pps.max(1);
-    let mut number = 0u64;
+    let (mut number, mut due) = (0u64, begin);
     while begin.elapsed() < duration {
-        let due = gap * u32::try_from(number).unwrap_or(u32::MAX);
-        if let Some(wait) = due.checked_sub(begin.elapsed()) {
-            std::thread::sleep(wait);
+        let now = Instant::now();
+        match due.checked_duration_since(now) {
+            Some(wait) => std::thread::sleep(wait),
+            None => due = due.max(now - BURST),
         }
+        due += gap;
         let mut payload = [0; PAYLOAD];
         payload[..8].copy_from_slice(&number.to_be_bytes());
         payload[8..].copy_from_slice(&now_us().to_be_bytes());
@@ -212,23 +218,32 @@ fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
         std::thread::spawn(move || receive(&socket, &done))
     };
     let sent = send(&socket, pps, duration)?;
-    std::thread::sleep(GRACE);
+    let sent = usize::try_from(sent).unwrap_or(0);
     done.store(true, Ordering::Relaxed);
     let (mut seen, slowest_us) = receiver.join().unwrap_or_default();
-    seen.resize(usize::try_from(sent).unwrap_or(0), false);
+    seen.resize(sent, false);
     let received = seen.iter().filter(|seen| **seen).count();
     let lost = missing(&seen);
     println!("{}", json!({"sent": sent, "received": received, "lost": lost, "slowest_us": slowest_us}));
     Ok(())
 }
 
-/// Takes answers until told to stop: which numbers came, and the longest way.
+/// Takes answers until all is sent and they cease: which numbers came, and the longest way.
 fn receive(socket: &UdpSocket, done: &AtomicBool) -> (Vec<bool>, u64) {
     let mut seen = Vec::new();
     let mut slowest_us = 0;
     let mut buffer = [0; 256];
-    while !done.load(Ordering::Relaxed) {
-        let Ok(length) = socket.recv(&mut buffer) else { continue };
+    let mut last = Instant::now();
+    loop {
+        let Ok(length) = socket.recv(&mut buffer) else {
+            if !done.load(Ordering::Relaxed) {
+                last = Instant::now();
+            } else if last.elapsed() >= GRACE {
+                return (seen, slowest_us);
+            }
+            continue;
+        };
+        last = Instant::now();
         let start = buffer[..length].iter().position(|byte| *byte == b':').map_or(0, |colon| colon + 1);
         let Some((number, time)) = number_and_time(&buffer[start..length]) else { continue };
         slowest_us = slowest_us.max(now_us().saturating_sub(time));
@@ -238,7 +253,6 @@ fn receive(socket: &UdpSocket, done: &AtomicBool) -> (Vec<bool>, u64) {
         }
         seen[index] = true;
     }
-    (seen, slowest_us)
 }
 
 fn sink(address: SocketAddr, duration: Duration) -> Result<()> {

@@ -109,7 +109,7 @@ impl Fleet {
         // Clusters on one underlay have different vIPs.
         let first = 1 + self.gateways.len();
         let vips = (first..first + size).map(vip).collect();
-        let body = NewCluster { name: format!("cluster-{number}"), vips };
+        let body = NewCluster { name: format!("cluster-{number}"), vips, hello_ms: None };
         let cluster = self.api.create((), &body).await?.object;
         for _ in 0..size {
             let number = self.gateways.len();

@@ -72,6 +72,7 @@ fn plan(revision: u64, vips: &[(&str, u64)]) -> ClusterPlan {
     });
     let homes = vips.iter().zip(0..).map(|((_, home), place)| Home { place, gateway: GatewayId::new(*home) });
     ClusterPlan {
+        hello_ms: 4,
         cluster: ClusterId::new(1),
         revision,
         vips: planned.collect(),

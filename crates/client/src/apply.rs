@@ -174,7 +174,7 @@ impl Work<'_> {
             self.ids.tenants.insert(it.name.clone(), id);
         }
         for it in &cloud.clusters {
-            let body = NewCluster { name: it.name.clone(), vips: it.vips.clone() };
+            let body = NewCluster { name: it.name.clone(), vips: it.vips.clone(), hello_ms: it.hello_ms };
             let id = self.one(&it.name, Some(()), &[], Some(body)).await?;
             self.ids.clusters.insert(it.name.clone(), id);
         }

@@ -85,6 +85,9 @@ pub struct ClusterSpec {
     pub name: String,
     /// Underlay addresses that hosts send to.
     pub vips: Vec<IpAddr>,
+    /// Between two hellos of a gateway to the others, in milliseconds; the usual if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hello_ms: Option<u16>,
 }
 
 /// A gateway.

@@ -93,6 +93,8 @@ pub struct Cluster {
     pub name: String,
     /// Underlay addresses that hosts send to, in bucket order.
     pub vips: Vec<ClusterVip>,
+    /// Between two hellos of a gateway to the others, in milliseconds.
+    pub hello_ms: u16,
     /// Revision of its last change.
     pub revision: u64,
     /// Every node that needs it has it.

@@ -75,6 +75,7 @@ new_object!(NewCluster => Cluster, "/v1/clusters", |new, found| {
     wanted.sort();
     have.sort();
     differs("vips", &wanted, &have)
+        .or_else(|| new.hello_ms.and_then(|hello_ms| differs("hello_ms", &hello_ms, &found.hello_ms)))
 });
 new_object!(NewGateway => Gateway, "/v1/gateways", |new, found| {
     differs("cluster", &new.cluster, &found.cluster)
@@ -160,6 +161,9 @@ pub struct NewCluster {
     pub name: String,
     /// Underlay addresses to share out among its gateways.
     pub vips: Vec<IpAddr>,
+    /// Between two hellos of a gateway to the others, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hello_ms: Option<u16>,
 }
 
 /// Body of a gateway's creation.

@@ -39,6 +39,6 @@ pub use message::{
     Standing, VERSION,
 };
 pub use order::mend;
-pub use params::{HELLO_MS_DEFAULT, HELLO_MS_MAX, HELLO_MS_MIN, Params, ParamsError};
+pub use params::{Params, ParamsError};
 pub use table::{Claim, Table};
 pub use vip::{VIPS_MAX, VipError, VipId, VipSet};

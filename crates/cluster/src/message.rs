@@ -4,11 +4,10 @@
 //! the envelope's ([`Courier`](crate::Courier)): what comes out of
 //! [`Message::decode`] is only well formed.
 
-use crate::params::{HELLO_MS_MAX, HELLO_MS_MIN};
 use crate::table::Claim;
 use crate::vip::{VipId, VipSet};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, GatewayId};
+use sluice_types::{ClusterId, GatewayId, HELLO_MS_MAX, HELLO_MS_MIN};
 
 /// First byte of every message.
 pub const VERSION: u8 = 2;

@@ -75,14 +75,6 @@ impl Default for Params {
     }
 }
 
-/// Shortest hello interval of a cluster, in milliseconds: below it timers' jitter is most of the silence limit.
-pub const HELLO_MS_MIN: u16 = 2;
-/// Hello interval of a cluster of which nobody said anything else, in milliseconds.
-pub const HELLO_MS_DEFAULT: u16 = 4;
-/// Longest hello interval of a cluster, in milliseconds: longer ones would outlast how long false alarms are
-/// remembered.
-pub const HELLO_MS_MAX: u16 = 250;
-
 /// Times that contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {value_us} us, must be at least {least_us} us: {why}")]
@@ -259,6 +251,7 @@ impl std::ops::Deref for Paced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_types::{HELLO_MS_DEFAULT, HELLO_MS_MAX, HELLO_MS_MIN};
 
     #[test]
     fn all_hello_intervals_fit() {

@@ -305,7 +305,7 @@ async fn a_small_cloud_means_what_it_says() {
     let store = world.store.clone();
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
     let vips = [ip("192.0.2.10"), ip("fd00::10"), ip("192.0.2.11")];
-    let cluster = store.create_cluster("c", &vips).await.unwrap().into_inner().id;
+    let cluster = store.create_cluster("c", &vips, None).await.unwrap().into_inner().id;
     let both = |name: &str, vtep4: &str, vtep6: &str| NewGateway {
         vtep6: vtep6.parse().ok(),
         ..new_gateway(name, cluster, vtep4)
@@ -386,7 +386,8 @@ async fn hosts_have_the_keys_of_their_networks_clusters_and_no_others() {
     let mut clusters = Vec::new();
     for number in 1..=3 {
         let vip = ip(&format!("192.0.2.1{number}"));
-        let cluster = store.create_cluster(&format!("c{number}"), &[vip]).await.unwrap().into_inner().id;
+        let cluster =
+            store.create_cluster(&format!("c{number}"), &[vip], None).await.unwrap().into_inner().id;
         let gateway = new_gateway(&format!("g{number}"), cluster, &format!("192.0.2.{number}"));
         store.create_gateway(gateway).await.unwrap();
         clusters.push(cluster);
@@ -432,7 +433,7 @@ async fn static_routes_come_before_peerings_and_give_way_again() {
     let mut world = World::new().await;
     let store = world.store.clone();
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
-    let cluster = store.create_cluster("c", &[ip("192.0.2.10")]).await.unwrap().into_inner().id;
+    let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
     let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await.unwrap().into_inner().id;
     let a = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
     let b = store.create_vpc(new_vpc("b", tenant, cluster)).await.unwrap().into_inner();
@@ -505,7 +506,7 @@ async fn grant(store: &dyn Store, wish: Wish) -> Option<()> {
         16..=19 => grant_move(store, wish, &vpcs, &hosts, &clusters).await?,
         0 => {
             let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();
-            store.create_cluster(&format!("c{}", x % 2), &vips).await.ok()?;
+            store.create_cluster(&format!("c{}", x % 2), &vips, None).await.ok()?;
         }
         1 => {
             let vips: Vec<IpAddr> = (0..=z % 5).map(|i| vip(x, i.wrapping_add(y))).collect();

@@ -56,7 +56,9 @@ mod tests {
         let mut clusters = Vec::new();
         for number in 0..3u8 {
             let vip = [192, 0, 2, number + 1].into();
-            clusters.push(store.create_cluster(&format!("c{number}"), &[vip]).await.unwrap().into_inner().id);
+            clusters.push(
+                store.create_cluster(&format!("c{number}"), &[vip], None).await.unwrap().into_inner().id,
+            );
         }
         let keys = async |cluster| store.cluster_keys(cluster).await.unwrap();
         let began = keys(clusters[0]).await[0].not_before_ms;

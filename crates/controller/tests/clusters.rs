@@ -269,6 +269,39 @@ async fn vips_come_and_go_in_order() {
 }
 
 #[tokio::test]
+async fn hello_intervals_reach_gateways() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let mut gateway = enter(&cloud, &basics.gateway_path()).await;
+    let path = format!("/v1/clusters/{}", basics.cluster);
+    assert_eq!(cloud.get(&path).await.body["hello_ms"], 4);
+    let told = async |gateway: &mut _| {
+        until(gateway, |update: &Update| update.cluster.is_some()).await.cluster.unwrap()
+    };
+    let set = patch(&cloud, &path, json!({"hello_ms": 100})).await;
+    assert_eq!((set.status, &set.body["hello_ms"]), (StatusCode::OK, &json!(100)));
+    let mut plan = told(&mut gateway).await;
+    while plan.hello_ms != 100 {
+        plan = told(&mut gateway).await;
+    }
+    // Both at once: none is lost, and what is not named stays.
+    let set = patch(&cloud, &path, json!({"hello_ms": 20, "vips": ["192.0.2.10", "192.0.2.13"]})).await;
+    assert_eq!((&set.body["hello_ms"], set.body["vips"].as_array().unwrap().len()), (&json!(20), 2));
+    let set = patch(&cloud, &path, json!({"vips": ["192.0.2.10"]})).await;
+    assert_eq!(set.body["hello_ms"], 20);
+    for (body, field) in
+        [(json!({"hello_ms": 1}), "hello_ms"), (json!({"hello_ms": 251}), "hello_ms"), (json!({}), "body")]
+    {
+        assert_eq!(patch(&cloud, &path, body).await.problem(), (422, "invalid", field));
+    }
+    let new = |hello_ms: u32| json!({"name": "slow", "vips": ["192.0.2.77"], "hello_ms": hello_ms});
+    assert_eq!(cloud.post("/v1/clusters", new(300)).await.problem(), (422, "invalid", "hello_ms"));
+    assert_eq!(cloud.post("/v1/clusters", new(250)).await.body["hello_ms"], 250);
+    assert_eq!(cloud.post("/v1/clusters", new(250)).await.status, StatusCode::OK, "it is there");
+    assert_eq!(cloud.post("/v1/clusters", new(50)).await.status, StatusCode::CONFLICT);
+}
+
+#[tokio::test]
 async fn keys_reach_nodes_and_nobody_else() {
     let mut cloud = Cloud::start().await;
     let basics = basics(&cloud).await;

@@ -35,6 +35,7 @@ impl From<&ClusterPlan> for Plan {
             revision: plan.revision,
             vips: plan.vips.iter().filter_map(vip).collect(),
             members: plan.members.iter().map(member).collect(),
+            hello_ms: plan.hello_ms,
         }
     }
 }

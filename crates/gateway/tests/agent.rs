@@ -58,6 +58,7 @@ fn plan() -> ClusterPlan {
         vips: vec![PlannedVip { place: 0, address: address("192.0.2.100"), mac: MacAddr::local(9) }],
         members: vec![Member { gateway, vtep4, vtep6: None, draining: false }],
         homes: vec![Home { place: 0, gateway }],
+        hello_ms: 4,
     }
 }
 

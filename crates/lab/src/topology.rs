@@ -84,6 +84,9 @@ pub struct Cluster {
     pub name: String,
     /// Virtual addresses that the gateways share out.
     pub vips: Vec<IpAddr>,
+    /// Between two hellos of a gateway to the others, in milliseconds; left out, the usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hello_ms: Option<u16>,
 }
 
 /// A gateway node.

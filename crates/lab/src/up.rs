@@ -229,7 +229,7 @@ struct Registered {
 }
 
 fn cluster_spec(cluster: &crate::topology::Cluster) -> ClusterSpec {
-    ClusterSpec { name: cluster.name.clone(), vips: cluster.vips.clone() }
+    ClusterSpec { name: cluster.name.clone(), vips: cluster.vips.clone(), hello_ms: cluster.hello_ms }
 }
 
 /// Tenants, clusters, gateways and hosts in the API.

@@ -75,6 +75,9 @@ pub struct ClusterPlan {
     pub members: Vec<Member>,
     /// In order of place, at most one a vIP.
     pub homes: Vec<Home>,
+    /// Between two hellos of a gateway, in milliseconds, [`HELLO_MS_MIN`](sluice_types::HELLO_MS_MIN) to
+    /// [`HELLO_MS_MAX`](sluice_types::HELLO_MS_MAX).
+    pub hello_ms: u16,
 }
 
 impl ClusterPlan {

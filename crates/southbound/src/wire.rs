@@ -42,6 +42,9 @@ pub enum Malformed {
     /// Not 0..=127.
     #[error("{0} is no vIP's place")]
     Place(u32),
+    /// Not [`HELLO_MS_MIN`](sluice_types::HELLO_MS_MIN) to [`HELLO_MS_MAX`](sluice_types::HELLO_MS_MAX).
+    #[error("{0} ms is no hello interval")]
+    Hello(u32),
     /// What must be in order is not, or is there twice.
     #[error("a {0} lists its entries out of order")]
     Disorder(&'static str),

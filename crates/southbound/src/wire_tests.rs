@@ -26,6 +26,7 @@ fn plan() -> ClusterPlan {
         vips: vec![vip(0, "192.0.2.9"), vip(127, "fd00::9")],
         members: vec![member, Member { gateway: two, vtep4: None, draining: true, ..member }],
         homes: vec![Home { place: 0, gateway: one }, Home { place: 127, gateway: two }],
+        hello_ms: 250,
     }
 }
 

@@ -18,7 +18,7 @@ async fn main() -> Fallible<()> {
     let run = store.revision().await?;
     let tenant = store.create_tenant(&format!("t{run}")).await?.into_inner();
     let vip = std::net::Ipv4Addr::from(0x0b00_0000 + run as u32);
-    let cluster = store.create_cluster(&format!("c{run}"), &[vip.into()]).await?.into_inner();
+    let cluster = store.create_cluster(&format!("c{run}"), &[vip.into()], None).await?.into_inner();
     let mut hosts = Vec::new();
     let started = Instant::now();
     for i in 0..HOSTS {

@@ -1,7 +1,9 @@
 //! Rules that need no database: names, prefixes, addresses.
 
 use crate::{Conflict, Result, StoreError, Subnet};
-use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, first_host, is_unicast, overlap};
+use sluice_types::{
+    HELLO_MS_MAX, HELLO_MS_MIN, IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, first_host, is_unicast, overlap,
+};
 use std::net::IpAddr;
 
 /// vIPs of each family that a cluster may have.
@@ -45,6 +47,15 @@ pub(crate) fn mtu(mtu: u16) -> Result<()> {
         return Err(invalid("mtu", format!("MTU {mtu} is not between {} and {}", MTU.start(), MTU.end())));
     }
     Ok(())
+}
+
+/// A hello interval in milliseconds.
+pub(crate) fn hello(hello_ms: u16) -> Result<()> {
+    if (HELLO_MS_MIN..=HELLO_MS_MAX).contains(&hello_ms) {
+        return Ok(());
+    }
+    let range = format!("between {HELLO_MS_MIN} and {HELLO_MS_MAX} ms");
+    Err(invalid("hello_ms", format!("a hello interval of {hello_ms} ms is not {range}")))
 }
 
 /// An address of the underlay: a VTEP or a vIP.

@@ -130,8 +130,13 @@ impl Store for Database {
         write!(self, w => tenants::delete(w, id, expected))
     }
 
-    async fn create_cluster(&self, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
-        write!(self, w => placement::create_cluster(w, name, vips))
+    async fn create_cluster(
+        &self,
+        name: &str,
+        vips: &[IpAddr],
+        hello_ms: Option<u16>,
+    ) -> Result<Created<Cluster>> {
+        write!(self, w => placement::create_cluster(w, name, vips, hello_ms))
     }
 
     async fn cluster(&self, id: ClusterId) -> Result<Cluster> {
@@ -162,6 +167,10 @@ impl Store for Database {
 
     async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()> {
         write!(self, w => placement::delete_cluster(w, id, expected))
+    }
+
+    async fn set_hello(&self, id: ClusterId, hello_ms: u16, expected: Option<u64>) -> Result<Cluster> {
+        write!(self, w => homes::set_hello(w, id, hello_ms, expected))
     }
 
     async fn raise_plan(&self, id: ClusterId, above: u64) -> Result<bool> {

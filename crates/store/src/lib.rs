@@ -200,12 +200,20 @@ pub trait Store: Send + Sync {
     async fn rename_tenant(&self, id: TenantId, name: &str, expected: Option<u64>) -> Result<Tenant>;
     async fn delete_tenant(&self, id: TenantId, expected: Option<u64>) -> Result<()>;
 
-    async fn create_cluster(&self, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>>;
+    /// `hello_ms`: the usual one if left out.
+    async fn create_cluster(
+        &self,
+        name: &str,
+        vips: &[IpAddr],
+        hello_ms: Option<u16>,
+    ) -> Result<Created<Cluster>>;
     async fn cluster(&self, id: ClusterId) -> Result<Cluster>;
     async fn clusters(&self, name: Option<&str>, page: Page) -> Result<Vec<Cluster>>;
     /// Replaces the vIPs. What stays keeps its place; if some come and some go, that
     /// takes two revisions.
     async fn update_cluster(&self, id: ClusterId, vips: &[IpAddr], expected: Option<u64>) -> Result<Cluster>;
+    /// Sets how often its gateways say hello to each other.
+    async fn set_hello(&self, id: ClusterId, hello_ms: u16, expected: Option<u64>) -> Result<Cluster>;
     /// Gateways have its plan at the revision `above`: if the database's is older, as after it was restored
     /// from a backup, it is given a newer revision. True if it was older.
     async fn raise_plan(&self, id: ClusterId, above: u64) -> Result<bool>;

@@ -99,7 +99,10 @@ pub struct Cluster {
     pub name: String,
     /// 1..=63 of each family used, in order of place, which is bucket order.
     pub vips: Vec<ClusterVip>,
-    /// Grows when vIPs, gateways, draining or homes change: the revision of that change, or more.
+    /// Between two hellos of its gateways, in milliseconds, [`HELLO_MS_MIN`](sluice_types::HELLO_MS_MIN) to
+    /// [`HELLO_MS_MAX`](sluice_types::HELLO_MS_MAX): what finds failures waits by it.
+    pub hello_ms: u16,
+    /// Grows when vIPs, gateways, draining, homes or the hello interval change: the revision of that change, or more.
     pub plan_revision: u64,
     pub revision: u64,
 }

@@ -12,8 +12,8 @@ use sqlx::{
 };
 use std::time::Duration;
 
-/// How long to wait for a connection.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for a connection: longer than a busy server takes, shorter than callers wait.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to look for the reason why there was none.
 const DIAGNOSIS: Duration = Duration::from_millis(500);
 /// Longer than the server itself lets a statement take.

@@ -61,12 +61,13 @@ record!(Tenant, TenantId, "tenant", "tenants", "id, name, revision", row => Tena
     revision: row.number(2)?,
 });
 
-record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, plan_revision, revision", row => Cluster {
+record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, hello_ms, plan_revision, revision", row => Cluster {
     id: ClusterId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     vips: row.parse_list(2)?,
-    plan_revision: row.number(3)?,
-    revision: row.number(4)?,
+    hello_ms: u16::try_from(row.int(3)?).map_err(|_| StoreError::Corrupt("a hello interval above 65535".into()))?,
+    plan_revision: row.number(4)?,
+    revision: row.number(5)?,
 });
 
 record!(Gateway, GatewayId, "gateway", "gateways", "id, name, cluster, vtep4, vtep6, draining, other_cluster, joined, move_id, revision", row => Gateway {

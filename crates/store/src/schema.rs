@@ -6,11 +6,12 @@ use crate::{ClusterVip, Result, StoreError};
 use sluice_types::GatewayId;
 
 /// Statements of each version; version n is the n-th.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
     include_str!("../migrations/0004.sql"),
+    include_str!("../migrations/0005.sql"),
 ];
 
 /// What differs between the databases' schema languages.

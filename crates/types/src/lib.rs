@@ -40,3 +40,14 @@ pub const VXLAN_OVERHEAD_IPV4: u16 = 50;
 
 /// The same over IPv6: 20 bytes more.
 pub const VXLAN_OVERHEAD_IPV6: u16 = 70;
+
+/// Shortest hello interval of a gateway cluster, in milliseconds: below it the timers' jitter is most of the
+/// time within which a failure is found.
+pub const HELLO_MS_MIN: u16 = 2;
+
+/// Hello interval of a cluster of which nobody said anything else, in milliseconds.
+pub const HELLO_MS_DEFAULT: u16 = 4;
+
+/// Longest hello interval of a cluster, in milliseconds: with a longer one false alarms would be forgotten
+/// before what they led to is over.
+pub const HELLO_MS_MAX: u16 = 250;

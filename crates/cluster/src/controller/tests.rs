@@ -385,3 +385,30 @@ fn who_is_cut_off_is_vouched_for_to_nobody_but_itself() {
     assert_eq!(hears(&bench, 2), [1, 2, 3].map(id));
     assert_eq!(hears(&bench, 3), [1, 3].map(id));
 }
+
+#[test]
+fn another_hello_interval_makes_nobody_fail() {
+    let mut bench = Bench::settled();
+    let plan = |revision: u64, hello_ms: u16| Plan {
+        config: Config { revision, hello_ms, ..bench.controller.plan().config.clone() },
+        homes: bench.controller.plan().homes.clone(),
+    };
+    let (slowly, fast) = (plan(2, 40), plan(3, 4));
+    bench.input(ControllerInput::Plan(slowly));
+    // Ten times as long as usual without a heartbeat: 500 ms, and 550 until a probe.
+    let failed = |bench: &Bench| bench.outputs.iter().any(|it| matches!(it, ControllerOutput::Failed(_)));
+    for _ in 0..4 {
+        bench.pass(51, &[1, 2, 3]);
+        bench.pass(490, &[]);
+    }
+    assert!(!failed(&bench));
+    // It takes them a while to learn that they shall be heard more often again.
+    bench.input(ControllerInput::Plan(fast));
+    bench.pass(490, &[]);
+    bench.pass(51, &[1, 2, 3]);
+    bench.pass(490, &[]);
+    assert!(!failed(&bench));
+    bench.pass(1_000, &[1, 2, 3]);
+    bench.pass(100, &[1, 2]);
+    assert!(bench.has(&ControllerOutput::Failed(id(3))));
+}

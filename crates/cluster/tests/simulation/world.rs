@@ -422,14 +422,7 @@ impl World {
         self.seen.last_fault_us = self.now_us;
         match fault {
             Fault::Crash(at) => self.crash(at),
-            Fault::Restart(at, saved) if self.gateways[at].machine.is_none() => {
-                // A disk may be new where the controller can fill it again.
-                if !saved && self.controller.machine.is_some() {
-                    self.gateways[at].saved = Default::default();
-                }
-                self.start_gateway(at);
-            }
-            Fault::Restart(..) => {}
+            Fault::Restart(at, saved) => self.restart(at, saved),
             Fault::Pause(at, frozen) => {
                 self.gateways[at].paused.get_or_insert((self.now_us, frozen));
             }
@@ -521,6 +514,17 @@ impl World {
                 *up &= stays(from, to);
             }
         }
+    }
+
+    fn restart(&mut self, at: usize, saved: bool) {
+        if self.gateways[at].machine.is_some() {
+            return;
+        }
+        // A disk may be new where the controller can fill it again.
+        if !saved && self.controller.machine.is_some() {
+            self.gateways[at].saved = Default::default();
+        }
+        self.start_gateway(at);
     }
 
     fn crash(&mut self, at: usize) {

@@ -10,7 +10,7 @@ use crate::members::Needs;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, GatewayId, MacAddr, is_unicast};
+use sluice_types::{ClusterId, GatewayId, HELLO_MS_MAX, HELLO_MS_MIN, MacAddr, is_unicast};
 use std::collections::HashSet;
 use std::net::IpAddr;
 use utoipa::{IntoParams, ToSchema};
@@ -26,6 +26,9 @@ struct Cluster {
     name: String,
     /// In order of place, which is bucket order.
     vips: Vec<ClusterVip>,
+    /// Between two hellos of a gateway to the others, in milliseconds.
+    #[schema(example = 4)]
+    hello_ms: u16,
     revision: u64,
     programmed: bool,
 }
@@ -62,13 +65,13 @@ impl Resource for Cluster {
         Needs::Cluster(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Cluster { id, name, vips, revision, .. } = stored;
+        let sluice_store::Cluster { id, name, vips, hello_ms, revision, .. } = stored;
         let vip = |vip: sluice_store::ClusterVip| {
             let sluice_store::ClusterVip { place, address, home } = vip;
             ClusterVip { place, address, mac: vip_mac(id, place), home, owner: None }
         };
         let vips = vips.into_iter().map(vip).collect();
-        Self { id, name, vips, revision, programmed }
+        Self { id, name, vips, hello_ms, revision, programmed }
     }
     fn observe(&mut self, core: &Core) {
         let owners = core.ownership.owners(self.id);
@@ -87,16 +90,24 @@ struct NewCluster {
     /// order; 1 to 63 of a family.
     #[schema(value_type = Vec<String>, example = json!(["192.0.2.10", "2001:db8::10"]))]
     vips: Vec<IpAddr>,
+    /// Between two hellos of a gateway to the others, in milliseconds, 2 to 250; 4 if absent. One that was
+    /// silent for three of them is believed dead. Longer ones suit machines that are not run for tens of
+    /// milliseconds now and then.
+    #[schema(minimum = 2, maximum = 250, example = 4)]
+    hello_ms: Option<u16>,
 }
 
 /// What replaces the cluster's vIPs, in any order: those that stay keep their place. If some
 /// come and some go, that takes two revisions, and both together must not be more than 63 of
-/// a family.
+/// a family. The hello interval takes one of its own; what is absent stays.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ClusterPatch {
-    #[schema(value_type = Vec<String>)]
-    vips: Vec<IpAddr>,
+    #[schema(value_type = Option<Vec<String>>)]
+    vips: Option<Vec<IpAddr>>,
+    /// 2 to 250.
+    #[schema(minimum = 2, maximum = 250)]
+    hello_ms: Option<u16>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -109,6 +120,14 @@ struct ClusterQuery {
     limit: Option<u32>,
     /// `next` of the page before.
     cursor: Option<String>,
+}
+
+fn check_hello(hello_ms: u16) -> Result<(), Problem> {
+    if (HELLO_MS_MIN..=HELLO_MS_MAX).contains(&hello_ms) {
+        return Ok(());
+    }
+    let message = format!("hello_ms must be between {HELLO_MS_MIN} and {HELLO_MS_MAX}, not {hello_ms}");
+    Err(Problem::invalid("hello_ms", message))
 }
 
 fn check_vips(vips: &[IpAddr]) -> Result<(), Problem> {
@@ -138,7 +157,9 @@ fn check_vips(vips: &[IpAddr]) -> Result<(), Problem> {
 async fn create_cluster(State(api): State<App>, Json(body): Json<NewCluster>) -> Result<Response, Problem> {
     check_name("name", &body.name)?;
     check_vips(&body.vips)?;
-    Ok(reply::created::<Cluster>(&api, api.core.store.create_cluster(&body.name, &body.vips).await?))
+    body.hello_ms.map_or(Ok(()), check_hello)?;
+    let stored = api.core.store.create_cluster(&body.name, &body.vips, body.hello_ms).await?;
+    Ok(reply::created::<Cluster>(&api, stored))
 }
 
 #[utoipa::path(get, path = "/v1/clusters", tag = "clusters", params(ClusterQuery),
@@ -167,8 +188,20 @@ async fn update_cluster(
     IfMatch(expected): IfMatch,
     Json(body): Json<ClusterPatch>,
 ) -> Result<Response, Problem> {
-    check_vips(&body.vips)?;
-    Ok(reply::updated::<Cluster>(&api, api.core.store.update_cluster(id, &body.vips, expected).await?))
+    body.vips.as_deref().map_or(Ok(()), check_vips)?;
+    body.hello_ms.map_or(Ok(()), check_hello)?;
+    let store = &api.core.store;
+    let updated = match (&body.vips, body.hello_ms) {
+        (None, None) => return Err(Problem::invalid("body", "neither vips nor hello_ms is given")),
+        (Some(vips), None) => store.update_cluster(id, vips, expected).await?,
+        (None, Some(hello_ms)) => store.set_hello(id, hello_ms, expected).await?,
+        (Some(vips), Some(hello_ms)) => {
+            // What may be refused comes first.
+            let updated = store.update_cluster(id, vips, expected).await?;
+            store.set_hello(id, hello_ms, Some(updated.revision)).await?
+        }
+    };
+    Ok(reply::updated::<Cluster>(&api, updated))
 }
 
 #[utoipa::path(delete, path = "/v1/clusters/{cluster}", tag = "clusters",

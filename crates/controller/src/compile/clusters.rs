@@ -58,6 +58,7 @@ pub(super) fn plan_of(state: &ClusterState) -> ClusterPlan {
         vips: cluster.vips.iter().map(vip).collect(),
         members: state.gateways.iter().map(member).collect(),
         homes: cluster.vips.iter().filter_map(home).collect(),
+        hello_ms: cluster.hello_ms,
     }
 }
 

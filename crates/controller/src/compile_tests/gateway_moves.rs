@@ -38,7 +38,7 @@ async fn it_has_the_entries_of_both_and_speaks_as_a_member_of_one() {
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
     let mut clusters = Vec::new();
     for (name, vip) in [("near", "192.0.2.10"), ("far", "192.0.2.20")] {
-        clusters.push(store.create_cluster(name, &[ip(vip)]).await.unwrap().into_inner().id);
+        clusters.push(store.create_cluster(name, &[ip(vip)], None).await.unwrap().into_inner().id);
     }
     let [near, far] = clusters[..] else { panic!() };
     let g1 = store.create_gateway(new_gateway("g1", near, "192.0.2.1")).await.unwrap().into_inner().id;

@@ -293,7 +293,7 @@ async fn an_instance_is_known_to_gateways_before_its_ports_move() {
     let mut cloud = Cloud::new().await;
     let store = cloud.store.clone();
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
-    let cluster = store.create_cluster("c", &[ip("192.0.2.10")]).await.unwrap().into_inner().id;
+    let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
     let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await.unwrap().into_inner().id;
     let mut hosts = Vec::new();
     for last in [21, 22] {
@@ -326,7 +326,7 @@ async fn an_instance_is_known_to_gateways_before_its_ports_move() {
 async fn vips_are_used_after_they_came_and_until_they_went() {
     let mut cloud = Cloud::new().await;
     let store = cloud.store.clone();
-    let cluster = store.create_cluster("c", &[ip("192.0.2.10")]).await.unwrap().into_inner().id;
+    let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
     let held = |cloud: &Cloud| {
         let step = &cloud.steps[&cloud.last()];
         let held = cloud.nodes.keys().filter(|node| cloud.is_held(**node, step));

@@ -17,7 +17,7 @@ impl Cloud {
         let world = World::of(Model::Preprogrammed).await;
         let store = world.store.clone();
         let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
-        let cluster = store.create_cluster("c", &[ip("192.0.2.10")]).await.unwrap().into_inner().id;
+        let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
         let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await;
         let gateway = gateway.unwrap().into_inner().id;
         let mut hosts = Vec::new();

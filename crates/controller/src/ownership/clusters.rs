@@ -118,6 +118,7 @@ fn intent(plan: &ClusterPlan) -> Plan {
         revision: plan.revision,
         vips: plan.vips.iter().filter_map(|vip| place(vip.place)).collect(),
         members: plan.members.iter().map(member).collect(),
+        hello_ms: plan.hello_ms,
     };
     let homes = plan.homes.iter().filter_map(|home| Some((place(home.place)?, home.gateway)));
     Plan { config, homes: homes.collect() }

@@ -31,6 +31,7 @@ fn standing(cluster: u64, draining: bool, revision: u64) -> Update {
     };
     let planned = |place: u8| PlannedVip { place, address: vip(place), mac: MacAddr::local(place.into()) };
     let plan = ClusterPlan {
+        hello_ms: 4,
         cluster: ClusterId::new(cluster),
         revision,
         vips: vec![planned(0), planned(1)],

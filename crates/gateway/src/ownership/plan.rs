@@ -18,6 +18,8 @@ pub struct Plan {
     pub vips: Vec<PlannedVip>,
     /// Its gateways.
     pub members: Vec<PlannedMember>,
+    /// Between two hellos, in milliseconds.
+    pub hello_ms: u16,
 }
 
 /// A vIP and its place.
@@ -52,6 +54,7 @@ impl Plan {
             revision: self.revision,
             vips: self.vips.iter().map(|vip| vip.place).collect(),
             members: self.members.iter().map(member).collect(),
+            hello_ms: self.hello_ms,
         }
     }
 
@@ -91,6 +94,7 @@ struct SavedConfig {
     revision: u64,
     vips: Vec<VipId>,
     members: Vec<SavedMember>,
+    hello_ms: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,6 +122,7 @@ impl Saved {
                 revision: config.revision,
                 vips: config.vips.iter().collect(),
                 members: config.members.iter().map(member).collect(),
+                hello_ms: config.hello_ms,
             },
             claims: table.iter().map(claim).collect(),
         }
@@ -131,6 +136,7 @@ impl Saved {
             revision: self.config.revision,
             vips: self.config.vips.iter().copied().collect(),
             members: self.config.members.iter().map(member).collect(),
+            hello_ms: self.config.hello_ms,
         };
         (config, Table::from_claims(self.claims.iter().map(claim)))
     }
@@ -158,6 +164,7 @@ mod tests {
             revision: 9,
             vips: vec![vip(0), vip(127)],
             members: vec![member(1), member(2)],
+            hello_ms: 40,
         };
         let claim = Claim { epoch: 3, owner: GatewayId::new(2) };
         let table = Table::from_claims([(vip(127).place, claim)]);
@@ -172,8 +179,13 @@ mod tests {
         let (v4, v6): (Ipv4Addr, Ipv6Addr) = ([192, 0, 2, 2].into(), "2001:db8::2".parse().unwrap());
         let reach = |vtep4, vtep6, own| {
             let member = PlannedMember { gateway: GatewayId::new(2), vtep4, vtep6, draining: false };
-            let plan =
-                Plan { cluster: ClusterId::new(1), revision: 1, vips: Vec::new(), members: vec![member] };
+            let plan = Plan {
+                cluster: ClusterId::new(1),
+                revision: 1,
+                vips: Vec::new(),
+                members: vec![member],
+                hello_ms: 4,
+            };
             assert!(
                 plan.is_member(v4.into()) == vtep4.is_some() && plan.is_member(v6.into()) == vtep6.is_some()
             );

@@ -43,6 +43,7 @@ fn plan(revision: u64, vips: u8) -> Plan {
         PlannedMember { gateway: id(at), vtep4, vtep6, draining: false }
     };
     Plan {
+        hello_ms: 4,
         cluster: ClusterId::new(1),
         revision,
         vips: (0..vips).map(vip).collect(),

@@ -244,16 +244,22 @@ pub enum Clusters {
         /// Underlay address that hosts send to; give one for each share of the traffic
         #[arg(long = "vip", required = true)]
         vips: Vec<IpAddr>,
+        /// Milliseconds between two hellos of a gateway to the others, 2 to 250; 4 if left out
+        #[arg(long)]
+        hello_ms: Option<u16>,
         #[command(flatten)]
         wait: Wait,
     },
-    /// Replace the vIPs; those that stay keep their place
+    /// Replace the vIPs, of which those that stay keep their place, or set the hello interval
     Update {
         #[command(flatten)]
         which: Which,
         /// New vIP; give all of them
-        #[arg(long = "vip", required = true)]
+        #[arg(long = "vip", required_unless_present = "hello_ms")]
         vips: Vec<IpAddr>,
+        /// Milliseconds between two hellos of a gateway to the others, 2 to 250
+        #[arg(long)]
+        hello_ms: Option<u16>,
         #[command(flatten)]
         expect: Expect,
         #[command(flatten)]
@@ -289,12 +295,14 @@ impl Clusters {
                 output::list(api.output, &["id", "name", "vips", "programmed"], &rows)
             }
             Self::Show(which) => output::one(api.output, &find::<Cluster>(&client, &which, None).await?),
-            Self::Create { name, vips, wait } => {
-                verbs::create(api, &client, (), &NewCluster { name, vips }, wait).await
+            Self::Create { name, vips, hello_ms, wait } => {
+                verbs::create(api, &client, (), &NewCluster { name, vips, hello_ms }, wait).await
             }
-            Self::Update { which, vips, expect, wait } => {
+            Self::Update { which, vips, hello_ms, expect, wait } => {
                 let id = client.id_of::<Cluster>(&which.which, &[]).await?;
-                let new = client.update::<Cluster>(id, &json!({"vips": vips}), expect.if_revision).await?;
+                let vips = Some(vips).filter(|vips| !vips.is_empty());
+                let patch = json!({"vips": vips, "hello_ms": hello_ms});
+                let new = client.update::<Cluster>(id, &patch, expect.if_revision).await?;
                 verbs::settle(api, &client, new, wait, |_| true).await
             }
             Self::RotateKey(which) => {

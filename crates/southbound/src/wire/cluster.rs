@@ -5,7 +5,7 @@ use super::{Malformed, Result, address, either, group_id, ipv6_parts, mac, unica
 use crate::cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PLACES, PlannedVip};
 use crate::entries::{Vtep, VtepRole};
 use crate::proto::{self, cluster_keys, cluster_plan};
-use sluice_types::{ClusterId, GatewayId, Secret};
+use sluice_types::{ClusterId, GatewayId, HELLO_MS_MAX, HELLO_MS_MIN, Secret};
 
 impl From<Vtep> for proto::Vtep {
     fn from(vtep: Vtep) -> Self {
@@ -84,12 +84,18 @@ impl From<ClusterPlan> for proto::ClusterPlan {
             vips: plan.vips.into_iter().map(vip).collect(),
             members: plan.members.into_iter().map(member).collect(),
             homes: plan.homes.into_iter().map(home).collect(),
+            hello_ms: plan.hello_ms.into(),
         }
     }
 }
 
 fn number(id: u64, what: &'static str) -> Result<u64> {
     if id == 0 || i64::try_from(id).is_err() { Err(Malformed::Id(id, what)) } else { Ok(id) }
+}
+
+fn hello(millis: u32) -> Result<u16> {
+    let allowed = |millis: &u16| (HELLO_MS_MIN..=HELLO_MS_MAX).contains(millis);
+    u16::try_from(millis).ok().filter(allowed).ok_or(Malformed::Hello(millis))
 }
 
 fn place(place: u32) -> Result<u8> {
@@ -135,6 +141,7 @@ impl TryFrom<proto::ClusterPlan> for ClusterPlan {
             vips: all(message.vips)?,
             members: all(message.members)?,
             homes: all(message.homes)?,
+            hello_ms: hello(message.hello_ms)?,
         };
         let in_order = plan.vips.is_sorted_by(|a, b| a.place < b.place)
             && plan.members.is_sorted_by(|a, b| a.gateway < b.gateway)

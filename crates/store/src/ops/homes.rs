@@ -1,9 +1,13 @@
-//! One vIP gets another home, as the scheduler decides.
+//! One vIP gets another home, as the scheduler decides; a cluster gets another hello interval.
 
-use super::placement::{next_plan, save_plan};
-use crate::rows::{find, get};
+use super::events;
+use super::placement::{next_plan, replan, save_plan};
+use crate::check;
+use crate::rows::{check_revision, find, get};
+use crate::value::args;
 use crate::write::Write;
 use crate::{Change, Cluster, Gateway, Result};
+use serde_json::json;
 use sluice_types::{ClusterId, GatewayId};
 use std::net::IpAddr;
 
@@ -29,4 +33,29 @@ pub(crate) async fn move_home(
     save_plan(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster, gateways })?;
     Ok(true)
+}
+
+/// Sets how often the gateways of a cluster say hello to each other.
+pub(crate) async fn set_hello(
+    w: &mut Write,
+    id: ClusterId,
+    hello_ms: u16,
+    expected: Option<u64>,
+) -> Result<Cluster> {
+    check::hello(hello_ms)?;
+    let mut cluster: Cluster = get(w.q(), id).await?;
+    check_revision(id, &cluster, expected)?;
+    if cluster.hello_ms == hello_ms {
+        return Ok(cluster);
+    }
+    let text = format!(
+        "gateways of cluster `{}` say hello every {hello_ms} ms, not every {} ms any more",
+        cluster.name, cluster.hello_ms
+    );
+    events::note(w, "cluster_hello", &id, text, json!({"from": cluster.hello_ms, "to": hello_ms})).await?;
+    cluster.hello_ms = hello_ms;
+    cluster.revision = w.revision;
+    let sql = "UPDATE clusters SET hello_ms = $2 WHERE id = $1";
+    w.q().run(sql, args![id.get(), u64::from(hello_ms)]).await?;
+    replan(w, cluster, &[]).await
 }

@@ -8,7 +8,7 @@ use crate::value::{args, list};
 use crate::write::Write;
 use crate::{Change, Cluster, Conflict, Created, Gateway, Host, NewGateway, NewHost, Result};
 use serde_json::json;
-use sluice_types::{ClusterId, GatewayId, HostId};
+use sluice_types::{ClusterId, GatewayId, HELLO_MS_DEFAULT, HostId};
 use std::net::IpAddr;
 
 /// No plan is of a later revision, whoever says so.
@@ -80,23 +80,36 @@ pub(super) async fn save_plan(w: &mut Write, cluster: &Cluster) -> Result<()> {
     w.q().run(sql, values).await.map(drop)
 }
 
-pub(crate) async fn create_cluster(w: &mut Write, name: &str, vips: &[IpAddr]) -> Result<Created<Cluster>> {
+pub(crate) async fn create_cluster(
+    w: &mut Write,
+    name: &str,
+    vips: &[IpAddr],
+    hello_ms: Option<u16>,
+) -> Result<Created<Cluster>> {
     check::name("cluster", name)?;
     check::vips(vips)?;
+    hello_ms.map_or(Ok(()), check::hello)?;
     if let Some(existing) = find_one::<Cluster>(w.q(), vec![("name", name.into())]).await? {
         let addresses = existing.addresses();
-        Difference::default().field("vips", list(&addresses), list(vips)).conflict("cluster", name)?;
+        Difference::default()
+            .field("vips", list(&addresses), list(vips))
+            .given("hello_ms", Some(existing.hello_ms), hello_ms)
+            .conflict("cluster", name)?;
         return Ok(Created::Existing(existing));
     }
     let cluster = Cluster {
         id: ClusterId::new(w.id()),
         name: name.to_owned(),
         vips: places::place(&[], vips),
+        hello_ms: hello_ms.unwrap_or(HELLO_MS_DEFAULT),
         plan_revision: w.revision,
         revision: w.revision,
     };
-    let sql = "INSERT INTO clusters (id, name, vips, plan_revision, revision) VALUES ($1, $2, $3, $4, $4)";
-    w.q().run(sql, args![cluster.id.get(), name, list(&cluster.vips), cluster.revision]).await?;
+    let sql = "INSERT INTO clusters (id, name, vips, hello_ms, plan_revision, revision) \
+               VALUES ($1, $2, $3, $4, $5, $5)";
+    let values =
+        args![cluster.id.get(), name, list(&cluster.vips), u64::from(cluster.hello_ms), cluster.revision];
+    w.q().run(sql, values).await?;
     claim(w.q(), vips, "cluster", cluster.id.get(), name).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways: Vec::new() })?;
     let now_ms = w.now_ms;

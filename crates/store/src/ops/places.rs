@@ -84,7 +84,14 @@ mod tests {
     }
 
     fn cluster(vips: Vec<ClusterVip>) -> Cluster {
-        Cluster { id: ClusterId::new(1), name: String::new(), vips, plan_revision: 1, revision: 1 }
+        Cluster {
+            id: ClusterId::new(1),
+            name: String::new(),
+            vips,
+            hello_ms: 4,
+            plan_revision: 1,
+            revision: 1,
+        }
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Cloud {
     pub async fn with(fixture: &Fixture, ipv4: Option<&str>, ipv6: Option<&str>) -> Self {
         let store = fixture.store.clone();
         let tenant = new(store.create_tenant("acme").await);
-        let cluster = new(store.create_cluster("c1", &["192.0.2.100".parse().unwrap()]).await);
+        let cluster = new(store.create_cluster("c1", &["192.0.2.100".parse().unwrap()], None).await);
         let host = new(store.create_host(host("h1", "192.0.2.1")).await);
         let vpc = new(store.create_vpc(vpc("v1", &tenant, &cluster)).await);
         let subnet = new(store.create_subnet(subnet("s1", vpc.id, ipv4, ipv6)).await);

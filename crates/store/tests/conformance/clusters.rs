@@ -1,10 +1,10 @@
 //! Places and keys of clusters, and how an older database gets them.
 
 use crate::Fixture;
-use crate::cloud::{Cloud, conflict, new};
+use crate::cloud::{Cloud, conflict, last, new};
 use sluice_store::{
-    Change, Cluster, ClusterKey, Conflict, InstancesOf, NewGateway, NewHost, NodeId, NodeState, SnapshotPart,
-    Store,
+    Change, Cluster, ClusterKey, Conflict, Created, InstancesOf, NewGateway, NewHost, NodeId, NodeState,
+    SnapshotPart, Store, StoreError,
 };
 use sluice_types::{ClusterId, GatewayId, HostId};
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ fn shares(cluster: &Cluster, gateways: &[GatewayId]) -> Vec<usize> {
 
 pub async fn vips_keep_their_places(f: Fixture) {
     let s = f.store.as_ref();
-    let cluster = new(s.create_cluster("c", &[vip(5), vip(4), vip(3)]).await);
+    let cluster = new(s.create_cluster("c", &[vip(5), vip(4), vip(3)], None).await);
     assert_eq!(places(&cluster), [(0, vip(5)), (1, vip(4)), (2, vip(3))], "in the order given");
     let same = s.update_cluster(cluster.id, &[vip(3), vip(4), vip(5)], None).await.unwrap();
     assert_eq!(same, cluster, "another order changes nothing");
@@ -48,10 +48,39 @@ pub async fn vips_keep_their_places(f: Fixture) {
     assert_eq!(s.cluster(cluster.id).await.unwrap(), again);
 }
 
+pub async fn hello_intervals(f: Fixture) {
+    let s = f.store.as_ref();
+    let usual = new(s.create_cluster("usual", &[vip(1)], None).await);
+    assert_eq!(usual.hello_ms, 4);
+    let slow = new(s.create_cluster("slow", &[vip(2)], Some(250)).await);
+    assert_eq!(slow.hello_ms, 250);
+    for given in [None, Some(250)] {
+        let again = s.create_cluster("slow", &[vip(2)], given).await.unwrap();
+        assert!(matches!(again, Created::Existing(it) if it == slow));
+    }
+    conflict(s.create_cluster("slow", &[vip(2)], Some(4)).await);
+    for bad in [0, 1, 251, u16::MAX] {
+        conflict(s.create_cluster("bad", &[vip(3)], Some(bad)).await);
+        conflict(s.set_hello(usual.id, bad, None).await);
+    }
+    let revision = s.revision().await.unwrap();
+    assert!(matches!(s.set_hello(slow.id, 20, Some(usual.revision)).await, Err(StoreError::Stale { .. })));
+    assert_eq!(s.set_hello(slow.id, 250, Some(slow.revision)).await.unwrap(), slow, "as it is");
+    assert_eq!(s.revision().await.unwrap(), revision);
+    let set = s.set_hello(slow.id, 20, Some(slow.revision)).await.unwrap();
+    let now = revision + 1;
+    assert_eq!(set, Cluster { hello_ms: 20, revision: now, plan_revision: now, ..slow });
+    assert_eq!(s.cluster(set.id).await.unwrap(), set);
+    let told = last(s).await;
+    assert!(matches!(&told[..], [Change::ClusterUpserted { cluster, .. }] if *cluster == set), "{told:?}");
+    let events = s.events(Some(&set.id.to_string()), None, 10).await.unwrap();
+    assert!(events.iter().any(|event| event.kind == "cluster_hello" && event.text.contains("every 20 ms")));
+}
+
 pub async fn homes_follow_the_gateways(f: Fixture) {
     let s = f.store.as_ref();
     let vips: Vec<IpAddr> = (1..=6).map(vip).collect();
-    let id = new(s.create_cluster("c", &vips).await).id;
+    let id = new(s.create_cluster("c", &vips, None).await).id;
     let read = async || s.cluster(id).await.unwrap();
     let g1 = gateway(s, id, "g1", 1).await;
     let one = read().await;
@@ -76,7 +105,7 @@ pub async fn homes_follow_the_gateways(f: Fixture) {
 /// A plan's revision only grows, also where gateways remember one that the database has lost.
 pub async fn plans_are_raised(f: Fixture) {
     let s = f.store.as_ref();
-    let id = new(s.create_cluster("c", &[vip(1), vip(2)]).await).id;
+    let id = new(s.create_cluster("c", &[vip(1), vip(2)], None).await).id;
     let g1 = gateway(s, id, "g1", 1).await;
     let before = s.cluster(id).await.unwrap();
     let revision = s.revision().await.unwrap();
@@ -103,7 +132,7 @@ pub async fn plans_are_raised(f: Fixture) {
 
 pub async fn keys_are_renewed(f: Fixture) {
     let s = f.store.as_ref();
-    let id = new(s.create_cluster("c", &[vip(1)]).await).id;
+    let id = new(s.create_cluster("c", &[vip(1)], None).await).id;
     let keys = async || s.cluster_keys(id).await.unwrap();
     let first = keys().await.remove(0);
     let made = first.not_before_ms + HOUR_MS;
@@ -138,8 +167,8 @@ pub async fn keys_are_renewed(f: Fixture) {
 /// What a deleted node knows is of no use soon.
 pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
     let s = f.store.as_ref();
-    let id = new(s.create_cluster("c", &[vip(1)]).await).id;
-    let other = new(s.create_cluster("other", &[vip(2)]).await).id;
+    let id = new(s.create_cluster("c", &[vip(1)], None).await).id;
+    let other = new(s.create_cluster("other", &[vip(2)], None).await).id;
     let keys = async |id| s.cluster_keys(id).await.unwrap();
     let made = s.renew_key(id).await.unwrap();
     let both = keys(id).await;
@@ -195,7 +224,7 @@ pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
 
 pub async fn keys_come_back_whatever_happened(f: Fixture) {
     let s = f.store.as_ref();
-    let id = new(s.create_cluster("c", &[vip(1)]).await).id;
+    let id = new(s.create_cluster("c", &[vip(1)], None).await).id;
     let valid = |keys: &[ClusterKey], now: u64| {
         keys.iter().filter(|key| key.not_before_ms <= now && now < key.not_after_ms).count()
     };
@@ -227,7 +256,7 @@ pub async fn secrets_stay_in_their_table(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let keys = s.cluster_keys(c.cluster.id).await.unwrap();
-    let other = new(s.create_cluster("c2", &[vip(77)]).await).id;
+    let other = new(s.create_cluster("c2", &[vip(77)], None).await).id;
     let all: Vec<_> = keys.iter().cloned().chain(s.cluster_keys(other).await.unwrap()).collect();
     assert!(all.len() == 2 && all[0].secret != all[1].secret && all[0].id != all[1].id);
     // Whoever follows is given them, though the outbox does not hold them.
@@ -286,7 +315,7 @@ pub async fn an_older_database_is_brought_up() {
     let homes: Vec<_> = cluster.vips.iter().map(|vip| vip.home.unwrap().get()).collect();
     assert_eq!(homes, [2, 3, 2], "who owned a vIP before has it still");
     assert_eq!(places(&cluster)[1], (1, "fd00::1".parse().unwrap()));
-    assert_eq!(cluster.plan_revision, 1);
+    assert_eq!((cluster.plan_revision, cluster.hello_ms), (1, 4));
     assert!(!store.gateway(GatewayId::new(3)).await.unwrap().draining);
     assert!(store.outbox(9, 10).await.unwrap().is_empty());
     assert!(store.outbox(8, 10).await.is_err(), "what is in the old words is gone");

@@ -116,7 +116,7 @@ pub async fn underlay_addresses(f: Fixture) {
     let error = conflict(s.create_gateway(gateway("g2", Some("192.0.2.1"), None)).await);
     assert_eq!(error, taken("192.0.2.1", "host `h1`"));
     let vips = ["192.0.2.101".parse().unwrap(), "192.0.2.10".parse().unwrap()];
-    assert_eq!(conflict(s.create_cluster("c2", &vips).await), taken("192.0.2.10", "gateway `g1`"));
+    assert_eq!(conflict(s.create_cluster("c2", &vips, None).await), taken("192.0.2.10", "gateway `g1`"));
     assert_eq!(
         conflict(s.update_cluster(c.cluster.id, &vips, None).await),
         taken("192.0.2.10", "gateway `g1`")
@@ -208,7 +208,7 @@ pub async fn peerings(f: Fixture) {
     let theirs = new(s.create_vpc(vpc("v9", &stranger, &c.cluster)).await);
     let error = conflict(s.create_peering(peering("x", &theirs, &c.vpc)).await);
     assert_eq!(error, Conflict::PeeringAcrossTenants { a: "v1".into(), b: "v9".into() });
-    let c2 = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()]).await);
+    let c2 = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()], None).await);
     let elsewhere = new(s.create_vpc(vpc("v4", &c.tenant, &c2)).await);
     let error = conflict(s.create_peering(peering("x", &elsewhere, &c.vpc)).await);
     assert_eq!(error, Conflict::PeeringAcrossClusters { a: "v1".into(), b: "v4".into() });
@@ -323,10 +323,13 @@ pub async fn clusters_and_gateways(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;
     let many: Vec<_> = (1..=64).map(|i| std::net::Ipv4Addr::new(198, 51, 100, i).into()).collect();
-    assert!(matches!(conflict(s.create_cluster("c2", &many).await), Conflict::Invalid { .. }));
-    assert!(matches!(conflict(s.create_cluster("c2", &[]).await), Conflict::Invalid { .. }));
-    assert!(matches!(conflict(s.create_cluster("c2", &[many[0], many[0]]).await), Conflict::Invalid { .. }));
-    let full = new(s.create_cluster("c2", &many[..63]).await);
+    assert!(matches!(conflict(s.create_cluster("c2", &many, None).await), Conflict::Invalid { .. }));
+    assert!(matches!(conflict(s.create_cluster("c2", &[], None).await), Conflict::Invalid { .. }));
+    assert!(matches!(
+        conflict(s.create_cluster("c2", &[many[0], many[0]], None).await),
+        Conflict::Invalid { .. }
+    ));
+    let full = new(s.create_cluster("c2", &many[..63], None).await);
     assert_eq!(full.addresses(), many[..63], "in the order given");
     let gateway = NewGateway {
         name: "g".into(),
@@ -348,7 +351,7 @@ pub async fn clusters_and_gateways(f: Fixture) {
 pub async fn gateways_have_the_families_of_their_vips(f: Fixture) {
     let s = &f.store;
     let [v4, v6]: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()];
-    let cluster = new(s.create_cluster("c", &[v4]).await).id;
+    let cluster = new(s.create_cluster("c", &[v4], None).await).id;
     let gateway = |name: &str, vtep4: Option<&str>, vtep6: Option<&str>| NewGateway {
         name: name.into(),
         cluster,

@@ -15,7 +15,7 @@ fn vips(range: std::ops::RangeInclusive<u8>) -> Vec<IpAddr> {
 /// The cloud's cluster with a VPC and two gateways, and another with one.
 async fn three(c: &Cloud) -> (Cluster, [GatewayId; 3]) {
     let s = c.store.as_ref();
-    let far = new(s.create_cluster("far", &vips(200..=203)).await);
+    let far = new(s.create_cluster("far", &vips(200..=203), None).await);
     let here = c.cluster.id;
     let gateways = [gateway(s, here, 1).await, gateway(s, here, 2).await, gateway(s, far.id, 3).await];
     (far, gateways)
@@ -107,7 +107,7 @@ pub async fn turning_back(f: Fixture) {
     // Once it has joined, it must be emptied there before it can go back.
     let leaving = at(s.move_gateway(g1, to, WHY, None).await.unwrap());
     s.advance_gateway_move(g1, leaving).await.unwrap();
-    let third = new(s.create_cluster("third", &vips(210..=210)).await).id;
+    let third = new(s.create_cluster("third", &vips(210..=210), None).await).id;
     let elsewhere = conflict(s.move_gateway(g1, third, WHY, None).await);
     assert_eq!(elsewhere, Conflict::GatewayMoves { gateway: "g1".into(), to: "far".into() });
     let again = s.move_gateway(g1, from, WHY, None).await.unwrap();
@@ -134,8 +134,9 @@ pub async fn refusals(f: Fixture) {
     assert!(matches!(ghost, Err(StoreError::NotFound { kind: "cluster", .. })));
     let ghost = s.move_gateway(GatewayId::new(999), to, WHY, None).await;
     assert!(matches!(ghost, Err(StoreError::NotFound { kind: "gateway", .. })));
-    let six =
-        new(s.create_cluster("six", &["192.0.2.220".parse().unwrap(), "fd00::9".parse().unwrap()]).await);
+    let six = new(s
+        .create_cluster("six", &["192.0.2.220".parse().unwrap(), "fd00::9".parse().unwrap()], None)
+        .await);
     let missing = Conflict::FamilyMissing { gateway: "g1".into(), cluster: "six".into(), family: "IPv6" };
     assert_eq!(conflict(s.move_gateway(g1, six.id, WHY, None).await), missing);
 
@@ -184,7 +185,7 @@ pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
 
 pub async fn homes_that_the_scheduler_set_stay(f: Fixture) {
     let s = f.store.as_ref();
-    let cluster = new(s.create_cluster("c", &vips(1..=6)).await).id;
+    let cluster = new(s.create_cluster("c", &vips(1..=6), None).await).id;
     let (g1, g2) = (gateway(s, cluster, 1).await, gateway(s, cluster, 2).await);
     assert_eq!((share(s, cluster, g1).await, share(s, cluster, g2).await), (3, 3));
     for vip in vips(1..=6) {

@@ -59,7 +59,7 @@ fn cases() -> Vec<Case> {
         objects: lifecycle_of_each_kind, creation_is_idempotent, another_content_names_the_difference,
             if_match, pages, filters, names, reopening_keeps_everything, unchanged_updates_take_no_revision,
             a_newer_schema_is_refused, ids_ascend_across_kinds;
-        clusters: vips_keep_their_places, homes_follow_the_gateways, plans_are_raised, keys_are_renewed,
+        clusters: vips_keep_their_places, hello_intervals, homes_follow_the_gateways, plans_are_raised, keys_are_renewed,
             keys_are_renewed_out_of_turn,
             keys_come_back_whatever_happened, secrets_stay_in_their_table;
         conflicts: prefixes, addresses, underlay_addresses, vnis, peerings, routes, in_use,

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 /// A second cluster, each with a gateway.
 async fn other(c: &Cloud) -> Cluster {
     let s = c.store.as_ref();
-    let other = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()]).await);
+    let other = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()], None).await);
     gateway(s, c.cluster.id, 1).await;
     gateway(s, other.id, 2).await;
     other
@@ -143,7 +143,7 @@ pub async fn refusals(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let to = other(&c).await;
-    let empty = new(s.create_cluster("c3", &["192.0.2.201".parse().unwrap()]).await);
+    let empty = new(s.create_cluster("c3", &["192.0.2.201".parse().unwrap()], None).await);
     let here = s.move_vpc(c.vpc.id, c.cluster.id, None).await.unwrap();
     assert_eq!(here, c.vpc, "it is there");
     let none = Conflict::NoGateways { cluster: "c3".into() };
@@ -173,9 +173,9 @@ pub async fn hosts_find_vips_of_their_family(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let six: std::net::IpAddr = "2001:db8::100".parse().unwrap();
-    let (v4, v6) = (c.cluster.clone(), new(s.create_cluster("six", &[six]).await));
+    let (v4, v6) = (c.cluster.clone(), new(s.create_cluster("six", &[six], None).await));
     let both = new(s
-        .create_cluster("both", &["192.0.2.102".parse().unwrap(), "2001:db8::102".parse().unwrap()])
+        .create_cluster("both", &["192.0.2.102".parse().unwrap(), "2001:db8::102".parse().unwrap()], None)
         .await);
     for (cluster, last) in [(v4.id, 1), (v6.id, 2), (both.id, 3)] {
         let vtep4 = Some([198, 51, 100, last].into());
@@ -291,7 +291,7 @@ pub async fn instances_change_hosts(f: Fixture) {
 pub async fn gateways_drain(f: Fixture) {
     let s = f.store.as_ref();
     let vips: Vec<_> = (1..=4u8).map(|last| [192, 0, 2, last].into()).collect();
-    let cluster = new(s.create_cluster("c", &vips).await).id;
+    let cluster = new(s.create_cluster("c", &vips, None).await).id;
     let one = gateway(s, cluster, 1).await;
     let alone = Conflict::LastGateway { gateway: "g1".into() };
     assert_eq!(conflict(s.drain_gateway(one, true, None).await), alone);
@@ -323,7 +323,7 @@ pub async fn gateways_drain(f: Fixture) {
 pub async fn vips_come_before_others_go(f: Fixture) {
     let s = f.store.as_ref();
     let vip = |last: u8| [192, 0, 2, last].into();
-    let cluster = new(s.create_cluster("c", &[vip(1), vip(2)]).await);
+    let cluster = new(s.create_cluster("c", &[vip(1), vip(2)], None).await);
     let revision = s.revision().await.unwrap();
     let new = s.update_cluster(cluster.id, &[vip(3), vip(2)], Some(cluster.revision)).await.unwrap();
     assert_eq!((new.addresses(), new.revision), (vec![vip(2), vip(3)], revision + 2));

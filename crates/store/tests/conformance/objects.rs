@@ -59,7 +59,7 @@ pub async fn creation_is_idempotent(f: Fixture) {
     let before = s.revision().await.unwrap();
 
     assert_eq!(s.create_tenant("acme").await.unwrap(), Created::Existing(c.tenant.clone()));
-    let again = s.create_cluster("c1", &c.cluster.addresses()).await.unwrap();
+    let again = s.create_cluster("c1", &c.cluster.addresses(), None).await.unwrap();
     assert_eq!(again, Created::Existing(c.cluster.clone()));
     assert_eq!(s.create_host(host("h1", "192.0.2.1")).await.unwrap(), Created::Existing(c.host.clone()));
     let again = s.create_vpc(vpc("v1", &c.tenant, &c.cluster)).await.unwrap();
@@ -89,7 +89,7 @@ pub async fn another_content_names_the_difference(f: Fixture) {
         other => panic!("{other}"),
     };
     let vips = ["192.0.2.101".parse().unwrap()];
-    let error = conflict(s.create_cluster("c1", &vips).await);
+    let error = conflict(s.create_cluster("c1", &vips, None).await);
     taken(error, "cluster", "c1", "vips is 192.0.2.100, not 192.0.2.101");
     let mut other = host("h1", "192.0.2.2");
     other.agent = false;

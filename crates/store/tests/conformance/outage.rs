@@ -73,7 +73,7 @@ async fn postgres_stops_and_starts() {
         unavailable(store.tenants(None, ALL).await);
         unavailable(store.check_writable().await);
         unavailable(store.outbox(0, 10).await);
-        assert!(started.elapsed() < Duration::from_secs(15), "{:?} for four calls", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?} for four calls", started.elapsed());
     }
     server.run().await;
     new(store.create_tenant("after").await);
@@ -93,7 +93,7 @@ async fn nothing_there() {
     let opened = open("postgres://nobody@127.0.0.1:1/nothing").await.map(drop);
     let cause = unavailable(opened);
     assert!(cause.contains("refused"), "{cause}");
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(30));
     let cause = unavailable(open("sqlite:/nonexistent/folder/cloud.db").await.map(drop));
     assert!(cause.contains("/nonexistent/folder/cloud.db") && cause.contains("opened"), "{cause}");
     let directory = tempfile::tempdir().unwrap();

@@ -240,7 +240,7 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;
     let h2 = new(s.create_host(host("h2", "192.0.2.2")).await);
-    let c2 = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()]).await);
+    let c2 = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()], None).await);
     let v2 = new(s.create_vpc(vpc("v2", &c.tenant, &c2)).await);
     let s2 = c.subnet("s2", &v2, "10.2.0.0/24").await;
     let on = |first: u32, count: u32, subnet: &sluice_store::Subnet, host: &sluice_store::Host| {

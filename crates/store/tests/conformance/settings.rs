@@ -9,7 +9,7 @@ use std::net::IpAddr;
 pub async fn a_vip_gets_another_home(f: Fixture) {
     let s = &f.store;
     let vips: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()];
-    let cluster = s.create_cluster("c", &vips).await.unwrap().into_inner().id;
+    let cluster = s.create_cluster("c", &vips, None).await.unwrap().into_inner().id;
     let mut gateways = Vec::new();
     for number in 1u8..=3 {
         let new = NewGateway {
