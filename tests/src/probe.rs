@@ -2,7 +2,8 @@
 //!
 //!     sluice-probe echo ADDRESS NAME          answer UDP and TCP, with NAME in front
 //!     sluice-probe ask udp|tcp ADDRESS        print who answers
-//!     sluice-probe stream ADDRESS PPS SECONDS numbered packets to `echo`, count the answers
+//!     sluice-probe stream ADDRESS PPS SECONDS numbered packets to `echo`, count the answers; a line on
+//!                                             standard input ends it earlier
 //!     sluice-probe send ADDRESS PPS SECONDS   numbered packets, no answer expected
 //!     sluice-probe sink ADDRESS SECONDS       count what `send` sends
 //!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
@@ -36,7 +37,7 @@ fn main() -> Result<()> {
         ["stream", address, pps, seconds] => stream(parse(address), parse(pps), parse(seconds)),
         ["send", address, pps, seconds] => {
             let socket = connected(parse(address))?;
-            send(&socket, parse(pps), Duration::from_secs(parse(seconds))).map(drop)
+            send(&socket, parse(pps), Duration::from_secs(parse(seconds)), &AtomicBool::new(false)).map(drop)
         }
         ["sink", address, seconds] => sink(parse(address), Duration::from_secs(parse(seconds))),
         ["rsp", to, key, secret, vni, destination, host] => {
@@ -163,14 +164,14 @@ fn ask_tcp(address: SocketAddr) -> Result<()> {
 /// No more than what was due within this time is sent at once.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Sends numbered packets at a steady rate; returns how many. A late wake-up
+/// Sends numbered packets at a steady rate until it is enough; returns how many. A late wake-up
 /// is made good, so that the mean rate holds, unless the machine was not run: a burst
 /// that no queue holds would say nothing about the network.
-fn send(socket: &UdpSocket, pps: u32, duration: Duration) -> Result<u64> {
+fn send(socket: &UdpSocket, pps: u32, duration: Duration, enough: &AtomicBool) -> Result<u64> {
     let begin = Instant::now();
     let gap = Duration::from_secs(1) / pps.max(1);
     let (mut number, mut due) = (0u64, begin);
-    while begin.elapsed() < duration {
+    while begin.elapsed() < duration && !enough.load(Ordering::Relaxed) {
         let now = Instant::now();
         match due.checked_duration_since(now) {
             Some(wait) => std::thread::sleep(wait),
@@ -208,6 +209,17 @@ fn missing(seen: &[bool]) -> Vec<(usize, usize)> {
     ranges
 }
 
+/// Whether a line came on standard input, from now on.
+fn told() -> Arc<AtomicBool> {
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = told.clone();
+    std::thread::spawn(move || {
+        let line = std::io::stdin().read_line(&mut String::new());
+        tell.store(line.is_ok_and(|bytes| bytes > 0), Ordering::Relaxed);
+    });
+    told
+}
+
 fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
     let socket = connected(address)?;
     let duration = Duration::from_secs(seconds);
@@ -217,7 +229,7 @@ fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         std::thread::spawn(move || receive(&socket, &done))
     };
-    let sent = send(&socket, pps, duration)?;
+    let sent = send(&socket, pps, duration, &told())?;
     let sent = usize::try_from(sent).unwrap_or(0);
     done.store(true, Ordering::Relaxed);
     let (mut seen, slowest_us) = receiver.join().unwrap_or_default();

@@ -82,7 +82,7 @@ struct Known {
     failed: bool,
     /// Since when it has been fit and reached by the other gateways, and not unfit for more than a moment.
     fit_since_us: Option<u64>,
-    /// Since when it has failed or been cut off.
+    /// Since when it has failed, been cut off or not been reached by the others.
     unfit_since_us: Option<u64>,
     /// Failures lately, and the last.
     strikes: u32,
@@ -94,14 +94,14 @@ struct Known {
 impl Known {
     /// Of a gateway that says nothing for a moment, or listens after one in which it was not run, what was
     /// known still holds.
-    fn note_fitness(&mut self, now_us: u64, lost: bool, reached: bool, brief_us: u64) {
+    fn note_fitness(&mut self, now_us: u64, lost: bool, brief_us: u64) {
         let standing = self.report.as_ref().map(|report| report.standing);
         if lost || standing == Some(Standing::CutOff) {
             let since_us = *self.unfit_since_us.get_or_insert(now_us);
             if now_us - since_us >= brief_us {
                 self.fit_since_us = None;
             }
-        } else if standing == Some(Standing::Fit) && reached {
+        } else if standing == Some(Standing::Fit) {
             self.unfit_since_us = None;
             self.fit_since_us.get_or_insert(now_us);
         }
@@ -171,7 +171,7 @@ impl Controller {
             self.gateways.values_mut().for_each(|known| known.fit_since_us = None);
         }
         self.last_us = now_us;
-        self.params.settle(now_us);
+        self.params.advance(now_us);
         match input {
             ControllerInput::Timer => self.timer_us = None,
             ControllerInput::Received(message) => self.receive(now_us, message),
@@ -363,8 +363,9 @@ impl Controller {
         let since_us = now_us - known.struck_us;
         if known.strikes == 0 || since_us > hold_us.saturating_mul(4) {
             known.strikes = 1;
-        } else if since_us > self.params.hold_down_us {
-            // What comes within the shortest hold-down belongs to the same failure.
+        } else if since_us > self.params.hold_down_us + self.params.controller_limit_us() {
+            // What comes within the shortest hold-down belongs to the same failure, which the controller itself
+            // finds later than the gateways.
             known.strikes = known.strikes.saturating_add(1);
         }
         known.struck_us = now_us;
@@ -399,7 +400,7 @@ impl Controller {
             // Who failed before this controller was not run is not back before it is heard.
             let silent = silent.contains(&id) || known.failed && known.source.heard_us.is_none();
             let failed = silent && !by_others;
-            known.note_fitness(now_us, failed, reached, self.params.brief_us);
+            known.note_fitness(now_us, failed || !reached, self.params.brief_us);
             if failed == known.failed || failed && blind {
                 continue;
             }

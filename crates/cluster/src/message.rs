@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sluice_types::{ClusterId, GatewayId, HELLO_MS_MAX, HELLO_MS_MIN};
 
 /// First byte of every message.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 1;
 
 /// Longest message: fits the smallest MTU of IPv6 with room for an envelope.
 pub const MESSAGE_BYTES_MAX: usize = 1_100;

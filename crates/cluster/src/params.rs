@@ -177,6 +177,11 @@ impl Params {
         self.heartbeat_us + self.controller_limit_us()
     }
 
+    /// An answer of a witness that took longer proves nothing about now.
+    pub(crate) fn answer_us(&self) -> u64 {
+        self.contact_us.max(50_000)
+    }
+
     /// Hold-down after that many failures.
     pub(crate) fn hold_down_after_us(&self, strikes: u32) -> u64 {
         match strikes {
@@ -212,21 +217,22 @@ impl Paced {
     pub(crate) fn change(&mut self, now_us: u64, hello_ms: u16) {
         let wanted = self.wanted(hello_ms);
         let hello_us = self.now.hello_us.min(wanted.hello_us);
+        let heartbeat_us = self.now.heartbeat_us.min(wanted.heartbeat_us);
         let slower = if wanted.silence_us > self.now.silence_us { &wanted } else { &self.now };
-        let meanwhile = Params { hello_us, ..slower.clone() };
+        let meanwhile = Params { hello_us, heartbeat_us, ..slower.clone() };
         // As long as announcements are repeated: a split that is not noticed does not outlast that.
         self.next = Some((now_us + meanwhile.repeated_us(), wanted));
         self.now = meanwhile;
     }
 
     /// Lets the wanted times count, once theirs has come.
-    pub(crate) fn settle(&mut self, now_us: u64) {
+    pub(crate) fn advance(&mut self, now_us: u64) {
         if let Some((_, wanted)) = self.next.take_if(|(at_us, _)| *at_us <= now_us) {
             self.now = wanted;
         }
     }
 
-    /// When [`settle`](Self::settle) has something to do.
+    /// When [`advance`](Self::advance) has something to do.
     pub(crate) fn due_us(&self) -> Option<u64> {
         self.next.as_ref().map(|(at_us, _)| *at_us)
     }
@@ -273,15 +279,17 @@ mod tests {
         let slow = Params::default().at_hello(40_000);
         for (wanted_ms, wanted) in [(40, slow.clone()), (4, Params::default())] {
             paced.change(1_000_000, wanted_ms);
-            let meanwhile = Params { hello_us: 4_000, ..slow.clone() };
+            let meanwhile = Params { hello_us: 4_000, heartbeat_us: 50_000, ..slow.clone() };
             assert_eq!(*paced, meanwhile);
             meanwhile.check().unwrap();
-            // Again before it settled: back is the same, from then on.
+            // There and back before that is over: the same, from then on.
+            paced.change(1_300_000, if wanted_ms == 4 { 40 } else { 4 });
+            assert_eq!(*paced, meanwhile);
             paced.change(1_500_000, wanted_ms);
             assert_eq!((&*paced, paced.due_us()), (&meanwhile, Some(1_500_000 + slow.repeated_us())));
-            paced.settle(1_500_000 + slow.repeated_us() - 1);
+            paced.advance(1_500_000 + slow.repeated_us() - 1);
             assert_eq!(*paced, meanwhile);
-            paced.settle(1_500_000 + slow.repeated_us());
+            paced.advance(1_500_000 + slow.repeated_us());
             assert_eq!((&*paced, paced.due_us()), (&wanted, None));
         }
     }

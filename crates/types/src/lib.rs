@@ -48,6 +48,6 @@ pub const HELLO_MS_MIN: u16 = 2;
 /// Hello interval of a cluster of which nobody said anything else, in milliseconds.
 pub const HELLO_MS_DEFAULT: u16 = 4;
 
-/// Longest hello interval of a cluster, in milliseconds: with a longer one false alarms would be forgotten
-/// before what they led to is over.
+/// Longest hello interval of a cluster, in milliseconds: a failure takes most of a second to be found then, and
+/// what waits longer after false alarms still waits for less time than those are remembered.
 pub const HELLO_MS_MAX: u16 = 250;

@@ -68,7 +68,8 @@ impl Gateway {
             self.contact = answered;
             if probe {
                 self.send_heartbeat(now_us);
-                self.outputs.push(Output::ProbeWitness { token: self.seq });
+                let within_us = self.params.answer_us();
+                self.outputs.push(Output::ProbeWitness { token: self.seq, within_us });
             }
             if !answered && late && self.standing == Standing::Fit {
                 self.standing = Standing::CutOff;

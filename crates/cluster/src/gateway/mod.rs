@@ -73,6 +73,8 @@ pub enum Output {
     ProbeWitness {
         /// To be repeated in the answer.
         token: u64,
+        /// An answer that comes later than so long after counts for nothing.
+        within_us: u64,
     },
     /// Call with [`Input::Timer`] at that time; replaces the time set before.
     SetTimer {
@@ -267,7 +269,7 @@ impl Gateway {
             self.listen(now_us);
         }
         self.last_us = now_us;
-        self.params.settle(now_us);
+        self.params.advance(now_us);
         match input {
             Input::Timer => self.timer_us = None,
             Input::Received(message) => self.receive(now_us, message),

@@ -136,7 +136,7 @@ impl Bench {
 
     fn last_probe(&self) -> Option<u64> {
         self.outputs.iter().rev().find_map(|output| match output {
-            Output::ProbeWitness { token } => Some(*token),
+            Output::ProbeWitness { token, .. } => Some(*token),
             _ => None,
         })
     }
@@ -563,7 +563,7 @@ fn another_hello_interval_makes_nobody_seem_dead() {
     bench.input(Input::Config(Config { revision: 3, hello_ms: 4, ..slowly }));
     let gaps = hellos(&mut bench, 1_000, 40);
     assert!(gaps.len() > 200 && gaps.iter().all(|gap| *gap <= 4), "{gaps:?}");
-    assert_eq!(bench.gateway.holds(), set(&[0]));
+    assert!(bench.gateway.peers.iter().all(|peer| peer.alarms == 0 && !peer.dead));
     hellos(&mut bench, 500, 4);
     assert_eq!((bench.gateway.standing(), bench.gateway.holds()), (Standing::Fit, set(&[0])));
     // Who dies now is found dead as fast as ever.

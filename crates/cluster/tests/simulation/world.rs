@@ -329,7 +329,7 @@ impl World {
                 let due_us = node.clock.world(at_us).max(self.now_us) + self.rng.range(0, late_us);
                 self.push(due_us, What::Timer(at, timer));
             }
-            Output::ProbeWitness { token } => {
+            Output::ProbeWitness { token, .. } => {
                 for observer in self.scenario.observers() {
                     if let [Some(there_us), _] = self.arrivals(at, observer)
                         && self.up[observer][at]

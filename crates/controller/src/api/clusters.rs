@@ -99,7 +99,7 @@ struct NewCluster {
 
 /// What replaces the cluster's vIPs, in any order: those that stay keep their place. If some
 /// come and some go, that takes two revisions, and both together must not be more than 63 of
-/// a family. The hello interval takes one of its own; what is absent stays.
+/// a family. Or another hello interval: one of both at a time.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ClusterPatch {
@@ -192,14 +192,10 @@ async fn update_cluster(
     body.hello_ms.map_or(Ok(()), check_hello)?;
     let store = &api.core.store;
     let updated = match (&body.vips, body.hello_ms) {
-        (None, None) => return Err(Problem::invalid("body", "neither vips nor hello_ms is given")),
         (Some(vips), None) => store.update_cluster(id, vips, expected).await?,
         (None, Some(hello_ms)) => store.set_hello(id, hello_ms, expected).await?,
-        (Some(vips), Some(hello_ms)) => {
-            // What may be refused comes first.
-            let updated = store.update_cluster(id, vips, expected).await?;
-            store.set_hello(id, hello_ms, Some(updated.revision)).await?
-        }
+        // Both would not be one revision, and one might stand without the other.
+        _ => return Err(Problem::invalid("body", "either vips or hello_ms must be given")),
     };
     Ok(reply::updated::<Cluster>(&api, updated))
 }

@@ -71,8 +71,8 @@ pub enum Action {
     Announce(IpAddr, MacAddr, Reason),
     /// A vIP is elsewhere.
     Withdraw(IpAddr, MacAddr),
-    /// Ask neighbours the question of that number.
-    Ask(u64),
+    /// Ask neighbours the question of that number; an answer counts until then.
+    Ask(u64, u64),
     /// Answer for these vIPs, and for no others.
     Own(Owned),
     /// Save it for the next life.
@@ -363,7 +363,9 @@ impl Driver {
                 }
             }
             Output::Send { to, message } => self.send(now, to, &message),
-            Output::ProbeWitness { token } => self.actions.push(Action::Ask(token)),
+            Output::ProbeWitness { token, within_us } => {
+                self.actions.push(Action::Ask(token, now.boot_us + within_us));
+            }
             Output::SetTimer { at_us } => self.due_us = at_us,
             Output::Happened(incident) => {
                 match incident {

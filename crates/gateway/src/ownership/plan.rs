@@ -18,7 +18,8 @@ pub struct Plan {
     pub vips: Vec<PlannedVip>,
     /// Its gateways.
     pub members: Vec<PlannedMember>,
-    /// Between two hellos, in milliseconds.
+    /// Between two hellos, in milliseconds; 0, as where an earlier version saved it: the usual.
+    #[serde(default)]
     pub hello_ms: u16,
 }
 
@@ -94,6 +95,7 @@ struct SavedConfig {
     revision: u64,
     vips: Vec<VipId>,
     members: Vec<SavedMember>,
+    #[serde(default)]
     hello_ms: u16,
 }
 

@@ -137,7 +137,7 @@ impl World {
                 Action::Announce(vip, _, reason) => self.announced.push((at, vip, reason)),
                 Action::Own(owned) => self.owned[at] = owned,
                 Action::Save(saved) => self.saved[at] = Some(*saved),
-                Action::Withdraw(..) | Action::Ask(_) | Action::Say(_) => {}
+                Action::Withdraw(..) | Action::Ask(..) | Action::Say(_) => {}
             }
         }
     }

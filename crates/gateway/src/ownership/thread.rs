@@ -344,7 +344,7 @@ impl Runner {
                     self.announcer.withdraw(address, mac);
                     told.push((address, None));
                 }
-                Action::Ask(token) => self.witness.ask(now().boot_us, token),
+                Action::Ask(token, until_us) => self.witness.ask(token, until_us),
                 Action::Own(owned) => self.untold = Some(owned),
                 // Who saves has ended only if this ends as well.
                 Action::Save(saved) => drop(self.saver.send(*saved)),

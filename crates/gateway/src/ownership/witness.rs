@@ -22,8 +22,6 @@ pub struct Neighbour {
 
 /// Neighbours that are asked at a time. Some of them may be down.
 const ASKED_MAX: usize = 8;
-/// An answer that comes later proves nothing about now.
-const LATE_US: u64 = 50_000;
 /// Frames read in one go.
 const BURST: usize = 64;
 
@@ -32,7 +30,7 @@ const BURST: usize = 64;
 struct Questions {
     neighbours: Vec<Neighbour>,
     next: usize,
-    /// The last question's number and time, and who was asked.
+    /// The last question's number, and until when an answer counts.
     last: Option<(u64, u64)>,
     asked: Vec<IpAddr>,
     /// Who answered last.
@@ -41,8 +39,8 @@ struct Questions {
 
 impl Questions {
     /// The frames to send: to so many neighbours, who answered last among them, others each time.
-    fn ask(&mut self, now_us: u64, token: u64, own: Vteps) -> Vec<(u32, Vec<u8>)> {
-        self.last = Some((token, now_us));
+    fn ask(&mut self, token: u64, until_us: u64, own: Vteps) -> Vec<(u32, Vec<u8>)> {
+        self.last = Some((token, until_us));
         let good = self.neighbours.iter().find(|it| Some(it.address) == self.good).copied();
         let mut turn: Vec<Neighbour> = good.into_iter().collect();
         for _ in 0..self.neighbours.len() {
@@ -71,10 +69,10 @@ impl Questions {
     /// The question's number, if this answers it.
     fn answered(&mut self, now_us: u64, own: Vteps, frame: &[u8]) -> Option<u64> {
         let (who, whom) = answer(frame)?;
-        let (token, at_us) = self.last?;
+        let (token, until_us) = self.last?;
         let own = [own.v4.map(IpAddr::from), own.v6.map(IpAddr::from)];
         let mine = own.contains(&Some(whom)) && self.asked.contains(&who);
-        let answered = mine && now_us.saturating_sub(at_us) <= LATE_US;
+        let answered = mine && now_us <= until_us;
         if answered {
             self.good = Some(who);
         }
@@ -116,9 +114,9 @@ impl Witness {
         }
     }
 
-    /// Asks; a question that cannot be sent is one without an answer.
-    pub fn ask(&mut self, now_us: u64, token: u64) {
-        for (ifindex, frame) in self.questions.ask(now_us, token, self.own) {
+    /// Asks; a question that cannot be sent is one without an answer, and so is one that is answered later.
+    pub fn ask(&mut self, token: u64, until_us: u64) {
+        for (ifindex, frame) in self.questions.ask(token, until_us, self.own) {
             if let Err(error) = self.arp.send(ifindex, &frame) {
                 tracing::debug!(%error, ifindex, "cannot ask a neighbour");
             }
@@ -177,20 +175,21 @@ mod tests {
             Questions { neighbours: (10..30).map(neighbour).collect(), ..Questions::default() };
         let mut asked = std::collections::BTreeSet::new();
         for token in 1..=3 {
-            let frames = questions.ask(token * 4_000, token, OWN);
+            let until_us = token * 4_000;
+            let frames = questions.ask(token, until_us, OWN);
             assert_eq!(frames.len(), ASKED_MAX);
             assert!(token == 1 || frames[0].1[41] == 10, "who answered is asked again");
             asked.extend(frames.iter().map(|(_, frame)| frame[41]));
             let good = reply(&frames[0].1);
-            assert_eq!(questions.answered(token * 4_000 + LATE_US, OWN, &good), Some(token));
-            assert_eq!(questions.answered(token * 4_000 + LATE_US + 1, OWN, &good), None);
-            assert_eq!(questions.answered(token * 4_000, OWN, &frames[0].1), None, "the question itself");
+            assert_eq!(questions.answered(until_us, OWN, &good), Some(token));
+            assert_eq!(questions.answered(until_us + 1, OWN, &good), None);
+            assert_eq!(questions.answered(until_us, OWN, &frames[0].1), None, "the question itself");
             let mut foreign = good.clone();
             foreign[41] = 77;
-            assert_eq!(questions.answered(token * 4_000, OWN, &foreign), None, "to another");
+            assert_eq!(questions.answered(until_us, OWN, &foreign), None, "to another");
             foreign = good;
             foreign[31] = 77;
-            assert_eq!(questions.answered(token * 4_000, OWN, &foreign), None, "of one who was not asked");
+            assert_eq!(questions.answered(until_us, OWN, &foreign), None, "of one who was not asked");
         }
         assert_eq!(asked.len(), 20);
     }
@@ -198,10 +197,10 @@ mod tests {
     #[test]
     fn nobody_to_ask_is_no_answer() {
         let mut questions = Questions::default();
-        assert!(questions.ask(0, 1, OWN).is_empty());
+        assert!(questions.ask(1, 0, OWN).is_empty());
         // A family without an own address cannot be asked.
         let address = "2001:db8::1".parse().unwrap();
         questions.neighbours = vec![Neighbour { address, ..neighbour(1) }];
-        assert!(questions.ask(0, 2, OWN).is_empty());
+        assert!(questions.ask(2, 0, OWN).is_empty());
     }
 }

@@ -258,7 +258,7 @@ pub enum Clusters {
         #[arg(long = "vip", required_unless_present = "hello_ms")]
         vips: Vec<IpAddr>,
         /// Milliseconds between two hellos of a gateway to the others, 2 to 250
-        #[arg(long)]
+        #[arg(long, conflicts_with = "vips")]
         hello_ms: Option<u16>,
         #[command(flatten)]
         expect: Expect,

@@ -5,7 +5,7 @@ use super::{Malformed, Result, address, either, group_id, ipv6_parts, mac, unica
 use crate::cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PLACES, PlannedVip};
 use crate::entries::{Vtep, VtepRole};
 use crate::proto::{self, cluster_keys, cluster_plan};
-use sluice_types::{ClusterId, GatewayId, HELLO_MS_MAX, HELLO_MS_MIN, Secret};
+use sluice_types::{ClusterId, GatewayId, HELLO_MS_DEFAULT, HELLO_MS_MAX, HELLO_MS_MIN, Secret};
 
 impl From<Vtep> for proto::Vtep {
     fn from(vtep: Vtep) -> Self {
@@ -93,7 +93,11 @@ fn number(id: u64, what: &'static str) -> Result<u64> {
     if id == 0 || i64::try_from(id).is_err() { Err(Malformed::Id(id, what)) } else { Ok(id) }
 }
 
+/// An earlier controller says nothing of it.
 fn hello(millis: u32) -> Result<u16> {
+    if millis == 0 {
+        return Ok(HELLO_MS_DEFAULT);
+    }
     let allowed = |millis: &u16| (HELLO_MS_MIN..=HELLO_MS_MAX).contains(millis);
     u16::try_from(millis).ok().filter(allowed).ok_or(Malformed::Hello(millis))
 }
