@@ -46,7 +46,7 @@ int gateway(struct xdp_md *ctx)
 		return answer_nd(ctx, &packet);
 	reason = route(&packet);
 	if (!reason) {
-		identify_flow(&packet);
+		packet.now_ns = bpf_ktime_get_coarse_ns();
 		reason = forward(ctx, &packet);
 		if (-reason == XDP_TX || -reason == XDP_REDIRECT)
 			count_flow(&packet);

@@ -6,11 +6,12 @@
  * processor keeps what is to be counted of up to FLOWS_WAITING of them, asks for
  * all their buckets, and then counts them.
  *
- * And while packets are dense one in FLOW_SAMPLING is counted, for as many, at
- * gaps that no sender can know: what a flow is counted for is right on average,
- * and a flow that sends less than an elephant is taken for one no more often than
- * its part of an elephant's bytes. Unless all flows are to be told of: then each
- * packet may be a flow's first.
+ * And while packets are dense one in 4, 8 or 16 is counted, for as many, at gaps
+ * that no sender can know: what a flow is counted for is right on average, and a
+ * flow that sends less than an elephant is taken for one no more often than its
+ * part of an elephant's bytes. The denser they are the fewer, so that a processor
+ * counts about as many in a second. Unless all flows are to be told of: then
+ * each packet may be a flow's first.
  *
  * Dense is by the last tick of the coarse clock in which packets came: at least
  * one in FLOW_DENSE_NS on this processor. Otherwise nothing waits, and the first
@@ -28,7 +29,6 @@
 
 #define FLOWS_WAITING 32
 #define FLOW_DENSE_NS 2048
-#define FLOW_SAMPLING 4 /* one of so many, on average: as flow_gap() has it */
 #define FLOW_LATE_NS 1000000000ull
 
 /* What is to be counted of a packet, and told if it crosses. */
@@ -43,7 +43,7 @@ struct flow_queue {
 	__u64 tick_ns; /* coarse time of the last packet */
 	__u32 packets; /* that came at that time */
 	__u32 room;    /* packets that are counted together, at most */
-	__u32 weight;  /* what one is counted for: 1 or FLOW_SAMPLING */
+	__u32 weight;  /* what one is counted for: 1, 4, 8 or 16 */
 	__u32 gap;     /* packets to pass over before the next that is counted */
 	__u64 waiting;
 	struct waiting_flow flows[FLOWS_WAITING];
@@ -102,28 +102,37 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 	return 0;
 }
 
+/* What a dense packet is counted for: one comes in FLOW_DENSE_NS, half of that, or a quarter and less. */
+static __always_inline __u32 flow_weight(__u64 dense_ns, __u64 passed_ns)
+{
+	if (dense_ns < 2 * passed_ns)
+		return 4;
+	return dense_ns < 4 * passed_ns ? 8 : 16;
+}
+
 /* The first packet of a tick: all that waits is counted, and the tick before says how it goes on. */
 static __always_inline void flow_tick(struct flow_queue *queue, __u64 policy, __u64 now_ns)
 {
 	__u64 passed_ns = now_ns - queue->tick_ns;
-	int dense = queue->packets * (__u64)FLOW_DENSE_NS >= passed_ns;
+	__u64 dense_ns = queue->packets * (__u64)FLOW_DENSE_NS;
+	int dense = dense_ns >= passed_ns;
 
 	if (passed_ns > FLOW_LATE_NS)
 		queue->waiting = 0;
 	if (queue->waiting)
 		count_all_waiting(queue, now_ns);
 	queue->room = dense ? FLOWS_WAITING : 1;
-	queue->weight = dense && !(policy & FLOW_EVERY) ? FLOW_SAMPLING : 1;
+	queue->weight = dense && !(policy & FLOW_EVERY) ? flow_weight(dense_ns, passed_ns) : 1;
 	queue->tick_ns = now_ns;
 	queue->packets = 0;
 }
 
-/* How many packets to pass over: 0 to 6, 3 on average. */
-static __always_inline __u32 flow_gap(void)
+/* How many packets to pass over before one that is counted for `weight`: one less on average, at most twice that. */
+static __always_inline __u32 flow_gap(__u32 weight)
 {
 	__u32 random = bpf_get_prandom_u32();
 
-	return (random & 3) + (random >> 2 & 3);
+	return (random & (weight - 1)) + (random >> 16 & (weight - 1));
 }
 
 /*
@@ -150,7 +159,7 @@ static __always_inline struct flow_queue *flow_queue(const struct flow_table *ta
 			queue->gap -= 1;
 			return NULL;
 		}
-		queue->gap = flow_gap();
+		queue->gap = flow_gap(queue->weight);
 	}
 	return queue;
 }

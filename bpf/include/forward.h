@@ -136,6 +136,16 @@ static __always_inline int too_big(struct packet *packet, __u32 mtu)
 }
 
 /*
+ * What the underlay spreads flows over its paths by. Hosts spread them over
+ * gateways by frame_hash(), of which a gateway sees only a part of all values:
+ * a multiplication makes these parts of the whole range again.
+ */
+static __always_inline __u32 spread_hash(const struct frame *frame)
+{
+	return (__u64)frame_hash(frame) * 0x9e3779b97f4a7c15ull >> 32;
+}
+
+/*
  * Sends the frame on. Positive: the reason to drop it, with error_type set if
  * the tenant is to be told; else a negated XDP verdict.
  */
@@ -171,7 +181,7 @@ __attribute__((noinline)) int forward(struct xdp_md *ctx, struct packet *packet)
 	outer.source_mac = port_mac(port);
 	outer.destination_mac = l2 & EXACT_MAC_MASK;
 	outer.vni = packet->final_vni;
-	outer.hash = packet->flow >> 32;
+	outer.hash = spread_hash(&packet->frame);
 	outer.udp_bytes = UDP_BYTES + VXLAN_BYTES + packet->frame_bytes;
 	outer.traffic_class = packet->traffic_class;
 	outer.destination[0] = ipv6 ? load_half(hop->address) : 0;

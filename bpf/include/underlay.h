@@ -31,7 +31,6 @@ struct packet {
 	__u64 outer_source_mac;
 	__u64 endpoint_mac;
 	__u64 now_ns;	   /* CLOCK_MONOTONIC, coarse: once for all stages */
-	__u64 flow;	   /* its hash, of all stages */
 	__u32 vni;	   /* it came with */
 	__u32 vrf;	   /* its cell */
 	__u32 frame_bytes; /* of the tenant's frame, padding included */

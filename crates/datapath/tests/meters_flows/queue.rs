@@ -14,9 +14,9 @@ use std::time::Duration;
 const ROOM: u64 = 32;
 /// `FLOW_DENSE_NS`.
 const DENSE_NS: u64 = 2048;
-/// `FLOW_SAMPLING`, and the longest gap between two packets that are counted.
+/// One of so many is counted where packets are just dense, and where they are more than four times as dense.
 const SAMPLING: u64 = 4;
-const GAP_MAX: u64 = 7;
+const SAMPLING_MAX: u64 = 16;
 /// `FLOW_LATE_NS`.
 const LATE_NS: u64 = 1_000_000_000;
 /// A tick of the coarse clock.
@@ -56,10 +56,11 @@ fn counted(rig: &Rig, now_ns: u64) -> HashMap<u32, u64> {
     flows.into_iter().map(|flow| (flow.name, flow.bytes / u64::from(BYTES))).collect()
 }
 
-/// How far from the truth chance takes what `packets` dense packets are counted for, in packets: gaps
-/// differ by 1.6, so a mean of `n / 4` of them does by `0.8 * sqrt(n)`, here six times, and there are ends.
-fn chance(packets: u64) -> u64 {
-    2 * SAMPLING * GAP_MAX + 5 * packets.isqrt()
+/// How far from the truth chance takes what `packets` dense packets are counted for, in packets, if one of `w` is:
+/// the square of what gaps differ by is `(w * w - 1) / 6`, so that of `n / w` of them is about `n * w / 6`; here six
+/// times that, and there are ends.
+fn chance(packets: u64, w: u64) -> u64 {
+    4 * w * w + 6 * (packets * w / 6).isqrt()
 }
 
 fn told(rig: &Rig) -> Vec<u32> {
@@ -109,13 +110,42 @@ fn dense_packets_are_counted_together_and_within_a_tick() {
     send(&rig, 1, now_ns);
     let all = counted(&rig, now_ns)[&1];
     assert!(all - before < ROOM * SAMPLING);
-    assert!(all.abs_diff(dense + packets) <= chance(packets), "{all} of {}", dense + packets);
+    assert!(all.abs_diff(dense + packets) <= chance(packets, SAMPLING), "{all} of {}", dense + packets);
     // Few again.
     now_ns += TICK_NS;
     send(&rig, 1, now_ns);
     let all = counted(&rig, now_ns)[&1];
     send(&rig, 5, now_ns);
     assert_eq!(counted(&rig, now_ns)[&1], all + 5);
+}
+
+#[test]
+fn the_denser_the_fewer_are_counted() {
+    let rig = rig(1 << 35);
+    let mut now_ns = START_NS;
+    for (times, sampling) in [(1, 4), (2, 8), (4, SAMPLING_MAX), (20, SAMPLING_MAX), (1, 4)] {
+        let dense = (times * TICK_NS).div_ceil(DENSE_NS);
+        // One less is not as dense yet.
+        for (packets, sampling) in [(dense, sampling), (dense - 1, sampling / 2)] {
+            now_ns += LATE_NS;
+            send(&rig, packets, now_ns);
+            now_ns += TICK_NS;
+            send(&rig, 1, now_ns);
+            let before = counted(&rig, now_ns)[&1];
+            let step = (0..ROOM * 2 * SAMPLING_MAX).find_map(|_| {
+                send(&rig, 1, now_ns);
+                let after = counted(&rig, now_ns)[&1];
+                (after > before).then_some(after - before)
+            });
+            let expected = match (times, sampling) {
+                (20, _) => ROOM * SAMPLING_MAX,
+                // Few: each is counted at once.
+                (_, 2) => 1,
+                (_, sampling) => ROOM * sampling,
+            };
+            assert_eq!(step, Some(expected), "after {packets} packets in a tick");
+        }
+    }
 }
 
 #[test]
@@ -132,8 +162,8 @@ fn flows_that_take_turns_are_counted_alike() {
     let now_ns = START_NS + 5 * TICK_NS;
     send(&rig, 1, now_ns);
     send(&rig, 1, now_ns + TICK_NS);
-    // Six times what chance does: each packet is one of four.
-    let bound = 6 * (3 * 3 * turns).isqrt();
+    // Six times what chance does: each packet is one of sixteen, since four flows are four times as dense.
+    let bound = 6 * ((SAMPLING_MAX - 1) * 3 * turns).isqrt();
     let counted = counted(&rig, now_ns + TICK_NS);
     for flow in 1..=flows {
         assert!(counted[&flow].abs_diff(3 * turns) <= bound, "{counted:?}");
@@ -226,7 +256,7 @@ fn nothing_is_lost_or_told_twice_whatever_the_rates() {
             prop_assert_eq!(counted, sent);
         } else {
             let (counted, sent): (u64, u64) = (counted.values().sum(), sent.values().sum());
-            prop_assert!(counted.abs_diff(sent) <= chance(sent), "{} of {}", counted, sent);
+            prop_assert!(counted.abs_diff(sent) <= chance(sent, SAMPLING_MAX), "{} of {}", counted, sent);
         }
         Ok(())
     });
