@@ -62,7 +62,7 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         if PAPER.contains(&name) {
             worst = worst.max(cost);
         }
-        let added = median(with.ns) - median(without.ns);
+        let added = median(with.ns.iter().zip(&without.ns).map(|(with, without)| with - without).collect());
         outcome.note(format!(
             "detection, {} flows to {destinations} destinations: {with_mpps:.3} Mpps with {elephants} elephants told, \
              without {without_mpps:.3}",
@@ -106,19 +106,39 @@ fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> 
     });
     let (mut without, mut with) = (Rates::default(), Rates::default());
     for _ in 0..rounds {
-        for (policy, rates) in [(Policy::Off, &mut without), (DETECT, &mut with)] {
-            gateway.count_flows(policy)?;
-            rates.ns.push(gateway.nanoseconds(&rig)?);
-        }
+        in_turns(
+            |policy| Ok(gateway.count_flows(policy)?),
+            || gateway.nanoseconds(&rig),
+            [&mut without.ns, &mut with.ns],
+        )?;
         let _link = gateway.attach(&rig)?;
-        for _ in 0..TURNS {
-            for (policy, rates) in [(Policy::Off, &mut without), (DETECT, &mut with)] {
-                gateway.count_flows(policy)?;
-                rates.mpps.push(rig.mpps(seconds)?);
-            }
-        }
+        in_turns(
+            |policy| Ok(gateway.count_flows(policy)?),
+            || rig.mpps(seconds),
+            [&mut without.mpps, &mut with.mpps],
+        )?;
     }
     end.store(true, Ordering::Relaxed);
     let elephants = reader.join().map_err(|_| "the reader of events panicked")??;
     Ok(Case { without, with, elephants })
+}
+
+/// Measures pairs without and with detection, each pair in the other order than the one before: whoever comes
+/// second has no advantage.
+fn in_turns(
+    set: impl Fn(Policy) -> Result<(), Failure>,
+    measure: impl Fn() -> Result<f64, Failure>,
+    [without, with]: [&mut Vec<f64>; 2],
+) -> Result<(), Failure> {
+    for turn in 0..TURNS {
+        let mut sides = [(Policy::Off, &mut *without), (DETECT, &mut *with)];
+        if turn % 2 == 1 {
+            sides.reverse();
+        }
+        for (policy, found) in sides {
+            set(policy)?;
+            found.push(measure()?);
+        }
+    }
+    Ok(())
 }
