@@ -107,13 +107,13 @@ fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> 
     let (mut without, mut with) = (Rates::default(), Rates::default());
     for _ in 0..rounds {
         in_turns(
-            |policy| Ok(gateway.count_flows(policy)?),
+            |policy| gateway.count_flows(policy),
             || gateway.nanoseconds(&rig),
             [&mut without.ns, &mut with.ns],
         )?;
         let _link = gateway.attach(&rig)?;
         in_turns(
-            |policy| Ok(gateway.count_flows(policy)?),
+            |policy| gateway.count_flows(policy),
             || rig.mpps(seconds),
             [&mut without.mpps, &mut with.mpps],
         )?;
