@@ -10,7 +10,7 @@ use crate::members::Needs;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, GatewayId, HELLO_MS_MAX, HELLO_MS_MIN, MacAddr, is_unicast};
+use sluice_types::{ClusterId, GatewayId, MacAddr, is_unicast};
 use std::collections::HashSet;
 use std::net::IpAddr;
 use utoipa::{IntoParams, ToSchema};
@@ -122,14 +122,6 @@ struct ClusterQuery {
     cursor: Option<String>,
 }
 
-fn check_hello(hello_ms: u16) -> Result<(), Problem> {
-    if (HELLO_MS_MIN..=HELLO_MS_MAX).contains(&hello_ms) {
-        return Ok(());
-    }
-    let message = format!("hello_ms must be between {HELLO_MS_MIN} and {HELLO_MS_MAX}, not {hello_ms}");
-    Err(Problem::invalid("hello_ms", message))
-}
-
 fn check_vips(vips: &[IpAddr]) -> Result<(), Problem> {
     if vips.is_empty() {
         return Err(Problem::invalid("vips", "a cluster needs at least one vIP"));
@@ -157,7 +149,6 @@ fn check_vips(vips: &[IpAddr]) -> Result<(), Problem> {
 async fn create_cluster(State(api): State<App>, Json(body): Json<NewCluster>) -> Result<Response, Problem> {
     check_name("name", &body.name)?;
     check_vips(&body.vips)?;
-    body.hello_ms.map_or(Ok(()), check_hello)?;
     let stored = api.core.store.create_cluster(&body.name, &body.vips, body.hello_ms).await?;
     Ok(reply::created::<Cluster>(&api, stored))
 }
@@ -189,7 +180,6 @@ async fn update_cluster(
     Json(body): Json<ClusterPatch>,
 ) -> Result<Response, Problem> {
     body.vips.as_deref().map_or(Ok(()), check_vips)?;
-    body.hello_ms.map_or(Ok(()), check_hello)?;
     let store = &api.core.store;
     let updated = match (&body.vips, body.hello_ms) {
         (Some(vips), None) => store.update_cluster(id, vips, expected).await?,
