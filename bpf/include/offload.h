@@ -5,16 +5,15 @@
  * a direct path.
  *
  * Contract: count_flow() for packets that were sent on, after forward(), and for
- * no others. A flow's bytes are those of the tenant's frames. The packet itself is neither
- * read nor changed. That an event is lost costs a period: the next one brings
- * another.
+ * no others. A flow's bytes are those of the tenant's frames. The packet itself
+ * is neither read nor changed. That an event is lost costs a period: the next one
+ * brings another.
  */
 #ifndef SLUICE_OFFLOAD_H
 #define SLUICE_OFFLOAD_H
 
 #include "frame_flow.h"
 #include "output.h"
-
 
 /* Counts a packet that was sent on. */
 static __always_inline void count_flow(const struct packet *packet)

@@ -3,8 +3,9 @@
 //! `sluice_cluster::Gateway` decides. `driver.rs` is what it needs around it
 //! without sockets and clocks: authentication, addresses, what to save.
 //! `thread.rs` has those, on a thread of its own that is run before others: a
-//! gateway that is late by 13 ms is dead to its cluster, at the usual hello interval. `announce.rs` tells the
-//! underlay, `witness.rs` asks it whether it is there.
+//! gateway that is late by 13 ms, at the usual hello interval, is dead to its
+//! cluster. `announce.rs` tells the underlay, `witness.rs` asks it whether it is
+//! there.
 
 mod announce;
 mod driver;
