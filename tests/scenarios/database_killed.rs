@@ -2,17 +2,16 @@
 //! when it is back nothing that was acknowledged is lost.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, address, describe, ensure, lost_nothing, reaches};
+use crate::support::{Failure, Outcome, Streams, describe, ensure, reaches};
 use sluice_client::{NewTenant, Tenant};
 use sluice_lab::{CONTROLLER, Lab, Options};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 
 const PORT: u16 = 7012;
-const SECONDS: u64 = 8;
-const BACK: Duration = Duration::from_secs(15);
+const BACK: Duration = Duration::from_secs(75);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let mut database = Database::make(&ground.name).await?;
@@ -28,13 +27,11 @@ async fn with(ground: &Ground, database: &mut Database) -> Outcome {
     for number in 0..20 {
         lab.api().create((), &NewTenant { name: format!("before-{number}") }).await?;
     }
-    let at = SocketAddr::new(address(lab.vm("web-3")?, false)?, PORT).to_string();
-    let _listener = Probe::listening(&lab, "web-3", &["echo", &at, "web-3"]).await?;
-    let stream = Probe::start(&lab, "web-1", &["stream", &at, "1000", &SECONDS.to_string()])?;
+    let streams = Streams::start(&lab, &[("web-1", "web-3", false)], PORT, 1000).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     database.kill().await?;
     refused_with_cause(&lab, "after the kill").await?;
-    lost_nothing("traffic without a database", &stream.result().await?, SECONDS * 1000)?;
+    streams.end().await?;
     database.start().await?;
     lab.api().wait_ready(BACK).await?;
     nothing_is_lost(&lab).await?;

@@ -3,16 +3,13 @@
 //! its way. Where the underlays' families differ it stays with the gateway.
 
 use crate::Ground;
-use crate::support::{
-    Failure, Outcome, Probe, address, ensure, eventually, lost_nothing, path_to, reaches, vni_packets,
-};
+use crate::support::{Failure, Outcome, Streams, address, ensure, eventually, path_to, reaches, vni_packets};
 use sluice_lab::Lab;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 const PORT: u16 = 7021;
 const PPS: u64 = 500;
-const SECONDS: u64 = 5;
 const LEARNED: Duration = Duration::from_secs(5);
 const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
 /// Packets that must arrive while the gateways see none.
@@ -40,9 +37,7 @@ async fn packets(lab: &Lab, nodes: &[&str], vnis: &[u32]) -> Result<f64, Failure
 pub async fn goes_direct(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome {
     let (sender, receiver) = (lab.vm(from)?, lab.vm(to)?);
     let (there, back) = (address(receiver, ipv6)?, address(sender, ipv6)?);
-    let at = SocketAddr::new(there, PORT).to_string();
-    let _echo = Probe::listening(lab, to, &["echo", &at, to]).await?;
-    let stream = Probe::start(lab, from, &["stream", &at, &PPS.to_string(), &SECONDS.to_string()])?;
+    let streams = Streams::start(lab, &[(from, to, ipv6)], PORT, PPS).await?;
     let both = [(sender, there), (receiver, back)];
     eventually(LEARNED, || async {
         for (vm, destination) in both {
@@ -65,7 +60,7 @@ pub async fn goes_direct(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome
     rise(lab, &hosts, &vnis, ENOUGH).await?;
     let through = packets(lab, &GATEWAYS, &vnis).await? - gateways;
     ensure!(through == 0.0, "{from} -> {there}: {through} packets still went through the gateways");
-    lost_nothing(&format!("{from} -> {there}"), &stream.result().await?, PPS * SECONDS)
+    streams.end().await
 }
 
 /// Waits until the nodes have counted so many packets more.
@@ -83,20 +78,21 @@ async fn rise(lab: &Lab, nodes: &[&str], vnis: &[u32], by: f64) -> Outcome {
 async fn stays_with_the_gateway(lab: &Lab, from: &str, to: &str) -> Outcome {
     let (sender, receiver) = (lab.vm(from)?, lab.vm(to)?);
     let there: IpAddr = address(receiver, false)?;
-    let no_path = [("outcome", "no_path")];
-    let mut before = 0.0;
-    for gateway in GATEWAYS {
-        before += lab.metrics(gateway).await?.sum("sluice_flow_events_total", &no_path);
-    }
-    let at = SocketAddr::new(there, PORT).to_string();
-    let _echo = Probe::listening(lab, to, &["echo", &at, to]).await?;
-    let stream = Probe::start(lab, from, &["stream", &at, &PPS.to_string(), "2"])?;
-    lost_nothing(&format!("{from} -> {there}"), &stream.result().await?, PPS * 2)?;
-    let mut after = 0.0;
-    for gateway in GATEWAYS {
-        after += lab.metrics(gateway).await?.sum("sluice_flow_events_total", &no_path);
-    }
-    ensure!(after > before, "no gateway saw the elephant {from} -> {there}");
+    let seen = async || {
+        let mut sum = 0.0;
+        for gateway in GATEWAYS {
+            sum += lab.metrics(gateway).await?.sum("sluice_flow_events_total", &[("outcome", "no_path")]);
+        }
+        Ok::<_, Failure>(sum)
+    };
+    let before = seen().await?;
+    let streams = Streams::start(lab, &[(from, to, false)], PORT, PPS).await?;
+    eventually(LEARNED, || async {
+        ensure!(seen().await? > before, "no gateway saw the elephant {from} -> {there}");
+        Ok(())
+    })
+    .await?;
+    streams.end().await?;
     ensure!(path_to(lab, &sender.host, sender.vni, there).await?.is_none(), "there is a path to {there}");
     reaches(lab, from, to).await
 }

@@ -2,33 +2,29 @@
 //! go on, nothing acknowledged is lost, and with room again all works again.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, address, ensure, lost_nothing, reaches};
+use crate::support::{Failure, Outcome, Streams, ensure, reaches};
 use sluice_client::{NewTenant, Tenant};
 use sluice_lab::{CONTROLLER, Lab, Options};
 use std::collections::HashSet;
 use std::io::Write;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 const PORT: u16 = 7013;
-const SECONDS: u64 = 6;
 const DISK_BYTES: u64 = 16 << 20;
 /// More writes than fit into what a full disk leaves of the write-ahead log.
 const MOST_WRITES: usize = 5000;
-const BACK: Duration = Duration::from_secs(15);
+const BACK: Duration = Duration::from_secs(75);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     options.controller_disk_bytes = Some(DISK_BYTES);
     let lab = Lab::up(options).await?;
-    let at = SocketAddr::new(address(lab.vm("web-3")?, true)?, PORT).to_string();
-    let _listener = Probe::listening(&lab, "web-3", &["echo", &at, "web-3"]).await?;
-    let stream = Probe::start(&lab, "web-1", &["stream", &at, "1000", &SECONDS.to_string()])?;
+    let streams = Streams::start(&lab, &[("web-1", "web-3", true)], PORT, 1000).await?;
     let ballast = lab.paths().state_dir(CONTROLLER).join("ballast");
     fill(&ballast)?;
     let acknowledged = write_until_refused(&lab).await?;
     nothing_is_lost(&lab, &acknowledged).await?;
-    lost_nothing("traffic with a full disk", &stream.result().await?, SECONDS * 1000)?;
+    streams.end().await?;
     std::fs::remove_file(&ballast)?;
     lab.api().wait_ready(BACK).await?;
     lab.api().create((), &NewTenant { name: "with-room".into() }).await?;

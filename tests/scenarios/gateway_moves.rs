@@ -17,8 +17,6 @@ use std::time::{Duration, Instant};
 
 const PORT: u16 = 7031;
 const PPS: u64 = 1_000;
-/// Longer than anything that happens meanwhile.
-const SECONDS: u64 = 200;
 const PATIENCE: Duration = Duration::from_secs(40);
 /// No flow leaves the gateways.
 const NEVER: u32 = u32::MAX;
@@ -67,7 +65,7 @@ async fn go(lab: &Lab) -> Outcome {
     }
     part(lab, far).await?;
     refused(lab, home, far).await?;
-    let streams = Streams::start(lab, &WAYS, PORT, (PPS, SECONDS)).await?;
+    let streams = Streams::start(lab, &WAYS, PORT, PPS).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let begin = Instant::now();
     let outcome = there_and_back(lab, home, far).await;

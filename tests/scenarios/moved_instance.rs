@@ -4,16 +4,15 @@
 
 use crate::Ground;
 use crate::support::{
-    Failure, Outcome, Probe, address, ensure, eventually, number, path_to, reaches, vni_packets,
+    Failure, Outcome, Streams, answers, ensure, eventually, number, path_to, reaches, vni_packets,
 };
 use sluice_client::Instance;
 use sluice_lab::{Host, Lab, Options};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 const PORT: u16 = 7023;
 const PPS: u64 = 500;
-const SECONDS: u64 = 15;
 const LEARNED: Duration = Duration::from_secs(5);
 const SENDER: &str = "host-a";
 const OLD: &str = "host-b";
@@ -38,14 +37,8 @@ async fn sum(lab: &Lab, node: &str, name: &str, label: (&str, &str)) -> Result<f
 
 async fn moves(lab: &Lab) -> Outcome {
     let vm = lab.add_vm("mover", "web", "front", OLD).await?;
-    let mut listeners = Vec::new();
-    let mut streams = Vec::new();
-    for ipv6 in [false, true] {
-        let at = SocketAddr::new(address(&vm, ipv6)?, PORT).to_string();
-        listeners.push(Probe::listening(lab, "mover", &["echo", &at, "mover"]).await?);
-        let words = ["stream", &at, &PPS.to_string(), &SECONDS.to_string()];
-        streams.push((at.clone(), Probe::start(lab, "web-1", &words)?));
-    }
+    let ways: Vec<_> = vm.addresses().into_iter().map(|address| ("web-1", "mover", address)).collect();
+    let streams = Streams::to(lab, &ways, PORT, PPS).await?;
     leads_to(lab, &vm.addresses(), vm.vni, OLD).await?;
 
     let moved = lab.begin_move("mover", &vm, NEW).await?;
@@ -66,14 +59,12 @@ async fn moves(lab: &Lab) -> Outcome {
         Ok(())
     })
     .await?;
-    for (what, stream) in streams {
-        let result = stream.result().await?;
+    for (what, result) in streams.results().await? {
         let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
         // What is sent while the instance is nowhere is lost, in one piece; before and after nothing is.
         let lost = result["lost"].as_array().map_or(0, Vec::len);
-        ensure!(received < sent && lost == 1, "web-1 -> {what}: {received} of {sent}: {}", result["lost"]);
+        ensure!(received < sent && lost == 1, "{what}: {received} of {sent}: {}", result["lost"]);
     }
-    drop(listeners);
     reaches_both(lab, &moved.addresses()).await?;
     reaches(lab, "web-1", "web-3").await?;
     lab.api().delete::<Instance>(vm.id, None).await?;
@@ -83,8 +74,7 @@ async fn moves(lab: &Lab) -> Outcome {
 
 async fn reaches_both(lab: &Lab, addresses: &[IpAddr]) -> Outcome {
     for target in addresses {
-        let ping = crate::support::ping(lab, "web-1", *target, &["-c", "3", "-i", "0.05", "-W", "2"]).await?;
-        ensure!(ping.received == 3, "web-1 -> {target}, which moved: {}", ping.text);
+        answers(lab, "web-1", *target, &[]).await?;
     }
     Ok(())
 }

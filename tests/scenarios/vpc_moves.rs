@@ -10,7 +10,6 @@ use sluice_lab::{CONTROLLER, Lab, Options, down};
 use std::time::Duration;
 
 const PORT: u16 = 7013;
-const SECONDS: u64 = 200;
 const PATIENCE: Duration = Duration::from_secs(80);
 /// No flow leaves the gateways.
 const NEVER: u32 = u32::MAX;
@@ -51,7 +50,7 @@ async fn there_and_back(lab: &Lab) -> Outcome {
         ("web-2", "db-2", false),
         ("db-1", "db-2", true),
     ];
-    let streams = Streams::start(lab, &ways, PORT, (500, SECONDS)).await?;
+    let streams = Streams::start(lab, &ways, PORT, 500).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let before = forwarded(lab, "gw-far", &web).await?;
     moved(lab, &web, far, false).await?;
