@@ -86,7 +86,7 @@ build_initial() {
 		echo '#!/bin/busybox sh'
 		echo '/bin/busybox --install -s /bin'
 		# iproute2 lies in /sbin or /usr/sbin, and busybox has an ip of its own.
-		echo 'rm -f /bin/ip; export PATH=/usr/sbin:/sbin:/usr/bin:/bin RUST_BACKTRACE=0 SLUICE_OPERATIONS=300000'
+		echo 'rm -f /bin/ip; export PATH=/usr/sbin:/sbin:/usr/bin:/bin RUST_BACKTRACE=0 SLUICE_OPERATIONS=100000'
 		echo "for module in $modules; do insmod /modules/\$module.ko; done"
 		echo 'mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t bpf bpf /sys/fs/bpf'
 		echo 'mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp; ip link set lo up'

@@ -33,6 +33,10 @@ enum Verb {
     Down(Named),
     /// Say what runs, where, and whether all is well
     Status(Named),
+    /// Kill the controller or a node's agent at once, to see what happens then
+    Kill(OfProcess),
+    /// Start the controller or a node's agent again; if it runs, end it first
+    Restart(OfProcess),
     /// Run a command in a VM, node or switch
     Exec {
         #[command(flatten)]
@@ -51,6 +55,15 @@ struct Named {
     /// The lab's name: lower-case letters and digits
     #[arg(long, default_value = DEFAULT_NAME)]
     name: String,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+struct OfProcess {
+    #[command(flatten)]
+    named: Named,
+    /// `controller`, or the node
+    #[arg(value_name = "PROCESS")]
+    process: String,
 }
 
 #[derive(clap::Args, Clone, Debug)]
@@ -90,6 +103,14 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             let (text, well) = lab.status().await?;
             say_on(&format!("{text}{}", lab.whereabouts()))?;
             Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Verb::Kill(OfProcess { named, process }) => {
+            Lab::open(&named.name)?.kill(&process).await.map(|()| ExitCode::SUCCESS)
+        }
+        Verb::Restart(OfProcess { named, process }) => {
+            let lab = Lab::open(&named.name)?;
+            lab.stop(&process).await?;
+            lab.restart(&process).map(|_| ExitCode::SUCCESS)
         }
         Verb::Exec { named, place, command } => exec(&named.name, &place, &command).await,
     }

@@ -37,12 +37,12 @@ pub enum Error {
     /// All management networks are taken.
     #[error("no /24 of 198.18.0.0/15 is free for the lab's management network")]
     NoNetwork,
-    /// A VM or node that the lab does not have.
-    #[error("the lab has no VM or node `{name}`; it has {known}")]
+    /// Something that the lab does not have.
+    #[error("the lab has no `{name}`; it has {known}")]
     Unknown {
         /// What was asked for.
         name: String,
-        /// All names.
+        /// All names of that kind.
         known: String,
     },
     /// A command failed.

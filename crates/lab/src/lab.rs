@@ -3,6 +3,7 @@
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, words};
 use crate::metrics::Metrics;
+use crate::net;
 use crate::paths::Paths;
 use crate::process::{Process, read_json};
 use crate::topology::Topology;
@@ -141,7 +142,7 @@ impl Lab {
     /// # Errors
     /// [`Error::Unknown`].
     pub fn vm(&self, name: &str) -> Result<&VmState> {
-        self.state.vms.get(name).ok_or_else(|| self.unknown(name))
+        self.state.vms.get(name).ok_or_else(|| unknown(name, self.state.vms.keys()))
     }
 
     /// A node by name.
@@ -149,7 +150,7 @@ impl Lab {
     /// # Errors
     /// [`Error::Unknown`].
     pub fn node(&self, name: &str) -> Result<&Node> {
-        self.state.nodes.get(name).ok_or_else(|| self.unknown(name))
+        self.state.nodes.get(name).ok_or_else(|| unknown(name, self.state.nodes.keys()))
     }
 
     /// A VPC by name.
@@ -157,13 +158,7 @@ impl Lab {
     /// # Errors
     /// [`Error::Unknown`].
     pub fn vpc(&self, name: &str) -> Result<&VpcState> {
-        self.state.vpcs.get(name).ok_or_else(|| self.unknown(name))
-    }
-
-    fn unknown(&self, name: &str) -> Error {
-        let names =
-            self.state.vms.keys().chain(self.state.nodes.keys()).chain(self.state.vpcs.keys()).cloned();
-        Error::Unknown { name: name.to_owned(), known: names.collect::<Vec<_>>().join(", ") }
+        self.state.vpcs.get(name).ok_or_else(|| unknown(name, self.state.vpcs.keys()))
     }
 
     /// A command to run in a VM, node or switch; the caller sets its pipes.
@@ -172,7 +167,11 @@ impl Lab {
     /// [`Error::Unknown`] if the lab has no such place.
     pub fn command(&self, place: &str, argv: &[&str]) -> Result<Command> {
         if !self.paths.namespace_file(place).exists() {
-            return Err(self.unknown(place));
+            let prefix = self.paths.namespace_prefix();
+            let mut places = net::namespaces(&self.paths);
+            places.iter_mut().for_each(|place| drop(place.drain(..prefix.len())));
+            places.sort();
+            return Err(unknown(place, &places));
         }
         Ok(command(&self.paths, Some(place), &words(argv)))
     }
@@ -188,9 +187,11 @@ impl Lab {
     /// A process by name: `controller` or a node's.
     ///
     /// # Errors
-    /// [`Error::Io`] if it was never started.
+    /// [`Error::Unknown`] if it was never started.
     pub fn process(&self, name: &str) -> Result<Process> {
-        Process::load(&self.paths, name)
+        let all = Process::all(&self.paths);
+        let found = all.iter().find(|process| process.name == name).cloned();
+        found.ok_or_else(|| unknown(name, all.iter().map(|process| &process.name)))
     }
 
     /// `kill -9` of a process; returns when it is gone.
@@ -284,4 +285,9 @@ impl Lab {
     pub async fn metrics(&self, node: &str) -> Result<Metrics> {
         Metrics::fetch(self.node(node)?.metrics).await
     }
+}
+
+fn unknown<'a>(name: &str, known: impl IntoIterator<Item = &'a String>) -> Error {
+    let known: Vec<&str> = known.into_iter().map(String::as_str).collect();
+    Error::Unknown { name: name.to_owned(), known: known.join(", ") }
 }

@@ -86,14 +86,6 @@ impl Process {
         Ok(process)
     }
 
-    /// Reads a process's record.
-    ///
-    /// # Errors
-    /// [`Error::Io`], [`Error::Form`].
-    pub fn load(paths: &Paths, name: &str) -> Result<Self> {
-        read_json(&paths.processes().join(format!("{name}.json")))
-    }
-
     /// All records, in order of name.
     pub fn all(paths: &Paths) -> Vec<Self> {
         let entries = fs::read_dir(paths.processes()).into_iter().flatten().flatten();

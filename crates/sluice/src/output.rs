@@ -50,7 +50,7 @@ pub fn one<T: Serialize>(format: Format, object: &T) -> Result<(), Failure> {
     // What it is called comes first.
     all.sort_by_key(|(field, _)| !["id", "ifname", "name"].contains(&field.as_str()));
     for (field, value) in all {
-        lines.add_row([field.to_uppercase(), cell(Some(&value))]);
+        lines.add_row([header(&field), field_cell(&field, Some(&value))]);
     }
     print(&trimmed(&lines))
 }
@@ -79,9 +79,9 @@ fn bare_table() -> Table {
 
 fn table(columns: &[&str], rows: &[Map<String, Value>]) -> String {
     let mut table = bare_table();
-    table.set_header(columns.iter().map(|column| column.to_uppercase()));
+    table.set_header(columns.iter().map(|column| header(column)));
     for row in rows {
-        table.add_row(columns.iter().map(|column| cell(row.get(*column))));
+        table.add_row(columns.iter().map(|column| field_cell(column, row.get(*column))));
     }
     trimmed(&table)
 }
@@ -95,6 +95,24 @@ fn trimmed(table: &Table) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A point in time, in milliseconds of the UNIX epoch, as the API tells it.
+const TIME_FIELD: &str = "time_ms";
+
+fn header(field: &str) -> String {
+    if field == TIME_FIELD { "TIME".to_owned() } else { field.to_uppercase() }
+}
+
+fn field_cell(field: &str, value: Option<&Value>) -> String {
+    let time_ms = value.filter(|_| field == TIME_FIELD).and_then(Value::as_i64);
+    time_ms.and_then(time).unwrap_or_else(|| cell(value))
+}
+
+/// In UTC, by RFC 3339.
+fn time(epoch_ms: i64) -> Option<String> {
+    let time = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(epoch_ms) * 1_000_000).ok()?;
+    time.format(&time::format_description::well_known::Rfc3339).ok()
 }
 
 /// A value as a table shows it: `-` for nothing, `yes` and `no`, lists with commas.
@@ -134,6 +152,16 @@ mod tests {
         assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["ID", "NAME", "IPV6", "PROGRAMMED"]);
         assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>(), ["inst-1", "web", "-", "yes"]);
         assert_eq!(lines[1].find("web"), lines[2].find("a-longer"));
+    }
+
+    #[test]
+    fn times_are_shown_in_utc() {
+        let row = json!({"id": 7, "time_ms": 1_795_381_536_045_u64});
+        let text = table(&["id", "time_ms"], &[fields(&row)]);
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(words, ["ID", "TIME", "7", "2026-11-22T21:05:36.045Z"]);
+        assert_eq!(field_cell("time_ms", Some(&json!(i64::MAX))), i64::MAX.to_string());
+        assert_eq!(field_cell("time_ms", None), "-");
     }
 
     #[test]
