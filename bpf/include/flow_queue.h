@@ -6,11 +6,10 @@
  * processor keeps what is to be counted of up to FLOWS_WAITING of them, asks for
  * all their buckets, and then counts them.
  *
- * And while packets are dense one in 4, 8 or 16 is counted, for as many, at gaps
+ * And while packets are dense one in 8 or 16 is counted, for as many, at gaps
  * that no sender can know: what a flow is counted for is right on average, and a
  * flow that sends less than an elephant is taken for one no more often than its
- * part of an elephant's bytes. The denser they are the fewer, so that a processor
- * counts about as many in a second. Unless all flows are to be told of: then
+ * part of an elephant's bytes. The denser they are the fewer. Unless all flows are to be told of: then
  * each packet may be a flow's first.
  *
  * Dense is by the last tick of the coarse clock in which packets came: at least
@@ -43,7 +42,7 @@ struct flow_queue {
 	__u64 tick_ns; /* coarse time of the last packet */
 	__u32 packets; /* that came at that time */
 	__u32 room;    /* packets that are counted together, at most */
-	__u32 weight;  /* what one is counted for: 1, 4, 8 or 16 */
+	__u32 weight;  /* what one is counted for: 1, 8 or 16 */
 	__u32 gap;     /* packets to pass over before the next that is counted */
 	__u64 waiting;
 	struct waiting_flow flows[FLOWS_WAITING];
@@ -102,12 +101,10 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 	return 0;
 }
 
-/* What a dense packet is counted for: one comes in FLOW_DENSE_NS, half of that, or a quarter and less. */
+/* What a dense packet is counted for: one comes in FLOW_DENSE_NS, or in half of that and less. */
 static __always_inline __u32 flow_weight(__u64 dense_ns, __u64 passed_ns)
 {
-	if (dense_ns < 2 * passed_ns)
-		return 4;
-	return dense_ns < 4 * passed_ns ? 8 : 16;
+	return dense_ns < 2 * passed_ns ? 8 : 16;
 }
 
 /* The first packet of a tick: all that waits is counted, and the tick before says how it goes on. */

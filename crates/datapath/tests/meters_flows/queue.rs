@@ -14,8 +14,8 @@ use std::time::Duration;
 const ROOM: u64 = 32;
 /// `FLOW_DENSE_NS`.
 const DENSE_NS: u64 = 2048;
-/// One of so many is counted where packets are just dense, and where they are more than four times as dense.
-const SAMPLING: u64 = 4;
+/// One of so many is counted where packets are just dense, and where they are twice as dense and more.
+const SAMPLING: u64 = 8;
 const SAMPLING_MAX: u64 = 16;
 /// `FLOW_LATE_NS`.
 const LATE_NS: u64 = 1_000_000_000;
@@ -94,8 +94,8 @@ fn dense_packets_are_counted_together_and_within_a_tick() {
     let rig = rig(u64::from(BYTES) * (dense + ROOM * SAMPLING + 1));
     send(&rig, dense, START_NS);
     let mut now_ns = START_NS + TICK_NS;
-    // One of four, and so many of these at a time.
-    let (packets, looks, mut before) = (8000, 400, dense);
+    // One of eight, and so many of these at a time.
+    let (packets, looks, mut before) = (8000, 800, dense);
     for _ in 0..looks {
         send(&rig, 1, now_ns);
         let after = counted(&rig, now_ns)[&1];
@@ -123,10 +123,13 @@ fn dense_packets_are_counted_together_and_within_a_tick() {
 fn the_denser_the_fewer_are_counted() {
     let rig = rig(1 << 35);
     let mut now_ns = START_NS;
-    for (times, sampling) in [(1, 4), (2, 8), (4, SAMPLING_MAX), (20, SAMPLING_MAX), (1, 4)] {
-        let dense = (times * TICK_NS).div_ceil(DENSE_NS);
-        // One less is not as dense yet.
-        for (packets, sampling) in [(dense, sampling), (dense - 1, sampling / 2)] {
+    let (few, dense, most) = (1, ROOM * SAMPLING, ROOM * SAMPLING_MAX);
+    // Where packets are few each is counted at once.
+    for (times, expected, one_less) in
+        [(1, dense, few), (2, most, dense), (4, most, most), (20, most, most), (1, dense, few)]
+    {
+        let packets = (times * TICK_NS).div_ceil(DENSE_NS);
+        for (packets, expected) in [(packets, expected), (packets - 1, one_less)] {
             now_ns += LATE_NS;
             send(&rig, packets, now_ns);
             now_ns += TICK_NS;
@@ -137,12 +140,6 @@ fn the_denser_the_fewer_are_counted() {
                 let after = counted(&rig, now_ns)[&1];
                 (after > before).then_some(after - before)
             });
-            let expected = match (times, sampling) {
-                (20, _) => ROOM * SAMPLING_MAX,
-                // Few: each is counted at once.
-                (_, 2) => 1,
-                (_, sampling) => ROOM * sampling,
-            };
             assert_eq!(step, Some(expected), "after {packets} packets in a tick");
         }
     }
