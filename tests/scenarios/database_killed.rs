@@ -31,6 +31,7 @@ async fn with(ground: &Ground, database: &mut Database) -> Outcome {
     tokio::time::sleep(Duration::from_secs(1)).await;
     database.kill().await?;
     refused_with_cause(&lab, "after the kill").await?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
     streams.end().await?;
     database.start().await?;
     lab.api().wait_ready(BACK).await?;

@@ -24,6 +24,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     fill(&ballast)?;
     let acknowledged = write_until_refused(&lab).await?;
     nothing_is_lost(&lab, &acknowledged).await?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
     streams.end().await?;
     std::fs::remove_file(&ballast)?;
     lab.api().wait_ready(BACK).await?;

@@ -205,7 +205,7 @@ async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
             Err(failure) => {
                 failed += 1;
                 println!("test {} ... FAILED ({seconds:.1} s)\n    {failure}", scenario.name);
-                println!("    meanwhile {}", stalls::since(begin));
+                println!("    meanwhile {}", stalls::report(begin));
                 if let Some(lab) = shared.as_ref().filter(|_| scenario.place == Place::SharedLab) {
                     println!("{}", support::evidence(lab).await);
                 }

@@ -11,7 +11,6 @@
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,23 +48,12 @@ fn watch_this() {
     }
 }
 
-/// How often processors stood still, and for how long at most.
-pub struct Stops {
-    count: usize,
-    pub longest: Duration,
-}
-
-impl fmt::Display for Stops {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a processor stood still {} times, for {} ms at most", self.count, self.longest.as_millis())
-    }
-}
-
-/// From then on.
-pub fn since(begin: Instant) -> Stops {
+/// How often since then, and how long.
+pub fn report(since: Instant) -> String {
     let stops = STOPS.lock().unwrap_or_else(PoisonError::into_inner);
-    let lengths = || stops.iter().filter(|(end, _)| *end >= begin).map(|(_, length)| *length);
-    Stops { count: lengths().count(), longest: lengths().max().unwrap_or_default() }
+    let lengths: Vec<_> = stops.iter().filter(|(end, _)| *end >= since).map(|(_, length)| *length).collect();
+    let longest = lengths.iter().max().copied().unwrap_or_default();
+    format!("a processor stood still {} times, for {} ms at most", lengths.len(), longest.as_millis())
 }
 
 /// While it lives, processes that this thread starts, and theirs, run on one processor.
