@@ -10,8 +10,11 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
+
+/// What cannot start says so within this time.
+const FIRST_MOMENTS: Duration = Duration::from_millis(500);
 
 /// The lab that commands mean unless --name says another.
 pub(crate) const DEFAULT_NAME: &str = "lab";
@@ -110,7 +113,9 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Verb::Restart(OfProcess { named, process }) => {
             let lab = Lab::open(&named.name)?;
             lab.stop(&process).await?;
-            lab.restart(&process).map(|_| ExitCode::SUCCESS)
+            let started = lab.restart(&process)?;
+            started.ended(FIRST_MOMENTS).await;
+            started.check(lab.paths()).map(|()| ExitCode::SUCCESS)
         }
         Verb::Exec { named, place, command } => exec(&named.name, &place, &command).await,
     }

@@ -197,7 +197,7 @@ impl Lab {
     /// `kill -9` of a process; returns when it is gone.
     ///
     /// # Errors
-    /// [`Error::Timeout`].
+    /// [`Error::Unknown`], [`Error::Timeout`].
     pub async fn kill(&self, name: &str) -> Result<()> {
         self.end(name, Signal::SIGKILL).await
     }
@@ -205,7 +205,7 @@ impl Lab {
     /// Asks a process to end; returns when it is gone.
     ///
     /// # Errors
-    /// [`Error::Timeout`].
+    /// [`Error::Unknown`], [`Error::Timeout`].
     pub async fn stop(&self, name: &str) -> Result<()> {
         self.end(name, Signal::SIGTERM).await
     }
@@ -224,7 +224,7 @@ impl Lab {
     /// Starts a process again, as it was started before.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Unknown`], [`Error::Io`].
     pub fn restart(&self, name: &str) -> Result<Process> {
         let process = self.process(name)?;
         Process::start(&self.paths, name, process.place.as_deref(), process.argv)
@@ -233,7 +233,7 @@ impl Lab {
     /// Ends a process and starts it again with other arguments; returns those that it had.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Io`].
+    /// [`Error::Unknown`], [`Error::Timeout`], [`Error::Io`].
     pub async fn restart_with(&self, name: &str, argv: Vec<String>) -> Result<Vec<String>> {
         let process = self.process(name)?;
         self.stop(name).await?;

@@ -89,7 +89,10 @@ impl Process {
     /// All records, in order of name.
     pub fn all(paths: &Paths) -> Vec<Self> {
         let entries = fs::read_dir(paths.processes()).into_iter().flatten().flatten();
-        let mut all: Vec<Self> = entries.filter_map(|entry| read_json(&entry.path()).ok()).collect();
+        let records = entries.map(|entry| entry.path());
+        // One that is being written has another ending.
+        let records = records.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
+        let mut all: Vec<Self> = records.filter_map(|path| read_json(&path).ok()).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
