@@ -9,8 +9,8 @@
  * And while packets are dense one in 8 or 16 is counted, for as many, at gaps
  * that no sender can know: what a flow is counted for is right on average, and a
  * flow that sends less than an elephant is taken for one no more often than its
- * part of an elephant's bytes. The denser they are the fewer. Unless all flows are to be told of: then
- * each packet may be a flow's first.
+ * part of an elephant's bytes. The denser they are the fewer. Unless all flows
+ * are to be told of: then each packet may be a flow's first.
  *
  * Dense is by the last tick of the coarse clock in which packets came: at least
  * one in FLOW_DENSE_NS on this processor. Otherwise nothing waits, and the first

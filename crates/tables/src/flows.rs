@@ -86,7 +86,7 @@ pub struct Flow {
     pub cell: u32,
     /// Part of its hash; with `cell` it names the flow.
     pub name: u32,
-    /// Packets that were counted, where packets are dense one of four (`flow_queue.h`); stays at 2^21 - 1.
+    /// Packets that were counted, where packets are dense one of 8 or 16 (`flow_queue.h`); stays at 2^21 - 1.
     pub packets: u32,
     /// Bytes that these were counted for; stays at [`BYTES_MAX`].
     pub bytes: u64,

@@ -187,8 +187,9 @@ fn what_waits_is_counted_by_the_next_packet_unless_that_is_late() {
     let rig = rig(1 << 30);
     let policy = rig.flows.policy();
     let mut now_ns = START_NS;
-    // Of eleven packets at least one is counted; and one for itself at the end.
-    let kept = 1 + SAMPLING..=1 + 11 * SAMPLING;
+    // Of as many packets as a gap has at most, and one, at least one is counted; and one for itself at the end.
+    let packets = 2 * SAMPLING - 1;
+    let kept = 1 + SAMPLING..=1 + packets * SAMPLING;
     for (gap_ns, off, kept) in [
         (TICK_NS, false, kept.clone()),
         (LATE_NS, false, kept.clone()),
@@ -200,8 +201,8 @@ fn what_waits_is_counted_by_the_next_packet_unless_that_is_late() {
         now_ns += TICK_NS;
         send(&rig, 1, now_ns);
         let before = counted(&rig, now_ns)[&1];
-        send(&rig, 10, now_ns);
-        assert_eq!(counted(&rig, now_ns)[&1], before, "ten wait");
+        send(&rig, packets - 1, now_ns);
+        assert_eq!(counted(&rig, now_ns)[&1], before, "they wait");
         if off {
             rig.flows.configure(&Policy::Off).unwrap();
             send(&rig, 100, now_ns);
