@@ -1,7 +1,7 @@
 //! What flow detection costs the gateway's program (Zeta figures 8 and 9).
 
 use crate::{Failure, Outcome, Settings};
-use sluice_bench_report::{Measure, median};
+use sluice_bench_report::{Measure, median, stay_on};
 use sluice_bench_spine::gateway::{Gateway, Routes};
 use sluice_bench_spine::rig::Rig;
 use sluice_tables::flows::{FlowConfig, Policy};
@@ -25,6 +25,9 @@ const SECONDS: f64 = 0.25;
 /// Pairs of measurements without and with detection in each round: short ones and many, so that what else
 /// the machine does is in both of a pair, or spoils few of them.
 const TURNS: usize = 16;
+/// Who forwards and who reads events have a core each: whoever moves between them finds none of its memory in a cache.
+const FORWARDS: usize = 1;
+const READS: usize = 0;
 /// The default: 20 kbit/s for a second.
 const DETECT: Policy = Policy::Detect(FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 });
 
@@ -87,6 +90,7 @@ fn in_namespace<T: Send + 'static>(
 }
 
 fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> Result<Case, Failure> {
+    stay_on(FORWARDS)?;
     let rig = Rig::new()?;
     // Twice as many as there are: what an operator is told to give.
     let gateway = Gateway::with_flows(&rig, destinations, Routes::One, destinations * flows_each * 2)?;
@@ -95,6 +99,7 @@ fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> 
     let ending = end.clone();
     let mut events = gateway.flow_events()?;
     let reader = spawn(move || -> Result<usize, Failure> {
+        stay_on(READS)?;
         let (mut seen, mut batch) = (0, Vec::new());
         while !ending.load(Ordering::Relaxed) {
             events.drain(&mut batch)?;

@@ -4,8 +4,20 @@
 
 pub mod shell;
 
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use serde::Serialize;
 use std::{fs, io, path::Path};
+
+/// Keeps this thread on a core.
+///
+/// # Errors
+/// The kernel's; that there is no such core, too.
+pub fn stay_on(core: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    let stays = set.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+    stays.map_err(|error| io::Error::other(format!("no core {core} to measure on, two are needed: {error}")))
+}
 
 /// One figure beside one peer's.
 #[derive(Clone, Debug, Serialize)]

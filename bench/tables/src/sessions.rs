@@ -1,10 +1,9 @@
 //! Sessions: created and looked up by packets, on two cores at once.
 
 use crate::rig::{Ask, Rig};
-use crate::updates::stay_on;
 use crate::{Outcome, Settings, say};
 use libbpf_rs::{MapCore, MapHandle};
-use sluice_bench_report::{Measure, median, shell::Failure};
+use sluice_bench_report::{Measure, median, shell::Failure, stay_on};
 use sluice_datapath::{Datapath, ObjectName, SESSION_MAPS, Settings as Load};
 use sluice_tables::Membarrier;
 use sluice_tables::sessions::{Family, Sessions, Timeouts, ticks_now};

@@ -7,9 +7,7 @@ use crate::ours::{Ours, VNI, writers_route};
 use crate::rig::{Ask, Rig};
 use crate::{Outcome, Settings, say};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
-use sluice_bench_report::{Measure, median, shell::Failure};
+use sluice_bench_report::{Measure, median, shell::Failure, stay_on};
 use sluice_tables::NodeTables;
 use sluice_types::Vni;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,17 +19,6 @@ use std::time::{Duration, Instant};
 const KEYS_PER_RUN: u32 = 1 << 10;
 /// Updates between two looks at the clock.
 const UPDATES_PER_LOOK: usize = 256;
-
-/// Keeps this thread on a core.
-///
-/// # Errors
-/// The kernel's.
-pub fn stay_on(core: usize) -> Result<(), Failure> {
-    let mut set = CpuSet::new();
-    set.set(core)?;
-    let stays = sched_setaffinity(Pid::from_raw(0), &set);
-    Ok(stays.map_err(|error| format!("no core {core} to measure on, two are needed: {error}"))?)
-}
 
 /// One change of a route, by its place in the set.
 #[derive(Clone, Copy)]
