@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The primary of host-a's zone and of host-c's, and its port of the switch; gw-b is host-b's.
 const PRIMARY: (&str, &str) = ("gw-a", "p0");
 const BACKUP: &str = "gw-c";
-const SECONDS: u64 = 4;
+const SECONDS: u64 = 8;
 const CALM: Duration = Duration::from_millis(1_200);
 const BACK: Duration = Duration::from_secs(40);
 

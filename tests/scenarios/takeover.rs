@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 7021;
 const PPS: u64 = 500;
 const SECONDS: u64 = 5;
+/// Of those under which a gateway fails: to be over at the end although the machine is not run for moments.
+const FAILING_SECONDS: u64 = 10;
 /// Before something fails, traffic flows for so long.
 pub const CALM: Duration = Duration::from_millis(1_200);
 /// Hold-downs double while one gateway fails again and again.
@@ -218,7 +220,7 @@ impl<'a> Bench<'a> {
         if without_controller {
             self.lab.kill(CONTROLLER).await?;
         }
-        let streams = self.streams()?;
+        let streams = self.streams_for(FAILING_SECONDS)?;
         tokio::time::sleep(CALM).await;
         let (victim, port) = self.busiest().await?;
         self.on_switch(&["ip", "link", "set", &port, "down"]).await?;
@@ -272,7 +274,7 @@ impl<'a> Bench<'a> {
         for port in &ports {
             self.set_port(port, &["flood"], "off").await?;
         }
-        let streams = self.streams()?;
+        let streams = self.streams_for(FAILING_SECONDS)?;
         tokio::time::sleep(CALM).await;
         let (victim, port) = self.busiest().await?;
         // The switch takes what the gateway sends, learns nothing from it, and so sends nothing there.
@@ -282,8 +284,13 @@ impl<'a> Bench<'a> {
         let seen = self.worst(what, streams).await?;
         ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its deafness shows nothing");
         self.owns_nothing(&victim).await?;
-        let state = self.gateway(&victim).await?.state;
-        ensure!(state == "cut_off", "{what}: {victim} is {state}");
+        // One that was stopped itself listens for a while before it says so.
+        eventually(HOME, || async {
+            let state = self.gateway(&victim).await?.state;
+            ensure!(state == "cut_off", "{what}: {victim} is {state}");
+            Ok(())
+        })
+        .await?;
         self.set_port(&port, &deaf, "on").await?;
         self.returns(what, &victim).await
     }
