@@ -3,7 +3,8 @@
 //! comes back takes new changes.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Streams, address, answers, ensure, number, reaches, stack_counter};
+use crate::streams::Streams;
+use crate::support::{Failure, Outcome, address, answers, ensure, number, reaches, stack_counter};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

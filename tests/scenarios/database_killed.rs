@@ -2,7 +2,8 @@
 //! when it is back nothing that was acknowledged is lost.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Streams, describe, ensure, reaches};
+use crate::streams::Streams;
+use crate::support::{Failure, Outcome, describe, ensure, reaches};
 use sluice_client::{NewTenant, Tenant};
 use sluice_lab::{CONTROLLER, Lab, Options};
 use std::net::TcpListener;

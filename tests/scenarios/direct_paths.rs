@@ -3,7 +3,8 @@
 //! its way. Where the underlays' families differ it stays with the gateway.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Streams, address, ensure, eventually, path_to, reaches, vni_packets};
+use crate::streams::Streams;
+use crate::support::{Failure, Outcome, address, ensure, eventually, path_to, reaches, vni_packets};
 use sluice_lab::Lab;
 use std::net::IpAddr;
 use std::time::Duration;

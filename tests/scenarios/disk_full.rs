@@ -2,7 +2,8 @@
 //! go on, nothing acknowledged is lost, and with room again all works again.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Streams, ensure, reaches};
+use crate::streams::Streams;
+use crate::support::{Failure, Outcome, ensure, reaches};
 use sluice_client::{NewTenant, Tenant};
 use sluice_lab::{CONTROLLER, Lab, Options};
 use std::collections::HashSet;

@@ -5,9 +5,8 @@
 //! its vIPs though its agent runs on.
 
 use crate::Ground;
-use crate::support::{
-    Failure, Outcome, Probe, Streams, address, ensure, eventually, reaches, unhurried, who,
-};
+use crate::streams::Streams;
+use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, reaches, unhurried, who};
 use serde_json::json;
 use sluice_client::{Cluster, Gateway, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, Topology, down};

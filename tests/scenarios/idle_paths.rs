@@ -2,7 +2,8 @@
 //! killed leaves its paths to its successor.
 
 use crate::Ground;
-use crate::support::{Outcome, Streams, address, ensure, eventually, path_to, reaches};
+use crate::streams::Streams;
+use crate::support::{Outcome, address, ensure, eventually, path_to, reaches};
 use sluice_lab::Lab;
 use std::time::Duration;
 

@@ -35,6 +35,7 @@ mod same_host;
 mod self_configuration;
 mod spoofing;
 mod stalls;
+mod streams;
 mod support;
 mod takeover;
 mod tcp;
@@ -207,7 +208,7 @@ async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
                 println!("test {} ... FAILED ({seconds:.1} s)\n    {failure}", scenario.name);
                 println!("    meanwhile {}", stalls::report(begin));
                 if let Some(lab) = shared.as_ref().filter(|_| scenario.place == Place::SharedLab) {
-                    println!("{}", support::evidence(lab).await);
+                    println!("{}", streams::evidence(lab).await);
                 }
             }
         }

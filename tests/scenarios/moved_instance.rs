@@ -3,9 +3,8 @@
 //! repaired. On a lab with a third host that the sender's reaches.
 
 use crate::Ground;
-use crate::support::{
-    Failure, Outcome, Streams, answers, ensure, eventually, number, path_to, reaches, vni_packets,
-};
+use crate::streams::Streams;
+use crate::support::{Failure, Outcome, answers, ensure, eventually, number, path_to, reaches, vni_packets};
 use sluice_client::Instance;
 use sluice_lab::{Host, Lab, Options};
 use std::net::IpAddr;

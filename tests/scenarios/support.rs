@@ -190,75 +190,9 @@ pub async fn who(lab: &Lab, from: &str, protocol: &str, at: SocketAddr) -> Resul
     Ok(answer["name"].as_str().map(str::to_owned))
 }
 
-/// When streams end that nobody ends.
-const STREAMS_END: Duration = Duration::from_secs(300);
-
-/// Streams to and fro between VMs by a family, until they are ended.
-pub struct Streams {
-    pps: u64,
-    begin: Instant,
-    sent: Vec<(String, Probe)>,
-    _listeners: Vec<Probe>,
-}
-
-impl Streams {
-    /// Starts them, each to a port of its own from `port` on.
-    pub async fn start(lab: &Lab, ways: &[(&str, &str, bool)], port: u16, pps: u64) -> Result<Self, Failure> {
-        let ways = ways.iter().map(|(from, to, ipv6)| Ok((*from, *to, address(lab.vm(to)?, *ipv6)?)));
-        Self::to(lab, &ways.collect::<Result<Vec<_>, Failure>>()?, port, pps).await
-    }
-
-    /// As `start`, to addresses that VMs have.
-    pub async fn to(lab: &Lab, ways: &[(&str, &str, IpAddr)], port: u16, pps: u64) -> Result<Self, Failure> {
-        let (mut sent, mut listeners) = (Vec::new(), Vec::new());
-        for ((from, to, address), port) in ways.iter().zip(port..) {
-            let at = SocketAddr::new(*address, port).to_string();
-            listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
-            let words = ["stream", &at, &pps.to_string(), &STREAMS_END.as_secs().to_string()];
-            sent.push((format!("{from} -> {at}"), Probe::start(lab, from, &words)?));
-        }
-        Ok(Self { pps, begin: Instant::now(), sent, _listeners: listeners })
-    }
-
-    /// Ends them two seconds later; fails if anything was lost, or if they had ended already.
-    pub async fn end(self) -> Outcome {
-        for (what, result) in self.results().await? {
-            lost_nothing(&what, &result)?;
-        }
-        Ok(())
-    }
-
-    /// Ends them two seconds later: what each saw. Fails if they had ended already, or hardly begun.
-    pub async fn results(mut self) -> Result<Vec<(String, Value)>, Failure> {
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let took = self.begin.elapsed();
-        ensure!(took < STREAMS_END, "what the streams are for took {took:?}, and they {STREAMS_END:?}");
-        for (_, stream) in &mut self.sent {
-            stream.stop().await?;
-        }
-        let mut results = Vec::new();
-        for (what, stream) in self.sent {
-            let result = stream.result().await?;
-            // They began a moment after they were started.
-            let expected = self.pps * took.as_secs().saturating_sub(1);
-            let sent = number(&result, "sent")?;
-            ensure!(sent * 4 >= expected, "{what}: only {sent} of about {expected} packets were sent");
-            results.push((what, result));
-        }
-        Ok(results)
-    }
-}
-
 /// A number of a result.
 pub fn number(result: &Value, key: &str) -> Result<u64, Failure> {
     result[key].as_u64().ok_or_else(|| Failure::new(format!("no number `{key}` in {result}")))
-}
-
-/// Fails unless every packet of a stream was answered.
-fn lost_nothing(what: &str, result: &Value) -> Outcome {
-    let (sent, received) = (number(result, "sent")?, number(result, "received")?);
-    ensure!(sent == received, "{what}: {} of {sent} packets lost: {}", sent - received, result["lost"]);
-    Ok(())
 }
 
 /// Lets the gateways of a lab find failures within a third of a second instead of an eightieth: otherwise each moment
@@ -313,20 +247,4 @@ pub async fn checksum_errors(lab: &Lab, vm: &str) -> Result<u64, Failure> {
         sum += stack_counter(lab, vm, name).await?;
     }
     Ok(sum)
-}
-
-/// What may say why a scenario failed.
-pub async fn evidence(lab: &Lab) -> String {
-    let mut text = String::new();
-    for node in lab.state().nodes.keys() {
-        let Ok(metrics) = lab.metrics(node).await else {
-            text.push_str(&format!("    {node} serves no metrics\n"));
-            continue;
-        };
-        for (name, labels, value) in metrics.samples().filter(|(name, ..)| *name == "sluice_vni_drops_total")
-        {
-            text.push_str(&format!("    {node}: {name} {labels:?} {value}\n"));
-        }
-    }
-    text
 }

@@ -2,7 +2,8 @@
 //! no checksum that the receiver finds wrong.
 
 use crate::Ground;
-use crate::support::{Outcome, Streams, address, answers, checksum_errors, ensure};
+use crate::streams::Streams;
+use crate::support::{Outcome, address, answers, checksum_errors, ensure};
 
 const PORT: u16 = 7008;
 

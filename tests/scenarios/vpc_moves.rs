@@ -3,7 +3,8 @@
 //! go together, and the controller may die on the way.
 
 use crate::Ground;
-use crate::support::{Outcome, Streams, ensure, reaches, unhurried};
+use crate::streams::Streams;
+use crate::support::{Outcome, ensure, reaches, unhurried};
 use serde_json::json;
 use sluice_client::{Cluster, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, down};

@@ -17,7 +17,7 @@ use sluice_southbound::{
     ClusterKeys, ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, Group, Path, PathKey, Port, Route,
     Scope, Update, Vip, Vrf, Vtep, VtepRole,
 };
-use sluice_tables::{NodeTables, Target};
+use sluice_tables::{NodeTables, Role, Target};
 use sluice_types::{InstanceId, IpNet, Vni};
 use tokio::sync::watch;
 
@@ -196,19 +196,29 @@ impl<P: Ports> Applier<P> {
         }
     }
 
-    /// Networks that the controller removes stay for this time, with their groups, until
-    /// [`Applier::end_lingering`].
+    /// Networks that the controller removes stay for this time, with their groups, and so do VTEPs of
+    /// gateways, until [`Applier::end_lingering`].
     pub fn set_linger(&mut self, time: Duration) {
         self.linger = Some(Linger::new(time));
     }
 
-    /// Lets the networks linger that `used` does not know: a predecessor may have let them, or died before
-    /// it could remove them.
-    pub fn linger_unused(&mut self, now: Instant, used: impl Fn(&P, Vni) -> bool) {
+    /// Lets the networks linger that `used` does not know, and VTEPs of gateways that `gateway` does not: a
+    /// predecessor may have let them, or died before it could remove them.
+    pub fn linger_unused(
+        &mut self,
+        now: Instant,
+        used: impl Fn(&P, Vni) -> bool,
+        gateway: impl Fn(&P, IpAddr) -> bool,
+    ) {
         let Some(linger) = &mut self.linger else { return };
         for entry in self.tables.vrfs() {
             if !used(&self.ports, entry.vrf.vni) {
                 linger.begin(entry.vrf.vni, now);
+            }
+        }
+        for vtep in self.tables.vteps() {
+            if self.tables.role(vtep) == Some(Role::Gateway) && !gateway(&self.ports, vtep) {
+                linger.begin_vtep(vtep, now);
             }
         }
     }
@@ -218,7 +228,7 @@ impl<P: Ports> Applier<P> {
         self.linger.as_ref().is_some_and(|linger| linger.has(vni))
     }
 
-    /// Removes the networks that have lingered long enough, and that `used` does not know.
+    /// Removes the networks that have lingered long enough, and that `used` does not know, and the VTEPs.
     pub fn end_lingering(&mut self, now: Instant, used: impl Fn(&P, Vni) -> bool) {
         let Some(linger) = &mut self.linger else { return };
         for vni in linger.take_over(now) {
@@ -228,6 +238,12 @@ impl<P: Ports> Applier<P> {
             tracing::info!(%vni, "no instance of this network has been here for a while: removing it");
             if let Err(error) = self.tables.remove_vrf(vni) {
                 tracing::error!(%vni, error = chain(&error), "a network stays");
+            }
+        }
+        for vtep in linger.take_vteps_over(now) {
+            tracing::info!(%vtep, "this gateway has been gone for a while: its packets are no longer accepted");
+            if let Err(error) = self.tables.remove_vtep(vtep) {
+                tracing::error!(%vtep, error = chain(&error), "a VTEP stays");
             }
         }
         let tables = &self.tables;
@@ -348,6 +364,9 @@ impl<P: Ports> Applier<P> {
     fn upsert(&mut self, update: &mut Update) {
         for vtep in &update.vteps {
             self.ports.upsert_vtep(vtep);
+            if let Some(linger) = &mut self.linger {
+                linger.keep_vtep(vtep.address);
+            }
             let result = self.tables.upsert_vtep(vtep.address, tables_role(vtep.role));
             self.note_topology(result, format_args!("VTEP {}", vtep.address));
         }
@@ -540,6 +559,12 @@ impl<P: Ports> Applier<P> {
             self.ports.remove_vteps(&|address| update.removed_vteps.contains(&address));
         }
         for address in &update.removed_vteps {
+            if let Some(linger) = &mut self.linger
+                && self.tables.role(*address) == Some(Role::Gateway)
+            {
+                linger.begin_vtep(*address, Instant::now());
+                continue;
+            }
             let result = self.tables.remove_vtep(*address);
             self.note_topology(result, format_args!("removal of VTEP {address}"));
         }
@@ -600,10 +625,10 @@ fn tables_endpoints(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::
     addresses(ipv4, ipv6).map(move |address| sluice_tables::Endpoint { vni, address, mac, host })
 }
 
-fn tables_role(role: VtepRole) -> sluice_tables::Role {
+fn tables_role(role: VtepRole) -> Role {
     match role {
-        VtepRole::Host => sluice_tables::Role::Host,
-        VtepRole::Gateway { .. } => sluice_tables::Role::Gateway,
+        VtepRole::Host => Role::Host,
+        VtepRole::Gateway { .. } => Role::Gateway,
     }
 }
 

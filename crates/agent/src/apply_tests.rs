@@ -340,9 +340,50 @@ fn networks_that_are_removed_stay_for_a_while_with_their_group() {
     applier.end_lingering(later, |_, number| number == vni(1));
     assert_eq!(state(&applier), (vec![1], Some(Some(1)), 1));
     // What a predecessor left.
-    applier.linger_unused(soon, unused);
+    applier.linger_unused(soon, unused, |_, _| true);
     applier.end_lingering(later, unused);
     assert_eq!(state(&applier), (vec![], None, 0));
+}
+
+#[test]
+fn packets_of_a_gateway_that_is_removed_are_accepted_for_a_while() {
+    let mut applier = applier(1 << 14);
+    applier.set_linger(Duration::from_secs(60));
+    let (soon, later) = (Instant::now(), Instant::now() + Duration::from_secs(61));
+    let unused = |_: &Recorded, _: Vni| false;
+    let (a, b, host) = ("192.0.2.11", "192.0.2.12", "192.0.2.21");
+    let gateway = |address| Vtep { address: ip(address), role: VtepRole::Gateway { cluster: 1 } };
+    let step = |revision, vteps, removed: &[&str]| Update {
+        revision,
+        database_id: DATABASE,
+        vteps,
+        removed_vteps: removed.iter().map(|address| ip(address)).collect(),
+        ..Update::default()
+    };
+    let accepted = |applier: &Applier<Recorded>| {
+        let known = |address: &&str| applier.tables.role(ip(address)).is_some();
+        [a, b, host].into_iter().filter(known).collect::<Vec<_>>()
+    };
+    let all = vec![gateway(a), gateway(b), Vtep { address: ip(host), role: VtepRole::Host }];
+    assert_eq!(apply(&mut applier, Update { snapshot: true, ..step(10, all, &[]) }), done(10));
+    // A host has nothing to send that others could not.
+    assert_eq!(apply(&mut applier, step(11, vec![], &[a, b, host])), done(11));
+    applier.end_lingering(soon, unused);
+    assert_eq!(accepted(&applier), [a, b]);
+    // One comes back; a snapshot without the other is no other than a removal.
+    let snapshot = Update { snapshot: true, ..step(12, vec![gateway(a)], &[]) };
+    assert_eq!(apply(&mut applier, snapshot), done(12));
+    applier.end_lingering(soon, unused);
+    assert_eq!(accepted(&applier), [a, b]);
+    applier.end_lingering(later, unused);
+    assert_eq!(accepted(&applier), [a]);
+    // What a predecessor let linger.
+    applier.linger_unused(soon, unused, |_, vtep| vtep == ip(a));
+    applier.end_lingering(later, unused);
+    assert_eq!(accepted(&applier), [a]);
+    applier.linger_unused(soon, unused, |_, _| false);
+    applier.end_lingering(later, unused);
+    assert_eq!(accepted(&applier), [""; 0]);
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Networks that the controller has taken from this host, and that stay for a
 //! while: other hosts may still send here what has moved, and it is by the
-//! network's group that it goes on to the gateway (Zeta section V-B).
+//! network's group that it goes on to the gateway (Zeta section V-B). And VTEPs of gateways that the
+//! controller has taken away: until others have their vIPs they forward what comes for these.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use sluice_types::Vni;
@@ -14,12 +16,14 @@ pub(crate) struct Linger {
     networks: BTreeMap<Vni, Instant>,
     /// Groups that would be gone if no network that lingers needed them.
     groups: BTreeSet<u32>,
+    /// Of gateways.
+    vteps: BTreeMap<IpAddr, Instant>,
 }
 
 impl Linger {
     /// Nothing lingers; what does, does so for `time`.
     pub(crate) fn new(time: Duration) -> Self {
-        Self { time, networks: BTreeMap::new(), groups: BTreeSet::new() }
+        Self { time, networks: BTreeMap::new(), groups: BTreeSet::new(), vteps: BTreeMap::new() }
     }
 
     /// A network begins to linger; one that did before goes on.
@@ -45,6 +49,21 @@ impl Linger {
     /// A group is needed again.
     pub(crate) fn keep_group(&mut self, id: u32) {
         self.groups.remove(&id);
+    }
+
+    /// A gateway's VTEP begins to linger; one that did before goes on.
+    pub(crate) fn begin_vtep(&mut self, vtep: IpAddr, now: Instant) {
+        self.vteps.entry(vtep).or_insert(now + self.time);
+    }
+
+    /// A VTEP is known again.
+    pub(crate) fn keep_vtep(&mut self, vtep: IpAddr) {
+        self.vteps.remove(&vtep);
+    }
+
+    /// The VTEPs whose time is over. They are forgotten here.
+    pub(crate) fn take_vteps_over(&mut self, now: Instant) -> Vec<IpAddr> {
+        self.vteps.extract_if(.., |_, until| *until <= now).map(|(vtep, _)| vtep).collect()
     }
 
     /// The networks whose time is over. They are forgotten here.

@@ -137,6 +137,11 @@ impl PortBook {
         self.instances.values().any(|port| port.vni == vni)
     }
 
+    /// Whether this VTEP is a gateway's.
+    pub fn is_gateway(&self, vtep: IpAddr) -> bool {
+        self.gateways.contains_key(&vtep)
+    }
+
     /// The gateways of a cluster, by its group id.
     pub fn gateways(&self, cluster: u32) -> impl Iterator<Item = IpAddr> + '_ {
         let of_cluster = move |(_, of): &(&IpAddr, &u32)| **of == cluster;

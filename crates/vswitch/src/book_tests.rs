@@ -130,6 +130,8 @@ fn a_successor_reads_what_was_committed() {
     let gateways: Vec<String> = read.gateways(4).map(|address| address.to_string()).collect();
     assert_eq!(gateways, ["192.0.2.11", "2001:db8::11"]);
     assert!(read.uses(Vni::new(1).unwrap()) && !read.uses(Vni::new(9).unwrap()));
+    let known = ["192.0.2.12", "192.0.2.13"].map(|vtep| read.is_gateway(vtep.parse().unwrap()));
+    assert_eq!(known, [true, false]);
     book.remove_vteps(&|address| address.is_ipv4());
     book.commit().unwrap();
     let (again, _) = PortBook::load(dir.path()).unwrap();

@@ -60,7 +60,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     manager.adopt().await?;
     let linger = |applier: &mut Applier<PortBook>| {
         applier.set_linger(LINGER);
-        applier.linger_unused(Instant::now(), |book, vni| book.uses(vni));
+        applier.linger_unused(Instant::now(), PortBook::uses, PortBook::is_gateway);
     };
     node.writer.run(linger).await?;
     let edge = node.open_rsp(common, vteps)?;
