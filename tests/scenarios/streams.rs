@@ -116,7 +116,7 @@ async fn moved(lab: &Lab, before: &Drops) -> String {
     text
 }
 
-/// What the controller told meanwhile, by seconds since the streams began.
+/// What the controller told meanwhile, by milliseconds since the streams began.
 async fn told(lab: &Lab, begin_ms: u64) -> String {
     let events = match lab.api().events(None, None, 1000).await {
         Ok(events) => events,
