@@ -42,14 +42,14 @@ impl<'lab> Streams<'lab> {
     ) -> Result<Self, Failure> {
         let (mut sent, mut listeners) = (Vec::new(), Vec::new());
         let dropped = drops(lab).await;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let begin_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         for ((from, to, address), port) in ways.iter().zip(port..) {
             let at = SocketAddr::new(*address, port).to_string();
             listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
             let words = ["stream", &at, &pps.to_string(), &STREAMS_END.as_secs().to_string()];
             sent.push((format!("{from} -> {at}"), Probe::start(lab, from, &words)?));
         }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let begin_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         Ok(Self { lab, pps, begin: Instant::now(), begin_ms, dropped, sent, _listeners: listeners })
     }
 
@@ -90,27 +90,37 @@ impl<'lab> Streams<'lab> {
     }
 }
 
-/// Counters of drops, by node, name and labels.
-type Drops = BTreeMap<String, f64>;
+/// Counters of drops by name and labels, by node; `None` where it serves none.
+type Drops = BTreeMap<String, Option<BTreeMap<String, f64>>>;
 
-/// What all nodes that answer have dropped.
+/// What all nodes have dropped.
 async fn drops(lab: &Lab) -> Drops {
     let mut drops = Drops::new();
     for node in lab.state().nodes.keys() {
-        let Ok(metrics) = lab.metrics(node).await else { continue };
-        let counters = metrics.samples().filter(|(name, ..)| name.ends_with("_drops_total"));
-        drops.extend(counters.map(|(name, labels, value)| (format!("{node}: {name} {labels:?}"), value)));
+        let metrics = lab.metrics(node).await.ok();
+        let counters = metrics.map(|metrics| {
+            let counters = metrics.samples().filter(|(name, ..)| name.ends_with("_drops_total"));
+            counters.map(|(name, labels, value)| (format!("{name} {labels:?}"), value)).collect()
+        });
+        drops.insert(node.clone(), counters);
     }
     drops
 }
 
-/// Which of them have moved.
+/// Which of them have moved, and who serves none.
 async fn moved(lab: &Lab, before: &Drops) -> String {
     let mut text = String::new();
-    for (counter, value) in drops(lab).await {
-        let more = value - before.get(&counter).copied().unwrap_or(0.0);
-        if more > 0.0 {
-            text.push_str(&format!("    {counter} {more}\n"));
+    for (node, now) in drops(lab).await {
+        // Of one that did not answer before nobody knows what is new.
+        let (Some(now), Some(before)) = (now, before.get(&node).and_then(Option::as_ref)) else {
+            text.push_str(&format!("    {node} did not serve metrics, before or now\n"));
+            continue;
+        };
+        for (counter, value) in now {
+            let more = value - before.get(&counter).copied().unwrap_or(0.0);
+            if more > 0.0 {
+                text.push_str(&format!("    {node}: {counter} {more}\n"));
+            }
         }
     }
     text
@@ -128,5 +138,6 @@ async fn told(lab: &Lab, begin_ms: u64) -> String {
 
 /// What may say why a scenario failed.
 pub async fn evidence(lab: &Lab) -> String {
-    moved(lab, &Drops::new()).await
+    let never = lab.state().nodes.keys().map(|node| (node.clone(), Some(BTreeMap::new())));
+    moved(lab, &never.collect()).await
 }

@@ -202,13 +202,13 @@ impl<P: Ports> Applier<P> {
         self.linger = Some(Linger::new(time));
     }
 
-    /// Lets the networks linger that `used` does not know, and VTEPs of gateways that `gateway` does not: a
-    /// predecessor may have let them, or died before it could remove them.
+    /// Lets the networks linger that `used` does not know, and VTEPs of gateways that `is_gateway` does not:
+    /// a predecessor may have let them, or died before it could remove them.
     pub fn linger_unused(
         &mut self,
         now: Instant,
         used: impl Fn(&P, Vni) -> bool,
-        gateway: impl Fn(&P, IpAddr) -> bool,
+        is_gateway: impl Fn(&P, IpAddr) -> bool,
     ) {
         let Some(linger) = &mut self.linger else { return };
         for entry in self.tables.vrfs() {
@@ -217,7 +217,7 @@ impl<P: Ports> Applier<P> {
             }
         }
         for vtep in self.tables.vteps() {
-            if self.tables.role(vtep) == Some(Role::Gateway) && !gateway(&self.ports, vtep) {
+            if self.tables.role(vtep) == Some(Role::Gateway) && !is_gateway(&self.ports, vtep) {
                 linger.begin_vtep(vtep, now);
             }
         }
@@ -238,12 +238,14 @@ impl<P: Ports> Applier<P> {
             tracing::info!(%vni, "no instance of this network has been here for a while: removing it");
             if let Err(error) = self.tables.remove_vrf(vni) {
                 tracing::error!(%vni, error = chain(&error), "a network stays");
+                linger.begin(vni, now);
             }
         }
         for vtep in linger.take_vteps_over(now) {
-            tracing::info!(%vtep, "this gateway has been gone for a while: its packets are no longer accepted");
+            tracing::info!(%vtep, "this gateway has been gone for a while: refusing its packets");
             if let Err(error) = self.tables.remove_vtep(vtep) {
                 tracing::error!(%vtep, error = chain(&error), "a VTEP stays");
+                linger.begin_vtep(vtep, now);
             }
         }
         let tables = &self.tables;
@@ -344,15 +346,22 @@ impl<P: Ports> Applier<P> {
             let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
             self.failures.check(result, "cluster keys");
             self.ports.remove_vteps(&|address| !mentioned.vteps.contains(&address));
+            // Nothing of another database may linger: the same number is another tenant's network here.
+            let other = update.database_id != self.tables.database_id();
+            let linger = self.linger.take_if(|_| other);
             self.sweep(&mentioned);
+            self.linger = linger.map(|linger| linger.emptied()).or(self.linger.take());
         }
-        if let Err(error) = self.ports.commit() {
+        let committed = self.ports.commit();
+        // A successor that reads what was committed earlier must ask for a snapshot.
+        let revision = if committed.is_ok() { update.revision } else { 0 };
+        if let Err(error) = committed {
             self.failures.add(1, || error);
         }
         let result = self.keys.commit();
         self.failures.check(result, "the keys' file");
         self.tables.set_database_id(update.database_id);
-        self.tables.set_applied_revision(update.revision);
+        self.tables.set_applied_revision(revision);
         let Failures { mut named, count } = std::mem::take(&mut self.failures);
         let unnamed = count - named.len() as u64;
         if unnamed > 0 {

@@ -14,6 +14,8 @@ mod paths;
 struct Recorded {
     here: Vec<InstanceId>,
     commits: usize,
+    /// The disk is full.
+    full: bool,
 }
 
 impl Ports for Recorded {
@@ -34,7 +36,7 @@ impl Ports for Recorded {
 
     fn commit(&mut self) -> Result<(), String> {
         self.commits += 1;
-        Ok(())
+        if self.full { Err("full".to_owned()) } else { Ok(()) }
     }
 }
 
@@ -349,7 +351,9 @@ fn networks_that_are_removed_stay_for_a_while_with_their_group() {
 fn packets_of_a_gateway_that_is_removed_are_accepted_for_a_while() {
     let mut applier = applier(1 << 14);
     applier.set_linger(Duration::from_secs(60));
-    let (soon, later) = (Instant::now(), Instant::now() + Duration::from_secs(61));
+    let soon = Instant::now();
+    // Later than a minute after what is done here, however long that takes.
+    let later = soon + Duration::from_secs(600);
     let unused = |_: &Recorded, _: Vni| false;
     let (a, b, host) = ("192.0.2.11", "192.0.2.12", "192.0.2.21");
     let gateway = |address| Vtep { address: ip(address), role: VtepRole::Gateway { cluster: 1 } };
@@ -370,11 +374,16 @@ fn packets_of_a_gateway_that_is_removed_are_accepted_for_a_while() {
     assert_eq!(apply(&mut applier, step(11, vec![], &[a, b, host])), done(11));
     applier.end_lingering(soon, unused);
     assert_eq!(accepted(&applier), [a, b]);
-    // One comes back; a snapshot without the other is no other than a removal.
-    let snapshot = Update { snapshot: true, ..step(12, vec![gateway(a)], &[]) };
-    assert_eq!(apply(&mut applier, snapshot), done(12));
+    // Both come back, and a snapshot without one is no other than a removal.
+    assert_eq!(apply(&mut applier, step(12, vec![gateway(a), gateway(b)], &[])), done(12));
+    applier.end_lingering(later, unused);
+    assert_eq!(accepted(&applier), [a, b]);
+    let snapshot = |revision| Update { snapshot: true, ..step(revision, vec![gateway(a)], &[]) };
+    assert_eq!(apply(&mut applier, snapshot(13)), done(13));
     applier.end_lingering(soon, unused);
     assert_eq!(accepted(&applier), [a, b]);
+    // To be told of it again does not make it longer.
+    applier.linger_unused(later, unused, |_, vtep| vtep == ip(a));
     applier.end_lingering(later, unused);
     assert_eq!(accepted(&applier), [a]);
     // What a predecessor let linger.
@@ -384,6 +393,44 @@ fn packets_of_a_gateway_that_is_removed_are_accepted_for_a_while() {
     applier.linger_unused(soon, unused, |_, _| false);
     applier.end_lingering(later, unused);
     assert_eq!(accepted(&applier), [""; 0]);
+}
+
+#[test]
+fn nothing_of_another_database_lingers() {
+    let mut applier = applier(1 << 14);
+    applier.set_linger(Duration::from_secs(60));
+    let (a, b) = ("192.0.2.11", "192.0.2.12");
+    let gateway = |address| Vtep { address: ip(address), role: VtepRole::Gateway { cluster: 1 } };
+    let snapshot = |revision, database_id, address| Update {
+        revision,
+        database_id,
+        snapshot: true,
+        vteps: vec![gateway(address)],
+        ..Update::default()
+    };
+    assert_eq!(apply(&mut applier, cloud()), done(10));
+    assert_eq!(apply(&mut applier, snapshot(11, DATABASE, a)), done(11));
+    assert!(applier.lingers(vni(1)));
+    assert_eq!(apply(&mut applier, snapshot(3, DATABASE + 1, b)), done(3));
+    let left: Vec<IpAddr> = applier.tables.vteps().collect();
+    assert_eq!((left, applier.tables.vrfs().count(), applier.tables.groups().count()), (vec![ip(b)], 0, 0));
+    assert!(!applier.lingers(vni(1)));
+    // Of this one it does.
+    assert_eq!(apply(&mut applier, snapshot(4, DATABASE + 1, a)), done(4));
+    assert_eq!(applier.tables.vteps().count(), 2);
+}
+
+#[test]
+fn who_could_not_keep_a_step_has_no_revision() {
+    let mut applier = applier(1 << 14);
+    applier.ports.full = true;
+    let Some(applied) = apply(&mut applier, cloud()) else { panic!("the step ended") };
+    assert_eq!((applied.revision, applied.failures.len()), (10, 1));
+    assert_eq!(applier.tables.applied_revision(), 0);
+    applier.ports.full = false;
+    let step = Update { revision: 11, database_id: DATABASE, ..Update::default() };
+    assert_eq!(apply(&mut applier, step), done(11));
+    assert_eq!(applier.tables.applied_revision(), 11);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Networks that the controller has taken from this host, and that stay for a
 //! while: other hosts may still send here what has moved, and it is by the
-//! network's group that it goes on to the gateway (Zeta section V-B). And VTEPs of gateways that the
-//! controller has taken away: until others have their vIPs they forward what comes for these.
+//! network's group that it goes on to the gateway (Zeta section V-B). And VTEPs of gateways that
+//! the controller has taken away: such a gateway forwards what still comes to its vIPs until others have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,6 +24,11 @@ impl Linger {
     /// Nothing lingers; what does, does so for `time`.
     pub(crate) fn new(time: Duration) -> Self {
         Self { time, networks: BTreeMap::new(), groups: BTreeSet::new(), vteps: BTreeMap::new() }
+    }
+
+    /// Nothing of this lingers any more.
+    pub(crate) fn emptied(&self) -> Self {
+        Self::new(self.time)
     }
 
     /// A network begins to linger; one that did before goes on.
@@ -61,12 +66,12 @@ impl Linger {
         self.vteps.remove(&vtep);
     }
 
-    /// The VTEPs whose time is over. They are forgotten here.
+    /// The VTEPs whose time is over. They are forgotten here; one that cannot be removed begins anew.
     pub(crate) fn take_vteps_over(&mut self, now: Instant) -> Vec<IpAddr> {
         self.vteps.extract_if(.., |_, until| *until <= now).map(|(vtep, _)| vtep).collect()
     }
 
-    /// The networks whose time is over. They are forgotten here.
+    /// The networks whose time is over. They are forgotten here; one that cannot be removed begins anew.
     pub(crate) fn take_over(&mut self, now: Instant) -> Vec<Vni> {
         self.networks.extract_if(.., |_, until| *until <= now).map(|(vni, _)| vni).collect()
     }

@@ -211,6 +211,11 @@ impl Gateway {
         self.moving.is_some_and(|moving| !moving.joined)
     }
 
+    /// Whether it has a VTEP of a family: without, it cannot own a vIP of it.
+    pub fn has_family(&self, ipv4: bool) -> bool {
+        if ipv4 { self.vtep4.is_some() } else { self.vtep6.is_some() }
+    }
+
     /// The clusters whose entries it has, its own first.
     pub fn clusters(&self) -> impl Iterator<Item = ClusterId> + use<> {
         std::iter::once(self.cluster).chain(self.moving.map(|moving| moving.other))

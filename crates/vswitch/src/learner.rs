@@ -26,7 +26,8 @@ use crate::paths::{Change, Keeper, Network, Reaction};
 const BUDGET: usize = 64;
 /// How often it is looked which networks are here, beside when something says that it changed.
 const REVIEW: Duration = Duration::from_secs(1);
-/// A network stays for so long after its last instance here.
+/// A network stays for so long after its last instance here, and what a gateway that was removed sends is
+/// accepted for so long.
 pub const LINGER: Duration = Duration::from_secs(60);
 /// How often it is looked which paths are used, at most and at least.
 const USE_MAX: Duration = Duration::from_secs(5);
@@ -227,7 +228,7 @@ impl<S: Events<Stray>, F: Events<FlowEvent>> Learner<S, F> {
         Ok(())
     }
 
-    /// Looks which networks are here, and ends those that have lingered long enough.
+    /// Looks which networks are here, and ends what has lingered long enough.
     async fn review(&mut self) -> Result<(), Error> {
         let own = self.own;
         let look = move |applier: &mut Applier<PortBook>| {

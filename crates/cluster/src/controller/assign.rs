@@ -1,7 +1,7 @@
 //! Where vIPs go: at once when nobody has them or their owner is to be drained,
 //! one by one when they only go home.
 
-use super::{Controller, ControllerOutput};
+use super::{Controller, ControllerOutput, Known};
 use crate::message::Standing;
 use crate::order::{self, Candidate};
 use crate::vip::VipId;
@@ -39,17 +39,18 @@ impl Controller {
 
     /// Whether it failed so lately, or so often, that it is likely to again.
     fn is_held_down(&self, id: GatewayId, now_us: u64) -> bool {
-        self.gateways.get(&id).is_some_and(|known| {
-            let hold_us = self.params.hold_down_after_us(known.strikes);
-            known.strikes > 0 && now_us - known.struck_us < hold_us
-        })
+        self.has_failed_within(id, now_us, |strikes| self.params.hold_down_after_us(strikes))
     }
 
     /// Whether it failed within the shortest hold-down, which nothing waives: it may not be back yet.
     fn has_just_failed(&self, id: GatewayId, now_us: u64) -> bool {
-        self.gateways
-            .get(&id)
-            .is_some_and(|known| known.strikes > 0 && now_us - known.struck_us < self.params.hold_down_us)
+        self.has_failed_within(id, now_us, |_| self.params.hold_down_us)
+    }
+
+    /// Whether its last failure is not as long ago as `hold_us` says for so many of them.
+    fn has_failed_within(&self, id: GatewayId, now_us: u64, hold_us: impl Fn(u32) -> u64) -> bool {
+        let lately = |known: &Known| known.strikes > 0 && now_us - known.struck_us < hold_us(known.strikes);
+        self.gateways.get(&id).is_some_and(lately)
     }
 
     /// Whether it may get back what is its own.

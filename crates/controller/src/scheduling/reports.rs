@@ -132,9 +132,7 @@ fn busy(gateway: &GatewayView, cpu: f64, pps: f64) -> f64 {
 }
 
 fn movable(vip: IpAddr, gateways: &[Gateway]) -> bool {
-    gateways
-        .iter()
-        .all(|gateway| if vip.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() })
+    gateways.iter().all(|gateway| gateway.has_family(vip.is_ipv4()))
 }
 
 #[cfg(test)]

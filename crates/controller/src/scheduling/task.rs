@@ -164,10 +164,8 @@ async fn can_go(core: &Core, gateway: GatewayId, from: ClusterId, to: ClusterId)
     Ok(core.ledger(|ledger| {
         let Some((from, to)) = ledger.clusters.get(&from).zip(ledger.clusters.get(&to)) else { return false };
         let Some(gateway) = from.gateways.iter().find(|it| it.id == gateway) else { return false };
-        let has = |vip: &ClusterVip| {
-            if vip.address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
-        };
-        gateway.moving.is_none() && !gateway.draining && to.cluster.vips.iter().all(has)
+        let can_own = |vip: &ClusterVip| gateway.has_family(vip.address.is_ipv4());
+        gateway.moving.is_none() && !gateway.draining && to.cluster.vips.iter().all(can_own)
     }))
 }
 

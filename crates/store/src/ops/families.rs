@@ -41,8 +41,8 @@ pub(crate) fn fits(cluster: &Cluster, vpc: &str, host: &Host) -> Result<()> {
 /// # Errors
 /// [`Conflict::FamilyMissing`].
 pub(crate) fn fits_gateway(cluster: &Cluster, gateway: &Gateway) -> Result<()> {
-    for (ipv4, able) in [(true, gateway.vtep4.is_some()), (false, gateway.vtep6.is_some())] {
-        if !able && has(cluster, ipv4) {
+    for ipv4 in [true, false] {
+        if !gateway.has_family(ipv4) && has(cluster, ipv4) {
             let (gateway, cluster) = (gateway.name.clone(), cluster.name.clone());
             return Err(Conflict::FamilyMissing { gateway, cluster, family: name(ipv4) }.into());
         }

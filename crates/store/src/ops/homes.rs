@@ -22,10 +22,8 @@ pub(crate) async fn move_home(
 ) -> Result<bool> {
     let mut cluster: Cluster = get(w.q(), id).await?;
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", id.get().into())]).await?;
-    let fits = |gateway: &Gateway| {
-        let has_vtep = if address.is_ipv4() { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() };
-        gateway.id == to && !gateway.retires() && has_vtep
-    };
+    let fits =
+        |gateway: &Gateway| gateway.id == to && !gateway.retires() && gateway.has_family(address.is_ipv4());
     let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.home == Some(from));
     let Some(vip) = vip.filter(|_| gateways.iter().any(fits)) else { return Ok(false) };
     vip.home = Some(to);

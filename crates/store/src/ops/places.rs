@@ -33,9 +33,7 @@ pub(crate) fn place(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<ClusterVip> {
 /// are at hand.
 pub(crate) fn settle(cluster: &mut Cluster, gateways: &[Gateway], newcomers: &[GatewayId]) {
     for ipv4 in [true, false] {
-        let fits = |gateway: &&Gateway| {
-            if ipv4 { gateway.vtep4.is_some() } else { gateway.vtep6.is_some() }
-        };
+        let fits = |gateway: &&Gateway| gateway.has_family(ipv4);
         let stays = |gateway: &&Gateway| !gateway.retires();
         let ids = |gateways: Vec<&Gateway>| gateways.iter().map(|g| g.id).collect::<Vec<GatewayId>>();
         let choices = [
