@@ -123,7 +123,7 @@ async fn moved(lab: &Lab, before: &Drops) -> String {
             }
         }
     }
-    text
+    if text.is_empty() { "    no node counted a drop\n".to_owned() } else { text }
 }
 
 /// What the controller told meanwhile, by milliseconds since the streams began.
