@@ -4,25 +4,33 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 SETUP := sh scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-spine bench-tables bench-cluster lint fuzz test-kernels build clean
+.PHONY: help run setup-test test check soak bench bench-spine bench-tables bench-cluster lint fuzz test-kernels build clean
 
-help: ## Say what there is to make
+help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | column -t -s "$$(printf '\t')"
 
 build: ## Build the release binary, target/release/sluice
 	@$(SETUP) build
-	cargo build --release -p sluice
+	@sh scripts/build.sh -p sluice
 
 run: ## Bring up a cloud in network namespaces, show that it works, stay until Ctrl-C
 	@$(SETUP) build run
-	cargo build --release -p sluice
+	@sh scripts/build.sh -p sluice
 	@exec "$${CARGO_TARGET_DIR:-target}/release/sluice" lab run
 
-test: ## Prove all of it: format, lints, units, properties, fixtures, a short fuzz, scenarios
+setup-test: # Install what the tests need
 	@$(SETUP) build run test fuzz
-	@sh scripts/test.sh
 
-lint: ## Check format and lints
+test: setup-test ## Run all tests: format, lints, units, properties, fixtures, a short fuzz, scenarios
+	@sh scripts/test.sh all
+
+check: setup-test ## Run what shows most mistakes within minutes: format, lints, units, fixtures
+	@sh scripts/test.sh check
+
+soak: setup-test ## Run what takes hours: many seeds, many kills, long fuzzing, long streams
+	@sh scripts/test.sh soak
+
+lint: ## Check format and lints only
 	@$(SETUP) build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
@@ -31,17 +39,17 @@ bench: bench-spine bench-tables bench-cluster ## Measure every claim beside its 
 
 bench-spine: ## Measure the gateway program, VM traffic and programming time
 	@$(SETUP) build run bench
-	cargo build --release -p sluice -p sluice-bench-spine
+	@sh scripts/build.sh -p sluice -p sluice-bench-spine
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-spine" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
 
 bench-tables: ## Measure the tables beside the kernel's maps and DPDK's structures
 	@$(SETUP) build bench
-	cargo build --release -p sluice-bench-tables
+	@sh scripts/build.sh -p sluice-bench-tables
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-tables"
 
 bench-cluster: ## Measure gateway clusters: placement, pushes, balance, detection, direct paths, failures
 	@$(SETUP) build run bench
-	cargo build --release -p sluice -p sluice-bench-cluster
+	@sh scripts/build.sh -p sluice -p sluice-bench-cluster
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-cluster" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
 
 fuzz: ## Fuzz the packet parsers for FUZZ_SECONDS (default 600)

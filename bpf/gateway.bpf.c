@@ -2,11 +2,11 @@
 /*
  * The gateway: XDP on the underlay's interfaces. One packet's way:
  *
- *   parse (underlay.h, parse.h) -> classify, route (cgw.h) -> forward (output.h)
- *                                                          -> count (offload.h)
+ *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h) -> forward (forward.h, output.h)
+ *                                                          -> count (flow_accounting.h)
  *
  * with answers to tenants (answer.h) and to the underlay (local.h) aside. IGW
- * (SNAT, DNAT, meters) has its place between route() and forward().
+ * (SNAT, DNAT, meters) has its place between route() and forward_to_host().
  *
  * Verdicts: XDP_TX or XDP_REDIRECT for what is sent on or answered, XDP_PASS
  * for what is the kernel's, XDP_DROP for what a counter in `drops` names.
@@ -17,9 +17,13 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "forward.h"
-#include "local.h"
-#include "offload.h"
+#include "common/parse.h"
+#include "gateway/answer.h"
+#include "gateway/cgw.h"
+#include "gateway/forward.h"
+#include "gateway/local.h"
+#include "gateway/flow_accounting.h"
+#include "gateway/parse_underlay.h"
 
 SEC("xdp.frags")
 int gateway(struct xdp_md *ctx)
@@ -47,7 +51,7 @@ int gateway(struct xdp_md *ctx)
 	reason = route(&packet);
 	if (!reason) {
 		packet.now_ns = bpf_ktime_get_coarse_ns();
-		reason = forward(ctx, &packet);
+		reason = forward_to_host(ctx, &packet);
 		if (-reason == XDP_TX || -reason == XDP_REDIRECT)
 			count_flow(&packet);
 	}

@@ -7,14 +7,14 @@
 #include <bpf/bpf_helpers.h>
 
 #define FLOW_CELLS 16385
-#include "flow_queue.h"
-#include "meters.h"
+#include "common/flow_queue.h"
+#include "common/meters.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 #define METER_CELLS 64
 #define CLOCKS 8
-#define QUERIES_MAX 40
+#define METER_QUERIES_MAX 40
 #define LOAD_PACKETS 64
 
 struct {
@@ -33,9 +33,9 @@ struct {
 	__type(value, __u64);
 } clocks SEC(".maps");
 
-enum query_kind { QUERY_METER = 1, QUERY_FLOW, QUERY_HASH, QUERY_QUEUE };
+enum meter_query_kind { QUERY_METER = 1, QUERY_FLOW, QUERY_HASH, QUERY_QUEUE };
 
-struct query {
+struct meter_query {
 	__u32 kind;
 	__u32 meter;
 	__u32 direction;
@@ -49,7 +49,7 @@ struct query {
 
 /* Packets that are all alike, each a step of the clock after the one before. */
 struct load {
-	struct query query;
+	struct meter_query query;
 	__u64 step_ns;
 	__u32 clock;
 	__u32 reserved;
@@ -57,7 +57,7 @@ struct load {
 };
 
 /* Global, so that the verifier looks at it once and not for every query. */
-__attribute__((noinline)) int answer_meter(struct query *query)
+__attribute__((noinline)) int answer_meter(struct meter_query *query)
 {
 	struct meter *meter;
 	__u32 cell;
@@ -72,7 +72,7 @@ __attribute__((noinline)) int answer_meter(struct query *query)
 	return 0;
 }
 
-__attribute__((noinline)) int answer_flow(struct query *query)
+__attribute__((noinline)) int answer_flow(struct meter_query *query)
 {
 	const struct flow_table *table;
 	struct flow_bucket *bucket;
@@ -93,7 +93,7 @@ __attribute__((noinline)) int answer_flow(struct query *query)
 }
 
 /* What crosses is in the ring, under the VNI that `meter` is. */
-__attribute__((noinline)) int enqueue_flow(struct query *query)
+__attribute__((noinline)) int enqueue_flow(struct meter_query *query)
 {
 	struct flow_queue *queue;
 	struct waiting_flow *waiting;
@@ -112,7 +112,7 @@ __attribute__((noinline)) int enqueue_flow(struct query *query)
 	return 0;
 }
 
-static __always_inline void answer(struct query *query)
+static __always_inline void answer(struct meter_query *query)
 {
 	query->answer = 0;
 	if (query->kind == QUERY_METER)
@@ -127,10 +127,10 @@ static __always_inline void answer(struct query *query)
 SEC("xdp")
 int answer_queries(struct xdp_md *ctx)
 {
-	for (__u32 i = 0; i < QUERIES_MAX; i++) {
-		struct query *at = (void *)(long)ctx->data;
+	for (__u32 i = 0; i < METER_QUERIES_MAX; i++) {
+		struct meter_query *at = (void *)(long)ctx->data;
 		void *end = (void *)(long)ctx->data_end;
-		struct query query;
+		struct meter_query query;
 
 		at += i;
 		if ((void *)(at + 1) > end)
@@ -153,7 +153,7 @@ int make_load(struct xdp_md *ctx)
 {
 	struct load *load = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
-	struct query query;
+	struct meter_query query;
 	__u64 answered = 0, step_ns, *clock;
 	__u32 at;
 

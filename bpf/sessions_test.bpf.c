@@ -3,8 +3,8 @@
  * Works on the session tables for tests, through the same functions as the
  * packet programs. A "packet" is an array of operations, answered in place.
  */
-#include "session_maps.h"
-#include "sessions_test.h"
+#include "common/session_maps.h"
+#include "test/session_operation.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

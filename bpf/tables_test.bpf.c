@@ -3,15 +3,15 @@
  * Answers table look-ups for tests, through the same functions as the packet
  * programs. A "packet" is an array of queries, answered in place.
  */
-#include "lookup.h"
+#include "common/lookup.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-#define QUERIES_MAX 64
+#define TABLE_QUERIES_MAX 64
 
-enum query_kind { QUERY_IPV4 = 1, QUERY_IPV6, QUERY_INDEX, QUERY_ROUTE4, QUERY_ROUTE6 };
+enum table_query_kind { QUERY_IPV4 = 1, QUERY_IPV6, QUERY_INDEX, QUERY_ROUTE4, QUERY_ROUTE6 };
 
-struct query {
+struct table_query {
 	__u32 kind;
 	__u32 vni;
 	__u64 high;   /* IPv6: high half */
@@ -22,7 +22,7 @@ struct query {
 };
 
 /* Global, so that the verifier looks at it once and not for every query. */
-__attribute__((noinline)) int answer_route(struct query *query)
+__attribute__((noinline)) int answer_route(struct table_query *query)
 {
 	const struct vrf *vrf;
 	__u32 cell;
@@ -43,7 +43,7 @@ __attribute__((noinline)) int answer_route(struct query *query)
 	return 0;
 }
 
-__attribute__((noinline)) int answer_exact(struct query *query)
+__attribute__((noinline)) int answer_exact(struct table_query *query)
 {
 	struct exact_hit hit = {};
 	__u32 cell;
@@ -70,10 +70,10 @@ __attribute__((noinline)) int answer_exact(struct query *query)
 SEC("xdp")
 int tables_test(struct xdp_md *ctx)
 {
-	for (__u32 i = 0; i < QUERIES_MAX; i++) {
-		struct query *at = (void *)(long)ctx->data;
+	for (__u32 i = 0; i < TABLE_QUERIES_MAX; i++) {
+		struct table_query *at = (void *)(long)ctx->data;
 		void *end = (void *)(long)ctx->data_end;
-		struct query query;
+		struct table_query query;
 
 		at += i;
 		if ((void *)(at + 1) > end)

@@ -15,16 +15,16 @@
  * its length, its interface and its segment size; and a checksum that is still
  * to be written must leave alone what its bytes were believed for.
  */
-#include "deliver.h"
-#include "dhcp.h"
-#include "pending.h"
-#include "router_advertisement.h"
-#include "sent_flows.h"
-#include "strays.h"
-#include "tunnel.h"
-#include "vm_arp.h"
-#include "vm_icmp.h"
-#include "vm_nd.h"
+#include "vswitch/deliver.h"
+#include "vswitch/dhcp.h"
+#include "vswitch/pending_checksum.h"
+#include "vswitch/router_advertisement.h"
+#include "vswitch/sent_flows.h"
+#include "vswitch/strays.h"
+#include "vswitch/tunnel.h"
+#include "vswitch/vm_arp.h"
+#include "vswitch/vm_icmp.h"
+#include "vswitch/vm_nd.h"
 
 /* Bytes that are made linear if the headers reach beyond the linear part: all that are followed. */
 #define HEADERS_MAX 512
@@ -111,7 +111,7 @@ static __always_inline int to_direct(struct __sk_buff *skb, __u32 vni, __u32 vrf
 }
 
 /* A VM's unicast packet whose source is right. */
-static __always_inline int forward(struct __sk_buff *skb, const struct port *port,
+static __always_inline int forward_unicast(struct __sk_buff *skb, const struct port *port,
 				   const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
 				   struct frame *frame, int to_router)
 {
@@ -188,7 +188,7 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 	}
 	if (!source)
 		return port_drop(vrf->vni, DROP_spoofed_ip);
-	return forward(skb, port, vrf, vrf_cell, port_cell, frame, router && destination == router);
+	return forward_unicast(skb, port, vrf, vrf_cell, port_cell, frame, router && destination == router);
 }
 
 static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port *port,
@@ -218,7 +218,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 	if (ipv6_link_local(frame->source[0]) ? !to_router
 					      : ipv6_link_local(frame->destination[0]) && !to_router)
 		return port_drop(vrf->vni, frame_multicast(frame) ? DROP_multicast : DROP_link_local);
-	return forward(skb, port, vrf, vrf_cell, port_cell, frame, to_router);
+	return forward_unicast(skb, port, vrf, vrf_cell, port_cell, frame, to_router);
 }
 
 SEC("tc")
@@ -233,7 +233,7 @@ int port_ingress(struct __sk_buff *skb)
 
 	if (!port_cell || port_cell == INDEX_BUSY)
 		return port_drop(0, port_cell ? DROP_table_busy : DROP_unknown_port);
-	port = port_at(port_cell);
+	port = vm_port_at(port_cell);
 	if (!port)
 		return port_drop(0, DROP_stale_index);
 	vrf_cell = READ_ONCE(port->vrf);

@@ -1,31 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Fuzz target: the whole gateway program, compiled natively under
- * AddressSanitizer and UndefinedBehaviorSanitizer, over a copy of the tables
+ * AddressSanitizer and UndefinedBehaviorSanitizer, with a copy of the tables
  * that the fixtures use.
  *
- * Input: one byte of switches, one byte that counts patches to the tables, four
- * bytes for each patch, and the packet. The tables are whole again after each
- * run. Besides memory errors it finds verdicts that break the contract of
- * gateway.bpf.c: drops that nothing counts, packets for the kernel that were
- * changed, packets sent with wrong lengths or checksums.
+ * Input: a struct setup, its patches of the tables, and the packet. The tables
+ * are restored after each run. Besides memory errors it finds verdicts that
+ * break the contract of gateway.bpf.c: drops that no counter counts, packets
+ * for the kernel that were changed, packets sent with wrong lengths or
+ * checksums, and tenants' packets sent although no known node sent them or
+ * their VNI does not exist.
  */
 #include "xdp.h"
 
 #include "../bpf/gateway.bpf.c"
 
-#define SWITCH_PORT 0x01    /* in by the second port */
-#define SWITCH_SPLIT 0x02   /* not all of it is linear */
-#define SWITCH_BUDGET 0x04  /* no budget for ICMP errors */
-#define SWITCH_FIB 0x18	    /* 0: found, else the kernel finds no way */
-#define SWITCH_EXPIRED 0x20 /* cached next hops have run out */
-#define SWITCH_FULL 0x40    /* nobody drains the ring of events */
-#define SWITCH_EVERY 0x80   /* every flow is told of */
+#define SWITCH_PORT 0x01    /* received on the second port */
+#define SWITCH_SPLIT 0x02   /* a part of the packet is in fragments */
+#define SWITCH_BUDGET 0x04  /* the budget of ICMP errors is used up */
+#define SWITCH_FIB 0x18	    /* 0: the kernel's FIB has a route; otherwise one of its errors */
+#define SWITCH_EXPIRED 0x20 /* cached next hops have expired */
+#define SWITCH_FULL 0x40    /* the ring of events is full */
+#define SWITCH_EVERY 0x80   /* the policy reports every flow */
+
+/* Corrections of the outer headers, without which most changed packets are dropped early. */
+#define REPAIR_LENGTHS 0x01  /* lengths of IP and UDP */
+#define REPAIR_CHECKSUM 0x02 /* checksum of the IPv4 header */
+
+/* The first bytes of an input. */
+struct setup {
+	uint8_t switches; /* SWITCH_* */
+	uint8_t patches;  /* number of patches to the tables that follow */
+	uint8_t repair;	  /* REPAIR_* */
+	uint8_t sender;	  /* changes the last byte of the outer source address */
+};
 
 #define FLOW_BUCKETS 3
 #define ELEPHANT_BYTES 300
 
-/* Counts of flows, which each run finds empty. */
+/* Flow statistics, empty at the start of each run. */
 static struct cell flow_table_cells[1 + FLOW_BUCKETS];
 static struct flow_queue queue;
 static uint64_t lost;
@@ -43,6 +56,7 @@ static void prepare(void)
 {
 }
 
+/* Empties the flow statistics. */
 static void begin_flows(uint8_t switches)
 {
 	struct flow_table *table = (void *)flow_table_cells;
@@ -59,8 +73,9 @@ static void begin_flows(uint8_t switches)
 }
 
 /*
- * One flow with one packet if a tenant's frame was sent on, else none; and what
- * was told of it. Patched tables may say anything of thresholds and counters.
+ * Checks that a tenant's frame which was forwarded is counted as one packet of
+ * one flow, that no other packet is, and the event about it. Patched tables can
+ * have any thresholds and counters.
  */
 static void check_flows(uint64_t frames, uint32_t posted, uint64_t missed, int patched)
 {
@@ -79,47 +94,80 @@ static void check_flows(uint64_t frames, uint32_t posted, uint64_t missed, int p
 			if (!count || patched)
 				continue;
 			if ((count & FLOW_BYTES_MASK) != traffic_count.bytes)
-				fail("bytes of a flow");
+				fail("bytes counted for a flow");
 			if (!(count & FLOW_REPORTED) == (table->policy & FLOW_EVERY ||
 							 traffic_count.bytes >= ELEPHANT_BYTES))
-				fail("what an elephant is");
+				fail("a flow is reported, or not, against the policy");
 		}
 	}
 	if (counted > 1 || (counted != frames && !patched))
-		fail("packets counted by flow are not those that were sent on");
+		fail("packets counted by flow are not those that were forwarded");
 	if (posted + missed != reported || (kernel.ring_full ? posted : missed))
-		fail("events that were posted or counted as lost");
+		fail("events posted or counted as lost");
 	if (posted && (!event->vni || event->ipv6 > 1 || event->outer_ipv6 > 1 ||
 		       event->time_ns != kernel.now_ns || event->reserved[0] || event->reserved[1]))
-		fail("what an event says");
+		fail("fields of an event");
 	if (posted && !event->ipv6 && (event->source[0] || event->source[1] >> 32))
 		fail("IPv4 source of an event");
 }
 
-/* What is sent must have outer headers that are right, unless it is no IP. */
-static void check_sent(void)
+/* Whether the outer source is the address of a node in the tables. */
+static int is_known_sender(const uint8_t *packet)
+{
+	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
+		const struct next_hop *hop = (void *)&pristine[cell];
+
+		if (hop->kind != NEXT_HOP_VTEP)
+			continue;
+		if (packet[12] == 0x08 ? !(hop->flags & NEXT_HOP_IPV6) && !memcmp(packet + 26, hop->address, 4)
+				       : hop->flags & NEXT_HOP_IPV6 && !memcmp(packet + 22, hop->address, 16))
+			return 1;
+	}
+	return 0;
+}
+
+/* Checks that a tenant's packet, which was sent or answered as VXLAN, had a right to it. */
+static void check_tenant(const uint8_t *packet)
+{
+	uint32_t vni_at = packet[12] == 0x08 ? 46 : 66;
+	uint32_t vni = packet[vni_at] << 16 | packet[vni_at + 1] << 8 | packet[vni_at + 2];
+
+	if (!is_known_sender(packet))
+		fail("a packet of an unknown node was accepted");
+	if (!find_index(vni, 0))
+		fail("a packet of an unknown VNI was accepted");
+}
+
+/* Checks the outer headers of an IP packet that is sent. `packet` is the one that was received. */
+static void check_sent(const uint8_t *packet, int patched)
 {
 	static uint8_t out[PACKET_MAX + LINEAR_MAX];
 	uint32_t length = bpf_xdp_get_buff_len(&xdp.ctx), total;
+	int is_udp = 0;
 
 	if (length < 42 || length > sizeof(out))
-		fail("length of what is sent");
+		fail("length of a packet that is sent");
 	bpf_xdp_load_bytes(&xdp.ctx, 0, out, length);
 	if (out[12] == 0x08 && out[13] == 0x00) {
 		total = out[16] << 8 | out[17];
 		if (out[14] != 0x45 || total + 14 > length || residue(out + 14, 20, 0))
-			fail("IPv4 header of what is sent");
-		if (out[23] == IPPROTO_UDP && (uint32_t)(out[38] << 8 | out[39]) != total - 20)
-			fail("UDP length of what is sent");
+			fail("IPv4 header of a packet that is sent");
+		is_udp = out[23] == IPPROTO_UDP;
+		if (is_udp && (uint32_t)(out[38] << 8 | out[39]) != total - 20)
+			fail("UDP length of a packet that is sent");
 	} else if (out[12] == 0x86 && out[13] == 0xdd) {
 		total = out[18] << 8 | out[19];
 		if (length < 54 || out[14] >> 4 != 6 || total + 54 > length)
-			fail("IPv6 header of what is sent");
-		if (out[20] == IPPROTO_UDP && (out[58] << 8 | out[59]) != (int)total)
-			fail("UDP length of what is sent");
-		if (out[20] == IPPROTO_UDP && !(out[60] | out[61]))
-			fail("no UDP checksum over IPv6");
+			fail("IPv6 header of a packet that is sent");
+		is_udp = out[20] == IPPROTO_UDP;
+		if (is_udp && (out[58] << 8 | out[59]) != (int)total)
+			fail("UDP length of a packet that is sent");
+		if (is_udp && !(out[60] | out[61]))
+			fail("UDP over IPv6 without a checksum");
 	}
+	/* Only tenants' packets are UDP: what the gateway itself sends on the underlay is ARP, ND and ICMP. */
+	if (is_udp && !patched)
+		check_tenant(packet);
 }
 
 static uint64_t drop_sum(void)
@@ -131,61 +179,98 @@ static uint64_t drop_sum(void)
 	return sum;
 }
 
-static void run(const uint8_t *packet, uint32_t length, uint8_t switches, int patched)
+static void run(const struct setup *setup, const uint8_t *packet, uint32_t length)
 {
 	uint32_t linear = length < LINEAR_MAX ? length : LINEAR_MAX, posted = kernel.posted;
 	uint64_t dropped = drop_sum(), sent = traffic_count.packets, missed = lost;
 
-	if (switches & SWITCH_SPLIT && length > 128)
+	if (setup->switches & SWITCH_SPLIT && length > 128)
 		linear = length < 2 * LINEAR_MAX ? length / 2 : LINEAR_MAX;
 	receive(packet, length, linear);
 	switch (gateway(&xdp.ctx)) {
 	case XDP_DROP:
 		if (drop_sum() == dropped)
-			fail("a drop that nothing counts");
+			fail("a drop that no counter counts");
 		if (traffic_count.packets != sent)
-			fail("dropped, and counted as sent");
+			fail("a packet was dropped and counted as sent");
 		break;
 	case XDP_PASS:
 		if (drop_sum() != dropped || traffic_count.packets != sent)
-			fail("for the kernel, and counted");
+			fail("a packet for the kernel was counted");
 		if (linear_bytes() != linear ||
 		    memcmp((void *)(uintptr_t)xdp.ctx.data, packet, linear))
-			fail("for the kernel, and changed");
+			fail("a packet for the kernel was changed");
 		break;
 	case XDP_TX:
 	case XDP_REDIRECT:
-		check_sent();
+		check_sent(packet, setup->patches > 0);
 		break;
 	default:
-		fail("verdict");
+		fail("an unknown verdict");
 	}
-	check_flows(traffic_count.packets - sent, kernel.posted - posted, lost - missed, patched);
+	check_flows(traffic_count.packets - sent, kernel.posted - posted, lost - missed, setup->patches > 0);
+}
+
+/* Changes the outer headers as the setup says. */
+static void repair(const struct setup *setup, uint8_t *packet, uint32_t length)
+{
+	int ipv4 = packet[12] == 0x08 && packet[13] == 0x00, ipv6 = packet[12] == 0x86 && packet[13] == 0xdd;
+	uint32_t ip_bytes = length - 14 - (ipv6 ? 40 : 0), udp_bytes = ip_bytes - (ipv4 ? 20 : 0);
+	uint32_t length_at = ipv4 ? 16 : 18, udp_at = ipv4 ? 34 : 54;
+	uint16_t sum;
+
+	if ((!ipv4 && !ipv6) || length < udp_at + 8)
+		return;
+	packet[ipv4 ? 29 : 37] ^= setup->sender;
+	if (setup->repair & REPAIR_LENGTHS) {
+		packet[length_at] = ip_bytes >> 8;
+		packet[length_at + 1] = ip_bytes;
+		packet[udp_at + 4] = udp_bytes >> 8;
+		packet[udp_at + 5] = udp_bytes;
+	}
+	if (ipv4 && setup->repair & REPAIR_CHECKSUM) {
+		packet[24] = packet[25] = 0;
+		sum = ~residue(packet + 14, 20, 0);
+		packet[24] = sum >> 8;
+		packet[25] = sum;
+	}
+}
+
+static void set_world(const struct setup *setup)
+{
+	const struct underlay_port *ports = (void *)&pristine[CELL_NODE + 1];
+	uint8_t fib = setup->switches & SWITCH_FIB;
+
+	/* The image's next hops were resolved when it was taken, some time after the machine's start. */
+	kernel.now_ns = setup->switches & SWITCH_EXPIRED ? 1ull << 62 : 1;
+	xdp.ctx.ingress_ifindex = ports[setup->switches & SWITCH_PORT ? 1 : 0].ifindex;
+	xdp.fib_ifindex = ports[0].ifindex;
+	xdp.fib_answer = !fib ? 0 : fib == SWITCH_FIB ? -19 : BPF_FIB_LKUP_RET_NO_NEIGH;
+	bucket.refilled_ns = ~0ull;
+	bucket.tokens = !(setup->switches & SWITCH_BUDGET);
+	begin_flows(setup->switches);
+	traffic_count.bytes = 0;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 {
-	const struct underlay_port *ports = (void *)&pristine[CELL_NODE + 1];
-	uint32_t patches;
+	static uint8_t packet[PACKET_MAX];
+	const uint8_t *patches = input + sizeof(struct setup);
+	struct setup setup;
+	size_t before;
 
-	if (size < 2 + 14)
+	if (size < sizeof(setup) + 14 || size > PACKET_MAX)
 		return 0;
-	patches = input[1] % (PATCHES_MAX + 1);
-	if (size < 2 + patches * PATCH_BYTES + 14 || size > PACKET_MAX)
+	memcpy(&setup, input, sizeof(setup));
+	setup.patches %= PATCHES_MAX + 1;
+	before = sizeof(setup) + setup.patches * PATCH_BYTES;
+	if (size < before + 14)
 		return 0;
-	/* The image's next hops were resolved when it was taken, some time after the machine's start. */
-	kernel.now_ns = input[0] & SWITCH_EXPIRED ? 1ull << 62 : 1;
-	xdp.ctx.ingress_ifindex = ports[input[0] & SWITCH_PORT ? 1 : 0].ifindex;
-	xdp.fib_ifindex = ports[0].ifindex;
-	xdp.fib_answer = (input[0] & SWITCH_FIB) == 0	    ? 0
-			    : (input[0] & SWITCH_FIB) == SWITCH_FIB ? -19
-								    : BPF_FIB_LKUP_RET_NO_NEIGH;
-	bucket.refilled_ns = ~0ull;
-	bucket.tokens = !(input[0] & SWITCH_BUDGET);
-	begin_flows(input[0]);
-	traffic_count.bytes = 0;
-	patch(input + 2, patches);
-	run(input + 2 + patches * PATCH_BYTES, size - 2 - patches * PATCH_BYTES, input[0], patches > 0);
+	memcpy(packet, input + before, size - before);
+	repair(&setup, packet, size - before);
+	set_world(&setup);
+	patch(patches, setup.patches);
+	run(&setup, packet, size - before);
 	memcpy(tables, pristine, cells_used * sizeof(struct cell));
 	return 0;
 }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The kernel, as far as the packet programs see it: maps, time, and a packet
- * that has a linear part and may have a part in fragments of memory. xdp.h and
- * skb.h add what is particular to each kind of program; everything else is the
- * program itself.
+ * A model of the kernel as the packet programs see it: maps, time, and a packet
+ * with a linear part and possibly a part in page fragments. xdp.h and skb.h add
+ * the helpers of one program type each.
  *
- * A packet's addresses have 32 bits in the programs' contexts, so the linear
- * part lives below 4 GiB; what is not packet is poisoned there, so that
- * AddressSanitizer sees an access one byte off.
+ * The programs' contexts hold packet addresses in 32 bits, so the linear part is
+ * below 4 GiB. The memory around it is poisoned, so that AddressSanitizer
+ * detects an access one byte outside of the packet.
  */
 #ifndef SLUICE_FUZZ_KERNEL_H
 #define SLUICE_FUZZ_KERNEL_H
@@ -21,7 +20,7 @@
 
 #include <bpf/bpf_helpers.h>
 
-#include "../bpf/include/maps.h"
+#include "../bpf/include/common/maps.h"
 
 #define ARENA ((uint8_t *)0x20000000)
 #define ARENA_BYTES (64 * 1024)
@@ -33,13 +32,13 @@
 #define CELLS_MAX 16384
 
 static struct {
-	uint8_t beyond[PACKET_MAX]; /* what lies in fragments */
-	uint32_t beyond_bytes;
+	uint8_t fragments[PACKET_MAX]; /* bytes of the packet behind its linear part */
+	uint32_t fragment_bytes;
 	uint64_t now_ns;
 	int ring_full;
-	int reserved;	     /* a record that is still to be submitted */
-	uint32_t posted;     /* records, in all */
-	uint8_t record[256]; /* the last one */
+	int reserved;	     /* a record is reserved and not yet submitted */
+	uint32_t posted;     /* number of submitted records */
+	uint8_t record[256]; /* the last submitted record */
 } kernel;
 
 static struct cell tables[CELLS_MAX], pristine[CELLS_MAX];
@@ -48,7 +47,7 @@ static uint64_t drop_counts[DROP_REASONS_MAX], vni_count = 1;
 static struct traffic traffic_count;
 static struct token_bucket bucket;
 
-/* An element of a map that only one kind of program has. */
+/* Finds an element of a map that only this fuzz target has. */
 static void *own_map(const void *map, uint32_t index);
 
 void *bpf_map_lookup_elem(void *map, const void *key)
@@ -80,10 +79,10 @@ static void fail(const char *what)
 	abort();
 }
 
-/* What a kind of program knows before its first packet. */
+/* Prepares the fuzz target after its tables were read, before the first packet. */
 static void prepare(void);
 
-/* The tables' image that the fixtures wrote; SLUICE_FUZZ_TABLES says where. */
+/* Reads the image of the tables from the file SLUICE_FUZZ_TABLES, which crates/datapath/tests/fuzz writes. */
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
 	const char *path = getenv("SLUICE_FUZZ_TABLES");
@@ -92,13 +91,13 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	(void)argc;
 	(void)argv;
 	if (!file) {
-		fprintf(stderr, "SLUICE_FUZZ_TABLES names no file with tables\n");
+		fprintf(stderr, "SLUICE_FUZZ_TABLES must name a file with an image of the tables\n");
 		exit(1);
 	}
 	cells_used = fread(pristine, sizeof(struct cell), CELLS_MAX, file);
 	fclose(file);
 	if (cells_used <= CELL_FIRST_FREE) {
-		fprintf(stderr, "%s holds no tables\n", path);
+		fprintf(stderr, "%s is empty or truncated: it has no tables\n", path);
 		exit(1);
 	}
 	memcpy(tables, pristine, sizeof(tables));
@@ -111,6 +110,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
+/* Changes bytes of the tables. A patch is the number of a cell (2 bytes), of a byte in it, and a mask. */
 static void patch(const uint8_t *patches, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
@@ -121,7 +121,7 @@ static void patch(const uint8_t *patches, uint32_t count)
 	}
 }
 
-/* RFC 1071, apart from the program's own. */
+/* Residue of an Internet checksum (RFC 1071), computed without the code under test: 0 if it is right. */
 static uint16_t residue(const uint8_t *bytes, uint32_t length, uint32_t sum)
 {
 	for (uint32_t i = 0; i < length; i++)
@@ -129,7 +129,7 @@ static uint16_t residue(const uint8_t *bytes, uint32_t length, uint32_t sum)
 	return sum % 65535;
 }
 
-/* The linear part is `data` to `end`, and nothing else may be touched. */
+/* Allows access to the linear part, from `data` to `end`, and to nothing else. */
 static void poison(uint32_t data, uint32_t end)
 {
 	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
@@ -138,13 +138,13 @@ static void poison(uint32_t data, uint32_t end)
 				  ARENA + ARENA_BYTES - (uint8_t *)(uintptr_t)end);
 }
 
-/* Copies `length` bytes from `offset` of a packet with these linear bytes. */
+/* Copies `length` bytes at `offset` of the packet, whose linear part is `linear` bytes at `data`. */
 static long load_bytes(uint32_t data, uint32_t linear, uint32_t offset, void *to, uint32_t length)
 {
-	uint32_t total = linear + kernel.beyond_bytes, first = 0;
+	uint32_t total = linear + kernel.fragment_bytes, first = 0;
 
 	if (!length)
-		abort(); /* the verifier would not have let it through */
+		abort(); /* the verifier would reject this call */
 	if (offset > total || length > total - offset)
 		return -22;
 	if (offset < linear) {
@@ -153,19 +153,19 @@ static long load_bytes(uint32_t data, uint32_t linear, uint32_t offset, void *to
 		offset += first;
 	}
 	if (first < length)
-		memcpy((uint8_t *)to + first, kernel.beyond + (offset - linear), length - first);
+		memcpy((uint8_t *)to + first, kernel.fragments + (offset - linear), length - first);
 	return 0;
 }
 
-/* Lays a packet out of which `linear` bytes are linear; answers where it begins. */
+/* Stores a packet whose first `linear` bytes are linear. Returns its address. */
 static uint32_t lay_out(const uint8_t *bytes, uint32_t length, uint32_t linear)
 {
 	uint32_t data = (uint32_t)(uintptr_t)ARENA + HEADROOM;
 
 	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
 	memcpy((void *)(uintptr_t)data, bytes, linear);
-	memcpy(kernel.beyond, bytes + linear, length - linear);
-	kernel.beyond_bytes = length - linear;
+	memcpy(kernel.fragments, bytes + linear, length - linear);
+	kernel.fragment_bytes = length - linear;
 	poison(data, data + linear);
 	return data;
 }
@@ -184,7 +184,7 @@ __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __
 	return (uint32_t)((sum & 0xffffffff) + (sum >> 32));
 }
 
-/* Every record is in the same place; what it holds before is the program's not to tell. */
+/* All records share one buffer. Its pattern shows which fields a program does not write. */
 void *bpf_ringbuf_reserve(void *ring, __u64 bytes, __u64 flags)
 {
 	(void)ring;
@@ -226,7 +226,7 @@ __u64 bpf_ktime_get_coarse_ns(void)
 	return kernel.now_ns;
 }
 
-/* As good as any for who repeats a run. */
+/* Depends on the time only, so that a run can be repeated. */
 __u32 bpf_get_prandom_u32(void)
 {
 	return kernel.now_ns * 0x9e3779b97f4a7c15ull >> 32;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* The kernel as a tc program sees it. Redirects are remembered for the judge. */
+/*
+ * The model of the kernel's helpers for tc programs. It records the tunnel key
+ * and the redirect that a program chose, for the checks of the fuzz target.
+ */
 #ifndef SLUICE_FUZZ_SKB_H
 #define SLUICE_FUZZ_SKB_H
 
@@ -11,15 +14,28 @@
 static struct {
 	struct __sk_buff skb;
 	struct bpf_tunnel_key key;
-	int key_family; /* 0: none, 4, 6 */
+	int key_family; /* 4 or 6; 0: the packet has no tunnel key */
 	uint32_t redirected_to;
+	/*
+	 * CHECKSUM_PARTIAL: a device will compute the checksum of the packet from
+	 * csum_start on and store it csum_offset bytes behind that.
+	 */
+	int checksum_pending;
+	int32_t csum_start; /* from skb.data */
+	uint16_t csum_offset;
 } tc;
+
+/* Offset of a pending checksum in the packet. */
+static int32_t checksum_place(void)
+{
+	return tc.csum_start + tc.csum_offset;
+}
 
 static void set_linear(uint32_t data, uint32_t linear)
 {
 	tc.skb.data = data;
 	tc.skb.data_end = data + linear;
-	tc.skb.len = linear + kernel.beyond_bytes;
+	tc.skb.len = linear + kernel.fragment_bytes;
 	poison(data, tc.skb.data_end);
 }
 
@@ -28,14 +44,14 @@ static uint32_t linear_bytes(void)
 	return tc.skb.data_end - tc.skb.data;
 }
 
-/* A packet of which `linear` bytes are linear. */
+/* Receives a packet whose first `linear` bytes are linear. */
 static void receive(const uint8_t *bytes, uint32_t length, uint32_t linear)
 {
 	memset(&tc, 0, sizeof(tc));
 	set_linear(lay_out(bytes, length, linear), linear);
 }
 
-/* Moves what is missing to `length` linear bytes in from the fragments. */
+/* Moves bytes from the fragments until `length` bytes are linear. */
 static long make_linear(uint32_t length)
 {
 	uint32_t linear = linear_bytes(), more;
@@ -46,9 +62,9 @@ static long make_linear(uint32_t length)
 		return 0;
 	more = length - linear;
 	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
-	memcpy((void *)(uintptr_t)tc.skb.data_end, kernel.beyond, more);
-	memmove(kernel.beyond, kernel.beyond + more, kernel.beyond_bytes - more);
-	kernel.beyond_bytes -= more;
+	memcpy((void *)(uintptr_t)tc.skb.data_end, kernel.fragments, more);
+	memmove(kernel.fragments, kernel.fragments + more, kernel.fragment_bytes - more);
+	kernel.fragment_bytes -= more;
 	set_linear(tc.skb.data, length);
 	return 0;
 }
@@ -84,6 +100,9 @@ long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags)
 
 	if (flags || length > 2 * PACKET_MAX || length < ETH_HLEN || make_linear(skb->len))
 		return -22;
+	/* The kernel keeps the place of a pending checksum in the packet. */
+	if (tc.checksum_pending && checksum_place() > 0 && length < (uint32_t)checksum_place() + 2)
+		return -22;
 	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
 	if (length > had)
 		memset((void *)(uintptr_t)skb->data_end, 0, length - had);
@@ -92,25 +111,29 @@ long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags)
 	return 0;
 }
 
-/* Only what the programs ask for: less room behind the Ethernet header. */
+/* Supports only what the programs use: removal of bytes behind the Ethernet header. */
 long bpf_skb_adjust_room(struct __sk_buff *skb, __s32 delta, __u32 mode, __u64 flags)
 {
 	uint8_t *data = (uint8_t *)(uintptr_t)skb->data;
-	uint32_t less = -delta, least;
+	uint32_t removed = -delta, header;
 
 	if (delta >= 0 || mode != BPF_ADJ_ROOM_MAC || flags)
 		abort();
 	if (data[12] == 0x08 && data[13] == 0x00)
-		least = 20;
+		header = 20;
 	else if (data[12] == 0x86 && data[13] == 0xdd)
-		least = 40;
+		header = 40;
 	else
 		return -95;
-	if (less >= skb->len - ETH_HLEN || skb->len - ETH_HLEN - less < least ||
-	    make_linear(ETH_HLEN + less))
+	if (removed >= skb->len - ETH_HLEN || skb->len - ETH_HLEN - removed < header ||
+	    make_linear(ETH_HLEN + removed))
 		return -95;
-	memmove(data + less, data, ETH_HLEN);
-	set_linear(skb->data + less, linear_bytes() - less);
+	memmove(data + removed, data, ETH_HLEN);
+	set_linear(skb->data + removed, linear_bytes() - removed);
+	/* As skb_postpull_rcsum(): a checksum that began in what was removed is not computed any more. */
+	tc.csum_start -= removed;
+	if (tc.csum_start < 0)
+		tc.checksum_pending = 0;
 	return 0;
 }
 
@@ -148,6 +171,9 @@ long bpf_l4_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 
 		abort();
 	if (offset & 1 || make_linear(offset + 2))
 		return -14;
+	/* As inet_proto_csum_replace4(): the device will compute the checksum over the new bytes. */
+	if (tc.checksum_pending)
+		return 0;
 	if (size)
 		*at = ~fold((uint64_t)(uint16_t)~*at + (uint16_t)~from + (uint16_t)to);
 	else

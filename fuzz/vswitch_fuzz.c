@@ -1,38 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Fuzz target: the programs of the vSwitch, compiled natively under
- * AddressSanitizer and UndefinedBehaviorSanitizer, over a copy of the tables
+ * AddressSanitizer and UndefinedBehaviorSanitizer, with a copy of the tables
  * that the fixtures use.
  *
- * Input: one byte of switches, one byte that counts patches to the tables, four
- * bytes for each patch, and the frame. The tables are whole again after each
- * run. Besides memory errors it finds frames that break what tenants are
- * promised: a VM's frame leaves only with the port's own addresses, in the
- * port's own VNI, to where it belongs; an answer goes back to who asked.
+ * Input: a struct setup, its patches of the tables, and the frame. The tables
+ * are restored after each run. Besides memory errors it finds frames that break
+ * a guarantee to tenants:
+ *
+ * - A VM's frame leaves only with the port's own addresses, in the port's own
+ *   VNI or by a direct path, no longer than the MTU, and without the messages
+ *   that only a router or a DHCP server sends. This still holds after a device
+ *   has filled in a checksum that the VM left pending.
+ * - An answer returns to the VM that asked, with valid checksums.
+ * - A frame from the underlay is delivered only if a known node sent it, in the
+ *   VNI and to the addresses of the port.
  */
 #include "skb.h"
 
 #include "../bpf/vswitch.bpf.c"
 
-/* Nothing is left to a device. */
-struct sk_buff native_skb;
-
-#define SWITCH_PORT 0x03   /* which port */
+#define SWITCH_PORT 0x03   /* number of the port */
 #define SWITCH_SPLIT 0x04  /* only the Ethernet header is linear */
-#define SWITCH_BUDGET 0x08 /* no budget for ICMP errors */
-#define SWITCH_UPLINK 0x10 /* from the underlay, in the port's VNI */
-#define SWITCH_GSO 0x20	   /* to be cut into segments */
-#define SWITCH_HOST 0x20   /* uplink: from a host, not a gateway */
-#define SWITCH_IPV6 0x40   /* uplink: from an IPv6 underlay */
-#define SWITCH_TAG 0x80	   /* a VLAN tag beside the frame */
+#define SWITCH_BUDGET 0x08 /* the budget of ICMP errors is used up */
+#define SWITCH_UPLINK 0x10 /* from the underlay, not from a VM */
+#define SWITCH_HOST 0x20   /* uplink: the sender is a host, not a gateway */
+#define SWITCH_IPV6 0x40   /* uplink: the sender has an IPv6 address */
+#define SWITCH_TAG 0x80	   /* the frame has a VLAN tag, which the kernel keeps outside of it */
+
+#define OFFLOAD_CHECKSUM 0x01 /* VM: a checksum is pending */
+#define OFFLOAD_NO_KEY 0x02   /* uplink: the packet did not come through a tunnel */
+
+/* The first bytes of an input. */
+struct setup {
+	uint8_t switches;    /* SWITCH_* */
+	uint8_t patches;     /* number of patches to the tables that follow */
+	uint8_t offload;     /* OFFLOAD_* */
+	uint8_t sender;      /* uplink: changes the last byte of the sender's address */
+	uint8_t vni[3];	     /* uplink: changes the VNI, which is the port's otherwise */
+	uint8_t gso_size[2]; /* little endian; 0: the packet is not to be cut into segments */
+	uint8_t csum_start[2];
+	uint8_t csum_offset[2];
+};
 
 #define PORTS_MAX 4
+#define NODES_MAX 64
 #define IFINDEX_MAX 65536
-#define SEGMENT_BYTES 1000
+
+#define PORT_DHCP_CLIENT 68
+#define PORT_DHCP6_CLIENT 546
+#define ICMP6_ROUTER_ADVERT 134
+#define ICMP6_REDIRECT 137
 
 static uint32_t ports[PORTS_MAX], ports_used;
-/* A gateway and a host, of each family. */
-static struct next_hop nodes[2][2];
+/* Nodes from which packets are accepted, and one of each kind and family to choose from. */
+static struct next_hop known_nodes[NODES_MAX], nodes[2][2];
+static uint32_t known_nodes_used;
 static struct token_bucket strays_left;
 static uint64_t lost;
 
@@ -43,18 +66,35 @@ static void *own_map(const void *map, uint32_t index)
 	return map == &events_lost && !index ? &lost : NULL;
 }
 
+struct sk_buff *native_skb(void)
+{
+	static struct sk_buff skb;
+
+	skb.head = ARENA;
+	skb.data = (unsigned char *)(uintptr_t)tc.skb.data;
+	skb.ip_summed = tc.checksum_pending ? CHECKSUM_PARTIAL : 0;
+	skb.csum_start = skb.data - skb.head + tc.csum_start;
+	skb.csum_offset = tc.csum_offset;
+	return &skb;
+}
+
 static int is_host(const struct next_hop *hop)
 {
 	return !!(hop->flags & NEXT_HOP_HOST);
 }
 
-/* Ports by their interfaces, and known senders. */
+static uint16_t load16(const uint8_t *bytes)
+{
+	return bytes[0] | bytes[1] << 8;
+}
+
+/* Finds the ports by their interfaces, and the known senders. */
 static void prepare(void)
 {
 	for (uint32_t ifindex = 1; ifindex < IFINDEX_MAX && ports_used < PORTS_MAX; ifindex++) {
 		uint32_t cell = find_index(0, ifindex);
 
-		if (cell && port_at(cell))
+		if (cell && vm_port_at(cell))
 			ports[ports_used++] = cell;
 	}
 	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
@@ -62,15 +102,17 @@ static void prepare(void)
 		struct exact_hit hit = {};
 		uint64_t address[2] = { load_half(hop->address), load_half(hop->address + 8) };
 
-		if (hop->kind != NEXT_HOP_VTEP)
+		if (hop->kind != NEXT_HOP_VTEP || known_nodes_used == NODES_MAX)
 			continue;
 		if (hop->flags & NEXT_HOP_IPV6 ? find_ipv6(0, address[0], address[1], &hit) == EXACT_HIT
-					       : find_ipv4(0, address[0] >> 32, &hit) == EXACT_HIT)
+					       : find_ipv4(0, address[0] >> 32, &hit) == EXACT_HIT) {
+			known_nodes[known_nodes_used++] = *hop;
 			nodes[is_host(hop)][hop->flags & NEXT_HOP_IPV6] = *hop;
+		}
 	}
 	if (ports_used < PORTS_MAX || !nodes[0][0].kind || !nodes[0][1].kind || !nodes[1][0].kind ||
 	    !nodes[1][1].kind) {
-		fprintf(stderr, "the tables hold no %u ports and nodes of each kind\n", PORTS_MAX);
+		fprintf(stderr, "the tables need %u ports, and a gateway and a host of each family\n", PORTS_MAX);
 		exit(1);
 	}
 }
@@ -88,18 +130,33 @@ static const struct port *port_with(uint32_t ifindex)
 	return NULL;
 }
 
-/* That the frame's source is the port's own, as its kind of packet says it. */
+static int is_ipv4(const uint8_t *frame)
+{
+	return frame[12] == 0x08 && frame[13] == 0x00;
+}
+
+static int is_ipv6(const uint8_t *frame)
+{
+	return frame[12] == 0x86 && frame[13] == 0xdd;
+}
+
+static int is_arp(const uint8_t *frame)
+{
+	return frame[12] == 0x08 && frame[13] == 0x06;
+}
+
+/* Checks that the frame's source is the port's own, at each place where its kind of packet has a source. */
 static void check_source(const struct port *port, const uint8_t *frame, uint32_t length)
 {
 	if (memcmp(frame + ETH_ALEN, port->mac, ETH_ALEN))
 		fail("a frame with a foreign MAC address left its port");
-	if (frame[12] == 0x08 && frame[13] == 0x00) {
+	if (is_ipv4(frame)) {
 		if (length < 34 || memcmp(frame + 26, &port->address4, 4))
 			fail("a packet with a foreign IPv4 address left its port");
-	} else if (frame[12] == 0x86 && frame[13] == 0xdd) {
+	} else if (is_ipv6(frame)) {
 		if (length < 54 || memcmp(frame + 22, port->address6, 16))
 			fail("a packet with a foreign IPv6 address left its port");
-	} else if (frame[12] == 0x08 && frame[13] == 0x06) {
+	} else if (is_arp(frame)) {
 		if (length < 42 || memcmp(frame + 22, port->mac, ETH_ALEN) ||
 		    memcmp(frame + 28, &port->address4, 4))
 			fail("ARP with a foreign address left its port");
@@ -108,31 +165,96 @@ static void check_source(const struct port *port, const uint8_t *frame, uint32_t
 	}
 }
 
-/* That what the network says to a VM is whole: who to, how long, which checksums. */
+/* Checks that a frame which is delivered to a port is for its addresses. */
+static void check_destination(const struct port *to, const uint8_t *frame, uint32_t length)
+{
+	if (memcmp(frame, to->mac, ETH_ALEN))
+		fail("a frame for another MAC address was delivered");
+	if (is_ipv4(frame) && (length < 34 || memcmp(frame + 30, &to->address4, 4)))
+		fail("a packet for another IPv4 address was delivered");
+	if (is_ipv6(frame) && (length < 54 || memcmp(frame + 38, to->address6, 16)))
+		fail("a packet for another IPv6 address was delivered");
+	if (is_arp(frame) && (length < 42 || memcmp(frame + 38, &to->address4, 4)))
+		fail("ARP for another address was delivered");
+}
+
+/* Offset of the transport header of a packet whose protocol is `protocol`; 0 if it is not, or has none. */
+static uint32_t transport_of(const uint8_t *frame, uint32_t length, uint8_t protocol)
+{
+	uint32_t at = 0;
+
+	if (is_ipv4(frame) && length >= 34 && frame[23] == protocol && !((frame[20] << 8 | frame[21]) & 0x1fff))
+		at = 14 + (frame[14] & 15) * 4;
+	if (is_ipv6(frame) && length >= 54 && frame[20] == protocol)
+		at = 54;
+	return at && at + 8 <= length ? at : 0;
+}
+
+/* Checks that the frame is not a message that a VM gets from its own host only. */
+static void check_control(const uint8_t *frame, uint32_t length, int from_vm)
+{
+	uint32_t at = transport_of(frame, length, IPPROTO_UDP);
+	uint16_t to = at ? frame[at + 2] << 8 | frame[at + 3] : 0;
+
+	if (from_vm && (is_ipv4(frame) ? to == PORT_DHCP_CLIENT : to == PORT_DHCP6_CLIENT))
+		fail("a VM sent a message of a DHCP server");
+	at = is_ipv6(frame) ? transport_of(frame, length, IPPROTO_ICMPV6) : 0;
+	if (at && (frame[at] == ICMP6_ROUTER_ADVERT || frame[at] == ICMP6_REDIRECT))
+		fail("a router's message did not come from the router");
+}
+
+/* Checks that each packet which the frame is, or will be cut into, fits the port's MTU. */
+static void check_length(const struct port *from, const uint8_t *frame, uint32_t length, uint32_t gso_size)
+{
+	uint32_t tcp = transport_of(frame, length, IPPROTO_TCP), udp = transport_of(frame, length, IPPROTO_UDP);
+	uint32_t bytes = length - ETH_HLEN, header = 8;
+
+	/* SCTP's segments are packets already, each of its own size. */
+	if ((!tcp && !udp) || gso_size == GSO_BY_FRAGS)
+		return;
+	if (tcp && gso_size) {
+		header = tcp + 20 <= length ? (frame[tcp + 12] >> 4) * 4 : 0;
+		if (header < 20)
+			return; /* without a whole TCP header the kernel makes no segments */
+	}
+	if (gso_size)
+		bytes = (tcp ? tcp : udp) - ETH_HLEN + header + gso_size;
+	if (bytes > from->mtu)
+		fail("a packet longer than the MTU left its port");
+}
+
+static int has_valid_ipv4_checksum(const uint8_t *frame, uint32_t length)
+{
+	uint32_t header = (frame[14] & 15) * 4;
+
+	return is_ipv4(frame) && length >= 14 + header && !residue(frame + 14, header, 0);
+}
+
+/* Checks an answer to a VM: receiver, lengths and checksums. */
 static void check_answer(const struct port *port, const uint8_t *frame, uint32_t length)
 {
 	uint32_t total;
 
-	/* Who has no address yet is answered by multicast (RFC 4861 section 6.2.6). */
+	/* A VM without an address is answered by multicast (RFC 4861 section 6.2.6). */
 	if ((memcmp(frame, port->mac, ETH_ALEN) && !(frame[0] & 1)) ||
 	    !memcmp(frame + ETH_ALEN, port->mac, ETH_ALEN))
 		fail("an answer with the wrong MAC addresses");
-	if (frame[12] == 0x08 && frame[13] == 0x00) {
+	if (is_ipv4(frame)) {
 		total = frame[16] << 8 | frame[17];
-		if (length < 34 || total + 14 > length || residue(frame + 14, (frame[14] & 15) * 4, 0))
+		if (length < 34 || total + 14 > length || !has_valid_ipv4_checksum(frame, length))
 			fail("IPv4 header of an answer");
-	} else if (frame[12] == 0x86 && frame[13] == 0xdd) {
+	} else if (is_ipv6(frame)) {
 		total = frame[18] << 8 | frame[19];
 		if (length < 54 || total + 54 > length)
 			fail("IPv6 header of an answer");
-		/* An echo reply may carry on a checksum that was wrong when it came. */
+		/* An echo reply has the checksum of its request, which may be wrong. */
 		if (frame[20] == IPPROTO_ICMPV6 && frame[54] != ICMP6_ECHO_REPLY &&
 		    residue(frame + 22, 32 + total, total + IPPROTO_ICMPV6))
 			fail("ICMPv6 checksum of an answer");
 	}
 }
 
-/* Whether a direct path leads where the packet was sent. */
+/* Whether the packet was sent to the host and the VNI of a direct path. */
 static int is_direct_path(void)
 {
 	for (uint32_t cell = CELL_FIRST_FREE; cell < cells_used; cell++) {
@@ -149,106 +271,189 @@ static int is_direct_path(void)
 	return 0;
 }
 
-/* A stray: on to a gateway, as it was, and the agent knows who sent it. */
-static void check_stray(const struct port *in, const struct next_hop *sender, const uint8_t *frame,
-			const uint8_t *packet, uint32_t length)
+/* The packet as it came. */
+struct received {
+	const uint8_t *frame;
+	uint32_t length;
+	uint32_t gso_size;
+	const struct port *port;       /* the VM's port; NULL: it came from the underlay */
+	const struct next_hop *sender; /* underlay: NULL: an unknown node, or no tunnel key */
+	uint32_t vni;		       /* underlay */
+};
+
+/* A stray is forwarded to a gateway without changes, and the event names its sender. */
+static void check_stray(const struct received *in, const uint8_t *frame, uint32_t length)
 {
 	const struct stray_event *event = (void *)kernel.record;
 
-	if (!is_host(sender))
-		fail("a gateway's stray went back to one");
-	if (tc.key.tunnel_id != in->vni || memcmp(frame, packet, length))
+	if (!is_host(in->sender))
+		fail("a stray of a gateway was sent back to a gateway");
+	if (tc.key.tunnel_id != in->vni || length != in->length || memcmp(frame, in->frame, length))
 		fail("a stray was changed");
 	if (kernel.posted && (event->vni != in->vni || event->ipv6 > 1 || event->reserved[0] ||
-			      event->sender_ipv6 != (sender->flags & NEXT_HOP_IPV6)))
-		fail("what an event says");
+			      event->sender_ipv6 != (in->sender->flags & NEXT_HOP_IPV6)))
+		fail("fields of an event");
 }
 
-static void check_redirect(const struct port *from, const struct next_hop *sender, const uint8_t *packet)
+static void check_from_underlay(const struct received *in, const struct port *to, const uint8_t *frame,
+				uint32_t length)
 {
-	static uint8_t frame[2 * PACKET_MAX];
-	const struct node_config *node = (void *)&pristine[CELL_NODE];
-	const struct port *to = port_with(tc.redirected_to);
-	uint32_t length = tc.skb.len, uplink = sender != NULL;
+	if (!in->sender)
+		fail("a packet of an unknown node was accepted");
+	if (!to) {
+		check_stray(in, frame, length);
+		return;
+	}
+	if (to->vni != in->vni)
+		fail("a packet of another VNI was delivered");
+	check_destination(to, frame, length);
+	check_control(frame, length, 0);
+}
 
-	if (length < ETH_HLEN || length > sizeof(frame) || bpf_skb_load_bytes(&tc.skb, 0, frame, length))
-		fail("length of what is sent");
-	if (!uplink && to == from) {
+static void check_from_vm(const struct received *in, const struct port *to, uint8_t *frame, uint32_t length)
+{
+	const struct node_config *node = (void *)&pristine[CELL_NODE];
+	const struct port *from = in->port;
+
+	if (to == from) {
 		check_answer(from, frame, length);
 		return;
 	}
 	if (to) {
 		if (to->vni != from->vni)
 			fail("a frame crossed from one VNI into another");
-		if (memcmp(frame, to->mac, ETH_ALEN))
-			fail("a frame for another station was delivered");
-		/* What was routed has the router's MAC now. */
-		if (!uplink && memcmp(frame + ETH_ALEN, node->router_mac, ETH_ALEN))
-			check_source(from, frame, length);
-		return;
-	}
-	if (tc.redirected_to != node->vxlan_ifindex)
-		fail("a frame was sent to no port");
-	if (uplink) {
-		check_stray(from, sender, frame, packet, length);
-		return;
-	}
-	if (!tc.key_family || (tc.key.tunnel_id != from->vni && !is_direct_path()))
+		check_destination(to, frame, length);
+	} else if (!tc.key_family || (tc.key.tunnel_id != from->vni && !is_direct_path())) {
 		fail("a frame was sent into another VNI");
-	/* What was routed has the router's MAC now. */
-	if (is_direct_path() && !memcmp(frame + ETH_ALEN, node->router_mac, ETH_ALEN))
+	}
+	check_control(frame, length, 1);
+	check_length(from, frame, length, in->gso_size);
+	if (has_valid_ipv4_checksum(in->frame, in->length) && !has_valid_ipv4_checksum(frame, length))
+		fail("forwarding broke the checksum of an IPv4 header");
+	/* A routed frame has the router's MAC address. */
+	if ((to || is_direct_path()) && !memcmp(frame + ETH_ALEN, node->router_mac, ETH_ALEN))
 		memcpy(frame + ETH_ALEN, from->mac, ETH_ALEN);
 	check_source(from, frame, length);
 }
 
-static void run(const uint8_t *packet, uint32_t length, uint8_t switches, int judge)
+/* Checks a frame that was redirected. */
+static void check_redirect(const struct received *in)
 {
-	const struct port *port = pristine_port(ports[switches & SWITCH_PORT]);
-	int uplink = !!(switches & SWITCH_UPLINK), family = !!(switches & SWITCH_IPV6), verdict;
-	const struct next_hop *sender = &nodes[!!(switches & SWITCH_HOST)][family];
-	uint64_t sent = traffic_count.packets;
+	static uint8_t frame[2 * PACKET_MAX];
+	const struct node_config *node = (void *)&pristine[CELL_NODE];
+	const struct port *to = port_with(tc.redirected_to);
+	uint32_t length = tc.skb.len;
 
-	receive(packet, length, switches & SWITCH_SPLIT ? ETH_HLEN : length);
-	tc.skb.gso_size = switches & SWITCH_GSO && !uplink ? SEGMENT_BYTES : 0;
-	tc.skb.vlan_present = !!(switches & SWITCH_TAG);
-	tc.skb.ifindex = port->ifindex;
-	if (uplink) {
-		tc.key_family = family ? 6 : 4;
-		tc.key.tunnel_id = port->vni;
-		if (family)
-			memcpy(tc.key.remote_ipv6, sender->address, 16);
-		else
-			tc.key.remote_ipv4 = bpf_ntohl(LOAD32(sender->address));
-		tc.skb.ifindex = ((struct node_config *)&pristine[CELL_NODE])->vxlan_ifindex;
+	if (length < ETH_HLEN || length > sizeof(frame) || bpf_skb_load_bytes(&tc.skb, 0, frame, length))
+		fail("length of a frame that is sent");
+	if (!to && tc.redirected_to != node->vxlan_ifindex)
+		fail("a frame was sent out of an interface that is not a port");
+	/* A device fills in the pending checksum. The VM can choose its value; assume that it changes each bit. */
+	if (tc.checksum_pending && checksum_place() >= 0 && (uint32_t)checksum_place() + 2 <= length) {
+		frame[checksum_place()] ^= 0xff;
+		frame[checksum_place() + 1] ^= 0xff;
 	}
-	verdict = uplink ? uplink_ingress(&tc.skb) : port_ingress(&tc.skb);
+	if (in->port)
+		check_from_vm(in, to, frame, length);
+	else
+		check_from_underlay(in, to, frame, length);
+}
+
+/* The node with the sender's address, or NULL. */
+static const struct next_hop *known_sender(void)
+{
+	for (uint32_t i = 0; i < known_nodes_used; i++) {
+		const struct next_hop *hop = &known_nodes[i];
+
+		if (tc.key_family == 6 ? hop->flags & NEXT_HOP_IPV6 && !memcmp(hop->address, tc.key.remote_ipv6, 16)
+				       : tc.key_family == 4 && !(hop->flags & NEXT_HOP_IPV6) &&
+						 bpf_ntohl(LOAD32(hop->address)) == tc.key.remote_ipv4)
+			return hop;
+	}
+	return NULL;
+}
+
+/* Makes the packet one that came through the tunnel. */
+static void receive_from_underlay(const struct setup *setup, const struct port *port, struct received *in)
+{
+	int ipv6 = !!(setup->switches & SWITCH_IPV6);
+	const struct next_hop *node = &nodes[!!(setup->switches & SWITCH_HOST)][ipv6];
+
+	tc.skb.ifindex = ((struct node_config *)&pristine[CELL_NODE])->vxlan_ifindex;
+	in->vni = port->vni ^ (setup->vni[0] | setup->vni[1] << 8 | setup->vni[2] << 16);
+	if (setup->offload & OFFLOAD_NO_KEY)
+		return;
+	tc.key_family = ipv6 ? 6 : 4;
+	tc.key.tunnel_id = in->vni;
+	if (ipv6) {
+		memcpy(tc.key.remote_ipv6, node->address, 16);
+		((uint8_t *)tc.key.remote_ipv6)[15] ^= setup->sender;
+	} else {
+		tc.key.remote_ipv4 = bpf_ntohl(LOAD32(node->address)) ^ setup->sender;
+	}
+	in->sender = known_sender();
+}
+
+/* Makes the packet one that came from a VM, perhaps with a pending checksum. */
+static void receive_from_vm(const struct setup *setup, const struct port *port, struct received *in)
+{
+	uint32_t place = load16(setup->csum_start) + load16(setup->csum_offset);
+
+	in->port = port;
+	tc.skb.ifindex = port->ifindex;
+	/* The kernel accepts only a checksum in the linear part (skb_partial_csum_set). */
+	if (!(setup->offload & OFFLOAD_CHECKSUM) || place + 2 > linear_bytes())
+		return;
+	tc.checksum_pending = 1;
+	tc.csum_start = load16(setup->csum_start);
+	tc.csum_offset = load16(setup->csum_offset);
+}
+
+static void run(const struct setup *setup, const uint8_t *packet, uint32_t length)
+{
+	const struct port *port = pristine_port(ports[setup->switches & SWITCH_PORT]);
+	struct received in = { .frame = packet, .length = length, .gso_size = load16(setup->gso_size) };
+	uint64_t sent = traffic_count.packets;
+	int verdict;
+
+	receive(packet, length, setup->switches & SWITCH_SPLIT ? ETH_HLEN : length);
+	tc.skb.gso_size = in.gso_size;
+	tc.skb.vlan_present = !!(setup->switches & SWITCH_TAG);
+	if (setup->switches & SWITCH_UPLINK)
+		receive_from_underlay(setup, port, &in);
+	else
+		receive_from_vm(setup, port, &in);
+	verdict = in.port ? port_ingress(&tc.skb) : uplink_ingress(&tc.skb);
 	if (verdict == TC_ACT_SHOT) {
 		if (traffic_count.packets != sent)
-			fail("dropped, and counted as sent");
+			fail("a packet was dropped and counted as sent");
 	} else if (verdict != TC_ACT_REDIRECT) {
-		fail("verdict");
-	} else if (judge) {
-		check_redirect(port, uplink ? sender : NULL, packet);
+		fail("an unknown verdict");
+	} else if (!setup->patches) {
+		/* With patched tables there are no guarantees, and only memory errors are detected. */
+		check_redirect(&in);
 	}
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 {
-	uint32_t patches;
+	struct setup setup;
+	const uint8_t *patches = input + sizeof(setup), *frame;
 
-	if (size < 2 + ETH_HLEN)
+	if (size < sizeof(setup) + ETH_HLEN || size > PACKET_MAX)
 		return 0;
-	patches = input[1] % (PATCHES_MAX + 1);
-	if (size < 2 + patches * PATCH_BYTES + ETH_HLEN || size > PACKET_MAX)
+	memcpy(&setup, input, sizeof(setup));
+	setup.patches %= PATCHES_MAX + 1;
+	frame = patches + setup.patches * PATCH_BYTES;
+	if (input + size < frame + ETH_HLEN)
 		return 0;
 	kernel.now_ns = 1;
 	bucket.refilled_ns = ~0ull;
-	bucket.tokens = !(input[0] & SWITCH_BUDGET);
+	bucket.tokens = !(setup.switches & SWITCH_BUDGET);
 	strays_left = bucket;
 	kernel.posted = 0;
-	patch(input + 2, patches);
-	/* What patched tables promise is nobody's: then only memory is watched. */
-	run(input + 2 + patches * PATCH_BYTES, size - 2 - patches * PATCH_BYTES, input[0], !patches);
+	patch(patches, setup.patches);
+	run(&setup, frame, input + size - frame);
 	memcpy(tables, pristine, cells_used * sizeof(struct cell));
 	return 0;
 }

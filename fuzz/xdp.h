@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* The kernel as an XDP program sees it. */
+/* The model of the kernel's helpers for XDP programs. */
 #ifndef SLUICE_FUZZ_XDP_H
 #define SLUICE_FUZZ_XDP_H
 
@@ -11,17 +11,17 @@
 
 static struct {
 	struct xdp_md ctx;
-	uint32_t linear_room; /* end of the linear part's memory */
+	uint32_t linear_end; /* end of the memory that the linear part may grow into */
 	int fib_answer;
 	uint32_t fib_ifindex;
 } xdp;
 
-/* A packet of which `linear` bytes are linear. */
+/* Receives a packet whose first `linear` bytes are linear. */
 static void receive(const uint8_t *bytes, uint32_t length, uint32_t linear)
 {
 	xdp.ctx.data = xdp.ctx.data_meta = lay_out(bytes, length, linear);
 	xdp.ctx.data_end = xdp.ctx.data + linear;
-	xdp.linear_room = xdp.ctx.data + LINEAR_MAX + TAILROOM;
+	xdp.linear_end = xdp.ctx.data + LINEAR_MAX + TAILROOM;
 }
 
 static uint32_t linear_bytes(void)
@@ -44,19 +44,19 @@ long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta)
 {
 	int64_t end;
 
-	if (kernel.beyond_bytes) {
-		/* As the kernel: fragments shrink first; the fuzzer's have no room to grow. */
+	if (kernel.fragment_bytes) {
+		/* Like the kernel: fragments shrink first. The fragments of this model cannot grow. */
 		if (delta >= 0)
 			return -22;
-		if ((uint32_t)-delta <= kernel.beyond_bytes) {
-			kernel.beyond_bytes -= -delta;
+		if ((uint32_t)-delta <= kernel.fragment_bytes) {
+			kernel.fragment_bytes -= -delta;
 			return 0;
 		}
-		delta += kernel.beyond_bytes;
-		kernel.beyond_bytes = 0;
+		delta += kernel.fragment_bytes;
+		kernel.fragment_bytes = 0;
 	}
 	end = (int64_t)ctx->data_end + delta;
-	if (end > xdp.linear_room || end < (int64_t)ctx->data + 14)
+	if (end > xdp.linear_end || end < (int64_t)ctx->data + 14)
 		return -22;
 	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
 	if (delta > 0)
@@ -68,7 +68,7 @@ long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta)
 
 __u64 bpf_xdp_get_buff_len(struct xdp_md *ctx)
 {
-	return ctx->data_end - ctx->data + kernel.beyond_bytes;
+	return ctx->data_end - ctx->data + kernel.fragment_bytes;
 }
 
 long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length)

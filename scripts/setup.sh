@@ -10,7 +10,7 @@ PATH="$HOME/.cargo/bin:$PATH"
 
 # Packages by stage, named as on Debian 12, Debian 13 and Ubuntu 24.04.
 # `a|b`: the first that the distribution has.
-packages_build="build-essential cmake pkg-config clang llvm libclang-dev libelf-dev zlib1g-dev linux-libc-dev
+packages_build="build-essential pkg-config clang llvm libclang-dev libelf-dev zlib1g-dev linux-libc-dev
 	protobuf-compiler curl ca-certificates"
 packages_run="iproute2 ethtool busybox-static iputils-ping procps kmod util-linux mount"
 packages_test="iperf3 tcpdump postgresql bpftool|linux-tools-common"
@@ -83,7 +83,7 @@ install_packages() {
 	fi
 }
 
-# The tests start a server of their own: none shall run because of them.
+# The tests start a server of their own. Installing the package must not start another one.
 keep_postgresql_quiet() {
 	case " $(echo "$1" | tr '\n' ' ') " in
 	*" postgresql "*)

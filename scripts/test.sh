@@ -1,32 +1,100 @@
 #!/bin/sh
-# Everything that must hold, from formatting to a cloud in namespaces. Goes on
-# after a failed test, ends with one line that sums up, and fails if anything did.
+# Runs the tests. Goes on after a failed test, prints how long each stage took,
+# ends with one line of totals, and fails if any test failed.
+#
+#   scripts/test.sh check    format, lints, unit tests, fixtures: what one runs after a change
+#   scripts/test.sh all      these, and the benches' own tests, a short fuzz, the scenarios
+#   scripts/test.sh soak     what takes long by nature: many seeds, many kills, long streams
 set -eu
 
 cd "$(dirname "$0")/.."
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+. scripts/common.sh
 
-cargo fmt --all --check
-cargo clippy --workspace --all-targets --quiet -- -D warnings
-# Built first, and once: the scenarios and the tests of the command line start the binary.
-cargo test --workspace --no-run --quiet
-SLUICE_BIN=$(realpath "${CARGO_TARGET_DIR:-target}")/debug/sluice
+scope=${1:-all}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+log=$work/log
+: >"$log"
+# A caller of several scripts collects the times and totals of all of them.
+if [ -z "${STAGES:-}" ]; then
+	STAGES=$work/stages
+	own_stages=yes
+	: >"$STAGES"
+fi
+
+lint_while_compiling
+SLUICE_BIN=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug/sluice
 export SLUICE_BIN
 
-status=0
-cargo test --workspace --no-fail-fast 2>&1 | tee "$log" && failed=no || failed=yes
-# `cargo test | tee` ends as tee does: the log says how the tests ended.
-if [ $failed = yes ] || grep -q '^error:' "$log"; then status=1; fi
+failed_stages=0
 
+# Runs a command that tests. Its output also goes to the log, from which results are counted.
+run_tests() {
+	# The pipe ends as tee does, so the command's own status is kept in a file.
+	{
+		status=0
+		"$@" 2>&1 || status=$?
+		echo $status >"$work/status"
+	} | tee -a "$log"
+	read -r status <"$work/status"
+	if [ "$status" -ne 0 ]; then failed_stages=$((failed_stages + 1)); fi
+}
+
+# Runs tests of the whole workspace, selected by the arguments. With `-p` instead, cargo would choose other
+# features of the dependencies and compile them again.
+tests() { run_tests cargo test --workspace --no-fail-fast "$@"; }
+
+# What takes long by nature, each with more repetitions than the other scopes have.
+soak() {
+	stage "cluster simulation, 100,000 seeds" tests_with SLUICE_CLUSTER_SEEDS=100000 --test simulation
+	stage "writer killed 2,400 times" tests_with SLUICE_KILLS=2400 --test kill
+	stage "property tests, 5,000 cases" tests_with PROPTEST_CASES=5000 --tests
+	stage "three readers, 10 million operations" tests_with SLUICE_OPERATIONS=10000000 --test three_readers
+	stage "fuzz, 5 minutes a target" tests_with FUZZ_SECONDS=300 --test fuzz -- --nocapture
+	stage "scenarios, streams of 5 minutes" tests_with SLUICE_SOAK_SECONDS=300 --test scenarios
+}
+
+tests_with() {
+	export "$1"
+	name=${1%%=*}
+	shift
+	tests "$@"
+	unset "$name"
+}
+
+stage "format" cargo fmt --all --check
+compile() {
+	# The second command builds what `--tests` leaves out, because it has stages of its own.
+	cargo test --workspace --tests --no-run &&
+		cargo test --workspace --test scenarios --test smoke --no-run
+}
+
+stage "compile and lint" compile
+case $scope in
+check)
+	stage "unit tests and fixtures" tests --tests -- --skip fuzz_the
+	;;
+all)
+	stage "unit tests, fixtures, short fuzz" tests --tests
+	stage "benches at a small size" tests --test smoke
+	stage "scenarios" tests --test scenarios
+	;;
+soak)
+	soak
+	;;
+*)
+	echo "test.sh: unknown scope '$scope': expected check, all or soak" >&2
+	exit 2
+	;;
+esac
+
+if [ -n "${own_stages:-}" ]; then print_stages; fi
 totals=$(awk '/^test result: / { passed += $4; failed += $6 } END { print passed + 0, failed + 0 }' "$log")
 passed=${totals% *}
 failed=${totals#* }
-if [ "$failed" -gt 0 ] || [ "$passed" -eq 0 ]; then status=1; fi
-if [ $status -ne 0 ] && [ "$failed" -eq 0 ]; then
-	# A test program that crashed or did not compile has no result line of its own.
-	failed=1
-fi
+# A test program that crashed has no result line of its own.
+if [ $failed_stages -gt 0 ] && [ "$failed" -eq 0 ]; then failed=1; fi
+if [ -n "${TOTALS:-}" ]; then echo "$passed $failed" >>"$TOTALS"; fi
 echo
 echo "$passed passed, $failed failed"
-exit $status
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,5 +1,5 @@
-//! Compiles the timed eBPF programs, the C reader of user space, and, where
-//! DPDK is installed, the program that measures DPDK's structures.
+//! Compiles the timed eBPF programs, the C reader for user space and, if DPDK is installed, the program that
+//! measures DPDK's structures.
 
 use libbpf_cargo::SkeletonBuilder;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn main() {
             "-Wall".to_owned(),
             "-Werror".to_owned(),
             format!("-I{INCLUDE}"),
-            // Debian keeps <asm/types.h> in a directory that clang does not search for this target.
+            // On Debian, <asm/types.h> is in a directory that clang does not search for this target.
             format!("-I/usr/include/{arch}-linux-gnu"),
         ])
         .obj(out.join("tables_bench.bpf.o"))
@@ -34,7 +34,7 @@ fn main() {
     build_dpdk_peers(&out, &arch);
 }
 
-/// By clang, because table headers speak to it by pragmas; both sides get the same optimisation.
+/// Compiles by clang, because the table headers use its pragmas. Both sides get the same optimization.
 fn compile(source: &str, to: &Path, before: &[String], after: &[String]) -> Result<(), String> {
     let output = Command::new("clang")
         .args(["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror"])
@@ -55,10 +55,11 @@ fn pkg_config(what: &str) -> Option<Vec<String>> {
     output.status.success().then(|| words.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Peers only: without DPDK, or where it cannot be compiled against, its measures are left out.
+/// Builds the program with DPDK's structures. Without DPDK, or if it does not compile, the measures of DPDK
+/// are left out.
 fn build_dpdk_peers(out: &Path, arch: &str) {
     println!("cargo:rerun-if-env-changed=PKG_CONFIG_PATH");
-    // DPDK may be installed later. A path that is not there would make cargo build this each time.
+    // DPDK may be installed later. Cargo would rebuild each time for a path that does not exist.
     let packages = format!("/usr/lib/{arch}-linux-gnu/pkgconfig");
     if Path::new(&packages).is_dir() {
         println!("cargo:rerun-if-changed={packages}");
@@ -67,8 +68,11 @@ fn build_dpdk_peers(out: &Path, arch: &str) {
     let peers = out.join("dpdk-peers");
     match compile("peers/dpdk_peers.c", &peers, &before, &after) {
         Ok(()) => println!("cargo:rustc-env=DPDK_PEERS={}", peers.display()),
-        Err(said) => {
-            println!("cargo:warning=DPDK's peers are left out: {}", said.lines().next().unwrap_or_default());
+        Err(error) => {
+            println!(
+                "cargo:warning=DPDK's structures are left out: {}",
+                error.lines().next().unwrap_or_default()
+            );
         }
     }
 }

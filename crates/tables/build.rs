@@ -1,18 +1,26 @@
-//! Binds the table layout and reads the drop reasons, both from `bpf/include`,
-//! so that neither is written twice.
+//! Binds the table layout and reads the drop reasons, both from `bpf/include/layout`, so that each is written
+//! only once.
 
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADERS: [&str; 6] = ["cells.h", "drops.h", "events.h", "flows.h", "meters.h", "session_layout.h"];
+const HEADERS: [&str; 7] = [
+    "cells.h",
+    "counter_layout.h",
+    "drops.h",
+    "events.h",
+    "flow_layout.h",
+    "meter_layout.h",
+    "session_layout.h",
+];
 
 fn main() {
     let include =
-        PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include");
+        PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../../bpf/include/layout");
     let out = PathBuf::from(env::var("OUT_DIR").expect("set by cargo"));
-    for header in HEADERS.iter().chain(&["atomic.h"]) {
+    for header in HEADERS {
         println!("cargo:rerun-if-changed={}", include.join(header).display());
     }
     bind_layout(&include, &out.join("layout.rs"));
@@ -25,33 +33,33 @@ fn bind_layout(include: &Path, to: &Path) {
     bindgen::Builder::default()
         .header_contents("layout.h", &includes)
         .clang_arg(format!("-I{}", include.display()))
-        .allowlist_file(".*/(cells|drops|events|flows|meters|session_layout)\\.h")
+        .allowlist_file(".*/(cells|drops|events|\\w+_layout)\\.h")
         .default_macro_constant_type(bindgen::MacroTypeVariation::Unsigned)
         .derive_default(true)
         .derive_eq(true)
         .layout_tests(true)
         .merge_extern_blocks(true)
         .generate()
-        .expect("bpf/include/cells.h binds (libclang-14-dev and linux-libc-dev are needed)")
+        .expect("bpf/include/layout/cells.h binds (libclang-14-dev and linux-libc-dev are needed)")
         .write_to_file(to)
         .expect("OUT_DIR can be written");
 }
 
-/// The lines `DROP(number, name, "text")` as the array literal `drops::ALL`.
+/// Converts the lines `DROP(number, name, "text")` to the array literal `drops::ALL`.
 fn parse_drops(header: &Path) -> String {
-    let text = fs::read_to_string(header).expect("bpf/include/drops.h is readable");
+    let text = fs::read_to_string(header).expect("bpf/include/layout/drops.h is readable");
     let mut array = String::from("&[\n");
     let mut count = 0;
     for line in text.lines().filter_map(|line| line.trim().strip_prefix("DROP(")) {
         let (number, rest) = line.split_once(',').expect("DROP(number, ...");
         let (name, rest) = rest.split_once(',').expect("DROP(number, name, ...");
-        let words = rest.trim().trim_end_matches('\\').trim().strip_suffix(')').expect("DROP(...) ends");
+        let text = rest.trim().trim_end_matches('\\').trim().strip_suffix(')').expect("DROP(...) ends");
         let number: u32 = number.trim().parse().expect("the number of a drop reason");
-        writeln!(array, "    Reason {{ number: {number}, name: \"{}\", text: {words} }},", name.trim())
-            .expect("a String takes it");
+        writeln!(array, "    Reason {{ number: {number}, name: \"{}\", text: {text} }},", name.trim())
+            .expect("writing to a String does not fail");
         count += 1;
     }
-    assert!(count > 0, "drops.h has no DROP lines that can be read");
+    assert!(count > 0, "bpf/include/layout/drops.h has no line DROP(number, name, text)");
     array.push(']');
     array
 }

@@ -1,6 +1,6 @@
 //! `kill -9` of a gateway's agent, a host's, the controller, and all at once:
-//! not one packet of 1000 a second is lost, nor does a TCP stream stop; what
-//! comes back takes new changes.
+//! no packet of 1000 per second is lost, no TCP stream stops, and restarted processes accept new
+//! changes.
 
 use crate::Ground;
 use crate::streams::Streams;

@@ -1,5 +1,5 @@
-//! The controller's PostgreSQL is killed: the API says so, packets go on, and
-//! when it is back nothing that was acknowledged is lost.
+//! The controller's PostgreSQL is killed: the API reports it, packets are forwarded,
+//! and when it is back nothing that was acknowledged is lost.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -37,7 +37,7 @@ async fn with(ground: &Ground, database: &mut Database) -> Outcome {
     database.start().await?;
     lab.api().wait_ready(BACK).await?;
     nothing_is_lost(&lab).await?;
-    // A controller that starts anew reads the same.
+    // A restarted controller reads the same.
     lab.kill(CONTROLLER).await?;
     lab.restart(CONTROLLER)?;
     lab.api().wait_ready(BACK).await?;

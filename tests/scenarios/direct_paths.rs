@@ -1,6 +1,6 @@
-//! An elephant goes from host to host after its first packets, both ways and in
-//! both families, also between peered networks; nothing is lost when it changes
-//! its way. Where the underlays' families differ it stays with the gateway.
+//! An elephant goes from host to host after its first packets, in both directions and
+//! both families, also between peered VPCs; nothing is lost when it changes its path. If the families of the
+//! underlays differ it stays with the gateway.
 
 use crate::Ground;
 use crate::streams::Streams;

@@ -1,5 +1,5 @@
-//! The controller's disk is full: the API says so and goes on reading, packets
-//! go on, nothing acknowledged is lost, and with room again all works again.
+//! The controller's disk is full: the API reports it and still answers reads, packets are
+//! forwarded, nothing acknowledged is lost, and with free space everything works again.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -30,7 +30,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     std::fs::remove_file(&ballast)?;
     lab.api().wait_ready(BACK).await?;
     lab.api().create((), &NewTenant { name: "with-room".into() }).await?;
-    // What a controller that starts anew finds on the disk.
+    // What a restarted controller finds on the disk.
     lab.kill(CONTROLLER).await?;
     lab.restart(CONTROLLER)?;
     lab.api().wait_ready(BACK).await?;

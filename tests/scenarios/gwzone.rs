@@ -1,11 +1,14 @@
-//! GWZone, a model to compare with: hosts detect elephants themselves and ask for
-//! their paths; when the primary gateway of a zone dies the controller leads its
-//! hosts to the backup, and back when it returns.
+//! GWZone, a model to compare with: hosts detect elephants themselves and request their paths. When the
+//! primary gateway of a zone dies, the controller directs the zone's hosts to the backup, and back to the primary
+//! when it returns.
+//!
+//! Catches: hosts that are not redirected, or only after more than the controller's silence limit and a push;
+//! loss when a zone returns to its primary.
 
 use crate::Ground;
 use crate::direct_paths::goes_direct;
 use crate::support::{Failure, Outcome, ensure, eventually};
-use crate::takeover::{Bench, lab_of_three};
+use crate::takeover::{Bench, Hellos, STEADY, lab_of_three};
 use sluice_client::Gateway;
 use sluice_lab::Lab;
 use std::time::Duration;
@@ -13,12 +16,15 @@ use std::time::Duration;
 /// The primary of host-a's zone and of host-c's, and its port of the switch; gw-b is host-b's.
 const PRIMARY: (&str, &str) = ("gw-a", "p0");
 const BACKUP: &str = "gw-c";
-const SECONDS: u64 = 8;
-const CALM: Duration = Duration::from_millis(1_200);
-const BACK: Duration = Duration::from_secs(40);
+const SECONDS: u64 = 6;
+const RETURN_MAX: Duration = Duration::from_secs(30);
+/// At a hello interval of 100 ms the controller declares a gateway dead after 1.5 s without heartbeats
+/// (`crates/cluster/src/params.rs`); a heartbeat interval before that is spent if the gateway dies right after
+/// one, and the push to hosts and their tables takes some tens of milliseconds.
+const FAILOVER_MAX: Duration = Duration::from_millis(1_700);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let lab = lab_of_three(ground, Some("gwzone")).await?;
+    let lab = lab_of_three(ground, Some("gwzone"), Hellos::Slow).await?;
     for (to, ipv6) in [("web-3", false), ("db-1", true)] {
         goes_direct(&lab, "web-1", to, ipv6).await?;
     }
@@ -28,10 +34,10 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     }
     // From here on nothing is an elephant.
     let bench = Bench::new(&lab).await?;
-    // Who owns which vIP is all the same here: hosts send to none.
-    eventually(BACK, || async {
+    // Owners of vIPs do not matter here: hosts send to gateways themselves.
+    eventually(RETURN_MAX, || async {
         let gateways = lab.api().list::<Gateway>(&[], None).await?;
-        ensure!(gateways.iter().all(|gateway| gateway.state == "fit"), "{gateways:?}");
+        ensure!(gateways.iter().all(|gateway| gateway.state == "ready"), "{gateways:?}");
         Ok(())
     })
     .await?;
@@ -45,27 +51,29 @@ async fn forwarded(lab: &Lab, gateway: &str) -> Result<f64, Failure> {
 async fn primary_dies(lab: &Lab, bench: &Bench<'_>) -> Outcome {
     let (primary, port) = PRIMARY;
     let idle = forwarded(lab, BACKUP).await?;
-    let streams = bench.streams_for(SECONDS)?;
-    tokio::time::sleep(CALM).await;
+    let streams = bench.streams_for(SECONDS).await?;
+    tokio::time::sleep(STEADY).await;
     let spare = forwarded(lab, BACKUP).await? - idle;
     ensure!(spare == 0.0, "the backup forwarded {spare} packets while the primaries were well");
     bench.on_switch(&["ip", "link", "set", port, "down"]).await?;
     lab.kill(primary).await?;
-    let seen = bench.worst("a primary dies", streams).await?;
-    ensure!(seen.lost > 0, "{primary} forwarded nothing, and its death shows nothing");
+    bench.bounded_loss("a primary dies", streams, FAILOVER_MAX).await?;
     let carried = forwarded(lab, BACKUP).await? - idle;
-    ensure!(carried > 100.0, "the backup forwarded only {carried} packets");
+    ensure!(carried > 1_000.0, "the backup forwarded only {carried} packets");
 
     bench.on_switch(&["ip", "link", "set", port, "up"]).await?;
+    let streams = bench.streams_until_ended().await?;
     lab.restart(primary)?;
-    eventually(BACK, || async {
-        let before = [forwarded(lab, primary).await?, forwarded(lab, BACKUP).await?];
-        let seen = bench.worst("its primary is back", bench.streams_for(SECONDS)?).await?;
-        let after = [forwarded(lab, primary).await?, forwarded(lab, BACKUP).await?];
-        ensure!(seen.lost == 0, "{} packets lost while the zone went back", seen.lost);
-        let (by_primary, by_backup) = (after[0] - before[0], after[1] - before[1]);
-        ensure!(by_backup == 0.0 && by_primary > 100.0, "{by_primary} by the primary, {by_backup} not");
+    let before = forwarded(lab, primary).await.unwrap_or(0.0);
+    eventually(RETURN_MAX, || async {
+        let by_primary = forwarded(lab, primary).await? - before;
+        ensure!(by_primary > 1_000.0, "{primary} forwarded only {by_primary} packets since it is back");
         Ok(())
     })
-    .await
+    .await?;
+    let spare = forwarded(lab, BACKUP).await?;
+    streams.end().await?;
+    let spare = forwarded(lab, BACKUP).await? - spare;
+    ensure!(spare == 0.0, "the backup still forwarded {spare} packets when the primary was back");
+    Ok(())
 }

@@ -1,5 +1,5 @@
-//! A path that is not used goes, one that is used stays; and an agent that is
-//! killed leaves its paths to its successor.
+//! A path that is not used is removed, one that is used stays, and an agent adopts the paths of a killed
+//! predecessor.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -29,7 +29,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 }
 
 async fn ages_out(lab: &Lab) -> Outcome {
-    let idle = [("why", "idle")];
+    let idle = [("reason", "idle")];
     let before = lab.metrics(HOST).await?.sum("sluice_paths_removed_total", &idle);
     let (sender, there) = (lab.vm("web-1")?, address(lab.vm("web-3")?, false)?);
     let streams = Streams::start(lab, &[("web-1", "web-3", false)], PORT, PPS).await?;

@@ -1,4 +1,4 @@
-//! A VM that ignores the MTU it was told is told again, by ICMP.
+//! A VM that ignores the MTU of its VPC is notified by ICMP.
 
 use crate::Ground;
 use crate::support::{Outcome, address, answers, ensure, ping};

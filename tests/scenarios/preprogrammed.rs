@@ -1,7 +1,7 @@
 //! Preprogrammed, a model to compare with: hosts have all paths before anything is
 //! sent, so no packet to an instance of another host passes a gateway, the first
-//! one included. What has no path still goes by the cluster: between underlays of
-//! different families. An instance that moves is followed.
+//! one included. Packets without a path still go to the cluster: between underlays of
+//! different families. Paths follow an instance that moves.
 
 use crate::Ground;
 use crate::support::{Failure, Outcome, address, answers, ensure, eventually, path_to, reaches, vni_packets};
@@ -80,7 +80,7 @@ async fn paths_follow(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// Waits until the paths of a host to both addresses lead to a host, or there are none.
+/// Waits until the paths of a host to both addresses lead to a host, or no longer exist.
 async fn leads(lab: &Lab, host: &str, vm: &VmState, to: Option<&str>) -> Outcome {
     let hosts = &lab.state().topology.hosts;
     let vtep =

@@ -1,6 +1,6 @@
-//! Who can send on the underlay, but has no key, is refused and counted: a forged
-//! notification, noise. With the key the same notification is believed, until
-//! the host asks its gateway; and sent twice it is a replay.
+//! RSP packets from the underlay without a valid key, forged notifications and noise, are refused and counted. With
+//! the key the same notification is accepted until the host asks its gateway, and the same packet sent twice is
+//! refused as a replay.
 
 use crate::Ground;
 use crate::support::{Failure, Outcome, Probe, ensure, eventually, path_to};
@@ -34,9 +34,9 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         }
     };
 
-    let before = refused(lab, "unauthentic").await?;
+    let before = refused(lab, "authentication_failed").await?;
     say(SECRET.to_owned()).await?;
-    counted(lab, "unauthentic", before + 2.0).await?;
+    counted(lab, "authentication_failed", before + 2.0).await?;
     let before = refused(lab, "short").await?;
     Probe::start(lab, FROM, &["send", &to, "20", "1"])?.end().await?;
     counted(lab, "short", before + 1.0).await?;

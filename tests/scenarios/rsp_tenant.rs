@@ -1,6 +1,5 @@
-//! A tenant who sends what looks like RSP, to other instances, to routers and to
-//! underlay addresses, neither learns nor changes anything: to the underlay it is
-//! one more packet inside a tunnel.
+//! A tenant that sends RSP packets to other instances, to routers and to underlay addresses learns and changes
+//! nothing: to the underlay they are payload of a tunnel.
 
 use crate::Ground;
 use crate::support::{Failure, Outcome, Probe, address, ensure, number};

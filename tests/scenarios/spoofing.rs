@@ -24,7 +24,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let outcome = counted(lab, "spoofed_mac", "web-3", false, &[]).await;
     run(lab, "web-1", &["ip", "link", "set", "eth0", "address", &mac]).await?;
     outcome?;
-    // Nobody has learnt anything wrong.
+    // No VM has learned a wrong neighbor entry.
     reaches(lab, "web-1", "web-3").await?;
     reaches(lab, "web-3", "web-1").await
 }

@@ -9,28 +9,43 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdout};
 
-/// Why a scenario failed.
+/// Why a scenario did not pass.
 #[derive(Debug)]
-pub struct Failure(String);
+pub struct Failure {
+    text: String,
+    /// A bound on time, rate or loss was exceeded, which a stall of the machine explains.
+    late: bool,
+}
 
-/// A scenario's end.
+/// How a scenario ends.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
+    /// A wrong result, which no stall of the machine explains.
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), late: false }
+    }
+
+    /// A bound on time, rate or loss was exceeded: if the machine stood still meanwhile, the run is inconclusive.
+    pub fn late(text: impl Into<String>) -> Self {
+        Self { text: text.into(), late: true }
+    }
+
+    /// Whether a stall of the machine explains it.
+    pub fn is_late(&self) -> bool {
+        self.late
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl<E: std::error::Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self(describe(&error))
+        Self::new(describe(&error))
     }
 }
 
@@ -56,6 +71,17 @@ macro_rules! ensure {
     };
 }
 pub(crate) use ensure;
+
+/// Like `ensure`, for a bound on time, rate or loss that a machine which stands still exceeds.
+macro_rules! ensure_timely {
+    ($condition:expr, $($text:tt)*) => {
+        if $condition {
+        } else {
+            return Err($crate::support::Failure::late(format!($($text)*)));
+        }
+    };
+}
+pub(crate) use ensure_timely;
 
 /// How many answers `ping` got, and all it printed.
 #[derive(Debug)]
@@ -184,7 +210,7 @@ impl Probe {
     }
 }
 
-/// Who answers at an address, asked by `udp` or `tcp`; `None`: nobody.
+/// The name of the VM that answers at an address by `udp` or `tcp`; `None` without an answer.
 pub async fn who(lab: &Lab, from: &str, protocol: &str, at: SocketAddr) -> Result<Option<String>, Failure> {
     let answer = Probe::start(lab, from, &["ask", protocol, &at.to_string()])?.result().await?;
     Ok(answer["name"].as_str().map(str::to_owned))
@@ -195,12 +221,11 @@ pub fn number(result: &Value, key: &str) -> Result<u64, Failure> {
     result[key].as_u64().ok_or_else(|| Failure::new(format!("no number `{key}` in {result}")))
 }
 
-/// Lets the gateways of a lab find failures within a third of a second instead of an eightieth: otherwise each moment
-/// in which the machine is not run looks like one, and what shall be tested waits for hold-downs. The usual
-/// times are for the other scenarios, the bench and the simulation.
-pub fn unhurried(topology: &mut Topology) {
-    topology.cluster.hello_ms = Some(100);
-    topology.other_clusters.iter_mut().for_each(|cluster| cluster.hello_ms = Some(100));
+/// Sets a hello interval of 100 ms instead of 4, so that a stall of tens of milliseconds is no failure of a
+/// gateway. `takeover_default`, the bench and the simulation use the default.
+pub fn slow_hellos(topology: &mut Topology) {
+    topology.cluster.hello_interval_ms = Some(100);
+    topology.other_clusters.iter_mut().for_each(|cluster| cluster.hello_interval_ms = Some(100));
 }
 
 /// The address of a family.
@@ -209,22 +234,20 @@ pub fn address(vm: &VmState, ipv6: bool) -> Result<IpAddr, Failure> {
     found.ok_or_else(|| Failure::new(format!("instance {} lacks a family", vm.id)))
 }
 
-/// Where processors are taken away from the machine all takes longer; nothing that scenarios say is about how
-/// long it takes.
-pub const PATIENT: u32 = 5;
-
-/// Waits until a check holds; its last complaint when it does not within several times as long as a machine
-/// of its own needs.
+/// Waits until a check holds. Fails with its last complaint if it does not within the time given, which is a
+/// bound on Sluice: if the machine stood still meanwhile, the run is inconclusive.
 pub async fn eventually<F>(within: Duration, mut check: impl FnMut() -> F) -> Outcome
 where
     F: Future<Output = Outcome>,
 {
-    let until = Instant::now() + PATIENT * within;
+    let until = Instant::now() + within;
     loop {
         match check().await {
             Ok(()) => return Ok(()),
-            Err(failure) if Instant::now() > until => return Err(failure),
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(failure) if Instant::now() > until => {
+                return Err(Failure::late(format!("not within {} s: {failure}", within.as_secs_f64())));
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     }
 }

@@ -1,14 +1,18 @@
-//! Gateways of a cluster of three die, or hear no more, under traffic of a packet
-//! every two milliseconds: their vIPs go to the others, and come back when they
-//! do. What it costs is measured and printed.
+//! Gateways of a cluster of three fail, or receive nothing any more, under traffic of a packet every two
+//! milliseconds: their vIPs move to the others, and return when they do.
 //!
-//! Packets are lost until the failure is found, for a third of a second at the
-//! hello interval of these labs (`support::unhurried`), and none when vIPs go home.
-//! They come through again while the gateway is away, or the scenario fails. How fast it is at the usual interval
-//! says `make bench-cluster`. Takeovers that lose nothing: `lossless_takeover`.
+//! Loss lasts until the failure is detected and the vIP announced. `docs/decisions/takeover.md` states the bound
+//! in hello intervals; it is checked at 100 ms (`support::slow_hellos`), and by the scenario `takeover_default`
+//! at the default of 4 ms. Nothing is lost when vIPs return. Takeovers that lose nothing: `lossless_takeover`.
+//!
+//! Catches: a gateway that detects failures late or not at all, announcements that switches do not see, vIPs
+//! that return before their gateway forwards, a dead controller that delays takeovers.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, PATIENT, Probe, address, ensure, eventually, number, unhurried};
+use crate::streams::{Account, Streams, lossless};
+use crate::support::{
+    Failure, Outcome, Probe, address, ensure, ensure_timely, eventually, number, slow_hellos,
+};
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 use sluice_client::{Cluster, Gateway, Vpc};
@@ -20,25 +24,41 @@ use std::time::{Duration, Instant};
 
 const PORT: u16 = 7021;
 const PPS: u64 = 500;
-const SECONDS: u64 = 5;
-/// Of those under which a gateway fails: to be over at the end although the machine is not run for moments.
-const FAILING_SECONDS: u64 = 10;
-/// Before something fails, traffic flows for so long.
-pub const CALM: Duration = Duration::from_millis(1_200);
-/// Hold-downs double while one gateway fails again and again.
-pub const HOME: Duration = Duration::from_secs(40);
+const SECONDS: u64 = 4;
+/// Of the streams under which a gateway fails: traffic before the failure, the takeover, and an end in which
+/// packets must arrive again.
+const FAILING_SECONDS: u64 = 4;
+/// Traffic flows for so long before something fails.
+pub const STEADY: Duration = Duration::from_millis(1_200);
+/// vIPs return two seconds after their gateway did, one every quarter of a second; hold-downs double while the
+/// same gateway fails again and again.
+pub const RETURN_MAX: Duration = Duration::from_secs(30);
+/// Between the failure and the first packet through another gateway: 3.75 hello intervals of 100 ms, and 50 ms
+/// for the announcement, the switch, and a probe that sends every 2 ms.
+const TAKEOVER_MAX: Duration = Duration::from_millis(425);
+/// If the gateway still sends, its peers learn from its hellos that it hears nothing: 4.25 intervals.
+const DEAF_TAKEOVER_MAX: Duration = Duration::from_millis(475);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
-    let lab = lab_of_three(ground, None).await?;
+    let lab = lab_of_three(ground, None, Hellos::Slow).await?;
     let bench = Bench::new(&lab).await?;
-    bench.at_home().await?;
-    bench.gateway_dies("a gateway dies", false).await?;
+    bench.owners_preferred().await?;
+    bench.gateway_dies("a gateway dies", false, TAKEOVER_MAX).await?;
     bench.gateway_goes_deaf().await?;
-    bench.gateway_dies("a gateway dies while the controller is down", true).await
+    bench.gateway_dies("a gateway dies while the controller is down", true, TAKEOVER_MAX).await
 }
 
-/// The standard lab with one more gateway, and two vIPs for each; `model`: another than the usual one.
-pub async fn lab_of_three(ground: &Ground, model: Option<&str>) -> Result<Lab, Failure> {
+/// The hello interval of a lab.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Hellos {
+    /// 4 ms.
+    Default,
+    /// 100 ms.
+    Slow,
+}
+
+/// The standard lab with a third gateway, and two vIPs for each; `model`: another than Zeta.
+pub async fn lab_of_three(ground: &Ground, model: Option<&str>, hellos: Hellos) -> Result<Lab, Failure> {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     options.model = model.map(str::to_owned);
     let topology = &mut options.topology;
@@ -50,24 +70,33 @@ pub async fn lab_of_three(ground: &Ground, model: Option<&str>) -> Result<Lab, F
         .iter()
         .flat_map(|prefix| (101..=103).map(move |last| format!("{prefix}{last}").parse()))
         .collect::<Result<Vec<IpAddr>, _>>()?;
-    unhurried(topology);
+    if hellos == Hellos::Slow {
+        slow_hellos(topology);
+    }
     Ok(Lab::up(options).await?)
 }
 
-/// Traffic through both underlays in both families, and who fails under it.
+/// Traffic through both underlays in both families, and the gateways that fail under it.
 pub struct Bench<'a> {
     pub lab: &'a Lab,
     _listeners: Vec<Probe>,
-    ways: Vec<(&'static str, String)>,
-    /// Who failed already: a gateway that seemed dead lately and was not is given longer.
-    tried: RefCell<BTreeSet<String>>,
+    /// Sending VM and destination of each stream.
+    flows: Vec<(&'static str, String)>,
+    /// Gateways that failed already: peers wait longer for one that seemed dead lately and was not.
+    failed: RefCell<BTreeSet<String>>,
 }
 
-/// What a stream of packets saw.
+/// Streams under way.
+pub struct Running {
+    account: Account,
+    probes: Vec<Probe>,
+}
+
+/// What the stream that lost most saw.
 #[derive(Default)]
-pub struct Seen {
-    pub lost: u64,
-    pub longest_ms: f64,
+pub struct Loss {
+    pub packets: u64,
+    pub longest: Duration,
 }
 
 impl<'a> Bench<'a> {
@@ -78,14 +107,14 @@ impl<'a> Bench<'a> {
             lab.api().update::<Vpc>(vpc.id, &json!({ "offload_kbps": u32::MAX }), None).await?;
         }
         let mut listeners = Vec::new();
-        let mut ways = Vec::new();
+        let mut flows = Vec::new();
         for (from, to, ipv6) in [("web-1", "web-3", false), ("web-3", "web-1", true), ("db-1", "db-2", false)]
         {
             let at = SocketAddr::new(address(lab.vm(to)?, ipv6)?, PORT).to_string();
             listeners.push(Probe::listening(lab, to, &["echo", &at, to]).await?);
-            ways.push((from, at));
+            flows.push((from, at));
         }
-        let bench = Self { lab, _listeners: listeners, ways, tried: RefCell::default() };
+        let bench = Self { lab, _listeners: listeners, flows, failed: RefCell::default() };
         // A switch that floods what it does not know would hide failures: any gateway forwards it.
         for place in 0..lab.state().topology.gateways.len() {
             bench.set_port(&format!("p{place}"), &["flood"], "off").await?;
@@ -93,57 +122,85 @@ impl<'a> Bench<'a> {
         Ok(bench)
     }
 
-    pub fn streams(&self) -> Result<Vec<Probe>, Failure> {
-        self.streams_for(SECONDS)
+    pub async fn streams(&self) -> Result<Running, Failure> {
+        self.streams_for(SECONDS).await
     }
 
-    /// Begins to send, for so many seconds.
-    pub fn streams_for(&self, seconds: u64) -> Result<Vec<Probe>, Failure> {
+    /// Starts to send, for so many seconds.
+    pub async fn streams_for(&self, seconds: u64) -> Result<Running, Failure> {
+        let account = Account::begin(self.lab).await?;
         let (pps, seconds) = (PPS.to_string(), seconds.to_string());
         let start =
             |(from, at): &(&str, String)| Probe::start(self.lab, from, &["stream", at, &pps, &seconds]);
-        self.ways.iter().map(start).collect()
+        Ok(Running { account, probes: self.flows.iter().map(start).collect::<Result<_, _>>()? })
     }
 
-    /// Ends the streams: what the worst of them saw.
-    pub async fn worst(&self, what: &str, streams: Vec<Probe>) -> Result<Seen, Failure> {
-        let mut worst = Seen::default();
-        for stream in streams {
-            let result: Value = stream.result().await?;
-            let sent = number(&result, "sent")?;
-            ensure!(sent >= PPS, "{what}: only {sent} packets were sent");
-            worst.lost = worst.lost.max(sent - number(&result, "received")?);
-            for range in result["lost"].as_array().into_iter().flatten() {
-                let [first, last] = [0, 1].map(|at| range[at].as_u64().unwrap_or_default());
-                worst.longest_ms = worst.longest_ms.max((last - first + 1) as f64 * 1e3 / PPS as f64);
-            }
-            // The last packets came back: whatever happened is over.
-            let tail =
-                result["lost"].as_array().and_then(|lost| lost.last()).and_then(|last| last[1].as_u64());
-            ensure!(
-                tail.is_none_or(|last| last + PPS / 10 < sent),
-                "{what}: nothing came back at the end: {result}"
-            );
+    /// Starts to send until [`Streams::end`].
+    pub async fn streams_until_ended(&self) -> Result<Streams<'a>, Failure> {
+        Streams::to_flows(self.lab, &self.flows, PPS).await
+    }
+
+    /// Waits for the end of streams from which nothing may be missing.
+    pub async fn lossless(&self, what: &str, streams: Running) -> Outcome {
+        for (probe, (from, at)) in streams.probes.into_iter().zip(&self.flows) {
+            let result = probe.result().await?;
+            let stream = format!("{what}: {from} -> {at}");
+            ensure!(number(&result, "sent")? >= PPS, "{stream}: hardly any packets were sent: {result}");
+            lossless(self.lab, &streams.account, &stream, &result).await?;
         }
-        println!("    {what}: at most {} packets lost, {:.1} ms in a row", worst.lost, worst.longest_ms);
-        Ok(worst)
+        println!("    {what}: no packet lost");
+        Ok(())
     }
 
-    /// The gateway that forwards most of what the streams send, of those that have not failed since all
-    /// have, and its port on the switch.
+    /// Waits for the end of streams under which a gateway failed: every stream carries packets again within
+    /// `longest_max`, and at least one went through that gateway.
+    pub async fn bounded_loss(&self, what: &str, streams: Running, longest_max: Duration) -> Outcome {
+        let mut worst = Loss::default();
+        for probe in streams.probes {
+            let result: Value = probe.result().await?;
+            let (sent, received) = (number(&result, "sent")?, number(&result, "received")?);
+            ensure!(sent >= PPS, "{what}: only {sent} packets were sent");
+            worst.packets = worst.packets.max(sent - received);
+            let ranges = result["lost"].as_array().cloned().unwrap_or_default();
+            for range in &ranges {
+                let [first, last] = [0, 1].map(|at| range[at].as_u64().unwrap_or_default());
+                let longest = Duration::from_millis((last - first + 1) * 1_000 / PPS);
+                worst.longest = worst.longest.max(longest);
+                // The last packets arrived: the takeover is over.
+                ensure_timely!(last + PPS / 10 < sent, "{what}: nothing arrived at the end: {result}");
+            }
+        }
+        println!("    {what}: at most {} packets lost, for {:?}", worst.packets, worst.longest);
+        ensure!(worst.packets > 0, "{what}: no packet was lost, so nothing failed");
+        ensure_timely!(
+            worst.longest <= longest_max,
+            "{what}: an outage of {:?}, bound {longest_max:?}",
+            worst.longest
+        );
+        let packets_max = longest_max.as_millis() as u64 * PPS / 1_000;
+        ensure_timely!(
+            worst.packets <= packets_max,
+            "{what}: {} packets lost, bound {packets_max}",
+            worst.packets
+        );
+        Ok(())
+    }
+
+    /// The gateway that forwards most of what the streams send, and its port on the switch; one that has not
+    /// failed yet, unless all have.
     pub async fn busiest(&self) -> Result<(String, String), Failure> {
         let before = self.forwarded().await?;
         tokio::time::sleep(Duration::from_millis(400)).await;
         let after = self.forwarded().await?;
         let gateways = &self.lab.state().topology.gateways;
-        let mut tried = self.tried.borrow_mut();
-        if tried.len() == gateways.len() {
-            tried.clear();
+        let mut failed = self.failed.borrow_mut();
+        if failed.len() == gateways.len() {
+            failed.clear();
         }
-        let fresh = after.iter().filter(|(name, _)| !tried.contains(*name));
+        let fresh = after.iter().filter(|(name, _)| !failed.contains(*name));
         let busiest = fresh.max_by_key(|(name, count)| *count - before.get(*name).unwrap_or(&0));
         let (name, _) = busiest.ok_or_else(|| Failure::new("the lab has no gateway"))?;
-        tried.insert(name.clone());
+        failed.insert(name.clone());
         let place = gateways.iter().position(|it| it.name == *name).unwrap_or(0);
         Ok((name.clone(), format!("p{place}")))
     }
@@ -157,53 +214,54 @@ impl<'a> Bench<'a> {
         Ok(counts)
     }
 
-    /// Who owns each vIP, and whose it is, by the API.
+    /// Owner and preferred owner of each vIP, by the API.
     async fn owners(&self) -> Result<BTreeMap<IpAddr, (String, String)>, Failure> {
         let name = &self.lab.state().topology.cluster.name;
         let cluster = self.lab.api().find::<Cluster>(name, &[]).await?;
         let gateways = self.lab.api().list::<Gateway>(&[], None).await?;
         let named = |id: Option<sluice_types::GatewayId>| {
             let gateway = id.and_then(|id| gateways.iter().find(|gateway| gateway.id == id));
-            gateway.map_or_else(|| "nobody".to_owned(), |gateway| gateway.name.clone())
+            gateway.map_or_else(|| "no gateway".to_owned(), |gateway| gateway.name.clone())
         };
-        Ok(cluster.vips.iter().map(|vip| (vip.address, (named(vip.owner), named(vip.home)))).collect())
+        Ok(cluster
+            .vips
+            .iter()
+            .map(|vip| (vip.address, (named(vip.owner), named(vip.preferred_owner))))
+            .collect())
     }
 
-    pub async fn at_home(&self) -> Outcome {
-        eventually(HOME, || async {
+    /// Waits until every vIP is with its preferred owner.
+    pub async fn owners_preferred(&self) -> Outcome {
+        eventually(RETURN_MAX, || async {
             let owners = self.owners().await?;
-            let away: Vec<_> = owners.iter().filter(|(_, (owner, home))| owner != home).collect();
-            ensure!(away.is_empty() && !owners.is_empty(), "away from home: {away:?}");
+            let away: Vec<_> = owners.iter().filter(|(_, (owner, preferred))| owner != preferred).collect();
+            ensure!(
+                away.is_empty() && !owners.is_empty(),
+                "vIPs with another owner than preferred: {away:?}"
+            );
             Ok(())
         })
         .await
     }
 
+    /// Waits until a gateway owns no vIP, and every vIP has an owner.
     pub async fn owns_nothing(&self, victim: &str) -> Outcome {
-        eventually(HOME, || async {
+        eventually(RETURN_MAX, || async {
             let owners = self.owners().await?;
             let owning: BTreeSet<_> = owners.values().map(|(owner, _)| owner.as_str()).collect();
-            ensure!(!owning.contains(victim) && !owning.contains("nobody"), "{owners:?}");
+            ensure!(!owning.contains(victim) && !owning.contains("no gateway"), "{owners:?}");
             Ok(())
         })
         .await
     }
 
-    /// vIPs go home, and nothing is lost on the way.
+    /// vIPs return to their preferred owners, and no packet is lost meanwhile.
     pub async fn returns(&self, what: &str, victim: &str) -> Outcome {
         let begin = Instant::now();
-        let mut lost = 0;
-        loop {
-            let seen = self.worst(&format!("{what}: {victim} comes back"), self.streams()?).await?;
-            lost += seen.lost;
-            let owners = self.owners().await?;
-            if owners.values().all(|(owner, home)| owner == home) {
-                break;
-            }
-            ensure!(begin.elapsed() < PATIENT * HOME, "{what}: vIPs did not go home: {owners:?}");
-        }
-        ensure!(lost == 0, "{what}: {lost} packets lost while vIPs went home to {victim}");
-        Ok(())
+        let streams = self.streams_until_ended().await?;
+        self.owners_preferred().await?;
+        println!("    {what}: vIPs returned to {victim} within {:.1} s", begin.elapsed().as_secs_f64());
+        streams.end().await
     }
 
     /// Runs a command on the switch.
@@ -216,78 +274,73 @@ impl<'a> Bench<'a> {
     }
 
     /// The machine dies, as far as the network can tell: agent and link at once.
-    async fn gateway_dies(&self, what: &str, without_controller: bool) -> Outcome {
+    pub async fn gateway_dies(
+        &self,
+        what: &str,
+        without_controller: bool,
+        takeover_max: Duration,
+    ) -> Outcome {
         if without_controller {
             self.lab.kill(CONTROLLER).await?;
         }
-        let streams = self.streams_for(FAILING_SECONDS)?;
-        tokio::time::sleep(CALM).await;
+        let streams = self.streams_for(FAILING_SECONDS).await?;
+        tokio::time::sleep(STEADY).await;
         let (victim, port) = self.busiest().await?;
         self.on_switch(&["ip", "link", "set", &port, "down"]).await?;
         self.lab.kill(&victim).await?;
-        let seen = self.worst(what, streams).await?;
-        ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its death shows nothing");
+        self.bounded_loss(what, streams, takeover_max).await?;
         if without_controller {
             self.lab.restart(CONTROLLER)?;
-            self.lab.api().wait_ready(HOME).await?;
+            self.lab.api().wait_ready(RETURN_MAX).await?;
         }
         self.owns_nothing(&victim).await?;
         self.on_switch(&["ip", "link", "set", &port, "up"]).await?;
-        self.nobody_is_misled(what, &victim).await?;
+        self.dead_agent_attracts_no_packets(what, &victim).await?;
         self.lab.restart(&victim)?;
         self.returns(what, &victim).await
     }
 
-    /// A gateway's link is back and its agent is not: its programs have lost their neighbours. When somebody
-    /// asks everybody for vIPs, no switch takes it from their answer that the vIPs are there.
-    async fn nobody_is_misled(&self, what: &str, victim: &str) -> Outcome {
-        let streams = self.streams()?;
+    /// A gateway's link is back and its agent is not. Its programs have lost their neighbor entries, so they must
+    /// not answer requests for vIPs, from which switches would learn that the vIPs are there.
+    async fn dead_agent_attracts_no_packets(&self, what: &str, victim: &str) -> Outcome {
+        let streams = self.streams().await?;
         let topology = &self.lab.state().topology;
         // The kernels of the other gateways know no vIP, not even those that their programs answer for.
         let others = topology.gateways.iter().filter(|gateway| gateway.name != victim);
         let asked = others.flat_map(|gateway| topology.cluster.vips.iter().map(move |vip| (gateway, vip)));
         try_join_all(asked.map(async |(gateway, vip)| {
             let vip = vip.to_string();
-            // Not if it was asked before. That there is no such neighbour is no failure.
+            // A request is sent only if there is no entry. That there was none is no failure.
             self.lab.exec(&gateway.name, &["ip", "neigh", "del", &vip, "dev", "eth0"]).await?;
             let output = self.lab.exec(&gateway.name, &["ping", "-c", "1", "-W", "1", &vip]).await?;
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             ensure!(
                 said.contains("1 packets transmitted"),
-                "{} asked nobody for {vip}: {said}",
+                "{} requested {vip} from no gateway: {said}",
                 gateway.name
             );
             Ok::<_, Failure>(())
         }))
         .await?;
-        let seen = self.worst(&format!("{what}: its link is back"), streams).await?;
-        ensure!(seen.lost == 0, "{what}: {} packets lost when {victim}'s link came back", seen.lost);
-        Ok(())
+        self.lossless(&format!("{what}: the link of {victim} comes back"), streams).await
     }
 
     /// The link fails in one direction: the gateway can speak, and hears nothing.
     async fn gateway_goes_deaf(&self) -> Outcome {
         let what = "a link fails in one direction";
-        let ports: Vec<String> =
-            (0..self.lab.state().topology.gateways.len()).map(|at| format!("p{at}")).collect();
-        // A switch that floods what it does not know hides the failure: all gateways forward it.
-        for port in &ports {
-            self.set_port(port, &["flood"], "off").await?;
-        }
-        let streams = self.streams_for(FAILING_SECONDS)?;
-        tokio::time::sleep(CALM).await;
+        let streams = self.streams_for(FAILING_SECONDS).await?;
+        tokio::time::sleep(STEADY).await;
         let (victim, port) = self.busiest().await?;
         // The switch takes what the gateway sends, learns nothing from it, and so sends nothing there.
         let deaf = ["learning", "mcast_flood", "bcast_flood"];
         self.set_port(&port, &deaf, "off").await?;
         self.on_switch(&["bridge", "fdb", "flush", "dev", "br0", "brport", &port]).await?;
-        let seen = self.worst(what, streams).await?;
-        ensure!(seen.lost > 0, "{what}: {victim} forwarded nothing, and its deafness shows nothing");
+        self.bounded_loss(what, streams, DEAF_TAKEOVER_MAX).await?;
         self.owns_nothing(&victim).await?;
-        // One that was stopped itself listens for a while before it says so.
-        eventually(HOME, || async {
+        // A gateway that was paused meanwhile listens for a while before it reports this state.
+        eventually(RETURN_MAX, || async {
             let state = self.gateway(&victim).await?.state;
-            ensure!(state == "cut_off", "{what}: {victim} is {state}");
+            ensure!(state == "isolated", "{what}: {victim} is {state}");
             Ok(())
         })
         .await?;

@@ -1,4 +1,4 @@
-//! Two labs of the same topology beside each other, and one outlives the other.
+//! Two labs of the same topology run at the same time, and removing one does not disturb the other.
 
 use crate::Ground;
 use crate::leftovers::traces;

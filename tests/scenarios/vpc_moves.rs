@@ -4,7 +4,7 @@
 
 use crate::Ground;
 use crate::streams::Streams;
-use crate::support::{Outcome, ensure, reaches, unhurried};
+use crate::support::{Outcome, ensure, reaches, slow_hellos};
 use serde_json::json;
 use sluice_client::{Cluster, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, down};
@@ -27,7 +27,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     gateway.cluster = Some("far".to_owned());
     (gateway.ipv4, gateway.ipv6) = (Some("192.0.2.13".parse()?), Some("2001:db8:0:1::13".parse()?));
     topology.gateways.push(gateway);
-    unhurried(topology);
+    slow_hellos(topology);
     let lab = Lab::up(options).await?;
     let outcome = there_and_back(&lab).await;
     if outcome.is_ok() {
@@ -63,7 +63,7 @@ async fn there_and_back(lab: &Lab) -> Outcome {
     streams.end().await?;
     let events = lab.api().events(Some(&web.id.to_string()), None, 100).await?;
     let kinds: Vec<_> = events.iter().map(|event: &HappenedEvent| event.kind.as_str()).collect();
-    let once = ["vpc_move_begun", "vpc_move_switched", "vpc_moved"];
+    let once = ["vpc_move_started", "vpc_move_switched", "vpc_moved"];
     ensure!(kinds == [once, once].concat(), "the events are {kinds:?}");
     reaches(lab, "web-1", "db-2").await
 }

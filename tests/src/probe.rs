@@ -1,7 +1,7 @@
 //! A traffic generator with numbered packets, run inside the lab's VMs.
 //!
 //!     sluice-probe echo ADDRESS NAME          answer UDP and TCP, with NAME in front
-//!     sluice-probe ask udp|tcp ADDRESS        print who answers
+//!     sluice-probe ask udp|tcp ADDRESS        print the name of the VM that answers
 //!     sluice-probe stream ADDRESS PPS SECONDS numbered packets to `echo`, count the answers; a line on
 //!                                             standard input ends it earlier
 //!     sluice-probe send ADDRESS PPS SECONDS   numbered packets, no answer expected
@@ -14,7 +14,8 @@
 
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use serde_json::json;
-use sluice_rsp::{Answer, Answered, BootId, ClusterKey, Destination, KeyRing, Message, NodeId, Path, Sealer};
+use sluice_envelope::{BootId, ClusterKey, KeyRing, NodeId};
+use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Sealer};
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::io::{Error, Read, Result, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -79,13 +80,15 @@ fn notify(
     let boot = BootId::random().ok_or_else(|| Error::other("no random bytes"))?;
     let mut sealer = Sealer::new(NodeId::from(GatewayId::new(1)), boot);
     let path = Path { host, mac: MacAddr::local(200), vni, lifetime_ms: 60_000, revision: 1 };
-    let answers =
-        vec![Answered { destination: Destination { vni, address: destination }, answer: Answer::Path(path) }];
+    let answers = vec![AnswerEntry {
+        destination: Destination { vni, address: destination },
+        answer: Answer::Path(path),
+    }];
     let sealed = sealer.seal(&keys, now_us() / 1000, to.ip(), 1280, &Message::Notify { answers });
     let packets = sealed.map_err(|error| bad(&error))?;
     let socket = connected(to)?;
     for packet in packets.iter().chain(&packets) {
-        // An error tells of an earlier packet that nobody wanted.
+        // An error reports an ICMP answer to an earlier packet.
         let _ = socket.send(packet);
     }
     Ok(())
@@ -210,15 +213,15 @@ fn missing(seen: &[bool], sent: usize) -> Vec<(usize, usize)> {
     ranges
 }
 
-/// Whether a line came on standard input, from now on.
-fn told() -> Arc<AtomicBool> {
-    let told = Arc::new(AtomicBool::new(false));
-    let tell = told.clone();
+/// A flag that is set when a line arrives on standard input.
+fn ended_by_input() -> Arc<AtomicBool> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let flag = ended.clone();
     std::thread::spawn(move || {
         let line = std::io::stdin().read_line(&mut String::new());
-        tell.store(line.is_ok_and(|bytes| bytes > 0), Ordering::Relaxed);
+        flag.store(line.is_ok_and(|bytes| bytes > 0), Ordering::Relaxed);
     });
-    told
+    ended
 }
 
 fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
@@ -230,7 +233,7 @@ fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         std::thread::spawn(move || receive(&socket, &total))
     };
-    let sent = send(&socket, pps, duration, &told())?;
+    let sent = send(&socket, pps, duration, &ended_by_input())?;
     let sent = usize::try_from(sent).unwrap_or(0);
     total.get_or_init(|| sent);
     let answers = receiver.join().map_err(|_| Error::other("the receiver panicked"))?;

@@ -122,7 +122,7 @@ fn balance(workload: Workload, layout: Layout, seed: u64, flows: usize) -> Resul
         .collect();
     let ours = |flow: &Flow| {
         let cluster = placement[&VpcId::new(flow.vpc as u64 + 1)].get() as usize - 1;
-        // As tunnel_to_group() in bpf/include/tunnel.h spreads flows over a group's vIPs.
+        // As tunnel_to_group() in bpf/include/vswitch/tunnel.h spreads flows over a group's vIPs.
         let vips = CLUSTERS[cluster] * VIPS;
         starts[cluster] + ((u64::from(flow.hash) * vips as u64) >> 32) as usize % CLUSTERS[cluster]
     };
@@ -169,7 +169,7 @@ impl Cloud {
     }
 }
 
-/// By RGCM, each VPC needing what its number of VMs says: nobody knows of bursts before.
+/// By RGCM, each VPC with a demand by its number of VMs: bursts are not known in advance.
 fn place(cloud: &Cloud, seed: u64) -> Result<Placement, Failure> {
     let clusters = CLUSTERS
         .iter()

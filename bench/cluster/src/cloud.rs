@@ -32,7 +32,7 @@ where
     })
 }
 
-/// Instances on host-b that nobody plugs in, and their addresses.
+/// Instances on host-b without ports, and their addresses.
 pub async fn sinks(lab: &Lab, prefix: &str, count: usize) -> Result<Vec<Ipv4Addr>, Failure> {
     let vpc = lab.vpc("web")?;
     let subnet = vpc.subnets["back"];

@@ -93,7 +93,7 @@ impl Cloud {
     /// Draws the cloud.
     ///
     /// # Errors
-    /// A problem that is none.
+    /// An invalid problem.
     pub fn draw(&self) -> Result<Problem, Failure> {
         self.draw_again(self.seed)
     }

@@ -78,7 +78,7 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     Ok(())
 }
 
-/// Interfaces and addresses of a rig are nobody else's.
+/// Each rig has its own interfaces and addresses.
 fn in_namespace<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {

@@ -99,7 +99,7 @@ async fn fit(lab: &Lab) -> Result<(), Failure> {
     let start = Instant::now();
     loop {
         let gateways = lab.api().list::<Gateway>(&[], None).await?;
-        if gateways.iter().all(|gateway| gateway.state == "fit") {
+        if gateways.iter().all(|gateway| gateway.state == "ready") {
             return Ok(());
         }
         if start.elapsed() > RETURN_MAX {
@@ -162,7 +162,7 @@ fn gap(frames: &Frames, to: Ipv4Addr, sent: u32) -> Result<Gap, Failure> {
     let Some([before, after]) = longest else { return Err("no probe arrived".into()) };
     let last = probes.last().map_or(0, |(_, number)| *number);
     if sent.saturating_sub(last) > after.1.saturating_sub(before.1) {
-        return Err(format!("probes stopped at {last} of {sent}: nobody took over").into());
+        return Err(format!("probes stopped at {last} of {sent}: no gateway took over").into());
     }
     let lost = after.1.saturating_sub(before.1).saturating_sub(1);
     let announcements = frames.iter().filter_map(|(at_ns, frame)| match frame {

@@ -42,7 +42,7 @@ struct Simulated {
     entries: Arc<AtomicU64>,
 }
 
-/// The same of a host.
+/// A simulated host.
 struct SimulatedHost {
     id: HostId,
     acked: watch::Receiver<u64>,
@@ -109,7 +109,7 @@ impl Fleet {
         // Clusters on one underlay have different vIPs.
         let first = 1 + self.gateways.len();
         let vips = (first..first + size).map(vip).collect();
-        let body = NewCluster { name: format!("cluster-{number}"), vips, hello_ms: None };
+        let body = NewCluster { name: format!("cluster-{number}"), vips, hello_interval_ms: None };
         let cluster = self.api.create((), &body).await?.object;
         for _ in 0..size {
             let number = self.gateways.len();
@@ -246,7 +246,7 @@ impl Fleet {
 }
 
 /// Counts default entries and paths as a host would have them that keeps all that it is told: while
-/// instances are only started, none is told twice or taken away, but default entries, which are told anew.
+/// instances are only started, none is told twice or taken away, but default entries, which are sent again.
 fn count_ways(own: IpAddr, ways: Arc<AtomicU64>) -> impl FnMut(&Update) {
     let mut defaults = HashSet::<Vni>::new();
     move |update| {

@@ -35,8 +35,8 @@ of 0.8, 1 and 1.2. Each tenant has one VPC; the others are drawn by Zipf's law, 
 entries, by Zipf's law of another order. k is 20 on 50 clusters as in the paper, and 4 on 10. `_s`: one thread, LP
 included, the slowest of all cases. `rgcm_lambda_ratio`: lambda by the lower bound of LP-GCM, the worst of all cases;
 `rgcm_tenants_over_k`: the sum of all. Beside them, `rounding_only`: the first rounding of the same fractions,
-not repaired. The paper proves 4.2 for lambda and 4.4 k for tenants. `rgcm_lp_1885_s`: the LP alone, in classes,
-beside the whole one.
+not repaired. The paper proves 4.2 for lambda and 4.4 k for tenants. `rgcm_lp_471_s`: the LP alone of a quarter of the
+first cloud, in classes, and as it stands.
 
 `push` (figure 24): a controller and 45 gateways in one process; gateways enrol and open their streams over mutual TLS,
 read every entry of every update, acknowledge, and have no tables. Ten bulk calls of a tenth of the rules each, all at
@@ -62,7 +62,7 @@ tenant's burst: it stays on the cluster of its VPC, as it is meant to. `video`, 
 `burst_max_over_mean`: the worst of the paper's three. The paper's maximum is 18 to 34% below GWZone's.
 
 `detection` (figures 8 and 9): the gateway's program on one core, on the spine's rig, without and with detection, in turns;
-the table of flows has twice the room that is needed, each flow of enough packets is told once a second, and somebody reads
+the table of flows has twice the room that is needed, each flow of enough packets is told once a second, and an agent reads
 what is told. `_pct`: of the packets a second that come back, the median of pairs of a quarter of a second each; `_ns`: of
 the program's time for a packet. `2k`, `100k`: as many destinations, a flow to each; `_to_2k`: that many flows to 2,000 destinations. `detection_cost_pct` is the worse of
 `2k` and `100k`. The paper: 1.2%, and flat to 100k.

@@ -32,7 +32,7 @@ const BURSTS: usize = 5;
 const HOLD: Duration = Duration::from_secs(2);
 /// The scheduler looks once a second, at least, and a half for what it does then.
 const ROUND: Duration = Duration::from_millis(1_500);
-/// After each burst vIPs are shared out anew and go home; so long it may take,
+/// After each burst vIPs are divided again and return to their preferred owners; so long it may take,
 /// which is more than the longest hold-down.
 const REST: Duration = Duration::from_secs(330);
 /// What all gateways can before it: so little that the calm traffic is their load, and vIPs are shared out by
@@ -57,8 +57,8 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         let never = serde_json::json!({ "offload_kbps": NEVER });
         lab.api().update::<sluice_client::Vpc>(vpc, &never, None).await?;
         let to = sinks(&lab, "relief", FLOWS).await?;
-        let hold_ms = Some(HOLD.as_millis() as u64);
-        lab.api().set_scheduler(&SchedulerPatch { hold_ms, ..Default::default() }).await?;
+        let hold_down_ms = Some(HOLD.as_millis() as u64);
+        lab.api().set_scheduler(&SchedulerPatch { hold_down_ms, ..Default::default() }).await?;
         let (mut reliefs, mut voids) = (Vec::new(), 0);
         while reliefs.len() < bursts && voids < bursts {
             match one_burst(&lab, to.clone()).await? {
@@ -94,7 +94,8 @@ async fn at_rest(lab: &Lab) -> Result<(), Failure> {
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64;
         let last_ms = scheduler.decisions.last().map_or(0, |decision| decision.time_ms);
         let clusters = lab.api().list::<Cluster>(&[], None).await?;
-        let at_home = clusters.iter().flat_map(|cluster| &cluster.vips).all(|vip| vip.owner == vip.home);
+        let at_home =
+            clusters.iter().flat_map(|cluster| &cluster.vips).all(|vip| vip.owner == vip.preferred_owner);
         if at_home && now_ms.saturating_sub(last_ms) > (HOLD + ROUND).as_millis() as u64 {
             return Ok(());
         }
@@ -152,7 +153,7 @@ async fn set_capacities(lab: &Lab, of: impl Fn(Option<Ipv4Addr>) -> Option<u64>)
     Ok(())
 }
 
-/// Whether it is to begin; if nobody is left to say so, it does.
+/// Whether to begin; also if the sender is gone.
 #[derive(Clone, Default)]
 struct Burst(Arc<AtomicBool>);
 

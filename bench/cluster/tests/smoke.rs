@@ -14,7 +14,7 @@ fn all_parts_run_and_give_their_figures() {
     for name in [
         "rgcm_1885_s",
         "rgcm_10k_tenants_s",
-        "rgcm_lp_1885_s",
+        "rgcm_lp_471_s",
         "push_10k_45gw_s",
         "push_100k_45gw_s",
         "launch_100k_s",

@@ -1,7 +1,8 @@
-//! What was measured: printed as a table, kept as JSON, recorded in Markdown.
-//! And the system's own tools, by which benchmarks set up what they measure.
+//! Results of benchmarks: a table for the terminal, JSON, and a section of `bench/RESULTS.md`; statistics of
+//! rounds ([`pairs`]); and a runner for the system tools that benchmarks use ([`shell`]).
 #![forbid(unsafe_code)]
 
+pub mod pairs;
 pub mod shell;
 
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -9,17 +10,17 @@ use nix::unistd::Pid;
 use serde::Serialize;
 use std::{fs, io, path::Path};
 
-/// Keeps this thread on a core.
+/// Pins the calling thread to a core.
 ///
 /// # Errors
-/// The kernel's; that there is no such core, too.
+/// Errors of the kernel, such as a core that does not exist.
 pub fn stay_on(core: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     let stays = set.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
     stays.map_err(|error| io::Error::other(format!("no core {core} to measure on, two are needed: {error}")))
 }
 
-/// One figure beside one peer's.
+/// A figure of Sluice, with the figure of the peer that it is compared with, if there is one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measure {
     /// Name of the measure.
@@ -28,16 +29,17 @@ pub struct Measure {
     pub unit: &'static str,
     /// Sluice's figure.
     pub ours: f64,
-    /// Who is measured beside it, `-` where there is none.
+    /// Name of the peer, `-` if there is no peer.
     pub peer: &'static str,
-    /// The peer's figure; null where there is none or where it did not finish.
+    /// Figure of the peer; null if there is no peer or if it did not finish.
     pub theirs: Option<f64>,
-    /// How many times ours is ahead; above 1 is better, whatever the unit.
+    /// How many times better Sluice is: above 1 is better, for every unit.
     pub ratio: Option<f64>,
 }
 
 impl Measure {
-    /// A figure of which more is better, beside a peer's; `theirs` is `None` where the peer gave none.
+    /// A figure of which more is better, compared with a peer's; `theirs` is `None` if the peer has no
+    /// figure.
     pub fn beside(
         measure: impl Into<String>,
         unit: &'static str,
@@ -49,8 +51,9 @@ impl Measure {
         Self { measure: measure.into(), unit, ours, peer, theirs, ratio }
     }
 
-    /// A figure of which less is better, like a time, beside a peer's; `theirs` is `None` where the peer
-    /// gave none. There is no ratio to a figure of 0 or below, which a difference of times can be.
+    /// A figure of which less is better, such as a time, compared with a peer's; `theirs` is `None` if the
+    /// peer has no figure. There is no ratio for a figure of 0 or below, which a difference of times can
+    /// be.
     pub fn beside_less(
         measure: impl Into<String>,
         unit: &'static str,
@@ -62,7 +65,7 @@ impl Measure {
         Self { measure: measure.into(), unit, ours, peer, theirs, ratio }
     }
 
-    /// A figure with no peer.
+    /// A figure without a peer.
     pub fn alone(measure: impl Into<String>, unit: &'static str, ours: f64) -> Self {
         Self { measure: measure.into(), unit, ours, peer: "-", theirs: None, ratio: None }
     }
@@ -90,11 +93,11 @@ pub fn table(measures: &[Measure]) -> String {
     text
 }
 
-/// Writes `bench/out/NAME.json` and puts `text` between the markers of `name`
-/// in `bench/RESULTS.md`, appending them where they are missing.
+/// Writes `bench/out/NAME.json` and replaces the text between the markers of `name` in `bench/RESULTS.md`.
+/// If the markers are missing, they are appended with the text.
 ///
 /// # Errors
-/// Whatever the file system says.
+/// Errors of the file system.
 pub fn record(bench: &Path, name: &str, measures: &[Measure], text: &str) -> io::Result<()> {
     fs::create_dir_all(bench.join("out"))?;
     fs::write(bench.join("out").join(format!("{name}.json")), serde_json::to_string_pretty(measures)?)?;
@@ -111,16 +114,16 @@ pub fn record(bench: &Path, name: &str, measures: &[Measure], text: &str) -> io:
     fs::write(path, merged)
 }
 
-/// The middle of an odd number of rounds (the upper middle of an even one).
+/// Median of the rounds; the larger of the two middle values if their number is even, 0 if there is no round.
 pub fn median(mut rounds: Vec<f64>) -> f64 {
     rounds.sort_by(f64::total_cmp);
     rounds.get(rounds.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Cores and kernel, for the record.
+/// Number of cores and release of the kernel, which are recorded with the figures.
 ///
 /// # Errors
-/// Where the system does not say.
+/// If the system does not report them.
 pub fn machine() -> Result<String, shell::Failure> {
     let cores = std::thread::available_parallelism()?;
     Ok(format!("{cores} cores, Linux {}", shell::run("uname -r")?.trim()))

@@ -91,7 +91,7 @@ async fn acknowledged(lab: &Lab, revision: u64, start: Instant) -> Result<(), Fa
     loop {
         let nodes = lab.api().nodes().await?;
         let mut gateways = nodes.iter().filter(|node| node.node.starts_with("gw-"));
-        if gateways.all(|node| node.acked >= revision) {
+        if gateways.all(|node| node.acknowledged_revision >= revision) {
             let failed = nodes.iter().find(|node| !node.failures.is_empty());
             return match failed {
                 Some(node) => Err(format!("{}: {}", node.node, node.failures.join("; ")).into()),

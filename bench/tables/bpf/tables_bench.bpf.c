@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * Timed lookups: Sluice's tables and the kernel's own maps, each over the same
- * keys. A "packet" says which keys, and takes the sum of the answers away.
+ * Timed lookups in Sluice's tables and in the kernel's own maps, over the same
+ * keys. The "packet" contains the range of keys, and returns the sum of the
+ * answers.
  *
- * Each structure has two programs. In NAME_apart no lookup waits for another.
- * In NAME_chained the next key's place depends on the last answer, so that
- * nothing of a lookup overlaps with the one before.
+ * Each structure has two programs. In NAME_independent no lookup waits for
+ * another. In NAME_dependent the position of the next key depends on the last
+ * answer, so that no part of a lookup overlaps with the one before.
  */
-#include "lookup.h"
-#include "session_maps.h"
+#include "common/lookup.h"
+#include "common/session_maps.h"
 #include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* An address as host-order halves; IPv4 in `low` alone. */
+/* An address as host-order halves; IPv4 is in `low`. */
 struct key {
 	__u64 high;
 	__u64 low;
@@ -52,7 +53,7 @@ struct {
 	__type(value, __u32);
 } trie6 SEC(".maps");
 
-/* What an endpoint's exact match gives: the same as struct exact_hit. */
+/* The answer for an endpoint, the same as struct exact_hit. */
 struct endpoint {
 	__u64 mac;
 	__u32 next;
@@ -85,11 +86,11 @@ struct {
 } hash6 SEC(".maps");
 
 struct session_key {
-	__u64 who;
+	__u64 endpoints;
 	__u64 addresses;
 };
 
-/* What struct session4 of the session table holds besides its key, but for the time of its beginning. */
+/* The content of struct session4 of the session table, without its key and the time of creation. */
 struct session {
 	__u32 expires; /* ticks */
 	__u32 state;
@@ -112,20 +113,20 @@ struct {
 	__type(value, struct session);
 } lru_percpu SEC(".maps");
 
-/* What a run is asked for, and what it answers. */
+/* Input and output of a run. */
 struct run {
-	__u32 first; /* key, or session number */
+	__u32 first; /* index of the first key or session */
 	__u32 count;
 	__u32 vni;
-	__u32 now; /* ticks, of sessions */
+	__u32 now; /* for sessions: the time in ticks */
 	__u64 live; /* sessions 0 .. live - 1 exist */
-	__u64 sum;  /* out: of every answer times the number of its key, from 1 */
-	__u64 found; /* out: answers other than 0 */
-	__u64 done; /* out: steps taken */
+	__u64 sum;  /* output: sum of all answers, each times the number of its key, from 1 */
+	__u64 found; /* output: number of answers other than 0 */
+	__u64 done; /* output: number of steps */
 	__u64 reserved[2];
 };
 
-/* Of a run while it lasts. */
+/* State of a run in progress. */
 struct state {
 	__u64 sum;
 	__u64 found;
@@ -144,7 +145,7 @@ static __always_inline struct run *run_of(struct xdp_md *ctx)
 	return (void *)(run + 1) > (void *)(long)ctx->data_end ? NULL : run;
 }
 
-static __always_inline void take(struct state *state, __u32 i, __u64 answer)
+static __always_inline void add_answer(struct state *state, __u32 i, __u64 answer)
 {
 	state->sum += answer * (i + 1);
 	state->found += answer != 0;
@@ -168,7 +169,7 @@ static __always_inline __u64 root_of(__u32 vni, int ipv6)
 #define ROOT4(vni) root_of(vni, 0)
 #define ROOT6(vni) root_of(vni, 1)
 
-/* One program: `step` until all of the run is done. */
+/* A program that repeats `step` for the whole run. */
 #define PROGRAM(name, step, find_root)                                             \
 	SEC("xdp")                                                                 \
 	int name(struct xdp_md *ctx)                                               \
@@ -196,17 +197,16 @@ static __always_inline __u64 root_of(__u32 vni, int ipv6)
 	}
 
 /*
- * How far from its place the next key of a chain is: 0, except for an answer of
- * "nothing", which no key of a chain has. So a processor that guesses that a
- * lookup finds nothing, and goes on, goes astray: it cannot fetch ahead what the
- * next lookups need.
+ * Offset of the next key of a chain: 0, except after the answer "not found", which
+ * no key of a chain has. So the processor cannot predict the next key and fetch
+ * ahead what the next lookups need.
  */
-static __always_inline __u32 astray(__u64 answer)
+static __always_inline __u32 chain_offset(__u64 answer)
 {
 	return (answer - 1) >> 63 << 16;
 }
 
-/* Both programs of a structure whose `answer_of(state, key)` is the lookup. */
+/* Both programs of a structure; `answer_of(state, key)` is the lookup. */
 #define TIMED(name, find_root, answer_of)                                          \
 	static long name##_step(__u32 i, void *context)                            \
 	{                                                                          \
@@ -216,29 +216,29 @@ static __always_inline __u32 astray(__u64 answer)
                                                                                    \
 		if (!key)                                                          \
 			return 1;                                                  \
-		take(state, at, answer_of(state, key));                             \
+		add_answer(state, at, answer_of(state, key));                             \
 		return 0;                                                          \
 	}                                                                          \
-	static long name##_chained_step(__u32 i, void *context)                    \
+	static long name##_dependent_step(__u32 i, void *context)                  \
 	{                                                                          \
 		struct state *state = context;                                     \
-		__u32 at = state->first + i + astray(state->answer);               \
+		__u32 at = state->first + i + chain_offset(state->answer);               \
 		const struct key *key = bpf_map_lookup_elem(&keys, &at);           \
                                                                                    \
 		if (!key)                                                          \
 			return 1;                                                  \
 		state->answer = answer_of(state, key);                             \
-		take(state, at, state->answer);                                    \
+		add_answer(state, at, state->answer);                                    \
 		return 0;                                                          \
 	}                                                                          \
-	PROGRAM(name##_apart, name##_step, find_root)                              \
-	PROGRAM(name##_chained, name##_chained_step, find_root)
+	PROGRAM(name##_independent, name##_step, find_root)                        \
+	PROGRAM(name##_dependent, name##_dependent_step, find_root)
 
-/* The loop alone: what it takes is taken off all others. */
+/* The loop alone, whose time is subtracted from that of all others. */
 static __always_inline __u64 empty_answer(struct state *state, const struct key *key)
 {
 	(void)state;
-	/* Never "nothing", as chains demand. */
+	/* Never 0, as chains require. */
 	return (key->low >> 1) + 1;
 }
 TIMED(empty, NO_ROOT, empty_answer)
@@ -279,7 +279,7 @@ static __always_inline __u64 trie6_answer(struct state *state, const struct key 
 }
 TIMED(trie6, NO_ROOT, trie6_answer)
 
-/* What both kinds of exact match answer, in one word. */
+/* The answer of both kinds of exact match as one word. */
 static __always_inline __u64 endpoint_word(__u64 mac, __u32 next)
 {
 	return mac + ((__u64)next << 32);
@@ -324,13 +324,12 @@ static __always_inline __u64 hash6_answer(struct state *state, const struct key 
 TIMED(hash6, NO_ROOT, hash6_answer)
 
 /*
- * Sessions. Number n has a key of its own, so that no array of keys is needed.
- * A step is two packets: the first of a new session (looked up, not found,
- * created) and one of a random live session (looked up). In a "pair" that is
- * all; in a "mix" both packets are also counted by direction, follow TCP's state
- * and move the expiry, which an expired session does not survive. All tables
- * take canonical keys, so that one entry serves both directions. A fill is the
- * creating half alone.
+ * Sessions. The key of session n is computed from n, so that no array of keys is
+ * needed. A step is two packets: the first of a new session (looked up, not found,
+ * created) and one of a random live session (looked up). A "pair" is only this; in
+ * a "mix" both packets are also counted by direction, update TCP's state and the
+ * expiry, and an expired session is not found. All tables use canonical keys, so
+ * that one entry serves both directions. A fill is only the creating half.
  */
 #define SESSION_BYTES 100
 
@@ -363,7 +362,7 @@ static __always_inline __u64 random_live(struct state *state, __u32 i)
 	return (random * state->live) >> 32;
 }
 
-/* A peer's key, canonical as struct session_key4; says which endpoint sends. */
+/* A peer's key, canonical as struct session_key4. Returns which endpoint is the sender. */
 static __always_inline __u32 session_key_of(__u64 number, struct session_key *key)
 {
 	struct flow flow;
@@ -371,22 +370,22 @@ static __always_inline __u32 session_key_of(__u64 number, struct session_key *ke
 	flow_of(number, &flow);
 	if (((__u64)flow.source << 16 | flow.source_port) <=
 	    ((__u64)flow.destination << 16 | flow.destination_port)) {
-		key->who = session_who(1, SESSION_TCP, flow.source_port, flow.destination_port);
+		key->endpoints = session_who(1, SESSION_TCP, flow.source_port, flow.destination_port);
 		key->addresses = flow.source | (__u64)flow.destination << 32;
 		return 0;
 	}
-	key->who = session_who(1, SESSION_TCP, flow.destination_port, flow.source_port);
+	key->endpoints = session_who(1, SESSION_TCP, flow.destination_port, flow.source_port);
 	key->addresses = flow.destination | (__u64)flow.source << 32;
 	return 1;
 }
 
-/* By the state, as in Sluice's table; nothing expires while it is measured. */
+/* Timeout by the state, as in Sluice's table; no session expires during the measurement. */
 static __always_inline __u32 peer_timeout(__u32 state)
 {
 	return (state & SESSION_CONFIRMED ? 14400 : 7200) * SESSION_TICKS_PER_SECOND;
 }
 
-/* What session_touch does, to a peer's entry. 0: it had expired. */
+/* Does to a peer's entry what session_touch does. Returns 0 if it had expired. */
 static __always_inline int peer_touch(struct session *found, __u32 sender, __u8 flags, __u32 now)
 {
 	__u32 state = READ_ONCE(found->state), old = READ_ONCE(found->expires);
@@ -394,7 +393,7 @@ static __always_inline int peer_touch(struct session *found, __u32 sender, __u8 
 	__u32 next = session_next_state(state, SESSION_TCP, flags, direction);
 	__u32 expires = now + peer_timeout(next);
 
-	/* 0: of a map for each core, another core's. */
+	/* 0 in a per-CPU map: the session was created on another core. */
 	if (old && (__s32)(old - now) <= 0)
 		return 0;
 	if (next != state)
@@ -433,7 +432,7 @@ static __always_inline int peer_touch(struct session *found, __u32 sender, __u8 
                                                                                    \
 		name##_create((__u64)state->first + i, 0);                         \
 		session_key_of(random_live(state, i), &key);                       \
-		take(state, i, bpf_map_lookup_elem(&map, &key) != NULL);           \
+		add_answer(state, i, bpf_map_lookup_elem(&map, &key) != NULL);           \
 		return 0;                                                          \
 	}                                                                          \
 	static long name##_mix_step(__u32 i, void *context)                        \
@@ -447,7 +446,7 @@ static __always_inline int peer_touch(struct session *found, __u32 sender, __u8 
 		now = now_ticks();                                                 \
 		sender = session_key_of(random_live(state, i), &key);              \
 		found = bpf_map_lookup_elem(&map, &key);                           \
-		take(state, i, found && peer_touch(found, sender, SESSION_TCP_ACK, now)); \
+		add_answer(state, i, found && peer_touch(found, sender, SESSION_TCP_ACK, now)); \
 		return 0;                                                          \
 	}                                                                          \
 	PROGRAM(name##_fill, name##_fill_step, NO_ROOT)                            \
@@ -470,7 +469,10 @@ static __always_inline int sluice_query(__u64 number, struct session_query *quer
 	return 1;
 }
 
-/* Global, so that the verifier looks at them once. 1: the packet made a session, or found its own. */
+/*
+ * Global functions, so that the verifier checks them once. They return 1 if the
+ * packet created its session or found it.
+ */
 __attribute__((noinline)) int sluice_first_packet(__u64 number, __u32 now)
 {
 	struct session_query query = { .tcp_flags = SESSION_TCP_SYN, .bytes = SESSION_BYTES };
@@ -495,12 +497,12 @@ static long sluice_fill_step(__u32 i, void *context)
 {
 	struct state *state = context;
 
-	take(state, i, sluice_first_packet((__u64)state->first + i, now_ticks()));
+	add_answer(state, i, sluice_first_packet((__u64)state->first + i, now_ticks()));
 	return 0;
 }
 PROGRAM(sluice_fill, sluice_fill_step, NO_ROOT)
 
-/* All at one time: the peers' structures alone need none. */
+/* All steps at the same time, because the peers' structures alone do not read the clock. */
 static long sluice_pair_step(__u32 i, void *context)
 {
 	struct state *state = context;
@@ -509,7 +511,7 @@ static long sluice_pair_step(__u32 i, void *context)
 	__u32 now = state->now;
 
 	sluice_first_packet((__u64)state->first + i, now);
-	take(state, i, sluice_query(random_live(state, i), &query) &&
+	add_answer(state, i, sluice_query(random_live(state, i), &query) &&
 			       find_session4(&query, now, &hit) == SESSION_HIT);
 	return 0;
 }
@@ -520,7 +522,7 @@ static long sluice_mix_step(__u32 i, void *context)
 	struct state *state = context;
 
 	sluice_first_packet((__u64)state->first + i, now_ticks());
-	take(state, i, sluice_next_packet(random_live(state, i)));
+	add_answer(state, i, sluice_next_packet(random_live(state, i)));
 	return 0;
 }
 PROGRAM(sluice_mix, sluice_mix_step, NO_ROOT)
@@ -529,12 +531,12 @@ static long sluice_find_step(__u32 i, void *context)
 {
 	struct state *state = context;
 
-	take(state, i, sluice_next_packet(random_live(state, i)));
+	add_answer(state, i, sluice_next_packet(random_live(state, i)));
 	return 0;
 }
 PROGRAM(sluice_find, sluice_find_step, NO_ROOT)
 
-/* A pair without tables: two keys made, and used. */
+/* A pair without tables: two keys are computed and used. */
 static long sessions_empty_step(__u32 i, void *context)
 {
 	struct state *state = context;
@@ -542,7 +544,7 @@ static long sessions_empty_step(__u32 i, void *context)
 
 	session_key_of((__u64)state->first + i, &created);
 	session_key_of(random_live(state, i), &sought);
-	take(state, i, created.addresses ^ created.who ^ sought.addresses ^ sought.who);
+	add_answer(state, i, created.addresses ^ created.endpoints ^ sought.addresses ^ sought.endpoints);
 	return 0;
 }
 PROGRAM(sessions_empty, sessions_empty_step, NO_ROOT)

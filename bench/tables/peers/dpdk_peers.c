@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * DPDK's structures over the same routes, endpoints and keys as Sluice's:
- * dpdk-peers CORE MEGABYTES, told what to do as session.h says. It adds
+ * DPDK's structures with the same routes, endpoints and keys as Sluice's:
+ * dpdk-peers CORE MEGABYTES. It reads commands as described in session.h, and
  *
- *   load STRUCTURE FILE TBL8   fills it: {"bytes", "failed"}
+ *   load STRUCTURE FILE TBL8   fills the structure: {"bytes", "failed"}
  *   free STRUCTURE
  *
- * TBL8 is how many second-level tables the routes need, because DPDK allocates
- * all of them at creation. `bytes` is what its allocator gave out meanwhile.
- * All lookups are scalar, in bursts of 64 where the library offers bursts, and
- * one by one where they are chained.
+ * TBL8 is the number of second-level tables that the routes need, because DPDK
+ * allocates all of them at creation. `bytes` is what its allocator allocated
+ * meanwhile. All lookups are scalar, in bursts of 64 if the library offers
+ * bursts, and one by one if they are dependent.
  */
 #include "session.h"
 
@@ -42,7 +42,7 @@ struct endpoint_record {
 static uint32_t scope;
 
 static struct rte_fib *fib;
-static int fib_lookup_chosen; /* for the present keys */
+static int fib_lookup_chosen; /* the lookup function was chosen for the present keys */
 static struct rte_fib6 *fib6;
 static struct rte_lpm *lpm;
 static struct rte_lpm6 *lpm6;
@@ -102,9 +102,9 @@ static size_t load_fib6(const struct route_record *routes, size_t count, uint32_
 }
 
 /*
- * Routes of up to 24 bits as rte_lpm_add leaves them in the first table. Its
- * list of rules, which no lookup reads, is left out: it is searched from end to
- * end for each new rule, which makes minutes of a million routes.
+ * Writes routes of up to 24 bits to the first table as rte_lpm_add does, without
+ * its list of rules. No lookup reads the list, but each new rule searches all of
+ * it, which takes minutes for a million routes.
  */
 static void load_lpm_short(const struct route_record *routes, size_t count, uint32_t length)
 {
@@ -127,7 +127,7 @@ static size_t load_lpm(const struct route_record *routes, size_t count, uint32_t
 	lpm = rte_lpm_create("lpm", SOCKET_ID_ANY, &config);
 	if (!lpm)
 		fail("rte_lpm_create failed");
-	/* The longer ones come later, and win. */
+	/* Longer routes come later and replace shorter ones. */
 	for (uint32_t length = 1; length <= 24; length++)
 		load_lpm_short(routes, count, length);
 	for (size_t i = 0; i < count; i++)
@@ -154,7 +154,7 @@ static size_t load_lpm6(const struct route_record *routes, size_t count, uint32_
 	return failed;
 }
 
-/* The value fits the pointer that a slot has room for, so that a hit costs no further access. */
+/* The value is stored in the pointer of a slot, so that a hit needs no further access. */
 static size_t load_hash(const struct endpoint_record *endpoints, size_t count)
 {
 	struct rte_hash_parameters parameters = {
@@ -287,18 +287,18 @@ static inline void hash_single(const struct keys *keys, size_t at, unsigned int 
 				     (uint64_t)(uintptr_t)data;
 }
 
-/* `single` is what the library offers for one key; the burst of one where that is nothing else. */
-static __rte_always_inline struct tally timed(const struct keys *keys, int chained, burst_fn burst,
+/* `single` is the library's lookup of one key, or a burst of one if it has none. */
+static __rte_always_inline struct tally timed(const struct keys *keys, int dependent, burst_fn burst,
 					      burst_fn single)
 {
 	uint64_t answers[BURST];
 	struct tally tally = {};
 
-	if (chained) {
+	if (dependent) {
 		answers[0] = 1;
 		for (size_t i = 0; i < keys->count; i++) {
-			single(keys, i + astray(answers[0]), 1, answers);
-			take(&tally, i, answers[0]);
+			single(keys, i + chain_offset(answers[0]), 1, answers);
+			add_answer(&tally, i, answers[0]);
 		}
 		return tally;
 	}
@@ -307,44 +307,44 @@ static __rte_always_inline struct tally timed(const struct keys *keys, int chain
 
 		burst(keys, at, n, answers);
 		for (unsigned int i = 0; i < n; i++)
-			take(&tally, at + i, answers[i]);
+			add_answer(&tally, at + i, answers[i]);
 	}
 	return tally;
 }
 
-static struct tally time_fib(const struct keys *keys, int chained)
+static struct tally time_fib(const struct keys *keys, int dependent)
 {
-	return timed(keys, chained, fib_burst, fib_burst);
+	return timed(keys, dependent, fib_burst, fib_burst);
 }
 
-static struct tally time_fib6(const struct keys *keys, int chained)
+static struct tally time_fib6(const struct keys *keys, int dependent)
 {
-	return timed(keys, chained, fib6_burst, fib6_burst);
+	return timed(keys, dependent, fib6_burst, fib6_burst);
 }
 
-static struct tally time_lpm(const struct keys *keys, int chained)
+static struct tally time_lpm(const struct keys *keys, int dependent)
 {
-	return timed(keys, chained, lpm_burst, lpm_single);
+	return timed(keys, dependent, lpm_burst, lpm_single);
 }
 
-static struct tally time_lpm6(const struct keys *keys, int chained)
+static struct tally time_lpm6(const struct keys *keys, int dependent)
 {
-	return timed(keys, chained, lpm6_burst, lpm6_single);
+	return timed(keys, dependent, lpm6_burst, lpm6_single);
 }
 
-static struct tally time_hash(const struct keys *keys, int chained)
+static struct tally time_hash(const struct keys *keys, int dependent)
 {
-	return timed(keys, chained, hash_burst, hash_single);
+	return timed(keys, dependent, hash_burst, hash_single);
 }
 
-static struct tally time_hash_single(const struct keys *keys, int chained)
+static struct tally time_hash_single(const struct keys *keys, int dependent)
 {
-	return timed(keys, chained, hash_single, hash_single);
+	return timed(keys, dependent, hash_single, hash_single);
 }
 
 static const struct {
 	const char *name;
-	struct tally (*timed)(const struct keys *keys, int chained);
+	struct tally (*timed)(const struct keys *keys, int dependent);
 } structures[] = {
 	{ "rte_fib", time_fib },   { "rte_fib6", time_fib6 },
 	{ "rte_lpm", time_lpm },   { "rte_lpm6", time_lpm6 },
@@ -352,8 +352,8 @@ static const struct {
 };
 
 /*
- * The fastest of rte_fib's scalar lookups on these keys. Chosen in the round that does
- * not count: right before another timing it would warm the caches for it.
+ * Chooses the fastest of rte_fib's scalar lookups on these keys, in the round that
+ * does not count: right before another timing it would warm the caches for that.
  */
 static void choose_fib_lookup(const struct keys *keys)
 {
@@ -382,7 +382,7 @@ static void choose_fib_lookup(const struct keys *keys)
 	fib_lookup_chosen = 1;
 }
 
-static void time_one(const struct keys *keys, const char *name, int chained)
+static void time_one(const struct keys *keys, const char *name, int dependent)
 {
 	for (size_t i = 0; i < RTE_DIM(structures); i++) {
 		struct tally tally;
@@ -393,7 +393,7 @@ static void time_one(const struct keys *keys, const char *name, int chained)
 		if (!strcmp(name, "rte_fib") && !fib_lookup_chosen)
 			choose_fib_lookup(keys);
 		start = now_s();
-		tally = structures[i].timed(keys, chained);
+		tally = structures[i].timed(keys, dependent);
 		answer_timing(now_s() - start, keys->count, &tally);
 		return;
 	}
@@ -425,7 +425,7 @@ int main(int argc, char **argv)
 			printf("{\"count\": %zu}\n", keys.count);
 			fflush(stdout);
 		} else if (count == 4 && !strcmp(words[0], "time")) {
-			time_one(&keys, words[1], !strcmp(words[2], "chained"));
+			time_one(&keys, words[1], !strcmp(words[2], "dependent"));
 		} else if (count == 4 && !strcmp(words[0], "load")) {
 			load(words[1], words[2], strtoul(words[3], NULL, 10));
 		} else if (count == 2 && !strcmp(words[0], "free")) {

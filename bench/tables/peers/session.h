@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the measured programs of user space share. They are told what to do by
- * lines on standard input and answer each with one line of JSON, so that the
- * measuring program can take turns between them:
+ * Shared by the measured programs of user space. They read commands as lines on
+ * standard input and answer each with one line of JSON, so that the measuring
+ * program can alternate between them:
  *
- *   keys FILE VNI               the keys of all later timings: struct key_record
- *   time STRUCTURE apart|chained VNI
+ *   keys FILE VNI     sets the keys of all later timings: struct key_record
+ *   time STRUCTURE independent|dependent VNI
  *
- * and what each of them adds. A timing answers with nanoseconds a lookup, the
- * sum of all answers times their number from 1, and how many were not 0.
+ * A program may have further commands. A timing answers with the nanoseconds of
+ * a lookup, the sum of all answers, each multiplied by its number from 1, and
+ * the number of answers that were not 0.
  */
 #ifndef SLUICE_BENCH_SESSION_H
 #define SLUICE_BENCH_SESSION_H
@@ -27,7 +28,7 @@
 #define LINE_BYTES 4096
 #define WORDS_MAX 8
 
-/* An address as host-order halves; IPv4 in `low` alone. */
+/* An address as host-order halves; IPv4 is in `low`. */
 struct key_record {
 	uint64_t high;
 	uint64_t low;
@@ -41,29 +42,29 @@ struct keys {
 	uint64_t *vni_address; /* VNI in the high half, IPv4 in the low one */
 };
 
-/* What a timed loop gathers. */
+/* Result of a timed loop. */
 struct tally {
 	uint64_t sum;
 	uint64_t found;
 };
 
 /*
- * How far from its place the next key of a chain is: 0, except for an answer of
- * "nothing", which no key of a chain has. A processor that guesses one and goes
- * on goes astray, instead of fetching ahead what the next lookups need.
+ * Offset of the next key of a chain: 0, except after the answer "not found", which
+ * no key of a chain has. So the processor cannot predict the next key and fetch
+ * ahead what the next lookups need.
  */
-static inline size_t astray(uint64_t answer)
+static inline size_t chain_offset(uint64_t answer)
 {
 	return (answer - 1) >> 63 << 16;
 }
 
-static inline void take(struct tally *tally, size_t i, uint64_t answer)
+static inline void add_answer(struct tally *tally, size_t i, uint64_t answer)
 {
 	tally->sum += answer * (i + 1);
 	tally->found += answer != 0;
 }
 
-/* Processor time of this thread: what others run on the core meanwhile is not ours. */
+/* Processor time of this thread, without the time of other processes on the core. */
 static inline double now_s(void)
 {
 	struct timespec now;
@@ -79,7 +80,7 @@ static inline __attribute__((noreturn)) void fail(const char *what)
 	exit(1);
 }
 
-/* All of a file of records; *count of them. */
+/* Reads all records of a file and stores their number in *count. */
 static inline void *read_records(const char *path, size_t bytes, size_t *count)
 {
 	FILE *file = fopen(path, "rb");
@@ -97,7 +98,7 @@ static inline void *read_records(const char *path, size_t bytes, size_t *count)
 	return records;
 }
 
-static inline void *need(size_t count, size_t bytes)
+static inline void *allocate(size_t count, size_t bytes)
 {
 	void *memory = malloc(count * bytes + 1);
 
@@ -113,7 +114,7 @@ static inline void network_order(const struct key_record *key, uint8_t *to)
 	memcpy(to, halves, 16);
 }
 
-/* VNI of the keys of an exact match. */
+/* Loads the keys; `vni` is that of the keys of an exact match. */
 static inline void load_keys(struct keys *keys, const char *path, uint32_t vni)
 {
 	free(keys->wide);
@@ -121,9 +122,9 @@ static inline void load_keys(struct keys *keys, const char *path, uint32_t vni)
 	free(keys->ipv6);
 	free(keys->vni_address);
 	keys->wide = read_records(path, sizeof(*keys->wide), &keys->count);
-	keys->ipv4 = need(keys->count, sizeof(*keys->ipv4));
-	keys->ipv6 = need(keys->count, sizeof(*keys->ipv6));
-	keys->vni_address = need(keys->count, sizeof(*keys->vni_address));
+	keys->ipv4 = allocate(keys->count, sizeof(*keys->ipv4));
+	keys->ipv6 = allocate(keys->count, sizeof(*keys->ipv6));
+	keys->vni_address = allocate(keys->count, sizeof(*keys->vni_address));
 	for (size_t i = 0; i < keys->count; i++) {
 		keys->ipv4[i] = keys->wide[i].low;
 		network_order(&keys->wide[i], keys->ipv6[i]);
@@ -131,7 +132,7 @@ static inline void load_keys(struct keys *keys, const char *path, uint32_t vni)
 	}
 }
 
-/* The next line, cut at spaces; number of words, 0 at the end. */
+/* Reads the next line and splits it at spaces. Returns the number of words, 0 at the end. */
 static inline int next_command(char *line, char **words)
 {
 	int count = 0;
@@ -157,7 +158,7 @@ static inline void pin_to(int core)
 	CPU_ZERO(&set);
 	CPU_SET(core, &set);
 	if (sched_setaffinity(0, sizeof(set), &set))
-		fail("cannot stay on one core");
+		fail("cannot pin the process to its core");
 }
 
 #endif

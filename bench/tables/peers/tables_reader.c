@@ -2,8 +2,8 @@
 /*
  * Reads Sluice's tables in user space, by the same header as the packet
  * programs: tables-reader MAP_ID CORE [huge]. The tables are copied out of the
- * mapped array into anonymous memory of this process, so that they stand in
- * 4 KiB pages as the peers' structures do; `huge` asks for 2 MiB pages.
+ * mapped array into anonymous memory of this process, so that they are in 4 KiB
+ * pages as the peers' structures are; `huge` requests 2 MiB pages.
  */
 #include "session.h"
 
@@ -15,7 +15,7 @@
 #undef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 
-#include "cells.h"
+#include "layout/cells.h"
 
 static const struct cell *tables;
 static uint32_t tables_cells;
@@ -25,7 +25,8 @@ static __always_inline const void *cell_at(uint32_t index)
 	return index < tables_cells ? &tables[index] : NULL;
 }
 
-#include "tables.h"
+#include "common/exact_match.h"
+#include "common/lpm.h"
 
 static void copy_tables(uint32_t map_id, int huge)
 {
@@ -90,12 +91,13 @@ static __always_inline uint64_t exact6(const struct exact_root *root, uint32_t v
 	return hit.mac + ((uint64_t)hit.next << 32);
 }
 
-/* Keys that are looked up together where none depends on another, as DPDK's lookups are. */
+/* Keys that are looked up together if they are independent, as in DPDK's lookups. */
 #define BURST 64
 
 /*
- * The routes of a burst: slots of the root directory are asked for before the
- * first is looked at, and the cells that these lead to before the first of those.
+ * Looks up the routes of a burst. All slots of the root directory are prefetched
+ * before the first is read, and all cells that these lead to before the first of
+ * them is read.
  */
 static __always_inline void burst_routes(uint64_t root, const uint64_t *high, const uint64_t *low,
 					 size_t count, int width, uint64_t *leaves)
@@ -156,12 +158,12 @@ static void burst6(uint64_t root, const struct keys *keys, size_t from, size_t c
 }
 
 /*
- * The timed loops of a structure: `lookup` is an expression of `at`, `burst` a
- * statement that gives the answers of `count` keys from `from` on.
+ * The timed loops of a structure: `lookup` is an expression with the index `at`, and
+ * `burst` a statement that stores the answers of `count` keys from `from` on.
  */
 #define TIMED(name, burst, lookup)                                                        \
 	static __attribute__((noinline)) struct tally name##_timed(const struct keys *keys, \
-								   uint32_t vni, int chained) \
+								   uint32_t vni, int dependent) \
 	{                                                                                 \
 		const struct exact_root *exact = cell_at(CELL_EXACT_ROOT);                \
 		uint64_t root4 = root_of(vni, 0), root6 = root_of(vni, 1);                \
@@ -169,24 +171,24 @@ static void burst6(uint64_t root, const struct keys *keys, size_t from, size_t c
 		struct tally tally = {};                                                  \
                                                                                           \
 		(void)exact, (void)root4, (void)root6;                                    \
-		for (size_t from = 0; !chained && from < keys->count; from += BURST) {    \
+		for (size_t from = 0; !dependent && from < keys->count; from += BURST) {    \
 			size_t count = keys->count - from;                                \
                                                                                           \
 			count = count < BURST ? count : BURST;                            \
 			burst;                                                            \
 			for (size_t i = 0; i < count; i++)                                \
-				take(&tally, from + i, answers[i]);                       \
+				add_answer(&tally, from + i, answers[i]);                       \
 		}                                                                         \
-		for (size_t i = 0; chained && i < keys->count; i++) {                     \
-			size_t at = i + astray(answer);                                   \
+		for (size_t i = 0; dependent && i < keys->count; i++) {                     \
+			size_t at = i + chain_offset(answer);                                   \
                                                                                           \
 			answer = lookup;                                                  \
-			take(&tally, i, answer);                                          \
+			add_answer(&tally, i, answer);                                          \
 		}                                                                         \
 		return tally;                                                             \
 	}
 
-/* The burst of a structure that has nothing to ask for beforehand. */
+/* The burst of a structure that prefetches nothing. */
 #define EACH(lookup)                                     \
 	do {                                             \
 		for (size_t i = 0; i < count; i++) {     \
@@ -204,7 +206,7 @@ TIMED(exact6, EACH(exact6(exact, vni, &keys->wide[at])), exact6(exact, vni, &key
 
 static const struct {
 	const char *name;
-	struct tally (*timed)(const struct keys *keys, uint32_t vni, int chained);
+	struct tally (*timed)(const struct keys *keys, uint32_t vni, int dependent);
 } structures[] = {
 	{ "lpm4", lpm4_timed },
 	{ "lpm6", lpm6_timed },
@@ -212,7 +214,7 @@ static const struct {
 	{ "exact6", exact6_timed },
 };
 
-static void time_one(const struct keys *keys, const char *name, int chained, uint32_t vni)
+static void time_one(const struct keys *keys, const char *name, int dependent, uint32_t vni)
 {
 	for (size_t i = 0; i < sizeof(structures) / sizeof(structures[0]); i++) {
 		double start = now_s();
@@ -220,7 +222,7 @@ static void time_one(const struct keys *keys, const char *name, int chained, uin
 
 		if (strcmp(structures[i].name, name))
 			continue;
-		tally = structures[i].timed(keys, vni, chained);
+		tally = structures[i].timed(keys, vni, dependent);
 		answer_timing(now_s() - start, keys->count, &tally);
 		return;
 	}
@@ -243,7 +245,7 @@ int main(int argc, char **argv)
 			printf("{\"count\": %zu}\n", keys.count);
 			fflush(stdout);
 		} else if (count == 4 && !strcmp(words[0], "time")) {
-			time_one(&keys, words[1], !strcmp(words[2], "chained"), strtoul(words[3], NULL, 10));
+			time_one(&keys, words[1], !strcmp(words[2], "dependent"), strtoul(words[3], NULL, 10));
 		} else {
 			fail("no such command");
 		}

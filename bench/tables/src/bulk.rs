@@ -1,48 +1,49 @@
-//! Bulk loads of 1M and 10M routes and endpoints, beside system calls; memory for 10M routes.
+//! Bulk loads of 1M and 10M routes and endpoints, compared with system calls, and memory for 10M routes.
 
 use crate::data::{BGP4, CLOUD4, Family, Routes, routes, tables_of_8_bits};
-use crate::endpoints::{Endpoints, Known};
+use crate::endpoints::{EndpointAnswers, Endpoints};
 use crate::kernel_peers::{hash_batch, trie_batch, trie_nodes};
 use crate::ours::{
-    Ours, VNI, cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, roomy, writers_routes,
+    SluiceTables, VNI, add_routes, add_vrf, cells_upper_bound, cells_used, megabytes, table_routes,
+    with_spare_cells,
 };
-use crate::rig::{Batch, Rig, settle};
-use crate::{Outcome, Settings, say};
+use crate::rig::{Batch, Programs, settle};
+use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use sluice_bench_report::{Measure, median, shell::Failure};
 use sluice_tables::{Membarrier, NodeTables, Sizes};
 use std::time::{Duration, Instant};
 
-/// Entries of one system call where the kernel takes many.
+/// Entries of one system call, for maps that support batches.
 const PER_CALL: usize = 1 << 16;
-/// Bytes of one of `rte_fib`'s second-level tables, with next hops of 4 bytes; its first level.
+/// Size of a second-level table of `rte_fib` with next hops of 4 bytes, and of its first level.
 const FIB_TABLE_BYTES: f64 = 256.0 * 4.0;
 const FIB_FIRST_BYTES: f64 = 4.0 * (1 << 24) as f64;
 
-/// `bulk_{1m,10m}_s`, `bulk_exact_{1m,10m}_s` and `routes10m_mb`.
+/// Measures `bulk_{1m,10m}_s`, `bulk_exact_{1m,10m}_s` and `routes10m_mb`.
 ///
 /// # Errors
-/// The kernel's or the tables'.
+/// Errors of the kernel or the tables.
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     for (name, shape, count) in [("bulk_1m_s", BGP4, 1_000_000), ("bulk_10m_s", CLOUD4, 10_000_000)] {
-        say(&format!("{name}: {} routes", settings.scaled(count)));
+        report_progress(&format!("{name}: {} routes", settings.scaled(count)));
         let set = routes(1, Family::V4, shape, settings.scaled(count));
-        let entries = writers_routes(VNI, &set)?;
-        let used = cells_used(cells_at_most(&set), 0, |tables| {
-            enter_vrf(tables, VNI)?;
-            enter_routes(tables, &entries).map(drop)
+        let entries = table_routes(VNI, &set)?;
+        let used = cells_used(cells_upper_bound(&set), 0, |tables| {
+            add_vrf(tables, VNI)?;
+            add_routes(tables, &entries).map(drop)
         })?;
-        let ours = Ours::create(roomy(used), 0)?;
+        let ours = SluiceTables::create(with_spare_cells(used), 0)?;
         let seconds = rounds(settings, |_| {
-            // The array is the same, laid out anew.
+            // The same array is laid out again.
             let memory = ours.tables.memory().clone();
             let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints: 0 })?;
-            enter_vrf(&mut tables, VNI)?;
-            enter_routes(&mut tables, &entries)
+            add_vrf(&mut tables, VNI)?;
+            add_routes(&mut tables, &entries)
         })?;
         drop(ours);
-        let load = Load { map: "trie4", batch: trie_batch(&set), total: set.routes.len() };
-        let node_bytes = beside_calls(settings, outcome, name, seconds, &load)?;
+        let load = PeerLoad { map: "trie4", batch: trie_batch(&set), total: set.routes.len() };
+        let node_bytes = measure_peers(settings, outcome, name, seconds, &load)?;
         if shape == CLOUD4 {
             let trie = node_bytes * trie_nodes(&set) as f64 / 1e6;
             routes_mb(outcome, &set, megabytes(used), trie);
@@ -54,24 +55,24 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
 fn endpoints(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     for (name, count) in [("bulk_exact_1m_s", 1_000_000), ("bulk_exact_10m_s", 10_000_000)] {
         let endpoints = Endpoints { vni: VNI, family: Family::V4, count: settings.scaled(count) };
-        say(&format!("{name}: {} endpoints", endpoints.count));
+        report_progress(&format!("{name}: {} endpoints", endpoints.count));
         let ours = crate::lookups::with_endpoints(endpoints)?;
         let seconds = rounds(settings, |_| {
             let memory = ours.tables.memory().clone();
             let sizes = Sizes { endpoints: endpoints.count };
             let start = Instant::now();
             let mut tables = NodeTables::create(memory, Membarrier::new()?, sizes)?;
-            Ok(start.elapsed() + endpoints.enter(&mut tables)?)
+            Ok(start.elapsed() + endpoints.add_to(&mut tables)?)
         })?;
-        let batch = hash_batch(&Known::of(&ours.tables)?, endpoints, 0, endpoints.count);
+        let batch = hash_batch(&EndpointAnswers::of(&ours.tables)?, endpoints, 0, endpoints.count);
         drop(ours);
-        let load = Load { map: "hash4", batch, total: endpoints.count };
-        beside_calls(settings, outcome, name, seconds, &load)?;
+        let load = PeerLoad { map: "hash4", batch, total: endpoints.count };
+        measure_peers(settings, outcome, name, seconds, &load)?;
     }
     Ok(())
 }
 
-/// Median seconds; rounds end when the time for them is over, after the first.
+/// Median time of rounds in seconds. After the first round, no more are begun when the time for them is over.
 fn rounds(
     settings: &Settings,
     mut load: impl FnMut(usize) -> Result<Duration, Failure>,
@@ -87,21 +88,21 @@ fn rounds(
     Ok(median(times))
 }
 
-/// What a map of the kernel is filled with.
-struct Load {
+/// The entries with which a map of the kernel is filled.
+struct PeerLoad {
     map: &'static str,
     batch: Batch,
     total: usize,
 }
 
-impl Load {
-    /// Seconds for all, by one call for each entry or by as few as the kernel
-    /// offers; where the bound was reached, projected from the entries that were
-    /// done by then, and how many that were. Bytes an entry, as the kernel counts.
-    fn fill(&self, per_call: usize, bound: Duration) -> Result<Option<Filled>, Failure> {
+impl PeerLoad {
+    /// Fills a new map with `per_call` entries for each system call. If the time bound is reached, the result
+    /// is projected from the entries that were written by then. `None` if the kernel offers no batches for
+    /// the map.
+    fn fill(&self, per_call: usize, bound: Duration) -> Result<Option<PeerFill>, Failure> {
         settle()?;
-        let rig = Rig::load(&[], &[(self.map, self.total as u32)])?;
-        let map = rig.map(self.map)?;
+        let programs = Programs::load(&[], &[(self.map, self.total as u32)])?;
+        let map = programs.map(self.map)?;
         let start = Instant::now();
         let mut done = 0;
         while done < self.total && (done == 0 || start.elapsed() < bound) {
@@ -115,7 +116,7 @@ impl Load {
         }
         let seconds = start.elapsed().as_secs_f64() * self.total as f64 / done as f64;
         let bytes = map.query_fdinfo()?.memlock.unwrap_or(0) as f64 / done as f64;
-        Ok(Some(Filled { seconds, done, bytes }))
+        Ok(Some(PeerFill { seconds, done, bytes }))
     }
 
     fn one_by_one(&self, map: &MapHandle, first: usize, count: usize) -> Result<(), Failure> {
@@ -127,19 +128,23 @@ impl Load {
     }
 }
 
-struct Filled {
+/// Result of filling a map.
+struct PeerFill {
+    /// Time for all entries.
     seconds: f64,
+    /// Entries that were written.
     done: usize,
+    /// Memory of an entry, as the kernel counts it.
     bytes: f64,
 }
 
-/// The peers' rows; bytes an entry, as the kernel counts them.
-fn beside_calls(
+/// Measures the peers. Returns the memory of an entry in bytes, as the kernel counts it.
+fn measure_peers(
     settings: &Settings,
     outcome: &mut Outcome,
     name: &str,
     ours: f64,
-    load: &Load,
+    load: &PeerLoad,
 ) -> Result<f64, Failure> {
     let mut bytes = 0.0;
     for (peer, per_call) in [("syscalls", 1), ("syscalls_batched", PER_CALL)] {
@@ -152,7 +157,7 @@ fn beside_calls(
             bytes = filled.bytes;
         }
         if times.is_empty() {
-            outcome.note(format!("{name}: the kernel takes no batches for {}", load.map));
+            outcome.note(format!("{name}: the kernel offers no batches for {}", load.map));
             continue;
         }
         if least < load.total {
@@ -169,7 +174,8 @@ fn routes_mb(outcome: &mut Outcome, set: &Routes, ours: f64, trie: f64) {
         outcome.measures.push(Measure::beside_less("routes10m_mb", "MB", ours, peer, Some(theirs)));
     }
     outcome.note(
-        "routes10m_mb: lpm_trie by what the kernel counts for a node; rte_fib by arithmetic, the tables that lookups read, without the RIB behind them"
+        "routes10m_mb: lpm_trie is computed with the size that the kernel counts for a node; rte_fib is \
+         computed, with the tables that lookups read and without its RIB"
             .to_owned(),
     );
 }

@@ -1,7 +1,8 @@
-//! The measured programs of user space: told what to do by lines, answering with lines of JSON (`peers/session.h`).
+//! The measured programs of user space. They read commands as lines and answer with lines of JSON
+//! (`peers/session.h`).
 
 use crate::data::{Family, Key, Routes, tables_of_8_bits};
-use crate::endpoints::{Endpoints, Known};
+use crate::endpoints::{EndpointAnswers, Endpoints};
 use crate::rig::Timing;
 use serde_json::Value;
 use sluice_bench_report::shell::Failure;
@@ -10,25 +11,25 @@ use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The core that all of user space is measured on.
+/// The core on which all programs of user space are measured.
 const CORE: &str = "0";
 
-/// One of them. Ends with the value.
-pub struct Session {
+/// A running program. It ends when the value is dropped.
+pub struct PeerProgram {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Drop for Session {
+impl Drop for PeerProgram {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // The program ends at the end of its input.
         drop(self.input.take());
         let _ = self.child.wait();
     }
 }
 
-impl Session {
+impl PeerProgram {
     fn start(program: &str, arguments: &[&str]) -> Result<Self, Failure> {
         let mut child = Command::new(program)
             .args(arguments)
@@ -41,7 +42,7 @@ impl Session {
         Ok(Self { child, input, output })
     }
 
-    /// The reader of Sluice's tables, over a copy of that map; in huge pages if asked for.
+    /// Starts the reader of Sluice's tables, over a copy of a map, in small or huge pages.
     ///
     /// # Errors
     /// If it does not start.
@@ -50,7 +51,7 @@ impl Session {
         Self::start(env!("TABLES_READER"), &[&map_id.to_string(), CORE, pages])
     }
 
-    /// DPDK, with so many megabytes; `None` where it was not there when this was built.
+    /// Starts the program with DPDK's structures, with this much memory; `None` if it was not built.
     ///
     /// # Errors
     /// If it does not start.
@@ -59,12 +60,12 @@ impl Session {
         Self::start(program, &[CORE, &megabytes.to_string()]).map(Some)
     }
 
-    fn ask(&mut self, line: &str) -> Result<Value, Failure> {
+    fn send(&mut self, line: &str) -> Result<Value, Failure> {
         let input = self.input.as_mut().ok_or("no standard input")?;
         writeln!(input, "{line}")?;
         input.flush()?;
         let mut answer = String::new();
-        // Libraries print notes of their own.
+        // Libraries print messages as well.
         while !answer.starts_with('{') {
             answer.clear();
             if self.output.read_line(&mut answer)? == 0 {
@@ -78,21 +79,21 @@ impl Session {
         }
     }
 
-    /// The keys of all later timings.
+    /// Sets the keys of all later timings.
     ///
     /// # Errors
-    /// The program's.
+    /// Errors of the program.
     pub fn keys(&mut self, file: &Path, vni: u32) -> Result<(), Failure> {
-        self.ask(&format!("keys {} {vni}", file.display())).map(drop)
+        self.send(&format!("keys {} {vni}", file.display())).map(drop)
     }
 
-    /// Looks all keys up.
+    /// Times the lookups of all keys, `independent` or `dependent`.
     ///
     /// # Errors
-    /// The program's.
-    pub fn time(&mut self, structure: &str, way: &str, vni: u32) -> Result<Timing, Failure> {
-        let answer = self.ask(&format!("time {structure} {way} {vni}"))?;
-        let missing = || format!("no timing of {structure}: {answer}");
+    /// Errors of the program.
+    pub fn time(&mut self, structure: &str, dependence: &str, vni: u32) -> Result<Timing, Failure> {
+        let answer = self.send(&format!("time {structure} {dependence} {vni}"))?;
+        let missing = || format!("the answer has no timing of {structure}: {answer}");
         Ok(Timing {
             ns: answer["ns"].as_f64().ok_or_else(missing)?,
             sum: answer["sum"].as_u64().ok_or_else(missing)?,
@@ -100,29 +101,30 @@ impl Session {
         })
     }
 
-    /// Fills one of DPDK's structures; the bytes that DPDK allocated for it.
-    /// `tables` is how many of 256 entries routes need.
+    /// Fills one of DPDK's structures. Returns the bytes that DPDK allocated for it. `tables` is the number
+    /// of second-level tables of 256 entries that the routes need.
     ///
     /// # Errors
-    /// The program's, and where anything did not fit.
+    /// Errors of the program; entries that did not fit.
     pub fn load(&mut self, structure: &str, file: &Path, tables: usize) -> Result<f64, Failure> {
-        let answer = self.ask(&format!("load {structure} {} {tables}", file.display()))?;
+        let answer = self.send(&format!("load {structure} {} {tables}", file.display()))?;
         match (answer["failed"].as_u64(), answer["bytes"].as_f64()) {
             (Some(0), Some(bytes)) => Ok(bytes),
-            _ => Err(format!("{structure} took not all: {answer}").into()),
+            _ => Err(format!("{structure} did not accept all entries: {answer}").into()),
         }
     }
 
     /// Frees one of DPDK's structures.
     ///
     /// # Errors
-    /// The program's.
+    /// Errors of the program.
     pub fn free(&mut self, structure: &str) -> Result<(), Failure> {
-        self.ask(&format!("free {structure}")).map(drop)
+        self.send(&format!("free {structure}")).map(drop)
     }
 }
 
-/// How many tables of 256 entries DPDK is told to make: those that are needed, and a few that it keeps in reserve.
+/// Number of second-level tables of 256 entries that DPDK creates: those that are needed, and some that it
+/// reserves.
 pub fn dpdk_tables(set: &Routes) -> usize {
     let needed = tables_of_8_bits(set);
     match set.family {
@@ -131,10 +133,10 @@ pub fn dpdk_tables(set: &Routes) -> usize {
     }
 }
 
-/// `struct key_record`
+/// Writes keys to a file, as `struct key_record`.
 ///
 /// # Errors
-/// The file system's.
+/// Errors of the file system.
 pub fn write_keys(file: &Path, keys: &[Key]) -> Result<(), Failure> {
     let mut to = BufWriter::new(File::create(file)?);
     for key in keys {
@@ -144,10 +146,10 @@ pub fn write_keys(file: &Path, keys: &[Key]) -> Result<(), Failure> {
     Ok(to.flush()?)
 }
 
-/// `struct route_record`
+/// Writes routes to a file, as `struct route_record`.
 ///
 /// # Errors
-/// The file system's.
+/// Errors of the file system.
 pub fn write_routes(file: &Path, set: &Routes) -> Result<(), Failure> {
     let mut to = BufWriter::new(File::create(file)?);
     for route in &set.routes {
@@ -159,14 +161,14 @@ pub fn write_routes(file: &Path, set: &Routes) -> Result<(), Failure> {
     Ok(to.flush()?)
 }
 
-/// `struct endpoint_record`
+/// Writes endpoints to a file, as `struct endpoint_record`.
 ///
 /// # Errors
-/// The file system's.
-pub fn write_endpoints(file: &Path, endpoints: Endpoints, known: &Known) -> Result<(), Failure> {
+/// Errors of the file system.
+pub fn write_endpoints(file: &Path, endpoints: Endpoints, answers: &EndpointAnswers) -> Result<(), Failure> {
     let mut to = BufWriter::new(File::create(file)?);
     for number in 0..endpoints.count {
-        let (mac, next) = known.answer(number);
+        let (mac, next) = answers.answer(number);
         let key = u64::from(endpoints.vni) << 32 | endpoints.key(number).low;
         to.write_all(&key.to_ne_bytes())?;
         to.write_all(&mac.wrapping_add(u64::from(next) << 32).to_ne_bytes())?;

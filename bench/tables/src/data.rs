@@ -1,4 +1,4 @@
-//! The data that all sides get: the same for the same seed, on every machine.
+//! The routes and keys that all sides get. They depend only on the seed, on every machine.
 
 use sluice_tables::layout;
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ pub enum Family {
     V6,
 }
 
-/// An address as host-order halves; IPv4 in `low` alone. `struct key` of the programs.
+/// An address as host-order halves; IPv4 is in `low`. This is `struct key` of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// High half; 0 for IPv4.
@@ -21,30 +21,30 @@ pub struct Key {
     pub low: u64,
 }
 
-/// A route: host bits zero, the leaf as it stands in the tables.
+/// A route without host bits, with its leaf as in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// First address.
     pub first: Key,
     /// Prefix length.
     pub length: u8,
-    /// What it leads to, never 0.
+    /// Leaf word, never 0.
     pub leaf: u32,
 }
 
-/// Routes of one family, no prefix twice, in random order.
+/// Routes of one family with distinct prefixes, in random order.
 #[derive(Clone, Debug)]
 pub struct Routes {
-    /// All of them.
+    /// Family of all routes.
     pub family: Family,
     /// The routes.
     pub routes: Vec<Route>,
 }
 
-/// Shares of prefix lengths; the shares need not add up to anything.
+/// Prefix lengths with their relative shares.
 pub type Shape = &'static [(u8, f64)];
 
-/// About the global IPv4 table as published for 2023 and 2024.
+/// Approximately the global IPv4 table as published for 2023 and 2024.
 pub const BGP4: Shape = &[
     (24, 63.0),
     (22, 11.0),
@@ -65,7 +65,7 @@ pub const BGP4: Shape = &[
     (8, 0.0016),
 ];
 
-/// About the global IPv6 table as published for 2023 and 2024.
+/// Approximately the global IPv6 table as published for 2023 and 2024.
 pub const BGP6: Shape = &[
     (48, 46.0),
     (32, 12.0),
@@ -85,12 +85,12 @@ pub const BGP6: Shape = &[
     (39, 0.5),
 ];
 
-/// Host routes.
+/// IPv4 host routes.
 pub const HOSTS4: Shape = &[(32, 1.0)];
-/// Host routes.
+/// IPv6 host routes.
 pub const HOSTS6: Shape = &[(128, 1.0)];
 
-/// What a cloud's own routes look like; 10M distinct ones exist.
+/// Approximately the routes of a cloud; there are 10M distinct prefixes of these lengths.
 pub const CLOUD4: Shape = &[
     (24, 22.0),
     (32, 17.0),
@@ -107,13 +107,13 @@ pub const CLOUD4: Shape = &[
     (31, 1.0),
 ];
 
-/// Distinct next hops, each a peer's VNI from 1 on.
+/// Number of distinct next hops, which are the peer VNIs from 1 on.
 const NEXT_HOPS: u64 = 400;
 const FIRST_IPV4: u64 = 1 << 24;
-/// 1.0.0.0 to 223.255.255.255.
+/// Number of addresses from 1.0.0.0 to 223.255.255.255.
 const IPV4_ADDRESSES: u64 = 223 << 24;
 
-/// A stream of numbers, by Steele, Lea and Flood's SplitMix64 (OOPSLA 2014).
+/// A random number generator: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -126,7 +126,7 @@ pub fn scramble(number: u64) -> u64 {
 }
 
 impl Random {
-    /// The stream of a seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -138,13 +138,13 @@ impl Random {
         scramble(at)
     }
 
-    /// Evenly from 0 to `bound` - 1.
+    /// A number from 0 to `bound` - 1, uniformly distributed.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// By Zipf's law with s = 1 over ranks from 0 to `bound` - 1, by the inverse
-    /// of its continuous approximation.
+    /// A rank from 0 to `bound` - 1, distributed by Zipf's law with s = 1 (by the inverse of its continuous
+    /// approximation).
     pub fn zipf(&mut self, bound: u64) -> u64 {
         let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         (((bound + 1) as f64).powf(unit) as u64 - 1).min(bound - 1)
@@ -176,10 +176,10 @@ fn host_mask(family: Family, length: u8) -> Key {
     }
 }
 
-/// `count` routes of that shape, the remainder of rounding in its first length.
+/// Generates `count` routes of a shape. The remainder of rounding gets the first length of the shape.
 ///
 /// # Panics
-/// If that many prefixes of a length do not exist.
+/// If there are not that many prefixes of a length.
 pub fn routes(seed: u64, family: Family, shape: Shape, count: usize) -> Routes {
     let mut random = Random::new(scramble(seed));
     let total: f64 = shape.iter().map(|(_, share)| share).sum();
@@ -189,8 +189,8 @@ pub fn routes(seed: u64, family: Family, shape: Shape, count: usize) -> Routes {
     let mut all = Vec::with_capacity(count);
     for (&(length, _), &wanted) in shape.iter().zip(&counts) {
         let mask = host_mask(family, length);
-        let there_are = 2_f64.powi(i32::from(length)) * if family == Family::V4 { 0.87 } else { 0.125 };
-        assert!(wanted as f64 <= there_are, "{wanted} prefixes of length {length} do not exist");
+        let available = 2_f64.powi(i32::from(length)) * if family == Family::V4 { 0.87 } else { 0.125 };
+        assert!(wanted as f64 <= available, "there are not {wanted} prefixes of length {length}");
         let mut seen = HashSet::with_capacity(wanted);
         while seen.len() < wanted {
             let address = random.address(family);
@@ -213,15 +213,15 @@ fn shuffle<T>(random: &mut Random, all: &mut [T]) {
 /// How keys are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draw {
-    /// Each route, or endpoint, as likely as any other.
+    /// All routes or endpoints are equally likely.
     Even,
-    /// By Zipf's law with s = 1.
+    /// Distributed by Zipf's law with s = 1.
     Zipf,
 }
 
 impl Draw {
-    /// A place below `bound`.
-    pub fn place(self, random: &mut Random, bound: usize) -> usize {
+    /// Draws an index below `bound`.
+    pub fn index(self, random: &mut Random, bound: usize) -> usize {
         match self {
             Self::Even => random.below(bound as u64) as usize,
             Self::Zipf => random.zipf(bound as u64) as usize,
@@ -229,14 +229,14 @@ impl Draw {
     }
 }
 
-/// Addresses that routes cover, their host bits random. Ranks are the routes'
-/// order, which is random.
+/// Draws addresses that routes cover, with random host bits. The ranks for Zipf's law are the order of the
+/// routes, which is random.
 pub fn keys(seed: u64, routes: &Routes, draw: Draw, count: usize) -> Vec<Key> {
     let mut random = Random::new(scramble(seed));
     let all = &routes.routes;
     (0..count)
         .map(|_| {
-            let route = &all[draw.place(&mut random, all.len())];
+            let route = &all[draw.index(&mut random, all.len())];
             let mask = host_mask(routes.family, route.length);
             Key {
                 high: route.first.high | random.next() & mask.high,
@@ -246,7 +246,7 @@ pub fn keys(seed: u64, routes: &Routes, draw: Draw, count: usize) -> Vec<Key> {
         .collect()
 }
 
-/// A VRF's number of routes in the set of 10K VRFs: 9,900 with 1 to 100 routes, 95 with 10k, 5 with 1M.
+/// Size of a VRF in the set of 10K VRFs: 9,900 have 1 to 100 routes, 95 have 10k, 5 have 1M.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VrfSize {
     /// 1 to 100 routes.
@@ -258,12 +258,12 @@ pub enum VrfSize {
 }
 
 impl VrfSize {
-    /// All three, with how many VRFs there are of each; the small ones become fewer with `scale`.
+    /// The three sizes, each with its number of VRFs. `scale` divides the number of small ones.
     pub fn all(scale: usize) -> [(Self, usize); 3] {
         [(Self::Small, (9_900 / scale).max(10)), (Self::Medium, 95), (Self::Large, 5)]
     }
 
-    /// The routes of VRF number `vni`; the larger ones have fewer with `scale`.
+    /// The routes of VRF number `vni`. `scale` divides the number of routes of the larger sizes.
     pub fn routes(self, vni: u32, scale: usize) -> Routes {
         let count = match self {
             Self::Small => 1 + Random::new(u64::from(vni)).below(100) as usize,
@@ -274,8 +274,8 @@ impl VrfSize {
     }
 }
 
-/// How many second-level tables of 256 entries a table of first 24 bits and then
-/// steps of 8 needs for these routes: DPDK must be told beforehand.
+/// Number of second-level tables of 256 entries that these routes need in a structure of 24 bits first and
+/// steps of 8 bits then. DPDK allocates them in advance.
 pub fn tables_of_8_bits(routes: &Routes) -> usize {
     let bits = |key: Key, length: u32| match routes.family {
         Family::V4 => u128::from(key.low) >> (32 - length),
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_have_their_shape_and_no_prefix_twice() {
+    fn sets_have_their_shape_and_distinct_prefixes() {
         for (family, shape, most) in
             [(Family::V4, BGP4, 24), (Family::V6, BGP6, 48), (Family::V4, CLOUD4, 24)]
         {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_covered_and_the_seed_decides() {
+    fn keys_are_covered_by_routes_and_depend_on_the_seed() {
         for (family, shape) in [(Family::V4, BGP4), (Family::V6, BGP6)] {
             let set = routes(2, family, shape, 500);
             let drawn = keys(3, &set, Draw::Zipf, 200);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn zipf_halves_as_ranks_double() {
+    fn zipf_draws_each_octave_of_ranks_equally_often() {
         let mut random = Random::new(5);
         let mut first = 0;
         let mut all = [0_u32; 1000];
@@ -338,7 +338,7 @@ mod tests {
             if first == 0 {
                 first = octave;
             }
-            // Each doubling of ranks has as much as any other.
+            // Each octave of ranks has the same share.
             assert!(octave.abs_diff(first) < first / 10, "ranks from {rank}: {octave}, first {first}");
         }
     }

@@ -1,4 +1,5 @@
-//! Endpoints for the exact match: number by number, so that 10M of them take no memory beside the tables.
+//! Endpoints for the exact match, generated from their numbers, so that 10M of them take memory only in the
+//! tables.
 
 use crate::data::{Draw, Family, Key, Random, scramble};
 use sluice_bench_report::shell::Failure;
@@ -7,19 +8,19 @@ use sluice_types::{MacAddr, Vni, ipv6_from_halves};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-/// Hosts that endpoints are spread over.
+/// Hosts over which endpoints are spread.
 const HOSTS: usize = 256;
-/// Endpoints entered in one call.
+/// Endpoints added in one call.
 const CHUNK: usize = 1 << 16;
 
 /// `count` endpoints of one VNI.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoints {
-    /// Theirs.
+    /// VNI of the endpoints.
     pub vni: u32,
-    /// Of their addresses.
+    /// Family of the addresses.
     pub family: Family,
-    /// How many; at most 2^30.
+    /// Number of endpoints, at most 2^30.
     pub count: usize,
 }
 
@@ -28,7 +29,7 @@ fn host(number: usize) -> IpAddr {
 }
 
 impl Endpoints {
-    /// The address of a number, different for each.
+    /// Address of the endpoint with this number; all are different.
     pub fn key(self, number: usize) -> Key {
         match self.family {
             // An odd factor permutes the 30-bit numbers.
@@ -49,17 +50,17 @@ impl Endpoints {
         Endpoint { vni, address, mac: MacAddr::local(number as u64), host: host(number % HOSTS) }
     }
 
-    /// Keys among them.
+    /// Draws keys among the endpoints.
     pub fn keys(self, seed: u64, draw: Draw, count: usize) -> Vec<Key> {
         let mut random = Random::new(scramble(seed));
-        (0..count).map(|_| self.key(draw.place(&mut random, self.count))).collect()
+        (0..count).map(|_| self.key(draw.index(&mut random, self.count))).collect()
     }
 
-    /// Enters all; how long the tables took for it.
+    /// Adds all endpoints to tables. Returns the time that the tables took for it.
     ///
     /// # Errors
-    /// The tables'.
-    pub fn enter(self, tables: &mut NodeTables) -> Result<Duration, Failure> {
+    /// Errors of the tables.
+    pub fn add_to(self, tables: &mut NodeTables) -> Result<Duration, Failure> {
         let vni = Vni::new(self.vni)?;
         for number in 0..HOSTS {
             tables.upsert_vtep(host(number), Role::Host)?;
@@ -80,16 +81,16 @@ impl Endpoints {
     }
 }
 
-/// What the tables answer for endpoints: which cells their hosts have.
-pub struct Known {
+/// The expected answers for endpoints, which depend on the cells of their hosts.
+pub struct EndpointAnswers {
     cells: Vec<u32>,
 }
 
-impl Known {
-    /// Of tables that [`Endpoints::enter`] filled.
+impl EndpointAnswers {
+    /// The answers of tables that [`Endpoints::add_to`] filled.
     ///
     /// # Errors
-    /// Where a host is missing.
+    /// If a host is missing.
     pub fn of(tables: &NodeTables) -> Result<Self, Failure> {
         let reader = tables.reader();
         let cells = (0..HOSTS).map(|number| match reader.find(0, host(number)) {
@@ -99,7 +100,7 @@ impl Known {
         Ok(Self { cells: cells.collect::<Result<_, Failure>>()? })
     }
 
-    /// MAC and cell of the next hop.
+    /// MAC, and cell of the next hop, of the endpoint with this number.
     pub fn answer(&self, number: usize) -> (u64, u32) {
         (MacAddr::local(number as u64).to_u64(), self.cells[number % HOSTS])
     }

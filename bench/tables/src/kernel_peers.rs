@@ -1,11 +1,11 @@
-//! The kernel's maps with the same contents as Sluice's tables.
+//! Entries for the kernel's maps with the same content as Sluice's tables.
 
 use crate::data::{Family, Key, Route, Routes};
-use crate::endpoints::{Endpoints, Known};
+use crate::endpoints::{EndpointAnswers, Endpoints};
 use crate::rig::Batch;
 use std::collections::HashSet;
 
-/// `struct trie4_key` or `struct trie6_key`, as many bytes as the family's has.
+/// The bytes of `struct trie4_key` or `struct trie6_key`, by the family.
 pub fn trie_key(family: Family, route: &Route) -> Vec<u8> {
     let mut key = u32::from(route.length).to_ne_bytes().to_vec();
     match family {
@@ -18,7 +18,7 @@ pub fn trie_key(family: Family, route: &Route) -> Vec<u8> {
     key
 }
 
-/// Name of the family's trie.
+/// Name of the trie map of a family.
 pub fn trie_map(family: Family) -> &'static str {
     match family {
         Family::V4 => "trie4",
@@ -36,8 +36,8 @@ pub fn trie_batch(set: &Routes) -> Batch {
     batch
 }
 
-/// Nodes of a trie with these routes: one for each, and one for each place where
-/// ways part that is no route itself. The kernel counts only the former.
+/// Number of nodes of a trie with these routes: one for each route, and one for each position at which two
+/// routes branch and that is not a route itself. The kernel counts only the former.
 pub fn trie_nodes(set: &Routes) -> usize {
     let width = if set.family == Family::V4 { 32 } else { 128 };
     let bits = |key: Key| match set.family {
@@ -50,17 +50,17 @@ pub fn trie_nodes(set: &Routes) -> usize {
     let first_of = |address: u128, length: u32| {
         (if length == 0 { 0 } else { address >> (128 - length) << (128 - length) }, length)
     };
-    // In this order the neighbours part at every place where any two part.
-    let parting = sorted.windows(2).map(|pair| {
+    // In this order, any two routes branch at a position at which two adjacent ones do.
+    let branches = sorted.windows(2).map(|pair| {
         let ((a, short), (b, long)) = (pair[0], pair[1]);
         first_of(a, (a ^ b).leading_zeros().min(short).min(long).min(width))
     });
-    let all: HashSet<(u128, u32)> = parting.chain(sorted.iter().copied()).collect();
+    let all: HashSet<(u128, u32)> = branches.chain(sorted.iter().copied()).collect();
     all.len()
 }
 
 /// Endpoints for `BPF_MAP_TYPE_HASH`, from number `first` on.
-pub fn hash_batch(known: &Known, endpoints: Endpoints, first: usize, count: usize) -> Batch {
+pub fn hash_batch(answers: &EndpointAnswers, endpoints: Endpoints, first: usize, count: usize) -> Batch {
     let key_bytes = if endpoints.family == Family::V4 { 8 } else { 24 };
     let mut batch = Batch::new(key_bytes, 16, count);
     let mut key = Vec::with_capacity(key_bytes);
@@ -78,7 +78,7 @@ pub fn hash_batch(known: &Known, endpoints: Endpoints, first: usize, count: usiz
                 key.extend(address.low.to_ne_bytes());
             }
         }
-        let (mac, next) = known.answer(number);
+        let (mac, next) = answers.answer(number);
         let mut value = [0; 16];
         value[..8].copy_from_slice(&mac.to_ne_bytes());
         value[8..12].copy_from_slice(&next.to_ne_bytes());
@@ -92,15 +92,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_routes_and_partings() {
+    fn trie_has_a_node_for_each_route_and_each_branch() {
         let route = |low, length| Route { first: Key { high: 0, low }, length, leaf: 1 };
         let nodes = |routes: Vec<Route>| trie_nodes(&Routes { family: Family::V4, routes });
         assert_eq!(nodes(vec![route(0x0a00_0000, 8)]), 1);
-        // One below the other: no parting.
+        // One is below the other, so there is no branch.
         assert_eq!(nodes(vec![route(0x0a00_0000, 8), route(0x0a01_0000, 16)]), 2);
-        // Side by side: they part at 10.0.0.0/15.
+        // They branch at 10.0.0.0/15.
         assert_eq!(nodes(vec![route(0x0a00_0000, 16), route(0x0a01_0000, 16)]), 3);
-        // They part where there is a route.
+        // They branch at a position that is a route.
         assert_eq!(nodes(vec![route(0x0a00_0000, 16), route(0x0a01_0000, 16), route(0x0a00_0000, 15)]), 3);
     }
 }

@@ -1,7 +1,6 @@
-//! `make bench-tables`: Sluice's tables beside the kernel's maps and DPDK's
-//! structures, on the same data, in turns, in one run.
-//!
-//! A comparison is void where the sides answer differently: that is an error.
+//! `make bench-tables`: compares Sluice's tables with the kernel's maps and DPDK's structures, on the same
+//! data, in turns, in one run. If the sides give different answers the comparison is void, and the run ends
+//! with an error.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -23,35 +22,35 @@ mod user;
 use sluice_bench_report::{Measure, shell::Failure};
 use std::time::Duration;
 
-/// Keys of a round, at full size.
+/// Keys of a round at full size.
 const KEYS: usize = 1_000_000;
 
-/// Load averages up to here are this run's own beginning.
+/// A load average up to this value at the start is caused by the start of this run itself.
 const LOAD_UNDISTURBED: f64 = 0.5;
 
-/// What is measured, and how thoroughly.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Rounds that count; the median does.
+    /// Number of rounds, whose median is the result.
     pub rounds: usize,
-    /// All sizes are divided by it.
+    /// Divisor of all sizes.
     pub scale: usize,
-    /// Names that [`parts`] gives.
+    /// Names of the parts to measure, out of [`parts`].
     pub parts: Vec<String>,
 }
 
-/// Figures, and what is to be known with them.
+/// Results of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Figures.
+    /// Measured figures.
     pub measures: Vec<Measure>,
-    /// Sentences.
+    /// Sentences that explain the figures.
     pub notes: Vec<String>,
 }
 
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
-/// The parts of a run, in their order: the ones that leave the kernel much to tidy up come last.
+/// The parts of a run in their order. Those after which the kernel has much to free come last.
 const ALL: [(&str, Part); 10] = [
     ("access", access::measure),
     ("lpm", lookups::routes_in_ebpf),
@@ -66,22 +65,22 @@ const ALL: [(&str, Part); 10] = [
 ];
 
 impl Settings {
-    /// A size, divided.
+    /// A size divided by the scale.
     pub(crate) fn scaled(&self, size: usize) -> usize {
         (size / self.scale).max(1000)
     }
 
-    /// Keys of a round.
+    /// Number of keys of a round.
     pub(crate) fn keys(&self) -> usize {
         self.scaled(KEYS)
     }
 
-    /// How long the writer of one round of updates writes.
+    /// Time for which the writer of one round of updates writes.
     pub(crate) fn update_bound(&self) -> Duration {
         if self.scale > 1 { Duration::from_millis(100) } else { Duration::from_secs(1) }
     }
 
-    /// How long one side of a bulk load may go on to begin rounds; slower peers are projected.
+    /// Time for which one side of a bulk load may begin rounds. The results of slower peers are projected.
     pub(crate) fn bulk_bound(&self) -> Duration {
         if self.scale > 1 { Duration::from_secs(1) } else { Duration::from_secs(10) }
     }
@@ -89,17 +88,17 @@ impl Settings {
 
 impl Outcome {
     pub(crate) fn note(&mut self, text: String) {
-        say(&text);
+        report_progress(&text);
         self.notes.push(text);
     }
 }
 
-/// What is going on, for who waits.
-pub(crate) fn say(text: &str) {
+/// Reports progress on standard error.
+pub(crate) fn report_progress(text: &str) {
     eprintln!("bench-tables: {text}");
 }
 
-/// True where DPDK's structures were built in.
+/// True if this program was built with DPDK's structures.
 pub fn has_dpdk() -> bool {
     option_env!("DPDK_PEERS").is_some()
 }
@@ -109,34 +108,34 @@ pub fn parts() -> Vec<&'static str> {
     ALL.iter().map(|(name, _)| *name).collect()
 }
 
-/// The load average of the last minute, where it says that this machine had other work.
-fn foreign_load() -> Result<Option<f64>, Failure> {
+/// The load average of the last minute, if it shows that the machine had other work.
+fn other_load() -> Result<Option<f64>, Failure> {
     let text = std::fs::read_to_string("/proc/loadavg")?;
     let load: f64 = text.split(' ').next().unwrap_or_default().parse()?;
     Ok((load > LOAD_UNDISTURBED).then_some(load))
 }
 
-/// Measures all parts that are wanted. Needs root.
+/// Measures the parts of the settings. Needs root.
 ///
 /// # Errors
-/// The kernel's, the tables', the peers'; different answers; an unknown part.
+/// Errors of the kernel, the tables or the peers; different answers; an unknown part.
 pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     if let Some(unknown) = settings.parts.iter().find(|part| !parts().contains(&part.as_str())) {
-        return Err(format!("no part is called {unknown}; there are: {}", parts().join(", ")).into());
+        return Err(format!("there is no part {unknown}; the parts are: {}", parts().join(", ")).into());
     }
     let mut outcome = Outcome::default();
     if !has_dpdk() {
         outcome.note("DPDK was not installed when this was built: its structures are left out".to_owned());
     }
-    if let Some(load) = foreign_load()? {
+    if let Some(load) = other_load()? {
         outcome.note(format!("other processes were running: load average {load} at the start"));
     }
     for (name, part) in ALL {
         if settings.parts.iter().any(|wanted| wanted == name) {
             rig::settle()?;
-            // Parts that bind themselves to a core do it to a thread that ends with them.
+            // A part may pin its thread to a core, so each part has a thread of its own.
             std::thread::scope(|scope| scope.spawn(|| part(settings, &mut outcome)).join())
-                .map_err(|_| format!("part {name} ended badly"))?
+                .map_err(|_| format!("part {name} panicked"))?
                 .map_err(|error| format!("part {name}: {error}"))?;
         }
     }

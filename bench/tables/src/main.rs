@@ -1,4 +1,4 @@
-//! `make bench-tables`: see the library.
+//! The command of `make bench-tables`; the library measures.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -6,35 +6,36 @@ use sluice_bench_report::{self as report, shell::Failure};
 use sluice_bench_tables::{Settings, parts, run};
 use std::path::Path;
 
-/// Measures the tables beside their peers
+/// Measure the tables and their peers
 #[derive(Parser)]
 struct Args {
-    /// Rounds; the median counts
+    /// Number of rounds; the median is the result
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Divides all sizes, for a quick look
+    /// Divide all sizes by this number, for a quick run
     #[arg(long, default_value_t = 1)]
     scale: usize,
-    /// Only these parts
+    /// Measure only these parts
     #[arg(long, value_delimiter = ',', default_values_t = parts().into_iter().map(str::to_owned))]
     parts: Vec<String>,
-    /// Print only, record nothing
+    /// Print the results without recording them
     #[arg(long)]
     dry_run: bool,
 }
 
-/// How figures were made, for who reads them.
+/// Explanation of the measurements for readers of the results.
 const METHOD: &str = "\
 Both sides hold the same routes or endpoints, take turns on the same million keys, and must give the same
-answers. Ratios above 1: Sluice is ahead. `bgp`: 1M IPv4 and 250k IPv6 prefixes spread at random, with about
-the lengths of the global table as published for 2023-24; `random`: 1M host routes; `routes10m`, `bulk_10m`:
-10M IPv4 routes of 20 to 32 bits; `vrf10k`: 9,900 VRFs with 1 to 100 routes, 95 with 10k, 5 with 1M. Keys
-are addresses that routes cover, each route as likely as any other; `_zipf`: by Zipf's law, s = 1.
-`_dependent`: each key's place depends on the last answer. eBPF figures are `BPF_PROG_TEST_RUN`'s, the empty
-loop taken off. User space, by processor time, reads by the same C header as packets do; lookups of
-both sides are scalar, in bursts of 64 where they are not dependent; both stand in 4 KiB pages (DPDK with
-`--no-huge`, Sluice's tables copied out of the BPF array), `_huge`: Sluice's in 2 MiB pages. Updates are
-withdrawals, insertions and replacements in about equal parts, on one core beside lookups on the other.";
+answers. A ratio above 1 means that Sluice is better. `bgp`: 1M IPv4 and 250k IPv6 prefixes spread at random,
+with about the lengths of the global table as published for 2023-24; `random`: 1M host routes; `routes10m`,
+`bulk_10m`: 10M IPv4 routes of 20 to 32 bits; `vrf10k`: 9,900 VRFs with 1 to 100 routes, 95 with 10k, 5 with
+1M. Keys are addresses that routes cover, each route equally likely; `_zipf`: by Zipf's law, s = 1.
+`_dependent`: the position of each key depends on the last answer. eBPF figures are those of
+`BPF_PROG_TEST_RUN` without the time of the empty loop. In user space, measured in processor time, Sluice's
+tables are read by the same C header as in packet programs; lookups of both sides are scalar, in bursts of 64
+unless they are dependent; both are in 4 KiB pages (DPDK with `--no-huge`, Sluice's tables copied out of the
+BPF array), `_huge`: Sluice's in 2 MiB pages. Updates are withdrawals, insertions and replacements in about
+equal parts, on one core while lookups run on the other.";
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();

@@ -1,20 +1,20 @@
 //! Memory for 10K VRFs of very different sizes.
 
-use crate::child::{Session, dpdk_tables, write_routes};
+use crate::child::{PeerProgram, dpdk_tables, write_routes};
 use crate::data::{Family, VrfSize};
 use crate::kernel_peers::{trie_batch, trie_nodes};
-use crate::ours::{cells_at_most, cells_used, enter_routes, enter_vrf, megabytes, writers_routes};
-use crate::rig::Rig;
-use crate::{Outcome, Settings, say};
+use crate::ours::{add_routes, add_vrf, cells_upper_bound, cells_used, megabytes, table_routes};
+use crate::rig::Programs;
+use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::MapCore;
 use sluice_bench_report::{Measure, shell::Failure};
 
-/// What VPP's mtrie allocates for a VRF without routes.
+/// Memory that VPP's mtrie allocates for a VRF without routes.
 const VPP_EMPTY_BYTES: f64 = 335_744.0;
-/// DPDK's process for one large VRF at a time.
+/// Memory of DPDK's process, enough for one large VRF at a time.
 const DPDK_MEGABYTES: u32 = 4096;
 
-/// How many VRFs of a size peers are measured on; the rest is multiplied.
+/// Number of VRFs of a size on which peers are measured; the result is multiplied.
 fn sample(size: VrfSize) -> usize {
     match size {
         VrfSize::Small => 8,
@@ -23,7 +23,7 @@ fn sample(size: VrfSize) -> usize {
     }
 }
 
-/// VNIs of the VRFs of each size, from 1 on.
+/// VNIs of the VRFs of each size, beginning with 1.
 fn vnis(scale: usize) -> Vec<(VrfSize, std::ops::Range<u32>)> {
     let mut first = 1;
     VrfSize::all(scale)
@@ -36,12 +36,12 @@ fn vnis(scale: usize) -> Vec<(VrfSize, std::ops::Range<u32>)> {
         .collect()
 }
 
-/// `vrf10k_mb`.
+/// Measures `vrf10k_mb`.
 ///
 /// # Errors
-/// The tables', the kernel's or the programs'.
+/// Errors of the tables, the kernel or the programs.
 pub fn vrfs(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
-    say("vrf10k: filling");
+    report_progress("vrf10k: filling");
     let all = vnis(settings.scale);
     let count = all.last().map_or(0, |(_, vnis)| vnis.end - 1);
     let ours = megabytes(ours_cells(&all, settings.scale)?);
@@ -56,15 +56,15 @@ pub fn vrfs(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
             Some(f64::from(count) * VPP_EMPTY_BYTES / 1e6),
         ),
     ];
-    if let Some(mut dpdk) = Session::dpdk(DPDK_MEGABYTES)? {
+    if let Some(mut dpdk) = PeerProgram::dpdk(DPDK_MEGABYTES)? {
         let fib = per_size(&all, |size, vnis| fib_bytes(&mut dpdk, size, vnis, settings.scale))?;
         measures.insert(0, Measure::beside_less("vrf10k_mb", "MB", ours, "rte_fib", Some(fib / 1e6)));
     }
     outcome.measures.extend(measures);
     outcome.note(format!(
-        "vrf10k_mb: {count} VRFs; ours is all of them in one memory; rte_fib and lpm_trie are measured on \
-         8 small, 2 medium and 1 large VRF and multiplied, lpm_trie by what the kernel counts for a node; \
-         vpp_mtrie_empty is the published {VPP_EMPTY_BYTES} B of a VRF without routes, \
+        "vrf10k_mb: {count} VRFs; Sluice's figure is for all of them in one memory; rte_fib and lpm_trie are \
+         measured on 8 small, 2 medium and 1 large VRF and multiplied, lpm_trie with the size that the kernel \
+         counts for a node; vpp_mtrie_empty is the published {VPP_EMPTY_BYTES} B of a VRF without routes, \
          multiplied (DSR's published 2 KB make 20 MB for 10K VRFs without routes)"
     ));
     Ok(())
@@ -72,22 +72,22 @@ pub fn vrfs(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
 
 fn ours_cells(all: &[(VrfSize, std::ops::Range<u32>)], scale: usize) -> Result<u64, Failure> {
     let every = || all.iter().flat_map(|(size, vnis)| vnis.clone().map(move |vni| (*size, vni)));
-    // The routes' number alone decides, and is known without making them twice.
-    let at_most = every().map(|(size, vni)| match size {
-        VrfSize::Small => cells_at_most(&size.routes(vni, scale)) / 64,
+    // The bound depends only on the number of routes, which is known without generating all of them.
+    let upper_bound = every().map(|(size, vni)| match size {
+        VrfSize::Small => cells_upper_bound(&size.routes(vni, scale)) / 64,
         VrfSize::Medium => 10_000 * 16,
         VrfSize::Large => 1_000_000 * 16,
     });
-    cells_used(at_most.sum::<u64>() + (1 << 20), 0, |tables| {
+    cells_used(upper_bound.sum::<u64>() + (1 << 20), 0, |tables| {
         for (size, vni) in every() {
-            enter_vrf(tables, vni)?;
-            enter_routes(tables, &writers_routes(vni, &size.routes(vni, scale))?)?;
+            add_vrf(tables, vni)?;
+            add_routes(tables, &table_routes(vni, &size.routes(vni, scale))?)?;
         }
         Ok(())
     })
 }
 
-/// The sum over all VRFs, when `bytes_of` tells what a sample of each size takes.
+/// The sum over all VRFs, computed from `bytes_of` for a sample of each size.
 fn per_size(
     all: &[(VrfSize, std::ops::Range<u32>)],
     mut bytes_of: impl FnMut(VrfSize, &[u32]) -> Result<f64, Failure>,
@@ -104,16 +104,16 @@ fn trie_bytes(size: VrfSize, vnis: &[u32], scale: usize) -> Result<f64, Failure>
     let mut bytes = 0.0;
     for &vni in vnis {
         let set = size.routes(vni, scale);
-        let rig = Rig::load(&[], &[("trie4", set.routes.len() as u32)])?;
-        let map = rig.map("trie4")?;
+        let programs = Programs::load(&[], &[("trie4", set.routes.len() as u32)])?;
+        let map = programs.map("trie4")?;
         trie_batch(&set).write(&map)?;
-        let counted = map.query_fdinfo()?.memlock.ok_or("the kernel does not say what a map takes")?;
+        let counted = map.query_fdinfo()?.memlock.ok_or("the kernel does not report the memory of a map")?;
         bytes += counted as f64 / set.routes.len() as f64 * trie_nodes(&set) as f64;
     }
     Ok(bytes)
 }
 
-fn fib_bytes(dpdk: &mut Session, size: VrfSize, vnis: &[u32], scale: usize) -> Result<f64, Failure> {
+fn fib_bytes(dpdk: &mut PeerProgram, size: VrfSize, vnis: &[u32], scale: usize) -> Result<f64, Failure> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("routes");
     let mut bytes = 0.0;

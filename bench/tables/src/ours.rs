@@ -1,4 +1,4 @@
-//! Sluice's tables, filled through their writer as agents fill them.
+//! Sluice's tables, filled by their writer as agents fill them.
 
 use crate::data::{Family, Routes};
 use libbpf_rs::MapHandle;
@@ -9,23 +9,23 @@ use sluice_types::{IpNet, Vni, ipv6_from_halves};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-/// The VNI of sets that have only one.
+/// VNI of sets with only one VNI.
 pub const VNI: u32 = 7;
-/// Cells for what a table of no size holds.
-const LEAST_CELLS: u64 = 1 << 16;
+/// Cells for an empty table.
+const CELLS_MIN: u64 = 1 << 16;
 
 /// Tables in a BPF array.
-pub struct Ours {
+pub struct SluiceTables {
     datapath: Datapath,
-    /// Their writer.
+    /// Writer of the tables.
     pub tables: NodeTables,
 }
 
-impl Ours {
-    /// Empty tables.
+impl SluiceTables {
+    /// Creates empty tables.
     ///
     /// # Errors
-    /// The kernel's or the tables'.
+    /// Errors of the kernel or the tables.
     pub fn create(cells: u32, endpoints: usize) -> Result<Self, Failure> {
         let settings = Settings { object: ObjectName::TablesTest, cells, pin_dir: None };
         let datapath = Datapath::load(&settings)?;
@@ -33,17 +33,17 @@ impl Ours {
         Ok(Self { datapath, tables })
     }
 
-    /// Tables with these routes in [`VNI`], and a quarter of the memory free.
+    /// Creates tables with these routes in [`VNI`], and with a quarter more cells than they take.
     ///
     /// # Errors
-    /// As [`Ours::create`].
+    /// As [`SluiceTables::create`].
     pub fn with_routes(sets: &[&Routes]) -> Result<Self, Failure> {
         let fill = |tables: &mut NodeTables| {
-            enter_vrf(tables, VNI)?;
-            sets.iter().try_for_each(|set| enter_routes(tables, &writers_routes(VNI, set)?).map(drop))
+            add_vrf(tables, VNI)?;
+            sets.iter().try_for_each(|set| add_routes(tables, &table_routes(VNI, set)?).map(drop))
         };
-        let used = cells_used(sets.iter().map(|set| cells_at_most(set)).sum(), 0, fill)?;
-        let mut ours = Self::create(roomy(used), 0)?;
+        let used = cells_used(sets.iter().map(|set| cells_upper_bound(set)).sum(), 0, fill)?;
+        let mut ours = Self::create(with_spare_cells(used), 0)?;
         fill(&mut ours.tables)?;
         Ok(ours)
     }
@@ -51,7 +51,7 @@ impl Ours {
     /// The memory that the programs read.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn memory(&self) -> Result<Memory, Failure> {
         Ok(self.datapath.memory()?)
     }
@@ -59,49 +59,49 @@ impl Ours {
     /// The map that the programs read.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn cells(&self) -> Result<MapHandle, Failure> {
         Ok(self.datapath.map(CELLS_MAP)?)
     }
 }
 
-/// A quarter more, so that changes find room.
-pub fn roomy(used: u64) -> u32 {
-    u32::try_from(used + used / 4 + LEAST_CELLS).unwrap_or(u32::MAX)
+/// A quarter more cells than are used, for changes.
+pub fn with_spare_cells(used: u64) -> u32 {
+    u32::try_from(used + used / 4 + CELLS_MIN).unwrap_or(u32::MAX)
 }
 
-/// Megabytes of so many cells.
+/// Size of this many cells in megabytes.
 pub fn megabytes(cells: u64) -> f64 {
     (cells * u64::from(layout::CELL_BYTES)) as f64 / 1e6
 }
 
-/// More cells than any form of table takes for these routes.
-pub fn cells_at_most(set: &Routes) -> u64 {
-    LEAST_CELLS + set.routes.len() as u64 * if set.family == Family::V4 { 16 } else { 64 }
+/// A number of cells that is larger than any form of table takes for these routes.
+pub fn cells_upper_bound(set: &Routes) -> u64 {
+    CELLS_MIN + set.routes.len() as u64 * if set.family == Family::V4 { 16 } else { 64 }
 }
 
-/// Cells that tables take when filled like that: found by filling memory of
-/// which only what is used exists.
+/// Number of cells that tables take when `fill` fills them. It is found by filling anonymous memory, of which
+/// the kernel allocates only the used part.
 ///
 /// # Errors
-/// The tables', which may need more than `at_most` cells.
+/// Errors of the tables, which may need more than `upper_bound` cells.
 pub fn cells_used(
-    at_most: u64,
+    upper_bound: u64,
     endpoints: usize,
     fill: impl Fn(&mut NodeTables) -> Result<(), Failure>,
 ) -> Result<u64, Failure> {
-    let memory = Memory::anonymous(u32::try_from(at_most)?.min(layout::CELL_INDEX_MASK))?;
+    let memory = Memory::anonymous(u32::try_from(upper_bound)?.min(layout::CELL_INDEX_MASK))?;
     let mut tables = NodeTables::create(memory, Immediate, Sizes { endpoints })?;
     fill(&mut tables)?;
     tables.flush()?;
-    Ok(tables.fill().cells_used)
+    Ok(tables.usage().cells_used)
 }
 
-/// A VRF without routes.
+/// Adds a VRF without routes.
 ///
 /// # Errors
-/// The tables'.
-pub fn enter_vrf(tables: &mut NodeTables, vni: u32) -> Result<(), Failure> {
+/// Errors of the tables.
+pub fn add_vrf(tables: &mut NodeTables, vni: u32) -> Result<(), Failure> {
     let vrf = Vrf {
         vni: Vni::new(vni)?,
         mtu: 1430,
@@ -114,11 +114,11 @@ pub fn enter_vrf(tables: &mut NodeTables, vni: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A route as the writer takes it.
+/// Converts a route to the type of the tables' writer.
 ///
 /// # Errors
-/// For what is no route.
-pub fn writers_route(vni: Vni, family: Family, route: &crate::data::Route) -> Result<Route, Failure> {
+/// If it is not a valid route.
+pub fn table_route(vni: Vni, family: Family, route: &crate::data::Route) -> Result<Route, Failure> {
     let address = match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::from(route.first.low as u32)),
         Family::V6 => IpAddr::V6(ipv6_from_halves(route.first.high, route.first.low)),
@@ -127,20 +127,20 @@ pub fn writers_route(vni: Vni, family: Family, route: &crate::data::Route) -> Re
     Ok(Route { vni, prefix: IpNet::new(address, route.length)?, target })
 }
 
-/// A set as the writer takes it.
+/// Converts a set of routes to the type of the tables' writer.
 ///
 /// # Errors
-/// For what is no route.
-pub fn writers_routes(vni: u32, set: &Routes) -> Result<Vec<Route>, Failure> {
+/// If one is not a valid route.
+pub fn table_routes(vni: u32, set: &Routes) -> Result<Vec<Route>, Failure> {
     let vni = Vni::new(vni)?;
-    set.routes.iter().map(|route| writers_route(vni, set.family, route)).collect()
+    set.routes.iter().map(|route| table_route(vni, set.family, route)).collect()
 }
 
-/// Enters routes all at once; how long it took.
+/// Adds routes in bulk. Returns the time that it took.
 ///
 /// # Errors
-/// The tables'.
-pub fn enter_routes(tables: &mut NodeTables, routes: &[Route]) -> Result<Duration, Failure> {
+/// Errors of the tables.
+pub fn add_routes(tables: &mut NodeTables, routes: &[Route]) -> Result<Duration, Failure> {
     let start = Instant::now();
     let bulk = tables.upsert_routes(routes);
     let took = start.elapsed();

@@ -1,4 +1,4 @@
-//! The timed eBPF programs: loaded over maps of the wanted sizes, and run.
+//! Loads the timed eBPF programs over maps of given sizes, and runs them.
 
 use crate::data::Key;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
@@ -6,60 +6,59 @@ use sluice_bench_report::shell::Failure;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Bytes with the alignment that an ELF reader expects.
+/// Bytes with the alignment that an ELF parser requires.
 #[repr(C, align(8))]
 struct Aligned<Bytes: ?Sized>(Bytes);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/tables_bench.bpf.o")));
 
-/// Steps of one run: the kernel tells how long a run took in 32 bits of nanoseconds.
+/// Steps of one run. The kernel reports the duration of a run in 32 bits of nanoseconds.
 const STEPS_PER_RUN: u32 = 1 << 17;
-/// `struct run`
+/// Size of `struct run` of the programs.
 const RUN_BYTES: usize = 64;
-/// Entries of one system call where a map takes many.
+/// Entries of one system call, for maps that support batches.
 const BATCH: usize = 1 << 16;
 
-/// Slabs that shrink by less in a step are at rest; looks, after which nothing more is waited for.
+/// The kernel has freed its slabs if they shrink by less than this in a step.
 const SETTLED_KIB: u64 = 1024;
 const SETTLE_STEP: Duration = Duration::from_millis(200);
 const SETTLE_LOOKS: usize = 300;
 
-/// What a program is to do.
+/// Input of a program.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ask {
-    /// First key, or session.
+pub struct RunInput {
+    /// Index of the first key or session.
     pub first: u32,
-    /// Keys, or sessions.
+    /// Number of keys or sessions.
     pub count: u32,
-    /// VNI that all is looked up in.
+    /// VNI of all lookups.
     pub vni: u32,
-    /// Of sessions: the time in ticks.
+    /// For sessions: the time in ticks.
     pub now: u32,
-    /// Sessions that are live.
+    /// Number of live sessions.
     pub live: u64,
 }
 
-/// What came of it.
+/// Result of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timing {
-    /// Nanoseconds a step.
+    /// Duration of a step in nanoseconds.
     pub ns: f64,
-    /// Of every answer times the number of its key from 1.
+    /// Sum of all answers, each multiplied by the number of its key, counted from 1.
     pub sum: u64,
-    /// Answers other than "nothing".
+    /// Number of answers other than "not found".
     pub found: u64,
 }
 
 /// Loaded programs.
-pub struct Rig {
+pub struct Programs {
     object: Object,
 }
 
-impl Rig {
-    /// Loads the programs over `shared` maps and over new ones of these sizes;
-    /// all others have room for one entry.
+impl Programs {
+    /// Loads the programs over `shared` maps and over new maps of these sizes. All other maps have one entry.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn load(shared: &[(&str, &MapHandle)], sizes: &[(&str, u32)]) -> Result<Self, Failure> {
         let mut open = ObjectBuilder::default().name("tables_bench")?.open_memory(&OBJECT.0)?;
         for mut map in open.maps_mut() {
@@ -76,16 +75,16 @@ impl Rig {
     /// A map by name.
     ///
     /// # Errors
-    /// Where there is none.
+    /// If there is no such map.
     pub fn map(&self, name: &str) -> Result<MapHandle, Failure> {
         let found = self.object.maps().find(|map| map.name() == name);
-        Ok(MapHandle::try_from(&found.ok_or_else(|| format!("no map {name}"))?)?)
+        Ok(MapHandle::try_from(&found.ok_or_else(|| format!("the programs have no map {name}"))?)?)
     }
 
-    /// Puts keys where the programs find them, as many as the map has room for.
+    /// Writes the keys of the programs, at most as many as their map has entries.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn set_keys(&self, keys: &[Key]) -> Result<(), Failure> {
         let mut batch = Batch::new(4, 16, keys.len());
         for (i, key) in keys.iter().enumerate() {
@@ -97,20 +96,20 @@ impl Rig {
         batch.write_many(&self.map("keys")?, BATCH)
     }
 
-    /// Runs a program over all it is asked for; several runs where these are many.
+    /// Runs a program over all keys or sessions of its input, in several runs if these are many.
     ///
     /// # Errors
-    /// The kernel's, or where the program stopped early.
-    pub fn run(&self, program: &str, ask: Ask) -> Result<Timing, Failure> {
+    /// Errors of the kernel; a program that stopped early.
+    pub fn run(&self, program: &str, input: RunInput) -> Result<Timing, Failure> {
         let found = self.object.progs_mut().find(|known| known.name() == program);
-        let program = found.ok_or_else(|| format!("no program {program}"))?;
+        let program = found.ok_or_else(|| format!("there is no program {program}"))?;
         let (mut total, mut nanoseconds, mut at) = (Timing::default(), 0_u128, 0);
-        while at < ask.count {
-            let count = STEPS_PER_RUN.min(ask.count - at);
+        while at < input.count {
+            let count = STEPS_PER_RUN.min(input.count - at);
             let mut data = [0; RUN_BYTES];
-            let words = [ask.first + at, count, ask.vni, ask.now].map(u32::to_ne_bytes);
+            let words = [input.first + at, count, input.vni, input.now].map(u32::to_ne_bytes);
             data[..16].copy_from_slice(words.as_flattened());
-            data[16..24].copy_from_slice(&ask.live.to_ne_bytes());
+            data[16..24].copy_from_slice(&input.live.to_ne_bytes());
             let mut out = [0; RUN_BYTES];
             let input = ProgramInput {
                 data_in: Some(&data),
@@ -121,18 +120,20 @@ impl Rig {
             nanoseconds += program.test_run(input)?.duration.as_nanos();
             let word = |at: usize| out[at..at + 8].try_into().map(u64::from_ne_bytes);
             if word(40)? != u64::from(count) {
-                return Err(format!("{:?} did {} steps of {count}", program.name(), word(40)?).into());
+                return Err(
+                    format!("{:?} stopped after {} of {count} steps", program.name(), word(40)?).into()
+                );
             }
             total.sum = total.sum.wrapping_add(word(24)?);
             total.found += word(32)?;
             at += count;
         }
-        total.ns = nanoseconds as f64 / f64::from(ask.count.max(1));
+        total.ns = nanoseconds as f64 / f64::from(input.count.max(1));
         Ok(total)
     }
 }
 
-/// Entries of a map, as the system calls take them.
+/// Entries of a map in the form of the batch system calls.
 pub struct Batch {
     keys: Vec<u8>,
     values: Vec<u8>,
@@ -141,7 +142,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// None yet, of these sizes.
+    /// An empty batch with entries of these sizes.
     pub fn new(key_bytes: usize, value_bytes: usize, entries: usize) -> Self {
         Self {
             keys: Vec::with_capacity(entries * key_bytes),
@@ -151,22 +152,22 @@ impl Batch {
         }
     }
 
-    /// One more.
+    /// Appends an entry.
     ///
     /// # Panics
-    /// If it has other sizes.
+    /// If the key or value does not have the size of the batch.
     pub fn push(&mut self, key: &[u8], value: &[u8]) {
         assert!(key.len() == self.key_bytes && value.len() == self.value_bytes);
         self.keys.extend_from_slice(key);
         self.values.extend_from_slice(value);
     }
 
-    /// How many.
+    /// Number of entries.
     fn entries(&self) -> usize {
         self.keys.len() / self.key_bytes
     }
 
-    /// One entry.
+    /// Key and value of an entry.
     pub fn entry(&self, at: usize) -> (&[u8], &[u8]) {
         (
             &self.keys[at * self.key_bytes..][..self.key_bytes],
@@ -174,10 +175,10 @@ impl Batch {
         )
     }
 
-    /// Enters all, one system call for `per_call` entries.
+    /// Writes all entries to a map, with one system call for `per_call` entries.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn write_many(&self, map: &MapHandle, per_call: usize) -> Result<(), Failure> {
         for first in (0..self.entries()).step_by(per_call) {
             self.write_range(map, first, per_call.min(self.entries() - first))?;
@@ -185,20 +186,20 @@ impl Batch {
         Ok(())
     }
 
-    /// Enters some by one system call.
+    /// Writes a range of entries to a map by one system call.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn write_range(&self, map: &MapHandle, first: usize, count: usize) -> Result<(), Failure> {
         let keys = &self.keys[first * self.key_bytes..][..count * self.key_bytes];
         let values = &self.values[first * self.value_bytes..][..count * self.value_bytes];
         Ok(map.update_batch(keys, values, count as u32, MapFlags::ANY, MapFlags::ANY)?)
     }
 
-    /// Enters all by the fewest system calls that the kernel offers for the map.
+    /// Writes all entries to a map with the fewest system calls that the kernel offers for it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn write(&self, map: &MapHandle) -> Result<(), Failure> {
         if self.write_many(map, BATCH).is_ok() {
             return Ok(());
@@ -211,17 +212,17 @@ impl Batch {
     }
 }
 
-/// Waits until the kernel has freed the entries of maps that were given up: it
-/// does so later, on a core that may be measured on.
+/// Waits until the kernel has freed the entries of maps that were closed. It does so later, on a core on
+/// which is measured.
 ///
 /// # Errors
-/// Where the kernel does not say how much its slabs hold.
+/// If the kernel does not report the size of its slabs.
 pub fn settle() -> Result<(), Failure> {
     let slab_kib = || -> Result<u64, Failure> {
         let text = std::fs::read_to_string("/proc/meminfo")?;
         let line = text.lines().find_map(|line| line.strip_prefix("Slab:"));
         let word = line.and_then(|line| line.split_whitespace().next());
-        Ok(word.ok_or("no Slab in /proc/meminfo")?.parse()?)
+        Ok(word.ok_or("/proc/meminfo has no line Slab")?.parse()?)
     };
     let mut before = slab_kib()?;
     for _ in 0..SETTLE_LOOKS {

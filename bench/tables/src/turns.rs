@@ -1,26 +1,26 @@
-//! Taking turns: everybody measured on the same keys, one after the other, round by round.
+//! Measures all sides of a comparison on the same keys, one after the other, round by round.
 
 use crate::rig::Timing;
 use sluice_bench_report::{Measure, median, shell::Failure};
 
 /// One side of a comparison.
 pub struct Contender<'a> {
-    /// As it stands in the results.
+    /// Name in the results.
     pub name: &'static str,
     time: Box<dyn FnMut() -> Result<Timing, Failure> + 'a>,
 }
 
 impl<'a> Contender<'a> {
-    /// Who takes its turn by `time`.
+    /// A side that is measured by `time`.
     pub fn new(name: &'static str, time: impl FnMut() -> Result<Timing, Failure> + 'a) -> Self {
         Self { name, time: Box::new(time) }
     }
 }
 
-/// Medians, in the contenders' order, after one round that does not count.
+/// Runs `rounds` rounds after one that does not count. Returns the medians, in the order of the contenders.
 ///
 /// # Errors
-/// Where contenders answer differently, or find nothing for a key.
+/// If contenders give different answers or do not find a key.
 pub fn take_turns(rounds: usize, keys: usize, contenders: &mut [Contender<'_>]) -> Result<Vec<f64>, Failure> {
     let mut times = vec![Vec::with_capacity(rounds); contenders.len()];
     let mut first = None;
@@ -32,7 +32,7 @@ pub fn take_turns(rounds: usize, keys: usize, contenders: &mut [Contender<'_>]) 
                 return Err(format!("{} found {} of {keys} keys", contender.name, timing.found).into());
             }
             if timing.sum != sum {
-                return Err(format!("{} and {name} answer differently", contender.name).into());
+                return Err(format!("{} and {name} give different answers", contender.name).into());
             }
             if round > 0 {
                 times.push(timing.ns);
@@ -42,8 +42,9 @@ pub fn take_turns(rounds: usize, keys: usize, contenders: &mut [Contender<'_>]) 
     Ok(times.into_iter().map(median).collect())
 }
 
-/// The first contender's figure beside each other's; alone where there is no other.
-pub fn beside_all(measure: &str, contenders: &[Contender<'_>], medians: &[f64]) -> Vec<Measure> {
+/// Compares the first contender's figure with that of each other contender. Alone, it is recorded without a
+/// peer.
+pub fn compare_with_first(measure: &str, contenders: &[Contender<'_>], medians: &[f64]) -> Vec<Measure> {
     if medians.len() == 1 {
         return vec![Measure::alone(measure, "ns", medians[0])];
     }
@@ -62,15 +63,15 @@ mod tests {
     }
 
     #[test]
-    fn same_answers_are_compared() {
+    fn contenders_with_equal_answers_are_compared() {
         let mut sides = [answers(2.0, 7), answers(8.0, 7)];
         let medians = take_turns(3, 10, &mut sides).unwrap();
         assert_eq!(medians, [2.0, 8.0]);
-        assert_eq!(beside_all("x_ns", &sides, &medians)[0].ratio, Some(4.0));
+        assert_eq!(compare_with_first("x_ns", &sides, &medians)[0].ratio, Some(4.0));
     }
 
     #[test]
-    fn different_answers_are_an_error() {
+    fn different_answers_and_missing_keys_are_errors() {
         assert!(take_turns(1, 10, &mut [answers(2.0, 7), answers(8.0, 6)]).is_err());
         assert!(take_turns(1, 11, &mut [answers(2.0, 7)]).is_err());
     }

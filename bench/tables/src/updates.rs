@@ -1,11 +1,11 @@
-//! Updates while lookups run: packets on one core, the writer on the other.
+//! Updates while lookups run: packet programs on one core, the writer on the other.
 
 use crate::data::{Draw, Family, Random, Route, Routes, keys};
 use crate::kernel_peers::{trie_batch, trie_key};
 use crate::lookups::global_table;
-use crate::ours::{Ours, VNI, writers_route};
-use crate::rig::{Ask, Rig};
-use crate::{Outcome, Settings, say};
+use crate::ours::{SluiceTables, VNI, table_route};
+use crate::rig::{Programs, RunInput};
+use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use sluice_bench_report::{Measure, median, shell::Failure, stay_on};
 use sluice_tables::NodeTables;
@@ -14,22 +14,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Keys of one run of the program: not much longer than a poll of a network
-/// interface, because a grace period waits for it.
+/// Keys of one run of the program. A run takes not much longer than a poll of a network interface, because a
+/// grace period waits for it.
 const KEYS_PER_RUN: u32 = 1 << 10;
 /// Updates between two looks at the clock.
 const UPDATES_PER_LOOK: usize = 256;
 
-/// One change of a route, by its place in the set.
+/// One change of a route, by its index in the set.
 #[derive(Clone, Copy)]
 enum Change {
     Withdraw(usize),
     Insert(usize),
-    /// With the leaf of another place.
+    /// Replace the leaf by that of another route.
     Replace(usize, usize),
 }
 
-/// Random changes in equal parts, and what it takes to undo them.
+/// Random withdrawals, insertions and replacements in equal parts, and a record of them for undoing.
 struct Churn {
     random: Random,
     turn: u64,
@@ -51,6 +51,7 @@ impl Churn {
         }
     }
 
+    /// Index of a random route that is not withdrawn.
     fn present(&mut self) -> usize {
         loop {
             let at = self.random.below(self.routes as u64) as usize;
@@ -63,7 +64,7 @@ impl Churn {
     fn next(&mut self) -> Change {
         self.turn += 1;
         match self.turn % 3 {
-            // Up to 1000 are out at a time, and come back in another order.
+            // Up to 1000 routes are withdrawn at a time, and are inserted again in another order.
             1 => {
                 let at = self.present();
                 self.is_withdrawn[at] = true;
@@ -85,7 +86,7 @@ impl Churn {
     }
 }
 
-/// Who makes the changes.
+/// A structure that can be changed.
 trait Writer {
     fn put(&mut self, at: usize, route: &Route) -> Result<(), Failure>;
     fn withdraw(&mut self, at: usize, route: &Route) -> Result<(), Failure>;
@@ -95,17 +96,17 @@ struct Sluice<'a>(&'a mut NodeTables, Vni);
 
 impl Writer for Sluice<'_> {
     fn put(&mut self, _at: usize, route: &Route) -> Result<(), Failure> {
-        self.0.upsert_route(&writers_route(self.1, Family::V4, route)?)?;
+        self.0.upsert_route(&table_route(self.1, Family::V4, route)?)?;
         Ok(())
     }
 
     fn withdraw(&mut self, _at: usize, route: &Route) -> Result<(), Failure> {
-        let prefix = writers_route(self.1, Family::V4, route)?.prefix;
+        let prefix = table_route(self.1, Family::V4, route)?.prefix;
         if self.0.remove_route(self.1, prefix)? { Ok(()) } else { Err("a route was lost".into()) }
     }
 }
 
-/// The keys are made beforehand: only system calls count.
+/// The kernel's trie. The keys are made in advance, so that only system calls are measured.
 struct Trie<'a>(&'a MapHandle, &'a [Vec<u8>]);
 
 impl Writer for Trie<'_> {
@@ -118,7 +119,7 @@ impl Writer for Trie<'_> {
     }
 }
 
-/// Changes at full speed for so long; updates a second. Then all is as it was.
+/// Makes changes at full speed for the time `bound`, and then undoes them. Returns the updates per second.
 fn churn(writer: &mut impl Writer, set: &Routes, seed: u64, bound: Duration) -> Result<f64, Failure> {
     let mut churn = Churn::new(seed, set.routes.len());
     let start = Instant::now();
@@ -140,22 +141,22 @@ fn churn(writer: &mut impl Writer, set: &Routes, seed: u64, bound: Duration) -> 
     Ok(rate)
 }
 
-/// Lookups on core 0 until `stop`, the first of them before `begun` is told:
-/// nanoseconds each, the loop's own included.
+/// Runs lookups on core 0 until `stop` is set, and sends to `started` after the first run. Returns the
+/// nanoseconds of a lookup, including those of the loop.
 fn look_up(
     shared: &[(&str, &MapHandle)],
     program: &str,
-    begun: &Sender<()>,
+    started: &Sender<()>,
     stop: &AtomicBool,
 ) -> Result<f64, Failure> {
     stay_on(0)?;
-    let rig = Rig::load(shared, &[])?;
-    let keys = rig.map("keys")?.max_entries();
+    let programs = Programs::load(shared, &[])?;
+    let keys = programs.map("keys")?.max_entries();
     let count = KEYS_PER_RUN.min(keys);
-    let run = |first| rig.run(program, Ask { first, count, vni: VNI, ..Ask::default() });
+    let run = |first| programs.run(program, RunInput { first, count, vni: VNI, ..RunInput::default() });
     run(0)?;
-    // Nobody waits only where the other side has failed, which it reports itself.
-    let _ = begun.send(());
+    // Sending fails only if the other side has failed, which it reports itself.
+    let _ = started.send(());
     let (mut total, mut runs, mut first) = (0.0, 0_u32, 0);
     while runs == 0 || !stop.load(Ordering::Relaxed) {
         total += run(first)?.ns;
@@ -165,21 +166,22 @@ fn look_up(
     Ok(total / f64::from(runs))
 }
 
-/// Nanoseconds of lookups on core 0 while `work` is done on core 1, and what it gave.
-fn beside<Worked>(
+/// Measures lookups on core 0 while `work` runs on core 1. Returns the nanoseconds of a lookup, and the
+/// result of `work`.
+fn measure_during<Worked>(
     shared: &[(&str, &MapHandle)],
     program: &str,
     work: impl FnOnce() -> Result<Worked, Failure>,
 ) -> Result<(f64, Worked), Failure> {
     let stop = AtomicBool::new(false);
-    let (begun, begins) = channel();
+    let (started, begins) = channel();
     std::thread::scope(|scope| {
         let stop = &stop;
-        let reader = scope.spawn(move || look_up(shared, program, &begun, stop));
-        // A reader that failed never begins, and says why when it is joined.
+        let reader = scope.spawn(move || look_up(shared, program, &started, stop));
+        // A reader that failed never starts, and returns its error when it is joined.
         let worked = begins.recv().map(|()| work());
         stop.store(true, Ordering::Relaxed);
-        let ns = reader.join().map_err(|_| "the reader's thread ended badly")??;
+        let ns = reader.join().map_err(|_| "the reader's thread panicked")??;
         Ok((ns, worked??))
     })
 }
@@ -203,50 +205,50 @@ impl Side {
             std::thread::sleep(settings.update_bound());
             Ok(())
         };
-        let (before, ()) = beside(shared, program, idle)?;
-        let (during, rate) = beside(shared, program, work)?;
-        let (after, ()) = beside(shared, program, idle)?;
+        let (before, ()) = measure_during(shared, program, idle)?;
+        let (during, rate) = measure_during(shared, program, work)?;
+        let (after, ()) = measure_during(shared, program, idle)?;
         self.rates.push(rate);
-        // The mean of before and after, so that a machine that changes its pace is seen as one.
+        // Compared with the mean of before and after, because the machine may change its speed.
         self.slowdowns.push((during * 2.0 / (before + after) - 1.0) * 100.0);
         Ok(())
     }
 }
 
-/// `updates_per_s` and `lookup_slowdown_pct`.
+/// Measures `updates_per_s` and `lookup_slowdown_pct`.
 ///
 /// # Errors
-/// The kernel's or the tables', and where the changes left other routes than there were.
+/// Errors of the kernel or the tables; routes that differ after the changes.
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let set = global_table(settings, Family::V4);
-    say(&format!("updates: {} routes", set.routes.len()));
+    report_progress(&format!("updates: {} routes", set.routes.len()));
     stay_on(1)?;
-    let mut ours = Ours::with_routes(&[&set])?;
+    let mut ours = SluiceTables::with_routes(&[&set])?;
     let cells = ours.cells()?;
     let sizes = [("keys", settings.keys() as u32), ("trie4", set.routes.len() as u32)];
-    let rig = Rig::load(&[("cells", &cells)], &sizes)?;
-    rig.set_keys(&keys(2, &set, Draw::Even, settings.keys()))?;
-    let (key_map, trie) = (rig.map("keys")?, rig.map("trie4")?);
+    let programs = Programs::load(&[("cells", &cells)], &sizes)?;
+    programs.set_keys(&keys(2, &set, Draw::Even, settings.keys()))?;
+    let (key_map, trie) = (programs.map("keys")?, programs.map("trie4")?);
     trie_batch(&set).write(&trie)?;
     let shared = [("cells", &cells), ("keys", &key_map), ("trie4", &trie)];
-    let all = Ask { count: settings.keys() as u32, vni: VNI, ..Ask::default() };
-    let before = rig.run("lpm4_apart", all)?;
+    let all = RunInput { count: settings.keys() as u32, vni: VNI, ..RunInput::default() };
+    let before = programs.run("lpm4_independent", all)?;
     let trie_keys: Vec<Vec<u8>> = set.routes.iter().map(|route| trie_key(set.family, route)).collect();
     let (mut sluice, mut peer) = (Side::default(), Side::default());
     for round in 0..settings.rounds {
         let (seed, bound) = (round as u64, settings.update_bound());
         let vni = Vni::new(VNI)?;
-        sluice.round(settings, &shared, "lpm4_apart", || {
+        sluice.round(settings, &shared, "lpm4_independent", || {
             churn(&mut Sluice(&mut ours.tables, vni), &set, seed, bound)
         })?;
-        peer.round(settings, &shared, "trie4_apart", || {
+        peer.round(settings, &shared, "trie4_independent", || {
             churn(&mut Trie(&trie, &trie_keys), &set, seed, bound)
         })?;
     }
-    for program in ["lpm4_apart", "trie4_apart"] {
-        let after = rig.run(program, all)?;
+    for program in ["lpm4_independent", "trie4_independent"] {
+        let after = programs.run(program, all)?;
         if (after.sum, after.found) != (before.sum, before.found) {
-            return Err(format!("{program} answers differently after the updates").into());
+            return Err(format!("{program} gives different answers after the updates").into());
         }
     }
     let measure =

@@ -1,34 +1,35 @@
-//! Lookups in user space: Sluice's tables by the same C header, beside DPDK's structures.
+//! Lookups in user space: Sluice's tables, read by the same C header as in packet programs, compared with
+//! DPDK's structures.
 
-use crate::child::{Session, dpdk_tables, write_endpoints, write_keys, write_routes};
+use crate::child::{PeerProgram, dpdk_tables, write_endpoints, write_keys, write_routes};
 use crate::data::{Family, Key, keys};
-use crate::endpoints::{Endpoints, Known};
+use crate::endpoints::{EndpointAnswers, Endpoints};
 use crate::lookups::{VARIANTS, global_table, with_endpoints};
-use crate::ours::{Ours, VNI};
-use crate::turns::{Contender, beside_all, take_turns};
-use crate::{Outcome, Settings, say};
+use crate::ours::{SluiceTables, VNI};
+use crate::turns::{Contender, compare_with_first, take_turns};
+use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::MapCore;
 use sluice_bench_report::{Measure, shell::Failure};
 use std::cell::RefCell;
 use std::path::Path;
 
-/// Megabytes that DPDK may use; it touches what it needs.
+/// Megabytes that DPDK may use; it touches only those that it needs.
 const DPDK_MEGABYTES: u32 = 4096;
 
-/// One comparison: ours, and the peers by their names here.
+/// A comparison of Sluice's tables with peers.
 struct Case<'a> {
-    /// Of the measure, without unit.
+    /// Name of the measure, without unit.
     name: &'a str,
-    /// Of our reader.
+    /// Structure of Sluice's reader.
     structure: &'a str,
-    /// DPDK's structures, and their names in the results.
+    /// Structures of DPDK, and their names in the results.
     peers: &'a [(&'static str, &'static str)],
 }
 
-/// `lpm{4,6}_bgp_user*_ns`.
+/// Measures `lpm{4,6}_bgp_user*_ns`.
 ///
 /// # Errors
-/// The tables' or the programs', and different answers.
+/// Errors of the tables or the programs; different answers.
 pub fn routes_in_user_space(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let peers4 = [("rte_fib", "rte_fib"), ("rte_lpm", "rte_lpm")];
     let peers6 = [("rte_fib6", "rte_fib"), ("rte_lpm6", "rte_lpm")];
@@ -38,18 +39,18 @@ pub fn routes_in_user_space(settings: &Settings, outcome: &mut Outcome) -> Resul
     ];
     for (family, case) in cases {
         let set = global_table(settings, family);
-        say(&format!("{}: {} routes", case.name, set.routes.len()));
+        report_progress(&format!("{}: {} routes", case.name, set.routes.len()));
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("routes");
         write_routes(&file, &set)?;
-        let mut dpdk = Session::dpdk(DPDK_MEGABYTES)?;
+        let mut dpdk = PeerProgram::dpdk(DPDK_MEGABYTES)?;
         if let Some(dpdk) = &mut dpdk {
             for (peer, _) in case.peers {
                 let bytes = dpdk.load(peer, &file, dpdk_tables(&set))?;
-                outcome.note(said(case.name, peer, bytes));
+                outcome.note(allocation_note(case.name, peer, bytes));
             }
         }
-        let ours = Ours::with_routes(&[&set])?;
+        let ours = SluiceTables::with_routes(&[&set])?;
         compare(settings, outcome, &case, &ours, dpdk, folder.path(), |seed, draw, count| {
             keys(seed, &set, draw, count)
         })?;
@@ -57,10 +58,10 @@ pub fn routes_in_user_space(settings: &Settings, outcome: &mut Outcome) -> Resul
     Ok(())
 }
 
-/// `exact_1m_user*_ns`.
+/// Measures `exact_1m_user*_ns`.
 ///
 /// # Errors
-/// The tables' or the programs', and different answers.
+/// Errors of the tables or the programs; different answers.
 pub fn endpoints_in_user_space(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let case = Case {
         name: "exact_1m_user",
@@ -68,41 +69,42 @@ pub fn endpoints_in_user_space(settings: &Settings, outcome: &mut Outcome) -> Re
         peers: &[("rte_hash", "rte_hash"), ("rte_hash_single", "rte_hash_single")],
     };
     let endpoints = Endpoints { vni: VNI, family: Family::V4, count: settings.scaled(1_000_000) };
-    say(&format!("{}: {} endpoints", case.name, endpoints.count));
+    report_progress(&format!("{}: {} endpoints", case.name, endpoints.count));
     let ours = with_endpoints(endpoints)?;
     let folder = tempfile::tempdir()?;
-    let mut dpdk = Session::dpdk(DPDK_MEGABYTES)?;
+    let mut dpdk = PeerProgram::dpdk(DPDK_MEGABYTES)?;
     if let Some(dpdk) = &mut dpdk {
         let file = folder.path().join("endpoints");
-        write_endpoints(&file, endpoints, &Known::of(&ours.tables)?)?;
+        write_endpoints(&file, endpoints, &EndpointAnswers::of(&ours.tables)?)?;
         let bytes = dpdk.load("rte_hash", &file, 0)?;
-        outcome.note(said(case.name, "rte_hash", bytes));
+        outcome.note(allocation_note(case.name, "rte_hash", bytes));
     }
     compare(settings, outcome, &case, &ours, dpdk, folder.path(), |seed, draw, count| {
         endpoints.keys(seed, draw, count)
     })
 }
 
-fn said(measure: &str, peer: &str, bytes: f64) -> String {
+fn allocation_note(measure: &str, peer: &str, bytes: f64) -> String {
     format!("{measure}: DPDK allocated {:.1} MB in all for {peer}", bytes / 1e6)
 }
 
-/// All variants of one case, over 4 KiB pages on both sides, and ours once more over huge ones.
+/// Compares all variants of a case with 4 KiB pages on both sides, and measures Sluice's tables also with
+/// huge pages.
 fn compare(
     settings: &Settings,
     outcome: &mut Outcome,
     case: &Case<'_>,
-    ours: &Ours,
-    dpdk: Option<Session>,
+    ours: &SluiceTables,
+    dpdk: Option<PeerProgram>,
     folder: &Path,
     draw_keys: impl Fn(u64, crate::data::Draw, usize) -> Vec<Key>,
 ) -> Result<(), Failure> {
     let map_id = ours.cells()?.info()?.info.id;
-    let mut small = Session::reader(map_id, false)?;
-    let mut huge = Session::reader(map_id, true)?;
+    let mut small = PeerProgram::reader(map_id, false)?;
+    let mut huge = PeerProgram::reader(map_id, true)?;
     let dpdk = dpdk.map(RefCell::new);
     let file = folder.join("keys");
-    for (suffix, draw, way) in VARIANTS {
+    for (suffix, draw, dependence) in VARIANTS {
         write_keys(&file, &draw_keys(2, draw, settings.keys()))?;
         small.keys(&file, VNI)?;
         huge.keys(&file, VNI)?;
@@ -110,18 +112,18 @@ fn compare(
             dpdk.borrow_mut().keys(&file, VNI)?;
         }
         let mut sides = vec![
-            Contender::new("sluice", || small.time(case.structure, way, VNI)),
-            Contender::new("sluice_huge", || huge.time(case.structure, way, VNI)),
+            Contender::new("sluice", || small.time(case.structure, dependence, VNI)),
+            Contender::new("sluice_huge", || huge.time(case.structure, dependence, VNI)),
         ];
         if let Some(dpdk) = &dpdk {
             for &(peer, name) in case.peers {
-                sides.push(Contender::new(name, move || dpdk.borrow_mut().time(peer, way, VNI)));
+                sides.push(Contender::new(name, move || dpdk.borrow_mut().time(peer, dependence, VNI)));
             }
         }
         let mut medians = take_turns(settings.rounds, settings.keys(), &mut sides)?;
         let huge_ns = medians.remove(1);
         sides.remove(1);
-        outcome.measures.extend(beside_all(&format!("{}{suffix}_ns", case.name), &sides, &medians));
+        outcome.measures.extend(compare_with_first(&format!("{}{suffix}_ns", case.name), &sides, &medians));
         outcome.measures.push(Measure::alone(format!("{}_huge{suffix}_ns", case.name), "ns", huge_ns));
     }
     Ok(())

@@ -1,16 +1,15 @@
-//! All parts at a small size: both sides have the same routes and endpoints and
-//! must give the same answers, which a run checks; what they take is not looked
-//! at. Needs root and two cores.
+//! Runs all parts at a small size. A run checks that both sides give the same answers; the figures are not
+//! checked. Needs root and two cores.
 
 use sluice_bench_tables::{Settings, has_dpdk, parts, run};
 use std::collections::HashSet;
 
 const VARIANTS: [&str; 3] = ["", "_zipf", "_dependent"];
 
-/// Measures, each with its peer.
+/// Names of measures, each with its peer.
 type Rows = HashSet<(String, &'static str)>;
 
-/// What a run gives, what needs DPDK apart.
+/// The measures of a run without DPDK, and those that need DPDK.
 fn expected() -> (Rows, Rows) {
     let (mut always, mut dpdk) = (Rows::new(), Rows::new());
     for variant in VARIANTS {
@@ -58,7 +57,7 @@ fn expected() -> (Rows, Rows) {
 }
 
 #[test]
-fn all_parts_run_and_both_sides_agree() {
+fn all_parts_run_and_both_sides_give_the_same_answers() {
     let parts = parts().into_iter().map(str::to_owned).collect();
     let outcome = run(&Settings { rounds: 1, scale: 200, parts }).expect("as root, on two cores");
     let found: Rows =
@@ -70,14 +69,14 @@ fn all_parts_run_and_both_sides_agree() {
         .filter(|wanted| !found.contains(*wanted))
         .collect();
     assert!(missing.is_empty(), "not measured: {missing:?}");
-    assert!(has_dpdk() || dpdk.is_disjoint(&found), "figures of DPDK without DPDK");
+    assert!(has_dpdk() || dpdk.is_disjoint(&found), "a measure of DPDK was recorded without DPDK");
     for measure in &outcome.measures {
         assert!(measure.ours.is_finite() && measure.theirs.is_none_or(f64::is_finite), "{measure:?}");
     }
 }
 
 #[test]
-fn an_unknown_part_is_refused_by_name() {
+fn unknown_part_is_named_in_the_error() {
     let settings = Settings { rounds: 1, scale: 200, parts: vec!["lpm5".to_owned()] };
     let error = run(&settings).expect_err("there is no such part").to_string();
     assert!(error.contains("lpm5") && error.contains("updates"), "{error}");

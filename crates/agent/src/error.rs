@@ -1,56 +1,73 @@
-//! What can go wrong in an agent.
+//! Errors of an agent, and how they are written on one line. Changes with what an agent may fail to do.
 
 use std::io;
 
 use thiserror::Error;
 
+use crate::OtherDatabase;
+
 /// A failure of an agent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operator asked for something that cannot be.
+    /// The command line or the machine's configuration is invalid.
     #[error("{0}")]
     Config(String),
-    /// Programs, maps or attachments.
+    /// Loading, attaching or reading the packet programs and their maps failed.
     #[error(transparent)]
     Datapath(#[from] sluice_datapath::Error),
-    /// The forwarding tables.
+    /// Writing the forwarding tables failed.
     #[error("forwarding tables")]
     Tables(#[from] sluice_tables::Error),
-    /// Enrolment or the controller's stream.
+    /// Enrolment or the controller's stream failed.
     #[error("controller")]
     Southbound(#[from] sluice_southbound::Error),
-    /// The kernel refused a change of interfaces, routes or neighbours.
+    /// The controller sent a delta of a database that the tables are not of.
+    #[error(transparent)]
+    OtherDatabase(#[from] OtherDatabase),
+    /// The kernel refused a change of interfaces, routes or neighbors.
     #[error("{what}")]
     Netlink {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
-        /// Why it failed.
+        /// The kernel's answer.
         source: rtnetlink::Error,
     },
-    /// A file or socket.
+    /// An operation on a file or a socket failed.
     #[error("{what}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
-        /// Why it failed.
+        /// The kernel's answer.
         source: io::Error,
     },
     /// The thread that writes the tables has ended.
-    #[error("the table writer has stopped; see the log for why")]
+    #[error("the table writer has stopped; see the log for the reason")]
     WriterGone,
 }
 
 impl Error {
-    /// For `map_err`: names what was tried.
+    /// For `map_err`: adds the attempted operation to an I/O error.
     pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
     }
 
-    /// For `map_err`: names what was tried.
+    /// For `map_err`: adds the attempted operation to a netlink error.
     pub fn netlink(what: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> Self {
         let what = what.into();
         move |source| Self::Netlink { what, source }
     }
+}
+
+/// An error with its causes, on one line.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }

@@ -1,5 +1,5 @@
-//! Frames that an agent sends by itself: where a vIP is now, and whether anybody
-//! is there, to the underlay; that the router is still there, to VMs.
+//! Frames that an agent builds and parses: announcements of vIPs and neighbor probes on the underlay, and
+//! router advertisements to VMs. Changes when an agent has to send another kind of frame.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,8 +17,8 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const FRAME_BYTES_MIN: usize = 60;
 const NEXT_HEADER_ICMPV6: u8 = 58;
 const ROUTER_ADVERTISEMENT: u8 = 134;
-const NEIGHBOUR_SOLICITATION: u8 = 135;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const NEIGHBOR_ADVERTISEMENT: u8 = 136;
 const FLAG_SOLICITED: u8 = 0x40;
 const FLAG_OVERRIDE: u8 = 0x20;
 const OPTION_SOURCE_MAC: u8 = 1;
@@ -26,12 +26,12 @@ const OPTION_TARGET_MAC: u8 = 2;
 const OPTION_PREFIX: u8 = 3;
 const OPTION_MTU: u8 = 5;
 const PREFIX_ON_LINK_AUTONOMOUS: u8 = 0xc0;
-/// The longest there is (RFC 8319), as in the program's own answers.
+/// The longest lifetime (RFC 8319), as in the packet program's answers.
 const ROUTER_LIFETIME_S: u16 = 65535;
 const REPLY_HOP_LIMIT: u8 = 64;
 
-/// A gratuitous ARP request or an unsolicited neighbour advertisement. The sender's MAC is the
-/// vIP's own, so that switches learn the way to it as well.
+/// A gratuitous ARP request or an unsolicited neighbor advertisement. Its source MAC is that of the vIP, so
+/// that switches learn the port of the vIP as well.
 pub fn announcement(address: IpAddr, mac: MacAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => gratuitous_arp(address, mac),
@@ -48,13 +48,13 @@ fn ethernet(destination: MacAddr, source: MacAddr, ethertype: u16) -> Vec<u8> {
 }
 
 fn gratuitous_arp(address: Ipv4Addr, mac: MacAddr) -> Vec<u8> {
-    arp(mac, address, address)
+    arp_request(mac, address, address)
 }
 
-/// A request from `mac` and `sender` for `target`, to all.
-fn arp(mac: MacAddr, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
+/// A broadcast request for `target` from `mac` and `sender`.
+fn arp_request(mac: MacAddr, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet(BROADCAST, mac, ETHERTYPE_ARP);
-    // Ethernet, IPv4, their lengths.
+    // Hardware type Ethernet, protocol IPv4, lengths of their addresses, operation.
     frame.extend([0, 1, 8, 0, 6, 4, 0, ARP_REQUEST]);
     frame.extend(mac.octets());
     frame.extend(sender.octets());
@@ -64,8 +64,8 @@ fn arp(mac: MacAddr, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// A reverse ARP request (RFC 903) of a MAC for its own address: it asks nobody, but every switch that
-/// it floods learns where the MAC is, whatever it does with multicast.
+/// A reverse ARP request (RFC 903) of a MAC for its own address. No server answers it, but switches flood it,
+/// whatever they do with multicast, and learn the port of the MAC.
 pub fn reverse_arp(mac: MacAddr) -> Vec<u8> {
     let mut frame = ethernet(BROADCAST, mac, ETHERTYPE_RARP);
     frame.extend([0, 1, 8, 0, 6, 4, 0, RARP_REQUEST]);
@@ -77,18 +77,18 @@ pub fn reverse_arp(mac: MacAddr) -> Vec<u8> {
     frame
 }
 
-/// An ARP request or a neighbour solicitation for `target` from an interface of this MAC and address;
-/// none if the addresses are of different families.
-pub fn question(target: IpAddr, source: IpAddr, mac: MacAddr) -> Option<Vec<u8>> {
+/// An ARP request or a neighbor solicitation for `target` from an interface with this MAC and address; `None`
+/// if the addresses are of different families.
+pub fn neighbor_probe(target: IpAddr, source: IpAddr, mac: MacAddr) -> Option<Vec<u8>> {
     match (target, source) {
-        (IpAddr::V4(target), IpAddr::V4(source)) => Some(arp(mac, source, target)),
+        (IpAddr::V4(target), IpAddr::V4(source)) => Some(arp_request(mac, source, target)),
         (IpAddr::V6(target), IpAddr::V6(source)) => Some(solicitation(target, source, mac)),
         _ => None,
     }
 }
 
 fn solicitation(target: Ipv6Addr, source: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
-    let mut message = vec![NEIGHBOUR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
+    let mut message = vec![NEIGHBOR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
     message.extend(target.octets());
     message.extend([OPTION_SOURCE_MAC, 1]);
     message.extend(mac.octets());
@@ -97,8 +97,9 @@ fn solicitation(target: Ipv6Addr, source: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
     icmpv6((source, mac), (group, MacAddr::new([0x33, 0x33, 0xff, a, b, c])), message)
 }
 
-/// Who answers whom by this ARP reply or solicited neighbour advertisement; none if it is neither.
-pub fn answer(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
+/// The neighbor and the prober of an ARP reply or a solicited neighbor advertisement; `None` for other
+/// frames.
+pub fn parse_probe_reply(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let part = |at: usize, bytes: usize| frame.get(at..at + bytes);
     let address4 = |at| <[u8; 4]>::try_from(part(at, 4)?).ok().map(IpAddr::from);
     let address6 = |at| <[u8; 16]>::try_from(part(at, 16)?).ok().map(IpAddr::from);
@@ -108,7 +109,7 @@ pub fn answer(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
         }
         ETHERTYPE_IPV6 => {
             let advertised = part(20, 2)? == [NEXT_HEADER_ICMPV6, 255]
-                && part(54, 2)? == [NEIGHBOUR_ADVERTISEMENT, 0]
+                && part(54, 2)? == [NEIGHBOR_ADVERTISEMENT, 0]
                 && part(58, 1)?[0] & FLAG_SOLICITED != 0;
             if advertised { Some((address6(62)?, address6(38)?)) } else { None }
         }
@@ -117,15 +118,15 @@ pub fn answer(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
 }
 
 fn unsolicited_advertisement(address: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
-    let mut message = vec![NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, FLAG_OVERRIDE, 0, 0, 0];
+    let mut message = vec![NEIGHBOR_ADVERTISEMENT, 0, 0, 0, FLAG_OVERRIDE, 0, 0, 0];
     message.extend(address.octets());
     message.extend([OPTION_TARGET_MAC, 1]);
     message.extend(mac.octets());
     to_all_nodes(address, mac, message)
 }
 
-/// An unsolicited router advertisement (RFC 4861 section 6.2.4), saying what the program answers
-/// to a solicitation: `bpf/include/router_advertisement.h`.
+/// An unsolicited router advertisement (RFC 4861 section 6.2.4) with the same contents as the packet
+/// program's answer to a solicitation (`bpf/include/vswitch/router_advertisement.h`).
 pub fn router_advertisement(prefix: &Ipv6Net, mtu: u16) -> Vec<u8> {
     let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, REPLY_HOP_LIMIT, 0];
     message.extend(ROUTER_LIFETIME_S.to_be_bytes());
@@ -141,12 +142,12 @@ pub fn router_advertisement(prefix: &Ipv6Net, mtu: u16) -> Vec<u8> {
     to_all_nodes(ROUTER_LINK_LOCAL, ROUTER_MAC, message)
 }
 
-/// An ICMPv6 message, its checksum still zero, to all nodes of the link.
+/// An ICMPv6 message to all nodes of the link. The checksum of `message` is still 0.
 fn to_all_nodes(source: Ipv6Addr, mac: MacAddr, message: Vec<u8>) -> Vec<u8> {
     icmpv6((source, mac), (ALL_NODES, ALL_NODES_MAC), message)
 }
 
-/// The same between any two.
+/// An ICMPv6 message between two addresses. The checksum of `message` is still 0.
 fn icmpv6(from: (Ipv6Addr, MacAddr), to: (Ipv6Addr, MacAddr), mut message: Vec<u8>) -> Vec<u8> {
     let checksum = icmpv6_checksum(from.0, to.0, &message);
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
@@ -154,7 +155,7 @@ fn icmpv6(from: (Ipv6Addr, MacAddr), to: (Ipv6Addr, MacAddr), mut message: Vec<u
     let mut frame = ethernet(to.1, from.1, ETHERTYPE_IPV6);
     frame.extend([0x60, 0, 0, 0]);
     frame.extend((message.len() as u16).to_be_bytes());
-    // The hop limit that neighbour discovery demands: proof of not having been routed.
+    // Neighbor discovery requires hop limit 255: it proves that the message was not routed.
     frame.extend([NEXT_HEADER_ICMPV6, 255]);
     frame.extend(from.0.octets());
     frame.extend(to.0.octets());
@@ -182,7 +183,7 @@ mod tests {
     const MAC: MacAddr = MacAddr::new([2, 0, 0, 0, 0, 7]);
 
     #[test]
-    fn arp() {
+    fn announcement_of_an_ipv4_vip_is_a_gratuitous_arp() {
         let frame = announcement("192.0.2.9".parse().unwrap(), MAC);
         let expected = "ffffffffffff020000000007080600010800060400010200000000\
                         07c0000209000000000000c0000209";
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn advertisement() {
+    fn announcement_of_an_ipv6_vip_is_an_unsolicited_advertisement() {
         let address: Ipv6Addr = "2001:db8::9".parse().unwrap();
         let frame = announcement(address.into(), MAC);
         assert_eq!(frame.len(), 14 + 40 + 32);
@@ -201,12 +202,12 @@ mod tests {
         assert_eq!(frame[18..22], [0, 32, 58, 255]);
         assert_eq!(frame[54], 136);
         assert_eq!(frame[62..78], address.octets());
-        // A message with its right checksum sums up to zero.
+        // The checksum of a message with a correct checksum is 0.
         assert_eq!(icmpv6_checksum(address, ALL_NODES, &frame[54..]), 0);
     }
 
     #[test]
-    fn reverse() {
+    fn reverse_arp_names_the_mac_as_sender_and_target() {
         let frame = reverse_arp(MAC);
         let expected = "ffffffffffff02000000000780350001080006040003\
                         0200000000070000000002000000000700000000";
@@ -215,32 +216,32 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_no_answers_and_answers_name_both() {
-        let asked = question("192.0.2.9".parse().unwrap(), "192.0.2.8".parse().unwrap(), MAC).unwrap();
-        assert_eq!((asked.len(), &asked[20..22], answer(&asked)), (60, &[0, 1][..], None));
-        let mut reply = asked;
+    fn probe_replies_name_neighbor_and_prober_and_probes_are_not_replies() {
+        let probe = neighbor_probe("192.0.2.9".parse().unwrap(), "192.0.2.8".parse().unwrap(), MAC).unwrap();
+        assert_eq!((probe.len(), &probe[20..22], parse_probe_reply(&probe)), (60, &[0, 1][..], None));
+        let mut reply = probe;
         reply[21] = ARP_REPLY;
-        let both = |who: &str, whom: &str| Some((who.parse().unwrap(), whom.parse().unwrap()));
-        assert_eq!(answer(&reply), both("192.0.2.8", "192.0.2.9"));
-        assert!((0..42).all(|cut| answer(&reply[..cut]).is_none()));
+        let both = |neighbor: &str, prober: &str| Some((neighbor.parse().unwrap(), prober.parse().unwrap()));
+        assert_eq!(parse_probe_reply(&reply), both("192.0.2.8", "192.0.2.9"));
+        assert!((0..42).all(|cut| parse_probe_reply(&reply[..cut]).is_none()));
 
         let (here, there) = ("2001:db8::8".parse().unwrap(), "2001:db8::1:2:3".parse().unwrap());
-        let asked = question(IpAddr::V6(there), IpAddr::V6(here), MAC).unwrap();
-        assert_eq!(asked[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
-        assert_eq!((asked.len(), answer(&asked)), (14 + 40 + 32, None));
-        assert_eq!(icmpv6_checksum(here, solicited_node(there), &asked[54..]), 0);
-        let mut advertised = asked;
-        advertised[38..54].copy_from_slice(&here.octets());
-        (advertised[54], advertised[58]) = (NEIGHBOUR_ADVERTISEMENT, FLAG_SOLICITED);
-        assert_eq!(answer(&advertised), both("2001:db8::1:2:3", "2001:db8::8"));
-        assert!((0..78).all(|cut| answer(&advertised[..cut]).is_none()));
-        // What was not asked for proves nothing.
-        assert_eq!(answer(&unsolicited_advertisement(there, MAC)), None);
-        assert_eq!(question(there.into(), "192.0.2.8".parse().unwrap(), MAC), None);
+        let probe = neighbor_probe(IpAddr::V6(there), IpAddr::V6(here), MAC).unwrap();
+        assert_eq!(probe[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
+        assert_eq!((probe.len(), parse_probe_reply(&probe)), (14 + 40 + 32, None));
+        assert_eq!(icmpv6_checksum(here, solicited_node(there), &probe[54..]), 0);
+        let mut reply = probe;
+        reply[38..54].copy_from_slice(&here.octets());
+        (reply[54], reply[58]) = (NEIGHBOR_ADVERTISEMENT, FLAG_SOLICITED);
+        assert_eq!(parse_probe_reply(&reply), both("2001:db8::1:2:3", "2001:db8::8"));
+        assert!((0..78).all(|cut| parse_probe_reply(&reply[..cut]).is_none()));
+        // An unsolicited advertisement does not prove that the prober reached the neighbor.
+        assert_eq!(parse_probe_reply(&unsolicited_advertisement(there, MAC)), None);
+        assert_eq!(neighbor_probe(there.into(), "192.0.2.8".parse().unwrap(), MAC), None);
     }
 
     #[test]
-    fn router() {
+    fn router_advertisement_has_prefix_and_mtu() {
         let prefix = "2001:db8:0:7::/64".parse().unwrap();
         let frame = router_advertisement(&prefix, 1430);
         assert_eq!(frame.len(), 14 + 40 + 64);

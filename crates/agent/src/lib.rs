@@ -1,29 +1,35 @@
-//! What every node agent does: open and adopt the tables, follow the
-//! controller, write its updates, and answer questions about it all.
+//! What every node agent has in common: it opens or adopts the forwarding tables, follows the controller's
+//! update stream, writes the tables, and serves metrics and the local API.
 //!
-//! A role (`sluice-gateway`, `sluice-vswitch`) opens a node by [`open`], does
-//! its own set-up, and runs by [`Started::serve`].
+//! A role (`sluice-gateway`, `sluice-vswitch`) implements [`Role`], opens its node with [`open`], starts its
+//! own tasks, and runs with [`Started::serve`].
 #![forbid(unsafe_code)]
 
-pub mod api;
 mod apply;
 mod args;
+mod backoff;
+mod enrolment;
 mod error;
+pub mod event_source;
 pub mod frames;
-mod linger;
-mod loads;
+mod heartbeat;
+pub mod local_api;
 pub mod metrics;
 pub mod netlink;
 mod node;
+mod role;
 pub mod rsp;
+mod stream_client;
 pub mod sysctl;
+mod table_writer;
 pub mod underlay;
-mod watch;
-mod writer;
+mod vni_traffic;
 
-pub use apply::{Applied, Applier, NoPorts, OtherDatabase, Ports, chain};
+pub use apply::{Applied, Applier, OtherDatabase};
 pub use args::CommonArgs;
-pub use error::Error;
+pub use error::{Error, error_chain};
+pub use heartbeat::NodeLoad;
 pub use node::{Node, Opened, Started, flush, open};
-pub use watch::{Load, SharedLoad, SharedStatus, StreamStatus};
-pub use writer::Writer;
+pub use role::{Role, UpdateContext};
+pub use stream_client::{SharedStreamStatus, StreamStatus};
+pub use table_writer::TableWriter;

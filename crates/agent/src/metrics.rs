@@ -1,5 +1,5 @@
-//! Prometheus metrics, gathered when they are asked for. What is a role's own comes from its
-//! [`Source`]s.
+//! Prometheus metrics, gathered at each scrape. The metrics of a role come from its [`MetricSource`]s.
+//! Changes when a metric is added that all nodes have.
 
 use std::sync::Arc;
 
@@ -14,11 +14,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_datapath::{DropCount, Traffic};
-use sluice_tables::{Fill, drops};
+use sluice_tables::{TableUsage, drops};
 
-use crate::apply::chain;
-use crate::watch::StreamStatus;
-use crate::{Error, Node, Ports};
+use crate::{Error, Node, Role, StreamStatus, error_chain};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -43,15 +41,15 @@ struct VniLabel {
     vni: u32,
 }
 
-/// What a role adds to its node's metrics.
-pub trait Source: Send + Sync {
-    /// Registers its metrics, with their values of now.
+/// Metrics that a role adds to those of its node.
+pub trait MetricSource: Send + Sync {
+    /// Registers the metrics with their current values.
     fn register(&self, registry: &mut Registry);
 }
 
-/// What one scrape shows.
+/// The values of one scrape.
 struct Scrape {
-    fill: Fill,
+    usage: TableUsage,
     revision: u64,
     stream: StreamStatus,
     drops: Vec<DropCount>,
@@ -59,66 +57,66 @@ struct Scrape {
     traffic: Vec<(u32, Traffic)>,
 }
 
-/// The name of a drop reason; its number where this version does not know it.
-pub(crate) fn reason(number: u32) -> String {
+/// The name of a drop reason, or its number if this version does not know it.
+pub(crate) fn reason_name(number: u32) -> String {
     drops::name(number).map_or_else(|| number.to_string(), ToOwned::to_owned)
 }
 
-/// `GET /metrics`.
-pub fn router<P: Ports>(node: Arc<Node<P>>) -> Router {
-    Router::new().route("/metrics", get(serve::<P>)).with_state(node)
+/// Route `GET /metrics`.
+pub fn router<R: Role>(node: Arc<Node<R>>) -> Router {
+    Router::new().route("/metrics", get(serve::<R>)).with_state(node)
 }
 
-async fn serve<P: Ports>(State(node): State<Arc<Node<P>>>) -> Response {
-    match scrape(&node).await.map(|scrape| encode(&scrape, &node.sources())) {
+async fn serve<R: Role>(State(node): State<Arc<Node<R>>>) -> Response {
+    match scrape(&node).await.map(|scrape| encode(&scrape, &node.metric_sources())) {
         Ok(body) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], body).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, chain(&error)).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error_chain(&error)).into_response(),
     }
 }
 
-async fn scrape<P: Ports>(node: &Node<P>) -> Result<Scrape, Error> {
+async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
     let stream = node.status.get();
-    let (fill, revision, vrfs) = node
+    let (usage, revision, vrfs) = node
         .writer
         .run(|applier| {
             let vrfs: Vec<_> =
                 applier.tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters)).collect();
-            (applier.tables.fill(), applier.tables.applied_revision(), vrfs)
+            (applier.tables.usage(), applier.tables.applied_revision(), vrfs)
         })
         .await?;
     let datapath = node.datapath.clone();
     let read = move || {
-        // Index 0 is shared by the VNIs that found no counters of their own.
+        // Index 0 is shared by the VNIs for which no counters were left.
         let own: Vec<_> = vrfs.into_iter().filter(|(_, counters)| *counters != 0).collect();
         let indices: Vec<u32> = own.iter().map(|(_, counters)| *counters).collect();
         let traffic = own.iter().map(|(vni, _)| *vni).zip(datapath.vni_traffic(&indices)?).collect();
         let (drops, vni_drops) = (datapath.drops()?, datapath.vni_drops()?);
-        Ok::<_, sluice_datapath::Error>(Scrape { fill, revision, stream, drops, vni_drops, traffic })
+        Ok::<_, sluice_datapath::Error>(Scrape { usage, revision, stream, drops, vni_drops, traffic })
     };
     Ok(tokio::task::spawn_blocking(read).await.map_err(|_| Error::WriterGone)??)
 }
 
-fn encode(scrape: &Scrape, sources: &[Arc<dyn Source>]) -> String {
+fn encode(scrape: &Scrape, sources: &[Arc<dyn MetricSource>]) -> String {
     let mut registry = Registry::with_prefix("sluice");
     register_stream(&mut registry, scrape);
-    register_fill(&mut registry, &scrape.fill);
+    register_usage(&mut registry, &scrape.usage);
     register_counters(&mut registry, scrape);
     for source in sources {
         source.register(&mut registry);
     }
     let mut body = String::new();
-    text::encode(&mut body, &registry).expect("a string takes all that is written to it");
+    text::encode(&mut body, &registry).expect("writing to a string cannot fail");
     body
 }
 
-/// Registers a number that goes up and down.
+/// Registers a number that can rise and fall.
 pub fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let gauge = Gauge::<i64>::default();
     gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
     registry.register(name, help, gauge);
 }
 
-/// A number that only goes up.
+/// A number that only rises.
 #[must_use]
 pub fn counter(value: u64) -> Counter {
     let counter = Counter::default();
@@ -135,52 +133,62 @@ fn register_stream(registry: &mut Registry, scrape: &Scrape) {
         "1 while the controller's stream is open",
         stream.connected.into(),
     );
-    gauge(registry, "revision_applied", "Controller revision that is wholly in the tables", scrape.revision);
+    gauge(
+        registry,
+        "revision_applied",
+        "Controller revision that is completely in the tables",
+        scrape.revision,
+    );
     registry.register("controller_streams", "Streams opened to the controller", counter(stream.connections));
-    registry.register("update_steps", "Steps applied to the tables", counter(stream.steps));
+    registry.register("update_steps", "Update steps applied to the tables", counter(stream.steps));
     registry.register("update_failures", "Entries that could not be written", counter(stream.failures));
 }
 
-fn register_fill(registry: &mut Registry, fill: &Fill) {
+fn register_usage(registry: &mut Registry, usage: &TableUsage) {
     let entries = Family::<TableLabel, Gauge>::default();
     let limits = Family::<TableLabel, Gauge>::default();
-    let unlimited = [
-        ("vteps", fill.vteps),
-        ("vips", fill.vips),
-        ("groups", fill.groups),
-        ("vrfs", fill.vrfs),
-        ("ports", fill.ports),
-        ("endpoints", fill.endpoints),
-        ("routes", fill.routes),
+    let without_limit = [
+        ("vteps", usage.vteps),
+        ("vips", usage.vips),
+        ("groups", usage.groups),
+        ("vrfs", usage.vrfs),
+        ("ports", usage.ports),
+        ("endpoints", usage.endpoints),
+        ("routes", usage.routes),
     ];
-    let limited = [
-        ("cells", fill.cells_used, fill.cells_total),
-        ("exact", fill.entries, fill.entry_slots),
-        ("conflicts", fill.conflicts, fill.conflict_slots),
-        ("counters", fill.counters_used, fill.counters_total),
+    let with_limit = [
+        ("cells", usage.cells_used, usage.cells_total),
+        ("exact", usage.entries, usage.entry_slots),
+        ("conflicts", usage.conflicts, usage.conflict_slots),
+        ("counters", usage.counters_used, usage.counters_total),
     ];
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    for (table, used) in unlimited {
+    for (table, used) in without_limit {
         entries.get_or_create(&TableLabel { table }).set(number(used));
     }
-    for (table, used, limit) in limited {
+    for (table, used, limit) in with_limit {
         entries.get_or_create(&TableLabel { table }).set(number(used));
         limits.get_or_create(&TableLabel { table }).set(number(limit));
     }
-    registry.register("table_entries", "Entries of a table", entries);
-    registry.register("table_limit", "Most entries the table has room for as it is", limits);
-    gauge(registry, "table_cells_pending", "Cells that wait for a grace period", fill.cells_pending);
+    registry.register("table_entries", "Entries in use, by table", entries);
+    registry.register("table_limit", "Most entries that the table can hold at its present size", limits);
+    gauge(
+        registry,
+        "table_cells_pending",
+        "Cells that wait for a grace period before reuse",
+        usage.cells_pending,
+    );
 }
 
 fn register_counters(registry: &mut Registry, scrape: &Scrape) {
     let drops = Family::<ReasonLabel, Counter>::default();
     for count in &scrape.drops {
-        drops.get_or_create(&ReasonLabel { reason: reason(count.reason) }).inc_by(count.packets);
+        drops.get_or_create(&ReasonLabel { reason: reason_name(count.reason) }).inc_by(count.packets);
     }
     registry.register("drops", "Packets dropped, by reason", drops);
     let vni_drops = Family::<VniReasonLabel, Counter>::default();
     for count in &scrape.vni_drops {
-        let label = VniReasonLabel { vni: count.vni.unwrap_or(0), reason: reason(count.reason) };
+        let label = VniReasonLabel { vni: count.vni.unwrap_or(0), reason: reason_name(count.reason) };
         vni_drops.get_or_create(&label).inc_by(count.packets);
     }
     registry.register("vni_drops", "Packets dropped, by VNI and reason", vni_drops);

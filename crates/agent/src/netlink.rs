@@ -1,4 +1,5 @@
-//! The kernel's interfaces, addresses, routes and neighbours.
+//! The kernel's interfaces, addresses, routes and neighbors, by rtnetlink. Changes when an agent needs
+//! another request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,38 +21,38 @@ use tokio::sync::Notify;
 
 use crate::Error;
 
-/// Marks the neighbour entries that an agent made, so that it removes no others.
-const NEIGHBOUR_PROTOCOL: RouteProtocol = RouteProtocol::Other(83);
+/// Marks the neighbor entries that an agent created, so that it removes no others.
+const NEIGHBOR_PROTOCOL: RouteProtocol = RouteProtocol::Other(83);
 
-/// An interface.
+/// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Kernel's number.
+    /// The kernel's interface index.
     pub index: u32,
-    /// Name.
+    /// Interface name.
     pub name: String,
-    /// Hardware address; zero where there is none.
+    /// Hardware address; zero if the interface has none.
     pub mac: MacAddr,
-    /// Longest IP packet.
+    /// Bytes of the longest IP packet.
     pub mtu: u32,
-    /// Driver's kind, such as "veth"; none for hardware.
+    /// Kind of a virtual interface, such as "veth"; `None` for hardware.
     pub kind: Option<String>,
-    /// A veth whose other end is in another namespace.
+    /// Whether this is a veth whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// A VXLAN device whose metadata is per packet ("external" mode).
+    /// Whether this is a VXLAN device with metadata per packet ("external" mode).
     pub external_vxlan: bool,
-    /// A port of a bridge, a bond or a VRF.
+    /// Whether the interface is a port of a bridge, a bond or a VRF.
     pub enslaved: bool,
 }
 
-/// A request channel to the kernel.
+/// An rtnetlink socket for requests.
 #[derive(Clone, Debug)]
 pub struct Netlink {
     handle: Handle,
 }
 
 impl Netlink {
-    /// Opens the channel; it belongs to the current network namespace for good.
+    /// Opens the socket in the current network namespace, to which it stays bound.
     ///
     /// # Errors
     /// If the socket cannot be opened.
@@ -61,10 +62,10 @@ impl Netlink {
         Ok(Self { handle })
     }
 
-    /// An interface by name; none if there is no such.
+    /// Looks up an interface by name.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the request fails.
     pub async fn link(&self, name: &str) -> Result<Option<Link>, Error> {
         let mut links = self.handle.link().get().match_name(name.to_owned()).execute();
         match links.try_next().await {
@@ -74,19 +75,19 @@ impl Netlink {
         }
     }
 
-    /// As [`Netlink::link`], where absence is an error.
+    /// Looks up an interface that must exist.
     ///
     /// # Errors
-    /// If there is no such interface.
+    /// If there is no interface with this name.
     pub async fn require_link(&self, name: &str) -> Result<Link, Error> {
         let absent = || Error::Config(format!("no interface {name:?} in this network namespace"));
         self.link(name).await?.ok_or_else(absent)
     }
 
-    /// All interfaces.
+    /// Lists all interfaces.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the request fails.
     pub async fn links(&self) -> Result<Vec<Link>, Error> {
         let links = self.handle.link().get().execute();
         links
@@ -106,7 +107,7 @@ impl Netlink {
         self.handle.link().set(message).execute().await.map_err(Error::netlink(what))
     }
 
-    /// Lets an interface receive frames for every MAC.
+    /// Makes an interface receive frames for every MAC.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -126,7 +127,8 @@ impl Netlink {
         self.handle.link().set(message).execute().await.map_err(Error::netlink(what))
     }
 
-    /// Makes the VXLAN device through which programs encapsulate ("external" mode: all metadata is per packet).
+    /// Creates the VXLAN device through which programs encapsulate, in "external" mode: all metadata is per
+    /// packet.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -139,7 +141,7 @@ impl Netlink {
             .udp_zero_csum6_rx(true)
             .mtu(mtu)
             .build();
-        let what = format!("make the VXLAN device {name}");
+        let what = format!("create the VXLAN device {name}");
         self.handle.link().add(message).execute().await.map_err(Error::netlink(what))?;
         self.require_link(name).await
     }
@@ -153,10 +155,10 @@ impl Netlink {
         self.handle.link().del(link.index).execute().await.map_err(Error::netlink(what))
     }
 
-    /// The addresses of one interface, or of all.
+    /// Lists the addresses of one interface, or of all.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the request fails.
     pub async fn addresses(&self, link: Option<&Link>) -> Result<Vec<IpAddr>, Error> {
         let mut request = self.handle.address().get();
         if let Some(link) = link {
@@ -167,7 +169,7 @@ impl Netlink {
         while let Some(message) =
             messages.try_next().await.map_err(Error::netlink("list the addresses of this node"))?
         {
-            // IPv4 point-to-point links have the peer as `Address` and their own as `Local`.
+            // On IPv4 point-to-point links `Address` is the peer's and `Local` is this node's.
             let local = message.attributes.iter().find_map(|attribute| match attribute {
                 AddressAttribute::Local(address) => Some(*address),
                 _ => None,
@@ -181,11 +183,11 @@ impl Netlink {
         Ok(addresses)
     }
 
-    /// Where packets to `destination` may go, by interface and neighbour: every way of a multipath
-    /// route. Empty: nowhere, or to this node itself.
+    /// The next hops to `destination`, by interface index and neighbor: all of them for a multipath route.
+    /// The list is empty if there is no route, or if the destination is this node.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
+    /// If the request fails.
     pub async fn next_hops(&self, destination: IpAddr) -> Result<Vec<(u32, IpAddr)>, Error> {
         let mut query = match destination {
             IpAddr::V4(address) => {
@@ -195,7 +197,7 @@ impl Netlink {
                 RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(address, 128).build()
             }
         };
-        // The route as it was entered, not the one way that a packet would take.
+        // Returns the whole route, not the one next hop that a packet would take.
         query.header.flags |= RouteFlags::FibMatch;
         match self.handle.route().get(query).execute().try_next().await {
             Ok(route) => Ok(route.map_or_else(Vec::new, |route| parse_next_hops(&route, destination))),
@@ -204,61 +206,61 @@ impl Netlink {
         }
     }
 
-    /// The neighbours that the kernel knows or looks for.
+    /// Lists the neighbors that the kernel knows or is resolving.
     ///
     /// # Errors
-    /// If the kernel cannot be asked.
-    pub async fn neighbours(&self) -> Result<Vec<Neighbour>, Error> {
+    /// If the request fails.
+    pub async fn neighbors(&self) -> Result<Vec<Neighbor>, Error> {
         let messages = self.handle.neighbours().get().execute();
         let all: Vec<NeighbourMessage> =
-            messages.try_collect().await.map_err(Error::netlink("list neighbours"))?;
-        Ok(all.iter().filter_map(parse_neighbour).collect())
+            messages.try_collect().await.map_err(Error::netlink("list neighbors"))?;
+        Ok(all.iter().filter_map(parse_neighbor).collect())
     }
 
-    /// Lets the kernel keep a neighbour resolved, whether or not packets need it and this process lives. One
-    /// that failed is asked again, by itself the kernel does so every five seconds. Not for fixed ones, which it
-    /// would make ordinary.
+    /// Makes the kernel keep a neighbor resolved, whether or not packets need it, and after this process has
+    /// ended. A failed neighbor is probed again; without this call the kernel does so every five seconds.
+    /// Must not be called for a permanent neighbor, which would become an ordinary one.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub async fn keep_neighbour(&self, ifindex: u32, address: IpAddr) -> Result<(), Error> {
+    pub async fn keep_neighbor(&self, ifindex: u32, address: IpAddr) -> Result<(), Error> {
         let mut request = self
             .handle
             .neighbours()
             .add(ifindex, address)
-            // "Use" leaves the state of an entry that is there already as it is.
+            // "Use" does not change the state of an existing entry.
             .flags(NeighbourFlags::Use)
             .state(NeighbourState::None)
             .replace();
         request.message_mut().attributes.extend([
             NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed),
-            NeighbourAttribute::Protocol(NEIGHBOUR_PROTOCOL),
+            NeighbourAttribute::Protocol(NEIGHBOR_PROTOCOL),
         ]);
         let what = format!(
-            "keep the neighbour {address} resolved (if the table is full, raise net.ipv4.neigh.default.gc_thresh3 \
-             and net.ipv6.neigh.default.gc_thresh3)"
+            "keep the neighbor {address} resolved (if the neighbor table is full, raise \
+             net.ipv4.neigh.default.gc_thresh3 and net.ipv6.neigh.default.gc_thresh3)"
         );
         request.execute().await.map_err(Error::netlink(what))
     }
 
-    /// Asks a neighbour that has not answered again at once: by itself the kernel does so after a second. What
-    /// waited for it is dropped.
+    /// Probes an unresolved neighbor again at once; the kernel itself would do so after a second. Packets
+    /// that wait for the neighbor are dropped.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub async fn ask_neighbour(&self, ifindex: u32, address: IpAddr) -> Result<(), Error> {
-        self.release_neighbour(ifindex, address).await?;
-        self.keep_neighbour(ifindex, address).await
+    pub async fn probe_neighbor(&self, ifindex: u32, address: IpAddr) -> Result<(), Error> {
+        self.release_neighbor(ifindex, address).await?;
+        self.keep_neighbor(ifindex, address).await
     }
 
-    /// Ends what [`Netlink::keep_neighbour`] began.
+    /// Removes the entry that [`Netlink::keep_neighbor`] created.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub async fn release_neighbour(&self, ifindex: u32, address: IpAddr) -> Result<(), Error> {
+    pub async fn release_neighbor(&self, ifindex: u32, address: IpAddr) -> Result<(), Error> {
         let mut message = self.handle.neighbours().add(ifindex, address);
         let message = message.message_mut().clone();
-        let what = format!("remove the neighbour {address}");
+        let what = format!("remove the neighbor {address}");
         match self.handle.neighbours().del(message).execute().await {
             Err(error) if is_absent(&error) => Ok(()),
             result => result.map_err(Error::netlink(what)),
@@ -266,23 +268,23 @@ impl Netlink {
     }
 }
 
-/// A neighbour as the kernel knows it.
+/// An entry of the kernel's neighbor table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Neighbour {
-    /// Its interface.
+pub struct Neighbor {
+    /// Index of its interface.
     pub ifindex: u32,
-    /// Its address.
+    /// Its IP address.
     pub address: IpAddr,
     /// Whether packets can be sent to it.
     pub resolved: bool,
-    /// Whether somebody has configured it: nobody is asked, and nobody may change it.
-    pub fixed: bool,
-    /// Whether an agent asked the kernel to keep it so.
+    /// Whether the entry was configured statically: it is never probed and must not be changed.
+    pub is_static: bool,
+    /// Whether an agent made the kernel keep it resolved.
     pub kept: bool,
 }
 
-/// Wakes the returned handle on every change of interfaces, addresses and routes.
-/// Changes that come together may wake it once.
+/// Notifies the returned handle of every change of interfaces, addresses and routes. Changes in quick
+/// succession may be notified once.
 ///
 /// # Errors
 /// If the socket cannot be opened.
@@ -294,13 +296,13 @@ pub fn changes() -> Result<std::sync::Arc<Notify>, Error> {
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
     ];
-    let (connection, handle, mut messages) =
-        new_multicast_connection(&groups).map_err(Error::io("listen to the kernel's changes"))?;
+    let (connection, handle, mut messages) = new_multicast_connection(&groups)
+        .map_err(Error::io("subscribe to changes of interfaces, addresses and routes"))?;
     tokio::spawn(connection);
     let notify = std::sync::Arc::new(Notify::new());
     let waker = notify.clone();
     tokio::spawn(async move {
-        // The connection ends when its last handle is dropped.
+        // The connection is closed when its last handle is dropped.
         let _handle = handle;
         while messages.next().await.is_some() {
             waker.notify_one();
@@ -373,8 +375,10 @@ fn parse_next_hops(route: &RouteMessage, destination: IpAddr) -> Vec<(u32, IpAdd
     for attribute in &route.attributes {
         match attribute {
             RouteAttribute::Oif(index) => interface = Some(*index),
-            RouteAttribute::MultiPath(ways) => hops.extend(
-                ways.iter().map(|way| (way.interface_index, gateway(&way.attributes).unwrap_or(destination))),
+            RouteAttribute::MultiPath(paths) => hops.extend(
+                paths
+                    .iter()
+                    .map(|hop| (hop.interface_index, gateway(&hop.attributes).unwrap_or(destination))),
             ),
             _ => {}
         }
@@ -385,7 +389,7 @@ fn parse_next_hops(route: &RouteMessage, destination: IpAddr) -> Vec<(u32, IpAdd
     hops
 }
 
-/// None: the destination itself is the neighbour.
+/// The route's gateway; `None` if the destination itself is the neighbor.
 fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
     attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(address))
@@ -396,8 +400,8 @@ fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
     })
 }
 
-fn parse_neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
-    let ours = message.attributes.contains(&NeighbourAttribute::Protocol(NEIGHBOUR_PROTOCOL));
+fn parse_neighbor(message: &NeighbourMessage) -> Option<Neighbor> {
+    let ours = message.attributes.contains(&NeighbourAttribute::Protocol(NEIGHBOR_PROTOCOL));
     let managed = message.attributes.iter().any(|attribute| {
         matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed))
     });
@@ -409,6 +413,6 @@ fn parse_neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     let (ifindex, state) = (message.header.ifindex, message.header.state);
     let unresolved = [NeighbourState::None, NeighbourState::Incomplete, NeighbourState::Failed];
     let resolved = !unresolved.contains(&state);
-    let fixed = matches!(state, NeighbourState::Permanent | NeighbourState::Noarp);
-    Some(Neighbour { ifindex, address, resolved, fixed, kept: ours && managed })
+    let is_static = matches!(state, NeighbourState::Permanent | NeighbourState::Noarp);
+    Some(Neighbor { ifindex, address, resolved, is_static, kept: ours && managed })
 }

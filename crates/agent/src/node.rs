@@ -1,4 +1,5 @@
-//! What gateways and hosts have in common: from the command line to a running node.
+//! The life of a node agent, the same for gateways and hosts: from the command line to a running node, and
+//! its removal. Changes when a node opens, adopts or serves something else.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,94 +11,91 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use nix::fcntl::{Flock, FlockArg};
 use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
-use sluice_southbound::ClusterPlan;
 use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::metrics::Source;
-use crate::rsp::{Edge, EdgeConfig, KeyBook, Keys, Trust};
+use crate::enrolment::{check_identity, load_or_enrol};
+use crate::metrics::MetricSource;
+use crate::rsp::{KeyStore, Keys, RspTransport, TransportConfig};
+use crate::stream_client::{SharedStreamStatus, StreamClient};
 use crate::underlay::Vteps;
-use crate::watch::{SharedLoad, SharedStatus, Watch, check_identity, identity};
-use crate::{Applier, CommonArgs, Error, Ports, Writer, api, metrics};
+use crate::{Applier, CommonArgs, Error, Role, TableWriter, local_api, metrics};
 
 /// A node whose tables are open and whose programs are loaded.
-pub struct Node<P> {
+pub struct Node<R> {
     /// "gateway" or "vswitch".
     pub role: &'static str,
-    /// The controller's name for it, once known.
+    /// The controller's name for this node, such as `gateway:gw-7`.
     pub name: String,
     /// Programs and counters.
     pub datapath: Arc<Datapath>,
-    /// Where the tables are changed.
-    pub writer: Writer<P>,
-    /// The controller's stream.
-    pub status: SharedStatus,
-    /// See [`Applier::topology`].
+    /// Runs changes of the tables.
+    pub writer: TableWriter<R>,
+    /// State of the controller's stream.
+    pub status: SharedStreamStatus,
+    /// See [`Applier::topology_changes`].
     pub topology: watch::Sender<u64>,
-    /// Whether the controller says that this node has been deleted.
+    /// Whether the controller reports that this node was deleted.
     pub deleted: watch::Sender<bool>,
     /// See [`Applier::keys`].
     pub keys: watch::Receiver<Arc<Keys>>,
-    /// See [`Applier::plan`].
-    pub plan: watch::Receiver<Option<ClusterPlan>>,
-    /// Reads the tables beside the writer.
+    /// Reads the tables concurrently with the writer.
     pub reader: SharedReader,
-    /// Told to the controller.
-    pub load: SharedLoad,
-    /// See [`Node::add_source`].
-    sources: Mutex<Vec<Arc<dyn Source>>>,
+    /// See [`Node::add_metrics`].
+    metrics: Mutex<Vec<Arc<dyn MetricSource>>>,
 }
 
-impl<P> Node<P> {
-    /// Opens this node's end of RSP. To be called within a runtime.
+impl<R> Node<R> {
+    /// Opens this node's RSP sockets. Must be called within a Tokio runtime.
     ///
     /// # Errors
-    /// If the port is taken.
-    pub fn open_rsp(&self, common: &CommonArgs, vteps: Vteps) -> Result<Edge, Error> {
+    /// If the port is in use.
+    pub fn open_rsp(&self, common: &CommonArgs, vteps: Vteps) -> Result<RspTransport, Error> {
         let node =
             match self.name.parse().map_err(|error| Error::Config(format!("{}: {error}", self.name)))? {
                 sluice_southbound::Node::Gateway(id) => id.into(),
                 sluice_southbound::Node::Host(id) => id.into(),
             };
-        let edge = Edge::open(EdgeConfig { node, vteps, port: common.rsp_port }, self.keys.clone())?;
-        self.add_source(edge.stats());
-        Ok(edge)
+        let config = TransportConfig { node, vteps, port: common.rsp_port };
+        let transport = RspTransport::open(config, self.keys.clone())?;
+        self.add_metrics(transport.stats());
+        Ok(transport)
     }
 
-    /// Adds to the node's metrics.
-    pub fn add_source(&self, source: Arc<dyn Source>) {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(source);
+    /// Adds metrics of the role to the node's metrics.
+    pub fn add_metrics(&self, source: Arc<dyn MetricSource>) {
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner).push(source);
     }
 
-    pub(crate) fn sources(&self) -> Vec<Arc<dyn Source>> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn metric_sources(&self) -> Vec<Arc<dyn MetricSource>> {
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Programs and tables, before anything serves them.
+/// Programs and tables that nothing serves yet.
 pub struct Opened {
     /// Programs and counters.
     pub datapath: Arc<Datapath>,
     /// The tables.
     pub tables: NodeTables,
-    /// Reads the tables beside their writer.
+    /// Reads the tables concurrently with their writer.
     pub reader: SharedReader,
-    // One writer: held until this process ends, however it ends.
+    // Ensures that there is one writer: held until this process ends, however it ends.
     _lock: Flock<fs::File>,
 }
 
-/// Loads programs and tables, adopting what a predecessor left.
+/// Loads programs and tables, adopting those of an earlier agent.
 ///
 /// # Errors
-/// If the kernel lacks something, another agent runs, or what is pinned does not fit.
+/// If the kernel lacks a feature, another agent runs, or the pinned tables have another layout.
 pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Result<Opened, Error> {
     kernel::check()?;
     kernel::mount_bpffs()?;
     let state_dir = common.state_dir()?;
-    // Before anything of this machine changes.
+    // Checked before anything on this machine is changed.
     check_identity(&state_dir, common.enrolment.as_deref())?;
     let lock = lock(&state_dir)?;
     let pin_dir = common.pin_dir(role);
@@ -114,8 +112,8 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     };
     let counters = datapath.vni_counters()?;
     let known: HashSet<u32> = tables.vrfs().map(|entry| entry.vrf.vni.get()).collect();
-    counters.forget_unknown(|vni| known.contains(&vni))?;
-    tables.set_vni_counts(counters);
+    counters.remove_unknown(|vni| known.contains(&vni))?;
+    tables.set_counter_reset(counters);
     tracing::info!(
         adopted = datapath.adopted(),
         generation = tables.generation(),
@@ -127,7 +125,8 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
 }
 
 fn incompatible(error: sluice_tables::Error, pin_dir: &Path) -> Error {
-    sluice_datapath::Error::Incompatible { path: pin_dir.to_owned(), why: crate::chain(&error) }.into()
+    sluice_datapath::Error::Incompatible { path: pin_dir.to_owned(), difference: crate::error_chain(&error) }
+        .into()
 }
 
 fn lock(state_dir: &Path) -> Result<Flock<fs::File>, Error> {
@@ -144,55 +143,50 @@ fn lock(state_dir: &Path) -> Result<Flock<fs::File>, Error> {
 }
 
 impl Opened {
-    /// Enrols if need be, starts the table writer and makes the tables' origin known.
+    /// Enrols if this node has no certificate, and starts the table writer. The tables are resumed from their
+    /// applied revision if `resume` is true and they belong to this node; otherwise a snapshot is
+    /// requested.
     ///
     /// # Errors
     /// If the node cannot be identified.
-    pub async fn start<P: Ports>(
+    pub async fn start<R: Role>(
         self,
         common: &CommonArgs,
-        role: &'static str,
-        ports: P,
+        role_name: &'static str,
+        role: R,
         resume: bool,
-    ) -> Result<Started<P>, Error> {
-        let identity = identity(&common.state_dir()?, common.enrolment.as_deref()).await?;
+    ) -> Result<Started<R>, Error> {
+        let identity = load_or_enrol(&common.state_dir()?, common.enrolment.as_deref()).await?;
         let name = identity.node()?.to_string();
         let mut tables = self.tables;
-        let same_node = mark_owner(&common.pin_dir(role), &name)?;
-        let trust = match identity.node()? {
-            sluice_southbound::Node::Gateway(_) => Trust::Cluster,
-            sluice_southbound::Node::Host(_) => Trust::Rsp,
-        };
-        let (book, has_keys) = KeyBook::load(&common.state_dir()?, trust);
+        let same_node = mark_owner(&common.pin_dir(role_name), &name)?;
+        let (keys, has_keys) = KeyStore::load(&common.state_dir()?, R::KEY_KIND);
         if !(resume && same_node && has_keys) {
-            // Whatever the tables hold is no base for changes: a snapshot is needed.
+            // The tables are no base for deltas: request a snapshot.
             tables.set_applied_revision(0);
         }
-        let mut applier = Applier::new(tables, ports);
-        applier.set_key_book(book);
-        let (keys, plan) = (applier.keys(), applier.plan());
-        let writer = Writer::start(applier)?;
+        let applier = Applier::new(tables, role, keys);
+        let keys = applier.keys();
         let node = Arc::new(Node {
-            role,
+            role: role_name,
             name,
             datapath: self.datapath,
-            writer,
-            status: SharedStatus::default(),
+            writer: TableWriter::start(applier)?,
+            status: SharedStreamStatus::default(),
             topology: watch::Sender::new(0),
             deleted: watch::Sender::new(false),
             keys,
-            plan,
             reader: self.reader,
-            load: SharedLoad::default(),
-            sources: Mutex::default(),
+            metrics: Mutex::default(),
         });
         Ok(Started { node, identity, _lock: self._lock })
     }
 }
 
-/// Notes in the pin directory whose tables these are. False: they were another node's, or nobody's.
+/// Notes in the pin directory which node the tables belong to. False: they belonged to another node, or to
+/// none.
 fn mark_owner(pin_dir: &Path, name: &str) -> Result<bool, Error> {
-    // The BPF file system has directories, but no files to write to.
+    // The BPF file system has directories, but no regular files.
     let mark = format!("node-{}", name.replace(':', "-"));
     let failed = || Error::io(format!("mark {}", pin_dir.display()));
     let mut same = false;
@@ -202,7 +196,8 @@ fn mark_owner(pin_dir: &Path, name: &str) -> Result<bool, Error> {
         if found == mark.as_str() {
             same = true;
         } else if found.to_string_lossy().starts_with("node-") {
-            tracing::warn!(was = %found.to_string_lossy(), now = name, "the pinned tables were another node's");
+            let owner = found.to_string_lossy();
+            tracing::warn!(%owner, name, "the pinned tables belonged to another node");
             fs::remove_dir(entry.path()).map_err(failed())?;
         }
     }
@@ -213,25 +208,25 @@ fn mark_owner(pin_dir: &Path, name: &str) -> Result<bool, Error> {
 }
 
 /// A node that is ready to serve.
-pub struct Started<P> {
+pub struct Started<R> {
     /// The node.
-    pub node: Arc<Node<P>>,
+    pub node: Arc<Node<R>>,
     identity: sluice_southbound::Identity,
     _lock: Flock<fs::File>,
 }
 
-impl<P: Ports> Started<P> {
-    /// Who this node is, and where its controller.
+impl<R: Role> Started<R> {
+    /// The node's certificate, and the controller's address.
     #[must_use]
     pub fn identity(&self) -> &sluice_southbound::Identity {
         &self.identity
     }
 
-    /// Follows the controller, serves API and metrics, and runs `work`, until SIGTERM or SIGINT.
-    /// Programs, tables and attachments stay.
+    /// Follows the controller, serves the local API and metrics, and runs `work`, until SIGTERM or SIGINT.
+    /// Programs, tables and attachments stay in place.
     ///
     /// # Errors
-    /// If a listener cannot be opened, or one of the tasks fails for good.
+    /// If a listener cannot be opened, or one of the tasks fails permanently.
     pub async fn serve(
         self,
         common: &CommonArgs,
@@ -241,8 +236,8 @@ impl<P: Ports> Started<P> {
         let node = self.node;
         let mut tasks = JoinSet::new();
         let socket = common.socket(node.role);
-        let listener = api::listen(&socket)?;
-        let local = api::router(node.clone()).merge(routes);
+        let listener = local_api::listen(&socket)?;
+        let local = local_api::router(node.clone()).merge(routes);
         tasks.spawn(
             async move { axum::serve(listener, local).await.map_err(Error::io("serve the local API")) },
         );
@@ -255,16 +250,15 @@ impl<P: Ports> Started<P> {
                 async move { axum::serve(listener, router).await.map_err(Error::io("serve metrics")) },
             );
         }
-        let watch = Watch {
+        let client = StreamClient {
             identity: self.identity,
             writer: node.writer.clone(),
             datapath: node.datapath.clone(),
             status: node.status.clone(),
             topology: node.topology.clone(),
             deleted: node.deleted.clone(),
-            load: node.load.clone(),
         };
-        tasks.spawn(watch.run());
+        tasks.spawn(client.run());
         tasks.spawn(work);
         tracing::info!(node = node.name, socket = %socket.display(), "running");
         let result = tokio::select! {
@@ -274,8 +268,7 @@ impl<P: Ports> Started<P> {
                 Err(panic) => Err(Error::io("a task failed")(io::Error::other(panic))),
             },
         };
-        // A successor may have its own socket there already if this one was stopped slowly, but it
-        // cannot: the lock is still held here.
+        // This cannot be the socket of a successor: the lock is still held here.
         let _ = fs::remove_file(&socket);
         result
     }
@@ -293,10 +286,10 @@ async fn stop_signal() -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes what a node left pinned.
+/// Removes the programs and tables that a node has pinned.
 ///
 /// # Errors
-/// If another agent runs, or something cannot be removed.
+/// If another agent runs, or a pin cannot be removed.
 pub fn flush(common: &CommonArgs, role: &'static str) -> Result<(), Error> {
     kernel::check()?;
     let _lock = match &common.state_dir {

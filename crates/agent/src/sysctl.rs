@@ -1,4 +1,5 @@
-//! The kernel's per-interface settings, in this network namespace.
+//! The kernel's settings of interfaces (`net.ipv4.conf`, `net.ipv6.conf`) in this network namespace. Changes
+//! when a setting of another kind is needed.
 
 use std::fs;
 use std::io;
@@ -9,9 +10,9 @@ use crate::Error;
 /// Address family of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// net.ipv4
+    /// Settings under `net.ipv4`.
     V4,
-    /// net.ipv6
+    /// Settings under `net.ipv6`.
     V6,
 }
 
@@ -23,10 +24,10 @@ fn path(family: Family, interface: &str, key: &str) -> PathBuf {
     PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}/{key}"))
 }
 
-/// Reads a setting; none where the kernel has no such (IPv6 may be absent altogether).
+/// Reads a setting; `None` if the kernel does not have it, for example because IPv6 is disabled.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the setting cannot be read.
 pub fn get(family: Family, interface: &str, key: &str) -> Result<Option<String>, Error> {
     let path = path(family, interface, key);
     match fs::read_to_string(&path) {
@@ -36,13 +37,13 @@ pub fn get(family: Family, interface: &str, key: &str) -> Result<Option<String>,
     }
 }
 
-/// Changes a setting unless it has the value already. A setting that the kernel does not have is left.
+/// Changes a setting unless it has the value already. A setting that the kernel does not have is ignored.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the setting cannot be written.
 pub fn set(family: Family, interface: &str, key: &str, value: &str) -> Result<(), Error> {
     match get(family, interface, key)? {
-        Some(now) if now != value => {
+        Some(current) if current != value => {
             let path = path(family, interface, key);
             fs::write(&path, value).map_err(Error::io(format!("write {value} to {}", path.display())))
         }

@@ -1,4 +1,5 @@
-//! This node on the underlay: its interfaces and addresses, as the programs need to know them.
+//! This node's interfaces and addresses on the underlay, as the packet programs need them. Changes when
+//! programs need another property of an interface.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,20 +10,20 @@ use sluice_types::ROUTER_MAC;
 use crate::Error;
 use crate::netlink::{Link, Netlink};
 
-/// Most underlay interfaces of a node: the tables have room for no more.
+/// Most underlay interfaces of a node: the tables hold no more.
 pub const INTERFACES_MAX: usize = 8;
 
 /// The outer source addresses of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Vteps {
-    /// IPv4.
+    /// The IPv4 address.
     pub v4: Option<Ipv4Addr>,
-    /// IPv6.
+    /// The IPv6 address.
     pub v6: Option<Ipv6Addr>,
 }
 
 impl Link {
-    /// As programs are attached to it.
+    /// The interface as programs are attached to it.
     #[must_use]
     pub fn interface(&self) -> Interface {
         Interface { index: self.index, name: self.name.clone() }
@@ -32,11 +33,11 @@ impl Link {
 /// Looks up the underlay interfaces by name.
 ///
 /// # Errors
-/// If one is missing, given twice, or there are too many.
+/// If an interface is missing or given twice, or if there are too many.
 pub async fn links(netlink: &Netlink, names: &[String]) -> Result<Vec<Link>, Error> {
     if names.len() > INTERFACES_MAX {
         return Err(Error::Config(format!(
-            "{} underlay interfaces are given, of at most {INTERFACES_MAX}",
+            "{} underlay interfaces are given; at most {INTERFACES_MAX} are possible",
             names.len()
         )));
     }
@@ -51,10 +52,10 @@ pub async fn links(netlink: &Netlink, names: &[String]) -> Result<Vec<Link>, Err
     Ok(links)
 }
 
-/// Checks the addresses that were given, and finds those that were not on the interfaces.
+/// Checks the given VTEP addresses, and takes those that were not given from the interfaces.
 ///
 /// # Errors
-/// If a given address is not this machine's, or there is none at all.
+/// If a given address is not on this machine, or if there is no address at all.
 pub async fn vteps(netlink: &Netlink, links: &[Link], given: Vteps) -> Result<Vteps, Error> {
     let all = netlink.addresses(None).await?;
     let given_addresses = [given.v4.map(IpAddr::V4), given.v6.map(IpAddr::V6)];
@@ -76,14 +77,14 @@ pub async fn vteps(netlink: &Netlink, links: &[Link], given: Vteps) -> Result<Vt
     if found == Vteps::default() {
         let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
         return Err(Error::Config(format!(
-            "no global address on {}: give the node's VTEP address",
+            "no global address on {}: give this node's VTEP address",
             names.join(", ")
         )));
     }
     Ok(found)
 }
 
-/// What the tables say of this node.
+/// This node's entry in the tables.
 #[must_use]
 pub fn node_config(links: &[Link], vteps: Vteps, vxlan_ifindex: u32) -> NodeConfig {
     let port = |link: &Link| UnderlayPort {

@@ -1,4 +1,4 @@
-//! RSP over real sockets, on addresses of a loopback device.
+//! RSP transports over real sockets, on addresses of a loopback device.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -7,9 +7,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_agent::rsp::{Edge, EdgeConfig, KeyBook, Keys, Kind, Received, Trust, Unsent};
+use sluice_agent::rsp::{
+    KeyKind, KeyStore, Keys, MessageKind, Received, RspTransport, TransportConfig, Unsent,
+};
 use sluice_agent::underlay::Vteps;
-use sluice_rsp::{Answer, Answered, Ask, Destination, Message, Moved, NodeId, Path, RSP_PORT};
+use sluice_envelope::NodeId;
+use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Query, RSP_PORT, RedirectEntry};
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_types::{MacAddr, Secret, Vni};
 use support::{in_namespace, ip};
@@ -23,36 +26,41 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Keys that live as long as the test's directory.
-struct Bench {
+/// The keys of a cluster, which several transports share.
+struct Site {
     _dir: tempfile::TempDir,
-    book: KeyBook,
+    keys: KeyStore,
 }
 
-impl Bench {
+impl Site {
     fn new(fill: u8) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (mut book, _) = KeyBook::load(dir.path(), Trust::Rsp);
+        let (mut keys, _) = KeyStore::load(dir.path(), KeyKind::Rsp);
         let secret = Secret::new(std::array::from_fn(|i| fill ^ i as u8));
         let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
-        book.update(vec![ClusterKeys { cluster: CLUSTER, keys: vec![key] }], false).unwrap();
-        Self { _dir: dir, book }
+        keys.update(vec![ClusterKeys { cluster: CLUSTER, keys: vec![key] }], false).unwrap();
+        Self { _dir: dir, keys }
     }
 
-    /// An edge at the addresses that end with `host`.
-    fn edge(&self, host: u8) -> Edge {
-        edge(host, self.book.subscribe())
+    /// A transport at the addresses that end with `host`.
+    fn transport(&self, host: u8) -> RspTransport {
+        transport(host, self.keys.subscribe())
     }
 }
 
-fn edge(host: u8, keys: watch::Receiver<Arc<Keys>>) -> Edge {
+fn transport(host: u8, keys: watch::Receiver<Arc<Keys>>) -> RspTransport {
     let vteps =
         Vteps { v4: format!("192.0.2.{host}").parse().ok(), v6: format!("2001:db8::{host}").parse().ok() };
-    Edge::open(EdgeConfig { node: NodeId::new(host.into()), vteps, port: RSP_PORT }, keys).unwrap()
+    let config = TransportConfig { node: NodeId::new(host.into()), vteps, port: RSP_PORT };
+    let transport = RspTransport::open(config, keys).unwrap();
+    // A receiver refuses packets that were sent in the millisecond of its start: it cannot know whether an
+    // earlier receiver accepted them.
+    std::thread::sleep(Duration::from_millis(2));
+    transport
 }
 
-/// The nodes' addresses; the device's MTU is the way's.
-fn addresses(mtu: u32) {
+/// Adds the nodes' addresses. The path MTU between them is that of the device.
+fn add_addresses(mtu: u32) {
     ip(&format!("link set lo mtu {mtu}"));
     for host in 1..=3 {
         ip(&format!("addr add 192.0.2.{host}/32 dev lo"));
@@ -61,106 +69,110 @@ fn addresses(mtu: u32) {
 }
 
 /// The next `count` messages.
-async fn receive(edge: &mut Edge, count: usize) -> Vec<Received> {
+async fn receive(transport: &mut RspTransport, count: usize) -> Vec<Received> {
     let all = async {
         let mut all = Vec::new();
         while all.len() < count {
-            edge.ready().await;
-            edge.flush();
-            all.extend(edge.receive(64));
+            transport.ready().await;
+            transport.flush();
+            all.extend(transport.receive(64));
         }
         all
     };
-    timeout(Duration::from_secs(20), all).await.expect("messages that were sent")
+    timeout(Duration::from_secs(20), all).await.expect("the sent messages arrive")
 }
 
-fn asks(count: u32) -> Vec<Ask> {
+fn queries(count: u32) -> Vec<Query> {
     let vni = Vni::new(9).unwrap();
-    let ask = |number: u32| Ask {
+    let query = |number: u32| Query {
         destination: Destination { vni, address: IpAddr::from((0x0a00_0001 + number).to_be_bytes()) },
         revision: u64::from(number),
     };
-    (0..count).map(ask).collect()
+    (0..count).map(query).collect()
 }
 
 fn answered(message: &Message) -> Message {
-    let Message::Request { id, asks } = message else { panic!("{message:?}") };
-    let answer = |ask: &Ask| Answered {
-        destination: ask.destination,
+    let Message::Request { id, queries } = message else { panic!("{message:?}") };
+    let answer = |query: &Query| AnswerEntry {
+        destination: query.destination,
         answer: Answer::Path(Path {
             host: address("192.0.2.3"),
             mac: MacAddr::local(5),
-            vni: ask.destination.vni,
+            vni: query.destination.vni,
             lifetime_ms: 60_000,
             revision: 42,
         }),
     };
-    Message::Reply { id: *id, answers: asks.iter().map(answer).collect() }
+    Message::Reply { id: *id, answers: queries.iter().map(answer).collect() }
 }
 
 #[test]
-fn questions_are_answered_from_the_address_they_came_to_in_both_families() {
+fn requests_are_answered_from_the_address_they_came_to_in_both_families() {
     in_namespace(|| async {
-        addresses(1500);
-        let bench = Bench::new(0xa0);
-        let (mut host, mut gateway) = (bench.edge(1), bench.edge(2));
+        add_addresses(1500);
+        let site = Site::new(0xa0);
+        let (mut host, mut gateway) = (site.transport(1), site.transport(2));
         for to in ["192.0.2.2", "2001:db8::2"] {
-            let question = Message::Request { id: 3, asks: asks(4) };
-            host.send(CLUSTER, address(to), &question);
+            let request = Message::Request { id: 3, queries: queries(4) };
+            host.send(Some(CLUSTER), address(to), &request);
             let [received] = receive(&mut gateway, 1).await.try_into().unwrap();
-            assert_eq!((received.cluster, &received.message), (CLUSTER, &question));
+            assert_eq!((received.cluster, &received.message), (CLUSTER, &request));
             assert_eq!(Some(received.from.ip()), host.own_address(address(to)));
-            gateway.send_to(CLUSTER, received.from, &answered(&received.message));
+            gateway.send_to(Some(CLUSTER), received.from, &answered(&received.message));
             let [received] = receive(&mut host, 1).await.try_into().unwrap();
             assert_eq!(received.from, SocketAddr::new(address(to), RSP_PORT));
-            assert_eq!(received.message, answered(&question));
+            assert_eq!(received.message, answered(&request));
         }
         let stats = (host.stats(), gateway.stats());
-        assert_eq!((stats.0.sent(Kind::Request), stats.0.received(Kind::Reply)), (2, 2));
-        assert_eq!((stats.1.received(Kind::Request), stats.1.sent(Kind::Reply)), (2, 2));
+        assert_eq!((stats.0.sent(MessageKind::Request), stats.0.received(MessageKind::Reply)), (2, 2));
+        assert_eq!((stats.1.received(MessageKind::Request), stats.1.sent(MessageKind::Reply)), (2, 2));
     });
 }
 
 #[test]
-fn packets_fit_the_way_and_follow_it_when_it_narrows() {
+fn packets_fit_the_path_mtu_and_follow_it_when_it_shrinks() {
     in_namespace(|| async {
-        addresses(9000);
-        let bench = Bench::new(0xa0);
-        let (mut host, mut gateway) = (bench.edge(1), bench.edge(2));
-        let question = Message::Request { id: 3, asks: asks(400) };
-        host.send(CLUSTER, address("192.0.2.2"), &question);
+        add_addresses(9000);
+        let site = Site::new(0xa0);
+        let (mut host, mut gateway) = (site.transport(1), site.transport(2));
+        let request = Message::Request { id: 3, queries: queries(400) };
+        host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         let [one] = receive(&mut gateway, 1).await.try_into().unwrap();
-        assert_eq!(one.message, question);
-        // Wide jumbo frames no more, which the sender does not know yet: its packet is too long.
+        assert_eq!(one.message, request);
+        // The path no longer takes jumbo frames. The sender does not know this yet, so its packet is too
+        // long.
         ip("link set lo mtu 1500");
-        host.send(CLUSTER, address("192.0.2.2"), &question);
+        host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         assert_eq!(host.stats().unsent(Unsent::TooLong), 1);
         for to in ["192.0.2.2", "2001:db8::2"] {
-            host.send(CLUSTER, address(to), &question);
+            host.send(Some(CLUSTER), address(to), &request);
             let mut all = Vec::new();
             while all.len() < 400 {
                 for received in receive(&mut gateway, 1).await {
-                    let Message::Request { asks, .. } = received.message else { panic!("{received:?}") };
-                    assert!(asks.len() < 100, "{} questions in a packet of 1500 bytes", asks.len());
-                    all.extend(asks);
+                    let Message::Request { queries: some, .. } = received.message else {
+                        panic!("{received:?}")
+                    };
+                    assert!(some.len() < 100, "{} queries in a packet of 1500 bytes", some.len());
+                    all.extend(some);
                 }
             }
-            assert_eq!(all, asks(400));
+            assert_eq!(all, queries(400));
         }
     });
 }
 
 #[test]
-fn what_is_not_authentic_is_refused_by_reason() {
+fn packets_that_are_not_authentic_are_refused_and_counted_by_reason() {
     in_namespace(|| async {
-        addresses(1500);
-        let (bench, stranger) = (Bench::new(0xa0), Bench::new(0xb0));
-        let (mut host, mut gateway) = (bench.edge(1), bench.edge(2));
-        let question = Message::Request { id: 3, asks: asks(1) };
+        add_addresses(1500);
+        let (site, other_site) = (Site::new(0xa0), Site::new(0xb0));
+        let (mut host, mut gateway) = (site.transport(1), site.transport(2));
+        let request = Message::Request { id: 3, queries: queries(1) };
         let to = address("192.0.2.2");
-        // Another secret of the same id; noise; nothing; a jumbo; a replay.
-        let mut forger = stranger.edge(3);
-        forger.send(CLUSTER, to, &question);
+        // A packet sealed with another secret of the same key id, random bytes, an empty datagram, and one
+        // that is longer than any packet.
+        let mut forger = other_site.transport(3);
+        forger.send(Some(CLUSTER), to, &request);
         let raw = UdpSocket::bind("192.0.2.3:0").await.unwrap();
         let target = SocketAddr::new(to, RSP_PORT);
         let mut noise = vec![0x55; 200];
@@ -169,72 +181,75 @@ fn what_is_not_authentic_is_refused_by_reason() {
         noise.resize(9500, 0);
         ip("link set lo mtu 65536");
         raw.send_to(&noise, target).await.unwrap();
-        host.send(CLUSTER, to, &question);
+        host.send(Some(CLUSTER), to, &request);
         let [received] = receive(&mut gateway, 1).await.try_into().unwrap();
-        assert_eq!(received.message, question);
+        assert_eq!(received.message, request);
         let stats = gateway.stats();
-        for (name, count) in [("unauthentic", 1), ("magic", 1), ("short", 1), ("long", 1)] {
+        for (name, count) in [("authentication_failed", 1), ("magic", 1), ("short", 1), ("long", 1)] {
             assert_eq!(stats.refused(name), count, "{name}");
         }
 
-        // What was recorded on the way is of no use, neither there nor elsewhere.
-        let tap = UdpSocket::bind("192.0.2.3:4000").await.unwrap();
-        host.send_to(CLUSTER, tap.local_addr().unwrap(), &question);
+        // A packet that was sealed for another address of the node is refused: recorded packets cannot be
+        // sent elsewhere.
+        let recorder = UdpSocket::bind("192.0.2.3:4000").await.unwrap();
+        host.send_to(Some(CLUSTER), recorder.local_addr().unwrap(), &request);
         let mut recorded = [0; 2048];
-        let (length, _) = tap.recv_from(&mut recorded).await.unwrap();
+        let (length, _) = recorder.recv_from(&mut recorded).await.unwrap();
         raw.send_to(&recorded[..length], target).await.unwrap();
-        let elsewhere = Message::Redirect {
-            moved: vec![Moved {
-                destination: asks(1)[0].destination,
+        let redirect = Message::Redirect {
+            entries: vec![RedirectEntry {
+                destination: queries(1)[0].destination,
                 host: address("192.0.2.3"),
-                ask: address("192.0.2.2"),
+                gateway: address("192.0.2.2"),
             }],
         };
-        host.send(CLUSTER, to, &elsewhere);
+        host.send(Some(CLUSTER), to, &redirect);
         let [received] = receive(&mut gateway, 1).await.try_into().unwrap();
-        assert_eq!(received.message, elsewhere);
+        assert_eq!(received.message, redirect);
         assert_eq!(stats.refused("misdirected"), 1);
     });
 }
 
 #[test]
-fn without_a_key_nothing_is_said_or_heard_until_it_comes() {
+fn without_a_key_nothing_is_sent_or_accepted_until_it_comes() {
     in_namespace(|| async {
-        addresses(1500);
-        let bench = Bench::new(0xa0);
+        add_addresses(1500);
+        let site = Site::new(0xa0);
         let (late, keys) = watch::channel(Arc::new(Keys::default()));
-        let (mut host, mut gateway) = (bench.edge(1), edge(2, keys));
-        let question = Message::Request { id: 3, asks: asks(1) };
-        host.send(CLUSTER, address("192.0.2.2"), &question);
-        gateway.send(CLUSTER, address("192.0.2.1"), &answered(&question));
+        let (mut host, mut gateway) = (site.transport(1), transport(2, keys));
+        let request = Message::Request { id: 3, queries: queries(1) };
+        host.send(Some(CLUSTER), address("192.0.2.2"), &request);
+        gateway.send(Some(CLUSTER), address("192.0.2.1"), &answered(&request));
         let stats = gateway.stats();
         while stats.refused("unknown_key") == 0 {
             gateway.ready().await;
             assert!(gateway.receive(1).is_empty());
         }
-        assert_eq!((stats.unsent(Unsent::NoKey), stats.sent(Kind::Reply)), (1, 0));
-        late.send_replace(bench.book.subscribe().borrow().clone());
-        host.send(CLUSTER, address("192.0.2.2"), &question);
-        assert_eq!(receive(&mut gateway, 1).await[0].message, question);
-        // No cluster but its own.
-        host.send(CLUSTER + 1, address("192.0.2.2"), &question);
-        assert_eq!(host.stats().unsent(Unsent::NoKey), 1);
+        assert_eq!((stats.unsent(Unsent::NoKey), stats.sent(MessageKind::Reply)), (1, 0));
+        late.send_replace(site.keys.subscribe().borrow().clone());
+        host.send(Some(CLUSTER), address("192.0.2.2"), &request);
+        assert_eq!(receive(&mut gateway, 1).await[0].message, request);
+        // There are no keys of another cluster, nor without a cluster.
+        host.send(Some(CLUSTER + 1), address("192.0.2.2"), &request);
+        host.send(None, address("192.0.2.2"), &request);
+        assert_eq!(host.stats().unsent(Unsent::NoKey), 2);
     });
 }
 
 #[test]
-fn a_node_without_the_other_family_says_so() {
+fn messages_to_a_family_that_the_node_does_not_have_are_counted() {
     in_namespace(|| async {
-        addresses(1500);
-        let bench = Bench::new(0xa0);
+        add_addresses(1500);
+        let site = Site::new(0xa0);
         let vteps = Vteps { v4: "192.0.2.1".parse().ok(), v6: None };
-        let config = EdgeConfig { node: NodeId::new(1), vteps, port: RSP_PORT };
-        let mut host = Edge::open(config.clone(), bench.book.subscribe()).unwrap();
-        host.send(CLUSTER, address("2001:db8::2"), &Message::Request { id: 3, asks: asks(1) });
+        let config = TransportConfig { node: NodeId::new(1), vteps, port: RSP_PORT };
+        let mut host = RspTransport::open(config.clone(), site.keys.subscribe()).unwrap();
+        host.send(Some(CLUSTER), address("2001:db8::2"), &Message::Request { id: 3, queries: queries(1) });
         assert_eq!(host.stats().unsent(Unsent::NoAddress), 1);
-        let taken = Edge::open(config, bench.book.subscribe()).err().expect("the port is taken").to_string();
+        let taken =
+            RspTransport::open(config, site.keys.subscribe()).err().expect("the port is taken").to_string();
         assert!(taken.contains("4797 of 192.0.2.1"), "{taken}");
-        // Another node's agent on the same machine.
-        let _other = bench.edge(2);
+        // The agent of another node may run on the same machine.
+        let _other = site.transport(2);
     });
 }

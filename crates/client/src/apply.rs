@@ -1,4 +1,5 @@
-//! Making a described cloud so, in the order of its dependencies.
+//! [`apply()`]: creates the objects of a cloud file in the order of their dependencies, or in a dry run
+//! compares them with the existing cloud.
 
 use crate::{Client, Result};
 use crate::{
@@ -9,53 +10,53 @@ use crate::{
 use sluice_types::{ClusterId, HostId, PeeringId, TenantId, VpcId};
 use std::collections::HashMap;
 
-/// Instances a bulk call: a few megabytes of body, and progress worth showing.
+/// Instances created by one bulk call: a body of a few megabytes, small enough to show progress.
 const CHUNK: usize = 10_000;
 
-/// How to apply.
+/// Options of [`apply()`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Only say what would be done.
+    /// Change nothing, only report what would be created.
     pub dry_run: bool,
 }
 
-/// How many objects there were of each outcome.
+/// Number of objects for each outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Made (in a dry run: would be made).
+    /// Created (in a dry run: would be created).
     pub created: u64,
-    /// There already, the same.
+    /// Existed with the same content.
     pub unchanged: u64,
-    /// Only in a dry run: there already with other content; applying would fail here.
+    /// Only in a dry run: exists with different content, so that applying would fail.
     pub differing: u64,
 }
 
-/// One step done: one object, or some instances of one VPC.
+/// Progress: one object, or some instances of one VPC, are done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Kind of object.
+    /// Kind of object, as [`Resource::NOUN`].
     pub kind: &'static str,
-    /// Its name; of instances, their VPC's.
+    /// Name of the object; for instances, the name of their VPC.
     pub name: String,
     /// Outcome of this step.
     pub tally: Tally,
-    /// What differs, in a dry run.
+    /// In a dry run: the first field that differs from the existing object.
     pub difference: Option<String>,
     /// Objects done so far.
     pub done: u64,
-    /// Objects described.
+    /// Objects in the cloud file.
     pub total: u64,
 }
 
-/// Outcome of the whole, in the order of the work.
+/// Outcome of [`apply()`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// For each kind worked on.
+    /// Outcome for each kind of object, in the order in which the kinds were processed.
     pub kinds: Vec<(&'static str, Tally)>,
 }
 
 impl Report {
-    /// All kinds together.
+    /// Sum over all kinds.
     pub fn total(&self) -> Tally {
         self.kinds.iter().fold(Tally::default(), |sum, (_, tally)| sum.plus(*tally))
     }
@@ -71,12 +72,12 @@ impl Tally {
     }
 }
 
-/// Creates what the description has and the cloud has not. Safe to repeat:
-/// what is there already, the same, is left alone; what is there with other
-/// content is refused by the API, and everything before it stands.
+/// Creates the objects of the cloud file that do not exist. It can be repeated: an object that exists with
+/// the same content is left unchanged. The API refuses an object that exists with different content; objects
+/// created before it remain.
 ///
 /// # Errors
-/// The first refusal, naming the object.
+/// The first refusal, which names the object.
 pub async fn apply(
     client: &Client,
     cloud: &CloudFile,
@@ -84,36 +85,36 @@ pub async fn apply(
     on_event: &mut (dyn FnMut(Event) + Send),
 ) -> Result<Report> {
     let total = cloud.len() as u64;
-    let mut work =
-        Work { client, options, on_event, total, done: 0, report: Report::default(), ids: Ids::default() };
-    work.nodes(cloud).await?;
+    let mut applier =
+        Applier { client, options, on_event, total, done: 0, report: Report::default(), ids: Ids::default() };
+    applier.top_level(cloud).await?;
     for vpc in &cloud.vpcs {
-        work.vpc(vpc).await?;
+        applier.vpc(vpc).await?;
     }
     for peering in &cloud.peerings {
-        work.peering(peering).await?;
+        applier.peering(peering).await?;
     }
     for vpc in &cloud.vpcs {
-        work.routes(vpc).await?;
+        applier.routes(vpc).await?;
     }
     for vpc in &cloud.vpcs {
-        work.instances(vpc).await?;
+        applier.instances(vpc).await?;
     }
-    Ok(work.report)
+    Ok(applier.report)
 }
 
-/// Ids of what the description names; `None` for what a dry run did not make.
+/// Ids of the objects in the cloud file. `None`: a dry run would create the object.
 #[derive(Default)]
 struct Ids {
     tenants: HashMap<String, Option<TenantId>>,
     clusters: HashMap<String, Option<ClusterId>>,
     hosts: HashMap<String, Option<HostId>>,
-    /// By tenant and name, as described.
+    /// Key: tenant and name, as written in the cloud file.
     vpcs: HashMap<(String, String), Option<VpcId>>,
     peerings: HashMap<String, Option<PeeringId>>,
 }
 
-struct Work<'a> {
+struct Applier<'a> {
     client: &'a Client,
     options: Options,
     on_event: &'a mut (dyn FnMut(Event) + Send),
@@ -123,8 +124,8 @@ struct Work<'a> {
     ids: Ids,
 }
 
-impl Work<'_> {
-    fn tell(&mut self, kind: &'static str, name: &str, tally: Tally, difference: Option<String>) {
+impl Applier<'_> {
+    fn report_step(&mut self, kind: &'static str, name: &str, tally: Tally, difference: Option<String>) {
         self.done += tally.created + tally.unchanged + tally.differing;
         match self.report.kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, sum)) => *sum = sum.plus(tally),
@@ -135,9 +136,9 @@ impl Work<'_> {
         (self.on_event)(event);
     }
 
-    /// Creates one object, or in a dry run looks whether it is there. `body` is
-    /// `None` where a dry run has not made what it refers to.
-    async fn one<B: NewObject>(
+    /// Creates one object, or in a dry run compares it with the existing object. `parent` and `body` are
+    /// `None` if a dry run did not create an object that they refer to.
+    async fn create_or_compare<B: NewObject>(
         &mut self,
         name: &str,
         parent: Option<B::Parent>,
@@ -146,9 +147,9 @@ impl Work<'_> {
     ) -> Result<Option<<B::Object as Resource>::Id>> {
         let noun = B::Object::NOUN;
         if let (false, Some(parent), Some(body)) = (self.options.dry_run, parent, &body) {
-            let made = self.client.create(parent, body).await?;
-            self.tell(noun, name, Tally::of(made.created), None);
-            return Ok(Some(made.object.id()));
+            let created = self.client.create(parent, body).await?;
+            self.report_step(noun, name, Tally::of(created.created), None);
+            return Ok(Some(created.object.id()));
         }
         let found = match parent {
             Some(_) => self.client.find_by_name::<B::Object>(name, within).await?,
@@ -157,84 +158,86 @@ impl Work<'_> {
         let difference = match (&found, &body) {
             (None, _) => None,
             (Some(object), Some(body)) => body.difference(object),
-            (Some(_), None) => Some("it refers to what is not there yet".to_owned()),
+            (Some(_), None) => Some("it refers to an object that does not exist yet".to_owned()),
         };
         let tally = match difference {
             Some(_) => Tally { differing: 1, ..Tally::default() },
             None => Tally::of(found.is_none()),
         };
-        self.tell(noun, name, tally, difference);
+        self.report_step(noun, name, tally, difference);
         Ok(found.map(|object| object.id()))
     }
 
-    async fn nodes(&mut self, cloud: &CloudFile) -> Result<()> {
-        for it in &cloud.tenants {
-            let body = NewTenant { name: it.name.clone() };
-            let id = self.one(&it.name, Some(()), &[], Some(body)).await?;
-            self.ids.tenants.insert(it.name.clone(), id);
+    /// Tenants, clusters, gateways and hosts.
+    async fn top_level(&mut self, cloud: &CloudFile) -> Result<()> {
+        for spec in &cloud.tenants {
+            let body = NewTenant { name: spec.name.clone() };
+            let id = self.create_or_compare(&spec.name, Some(()), &[], Some(body)).await?;
+            self.ids.tenants.insert(spec.name.clone(), id);
         }
-        for it in &cloud.clusters {
-            let body = NewCluster { name: it.name.clone(), vips: it.vips.clone(), hello_ms: it.hello_ms };
-            let id = self.one(&it.name, Some(()), &[], Some(body)).await?;
-            self.ids.clusters.insert(it.name.clone(), id);
+        for spec in &cloud.clusters {
+            let (name, vips) = (spec.name.clone(), spec.vips.clone());
+            let body = NewCluster { name, vips, hello_interval_ms: spec.hello_interval_ms };
+            let id = self.create_or_compare(&spec.name, Some(()), &[], Some(body)).await?;
+            self.ids.clusters.insert(spec.name.clone(), id);
         }
-        for it in &cloud.gateways {
-            let cluster = self.cluster(&it.cluster).await?;
-            let (vtep4, vtep6) = (it.vtep4, it.vtep6);
-            let body = cluster.map(|cluster| NewGateway { name: it.name.clone(), cluster, vtep4, vtep6 });
-            self.one(&it.name, Some(()), &[], body).await?;
+        for spec in &cloud.gateways {
+            let cluster = self.cluster(&spec.cluster).await?;
+            let (vtep4, vtep6) = (spec.vtep4, spec.vtep6);
+            let body = cluster.map(|cluster| NewGateway { name: spec.name.clone(), cluster, vtep4, vtep6 });
+            self.create_or_compare(&spec.name, Some(()), &[], body).await?;
         }
-        for it in &cloud.hosts {
-            let body = NewHost { name: it.name.clone(), vtep: it.vtep, agent: it.agent };
-            let id = self.one(&it.name, Some(()), &[], Some(body)).await?;
-            self.ids.hosts.insert(it.name.clone(), id);
+        for spec in &cloud.hosts {
+            let body = NewHost { name: spec.name.clone(), vtep: spec.vtep, agent: spec.agent };
+            let id = self.create_or_compare(&spec.name, Some(()), &[], Some(body)).await?;
+            self.ids.hosts.insert(spec.name.clone(), id);
         }
         Ok(())
     }
 
-    async fn vpc(&mut self, it: &VpcSpec) -> Result<()> {
-        let tenant = self.tenant(&it.tenant).await?;
-        let cluster = match &it.cluster {
+    async fn vpc(&mut self, spec: &VpcSpec) -> Result<()> {
+        let tenant = self.tenant(&spec.tenant).await?;
+        let cluster = match &spec.cluster {
             Some(cluster) => self.cluster(cluster).await?.map(Some),
             None => Some(None),
         };
-        let (vni, mtu, offload_kbps) = (it.vni, it.mtu, it.offload_kbps);
+        let (vni, mtu, offload_kbps) = (spec.vni, spec.mtu, spec.offload_kbps);
         let body = tenant.zip(cluster).map(|(tenant, cluster)| {
-            let name = it.name.clone();
+            let name = spec.name.clone();
             NewVpc { name, tenant, cluster, vni, mtu, offload_kbps }
         });
         let of = tenant.map(|tenant| tenant.to_string()).unwrap_or_default();
-        let id = self.one(&it.name, tenant.map(|_| ()), &[("tenant", &of)], body).await?;
-        self.ids.vpcs.insert((it.tenant.clone(), it.name.clone()), id);
+        let id = self.create_or_compare(&spec.name, tenant.map(|_| ()), &[("tenant", &of)], body).await?;
+        self.ids.vpcs.insert((spec.tenant.clone(), spec.name.clone()), id);
         let vpc = id.map(|id| id.to_string()).unwrap_or_default();
-        for subnet in &it.subnets {
+        for subnet in &spec.subnets {
             let name = subnet.name.clone();
             let body = NewSubnet { name, ipv4: subnet.ipv4, ipv6: subnet.ipv6, dns: subnet.dns.clone() };
-            self.one(&subnet.name, id, &[("vpc", &vpc)], Some(body)).await?;
+            self.create_or_compare(&subnet.name, id, &[("vpc", &vpc)], Some(body)).await?;
         }
         Ok(())
     }
 
-    async fn peering(&mut self, it: &PeeringSpec) -> Result<()> {
-        let a = self.vpc_of_peering(it, &it.vpcs[0]).await?;
-        let b = self.vpc_of_peering(it, &it.vpcs[1]).await?;
-        let body = a.zip(b).map(|(a, b)| NewPeering { name: it.name.clone(), vpcs: [a, b] });
+    async fn peering(&mut self, spec: &PeeringSpec) -> Result<()> {
+        let a = self.vpc_of_peering(spec, &spec.vpcs[0]).await?;
+        let b = self.vpc_of_peering(spec, &spec.vpcs[1]).await?;
+        let body = a.zip(b).map(|(a, b)| NewPeering { name: spec.name.clone(), vpcs: [a, b] });
         let of = a.map(|a| a.to_string()).unwrap_or_default();
-        let id = self.one(&it.name, body.as_ref().map(|_| ()), &[("vpc", &of)], body).await?;
-        self.ids.peerings.insert(it.name.clone(), id);
+        let id = self.create_or_compare(&spec.name, body.as_ref().map(|_| ()), &[("vpc", &of)], body).await?;
+        self.ids.peerings.insert(spec.name.clone(), id);
         Ok(())
     }
 
-    /// A VPC by name: of this description, else of the cloud.
+    /// The VPC with this name in the cloud file, otherwise in the existing cloud.
     async fn vpc_of_peering(&self, peering: &PeeringSpec, name: &str) -> Result<Option<VpcId>> {
         let tenant = peering.tenant.as_deref();
-        let described: Vec<_> = self
+        let in_file: Vec<_> = self
             .ids
             .vpcs
             .iter()
             .filter(|((of, vpc), _)| vpc == name && tenant.is_none_or(|tenant| tenant == of))
             .collect();
-        match described.as_slice() {
+        match in_file.as_slice() {
             [((..), id)] => return Ok(**id),
             [] => {}
             several => {
@@ -242,7 +245,7 @@ impl Work<'_> {
                     kind: Vpc::NOUN,
                     name: name.to_owned(),
                     ids: several.iter().map(|((tenant, name), _)| format!("{tenant}/{name}")).collect(),
-                    narrow: ", or say the peering's tenant",
+                    narrow: ", or give the tenant of the peering",
                 });
             }
         }
@@ -255,23 +258,23 @@ impl Work<'_> {
         }
     }
 
-    async fn routes(&mut self, it: &VpcSpec) -> Result<()> {
-        if it.routes.is_empty() {
+    async fn routes(&mut self, spec: &VpcSpec) -> Result<()> {
+        if spec.routes.is_empty() {
             return Ok(());
         }
-        let Some(vpc) = self.vpc_id(it) else {
-            for route in &it.routes {
-                self.tell("route", &route.destination.to_string(), Tally::of(true), None);
+        let Some(vpc) = self.vpc_id(spec) else {
+            for route in &spec.routes {
+                self.report_step("route", &route.destination.to_string(), Tally::of(true), None);
             }
             return Ok(());
         };
         let of = vpc.to_string();
         let table = self.client.find::<RouteTable>("main", &[("vpc", &of)]).await?.id();
-        for route in &it.routes {
+        for route in &spec.routes {
             let target = self.target(vpc, route).await?;
             let body = target.map(|target| NewRoute { destination: route.destination, target });
             let name = route.destination.to_string();
-            self.one(&name, Some(table), &[("table", &table.to_string())], body).await?;
+            self.create_or_compare(&name, Some(table), &[("table", &table.to_string())], body).await?;
         }
         Ok(())
     }
@@ -285,52 +288,53 @@ impl Work<'_> {
         Ok(id.map(RouteTarget::Peering))
     }
 
-    async fn instances(&mut self, it: &VpcSpec) -> Result<()> {
-        let Some(vpc) = self.vpc_id(it) else {
-            let tally = Tally { created: it.instances.len() as u64, ..Tally::default() };
-            if !it.instances.is_empty() {
-                self.tell(Instance::NOUN, &it.name, tally, None);
+    async fn instances(&mut self, spec: &VpcSpec) -> Result<()> {
+        let Some(vpc) = self.vpc_id(spec) else {
+            let tally = Tally { created: spec.instances.len() as u64, ..Tally::default() };
+            if !spec.instances.is_empty() {
+                self.report_step(Instance::NOUN, &spec.name, tally, None);
             }
             return Ok(());
         };
         if self.options.dry_run {
-            return self.compare_instances(vpc, it).await;
+            return self.compare_instances(vpc, spec).await;
         }
-        for chunk in it.instances.chunks(CHUNK) {
+        for chunk in spec.instances.chunks(CHUNK) {
             let mut subnets = HashMap::new();
             let mut bodies = Vec::with_capacity(chunk.len());
             for spec in chunk {
                 bodies.push(self.instance(vpc, spec, &mut subnets).await?);
             }
             let bodies: Vec<NewInstance> = bodies.into_iter().flatten().collect();
-            let made = self.client.create_instances(vpc, &bodies).await?;
-            let tally = Tally { created: made.created, unchanged: made.existing, differing: 0 };
-            self.tell(Instance::NOUN, &it.name, tally, None);
+            let created = self.client.create_instances(vpc, &bodies).await?;
+            let tally = Tally { created: created.created, unchanged: created.existing, differing: 0 };
+            self.report_step(Instance::NOUN, &spec.name, tally, None);
         }
         Ok(())
     }
 
-    async fn compare_instances(&mut self, vpc: VpcId, it: &VpcSpec) -> Result<()> {
-        if it.instances.is_empty() {
+    async fn compare_instances(&mut self, vpc: VpcId, spec: &VpcSpec) -> Result<()> {
+        if spec.instances.is_empty() {
             return Ok(());
         }
-        let there: Vec<Instance> = self.client.list(&[("vpc", &vpc.to_string())], None).await?;
-        let there: HashMap<&str, &Instance> = there.iter().map(|one| (one.name.as_str(), one)).collect();
+        let existing: Vec<Instance> = self.client.list(&[("vpc", &vpc.to_string())], None).await?;
+        let existing: HashMap<&str, &Instance> =
+            existing.iter().map(|instance| (instance.name.as_str(), instance)).collect();
         let mut subnets = HashMap::new();
-        for spec in &it.instances {
-            let found = there.get(spec.name.as_str());
+        for spec in &spec.instances {
+            let found = existing.get(spec.name.as_str());
             let difference = match found {
                 None => None,
                 Some(found) => match self.instance(vpc, spec, &mut subnets).await? {
                     Some(body) => body.difference(found),
-                    None => Some("it refers to what is not there yet".to_owned()),
+                    None => Some("it refers to an object that does not exist yet".to_owned()),
                 },
             };
             let tally = match difference {
                 Some(_) => Tally { differing: 1, ..Tally::default() },
                 None => Tally::of(found.is_none()),
             };
-            self.tell(Instance::NOUN, &spec.name, tally, difference);
+            self.report_step(Instance::NOUN, &spec.name, tally, difference);
         }
         Ok(())
     }
@@ -345,7 +349,7 @@ impl Work<'_> {
             Some(id) => *id,
             None => {
                 let found = self.client.find::<Subnet>(&spec.subnet, &[("vpc", &vpc.to_string())]).await;
-                let id = self.or_not_yet(found.map(|subnet| subnet.id()))?;
+                let id = self.none_if_not_created_yet(found.map(|subnet| subnet.id()))?;
                 subnets.insert(spec.subnet.clone(), id);
                 id
             }
@@ -365,12 +369,13 @@ impl Work<'_> {
         }))
     }
 
-    fn vpc_id(&self, it: &VpcSpec) -> Option<VpcId> {
-        self.ids.vpcs.get(&(it.tenant.clone(), it.name.clone())).copied().flatten()
+    fn vpc_id(&self, spec: &VpcSpec) -> Option<VpcId> {
+        self.ids.vpcs.get(&(spec.tenant.clone(), spec.name.clone())).copied().flatten()
     }
 
-    /// In a dry run, what is missing may be what would have been made.
-    fn or_not_yet<T>(&self, found: Result<T>) -> Result<Option<T>> {
+    /// In a dry run, a missing object may be one that the cloud file would create: it is `None`, not an
+    /// error.
+    fn none_if_not_created_yet<T>(&self, found: Result<T>) -> Result<Option<T>> {
         match found {
             Ok(found) => Ok(Some(found)),
             Err(error) if self.options.dry_run && error.is_not_found() => Ok(None),

@@ -1,4 +1,4 @@
-//! `cloud.yaml`: a whole cloud, described.
+//! The cloud file (`cloud.yaml`), which describes a whole cloud: its format, parsing and checks.
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni};
@@ -6,147 +6,148 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-/// Largest file read: a million instances are about 100 MB.
+/// Largest file that is read. A million instances are about 100 MB.
 const FILE_MAX_BYTES: u64 = 512 << 20;
 
-/// Why a description cannot be used.
+/// Reason why a cloud file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CloudFileError {
     /// The file cannot be read.
     #[error("cannot read {path}")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// Larger than this program accepts.
-    #[error("{path} has {bytes} bytes; at most {FILE_MAX_BYTES} are read")]
+    /// The file is larger than the limit.
+    #[error("{path} has {bytes} bytes; the limit is {FILE_MAX_BYTES}")]
     TooLarge {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file in bytes.
         bytes: u64,
     },
-    /// Not YAML, or not of the right shape; the source names line and column.
-    #[error("not a description of a cloud")]
+    /// The file is not YAML or not a cloud file; the source names line and column.
+    #[error("not a valid cloud file")]
     Syntax(#[source] Box<serde_saphyr::Error>),
-    /// A name is given twice.
-    #[error("{kind} `{name}` is described twice{within}")]
+    /// Two objects of one kind have the same name.
+    #[error("{kind} `{name}` is defined twice{within}")]
     Twice {
-        /// Kind of object.
+        /// Kind of object: `subnet`.
         kind: &'static str,
-        /// The name.
+        /// Name of both objects.
         name: String,
-        /// Where, with a space before it, or nothing.
+        /// The enclosing object (` in VPC `web``), or empty.
         within: String,
     },
-    /// An empty name.
+    /// An object has an empty name.
     #[error("a {kind} has an empty name")]
     NoName {
-        /// Kind of object.
+        /// Kind of object: `subnet`.
         kind: &'static str,
     },
 }
 
-/// A description of a cloud. References are names (of this file or of what is
-/// there already) or ids. What is not mentioned is left alone.
+/// A cloud file. References are ids, or names of objects in this file or in the existing cloud. Objects that
+/// the file does not mention are not changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CloudFile {
-    /// Owners of VPCs.
+    /// Tenants, which own the VPCs.
     pub tenants: Vec<TenantSpec>,
     /// Clusters of gateways.
     pub clusters: Vec<ClusterSpec>,
-    /// Gateways.
+    /// Gateway nodes.
     pub gateways: Vec<GatewaySpec>,
     /// Compute hosts.
     pub hosts: Vec<HostSpec>,
-    /// VPCs with what is in them.
+    /// VPCs with their subnets, instances and routes.
     pub vpcs: Vec<VpcSpec>,
-    /// Peerings.
+    /// Peerings of VPCs.
     pub peerings: Vec<PeeringSpec>,
 }
 
-/// A tenant.
+/// A tenant in a cloud file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSpec {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
 }
 
-/// A cluster.
+/// A cluster in a cloud file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Underlay addresses that hosts send to.
+    /// Addresses of the vIPs, which hosts send to.
     pub vips: Vec<IpAddr>,
-    /// Between two hellos of a gateway to the others, in milliseconds; the usual if left out.
+    /// Interval between two hellos of a gateway, in milliseconds; 4 if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hello_ms: Option<u16>,
+    pub hello_interval_ms: Option<u16>,
 }
 
-/// A gateway.
+/// A gateway in a cloud file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatewaySpec {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Cluster.
+    /// Cluster that the gateway joins: name or id.
     pub cluster: String,
-    /// Underlay IPv4 address.
+    /// Underlay IPv4 address of the VXLAN tunnel endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vtep4: Option<Ipv4Addr>,
-    /// Underlay IPv6 address.
+    /// Underlay IPv6 address of the VXLAN tunnel endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vtep6: Option<Ipv6Addr>,
 }
 
-fn yes() -> bool {
+fn default_agent() -> bool {
     true
 }
 
-/// A host.
+/// A host in a cloud file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSpec {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Underlay address.
+    /// Underlay address of the VXLAN tunnel endpoint.
     pub vtep: IpAddr,
-    /// Runs `sluice vswitch`.
-    #[serde(default = "yes")]
+    /// True if the host runs `sluice vswitch` (default), false for a foreign VXLAN endpoint.
+    #[serde(default = "default_agent")]
     pub agent: bool,
 }
 
-/// A VPC with what is in it.
+/// A VPC in a cloud file, with its subnets, instances and routes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VpcSpec {
-    /// Name.
+    /// Name, unique in the tenant.
     pub name: String,
-    /// Owner.
+    /// Tenant that owns the VPC: name or id.
     pub tenant: String,
-    /// Cluster; the least loaded one if left out.
+    /// Cluster that carries the VPC: name or id; the least loaded cluster if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// VNI; chosen if left out.
+    /// VXLAN network identifier; allocated if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vni: Option<Vni>,
-    /// MTU.
+    /// MTU of the instances' interfaces, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// kbit/s from which a flow is offloaded; 4294967295: none is.
+    /// A flow of at least this rate, in kbit/s, is offloaded to a direct path; 4294967295 disables
+    /// offloading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_kbps: Option<u32>,
-    /// Subnets.
+    /// Subnets of the VPC.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subnets: Vec<SubnetSpec>,
-    /// Instances.
+    /// Instances in the VPC.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<InstanceSpec>,
     /// Routes of the VPC's main table.
@@ -154,82 +155,83 @@ pub struct VpcSpec {
     pub routes: Vec<RouteSpec>,
 }
 
-/// A subnet.
+/// A subnet in a cloud file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SubnetSpec {
-    /// Name.
+    /// Name, unique in the VPC.
     pub name: String,
-    /// IPv4 prefix.
+    /// IPv4 prefix; a subnet has at least one of the two prefixes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Net>,
-    /// IPv6 prefix.
+    /// IPv6 prefix; a subnet has at least one of the two prefixes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Net>,
-    /// Resolvers for DHCP.
+    /// DNS resolvers that DHCP offers, at most 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<Ipv4Addr>,
 }
 
-/// An instance.
+/// An instance in a cloud file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InstanceSpec {
-    /// Name.
+    /// Name, unique in the VPC.
     pub name: String,
-    /// Subnet of the same VPC.
+    /// Name or id of a subnet of the same VPC.
     pub subnet: String,
-    /// Host.
+    /// Host that the instance runs on: name or id.
     pub host: String,
-    /// Interface address; chosen if left out, as the others.
+    /// MAC address of the instance's interface; allocated if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
-    /// IPv4 address.
+    /// IPv4 address in the subnet; allocated if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6 address.
+    /// IPv6 address in the subnet; allocated if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
 }
 
-/// A route: `target: drop` or `target: {peering: NAME}`.
+/// A route in a cloud file: `target: drop` or `target: {peering: NAME}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RouteSpec {
-    /// Which addresses.
+    /// Destination prefix.
     pub destination: IpNet,
-    /// Where to.
+    /// What the route does with matching packets.
     pub target: RouteTargetSpec,
 }
 
-/// What a route does.
+/// Target of a route in a cloud file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteTargetSpec {
-    /// To the other VPC of this peering.
+    /// Sends the packets to the other VPC of this peering: name or id.
     Peering(String),
-    /// Nowhere.
+    /// Drops the packets.
     Drop,
 }
 
-/// A peering of two VPCs of one tenant.
+/// A peering in a cloud file: two VPCs of one tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeeringSpec {
-    /// Name.
+    /// Name, unique in the tenant.
     pub name: String,
-    /// Whose VPCs; may be left out where the VPCs' names are unique in the cloud.
+    /// Tenant that owns the VPCs: name or id. It can be omitted if the names of the VPCs are unique in the
+    /// cloud.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Which two.
+    /// Names or ids of the two VPCs.
     pub vpcs: [String; 2],
 }
 
 impl CloudFile {
-    /// Reads a description from YAML.
+    /// Parses a cloud file.
     ///
     /// # Errors
-    /// [`CloudFileError`] with line and column, or naming what contradicts itself.
+    /// [`CloudFileError`] with line and column, or with the name that is defined twice.
     pub fn parse(yaml: &str) -> Result<Self, CloudFileError> {
         let cloud: Self = serde_saphyr::from_str_with_options(yaml, yaml_options(yaml.len()))
             .map_err(|source| CloudFileError::Syntax(Box::new(source)))?;
@@ -237,10 +239,10 @@ impl CloudFile {
         Ok(cloud)
     }
 
-    /// Reads a description from a file.
+    /// Reads and parses a cloud file.
     ///
     /// # Errors
-    /// As [`CloudFile::parse`].
+    /// The errors of [`CloudFile::parse`], and those of reading the file.
     pub fn read(path: &Path) -> Result<Self, CloudFileError> {
         let failed = |source| CloudFileError::Read { path: path.to_owned(), source };
         let bytes = std::fs::metadata(path).map_err(failed)?.len();
@@ -250,7 +252,7 @@ impl CloudFile {
         Self::parse(&std::fs::read_to_string(path).map_err(failed)?)
     }
 
-    /// How many objects it describes.
+    /// Number of objects in the file.
     pub fn len(&self) -> usize {
         let inside: usize =
             self.vpcs.iter().map(|vpc| vpc.subnets.len() + vpc.instances.len() + vpc.routes.len()).sum();
@@ -258,31 +260,32 @@ impl CloudFile {
         top + self.vpcs.len() + self.peerings.len() + inside
     }
 
-    /// True when it describes nothing.
+    /// True if the file describes no object.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Each name once where it must be unique.
+    /// Checks that names which must be unique are.
     fn check(&self) -> Result<(), CloudFileError> {
-        names("tenant", "", self.tenants.iter().map(|it| it.name.as_str()))?;
-        names("cluster", "", self.clusters.iter().map(|it| it.name.as_str()))?;
-        names("gateway", "", self.gateways.iter().map(|it| it.name.as_str()))?;
-        names("host", "", self.hosts.iter().map(|it| it.name.as_str()))?;
+        check_unique("tenant", "", self.tenants.iter().map(|spec| spec.name.as_str()))?;
+        check_unique("cluster", "", self.clusters.iter().map(|spec| spec.name.as_str()))?;
+        check_unique("gateway", "", self.gateways.iter().map(|spec| spec.name.as_str()))?;
+        check_unique("host", "", self.hosts.iter().map(|spec| spec.name.as_str()))?;
         let tenants: HashSet<&str> = self.vpcs.iter().map(|vpc| vpc.tenant.as_str()).collect();
         for tenant in tenants {
             let of_tenant = self.vpcs.iter().filter(|vpc| vpc.tenant == tenant);
-            names("VPC", &format!(" in tenant `{tenant}`"), of_tenant.map(|vpc| vpc.name.as_str()))?;
+            check_unique("VPC", &format!(" in tenant `{tenant}`"), of_tenant.map(|vpc| vpc.name.as_str()))?;
         }
-        let peerings: HashSet<Option<&str>> = self.peerings.iter().map(|it| it.tenant.as_deref()).collect();
+        let peerings: HashSet<Option<&str>> =
+            self.peerings.iter().map(|spec| spec.tenant.as_deref()).collect();
         for tenant in peerings {
-            let of_tenant = self.peerings.iter().filter(|it| it.tenant.as_deref() == tenant);
-            names("peering", "", of_tenant.map(|it| it.name.as_str()))?;
+            let of_tenant = self.peerings.iter().filter(|spec| spec.tenant.as_deref() == tenant);
+            check_unique("peering", "", of_tenant.map(|spec| spec.name.as_str()))?;
         }
         for vpc in &self.vpcs {
             let within = format!(" in VPC `{}`", vpc.name);
-            names("subnet", &within, vpc.subnets.iter().map(|it| it.name.as_str()))?;
-            names("instance", &within, vpc.instances.iter().map(|it| it.name.as_str()))?;
+            check_unique("subnet", &within, vpc.subnets.iter().map(|spec| spec.name.as_str()))?;
+            check_unique("instance", &within, vpc.instances.iter().map(|spec| spec.name.as_str()))?;
             let mut seen = HashSet::new();
             if let Some(route) = vpc.routes.iter().find(|route| !seen.insert(route.destination)) {
                 let name = route.destination.to_string();
@@ -293,8 +296,8 @@ impl CloudFile {
     }
 }
 
-/// Unknown and repeated keys are errors; the node budget grows with the file,
-/// so that a large cloud is read and a small file cannot unfold into one.
+/// Unknown and repeated keys are errors. The limit on YAML nodes grows with the size of the file, so that a
+/// large cloud is accepted, but a small file cannot expand into a large one through aliases.
 fn yaml_options(bytes: usize) -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -308,7 +311,7 @@ fn yaml_options(bytes: usize) -> serde_saphyr::Options {
     }
 }
 
-fn names<'a>(
+fn check_unique<'a>(
     kind: &'static str,
     within: &str,
     given: impl Iterator<Item = &'a str>,
@@ -349,20 +352,20 @@ peerings: [{name: web-db, vpcs: [web, db]}]
 ";
 
     #[test]
-    fn reads_all_that_a_cloud_has() {
+    fn all_kinds_of_objects_are_parsed() {
         let cloud = CloudFile::parse(CLOUD).unwrap();
         assert_eq!(cloud.len(), 11);
         assert!(cloud.hosts[0].agent && !cloud.hosts[1].agent);
         let vpc = &cloud.vpcs[0];
         assert_eq!(vpc.routes[0].target, RouteTargetSpec::Drop);
         assert_eq!(vpc.routes[1].target, RouteTargetSpec::Peering("web-db".to_owned()));
-        // What is read can be written and read again.
+        // Serializing and parsing again gives the same cloud.
         let text = serde_saphyr::to_string(&cloud).unwrap();
         assert_eq!(CloudFile::parse(&text).unwrap(), cloud);
     }
 
     #[test]
-    fn errors_say_where() {
+    fn syntax_errors_name_the_value_and_its_position() {
         let chain = |yaml: &str| {
             let error = CloudFile::parse(yaml).unwrap_err();
             std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()
@@ -377,7 +380,7 @@ peerings: [{name: web-db, vpcs: [web, db]}]
     }
 
     #[test]
-    fn large_clouds_are_read_and_small_files_do_not_unfold() {
+    fn large_files_are_parsed_and_alias_bombs_are_refused() {
         use std::fmt::Write;
         let mut yaml = "vpcs:\n- {name: web, tenant: red, instances: [".to_owned();
         for number in 0..60_000 {
@@ -394,15 +397,15 @@ peerings: [{name: web-db, vpcs: [web, db]}]
     }
 
     #[test]
-    fn nothing_is_described_twice() {
+    fn duplicate_and_empty_names_are_errors() {
         let error = |yaml: &str| CloudFile::parse(yaml).unwrap_err().to_string();
-        assert_eq!(error("tenants: [{name: a}, {name: a}]"), "tenant `a` is described twice");
+        assert_eq!(error("tenants: [{name: a}, {name: a}]"), "tenant `a` is defined twice");
         let vpcs = "vpcs: [{name: v, tenant: a}, {name: v, tenant: b}]";
         assert!(CloudFile::parse(vpcs).is_ok());
         let vpcs = "vpcs: [{name: v, tenant: a}, {name: v, tenant: a}]";
-        assert_eq!(error(vpcs), "VPC `v` is described twice in tenant `a`");
+        assert_eq!(error(vpcs), "VPC `v` is defined twice in tenant `a`");
         let subnets = "vpcs: [{name: v, tenant: a, subnets: [{name: s}, {name: s}]}]";
-        assert_eq!(error(subnets), "subnet `s` is described twice in VPC `v`");
+        assert_eq!(error(subnets), "subnet `s` is defined twice in VPC `v`");
         assert_eq!(error("hosts: [{name: '', vtep: 192.0.2.1}]"), "a host has an empty name");
     }
 }

@@ -1,8 +1,10 @@
+//! Errors of calls, and the problem documents with which the API refuses a request.
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// An error as the API states it: `application/problem+json` (RFC 9457).
+/// A problem document, with which the API refuses a request: `application/problem+json` (RFC 9457).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     /// URI that identifies the kind of problem.
@@ -14,21 +16,21 @@ pub struct Problem {
     /// HTTP status code.
     #[serde(default)]
     pub status: u16,
-    /// What went wrong this time.
+    /// What is wrong with this request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// The field, object or address that the API objects to.
+    /// The field, object or address that caused the refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offender: Option<serde_json::Value>,
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let said = self.detail.as_deref().unwrap_or(&self.title);
-        if said.is_empty() {
+        let message = self.detail.as_deref().unwrap_or(&self.title);
+        if message.is_empty() {
             write!(f, "HTTP status {}", self.status)?;
         } else {
-            f.write_str(said)?;
+            f.write_str(message)?;
         }
         let offender = match &self.offender {
             None | Some(serde_json::Value::Null) => return Ok(()),
@@ -36,91 +38,91 @@ impl fmt::Display for Problem {
             Some(other) => other.to_string(),
         };
         // Most details name the offender already.
-        if said.contains(&offender) { Ok(()) } else { write!(f, " (offender: {offender})") }
+        if message.contains(&offender) { Ok(()) } else { write!(f, " (offender: {offender})") }
     }
 }
 
-/// What can go wrong between a caller and the API.
+/// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The base URL is no HTTP URL.
-    #[error("`{0}` is no API URL: expected http://HOST:PORT")]
+    /// The base URL is not an HTTP URL.
+    #[error("`{0}` is not an API URL: expected http://HOST:PORT")]
     BadUrl(String),
-    /// No answer.
+    /// The API did not respond.
     #[error("cannot reach the API at {url}{}", hint(source))]
     Unreachable {
-        /// What was called.
+        /// Base URL of the API.
         url: String,
-        /// Why there was none.
+        /// Error of the HTTP client.
         #[source]
         source: reqwest::Error,
     },
-    /// The API answered with a problem; [`Problem::status`] says of which class.
+    /// The API refused the request; [`Problem::status`] is its HTTP status.
     #[error("{action}: {problem}")]
     Refused {
-        /// What was asked, in words.
+        /// Description of the call: `create VPC `web``.
         action: String,
-        /// What the API said.
+        /// Reason for the refusal.
         problem: Box<Problem>,
     },
-    /// The answer is not what this version of the API says.
-    #[error("{action}: answer is not of this version's API; is something else listening there?")]
+    /// The response cannot be parsed.
+    #[error("{action}: the response is not that of this API version; is another program listening there?")]
     Malformed {
-        /// What was asked, in words.
+        /// Description of the call: `create VPC `web``.
         action: String,
-        /// Where it differs.
+        /// Error of the parser.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No object has this name.
+    /// No object has the name.
     #[error("no {kind} is named `{name}`{within}")]
     NoSuchName {
-        /// Kind of object.
+        /// Kind of object, as [`Resource::NOUN`](crate::Resource::NOUN).
         kind: &'static str,
-        /// The name looked for.
+        /// Name that was searched.
         name: String,
-        /// Where it was looked for, with a space before it, or nothing.
+        /// Where it was searched (` in vpc vpc-7`), or empty.
         within: String,
     },
-    /// Several objects have this name.
+    /// Several objects have the name.
     #[error("{} {kind}s are named `{name}`: {}; give the id{narrow}", ids.len(), ids.join(", "))]
     AmbiguousName {
-        /// Kind of object.
+        /// Kind of object, as [`Resource::NOUN`](crate::Resource::NOUN).
         kind: &'static str,
-        /// The name looked for.
+        /// Name that was searched.
         name: String,
-        /// Who has it.
+        /// Ids of these objects.
         ids: Vec<String>,
-        /// What else would tell them apart, as the end of the sentence.
+        /// What else than an id selects one of them, as the end of the sentence.
         narrow: &'static str,
     },
-    /// One object's id is another one's name.
+    /// The text is the id of one object and the name of another.
     #[error(
         "`{text}` is the id of one {kind} and the name of another ({named}); write id:{text} or name:{text}"
     )]
     NameOrId {
-        /// Kind of object.
+        /// Kind of object, as [`Resource::NOUN`](crate::Resource::NOUN).
         kind: &'static str,
-        /// What was looked for.
+        /// Text that was searched.
         text: String,
-        /// Id of the one that is named so.
+        /// Id of the object that has the text as its name.
         named: String,
     },
-    /// Not programmed in time.
-    #[error("{what} is not programmed after {} s{}", waited.as_secs(), laggards(behind))]
+    /// The object was not programmed before the timeout.
+    #[error("{what} is not programmed after {} s{}", waited.as_secs(), lagging_nodes(behind))]
     NotProgrammed {
-        /// The object.
+        /// Kind and id of the object.
         what: String,
-        /// How long was waited.
+        /// Timeout of the wait.
         waited: Duration,
-        /// Nodes that have not acknowledged its revision.
+        /// Names of the nodes that have not acknowledged the revision of the object.
         behind: Vec<String>,
     },
 }
 
 fn hint(error: &reqwest::Error) -> &'static str {
     if error.is_timeout() {
-        ": no answer in time"
+        ": no response before the timeout"
     } else if error.is_connect() {
         ": is `sluice controller` running there?"
     } else {
@@ -128,12 +130,12 @@ fn hint(error: &reqwest::Error) -> &'static str {
     }
 }
 
-fn laggards(behind: &[String]) -> String {
-    if behind.is_empty() { String::new() } else { format!("; behind: {}", behind.join(", ")) }
+fn lagging_nodes(behind: &[String]) -> String {
+    if behind.is_empty() { String::new() } else { format!("; nodes that lag behind: {}", behind.join(", ")) }
 }
 
 impl Error {
-    /// The API's problem, if it answered with one.
+    /// The problem document, if the API refused the request.
     pub fn problem(&self) -> Option<&Problem> {
         match self {
             Self::Refused { problem, .. } => Some(problem),
@@ -141,17 +143,17 @@ impl Error {
         }
     }
 
-    /// True when what was asked for does not exist.
+    /// True if the requested object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NoSuchName { .. }) || self.status() == Some(404)
     }
 
-    /// True when the call may succeed later unchanged: nothing answered, or the API said 503.
+    /// True if the same call may succeed later: the API did not respond, or responded with status 503.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unreachable { .. }) || self.status() == Some(503)
     }
 
-    /// The HTTP status of a refusal.
+    /// HTTP status of a refusal.
     pub fn status(&self) -> Option<u16> {
         self.problem().map(|problem| problem.status)
     }

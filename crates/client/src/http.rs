@@ -1,3 +1,5 @@
+//! [`Client`]: the HTTP requests, one method for each call of the API.
+
 use crate::{
     BulkCreated, Cluster, EnrolmentBundle, Error, Gateway, HappenedEvent, KeyRotation, NewInstance,
     NewObject, NodeStatus, Problem, Resource, Result,
@@ -8,33 +10,33 @@ use serde::de::DeserializeOwned;
 use sluice_types::{ClusterId, GatewayId, VpcId};
 use std::time::Duration;
 
-/// Where the API is unless said otherwise.
+/// Default base URL of the API.
 pub const DEFAULT_API: &str = "http://127.0.0.1:7440";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A bulk creation of a hundred thousand instances is one call.
+/// Long enough for a bulk creation of a hundred thousand instances, which is one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Objects a page: the API's own limit.
+/// Objects in one page of a list: the limit of the API.
 const PAGE: u32 = 1000;
 
-/// Outcome of a creation by name: the same call again finds what it made.
+/// Result of a creation by name. Creation is idempotent: a repeated call returns the existing object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Created<T> {
-    /// The object.
+    /// The new or existing object.
     pub object: T,
-    /// Made by this call, not there before.
+    /// True if this call created the object.
     pub created: bool,
 }
 
 #[derive(serde::Deserialize)]
 #[serde(bound = "T: DeserializeOwned")]
-struct PageOf<T> {
+struct ListPage<T> {
     items: Vec<T>,
     #[serde(default)]
     next: Option<String>,
 }
 
-/// A connection to one API, cheap to clone.
+/// A client of one API, cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Client {
     http: reqwest::Client,
@@ -43,10 +45,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the API at `url` (`http://HOST:PORT`), with the bearer token if it wants one.
+    /// A client of the API at `url` (`http://HOST:PORT`), with a bearer token if the API requires one.
     ///
     /// # Errors
-    /// [`Error::BadUrl`]. Nothing is connected yet.
+    /// [`Error::BadUrl`]. This does not connect yet.
     pub fn new(url: &str, token: Option<String>) -> Result<Self> {
         let base: Url = url.parse().map_err(|_| Error::BadUrl(url.to_owned()))?;
         if base.scheme() != "http" || base.host_str().is_none() {
@@ -66,7 +68,7 @@ impl Client {
         self.base.as_str().trim_end_matches('/')
     }
 
-    /// Paths are made of constants and ids, which need no escaping.
+    /// The URL of a path. Paths consist of constants and ids, which need no escaping.
     pub(crate) fn at(&self, path: &str, query: &[(&str, &str)]) -> Url {
         let mut url = self.base.clone();
         url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
@@ -125,19 +127,19 @@ impl Client {
         self.read(action, response).await
     }
 
-    /// One object.
+    /// Gets one object.
     ///
     /// # Errors
-    /// As all calls: see [`Error`].
+    /// See [`Error`].
     pub async fn get<T: Resource>(&self, id: T::Id) -> Result<T> {
         let action = format!("show {} {id}", T::NOUN);
         self.get_json(&action, self.at(&object_path::<T>(id), &[])).await
     }
 
-    /// All objects that the filters let through, page by page; `limit` at most.
+    /// Lists the objects that match the filters, at most `limit`, in as many requests as there are pages.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn list<T: Resource>(&self, filters: &[(&str, &str)], limit: Option<usize>) -> Result<Vec<T>> {
         let action = format!("list {}s", T::NOUN);
         let mut all = Vec::new();
@@ -150,7 +152,7 @@ impl Client {
             if let Some(cursor) = &cursor {
                 query.push(("cursor", cursor));
             }
-            let answer: PageOf<T> =
+            let answer: ListPage<T> =
                 self.get_json(&action, self.at(&format!("/v1/{}", T::PATH), &query)).await?;
             all.extend(answer.items);
             if let Some(limit) = limit.filter(|&limit| all.len() >= limit) {
@@ -164,20 +166,20 @@ impl Client {
         }
     }
 
-    /// Deletes an object; `expected` refuses unless it is at that revision.
+    /// Deletes an object. If `expected` is given, the object must be at that revision.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn delete<T: Resource>(&self, id: T::Id, expected: Option<u64>) -> Result<()> {
         let action = format!("delete {} {id}", T::NOUN);
         let request = self.http.delete(self.at(&object_path::<T>(id), &[]));
         self.send(&action, if_match(request, expected)).await.map(drop)
     }
 
-    /// Changes the fields of `patch`; `expected` refuses unless it is at that revision.
+    /// Changes the fields in `patch`. If `expected` is given, the object must be at that revision.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn update<T: Resource>(
         &self,
         id: T::Id,
@@ -190,20 +192,20 @@ impl Client {
         self.read(&action, response).await
     }
 
-    /// Creates an object by name in its parent: made now, or found as it was made before.
+    /// Creates an object in its parent, or returns the existing object with this name and content.
     ///
     /// # Errors
-    /// As all calls; [`Error::Refused`] with status 409 if one of that name is there with other content.
+    /// See [`Error`]; [`Error::Refused`] with status 409 if an object with this name has different content.
     pub async fn create<B: NewObject>(&self, parent: B::Parent, body: &B) -> Result<Created<B::Object>> {
         let action = format!("create {} `{}`", B::Object::NOUN, body.name());
         let (status, object) = self.post(&action, &B::path(parent), body).await?;
         Ok(Created { object, created: status == StatusCode::CREATED })
     }
 
-    /// Creates many instances of one VPC, all or none.
+    /// Creates many instances of one VPC, either all or none.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn create_instances(&self, vpc: VpcId, new: &[NewInstance]) -> Result<BulkCreated> {
         #[derive(Serialize)]
         struct Bulk<'a> {
@@ -214,20 +216,21 @@ impl Client {
         Ok(self.post(&action, &path, &Bulk { instances: new }).await?.1)
     }
 
-    /// Makes an enrolment bundle for a host or a gateway; earlier tokens stay valid until used or expired.
+    /// Creates an enrolment bundle for a host or a gateway. Earlier tokens stay valid until they are used or
+    /// expire.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn enrol<T: Resource>(&self, id: T::Id) -> Result<EnrolmentBundle> {
         let action = format!("enrol {} {id}", T::NOUN);
         let path = format!("{}/enrolment", object_path::<T>(id));
         Ok(self.post(&action, &path, &serde_json::json!({})).await?.1)
     }
 
-    /// Gives a gateway's vIPs to the others of its cluster, or its share back to it.
+    /// Drains a gateway (its vIPs move to the other gateways of its cluster), or ends the drain.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn drain(&self, id: GatewayId, draining: bool, expected: Option<u64>) -> Result<Gateway> {
         let verb = if draining { "drain" } else { "undrain" };
         let action = format!("{verb} gateway {id}");
@@ -236,21 +239,21 @@ impl Client {
         self.read(&action, response).await
     }
 
-    /// Renews a cluster's key out of turn.
+    /// Replaces the key of a cluster now.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn rotate_key(&self, id: ClusterId) -> Result<KeyRotation> {
         let action = format!("rotate the key of cluster {id}");
         let path = format!("{}/rotate-key", object_path::<Cluster>(id));
         Ok(self.post(&action, &path, &serde_json::json!({})).await?.1)
     }
 
-    /// Gives a gateway to another cluster, or tells one that has not joined yet to stay; `reason` is for the
-    /// event log.
+    /// Moves a gateway to another cluster. If `cluster` is the gateway's own cluster, cancels a move that has
+    /// not joined the other cluster yet. `reason` is recorded in the event log.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn move_gateway(
         &self,
         id: GatewayId,
@@ -266,11 +269,11 @@ impl Client {
         self.read(&action, response).await
     }
 
-    /// What happened, about one object or about all: the first events behind `after`, or
-    /// without it the newest; 1000 at most.
+    /// Lists events, about one object or about all: the first that follow the event `after`, or the newest if
+    /// `after` is `None`. `limit` is at most 1000.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn events(
         &self,
         subject: Option<&str>,
@@ -281,31 +284,32 @@ impl Client {
         let mut query = vec![("limit", limit.as_str())];
         query.extend(subject.map(|subject| ("subject", subject)));
         query.extend(after.as_deref().map(|after| ("after", after)));
-        let page: PageOf<HappenedEvent> = self.get_json("list events", self.at("/v1/events", &query)).await?;
+        let page: ListPage<HappenedEvent> =
+            self.get_json("list events", self.at("/v1/events", &query)).await?;
         Ok(page.items)
     }
 
-    /// How far every node has come.
+    /// Lists the nodes and the revisions that they have programmed.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn nodes(&self) -> Result<Vec<NodeStatus>> {
-        let page: PageOf<NodeStatus> = self.get_json("list nodes", self.at("/v1/nodes", &[])).await?;
+        let page: ListPage<NodeStatus> = self.get_json("list nodes", self.at("/v1/nodes", &[])).await?;
         Ok(page.items)
     }
 
-    /// Succeeds when the API can read and write its database.
+    /// Checks that the API can read and write its database.
     ///
     /// # Errors
-    /// As all calls; [`Error::Refused`] with status 503 and the cause when it cannot.
+    /// See [`Error`]; [`Error::Refused`] with status 503 and the cause if it cannot.
     pub async fn ready(&self) -> Result<()> {
-        self.send("ask whether the API is ready", self.http.get(self.at("/readyz", &[]))).await.map(drop)
+        self.send("check that the API is ready", self.http.get(self.at("/readyz", &[]))).await.map(drop)
     }
 
-    /// The API's description of itself (OpenAPI).
+    /// The OpenAPI description of the API.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`Error`].
     pub async fn openapi(&self) -> Result<serde_json::Value> {
         self.get_json("fetch openapi.json", self.at("/openapi.json", &[])).await
     }
@@ -322,7 +326,8 @@ fn if_match(request: RequestBuilder, expected: Option<u64>) -> RequestBuilder {
     }
 }
 
-/// The problem of a refusal, or for answers that are none (a proxy's, say), the best that can be said.
+/// The problem document of a refusal. For a response that is not one (from a proxy, for example), a problem
+/// made of the status and the first line of the body.
 async fn problem_of(response: Response) -> Problem {
     let status = response.status();
     let text = response.text().await.unwrap_or_default();

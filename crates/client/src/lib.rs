@@ -1,9 +1,8 @@
-//! Client of Sluice's REST API: what the command line and the lab speak.
+//! Client of the REST API, used by the command line, the lab and the scenario tests.
 //!
-//! [`Client`] is typed: one struct a kind of object ([`Tenant`], [`Vpc`], ...),
-//! one generic set of calls over [`Resource`]. [`CloudFile`] describes a whole
-//! cloud in YAML and [`apply()`] makes it so, again and again with the same
-//! outcome.
+//! [`Client`] is typed: one struct for each kind of object ([`Tenant`], [`Vpc`], ...) and one generic set of
+//! calls over [`Resource`]. [`CloudFile`] describes a whole cloud in YAML; [`apply()`] creates what it
+//! describes, and can be repeated.
 #![forbid(unsafe_code)]
 
 mod apply;
@@ -36,9 +35,8 @@ pub use placement::{
     NewPlan, Placement, PlacementCluster, PlacementGateway, PlacementPlan, PlacementSettings,
     PlacementSettingsPatch, PlacementVpc, PlanStep, PlanSummary,
 };
-pub use scheduler::{
-    Scheduler, SchedulerDecision, SchedulerGateway, SchedulerPatch, SchedulerSettings, SchedulerWait,
-};
+pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
+pub use sluice_types::{SchedulerPatch, SchedulerSettings};
 
 /// Result of every call.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,5 +1,5 @@
-//! The objects of the API as they travel. A field that the API may leave out
-//! is an `Option`; ids are typed, so that a VPC's cannot stand for a subnet's.
+//! The objects of the API as they are sent in JSON. A field that the API may omit is an `Option`. Ids are
+//! typed, so that the id of a VPC cannot be used as that of a subnet.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,23 +13,23 @@ use std::str::FromStr;
 
 /// A kind of object that the API serves under `/v1/PATH`.
 pub trait Resource: Clone + Debug + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// Its identifier.
+    /// Typed identifier.
     type Id: Copy + Debug + Display + FromStr<Err = IdError> + PartialEq + Ord + Send + Sync;
-    /// Last part of the collection's path.
+    /// Last part of the path of the collection.
     const PATH: &'static str;
-    /// What a person calls one.
+    /// Name of the kind in messages to people: `route table`.
     const NOUN: &'static str;
-    /// How else than by id objects of one name are told apart, as the end of an error text.
+    /// End of the error text for an ambiguous name: what else than the id selects one object.
     const NARROW: &'static str;
-    /// Whether the API finds one by name; if not, the list is searched.
+    /// True if the API can filter by name. Otherwise the client searches the whole list.
     const NAMED: bool = true;
-    /// This object's identifier.
+    /// Identifier of this object.
     fn id(&self) -> Self::Id;
-    /// This object's name, or for what has none, what tells it apart.
+    /// Name of this object; for a route, which has no name, its destination.
     fn name(&self) -> String;
-    /// The database's revision at its last change: its ETag.
+    /// Revision of the last change of this object: its ETag.
     fn revision(&self) -> u64;
-    /// True when every node that needs it has it.
+    /// True if every node that needs this object has programmed its revision.
     fn programmed(&self) -> bool;
 }
 
@@ -71,38 +71,38 @@ resource!(RouteTable, RouteTableId, "route-tables", "route table", ", or say --v
 resource!(Route, RouteId, "routes", "route", ", or say --table", false, |it| it.destination.to_string());
 resource!(Peering, PeeringId, "peerings", "peering", ", or say --vpc", true, |it| it.name.clone());
 
-/// An owner of VPCs.
+/// A tenant: it owns VPCs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// Identifier.
+    /// Identifier, such as `tenant-7`.
     pub id: TenantId,
-    /// Unique in the cloud.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Revision of its last change.
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
-/// A set of gateways that hold the same tables, and the vIPs they share out.
+/// A cluster: gateways that hold the same tables, and the vIPs that they divide among themselves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cluster {
-    /// Identifier.
+    /// Identifier, such as `cluster-7`.
     pub id: ClusterId,
-    /// Unique in the cloud.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Underlay addresses that hosts send to, in bucket order.
+    /// vIPs in order of their slots, which is also the order of the hash buckets.
     pub vips: Vec<ClusterVip>,
-    /// Between two hellos of a gateway to the others, in milliseconds.
-    pub hello_ms: u16,
-    /// Revision of its last change.
+    /// Interval between two hellos of a gateway, in milliseconds.
+    pub hello_interval_ms: u16,
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
 impl Cluster {
-    /// The vIPs' addresses.
+    /// Addresses of the vIPs, in order of their slots.
     #[must_use]
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.vips.iter().map(|vip| vip.address).collect()
@@ -112,16 +112,17 @@ impl Cluster {
 /// A vIP of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterVip {
-    /// It and the MAC stay for as long as the cluster has the vIP.
-    pub place: u8,
-    /// On the underlay.
+    /// Number of the vIP in its cluster, 0 to 127. Slot and MAC do not change as long as the cluster has the
+    /// vIP.
+    pub slot: u8,
+    /// Underlay address that hosts send to.
     pub address: IpAddr,
-    /// What ARP and neighbour discovery say.
+    /// MAC address that the owner announces by ARP and neighbor discovery.
     pub mac: MacAddr,
-    /// The gateway that owns it while all is well; `None` in a cluster without any.
+    /// Gateway that owns the vIP as long as that gateway is ready. `None` if the cluster has no gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub home: Option<GatewayId>,
-    /// The gateway that answers for it, as far as the controller knows.
+    pub preferred_owner: Option<GatewayId>,
+    /// Gateway that owns the vIP now, as far as the controller knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<GatewayId>,
 }
@@ -129,11 +130,11 @@ pub struct ClusterVip {
 /// A gateway node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gateway {
-    /// Identifier.
+    /// Identifier, such as `gw-7`.
     pub id: GatewayId,
-    /// Unique in the cloud.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Whose vIPs it serves.
+    /// Cluster that the gateway is a member of.
     pub cluster: ClusterId,
     /// Underlay IPv4 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,144 +142,144 @@ pub struct Gateway {
     /// Underlay IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vtep6: Option<Ipv6Addr>,
-    /// It is to own no vIP, if another gateway can.
+    /// The gateway must own no vIP if another gateway of its cluster can.
     #[serde(default)]
     pub draining: bool,
-    /// vIPs that it owns, as far as the controller knows.
+    /// vIPs that the gateway owns now, as far as the controller knows.
     #[serde(default)]
     pub vips: Vec<IpAddr>,
-    /// How it is, as far as the controller knows: `fit`, `failed`, `draining` and others.
+    /// State of the gateway, as far as the controller knows: `ready`, `failed`, `draining` and others.
     #[serde(default)]
     pub state: String,
-    /// It is leaving its cluster for this one.
+    /// Cluster that the gateway is moving to. It is still a member of its old cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving_to: Option<ClusterId>,
-    /// It has left this cluster, and still has its VPCs.
+    /// Cluster that the gateway has left. It still forwards for the VPCs of that cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving_from: Option<ClusterId>,
-    /// While it moves: what is waited for.
+    /// During a move: the conditions that the next step of the move is waiting for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub move_waits_for: Vec<String>,
-    /// Revision of its last change.
+    pub move_waiting_for: Vec<String>,
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
-/// A machine that holds instances.
+/// A host: a machine that runs instances.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Host {
-    /// Identifier.
+    /// Identifier, such as `host-7`.
     pub id: HostId,
-    /// Unique in the cloud.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Underlay address of its tunnel endpoint.
+    /// Underlay address of the VXLAN tunnel endpoint of the host.
     pub vtep: IpAddr,
-    /// Runs `sluice vswitch`; false for a foreign VXLAN endpoint.
+    /// True if the host runs `sluice vswitch`, false if it is a foreign VXLAN endpoint.
     pub agent: bool,
-    /// Revision of its last change.
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
 /// A virtual private cloud.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vpc {
-    /// Identifier.
+    /// Identifier, such as `vpc-7`.
     pub id: VpcId,
-    /// Unique in the tenant.
+    /// Name, unique in the tenant.
     pub name: String,
-    /// Owner.
+    /// Tenant that owns the VPC.
     pub tenant: TenantId,
-    /// Where it is placed.
+    /// Cluster that carries the VPC.
     pub cluster: ClusterId,
     /// VXLAN network identifier.
     pub vni: Vni,
-    /// MTU of its interfaces, bytes of IP packet.
+    /// MTU of the instances' interfaces: size of the IP packet in bytes.
     pub mtu: u16,
-    /// kbit/s from which a flow is offloaded; `None`: the gateways' own threshold;
-    /// 4294967295: none is.
+    /// A flow of at least this rate, in kbit/s, is offloaded to a direct path. `None` is the threshold of the
+    /// gateways, 4294967295 disables offloading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_kbps: Option<u32>,
-    /// While it moves: where to. Both clusters have its entries.
+    /// During a move: cluster that the VPC is moving to. Both clusters have its entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving_to: Option<ClusterId>,
-    /// While it moves: `filling` or `switching`.
+    /// During a move: `filling` or `switching`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub move_phase: Option<String>,
-    /// While it moves: names of the nodes that it waits for.
+    /// During a move: names of the nodes that the next step of the move is waiting for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub move_waits_for: Vec<String>,
-    /// Revision of its last change.
+    pub move_waiting_for: Vec<String>,
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
-/// A prefix of each family of a VPC.
+/// A subnet of a VPC: an IPv4 prefix, an IPv6 prefix or both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Subnet {
-    /// Identifier.
+    /// Identifier, such as `subnet-7`.
     pub id: SubnetId,
-    /// Unique in the VPC.
+    /// Name, unique in the VPC.
     pub name: String,
-    /// Whose.
+    /// VPC that contains the object.
     pub vpc: VpcId,
-    /// IPv4 prefix.
+    /// IPv4 prefix, if the subnet has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Net>,
-    /// IPv6 prefix.
+    /// IPv6 prefix, if the subnet has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Net>,
-    /// Resolvers that DHCP offers.
+    /// DNS resolvers that DHCP offers.
     #[serde(default)]
     pub dns: Vec<Ipv4Addr>,
-    /// Revision of its last change.
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
-/// One VM's port in one subnet, on one host.
+/// An instance: the port of a VM in one subnet, on one host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instance {
-    /// Identifier.
+    /// Identifier, such as `inst-7`.
     pub id: InstanceId,
-    /// Unique in the VPC.
+    /// Name, unique in the VPC.
     pub name: String,
-    /// Whose.
+    /// VPC that contains the object.
     pub vpc: VpcId,
-    /// Where its addresses are from.
+    /// Subnet that contains the addresses of the instance.
     pub subnet: SubnetId,
-    /// Where it is.
+    /// Host that the instance runs on.
     pub host: HostId,
-    /// Its interface's address.
+    /// MAC address of the instance's interface.
     pub mac: MacAddr,
-    /// IPv4 address.
+    /// IPv4 address, if the subnet has an IPv4 prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6 address.
+    /// IPv6 address, if the subnet has an IPv6 prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
-    /// Revision of its last change.
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
-/// The routes of a VPC beside its subnets'.
+/// A route table: the routes of a VPC in addition to those of its subnets and peerings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouteTable {
-    /// Identifier.
+    /// Identifier, such as `rtb-7`.
     pub id: RouteTableId,
-    /// Unique in the VPC.
+    /// Name, unique in the VPC.
     pub name: String,
-    /// Whose.
+    /// VPC that contains the object.
     pub vpc: VpcId,
-    /// Revision of its last change.
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
@@ -286,74 +287,74 @@ pub struct RouteTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteTarget {
-    /// To the other VPC of this peering.
+    /// Sends the packets to the other VPC of this peering.
     Peering(PeeringId),
-    /// Nowhere.
+    /// Drops the packets.
     Drop,
 }
 
-/// A route of a table.
+/// A route of a route table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Route {
-    /// Identifier.
+    /// Identifier, such as `route-7`.
     pub id: RouteId,
-    /// Whose.
+    /// Route table that contains the route.
     pub table: RouteTableId,
-    /// Which addresses; one route per prefix and table.
+    /// Destination prefix; a table has one route for each prefix.
     pub destination: IpNet,
-    /// Where to.
+    /// What the route does with matching packets.
     pub target: RouteTarget,
-    /// Revision of its last change.
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
-/// Two VPCs of one tenant that reach each other.
+/// A peering: two VPCs of one tenant that can reach each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peering {
-    /// Identifier.
+    /// Identifier, such as `peer-7`.
     pub id: PeeringId,
-    /// Unique in the tenant.
+    /// Name, unique in the tenant.
     pub name: String,
-    /// Which two.
+    /// The two VPCs.
     pub vpcs: [VpcId; 2],
-    /// Revision of its last change.
+    /// Revision of the last change: the ETag of the object.
     pub revision: u64,
-    /// Every node that needs it has it.
+    /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
 }
 
-/// Answer to a bulk creation.
+/// Response to a bulk creation of instances.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BulkCreated {
-    /// How many were made now.
+    /// Number of instances created by this call.
     pub created: u64,
-    /// How many were there already.
+    /// Number of instances that existed before with the same content.
     pub existing: u64,
-    /// First made.
+    /// Lowest id created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<InstanceId>,
-    /// Last made.
+    /// Highest id created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<InstanceId>,
-    /// Revision of the creation.
+    /// Revision of the bulk creation.
     pub revision: u64,
 }
 
-/// What a node needs to join the cloud: kept secret, since its token makes
-/// whoever holds it that node, once.
+/// What a node needs to join the cloud. It is secret: a process that presents the token is accepted as this
+/// node, once.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct EnrolmentBundle {
-    /// One-time token.
+    /// One-time token, hexadecimal.
     pub token: String,
-    /// Certificate of the controller's authority.
+    /// Certificate of the controller's certificate authority, PEM.
     pub ca_pem: String,
-    /// HOST:PORT of the southbound interface.
+    /// HOST:PORT of the controller's southbound listener.
     pub controller: String,
-    /// Name in the controller's certificate.
+    /// Name that the controller's certificate must have.
     pub server_name: String,
-    /// The node's id.
+    /// Id of the node, such as `gw-7`.
     pub node: String,
     /// `gateway` or `host`.
     pub role: String,
@@ -361,64 +362,64 @@ pub struct EnrolmentBundle {
 
 impl Debug for EnrolmentBundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The token stays out of logs.
+        // The token must not appear in logs.
         f.debug_struct("EnrolmentBundle").field("node", &self.node).field("role", &self.role).finish()
     }
 }
 
-/// How far a node has come.
+/// Progress of a node: which revisions it has programmed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// The gateway's or host's id.
+    /// Id of the gateway or host.
     pub node: String,
-    /// Its name.
+    /// Name of the gateway or host; `None` if it was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Last revision that it has written into its tables.
-    pub acked: u64,
-    /// The revision it should have.
+    /// Last revision that the node acknowledged: all changes up to it are in the node's tables.
+    pub acknowledged_revision: u64,
+    /// Latest revision that the node needs.
     pub current: u64,
-    /// Its stream is up.
+    /// True if the node has a stream to the controller.
     pub connected: bool,
-    /// When it was last heard of, milliseconds of the UNIX epoch; 0: never.
+    /// Time of the last report, in milliseconds of the UNIX epoch; 0 if there was none.
     #[serde(default)]
     pub last_seen_ms: u64,
-    /// What it could not write.
+    /// Entries that the node could not write, as it reported last.
     #[serde(default)]
     pub failures: Vec<String>,
-    /// Gateways: share of the forwarding cores' time, in thousandths.
+    /// Gateways: busy time of the forwarding cores, in thousandths.
     #[serde(default)]
     pub cpu_permille: u32,
-    /// Gateways: share of table memory in use, in thousandths.
+    /// Gateways: table memory in use, in thousandths.
     #[serde(default)]
     pub memory_permille: u32,
-    /// Gateways: every flow is offloaded, for the load is high.
+    /// Gateways: every flow is offloaded because the load is high.
     #[serde(default)]
     pub offload_all: bool,
 }
 
-/// A cluster's key that was renewed out of turn.
+/// Result of a key rotation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyRotation {
-    /// Milliseconds of the UNIX epoch: nodes seal with it from then on.
+    /// Time from which nodes authenticate messages with the new key, in milliseconds of the UNIX epoch.
     pub valid_from_ms: u64,
-    /// Nothing that is sealed with another one later is accepted.
-    pub others_end_ms: u64,
+    /// Time at which all previous keys expire, in milliseconds of the UNIX epoch.
+    pub previous_keys_expire_ms: u64,
 }
 
-/// Something that happened.
+/// An entry of the event log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HappenedEvent {
-    /// Grows with time.
+    /// Number of the event; later events have higher numbers.
     pub id: u64,
-    /// Milliseconds of the UNIX epoch.
+    /// Time of the event, in milliseconds of the UNIX epoch.
     pub time_ms: u64,
-    /// Like `vpc_moved`.
+    /// Kind of event, such as `vpc_moved`.
     pub kind: String,
-    /// Id of the object that it is about.
+    /// Id of the object that the event is about.
     pub subject: String,
-    /// One sentence.
+    /// One sentence that describes the event.
     pub text: String,
-    /// As its kind has it.
+    /// Further fields, which depend on the kind.
     pub details: serde_json::Value,
 }

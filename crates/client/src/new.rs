@@ -1,29 +1,29 @@
-//! Bodies of creations.
+//! Request bodies of creations, and how an existing object is compared with one.
 
 use crate::{Cluster, Gateway, Host, Instance, Peering, Resource, Route, RouteTarget, Subnet, Tenant, Vpc};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SubnetId, TenantId, Vni, VpcId,
 };
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Body of a creation: what is made, and where.
+/// Request body of a creation.
 pub trait NewObject: Serialize + Sync {
-    /// What comes of it.
+    /// Kind of object that the request creates.
     type Object: Resource;
-    /// What it is made in: `()` for the cloud itself.
+    /// Object that the new object belongs to, such as its VPC; `()` if there is none.
     type Parent: Copy + Send;
-    /// The collection to post to.
+    /// Path of the collection to post to.
     fn path(parent: Self::Parent) -> String;
-    /// The name asked for, or for what has none, what tells it apart.
+    /// Requested name; for a route, which has no name, its destination.
     fn name(&self) -> String;
-    /// The first thing asked for that the object does not have: why creating it again would be refused.
+    /// The first requested field that the existing object does not match, for which the API would refuse the
+    /// creation. `None` if the object matches.
     fn difference(&self, object: &Self::Object) -> Option<String>;
 }
 
-/// A value as the API writes it.
-fn shown<T: Serialize>(value: &T) -> String {
+/// The value as it appears in the JSON of the API.
+fn json_text<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::Null) => "none".to_owned(),
         Ok(serde_json::Value::String(text)) => text,
@@ -32,20 +32,20 @@ fn shown<T: Serialize>(value: &T) -> String {
     }
 }
 
-fn differs<T: PartialEq + Serialize>(field: &str, wanted: &T, found: &T) -> Option<String> {
-    (wanted != found).then(|| format!("{field} is {}, not {}", shown(found), shown(wanted)))
+fn difference<T: PartialEq + Serialize>(field: &str, requested: &T, found: &T) -> Option<String> {
+    (requested != found).then(|| format!("{field} is {}, not {}", json_text(found), json_text(requested)))
 }
 
-/// For what is chosen when left out.
-fn differs_if_given<T: PartialEq + Serialize>(
+/// Compares a field that the API chooses if the request omits it.
+fn difference_if_given<T: PartialEq + Serialize>(
     field: &str,
-    wanted: Option<&T>,
+    requested: Option<&T>,
     found: Option<&T>,
 ) -> Option<String> {
-    let wanted = wanted?;
+    let requested = requested?;
     match found {
-        Some(found) => differs(field, wanted, found),
-        None => Some(format!("{field} is not set, not {}", shown(wanted))),
+        Some(found) => difference(field, requested, found),
+        None => Some(format!("{field} is not set, not {}", json_text(requested))),
     }
 }
 
@@ -70,33 +70,37 @@ macro_rules! new_object {
 
 new_object!(NewTenant => Tenant, "/v1/tenants", |_new, _found| None);
 new_object!(NewCluster => Cluster, "/v1/clusters", |new, found| {
-    // They are in order of place there, which an update may have changed.
-    let (mut wanted, mut have) = (new.vips.clone(), found.addresses());
-    wanted.sort();
+    // The API lists vIPs in order of their slots, which depends on earlier updates.
+    let (mut requested, mut have) = (new.vips.clone(), found.addresses());
+    requested.sort();
     have.sort();
-    differs("vips", &wanted, &have)
-        .or_else(|| new.hello_ms.and_then(|hello_ms| differs("hello_ms", &hello_ms, &found.hello_ms)))
+    difference("vips", &requested, &have)
+        .or_else(|| difference_if_given(
+            "hello_interval_ms",
+            new.hello_interval_ms.as_ref(),
+            Some(&found.hello_interval_ms),
+        ))
 });
 new_object!(NewGateway => Gateway, "/v1/gateways", |new, found| {
-    differs("cluster", &new.cluster, &found.cluster)
-        .or_else(|| differs("vtep4", &new.vtep4, &found.vtep4))
-        .or_else(|| differs("vtep6", &new.vtep6, &found.vtep6))
+    difference("cluster", &new.cluster, &found.cluster)
+        .or_else(|| difference("vtep4", &new.vtep4, &found.vtep4))
+        .or_else(|| difference("vtep6", &new.vtep6, &found.vtep6))
 });
 new_object!(NewHost => Host, "/v1/hosts", |new, found| {
-    differs("vtep", &new.vtep, &found.vtep).or_else(|| differs("agent", &new.agent, &found.agent))
+    difference("vtep", &new.vtep, &found.vtep).or_else(|| difference("agent", &new.agent, &found.agent))
 });
 new_object!(NewVpc => Vpc, "/v1/vpcs", |new, found| {
-    differs("tenant", &new.tenant, &found.tenant)
-        .or_else(|| differs_if_given("cluster", new.cluster.as_ref(), Some(&found.cluster)))
-        .or_else(|| differs_if_given("vni", new.vni.as_ref(), Some(&found.vni)))
-        .or_else(|| differs_if_given("mtu", new.mtu.as_ref(), Some(&found.mtu)))
-        .or_else(|| differs_if_given("offload_kbps", new.offload_kbps.as_ref(), found.offload_kbps.as_ref()))
+    difference("tenant", &new.tenant, &found.tenant)
+        .or_else(|| difference_if_given("cluster", new.cluster.as_ref(), Some(&found.cluster)))
+        .or_else(|| difference_if_given("vni", new.vni.as_ref(), Some(&found.vni)))
+        .or_else(|| difference_if_given("mtu", new.mtu.as_ref(), Some(&found.mtu)))
+        .or_else(|| difference_if_given("offload_kbps", new.offload_kbps.as_ref(), found.offload_kbps.as_ref()))
 });
 new_object!(NewPeering => Peering, "/v1/peerings", |new, found| {
-    let (mut wanted, mut have) = (new.vpcs, found.vpcs);
-    wanted.sort();
+    let (mut requested, mut have) = (new.vpcs, found.vpcs);
+    requested.sort();
     have.sort();
-    differs("vpcs", &wanted, &have)
+    difference("vpcs", &requested, &have)
 });
 
 impl NewObject for NewSubnet {
@@ -109,9 +113,9 @@ impl NewObject for NewSubnet {
         self.name.clone()
     }
     fn difference(&self, found: &Subnet) -> Option<String> {
-        differs("ipv4", &self.ipv4, &found.ipv4)
-            .or_else(|| differs("ipv6", &self.ipv6, &found.ipv6))
-            .or_else(|| differs("dns", &self.dns, &found.dns))
+        difference("ipv4", &self.ipv4, &found.ipv4)
+            .or_else(|| difference("ipv6", &self.ipv6, &found.ipv6))
+            .or_else(|| difference("dns", &self.dns, &found.dns))
     }
 }
 
@@ -125,11 +129,11 @@ impl NewObject for NewInstance {
         self.name.clone()
     }
     fn difference(&self, found: &Instance) -> Option<String> {
-        differs("subnet", &self.subnet, &found.subnet)
-            .or_else(|| differs("host", &self.host, &found.host))
-            .or_else(|| differs_if_given("mac", self.mac.as_ref(), Some(&found.mac)))
-            .or_else(|| differs_if_given("ipv4", self.ipv4.as_ref(), found.ipv4.as_ref()))
-            .or_else(|| differs_if_given("ipv6", self.ipv6.as_ref(), found.ipv6.as_ref()))
+        difference("subnet", &self.subnet, &found.subnet)
+            .or_else(|| difference("host", &self.host, &found.host))
+            .or_else(|| difference_if_given("mac", self.mac.as_ref(), Some(&found.mac)))
+            .or_else(|| difference_if_given("ipv4", self.ipv4.as_ref(), found.ipv4.as_ref()))
+            .or_else(|| difference_if_given("ipv6", self.ipv6.as_ref(), found.ipv6.as_ref()))
     }
 }
 
@@ -143,127 +147,128 @@ impl NewObject for NewRoute {
         self.destination.to_string()
     }
     fn difference(&self, found: &Route) -> Option<String> {
-        differs("target", &self.target, &found.target)
+        difference("target", &self.target, &found.target)
     }
 }
 
-/// Body of a tenant's creation.
+/// Request to create a tenant.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewTenant {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
 }
 
-/// Body of a cluster's creation.
+/// Request to create a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewCluster {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Underlay addresses to share out among its gateways.
+    /// Addresses of the vIPs, 1 to 63 of each family.
     pub vips: Vec<IpAddr>,
-    /// Between two hellos of a gateway to the others, in milliseconds.
+    /// Interval between two hellos of a gateway, in milliseconds, 2 to 250; 4 if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hello_ms: Option<u16>,
+    pub hello_interval_ms: Option<u16>,
 }
 
-/// Body of a gateway's creation.
+/// Request to create a gateway.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewGateway {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Cluster.
+    /// Cluster that the gateway joins.
     pub cluster: ClusterId,
-    /// Underlay IPv4 address.
+    /// Underlay IPv4 address of the VXLAN tunnel endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vtep4: Option<Ipv4Addr>,
-    /// Underlay IPv6 address.
+    /// Underlay IPv6 address of the VXLAN tunnel endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vtep6: Option<Ipv6Addr>,
 }
 
-/// Body of a host's creation.
+/// Request to create a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewHost {
-    /// Name.
+    /// Name, unique in the cloud.
     pub name: String,
-    /// Underlay address.
+    /// Underlay address of the VXLAN tunnel endpoint.
     pub vtep: IpAddr,
-    /// Runs `sluice vswitch`.
+    /// True if the host runs `sluice vswitch`, false for a foreign VXLAN endpoint.
     pub agent: bool,
 }
 
-/// Body of a VPC's creation.
+/// Request to create a VPC.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewVpc {
-    /// Name.
+    /// Name, unique in the tenant.
     pub name: String,
-    /// Owner.
+    /// Tenant that owns the VPC.
     pub tenant: TenantId,
-    /// Where to place it; left out: the least loaded one that is open to the tenant.
+    /// Cluster that carries the VPC; if omitted, the least loaded cluster that the tenant may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterId>,
-    /// VXLAN network identifier; chosen if left out.
+    /// VXLAN network identifier; a free one is allocated if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vni: Option<Vni>,
-    /// MTU; the default fits both underlay families at 1500.
+    /// MTU of the instances' interfaces, in bytes; the default fits IPv4 and IPv6 underlays with an MTU of
+    /// 1500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// kbit/s from which a flow is offloaded; the gateways' own threshold if left out; 4294967295:
-    /// none is.
+    /// A flow of at least this rate, in kbit/s, is offloaded to a direct path. If omitted, the threshold of
+    /// the gateways applies; 4294967295 disables offloading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_kbps: Option<u32>,
 }
 
-/// Body of a subnet's creation.
+/// Request to create a subnet.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewSubnet {
-    /// Name.
+    /// Name, unique in the VPC.
     pub name: String,
-    /// IPv4 prefix.
+    /// IPv4 prefix; a subnet has at least one of the two prefixes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Net>,
-    /// IPv6 prefix.
+    /// IPv6 prefix; a subnet has at least one of the two prefixes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Net>,
-    /// Resolvers for DHCP, at most 2.
+    /// DNS resolvers that DHCP offers, at most 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<Ipv4Addr>,
 }
 
-/// Body of an instance's creation. Addresses left out are chosen.
+/// Request to create an instance. Addresses that are `None` are allocated.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewInstance {
-    /// Name.
+    /// Name, unique in the VPC.
     pub name: String,
-    /// Subnet.
+    /// Subnet that contains the addresses.
     pub subnet: SubnetId,
-    /// Host.
+    /// Host that the instance runs on.
     pub host: HostId,
-    /// Interface address.
+    /// MAC address of the instance's interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
-    /// IPv4 address.
+    /// IPv4 address in the subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6 address.
+    /// IPv6 address in the subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
 }
 
-/// Body of a route's creation.
+/// Request to create a route.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewRoute {
-    /// Which addresses.
+    /// Destination prefix.
     pub destination: IpNet,
-    /// Where to.
+    /// What the route does with matching packets.
     pub target: RouteTarget,
 }
 
-/// Body of a peering's creation.
+/// Request to create a peering.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NewPeering {
-    /// Name.
+    /// Name, unique in the tenant.
     pub name: String,
-    /// Which two.
+    /// The two VPCs.
     pub vpcs: [VpcId; 2],
 }

@@ -1,192 +1,196 @@
-//! Placement: what clusters carry, and plans of moves.
+//! Calls about placement: the load of each cluster, and plans of VPC moves.
 
 use crate::{Client, Result};
 use serde::{Deserialize, Serialize};
 use sluice_types::{ClusterId, GatewayId, TenantId, VpcId};
 use std::collections::BTreeMap;
 
-/// A gateway, as placement sees it.
+/// Capacity and load of a gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementGateway {
-    /// Identifier.
+    /// Identifier, such as `gw-7`.
     pub id: GatewayId,
-    /// Name.
+    /// Name of the gateway.
     pub name: String,
-    /// It is to own nothing.
+    /// The gateway is draining: it must own no vIP.
     pub draining: bool,
-    /// It has a stream to the controller, and has reported.
+    /// The gateway has a stream to the controller and has sent a report.
     pub reporting: bool,
-    /// Packets a second that it could forward.
+    /// Packets per second that the gateway can forward.
     pub capacity_pps: u64,
-    /// `set`, `estimated` or `assumed`.
+    /// Source of `capacity_pps`: `set`, `estimated` or `assumed`.
     pub capacity: String,
-    /// Packets a second that it forwards.
+    /// Packets per second that the gateway forwards.
     pub pps: u64,
-    /// Busy share of its forwarding cores.
+    /// Busy fraction of the forwarding cores, 0 to 1.
     pub cpu: f64,
-    /// Share of its table memory in use.
+    /// Fraction of the table memory in use, 0 to 1.
     pub memory: f64,
-    /// It offloads every flow.
+    /// The gateway offloads every flow.
     pub offload_all: bool,
 }
 
-/// A cluster, as placement sees it.
+/// Capacity and load of a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementCluster {
-    /// Identifier.
+    /// Identifier, such as `cluster-7`.
     pub id: ClusterId,
-    /// Name.
+    /// Name of the cluster.
     pub name: String,
-    /// How many VPCs it carries.
+    /// Number of VPCs that the cluster carries.
     pub vpcs: usize,
-    /// Packets a second that they ask for.
+    /// Packets per second that its VPCs demand.
     pub demand_pps: u64,
-    /// Packets a second that its gateways could forward.
+    /// Packets per second that its gateways can forward.
     pub capacity_pps: u64,
-    /// The one divided by the other.
+    /// `demand_pps` divided by `capacity_pps`; `None` if no gateway of the cluster is in service.
     #[serde(default)]
     pub load: Option<f64>,
-    /// Entries in its tables.
+    /// Table entries of its VPCs.
     pub entries: u64,
-    /// Entries that they hold.
+    /// Table entries that the cluster can hold: those of its smallest gateway, since all hold the same
+    /// tables.
     pub capacity_entries: u64,
-    /// Its gateways.
+    /// Gateways of the cluster.
     pub gateways: Vec<PlacementGateway>,
 }
 
-/// A VPC, as placement sees it.
+/// Demand of a VPC.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementVpc {
-    /// Identifier.
+    /// Identifier, such as `vpc-7`.
     pub id: VpcId,
-    /// Name.
+    /// Name of the VPC.
     pub name: String,
-    /// Owner.
+    /// Tenant that owns the VPC.
     pub tenant: TenantId,
-    /// Where it is.
+    /// Cluster that carries the VPC.
     pub cluster: ClusterId,
-    /// Packets a second that it asks for.
+    /// Packets per second that the VPC demands.
     pub demand_pps: u64,
-    /// False: that is a guess.
+    /// False if `demand_pps` is the average of all VPCs, because this VPC has no measurements yet.
     pub measured: bool,
-    /// Entries that it needs.
+    /// Table entries that the VPC needs.
     pub entries: u64,
 }
 
-/// What the site wants of placement.
+/// Settings of placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementSettings {
-    /// Clusters that one tenant's VPCs may be on.
+    /// Largest number of clusters that may carry VPCs of the same tenant.
     pub clusters_per_tenant: usize,
-    /// To what part a cluster is filled, at most.
+    /// Largest fraction of its capacity to which a cluster is filled, 0 to 1.
     pub water_level: f64,
-    /// Packets a second of a gateway of which nothing else is known.
+    /// Capacity, in packets per second, of a gateway whose capacity is neither set nor estimated.
     pub gateway_capacity_pps: u64,
-    /// Packets a second of gateways, as they were set.
+    /// Capacities that the operator has set, in packets per second.
     pub gateways: BTreeMap<GatewayId, u64>,
 }
 
-/// A change of the settings; what is left out stays.
+/// A change of the settings. `None` leaves a setting unchanged.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PlacementSettingsPatch {
-    /// As [`PlacementSettings::clusters_per_tenant`].
+    /// See [`PlacementSettings::clusters_per_tenant`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clusters_per_tenant: Option<usize>,
-    /// As [`PlacementSettings::water_level`].
+    /// See [`PlacementSettings::water_level`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub water_level: Option<f64>,
-    /// As [`PlacementSettings::gateway_capacity_pps`].
+    /// See [`PlacementSettings::gateway_capacity_pps`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway_capacity_pps: Option<u64>,
-    /// As [`PlacementSettings::gateways`]; `None`: as estimated.
+    /// See [`PlacementSettings::gateways`]; the value `None` returns a gateway to its estimated capacity.
     pub gateways: BTreeMap<GatewayId, Option<u64>>,
 }
 
-/// What carries what.
+/// State of placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
-    /// What the site wants.
+    /// Settings of placement.
     pub settings: PlacementSettings,
-    /// How many VPCs there are.
+    /// Number of VPCs.
     pub vpcs: usize,
-    /// Load of the fullest cluster.
-    pub lambda: f64,
-    /// What it is at least, whatever is where.
-    pub lambda_at_least: f64,
-    /// Tenants on more clusters than they may be.
-    pub tenants_over_k: usize,
-    /// What a VPC counts for of which nothing is measured.
+    /// Load of the most loaded cluster.
+    pub max_load: f64,
+    /// Lower bound of `max_load` for any placement of the VPCs.
+    pub max_load_lower_bound: f64,
+    /// Number of tenants that use more clusters than `clusters_per_tenant`.
+    pub tenants_over_cluster_limit: usize,
+    /// Demand, in packets per second, assumed for a VPC without measurements.
     pub expected_pps: u64,
-    /// All clusters.
+    /// All clusters, with their loads.
     pub clusters: Vec<PlacementCluster>,
-    /// VPCs that ask for most.
+    /// VPCs with the largest demands.
     pub largest: Vec<PlacementVpc>,
 }
 
-/// How moves are found.
+/// How a plan is computed.
 #[derive(Clone, Debug, Serialize)]
 pub struct NewPlan {
-    /// `rebalance` or `solve`.
+    /// `rebalance` (few moves) or `solve` (a new placement of all VPCs).
     pub kind: String,
-    /// Of the random numbers.
+    /// Seed of the random numbers that `solve` uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
-    /// How far above the best the fullest cluster may stay.
+    /// Stop improving when the most loaded cluster is at most this far above the lower bound; 0.1 is 10%.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tolerance: Option<f64>,
 }
 
-/// A step of a plan.
+/// A step of a placement plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanStep {
-    /// VPCs that go together.
+    /// VPCs that move together, because they are peered.
     pub vpcs: Vec<VpcId>,
-    /// Where they are.
+    /// Cluster that carries the VPCs.
     pub from: ClusterId,
-    /// Where they go.
+    /// Cluster that the VPCs move to.
     pub to: ClusterId,
-    /// Entries to write.
+    /// Table entries to write on the new cluster.
     pub entries: u64,
-    /// Why.
+    /// Reason for the step.
     pub text: String,
+    /// Limits that are exceeded after this step, in words.
+    #[serde(default)]
+    pub exceeded: Vec<String>,
 }
 
-/// How far a plan is.
+/// Progress of a placement plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanSummary {
-    /// Its number.
+    /// Number of the plan.
     pub id: u64,
-    /// When it was drawn, milliseconds of the UNIX epoch.
+    /// Time at which the plan was computed, in milliseconds of the UNIX epoch.
     pub created_ms: u64,
     /// `proposed`, `applying`, `done` or `stopped`.
     pub state: String,
-    /// How many steps it has.
+    /// Number of steps.
     pub steps: u64,
-    /// Steps behind it.
+    /// Number of steps done, counted from the first.
     pub done: u64,
-    /// Steps that are made at a time.
+    /// Number of steps that may be in progress at the same time.
     pub parallel: u64,
-    /// Why it was stopped.
+    /// Reason why the plan was stopped, or empty.
     pub note: String,
 }
 
-/// A plan.
+/// A placement plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementPlan {
-    /// How far it is.
+    /// Progress of the plan.
     #[serde(flatten)]
     pub progress: PlanSummary,
-    /// `rebalance` or `solve`.
+    /// `rebalance` (few moves) or `solve` (a new placement of all VPCs).
     pub kind: String,
-    /// Load of the fullest cluster before.
-    pub lambda_before: f64,
-    /// And after.
-    pub lambda: f64,
-    /// What it is at least.
-    pub lambda_at_least: f64,
-    /// Entries to write, in all steps.
+    /// Load of the most loaded cluster before the plan.
+    pub max_load_before: f64,
+    /// Load of the most loaded cluster after the plan.
+    pub max_load: f64,
+    /// Lower bound of `max_load` for any placement of the VPCs.
+    pub max_load_lower_bound: f64,
+    /// Table entries to write in all steps.
     pub entries: u64,
-    /// In the order in which they are made.
+    /// Steps in the order in which they are carried out.
     pub moves: Vec<PlanStep>,
 }
 
@@ -196,61 +200,62 @@ struct Plans {
 }
 
 impl Client {
-    /// What carries what.
+    /// Gets the state of placement.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`crate::Error`].
     pub async fn placement(&self) -> Result<Placement> {
         self.get_json("show the placement", self.at("/v1/placement", &[])).await
     }
 
-    /// Changes what the site wants of placement.
+    /// Changes the settings of placement.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`crate::Error`].
     pub async fn set_placement(&self, patch: &PlacementSettingsPatch) -> Result<PlacementSettings> {
-        self.patch("change the settings of placement", "/v1/placement/settings", patch).await
+        self.patch("change the placement settings", "/v1/placement/settings", patch).await
     }
 
-    /// Draws a plan; nothing is done yet.
+    /// Computes a plan; nothing moves until the plan is applied.
     ///
     /// # Errors
-    /// As all calls; [`crate::Error::Refused`] with status 507 where no placement has room.
+    /// See [`crate::Error`]; [`crate::Error::Refused`] with status 507 if the VPCs do not fit on the
+    /// clusters.
     pub async fn plan_placement(&self, new: &NewPlan) -> Result<PlacementPlan> {
-        Ok(self.post("draw a plan", "/v1/placement/plan", new).await?.1)
+        Ok(self.post("compute a plan", "/v1/placement/plan", new).await?.1)
     }
 
-    /// All plans that are kept.
+    /// Lists the stored plans.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`crate::Error`].
     pub async fn plans(&self) -> Result<Vec<PlanSummary>> {
         let plans: Plans = self.get_json("list plans", self.at("/v1/placement/plans", &[])).await?;
         Ok(plans.items)
     }
 
-    /// Carries a plan out, or goes on with it, so many steps at a time.
+    /// Starts or resumes a plan, with at most `parallel` steps in progress at the same time.
     ///
     /// # Errors
-    /// As all calls; [`crate::Error::Refused`] with status 409 while another one is carried out.
+    /// See [`crate::Error`]; [`crate::Error::Refused`] with status 409 while another plan is applied.
     pub async fn apply_plan(&self, id: u64, parallel: Option<u64>) -> Result<PlanSummary> {
         let body = serde_json::json!({"parallel": parallel});
         Ok(self.post(&format!("apply plan {id}"), &format!("/v1/placement/plans/{id}/apply"), &body).await?.1)
     }
 
-    /// Begins no more steps of a plan.
+    /// Stops a plan: no more steps are started, steps in progress are finished.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`crate::Error`].
     pub async fn stop_plan(&self, id: u64) -> Result<PlanSummary> {
         let body = serde_json::json!({});
         Ok(self.post(&format!("stop plan {id}"), &format!("/v1/placement/plans/{id}/stop"), &body).await?.1)
     }
 
-    /// A plan.
+    /// Gets a plan.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`crate::Error`].
     pub async fn plan(&self, id: u64) -> Result<PlacementPlan> {
         let url = self.at(&format!("/v1/placement/plans/{id}"), &[]);
         self.get_json(&format!("show plan {id}"), url).await

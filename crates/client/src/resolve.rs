@@ -1,12 +1,14 @@
+//! Finding objects by name or id.
+
 use crate::{Client, Error, Resource, Result};
 
 impl Client {
-    /// The object that `text` means: a name, looked for among what the filters
-    /// let through, or an id (`vpc-42`). Where it could be both, of different
-    /// objects, `name:TEXT` or `id:TEXT` says which.
+    /// Finds the object that `text` refers to: a name, searched among the objects that match the filters
+    /// `within`, or an id (`vpc-42`). If `text` is the name of one object and the id of another, `name:TEXT`
+    /// or `id:TEXT` selects one of them.
     ///
     /// # Errors
-    /// As all calls; [`Error::NoSuchName`], [`Error::AmbiguousName`], [`Error::NameOrId`].
+    /// The errors of all calls; [`Error::NoSuchName`], [`Error::AmbiguousName`], [`Error::NameOrId`].
     pub async fn find<T: Resource>(&self, text: &str, within: &[(&str, &str)]) -> Result<T> {
         let no_such_name = |name: &str| Error::NoSuchName {
             kind: T::NOUN,
@@ -32,10 +34,10 @@ impl Client {
         }
     }
 
-    /// The object of that name, if there is one.
+    /// Finds the object with this name among those that match the filters `within`.
     ///
     /// # Errors
-    /// As all calls; [`Error::AmbiguousName`].
+    /// The errors of all calls; [`Error::AmbiguousName`].
     pub async fn find_by_name<T: Resource>(&self, name: &str, within: &[(&str, &str)]) -> Result<Option<T>> {
         let mut filters = within.to_vec();
         if T::NAMED {
@@ -54,10 +56,10 @@ impl Client {
         Ok(found.pop())
     }
 
-    /// The id that `text` means, as [`Client::find`].
+    /// The id of the object that [`Client::find`] finds.
     ///
     /// # Errors
-    /// As [`Client::find`].
+    /// The errors of [`Client::find`].
     pub async fn id_of<T: Resource>(&self, text: &str, within: &[(&str, &str)]) -> Result<T::Id> {
         Ok(self.find::<T>(text, within).await?.id())
     }

@@ -1,135 +1,86 @@
-//! The scheduler of vIPs.
+//! The vIP scheduler. Changes with `/v1/scheduler` of the API.
 
 use crate::{Client, Result};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, GatewayId};
+use sluice_types::{ClusterId, GatewayId, SchedulerPatch, SchedulerSettings};
 use std::net::IpAddr;
 
-/// Thresholds and limits; loads are parts: 0.8 is 80%.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SchedulerSettings {
-    /// It moves vIPs.
-    pub enabled: bool,
-    /// A gateway above this is overloaded.
-    pub overload_above: f64,
-    /// It is no longer so at this or below.
-    pub relieved_below: f64,
-    /// A gateway takes a vIP only if it is at most here with it.
-    pub receive_below: f64,
-    /// vIPs that move in any interval, at most.
-    pub moves_per_interval: usize,
-    /// The interval.
-    pub interval_ms: u64,
-    /// How long a vIP that moved stays.
-    pub hold_ms: u64,
-    /// How long to wait for a gateway that was asked for.
-    pub expansion_wait_ms: u64,
-    /// Gateways that a cluster keeps when it gives one to another.
-    pub gateways_min: usize,
-}
-
-/// A change of the settings; what is left out stays.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct SchedulerPatch {
-    /// As [`SchedulerSettings::enabled`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub enabled: Option<bool>,
-    /// As [`SchedulerSettings::overload_above`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub overload_above: Option<f64>,
-    /// As [`SchedulerSettings::relieved_below`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub relieved_below: Option<f64>,
-    /// As [`SchedulerSettings::receive_below`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub receive_below: Option<f64>,
-    /// As [`SchedulerSettings::moves_per_interval`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub moves_per_interval: Option<usize>,
-    /// As [`SchedulerSettings::hold_ms`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hold_ms: Option<u64>,
-    /// As [`SchedulerSettings::gateways_min`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gateways_min: Option<usize>,
-}
-
-/// A gateway that reports.
+/// A gateway that reports its load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerGateway {
     /// Identifier.
     pub id: GatewayId,
-    /// Whose vIPs it has.
+    /// Its cluster.
     pub cluster: ClusterId,
-    /// How busy it is.
+    /// Load; 1 is full load.
     pub load: f64,
-    /// Packets a second that it could forward.
+    /// Packets a second that it can forward.
     pub capacity_pps: f64,
-    /// It is to have none.
+    /// The gateway is to own no vIP.
     pub draining: bool,
-    /// vIPs that could move.
+    /// Movable vIPs whose preferred owner it is.
     pub vips: Vec<IpAddr>,
 }
 
-/// A decision.
+/// A decision of the scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerDecision {
-    /// Milliseconds of the UNIX epoch.
+    /// Time of the decision, in milliseconds of the UNIX epoch.
     pub time_ms: u64,
-    /// What and why.
+    /// The action and its reason, in words.
     pub text: String,
-    /// It was carried out.
+    /// The action was carried out.
     pub done: bool,
 }
 
-/// What is not done because of a limit.
+/// Something that the scheduler does not do because of a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerWait {
-    /// Who waits for what.
+    /// What waits, and for which limit.
     pub text: String,
 }
 
-/// What the scheduler does.
+/// State of the scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scheduler {
     /// Thresholds and limits.
     pub settings: SchedulerSettings,
-    /// When it last looked, milliseconds of the UNIX epoch.
+    /// Time of its last round, in milliseconds of the UNIX epoch; 0 before the first round.
     pub round_ms: u64,
-    /// Why it cannot decide.
+    /// Reason why it cannot decide.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// vIPs that it moved.
+    /// Number of vIPs that it moved since the controller started.
     pub moves: u64,
-    /// Gateways that it asked for.
-    pub gateways_wanted: u64,
-    /// Gateways that it gave to other clusters.
+    /// Number of new gateways that it requested since the controller started.
+    pub gateways_requested: u64,
+    /// Number of gateways that it moved to other clusters since the controller started.
     #[serde(default)]
-    pub gateways_given: u64,
+    pub gateways_reassigned: u64,
     /// Clusters that need a new gateway now.
     #[serde(default)]
-    pub clusters_in_need: Vec<ClusterId>,
-    /// Those that report.
+    pub overloaded_clusters: Vec<ClusterId>,
+    /// Gateways that report now.
     pub gateways: Vec<SchedulerGateway>,
-    /// What is not done because of a limit.
+    /// What the scheduler does not do because of a limit.
     pub waits: Vec<SchedulerWait>,
-    /// The last ones, the newest last.
+    /// The last decisions, the newest last.
     pub decisions: Vec<SchedulerDecision>,
 }
 
 impl Client {
-    /// What the scheduler does.
+    /// Reads the state of the scheduler.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`crate::Error`].
     pub async fn scheduler(&self) -> Result<Scheduler> {
         self.get_json("show the scheduler", self.at("/v1/scheduler", &[])).await
     }
 
-    /// Changes its settings.
+    /// Changes the settings of the scheduler.
     ///
     /// # Errors
-    /// As all calls.
+    /// See [`crate::Error`].
     pub async fn set_scheduler(&self, patch: &SchedulerPatch) -> Result<SchedulerSettings> {
         self.patch("change the scheduler's settings", "/v1/scheduler", patch).await
     }

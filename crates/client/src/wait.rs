@@ -1,22 +1,24 @@
+//! Waiting until the API is ready or objects are programmed, by polling.
+
 use crate::{Client, Error, Resource, Result};
 use std::time::{Duration, Instant};
 
-/// Fast enough to see sub-second programming, slow enough to load no one.
+/// The first pause between two polls is short, so that programming that takes milliseconds is seen at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Pauses that grow from [`FIRST_PAUSE`] to [`LONGEST_PAUSE`] until the time is up.
-struct Patience {
+/// Pauses between polls, which grow from [`FIRST_PAUSE`] to [`LONGEST_PAUSE`], until a deadline.
+struct Backoff {
     deadline: Instant,
     pause: Duration,
 }
 
-impl Patience {
+impl Backoff {
     fn new(timeout: Duration) -> Self {
         Self { deadline: Instant::now() + timeout, pause: FIRST_PAUSE }
     }
 
-    /// Pauses; false when the time is up.
+    /// Pauses; returns false at the deadline.
     async fn pause(&mut self) -> bool {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -29,49 +31,49 @@ impl Patience {
 }
 
 impl Client {
-    /// Waits until the API answers and its database is writable.
+    /// Waits until the API responds and its database is writable.
     ///
     /// # Errors
-    /// The last answer when the time is up.
+    /// The last transient error at the timeout; any other error at once.
     pub async fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        let mut patience = Patience::new(timeout);
+        let mut backoff = Backoff::new(timeout);
         loop {
             match self.ready().await {
                 Ok(()) => return Ok(()),
-                Err(error) if !error.is_transient() || !patience.pause().await => return Err(error),
+                Err(error) if !error.is_transient() || !backoff.pause().await => return Err(error),
                 Err(_) => {}
             }
         }
     }
 
-    /// Waits until every node that needs the object has it; returns it as it is then.
+    /// Waits until every node that needs the object has programmed it; returns its state at that time.
     ///
     /// # Errors
-    /// [`Error::NotProgrammed`] with the nodes that are behind; other errors
-    /// than passing ones at once.
+    /// [`Error::NotProgrammed`] with the nodes that lag behind. Errors that are not transient end the wait at
+    /// once.
     pub async fn wait_programmed<T: Resource>(&self, id: T::Id, timeout: Duration) -> Result<T> {
         self.wait_until(id, timeout, |_| true).await
     }
 
-    /// Waits until an object is as it shall be, and programmed; returns it as it is then.
+    /// Waits until the object is programmed and `is_done`; returns its state at that time.
     ///
     /// # Errors
-    /// As [`Client::wait_programmed`].
+    /// The errors of [`Client::wait_programmed`].
     pub async fn wait_until<T: Resource>(
         &self,
         id: T::Id,
         timeout: Duration,
-        fits: impl Fn(&T) -> bool,
+        is_done: impl Fn(&T) -> bool,
     ) -> Result<T> {
-        let mut patience = Patience::new(timeout);
+        let mut backoff = Backoff::new(timeout);
         loop {
             let last = match self.get::<T>(id).await {
-                Ok(object) if object.programmed() && fits(&object) => return Ok(object),
+                Ok(object) if object.programmed() && is_done(&object) => return Ok(object),
                 Ok(object) => Ok(object.revision()),
                 Err(error) if error.is_transient() => Err(error),
                 Err(error) => return Err(error),
             };
-            if !patience.pause().await {
+            if !backoff.pause().await {
                 let behind = self.nodes_behind(last?).await;
                 let what = format!("{} {id}", T::NOUN);
                 return Err(Error::NotProgrammed { what, waited: timeout, behind });
@@ -79,10 +81,10 @@ impl Client {
         }
     }
 
-    /// Waits until everything that the filters let through is programmed.
+    /// Waits until all objects that match the filters are programmed.
     ///
     /// # Errors
-    /// As [`Client::wait_programmed`].
+    /// The errors of [`Client::wait_programmed`].
     pub async fn wait_all_programmed<T: Resource>(
         &self,
         filters: &[(&str, &str)],
@@ -98,11 +100,13 @@ impl Client {
         Ok(())
     }
 
+    /// Names of the nodes that have not acknowledged the revision. This is only for an error text: if the
+    /// nodes cannot be listed, the text names none.
     async fn nodes_behind(&self, revision: u64) -> Vec<String> {
         let nodes = self.nodes().await.unwrap_or_default();
         nodes
             .into_iter()
-            .filter(|node| node.acked < revision)
+            .filter(|node| node.acknowledged_revision < revision)
             .map(|node| node.name.unwrap_or(node.node))
             .collect()
     }

@@ -129,7 +129,7 @@ async fn names_and_ids_are_told_apart() {
     assert_eq!(find("host-2").await.unwrap(), 2);
     assert_eq!(find("b").await.unwrap(), 1);
     assert!(find("host-9").await.unwrap_err().is_not_found());
-    assert_eq!(find("nobody").await.unwrap_err().to_string(), "no host is named `nobody`");
+    assert_eq!(find("unknown-host").await.unwrap_err().to_string(), "no host is named `unknown-host`");
     let twice = find("twice").await.unwrap_err().to_string();
     assert_eq!(twice, "2 hosts are named `twice`: host-3, host-4; give the id");
 }
@@ -144,8 +144,8 @@ async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
     };
     let nodes = || async {
         Json(json!({"items": [
-            {"node": "gw-1", "name": "edge", "acked": 6, "current": 7, "connected": false},
-            {"node": "gw-2", "acked": 7, "current": 7, "connected": true},
+            {"node": "gw-1", "name": "edge", "acknowledged_revision": 6, "current": 7, "connected": false},
+            {"node": "gw-2", "acknowledged_revision": 7, "current": 7, "connected": true},
         ]}))
     };
     let router = Router::new().route("/v1/hosts/{id}", get(show)).route("/v1/nodes", get(nodes));
@@ -155,5 +155,5 @@ async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
     );
     assert_eq!(calls.load(Ordering::Relaxed), 4);
     let error = client.wait_programmed::<Host>(HostId::new(2), Duration::from_millis(50)).await.unwrap_err();
-    assert_eq!(error.to_string(), "host host-2 is not programmed after 0 s; behind: edge");
+    assert_eq!(error.to_string(), "host host-2 is not programmed after 0 s; nodes that lag behind: edge");
 }

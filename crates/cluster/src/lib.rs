@@ -1,44 +1,53 @@
-//! Who owns which vIP of a gateway cluster (Zeta, sections IV-E and VIII-C.2), as
-//! two pure state machines: [`Gateway`] on every gateway, [`Controller`] in the
-//! controller. Input in, outputs out; time is an argument and the one timer an
-//! output. Sockets, clocks and the announcements themselves (ARP, neighbour
-//! discovery, RARP; later host routes by BGP) are the caller's; [`Courier`] seals
-//! messages for the wire.
+//! Ownership of the vIPs of a gateway cluster (Zeta, sections IV-E and VIII-C.2), as two state machines:
+//! [`Gateway`] runs on each gateway, [`Controller`] in the controller. They take inputs and return outputs;
+//! time is an argument, and the only timer is an output. The caller has the sockets, the clocks and the
+//! announcements (ARP, neighbor discovery, RARP; later host routes by BGP). [`MessageCodec`] seals messages
+//! for the network.
 //!
-//! Gateways watch each other by hellos. When one falls silent and nobody else
-//! hears it either, the others take its vIPs in an order that everybody computes
-//! alike, without waiting for the controller. Ownership is a [`Table`] that each
-//! node keeps and merges; its claims are totally ordered, so nodes that talk to
-//! each other, directly or not, end with the same owners.
+//! Gateways monitor each other with hellos. When a gateway falls silent and no other gateway receives its
+//! hellos either, the others take over its vIPs in an order that all of them compute alike, without waiting
+//! for the controller. Owners are recorded in a [`Table`] that each node keeps and merges. Its claims are
+//! totally ordered, so nodes that communicate, directly or through others, end with the same owners.
 //!
-//! **A vIP may have two owners for a moment, and that is harmless.** All gateways
-//! of a cluster hold the same tables and forward whatever reaches them for any of
-//! its vIPs; owning one only means to announce it and to answer for it. So each of
-//! two owners forwards what switches send it, and no packet is lost or changed.
-//! What must never stay is a vIP that switches believe to be at a dead gateway: a
-//! winner announces again when its rival gives way, and announcements are repeated.
+//! **A vIP may have two owners for a moment, which is harmless.** All gateways of a cluster have the same
+//! tables and forward whatever reaches them for any of its vIPs; the owner of a vIP only announces it and
+//! answers ARP and neighbor discovery for it. Two owners both forward the packets that switches send them,
+//! and no packet is lost or changed. But switches must not keep sending a vIP's packets to a dead gateway.
+//! Therefore the remaining owner announces the vIP again when the other one stops, and announcements are
+//! repeated.
 //!
-//! `docs/decisions/takeover.md` has the argument and the bounds.
+//! `docs/decisions/takeover.md` contains the argument and the time bounds.
+//!
+//! Modules form layers. A module uses only modules in the layers below it:
+//!
+//! ```text
+//! 5  gateway (Gateway)    controller (Controller)    codec (sealed datagrams)
+//! 4  message (messages and their encoding)
+//! 3  table (claims)
+//! 2  order (takeover order)
+//! 1  vip (VipId, VipSet)    ids (encoding of ids)    params (times)    sender (order and age of messages)
+//! ```
 #![forbid(unsafe_code)]
 
+mod codec;
 mod controller;
-mod courier;
 mod gateway;
+mod ids;
 mod message;
 mod order;
 mod params;
-mod source;
+mod sender;
 mod table;
 mod vip;
 
-pub use controller::{Controller, ControllerInput, ControllerOutput, Plan};
-pub use courier::{CLUSTER_PORT, Courier, Refused};
-pub use gateway::{Gateway, Incident, Input, Output, Reason};
+pub use codec::{CLUSTER_PORT, MessageCodec, Refused};
+pub use controller::{Controller, ControllerInput, ControllerOutput, OwnershipPlan};
+pub use gateway::{AnnounceReason, Gateway, Incident, Input, Output};
 pub use message::{
-    Body, Config, DecodeError, Load, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse, Report,
-    Standing, VERSION,
+    Body, Config, DecodeError, Health, Load, MEMBERS_MAX, MESSAGE_BYTES_MAX, Member, Message, Node, Pulse,
+    Report, VERSION,
 };
-pub use order::mend;
+pub use order::assign_preferred_owners;
 pub use params::{Params, ParamsError};
 pub use table::{Claim, Table};
 pub use vip::{VIPS_MAX, VipError, VipId, VipSet};

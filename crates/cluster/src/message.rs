@@ -1,37 +1,38 @@
-//! What nodes of a cluster say to each other, and how it looks on the wire: a
-//! version byte, then postcard (integers as varints). A hello of an eight-member
-//! cluster takes about 40 bytes. Authentication and protection against replays are
-//! the envelope's ([`Courier`](crate::Courier)): what comes out of
-//! [`Message::decode`] is only well formed.
+//! Messages between the nodes of a cluster and their encoding: a version byte, then postcard (integers as
+//! varints). A hello of a cluster with eight members takes about 40 bytes. Authentication and replay
+//! protection are the envelope's ([`MessageCodec`](crate::MessageCodec)); a message that [`Message::decode`]
+//! returns is only well formed.
+//!
+//! The order of fields and variants is the encoding, so it must not change within a [`VERSION`].
 
 use crate::table::Claim;
 use crate::vip::{VipId, VipSet};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, GatewayId, HELLO_MS_MAX, HELLO_MS_MIN};
+use sluice_types::{ClusterId, GatewayId, HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN};
 
 /// First byte of every message.
 pub const VERSION: u8 = 1;
 
-/// Longest message: fits the smallest MTU of IPv6 with room for an envelope.
+/// Size of the longest message. It fits the smallest MTU of IPv6 together with an envelope.
 pub const MESSAGE_BYTES_MAX: usize = 1_100;
 
-/// Most gateways of a cluster.
+/// Largest number of gateways in a cluster.
 pub const MEMBERS_MAX: usize = 64;
 
-/// Claims in one message: a claim with the largest numbers takes 21 bytes.
+/// Largest number of claims in one message. A claim with the largest numbers takes 21 bytes.
 pub(crate) const CLAIMS_MAX: usize = 48;
 
-/// A sender or receiver.
+/// A sender or receiver of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "u64", into = "u64")]
 pub enum Node {
-    /// The controller, whichever replica it is.
+    /// The controller, whichever replica is the leader.
     Controller,
     /// A gateway.
     Gateway(GatewayId),
 }
 
-// The store counts gateways from 1.
+// Ids of gateways in the store start at 1.
 impl From<u64> for Node {
     fn from(number: u64) -> Self {
         if number == 0 { Self::Controller } else { Self::Gateway(GatewayId::new(number)) }
@@ -50,48 +51,56 @@ impl From<Node> for u64 {
 /// One datagram.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Which cluster it is about.
-    #[serde(with = "cluster")]
+    /// Cluster that the message is about.
+    #[serde(with = "crate::ids::cluster")]
     pub cluster: ClusterId,
-    /// Who says it.
+    /// Sender of the message.
     pub from: Node,
-    /// Which life of the sender; larger in a later one, as far as the sender can tell.
+    /// Incarnation of the sender: larger after each restart, as far as the sender can tell.
     pub incarnation: u64,
-    /// Counts the sender's messages in this life.
+    /// Sequence number of the message within the incarnation.
     pub seq: u64,
-    /// What it says.
+    /// Content of the message.
     pub body: Body,
 }
 
-/// What a message says.
+/// Content of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
-    /// Gateway to gateway, every few milliseconds and whenever something changed.
+    /// Gateway to gateway, every few milliseconds and whenever its content changes.
     Hello(Report),
-    /// Gateway to controller: the same, less often.
+    /// Gateway to controller: the same content as a hello, less often.
     Heartbeat(Report),
     /// Controller to gateway, in answer to each heartbeat.
     Pulse(Pulse),
-    /// Controller to gateway: say something at once.
+    /// Controller to gateway: requests a heartbeat at once.
     Probe,
-    /// Anybody to anybody: claims that the other may not know.
+    /// Any node to any node: claims that the receiver may not know.
     Claims(Vec<(VipId, Claim)>),
-    /// Controller to gateway, and on to gateways that missed it.
+    /// Controller to gateway, and from there to gateways that missed it.
     Config(Config),
-    /// Gateway to controller, as often as it is measured.
+    /// Gateway to controller, each time the load is measured.
     Load(Load),
 }
 
-/// How much a gateway has to do.
+impl Body {
+    /// Distributes claims over as many messages as they need.
+    pub(crate) fn claims_in_parts(claims: impl Iterator<Item = (VipId, Claim)>) -> Vec<Self> {
+        let claims: Vec<(VipId, Claim)> = claims.collect();
+        claims.chunks(CLAIMS_MAX).map(|part| Self::Claims(part.to_vec())).collect()
+    }
+}
+
+/// Load of a gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
-    /// Share of the forwarding cores' time that packets took lately, in thousandths.
+    /// Share of the forwarding cores' time that packets took recently, in thousandths.
     pub busy_permille: u16,
-    /// Packets that it has forwarded, in all; none where counting would take too long.
+    /// Total number of forwarded packets; `None` if counting them would take too long.
     pub packets: Option<u64>,
 }
 
-/// What a gateway says of itself.
+/// State of a gateway, as the gateway itself reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Revision of its configuration.
@@ -100,72 +109,73 @@ pub struct Report {
     pub digest: u64,
     /// vIPs that it answers for.
     pub holds: VipSet,
-    /// Gateways that it hears itself, by their own hellos.
-    #[serde(with = "gateways")]
-    pub hears: Vec<GatewayId>,
-    /// Whether it may be relied on.
-    pub standing: Standing,
+    /// Gateways whose own hellos it receives.
+    #[serde(with = "crate::ids::gateways")]
+    pub reachable: Vec<GatewayId>,
+    /// Its own judgment of whether other nodes may rely on it.
+    pub health: Health,
 }
 
-/// Whether a gateway may be relied on, by its own judgement.
+/// Whether other nodes may rely on a gateway, in its own judgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
-    /// It may.
-    Fit,
-    /// It started, woke up or came back: keeps what it owns, takes nothing.
-    Listening,
-    /// Nobody answers it: others should take what it owns.
-    CutOff,
+pub enum Health {
+    /// The gateway works normally.
+    Ready,
+    /// The gateway has started, was paused or was isolated. It keeps the vIPs that it owns and takes no
+    /// others.
+    Starting,
+    /// No node answers the gateway. Other gateways should take over its vIPs.
+    Isolated,
 }
 
-/// What the controller says.
+/// State of the controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pulse {
-    /// `seq` of the heartbeat that it answers.
+    /// `seq` of the heartbeat that this message answers.
     pub echo: u64,
     /// Revision of its configuration.
     pub config: u64,
     /// Digest of its table.
     pub digest: u64,
-    /// Gateways whose heartbeats it hears, without those that say of themselves that they are cut off;
-    /// the receiver in any case.
-    #[serde(with = "gateways")]
-    pub hears: Vec<GatewayId>,
+    /// Gateways whose heartbeats it receives, except those that report themselves isolated. The receiver of
+    /// the message is always included.
+    #[serde(with = "crate::ids::gateways")]
+    pub reachable: Vec<GatewayId>,
 }
 
-/// Who and what is in the cluster. The highest revision counts.
+/// vIPs and members of the cluster. The configuration with the highest revision is valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// Grows with every change; 0 is no configuration.
+    /// Increases with every change; 0 means that there is no configuration.
     pub revision: u64,
-    /// The cluster's vIPs.
+    /// vIPs of the cluster.
     pub vips: VipSet,
-    /// Between two hellos of a gateway, in milliseconds, and with it all times within which a failure is
-    /// found ([`Params`](crate::Params)); 0: the usual. Receivers refuse what is not within
-    /// [`HELLO_MS_MIN`] and [`HELLO_MS_MAX`].
-    pub hello_ms: u16,
-    /// Its gateways, in ascending order, each once; receivers refuse more than [`MEMBERS_MAX`].
+    /// Interval between two hellos of a gateway. All times for failure detection scale with it
+    /// ([`Params`](crate::Params)). 0 is the default. Receivers refuse other values outside
+    /// [`HELLO_INTERVAL_MS_MIN`] to [`HELLO_INTERVAL_MS_MAX`].
+    pub hello_interval_ms: u16,
+    /// Gateways of the cluster in ascending order, each once. Receivers refuse more than [`MEMBERS_MAX`].
     pub members: Vec<Member>,
 }
 
 /// A gateway of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Which.
-    #[serde(with = "gateway")]
+    /// Id of the gateway.
+    #[serde(with = "crate::ids::gateway")]
     pub id: GatewayId,
-    /// It shall own nothing, if anybody else can.
+    /// The gateway must own no vIPs if another gateway can take them.
     pub draining: bool,
 }
 
 impl Config {
-    /// The member of that number.
+    /// Finds a member by its id.
     pub fn member(&self, id: GatewayId) -> Option<Member> {
         let at = self.members.binary_search_by_key(&id, |member| member.id).ok()?;
         self.members.get(at).copied()
     }
 
-    /// Members in ascending order, each once.
+    /// Sorts the members in ascending order and removes duplicates.
     pub(crate) fn sort(&mut self) {
         self.members.sort_unstable_by_key(|member| member.id);
         self.members.dedup_by_key(|member| member.id);
@@ -174,98 +184,59 @@ impl Config {
     fn is_valid(&self) -> bool {
         self.members.len() <= MEMBERS_MAX
             && self.members.is_sorted_by(|a, b| a.id < b.id)
-            && (self.hello_ms == 0 || (HELLO_MS_MIN..=HELLO_MS_MAX).contains(&self.hello_ms))
+            && (self.hello_interval_ms == 0
+                || (HELLO_INTERVAL_MS_MIN..=HELLO_INTERVAL_MS_MAX).contains(&self.hello_interval_ms))
     }
 }
 
-/// Bytes that are no message.
+/// Reason for which bytes are not a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Longer than any message.
-    #[error("{0} bytes, a cluster's messages have at most {MESSAGE_BYTES_MAX}")]
+    /// There are more bytes than the longest message has.
+    #[error("{0} bytes are too many: messages of the cluster protocol have at most {MESSAGE_BYTES_MAX}")]
     TooLong(usize),
-    /// Another version; during an upgrade, the sender's or ours is older.
-    #[error("version {0} of the cluster protocol, only {VERSION} is understood")]
+    /// The sender uses another version of the protocol, for example during an upgrade.
+    #[error("version {0} of the cluster protocol is not supported, only version {VERSION}")]
     Version(u8),
-    /// Not what a sender of this version writes.
+    /// The bytes are not a message that a sender of this version writes.
     #[error("malformed message of the cluster protocol: {0}")]
     Malformed(String),
 }
 
 impl Message {
-    /// As bytes for the wire, at most [`MESSAGE_BYTES_MAX`].
+    /// Encodes the message in at most [`MESSAGE_BYTES_MAX`] bytes.
     pub fn encode(&self) -> Vec<u8> {
         // Writing integers, sequences and enums to a vector cannot fail.
         postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
     }
 
-    /// From bytes of the wire.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// [`DecodeError`] on whatever [`encode`](Self::encode) would not have written.
+    /// [`DecodeError`] for all bytes that [`encode`](Self::encode) would not write.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(DecodeError::TooLong(bytes.len()));
         }
-        let malformed = |why: &str| DecodeError::Malformed(why.to_owned());
-        let (&version, rest) = bytes.split_first().ok_or_else(|| malformed("no bytes"))?;
+        let malformed = |reason: &str| DecodeError::Malformed(reason.to_owned());
+        let (&version, rest) = bytes.split_first().ok_or_else(|| malformed("it is empty"))?;
         if version != VERSION {
             return Err(DecodeError::Version(version));
         }
         let (message, rest): (Self, &[u8]) =
             postcard::take_from_bytes(rest).map_err(|error| DecodeError::Malformed(error.to_string()))?;
-        let fits = match &message.body {
-            Body::Hello(report) | Body::Heartbeat(report) => report.hears.len() <= MEMBERS_MAX,
-            Body::Pulse(pulse) => pulse.hears.len() <= MEMBERS_MAX,
+        let valid = match &message.body {
+            Body::Hello(report) | Body::Heartbeat(report) => report.reachable.len() <= MEMBERS_MAX,
+            Body::Pulse(pulse) => pulse.reachable.len() <= MEMBERS_MAX,
             Body::Config(config) => config.is_valid(),
             Body::Claims(claims) => claims.len() <= CLAIMS_MAX,
             Body::Probe | Body::Load(_) => true,
         };
-        match (fits, rest) {
+        match (valid, rest) {
             (true, []) => Ok(message),
-            (false, _) => Err(malformed("not what a cluster can have, or out of order")),
+            (false, _) => Err(malformed("a list is too long or unsorted, or a value is out of range")),
             (true, rest) => Err(DecodeError::Malformed(format!("{} bytes too many", rest.len()))),
         }
-    }
-}
-
-/// Identifiers as bare numbers: their usual form is text with the kind in front.
-pub(crate) mod gateway {
-    use serde::{Deserialize, Deserializer, Serializer};
-    use sluice_types::GatewayId;
-
-    pub fn serialize<S: Serializer>(id: &GatewayId, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(id.get())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<GatewayId, D::Error> {
-        u64::deserialize(from).map(GatewayId::new)
-    }
-}
-
-mod gateways {
-    use serde::{Deserialize, Deserializer, Serializer};
-    use sluice_types::GatewayId;
-
-    pub fn serialize<S: Serializer>(ids: &[GatewayId], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(ids.iter().map(|id| id.get()))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<GatewayId>, D::Error> {
-        Ok(Vec::<u64>::deserialize(from)?.into_iter().map(GatewayId::new).collect())
-    }
-}
-
-mod cluster {
-    use serde::{Deserialize, Deserializer, Serializer};
-    use sluice_types::ClusterId;
-
-    pub fn serialize<S: Serializer>(id: &ClusterId, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(id.get())
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ClusterId, D::Error> {
-        u64::deserialize(from).map(ClusterId::new)
     }
 }
 
@@ -279,17 +250,17 @@ mod tests {
         Message { cluster: ClusterId::new(u64::MAX), from, incarnation: u64::MAX, seq: u64::MAX, body }
     }
 
-    fn largest() -> Vec<Message> {
+    fn largest_messages() -> Vec<Message> {
         let ids: Vec<GatewayId> =
             (0..MEMBERS_MAX as u64).map(|n| GatewayId::new(u64::MAX - 63 + n)).collect();
         let report = Report {
             config: u64::MAX,
             digest: u64::MAX,
             holds: VipSet::first(128),
-            hears: ids.clone(),
-            standing: Standing::CutOff,
+            reachable: ids.clone(),
+            health: Health::Isolated,
         };
-        let pulse = Pulse { echo: u64::MAX, config: u64::MAX, digest: u64::MAX, hears: ids.clone() };
+        let pulse = Pulse { echo: u64::MAX, config: u64::MAX, digest: u64::MAX, reachable: ids.clone() };
         let members = ids.iter().map(|&id| Member { id, draining: true }).collect();
         let claim = Claim { epoch: u64::MAX, owner: ids[0] };
         vec![
@@ -301,7 +272,7 @@ mod tests {
                 revision: u64::MAX,
                 vips: VipSet::first(128),
                 members,
-                hello_ms: HELLO_MS_MAX,
+                hello_interval_ms: HELLO_INTERVAL_MS_MAX,
             })),
             message(Body::Claims(vec![(VipId::new(127).unwrap(), claim); CLAIMS_MAX])),
             message(Body::Load(Load { busy_permille: u16::MAX, packets: Some(u64::MAX) })),
@@ -309,22 +280,55 @@ mod tests {
     }
 
     #[test]
-    fn largest_messages_fit_and_come_back() {
-        for message in largest() {
+    fn largest_messages_fit_and_are_decoded_unchanged() {
+        for message in largest_messages() {
             let bytes = message.encode();
             assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{} bytes: {message:?}", bytes.len());
             assert_eq!(Message::decode(&bytes), Ok(message));
         }
     }
 
+    /// Nodes of two releases exchange messages during an upgrade, so the bytes must not change within a
+    /// version. A field or variant that is moved, added or removed changes them.
     #[test]
-    fn a_usual_hello_is_small() {
+    fn encoding_does_not_change() {
+        let gateway = Node::Gateway(GatewayId::new(8));
+        let report = |health| Report {
+            config: 5,
+            digest: 7,
+            holds: VipSet::first(2),
+            reachable: vec![GatewayId::new(1), GatewayId::new(2)],
+            health,
+        };
+        let pulse = Pulse { echo: 4, config: 5, digest: 7, reachable: vec![GatewayId::new(1)] };
+        let members = vec![Member { id: GatewayId::new(1), draining: true }];
+        let config = Config { revision: 5, vips: VipSet::first(2), hello_interval_ms: 40, members };
+        let claim = Claim { epoch: 9, owner: GatewayId::new(8) };
+        let load = Load { busy_permille: 900, packets: Some(7) };
+        let cases: [(Node, Body, &[u8]); 8] = [
+            (gateway, Body::Hello(report(Health::Ready)), &[1, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 0]),
+            (gateway, Body::Hello(report(Health::Starting)), &[1, 3, 8, 1, 2, 0, 5, 7, 3, 2, 1, 2, 1]),
+            (gateway, Body::Heartbeat(report(Health::Isolated)), &[1, 3, 8, 1, 2, 1, 5, 7, 3, 2, 1, 2, 2]),
+            (Node::Controller, Body::Pulse(pulse), &[1, 3, 0, 1, 2, 2, 4, 5, 7, 1, 1]),
+            (Node::Controller, Body::Probe, &[1, 3, 0, 1, 2, 3]),
+            (gateway, Body::Claims(vec![(VipId::new(2).unwrap(), claim)]), &[1, 3, 8, 1, 2, 4, 1, 2, 9, 8]),
+            (Node::Controller, Body::Config(config), &[1, 3, 0, 1, 2, 5, 5, 3, 40, 1, 1, 1]),
+            (gateway, Body::Load(load), &[1, 3, 8, 1, 2, 6, 0x84, 0x07, 1, 7]),
+        ];
+        for (from, body, bytes) in cases {
+            let message = Message { cluster: ClusterId::new(3), from, incarnation: 1, seq: 2, body };
+            assert_eq!(message.encode(), bytes, "{message:?}");
+        }
+    }
+
+    #[test]
+    fn hello_of_eight_members_has_at_most_40_bytes() {
         let report = Report {
             config: 1_000,
             digest: u64::MAX,
             holds: VipSet::first(4),
-            hears: (1..8).map(GatewayId::new).collect(),
-            standing: Standing::Fit,
+            reachable: (1..8).map(GatewayId::new).collect(),
+            health: Health::Ready,
         };
         let hello = Message {
             cluster: ClusterId::new(3),
@@ -338,8 +342,8 @@ mod tests {
     }
 
     #[test]
-    fn what_no_sender_writes_is_refused() {
-        let good = largest()[4].encode();
+    fn malformed_messages_are_refused() {
+        let good = largest_messages()[4].encode();
         assert!(matches!(Message::decode(&[]), Err(DecodeError::Malformed(_))));
         assert_eq!(Message::decode(&[9, 9]), Err(DecodeError::Version(9)));
         assert_eq!(Message::decode(&[VERSION; 1_101]), Err(DecodeError::TooLong(1_101)));
@@ -348,21 +352,23 @@ mod tests {
             assert!(Message::decode(&good[..cut]).is_err(), "cut at {cut}");
         }
         let member = Member { id: GatewayId::new(1), draining: false };
-        let alone = Config { revision: 1, vips: VipSet::EMPTY, members: vec![member], hello_ms: 0 };
+        let alone = Config { revision: 1, vips: VipSet::EMPTY, members: vec![member], hello_interval_ms: 0 };
         let decoded = |config: Config| Message::decode(&message(Body::Config(config)).encode());
         assert!(decoded(alone.clone()).is_ok());
         assert!(decoded(Config { members: vec![member; 2], ..alone.clone() }).is_err());
-        for hello_ms in [1, HELLO_MS_MAX + 1, u16::MAX] {
-            assert!(decoded(Config { hello_ms, ..alone.clone() }).is_err(), "{hello_ms}");
+        for hello_interval_ms in [1, HELLO_INTERVAL_MS_MAX + 1, u16::MAX] {
+            let config = Config { hello_interval_ms, ..alone.clone() };
+            assert!(decoded(config).is_err(), "{hello_interval_ms}");
         }
         let many = vec![GatewayId::new(1); MEMBERS_MAX + 1];
-        let pulse = Pulse { echo: 0, config: 0, digest: 0, hears: many };
+        let pulse = Pulse { echo: 0, config: 0, digest: 0, reachable: many };
         assert!(Message::decode(&message(Body::Pulse(pulse)).encode()).is_err());
     }
 
     proptest! {
+        /// Decoding random bytes does not panic, and an accepted message is encoded and decoded unchanged.
         #[test]
-        fn bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..80)) {
+        fn random_bytes_do_not_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..80)) {
             bytes[0] = VERSION;
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert_eq!(Message::decode(&message.encode()), Ok(message));

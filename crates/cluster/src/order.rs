@@ -1,5 +1,6 @@
-//! The order in which gateways are asked to take a vIP: the least loaded
-//! first, then by rendezvous hashing. Everybody computes it alike.
+//! The order in which gateways take vIPs: the gateway with the fewest vIPs first; among equals, rendezvous
+//! hashing decides. Every node computes the same order. Also computes the preferred owners of a cluster's
+//! vIPs.
 
 use crate::vip::VipId;
 use sluice_types::GatewayId;
@@ -12,7 +13,7 @@ pub(crate) const fn mix(hash: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A gateway's weight for a vIP: rendezvous hashing.
+/// Weight of a gateway for a vIP in rendezvous hashing.
 pub(crate) const fn score(vip: VipId, gateway: GatewayId) -> u64 {
     mix(mix(0, vip.get() as u64), gateway.get())
 }
@@ -21,38 +22,39 @@ pub(crate) const fn score(vip: VipId, gateway: GatewayId) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub id: GatewayId,
-    /// vIPs that it owns already.
+    /// Number of vIPs that it owns already.
     pub load: usize,
 }
 
 impl Candidate {
-    fn before(&self, other: &Self, vip: VipId) -> bool {
+    fn precedes(&self, other: &Self, vip: VipId) -> bool {
         let key = |it: &Self| (it.load, u64::MAX - score(vip, it.id), it.id);
         key(self) < key(other)
     }
 }
 
-/// How many candidates come before `own`; `None` if it is no candidate.
+/// Returns the number of candidates that come before `own`, or `None` if `own` is not a candidate.
 pub(crate) fn rank(vip: VipId, own: GatewayId, candidates: &[Candidate]) -> Option<usize> {
-    let me = candidates.iter().find(|candidate| candidate.id == own)?;
-    Some(candidates.iter().filter(|other| other.before(me, vip)).count())
+    let this = candidates.iter().find(|candidate| candidate.id == own)?;
+    Some(candidates.iter().filter(|other| other.precedes(this, vip)).count())
 }
 
-/// The first of the candidates, its load counted up.
-pub(crate) fn take_first(vip: VipId, candidates: &mut [Candidate]) -> Option<GatewayId> {
-    let first = candidates.iter_mut().reduce(|a, b| if b.before(a, vip) { b } else { a })?;
+/// Returns the first candidate and increments its load.
+pub(crate) fn pick_first(vip: VipId, candidates: &mut [Candidate]) -> Option<GatewayId> {
+    let first = candidates.iter_mut().reduce(|a, b| if b.precedes(a, vip) { b } else { a })?;
     first.load += 1;
     Some(first.id)
 }
 
-/// Homes for the vIPs of a cluster, where a vIP whose home is one of the gateways keeps it, however uneven
-/// that is: somebody may have meant it so. The others go to who has least. Then each of the `newcomers`
-/// that has less than an even share takes, one at a time, from who has most.
-pub fn mend(
+/// Computes the preferred owners of a cluster's vIPs. A vIP whose `current` preferred owner is one of the
+/// gateways keeps it, however uneven the distribution is, because an operator or the scheduler may have
+/// intended it. Each other vIP gets the gateway with the fewest vIPs. Then each of the `newcomers` with less
+/// than an even share gets vIPs, one at a time, from the gateway with the most.
+pub fn assign_preferred_owners(
     vips: impl IntoIterator<Item = VipId>,
     gateways: &[GatewayId],
     newcomers: &[GatewayId],
-    old: impl Fn(VipId) -> Option<GatewayId>,
+    current: impl Fn(VipId) -> Option<GatewayId>,
 ) -> Vec<(VipId, GatewayId)> {
     let vips: Vec<VipId> = vips.into_iter().collect();
     let mut candidates: Vec<Candidate> = gateways.iter().map(|&id| Candidate { id, load: 0 }).collect();
@@ -60,44 +62,45 @@ pub fn mend(
         return Vec::new();
     }
     let share = vips.len() / candidates.len();
-    let (mut homes, mut homeless) = (Vec::with_capacity(vips.len()), Vec::new());
+    let (mut owners, mut unassigned) = (Vec::with_capacity(vips.len()), Vec::new());
     for vip in vips {
-        match old(vip).and_then(|home| candidates.iter_mut().find(|candidate| candidate.id == home)) {
+        match current(vip).and_then(|owner| candidates.iter_mut().find(|candidate| candidate.id == owner)) {
             Some(kept) => {
                 kept.load += 1;
-                homes.push((vip, kept.id));
+                owners.push((vip, kept.id));
             }
-            None => homeless.push(vip),
+            None => unassigned.push(vip),
         }
     }
-    for vip in homeless {
-        homes.extend(take_first(vip, &mut candidates).map(|home| (vip, home)));
+    for vip in unassigned {
+        owners.extend(pick_first(vip, &mut candidates).map(|owner| (vip, owner)));
     }
     for &newcomer in newcomers {
-        while give_one(&mut homes, &mut candidates, newcomer, share) {}
+        while reassign_one(&mut owners, &mut candidates, newcomer, share) {}
     }
-    homes.sort_unstable_by_key(|(vip, _)| *vip);
-    homes
+    owners.sort_unstable_by_key(|(vip, _)| *vip);
+    owners
 }
 
-/// One vIP goes from who has most to a gateway that has less than its share; false if it has that.
-fn give_one(
-    homes: &mut [(VipId, GatewayId)],
+/// Reassigns one vIP from the gateway with the most vIPs to `to`. Returns false if `to` has its share
+/// already.
+fn reassign_one(
+    owners: &mut [(VipId, GatewayId)],
     candidates: &mut [Candidate],
     to: GatewayId,
     share: usize,
 ) -> bool {
-    let Some(has) = candidates.iter().find(|candidate| candidate.id == to).map(|it| it.load) else {
+    let Some(load) = candidates.iter().find(|candidate| candidate.id == to).map(|it| it.load) else {
         return false;
     };
     let most = candidates.iter().max_by_key(|candidate| (candidate.load, candidate.id));
-    // Who has most has at least two more, if one has less than the even share.
-    let Some(from) = most.filter(|most| has < share && most.load > has + 1).map(|most| most.id) else {
+    // If one gateway has less than the even share, the gateway with the most has at least two more than it.
+    let Some(from) = most.filter(|most| load < share && most.load > load + 1).map(|most| most.id) else {
         return false;
     };
-    let theirs = homes.iter_mut().filter(|(_, home)| *home == from);
-    let Some(given) = theirs.max_by_key(|(vip, _)| score(*vip, to)) else { return false };
-    given.1 = to;
+    let movable = owners.iter_mut().filter(|(_, owner)| *owner == from);
+    let Some(moved) = movable.max_by_key(|(vip, _)| score(*vip, to)) else { return false };
+    moved.1 = to;
     for candidate in candidates {
         candidate.load += usize::from(candidate.id == to);
         candidate.load -= usize::from(candidate.id == from);
@@ -112,7 +115,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn ranks_count_up_and_the_first_takes() {
+    fn ranks_are_unique_and_the_first_candidate_is_picked() {
         for vip in VipSet::first(40).iter() {
             let mut all: Vec<Candidate> =
                 (1..6).map(|id| Candidate { id: GatewayId::new(id), load: id as usize % 3 }).collect();
@@ -121,35 +124,36 @@ mod tests {
             ranks.sort_unstable();
             assert_eq!(ranks, [0, 1, 2, 3, 4]);
             assert_eq!(first.load, 0);
-            assert_eq!(take_first(vip, &mut all), Some(first.id));
+            assert_eq!(pick_first(vip, &mut all), Some(first.id));
             assert_eq!(rank(vip, GatewayId::new(9), &all), None);
         }
     }
 
     #[test]
-    fn homes_that_are_possible_stay_and_newcomers_get_their_share() {
+    fn possible_preferred_owners_stay_and_newcomers_get_their_share() {
         let ids: Vec<GatewayId> = (1..=4).map(GatewayId::new).collect();
-        // All at the first one: the scheduler's will, perhaps.
-        let mut homes: BTreeMap<VipId, GatewayId> =
+        // All vIPs prefer the first gateway, as a scheduler may decide.
+        let mut owners: BTreeMap<VipId, GatewayId> =
             VipSet::first(17).iter().map(|vip| (vip, ids[0])).collect();
-        let counts = |homes: &BTreeMap<VipId, GatewayId>| {
-            ids.iter().map(|id| homes.values().filter(|home| *home == id).count()).collect::<Vec<_>>()
+        let counts = |owners: &BTreeMap<VipId, GatewayId>| {
+            ids.iter().map(|id| owners.values().filter(|owner| *owner == id).count()).collect::<Vec<_>>()
         };
-        let mut mended = |able: &[GatewayId], newcomers: &[GatewayId], moves: usize| {
-            let old = homes.clone();
-            let all = mend(VipSet::first(17).iter(), able, newcomers, |vip| old.get(&vip).copied());
-            homes = all.into_iter().collect();
-            let moved = homes.iter().filter(|(vip, home)| old[*vip] != **home).count();
-            assert_eq!((homes.len(), moved), (17, moves));
-            counts(&homes)
+        let mut assigned = |gateways: &[GatewayId], newcomers: &[GatewayId], moves: usize| {
+            let old = owners.clone();
+            let current = |vip| old.get(&vip).copied();
+            let all = assign_preferred_owners(VipSet::first(17).iter(), gateways, newcomers, current);
+            owners = all.into_iter().collect();
+            let moved = owners.iter().filter(|(vip, owner)| old[*vip] != **owner).count();
+            assert_eq!((owners.len(), moved), (17, moves));
+            counts(&owners)
         };
-        assert_eq!(mended(&ids[..2], &[], 0), [17, 0, 0, 0]);
-        assert_eq!(mended(&ids[..2], &ids[1..2], 8), [9, 8, 0, 0]);
-        assert_eq!(mended(&ids, &ids[2..], 8), [5, 4, 4, 4]);
-        assert_eq!(mended(&ids, &ids, 0), [5, 4, 4, 4]);
-        let mut after = mended(&ids[1..], &[], 5);
+        assert_eq!(assigned(&ids[..2], &[], 0), [17, 0, 0, 0]);
+        assert_eq!(assigned(&ids[..2], &ids[1..2], 8), [9, 8, 0, 0]);
+        assert_eq!(assigned(&ids, &ids[2..], 8), [5, 4, 4, 4]);
+        assert_eq!(assigned(&ids, &ids, 0), [5, 4, 4, 4]);
+        let mut after = assigned(&ids[1..], &[], 5);
         after.sort_unstable();
         assert_eq!(after, [0, 5, 6, 6]);
-        assert!(mend(VipSet::first(3).iter(), &[], &ids, |_| None).is_empty());
+        assert!(assign_preferred_owners(VipSet::first(3).iter(), &[], &ids, |_| None).is_empty());
     }
 }

@@ -1,30 +1,33 @@
+//! vIPs of a cluster, identified by their slot, and sets of them. The size of both is part of the message
+//! format.
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Most vIPs of a cluster, both families together.
+/// Largest number of vIPs of a cluster, IPv4 and IPv6 together.
 pub const VIPS_MAX: usize = 128;
 
-/// A vIP by its place in its cluster. A place keeps its address and its vMAC
-/// for as long as the cluster has it.
+/// Slot of a vIP in its cluster. A slot keeps its address and its vMAC for as long as the cluster has the
+/// vIP.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct VipId(u8);
 
-/// A number that is no vIP's place.
+/// A number that is not a valid slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a cluster has at most {VIPS_MAX} vIPs, there is none at place {0}")]
+#[error("{0} is not a vIP slot: a cluster has at most {VIPS_MAX} vIPs, numbered from 0")]
 pub struct VipError(u8);
 
 impl VipId {
-    /// From the place.
+    /// Makes an identifier from a slot number.
     ///
     /// # Errors
-    /// [`VipError`] from [`VIPS_MAX`] on.
-    pub const fn new(place: u8) -> Result<Self, VipError> {
-        if place as usize >= VIPS_MAX { Err(VipError(place)) } else { Ok(Self(place)) }
+    /// [`VipError`] if `slot` is [`VIPS_MAX`] or larger.
+    pub const fn new(slot: u8) -> Result<Self, VipError> {
+        if slot as usize >= VIPS_MAX { Err(VipError(slot)) } else { Ok(Self(slot)) }
     }
 
-    /// The place.
+    /// Returns the slot number.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -36,8 +39,8 @@ impl VipId {
 
 impl TryFrom<u8> for VipId {
     type Error = VipError;
-    fn try_from(place: u8) -> Result<Self, VipError> {
-        Self::new(place)
+    fn try_from(slot: u8) -> Result<Self, VipError> {
+        Self::new(slot)
     }
 }
 
@@ -61,56 +64,56 @@ impl VipSet {
     /// The empty set.
     pub const EMPTY: Self = Self(0);
 
-    /// The first `count` places; all of them from [`VIPS_MAX`] on.
+    /// Makes the set of the first `count` slots; all of them if `count` is [`VIPS_MAX`] or larger.
     pub const fn first(count: usize) -> Self {
         if count >= VIPS_MAX { Self(u128::MAX) } else { Self((1 << count) - 1) }
     }
 
-    /// Whether it has the vIP.
+    /// Returns whether the set contains a vIP.
     pub const fn contains(self, vip: VipId) -> bool {
         self.0 >> vip.0 & 1 != 0
     }
 
-    /// Adds one.
+    /// Adds a vIP.
     pub const fn insert(&mut self, vip: VipId) {
         self.0 |= 1 << vip.0;
     }
 
-    /// Takes one out.
+    /// Removes a vIP.
     pub const fn remove(&mut self, vip: VipId) {
         self.0 &= !(1 << vip.0);
     }
 
-    /// What both have.
+    /// Returns the vIPs that are in both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// What the other has not.
+    /// Returns the vIPs that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// True without any.
+    /// Returns whether the set contains no vIP.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many.
+    /// Number of vIPs in the set.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// In ascending order.
+    /// Iterates over the vIPs in ascending order of their slots.
     pub fn iter(self) -> impl Iterator<Item = VipId> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
             (rest != 0).then(|| {
-                let place = rest.trailing_zeros() as u8;
+                let slot = rest.trailing_zeros() as u8;
                 rest &= rest - 1;
-                VipId(place)
+                VipId(slot)
             })
         })
     }
@@ -135,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_hold_the_last_place_too() {
+    fn sets_can_contain_the_last_slot() {
         let last = VipId::new(127).unwrap();
         assert!(VipId::new(128).is_err());
         let mut set = VipSet::first(2);

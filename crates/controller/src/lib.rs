@@ -1,37 +1,46 @@
 //! The controller: the northbound API, the compiler of intent into table
 //! entries, and the streams that carry them to the nodes.
 //!
-//! A change's way: `api` checks it and has the store commit it; `follow` reads
-//! it back from the outbox, `compile` says what it means for whom, `steps` keeps
-//! that, encoded, for `stream` to send to each node; `southbound` takes in the
-//! acknowledgements, from which `members` says what is programmed.
+//! Each module owns its state behind one handle; arrows are dependencies, and there are no others:
+//!
+//! ```text
+//!                   api                    REST handlers (Api)
+//!          ┌─────────┼─────────┐
+//!          ▼         ▼         │
+//!        place     moves       │           VPCs to clusters, vIPs to gateways (Place); moves (Moves)
+//!          │ ╲     ╱ │         │
+//!          │   ╲ ╱   │         │
+//!          │   ╱ ╲   │         │
+//!          ▼ ▼     ▼ ▼         │
+//!      ownership   push ◀──────┘           owners of vIPs (Ownership); streams to nodes (Push)
+//!          │         │
+//!          └────┬────┘
+//!               ▼
+//!            compile                       intent to entries (CompiledClusters)
+//!               │
+//!               ▼
+//!            database                      the store, commits, settings (Database)
+//! ```
+//!
+//! `api` may use all modules below it. `push` and `ownership` call `place` only through the observer traits
+//! that they define. `run` connects the modules and starts their tasks.
+//!
+//! How a change gets to the nodes: `api` checks it and has the store commit it; `push` reads it back from
+//! the outbox, `compile` says what it means for which node, and `push` keeps that, encoded, and sends it to
+//! each node. From the acknowledgements, `push` says what is programmed.
 #![forbid(unsafe_code)]
 
 mod api;
+mod clock;
 mod compile;
-mod core;
-mod enrol;
-mod follow;
-mod gateway_moves;
-mod hub;
-mod keys;
-mod ledger;
-mod load;
-mod members;
-mod metrics;
-mod model;
+mod database;
 mod moves;
 mod ownership;
-mod placing;
+mod place;
+mod push;
 mod run;
-mod scheduling;
-mod southbound;
-mod steps;
-mod stream;
-mod timeline;
-mod zones;
 
-pub use model::Model;
+pub use compile::Model;
 pub use run::{Args, Controller, Error, run};
 
 /// The OpenAPI document of the northbound API, as `api/openapi.json` has it.
@@ -43,4 +52,4 @@ pub fn openapi_json() -> Result<String, serde_json::Error> {
 }
 
 #[cfg(test)]
-mod compile_tests;
+mod convergence_tests;

@@ -1,20 +1,18 @@
-//! Starting and ending a controller.
+//! Starts and stops a controller: connects the modules and starts their tasks. Changes when a module gets a
+//! task or an option.
 
-use crate::api::{Api, router};
-use crate::core::Core;
-use crate::enrol::Reach;
-use crate::follow::{compact, follow, save_nodes};
-use crate::gateway_moves::drive_gateway_moves;
-use crate::keys::renew_keys;
-use crate::model::Model;
-use crate::moves::drive_moves;
-use crate::ownership::{Socket, own};
-use crate::placing::apply::apply_plans;
-use crate::scheduling::task::schedule;
-use crate::southbound::SouthboundService;
+use crate::api::{Api, Handles, router};
+use crate::compile::{CompiledClusters, Model};
+use crate::database::Database;
+use crate::moves::{Moves, drive_gateway_moves, drive_vpc_moves};
+use crate::ownership::{Ownership, Socket, own, renew_keys};
+use crate::place::Place;
+use crate::place::apply::apply_plans;
+use crate::place::scheduler::schedule;
+use crate::push::{Push, Reach, SouthboundService, compact_outbox, follow, save_node_states};
 use rustls::pki_types::ServerName;
 use sha2::{Digest, Sha256};
-use sluice_rsp::BootId;
+use sluice_envelope::BootId;
 use sluice_southbound::{CertificateAuthority, server_builder, server_service};
 use sluice_store::{Store, StoreError};
 use std::future::Future;
@@ -30,9 +28,9 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::server::TcpIncoming;
 
-/// Requests under way may take this long to end.
+/// Longest wait for requests in progress when the controller stops.
 const GRACE: Duration = Duration::from_secs(5);
-/// A token that can be guessed protects nothing.
+/// Shortest API token in characters: a shorter one could be guessed.
 const MIN_TOKEN: usize = 16;
 
 /// Options of `sluice controller`.
@@ -47,56 +45,56 @@ pub struct Args {
     /// Where nodes connect; gateways also send heartbeats to the UDP port of this number
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
     pub southbound: SocketAddr,
-    /// Name or address by which nodes reach the southbound listener; repeatable, the first goes
-    /// into enrolments
+    /// Name or address by which nodes reach the southbound listener; repeatable, the first is used in
+    /// enrolments
     #[arg(long, value_name = "NAME_OR_IP", value_parser = server_name)]
     pub southbound_name: Vec<String>,
     /// Directory for the default database
     #[arg(long, value_name = "DIR", default_value = "/var/lib/sluice/controller")]
     pub state_dir: PathBuf,
-    /// File with the bearer token that API callers must show; without it only a loopback address
-    /// may be listened on
+    /// File with the bearer token that API clients must send; without it, the API may listen only on a
+    /// loopback address
     #[arg(long, value_name = "FILE")]
     pub api_token_file: Option<PathBuf>,
-    /// How packets find their way: zeta, or one of the models to compare it with. Under another
-    /// than before all nodes are sent a snapshot
+    /// Forwarding model: zeta, or one of the models for comparison. After a change of the model, all
+    /// nodes get a snapshot
     #[arg(long, value_enum, default_value_t)]
     pub model: Model,
-    /// Under gwzone, how many of a cluster's gateways are backups: the last by id
+    /// Number of backup gateways of a cluster with the model gwzone: the last ones by id
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub zone_backups: usize,
 }
 
-/// Why a controller does not start, or ended.
+/// Reason why a controller does not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Options that do not go together.
+    /// Options that contradict each other.
     #[error("{0}")]
     Options(String),
-    /// A file that cannot be used.
+    /// A file cannot be used.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
         /// Why not.
         #[source]
         source: io::Error,
     },
-    /// An address that cannot be listened on.
+    /// The controller cannot listen on an address.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
         /// Why not.
         #[source]
         source: io::Error,
     },
-    /// The database.
+    /// The database cannot be used.
     #[error("cannot use the database")]
     Store(#[from] StoreError),
-    /// The certificate authority.
+    /// The certificate authority cannot be used.
     #[error("cannot set up certificates")]
     Certificates(#[from] sluice_southbound::Error),
     /// The northbound listener ended.
@@ -105,21 +103,22 @@ pub enum Error {
     /// The southbound listener ended.
     #[error("the southbound interface ended")]
     Southbound(#[source] tonic::transport::Error),
-    /// The system has no random numbers.
-    #[error("cannot draw a random number")]
+    /// The system provides no random numbers.
+    #[error("the system provides no random numbers")]
     Random,
-    /// Signals cannot be waited for.
+    /// The controller cannot wait for signals.
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
 }
 
-/// A controller that runs.
+/// A running controller.
 pub struct Controller {
     /// Where the API listens.
     pub api: SocketAddr,
     /// Where nodes connect.
     pub southbound: SocketAddr,
-    core: Arc<Core>,
+    db: Arc<Database>,
+    push: Arc<Push>,
     end: watch::Sender<bool>,
     servers: JoinHandle<Result<(), Error>>,
     background: JoinSet<()>,
@@ -147,8 +146,8 @@ fn read_token(args: &Args) -> Result<Option<[u8; 32]>, Error> {
     let Some(path) = &args.api_token_file else {
         if !args.api.ip().is_loopback() {
             return Err(Error::Options(format!(
-                "the API may listen on {} only with --api-token-file: without a token, anyone who reaches it \
-                 may do anything",
+                "the API may listen on {} only with --api-token-file: without a token, everyone who reaches it \
+                 has full access",
                 args.api
             )));
         }
@@ -169,23 +168,23 @@ fn read_token(args: &Args) -> Result<Option<[u8; 32]>, Error> {
     Ok(Some(Sha256::digest(token.as_bytes()).into()))
 }
 
-/// A name that a certificate can have, and a node can connect to.
+/// Parses a name that a certificate can have and that nodes can connect to.
 fn server_name(text: &str) -> Result<String, String> {
     match ServerName::try_from(text) {
         Ok(_) => Ok(text.to_owned()),
-        Err(_) => Err("neither a DNS name nor an IP address".to_owned()),
+        Err(_) => Err("not a DNS name or an IP address".to_owned()),
     }
 }
 
-/// How nodes call this listener, with names for its certificate.
+/// The names by which nodes reach the listener, for its certificate.
 fn names(args: &Args) -> Result<Vec<String>, Error> {
     if !args.southbound_name.is_empty() {
         return Ok(args.southbound_name.clone());
     }
     if args.southbound.ip().is_unspecified() {
         return Err(Error::Options(format!(
-            "--southbound {} is every address of this machine: say with --southbound-name which name or \
-             address nodes shall use",
+            "--southbound {} means every address of this machine: set the name or address that nodes use \
+             with --southbound-name",
             args.southbound
         )));
     }
@@ -206,20 +205,20 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error>
     Ok((listener, bound))
 }
 
-async fn open_store(args: &Args) -> Result<Arc<dyn Store>, Error> {
+async fn open_store(args: &Args) -> Result<Arc<Store>, Error> {
     let url = match &args.database {
         Some(url) => url.clone(),
         None => {
             let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&args.state_dir);
-            made.map_err(|source| Error::File { action: "make", path: args.state_dir.clone(), source })?;
+            made.map_err(|source| Error::File { action: "create", path: args.state_dir.clone(), source })?;
             format!("sqlite:{}", args.state_dir.join("sluice.db").display())
         }
     };
     Ok(sluice_store::open(&url).await?)
 }
 
-/// The database's authority; the first controller makes it.
-async fn authority(store: &dyn Store) -> Result<CertificateAuthority, Error> {
+/// The certificate authority of the database. The first controller creates it.
+async fn authority(store: &Store) -> Result<CertificateAuthority, Error> {
     let new = CertificateAuthority::create()?;
     let made = (new.key_pem().to_owned(), new.certificate_pem().to_owned());
     let (key, certificate) = store.certificate_authority(made).await?;
@@ -227,12 +226,12 @@ async fn authority(store: &dyn Store) -> Result<CertificateAuthority, Error> {
 }
 
 async fn ended(mut end: watch::Receiver<bool>) {
-    // The sender's going is an end, too.
+    // The channel also ends if the sender is dropped.
     let _ = end.wait_for(|end| *end).await;
 }
 
 impl Controller {
-    /// Starts a controller; it listens when this returns.
+    /// Starts a controller. It listens when this function returns.
     ///
     /// # Errors
     /// [`Error`], with the cause.
@@ -252,43 +251,56 @@ impl Controller {
             server_name: names[0].clone(),
             ca_pem: ca.certificate_pem().to_owned(),
         };
-        let core = Arc::new(Core::new(store, args.model, args.zone_backups));
+        let db = Arc::new(Database::new(store));
+        let compiled = Arc::new(CompiledClusters::new(args.model, args.zone_backups));
+        let push = Arc::new(Push::new(db.clone(), compiled.clone()));
+        let ownership = Arc::new(Ownership::new(db.clone(), compiled));
+        let place = Arc::new(Place::new(db.clone(), ownership.clone()));
+        let moves = Arc::new(Moves::new(db.clone(), push.clone(), ownership.clone()));
         let (end, ending) = watch::channel(false);
-        let app = router(Api::new(core.clone(), reach, token_digest));
+        let handles = Handles {
+            db: db.clone(),
+            push: push.clone(),
+            ownership: ownership.clone(),
+            place: place.clone(),
+            moves: moves.clone(),
+        };
+        let app = router(Api::new(handles, reach, token_digest));
         let northbound =
             axum::serve(api_listener, app).with_graceful_shutdown(ended(ending.clone())).into_future();
-        let service = server_service(SouthboundService { core: core.clone(), ca: ca.clone() });
+        let service =
+            server_service(SouthboundService { push: push.clone(), loads: place.clone(), ca: ca.clone() });
         let incoming = TcpIncoming::from(southbound_listener).with_nodelay(Some(true));
         let nodes = server_builder(&ca, &certificate)?
             .add_service(service)
             .serve_with_incoming_shutdown(incoming, ended(ending.clone()));
         let mut background = JoinSet::new();
-        background.spawn(follow(core.clone()));
-        background.spawn(save_nodes(core.clone()));
-        background.spawn(compact(core.clone()));
-        background.spawn(renew_keys(core.clone()));
-        background.spawn(drive_moves(core.clone()));
-        background.spawn(drive_gateway_moves(core.clone()));
-        background.spawn(own(core.clone(), gateways, boot));
-        background.spawn(apply_plans(core.clone()));
-        background.spawn(schedule(core.clone()));
+        background.spawn(follow(push.clone(), place.clone()));
+        background.spawn(save_node_states(push.clone()));
+        background.spawn(compact_outbox(push.clone()));
+        background.spawn(renew_keys(db.clone()));
+        background.spawn(own(ownership, place.clone(), gateways, boot));
+        background.spawn(drive_vpc_moves(moves.clone()));
+        background.spawn(drive_gateway_moves(moves));
+        background.spawn(apply_plans(place.clone()));
+        background.spawn(schedule(place));
         tracing::info!(%api, %southbound, "controller ready");
         let servers = tokio::spawn(serve(northbound, nodes));
-        Ok(Self { api, southbound, core, end, servers, background })
+        Ok(Self { api, southbound, db, push, end, servers, background })
     }
 
-    /// Ends it: requests under way are answered, streams are closed.
+    /// Stops the controller: requests in progress are answered, and streams are closed.
     ///
     /// # Errors
-    /// What went wrong in a server.
+    /// The error of a server.
     pub async fn stop(mut self) -> Result<(), Error> {
-        self.core.hub.shutdown();
+        self.push.hub.shutdown();
         self.end.send_replace(true);
         let servers = tokio::time::timeout(GRACE, &mut self.servers).await;
         self.background.shutdown().await;
-        // What nodes acknowledged last is told by them again, if it is lost here.
-        for state in self.core.hub.take_unsaved(true) {
-            if self.core.store.save_node_state(state).await.is_err() {
+        // If the last acknowledgements cannot be saved, nodes report them again when they reconnect.
+        for state in self.push.hub.take_unsaved(true) {
+            if self.db.store.save_node_state(state).await.is_err() {
                 break;
             }
         }
@@ -296,7 +308,7 @@ impl Controller {
             Ok(Ok(result)) => result,
             Ok(Err(error)) => Err(Error::Api(io::Error::other(error))),
             Err(_) => {
-                tracing::warn!("requests under way did not end in time");
+                tracing::warn!("requests in progress did not end in time");
                 self.servers.abort();
                 Ok(())
             }
@@ -304,7 +316,7 @@ impl Controller {
     }
 }
 
-/// Serves both sides until both have ended, or one fails.
+/// Runs both servers until both have ended, or one fails.
 async fn serve(
     northbound: impl Future<Output = io::Result<()>>,
     nodes: impl Future<Output = Result<(), tonic::transport::Error>>,
@@ -333,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_api_stays_on_loopback() {
+    fn api_without_token_listens_only_on_loopback() {
         assert!(read_token(&args()).unwrap().is_none());
         let open = Args { api: "[::]:0".parse().unwrap(), ..args() };
         assert!(matches!(read_token(&open), Err(Error::Options(_))));
@@ -348,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_an_address_that_they_can_reach() {
+    fn certificate_has_names_that_nodes_can_reach() {
         assert_eq!(names(&args()).unwrap(), ["127.0.0.1"]);
         let any = Args { southbound: "0.0.0.0:7443".parse().unwrap(), ..args() };
         assert!(matches!(names(&any), Err(Error::Options(_))));

@@ -1,4 +1,4 @@
-//! The northbound API's contract, hostile input included.
+//! The contract of the northbound API, including hostile input.
 
 mod common;
 
@@ -68,7 +68,7 @@ async fn creation_is_idempotent_by_name() {
 }
 
 #[tokio::test]
-async fn peerings_and_routes() {
+async fn peerings_and_routes_can_be_created_and_deleted() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let other = cloud.make("/v1/vpcs", json!({"name": "v2", "tenant": basics.tenant})).await;
@@ -130,7 +130,7 @@ async fn refusals_name_the_offender() {
         (&instances, vm(json!({"mac": "01:00:5e:00:00:01"})), (422, "invalid", "mac")),
         (&instances, vm(json!({"host": "host-999"})), (422, "unknown-reference", "host-999")),
         (&instances, vm(json!({"host": "gw-1"})), (422, "invalid", "host")),
-        (&instances, vm(json!({"colour": "red"})), (422, "invalid", "colour")),
+        (&instances, vm(json!({"color": "red"})), (422, "invalid", "color")),
         (&instances, vm(json!({"name": "a/b"})), (422, "invalid", "name")),
         (&subnets, json!({"name": "o", "ipv4": "10.0.1.0/24"}), (409, "prefix-overlap", "10.0.1.0/24")),
         (&subnets, json!({"name": "o", "ipv4": "10.7.0.1/24"}), (422, "invalid", "ipv4")),
@@ -261,7 +261,7 @@ async fn bulk_creation_is_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn lists_come_in_pages_and_filters_filter() {
+async fn lists_have_pages_and_filters() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let many: Vec<_> = (0..25).map(|i| basics.instance(&format!("vm{i}"))).collect();
@@ -287,7 +287,7 @@ async fn lists_come_in_pages_and_filters_filter() {
 }
 
 #[tokio::test]
-async fn updates_and_deletions_honour_if_match() {
+async fn updates_and_deletions_check_if_match() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let path = format!("/v1/vpcs/{}", basics.vpc);
@@ -314,8 +314,9 @@ async fn updates_and_deletions_honour_if_match() {
     let cluster = format!("/v1/clusters/{}", basics.cluster);
     let vips = cloud.request(Method::PATCH, &cluster).json(&json!({"vips": ["192.0.2.11"]}));
     let changed = cloud.send(vips).await.body;
-    // Its place is the third: the two before it stayed until it was there.
-    let vip = json!({"place": 2, "address": "192.0.2.11", "mac": changed["vips"][0]["mac"], "home": basics.gateway});
+    // The new vIP has the third slot, because the two old vIPs stayed until it was there.
+    let mac = &changed["vips"][0]["mac"];
+    let vip = json!({"slot": 2, "address": "192.0.2.11", "mac": mac, "preferred_owner": basics.gateway});
     assert_eq!(changed["vips"], json!([vip]));
     assert!(changed["vips"][0]["mac"].as_str().unwrap().ends_with(":02"));
     let stale = cloud.request(Method::DELETE, &cluster).header("if-match", "\"1\"");
@@ -323,7 +324,7 @@ async fn updates_and_deletions_honour_if_match() {
 }
 
 #[tokio::test]
-async fn a_vpc_finds_the_only_cluster() {
+async fn new_vpc_is_placed_on_the_only_cluster() {
     let cloud = Cloud::start().await;
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
     let vpc = json!({"name": "v", "tenant": tenant});
@@ -333,7 +334,7 @@ async fn a_vpc_finds_the_only_cluster() {
 }
 
 #[tokio::test]
-async fn a_token_guards_all_but_health() {
+async fn token_is_required_except_for_health() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     std::fs::write(&file, "correct horse battery staple".replace(' ', "-")).unwrap();
@@ -365,33 +366,33 @@ async fn every_answer_has_a_request_id() {
 }
 
 #[tokio::test]
-async fn a_dead_database_is_said_to_be_one() {
+async fn unavailable_database_is_reported() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     assert_eq!(cloud.get("/readyz").await.status, StatusCode::OK);
-    // Another process takes the file and does not give it back.
+    // Another process locks the file.
     let file = cloud.dir.path().join("state/sluice.db");
-    let mut thief =
+    let mut locker =
         SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(file)).await.unwrap();
-    sqlx::query("BEGIN EXCLUSIVE").execute(&mut thief).await.unwrap();
+    sqlx::query("BEGIN EXCLUSIVE").execute(&mut locker).await.unwrap();
 
     let answer = cloud.post("/v1/tenants", json!({"name": "late"})).await;
     assert_eq!((answer.problem().0, answer.problem().1), (503, "database-unavailable"));
     assert_eq!(answer.header("retry-after"), "1");
     let detail = answer.body["detail"].as_str().unwrap();
-    assert!(detail.contains("lock") || detail.contains("hold"), "the cause: {detail}");
+    assert!(detail.contains("lock") || detail.contains("hold"), "missing cause: {detail}");
     assert_eq!(cloud.get("/readyz").await.problem().0, 503);
     assert_eq!(cloud.get("/healthz").await.status, StatusCode::OK);
 
-    sqlx::query("ROLLBACK").execute(&mut thief).await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut locker).await.unwrap();
     assert_eq!(cloud.post("/v1/tenants", json!({"name": "late"})).await.status, StatusCode::CREATED);
     assert_eq!(cloud.get("/readyz").await.status, StatusCode::OK);
     assert_eq!(cloud.get(&format!("/v1/tenants/{}", basics.tenant)).await.status, StatusCode::OK);
 }
 
-/// `SLUICE_UPDATE=1` writes the checked-in copy anew.
+/// With `SLUICE_UPDATE=1`, the test writes the copy in the repository.
 #[test]
-fn the_checked_in_openapi_document_is_the_generated_one() {
+fn openapi_document_in_the_repository_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../api/openapi.json");
     let generated = sluice_controller::openapi_json().unwrap();
     if std::env::var_os("SLUICE_UPDATE").is_some() {

@@ -1,4 +1,4 @@
-//! Placement over the API: new VPCs, what gateways report, plans.
+//! Placement through the API: new VPCs, reported loads, plans.
 
 mod common;
 
@@ -9,7 +9,7 @@ use sluice_southbound::proto::{Heartbeat, Hello, VniLoad};
 use sluice_southbound::{Identity, connect as connect_to};
 use std::time::Duration;
 
-/// So many clusters, each with one gateway; their ids.
+/// Creates clusters with one gateway each. Returns the ids of the clusters and of the gateways.
 async fn clusters(cloud: &Cloud, count: u8) -> (Vec<String>, Vec<String>) {
     let (mut clusters, mut gateways) = (Vec::new(), Vec::new());
     for number in 1..=count {
@@ -29,8 +29,8 @@ async fn settings(cloud: &Cloud, body: Value) -> Value {
     answer.body
 }
 
-/// Creates a VPC without saying where; returns its cluster.
-async fn placed(cloud: &Cloud, tenant: &str, name: &str) -> String {
+/// Creates a VPC without a cluster. Returns the cluster that was chosen.
+async fn place_vpc(cloud: &Cloud, tenant: &str, name: &str) -> String {
     let answer = cloud.post("/v1/vpcs", json!({"name": name, "tenant": tenant})).await;
     assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
     answer.body["cluster"].as_str().unwrap().to_owned()
@@ -41,8 +41,8 @@ async fn connect(cloud: &Cloud, gateway: &str) -> Node {
     join(cloud, &identity, 0, 0).await
 }
 
-/// A gateway tells what it forwarded, by VNI.
-async fn tell(node: &Node, cpu_permille: u32, counts: &[(u64, u64)]) {
+/// Sends the heartbeat of a gateway with packet counts by VNI.
+async fn send_heartbeat(node: &Node, cpu_permille: u32, counts: &[(u64, u64)]) {
     let load = |(vni, packets): &(u64, u64)| VniLoad { vni: *vni as u32, packets: *packets, bytes: 0 };
     let heartbeat = Heartbeat {
         packets: counts.iter().map(|(_, packets)| packets).sum(),
@@ -55,12 +55,12 @@ async fn tell(node: &Node, cpu_permille: u32, counts: &[(u64, u64)]) {
     node.connection.reports.heartbeat(heartbeat).await.unwrap();
 }
 
-/// Two reports: nothing, and then so many packets by VNI.
-async fn talk(cloud: &Cloud, gateway: &str, node: &Node, counts: &[(u64, u64)]) {
+/// Sends two heartbeats: one with zero counts, and one with the given packet counts by VNI.
+async fn report_traffic(cloud: &Cloud, gateway: &str, node: &Node, counts: &[(u64, u64)]) {
     let nothing: Vec<(u64, u64)> = counts.iter().map(|(vni, _)| (*vni, 0)).collect();
-    tell(node, 0, &nothing).await;
+    send_heartbeat(node, 0, &nothing).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    tell(node, 500, counts).await;
+    send_heartbeat(node, 500, counts).await;
     let busy = |body: &Value| {
         let all =
             body["clusters"].as_array().unwrap().iter().flat_map(|it| it["gateways"].as_array().unwrap());
@@ -70,7 +70,7 @@ async fn talk(cloud: &Cloud, gateway: &str, node: &Node, counts: &[(u64, u64)]) 
 }
 
 #[tokio::test]
-async fn a_new_vpc_goes_where_there_is_room_that_is_open_to_its_tenant() {
+async fn new_vpc_is_placed_within_the_limits_of_its_tenant() {
     let cloud = Cloud::start().await;
     let tenants = [
         cloud.make("/v1/tenants", json!({"name": "t1"})).await,
@@ -79,41 +79,45 @@ async fn a_new_vpc_goes_where_there_is_room_that_is_open_to_its_tenant() {
     let refused = cloud.post("/v1/vpcs", json!({"name": "v", "tenant": tenants[0]})).await;
     assert_eq!(refused.problem(), (422, "invalid", "cluster"));
     let (clusters, _) = clusters(&cloud, 3).await;
-    // Nothing is measured: VPCs are counted, and nobody need say how many there are.
+    // No demand is measured, so VPCs are counted.
     let mut found = Vec::new();
     for name in ["a", "b", "c"] {
-        found.push(placed(&cloud, &tenants[0], name).await);
+        found.push(place_vpc(&cloud, &tenants[0], name).await);
     }
     found.sort();
     assert_eq!(found, clusters);
-    // The same again is the same VPC, wherever a new one would go.
+    // The same request again returns the same VPC.
     let again = cloud.post("/v1/vpcs", json!({"name": "a", "tenant": tenants[0]})).await;
     assert_eq!(again.status, StatusCode::OK, "{}", again.body);
 
     let set = settings(&cloud, json!({"clusters_per_tenant": 2})).await;
     assert_eq!((&set["clusters_per_tenant"], &set["water_level"]), (&json!(2), &json!(0.8)));
-    let on = [placed(&cloud, &tenants[1], "a").await, placed(&cloud, &tenants[1], "b").await];
+    let on = [place_vpc(&cloud, &tenants[1], "a").await, place_vpc(&cloud, &tenants[1], "b").await];
     assert_ne!(on[0], on[1]);
     for name in ["c", "d", "e"] {
-        assert!(on.contains(&placed(&cloud, &tenants[1], name).await), "a third cluster for one tenant");
+        assert!(on.contains(&place_vpc(&cloud, &tenants[1], name).await), "a third cluster for one tenant");
     }
-    let said = cloud.post("/v1/vpcs", json!({"name": "x", "tenant": "tenant-999"})).await;
-    assert_eq!(said.problem(), (422, "unknown-reference", "tenant-999"));
-    // Whoever says where is obeyed.
+    let refused = cloud.post("/v1/vpcs", json!({"name": "x", "tenant": "tenant-999"})).await;
+    assert_eq!(refused.problem(), (422, "unknown-reference", "tenant-999"));
+    // A given cluster is used even if it exceeds the limit.
     let third = clusters.iter().find(|cluster| !on.contains(cluster)).unwrap();
     let body = json!({"name": "mine", "tenant": tenants[1], "cluster": third});
     assert_eq!(cloud.post("/v1/vpcs", body).await.body["cluster"], *third);
-    let over = cloud.wait_until("counted", "/v1/placement", |body| body["tenants_over_k"] != 0).await;
-    assert_eq!(over["tenants_over_k"], 2, "the first was on three before the limit");
+    let is_counted = |body: &Value| body["tenants_over_cluster_limit"] != 0;
+    let over = cloud.wait_until("counted", "/v1/placement", is_counted).await;
+    assert_eq!(
+        over["tenants_over_cluster_limit"], 2,
+        "the first tenant was on three clusters before the limit was set"
+    );
 }
 
 #[tokio::test]
-async fn many_at_once_do_not_all_go_to_one_cluster() {
+async fn concurrent_creations_are_spread_over_clusters() {
     let cloud = Cloud::start().await;
     let (clusters, _) = clusters(&cloud, 4).await;
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
     let names: Vec<String> = (0..40).map(|number| format!("v{number}")).collect();
-    let found = futures::future::join_all(names.iter().map(|name| placed(&cloud, &tenant, name))).await;
+    let found = futures::future::join_all(names.iter().map(|name| place_vpc(&cloud, &tenant, name))).await;
     for cluster in &clusters {
         assert_eq!(found.iter().filter(|found| *found == cluster).count(), 10, "{found:?}");
     }
@@ -126,28 +130,28 @@ async fn full_clusters_are_refused_with_the_reason() {
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
     settings(&cloud, json!({"gateways": {&gateways[0]: 4, &gateways[1]: 4}})).await;
     for name in ["a", "b", "c", "d", "e", "f"] {
-        placed(&cloud, &tenant, name).await;
+        place_vpc(&cloud, &tenant, name).await;
     }
-    // Three of one packet a second each, of four; the water level is at 0.8.
+    // Each cluster has three VPCs of one packet a second and a capacity of four; the water level is 0.8.
     let refused = cloud.post("/v1/vpcs", json!({"name": "g", "tenant": tenant})).await;
-    assert_eq!(refused.problem(), (507, "no-room", "cluster"));
+    assert_eq!(refused.problem(), (507, "no-capacity", "cluster"));
     let detail = refused.body["detail"].as_str().unwrap();
     assert_eq!(detail, "no cluster has room: 2 of 2 would be above it with 1 packets/s more");
     for (body, field) in [
         (json!({"water_level": 1.5}), "water_level"),
         (json!({"clusters_per_tenant": 0}), "clusters_per_tenant"),
         (json!({"gateways": {"gw-999": 1}}), "gw-999"),
-        (json!({"colour": 1}), "colour"),
+        (json!({"color": 1}), "color"),
     ] {
         let answer = cloud.send(cloud.request(Method::PATCH, "/v1/placement/settings").json(&body)).await;
         assert_eq!((answer.problem().0, answer.problem().2), (422, field), "{}", answer.body);
     }
     settings(&cloud, json!({"gateways": {&gateways[1]: null}})).await;
-    placed(&cloud, &tenant, "g").await;
+    place_vpc(&cloud, &tenant, "g").await;
 }
 
 #[tokio::test]
-async fn what_gateways_report_is_what_vpcs_ask_for() {
+async fn reported_traffic_is_the_demand_of_vpcs() {
     let cloud = Cloud::start().await;
     let (clusters, gateways) = clusters(&cloud, 2).await;
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
@@ -157,28 +161,28 @@ async fn what_gateways_report_is_what_vpcs_ask_for() {
         vnis.push(cloud.post("/v1/vpcs", body).await.body["vni"].as_u64().unwrap());
     }
     let node = connect(&cloud, &gateways[0]).await;
-    talk(&cloud, &gateways[0], &node, &[(vnis[0], 100_000), (vnis[1], 0)]).await;
+    report_traffic(&cloud, &gateways[0], &node, &[(vnis[0], 100_000), (vnis[1], 0)]).await;
     let placement = cloud.get("/v1/placement").await.body;
     assert_eq!(placement["largest"][0]["name"], "busy");
     assert!(placement["largest"][0]["measured"] == true && placement["largest"][1]["measured"] == true);
     let first = &placement["clusters"][0];
     let gateway = &first["gateways"][0];
     assert!(gateway["reporting"] == true && gateway["capacity"] == "estimated", "{gateway}");
-    // Half busy with it: it could do twice as much.
+    // At half load, the capacity is twice the packet rate.
     let ratio = gateway["capacity_pps"].as_f64().unwrap() / gateway["pps"].as_f64().unwrap();
     assert!((ratio - 2.0).abs() < 0.01, "{gateway}");
     assert_eq!(first["capacity_entries"], 1 << 19);
     let other = &placement["clusters"][1]["gateways"][0];
     assert!(other["reporting"] == false && other["capacity"] == "assumed", "{other}");
-    // The next one goes to the cluster where nothing is forwarded.
-    assert_eq!(placed(&cloud, &tenant, "new").await, clusters[1]);
+    // The next VPC is placed on the cluster without traffic.
+    assert_eq!(place_vpc(&cloud, &tenant, "new").await, clusters[1]);
     drop(node);
-    let gone = |body: &Value| body["clusters"][0]["gateways"][0]["reporting"] == false;
-    cloud.wait_until("forgotten", "/v1/placement", gone).await;
+    let is_forgotten = |body: &Value| body["clusters"][0]["gateways"][0]["reporting"] == false;
+    cloud.wait_until("forgotten", "/v1/placement", is_forgotten).await;
 }
 
 #[tokio::test]
-async fn plans_are_shown_before_anything_is_done() {
+async fn plans_are_stored_before_anything_moves() {
     let mut cloud = Cloud::start().await;
     let (clusters, gateways) = clusters(&cloud, 3).await;
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
@@ -190,14 +194,15 @@ async fn plans_are_shown_before_anything_is_done() {
         settings(&cloud, json!({"gateways": {gateway: pps}})).await;
     }
     let plan = |kind: &str| json!({"kind": kind, "seed": 5, "tolerance": 0.0});
-    let drawn = cloud.post("/v1/placement/plan", plan("rebalance")).await;
-    assert_eq!(drawn.status, StatusCode::CREATED, "{}", drawn.body);
-    let body = drawn.body;
+    let computed = cloud.post("/v1/placement/plan", plan("rebalance")).await;
+    assert_eq!(computed.status, StatusCode::CREATED, "{}", computed.body);
+    let body = computed.body;
     assert_eq!((&body["state"], &body["steps"], &body["done"]), (&json!("proposed"), &json!(6), &json!(0)));
-    assert_eq!((&body["lambda_before"], &body["lambda"]), (&json!(0.3), &json!(0.1)));
+    assert_eq!((&body["max_load_before"], &body["max_load"]), (&json!(0.3), &json!(0.1)));
     for step in body["moves"].as_array().unwrap() {
         assert_eq!((&step["from"], &step["entries"]), (&json!(clusters[0]), &json!(1)));
         assert!(step["text"].as_str().unwrap().contains("of its packet rate"), "{step}");
+        assert_eq!(step["exceeded"], json!([]), "{step}");
     }
     let all = cloud.get("/v1/vpcs").await.body;
     assert!(
@@ -206,26 +211,26 @@ async fn plans_are_shown_before_anything_is_done() {
     );
     let solved = cloud.post("/v1/placement/plan", plan("solve")).await.body;
     assert_eq!(
-        (&solved["lambda"], &solved["kind"], &solved["id"]),
+        (&solved["max_load"], &solved["kind"], &solved["id"]),
         (&json!(0.1), &json!("solve"), &json!(2))
     );
 
     cloud.restart().await;
     let kept = cloud.get("/v1/placement/plans").await.body;
     assert_eq!(kept["items"].as_array().unwrap().len(), 2);
-    assert_eq!(cloud.get("/v1/placement/plans/1").await.body, body, "as it was drawn");
+    assert_eq!(cloud.get("/v1/placement/plans/1").await.body, body, "the plan does not change");
     assert_eq!(cloud.get("/v1/placement/plans/9").await.problem(), (404, "not-found", "9"));
     let refused = cloud.post("/v1/placement/plan", json!({"kind": "rebalance", "tolerance": -1})).await;
     assert_eq!(refused.problem(), (422, "invalid", "tolerance"));
     let refused = cloud.post("/v1/placement/plan", json!({"kind": "guess"})).await;
     assert_eq!(refused.problem(), (422, "invalid", "kind"));
-    // More than all clusters carry.
+    // The demand exceeds the capacity of all clusters.
     settings(&cloud, json!({"water_level": 0.05})).await;
     let refused = cloud.post("/v1/placement/plan", plan("solve")).await;
-    assert_eq!(refused.problem(), (507, "no-room", "clusters"));
+    assert_eq!(refused.problem(), (507, "no-capacity", "clusters"));
 }
 
-/// A gateway that acknowledges all it is sent, on a stream after the other.
+/// Runs a gateway that acknowledges every update and reconnects when its stream ends.
 fn serve(cloud: &Cloud, identity: Identity) -> tokio::task::JoinHandle<()> {
     let address = cloud.southbound.to_string();
     tokio::spawn(async move {
@@ -247,7 +252,7 @@ fn serve(cloud: &Cloud, identity: Identity) -> tokio::task::JoinHandle<()> {
 }
 
 #[tokio::test]
-async fn a_plan_is_carried_out_whatever_happens_to_the_controller() {
+async fn plan_is_applied_across_a_restart_of_the_controller() {
     let mut cloud = Cloud::start().await;
     let (clusters, gateways) = clusters(&cloud, 2).await;
     let mut serving = Vec::new();
@@ -264,15 +269,15 @@ async fn a_plan_is_carried_out_whatever_happens_to_the_controller() {
     }
     let plan = json!({"kind": "rebalance", "tolerance": 0.0});
     for id in [1, 2] {
-        let drawn = cloud.post("/v1/placement/plan", plan.clone()).await.body;
-        assert_eq!((&drawn["id"], &drawn["steps"]), (&json!(id), &json!(3)), "{drawn}");
+        let computed = cloud.post("/v1/placement/plan", plan.clone()).await.body;
+        assert_eq!((&computed["id"], &computed["steps"]), (&json!(id), &json!(3)), "{computed}");
     }
     let apply = |id: u64| format!("/v1/placement/plans/{id}/apply");
     assert_eq!(cloud.post(&apply(1), json!({"parallel": 65})).await.problem().0, 422);
-    let begun = cloud.post(&apply(1), json!({})).await;
-    assert_eq!((begun.status, &begun.body["state"]), (StatusCode::ACCEPTED, &json!("applying")));
+    let started = cloud.post(&apply(1), json!({})).await;
+    assert_eq!((started.status, &started.body["state"]), (StatusCode::ACCEPTED, &json!("applying")));
     assert_eq!(cloud.post(&apply(2), json!({})).await.problem(), (409, "plan-applying", "1"));
-    cloud.wait_until("begun", "/v1/placement/plans/1", |body| body["done"] != 0).await;
+    cloud.wait_until("started", "/v1/placement/plans/1", |body| body["done"] != 0).await;
     cloud.restart().await;
     let done = cloud.wait_until("done", "/v1/placement/plans/1", |body| body["state"] != "applying").await;
     assert_eq!((&done["state"], &done["done"]), (&json!("done"), &json!(3)), "{done}");
@@ -290,7 +295,7 @@ async fn a_plan_is_carried_out_whatever_happens_to_the_controller() {
     let text = steps[0]["text"].as_str().unwrap();
     assert!(text.contains("step 1 of plan 1") && text.contains("60.0% of its packet rate"), "{text}");
 
-    // The other plan expects everything where it was: what it wants is done already.
+    // The steps of the other plan are already done.
     cloud.post(&apply(2), json!({"parallel": 2})).await;
     let done = cloud.wait_until("over", "/v1/placement/plans/2", |body| body["state"] != "applying").await;
     assert_eq!(done["state"], "done", "{done}");
@@ -298,7 +303,7 @@ async fn a_plan_is_carried_out_whatever_happens_to_the_controller() {
 }
 
 #[tokio::test]
-async fn a_plan_stops_where_somebody_else_moved_something() {
+async fn plan_stops_at_a_vpc_that_was_moved_in_between() {
     let cloud = Cloud::start().await;
     let (clusters, gateways) = clusters(&cloud, 3).await;
     let mut serving = Vec::new();
@@ -312,8 +317,8 @@ async fn a_plan_stops_where_somebody_else_moved_something() {
         let body = json!({"name": format!("v{number}"), "tenant": tenant, "cluster": clusters[0]});
         cloud.make("/v1/vpcs", body).await;
     }
-    let drawn = cloud.post("/v1/placement/plan", json!({"kind": "rebalance", "tolerance": 0.0})).await.body;
-    let (vpc, to) = (drawn["moves"][0]["vpcs"][0].as_str().unwrap(), &drawn["moves"][0]["to"]);
+    let plan = cloud.post("/v1/placement/plan", json!({"kind": "rebalance", "tolerance": 0.0})).await.body;
+    let (vpc, to) = (plan["moves"][0]["vpcs"][0].as_str().unwrap(), &plan["moves"][0]["to"]);
     let third = clusters[1..].iter().find(|cluster| *to != ***cluster).unwrap();
     let path = format!("/v1/vpcs/{vpc}");
     let moved = cloud.send(cloud.request(Method::PATCH, &path).json(&json!({"cluster": third}))).await;
@@ -323,7 +328,7 @@ async fn a_plan_stops_where_somebody_else_moved_something() {
     let note = stopped["note"].as_str().unwrap();
     assert!(stopped["state"] == "stopped" && stopped["done"] == 0, "{stopped}");
     assert!(
-        note.starts_with("step 1: ") && note.contains(vpc) && note.ends_with("draw a new plan"),
+        note.starts_with("step 1: ") && note.contains(vpc) && note.ends_with("compute a new plan"),
         "{note}"
     );
     serving.into_iter().for_each(|task| task.abort());

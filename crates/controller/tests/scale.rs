@@ -1,4 +1,4 @@
-//! Stage times of one bulk creation with two gateways; run by hand.
+//! Measures the stages of one bulk creation with two gateways. It is run by hand.
 
 mod common;
 
@@ -45,18 +45,18 @@ async fn bulk_creation_stage_by_stage() {
         write!(body, "{comma}{{\"name\":\"vm{i}\",\"subnet\":\"{subnet}\",\"host\":\"{host}\"}}").unwrap();
     }
     body.push_str("]}");
-    let began = Instant::now();
+    let start = Instant::now();
     let request = cloud.request(reqwest::Method::POST, &format!("{}/bulk", basics.instances_path()));
     let request = request.header("content-type", "application/json").body(body);
     let response = request.send().await.unwrap();
     assert_eq!(response.status(), reqwest::StatusCode::OK);
-    println!("answered after {:?}", began.elapsed());
+    println!("answered after {:?}", start.elapsed());
     let mut nodes = Vec::new();
     for task in tasks {
         let (at, bytes, node) = task.await.unwrap();
-        // Its last acknowledgement may still be on its way.
+        // The stream must stay open, because its last acknowledgement may not have arrived yet.
         nodes.push(node);
-        println!("a gateway had all after {:?}, about {bytes} bytes", at - began);
+        println!("a gateway had all after {:?}, about {bytes} bytes", at - start);
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
     let metrics = cloud.get("/metrics").await.body;
@@ -64,7 +64,7 @@ async fn bulk_creation_stage_by_stage() {
         println!("{line}");
     }
     let identity = cloud.enrol(&basics.gateway_path()).await;
-    let began = Instant::now();
+    let start = Instant::now();
     let mut node = join(&cloud, &identity, 0, 0).await;
     let (mut entries, mut end) = (0, false);
     while !end {
@@ -73,5 +73,5 @@ async fn bulk_creation_stage_by_stage() {
         end = update.revision != 0;
     }
     assert_eq!(entries, count);
-    println!("snapshot of {entries} after {:?}", began.elapsed());
+    println!("snapshot of {entries} after {:?}", start.elapsed());
 }

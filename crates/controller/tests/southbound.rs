@@ -1,4 +1,4 @@
-//! Nodes and the controller, over real TLS.
+//! Nodes connected to the controller over real TLS.
 
 mod common;
 
@@ -20,7 +20,7 @@ async fn create(cloud: &Cloud, basics: &Basics, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn enrolment_takes_a_good_token_once() {
+async fn enrolment_token_is_valid_once() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let bundle = cloud.bundle(&basics.gateway_path()).await;
@@ -41,13 +41,13 @@ async fn enrolment_takes_a_good_token_once() {
 }
 
 #[tokio::test]
-async fn a_broken_request_does_not_cost_the_token() {
+async fn invalid_request_does_not_use_up_the_token() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let bundle = cloud.bundle(&basics.host_path()).await;
-    // An impostor's authority: the node must not hand its token over.
-    let impostor = CertificateAuthority::create().unwrap();
-    let misled = EnrolmentBundle { ca_pem: impostor.certificate_pem().to_owned(), ..bundle.clone() };
+    // The bundle has the certificate of another authority: the node must not send its token.
+    let other = CertificateAuthority::create().unwrap();
+    let misled = EnrolmentBundle { ca_pem: other.certificate_pem().to_owned(), ..bundle.clone() };
     let error = enrol(&misled, &cloud.state_dir("misled")).await.unwrap_err();
     assert!(matches!(error, sluice_southbound::Error::Connect { .. }), "{error:?}");
     // A state directory that cannot be written.
@@ -67,18 +67,18 @@ async fn hosts_without_agent_cannot_enrol() {
 }
 
 #[tokio::test]
-async fn watching_needs_a_certificate_of_this_controller() {
+async fn stream_needs_a_certificate_of_this_controller() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let bundle = cloud.bundle(&basics.gateway_path()).await;
     let node: NodeName = format!("gateway:{}", basics.gateway).parse().unwrap();
     let controller = cloud.southbound.to_string();
 
-    // No certificate at all.
+    // Without a certificate.
     let error = common::anonymous_watch(&bundle).await;
     assert_eq!(error.code(), tonic::Code::Unauthenticated);
 
-    // One of another authority, for the same name.
+    // With a certificate of another authority for the same name.
     let other = CertificateAuthority::create().unwrap();
     let key = rcgen::KeyPair::generate().unwrap();
     let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
@@ -86,7 +86,7 @@ async fn watching_needs_a_certificate_of_this_controller() {
     let forged = Identity::new(&bundle, node, forged, key.serialize_pem());
     assert!(connect(&forged, &controller, Hello::default()).await.is_err());
 
-    // The real one, of a gateway that is deleted then; a cluster with VPCs keeps its last.
+    // With a valid certificate of a gateway that is then deleted. A cluster with VPCs needs another gateway.
     let spare =
         json!({"name": "spare", "cluster": basics.cluster, "vtep4": "192.0.2.98", "vtep6": "fd00::98"});
     cloud.make("/v1/gateways", spare).await;
@@ -102,7 +102,7 @@ async fn watching_needs_a_certificate_of_this_controller() {
 }
 
 #[tokio::test]
-async fn a_new_gateway_gets_a_snapshot_and_then_deltas() {
+async fn new_gateway_gets_a_snapshot_and_then_deltas() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     create(&cloud, &basics, "vm1").await;
@@ -130,7 +130,7 @@ async fn a_new_gateway_gets_a_snapshot_and_then_deltas() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_returns_gets_what_it_missed() {
+async fn returning_gateway_gets_the_missing_deltas() {
     let mut cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let identity = cloud.enrol(&basics.gateway_path()).await;
@@ -142,11 +142,11 @@ async fn a_gateway_that_returns_gets_what_it_missed() {
 
     let mut node = join(&cloud, &identity, revision, database).await;
     let (revision, step) = node.acked_step().await;
-    assert!(step.iter().all(|part| !part.snapshot), "what it missed is still there");
+    assert!(step.iter().all(|part| !part.snapshot), "the log still has the missing steps");
     assert_eq!(endpoints(&step).len(), 1);
     drop(node);
 
-    // Also when the controller was started anew since.
+    // Also after a restart of the controller.
     create(&cloud, &basics, "vm2").await;
     cloud.restart().await;
     let mut node = join(&cloud, &identity, revision, database).await;
@@ -155,7 +155,7 @@ async fn a_gateway_that_returns_gets_what_it_missed() {
     assert_eq!(endpoints(&step).len(), 1);
     drop(node);
 
-    // But not if the tables are another database's, or newer than this one.
+    // But not if the tables belong to another database, or are newer than this one.
     for (applied, database) in [(revision, database ^ 1), (1 << 40, database)] {
         let mut node = join(&cloud, &identity, applied, database).await;
         let step = node.step().await;
@@ -165,7 +165,7 @@ async fn a_gateway_that_returns_gets_what_it_missed() {
 }
 
 #[tokio::test]
-async fn a_host_is_told_of_its_own_ports_only() {
+async fn host_gets_only_its_own_ports() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let other = cloud.make("/v1/hosts", json!({"name": "h2", "vtep": "fd00::22"})).await;
@@ -185,7 +185,7 @@ async fn a_host_is_told_of_its_own_ports_only() {
     let last = step.last().unwrap();
     assert_eq!((last.ports[0].name.as_str(), last.vrfs.len()), ("v/vm1", 1));
 
-    // The VPC's MTU is part of its ports: they are sent again.
+    // Ports contain the MTU of the VPC, so they are sent again.
     let patch = cloud.request(Method::PATCH, &format!("/v1/vpcs/{}", basics.vpc));
     assert_eq!(cloud.send(patch.json(&json!({"mtu": 1400}))).await.status, StatusCode::OK);
     let (_, step) = node.acked_step().await;
@@ -199,7 +199,7 @@ async fn a_host_is_told_of_its_own_ports_only() {
 }
 
 #[tokio::test]
-async fn programmed_when_gateways_and_host_have_it() {
+async fn instance_is_programmed_when_gateways_and_host_acknowledged_it() {
     let mut cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let gateway = cloud.enrol(&basics.gateway_path()).await;
@@ -212,7 +212,7 @@ async fn programmed_when_gateways_and_host_have_it() {
     let (revision, _) = gateway_node.acked_step().await;
     let vpc_path = format!("/v1/vpcs/{}", basics.vpc);
     cloud.wait_until("the VPC programmed", &vpc_path, programmed).await;
-    assert!(!programmed(&cloud.get(&path).await.body), "its host has not got it");
+    assert!(!programmed(&cloud.get(&path).await.body), "its host has not acknowledged it");
     let mut host_node = join(&cloud, &host, 0, 0).await;
     host_node.acked_step().await;
     cloud.wait_until("the instance programmed", &path, programmed).await;
@@ -222,14 +222,14 @@ async fn programmed_when_gateways_and_host_have_it() {
     assert_eq!(nodes.len(), 2);
     assert!(nodes.iter().all(|node| node["connected"] == true && node["version"] == "test"));
 
-    // What was acknowledged is remembered, also over a restart.
+    // Acknowledgements are stored, also across a restart.
     let database = gateway_node.database;
     tokio::time::sleep(Duration::from_millis(300)).await;
     cloud.restart().await;
-    cloud.wait_until("programmed still", &path, programmed).await;
+    cloud.wait_until("still programmed", &path, programmed).await;
     let body = cloud.get("/v1/nodes").await.body;
     assert!(body["items"].as_array().unwrap().iter().all(|node| node["connected"] == false));
-    // A gateway that is away is not excused.
+    // A gateway that is offline still counts.
     let late = format!("/v1/instances/{}", create(&cloud, &basics, "vm2").await);
     assert!(!programmed(&cloud.get(&late).await.body));
     let mut gateway_node = join(&cloud, &gateway, revision, database).await;
@@ -240,7 +240,7 @@ async fn programmed_when_gateways_and_host_have_it() {
 }
 
 #[tokio::test]
-async fn failures_are_shown_and_marks_keep_nodes_current() {
+async fn failures_are_shown_until_a_snapshot_is_written() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let identity = cloud.enrol(&basics.gateway_path()).await;
@@ -251,19 +251,19 @@ async fn failures_are_shown_and_marks_keep_nodes_current() {
     let failed = |body: &serde_json::Value| body["items"][0]["failures"][0] == "endpoint table full";
     cloud.wait_until("the failure shown", "/v1/nodes", failed).await;
 
-    // A change that no node is told of.
+    // A change without entries for any node.
     cloud.make("/v1/tenants", json!({"name": "another"})).await;
     let mark = node.next().await;
     assert!(mark.is_empty() && mark.revision > revision);
     node.ack(mark.revision).await;
-    // What is missing is not there because of that.
+    // The missing entries are still missing.
     let missing = format!("entries of revision {revision} or before could not be written");
     let current = |body: &serde_json::Value| {
         let node = &body["items"][0];
-        node["acked"] == node["current"] && node["failures"] == json!([missing])
+        node["acknowledged_revision"] == node["current"] && node["failures"] == json!([missing])
     };
     cloud.wait_until("the gateway current", "/v1/nodes", current).await;
-    // Until it has got everything anew.
+    // The failures are removed after a complete snapshot.
     drop(node);
     let mut node = join(&cloud, &identity, 0, 0).await;
     node.acked_step().await;
@@ -272,7 +272,7 @@ async fn failures_are_shown_and_marks_keep_nodes_current() {
 }
 
 #[tokio::test]
-async fn a_second_stream_ends_the_first_and_liars_are_cut_off() {
+async fn second_stream_ends_the_first_and_wrong_acknowledgements_end_a_stream() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let identity = cloud.enrol(&basics.gateway_path()).await;
@@ -288,7 +288,7 @@ async fn a_second_stream_ends_the_first_and_liars_are_cut_off() {
 }
 
 #[tokio::test]
-async fn a_change_reaches_a_gateway_at_once() {
+async fn change_reaches_a_gateway_at_once() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let identity = cloud.enrol(&basics.gateway_path()).await;
@@ -301,12 +301,12 @@ async fn a_change_reaches_a_gateway_at_once() {
         node.acked_step().await;
         best = best.min(committed.elapsed());
     }
-    // The machine may be busy; but polling alone would never be this fast.
+    // The machine may be busy, so the fastest counts. Polling alone would never be this fast.
     assert!(best < Duration::from_millis(50), "{best:?}");
 }
 
 #[tokio::test]
-async fn a_bulk_creation_arrives_as_one_step_and_is_timed() {
+async fn bulk_creation_arrives_as_one_step_and_is_timed() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let identity = cloud.enrol(&basics.gateway_path()).await;
@@ -321,7 +321,7 @@ async fn a_bulk_creation_arrives_as_one_step_and_is_timed() {
     let (revision, step) = node.acked_step().await;
     assert_eq!(answer.body["revision"], revision);
     assert_eq!(endpoints(&step).len(), count);
-    assert!(step.len() > 1, "it travels in parts");
+    assert!(step.len() > 1, "the step has several messages");
 
     let metrics = || async {
         let text = cloud.get("/metrics").await.body;
@@ -340,7 +340,7 @@ async fn a_bulk_creation_arrives_as_one_step_and_is_timed() {
         assert!(text.contains(&format!("bulk_stage_seconds{{stage=\"{stage}\"}}")), "{stage}: {text}");
     }
     assert!(text.contains(&format!("sluice_controller_bulk_instances {count}")));
-    // The same again makes nothing.
+    // The same request again creates nothing.
     let answer = cloud.post(&path, json!({"instances": many[..10]})).await;
     assert_eq!((&answer.body["created"], &answer.body["existing"]), (&json!(0), &json!(10)));
 }

@@ -1,9 +1,11 @@
-//! Attaching programs to interfaces so that they outlive this process.
+//! Attaches programs to interfaces so that the attachments outlive this process.
 //!
-//! Every attachment has a pin in `PIN_DIR/links`, named by how, where and what:
-//! `xdp-2-eth0`, `tcx-5-sluice~vx`, `cls-5-tap0`. A pin of `xdp` or `tcx` is the
-//! link itself. Kernels before 6.6 have no tcx: there the filter is held by the
-//! interface, and the pin `cls` holds its program and says that it is there.
+//! Every attachment has a pin in `PIN_DIR/links`. Its name consists of the kind
+//! of hook, the interface's index and its name: `xdp-2-eth0`, `tcx-5-sluice~vx`,
+//! `cls-5-tap0`. A pin of kind `xdp` or `tcx` is the BPF link itself. Kernels
+//! before 6.6 have no tcx: there the interface's clsact filter holds the
+//! attachment, and the pin of kind `cls` holds the program and records that the
+//! filter exists.
 
 use std::fs;
 use std::io;
@@ -17,9 +19,9 @@ use crate::{Error, sys};
 /// A network interface of the current namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Interface {
-    /// Kernel's number, unique within the namespace and not reused soon.
+    /// Interface index: unique within the namespace and not reused soon.
     pub index: u32,
-    /// Its name.
+    /// Name, for example `eth0`.
     pub name: String,
 }
 
@@ -39,17 +41,17 @@ impl Interface {
 pub enum Attachment {
     /// XDP in the driver.
     XdpNative,
-    /// XDP in the network core, for drivers without it.
+    /// XDP in the network core, for drivers without XDP support.
     XdpGeneric,
-    /// tcx, from Linux 6.6.
+    /// tcx, which Linux has since 6.6.
     Tcx,
     /// A classifier on the clsact queueing discipline.
     Clsact,
-    /// What a predecessor left, now with the new program.
+    /// An attachment of an earlier agent, which now runs the new program.
     Adopted,
 }
 
-/// How a link's pin is kept apart from others.
+/// Kind of hook, the first part of a pin's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Xdp,
@@ -69,7 +71,7 @@ impl Kind {
     }
 
     fn pin(self, links: &Path, interface: &Interface) -> PathBuf {
-        // The BPF file system reserves the dot in names.
+        // The BPF file system does not allow dots in names.
         let name = interface.name.replace('~', "~0").replace('.', "~1");
         links.join(format!("{}-{}-{name}", self.prefix(), interface.index))
     }
@@ -90,7 +92,7 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const TC_HANDLE: u32 = 1;
 const TC_PRIORITY: u32 = 1;
 
-/// Puts `program` at the interface's XDP hook, or in place of the one that a predecessor put there.
+/// Attaches `program` to the interface's XDP hook, or replaces the program of an earlier agent's attachment.
 pub(crate) fn attach_xdp(
     links: &Path,
     program: BorrowedFd<'_>,
@@ -108,7 +110,7 @@ pub(crate) fn attach_xdp(
             tracing::warn!(
                 interface = interface.name,
                 %error,
-                "no XDP in the driver; using the slower generic mode"
+                "the driver does not support XDP; using the slower generic mode"
             );
             let generic = sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_SKB_MODE);
             let link = generic.map_err(|error| match is_busy(&error) {
@@ -126,7 +128,8 @@ fn is_busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
 }
 
-/// Puts `program` at the interface's TC ingress, or in place of the one that a predecessor put there.
+/// Attaches `program` to the interface's TC ingress hook, or replaces the program of an earlier agent's
+/// attachment.
 pub(crate) fn attach_tc(
     links: &Path,
     program: BorrowedFd<'_>,
@@ -142,7 +145,7 @@ pub(crate) fn attach_tc(
             Ok(Attachment::Tcx)
         }
         Err(error) => {
-            tracing::info!(interface = interface.name, %error, "no tcx on this kernel; using clsact");
+            tracing::info!(interface = interface.name, %error, "the kernel has no tcx; using clsact");
             attach_clsact(links, program, interface)
         }
     }
@@ -166,14 +169,16 @@ fn clsact_hook(program: BorrowedFd<'_>, interface: &Interface) -> TcHook {
     builder.hook(TC_INGRESS)
 }
 
-/// Updates the link pinned at `pin` in place. False: there is none, or its interface is gone.
+/// Replaces the program of the link pinned at `pin`. Returns false if there is no such link, or its
+/// interface was deleted.
 fn adopt(pin: &Path, program: BorrowedFd<'_>, interface: &Interface) -> Result<bool, Error> {
     let link = match sys::open_pinned(pin) {
         Ok(link) => link,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(Error::system(format!("open {}", pin.display()))(error)),
     };
-    let info = sys::link_info(link.as_fd()).map_err(Error::system(format!("ask {}", pin.display())))?;
+    let info =
+        sys::link_info(link.as_fd()).map_err(Error::system(format!("read the link {}", pin.display())))?;
     if info.ifindex != interface.index {
         unpin(pin)?;
         return Ok(false);
@@ -183,7 +188,7 @@ fn adopt(pin: &Path, program: BorrowedFd<'_>, interface: &Interface) -> Result<b
     Ok(true)
 }
 
-/// Detaches what is pinned for the interface, at XDP and TC. False: nothing was.
+/// Detaches all programs that are pinned for the interface, XDP and TC. Returns whether there were any.
 pub(crate) fn detach(links: &Path, interface: &Interface) -> Result<bool, Error> {
     let mut found = false;
     for kind in Kind::ALL {
@@ -204,7 +209,7 @@ fn detach_kind(links: &Path, kind: Kind, interface: &Interface) -> Result<bool, 
             sys::link_detach(object.as_fd()).map_err(Error::system(format!("detach {}", pin.display())))?
         }
         Kind::Cls => {
-            // The filter goes with its interface, so this fails only when both are gone already.
+            // The kernel removes the filter with its interface, so this fails only if both are deleted.
             if let Err(error) = clsact_hook(object.as_fd(), interface).detach() {
                 tracing::debug!(interface = interface.name, %error, "no classifier to detach");
             }
@@ -213,33 +218,33 @@ fn detach_kind(links: &Path, kind: Kind, interface: &Interface) -> Result<bool, 
     unpin(&pin)
 }
 
-/// The interfaces that have pins.
+/// Lists the interfaces that have pins, sorted.
 pub(crate) fn attached(links: &Path) -> Result<Vec<Interface>, Error> {
-    let mut interfaces: Vec<_> = pins(links)?.into_iter().map(|(_, interface)| interface).collect();
+    let mut interfaces: Vec<_> = list_pins(links)?.into_iter().map(|(_, interface)| interface).collect();
     interfaces.sort();
     interfaces.dedup();
     Ok(interfaces)
 }
 
-/// Removes the pins whose interface is gone.
-pub(crate) fn clean(links: &Path) -> Result<(), Error> {
-    for (kind, interface) in pins(links)? {
+/// Removes the pins of deleted interfaces.
+pub(crate) fn remove_stale_pins(links: &Path) -> Result<(), Error> {
+    for (kind, interface) in list_pins(links)? {
         let pin = kind.pin(links, &interface);
-        let gone = match kind {
+        let is_stale = match kind {
             Kind::Xdp | Kind::Tcx => sys::open_pinned(&pin)
                 .and_then(|link| sys::link_info(link.as_fd()))
                 .map_or(true, |info| info.ifindex != interface.index),
             Kind::Cls => Interface::by_name(&interface.name).map_or(true, |now| now != interface),
         };
-        if gone {
-            tracing::info!(interface = interface.name, "removing the pin of an interface that is gone");
+        if is_stale {
+            tracing::info!(interface = interface.name, "removing the pin of a deleted interface");
             unpin(&pin)?;
         }
     }
     Ok(())
 }
 
-fn pins(links: &Path) -> Result<Vec<(Kind, Interface)>, Error> {
+fn list_pins(links: &Path) -> Result<Vec<(Kind, Interface)>, Error> {
     let entries = match fs::read_dir(links) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -248,7 +253,7 @@ fn pins(links: &Path) -> Result<Vec<(Kind, Interface)>, Error> {
     Ok(entries.filter_map(|entry| Kind::parse(entry.ok()?.file_name().to_str()?)).collect())
 }
 
-/// Removes a pin. False: there was none.
+/// Removes a pin. Returns whether it existed.
 fn unpin(pin: &Path) -> Result<bool, Error> {
     match fs::remove_file(pin) {
         Ok(()) => Ok(true),
@@ -264,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pin_names_survive_every_interface_name() {
+    fn every_interface_name_can_be_read_back_from_its_pin() {
         for name in ["eth0", "eth0.100", "a-b-c", "~1", "x~.~0", "."] {
             let interface = Interface { index: 42, name: name.to_owned() };
             for kind in Kind::ALL {
@@ -274,11 +279,12 @@ mod tests {
                 assert_eq!(Kind::parse(file), Some((kind, interface.clone())));
             }
         }
-        for junk in ["", "xdp", "xdp-", "xdp-x-eth0", "foo-1-eth0"] {
-            assert_eq!(Kind::parse(junk), None, "{junk}");
+        for invalid in ["", "xdp", "xdp-", "xdp-x-eth0", "foo-1-eth0"] {
+            assert_eq!(Kind::parse(invalid), None, "{invalid}");
         }
     }
-    /// What kernels before 6.6 need, on whichever kernel this is.
+
+    /// Kernels before 6.6 need clsact; the test uses it on every kernel.
     #[test]
     fn clsact_is_replaced_in_place_and_removed() {
         let test = || {
@@ -296,7 +302,7 @@ mod tests {
                 assert_eq!(attach_clsact(&links, program.as_fd(), &interface).unwrap(), expected);
                 let mut hook = clsact_hook(program.as_fd(), &interface);
                 let id = libbpf_rs::Program::id_from_fd(program.as_fd()).unwrap();
-                assert_eq!(hook.query().unwrap(), id, "the newest program is the one that runs");
+                assert_eq!(hook.query().unwrap(), id, "the newest program runs");
             }
             assert_eq!(attached(&links).unwrap(), std::slice::from_ref(&interface));
             assert!(detach(&links, &interface).unwrap());

@@ -1,40 +1,40 @@
-//! Reading what the programs count.
+//! Reads and resets the counters of the packet programs: drops, traffic, lost events.
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
-use sluice_tables::{VniCounts, layout};
+use sluice_tables::{CounterReset, layout};
 use sluice_types::Vni;
 
 use crate::Error;
 
-/// Packets that a reason took.
+/// Packets dropped for one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropCount {
-    /// The VNI, or none for the node's total.
+    /// VNI of the packets, or `None` for the node's total.
     pub vni: Option<u32>,
-    /// A number of drops.h.
+    /// Number of the reason, defined in `drops.h`.
     pub reason: u32,
-    /// How many.
+    /// Number of dropped packets.
     pub packets: u64,
 }
 
-/// Packets and bytes.
+/// Traffic of a VNI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Packets.
+    /// Number of packets that were forwarded.
     pub packets: u64,
-    /// Bytes.
+    /// Number of bytes in these packets.
     pub bytes: u64,
 }
 
-fn word64(bytes: &[u8], at: usize) -> u64 {
+fn read_u64(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |b| u64::from_ne_bytes(b.try_into().expect("eight bytes")))
 }
 
-fn word32(bytes: &[u8], at: usize) -> u32 {
+fn read_u32(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes(b.try_into().expect("four bytes")))
 }
 
-fn per_cpu(map: &MapHandle, key: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+fn read_per_cpu(map: &MapHandle, key: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let values = map
         .lookup_percpu(key, MapFlags::ANY)
         .map_err(Error::bpf(format!("read the counters {:?}", map.name())))?;
@@ -42,14 +42,14 @@ fn per_cpu(map: &MapHandle, key: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
 }
 
 fn sum(values: &[Vec<u8>], at: usize) -> u64 {
-    values.iter().fold(0, |sum: u64, value| sum.wrapping_add(word64(value, at)))
+    values.iter().fold(0, |sum: u64, value| sum.wrapping_add(read_u64(value, at)))
 }
 
-/// Drops of the node by reason, without those that never happened.
+/// Reads the node's drops by reason. Reasons without drops are left out.
 pub(crate) fn drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
     let mut counts = Vec::new();
     for reason in 0..map.max_entries() {
-        let packets = sum(&per_cpu(map, &reason.to_ne_bytes())?, 0);
+        let packets = sum(&read_per_cpu(map, &reason.to_ne_bytes())?, 0);
         if packets > 0 {
             counts.push(DropCount { vni: None, reason, packets });
         }
@@ -57,45 +57,46 @@ pub(crate) fn drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
     Ok(counts)
 }
 
-/// Drops by VNI and reason.
+/// Reads the drops by VNI and reason.
 pub(crate) fn vni_drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
     let mut counts = Vec::new();
     for key in map.keys() {
-        let packets = sum(&per_cpu(map, &key)?, 0);
-        counts.push(DropCount { vni: Some(word32(&key, 0)), reason: word32(&key, 4), packets });
+        let packets = sum(&read_per_cpu(map, &key)?, 0);
+        counts.push(DropCount { vni: Some(read_u32(&key, 0)), reason: read_u32(&key, 4), packets });
     }
     counts.sort_by_key(|count| (count.vni, count.reason));
     Ok(counts)
 }
 
-/// Events for which there was no room.
+/// Reads the number of events that were not posted.
 pub(crate) fn events_lost(map: &MapHandle) -> Result<u64, Error> {
-    Ok(sum(&per_cpu(map, &0_u32.to_ne_bytes())?, 0))
+    Ok(sum(&read_per_cpu(map, &0_u32.to_ne_bytes())?, 0))
 }
 
-/// Traffic of one counter index.
+/// Reads the traffic of one counter index.
 pub(crate) fn traffic(map: &MapHandle, index: u32) -> Result<Traffic, Error> {
-    let values = per_cpu(map, &index.to_ne_bytes())?;
+    let values = read_per_cpu(map, &index.to_ne_bytes())?;
     Ok(Traffic { packets: sum(&values, 0), bytes: sum(&values, 8) })
 }
 
-/// What programs count by VNI, for the writer of the tables to begin and end.
+/// Counters by VNI. The writer of the tables resets the counters of a VNI that it adds and removes those of a
+/// VNI that it deletes.
 #[derive(Debug)]
 pub struct VniCounters {
-    /// By the index of a VRF's counters: traffic, and the budget of ICMP errors.
+    /// Maps indexed by a VRF's counter index: traffic, and the budget of ICMP errors.
     pub(crate) by_index: [MapHandle; 2],
-    /// By VNI and reason.
+    /// Map of drops, by VNI and reason.
     pub(crate) drops: MapHandle,
 }
 
 impl VniCounters {
-    /// Forgets the drops of VNIs that are not `known`: those that a predecessor
-    /// was killed over.
+    /// Removes the drop counters of all VNIs for which `known` is false. An agent
+    /// that was killed while it deleted a VNI leaves such counters.
     ///
     /// # Errors
     /// If an entry cannot be removed.
-    pub fn forget_unknown(&self, known: impl Fn(u32) -> bool) -> Result<(), Error> {
-        let keys: Vec<Vec<u8>> = self.drops.keys().filter(|key| !known(word32(key, 0))).collect();
+    pub fn remove_unknown(&self, known: impl Fn(u32) -> bool) -> Result<(), Error> {
+        let keys: Vec<Vec<u8>> = self.drops.keys().filter(|key| !known(read_u32(key, 0))).collect();
         keys.iter().try_for_each(|key| self.remove(key))
     }
 
@@ -116,21 +117,21 @@ impl VniCounters {
     }
 }
 
-impl VniCounts for VniCounters {
-    fn begin(&mut self, index: u32) -> bool {
+impl CounterReset for VniCounters {
+    fn reset_index(&mut self, index: u32) -> bool {
         let zeroed = self.by_index.iter().try_for_each(|map| Self::zero(map, index));
         if let Err(error) = &zeroed {
-            tracing::warn!(%error, index, "a VNI has no counters of its own");
+            tracing::warn!(%error, index, "cannot reset a VNI's counters; it shares those at index 0");
         }
         zeroed.is_ok()
     }
 
-    fn end(&mut self, vni: Vni) {
+    fn forget_vni(&mut self, vni: Vni) {
         let keys = (0..layout::DROP_REASONS_MAX)
             .map(|reason| [vni.get().to_ne_bytes(), reason.to_ne_bytes()].concat());
         for key in keys {
             if let Err(error) = self.remove(&key) {
-                tracing::warn!(%error, %vni, "drops of a VNI that is gone stay");
+                tracing::warn!(%error, %vni, "cannot remove the drop counters of a deleted VNI");
                 return;
             }
         }

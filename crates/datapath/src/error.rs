@@ -1,66 +1,66 @@
-//! What can go wrong between this process and the kernel.
+//! Errors of loading, attaching, adopting and reading eBPF programs and maps.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// A failure to load, attach, adopt or read.
+/// A failed operation on eBPF programs, maps or attachments.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The process lacks rights.
+    /// The process does not have the named capabilities.
     #[error("missing {0}: run as root")]
     Privilege(String),
-    /// The kernel is too old.
+    /// The kernel has the named release, which is too old.
     #[error("Linux {0} is too old: 6.1 or newer is needed")]
     OldKernel(String),
     /// A system call failed.
     #[error("{what}")]
     System {
-        /// What was tried.
+        /// Operation that failed.
         what: String,
-        /// Why it failed.
+        /// Error of the system call.
         source: io::Error,
     },
     /// libbpf failed.
     #[error("{what}")]
     Bpf {
-        /// What was tried.
+        /// Operation that failed.
         what: String,
-        /// Why it failed.
+        /// Error of libbpf.
         source: libbpf_rs::Error,
     },
-    /// Tables in a map could not be made or taken over.
+    /// Tables in a map could not be initialized or adopted.
     #[error("{what}")]
     Tables {
-        /// What was tried.
+        /// Operation that failed.
         what: String,
-        /// Why it failed.
+        /// Error of the tables.
         source: sluice_tables::Error,
     },
-    /// What a predecessor left pinned cannot be used.
-    #[error("{path} was left by an incompatible version ({why}); run once with --flush to discard it")]
+    /// A pinned map of an earlier agent cannot be used.
+    #[error("{path} was left by an incompatible version ({difference}); run once with --flush to discard it")]
     Incompatible {
-        /// The pin.
+        /// Path of the pin.
         path: PathBuf,
-        /// How it differs.
-        why: String,
+        /// Difference between the pinned map and the one that is needed.
+        difference: String,
     },
-    /// No such interface.
+    /// There is no interface with this name.
     #[error("no interface {0:?} in this network namespace")]
     NoInterface(String),
-    /// The interface is taken.
+    /// The interface's XDP hook has a program that is not Sluice's.
     #[error("interface {0:?} already has an XDP program that is not Sluice's; detach it first")]
     Occupied(String),
-    /// The program has no map or program of this name.
+    /// The eBPF object has no map or program with this name.
     #[error("the eBPF object {object:?} has no {kind} {name:?}")]
     Missing {
-        /// Object's name.
+        /// Name of the object.
         object: &'static str,
-        /// "map" or "program".
+        /// Kind of the missing item, for example "map" or "program".
         kind: &'static str,
-        /// What was looked for.
+        /// Name of the missing item.
         name: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What the packet programs tell the agent of.
+//! Events that the packet programs post to the agent: flows and strays.
 
 use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,47 +11,49 @@ use sluice_types::Vni;
 use crate::Error;
 use crate::ring::Ring;
 
-/// Events of one kind. Readable, in the sense of `poll`, while there are any; also
-/// edge-triggered, if each time all are drained.
+/// Ring of events of one kind. In the sense of `poll` it is readable while it has events. With edge-triggered
+/// polling the caller must drain it completely each time.
 #[derive(Debug)]
 pub struct EventRing<E> {
     ring: Ring,
     kind: PhantomData<fn() -> E>,
 }
 
-/// Flows that have become elephants, or that are told of because every flow is.
+/// Flows that have become elephants, or all flows if the policy reports every flow.
 pub type FlowEvents = EventRing<FlowEvent>;
 
-/// Of the vSwitch: packets from other hosts for instances that are not here.
+/// Strays of a vSwitch: packets from other hosts for instances that are not on this host.
 pub type Strays = EventRing<Stray>;
 
-/// A flow whose sender should be told a direct path.
+/// A flow whose sender should learn a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowEvent {
-    /// The VPC that the packet came with.
+    /// VNI in the packet's tunnel header.
     pub vni: Vni,
-    /// The packet's own source, of the family of the destination.
+    /// Inner source address, of the same family as the destination.
     pub source: IpAddr,
-    /// Its destination.
+    /// Inner destination address.
     pub destination: IpAddr,
-    /// The node that sent the packet, on the underlay.
+    /// Underlay address of the node that sent the packet.
     pub sender: IpAddr,
-    /// When the packet that made it an elephant was counted, `CLOCK_MONOTONIC`.
+    /// Time (`CLOCK_MONOTONIC`) at which the packet that made the flow an elephant was counted.
     pub time_ns: u64,
 }
 
-/// A packet that went on to a gateway; its sender should be told.
+/// A packet that was forwarded to a gateway because its destination is not on this host. Its sender should be
+/// notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stray {
-    /// The VPC that the packet came with: the destination's own.
+    /// VNI in the packet's tunnel header, which is the destination's.
     pub vni: Vni,
-    /// Its destination.
+    /// Inner destination address.
     pub destination: IpAddr,
-    /// The host that sent it, on the underlay.
+    /// Underlay address of the host that sent the packet.
     pub sender: IpAddr,
 }
 
-/// Halves of the packet programs: IPv4 in the low 32 bits of the second.
+/// Converts an address from the two halves that the packet programs write. An IPv4 address is in the low 32
+/// bits of the second half.
 fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
     if ipv6 == 0 {
         return Ipv4Addr::from(halves[1] as u32).into();
@@ -59,26 +61,27 @@ fn address(halves: [u64; 2], ipv6: u8) -> IpAddr {
     Ipv6Addr::from(u128::from(halves[0]) << 64 | u128::from(halves[1])).into()
 }
 
-/// Structures of `bpf/include/events.h`: integers only.
+/// A structure of `bpf/include/layout/events.h`, which consists of integers.
 ///
 /// # Safety
 /// The type must be valid for every bit pattern.
 unsafe trait Record: Copy {
-    /// The structure, if the record is one of this version's.
+    /// Reads the structure. Records of another version, which have another size, give `None`.
     fn read(record: &[u8]) -> Option<Self> {
-        // SAFETY: as many bytes as the type has, which takes any; they need not be aligned.
+        // SAFETY: the record has as many bytes as the type, every bit pattern is valid, and the read may be
+        // unaligned.
         (record.len() == size_of::<Self>()).then(|| unsafe { ptr::read_unaligned(record.as_ptr().cast()) })
     }
 }
 
 // SAFETY: integers and arrays of them, without padding.
 unsafe impl Record for layout::flow_event {}
-// SAFETY: the same.
+// SAFETY: integers and arrays of them, without padding.
 unsafe impl Record for layout::stray_event {}
 
-/// What a packet program tells of.
+/// An event that a packet program posts to a ring.
 pub trait Event: Sized {
-    /// The event, if the record is one of this version's and makes sense.
+    /// Reads the event from a record. Records of another version or with invalid fields give `None`.
     fn read(record: &[u8]) -> Option<Self>;
 }
 
@@ -87,7 +90,7 @@ impl<E: Event> EventRing<E> {
         Self { ring, kind: PhantomData }
     }
 
-    /// Appends the events that have come since the last time; how many.
+    /// Takes all events out of the ring and appends them to `out`. Returns their number.
     ///
     /// # Errors
     /// If the ring is damaged.

@@ -1,4 +1,5 @@
-//! What this process needs of the kernel, checked once at start.
+//! Checks once at start that the kernel and the rights of the process are sufficient, and mounts the BPF file
+//! system.
 
 use std::fs;
 use std::path::Path;
@@ -8,19 +9,20 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::Error;
 
-/// Where the BPF file system belongs.
+/// Mount point of the BPF file system.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
 const OLDEST: (u32, u32) = (6, 1);
 
-/// Bits of the effective capability set, see capability.h.
+/// Required capabilities: bit in the effective set (capability.h) and name.
 const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN")];
 
-/// Checks rights and the kernel's version. The limit on locked memory needs no
-/// lifting: kernels this new account BPF memory to the control group.
+/// Checks the capabilities of the process and the kernel's version. The limit on
+/// locked memory is not raised, because kernels since 5.11 account BPF memory to
+/// the control group.
 ///
 /// # Errors
-/// Names what is missing and what to do about it.
+/// [`Error::Privilege`] or [`Error::OldKernel`].
 pub fn check() -> Result<(), Error> {
     check_capabilities(&read("/proc/self/status")?)?;
     check_version(read("/proc/sys/kernel/osrelease")?.trim())
@@ -47,7 +49,7 @@ fn check_version(release: &str) -> Result<(), Error> {
     if version >= OLDEST { Ok(()) } else { Err(Error::OldKernel(release.to_owned())) }
 }
 
-/// Mounts the BPF file system at [`BPFFS`] unless it is there.
+/// Mounts the BPF file system at [`BPFFS`] unless it is mounted already.
 ///
 /// # Errors
 /// If it cannot be mounted.
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions() {
+    fn kernels_before_6_1_are_rejected() {
         for good in ["6.1.0-18-amd64", "6.1", "6.18.44-fc", "7.0.1"] {
             assert!(check_version(good).is_ok(), "{good}");
         }
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_named() {
+    fn missing_capabilities_are_named() {
         assert!(check_capabilities("Name: x\nCapEff:\t000001ffffffffff\n").is_ok());
         let error = check_capabilities("CapEff:\t0000000000003000\n").unwrap_err();
         assert_eq!(error.to_string(), "missing CAP_SYS_ADMIN: run as root");

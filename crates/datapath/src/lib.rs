@@ -1,9 +1,9 @@
 //! Loads, attaches and pins the eBPF programs, maps their tables into memory
 //! and reads their counters.
 //!
-//! Everything that packets need is pinned: an agent can end at any time, and
-//! its successor adopts maps and attachments as they are. Programs are replaced
-//! in place, so there is no moment without one.
+//! Everything that packets need is pinned: an agent can stop at any time, and
+//! the next agent adopts the maps and attachments. Programs are replaced in
+//! place, so a hook always has a program.
 
 mod attach;
 mod counters;
@@ -35,14 +35,15 @@ pub use object::ObjectName;
 pub use packet::{Answers, PacketSocket};
 use ring::Ring;
 
-/// What to load, and where to keep it.
+/// Which programs to load and where to pin them.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The programs.
+    /// Object that contains the programs.
     pub object: ObjectName,
-    /// Size of the tables, for new ones.
+    /// Number of cells of new tables. Pinned tables keep their size.
     pub cells: u32,
-    /// Directory on the BPF file system. None: nothing is pinned, and all goes with this process.
+    /// Directory on the BPF file system. Without one, nothing is pinned, and programs and maps are removed
+    /// when this process ends.
     pub pin_dir: Option<PathBuf>,
 }
 
@@ -56,17 +57,17 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Loads the programs, over the maps that are pinned or over new ones.
+    /// Loads the programs. They use the pinned maps, or new ones where none is pinned.
     ///
     /// # Errors
-    /// If the verifier refuses a program, or what is pinned does not fit.
+    /// If the verifier rejects a program, or a pinned map is incompatible.
     pub fn load(settings: &Settings) -> Result<Self, Error> {
         Self::load_sized(settings, &[])
     }
 
-    /// The same, with numbers of entries for new maps besides the tables' cells,
-    /// such as [`FLOW_CELLS_MAP`] and [`SESSION_MAPS`]; names that the programs do
-    /// not have are ignored.
+    /// Loads the programs like [`Datapath::load`], and sets the number of entries of other new maps as
+    /// well, such as [`FLOW_CELLS_MAP`] and [`SESSION_MAPS`]. Names of maps that the programs do not have
+    /// are ignored.
     ///
     /// # Errors
     /// As [`Datapath::load`].
@@ -84,7 +85,7 @@ impl Datapath {
             for dir in [dir.join("maps"), dir.join("links")] {
                 maps::make_dir(&dir)?;
             }
-            attach::clean(&dir.join("links"))?;
+            attach::remove_stale_pins(&dir.join("links"))?;
         }
         let sizes = [&[(CELLS_MAP, settings.cells)], sizes].concat();
         let adopted = maps::prepare(&mut open, &sizes, maps.as_deref())?;
@@ -92,13 +93,13 @@ impl Datapath {
         Ok(Self { name, object, pin_dir: settings.pin_dir.clone(), adopted })
     }
 
-    /// Whether the tables were left by a predecessor.
+    /// Whether an earlier agent created the tables.
     #[must_use]
     pub fn adopted(&self) -> bool {
         self.adopted
     }
 
-    /// A program, by the name of its function.
+    /// Finds a program by the name of its function.
     ///
     /// # Errors
     /// [`Error::Missing`].
@@ -109,7 +110,7 @@ impl Datapath {
             .ok_or_else(|| self.missing("program", name))
     }
 
-    /// A map, by name.
+    /// Finds a map by name.
     ///
     /// # Errors
     /// [`Error::Missing`].
@@ -123,7 +124,7 @@ impl Datapath {
         Error::Missing { object: self.name.as_str(), kind, name: name.to_owned() }
     }
 
-    /// The tables' memory.
+    /// Maps the forwarding tables into memory.
     ///
     /// # Errors
     /// If the kernel refuses the mapping.
@@ -131,7 +132,7 @@ impl Datapath {
         self.memory_of(CELLS_MAP)
     }
 
-    /// The memory of a map of cells, by name.
+    /// Maps the map of cells with this name into memory.
     ///
     /// # Errors
     /// [`Error::Missing`], or if the kernel refuses the mapping.
@@ -139,61 +140,63 @@ impl Datapath {
         maps::map_cells(self.map(map)?)
     }
 
-    /// The memory of the session tables.
+    /// Maps the session tables into memory.
     ///
     /// # Errors
-    /// If the programs have none, or the kernel refuses the mapping.
+    /// If the programs have no session tables, or the kernel refuses the mapping.
     pub fn sessions(&self) -> Result<SessionRegions, Error> {
         let region = |name| maps::map_region(self.map(name)?);
         let [ipv4, ipv6] = SESSION_MAPS;
         Ok(SessionRegions { config: region("session_config")?, ipv4: region(ipv4)?, ipv6: region(ipv6)? })
     }
 
-    /// The gateway's flow statistics, as a predecessor left them or laid out anew.
+    /// Opens the gateway's flow statistics. Statistics of an earlier agent are kept; new memory is
+    /// initialized.
     ///
     /// # Errors
-    /// If the programs have none, or the kernel refuses the mapping.
+    /// If the programs have no flow statistics, or the kernel refuses the mapping.
     pub fn flows(&self) -> Result<Flows, Error> {
         let memory = self.memory_of(FLOW_CELLS_MAP)?;
-        Flows::open(memory).map_err(Error::tables("lay out the flow statistics"))
+        Flows::open(memory).map_err(Error::tables("initialize the flow statistics"))
     }
 
-    /// The gateway's events about flows. There must be one reader of them at a time.
+    /// Opens the gateway's ring of flow events. It must have one reader at a time.
     ///
     /// # Errors
-    /// If the programs post none, or the kernel refuses the mapping.
+    /// If the programs have no such ring, or the kernel refuses the mapping.
     pub fn flow_events(&self) -> Result<FlowEvents, Error> {
         Ring::new(self.map("flow_events")?).map(EventRing::new)
     }
 
-    /// The vSwitch's events about strays. There must be one reader of them at a time.
+    /// Opens the vSwitch's ring of stray events. It must have one reader at a time.
     ///
     /// # Errors
-    /// If the programs post none, or the kernel refuses the mapping.
+    /// If the programs have no such ring, or the kernel refuses the mapping.
     pub fn strays(&self) -> Result<Strays, Error> {
         Ring::new(self.map("strays")?).map(EventRing::new)
     }
 
-    /// Events that were not posted: nobody drained them in time, or there were
-    /// more strays than a CPU tells of.
+    /// Number of events that were not posted: the ring was full, or a CPU had
+    /// more strays than its budget of events.
     ///
     /// # Errors
-    /// If the programs post none, or the counter cannot be read.
+    /// If the programs post no events, or the counter cannot be read.
     pub fn events_lost(&self) -> Result<u64, Error> {
         counters::events_lost(&self.map("events_lost")?)
     }
 
-    /// Puts a program at an interface's XDP hook: in the driver if it can, else generic.
+    /// Attaches a program to an interface's XDP hook: in the driver if it supports XDP, otherwise in
+    /// generic mode.
     ///
     /// # Errors
-    /// [`Error::Occupied`] if another's program is there.
+    /// [`Error::Occupied`] if the hook has a program that is not Sluice's.
     pub fn attach_xdp(&self, program: &str, interface: &Interface) -> Result<Attachment, Error> {
         let how = attach::attach_xdp(&self.links()?, self.program(program)?.as_fd(), interface)?;
         tracing::info!(interface = interface.name, program, ?how, "attached");
         Ok(how)
     }
 
-    /// Puts a program at an interface's TC ingress.
+    /// Attaches a program to an interface's TC ingress hook.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -203,7 +206,7 @@ impl Datapath {
         Ok(how)
     }
 
-    /// Takes the programs off an interface. False: there were none.
+    /// Detaches this node's programs from an interface. Returns whether there were any.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -211,7 +214,7 @@ impl Datapath {
         attach::detach(&self.links()?, interface)
     }
 
-    /// Whether the interface has a program of this node.
+    /// Returns whether the interface has a program of this node.
     ///
     /// # Errors
     /// If the pins cannot be listed.
@@ -219,7 +222,7 @@ impl Datapath {
         Ok(self.attached()?.contains(interface))
     }
 
-    /// Interfaces with a program of this node.
+    /// Lists the interfaces that have a program of this node.
     ///
     /// # Errors
     /// If the pins cannot be listed.
@@ -232,7 +235,7 @@ impl Datapath {
         Ok(dir.join("links"))
     }
 
-    /// Drops of the node, by reason; reasons that never happened are left out.
+    /// Reads the node's drops by reason. Reasons without drops are left out.
     ///
     /// # Errors
     /// If a counter cannot be read.
@@ -240,7 +243,7 @@ impl Datapath {
         counters::drops(&self.map("drops")?)
     }
 
-    /// Drops by VNI and reason.
+    /// Reads the drops by VNI and reason.
     ///
     /// # Errors
     /// If a counter cannot be read.
@@ -248,7 +251,8 @@ impl Datapath {
         counters::vni_drops(&self.map("vni_drops")?)
     }
 
-    /// The counters by VNI, to be begun and ended as VNIs come and go.
+    /// Opens the counters by VNI. The writer of the tables starts them when a VNI is added and removes
+    /// them when it is deleted.
     ///
     /// # Errors
     /// [`Error::Missing`].
@@ -257,7 +261,7 @@ impl Datapath {
         Ok(VniCounters { by_index, drops: self.map("vni_drops")? })
     }
 
-    /// Traffic of the VRFs whose `counters` are `indices`, in their order.
+    /// Reads the traffic of the VRFs whose `counters` are `indices`, in the same order.
     ///
     /// # Errors
     /// If a counter cannot be read.
@@ -267,10 +271,11 @@ impl Datapath {
     }
 }
 
-/// Detaches everything that is pinned under `pin_dir` and removes it. False: there was nothing.
+/// Detaches all programs that are pinned under `pin_dir` and removes the directory. Returns whether it
+/// existed.
 ///
 /// # Errors
-/// If something cannot be removed.
+/// If an attachment or a pin cannot be removed.
 pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
     let existed = pin_dir.exists();
     let links = pin_dir.join("links");
@@ -281,7 +286,7 @@ pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
     Ok(existed)
 }
 
-/// libbpf speaks by a callback: its warnings hold the verifier's log.
+/// Sends libbpf's messages to the log. Its warnings contain the verifier's log.
 fn forward_libbpf_messages() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

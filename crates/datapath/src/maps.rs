@@ -1,4 +1,5 @@
-//! Pinned maps: made by the first agent of a node, adopted by every later one.
+//! Pinned maps, which the first agent of a node creates and every later agent adopts, and their mapping into
+//! memory.
 
 use std::fs;
 use std::io;
@@ -13,21 +14,22 @@ use sluice_tables::sessions::Region;
 
 use crate::Error;
 
-/// The map that holds the tables.
+/// Map that holds the forwarding tables.
 pub const CELLS_MAP: &str = "cells";
 
-/// The gateway's map that holds its flow statistics: 4 flows a cell, 2^18 cells
-/// unless another number is given when it is made.
+/// Map that holds the gateway's flow statistics: 4 flows per cell, 2^18 cells
+/// unless another number is given when it is created.
 pub const FLOW_CELLS_MAP: &str = "flow_cells";
 
-/// What waits to be counted, of each processor: no successor's, so that it may change its form.
+/// Map of packets that wait to be counted, one queue for each CPU. It is not pinned, so each version may
+/// change its layout.
 const FLOW_QUEUES_MAP: &str = "flow_queues";
 
-/// The maps that hold the IPv4 and the IPv6 sessions, by the bucket.
+/// Maps that hold the buckets of the IPv4 and the IPv6 sessions.
 pub const SESSION_MAPS: [&str; 2] = ["sessions4", "sessions6"];
 
-/// Sets the tables' sizes (maps by name) and lets every map be taken from its pin, or pinned when made.
-/// Returns whether the tables were there already.
+/// Sets the sizes of the named maps, and makes each map reuse its pin or be pinned when it is created.
+/// Returns whether the forwarding tables were pinned already.
 pub(crate) fn prepare(
     object: &mut OpenObject,
     sizes: &[(&str, u32)],
@@ -39,18 +41,18 @@ pub(crate) fn prepare(
         if let Some(&(_, entries)) = sizes.iter().find(|(sized, _)| *sized == name) {
             map.set_max_entries(entries).map_err(Error::bpf("set the size of the tables"))?;
         }
-        // Names with a dot are the compiler's sections: each program brings its own.
+        // A name with a dot is a data section of the compiler, which belongs to one version of the programs.
         let Some(dir) = dir.filter(|_| !name.contains('.') && name != FLOW_QUEUES_MAP) else { continue };
         let pin = dir.join(&name);
         match pin.try_exists() {
             Ok(false) => {
-                map.set_pin_path(&pin).map_err(Error::bpf(format!("choose {}", pin.display())))?;
+                map.set_pin_path(&pin).map_err(Error::bpf(format!("set the pin path {}", pin.display())))?;
             }
             Ok(true) => {
                 reuse(&mut map, &name, &pin)?;
                 adopted |= name == CELLS_MAP;
             }
-            Err(error) => return Err(Error::system(format!("look at {}", pin.display()))(error)),
+            Err(error) => return Err(Error::system(format!("look up {}", pin.display()))(error)),
         }
     }
     Ok(adopted)
@@ -58,7 +60,7 @@ pub(crate) fn prepare(
 
 fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> {
     let old = MapHandle::from_pinned_path(pin).map_err(Error::bpf(format!("open {}", pin.display())))?;
-    let incompatible = |why: String| Error::Incompatible { path: pin.to_owned(), why };
+    let incompatible = |difference| Error::Incompatible { path: pin.to_owned(), difference };
     let differences = [
         ("type", map.map_type() as u32, old.map_type() as u32),
         ("size of keys", map.key_size(), old.key_size()),
@@ -69,7 +71,7 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
         if ours == theirs {
             continue;
         }
-        // Tables of another size serve as well, and packets are using them.
+        // Tables of another size work as well, and packets are using them.
         let is_sized = [CELLS_MAP, FLOW_CELLS_MAP].contains(&name) || SESSION_MAPS.contains(&name);
         if is_sized && what == "number of entries" {
             let mebibytes = |entries: u32| (u64::from(entries) * u64::from(map.value_size())) >> 20;
@@ -77,7 +79,7 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
                 map = name,
                 configured_mib = mebibytes(ours),
                 pinned_mib = mebibytes(theirs),
-                "the pinned tables keep their size; --flush is the way to change it"
+                "the pinned tables keep their size; run once with --flush to change it"
             );
             continue;
         }
@@ -86,9 +88,9 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
     map.reuse_fd(old.as_fd()).map_err(Error::bpf(format!("reuse {}", pin.display())))
 }
 
-/// Makes `path` a directory on the BPF file system.
+/// Creates the directory `path`, which must be on the BPF file system.
 pub(crate) fn make_dir(path: &Path) -> Result<(), Error> {
-    fs::create_dir_all(path).map_err(Error::system(format!("make {}", path.display())))?;
+    fs::create_dir_all(path).map_err(Error::system(format!("create {}", path.display())))?;
     if crate::kernel::is_bpffs(path) {
         return Ok(());
     }
@@ -109,22 +111,22 @@ pub(crate) fn remove_pins(dir: &Path) -> Result<(), Error> {
 /// A mapping of a map into this process.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// Readable for `bytes` as long as this lives.
+    /// Start of the mapping, readable for `bytes` bytes until this is dropped.
     pub base: NonNull<u8>,
     pub bytes: usize,
-    // Keeps the map alive where nothing is pinned.
+    // Keeps a map alive that is not pinned.
     _map: MapHandle,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped
 // once, when the only owner is dropped.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared reference offers nothing but being kept alive.
+// SAFETY: a shared reference gives no access to the memory; it only keeps the mapping alive.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `bytes` are what mmap gave, unmapped once, when the last Memory over it is gone.
+        // SAFETY: mmap returned `base` and `bytes`. They are unmapped once, when the last user is dropped.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
@@ -135,7 +137,7 @@ fn map_array(map: MapHandle) -> Result<Mapping, Error> {
     map_part(map, 0, bytes, libc::PROT_READ | libc::PROT_WRITE)
 }
 
-/// Maps a part of a map, from `offset` on, a multiple of the page's size.
+/// Maps a part of a map into memory. `offset` is a multiple of the page size.
 pub(crate) fn map_part(
     map: MapHandle,
     offset: usize,
@@ -145,27 +147,27 @@ pub(crate) fn map_part(
     let failed = |error| Error::system(format!("map {:?} into memory", map.name()))(error);
     let offset = libc::off_t::try_from(offset).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
     let fd = map.as_fd().as_raw_fd();
-    // SAFETY: a new shared mapping at an address of the kernel's choice; it overlays nothing. The
-    // kernel checks that the map can be mapped and is as long.
+    // SAFETY: a new shared mapping at an address that the kernel chooses, so it replaces no other mapping.
+    // The kernel checks that the map can be mapped and is long enough.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd, offset) };
     if base == libc::MAP_FAILED {
         return Err(failed(io::Error::last_os_error()));
     }
-    let base = NonNull::new(base.cast()).expect("mmap never maps address 0 unasked");
+    let base = NonNull::new(base.cast()).expect("mmap chooses address 0 only on request");
     Ok(Mapping { base, bytes, _map: map })
 }
 
-/// Maps the tables: stores to this memory are what packets read.
+/// Maps tables into memory. The packet programs read what is stored there.
 pub(crate) fn map_cells(map: MapHandle) -> Result<Memory, Error> {
     let cells = map.max_entries();
     let mapping = map_array(map)?;
     // SAFETY: page aligned and mapped read-write for `cells` cells as long as `mapping` lives. The map is
     // shared with the programs, which read the tables by the rules of cells.h and write only the words
-    // that are theirs; that there is one writer is the caller's duty (an agent holds a lock).
+    // that these rules give them. The caller guarantees a single writer (an agent holds a lock).
     Ok(unsafe { Memory::from_raw(mapping.base, cells, Arc::new(mapping)) })
 }
 
-/// Maps an array of which packets and agents change words, such as a table of sessions.
+/// Maps an array into memory whose words both packet programs and agents change, such as a session table.
 pub(crate) fn map_region(map: MapHandle) -> Result<Region, Error> {
     let mapping = map_array(map)?;
     // SAFETY: page aligned and mapped read-write for that many bytes as long as `mapping` lives; the

@@ -1,6 +1,6 @@
-//! The eBPF objects that are embedded in this crate.
+//! The eBPF objects that are embedded in this crate, one for each program file in `bpf/`.
 
-/// Bytes with the alignment that an ELF reader may expect.
+/// Bytes with the alignment that ELF readers expect.
 #[repr(C, align(16))]
 struct Aligned<Bytes: ?Sized>(Bytes);
 
@@ -13,25 +13,25 @@ macro_rules! aligned_bytes {
 
 include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 
-/// One file of `bpf/`.
+/// Compiled program file of `bpf/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectName {
-    /// `gateway.bpf.c`
+    /// `gateway.bpf.c`: the packet program of gateways.
     Gateway,
-    /// `vswitch.bpf.c`
+    /// `vswitch.bpf.c`: the packet programs of hosts.
     Vswitch,
-    /// `switch_port.bpf.c`: for the lab's switches
+    /// `switch_port.bpf.c`: the packet program of the lab's switches.
     SwitchPort,
-    /// `tables_test.bpf.c`: the C readers of the tables, for tests
+    /// `tables_test.bpf.c`: for tests of the C code that reads the tables.
     TablesTest,
-    /// `meters_flows_test.bpf.c`: meters and flow statistics, for tests
+    /// `meters_flows_test.bpf.c`: for tests of the C code of meters and flow statistics.
     MetersFlowsTest,
-    /// `sessions_test.bpf.c`: the session tables' C, for tests
+    /// `sessions_test.bpf.c`: for tests of the C code of the session tables.
     SessionsTest,
 }
 
 impl ObjectName {
-    /// The file's name without extensions.
+    /// Returns the name of the file without its extensions.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl ObjectName {
         }
     }
 
-    /// The ELF object; `None` if `bpf/` had no such file when this was built.
+    /// Returns the ELF object, or `None` if `bpf/` had no such file at build time.
     #[must_use]
     pub fn bytes(self) -> Option<&'static [u8]> {
         OBJECTS.iter().find(|(name, _)| *name == self.as_str()).map(|(_, bytes)| *bytes)

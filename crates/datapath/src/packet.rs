@@ -140,8 +140,8 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// The next frame that has come, cut to the buffer's length, and by which interface; none if there
-    /// is none now.
+    /// The next frame that has come, cut to the buffer's length, and by which interface; `None` if no
+    /// frame is waiting.
     ///
     /// # Errors
     /// If an interface went down; the next call may succeed.

@@ -25,7 +25,7 @@ pub fn prefer_this_thread() -> Scheduling {
     // SAFETY: takes plain integers; only how late this thread's timers may be is changed.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     let parameters = libc::sched_param { sched_priority: PRIORITY };
-    // Children shall not inherit it.
+    // Child processes must not inherit it.
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: 0 is the calling thread, and `parameters` outlives the call.
     if unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } == 0 {

@@ -10,7 +10,7 @@ use std::ptr;
 
 use libbpf_rs::libbpf_sys;
 
-/// libbpf's convention: a negative error number, or the result.
+/// Converts a result of libbpf, which is negative for an error number.
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result) }
 }
@@ -19,7 +19,7 @@ fn path_cstring(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// Attaches `program` to an interface; the attachment lives as long as the descriptor or a pin.
+/// Attaches `program` to an interface. The attachment exists as long as the descriptor or a pin.
 pub(crate) fn link_create(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -27,11 +27,11 @@ pub(crate) fn link_create(
     flags: u32,
 ) -> io::Result<OwnedFd> {
     let target = libc::c_int::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the structure is plain integers, for which zero is "not given".
+    // SAFETY: the structure consists of integers, for which zero means "not given".
     let mut options: libbpf_sys::bpf_link_create_opts = unsafe { mem::zeroed() };
     options.sz = mem::size_of_val(&options) as libbpf_sys::size_t;
     options.flags = flags;
-    // SAFETY: the program's descriptor is open while borrowed; `options` outlives the call and says its size.
+    // SAFETY: the program's descriptor is open while borrowed; `options` outlives the call and has its size.
     let fd = checked(unsafe {
         libbpf_sys::bpf_link_create(program.as_raw_fd(), target, attach_type, &raw const options)
     })?;
@@ -39,30 +39,30 @@ pub(crate) fn link_create(
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Replaces the program of a link in one step.
+/// Replaces the program of a link atomically.
 pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: both descriptors are open while borrowed; no options are passed.
     checked(unsafe { libbpf_sys::bpf_link_update(link.as_raw_fd(), program.as_raw_fd(), ptr::null()) })
         .map(drop)
 }
 
-/// Ends the attachment although pins or other descriptors of it may exist.
+/// Detaches the program even if pins or other descriptors of the link exist.
 pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the descriptor is open while borrowed.
     checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) }).map(drop)
 }
 
-/// What the kernel says of a link.
+/// Interface and program of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkInfo {
-    /// 0: the interface is gone.
+    /// Index of the interface, or 0 if it was deleted.
     pub ifindex: u32,
     pub program_id: u32,
 }
 
-/// Asks for the interface and the program of an XDP or tcx link.
+/// Reads the interface and the program of an XDP or tcx link.
 pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
-    // SAFETY: the structure is plain integers and unions of them; zero is valid.
+    // SAFETY: the structure consists of integers and unions of them, for which zero is valid.
     let mut info: libbpf_sys::bpf_link_info = unsafe { mem::zeroed() };
     let mut length = mem::size_of_val(&info) as u32;
     // SAFETY: `info` is writable for `length` bytes, and both outlive the call.
@@ -72,7 +72,7 @@ pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     let ifindex = match info.type_ {
         // SAFETY: the kernel filled the member of the union that `type_` names.
         libbpf_sys::BPF_LINK_TYPE_XDP => unsafe { info.__bindgen_anon_1.xdp.ifindex },
-        // SAFETY: as above.
+        // SAFETY: the kernel filled the member of the union that `type_` names.
         libbpf_sys::BPF_LINK_TYPE_TCX => unsafe { info.__bindgen_anon_1.tcx.ifindex },
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
@@ -86,7 +86,7 @@ pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     checked(unsafe { libbpf_sys::bpf_obj_pin(object.as_raw_fd(), path.as_ptr()) }).map(drop)
 }
 
-/// Opens what is pinned at `path`.
+/// Opens the link or program that is pinned at `path`.
 pub(crate) fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
     let path = path_cstring(path)?;
     // SAFETY: the string is terminated.

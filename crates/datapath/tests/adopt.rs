@@ -115,7 +115,7 @@ fn a_vni_does_not_inherit_counts() {
     };
     let first = pins.load(ObjectName::Gateway, 4096).unwrap();
     let mut tables = NodeTables::create(first.memory().unwrap(), Immediate, Sizes::default()).unwrap();
-    tables.set_vni_counts(first.vni_counters().unwrap());
+    tables.set_counter_reset(first.vni_counters().unwrap());
     tables.upsert_vrf(&vrf(4)).unwrap();
     tables.upsert_vrf(&vrf(5)).unwrap();
     let [of4, of5] = [4, 5].map(|vni| tables.vrf(Vni::new(vni).unwrap()).unwrap().counters);
@@ -132,9 +132,9 @@ fn a_vni_does_not_inherit_counts() {
     let second = pins.load(ObjectName::Gateway, 4096).unwrap();
     let mut tables = NodeTables::adopt(second.memory().unwrap(), Immediate).unwrap();
     let counters = second.vni_counters().unwrap();
-    counters.forget_unknown(|vni| tables.vrfs().any(|entry| entry.vrf.vni.get() == vni)).unwrap();
+    counters.remove_unknown(|vni| tables.vrfs().any(|entry| entry.vrf.vni.get() == vni)).unwrap();
     assert_eq!(dropped(&second), [4], "what a predecessor left behind");
-    tables.set_vni_counts(counters);
+    tables.set_counter_reset(counters);
     tables.upsert_vrf(&vrf(6)).unwrap();
     let of6 = tables.vrf(Vni::new(6).unwrap()).unwrap().counters;
     assert_eq!(of6, of5, "the index is used again");
@@ -285,7 +285,7 @@ fn flow_statistics_and_their_events_are_kept() {
         let load = |cells| Datapath::load_sized(&settings, &[(FLOW_CELLS_MAP, cells)]).unwrap();
         let first = load(129);
         let flows = first.flows().unwrap();
-        assert_eq!(flows.fill(0).capacity, 128 * 4);
+        assert_eq!(flows.usage(0).capacity, 128 * 4);
         assert_eq!(flows.policy(), Policy::Off);
         flows.configure(&Policy::Every { period: Duration::from_secs(1) }).unwrap();
         let policy = flows.policy();
@@ -296,13 +296,13 @@ fn flow_statistics_and_their_events_are_kept() {
         let second = load(1 << 10);
         assert!(second.adopted());
         let flows = second.flows().unwrap();
-        assert_eq!((flows.fill(0).capacity, flows.policy()), (128 * 4, policy));
+        assert_eq!((flows.usage(0).capacity, flows.policy()), (128 * 4, policy));
         assert_eq!(second.flow_events().unwrap().drain(&mut Vec::new()).unwrap(), 0);
         // A host has a smaller one, and counts nothing until it is told to.
         let vswitch =
             Datapath::load(&Settings { object: ObjectName::Vswitch, pin_dir: None, ..settings.clone() });
         let flows = vswitch.unwrap().flows().unwrap();
-        assert_eq!((flows.fill(0).capacity, flows.policy()), (4 * ((1 << 14) - 1), Policy::Off));
+        assert_eq!((flows.usage(0).capacity, flows.policy()), (4 * ((1 << 14) - 1), Policy::Off));
     });
 }
 

@@ -142,7 +142,7 @@ fn check_round(sessions: &mut Sessions, round: u32, answers: [&[session_test]; 2
         assert!(sessions.remove(&flow(number), round));
     }
     let swept = sessions.sweep(u32::MAX, round).unwrap();
-    assert!(swept.is_whole && swept.freed >= u64::from(KEYS), "{swept:?}");
+    assert!(swept.round_completed && swept.freed >= u64::from(KEYS), "{swept:?}");
 }
 
 /// Two processors create the same sessions, one from each direction.
@@ -313,16 +313,16 @@ fn sessions_stay_beside_a_sweep() {
     assert_eq!(flows.len(), all, "two live records of one key");
     for number in 0..KEPT {
         let (session, _) = sessions.reader().lookup(&flow(number), now).expect("kept");
-        assert_eq!(session.created_at, u32::MAX - 500, "never created anew");
+        assert_eq!(session.created_at, u32::MAX - 500, "never created again");
         assert_eq!(session.action, [number, !number]);
         assert!(session.packets[0] >= u64::from(ROUNDS), "{session:?}");
     }
     // All that is left expires together.
     let later = now + 8 * 100;
-    while !sessions.sweep(1024, later).unwrap().is_whole {}
-    while !sessions.sweep(1024, later).unwrap().is_whole {}
+    while !sessions.sweep(1024, later).unwrap().round_completed {}
+    while !sessions.sweep(1024, later).unwrap().round_completed {}
     assert_eq!(sessions.reader().iter().count(), 0);
     for family in [Family::Ipv4, Family::Ipv6] {
-        assert_eq!(sessions.fill(family).live, 0);
+        assert_eq!(sessions.usage(family).live, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The gateway's command line.
+//! Command line options of the gateway.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub vtep6: Option<Ipv6Addr>,
 
-    /// UDP port by which gateways of a cluster watch each other, the same on all
+    /// UDP port by which the gateways of a cluster watch each other; must be the same on all of them
     #[arg(long, value_name = "PORT", default_value_t = CLUSTER_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub cluster_port: u16,
 }

@@ -1,16 +1,18 @@
-//! The gateway's agent: the XDP program on the underlay interfaces, the
-//! cluster's tables, the neighbours that lead to the other nodes, and this
-//! gateway's part in its cluster: which vIPs it answers for.
+//! The agent of a gateway: the XDP program on the underlay interfaces, the cluster's tables, the neighbors
+//! that lead to the other nodes, the RSP responder, and this gateway's part in its cluster: which vIPs it
+//! answers for.
 #![forbid(unsafe_code)]
 
 mod args;
-mod follow;
-mod load;
+mod load_monitor;
 mod offload;
+mod offload_metrics;
+mod overload;
 pub mod ownership;
-mod speaker;
+mod ownership_inputs;
+mod role;
+mod rsp_responder;
 mod underlay;
-mod watch_load;
 
 pub use args::Args;
 pub use sluice_agent::Error;
@@ -20,29 +22,32 @@ use std::sync::{Arc, RwLock};
 
 use axum::routing::get;
 use axum::{Json, Router};
+use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
-use sluice_agent::rsp::AsyncRing;
 use sluice_agent::underlay::{Vteps, links, node_config, vteps};
-use sluice_agent::{CommonArgs, NoPorts, Opened, Started, flush, open};
+use sluice_agent::{CommonArgs, Opened, Started, flush, open};
 use sluice_datapath::{FlowEvent, ObjectName};
 use sluice_southbound::Node;
-use sluice_tables::Attendance;
+use sluice_tables::AgentHeartbeat;
 
-use crate::follow::{follow_cluster, follow_controller};
-use crate::offload::OffloadStats;
-use crate::ownership::{Layer2, Links, Owned, Ownership, Setup, is_remembered};
-use crate::speaker::Speaker;
-use crate::underlay::Underlay;
-use crate::watch_load::LoadWatch;
+use crate::load_monitor::LoadMonitor;
+use crate::offload_metrics::OffloadStats;
+use crate::ownership::{
+    Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, SharedLinks, has_saved_state,
+};
+use crate::ownership_inputs::{follow_stream, resolve_controller};
+use crate::role::{GatewayRole, SharedLoad};
+use crate::rsp_responder::RspResponder;
+use crate::underlay::UnderlayMonitor;
 
 const ROLE: &str = "gateway";
-/// The function in bpf/gateway.bpf.c.
+/// Program in bpf/gateway.bpf.c.
 const PROGRAM: &str = "gateway";
 
-/// Runs a gateway until SIGTERM or SIGINT, or removes what one left (`--flush`).
+/// Runs a gateway until SIGTERM or SIGINT, or removes what an earlier agent left (`--flush`).
 ///
 /// # Errors
-/// If it cannot start; what goes wrong later is logged, and tried again.
+/// If the gateway cannot start. Later failures are logged and retried.
 pub async fn run(args: Args) -> Result<(), Error> {
     let common = &args.common;
     if common.flush {
@@ -57,88 +62,103 @@ pub async fn run(args: Args) -> Result<(), Error> {
 
     let mut opened = open(common, ROLE, ObjectName::Gateway)?;
     opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
-    release_others(&opened, &underlay)?;
+    detach_others(&opened, &underlay)?;
     for link in &underlay {
         underlay::prepare(&netlink, link).await?;
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;
     }
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
-    let attendance = opened.tables.attendance();
-    let state_dir = common.state_dir()?;
-    // Who does not remember the plan must be told, and the controller tells only what changes.
-    let started = opened.start(common, ROLE, NoPorts, is_remembered(&state_dir)).await?;
+    let heartbeat = opened.tables.agent_heartbeat();
+    let load = SharedLoad::default();
+    let role = GatewayRole::new(&opened.tables, load.clone());
+    let plan = role.plan();
+    // The controller sends the plan only in snapshots and when it changes, so it must have been saved.
+    let resume = has_saved_state(&common.state_dir()?);
+    let started = opened.start(common, ROLE, role, resume).await?;
 
     let node = started.node.clone();
-    let links: Links = Arc::new(RwLock::new(underlay));
-    let ownership = Arc::new(take_part(&args, &started, vteps, &links, owned, attendance)?);
-    node.add_source(Arc::new(ownership.view()));
-    let view = ownership.view();
-    let routes = Router::new().route("/cluster", get(async move || Json(view.get())));
-    let keeper =
-        Underlay::new(netlink, node.clone(), args.interfaces.clone(), links, vteps, ownership.clone())?;
+    let links: SharedLinks = Arc::new(RwLock::new(underlay));
+    let ownership = Arc::new(start_ownership(&args, &started, vteps, &links, owned, heartbeat)?);
+    node.add_metrics(Arc::new(ownership.status()));
+    let status = ownership.status();
+    let routes = Router::new().route("/cluster", get(async move || Json(status.get())));
+    let underlay = UnderlayMonitor::new(
+        netlink,
+        node.clone(),
+        args.interfaces.clone(),
+        links,
+        vteps,
+        ownership.clone(),
+    )?;
     let controller = started.identity().controller.clone();
-    let (speaker, load) = offload(common, &node, vteps)?;
+    let (responder, monitor) = start_offload(common, &node, vteps, load)?;
+    let (keys, deleted) = (node.keys.clone(), node.deleted.subscribe());
     let work = async move {
         tokio::select! {
-            ended = keeper.run() => ended,
-            ended = speaker.run() => ended,
-            ended = load.run(|load| ownership.set_load(load)) => ended,
-            () = follow_cluster(&ownership, node.plan.clone(), node.keys.clone(), node.deleted.subscribe()) => Err(Error::WriterGone),
-            never = follow_controller(&ownership, &controller) => match never {},
+            ended = underlay.run() => ended,
+            ended = responder.run() => ended,
+            ended = monitor.run(|load| ownership.set_load(load)) => ended,
+            () = follow_stream(&ownership, plan, keys, deleted) => Err(Error::WriterGone),
+            never = resolve_controller(&ownership, &controller) => match never {},
         }
     };
     started.serve(common, routes, work).await
 }
 
-/// Opens what tells hosts of direct paths, and what decides of which flows.
-fn offload(
+/// Opens the RSP responder, and the monitor that decides which flows are offloaded.
+fn start_offload(
     common: &CommonArgs,
-    node: &Arc<sluice_agent::Node<NoPorts>>,
+    node: &Arc<sluice_agent::Node<GatewayRole>>,
     vteps: Vteps,
-) -> Result<(Speaker<AsyncRing<FlowEvent>>, LoadWatch), Error> {
+    load: SharedLoad,
+) -> Result<(RspResponder<AsyncEventRing<FlowEvent>>, LoadMonitor), Error> {
     let stats = Arc::new(OffloadStats::default());
-    node.add_source(stats.clone());
-    let elephants = AsyncRing::new(node.datapath.flow_events()?)?;
-    let load = LoadWatch::new(node.clone(), node.datapath.flows()?, stats.clone())?;
-    let edge = node.open_rsp(common, vteps)?;
-    Ok((Speaker::new(edge, elephants, node.reader.clone(), node.keys.clone(), stats), load))
+    node.add_metrics(stats.clone());
+    let elephants = AsyncEventRing::new(node.datapath.flow_events()?)?;
+    let monitor = LoadMonitor::new(node.clone(), node.datapath.flows()?, load, stats.clone())?;
+    let transport = node.open_rsp(common, vteps)?;
+    let responder = RspResponder::new(transport, elephants, node.reader.clone(), node.keys.clone(), stats);
+    Ok((responder, monitor))
 }
 
-/// Starts this gateway's part in its cluster.
-fn take_part(
+/// Starts the thread that takes part in the cluster.
+fn start_ownership(
     args: &Args,
-    started: &Started<NoPorts>,
+    started: &Started<GatewayRole>,
     vteps: Vteps,
-    links: &Links,
-    owned: Owned,
-    attendance: Attendance,
+    links: &SharedLinks,
+    owned: OwnedVips,
+    heartbeat: AgentHeartbeat,
 ) -> Result<Ownership, Error> {
     let Node::Gateway(own) = started.identity().node()? else {
         let name = &started.node.name;
-        return Err(Error::Config(format!("this node is enrolled as {name}, which is no gateway")));
+        return Err(Error::Config(format!("this node is enrolled as {name}, which is not a gateway")));
     };
     let writer = started.node.writer.clone();
-    let tables = move |owned: &Owned| {
+    let set_owned = move |owned: &OwnedVips| {
         let owned: HashSet<_> = owned.keys().copied().collect();
-        writer.post(move |applier| applier.own(owned))
+        writer.post(move |applier| applier.role.set_owned(&mut applier.tables, owned))
     };
-    Ownership::start(Setup {
+    Ownership::start(OwnershipConfig {
         own,
         vteps,
         port: args.cluster_port,
         state_dir: args.common.state_dir()?,
         owned,
-        tables: Box::new(tables),
-        attendance,
-        announcer: Box::new(Layer2::new(links.clone())?),
+        set_owned: Box::new(set_owned),
+        heartbeat,
+        announcer: Box::new(Layer2Announcer::new(links.clone())?),
     })
 }
 
-/// Takes the program off interfaces that are no underlay any more.
-fn release_others(opened: &Opened, underlay: &[Link]) -> Result<(), Error> {
+/// Detaches the program from interfaces that are not underlay interfaces any more.
+fn detach_others(opened: &Opened, underlay: &[Link]) -> Result<(), Error> {
     for interface in opened.datapath.attached()? {
         if !underlay.iter().any(|link| link.interface() == interface) {
-            tracing::info!(interface = interface.name, "no underlay any more: detaching");
+            tracing::info!(
+                interface = interface.name,
+                "not an underlay interface any more: detaching the program"
+            );
             opened.datapath.detach(&interface)?;
         }
     }

@@ -1,150 +1,75 @@
-//! What a gateway tells hosts of direct paths: unasked, of the elephants that it
-//! saw (Zeta section IV-C), and when asked. Pure: the tables are read, and who is
-//! to be told what comes out.
+//! Which direct paths a gateway sends to hosts: notifications about elephant flows (Zeta section IV-C), and
+//! answers to requests. Pure: reads the tables, and returns messages with their receivers. Changes with the
+//! rules for when a direct path exists.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
-use sluice_agent::metrics::Source;
-use sluice_agent::rsp::{Admission, Batch};
+use sluice_agent::rsp::{Admission, Batcher};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{Answered, Ask, Destination, Message, Path};
-use sluice_tables::{Located, Place, Reader};
+use sluice_rsp::{AnswerEntry, Destination, Message, Path, Query};
+use sluice_tables::{InstanceLocation, Location, Reader};
+
+use crate::offload_metrics::{OffloadStats, Outcome};
 
 /// How long a host may use a path that no gateway confirms.
 const LIFETIME_MS: u32 = 60_000;
-/// A host is told the same of a destination once in this time.
+/// A host is notified of the same destination at most once in this time.
 const QUIET_US: u64 = 100_000;
-/// What is told within this time goes together.
+/// Notifications within this time are sent together.
 const GATHER_US: u64 = 1_000;
-/// What was told is remembered of so many destinations.
-const MEMORY_MAX: usize = 65_536;
+/// Notifications that are remembered, to suppress repetitions.
+const REMEMBERED_MAX: usize = 65_536;
 
-/// Whether a host can send to a destination without the gateway.
+/// Result of the search for a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum PathLookup {
+    /// The host can send to the destination's host.
     Direct(Path),
-    /// The gateway is the way.
-    Gateway,
-    /// The tables cannot say at present.
-    Unknown,
+    /// The host must send to a gateway.
+    ViaGateway,
+    /// The tables cannot answer at present.
+    Busy,
 }
 
-/// The way of the host at `from` to a destination. `revision` was read from the tables before: the path is
-/// at least as new.
-fn way(reader: &Reader, revision: u64, from: IpAddr, destination: &Destination) -> Way {
-    // While a first snapshot is under way the tables are of no revision, and not whole.
+/// Looks for a direct path from the host at `from` to a destination. `revision` must have been read from the
+/// tables before, so that the path is of this revision or a later one.
+fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destination) -> PathLookup {
+    // During a first snapshot the tables are of no revision, and incomplete.
     if revision == 0 {
-        return Way::Unknown;
+        return PathLookup::Busy;
     }
-    let there = match reader.locate(destination.vni, destination.address) {
-        Place::At(there) => there,
-        Place::Nowhere => return Way::Gateway,
-        Place::Busy => return Way::Unknown,
+    let location = match reader.locate(destination.vni, destination.address) {
+        Location::Found(location) => location,
+        Location::NotFound => return PathLookup::ViaGateway,
+        Location::Busy => return PathLookup::Busy,
     };
-    // Networks that want their packets to pass gateways get back what was told before.
+    // A network that does not offload flows also withdraws the paths that its hosts still have.
     if !reader.is_offloaded(destination.vni) {
-        return Way::Gateway;
+        return PathLookup::ViaGateway;
     }
-    let Located { vni, mac, host, mtu } = there;
-    // Hosts do not know of others' MTUs: it is the gateway that says what is too big for a peer.
+    let InstanceLocation { vni, mac, host, mtu } = location;
+    // Hosts do not know the MTUs of other networks: only gateways report packets that are too large for a
+    // peered one.
     let fits = reader.mtu(destination.vni).is_some_and(|own| own <= mtu);
     if host.is_ipv4() != from.is_ipv4() || host == from || !fits {
-        return Way::Gateway;
+        return PathLookup::ViaGateway;
     }
-    Way::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision })
+    PathLookup::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision })
 }
 
-/// What came of events and questions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The sender's host is told of a path.
-    Told,
-    /// It was told a moment ago.
-    Repeated,
-    /// There is no direct path: the destination is on a host of another family, on the sender's own, or in
-    /// a network of a smaller MTU; the sender's network wants none; or the destination is gone.
-    NoPath,
-    /// No host has the source: it is gone.
-    NoSource,
-    /// The tables were being changed, or are not whole yet.
-    Busy,
-    /// More destinations than are remembered.
-    Full,
-}
-
-impl Outcome {
-    const NAMES: [&'static str; 6] = ["told", "repeated", "no_path", "no_source", "busy", "full"];
-}
-
-/// Counters, for metrics.
-#[derive(Debug, Default)]
-pub struct OffloadStats {
-    outcomes: [AtomicU64; Outcome::NAMES.len()],
-    asked: AtomicU64,
-    unexpected: AtomicU64,
-    lost: AtomicU64,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
-
-impl OffloadStats {
-    fn note(&self, outcome: Outcome) {
-        self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// A message came that only hosts get.
-    pub fn note_unexpected(&self) {
-        self.unexpected.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Notes how many events found the ring full.
-    pub fn set_lost(&self, events: u64) {
-        self.lost.store(events, Ordering::Relaxed);
-    }
-
-    #[cfg(test)]
-    fn of(&self, outcome: Outcome) -> u64 {
-        self.outcomes[outcome as usize].load(Ordering::Relaxed)
-    }
-}
-
-impl Source for OffloadStats {
-    fn register(&self, registry: &mut Registry) {
-        let events = Family::<OutcomeLabel, Counter>::default();
-        for (outcome, count) in Outcome::NAMES.into_iter().zip(&self.outcomes) {
-            events.get_or_create(&OutcomeLabel { outcome }).inc_by(count.load(Ordering::Relaxed));
-        }
-        registry.register("flow_events", "Flows reported for a direct path, by what came of it", events);
-        let counter = |count: &AtomicU64| sluice_agent::metrics::counter(count.load(Ordering::Relaxed));
-        registry.register("flow_events_lost", "Flow events that found the ring full", counter(&self.lost));
-        let unexpected = counter(&self.unexpected);
-        registry.register("rsp_unexpected", "Messages that only hosts get", unexpected);
-        registry.register("path_questions", "Paths that hosts asked for", counter(&self.asked));
-    }
-}
-
-/// Gathers what hosts are to be told.
+/// Batches notifications for hosts.
 #[derive(Debug)]
 pub struct Notifier {
-    batch: Batch<IpAddr, Destination, Answered>,
+    batcher: Batcher<IpAddr, Destination, AnswerEntry>,
 }
 
 impl Notifier {
-    /// With nothing to tell.
+    /// A notifier without waiting notifications.
     pub fn new() -> Self {
-        Self { batch: Batch::new(QUIET_US, GATHER_US, MEMORY_MAX) }
+        Self { batcher: Batcher::new(QUIET_US, GATHER_US, REMEMBERED_MAX) }
     }
 
-    /// Takes note of an elephant. `now_us` is of a clock that does not jump; `revision` as the reader said
-    /// before.
+    /// Notes an elephant flow. `now_us` is of a monotonic clock; `revision` was read from the tables before.
     pub fn note(
         &mut self,
         now_us: u64,
@@ -159,56 +84,56 @@ impl Notifier {
     }
 
     fn admit(&mut self, now_us: u64, reader: &Reader, revision: u64, elephant: &FlowEvent) -> Outcome {
-        // Who sends is not whom the packet came from: that may be a host which the destination has left,
-        // and which encapsulates with the destination's network.
+        // The sender's host is looked up by the source address. The packet may have come from a host that the
+        // destination has left, which encapsulates with the destination's VNI.
         let sender = match reader.locate(elephant.vni, elephant.source) {
-            Place::At(sender) => sender,
-            Place::Nowhere => return Outcome::NoSource,
-            Place::Busy => return Outcome::Busy,
+            Location::Found(sender) => sender,
+            Location::NotFound => return Outcome::NoSource,
+            Location::Busy => return Outcome::Busy,
         };
         let destination = Destination { vni: sender.vni, address: elephant.destination };
-        let path = match way(reader, revision, sender.host, &destination) {
-            Way::Direct(path) => path,
-            Way::Gateway => return Outcome::NoPath,
-            Way::Unknown => return Outcome::Busy,
+        let path = match find_path(reader, revision, sender.host, &destination) {
+            PathLookup::Direct(path) => path,
+            PathLookup::ViaGateway => return Outcome::NoPath,
+            PathLookup::Busy => return Outcome::Busy,
         };
-        match self.batch.admit(now_us, sender.host, destination) {
+        match self.batcher.admit(now_us, sender.host, destination) {
             Admission::New => {
                 let answer = sluice_rsp::Answer::Path(path);
-                self.batch.push(sender.host, Answered { destination, answer });
-                Outcome::Told
+                self.batcher.push(sender.host, AnswerEntry { destination, answer });
+                Outcome::Notified
             }
             Admission::Repeated => Outcome::Repeated,
             Admission::Full => Outcome::Full,
         }
     }
 
-    /// When to send what has gathered; `None` while there is nothing.
+    /// Time at which [`Notifier::take`] is due; `None` if no notification waits.
     pub fn due_us(&self) -> Option<u64> {
-        self.batch.due_us()
+        self.batcher.due_us()
     }
 
-    /// The messages, by the host that they are for.
+    /// Takes the waiting notifications, with the VTEPs of the hosts to send them to.
     pub fn take(&mut self, now_us: u64) -> impl Iterator<Item = (IpAddr, Message)> + use<> {
         let notify = |(host, answers)| (host, Message::Notify { answers });
-        self.batch.take(now_us).into_iter().map(notify)
+        self.batcher.take(now_us).into_iter().map(notify)
     }
 }
 
-/// The answers to questions of the host at `from`. What the tables cannot say at present is left out: the
-/// host asks again.
-pub fn answer(
+/// Answers the requests of the host at `from`. A destination that the tables cannot answer for at present is
+/// left out: the host requests it again.
+pub fn answer_requests(
     reader: &Reader,
     revision: u64,
     from: IpAddr,
-    asks: &[Ask],
+    queries: &[Query],
     stats: &OffloadStats,
-) -> impl Iterator<Item = Answered> {
-    stats.asked.fetch_add(asks.len() as u64, Ordering::Relaxed);
-    asks.iter().filter_map(move |ask| match way(reader, revision, from, &ask.destination) {
-        Way::Direct(path) => Some(ask.answer(Some(&path), revision)),
-        Way::Gateway => Some(ask.answer(None, revision)),
-        Way::Unknown => None,
+) -> impl Iterator<Item = AnswerEntry> {
+    stats.note_requested(queries.len());
+    queries.iter().filter_map(move |query| match find_path(reader, revision, from, &query.destination) {
+        PathLookup::Direct(path) => Some(query.answer(Some(&path), revision)),
+        PathLookup::ViaGateway => Some(query.answer(None, revision)),
+        PathLookup::Busy => None,
     })
 }
 

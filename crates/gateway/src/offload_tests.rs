@@ -1,5 +1,5 @@
-//! Over tables in anonymous memory: networks 1 and 2, peered, with an instance of each family on hosts of
-//! either family; network 3 is peered with 1, and its packets are shorter.
+//! Offloading over tables in anonymous memory: networks 1 and 2 are peered, and have instances with addresses
+//! of both families on hosts of either family; network 3 is peered with network 1, and has a smaller MTU.
 
 use super::*;
 use sluice_rsp::Answer;
@@ -74,18 +74,18 @@ fn path(number: u32, address: &str, host: &str) -> Path {
     Path { host, mac, vni: vni(number), lifetime_ms: LIFETIME_MS, revision: REVISION }
 }
 
-fn told(number: u32, address: &str, path: Path) -> Answered {
+fn answered(number: u32, address: &str, path: Path) -> AnswerEntry {
     let destination = Destination { vni: vni(number), address: ip(address) };
-    Answered { destination, answer: Answer::Path(path) }
+    AnswerEntry { destination, answer: Answer::Path(path) }
 }
 
-struct Bench {
+struct Fixture {
     tables: NodeTables,
     notifier: Notifier,
     stats: OffloadStats,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         Self { tables: tables(), notifier: Notifier::new(), stats: OffloadStats::default() }
     }
@@ -101,35 +101,36 @@ impl Bench {
 }
 
 #[test]
-fn the_senders_host_is_told_where_the_destination_is() {
-    let mut bench = Bench::new();
+fn senders_host_is_notified_of_the_destinations_host() {
+    let mut fixture = Fixture::new();
     for (source, destination, host, to) in
         [("10.1.0.1", "10.1.0.2", B, A), ("fd01::2", "fd01::1", A, B), ("10.1.0.3", "10.1.0.4", D, C)]
     {
-        assert_eq!(bench.note(0, elephant(1, source, destination)), Outcome::Told);
-        let answers = vec![told(1, destination, path(1, destination, host))];
-        assert_eq!(bench.take(0), [(ip(to), Message::Notify { answers })]);
+        assert_eq!(fixture.note(0, elephant(1, source, destination)), Outcome::Notified);
+        let answers = vec![answered(1, destination, path(1, destination, host))];
+        assert_eq!(fixture.take(0), [(ip(to), Message::Notify { answers })]);
     }
 }
 
 #[test]
-fn peers_are_told_of_in_the_senders_network_with_the_destinations() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.note(0, elephant(1, "10.1.0.1", "10.2.0.2")), Outcome::Told);
-    // The same flow, when it comes from a host that the destination has left.
-    enter(&mut bench.tables, 2, "10.2.0.2", A);
-    enter(&mut bench.tables, 1, "10.1.0.1", B);
-    assert_eq!(bench.note(0, elephant(2, "10.1.0.1", "10.2.0.2")), Outcome::Told);
-    let first = Message::Notify { answers: vec![told(1, "10.2.0.2", path(2, "10.2.0.2", B))] };
-    let second = Message::Notify { answers: vec![told(1, "10.2.0.2", path(2, "10.2.0.2", A))] };
-    assert_eq!(bench.take(0), [(ip(A), first), (ip(B), second)]);
+fn path_to_a_peered_network_has_the_senders_and_the_destinations_vni() {
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.note(0, elephant(1, "10.1.0.1", "10.2.0.2")), Outcome::Notified);
+    // The packets of the same flow come from a host that the destination has left.
+    enter(&mut fixture.tables, 2, "10.2.0.2", A);
+    enter(&mut fixture.tables, 1, "10.1.0.1", B);
+    assert_eq!(fixture.note(0, elephant(2, "10.1.0.1", "10.2.0.2")), Outcome::Notified);
+    let first = Message::Notify { answers: vec![answered(1, "10.2.0.2", path(2, "10.2.0.2", B))] };
+    let second = Message::Notify { answers: vec![answered(1, "10.2.0.2", path(2, "10.2.0.2", A))] };
+    assert_eq!(fixture.take(0), [(ip(A), first), (ip(B), second)]);
 }
 
 #[test]
-fn no_path_is_told_where_the_gateway_is_the_way() {
-    let mut bench = Bench::new();
+fn destinations_without_a_direct_path_are_not_notified() {
+    let mut fixture = Fixture::new();
     for (number, source, destination, outcome) in [
-        // Another family of underlay; the same host; shorter packets; nobody; no route.
+        // Host of the other address family; same host; smaller MTU; unknown destination; no route; unknown
+        // sources.
         (1, "10.1.0.1", "10.1.0.3", Outcome::NoPath),
         (1, "10.1.0.1", "10.1.0.9", Outcome::NoPath),
         (1, "10.1.0.1", "10.3.0.2", Outcome::NoPath),
@@ -138,78 +139,78 @@ fn no_path_is_told_where_the_gateway_is_the_way() {
         (1, "10.1.0.77", "10.1.0.2", Outcome::NoSource),
         (77, "10.1.0.1", "10.1.0.2", Outcome::NoSource),
     ] {
-        assert_eq!(bench.note(0, elephant(number, source, destination)), outcome, "{source} {destination}");
+        assert_eq!(fixture.note(0, elephant(number, source, destination)), outcome, "{source} {destination}");
     }
-    // Longer packets are no obstacle.
-    assert_eq!(bench.note(0, elephant(3, "10.3.0.2", "10.1.0.1")), Outcome::Told);
-    assert_eq!(bench.take(0).len(), 1);
-    // A network that wants its packets to pass gateways takes back what it was told.
-    let vrf = bench.tables.vrf(vni(1)).unwrap().vrf;
-    bench.tables.upsert_vrf(&Vrf { elephant_bytes: Some(Vrf::NEVER_ELEPHANTS), ..vrf }).unwrap();
-    assert_eq!(bench.note(0, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::NoPath);
+    // A larger MTU at the destination is no obstacle.
+    assert_eq!(fixture.note(0, elephant(3, "10.3.0.2", "10.1.0.1")), Outcome::Notified);
+    assert_eq!(fixture.take(0).len(), 1);
+    // A network that does not offload flows withdraws its paths.
+    let vrf = fixture.tables.vrf(vni(1)).unwrap().vrf;
+    fixture.tables.upsert_vrf(&Vrf { elephant_bytes: Some(Vrf::NEVER_ELEPHANTS), ..vrf }).unwrap();
+    assert_eq!(fixture.note(0, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::NoPath);
     let absent = Answer::Absent { revision: REVISION };
-    assert_eq!(reply(&bench.tables, A, &[ask(1, "10.1.0.2", REVISION)]), [absent]);
-    bench.tables.upsert_vrf(&vrf).unwrap();
-    bench.tables.set_applied_revision(0);
-    assert_eq!(bench.note(0, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::Busy);
-    assert_eq!(bench.notifier.due_us(), None);
+    assert_eq!(reply(&fixture.tables, A, &[query(1, "10.1.0.2", REVISION)]), [absent]);
+    fixture.tables.upsert_vrf(&vrf).unwrap();
+    fixture.tables.set_applied_revision(0);
+    assert_eq!(fixture.note(0, elephant(1, "10.1.0.1", "10.1.0.2")), Outcome::Busy);
+    assert_eq!(fixture.notifier.due_us(), None);
 }
 
 #[test]
-fn many_are_told_together_and_none_twice() {
-    let mut bench = Bench::new();
+fn notifications_are_batched_and_not_repeated() {
+    let mut fixture = Fixture::new();
     for end in 10..200 {
-        enter(&mut bench.tables, 1, &format!("10.1.0.{end}"), B);
+        enter(&mut fixture.tables, 1, &format!("10.1.0.{end}"), B);
     }
-    let reader = bench.tables.reader();
+    let reader = fixture.tables.reader();
     for _ in 0..3 {
         for end in 10..200 {
             let elephant = elephant(1, "10.1.0.1", &format!("10.1.0.{end}"));
-            bench.notifier.note(5000, &reader, REVISION, &elephant, &bench.stats);
+            fixture.notifier.note(5000, &reader, REVISION, &elephant, &fixture.stats);
         }
     }
-    assert_eq!(bench.notifier.due_us(), Some(0));
-    let taken = bench.take(5000);
+    assert_eq!(fixture.notifier.due_us(), Some(0));
+    let taken = fixture.take(5000);
     let [(host, Message::Notify { answers })] = taken.as_slice() else { panic!("{taken:?}") };
     assert_eq!((*host, answers.len()), (ip(A), 190));
-    assert_eq!((bench.stats.of(Outcome::Told), bench.stats.of(Outcome::Repeated)), (190, 380));
-    // Two flows to one destination need one path; the next batch waits its time.
+    assert_eq!((fixture.stats.count(Outcome::Notified), fixture.stats.count(Outcome::Repeated)), (190, 380));
+    // Two flows to one destination need one path; the next batch is due after the gather time.
     let flow = elephant(1, "10.1.0.1", "10.1.0.2");
-    assert_eq!(bench.note(5100, flow), Outcome::Told);
-    assert_eq!(bench.note(5100, flow), Outcome::Repeated);
-    assert_eq!(bench.notifier.due_us(), Some(6000));
-    assert_eq!(bench.take(6000).len(), 1);
-    // A lost notification is made good.
-    assert_eq!(bench.note(5100 + QUIET_US, flow), Outcome::Told);
+    assert_eq!(fixture.note(5100, flow), Outcome::Notified);
+    assert_eq!(fixture.note(5100, flow), Outcome::Repeated);
+    assert_eq!(fixture.notifier.due_us(), Some(6000));
+    assert_eq!(fixture.take(6000).len(), 1);
+    // After the quiet time the notification is repeated, since the first one may have been lost.
+    assert_eq!(fixture.note(5100 + QUIET_US, flow), Outcome::Notified);
 }
 
-fn ask(number: u32, address: &str, revision: u64) -> Ask {
-    Ask { destination: Destination { vni: vni(number), address: ip(address) }, revision }
+fn query(number: u32, address: &str, revision: u64) -> Query {
+    Query { destination: Destination { vni: vni(number), address: ip(address) }, revision }
 }
 
-fn reply(tables: &NodeTables, from: &str, asks: &[Ask]) -> Vec<Answer> {
+fn reply(tables: &NodeTables, from: &str, queries: &[Query]) -> Vec<Answer> {
     let reader = tables.reader();
     let stats = OffloadStats::default();
-    let answers = answer(&reader, reader.applied_revision(), ip(from), asks, &stats);
+    let answers = answer_requests(&reader, reader.applied_revision(), ip(from), queries, &stats);
     let answers = answers.map(|answered| answered.answer).collect();
-    assert_eq!(stats.asked.load(Ordering::Relaxed), asks.len() as u64);
+    assert_eq!(stats.requested(), queries.len() as u64);
     answers
 }
 
 #[test]
-fn questions_are_answered_by_who_asks_and_what_is_known() {
+fn answers_depend_on_the_requesting_host_and_its_revision() {
     let mut tables = tables();
-    let asks = [
-        ask(1, "10.1.0.2", 0),
-        ask(1, "10.1.0.2", REVISION),
-        ask(1, "10.1.0.3", 5),
-        ask(1, "10.2.0.2", 5),
-        ask(1, "fd01::77", 5),
+    let queries = [
+        query(1, "10.1.0.2", 0),
+        query(1, "10.1.0.2", REVISION),
+        query(1, "10.1.0.3", 5),
+        query(1, "10.2.0.2", 5),
+        query(1, "fd01::77", 5),
     ];
     let lifetime_ms = LIFETIME_MS;
     let absent = Answer::Absent { revision: REVISION };
     assert_eq!(
-        reply(&tables, A, &asks),
+        reply(&tables, A, &queries),
         [
             Answer::Path(path(1, "10.1.0.2", B)),
             Answer::Unchanged { lifetime_ms, revision: REVISION },
@@ -218,14 +219,14 @@ fn questions_are_answered_by_who_asks_and_what_is_known() {
             absent,
         ]
     );
-    // Of a host whose underlay is IPv6 all but one are out of reach.
-    let [a, b, c, d, e] = reply(&tables, D, &asks).try_into().unwrap();
+    // A host on an IPv6 underlay can reach only one of these destinations directly.
+    let [a, b, c, d, e] = reply(&tables, D, &queries).try_into().unwrap();
     assert_eq!((a, b, d, e), (absent, absent, absent, absent));
     assert_eq!(c, Answer::Path(path(1, "10.1.0.3", C)));
-    // A path of before a change is not the path after it, though it is the same one.
+    // After a change of the tables an unchanged path is sent with the new revision.
     tables.set_applied_revision(REVISION + 1);
     let newer = Path { revision: REVISION + 1, ..path(1, "10.1.0.2", B) };
-    assert_eq!(reply(&tables, A, &[ask(1, "10.1.0.2", REVISION)]), [Answer::Path(newer)]);
+    assert_eq!(reply(&tables, A, &[query(1, "10.1.0.2", REVISION)]), [Answer::Path(newer)]);
     tables.set_applied_revision(0);
-    assert_eq!(reply(&tables, A, &asks), []);
+    assert_eq!(reply(&tables, A, &queries), []);
 }

@@ -1,4 +1,5 @@
-//! Keeping the gateway's view of the underlay true: interfaces, next hops.
+//! Keeps the gateway's underlay in order: follows its interfaces, and makes the kernel keep the next hops to
+//! the other nodes resolved. Changes when interfaces or neighbors need another treatment.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -8,29 +9,31 @@ use std::time::{Duration, Instant};
 use sluice_agent::netlink::{Link, Netlink, changes};
 use sluice_agent::sysctl::{self, Family};
 use sluice_agent::underlay::{Vteps, node_config};
-use sluice_agent::{Error, NoPorts, Node, chain};
+use sluice_agent::{Error, Node, error_chain};
 use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::PROGRAM;
-use crate::ownership::{Links, Neighbour, Ownership};
+use crate::ownership::{Ownership, SharedLinks, WitnessNeighbor};
+use crate::role::GatewayRole;
 
-/// Everything is looked at again this often, though nothing may have told of a change.
-const REVIEW: Duration = Duration::from_secs(30);
-/// Changes come in bursts: one review answers those that come this close together.
-const SETTLE: Duration = Duration::from_millis(50);
-/// What does not answer is asked again this often...
-const RETRY: Duration = Duration::from_secs(1);
-/// ... for so long after a change: a port of a switch may need some seconds until it forwards. Later the kernel
-/// asks by itself, less often.
-const EAGER: Duration = Duration::from_secs(10);
+/// Interval at which everything is reviewed, in addition to reviews after changes.
+const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
+/// Changes come in bursts: one review handles those within this time.
+const SETTLE_TIME: Duration = Duration::from_millis(50);
+/// Interval at which unresolved neighbors are probed, and unusable interfaces tried again, after a change.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long after a change this goes on: the port of a switch may need some seconds until it forwards. Later
+/// the kernel probes by itself, less often.
+const RETRY_TIME: Duration = Duration::from_secs(10);
 
-/// Sets what the program needs of an interface.
+/// Configures an interface as the program needs it.
 pub async fn prepare(netlink: &Netlink, link: &Link) -> Result<(), Error> {
-    // Frames to a vMAC are for another address than the interface's own.
+    // The destination of frames to a vIP is its vMAC, not the interface's own address.
     netlink.set_promiscuous(link).await?;
-    // The kernel looks up routes for XDP only on interfaces that forward. Where router
-    // advertisements gave this node its own routes, 2 keeps them coming all the same.
+    // The kernel looks up routes for XDP programs only on interfaces that forward. Forwarding would stop the
+    // processing of router advertisements, from which this node may have its own routes, unless accept_ra is
+    // 2.
     if sysctl::get(Family::V6, &link.name, "accept_ra")?.as_deref() == Some("1") {
         sysctl::set(Family::V6, &link.name, "accept_ra", "2")?;
     }
@@ -38,173 +41,179 @@ pub async fn prepare(netlink: &Netlink, link: &Link) -> Result<(), Error> {
     sysctl::set(Family::V6, &link.name, "forwarding", "1")
 }
 
-/// The underlay as this gateway knows it.
-pub struct Underlay {
+/// Monitors the underlay. A single task runs it.
+pub struct UnderlayMonitor {
     netlink: Netlink,
-    node: Arc<Node<NoPorts>>,
+    node: Arc<Node<GatewayRole>>,
+    /// Names of the underlay interfaces.
     names: Vec<String>,
+    /// The interfaces as the tables have them.
     links: Vec<Link>,
     vteps: Vteps,
-    changes: Arc<Notify>,
+    kernel_changes: Arc<Notify>,
     topology: watch::Receiver<u64>,
+    /// VTEPs of the cluster's other gateways.
     peers: watch::Receiver<Vec<IpAddr>>,
     reconnected: Arc<Notify>,
-    /// Told of the interfaces by `shared`, of neighbours that it may ask.
+    /// Gets the neighbors that may serve as witnesses.
     ownership: Arc<Ownership>,
-    shared: Links,
-    /// Since when nothing has changed.
+    /// The interfaces, for announcements of vIPs.
+    shared_links: SharedLinks,
+    /// Time of the last change.
     changed: Instant,
-    /// A next hop is not resolved, or an interface not ready.
-    lacks: bool,
-    /// Since the last review a link may have been without carrier, or the underlay away behind it.
-    anew: bool,
+    /// Whether a next hop was unresolved or an interface unusable at the last review.
+    is_incomplete: bool,
+    /// Whether probes may have been lost since the last review, because an interface had no carrier, or the
+    /// underlay behind it was unreachable.
+    must_probe: bool,
 }
 
-impl Underlay {
-    /// Starts to listen for changes. `shared` are the links as they are now.
+impl UnderlayMonitor {
+    /// Subscribes to changes. `shared_links` has the current interfaces.
     pub fn new(
         netlink: Netlink,
-        node: Arc<Node<NoPorts>>,
+        node: Arc<Node<GatewayRole>>,
         names: Vec<String>,
-        shared: Links,
+        shared_links: SharedLinks,
         vteps: Vteps,
         ownership: Arc<Ownership>,
     ) -> Result<Self, Error> {
-        let (changes, topology) = (changes()?, node.topology.subscribe());
+        let (kernel_changes, topology) = (changes()?, node.topology.subscribe());
         let (peers, reconnected) = (ownership.peers(), ownership.reconnected());
-        let links = shared.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let links = shared_links.read().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(Self {
             netlink,
             node,
             names,
             links,
             vteps,
-            changes,
+            kernel_changes,
             topology,
             peers,
             reconnected,
             ownership,
-            shared,
+            shared_links,
             changed: Instant::now(),
-            lacks: true,
-            anew: true,
+            is_incomplete: true,
+            must_probe: true,
         })
     }
 
-    /// Runs for ever; ends only if the table writer is gone.
+    /// Runs until the table writer has ended.
     pub async fn run(mut self) -> Result<(), Error> {
-        let mut ticks = interval(REVIEW);
+        let mut ticks = interval(REVIEW_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
-                () = self.changes.notified() => {
-                    (self.changed, self.anew) = (Instant::now(), true);
-                    sleep(SETTLE).await;
+                () = self.kernel_changes.notified() => {
+                    (self.changed, self.must_probe) = (Instant::now(), true);
+                    sleep(SETTLE_TIME).await;
                 }
                 () = self.reconnected.notified() => {
-                    (self.changed, self.anew) = (Instant::now(), true);
-                    sleep(SETTLE).await;
+                    (self.changed, self.must_probe) = (Instant::now(), true);
+                    sleep(SETTLE_TIME).await;
                 }
-                // The sender lives as long as the node, which is held here.
+                // The senders are in the node and in the ownership thread, which this task keeps alive.
                 _ = self.topology.changed() => self.changed = Instant::now(),
-                // So does the other, with the ownership.
                 _ = self.peers.changed() => self.changed = Instant::now(),
-                () = sleep(RETRY), if self.lacks && self.changed.elapsed() < EAGER => {}
+                () = sleep(RETRY_INTERVAL), if self.is_incomplete && self.changed.elapsed() < RETRY_TIME => {}
             }
             match self.review().await {
                 Ok(()) => {}
                 Err(Error::WriterGone) => return Err(Error::WriterGone),
-                Err(error) => tracing::warn!(error = chain(&error), "underlay"),
+                Err(error) => {
+                    tracing::warn!(error = error_chain(&error), "cannot review the underlay; retrying later");
+                }
             }
         }
     }
 
     async fn review(&mut self) -> Result<(), Error> {
-        self.lacks = false;
+        self.is_incomplete = false;
         self.review_links().await?;
         let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
         let peers = self.peers.borrow_and_update().clone();
-        self.review_neighbours(&[hosts, peers].concat()).await
+        self.review_neighbors(&[hosts, peers].concat()).await
     }
 
-    /// Follows interfaces that changed, or went and came back under another number.
+    /// Follows interfaces that changed, or were removed and created again with another index.
     async fn review_links(&mut self) -> Result<(), Error> {
-        let mut links = Vec::new();
+        let mut present = Vec::new();
         for name in &self.names {
             match self.netlink.link(name).await? {
-                Some(link) => links.push(link),
-                None => tracing::warn!(interface = name, "underlay interface is gone"),
+                Some(link) => present.push(link),
+                None => tracing::warn!(interface = name, "underlay interface is missing"),
             }
         }
-        let mut ready = Vec::new();
-        for link in links {
-            let known = self.links.iter().any(|old| old.index == link.index);
-            // One that cannot be used now must not cost the others theirs.
-            let begun = if known { Ok(()) } else { self.begin_on(&link).await };
-            match begun {
-                Ok(()) => ready.push(link),
+        let mut links = Vec::new();
+        for link in present {
+            let is_known = self.links.iter().any(|old| old.index == link.index);
+            // An interface that cannot be used now must not stop the others.
+            let started = if is_known { Ok(()) } else { self.start_on(&link).await };
+            match started {
+                Ok(()) => links.push(link),
                 Err(error) => {
-                    self.lacks = true;
-                    tracing::error!(interface = link.name, error = chain(&error), "underlay interface");
+                    self.is_incomplete = true;
+                    let error = error_chain(&error);
+                    tracing::error!(interface = link.name, error, "cannot use the underlay interface");
                 }
             }
         }
-        let links = ready;
         if links == self.links {
             return Ok(());
         }
         let config = node_config(&links, self.vteps, 0);
         tracing::info!(?links, "underlay interfaces changed");
         self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
-        self.shared.write().unwrap_or_else(PoisonError::into_inner).clone_from(&links);
+        self.shared_links.write().unwrap_or_else(PoisonError::into_inner).clone_from(&links);
         self.links = links;
         Ok(())
     }
 
-    async fn begin_on(&self, link: &Link) -> Result<(), Error> {
+    async fn start_on(&self, link: &Link) -> Result<(), Error> {
         prepare(&self.netlink, link).await?;
         self.node.datapath.attach_xdp(PROGRAM, &link.interface())?;
         Ok(())
     }
 
-    /// Lets the kernel keep exactly the next hops of hosts and of the cluster's other gateways resolved. They are also who can say whether
-    /// the underlay is there.
-    async fn review_neighbours(&mut self, vteps: &[IpAddr]) -> Result<(), Error> {
+    /// Makes the kernel keep exactly the next hops to hosts and to the cluster's other gateways resolved.
+    /// These next hops are also the candidates for witnesses.
+    async fn review_neighbors(&mut self, vteps: &[IpAddr]) -> Result<(), Error> {
         let mut wanted = HashSet::new();
         for vtep in vteps {
             wanted.extend(self.netlink.next_hops(*vtep).await?);
         }
-        let neighbour = |(ifindex, address): &(u32, IpAddr)| {
+        let witness = |(ifindex, address): &(u32, IpAddr)| {
             let link = self.links.iter().find(|link| link.index == *ifindex)?;
-            Some(Neighbour { ifindex: *ifindex, mac: link.mac, address: *address })
+            Some(WitnessNeighbor { ifindex: *ifindex, mac: link.mac, address: *address })
         };
-        self.ownership.set_neighbours(wanted.iter().filter_map(neighbour).collect());
-        let known = self.netlink.neighbours().await?;
+        self.ownership.set_neighbors(wanted.iter().filter_map(witness).collect());
+        let known = self.netlink.neighbors().await?;
         let known: HashMap<_, _> = known.iter().map(|hop| ((hop.ifindex, hop.address), hop)).collect();
-        let anew = std::mem::take(&mut self.anew);
-        // One whose last question was lost a moment ago fails within a second.
-        self.lacks |= anew;
+        let must_probe = std::mem::take(&mut self.must_probe);
+        // A neighbor whose last probe was lost a moment ago still counts as resolved, and fails within a
+        // second.
+        self.is_incomplete |= must_probe;
         for hop @ (ifindex, address) in &wanted {
-            let kept = match known.get(hop) {
-                Some(known) if known.fixed || known.resolved && known.kept => continue,
-                // Its question may have been lost for want of a carrier.
-                Some(known) if anew && !known.resolved => {
-                    self.netlink.ask_neighbour(*ifindex, *address).await
+            let result = match known.get(hop) {
+                Some(known) if known.is_static || known.resolved && known.kept => continue,
+                Some(known) if must_probe && !known.resolved => {
+                    self.netlink.probe_neighbor(*ifindex, *address).await
                 }
-                _ => self.netlink.keep_neighbour(*ifindex, *address).await,
+                _ => self.netlink.keep_neighbor(*ifindex, *address).await,
             };
-            self.lacks = true;
-            // One refusal must not cost the others their neighbours.
-            if let Err(error) = kept {
-                tracing::error!(error = chain(&error), "neighbour");
+            self.is_incomplete = true;
+            // A neighbor that the kernel refuses must not stop the others.
+            if let Err(error) = result {
+                tracing::error!(error = error_chain(&error), "neighbor");
             }
         }
         for (hop @ (ifindex, address), _) in known.iter().filter(|(_, known)| known.kept) {
             if !wanted.contains(hop)
-                && let Err(error) = self.netlink.release_neighbour(*ifindex, *address).await
+                && let Err(error) = self.netlink.release_neighbor(*ifindex, *address).await
             {
-                tracing::warn!(error = chain(&error), "neighbour");
+                tracing::warn!(error = error_chain(&error), "neighbor");
             }
         }
         Ok(())

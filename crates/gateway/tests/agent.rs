@@ -1,4 +1,4 @@
-//! The gateway's agent on a real interface, with a controller of its own.
+//! The gateway's agent on a real interface, with a test controller.
 
 #[path = "../../agent/tests/support/mod.rs"]
 mod support;
@@ -20,14 +20,14 @@ struct Cli {
     args: Args,
 }
 
-struct Bench {
+struct Fixture {
     dir: tempfile::TempDir,
     pins: PathBuf,
 }
 
 const METRICS: &str = "127.0.0.1:9100";
 
-impl Bench {
+impl Fixture {
     fn new(name: &str) -> Self {
         let pins = PathBuf::from(format!("/sys/fs/bpf/sluice-test-{}-{name}", std::process::id()));
         Self { dir: tempfile::tempdir().unwrap(), pins }
@@ -48,7 +48,7 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The vIP is this gateway's.
+/// A plan in which the vIP belongs to this gateway.
 fn plan() -> ClusterPlan {
     let gateway = GatewayId::new(7);
     let vtep4 = Some([192, 0, 2, 7].into());
@@ -89,37 +89,39 @@ fn cloud() -> Update {
     }
 }
 
-/// The XDP program of the underlay interface.
+/// Id of the XDP program on the underlay interface.
 fn program() -> Option<u64> {
     let links: serde_json::Value = serde_json::from_str(&ip("-j -d link show dev u0")).unwrap();
     links[0]["xdp"]["prog"]["id"].as_u64()
 }
 
+/// Neighbors that the kernel keeps resolved for the agent.
 fn managed() -> Vec<String> {
-    let neighbours = ip("neigh show dev u0");
-    let managed = neighbours.lines().filter(|line| line.contains("managed"));
+    let neighbors = ip("neigh show dev u0");
+    let managed = neighbors.lines().filter(|line| line.contains("managed"));
     let mut found: Vec<_> = managed.map(|line| line.split(' ').next().unwrap().to_owned()).collect();
     found.sort();
     found
 }
 
 #[test]
-fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
+fn gateway_applies_updates_and_resumes_after_a_crash() {
     in_namespace(|| async {
-        let bench = Bench::new("life");
+        let fixture = Fixture::new("life");
         ip("route add 198.51.100.0/24 nexthop via 192.0.2.3 dev u0 nexthop via 192.0.2.4 dev u0");
         let mut controller =
-            Controller::start("gateway:gw-7", &bench.dir.path().join("enrolment.json")).await;
-        let agent = tokio::spawn(run(bench.args(&["--metrics", METRICS])));
+            Controller::start("gateway:gw-7", &fixture.dir.path().join("enrolment.json")).await;
+        let agent = tokio::spawn(run(fixture.args(&["--metrics", METRICS])));
         let hello = controller.hello().await;
         assert_eq!((hello.applied_revision, hello.database_id), (0, 0));
+        let heartbeat = controller.heartbeat().await;
+        assert!(heartbeat.vnis_told && heartbeat.cells_total > 0, "a gateway reports the traffic of VNIs");
         let ack = controller.step(cloud()).await;
         assert_eq!(ack.failures, Vec::<String>::new());
-        controller.heartbeat().await;
         let first = program().expect("XDP is attached");
-        // The last VTEP has no route, and so no neighbour.
+        // There is no route to the last VTEP, and so no neighbor.
         let expected = ["192.0.2.1", "192.0.2.3", "192.0.2.4", "2001:db8::1"];
-        eventually("managed neighbours", || (managed() == expected).then_some(())).await;
+        eventually("neighbors are kept resolved", || (managed() == expected).then_some(())).await;
 
         let page = metrics(METRICS.parse::<SocketAddr>().unwrap()).await;
         for line in [
@@ -127,31 +129,34 @@ fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
             "sluice_revision_applied 10",
             "sluice_vni_packets_total{vni=\"7\"} 0",
             "sluice_offload_all 0",
-            "sluice_gateway_load_ratio{resource=\"cpu\"} 0",
-            "sluice_flow_events_total{outcome=\"told\"} 0",
+            "sluice_flow_events_total{outcome=\"notified\"} 0",
             "sluice_flow_events_lost_total 0",
-            "sluice_rsp_refused_total{reason=\"unauthentic\"} 0",
+            "sluice_rsp_refused_total{reason=\"authentication_failed\"} 0",
             "sluice_rsp_sent_total{kind=\"notify\"} 0",
         ] {
-            assert!(page.contains(line), "{line} in {page}");
+            assert!(page.lines().any(|found| found == line), "{line} in {page}");
         }
+        assert!(page.contains("sluice_gateway_load_ratio{resource=\"cpu\"} "), "{page}");
         agent.abort();
         let _ = agent.await;
-        assert_eq!(program(), Some(first), "packets go on without an agent");
+        assert_eq!(program(), Some(first), "the program runs without an agent");
 
-        let agent = tokio::spawn(run(bench.args(&[])));
+        let agent = tokio::spawn(run(fixture.args(&[])));
         let hello = controller.hello().await;
         assert_eq!((hello.applied_revision, hello.database_id), (10, 3));
-        assert!(program().is_some_and(|new| new != first), "the new agent's program is in place");
-        let gone = Update {
+        assert!(program().is_some_and(|new| new != first), "the new agent has replaced the program");
+        let removal = Update {
             revision: 11,
             database_id: 3,
             removed_vteps: vec![address("2001:db8::1")],
             ..Update::default()
         };
-        assert_eq!(controller.step(gone).await.failures, Vec::<String>::new());
-        eventually("neighbours", || (managed() == expected[..3]).then_some(())).await;
-        let (status, answer) = local(&bench.dir.path().join("socket"), "GET", "/status", "").await;
+        assert_eq!(controller.step(removal).await.failures, Vec::<String>::new());
+        eventually("the neighbor of the removed VTEP is released", || {
+            (managed() == expected[..3]).then_some(())
+        })
+        .await;
+        let (status, answer) = local(&fixture.dir.path().join("socket"), "GET", "/status", "").await;
         assert_eq!(status, 200);
         assert_eq!(
             (&answer["tables"]["endpoints"], &answer["adopted"]),
@@ -163,38 +168,38 @@ fn a_gateway_starts_is_told_its_tables_crashes_and_goes_on() {
         assert_eq!(controller.hello().await.applied_revision, 11);
         agent.abort();
         let _ = agent.await;
-        run(bench.args(&["--flush"])).await.unwrap();
-        assert_eq!((program(), bench.pins.exists()), (None, false));
+        run(fixture.args(&["--flush"])).await.unwrap();
+        assert_eq!((program(), fixture.pins.exists()), (None, false));
     });
 }
 
 #[test]
-fn what_cannot_work_is_said_before_anything_is_changed() {
+fn invalid_configuration_is_refused_before_anything_is_changed() {
     in_namespace(|| async {
-        let bench = Bench::new("refused");
+        let fixture = Fixture::new("refused");
         let error = |result: Result<(), sluice_gateway::Error>| result.unwrap_err().to_string();
-        let foreign = error(run(bench.args(&["--vtep4", "203.0.113.1"])).await);
+        let foreign = error(run(fixture.args(&["--vtep4", "203.0.113.1"])).await);
         assert!(foreign.contains("203.0.113.1 is on no interface"), "{foreign}");
-        let missing = error(run(bench.args(&["--interface", "nothere"])).await);
+        let missing = error(run(fixture.args(&["--interface", "nothere"])).await);
         assert!(missing.contains("\"nothere\""), "{missing}");
-        let twice = error(run(bench.args(&["--interface", "u0"])).await);
+        let twice = error(run(fixture.args(&["--interface", "u0"])).await);
         assert!(twice.contains("twice"), "{twice}");
-        assert_eq!((program(), bench.pins.exists()), (None, false));
+        assert_eq!((program(), fixture.pins.exists()), (None, false));
     });
 }
 
 #[test]
-fn two_agents_never_share_tables() {
+fn second_agent_with_the_same_state_directory_is_refused() {
     in_namespace(|| async {
-        let bench = Bench::new("twice");
+        let fixture = Fixture::new("twice");
         let mut controller =
-            Controller::start("gateway:gw-7", &bench.dir.path().join("enrolment.json")).await;
-        let agent = tokio::spawn(run(bench.args(&[])));
+            Controller::start("gateway:gw-7", &fixture.dir.path().join("enrolment.json")).await;
+        let agent = tokio::spawn(run(fixture.args(&[])));
         controller.hello().await;
-        let second = run(bench.args(&[])).await.unwrap_err().to_string();
+        let second = run(fixture.args(&[])).await.unwrap_err().to_string();
         assert!(second.contains("another agent is running"), "{second}");
         agent.abort();
         let _ = agent.await;
-        run(bench.args(&["--flush"])).await.unwrap();
+        run(fixture.args(&["--flush"])).await.unwrap();
     });
 }

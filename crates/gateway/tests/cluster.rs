@@ -1,5 +1,5 @@
-//! Two gateways and a host on a bridge, each in its own network namespace: real
-//! sockets, clocks, switches and neighbours.
+//! Two gateways and a host on a bridge, each in its own network namespace, with real sockets, clocks,
+//! switches and neighbors.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,9 +16,9 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::gettid;
 use sluice_agent::netlink::Link;
 use sluice_agent::underlay::Vteps;
-use sluice_gateway::ownership::{Layer2, Neighbour, Owned, Ownership, Setup};
-use sluice_rsp::{ClusterKey, KeyRing};
-use sluice_tables::{Attendance, Immediate, Memory, NodeTables, Sizes};
+use sluice_envelope::{ClusterKey, KeyRing};
+use sluice_gateway::ownership::{Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, WitnessNeighbor};
+use sluice_tables::{AgentHeartbeat, Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{GatewayId, MacAddr};
 
 const PORT: u16 = 4798;
@@ -40,25 +40,25 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         }
         thread::sleep(Duration::from_millis(20));
     }
-    panic!("not within 20 s: {what}");
+    panic!("did not happen within 20 s: {what}");
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread in a network namespace of its own, on the bridge.
-struct Place {
+/// A thread in a network namespace of its own, which is connected to the bridge.
+struct Namespace {
     jobs: Sender<Job>,
     port: String,
 }
 
-impl Place {
-    /// Its interface has the addresses .NUMBER and ::NUMBER.
+impl Namespace {
+    /// Its interface has the addresses 192.0.2.NUMBER and 2001:db8::NUMBER.
     fn new(number: u8) -> Self {
         let (jobs, queue): (Sender<Job>, Receiver<Job>) = channel();
-        let (told, thread_id) = channel();
+        let (started, thread_id) = channel();
         thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            told.send(gettid()).unwrap();
+            started.send(gettid()).unwrap();
             while let Ok(job) = queue.recv() {
                 job();
             }
@@ -66,14 +66,14 @@ impl Place {
         let (id, port) = (thread_id.recv().unwrap(), format!("p{number}"));
         ip(&format!("link add {port} type veth peer name eth0 netns {id}"));
         ip(&format!("link set {port} master br0 up"));
-        let place = Self { jobs, port };
-        place.run(move || {
+        let namespace = Self { jobs, port };
+        namespace.run(move || {
             ip("link set lo up");
             ip(&format!("addr add 192.0.2.{number}/24 dev eth0"));
             ip(&format!("addr add 2001:db8::{number}/64 dev eth0 nodad"));
             ip("link set eth0 up");
         });
-        place
+        namespace
     }
 
     fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
@@ -83,20 +83,20 @@ impl Place {
     }
 }
 
-/// What a gateway left that ran here before: two members, a vIP each.
-fn remember(dir: &Path) {
+/// Writes the state of an earlier agent: two members that own a vIP each.
+fn write_saved_state(dir: &Path) {
     let member = |number: u8| {
         let vtep6 = format!("2001:db8::{number}");
         serde_json::json!({"gateway": format!("gw-{number}"), "vtep4": format!("192.0.2.{number}"),
             "vtep6": vtep6, "draining": false})
     };
-    let vip = |place: u8| {
-        serde_json::json!({"place": place, "address": format!("192.0.2.10{place}"),
-            "mac": MacAddr::local(u64::from(place) + 1)})
+    let vip = |slot: u8| {
+        serde_json::json!({"slot": slot, "address": format!("192.0.2.10{slot}"),
+            "mac": MacAddr::local(u64::from(slot) + 1)})
     };
-    let claim = |place: u8| {
-        let owner = format!("gw-{}", place + 1);
-        serde_json::json!({"place": place, "epoch": 1, "owner": owner})
+    let claim = |slot: u8| {
+        let owner = format!("gw-{}", slot + 1);
+        serde_json::json!({"slot": slot, "epoch": 1, "owner": owner})
     };
     let saved = serde_json::json!({
         "plan": {"cluster": "cluster-1", "revision": 1, "vips": [vip(0), vip(1)],
@@ -114,10 +114,10 @@ fn keys() -> KeyRing {
 }
 
 struct Gateway {
-    place: Place,
+    namespace: Namespace,
     ownership: Option<Ownership>,
     owned: Arc<Mutex<BTreeSet<IpAddr>>>,
-    /// What its programs would read.
+    /// The tables that its programs would read.
     tables: NodeTables,
     dir: tempfile::TempDir,
     number: u8,
@@ -126,19 +126,20 @@ struct Gateway {
 impl Gateway {
     fn new(number: u8) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        remember(dir.path());
+        write_saved_state(dir.path());
         let owned = Arc::default();
         let memory = Memory::anonymous(4096).unwrap();
         let tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
-        let mut gateway = Self { place: Place::new(number), ownership: None, owned, tables, dir, number };
+        let mut gateway =
+            Self { namespace: Namespace::new(number), ownership: None, owned, tables, dir, number };
         gateway.start();
         gateway
     }
 
     fn start(&mut self) {
         let (number, dir, owned) = (self.number, self.dir.path().to_owned(), self.owned.clone());
-        let attendance = self.tables.attendance();
-        let ownership = self.place.run(move || {
+        let heartbeat = self.tables.agent_heartbeat();
+        let ownership = self.namespace.run(move || {
             let index = run("cat", "/proc/thread-self/net/dev_mcast");
             let index = index.lines().find(|line| line.contains("eth0")).unwrap();
             let index: u32 = index.split_whitespace().next().unwrap().parse().unwrap();
@@ -154,12 +155,13 @@ impl Gateway {
                 external_vxlan: false,
                 enslaved: false,
             };
-            let before: Owned = owned.lock().unwrap().iter().map(|vip| (*vip, MacAddr::local(1))).collect();
-            let tables = move |now: &Owned| {
+            let before: OwnedVips =
+                owned.lock().unwrap().iter().map(|vip| (*vip, MacAddr::local(1))).collect();
+            let set_owned = move |now: &OwnedVips| {
                 *owned.lock().unwrap() = now.keys().copied().collect();
                 true
             };
-            let ownership = Ownership::start(Setup {
+            let ownership = Ownership::start(OwnershipConfig {
                 own: GatewayId::new(number.into()),
                 vteps: Vteps {
                     v4: Some([192, 0, 2, number].into()),
@@ -168,20 +170,16 @@ impl Gateway {
                 port: PORT,
                 state_dir: dir,
                 owned: before,
-                tables: Box::new(tables),
-                attendance,
-                announcer: Box::new(Layer2::new(Arc::new(RwLock::new(vec![link]))).unwrap()),
+                set_owned: Box::new(set_owned),
+                heartbeat,
+                announcer: Box::new(Layer2Announcer::new(Arc::new(RwLock::new(vec![link]))).unwrap()),
             });
             let ownership = ownership.unwrap();
             ownership.set_keys(keys());
-            // The host answers neighbour discovery, the other gateway is not asked.
+            // The host answers neighbor discovery; the other gateway must not be probed.
             let witness =
-                |address: &str| Neighbour { ifindex: index, mac, address: address.parse().unwrap() };
-            ownership.set_neighbours(vec![
-                witness("2001:db8::9"),
-                witness("192.0.2.2"),
-                witness("192.0.2.1"),
-            ]);
+                |address: &str| WitnessNeighbor { ifindex: index, mac, address: address.parse().unwrap() };
+            ownership.set_neighbors(vec![witness("2001:db8::9"), witness("192.0.2.2"), witness("192.0.2.1")]);
             ownership
         });
         self.ownership = Some(ownership);
@@ -189,70 +187,70 @@ impl Gateway {
 
     fn owns(&self, vips: &[u8]) -> bool {
         let wanted: BTreeSet<IpAddr> =
-            vips.iter().map(|place| IpAddr::from([192, 0, 2, 100 + place])).collect();
+            vips.iter().map(|slot| IpAddr::from([192, 0, 2, 100 + slot])).collect();
         *self.owned.lock().unwrap() == wanted
     }
 
-    /// The switch finds the vMACs of these vIPs here.
-    fn is_found(&self, vips: &[u8]) -> bool {
+    /// Whether the switch has learned the vMACs of these vIPs on this gateway's port.
+    fn is_learned(&self, vips: &[u8]) -> bool {
         let table = run("bridge", "fdb show br br0");
-        vips.iter().all(|place| {
-            let mac = MacAddr::local(u64::from(*place) + 1).to_string();
+        vips.iter().all(|slot| {
+            let mac = MacAddr::local(u64::from(*slot) + 1).to_string();
             table
                 .lines()
-                .any(|line| line.starts_with(&mac) && line.contains(&format!("dev {} ", self.place.port)))
+                .any(|line| line.starts_with(&mac) && line.contains(&format!("dev {} ", self.namespace.port)))
         })
     }
 
-    /// The programs take its agent for one that is well.
-    fn attends(&self) -> bool {
+    /// Whether the packet programs regard the agent as healthy.
+    fn has_heartbeat(&self) -> bool {
         let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap());
-        now.as_nanos() as u64 - self.tables.attendance().noted_ns() < Attendance::LIMIT_NS
+        now.as_nanos() as u64 - self.tables.agent_heartbeat().last_beat_ns() < AgentHeartbeat::TIMEOUT_NS
     }
 
-    fn standing(&self) -> Option<&'static str> {
-        self.ownership.as_ref().and_then(|ownership| ownership.view().get().standing)
+    fn health(&self) -> Option<&'static str> {
+        self.ownership.as_ref().and_then(|ownership| ownership.status().get().health)
     }
 }
 
 #[test]
-fn gateways_on_a_switch_take_over_for_each_other() {
-    // What gateways say is shown with a failed test.
+fn gateways_on_a_switch_take_over_each_others_vips() {
+    // The gateways' log is shown when the test fails.
     let _ = tracing_subscriber::fmt().with_test_writer().try_init();
-    // The switch is this thread's namespace.
+    // The switch is in the namespace of this thread.
     thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         ip("link set lo up");
         ip("link add br0 type bridge mcast_snooping 0");
         ip("link set br0 up");
-        let _host = Place::new(9);
-        // The other is not there; the host says that the underlay is.
+        let _host = Namespace::new(9);
+        // The second gateway is not running; the host is the witness that the underlay is reachable.
         let one = Gateway::new(1);
-        eventually("the first has both", || one.owns(&[0, 1]) && one.is_found(&[0, 1]));
+        eventually("the first owns both vIPs", || one.owns(&[0, 1]) && one.is_learned(&[0, 1]));
         let mut two = Gateway::new(2);
-        eventually("the second is well", || two.standing() == Some("fit"));
+        eventually("the second is ready", || two.health() == Some("ready"));
         assert!(one.owns(&[0, 1]) && two.owns(&[]));
-        eventually("both attend to their programs", || one.attends() && two.attends());
+        eventually("both have a heartbeat", || one.has_heartbeat() && two.has_heartbeat());
 
-        // The first one's link fails: the second has nobody but the host to ask.
+        // The link of the first gateway fails: the second has only the host as a witness.
         ip("link set p1 down");
-        eventually("the second has both", || two.owns(&[0, 1]) && two.is_found(&[0, 1]));
-        eventually("the first knows that it is alone", || one.standing() == Some("cut_off"));
-        assert!(one.owns(&[0, 1]), "who is cut off keeps what it has, silently");
-        eventually("and its programs count it as away", || !one.attends());
+        eventually("the second owns both vIPs", || two.owns(&[0, 1]) && two.is_learned(&[0, 1]));
+        eventually("the first is isolated", || one.health() == Some("isolated"));
+        assert!(one.owns(&[0, 1]), "an isolated gateway still answers for its vIPs");
+        eventually("its heartbeat stops", || !one.has_heartbeat());
         ip("link set p1 up");
-        eventually("the first gives way", || one.owns(&[]) && two.owns(&[0, 1]));
-        eventually("and is well", || one.standing() == Some("fit") && one.attends());
+        eventually("the first gives up its vIPs", || one.owns(&[]) && two.owns(&[0, 1]));
+        eventually("it is ready again", || one.health() == Some("ready") && one.has_heartbeat());
 
-        // An agent that ends leaves its tables as they are; its successor gives way.
+        // An agent that ends leaves its tables as they are; the next one gives up the vIPs.
         two.ownership = None;
-        eventually("the first has both", || one.owns(&[0, 1]) && one.is_found(&[0, 1]));
+        eventually("the first owns both vIPs", || one.owns(&[0, 1]) && one.is_learned(&[0, 1]));
         assert!(two.owns(&[0, 1]));
-        eventually("the second's programs know that it is away", || !two.attends());
+        eventually("the heartbeat of the second stops", || !two.has_heartbeat());
         two.start();
-        eventually("the second gives way", || two.owns(&[]) && two.attends());
+        eventually("the second gives up its vIPs", || two.owns(&[]) && two.has_heartbeat());
         assert!(one.owns(&[0, 1]));
-        let counts = one.ownership.as_ref().unwrap().view().get().counts;
+        let counts = one.ownership.as_ref().unwrap().status().get().counts;
         assert!(counts.taken_over >= 2 && counts.refused.is_empty(), "{counts:?}");
     })
     .join()

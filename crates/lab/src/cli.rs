@@ -1,4 +1,4 @@
-//! `sluice lab`.
+//! The command line of `sluice lab`.
 
 use crate::down::down;
 use crate::error::{Error, IoContext, Result};
@@ -13,10 +13,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What cannot start says so within this time.
+/// A process that cannot start reports it within this time.
 const FIRST_MOMENTS: Duration = Duration::from_millis(500);
 
-/// The lab that commands mean unless --name says another.
+/// The lab that commands use unless --name names another.
 pub(crate) const DEFAULT_NAME: &str = "lab";
 
 /// Run a whole cloud in network namespaces on this machine
@@ -32,9 +32,9 @@ enum Verb {
     Up(Build),
     /// Bring a lab up, show that it works, stay until Ctrl-C, then remove it
     Run(Build),
-    /// End a lab and remove all that belongs to it
+    /// End a lab and remove everything that belongs to it
     Down(Named),
-    /// Say what runs, where, and whether all is well
+    /// Show the processes and VMs of a lab, and whether all are well
     Status(Named),
     /// Kill the controller or a node's agent at once, to see what happens then
     Kill(OfProcess),
@@ -44,10 +44,10 @@ enum Verb {
     Exec {
         #[command(flatten)]
         named: Named,
-        /// Where
+        /// VM, node or switch
         #[arg(value_name = "PLACE")]
         place: String,
-        /// What, with its arguments
+        /// Command and arguments
         #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
@@ -79,11 +79,11 @@ struct Build {
     /// The controller's database [default: SQLite in the lab's directory]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
-    /// How packets find their way: zeta, or one of the models to compare it with, as
+    /// Forwarding model: zeta, or one of the models that it is compared with, as
     /// `sluice controller --model` names them [default: zeta]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// Leave what there is when it does not come up, to look at
+    /// Keep what exists if the lab does not come up, for inspection
     #[arg(long)]
     keep: bool,
 }
@@ -132,7 +132,7 @@ fn options(build: Build) -> Result<Options> {
     Ok(options)
 }
 
-/// Brings a lab up; a signal meanwhile removes what there is of it.
+/// Brings a lab up; a signal meanwhile removes what exists of it.
 async fn up(build: Build) -> Result<Lab> {
     let begin = Instant::now();
     let name = build.named.name.clone();
@@ -162,12 +162,12 @@ async fn interrupted() -> Result<()> {
     }
 }
 
-/// Prints; unlike `print!` it does not panic, with the lab left up, when nobody reads.
+/// Prints a line. Unlike `print!` it does not panic if the reader is gone, which would leave the lab up.
 pub(crate) fn say(text: &str) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to", "standard output")
 }
 
-/// The same, where a reader that went away (`| head`) is no error.
+/// Prints a text; a reader that is gone (`| head`) is no error.
 fn say_on(text: &str) -> Result<()> {
     match say(text) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -203,7 +203,7 @@ async fn exec(name: &str, place: &str, argv: &[String]) -> Result<ExitCode> {
     let mut command = lab.command(place, &argv)?;
     command.stdin(std::process::Stdio::inherit());
     let status = command.status().await.context("cannot run", argv[0])?;
-    // Ended by a signal: no code; the shell's habit is 128 and the signal's number.
+    // A process that a signal ended has no exit code; shells report 128 and the number of the signal.
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }

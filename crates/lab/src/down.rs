@@ -1,5 +1,5 @@
-//! Ends a lab. Works from names alone, so that a lab whose state was never
-//! written, or whose parts were killed, goes away as well.
+//! Ends a lab. It uses names alone, so that a lab whose state was never written, or
+//! whose processes were killed, is removed as well.
 
 use crate::error::{Error, IoContext, Result};
 use crate::net;
@@ -11,16 +11,16 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Held while a command makes or ends a lab; ends with the process.
+/// Lock of a lab while a command brings it up or down; released when the process ends.
 pub(crate) type Lock = Flock<File>;
 
-/// Makes the lab's directory if need be and locks it. A command that was killed
-/// may hold the lock for a moment, by a child that was just being started.
+/// Creates the lab's directory if necessary and locks it. After a command was killed, a child that it was
+/// starting may hold the lock for a moment.
 pub(crate) async fn lock(paths: &Paths) -> Result<Lock> {
     let root = paths.root();
     let until = Instant::now() + Duration::from_secs(2);
     loop {
-        // Tokens and keys of the cloud are in it.
+        // It contains tokens and keys of the cloud.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&root).context("cannot make", &root)?;
         let directory = File::open(&root).context("cannot open", &root)?;
         match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
@@ -32,10 +32,10 @@ pub(crate) async fn lock(paths: &Paths) -> Result<Lock> {
 }
 
 /// Ends the lab of a name: processes, mounts, links, namespaces, pins, files.
-/// One that does not exist is ended already.
+/// A lab that does not exist is no error.
 ///
 /// # Errors
-/// [`Error::Busy`] while another command works on it; [`Error::LeftBehind`].
+/// [`Error::Busy`] while another command uses the lab; [`Error::LeftBehind`] if something could not be removed.
 pub async fn down(name: &str) -> Result<()> {
     let paths = Paths::new(name)?;
     let lock = lock(&paths).await?;
@@ -47,7 +47,7 @@ pub async fn down(name: &str) -> Result<()> {
 pub(crate) fn finish(paths: &Paths, lock: Lock) -> Result<()> {
     fs::remove_dir(paths.root()).context("cannot remove", paths.root())?;
     drop(lock);
-    // Fails while there are other labs.
+    // This fails while other labs exist.
     let _ = fs::remove_dir(Paths::labs());
     Ok(())
 }
@@ -79,7 +79,7 @@ fn unmount(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// Removes the agents' pins; with them goes what they hold in the kernel.
+/// Removes the agents' pins, and with them the maps and programs that only they keep in the kernel.
 fn remove_pins(paths: &Paths) -> Result<()> {
     let prefix = paths.namespace_prefix();
     let entries = fs::read_dir(Paths::pins()).into_iter().flatten().flatten();
@@ -94,7 +94,7 @@ fn remove_tree(path: &Path) -> Result<()> {
     fs::remove_dir_all(path).context("cannot remove", path)
 }
 
-/// Looks whether anything is left; the kernel takes a moment for namespaces.
+/// Checks whether anything is left; the kernel takes a moment to remove namespaces.
 async fn check(paths: &Paths, stubborn: &[i32]) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(5);
     loop {

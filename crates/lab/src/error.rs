@@ -14,35 +14,35 @@ pub enum Error {
     /// A name that cannot be a lab's.
     #[error("`{0}` cannot name a lab: use 1 to 12 lower-case letters and digits, beginning with a letter")]
     BadName(String),
-    /// Not root.
+    /// The caller is not root.
     #[error("a lab needs root: it makes network namespaces and loads eBPF programs")]
     NotRoot,
     /// A program that the lab calls is not installed.
     #[error("`{tool}` is not installed; it comes with the package {package}")]
     MissingTool {
-        /// The program.
+        /// Name of the program.
         tool: &'static str,
-        /// Debian's package.
+        /// The Debian package that contains it.
         package: &'static str,
     },
-    /// The lab is up already.
+    /// A lab of this name is up already.
     #[error("lab {0} is already up; `sluice lab down --name {0}` ends it")]
     AlreadyUp(String),
-    /// Another command works on the lab.
+    /// Another command uses the lab at the moment.
     #[error("another command is working on lab {0}; try again when it has ended")]
     Busy(String),
-    /// There is no such lab.
+    /// No lab of this name exists.
     #[error("lab {0} is not up; `sluice lab up --name {0}` brings it up")]
     NotUp(String),
     /// All management networks are taken.
     #[error("no /24 of 198.18.0.0/15 is free for the lab's management network")]
     NoNetwork,
-    /// Something that the lab does not have.
+    /// A name that the lab does not have.
     #[error("the lab has no `{name}`; it has {known}")]
     Unknown {
-        /// What was asked for.
+        /// The name that was requested.
         name: String,
-        /// All names of that kind.
+        /// All names of that kind, for the message.
         known: String,
     },
     /// A command failed.
@@ -61,43 +61,43 @@ pub enum Error {
     /// A node's metrics cannot be read.
     #[error("cannot read {url}")]
     Metrics {
-        /// Where.
+        /// Address of the metrics server.
         url: String,
-        /// The cause.
+        /// The underlying error.
         source: reqwest::Error,
     },
     /// Something did not happen in time.
     #[error("{what} did not happen within {seconds} s{hint}")]
     Timeout {
-        /// What was waited for.
+        /// The awaited event.
         what: String,
-        /// For how long.
+        /// Length of the wait, in seconds.
         seconds: u64,
-        /// The end of the log that may say why.
+        /// The end of the log that may explain it.
         hint: String,
     },
     /// A process of the lab ended by itself.
     #[error("{name} ended at once; the end of its log:\n{log}")]
     Died {
-        /// Which process.
+        /// Name of the process.
         name: String,
         /// The end of its log.
         log: String,
     },
-    /// The operating system refused.
+    /// The operating system refused a call.
     #[error("{what} {path}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
-        /// On which file.
+        /// The file concerned.
         path: PathBuf,
-        /// The cause.
+        /// The underlying error.
         source: std::io::Error,
     },
     /// An answer or a state file that does not have the expected form.
     #[error("{what} does not have the expected form: {problem}")]
     Form {
-        /// What was read.
+        /// The text that was read.
         what: String,
         /// What is wrong with it.
         problem: String,
@@ -105,9 +105,9 @@ pub enum Error {
     /// `down` could not remove everything.
     #[error("lab {name} left behind: {left}")]
     LeftBehind {
-        /// The lab.
+        /// Name of the lab.
         name: String,
-        /// What is still there.
+        /// Names of what still exists.
         left: String,
     },
 }

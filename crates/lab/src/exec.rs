@@ -1,7 +1,7 @@
-//! Commands, in the root namespace or in a place of the lab.
+//! Runs commands in the root namespace or in a place (VM, node, switch) of the lab.
 //!
 //! A place is entered by `nsenter --net`: only the network changes, so that
-//! bpffs and /run stay what they are (`ip netns exec` would hide them).
+//! bpffs and /run stay visible (`ip netns exec` would hide them).
 
 use crate::error::{Error, IoContext, Result};
 use crate::paths::Paths;
@@ -20,7 +20,7 @@ pub(crate) fn argv_at(paths: &Paths, place: Option<&str>, argv: &[String]) -> Ve
     ["nsenter".to_owned(), enter, "--".to_owned()].into_iter().chain(argv.iter().cloned()).collect()
 }
 
-/// A marked command at a place, ended when its future is dropped.
+/// A command at a place, with the mark of the lab; it is killed when its future is dropped.
 pub(crate) fn command(paths: &Paths, place: Option<&str>, argv: &[String]) -> Command {
     let argv = argv_at(paths, place, argv);
     let mut command = Command::new(&argv[0]);
@@ -28,12 +28,12 @@ pub(crate) fn command(paths: &Paths, place: Option<&str>, argv: &[String]) -> Co
     command
 }
 
-/// Owned words.
+/// The words as owned strings.
 pub(crate) fn words(argv: &[&str]) -> Vec<String> {
     argv.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// Runs a command to its end with `input`; what it prints, or an error with it.
+/// Runs a command with `input` and returns what it prints; an error contains the output.
 pub(crate) async fn feed(what: &str, mut command: Command, input: &str) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.as_std().get_program().to_owned();
@@ -41,7 +41,7 @@ pub(crate) async fn feed(what: &str, mut command: Command, input: &str) -> Resul
     let mut stdin = child.stdin.take();
     let write = async {
         if let Some(pipe) = stdin.as_mut() {
-            // A command that fails early closes the pipe; its status says so.
+            // A command that fails early closes the pipe; its exit status reports the failure.
             let _ = pipe.write_all(input.as_bytes()).await;
         }
         drop(stdin);
@@ -50,7 +50,7 @@ pub(crate) async fn feed(what: &str, mut command: Command, input: &str) -> Resul
     succeed(what, output.context("cannot wait for", program)?)
 }
 
-/// Standard output of a command that succeeded.
+/// The standard output of a command; an error if it failed.
 pub(crate) fn succeed(what: &str, output: Output) -> Result<String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -63,12 +63,12 @@ pub(crate) fn succeed(what: &str, output: Output) -> Result<String> {
     })
 }
 
-/// `ip -batch` in the root namespace.
+/// Runs `ip -batch` in the root namespace.
 pub(crate) async fn ip_batch(paths: &Paths, what: &str, lines: &str) -> Result<()> {
     feed(what, command(paths, None, &words(&["ip", "-batch", "-"])), lines).await.map(drop)
 }
 
-/// A shell script at a place.
+/// Runs a shell script at a place.
 pub(crate) async fn script(paths: &Paths, place: &str, what: &str, text: &str) -> Result<String> {
     feed(what, command(paths, Some(place), &words(&["sh", "-e"])), text).await
 }

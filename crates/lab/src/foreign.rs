@@ -1,4 +1,4 @@
-//! A host that knows nothing of Sluice: the kernel's own VXLAN device, pointed
+//! A host without Sluice: the kernel's own VXLAN device, pointed
 //! at a vIP, with an instance's addresses on it.
 
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 /// A foreign host with its one instance.
 #[derive(Clone, Debug)]
 pub struct Foreign {
-    /// Its place's name, for [`Lab::exec`].
+    /// Name of its place, for [`Lab::exec`].
     pub name: String,
     /// Its host and instance in the API.
     pub host: Host,
@@ -26,7 +26,7 @@ impl Lab {
     /// switch, and an instance of the subnet on it.
     ///
     /// # Errors
-    /// What the API and the commands give.
+    /// Errors of the API and of the commands.
     pub async fn add_foreign(&self, name: &str, vtep: IpAddr, vpc: &str, subnet: &str) -> Result<Foreign> {
         let bad = |problem: String| Error::Topology { file: "the lab".to_owned(), problem };
         let prefixes = self.state.topology.subnet(vpc, subnet);
@@ -35,7 +35,7 @@ impl Lab {
         let vip = vips.iter().find(|vip| vip.is_ipv4() == vtep.is_ipv4());
         let vip = vip.ok_or_else(|| bad(format!("no vIP of the family of {vtep}")))?;
         let state = self.vpc(vpc)?;
-        // Before the gateways hear of it: they look for its MAC address at once.
+        // Created before the gateways learn of the host, since they resolve its MAC address at once.
         self.plug_in(name, vtep).await?;
         let host = NewHost { name: name.to_owned(), vtep, agent: false };
         let host = self.api.create((), &host).await?.object;
@@ -81,7 +81,7 @@ impl Lab {
         let switch = &self.state.topology.switches[0].name;
         let (own, at) = (self.paths.namespace(name), self.paths.namespace(switch));
         let mtu = underlay.mtu;
-        // Interface names are short; the port's is not looked at by anyone.
+        // Interface names have at most 15 characters; the name of the port does not matter.
         let port: String = format!("x-{name}").chars().take(15).collect();
         let lines = format!(
             "netns add {own}\n\
@@ -104,7 +104,7 @@ impl Lab {
     /// Removes a foreign host, in the API and on the machine.
     ///
     /// # Errors
-    /// What the API and the commands give.
+    /// Errors of the API and of the commands.
     pub async fn remove_foreign(&self, foreign: Foreign) -> Result<()> {
         self.api.delete::<Instance>(foreign.instance.id, None).await?;
         self.api.delete::<Host>(foreign.host.id, None).await?;

@@ -1,4 +1,4 @@
-//! A lab that is up: its state, and what can be done with it.
+//! A lab that is up: its state, and the operations on its processes and VMs.
 
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, words};
@@ -21,10 +21,10 @@ use tokio::process::Command;
 /// Name of the controller's process.
 pub const CONTROLLER: &str = "controller";
 
-/// What a lab remembers of itself, in `lab.json`.
+/// The state of a lab, stored in `lab.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
-    /// Its name.
+    /// Name of the lab.
     pub name: String,
     /// Index of its management network.
     pub index: u16,
@@ -34,7 +34,7 @@ pub struct State {
     pub api: SocketAddr,
     /// The database's URL.
     pub database: String,
-    /// What it was built from.
+    /// The topology that it was built from.
     pub topology: Topology,
     /// The gateways' cluster.
     pub cluster: Option<ClusterId>,
@@ -44,11 +44,11 @@ pub struct State {
     pub nodes: BTreeMap<String, Node>,
     /// VMs.
     pub vms: BTreeMap<String, VmState>,
-    /// It came up whole.
+    /// Whether the lab came up completely.
     pub ready: bool,
 }
 
-/// A VPC.
+/// Ids of a VPC and its subnets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VpcState {
     /// Its id in the API.
@@ -59,7 +59,7 @@ pub struct VpcState {
     pub subnets: BTreeMap<String, SubnetId>,
 }
 
-/// A gateway or a host.
+/// Id and addresses of a gateway or host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Node {
     /// Its id in the API.
@@ -70,7 +70,7 @@ pub struct Node {
     pub metrics: SocketAddr,
 }
 
-/// A VM.
+/// Identity, place and addresses of a VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VmState {
     /// Its instance in the API.
@@ -98,7 +98,7 @@ impl VmState {
     }
 }
 
-/// A lab.
+/// A lab that is up.
 #[derive(Clone, Debug)]
 pub struct Lab {
     pub(crate) paths: Paths,
@@ -107,10 +107,10 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// The lab of that name.
+    /// Opens the lab of that name.
     ///
     /// # Errors
-    /// [`Error::NotUp`] and what reading its state gives.
+    /// [`Error::NotUp`], and errors of reading its state.
     pub fn open(name: &str) -> Result<Self> {
         let paths = Paths::new(name)?;
         if !paths.state().exists() {
@@ -122,12 +122,12 @@ impl Lab {
         Ok(Self { paths, state, api })
     }
 
-    /// Its files and names.
+    /// Files and names of the lab.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// What it consists of.
+    /// State of the lab.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -194,7 +194,7 @@ impl Lab {
         found.ok_or_else(|| unknown(name, all.iter().map(|process| &process.name)))
     }
 
-    /// `kill -9` of a process; returns when it is gone.
+    /// Sends SIGKILL to a process; returns when it has ended.
     ///
     /// # Errors
     /// [`Error::Unknown`], [`Error::Timeout`].
@@ -202,7 +202,7 @@ impl Lab {
         self.end(name, Signal::SIGKILL).await
     }
 
-    /// Asks a process to end; returns when it is gone.
+    /// Sends SIGTERM to a process; returns when it has ended.
     ///
     /// # Errors
     /// [`Error::Unknown`], [`Error::Timeout`].
@@ -230,7 +230,7 @@ impl Lab {
         Process::start(&self.paths, name, process.place.as_deref(), process.argv)
     }
 
-    /// Ends a process and starts it again with other arguments; returns those that it had.
+    /// Ends a process and starts it again with other arguments; returns its previous arguments.
     ///
     /// # Errors
     /// [`Error::Unknown`], [`Error::Timeout`], [`Error::Io`].
@@ -244,7 +244,7 @@ impl Lab {
     /// The direct paths of a host, as `sluice path list` shows them.
     ///
     /// # Errors
-    /// [`Error::Command`] if the agent cannot be asked, [`Error::Form`].
+    /// [`Error::Command`] if the agent does not answer, [`Error::Form`].
     pub async fn paths_of(&self, host: &str) -> Result<Vec<serde_json::Value>> {
         let binary = self.state.binary.display().to_string();
         let socket = self.paths.socket(host).display().to_string();
@@ -254,11 +254,11 @@ impl Lab {
         serde_json::from_str(&text).map_err(|error| Error::Form { what, problem: error.to_string() })
     }
 
-    /// Waits until the controller says that a node's stream is up and has
-    /// acknowledged everything.
+    /// Waits until the controller reports that a node's stream is up and has acknowledged
+    /// everything.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Died`] and what the API gives.
+    /// [`Error::Timeout`], [`Error::Died`] and errors of the API.
     pub async fn synchronized(&self, node: &str, within: Duration) -> Result<()> {
         let until = std::time::Instant::now() + within;
         let id = &self.node(node)?.id;
@@ -266,7 +266,10 @@ impl Lab {
         loop {
             process.check(&self.paths)?;
             let status = self.api.nodes().await?.into_iter().find(|status| status.node == *id);
-            if status.as_ref().is_some_and(|status| status.connected && status.acked >= status.current) {
+            if status
+                .as_ref()
+                .is_some_and(|status| status.connected && status.acknowledged_revision >= status.current)
+            {
                 return Ok(());
             }
             if std::time::Instant::now() > until {
@@ -278,7 +281,7 @@ impl Lab {
         }
     }
 
-    /// What a node counts now.
+    /// Reads the metrics of a node.
     ///
     /// # Errors
     /// [`Error::Unknown`], [`Error::Metrics`].

@@ -1,4 +1,4 @@
-//! Reads what a node counts.
+//! Reads the metrics of a node.
 
 use crate::error::{Error, Result};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 pub struct Metrics(String);
 
 impl Metrics {
-    /// From a node's metrics address.
+    /// Fetches the page from the metrics address of a node.
     ///
     /// # Errors
     /// [`Error::Metrics`].
@@ -19,7 +19,7 @@ impl Metrics {
         response.text().await.map(Self).map_err(unreachable)
     }
 
-    /// Name, labels and value of every sample.
+    /// Iterates over name, labels and value of every sample.
     pub fn samples(&self) -> impl Iterator<Item = (&str, Vec<(&str, &str)>, f64)> {
         self.0.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;

@@ -1,4 +1,4 @@
-//! Namespaces, bridges and links.
+//! Creates and removes namespaces, bridges and links of a lab.
 
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, ip_batch, script, words};
@@ -20,8 +20,8 @@ pub(crate) fn namespaces(paths: &Paths) -> Vec<String> {
     names.filter(|name| name.starts_with(&prefix)).collect()
 }
 
-/// Takes the first free management network by making its bridge, which only one
-/// lab can; returns the index.
+/// Takes the first free management network by creating its bridge, which only one lab
+/// can do; returns the index.
 pub(crate) async fn claim_network(paths: &Paths) -> Result<u16> {
     let taken: Vec<String> = links().await?.into_iter().map(|(name, _)| name).collect();
     for index in (0..MANAGEMENT_NETWORKS).filter(|index| !taken.contains(&bridge(*index))) {
@@ -130,10 +130,9 @@ async fn set_up_switch(paths: &Paths, topology: &Topology, switch: &str) -> Resu
     script(paths, switch, "setting up a switch", &text).await.map(drop)
 }
 
-/// What the other end of a veth with an XDP program needs: checksums and
-/// segmentation done before the packet is handed over, since XDP sees the raw
-/// frame; and a program of its own, without which it takes no frames sent by
-/// XDP_TX.
+/// Prepares the other end of a veth with an XDP program. Checksums and segmentation must be done before
+/// the packet is handed over, since XDP sees the raw frame; and that end needs a program of its own, without
+/// which it accepts no frames sent by XDP_TX.
 fn xdp_peer(paths: &Paths, port: &str) -> String {
     format!(
         "ethtool -K {port} tx off tso off gso off >/dev/null\n\
@@ -185,7 +184,7 @@ pub(crate) async fn remove(paths: &Paths) -> Result<()> {
         let _ = writeln!(lines, "link del {bridge}");
     }
     for namespace in namespaces(paths) {
-        // A namespace whose mount is gone is a plain file, which `ip` refuses.
+        // A namespace that is no longer mounted is a plain file, which `ip` refuses.
         let file = Path::new("/run/netns").join(&namespace);
         if is_mounted(&file) {
             let _ = writeln!(lines, "netns del {namespace}");

@@ -1,4 +1,4 @@
-//! Where the files and names of a lab are.
+//! File names, directories and other names of a lab.
 
 use crate::error::{Error, Result};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Checks the name.
+    /// The paths of a lab; checks its name.
     ///
     /// # Errors
     /// [`Error::BadName`].
@@ -33,7 +33,7 @@ impl Paths {
         &self.name
     }
 
-    /// Where all labs are.
+    /// Directory of all labs.
     pub fn labs() -> PathBuf {
         PathBuf::from(ROOT)
     }
@@ -43,12 +43,12 @@ impl Paths {
         Self::labs().join(&self.name)
     }
 
-    /// What the lab remembers of itself.
+    /// File with the state of the lab.
     pub fn state(&self) -> PathBuf {
         self.root().join("lab.json")
     }
 
-    /// A process's log.
+    /// Log file of a process.
     pub fn log(&self, process: &str) -> PathBuf {
         self.root().join("logs").join(format!("{process}.log"))
     }
@@ -78,7 +78,7 @@ impl Paths {
         self.root().join("api.token")
     }
 
-    /// What a VM's DHCP client was given.
+    /// File with the answer that the DHCP client of a VM got.
     pub fn lease(&self, vm: &str) -> PathBuf {
         self.root().join("vms").join(format!("{vm}.lease"))
     }
@@ -108,7 +108,7 @@ impl Paths {
         PathBuf::from("/run/netns").join(self.namespace(place))
     }
 
-    /// Where all nodes of all labs pin.
+    /// Directory on bpffs below which all nodes of all labs pin their maps and programs.
     pub fn pins() -> PathBuf {
         PathBuf::from(PINS)
     }
@@ -118,8 +118,8 @@ impl Paths {
         Self::pins().join(self.namespace(node))
     }
 
-    /// MAC address that marks the management bridge as this lab's: bridges have
-    /// no other field that is set in the same step as they are made.
+    /// MAC address that marks the management bridge as one of this lab: it is the only field of a bridge that
+    /// can be set in the step that creates it.
     pub fn bridge_mac(&self) -> String {
         let hash = self.name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is needed to start a process again, and to end no other.
+/// What is needed to start a process again, and to end this process and no other.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Process {
     /// `controller` or the node's name.
@@ -26,19 +26,19 @@ pub struct Process {
     pub argv: Vec<String>,
     /// Process id.
     pub pid: i32,
-    /// When it was started, in clock ticks since boot: tells it from a later
-    /// process with the same id.
+    /// Start time in clock ticks since boot, which distinguishes it from a later process with
+    /// the same id.
     pub start_ticks: u64,
 }
 
-/// What /proc/PID/stat says of a process.
+/// State of a process in /proc/PID/stat.
 struct Stat {
-    /// It has ended; nobody has waited for it yet.
+    /// True if it has ended and its parent has not waited for it yet.
     ended: bool,
     start_ticks: u64,
 }
 
-/// Reads it.
+/// Reads /proc/PID/stat.
 fn stat(pid: i32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
@@ -48,7 +48,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let threads: u64 = fields.nth(16)?.parse().ok()?;
-    // The first thread may be gone long before the others, which hold files and locks until they are.
+    // The first thread may end long before the others, which hold files and locks until they end.
     Some(Stat { ended: state == "Z" && threads <= 1, start_ticks: fields.nth(1)?.parse().ok()? })
 }
 
@@ -78,7 +78,7 @@ impl Process {
             .context("cannot start", &words[0])?;
         let pid = i32::try_from(child.id()).unwrap_or(i32::MAX);
         let start_ticks = stat(pid).map_or(0, |stat| stat.start_ticks);
-        // Someone must wait for it, lest a zombie is left while this process lives.
+        // Without a wait the ended process would stay a zombie as long as this process lives.
         std::thread::spawn(move || child.wait());
         let process = Self { name: name.to_owned(), place: place.map(str::to_owned), argv, pid, start_ticks };
         let file = paths.processes().join(format!("{name}.json"));
@@ -86,18 +86,18 @@ impl Process {
         Ok(process)
     }
 
-    /// All records, in order of name.
+    /// The records of all processes, ordered by name.
     pub fn all(paths: &Paths) -> Vec<Self> {
         let entries = fs::read_dir(paths.processes()).into_iter().flatten().flatten();
         let records = entries.map(|entry| entry.path());
-        // One that is being written has another ending.
+        // A record that is being written has another ending.
         let records = records.filter(|path| path.extension().is_some_and(|ending| ending == "json"));
         let mut all: Vec<Self> = records.filter_map(|path| read_json(&path).ok()).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
-    /// True while it runs.
+    /// Whether the process runs.
     pub fn is_alive(&self) -> bool {
         alive(self.pid, self.start_ticks)
     }
@@ -109,7 +109,7 @@ impl Process {
         }
     }
 
-    /// Waits until it has ended; false if it has not in time.
+    /// Waits until the process has ended; false if it does not end in time.
     pub async fn ended(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
         while self.is_alive() {
@@ -121,7 +121,7 @@ impl Process {
         true
     }
 
-    /// An error with the end of the log if the process has ended.
+    /// Fails with the end of the log if the process has ended.
     pub(crate) fn check(&self, paths: &Paths) -> Result<()> {
         if self.is_alive() {
             return Ok(());
@@ -131,7 +131,7 @@ impl Process {
 }
 
 /// Every process of the lab, recorded or not: marked by its environment, or
-/// living in one of the lab's namespaces. Never the caller.
+/// running in one of the lab's namespaces. The caller is left out.
 pub(crate) fn find(paths: &Paths) -> Vec<(i32, u64)> {
     let mark = format!("{MARK}={}", paths.name());
     let namespaces: HashSet<u64> = crate::net::namespaces(paths)
@@ -153,11 +153,11 @@ pub(crate) fn find(paths: &Paths) -> Vec<(i32, u64)> {
         .collect()
 }
 
-/// Ends all processes of the lab; those that would not die within 5 seconds.
+/// Ends all processes of the lab; returns those that did not end within 5 seconds.
 pub(crate) async fn end_all(paths: &Paths) -> Vec<i32> {
     let until = Instant::now() + Duration::from_secs(5);
     loop {
-        // Again and again: what a dying process has just started is found too.
+        // Repeated, since a process may have started another one just before it ended.
         let found = find(paths);
         if found.is_empty() || Instant::now() > until {
             return found.into_iter().map(|(pid, _)| pid).collect();
@@ -180,7 +180,7 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     fs::rename(&new, path).context("cannot replace", path)
 }
 
-/// Reads what [`write_json`] wrote.
+/// Reads a file that [`write_json`] wrote.
 pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read(path).context("cannot read", path)?;
     serde_json::from_slice(&text)

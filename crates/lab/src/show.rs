@@ -1,4 +1,4 @@
-//! What `sluice lab` prints: the lab's state, and a demonstration that it works.
+//! The output of `sluice lab`: the lab's state, and a demonstration that it works.
 
 use crate::cli::say;
 use crate::error::Result;
@@ -11,7 +11,7 @@ use std::net::IpAddr;
 type Drops = BTreeMap<(String, String), f64>;
 
 impl Lab {
-    /// Where everything is, for a person.
+    /// Addresses and files of the lab, as text for users.
     pub fn whereabouts(&self) -> String {
         let state = &self.state;
         let mut text = format!(
@@ -41,7 +41,7 @@ impl Lab {
         text
     }
 
-    /// Processes and VMs, one a line; true if all is well.
+    /// Processes and VMs, one per line; true if all are well.
     pub async fn status(&self) -> Result<(String, bool)> {
         let mut text = String::new();
         let mut well = self.state.ready;
@@ -55,12 +55,13 @@ impl Lab {
             let pid = process.map_or_else(|| "-".to_owned(), |process| process.pid.to_string());
             let id = self.state.nodes.get(name).map(|node| node.id.as_str());
             let status = nodes.iter().find(|status| Some(status.node.as_str()) == id);
-            // A node that the controller does not know, or that is behind, forwards by old tables.
+            // A node that the controller does not know, or that is behind, forwards by outdated tables.
             well &= id.is_none()
-                || status.is_some_and(|status| status.connected && status.acked == status.current);
+                || status
+                    .is_some_and(|status| status.connected && status.acknowledged_revision == status.current);
             let stream = status.map(|status| {
                 let state = if status.connected { "connected" } else { "not connected" };
-                format!("{state}, revision {} of {}", status.acked, status.current)
+                format!("{state}, revision {} of {}", status.acknowledged_revision, status.current)
             });
             let (state, stream) = (if alive { "running" } else { "dead" }, stream.unwrap_or_default());
             text.push_str(&format!("{name:<20} {state:<8} pid {pid:<8} {stream}\n"));
@@ -83,10 +84,10 @@ impl Lab {
     }
 
     /// Pings within a VPC across hosts, between peered VPCs, and between
-    /// tenants; the last must be refused. True if all went as it should.
+    /// tenants, which must fail. True if all results are as expected.
     ///
     /// # Errors
-    /// What running `ping` and reading metrics gives.
+    /// Errors of running `ping` and of reading metrics.
     pub async fn demonstrate(&self) -> Result<bool> {
         let vms = &self.state.vms;
         let pairs = || vms.iter().flat_map(|a| vms.iter().map(move |b| (a, b)));
@@ -148,7 +149,7 @@ impl Lab {
         Ok(well)
     }
 
-    /// What all nodes have dropped of a VNI.
+    /// Packets of a VNI that all nodes have dropped.
     async fn drops(&self, vni: u32) -> Result<Drops> {
         let mut drops = Drops::new();
         for node in self.state.nodes.keys() {
@@ -168,7 +169,7 @@ impl Lab {
 /// The counter of drops by VNI and reason.
 pub(crate) const VNI_DROPS: &str = "sluice_vni_drops_total";
 
-/// Which counters moved, and by how much.
+/// The counters that changed, and by how much.
 fn explain(before: &Drops, after: &Drops) -> String {
     let mut text = String::new();
     for ((node, reason), count) in after {

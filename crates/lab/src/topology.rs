@@ -27,14 +27,14 @@ pub struct Topology {
     pub underlay: Underlay,
     /// Top-of-rack bridges; at least one.
     pub switches: Vec<Switch>,
-    /// The gateway cluster that VPCs begin on.
+    /// The gateway cluster on which VPCs are created.
     pub cluster: Cluster,
-    /// More of them.
+    /// Further clusters.
     #[serde(default)]
     pub other_clusters: Vec<Cluster>,
-    /// Their members.
+    /// The gateways of all clusters.
     pub gateways: Vec<Gateway>,
-    /// Machines with VMs.
+    /// The hosts on which VMs run.
     pub hosts: Vec<Host>,
     /// Names of the tenants.
     pub tenants: Vec<String>,
@@ -82,11 +82,11 @@ pub struct Switch {
 pub struct Cluster {
     /// Its name.
     pub name: String,
-    /// Virtual addresses that the gateways share out.
+    /// Virtual addresses that the gateways divide among themselves.
     pub vips: Vec<IpAddr>,
-    /// Between two hellos of a gateway to the others, in milliseconds; left out, the usual.
+    /// Hello interval between gateways in milliseconds; the default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hello_ms: Option<u16>,
+    pub hello_interval_ms: Option<u16>,
 }
 
 /// A gateway node.
@@ -95,9 +95,9 @@ pub struct Cluster {
 pub struct Gateway {
     /// Its name.
     pub name: String,
-    /// The switch it hangs on.
+    /// The switch that it is connected to.
     pub switch: String,
-    /// Its cluster; left out, the first.
+    /// Its cluster; the first one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     /// Underlay IPv4 address.
@@ -106,7 +106,7 @@ pub struct Gateway {
     /// Underlay IPv6 address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Addr>,
-    /// Memory of its tables; the agent's default where it is left out.
+    /// Memory of its tables; the agent's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table_memory_mib: Option<u32>,
 }
@@ -117,7 +117,7 @@ pub struct Gateway {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// The switch it hangs on.
+    /// The switch that it is connected to.
     pub switch: String,
     /// Underlay IPv4 address; or `ipv6`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,7 +128,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Its VTEP; validation has seen to it that there is exactly one.
+    /// Its VTEP address; validation ensures that there is exactly one.
     pub fn vtep(&self) -> IpAddr {
         match (self.ipv4, self.ipv6) {
             (Some(ipv4), _) => ipv4.into(),
@@ -145,10 +145,10 @@ pub struct Vpc {
     pub name: String,
     /// Its owner.
     pub tenant: String,
-    /// Its VNI, if it matters.
+    /// Its VNI; the controller chooses one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vni: Option<Vni>,
-    /// Its MTU, if not the controller's default.
+    /// Its MTU; the controller's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// Its subnets.
@@ -191,19 +191,19 @@ pub struct Vm {
     pub subnet: String,
     /// The host it runs on.
     pub host: String,
-    /// Its IPv4 address; left out, the controller chooses.
+    /// Its IPv4 address; the controller chooses one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<Ipv4Addr>,
-    /// Its MAC address; left out, the controller chooses.
+    /// Its MAC address; the controller chooses one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
 }
 
 impl Topology {
-    /// The lab that needs no file.
+    /// The default topology.
     ///
     /// # Errors
-    /// None in a release: a test reads it.
+    /// None in practice: a test parses this topology.
     pub fn standard() -> Result<Self> {
         Self::parse("default.yaml", DEFAULT)
     }

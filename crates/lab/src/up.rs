@@ -1,5 +1,5 @@
-//! Brings a lab up: namespaces and controller side by side, then the cloud's
-//! objects, agents, ports, VMs.
+//! Brings a lab up: namespaces and controller at the same time, then the objects of the
+//! cloud, agents, ports, VMs.
 
 use crate::down::{clear, finish, lock};
 use crate::error::{Error, IoContext, Result};
@@ -29,7 +29,7 @@ const SOUTHBOUND_PORT: u16 = 7443;
 const METRICS_PORT: u16 = 9100;
 const READY: Duration = Duration::from_secs(20);
 
-/// What to build.
+/// The lab to build.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The lab's name.
@@ -44,15 +44,15 @@ pub struct Options {
     pub model: Option<String>,
     /// Puts the controller's state directory on a file system of this size.
     pub controller_disk_bytes: Option<u64>,
-    /// Leaves what there is when something fails, to look at.
+    /// Keeps what exists if something fails, for inspection.
     pub keep: bool,
 }
 
 impl Options {
-    /// The standard topology with a binary.
+    /// The default topology with a binary.
     ///
     /// # Errors
-    /// None in a release: a test reads the standard topology.
+    /// None in practice: a test parses the default topology.
     pub fn standard(name: &str, binary: &Path) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
@@ -67,11 +67,11 @@ impl Options {
 }
 
 impl Lab {
-    /// Brings a lab up. What an earlier, unfinished one of the name left is
-    /// removed first; when this one fails, it is removed as well.
+    /// Brings a lab up. Remains of an earlier, unfinished lab of the same name are removed
+    /// first; if this one fails, it is removed as well.
     ///
     /// # Errors
-    /// [`Error::AlreadyUp`], [`Error::Busy`], and what the steps give.
+    /// [`Error::AlreadyUp`], [`Error::Busy`], and errors of the steps.
     pub async fn up(options: Options) -> Result<Self> {
         check_tools()?;
         let paths = Paths::new(&options.name)?;
@@ -89,7 +89,7 @@ impl Lab {
         outcome
     }
 
-    /// Remembers the state.
+    /// Stores the state.
     pub(crate) fn save(&self) -> Result<()> {
         write_json(&self.paths.state(), &self.state)
     }
@@ -151,8 +151,8 @@ fn prepare_files(paths: &Paths, options: &Options) -> Result<()> {
     mount_bpffs()
 }
 
-/// Agents mount bpffs where it is missing; many that start at once would mount
-/// it over each other.
+/// Mounts bpffs before agents start: agents mount it if it is missing, and several that start at the same
+/// time would mount it over each other.
 fn mount_bpffs() -> Result<()> {
     const BPFFS: &str = "/sys/fs/bpf";
     let directory = File::open(Paths::labs()).context("cannot open", Paths::labs())?;
@@ -189,7 +189,7 @@ fn lab_of(paths: &Paths, options: Options, index: u16) -> Result<Lab> {
     Ok(Lab { paths: paths.clone(), state, api })
 }
 
-/// A port of the loopback address that nobody listens on now.
+/// A port of the loopback address on which no process listens at the moment.
 fn free_port() -> Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())
@@ -229,7 +229,8 @@ struct Registered {
 }
 
 fn cluster_spec(cluster: &crate::topology::Cluster) -> ClusterSpec {
-    ClusterSpec { name: cluster.name.clone(), vips: cluster.vips.clone(), hello_ms: cluster.hello_ms }
+    let (name, vips) = (cluster.name.clone(), cluster.vips.clone());
+    ClusterSpec { name, vips, hello_interval_ms: cluster.hello_interval_ms }
 }
 
 /// Tenants, clusters, gateways and hosts in the API.

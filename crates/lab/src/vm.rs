@@ -1,5 +1,5 @@
-//! The tenants' side: VPCs and instances in the API, VMs as namespaces that
-//! configure themselves as any VM would.
+//! The tenants' part of a lab: VPCs and instances in the API, and VMs, which are namespaces
+//! that configure themselves by DHCP and router advertisements.
 
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{command, feed, ip_batch, script, tail, words};
@@ -19,13 +19,13 @@ pub(crate) const PROGRAMMED: Duration = Duration::from_secs(15);
 const ATTACHED: Duration = Duration::from_secs(15);
 const CONFIGURED: Duration = Duration::from_secs(20);
 
-/// What `create_cloud` made.
+/// VPCs and VMs that `create_cloud` created.
 pub(crate) struct Cloud {
     pub vpcs: BTreeMap<String, VpcState>,
     pub vms: BTreeMap<String, VmState>,
 }
 
-/// VPCs, subnets, peerings and instances.
+/// Creates VPCs, subnets, peerings and instances by the API.
 pub(crate) async fn create_cloud(lab: &Lab) -> Result<Cloud> {
     let topology = &lab.state.topology;
     let peering =
@@ -68,7 +68,7 @@ fn vpc_spec(topology: &Topology, vpc: &topology::Vpc) -> VpcSpec {
     }
 }
 
-/// The VPCs as the API has them.
+/// The VPCs with their ids from the API.
 async fn vpcs(lab: &Lab) -> Result<BTreeMap<String, VpcState>> {
     let subnets = lab.api.list::<Subnet>(&[], None).await?;
     let vpcs = lab.api.list::<Vpc>(&[], None).await?.into_iter().map(|vpc| {
@@ -79,7 +79,7 @@ async fn vpcs(lab: &Lab) -> Result<BTreeMap<String, VpcState>> {
     Ok(vpcs.collect())
 }
 
-/// The VMs with what the API chose for them.
+/// The VMs with the addresses that the API chose for them.
 async fn vms(lab: &Lab) -> Result<BTreeMap<String, VmState>> {
     let vpcs = lab.api.list::<Vpc>(&[], None).await?;
     let mut vms = BTreeMap::new();
@@ -103,7 +103,7 @@ async fn vms(lab: &Lab) -> Result<BTreeMap<String, VmState>> {
     Ok(vms)
 }
 
-/// Plugs all VMs in, attaches their ports and lets them configure themselves.
+/// Connects all VMs, attaches their ports, and waits until they have configured themselves.
 pub(crate) async fn bring_up(lab: &Lab) -> Result<()> {
     let lines: String = lab.state.vms.iter().map(|(name, vm)| link(&lab.paths, name, vm)).collect();
     ip_batch(&lab.paths, "plugging VMs in", &lines).await?;
@@ -121,7 +121,7 @@ impl Lab {
     /// Adds a VM while the lab runs; returns when it has its addresses.
     ///
     /// # Errors
-    /// What the API and the commands give.
+    /// Errors of the API and of the commands.
     pub async fn add_vm(&self, name: &str, vpc: &str, subnet: &str, host: &str) -> Result<VmState> {
         let unknown = || Error::Unknown { name: subnet.to_owned(), known: format!("those of VPC {vpc}") };
         let at = self.vpc(vpc)?;
@@ -135,7 +135,7 @@ impl Lab {
             ipv6: None,
         };
         let made = self.api.create(at.id, &new).await?.object;
-        // Interface names are short.
+        // Interface names have at most 15 characters.
         let port = format!("x-{name}").chars().take(15).collect();
         let vm = VmState {
             id: made.id,
@@ -153,11 +153,11 @@ impl Lab {
         Ok(vm)
     }
 
-    /// Takes a VM that was added away from its host and plugs it in at another one, with the same
-    /// addresses and without a word to anybody: until [`Lab::end_move`] nobody knows where it is.
+    /// Disconnects a VM that was added from its host and connects it to another one, with the same addresses.
+    /// Controller and agents do not learn of it before [`Lab::end_move`].
     ///
     /// # Errors
-    /// What the commands give.
+    /// Errors of the commands.
     pub async fn begin_move(&self, name: &str, vm: &VmState, host: &str) -> Result<VmState> {
         self.node(host)?;
         let port: String = format!("y-{name}").chars().take(15).collect();
@@ -169,10 +169,10 @@ impl Lab {
         Ok(moved)
     }
 
-    /// Tells the controller where the VM is now, and attaches its port there.
+    /// Reports the VM's new host to the controller, and attaches its port there.
     ///
     /// # Errors
-    /// What the API and the commands give.
+    /// Errors of the API and of the commands.
     pub async fn end_move(&self, moved: &VmState) -> Result<()> {
         let bad = |_| Error::Form { what: "the lab's state".to_owned(), problem: "a host's id".to_owned() };
         let host: sluice_types::HostId = self.node(&moved.host)?.id.parse().map_err(bad)?;
@@ -180,22 +180,23 @@ impl Lab {
         let change = async {
             self.api.update::<Instance>(moved.id, &patch, None).await.map(drop).map_err(Error::from)
         };
-        // The new host's agent waits for the controller's word of the instance.
+        // The agent of the new host attaches the port when the controller has sent it the instance.
         tokio::try_join!(attach(self, moved), change)?;
         self.api.wait_programmed::<Instance>(moved.id, PROGRAMMED).await.map(drop).map_err(Error::from)
     }
 
-    /// Takes away a VM's namespace, with its interface; the instance is the API's business.
+    /// Removes a VM's namespace with its interface. The instance stays in the API.
     ///
     /// # Errors
-    /// What `ip` gives.
+    /// Errors of `ip`.
     pub async fn unplug_vm(&self, name: &str) -> Result<()> {
         let lines = format!("netns del {}\n", self.paths.namespace(name));
         ip_batch(&self.paths, "unplugging a VM", &lines).await
     }
 }
 
-/// What the first interface had goes to the second one. The router is the same everywhere.
+/// Moves MTU, addresses and routes from the first interface to the second one. The router has the same address on
+/// all hosts.
 const MOVED: &str = "\
     mtu=$(ip -o link show dev eth0 | sed 's/.* mtu \\([0-9]*\\).*/\\1/')\n\
     router4=$(ip -4 -o route show default | sed -n 's/.* via \\([^ ]*\\).*/\\1/p')\n\
@@ -223,7 +224,7 @@ async fn start(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     configure(lab, name, vm).await
 }
 
-/// Attaches a VM's port; the agent may just be starting, or not know the instance yet.
+/// Attaches a VM's port; repeated while the agent starts or does not know the instance yet.
 async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
     let agent = lab.process(&vm.host)?;
     let binary = lab.state.binary.display().to_string();
@@ -273,9 +274,8 @@ async fn configure(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     }
 }
 
-/// The DHCP client calls `/bin/sh EVENT` in a directory with a file for each
-/// event: no file there needs to be executable, since /run often is mounted so
-/// that none is.
+/// The DHCP client calls `/bin/sh EVENT` in a directory with a file for each event. No
+/// file there needs to be executable, since /run is often mounted with `noexec`.
 pub(crate) fn write_dhcp_scripts(paths: &Paths) -> Result<()> {
     const BOUND: &str = "set -e\n\
         ip -4 addr flush dev \"$interface\"\n\

@@ -28,6 +28,8 @@
 //!   tenant's burst or attack can reach.
 #![forbid(unsafe_code)]
 
+mod exact;
+mod lp;
 mod place;
 mod plan;
 mod problem;

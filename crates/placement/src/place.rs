@@ -1,4 +1,4 @@
-//! One new VPC: a cluster for it, and nothing else moves.
+//! Finds the cluster of one new VPC without moving any other VPC.
 
 use crate::problem::{InputError, Placement, Problem, Vpc};
 use crate::state::State;
@@ -8,23 +8,23 @@ use std::fmt;
 /// Why no cluster takes a VPC; the counts add up to all clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoRoom {
-    /// All clusters.
+    /// Number of clusters.
     pub clusters: usize,
-    /// Those above the water level as they are.
+    /// Clusters that are above the water level already.
     pub above_water_level: usize,
-    /// Those that would be above it with this VPC.
+    /// Clusters that would be above the water level with this VPC.
     pub would_be_above: usize,
-    /// Those below whose tables have too few free entries.
+    /// Clusters below the water level whose tables have too few free entries.
     pub tables_full: usize,
-    /// Those with room that the tenant may not be on as well.
+    /// Clusters with capacity that would put the tenant on too many clusters.
     pub beyond_k: usize,
-    /// Packets a second that were to be placed.
+    /// Demand of the VPC, in packets a second.
     pub demand_pps: u64,
-    /// Entries that were to be placed.
+    /// Entries of the VPC.
     pub entries: u64,
-    /// Whose.
+    /// Tenant of the VPC.
     pub tenant: TenantId,
-    /// Clusters a tenant may be on.
+    /// Number of clusters that a tenant may be on.
     pub k: usize,
 }
 
@@ -59,7 +59,7 @@ impl std::error::Error for NoRoom {}
 /// Why a VPC is not placed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlaceError {
-    /// The present placement is none of this problem.
+    /// The present placement does not belong to this problem.
     #[error(transparent)]
     Input(#[from] InputError),
     /// No cluster takes it.

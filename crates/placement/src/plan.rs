@@ -1,9 +1,8 @@
 //! From one placement to another: which VPCs move, why, and in which order.
 //!
-//! A move is made before it is broken: the VPC's entries are written to the
-//! new cluster, its hosts' groups are changed, and only then the entries leave
-//! the old one. So a step needs free entries where it goes before any come free
-//! where it comes from, and the order decides whether they are there.
+//! A VPC moves make before break: its entries are written to the new cluster, its hosts' groups are changed,
+//! and only then its entries are removed from the old cluster. So a move needs free entries at its
+//! destination before it frees any at its source, and the order of moves decides whether they are free.
 
 use crate::problem::{InputError, Placement, Problem};
 use crate::state::State;
@@ -16,36 +15,37 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// It had no cluster.
+    /// The VPC had no cluster.
     New,
-    /// Its cluster is no longer one that VPCs may be on.
+    /// The VPC's cluster no longer takes VPCs.
     ClusterLeaves,
-    /// Its tenant was on more clusters than it may be.
+    /// The tenant was on more clusters than allowed.
     TenantOverK {
-        /// Whose.
+        /// The tenant.
         tenant: TenantId,
-        /// On how many it was.
+        /// Number of clusters that the tenant was on.
         clusters: usize,
-        /// On how many it may be.
+        /// Number of clusters that a tenant may be on.
         k: usize,
     },
-    /// There were more entries than its cluster's tables hold.
+    /// The cluster had more entries than its tables hold.
     TablesFull {
-        /// Entries too many.
+        /// Number of entries above the limit.
         over: u64,
     },
-    /// Its cluster was more loaded than the one it goes to.
+    /// The old cluster was more loaded than the new one.
     Load {
-        /// Where it was, before.
+        /// Load of the old cluster before the move.
         from: f64,
-        /// Where it goes, before.
+        /// Load of the new cluster before the move.
         to: f64,
     },
-    /// It makes room for another that comes.
+    /// The VPC frees capacity for another VPC that moves to its cluster.
     MakesRoom,
-    /// It goes on later: where it is wanted there is no room yet, and another waits for its room.
+    /// The VPC moves on later: its final cluster has no capacity yet, and another VPC waits for the capacity
+    /// that this move frees.
     Detour {
-        /// Where it is wanted.
+        /// The final cluster.
         wanted: ClusterId,
     },
 }
@@ -91,7 +91,7 @@ pub enum Excess {
     Entries {
         /// Where.
         cluster: ClusterId,
-        /// Entries too many.
+        /// Number of entries above the limit.
         over: u64,
     },
     /// The tenant is on more clusters than it may be, for now.

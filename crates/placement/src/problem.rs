@@ -1,4 +1,4 @@
-//! What is to be placed and where: checked once, so that the algorithms need not.
+//! The problem: clusters, VPCs and limits. It is checked once, so that the algorithms need not check it.
 
 use sluice_types::{ClusterId, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,7 +13,7 @@ const CLUSTERS_MAX: usize = 1 << 12;
 /// A cluster of gateways that VPCs may be on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its name.
+    /// Identifier of the cluster.
     pub id: ClusterId,
     /// Packets a second that its gateways forward together; the paper's B(c).
     pub capacity_pps: u64,
@@ -24,24 +24,24 @@ pub struct Cluster {
 /// A VPC that is to be on exactly one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vpc {
-    /// Its name.
+    /// Identifier of the VPC.
     pub id: VpcId,
-    /// Whose it is.
+    /// Tenant that the VPC belongs to.
     pub tenant: TenantId,
     /// Packets a second that its cluster forwards for it; the paper's f(v).
     pub demand_pps: u64,
-    /// Entries that it needs in its cluster's tables.
+    /// Entries that the VPC needs in its cluster's tables.
     pub entries: u64,
 }
 
 /// Which VPC is on which cluster.
 pub type Placement = BTreeMap<VpcId, ClusterId>;
 
-/// Input that no algorithm can do anything with.
+/// Invalid input.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InputError {
-    /// Nowhere to place anything.
+    /// There is no cluster.
     #[error("there is no cluster to place VPCs on")]
     NoCluster,
     /// A cluster stands in the list more than once.
@@ -51,16 +51,16 @@ pub enum InputError {
     #[error("{0} stands twice among the VPCs")]
     VpcTwice(VpcId),
     /// A cluster that can forward nothing, or has no tables.
-    #[error("{0} has no capacity: leave out clusters that shall carry nothing")]
+    #[error("{0} has no capacity: leave out clusters that are to carry nothing")]
     NoCapacity(ClusterId),
     /// A number beyond all hardware.
     #[error("{what} of {whose} is {found}, more than {AMOUNT_MAX}")]
     TooLarge {
-        /// Which number.
+        /// The quantity.
         what: &'static str,
-        /// Of which cluster or VPC.
+        /// The cluster or VPC.
         whose: String,
-        /// What it is.
+        /// The value.
         found: u64,
     },
     /// More than can be worked with.
@@ -79,15 +79,15 @@ pub enum InputError {
     /// A water level outside (0, 1].
     #[error("the water level is {0}, it must be above 0 and at most 1")]
     WaterLevel(f64),
-    /// A placement speaks of a VPC that is not in the problem.
+    /// A placement has a VPC that is not in the problem.
     #[error("{0} is placed but is not among the VPCs")]
     UnknownVpc(VpcId),
-    /// A placement speaks of a cluster that is not in the problem.
+    /// A placement has a cluster that is not in the problem.
     #[error("{vpc} is to be on {cluster}, which is not among the clusters")]
     UnknownCluster {
-        /// Where.
+        /// The unknown cluster.
         cluster: ClusterId,
-        /// Which VPC.
+        /// The VPC that is placed on it.
         vpc: VpcId,
     },
     /// A wanted placement leaves a VPC out.
@@ -130,7 +130,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Checks and takes over. A tenant's VPCs may be on `per_tenant` clusters (the paper's k); a cluster
+    /// Checks the input. A tenant's VPCs may be on `per_tenant` clusters (the paper's k); a cluster
     /// may be filled to `water_level` of its packet rate, and wholly with entries.
     ///
     /// # Errors
@@ -259,7 +259,7 @@ impl Problem {
         Ok(self.vpcs_of.iter().filter(over).count())
     }
 
-    /// A lower bound of lambda for whole VPCs, beside the relaxation's: the largest VPC is on one
+    /// A second lower bound of the maximum load, for whole VPCs: the largest VPC is on one
     /// cluster, and the largest tenant on k.
     pub fn whole_vpcs_bound(&self) -> f64 {
         let mut capacities: Vec<f64> =

@@ -4,7 +4,7 @@
 //! present. Here only what must move does: VPCs whose cluster leaves, of tenants
 //! above k, on tables too full, and of clusters above the target, as few as
 //! possible of those. The fewest is a packing problem, NP-hard like GCM; what is
-//! found stands beside [`Rebalanced::moves_at_least`], below which nobody comes.
+//! found can be compared with [`Rebalanced::moves_at_least`], which every way to the target needs.
 
 use crate::plan::Plan;
 use crate::problem::{InputError, Placement, Problem};
@@ -59,7 +59,7 @@ pub fn rebalance(
     let mut state = State::new(problem, before.iter().copied());
     let lambda_before = state.lambda();
     let moves_at_least = moves_at_least(&state, target);
-    // The homeless come last: they go where those that must move anyway are not.
+    // VPCs without a cluster come last, after the VPCs that must move anyway have moved.
     repair::tenants(&mut state, repair::Keep::Count);
     if !repair::entries(&mut state) || !house(&mut state) || !repair::entries(&mut state) {
         return Err(does_not_fit(problem, 1));

@@ -1,13 +1,12 @@
-//! What rounding leaves undone: tenants on more than k clusters, tables too
-//! full, clusters too loaded. Steps that only ever improve, so they end.
+//! Repairs what rounding leaves: tenants on more than k clusters, tables that are too full, clusters that are
+//! too loaded. Each step is an improvement, so the steps end.
 //!
-//! What moves is a single VPC, or a *block*: all of a tenant's VPCs on one
-//! cluster, which can go where a single one cannot because the tenant leaves one
-//! cluster for another.
+//! A step moves a single VPC, or a *block*: all of a tenant's VPCs on one cluster. A block can move where a
+//! single VPC cannot, because the tenant leaves one cluster for another.
 
 use crate::state::State;
 
-/// Improvements by less than this part are none.
+/// Smallest improvement that counts, as a part of the load.
 const IMPROVEMENT_MIN: f64 = 1e-9;
 /// Steps of one repair, as a guard against problems where each step gains next to nothing.
 const STEPS_MAX: usize = 50_000;

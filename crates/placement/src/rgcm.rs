@@ -5,22 +5,23 @@
 //! k (3 ln d / k + 3) clusters, with d tenants, likely (theorems 4 and 5: 4.2
 //! and 4.4 for 10,000 tenants on 50 clusters). Here several roundings are each
 //! repaired, by moves and swaps, until no tenant is above k, no table too full
-//! and lambda as low as those go, and the best is kept.
+//! and lambda as low as those go, and the best is kept. Where that is not good
+//! enough and the problem is small, all placements are tried ([`exact`]).
 
 use crate::problem::{InputError, Placement, Problem};
 use crate::random::Random;
 use crate::relaxation::{Detail, Relaxation, SolverError, relax};
 use crate::state::State;
-use crate::{repair, rounding};
+use crate::{exact, repair, rounding};
 
-/// How thoroughly to look.
+/// Settings of the search.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// Roundings, at least 1; fewer where one is good enough.
+    /// Number of roundings, at least 1. The search ends earlier when a result is good enough.
     pub attempts: u32,
-    /// How far above the bound is good enough, as a part: 0.001 is 0.1%.
+    /// A maximum load this far above the bound is good enough, as a part: 0.001 is 0.1%.
     pub good_enough: f64,
     /// How the relaxed problem is solved.
     pub detail: Detail,
@@ -36,13 +37,13 @@ impl Default for Settings {
 /// the water level.
 #[derive(Clone, Debug)]
 pub struct Solution {
-    /// Which VPC is where.
+    /// Cluster of each VPC.
     pub placement: Placement,
     /// The load of the fullest cluster.
     pub lambda: f64,
-    /// What the optimum of LP-GCM is at least. Lambda is never below.
+    /// Lower bound of the optimum of LP-GCM, and so of lambda.
     pub lp_at_least: f64,
-    /// What the optimum of LP-GCM is at most.
+    /// Upper bound of the optimum of LP-GCM.
     pub lp_at_most: f64,
     /// What lambda is at least for whole VPCs: the LP's bound, or the largest VPC or tenant.
     pub bound: f64,
@@ -60,22 +61,22 @@ pub struct Solution {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
-    /// The input is none.
+    /// The input is invalid.
     #[error(transparent)]
     Input(#[from] InputError),
     /// The relaxed problem has no solution, or the solver gave none.
     #[error(transparent)]
     Relaxed(#[from] SolverError),
-    /// The VPCs' traffic is more than the clusters may carry, whatever is placed where.
+    /// The VPCs' traffic is more than the clusters may carry, for every placement.
     #[error(
         "no placement keeps clusters below the water level: the fullest would be at {:.1}% of its packet rate \
          or more, {:.1}% is allowed; {needed_pps} packets/s are needed, all clusters together forward {available_pps}",
         bound * 100.0, water_level * 100.0
     )]
     TooLoaded {
-        /// What lambda is at least.
+        /// Lower bound of lambda.
         bound: f64,
-        /// What it may be.
+        /// Highest load allowed.
         water_level: f64,
         /// Demand of all VPCs.
         needed_pps: u64,
@@ -93,9 +94,9 @@ pub enum PlacementError {
         attempts: u32,
         /// The best lambda.
         lambda: f64,
-        /// What it may be.
+        /// Highest load allowed.
         water_level: f64,
-        /// What it is at least.
+        /// Lower bound of lambda.
         bound: f64,
     },
     /// Entries fit in total, but no attempt found a division into tables, each whole VPC in one, with
@@ -192,8 +193,12 @@ fn attempts<'a>(problem: &'a Problem, settings: &Settings, relaxation: &Relaxati
             found.best = Some((state, lambda));
         }
         if lambda <= good {
-            break;
+            return found;
         }
+    }
+    let limit = found.best.as_ref().map_or(f64::INFINITY, |(_, best)| *best);
+    if let Some(exact) = exact::best_below(problem, limit) {
+        found.best = Some(exact);
     }
     found
 }

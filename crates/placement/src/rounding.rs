@@ -144,7 +144,7 @@ mod tests {
             }
             let total: f64 = wanted.iter().sum();
             for (sum, wanted) in sums.iter().zip(&wanted) {
-                // The tenants drawn anew because they had no cluster lean a little to where y is large.
+                // Tenants without a cluster are drawn again, which slightly favors clusters with a large y.
                 assert!((sum - wanted).abs() < 0.05 * total, "{detail:?}: {sums:?}, not {wanted:?}");
             }
         }

@@ -1,88 +1,64 @@
-//! The Multi-IPs scheduler (Zeta section VI-B): which gateway of a cluster
-//! answers for which vIP, and which cluster has which gateway, as loads change.
+//! The Multi-IPs scheduler (Zeta section VI-B): it decides which gateway of a cluster owns which vIP, and
+//! which cluster has which gateway, as loads change.
 //!
-//! 1. *Inside the cluster.* From the most loaded gateway above the threshold a
-//!    vIP-vMAC pair goes to the least loaded one, and again, until none is above.
-//! 2. *Between clusters.* Where that does not help, the least loaded cluster gives
-//!    a gateway, once its vIPs have gone to its neighbours; where that would
-//!    endanger it, a new gateway is asked for, once for as long as it is needed. One
-//!    gateway goes at a time, and the next begins
-//!    [`SchedulerSettings::expansion_wait_ms`] after it at the earliest.
+//! 1. *In the cluster.* A vIP-vMAC pair moves from the most loaded gateway above the threshold to the least
+//!    loaded one, and again, until no gateway is above the threshold.
+//! 2. *Between clusters.* If that is not enough, the least loaded cluster gives a gateway, after its vIPs have
+//!    moved to the other gateways of its cluster. If that would endanger the cluster, a new gateway is
+//!    requested, once for each need. One gateway moves at a time, and the next one starts
+//!    [`SchedulerSettings::expansion_wait_ms`] later at the earliest.
 //!
-//! And, so that a gateway that came back or was added gets its share: one vIP at
-//! a time goes from who has most to who has at least two less, if that does not
-//! make loads more unequal.
+//! In addition, a gateway that returned or was added gets its share: one vIP at a time moves from the
+//! gateway with the most vIPs to one that has at least two less, if that does not make the loads more
+//! unequal.
 //!
-//! # Why it comes to rest
+//! # States of a gateway
 //!
-//! A gateway is overloaded from [`SchedulerSettings::overload_above`] until it is
-//! at [`SchedulerSettings::relieved_below`], and who takes a vIP is at most at
-//! [`SchedulerSettings::receive_below`] with it, which is lower than both. So no
-//! move overloads a gateway: on constant load, vIPs only leave those that were
-//! overloaded from the start, each once. Sharing lowers the sum of the loads'
-//! squares, or keeps it and lowers that of the numbers of vIPs, and overloads
-//! nobody either. Neither can go on forever. Sharing does not bring a vIP back to
-//! a gateway that it left because of overload, until its cluster forwards notably
-//! less than then; and a vIP that has moved stays for
-//! [`SchedulerSettings::hold_ms`], whatever a noisy report says.
+//! ```text
+//!             load > overload_threshold
+//!   NORMAL ---------------------------> OVERLOADED: its vIPs move to others, or its cluster needs a gateway
+//!     |  ^ <---------------------------     |
+//!     |  |    load <= relief_threshold        | its cluster needs a gateway, and no other can give one
+//!     |  |                                  v
+//!     |  |                              REQUESTED (state of the cluster) -> ends when it has a gateway more,
+//!     |  |                                  or no gateway is overloaded
+//!     |  | KeepGateway: its cluster is overloaded itself, or the gateway is lost or late
+//!     v  |
+//!   RELEASED (chosen for another cluster; its vIPs move to the others of its cluster)
+//!     |
+//!     | ReassignGateway: it has no vIP left
+//!     v
+//!   SENT (joins the other cluster, reports nothing) -> NORMAL when the other cluster reports it
+//! ```
+//!
+//! # Why the moves end
+//!
+//! A gateway is overloaded from [`SchedulerSettings::overload_threshold`] until it is at
+//! [`SchedulerSettings::relief_threshold`], and a gateway that takes a vIP is at most at
+//! [`SchedulerSettings::accept_threshold`] with it, which is lower than both. So no move overloads a gateway:
+//! on constant load, vIPs leave only gateways that were overloaded at the start, each once. Sharing lowers
+//! the sum of the squares of the loads, or keeps it and lowers that of the numbers of vIPs, and overloads
+//! no gateway either. Neither can continue forever. Sharing does not return a vIP to a gateway that it left
+//! because of overload, until the cluster forwards notably less than at that time. A vIP that has moved
+//! stays for [`SchedulerSettings::hold_down_ms`], even if a noisy report suggests otherwise.
 //!
 //! # Time
 //!
-//! The clock is the caller's. A load that was measured before a move that
-//! concerns it, or partly before, is corrected by what the pair carried then, so
-//! that a move is not made twice because its effect has not been reported yet.
+//! The clock is the caller's. A load that was measured before a move that concerns it, or partly before, is
+//! corrected by what the pair carried at that time. So a move is not made twice because its effect has not
+//! been reported yet.
 
 mod engine;
 mod text;
 
 use serde::Serialize;
-use sluice_types::{ClusterId, GatewayId};
+pub use sluice_types::SchedulerSettings;
+use sluice_types::{ClusterId, GatewayId, SchedulerSettingsError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-/// From a decision to the first packet that goes another way: it is stored, told, and announced.
+/// Time from a decision to the first packet on the new path: the decision is stored, sent, and announced.
 const EFFECT_MS: u64 = 20;
-
-/// Above this no threshold makes sense: where demand is estimated a load may be above 1, but not by so much.
-const LOAD_MAX: f64 = 10.0;
-const HOUR_MS: u64 = 3_600_000;
-
-/// Thresholds and limits. Loads are parts: 0.8 is 80%.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SchedulerSettings {
-    /// A gateway above this is overloaded.
-    pub overload_above: f64,
-    /// An overloaded gateway is no longer so at this or below.
-    pub relieved_below: f64,
-    /// A gateway takes a vIP only if it is at most here with it.
-    pub receive_below: f64,
-    /// vIPs that move in any interval, at most.
-    pub moves_per_interval: usize,
-    /// The interval.
-    pub interval_ms: u64,
-    /// How long a vIP that moved stays.
-    pub hold_ms: u64,
-    /// How long to wait for a gateway that was asked for before another cluster's is looked for again, or
-    /// for one that is on its way from another cluster, and between two of these.
-    pub expansion_wait_ms: u64,
-    /// Gateways that a cluster keeps when it gives one.
-    pub gateways_min: usize,
-}
-
-impl Default for SchedulerSettings {
-    fn default() -> Self {
-        Self {
-            overload_above: 0.80,
-            relieved_below: 0.75,
-            receive_below: 0.70,
-            moves_per_interval: 8,
-            interval_ms: 100,
-            hold_ms: 10_000,
-            expansion_wait_ms: 120_000,
-            gateways_min: 2,
-        }
-    }
-}
 
 /// A vIP and the traffic that comes to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,9 +72,9 @@ pub struct Pair {
 /// When something was measured: from `from_ms` to `to_ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// Its beginning.
+    /// Start of the measurement, in milliseconds.
     pub from_ms: u64,
-    /// Its end.
+    /// End of the measurement, in milliseconds.
     pub to_ms: u64,
 }
 
@@ -127,7 +103,7 @@ pub struct GatewayReport {
     pub measured: Measured,
     /// Its vIPs by the controller's present word, moves not yet reported included.
     pub pairs: Vec<Pair>,
-    /// It shall own none: it is drained, or about to be upgraded.
+    /// The gateway must give up its vIPs: it is drained, or about to be upgraded.
     pub draining: bool,
 }
 
@@ -144,29 +120,9 @@ pub struct ClusterReport {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
-    /// The order of the thresholds is what keeps the scheduler from moving vIPs back and forth.
-    #[error(
-        "thresholds must be 0 < receive_below < relieved_below <= overload_above <= {LOAD_MAX}, they are \
-         {receive}, {relieved}, {overload}"
-    )]
-    Thresholds {
-        /// `receive_below`.
-        receive: f64,
-        /// `relieved_below`.
-        relieved: f64,
-        /// `overload_above`.
-        overload: f64,
-    },
-    /// A limit with which nothing would ever happen, or no limit at all.
-    #[error("{what} must be {least} to {most}")]
-    Limit {
-        /// Which.
-        what: &'static str,
-        /// The smallest.
-        least: u64,
-        /// The largest.
-        most: u64,
-    },
+    /// The settings are invalid.
+    #[error(transparent)]
+    Settings(#[from] SchedulerSettingsError),
     /// A gateway is reported twice.
     #[error("{0} is reported twice")]
     GatewayTwice(GatewayId),
@@ -183,10 +139,10 @@ pub enum ReportError {
         /// Another.
         other: GatewayId,
     },
-    /// A number that is none, or negative.
+    /// A value that is not a number, or is negative.
     #[error("{gateway} reports {what} of {found}")]
     Number {
-        /// Who.
+        /// Gateway that reported the number.
         gateway: GatewayId,
         /// Of what.
         what: &'static str,
@@ -242,7 +198,7 @@ pub enum Action {
     },
 }
 
-/// Why.
+/// Reason for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
@@ -259,7 +215,7 @@ pub enum Why {
         /// The same with the vIP.
         receiver_after: f64,
     },
-    /// The owner shall own none.
+    /// The owner must give up its vIPs.
     Draining {
         /// vIPs that it has left.
         left: usize,
@@ -387,7 +343,7 @@ struct Transfer {
     from: ClusterId,
     to: ClusterId,
     since_ms: u64,
-    /// It has been emptied and told to join.
+    /// The gateway has no vIP left and was sent to the other cluster.
     sent: bool,
 }
 
@@ -411,7 +367,7 @@ pub struct Scheduler {
     transfers: BTreeMap<GatewayId, Transfer>,
     /// When the last one began.
     transferred_ms: Option<u64>,
-    /// Somebody else moves a gateway between clusters.
+    /// An operator moves a gateway between clusters.
     others_move: bool,
     /// Gateways that could not be given away, and when that was tried.
     refused: BTreeMap<GatewayId, u64>,
@@ -429,23 +385,7 @@ impl Scheduler {
     /// # Errors
     /// Thresholds that would let vIPs move back and forth; limits of 0, or that limit nothing.
     pub fn new(settings: SchedulerSettings) -> Result<Self, ReportError> {
-        let (receive, relieved, overload) =
-            (settings.receive_below, settings.relieved_below, settings.overload_above);
-        let ordered = 0.0 < receive && receive < relieved && relieved <= overload && overload <= LOAD_MAX;
-        if !ordered {
-            return Err(ReportError::Thresholds { receive, relieved, overload });
-        }
-        for (what, found, least, most) in [
-            ("moves_per_interval", settings.moves_per_interval as u64, 1, 1_000),
-            ("interval_ms", settings.interval_ms, 1, HOUR_MS),
-            ("hold_ms", settings.hold_ms, 0, 24 * HOUR_MS),
-            ("expansion_wait_ms", settings.expansion_wait_ms, 0, 24 * HOUR_MS),
-            ("gateways_min", settings.gateways_min as u64, 1, 64),
-        ] {
-            if !(least..=most).contains(&found) {
-                return Err(ReportError::Limit { what, least, most });
-            }
-        }
+        settings.check()?;
         Ok(Self {
             settings,
             recent_ms: VecDeque::new(),
@@ -466,7 +406,7 @@ impl Scheduler {
         &self.settings
     }
 
-    /// Whether a gateway is on its way between clusters by somebody else's will: none is given away then.
+    /// Sets whether an operator moves a gateway between clusters; the scheduler moves no other one meanwhile.
     pub fn others_move(&mut self, yes: bool) {
         self.others_move = yes;
     }

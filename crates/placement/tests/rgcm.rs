@@ -30,9 +30,16 @@ fn best_of_all(problem: &Problem) -> Option<f64> {
         .min_by(f64::total_cmp)
 }
 
+/// 0 to 2^40, each order of magnitude as likely as the others.
+fn amounts() -> impl Strategy<Value = u64> {
+    (0_u32..=40, 0_u64..1 << 40).prop_map(|(bits, number)| number >> (40 - bits))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
+    /// Catches a placement that breaks a row of the problem, sums that are wrong, a bound above the result, and an
+    /// error whose numbers contradict the problem.
     #[test]
     fn constraints_hold_or_the_error_says_why_they_cannot(
         problem in problems(40), seed: u64, classes: bool,
@@ -76,6 +83,7 @@ proptest! {
         }
     }
 
+    /// Catches an order or a number that depends on anything else than the arguments, such as hashing.
     #[test]
     fn the_same_seed_gives_the_same_answer(problem in problems(30), seed: u64) {
         let settings = Settings { seed, ..Settings::default() };
@@ -83,6 +91,32 @@ proptest! {
         prop_assert_eq!(format!("{:?}", answers[0]), format!("{:?}", answers[1]));
     }
 
+    /// Catches coefficients that the LP library cannot work with: amounts from 0 to 2^40 side by side, each
+    /// problem solvable because its entries fit in total.
+    #[test]
+    fn amounts_of_any_size_are_solved(
+        clusters in prop::collection::vec((amounts(), amounts()), 1..6),
+        vpcs in prop::collection::vec((1_u64..8, amounts(), amounts()), 0..40),
+        k in 1_usize..4, full: bool,
+    ) {
+        let clusters: Vec<_> = clusters.into_iter().zip(1..)
+            .map(|((pps, entries), id)| cluster_of(id, pps.max(1), entries.max(1))).collect();
+        let held: u64 = clusters.iter().map(|cluster| cluster.capacity_entries).sum();
+        let needed: u64 = vpcs.iter().map(|(_, _, entries)| entries).sum();
+        // Tables exactly full or not full: entries are cut down in proportion.
+        let part = (held as f64 / needed.max(1) as f64).min(1.0);
+        let vpcs = vpcs.into_iter().zip(1..).map(|((tenant, demand, entries), id)| {
+            vpc_of(id, tenant, demand, (entries as f64 * part * (1.0 - 1e-12)) as u64)
+        });
+        let problem = Problem::new(clusters, vpcs.collect(), k, 1.0).unwrap();
+        let relaxed = relax(&problem, if full { Detail::Full } else { Detail::Classes });
+        prop_assert!(relaxed.is_ok(), "{relaxed:?}");
+        let relaxed = relaxed.unwrap();
+        let mean = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
+        prop_assert!(relaxed.at_least() >= mean * (1.0 - EPSILON) && relaxed.at_most() >= relaxed.at_least());
+    }
+
+    /// Catches a lower bound that is too high, or fractions that are not optimal, in either of the two LPs.
     #[test]
     fn both_details_bound_the_same_optimum(problem in problems(30)) {
         let both = (relax(&problem, Detail::Full), relax(&problem, Detail::Classes));
@@ -102,22 +136,65 @@ proptest! {
         }
     }
 
+    /// Small problems (at most 5^6 placements) are solved exactly, but for the 0.1% that is good enough. Catches a
+    /// search that misses the optimum, a bound above it, and every error that the problem does not justify: tables
+    /// that hold the VPCs, a water level that can be kept, a failure of the LP library.
     #[test]
-    fn tiny_problems_come_near_the_best_of_all(problem in problems(6), seed: u64) {
+    fn small_problems_are_solved_to_the_optimum(problem in problems(6), seed: u64) {
         let best = best_of_all(&problem);
+        let level = problem.water_level();
         match (solve(&problem, &Settings { seed, ..Settings::default() }), best) {
             (Ok(found), Some(best)) => {
                 prop_assert!(found.lambda >= best * (1.0 - EPSILON), "better than the best: {found:?}");
-                prop_assert!(found.bound <= best * (1.0 + EPSILON), "the bound cuts the best off: {found:?}");
-                prop_assert!(found.lambda <= best * 2.0 + EPSILON, "{} is far from {best}", found.lambda);
+                prop_assert!(found.bound <= best * (1.0 + EPSILON), "the bound excludes the best: {found:?}");
+                prop_assert!(found.lambda <= best * (1.001 + EPSILON), "{} is above {best}", found.lambda);
             }
             (Ok(found), None) => return Err(TestCaseError::fail(format!("cannot be: {found:?}"))),
-            (Err(PlacementError::TooLoaded { .. }), Some(best)) => prop_assert!(best > problem.water_level()),
-            (Err(PlacementError::Relaxed(_)), best) => prop_assert!(best.is_none()),
-            (Err(_), _) => {}
+            (Err(PlacementError::TooLoaded { bound, .. }), best) => {
+                prop_assert!(bound > level && best.is_none_or(|best| best >= bound * (1.0 - EPSILON)));
+            }
+            (Err(PlacementError::AboveWaterLevel { lambda, .. }), Some(best)) => {
+                // It may be in the 0.1% above the optimum that are good enough.
+                prop_assert!(lambda > level && lambda <= best * (1.001 + EPSILON), "{lambda}, best is {best}");
+            }
+            (Err(PlacementError::Relaxed(SolverError::Entries { .. }) | PlacementError::DoesNotFit { .. }), None) => {}
+            (Err(error), best) => return Err(TestCaseError::fail(format!("{error}, but the best is {best:?}"))),
         }
     }
 
+    /// Catches a repair that stops where one VPC could still move. If neither tables nor k restrict, then from the
+    /// fullest cluster to the least loaded no VPC could go without making that one as full. The least loaded is
+    /// at most at the mean, which no placement goes below, so the maximum load exceeds the optimum by
+    /// at most the load of one VPC of the fullest cluster.
+    #[test]
+    fn without_limits_the_load_exceeds_the_optimum_by_one_vpc_at_most(problem in problems(40), seed: u64) {
+        let clusters: Vec<_> = problem.clusters().iter()
+            .map(|cluster| cluster_of(cluster.id.get(), cluster.capacity_pps * 20, 1 << 30)).collect();
+        let k = clusters.len();
+        let problem = Problem::new(clusters, problem.vpcs().to_vec(), k, 1.0).unwrap();
+        match solve(&problem, &Settings { seed, ..Settings::default() }) {
+            Ok(found) => {
+                let mean = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
+                let smallest_rate = problem.clusters().iter().map(|c| c.capacity_pps).min().unwrap() as f64;
+                let load_of = |id| problem.vpcs().iter().filter(|vpc| found.placement[&vpc.id] == id)
+                    .map(|vpc| vpc.demand_pps).sum::<u64>() as f64;
+                let one_vpc = problem.clusters().iter()
+                    .filter(|cluster| load_of(cluster.id) / cluster.capacity_pps as f64 >= found.lambda)
+                    .flat_map(|cluster| problem.vpcs().iter()
+                        .filter(|vpc| found.placement[&vpc.id] == cluster.id && vpc.demand_pps > 0))
+                    .map(|vpc| vpc.demand_pps as f64 / smallest_rate).fold(0.0, f64::max);
+                let enough = found.bound * 1.001;
+                prop_assert!(found.lambda <= enough.max(mean + one_vpc) + EPSILON, "{found:?}");
+            }
+            Err(PlacementError::TooLoaded { bound, .. }) => prop_assert!(bound > 1.0),
+            Err(PlacementError::AboveWaterLevel { bound, .. }) => {
+                prop_assert!(bound > 0.5, "a fullest cluster twice the bound: {problem:?}");
+            }
+            Err(other) => return Err(TestCaseError::fail(other.to_string())),
+        }
+    }
+
+    /// Catches a new VPC on a cluster that is full or not the least loaded, and a refusal while a cluster is open.
     #[test]
     fn a_new_vpc_goes_where_naive_search_says(
         problem in problems(20),

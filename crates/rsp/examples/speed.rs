@@ -1,9 +1,8 @@
-//! How long sealing and opening a full packet takes: `cargo run --release -p
+//! Measures how long sealing and opening a full packet takes: `cargo run --release -p
 //! sluice-rsp --example speed`, on one thread, the best of five rounds.
 
-use sluice_rsp::{
-    Answer, Answered, BootId, ClusterKey, Destination, KeyRing, Limits, Message, NodeId, Opener, Path, Sealer,
-};
+use sluice_envelope::{BootId, ClusterKey, KeyRing, Limits, NodeId};
+use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Opener, Path, Sealer};
 use sluice_types::{MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ const NOW_MS: u64 = 1_700_000_000_000;
 fn message() -> Message {
     let vni = Vni::new(7).expect("a VNI");
     let host = Ipv4Addr::new(192, 0, 2, 1).into();
-    let answers = (0..40).map(|number| Answered {
+    let answers = (0..40).map(|number| AnswerEntry {
         destination: Destination { vni, address: Ipv4Addr::from(0x0a00_0000 + number).into() },
         answer: Answer::Path(Path {
             host,

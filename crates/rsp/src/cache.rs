@@ -1,9 +1,28 @@
-//! What a host knows of direct paths, as a state machine: it learns from what
-//! gateways notify, forgets what moved, is idle or was not confirmed in time, and
-//! asks the gateways again about what it has (Achelous section 4.3: every 50 ms
-//! about what is older than 100 ms). A destination that it has no path to is
-//! reached through the gateway, so whatever it forgets costs a detour and never a
-//! packet.
+//! The direct paths that a host knows, as a state machine. It learns paths from gateways, removes paths that
+//! moved, are unused or were not confirmed in time, and queries the gateways about the paths that it has
+//! (Achelous section 4.3: every 50 ms about paths older than 100 ms). Packets to a destination without a path
+//! go through the gateway, so a removed path costs a detour and never a packet.
+//!
+//! State of one destination; "Install" and "Remove" are the outputs to the forwarding table:
+//!
+//! ```text
+//!                Notify: path / Install            or Adopt (restart of the agent)
+//!      +-----------------------------------------------------------------------+
+//!      |                                                                       v
+//!   UNKNOWN --- Resolve ---> RESOLVING --- Reply or Notify: path / Install --> INSTALLED ---+
+//!    ^   ^                   |    ^                                            |   |   ^    |
+//!    |   |                   |    +--- Redirect from the path's host / Remove -+   |   +----+
+//!    |   |                   |         (only a newer revision is accepted)         |  confirmed, or
+//!    |   +-------------------+                                                     |  changed / Install
+//!    |   no answer for `resolve_for_ms`, Absent, replaced, network removed         |
+//!    +-----------------------------------------------------------------------------+
+//!        Absent, lifetime over, unused for `idle_ms`, replaced, network removed / Remove
+//! ```
+//!
+//! One timer drives the cache: `Wake` requests a `Tick` after `round_ms` while there are entries. At a tick,
+//! entries expire, and gateways are queried about the entries that are due: an entry without a path at each
+//! tick; a path `confirm_after_ms` after its last confirmation, then at each tick, with exponential backoff
+//! after three unanswered queries. `queries_per_round_max` limits the rate (token bucket).
 //!
 //! Times are milliseconds of any clock that does not jump.
 
@@ -11,37 +30,37 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::{Answer, Answered, Ask, Destination, Message, Moved, Path};
+use crate::message::{Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry};
 use sluice_types::Vni;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use table::{Entry, Slot, Table};
 
-/// How often a question is repeated at the full rate before it waits longer each
-/// time, and how much longer at most: 2^5 rounds.
+/// Unanswered queries after which the interval of a path's queries starts to double.
 const UNANSWERED_AT_FULL_RATE: u8 = 2;
+/// Longest interval between two queries about a path: 2^5 rounds.
 const BACKOFF_SHIFT_MAX: u8 = 5;
 const ROUND_MS_MAX: u64 = 60_000;
 
-/// Bounds and times.
+/// Bounds and times of a [`Cache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Destinations known or asked for, at most; at least one.
+    /// Largest number of entries: paths and destinations that are being resolved; at least one.
     pub entries_max: usize,
-    /// From one round of questions to the next: 1 to 60000.
+    /// Interval between two rounds of queries: 1 to 60000.
     pub round_ms: u64,
-    /// How old a confirmation may get before it is asked for anew.
+    /// Age of the last confirmation at which a path is queried again.
     pub confirm_after_ms: u64,
-    /// Questions a round, at most, with those that do not wait for one.
-    pub asks_per_round_max: u32,
-    /// How long a destination without a path is asked for.
-    pub ask_for_ms: u64,
-    /// A path is used for so long without being confirmed, however long it is said to live.
+    /// Largest number of queries per round, including those that are sent between two rounds.
+    pub queries_per_round_max: u32,
+    /// Time for which a destination without a path is queried.
+    pub resolve_for_ms: u64,
+    /// Longest time for which a path is used without confirmation, whatever lifetime a gateway states.
     pub lifetime_max_ms: u32,
-    /// A path goes when its hits have not changed for so long. Longer than from
-    /// one [`Input::Hits`] to the next.
+    /// A path is removed if its hit counter has not changed for this time. Must be longer than the interval
+    /// between two [`Input::Hits`].
     pub idle_ms: u64,
-    /// Where the choice of gateways begins; random, so that hosts differ.
+    /// First gateway to query; random, so that hosts choose different gateways.
     pub seed: u32,
 }
 
@@ -51,8 +70,8 @@ impl Default for Config {
             entries_max: 65_536,
             round_ms: 50,
             confirm_after_ms: 100,
-            asks_per_round_max: 1024,
-            ask_for_ms: 1000,
+            queries_per_round_max: 1024,
+            resolve_for_ms: 1000,
             lifetime_max_ms: 60_000,
             idle_ms: 30_000,
             seed: 0,
@@ -60,139 +79,150 @@ impl Default for Config {
     }
 }
 
-/// What happens to the cache.
+/// An event that the cache reacts to.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// Whom to ask about a network: the gateways of its cluster. With none, the network
-    /// is not this host's (any more), and its paths go.
+    /// The gateways to query about a network: those of its cluster. An empty list means that this host no
+    /// longer has the network; its paths are removed.
     Gateways {
-        /// The sender's network.
+        /// Network of the sender.
         vni: Vni,
-        /// Underlay addresses, of a family that this host has.
+        /// Underlay addresses, of an address family that this host has.
         addresses: &'a [IpAddr],
     },
-    /// Paths that the forwarding table holds already, from before a restart. They
-    /// stay as they are, and are asked about at once.
+    /// Paths that the forwarding table contains from before a restart. They stay installed and are queried at
+    /// the next tick.
     Adopt(&'a [(Destination, Path)]),
-    /// An authentic message to this host.
+    /// An authentic message to this host, whose key may speak for all networks.
     Message(&'a Message),
-    /// Destinations that this host wants a path to, whatever the gateway thinks.
-    Want(&'a [Destination]),
-    /// The forwarding table's paths with the packets that took them so far; all at
-    /// once or some at a time.
+    /// Destinations that this host wants a path to, whether or not a gateway notifies it.
+    Resolve(&'a [Destination]),
+    /// Paths in the forwarding table, each with the number of packets that used it so far. An input may
+    /// contain all paths or only some of them.
     Hits(&'a [(Destination, u64)]),
-    /// The time of [`Output::Wake`] has come. At other times it does no harm.
+    /// The time of [`Output::Wake`] has come. An additional tick does no harm.
     Tick,
 }
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Send packets for the destination this way from now on.
+    /// Send packets for the destination by this path from now on.
     Install {
-        /// The destination.
+        /// Destination of the path.
         destination: Destination,
-        /// The way.
+        /// The path.
         path: Path,
     },
     /// Send packets for the destination to the gateway from now on.
     Remove {
-        /// The destination.
+        /// Destination of the path.
         destination: Destination,
-        /// The reason.
-        why: Why,
+        /// Reason for the removal, used as a metric label.
+        reason: RemovalReason,
     },
-    /// Send this.
+    /// Send this message.
     Send {
         /// Underlay address of the receiver.
         to: IpAddr,
-        /// A request.
+        /// A Request.
         message: Message,
     },
-    /// Give [`Input::Tick`] at this time.
+    /// Pass [`Input::Tick`] at this time.
     Wake {
-        /// The time.
+        /// Time of the tick.
         at_ms: u64,
     },
 }
 
-/// Why a path goes.
+/// Reason for which a path is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
-    /// Its host says that the destination is elsewhere.
+pub enum RemovalReason {
+    /// The path's host sent a Redirect: it no longer has the destination.
     Redirected,
-    /// A gateway says that there is no direct path.
+    /// A gateway answered that there is no direct path.
     Withdrawn,
-    /// Not confirmed within its lifetime.
+    /// The path was not confirmed within its lifetime.
     Expired,
-    /// Not used.
+    /// No packet used the path for `idle_ms`.
     Idle,
-    /// The cache is full, and it was the coldest of the network that has most.
+    /// The cache is full, and this was the least used path of the network with the most entries.
     Replaced,
-    /// The host has no port in the network any more.
-    Network,
-    /// In the forwarding table, but not in the cache.
-    Stray,
+    /// The host no longer has a port in the network.
+    NetworkRemoved,
+    /// The forwarding table contains the path, but the cache does not.
+    Orphaned,
 }
 
-/// What has happened so far.
+/// Counters of events since the cache was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Paths to destinations that had none.
+    /// Paths to destinations that had no path.
     pub learned: u64,
     /// Paths that changed.
     pub moved: u64,
-    /// Paths that a gateway said again.
+    /// Paths that a gateway confirmed.
     pub confirmed: u64,
-    /// Answers about an older revision than the cache has seen.
+    /// Answers with an older revision than the entry requires.
     pub stale: u64,
-    /// Answers that nobody waits for any more.
+    /// Answers about destinations that are no longer queried.
     pub late: u64,
-    /// Notifications for networks that this host has no port in.
+    /// Notifications for networks in which this host has no port.
     pub foreign: u64,
-    /// Paths that their host disowned.
+    /// Paths removed because their host sent a Redirect.
     pub redirected: u64,
-    /// Redirections by hosts that no path leads to.
+    /// Redirect entries from hosts that no path leads to.
     pub redirects_stale: u64,
-    /// Paths that a gateway took back.
+    /// Paths removed because a gateway withdrew them.
     pub withdrawn: u64,
-    /// Paths that were not confirmed in time.
+    /// Paths removed because they were not confirmed in time.
     pub expired: u64,
-    /// Paths that were not used.
+    /// Paths removed because no packet used them.
     pub idle: u64,
-    /// Paths that gave way to others.
+    /// Paths removed to make space for others.
     pub replaced: u64,
-    /// Questions asked.
-    pub asked: u64,
-    /// Destinations asked for in vain.
+    /// Queries sent.
+    pub requested: u64,
+    /// Destinations that were queried for `resolve_for_ms` without an answer.
     pub unanswered: u64,
-    /// Rounds in which not all could be asked that was due.
+    /// Rounds in which not all due queries could be sent.
     pub rounds_full: u64,
-    /// What was said of networks of another cluster than the key's.
+    /// Entries about networks of another cluster than the key's.
     pub other_cluster: u64,
-    /// Messages that only gateways get.
+    /// Messages that only gateways expect.
     pub unexpected: u64,
 }
 
-/// Questions by whom they go to.
-type Asks = BTreeMap<IpAddr, Vec<Ask>>;
+/// How full a cache is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Number of paths.
+    pub paths: usize,
+    /// Number of paths and of destinations that are being resolved.
+    pub entries: usize,
+    /// Largest number of entries.
+    pub entries_max: usize,
+}
 
-/// A host's direct paths.
+/// Queries to be sent, by the gateway that they are sent to.
+type Queries = BTreeMap<IpAddr, Vec<Query>>;
+
+/// The direct paths of a host.
 #[derive(Debug)]
 pub struct Cache {
     config: Config,
     table: Table,
     gateways: BTreeMap<Vni, Vec<IpAddr>>,
-    /// Questions that may be asked now, in parts of which a round has `round_ms`.
-    allowance: u64,
-    allowance_at_ms: u64,
+    /// Token bucket that limits queries. A query costs `round_ms` tokens.
+    tokens: u64,
+    tokens_at_ms: u64,
     round: u32,
     wake_at_ms: Option<u64>,
     stats: Stats,
 }
 
 impl Cache {
-    /// An empty cache at `now_ms`.
+    /// Makes an empty cache at `now_ms`.
     #[must_use]
     pub fn new(config: Config, now_ms: u64) -> Self {
         let round_ms = config.round_ms.clamp(1, ROUND_MS_MAX);
@@ -201,51 +231,59 @@ impl Cache {
             config,
             table: Table::default(),
             gateways: BTreeMap::new(),
-            allowance: u64::from(config.asks_per_round_max) * config.round_ms,
-            allowance_at_ms: now_ms,
+            tokens: u64::from(config.queries_per_round_max) * config.round_ms,
+            tokens_at_ms: now_ms,
             round: config.seed,
             wake_at_ms: None,
             stats: Stats::default(),
         }
     }
 
-    /// Takes an input; what comes out is to be done in that order.
+    /// Handles an input. The caller performs the outputs in their order.
     pub fn handle(&mut self, now_ms: u64, input: Input<'_>) -> Vec<Output> {
-        let (mut out, mut asks) = (Vec::new(), Asks::new());
+        let (mut out, mut queries) = (Vec::new(), Queries::new());
         match input {
             Input::Gateways { vni, addresses } => self.set_gateways(vni, addresses, &mut out),
             Input::Adopt(paths) => {
                 paths.iter().for_each(|(to, path)| self.adopt(now_ms, *to, path, &mut out))
             }
-            Input::Message(message) => self.receive(now_ms, message, &|_| true, &mut out, &mut asks),
-            Input::Want(wanted) => {
-                wanted.iter().for_each(|to| self.want(now_ms, *to, 0, None, &mut out, &mut asks));
+            Input::Message(message) => self.receive(now_ms, message, &|_| true, &mut out, &mut queries),
+            Input::Resolve(wanted) => {
+                wanted.iter().for_each(|to| self.resolve(now_ms, *to, 0, None, &mut out, &mut queries));
             }
             Input::Hits(hits) => hits.iter().for_each(|(to, hits)| self.count(now_ms, to, *hits, &mut out)),
             Input::Tick => {
                 self.wake_at_ms = None;
                 self.round = self.round.wrapping_add(1);
-                self.age(now_ms, &mut out);
-                self.ask_what_is_due(now_ms, &mut asks);
+                self.remove_expired(now_ms, &mut out);
+                self.query_due_entries(now_ms, &mut queries);
             }
         }
-        self.say(now_ms, asks, &mut out);
+        self.finish(now_ms, queries, &mut out);
         out
     }
 
-    /// Takes an authentic message that was sealed with a key that does not speak for all networks of this
-    /// host. `speaks`: whether it does for one of them.
-    pub fn hear(&mut self, now_ms: u64, message: &Message, speaks: &dyn Fn(Vni) -> bool) -> Vec<Output> {
-        let (mut out, mut asks) = (Vec::new(), Asks::new());
-        self.receive(now_ms, message, speaks, &mut out, &mut asks);
-        self.say(now_ms, asks, &mut out);
+    /// Handles an authentic message whose key may not speak for all networks of this host. `key_covers`
+    /// returns whether it may speak for a network.
+    pub fn handle_message(
+        &mut self,
+        now_ms: u64,
+        message: &Message,
+        key_covers: &dyn Fn(Vni) -> bool,
+    ) -> Vec<Output> {
+        let (mut out, mut queries) = (Vec::new(), Queries::new());
+        self.receive(now_ms, message, key_covers, &mut out, &mut queries);
+        self.finish(now_ms, queries, &mut out);
         out
     }
 
-    fn say(&mut self, now_ms: u64, asks: Asks, out: &mut Vec<Output>) {
+    /// Appends the Requests, and a wake if no wake is pending.
+    fn finish(&mut self, now_ms: u64, queries: Queries, out: &mut Vec<Output>) {
         let id = self.round;
         out.extend(
-            asks.into_iter().map(|(to, asks)| Output::Send { to, message: Message::Request { id, asks } }),
+            queries
+                .into_iter()
+                .map(|(to, queries)| Output::Send { to, message: Message::Request { id, queries } }),
         );
         if self.wake_at_ms.is_none() && self.table.len() != 0 {
             let at_ms = now_ms.saturating_add(self.config.round_ms);
@@ -254,26 +292,25 @@ impl Cache {
         }
     }
 
-    /// What has happened so far.
+    /// Counters of events so far.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Number of paths, of entries with those only asked for, and the most there
-    /// may be.
+    /// Returns how full the cache is.
     #[must_use]
-    pub fn fill(&self) -> (usize, usize, usize) {
-        (self.table.paths(), self.table.len(), self.config.entries_max)
+    pub fn usage(&self) -> Usage {
+        Usage { paths: self.table.paths(), entries: self.table.len(), entries_max: self.config.entries_max }
     }
 
-    /// The path to a destination, if there is a direct one.
+    /// Returns the direct path to a destination, if there is one.
     #[must_use]
     pub fn path(&self, destination: &Destination) -> Option<Path> {
         self.table.find(destination).and_then(|slot| self.table.get(slot).path)
     }
 
-    /// All paths.
+    /// Returns all paths.
     pub fn paths(&self) -> impl Iterator<Item = (Destination, Path)> {
         self.table.entries().filter_map(|entry| entry.path.map(|path| (entry.destination, path)))
     }
@@ -284,8 +321,8 @@ impl Cache {
             return;
         }
         self.gateways.remove(&vni);
-        for slot in self.table.of_vni(vni) {
-            self.remove(slot, Why::Network, out);
+        for slot in self.table.slots_of_network(vni) {
+            self.remove(slot, RemovalReason::NetworkRemoved, out);
         }
     }
 
@@ -293,33 +330,34 @@ impl Cache {
         &mut self,
         now_ms: u64,
         message: &Message,
-        speaks: &dyn Fn(Vni) -> bool,
+        key_covers: &dyn Fn(Vni) -> bool,
         out: &mut Vec<Output>,
-        asks: &mut Asks,
+        queries: &mut Queries,
     ) {
         match message {
             Message::Notify { answers } | Message::Reply { answers, .. } => {
                 let solicited = matches!(message, Message::Reply { .. });
-                for answered in answers {
-                    if speaks(answered.destination.vni) {
-                        self.learn(now_ms, answered, solicited, out);
+                for entry in answers {
+                    if key_covers(entry.destination.vni) {
+                        self.learn(now_ms, entry, solicited, out);
                     } else {
                         self.stats.other_cluster += 1;
                     }
                 }
             }
-            Message::Redirect { moved } => {
-                moved.iter().for_each(|moved| self.redirect(now_ms, moved, speaks, out, asks));
+            Message::Redirect { entries } => {
+                entries.iter().for_each(|entry| self.redirect(now_ms, entry, key_covers, out, queries));
             }
             Message::Request { .. } => self.stats.unexpected += 1,
         }
     }
 
-    /// `solicited`: a reply, which is about what was asked and makes nothing new.
-    fn learn(&mut self, now_ms: u64, answered: &Answered, solicited: bool, out: &mut Vec<Output>) {
-        let destination = answered.destination;
+    /// Handles one answer. A `solicited` answer comes in a Reply: it is about a queried destination, and
+    /// never creates an entry.
+    fn learn(&mut self, now_ms: u64, answer: &AnswerEntry, solicited: bool, out: &mut Vec<Output>) {
+        let destination = answer.destination;
         let slot = self.table.find(&destination);
-        match (slot, answered.answer) {
+        match (slot, answer.answer) {
             (None, _) if solicited => self.stats.late += 1,
             (_, Answer::Path(Path { lifetime_ms: 0, revision, .. })) | (_, Answer::Absent { revision }) => {
                 if let Some(slot) = slot {
@@ -333,7 +371,7 @@ impl Cache {
                 _ => self.stats.stale += 1,
             },
             (None, Answer::Unchanged { .. }) => self.stats.late += 1,
-            (Some(slot), Answer::Path(path)) => self.relearn(now_ms, slot, path, out),
+            (Some(slot), Answer::Path(path)) => self.update(now_ms, slot, path, out),
             (None, Answer::Path(_)) if !self.gateways.contains_key(&destination.vni) => {
                 self.stats.foreign += 1
             }
@@ -345,14 +383,14 @@ impl Cache {
         }
     }
 
-    fn relearn(&mut self, now_ms: u64, slot: Slot, path: Path, out: &mut Vec<Output>) {
+    /// Sets the path of an existing entry, unless its revision is too old.
+    fn update(&mut self, now_ms: u64, slot: Slot, path: Path, out: &mut Vec<Output>) {
         let entry = self.table.get(slot);
         if path.revision < entry.revision_min {
             self.stats.stale += 1;
             return;
         }
-        let way = |path: &Path| (path.host, path.mac, path.vni);
-        let changed = entry.path.as_ref().map(way) != Some(way(&path));
+        let changed = entry.path.as_ref().map(next_hop) != Some(next_hop(&path));
         self.confirm(now_ms, slot, path);
         if changed {
             match entry.path {
@@ -370,15 +408,15 @@ impl Cache {
     fn confirm(&mut self, now_ms: u64, slot: Slot, path: Path) {
         let due_ms = now_ms.saturating_add(self.config.confirm_after_ms);
         let expires_ms = self.expires_ms(now_ms, &path);
-        let was_known = self.table.get(slot).path.is_some();
-        self.stats.confirmed += u64::from(was_known);
+        let had_path = self.table.get(slot).path.is_some();
+        self.stats.confirmed += u64::from(had_path);
         self.table.update(slot, |entry| {
             entry.path = Some(path);
             entry.revision_min = path.revision;
             entry.expires_ms = expires_ms;
             entry.due_ms = due_ms;
             entry.unanswered = 0;
-            if !was_known {
+            if !had_path {
                 entry.used_ms = now_ms;
             }
         });
@@ -389,50 +427,52 @@ impl Cache {
             self.stats.stale += 1;
             return;
         }
-        self.remove(slot, Why::Withdrawn, out);
+        self.remove(slot, RemovalReason::Withdrawn, out);
     }
 
-    /// Its host no longer has it: back to the gateway, and ask where it is now. What
-    /// is as old as the path that led there is no answer.
+    /// Handles the Redirect of a host that no longer has a destination: removes the path to it and queries
+    /// the new one. An answer as old as the path that led to the host is not accepted.
     fn redirect(
         &mut self,
         now_ms: u64,
-        moved: &Moved,
-        speaks: &dyn Fn(Vni) -> bool,
+        redirect: &RedirectEntry,
+        key_covers: &dyn Fn(Vni) -> bool,
         out: &mut Vec<Output>,
-        asks: &mut Asks,
+        queries: &mut Queries,
     ) {
-        let mut any = false;
-        for slot in self.table.of_target(moved.destination) {
+        let mut found = false;
+        for slot in self.table.slots_of_target(redirect.destination) {
             let entry = self.table.get(slot);
-            let Some(path) = entry.path.filter(|path| path.host == moved.host) else { continue };
-            any = true;
-            // The network is that of the path's sender: the destination's may be none of this host's.
-            if !speaks(entry.destination.vni) {
+            let Some(path) = entry.path.filter(|path| path.host == redirect.host) else { continue };
+            found = true;
+            // The network that counts is the sender's: this host may not have the destination's network.
+            if !key_covers(entry.destination.vni) {
                 self.stats.other_cluster += 1;
                 continue;
             }
-            self.remove(slot, Why::Redirected, out);
-            // Who was named knows the destination's network, and no other.
-            let named = (entry.destination == moved.destination).then_some(moved.ask);
-            self.want(now_ms, entry.destination, path.revision.saturating_add(1), named, out, asks);
+            self.remove(slot, RemovalReason::Redirected, out);
+            // The named gateway knows the destination's network, and may not know the sender's.
+            let named = (entry.destination == redirect.destination).then_some(redirect.gateway);
+            let revision_min = path.revision.saturating_add(1);
+            self.resolve(now_ms, entry.destination, revision_min, named, out, queries);
         }
-        self.stats.redirects_stale += u64::from(!any);
+        self.stats.redirects_stale += u64::from(!found);
     }
 
-    /// Begins to ask for a destination, now or as soon as the rate allows.
-    fn want(
+    /// Starts to query a destination, now or as soon as the rate limit permits. `named` is the gateway to
+    /// query first.
+    fn resolve(
         &mut self,
         now_ms: u64,
         destination: Destination,
         revision_min: u64,
         named: Option<IpAddr>,
         out: &mut Vec<Output>,
-        asks: &mut Asks,
+        queries: &mut Queries,
     ) {
         if self.table.find(&destination).is_none() && self.gateways.contains_key(&destination.vni) {
             let slot = self.insert(now_ms, destination, None, revision_min, out);
-            self.ask(now_ms, slot, named, asks);
+            self.query(now_ms, slot, named, queries);
         }
     }
 
@@ -443,7 +483,7 @@ impl Cache {
         }
     }
 
-    /// Makes an entry, by taking a colder one's place if there is no other.
+    /// Makes an entry. If the cache is full, the entry replaces a less used one.
     fn insert(
         &mut self,
         now_ms: u64,
@@ -453,13 +493,13 @@ impl Cache {
         out: &mut Vec<Output>,
     ) -> Slot {
         if self.table.len() >= self.config.entries_max
-            && let Some(colder) = self.table.replaceable(destination.vni)
+            && let Some(replaced) = self.table.find_replaceable(destination.vni)
         {
-            self.remove(colder, Why::Replaced, out);
+            self.remove(replaced, RemovalReason::Replaced, out);
         }
         let (due_in_ms, expires_ms) = match path {
             Some(path) => (self.config.confirm_after_ms, self.expires_ms(now_ms, &path)),
-            None => (0, now_ms.saturating_add(self.config.ask_for_ms)),
+            None => (0, now_ms.saturating_add(self.config.resolve_for_ms)),
         };
         self.table.insert(Entry {
             destination,
@@ -474,31 +514,31 @@ impl Cache {
         })
     }
 
-    fn remove(&mut self, slot: Slot, why: Why, out: &mut Vec<Output>) {
+    fn remove(&mut self, slot: Slot, reason: RemovalReason, out: &mut Vec<Output>) {
         let entry = self.table.remove(slot);
         if entry.path.is_none() {
-            self.stats.unanswered += u64::from(why == Why::Expired);
+            self.stats.unanswered += u64::from(reason == RemovalReason::Expired);
             return;
         }
-        match why {
-            Why::Redirected => self.stats.redirected += 1,
-            Why::Withdrawn => self.stats.withdrawn += 1,
-            Why::Expired => self.stats.expired += 1,
-            Why::Idle => self.stats.idle += 1,
-            Why::Replaced => self.stats.replaced += 1,
-            Why::Network | Why::Stray => {}
+        match reason {
+            RemovalReason::Redirected => self.stats.redirected += 1,
+            RemovalReason::Withdrawn => self.stats.withdrawn += 1,
+            RemovalReason::Expired => self.stats.expired += 1,
+            RemovalReason::Idle => self.stats.idle += 1,
+            RemovalReason::Replaced => self.stats.replaced += 1,
+            RemovalReason::NetworkRemoved | RemovalReason::Orphaned => {}
         }
-        out.push(Output::Remove { destination: entry.destination, why });
+        out.push(Output::Remove { destination: entry.destination, reason });
     }
 
     fn count(&mut self, now_ms: u64, destination: &Destination, hits: u64, out: &mut Vec<Output>) {
         let Some(slot) = self.table.find(destination).filter(|slot| self.table.get(*slot).path.is_some())
         else {
-            out.push(Output::Remove { destination: *destination, why: Why::Stray });
+            out.push(Output::Remove { destination: *destination, reason: RemovalReason::Orphaned });
             return;
         };
         self.table.update(slot, |entry| {
-            // A counter that went down began anew.
+            // A counter that decreased was restarted from 0.
             entry.recent_hits = hits.checked_sub(entry.hits).unwrap_or(hits);
             entry.hits = hits;
             if entry.recent_hits != 0 {
@@ -507,31 +547,32 @@ impl Cache {
         });
     }
 
-    fn age(&mut self, now_ms: u64, out: &mut Vec<Output>) {
-        while let Some(slot) = self.table.expired(now_ms) {
-            self.remove(slot, Why::Expired, out);
+    fn remove_expired(&mut self, now_ms: u64, out: &mut Vec<Output>) {
+        while let Some(slot) = self.table.find_expired(now_ms) {
+            self.remove(slot, RemovalReason::Expired, out);
         }
         let Some(until_ms) = now_ms.checked_sub(self.config.idle_ms) else { return };
-        while let Some(slot) = self.table.unused_since(until_ms) {
-            self.remove(slot, Why::Idle, out);
+        while let Some(slot) = self.table.find_unused_since(until_ms) {
+            self.remove(slot, RemovalReason::Idle, out);
         }
     }
 
-    /// Asks about what is due, the longest due first, as far as the rate allows.
-    fn ask_what_is_due(&mut self, now_ms: u64, asks: &mut Asks) {
-        while let Some(slot) = self.table.due(now_ms) {
-            if !self.ask(now_ms, slot, None, asks) {
+    /// Queries the entries that are due, in the order in which they became due, as far as the rate limit
+    /// permits.
+    fn query_due_entries(&mut self, now_ms: u64, queries: &mut Queries) {
+        while let Some(slot) = self.table.find_due(now_ms) {
+            if !self.query(now_ms, slot, None, queries) {
                 self.stats.rounds_full += 1;
                 break;
             }
         }
     }
 
-    /// Asks about one: whom was named, else one of the network's gateways, in turn
-    /// by rounds, so that a round's questions make few packets. False if the rate
-    /// does not allow it now.
-    fn ask(&mut self, now_ms: u64, slot: Slot, named: Option<IpAddr>, asks: &mut Asks) -> bool {
-        self.refill(now_ms);
+    /// Adds a query about one entry, to the `named` gateway or to one of the network's gateways. All queries
+    /// of a round go to the same gateway of a network, so that they share packets. Returns false if the rate
+    /// limit does not permit a query now.
+    fn query(&mut self, now_ms: u64, slot: Slot, named: Option<IpAddr>, queries: &mut Queries) -> bool {
+        self.refill_tokens(now_ms);
         let round_ms = self.config.round_ms;
         let entry = self.table.get(slot);
         let gateway = named.or_else(|| {
@@ -542,31 +583,34 @@ impl Cache {
             self.table.update(slot, |entry| entry.due_ms = now_ms.saturating_add(round_ms));
             return true;
         };
-        if self.allowance < round_ms {
+        if self.tokens < round_ms {
             return false;
         }
-        self.allowance -= round_ms;
-        self.stats.asked += 1;
-        let waits = match entry.path {
+        self.tokens -= round_ms;
+        self.stats.requested += 1;
+        let backoff_shift = match entry.path {
             Some(_) => entry.unanswered.saturating_sub(UNANSWERED_AT_FULL_RATE).min(BACKOFF_SHIFT_MAX),
             None => 0,
         };
         self.table.update(slot, |entry| {
-            entry.due_ms = now_ms.saturating_add(round_ms << waits);
+            entry.due_ms = now_ms.saturating_add(round_ms << backoff_shift);
             entry.unanswered = entry.unanswered.saturating_add(1);
         });
         let revision = entry.path.map_or(0, |path| path.revision);
-        asks.entry(gateway).or_default().push(Ask { destination: entry.destination, revision });
+        queries.entry(gateway).or_default().push(Query { destination: entry.destination, revision });
         true
     }
 
-    fn refill(&mut self, now_ms: u64) {
-        let a_round = u64::from(self.config.asks_per_round_max);
-        let passed_ms = now_ms.saturating_sub(self.allowance_at_ms);
-        self.allowance = self
-            .allowance
-            .saturating_add(passed_ms.saturating_mul(a_round))
-            .min(a_round * self.config.round_ms);
-        self.allowance_at_ms = self.allowance_at_ms.max(now_ms);
+    fn refill_tokens(&mut self, now_ms: u64) {
+        let per_ms = u64::from(self.config.queries_per_round_max);
+        let passed_ms = now_ms.saturating_sub(self.tokens_at_ms);
+        self.tokens =
+            self.tokens.saturating_add(passed_ms.saturating_mul(per_ms)).min(per_ms * self.config.round_ms);
+        self.tokens_at_ms = self.tokens_at_ms.max(now_ms);
     }
+}
+
+/// The part of a path that the forwarding table uses.
+fn next_hop(path: &Path) -> (IpAddr, sluice_types::MacAddr, Vni) {
+    (path.host, path.mac, path.vni)
 }

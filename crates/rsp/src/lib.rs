@@ -1,53 +1,32 @@
-//! RSP, by which hosts learn direct paths (Zeta sections IV-B and V-B, Achelous
-//! section 4.3): the packets, their authentication, and what a host makes of
-//! them. `api/rsp.md` is the protocol's definition.
+//! RSP, the protocol with which hosts learn direct paths (Zeta sections IV-B and V-B, Achelous section 4.3):
+//! its packets, and the cache in which a host keeps the paths. `api/rsp.md` defines the protocol.
 //!
-//! Everything is a value: no sockets, and time is an argument. [`Sealer`] makes
-//! packets of a [`Message`], [`Opener`] gives back the message of a packet or the
-//! [`Refusal`] that says what is wrong with it, and [`Cache`](cache::Cache) is a
-//! host's knowledge of paths: `Input` in, `Vec<Output>` out. Header and cipher are
-//! an [`envelope`] that other protocols of a cluster use too.
+//! The crate opens no sockets and reads no clock: time is an argument of each call. [`Sealer`] makes packets
+//! from a [`Message`]; [`Opener`] returns the message of a packet, or the [`Refusal`] that says what is wrong
+//! with it. [`Cache`](cache::Cache) is a state machine: `Input` in, `Vec<Output>` out. Header, encryption and
+//! replay protection are those of `sluice_envelope`.
+//!
+//! Modules form layers. A module uses only modules in the layers below it:
+//!
+//! ```text
+//! 4  seal (Sealer)              open (Opener)
+//! 3  wire (layout of bodies)    cache (paths of a host)
+//! 2  message (Message and its entries)
+//! 1  protocol (port, version, keys)    refusal (Refusal, BodyError)
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod cache;
-pub mod envelope;
-mod header;
-mod keys;
 mod message;
 mod open;
+mod protocol;
 mod refusal;
 mod seal;
-mod window;
 mod wire;
 
-pub use header::{BootId, NodeId};
-pub use keys::{ClusterKey, KEYS_MAX, KeyError, KeyRing, rsp_secret};
-pub use message::{Answer, Answered, Ask, Destination, Message, Moved, Path};
-pub use open::{Limits, Opened, Opener};
-pub use refusal::Refusal;
+pub use message::{Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry};
+pub use open::{Opened, Opener};
+pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RSP_PORT, VERSION, rsp_secret};
+pub use refusal::{BodyError, Refusal};
 pub use seal::{SealError, Sealer};
-pub use window::WINDOW;
 pub use wire::{Body, decode};
-
-/// UDP port of RSP, unless a site says otherwise. Not registered.
-pub const RSP_PORT: u16 = 4797;
-
-/// Version that packets are sent in. Another major version is refused, a newer
-/// minor one is understood in part.
-pub const VERSION: (u8, u8) = (1, 0);
-
-/// Bytes before the sealed body.
-pub const HEADER_BYTES: usize = 64;
-
-/// Bytes of the body before its entries.
-pub const BODY_HEADER_BYTES: usize = 8;
-
-/// Bytes behind the sealed body.
-pub const TAG_BYTES: usize = 16;
-
-/// Largest packet, from the header's first byte to the tag's last: what fits an
-/// Ethernet frame of 9216 bytes over IPv4.
-pub const PACKET_BYTES_MAX: usize = 9216 - 28;
-
-/// Least MTU of the underlay: what every IPv4 host takes (RFC 1122 section 3.3.2).
-pub const MTU_MIN: u16 = 576;

@@ -1,117 +1,116 @@
-//! What is said.
+//! The messages of RSP and their entries, independent of how they are laid out in packets.
 
-use crate::Refusal;
+use crate::refusal::BodyError;
 use sluice_types::{MacAddr, Vni, is_unicast};
 use std::net::IpAddr;
 
-/// A tenant's address in a tenant's network, as a sender there sees it.
+/// An address of a tenant in a network of that tenant, as a sender in that network uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
-    /// The sender's network.
+    /// Network of the sender.
     pub vni: Vni,
-    /// The address; not an IPv4 address mapped into IPv6.
+    /// Address of the destination; never an IPv4 address mapped into IPv6.
     pub address: IpAddr,
 }
 
-/// A way to a destination that does without the gateway.
+/// A direct path to a destination, which avoids the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Underlay address of the host that has the destination.
+    /// Underlay address of the destination's host.
     pub host: IpAddr,
-    /// The destination's MAC.
+    /// MAC address of the destination.
     pub mac: MacAddr,
-    /// The VNI to encapsulate with: the destination's own network, another one
-    /// than the sender's where the two are peered.
+    /// VNI to encapsulate with: the destination's own network, which differs from the sender's network if the
+    /// two are peered.
     pub vni: Vni,
-    /// How long it may be used without being confirmed. 0 takes it back.
+    /// Time for which the path may be used without confirmation. 0 withdraws the path.
     pub lifetime_ms: u32,
-    /// The revision of the controller's store that it comes from; larger is newer.
+    /// Revision of the controller's store that the path was read at; larger is newer.
     pub revision: u64,
 }
 
-/// A question: where is this?
+/// An entry of a Request: asks for the path to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// What is asked for.
+pub struct Query {
+    /// Destination whose path is wanted.
     pub destination: Destination,
-    /// Revision of the path that the asker has; 0 if it has none.
+    /// Revision of the path that the host has; 0 if it has no path.
     pub revision: u64,
 }
 
-/// What a gateway says of a destination.
+/// A gateway's answer about one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// This is the way.
+    /// The direct path.
     Path(Path),
-    /// The asker's path is the newest; only in replies.
+    /// The path that the host has is the current one. Only in replies.
     Unchanged {
-        /// As in [`Path`].
+        /// Time for which the path may be used without another confirmation.
         lifetime_ms: u32,
-        /// The revision that was asked with.
+        /// Revision in the query.
         revision: u64,
     },
-    /// There is no direct path: send to the gateway.
+    /// There is no direct path; packets go to the gateway.
     Absent {
-        /// Up to which revision the gateway is current.
+        /// Revision up to which the gateway is current.
         revision: u64,
     },
 }
 
-/// An answer, and what it is about.
+/// An entry of a Reply or Notify: an answer and the destination that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answered {
-    /// What it is about.
+pub struct AnswerEntry {
+    /// Destination that the answer is about.
     pub destination: Destination,
-    /// What is said of it.
+    /// What the gateway knows about the destination.
     pub answer: Answer,
 }
 
-/// A host no longer has a destination.
+/// An entry of a Redirect: a host no longer has a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moved {
-    /// As the host's packets have it: the VNI is the one encapsulated with.
+pub struct RedirectEntry {
+    /// Destination of the packets that the host received; the VNI is the one that they are encapsulated with.
     pub destination: Destination,
-    /// Underlay address of the host that has it no longer.
+    /// Underlay address of the host that no longer has the destination.
     pub host: IpAddr,
-    /// Underlay address of whom to ask: a gateway of that network.
-    pub ask: IpAddr,
+    /// Underlay address of a gateway of that network, which the receiver can query.
+    pub gateway: IpAddr,
 }
 
-/// A message: one packet, or as many as it takes.
+/// A message. It is sent in as many packets as its entries need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Host to gateway: where are these?
+    /// Host to gateway: asks for paths.
     Request {
-        /// Any number; replies have the same.
+        /// Any number; replies carry the same one.
         id: u32,
-        /// The questions.
-        asks: Vec<Ask>,
+        /// Destinations whose paths are wanted.
+        queries: Vec<Query>,
     },
-    /// Gateway to host, to a request.
+    /// Gateway to host: answers a Request.
     Reply {
-        /// The request's.
+        /// Id of the Request.
         id: u32,
-        /// The answers.
-        answers: Vec<Answered>,
+        /// Answers to the queries.
+        answers: Vec<AnswerEntry>,
     },
-    /// Gateway to host, unasked: an elephant was seen, or a destination moved.
+    /// Gateway to host, unsolicited: an elephant flow was detected.
     Notify {
-        /// What is new; not [`Answer::Unchanged`].
-        answers: Vec<Answered>,
+        /// New paths; never [`Answer::Unchanged`].
+        answers: Vec<AnswerEntry>,
     },
-    /// Host to host: what you send me is elsewhere.
+    /// Host to host: the receiver sends packets for a destination that is no longer here.
     Redirect {
-        /// What has moved.
-        moved: Vec<Moved>,
+        /// Destinations that are no longer here.
+        entries: Vec<RedirectEntry>,
     },
 }
 
-impl Ask {
-    /// The answer of a gateway that is current up to `revision` and knows `path`,
-    /// if any. A path that is older than the asker's is said all the same: the
-    /// asker waits for a newer one.
+impl Query {
+    /// Makes the answer of a gateway that is current up to `revision` and knows `path`, if it knows one. A
+    /// path that is older than the host's is sent as well; the host waits for a newer one.
     #[must_use]
-    pub fn answer(&self, path: Option<&Path>, revision: u64) -> Answered {
+    pub fn answer(&self, path: Option<&Path>, revision: u64) -> AnswerEntry {
         let answer = match path {
             None => Answer::Absent { revision },
             Some(path) if path.revision == self.revision && self.revision != 0 => {
@@ -119,7 +118,7 @@ impl Ask {
             }
             Some(path) => Answer::Path(*path),
         };
-        Answered { destination: self.destination, answer }
+        AnswerEntry { destination: self.destination, answer }
     }
 }
 
@@ -128,29 +127,27 @@ impl Message {
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            Self::Request { asks, .. } => asks.len(),
+            Self::Request { queries, .. } => queries.len(),
             Self::Reply { answers, .. } | Self::Notify { answers } => answers.len(),
-            Self::Redirect { moved } => moved.len(),
+            Self::Redirect { entries } => entries.len(),
         }
     }
 
-    /// True without entries; such a message takes no packet.
+    /// Returns true if the message has no entries. Such a message needs no packet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Addresses of tenants and of the underlay that can be sent to. IPv4 mapped into
-/// IPv6 is IPv4, and has one form only.
-pub(crate) fn check_address(address: IpAddr) -> Result<(), Refusal> {
-    let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-    if mapped || !is_unicast(address) {
-        return Err(Refusal::Address { address });
+/// Accepts unicast addresses. A mapped IPv4 address is refused, so that each address has exactly one form.
+pub(crate) fn check_address(address: IpAddr) -> Result<(), BodyError> {
+    if is_unicast(address) && address.to_canonical() == address {
+        return Ok(());
     }
-    Ok(())
+    Err(BodyError::Address { address })
 }
 
-pub(crate) fn check_mac(mac: MacAddr) -> Result<(), Refusal> {
-    if mac.is_unicast() { Ok(()) } else { Err(Refusal::Mac) }
+pub(crate) fn check_mac(mac: MacAddr) -> Result<(), BodyError> {
+    if mac.is_unicast() { Ok(()) } else { Err(BodyError::Mac) }
 }

@@ -1,51 +1,31 @@
-//! From packets to messages.
+//! The receiving side: opens packets, reads their messages, and counts the packets that it refuses.
 
-use crate::Refusal;
-use crate::envelope::{self, Protocol};
-use crate::header::{BootId, NodeId};
-use crate::keys::KeyRing;
 use crate::message::Message;
+use crate::protocol::RSP;
+use crate::refusal::Refusal;
 use crate::wire::{self, Body};
+use sluice_envelope::{self as envelope, BootId, KeyRing, Limits, NodeId};
 use std::net::IpAddr;
 
 #[cfg(test)]
 mod tests;
 
-/// Bounds of an [`Opener`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// How far a sender's clock may be from the receiver's, either way, time
-    /// under way included.
-    pub skew_max_ms: u64,
-    /// Lives of senders that are remembered at a time, about 1 KiB each; at
-    /// least one.
-    pub senders_max: usize,
-}
-
-/// Ten seconds, and 16384 senders.
-impl Default for Limits {
-    fn default() -> Self {
-        Self { skew_max_ms: 10_000, senders_max: 16_384 }
-    }
-}
-
-/// What a packet says, and who says it.
+/// The message of a packet, and the identity of its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// Who sealed it.
+    /// Node that sealed the packet.
     pub sender: NodeId,
-    /// In which of its lives.
+    /// Boot id of the sender.
     pub boot: BootId,
-    /// With which key.
+    /// Id of the key that the packet is sealed with.
     pub key_id: u32,
-    /// The message.
+    /// The message, or the part of it that is in this packet.
     pub message: Message,
-    /// Entries that only a newer minor version understands, passed over.
+    /// Number of entries that were ignored because only a newer minor version defines them.
     pub skipped: u16,
 }
 
-/// A receiver. What it remembers of senders, it remembers only of those that had
-/// the key.
+/// A receiver. It remembers only senders that had the key.
 #[derive(Debug)]
 pub struct Opener {
     envelope: envelope::Opener,
@@ -53,19 +33,19 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// A receiver that starts at `now_ms` (milliseconds since 1970), which takes
-    /// nothing that was sent before: it does not know what its predecessor took.
+    /// Makes a receiver that starts at `now_ms` (milliseconds since 1970). It refuses packets that were sent
+    /// earlier, because it does not know which of them a previous receiver accepted.
     #[must_use]
     pub fn new(limits: Limits, now_ms: u64) -> Self {
-        let envelope = envelope::Opener::new(Protocol::RSP, limits, now_ms);
+        let envelope = envelope::Opener::new(RSP, limits, now_ms);
         Self { envelope, refused: [0; Refusal::NAMES.len()] }
     }
 
-    /// Opens the UDP payload `packet`, which came to the address `local`. `keys`
-    /// are those of all clusters that this node belongs to.
+    /// Opens the UDP payload `packet`, which arrived at the address `local`. `keys` are the keys of all
+    /// clusters that this node belongs to.
     ///
     /// # Errors
-    /// [`Refusal`]; it is counted, and nothing else has changed.
+    /// [`Refusal`]. It is counted; nothing else changes.
     pub fn open(
         &mut self,
         keys: &KeyRing,
@@ -85,13 +65,13 @@ impl Opener {
         }
     }
 
-    /// Packets refused so far, by the refusal's number.
+    /// Returns the number of packets refused so far, indexed by the number of the [`Refusal`].
     #[must_use]
     pub fn refused(&self) -> &[u64; Refusal::NAMES.len()] {
         &self.refused
     }
 
-    /// Lives of senders that are remembered, and how many may be.
+    /// Returns the number of boot ids that are remembered, and the limit.
     #[must_use]
     pub fn senders(&self) -> (usize, usize) {
         self.envelope.senders()

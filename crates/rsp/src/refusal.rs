@@ -1,175 +1,103 @@
-//! Why a packet is refused. Numbers and names are counters' labels: a retired
-//! number is not used again, `api/rsp.md` explains each.
+//! Reasons for which an RSP packet is refused: those of the envelope, and those of the body. Numbers and
+//! names are metric labels and are explained in `api/rsp.md`; the number of a reason that is removed is not
+//! used again.
 
+use sluice_envelope as envelope;
 use std::net::IpAddr;
 
-/// What is wrong with a packet. Nothing but the count of it changes.
+/// What is wrong with a packet. A refused packet changes nothing except a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Fewer bytes than a packet with an empty body has.
-    #[error("{bytes} bytes are too few for a packet")]
-    Short {
-        /// Length of the datagram.
-        bytes: usize,
-    },
-    /// More bytes than a packet may have.
-    #[error("{bytes} bytes are too many for a packet")]
-    Long {
-        /// Length of the datagram.
-        bytes: usize,
-    },
-    /// The first two bytes are not RSP's.
-    #[error("not RSP: the packet begins with {found:#06x}")]
-    Magic {
-        /// The bytes found.
-        found: u16,
-    },
-    /// Another major version.
-    #[error("major version {major} is not spoken here")]
-    Version {
-        /// The sender's.
-        major: u8,
-    },
-    /// No key of this id. Either it has not come yet, or it has gone.
-    #[error("key {id} is not in the ring")]
-    UnknownKey {
-        /// The id.
-        id: u32,
-    },
-    /// Sealed for another receiver's address.
-    #[error("the packet is for {to}")]
-    Misdirected {
-        /// The receiver it is for.
-        to: IpAddr,
-    },
-    /// Sent longer ago than the clocks' skew explains.
-    #[error("sent {by_ms} ms ago: delayed, replayed, or a clock is wrong")]
-    TooOld {
-        /// Age by the receiver's clock.
-        by_ms: u64,
-    },
-    /// Sent later than the clocks' skew explains.
-    #[error("sent {by_ms} ms from now: a clock is wrong")]
-    TooNew {
-        /// How far ahead of the receiver's clock.
-        by_ms: u64,
-    },
-    /// Sent when its key was not valid yet, or no more.
-    #[error("key {id} was not valid when the packet was sent")]
-    KeyPeriod {
-        /// The key.
-        id: u32,
-    },
-    /// Its counter was seen.
-    #[error("counter {counter} was seen before")]
-    Replayed {
-        /// The counter.
-        counter: u64,
-    },
-    /// Its counter is too far below the highest to know whether it was seen.
-    #[error("counter {counter} is behind the window")]
-    BehindWindow {
-        /// The counter.
-        counter: u64,
-    },
-    /// Sent at a time of which this receiver no longer knows what it has seen.
-    #[error("sent before {until_ms} ms, of which nothing is remembered")]
-    Forgotten {
-        /// Up to when nothing is known.
-        until_ms: u64,
-    },
-    /// The tag is not right: forged, damaged, or sealed with another key of this id.
-    #[error("the packet is not authentic")]
-    Unauthentic,
-    /// An unknown kind of message.
+    /// The packet is not authentic, not new, or not for this receiver.
+    #[error(transparent)]
+    Envelope(#[from] envelope::Refusal),
+    /// The packet is authentic, but its body is invalid: an error of the sender, not an attack.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+}
+
+impl Refusal {
+    /// Names, indexed by number. Number 0 is not used.
+    pub const NAMES: [&'static str; envelope::Refusal::NAMES.len() + BodyError::NAMES.len()] = {
+        let (outer, inner) = (envelope::Refusal::NAMES, BodyError::NAMES);
+        let mut names = [""; envelope::Refusal::NAMES.len() + BodyError::NAMES.len()];
+        let mut at = 0;
+        while at < names.len() {
+            names[at] = if at < outer.len() { outer[at] } else { inner[at - outer.len()] };
+            at += 1;
+        }
+        names
+    };
+
+    /// Number of the reason, from 1 to `NAMES.len() - 1`. It never changes.
+    #[must_use]
+    pub const fn number(&self) -> u8 {
+        match self {
+            Self::Envelope(refusal) => refusal.number(),
+            Self::Body(error) => error.number(),
+        }
+    }
+
+    /// Name of the reason, used as a metric label.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        Self::NAMES[self.number() as usize]
+    }
+}
+
+/// What is wrong with a body, of a packet that was received or of a message that was to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// The kind of message is unknown.
     #[error("message kind {kind} is unknown")]
     Kind {
-        /// The number.
+        /// Number of the kind.
         kind: u8,
     },
-    /// Bits that must be zero are not.
-    #[error("reserved bits are set")]
+    /// A reserved field is not 0.
+    #[error("a reserved field is not 0")]
     Reserved,
-    /// No entries.
+    /// The message has no entries.
     #[error("the message has no entries")]
     Empty,
-    /// An entry is shorter than its form needs, or the body ends within it.
-    #[error("entry {entry} is cut off")]
+    /// An entry is shorter than its form requires, or the body ends within it.
+    #[error("entry {entry} is truncated")]
     Truncated {
-        /// Which one, from 0.
+        /// Index of the entry, from 0.
         entry: u16,
     },
-    /// Bytes behind an entry's fields, or behind the last entry.
-    #[error("bytes that mean nothing at entry {entry}")]
+    /// There are bytes after the fields of an entry, or after the last entry.
+    #[error("unexpected bytes at entry {entry}")]
     Trailing {
-        /// Which one, from 0; the number of entries where it is behind the last.
+        /// Index of the entry, from 0; the number of entries if the bytes follow the last one.
         entry: u16,
     },
-    /// An entry's form is not one that this kind of message has.
-    #[error("form {form:#04x} is unknown")]
+    /// The form of an entry is not permitted in this kind of message.
+    #[error("entry form {form:#04x} is unknown")]
     Form {
-        /// The byte.
+        /// The form byte.
         form: u8,
     },
-    /// VNI 0.
-    #[error("VNI 0")]
+    /// A VNI is 0.
+    #[error("a VNI is 0")]
     Vni,
-    /// An address that no interface has.
-    #[error("{address} is no unicast address")]
+    /// An address is not one that an interface may have.
+    #[error("{address} is not a unicast address")]
     Address {
         /// The address.
         address: IpAddr,
     },
-    /// A MAC that is zero or a group's.
-    #[error("the MAC is no station's")]
+    /// A MAC address is zero or a group address.
+    #[error("a MAC address is zero or a group address")]
     Mac,
 }
 
-impl Refusal {
-    /// Names by number; number 0 is none.
-    pub const NAMES: [&'static str; 23] = [
-        "none",
-        "short",
-        "long",
-        "magic",
-        "version",
-        "unknown_key",
-        "misdirected",
-        "too_old",
-        "too_new",
-        "key_period",
-        "replayed",
-        "behind_window",
-        "forgotten",
-        "unauthentic",
-        "kind",
-        "reserved",
-        "empty",
-        "truncated",
-        "trailing",
-        "form",
-        "vni",
-        "address",
-        "mac",
-    ];
+impl BodyError {
+    const NAMES: [&'static str; 9] =
+        ["kind", "reserved", "empty", "truncated", "trailing", "form", "vni", "address", "mac"];
 
-    /// Its number, which never changes: 1 to `NAMES.len() - 1`.
-    #[must_use]
-    pub const fn number(&self) -> u8 {
+    const fn number(&self) -> u8 {
         match self {
-            Self::Short { .. } => 1,
-            Self::Long { .. } => 2,
-            Self::Magic { .. } => 3,
-            Self::Version { .. } => 4,
-            Self::UnknownKey { .. } => 5,
-            Self::Misdirected { .. } => 6,
-            Self::TooOld { .. } => 7,
-            Self::TooNew { .. } => 8,
-            Self::KeyPeriod { .. } => 9,
-            Self::Replayed { .. } => 10,
-            Self::BehindWindow { .. } => 11,
-            Self::Forgotten { .. } => 12,
-            Self::Unauthentic => 13,
             Self::Kind { .. } => 14,
             Self::Reserved => 15,
             Self::Empty => 16,
@@ -181,10 +109,32 @@ impl Refusal {
             Self::Mac => 22,
         }
     }
+}
 
-    /// Its name, as a counter's label.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        Self::NAMES[self.number() as usize]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_names_and_numbers_are_stable() {
+        let address = IpAddr::from([0, 0, 0, 0]);
+        let all = [
+            (14, "kind", BodyError::Kind { kind: 0 }),
+            (15, "reserved", BodyError::Reserved),
+            (16, "empty", BodyError::Empty),
+            (17, "truncated", BodyError::Truncated { entry: 0 }),
+            (18, "trailing", BodyError::Trailing { entry: 0 }),
+            (19, "form", BodyError::Form { form: 0 }),
+            (20, "vni", BodyError::Vni),
+            (21, "address", BodyError::Address { address }),
+            (22, "mac", BodyError::Mac),
+        ];
+        for (number, name, error) in all {
+            let refusal = Refusal::from(error);
+            assert_eq!((refusal.number(), refusal.name()), (number, name));
+        }
+        let outer = Refusal::from(envelope::Refusal::AuthenticationFailed);
+        assert_eq!((outer.number(), outer.name()), (13, "authentication_failed"));
+        assert_eq!(Refusal::NAMES.len(), 23);
     }
 }

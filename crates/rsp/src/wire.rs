@@ -1,10 +1,12 @@
-//! The body: what is sealed. Layouts are in `api/rsp.md`; all is big endian.
+//! Layout of message bodies, the encrypted part of packets. `api/rsp.md` defines it; all numbers are big
+//! endian.
 
-use crate::message::{check_address, check_mac};
-use crate::{
-    Answer, Answered, Ask, BODY_HEADER_BYTES, Destination, HEADER_BYTES, Message, Moved, Path, Refusal,
-    TAG_BYTES, VERSION,
+use crate::message::{
+    Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry, check_address, check_mac,
 };
+use crate::protocol::{BODY_HEADER_BYTES, VERSION};
+use crate::refusal::{BodyError, Refusal};
+use sluice_envelope as envelope;
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
 
@@ -19,94 +21,95 @@ const REDIRECT: u8 = 4;
 /// Bits of an entry's form: which addresses are IPv6, and what an answer says.
 const ADDRESS_V6: u8 = 0x01;
 const HOST_V6: u8 = 0x02;
-const ASK_V6: u8 = 0x04;
+const GATEWAY_V6: u8 = 0x04;
 const UNCHANGED: u8 = 0x10;
 const ABSENT: u8 = 0x20;
 
-/// Length and form.
+/// Size of an entry's length and form bytes.
 const ENTRY_HEADER_BYTES: usize = 2;
 
-/// A body that was read.
+/// Position of the number of entries in a body.
+const COUNT_AT: usize = 2;
+
+/// Content of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
-    /// What is said, one packet of it.
+    /// The message, or the part of it that is in this body.
     pub message: Message,
-    /// Entries of forms that only a newer minor version has, passed over.
+    /// Number of entries that were ignored because only a newer minor version defines their form.
     pub skipped: u16,
 }
 
-/// Writes a message as packets of at most `bytes_max`, each with room for its
-/// header in front and nothing behind the body yet.
-pub(crate) fn encode(message: &Message, bytes_max: usize) -> Result<Vec<Vec<u8>>, Refusal> {
-    let mut packets = Packets { kind: 0, id: 0, bytes_max: bytes_max - TAG_BYTES, done: Vec::new() };
+/// Writes a message as bodies of at most `body_bytes_max` bytes each.
+pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec<u8>>, BodyError> {
+    let mut bodies = Bodies { kind: 0, id: 0, body_bytes_max, done: Vec::new() };
     let mut entry = Vec::with_capacity(64);
     match message {
-        Message::Request { id, asks } => {
-            (packets.kind, packets.id) = (REQUEST, *id);
-            for ask in asks {
-                write_entry(&mut entry, 0, &ask.destination)?;
-                entry.extend(ask.revision.to_be_bytes());
-                packets.push(&mut entry);
+        Message::Request { id, queries } => {
+            (bodies.kind, bodies.id) = (REQUEST, *id);
+            for query in queries {
+                write_entry(&mut entry, 0, &query.destination)?;
+                entry.extend(query.revision.to_be_bytes());
+                bodies.push(&mut entry);
             }
         }
         Message::Reply { id, answers } => {
-            (packets.kind, packets.id) = (REPLY, *id);
+            (bodies.kind, bodies.id) = (REPLY, *id);
             for answer in answers {
                 write_answer(&mut entry, answer)?;
-                packets.push(&mut entry);
+                bodies.push(&mut entry);
             }
         }
         Message::Notify { answers } => {
-            packets.kind = NOTIFY;
+            bodies.kind = NOTIFY;
             for answer in answers {
                 if matches!(answer.answer, Answer::Unchanged { .. }) {
-                    return Err(Refusal::Form { form: UNCHANGED });
+                    return Err(BodyError::Form { form: UNCHANGED });
                 }
                 write_answer(&mut entry, answer)?;
-                packets.push(&mut entry);
+                bodies.push(&mut entry);
             }
         }
-        Message::Redirect { moved } => {
-            packets.kind = REDIRECT;
-            for moved in moved {
-                let form = v6(moved.host, HOST_V6) | v6(moved.ask, ASK_V6);
-                write_entry(&mut entry, form, &moved.destination)?;
-                write_address(&mut entry, moved.host)?;
-                write_address(&mut entry, moved.ask)?;
-                packets.push(&mut entry);
+        Message::Redirect { entries } => {
+            bodies.kind = REDIRECT;
+            for redirect in entries {
+                let form = v6(redirect.host, HOST_V6) | v6(redirect.gateway, GATEWAY_V6);
+                write_entry(&mut entry, form, &redirect.destination)?;
+                write_address(&mut entry, redirect.host)?;
+                write_address(&mut entry, redirect.gateway)?;
+                bodies.push(&mut entry);
             }
         }
     }
-    Ok(packets.done)
+    Ok(bodies.done)
 }
 
-struct Packets {
+/// Collects entries into bodies.
+struct Bodies {
     kind: u8,
     id: u32,
-    bytes_max: usize,
+    body_bytes_max: usize,
     done: Vec<Vec<u8>>,
 }
 
-impl Packets {
-    /// Takes an entry, whose length is not written yet, into the last packet that
-    /// has room.
+impl Bodies {
+    /// Sets the length byte of an entry and appends the entry to the last body, or to a new one if it does
+    /// not fit.
     fn push(&mut self, entry: &mut Vec<u8>) {
         entry[0] = entry.len() as u8;
-        let count_at = HEADER_BYTES + 2;
-        let fits = |packet: &Vec<u8>| {
-            packet.len() + entry.len() <= self.bytes_max && packet[count_at..count_at + 2] != [0xff, 0xff]
+        let fits = |body: &Vec<u8>| {
+            body.len() + entry.len() <= self.body_bytes_max && body[COUNT_AT..COUNT_AT + 2] != [0xff, 0xff]
         };
         if !self.done.last().is_some_and(fits) {
-            let mut packet = Vec::with_capacity(self.bytes_max + TAG_BYTES);
-            packet.resize(HEADER_BYTES, 0);
-            packet.extend([self.kind, 0, 0, 0]);
-            packet.extend(self.id.to_be_bytes());
-            self.done.push(packet);
+            let mut body = Vec::with_capacity(self.body_bytes_max);
+            body.extend([self.kind, 0, 0, 0]);
+            body.extend(self.id.to_be_bytes());
+            self.done.push(body);
         }
-        let packet = self.done.last_mut().expect("a packet was just made where none was");
-        packet.append(entry);
-        let count = u16::from_be_bytes([packet[count_at], packet[count_at + 1]]) + 1;
-        packet[count_at..count_at + 2].copy_from_slice(&count.to_be_bytes());
+        let body = self.done.last_mut().expect("a body was added above if there was no body");
+        body.append(entry);
+        let count = u16::from_be_bytes([body[COUNT_AT], body[COUNT_AT + 1]]) + 1;
+        body[COUNT_AT..COUNT_AT + 2].copy_from_slice(&count.to_be_bytes());
     }
 }
 
@@ -114,7 +117,7 @@ fn v6(address: IpAddr, bit: u8) -> u8 {
     if address.is_ipv6() { bit } else { 0 }
 }
 
-fn write_address(out: &mut Vec<u8>, address: IpAddr) -> Result<(), Refusal> {
+fn write_address(out: &mut Vec<u8>, address: IpAddr) -> Result<(), BodyError> {
     check_address(address)?;
     match address {
         IpAddr::V4(v4) => out.extend(v4.octets()),
@@ -127,18 +130,18 @@ fn write_vni(out: &mut Vec<u8>, vni: Vni) {
     out.extend(&vni.get().to_be_bytes()[1..]);
 }
 
-fn write_entry(out: &mut Vec<u8>, form: u8, destination: &Destination) -> Result<(), Refusal> {
+fn write_entry(out: &mut Vec<u8>, form: u8, destination: &Destination) -> Result<(), BodyError> {
     out.clear();
     out.extend([0, form | v6(destination.address, ADDRESS_V6)]);
     write_vni(out, destination.vni);
     write_address(out, destination.address)
 }
 
-fn write_answer(out: &mut Vec<u8>, answered: &Answered) -> Result<(), Refusal> {
-    match &answered.answer {
+fn write_answer(out: &mut Vec<u8>, entry: &AnswerEntry) -> Result<(), BodyError> {
+    match &entry.answer {
         Answer::Path(path) => {
             check_mac(path.mac)?;
-            write_entry(out, v6(path.host, HOST_V6), &answered.destination)?;
+            write_entry(out, v6(path.host, HOST_V6), &entry.destination)?;
             write_address(out, path.host)?;
             out.extend(path.mac.octets());
             write_vni(out, path.vni);
@@ -146,35 +149,36 @@ fn write_answer(out: &mut Vec<u8>, answered: &Answered) -> Result<(), Refusal> {
             out.extend(path.revision.to_be_bytes());
         }
         Answer::Unchanged { lifetime_ms, revision } => {
-            write_entry(out, UNCHANGED, &answered.destination)?;
+            write_entry(out, UNCHANGED, &entry.destination)?;
             out.extend(lifetime_ms.to_be_bytes());
             out.extend(revision.to_be_bytes());
         }
         Answer::Absent { revision } => {
-            write_entry(out, ABSENT, &answered.destination)?;
+            write_entry(out, ABSENT, &entry.destination)?;
             out.extend(revision.to_be_bytes());
         }
     }
     Ok(())
 }
 
-/// Reads the body of a packet of this version's major and the given minor number.
+/// Reads a body of the major version [`VERSION`]`.0` and the given minor version.
 ///
 /// # Errors
-/// [`Refusal`], from [`Refusal::Kind`] on.
+/// [`Refusal::Body`], or `Short` if there are fewer bytes than the shortest body has.
 pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
-    let (head, rest) =
-        body.split_first_chunk::<BODY_HEADER_BYTES>().ok_or(Refusal::Short { bytes: body.len() })?;
+    let (head, rest) = body
+        .split_first_chunk::<BODY_HEADER_BYTES>()
+        .ok_or(envelope::Refusal::Short { bytes: body.len() })?;
     let [kind, reserved, count @ .., _, _, _, _] = *head;
     let id = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
     let mut entries = Entries { newer: minor > VERSION.1, rest, read: 0, skipped: 0 };
     if !entries.newer && (reserved != 0 || id != 0 && (kind == NOTIFY || kind == REDIRECT)) {
-        return Err(Refusal::Reserved);
+        return Err(BodyError::Reserved.into());
     }
     let count = u16::from_be_bytes(count);
     let answers = |entries: &mut Entries<'_>, forms: &[u8]| entries.read_all(count, forms, read_answer);
     let message = match kind {
-        REQUEST => Message::Request { id, asks: entries.read_all(count, &[ADDRESS_V6], read_ask)? },
+        REQUEST => Message::Request { id, queries: entries.read_all(count, &[ADDRESS_V6], read_query)? },
         REPLY => Message::Reply {
             id,
             answers: answers(
@@ -186,18 +190,18 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
             Message::Notify { answers: answers(&mut entries, &[ADDRESS_V6 | HOST_V6, ADDRESS_V6 | ABSENT])? }
         }
         REDIRECT => Message::Redirect {
-            moved: entries.read_all(count, &[ADDRESS_V6 | HOST_V6 | ASK_V6], read_moved)?,
+            entries: entries.read_all(count, &[ADDRESS_V6 | HOST_V6 | GATEWAY_V6], read_redirect)?,
         },
-        _ => return Err(Refusal::Kind { kind }),
+        _ => return Err(BodyError::Kind { kind }.into()),
     };
     Ok(Body { message, skipped: entries.skipped })
 }
 
-fn read_ask(fields: &mut Fields<'_>) -> Result<Ask, Refusal> {
-    Ok(Ask { destination: fields.destination()?, revision: fields.u64()? })
+fn read_query(fields: &mut Fields<'_>) -> Result<Query, BodyError> {
+    Ok(Query { destination: fields.destination()?, revision: fields.u64()? })
 }
 
-fn read_answer(fields: &mut Fields<'_>) -> Result<Answered, Refusal> {
+fn read_answer(fields: &mut Fields<'_>) -> Result<AnswerEntry, BodyError> {
     let destination = fields.destination()?;
     let answer = match fields.form & (UNCHANGED | ABSENT) {
         UNCHANGED => Answer::Unchanged { lifetime_ms: fields.u32()?, revision: fields.u64()? },
@@ -210,18 +214,18 @@ fn read_answer(fields: &mut Fields<'_>) -> Result<Answered, Refusal> {
             revision: fields.u64()?,
         }),
     };
-    Ok(Answered { destination, answer })
+    Ok(AnswerEntry { destination, answer })
 }
 
-fn read_moved(fields: &mut Fields<'_>) -> Result<Moved, Refusal> {
-    Ok(Moved {
+fn read_redirect(fields: &mut Fields<'_>) -> Result<RedirectEntry, BodyError> {
+    Ok(RedirectEntry {
         destination: fields.destination()?,
         host: fields.address(HOST_V6)?,
-        ask: fields.address(ASK_V6)?,
+        gateway: fields.address(GATEWAY_V6)?,
     })
 }
 
-/// The entries of a body that are still to be read.
+/// The entries of a body that were not read yet.
 struct Entries<'a> {
     newer: bool,
     rest: &'a [u8],
@@ -230,42 +234,42 @@ struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// Reads exactly `count` entries. `forms`: what may be set in a form, bit by
-    /// bit; a form is known that has no other bits than one of these.
+    /// Reads exactly `count` entries. A form is known if all its bits are in one of the masks `forms`. In a
+    /// body of a newer minor version, entries of unknown forms and trailing bytes are skipped.
     fn read_all<T>(
         &mut self,
         count: u16,
         forms: &[u8],
-        read: impl Fn(&mut Fields<'a>) -> Result<T, Refusal>,
-    ) -> Result<Vec<T>, Refusal> {
+        read: impl Fn(&mut Fields<'a>) -> Result<T, BodyError>,
+    ) -> Result<Vec<T>, BodyError> {
         if count == 0 {
-            return Err(Refusal::Empty);
+            return Err(BodyError::Empty);
         }
-        // The count is what a sender says; the bytes are what is there.
+        // The count is only a claim of the sender, so the capacity is bounded by the bytes received.
         let mut out = Vec::with_capacity(usize::from(count).min(self.rest.len() / 16));
         while self.read < count {
             let mut fields = self.next()?;
             if forms.iter().all(|known| fields.form & !known != 0) {
                 if !self.newer {
-                    return Err(Refusal::Form { form: fields.form });
+                    return Err(BodyError::Form { form: fields.form });
                 }
                 self.skipped += 1;
             } else {
                 out.push(read(&mut fields)?);
                 if !fields.rest.is_empty() && !self.newer {
-                    return Err(Refusal::Trailing { entry: self.read });
+                    return Err(BodyError::Trailing { entry: self.read });
                 }
             }
             self.read += 1;
         }
         if !self.rest.is_empty() && !self.newer {
-            return Err(Refusal::Trailing { entry: count });
+            return Err(BodyError::Trailing { entry: count });
         }
         Ok(out)
     }
 
-    fn next(&mut self) -> Result<Fields<'a>, Refusal> {
-        let cut = Refusal::Truncated { entry: self.read };
+    fn next(&mut self) -> Result<Fields<'a>, BodyError> {
+        let cut = BodyError::Truncated { entry: self.read };
         let length = usize::from(*self.rest.first().ok_or(cut)?);
         let (entry, rest) = self.rest.split_at_checked(length).ok_or(cut)?;
         let (head, fields) = entry.split_first_chunk::<ENTRY_HEADER_BYTES>().ok_or(cut)?;
@@ -274,7 +278,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// The fields of one entry that are still to be read.
+/// The fields of one entry that were not read yet.
 struct Fields<'a> {
     form: u8,
     rest: &'a [u8],
@@ -282,39 +286,39 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], Refusal> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], BodyError> {
         let (taken, rest) =
-            self.rest.split_first_chunk::<N>().ok_or(Refusal::Truncated { entry: self.entry })?;
+            self.rest.split_first_chunk::<N>().ok_or(BodyError::Truncated { entry: self.entry })?;
         self.rest = rest;
         Ok(*taken)
     }
 
-    fn u32(&mut self) -> Result<u32, Refusal> {
+    fn u32(&mut self) -> Result<u32, BodyError> {
         self.take().map(u32::from_be_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Refusal> {
+    fn u64(&mut self) -> Result<u64, BodyError> {
         self.take().map(u64::from_be_bytes)
     }
 
-    fn vni(&mut self) -> Result<Vni, Refusal> {
+    fn vni(&mut self) -> Result<Vni, BodyError> {
         let [a, b, c] = self.take()?;
-        Vni::new(u32::from_be_bytes([0, a, b, c])).map_err(|_| Refusal::Vni)
+        Vni::new(u32::from_be_bytes([0, a, b, c])).map_err(|_| BodyError::Vni)
     }
 
-    fn mac(&mut self) -> Result<MacAddr, Refusal> {
+    fn mac(&mut self) -> Result<MacAddr, BodyError> {
         let mac = MacAddr::new(self.take()?);
         check_mac(mac).map(|()| mac)
     }
 
-    /// An address whose family is said by this bit of the form.
-    fn address(&mut self, bit: u8) -> Result<IpAddr, Refusal> {
+    /// Reads an address; `bit` of the form is set if the address is IPv6.
+    fn address(&mut self, bit: u8) -> Result<IpAddr, BodyError> {
         let address: IpAddr =
             if self.form & bit != 0 { self.take::<16>()?.into() } else { self.take::<4>()?.into() };
         check_address(address).map(|()| address)
     }
 
-    fn destination(&mut self) -> Result<Destination, Refusal> {
+    fn destination(&mut self) -> Result<Destination, BodyError> {
         Ok(Destination { vni: self.vni()?, address: self.address(ADDRESS_V6)? })
     }
 }

@@ -1,4 +1,4 @@
-//! `sluice apply -f cloud.yaml`.
+//! `sluice apply -f cloud.yaml`: arguments, progress and output. `sluice_client::apply` does the work.
 
 use crate::api::ApiArgs;
 use crate::failure::Failure;
@@ -10,23 +10,21 @@ use sluice_client::{Client, CloudFile, Event, Gateway, Host, Instance, Options, 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What to apply and how.
 #[derive(Args)]
 pub struct ApplyArgs {
     #[command(flatten)]
     api: ApiArgs,
-    /// Description of the cloud (YAML); `docs/guide/cloud-file.md` says its form
+    /// Cloud file (YAML); `docs/guide/cloud-file.md` describes its format
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// Only say what would be created, and what is there with other content
+    /// Change nothing; only report what would be created, and which objects exist with different content
     #[arg(long)]
     dry_run: bool,
-    /// Wait until every node has everything, at most so many seconds
+    /// Wait until every node has programmed all objects, for at most SECONDS [60 if left out]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "60")]
     wait: Option<u64>,
 }
 
-/// Applies, showing progress on a terminal.
 pub async fn run(args: ApplyArgs) -> Result<(), Failure> {
     let cloud = CloudFile::read(&args.file)
         .map_err(|source| Failure::Cloud { path: args.file.clone(), source: Box::new(source) })?;
@@ -83,12 +81,12 @@ fn line(event: &Event, dry_run: bool) -> String {
     if let Some(difference) = difference {
         return format!("differs      {kind} {name}: {difference}\n");
     }
-    // Instances come in bulk: the name is their VPC's, however few they are.
-    let bulk = *kind == Instance::NOUN;
+    // Instances are created in bulk: the name is that of their VPC, even for a single instance.
+    let is_bulk = *kind == Instance::NOUN;
     let several = |count: u64| format!("{count} {kind}{}", if count == 1 { "" } else { "s" });
     match (tally.created, tally.unchanged) {
-        (1, 0) if !bulk => format!("{made:<12} {kind} {name}\n"),
-        (0, 1) if !bulk => format!("unchanged    {kind} {name}\n"),
+        (1, 0) if !is_bulk => format!("{made:<12} {kind} {name}\n"),
+        (0, 1) if !is_bulk => format!("unchanged    {kind} {name}\n"),
         (created, 0) => format!("{made:<12} {} of VPC {name}\n", several(created)),
         (0, unchanged) => format!("unchanged    {} of VPC {name}\n", several(unchanged)),
         (created, unchanged) => {
@@ -112,8 +110,8 @@ async fn wait(client: &Client, cloud: &CloudFile, timeout: Duration) -> Result<(
     spinner.enable_steady_tick(Duration::from_millis(100));
     client.wait_all_programmed::<Gateway>(&[], timeout).await?;
     client.wait_all_programmed::<Host>(&[], timeout).await?;
-    for it in &cloud.vpcs {
-        let vpc = crate::api::vpc(client, &format!("{}/{}", it.tenant, it.name)).await?;
+    for spec in &cloud.vpcs {
+        let vpc = crate::api::vpc(client, &format!("{}/{}", spec.tenant, spec.name)).await?;
         let id = vpc.id.to_string();
         client.wait_programmed::<Vpc>(vpc.id, timeout).await?;
         client.wait_all_programmed::<Instance>(&[("vpc", &id)], timeout).await?;
@@ -132,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_happened() {
+    fn lines_report_the_outcome_and_the_number_of_objects() {
         let one = |created, unchanged| Event { kind: "vpc", ..event(created, unchanged) };
         assert_eq!(line(&one(1, 0), false), "created      vpc web\n");
         assert_eq!(line(&one(0, 1), true), "unchanged    vpc web\n");

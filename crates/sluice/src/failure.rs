@@ -8,65 +8,51 @@ use std::process::ExitCode;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The API refused, could not be reached, or knows no such thing.
+    /// The API refused the request, could not be reached, or has no such object.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A description of a cloud cannot be used.
+    /// A cloud file cannot be used.
     #[error("{}", path.display())]
     Cloud {
-        /// Its file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: Box<CloudFileError>,
     },
-    /// Flags that do not fit each other.
+    /// Arguments that contradict each other, or have a value that cannot be used.
     #[error("{0}")]
     Usage(String),
-    /// A file or the terminal.
+    /// A file, the terminal or another resource of this machine cannot be used.
     #[error("{what}")]
     File {
-        /// What was tried.
+        /// The failed operation: `cannot write FILE`.
         what: String,
-        /// Why it failed.
         #[source]
         source: std::io::Error,
     },
-    /// The node's agent does not answer.
-    #[error("cannot reach the agent at {}: does it run here, with this --socket, and are you root?", socket.display())]
+    /// The agent of this node does not answer.
+    #[error("cannot reach the agent at {}: is it running on this node, is --socket right, and are you root?", socket.display())]
     Agent {
-        /// Its socket.
         socket: PathBuf,
-        /// Why.
         #[source]
         source: reqwest::Error,
     },
-    /// The node's agent refused.
+    /// The agent of this node refused the request.
     #[error("{action}: {detail}")]
-    AgentRefused {
-        /// What was asked.
-        action: String,
-        /// HTTP status.
-        status: u16,
-        /// What it said.
-        detail: String,
-    },
-    /// A dry run found objects that applying would fail on.
-    #[error("objects that are there with other content: {0}; applying would stop at the first of them")]
+    AgentRefused { action: String, status: u16, detail: String },
+    /// A dry run found existing objects with different content.
+    #[error("{0} objects exist with different content; `apply` would stop at the first of them")]
     Differing(u64),
-    /// A role ended.
+    /// A role ended with an error.
     #[error("sluice {role} failed")]
     Role {
-        /// Which.
         role: &'static str,
-        /// Why.
         #[source]
         source: Box<dyn StdError + Send + Sync>,
     },
 }
 
 impl Failure {
-    /// For `map_err` of a role's end.
+    /// A function for `map_err` that wraps the error of a role.
     pub fn role<E: StdError + Send + Sync + 'static>(role: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::Role { role, source: Box::new(source) }
     }
@@ -85,29 +71,29 @@ impl Failure {
         }
     }
 
-    /// Prints the chain of causes, each once, and gives the exit code.
+    /// Prints the error and its causes, and returns the exit code.
     pub fn report(&self) -> ExitCode {
         eprintln!("error: {}", chain(self));
         ExitCode::from(self.code())
     }
 }
 
-/// The error and its causes in one text; a cause that the text above it already quotes is left out,
-/// and of an HTTP client's many layers all but the last.
+/// The error and its causes in one text. A cause that the text already contains is left out, and of the
+/// nested errors of the HTTP client only the innermost is shown.
 fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
-    let mut layers = false;
+    let mut in_http_client = false;
     while let Some(error) = cause {
-        layers |= error.is::<reqwest::Error>();
-        if layers && error.source().is_some() {
+        in_http_client |= error.is::<reqwest::Error>();
+        if in_http_client && error.source().is_some() {
             cause = error.source();
             continue;
         }
-        let said = error.to_string();
-        if !text.contains(&said) {
+        let message = error.to_string();
+        if !text.contains(&message) {
             text.push_str("\n  cause: ");
-            text.push_str(&said);
+            text.push_str(&message);
         }
         cause = error.source();
     }
@@ -119,19 +105,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chain_says_each_cause_once() {
+    fn each_cause_is_shown_once() {
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         let failure = Failure::File { what: "cannot write".to_owned(), source: refused };
         assert_eq!(chain(&failure), "cannot write\n  cause: connection refused");
-        let quoted = Failure::File {
+        let repeated = Failure::File {
             what: "cannot write: disk is full".to_owned(),
             source: std::io::Error::other("disk is full"),
         };
-        assert_eq!(chain(&quoted), "cannot write: disk is full");
+        assert_eq!(chain(&repeated), "cannot write: disk is full");
     }
 
     #[test]
-    fn codes_tell_refusal_from_absence() {
+    fn exit_code_distinguishes_not_found_from_refused() {
         let problem = |status| {
             let problem =
                 serde_json::from_value(serde_json::json!({"status": status, "title": "x"})).unwrap();

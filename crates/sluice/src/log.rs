@@ -1,5 +1,5 @@
-//! Logs of the roles: structured, on standard error. A thread of its own writes them: where they
-//! are read slowly, or not at all, nothing waits for that, least of all a gateway's part in its cluster.
+//! Logging to standard error. A separate thread writes the lines, so that a slow or stopped reader of
+//! standard error never delays the process: a gateway that waits could miss its hellos and lose its vIPs.
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
@@ -11,50 +11,51 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that may wait to be written; what is more is lost, and counted.
+/// Most lines that wait to be written. Further lines are discarded and counted.
 const WAITING_MAX: usize = 8192;
-/// At the end, what waits is written for so long at most.
+/// Longest time that the process waits at its end for the remaining lines.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// What a log line looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One line of text an event
+    /// One line of text for each event
     Text,
-    /// One JSON object an event
+    /// One JSON object for each event
     Json,
 }
 
-/// How to log.
 #[derive(Args)]
 pub struct LogArgs {
-    /// Form of log lines
+    /// Format of log lines
     #[arg(long, global = true, env = "SLUICE_LOG_FORMAT", default_value = "text", hide_short_help = true)]
     log_format: LogFormat,
-    /// What to log: `info`, `sluice_gateway=debug` [default: info of roles, warnings of other commands]
+    /// Log filter, such as `info` or `sluice_gateway=debug` [default: `info` for roles, `warn` for other
+    /// commands]
     #[arg(long, global = true, env = "SLUICE_LOG", value_name = "FILTER", hide_short_help = true)]
     log: Option<String>,
 }
 
 impl LogArgs {
-    /// Starts logging to standard error, to be ended by [`Log::end`]; `default` is the filter where none
-    /// is given.
+    /// Starts logging to standard error, until [`Log::end`]. `default` is the filter if the user gives none.
     pub fn start(&self, default: &str) -> Result<Log, Failure> {
         let wanted = self.log.as_deref().unwrap_or(default);
         let filter: EnvFilter = wanted
             .parse()
-            .map_err(|error| Failure::Usage(format!("`{wanted}` is no log filter: {error}")))?;
-        let colours = std::io::stderr().is_terminal();
+            .map_err(|error| Failure::Usage(format!("`{wanted}` is not a log filter: {error}")))?;
+        let colors = std::io::stderr().is_terminal();
         let (lines, waiting) = sync_channel(WAITING_MAX);
-        let log = Log { lines, lost: Arc::default() };
-        let lost = log.lost.clone();
+        let log = Log { lines, discarded: Arc::default() };
+        let discarded = log.discarded.clone();
         std::thread::Builder::new()
             .name("log".to_owned())
-            .spawn(move || write_lines(&waiting, &lost, io::stderr()))
-            .map_err(|source| Failure::File { what: "cannot start threads".to_owned(), source })?;
+            .spawn(move || write_lines(&waiting, &discarded, io::stderr()))
+            .map_err(|source| Failure::File {
+                what: "cannot start the thread that writes the log".to_owned(),
+                source,
+            })?;
         let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.clone());
         match self.log_format {
-            LogFormat::Text => lines.with_ansi(colours).init(),
+            LogFormat::Text => lines.with_ansi(colors).init(),
             LogFormat::Json => lines.json().flatten_event(true).init(),
         }
         Ok(log)
@@ -63,33 +64,33 @@ impl LogArgs {
 
 enum Item {
     Line(Vec<u8>),
-    /// Everything before it is written.
+    /// Answered when all lines before it are written.
     End(SyncSender<()>),
 }
 
-/// Where lines go to be written.
+/// Sends lines to the thread that writes them.
 #[derive(Clone)]
 pub struct Log {
     lines: SyncSender<Item>,
-    lost: Arc<AtomicU64>,
+    discarded: Arc<AtomicU64>,
 }
 
 impl Log {
-    /// Waits until what was logged is written, a second at most.
+    /// Waits until all lines are written, for at most [`END_MAX`].
     pub fn end(self) {
         let (done, ended) = sync_channel(1);
         if self.lines.try_send(Item::End(done)).is_ok() {
-            // Whether it was in time or not, this is the end.
+            // The process ends in any case.
             let _ = ended.recv_timeout(END_MAX);
         }
     }
 }
 
 impl Write for Log {
-    /// Each call is one line.
+    /// Sends one line; the subscriber calls this once for each line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.lines.try_send(Item::Line(line.to_vec())).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+            self.discarded.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -107,16 +108,17 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-/// Writes lines until nobody sends any more. One that cannot be written is lost: there is no other place to say so.
-fn write_lines(waiting: &Receiver<Item>, lost: &AtomicU64, mut out: impl Write) {
+/// Writes lines until all senders are gone. A line that cannot be written is lost: there is no other place to
+/// report it.
+fn write_lines(waiting: &Receiver<Item>, discarded: &AtomicU64, mut out: impl Write) {
     while let Ok(item) = waiting.recv() {
         match item {
             Item::Line(line) => drop(out.write_all(&line)),
             Item::End(done) => drop(done.send(())),
         }
-        let number = lost.swap(0, Ordering::Relaxed);
-        if number != 0 {
-            drop(writeln!(out, "{number} lines of the log were lost: they are read too slowly"));
+        let count = discarded.swap(0, Ordering::Relaxed);
+        if count != 0 {
+            drop(writeln!(out, "{count} log lines were discarded because standard error is read too slowly"));
         }
     }
 }
@@ -141,16 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_who_reads() {
+    fn logging_never_waits_and_discarded_lines_are_counted() {
         let (lines, waiting) = sync_channel(2);
-        let mut log = Log { lines, lost: Arc::default() };
-        // Nobody reads at all: two lines wait, the others are counted.
+        let mut log = Log { lines, discarded: Arc::default() };
+        // No thread writes yet: two lines wait, the other two are discarded.
         for line in [&b"one\n"[..], b"two\n", b"three\n", b"four\n"] {
             log.write_all(line).unwrap();
         }
-        let (out, lost) = (Out::default(), log.lost.clone());
+        let (out, discarded) = (Out::default(), log.discarded.clone());
         let written = out.clone();
-        let writer = std::thread::spawn(move || write_lines(&waiting, &lost, out));
+        let writer = std::thread::spawn(move || write_lines(&waiting, &discarded, out));
         while !String::from_utf8_lossy(&written.0.lock().unwrap()).contains("two") {
             std::thread::yield_now();
         }
@@ -160,6 +162,6 @@ mod tests {
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines[0], lines.last()), ("one", Some(&"five")));
-        assert!(lines.contains(&"2 lines of the log were lost: they are read too slowly"));
+        assert!(lines.contains(&"2 log lines were discarded because standard error is read too slowly"));
     }
 }

@@ -1,4 +1,5 @@
-//! `sluice`: every role of a Sluice site, and the operator's command line.
+//! `sluice`: the one binary. It runs every role of a Sluice site and is the operator's command line. This
+//! file lists the subcommands and dispatches them.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -8,22 +9,22 @@ mod failure;
 mod log;
 mod nouns;
 mod output;
-mod verbs;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
+/// [`Failure::code`] returns these codes.
 const EXIT_CODES: &str = "Exit codes:
-  0  done
+  0  success
   1  refused by the API
   2  wrong usage, or a file that cannot be used
   3  the API or the agent cannot be reached
   4  not found
-  5  not programmed in time
+  5  not programmed before the timeout
   6  a role ended with an error";
 
-/// A cloud network: VPCs for tenants, and the gateways that connect them.
+/// Sluice: a cloud network of VPCs for tenants and the gateways that connect them
 #[derive(Parser)]
 #[command(name = "sluice", version, after_help = EXIT_CODES, propagate_version = true)]
 struct Cli {
@@ -35,34 +36,34 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the controller: the API, and what it means for every node
+    /// Run the controller: it serves the API and programs all nodes
     Controller(sluice_controller::Args),
     Gateway(GatewayCommand),
     Vswitch(sluice_vswitch::Args),
     Lab(sluice_lab::Args),
-    /// Ports of this host: what a CNI plugin or a libvirt hook calls
+    /// Ports of this host, attached and detached by a CNI plugin or a libvirt hook
     #[command(subcommand)]
     Port(agent::PortCommand),
-    /// Direct paths of this host
+    /// Direct paths that this host has learned
     #[command(subcommand)]
     Path(agent::PathCommand),
-    /// This node's agent: state, drops
+    /// Status and drop counters of this node's agent
     #[command(subcommand)]
     Agent(agent::AgentCommand),
-    /// Create what a file describes and is not there yet
+    /// Create the objects of a cloud file that do not exist yet
     Apply(apply::ApplyArgs),
     #[command(flatten)]
     Noun(nouns::Noun),
-    /// Print the completion script of a shell
+    /// Print a completion script for a shell
     Completion {
-        /// Which shell
+        /// Shell to print the script for
         shell: clap_complete::Shell,
     },
-    /// Print the API's description (OpenAPI 3.1)
+    /// Print the OpenAPI 3.1 description of the API
     Openapi,
 }
 
-/// Run a gateway, or say what a running one shall do
+/// Run a gateway on this node, or drain, undrain or move a running gateway
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct GatewayCommand {
@@ -73,7 +74,7 @@ struct GatewayCommand {
 }
 
 impl Command {
-    /// What is logged unless said otherwise.
+    /// The log filter if the user gives none.
     fn log_filter(&self) -> &'static str {
         match self {
             Self::Controller(_) | Self::Gateway(GatewayCommand { verb: None, .. }) | Self::Vswitch(_) => {
@@ -95,7 +96,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let log = cli.log.start(cli.command.log_filter())?;
     let runtime = tokio::runtime::Runtime::new()
-        .map_err(|source| Failure::File { what: "cannot start threads".to_owned(), source })?;
+        .map_err(|source| Failure::File { what: "cannot start the runtime's threads".to_owned(), source })?;
     let outcome = runtime.block_on(dispatch(cli.command));
     log.end();
     outcome
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent_and_gateway_runs_without_a_verb() {
         Cli::command().debug_assert();
         let parsed = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
         assert!(matches!(
@@ -149,6 +150,6 @@ mod tests {
         ));
         let run = parsed("sluice gateway --interface eth0 --state-dir /var/lib/sluice");
         assert!(matches!(run, Ok(Command::Gateway(GatewayCommand { verb: None, .. }))));
-        assert!(parsed("sluice gateway").is_err(), "an interface is needed");
+        assert!(parsed("sluice gateway").is_err(), "running a gateway requires an interface");
     }
 }

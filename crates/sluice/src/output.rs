@@ -1,4 +1,4 @@
-//! Printing: tables for people, JSON and YAML for programs.
+//! Output of commands: tables for people, JSON and YAML for programs.
 
 use crate::failure::Failure;
 use clap::ValueEnum;
@@ -7,10 +7,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::io::Write;
 
-/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Columns
+    /// A table
     Table,
     /// JSON
     Json,
@@ -18,7 +17,7 @@ pub enum Format {
     Yaml,
 }
 
-/// Writes to standard output; a reader that went away (`| head`) is no error.
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -36,18 +35,18 @@ pub fn list<T: Serialize>(format: Format, columns: &[&str], objects: &[T]) -> Re
             let rows = objects.iter().map(|object| fields(object)).collect::<Vec<_>>();
             print(&table(columns, &rows))
         }
-        _ => whole(format, &objects),
+        _ => structured(format, &objects),
     }
 }
 
-/// Prints one object: in a table, a line a field.
+/// Prints one object; a table has one line for each field.
 pub fn one<T: Serialize>(format: Format, object: &T) -> Result<(), Failure> {
     if format != Format::Table {
-        return whole(format, object);
+        return structured(format, object);
     }
     let mut lines = bare_table();
     let mut all: Vec<_> = fields(object).into_iter().collect();
-    // What it is called comes first.
+    // The fields that identify the object come first.
     all.sort_by_key(|(field, _)| !["id", "ifname", "name"].contains(&field.as_str()));
     for (field, value) in all {
         lines.add_row([header(&field), field_cell(&field, Some(&value))]);
@@ -55,11 +54,11 @@ pub fn one<T: Serialize>(format: Format, object: &T) -> Result<(), Failure> {
     print(&trimmed(&lines))
 }
 
-fn whole<T: Serialize>(format: Format, value: &T) -> Result<(), Failure> {
-    let unprintable = |error: &dyn std::fmt::Display| Failure::Usage(format!("cannot print: {error}"));
+fn structured<T: Serialize>(format: Format, value: &T) -> Result<(), Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::Usage(format!("cannot format the output: {error}"));
     let text = match format {
-        Format::Yaml => serde_saphyr::to_string(value).map_err(|error| unprintable(&error))?,
-        _ => serde_json::to_string_pretty(value).map_err(|error| unprintable(&error))?,
+        Format::Yaml => serde_saphyr::to_string(value).map_err(|error| failed(&error))?,
+        _ => serde_json::to_string_pretty(value).map_err(|error| failed(&error))?,
     };
     print(&(text.trim_end().to_owned() + "\n"))
 }
@@ -86,7 +85,7 @@ fn table(columns: &[&str], rows: &[Map<String, Value>]) -> String {
     trimmed(&table)
 }
 
-/// Without the blanks that pad the table's edges.
+/// The table's lines without the padding at their edges.
 fn trimmed(table: &Table) -> String {
     let mut text = String::new();
     for line in table.lines() {
@@ -97,7 +96,7 @@ fn trimmed(table: &Table) -> String {
     text
 }
 
-/// A point in time, in milliseconds of the UNIX epoch, as the API tells it.
+/// Field that holds a time in milliseconds of the UNIX epoch; tables show it as a date.
 const TIME_FIELD: &str = "time_ms";
 
 fn header(field: &str) -> String {
@@ -106,16 +105,16 @@ fn header(field: &str) -> String {
 
 fn field_cell(field: &str, value: Option<&Value>) -> String {
     let time_ms = value.filter(|_| field == TIME_FIELD).and_then(Value::as_i64);
-    time_ms.and_then(time).unwrap_or_else(|| cell(value))
+    time_ms.and_then(format_time).unwrap_or_else(|| cell(value))
 }
 
-/// In UTC, by RFC 3339.
-fn time(epoch_ms: i64) -> Option<String> {
+/// The time in UTC, formatted by RFC 3339.
+fn format_time(epoch_ms: i64) -> Option<String> {
     let time = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(epoch_ms) * 1_000_000).ok()?;
     time.format(&time::format_description::well_known::Rfc3339).ok()
 }
 
-/// A value as a table shows it: `-` for nothing, `yes` and `no`, lists with commas.
+/// A value as a table shows it: `-` for an absent value, `yes` and `no`, lists separated by commas.
 fn cell(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "-".to_owned(),
@@ -138,7 +137,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn tables_line_up_and_say_what_is_absent() {
+    fn columns_are_aligned_and_absent_values_are_shown() {
         let rows: Vec<_> = [
             json!({"id": "inst-1", "name": "web", "ipv6": null, "programmed": true}),
             json!({"id": "inst-22", "name": "a-longer-name", "ipv6": "2001:db8::1", "programmed": false}),
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_shown_in_utc() {
+    fn times_are_shown_in_utc_and_invalid_times_as_numbers() {
         let row = json!({"id": 7, "time_ms": 1_795_381_536_045_u64});
         let text = table(&["id", "time_ms"], &[fields(&row)]);
         let words: Vec<&str> = text.split_whitespace().collect();

@@ -165,13 +165,16 @@ fn clusters_gateways_and_what_moves() {
     assert!(list.lines().any(|line| line.contains("gw-a") && line.contains("yes")), "{list}");
     let cluster = site.json(&["clusters", "show", "edge"]);
     let home = site.json(&["gateways", "show", "gw-b"])["id"].clone();
-    assert_eq!((&cluster["vips"][0]["home"], &cluster["vips"][0]["place"]), (&home, &Value::from(0)));
+    assert_eq!(
+        (&cluster["vips"][0]["preferred_owner"], &cluster["vips"][0]["slot"]),
+        (&home, &Value::from(0))
+    );
     assert_eq!(site.json(&["gateways", "undrain", "gw-a"])["draining"], false);
     site.ok(&["clusters", "update", "edge", "--vip", "192.0.2.102", "--vip", "192.0.2.101"]);
     let list = site.ok(&["clusters", "list"]);
     assert!(list.contains("192.0.2.101, 192.0.2.102"), "in order of place: {list}");
     let rotated = site.json(&["cluster", "rotate-key", "edge"]);
-    let (from, until) = (&rotated["valid_from_ms"], &rotated["others_end_ms"]);
+    let (from, until) = (&rotated["valid_from_ms"], &rotated["previous_keys_expire_ms"]);
     assert_eq!(from.as_u64().map(|ms| ms + 300_000), until.as_u64());
     assert!(site.fails(1, &["clusters", "rotate-key", "edge"]).contains("within the last 5 minutes"));
 
@@ -185,7 +188,7 @@ fn clusters_gateways_and_what_moves() {
     assert_eq!(site.json(&["vpcs", "show", "db"])["moving_to"], far, "its peer goes with it");
     site.fails(5, &["vpcs", "move", "red/web", "--to", "far", "--wait", "0"]);
     let events = site.json(&["events", "list", "--subject", moving["id"].as_str().expect("an id")]);
-    assert_eq!(events[0]["kind"], "vpc_move_begun");
+    assert_eq!(events[0]["kind"], "vpc_move_started");
     let last = events[0]["id"].to_string();
     assert!(site.ok(&["event", "list", "--after", &last, "--limit", "1"]).lines().count() <= 2);
 

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const AUTHORITY_DAYS: u32 = 20 * 365;
 const NODE_DAYS: u32 = 10 * 365;
-/// A server certificate is made anew at every start of a controller.
+/// A server certificate is created at every start of a controller.
 const SERVER_DAYS: u32 = 2 * 365;
 
 /// Signs the certificates of nodes and of the controller's own listener. Its
@@ -94,7 +94,7 @@ impl CertificateAuthority {
     /// and addresses.
     ///
     /// # Errors
-    /// [`Error::Certificate`] when a name is none.
+    /// [`Error::Certificate`] if a name is invalid.
     pub fn server_certificate(&self, names: &[String]) -> Result<ServerCertificate, Error> {
         let key = KeyPair::generate().map_err(failed("make the server's key"))?;
         let mut params = params("Sluice controller", SERVER_DAYS);

@@ -49,7 +49,7 @@ pub struct Member {
     pub vtep4: Option<Ipv4Addr>,
     /// At least one of both.
     pub vtep6: Option<Ipv6Addr>,
-    /// It shall own nothing, if anybody else can.
+    /// It must own nothing, if another gateway can.
     pub draining: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Home {
     pub gateway: GatewayId,
 }
 
-/// What a cluster shall look like.
+/// Configuration of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterPlan {
     /// Which cluster.
@@ -75,8 +75,9 @@ pub struct ClusterPlan {
     pub members: Vec<Member>,
     /// In order of place, at most one a vIP.
     pub homes: Vec<Home>,
-    /// Between two hellos of a gateway, in milliseconds, [`HELLO_MS_MIN`](sluice_types::HELLO_MS_MIN) to
-    /// [`HELLO_MS_MAX`](sluice_types::HELLO_MS_MAX).
+    /// Interval between two hellos of a gateway, in milliseconds:
+    /// [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) to
+    /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX).
     pub hello_ms: u16,
 }
 

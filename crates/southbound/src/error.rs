@@ -35,7 +35,7 @@ pub enum Error {
         #[source]
         source: rcgen::Error,
     },
-    /// A name of a node is none.
+    /// The name of a node is invalid.
     #[error(transparent)]
     Node(#[from] NodeError),
     /// The controller answered an enrolment for another node.
@@ -49,7 +49,7 @@ pub enum Error {
     /// The controller's address cannot be used.
     #[error("`{0}` is no controller address: expected HOST:PORT")]
     Address(String),
-    /// No TLS connection: nobody there, or certificates do not fit.
+    /// There is no TLS connection: the peer does not answer, or the certificates do not match.
     #[error("cannot connect to the controller at {controller}")]
     Connect {
         /// HOST:PORT

@@ -42,7 +42,8 @@ pub enum Malformed {
     /// Not 0..=127.
     #[error("{0} is no vIP's place")]
     Place(u32),
-    /// Not [`HELLO_MS_MIN`](sluice_types::HELLO_MS_MIN) to [`HELLO_MS_MAX`](sluice_types::HELLO_MS_MAX).
+    /// The hello interval is not between [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) and
+    /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX).
     #[error("{0} ms is no hello interval")]
     Hello(u32),
     /// What must be in order is not, or is there twice.

@@ -1,6 +1,6 @@
 //! Times bulk creation, outbox reading, snapshot and deletion:
 //! `cargo run --release -p sluice-store --example bulk -- URL COUNT...`.
-//! The figures of `docs/decisions/0003-store.md` were made with it.
+//! The figures of `docs/decisions/store.md` were made with it.
 
 use sluice_store::{InstancesOf, NewHost, NewInstance, NewSubnet, NewVpc, Store, open};
 use sluice_types::{HostId, SubnetId};
@@ -65,7 +65,7 @@ async fn main() -> Fallible<()> {
 }
 
 async fn measure(
-    store: &dyn Store,
+    store: &Store,
     vpc: &sluice_store::Vpc,
     subnet: SubnetId,
     hosts: &[HostId],

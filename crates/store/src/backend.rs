@@ -1,52 +1,51 @@
-//! The thin difference between the databases: how a statement is sent, how a
-//! transaction begins and ends, how instances are inserted by the hundred
-//! thousand, and what an error means.
+//! The interface that both databases implement: sending statements, starting and ending transactions, bulk
+//! insertion of instances. It also translates errors of the database driver.
 
 use crate::value::{Row, Value};
 use crate::{Instance, Result, StoreError};
 use async_trait::async_trait;
 
-/// Something that statements can be sent to.
+/// A connection or transaction that executes statements.
 #[async_trait]
 pub(crate) trait Query: Send {
-    /// Rows of a query, or of a change with RETURNING.
+    /// Executes a query, or a change with RETURNING, and returns the rows.
     async fn rows(&mut self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>>;
-    /// Rows changed.
+    /// Executes a change and returns the number of changed rows.
     async fn run(&mut self, sql: &str, args: Vec<Value>) -> Result<u64>;
 
-    /// The first row, if there is one.
+    /// Returns the first row, if there is one.
     async fn row(&mut self, sql: &str, args: Vec<Value>) -> Result<Option<Row>> {
         Ok(self.rows(sql, args).await?.into_iter().next())
     }
 
-    /// True if there is a row.
+    /// Returns true if the query has a row.
     async fn any(&mut self, sql: &str, args: Vec<Value>) -> Result<bool> {
         Ok(!self.rows(sql, args).await?.is_empty())
     }
 }
 
-/// A transaction. Dropped, it is rolled back.
+/// A transaction. It is rolled back if it is dropped.
 #[async_trait]
 pub(crate) trait Tx: Query {
-    /// Inserts instances, with what was derived of each (`DERIVED_*` of `rows`).
+    /// Inserts instances. `derived` has the flags `DERIVED_*` (see `rows.rs`) of each instance.
     async fn insert_instances(&mut self, instances: &[Instance], derived: &[u8]) -> Result<()>;
-    /// A failed commit may have happened or not: that is `Unavailable`.
+    /// Commits. If this fails with `Unavailable`, the commit may have happened or not.
     async fn commit(self: Box<Self>) -> Result<()>;
     async fn rollback(self: Box<Self>) -> Result<()>;
 }
 
-/// A database.
+/// A database: SQLite or PostgreSQL.
 #[async_trait]
 pub(crate) trait Backend: Send + Sync {
-    /// Rows of a single query, which sees one moment.
+    /// Executes a single query, which sees one consistent state.
     async fn rows(&self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>>;
-    /// A transaction that may write.
+    /// Starts a transaction that may write.
     async fn begin_write(&self) -> Result<Box<dyn Tx>>;
-    /// A transaction whose queries all see one moment, and that delays no writer.
+    /// Starts a transaction whose queries all see the same state. It does not block writers.
     async fn begin_read(&self) -> Result<Box<dyn Tx>>;
 }
 
-/// Single queries outside a transaction, as a [`Query`].
+/// Executes single queries outside a transaction.
 pub(crate) struct Reader<'a>(pub &'a dyn Backend);
 
 #[async_trait]
@@ -60,7 +59,7 @@ impl Query for Reader<'_> {
     }
 }
 
-/// What an error of the driver means for the caller.
+/// Translates an error of the database driver.
 pub(crate) fn classify(error: sqlx::Error) -> StoreError {
     use sqlx::Error as E;
     let unavailable = |cause: String, source| StoreError::Unavailable { cause, source: Some(source) };
@@ -91,7 +90,7 @@ fn classify_database(database: Box<dyn sqlx::error::DatabaseError>) -> StoreErro
     }
 }
 
-/// SQLite's extended result codes keep the primary one in the low byte.
+/// Causes of unavailability. The low byte of SQLite's extended result codes is the primary code.
 fn sqlite_cause(code: u32) -> Option<&'static str> {
     Some(match code & 0xff {
         5 | 6 => "database file locked by another process",
@@ -104,7 +103,7 @@ fn sqlite_cause(code: u32) -> Option<&'static str> {
     })
 }
 
-/// PostgreSQL's SQLSTATE classes that say the server cannot serve now.
+/// Causes of unavailability, by SQLSTATE code or class of PostgreSQL.
 fn postgres_cause(code: &str) -> Option<&'static str> {
     Some(match code {
         "40001" | "40P01" => "conflicting transactions",
@@ -118,13 +117,13 @@ fn postgres_cause(code: &str) -> Option<&'static str> {
             "28" => "server refuses the login",
             "53" => "server is out of resources",
             "57" => "server is shutting down or starting",
-            "58" => "server's system error",
+            "58" => "system error of the server",
             _ => return None,
         },
     })
 }
 
-/// True when the transaction surely did not happen and may be tried again.
+/// True if the transaction certainly was rolled back and may be retried.
 pub(crate) fn is_retryable(error: &StoreError) -> bool {
     let StoreError::Unavailable { source: Some(sqlx::Error::Database(database)), .. } = error else {
         return false;

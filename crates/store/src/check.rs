@@ -1,19 +1,20 @@
-//! Rules that need no database: names, prefixes, addresses.
+//! Checks that need no database: names, prefixes, addresses.
 
 use crate::{Conflict, Result, StoreError, Subnet};
 use sluice_types::{
-    HELLO_MS_MAX, HELLO_MS_MIN, IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, first_host, is_unicast, overlap,
+    HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, IpNet, Ipv4Net, Ipv6Net, MacAddr, ROUTER_MAC, first_host,
+    is_unicast, overlap,
 };
 use std::net::IpAddr;
 
-/// vIPs of each family that a cluster may have.
+/// Largest number of vIPs of one family in a cluster.
 const MAX_VIPS: usize = 63;
-/// Resolvers that DHCP offers.
+/// Largest number of DNS resolvers that DHCP offers.
 const MAX_DNS: usize = 2;
-/// IPv6's minimum to the largest that common NICs carry.
+/// From the minimum MTU of IPv6 to the largest that common NICs support.
 const MTU: std::ops::RangeInclusive<u16> = 1280..=9216;
 
-/// Prefixes that no subnet may touch.
+/// Prefixes that no subnet may overlap.
 const SPECIAL: [(&str, &str); 8] = [
     ("0.0.0.0/8", "\"this network\""),
     ("127.0.0.0/8", "loopback"),
@@ -25,18 +26,18 @@ const SPECIAL: [(&str, &str); 8] = [
     ("ff00::/8", "multicast"),
 ];
 
-/// A rule that `offender` breaks.
+/// The error for a value that a check refuses. `offender` names the field or value.
 pub(crate) fn invalid(offender: impl ToString, message: impl Into<String>) -> StoreError {
     StoreError::Conflict(Conflict::Invalid { offender: offender.to_string(), message: message.into() })
 }
 
-/// 1 to 63 letters, digits, dots, underscores and hyphens.
+/// Checks a name: 1 to 63 letters, digits, dots, underscores and hyphens.
 pub(crate) fn name(kind: &str, name: &str) -> Result<()> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
         return Err(invalid(
             name,
-            format!("`{name}` is no {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`"),
+            format!("`{name}` is not a valid {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`"),
         ));
     }
     Ok(())
@@ -49,19 +50,19 @@ pub(crate) fn mtu(mtu: u16) -> Result<()> {
     Ok(())
 }
 
-/// A hello interval in milliseconds.
-pub(crate) fn hello(hello_ms: u16) -> Result<()> {
-    if (HELLO_MS_MIN..=HELLO_MS_MAX).contains(&hello_ms) {
+/// Checks a hello interval.
+pub(crate) fn hello_interval(hello_ms: u16) -> Result<()> {
+    if (HELLO_INTERVAL_MS_MIN..=HELLO_INTERVAL_MS_MAX).contains(&hello_ms) {
         return Ok(());
     }
-    let range = format!("between {HELLO_MS_MIN} and {HELLO_MS_MAX} ms");
-    Err(invalid("hello_ms", format!("a hello interval of {hello_ms} ms is not {range}")))
+    let range = format!("between {HELLO_INTERVAL_MS_MIN} and {HELLO_INTERVAL_MS_MAX} ms");
+    Err(invalid("hello_interval_ms", format!("a hello interval of {hello_ms} ms is not {range}")))
 }
 
-/// An address of the underlay: a VTEP or a vIP.
+/// Checks an underlay address: a VTEP or a vIP.
 pub(crate) fn underlay(address: IpAddr) -> Result<()> {
     if !is_unicast(address) || address.to_canonical() != address {
-        return Err(invalid(address, format!("{address} is no address that an interface can have")));
+        return Err(invalid(address, format!("{address} is not a unicast address of an interface")));
     }
     let host = IpNet::from(address);
     match special(&host, |special| special.contains(&host))? {
@@ -72,7 +73,7 @@ pub(crate) fn underlay(address: IpAddr) -> Result<()> {
     }
 }
 
-/// The first of the special ranges for which `touches` holds.
+/// The first of the [`SPECIAL`] ranges for which `touches` is true.
 fn special(net: &IpNet, touches: impl Fn(&IpNet) -> bool) -> Result<Option<(IpNet, &'static str)>> {
     for (range, what) in SPECIAL {
         let range: IpNet = range.parse().map_err(|_| invalid(net, range))?;
@@ -83,7 +84,7 @@ fn special(net: &IpNet, touches: impl Fn(&IpNet) -> bool) -> Result<Option<(IpNe
     Ok(None)
 }
 
-/// The destination of a route: all addresses, or such as packets can be routed to.
+/// Checks the destination of a route: a prefix that is not inside a special range.
 pub(crate) fn destination(net: IpNet) -> Result<()> {
     prefix(net)?;
     match special(&net, |special| special.contains(&net))? {
@@ -101,13 +102,16 @@ pub(crate) fn vips(vips: &[IpAddr]) -> Result<()> {
     for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
         let count = vips.iter().filter(|vip| family(vip)).count();
         if count > MAX_VIPS {
-            return Err(invalid("vips", format!("{count} vIPs of one family; {MAX_VIPS} are possible")));
+            return Err(invalid(
+                "vips",
+                format!("{count} vIPs of one family; at most {MAX_VIPS} are possible"),
+            ));
         }
     }
     for (index, vip) in vips.iter().enumerate() {
         underlay(*vip)?;
         if vips[..index].contains(vip) {
-            return Err(invalid(vip, format!("vIP {vip} is given twice")));
+            return Err(invalid(vip, format!("vIP {vip} is listed twice")));
         }
     }
     Ok(())
@@ -115,15 +119,12 @@ pub(crate) fn vips(vips: &[IpAddr]) -> Result<()> {
 
 pub(crate) fn prefix(net: IpNet) -> Result<()> {
     if net.trunc() != net {
-        return Err(invalid(
-            net,
-            format!("prefix {net} has bits set behind its length; did you mean {}?", net.trunc()),
-        ));
+        return Err(invalid(net, format!("prefix {net} has host bits set; did you mean {}?", net.trunc())));
     }
     Ok(())
 }
 
-/// The prefixes of a new subnet.
+/// Checks the prefixes and resolvers of a new subnet.
 pub(crate) fn subnet(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, dns: &[std::net::Ipv4Addr]) -> Result<()> {
     if v4.is_none() && v6.is_none() {
         return Err(invalid("ipv4", "a subnet needs an IPv4 or an IPv6 prefix"));
@@ -131,27 +132,27 @@ pub(crate) fn subnet(v4: Option<Ipv4Net>, v6: Option<Ipv6Net>, dns: &[std::net::
     for net in v4.map(IpNet::V4).into_iter().chain(v6.map(IpNet::V6)) {
         prefix(net)?;
         if first_host(&net).is_none() {
-            return Err(invalid(net, format!("prefix {net} has no room for a router and an instance")));
+            return Err(invalid(net, format!("prefix {net} is too small for a router and an instance")));
         }
         if let Some((range, what)) = special(&net, |special| overlap(&net, special))? {
             return Err(invalid(net, format!("prefix {net} contains {what} addresses ({range})")));
         }
     }
     if dns.len() > MAX_DNS {
-        return Err(invalid("dns", format!("{} resolvers; {MAX_DNS} are possible", dns.len())));
+        return Err(invalid("dns", format!("{} resolvers; at most {MAX_DNS} are possible", dns.len())));
     }
     if let Some(bad) = dns.iter().find(|a| !is_unicast(IpAddr::V4(**a))) {
-        return Err(invalid(bad, format!("resolver {bad} is no unicast address")));
+        return Err(invalid(bad, format!("resolver {bad} is not a unicast address")));
     }
     Ok(())
 }
 
-/// A subnet's prefixes.
+/// The prefixes of a subnet, at most one of each family.
 pub(crate) fn prefixes(subnet: &Subnet) -> impl Iterator<Item = IpNet> + use<> {
     subnet.ipv4.map(IpNet::V4).into_iter().chain(subnet.ipv6.map(IpNet::V6))
 }
 
-/// The first overlap between one subnet's prefixes and others'.
+/// The first overlap between the prefixes `given` and those of other subnets.
 pub(crate) fn first_overlap<'a>(
     given: &[IpNet],
     others: impl IntoIterator<Item = &'a Subnet>,
@@ -168,15 +169,18 @@ pub(crate) fn first_overlap<'a>(
 
 pub(crate) fn mac(mac: MacAddr) -> Result<()> {
     if !mac.is_unicast() {
-        return Err(invalid(mac, format!("MAC {mac} is no station's: it is zero or a group address")));
+        return Err(invalid(
+            mac,
+            format!("MAC {mac} is not a unicast address: it is zero or a group address"),
+        ));
     }
     if mac == ROUTER_MAC {
-        return Err(invalid(mac, format!("MAC {mac} is the router's of every VPC")));
+        return Err(invalid(mac, format!("MAC {mac} is reserved for the router of every VPC")));
     }
     Ok(())
 }
 
-/// First and last address of a prefix that instances can have.
+/// The first and the last address of a prefix that instances can have.
 pub(crate) fn usable(net: &IpNet) -> (u128, u128) {
     let network = number(net.network());
     match net {
@@ -193,7 +197,7 @@ pub(crate) fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// That an instance of the subnet may have the address.
+/// Checks that an instance of the subnet may have the address.
 pub(crate) fn address(subnet: &Subnet, address: IpAddr) -> Result<()> {
     let net = match address {
         IpAddr::V4(_) => subnet.ipv4.map(IpNet::V4),
@@ -221,7 +225,7 @@ pub(crate) fn address(subnet: &Subnet, address: IpAddr) -> Result<()> {
     Err(Conflict::ReservedAddress { address: address.to_string(), prefix: net.to_string(), role }.into())
 }
 
-/// What differs between an object and a request for one of the same name.
+/// The differences between an existing object and a request with the same name.
 #[derive(Default)]
 pub(crate) struct Difference(Vec<String>);
 
@@ -235,13 +239,13 @@ impl Difference {
         self
     }
 
-    /// Compares a field that may be absent on either side.
+    /// Compares a field that can be absent in the object or the request.
     pub fn optional<T: ToString>(self, name: &str, existing: Option<T>, given: Option<T>) -> Self {
         let text = |value: Option<T>| value.map_or_else(|| "none".to_owned(), |v| v.to_string());
         self.field(name, text(existing), text(given))
     }
 
-    /// Compares a field that is allocated if left out of the request.
+    /// Compares a field that is allocated if the request omits it.
     pub fn given<T: ToString>(self, name: &str, existing: Option<T>, given: Option<T>) -> Self {
         match given {
             Some(_) => self.optional(name, existing, given),
@@ -249,7 +253,7 @@ impl Difference {
         }
     }
 
-    /// No difference, or the conflict.
+    /// Fails if there is a difference.
     pub fn conflict(self, kind: &'static str, name: &str) -> Result<()> {
         if self.0.is_empty() {
             return Ok(());
@@ -263,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn names_have_1_to_63_allowed_characters() {
         for good in ["a", "VM-1.eu_2", &"x".repeat(63)] {
             assert!(name("tenant", good).is_ok(), "{good}");
         }
@@ -273,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn subnets_have_room_and_no_special_addresses() {
+    fn subnet_prefixes_are_large_enough_and_have_no_special_addresses() {
         let check = |v4: &str| subnet(Some(v4.parse().unwrap()), None, &[]);
         assert!(check("10.0.0.0/30").is_ok());
         for bad in ["10.0.0.0/31", "10.0.0.1/24", "0.0.0.0/0", "127.1.0.0/16", "224.0.0.0/24", "240.0.0.0/8"]
@@ -288,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn usable_addresses() {
+    fn usable_addresses_exclude_network_router_and_broadcast() {
         let range = |net: &str| usable(&net.parse().unwrap());
         assert_eq!(range("10.0.0.0/30"), (0x0a00_0002, 0x0a00_0002));
         assert_eq!(range("10.0.0.0/24"), (0x0a00_0002, 0x0a00_00fe));

@@ -1,7 +1,7 @@
-//! The outbox's payload: a version byte, then postcard.
+//! Encoding of outbox payloads: a version byte, then postcard.
 //!
-//! Instances travel by the million, so they have a compact form of their own:
-//! numbers instead of the texts that ids and addresses are elsewhere.
+//! The outbox can carry millions of instances, so they have a compact encoding: ids and addresses are numbers
+//! instead of the texts that they are elsewhere.
 
 use crate::{Change, Host, Instance, Result, StoreError, Subnet, Vpc};
 use serde::{Deserialize, Serialize};
@@ -9,8 +9,8 @@ use sluice_types::{ClusterId, HostId, InstanceId, MacAddr, SubnetId, VpcId};
 use std::borrow::Cow;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// First byte. Variants are told apart by position, here and in [`Change`]:
-/// new ones go last, anything else is a new version.
+/// First byte of a payload. Variants are encoded by position, here and in [`Change`]: new ones are added at
+/// the end, and any other change of the format needs a new version.
 const VERSION: u8 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -83,7 +83,7 @@ fn expand(vpc: VpcId, compact: CompactInstance<'_>) -> Instance {
     }
 }
 
-/// A created batch, without building a [`Change`] first.
+/// Encodes [`Change::InstancesCreated`] without copying the instances into a [`Change`] first.
 pub(crate) fn encode_created(
     vpc: &Vpc,
     subnets: &[Subnet],
@@ -124,14 +124,16 @@ pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
 
 fn to_bytes(payload: &Payload<'_>) -> Result<Vec<u8>> {
     postcard::to_extend(payload, vec![VERSION])
-        .map_err(|e| StoreError::Corrupt(format!("outbox row that cannot be written: {e}")))
+        .map_err(|e| StoreError::Corrupt(format!("cannot encode an outbox row: {e}")))
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> Result<Change> {
     let corrupt = |what: String| StoreError::Corrupt(format!("outbox row: {what}"));
     let body = match bytes.split_first() {
         Some((&VERSION, body)) => body,
-        Some((version, _)) => return Err(corrupt(format!("version {version}, this Sluice knows {VERSION}"))),
+        Some((version, _)) => {
+            return Err(corrupt(format!("unknown version {version}; this program knows version {VERSION}")));
+        }
         None => return Err(corrupt("empty".into())),
     };
     Ok(match postcard::from_bytes(body).map_err(|e| corrupt(e.to_string()))? {

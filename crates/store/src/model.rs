@@ -1,7 +1,7 @@
-//! The objects of the northbound API as the store keeps them.
+//! The objects of the northbound API as the store keeps them, and the [`Change`]s that the outbox carries.
 //!
-//! `revision` is the database's revision at the object's last change: its ETag,
-//! and what nodes must have acknowledged before the object counts as programmed.
+//! `revision` of an object is the database revision at its last change. It is the object's ETag, and the
+//! revision that nodes must acknowledge before the object counts as programmed.
 
 use serde::{Deserialize, Serialize};
 use sluice_types::{
@@ -10,7 +10,7 @@ use sluice_types::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An owner of VPCs. Names are unique in the cloud.
+/// A tenant, which owns VPCs. Names are unique in the cloud.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
     pub id: TenantId,
@@ -18,8 +18,7 @@ pub struct Tenant {
     pub revision: u64,
 }
 
-/// A virtual private cloud: one VNI, one VRF, placed on one cluster. Names are
-/// unique in the tenant.
+/// A virtual private cloud: one VNI and one VRF, carried by one cluster. Names are unique in the tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vpc {
     pub id: VpcId,
@@ -27,46 +26,46 @@ pub struct Vpc {
     pub tenant: TenantId,
     pub vni: Vni,
     pub cluster: ClusterId,
-    /// MTU of the VPC's interfaces, bytes of IP packet.
+    /// MTU of the instances' interfaces: size of the IP packet in bytes.
     pub mtu: u16,
-    /// kbit/s from which a flow is offloaded: `None` the gateways' own threshold,
-    /// [`OFFLOAD_NEVER`] none is.
+    /// A flow of at least this rate, in kbit/s, is offloaded. `None` is the threshold of the gateways,
+    /// [`OFFLOAD_NEVER`] disables offloading.
     pub offload_kbps: Option<u32>,
-    /// On its way to another cluster.
+    /// Set while the VPC moves to another cluster.
     pub moving: Option<Move>,
     pub revision: u64,
 }
 
-/// [`Vpc::offload_kbps`] of a VPC none of whose flows is offloaded.
+/// Value of [`Vpc::offload_kbps`] that disables offloading.
 pub const OFFLOAD_NEVER: u32 = u32::MAX;
 
-/// A VPC's way to another cluster, make before break: both have its entries while
-/// it lasts. VPCs that are peered go together.
+/// Move of a VPC to another cluster, make before break: both clusters have the entries of the VPC during the
+/// move. Peered VPCs move together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
-    /// The revision that began it, the same for all that go together.
+    /// Revision that started the move, the same for all VPCs that move together.
     pub id: u64,
     pub to: ClusterId,
-    /// False: hosts send to the old cluster, while the new one learns. True: they
-    /// are told to send to the new one, and those that were not yet reached still
-    /// send to the old.
+    /// False: hosts send to the old cluster while the new one receives the entries. True: hosts are
+    /// reprogrammed to send to the new cluster; hosts that have not applied this yet still send to the old
+    /// one.
     pub switched: bool,
 }
 
 impl Vpc {
-    /// The cluster that hosts are told to send to.
+    /// The cluster to which hosts are programmed to send.
     pub fn serving(&self) -> ClusterId {
         self.moving.filter(|moving| moving.switched).map_or(self.cluster, |moving| moving.to)
     }
 
-    /// The clusters that have its entries.
+    /// The clusters that have the entries of the VPC: one, or two during a move.
     pub fn clusters(&self) -> impl Iterator<Item = ClusterId> + use<> {
         std::iter::once(self.cluster).chain(self.moving.map(|moving| moving.to))
     }
 }
 
-/// A prefix of each family (at least one) of a VPC. Names are unique in the VPC.
-/// The first host address of each prefix is the router's.
+/// A subnet: one prefix of IPv4, IPv6 or both. Names are unique in the VPC. The first host address of each
+/// prefix is the router's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subnet {
     pub id: SubnetId,
@@ -74,41 +73,44 @@ pub struct Subnet {
     pub vpc: VpcId,
     pub ipv4: Option<Ipv4Net>,
     pub ipv6: Option<Ipv6Net>,
-    /// Resolvers offered by DHCP, at most 2.
+    /// DNS resolvers that DHCP offers, at most 2.
     pub dns: Vec<Ipv4Addr>,
     pub revision: u64,
 }
 
-/// A machine that holds instances. Names are unique in the cloud.
+/// A host: a machine that runs instances. Names are unique in the cloud.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
     pub id: HostId,
     pub name: String,
-    /// Underlay address of its VXLAN tunnel endpoint.
+    /// Underlay address of the VXLAN tunnel endpoint.
     pub vtep: IpAddr,
-    /// Runs `sluice vswitch`; false for a foreign VXLAN endpoint, which is
-    /// never waited for.
+    /// True if the host runs `sluice vswitch`. A foreign VXLAN endpoint does not, and no change waits for it.
     pub agent: bool,
     pub revision: u64,
 }
 
-/// A set of gateways that hold the same tables, and the vIPs they share out.
+/// A cluster: gateways that hold the same tables, and the vIPs that they divide among themselves. Names are
+/// unique in the cloud.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cluster {
     pub id: ClusterId,
     pub name: String,
-    /// 1..=63 of each family used, in order of place, which is bucket order.
+    /// 1 to 63 vIPs of each family that is used, in order of slot, which is the order of the hash buckets.
     pub vips: Vec<ClusterVip>,
-    /// Between two hellos of its gateways, in milliseconds, [`HELLO_MS_MIN`](sluice_types::HELLO_MS_MIN) to
-    /// [`HELLO_MS_MAX`](sluice_types::HELLO_MS_MAX): what finds failures waits by it.
+    /// Interval between two hellos of a gateway, in milliseconds,
+    /// [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) to
+    /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX). The timeouts of failure detection are
+    /// multiples of it.
     pub hello_ms: u16,
-    /// Grows when vIPs, gateways, draining, homes or the hello interval change: the revision of that change, or more.
+    /// Revision of the vIP assignment (vIPs, gateways, drains, preferred owners, hello interval). It is the
+    /// database revision of the last change of the assignment, or higher.
     pub plan_revision: u64,
     pub revision: u64,
 }
 
 impl Cluster {
-    /// The vIPs' addresses, in order of place.
+    /// Addresses of the vIPs, in order of slot.
     pub fn addresses(&self) -> Vec<IpAddr> {
         self.vips.iter().map(|vip| vip.address).collect()
     }
@@ -117,56 +119,59 @@ impl Cluster {
 /// A vIP of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterVip {
-    /// 0..=127. It and the MAC that follows from it stay for as long as the cluster
-    /// has the vIP.
+    /// Number of the vIP in its cluster, 0 to 127. The slot, and the MAC that is derived from it, do not
+    /// change as long as the cluster has the vIP.
     pub place: u8,
     pub address: IpAddr,
-    /// The gateway that owns it while all is well; `None` in a cluster without any.
+    /// Gateway that owns the vIP as long as that gateway is ready. `None` if the cluster has no gateway.
     pub home: Option<GatewayId>,
 }
 
-/// A secret that the nodes of a cluster share for a time.
+/// A secret that the nodes of a cluster share, valid for a limited time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterKey {
-    /// Never used again, in no cluster.
+    /// Never reused, in any cluster.
     pub id: u32,
     pub cluster: ClusterId,
     pub secret: Secret,
-    /// Milliseconds of the UNIX epoch: valid from here...
+    /// Start of validity, in milliseconds of the UNIX epoch.
     pub not_before_ms: u64,
-    /// ...until before here.
+    /// End of validity (exclusive), in milliseconds of the UNIX epoch.
     pub not_after_ms: u64,
 }
 
-/// A cluster's key that was renewed out of turn.
+/// Result of a key rotation that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyRotation {
-    /// Milliseconds of the UNIX epoch: the new one is valid from here...
+    /// Start of validity of the new key, in milliseconds of the UNIX epoch.
     pub valid_from_ms: u64,
-    /// ...and all others until before here.
+    /// End of validity of all other keys, in milliseconds of the UNIX epoch.
     pub others_end_ms: u64,
 }
 
-/// Something that happened, for people to read later.
+/// An entry of the event log, which people read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     pub id: u64,
-    /// Milliseconds of the UNIX epoch.
+    /// Time of the event, in milliseconds of the UNIX epoch.
     pub time_ms: u64,
+    /// Kind of event, such as `vpc_move_started`.
     pub kind: String,
-    /// Id of the object it is about.
+    /// Id of the object that the event is about.
     pub subject: String,
-    /// One sentence.
+    /// One sentence that describes the event.
     pub text: String,
     pub details: serde_json::Value,
 }
 
-/// An event to be.
+/// An event to add to the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewEvent {
-    /// Like `vpc_move_begun`.
+    /// Kind of event, such as `vpc_move_started`.
     pub kind: String,
+    /// Id of the object that the event is about.
     pub subject: String,
+    /// One sentence that describes the event.
     pub text: String,
     pub details: serde_json::Value,
 }
@@ -177,52 +182,54 @@ pub struct Gateway {
     pub id: GatewayId,
     pub name: String,
     pub cluster: ClusterId,
-    /// Underlay addresses that its VXLAN packets come from, at least one.
+    /// Source addresses of the gateway's VXLAN packets on the underlay. There is at least one of the two
+    /// families.
     pub vtep4: Option<Ipv4Addr>,
     pub vtep6: Option<Ipv6Addr>,
-    /// It is to own no vIP, if another gateway can.
+    /// The gateway must own no vIP if another gateway of its cluster can.
     pub draining: bool,
-    /// On its way from one cluster to another.
+    /// Set while the gateway moves to another cluster.
     pub moving: Option<GatewayMove>,
     pub revision: u64,
 }
 
-/// A gateway's way to another cluster, make before break: it has the entries of both
-/// while it lasts.
+/// Move of a gateway to another cluster, make before break: the gateway has the entries of both clusters
+/// during the move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatewayMove {
-    /// The revision that began it.
+    /// Revision that started the move.
     pub id: u64,
-    /// The cluster that it is not a member of: where it goes, or where it was.
+    /// The cluster of which the gateway is not a member: its new cluster until it has joined, then its old
+    /// one.
     pub other: ClusterId,
-    /// False: it learns the other cluster's entries, and gives its vIPs away. True: it
-    /// has joined, and still has the entries of the cluster that it left.
+    /// False: the gateway receives the entries of the other cluster and gives its vIPs away. True: it has
+    /// joined its new cluster and still has the entries of the old one.
     pub joined: bool,
 }
 
 impl Gateway {
-    /// It is to own no vIP of its cluster: the operator says so, or it leaves.
+    /// True if the gateway must own no vIP of its cluster, because it drains or leaves the cluster.
     pub fn retires(&self) -> bool {
         self.draining || self.leaves()
     }
 
-    /// It is on its way out of its cluster.
+    /// True if the gateway is moving to another cluster that it has not joined yet.
     pub fn leaves(&self) -> bool {
         self.moving.is_some_and(|moving| !moving.joined)
     }
 
-    /// Whether it has a VTEP of a family: without, it cannot own a vIP of it.
+    /// True if the gateway has a VTEP of the family. Otherwise it cannot own a vIP of that family.
     pub fn has_family(&self, ipv4: bool) -> bool {
         if ipv4 { self.vtep4.is_some() } else { self.vtep6.is_some() }
     }
 
-    /// The clusters whose entries it has, its own first.
+    /// The clusters whose entries the gateway has; the first is its own cluster.
     pub fn clusters(&self) -> impl Iterator<Item = ClusterId> + use<> {
         std::iter::once(self.cluster).chain(self.moving.map(|moving| moving.other))
     }
 }
 
-/// One VM's port in one subnet, on one host. Names are unique in the VPC.
+/// An instance: the port of a VM in one subnet, on one host. Names are unique in the VPC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instance {
     pub id: InstanceId,
@@ -236,7 +243,8 @@ pub struct Instance {
     pub revision: u64,
 }
 
-/// The routes of a VPC beside its subnets'. Created with the VPC, as `main`.
+/// A route table: the routes of a VPC in addition to those of its subnets and peerings. Each VPC is created
+/// with one, named `main`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteTable {
     pub id: RouteTableId,
@@ -245,17 +253,17 @@ pub struct RouteTable {
     pub revision: u64,
 }
 
-/// What a route does with packets.
+/// What a route does with matching packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteTarget {
-    /// To the other VPC of this peering.
+    /// Sends them to the other VPC of this peering.
     Peering(PeeringId),
-    /// Nowhere; counted as `route_drop`.
+    /// Drops them; they are counted as `route_drop`.
     Drop,
 }
 
-/// A route. One per prefix and table.
+/// A route. A table has at most one route for each prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     pub id: RouteId,
@@ -265,8 +273,8 @@ pub struct Route {
     pub revision: u64,
 }
 
-/// Two VPCs of one tenant that reach each other's subnets. Names are unique in
-/// the tenant. `a < b`.
+/// A peering: two VPCs of one tenant that can reach each other's subnets. Names are unique in the tenant. `a`
+/// is the VPC with the lower id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peering {
     pub id: PeeringId,
@@ -276,7 +284,7 @@ pub struct Peering {
     pub revision: u64,
 }
 
-/// A node's identity to the southbound interface.
+/// A node as the southbound interface identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeId {
@@ -288,49 +296,50 @@ pub enum NodeId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     pub node: NodeId,
-    /// Last acknowledged revision; 0 before the first.
+    /// 0 before the first acknowledgement.
     pub acked: u64,
-    /// Milliseconds of the UNIX epoch; 0: never.
+    /// Time of the last report, in milliseconds of the UNIX epoch; 0 if there was none.
     pub last_seen_ms: u64,
-    /// What the node could not write, last report.
+    /// Entries that the node could not write, as it reported last.
     pub failures: Vec<String>,
 }
 
-/// What a transaction changed, in the words of the model: the outbox's payload.
-/// It carries all that compiling it needs, so that a later change cannot alter
-/// what an earlier one says.
+/// One change that a transaction made: the payload of an outbox row. It carries everything that compiling it
+/// needs, so that a later change cannot alter the meaning of an earlier one.
+///
+/// Variants and fields are encoded by position: new ones are added at the end (see `codec.rs`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Change {
     HostUpserted(Host),
     HostRemoved(Host),
-    /// The cluster, its gateways in order of id, and the VPCs on it are the whole truth.
+    /// The complete state of the cluster. `gateways` are all its gateways, in order of id.
     ClusterUpserted {
         cluster: Cluster,
         gateways: Vec<Gateway>,
     },
     ClusterRemoved(Cluster),
-    /// `subnets` are all the VPC's; the first one's routers are the VRF's.
+    /// `subnets` are all subnets of the VPC. The router addresses of the VRF are those of the first subnet.
     VpcUpserted {
         vpc: Vpc,
         subnets: Vec<Subnet>,
     },
     VpcRemoved(Vpc),
-    /// `subnets`: all the VPC's with this one. `peers`: VPCs peered with it,
-    /// whose routes to it change too.
+    /// `subnets` are all subnets of the VPC, including this one. `peers` are the VPCs peered with it, whose
+    /// routes change, too.
     SubnetUpserted {
         vpc: Vpc,
         subnets: Vec<Subnet>,
         subnet: Subnet,
         peers: Vec<Vpc>,
     },
-    /// `subnets`: all that the VPC still has.
+    /// `subnets` are the remaining subnets of the VPC.
     SubnetRemoved {
         vpc: Vpc,
         subnets: Vec<Subnet>,
         subnet: Subnet,
         peers: Vec<Vpc>,
     },
-    /// All of one VPC, which is also all instances' `vpc`.
+    /// All `instances` belong to `vpc`.
     InstancesCreated {
         vpc: Vpc,
         subnets: Vec<Subnet>,
@@ -341,7 +350,7 @@ pub enum Change {
         vpc: Vpc,
         instances: Vec<Instance>,
     },
-    /// `peer`: the other VPC where the target is a peering.
+    /// `peer` is the other VPC if the target is a peering.
     RouteUpserted {
         vpc: Vpc,
         route: Route,
@@ -351,7 +360,7 @@ pub enum Change {
         vpc: Vpc,
         route: Route,
     },
-    /// Each VPC with all its subnets: routes to them are what a peering means.
+    /// Each VPC with all its subnets: a peering means routes to them.
     PeeringCreated {
         a: Vpc,
         a_subnets: Vec<Subnet>,
@@ -364,32 +373,30 @@ pub enum Change {
         b: Vpc,
         b_subnets: Vec<Subnet>,
     },
-    /// No node is told of tenants; here so that every revision has a row.
+    /// Not sent to any node. It exists because every revision has an outbox row.
     TenantUpserted(Tenant),
     TenantRemoved(Tenant),
-    /// The cluster's keys changed; none: it is no more. Secrets are in a table of
-    /// their own, and are put in here when the outbox is read: they are those of
-    /// that moment, which may be newer than the revision.
+    /// The keys of the cluster changed; no keys means that the cluster was deleted. Secrets are stored in a
+    /// table of their own and filled in when the outbox is read, so they may be newer than the revision.
     KeysChanged {
         cluster: ClusterId,
         #[serde(skip)]
         keys: Vec<ClusterKey>,
     },
-    /// Instances that are there get entries on one more cluster: their VPC begins to
-    /// move there.
+    /// Existing instances get entries on an additional cluster, because their VPC starts to move there.
     EndpointsPlaced {
         vpc: Vpc,
         cluster: ClusterId,
         hosts: Vec<Host>,
         instances: Vec<Instance>,
     },
-    /// A cluster forgets instances that live on: their VPC has moved away.
+    /// A cluster removes the entries of instances that continue to exist, because their VPC has moved away.
     EndpointsWithdrawn {
         vpc: Vpc,
         cluster: ClusterId,
         instances: Vec<Instance>,
     },
-    /// An instance is on another host. `hosts`: the one it is on, and the one it was on.
+    /// An instance runs on another host. `hosts` are the new host and the old one, in this order.
     InstanceMoved {
         vpc: Vpc,
         subnets: Vec<Subnet>,
@@ -399,8 +406,8 @@ pub enum Change {
     },
 }
 
-/// One row of the outbox. A bulk creation is several rows of one revision,
-/// `part` counting from 0; only the last has `last` set.
+/// One row of the outbox. A revision can have several rows, with `part` 0, 1, ...; `last` is set on the last
+/// one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
     pub revision: u64,

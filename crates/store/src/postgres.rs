@@ -1,4 +1,4 @@
-//! PostgreSQL: the engine for several controllers over one database.
+//! The PostgreSQL backend, for several controllers that share one database.
 
 use crate::backend::{Backend, Query, Tx, classify};
 use crate::value::{Row, Value};
@@ -12,17 +12,17 @@ use sqlx::{
 };
 use std::time::Duration;
 
-/// How long to wait for a connection: longer than a busy server takes, shorter than callers wait.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to look for the reason why there was none.
-const DIAGNOSIS: Duration = Duration::from_millis(500);
-/// Longer than the server itself lets a statement take.
-const ANSWER: Duration = Duration::from_secs(65);
+/// Timeout for getting a connection: longer than a busy server needs, shorter than callers wait.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for finding out why no connection was available.
+const DIAGNOSIS_TIMEOUT: Duration = Duration::from_millis(500);
+/// Timeout for a response of the server: longer than its own `statement_timeout`.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(65);
 const CONNECTIONS: u32 = 8;
 /// Rows per statement of a bulk insertion.
 const INSERT_ROWS: usize = 32768;
-/// What every connection is set to. The counter row serialises writers of all
-/// replicas, so waiting for it is bounded; so is every statement.
+/// Settings of every connection. The row of the revision counter serializes the writers of all replicas, so
+/// the wait for its lock is limited. Every statement is limited, too.
 const SETTINGS: [(&str, &str); 4] = [
     ("lock_timeout", "30s"),
     ("statement_timeout", "60s"),
@@ -40,7 +40,7 @@ impl PostgresBackend {
         let options = options.application_name("sluice").options(SETTINGS);
         let pool = PoolOptions::new()
             .max_connections(CONNECTIONS)
-            .acquire_timeout(PATIENCE)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
             .test_before_acquire(true)
             .connect_lazy_with(options.clone());
         let backend = Self { pool, options };
@@ -48,19 +48,22 @@ impl PostgresBackend {
         Ok(backend)
     }
 
-    /// Classifies an error; a pool that timed out does not say why, so this asks.
+    /// Translates an error. If the pool timed out, it does not report why, so this tries to connect to find
+    /// the cause.
     async fn explain(&self, error: sqlx::Error) -> StoreError {
         if !matches!(error, sqlx::Error::PoolTimedOut) {
             return classify(error);
         }
-        match tokio::time::timeout(DIAGNOSIS, self.options.connect()).await {
+        match tokio::time::timeout(DIAGNOSIS_TIMEOUT, self.options.connect()).await {
             Ok(Ok(connection)) => {
-                // It answers again; what matters is the call that failed.
+                // The server responds again; the result of closing does not matter.
                 let _ = connection.close().await;
                 classify(error)
             }
             Ok(Err(reason)) => classify(reason),
-            Err(_) => StoreError::Unavailable { cause: "server does not answer".into(), source: Some(error) },
+            Err(_) => {
+                StoreError::Unavailable { cause: "server does not respond".into(), source: Some(error) }
+            }
         }
     }
 
@@ -73,15 +76,14 @@ impl PostgresBackend {
 
     async fn begin(&self, statement: &'static str) -> Result<Box<dyn Tx>> {
         let mut lease = self.lease().await?;
-        lease.simply(statement).await?;
+        lease.execute_simple(statement).await?;
         Ok(Box::new(PostgresTx(lease)))
     }
 }
 
-/// A connection that goes back to the pool only when asked to. One that is
-/// dropped in the middle of something (its caller went away, the server fell
-/// silent) is closed: the server then rolls back what was open, and nobody
-/// inherits half a conversation.
+/// A connection that returns to the pool only through [`Lease::give_back`]. If it is dropped during an
+/// operation (the caller was cancelled, the server stopped responding), it is closed: the server then rolls
+/// back the open transaction, and no other caller gets a connection in an unknown state.
 struct Lease(Option<PoolConnection<Postgres>>);
 
 impl Lease {
@@ -91,8 +93,8 @@ impl Lease {
     }
 
     /// Sends a statement without values or rows.
-    async fn simply(&mut self, statement: &'static str) -> Result<()> {
-        answer(sqlx::raw_sql(statement).execute(self.connection()?)).await.map(drop)
+    async fn execute_simple(&mut self, statement: &'static str) -> Result<()> {
+        response(sqlx::raw_sql(statement).execute(self.connection()?)).await.map(drop)
     }
 
     fn give_back(mut self) {
@@ -112,14 +114,14 @@ impl Drop for Lease {
 impl Backend for PostgresBackend {
     async fn rows(&self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
         let mut lease = self.lease().await?;
-        let rows = answer(query(sql, args).fetch_all(lease.connection()?)).await?;
+        let rows = response(query(sql, args).fetch_all(lease.connection()?)).await?;
         lease.give_back();
         rows.iter().map(row).collect()
     }
 
     async fn begin_write(&self) -> Result<Box<dyn Tx>> {
-        // Read committed suffices: writers wait for each other at the counter
-        // row, and what they read after that is what the one before committed.
+        // Read committed is sufficient: writers wait for each other at the counter row, and after that they
+        // read what the previous writer committed.
         self.begin("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await
     }
 
@@ -130,29 +132,29 @@ impl Backend for PostgresBackend {
 
 struct PostgresTx(Lease);
 
-/// Waits for the server, but not for ever: one that is cut off by the network
-/// says nothing at all.
-async fn answer<T>(work: impl Future<Output = std::result::Result<T, sqlx::Error>>) -> Result<T> {
-    match tokio::time::timeout(ANSWER, work).await {
+/// Waits for a response of the server with a timeout, because a server that is cut off by the network sends
+/// nothing.
+async fn response<T>(work: impl Future<Output = std::result::Result<T, sqlx::Error>>) -> Result<T> {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, work).await {
         Ok(result) => result.map_err(classify),
-        Err(_) => Err(silent()),
+        Err(_) => Err(no_response()),
     }
 }
 
-fn silent() -> StoreError {
-    let cause = format!("no answer from the server for {} s", ANSWER.as_secs());
+fn no_response() -> StoreError {
+    let cause = format!("no response from the server for {} s", RESPONSE_TIMEOUT.as_secs());
     StoreError::Unavailable { cause, source: None }
 }
 
 #[async_trait]
 impl Query for PostgresTx {
     async fn rows(&mut self, sql: &str, args: Vec<Value>) -> Result<Vec<Row>> {
-        let rows = answer(query(sql, args).fetch_all(self.0.connection()?)).await?;
+        let rows = response(query(sql, args).fetch_all(self.0.connection()?)).await?;
         rows.iter().map(row).collect()
     }
 
     async fn run(&mut self, sql: &str, args: Vec<Value>) -> Result<u64> {
-        Ok(answer(query(sql, args).execute(self.0.connection()?)).await?.rows_affected())
+        Ok(response(query(sql, args).execute(self.0.connection()?)).await?.rows_affected())
     }
 }
 
@@ -175,19 +177,19 @@ impl Tx for PostgresTx {
                 .bind(part.iter().map(|i| i.ipv6.map(|a| a.octets().to_vec())).collect::<Vec<_>>())
                 .bind(numbers(|i| i.revision))
                 .bind(derived.iter().map(|d| i64::from(*d)).collect::<Vec<_>>());
-            answer(insertion.execute(self.0.connection()?)).await?;
+            response(insertion.execute(self.0.connection()?)).await?;
         }
         Ok(())
     }
 
     async fn commit(mut self: Box<Self>) -> Result<()> {
-        self.0.simply("COMMIT").await?;
+        self.0.execute_simple("COMMIT").await?;
         self.0.give_back();
         Ok(())
     }
 
     async fn rollback(mut self: Box<Self>) -> Result<()> {
-        self.0.simply("ROLLBACK").await?;
+        self.0.execute_simple("ROLLBACK").await?;
         self.0.give_back();
         Ok(())
     }

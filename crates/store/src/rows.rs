@@ -1,4 +1,4 @@
-//! Objects as rows: which columns, and how they read.
+//! Reading objects from rows: the columns of each kind and how they are decoded.
 
 use crate::backend::Query;
 use crate::value::{Row, Value, args};
@@ -14,21 +14,21 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// The MAC is made from the id.
+/// Flag of an instance: the MAC is derived from the id.
 pub(crate) const DERIVED_MAC: u8 = 1;
-/// The IPv6 address is made from the MAC.
+/// Flag of an instance: the IPv6 address is derived from the MAC.
 pub(crate) const DERIVED_IPV6: u8 = 2;
 
-/// Largest page, whatever was asked for.
+/// Largest page; a larger limit is reduced to this.
 const MAX_PAGE: u32 = 65536;
 
 /// A kind of object and its table.
 pub(crate) trait Record: Sized + Send {
     type Id: std::fmt::Display + Copy + Send;
-    /// As errors name it.
+    /// Name of the kind in error messages.
     const KIND: &'static str;
     const TABLE: &'static str;
-    /// Columns that [`Record::decode`] wants, the id first.
+    /// Columns that [`Record::decode`] reads; the first is the id.
     const COLUMNS: &'static str;
     fn decode(row: &Row) -> Result<Self>;
     fn number(id: Self::Id) -> u64;
@@ -65,7 +65,7 @@ record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, hello_ms, pl
     id: ClusterId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     vips: row.parse_list(2)?,
-    hello_ms: u16::try_from(row.int(3)?).map_err(|_| StoreError::Corrupt("a hello interval above 65535".into()))?,
+    hello_ms: u16::try_from(row.int(3)?).map_err(|_| StoreError::Corrupt("hello interval above 65535".into()))?,
     plan_revision: row.number(4)?,
     revision: row.number(5)?,
 });
@@ -108,7 +108,7 @@ record!(
         tenant: TenantId::new(row.number(2)?),
         vni: vni(row.number(3)?)?,
         cluster: ClusterId::new(row.number(4)?),
-        mtu: u16::try_from(row.int(5)?).map_err(|_| StoreError::Corrupt("an MTU above 65535".into()))?,
+        mtu: u16::try_from(row.int(5)?).map_err(|_| StoreError::Corrupt("MTU above 65535".into()))?,
         offload_kbps: row.opt_int(6)?.map(kbps).transpose()?,
         moving: match row.opt_int(7)? {
             Some(to) => Some(Move {
@@ -186,21 +186,22 @@ fn vni(number: u64) -> Result<Vni> {
     Vni::new(small).map_err(|e| StoreError::Corrupt(e.to_string()))
 }
 
-/// An IPv4 address as its column holds it.
+/// Decodes an IPv4 address, which its column stores as a number.
 pub(crate) fn ipv4(number: i64) -> Result<Ipv4Addr> {
     u32::try_from(number)
         .map(Ipv4Addr::from)
         .map_err(|_| StoreError::Corrupt(format!("IPv4 address {number}")))
 }
 
-/// An IPv6 address as its column holds it.
+/// Decodes an IPv6 address, which its column stores as 16 bytes.
 pub(crate) fn ipv6(bytes: &[u8]) -> Result<Ipv6Addr> {
     <[u8; 16]>::try_from(bytes)
         .map(Ipv6Addr::from)
         .map_err(|_| StoreError::Corrupt(format!("IPv6 address of {} bytes", bytes.len())))
 }
 
-/// A vIP as its column lists it: `PLACE=ADDRESS`, and `@HOME` if it has one.
+/// The column `clusters.vips` is a list of `SLOT=ADDRESS`, followed by `@GATEWAY` if the vIP has a preferred
+/// owner.
 impl fmt::Display for ClusterVip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.place, self.address)?;
@@ -220,13 +221,13 @@ impl FromStr for ClusterVip {
     }
 }
 
-/// The columns of a key, in the order of [`key`].
+/// The columns that [`key`] reads, in order.
 pub(crate) const KEY_COLUMNS: &str = "id, cluster, secret, not_before_ms, not_after_ms";
 
-/// A key of a cluster.
+/// Decodes a key of a cluster.
 pub(crate) fn key(row: &Row) -> Result<ClusterKey> {
-    // Nothing here may put the bytes into an error's text.
-    let damaged = || StoreError::Corrupt("a cluster key that is damaged".into());
+    // No error text may contain the bytes of the secret.
+    let damaged = || StoreError::Corrupt("a cluster key is damaged".into());
     let secret = <[u8; 32]>::try_from(row.blob(2).map_err(|_| damaged())?).map_err(|_| damaged())?;
     Ok(ClusterKey {
         id: row.number(0).ok().and_then(|id| u32::try_from(id).ok()).ok_or_else(damaged)?,
@@ -237,7 +238,7 @@ pub(crate) fn key(row: &Row) -> Result<ClusterKey> {
     })
 }
 
-/// The object with this id.
+/// Reads the object with this id.
 pub(crate) async fn get<T: Record>(q: &mut dyn Query, id: T::Id) -> Result<T> {
     let sql = format!("SELECT {} FROM {} WHERE id = $1", T::COLUMNS, T::TABLE);
     match q.row(&sql, args![T::number(id)]).await? {
@@ -246,7 +247,7 @@ pub(crate) async fn get<T: Record>(q: &mut dyn Query, id: T::Id) -> Result<T> {
     }
 }
 
-/// Objects where all these columns have these values, in order of id.
+/// Reads the objects whose columns have these values, in order of id.
 pub(crate) async fn find<T: Record>(q: &mut dyn Query, filters: Vec<(&str, Value)>) -> Result<Vec<T>> {
     let mut conditions = Vec::new();
     let mut args = Vec::new();
@@ -259,7 +260,7 @@ pub(crate) async fn find<T: Record>(q: &mut dyn Query, filters: Vec<(&str, Value
     q.rows(&sql, args).await?.iter().map(T::decode).collect()
 }
 
-/// The one object where these columns have these values.
+/// Reads the object whose columns have these values; they must be unique.
 pub(crate) async fn find_one<T: Record>(q: &mut dyn Query, filters: Vec<(&str, Value)>) -> Result<Option<T>> {
     Ok(find(q, filters).await?.into_iter().next())
 }
@@ -283,7 +284,7 @@ pub(crate) async fn page<T: Record>(
     q.rows(&sql, args).await?.iter().map(T::decode).collect()
 }
 
-/// If-Match.
+/// Checks the revision that a caller expects (`If-Match`).
 pub(crate) fn check_revision<T: Record>(id: T::Id, object: &T, expected: Option<u64>) -> Result<()> {
     match expected {
         Some(expected) if expected != object.revision() => {

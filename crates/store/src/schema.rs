@@ -1,11 +1,11 @@
-//! The schema: numbered migrations, each applied once, in one transaction.
+//! The database schema: numbered migrations, each applied once, all in one transaction.
 
 use crate::backend::Query;
 use crate::value::{args, list};
 use crate::{ClusterVip, Result, StoreError};
 use sluice_types::GatewayId;
 
-/// Statements of each version; version n is the n-th.
+/// The statements that lead to each version; the first migration makes version 1.
 const MIGRATIONS: [&str; 5] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
@@ -14,7 +14,7 @@ const MIGRATIONS: [&str; 5] = [
     include_str!("../migrations/0005.sql"),
 ];
 
-/// What differs between the databases' schema languages.
+/// The SQL dialect of a database, for data definitions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Sqlite,
@@ -22,7 +22,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// A migration's statements in this dialect.
+    /// The statements of a migration in this dialect.
     fn statements(self, migration: &str) -> Vec<String> {
         let text: String =
             migration.lines().filter(|l| !l.trim_start().starts_with("--")).collect::<Vec<_>>().join("\n");
@@ -39,11 +39,12 @@ impl Dialect {
     }
 }
 
-/// Brings the schema to this program's version, inside a write transaction.
-/// `first_vni` starts the search for VNIs in a new database.
+/// Migrates the schema to the version of this program, in a write transaction, and returns the database id.
+/// In a new database, `first_vni` is where the search for free VNIs starts.
 pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32) -> Result<u64> {
     if dialect == Dialect::Postgres {
-        // Replicas that start together take turns; any constant does.
+        // Replicas that start at the same time migrate one after the other. The number is an arbitrary
+        // constant.
         tx.rows("SELECT pg_advisory_xact_lock(7236830214)::text", vec![]).await?;
     }
     let integer = if dialect == Dialect::Postgres { "BIGINT" } else { "INTEGER" };
@@ -54,7 +55,7 @@ pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32
     let newest = MIGRATIONS.len() as u64;
     if have > newest {
         return Err(StoreError::Corrupt(format!(
-            "its schema is version {have}, written by a newer Sluice; this one knows up to {newest}"
+            "the schema has version {have}, which a newer Sluice wrote; this program supports versions up to {newest}"
         )));
     }
     if have < newest {
@@ -64,7 +65,7 @@ pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32
             }
         }
         if have < 2 {
-            place_vips(tx).await?;
+            migrate_vips(tx).await?;
         }
         tx.run("DELETE FROM schema_version", vec![]).await?;
         tx.run("INSERT INTO schema_version (version) VALUES ($1)", args![newest]).await?;
@@ -72,9 +73,9 @@ pub(crate) async fn migrate(tx: &mut dyn Query, dialect: Dialect, first_vni: u32
     database_id(tx, first_vni).await
 }
 
-/// Version 2: a cluster's list of addresses becomes one of places and homes. The homes
-/// are the gateways that owned the vIPs before, so that none moves.
-async fn place_vips(tx: &mut dyn Query) -> Result<()> {
+/// Migration to version 2: the list of a cluster's addresses becomes a list of slots and preferred owners.
+/// The preferred owners are the gateways that owned the vIPs before, so that no vIP moves.
+async fn migrate_vips(tx: &mut dyn Query) -> Result<()> {
     for row in tx.rows("SELECT id, vips FROM clusters", vec![]).await? {
         let id = row.number(0)?;
         let sql = "SELECT id FROM gateways WHERE cluster = $1 ORDER BY id";
@@ -91,13 +92,15 @@ async fn place_vips(tx: &mut dyn Query) -> Result<()> {
     Ok(())
 }
 
-/// The identity, made when the database is.
+/// The identity of the database, which is chosen when the database is created.
 async fn database_id(tx: &mut dyn Query, first_vni: u32) -> Result<u64> {
     if let Some(row) = tx.row("SELECT database_id FROM meta", vec![]).await? {
         return row.number(0);
     }
-    let unavailable =
-        |e: getrandom::Error| StoreError::Unavailable { cause: format!("no randomness: {e}"), source: None };
+    let unavailable = |e: getrandom::Error| StoreError::Unavailable {
+        cause: format!("no random numbers: {e}"),
+        source: None,
+    };
     let id = (getrandom::u64().map_err(unavailable)? >> 1).max(1);
     tx.run(
         "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, $1, 0, 1, $2, 0)",

@@ -1,4 +1,4 @@
-//! SQLite: one writer connection and a pool of readers over one file in WAL mode.
+//! The SQLite backend: one writer connection and a pool of reader connections on one file in WAL mode.
 
 use crate::backend::{Backend, Query, Tx, classify};
 use crate::value::{Row, Value};
@@ -16,38 +16,38 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long to wait for a connection, and for another process's lock.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout for getting a connection, and for the lock of another process.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const READERS: u32 = 4;
-/// Page cache of the writer, KiB: the indexes of a bulk creation stay in it.
+/// Page cache of the writer in KiB: large enough for the indexes of a bulk creation.
 const WRITER_CACHE_KIB: u32 = 256 * 1024;
-/// Larger than SQLite's own choice: a fifth less work in bulk creations, at
-/// twice the log written by a small change.
+/// Larger than SQLite's default: this saves a fifth of the work of bulk creations, and doubles the log
+/// written by a small change.
 const PAGE_BYTES: u32 = 8192;
-/// What the log may keep of the disk after a large write.
+/// Size to which the log is truncated after a large write.
 const LOG_LIMIT_BYTES: u32 = 64 << 20;
-/// Rows that a reading connection may be ahead of its reader.
+/// Rows that a connection reads ahead.
 const ROWS_AHEAD: usize = 4096;
-/// Rows per statement of a bulk insertion, largest first; the last must be 1.
-/// Each is prepared once. 10 columns, at most 32766 values.
+/// Numbers of rows in a statement of a bulk insertion, in descending order; the last must be 1. Each
+/// statement is prepared once. A row has 10 columns, a statement at most 32766 values.
 const INSERT_SIZES: [usize; 4] = [2048, 256, 16, 1];
 
 pub(crate) struct SqliteBackend {
     writer: SqlitePool,
     readers: SqlitePool,
-    /// Of an in-memory database: its directory, removed with it.
+    /// Directory of an in-memory database; it is removed with the backend.
     _directory: Option<tempfile::TempDir>,
 }
 
-/// The database holds the authority's key: nobody else may read it, nor the
-/// files that SQLite makes beside it with the same mode.
+/// Makes the database file readable for its owner only, because it contains the private key of the
+/// certificate authority. SQLite creates its other files with the same mode.
 fn keep_private(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
     file.set_permissions(Permissions::from_mode(0o600))
 }
 
 impl SqliteBackend {
-    /// Opens the file, which is created if it does not exist.
+    /// Opens the file, or creates it.
     pub async fn open(path: &Path) -> Result<Self> {
         keep_private(path).map_err(|error| StoreError::Unavailable {
             cause: format!("{}: database file cannot be opened ({error})", path.display()),
@@ -56,9 +56,8 @@ impl SqliteBackend {
         Self::with(path, SqliteSynchronous::Full, None).await
     }
 
-    /// A database that is gone with this value. It is a file too, so that it
-    /// behaves like one: readers beside a writer need WAL, which SQLite's own
-    /// memory databases have not.
+    /// Opens a temporary database, which is deleted with this value. It is a file in shared memory, because
+    /// concurrent readers and writers need WAL mode, which SQLite's own memory databases do not have.
     pub async fn in_memory() -> Result<Self> {
         let shm = Path::new("/dev/shm");
         let made = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
@@ -80,13 +79,13 @@ impl SqliteBackend {
             .synchronous(synchronous)
             .foreign_keys(true)
             .pragma("journal_size_limit", LOG_LIMIT_BYTES.to_string())
-            .busy_timeout(PATIENCE)
+            .busy_timeout(LOCK_TIMEOUT)
             .row_buffer_size(ROWS_AHEAD);
         let writer = options.clone().pragma("cache_size", format!("-{WRITER_CACHE_KIB}"));
         let writer = pool(1)
             .test_before_acquire(true)
-            // A transaction that neither committed nor rolled back (the disk
-            // was full, say) ends with its connection.
+            // A connection with an open transaction, which neither committed nor rolled back (for example
+            // because the disk was full), is closed.
             .before_acquire(|connection, _| {
                 let left_open = connection.is_in_transaction();
                 Box::pin(async move { Ok(!left_open) })
@@ -104,7 +103,7 @@ impl SqliteBackend {
 fn pool(connections: u32) -> PoolOptions<Sqlite> {
     PoolOptions::new()
         .max_connections(connections)
-        .acquire_timeout(PATIENCE)
+        .acquire_timeout(LOCK_TIMEOUT)
         .idle_timeout(None)
         .max_lifetime(None)
 }
@@ -155,8 +154,7 @@ impl Tx for SqliteTx {
         let mut chunks = chunks(instances, derived).into_iter();
         let mut ready = chunks.next().map(insertion);
         while let Some(query) = ready.take() {
-            // The next statement's values are collected while SQLite's thread
-            // works on this one.
+            // The values of the next statement are collected while the thread of SQLite executes this one.
             let executed = query.execute(&mut *self.0);
             let (result, next) = futures::join!(executed, async { chunks.next().map(insertion) });
             result.map_err(classify)?;
@@ -187,7 +185,7 @@ fn insert_sql(rows: usize) -> String {
     sql
 }
 
-/// Cuts a bulk into statements of the sizes there are.
+/// Divides the instances into statements of the sizes in [`INSERT_SIZES`].
 fn chunks<'i>(mut instances: &'i [Instance], mut derived: &'i [u8]) -> Vec<(&'i [Instance], &'i [u8])> {
     let mut chunks = Vec::new();
     for size in INSERT_SIZES {
@@ -238,7 +236,7 @@ fn query<'q>(sql: &str, args: Vec<Value>) -> Result<SqliteQuery<'q>> {
     Ok(query)
 }
 
-/// `= ANY($n)` is PostgreSQL's; here a list is bound as JSON.
+/// Translates `= ANY($n)` of PostgreSQL: SQLite receives a list as JSON.
 fn adapt<'s>(sql: &'s str, args: &[Value]) -> Cow<'s, str> {
     if !sql.contains("= ANY(") {
         return Cow::Borrowed(sql);
@@ -259,7 +257,7 @@ fn json<T: serde::Serialize>(values: &T) -> Result<String> {
 fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}"); // a String takes everything
+        let _ = write!(text, "{byte:02x}"); // writing to a String cannot fail
         text
     })
 }
@@ -290,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_bound_as_json() {
+    fn any_becomes_a_json_list() {
         let args = crate::value::args![1u64, vec![1i64, 2], vec![vec![0xabu8]]];
         assert_eq!(
             adapt("SELECT 1 WHERE a = $1 AND b = ANY($2) AND c = ANY($3)", &args),
@@ -301,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_all_of_a_bulk_in_order() {
+    fn chunks_contain_all_instances_in_order() {
         let one = |id| Instance {
             id: sluice_types::InstanceId::new(id),
             name: String::new(),
@@ -323,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn insertion_sizes_end_with_one_row_and_fit_the_limit() {
+    fn insert_sizes_end_with_one_row_and_stay_below_the_value_limit() {
         assert_eq!(INSERT_SIZES.last(), Some(&1));
         assert!(INSERT_SIZES[0] * 10 <= 32766);
     }

@@ -1,4 +1,4 @@
-//! Database URLs.
+//! Database URLs and options.
 
 use crate::{Result, StoreError};
 use sluice_types::Vni;
@@ -7,11 +7,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// What is not in the URL.
+/// Options that the URL does not contain.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// VNIs that are handed out to VPCs that ask for none. A VPC may ask for
-    /// one outside of it.
+    /// VNIs allocated to VPCs that do not request one. A VPC may request a VNI outside this range.
     pub vnis: RangeInclusive<u32>,
 }
 
@@ -21,16 +20,16 @@ impl Default for Options {
     }
 }
 
-/// Which database.
+/// Location of a database.
 pub(crate) enum Location {
     File(PathBuf),
-    /// For tests and trials: gone with the store.
+    /// A temporary database for tests, deleted with the store.
     Memory,
     Postgres(Box<PgConnectOptions>),
 }
 
 pub(crate) fn parse(url: &str) -> Result<Location> {
-    // Passwords stay out of messages.
+    // The error text must not contain the password.
     let bad = || {
         let shown = url.split_once('@').map_or(url.to_owned(), |(front, back)| {
             format!("{}***@{back}", front.split_inclusive("://").next().unwrap_or_default())
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls() {
+    fn urls_are_parsed_or_refused() {
         assert!(
             matches!(parse("sqlite:/var/lib/sluice/db"), Ok(Location::File(p)) if p.as_os_str() == "/var/lib/sluice/db")
         );
@@ -69,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_url_does_not_show_its_password() {
+    fn error_for_a_bad_url_does_not_contain_the_password() {
         let Err(error) = parse("mysql://u:secret@h/d") else { panic!("parsed") };
         assert!(!error.to_string().contains("secret"), "{error}");
     }

@@ -1,11 +1,11 @@
-//! What goes to and comes from either database: three types, each of which may be NULL.
+//! Values of both databases: integer, text and bytes, each of which can be NULL.
 //!
-//! Statements are written once, in the SQL that both databases share, with `$1`
-//! placeholders; `= ANY($1)` takes a list.
+//! Statements are written once, in the SQL that both databases share, with `$1` placeholders. `= ANY($1)`
+//! takes a list.
 
 use crate::StoreError;
 
-/// One bound value.
+/// A value bound to a statement or read from a row.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Int(Option<i64>),
@@ -43,13 +43,13 @@ from! {
     Vec<Vec<u8>>, v => Self::Blobs(v);
 }
 
-/// A statement's values, in order of their placeholders.
+/// The values of a statement, in order of their placeholders.
 macro_rules! args {
     ($($value:expr),* $(,)?) => { vec![$($crate::value::Value::from($value)),*] };
 }
 pub(crate) use args;
 
-/// One row that was read.
+/// A row that was read.
 #[derive(Clone, Debug)]
 pub(crate) struct Row(pub Vec<Value>);
 
@@ -86,9 +86,9 @@ impl Row {
         self.opt_int(column)?.ok_or_else(|| self.wrong(column, "set"))
     }
 
-    /// An unsigned number: ids, revisions, times.
+    /// An unsigned number: an id, a revision or a time.
     pub fn number(&self, column: usize) -> Result<u64, StoreError> {
-        u64::try_from(self.int(column)?).map_err(|_| self.wrong(column, "positive"))
+        u64::try_from(self.int(column)?).map_err(|_| self.wrong(column, "an unsigned number"))
     }
 
     pub fn text(&self, column: usize) -> Result<&str, StoreError> {
@@ -104,7 +104,7 @@ impl Row {
         self.text(column)?.parse().map_err(|_| self.wrong(column, std::any::type_name::<T>()))
     }
 
-    /// The same where it may be NULL.
+    /// A text column that parses as `T`, or NULL.
     pub fn parse_opt<T: std::str::FromStr>(&self, column: usize) -> Result<Option<T>, StoreError> {
         match self.opt_text(column)? {
             None => Ok(None),

@@ -1,5 +1,5 @@
-//! A write: one transaction with its revision, the ids it took and the changes
-//! it will append to the outbox.
+//! A write transaction: its revision, the ids that it allocated, and the changes that it appends to the
+//! outbox.
 
 use crate::backend::{Backend, Query, Tx};
 use crate::codec;
@@ -12,13 +12,13 @@ pub(crate) fn now_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A transaction that may change objects. It holds the revision counter's row,
-/// so that no other writer runs between here and the commit.
+/// A transaction that may change objects. It holds the lock on the row of the revision counter, so that no
+/// other writer runs until it ends.
 pub(crate) struct Write {
     pub tx: Box<dyn Tx>,
-    /// The revision this write will be, if it changes anything.
+    /// Revision of this write, if it changes anything.
     pub revision: u64,
-    /// When it began, in milliseconds of the UNIX epoch.
+    /// Start of the transaction, in milliseconds of the UNIX epoch.
     pub now_ms: u64,
     next_id: u64,
     payloads: Vec<Vec<u8>>,
@@ -33,34 +33,34 @@ impl Write {
         Ok(Self { tx, revision, now_ms: now_ms(), next_id, payloads: Vec::new() })
     }
 
-    /// For statements.
+    /// The transaction, to execute statements.
     pub fn q(&mut self) -> &mut dyn Query {
         self.tx.as_mut()
     }
 
-    /// The next id.
+    /// Allocates the next id.
     pub fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1
     }
 
-    /// The id that [`Write::id`] would give now.
+    /// The id that [`Write::id`] would return.
     pub fn peek_id(&self) -> u64 {
         self.next_id
     }
 
-    /// Appends to the outbox. Without any change nothing is committed.
+    /// Appends a change to the outbox. A write without a change is not committed.
     pub fn push(&mut self, change: &Change) -> Result<()> {
         self.payloads.push(codec::encode(change)?);
         Ok(())
     }
 
-    /// Appends what [`codec`] encoded already.
+    /// Appends a change that [`codec`] has encoded.
     pub fn push_encoded(&mut self, payload: Vec<u8>) {
         self.payloads.push(payload);
     }
 
-    /// Commits what succeeded and changed something, rolls back the rest.
+    /// Commits if the write succeeded and changed something, otherwise rolls back.
     pub async fn finish<T>(mut self, result: Result<T>) -> Result<T> {
         match result {
             Ok(value) if !self.payloads.is_empty() => {
@@ -69,8 +69,8 @@ impl Write {
                 Ok(value)
             }
             other => {
-                // The transaction ends with its connection at the latest, and
-                // the caller learns why the work failed, not why undoing it did.
+                // The transaction ends with its connection at the latest. The caller gets the error of the
+                // write, not that of the rollback.
                 if let Err(error) = self.tx.rollback().await {
                     tracing::warn!(%error, "rolling back failed");
                 }

@@ -1,29 +1,29 @@
-//! Names of the drop reasons, read from `bpf/include/drops.h` at build time.
+//! Names and descriptions of the drop reasons, read from `bpf/include/layout/drops.h` at build time.
 
-/// One numbered reason.
+/// A drop reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reason {
     /// Stable number: the index into the `drops` counters.
     pub number: u32,
-    /// Short name, for metrics' labels.
+    /// Short name, used as a metric label.
     pub name: &'static str,
-    /// What a person reads.
+    /// Description for operators.
     pub text: &'static str,
 }
 
-/// Every reason there is, by number.
+/// All reasons, in the order of their numbers.
 pub const ALL: &[Reason] = include!(concat!(env!("OUT_DIR"), "/drops.rs"));
 
 fn find(reason: u32) -> Option<&'static Reason> {
     ALL.iter().find(|known| known.number == reason)
 }
 
-/// The reason's short name.
+/// Short name of a reason.
 pub fn name(reason: u32) -> Option<&'static str> {
     find(reason).map(|known| known.name)
 }
 
-/// The reason in words.
+/// Description of a reason.
 pub fn text(reason: u32) -> Option<&'static str> {
     find(reason).map(|known| known.text)
 }
@@ -34,7 +34,7 @@ mod tests {
     use crate::layout;
 
     #[test]
-    fn reasons_are_the_headers() {
+    fn names_and_descriptions_are_those_of_the_header() {
         assert_eq!(name(layout::drop_reason_DROP_unknown_vni), Some("unknown_vni"));
         assert_eq!(text(layout::drop_reason_DROP_hairpin), Some("destination is the sending port itself"));
         assert_eq!(name(0), None);
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_ascend_and_fit_the_counters() {
+    fn numbers_ascend_and_are_within_the_counters() {
         assert!(ALL.windows(2).all(|pair| pair[0].number < pair[1].number));
         assert!(ALL.iter().all(|reason| reason.number > 0 && reason.number < layout::DROP_REASONS_MAX));
     }

@@ -1,20 +1,21 @@
-//! What can go wrong with the tables.
+//! Errors of changes to the tables and of their adoption.
 
 use crate::grace::GraceError;
 use sluice_types::Vni;
 use std::net::IpAddr;
 
-/// Why a change was not made, or tables were not adopted.
+/// A change was not made, or tables were not adopted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No run of free cells is long enough.
     #[error(
-        "table memory is full: {needed_cells} cells in a row are needed, {free_cells} cells are free of {total_cells}"
+        "table memory is full: {needed_cells} contiguous cells are needed, \
+         {free_cells} of {total_cells} cells are free"
     )]
     Full {
-        /// Length of the run that was wanted.
+        /// Length of the run that was requested.
         needed_cells: u64,
-        /// Free cells, in whatever pieces.
+        /// Free cells, in runs of any length.
         free_cells: u64,
         /// Capacity.
         total_cells: u64,
@@ -24,69 +25,69 @@ pub enum Error {
     TooSmall {
         /// Capacity.
         found_cells: u64,
-        /// Least capacity for these sizes.
+        /// Smallest capacity for the requested sizes.
         needed_cells: u64,
     },
-    /// An endpoint's host is no known VTEP.
-    #[error("host {host} of endpoint {address} in VNI {vni} is no known VTEP")]
+    /// The host of an endpoint or direct path is not an accepted VTEP.
+    #[error("host {host} of address {address} in VNI {vni} is not in the tables: add it as a VTEP first")]
     UnknownVtep {
-        /// The endpoint's VNI.
+        /// VNI of the endpoint or path.
         vni: Vni,
-        /// The endpoint.
+        /// Address of the endpoint or path.
         address: IpAddr,
-        /// The VTEP that is not there.
+        /// Address of the host.
         host: IpAddr,
     },
     /// No VRF has this VNI.
     #[error("VNI {0} is not in the tables")]
     UnknownVni(Vni),
-    /// A VRF has as many routes of the family as it may.
-    #[error("VNI {vni} has {limit} routes of this family, which is the limit of a VRF")]
+    /// A VRF already has as many routes of a family as it may have.
+    #[error("VNI {vni} has {limit} routes of this family, which is the limit for a VRF")]
     RouteLimit {
-        /// The VRF.
+        /// VNI of the VRF.
         vni: Vni,
-        /// Routes it may have in each family.
+        /// Most routes of a VRF in each family.
         limit: u32,
     },
-    /// No group has this id.
+    /// No group has this identifier.
     #[error("group {0} is not in the tables")]
     UnknownGroup(u32),
-    /// The address is already something else.
-    #[error("address {address} in VNI {vni} (0 is the underlay) is already {holder}")]
+    /// The address already belongs to another entry.
+    #[error("address {address} in VNI {vni} (0 is the underlay) already belongs to {holder}")]
     AddressTaken {
         /// VNI, 0 for the underlay.
         vni: u32,
         /// The address.
         address: IpAddr,
-        /// What holds it, like "a vIP" or "the port with ifindex 7".
+        /// The entry that has it, for example "a vIP" or "the port with ifindex 7".
         holder: String,
     },
-    /// An argument that no table entry can express.
+    /// An argument is invalid; with the reason.
     #[error("{0}")]
     Invalid(String),
     /// The memory holds no tables.
-    #[error("the memory does not hold Sluice's tables (no magic number)")]
+    #[error("the memory does not hold tables of Sluice (the magic number is missing)")]
     NotTables,
     /// The tables were laid out by another version.
-    #[error("the tables have layout version {found}, this program knows version {known}")]
+    #[error("the tables have layout version {found}, but this program knows only version {known}")]
     LayoutVersion {
-        /// In the superblock.
+        /// Version of the tables.
         found: u32,
-        /// This program's.
+        /// Version of this program.
         known: u32,
     },
     /// The tables were laid out for memory of another size.
-    #[error("the tables were laid out for {laid_out} cells, the memory has {found}")]
+    #[error("the tables were laid out for {laid_out} cells, but the memory has {found}")]
     Capacity {
-        /// In the superblock.
+        /// Capacity for which the tables were laid out.
         laid_out: u64,
-        /// Of the memory.
+        /// Capacity of the memory.
         found: u64,
     },
-    /// The tables contradict themselves.
+    /// The tables are inconsistent; with the first contradiction.
     #[error("the tables are damaged: {0}")]
     Corrupt(String),
-    /// Waiting for readers failed, so nothing can be reused.
-    #[error("could not wait for readers")]
+    /// A grace period failed, so no cell can be reused.
+    #[error("could not wait for the readers of the tables to finish")]
     Grace(#[from] GraceError),
 }

@@ -1,38 +1,55 @@
-//! Exact match: (VNI, address) and (VNI, index) to a MAC and a cell, in one
-//! table pooled over kinds and families. The layout is that of `cells.h`.
+//! Exact match: finds a MAC and a cell by (VNI, address) or (VNI, index), in one table for all kinds of keys
+//! and both families. The layout is that of `cells.h`; it and the reader in `exact_match.h` change together
+//! with this module.
 //!
-//! # Why readers are never misled
+//! # The life of a slot
 //!
-//! One writer, any number of readers that take key, value, next and key again.
+//! ```text
+//!          fill: store address, value, next, then the key with generation g+1
+//!   empty (g) ------------------------------------------------------> filled (g+1)
+//!       ^                                                               |    | ^  change of one word: store
+//!       |      clear: store the key word without kind, VNI, id          |    | |  value or next, then key
+//!       +---------------------------------------------------------------+    +-+  with the next generation
+//! ```
 //!
-//! - *Insert*: value and next are stored before the key; before the key is
-//!   there, nobody looks at them.
-//! - *Change of one word*: the word, then the key with the next generation. A
-//!   reader sees the old or the new word; one that was in between while two
-//!   changes followed each other sees that the key has changed and looks again.
-//! - *Change of both words, cuckoo move*: a second, whole copy is filled in
-//!   another slot, the version of the key's first bucket is stepped, the old
-//!   slot is cleared. Where the copy stands behind the old slot in a reader's
-//!   order, a reader that finds the old slot cleared finds the copy; where it
-//!   stands before, a reader that passed it too early sees the version changed.
-//!   A lookup that began before the old slot was filled can find the copy behind
-//!   it, and the next lookup the old slot once more, while the change is under
-//!   way; never after it has ended.
-//! - *Growth*: all entries are copied to a new run, which one store publishes.
-//!   The old run keeps its contents until a grace period has passed.
-//! - *Generations* have 6 bits. Before any slot is filled 63 times within one
-//!   grace period, one is waited for ([`Exact::tick`]), so that no reader can
-//!   see a generation come round.
-//! - *Digests*: an address whose digest is another's goes to the conflict table
-//!   first, then the main entry is flagged. When the main entry's address goes,
-//!   one from the conflict table takes its slot in place: all the while the flag
-//!   leads its readers to the conflict table, and only after a grace period,
-//!   when every reader knows the new main entry, the copy there is cleared.
+//! An entry moves to another slot, or changes both words, in three steps: a copy in the other slot is filled,
+//! the version of the key's first bucket is incremented, the old slot is cleared.
 //!
-//! An IPv6 address that is *not* in the table is taken for one that is when
-//! all 48 bits of their digests agree, which the random seed makes a matter of
-//! chance (2^-48 for each entry of its VNI); an address in the table is never
-//! taken for another.
+//! # Why readers get correct answers
+//!
+//! There is one writer, and any number of readers that load key, value, next, and the key again.
+//!
+//! - *Insertion*: value and next are stored before the key. Readers do not look at them without the key.
+//! - *Change of one word*: the word is stored, then the key with the next generation. A reader sees the old
+//!   or the new word. If two changes happen between its loads, it sees that the key has changed, and retries.
+//! - *Change of both words, cuckoo move*: if the copy is behind the old slot in the order of searching, a
+//!   reader that finds the old slot cleared finds the copy. If it is before the old slot, a reader that
+//!   passed it too early sees that the version has changed. A lookup that began before the old slot was
+//!   filled can find the copy behind it, and the next lookup the old slot once more, while the change is in
+//!   progress; never after it has ended.
+//! - *Growth*: all entries are copied to a new run, which is published by one store. The old run keeps its
+//!   contents until a grace period has passed.
+//! - *Generations* have 6 bits. Before the generation of any slot is stepped 63 times within one grace
+//!   period, a grace period is waited for ([`Exact::before_generation_step`]), so that no reader can see a
+//!   generation return to the same value.
+//! - *Digests*: an address with the same digest as an entry is put into the conflict table first; then the
+//!   main entry is flagged. If the address of a flagged main entry is removed, an address of the conflict
+//!   table is promoted: it replaces the address in the slot. The flag leads readers to the conflict table
+//!   meanwhile. Only after a grace period, when every reader sees the new main entry, the copy in the
+//!   conflict table is cleared.
+//!
+//! ```text
+//!   main entry:
+//!               insert_conflict            take: replace_main_entry
+//!   unflagged ------------------> flagged ---------------------------> promoted: address is in both tables
+//!      ^                           |   ^                                               |
+//!      |      remove_conflict      |   |  grace period, remove_conflict; others remain |
+//!      +------- of the last -------+   +-----------------------------------------------+
+//! ```
+//!
+//! An IPv6 address that is *not* in the table is mistaken for an entry if all 48 bits of their digests agree.
+//! With the random seed this has a probability of 2^-48 for each entry of its VNI. An address in the table is
+//! never mistaken for another.
 
 mod adopt;
 mod conflict;
@@ -47,24 +64,25 @@ use crate::layout::{self, exact_root};
 use crate::memory::Memory;
 use crate::pool::Pool;
 pub(crate) use adopt::Survey;
-use conflict::{Conflicts, Full};
-use hash::Prepared;
+use conflict::{ConflictEntry, Conflicts};
+use hash::PreparedKey;
 pub(crate) use hash::{Hashing, Key, buckets_of, is_filled};
 use std::mem::offset_of;
 use table::{Slot, Table};
 
 const ROOT: u32 = layout::CELL_EXACT_ROOT;
-/// Fillings of slots that share a counter before a grace period is waited for;
-/// below the 64 generations by more than one operation steps a slot.
-const FILLINGS_MAX: u8 = 56;
-const COUNTERS: usize = 1 << 16;
+/// Steps of the generations of slots that share a counter before a grace period is waited for. It is below
+/// the 64 generations by more than one operation steps a slot.
+const GENERATION_STEPS_MAX: u8 = 56;
+/// Counters of generation steps; slots whose numbers are equal modulo this share one.
+const STEP_COUNTERS: usize = 1 << 16;
 
-/// What a key leads to.
+/// The entry of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Entry {
-    /// As in `EXACT_MAC_MASK`.
+    /// MAC in the form of `EXACT_MAC_MASK`.
     pub mac: u64,
-    /// Cell index, without flags.
+    /// Index of the cell that the entry leads to, without flags.
     pub next: u32,
 }
 
@@ -72,30 +90,32 @@ pub(crate) struct Entry {
 pub(crate) struct Exact {
     hashing: Hashing,
     table: Table,
-    /// Which of the root's two `addresses` words names the address run.
+    /// Which of the root's two `addresses` words leads to the address run.
     address_word: usize,
     conflicts: Conflicts,
     entries: u64,
     conflict_entries: u64,
-    fillings: Vec<u8>,
+    /// By slot number modulo [`STEP_COUNTERS`]: generation steps since the last grace period.
+    generation_steps: Vec<u8>,
 }
 
-/// Where a key stands.
-enum Place {
+/// The position of a key in the table.
+enum Position {
     Main(Slot),
+    /// A cell of the conflict table, with its entry.
     Conflict(u32, Entry),
-    /// The slot holds another address with the same digest.
-    Clash(Slot),
-    Nowhere,
+    /// The key is absent; the slot holds another address with the same digest.
+    DigestTaken(Slot),
+    Absent,
 }
 
-/// Stores a run as a root word: first cell low, count high.
+/// Stores a run as a root word: first cell in the low half, number of cells in the high half.
 fn publish_run(memory: &Memory, offset: usize, first: u32, count: u32) {
     memory.store64(ROOT, offset, u64::from(first) | u64::from(count) << 32);
 }
 
 impl Exact {
-    /// An empty table with room for `entries`.
+    /// Creates an empty table large enough for `entries`.
     pub(crate) fn create(pool: &mut Pool, entries: usize, hashing: Hashing) -> Result<Self, Error> {
         let count = grow::buckets_for(entries as u64)?;
         let first = pool.allocate(count)?;
@@ -106,11 +126,11 @@ impl Exact {
     }
 
     fn with(hashing: Hashing, table: Table, address_word: usize, conflicts: Conflicts) -> Self {
-        let fillings = vec![0; COUNTERS];
-        Self { hashing, table, address_word, conflicts, entries: 0, conflict_entries: 0, fillings }
+        let generation_steps = vec![0; STEP_COUNTERS];
+        Self { hashing, table, address_word, conflicts, entries: 0, conflict_entries: 0, generation_steps }
     }
 
-    /// Entries, conflicting ones included.
+    /// Number of entries, including those in the conflict table.
     pub(crate) fn entries(&self) -> u64 {
         self.entries
     }
@@ -119,25 +139,25 @@ impl Exact {
         self.table.slots()
     }
 
-    /// Entries and cells of the conflict table.
-    pub(crate) fn conflict_fill(&self) -> (u64, u64) {
+    /// Numbers of entries and of cells of the conflict table.
+    pub(crate) fn conflict_usage(&self) -> (u64, u64) {
         (self.conflict_entries, u64::from(self.conflicts.count))
     }
 
-    /// Writes the counts where a debugger or a successor finds them. Kept out of
-    /// single changes, because every reader reads this cell.
+    /// Stores the numbers of entries in the root, for debuggers. Single changes do not store them, because
+    /// every reader reads this cell.
     pub(crate) fn store_counts(&self, memory: &Memory) {
         memory.store64(ROOT, offset_of!(exact_root, entries), self.entries);
         memory.store64(ROOT, offset_of!(exact_root, conflict_entries), self.conflict_entries);
     }
 
-    /// Asks for the cells of a key that is about to be put.
+    /// Prefetches the cells of a key that will be put soon.
     pub(crate) fn prefetch(&self, memory: &Memory, key: Key) {
         let key = self.hashing.prepare(key);
         let (one, two) = buckets_of(key.hash, self.table.count);
         for bucket in [one, two] {
             memory.prefetch(self.table.first + bucket);
-            if key.full.is_some() && self.table.addresses != 0 {
+            if key.address.is_some() && self.table.addresses != 0 {
                 self.table.prefetch_addresses(memory, bucket);
             }
         }
@@ -146,25 +166,25 @@ impl Exact {
     /// The entry of a key.
     pub(crate) fn get(&self, memory: &Memory, key: Key) -> Option<Entry> {
         match self.locate(memory, &self.hashing.prepare(key)) {
-            Place::Main(slot) => Some(self.entry(memory, slot)),
-            Place::Conflict(_, entry) => Some(entry),
-            Place::Clash(_) | Place::Nowhere => None,
+            Position::Main(slot) => Some(self.entry(memory, slot)),
+            Position::Conflict(_, entry) => Some(entry),
+            Position::DigestTaken(_) | Position::Absent => None,
         }
     }
 
-    /// Enters or changes a key; the entry it had.
+    /// Adds or changes a key. Returns the entry that it had.
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::Grace`]; the key then has what it had.
+    /// [`Error::Full`], [`Error::Grace`]; the key then has its previous entry.
     pub(crate) fn put(&mut self, pool: &mut Pool, key: Key, entry: Entry) -> Result<Option<Entry>, Error> {
         let key = self.hashing.prepare(key);
         match self.locate(pool.memory(), &key) {
-            Place::Nowhere => {
+            Position::Absent => {
                 self.insert(pool, &key, entry)?;
                 self.entries += 1;
                 Ok(None)
             }
-            Place::Main(slot) => {
+            Position::Main(slot) => {
                 let old = self.entry(pool.memory(), slot);
                 if old != entry {
                     self.finish_promotion(pool, &key, slot)?;
@@ -172,13 +192,13 @@ impl Exact {
                 }
                 Ok(Some(old))
             }
-            Place::Conflict(cell, old) => {
+            Position::Conflict(cell, old) => {
                 if old != entry {
                     self.conflicts.replace(pool, &self.hashing, cell, entry)?;
                 }
                 Ok(Some(old))
             }
-            Place::Clash(slot) => {
+            Position::DigestTaken(slot) => {
                 self.insert_conflict(pool, &key, slot, entry)?;
                 self.entries += 1;
                 Ok(None)
@@ -186,47 +206,46 @@ impl Exact {
         }
     }
 
-    /// Gives a key that is there another entry without taking memory, for times
-    /// when none may be taken. Where more than one word changes, readers miss the
-    /// key for an instant.
+    /// Changes the entry of a key that is in the table, without allocating memory. If more than one word
+    /// changes, readers miss the key for an instant. Does nothing if the key is absent.
     ///
     /// # Errors
     /// [`Error::Grace`] only.
-    pub(crate) fn put_back(&mut self, pool: &mut Pool, key: Key, entry: Entry) -> Result<(), Error> {
+    pub(crate) fn overwrite(&mut self, pool: &mut Pool, key: Key, entry: Entry) -> Result<(), Error> {
         let key = self.hashing.prepare(key);
         match self.locate(pool.memory(), &key) {
-            Place::Main(slot) => {
+            Position::Main(slot) => {
                 let old = self.entry(pool.memory(), slot);
                 self.finish_promotion(pool, &key, slot)?;
                 if old.mac == entry.mac || old.next == entry.next {
                     return self.change(pool, &key, slot, entry);
                 }
-                Self::tick(&mut self.fillings, pool, slot.number())?;
+                Self::before_generation_step(&mut self.generation_steps, pool, slot.number())?;
                 let memory = pool.memory();
                 let flag = self.table.next(memory, slot) & layout::EXACT_CONFLICT;
                 self.table.clear(memory, slot);
                 self.table.fill(memory, slot, &key, entry.mac | key.check, entry.next | flag);
             }
-            Place::Conflict(cell, _) => {
-                Self::tick(&mut self.fillings, pool, cell)?;
-                let address = key.full.expect("only IPv6 keys clash");
+            Position::Conflict(cell, _) => {
+                Self::before_generation_step(&mut self.generation_steps, pool, cell)?;
+                let address = key.address.expect("only IPv6 keys have digests");
                 self.conflicts.remove(pool.memory(), cell);
-                self.conflicts.put(pool.memory(), cell, &Full { word: key.word, address, entry });
+                self.conflicts.put(pool.memory(), cell, &ConflictEntry { word: key.word, address, entry });
             }
-            Place::Clash(_) | Place::Nowhere => {}
+            Position::DigestTaken(_) | Position::Absent => {}
         }
         Ok(())
     }
 
-    /// Removes a key; the entry it had.
+    /// Removes a key. Returns the entry that it had.
     ///
     /// # Errors
     /// [`Error::Grace`] only.
     pub(crate) fn take(&mut self, pool: &mut Pool, key: Key) -> Result<Option<Entry>, Error> {
         let key = self.hashing.prepare(key);
         let old = match self.locate(pool.memory(), &key) {
-            Place::Nowhere | Place::Clash(_) => return Ok(None),
-            Place::Main(slot) => {
+            Position::Absent | Position::DigestTaken(_) => return Ok(None),
+            Position::Main(slot) => {
                 let old = self.entry(pool.memory(), slot);
                 self.finish_promotion(pool, &key, slot)?;
                 if self.is_flagged(pool.memory(), slot) {
@@ -236,8 +255,8 @@ impl Exact {
                 }
                 old
             }
-            Place::Conflict(cell, old) => {
-                self.drop_conflict(pool, cell, key.word);
+            Position::Conflict(cell, old) => {
+                self.remove_conflict(pool, cell, key.word);
                 old
             }
         };
@@ -245,7 +264,7 @@ impl Exact {
         Ok(Some(old))
     }
 
-    /// All entries, in no order.
+    /// All entries, in no particular order.
     pub(crate) fn iter<'a>(&'a self, memory: &'a Memory) -> impl Iterator<Item = (Key, Entry)> + 'a {
         let main = self.table.all_slots().filter_map(move |slot| {
             let word = self.table.key(memory, slot);
@@ -255,24 +274,24 @@ impl Exact {
             let key = self.hashing.restore(word, || self.table.address(memory, slot))?;
             Some((key, self.entry(memory, slot)))
         });
-        let conflicts = self.conflicts.all(memory).filter_map(move |(_, full)| {
-            let key = self.hashing.restore(full.word, || full.address)?;
-            // One whose promotion waits to be finished stands in both.
+        let conflicts = self.conflicts.all(memory).filter_map(move |(_, conflict)| {
+            let key = self.hashing.restore(conflict.word, || conflict.address)?;
+            // An address whose promotion is not finished is in both tables.
             let main = self.locate(memory, &self.hashing.prepare(key));
-            matches!(main, Place::Conflict(..)).then_some((key, full.entry))
+            matches!(main, Position::Conflict(..)).then_some((key, conflict.entry))
         });
         main.chain(conflicts)
     }
 
-    fn locate(&self, memory: &Memory, key: &Prepared) -> Place {
-        let Some(slot) = self.table.find(memory, key) else { return Place::Nowhere };
-        let Some(full) = key.full else { return Place::Main(slot) };
-        if self.table.address(memory, slot) == full {
-            return Place::Main(slot);
+    fn locate(&self, memory: &Memory, key: &PreparedKey) -> Position {
+        let Some(slot) = self.table.find(memory, key) else { return Position::Absent };
+        let Some(address) = key.address else { return Position::Main(slot) };
+        if self.table.address(memory, slot) == address {
+            return Position::Main(slot);
         }
         match self.conflicts.find(memory, &self.hashing, key) {
-            Some((cell, entry)) => Place::Conflict(cell, entry),
-            None => Place::Clash(slot),
+            Some((cell, entry)) => Position::Conflict(cell, entry),
+            None => Position::DigestTaken(slot),
         }
     }
 
@@ -287,60 +306,65 @@ impl Exact {
         self.table.next(memory, slot) & layout::EXACT_CONFLICT != 0
     }
 
-    /// Called before a slot's generation is stepped: see the module's text.
-    fn tick(fillings: &mut [u8], pool: &mut Pool, number: u32) -> Result<(), Error> {
-        let counter = number as usize % COUNTERS;
-        if fillings[counter] >= FILLINGS_MAX {
+    /// Called before the generation of a slot or conflict cell is stepped. Waits for a grace period before
+    /// the generation could return to a value that a reader has seen.
+    fn before_generation_step(
+        generation_steps: &mut [u8],
+        pool: &mut Pool,
+        number: u32,
+    ) -> Result<(), Error> {
+        let counter = number as usize % STEP_COUNTERS;
+        if generation_steps[counter] >= GENERATION_STEPS_MAX {
             pool.flush()?;
-            fillings.fill(0);
+            generation_steps.fill(0);
         }
-        fillings[counter] += 1;
+        generation_steps[counter] += 1;
         Ok(())
     }
 
-    /// An empty slot for a key, by moves or by growth.
-    fn room(&mut self, pool: &mut Pool, key: &Prepared) -> Result<Slot, Error> {
-        if key.full.is_some() && self.table.addresses == 0 {
+    /// Finds an empty slot for a key, if necessary by moving other entries or by growth.
+    fn allocate_slot(&mut self, pool: &mut Pool, key: &PreparedKey) -> Result<Slot, Error> {
+        if key.address.is_some() && self.table.addresses == 0 {
             self.add_addresses(pool)?;
         }
         loop {
             if let Some(slot) = self.table.empty_slot(pool.memory(), key.hash) {
-                Self::tick(&mut self.fillings, pool, slot.number())?;
+                Self::before_generation_step(&mut self.generation_steps, pool, slot.number())?;
                 return Ok(slot);
             }
             let (table, hashing) = (self.table, self.hashing);
-            let fillings = &mut self.fillings;
+            let generation_steps = &mut self.generation_steps;
             let memory = pool.memory().clone();
-            let mut before = |number| Self::tick(fillings, pool, number);
-            if let Some(slot) = table.make_room(&memory, &hashing, key.hash, &mut before)? {
-                before(slot.number())?;
+            let mut before_step = |number| Self::before_generation_step(generation_steps, pool, number);
+            if let Some(slot) = table.free_slot_by_moving(&memory, &hashing, key.hash, &mut before_step)? {
+                before_step(slot.number())?;
                 return Ok(slot);
             }
             self.grow(pool)?;
         }
     }
 
-    fn insert(&mut self, pool: &mut Pool, key: &Prepared, entry: Entry) -> Result<(), Error> {
-        let slot = self.room(pool, key)?;
+    fn insert(&mut self, pool: &mut Pool, key: &PreparedKey, entry: Entry) -> Result<(), Error> {
+        let slot = self.allocate_slot(pool, key)?;
         self.table.fill(pool.memory(), slot, key, entry.mac | key.check, entry.next);
         Ok(())
     }
 
-    fn change(&mut self, pool: &mut Pool, key: &Prepared, slot: Slot, entry: Entry) -> Result<(), Error> {
+    fn change(&mut self, pool: &mut Pool, key: &PreparedKey, slot: Slot, entry: Entry) -> Result<(), Error> {
         let flag = self.table.next(pool.memory(), slot) & layout::EXACT_CONFLICT;
         let old = self.entry(pool.memory(), slot);
         let (value, next) = (entry.mac | key.check, entry.next | flag);
         if old.mac != entry.mac && old.next != entry.next {
-            let copy = self.room(pool, key)?;
+            let copy = self.allocate_slot(pool, key)?;
             let memory = pool.memory();
-            // Making room may have moved the old one.
+            // The old slot's entry may have been moved to free a slot.
             let slot = self.table.find(memory, key).expect("moves and growth keep every key");
             self.table.fill(memory, copy, key, value, next);
             self.table.bump_version(memory, key.hash);
             self.table.clear(memory, slot);
             return Ok(());
         }
-        Self::tick(&mut self.fillings, pool, slot.number())?;
+        Self::before_generation_step(&mut self.generation_steps, pool, slot.number())?;
         let memory = pool.memory();
         if old.mac != entry.mac {
             self.table.set_value(memory, slot, value);
@@ -352,41 +376,40 @@ impl Exact {
     }
 
     fn set_flag(&mut self, pool: &mut Pool, slot: Slot, flag: bool) -> Result<(), Error> {
-        Self::tick(&mut self.fillings, pool, slot.number())?;
+        Self::before_generation_step(&mut self.generation_steps, pool, slot.number())?;
         self.store_flag(pool.memory(), slot, flag);
         Ok(())
     }
 
-    /// After a tick for the slot.
+    /// As `set_flag`, after `before_generation_step` was called for the slot.
     fn store_flag(&self, memory: &Memory, slot: Slot, flag: bool) {
         let next = self.table.next(memory, slot) & !layout::EXACT_CONFLICT;
         self.table.set_next(memory, slot, next | if flag { layout::EXACT_CONFLICT } else { 0 });
         self.table.step_generation(memory, slot);
     }
 
-    /// All that can fail comes before the first store, so that no entry of the
-    /// conflict table is left without the flag that leads to it.
+    /// Puts an address into the conflict table and flags the main entry. All that can fail comes before the
+    /// first store, so that no conflict remains without the flag that leads to it.
     fn insert_conflict(
         &mut self,
         pool: &mut Pool,
-        key: &Prepared,
+        key: &PreparedKey,
         slot: Slot,
         entry: Entry,
     ) -> Result<(), Error> {
         let flagged = self.is_flagged(pool.memory(), slot);
         if !flagged {
-            Self::tick(&mut self.fillings, pool, slot.number())?;
+            Self::before_generation_step(&mut self.generation_steps, pool, slot.number())?;
         }
-        let address = key.full.expect("only IPv6 keys clash");
-        let full = Full { word: key.word, address, entry };
-        match self.conflicts.free_cell(pool.memory(), &self.hashing, &full) {
+        let address = key.address.expect("only IPv6 keys have digests");
+        let conflict = ConflictEntry { word: key.word, address, entry };
+        match self.conflicts.free_cell(pool.memory(), &self.hashing, &conflict) {
             Some(cell) => {
-                // The number cannot be a slot's by more than chance, and then
-                // they only share a counter.
-                Self::tick(&mut self.fillings, pool, cell)?;
-                self.conflicts.put(pool.memory(), cell, &full);
+                // A slot may have the same number as this cell; the two then only share a counter.
+                Self::before_generation_step(&mut self.generation_steps, pool, cell)?;
+                self.conflicts.put(pool.memory(), cell, &conflict);
             }
-            None => self.conflicts.grow(pool, &self.hashing, full)?,
+            None => self.conflicts.grow(pool, &self.hashing, conflict)?,
         }
         self.conflict_entries += 1;
         if !flagged {
@@ -395,57 +418,55 @@ impl Exact {
         Ok(())
     }
 
-    /// Takes an entry out of the conflict table, and the flag with the last one.
-    fn drop_conflict(&mut self, pool: &mut Pool, cell: u32, word: u64) {
+    /// Removes an entry from the conflict table, and the main entry's flag if it was the last one.
+    fn remove_conflict(&mut self, pool: &mut Pool, cell: u32, word: u64) {
         self.conflicts.remove(pool.memory(), cell);
         self.conflict_entries -= 1;
         if self.conflicts.any_with(pool.memory(), word).is_none() {
-            let key = Prepared { word, check: 0, full: None, hash: self.hashing.hash(word) };
+            let key = PreparedKey { word, check: 0, address: None, hash: self.hashing.hash(word) };
             let slot = self.table.find(pool.memory(), &key).expect("a conflict has a main entry");
-            // A flag that could not be taken away leads readers to nothing, no more.
+            // A flag that cannot be removed does no harm: readers search the conflict table without success.
             let _ = self.set_flag(pool, slot, false);
         }
     }
 
-    /// Puts an address of the conflict table into the slot of the main entry,
-    /// whose own address goes.
+    /// Removes the address of a flagged main entry: an address of the conflict table takes its slot.
     ///
     /// # Errors
-    /// [`Error::Grace`] before anything is changed. Where only the last grace
-    /// period fails, the address stands in both places, with the same entry,
-    /// until [`Exact::finish_promotion`].
+    /// [`Error::Grace`] before anything is changed. If only the last grace period fails, the address remains
+    /// in both tables, with the same entry, until [`Exact::finish_promotion`].
     fn promote(&mut self, pool: &mut Pool, slot: Slot, word: u64) -> Result<(), Error> {
-        let Some((cell, full)) = self.conflicts.any_with(pool.memory(), word) else {
+        let Some((cell, conflict)) = self.conflicts.any_with(pool.memory(), word) else {
             self.table.clear(pool.memory(), slot);
             return Ok(());
         };
         for _ in 0..2 {
-            Self::tick(&mut self.fillings, pool, slot.number())?;
+            Self::before_generation_step(&mut self.generation_steps, pool, slot.number())?;
         }
-        self.switch_main(pool.memory(), slot, &full);
+        self.replace_main_entry(pool.memory(), slot, &conflict);
         if pool.flush().is_ok() {
-            self.drop_conflict(pool, cell, word);
+            self.remove_conflict(pool, cell, word);
         }
         Ok(())
     }
 
-    /// Makes a slot that is flagged the main entry of an address of the conflict table.
-    fn switch_main(&self, memory: &Memory, slot: Slot, full: &Full) {
-        let check = self.hashing.digest(full.address.0, full.address.1) & !layout::EXACT_MAC_MASK;
+    /// Makes a flagged slot the main entry of an address of the conflict table.
+    fn replace_main_entry(&self, memory: &Memory, slot: Slot, conflict: &ConflictEntry) {
+        let check = self.hashing.digest(conflict.address.0, conflict.address.1) & !layout::EXACT_MAC_MASK;
         let (high, low) = self.table.address(memory, slot);
-        // A check that is nobody's: from here on the old address is not found,
-        // and all others are led to the conflict table by the flag.
-        let nobody = !self.hashing.digest(high, low) & !layout::EXACT_MAC_MASK;
-        self.table.set_value(memory, slot, full.entry.mac | nobody);
+        // A check that differs from the old address's: from here on that address is not found. The flag leads
+        // all other addresses to the conflict table.
+        let wrong_check = !self.hashing.digest(high, low) & !layout::EXACT_MAC_MASK;
+        self.table.set_value(memory, slot, conflict.entry.mac | wrong_check);
         self.table.step_generation(memory, slot);
-        self.table.set_next(memory, slot, full.entry.next | layout::EXACT_CONFLICT);
-        self.table.set_address(memory, slot, full.address);
-        self.table.set_value(memory, slot, full.entry.mac | check);
+        self.table.set_next(memory, slot, conflict.entry.next | layout::EXACT_CONFLICT);
+        self.table.set_address(memory, slot, conflict.address);
+        self.table.set_value(memory, slot, conflict.entry.mac | check);
         self.table.step_generation(memory, slot);
     }
 
-    /// Completes a promotion whose grace period failed.
-    fn finish_promotion(&mut self, pool: &mut Pool, key: &Prepared, slot: Slot) -> Result<(), Error> {
+    /// Completes the promotion of a key if its grace period had failed.
+    fn finish_promotion(&mut self, pool: &mut Pool, key: &PreparedKey, slot: Slot) -> Result<(), Error> {
         if !self.is_flagged(pool.memory(), slot) {
             return Ok(());
         }
@@ -453,7 +474,7 @@ impl Exact {
             None => Ok(()),
             Some((cell, _)) => {
                 pool.flush()?;
-                self.drop_conflict(pool, cell, key.word);
+                self.remove_conflict(pool, cell, key.word);
                 Ok(())
             }
         }

@@ -1,12 +1,12 @@
-//! Flow statistics, by which elephants are told from mice (Zeta sections IV-C
-//! and IV-D): packets count flows in the cells of `bpf/include/flows.h`, the
-//! agent decides what an elephant is and reads the counts.
+//! Flow statistics, by which elephants are distinguished from mice (Zeta sections IV-C and IV-D). Packets
+//! count flows in the cells of `bpf/include/layout/flow_layout.h`; the agent configures what an elephant is
+//! and reads the counts. This module changes with that header.
 //!
-//! Memory is all there is: nothing here is kept beside it, so a successor adopts
-//! the table as it is, with nothing to repair. A table has four flows a cell and
-//! never grows; what is too much for it are its coldest flows.
+//! All state is in the table's memory, so a successor adopts it as it is, without repair. A cell holds four
+//! flows. A table never grows; when it is full, the flows with the fewest bytes are replaced.
 
 use crate::layout::{self, flow_bucket, flow_entry, flow_table};
+use crate::seed::random_seed;
 use crate::{Error, Memory};
 use sluice_types::{Vni, ipv6_halves};
 use std::cmp::Reverse;
@@ -22,118 +22,116 @@ const WAYS: u32 = layout::FLOW_WAYS;
 const TICK_NS: u64 = 1 << layout::FLOW_TICK_SHIFT;
 const PERIOD_TICKS_MAX: u64 = layout::FLOW_PERIOD_MASK as u64;
 const EVERY: u64 = 1 << layout::FLOW_EVERY_SHIFT;
-/// How often an entry is read that packets change meanwhile.
+/// Attempts to read an entry that packets change meanwhile.
 const READS_MAX: u32 = 8;
-/// Largest threshold, and the count at which bytes stop: 64 GiB - 1.
+/// Largest threshold, and the largest number of bytes that is counted: 64 GiB - 1.
 pub const BYTES_MAX: u64 = layout::FLOW_BYTES_MASK;
 
-/// A table of flow statistics. Clones name the same table.
+/// A table of flow statistics. Clones refer to the same table.
 #[derive(Clone, Debug)]
 pub struct Flows {
     memory: Memory,
     table: flow_table,
 }
 
-/// What an elephant is.
+/// Definition of an elephant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowConfig {
-    /// How long a flow's bytes are added up, from its first packet on: 1 ms to
-    /// 26 days, kept in ticks of 16.8 ms, at least one.
+    /// Time for which a flow's bytes are added up, beginning with its first packet: 1 ms to 26 days, kept as
+    /// a whole number of ticks of 16.8 ms, at least one.
     pub period: Duration,
-    /// Bytes in a period from which a flow is an elephant: 1 to [`BYTES_MAX`].
+    /// A flow is an elephant from this many bytes in a period on: 1 to [`BYTES_MAX`].
     pub elephant_bytes: u64,
 }
 
-/// What is told of flows.
+/// Which flows packets report to the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Nothing: they are not even counted.
+    /// None. Flows are not counted either.
     Off,
-    /// Elephants, once a period. A VPC may have a threshold of its own
+    /// Elephants, once a period. A VPC may have its own threshold
     /// ([`Vrf::elephant_bytes`](crate::Vrf::elephant_bytes)).
     Detect(FlowConfig),
-    /// Each flow on its first packet of a period, whatever the thresholds: for
-    /// gateways that are overloaded (Zeta section IV-C). Only flows of VPCs that
-    /// want none to be told ([`Vrf::NEVER_ELEPHANTS`](crate::Vrf::NEVER_ELEPHANTS))
-    /// still are not.
+    /// Each flow at its first packet of a period, whatever the thresholds: for overloaded gateways (Zeta
+    /// section IV-C). Flows of VPCs with [`Vrf::NEVER_ELEPHANTS`](crate::Vrf::NEVER_ELEPHANTS) are not
+    /// reported.
     Every {
-        /// As in [`FlowConfig`].
+        /// Length of a period, as in [`FlowConfig`].
         period: Duration,
     },
 }
 
-/// What flows are told apart by.
+/// Key of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
-    /// The tenant's network.
+    /// VNI of the tenant's network.
     pub vni: Vni,
     /// IP protocol number.
     pub protocol: u8,
-    /// Source; of the family of the destination.
+    /// Source address, of the same family as the destination.
     pub source: IpAddr,
-    /// Destination.
+    /// Destination address.
     pub destination: IpAddr,
-    /// 0 where the protocol has none.
+    /// Source port; 0 if the protocol has no ports.
     pub source_port: u16,
-    /// 0 where the protocol has none.
+    /// Destination port; 0 if the protocol has no ports.
     pub destination_port: u16,
 }
 
-/// A flow's counts in its present period.
+/// Counts of a flow in its present period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// The cell that counts it.
+    /// Index of the cell that counts the flow.
     pub cell: u32,
-    /// Part of its hash; with `cell` it names the flow.
+    /// Part of the flow's hash. Together with `cell` it identifies the flow.
     pub name: u32,
-    /// Packets that were counted, where packets are dense one of 8 or 16 (`flow_queue.h`); stays at 2^21 - 1.
+    /// Packets that were counted, at most 2^21 - 1. Of dense packets one in 8 or 16 is counted
+    /// (`flow_queue.h`).
     pub packets: u32,
-    /// Bytes that these were counted for; stays at [`BYTES_MAX`].
+    /// Bytes for which these packets were counted, at most [`BYTES_MAX`].
     pub bytes: u64,
-    /// Whether a packet was told that the flow is an elephant.
+    /// The flow was reported as an elephant in this period.
     pub reported: bool,
-    /// Since the period began, in whole ticks.
+    /// Time since the period began, in whole ticks.
     pub age: Duration,
 }
 
-/// How full a table is.
+/// Number of flows in a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowFill {
-    /// Flows that the table has room for.
+pub struct FlowTableUsage {
+    /// Flows that the table can hold.
     pub capacity: u64,
-    /// Flows within their period. The others' entries are taken first.
+    /// Flows within their period.
     pub live: u64,
-    /// Flows whose period is over.
-    pub over: u64,
-    /// Elephants among the live ones.
+    /// Flows whose period is over. Their entries are reused first.
+    pub expired: u64,
+    /// Elephants among the live flows.
     pub elephants: u64,
 }
 
 impl Flows {
-    /// Cells of a table that has room for so many flows. Twice as many flows as
-    /// are there at a time lose next to nothing to full buckets.
+    /// Number of cells of a table for `flows` flows. If `flows` is twice the number of flows at a time, next
+    /// to none are lost because buckets are full.
     #[must_use]
     pub fn cells_for(flows: u64) -> u64 {
         1 + flows.div_ceil(u64::from(WAYS)).max(1)
     }
 
-    /// Adopts the table that a predecessor left, or lays out a new one with a
-    /// random seed where there is none that this program knows. The counts of
-    /// one period are all that is lost then.
+    /// Adopts the table that another agent left, or lays out a new one with a random seed if there is no
+    /// table of this layout. In that case only the counts of one period are lost.
     ///
     /// # Errors
-    /// [`Error::TooSmall`] below two cells; [`Error::Invalid`] if the kernel has
-    /// no random numbers.
+    /// [`Error::TooSmall`] for fewer than two cells; [`Error::Invalid`] if the kernel has no random numbers.
     pub fn open(memory: Memory) -> Result<Self, Error> {
-        Self::adopt(memory.clone()).or_else(|_| Self::lay_out(memory, crate::random_seed()?))
+        Self::adopt(memory.clone()).or_else(|_| Self::lay_out(memory, random_seed()?))
     }
 
-    /// Lays out an empty table in memory that no packet uses yet. Nothing is
-    /// counted before [`Flows::configure`]. `seed` is random, and a secret: who
-    /// knows it can choose flows that share an entry.
+    /// Lays out an empty table in memory that no packet uses yet. Packets count nothing before
+    /// [`Flows::configure`]. `seed` is random and a secret: a sender that knows it can choose flows that
+    /// share an entry.
     ///
     /// # Errors
-    /// [`Error::TooSmall`] below two cells.
+    /// [`Error::TooSmall`] for fewer than two cells.
     pub fn lay_out(memory: Memory, seed: u64) -> Result<Self, Error> {
         let cells = memory.cells();
         if cells < 2 {
@@ -154,7 +152,7 @@ impl Flows {
         Ok(Self { memory, table })
     }
 
-    /// Takes over the table that a predecessor laid out, counts and configuration included.
+    /// Takes over the table that another agent laid out, including counts and configuration.
     ///
     /// # Errors
     /// [`Error::NotTables`], [`Error::LayoutVersion`], or [`Error::Capacity`] if
@@ -180,25 +178,24 @@ impl Flows {
         Ok(Self { memory, table })
     }
 
-    /// The memory that the table is in.
+    /// The memory that holds the table.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Says what is told of flows, from the next packet that is counted on, in one store. Periods
-    /// that have begun end by the new rule; a flow that was reported in its
-    /// period is not reported again.
+    /// Sets which flows are reported, by one store; it applies from the next counted packet on. Periods that
+    /// have begun end by the new policy. A flow that was reported in its period is not reported again.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; then nothing is changed.
+    /// [`Error::Invalid`] if a value is out of bounds. Nothing has changed then.
     pub fn configure(&self, policy: &Policy) -> Result<(), Error> {
         let word = match *policy {
             Policy::Off => 0,
             Policy::Detect(FlowConfig { period, elephant_bytes }) => {
                 if elephant_bytes == 0 || elephant_bytes > BYTES_MAX {
                     return Err(Error::Invalid(format!(
-                        "a flow is an elephant from 1 to {BYTES_MAX} bytes a period on, not {elephant_bytes}"
+                        "the elephant threshold must be 1 to {BYTES_MAX} bytes a period, not {elephant_bytes}"
                     )));
                 }
                 Self::period_bits(period)? | elephant_bytes
@@ -213,7 +210,7 @@ impl Flows {
         let period_ns = period.as_nanos();
         if !(1_000_000..=u128::from(PERIOD_TICKS_MAX * TICK_NS)).contains(&period_ns) {
             return Err(Error::Invalid(format!(
-                "a flow's period is 1 ms to {} days, not {:?}",
+                "the period of flows must be 1 ms to {} days, not {:?}",
                 PERIOD_TICKS_MAX * TICK_NS / 86_400_000_000_000,
                 period
             )));
@@ -222,7 +219,7 @@ impl Flows {
         Ok(ticks << layout::FLOW_PERIOD_SHIFT)
     }
 
-    /// What is configured, the period in whole ticks.
+    /// The configured policy, with the period in whole ticks.
     #[must_use]
     pub fn policy(&self) -> Policy {
         let (word, ticks) = self.policy_word();
@@ -234,13 +231,13 @@ impl Flows {
         }
     }
 
-    /// The word, and the period in it.
+    /// The policy word, and the period in it in ticks.
     fn policy_word(&self) -> (u64, u32) {
         let word = self.memory.load64(0, offset_of!(flow_table, policy));
         (word, (word >> layout::FLOW_PERIOD_SHIFT) as u32 & layout::FLOW_PERIOD_MASK)
     }
 
-    /// The hash by which packets find the flow: `flow_hash` of `flows.h`.
+    /// The hash by which packets find the flow: `flow_hash` in `flows.h`.
     #[must_use]
     pub fn hash(&self, key: &FlowKey) -> u64 {
         let halves = |address| match address {
@@ -269,7 +266,7 @@ impl Flows {
         sum ^ sum >> 32
     }
 
-    /// A flow's counts, if it is within its period at `now_ns` (`CLOCK_MONOTONIC`).
+    /// Counts of a flow; `None` if it is not within its period at `now_ns` (`CLOCK_MONOTONIC`).
     #[must_use]
     pub fn find(&self, key: &FlowKey, now_ns: u64) -> Option<Flow> {
         let hash = self.hash(key);
@@ -279,48 +276,49 @@ impl Flows {
         (0..WAYS).filter_map(|way| self.flow(cell, way, now_ns)).find(|flow| flow.name == name)
     }
 
-    /// The flows of most bytes in their present period, the largest first, at
-    /// most `count`. Reads the whole table while packets write it.
+    /// The `count` flows with the most bytes in their present period, the largest first. Reads the whole
+    /// table while packets write it.
     #[must_use]
     pub fn top(&self, count: usize, now_ns: u64) -> Vec<Flow> {
         let mut heap = BinaryHeap::new();
-        for (cell, way) in self.places() {
+        for (cell, way) in self.entries() {
             let Some(flow) = self.flow(cell, way, now_ns) else { continue };
             heap.push(Reverse((flow.bytes, cell, way)));
             if heap.len() > count {
                 heap.pop();
             }
         }
-        // A flow may have gone on, or gone, since.
+        // Since then a flow may have been counted again, or replaced.
         let mut flows: Vec<Flow> =
             heap.into_iter().filter_map(|Reverse((_, cell, way))| self.flow(cell, way, now_ns)).collect();
         flows.sort_by_key(|flow| Reverse(flow.bytes));
         flows
     }
 
-    /// How full the table is at `now_ns` (`CLOCK_MONOTONIC`). Reads all of it.
+    /// Number of flows in the table at `now_ns` (`CLOCK_MONOTONIC`). Reads the whole table.
     #[must_use]
-    pub fn fill(&self, now_ns: u64) -> FlowFill {
-        let mut fill =
-            FlowFill { capacity: u64::from(self.table.buckets) * u64::from(WAYS), ..FlowFill::default() };
-        for (cell, way) in self.places() {
+    pub fn usage(&self, now_ns: u64) -> FlowTableUsage {
+        let mut usage = FlowTableUsage {
+            capacity: u64::from(self.table.buckets) * u64::from(WAYS),
+            ..FlowTableUsage::default()
+        };
+        for (cell, way) in self.entries() {
             match self.flow(cell, way, now_ns) {
                 Some(flow) => {
-                    fill.live += 1;
-                    fill.elephants += u64::from(flow.reported);
+                    usage.live += 1;
+                    usage.elephants += u64::from(flow.reported);
                 }
-                None => fill.over += u64::from(self.memory.load64(cell, owner_at(way)) != 0),
+                None => usage.expired += u64::from(self.memory.load64(cell, owner_at(way)) != 0),
             }
         }
-        fill
+        usage
     }
 
-    fn places(&self) -> impl Iterator<Item = (u32, u32)> {
+    fn entries(&self) -> impl Iterator<Item = (u32, u32)> {
         (1..=self.table.buckets).flat_map(|cell| (0..WAYS).map(move |way| (cell, way)))
     }
 
-    /// The flow of an entry, if it is within its period. An entry that changes
-    /// hands all the while is nobody's.
+    /// The flow of an entry, if it is within its period. `None` also if the entry's owner keeps changing.
     fn flow(&self, cell: u32, way: u32, now_ns: u64) -> Option<Flow> {
         let period = self.policy_word().1;
         for _ in 0..READS_MAX {
@@ -334,11 +332,11 @@ impl Flows {
             }
             let generation = owner >> layout::FLOW_GENERATION_SHIFT & u64::from(layout::FLOW_GENERATION_MASK);
             let age = ((now_ns >> layout::FLOW_TICK_SHIFT) as u32).wrapping_sub(owner as u32);
-            let over = age.wrapping_add(layout::FLOW_SKEW) >= period.wrapping_add(layout::FLOW_SKEW);
-            if over || count >> layout::FLOW_COUNT_GENERATION_SHIFT != generation {
+            let has_expired = age.wrapping_add(layout::FLOW_SKEW) >= period.wrapping_add(layout::FLOW_SKEW);
+            if has_expired || count >> layout::FLOW_COUNT_GENERATION_SHIFT != generation {
                 return None;
             }
-            // The clock of the packet that began the period may be ahead of ours.
+            // The processor that began the period may have read a later time than this one.
             let age_ticks = if age > u32::MAX - layout::FLOW_SKEW { 0 } else { age };
             return Some(Flow {
                 cell,
@@ -353,6 +351,7 @@ impl Flows {
     }
 }
 
+/// Offset of an entry's owner word in its cell.
 fn owner_at(way: u32) -> usize {
     offset_of!(flow_bucket, entry) + way as usize * size_of::<flow_entry>() + offset_of!(flow_entry, owner)
 }
@@ -361,7 +360,8 @@ fn split(half: u64) -> (u32, u32) {
     (half as u32, (half >> 32) as u32)
 }
 
-/// Sum of products of pairs, each word with its own of the secret (RFC 4418 section 5.2.2).
+/// NH: the sum of the products of pairs, to each word of which a word of the secret is added (RFC 4418
+/// section 5.2.2).
 fn nh(secret: &[u32], pairs: &[(u32, u32)]) -> u64 {
     let products = secret
         .chunks_exact(2)
@@ -370,7 +370,7 @@ fn nh(secret: &[u32], pairs: &[(u32, u32)]) -> u64 {
     products.fold(0, u64::wrapping_add)
 }
 
-/// Makes many random words of one (Steele, Lea and Flood, OOPSLA 2014).
+/// SplitMix: generates many random words from one (Steele, Lea and Flood, OOPSLA 2014).
 fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut x = *state;

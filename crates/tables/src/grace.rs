@@ -1,38 +1,38 @@
-//! Waiting until every reader that may still see what was unlinked is done.
+//! Grace periods: waiting until every reader that may still see unlinked cells has finished.
 
 use std::io;
 
-/// Why a grace period cannot be waited for.
+/// A grace period could not be waited for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GraceError {
-    /// The kernel does not offer it, and likely why.
+    /// The kernel does not offer the system call; with the likely cause.
     #[error(
-        "the kernel offers no membarrier(MEMBARRIER_CMD_GLOBAL), without which table memory cannot be reused: {0}"
+        "the kernel offers no membarrier(MEMBARRIER_CMD_GLOBAL), \
+         without which table memory cannot be reused: {0}"
     )]
     Unsupported(String),
-    /// It was offered, and failed.
+    /// The system call failed although the kernel offers it; with the cause.
     #[error("membarrier(MEMBARRIER_CMD_GLOBAL) failed: {0}")]
     Failed(String),
 }
 
-/// A grace period: all readers that began before the call have ended when it
-/// returns. Readers that begin later see what was stored before it.
+/// A way to wait for grace periods.
 pub trait Grace: Send {
-    /// Waits for one.
+    /// Waits for a grace period. When the call returns, all readers that started before it have ended.
+    /// Readers that start later see what was stored before it.
     ///
     /// # Errors
-    /// When it could not be waited for; then nothing may be reused.
+    /// If it could not be waited for. Nothing may be reused then.
     fn wait(&self) -> Result<(), GraceError>;
 }
 
-/// The kernel's: waits for every XDP and TC program, because these run within
-/// an RCU read side and the command is a `synchronize_rcu`. It does not wait for
-/// threads of user space. About 8 ms.
+/// The kernel's grace period, about 8 ms. It waits for every XDP and TC program, because these run in an RCU
+/// read-side critical section and the command is a `synchronize_rcu`. It does not wait for threads of user
+/// space.
 ///
-/// While only one CPU is online the command waits for nothing. That is harmless
-/// because programs run with bottom halves disabled: none can be under way on
-/// that CPU while this thread runs there. It is not so on PREEMPT_RT, where the
-/// threads that run programs can be preempted: there one CPU is not enough.
+/// While only one CPU is online, the command does not wait. That is harmless because programs run with bottom
+/// halves disabled: no program can be running on that CPU while this thread does. On PREEMPT_RT the threads
+/// that run programs can be preempted, so a machine with one CPU is not supported there.
 #[derive(Debug)]
 pub struct Membarrier(());
 
@@ -40,13 +40,13 @@ const MEMBARRIER_CMD_QUERY: libc::c_int = 0;
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 
 fn membarrier(command: libc::c_int) -> io::Result<libc::c_long> {
-    // SAFETY: membarrier takes integers only and touches no memory of ours.
+    // SAFETY: membarrier takes only integers, and accesses no memory of this process.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 impl Membarrier {
-    /// Asks the kernel whether it can.
+    /// Checks that the kernel offers the command.
     ///
     /// # Errors
     /// [`GraceError::Unsupported`], with the likely cause.
@@ -71,7 +71,7 @@ impl Grace for Membarrier {
     }
 }
 
-/// No waiting: right only where nothing reads while the writer writes.
+/// Does not wait. Correct only if nothing reads while the writer writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Immediate;
 
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_waits_or_says_why_not() {
+    fn kernel_waits_or_the_error_names_the_cause() {
         match Membarrier::new() {
             Ok(grace) => grace.wait().unwrap(),
             Err(error) => assert!(matches!(error, GraceError::Unsupported(_)), "{error}"),

@@ -1,7 +1,8 @@
-//! In this crate's tests: what can happen between any two accesses to table
-//! memory. A thread that asked for it lets others go first now and then, or
-//! dies, as a process that is killed; or a scheduler that explores schedules
-//! decides who goes on.
+//! In this crate's tests: what happens between two accesses to shared memory.
+//!
+//! [`crate::region::Region`] calls [`before_access`] before each access. There a thread can run a hook, let
+//! other threads run, or die like a process that is killed; or a scheduler that explores schedules
+//! ([`explore`]) chooses the thread that continues.
 
 pub(crate) mod explore;
 
@@ -10,24 +11,30 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 
 thread_local! {
+    static HOOK: Cell<Option<fn()>> = const { Cell::new(None) };
     static RANDOM: Cell<u32> = const { Cell::new(0) };
-    static UNTIL_DEATH: Cell<Option<u64>> = const { Cell::new(None) };
-    static SCHEDULED: Cell<bool> = const { Cell::new(false) };
+    static ACCESSES_UNTIL_DEATH: Cell<Option<u64>> = const { Cell::new(None) };
+    static IS_SCHEDULED: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The panic by which [`die_after`] ends a thread's work.
 struct Death;
 
-/// From now on this thread yields at random. `seed` is not 0.
-pub(crate) fn enable(seed: u32) {
+/// Sets the function that this thread calls before each access.
+pub(crate) fn set_hook(hook: Option<fn()>) {
+    HOOK.set(hook);
+}
+
+/// From now on this thread yields to others at random accesses. `seed` is not 0.
+pub(crate) fn yield_at_random(seed: u32) {
     RANDOM.set(seed);
 }
 
-/// Does something that ends before access number `accesses`, counted from 0;
-/// `None` when it ended so.
-pub(crate) fn die_after<T>(accesses: u64, doing: impl FnOnce() -> T) -> Option<T> {
-    UNTIL_DEATH.set(Some(accesses));
-    let result = catch_unwind(AssertUnwindSafe(doing));
-    UNTIL_DEATH.set(None);
+/// Runs `work`, which dies before access number `accesses`, counted from 0. Returns `None` if it died.
+pub(crate) fn die_after<T>(accesses: u64, work: impl FnOnce() -> T) -> Option<T> {
+    ACCESSES_UNTIL_DEATH.set(Some(accesses));
+    let result = catch_unwind(AssertUnwindSafe(work));
+    ACCESSES_UNTIL_DEATH.set(None);
     match result {
         Ok(value) => Some(value),
         Err(cause) if cause.is::<Death>() => None,
@@ -35,22 +42,26 @@ pub(crate) fn die_after<T>(accesses: u64, doing: impl FnOnce() -> T) -> Option<T
     }
 }
 
-/// Whether each access of this thread, which is one of shuttle's, is a point
-/// where another may go on.
-fn schedule(scheduled: bool) {
-    SCHEDULED.set(scheduled);
+/// Sets whether shuttle may switch threads at each access of this thread, which is one of shuttle's. Returns
+/// the setting that it replaces.
+fn set_scheduled(is_scheduled: bool) -> bool {
+    IS_SCHEDULED.replace(is_scheduled)
 }
 
-/// Before each access.
-pub(crate) fn point() {
-    if SCHEDULED.get() {
+/// Called before each access to shared memory.
+pub(crate) fn before_access() {
+    if let Some(hook) = HOOK.get() {
+        hook();
+    }
+    if IS_SCHEDULED.get() {
         shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
     }
-    match UNTIL_DEATH.get() {
+    match ACCESSES_UNTIL_DEATH.get() {
         None => {}
         Some(0) => resume_unwind(Box::new(Death)),
-        Some(left) => UNTIL_DEATH.set(Some(left - 1)),
+        Some(left) => ACCESSES_UNTIL_DEATH.set(Some(left - 1)),
     }
+    // Xorshift.
     let mut x = RANDOM.get();
     if x == 0 {
         return;

@@ -1,5 +1,5 @@
-//! `bpf/include/cells.h`, `drops.h`, `flows.h`, `meters.h` and `session_layout.h`,
-//! bound at build time: the layout that Rust and the eBPF programs share.
+//! The layout that Rust and the eBPF programs share: the headers of `bpf/include/layout`, bound at build
+//! time.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, clippy::all)]
 
 include!(concat!(env!("OUT_DIR"), "/layout.rs"));

@@ -1,42 +1,49 @@
-//! A node's forwarding tables: memory that the control side writes and the
-//! packet side reads, in the layout of `bpf/include/cells.h`.
+//! A node's forwarding tables: memory that the control side writes and the packet side reads, in the layout
+//! of `bpf/include/layout/cells.h`.
 //!
-//! [`Memory`] is an anonymous mapping in tests and the mapped BPF array in the
-//! agents; the code is the same. [`NodeTables`] writes: it keeps free cells
-//! (`pool`), the exact match (`exact`) and the longest-prefix match (`lpm`) in
-//! order, and reuses what it unlinked after a [`Grace`] period. [`Reader`] reads
-//! as packets do. [`sessions`], [`flows`] and [`meters`] are tables that packets
-//! write: memory of their own, laid out, swept and read here.
+//! [`Memory`] is an anonymous mapping in tests and the mapped BPF array in agents; the code is the same.
+//! [`NodeTables`] is the writer. It is built of the cell allocator (`pool`), the exact match (`exact`) and
+//! the longest-prefix match (`lpm`), and reuses unlinked cells after a [`Grace`] period. [`Reader`] reads as
+//! packet programs do.
+//!
+//! [`sessions`], [`flows`] and [`meters`] are tables that packet programs write. Each has memory of its own,
+//! which this crate lays out, reads, and (sessions) sweeps.
 
-pub mod drops;
+mod encoding;
+mod entries;
 mod error;
 mod exact;
-pub mod flows;
 mod grace;
+mod heartbeat;
 #[cfg(test)]
 mod interleave;
-pub mod layout;
 mod locate;
 mod lpm;
 mod memory;
-pub mod meters;
 mod node;
 mod pool;
 mod reader;
 mod region;
-pub mod sessions;
-mod spec;
-mod threads;
+mod seed;
+mod shared_reader;
+mod usage;
 
+pub mod drops;
+pub mod flows;
+pub mod layout;
+pub mod meters;
+pub mod sessions;
+
+pub use entries::{
+    DirectPath, Endpoint, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes, Target,
+    UnderlayPort, Vip, Vrf, VrfEntry,
+};
 pub use error::Error;
 pub use grace::{Grace, GraceError, Immediate, Membarrier};
-pub use locate::{Located, Place};
+pub use heartbeat::AgentHeartbeat;
+pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
-use node::random_seed;
-pub use node::{Attendance, NodeTables, VniCounts};
+pub use node::{CounterReset, NodeTables};
 pub use reader::{Hit, Lookup, NextHop, Reader};
-pub use spec::{
-    Bulk, DirectPath, Endpoint, Fill, Group, NodeConfig, Port, PortIpv4, PortIpv6, Role, Route, Sizes,
-    Target, UnderlayPort, Vip, Vrf, VrfEntry,
-};
-pub use threads::{ReaderGate, SharedReader, WaitForThreads};
+pub use shared_reader::{ReaderGate, SharedReader, WaitForThreads};
+pub use usage::{BulkResult, TableUsage};

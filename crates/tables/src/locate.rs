@@ -1,92 +1,69 @@
-//! Where the tables have an address: what a gateway's packets would find, for
-//! those who tell hosts of direct paths.
+//! [`Reader::locate`]: the host to which a gateway forwards packets for an address. Gateways use it to notify
+//! hosts of direct paths. It changes with `route` in `bpf/include/gateway/cgw.h`.
 
-use crate::layout::{self, superblock};
+use crate::entries::Target;
+use crate::layout;
 use crate::reader::{Hit, Lookup, NextHop, Reader};
-use crate::spec::Target;
 use sluice_types::{MacAddr, Vni};
-use std::mem::offset_of;
 use std::net::IpAddr;
 
-/// Where an instance is.
+/// The location of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Located {
-    /// Its own network; another one than was asked in where the two are peered.
+pub struct InstanceLocation {
+    /// VNI of the instance's own network. It differs from the VNI of the request if the two are peered.
     pub vni: Vni,
-    /// Its MAC address.
+    /// MAC address of the instance.
     pub mac: MacAddr,
-    /// VTEP of its host.
+    /// VTEP of the instance's host.
     pub host: IpAddr,
-    /// Longest IP packet of its network, in bytes.
+    /// MTU of the instance's network: longest IP packet in bytes.
     pub mtu: u16,
 }
 
-/// The answer of [`Reader::locate`].
+/// Result of [`Reader::locate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// It is here.
-    At(Located),
-    /// No packet gets there: no route, or no instance with that address.
-    Nowhere,
-    /// The tables changed for longer than a lookup retries; ask again.
+pub enum Location {
+    /// The address belongs to an instance.
+    Found(InstanceLocation),
+    /// Packets cannot reach the address: there is no route, or no instance with that address.
+    NotFound,
+    /// The tables changed for longer than a lookup retries. The caller may try again.
     Busy,
 }
 
 impl Reader {
-    /// Where packets of a network to an address are forwarded to: the routes are followed from peer to
-    /// peer, and then the endpoint is looked up, as in `route` of `bpf/include/cgw.h`. What depends on the
-    /// packet (its MAC, its TTL) is not looked at.
-    pub fn locate(&self, vni: Vni, address: IpAddr) -> Place {
+    /// Finds where packets of a network to an address are forwarded to: follows the routes from peer to peer
+    /// and then looks up the endpoint, as `route` in `bpf/include/gateway/cgw.h` does. What depends on the
+    /// packet (its MAC, its TTL) is not checked.
+    pub fn locate(&self, vni: Vni, address: IpAddr) -> Location {
         let mut vni = vni;
         for _ in 0..=layout::PEER_HOPS_MAX {
             match self.find_index(vni.get(), 0) {
-                Lookup::Busy => return Place::Busy,
-                Lookup::Miss => return Place::Nowhere,
+                Lookup::Busy => return Location::Busy,
+                Lookup::Miss => return Location::NotFound,
                 Lookup::Hit(_) => {}
             }
             match self.route(vni, address) {
                 Some(Target::Local) => return self.endpoint_at(vni, address),
                 Some(Target::Peer(peer)) => vni = peer,
-                Some(Target::Drop) | None => return Place::Nowhere,
+                Some(Target::Drop) | None => return Location::NotFound,
             }
         }
-        Place::Nowhere
+        Location::NotFound
     }
 
-    fn endpoint_at(&self, vni: Vni, address: IpAddr) -> Place {
+    fn endpoint_at(&self, vni: Vni, address: IpAddr) -> Location {
         let Hit { mac, cell } = match self.find(vni.get(), address) {
-            Lookup::Busy => return Place::Busy,
-            Lookup::Miss => return Place::Nowhere,
+            Lookup::Busy => return Location::Busy,
+            Lookup::Miss => return Location::NotFound,
             Lookup::Hit(hit) => hit,
         };
         match (self.next_hop(cell), self.mtu(vni)) {
-            (Some(NextHop::Vtep(host)), Some(mtu)) => Place::At(Located { vni, mac, host, mtu }),
-            _ => Place::Nowhere,
+            (Some(NextHop::Vtep(host)), Some(mtu)) => {
+                Location::Found(InstanceLocation { vni, mac, host, mtu })
+            }
+            _ => Location::NotFound,
         }
-    }
-
-    /// Whether flows of a network may be told direct paths: it is in the tables, and its threshold is not
-    /// [`Vrf::NEVER_ELEPHANTS`](crate::Vrf::NEVER_ELEPHANTS).
-    pub fn is_offloaded(&self, vni: Vni) -> bool {
-        let wants = |cell: layout::vrf| cell.group_id != 0 || cell.group != crate::Vrf::NEVER_ELEPHANTS;
-        self.vrf_cell(vni).is_some_and(wants)
-    }
-
-    /// Longest IP packet of a network, in bytes; `None` if it is not in the tables.
-    pub fn mtu(&self, vni: Vni) -> Option<u16> {
-        self.vrf_cell(vni).map(|cell| cell.mtu)
-    }
-
-    fn vrf_cell(&self, vni: Vni) -> Option<layout::vrf> {
-        let Lookup::Hit(Hit { cell, .. }) = self.find_index(vni.get(), 0) else { return None };
-        let memory = self.memory();
-        memory.contains(cell, 1).then(|| memory.read::<layout::vrf>(cell))
-    }
-
-    /// The controller's revision that is wholly in the tables; 0: none. What is looked up after it was read
-    /// is at least as new.
-    pub fn applied_revision(&self) -> u64 {
-        self.memory().load64(0, offset_of!(superblock, applied_revision))
     }
 }
 
@@ -103,7 +80,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Networks 1 to 12, each with MTU 1400 + its number.
+    /// Tables with the networks 1 to 12. The MTU of a network is 1400 plus its number.
     fn tables() -> NodeTables {
         let memory = Memory::anonymous(4096).unwrap();
         let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
@@ -129,33 +106,33 @@ mod tests {
         tables.upsert_route(&Route { vni: vni(number), prefix: prefix.parse().unwrap(), target }).unwrap();
     }
 
-    fn enter(tables: &mut NodeTables, number: u32, address: &str, host: &str) -> Located {
+    fn add_endpoint(tables: &mut NodeTables, number: u32, address: &str, host: &str) -> InstanceLocation {
         let mac = MacAddr::local(u64::from(number));
         let entry = Endpoint { vni: vni(number), address: ip(address), mac, host: ip(host) };
         tables.upsert_endpoint(&entry).unwrap();
-        Located { vni: vni(number), mac, host: ip(host), mtu: 1400 + number as u16 }
+        InstanceLocation { vni: vni(number), mac, host: ip(host), mtu: 1400 + number as u16 }
     }
 
     #[test]
-    fn routes_are_followed_from_peer_to_peer_in_both_families() {
+    fn locate_follows_routes_from_peer_to_peer_in_both_families() {
         let mut tables = tables();
         for (prefix, address, host) in
             [("10.2.0.0/16", "10.2.0.5", "2001:db8::1"), ("fd02::/64", "fd02::5", "192.0.2.1")]
         {
             route(&mut tables, 1, prefix, Target::Peer(vni(2)));
             route(&mut tables, 2, prefix, Target::Local);
-            let there = enter(&mut tables, 2, address, host);
+            let expected = add_endpoint(&mut tables, 2, address, host);
             let reader = tables.reader();
-            assert_eq!(reader.locate(vni(1), ip(address)), Place::At(there));
-            assert_eq!(reader.locate(vni(2), ip(address)), Place::At(there));
-            // Another network may have the address as well, and has no route to it.
-            enter(&mut tables, 3, address, host);
-            assert_eq!(tables.reader().locate(vni(3), ip(address)), Place::Nowhere);
+            assert_eq!(reader.locate(vni(1), ip(address)), Location::Found(expected));
+            assert_eq!(reader.locate(vni(2), ip(address)), Location::Found(expected));
+            // Network 3 has an endpoint with the same address but no route to it.
+            add_endpoint(&mut tables, 3, address, host);
+            assert_eq!(tables.reader().locate(vni(3), ip(address)), Location::NotFound);
         }
     }
 
     #[test]
-    fn what_packets_do_not_reach_is_nowhere() {
+    fn addresses_without_route_or_endpoint_are_not_found() {
         let mut tables = tables();
         route(&mut tables, 1, "10.0.0.0/8", Target::Local);
         route(&mut tables, 1, "10.9.0.0/16", Target::Drop);
@@ -163,44 +140,36 @@ mod tests {
         for (number, address) in [(1, "10.9.0.1"), (1, "10.0.0.1"), (1, "192.0.2.9"), (77, "10.0.0.1")] {
             assert_eq!(
                 tables.reader().locate(vni(number), ip(address)),
-                Place::Nowhere,
+                Location::NotFound,
                 "{number} {address}"
             );
         }
-        let mut there = enter(&mut tables, 1, "10.0.0.1", "192.0.2.1");
-        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Place::At(there));
-        // It moves.
+        let mut expected = add_endpoint(&mut tables, 1, "10.0.0.1", "192.0.2.1");
+        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Location::Found(expected));
+        // The instance moves to another host.
         let moved =
-            Endpoint { vni: vni(1), address: ip("10.0.0.1"), mac: there.mac, host: ip("2001:db8::1") };
+            Endpoint { vni: vni(1), address: ip("10.0.0.1"), mac: expected.mac, host: ip("2001:db8::1") };
         tables.upsert_endpoint(&moved).unwrap();
-        there.host = moved.host;
-        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Place::At(there));
+        expected.host = moved.host;
+        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Location::Found(expected));
         tables.remove_vrf(vni(1)).unwrap();
-        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Place::Nowhere);
+        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Location::NotFound);
         assert_eq!((tables.reader().mtu(vni(1)), tables.reader().mtu(vni(2))), (None, Some(1402)));
     }
 
     #[test]
-    fn chains_of_peers_end_where_those_of_packets_do() {
+    fn chains_of_peers_end_after_as_many_hops_as_for_packets() {
         let mut tables = tables();
         for number in 1..=10 {
             route(&mut tables, number, "10.0.0.0/8", Target::Peer(vni(number + 1)));
         }
         route(&mut tables, 11, "10.0.0.0/8", Target::Local);
-        let there = enter(&mut tables, 11, "10.0.0.1", "192.0.2.1");
+        let expected = add_endpoint(&mut tables, 11, "10.0.0.1", "192.0.2.1");
         let hops = layout::PEER_HOPS_MAX;
-        assert_eq!(tables.reader().locate(vni(11 - hops), ip("10.0.0.1")), Place::At(there));
-        assert_eq!(tables.reader().locate(vni(10 - hops), ip("10.0.0.1")), Place::Nowhere);
-        // A loop ends too.
+        assert_eq!(tables.reader().locate(vni(11 - hops), ip("10.0.0.1")), Location::Found(expected));
+        assert_eq!(tables.reader().locate(vni(10 - hops), ip("10.0.0.1")), Location::NotFound);
+        // A loop of peers ends, too.
         route(&mut tables, 11, "10.0.0.0/8", Target::Peer(vni(1)));
-        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Place::Nowhere);
-    }
-
-    #[test]
-    fn the_revision_is_that_of_the_tables() {
-        let mut tables = tables();
-        assert_eq!(tables.reader().applied_revision(), 0);
-        tables.set_applied_revision(1 << 40);
-        assert_eq!(tables.reader().applied_revision(), 1 << 40);
+        assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Location::NotFound);
     }
 }

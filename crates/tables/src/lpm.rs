@@ -1,11 +1,20 @@
-//! Longest prefix match: one root word for each VRF and family leads to a list
-//! that is scanned, or to a directory with buckets of routes behind it. The
-//! layout is that of `cells.h`; why it is this one, `docs/decisions/lpm.md`.
+//! Longest prefix match: one root word for each VRF and family leads to a list that is scanned, or to a
+//! directory with buckets of routes behind it. The layout is that of `cells.h`; `docs/decisions/lpm.md`
+//! explains the choice.
 //!
-//! What the rest sees is a few operations on a root word: [`insert`],
-//! [`merge`], [`remove`], [`clear`] and [`iter`]. Readers see each change
-//! by one store of a word, or by one for each slot that a short prefix covers;
-//! what a store unlinks is reused after a grace period.
+//! ```text
+//!   root word --> Empty
+//!             --> Scan: a list of one or two cells                          scan.rs
+//!             --> Directory: 2^k words, each of which is                    directory.rs
+//!                   a leaf, or leads to
+//!                   a bucket: one cell with a few routes                    bucket.rs
+//!                   a skip: bits that all routes below share, then a directory
+//!                   a directory of 2, 4 or 8 bits more
+//! ```
+//!
+//! Other modules use a few operations on a root word: [`insert`], [`merge`], [`remove`], [`clear`], [`find`]
+//! and [`iter`]. A change becomes visible to readers by one store of a word, or by one store for each slot
+//! that a short prefix covers. What a store unlinks is reused after a grace period.
 
 mod bucket;
 mod build;
@@ -20,7 +29,7 @@ mod word;
 use crate::error::Error;
 use crate::layout;
 use crate::memory::Memory;
-use crate::pool::{Pool, Used};
+use crate::pool::{Pool, ReachableCells};
 use build::Builder;
 use directory::Directory;
 use sluice_types::IpNet;
@@ -30,8 +39,7 @@ use word::Word;
 /// A prefix with its leaf.
 pub(crate) type Entry = (Prefix, u32);
 
-/// A root directory is built anew, smaller, when it has this many times the
-/// slots that its routes need.
+/// A root directory is built again with fewer slots when it has more than this many slots for each route.
 const ROOT_TOO_LARGE: u32 = 16;
 
 /// Address family of a root word.
@@ -41,8 +49,8 @@ pub(crate) enum Family {
     V6,
 }
 
-/// A prefix of either family: its bits from the top, zero behind its length.
-/// Packed, because lists of millions are built of them.
+/// A prefix of either family: its bits at the top, zeros behind its length. It is packed because there are
+/// lists of millions of prefixes.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash, PartialOrd, Ord)]
 pub(crate) struct Prefix {
@@ -50,7 +58,7 @@ pub(crate) struct Prefix {
     pub length: u8,
 }
 
-/// Where a root word is.
+/// Position of a root word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Root {
     pub cell: u32,
@@ -82,7 +90,7 @@ impl Prefix {
     }
 }
 
-/// An address as bits from the top.
+/// An address as bits at the top of 128.
 pub(crate) fn top_bits(address: IpAddr) -> (Family, u128) {
     match address {
         IpAddr::V4(v4) => (Family::V4, u128::from(u32::from(v4)) << 96),
@@ -90,14 +98,14 @@ pub(crate) fn top_bits(address: IpAddr) -> (Family, u128) {
     }
 }
 
-/// The first `length` bits.
+/// A mask of the first `length` bits.
 fn mask(length: u8) -> u128 {
     if length == 0 { 0 } else { u128::MAX << (128 - u32::from(length)) }
 }
 
-/// What a root word leads to.
+/// The structure that a root word leads to.
 #[derive(Clone, Copy)]
-enum Form {
+enum RootForm {
     Empty,
     /// First cell of a list.
     Scan(u32),
@@ -105,66 +113,65 @@ enum Form {
 }
 
 impl Root {
-    fn load(self, memory: &Memory) -> Result<Form, Error> {
+    fn load(self, memory: &Memory) -> Result<RootForm, Error> {
         let root = memory.load64(self.cell, self.offset);
         let (first, form) = (root as u32 & layout::CELL_INDEX_MASK, (root >> layout::LPM_FORM_SHIFT) as u32);
         match form {
-            _ if root == 0 => Ok(Form::Empty),
-            layout::LPM_SCAN => Ok(Form::Scan(first)),
+            _ if root == 0 => Ok(RootForm::Empty),
+            layout::LPM_SCAN => Ok(RootForm::Scan(first)),
             layout::LPM_ROOT_BITS_MIN..=layout::LPM_ROOT_BITS_MAX => {
-                Ok(Form::Directory(Directory { first, bits: form as u8, depth: 0 }))
+                Ok(RootForm::Directory(Directory { first, bits: form as u8, depth: 0 }))
             }
-            _ => Err(Error::Corrupt(format!("cell {} names an unknown form of routes", self.cell))),
+            _ => Err(Error::Corrupt(format!("cell {} has a route root of unknown form {form}", self.cell))),
         }
     }
 
-    fn store(self, memory: &Memory, form: Form) {
+    fn store(self, memory: &Memory, form: RootForm) {
         let word = |form: u32, first: u32| u64::from(form) << layout::LPM_FORM_SHIFT | u64::from(first);
         let root = match form {
-            Form::Empty => 0,
-            Form::Scan(first) => word(layout::LPM_SCAN, first),
-            Form::Directory(directory) => word(directory.bits.into(), directory.first),
+            RootForm::Empty => 0,
+            RootForm::Scan(first) => word(layout::LPM_SCAN, first),
+            RootForm::Directory(directory) => word(directory.bits.into(), directory.first),
         };
         memory.store64(self.cell, self.offset, root);
     }
 
-    /// Publishes another form and retires what was there.
-    fn replace(self, pool: &mut Pool, new: Form) -> Result<(), Error> {
+    /// Publishes a new structure and retires the old one.
+    fn replace(self, pool: &mut Pool, new: RootForm) -> Result<(), Error> {
         let old = self.load(pool.memory())?;
         self.store(pool.memory(), new);
         match old {
-            Form::Empty => {}
-            Form::Scan(first) => scan::retire(pool, self.family, first),
-            Form::Directory(top) => walk::retire(pool, Word::Directory(top.first, top.bits)),
+            RootForm::Empty => {}
+            RootForm::Scan(first) => scan::retire(pool, self.family, first),
+            RootForm::Directory(top) => walk::retire(pool, Word::Directory(top.first, top.bits)),
         }
         Ok(())
     }
 }
 
-/// Builds the form that suits these routes, each of which there is once.
-fn build(pool: &mut Pool, family: Family, routes: &mut [Entry]) -> Result<Form, Error> {
+/// Builds the structure that suits these routes, whose prefixes are distinct.
+fn build(pool: &mut Pool, family: Family, routes: &mut [Entry]) -> Result<RootForm, Error> {
     if routes.is_empty() {
-        return Ok(Form::Empty);
+        return Ok(RootForm::Empty);
     }
     if routes.len() <= scan::routes_max(family) {
-        return Ok(Form::Scan(scan::write(pool, family, routes)?));
+        return Ok(RootForm::Scan(scan::write(pool, family, routes)?));
     }
-    Ok(Form::Directory(Builder::new(pool).root(routes)?))
+    Ok(RootForm::Directory(Builder::new(pool).root_directory(routes)?))
 }
 
 fn routes_of(memory: &Memory, root: Root) -> Result<Vec<Entry>, Error> {
     Ok(match root.load(memory)? {
-        Form::Empty => Vec::new(),
-        Form::Scan(first) => scan::read(memory, root.family, first),
-        Form::Directory(top) => walk::iter(memory, top, 0).collect(),
+        RootForm::Empty => Vec::new(),
+        RootForm::Scan(first) => scan::read(memory, root.family, first),
+        RootForm::Directory(top) => walk::iter(memory, top, 0).collect(),
     })
 }
 
-/// Enters or changes a route; the leaf it had. `count` is the number of routes
-/// there are.
+/// Adds or changes a route. Returns the leaf that it had. `count` is the present number of routes.
 ///
 /// # Errors
-/// [`Error::Full`], [`Error::Grace`]; the routes are then what they were.
+/// [`Error::Full`], [`Error::Grace`]; the routes are then unchanged.
 pub(crate) fn insert(
     pool: &mut Pool,
     root: Root,
@@ -172,9 +179,9 @@ pub(crate) fn insert(
     prefix: Prefix,
     leaf: u32,
 ) -> Result<Option<u32>, Error> {
-    if let Form::Directory(top) = root.load(pool.memory())? {
+    if let RootForm::Directory(top) = root.load(pool.memory())? {
         let changed = change::insert(pool, top, prefix, leaf)?;
-        if changed.crowded && build::root_may_have(top.bits + 1, count.into()) {
+        if changed.overfull && build::root_bits_allowed(top.bits + 1, count.into()) {
             grow(pool, root, top);
         }
         return Ok(changed.old);
@@ -189,30 +196,30 @@ pub(crate) fn insert(
     };
     match old {
         Some(old) if old == leaf => {}
-        // A list of the same length takes the place of this one.
+        // A list of the same length replaces this one.
         Some(_) => pool.with_reserve(|pool| rewrite(pool, root, &mut routes))?,
         None => rewrite(pool, root, &mut routes)?,
     }
     Ok(old)
 }
 
-/// Publishes these routes in the form that suits them.
+/// Publishes these routes in the structure that suits them.
 fn rewrite(pool: &mut Pool, root: Root, routes: &mut [Entry]) -> Result<(), Error> {
     let new = build(pool, root.family, routes)?;
     root.replace(pool, new)
 }
 
-/// What [`merge`] did.
+/// Result of [`merge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Merged {
-    /// Routes there are now.
+    /// Number of routes after the merge.
     pub routes: u32,
-    /// Routes that are new or have another leaf.
+    /// Number of routes that are new or have another leaf.
     pub changed: usize,
 }
 
-/// Enters or changes many routes at once: all is built anew and published by one
-/// store. Of equal prefixes the last counts.
+/// Adds or changes many routes at once: the whole structure is built again and published by one store. Of
+/// equal prefixes the last counts.
 ///
 /// # Errors
 /// As [`insert`].
@@ -227,10 +234,10 @@ pub(crate) fn merge(
     let old = routes_of(pool.memory(), root)?;
     if !old.is_empty() {
         let old = build::sorted(old.into_iter());
-        let mut news = all.iter().peekable();
+        let mut remaining = all.iter().peekable();
         for route in &old {
-            while news.next_if(|next| next.0 < route.0).is_some() {}
-            changed -= usize::from(news.peek() == Some(&route));
+            while remaining.next_if(|next| next.0 < route.0).is_some() {}
+            changed -= usize::from(remaining.peek() == Some(&route));
         }
         all = build::sorted(old.iter().chain(&all).copied());
         dedup_last(&mut all);
@@ -239,7 +246,7 @@ pub(crate) fn merge(
     Ok(Merged { routes: all.len() as u32, changed })
 }
 
-/// Of equal prefixes, which are neighbours, the last stays.
+/// Keeps the last of equal prefixes, which must be next to each other.
 fn dedup_last(routes: &mut Vec<Entry>) {
     routes.dedup_by(|later, kept| {
         let same = later.0 == kept.0;
@@ -250,46 +257,46 @@ fn dedup_last(routes: &mut Vec<Entry>) {
     });
 }
 
-/// The leaf of exactly this prefix.
+/// The leaf of the route with exactly this prefix.
 pub(crate) fn leaf_of(memory: &Memory, root: Root, prefix: Prefix) -> Option<u32> {
     match root.load(memory).ok()? {
-        Form::Empty => None,
-        Form::Scan(first) => {
+        RootForm::Empty => None,
+        RootForm::Scan(first) => {
             let routes = scan::read(memory, root.family, first);
             routes.into_iter().find_map(|(known, leaf)| (known == prefix).then_some(leaf))
         }
-        Form::Directory(top) => change::leaf_of(memory, top, prefix),
+        RootForm::Directory(top) => change::leaf_of(memory, top, prefix),
     }
 }
 
-/// A root directory with one bit more. Where there is no memory it stays.
+/// Replaces a root directory by one with one bit more, if there is memory for it.
 fn grow(pool: &mut Pool, root: Root, top: Directory) {
     let cells = Directory::cells_of(top.bits + 1);
-    if let Some(new) = pool.try_rebuild(cells, |pool| Builder::new(pool).grown(top)) {
-        root.store(pool.memory(), Form::Directory(new));
+    if let Some(new) = pool.try_rebuild(cells, |pool| Builder::new(pool).with_one_more_bit(top)) {
+        root.store(pool.memory(), RootForm::Directory(new));
         walk::retire(pool, Word::Directory(top.first, top.bits));
     }
 }
 
-/// Withdraws a route; the leaf it had. `count` is the number of routes there are.
+/// Withdraws a route. Returns the leaf that it had. `count` is the present number of routes.
 ///
-/// Takes no more cells than it frees, so that it can be done when memory is full.
+/// A withdrawal takes no more cells than it frees, so that it works when memory is full.
 ///
 /// # Errors
-/// [`Error::Grace`]; nothing changed then.
+/// [`Error::Grace`]; nothing has changed then.
 pub(crate) fn remove(pool: &mut Pool, root: Root, count: u32, prefix: Prefix) -> Result<Option<u32>, Error> {
     match root.load(pool.memory())? {
-        Form::Empty => Ok(None),
-        Form::Directory(top) => {
+        RootForm::Empty => Ok(None),
+        RootForm::Directory(top) => {
             let old = pool.with_reserve(|pool| change::remove(pool, top, prefix))?;
             let left = count.saturating_sub(1);
-            let few = left as usize <= scan::routes_max(root.family) / 2;
-            if old.is_some() && (few || top.slots() / ROOT_TOO_LARGE > left.max(1)) {
+            let suits_list = left as usize <= scan::routes_max(root.family) / 2;
+            if old.is_some() && (suits_list || top.slots() / ROOT_TOO_LARGE > left.max(1)) {
                 shrink(pool, root, left);
             }
             Ok(old)
         }
-        Form::Scan(first) => {
+        RootForm::Scan(first) => {
             let mut routes = scan::read(pool.memory(), root.family, first);
             let Some(at) = routes.iter().position(|(known, _)| *known == prefix) else { return Ok(None) };
             let (_, old) = routes.remove(at);
@@ -299,8 +306,8 @@ pub(crate) fn remove(pool: &mut Pool, root: Root, count: u32, prefix: Prefix) ->
     }
 }
 
-/// What is left of a directory, in the form that suits it; stays where there is
-/// no memory.
+/// Replaces a root directory by the structure that suits its `left` remaining routes, if there is memory for
+/// it.
 fn shrink(pool: &mut Pool, root: Root, left: u32) {
     let is_list = left as usize <= scan::routes_max(root.family);
     let cells = if is_list { 1 } else { Directory::cells_of(build::root_bits(left as usize)) };
@@ -318,43 +325,45 @@ fn shrink(pool: &mut Pool, root: Root, left: u32) {
 
 /// Withdraws all routes.
 pub(crate) fn clear(pool: &mut Pool, root: Root) {
-    let _corrupt = root.replace(pool, Form::Empty);
+    let _corrupt = root.replace(pool, RootForm::Empty);
 }
 
-/// All routes with their leaves, in no order.
+/// All routes with their leaves, in no particular order.
 pub(crate) fn iter(memory: &Memory, root: Root) -> Box<dyn Iterator<Item = Entry> + '_> {
     match root.load(memory) {
-        Ok(Form::Scan(first)) => Box::new(scan::read(memory, root.family, first).into_iter()),
-        Ok(Form::Directory(top)) => Box::new(walk::iter(memory, top, 0)),
-        Ok(Form::Empty) | Err(_) => Box::new(std::iter::empty()),
+        Ok(RootForm::Scan(first)) => Box::new(scan::read(memory, root.family, first).into_iter()),
+        Ok(RootForm::Directory(top)) => Box::new(walk::iter(memory, top, 0)),
+        Ok(RootForm::Empty) | Err(_) => Box::new(std::iter::empty()),
     }
 }
 
-/// The leaf of an address, given as bits from the top.
+/// The leaf of the longest route that matches an address, which is given as bits at the top of 128.
 pub(crate) fn find(memory: &Memory, root: Root, bits: u128) -> Option<u32> {
     let leaf = match root.load(memory) {
-        Ok(Form::Scan(first)) => scan::find(memory, root.family, first, bits)?,
-        Ok(Form::Directory(top)) => walk::find(memory, top, bits),
-        Ok(Form::Empty) | Err(_) => 0,
+        Ok(RootForm::Scan(first)) => scan::find(memory, root.family, first, bits)?,
+        Ok(RootForm::Directory(top)) => walk::find(memory, top, bits),
+        Ok(RootForm::Empty) | Err(_) => 0,
     };
     (leaf != 0).then_some(leaf)
 }
 
-/// Cells that the routes take.
-pub(crate) fn cells(memory: &Memory, root: Root) -> u64 {
+/// Number of cells that the routes take.
+pub(crate) fn cells_used(memory: &Memory, root: Root) -> u64 {
     match root.load(memory) {
-        Ok(Form::Scan(first)) => scan::cells_of(memory, root.family, first).into(),
-        Ok(Form::Directory(top)) => walk::cells(memory, Word::Directory(top.first, top.bits)),
-        Ok(Form::Empty) | Err(_) => 0,
+        Ok(RootForm::Scan(first)) => scan::cells_used(memory, root.family, first).into(),
+        Ok(RootForm::Directory(top)) => walk::cells_used(memory, Word::Directory(top.first, top.bits)),
+        Ok(RootForm::Empty) | Err(_) => 0,
     }
 }
 
-/// Claims the cells when tables are adopted, and finishes what a change left
-/// half done; the number of routes.
-pub(crate) fn adopt(memory: &Memory, root: Root, used: &mut Used) -> Result<u32, Error> {
+/// Adopts the routes of another writer: claims their cells and completes a change that was left half done.
+/// Returns the number of routes.
+pub(crate) fn adopt(memory: &Memory, root: Root, reachable: &mut ReachableCells) -> Result<u32, Error> {
     match root.load(memory)? {
-        Form::Empty => Ok(0),
-        Form::Scan(first) => scan::adopt(memory, root.family, first, used),
-        Form::Directory(top) => walk::Adoption { memory, used, family: root.family }.directory(top, 0),
+        RootForm::Empty => Ok(0),
+        RootForm::Scan(first) => scan::adopt(memory, root.family, first, reachable),
+        RootForm::Directory(top) => {
+            walk::Adoption { memory, reachable, family: root.family }.directory(top, 0)
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! Meters: token buckets by id that packets take from, in the cells of
-//! `bpf/include/meters.h`. The agent says how much, and reads what is left.
+//! Meters: token buckets by identifier from which packets take, in the cells of
+//! `bpf/include/layout/meter_layout.h`. The agent sets the limits and reads what is left. This module changes
+//! with that header.
 //!
-//! Every limit is one word that holds all there is to it, so a change is seen
-//! whole or not at all. Nothing is kept beside the memory: a successor adopts
-//! the meters as they are and sets those again that have changed.
+//! Every limit is one word, so packets see a change completely or not at all. All state is in the memory: a
+//! successor adopts the meters as they are and sets those that have changed.
 
 use crate::layout::{self, meter, meter_table};
 use crate::{Error, Memory};
@@ -18,39 +18,38 @@ pub use limit::{
     BITS_PER_S_MAX, BITS_PER_S_MIN, BURST_BYTES_MIN, PACKETS_PER_S_MAX, PACKETS_PER_S_MIN, REFILL_S_MAX,
 };
 
-/// How often a change of a bucket that packets take from is tried.
+/// Attempts to change a bucket from which packets take at the same time.
 const TRIES_MAX: u32 = 64;
 
-/// The meters of a node. Clones name the same ones.
+/// The meters of a node. Clones refer to the same meters.
 #[derive(Clone, Debug)]
 pub struct Meters {
     memory: Memory,
 }
 
-/// A limit of bytes: of Ethernet frames or of IP packets, as the program counts them.
+/// A limit of bytes, of Ethernet frames or of IP packets as the packet program counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteLimit {
-    /// [`BITS_PER_S_MIN`] to [`BITS_PER_S_MAX`], kept within 0.0001 %. A packet's
-    /// share is kept to 1/512 ns: 0.08 % at 400 Gbit/s in packets of 125 bytes,
-    /// less the slower the rate and the larger the packets.
+    /// Rate: [`BITS_PER_S_MIN`] to [`BITS_PER_S_MAX`], with a precision of 0.0001 %. A packet's share is
+    /// rounded to within 1/512 ns: 0.08 % at 400 Gbit/s in packets of 125 bytes, and less for slower rates
+    /// and larger packets.
     pub bits_per_s: u64,
-    /// What can pass at once after a pause: at least [`BURST_BYTES_MIN`], and
-    /// refilled within [`REFILL_S_MAX`]. Kept within 0.0001 %, never less; many
-    /// small packets take what their shares are rounded to.
+    /// Bytes that can pass at once after a pause: at least [`BURST_BYTES_MIN`], and refilled within
+    /// [`REFILL_S_MAX`]. The precision is 0.0001 %, rounded up. Each packet takes its rounded share.
     pub burst_bytes: u64,
 }
 
 /// A limit of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketLimit {
-    /// [`PACKETS_PER_S_MIN`] to [`PACKETS_PER_S_MAX`], kept within 0.08 %.
+    /// Rate: [`PACKETS_PER_S_MIN`] to [`PACKETS_PER_S_MAX`], with a precision of 0.08 %.
     pub packets_per_s: u64,
-    /// What can pass at once after a pause: at least 1, and refilled within
-    /// [`REFILL_S_MAX`]. Kept within 0.0001 %, never less.
+    /// Packets that can pass at once after a pause: at least 1, and refilled within [`REFILL_S_MAX`]. The
+    /// precision is 0.0001 %, rounded up.
     pub burst_packets: u64,
 }
 
-/// What one direction may do. `None`: no limit.
+/// The limits of one direction. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Limit of bytes.
@@ -59,21 +58,21 @@ pub struct Limits {
     pub packets: Option<PacketLimit>,
 }
 
-/// What a meter allows.
+/// The limits of a meter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MeterConfig {
-    /// Towards the tenant.
+    /// Limits of packets to the tenant.
     pub inward: Limits,
-    /// From the tenant.
+    /// Limits of packets from the tenant.
     pub outward: Limits,
 }
 
-/// What is left in a meter's buckets: bytes or packets, rounded down. `None`: no limit.
+/// Bytes and packets that are left in a meter's buckets, rounded down. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Bytes towards the tenant.
+    /// Bytes to the tenant.
     pub inward_bytes: Option<u64>,
-    /// Packets towards the tenant.
+    /// Packets to the tenant.
     pub inward_packets: Option<u64>,
     /// Bytes from the tenant.
     pub outward_bytes: Option<u64>,
@@ -82,11 +81,11 @@ pub struct Level {
 }
 
 impl Meters {
-    /// Lays out meters, all without limits, in memory that no packet uses yet.
-    /// A meter is a cell; the first cell is none.
+    /// Lays out meters without limits in memory that no packet uses yet. Each cell except the first is a
+    /// meter.
     ///
     /// # Errors
-    /// [`Error::TooSmall`] below two cells.
+    /// [`Error::TooSmall`] for fewer than two cells.
     pub fn lay_out(memory: Memory) -> Result<Self, Error> {
         let cells = memory.cells();
         if cells < 2 {
@@ -104,7 +103,7 @@ impl Meters {
         Ok(Self { memory })
     }
 
-    /// Takes over the meters that a predecessor laid out, limits and buckets included.
+    /// Takes over the meters that another agent laid out, including limits and buckets.
     ///
     /// # Errors
     /// [`Error::NotTables`], [`Error::LayoutVersion`], or [`Error::Capacity`] if
@@ -129,24 +128,22 @@ impl Meters {
         Ok(Self { memory })
     }
 
-    /// The largest id; the smallest is 1.
+    /// The largest identifier; the smallest is 1.
     #[must_use]
     pub fn id_max(&self) -> u32 {
         self.memory.cells() - 1
     }
 
-    /// Sets what a meter allows, from the next packet on; `now_ns` is
-    /// `CLOCK_MONOTONIC`. A limit that was not there begins with a full bucket.
-    /// One that changes keeps what has been taken, up to its new burst. One that
+    /// Sets the limits of a meter, from the next packet on; `now_ns` is `CLOCK_MONOTONIC`. A new limit begins
+    /// with a full bucket. A limit that changes keeps what has been taken, up to its new burst. A limit that
     /// stays is not touched.
     ///
-    /// The agent that ends in the middle leaves the other limits as they were,
-    /// and in the one under change a bucket that is refilled twice and 1.07 s
-    /// later at the latest.
+    /// If the agent ends in the middle of the call, the limits that were not set yet are as they were before,
+    /// and the bucket of the limit that was being changed is full at the latest after twice its refill time
+    /// and 1.07 s.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a limit that cannot be kept, or for an id that is
-    /// no meter's; then nothing is changed.
+    /// [`Error::Invalid`] for a limit out of bounds or an unknown identifier. Nothing has changed then.
     pub fn set(&self, id: u32, config: &MeterConfig, now_ns: u64) -> Result<(), Error> {
         self.check(id)?;
         let [bytes_in, packets_in] = encode(&config.inward)?;
@@ -158,18 +155,18 @@ impl Meters {
         Ok(())
     }
 
-    /// Takes all limits away. Packets of the meter conform, whatever their number.
+    /// Removes all limits of a meter, so that all packets conform.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an id that is no meter's.
+    /// [`Error::Invalid`] for an unknown identifier.
     pub fn clear(&self, id: u32) -> Result<(), Error> {
         self.set(id, &MeterConfig::default(), 0)
     }
 
-    /// What a meter allows, as it is kept: within the stated bounds of what was set.
+    /// The limits of a meter, with the stated precision.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an id that is no meter's.
+    /// [`Error::Invalid`] for an unknown identifier.
     pub fn read(&self, id: u32) -> Result<MeterConfig, Error> {
         self.check(id)?;
         let direction = |first: usize| Limits {
@@ -183,10 +180,10 @@ impl Meters {
         Ok(MeterConfig { inward: direction(0), outward: direction(2) })
     }
 
-    /// What is left in a meter's buckets at `now_ns` (`CLOCK_MONOTONIC`).
+    /// Bytes and packets that are left in a meter's buckets at `now_ns` (`CLOCK_MONOTONIC`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an id that is no meter's.
+    /// [`Error::Invalid`] for an unknown identifier.
     pub fn level(&self, id: u32, now_ns: u64) -> Result<Level, Error> {
         self.check(id)?;
         let left = |index: usize| {
@@ -220,7 +217,7 @@ impl Meters {
         }
         let (Some(old), Some(new)) = (old, new) else {
             if new.is_some() {
-                // Nobody takes from it yet.
+                // No packet takes from the bucket yet.
                 self.memory.store64(id, arrival_at(index), now);
             }
             self.memory.store64(id, limit_at(index), new.map_or(0, |limit| limit.word()));
@@ -230,16 +227,17 @@ impl Meters {
         let mut arrival = self.memory.load64(id, arrival_at(index));
         for _ in 0..TRIES_MAX {
             let scaled = now.wrapping_add(new.scale(&old, old.ahead(arrival, now)));
-            match self.memory.swap64(id, arrival_at(index), arrival, scaled) {
+            match self.memory.compare_and_swap64(id, arrival_at(index), arrival, scaled) {
                 Ok(()) => return,
                 Err(found) => arrival = found,
             }
         }
-        // Packets take all the time: the bucket is in use by the new rule, and what
-        // they were charged by the old one is refilled.
+        // Packets changed the bucket at each attempt: it follows the new limit already, and what packets were
+        // charged by the old limit is refilled by the new one.
     }
 }
 
+/// The limits of bytes and of packets of one direction.
 fn encode(limits: &Limits) -> Result<[Option<Limit>; 2], Error> {
     Ok([
         limits.bytes.map(|limit| Limit::of_bytes(&limit)).transpose()?,
@@ -247,6 +245,7 @@ fn encode(limits: &Limits) -> Result<[Option<Limit>; 2], Error> {
     ])
 }
 
+/// Kind of the limit at an index: 0 and 1 are bytes and packets inward, 2 and 3 outward.
 fn kind(index: usize) -> Kind {
     if index.is_multiple_of(2) { Kind::Bytes } else { Kind::Packets }
 }

@@ -1,8 +1,11 @@
-//! A node's tables as the agents see them: nodes, vIPs, groups, VRFs with
-//! routes, endpoints, ports and direct paths.
+//! The writer of a node's tables, as agents use it: VTEPs, vIPs, groups, VRFs with routes, endpoints, ports
+//! and direct paths.
+//!
+//! This file creates the tables, holds the node's own configuration and reports usage. The changes to each
+//! kind of entry are in a file of their own below `node`; `adopt` takes over the tables of another writer.
 
 mod adopt;
-mod directs;
+mod direct_paths;
 mod endpoints;
 mod groups;
 mod ports;
@@ -12,106 +15,68 @@ mod tests;
 mod underlay;
 mod vrfs;
 
+use crate::encoding::{
+    ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes, mac_from_bytes, mac_to_bytes,
+};
+use crate::entries::{NodeConfig, Sizes, UnderlayPort};
 use crate::error::Error;
 use crate::exact::{Exact, Hashing};
 use crate::grace::Grace;
+use crate::heartbeat::AgentHeartbeat;
 use crate::layout::{self, node_config, superblock};
 use crate::memory::Memory;
 use crate::pool::Pool;
 use crate::reader::Reader;
-use crate::spec::{self, Fill, NodeConfig, Sizes, UnderlayPort};
+use crate::seed::random_seed;
+use crate::usage::TableUsage;
 use std::collections::{BTreeMap, HashMap};
 use std::mem::offset_of;
 use std::net::IpAddr;
-use underlay::Hop;
-use vrfs::Counters;
-pub use vrfs::VniCounts;
+use underlay::Vtep;
+use vrfs::CounterIndices;
+pub use vrfs::CounterReset;
 
 /// The writer of a node's tables.
 ///
-/// There must be one for a memory at a time; readers are packets, and
-/// [`Reader`]s. Where an operation returns `bool`, `true` means that the tables
-/// changed, `false` that they were so already (or that what is to be removed
-/// was not there). After an error readers see what they saw before it.
+/// A memory has one writer at a time; packet programs and [`Reader`]s read it meanwhile. An operation that
+/// returns `bool` returns `true` if it changed the tables, and `false` if there was nothing to change. After
+/// an error, readers see what they saw before the operation.
 ///
-/// What an entry leads to is complete before the store that publishes it, is
-/// never changed in a way that readers could mix up (where more than one word
-/// must change together, a new copy is published by one store), and is reused
-/// only after a grace period. A writer that is killed between two stores leaves
-/// tables that readers go on with, and that [`NodeTables::adopt`] puts in order.
+/// What an entry leads to is complete before the store that publishes it. It is never changed in a way that
+/// readers could see half of: if several words must change together, a new copy is published by one store. It
+/// is reused only after a grace period. A writer that is killed between two stores leaves tables that readers
+/// can use, and that [`NodeTables::adopt`] repairs.
 pub struct NodeTables {
     pool: Pool,
     exact: Exact,
-    hops: HashMap<IpAddr, Hop>,
+    // By address: the VTEPs that are accepted or that endpoints lead to.
+    vteps: HashMap<IpAddr, Vtep>,
+    // Cells of the vIPs by address, of groups by identifier, of VRFs by VNI, of ports by interface.
     vips: BTreeMap<IpAddr, u32>,
     groups: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
-    counters: Counters,
-    counts: Option<Box<dyn VniCounts>>,
+    counter_indices: CounterIndices,
+    counter_reset: Option<Box<dyn CounterReset>>,
+    // Numbers of entries.
     endpoints: u64,
-    directs: u64,
+    direct_paths: u64,
     routes: u64,
+    /// Most routes of a VRF in each family.
     route_limit: u32,
-}
-
-/// Tells a gateway's programs whether its agent runs and is well. While it is
-/// not, they answer questions to everybody about its vIPs so that no switch
-/// learns from it (`bpf/include/local.h`, `send_answer`).
-///
-/// The word is nobody else's: there must be one thread that tells it at a time.
-#[derive(Debug)]
-pub struct Attendance {
-    memory: Memory,
-}
-
-impl Attendance {
-    /// Without a note for so long an agent counts as away.
-    pub const LIMIT_NS: u64 = layout::ATTENDED_NS as u64;
-
-    /// It is well at `now_ns`, `CLOCK_MONOTONIC`.
-    pub fn note(&self, now_ns: u64) {
-        self.store(now_ns.max(1));
-    }
-
-    /// No other gateway could have its vIPs, whether it runs or not.
-    pub fn waive(&self) {
-        self.store(0);
-    }
-
-    /// The last note; 0: none, or waived since.
-    pub fn noted_ns(&self) -> u64 {
-        self.memory.load64(0, offset_of!(superblock, attended_ns))
-    }
-
-    fn store(&self, word: u64) {
-        self.memory.store64(0, offset_of!(superblock, attended_ns), word);
-    }
-}
-
-/// A random word of the kernel's.
-pub(crate) fn random_seed() -> Result<u64, Error> {
-    let mut bytes = [0u8; 8];
-    // SAFETY: the kernel writes at most the 8 bytes that are there.
-    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if got != bytes.len() as isize {
-        let error = std::io::Error::last_os_error();
-        return Err(Error::Invalid(format!("no random seed for the tables: {error}")));
-    }
-    Ok(u64::from_ne_bytes(bytes))
 }
 
 impl NodeTables {
     /// Lays out empty tables. What the memory held before is lost.
     ///
     /// # Errors
-    /// [`Error::TooSmall`] when the memory cannot hold them.
+    /// [`Error::TooSmall`] if the memory cannot hold empty tables of these sizes.
     pub fn create(memory: Memory, grace: impl Grace + 'static, sizes: Sizes) -> Result<Self, Error> {
         Self::create_with_digest_mask(memory, grace, sizes, u64::MAX)
     }
 
-    /// As [`NodeTables::create`], with only these bits of the IPv6 digests: for
-    /// tests that want digests to conflict.
+    /// As [`NodeTables::create`], but IPv6 digests have only the bits of `digest_mask`: for tests in which
+    /// digests must conflict.
     ///
     /// # Errors
     /// As [`NodeTables::create`].
@@ -132,7 +97,7 @@ impl NodeTables {
         let mut pool = Pool::new(memory, Box::new(grace));
         let hashing = Hashing { seed: random_seed()?, digest_mask };
         let exact = Exact::create(&mut pool, sizes.endpoints, hashing).map_err(|error| match error {
-            // What is not free is the roots and the pool's reserve.
+            // Besides the free cells, the roots and the pool's reserve take some.
             Error::Full { needed_cells, free_cells, total_cells } => Error::TooSmall {
                 found_cells: total_cells,
                 needed_cells: needed_cells + total_cells - free_cells,
@@ -158,66 +123,66 @@ impl NodeTables {
         Self {
             pool,
             exact,
-            hops: HashMap::new(),
+            vteps: HashMap::new(),
             vips: BTreeMap::new(),
             groups: BTreeMap::new(),
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
-            counters: Counters::new(),
-            counts: None,
+            counter_indices: CounterIndices::new(),
+            counter_reset: None,
             endpoints: 0,
-            directs: 0,
+            direct_paths: 0,
             routes: 0,
             route_limit: u32::MAX,
         }
     }
 
-    /// The memory that the tables are in.
+    /// The memory that holds the tables.
     pub fn memory(&self) -> &Memory {
         self.pool.memory()
     }
 
-    /// The Rust reader: the same answers as packets get.
+    /// A reader that gets the same answers as packets.
     pub fn reader(&self) -> Reader {
         Reader::new(self.memory().clone())
     }
 
-    /// Writers that have had these tables, this one included.
+    /// Number of writers that these tables have had, including this one.
     pub fn generation(&self) -> u32 {
         self.memory().load32(0, offset_of!(superblock, generation))
     }
 
-    /// The controller's revision that is wholly in the tables; 0: none.
+    /// The controller's revision that is completely in the tables; 0 if there is none.
     pub fn applied_revision(&self) -> u64 {
         self.memory().load64(0, offset_of!(superblock, applied_revision))
     }
 
-    /// Says that a revision is wholly in the tables.
+    /// Records that a revision is completely in the tables.
     pub fn set_applied_revision(&mut self, revision: u64) {
         self.exact.store_counts(self.pool.memory());
         self.memory().store64(0, offset_of!(superblock, applied_revision), revision);
     }
 
-    /// The controller database that the revision is of; 0: none.
+    /// The controller database to which the revision belongs; 0 if there is none.
     pub fn database_id(&self) -> u64 {
         self.memory().load64(0, offset_of!(superblock, database_id))
     }
 
-    /// Says which database the revision is of.
+    /// Records the database to which the revision belongs.
     pub fn set_database_id(&mut self, id: u64) {
         self.memory().store64(0, offset_of!(superblock, database_id), id);
     }
 
-    /// For who tells the packet programs that this node's agent runs.
-    pub fn attendance(&self) -> Attendance {
-        Attendance { memory: self.memory().clone() }
+    /// The heartbeat by which this node's agent tells packet programs that it runs.
+    pub fn agent_heartbeat(&self) -> AgentHeartbeat {
+        AgentHeartbeat::new(self.memory().clone())
     }
 
     /// How full the tables are.
-    pub fn fill(&self) -> Fill {
+    pub fn usage(&self) -> TableUsage {
         let total = u64::from(self.memory().cells());
-        let (conflicts, conflict_slots) = self.exact.conflict_fill();
-        Fill {
+        let (conflicts, conflict_slots) = self.exact.conflict_usage();
+        TableUsage {
             cells_total: total,
             cells_used: total - self.pool.free_cells(),
             cells_pending: self.pool.retired_cells(),
@@ -225,7 +190,7 @@ impl NodeTables {
             entry_slots: self.exact.slots(),
             conflicts,
             conflict_slots,
-            counters_used: self.counters.used(),
+            counters_used: self.counter_indices.used(),
             counters_total: u64::from(layout::VNI_COUNTERS_MAX) - 1,
             vteps: self.vteps().count() as u64,
             vips: self.vips.len() as u64,
@@ -233,13 +198,13 @@ impl NodeTables {
             vrfs: self.vrfs.len() as u64,
             ports: self.ports.len() as u64,
             endpoints: self.endpoints,
-            directs: self.directs,
+            direct_paths: self.direct_paths,
             routes: self.routes,
         }
     }
 
-    /// Waits one grace period and makes free what was unlinked. Done unasked
-    /// where memory runs short or much has gathered.
+    /// Waits for a grace period and frees the cells that were unlinked before. This also happens by itself
+    /// when memory runs short or many cells wait.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -247,32 +212,34 @@ impl NodeTables {
         self.pool.flush()
     }
 
-    /// Enters this node's own configuration. Its cells have a fixed place, so
-    /// packets see a change word by word.
+    /// Sets this node's own configuration. Its cells have a fixed place, so packets see a change word by
+    /// word.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 8 ports.
+    /// [`Error::Invalid`] for more than 8 underlay interfaces, or one with ifindex 0.
     pub fn set_node(&mut self, node: &NodeConfig) -> Result<bool, Error> {
         let max = layout::UNDERLAY_PORTS_MAX as usize;
         if node.ports.len() > max {
             return Err(Error::Invalid(format!(
-                "{} underlay interfaces: a node can have {max}",
+                "{} underlay interfaces are configured: a node can have at most {max}",
                 node.ports.len()
             )));
         }
-        let has = |there: bool, flag: u32| if there { flag } else { 0 };
+        let flag_if = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         let mut config = node_config {
-            flags: has(node.vtep4.is_some(), layout::NODE_HAS_IPV4)
-                | has(node.vtep6.is_some(), layout::NODE_HAS_IPV6),
-            vtep4: spec::word4(node.vtep4),
-            vtep6: spec::bytes6(node.vtep6),
-            router_mac: spec::mac_bytes(node.router_mac),
+            flags: flag_if(node.vtep4.is_some(), layout::NODE_HAS_IPV4)
+                | flag_if(node.vtep6.is_some(), layout::NODE_HAS_IPV6),
+            vtep4: ipv4_to_word(node.vtep4),
+            vtep6: ipv6_to_bytes(node.vtep6),
+            router_mac: mac_to_bytes(node.router_mac),
             vxlan_ifindex: node.vxlan_ifindex,
             ..Default::default()
         };
         for (to, port) in config.port.iter_mut().zip(&node.ports) {
             if port.ifindex == 0 {
-                return Err(Error::Invalid("an underlay interface with ifindex 0".to_owned()));
+                return Err(Error::Invalid(
+                    "an underlay interface has ifindex 0: no kernel interface has it".to_owned(),
+                ));
             }
             to.ifindex = port.ifindex;
             to.mtu = port.mtu;
@@ -290,9 +257,9 @@ impl NodeTables {
             mac: sluice_types::MacAddr::new(port.mac),
         });
         NodeConfig {
-            vtep4: spec::from_word4(config.vtep4),
-            vtep6: spec::from_bytes6(config.vtep6),
-            router_mac: spec::mac_from(config.router_mac),
+            vtep4: ipv4_from_word(config.vtep4),
+            vtep6: ipv6_from_bytes(config.vtep6),
+            router_mac: mac_from_bytes(config.router_mac),
             vxlan_ifindex: config.vxlan_ifindex,
             ports: ports.collect(),
         }
@@ -301,6 +268,6 @@ impl NodeTables {
 
 impl std::fmt::Debug for NodeTables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NodeTables").field("fill", &self.fill()).finish_non_exhaustive()
+        f.debug_struct("NodeTables").field("usage", &self.usage()).finish_non_exhaustive()
     }
 }

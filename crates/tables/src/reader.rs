@@ -1,81 +1,82 @@
-//! The Rust reader. Exact match is the algorithm of `bpf/include/tables.h`, load
-//! for load; routes are found by the writer's own decoder of lists and buckets,
-//! which is another way to the same answers.
+//! The Rust reader of the tables. Its exact match makes the same loads in the same order as
+//! `bpf/include/common/exact_match.h`; routes are found by the writer's decoder of lists and buckets, which
+//! must get the same answers as the packet programs.
 //!
-//! A grace period by `membarrier` waits for packets, not for threads: where a
-//! reader works beside the writer, the writer's [`Grace`](crate::Grace) must wait
-//! for it too, as [`WaitForThreads`](crate::WaitForThreads) does.
+//! A grace period by `membarrier` waits for packet programs, not for threads. If a reader runs in a thread
+//! while the writer works, the writer's [`Grace`](crate::Grace) must wait for it as well, as
+//! [`WaitForThreads`](crate::WaitForThreads) does.
 
+use crate::encoding::address_from_bytes;
+use crate::entries::{Target, Vrf};
 use crate::exact::{Hashing, Key, buckets_of, is_filled};
-use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop};
+use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop, superblock};
 use crate::lpm::{self, Family, Root};
 use crate::memory::Memory;
-use crate::spec::{self, Target};
+
 use sluice_types::{MacAddr, Vni};
 use std::mem::offset_of;
 use std::net::IpAddr;
 
-/// `EXACT_RETRIES` of `tables.h`.
-const RETRIES: usize = 4;
+/// Attempts of a lookup: `EXACT_RETRIES` of `exact_match.h`.
+const ATTEMPTS: usize = 4;
 
-/// What an exact match leads to.
+/// The entry that an exact match found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
-    /// The instance's MAC address; zero for nodes, VRFs and ports by interface.
+    /// MAC address of the instance; zero for nodes, VRFs and ports found by interface.
     pub mac: MacAddr,
-    /// The cell that the entry leads to.
+    /// Index of the cell that the entry leads to.
     pub cell: u32,
 }
 
-/// The answer of an exact match.
+/// Result of an exact match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// Not there.
+    /// The table has no entry for the key.
     Miss,
     /// The table changed for longer than a lookup retries.
     Busy,
-    /// There.
+    /// The table has an entry for the key.
     Hit(Hit),
 }
 
-/// What a cell is that an exact match leads to.
+/// The next hop in a cell that an exact match leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
-    /// Another node.
+    /// Another node, by its VTEP.
     Vtep(IpAddr),
-    /// A vIP.
+    /// A vIP of this node's cluster.
     Vip(IpAddr),
-    /// A port of this host, by interface.
+    /// A port of this host, by its interface index.
     Port(u32),
     /// A direct path.
     Direct {
-        /// VTEP of the host that packets go to.
+        /// VTEP of the host that receives the packets.
         host: IpAddr,
-        /// The VNI that they are encapsulated with.
+        /// VNI with which packets are encapsulated.
         vni: u32,
     },
 }
 
-/// Reads tables as packets do.
+/// Reads tables as packet programs do.
 #[derive(Clone, Debug)]
 pub struct Reader {
     memory: Memory,
 }
 
-enum Scan {
+/// Result of the search of one bucket.
+enum BucketScan {
+    /// Value and next of the entry.
     Found(u64, u32),
     Absent,
+    /// The slot changed while it was read.
     Changed,
 }
 
 impl Reader {
-    /// Of tables that are laid out in this memory.
+    /// Reads the tables that are laid out in this memory.
     pub fn new(memory: Memory) -> Self {
         Self { memory }
-    }
-
-    pub(crate) fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     fn hashing(&self) -> Hashing {
@@ -89,7 +90,7 @@ impl Reader {
         self.memory.load64(layout::CELL_EXACT_ROOT, offset)
     }
 
-    fn scan(&self, bucket: u32, word: u64) -> Scan {
+    fn scan_bucket(&self, bucket: u32, word: u64) -> BucketScan {
         for slot in 0..layout::EXACT_SLOTS as usize {
             let key = offset_of!(exact_bucket, key) + slot * 8;
             let seen = self.memory.load64(bucket, key);
@@ -99,16 +100,16 @@ impl Reader {
             let value = self.memory.load64(bucket, offset_of!(exact_bucket, value) + slot * 8);
             let next = self.memory.load32(bucket, offset_of!(exact_bucket, next) + slot * 4);
             if self.memory.load64(bucket, key) == seen {
-                return Scan::Found(value, next);
+                return BucketScan::Found(value, next);
             }
-            return Scan::Changed;
+            return BucketScan::Changed;
         }
-        Scan::Absent
+        BucketScan::Absent
     }
 
-    /// Raw value and next; `Err` says that the table was busy.
-    fn raw(&self, word: u64, hash: u64) -> Result<Option<(u64, u32)>, ()> {
-        for _ in 0..RETRIES {
+    /// Finds the value and next of a key word; `Err` means that the table was busy.
+    fn search_buckets(&self, word: u64, hash: u64) -> Result<Option<(u64, u32)>, ()> {
+        for _ in 0..ATTEMPTS {
             let run = self.root_word(offset_of!(exact_root, buckets));
             let (first, count) = (run as u32, (run >> 32) as u32);
             if count == 0 || !self.memory.contains(first, count) {
@@ -117,28 +118,29 @@ impl Reader {
             let (one, two) = buckets_of(hash, count);
             let version = |cell| self.memory.load32(cell, offset_of!(exact_bucket, version));
             let before = version(first + one);
-            let mut found = self.scan(first + one, word);
-            if matches!(found, Scan::Absent) {
-                found = self.scan(first + two, word);
+            let mut found = self.scan_bucket(first + one, word);
+            if matches!(found, BucketScan::Absent) {
+                found = self.scan_bucket(first + two, word);
             }
             match found {
-                Scan::Found(value, next) => return Ok(Some((value, next))),
-                Scan::Absent if version(first + one) == before => return Ok(None),
-                Scan::Absent | Scan::Changed => {}
+                BucketScan::Found(value, next) => return Ok(Some((value, next))),
+                BucketScan::Absent if version(first + one) == before => return Ok(None),
+                BucketScan::Absent | BucketScan::Changed => {}
             }
         }
         Err(())
     }
 
-    fn conflict(&self, hashing: &Hashing, word: u64, address: (u64, u64)) -> Option<(u64, u32)> {
+    /// Finds the value and next of an address in the conflict table.
+    fn search_conflicts(&self, hashing: &Hashing, word: u64, address: (u64, u64)) -> Option<(u64, u32)> {
         let run = self.root_word(offset_of!(exact_root, conflicts));
         let (first, count) = (run as u32, (run >> 32) as u32);
         if count == 0 || !self.memory.contains(first, count) {
             return None;
         }
-        let home = hashing.conflict_home(word, address, count);
+        let start = hashing.conflict_start(word, address, count);
         for i in 0..layout::EXACT_CONFLICT_PROBES {
-            let cell = first + (home + i) % count;
+            let cell = first + (start + i) % count;
             let load = |offset| self.memory.load64(cell, offset);
             let seen = load(offset_of!(exact_conflict, key));
             if seen & layout::EXACT_KEY_MASK != word
@@ -164,14 +166,14 @@ impl Reader {
             let mac = MacAddr::from_u64(value & layout::EXACT_MAC_MASK);
             Lookup::Hit(Hit { mac, cell: next & layout::CELL_INDEX_MASK })
         };
-        let (value, next) = match self.raw(key.word, key.hash) {
+        let (value, next) = match self.search_buckets(key.word, key.hash) {
             Err(()) => return Lookup::Busy,
             Ok(None) => return Lookup::Miss,
             Ok(Some(found)) => found,
         };
-        let Some(address) = key.full else { return hit(value, next) };
+        let Some(address) = key.address else { return hit(value, next) };
         if next & layout::EXACT_CONFLICT != 0
-            && let Some((value, next)) = self.conflict(&hashing, key.word, address)
+            && let Some((value, next)) = self.search_conflicts(&hashing, key.word, address)
         {
             return hit(value, next);
         }
@@ -181,17 +183,17 @@ impl Reader {
         hit(value, next)
     }
 
-    /// An address; VNI 0 is the underlay.
+    /// Finds an address; VNI 0 is the underlay.
     pub fn find(&self, vni: u32, address: IpAddr) -> Lookup {
         self.lookup(Key::Ip { vni, address })
     }
 
-    /// A small integer: `(VNI, 0)` a VRF, `(0, ifindex)` a port.
+    /// Finds a VRF by `(VNI, 0)` or a port by `(0, ifindex)`.
     pub fn find_index(&self, vni: u32, id: u32) -> Lookup {
         self.lookup(Key::Index { vni, id })
     }
 
-    /// The leaf word of an address in a VNI's routes; 0: no route.
+    /// The leaf word of an address in a VNI's routes; 0 if there is no route.
     pub fn leaf(&self, vni: Vni, address: IpAddr) -> u32 {
         let Lookup::Hit(Hit { cell, .. }) = self.find_index(vni.get(), 0) else { return 0 };
         let (family, bits) = lpm::top_bits(address);
@@ -202,18 +204,18 @@ impl Reader {
         lpm::find(&self.memory, Root { cell, offset, family }, bits).unwrap_or(0)
     }
 
-    /// What the routes of a VNI do with an address.
+    /// The target of the longest route of a VNI that matches an address.
     pub fn route(&self, vni: Vni, address: IpAddr) -> Option<Target> {
         Target::from_leaf(self.leaf(vni, address))
     }
 
-    /// What stands in the cell of a hit.
+    /// The next hop in the cell of a hit; `None` if the cell holds no next hop.
     pub fn next_hop(&self, cell: u32) -> Option<NextHop> {
         if !self.memory.contains(cell, 1) {
             return None;
         }
         let hop: next_hop = self.memory.read(cell);
-        let address = spec::address_from(hop.address, u32::from(hop.flags) & layout::NEXT_HOP_IPV6 != 0);
+        let address = address_from_bytes(hop.address, u32::from(hop.flags) & layout::NEXT_HOP_IPV6 != 0);
         match u32::from(hop.kind) {
             layout::NEXT_HOP_VTEP => Some(NextHop::Vtep(address)),
             layout::NEXT_HOP_VIP => Some(NextHop::Vip(address)),
@@ -222,6 +224,59 @@ impl Reader {
                 Some(NextHop::Port(self.memory.load32(cell, offset_of!(layout::port, ifindex))))
             }
             _ => None,
+        }
+    }
+
+    /// True if hosts may be notified of direct paths for a network's flows: its VRF is in the tables, and its
+    /// threshold is not [`Vrf::NEVER_ELEPHANTS`].
+    pub fn is_offloaded(&self, vni: Vni) -> bool {
+        let may_have_elephants = |cell: layout::vrf| cell.group_id != 0 || cell.group != Vrf::NEVER_ELEPHANTS;
+        self.vrf_cell(vni).is_some_and(may_have_elephants)
+    }
+
+    /// MTU of a network: longest IP packet in bytes. `None` if its VRF is not in the tables.
+    pub fn mtu(&self, vni: Vni) -> Option<u16> {
+        self.vrf_cell(vni).map(|cell| cell.mtu)
+    }
+
+    fn vrf_cell(&self, vni: Vni) -> Option<layout::vrf> {
+        let Lookup::Hit(Hit { cell, .. }) = self.find_index(vni.get(), 0) else { return None };
+        self.memory.contains(cell, 1).then(|| self.memory.read::<layout::vrf>(cell))
+    }
+
+    /// The controller's revision that is completely in the tables; 0 if there is none. What is looked up
+    /// after this call is at least as new.
+    pub fn applied_revision(&self) -> u64 {
+        self.memory.load64(0, offset_of!(superblock, applied_revision))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Immediate, NodeTables, Sizes};
+
+    #[test]
+    fn applied_revision_is_the_one_that_the_writer_recorded() {
+        let memory = Memory::anonymous(512).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes { endpoints: 1 }).unwrap();
+        assert_eq!(tables.reader().applied_revision(), 0);
+        tables.set_applied_revision(1 << 40);
+        assert_eq!(tables.reader().applied_revision(), 1 << 40);
+    }
+
+    #[test]
+    fn flows_of_a_vrf_are_offloaded_unless_it_never_has_elephants() {
+        let memory = Memory::anonymous(512).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes { endpoints: 1 }).unwrap();
+        let vni = Vni::new(5).unwrap();
+        assert!(!tables.reader().is_offloaded(vni), "the VRF is not in the tables");
+        for (elephant_bytes, expected) in
+            [(None, true), (Some(2500), true), (Some(Vrf::NEVER_ELEPHANTS), false)]
+        {
+            let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes };
+            tables.upsert_vrf(&vrf).unwrap();
+            assert_eq!(tables.reader().is_offloaded(vni), expected, "{elephant_bytes:?}");
         }
     }
 }

@@ -1,11 +1,27 @@
-//! The session table: connections that packets create and look up themselves,
-//! from either direction. `bpf/include/session_layout.h` has the layout and the
-//! argument why it is safe, `bpf/include/sessions.h` the packets' side; here is
-//! the agent's: it lays the tables out, sweeps what has expired, reads, removes,
-//! and adopts what a predecessor left. None of it makes a packet wait.
+//! The agent's side of the session table: connections that packets create, and look up from either direction.
 //!
-//! Times are in ticks of 1/8 s of `CLOCK_MONOTONIC` ([`ticks_now`]), 32 bits
-//! that wrap after 17 years.
+//! `bpf/include/layout/session_layout.h` has the layout and explains why concurrent access is safe, and
+//! `bpf/include/common/sessions.h` is the packets' side; this module changes with them. The agent lays out
+//! the tables, sweeps expired sessions, reads, removes, and adopts the tables of another agent. Packets never
+//! wait for it.
+//!
+//! The life of a slot (each step is one compare-and-swap of its tag word):
+//!
+//! ```text
+//!           packet                 packet: the record is complete
+//!   empty -----------> claimed ----------------------------------> live --+
+//!     ^                                                           |  ^    | packet: refreshes
+//!     |                                                           |  +----+ the expiry
+//!     |                              expired: sweep or a creator  |
+//!     |                              ended: packet                |
+//!     |                              duplicate: packet            |
+//!     |                              removed: agent               v
+//!     +---- sweep: a grace period after it saw the slot dying -- dying
+//! ```
+//!
+//! Each time a slot becomes empty its generation is incremented.
+//!
+//! Times are in ticks of 1/8 s of `CLOCK_MONOTONIC` ([`ticks_now`]), as 32 bits that wrap after 17 years.
 
 mod key;
 mod reader;
@@ -13,8 +29,6 @@ mod sweep;
 mod table;
 mod timeouts;
 
-#[cfg(test)]
-mod schedules;
 #[cfg(test)]
 mod tests;
 
@@ -32,31 +46,32 @@ use std::mem::{offset_of, size_of};
 use sweep::Progress;
 use table::{SLOTS, Table};
 
+/// Attempts to remove a session that packets refresh at the same time.
 const REMOVE_ATTEMPTS: u32 = 64;
 
-/// The memory of the tables: in an agent, the maps of `bpf/include/session_maps.h`.
+/// The memory of the session tables; in an agent, the maps of `bpf/include/common/session_maps.h`.
 #[derive(Clone, Debug)]
 pub struct SessionRegions {
-    /// `session_config`: at least [`SessionRegions::CONFIG_BYTES`].
+    /// The map `session_config`: at least [`SessionRegions::CONFIG_BYTES`].
     pub config: Region,
-    /// `sessions4`.
+    /// The map `sessions4`.
     pub ipv4: Region,
-    /// `sessions6`.
+    /// The map `sessions6`.
     pub ipv6: Region,
 }
 
 impl SessionRegions {
-    /// Length of the configuration.
+    /// Size of the configuration.
     pub const CONFIG_BYTES: usize = size_of::<session_config>();
-    /// Length of a bucket of 7 IPv4 sessions.
+    /// Size of a bucket of 7 IPv4 sessions.
     pub const BUCKET4_BYTES: usize = Family::Ipv4.bucket_bytes();
-    /// Length of a bucket of 7 IPv6 sessions.
+    /// Size of a bucket of 7 IPv6 sessions.
     pub const BUCKET6_BYTES: usize = Family::Ipv6.bucket_bytes();
 
-    /// Fresh memory of this process for that many buckets of each family.
+    /// Maps zeroed memory of this process for this many buckets of each family.
     ///
     /// # Errors
-    /// When the kernel refuses the mapping.
+    /// If the kernel refuses the mapping.
     pub fn anonymous(buckets4: u32, buckets6: u32) -> std::io::Result<Self> {
         Ok(Self {
             config: Region::anonymous(Self::CONFIG_BYTES)?,
@@ -65,96 +80,99 @@ impl SessionRegions {
         })
     }
 
-    /// True when tables have been laid out here: adopt them; else create them.
+    /// True if session tables have been laid out here. They are then adopted instead of created.
     #[must_use]
     pub fn is_laid_out(&self) -> bool {
         self.config.bytes() >= Self::CONFIG_BYTES
             && self.config.load64(offset_of!(session_config, magic)) == layout::SESSIONS_MAGIC
     }
 
-    /// Buckets that the memory has room for, by family.
+    /// Number of buckets that the memory can hold, by family.
     fn capacity(&self) -> Result<[u32; 2], Error> {
         if self.config.bytes() < Self::CONFIG_BYTES {
             return Err(Error::Invalid(format!(
-                "the configuration of the session tables has {} bytes, {} are needed",
+                "the configuration of the session tables has {} bytes, but needs {}",
                 self.config.bytes(),
                 Self::CONFIG_BYTES
             )));
         }
         let count = |region: &Region, bytes: usize| {
-            u32::try_from(region.bytes() / bytes)
-                .ok()
-                .filter(|&buckets| buckets >= 2)
-                .ok_or_else(|| Error::Invalid(format!("no session table has {} bytes", region.bytes())))
+            u32::try_from(region.bytes() / bytes).ok().filter(|&buckets| buckets >= 2).ok_or_else(|| {
+                let min = 2 * bytes;
+                Error::Invalid(format!(
+                    "the memory of a session table has {} bytes, but needs at least {min}: two buckets",
+                    region.bytes()
+                ))
+            })
         };
         Ok([count(&self.ipv4, Self::BUCKET4_BYTES)?, count(&self.ipv6, Self::BUCKET6_BYTES)?])
     }
 }
 
-/// Which way packets go.
+/// Direction of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// From the originator: the sender of the session's first packet.
+    /// From the originator, which sent the first packet of the session.
     Original,
-    /// To it.
+    /// To the originator.
     Reply,
 }
 
-/// A session, as it was at one moment; the counters may be of moments a little later than one another.
+/// A session as it was at one moment. Its counters may have been read a little later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// The originator's packets.
+    /// Flow of the originator's packets.
     pub flow: Flow,
-    /// When it was created, in ticks.
+    /// Time of creation, in ticks.
     pub created_at: u32,
-    /// When it ends if no packet comes, in ticks.
+    /// Time at which the session expires unless a packet refreshes it, in ticks.
     pub expires_at: u32,
     /// `SESSION_REPLIED` and the other bits of `session_layout.h`.
     pub state: u32,
-    /// Packets from the originator, and to it.
+    /// Numbers of packets from and to the originator.
     pub packets: [u64; 2],
-    /// Bytes likewise, as those who counted meant them.
+    /// Numbers of bytes from and to the originator, as the packet program counts them.
     pub bytes: [u64; 2],
-    /// What the creator stored for itself.
+    /// Data that the creator stored for its own use.
     pub action: [u32; 2],
-    /// How often the slot was used before, modulo 2^14.
+    /// Number of earlier sessions in the slot, modulo 2^14.
     pub generation: u16,
 }
 
-/// How full a family's table is.
+/// Number of sessions in a family's table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SessionFill {
-    /// Live sessions, each bucket as the sweep last saw it, those past their time left out.
+pub struct SessionUsage {
+    /// Live sessions that have not expired. Each bucket counts as the sweep last saw it.
     pub live: u64,
-    /// Capacity. Of sessions that are to be created, the part whose buckets are
-    /// both full is about 1 in 10^5 at 68% of it, 1 in 10^3 at 75%, 1 in 7 at
-    /// 90%: size the table for two thirds.
+    /// Capacity. The share of new sessions whose buckets are both full is about 1 in 10^5 at 68% of the
+    /// capacity, 1 in 10^3 at 75% and 1 in 7 at 90%, so a table should be used up to two thirds.
     pub slots: u64,
-    /// Sessions that could not be created because both their buckets were full.
+    /// Sessions that could not be created because both of their buckets were full.
     pub full_events: u64,
 }
 
-/// What packets counted since the tables were laid out, both families together.
+/// Events that packets counted since the tables were laid out, for both families together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionCounters {
-    /// Operations given up because others changed the same words too often.
+    /// Operations that were given up because other packets changed the same words too often.
     pub busy: u64,
-    /// Records that died because another packet created the same session.
+    /// Records that were ended because another packet had created the same session.
     pub duplicates: u64,
 }
 
-/// The present moment in ticks, as packets take it.
+/// The present time in ticks, as packets read it.
 #[must_use]
 pub fn ticks_now() -> u32 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a timespec that outlives the call; the clock always exists.
+    // SAFETY: the kernel writes one timespec to `now`, which outlives the call. CLOCK_MONOTONIC always
+    // exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let ticks = now.tv_sec.cast_unsigned() * u64::from(layout::SESSION_TICKS_PER_SECOND)
         + now.tv_nsec.cast_unsigned() / u64::from(layout::SESSION_TICK_NS);
     ticks as u32
 }
 
-/// The agent's side of the tables. One at a time.
+/// The agent's side of the tables. There is one at a time.
 pub struct Sessions {
     config: Region,
     reader: SessionReader,
@@ -163,12 +181,12 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// Lays out empty tables of as many buckets as the memory has. `seed` is
-    /// secret: who knows it can fill chosen buckets. Sessions that are in the
-    /// memory are lost; no packet may use the tables meanwhile.
+    /// Lays out empty tables with as many buckets as the memory can hold. Sessions in the memory are lost,
+    /// and no packet may use the tables meanwhile. `seed` is a secret: a sender that knows it can fill chosen
+    /// buckets.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the memory is too small or a timeout out of bounds.
+    /// [`Error::Invalid`] if the memory is too small or a timeout is out of bounds.
     pub fn create(
         regions: &SessionRegions,
         seed: u64,
@@ -179,7 +197,7 @@ impl Sessions {
         let timeouts = timeouts.to_layout()?;
         let config = &regions.config;
         config.store64(offset_of!(session_config, magic), 0);
-        // Without buckets packets find nothing and create nothing.
+        // While the number of buckets is 0, packets find and create no sessions.
         config.store64(offset_of!(session_config, buckets4), 0);
         let hashing = Hashing::from_seed(seed);
         let reader = SessionReader::new(regions, hashing, [buckets4, buckets6]);
@@ -200,12 +218,12 @@ impl Sessions {
         Ok(Self { config: config.clone(), reader, grace: Box::new(grace), progress })
     }
 
-    /// Takes over tables that a predecessor left, at any point of its work,
-    /// while packets use them. Counts the sessions, which reads one cache line
-    /// of each bucket; what was dying becomes empty by the next sweep.
+    /// Takes over tables that another agent left at any point of its work, while packets use them. Counts the
+    /// sessions, which reads one cache line of each bucket. The next sweep empties the slots that are dying.
     ///
     /// # Errors
-    /// If the memory does not hold tables of this layout and size.
+    /// [`Error::NotTables`], [`Error::LayoutVersion`], [`Error::Corrupt`] or [`Error::Invalid`] if the memory
+    /// does not hold tables of this layout and size.
     pub fn adopt(regions: &SessionRegions, now: u32, grace: impl Grace + 'static) -> Result<Self, Error> {
         let capacity = regions.capacity()?;
         if !regions.is_laid_out() {
@@ -221,7 +239,8 @@ impl Sessions {
             [load32(offset_of!(session_config, buckets4)), load32(offset_of!(session_config, buckets6))];
         if buckets != capacity {
             return Err(Error::Corrupt(format!(
-                "the session tables were laid out for {buckets:?} buckets, the memory has {capacity:?}"
+                "the session tables were laid out for {buckets:?} buckets (IPv4, IPv6), \
+                 but the memory has {capacity:?}"
             )));
         }
         let key = offset_of!(session_config, hash_key);
@@ -237,7 +256,7 @@ impl Sessions {
         Ok(Self { config: config.clone(), reader, grace: Box::new(grace), progress })
     }
 
-    /// Agents that have had these tables, this one included.
+    /// Number of agents that these tables have had, including this one.
     #[must_use]
     pub fn generation(&self) -> u32 {
         self.config.load32(offset_of!(session_config, generation))
@@ -249,32 +268,32 @@ impl Sessions {
         Timeouts::load(&self.config)
     }
 
-    /// Changes the timeouts; sessions follow with their next packets.
+    /// Changes the timeouts. They apply to a session from its next packet on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one is out of bounds; then nothing changes.
+    /// [`Error::Invalid`] if a timeout is out of bounds. Nothing has changed then.
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         timeouts.store(&self.config)
     }
 
-    /// Reading, also by other threads.
+    /// A reader, which other threads may use as well.
     #[must_use]
     pub fn reader(&self) -> &SessionReader {
         &self.reader
     }
 
-    /// How full a family's table is.
+    /// Number of sessions in a family's table.
     #[must_use]
-    pub fn fill(&self, family: Family) -> SessionFill {
+    pub fn usage(&self, family: Family) -> SessionUsage {
         let full = offset_of!(session_config, full) + family.index() * 8;
-        SessionFill {
+        SessionUsage {
             live: self.progress.live(family),
             slots: u64::from(self.reader.tables[family.index()].buckets) * u64::from(SLOTS),
             full_events: self.config.load64(full),
         }
     }
 
-    /// What packets counted.
+    /// Events that packets counted.
     #[must_use]
     pub fn counters(&self) -> SessionCounters {
         SessionCounters {
@@ -283,16 +302,15 @@ impl Sessions {
         }
     }
 
-    /// Ends a session, given the flow of either direction. Packets that had
-    /// found it before may still be under way. False: there was none, or packets
-    /// refreshed it at each of 64 attempts.
+    /// Ends the session of a flow of either direction. Packets that found it before may still be in flight.
+    /// Returns false if there is no such session, or if packets refreshed it at each of 64 attempts.
     pub fn remove(&mut self, flow: &Flow, now: u32) -> bool {
         let Some(key) = Key::of(flow) else { return false };
-        let (table, place) = self.reader.place(&key);
+        let (table, candidates) = self.reader.candidates(&key);
         for _ in 0..REMOVE_ATTEMPTS {
-            let Some((bucket, slot, word)) = table.find(&key, &place, now) else { return false };
-            if table.swap(bucket, slot, word, word.dying()).is_ok() {
-                self.progress.lost_one(key.family, bucket);
+            let Some((bucket, slot, word)) = table.find(&key, &candidates, now) else { return false };
+            if table.compare_and_swap(bucket, slot, word, word.dying()).is_ok() {
+                self.progress.session_removed(key.family, bucket);
                 return true;
             }
         }

@@ -1,5 +1,5 @@
-//! The packets' C, run in this process, the agent's Rust and a naive model agree
-//! on random histories of session tables.
+//! The packets' C run in this process, the agent's Rust and a naive model agree on random histories of
+//! session tables.
 
 #[path = "support/history.rs"]
 mod history;
@@ -13,7 +13,8 @@ fn host(regions: &SessionRegions) -> HostTables {
     let at = |region: &Region| NonNull::new(region.as_ptr()).unwrap();
     let buckets4 = regions.ipv4.bytes() / SessionRegions::BUCKET4_BYTES;
     let buckets6 = regions.ipv6.bytes() / SessionRegions::BUCKET6_BYTES;
-    // SAFETY: the regions are of these lengths and outlive their use in this test, which is of one thread.
+    // SAFETY: the regions have these lengths, are laid out or zero, and outlive the tables in this test,
+    // which has one thread.
     unsafe {
         HostTables::new(at(&regions.config), [(at(&regions.ipv4), buckets4), (at(&regions.ipv6), buckets6)])
     }
@@ -32,6 +33,6 @@ proptest! {
     ) {
         let regions = SessionRegions::anonymous(buckets4, buckets6).unwrap();
         let tables = host(&regions);
-        history::run(&regions, seed, now, &ops, |asked| tables.run(asked));
+        history::run(&regions, seed, now, &ops, |operation| tables.run(operation));
     }
 }

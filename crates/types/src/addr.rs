@@ -1,26 +1,26 @@
-//! What Sluice needs of addresses and prefixes beyond the standard library and `ipnet`.
+//! Functions on addresses and prefixes that neither the standard library nor `ipnet` has.
 
 use crate::MacAddr;
 use ipnet::{IpNet, Ipv6Net};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Text that is no prefix, or one with host bits set.
+/// The text is not a prefix, or a prefix with host bits set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Not ADDRESS/LENGTH.
+    /// The text is not of the form ADDRESS/LENGTH.
     #[error("`{0}` is not a prefix: expected ADDRESS/LENGTH, like 10.0.0.0/24 or 2001:db8::/64")]
     NotAPrefix(String),
-    /// Bits behind the length are not zero.
-    #[error("prefix {given} has bits set behind its length; did you mean {meant}?")]
+    /// Bits beyond the prefix length are not zero.
+    #[error("prefix {given} has host bits set; did you mean {meant}?")]
     HostBits {
-        /// As it was written.
+        /// The text.
         given: String,
-        /// With those bits zero.
+        /// The prefix without host bits.
         meant: IpNet,
     },
 }
 
-/// Parses ADDRESS/LENGTH of either family, with no host bits set.
+/// Parses ADDRESS/LENGTH of either family, without host bits.
 ///
 /// # Errors
 /// [`AddressError`], naming the text.
@@ -32,20 +32,20 @@ pub fn parse_prefix(text: &str) -> Result<IpNet, AddressError> {
     Ok(net)
 }
 
-/// True when the two prefixes have an address in common.
+/// True if the two prefixes have an address in common.
 pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }
 
-/// True for an address that an interface may have: not unspecified, multicast,
-/// loopback or IPv4 broadcast.
+/// True for an address that an interface may have: it is not unspecified, multicast, loopback, IPv4 broadcast
+/// or in 0.0.0.0/8.
 pub fn is_unicast(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast() || v4.octets()[0] == 0);
     !(address.is_unspecified() || address.is_multicast() || address.is_loopback() || broadcast)
 }
 
-/// The first address of a subnet that is not the network's own: the router's.
-/// `None` for prefixes too long to have one beside a host (IPv4 /31 and /32, IPv6 /127 and /128).
+/// The first address of a subnet behind the network address, which is the router's. `None` for prefixes that
+/// are too long to contain a router and a host (IPv4 /31 and /32, IPv6 /127 and /128).
 pub fn first_host(net: &IpNet) -> Option<IpAddr> {
     if net.prefix_len() + 1 >= net.max_prefix_len() {
         return None;
@@ -56,8 +56,7 @@ pub fn first_host(net: &IpNet) -> Option<IpAddr> {
     })
 }
 
-/// An IPv6 address as two host-order halves, high half first: the form of
-/// tables and southbound messages.
+/// An IPv6 address as two host-order halves, high half first, as in tables and southbound messages.
 pub fn ipv6_halves(address: Ipv6Addr) -> (u64, u64) {
     let value = u128::from(address);
     ((value >> 64) as u64, value as u64)
@@ -73,8 +72,8 @@ pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     ipv6_from_halves(0xff02_0000_0000_0000, 0x0000_0001_ff00_0000 | ipv6_halves(address).1 & 0xff_ffff)
 }
 
-/// The address that an interface with this MAC makes itself in a /64
-/// (RFC 4862 with the modified EUI-64 of RFC 4291). `None` for other lengths.
+/// The address that an interface with this MAC configures for itself in a /64 (RFC 4862 with the modified
+/// EUI-64 of RFC 4291). `None` for other prefix lengths.
 pub fn eui64_address(prefix: &Ipv6Net, mac: MacAddr) -> Option<Ipv6Addr> {
     if prefix.prefix_len() != 64 {
         return None;
@@ -89,20 +88,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes_have_no_host_bits() {
+    fn prefixes_with_host_bits_and_other_text_are_refused() {
         assert!(parse_prefix("10.0.0.0/24").is_ok());
         let error = parse_prefix("10.0.0.7/24").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "prefix 10.0.0.7/24 has bits set behind its length; did you mean 10.0.0.0/24?"
-        );
+        assert_eq!(error.to_string(), "prefix 10.0.0.7/24 has host bits set; did you mean 10.0.0.0/24?");
         for text in ["", "10.0.0.0", "10.0.0.0/33", "2001:db8::/129", "x/8"] {
             assert!(matches!(parse_prefix(text), Err(AddressError::NotAPrefix(_))), "{text}");
         }
     }
 
     #[test]
-    fn overlap_is_containment_either_way_and_never_across_families() {
+    fn prefixes_overlap_if_one_contains_the_other() {
         let net = |text: &str| parse_prefix(text).unwrap();
         assert!(overlap(&net("10.0.0.0/8"), &net("10.1.0.0/16")));
         assert!(overlap(&net("10.1.0.0/16"), &net("10.0.0.0/8")));
@@ -111,14 +107,16 @@ mod tests {
     }
 
     #[test]
-    fn router_is_the_first_host() {
+    fn first_host_follows_the_network_address() {
         assert_eq!(first_host(&parse_prefix("10.0.0.0/30").unwrap()), Some("10.0.0.1".parse().unwrap()));
         assert_eq!(first_host(&parse_prefix("2001:db8::/64").unwrap()), Some("2001:db8::1".parse().unwrap()));
-        assert_eq!(first_host(&parse_prefix("10.0.0.0/31").unwrap()), None);
+        for too_long in ["10.0.0.0/31", "10.0.0.0/32", "2001:db8::/127", "2001:db8::/128"] {
+            assert_eq!(first_host(&parse_prefix(too_long).unwrap()), None, "{too_long}");
+        }
     }
 
     #[test]
-    fn derived_ipv6_addresses() {
+    fn eui64_and_solicited_node_addresses_are_derived() {
         let prefix: Ipv6Net = "2001:db8::/64".parse().unwrap();
         let mac: MacAddr = "02:00:00:00:00:0a".parse().unwrap();
         assert_eq!(eui64_address(&prefix, mac), Some("2001:db8::ff:fe00:a".parse().unwrap()));
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn unicast_excludes_what_no_interface_has() {
+    fn addresses_that_no_interface_has_are_not_unicast() {
         for text in
             ["0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1"]
         {

@@ -1,8 +1,10 @@
+//! Identifiers of the objects in the store. A new kind of object gets its identifier here.
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Text that is no identifier of the wanted kind.
+/// The text is not an identifier of the expected kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a {kind} id: expected {prefix}-NUMBER, like {prefix}-42")]
 pub struct IdError {
@@ -11,8 +13,8 @@ pub struct IdError {
     prefix: &'static str,
 }
 
-/// Identifiers are numbers that the store hands out in order, written with the
-/// kind in front (`vpc-42`), so that one cannot stand for another.
+/// Defines identifier types: numbers that the store assigns in order, written with the kind in front
+/// (`vpc-42`), so that different kinds cannot be confused.
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:literal;)*) => {$(
         $(#[$doc])*
@@ -21,15 +23,15 @@ macro_rules! ids {
         pub struct $name(u64);
 
         impl $name {
-            /// What stands before the number.
+            /// Text before the number.
             pub const PREFIX: &'static str = $prefix;
 
-            /// From the store's number; numbers fit a signed 64-bit column.
+            /// The identifier with this number of the store. Numbers fit in a signed 64-bit column.
             pub const fn new(number: u64) -> Self {
                 Self(number)
             }
 
-            /// The store's number.
+            /// Number in the store.
             pub const fn get(self) -> u64 {
                 self.0
             }
@@ -76,25 +78,25 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A tenant: owner of VPCs.
+    /// Identifier of a tenant, which owns VPCs.
     TenantId, "tenant", "tenant";
-    /// A VPC: one VNI, one VRF.
+    /// Identifier of a VPC, which has one VNI and one VRF.
     VpcId, "vpc", "VPC";
-    /// A subnet of a VPC.
+    /// Identifier of a subnet of a VPC.
     SubnetId, "subnet", "subnet";
-    /// A compute host.
+    /// Identifier of a compute host.
     HostId, "host", "host";
-    /// A gateway node.
+    /// Identifier of a gateway node.
     GatewayId, "gw", "gateway";
-    /// A cluster of gateways.
+    /// Identifier of a cluster of gateways.
     ClusterId, "cluster", "cluster";
-    /// An instance: one VM's port in one subnet.
+    /// Identifier of an instance: one VM's port in one subnet.
     InstanceId, "inst", "instance";
-    /// A route table of a VPC.
+    /// Identifier of a route table of a VPC.
     RouteTableId, "rtb", "route table";
-    /// A route of a route table.
+    /// Identifier of a route in a route table.
     RouteId, "route", "route";
-    /// A peering of two VPCs.
+    /// Identifier of a peering of two VPCs.
     PeeringId, "peer", "peering";
 }
 
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_names_the_kind() {
+    fn identifiers_parse_only_with_the_prefix_of_their_kind() {
         assert_eq!("vpc-42".parse::<VpcId>().unwrap(), VpcId::new(42));
         assert_eq!(VpcId::new(42).to_string(), "vpc-42");
         for text in

@@ -1,12 +1,13 @@
-//! Identifiers and addresses that every room of Sluice shares.
+//! Identifiers and addresses that all crates of Sluice share.
 //!
-//! Everything here is plain data: parsing with errors that name the offender,
-//! display that parses back, no I/O and no dependency on the rest.
+//! Everything here is plain data without I/O. Parsing errors name the offending text, and displayed values
+//! can be parsed again. This crate depends on no other crate of Sluice.
 #![forbid(unsafe_code)]
 
 mod addr;
 mod id;
 mod mac;
+mod scheduler;
 mod secret;
 mod vni;
 
@@ -20,34 +21,35 @@ pub use id::{
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use mac::{MacAddr, MacError};
+pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::Secret;
 pub use vni::{Vni, VniError};
 
-/// MAC address of the overlay's router, the same in every VPC: what a VM
-/// resolves its default gateway to. Locally administered.
+/// MAC address of the overlay's router, to which every VM resolves its default gateway. It is the same in
+/// every VPC, and locally administered.
 pub const ROUTER_MAC: MacAddr = MacAddr::new([0x02, 0x53, 0x4c, 0x00, 0x00, 0x01]);
 
-/// Link-local IPv6 address of the overlay's router: the source of router
-/// advertisements and of ICMPv6 errors that have no better one.
+/// Link-local IPv6 address of the overlay's router: the source of router advertisements, and of ICMPv6 errors
+/// for which the VPC has no router address.
 pub const ROUTER_LINK_LOCAL: std::net::Ipv6Addr = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// UDP port of VXLAN (RFC 7348).
 pub const VXLAN_PORT: u16 = 4789;
 
-/// Bytes that VXLAN adds to a tenant's IP packet over IPv4: Ethernet 14,
-/// VXLAN 8, UDP 8, IPv4 20.
+/// Bytes that VXLAN over IPv4 adds to a tenant's IP packet: Ethernet 14, VXLAN 8, UDP 8, IPv4 20.
 pub const VXLAN_OVERHEAD_IPV4: u16 = 50;
 
-/// The same over IPv6: 20 bytes more.
+/// Bytes that VXLAN over IPv6 adds to a tenant's IP packet: 20 more than over IPv4.
 pub const VXLAN_OVERHEAD_IPV6: u16 = 70;
 
-/// Shortest hello interval of a gateway cluster, in milliseconds: below it the timers' jitter is most of the
-/// time within which a failure is found.
-pub const HELLO_MS_MIN: u16 = 2;
+/// Shortest hello interval of a gateway cluster, in milliseconds. With a shorter one, most of the time to
+/// detect a failure would be jitter of the timers.
+pub const HELLO_INTERVAL_MS_MIN: u16 = 2;
 
-/// Hello interval of a cluster of which nobody said anything else, in milliseconds.
-pub const HELLO_MS_DEFAULT: u16 = 4;
+/// Default hello interval of a gateway cluster, in milliseconds.
+pub const HELLO_INTERVAL_MS_DEFAULT: u16 = 4;
 
-/// Longest hello interval of a cluster, in milliseconds: a failure takes most of a second to be found then, and
-/// what waits longer after false alarms still waits for less time than those are remembered.
-pub const HELLO_MS_MAX: u16 = 250;
+/// Longest hello interval of a gateway cluster, in milliseconds. With it a failure is detected after most of
+/// a second, and the longest wait after false alarms is still shorter than the time for which these are
+/// remembered.
+pub const HELLO_INTERVAL_MS_MAX: u16 = 250;

@@ -1,3 +1,5 @@
+//! MAC addresses.
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -7,46 +9,46 @@ use std::str::FromStr;
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddr([u8; 6]);
 
-/// Text that is no MAC address.
+/// The text is not a MAC address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a MAC address: expected six bytes in hexadecimal, like 02:00:00:00:00:0a")]
 pub struct MacError(String);
 
 impl MacAddr {
-    /// From its bytes, in the order of the wire.
+    /// The address with these bytes, in transmission order.
     pub const fn new(bytes: [u8; 6]) -> Self {
         Self(bytes)
     }
 
-    /// From the low 48 bits of an integer, first byte highest.
+    /// The address in the low 48 bits of an integer; the first byte is the highest.
     pub const fn from_u64(value: u64) -> Self {
         let b = value.to_be_bytes();
         Self([b[2], b[3], b[4], b[5], b[6], b[7]])
     }
 
-    /// As an integer of 48 bits, first byte highest.
+    /// The address as an integer of 48 bits; the first byte is the highest.
     pub const fn to_u64(self) -> u64 {
         let b = self.0;
         u64::from_be_bytes([0, 0, b[0], b[1], b[2], b[3], b[4], b[5]])
     }
 
-    /// The bytes, in the order of the wire.
+    /// The bytes in transmission order.
     pub const fn octets(self) -> [u8; 6] {
         self.0
     }
 
-    /// A locally administered unicast address made from 40 bits of `seed`.
+    /// A locally administered unicast address with the low 40 bits of `seed`.
     pub const fn local(seed: u64) -> Self {
         let b = seed.to_be_bytes();
         Self([0x02, b[3], b[4], b[5], b[6], b[7]])
     }
 
-    /// True for group addresses, broadcast included.
+    /// True for group addresses, including broadcast.
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// True for an address that one station may have: neither group nor zero.
+    /// True for an address that a station may have: it is neither a group address nor zero.
     pub const fn is_unicast(self) -> bool {
         !self.is_multicast() && self.to_u64() != 0
     }
@@ -104,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn rejects_what_is_not_six_bytes() {
+    fn text_without_six_bytes_is_refused() {
         for text in [
             "",
             "02",
@@ -121,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn display_parses_back(value in 0u64..1 << 48) {
+        fn displayed_address_parses_to_the_same_address(value in 0u64..1 << 48) {
             let mac = MacAddr::from_u64(value);
             prop_assert_eq!(mac.to_string().parse::<MacAddr>().unwrap(), mac);
             prop_assert_eq!(mac.to_u64(), value);

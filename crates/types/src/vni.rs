@@ -1,20 +1,21 @@
+//! VXLAN network identifiers.
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// VXLAN network identifier: 24 bits (RFC 7348), never 0, which Sluice's
-/// tables use for the underlay.
+/// VXLAN network identifier: 24 bits (RFC 7348), but never 0, which Sluice's tables use for the underlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Vni(u32);
 
-/// A number that is no VNI.
+/// The number or text is not a VNI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VniError {
-    /// Not in 1..=16777215.
+    /// The number is not between 1 and 16777215.
     #[error("VNI {0} is not between 1 and 16777215")]
     OutOfRange(u64),
-    /// Not a decimal number.
+    /// The text is not a decimal number.
     #[error("`{0}` is not a VNI: expected a number between 1 and 16777215")]
     NotANumber(String),
 }
@@ -23,10 +24,10 @@ impl Vni {
     /// Largest VNI.
     pub const MAX: u32 = (1 << 24) - 1;
 
-    /// Checks the range.
+    /// The VNI with this number.
     ///
     /// # Errors
-    /// [`VniError::OutOfRange`] for 0 and for more than 24 bits.
+    /// [`VniError::OutOfRange`] for 0 and for numbers of more than 24 bits.
     pub const fn new(value: u32) -> Result<Self, VniError> {
         if value == 0 || value > Self::MAX {
             return Err(VniError::OutOfRange(value as u64));
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_is_24_bits_without_zero() {
+    fn numbers_outside_of_24_bits_and_zero_are_refused() {
         assert_eq!("1".parse::<Vni>().unwrap().get(), 1);
         assert_eq!("16777215".parse::<Vni>().unwrap().get(), Vni::MAX);
         assert_eq!("0".parse::<Vni>(), Err(VniError::OutOfRange(0)));

@@ -1,4 +1,4 @@
-//! The vSwitch's command line.
+//! Command line options of the vSwitch.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ pub struct Args {
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// Underlay interface
+    /// Underlay interface of this host
     #[arg(long, value_name = "IF", required_unless_present = "flush")]
     pub uplink: Option<String>,
 
@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub vtep: Option<IpAddr>,
 
-    /// Seconds after which a direct path that is not used is given up
+    /// Seconds after which an unused direct path is removed
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub path_idle: u64,
 }

@@ -1,16 +1,16 @@
-//! A host's agent: the programs on its VMs' ports and on the VXLAN device, the
-//! instances that the controller placed here, which interfaces are theirs, and
-//! the direct paths that it learns.
+//! The agent of a compute host: the programs on its VMs' ports and on the VXLAN device, the instances that
+//! the controller placed here and their interfaces, and the direct paths that the host learns.
 #![forbid(unsafe_code)]
 
 mod args;
-mod book;
-mod device;
-mod learner;
-mod manager;
+mod local_api;
+mod path_learner;
 mod path_metrics;
-mod paths;
-mod routes;
+mod port_manager;
+mod port_registry;
+mod role;
+mod rsp_client;
+mod vxlan_device;
 
 pub use args::Args;
 pub use sluice_agent::Error;
@@ -19,82 +19,85 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
-use sluice_agent::rsp::AsyncRing;
 use sluice_agent::underlay::{Vteps, node_config, vteps};
-use sluice_agent::{Applier, flush, open};
+use sluice_agent::{flush, open};
 use sluice_datapath::ObjectName;
 
-use crate::book::PortBook;
-use crate::learner::{Detection, LINGER, Learner};
-use crate::manager::{Manager, UPLINK_PROGRAM};
+use crate::port_manager::{PortManager, UPLINK_PROGRAM};
+use crate::port_registry::PortRegistry;
+use crate::role::HostRole;
+use crate::rsp_client::{ElephantDetection, RspClient};
 
 const ROLE: &str = "vswitch";
+/// A network stays for this time after its last instance has left this host, and packets of a gateway are
+/// accepted for this time after the gateway was removed.
+const REMOVAL_DELAY: Duration = Duration::from_secs(60);
 
-/// Runs a host's vSwitch until SIGTERM or SIGINT, or removes what one left (`--flush`).
+/// Runs a host's vSwitch until SIGTERM or SIGINT, or removes what an earlier agent left (`--flush`).
 ///
 /// # Errors
-/// If it cannot start; what goes wrong later is logged, and tried again.
+/// If the vSwitch cannot start. Later failures are logged and retried.
 pub async fn run(args: Args) -> Result<(), Error> {
     let common = &args.common;
     let netlink = Netlink::open()?;
     if common.flush {
         flush(common, ROLE)?;
-        return device::remove(&netlink).await;
+        return vxlan_device::remove(&netlink).await;
     }
     common.check_ports(&[])?;
-    let name = args.uplink.clone().ok_or_else(|| Error::Config("--uplink is needed".to_owned()))?;
+    let name = args.uplink.clone().ok_or_else(|| Error::Config("--uplink is required".to_owned()))?;
     let uplink = netlink.require_link(&name).await?;
-    let vteps = vtep(&netlink, &uplink, args.vtep).await?;
+    let vteps = host_vtep(&netlink, &uplink, args.vtep).await?;
 
     let mut opened = open(common, ROLE, ObjectName::Vswitch)?;
-    let vxlan = device::ensure(&netlink, &uplink, vteps).await?;
+    let vxlan = vxlan_device::ensure(&netlink, &uplink, vteps).await?;
     opened.tables.set_node(&node_config(std::slice::from_ref(&uplink), vteps, vxlan.index))?;
     opened.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
-    let (mut book, complete) = PortBook::load(&common.state_dir()?)?;
-    book.limit_mtu(bounded(device::mtu(&uplink, vteps)?));
-    let changes = book.subscribe();
-    let started = opened.start(common, ROLE, book, complete).await?;
+    let (mut registry, complete) = PortRegistry::load(&common.state_dir()?)?;
+    registry.limit_mtu(mtu16(vxlan_device::mtu(&uplink, vteps)?));
+    let changes = registry.subscribe();
+    let role = HostRole::new(registry, REMOVAL_DELAY);
+    let detection_groups = role.detection();
+    let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
-    let manager = Arc::new(Manager::new(netlink, node.clone(), name, vteps, changes.clone()));
+    let manager = Arc::new(PortManager::new(netlink, node.clone(), name, vteps, changes.clone()));
     manager.adopt().await?;
-    let linger = |applier: &mut Applier<PortBook>| {
-        applier.set_linger(LINGER);
-        applier.linger_unused(Instant::now(), PortBook::uses, PortBook::is_gateway);
-    };
-    node.writer.run(linger).await?;
-    let edge = node.open_rsp(common, vteps)?;
-    let strays = AsyncRing::new(node.datapath.strays()?)?;
-    let idle = Duration::from_secs(args.path_idle);
-    let detection = Detection {
-        elephants: AsyncRing::new(node.datapath.flow_events()?)?,
+    node.writer.run(|applier| applier.role.delay_unused(&applier.tables, Instant::now())).await?;
+    let transport = node.open_rsp(common, vteps)?;
+    let strays = AsyncEventRing::new(node.datapath.strays()?)?;
+    let detection = ElephantDetection {
+        events: AsyncEventRing::new(node.datapath.flow_events()?)?,
         flows: node.datapath.flows()?,
-        wanted: node.writer.run(|applier| applier.detect()).await?,
+        groups: detection_groups,
     };
-    let (learner, list) = Learner::new(node, edge, (strays, detection), own_address(vteps)?, idle, changes);
-    let local = routes::router(manager.clone()).merge(routes::paths(list));
+    let own = own_address(vteps)?;
+    let idle_timeout = Duration::from_secs(args.path_idle);
+    let (client, paths) = RspClient::new(node, transport, (strays, detection), own, idle_timeout, changes);
+    let routes = local_api::port_routes(manager.clone()).merge(local_api::path_routes(paths));
     let work = async move {
         tokio::select! {
             ended = manager.run() => ended,
-            ended = learner.run() => ended,
+            ended = client.run() => ended,
         }
     };
-    started.serve(common, local, work).await
+    started.serve(common, routes, work).await
 }
 
-/// A host has one VTEP.
+/// The one VTEP of a host.
 fn own_address(vteps: Vteps) -> Result<IpAddr, Error> {
-    let none = || Error::Config("this host has no VTEP".to_owned());
-    vteps.v4.map(IpAddr::V4).or(vteps.v6.map(IpAddr::V6)).ok_or_else(none)
+    let absent = || Error::Config("this host has no VTEP".to_owned());
+    vteps.v4.map(IpAddr::V4).or(vteps.v6.map(IpAddr::V6)).ok_or_else(absent)
 }
 
-/// An MTU as tables and packets have it.
-fn bounded(mtu: u32) -> u16 {
+/// An MTU as the tables store it: in 16 bits.
+fn mtu16(mtu: u32) -> u16 {
     u16::try_from(mtu).unwrap_or(u16::MAX)
 }
 
-/// A host has one VTEP: the one given, or the uplink's first address, IPv4 before IPv6.
-async fn vtep(netlink: &Netlink, uplink: &Link, given: Option<IpAddr>) -> Result<Vteps, Error> {
+/// A host has one VTEP: the given one, or the uplink's first address, IPv4 before IPv6.
+async fn host_vtep(netlink: &Netlink, uplink: &Link, given: Option<IpAddr>) -> Result<Vteps, Error> {
     let one = |address: Option<IpAddr>| match address {
         Some(IpAddr::V4(address)) => Vteps { v4: Some(address), v6: None },
         Some(IpAddr::V6(address)) => Vteps { v4: None, v6: Some(address) },

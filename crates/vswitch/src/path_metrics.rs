@@ -1,4 +1,4 @@
-//! What became of direct paths, for metrics.
+//! Metrics of direct paths. Changes with the counters of the path learner and its cache.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,30 +6,30 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use sluice_agent::metrics::{Source, counter, gauge};
+use sluice_agent::metrics::{MetricSource, counter, gauge};
 use sluice_rsp::cache::Stats;
 
-use crate::paths::Counts;
+use crate::path_learner::LearnerCounts;
 
-/// As it was last.
+/// The last values of the counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PathStats {
-    /// What the cache counts.
+    /// Counters of the cache.
     pub cache: Stats,
-    /// What the keeper counts.
-    pub counts: Counts,
-    /// Paths, and the most that there may be.
+    /// Counters of the learner.
+    pub counts: LearnerCounts,
+    /// Number of paths, and its limit.
     pub fill: (usize, usize),
     /// Changes that the tables refused.
     pub refused: u64,
 }
 
-/// Registers it.
-pub struct PathSource(pub Arc<Mutex<PathStats>>);
+/// Registers the metrics.
+pub struct PathMetrics(pub Arc<Mutex<PathStats>>);
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct WhyLabel {
-    why: &'static str,
+struct ReasonLabel {
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -37,25 +37,38 @@ struct OutcomeLabel {
     outcome: &'static str,
 }
 
-fn by_why(counts: &[(&'static str, u64)]) -> Family<WhyLabel, Counter> {
-    let family = Family::<WhyLabel, Counter>::default();
-    for (why, count) in counts {
-        family.get_or_create(&WhyLabel { why }).inc_by(*count);
+fn by_reason(counts: &[(&'static str, u64)]) -> Family<ReasonLabel, Counter> {
+    let family = Family::<ReasonLabel, Counter>::default();
+    for (reason, count) in counts {
+        family.get_or_create(&ReasonLabel { reason }).inc_by(*count);
     }
     family
 }
 
-impl Source for PathSource {
+impl MetricSource for PathMetrics {
     fn register(&self, registry: &mut Registry) {
         let PathStats { cache, counts, fill, refused } =
             *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         gauge(registry, "direct_paths", "Destinations reached without a gateway", number(fill.0));
         gauge(registry, "direct_paths_limit", "Most direct paths that this host keeps", number(fill.1));
-        registry.register("paths_learned", "Direct paths to new destinations", counter(cache.learned));
-        registry.register("paths_moved", "Direct paths that lead elsewhere now", counter(cache.moved));
-        registry.register("paths_confirmed", "Answers that a path is right", counter(cache.confirmed));
-        let removed = by_why(&[
+        let counters = [
+            ("paths_learned", "Direct paths learned for new destinations", cache.learned),
+            ("paths_moved", "Direct paths changed because the destination moved", cache.moved),
+            ("paths_confirmed", "Direct paths confirmed by a gateway", cache.confirmed),
+            ("path_requests", "Paths requested from gateways", cache.requested),
+            (
+                "path_requests_unanswered",
+                "Destinations whose path requests stayed unanswered",
+                cache.unanswered,
+            ),
+            ("path_rounds_full", "Rounds in which not all due paths could be requested", cache.rounds_full),
+            ("paths_refused", "Changes of direct paths that the tables refused", refused),
+        ];
+        for (name, help, value) in counters {
+            registry.register(name, help, counter(value));
+        }
+        let removed = by_reason(&[
             ("redirected", cache.redirected),
             ("withdrawn", cache.withdrawn),
             ("expired", cache.expired),
@@ -64,8 +77,8 @@ impl Source for PathSource {
             ("network", counts.network),
             ("stray", counts.stray),
         ]);
-        registry.register("paths_removed", "Direct paths given up, by reason", removed);
-        let ignored = by_why(&[
+        registry.register("paths_removed", "Direct paths removed, by reason", removed);
+        let ignored = by_reason(&[
             ("stale", cache.stale),
             ("late", cache.late),
             ("foreign", cache.foreign),
@@ -74,24 +87,46 @@ impl Source for PathSource {
             ("unexpected", cache.unexpected),
             ("redirect_stale", cache.redirects_stale),
         ]);
-        registry.register("path_messages_ignored", "What was said of paths to no effect, by reason", ignored);
-        registry.register("path_questions", "Paths asked about", counter(cache.asked));
-        registry.register(
-            "path_questions_unanswered",
-            "Paths asked about in vain",
-            counter(cache.unanswered),
-        );
-        let late = counter(cache.rounds_full);
-        registry.register("path_rounds_full", "Rounds in which not all paths due could be asked about", late);
-        registry.register("paths_refused", "Changes of paths that the tables refused", counter(refused));
+        registry.register("path_messages_ignored", "Entries of RSP messages ignored, by reason", ignored);
         let redirects = Family::<OutcomeLabel, Counter>::default();
         for (outcome, count) in [
-            ("told", counts.redirects),
+            ("notified", counts.redirects),
             ("repeated", counts.redirects_repeated),
             ("no_gateway", counts.redirects_unknown),
         ] {
             redirects.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
         }
-        registry.register("redirects", "Packets for who has left, by what came of it", redirects);
+        registry.register("redirects", "Stray packets for instances that have left, by outcome", redirects);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus_client::encoding::text;
+
+    /// Catches a counter that is registered under another name or label, or not at all.
+    #[test]
+    fn each_counter_has_its_metric() {
+        let cache = Stats { requested: 5, unanswered: 6, redirected: 7, late: 8, ..Stats::default() };
+        let counts = LearnerCounts { redirects: 9, impossible: 10, ..LearnerCounts::default() };
+        let stats = PathStats { cache, counts, fill: (11, 12), refused: 13 };
+        let mut registry = Registry::default();
+        PathMetrics(Arc::new(Mutex::new(stats))).register(&mut registry);
+        let mut page = String::new();
+        text::encode(&mut page, &registry).unwrap();
+        for line in [
+            "path_requests_total 5",
+            "path_requests_unanswered_total 6",
+            "paths_removed_total{reason=\"redirected\"} 7",
+            "path_messages_ignored_total{reason=\"late\"} 8",
+            "redirects_total{outcome=\"notified\"} 9",
+            "path_messages_ignored_total{reason=\"impossible\"} 10",
+            "direct_paths 11",
+            "direct_paths_limit 12",
+            "paths_refused_total 13",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} in {page}");
+        }
     }
 }

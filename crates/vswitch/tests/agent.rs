@@ -1,4 +1,4 @@
-//! A host's agent on real interfaces, with a controller of its own.
+//! A host's agent on real interfaces, with a test controller.
 
 #[path = "../../agent/tests/support/mod.rs"]
 mod support;
@@ -17,13 +17,13 @@ struct Cli {
     args: Args,
 }
 
-struct Bench {
+struct Fixture {
     dir: tempfile::TempDir,
     pins: PathBuf,
     socket: PathBuf,
 }
 
-impl Bench {
+impl Fixture {
     fn new(name: &str) -> Self {
         let pins = PathBuf::from(format!("/sys/fs/bpf/sluice-test-{}-{name}", std::process::id()));
         let dir = tempfile::tempdir().unwrap();
@@ -71,22 +71,24 @@ async fn attach(socket: &Path, ifname: &str, instance: &str) -> (u16, serde_json
     local(socket, "POST", "/ports/attach", &body).await
 }
 
-/// Whether the tables have a port of this interface and how many interfaces have a program.
+/// Number of ports in the tables, and number of interfaces with a program.
 async fn state(socket: &Path) -> (u64, usize) {
     let (_, status) = local(socket, "GET", "/status", "").await;
     (status["tables"]["ports"].as_u64().unwrap(), status["interfaces"].as_array().unwrap().len())
 }
 
 #[test]
-fn a_port_is_attached_survives_the_agent_and_goes_with_its_instance() {
+fn port_is_attached_survives_the_agent_and_is_removed_with_its_instance() {
     in_namespace(|| async {
         ip("link add tap0 type veth peer name vm0");
-        let bench = Bench::new("port");
-        let mut controller = Controller::start("host:host-3", &bench.dir.path().join("enrolment.json")).await;
-        let agent = tokio::spawn(run(bench.args(&[])));
+        let fixture = Fixture::new("port");
+        let mut controller =
+            Controller::start("host:host-3", &fixture.dir.path().join("enrolment.json")).await;
+        let agent = tokio::spawn(run(fixture.args(&[])));
         assert_eq!(controller.hello().await.applied_revision, 0);
-        // The attachment may come before the controller's word of the instance.
-        let socket = bench.socket.clone();
+        assert!(!controller.heartbeat().await.vnis_told, "only gateways report the traffic of VNIs");
+        // The operator may attach the interface before the controller sends the instance.
+        let socket = fixture.socket.clone();
         let early = tokio::spawn(async move { attach(&socket, "tap0", "vm").await });
         assert_eq!(controller.step(cloud()).await.failures, Vec::<String>::new());
         let (status, port) = early.await.unwrap();
@@ -95,75 +97,88 @@ fn a_port_is_attached_survives_the_agent_and_goes_with_its_instance() {
             (200, &"inst-5".into(), &"10.0.0.5/24".into()),
             "{port}"
         );
-        assert_eq!(state(&bench.socket).await, (1, 2));
+        assert_eq!(state(&fixture.socket).await, (1, 2));
         assert!(ip("-d link show dev sluice-vx").contains("external"));
         assert!(ip("link show dev tap0").contains("UP"));
 
         agent.abort();
         let _ = agent.await;
-        let agent = tokio::spawn(run(bench.args(&[])));
+        let agent = tokio::spawn(run(fixture.args(&[])));
         assert_eq!(controller.hello().await.applied_revision, 10);
-        assert_eq!(state(&bench.socket).await, (1, 2));
+        assert_eq!(state(&fixture.socket).await, (1, 2));
 
-        let gone = Update {
+        let removal = Update {
             revision: 11,
             database_id: 3,
             removed_ports: vec![InstanceId::new(5)],
             ..Update::default()
         };
-        assert_eq!(controller.step(gone).await.failures, Vec::<String>::new());
-        assert_eq!(state(&bench.socket).await, (0, 2), "the program stays, and drops");
-        let (_, ports) = local(&bench.socket, "GET", "/ports", "").await;
+        assert_eq!(controller.step(removal).await.failures, Vec::<String>::new());
+        assert_eq!(
+            state(&fixture.socket).await,
+            (0, 2),
+            "the program stays on the interface, and drops packets"
+        );
+        let (_, ports) = local(&fixture.socket, "GET", "/ports", "").await;
         assert_eq!(
             (&ports["ports"][0]["ifname"], &ports["ports"][0]["active"]),
             (&"tap0".into(), &false.into())
         );
         let detach = r#"{"ifname":"tap0"}"#;
-        assert_eq!(local(&bench.socket, "POST", "/ports/detach", detach).await.0, 200);
-        assert_eq!(local(&bench.socket, "POST", "/ports/detach", detach).await.0, 404);
-        assert_eq!(state(&bench.socket).await, (0, 1));
+        assert_eq!(local(&fixture.socket, "POST", "/ports/detach", detach).await.0, 200);
+        assert_eq!(local(&fixture.socket, "POST", "/ports/detach", detach).await.0, 404);
+        assert_eq!(state(&fixture.socket).await, (0, 1));
 
         agent.abort();
         let _ = agent.await;
-        run(bench.args(&["--flush"])).await.unwrap();
-        assert!(!bench.pins.exists() && !ip("link show").contains("sluice-vx"));
+        run(fixture.args(&["--flush"])).await.unwrap();
+        assert!(!fixture.pins.exists() && !ip("link show").contains("sluice-vx"));
     });
 }
 
 #[test]
-fn what_cannot_be_a_port_is_refused() {
+fn interfaces_that_cannot_be_ports_are_refused() {
     in_namespace(|| async {
         ip("link add tap0 type veth peer name vm0");
         ip("link add tap1 type veth peer name vm1");
-        let bench = Bench::new("refused");
-        let mut controller = Controller::start("host:host-3", &bench.dir.path().join("enrolment.json")).await;
-        let agent = tokio::spawn(run(bench.args(&["--vtep", "2001:db8::10"])));
+        let fixture = Fixture::new("refused");
+        let mut controller =
+            Controller::start("host:host-3", &fixture.dir.path().join("enrolment.json")).await;
+        let agent = tokio::spawn(run(fixture.args(&["--vtep", "2001:db8::10"])));
         controller.hello().await;
         controller.step(cloud()).await;
-        // What the host itself is reached by, and what a bridge has.
+        // An interface with an address of the host, and a port of a bridge.
         ip("link add tap2 type veth peer name vm2");
         ip("address add 198.51.100.1/24 dev tap2");
         ip("link add br0 type bridge");
         ip("link set vm2 master br0");
-        for ifname in ["u0", "sluice-vx", "lo", "nothere", "tap2", "vm2"] {
-            let (status, answer) = attach(&bench.socket, ifname, "vm").await;
+        for (ifname, reason) in [
+            ("u0", "of this host itself"),
+            ("sluice-vx", "of this host itself"),
+            ("lo", "of this host itself"),
+            ("nothere", "no interface"),
+            ("tap2", "198.51.100.1 of this host"),
+            ("vm2", "a port of a bridge"),
+        ] {
+            let (status, answer) = attach(&fixture.socket, ifname, "vm").await;
             assert_eq!(status, 400, "{ifname}: {answer}");
+            assert!(answer["error"].as_str().unwrap().contains(reason), "{ifname}: {answer}");
         }
-        assert_eq!(attach(&bench.socket, "tap0", "blue/vm").await.0, 200);
-        let (status, answer) = attach(&bench.socket, "tap1", "blue/vm").await;
+        assert_eq!(attach(&fixture.socket, "tap0", "blue/vm").await.0, 200);
+        let (status, answer) = attach(&fixture.socket, "tap1", "blue/vm").await;
         assert_eq!(status, 409, "{answer}");
         assert!(answer["error"].as_str().unwrap().contains("tap0"), "{answer}");
         ip("link del tap0");
-        let socket = bench.socket.clone();
-        eventually("the port is forgotten", || {
+        let socket = fixture.socket.clone();
+        eventually("the port of the deleted interface is removed", || {
             let state =
                 tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(state(&socket)));
             (state.0 == 0).then_some(())
         })
         .await;
-        assert_eq!(attach(&bench.socket, "tap1", "blue/vm").await.0, 200);
+        assert_eq!(attach(&fixture.socket, "tap1", "blue/vm").await.0, 200);
         agent.abort();
         let _ = agent.await;
-        run(bench.args(&["--flush"])).await.unwrap();
+        run(fixture.args(&["--flush"])).await.unwrap();
     });
 }

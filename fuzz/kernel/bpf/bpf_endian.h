@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* libbpf's header of this name, for programs compiled natively. */
+/* Replaces libbpf's header of this name for programs that are compiled natively. */
 #ifndef SLUICE_FUZZ_BPF_ENDIAN_H
 #define SLUICE_FUZZ_BPF_ENDIAN_H
 

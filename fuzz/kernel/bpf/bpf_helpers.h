@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * What libbpf's header of this name declares, for programs compiled natively:
- * the kernel's side of the boundary is in kernel.h, xdp.h and skb.h.
+ * Replaces libbpf's header of this name for programs that are compiled natively.
+ * kernel.h, xdp.h and skb.h implement the helpers.
  */
 #ifndef SLUICE_FUZZ_BPF_HELPERS_H
 #define SLUICE_FUZZ_BPF_HELPERS_H

@@ -1,27 +1,24 @@
-//! RSP on the wire: sockets, keys, and what both roles need to speak it
-//! (`api/rsp.md`). What is said is for the roles to know; here messages become
-//! datagrams and back.
+//! RSP on the wire (`api/rsp.md`), for both roles: sockets, keys, batching and counters. Which messages are
+//! sent is decided by the roles; here messages become datagrams and back.
 
-mod batch;
-mod edge;
-mod events;
-mod keys;
+mod batcher;
+mod key_store;
+mod path_mtu;
 mod socket;
 mod stats;
-mod way;
+mod transport;
 
-pub use batch::{Admission, Batch};
-pub use edge::{Edge, EdgeConfig, Received};
-pub use events::{AsyncRing, Events};
-pub use keys::{KeyBook, Keys, Trust};
-pub use stats::{Kind, RspStats, Unsent};
+pub use batcher::{Admission, Batcher};
+pub use key_store::{KeyKind, KeyStore, Keys};
+pub use stats::{MessageKind, RspStats, Unsent};
+pub use transport::{Received, RspTransport, TransportConfig};
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The wall clock as RSP has it: milliseconds since 1970.
+/// The wall clock that RSP uses: milliseconds since 1970.
 #[must_use]
 pub fn wall_clock_ms() -> u64 {
-    // A clock before 1970 is wrong by more than any receiver forgives.
+    // A clock before 1970 differs from any receiver's by more than the tolerance.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

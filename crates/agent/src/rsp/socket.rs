@@ -1,5 +1,5 @@
-//! A UDP socket on one address of this node: what comes there was sent to that
-//! address, what goes has it as its source, and nothing listens on others.
+//! A UDP socket on one address of this node: it receives only datagrams to that address, and sends with it as
+//! the source. Changes when RSP needs another socket option.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -30,7 +30,8 @@ sockopt_impl!(
     libc::c_int
 );
 sockopt_impl!(
-    /// Binding to an IPv6 address that is not there yet, or is still being checked for duplicates.
+    /// Binding to an IPv6 address that is not configured yet, or is still tentative (duplicate address
+    /// detection).
     Ipv6FreeBind,
     SetOnly,
     libc::IPPROTO_IPV6,
@@ -38,35 +39,35 @@ sockopt_impl!(
     libc::c_int
 );
 
-/// What waits to be read: some thousand packets.
+/// Size of the receive buffer: some thousand packets.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 
-/// A datagram that has come.
+/// A received datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Datagram {
-    /// Who seems to have sent it.
+    /// Source address, which is not authenticated.
     pub from: SocketAddr,
-    /// Its bytes in the buffer: if it was longer, all that the buffer holds.
+    /// Its length in the buffer; the buffer's length if the datagram was longer.
     pub length: usize,
-    /// Datagrams that found the socket full so far.
+    /// Number of datagrams that were dropped so far because the socket was full.
     pub overflow: Option<u32>,
 }
 
-/// The socket.
+/// A non-blocking UDP socket.
 #[derive(Debug)]
 pub(super) struct Socket {
     udp: UdpSocket,
-    /// Its address.
+    /// The address that the socket is bound to.
     pub local: IpAddr,
 }
 
 impl Socket {
-    /// Opens a port of an address. To be called within a runtime.
+    /// Binds a socket. Must be called within a Tokio runtime.
     pub(super) fn bind(local: IpAddr, port: u16) -> io::Result<Self> {
         let family = if local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd: OwnedFd = socket(family, SockType::Datagram, flags, None)?;
-        // The limit of unprivileged sockets does where this is not permitted.
+        // Without the privilege the system's limit applies.
         let _ = setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES);
         setsockopt(&fd, sockopt::RxqOvfl, &1)?;
         match local {
@@ -92,7 +93,7 @@ impl Socket {
         self.udp.writable().await
     }
 
-    /// The next datagram; `WouldBlock` if there is none.
+    /// Receives the next datagram; `WouldBlock` if there is none.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         self.try_twice(Interest::READABLE, || self.receive_now(buffer))
     }
@@ -105,8 +106,8 @@ impl Socket {
         })
     }
 
-    /// The runtime thinks of a new socket that it is not ready, so a call is not made through it at first.
-    /// But it has to see that a call would block, within that call; else it goes on thinking that the
+    /// The runtime assumes that a new socket is not ready, so the first call is made without it. But the
+    /// runtime must see within its own call that a call would block; otherwise it keeps assuming that the
     /// socket is ready.
     fn try_twice<T>(&self, interest: Interest, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         match call() {
@@ -119,16 +120,16 @@ impl Socket {
         let mut control = cmsg_space!(u32);
         let mut parts = [IoSliceMut::new(buffer)];
         let (fd, flags) = (self.udp.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
-        let nobody = || io::Error::from(io::ErrorKind::InvalidData);
+        let no_source = || io::Error::from(io::ErrorKind::InvalidData);
         if self.local.is_ipv4() {
-            let got = recvmsg::<SockaddrIn>(fd, &mut parts, Some(&mut control), flags)?;
-            let from = got.address.ok_or_else(nobody)?;
+            let received = recvmsg::<SockaddrIn>(fd, &mut parts, Some(&mut control), flags)?;
+            let from = received.address.ok_or_else(no_source)?;
             let from = SocketAddr::V4(SocketAddrV4::new(from.ip(), from.port()));
-            Ok(Datagram { from, length: got.bytes, overflow: overflow(got.cmsgs()?) })
+            Ok(Datagram { from, length: received.bytes, overflow: overflow(received.cmsgs()?) })
         } else {
-            let got = recvmsg::<SockaddrIn6>(fd, &mut parts, Some(&mut control), flags)?;
-            let from = SocketAddr::V6(got.address.ok_or_else(nobody)?.into());
-            Ok(Datagram { from, length: got.bytes, overflow: overflow(got.cmsgs()?) })
+            let received = recvmsg::<SockaddrIn6>(fd, &mut parts, Some(&mut control), flags)?;
+            let from = SocketAddr::V6(received.address.ok_or_else(no_source)?.into());
+            Ok(Datagram { from, length: received.bytes, overflow: overflow(received.cmsgs()?) })
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What was said and heard, counted.
+//! Counters of RSP packets, as metrics. Changes when a packet can be lost for another reason.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,25 +8,25 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sluice_rsp::{Message, Refusal};
 
-use crate::metrics::{ReasonLabel, Source, counter, gauge};
+use crate::metrics::{MetricSource, ReasonLabel, counter, gauge};
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Host to gateway.
+pub enum MessageKind {
+    /// From a host to a gateway.
     Request,
-    /// Gateway to host.
+    /// From a gateway to a host, as the answer to a request.
     Reply,
-    /// Gateway to host, unasked.
+    /// From a gateway to a host, unsolicited.
     Notify,
-    /// Host to host.
+    /// From a host to another host.
     Redirect,
 }
 
-impl Kind {
+impl MessageKind {
     const NAMES: [&'static str; 4] = ["request", "reply", "notify", "redirect"];
 
-    /// Of a message.
+    /// The kind of a message.
     #[must_use]
     pub fn of(message: &Message) -> Self {
         match message {
@@ -38,20 +38,20 @@ impl Kind {
     }
 }
 
-/// Why a packet was not sent.
+/// Reason why a packet was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsent {
-    /// There is no key that is valid now.
+    /// No key of the receiver's cluster is valid now.
     NoKey,
     /// This node has no underlay address of the receiver's family.
     NoAddress,
-    /// More packets wait for the socket than may.
+    /// The queue of packets that wait for the socket is full.
     QueueFull,
-    /// The way takes less than was thought; it is asked again.
+    /// The packet is longer than the path MTU, which is queried again.
     TooLong,
-    /// The kernel refused: no route, say.
+    /// The kernel refused the packet, for example because there is no route.
     Refused,
-    /// No packet says this; an error of the sender's.
+    /// The message cannot be encoded: an error of the sender.
     Invalid,
 }
 
@@ -59,11 +59,11 @@ impl Unsent {
     const NAMES: [&'static str; 6] = ["no_key", "no_address", "queue_full", "too_long", "refused", "invalid"];
 }
 
-/// Counters of packets, for metrics. Shared between the edge, which counts, and who reads.
+/// Counters of packets, shared between the transport and the metrics.
 #[derive(Debug, Default)]
 pub struct RspStats {
-    received: [AtomicU64; Kind::NAMES.len()],
-    sent: [AtomicU64; Kind::NAMES.len()],
+    received: [AtomicU64; MessageKind::NAMES.len()],
+    sent: [AtomicU64; MessageKind::NAMES.len()],
     unsent: [AtomicU64; Unsent::NAMES.len()],
     refused: [AtomicU64; Refusal::NAMES.len()],
     overflow: AtomicU64,
@@ -76,16 +76,16 @@ struct KindLabel {
 }
 
 impl RspStats {
-    pub(super) fn note_received(&self, kind: Kind) {
+    pub(super) fn note_received(&self, kind: MessageKind) {
         self.received[kind as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn note_sent(&self, kind: Kind) {
+    pub(super) fn note_sent(&self, kind: MessageKind) {
         self.sent[kind as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn note_unsent(&self, why: Unsent) {
-        self.unsent[why as usize].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn note_unsent(&self, reason: Unsent) {
+        self.unsent[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn note_overflow(&self, datagrams: u64) {
@@ -99,42 +99,45 @@ impl RspStats {
         self.senders.store(senders as u64, Ordering::Relaxed);
     }
 
-    /// Packets of a kind that were sent.
+    /// Number of packets of a kind that were sent.
     #[must_use]
-    pub fn sent(&self, kind: Kind) -> u64 {
+    pub fn sent(&self, kind: MessageKind) -> u64 {
         self.sent[kind as usize].load(Ordering::Relaxed)
     }
 
-    /// Packets of a kind that were received and taken.
+    /// Number of packets of a kind that were received and accepted.
     #[must_use]
-    pub fn received(&self, kind: Kind) -> u64 {
+    pub fn received(&self, kind: MessageKind) -> u64 {
         self.received[kind as usize].load(Ordering::Relaxed)
     }
 
-    /// Packets that were not sent.
+    /// Number of packets that were not sent for this reason.
     #[must_use]
-    pub fn unsent(&self, why: Unsent) -> u64 {
-        self.unsent[why as usize].load(Ordering::Relaxed)
+    pub fn unsent(&self, reason: Unsent) -> u64 {
+        self.unsent[reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Packets refused, by the refusal's name (`api/rsp.md`).
+    /// Number of refused packets, by the name of the refusal (`api/rsp.md`).
+    ///
+    /// # Panics
+    /// If there is no refusal with this name.
     #[must_use]
     pub fn refused(&self, name: &str) -> u64 {
         let number = Refusal::NAMES.iter().position(|known| *known == name);
-        number.map_or(0, |number| self.refused[number].load(Ordering::Relaxed))
+        self.refused[number.expect("the name of a refusal")].load(Ordering::Relaxed)
     }
 }
 
-impl Source for RspStats {
+impl MetricSource for RspStats {
     fn register(&self, registry: &mut Registry) {
         let kinds = |counts: &[AtomicU64]| {
             let family = Family::<KindLabel, Counter>::default();
-            for (kind, count) in Kind::NAMES.into_iter().zip(counts) {
+            for (kind, count) in MessageKind::NAMES.into_iter().zip(counts) {
                 family.get_or_create(&KindLabel { kind }).inc_by(count.load(Ordering::Relaxed));
             }
             family
         };
-        registry.register("rsp_received", "RSP packets taken, by kind", kinds(&self.received));
+        registry.register("rsp_received", "RSP packets accepted, by kind", kinds(&self.received));
         registry.register("rsp_sent", "RSP packets sent, by kind", kinds(&self.sent));
         let reasons = |named: &mut dyn Iterator<Item = (&str, &AtomicU64)>| {
             let family = Family::<ReasonLabel, Counter>::default();
@@ -151,6 +154,6 @@ impl Source for RspStats {
         let overflow = counter(self.overflow.load(Ordering::Relaxed));
         registry.register("rsp_overflow", "Datagrams lost because the RSP socket was full", overflow);
         let senders = self.senders.load(Ordering::Relaxed);
-        gauge(registry, "rsp_senders", "Senders whose packets are told from replays", senders);
+        gauge(registry, "rsp_senders", "Senders that are remembered to detect replayed packets", senders);
     }
 }

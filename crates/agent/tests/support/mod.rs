@@ -1,6 +1,5 @@
-//! A controller of one node, for the tests of agents: it enrols the node,
-//! records what it reports, and sends what the test says. And a network
-//! namespace of its own for each test.
+//! A controller of one node, for the tests of agents: it enrols the node, records its reports, and sends the
+//! updates of the test. Each test runs in a network namespace of its own.
 #![allow(dead_code)] // Not every test needs all of it.
 
 use std::fs;
@@ -13,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use sluice_southbound::proto::node_report::Report;
-use sluice_southbound::proto::{Ack, EnrolRequest, EnrolResponse, Hello, NodeReport, NodeUpdate};
+use sluice_southbound::proto::{Ack, EnrolRequest, EnrolResponse, Heartbeat, Hello, NodeReport, NodeUpdate};
 use sluice_southbound::server::Southbound;
 use sluice_southbound::{CertificateAuthority, EncodedUpdate, Node, server_builder, server_service};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,7 +22,8 @@ use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long tests wait for something that must happen.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Updates = mpsc::UnboundedSender<Result<EncodedUpdate, Status>>;
 
@@ -68,14 +68,14 @@ impl Southbound for Service {
     }
 }
 
-/// The controller.
+/// A controller that serves one node.
 pub struct Controller {
     current: Arc<Mutex<Option<Updates>>>,
     reports: mpsc::UnboundedReceiver<Report>,
 }
 
 impl Controller {
-    /// Listens on the loopback, and writes the node's enrolment file.
+    /// Listens on the loopback interface, and writes the node's enrolment file.
     pub async fn start(node: &str, enrolment: &Path) -> Self {
         let node: Node = node.parse().unwrap();
         let ca = Arc::new(CertificateAuthority::create().unwrap());
@@ -99,25 +99,28 @@ impl Controller {
         Self { current, reports: received }
     }
 
-    async fn report<T>(&mut self, want: impl Fn(Report) -> Option<T>) -> T {
+    /// Waits for a report that `select` accepts.
+    async fn report<T>(&mut self, select: impl Fn(Report) -> Option<T>) -> T {
         let next = async {
             loop {
-                if let Some(found) = want(self.reports.recv().await.unwrap()) {
+                if let Some(found) = select(self.reports.recv().await.unwrap()) {
                     return found;
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, next).await.expect("the node did not report")
+        tokio::time::timeout(TIMEOUT, next).await.expect("the node did not report")
     }
 
-    /// The node's next greeting.
+    /// Waits for the node's next Hello.
     pub async fn hello(&mut self) -> Hello {
         self.report(|report| if let Report::Hello(hello) = report { Some(hello) } else { None }).await
     }
 
-    /// The next sign of life.
-    pub async fn heartbeat(&mut self) {
-        self.report(|report| matches!(report, Report::Heartbeat(_)).then_some(())).await;
+    /// Waits for the node's next heartbeat.
+    pub async fn heartbeat(&mut self) -> Heartbeat {
+        let heartbeat =
+            |report| if let Report::Heartbeat(heartbeat) = report { Some(heartbeat) } else { None };
+        self.report(heartbeat).await
     }
 
     /// Sends an update and waits for the acknowledgement.
@@ -135,23 +138,24 @@ impl Controller {
         .await
     }
 
-    /// Breaks the stream.
+    /// Ends the stream with an error.
     pub fn hang_up(&self) {
         let stream = self.current.lock().unwrap().take().expect("no stream");
         let _ = stream.send(Err(Status::unavailable("the controller restarts")));
     }
 }
 
-/// Runs an ip command.
+/// Runs an `ip` command and returns its output.
 pub fn ip(arguments: &str) -> String {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs `test` in a namespace with a veth pair u0 - t0, of which u0 is 192.0.2.10 and 2001:db8::10.
+/// Runs `test` in a network namespace with a veth pair u0 - t0, where u0 has the addresses 192.0.2.10 and
+/// 2001:db8::10.
 pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    // What the agent says is shown with a failed test.
+    // The agent's log is shown when the test fails.
     let _ = tracing_subscriber::fmt()
         .with_test_writer()
         .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
@@ -174,7 +178,7 @@ pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 's
     thread::spawn(run).join().unwrap();
 }
 
-/// Waits until `probe` has something to say.
+/// Waits until `probe` returns a value.
 pub async fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     for _ in 0..400 {
         if let Some(found) = probe() {
@@ -182,10 +186,10 @@ pub async fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> 
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("not within {PATIENCE:?}: {what}");
+    panic!("did not happen within {TIMEOUT:?}: {what}");
 }
 
-/// A request to the local API: status and body.
+/// Sends a request to the local API; returns the status and the body.
 pub async fn local(socket: &Path, method: &str, path: &str, body: &str) -> (u16, serde_json::Value) {
     let mut stream = loop {
         match UnixStream::connect(socket).await {
@@ -199,18 +203,18 @@ pub async fn local(socket: &Path, method: &str, path: &str, body: &str) -> (u16,
         body.len()
     );
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let status = answer[9..12].parse().unwrap();
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    let status = response[9..12].parse().unwrap();
+    let (_, body) = response.split_once("\r\n\r\n").unwrap();
     (status, serde_json::from_str(body).unwrap_or(serde_json::Value::Null))
 }
 
-/// The metrics page.
+/// Fetches the metrics.
 pub async fn metrics(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
 }

@@ -1,32 +1,34 @@
-//! Where vIPs go: at once when nobody has them or their owner is to be drained,
-//! one by one when they only go home.
+//! Decides which gateway owns each vIP. A vIP is reassigned at once if its owner has failed or is draining. A
+//! vIP that only returns to its preferred owner waits for its turn, because at most one vIP is returned in
+//! each interval.
 
-use super::{Controller, ControllerOutput, Known};
-use crate::message::Standing;
+use super::{Controller, ControllerOutput, GatewayRecord};
+use crate::message::Health;
 use crate::order::{self, Candidate};
 use crate::vip::VipId;
 use sluice_types::GatewayId;
 
 impl Controller {
-    /// Whether a gateway can take vIPs: the controller hears it, it says that it is fit, and other gateways
-    /// hear it too.
+    /// Returns whether a gateway can take vIPs: the controller reaches it, it reports itself ready, it is not
+    /// draining, and other gateways reach it too.
     fn is_eligible(&self, id: GatewayId, now_us: u64) -> bool {
-        let fit = self
+        let ready = self
             .gateways
             .get(&id)
-            .and_then(|known| known.report.as_ref())
-            .is_some_and(|report| report.standing == Standing::Fit);
+            .and_then(|gateway| gateway.report.as_ref())
+            .is_some_and(|report| report.health == Health::Ready);
         let draining = self.plan.config.member(id).is_none_or(|member| member.draining);
-        fit && !draining && self.is_heard(id, now_us) && self.is_reached(id, now_us)
+        ready && !draining && self.is_reachable(id, now_us) && self.is_reached(id, now_us)
     }
 
-    /// Whether it has been well for long enough to have found its next hops.
+    /// Returns whether a gateway has been ready for the preempt delay, so that it has resolved its next hops.
     fn is_settled(&self, id: GatewayId, now_us: u64) -> bool {
-        let since_us = self.gateways.get(&id).and_then(|known| known.fit_since_us);
+        let since_us = self.gateways.get(&id).and_then(|gateway| gateway.ready_since_us);
         since_us.is_some_and(|since_us| now_us - since_us >= self.params.preempt_delay_us)
     }
 
-    /// Gateways that can take vIPs: those that have settled, or where none has, as when a cluster starts, any.
+    /// Returns the gateways that can take vIPs: those that are settled. If no gateway is settled, for example
+    /// when the cluster starts, all eligible ones.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
         let mut ids: Vec<GatewayId> =
             self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us)).collect();
@@ -37,28 +39,33 @@ impl Controller {
         ids.into_iter().map(|id| Candidate { id, load: load(id) }).collect()
     }
 
-    /// Whether it failed so lately, or so often, that it is likely to again.
+    /// Returns whether a gateway is in its hold-down: it failed so recently or so often that it is likely to
+    /// fail again.
     fn is_held_down(&self, id: GatewayId, now_us: u64) -> bool {
-        self.has_failed_within(id, now_us, |strikes| self.params.hold_down_after_us(strikes))
+        self.has_failed_within(id, now_us, |failures| self.params.hold_down_after_us(failures))
     }
 
-    /// Whether it failed within the shortest hold-down, which nothing waives: it may not be back yet.
+    /// Returns whether a gateway failed within the shortest hold-down. This hold-down is never waived,
+    /// because the gateway may not be back yet.
     fn has_just_failed(&self, id: GatewayId, now_us: u64) -> bool {
         self.has_failed_within(id, now_us, |_| self.params.hold_down_us)
     }
 
-    /// Whether its last failure is not as long ago as `hold_us` says for so many of them.
+    /// Returns whether the last failure of a gateway is more recent than `hold_us` of its number of failures.
     fn has_failed_within(&self, id: GatewayId, now_us: u64, hold_us: impl Fn(u32) -> u64) -> bool {
-        let lately = |known: &Known| known.strikes > 0 && now_us - known.struck_us < hold_us(known.strikes);
-        self.gateways.get(&id).is_some_and(lately)
+        let recent = |gateway: &GatewayRecord| {
+            gateway.failures > 0 && now_us - gateway.failed_us < hold_us(gateway.failures)
+        };
+        self.gateways.get(&id).is_some_and(recent)
     }
 
-    /// Whether it may get back what is its own.
+    /// Returns whether a gateway may get the vIPs that prefer it.
     fn is_trusted(&self, id: GatewayId, now_us: u64) -> bool {
         !self.is_held_down(id, now_us) && self.is_eligible(id, now_us)
     }
 
-    /// Decides what there is to decide.
+    /// Reassigns vIPs whose owner has failed or is draining, then returns at most one vIP to its preferred
+    /// owner.
     pub(super) fn assign(&mut self, now_us: u64) {
         let mut candidates = self.candidates(now_us);
         if candidates.is_empty() {
@@ -67,51 +74,55 @@ impl Controller {
         let settled = candidates.iter().all(|candidate| self.is_settled(candidate.id, now_us));
         for vip in self.plan.config.vips.iter() {
             let owner = self.table.get(vip).map(|claim| claim.owner);
-            let lost = owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|known| known.failed));
+            let lost =
+                owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|gateway| gateway.failed));
             let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
-            // Who is to be drained forwards meanwhile: it can wait for one that has settled.
-            let leaves = lost || draining && settled;
-            if !leaves {
+            // A draining gateway still forwards, so its vIPs can wait for a settled gateway.
+            let reassign = lost || draining && settled;
+            if !reassign {
                 continue;
             }
-            let home = self.plan.homes.get(&vip).copied().filter(|home| self.is_trusted(*home, now_us));
-            let to = match candidates.iter_mut().find(|candidate| Some(candidate.id) == home) {
+            let preferred = self.plan.preferred_owners.get(&vip).copied();
+            let preferred = preferred.filter(|preferred| self.is_trusted(*preferred, now_us));
+            let to = match candidates.iter_mut().find(|candidate| Some(candidate.id) == preferred) {
                 Some(candidate) => {
                     candidate.load += 1;
                     Some(candidate.id)
                 }
-                None => order::take_first(vip, &mut candidates),
+                None => order::pick_first(vip, &mut candidates),
             };
             to.into_iter().for_each(|to| self.move_to(vip, to));
         }
-        self.send_home(now_us);
+        self.return_one_vip(now_us);
     }
 
-    /// At most one vIP in each interval, so that a gateway that only seems well again gets little.
-    fn send_home(&mut self, now_us: u64) {
+    /// Returns one vIP to its preferred owner. There is a minimum interval between two of them, so that a
+    /// gateway that only seems to have recovered gets few vIPs.
+    fn return_one_vip(&mut self, now_us: u64) {
         if now_us < self.next_return_us {
             return;
         }
         let next = self.plan.config.vips.iter().find_map(|vip| {
-            let home = *self.plan.homes.get(&vip)?;
+            let preferred = *self.plan.preferred_owners.get(&vip)?;
             let owner = self.table.get(vip)?.owner;
-            let well = self.is_settled(home, now_us) && self.is_eligible(home, now_us);
-            // Whoever owns it meanwhile fails often, too: where all are silent for moments, as on machines short
-            // of processors, an overloaded gateway would be relieved only after the longest hold-down.
-            let waived = !self.has_just_failed(home, now_us) && self.is_held_down(owner, now_us);
-            let ready = well && (waived || !self.is_held_down(home, now_us));
-            (owner != home && ready).then_some((vip, home))
+            let available = self.is_settled(preferred, now_us) && self.is_eligible(preferred, now_us);
+            // The hold-down is waived if the present owner is held down as well. Otherwise, on machines with
+            // too few processors, where all gateways are silent for moments, an overloaded gateway would be
+            // relieved only after the longest hold-down.
+            let waived = !self.has_just_failed(preferred, now_us) && self.is_held_down(owner, now_us);
+            let trusted = available && (waived || !self.is_held_down(preferred, now_us));
+            (owner != preferred && trusted).then_some((vip, preferred))
         });
-        if let Some((vip, home)) = next {
+        if let Some((vip, preferred)) = next {
             self.next_return_us = now_us + self.params.return_interval_us;
-            self.move_to(vip, home);
+            self.move_to(vip, preferred);
         }
     }
 
     fn move_to(&mut self, vip: VipId, to: GatewayId) {
         let from = self.table.get(vip).map(|claim| claim.owner);
         let Some(claim) = self.table.assign(vip, to) else { return };
-        self.decided.push((vip, claim));
+        self.new_claims.push((vip, claim));
         self.outputs.push(ControllerOutput::Moved { vip, from, claim, decided: true });
     }
 }

@@ -1,4 +1,4 @@
-//! The controller of three gateways, and what it does about what they say.
+//! Tests of the controller of three gateways, by the messages that it receives.
 
 use super::*;
 use crate::message::Member;
@@ -9,62 +9,65 @@ fn id(number: u64) -> GatewayId {
     GatewayId::new(number)
 }
 
-fn vip(place: u8) -> VipId {
-    VipId::new(place).unwrap()
+fn vip(slot: u8) -> VipId {
+    VipId::new(slot).unwrap()
 }
 
-struct Bench {
+/// A controller, its clock, and the outputs that it has made. Tests send it the messages of the gateways.
+struct Fixture {
     controller: Controller,
     now_us: u64,
     seq: u64,
     outputs: Vec<ControllerOutput>,
 }
 
-impl Bench {
-    /// Three gateways with two vIPs each; the gateways have the table already.
+impl Fixture {
+    /// Makes a controller of three gateways, each of which is the preferred owner of two vIPs.
     fn new(table: Table) -> Self {
         let members = (1..=3).map(|number| Member { id: id(number), draining: false }).collect();
-        let config = Config { revision: 1, vips: VipSet::first(6), members, hello_ms: 0 };
-        let homes = (0..6).map(|place| (vip(place), id(u64::from(place) % 3 + 1))).collect();
-        let plan = Plan { config, homes };
+        let config = Config { revision: 1, vips: VipSet::first(6), members, hello_interval_ms: 0 };
+        let preferred_owners = (0..6).map(|slot| (vip(slot), id(u64::from(slot) % 3 + 1))).collect();
+        let plan = OwnershipPlan { config, preferred_owners };
         let now_us = 1_000 * MS;
         let controller = Controller::new(ClusterId::new(1), Params::default(), 1, (plan, table), now_us);
-        let mut bench = Self { controller, now_us, seq: 0, outputs: Vec::new() };
-        bench.input(ControllerInput::Timer);
-        bench
+        let mut fixture = Self { controller, now_us, seq: 0, outputs: Vec::new() };
+        fixture.input(ControllerInput::Timer);
+        fixture
     }
 
+    /// Makes a controller whose gateways are settled and own their vIPs.
     fn settled() -> Self {
-        let mut bench = Self::new(Table::default());
-        bench.pass(200, &[1, 2, 3]);
-        assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3], "at once, where nobody has been there for long");
-        bench.pass(2_000, &[1, 2, 3]);
-        bench.outputs.clear();
-        bench
+        let mut fixture = Self::new(Table::default());
+        fixture.pass(200, &[1, 2, 3]);
+        assert_eq!(fixture.owners(), [1, 2, 3, 1, 2, 3], "assigned at once, because no gateway is settled");
+        fixture.pass(2_000, &[1, 2, 3]);
+        fixture.outputs.clear();
+        fixture
     }
 
     fn input(&mut self, input: ControllerInput) {
         self.outputs.extend(self.controller.handle(self.now_us, input));
     }
 
-    fn hear(&mut self, from: u64, body: Body) {
+    fn receive(&mut self, from: u64, body: Body) {
         self.seq += 1;
         let (cluster, from) = (ClusterId::new(1), Node::Gateway(id(from)));
         self.input(ControllerInput::Received(Message { cluster, from, incarnation: 1, seq: self.seq, body }));
     }
 
-    fn heartbeat(&mut self, from: u64, hears: &[u64]) {
+    fn heartbeat(&mut self, from: u64, reachable: &[u64]) {
         let report = Report {
             config: self.controller.plan.config.revision,
             digest: self.controller.table.digest(),
             holds: self.controller.table.owned_by(id(from), VipSet::first(6)),
-            hears: hears.iter().map(|&number| id(number)).collect(),
-            standing: Standing::Fit,
+            reachable: reachable.iter().map(|&number| id(number)).collect(),
+            health: Health::Ready,
         };
-        self.hear(from, Body::Heartbeat(report));
+        self.receive(from, Body::Heartbeat(report));
     }
 
-    /// So many milliseconds, in which these gateways send heartbeats every 50 and hear each other.
+    /// Lets `millis` milliseconds pass, in which these gateways send heartbeats every 50 ms and reach each
+    /// other.
     fn pass(&mut self, millis: u64, gateways: &[u64]) {
         for _ in 0..millis {
             self.now_us += MS;
@@ -77,35 +80,35 @@ impl Bench {
         }
     }
 
-    /// A gateway says that it has taken these vIPs over.
-    fn taken(&mut self, by: u64, places: &[u8]) {
-        let claim = |place: &u8| {
-            let epoch = self.controller.table.get(vip(*place)).unwrap().epoch + 1;
-            (vip(*place), Claim { epoch, owner: id(by) })
+    /// Gateway `by` claims that it has taken these vIPs over.
+    fn taken_over(&mut self, by: u64, slots: &[u8]) {
+        let claim = |slot: &u8| {
+            let epoch = self.controller.table.get(vip(*slot)).unwrap().epoch + 1;
+            (vip(*slot), Claim { epoch, owner: id(by) })
         };
-        let claims = places.iter().map(claim).collect();
-        self.hear(by, Body::Claims(claims));
+        let claims = slots.iter().map(claim).collect();
+        self.receive(by, Body::Claims(claims));
     }
 
-    /// A gateway says that nobody answers it.
-    fn cut_off(&mut self, from: u64) {
+    /// A gateway reports itself isolated.
+    fn isolated(&mut self, from: u64) {
         let report = Report {
             config: self.controller.plan.config.revision,
             digest: self.controller.table.digest(),
             holds: self.controller.table.owned_by(id(from), VipSet::first(6)),
-            hears: Vec::new(),
-            standing: Standing::CutOff,
+            reachable: Vec::new(),
+            health: Health::Isolated,
         };
-        self.hear(from, Body::Heartbeat(report));
+        self.receive(from, Body::Heartbeat(report));
     }
 
-    /// These gateways say so for longer than a moment, while the others are well.
-    fn cut_off_for_long(&mut self, cut_off: &[u64]) {
-        let others: Vec<u64> = (1..=3).filter(|number| !cut_off.contains(number)).collect();
+    /// These gateways report themselves isolated for longer than a brief failure, while the others are ready.
+    fn isolated_for_long(&mut self, isolated: &[u64]) {
+        let others: Vec<u64> = (1..=3).filter(|number| !isolated.contains(number)).collect();
         for _ in 0..600 {
             self.pass(1, &others);
             if (self.now_us / MS).is_multiple_of(50) {
-                cut_off.iter().for_each(|from| self.cut_off(*from));
+                isolated.iter().for_each(|from| self.isolated(*from));
             }
         }
     }
@@ -118,7 +121,7 @@ impl Bench {
     }
 
     fn owners(&self) -> Vec<u64> {
-        let owner = |place| self.controller.table.get(vip(place)).map_or(0, |claim| claim.owner.get());
+        let owner = |slot| self.controller.table.get(vip(slot)).map_or(0, |claim| claim.owner.get());
         (0..6).map(owner).collect()
     }
 
@@ -126,7 +129,8 @@ impl Bench {
         self.outputs.contains(wanted)
     }
 
-    /// When the first two vIPs went to that gateway, within so many milliseconds.
+    /// Lets up to `millis` milliseconds pass until two vIPs have moved to gateway `to`. Returns the times of
+    /// the moves.
     fn returns(&mut self, to: u64, millis: u64) -> Vec<u64> {
         let mut at_us = Vec::new();
         let from_us = self.now_us;
@@ -145,270 +149,285 @@ impl Bench {
 }
 
 #[test]
-fn silence_then_a_probe_then_failure() {
-    let mut bench = Bench::settled();
-    // The last heartbeats are of this moment: all three, then two.
-    assert!((bench.now_us / MS).is_multiple_of(50));
-    bench.pass(55, &[1, 2]);
-    let probes = |bench: &Bench| {
-        let probe = |output: &&ControllerOutput| matches!(output, ControllerOutput::Send { to, message } if *to == id(3) && message.body == Body::Probe);
-        bench.outputs.iter().filter(probe).count()
+fn silent_gateway_is_probed_and_then_declared_failed() {
+    let mut fixture = Fixture::settled();
+    // The last heartbeat of gateway 3 was sent at this moment.
+    assert!((fixture.now_us / MS).is_multiple_of(50));
+    fixture.pass(55, &[1, 2]);
+    let probes = |fixture: &Fixture| {
+        let probe = |output: &&ControllerOutput| match output {
+            ControllerOutput::Send { to, message } => *to == id(3) && message.body == Body::Probe,
+            _ => false,
+        };
+        fixture.outputs.iter().filter(probe).count()
     };
-    assert_eq!(probes(&bench), 0);
-    bench.pass(1, &[1, 2]);
-    assert_eq!((probes(&bench), bench.has(&ControllerOutput::Failed(id(3)))), (1, false));
-    bench.pass(4, &[1, 2]);
-    assert!(!bench.has(&ControllerOutput::Failed(id(3))));
-    bench.pass(1, &[1, 2]);
-    assert!(bench.has(&ControllerOutput::Failed(id(3))));
-    let mut load = bench.owners();
+    assert_eq!(probes(&fixture), 0);
+    fixture.pass(1, &[1, 2]);
+    assert_eq!((probes(&fixture), fixture.has(&ControllerOutput::Failed(id(3)))), (1, false));
+    fixture.pass(4, &[1, 2]);
+    assert!(!fixture.has(&ControllerOutput::Failed(id(3))));
+    fixture.pass(1, &[1, 2]);
+    assert!(fixture.has(&ControllerOutput::Failed(id(3))));
+    let mut load = fixture.owners();
     load.sort_unstable();
     assert_eq!(load, [1, 1, 1, 2, 2, 2]);
 }
 
 #[test]
-fn who_is_heard_by_its_peers_has_not_failed() {
-    let mut bench = Bench::settled();
+fn gateway_reached_by_its_peers_has_not_failed() {
+    let mut fixture = Fixture::settled();
     for _ in 0..100 {
-        bench.now_us += 20 * MS;
-        bench.heartbeat(1, &[2, 3]);
-        bench.heartbeat(2, &[1, 3]);
+        fixture.now_us += 20 * MS;
+        fixture.heartbeat(1, &[2, 3]);
+        fixture.heartbeat(2, &[1, 3]);
     }
     assert_eq!(
-        (bench.owners(), bench.has(&ControllerOutput::Failed(id(3)))),
+        (fixture.owners(), fixture.has(&ControllerOutput::Failed(id(3)))),
         (vec![1, 2, 3, 1, 2, 3], false)
     );
-    // An answer to the probe does as well.
-    bench.now_us += 20 * MS;
-    bench.heartbeat(1, &[2]);
-    bench.heartbeat(2, &[1]);
-    assert!(bench.has(&ControllerOutput::Failed(id(3))));
-    bench.heartbeat(3, &[]);
-    assert!(bench.has(&ControllerOutput::Returned(id(3))));
+    // Without its peers it has failed; a heartbeat brings it back.
+    fixture.now_us += 20 * MS;
+    fixture.heartbeat(1, &[2]);
+    fixture.heartbeat(2, &[1]);
+    assert!(fixture.has(&ControllerOutput::Failed(id(3))));
+    fixture.heartbeat(3, &[]);
+    assert!(fixture.has(&ControllerOutput::Returned(id(3))));
 }
 
 #[test]
-fn confirms_what_gateways_took_and_gives_it_back_gently() {
-    let mut bench = Bench::settled();
+fn takeovers_are_confirmed_and_vips_are_returned_after_the_hold_down() {
+    let mut fixture = Fixture::settled();
     let mut waits = Vec::new();
     for _ in 0..3 {
-        let epoch = |place| bench.controller.table.get(vip(place)).unwrap().epoch + 1;
-        let taken = [2, 5].map(|place| (vip(place), Claim { epoch: epoch(place), owner: id(1) }));
-        bench.hear(1, Body::Claims(taken.to_vec()));
-        assert_eq!(bench.owners(), [1, 2, 1, 1, 2, 1]);
+        let epoch = |slot| fixture.controller.table.get(vip(slot)).unwrap().epoch + 1;
+        let taken = [2, 5].map(|slot| (vip(slot), Claim { epoch: epoch(slot), owner: id(1) }));
+        fixture.receive(1, Body::Claims(taken.to_vec()));
+        assert_eq!(fixture.owners(), [1, 2, 1, 1, 2, 1]);
         let moved =
             ControllerOutput::Moved { vip: vip(2), from: Some(id(3)), claim: taken[0].1, decided: false };
-        assert!(bench.has(&moved));
-        let at = bench.returns(3, 9_000);
+        assert!(fixture.has(&moved));
+        let at = fixture.returns(3, 9_000);
         assert_eq!(at.len(), 2, "{at:?}");
         assert!((250..=260).contains(&(at[1] - at[0])), "{at:?}");
         waits.push(at[0] / 1_000);
     }
-    // The hold-down doubles while failures follow each other.
+    // The hold-down doubles with each failure.
     assert_eq!(waits, [2, 4, 8]);
 }
 
 #[test]
-fn who_is_held_down_relieves_who_is_too() {
-    let mut bench = Bench::settled();
+fn hold_down_is_waived_if_the_owner_is_held_down_too() {
+    let mut fixture = Fixture::settled();
     for round in 0..2 {
-        bench.taken(2, &[0, 2]);
-        assert_eq!(bench.owners(), [2, 2, 2, 1, 2, 3], "1 and 3 have failed");
+        fixture.taken_over(2, &[0, 2]);
+        assert_eq!(fixture.owners(), [2, 2, 2, 1, 2, 3], "1 and 3 have failed");
         if round == 0 {
-            bench.pass(2_500, &[1, 2, 3]);
-            assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
+            fixture.pass(2_500, &[1, 2, 3]);
+            assert_eq!(fixture.owners(), [1, 2, 3, 1, 2, 3]);
         }
     }
-    let mut plan = bench.controller.plan.clone();
-    plan.homes.extend([(vip(3), id(3)), (vip(4), id(3))]);
-    bench.input(ControllerInput::Plan(plan));
-    bench.pass(1_990, &[1, 2, 3]);
-    assert_eq!(bench.owners(), [2, 2, 2, 1, 2, 3], "for two seconds nobody is relieved");
-    bench.pass(1_990, &[1, 2, 3]);
-    assert_eq!(bench.owners(), [2, 2, 2, 3, 2, 3], "2 is better than either");
-    bench.pass(1_200, &[1, 2, 3]);
-    assert_eq!(bench.owners(), [1, 2, 3, 3, 3, 3]);
+    let mut plan = fixture.controller.plan.clone();
+    plan.preferred_owners.extend([(vip(3), id(3)), (vip(4), id(3))]);
+    fixture.input(ControllerInput::Plan(plan));
+    fixture.pass(1_990, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [2, 2, 2, 1, 2, 3], "no hold-down is waived for two seconds");
+    fixture.pass(1_990, &[1, 2, 3]);
+    assert_eq!(
+        fixture.owners(),
+        [2, 2, 2, 3, 2, 3],
+        "gateway 2 has not failed, so the hold-down of the others counts"
+    );
+    fixture.pass(1_200, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [1, 2, 3, 3, 3, 3]);
 }
 
 #[test]
-fn what_was_taken_from_a_gateway_does_not_go_straight_back() {
-    let mut bench = Bench::settled();
-    bench.taken(1, &[1]);
-    bench.taken(2, &[2]);
-    assert_eq!(bench.owners(), [1, 1, 2, 1, 2, 3], "2, who has 3's, is held down itself");
+fn vip_is_not_returned_right_after_a_takeover() {
+    let mut fixture = Fixture::settled();
+    fixture.taken_over(1, &[1]);
+    fixture.taken_over(2, &[2]);
+    assert_eq!(
+        fixture.owners(),
+        [1, 1, 2, 1, 2, 3],
+        "gateway 2, which took the vIP of gateway 3, is held down itself"
+    );
 }
 
 #[test]
-fn who_comes_back_settles_before_it_is_given_anything() {
-    let mut bench = Bench::settled();
-    // Longer than any hold-down: that alone would give it everything when it is heard again.
-    bench.pass(10_000, &[1, 2]);
-    assert!(!bench.owners().contains(&3));
-    let at = bench.returns(3, 9_000);
+fn returned_gateway_gets_vips_only_after_the_preempt_delay() {
+    let mut fixture = Fixture::settled();
+    // Longer than any hold-down: without the preempt delay, it would get its vIPs as soon as it is reachable.
+    fixture.pass(10_000, &[1, 2]);
+    assert!(!fixture.owners().contains(&3));
+    let at = fixture.returns(3, 9_000);
     assert!(at.len() == 2 && (2_000..=2_060).contains(&at[0]), "{at:?}");
-    // Nor is it given what another must lose, after it said that it was cut off.
-    bench.pass(1_000, &[1, 2, 3]);
-    bench.cut_off_for_long(&[3]);
-    bench.pass(60, &[1, 2, 3]);
-    bench.drain(2);
-    assert_eq!(bench.owners(), [1, 1, 3, 1, 1, 3]);
+    // After an isolation it does not get the vIPs of a draining gateway either.
+    fixture.pass(1_000, &[1, 2, 3]);
+    fixture.isolated_for_long(&[3]);
+    fixture.pass(60, &[1, 2, 3]);
+    fixture.drain(2);
+    assert_eq!(fixture.owners(), [1, 1, 3, 1, 1, 3]);
 }
 
 #[test]
-fn a_drain_waits_for_one_that_has_settled() {
-    let mut bench = Bench::settled();
-    bench.cut_off_for_long(&[1, 3]);
-    bench.pass(60, &[1, 2, 3]);
-    bench.drain(2);
-    bench.pass(1_900, &[1, 2, 3]);
-    assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
-    bench.pass(100, &[1, 2, 3]);
-    assert!(!bench.owners().contains(&2));
+fn drain_waits_for_a_settled_gateway() {
+    let mut fixture = Fixture::settled();
+    fixture.isolated_for_long(&[1, 3]);
+    fixture.pass(60, &[1, 2, 3]);
+    fixture.drain(2);
+    fixture.pass(1_900, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [1, 2, 3, 1, 2, 3]);
+    fixture.pass(100, &[1, 2, 3]);
+    assert!(!fixture.owners().contains(&2));
 }
 
 #[test]
-fn a_moment_changes_nothing() {
-    let mut bench = Bench::settled();
+fn brief_isolation_does_not_restart_the_preempt_delay() {
+    let mut fixture = Fixture::settled();
     for _ in 0..20 {
-        bench.cut_off(1);
-        bench.cut_off(3);
-        bench.pass(100, &[1, 2, 3]);
+        fixture.isolated(1);
+        fixture.isolated(3);
+        fixture.pass(100, &[1, 2, 3]);
     }
-    bench.drain(2);
-    assert!(!bench.owners().contains(&2));
+    fixture.drain(2);
+    assert!(!fixture.owners().contains(&2));
 }
 
 #[test]
-fn who_is_not_reached_by_the_others_does_not_settle() {
-    let mut bench = Bench::settled();
-    bench.pass(10_000, &[1, 2]);
-    // The controller hears it, and it thinks itself fit, long before the others hear it.
+fn gateway_that_the_others_do_not_reach_does_not_settle() {
+    let mut fixture = Fixture::settled();
+    fixture.pass(10_000, &[1, 2]);
+    // The controller reaches it, and it reports itself ready, long before the other gateways reach it.
     for _ in 0..5_000 {
-        bench.pass(1, &[1, 2]);
-        if (bench.now_us / MS).is_multiple_of(50) {
-            bench.heartbeat(3, &[]);
+        fixture.pass(1, &[1, 2]);
+        if (fixture.now_us / MS).is_multiple_of(50) {
+            fixture.heartbeat(3, &[]);
         }
     }
-    assert!(!bench.owners().contains(&3));
-    let at = bench.returns(3, 9_000);
+    assert!(!fixture.owners().contains(&3));
+    let at = fixture.returns(3, 9_000);
     assert!(at.len() == 2 && (2_000..=2_060).contains(&at[0]), "{at:?}");
 }
 
 #[test]
-fn a_controller_that_was_away_for_long_trusts_nobody_yet() {
-    let mut bench = Bench::settled();
-    let mut plan = bench.controller.plan.clone();
-    plan.homes.insert(vip(0), id(3));
-    bench.now_us += 10_000 * MS;
-    bench.input(ControllerInput::Plan(plan));
-    let at = bench.returns(3, 2_500);
+fn controller_paused_for_long_waits_for_the_preempt_delay() {
+    let mut fixture = Fixture::settled();
+    let mut plan = fixture.controller.plan.clone();
+    plan.preferred_owners.insert(vip(0), id(3));
+    fixture.now_us += 10_000 * MS;
+    fixture.input(ControllerInput::Plan(plan));
+    let at = fixture.returns(3, 2_500);
     assert!(at.len() == 1 && (2_000..=2_060).contains(&at[0]), "{at:?}");
 }
 
 #[test]
-fn a_draining_gateway_is_relieved_at_once_and_told_when_it_is_free() {
-    let mut bench = Bench::settled();
-    bench.drain(2);
-    let mut load = bench.owners();
+fn draining_gateway_loses_its_vips_at_once_and_is_reported_drained() {
+    let mut fixture = Fixture::settled();
+    fixture.drain(2);
+    let mut load = fixture.owners();
     load.sort_unstable();
-    assert_eq!((load, bench.has(&ControllerOutput::Drained(id(2)))), (vec![1, 1, 1, 3, 3, 3], false));
-    bench.pass(50, &[1, 2, 3]);
-    assert!(bench.has(&ControllerOutput::Drained(id(2))));
-    bench.pass(5_000, &[1, 2, 3]);
-    assert!(!bench.owners().contains(&2));
+    assert_eq!((load, fixture.has(&ControllerOutput::Drained(id(2)))), (vec![1, 1, 1, 3, 3, 3], false));
+    fixture.pass(50, &[1, 2, 3]);
+    assert!(fixture.has(&ControllerOutput::Drained(id(2))));
+    fixture.pass(5_000, &[1, 2, 3]);
+    assert!(!fixture.owners().contains(&2));
 }
 
 #[test]
-fn a_new_controller_learns_before_it_decides() {
+fn new_controller_learns_the_owners_before_it_decides() {
     let claims: Vec<(VipId, Claim)> =
-        (0..6).map(|place| (vip(place), Claim { epoch: 9, owner: id(2) })).collect();
-    let mut bench = Bench::new(Table::default());
-    bench.heartbeat(1, &[2, 3]);
-    bench.hear(2, Body::Claims(claims));
-    bench.pass(109, &[1, 2, 3]);
-    assert_eq!(bench.owners(), [2; 6]);
-    bench.pass(5_000, &[1, 2, 3]);
-    assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
+        (0..6).map(|slot| (vip(slot), Claim { epoch: 9, owner: id(2) })).collect();
+    let mut fixture = Fixture::new(Table::default());
+    fixture.heartbeat(1, &[2, 3]);
+    fixture.receive(2, Body::Claims(claims));
+    fixture.pass(109, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [2; 6]);
+    fixture.pass(5_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [1, 2, 3, 1, 2, 3]);
 }
 
 #[test]
-fn a_paused_controller_does_not_take_its_own_silence_for_theirs() {
-    let mut bench = Bench::settled();
-    bench.now_us += 10_000 * MS;
-    bench.input(ControllerInput::Timer);
-    bench.pass(60, &[1, 2, 3]);
-    assert!([1, 2, 3].iter().all(|&number| !bench.has(&ControllerOutput::Failed(id(number)))));
-    assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
+fn pause_of_the_controller_does_not_make_gateways_fail() {
+    let mut fixture = Fixture::settled();
+    fixture.now_us += 10_000 * MS;
+    fixture.input(ControllerInput::Timer);
+    fixture.pass(60, &[1, 2, 3]);
+    assert!([1, 2, 3].iter().all(|&number| !fixture.has(&ControllerOutput::Failed(id(number)))));
+    assert_eq!(fixture.owners(), [1, 2, 3, 1, 2, 3]);
 }
 
 #[test]
-fn a_controller_that_hears_nobody_changes_nothing() {
-    let mut bench = Bench::settled();
-    bench.pass(1_000, &[]);
-    assert_eq!(bench.owners(), [1, 2, 3, 1, 2, 3]);
-    // At first it is more likely that it is deaf, later that they are gone.
-    let failed = |bench: &Bench| bench.has(&ControllerOutput::Failed(id(1)));
-    assert!(!failed(&bench));
-    bench.pass(1_500, &[]);
-    assert!(failed(&bench));
+fn controller_that_reaches_no_gateway_changes_nothing_at_first() {
+    let mut fixture = Fixture::settled();
+    fixture.pass(1_000, &[]);
+    assert_eq!(fixture.owners(), [1, 2, 3, 1, 2, 3]);
+    // At first the controller is probably disconnected; later the gateways have probably failed.
+    let failed = |fixture: &Fixture| fixture.has(&ControllerOutput::Failed(id(1)));
+    assert!(!failed(&fixture));
+    fixture.pass(1_500, &[]);
+    assert!(failed(&fixture));
 }
 
 #[test]
-fn a_pause_of_the_controller_brings_nobody_back() {
-    let mut bench = Bench::settled();
-    bench.pass(100, &[1, 2]);
-    assert!(bench.has(&ControllerOutput::Failed(id(3))));
-    bench.outputs.clear();
-    bench.now_us += 10_000 * MS;
-    bench.input(ControllerInput::Timer);
-    bench.pass(300, &[1, 2]);
-    assert!(!bench.has(&ControllerOutput::Returned(id(3))) && !bench.has(&ControllerOutput::Failed(id(3))));
-    bench.pass(100, &[1, 2, 3]);
-    assert!(bench.has(&ControllerOutput::Returned(id(3))));
+fn pause_of_the_controller_does_not_bring_failed_gateways_back() {
+    let mut fixture = Fixture::settled();
+    fixture.pass(100, &[1, 2]);
+    assert!(fixture.has(&ControllerOutput::Failed(id(3))));
+    fixture.outputs.clear();
+    fixture.now_us += 10_000 * MS;
+    fixture.input(ControllerInput::Timer);
+    fixture.pass(300, &[1, 2]);
+    assert!(
+        !fixture.has(&ControllerOutput::Returned(id(3))) && !fixture.has(&ControllerOutput::Failed(id(3)))
+    );
+    fixture.pass(100, &[1, 2, 3]);
+    assert!(fixture.has(&ControllerOutput::Returned(id(3))));
 }
 
 #[test]
-fn who_is_cut_off_is_vouched_for_to_nobody_but_itself() {
-    let mut bench = Bench::settled();
-    bench.cut_off(2);
-    bench.heartbeat(3, &[1]);
-    let hears = |bench: &Bench, whom: u64| {
+fn isolated_gateway_is_reported_reachable_only_to_itself() {
+    let mut fixture = Fixture::settled();
+    fixture.isolated(2);
+    fixture.heartbeat(3, &[1]);
+    let reachable = |fixture: &Fixture, receiver: u64| {
         let pulse = |output: &ControllerOutput| match output {
-            ControllerOutput::Send { to, message } if *to == id(whom) => match &message.body {
-                Body::Pulse(pulse) => Some(pulse.hears.clone()),
+            ControllerOutput::Send { to, message } if *to == id(receiver) => match &message.body {
+                Body::Pulse(pulse) => Some(pulse.reachable.clone()),
                 _ => None,
             },
             _ => None,
         };
-        bench.outputs.iter().rev().find_map(pulse).unwrap()
+        fixture.outputs.iter().rev().find_map(pulse).unwrap()
     };
-    assert_eq!(hears(&bench, 2), [1, 2, 3].map(id));
-    assert_eq!(hears(&bench, 3), [1, 3].map(id));
+    assert_eq!(reachable(&fixture, 2), [1, 2, 3].map(id));
+    assert_eq!(reachable(&fixture, 3), [1, 3].map(id));
 }
 
 #[test]
-fn another_hello_interval_makes_nobody_fail() {
-    let mut bench = Bench::settled();
-    let plan = |revision: u64, hello_ms: u16| Plan {
-        config: Config { revision, hello_ms, ..bench.controller.plan().config.clone() },
-        homes: bench.controller.plan().homes.clone(),
+fn change_of_the_hello_interval_makes_no_gateway_fail() {
+    let mut fixture = Fixture::settled();
+    let plan = |revision: u64, hello_interval_ms: u16| OwnershipPlan {
+        config: Config { revision, hello_interval_ms, ..fixture.controller.plan().config.clone() },
+        preferred_owners: fixture.controller.plan().preferred_owners.clone(),
     };
-    let (slowly, fast) = (plan(2, 40), plan(3, 4));
-    bench.input(ControllerInput::Plan(slowly));
-    // Ten times as long as usual without a heartbeat of the third: 500 ms, and 550 until a probe.
-    let failed = |bench: &Bench| bench.outputs.iter().any(|it| matches!(it, ControllerOutput::Failed(_)));
+    let (slow, fast) = (plan(2, 40), plan(3, 4));
+    fixture.input(ControllerInput::Plan(slow));
+    // Gateway 3 sends heartbeats ten times less often: every 500 ms; the controller would probe it after 550
+    // ms.
+    let failed =
+        |fixture: &Fixture| fixture.outputs.iter().any(|it| matches!(it, ControllerOutput::Failed(_)));
     for _ in 0..4 {
-        bench.pass(450, &[1, 2]);
-        bench.pass(51, &[1, 2, 3]);
+        fixture.pass(450, &[1, 2]);
+        fixture.pass(51, &[1, 2, 3]);
     }
-    assert!(!failed(&bench));
-    // It takes them a while to learn that they shall be heard more often again.
-    bench.input(ControllerInput::Plan(fast));
-    bench.pass(450, &[1, 2]);
-    bench.pass(51, &[1, 2, 3]);
-    bench.pass(450, &[1, 2]);
-    assert!(!failed(&bench));
-    bench.pass(1_000, &[1, 2, 3]);
-    bench.pass(100, &[1, 2]);
-    assert!(bench.has(&ControllerOutput::Failed(id(3))));
+    assert!(!failed(&fixture));
+    // Gateways take a while to learn that the interval is short again.
+    fixture.input(ControllerInput::Plan(fast));
+    fixture.pass(450, &[1, 2]);
+    fixture.pass(51, &[1, 2, 3]);
+    fixture.pass(450, &[1, 2]);
+    assert!(!failed(&fixture));
+    fixture.pass(1_000, &[1, 2, 3]);
+    fixture.pass(100, &[1, 2]);
+    assert!(fixture.has(&ControllerOutput::Failed(id(3))));
 }

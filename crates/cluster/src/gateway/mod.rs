@@ -1,209 +1,241 @@
-//! A gateway's side.
+//! The state machine of a gateway.
 //!
-//! Every call does the same three things: take the input in, judge what it means
-//! (`judge.rs`: who is alive, am I in contact; `own.rs`: what I take, keep, give
-//! way to), and say what changed (`speak.rs`).
+//! Each call takes one input and then does the same steps: decide which peers are alive and whether any node
+//! answers this gateway (`liveness.rs`, `peer.rs`), take over, keep or hand over vIPs and announce them
+//! (`ownership.rs`), and send what changed (`send.rs`).
+//!
+//! Health of the gateway, which it reports in each hello and heartbeat:
+//!
+//! ```text
+//!      agent starts, or
+//!      becomes a member
+//!             |
+//!             v        `startup_us` is over
+//!         STARTING -----------------------------> READY ---------------------------+
+//!          ^  ^                                     |                              |
+//!          |  |  own clock jumped by more than      |                              |
+//!          |  |  `silence_us`: it was paused        |                              |
+//!          |  +-------------------------------------+                              |
+//!          |                                      no peer answers; for `contact_us` |
+//!          |   a peer, the controller or          neither controller nor witness    |
+//!          |   a witness answers again            answers either                    v
+//!          +------------------------------------------------------------------- ISOLATED
+//! ```
+//!
+//! A gateway takes over and announces vIPs only while it is READY and at least one node answers it. In every
+//! state it keeps the vIPs that it holds until their new owner is known. An ISOLATED gateway that was paused
+//! is STARTING as well.
+//!
+//! Timers, all served by the one timer that the gateway requests: hello, heartbeat, silence limit of each
+//! peer, end of the start-up phase, contact check, takeover of orphaned vIPs, handover, and announcements.
 
-mod judge;
-mod own;
+mod liveness;
+mod ownership;
 mod peer;
-mod speak;
-pub(crate) use speak::claims_in_parts;
+mod send;
 
 #[cfg(test)]
 mod tests;
 
-use crate::message::{Body, Config, Load, Message, Node, Pulse, Report, Standing};
-use crate::params::{Paced, Params};
-use crate::source::{Arrival, Source};
+use crate::message::{Body, Config, Health, Load, Message, Node, Pulse, Report};
+use crate::params::{ActiveParams, Params};
+use crate::sender::{Arrival, Sender};
 use crate::table::{Claim, Table};
 use crate::vip::{VIPS_MAX, VipId, VipSet};
-use peer::{Noted, Peer};
+use peer::{Peer, Received};
 use sluice_types::{ClusterId, GatewayId};
 
-/// A configuration that a peer hands on is no newer than this: the controller must be able to make one that
-/// is, whatever a member says.
+/// Largest accepted revision of a configuration that a peer forwards. The controller must be able to make a
+/// newer one, whatever a member sends.
 const CONFIG_REVISION_MAX: u64 = 1 << 59;
 
-/// What happens to a gateway.
+/// An event that a gateway reacts to.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The time asked for by [`Output::SetTimer`] has come; also the first input of all.
+    /// The time requested by [`Output::SetTimer`] has come. Also the first input after the start.
     Timer,
-    /// A message came, authenticated.
+    /// An authenticated message arrived.
     Received(Message),
-    /// Something on the underlay that is no gateway answered the probe of that number.
+    /// A witness on the underlay answered a probe.
     Witness {
-        /// Of [`Output::ProbeWitness`].
+        /// Token of the [`Output::ProbeWitness`].
         token: u64,
     },
-    /// A configuration from elsewhere than the cluster's messages: the node's stream, or its own disk.
+    /// A configuration that did not come in a message of the cluster: from the southbound stream or from
+    /// disk.
     Config(Config),
-    /// What there is to do here, for the controller.
+    /// Load of this gateway, to be sent to the controller.
     Load(Load),
-    /// Something came from where a member of the cluster is, and could not be opened with this node's keys
-    /// and clock.
+    /// A datagram came from the address of a member and could not be opened with this node's keys and clock.
     Unreadable,
 }
 
-/// What a gateway wants done.
+/// An action for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Tell the underlay that the vIP is here, and answer for it from now on.
+    /// Announce on the underlay that the vIP is here, and answer for it from now on.
     Announce {
-        /// Which.
+        /// The vIP.
         vip: VipId,
-        /// Why now.
-        reason: Reason,
+        /// Reason for the announcement.
+        reason: AnnounceReason,
     },
-    /// Answer for it no more.
+    /// Stop answering for the vIP.
     Withdraw {
-        /// Which.
+        /// The vIP.
         vip: VipId,
     },
-    /// Send it to the controller or to a gateway; may get lost.
+    /// Send a message to the controller or to a gateway. It may get lost.
     Send {
-        /// To whom.
+        /// Receiver of the message.
         to: Node,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Ask something on the underlay that is no gateway (the next hop, the switch) for an answer by the
-    /// path that packets take, and report the answer as [`Input::Witness`].
+    /// Probe a witness: a node on the underlay that is not a gateway, such as the next hop. Its answer must
+    /// travel on the packet path and is reported as [`Input::Witness`].
     ProbeWitness {
-        /// To be repeated in the answer.
+        /// Number of the probe, repeated in the answer.
         token: u64,
-        /// An answer that comes later than so long after counts for nothing.
+        /// An answer that takes longer does not count.
         within_us: u64,
     },
-    /// Call with [`Input::Timer`] at that time; replaces the time set before.
+    /// Pass [`Input::Timer`] at this time. Replaces the time requested before.
     SetTimer {
-        /// By this node's clock.
+        /// Time by this node's clock.
         at_us: u64,
     },
-    /// For the operator; what the node's part in it is, the incident says.
-    Happened(Incident),
+    /// Report an incident to the operator. Some incidents also require an action of the node, see
+    /// [`Incident`].
+    Incident(Incident),
 }
 
-/// What an operator may want to know of, and the rest of the node.
+/// An event that the operator and the rest of the node may need to know about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incident {
-    /// This gateway, which was to be drained, owns and answers for nothing any more.
+    /// This gateway is draining, and no longer owns or answers for any vIP.
     Drained,
-    /// A peer that was believed dead was not.
+    /// A peer was believed dead but was alive.
     FalseAlarm {
-        /// Which.
+        /// The peer.
         peer: GatewayId,
-        /// For so long it may be silent from now on.
+        /// Its silence limit from now on.
         silence_us: u64,
     },
-    /// This gateway was not run when it asked to be.
+    /// This gateway's agent was not scheduled for longer than the silence limit.
     Paused {
-        /// Since it was last run.
+        /// Time since it was last scheduled.
         for_us: u64,
     },
-    /// Nobody answers this gateway.
-    CutOff,
-    /// It was cut off, and may be relied on again: next hops that failed meanwhile are to be asked anew.
+    /// No node answers this gateway.
+    Isolated,
+    /// This gateway was isolated and is ready again. The node must resolve next hops again that failed in the
+    /// meantime.
     Reconnected,
 }
 
-/// Why a vIP is announced.
+/// Reason for which a vIP is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum AnnounceReason {
     /// The table names this gateway: the controller moved the vIP here, or it was here before.
     Assigned,
-    /// Taken from a gateway that failed.
+    /// This gateway took the vIP over from a gateway that failed.
     TakenOver {
-        /// Its owner until now.
+        /// Previous owner.
         from: GatewayId,
     },
-    /// Another gateway answered for it too, and stopped.
-    RivalGone,
-    /// A gateway that was believed dead, and had not restarted, is back: the network may have been split,
-    /// and others may have announced it on the other side.
+    /// Another gateway also answered for the vIP and has stopped.
+    RivalStopped,
+    /// A gateway that was believed dead is back and has not restarted: the network may have been split, and
+    /// other gateways may have announced the vIP on the other side.
     Rejoined,
-    /// In case an earlier announcement was lost.
+    /// Repetition, because an earlier announcement may have been lost.
     Repeat,
-    /// Nothing changed; switches forget.
+    /// Periodic refresh, because switches forget addresses.
     Refresh,
-    /// This gateway was paused or cut off, and still owns it.
+    /// This gateway was paused or isolated and still owns the vIP.
     Resumed,
 }
 
-/// What is kept for a vIP beside its claim.
+/// State of one vIP, in addition to its claim.
 #[derive(Clone, Debug, Default)]
-struct Slot {
-    /// When the claim came from another node.
+struct VipState {
+    /// Time at which another node sent the claim.
     learned_us: Option<u64>,
-    /// How often it was lost lately to a gateway that this one believes dead.
+    /// Number of recent claims with which a gateway that is believed dead took the vIP from this one.
     contests: u32,
     contested_us: u64,
-    /// Since when it has no usable owner.
-    orphan_us: Option<u64>,
-    /// When this gateway shall look at the orphan again.
-    due_us: Option<u64>,
-    /// Since when it is kept for its new owner.
-    yield_us: Option<u64>,
-    /// Next announcement.
+    /// Time since which its owner is dead or isolated.
+    orphaned_us: Option<u64>,
+    /// Time at which this gateway checks again whether to take the orphaned vIP over.
+    takeover_us: Option<u64>,
+    /// Time since which the vIP is held only until its new owner answers for it.
+    handover_since_us: Option<u64>,
+    /// Time of the next announcement.
     announce_us: Option<u64>,
     repeats_left: u8,
 }
 
-/// No peer is heard that hears this gateway: is it the others, or is it this one?
+/// No peer that this gateway reaches reports that it reaches this gateway. The check decides whether the
+/// peers or this gateway failed.
 #[derive(Clone, Debug)]
-struct Alone {
+struct ContactCheck {
     since_us: u64,
-    /// Answers to probes from this one on count.
+    /// Answers to this probe and to later ones count.
     first_token: u64,
     answered_us: Option<u64>,
+    /// Time of the next probe.
     probe_us: u64,
 }
 
-/// A gateway of a cluster.
+/// The state machine of one gateway.
 #[derive(Clone, Debug)]
 pub struct Gateway {
     own: GatewayId,
     cluster: ClusterId,
-    params: Paced,
+    params: ActiveParams,
     incarnation: u64,
     seq: u64,
     config: Config,
     table: Table,
     peers: Vec<Peer>,
-    controller: Source,
-    /// When claims were last sent to the controller because its digest differed.
+    controller: Sender,
+    /// Time at which claims were last sent to the controller because its digest differed.
     controller_synced_us: Option<u64>,
-    slots: Vec<Slot>,
+    vips: Vec<VipState>,
+    /// vIPs that this gateway answers for.
     holds: VipSet,
-    standing: Standing,
-    /// Whether anybody answers this gateway, as far as it knows.
-    contact: bool,
-    listen_until_us: u64,
-    /// Silence of peers counts from here.
-    since_us: u64,
-    alone: Option<Alone>,
-    /// It was cut off, and nobody was told yet that it is no more.
-    was_cut_off: bool,
-    /// When a member last said what could not be read.
+    health: Health,
+    /// At least one node answers this gateway, as far as it knows.
+    has_contact: bool,
+    startup_until_us: u64,
+    /// Silence of peers counts from this time on.
+    silence_since_us: u64,
+    contact_check: Option<ContactCheck>,
+    /// The gateway was isolated, and its return was not reported yet.
+    was_isolated: bool,
+    /// Time of the last datagram of a member that could not be opened.
     unreadable_us: Option<u64>,
-    /// When everything shall be announced because the network may have been split, and when it last was.
-    rejoin_us: Option<u64>,
-    rejoined_us: Option<u64>,
+    /// Time at which all vIPs are announced because the network may have been split.
+    reannounce_us: Option<u64>,
+    /// Time of the last such announcement.
+    reannounced_us: Option<u64>,
     last_us: u64,
     next_hello_us: u64,
     next_heartbeat_us: u64,
     timer_us: Option<u64>,
-    told: Option<(Vec<GatewayId>, VipSet, Standing)>,
-    told_drained: bool,
-    claimed: Vec<(VipId, Claim)>,
+    /// Content of the last hello: reachable peers, vIPs and health.
+    last_sent: Option<(Vec<GatewayId>, VipSet, Health)>,
+    drained_reported: bool,
+    /// Claims of this gateway that were not sent yet.
+    new_claims: Vec<(VipId, Claim)>,
     outputs: Vec<Output>,
 }
 
 impl Gateway {
-    /// A gateway that has just started. `incarnation` shall be larger than in its earlier lives (the time
-    /// of the start will do); `config` and `table` are what it saved in an earlier life, or empty. It
-    /// listens first; hand it [`Input::Timer`] to begin.
+    /// Makes a gateway that has just started. `incarnation` must be larger than after earlier starts; the
+    /// time of the start is suitable. `saved` is the configuration and table that it saved before, or empty.
+    /// The gateway begins in its start-up phase. Pass [`Input::Timer`] first.
     #[must_use]
     pub fn new(
         own: GatewayId,
@@ -222,124 +254,127 @@ impl Gateway {
             config: Config::default(),
             table,
             peers: Vec::new(),
-            controller: Source::default(),
+            controller: Sender::default(),
             controller_synced_us: None,
-            slots: vec![Slot::default(); VIPS_MAX],
+            vips: vec![VipState::default(); VIPS_MAX],
             holds: VipSet::EMPTY,
-            standing: Standing::Listening,
-            contact: false,
-            listen_until_us: now_us,
-            since_us: now_us,
-            alone: None,
-            was_cut_off: false,
+            health: Health::Starting,
+            has_contact: false,
+            startup_until_us: now_us,
+            silence_since_us: now_us,
+            contact_check: None,
+            was_isolated: false,
             unreadable_us: None,
-            rejoin_us: None,
-            rejoined_us: None,
+            reannounce_us: None,
+            reannounced_us: None,
             last_us: now_us,
             next_hello_us: now_us,
             next_heartbeat_us: now_us,
             timer_us: None,
-            told: None,
-            told_drained: false,
-            claimed: Vec::new(),
+            last_sent: None,
+            drained_reported: false,
+            new_claims: Vec::new(),
             outputs: Vec::new(),
-            params: Paced::new(params),
+            params: ActiveParams::new(params),
         };
-        gateway.configure(config);
-        gateway.listen(now_us);
+        gateway.set_config(config);
+        gateway.enter_startup(now_us);
         gateway
     }
 
-    /// The same, where the node still answers for these vIPs though its agent did not run: what forwards
-    /// and answers outlives it. They are kept, or given way to, as if this life had taken them.
+    /// Adds vIPs that the node has continued to answer for while its agent was not running: the packet
+    /// programs outlive the agent. They are kept or handed over as if this run of the agent had taken them.
     #[must_use]
-    pub fn holding(mut self, vips: VipSet) -> Self {
+    pub fn with_held_vips(mut self, vips: VipSet) -> Self {
         self.holds = vips;
         self
     }
 
-    /// Takes an input in at `now_us` of this node's clock, which must not stand still while the process
-    /// does (`CLOCK_BOOTTIME`, not CPU time).
+    /// Handles an input at `now_us` of this node's clock. The clock must advance while the process is not
+    /// scheduled (`CLOCK_BOOTTIME`, not CPU time).
     pub fn handle(&mut self, now_us: u64, input: Input) -> Vec<Output> {
         let now_us = now_us.max(self.last_us);
-        // It asks to be called more often than that: so it was not running, and others may have judged it.
+        // The requested timers are closer together, so the agent was not scheduled, and peers may have taken
+        // its vIPs.
         let for_us = now_us - self.last_us;
         if for_us > self.params.silence_us {
-            self.outputs.push(Output::Happened(Incident::Paused { for_us }));
-            self.listen(now_us);
+            self.outputs.push(Output::Incident(Incident::Paused { for_us }));
+            self.enter_startup(now_us);
         }
         self.last_us = now_us;
         self.params.advance(now_us);
         match input {
             Input::Timer => self.timer_us = None,
             Input::Received(message) => self.receive(now_us, message),
-            Input::Witness { token } => self.answered(now_us, token),
-            Input::Config(config) => self.configure(config),
-            Input::Load(load) => self.tell_load(load),
+            Input::Witness { token } => self.record_answer(now_us, token),
+            Input::Config(config) => self.set_config(config),
+            Input::Load(load) => self.send_load(load),
             Input::Unreadable => self.unreadable_us = Some(now_us),
         }
-        self.judge_peers(now_us);
-        self.judge_contact(now_us);
-        self.end_listening(now_us);
-        self.settle(now_us);
+        self.update_peers(now_us);
+        self.check_contact(now_us);
+        self.leave_startup_if_due(now_us);
+        self.update_ownership(now_us);
         self.announce_due(now_us);
-        self.speak(now_us);
+        self.send_updates(now_us);
         std::mem::take(&mut self.outputs)
     }
 
-    /// vIPs that this gateway answers for.
+    /// Returns the vIPs that this gateway answers for.
     #[must_use]
     pub fn holds(&self) -> VipSet {
         self.holds
     }
 
-    /// Its view of who owns what: worth saving for the next life.
+    /// Returns the owners of all vIPs as this gateway knows them. The caller should save them for the next
+    /// start.
     #[must_use]
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Its configuration.
+    /// Returns the configuration of the cluster as this gateway knows it.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Whether it may be relied on, by its own judgement.
+    /// Returns whether other nodes may rely on this gateway, in its own judgment.
     #[must_use]
-    pub fn standing(&self) -> Standing {
-        self.standing
+    pub fn health(&self) -> Health {
+        self.health
     }
 
-    /// Forgets whom it heard, and decides nothing until it has listened.
-    fn listen(&mut self, now_us: u64) {
-        self.standing = Standing::Listening;
-        self.contact = false;
-        self.listen_until_us = now_us + self.params.listen_us;
-        self.since_us = now_us;
-        self.alone = None;
+    /// Forgets what was received from other nodes, and decides nothing until the start-up phase is over.
+    fn enter_startup(&mut self, now_us: u64) {
+        self.health = Health::Starting;
+        self.has_contact = false;
+        self.startup_until_us = now_us + self.params.startup_us;
+        self.silence_since_us = now_us;
+        self.contact_check = None;
         self.peers.iter_mut().for_each(Peer::forget);
-        self.controller.heard_us = None;
-        for slot in &mut self.slots {
-            (slot.orphan_us, slot.due_us, slot.yield_us, slot.announce_us) = (None, None, None, None);
+        self.controller.received_us = None;
+        for vip in &mut self.vips {
+            (vip.orphaned_us, vip.takeover_us) = (None, None);
+            (vip.handover_since_us, vip.announce_us) = (None, None);
         }
     }
 
-    fn end_listening(&mut self, now_us: u64) {
-        if self.standing != Standing::Listening || now_us < self.listen_until_us {
+    fn leave_startup_if_due(&mut self, now_us: u64) {
+        if self.health != Health::Starting || now_us < self.startup_until_us {
             return;
         }
-        self.standing = Standing::Fit;
-        // By now somebody has said so if the table is out of date.
+        self.health = Health::Ready;
+        // If the table was out of date, a peer has sent newer claims by now.
         for vip in self.holds.iter() {
-            self.slots[vip.index()].announce_us = Some(now_us);
-            self.slots[vip.index()].repeats_left = self.params.repeats + 1;
+            self.vips[vip.index()].announce_us = Some(now_us);
+            self.vips[vip.index()].repeats_left = self.params.repeats + 1;
         }
-        // Whether it is in contact decides when it may act on that.
-        self.judge_contact(now_us);
+        // The gateway may announce only while a node answers it.
+        self.check_contact(now_us);
     }
 
-    fn configure(&mut self, mut config: Config) {
+    fn set_config(&mut self, mut config: Config) {
         config.sort();
         if config.revision <= self.config.revision {
             return;
@@ -354,21 +389,22 @@ impl Gateway {
         let member = |config: &Config, own| config.member(own).is_some();
         let joined = member(&config, self.own) && !member(&self.config, self.own);
         if joined {
-            self.params.begin(config.hello_ms);
-        } else if config.hello_ms != self.config.hello_ms {
-            self.params.change(self.last_us, config.hello_ms);
-            // Who waited for longer than it may now speaks at once.
+            self.params.set(config.hello_interval_ms);
+        } else if config.hello_interval_ms != self.config.hello_interval_ms {
+            self.params.change(self.last_us, config.hello_interval_ms);
+            // The pending intervals may be longer than the new ones, so hello and heartbeat are sent at once.
             (self.next_hello_us, self.next_heartbeat_us) = (self.last_us, self.last_us);
         }
         self.config = config;
-        self.told_drained = false;
+        self.drained_reported = false;
         if joined {
-            // Who was no member was not spoken to: it does not know who lives.
-            self.listen(self.last_us);
+            // Members do not send to a gateway that is not a member, so it does not know which of them are
+            // alive.
+            self.enter_startup(self.last_us);
         }
     }
 
-    fn peer_at(&self, id: GatewayId) -> Option<usize> {
+    fn peer_index(&self, id: GatewayId) -> Option<usize> {
         self.peers.binary_search_by_key(&id, |peer| peer.id).ok()
     }
 
@@ -380,39 +416,41 @@ impl Gateway {
         let fresh = match from {
             Node::Controller => {
                 let limit_us = self.params.controller_limit_us();
-                self.controller.note(now_us, message.incarnation, message.seq, limit_us) != Arrival::Stale
+                self.controller.record(now_us, message.incarnation, message.seq, limit_us) != Arrival::Stale
             }
-            Node::Gateway(id) => match self.peer_at(id) {
+            Node::Gateway(id) => match self.peer_index(id) {
                 Some(at) => {
-                    let noted = self.peers[at].note(now_us, message.incarnation, message.seq, &self.params);
-                    if noted == Noted::Acquitted {
-                        self.tell_false_alarm(at);
-                        self.rejoin_at(now_us);
+                    let (incarnation, seq) = (message.incarnation, message.seq);
+                    let received = self.peers[at].record(now_us, incarnation, seq, &self.params);
+                    if received == Received::FalseAlarm {
+                        self.report_false_alarm(at);
+                        self.schedule_reannouncement(now_us);
                     }
-                    noted != Noted::Stale
+                    received != Received::Stale
                 }
-                None => return self.stranger(id, &message.body),
+                None => return self.receive_from_nonmember(id, &message.body),
             },
         };
         match message.body {
-            // Merging does not care how old a claim or a configuration is.
-            Body::Claims(claims) => self.learn(now_us, claims),
-            Body::Config(config) if config.revision <= CONFIG_REVISION_MAX => self.configure(config),
-            Body::Hello(report) if fresh => self.hello(now_us, from, report),
-            Body::Pulse(pulse) if fresh => self.pulse(now_us, &pulse),
+            // Claims and configurations are merged, so a stale message does no harm.
+            Body::Claims(claims) => self.merge_claims(now_us, claims),
+            Body::Config(config) if config.revision <= CONFIG_REVISION_MAX => self.set_config(config),
+            Body::Hello(report) if fresh => self.receive_hello(now_us, from, report),
+            Body::Pulse(pulse) if fresh => self.receive_pulse(now_us, &pulse),
             Body::Probe if from == Node::Controller => self.next_heartbeat_us = now_us,
             _ => {}
         }
     }
 
-    /// A gateway that knows a newer configuration will hand it on when it sees that ours is old. One that
-    /// was removed and does not know is told: the controller speaks to members only, and alone it would
-    /// believe the others dead.
-    fn stranger(&mut self, id: GatewayId, body: &Body) {
+    /// Handles a message of a gateway that is not a member of this gateway's configuration. If the sender
+    /// knows a newer configuration, it sends that when it sees this gateway's old revision. If the sender was
+    /// removed and does not know it, this gateway sends it the configuration: the controller sends to members
+    /// only, and without hellos the sender would believe all others dead.
+    fn receive_from_nonmember(&mut self, id: GatewayId, body: &Body) {
         if let Body::Hello(report) = body
             && report.config < self.config.revision
         {
-            self.bring_up_to_date(Node::Gateway(id), report.config, report.digest);
+            self.send_missing(Node::Gateway(id), report.config, report.digest);
         }
         if let Body::Hello(report) = body
             && report.config > self.config.revision
@@ -424,62 +462,64 @@ impl Gateway {
             && config.member(id).is_some()
             && config.revision <= CONFIG_REVISION_MAX
         {
-            self.configure(config.clone());
+            self.set_config(config.clone());
         }
     }
 
-    fn hello(&mut self, now_us: u64, from: Node, report: Report) {
+    fn receive_hello(&mut self, now_us: u64, from: Node, report: Report) {
         let Node::Gateway(id) = from else { return };
-        let Some(at) = self.peer_at(id) else { return };
+        let Some(at) = self.peer_index(id) else { return };
         let (config, digest) = (report.config, report.digest);
-        let released = self.peers[at].report(report);
-        self.rival_gone(now_us, released);
-        let due = self.peers[at].sync_due(now_us, self.params.hello_us);
-        if due && self.bring_up_to_date(from, config, digest) {
+        let released = self.peers[at].set_report(report);
+        self.announce_after_release(now_us, released);
+        let due = self.peers[at].is_sync_due(now_us, self.params.hello_us);
+        if due && self.send_missing(from, config, digest) {
             self.peers[at].synced_us = Some(now_us);
         }
     }
 
-    fn pulse(&mut self, now_us: u64, pulse: &Pulse) {
-        // The controller's network is not the packets': while it hears others, its answer does not say
-        // whose underlay is broken. Only a witness on the underlay can.
-        let hears_others = self.peers.iter().any(|peer| pulse.hears.contains(&peer.id));
-        if pulse.hears.contains(&self.own) && !hears_others {
-            self.answered(now_us, pulse.echo);
+    fn receive_pulse(&mut self, now_us: u64, pulse: &Pulse) {
+        // The controller's messages do not use the packet path. While the controller reaches other gateways,
+        // its answer does not show whose underlay is broken; only a witness on the underlay does.
+        let reaches_others = self.peers.iter().any(|peer| pulse.reachable.contains(&peer.id));
+        if pulse.reachable.contains(&self.own) && !reaches_others {
+            self.record_answer(now_us, pulse.echo);
         }
         for at in 0..self.peers.len() {
             let peer = &mut self.peers[at];
-            if pulse.hears.contains(&peer.id) && peer.vouch(now_us, self.since_us, &self.params) {
-                self.tell_false_alarm(at);
+            if pulse.reachable.contains(&peer.id)
+                && peer.record_controller_report(now_us, self.silence_since_us, &self.params)
+            {
+                self.report_false_alarm(at);
             }
         }
         let due = self.controller_synced_us.is_none_or(|at| now_us - at >= self.params.hello_us);
-        if due && self.bring_up_to_date(Node::Controller, u64::MAX, pulse.digest) {
+        if due && self.send_missing(Node::Controller, u64::MAX, pulse.digest) {
             self.controller_synced_us = Some(now_us);
         }
     }
 
-    fn tell_false_alarm(&mut self, at: usize) {
+    fn report_false_alarm(&mut self, at: usize) {
         let peer = &self.peers[at];
-        let silence_us = self.params.silence_after_us(peer.alarms);
-        self.outputs.push(Output::Happened(Incident::FalseAlarm { peer: peer.id, silence_us }));
+        let silence_us = self.params.silence_after_us(peer.false_alarms);
+        self.outputs.push(Output::Incident(Incident::FalseAlarm { peer: peer.id, silence_us }));
     }
 
-    fn learn(&mut self, now_us: u64, claims: Vec<(VipId, Claim)>) {
+    fn merge_claims(&mut self, now_us: u64, claims: Vec<(VipId, Claim)>) {
         for (vip, claim) in claims {
             let lost = self.table.get(vip).is_some_and(|old| old.owner == self.own);
             if !self.table.merge(vip, claim) {
                 continue;
             }
-            let believed_dead = self.peer_at(claim.owner).is_some_and(|at| self.peers[at].dead);
-            let slot = &mut self.slots[vip.index()];
-            slot.learned_us = Some(now_us);
-            if now_us - slot.contested_us > self.params.forgive_us {
-                slot.contests = 0;
+            let believed_dead = self.peer_index(claim.owner).is_some_and(|at| self.peers[at].dead);
+            let state = &mut self.vips[vip.index()];
+            state.learned_us = Some(now_us);
+            if now_us - state.contested_us > self.params.forgive_us {
+                state.contests = 0;
             }
             if lost && believed_dead {
-                slot.contests = slot.contests.saturating_add(1);
-                slot.contested_us = now_us;
+                state.contests = state.contests.saturating_add(1);
+                state.contested_us = now_us;
             }
         }
     }

@@ -1,45 +1,61 @@
-use crate::message::{Report, Standing};
+//! What a gateway knows about one peer: its last report, whether it is believed dead, and how often that was
+//! wrong.
+//!
+//! ```text
+//!            no hello within the silence limit, no other gateway reaches it,
+//!            and no report of the controller that counts
+//!   ALIVE ---------------------------------------------------------------------> DEAD
+//!     ^                                                                            |
+//!     +-- message of the same incarnation: false alarm, silence limit doubles -----+
+//!     +-- message of a new incarnation: the peer restarted ------------------------+
+//!     +-- controller has reported it reachable for long enough: false alarm -------+
+//! ```
+//!
+//! A false alarm is forgotten after `forgive_us`.
+
+use crate::message::{Health, Report};
 use crate::params::Params;
-use crate::source::{Arrival, Source};
+use crate::sender::{Arrival, Sender};
 use crate::vip::VipSet;
 use sluice_types::GatewayId;
 
-/// What a gateway knows of another.
+/// State of a peer.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub id: GatewayId,
     pub draining: bool,
-    pub source: Source,
-    /// Since when it is a peer: silence does not count from before.
-    pub known_us: u64,
-    /// The verdict: neither this gateway nor one that it hears has heard it in time.
+    pub sender: Sender,
+    /// Time at which it became a peer. Silence before this time does not count.
+    pub added_us: u64,
+    /// Neither this gateway nor a gateway that it reaches has received a hello of the peer in time.
     pub dead: bool,
-    dead_us: u64,
-    /// The verdict was passed since its last message.
-    accused: bool,
-    /// How often the verdict was wrong lately.
-    pub alarms: u32,
-    alarmed_us: u64,
-    /// When the controller last said that it hears it; counts only after a false alarm.
-    pub vouched_us: Option<u64>,
-    /// Since when it does so again and again of a peer that is believed dead, and when it did last.
+    dead_since_us: u64,
+    /// The peer was declared dead after its last message.
+    suspected: bool,
+    /// Number of recent false alarms.
+    pub false_alarms: u32,
+    false_alarm_us: u64,
+    /// Time of the controller's last report that it reaches the peer. It counts only after a false alarm.
+    pub reported_us: Option<u64>,
+    /// While the peer is believed dead: first and last time at which the controller reported it reachable.
     contradicted_us: Option<(u64, u64)>,
-    pub hears: Vec<GatewayId>,
+    /// Gateways that the peer reaches.
+    pub reachable: Vec<GatewayId>,
     pub holds: VipSet,
-    pub standing: Standing,
-    /// When it was last sent what it did not know.
+    pub health: Health,
+    /// Time at which it was last sent the configuration or claims that it lacked.
     pub synced_us: Option<u64>,
 }
 
-/// What a message says about its sender by having come.
+/// What the arrival of a message says about its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Noted {
-    /// Nothing: it is older than one before.
+pub(super) enum Received {
+    /// Nothing: the message is older than an earlier one.
     Stale,
-    /// It lives.
+    /// The peer is alive.
     Fresh,
-    /// It lives, was believed dead, and had not died.
-    Acquitted,
+    /// The peer is alive, was believed dead, and has not restarted.
+    FalseAlarm,
 }
 
 impl Peer {
@@ -47,119 +63,126 @@ impl Peer {
         Self {
             id,
             draining: false,
-            source: Source::default(),
-            known_us: now_us,
+            sender: Sender::default(),
+            added_us: now_us,
             dead: false,
-            dead_us: 0,
-            accused: false,
-            alarms: 0,
-            alarmed_us: 0,
-            vouched_us: None,
+            dead_since_us: 0,
+            suspected: false,
+            false_alarms: 0,
+            false_alarm_us: 0,
+            reported_us: None,
             contradicted_us: None,
-            hears: Vec::new(),
+            reachable: Vec::new(),
             holds: VipSet::EMPTY,
-            standing: Standing::Fit,
+            health: Health::Ready,
             synced_us: None,
         }
     }
 
-    /// As if it had never been heard; whether it was slow before is remembered.
+    /// Forgets everything received from the peer, except its false alarms.
     pub fn forget(&mut self) {
-        self.source.heard_us = None;
-        (self.dead, self.accused) = (false, false);
-        (self.vouched_us, self.contradicted_us) = (None, None);
-        self.hears.clear();
+        self.sender.received_us = None;
+        (self.dead, self.suspected) = (false, false);
+        (self.reported_us, self.contradicted_us) = (None, None);
+        self.reachable.clear();
         self.holds = VipSet::EMPTY;
-        self.standing = Standing::Fit;
+        self.health = Health::Ready;
         self.synced_us = None;
     }
 
-    /// Notes a message.
-    pub fn note(&mut self, now_us: u64, incarnation: u64, seq: u64, params: &Params) -> Noted {
-        let arrival = self.source.note(now_us, incarnation, seq, params.silence_after_us(self.alarms));
+    /// Records the arrival of a message.
+    pub fn record(&mut self, now_us: u64, incarnation: u64, seq: u64, params: &Params) -> Received {
+        let limit_us = params.silence_after_us(self.false_alarms);
+        let arrival = self.sender.record(now_us, incarnation, seq, limit_us);
         if arrival == Arrival::Stale {
-            return Noted::Stale;
+            return Received::Stale;
         }
-        if self.alarms > 0 && now_us - self.alarmed_us > params.forgive_us {
-            self.alarms -= 1;
-            self.alarmed_us = now_us;
+        if self.false_alarms > 0 && now_us - self.false_alarm_us > params.forgive_us {
+            self.false_alarms -= 1;
+            self.false_alarm_us = now_us;
         }
         self.contradicted_us = None;
-        let accused = std::mem::take(&mut self.accused);
-        if accused && arrival == Arrival::Next {
-            // It was not dead: next time it is given longer.
-            self.alarm(now_us, params);
-            return Noted::Acquitted;
+        let suspected = std::mem::take(&mut self.suspected);
+        if suspected && arrival == Arrival::Next {
+            self.record_false_alarm(now_us, params);
+            return Received::FalseAlarm;
         }
-        Noted::Fresh
+        Received::Fresh
     }
 
-    fn alarm(&mut self, now_us: u64, params: &Params) {
-        self.alarms = (self.alarms + 1).min(params.alarms_max);
-        self.alarmed_us = now_us;
+    fn record_false_alarm(&mut self, now_us: u64, params: &Params) {
+        self.false_alarms = (self.false_alarms + 1).min(params.false_alarms_max);
+        self.false_alarm_us = now_us;
         self.dead = false;
     }
 
-    /// The controller says that it hears this peer. That is older than what gateways see for themselves,
-    /// so it counts only where those were wrong before, or are shown to be now: for a while, since a peer that
-    /// died and has just come back may be heard by the controller first. True if they are.
-    pub fn vouch(&mut self, now_us: u64, since_us: u64, params: &Params) -> bool {
-        // What it heard of a life that ended is no word about the next.
-        let goes_on = self.contradicted_us.filter(|(_, last_us)| now_us - last_us <= params.vouch_us());
-        let contradicted_us = goes_on.map_or(now_us, |(first_us, _)| first_us);
+    /// Handles the controller's report that it reaches this peer. The report is older than what gateways
+    /// observe themselves. It counts only if their observation was wrong recently, or is shown to be wrong
+    /// now because the controller reports the peer for a while: the controller may reach a peer that died and
+    /// restarted before this gateway does. Returns whether the peer was wrongly believed dead.
+    pub fn record_controller_report(&mut self, now_us: u64, since_us: u64, params: &Params) -> bool {
+        // Reports about an incarnation that ended say nothing about the next one.
+        let limit_us = params.controller_report_us();
+        let continued = self.contradicted_us.filter(|(_, last_us)| now_us - last_us <= limit_us);
+        let contradicted_us = continued.map_or(now_us, |(first_us, _)| first_us);
         self.contradicted_us = self.dead.then_some((contradicted_us, now_us));
-        let wrong_us = contradicted_us.max(self.dead_us).max(since_us);
-        let wrong = self.dead && now_us - wrong_us > params.vouch_us();
+        let wrong_since_us = contradicted_us.max(self.dead_since_us).max(since_us);
+        let wrong = self.dead && now_us - wrong_since_us > limit_us;
         if wrong {
-            self.alarm(now_us, params);
+            self.record_false_alarm(now_us, params);
         }
-        if self.alarms > 0 {
-            self.vouched_us = Some(now_us);
+        if self.false_alarms > 0 {
+            self.reported_us = Some(now_us);
         }
         wrong
     }
 
-    /// Takes its report; returns the vIPs that it no longer answers for.
-    pub fn report(&mut self, report: Report) -> VipSet {
+    /// Stores the peer's report. Returns the vIPs that it no longer answers for.
+    pub fn set_report(&mut self, report: Report) -> VipSet {
         let released = self.holds.without(report.holds);
         self.holds = report.holds;
-        self.hears = report.hears;
-        self.standing = report.standing;
+        self.reachable = report.reachable;
+        self.health = report.health;
         released
     }
 
-    /// The verdict, anew; returns the vIPs that nobody answers for since.
-    pub fn judge(&mut self, alive: bool, now_us: u64) -> VipSet {
+    /// Declares the peer alive or dead. Returns the vIPs that it has stopped answering for by dying.
+    pub fn set_alive(&mut self, alive: bool, now_us: u64) -> VipSet {
         let died = !alive && !self.dead;
         self.dead = !alive;
         if !died {
             return VipSet::EMPTY;
         }
-        self.dead_us = now_us;
+        self.dead_since_us = now_us;
         self.contradicted_us = None;
-        self.accused = true;
+        self.suspected = true;
         std::mem::take(&mut self.holds)
     }
 
-    pub fn is_heard(&self, now_us: u64, params: &Params) -> bool {
-        self.source.is_heard(now_us, params.silence_after_us(self.alarms))
+    /// Returns whether this gateway has received a message of the peer within the silence limit.
+    pub fn is_reachable(&self, now_us: u64, params: &Params) -> bool {
+        self.sender.is_reachable(now_us, params.silence_after_us(self.false_alarms))
     }
 
-    /// Whether it says that it hears that gateway.
-    pub fn says_it_hears(&self, id: GatewayId) -> bool {
-        self.hears.contains(&id)
+    /// Returns whether the peer reports that it reaches a gateway.
+    pub fn reaches(&self, id: GatewayId) -> bool {
+        self.reachable.contains(&id)
     }
 
-    pub fn is_vouched(&self, now_us: u64, params: &Params) -> bool {
-        self.alarms > 0 && self.vouched_us.is_some_and(|at| now_us - at <= params.vouch_us())
+    /// Returns whether the controller reports the peer reachable, and its report counts.
+    pub fn is_reported_reachable(&self, now_us: u64, params: &Params) -> bool {
+        self.false_alarms > 0
+            && self.reported_us.is_some_and(|at| now_us - at <= params.controller_report_us())
     }
 
-    /// Not heard yet, but not for so long that it means anything.
+    /// Returns whether no message of the peer has arrived yet, and too little time has passed to conclude
+    /// anything.
     pub fn is_awaited(&self, now_us: u64, since_us: u64, params: &Params) -> bool {
-        self.source.heard_us.is_none() && now_us - since_us.max(self.known_us) <= params.silence_us
+        self.sender.received_us.is_none() && now_us - since_us.max(self.added_us) <= params.silence_us
     }
 
-    pub fn sync_due(&self, now_us: u64, interval_us: u64) -> bool {
+    /// Returns whether the peer may be sent what it lacks again.
+    pub fn is_sync_due(&self, now_us: u64, interval_us: u64) -> bool {
         self.synced_us.is_none_or(|at| now_us - at >= interval_us)
     }
 }
@@ -169,32 +192,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_died_and_comes_back_was_no_false_alarm() {
+    fn restart_after_a_death_is_not_a_false_alarm() {
         let params = Params::default();
         let mut peer = Peer::new(GatewayId::new(2), 0);
-        peer.judge(false, 1_000_000);
-        // Long dead; the controller hears its next life first, and this gateway a little later.
-        peer.vouch(3_000_000, 0, &params);
-        peer.vouch(3_050_000, 0, &params);
-        assert_eq!(peer.note(3_060_000, 2, 1, &params), Noted::Fresh);
-        peer.judge(true, 3_060_000);
-        peer.vouch(3_300_000, 0, &params);
-        assert_eq!(peer.alarms, 0);
-        // Nor was one that the controller heard a little longer, and whose next life it hears first.
-        peer.judge(false, 3_400_000);
-        peer.vouch(3_440_000, 0, &params);
-        peer.vouch(3_900_000, 0, &params);
-        peer.vouch(3_950_000, 0, &params);
-        peer.note(3_960_000, 3, 1, &params);
-        peer.judge(true, 3_960_000);
-        assert_eq!(peer.alarms, 0);
-        // One that only the controller hears, and goes on to hear, lives.
-        peer.judge(false, 4_000_000);
+        peer.set_alive(false, 1_000_000);
+        // The peer is dead for long; the controller reaches its next incarnation first, this gateway a little
+        // later.
+        peer.record_controller_report(3_000_000, 0, &params);
+        peer.record_controller_report(3_050_000, 0, &params);
+        assert_eq!(peer.record(3_060_000, 2, 1, &params), Received::Fresh);
+        peer.set_alive(true, 3_060_000);
+        peer.record_controller_report(3_300_000, 0, &params);
+        assert_eq!(peer.false_alarms, 0);
+        // The controller received the old incarnation a little longer, and receives the next one first.
+        peer.set_alive(false, 3_400_000);
+        peer.record_controller_report(3_440_000, 0, &params);
+        peer.record_controller_report(3_900_000, 0, &params);
+        peer.record_controller_report(3_950_000, 0, &params);
+        peer.record(3_960_000, 3, 1, &params);
+        peer.set_alive(true, 3_960_000);
+        assert_eq!(peer.false_alarms, 0);
+        // A peer that the controller reaches for a while is alive, although this gateway does not reach it.
+        peer.set_alive(false, 4_000_000);
         for now_us in (4_000_000..4_150_000).step_by(50_000) {
-            peer.vouch(now_us, 0, &params);
+            peer.record_controller_report(now_us, 0, &params);
         }
-        assert!(peer.dead && peer.alarms == 0);
-        peer.vouch(4_000_000 + params.vouch_us() + 1, 0, &params);
-        assert!(!peer.dead && peer.alarms == 1);
+        assert!(peer.dead && peer.false_alarms == 0);
+        peer.record_controller_report(4_000_000 + params.controller_report_us() + 1, 0, &params);
+        assert!(!peer.dead && peer.false_alarms == 1);
     }
 }

@@ -1,4 +1,4 @@
-//! One gateway, number 1 of three, and what it does about what it hears.
+//! Tests of one gateway, usually number 1 of three, by the messages that it receives.
 
 use super::*;
 use crate::message::Member;
@@ -10,44 +10,45 @@ fn id(number: u64) -> GatewayId {
     GatewayId::new(number)
 }
 
-fn vip(place: u8) -> VipId {
-    VipId::new(place).unwrap()
+fn vip(slot: u8) -> VipId {
+    VipId::new(slot).unwrap()
 }
 
-fn set(places: &[u8]) -> VipSet {
-    places.iter().map(|&place| vip(place)).collect()
+fn set(slots: &[u8]) -> VipSet {
+    slots.iter().map(|&slot| vip(slot)).collect()
 }
 
-/// A gateway and the world around it: its peers say hello when told to.
-struct Bench {
+/// A gateway, its clock, and the outputs that it has made. Tests send it the messages of its peers.
+struct Fixture {
     gateway: Gateway,
     now_us: u64,
     seq: u64,
     outputs: Vec<Output>,
 }
 
-impl Bench {
-    /// vIP n belongs to gateway n + 1; `members` gateways.
+impl Fixture {
+    /// Makes gateway 1 of `members` gateways. vIP n belongs to gateway n + 1.
     fn new(members: u64) -> Self {
         let claim = |number: u64| (vip(number as u8 - 1), Claim { epoch: 1, owner: id(number) });
         let table = Table::from_claims((1..=members).map(claim));
         let members: Vec<Member> =
             (1..=members).map(|number| Member { id: id(number), draining: false }).collect();
-        let config = Config { revision: 1, vips: VipSet::first(members.len()), members, hello_ms: 0 };
+        let config =
+            Config { revision: 1, vips: VipSet::first(members.len()), members, hello_interval_ms: 0 };
         let start_us = 1_000 * MS;
         let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us);
-        let mut bench = Self { gateway, now_us: start_us, seq: 0, outputs: Vec::new() };
-        bench.input(Input::Timer);
-        bench
+        let mut fixture = Self { gateway, now_us: start_us, seq: 0, outputs: Vec::new() };
+        fixture.input(Input::Timer);
+        fixture
     }
 
-    /// One of three that has listened and heard its peers.
-    fn settled() -> Self {
-        let mut bench = Self::new(3);
-        bench.pass(20, &[2, 3]);
-        assert_eq!((bench.gateway.standing(), bench.gateway.holds()), (Standing::Fit, set(&[0])));
-        bench.outputs.clear();
-        bench
+    /// Makes gateway 1 of three that is ready and has received hellos of its peers.
+    fn ready() -> Self {
+        let mut fixture = Self::new(3);
+        fixture.pass(20, &[2, 3]);
+        assert_eq!((fixture.gateway.health(), fixture.gateway.holds()), (Health::Ready, set(&[0])));
+        fixture.outputs.clear();
+        fixture
     }
 
     fn input(&mut self, input: Input) {
@@ -59,32 +60,33 @@ impl Bench {
         Message { cluster: ClusterId::new(1), from, incarnation: 1, seq: self.seq, body }
     }
 
-    fn hear(&mut self, from: Node, body: Body) {
+    fn receive(&mut self, from: Node, body: Body) {
         let message = self.message(from, body);
         self.input(Input::Received(message));
     }
 
-    fn report(&self, holds: VipSet, hears: &[u64]) -> Report {
+    fn report(&self, holds: VipSet, reachable: &[u64]) -> Report {
         Report {
             config: self.gateway.config().revision,
             digest: self.gateway.table().digest(),
             holds,
-            hears: hears.iter().map(|&number| id(number)).collect(),
-            standing: Standing::Fit,
+            reachable: reachable.iter().map(|&number| id(number)).collect(),
+            health: Health::Ready,
         }
     }
 
-    fn hello(&mut self, from: u64, hears: &[u64]) {
+    fn hello(&mut self, from: u64, reachable: &[u64]) {
         let holds = self.gateway.table().owned_by(id(from), self.gateway.config().vips);
-        let report = self.report(holds, hears);
-        self.hear(Node::Gateway(id(from)), Body::Hello(report));
+        let report = self.report(holds, reachable);
+        self.receive(Node::Gateway(id(from)), Body::Hello(report));
     }
 
-    fn claim(&mut self, from: Node, place: u8, epoch: u64, owner: u64) {
-        self.hear(from, Body::Claims(vec![(vip(place), Claim { epoch, owner: id(owner) })]));
+    fn claim(&mut self, from: Node, slot: u8, epoch: u64, owner: u64) {
+        self.receive(from, Body::Claims(vec![(vip(slot), Claim { epoch, owner: id(owner) })]));
     }
 
-    /// So many milliseconds in which these peers are heard, and hear each other and this gateway.
+    /// Lets `millis` milliseconds pass, in which these peers send hellos and reach each other and this
+    /// gateway.
     fn pass(&mut self, millis: u64, peers: &[u64]) {
         for _ in 0..millis {
             self.now_us += MS;
@@ -96,16 +98,16 @@ impl Bench {
         }
     }
 
-    /// Until it asks whether anybody is there.
-    fn pass_until_alone(&mut self) {
-        let asked = (0..100).any(|_| {
+    /// Lets time pass without hellos until the gateway probes a witness.
+    fn pass_until_probe(&mut self) {
+        let probed = (0..100).any(|_| {
             self.pass(1, &[]);
             self.last_probe().is_some()
         });
-        assert!(asked);
+        assert!(probed);
     }
 
-    fn announced(&self) -> Vec<(u8, Reason)> {
+    fn announced(&self) -> Vec<(u8, AnnounceReason)> {
         let announced = |output: &Output| match output {
             Output::Announce { vip, reason } => Some((vip.get(), *reason)),
             _ => None,
@@ -113,25 +115,27 @@ impl Bench {
         self.outputs.iter().filter_map(announced).collect()
     }
 
-    fn took(&self) -> Vec<u8> {
-        let taken = |(vip, reason): (u8, Reason)| matches!(reason, Reason::TakenOver { .. }).then_some(vip);
+    fn taken_over(&self) -> Vec<u8> {
+        let taken = |(vip, reason): (u8, AnnounceReason)| {
+            matches!(reason, AnnounceReason::TakenOver { .. }).then_some(vip)
+        };
         self.announced().into_iter().filter_map(taken).collect()
     }
 
-    fn withdrew(&self) -> Vec<u8> {
-        let withdrew = |output: &Output| match output {
+    fn withdrawn(&self) -> Vec<u8> {
+        let withdrawn = |output: &Output| match output {
             Output::Withdraw { vip } => Some(vip.get()),
             _ => None,
         };
-        self.outputs.iter().filter_map(withdrew).collect()
+        self.outputs.iter().filter_map(withdrawn).collect()
     }
 
-    fn contact_told(&self) -> Vec<Incident> {
-        let told = |output: &Output| match output {
-            Output::Happened(it @ (Incident::CutOff | Incident::Reconnected)) => Some(*it),
+    fn contact_incidents(&self) -> Vec<Incident> {
+        let incident = |output: &Output| match output {
+            Output::Incident(it @ (Incident::Isolated | Incident::Reconnected)) => Some(*it),
             _ => None,
         };
-        self.outputs.iter().filter_map(told).collect()
+        self.outputs.iter().filter_map(incident).collect()
     }
 
     fn last_probe(&self) -> Option<u64> {
@@ -143,210 +147,218 @@ impl Bench {
 }
 
 #[test]
-fn listens_before_it_announces() {
-    let mut bench = Bench::new(3);
-    bench.pass(11, &[2, 3]);
-    assert_eq!(bench.announced(), []);
-    bench.pass(1, &[2, 3]);
-    assert_eq!(bench.announced(), [(0, Reason::Assigned)]);
-    bench.pass(200, &[2, 3]);
-    assert_eq!(bench.announced()[1..], [(0, Reason::Repeat); 3]);
-    bench.pass(30_000, &[2, 3]);
-    assert_eq!(bench.announced()[4..], [(0, Reason::Refresh)]);
+fn started_gateway_only_listens_at_first() {
+    let mut fixture = Fixture::new(3);
+    fixture.pass(11, &[2, 3]);
+    assert_eq!(fixture.announced(), []);
+    fixture.pass(1, &[2, 3]);
+    assert_eq!(fixture.announced(), [(0, AnnounceReason::Assigned)]);
+    fixture.pass(200, &[2, 3]);
+    assert_eq!(fixture.announced()[1..], [(0, AnnounceReason::Repeat); 3]);
+    fixture.pass(30_000, &[2, 3]);
+    assert_eq!(fixture.announced()[4..], [(0, AnnounceReason::Refresh)]);
 }
 
 #[test]
-fn takes_what_a_silent_peer_owned_once_nobody_hears_it() {
-    let mut bench = Bench::settled();
-    // It died after its last hello; the other says for 20 ms that it still hears it.
+fn vip_of_a_silent_peer_is_taken_over_when_no_gateway_reaches_the_peer() {
+    let mut fixture = Fixture::ready();
+    // Peer 2 died after its last hello; peer 3 reports for 20 ms that it still reaches it.
     for _ in 0..20 {
-        bench.now_us += MS;
-        bench.hello(3, &[1, 2]);
+        fixture.now_us += MS;
+        fixture.hello(3, &[1, 2]);
     }
-    assert_eq!((bench.took(), bench.gateway.hears(Node::Gateway(id(2)), bench.now_us)), (vec![], false));
-    bench.hello(3, &[1]);
-    // Both have one vIP, so the order for this one decides, and the second waits a step.
-    let first = bench.took() == [1];
-    bench.now_us += Params::default().step_us;
-    bench.hello(3, &[1]);
-    assert_eq!(bench.took(), [1]);
+    assert_eq!(
+        (fixture.taken_over(), fixture.gateway.is_reachable(Node::Gateway(id(2)), fixture.now_us)),
+        (vec![], false)
+    );
+    fixture.hello(3, &[1]);
+    // Gateways 1 and 3 own one vIP each, so the hash decides which of them is first; the second waits one
+    // step.
+    let first = fixture.taken_over() == [1];
+    fixture.now_us += Params::default().candidate_step_us;
+    fixture.hello(3, &[1]);
+    assert_eq!(fixture.taken_over(), [1]);
     let candidates = [1, 3].map(|number| Candidate { id: id(number), load: 1 });
     assert_eq!(first, crate::order::rank(vip(1), id(1), &candidates) == Some(0));
-    assert_eq!(bench.gateway.table().get(vip(1)), Some(Claim { epoch: 2, owner: id(1) }));
-    assert_eq!(bench.gateway.holds(), set(&[0, 1]));
+    assert_eq!(fixture.gateway.table().get(vip(1)), Some(Claim { epoch: 2, owner: id(1) }));
+    assert_eq!(fixture.gateway.holds(), set(&[0, 1]));
 }
 
 #[test]
-fn one_dead_link_is_no_dead_peer() {
-    let mut bench = Bench::settled();
+fn peer_reached_by_another_gateway_is_not_dead() {
+    let mut fixture = Fixture::ready();
     for _ in 0..1_000 {
-        bench.now_us += MS;
-        bench.hello(3, &[1, 2]);
+        fixture.now_us += MS;
+        fixture.hello(3, &[1, 2]);
     }
-    assert_eq!((bench.took(), bench.withdrew()), (vec![], vec![]));
+    assert_eq!((fixture.taken_over(), fixture.withdrawn()), (vec![], vec![]));
 }
 
 #[test]
-fn old_messages_keep_nobody_alive() {
-    let mut bench = Bench::settled();
-    let report = bench.report(set(&[1]), &[1, 3]);
-    let old = bench.message(Node::Gateway(id(2)), Body::Hello(report));
-    bench.input(Input::Received(old.clone()));
+fn repeated_messages_do_not_keep_a_peer_alive() {
+    let mut fixture = Fixture::ready();
+    let report = fixture.report(set(&[1]), &[1, 3]);
+    let old = fixture.message(Node::Gateway(id(2)), Body::Hello(report));
+    fixture.input(Input::Received(old.clone()));
     for _ in 0..20 {
-        bench.now_us += MS;
-        bench.hello(3, &[1]);
-        bench.input(Input::Received(old.clone()));
+        fixture.now_us += MS;
+        fixture.hello(3, &[1]);
+        fixture.input(Input::Received(old.clone()));
     }
-    assert_eq!(bench.took(), [1]);
+    assert_eq!(fixture.taken_over(), [1]);
 }
 
 #[test]
-fn who_hears_nobody_asks_before_it_takes() {
+fn gateway_without_reachable_peers_probes_before_it_takes_over() {
     for (answer_late_us, takes) in [(Some(0), true), (Some(2 * MS), true), (None, false)] {
-        let mut bench = Bench::settled();
-        bench.pass_until_alone();
-        assert_eq!(bench.took(), []);
-        let token = bench.last_probe().unwrap();
-        // What was asked before it was alone proves nothing.
-        bench.input(Input::Witness { token: token - 1 });
-        bench.input(Input::Timer);
-        assert_eq!((bench.took(), bench.gateway.standing()), (vec![], Standing::Fit));
+        let mut fixture = Fixture::ready();
+        fixture.pass_until_probe();
+        assert_eq!(fixture.taken_over(), []);
+        let token = fixture.last_probe().unwrap();
+        // An answer to an earlier probe proves nothing.
+        fixture.input(Input::Witness { token: token - 1 });
+        fixture.input(Input::Timer);
+        assert_eq!((fixture.taken_over(), fixture.gateway.health()), (vec![], Health::Ready));
         if let Some(late_us) = answer_late_us {
-            bench.now_us += late_us;
-            bench.input(Input::Witness { token });
-            assert_eq!(bench.took(), [1, 2]);
+            fixture.now_us += late_us;
+            fixture.input(Input::Witness { token });
+            assert_eq!(fixture.taken_over(), [1, 2]);
         }
-        bench.pass(10, &[]);
-        assert_eq!(bench.took().is_empty(), !takes);
-        assert_eq!(bench.gateway.standing(), if takes { Standing::Fit } else { Standing::CutOff });
+        fixture.pass(10, &[]);
+        assert_eq!(fixture.taken_over().is_empty(), !takes);
+        assert_eq!(fixture.gateway.health(), if takes { Health::Ready } else { Health::Isolated });
     }
 }
 
 #[test]
-fn the_controllers_answer_counts_as_well() {
-    let mut bench = Bench::settled();
-    bench.pass_until_alone();
-    let echo = bench.last_probe().unwrap();
-    let digest = bench.gateway.table().digest();
-    let pulse = |echo, hears| Body::Pulse(Pulse { echo, config: 1, digest, hears });
-    bench.hear(Node::Controller, pulse(echo - 1, vec![id(1)]));
-    bench.hear(Node::Controller, pulse(echo, vec![id(2)]));
-    // It hears us and another: one of both has no underlay, and nobody knows which.
-    bench.hear(Node::Controller, pulse(echo, vec![id(1), id(2)]));
-    assert_eq!(bench.took(), []);
-    bench.hear(Node::Controller, pulse(echo, vec![id(1)]));
-    assert_eq!(bench.took(), [1, 2]);
+fn answer_of_the_controller_counts_only_if_it_reaches_no_peer() {
+    let mut fixture = Fixture::ready();
+    fixture.pass_until_probe();
+    let echo = fixture.last_probe().unwrap();
+    let digest = fixture.gateway.table().digest();
+    let pulse = |echo, reachable| Body::Pulse(Pulse { echo, config: 1, digest, reachable });
+    fixture.receive(Node::Controller, pulse(echo - 1, vec![id(1)]));
+    fixture.receive(Node::Controller, pulse(echo, vec![id(2)]));
+    // The controller reaches this gateway and a peer: one of the two has lost its underlay, and it is unknown
+    // which.
+    fixture.receive(Node::Controller, pulse(echo, vec![id(1), id(2)]));
+    assert_eq!(fixture.taken_over(), []);
+    fixture.receive(Node::Controller, pulse(echo, vec![id(1)]));
+    assert_eq!(fixture.taken_over(), [1, 2]);
 }
 
 #[test]
-fn a_cut_off_peer_is_relieved_and_returns_by_listening() {
-    let mut bench = Bench::settled();
-    let mut report = bench.report(set(&[1]), &[]);
-    report.standing = Standing::CutOff;
-    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
-    bench.now_us += Params::default().step_us;
-    bench.input(Input::Timer);
-    assert_eq!(bench.took(), [1]);
-    // And this one itself: cut off, then answered again, it announces what is still its own.
-    let mut bench = Bench::settled();
-    bench.pass(14, &[]);
-    bench.outputs.clear();
-    bench.pass(40, &[]);
-    assert_eq!((bench.gateway.standing(), bench.announced()), (Standing::CutOff, vec![]));
-    bench.claim(Node::Gateway(id(2)), 0, 2, 2);
-    bench.hello(2, &[1, 3]);
-    assert_eq!((bench.gateway.standing(), bench.withdrew()), (Standing::Listening, vec![0]));
-    bench.pass(30, &[2, 3]);
-    assert_eq!((bench.gateway.standing(), bench.announced()), (Standing::Fit, vec![]));
-    assert_eq!(bench.contact_told(), [Incident::CutOff, Incident::Reconnected]);
+fn vips_of_an_isolated_peer_are_taken_over_and_an_isolated_gateway_starts_again() {
+    let mut fixture = Fixture::ready();
+    let mut report = fixture.report(set(&[1]), &[]);
+    report.health = Health::Isolated;
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(report));
+    fixture.now_us += Params::default().candidate_step_us;
+    fixture.input(Input::Timer);
+    assert_eq!(fixture.taken_over(), [1]);
+    // An isolated gateway that is answered again starts again, and announces what it still owns.
+    let mut fixture = Fixture::ready();
+    fixture.pass(14, &[]);
+    fixture.outputs.clear();
+    fixture.pass(40, &[]);
+    assert_eq!((fixture.gateway.health(), fixture.announced()), (Health::Isolated, vec![]));
+    fixture.claim(Node::Gateway(id(2)), 0, 2, 2);
+    fixture.hello(2, &[1, 3]);
+    assert_eq!((fixture.gateway.health(), fixture.withdrawn()), (Health::Starting, vec![0]));
+    fixture.pass(30, &[2, 3]);
+    assert_eq!((fixture.gateway.health(), fixture.announced()), (Health::Ready, vec![]));
+    assert_eq!(fixture.contact_incidents(), [Incident::Isolated, Incident::Reconnected]);
 }
 
 #[test]
-fn that_it_was_cut_off_outlasts_a_pause() {
-    let mut bench = Bench::settled();
-    bench.pass(54, &[]);
-    bench.now_us += 100 * MS;
-    bench.pass(40, &[]);
-    assert_eq!((bench.gateway.standing(), bench.contact_told()), (Standing::CutOff, vec![Incident::CutOff]));
-    bench.pass(40, &[2, 3]);
-    assert_eq!(bench.contact_told(), [Incident::CutOff, Incident::Reconnected]);
+fn pause_of_an_isolated_gateway_is_not_a_second_isolation() {
+    let mut fixture = Fixture::ready();
+    fixture.pass(54, &[]);
+    fixture.now_us += 100 * MS;
+    fixture.pass(40, &[]);
+    assert_eq!(
+        (fixture.gateway.health(), fixture.contact_incidents()),
+        (Health::Isolated, vec![Incident::Isolated])
+    );
+    fixture.pass(40, &[2, 3]);
+    assert_eq!(fixture.contact_incidents(), [Incident::Isolated, Incident::Reconnected]);
 }
 
 #[test]
-fn who_was_paused_listens_first() {
-    let mut bench = Bench::settled();
-    // Repetitions, refresh and the silence of all peers are due when it wakes up.
-    bench.now_us += 40_000 * MS;
-    bench.input(Input::Timer);
-    assert_eq!((bench.gateway.standing(), bench.announced()), (Standing::Listening, vec![]));
-    bench.claim(Node::Gateway(id(3)), 0, 2, 2);
-    bench.hello(2, &[1, 3]);
-    assert_eq!((bench.withdrew(), bench.announced()), (vec![0], vec![]));
-    bench.pass(100, &[2, 3]);
-    assert_eq!(bench.announced(), []);
-    // Nobody took it: then it says so again, once it has listened.
-    let mut bench = Bench::settled();
-    bench.now_us += 40_000 * MS;
-    bench.pass(12, &[2, 3]);
-    assert_eq!(bench.announced(), []);
-    bench.pass(1, &[2, 3]);
-    assert_eq!(bench.announced(), [(0, Reason::Resumed)]);
+fn paused_gateway_starts_again_before_it_announces() {
+    let mut fixture = Fixture::ready();
+    // Repetitions, refresh and the silence limits of all peers are due when it resumes.
+    fixture.now_us += 40_000 * MS;
+    fixture.input(Input::Timer);
+    assert_eq!((fixture.gateway.health(), fixture.announced()), (Health::Starting, vec![]));
+    fixture.claim(Node::Gateway(id(3)), 0, 2, 2);
+    fixture.hello(2, &[1, 3]);
+    assert_eq!((fixture.withdrawn(), fixture.announced()), (vec![0], vec![]));
+    fixture.pass(100, &[2, 3]);
+    assert_eq!(fixture.announced(), []);
+    // If no gateway took its vIP over, it announces the vIP again after the start-up phase.
+    let mut fixture = Fixture::ready();
+    fixture.now_us += 40_000 * MS;
+    fixture.pass(12, &[2, 3]);
+    assert_eq!(fixture.announced(), []);
+    fixture.pass(1, &[2, 3]);
+    assert_eq!(fixture.announced(), [(0, AnnounceReason::Resumed)]);
 }
 
 #[test]
-fn gives_way_only_to_who_answers() {
-    let mut bench = Bench::settled();
-    bench.claim(Node::Controller, 0, 2, 2);
-    let report = bench.report(set(&[1]), &[1, 3]);
-    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
-    assert_eq!(bench.withdrew(), []);
-    let report = bench.report(set(&[0, 1]), &[1, 3]);
-    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
-    assert_eq!((bench.withdrew(), bench.gateway.holds()), (vec![0], VipSet::EMPTY));
+fn vip_is_handed_over_only_when_the_new_owner_answers_for_it() {
+    let mut fixture = Fixture::ready();
+    fixture.claim(Node::Controller, 0, 2, 2);
+    let report = fixture.report(set(&[1]), &[1, 3]);
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(report));
+    assert_eq!(fixture.withdrawn(), []);
+    let report = fixture.report(set(&[0, 1]), &[1, 3]);
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(report));
+    assert_eq!((fixture.withdrawn(), fixture.gateway.holds()), (vec![0], VipSet::EMPTY));
 }
 
 #[test]
-fn the_winner_announces_again_when_its_rival_stops() {
-    let mut bench = Bench::settled();
-    let both = bench.report(set(&[0, 1]), &[1, 3]);
-    bench.hear(Node::Gateway(id(2)), Body::Hello(both));
-    assert_eq!(bench.announced(), []);
-    bench.hello(2, &[1, 3]);
-    assert_eq!(bench.announced(), [(0, Reason::RivalGone)]);
+fn owner_announces_again_when_another_gateway_stops_answering() {
+    let mut fixture = Fixture::ready();
+    let both = fixture.report(set(&[0, 1]), &[1, 3]);
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(both));
+    assert_eq!(fixture.announced(), []);
+    fixture.hello(2, &[1, 3]);
+    assert_eq!(fixture.announced(), [(0, AnnounceReason::RivalStopped)]);
 }
 
 #[test]
-fn who_cried_wolf_is_given_longer() {
-    let mut bench = Bench::settled();
-    let silent_until_taken = |bench: &mut Bench| {
-        // Its own again, as if the controller had moved it back.
-        let epoch = bench.gateway.table().get(vip(1)).unwrap().epoch;
-        bench.claim(Node::Controller, 1, epoch + 1, 2);
-        bench.pass(50, &[2, 3]);
-        bench.outputs.clear();
-        let from_us = bench.now_us;
-        while bench.took().is_empty() && bench.now_us - from_us < 1_000 * MS {
-            bench.now_us += MS;
-            bench.hello(3, &[1]);
+fn silence_limit_doubles_with_each_false_alarm() {
+    let mut fixture = Fixture::ready();
+    let silent_until_taken_over = |fixture: &mut Fixture| {
+        // The vIP returns to gateway 2, as if the controller had moved it back.
+        let epoch = fixture.gateway.table().get(vip(1)).unwrap().epoch;
+        fixture.claim(Node::Controller, 1, epoch + 1, 2);
+        fixture.pass(50, &[2, 3]);
+        fixture.outputs.clear();
+        let from_us = fixture.now_us;
+        while fixture.taken_over().is_empty() && fixture.now_us - from_us < 1_000 * MS {
+            fixture.now_us += MS;
+            fixture.hello(3, &[1]);
         }
-        bench.now_us - from_us
+        fixture.now_us - from_us
     };
-    let first_us = silent_until_taken(&mut bench);
-    let second_us = silent_until_taken(&mut bench);
-    let third_us = silent_until_taken(&mut bench);
-    let step_us = Params::default().step_us;
+    let first_us = silent_until_taken_over(&mut fixture);
+    let second_us = silent_until_taken_over(&mut fixture);
+    let third_us = silent_until_taken_over(&mut fixture);
+    let step_us = Params::default().candidate_step_us;
     assert!((14 * MS..=14 * MS + step_us).contains(&first_us), "{first_us}");
     assert!((27 * MS..=27 * MS + step_us).contains(&second_us), "{second_us}");
     assert!((53 * MS..=53 * MS + step_us).contains(&third_us), "{third_us}");
 }
 
 #[test]
-fn a_missed_claim_or_configuration_is_handed_on() {
-    let mut bench = Bench::settled();
-    let mut report = bench.report(set(&[1]), &[1, 3]);
+fn peer_that_missed_claims_or_configuration_is_sent_them() {
+    let mut fixture = Fixture::ready();
+    let mut report = fixture.report(set(&[1]), &[1, 3]);
     (report.digest, report.config) = (report.digest ^ 1, 0);
-    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
-    let sent: Vec<&Body> = bench
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(report));
+    let sent: Vec<&Body> = fixture
         .outputs
         .iter()
         .filter_map(|output| match output {
@@ -354,85 +366,88 @@ fn a_missed_claim_or_configuration_is_handed_on() {
             _ => None,
         })
         .collect();
-    assert!(sent.contains(&&Body::Config(bench.gateway.config().clone())), "{sent:?}");
-    assert!(sent.contains(&&Body::Claims(bench.gateway.table().iter().collect())), "{sent:?}");
+    assert!(sent.contains(&&Body::Config(fixture.gateway.config().clone())), "{sent:?}");
+    assert!(sent.contains(&&Body::Claims(fixture.gateway.table().iter().collect())), "{sent:?}");
 }
 
 #[test]
-fn a_draining_gateway_takes_nothing_and_says_when_it_is_free() {
-    let mut bench = Bench::settled();
-    let mut config = bench.gateway.config().clone();
+fn draining_gateway_takes_nothing_over_and_reports_when_it_is_drained() {
+    let mut fixture = Fixture::ready();
+    let mut config = fixture.gateway.config().clone();
     (config.revision, config.members[0].draining) = (2, true);
-    bench.input(Input::Config(config));
+    fixture.input(Input::Config(config));
     for _ in 0..30 {
-        bench.now_us += MS;
-        bench.hello(3, &[1]);
+        fixture.now_us += MS;
+        fixture.hello(3, &[1]);
     }
-    assert_eq!((bench.took(), bench.outputs.contains(&Output::Happened(Incident::Drained))), (vec![], false));
-    bench.claim(Node::Controller, 0, 2, 3);
-    bench.hello(3, &[1]);
-    assert_eq!(bench.withdrew(), [0]);
-    assert!(bench.outputs.contains(&Output::Happened(Incident::Drained)));
-    // Unless there is nobody else.
+    assert_eq!(
+        (fixture.taken_over(), fixture.outputs.contains(&Output::Incident(Incident::Drained))),
+        (vec![], false)
+    );
+    fixture.claim(Node::Controller, 0, 2, 3);
+    fixture.hello(3, &[1]);
+    assert_eq!(fixture.withdrawn(), [0]);
+    assert!(fixture.outputs.contains(&Output::Incident(Incident::Drained)));
+    // It takes vIPs over only if there is no other gateway.
     for _ in 0..30 {
-        bench.pass(1, &[]);
-        if let Some(token) = bench.last_probe() {
-            bench.input(Input::Witness { token });
+        fixture.pass(1, &[]);
+        if let Some(token) = fixture.last_probe() {
+            fixture.input(Input::Witness { token });
         }
     }
-    assert_eq!(bench.gateway.holds(), set(&[0, 1, 2]));
+    assert_eq!(fixture.gateway.holds(), set(&[0, 1, 2]));
 }
 
 #[test]
-fn who_is_no_member_any_more_lets_go() {
-    let mut bench = Bench::settled();
-    let mut config = bench.gateway.config().clone();
+fn removed_gateway_withdraws_its_vips() {
+    let mut fixture = Fixture::ready();
+    let mut config = fixture.gateway.config().clone();
     config.revision = 2;
     config.members.remove(0);
-    bench.input(Input::Config(config));
-    bench.claim(Node::Controller, 0, 2, 3);
-    bench.pass(25, &[]);
-    assert_eq!((bench.withdrew(), bench.took()), (vec![0], vec![]));
+    fixture.input(Input::Config(config));
+    fixture.claim(Node::Controller, 0, 2, 3);
+    fixture.pass(25, &[]);
+    assert_eq!((fixture.withdrawn(), fixture.taken_over()), (vec![0], vec![]));
 }
 
 #[test]
-fn a_restarted_agent_keeps_what_its_programs_answer_for() {
-    let settled = Bench::settled().gateway;
+fn restarted_agent_keeps_the_vips_that_its_programs_answer_for() {
+    let ready = Fixture::ready().gateway;
     let restart = |saved: (Config, Table)| {
         let start_us = 2_000 * MS;
         let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 2, saved, start_us);
-        let gateway = gateway.holding(set(&[0, 1]));
-        let mut bench = Bench { gateway, now_us: start_us, seq: 100, outputs: Vec::new() };
-        bench.input(Input::Timer);
-        bench
+        let gateway = gateway.with_held_vips(set(&[0, 1]));
+        let mut fixture = Fixture { gateway, now_us: start_us, seq: 100, outputs: Vec::new() };
+        fixture.input(Input::Timer);
+        fixture
     };
-    // vIP 1 went to its new owner meanwhile, which answers for it; vIP 0 is its own.
-    let mut bench = restart((settled.config().clone(), settled.table().clone()));
-    assert_eq!(bench.gateway.holds(), set(&[0, 1]));
-    bench.pass(20, &[2, 3]);
-    assert_eq!((bench.withdrew(), bench.announced()), (vec![1], vec![(0, Reason::Resumed)]));
-    // Without a disk it waits until it is told, and changes nothing before.
-    let mut bench = restart(Default::default());
-    bench.pass(50, &[]);
-    assert_eq!((bench.withdrew(), bench.announced()), (vec![], vec![]));
-    bench.input(Input::Config(settled.config().clone()));
-    bench.hear(Node::Gateway(id(2)), Body::Claims(settled.table().iter().collect()));
-    bench.pass(20, &[2, 3]);
-    assert_eq!((bench.withdrew(), bench.gateway.holds()), (vec![1], set(&[0])));
+    // vIP 1 has a new owner, which answers for it; vIP 0 still belongs to this gateway.
+    let mut fixture = restart((ready.config().clone(), ready.table().clone()));
+    assert_eq!(fixture.gateway.holds(), set(&[0, 1]));
+    fixture.pass(20, &[2, 3]);
+    assert_eq!((fixture.withdrawn(), fixture.announced()), (vec![1], vec![(0, AnnounceReason::Resumed)]));
+    // Without saved state it changes nothing until it receives a configuration and claims.
+    let mut fixture = restart(Default::default());
+    fixture.pass(50, &[]);
+    assert_eq!((fixture.withdrawn(), fixture.announced()), (vec![], vec![]));
+    fixture.input(Input::Config(ready.config().clone()));
+    fixture.receive(Node::Gateway(id(2)), Body::Claims(ready.table().iter().collect()));
+    fixture.pass(20, &[2, 3]);
+    assert_eq!((fixture.withdrawn(), fixture.gateway.holds()), (vec![1], set(&[0])));
 }
 
 #[test]
-fn who_was_removed_is_told_by_those_who_stay() {
-    let mut bench = Bench::settled();
-    let mut config = bench.gateway.config().clone();
+fn removed_gateway_is_sent_the_configuration_by_the_members() {
+    let mut fixture = Fixture::ready();
+    let mut config = fixture.gateway.config().clone();
     config.revision = 2;
     config.members.retain(|member| member.id != id(2));
-    bench.input(Input::Config(config.clone()));
-    bench.outputs.clear();
-    let mut report = bench.report(set(&[1]), &[1, 3]);
+    fixture.input(Input::Config(config.clone()));
+    fixture.outputs.clear();
+    let mut report = fixture.report(set(&[1]), &[1, 3]);
     (report.config, report.digest) = (1, 0);
-    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
-    let told: Vec<&Body> = bench
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(report));
+    let sent: Vec<&Body> = fixture
         .outputs
         .iter()
         .filter_map(|output| match output {
@@ -440,136 +455,141 @@ fn who_was_removed_is_told_by_those_who_stay() {
             _ => None,
         })
         .collect();
-    assert_eq!(told[0], &Body::Config(config));
-    assert!(matches!(told[1], Body::Claims(_)), "{told:?}");
-    // Who knows is not told again.
-    bench.outputs.clear();
-    let report = bench.report(VipSet::EMPTY, &[]);
-    bench.hear(Node::Gateway(id(2)), Body::Hello(report));
+    assert_eq!(sent[0], &Body::Config(config));
+    assert!(matches!(sent[1], Body::Claims(_)), "{sent:?}");
+    // A gateway that knows the configuration is not sent it again.
+    fixture.outputs.clear();
+    let report = fixture.report(VipSet::EMPTY, &[]);
+    fixture.receive(Node::Gateway(id(2)), Body::Hello(report));
     let to_it = |output: &Output| matches!(output, Output::Send { to, .. } if *to == Node::Gateway(id(2)));
-    assert!(!bench.outputs.iter().any(to_it));
+    assert!(!fixture.outputs.iter().any(to_it));
 }
 
 #[test]
-fn a_lone_survivor_takes_over_however_late_its_witnesses_answer() {
-    let mut bench = Bench::settled();
-    bench.pass_until_alone();
-    // Each answer comes 6 ms after its question: later than it waits before it says that it is cut off.
-    let mut asked: Vec<(u64, u64)> = Vec::new();
+fn last_gateway_takes_over_although_its_witnesses_answer_late() {
+    let mut fixture = Fixture::ready();
+    fixture.pass_until_probe();
+    // Each answer arrives 6 ms after its probe: later than `contact_us`, after which the gateway is isolated.
+    let mut probes: Vec<(u64, u64)> = Vec::new();
     for _ in 0..100 {
-        bench.pass(1, &[]);
-        if let Some(token) = bench.last_probe() {
-            asked.push((bench.now_us + 6 * MS, token));
-            bench.outputs.retain(|output| !matches!(output, Output::ProbeWitness { .. }));
+        fixture.pass(1, &[]);
+        if let Some(token) = fixture.last_probe() {
+            probes.push((fixture.now_us + 6 * MS, token));
+            fixture.outputs.retain(|output| !matches!(output, Output::ProbeWitness { .. }));
         }
-        for (_, token) in asked.extract_if(.., |(due_us, _)| *due_us <= bench.now_us).collect::<Vec<_>>() {
-            bench.input(Input::Witness { token });
+        for (_, token) in probes.extract_if(.., |(due_us, _)| *due_us <= fixture.now_us).collect::<Vec<_>>() {
+            fixture.input(Input::Witness { token });
         }
     }
-    assert_eq!((bench.took(), bench.gateway.standing()), (vec![1, 2], Standing::Fit));
+    assert_eq!((fixture.taken_over(), fixture.gateway.health()), (vec![1, 2], Health::Ready));
 }
 
 #[test]
-fn who_cannot_read_what_the_others_say_takes_nothing() {
-    let mut bench = Bench::settled();
+fn gateway_that_cannot_open_its_peers_messages_takes_nothing_over() {
+    let mut fixture = Fixture::ready();
     for _ in 0..60 {
-        bench.pass(1, &[]);
-        bench.input(Input::Unreadable);
-        let token = bench.gateway.seq;
-        bench.input(Input::Witness { token });
+        fixture.pass(1, &[]);
+        fixture.input(Input::Unreadable);
+        let token = fixture.gateway.seq;
+        fixture.input(Input::Witness { token });
     }
-    assert_eq!((bench.took(), bench.gateway.standing()), (vec![], Standing::CutOff));
-    // When the others are silent as well, they are gone.
+    assert_eq!((fixture.taken_over(), fixture.gateway.health()), (vec![], Health::Isolated));
+    // When no unreadable messages arrive either, the peers are dead.
     for _ in 0..60 {
-        bench.pass(1, &[]);
-        let token = bench.gateway.seq;
-        bench.input(Input::Witness { token });
+        fixture.pass(1, &[]);
+        let token = fixture.gateway.seq;
+        fixture.input(Input::Witness { token });
     }
-    assert_eq!(bench.took(), [1, 2]);
+    assert_eq!(fixture.taken_over(), [1, 2]);
 }
 
 #[test]
-fn the_controllers_word_ends_no_service_of_a_split_side() {
-    let mut bench = Bench::settled();
-    let digest = bench.gateway.table().digest();
-    let mut draining = Vec::new();
+fn gateway_releases_no_vip_on_the_controllers_report_alone() {
+    let mut fixture = Fixture::ready();
+    let digest = fixture.gateway.table().digest();
+    let mut withdrawn = Vec::new();
     for drained in [false, true] {
-        // The others are on the other side of a split, of which the controller hears both.
+        // The peers are on the other side of a split; the controller reaches both sides.
         for step in 0..400_u64 {
-            bench.pass(1, &[]);
-            let token = bench.gateway.seq;
-            bench.input(Input::Witness { token });
+            fixture.pass(1, &[]);
+            let token = fixture.gateway.seq;
+            fixture.input(Input::Witness { token });
             if step % 50 == 0 {
-                let hears = vec![id(1), id(2), id(3)];
-                bench.hear(Node::Controller, Body::Pulse(Pulse { echo: 0, config: 1, digest, hears }));
+                let reachable = vec![id(1), id(2), id(3)];
+                fixture
+                    .receive(Node::Controller, Body::Pulse(Pulse { echo: 0, config: 1, digest, reachable }));
             }
-            // By now it believes the controller that they live.
+            // By now the controller has reported for long enough that they are alive.
             if step == 300 && !drained {
-                assert_eq!(bench.took(), [1, 2]);
-                bench.claim(Node::Controller, 0, 9, 2);
+                assert_eq!(fixture.taken_over(), [1, 2]);
+                fixture.claim(Node::Controller, 0, 9, 2);
             }
         }
-        draining.push(bench.withdrew());
-        let mut config = bench.gateway.config().clone();
+        withdrawn.push(fixture.withdrawn());
+        let mut config = fixture.gateway.config().clone();
         config.revision += 1;
         config.members[0].draining = true;
-        bench.input(Input::Config(config));
+        fixture.input(Input::Config(config));
     }
     assert_eq!(
-        draining,
+        withdrawn,
         [vec![], vec![0]],
-        "hosts of its side have nobody else; one that is drained lets go"
+        "hosts on this side have no other gateway; a draining gateway releases its vIP"
     );
 }
 
 #[test]
-fn no_member_can_end_the_clusters_configuration_or_a_vips_moves() {
-    let mut bench = Bench::settled();
-    let last = Config { revision: u64::MAX, ..bench.gateway.config().clone() };
-    bench.hear(Node::Gateway(id(2)), Body::Config(last));
-    assert_eq!(bench.gateway.config().revision, 1);
-    bench.claim(Node::Gateway(id(2)), 1, u64::MAX, 3);
-    assert_eq!(bench.gateway.table().get(vip(1)), Some(Claim { epoch: 1, owner: id(2) }));
+fn member_cannot_exhaust_revisions_or_epochs() {
+    let mut fixture = Fixture::ready();
+    let last = Config { revision: u64::MAX, ..fixture.gateway.config().clone() };
+    fixture.receive(Node::Gateway(id(2)), Body::Config(last));
+    assert_eq!(fixture.gateway.config().revision, 1);
+    fixture.claim(Node::Gateway(id(2)), 1, u64::MAX, 3);
+    assert_eq!(fixture.gateway.table().get(vip(1)), Some(Claim { epoch: 1, owner: id(2) }));
 }
 
-/// Milliseconds from one hello to the next, over so long, while peers are heard every `peers_ms`.
-fn hellos(bench: &mut Bench, millis: u64, peers_ms: u64) -> Vec<u64> {
-    let mut said = Vec::new();
+/// Returns the intervals between hellos of the gateway, in milliseconds, while its peers send a hello every
+/// `peers_ms`.
+fn hello_intervals(fixture: &mut Fixture, millis: u64, peers_ms: u64) -> Vec<u64> {
+    let mut sent = Vec::new();
     for at_ms in 1..=millis {
-        bench.outputs.clear();
-        bench.pass(1, if at_ms % peers_ms == 0 { &[2, 3] } else { &[] });
-        let hello = |output: &Output| matches!(output, Output::Send { message, .. } if matches!(message.body, Body::Hello(_)));
-        if bench.outputs.iter().any(hello) {
-            said.push(at_ms);
+        fixture.outputs.clear();
+        fixture.pass(1, if at_ms % peers_ms == 0 { &[2, 3] } else { &[] });
+        let hello = |output: &Output| match output {
+            Output::Send { message, .. } => matches!(message.body, Body::Hello(_)),
+            _ => false,
+        };
+        if fixture.outputs.iter().any(hello) {
+            sent.push(at_ms);
         }
     }
-    said.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    sent.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
 #[test]
-fn another_hello_interval_makes_nobody_seem_dead() {
-    let mut bench = Bench::settled();
-    let slowly = Config { revision: 2, hello_ms: 40, ..bench.gateway.config().clone() };
-    bench.input(Input::Config(slowly.clone()));
-    // Its peers may still expect a hello every 4 ms, while they say theirs every 40 already.
-    let gaps = hellos(&mut bench, 1_000, 40);
+fn change_of_the_hello_interval_makes_no_peer_seem_dead() {
+    let mut fixture = Fixture::ready();
+    let slow = Config { revision: 2, hello_interval_ms: 40, ..fixture.gateway.config().clone() };
+    fixture.input(Input::Config(slow.clone()));
+    // Its peers may still expect a hello every 4 ms, while they send theirs every 40 ms already.
+    let gaps = hello_intervals(&mut fixture, 1_000, 40);
     assert!(gaps.iter().all(|gap| *gap <= 4), "{gaps:?}");
-    // 1.4 s later nobody does.
-    hellos(&mut bench, 400, 40);
-    let gaps = hellos(&mut bench, 400, 40);
+    // After 1.4 s no peer expects that any more.
+    hello_intervals(&mut fixture, 400, 40);
+    let gaps = hello_intervals(&mut fixture, 400, 40);
     assert!(gaps.len() > 5 && gaps.iter().all(|gap| *gap == 40), "{gaps:?}");
-    assert_eq!((bench.gateway.standing(), bench.gateway.holds()), (Standing::Fit, set(&[0])));
-    // Back again: it speaks fast at once, and those who still speak slowly live.
-    bench.input(Input::Config(Config { revision: 3, hello_ms: 4, ..slowly }));
-    let gaps = hellos(&mut bench, 1_000, 40);
+    assert_eq!((fixture.gateway.health(), fixture.gateway.holds()), (Health::Ready, set(&[0])));
+    // Back again: it sends fast at once, and peers that still send slowly are not believed dead.
+    fixture.input(Input::Config(Config { revision: 3, hello_interval_ms: 4, ..slow }));
+    let gaps = hello_intervals(&mut fixture, 1_000, 40);
     assert!(gaps.len() > 200 && gaps.iter().all(|gap| *gap <= 4), "{gaps:?}");
-    assert!(bench.gateway.peers.iter().all(|peer| peer.alarms == 0 && !peer.dead));
-    hellos(&mut bench, 500, 4);
-    assert_eq!((bench.gateway.standing(), bench.gateway.holds()), (Standing::Fit, set(&[0])));
-    // Who dies now is found dead as fast as ever.
-    bench.pass(12, &[2]);
-    let is_dead = |bench: &Bench| bench.gateway.peers.iter().any(|peer| peer.id == id(3) && peer.dead);
-    assert!(!is_dead(&bench));
-    bench.pass(2, &[2]);
-    assert!(is_dead(&bench));
+    assert!(fixture.gateway.peers.iter().all(|peer| peer.false_alarms == 0 && !peer.dead));
+    hello_intervals(&mut fixture, 500, 4);
+    assert_eq!((fixture.gateway.health(), fixture.gateway.holds()), (Health::Ready, set(&[0])));
+    // A peer that dies now is detected as fast as before.
+    fixture.pass(12, &[2]);
+    let is_dead = |fixture: &Fixture| fixture.gateway.peers.iter().any(|peer| peer.id == id(3) && peer.dead);
+    assert!(!is_dead(&fixture));
+    fixture.pass(2, &[2]);
+    assert!(is_dead(&fixture));
 }

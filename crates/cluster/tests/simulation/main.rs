@@ -1,15 +1,16 @@
-//! A seeded simulation of a cluster: gateways, controller, links, switches and
-//! clocks, with everything that can go wrong, and what must hold all the same.
+//! A seeded simulation of a cluster: gateways, controller, links, switches and clocks with their faults, and
+//! the invariants that must hold in every history. A broken rule of the protocol shows as a vIP that hosts
+//! cannot reach, as nodes that disagree at the end, or as announcements that do not end.
 //!
-//! `SLUICE_CLUSTER_SEEDS` says how many seeds to run (10,000), `SLUICE_CLUSTER_SEED`
-//! names the only one to run, with its trace.
+//! `SLUICE_CLUSTER_SEEDS` sets the number of seeds (10,000 by default); `SLUICE_CLUSTER_SEED` runs one seed
+//! only and prints its trace.
 
 mod check;
-mod plan;
 mod rng;
+mod scenario;
 mod world;
 
-use plan::CLASSES;
+use scenario::CLASSES;
 use std::collections::BTreeMap;
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -17,8 +18,8 @@ fn from_environment(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
 }
 
-/// Runs a seed again with its trace, and fails.
-fn explain(seed: u64, broken: &str) -> ! {
+/// Runs a failed seed again with its trace, prints the trace, and fails.
+fn fail_with_trace(seed: u64, broken: &str) -> ! {
     let (world, _) = check::run(seed, true);
     let scenario = &world.scenario;
     println!(
@@ -26,15 +27,15 @@ fn explain(seed: u64, broken: &str) -> ! {
         scenario.class, scenario.gateways, scenario.vips, scenario.end_us
     );
     world.trace.iter().flatten().for_each(|line| println!("{line}"));
-    panic!("seed {seed} at {} us: {broken}\nalone: SLUICE_CLUSTER_SEED={seed}", world.now_us);
+    panic!("seed {seed} at {} us: {broken}\nto run this seed only: SLUICE_CLUSTER_SEED={seed}", world.now_us);
 }
 
 #[test]
-fn every_seed_keeps_the_promises() {
+fn invariants_hold_for_every_seed() {
     if let Some(seed) = from_environment("SLUICE_CLUSTER_SEED") {
         let (world, result) = check::run(seed, true);
         if let Err(broken) = result {
-            explain(seed, &broken);
+            fail_with_trace(seed, &broken);
         }
         world.trace.iter().flatten().for_each(|line| println!("{line}"));
         return;
@@ -61,17 +62,18 @@ fn every_seed_keeps_the_promises() {
         takeovers_us.extend(summary.takeovers_us);
     }
     if let Some((seed, _, broken)) = failures.first() {
-        println!("{} of {seeds} seeds failed, the first of them:", failures.len());
+        println!("{} of {seeds} seeds failed; the first ones are:", failures.len());
         failures
             .iter()
             .take(20)
             .for_each(|(seed, class, broken)| println!("seed {seed}, {class:?}: {broken}"));
-        explain(*seed, broken);
+        fail_with_trace(*seed, broken);
     }
     takeovers_us.sort_unstable();
     let quantile = |of: usize| takeovers_us.get(takeovers_us.len() * of / 100).copied().unwrap_or_default();
     println!(
-        "{seeds} seeds, {events} events, {messages} messages of at most {bytes_max} bytes; crash to known new owner: \
+        "{seeds} seeds, {events} events, {messages} messages of at most {bytes_max} bytes; \
+         time from crash to known new owner: \
          {} times, p50 {} us, p90 {} us, p99 {} us, max {:?}; at most {announced_max} announcements of a vIP after \
          faults; {runs:?}",
         takeovers_us.len(),
@@ -80,7 +82,8 @@ fn every_seed_keeps_the_promises() {
         quantile(99),
         takeovers_us.last()
     );
-    // Every kind of seed ran, and what is measured happened.
+    // A simulation in which nothing happens would pass, so it must have run each class of faults and have
+    // seen takeovers.
     assert!(seeds < CLASSES.len() as u64 || runs.len() == CLASSES.len());
     assert!(seeds < 1_000 || takeovers_us.len() as u64 > seeds / 20);
 }

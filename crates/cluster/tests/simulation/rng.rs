@@ -1,4 +1,6 @@
-/// Random numbers of a seed (splitmix64).
+//! The random number generator of the simulation.
+
+/// Random numbers that depend only on the seed (splitmix64).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -15,7 +17,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From `low` to below `high`.
+    /// Returns a number from `low` to `high` - 1.
     pub fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low).max(1)
     }
@@ -24,7 +26,7 @@ impl Rng {
         self.range(0, count as u64) as usize
     }
 
-    /// True for that many of a million.
+    /// Returns true with a probability of `parts` in a million.
     pub fn ppm(&mut self, parts: u64) -> bool {
         parts > 0 && self.range(0, 1_000_000) < parts
     }

@@ -1,29 +1,29 @@
-//! Nodes, clocks, links and switches, and the events that move them.
+//! The simulated world: nodes, clocks, links, switches, and the queue of events.
 
-use crate::plan::{Fault, Scenario};
 use crate::rng::Rng;
+use crate::scenario::{Fault, LinkQuality, Scenario};
 use sluice_cluster::{
-    Config, Controller, ControllerInput, ControllerOutput, Gateway, Incident, Input, Member, Message, Node,
-    Output, Plan, Reason, Table, VipId, VipSet, mend,
+    AnnounceReason, Config, Controller, ControllerInput, ControllerOutput, Gateway, Health, Incident, Input,
+    Member, Message, Node, Output, OwnershipPlan, Table, VipId, VipSet, assign_preferred_owners,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 const CLUSTER: ClusterId = ClusterId::new(7);
-/// What a socket keeps for a process that does not run.
+/// Number of messages that a socket keeps for an agent that is not scheduled.
 const INBOX_MAX: usize = 64;
-/// How long after they are due timers fire, at most.
+/// Largest delay of a timer.
 pub const TIMER_JITTER_US: u64 = 100;
 
 pub fn id(gateway: usize) -> GatewayId {
     GatewayId::new(gateway as u64 + 1)
 }
 
-fn place(id: GatewayId) -> usize {
+fn index(id: GatewayId) -> usize {
     id.get() as usize - 1
 }
 
-enum What {
+enum EventKind {
     Message(usize, Message),
     Witness(usize, u64),
     Announced(usize, VipId, usize),
@@ -34,7 +34,7 @@ enum What {
 struct Event {
     at_us: u64,
     order: u64,
-    what: What,
+    kind: EventKind,
 }
 
 impl PartialEq for Event {
@@ -49,13 +49,13 @@ impl PartialOrd for Event {
     }
 }
 impl Ord for Event {
-    /// The heap gives the greatest: the earliest.
+    /// The heap returns the greatest event, which must be the earliest.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (other.at_us, other.order).cmp(&(self.at_us, self.order))
     }
 }
 
-/// A node's clock: of its own start, of its own rate.
+/// Clock of a node, with its own start and its own rate.
 #[derive(Clone, Debug)]
 struct Clock {
     start_us: u64,
@@ -75,48 +75,48 @@ impl Clock {
 }
 
 pub struct GatewayNode {
-    /// `None` while the machine is dead.
+    /// State machine; `None` while the machine is dead.
     pub machine: Option<Gateway>,
     saved: (Config, Table),
-    /// Since when the agent does not run, and whether its clock stands still too.
+    /// Time since which the agent is not scheduled, and whether its clock stands still as well.
     pub paused: Option<(u64, bool)>,
     inbox: VecDeque<Input>,
     clock: Clock,
     timer: u64,
     late_us: u64,
     incarnation: u64,
-    pub deaf: bool,
-    pub mute: bool,
+    pub no_receive: bool,
+    pub no_send: bool,
     pub drained: bool,
 }
 
 pub struct ControllerNode {
     pub machine: Option<Controller>,
-    saved: (Plan, Table),
+    saved: (OwnershipPlan, Table),
     clock: Clock,
     timer: u64,
     incarnation: u64,
     pub drained: Vec<GatewayId>,
     failed: Vec<GatewayId>,
-    /// Moves of vIPs home from owners that were well in its eyes: by its clock.
+    /// Times by its clock at which it returned a vIP from an owner that was neither failed nor draining.
     pub returns_us: Vec<u64>,
 }
 
-/// What the checks look at beside the nodes.
+/// What happened so far, for the checks.
 #[derive(Default)]
 pub struct Seen {
-    /// Announcements that are no refreshes: when, by whom.
-    pub announced: Vec<(u64, usize, VipId, Reason)>,
+    /// Announcements except refreshes: time, gateway, vIP, reason.
+    pub announced: Vec<(u64, usize, VipId, AnnounceReason)>,
     pub refreshed: u64,
     pub messages: u64,
     pub events: u64,
     pub bytes_max: usize,
-    /// Rules broken on the spot.
+    /// Invariants that were broken by a single output.
     pub broken: Vec<String>,
     pub last_fault_us: u64,
-    /// When the controller last moved a vIP.
+    /// Time at which the controller last moved a vIP.
     pub last_move_us: u64,
-    /// Somebody who was believed dead came back alive: from then on suspicion takes longer.
+    /// A gateway that was believed dead may have come back alive: from then on detection takes longer.
     pub false_alarms: bool,
 }
 
@@ -125,16 +125,16 @@ pub struct World {
     pub now_us: u64,
     pub gateways: Vec<GatewayNode>,
     pub controller: ControllerNode,
-    /// Whether what a node sends reaches another.
+    /// Whether packets of one node reach another: `up[from][to]`.
     pub up: Vec<Vec<bool>>,
-    /// Which gateway each observer's switch knows for each vIP.
+    /// Gateway that each observer's switch knows for each vIP.
     pub switches: Vec<Vec<Option<usize>>>,
     pub seen: Seen,
     pub trace: Option<Vec<String>>,
     rng: Rng,
     queue: BinaryHeap<Event>,
     order: u64,
-    weather: (u64, u64, u64),
+    links: LinkQuality,
 }
 
 impl World {
@@ -147,7 +147,7 @@ impl World {
             Table::default()
         } else {
             let claim = |(&vip, &owner)| (vip, sluice_cluster::Claim { epoch: 1, owner });
-            Table::from_claims(plan.homes.iter().map(claim))
+            Table::from_claims(plan.preferred_owners.iter().map(claim))
         };
         let config = if scenario.fresh { Config::default() } else { plan.config.clone() };
         let mut clock = || Clock {
@@ -165,8 +165,8 @@ impl World {
                 timer: 0,
                 late_us: 0,
                 incarnation: 0,
-                deaf: false,
-                mute: false,
+                no_receive: false,
+                no_send: false,
                 drained: false,
             })
             .collect();
@@ -191,7 +191,7 @@ impl World {
             rng,
             queue: BinaryHeap::new(),
             order: 0,
-            weather: (0, 0, 0),
+            links: LinkQuality::default(),
             scenario,
         };
         for gateway in 0..world.gateways.len() {
@@ -199,50 +199,50 @@ impl World {
         }
         world.start_controller();
         for (at_us, fault) in world.scenario.faults.clone() {
-            world.push(at_us, What::Fault(fault));
+            world.push(at_us, EventKind::Fault(fault));
         }
         world
     }
 
-    /// Handles what happens up to that time.
+    /// Handles all events up to a time.
     pub fn run_until(&mut self, until_us: u64) {
         while self.queue.peek().is_some_and(|event| event.at_us <= until_us) {
             let Some(event) = self.queue.pop() else { break };
             self.now_us = event.at_us;
             self.seen.events += 1;
-            match event.what {
-                What::Fault(fault) => self.fault(fault),
-                What::Announced(observer, vip, gateway) => {
+            match event.kind {
+                EventKind::Fault(fault) => self.fault(fault),
+                EventKind::Announced(observer, vip, gateway) => {
                     self.switches[observer][vip.get() as usize] = Some(gateway);
                 }
-                What::Timer(node, timer) if node == self.scenario.controller() => {
+                EventKind::Timer(node, timer) if node == self.scenario.controller() => {
                     if timer == self.controller.timer {
                         self.feed_controller(ControllerInput::Timer);
                     }
                 }
-                What::Timer(node, timer) => {
+                EventKind::Timer(node, timer) => {
                     if timer == self.gateways[node].timer {
                         self.feed_gateway(node, Input::Timer);
                     }
                 }
-                What::Message(to, message) if to == self.scenario.controller() => {
+                EventKind::Message(to, message) if to == self.scenario.controller() => {
                     self.feed_controller(ControllerInput::Received(message));
                 }
-                What::Message(to, message) => self.feed_gateway(to, Input::Received(message)),
-                What::Witness(to, token) => self.feed_gateway(to, Input::Witness { token }),
+                EventKind::Message(to, message) => self.feed_gateway(to, Input::Received(message)),
+                EventKind::Witness(to, token) => self.feed_gateway(to, Input::Witness { token }),
             }
         }
         self.now_us = until_us;
     }
 
-    fn push(&mut self, at_us: u64, what: What) {
+    fn push(&mut self, at_us: u64, kind: EventKind) {
         self.order += 1;
-        self.queue.push(Event { at_us, order: self.order, what });
+        self.queue.push(Event { at_us, order: self.order, kind });
     }
 
-    fn note(&mut self, what: impl FnOnce() -> String) {
+    fn trace_event(&mut self, text: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
-            trace.push(format!("{:>8} {}", self.now_us, what()));
+            trace.push(format!("{:>8} {}", self.now_us, text()));
         }
     }
 
@@ -259,30 +259,30 @@ impl World {
         let node = &mut self.controller;
         node.incarnation += 1;
         let (now_us, params) = (node.clock.local(self.now_us), self.scenario.params.clone());
-        // Only intent is in the database.
+        // The database contains only the plan.
         let saved = (node.saved.0.clone(), Table::default());
         node.machine = Some(Controller::new(CLUSTER, params, node.incarnation, saved, now_us));
         self.feed_controller(ControllerInput::Timer);
     }
 
-    /// When what is sent now arrives; the second of two is a duplicate.
+    /// Returns the arrival times of a packet that is sent now and of its duplicate.
     fn arrivals(&mut self, from: usize, to: usize) -> [Option<u64>; 2] {
-        let (loss, twice, delay_us) = self.weather;
-        if !self.up[from][to] || self.rng.ppm(loss) {
+        let LinkQuality { loss_ppm, duplicate_ppm, delay_max_us } = self.links;
+        if !self.up[from][to] || self.rng.ppm(loss_ppm) {
             return [None, None];
         }
         let (base_us, jitter_us) = self.scenario.latency_us;
         let mut delay = || base_us + self.rng.range(0, jitter_us + 1);
         let (mut first, second) = (delay(), delay());
-        if delay_us > 0 && self.rng.ppm(300_000) {
-            first += self.rng.range(0, delay_us);
+        if delay_max_us > 0 && self.rng.ppm(300_000) {
+            first += self.rng.range(0, delay_max_us);
         }
-        [Some(self.now_us + first), self.rng.ppm(twice).then_some(self.now_us + second)]
+        [Some(self.now_us + first), self.rng.ppm(duplicate_ppm).then_some(self.now_us + second)]
     }
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
         self.seen.messages += 1;
-        // The codec has its own tests; here it is enough to try it now and then.
+        // The encoding has its own tests, so it is enough to test some messages here.
         if self.order & 0xff == 0 {
             let bytes = message.encode();
             self.seen.bytes_max = self.seen.bytes_max.max(bytes.len());
@@ -290,10 +290,10 @@ impl World {
         }
         let [first, second] = self.arrivals(from, to);
         if let Some(at_us) = second {
-            self.push(at_us, What::Message(to, message.clone()));
+            self.push(at_us, EventKind::Message(to, message.clone()));
         }
         if let Some(at_us) = first {
-            self.push(at_us, What::Message(to, message));
+            self.push(at_us, EventKind::Message(to, message));
         }
     }
 
@@ -309,16 +309,16 @@ impl World {
         let local_us = node.clock.local(self.now_us);
         let outputs = machine.handle(local_us, input);
         for output in outputs {
-            self.obey(at, output);
+            self.apply(at, output);
         }
     }
 
-    fn obey(&mut self, at: usize, output: Output) {
+    fn apply(&mut self, at: usize, output: Output) {
         match output {
             Output::Send { to, message } => {
                 let to = match to {
                     Node::Controller => self.scenario.controller(),
-                    Node::Gateway(id) => place(id),
+                    Node::Gateway(id) => index(id),
                 };
                 self.send(at, to, message);
             }
@@ -327,7 +327,7 @@ impl World {
                 node.timer += 1;
                 let (timer, late_us) = (node.timer, TIMER_JITTER_US + node.late_us);
                 let due_us = node.clock.world(at_us).max(self.now_us) + self.rng.range(0, late_us);
-                self.push(due_us, What::Timer(at, timer));
+                self.push(due_us, EventKind::Timer(at, timer));
             }
             Output::ProbeWitness { token, .. } => {
                 for observer in self.scenario.observers() {
@@ -335,32 +335,32 @@ impl World {
                         && self.up[observer][at]
                     {
                         let back_us = there_us + self.scenario.latency_us.0;
-                        self.push(back_us, What::Witness(at, token));
+                        self.push(back_us, EventKind::Witness(at, token));
                     }
                 }
             }
-            Output::Announce { vip, reason } => self.announced(at, vip, reason),
-            Output::Withdraw { vip } => self.note(|| format!("gateway {at} withdraws {vip:?}")),
-            Output::Happened(Incident::Drained) => self.gateways[at].drained = true,
-            Output::Happened(incident) => self.note(|| format!("gateway {at}: {incident:?}")),
+            Output::Announce { vip, reason } => self.announce(at, vip, reason),
+            Output::Withdraw { vip } => self.trace_event(|| format!("gateway {at} withdraws {vip:?}")),
+            Output::Incident(Incident::Drained) => self.gateways[at].drained = true,
+            Output::Incident(incident) => self.trace_event(|| format!("gateway {at}: {incident:?}")),
         }
     }
 
-    fn announced(&mut self, at: usize, vip: VipId, reason: Reason) {
-        self.note(|| format!("gateway {at} announces {vip:?}: {reason:?}"));
-        if reason == Reason::Refresh {
+    fn announce(&mut self, at: usize, vip: VipId, reason: AnnounceReason) {
+        self.trace_event(|| format!("gateway {at} announces {vip:?}: {reason:?}"));
+        if reason == AnnounceReason::Refresh {
             self.seen.refreshed += 1;
         } else {
             self.seen.announced.push((self.now_us, at, vip, reason));
         }
         let node = &self.gateways[at];
-        let fit = node.machine.as_ref().is_some_and(|it| it.standing() == sluice_cluster::Standing::Fit);
-        if !fit {
-            self.seen.broken.push(format!("gateway {at} announces {vip:?} without having listened"));
+        let ready = node.machine.as_ref().is_some_and(|it| it.health() == Health::Ready);
+        if !ready {
+            self.seen.broken.push(format!("gateway {at} announces {vip:?} while it is not ready"));
         }
         for (observer, node) in self.scenario.observers().into_iter().enumerate() {
             if let [Some(at_us), _] = self.arrivals(at, node) {
-                self.push(at_us, What::Announced(observer, vip, at));
+                self.push(at_us, EventKind::Announced(observer, vip, at));
             }
         }
     }
@@ -370,55 +370,55 @@ impl World {
         let Some(machine) = &mut node.machine else { return };
         let local_us = node.clock.local(self.now_us);
         for output in machine.handle(local_us, input) {
-            self.obey_controller(local_us, output);
+            self.apply_controller(local_us, output);
         }
     }
 
-    fn obey_controller(&mut self, local_us: u64, output: ControllerOutput) {
+    fn apply_controller(&mut self, local_us: u64, output: ControllerOutput) {
         let from = self.scenario.controller();
         match output {
-            ControllerOutput::Send { to, message } => self.send(from, place(to), message),
+            ControllerOutput::Send { to, message } => self.send(from, index(to), message),
             ControllerOutput::SetTimer { at_us } => {
                 self.controller.timer += 1;
                 let timer = self.controller.timer;
                 let due_us = self.controller.clock.world(at_us).max(self.now_us);
                 let late_us = self.rng.range(0, TIMER_JITTER_US);
-                self.push(due_us + late_us, What::Timer(from, timer));
+                self.push(due_us + late_us, EventKind::Timer(from, timer));
             }
             ControllerOutput::Moved { vip, from, claim, decided } => {
-                self.note(|| format!("controller: {vip:?} {from:?} -> {claim:?}, decided {decided}"));
+                self.trace_event(|| format!("controller: {vip:?} {from:?} -> {claim:?}, decided {decided}"));
                 if decided {
                     self.seen.last_move_us = self.now_us;
                 }
-                let well = from.is_some_and(|from| {
+                let was_available = from.is_some_and(|from| {
                     let plan = self.controller.machine.as_ref().map(Controller::plan);
                     let member = plan.and_then(|plan| plan.config.member(from));
                     let failed = self.controller.failed.contains(&from);
                     !failed && member.is_some_and(|member| !member.draining)
                 });
-                let home = self.controller.saved.0.homes.get(&vip) == Some(&claim.owner);
-                if decided && well && home {
+                let preferred = self.controller.saved.0.preferred_owners.get(&vip) == Some(&claim.owner);
+                if decided && was_available && preferred {
                     self.controller.returns_us.push(local_us);
                 }
             }
             ControllerOutput::Load(..) => {}
             ControllerOutput::Drained(id) => {
-                self.note(|| format!("controller: {id} is drained"));
+                self.trace_event(|| format!("controller: {id} is drained"));
                 self.controller.drained.push(id);
             }
             ControllerOutput::Failed(id) => {
-                self.note(|| format!("controller: {id} failed"));
+                self.trace_event(|| format!("controller: {id} failed"));
                 self.controller.failed.push(id);
             }
             ControllerOutput::Returned(id) => {
-                self.note(|| format!("controller: {id} returned"));
+                self.trace_event(|| format!("controller: {id} returned"));
                 self.controller.failed.retain(|failed| *failed != id);
             }
         }
     }
 
     fn fault(&mut self, fault: Fault) {
-        self.note(|| format!("{fault:?}"));
+        self.trace_event(|| format!("{fault:?}"));
         self.seen.last_fault_us = self.now_us;
         match fault {
             Fault::Crash(at) => self.crash(at),
@@ -439,76 +439,79 @@ impl World {
                         sides >> node & 1
                     }
                 };
-                self.link(|from, to| side(from) == side(to));
+                self.remove_links(|from, to| side(from) == side(to));
             }
-            Fault::Deaf(at) => {
-                self.gateways[at].deaf = true;
-                self.link(|_, to| to != at);
+            Fault::NoReceive(at) => {
+                self.gateways[at].no_receive = true;
+                self.remove_links(|_, to| to != at);
             }
-            Fault::Mute(at) => {
-                self.gateways[at].mute = true;
-                self.link(|from, _| from != at);
+            Fault::NoSend(at) => {
+                self.gateways[at].no_send = true;
+                self.remove_links(|from, _| from != at);
             }
-            Fault::Underlay(at, deaf, mute) => {
+            Fault::Underlay { gateway: at, no_receive, no_send } => {
                 let controller = self.scenario.controller();
-                self.link(|from, to| {
+                self.remove_links(|from, to| {
                     let other = if from == at { to } else { from };
-                    let cut = from == at && mute || to == at && deaf;
+                    let cut = from == at && no_send || to == at && no_receive;
                     other == controller || !cut
                 });
             }
-            Fault::Cut(one, two) => self.link(|from, to| (from, to) != (one, two)),
+            Fault::Cut(one, two) => self.remove_links(|from, to| (from, to) != (one, two)),
             Fault::Heal => {
                 self.seen.false_alarms |= self.up.iter().flatten().any(|up| !up);
                 self.up.iter_mut().flatten().for_each(|up| *up = true);
-                self.gateways.iter_mut().for_each(|node| (node.deaf, node.mute) = (false, false));
+                self.gateways.iter_mut().for_each(|node| (node.no_receive, node.no_send) = (false, false));
             }
-            Fault::Weather(loss, twice, delay_us) => self.weather = (loss, twice, delay_us),
-            Fault::Slow(at, late_us) => self.gateways[at].late_us = late_us,
+            Fault::Links(quality) => self.links = quality,
+            Fault::LateTimers(at, late_us) => self.gateways[at].late_us = late_us,
             Fault::ControllerCrash => {
                 self.controller.machine = None;
                 self.controller.failed.clear();
-                // The next one begins its own pace.
+                // The next controller has its own return interval.
                 self.controller.returns_us.clear();
             }
             Fault::ControllerRestart if self.controller.machine.is_none() => self.start_controller(),
             Fault::ControllerRestart => {}
-            Fault::Drain(at) => self.replan(|config| {
+            Fault::Drain(at) => self.change_plan(|config| {
                 config.members.iter_mut().filter(|it| it.id == id(at)).for_each(|it| it.draining = true);
             }),
-            Fault::Member(at, there) => self.replan(|config| {
+            Fault::Member(at, there) => self.change_plan(|config| {
                 config.members.retain(|member| member.id != id(at));
                 if there {
                     config.members.push(Member { id: id(at), draining: false });
                     config.members.sort_by_key(|member| member.id);
                 }
             }),
-            Fault::Hello(hello_ms) => self.replan(|config| config.hello_ms = hello_ms),
-            Fault::Vip(place, there) => self.replan(|config| {
-                let vips = config.vips.iter().filter(|vip| vip.get() != place);
-                let added = VipId::new(place).ok().filter(|_| there);
+            Fault::HelloInterval(interval_ms) => {
+                self.change_plan(|config| config.hello_interval_ms = interval_ms);
+            }
+            Fault::Vip(slot, there) => self.change_plan(|config| {
+                let vips = config.vips.iter().filter(|vip| vip.get() != slot);
+                let added = VipId::new(slot).ok().filter(|_| there);
                 config.vips = vips.chain(added).collect();
             }),
         }
     }
 
-    /// The database has a new intent: members, vIPs, and homes to fit them.
-    fn replan(&mut self, change: impl FnOnce(&mut Config)) {
+    /// Changes the plan in the database: members, vIPs, and preferred owners that fit them.
+    fn change_plan(&mut self, change: impl FnOnce(&mut Config)) {
         let plan = &mut self.controller.saved.0;
         plan.config.revision += 1;
         change(&mut plan.config);
-        let old = plan.homes.clone();
-        // Draining changes no homes: who is put back gets its own.
+        let old = plan.preferred_owners.clone();
+        // Draining does not change preferred owners: a gateway that is no longer draining gets its vIPs back.
         let ids: Vec<GatewayId> = plan.config.members.iter().map(|member| member.id).collect();
-        plan.homes =
-            mend(plan.config.vips.iter(), &ids, &ids, |vip| old.get(&vip).copied()).into_iter().collect();
+        let current = |vip| old.get(&vip).copied();
+        plan.preferred_owners =
+            assign_preferred_owners(plan.config.vips.iter(), &ids, &ids, current).into_iter().collect();
         let plan = plan.clone();
         self.seen.last_move_us = self.now_us;
         self.feed_controller(ControllerInput::Plan(plan));
     }
 
-    /// Takes links away.
-    fn link(&mut self, stays: impl Fn(usize, usize) -> bool) {
+    /// Removes all links that do not stay.
+    fn remove_links(&mut self, stays: impl Fn(usize, usize) -> bool) {
         for (from, row) in self.up.iter_mut().enumerate() {
             for (to, up) in row.iter_mut().enumerate() {
                 *up &= stays(from, to);
@@ -520,7 +523,7 @@ impl World {
         if self.gateways[at].machine.is_some() {
             return;
         }
-        // A disk may be new where the controller can fill it again.
+        // The state may be lost only while a controller can supply it again.
         if !saved && self.controller.machine.is_some() {
             self.gateways[at].saved = Default::default();
         }
@@ -546,33 +549,35 @@ impl World {
             node.clock.stopped_us += self.now_us - since_us;
         }
         let inputs: Vec<Input> = node.inbox.drain(..).collect();
-        // Its timer, if not what came meanwhile.
+        // The timer is due first, then the messages that have arrived.
         self.feed_gateway(at, Input::Timer);
         for input in inputs {
             self.feed_gateway(at, input);
         }
     }
 
-    /// vIPs that a gateway answers for; none when dead.
+    /// Returns the vIPs that a gateway answers for; the empty set if it is dead.
     pub fn holds(&self, at: usize) -> VipSet {
         self.gateways[at].machine.as_ref().map_or(VipSet::EMPTY, Gateway::holds)
     }
 
-    /// vIPs that the cluster shall have now.
+    /// Iterates over the vIPs in the plan.
     pub fn vips(&self) -> impl Iterator<Item = VipId> + use<> {
         self.controller.saved.0.config.vips.iter()
     }
 
-    /// Whether the cluster shall have that gateway now.
+    /// Returns whether a gateway is in the plan.
     pub fn is_member(&self, at: usize) -> bool {
         self.controller.saved.0.config.member(id(at)).is_some()
     }
 }
 
-fn first_plan(scenario: &Scenario) -> Plan {
+fn first_plan(scenario: &Scenario) -> OwnershipPlan {
     let vips = VipSet::first(scenario.vips);
     let ids: Vec<GatewayId> = (0..scenario.gateways).map(id).collect();
     let members = ids.iter().map(|&id| Member { id, draining: false }).collect();
-    let homes: BTreeMap<VipId, GatewayId> = mend(vips.iter(), &ids, &[], |_| None).into_iter().collect();
-    Plan { config: Config { revision: 1, vips, members, hello_ms: 0 }, homes }
+    let preferred_owners: BTreeMap<VipId, GatewayId> =
+        assign_preferred_owners(vips.iter(), &ids, &[], |_| None).into_iter().collect();
+    let config = Config { revision: 1, vips, members, hello_interval_ms: 0 };
+    OwnershipPlan { config, preferred_owners }
 }

@@ -1,4 +1,4 @@
-//! Events: what happened, for people to read later.
+//! Events: what happened in the cloud, for operators. Changes when the event log gets other filters.
 
 use super::problem::Problem;
 use super::request::Query;
@@ -9,23 +9,25 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Events of one answer, unless asked for otherwise, and at most.
+/// Events in an answer without `limit`.
 const DEFAULT_LIMIT: u32 = 100;
+/// Most events in an answer.
 const MAX_LIMIT: u32 = 1000;
 
 #[derive(Serialize, ToSchema)]
 struct Event {
-    /// Grows with time.
+    /// Number of the event, which grows with time.
     id: u64,
-    /// Milliseconds of the UNIX epoch.
+    /// Time in milliseconds of the UNIX epoch.
     time_ms: u64,
     #[schema(example = "vpc_moved")]
     kind: String,
-    /// Id of the object that it is about.
+    /// Id of the object that the event is about.
     #[schema(example = "vpc-1")]
     subject: String,
+    /// Description for people.
     text: String,
-    /// As its kind has it.
+    /// Details, which depend on the kind.
     #[schema(value_type = Object)]
     details: serde_json::Value,
 }
@@ -40,15 +42,15 @@ struct Events {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventQuery {
-    /// Only those about the object of this id.
+    /// Only events about the object with this id.
     subject: Option<String>,
-    /// The first ones behind this id; without it, the newest.
+    /// Only events after this id, the oldest first. Without it, the newest events.
     after: Option<u64>,
     /// 1 to 1000; 100 if absent.
     limit: Option<u32>,
 }
 
-/// The newest 100,000 events are kept.
+/// Lists events. The newest 100,000 are kept.
 #[utoipa::path(get, path = "/v1/events", tag = "events", params(EventQuery),
     responses((status = 200, body = Events)))]
 async fn list_events(
@@ -64,7 +66,7 @@ async fn list_events(
         let sluice_store::Event { id, time_ms, kind, subject, text, details } = event;
         Event { id, time_ms, kind, subject, text, details }
     };
-    let events = api.core.store.events(query.subject.as_deref(), query.after, limit).await?;
+    let events = api.db.store.events(query.subject.as_deref(), query.after, limit).await?;
     Ok(Json(Events { items: events.into_iter().map(event).collect() }))
 }
 

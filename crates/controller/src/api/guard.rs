@@ -1,4 +1,4 @@
-//! What every request passes: a request id, the bearer token, the log.
+//! The middleware of every request: request id, bearer token and log.
 
 use super::App;
 use super::problem::Problem;
@@ -14,27 +14,27 @@ use tracing::Instrument;
 const REQUEST_ID: &str = "x-request-id";
 const MAX_REQUEST_ID: usize = 64;
 
-/// When a request arrived.
+/// Time at which a request arrived.
 #[derive(Clone, Copy)]
-pub struct Began(pub Instant);
+pub struct Arrived(pub Instant);
 
 static REQUESTS: AtomicU64 = AtomicU64::new(0);
 
-/// The caller's id for the request if it has a sane one, else a new one.
+/// The caller's id of the request, if it is short printable text. Otherwise a new id.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let sane =
+    let is_valid =
         |id: &&str| !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.bytes().all(|b| b.is_ascii_graphic());
-    match given.filter(sane) {
+    match given.filter(is_valid) {
         Some(id) => id.to_owned(),
         None => {
             let number = REQUESTS.fetch_add(1, Ordering::Relaxed);
-            format!("{:x}-{number:x}", crate::hub::now_ms())
+            format!("{:x}-{number:x}", crate::clock::now_ms())
         }
     }
 }
 
-/// These tell nothing about the cloud, and probes have no token.
+/// Whether a path needs no token. These paths say nothing about the cloud, and probes have no token.
 fn is_open(path: &str) -> bool {
     matches!(path, "/healthz" | "/readyz" | "/openapi.json")
 }
@@ -45,31 +45,32 @@ fn check_token(expected: Option<[u8; 32]>, request: &Request) -> Result<(), Prob
         return Ok(());
     }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    // The scheme's name is case-insensitive (RFC 9110 section 11.1).
+    // The name of the scheme is case-insensitive (RFC 9110 section 11.1).
     let token = given.and_then(|text| text.split_once(' ')).filter(|(s, _)| s.eq_ignore_ascii_case("bearer"));
     let token = token.map(|(_, token)| token);
-    // Digests are compared, so that the time taken tells nothing of the token.
-    let fits = token.is_some_and(|token| <[u8; 32]>::from(Sha256::digest(token.as_bytes())) == expected);
-    if fits {
+    // Digests are compared, so that the duration reveals nothing about the token.
+    let is_correct =
+        token.is_some_and(|token| <[u8; 32]>::from(Sha256::digest(token.as_bytes())) == expected);
+    if is_correct {
         return Ok(());
     }
-    let cause = if given.is_some() { "the bearer token is wrong" } else { "a bearer token is needed" };
+    let cause = if given.is_some() { "the bearer token is wrong" } else { "a bearer token is required" };
     Err(Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", cause).offender("authorization"))
 }
 
-/// Wraps every request.
+/// Handles every request before and after its handler.
 pub async fn guard(State(api): State<App>, mut request: Request, next: Next) -> Response {
-    let began = Instant::now();
+    let arrived = Instant::now();
     let id = request_id(request.headers());
     let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
-    request.extensions_mut().insert(Began(began));
+    request.extensions_mut().insert(Arrived(arrived));
     let checked = check_token(api.token_digest, &request);
     let answer = async {
         let mut response = match checked {
             Ok(()) => next.run(request).await,
             Err(problem) => problem.into_response(),
         };
-        let ms = began.elapsed().as_secs_f64() * 1000.0;
+        let ms = arrived.elapsed().as_secs_f64() * 1000.0;
         let status = response.status();
         let counter = match status.as_u16() {
             500.. => &api.answers.server_error,

@@ -1,24 +1,26 @@
-//! Instances: a VM's port in a subnet, on a host; one by one, or many at once.
+//! Instances: ports of VMs in a subnet on a host, created one by one or in bulk.
 
-use super::guard::Began;
+use super::App;
+use super::guard::Arrived;
 use super::problem::Problem;
-use super::reply::{self, List, Resource};
-use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Query, check_name, page, parse};
-use super::{Api, App};
-use crate::members::Needs;
-use crate::timeline::{ApiStages, MIN_INSTANCES};
+use super::reply;
+use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, check_name, parse};
+use super::resource::{self, Deletable, Listable, Resource};
+use crate::push::Needs;
+use crate::push::{ApiStages, MIN_INSTANCES};
 use axum::Extension;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use sluice_store::{Page, Store, StoreError};
 use sluice_types::{HostId, InstanceId, MacAddr, SubnetId, VpcId, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Most instances of one bulk creation.
+/// Most instances in one bulk creation.
 const MAX_BULK: usize = 1_000_000;
 
 #[derive(Serialize, ToSchema)]
@@ -47,12 +49,8 @@ struct Instance {
 impl Resource for Instance {
     type Stored = sluice_store::Instance;
     const PATH: &'static str = "/v1/instances";
-    fn id(stored: &Self::Stored) -> String {
-        stored.id.to_string()
-    }
-    fn revision(stored: &Self::Stored) -> u64 {
-        stored.revision
-    }
+    const TAG: &'static str = "instances";
+    const NAME: &'static str = "instance";
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Instance(stored.vpc, stored.host)
     }
@@ -62,11 +60,11 @@ impl Resource for Instance {
     }
 }
 
-/// Addresses left out are chosen, one of each family that the subnet has.
+/// Addresses that are left out are chosen, one of each address family of the subnet.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewInstance {
-    /// Unique in the VPC.
+    /// Name, unique in the VPC.
     name: String,
     #[schema(value_type = String, example = "subnet-1")]
     subnet: SubnetId,
@@ -83,15 +81,16 @@ struct NewInstance {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewInstances {
-    /// At most 1,000,000: all of them are created, or none.
+    /// At most 1,000,000 instances. All of them are created, or none.
     instances: Vec<NewInstance>,
 }
 
-/// What a bulk creation did. `first` and `last` are absent if it created none.
+/// Result of a bulk creation. `first` and `last` are absent if it created nothing.
 #[derive(Serialize, ToSchema)]
 struct BulkCreated {
+    /// Number of created instances.
     created: usize,
-    /// Were there already, with the same content.
+    /// Number of instances that existed already with the same content.
     existing: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -99,26 +98,22 @@ struct BulkCreated {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     last: Option<InstanceId>,
-    /// Programmed when the nodes have acknowledged this.
+    /// The instances are programmed when the nodes have acknowledged this revision.
     revision: u64,
 }
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct InstanceQuery {
-    /// Only those of this VPC.
+struct InstanceFilter {
+    /// Only instances of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,
-    /// Only those on this host.
+    /// Only instances on this host.
     #[param(value_type = Option<String>)]
     host: Option<HostId>,
-    /// Only those with this name, one a VPC.
+    /// Only instances with this name, at most one for each VPC.
     name: Option<String>,
-    /// 1 to 1000; 100 if absent.
-    limit: Option<u32>,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
 impl NewInstance {
@@ -147,19 +142,19 @@ async fn create_instance(
     Id(vpc): Id<VpcId>,
     Json(body): Json<NewInstance>,
 ) -> Result<Response, Problem> {
-    let created = api.core.store.create_instance(vpc, body.checked()?).await;
+    let created = api.db.store.create_instance(vpc, body.checked()?).await;
     let path = vpc.to_string();
     Ok(reply::created::<Instance>(&api, created.map_err(|error| Problem::of_store(error, Some(&path)))?))
 }
 
-/// Straight into the structures; only if that fails, again with the place of the fault.
+/// Parses the body of a bulk creation. If that fails, it is parsed again to find the position of the error.
 fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>, Problem> {
     let body: NewInstances = match serde_json::from_slice(bytes) {
         Ok(body) if bytes.trim_ascii_start().starts_with(b"{") => body,
         _ => parse(bytes)?,
     };
     if body.instances.len() > MAX_BULK {
-        let detail = format!("{} instances are more than {MAX_BULK}", body.instances.len());
+        let detail = format!("{} instances are more than the limit of {MAX_BULK}", body.instances.len());
         return Err(Problem::invalid("instances", detail));
     }
     let checked = body.instances.into_iter().enumerate().map(|(index, instance)| {
@@ -173,61 +168,43 @@ fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>, Problem> {
     responses((status = 200, body = BulkCreated)))]
 async fn create_instances(
     State(api): State<App>,
-    Extension(Began(began)): Extension<Began>,
+    Extension(Arrived(arrived)): Extension<Arrived>,
     Id(vpc): Id<VpcId>,
     request: Request,
 ) -> Result<Response, Problem> {
-    // Before the body is read: that many large bodies are held at once, and no more.
-    let _turn = api.bulks.acquire().await.map_err(|_| Problem::internal())?;
+    // Taken before the body is read, to limit the number of large bodies in memory.
+    let _permit = api.bulks.acquire().await.map_err(|_| Problem::internal())?;
     let JsonBytes(bytes) = JsonBytes::from_request(request, &()).await?;
     let new =
         tokio::task::spawn_blocking(move || parse_bulk(&bytes)).await.map_err(|_| Problem::internal())??;
     let parsed = Instant::now();
-    let store = &api.core.store;
+    let store = &api.db.store;
     let path = vpc.to_string();
     let made = store.create_instances(vpc, new).await;
     let (created, existing) = made.map_err(|error| Problem::of_store(error, Some(&path)))?;
     let committed = Instant::now();
-    api.core.wake();
+    api.db.notify_commit();
     let revision = match created.last() {
         Some(last) => last.revision,
         None => store.revision().await?,
     };
     if created.len() >= MIN_INSTANCES {
-        let stages = ApiStages { parse: parsed - began, store: committed - parsed };
-        api.core.timeline.committed(revision, stages, began);
+        let stages = ApiStages { parse: parsed - arrived, store: committed - parsed };
+        api.push.timeline.committed(revision, stages, arrived);
     }
     let ids = (created.first().map(|i| i.id), created.last().map(|i| i.id));
     let answer = BulkCreated { created: created.len(), existing, first: ids.0, last: ids.1, revision };
-    // A million instances take a while to free.
+    // It takes a while to free a million instances.
     tokio::task::spawn_blocking(move || drop(created));
     Ok((StatusCode::OK, axum::Json(answer)).into_response())
 }
 
-#[utoipa::path(get, path = "/v1/instances", tag = "instances", params(InstanceQuery),
-    responses((status = 200, body = List<Instance>)))]
-async fn list_instances(
-    State(api): State<App>,
-    Query(query): Query<InstanceQuery>,
-) -> Result<Response, Problem> {
-    let page = page(query.limit, query.cursor.as_deref(), InstanceId::get)?;
-    let more = reply::one_more(page);
-    let stored = api.core.store.instances(query.vpc, query.host, query.name.as_deref(), more).await?;
-    Ok(reply::list::<Instance>(&api, page, stored).into_response())
-}
-
-#[utoipa::path(get, path = "/v1/instances/{instance}", tag = "instances",
-    params(("instance" = String, Path)), responses((status = 200, body = Instance)))]
-async fn get_instance(State(api): State<App>, Id(id): Id<InstanceId>) -> Result<Response, Problem> {
-    Ok(reply::one::<Instance>(&api, api.core.store.instance(id).await?))
-}
-
-/// What changes.
+/// A change of an instance.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct InstancePatch {
-    /// Where the instance is now. Gateways learn first, then the new host gets its port, and
-    /// the old one loses it.
+    /// The new host. Gateways get the change first, then the new host gets the port, and the old one removes
+    /// it.
     #[schema(value_type = String, example = "host-2")]
     host: HostId,
 }
@@ -241,31 +218,34 @@ async fn update_instance(
     IfMatch(expected): IfMatch,
     Json(body): Json<InstancePatch>,
 ) -> Result<Response, Problem> {
-    let moved = api.core.store.move_instance(id, body.host, expected).await;
+    let moved = api.db.store.move_instance(id, body.host, expected).await;
     let path = id.to_string();
     Ok(reply::updated::<Instance>(&api, moved.map_err(|error| Problem::of_store(error, Some(&path)))?))
 }
 
-#[utoipa::path(delete, path = "/v1/instances/{instance}", tag = "instances",
-    params(("instance" = String, Path), ("If-Match" = Option<String>, Header)),
-    responses((status = 204)))]
-async fn delete_instance(
-    State(api): State<App>,
-    Id(id): Id<InstanceId>,
-    IfMatch(expected): IfMatch,
-) -> Result<Response, Problem> {
-    api.core.store.delete_instance(id, expected).await?;
-    Ok(reply::deleted(&api))
+impl Listable for Instance {
+    type Filter = InstanceFilter;
+    async fn list(
+        store: &Store,
+        filter: InstanceFilter,
+        page: Page,
+    ) -> Result<Vec<Self::Stored>, StoreError> {
+        store.instances(filter.vpc, filter.host, filter.name.as_deref(), page).await
+    }
 }
 
-pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
+impl Deletable for Instance {}
+
+pub(super) fn routes() -> OpenApiRouter<App> {
     let bulk = OpenApiRouter::new()
         .routes(routes!(create_instances))
         .layer(DefaultBodyLimit::max(MAX_BULK_BODY_BYTES));
     OpenApiRouter::new()
+        .routes(resource::list::<Instance>())
+        .routes(resource::get::<Instance>())
+        .routes(resource::delete::<Instance>())
         .routes(routes!(create_instance))
-        .routes(routes!(list_instances))
-        .routes(routes!(get_instance, update_instance, delete_instance))
+        .routes(routes!(update_instance))
         .merge(bulk)
 }
 
@@ -274,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bulk_faults_name_their_place() {
+    fn bulk_errors_name_their_position() {
         let good = br#"{"instances":[{"name":"a","subnet":"subnet-1","host":"host-1","ipv4":"10.0.0.2"}]}"#;
         assert_eq!(parse_bulk(good).unwrap()[0].ipv4, Some(Ipv4Addr::new(10, 0, 0, 2)));
         let faults: [(&[u8], &str); 5] = [

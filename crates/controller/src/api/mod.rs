@@ -1,5 +1,5 @@
-//! The northbound API: one file per resource, whose objects are apart from the
-//! store's model; what they share is in `request`, `reply` and `problem`.
+//! The northbound REST API: one file for each resource. The objects of the API are separate from the store's
+//! model. What the resources share is in `resource`, `request`, `reply` and `problem`.
 
 mod clusters;
 mod events;
@@ -7,6 +7,7 @@ mod gateways;
 mod guard;
 mod hosts;
 mod instances;
+mod metrics;
 mod nodes;
 mod openapi;
 mod peerings;
@@ -14,6 +15,7 @@ mod placement;
 mod problem;
 mod reply;
 mod request;
+mod resource;
 mod route_tables;
 mod routes;
 mod scheduler;
@@ -25,8 +27,11 @@ mod vpcs;
 
 pub use openapi::document;
 
-use crate::core::Core;
-use crate::enrol::Reach;
+use crate::database::Database;
+use crate::moves::Moves;
+use crate::ownership::Ownership;
+use crate::place::Place;
+use crate::push::{Push, Reach};
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, StatusCode, Uri};
@@ -35,23 +40,38 @@ use problem::Problem;
 use request::MAX_BODY_BYTES;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 
-/// Bulk creations at once; others wait. Each may hold a quarter of a gigabyte.
+/// Most bulk creations at a time; others wait. The body of each may have a quarter of a gigabyte.
 const BULKS: usize = 2;
 
-/// What handlers have.
+/// The handles of the modules that handlers use.
+pub struct Handles {
+    /// The database.
+    pub db: Arc<Database>,
+    /// Nodes and what they have.
+    pub push: Arc<Push>,
+    /// Owners of vIPs.
+    pub ownership: Arc<Ownership>,
+    /// Placement and the scheduler.
+    pub place: Arc<Place>,
+    /// Moves between clusters.
+    pub moves: Arc<Moves>,
+}
+
+/// The state of the handlers.
 pub struct Api {
-    /// The controller.
-    pub core: Arc<Core>,
-    /// For enrolment bundles.
-    pub reach: Reach,
+    db: Arc<Database>,
+    push: Arc<Push>,
+    ownership: Arc<Ownership>,
+    place: Arc<Place>,
+    moves: Arc<Moves>,
+    /// How nodes reach this controller, for enrolment bundles.
+    reach: Reach,
     /// SHA-256 of the bearer token, if one is needed.
-    pub token_digest: Option<[u8; 32]>,
+    token_digest: Option<[u8; 32]>,
     bulks: Semaphore,
-    /// Held while a plan is drawn.
-    planning: Mutex<()>,
     answers: Answers,
 }
 
@@ -66,20 +86,16 @@ struct Answers {
 type App = Arc<Api>;
 
 impl Api {
-    /// Over a controller.
-    pub fn new(core: Arc<Core>, reach: Reach, token_digest: Option<[u8; 32]>) -> Self {
-        Self {
-            core,
-            reach,
-            token_digest,
-            bulks: Semaphore::new(BULKS),
-            planning: Mutex::default(),
-            answers: Answers::default(),
-        }
+    /// Uses the modules' handles. `reach` goes into enrolment bundles; `token_digest` is the SHA-256 of the
+    /// bearer token, if one is needed.
+    pub fn new(handles: Handles, reach: Reach, token_digest: Option<[u8; 32]>) -> Self {
+        let Handles { db, push, ownership, place, moves } = handles;
+        let (bulks, answers) = (Semaphore::new(BULKS), Answers::default());
+        Self { db, push, ownership, place, moves, reach, token_digest, bulks, answers }
     }
 }
 
-/// All routes that the OpenAPI document describes.
+/// All routes of the OpenAPI document.
 fn described() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .merge(tenants::routes())
@@ -99,18 +115,18 @@ fn described() -> OpenApiRouter<App> {
         .merge(system::routes())
 }
 
-/// The whole API.
+/// The API with its middleware.
 pub fn router(api: Api) -> Router {
     let api = Arc::new(api);
     let (router, _) = described().split_for_parts();
     router
         .route("/openapi.json", axum::routing::get(openapi::serve))
         .fallback(|uri: Uri| async move {
-            let detail = "nothing is at this path; see /openapi.json";
+            let detail = "no resource has this path; /openapi.json has all paths";
             Problem::new(StatusCode::NOT_FOUND, "no-such-path", detail).offender(uri.path())
         })
         .method_not_allowed_fallback(|method: Method| async move {
-            let detail = "see this answer's Allow header";
+            let detail = "the Allow header of this answer has the methods of this path";
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
                 .offender(method.as_str())
         })

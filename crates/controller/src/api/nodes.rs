@@ -1,30 +1,30 @@
-//! Nodes: what gateways and hosts have of what they should have.
+//! Nodes: which revision gateways and hosts have written, and what they report.
 
 use super::problem::Problem;
 use super::{Api, App};
-use crate::hub::NodeView;
-use crate::members::Members;
-use crate::southbound::named;
+use crate::push::Members;
+use crate::push::NodeView;
+use crate::push::named;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// What an operator carries to a new node. A secret until it is used.
+/// What an operator copies to a new node. It is secret until it is used.
 #[derive(ToSchema)]
 #[schema(as = EnrolmentBundle)]
 #[allow(dead_code)] // only describes `sluice_southbound::EnrolmentBundle`
 pub struct Bundle {
-    /// One-time token, good for an hour.
+    /// One-time token, valid for an hour.
     token: String,
-    /// The controller's authority, PEM.
+    /// Certificate of the controller's certificate authority, in PEM.
     ca_pem: String,
     /// HOST:PORT of the southbound listener.
     controller: String,
-    /// What the controller's certificate is checked for.
+    /// Name that the controller's certificate must have.
     server_name: String,
-    /// The node's id.
+    /// Id of the node.
     #[schema(example = "gw-1")]
     node: String,
     /// `gateway` or `host`.
@@ -33,37 +33,42 @@ pub struct Bundle {
 
 #[derive(Serialize, ToSchema)]
 struct Node {
-    /// A gateway's or host's id.
+    /// Id of the gateway or host.
     #[schema(example = "gw-1")]
     node: String,
     name: String,
     /// `gateway` or `host`.
     role: &'static str,
-    /// Everything up to this revision is in its tables.
-    acked: u64,
-    /// Of the database, as far as this controller has followed it. What a node
-    /// is not concerned by, it acknowledges a moment later.
+    /// The node has written all entries up to this revision.
+    acknowledged_revision: u64,
+    /// Revision of the database that this controller has compiled. A node acknowledges revisions that have
+    /// no entries for it a moment later.
     current: u64,
-    /// Has a stream to this controller.
+    /// The node has a stream to this controller.
     connected: bool,
-    /// Milliseconds of the UNIX epoch; 0: never.
+    /// Time of the last message in milliseconds of the UNIX epoch; 0 if there was none.
     last_seen_ms: u64,
-    /// What it could not write.
+    /// Entries that the node could not write.
     failures: Vec<String>,
-    /// Of its agent; empty until it connects to this controller.
+    /// Version of its agent. Empty until it connects to this controller.
     version: String,
-    /// Of its last heartbeat to this controller, like what follows.
+    /// Used cells of its tables, in its last heartbeat to this controller.
     cells_used: u64,
+    /// Cells of its tables.
     cells_total: u64,
+    /// Packets received since its programs were loaded.
     packets: u64,
+    /// Packets dropped since its programs were loaded.
     drops: u64,
-    /// Gateways: share of the forwarding cores' time, in thousandths.
+    /// Gateways: busy time of the forwarding cores, in thousandths.
     cpu_permille: u32,
-    /// Gateways: share of table memory in use, in thousandths.
+    /// Gateways: used table memory, in thousandths.
     memory_permille: u32,
-    /// Gateways: every flow is offloaded, for the load is high.
+    /// Gateways: every flow is offloaded, because the load is high.
     offload_all: bool,
+    /// Bytes sent.
     tx_bytes: u64,
+    /// Packets sent.
     tx_packets: u64,
 }
 
@@ -74,7 +79,7 @@ impl Node {
             node: id.id(),
             name: node_name,
             role: id.role(),
-            acked: view.state.acked,
+            acknowledged_revision: view.state.acked,
             current,
             connected: view.connected,
             last_seen_ms: view.state.last_seen_ms,
@@ -101,8 +106,8 @@ struct Nodes {
 
 #[utoipa::path(get, path = "/v1/nodes", tag = "nodes", responses((status = 200, body = Nodes)))]
 async fn list_nodes(State(api): State<App>) -> Result<Json<Nodes>, Problem> {
-    let (nodes, current) = api.core.members(|members| (members.nodes(), Members::revision(members)));
-    let one = |(node, name)| Node::new(api.core.hub.view(node), name, current);
+    let (nodes, current) = api.push.members(|members| (members.nodes(), Members::revision(members)));
+    let one = |(node, name)| Node::new(api.push.hub.view(node), name, current);
     let items = nodes.into_iter().map(one).collect();
     Ok(Json(Nodes { items }))
 }

@@ -1,5 +1,4 @@
-//! The OpenAPI document, generated from the handlers. `api/openapi.json` is its
-//! checked-in copy.
+//! The OpenAPI document, generated from the handlers. `api/openapi.json` is the copy in the repository.
 
 use super::problem::Problem;
 use axum::http::header;
@@ -14,10 +13,10 @@ use utoipa::{Modify, OpenApi as _};
     info(
         title = "Sluice",
         description = "The northbound API of the Sluice controller.\n\n\
-            Creation is idempotent by name: the same call again answers 200 with the object it made. \
-            Objects carry their `revision` as ETag; updates and deletions take If-Match. \
-            `programmed` is true when every node that needs the object has it in its tables. \
-            Lists come in pages: pass `next` as `cursor` to continue. \
+            Creation is idempotent by name: the same request again answers 200 with the existing object. \
+            Objects have their `revision` as ETag; updates and deletions accept If-Match. \
+            `programmed` is true when every node that needs the object has written it to its tables. \
+            Lists have pages: pass `next` as `cursor` to get the next page. \
             Errors are problem details (RFC 9457)."
     ),
     components(schemas(Problem)),
@@ -25,7 +24,7 @@ use utoipa::{Modify, OpenApi as _};
 )]
 struct Base;
 
-/// What all operations have in common.
+/// Adds what all operations have in common.
 struct Common;
 
 impl Modify for Common {
@@ -39,11 +38,11 @@ impl Modify for Common {
     }
 }
 
-/// Every operation may answer with a problem.
+/// Adds the problem answer to every operation.
 fn add_problems(document: &mut OpenApi) {
     let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
     let response = ResponseBuilder::new()
-        .description("What is wrong")
+        .description("The request failed")
         .content("application/problem+json", content)
         .build();
     for path in document.paths.paths.values_mut() {
@@ -55,7 +54,7 @@ fn add_problems(document: &mut OpenApi) {
     }
 }
 
-/// The document.
+/// The OpenAPI document.
 pub fn document() -> OpenApi {
     let (_, paths) = super::described().split_for_parts();
     let mut document = Base::openapi();
@@ -66,7 +65,7 @@ pub fn document() -> OpenApi {
 
 static TEXT: LazyLock<String> = LazyLock::new(|| document().to_pretty_json().unwrap_or_default());
 
-/// `/openapi.json`
+/// Answers `/openapi.json`.
 pub async fn serve() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], TEXT.as_str())
 }

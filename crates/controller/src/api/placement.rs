@@ -1,12 +1,12 @@
-//! Placement: what clusters carry, what the site wants of that, and plans of moves.
+//! Placement: demand and capacity of clusters, the settings, and plans of moves.
 
 use super::problem::Problem;
 use super::request::{Id, Json};
 use super::{Api, App};
-use crate::hub::now_ms;
-use crate::placing::picture::{ClusterView, GatewayView, Known, Picture, VpcView};
-use crate::placing::plans::{Drawn, Kind, Step, draw};
-use crate::placing::{self, SETTINGS_KEY, Settings};
+use crate::clock::now_ms;
+use crate::place::plans::{self, ComputedPlan, PlanKind, compute_plan};
+use crate::place::usage::{CapacitySource, ClusterUsage, GatewayUsage, Usage, VpcUsage};
+use crate::place::{SETTINGS_KEY, Settings};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json as Answer, Response};
@@ -18,11 +18,11 @@ use std::collections::BTreeMap;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// VPCs that are shown one by one: those that ask for most.
+/// Number of VPCs with the highest demand that are shown one by one.
 const LARGEST: usize = 20;
-/// How far above the best a rebalanced cluster may stay.
+/// Default of `tolerance`.
 const TOLERANCE: f64 = 0.1;
-/// Steps of a plan at a time, at most.
+/// Most steps of a plan that are made at a time.
 const MAX_PARALLEL: u64 = 64;
 
 #[derive(Serialize, ToSchema)]
@@ -31,19 +31,19 @@ struct PlacementGateway {
     id: GatewayId,
     name: String,
     draining: bool,
-    /// It has a stream to this controller, and has reported.
+    /// The gateway has a stream to this controller and has reported.
     reporting: bool,
-    /// Packets a second that it could forward.
+    /// Packets a second that it can forward.
     capacity_pps: u64,
-    /// `set` by the operator, `estimated` from packets and CPU, or `assumed`.
+    /// Source of the capacity: `set` by the operator, `estimated` from packet rate and CPU load, or `assumed`.
     capacity: &'static str,
     /// Packets a second that it forwards.
     pps: u64,
-    /// Busy share of its forwarding cores.
+    /// CPU load of its forwarding cores; 1 is full load.
     cpu: f64,
-    /// Share of its table memory in use.
+    /// Used fraction of its table memory.
     memory: f64,
-    /// Every flow is offloaded, as it is overloaded.
+    /// Every flow is offloaded, because the gateway is overloaded.
     offload_all: bool,
 }
 
@@ -52,15 +52,18 @@ struct PlacementCluster {
     #[schema(value_type = String, example = "cluster-1")]
     id: ClusterId,
     name: String,
+    /// Number of its VPCs.
     vpcs: usize,
-    /// Packets a second that its VPCs ask for, and that its gateways could forward.
+    /// Packets a second of its VPCs.
     demand_pps: u64,
+    /// Packets a second that its gateways can forward.
     capacity_pps: u64,
-    /// The one divided by the other; absent where no gateway serves.
+    /// Demand divided by capacity. Absent if no gateway serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     load: Option<f64>,
-    /// In its tables, and that they hold.
+    /// Entries in its tables.
     entries: u64,
+    /// Entries that its tables can hold.
     capacity_entries: u64,
     gateways: Vec<PlacementGateway>,
 }
@@ -74,56 +77,59 @@ struct PlacementVpc {
     tenant: TenantId,
     #[schema(value_type = String, example = "cluster-1")]
     cluster: ClusterId,
+    /// Packets a second.
     demand_pps: u64,
-    /// False: it is what VPCs forward on average.
+    /// The demand is measured. Otherwise it is the average of the measured VPCs.
     measured: bool,
+    /// Entries in the tables of its cluster.
     entries: u64,
 }
 
 #[derive(Serialize, ToSchema)]
 struct PlacementSettings {
-    /// On how many clusters one tenant's VPCs may be.
+    /// Most clusters that the VPCs of one tenant may be on.
     clusters_per_tenant: usize,
-    /// To what part of its packet rate a cluster is filled, at most.
+    /// Highest load to which placement fills a cluster, as a fraction of its packet rate.
     water_level: f64,
-    /// Packets a second of a gateway of which nothing else is known.
+    /// Capacity in packets a second of a gateway without an estimate.
     gateway_capacity_pps: u64,
-    /// Packets a second of gateways, as the operator set them.
+    /// Capacities in packets a second that the operator set for single gateways.
     #[schema(value_type = BTreeMap<String, u64>)]
     gateways: BTreeMap<GatewayId, u64>,
 }
 
-/// What carries what.
+/// Placement of the whole cloud.
 #[derive(Serialize, ToSchema)]
 struct Placement {
     settings: PlacementSettings,
-    /// Of the database, that this is of.
+    /// Database revision of this placement.
     revision: u64,
+    /// Number of VPCs.
     vpcs: usize,
-    /// Load of the fullest cluster.
-    lambda: f64,
-    /// What it is at least, whatever is where.
-    lambda_at_least: f64,
-    /// Tenants on more clusters than they may be.
-    tenants_over_k: usize,
-    /// What a VPC counts for of which nothing is measured.
+    /// Load of the most loaded cluster.
+    max_load: f64,
+    /// Lower bound of `max_load` for any placement.
+    max_load_lower_bound: f64,
+    /// Number of tenants on more clusters than the limit.
+    tenants_over_cluster_limit: usize,
+    /// Demand of a VPC without a measurement, in packets a second.
     expected_pps: u64,
     clusters: Vec<PlacementCluster>,
-    /// VPCs that ask for most, at most 20.
+    /// The VPCs with the highest demand, at most 20.
     largest: Vec<PlacementVpc>,
 }
 
-/// What changes; the rest stays.
+/// A change of the settings. Fields that are left out keep their values.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct PlacementSettingsPatch {
     #[schema(minimum = 1, maximum = 4096)]
     clusters_per_tenant: Option<usize>,
-    /// Above 0, at most 1.
+    /// Above 0 and at most 1.
     water_level: Option<f64>,
     #[schema(minimum = 1)]
     gateway_capacity_pps: Option<u64>,
-    /// Packets a second by gateway; null: as estimated.
+    /// Capacities in packets a second by gateway; null for the estimate.
     #[schema(value_type = BTreeMap<String, Option<u64>>)]
     #[serde(default)]
     gateways: BTreeMap<GatewayId, Option<u64>>,
@@ -132,64 +138,71 @@ struct PlacementSettingsPatch {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewPlan {
-    kind: Kind,
-    /// Of the random numbers of `solve`; 1 if left out.
+    kind: PlanKind,
+    /// Seed of the random numbers of `solve`; 1 if left out.
     seed: Option<u64>,
-    /// How far above the best the fullest cluster may stay when `rebalance` ends; 0.1 if left out.
+    /// How far above the lower bound the most loaded cluster may stay after `rebalance`; 0.1 if left out.
     #[schema(minimum = 0)]
     tolerance: Option<f64>,
 }
 
 #[derive(Serialize, ToSchema)]
 struct PlanStep {
-    /// VPCs that are peered go together.
+    /// The VPCs that move. Peered VPCs move together.
     #[schema(value_type = Vec<String>, example = json!(["vpc-1"]))]
     vpcs: Vec<VpcId>,
     #[schema(value_type = String, example = "cluster-1")]
     from: ClusterId,
     #[schema(value_type = String, example = "cluster-2")]
     to: ClusterId,
-    /// To write in each gateway of the new cluster.
+    /// Number of entries to write to each gateway of the new cluster.
     entries: u64,
+    /// Reason, for programs.
     #[schema(value_type = Object)]
     reason: serde_json::Value,
-    /// The reason in words, and what is exceeded for now, if anything is.
+    /// Reason, in words.
     text: String,
+    /// Limits that are exceeded after this step, in words.
+    exceeded: Vec<String>,
 }
 
-/// How far a plan is.
+/// Progress of a plan.
 #[derive(Serialize, ToSchema)]
 struct PlanSummary {
     id: u64,
-    /// Milliseconds of the UNIX epoch.
+    /// Time of creation in milliseconds of the UNIX epoch.
     created_ms: u64,
     /// `proposed`, `applying`, `done` or `stopped`.
     state: &'static str,
+    /// Number of steps.
     steps: u64,
-    /// Steps behind it, from the first on.
+    /// Number of completed steps, counted from the first.
     done: u64,
-    /// Steps that are made at a time.
+    /// Most steps that are made at a time.
     parallel: u64,
-    /// Why it was stopped; else empty.
+    /// Reason why the plan stopped. Otherwise empty.
     note: String,
 }
 
-/// Moves in the order in which they are made.
+/// A plan with its moves in the order in which they are made.
 #[derive(Serialize, ToSchema)]
 struct PlacementPlan {
     #[serde(flatten)]
     progress: PlanSummary,
-    kind: Kind,
+    kind: PlanKind,
     seed: u64,
     revision: u64,
-    /// Load of the fullest cluster before the first step, behind the last, and at least.
-    lambda_before: f64,
-    lambda: f64,
-    lambda_at_least: f64,
-    /// Tenants on more clusters than they may be, before and after.
-    tenants_over_k_before: usize,
-    tenants_over_k: usize,
-    /// To write, in all steps.
+    /// Load of the most loaded cluster before the first step.
+    max_load_before: f64,
+    /// Load of the most loaded cluster after the last step.
+    max_load: f64,
+    /// Lower bound of that load for any placement.
+    max_load_lower_bound: f64,
+    /// Number of tenants on more clusters than the limit, before the first step.
+    tenants_over_cluster_limit_before: usize,
+    /// Number of tenants on more clusters than the limit, after the last step.
+    tenants_over_cluster_limit: usize,
+    /// Number of entries to write in all steps.
     entries: u64,
     moves: Vec<PlanStep>,
 }
@@ -202,7 +215,7 @@ struct Plans {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct ApplyPlan {
-    /// Steps at a time, 1 to 64; 1 if left out.
+    /// Most steps at a time, 1 to 64; 1 if left out.
     #[schema(minimum = 1, maximum = 64)]
     parallel: Option<u64>,
 }
@@ -214,19 +227,19 @@ impl From<Settings> for PlacementSettings {
     }
 }
 
-impl From<&GatewayView> for PlacementGateway {
-    fn from(view: &GatewayView) -> Self {
-        let load = view.load.unwrap_or_default();
+impl From<&GatewayUsage> for PlacementGateway {
+    fn from(usage: &GatewayUsage) -> Self {
+        let load = usage.load.unwrap_or_default();
         Self {
-            id: view.id,
-            name: view.name.clone(),
-            draining: view.draining,
-            reporting: view.load.is_some(),
-            capacity_pps: view.capacity_pps,
-            capacity: match view.known {
-                Known::Set => "set",
-                Known::Estimated => "estimated",
-                Known::Assumed => "assumed",
+            id: usage.id,
+            name: usage.name.clone(),
+            draining: usage.draining,
+            reporting: usage.load.is_some(),
+            capacity_pps: usage.capacity_pps,
+            capacity: match usage.capacity_source {
+                CapacitySource::Set => "set",
+                CapacitySource::Estimated => "estimated",
+                CapacitySource::Assumed => "assumed",
             },
             pps: load.pps as u64,
             cpu: load.busy,
@@ -236,45 +249,45 @@ impl From<&GatewayView> for PlacementGateway {
     }
 }
 
-impl From<&ClusterView> for PlacementCluster {
-    fn from(view: &ClusterView) -> Self {
+impl From<&ClusterUsage> for PlacementCluster {
+    fn from(usage: &ClusterUsage) -> Self {
         Self {
-            id: view.id,
-            name: view.name.clone(),
-            vpcs: view.vpcs,
-            demand_pps: view.demand_pps,
-            capacity_pps: view.capacity_pps,
-            load: view.load(),
-            entries: view.entries,
-            capacity_entries: view.capacity_entries,
-            gateways: view.gateways.iter().map(Into::into).collect(),
+            id: usage.id,
+            name: usage.name.clone(),
+            vpcs: usage.vpcs,
+            demand_pps: usage.demand_pps,
+            capacity_pps: usage.capacity_pps,
+            load: usage.load(),
+            entries: usage.entries,
+            capacity_entries: usage.capacity_entries,
+            gateways: usage.gateways.iter().map(Into::into).collect(),
         }
     }
 }
 
-impl From<&VpcView> for PlacementVpc {
-    fn from(view: &VpcView) -> Self {
-        let VpcView { id, tenant, cluster, demand_pps, measured, entries, .. } = *view;
-        Self { id, name: view.name.clone(), tenant, cluster, demand_pps, measured, entries }
+impl From<&VpcUsage> for PlacementVpc {
+    fn from(usage: &VpcUsage) -> Self {
+        let VpcUsage { id, tenant, cluster, demand_pps, measured, entries, .. } = *usage;
+        Self { id, name: usage.name.clone(), tenant, cluster, demand_pps, measured, entries }
     }
 }
 
-impl From<Picture> for Placement {
-    fn from(picture: Picture) -> Self {
-        let mut largest: Vec<&VpcView> = picture.vpcs.iter().collect();
+impl From<Usage> for Placement {
+    fn from(usage: Usage) -> Self {
+        let mut largest: Vec<&VpcUsage> = usage.vpcs.iter().collect();
         largest.sort_by_key(|vpc| (std::cmp::Reverse(vpc.demand_pps), vpc.id));
         largest.truncate(LARGEST);
-        let balance = picture.balance();
+        let balance = usage.balance();
         Self {
-            revision: picture.revision,
-            vpcs: picture.vpcs.len(),
-            lambda: balance.lambda,
-            lambda_at_least: balance.lambda_at_least,
-            tenants_over_k: balance.tenants_over_k,
-            expected_pps: picture.expected_pps,
-            clusters: picture.clusters.iter().map(Into::into).collect(),
+            revision: usage.revision,
+            vpcs: usage.vpcs.len(),
+            max_load: balance.max_load,
+            max_load_lower_bound: balance.max_load_lower_bound,
+            tenants_over_cluster_limit: balance.tenants_over_cluster_limit,
+            expected_pps: usage.expected_pps,
+            clusters: usage.clusters.iter().map(Into::into).collect(),
             largest: largest.into_iter().map(Into::into).collect(),
-            settings: picture.settings.into(),
+            settings: usage.settings.into(),
         }
     }
 }
@@ -287,35 +300,35 @@ impl From<PlanProgress> for PlanSummary {
 }
 
 impl PlacementPlan {
-    fn new(progress: PlanProgress, drawn: Drawn) -> Self {
-        let step = |step: Step| {
-            let Step { vpcs, from, to, entries, reason, text } = step;
-            PlanStep { vpcs, from, to, entries, reason, text }
+    fn new(progress: PlanProgress, plan: ComputedPlan) -> Self {
+        let step = |step: plans::PlanStep| {
+            let plans::PlanStep { vpcs, from, to, entries, reason, text, exceeded } = step;
+            PlanStep { vpcs, from, to, entries, reason, text, exceeded }
         };
         Self {
             progress: progress.into(),
-            kind: drawn.kind,
-            seed: drawn.seed,
-            revision: drawn.revision,
-            lambda_before: drawn.lambda_before,
-            lambda: drawn.lambda,
-            lambda_at_least: drawn.lambda_at_least,
-            tenants_over_k_before: drawn.tenants_over_k_before,
-            tenants_over_k: drawn.tenants_over_k,
-            entries: drawn.steps.iter().map(|step| step.entries).sum(),
-            moves: drawn.steps.into_iter().map(step).collect(),
+            kind: plan.kind,
+            seed: plan.seed,
+            revision: plan.revision,
+            max_load_before: plan.max_load_before,
+            max_load: plan.max_load,
+            max_load_lower_bound: plan.max_load_lower_bound,
+            tenants_over_cluster_limit_before: plan.tenants_over_cluster_limit_before,
+            tenants_over_cluster_limit: plan.tenants_over_cluster_limit,
+            entries: plan.steps.iter().map(|step| step.entries).sum(),
+            moves: plan.steps.into_iter().map(step).collect(),
         }
     }
 
     fn read(stored: StoredPlan) -> Result<Self, Problem> {
-        let drawn = placing::plans::read(&stored.body)?;
-        Ok(Self::new(stored.progress, drawn))
+        let plan = plans::parse_plan(&stored.body)?;
+        Ok(Self::new(stored.progress, plan))
     }
 }
 
 #[utoipa::path(get, path = "/v1/placement", tag = "placement", responses((status = 200, body = Placement)))]
 async fn get_placement(State(api): State<App>) -> Result<Answer<Placement>, Problem> {
-    Ok(Answer(placing::picture(&api.core).await?.into()))
+    Ok(Answer(api.place.usage().await?.into()))
 }
 
 #[utoipa::path(patch, path = "/v1/placement/settings", tag = "placement",
@@ -325,7 +338,7 @@ async fn update_settings(
     Json(patch): Json<PlacementSettingsPatch>,
 ) -> Result<Answer<PlacementSettings>, Problem> {
     for id in patch.gateways.keys() {
-        api.core.store.gateway(*id).await.map_err(|error| Problem::of_store(error, None))?;
+        api.db.store.gateway(*id).await.map_err(|error| Problem::of_store(error, None))?;
     }
     let change = |settings: &mut Settings| {
         settings.clusters_per_tenant = patch.clusters_per_tenant.unwrap_or(settings.clusters_per_tenant);
@@ -337,19 +350,19 @@ async fn update_settings(
                 None => settings.gateways.remove(id),
             };
         }
-        settings.check().map_err(|(field, why)| Problem::invalid(&field, why))
+        settings.check().map_err(|(field, reason)| Problem::invalid(&field, reason))
     };
     Ok(Answer(super::settings::change(&api, SETTINGS_KEY, change).await?.into()))
 }
 
-/// What has no plan, and why.
+/// The problem of a placement that cannot be computed.
 fn of_placement(error: &PlacementError) -> Problem {
     let text = error.to_string();
     match error {
         PlacementError::TooLoaded { .. }
         | PlacementError::AboveWaterLevel { .. }
         | PlacementError::DoesNotFit { .. } => {
-            Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-room", text).offender("clusters")
+            Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-capacity", text).offender("clusters")
         }
         _ => Problem::new(StatusCode::CONFLICT, "cannot-place", text).offender("clusters"),
     }
@@ -363,32 +376,32 @@ async fn create_plan(State(api): State<App>, Json(body): Json<NewPlan>) -> Resul
         return Err(Problem::invalid("tolerance", "the tolerance must be at least 0"));
     }
     let (kind, seed) = (body.kind, body.seed.unwrap_or(1));
-    // It may take a processor for seconds.
-    let _turn = api.planning.lock().await;
-    api.core.caught_up().await?;
-    let picture = placing::picture(&api.core).await?;
-    let drawn = tokio::task::spawn_blocking(move || draw(&picture, kind, seed, tolerance)).await;
-    let drawn = drawn.map_err(|_| Problem::internal())?.map_err(|error| of_placement(&error))?;
-    let text = serde_json::to_string(&drawn).map_err(|_| Problem::internal())?;
-    let store = &api.core.store;
-    let id = store.add_plan(now_ms(), drawn.steps.len() as u64, &text).await?;
+    // One plan at a time: it may keep a processor busy for seconds.
+    let _permit = api.place.planning().await;
+    api.place.catch_up().await?;
+    let usage = api.place.usage().await?;
+    let plan = tokio::task::spawn_blocking(move || compute_plan(&usage, kind, seed, tolerance)).await;
+    let plan = plan.map_err(|_| Problem::internal())?.map_err(|error| of_placement(&error))?;
+    let text = serde_json::to_string(&plan).map_err(|_| Problem::internal())?;
+    let store = &api.db.store;
+    let id = store.add_plan(now_ms(), plan.steps.len() as u64, &text).await?;
     let progress = store.plan(id).await?.progress;
-    Ok((StatusCode::CREATED, Answer(PlacementPlan::new(progress, drawn))).into_response())
+    Ok((StatusCode::CREATED, Answer(PlacementPlan::new(progress, plan))).into_response())
 }
 
 #[utoipa::path(get, path = "/v1/placement/plans", tag = "placement", responses((status = 200, body = Plans)))]
 async fn list_plans(State(api): State<App>) -> Result<Answer<Plans>, Problem> {
-    let items = api.core.store.plans().await?.into_iter().map(Into::into).collect();
+    let items = api.db.store.plans().await?.into_iter().map(Into::into).collect();
     Ok(Answer(Plans { items }))
 }
 
 #[utoipa::path(get, path = "/v1/placement/plans/{plan}", tag = "placement",
     params(("plan" = u64, Path)), responses((status = 200, body = PlacementPlan)))]
 async fn get_plan(State(api): State<App>, Id(id): Id<u64>) -> Result<Answer<PlacementPlan>, Problem> {
-    Ok(Answer(PlacementPlan::read(api.core.store.plan(id).await?)?))
+    Ok(Answer(PlacementPlan::read(api.db.store.plan(id).await?)?))
 }
 
-/// Carries a plan out, or goes on where it was stopped.
+/// Applies a plan, or continues it where it stopped.
 #[utoipa::path(post, path = "/v1/placement/plans/{plan}/apply", tag = "placement",
     params(("plan" = u64, Path)), request_body = ApplyPlan, responses((status = 202, body = PlanSummary)))]
 async fn apply_plan(
@@ -400,17 +413,17 @@ async fn apply_plan(
     if !(1..=MAX_PARALLEL).contains(&parallel) {
         return Err(Problem::invalid("parallel", format!("parallel must be between 1 and {MAX_PARALLEL}")));
     }
-    let progress = api.core.store.apply_plan(id, parallel).await?;
+    let progress = api.db.store.apply_plan(id, parallel).await?;
     Ok((StatusCode::ACCEPTED, Answer(PlanSummary::from(progress))).into_response())
 }
 
-/// Begins no more steps of a plan; those under way are finished.
+/// Stops a plan: no more steps start, and steps that have started are finished.
 #[utoipa::path(post, path = "/v1/placement/plans/{plan}/stop", tag = "placement",
     params(("plan" = u64, Path)), responses((status = 200, body = PlanSummary)))]
 async fn stop_plan(State(api): State<App>, Id(id): Id<u64>) -> Result<Answer<PlanSummary>, Problem> {
-    let done = api.core.store.plan(id).await?.progress.done;
-    api.core.store.note_plan(id, sluice_store::PlanState::Stopped, done, "stopped by the operator").await?;
-    Ok(Answer(api.core.store.plan(id).await?.progress.into()))
+    let done = api.db.store.plan(id).await?.progress.done;
+    api.db.store.note_plan(id, sluice_store::PlanState::Stopped, done, "stopped by the operator").await?;
+    Ok(Answer(api.db.store.plan(id).await?.progress.into()))
 }
 
 pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {

@@ -1,17 +1,17 @@
-//! Errors as RFC 9457 problem details: what is wrong, who the offender is, and
-//! the likely cause. What only the log may know stays in the log.
+//! Errors as problem details of RFC 9457: what is wrong, the offender and the likely cause. Internal details
+//! go to the log only.
 
-use crate::enrol::EnrolError;
+use crate::push::EnrolError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use sluice_store::{Conflict, StoreError};
 use utoipa::ToSchema;
 
-/// An error, as RFC 9457 has it.
+/// An error in the form of RFC 9457.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Problem {
-    /// `urn:sluice:problem:` and a name that does not change.
+    /// `urn:sluice:problem:` and the name of the kind of problem, which does not change.
     #[serde(rename = "type")]
     #[schema(example = "urn:sluice:problem:name-taken")]
     kind: String,
@@ -21,16 +21,16 @@ pub struct Problem {
     status: u16,
     /// This problem in words, with the likely cause.
     detail: String,
-    /// What is at fault: a field of the request, an object, an address.
+    /// The offender: a field of the request, an object or an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     offender: Option<String>,
-    /// Seconds after which to try again.
+    /// Seconds after which the request can be repeated.
     #[serde(skip)]
     retry_after_s: Option<u32>,
 }
 
 impl Problem {
-    /// A problem of a kind, in words.
+    /// Creates a problem of a kind.
     pub fn new(status: StatusCode, kind: &str, detail: impl Into<String>) -> Self {
         Self {
             kind: format!("urn:sluice:problem:{kind}"),
@@ -42,23 +42,23 @@ impl Problem {
         }
     }
 
-    /// A field's value that will not do.
+    /// The value of a field is invalid.
     pub fn invalid(field: &str, detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail).offender(field)
     }
 
-    /// Part of the URL or a header that cannot be read.
+    /// A part of the URL or a header cannot be parsed.
     pub fn bad_request(offender: &str, detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", detail).offender(offender)
     }
 
-    /// Names the offender.
+    /// Sets the offender.
     pub fn offender(mut self, offender: impl Into<String>) -> Self {
         self.offender = Some(offender.into());
         self
     }
 
-    /// The problem of a part, seen from the whole.
+    /// Adds the position of the part of the request that has the problem.
     pub fn inside(mut self, place: &str) -> Self {
         let field = self.offender.as_deref().map(|field| format!(".{field}")).unwrap_or_default();
         self.detail = format!("{place}: {}", self.detail);
@@ -82,14 +82,14 @@ impl Problem {
         &self.detail
     }
 
-    /// A store error of a request whose URL names `path_id`: what is not there
-    /// and is not that was named in the body.
+    /// Converts a store error of a request whose URL names the object `path_id`. If another object is not
+    /// found, it was named in the body.
     pub fn of_store(error: StoreError, path_id: Option<&str>) -> Self {
         match error {
             StoreError::NotFound { kind, id } if path_id.is_none_or(|path| path != id) => Self::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "unknown-reference",
-                format!("there is no {kind} {id}"),
+                format!("{kind} {id} does not exist"),
             )
             .offender(id),
             StoreError::InBulk { index, name, source } => {
@@ -107,14 +107,15 @@ impl From<StoreError> for Problem {
         let text = error.to_string();
         match error {
             StoreError::NotFound { kind, id } => {
-                Self::new(StatusCode::NOT_FOUND, "not-found", format!("there is no {kind} {id}")).offender(id)
+                Self::new(StatusCode::NOT_FOUND, "not-found", format!("{kind} {id} does not exist"))
+                    .offender(id)
             }
             StoreError::Conflict(conflict) => of_conflict(&conflict),
             StoreError::InBulk { .. } => Self::of_store(error, None),
             StoreError::Stale { id, .. } => Self::new(
                 StatusCode::PRECONDITION_FAILED,
                 "stale",
-                format!("{text}: someone changed it since it was read"),
+                format!("{text}: it was changed after it was read"),
             )
             .offender(id),
             StoreError::Unavailable { .. } => {
@@ -136,7 +137,7 @@ impl From<EnrolError> for Problem {
         match error {
             EnrolError::Store(error) => error.into(),
             EnrolError::Random(_) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "cannot make a token");
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot create a token");
                 Self::internal()
             }
         }
@@ -144,12 +145,12 @@ impl From<EnrolError> for Problem {
 }
 
 impl Problem {
-    /// What only the log may know.
+    /// A failure whose details are only in the log.
     pub fn internal() -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "internal",
-            "the controller failed; its log says why, under this answer's x-request-id",
+            "the controller failed; its log has the cause under the x-request-id of this answer",
         )
     }
 }
@@ -162,8 +163,7 @@ fn title(kind: &str) -> String {
     title
 }
 
-/// Conflicts with what is there are 409; what could not be right whatever is
-/// there is 422.
+/// A conflict with existing objects is 409. A request that is wrong whatever exists is 422.
 fn of_conflict(conflict: &Conflict) -> Problem {
     let text = conflict.to_string();
     let conflict_with =
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_errors_say_who_and_how_bad() {
+    fn store_errors_have_status_and_offender() {
         let taken = Conflict::AddressTaken { address: "10.0.0.2".into(), instance: "vm1".into() };
         let problem = Problem::of_store(
             StoreError::InBulk { index: 3, name: "vm9".into(), source: Box::new(taken.into()) },
@@ -237,19 +237,19 @@ mod tests {
         );
         assert_eq!(problem.status, 409);
         assert_eq!(problem.offender.as_deref(), Some("instances[3]"));
-        assert_eq!(problem.detail, "instances[3] (`vm9`): 10.0.0.2 is already instance `vm1`'s");
+        assert_eq!(problem.detail, "instances[3] (`vm9`): 10.0.0.2 is already used by instance `vm1`");
         assert_eq!(
             (problem.kind.as_str(), problem.title.as_str()),
             ("urn:sluice:problem:address-taken", "Address taken")
         );
 
-        let gone = || StoreError::NotFound { kind: "VPC", id: "vpc-1".into() };
-        assert_eq!(Problem::of_store(gone(), Some("vpc-1")).status, 404);
-        assert_eq!(Problem::of_store(gone(), Some("vpc-2")).status, 422);
-        assert_eq!(Problem::of_store(gone(), None).status, 422);
+        let not_found = || StoreError::NotFound { kind: "VPC", id: "vpc-1".into() };
+        assert_eq!(Problem::of_store(not_found(), Some("vpc-1")).status, 404);
+        assert_eq!(Problem::of_store(not_found(), Some("vpc-2")).status, 422);
+        assert_eq!(Problem::of_store(not_found(), None).status, 422);
 
-        let down = StoreError::Unavailable { cause: "disk full".into(), source: None };
-        let response = Problem::from(down).into_response();
+        let unavailable = StoreError::Unavailable { cause: "disk full".into(), source: None };
+        let response = Problem::from(unavailable).into_response();
         assert_eq!(response.status(), 503);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");

@@ -1,56 +1,35 @@
-//! How objects and lists go out: with their revision as ETag, and whether they
-//! are programmed.
+//! Answers with objects and lists: with the revision as ETag, and whether the object is programmed.
 
 use super::Api;
 use super::request::cursor;
-use crate::core::Core;
-use crate::members::Needs;
+use super::resource::{Resource, Stored};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use serde::Serialize;
 use sluice_store::{Created, Page};
 use utoipa::ToSchema;
 
-/// An object as the API shows it. Made from the store's model; its fields are
-/// the API's own.
-pub trait Resource: Serialize + Sized {
-    /// What it is made from.
-    type Stored: Send;
-    /// Where objects of its kind are, like `/v1/vpcs`.
-    const PATH: &'static str;
-    /// Its id's text.
-    fn id(stored: &Self::Stored) -> String;
-    /// Its revision.
-    fn revision(stored: &Self::Stored) -> u64;
-    /// Which nodes need it.
-    fn needs(stored: &Self::Stored) -> Needs;
-    /// Made from the store's model.
-    fn new(stored: Self::Stored, programmed: bool) -> Self;
-    /// Adds what is not in the store.
-    fn observe(&mut self, _: &Core) {}
-}
-
 /// A page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct List<T> {
-    /// In order of creation.
+    /// Objects in order of creation.
     pub items: Vec<T>,
-    /// Present if there is more: the `cursor` that continues here.
+    /// The `cursor` of the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// One object.
+/// Answers with one object.
 pub fn one<R: Resource>(api: &Api, stored: R::Stored) -> Response {
     with_status::<R>(api, StatusCode::OK, stored)
 }
 
 fn with_status<R: Resource>(api: &Api, status: StatusCode, stored: R::Stored) -> Response {
-    let revision = R::revision(&stored);
-    let programmed = api.core.programmed(&[(R::needs(&stored), revision)])[0];
-    let location = HeaderValue::try_from(format!("{}/{}", R::PATH, R::id(&stored)));
+    let revision = stored.revision();
+    let programmed = api.push.programmed(&[(R::needs(&stored), revision)])[0];
+    let location = HeaderValue::try_from(format!("{}/{}", R::PATH, stored.id()));
     let mut resource = R::new(stored, programmed);
-    resource.observe(&api.core);
+    resource.observe(api);
     let mut response = (status, Json(resource)).into_response();
     if let Ok(tag) = HeaderValue::try_from(format!("\"{revision}\"")) {
         response.headers_mut().insert(header::ETAG, tag);
@@ -61,45 +40,45 @@ fn with_status<R: Resource>(api: &Api, status: StatusCode, stored: R::Stored) ->
     response
 }
 
-/// What a creation made or found.
+/// Answers with a created object (201) or an existing one (200).
 pub fn created<R: Resource>(api: &Api, created: Created<R::Stored>) -> Response {
     match created {
         Created::New(stored) => {
-            api.core.wake();
+            api.db.notify_commit();
             with_status::<R>(api, StatusCode::CREATED, stored)
         }
         Created::Existing(stored) => one::<R>(api, stored),
     }
 }
 
-/// What an update made.
+/// Answers with an updated object.
 pub fn updated<R: Resource>(api: &Api, stored: R::Stored) -> Response {
-    api.core.wake();
+    api.db.notify_commit();
     one::<R>(api, stored)
 }
 
-/// A deletion done.
+/// Answers a deletion.
 pub fn deleted(api: &Api) -> Response {
-    api.core.wake();
+    api.db.notify_commit();
     StatusCode::NO_CONTENT.into_response()
 }
 
-/// Asks the store for one more than the page has, to know whether there is more.
+/// The page with one object more, which shows whether there is another page.
 pub fn one_more(page: Page) -> Page {
     Page { limit: page.limit + 1, ..page }
 }
 
-/// A page, from what [`one_more`] got.
+/// Answers with a page. `stored` are the objects of [`one_more`].
 pub fn list<R: Resource>(api: &Api, page: Page, mut stored: Vec<R::Stored>) -> Json<List<R>> {
     let limit = page.limit as usize;
     let more = stored.len() > limit;
     stored.truncate(limit);
-    let next = stored.last().filter(|_| more).map(|last| cursor(&R::id(last)));
-    let objects: Vec<_> = stored.iter().map(|one| (R::needs(one), R::revision(one))).collect();
-    let programmed = api.core.programmed(&objects);
+    let next = stored.last().filter(|_| more).map(|last| cursor(&last.id().to_string()));
+    let objects: Vec<_> = stored.iter().map(|one| (R::needs(one), one.revision())).collect();
+    let programmed = api.push.programmed(&objects);
     let resource = |(one, programmed)| {
         let mut resource = R::new(one, programmed);
-        resource.observe(&api.core);
+        resource.observe(api);
         resource
     };
     let items = stored.into_iter().zip(programmed).map(resource).collect();

@@ -1,11 +1,10 @@
-//! How requests are read: strictly, within limits, and with an error that says
-//! where the fault is.
+//! Parsing of requests: strict, with limits, and with errors that name the position of the fault.
 
 use super::problem::Problem;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::de::IgnoredAny;
@@ -14,18 +13,18 @@ use sluice_store::Page;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// Largest body of all requests but the bulk creation's.
+/// Largest body of a request in bytes, except that of a bulk creation.
 pub const MAX_BODY_BYTES: usize = 1 << 20;
-/// Largest body of a bulk creation.
+/// Largest body of a bulk creation in bytes.
 pub const MAX_BULK_BODY_BYTES: usize = 256 << 20;
-/// Objects on a page if the request does not say.
+/// Objects on a page of a request without `limit`.
 const DEFAULT_LIMIT: u32 = 100;
 /// Most objects on a page.
-const MAX_LIMIT: u32 = 1000;
-/// Longest name.
+pub const MAX_LIMIT: u32 = 1000;
+/// Longest name in bytes.
 const MAX_NAME: usize = 63;
 
-/// The id in the URL.
+/// The id in the path.
 pub struct Id<T>(pub T);
 
 impl<S: Send + Sync, T: FromStr<Err: Display> + Send> FromRequestParts<S> for Id<T> {
@@ -49,16 +48,55 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let query = axum::extract::Query::<T>::try_from_uri(&parts.uri);
-        query.map(|query| Self(query.0)).map_err(|error| {
-            let cause =
-                std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            Problem::bad_request("query", cause)
-        })
+        parse_query(&parts.uri).map(Self)
     }
 }
 
-/// A JSON body as bytes, its media type checked.
+/// The query string of a list: the resource's own filter, and the page.
+pub struct ListQuery<F> {
+    /// Selects objects.
+    pub filter: F,
+    /// Most objects on the page.
+    pub limit: Option<u32>,
+    /// End of the previous page.
+    pub cursor: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct PageQuery {
+    limit: Option<u32>,
+    cursor: Option<String>,
+}
+
+impl<S: Send + Sync, F: DeserializeOwned> FromRequestParts<S> for ListQuery<F> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        // Both parts are read strictly, so each must see only its own parameters.
+        let is_of_page = |pair: &&str| matches!(pair.split('=').next(), Some("limit" | "cursor"));
+        let pairs = || parts.uri.query().unwrap_or_default().split('&');
+        let PageQuery { limit, cursor } = read_query(pairs().filter(is_of_page))?;
+        let filter = read_query(pairs().filter(|pair| !is_of_page(pair)))?;
+        Ok(Self { filter, limit, cursor })
+    }
+}
+
+fn read_query<'a, T: DeserializeOwned>(pairs: impl Iterator<Item = &'a str>) -> Result<T, Problem> {
+    let query: Vec<&str> = pairs.collect();
+    let uri = format!("/?{}", query.join("&"));
+    let uri: Uri = uri.parse().map_err(|_| Problem::bad_request("query", "the query cannot be read"))?;
+    parse_query(&uri)
+}
+
+fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+    let query = axum::extract::Query::<T>::try_from_uri(uri);
+    query.map(|query| query.0).map_err(|error| {
+        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        Problem::bad_request("query", cause)
+    })
+}
+
+/// The bytes of a JSON body, whose media type was checked.
 pub struct JsonBytes(pub Bytes);
 
 impl<S: Send + Sync> FromRequest<S> for JsonBytes {
@@ -94,12 +132,12 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-/// Parses JSON; the error names the place in the document.
+/// Parses JSON. The error names the position in the document.
 ///
 /// # Errors
-/// 400 for what is no JSON, 422 for JSON of another shape.
+/// 400 if the text is not JSON, 422 if the JSON has another form.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    // Every body is an object; an array would be taken for one by the order of its fields.
+    // Every body is an object. An array would be accepted as one by the order of its fields.
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(Problem::invalid("body", "expected a JSON object, not an array"));
     }
@@ -109,7 +147,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         let at = if path == "." { "body".to_owned() } else { path };
         let inner = error.into_inner();
         match inner.classify() {
-            // An enum's shape is checked as syntax; what is JSON all the same is of the wrong shape.
+            // The form of an enum is checked as syntax: text that is JSON has the wrong form.
             Category::Syntax if !is_json(bytes) => not_json(&inner),
             Category::Data | Category::Syntax => Problem::invalid(&at, format!("{at}: {inner}")),
             Category::Eof | Category::Io => not_json(&inner),
@@ -124,7 +162,7 @@ fn is_json(bytes: &[u8]) -> bool {
 }
 
 fn not_json(error: &serde_json::Error) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, "malformed-json", format!("the body is no JSON: {error}"))
+    Problem::new(StatusCode::BAD_REQUEST, "malformed-json", format!("the body is not JSON: {error}"))
         .offender("body")
 }
 
@@ -140,7 +178,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     }
 }
 
-/// The revision in If-Match: `None` if there is none, or `*`.
+/// The revision in If-Match. `None` if the header is absent or `*`.
 pub struct IfMatch(pub Option<u64>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -158,17 +196,17 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
             Some(revision) if values.next().is_none() => Ok(Self(Some(revision))),
             _ => Err(Problem::bad_request(
                 "if-match",
-                "expected one entity tag as given in an ETag, like \"42\", or *",
+                "expected one entity tag as in an ETag, like \"42\", or *",
             )),
         }
     }
 }
 
-/// A page's `limit` and `cursor`. The cursor is the last id of the page before,
-/// in hexadecimal, so that nobody takes it for more than it is.
+/// Parses `limit` and `cursor`. The cursor is the last id of the previous page in hexadecimal, so that clients do
+/// not interpret it.
 ///
 /// # Errors
-/// 400 for a limit out of range or a cursor that is none of this list's.
+/// 400 for a limit out of range or the cursor of another list.
 pub fn page<T: FromStr>(
     limit: Option<u32>,
     cursor: Option<&str>,
@@ -185,13 +223,15 @@ pub fn page<T: FromStr>(
         None => 0,
         Some(cursor) => {
             let id = from_hex(cursor).and_then(|text| text.parse::<T>().ok());
-            number(id.ok_or_else(|| Problem::bad_request("cursor", "the cursor is not one of this list's"))?)
+            number(
+                id.ok_or_else(|| Problem::bad_request("cursor", "the cursor does not belong to this list"))?,
+            )
         }
     };
     Ok(Page { after, limit })
 }
 
-/// The cursor that continues behind an id.
+/// The cursor of the page after an id.
 pub fn cursor(id: &str) -> String {
     id.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -205,21 +245,21 @@ fn from_hex(text: &str) -> Option<String> {
     String::from_utf8(bytes?).ok()
 }
 
-/// Checks a new object's name.
+/// Checks the name of a new object.
 ///
 /// # Errors
 /// 422, naming the field.
 pub fn check_name(field: &str, name: &str) -> Result<(), Problem> {
-    let fits = !name.is_empty() && name.len() <= MAX_NAME;
-    let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    if fits && name.bytes().all(good) && name.as_bytes()[0].is_ascii_alphanumeric() {
+    let has_valid_length = !name.is_empty() && name.len() <= MAX_NAME;
+    let is_valid = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    if has_valid_length && name.bytes().all(is_valid) && name.as_bytes()[0].is_ascii_alphanumeric() {
         return Ok(());
     }
     let shown: String = name.chars().take(MAX_NAME + 1).collect();
     Err(Problem::invalid(
         field,
         format!(
-            "`{}` is not a name: expected 1 to {MAX_NAME} of a-z, A-Z, 0-9, `-`, `_` and `.`, the first a letter or digit",
+            "`{}` is not a valid name: expected 1 to {MAX_NAME} of a-z, A-Z, 0-9, `-`, `_` and `.`, the first a letter or digit",
             shown.escape_debug()
         ),
     ))
@@ -231,7 +271,7 @@ mod tests {
     use sluice_types::{HostId, VpcId};
 
     #[test]
-    fn cursors_belong_to_their_list() {
+    fn cursors_of_other_lists_are_refused() {
         let at = cursor("vpc-42");
         let page = |cursor: &str| super::page(None, Some(cursor), VpcId::get);
         assert_eq!(page(&at).unwrap().after, 42);
@@ -246,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn names_have_valid_length_and_characters() {
         for name in ["a", "vm-1", "A.b_c", &"x".repeat(63)] {
             assert!(check_name("name", name).is_ok(), "{name}");
         }
@@ -256,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_errors_name_the_place() {
+    fn parse_errors_name_the_position() {
         #[derive(Debug, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Inner {
@@ -282,8 +322,8 @@ mod tests {
         let (status, detail) = refused(r#"{"list":[{"n":1},{"n":300}]}"#);
         assert!(status == 422 && detail.starts_with("list[1].n: invalid value"), "{detail}");
         let (status, detail) = refused(r#"{"list":[],"kind":{}}"#);
-        assert!(status == 422 && detail.starts_with("kind: "), "JSON of the wrong shape: {detail}");
-        assert_eq!(refused("[[]]").0, 422, "no array passes for an object");
+        assert!(status == 422 && detail.starts_with("kind: "), "JSON of the wrong form: {detail}");
+        assert_eq!(refused("[[]]").0, 422, "an array is not an object");
         assert_eq!(refused(r#"{"list":"#).0, 400);
         assert_eq!(refused(r#"{"list":[]} x"#).0, 400);
     }

@@ -1,19 +1,15 @@
-//! Route tables: made with their VPC.
+//! Route tables: created together with their VPC.
 
-use super::problem::Problem;
-use super::reply::{self, List, Resource};
-use super::request::{Id, Query, page};
-use super::{Api, App};
-use crate::members::Needs;
-use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use super::App;
+use super::resource::{self, Listable, Resource};
+use crate::push::Needs;
 use serde::{Deserialize, Serialize};
-use sluice_store::Page;
+use sluice_store::{Page, Store, StoreError};
 use sluice_types::{RouteTableId, VpcId};
 use utoipa::{IntoParams, ToSchema};
-use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_axum::router::OpenApiRouter;
 
-/// Tables read at once when one is looked for by name.
+/// Tables read at a time when one is searched by name.
 const STEP: u32 = 1000;
 
 #[derive(Serialize, ToSchema)]
@@ -30,12 +26,9 @@ struct RouteTable {
 impl Resource for RouteTable {
     type Stored = sluice_store::RouteTable;
     const PATH: &'static str = "/v1/route-tables";
-    fn id(stored: &Self::Stored) -> String {
-        stored.id.to_string()
-    }
-    fn revision(stored: &Self::Stored) -> u64 {
-        stored.revision
-    }
+    const TAG: &'static str = "routes";
+    const NAME: &'static str = "route_table";
+    const PARAMETER: &'static str = "table";
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Vpc(stored.vpc)
     }
@@ -48,29 +41,25 @@ impl Resource for RouteTable {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct RouteTableQuery {
-    /// Only those of this VPC.
+struct RouteTableFilter {
+    /// Only route tables of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,
-    /// Only those with this name, one a VPC.
+    /// Only route tables with this name, at most one for each VPC.
     name: Option<String>,
-    /// 1 to 1000; 100 if absent.
-    limit: Option<u32>,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
-/// The store does not look for route tables by name: looked through in steps.
-async fn named(
-    api: &Api,
+/// Searches route tables by name. The store cannot, so they are read in steps.
+async fn find_named(
+    store: &Store,
     vpc: Option<VpcId>,
     name: &str,
     page: Page,
-) -> Result<Vec<sluice_store::RouteTable>, Problem> {
+) -> Result<Vec<sluice_store::RouteTable>, StoreError> {
     let mut found = Vec::new();
     let mut step = Page { after: page.after, limit: STEP };
     while found.len() < page.limit as usize {
-        let tables = api.core.store.route_tables(vpc, step).await?;
+        let tables = store.route_tables(vpc, step).await?;
         let Some(last) = tables.last().map(|table| table.id.get()) else { break };
         step.after = last;
         found.extend(tables.into_iter().filter(|table| table.name == name));
@@ -79,26 +68,20 @@ async fn named(
     Ok(found)
 }
 
-#[utoipa::path(get, path = "/v1/route-tables", tag = "routes", params(RouteTableQuery),
-    responses((status = 200, body = List<RouteTable>)))]
-async fn list_route_tables(
-    State(api): State<App>,
-    Query(query): Query<RouteTableQuery>,
-) -> Result<Response, Problem> {
-    let page = page(query.limit, query.cursor.as_deref(), RouteTableId::get)?;
-    let stored = match &query.name {
-        None => api.core.store.route_tables(query.vpc, reply::one_more(page)).await?,
-        Some(name) => named(&api, query.vpc, name, reply::one_more(page)).await?,
-    };
-    Ok(reply::list::<RouteTable>(&api, page, stored).into_response())
+impl Listable for RouteTable {
+    type Filter = RouteTableFilter;
+    async fn list(
+        store: &Store,
+        filter: RouteTableFilter,
+        page: Page,
+    ) -> Result<Vec<Self::Stored>, StoreError> {
+        match &filter.name {
+            None => store.route_tables(filter.vpc, page).await,
+            Some(name) => find_named(store, filter.vpc, name, page).await,
+        }
+    }
 }
 
-#[utoipa::path(get, path = "/v1/route-tables/{table}", tag = "routes",
-    params(("table" = String, Path)), responses((status = 200, body = RouteTable)))]
-async fn get_route_table(State(api): State<App>, Id(id): Id<RouteTableId>) -> Result<Response, Problem> {
-    Ok(reply::one::<RouteTable>(&api, api.core.store.route_table(id).await?))
-}
-
-pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
-    OpenApiRouter::new().routes(routes!(list_route_tables)).routes(routes!(get_route_table))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(resource::list::<RouteTable>()).routes(resource::get::<RouteTable>())
 }

@@ -1,19 +1,20 @@
-//! Routes of a route table, beside those of the VPC's subnets and peerings.
+//! Static routes of a route table. The routes of the VPC's subnets and peerings are not objects.
 
+use super::App;
 use super::problem::Problem;
-use super::reply::{self, List, Resource};
-use super::request::{Id, IfMatch, Json, Query, page};
-use super::{Api, App};
-use crate::members::Needs;
+use super::reply;
+use super::request::{Id, Json};
+use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
+use crate::push::Needs;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use sluice_store::{Created, RouteTarget};
+use sluice_store::{Created, Page, RouteTarget, Store, StoreError};
 use sluice_types::{IpNet, PeeringId, RouteId, RouteTableId, VpcId, parse_prefix};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// `{"peering": "peer-1"}`: to the other VPC of the peering. `"drop"`: nowhere.
+/// `{"peering": "peer-1"}` leads to the other VPC of the peering. `"drop"` drops the packets.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Target {
@@ -21,7 +22,7 @@ enum Target {
     Drop,
 }
 
-/// A peering's id.
+/// Id of a peering.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 #[schema(value_type = String, example = "peer-1")]
@@ -41,15 +42,11 @@ struct Route {
 }
 
 impl Resource for Route {
-    /// With the VPC of its table.
+    /// The route, with the VPC of its table.
     type Stored = (VpcId, sluice_store::Route);
     const PATH: &'static str = "/v1/routes";
-    fn id((_, stored): &Self::Stored) -> String {
-        stored.id.to_string()
-    }
-    fn revision((_, stored): &Self::Stored) -> u64 {
-        stored.revision
-    }
+    const TAG: &'static str = "routes";
+    const NAME: &'static str = "route";
     fn needs((vpc, _): &Self::Stored) -> Needs {
         Needs::Vpc(*vpc)
     }
@@ -60,6 +57,33 @@ impl Resource for Route {
             RouteTarget::Drop => Target::Drop,
         };
         Self { id, table, destination: prefix, target, revision, programmed }
+    }
+}
+
+impl Number for RouteId {
+    fn number(self) -> u64 {
+        self.get()
+    }
+}
+
+impl Stored for (VpcId, sluice_store::Route) {
+    type Id = RouteId;
+    fn id(&self) -> RouteId {
+        self.1.id
+    }
+    fn revision(&self) -> u64 {
+        self.1.revision
+    }
+    async fn find(store: &Store, id: RouteId) -> Result<Self, StoreError> {
+        let route = store.route(id).await?;
+        let vpc = store.route_table(route.table).await?.vpc;
+        Ok((vpc, route))
+    }
+}
+
+impl StoredDelete for (VpcId, sluice_store::Route) {
+    async fn delete(store: &Store, id: RouteId, expected: Option<u64>) -> Result<(), StoreError> {
+        store.delete_route(id, expected).await
     }
 }
 
@@ -74,14 +98,10 @@ struct NewRoute {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct RouteQuery {
-    /// The table whose routes are wanted.
+struct RouteFilter {
+    /// The route table.
     #[param(value_type = String)]
     table: RouteTableId,
-    /// 1 to 1000; 100 if absent.
-    limit: Option<u32>,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
 #[utoipa::path(post, path = "/v1/route-tables/{table}/routes", tag = "routes",
@@ -98,7 +118,7 @@ async fn create_route(
         Target::Peering(PeeringRef(peering)) => RouteTarget::Peering(peering),
         Target::Drop => RouteTarget::Drop,
     };
-    let store = &api.core.store;
+    let store = &api.db.store;
     let vpc = store.route_table(table).await?.vpc;
     let path = table.to_string();
     let created = store.create_route(sluice_store::NewRoute { table, prefix, target }).await;
@@ -109,40 +129,21 @@ async fn create_route(
     Ok(reply::created::<Route>(&api, created))
 }
 
-#[utoipa::path(get, path = "/v1/routes", tag = "routes", params(RouteQuery),
-    responses((status = 200, body = List<Route>)))]
-async fn list_routes(State(api): State<App>, Query(query): Query<RouteQuery>) -> Result<Response, Problem> {
-    let page = page(query.limit, query.cursor.as_deref(), RouteId::get)?;
-    let store = &api.core.store;
-    let vpc = store.route_table(query.table).await?.vpc;
-    let stored = store.routes(query.table, reply::one_more(page)).await?;
-    let stored = stored.into_iter().map(|route| (vpc, route)).collect();
-    Ok(reply::list::<Route>(&api, page, stored).into_response())
+impl Deletable for Route {}
+
+impl Listable for Route {
+    type Filter = RouteFilter;
+    async fn list(store: &Store, filter: RouteFilter, page: Page) -> Result<Vec<Self::Stored>, StoreError> {
+        let vpc = store.route_table(filter.table).await?.vpc;
+        let routes = store.routes(filter.table, page).await?;
+        Ok(routes.into_iter().map(|route| (vpc, route)).collect())
+    }
 }
 
-#[utoipa::path(get, path = "/v1/routes/{route}", tag = "routes",
-    params(("route" = String, Path)), responses((status = 200, body = Route)))]
-async fn get_route(State(api): State<App>, Id(id): Id<RouteId>) -> Result<Response, Problem> {
-    let route = api.core.store.route(id).await?;
-    let vpc = api.core.store.route_table(route.table).await?.vpc;
-    Ok(reply::one::<Route>(&api, (vpc, route)))
-}
-
-#[utoipa::path(delete, path = "/v1/routes/{route}", tag = "routes",
-    params(("route" = String, Path), ("If-Match" = Option<String>, Header)),
-    responses((status = 204)))]
-async fn delete_route(
-    State(api): State<App>,
-    Id(id): Id<RouteId>,
-    IfMatch(expected): IfMatch,
-) -> Result<Response, Problem> {
-    api.core.store.delete_route(id, expected).await?;
-    Ok(reply::deleted(&api))
-}
-
-pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
+pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
+        .routes(resource::list::<Route>())
+        .routes(resource::get::<Route>())
+        .routes(resource::delete::<Route>())
         .routes(routes!(create_route))
-        .routes(routes!(list_routes))
-        .routes(routes!(get_route, delete_route))
 }

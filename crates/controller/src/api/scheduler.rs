@@ -1,57 +1,44 @@
-//! The scheduler: what it sees, what it did and why, what waits; and its settings.
+//! The vIP scheduler: the loads that it sees, its decisions with their reasons, and its settings.
 
 use super::problem::Problem;
 use super::request::Json;
 use super::{Api, App};
-use crate::scheduling::{Decided, SETTINGS_KEY, Settings, Status, task};
+use crate::place::scheduler::{DecisionRecord, SETTINGS_KEY, Status};
 use axum::extract::State;
 use axum::response::Json as Answer;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use sluice_placement::{GatewayReport, Wait};
-use sluice_types::{ClusterId, GatewayId};
+use sluice_types::{ClusterId, GatewayId, SchedulerPatch, SchedulerSettings};
 use std::net::IpAddr;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Loads are parts: 0.8 is 80%.
-#[derive(Clone, Serialize, Deserialize, ToSchema)]
-struct SchedulerSettings {
-    /// It moves vIPs; off, it only shows loads.
-    enabled: bool,
-    /// A gateway above this is overloaded...
-    overload_above: f64,
-    /// ...until it is at this or below.
-    relieved_below: f64,
-    /// A gateway takes a vIP only if it is at most here with it.
-    receive_below: f64,
-    /// vIPs that move in any interval, at most.
-    moves_per_interval: usize,
-    interval_ms: u64,
-    /// How long a vIP that moved stays.
-    hold_ms: u64,
-    /// How long to wait for a gateway that was asked for, or that comes from another cluster, and between
-    /// two of these.
-    expansion_wait_ms: u64,
-    /// Gateways that a cluster keeps when it gives one to another.
-    gateways_min: usize,
+macro_rules! declare_schemas {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:literal, $unit:literal, $min:tt to $max:tt;)+) => {
+        /// Thresholds and limits. Loads are fractions: 0.8 is 80%.
+        #[derive(ToSchema)]
+        #[schema(as = SchedulerSettings)]
+        #[allow(dead_code)] // only describes `sluice_types::SchedulerSettings`
+        struct SettingsSchema {
+            /// The scheduler moves vIPs; if false, it only shows loads.
+            enabled: bool,
+            $($(#[doc = $doc])+ #[schema(minimum = $min, maximum = $max)] $name: $type,)+
+        }
+
+        /// The settings that change; the others keep their values. The thresholds must be in the order
+        /// 0 < accept_threshold < relief_threshold <= overload_threshold.
+        #[derive(ToSchema)]
+        #[schema(as = SchedulerPatch)]
+        #[allow(dead_code)] // only describes `sluice_types::SchedulerPatch`
+        struct PatchSchema {
+            /// The scheduler moves vIPs; if false, it only shows loads.
+            enabled: Option<bool>,
+            $($(#[doc = $doc])+ #[schema(minimum = $min, maximum = $max)] $name: Option<$type>,)+
+        }
+    };
 }
 
-/// What changes; the rest stays. 0 < receive_below < relieved_below <= overload_above.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct SchedulerPatch {
-    enabled: Option<bool>,
-    overload_above: Option<f64>,
-    relieved_below: Option<f64>,
-    receive_below: Option<f64>,
-    #[schema(minimum = 1)]
-    moves_per_interval: Option<usize>,
-    interval_ms: Option<u64>,
-    hold_ms: Option<u64>,
-    expansion_wait_ms: Option<u64>,
-    #[schema(minimum = 1)]
-    gateways_min: Option<usize>,
-}
+sluice_types::scheduler_settings!(declare_schemas);
 
 #[derive(Serialize, ToSchema)]
 struct SchedulerGateway {
@@ -59,26 +46,27 @@ struct SchedulerGateway {
     id: GatewayId,
     #[schema(value_type = String, example = "cluster-1")]
     cluster: ClusterId,
+    /// Load; 1 is full load.
     load: f64,
-    /// Packets a second that it could forward.
+    /// Packets a second that it can forward.
     capacity_pps: f64,
     draining: bool,
-    /// vIPs at home there that could move, each with an equal part of its load.
+    /// Movable vIPs whose preferred owner it is. Each counts for an equal part of its load.
     #[schema(value_type = Vec<String>)]
     vips: Vec<IpAddr>,
 }
 
 #[derive(Serialize, ToSchema)]
 struct SchedulerDecision {
-    /// Milliseconds of the UNIX epoch.
+    /// Time of the decision, in milliseconds of the UNIX epoch.
     time_ms: u64,
-    /// What and why, in words.
+    /// The action and its reason, in words.
     text: String,
     #[schema(value_type = Object)]
     action: serde_json::Value,
     #[schema(value_type = Object)]
-    why: serde_json::Value,
-    /// It was carried out; else the cloud had changed meanwhile.
+    reason: serde_json::Value,
+    /// The action was carried out. Otherwise the cloud had changed in the meantime.
     done: bool,
 }
 
@@ -89,56 +77,31 @@ struct SchedulerWait {
     wait: serde_json::Value,
 }
 
-/// What the scheduler of this controller does.
+/// State of the scheduler of this controller.
 #[derive(Serialize, ToSchema)]
 struct Scheduler {
+    #[schema(value_type = SettingsSchema)]
     settings: SchedulerSettings,
-    /// When it last looked, milliseconds of the UNIX epoch; 0: never.
+    /// Time of its last round, in milliseconds of the UNIX epoch; 0 before the first round.
     round_ms: u64,
-    /// Why it cannot decide.
+    /// Reason why it cannot decide.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// vIPs that it moved, and gateways that it asked for, since the controller began.
+    /// Number of vIPs that it moved since the controller started.
     moves: u64,
-    gateways_wanted: u64,
-    /// Gateways that it gave to other clusters, since the controller began.
-    gateways_given: u64,
-    /// Clusters that need a new gateway now: no other can give one.
+    /// Number of new gateways that it requested since the controller started.
+    gateways_requested: u64,
+    /// Number of gateways that it moved to other clusters since the controller started.
+    gateways_reassigned: u64,
+    /// Clusters that need a new gateway now, because no other cluster can give one.
     #[schema(value_type = Vec<String>)]
-    clusters_in_need: Vec<ClusterId>,
-    /// Those that report now.
+    overloaded_clusters: Vec<ClusterId>,
+    /// Gateways that report now.
     gateways: Vec<SchedulerGateway>,
-    /// What is not done because of a limit.
+    /// What the scheduler does not do because of a limit.
     waits: Vec<SchedulerWait>,
-    /// The last 100, the newest last; the event log has more.
+    /// The last 100 decisions, the newest last. The event log has older ones.
     decisions: Vec<SchedulerDecision>,
-}
-
-impl From<Settings> for SchedulerSettings {
-    fn from(settings: Settings) -> Self {
-        let Settings {
-            enabled,
-            overload_above,
-            relieved_below,
-            receive_below,
-            moves_per_interval,
-            interval_ms,
-            hold_ms,
-            expansion_wait_ms,
-            gateways_min,
-        } = settings;
-        Self {
-            enabled,
-            overload_above,
-            relieved_below,
-            receive_below,
-            moves_per_interval,
-            interval_ms,
-            hold_ms,
-            expansion_wait_ms,
-            gateways_min,
-        }
-    }
 }
 
 impl SchedulerGateway {
@@ -154,14 +117,14 @@ impl SchedulerGateway {
     }
 }
 
-impl From<Decided> for SchedulerDecision {
-    fn from(decided: Decided) -> Self {
+impl From<DecisionRecord> for SchedulerDecision {
+    fn from(record: DecisionRecord) -> Self {
         Self {
-            time_ms: decided.time_ms,
-            text: decided.decision.to_string(),
-            action: serde_json::to_value(decided.decision.action).unwrap_or_default(),
-            why: serde_json::to_value(decided.decision.why).unwrap_or_default(),
-            done: decided.done,
+            time_ms: record.time_ms,
+            text: record.decision.to_string(),
+            action: serde_json::to_value(record.decision.action).unwrap_or_default(),
+            reason: serde_json::to_value(record.decision.why).unwrap_or_default(),
+            done: record.done,
         }
     }
 }
@@ -173,19 +136,19 @@ impl From<Wait> for SchedulerWait {
 }
 
 impl Scheduler {
-    fn new(settings: Settings, status: Status) -> Self {
+    fn new(settings: SchedulerSettings, status: Status) -> Self {
         let gateways = status.reports.iter().flat_map(|cluster| {
             cluster.gateways.iter().map(|report| SchedulerGateway::new(cluster.id, report))
         });
         Self {
-            settings: settings.into(),
-            round_ms: status.round_ms,
+            settings,
+            round_ms: status.round_ms.unwrap_or_default(),
             gateways: gateways.collect(),
             error: status.error,
             moves: status.moves,
-            gateways_wanted: status.requests,
-            gateways_given: status.transfers,
-            clusters_in_need: status.wanted,
+            gateways_requested: status.gateways_requested,
+            gateways_reassigned: status.gateways_reassigned,
+            overloaded_clusters: status.overloaded_clusters,
             waits: status.waits.into_iter().map(Into::into).collect(),
             decisions: status.decisions.into_iter().map(Into::into).collect(),
         }
@@ -194,32 +157,21 @@ impl Scheduler {
 
 #[utoipa::path(get, path = "/v1/scheduler", tag = "scheduler", responses((status = 200, body = Scheduler)))]
 async fn get_scheduler(State(api): State<App>) -> Result<Answer<Scheduler>, Problem> {
-    let settings = task::settings(&api.core).await?;
-    Ok(Answer(Scheduler::new(settings, api.core.scheduler.get())))
+    let settings = api.place.scheduler_settings().await?;
+    Ok(Answer(Scheduler::new(settings, api.place.scheduler.get())))
 }
 
-#[utoipa::path(patch, path = "/v1/scheduler", tag = "scheduler", request_body = SchedulerPatch,
-    responses((status = 200, body = SchedulerSettings)))]
+#[utoipa::path(patch, path = "/v1/scheduler", tag = "scheduler", request_body = PatchSchema,
+    responses((status = 200, body = SettingsSchema)))]
 async fn update_scheduler(
     State(api): State<App>,
     Json(patch): Json<SchedulerPatch>,
 ) -> Result<Answer<SchedulerSettings>, Problem> {
-    let change = |settings: &mut Settings| {
-        let now = settings.clone();
-        *settings = Settings {
-            enabled: patch.enabled.unwrap_or(now.enabled),
-            overload_above: patch.overload_above.unwrap_or(now.overload_above),
-            relieved_below: patch.relieved_below.unwrap_or(now.relieved_below),
-            receive_below: patch.receive_below.unwrap_or(now.receive_below),
-            moves_per_interval: patch.moves_per_interval.unwrap_or(now.moves_per_interval),
-            interval_ms: patch.interval_ms.unwrap_or(now.interval_ms),
-            hold_ms: patch.hold_ms.unwrap_or(now.hold_ms),
-            expansion_wait_ms: patch.expansion_wait_ms.unwrap_or(now.expansion_wait_ms),
-            gateways_min: patch.gateways_min.unwrap_or(now.gateways_min),
-        };
+    let change = |settings: &mut SchedulerSettings| {
+        *settings = settings.clone().patched(&patch);
         settings.check().map_err(|error| Problem::invalid("settings", error.to_string()))
     };
-    Ok(Answer(super::settings::change(&api, SETTINGS_KEY, change).await?.into()))
+    Ok(Answer(super::settings::change(&api, SETTINGS_KEY, change).await?))
 }
 
 pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {

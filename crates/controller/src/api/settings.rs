@@ -1,36 +1,23 @@
-//! Settings of the site: JSON by name, changed as a whole.
+//! Changes of stored settings, with the answer for conflicts.
 
 use super::Api;
 use super::problem::Problem;
+use axum::http::StatusCode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_store::StoreError;
 
-/// Times that a change is tried while others change the same settings.
-const TRIES: u32 = 5;
-
-/// Changes the settings of that name, and returns what they are then.
+/// Changes the settings with a name, and returns the new ones.
 ///
 /// # Errors
-/// What `change` refuses; 409 if others change them all the time.
+/// The errors of `change`, and 409 if others changed the same settings during each attempt.
 pub async fn change<T: Default + Serialize + DeserializeOwned>(
     api: &Api,
     name: &str,
     change: impl Fn(&mut T) -> Result<(), Problem>,
 ) -> Result<T, Problem> {
-    for _ in 0..TRIES {
-        let before = api.core.store.setting(name).await?;
-        let corrupt = |error| StoreError::Corrupt(format!("the settings `{name}`: {error}"));
-        let mut settings: T = match &before {
-            Some(text) => serde_json::from_str(text).map_err(corrupt)?,
-            None => T::default(),
-        };
-        change(&mut settings)?;
-        let text = serde_json::to_string(&settings).map_err(corrupt)?;
-        if api.core.store.put_setting(name, before.as_deref(), &text).await? {
-            return Ok(settings);
-        }
-    }
-    Err(Problem::new(axum::http::StatusCode::CONFLICT, "settings-changed", "others change the settings, too")
-        .offender(name))
+    let changed = api.db.change_settings(name, change).await?;
+    changed.ok_or_else(|| {
+        let detail = "others changed the same settings at the same time: try again";
+        Problem::new(StatusCode::CONFLICT, "settings-changed", detail).offender(name)
+    })
 }

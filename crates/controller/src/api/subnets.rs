@@ -1,19 +1,21 @@
-//! Subnets: a prefix of each family in a VPC.
+//! Subnets: an IPv4 prefix, an IPv6 prefix or both in a VPC.
 
+use super::App;
 use super::problem::Problem;
-use super::reply::{self, List, Resource};
-use super::request::{Id, IfMatch, Json, Query, check_name, page};
-use super::{Api, App};
-use crate::members::Needs;
+use super::reply;
+use super::request::{Id, Json, check_name};
+use super::resource::{self, Deletable, Listable, Resource};
+use crate::push::Needs;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
+use sluice_store::{Page, Store, StoreError};
 use sluice_types::{IpNet, Ipv4Net, Ipv6Net, SubnetId, VpcId, first_host, is_unicast, parse_prefix};
 use std::net::Ipv4Addr;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Resolvers that DHCP offers.
+/// Most resolvers that DHCP offers.
 const MAX_DNS: usize = 2;
 
 #[derive(Serialize, ToSchema)]
@@ -38,12 +40,8 @@ struct Subnet {
 impl Resource for Subnet {
     type Stored = sluice_store::Subnet;
     const PATH: &'static str = "/v1/subnets";
-    fn id(stored: &Self::Stored) -> String {
-        stored.id.to_string()
-    }
-    fn revision(stored: &Self::Stored) -> u64 {
-        stored.revision
-    }
+    const TAG: &'static str = "subnets";
+    const NAME: &'static str = "subnet";
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Vpc(stored.vpc)
     }
@@ -53,11 +51,11 @@ impl Resource for Subnet {
     }
 }
 
-/// At least one prefix is needed. The first address of each is the router's.
+/// A subnet has at least one prefix. The first address of each prefix is that of the router.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewSubnet {
-    /// Unique in the VPC.
+    /// Name, unique in the VPC.
     name: String,
     #[schema(example = "10.0.0.0/24")]
     ipv4: Option<String>,
@@ -72,25 +70,21 @@ struct NewSubnet {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct SubnetQuery {
-    /// Only those of this VPC.
+struct SubnetFilter {
+    /// Only subnets of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,
-    /// Only those with this name, one a VPC.
+    /// Only subnets with this name, at most one for each VPC.
     name: Option<String>,
-    /// 1 to 1000; 100 if absent.
-    limit: Option<u32>,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
 fn read_prefix(field: &str, text: &str) -> Result<IpNet, Problem> {
     let prefix = parse_prefix(text).map_err(|error| Problem::invalid(field, error.to_string()))?;
     if first_host(&prefix).is_none() {
-        return Err(Problem::invalid(field, format!("{prefix} has no room for a router and an instance")));
+        return Err(Problem::invalid(field, format!("{prefix} is too small for a router and an instance")));
     }
     if !is_unicast(prefix.network()) || !is_unicast(prefix.broadcast()) {
-        return Err(Problem::invalid(field, format!("{prefix} is no range of unicast addresses")));
+        return Err(Problem::invalid(field, format!("{prefix} is not a range of unicast addresses")));
     }
     Ok(prefix)
 }
@@ -98,7 +92,8 @@ fn read_prefix(field: &str, text: &str) -> Result<IpNet, Problem> {
 impl NewSubnet {
     fn checked(self, vpc: VpcId) -> Result<sluice_store::NewSubnet, Problem> {
         check_name("name", &self.name)?;
-        let wrong = |field, net| Problem::invalid(field, format!("{net} is of the other family"));
+        let wrong =
+            |field, net| Problem::invalid(field, format!("{net} is a prefix of the other address family"));
         let ipv4 = match self.ipv4.map(|text| read_prefix("ipv4", &text)).transpose()? {
             Some(IpNet::V6(net)) => return Err(wrong("ipv4", net.to_string())),
             Some(IpNet::V4(net)) => Some(net),
@@ -131,39 +126,22 @@ async fn create_subnet(
     Id(vpc): Id<VpcId>,
     Json(body): Json<NewSubnet>,
 ) -> Result<Response, Problem> {
-    Ok(reply::created::<Subnet>(&api, api.core.store.create_subnet(body.checked(vpc)?).await?))
+    Ok(reply::created::<Subnet>(&api, api.db.store.create_subnet(body.checked(vpc)?).await?))
 }
 
-#[utoipa::path(get, path = "/v1/subnets", tag = "subnets", params(SubnetQuery),
-    responses((status = 200, body = List<Subnet>)))]
-async fn list_subnets(State(api): State<App>, Query(query): Query<SubnetQuery>) -> Result<Response, Problem> {
-    let page = page(query.limit, query.cursor.as_deref(), SubnetId::get)?;
-    let store = &api.core.store;
-    let stored = store.subnets(query.vpc, query.name.as_deref(), reply::one_more(page)).await?;
-    Ok(reply::list::<Subnet>(&api, page, stored).into_response())
+impl Listable for Subnet {
+    type Filter = SubnetFilter;
+    async fn list(store: &Store, filter: SubnetFilter, page: Page) -> Result<Vec<Self::Stored>, StoreError> {
+        store.subnets(filter.vpc, filter.name.as_deref(), page).await
+    }
 }
 
-#[utoipa::path(get, path = "/v1/subnets/{subnet}", tag = "subnets",
-    params(("subnet" = String, Path)), responses((status = 200, body = Subnet)))]
-async fn get_subnet(State(api): State<App>, Id(id): Id<SubnetId>) -> Result<Response, Problem> {
-    Ok(reply::one::<Subnet>(&api, api.core.store.subnet(id).await?))
-}
+impl Deletable for Subnet {}
 
-#[utoipa::path(delete, path = "/v1/subnets/{subnet}", tag = "subnets",
-    params(("subnet" = String, Path), ("If-Match" = Option<String>, Header)),
-    responses((status = 204)))]
-async fn delete_subnet(
-    State(api): State<App>,
-    Id(id): Id<SubnetId>,
-    IfMatch(expected): IfMatch,
-) -> Result<Response, Problem> {
-    api.core.store.delete_subnet(id, expected).await?;
-    Ok(reply::deleted(&api))
-}
-
-pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
+pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
+        .routes(resource::list::<Subnet>())
+        .routes(resource::get::<Subnet>())
+        .routes(resource::delete::<Subnet>())
         .routes(routes!(create_subnet))
-        .routes(routes!(list_subnets))
-        .routes(routes!(get_subnet, delete_subnet))
 }

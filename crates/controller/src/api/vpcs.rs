@@ -1,30 +1,29 @@
-//! VPCs: one VNI, one VRF, on one cluster.
+//! VPCs: each has one VNI and one VRF, and is on one cluster.
 
 use super::problem::Problem;
-use super::reply::{self, List, Resource};
-use super::request::{Id, IfMatch, Json, Query, check_name, page};
+use super::reply;
+use super::request::{Id, IfMatch, Json, check_name};
+use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
-use crate::core::Core;
-use crate::members::Needs;
-use crate::placing;
-use crate::placing::new::{Unplaced, cluster_for};
+use crate::place::new_vpc::{Unplaced, cluster_for};
+use crate::push::Needs;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use sluice_store::{Created, Page, StoreError, VpcUpdate};
+use sluice_store::{Page, Store, StoreError, VpcUpdate};
 use sluice_types::{ClusterId, TenantId, Vni, VpcId};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Fits VXLAN over either family where the underlay carries 1500 bytes.
+/// Fits into VXLAN over IPv4 and IPv6 if the underlay carries 1500 bytes.
 const DEFAULT_MTU: u16 = 1430;
-/// IPv6 needs it (RFC 8200).
+/// The smallest MTU of IPv6 (RFC 8200).
 const MIN_MTU: u16 = 1280;
-/// What VXLAN over IPv6 leaves of an underlay of 9216 bytes.
+/// Fits into VXLAN over IPv6 if the underlay carries 9216 bytes.
 const MAX_MTU: u16 = 9146;
-/// Times that an update without If-Match is tried while others update, too.
-const TRIES: u32 = 5;
+/// Attempts of an update without If-Match while others update the same VPC.
+const ATTEMPTS: u32 = 5;
 
 #[derive(Serialize, ToSchema)]
 struct Vpc {
@@ -38,21 +37,21 @@ struct Vpc {
     #[schema(value_type = u32, minimum = 1, maximum = 16777215)]
     vni: Vni,
     mtu: u16,
-    /// kbit/s from which a flow is offloaded; absent: the gateways' own threshold;
-    /// 4294967295: none is.
+    /// Rate in kbit/s from which a flow is offloaded. If absent, the gateways use their own threshold; with
+    /// 4294967295, no flow is offloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     offload_kbps: Option<u32>,
-    /// Present while it moves: both clusters have its entries.
+    /// Present during a move: both clusters have its entries.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "cluster-2")]
     moving_to: Option<ClusterId>,
-    /// `filling`: hosts send to `cluster`, while the gateways of the other learn.
-    /// `switching`: hosts are told to send to `moving_to`.
+    /// `filling`: hosts send to `cluster`, while the gateways of `moving_to` get the entries.
+    /// `switching`: hosts change to `moving_to`.
     #[serde(skip_serializing_if = "Option::is_none")]
     move_phase: Option<MovePhase>,
-    /// While it moves: names of the nodes that have not acknowledged the phase yet.
+    /// Present during a move: names of the nodes that have not acknowledged the phase yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    move_waits_for: Vec<String>,
+    move_waiting_for: Vec<String>,
     #[serde(skip)]
     move_id: Option<u64>,
     revision: u64,
@@ -69,12 +68,8 @@ enum MovePhase {
 impl Resource for Vpc {
     type Stored = sluice_store::Vpc;
     const PATH: &'static str = "/v1/vpcs";
-    fn id(stored: &Self::Stored) -> String {
-        stored.id.to_string()
-    }
-    fn revision(stored: &Self::Stored) -> u64 {
-        stored.revision
-    }
+    const TAG: &'static str = "vpcs";
+    const NAME: &'static str = "vpc";
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Vpc(stored.id)
     }
@@ -84,7 +79,7 @@ impl Resource for Vpc {
         let moving_to = moving.map(|moving| moving.to);
         let phase = |switched| if switched { MovePhase::Switching } else { MovePhase::Filling };
         let move_phase = moving.map(|moving| phase(moving.switched));
-        let (move_id, move_waits_for) = (moving.map(|moving| moving.id), Vec::new());
+        let (move_id, move_waiting_for) = (moving.map(|moving| moving.id), Vec::new());
         Self {
             id,
             name,
@@ -95,57 +90,57 @@ impl Resource for Vpc {
             offload_kbps,
             moving_to,
             move_phase,
-            move_waits_for,
+            move_waiting_for,
             move_id,
             revision,
             programmed,
         }
     }
-    fn observe(&mut self, core: &Core) {
-        self.move_waits_for = self.move_id.map(|id| core.lacking(id)).unwrap_or_default();
+    fn observe(&mut self, api: &Api) {
+        self.move_waiting_for = self.move_id.map(|id| api.moves.vpc_waits(id)).unwrap_or_default();
     }
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewVpc {
-    /// Unique in the tenant.
+    /// Name, unique in the tenant.
     name: String,
     #[schema(value_type = String, example = "tenant-1")]
     tenant: TenantId,
-    /// The least loaded one that is open to the tenant if left out.
+    /// If left out, the least loaded cluster that the tenant may use.
     #[schema(value_type = Option<String>, example = "cluster-1")]
     cluster: Option<ClusterId>,
-    /// Chosen if left out.
+    /// If left out, a free one is chosen.
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 16777215)]
     vni: Option<Vni>,
-    /// Bytes of IP packet; 1430 if left out.
+    /// Largest IP packet in bytes; 1430 if left out.
     #[schema(minimum = 1280, maximum = 9146)]
     mtu: Option<u16>,
-    /// kbit/s from which a flow is offloaded; the gateways' own threshold if left out;
-    /// 4294967295: none is.
+    /// Rate in kbit/s from which a flow is offloaded. If left out, the gateways use their own threshold; with
+    /// 4294967295, no flow is offloaded.
     #[schema(minimum = 1)]
     offload_kbps: Option<u32>,
 }
 
-/// What changes; the rest stays.
+/// A change of a VPC. Fields that are left out keep their values.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct VpcPatch {
     name: Option<String>,
     #[schema(minimum = 1280, maximum = 9146)]
     mtu: Option<u16>,
-    /// null: the gateways' own threshold.
+    /// Rate in kbit/s from which a flow is offloaded; null for the gateways' own threshold.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<u32>, minimum = 1)]
     offload_kbps: Option<Option<u32>>,
-    /// Moves it, with all VPCs that it is peered with, directly or over others; while it
-    /// moves, the cluster that it left turns it back.
+    /// Moves the VPC to this cluster, together with all VPCs that it is peered with, directly or through
+    /// others. During a move, its old cluster reverses the move.
     #[schema(value_type = Option<String>, example = "cluster-2")]
     cluster: Option<ClusterId>,
 }
 
-/// Tells null from absent.
+/// Distinguishes null from an absent field.
 fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<u32>>, D::Error> {
     Option::deserialize(from).map(Some)
 }
@@ -153,16 +148,12 @@ fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<u3
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct VpcQuery {
-    /// Only those of this tenant.
+struct VpcFilter {
+    /// Only VPCs of this tenant.
     #[param(value_type = Option<String>)]
     tenant: Option<TenantId>,
-    /// Only those with this name, one a tenant.
+    /// Only VPCs with this name, at most one for each tenant.
     name: Option<String>,
-    /// 1 to 1000; 100 if absent.
-    limit: Option<u32>,
-    /// `next` of the page before.
-    cursor: Option<String>,
 }
 
 fn check_mtu(mtu: u16) -> Result<u16, Problem> {
@@ -179,67 +170,28 @@ fn check_kbps(kbps: Option<u32>) -> Result<Option<u32>, Problem> {
     }
 }
 
-/// The cluster of a VPC that is to be made without one: the one it has, if it is there already.
+/// The cluster of a new VPC without a given one. If the VPC exists already, its present cluster.
 async fn cluster_of(api: &Api, name: &str, tenant: TenantId) -> Result<ClusterId, Problem> {
-    let store = &api.core.store;
+    let store = &api.db.store;
     store.tenant(tenant).await.map_err(|error| Problem::of_store(error, None))?;
-    let there = store.vpcs(Some(tenant), Some(name), Page { after: 0, limit: 1 }).await?;
-    if let Some(vpc) = there.first() {
+    let existing = store.vpcs(Some(tenant), Some(name), Page { after: 0, limit: 1 }).await?;
+    if let Some(vpc) = existing.first() {
         return Ok(vpc.cluster);
     }
-    api.core.caught_up().await?;
-    let picture = placing::picture(&api.core).await?;
-    cluster_for(&picture, tenant).map_err(|error| {
+    api.place.catch_up().await?;
+    let usage = api.place.usage().await?;
+    cluster_for(&usage, tenant).map_err(|error| {
         let text = error.to_string();
         match error {
             Unplaced::NoCluster => Problem::invalid("cluster", text),
             Unplaced::NoRoom { .. } => {
-                Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-room", text).offender("cluster")
+                Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-capacity", text).offender("cluster")
             }
             Unplaced::Input(_) => {
                 Problem::new(StatusCode::CONFLICT, "cannot-place", text).offender("cluster")
             }
         }
     })
-}
-
-#[utoipa::path(post, path = "/v1/vpcs", tag = "vpcs", request_body = NewVpc,
-    responses((status = 201, body = Vpc), (status = 200, body = Vpc, description = "Was there")))]
-async fn create_vpc(State(api): State<App>, Json(body): Json<NewVpc>) -> Result<Response, Problem> {
-    check_name("name", &body.name)?;
-    let mtu = check_mtu(body.mtu.unwrap_or(DEFAULT_MTU))?;
-    let mut turn = None;
-    let cluster = match body.cluster {
-        Some(cluster) => cluster,
-        None => {
-            turn = Some(api.core.placing.lock().await);
-            cluster_of(&api, &body.name, body.tenant).await?
-        }
-    };
-    let offload_kbps = check_kbps(body.offload_kbps)?;
-    let NewVpc { name, tenant, vni, .. } = body;
-    let new = sluice_store::NewVpc { name, tenant, vni, cluster, mtu, offload_kbps };
-    let created = api.core.store.create_vpc(new).await.map_err(|error| Problem::of_store(error, None))?;
-    if let Created::New(vpc) = &created {
-        api.core.change_ledger(|ledger, now_ms| ledger.note(vpc, now_ms));
-    }
-    drop(turn);
-    Ok(reply::created::<Vpc>(&api, created))
-}
-
-#[utoipa::path(get, path = "/v1/vpcs", tag = "vpcs", params(VpcQuery),
-    responses((status = 200, body = List<Vpc>)))]
-async fn list_vpcs(State(api): State<App>, Query(query): Query<VpcQuery>) -> Result<Response, Problem> {
-    let page = page(query.limit, query.cursor.as_deref(), VpcId::get)?;
-    let store = &api.core.store;
-    let stored = store.vpcs(query.tenant, query.name.as_deref(), reply::one_more(page)).await?;
-    Ok(reply::list::<Vpc>(&api, page, stored).into_response())
-}
-
-#[utoipa::path(get, path = "/v1/vpcs/{vpc}", tag = "vpcs",
-    params(("vpc" = String, Path)), responses((status = 200, body = Vpc)))]
-async fn get_vpc(State(api): State<App>, Id(id): Id<VpcId>) -> Result<Response, Problem> {
-    Ok(reply::one::<Vpc>(&api, api.core.store.vpc(id).await?))
 }
 
 #[utoipa::path(patch, path = "/v1/vpcs/{vpc}", tag = "vpcs",
@@ -259,50 +211,75 @@ async fn update_vpc(
     let mut vpc = change_vpc(&api, id, expected, &body).await?;
     if let Some(cluster) = body.cluster {
         let at = expected.map(|_| vpc.revision);
-        let moved = api.core.store.move_vpc(id, cluster, at).await;
+        let moved = api.db.store.move_vpc(id, cluster, at).await;
         vpc = moved.map_err(|error| Problem::of_store(error, Some(&id.to_string())))?;
     }
     Ok(reply::updated::<Vpc>(&api, vpc))
 }
 
-/// Changes what the patch has; the rest must stay what it is now.
+/// Changes the fields of the patch. The other fields must not change in between.
 async fn change_vpc(
     api: &Api,
     id: VpcId,
     expected: Option<u64>,
     patch: &VpcPatch,
 ) -> Result<sluice_store::Vpc, Problem> {
-    let mut tries = 1;
+    let mut attempts = 1;
     loop {
-        let current = api.core.store.vpc(id).await?;
+        let current = api.db.store.vpc(id).await?;
         let new = VpcUpdate {
             name: patch.name.clone().unwrap_or(current.name),
             mtu: patch.mtu.unwrap_or(current.mtu),
             offload_kbps: patch.offload_kbps.unwrap_or(current.offload_kbps),
         };
         let at = expected.unwrap_or(current.revision);
-        match api.core.store.update_vpc(id, new, Some(at)).await {
+        match api.db.store.update_vpc(id, new, Some(at)).await {
             Ok(vpc) => return Ok(vpc),
-            Err(StoreError::Stale { .. }) if expected.is_none() && tries < TRIES => tries += 1,
+            Err(StoreError::Stale { .. }) if expected.is_none() && attempts < ATTEMPTS => attempts += 1,
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-#[utoipa::path(delete, path = "/v1/vpcs/{vpc}", tag = "vpcs",
-    params(("vpc" = String, Path), ("If-Match" = Option<String>, Header)),
-    responses((status = 204)))]
-async fn delete_vpc(
-    State(api): State<App>,
-    Id(id): Id<VpcId>,
-    IfMatch(expected): IfMatch,
-) -> Result<Response, Problem> {
-    api.core.store.delete_vpc(id, expected).await?;
-    Ok(reply::deleted(&api))
+impl Listable for Vpc {
+    type Filter = VpcFilter;
+    async fn list(store: &Store, filter: VpcFilter, page: Page) -> Result<Vec<Self::Stored>, StoreError> {
+        store.vpcs(filter.tenant, filter.name.as_deref(), page).await
+    }
 }
 
-pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {
+impl Deletable for Vpc {}
+
+impl Creatable for Vpc {
+    type New = NewVpc;
+    async fn create(api: &Api, new: NewVpc) -> Result<sluice_store::Created<Self::Stored>, Problem> {
+        check_name("name", &new.name)?;
+        let mtu = check_mtu(new.mtu.unwrap_or(DEFAULT_MTU))?;
+        let mut placing = None;
+        let cluster = match new.cluster {
+            Some(cluster) => cluster,
+            None => {
+                placing = Some(api.place.placing().await);
+                cluster_of(api, &new.name, new.tenant).await?
+            }
+        };
+        let offload_kbps = check_kbps(new.offload_kbps)?;
+        let NewVpc { name, tenant, vni, .. } = new;
+        let new = sluice_store::NewVpc { name, tenant, vni, cluster, mtu, offload_kbps };
+        let created = api.db.store.create_vpc(new).await.map_err(|error| Problem::of_store(error, None))?;
+        if let sluice_store::Created::New(vpc) = &created {
+            api.place.add_committed_vpc(vpc);
+        }
+        drop(placing);
+        Ok(created)
+    }
+}
+
+pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
-        .routes(routes!(create_vpc, list_vpcs))
-        .routes(routes!(get_vpc, update_vpc, delete_vpc))
+        .routes(resource::create::<Vpc>())
+        .routes(resource::list::<Vpc>())
+        .routes(resource::get::<Vpc>())
+        .routes(resource::delete::<Vpc>())
+        .routes(routes!(update_vpc))
 }

@@ -1,14 +1,15 @@
-//! Clusters: vIPs, the plan of who owns them, keys, and whom hosts accept packets from.
+//! Entries of clusters: vIPs, the plan of their owners, keys, and the nodes from which hosts accept packets.
 
-use super::{Compiled, Crowd, Family, Gate, Seat, State, Target};
-use crate::zones::Zoned;
+use super::shared::ClusterUpdates;
+use super::zones::Zoned;
+use super::{Compiled, Family, Gate, NodeGroup, Seat, State, Target};
 use sluice_rsp::rsp_secret;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Home, Key, Member, PlannedVip, Update, Vip, Vtep, VtepRole,
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
 use sluice_types::{ClusterId, GatewayId, HostId, MacAddr, Secret};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 #[derive(Clone, Debug)]
@@ -118,9 +119,9 @@ impl State {
         let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
         let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
         let comes = vteps_of(gateways).any(|vtep| !vteps_of(&old_gateways).any(|old| old == vtep));
-        let (hosts, those) = (Crowd::AllHosts, Crowd::Gateways(cluster.id));
+        let (hosts, those) = (NodeGroup::AllHosts, NodeGroup::Gateways(cluster.id));
         if !is_new && (!gone.is_empty() || vips.iter().any(|vip| !old_vips.contains(vip))) {
-            // A vIP is used when it is there, and nobody is shut out who has one still.
+            // A vIP is used when gateways have it, and a gateway that still has one is still accepted.
             out.gates.push(Gate { held: hosts, awaited: those });
         } else if !is_new && (comes || old_vips.iter().any(|vip| !vips.contains(vip))) {
             // A gateway gets its share when hosts know it, and a vIP goes when none uses it.
@@ -129,7 +130,7 @@ impl State {
         for family in [Family::V4, Family::V6] {
             let update = out.of(Target::AllHosts(family));
             update.vteps.extend(now.iter().copied());
-            if !self.model.zones() {
+            if !self.model.has_zones() {
                 update.groups.push(group_of(cluster, family));
             }
             update.removed_vteps.extend(gone.iter().copied());
@@ -195,13 +196,13 @@ impl State {
         (clusters, hosts)
     }
 
-    /// What nodes keep outside of their tables, by cluster: keys and plan.
-    pub fn standings(&self) -> BTreeMap<ClusterId, Update> {
-        let standing = |state: &ClusterState| Update {
+    /// Keys and vIP assignment of each cluster. Nodes keep both outside of their tables.
+    pub fn cluster_updates(&self) -> ClusterUpdates {
+        let update = |state: &ClusterState| Update {
             keys: vec![keys_of(state)],
             cluster: Some(plan_of(state)),
             ..Update::default()
         };
-        self.clusters.iter().map(|(id, state)| (*id, standing(state))).collect()
+        self.clusters.iter().map(|(id, state)| (*id, update(state))).collect()
     }
 }

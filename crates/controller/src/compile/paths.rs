@@ -6,7 +6,8 @@
 //! VPC's longest route leads there, and the peer's to itself. What changes routes is
 //! rare, and brings a snapshot.
 
-use super::{Compiled, State, Target, Touched, VpcState};
+use super::state::{Touched, VpcState};
+use super::{Compiled, State, Target};
 use sluice_southbound::{Path, PathKey, Route, Scope};
 use sluice_store::{Change, Instance};
 use sluice_types::{HostId, MacAddr, VpcId};

@@ -1,12 +1,12 @@
 //! All clusters' controllers, without socket and clock.
 
 use super::view::{ClusterView, GatewayState, GatewayView};
-use crate::core::Standings;
+use crate::compile::ClusterUpdates;
 use sluice_cluster::{
-    Config, Controller, ControllerInput, ControllerOutput, Courier, Load, Member, Message, Node, Params,
-    Plan, Refused, Standing, Table, VipId,
+    Config, Controller, ControllerInput, ControllerOutput, Health, Load, Member, Message, MessageCodec, Node,
+    OwnershipPlan, Params, Refused, Table, VipId,
 };
-use sluice_rsp::{BootId, ClusterKey, KeyRing};
+use sluice_envelope::{BootId, ClusterKey, KeyRing};
 use sluice_southbound::{ClusterKeys, ClusterPlan};
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
@@ -55,9 +55,9 @@ pub enum Event {
         cluster: ClusterId,
         /// Which vIP.
         vip: IpAddr,
-        /// From whom; none: it was nobody's.
+        /// The previous owner; `None` if there was no owner.
         from: Option<GatewayId>,
-        /// To whom.
+        /// The new owner.
         to: GatewayId,
         /// The controller decided it; else gateways did, and it confirms.
         decided: bool,
@@ -89,7 +89,7 @@ struct Seat {
 #[derive(Debug)]
 pub struct Clusters {
     incarnation: u64,
-    courier: Courier,
+    courier: MessageCodec,
     /// All clusters' keys, to open with.
     keys: KeyRing,
     seats: BTreeMap<ClusterId, Seat>,
@@ -110,7 +110,7 @@ fn ring<'a>(keys: impl Iterator<Item = &'a ClusterKeys>) -> KeyRing {
     })
 }
 
-fn intent(plan: &ClusterPlan) -> Plan {
+fn intent(plan: &ClusterPlan) -> OwnershipPlan {
     let place = |place: u8| VipId::new(place).ok();
     let member =
         |member: &sluice_southbound::Member| Member { id: member.gateway, draining: member.draining };
@@ -118,10 +118,10 @@ fn intent(plan: &ClusterPlan) -> Plan {
         revision: plan.revision,
         vips: plan.vips.iter().filter_map(|vip| place(vip.place)).collect(),
         members: plan.members.iter().map(member).collect(),
-        hello_ms: plan.hello_ms,
+        hello_interval_ms: plan.hello_ms,
     };
     let homes = plan.homes.iter().filter_map(|home| Some((place(home.place)?, home.gateway)));
-    Plan { config, homes: homes.collect() }
+    OwnershipPlan { config, preferred_owners: homes.collect() }
 }
 
 impl Clusters {
@@ -129,7 +129,7 @@ impl Clusters {
     pub fn new(boot: BootId, now: Now) -> Self {
         Self {
             incarnation: now.wall_ms,
-            courier: Courier::new(Node::Controller, boot, now.wall_ms),
+            courier: MessageCodec::new(Node::Controller, boot, now.wall_ms),
             keys: KeyRing::default(),
             seats: BTreeMap::new(),
             refused: RefusedCounts::new(),
@@ -148,12 +148,12 @@ impl Clusters {
     }
 
     /// Intent changed: clusters, vIPs, members, homes, keys.
-    pub fn follow(&mut self, now: Now, standings: &Standings) -> Vec<Action> {
-        self.seats.retain(|id, _| standings.contains_key(id));
-        self.keys = ring(standings.values().flat_map(|standing| &standing.keys));
-        for (&id, standing) in standings {
-            let Some(plan) = &standing.cluster else { continue };
-            let keys = ring(standing.keys.iter());
+    pub fn follow(&mut self, now: Now, updates: &ClusterUpdates) -> Vec<Action> {
+        self.seats.retain(|id, _| updates.contains_key(id));
+        self.keys = ring(updates.values().flat_map(|update| &update.keys));
+        for (&id, update) in updates {
+            let Some(plan) = &update.cluster else { continue };
+            let keys = ring(update.keys.iter());
             let seat = self.seats.entry(id).or_insert_with(|| Seat {
                 machine: None,
                 plan: plan.clone(),
@@ -246,7 +246,7 @@ impl Clusters {
                     match self.courier.seal(&seat.keys, now.wall_ms, way.remote.ip().to_canonical(), &message)
                     {
                         Ok(packet) => self.actions.push(Action::Send(way, packet)),
-                        Err(_) => *self.refused.entry("unsealed").or_default() += 1,
+                        Err(_) => *self.refused.entry("no_key").or_default() += 1,
                     }
                 }
                 ControllerOutput::SetTimer { at_us } => seat.due_us = at_us,
@@ -286,16 +286,16 @@ fn view(seat: &Seat, now: Now) -> ClusterView {
         let id = member.gateway;
         let report = machine.report(id);
         let holds = report.map(|report| report.holds).unwrap_or_default();
-        let heard = machine.hears(id, now.mono_us);
-        let state = match report.map(|report| report.standing) {
+        let heard = machine.is_reachable(id, now.mono_us);
+        let state = match report.map(|report| report.health) {
             _ if machine.has_failed(id) => GatewayState::Failed,
             // Its peers hear it, or it has not been silent for long.
-            _ if !heard => GatewayState::Unheard,
-            Some(Standing::Fit) if member.draining && machine.is_drained(id) => GatewayState::Drained,
-            Some(Standing::Fit) if member.draining => GatewayState::Draining,
-            Some(Standing::Fit) => GatewayState::Fit,
-            Some(Standing::CutOff) => GatewayState::CutOff,
-            Some(Standing::Listening) | None => GatewayState::Listening,
+            _ if !heard => GatewayState::Unreachable,
+            Some(Health::Ready) if member.draining && machine.is_drained(id) => GatewayState::Drained,
+            Some(Health::Ready) if member.draining => GatewayState::Draining,
+            Some(Health::Ready) => GatewayState::Ready,
+            Some(Health::Isolated) => GatewayState::Isolated,
+            Some(Health::Starting) | None => GatewayState::Starting,
         };
         (id, GatewayView { state, answers_for: holds.iter().filter_map(address).collect() })
     };

@@ -1,10 +1,10 @@
 //! Two clusters' controllers, and gateways that speak to them.
 
 use super::clusters::{Action, Clusters, Event, Now, Way};
-use super::view::GatewayState;
+use super::view::{GatewayState, Shown};
 use super::*;
-use sluice_cluster::{Body, Claim, Courier, Load, Message, Node, Report, Standing, Table, VipId, VipSet};
-use sluice_rsp::{ClusterKey, KeyRing};
+use sluice_cluster::{Body, Claim, Health, Load, Message, MessageCodec, Node, Report, Table, VipId, VipSet};
+use sluice_envelope::{ClusterKey, KeyRing};
 use sluice_southbound::{ClusterKeys, ClusterPlan, Home, Key, Member, PlannedVip, Update};
 use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,7 +21,7 @@ fn vip(place: u8) -> IpAddr {
 }
 
 /// Gateways 1 and 2 of cluster 1, or 11 and 12 of the other; two vIPs, one at home on each.
-fn standing(cluster: u64, draining: bool, revision: u64) -> Update {
+fn update_of(cluster: u64, draining: bool, revision: u64) -> Update {
     let gateways = [1, 2].map(|number| GatewayId::new(number + (cluster - 1) * 10));
     let member = |gateway| Member {
         gateway,
@@ -52,7 +52,7 @@ fn ring(cluster: u64) -> KeyRing {
 struct Bench {
     clusters: Clusters,
     now_us: u64,
-    gateways: Vec<(GatewayId, Courier, u64)>,
+    gateways: Vec<(GatewayId, MessageCodec, u64)>,
     table: Table,
     config: u64,
     sent: Vec<(Way, Vec<u8>)>,
@@ -67,7 +67,7 @@ impl Bench {
         let boot = || BootId::random().unwrap();
         let courier = |number| {
             let id = GatewayId::new(number);
-            (id, Courier::new(Node::Gateway(id), boot(), WALL_MS), 0)
+            (id, MessageCodec::new(Node::Gateway(id), boot(), WALL_MS), 0)
         };
         let mut bench = Self {
             clusters: Clusters::new(boot(), now),
@@ -80,7 +80,7 @@ impl Bench {
             loads: Vec::new(),
             raised: Vec::new(),
         };
-        bench.follow([(1, standing(1, false, 1)), (2, standing(2, false, 1))]);
+        bench.follow([(1, update_of(1, false, 1)), (2, update_of(2, false, 1))]);
         bench
     }
 
@@ -99,9 +99,9 @@ impl Bench {
         }
     }
 
-    fn follow<const N: usize>(&mut self, standings: [(u64, Update); N]) {
-        let standings = standings.map(|(id, update)| (ClusterId::new(id), update)).into();
-        let actions = self.clusters.follow(self.now(), &standings);
+    fn follow<const N: usize>(&mut self, updates: [(u64, Update); N]) {
+        let updates = updates.map(|(id, update)| (ClusterId::new(id), update)).into();
+        let actions = self.clusters.follow(self.now(), &updates);
         self.take(actions);
     }
 
@@ -129,8 +129,8 @@ impl Bench {
             config: self.config,
             digest: self.table.digest(),
             holds: self.table.owned_by(id, VipSet::first(2)),
-            hears: [1, 2].into_iter().filter(|other| *other != number).map(GatewayId::new).collect(),
-            standing: Standing::Fit,
+            reachable: [1, 2].into_iter().filter(|other| *other != number).map(GatewayId::new).collect(),
+            health: Health::Ready,
         };
         self.say(number, 1, &ring(1), Body::Heartbeat(report));
     }
@@ -192,8 +192,8 @@ fn vips_get_owners_that_the_api_shows() {
         decided: true,
     };
     assert_eq!(bench.events, [moved(0, 1), moved(1, 2)]);
-    assert_eq!((bench.state(1), bench.config), (GatewayState::Fit, 1));
-    // Nobody of the other cluster has spoken: nothing is known, and nothing is said of it.
+    assert_eq!((bench.state(1), bench.config), (GatewayState::Ready, 1));
+    // No gateway of the other cluster has sent a message: its state is unknown and not reported.
     assert!(bench.clusters.views(bench.now())[&ClusterId::new(2)].gateways.is_empty());
 }
 
@@ -209,8 +209,8 @@ fn failures_returns_and_drains_are_noted() {
             config: 1,
             digest: bench.table.digest(),
             holds: VipSet::first(1),
-            hears: Vec::new(),
-            standing: Standing::Fit,
+            reachable: Vec::new(),
+            health: Health::Ready,
         };
         bench.say(1, 1, &ring(1), Body::Heartbeat(report));
     }
@@ -218,9 +218,8 @@ fn failures_returns_and_drains_are_noted() {
     assert!(bench.events.contains(&Event::Failed(cluster, GatewayId::new(2))), "{:?}", bench.events);
     assert_eq!(bench.state(2), GatewayState::Failed);
     let down = |bench: &Bench| {
-        let ownership = Ownership::default();
-        ownership.show(bench.clusters.views(bench.now()), Default::default());
-        ownership.down().into_iter().map(GatewayId::get).collect::<Vec<_>>()
+        let shown = Shown::new(bench.clusters.views(bench.now()), Default::default());
+        shown.down().into_iter().map(GatewayId::get).collect::<Vec<_>>()
     };
     assert_eq!(down(&bench), [2]);
     bench.pass(100, &[1, 2]);
@@ -228,7 +227,7 @@ fn failures_returns_and_drains_are_noted() {
     assert!(bench.events.contains(&Event::Returned(cluster, GatewayId::new(2))));
     bench.pass(3_000, &[1, 2]);
     bench.events.clear();
-    bench.follow([(1, standing(1, true, 2)), (2, standing(2, false, 1))]);
+    bench.follow([(1, update_of(1, true, 2)), (2, update_of(2, false, 1))]);
     bench.pass(200, &[1, 2]);
     assert!(bench.events.contains(&Event::Drained(cluster, GatewayId::new(2))), "{:?}", bench.events);
     assert_eq!((bench.state(2), bench.config), (GatewayState::Drained, 2));
@@ -238,7 +237,7 @@ fn failures_returns_and_drains_are_noted() {
 #[test]
 fn a_plan_that_gateways_are_ahead_of_is_raised() {
     let mut bench = Bench::new();
-    bench.follow([(1, standing(1, false, 7)), (2, standing(2, false, 1))]);
+    bench.follow([(1, update_of(1, false, 7)), (2, update_of(2, false, 1))]);
     bench.pass(400, &[1, 2]);
     assert_eq!((bench.config, bench.raised.len()), (7, 0));
     bench.config = 40;
@@ -247,7 +246,7 @@ fn a_plan_that_gateways_are_ahead_of_is_raised() {
     bench.pass(300, &[1, 2]);
     assert_eq!(bench.raised.len(), 2, "and again until it is so");
     bench.raised.clear();
-    bench.follow([(1, standing(1, false, 41)), (2, standing(2, false, 1))]);
+    bench.follow([(1, update_of(1, false, 41)), (2, update_of(2, false, 1))]);
     bench.pass(2_000, &[1, 2]);
     assert_eq!((bench.config, bench.raised.len()), (41, 0));
 }
@@ -262,13 +261,13 @@ fn drained_is_shown_when_it_is_so() {
         config: bench.config,
         digest: bench.table.digest(),
         holds: VipSet::EMPTY,
-        hears: vec![GatewayId::new(1)],
-        standing: Standing::Fit,
+        reachable: vec![GatewayId::new(1)],
+        health: Health::Ready,
     };
     let report = nothing(&bench);
     bench.say(2, 1, &ring(1), Body::Heartbeat(report));
     bench.events.clear();
-    bench.follow([(1, standing(1, true, 2)), (2, standing(2, false, 1))]);
+    bench.follow([(1, update_of(1, true, 2)), (2, update_of(2, false, 1))]);
     let drained = Event::Drained(ClusterId::new(1), GatewayId::new(2));
     let mut shown = 0;
     for _ in 0..400 {
@@ -299,7 +298,7 @@ fn a_cluster_has_no_say_in_another() {
     assert_eq!(bench.clusters.views(bench.now())[&ClusterId::new(1)], before[&ClusterId::new(1)]);
     assert_eq!(*bench.clusters.refused(), [("foreign_key", 2), ("unknown_cluster", 1)].into());
     // A cluster that is no more is forgotten.
-    bench.follow([(2, standing(2, false, 1))]);
+    bench.follow([(2, update_of(2, false, 1))]);
     bench.say(1, 1, &ring(1), claims);
     assert_eq!(bench.clusters.refused()["unknown_key"], 1);
     assert_eq!(bench.clusters.views(bench.now()).len(), 1);

@@ -1,5 +1,4 @@
-//! A real controller in this process, over a SQLite file, with HTTP and
-//! southbound clients of the real kind.
+//! Test support: a real controller in this process over a SQLite file, with real HTTP and southbound clients.
 #![allow(dead_code)] // each test file uses a part
 
 use reqwest::{Method, StatusCode};
@@ -12,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// More than anything here should take on a slow machine.
+/// Longest wait for anything, also on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Cloud {
@@ -38,7 +37,7 @@ impl Answer {
         self.body["id"].as_str().unwrap_or_else(|| panic!("no id in {}", self.body)).to_owned()
     }
 
-    /// The problem's kind and offender.
+    /// Status, kind and offender of the problem.
     pub fn problem(&self) -> (u16, &str, &str) {
         assert_eq!(self.header("content-type"), "application/problem+json", "{}", self.body);
         assert_eq!(self.body["status"], self.status.as_u16());
@@ -73,7 +72,7 @@ impl Cloud {
         Self { controller: Some(controller), api, southbound, http: reqwest::Client::new(), dir }
     }
 
-    /// Ends the controller and starts another on the same addresses and database.
+    /// Stops the controller and starts another one with the same addresses and database.
     pub async fn restart(&mut self) {
         self.controller.take().unwrap().stop().await.unwrap();
         let args = Args { api: self.api, southbound: self.southbound, ..args(&self.dir) };
@@ -105,7 +104,7 @@ impl Cloud {
         self.send(self.request(Method::POST, path).json(&body)).await
     }
 
-    /// Posts what must be created; returns its id.
+    /// Creates an object. Returns its id.
     pub async fn make(&self, path: &str, body: Value) -> String {
         let answer = self.post(path, body).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
@@ -135,15 +134,14 @@ impl Cloud {
         self.dir.path().join(node)
     }
 
-    /// Enrols a node, by its path like `/v1/gateways/gw-1`.
+    /// Enrols a node, given by its path like `/v1/gateways/gw-1`.
     pub async fn enrol(&self, path: &str) -> Identity {
         let bundle = self.bundle(path).await;
         enrol(&bundle, &self.state_dir(&bundle.node)).await.unwrap()
     }
 }
 
-/// A tenant, a cluster with two vIPs and one gateway, a host with an agent, a VPC
-/// with a subnet.
+/// Ids of a tenant, a cluster with two vIPs and one gateway, a host with an agent, and a VPC with a subnet.
 pub struct Basics {
     pub tenant: String,
     pub cluster: String,
@@ -184,7 +182,7 @@ impl Basics {
     }
 }
 
-/// A node's stream.
+/// The stream of a node.
 pub struct Node {
     pub connection: Connection,
     pub database: u64,
@@ -212,7 +210,7 @@ impl Node {
         update
     }
 
-    /// All messages of the next step that changes something, or is a snapshot.
+    /// All messages of the next step that has entries or is a snapshot. Empty steps are acknowledged.
     pub async fn step(&mut self) -> Vec<Update> {
         let mut step: Vec<Update> = Vec::new();
         loop {
@@ -225,7 +223,7 @@ impl Node {
             if step.iter().any(|part| part.snapshot || !part.is_empty()) {
                 return step;
             }
-            // A mark that irrelevant revisions have passed.
+            // An empty step for revisions without entries for this node.
             self.ack(revision).await;
             step.clear();
         }
@@ -235,7 +233,7 @@ impl Node {
         self.connection.reports.ack(revision, Vec::new()).await.unwrap();
     }
 
-    /// The next step, acknowledged; its revision and messages.
+    /// Acknowledges the next step. Returns its revision and messages.
     pub async fn acked_step(&mut self) -> (u64, Vec<Update>) {
         let step = self.step().await;
         let revision = step.last().unwrap().revision;
@@ -243,7 +241,7 @@ impl Node {
         (revision, step)
     }
 
-    /// How the stream ends.
+    /// The error with which the stream ends; `None` if it ends without one.
     pub async fn end(&mut self) -> Option<Error> {
         loop {
             match self.try_next().await {
@@ -263,7 +261,7 @@ pub fn code(error: &Error) -> String {
     }
 }
 
-/// Opens a stream without a client certificate; returns the refusal.
+/// Opens a stream without a client certificate. Returns the refusal.
 pub async fn anonymous_watch(bundle: &EnrolmentBundle) -> tonic::Status {
     use sluice_southbound::proto::southbound_client::SouthboundClient;
     use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};

@@ -1,4 +1,4 @@
-//! The gateway program over the fixtures' tables, from packets as theirs.
+//! Seeds and tables of the fuzz target for the gateway program.
 
 #[allow(dead_code, reason = "shared with the fixtures, which use all of it")]
 #[path = "../fixtures/gateway/world.rs"]
@@ -13,10 +13,10 @@ use crate::Target;
 use crate::support::build::*;
 use world::{HOST_A4, HOST_A6, SENDER, Sent, VIP4, VIP6, VMAC, vm4, vm6};
 
-/// Frames of tenants that go each their own way through the program.
+/// Tenants' frames, each of which takes another branch of the program.
 fn frames() -> Vec<Vec<u8>> {
     let (from, to) = (vm6(1, SENDER), vm6(1, 10));
-    let arp_question = arp_request((mac(SENDER), vm4(1, SENDER)), vm4(1, 10));
+    let arp_query = arp_request((mac(SENDER), vm4(1, SENDER)), vm4(1, 10));
     let expired = |frame: Vec<u8>, at: usize| {
         let mut frame = frame;
         frame[at] = 1;
@@ -39,7 +39,7 @@ fn frames() -> Vec<Vec<u8>> {
         world::routed6(1, 13),
         world::routed6(2, 11),
         expired(world::routed6(1, 10), 21),
-        arp_question,
+        arp_query,
         Solicit::new(from, mac(SENDER), to).build(),
         Solicit::new(Ipv6Addr::UNSPECIFIED, mac(SENDER), to).build(),
         ethernet(macs.0, macs.1, ETHERTYPE_IPV6, &echo),
@@ -77,7 +77,30 @@ fn packets() -> Vec<Vec<u8>> {
     packets
 }
 
-/// Packets fill the caches of the tables before they are copied.
+/// The start of an input, `struct setup` of `fuzz/gateway_fuzz.c`.
+struct Setup {
+    switches: u8,
+    repair: u8,
+    sender: u8,
+}
+
+impl Setup {
+    const REPAIR_ALL: u8 = 0x03;
+
+    fn bytes(&self) -> Vec<u8> {
+        vec![self.switches, 0, self.repair, self.sender]
+    }
+}
+
+/// Each switch alone, and known and unknown senders with repaired headers.
+fn setups() -> Vec<Vec<u8>> {
+    let switches = [0, 0x02, 0x04, 0x08, 0x20, 0x40, 0x80, 0xc0];
+    let plain = switches.map(|switches| Setup { switches, repair: 0, sender: 0 });
+    let senders = [0, 1].map(|sender| Setup { switches: 0, repair: Setup::REPAIR_ALL, sender });
+    plain.iter().chain(&senders).map(Setup::bytes).collect()
+}
+
+/// Sends packets, which fill the caches of the tables, and writes an image of the tables.
 fn write_tables(world: &mut world::World, path: &Path) {
     for packet in packets() {
         world.send(&packet);
@@ -85,11 +108,10 @@ fn write_tables(world: &mut world::World, path: &Path) {
     crate::write_cells(&world.bench, path);
 }
 
-/// In a case's world, as function pointers catch nothing: everything lies at fixed places.
 fn in_world(world: &mut world::World) {
     let target = Target::new("gateway");
     write_tables(world, &target.tables());
-    target.fuzz(&packets(), &[0, 0x02, 0x04, 0x08, 0x20, 0x40, 0x80, 0xc0]);
+    target.fuzz(&[(packets(), setups())]);
 }
 
 #[test]

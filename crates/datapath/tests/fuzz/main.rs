@@ -1,8 +1,8 @@
 //! Fuzzes the packet programs, compiled natively under AddressSanitizer and
-//! UndefinedBehaviorSanitizer (`fuzz/*_fuzz.c`), over the fixtures' tables and
-//! from packets as theirs. Each for `FUZZ_SECONDS`, 20 by default.
+//! UndefinedBehaviorSanitizer (`fuzz/*_fuzz.c`), with the fixtures' tables and
+//! seeds like their packets. Each target runs for `FUZZ_SECONDS`, 20 by default.
 //!
-//! An input that breaks something is kept in `target/tmp/fuzz/NAME/found/`.
+//! An input that fails is kept in `target/tmp/fuzz/NAME/found/`.
 
 mod gateway;
 #[allow(dead_code, unused_macros, unused_imports, reason = "shared with the fixtures, which use all of it")]
@@ -19,7 +19,10 @@ use support::bench::Bench;
 const SECONDS_DEFAULT: &str = "20";
 const INPUT_BYTES_MAX: u32 = 4096;
 
-/// A fuzz target: `fuzz/NAME_fuzz.c`.
+/// Packets, and the setups that each of them is combined with: bytes of the target's `struct setup`.
+type SeedGroup = (Vec<Vec<u8>>, Vec<Vec<u8>>);
+
+/// Fuzz target in `fuzz/NAME_fuzz.c`.
 struct Target {
     name: &'static str,
     dir: PathBuf,
@@ -28,23 +31,24 @@ struct Target {
 impl Target {
     fn new(name: &'static str) -> Self {
         let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(name);
-        fs::create_dir_all(&dir).expect("a directory for the target");
+        fs::create_dir_all(&dir).expect("the directory of the target can be created");
         Self { name, dir }
     }
 
-    /// Where the target looks for the tables' image.
+    /// Path of the image of the tables, which the target reads.
     fn tables(&self) -> PathBuf {
         self.dir.join("cells")
     }
 
-    /// One input a packet and set of switches, without patches to the tables.
-    fn write_seeds(&self, dir: &Path, packets: &[Vec<u8>], switches: &[u8]) {
-        fs::create_dir_all(dir).expect("the corpus can be made");
-        for (number, packet) in packets.iter().enumerate() {
-            for switches in switches {
-                let input = [&[*switches, 0][..], packet].concat();
-                fs::write(dir.join(format!("seed-{number}-{switches}")), input)
-                    .expect("a seed can be written");
+    /// Writes the corpus: in each group of seeds, every packet with every setup.
+    fn write_seeds(&self, dir: &Path, groups: &[SeedGroup]) {
+        fs::create_dir_all(dir).expect("the corpus can be created");
+        let mut number = 0;
+        for (packets, setups) in groups {
+            for (packet, setup) in packets.iter().flat_map(|packet| setups.iter().map(move |s| (packet, s))) {
+                let path = dir.join(format!("seed-{number}"));
+                fs::write(path, [&setup[..], packet].concat()).expect("a seed can be written");
+                number += 1;
             }
         }
     }
@@ -54,10 +58,10 @@ impl Target {
         let program = self.dir.join("program");
         run(Command::new("clang")
             .args(["-g", "-O1", "-Wall", "-Werror", "-fno-strict-aliasing"])
-            // The programs read headers where they lie, as the processors that run them allow.
+            // The programs read headers at any alignment, which the processors that run them allow.
             .args(["-fsanitize=fuzzer,address,undefined", "-fno-sanitize=alignment"])
             .args(["-fno-sanitize-recover=undefined"])
-            // Those of the packet programs' own target.
+            // Some attributes exist only for the BPF target.
             .args(["-Wno-unknown-attributes"])
             .arg("-I")
             .arg(root.join("fuzz/kernel"))
@@ -69,11 +73,11 @@ impl Target {
         program
     }
 
-    /// Compiles and runs the target from these packets; panics if it finds something.
-    fn fuzz(&self, packets: &[Vec<u8>], switches: &[u8]) {
+    /// Compiles the target and runs it with these seeds. Panics if an input fails.
+    fn fuzz(&self, seeds: &[SeedGroup]) {
         let (corpus, found) = (self.dir.join("corpus"), self.dir.join("found/"));
-        fs::create_dir_all(&found).expect("a directory for what is found");
-        self.write_seeds(&corpus, packets, switches);
+        fs::create_dir_all(&found).expect("the directory for failing inputs can be created");
+        self.write_seeds(&corpus, seeds);
         let seconds = std::env::var("FUZZ_SECONDS").unwrap_or_else(|_| SECONDS_DEFAULT.to_owned());
         run(Command::new(self.compile())
             .env("SLUICE_FUZZ_TABLES", self.tables())
@@ -85,10 +89,11 @@ impl Target {
     }
 }
 
-/// Writes the tables as they are now, up to the last cell in use.
+/// Writes an image of the tables as they are now, up to the last cell in use.
 fn write_cells(bench: &Bench, path: &Path) {
     let cells = bench.read_cells();
-    let used = cells.iter().rposition(|cell| cell.iter().any(|byte| *byte != 0)).expect("tables") + 1;
+    let is_used = |cell: &Vec<u8>| cell.iter().any(|byte| *byte != 0);
+    let used = cells.iter().rposition(is_used).expect("the tables are not empty") + 1;
     fs::write(path, cells[..used].concat()).expect("the tables can be written");
 }
 

@@ -1,4 +1,4 @@
-//! The vSwitch's programs over the fixtures' tables, from frames as theirs.
+//! Seeds and tables of the fuzz target for the programs of the vSwitch.
 
 #[allow(dead_code, reason = "shared with the fixtures, which use all of it")]
 #[path = "../fixtures/vswitch/frames.rs"]
@@ -19,14 +19,67 @@ use crate::support::build::*;
 use frames::{addresses, datagram, packet, routed};
 use world::{FE80_1, HOST4, HOST6, LINK_LOCAL, Place, REMOTE, ROUTER4, ROUTER6, vm4, vm6};
 
-/// Ports number 1 to 3, segments, half in fragments, without budget, tagged; from either underlay, a gateway
-/// or a host.
-const SWITCHES: [u8; 11] = [0, 0x01, 0x02, 0x20, 0x04, 0x08, 0x80, 0x10, 0x50, 0x30, 0x70];
-/// VMs on other hosts to which there is a direct path: in their own VPC, and in a peer.
-const NEAR: u8 = 55;
+/// A VM on another host, with a direct path in the VPC of the sender.
+const DIRECT: u8 = 55;
+/// A VM on another host, with a direct path in a peered VPC.
 const PEERED: u8 = 56;
 
-/// A client's message of a kind (RFC 2131), with the options that clients send.
+/// The start of an input, `struct setup` of `fuzz/vswitch_fuzz.c`.
+#[derive(Clone, Copy, Default)]
+struct Setup {
+    switches: u8,
+    offload: u8,
+    sender: u8,
+    /// Changes the VNI of the tunnel.
+    vni: u32,
+    gso_size: u16,
+    /// Start of the bytes over which a checksum is pending, and its place behind that.
+    checksum: (u16, u16),
+}
+
+impl Setup {
+    const UPLINK: u8 = 0x10;
+    const HOST: u8 = 0x20;
+    const OFFLOAD_CHECKSUM: u8 = 0x01;
+    const OFFLOAD_NO_KEY: u8 = 0x02;
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![self.switches, 0, self.offload, self.sender];
+        bytes.extend(&self.vni.to_le_bytes()[..3]);
+        for value in [self.gso_size, self.checksum.0, self.checksum.1] {
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// Frames from a VM: each port, a part in fragments, no budget, a VLAN tag, segments, pending checksums.
+fn vm_setups() -> Vec<Vec<u8>> {
+    let switches = [0, 0x01, 0x02, 0x04, 0x08, 0x80];
+    let mut setups: Vec<_> = switches.map(|switches| Setup { switches, ..Setup::default() }).to_vec();
+    // Usual segments, larger ones than the MTU, and SCTP's (GSO_BY_FRAGS).
+    setups.extend([1000, 9000, 0xffff].map(|gso_size| Setup { gso_size, ..Setup::default() }));
+    // Those of TCP and UDP as a guest leaves them, then some over addresses, ports and the ICMP type.
+    let usual = [(34, 16), (54, 16), (34, 6), (54, 6)];
+    let forged = [(0, 6), (0, 26), (0, 22), (14, 16), (34, 0), (34, 2), (54, 0)];
+    let offload = Setup::OFFLOAD_CHECKSUM;
+    let checksums = usual.into_iter().chain(forged);
+    setups.extend(checksums.map(|checksum| Setup { offload, checksum, ..Setup::default() }));
+    setups.iter().map(Setup::bytes).collect()
+}
+
+/// Frames from the underlay: gateways and hosts of either family, unknown senders, foreign VNIs, no tunnel.
+fn uplink_setups() -> Vec<Vec<u8>> {
+    let from = |switches| Setup { switches: Setup::UPLINK | switches, ..Setup::default() };
+    let mut setups = [0, 0x40, Setup::HOST, 0x60, 0x04].map(from).to_vec();
+    setups.extend([0, 0x40].map(|switches| Setup { sender: 0x55, ..from(switches) }));
+    // The VPCs of other ports, and one that does not exist.
+    setups.extend([100 ^ 200, 100 ^ 300, 0x12_3456].map(|vni| Setup { vni, ..from(Setup::HOST) }));
+    setups.push(Setup { offload: Setup::OFFLOAD_NO_KEY, ..from(0) });
+    setups.iter().map(Setup::bytes).collect()
+}
+
+/// A DHCP client's message of this type (RFC 2131), with the options that clients send.
 fn dhcp(kind: u8) -> Vec<u8> {
     let mut bytes = vec![1, 1, 6, 0, 1, 2, 3, 4];
     bytes.resize(28, 0);
@@ -39,7 +92,7 @@ fn dhcp(kind: u8) -> Vec<u8> {
     ethernet(BROADCAST, Place::A.mac(), ETHERTYPE_IPV4, &Ipv4::new(from, to, UDP).build(&datagram))
 }
 
-/// ICMPv6 between a VM and its network, at the hop limit that neighbour discovery wants.
+/// ICMPv6 from a VM to its network, with the hop limit that neighbor discovery requires.
 fn control6(kind: u8, from: Ipv6Addr, to: Ipv6Addr, body: &[u8]) -> Vec<u8> {
     let message = icmpv6(from, to, kind, 0, 0, body);
     packet((ROUTER_MAC, Place::A.mac()), (from.into(), to.into()), ICMPV6, 255, &message)
@@ -72,8 +125,8 @@ fn vm_frames() -> Vec<Vec<u8>> {
         vm6(1, 11).into(),
         vm4(1, REMOTE).into(),
         vm6(1, REMOTE).into(),
-        vm4(1, NEAR).into(),
-        vm6(1, NEAR).into(),
+        vm4(1, DIRECT).into(),
+        vm6(1, DIRECT).into(),
         vm4(1, PEERED).into(),
         vm6(1, PEERED).into(),
         ROUTER4.into(),
@@ -98,7 +151,7 @@ fn vm_frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// What a gateway sends to the VM.
+/// Frames from the underlay: to a VM, and strays.
 fn uplink_frames() -> Vec<Vec<u8>> {
     let macs: (MacAddr, MacAddr) = (Place::A.mac(), ROUTER_MAC);
     let mut frames = vec![
@@ -106,7 +159,7 @@ fn uplink_frames() -> Vec<Vec<u8>> {
         datagram(macs, (vm6(1, REMOTE).into(), Place::A.ip6().into()), 64, b"in"),
         advert((Place::A.ip6(), Place::A.mac()), (vm6(1, REMOTE), mac(REMOTE)), 0x6000_0000),
     ];
-    for number in [REMOTE, NEAR] {
+    for number in [REMOTE, DIRECT] {
         let macs = (mac(REMOTE), ROUTER_MAC);
         frames.push(datagram(macs, (vm4(1, 7).into(), vm4(1, number).into()), 64, b"stray"));
         frames.push(datagram(macs, (vm6(1, 7).into(), vm6(1, number).into()), 64, b"stray"));
@@ -116,15 +169,14 @@ fn uplink_frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// In a case's world, as function pointers catch nothing: everything lies at fixed places.
 fn in_world(world: &mut world::World) {
     let target = Target::new("vswitch");
-    for (number, path_vni) in [(NEAR, 100), (PEERED, 200)] {
+    for (number, path_vni) in [(DIRECT, 100), (PEERED, 200)] {
         world.direct(100, vm4(1, number).into(), HOST6, path_vni);
         world.direct(100, vm6(1, number).into(), HOST4, path_vni);
     }
     crate::write_cells(&world.bench, &target.tables());
-    target.fuzz(&[vm_frames(), uplink_frames()].concat(), &SWITCHES);
+    target.fuzz(&[(vm_frames(), vm_setups()), (uplink_frames(), uplink_setups())]);
 }
 
 #[test]

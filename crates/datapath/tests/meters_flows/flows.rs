@@ -3,7 +3,7 @@
 use crate::rig::{LOAD_PACKETS, Query, Rig, SEED};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluice_tables::flows::{BYTES_MAX, Flow, FlowConfig, FlowFill, FlowKey, Flows, Policy};
+use sluice_tables::flows::{BYTES_MAX, Flow, FlowConfig, FlowKey, FlowTableUsage, Flows, Policy};
 use sluice_types::Vni;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -109,10 +109,10 @@ fn a_flow_is_found_by_its_key() {
         assert_eq!((flow.packets, flow.bytes, flow.reported, flow.age), (3, 4500, true, ticks(10)));
         assert_eq!(rig.flows.find(&key, START_NS + 61 * TICK_NS), None);
     }
-    let fill = FlowFill { capacity: BUCKETS * 4, live: 2, over: 0, elephants: 2 };
-    assert_eq!(rig.flows.fill(START_NS), fill);
-    let fill = FlowFill { capacity: BUCKETS * 4, live: 0, over: 2, elephants: 0 };
-    assert_eq!(rig.flows.fill(START_NS + 61 * TICK_NS), fill);
+    let fill = FlowTableUsage { capacity: BUCKETS * 4, live: 2, expired: 0, elephants: 2 };
+    assert_eq!(rig.flows.usage(START_NS), fill);
+    let fill = FlowTableUsage { capacity: BUCKETS * 4, live: 0, expired: 2, elephants: 0 };
+    assert_eq!(rig.flows.usage(START_NS + 61 * TICK_NS), fill);
     // A successor finds all of it; a table of another size, or none, it refuses.
     let successor = Flows::adopt(rig.flows.memory().clone()).unwrap();
     assert_eq!(successor.find(&key, START_NS), rig.flows.find(&key, START_NS));
@@ -234,7 +234,7 @@ fn hostile_sizes_stop_at_the_largest_count() {
     rig.load_from_threads(1, count(8, 0, 0), 1, 0, ((1 << 21) + 100_000) / LOAD_PACKETS as u32);
     let flow = find(&rig.flows, 8, START_NS).unwrap();
     assert_eq!((flow.packets, flow.bytes, flow.reported), ((1 << 21) - 1, BYTES_MAX, true));
-    assert_eq!(rig.flows.fill(START_NS).live, 1);
+    assert_eq!(rig.flows.usage(START_NS).live, 1);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn the_coldest_of_the_bucket_is_replaced() {
     rig.ask_one(count(flow(7), 1, START_NS + 101 * TICK_NS));
     rig.ask_one(count(flow(8), 1, START_NS + 101 * TICK_NS));
     assert_eq!(names(START_NS + 101 * TICK_NS), [1, 3, 7, 8]);
-    // Counts begin anew with the period.
+    // Counts start again with the period.
     assert!(rig.flows.top(4, START_NS + 101 * TICK_NS).iter().all(|flow| flow.bytes == 1));
 }
 
@@ -339,7 +339,7 @@ fn elephants_survive_a_flood_of_mice() {
     assert_eq!(reported.values().sum::<u32>() as usize, seen, "a mouse was reported");
     assert_eq!(seen, ELEPHANTS as usize);
     assert!(complete >= 980, "{complete}");
-    assert_eq!(rig.flows.fill(START_NS).live, BUCKETS * 4);
+    assert_eq!(rig.flows.usage(START_NS).live, BUCKETS * 4);
 }
 
 #[test]

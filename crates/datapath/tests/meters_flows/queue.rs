@@ -1,4 +1,4 @@
-//! Packets that wait for each other to be counted (`bpf/include/flow_queue.h`).
+//! Packets that wait for each other to be counted (`bpf/include/common/flow_queue.h`).
 
 use crate::rig::{Query, Rig, SEED};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -7,10 +7,10 @@ use sluice_types::{Vni, ipv6_halves};
 use std::net::IpAddr;
 
 const QUERY_BYTES: usize = 40;
-/// `QUERIES_MAX` of `bpf/tables_test.bpf.c`.
+/// `TABLE_QUERIES_MAX` of `bpf/tables_test.bpf.c`.
 const QUERIES_MAX: usize = 64;
 
-/// What is asked of `bpf/tables_test.bpf.c`; the discriminants are its `enum query_kind`.
+/// What is asked of `bpf/tables_test.bpf.c`; the discriminants are its `enum table_query_kind`.
 #[derive(Clone, Copy, Debug)]
 pub enum Query {
     Address(u32, IpAddr),

@@ -139,18 +139,18 @@ impl Model {
                 let (mac, host) = (MacAddr::local(*mac), host(*at));
                 let path = DirectPath { vni, address, mac, host, path_vni: vni_of(path_vni), fixed: false };
                 if !self.routes.contains_key(&vni) {
-                    assert_eq!(tables.upsert_direct(&path), Err(Error::UnknownVni(vni)));
+                    assert_eq!(tables.upsert_direct_path(&path), Err(Error::UnknownVni(vni)));
                 } else if self.endpoints.contains_key(&(vni, address)) {
-                    assert!(matches!(tables.upsert_direct(&path), Err(Error::AddressTaken { .. })));
+                    assert!(matches!(tables.upsert_direct_path(&path), Err(Error::AddressTaken { .. })));
                 } else {
                     let old = self.directs.insert((vni, address), (mac, host, *path_vni));
-                    assert_eq!(tables.upsert_direct(&path)?, old != Some((mac, host, *path_vni)));
+                    assert_eq!(tables.upsert_direct_path(&path)?, old != Some((mac, host, *path_vni)));
                 }
             }
             Op::RemoveDirect { number } => {
                 let (vni, address) = place(*number);
                 let old = self.directs.remove(&(vni, address));
-                assert_eq!(tables.remove_direct(vni, address)?, old.is_some());
+                assert_eq!(tables.remove_direct_path(vni, address)?, old.is_some());
             }
             Op::Route { vni, prefix, target } => {
                 let route = Route { vni: vni_of(vni), prefix: prefixes()[*prefix], target: *target };
@@ -396,7 +396,7 @@ fn packets_beside_a_writer(digest_mask: u64) {
                 }
             }
             if change.is_multiple_of(20) {
-                let _ = tables.reserve_endpoints(tables.fill().entry_slots as usize + 3);
+                let _ = tables.reserve_endpoints(tables.usage().entry_slots as usize + 3);
             }
             if change.is_multiple_of(50) {
                 tables = NodeTables::adopt(memory.clone(), grace()).unwrap();

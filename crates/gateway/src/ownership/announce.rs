@@ -1,4 +1,4 @@
-//! Telling the underlay where a vIP is.
+//! Announces to the underlay where a vIP is. Changes when vIPs are announced on another kind of underlay.
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,50 +9,51 @@ use sluice_agent::netlink::Link;
 use sluice_datapath::PacketSocket;
 use sluice_types::MacAddr;
 
-/// How the underlay is told. On one layer 2 network: [`Layer2`]. In a routed fabric it will be host
-/// routes, announced by the router; only another implementation of this.
-pub trait Announce: Send {
-    /// The vIP is here: from now on, or still.
+/// Announces vIPs: on a layer 2 network by [`Layer2Announcer`]. In a routed fabric an implementation would
+/// announce host routes.
+pub trait VipAnnouncer: Send {
+    /// The vIP is at this gateway, from now on or still.
     fn announce(&mut self, address: IpAddr, mac: MacAddr);
 
-    /// The vIP is at another gateway, which says so itself.
+    /// The vIP is at another gateway, which announces it itself.
     fn withdraw(&mut self, address: IpAddr, mac: MacAddr);
 }
 
-/// The underlay's interfaces, as they are now.
-pub type Links = Arc<RwLock<Vec<Link>>>;
+/// The current underlay interfaces, shared with the underlay monitor.
+pub type SharedLinks = Arc<RwLock<Vec<Link>>>;
 
-/// Gratuitous ARP and unsolicited neighbour advertisements, which switches and hosts learn from; and
-/// reverse ARP, which every switch floods, though it may deliver multicast only to who asked for it.
+/// Sends gratuitous ARP requests and unsolicited neighbor advertisements, from which switches and hosts
+/// learn; and reverse ARP requests, because switches flood broadcasts but may deliver multicast only to
+/// subscribers.
 #[derive(Debug)]
-pub struct Layer2 {
+pub struct Layer2Announcer {
     socket: PacketSocket,
-    links: Links,
+    links: SharedLinks,
 }
 
-impl Layer2 {
-    /// Out of all the underlay's interfaces.
+impl Layer2Announcer {
+    /// Announces on all `links`.
     ///
     /// # Errors
-    /// Without CAP_NET_RAW.
-    pub fn new(links: Links) -> Result<Self, Error> {
+    /// If the process lacks CAP_NET_RAW.
+    pub fn new(links: SharedLinks) -> Result<Self, Error> {
         Ok(Self { socket: PacketSocket::open()?, links })
     }
 }
 
-impl Announce for Layer2 {
+impl VipAnnouncer for Layer2Announcer {
     fn announce(&mut self, address: IpAddr, mac: MacAddr) {
         let frames = [reverse_arp(mac), announcement(address, mac)];
         for link in self.links.read().unwrap_or_else(PoisonError::into_inner).iter() {
             for frame in &frames {
-                // An interface that is down learns of the vIP by a repetition.
+                // Announcements are repeated, so an interface that is down now sends a later one.
                 if let Err(error) = self.socket.send(link.index, frame) {
-                    tracing::debug!(vip = %address, interface = link.name, %error, "cannot announce");
+                    tracing::debug!(vip = %address, interface = link.name, %error, "cannot announce a vIP");
                 }
             }
         }
     }
 
-    // Switches learn from the new owner's frames; nothing that this node could send would be quicker.
+    // Switches learn from the new owner's frames; a frame of this gateway would not be earlier.
     fn withdraw(&mut self, _: IpAddr, _: MacAddr) {}
 }

@@ -1,217 +1,192 @@
-//! Which vIPs this gateway answers for: its part in the cluster, at run time.
+//! vIP ownership at run time: this gateway's part in its cluster. Changes when other tasks need another input
+//! or output of the ownership thread.
 //!
-//! `sluice_cluster::Gateway` decides. `driver.rs` is what it needs around it
-//! without sockets and clocks: authentication, addresses, what to save.
-//! `thread.rs` has those, on a thread of its own that is run before others: a
-//! gateway that is late by 13 ms, at the usual hello interval, is dead to its
-//! cluster. `announce.rs` tells the underlay, `witness.rs` asks it whether it is
-//! there.
+//! `sluice_cluster::Gateway` decides which vIPs this gateway owns. `local_member.rs` has what that state
+//! machine needs around it without sockets and clocks: authentication, addresses, what to save.
+//! `io_thread.rs` has sockets and clock, on a thread that runs before others: at the default hello interval,
+//! a gateway that is late by 13 ms counts as dead. `announce.rs` announces vIPs to the underlay, `witness.rs`
+//! probes whether the underlay is reachable, and `status.rs` shows the state to operators.
 
 mod announce;
-mod driver;
+mod io_thread;
+mod local_member;
 mod plan;
-mod thread;
-mod view;
+mod saved_state;
+mod sockets;
+mod status;
 mod witness;
 
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use sluice_agent::Error;
 use sluice_agent::underlay::Vteps;
 use sluice_cluster::Load;
-use sluice_rsp::{BootId, KeyRing};
-use sluice_tables::Attendance;
+use sluice_envelope::{BootId, KeyRing};
+use sluice_tables::AgentHeartbeat;
 use sluice_types::GatewayId;
 use tokio::sync::{Notify, watch};
 
-pub use announce::{Announce, Layer2, Links};
-pub use driver::{Owned, Status};
-pub use plan::{Plan, PlannedMember, PlannedVip};
-pub use thread::Tables;
-pub use view::View;
-pub use witness::Neighbour;
+pub use announce::{Layer2Announcer, SharedLinks, VipAnnouncer};
+pub use io_thread::SetOwned;
+pub use local_member::OwnedVips;
+pub use plan::{OwnershipPlan, PlannedMember, PlannedVip};
+pub use saved_state::has_saved_state;
+pub use status::{OwnershipCounts, OwnershipStatus, SharedOwnershipStatus};
+pub use witness::WitnessNeighbor;
 
-use driver::Driver;
-use plan::Saved;
-use thread::{Parts, now, run, save};
+use io_thread::{IoThread, now, save_states};
+use local_member::LocalMember;
+use saved_state::SavedState;
+use sockets::Sockets;
 use witness::Witness;
 
-/// In the state directory.
-const FILE: &str = "cluster.json";
-
-/// What the thread is told.
+/// A command to the ownership thread.
 #[derive(Debug)]
 enum Command {
-    Plan(Plan),
-    Resign,
+    Plan(OwnershipPlan),
+    LeaveCluster,
     Keys(KeyRing),
     Controller(Option<SocketAddr>),
-    Neighbours(Vec<Neighbour>),
+    Neighbors(Vec<WitnessNeighbor>),
     Load(Load),
 }
 
-/// What is needed to take part.
-pub struct Setup {
-    /// Which gateway this is.
+/// What the ownership thread needs.
+pub struct OwnershipConfig {
+    /// This gateway.
     pub own: GatewayId,
     /// Its addresses on the underlay.
     pub vteps: Vteps,
-    /// UDP port between gateways.
+    /// UDP port of the cluster protocol between gateways.
     pub port: u16,
-    /// Where it remembers who owns what.
+    /// Directory for the saved state.
     pub state_dir: PathBuf,
-    /// What the tables answer for, from an earlier life.
-    pub owned: Owned,
-    /// Tells them what to answer for.
-    pub tables: Tables,
-    /// Tells the packet programs that the agent runs.
-    pub attendance: Attendance,
-    /// Tells the underlay.
-    pub announcer: Box<dyn Announce>,
+    /// vIPs that the tables answer for since an earlier agent ran.
+    pub owned: OwnedVips,
+    /// Makes the tables answer for other vIPs.
+    pub set_owned: SetOwned,
+    /// Heartbeat of the agent, which the packet programs check.
+    pub heartbeat: AgentHeartbeat,
+    /// Announces vIPs.
+    pub announcer: Box<dyn VipAnnouncer>,
 }
 
-/// The thread that takes part in the cluster; it ends when this is dropped.
+/// Handle of the ownership thread, which ends when the handle is dropped.
 #[derive(Debug)]
 pub struct Ownership {
     commands: Sender<Command>,
     waker: UnixStream,
-    view: View,
+    status: SharedOwnershipStatus,
     peers: watch::Receiver<Vec<IpAddr>>,
     reconnected: Arc<Notify>,
 }
 
 impl Ownership {
-    /// Starts it, in the current network namespace.
+    /// Starts the thread in the current network namespace.
     ///
     /// # Errors
-    /// If the system has no sockets, threads or random numbers to give.
-    pub fn start(setup: Setup) -> Result<Self, Error> {
-        let Setup { own, vteps, port, state_dir, owned, tables, attendance, announcer } = setup;
-        let path = state_dir.join(FILE);
-        let no_random = || Error::io("draw a random number")(io::Error::other("the system has none"));
+    /// If the system has no sockets, threads or random numbers, or the saved state cannot be read.
+    pub fn start(config: OwnershipConfig) -> Result<Self, Error> {
+        let OwnershipConfig { own, vteps, port, state_dir, owned, set_owned, heartbeat, announcer } = config;
+        let no_random = || {
+            Error::io("create a boot id")(io::Error::other("the operating system returns no random bytes"))
+        };
         let boot = BootId::random().ok_or_else(no_random)?;
-        let driver = Driver::new(own, vteps, boot, read(&path)?, owned, now());
-        let failed = || Error::io("start to take part in the cluster");
+        let member = LocalMember::new(own, vteps, boot, SavedState::read(&state_dir)?, owned, now());
+        let failed = || Error::io("start the ownership thread");
         let (waker, woken) = UnixStream::pair().map_err(failed())?;
         for end in [&waker, &woken] {
             end.set_nonblocking(true).map_err(failed())?;
         }
         let (commands, received) = channel();
-        let (saver, saved) = channel();
-        let view = View::default();
-        let (told, peers) = watch::channel(Vec::new());
+        let (saver, states) = channel();
+        let status = SharedOwnershipStatus::default();
+        let (peers_sender, peers) = watch::channel(Vec::new());
         let reconnected = Arc::new(Notify::new());
-        let parts = Parts {
-            driver,
-            vteps,
-            port,
+        let thread = IoThread {
+            member,
+            sockets: Sockets::new(vteps, port),
             announcer,
             witness: Witness::new(vteps)?,
-            tables,
-            attendance,
+            set_owned,
+            heartbeat,
             commands: received,
             waker: woken,
             saver,
-            view: view.clone(),
-            peers: told,
+            status: status.clone(),
+            peers: peers_sender,
             reconnected: reconnected.clone(),
+            unset: None,
+            open_sockets_us: 0,
+            beat_us: 0,
+            status_us: 0,
         };
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        spawn("cluster-save").spawn(move || save(path, saved)).map_err(failed())?;
-        spawn("cluster").spawn(move || run(parts)).map_err(failed())?;
-        Ok(Self { commands, waker, view, peers, reconnected })
+        spawn("cluster-save").spawn(move || save_states(&state_dir, &states)).map_err(failed())?;
+        spawn("cluster").spawn(move || thread.run()).map_err(failed())?;
+        Ok(Self { commands, waker, status, peers, reconnected })
     }
 
-    fn tell(&self, command: Command) {
-        // Both can only fail when the thread has ended, which it does not before this.
+    fn send(&self, command: Command) {
+        // Both fail only if the thread has ended, which it does when this handle is dropped.
         let _ = self.commands.send(command);
         let _ = (&self.waker).write(&[1]);
     }
 
-    /// The controller's plan.
-    pub fn set_plan(&self, plan: Plan) {
-        self.tell(Command::Plan(plan));
+    /// Sets the controller's plan.
+    pub fn set_plan(&self, plan: OwnershipPlan) {
+        self.send(Command::Plan(plan));
     }
 
-    /// This gateway is of no cluster any more, until there is another plan: it answers for no vIP.
-    pub fn resign(&self) {
-        self.tell(Command::Resign);
+    /// Makes this gateway answer for no vIP until there is another plan, because it was deleted.
+    pub fn leave_cluster(&self) {
+        self.send(Command::LeaveCluster);
     }
 
-    /// The cluster's keys.
+    /// Sets the cluster's keys.
     pub fn set_keys(&self, keys: KeyRing) {
-        self.tell(Command::Keys(keys));
+        self.send(Command::Keys(keys));
     }
 
-    /// Where the controller listens.
-    pub fn set_controller(&self, at: Option<SocketAddr>) {
-        self.tell(Command::Controller(at));
+    /// Sets the controller's address.
+    pub fn set_controller(&self, address: Option<SocketAddr>) {
+        self.send(Command::Controller(address));
     }
 
-    /// Neighbours on the underlay that can say that it is there; those that are gateways are not asked.
-    pub fn set_neighbours(&self, neighbours: Vec<Neighbour>) {
-        self.tell(Command::Neighbours(neighbours));
+    /// Sets the neighbors on the underlay that may be probed as witnesses. Gateways among them are not
+    /// probed.
+    pub fn set_neighbors(&self, neighbors: Vec<WitnessNeighbor>) {
+        self.send(Command::Neighbors(neighbors));
     }
 
-    /// What there is to do here, for the controller.
+    /// Sets the load that is reported to the controller.
     pub fn set_load(&self, load: Load) {
-        self.tell(Command::Load(load));
+        self.send(Command::Load(load));
     }
 
-    /// Where the other gateways of the cluster are reached.
+    /// Addresses of the other gateways of the cluster.
     #[must_use]
     pub fn peers(&self) -> watch::Receiver<Vec<IpAddr>> {
         self.peers.clone()
     }
 
-    /// Wakes one who waits when this gateway, which was cut off, is answered again.
+    /// Notified when this gateway was isolated and is answered again.
     #[must_use]
     pub fn reconnected(&self) -> Arc<Notify> {
         self.reconnected.clone()
     }
 
-    /// For the operator.
+    /// The status for the local API and metrics.
     #[must_use]
-    pub fn view(&self) -> View {
-        self.view.clone()
+    pub fn status(&self) -> SharedOwnershipStatus {
+        self.status.clone()
     }
-}
-
-/// Whether an earlier life left what it takes to go on without the controller.
-#[must_use]
-pub fn is_remembered(state_dir: &Path) -> bool {
-    read(&state_dir.join(FILE)).is_ok_and(|saved| saved.is_some())
-}
-
-/// What an earlier life saved. What cannot be understood is as good as nothing: the others know.
-fn read(path: &Path) -> Result<Option<Saved>, Error> {
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io(format!("read {}", path.display()))(error)),
-    };
-    match serde_json::from_slice(&text) {
-        Ok(saved) => Ok(Some(saved)),
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "who owns what is not remembered");
-            Ok(None)
-        }
-    }
-}
-
-/// Replaces the file in one step. It is not forced to the disk: what a power failure takes, the other
-/// gateways and the controller know.
-fn write(path: &Path, saved: &Saved) -> io::Result<()> {
-    let new = path.with_extension("new");
-    fs::write(&new, serde_json::to_vec(saved)?)?;
-    fs::rename(&new, path)
 }

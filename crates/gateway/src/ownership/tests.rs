@@ -1,12 +1,13 @@
-//! Gateways and their controller over datagrams that arrive a tenth of a
-//! millisecond later, on virtual time.
+//! Local members and their controller on virtual time, over datagrams that arrive a tenth of a millisecond
+//! later.
 
-use super::driver::{Action, Event, Now, To};
+use super::local_member::{Action, Event, Now, Receiver};
 use super::*;
 use sluice_cluster::{
-    Controller, ControllerInput, ControllerOutput, Courier, Node, Params, Reason, Table, VipId, mend,
+    AnnounceReason, Controller, ControllerInput, ControllerOutput, MessageCodec, Node, Params, Table, VipId,
+    assign_preferred_owners,
 };
-use sluice_rsp::ClusterKey;
+use sluice_envelope::ClusterKey;
 use sluice_types::{ClusterId, MacAddr};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,23 +28,23 @@ fn keys() -> KeyRing {
 
 fn vteps(at: usize) -> Vteps {
     let last = at as u8 + 11;
-    // The last one has no IPv4.
+    // The last gateway has no IPv4 address.
     let v4 = (at < 2).then_some(Ipv4Addr::new(192, 0, 2, last));
     Vteps { v4, v6: Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into())) }
 }
 
-fn plan(revision: u64, vips: u8) -> Plan {
-    let vip = |place: u8| PlannedVip {
-        place: VipId::new(place).unwrap(),
-        address: Ipv4Addr::new(192, 0, 2, 101 + place).into(),
-        mac: MacAddr::local(u64::from(place) + 1),
+fn plan(revision: u64, vips: u8) -> OwnershipPlan {
+    let vip = |slot: u8| PlannedVip {
+        slot: VipId::new(slot).unwrap(),
+        address: Ipv4Addr::new(192, 0, 2, 101 + slot).into(),
+        mac: MacAddr::local(u64::from(slot) + 1),
     };
     let member = |at: usize| {
         let Vteps { v4: vtep4, v6: vtep6 } = vteps(at);
         PlannedMember { gateway: id(at), vtep4, vtep6, draining: false }
     };
-    Plan {
-        hello_ms: 4,
+    OwnershipPlan {
+        hello_interval_ms: 4,
         cluster: ClusterId::new(1),
         revision,
         vips: (0..vips).map(vip).collect(),
@@ -53,29 +54,31 @@ fn plan(revision: u64, vips: u8) -> Plan {
 
 struct World {
     now_us: u64,
-    drivers: Vec<Option<Driver>>,
+    members: Vec<Option<LocalMember>>,
     controller: Controller,
-    courier: Courier,
-    seen_at: BTreeMap<GatewayId, IpAddr>,
-    /// When, from and to where, what.
+    codec: MessageCodec,
+    /// Source addresses of the gateways' datagrams to the controller.
+    gateway_addresses: BTreeMap<GatewayId, IpAddr>,
+    /// Datagrams on their way: arrival time, source, destination, payload.
     wire: VecDeque<(u64, IpAddr, IpAddr, Vec<u8>)>,
-    owned: Vec<Owned>,
-    saved: Vec<Option<Saved>>,
-    announced: Vec<(usize, IpAddr, Reason)>,
+    owned: Vec<OwnedVips>,
+    saved: Vec<Option<SavedState>>,
+    announced: Vec<(usize, IpAddr, AnnounceReason)>,
 }
 
 impl World {
-    /// Three gateways that know the plan, and a controller with it.
+    /// Three gateways and a controller, all with the plan.
     fn new(vips: u8) -> Self {
         let plan = plan(1, vips);
         let ids: Vec<GatewayId> = (0..3).map(id).collect();
-        let homes = mend(plan.config().vips.iter(), &ids, &[], |_| None).into_iter().collect();
-        let intent = sluice_cluster::Plan { config: plan.config(), homes };
+        let preferred_owners =
+            assign_preferred_owners(plan.config().vips.iter(), &ids, &[], |_| None).into_iter().collect();
+        let intent = sluice_cluster::OwnershipPlan { config: plan.config(), preferred_owners };
         let start_us = 5_000_000;
         let boot = BootId::random().unwrap();
         let mut world = Self {
             now_us: start_us,
-            drivers: vec![None, None, None],
+            members: vec![None, None, None],
             controller: Controller::new(
                 plan.cluster,
                 Params::default(),
@@ -83,10 +86,10 @@ impl World {
                 (intent, Table::default()),
                 start_us,
             ),
-            courier: Courier::new(Node::Controller, boot, WALL_MS),
-            seen_at: BTreeMap::new(),
+            codec: MessageCodec::new(Node::Controller, boot, WALL_MS),
+            gateway_addresses: BTreeMap::new(),
             wire: VecDeque::new(),
-            owned: vec![Owned::new(); 3],
+            owned: vec![OwnedVips::new(); 3],
             saved: vec![None, None, None],
             announced: Vec::new(),
         };
@@ -97,11 +100,11 @@ impl World {
         world
     }
 
-    /// One that has run until every vIP has an owner.
+    /// A world that has run until every vIP is at its preferred owner.
     fn settled(vips: u8) -> Self {
         let mut world = Self::new(vips);
         world.pass_ms(500);
-        assert_eq!(world.owners(), world.homes());
+        assert_eq!(world.owners(), world.preferred_owners());
         world.announced.clear();
         world
     }
@@ -113,7 +116,7 @@ impl World {
     fn start(&mut self, at: usize) {
         let boot = BootId::random().unwrap();
         let (saved, owned) = (self.saved[at].clone(), self.owned[at].clone());
-        self.drivers[at] = Some(Driver::new(id(at), vteps(at), boot, saved, owned, self.now()));
+        self.members[at] = Some(LocalMember::new(id(at), vteps(at), boot, saved, owned, self.now()));
         self.feed(at, Event::Keys(keys()));
         self.feed(at, Event::Controller(Some(CONTROLLER)));
     }
@@ -124,20 +127,20 @@ impl World {
 
     fn feed(&mut self, at: usize, event: Event<'_>) {
         let now = self.now();
-        let Some(driver) = &mut self.drivers[at] else { return };
-        for action in driver.handle(now, event) {
+        let Some(member) = &mut self.members[at] else { return };
+        for action in member.handle(now, event) {
             match action {
                 Action::Send(to, packet) => {
                     let to = match to {
-                        To::Controller => CONTROLLER,
-                        To::Gateway(address) => address,
+                        Receiver::Controller => CONTROLLER,
+                        Receiver::Gateway(address) => address,
                     };
                     self.wire.push_back((self.now_us + LATENCY_US, Self::address(at), to, packet));
                 }
                 Action::Announce(vip, _, reason) => self.announced.push((at, vip, reason)),
-                Action::Own(owned) => self.owned[at] = owned,
+                Action::SetOwned(owned) => self.owned[at] = owned,
                 Action::Save(saved) => self.saved[at] = Some(*saved),
-                Action::Withdraw(..) | Action::Ask(..) | Action::Say(_) => {}
+                Action::Withdraw(..) | Action::ProbeWitness(..) | Action::Report(_) => {}
             }
         }
     }
@@ -145,8 +148,8 @@ impl World {
     fn command(&mut self, input: ControllerInput) {
         for output in self.controller.handle(self.now_us, input) {
             let ControllerOutput::Send { to, message } = output else { continue };
-            let Some(&at) = self.seen_at.get(&to) else { continue };
-            let packet = self.courier.seal(&keys(), WALL_MS + self.now_us / 1_000, at, &message).unwrap();
+            let Some(&at) = self.gateway_addresses.get(&to) else { continue };
+            let packet = self.codec.seal(&keys(), WALL_MS + self.now_us / 1_000, at, &message).unwrap();
             self.wire.push_back((self.now_us + LATENCY_US, CONTROLLER, at, packet));
         }
     }
@@ -154,9 +157,9 @@ impl World {
     fn deliver(&mut self, from: IpAddr, to: IpAddr, packet: &[u8]) {
         if to == CONTROLLER {
             let wall_ms = WALL_MS + self.now_us / 1_000;
-            let (message, _) = self.courier.open(&keys(), wall_ms, to, packet).unwrap();
+            let (message, _) = self.codec.open(&keys(), wall_ms, to, packet).unwrap();
             if let Node::Gateway(id) = message.from {
-                self.seen_at.insert(id, from);
+                self.gateway_addresses.insert(id, from);
             }
             self.command(ControllerInput::Received(message));
             return;
@@ -179,7 +182,7 @@ impl World {
                 self.deliver(from, to, &packet);
             }
             for at in 0..3 {
-                if self.drivers[at].as_ref().is_some_and(|driver| driver.due_us() <= self.now_us) {
+                if self.members[at].as_ref().is_some_and(|member| member.due_us() <= self.now_us) {
                     self.feed(at, Event::Timer);
                 }
             }
@@ -187,30 +190,30 @@ impl World {
         }
     }
 
-    /// Who answers for each vIP; nobody else may.
+    /// The gateway that answers for each vIP. There must be exactly one.
     fn owners(&self) -> Vec<usize> {
         let vips = self.controller.plan().config.vips.iter();
-        vips.map(|place| {
-            let address = plan(1, 128).vip(place).unwrap().address;
-            let who: Vec<usize> = (0..3)
-                .filter(|&at| self.drivers[at].is_some() && self.owned[at].contains_key(&address))
+        vips.map(|slot| {
+            let address = plan(1, 128).vip(slot).unwrap().address;
+            let owners: Vec<usize> = (0..3)
+                .filter(|&at| self.members[at].is_some() && self.owned[at].contains_key(&address))
                 .collect();
-            assert_eq!(who.len(), 1, "{address} is at {who:?}");
-            who[0]
+            assert_eq!(owners.len(), 1, "{address} is at {owners:?}");
+            owners[0]
         })
         .collect()
     }
 
-    fn homes(&self) -> Vec<usize> {
-        self.controller.plan().homes.values().map(|home| home.get() as usize - 1).collect()
+    fn preferred_owners(&self) -> Vec<usize> {
+        self.controller.plan().preferred_owners.values().map(|owner| owner.get() as usize - 1).collect()
     }
 }
 
 #[test]
-fn a_new_cluster_shares_out_its_vips() {
+fn new_cluster_distributes_its_vips() {
     let world = World::settled(7);
-    let status = world.drivers[2].as_ref().unwrap().status(world.now());
-    assert_eq!((status.cluster, status.revision, status.standing), (Some(ClusterId::new(1)), 1, Some("fit")));
+    let status = world.members[2].as_ref().unwrap().status(world.now());
+    assert_eq!((status.cluster, status.revision, status.health), (Some(ClusterId::new(1)), 1, Some("ready")));
     assert_eq!(status.peers, BTreeMap::from([(id(0), true), (id(1), true)]));
     assert!(status.controller && status.counts.received > 0 && status.counts.refused.is_empty());
     let own: Vec<IpAddr> =
@@ -219,57 +222,61 @@ fn a_new_cluster_shares_out_its_vips() {
 }
 
 #[test]
-fn the_vips_of_a_dead_gateway_are_taken_over_and_come_back() {
+fn vips_of_a_dead_gateway_are_taken_over_and_return() {
     let mut world = World::settled(6);
-    world.drivers[1] = None;
+    world.members[1] = None;
     world.pass_ms(30);
     assert!(!world.owners().contains(&1));
     let taken: Vec<IpAddr> = world
         .announced
         .iter()
-        .filter(|(_, _, reason)| *reason == Reason::TakenOver { from: id(1) })
+        .filter(|(_, _, reason)| *reason == AnnounceReason::TakenOver { from: id(1) })
         .map(|(_, vip, _)| *vip)
         .collect();
     assert_eq!(taken.len(), 2, "{:?}", world.announced);
-    // It comes back as a new life that knows the old one's plan, and gets its own again.
+    // It starts again with the saved plan, and gets its vIPs back.
     world.owned[1].clear();
     world.start(1);
     world.pass_ms(5_000);
-    assert_eq!(world.owners(), world.homes());
+    assert_eq!(world.owners(), world.preferred_owners());
 }
 
 #[test]
-fn an_agent_that_restarts_keeps_what_its_tables_answer_for() {
+fn restarted_agent_keeps_the_vips_of_its_tables() {
     let mut world = World::settled(6);
     let before = world.owned[0].clone();
     world.start(0);
     world.pass_ms(100);
-    assert_eq!((&world.owned[0], world.owners()), (&before, world.homes()));
-    let again: Vec<_> =
-        world.announced.iter().filter(|(at, _, why)| *at == 0 && *why == Reason::Resumed).collect();
+    assert_eq!((&world.owned[0], world.owners()), (&before, world.preferred_owners()));
+    let again: Vec<_> = world
+        .announced
+        .iter()
+        .filter(|(at, _, reason)| *at == 0 && *reason == AnnounceReason::Resumed)
+        .collect();
     assert_eq!(again.len(), before.len());
-    // Away for longer, its vIPs are taken; it gives them up when it is back, and not before.
-    world.drivers[0] = None;
+    // When it is down for longer, the others take over its vIPs; its tables give them up only when it runs
+    // again.
+    world.members[0] = None;
     world.pass_ms(30);
     assert_eq!(world.owned[0], before);
     world.start(0);
     assert_eq!(world.owned[0], before);
     world.pass_ms(30);
-    assert_eq!(world.owned[0], Owned::new());
+    assert_eq!(world.owned[0], OwnedVips::new());
     assert!(!world.owners().contains(&0));
 }
 
 #[test]
-fn without_keys_nothing_is_said_and_nothing_understood() {
+fn without_keys_nothing_is_sent_or_accepted() {
     let mut world = World::settled(3);
     let before = world.owned[1].clone();
     world.feed(1, Event::Keys(KeyRing::default()));
-    let sent = world.drivers[1].as_ref().unwrap().status(world.now()).counts.sent;
+    let sent = world.members[1].as_ref().unwrap().status(world.now()).counts.sent;
     world.pass_ms(40);
-    let counts = world.drivers[1].as_ref().unwrap().status(world.now()).counts;
-    assert!(counts.unsealed > 0 && counts.refused["unknown_key"] > 0, "{counts:?}");
+    let counts = world.members[1].as_ref().unwrap().status(world.now()).counts;
+    assert!(counts.send_no_key > 0 && counts.refused["unknown_key"] > 0, "{counts:?}");
     assert_eq!(counts.sent, sent);
-    // The others have what it owned; it keeps it, silently, for nobody told it.
+    // The others took over its vIPs. It still answers for them, because it cannot receive that.
     assert_eq!(world.owned[0].len() + world.owned[2].len(), 3);
     assert_eq!(world.owned[1], before);
     world.feed(1, Event::Keys(keys()));
@@ -278,12 +285,12 @@ fn without_keys_nothing_is_said_and_nothing_understood() {
 }
 
 #[test]
-fn a_place_without_an_address_is_announced_once_it_has_one() {
+fn vip_is_announced_when_its_address_becomes_known() {
     let mut world = World::settled(3);
-    // The controller's plan has one more vIP; only gateway 1 hears of its address now.
+    // The controller's plan has one more vIP; at first only gateway 1 gets its address.
     let mut intent = world.controller.plan().clone();
     intent.config = plan(2, 4).config();
-    intent.homes.insert(VipId::new(3).unwrap(), id(0));
+    intent.preferred_owners.insert(VipId::new(3).unwrap(), id(0));
     world.feed(1, Event::Plan(plan(2, 4)));
     world.command(ControllerInput::Plan(intent));
     world.pass_ms(50);
@@ -291,87 +298,78 @@ fn a_place_without_an_address_is_announced_once_it_has_one() {
     assert!(!world.owned[0].contains_key(&new));
     world.feed(0, Event::Plan(plan(2, 4)));
     assert!(world.owned[0].contains_key(&new));
-    assert!(world.announced.contains(&(0, new, Reason::Assigned)));
-    // A vIP that the cluster has no more is nobody's.
+    assert!(world.announced.contains(&(0, new, AnnounceReason::Assigned)));
+    // vIPs that are removed from the cluster have no owner.
     let mut intent = world.controller.plan().clone();
     intent.config = plan(3, 2).config();
-    intent.homes.retain(|place, _| place.get() < 2);
+    intent.preferred_owners.retain(|slot, _| slot.get() < 2);
     world.command(ControllerInput::Plan(intent));
     (0..3).for_each(|at| world.feed(at, Event::Plan(plan(3, 2))));
     world.pass_ms(50);
-    assert_eq!(world.owned.iter().map(Owned::len).sum::<usize>(), 2);
-    assert_eq!(world.owners(), world.homes());
+    assert_eq!(world.owned.iter().map(OwnedVips::len).sum::<usize>(), 2);
+    assert_eq!(world.owners(), world.preferred_owners());
 }
 
 #[test]
-fn another_clusters_plan_begins_anew() {
+fn plan_of_another_cluster_starts_with_empty_tables() {
     let mut world = World::settled(3);
-    let other = Plan { cluster: ClusterId::new(2), ..plan(1, 3) };
+    let other = OwnershipPlan { cluster: ClusterId::new(2), ..plan(1, 3) };
     world.feed(1, Event::Plan(other));
     world.pass_ms(100);
-    // Its claims are nobody's there, and the others do not listen to it.
-    let status = world.drivers[1].as_ref().unwrap().status(world.now());
-    assert_eq!((status.cluster, status.peers.values().any(|heard| *heard)), (Some(ClusterId::new(2)), false));
+    // Its claims do not count there, and the old members ignore it.
+    let status = world.members[1].as_ref().unwrap().status(world.now());
+    assert_eq!(
+        (status.cluster, status.peers.values().any(|reachable| *reachable)),
+        (Some(ClusterId::new(2)), false)
+    );
     assert!(world.owned[0].len() + world.owned[2].len() == 3);
 }
 
 #[test]
-fn a_deleted_gateway_gives_up_its_vips_also_in_its_next_life() {
+fn deleted_gateway_gives_up_its_vips_also_after_a_restart() {
     let mut world = World::settled(6);
     assert_eq!(world.owned[1].len(), 2);
-    world.feed(1, Event::Resign);
+    world.feed(1, Event::Deleted);
     assert_eq!(world.owned[1].len(), 0);
     let announced = world.announced.len();
-    let status = |world: &World| world.drivers[1].as_ref().unwrap().status(world.now());
+    let status = |world: &World| world.members[1].as_ref().unwrap().status(world.now());
     assert!(status(&world).peers.is_empty() && status(&world).vips.is_empty());
     world.start(1);
     world.pass_ms(100);
     assert_eq!(world.owned[1].len(), 0);
     assert!(world.announced[announced..].iter().all(|(at, ..)| *at != 1), "{:?}", world.announced);
-    // The others have a plan without it.
-    let without = Plan {
+    // The others get a plan without it.
+    let without = OwnershipPlan {
         members: plan(9, 6).members.into_iter().filter(|it| it.gateway != id(1)).collect(),
         ..plan(9, 6)
     };
     [0, 2].into_iter().for_each(|at| world.feed(at, Event::Plan(without.clone())));
     world.pass_ms(100);
     assert_eq!(world.owned[0].len() + world.owned[2].len(), 6);
-    // It was a mistake.
+    // It is added again.
     (0..3).for_each(|at| world.feed(at, Event::Plan(plan(10, 6))));
     world.pass_ms(100);
-    assert_eq!(status(&world).peers.values().filter(|heard| **heard).count(), 2);
+    assert_eq!(status(&world).peers.values().filter(|reachable| **reachable).count(), 2);
 }
 
 #[test]
-fn a_strange_file_is_no_memory() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join(FILE);
-    assert_eq!(read(&path).unwrap(), None);
-    fs::write(&path, b"{").unwrap();
-    assert_eq!(read(&path).unwrap(), None);
-    let saved = Saved::new(plan(4, 2), &plan(4, 2).config(), &Table::default());
-    write(&path, &saved).unwrap();
-    assert_eq!(read(&path).unwrap(), Some(saved));
-}
-
-#[test]
-fn an_older_plan_changes_nothing() {
+fn older_plan_is_ignored() {
     let mut world = World::settled(6);
-    let status = |world: &World| world.drivers[0].as_ref().unwrap().status(world.now());
+    let status = |world: &World| world.members[0].as_ref().unwrap().status(world.now());
     world.feed(0, Event::Plan(plan(9, 6)));
     assert_eq!(status(&world).revision, 9);
-    let known = world.drivers[0].as_ref().unwrap().plan().cloned();
+    let known = world.members[0].as_ref().unwrap().plan().cloned();
     world.feed(0, Event::Plan(plan(8, 2)));
-    assert_eq!(world.drivers[0].as_ref().unwrap().plan().cloned(), known);
+    assert_eq!(world.members[0].as_ref().unwrap().plan().cloned(), known);
     assert_eq!(
         (status(&world).revision, status(&world).vips.len()),
         (9, 2),
-        "it answers for its share still"
+        "it still answers for its share"
     );
-    // Nor is it forgotten what a predecessor knew.
+    // A restarted agent also ignores plans that are older than the saved one.
     world.start(0);
     world.feed(0, Event::Plan(plan(8, 2)));
-    assert_eq!(world.drivers[0].as_ref().unwrap().plan().cloned(), known);
+    assert_eq!(world.members[0].as_ref().unwrap().plan().cloned(), known);
     world.feed(0, Event::Plan(plan(10, 6)));
-    assert_eq!(world.drivers[0].as_ref().unwrap().plan().map(|plan| plan.revision), Some(10));
+    assert_eq!(world.members[0].as_ref().unwrap().plan().map(|plan| plan.revision), Some(10));
 }

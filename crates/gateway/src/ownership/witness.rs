@@ -1,166 +1,182 @@
-//! Asking whether the underlay is still there: somebody on it who is no gateway.
+//! Witnesses: neighbors on the underlay that are not gateways, probed to find out whether the underlay is
+//! reachable. Changes with the choice of neighbors or the kind of probe.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use sluice_agent::Error;
-use sluice_agent::frames::{answer, question};
+use sluice_agent::frames::{neighbor_probe, parse_probe_reply};
 use sluice_agent::underlay::Vteps;
 use sluice_datapath::{Answers, PacketSocket};
 use sluice_types::MacAddr;
 
-/// Whom to ask: a next hop, and the interface that leads to it.
+/// A neighbor that may be probed: a next hop, and the interface that leads to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Neighbour {
-    /// The interface's number.
+pub struct WitnessNeighbor {
+    /// Index of the interface.
     pub ifindex: u32,
-    /// The interface's address.
+    /// MAC of the interface.
     pub mac: MacAddr,
-    /// The neighbour's.
+    /// IP address of the neighbor.
     pub address: IpAddr,
 }
 
-/// Neighbours that are asked at a time. Some of them may be down.
-const ASKED_MAX: usize = 8;
-/// Frames read in one go.
+/// Neighbors that are probed at a time: some of them may be down.
+const PROBED_MAX: usize = 8;
+/// Frames that are read from a socket at a time.
 const BURST: usize = 64;
 
-/// Questions to neighbours and their answers, without sockets.
-#[derive(Debug, Default)]
-struct Questions {
-    neighbours: Vec<Neighbour>,
-    next: usize,
-    /// The last question's number, and until when an answer counts.
-    last: Option<(u64, u64)>,
-    asked: Vec<IpAddr>,
-    /// Who answered last.
-    good: Option<IpAddr>,
+/// A probe that was sent to several neighbors.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    token: u64,
+    /// Time until which a reply counts.
+    until_us: u64,
 }
 
-impl Questions {
-    /// The frames to send: to so many neighbours, who answered last among them, others each time.
-    fn ask(&mut self, token: u64, until_us: u64, own: Vteps) -> Vec<(u32, Vec<u8>)> {
-        self.last = Some((token, until_us));
-        let good = self.neighbours.iter().find(|it| Some(it.address) == self.good).copied();
-        let mut turn: Vec<Neighbour> = good.into_iter().collect();
-        for _ in 0..self.neighbours.len() {
-            if turn.len() == ASKED_MAX {
+/// Probes and their replies, without sockets.
+#[derive(Debug, Default)]
+struct WitnessProbes {
+    neighbors: Vec<WitnessNeighbor>,
+    /// Index of the neighbor that is probed next.
+    next: usize,
+    last: Option<Probe>,
+    /// The neighbors probed last. A reply to the probe before may still arrive.
+    probed: Vec<IpAddr>,
+    /// The neighbor that replied last.
+    last_responder: Option<IpAddr>,
+}
+
+impl WitnessProbes {
+    /// The frames of a probe, with their interfaces: to the neighbor that replied last, and to others in
+    /// turn.
+    fn frames(&mut self, probe: Probe, own: Vteps) -> Vec<(u32, Vec<u8>)> {
+        self.last = Some(probe);
+        let responder = self.neighbors.iter().find(|it| Some(it.address) == self.last_responder).copied();
+        let mut selected: Vec<WitnessNeighbor> = responder.into_iter().collect();
+        for _ in 0..self.neighbors.len() {
+            if selected.len() == PROBED_MAX {
                 break;
             }
-            let next = self.neighbours[self.next % self.neighbours.len()];
-            self.next = (self.next + 1) % self.neighbours.len();
-            turn.extend((Some(next) != good).then_some(next));
+            let next = self.neighbors[self.next % self.neighbors.len()];
+            self.next = (self.next + 1) % self.neighbors.len();
+            selected.extend((Some(next) != responder).then_some(next));
         }
         let mut frames = Vec::new();
-        for Neighbour { ifindex, mac, address } in turn {
+        for WitnessNeighbor { ifindex, mac, address } in selected {
             let source = if address.is_ipv4() { own.v4.map(IpAddr::from) } else { own.v6.map(IpAddr::from) };
-            let Some(frame) = source.and_then(|source| question(address, source, mac)) else { continue };
+            let frame = source.and_then(|source| neighbor_probe(address, source, mac));
+            let Some(frame) = frame else { continue };
             frames.push((ifindex, frame));
-            // Who was asked a moment ago may still answer.
-            self.asked.retain(|asked| *asked != address);
-            self.asked.push(address);
-            if self.asked.len() > 2 * ASKED_MAX {
-                self.asked.remove(0);
+            self.probed.retain(|probed| *probed != address);
+            self.probed.push(address);
+            if self.probed.len() > 2 * PROBED_MAX {
+                self.probed.remove(0);
             }
         }
         frames
     }
 
-    /// The question's number, if this answers it.
-    fn answered(&mut self, now_us: u64, own: Vteps, frame: &[u8]) -> Option<u64> {
-        let (who, whom) = answer(frame)?;
-        let (token, until_us) = self.last?;
+    /// The token of the last probe, if the frame is a reply to it in time.
+    fn receive(&mut self, now_us: u64, own: Vteps, frame: &[u8]) -> Option<u64> {
+        let (neighbor, prober) = parse_probe_reply(frame)?;
+        let Probe { token, until_us } = self.last?;
         let own = [own.v4.map(IpAddr::from), own.v6.map(IpAddr::from)];
-        let mine = own.contains(&Some(whom)) && self.asked.contains(&who);
-        let answered = mine && now_us <= until_us;
-        if answered {
-            self.good = Some(who);
+        let is_reply = own.contains(&Some(prober)) && self.probed.contains(&neighbor);
+        if !is_reply || now_us > until_us {
+            return None;
         }
-        answered.then_some(token)
+        self.last_responder = Some(neighbor);
+        Some(token)
     }
 }
 
-/// The questions with their sockets.
+/// Probes witnesses over packet sockets.
 #[derive(Debug)]
 pub struct Witness {
     arp: PacketSocket,
-    neighbours: PacketSocket,
-    questions: Questions,
+    neighbor_discovery: PacketSocket,
+    probes: WitnessProbes,
     own: Vteps,
 }
 
 impl Witness {
-    /// For a node with these addresses.
+    /// Probes from these addresses of this node.
     ///
     /// # Errors
-    /// Without CAP_NET_RAW.
+    /// If the process lacks CAP_NET_RAW.
     pub fn new(own: Vteps) -> Result<Self, Error> {
         Ok(Self {
             arp: PacketSocket::listen(Answers::Arp)?,
-            neighbours: PacketSocket::listen(Answers::Neighbours)?,
-            questions: Questions::default(),
+            neighbor_discovery: PacketSocket::listen(Answers::Neighbours)?,
+            probes: WitnessProbes::default(),
             own,
         })
     }
 
-    /// Whom to ask from now on.
-    pub fn set_neighbours(&mut self, mut neighbours: Vec<Neighbour>) {
-        neighbours.sort_unstable();
-        neighbours.dedup();
-        if neighbours != self.questions.neighbours {
-            tracing::debug!(?neighbours, "witnesses");
-            self.questions.neighbours = neighbours;
-            self.questions.next = 0;
+    /// Sets the neighbors that are probed from now on.
+    pub fn set_neighbors(&mut self, mut neighbors: Vec<WitnessNeighbor>) {
+        neighbors.sort_unstable();
+        neighbors.dedup();
+        if neighbors != self.probes.neighbors {
+            tracing::debug!(?neighbors, "witnesses");
+            self.probes.neighbors = neighbors;
+            self.probes.next = 0;
         }
     }
 
-    /// Asks; a question that cannot be sent is one without an answer, and so is one that is answered later.
-    pub fn ask(&mut self, token: u64, until_us: u64) {
-        for (ifindex, frame) in self.questions.ask(token, until_us, self.own) {
+    /// Sends a probe. A reply counts until `until_us`; a probe that cannot be sent stays without a reply.
+    pub fn probe(&mut self, token: u64, until_us: u64) {
+        for (ifindex, frame) in self.probes.frames(Probe { token, until_us }, self.own) {
             if let Err(error) = self.arp.send(ifindex, &frame) {
-                tracing::debug!(%error, ifindex, "cannot ask a neighbour");
+                tracing::debug!(%error, ifindex, "cannot probe a witness");
             }
         }
     }
 
-    /// The number of the last question, if an answer to it has come.
+    /// The token of the last probe, if a reply to it has arrived in time.
     pub fn receive(&mut self, now_us: u64) -> Option<u64> {
         let mut buffer = [0; 128];
-        let mut found = None;
-        for socket in [&self.arp, &self.neighbours] {
+        let mut token = None;
+        for socket in [&self.arp, &self.neighbor_discovery] {
             for _ in 0..BURST {
                 match socket.receive(&mut buffer) {
                     Ok(Some((_, frame))) => {
-                        found = found.or(self.questions.answered(now_us, self.own, frame));
+                        token = token.or(self.probes.receive(now_us, self.own, frame));
                     }
-                    // The interface went down; the socket lives on.
+                    // The interface went down; the socket can still be used.
                     Err(_) => {}
                     Ok(None) => break,
                 }
             }
         }
-        found
+        token
     }
 
-    /// To wait for answers on.
+    /// The sockets, to poll them.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.arp.as_fd(), self.neighbours.as_fd()]
+        [self.arp.as_fd(), self.neighbor_discovery.as_fd()]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
     use std::net::Ipv4Addr;
 
     const OWN: Vteps = Vteps { v4: Some(Ipv4Addr::new(192, 0, 2, 1)), v6: None };
 
-    fn neighbour(last: u8) -> Neighbour {
+    fn neighbor(last: u8) -> WitnessNeighbor {
         let address = Ipv4Addr::new(192, 0, 2, last).into();
-        Neighbour { ifindex: 3, mac: MacAddr::local(1), address }
+        WitnessNeighbor { ifindex: 3, mac: MacAddr::local(1), address }
     }
 
-    /// What the asked one says.
+    fn probe(token: u64) -> Probe {
+        Probe { token, until_us: token * 4_000 }
+    }
+
+    /// The ARP reply to a probe.
     fn reply(frame: &[u8]) -> Vec<u8> {
         let mut reply = frame.to_vec();
         reply[21] = 2;
@@ -170,37 +186,37 @@ mod tests {
     }
 
     #[test]
-    fn all_are_asked_in_turn_and_answers_in_time_count() {
-        let mut questions =
-            Questions { neighbours: (10..30).map(neighbour).collect(), ..Questions::default() };
-        let mut asked = std::collections::BTreeSet::new();
+    fn neighbors_are_probed_in_turn_and_replies_in_time_count() {
+        let neighbors = (10..30).map(neighbor).collect();
+        let mut probes = WitnessProbes { neighbors, ..WitnessProbes::default() };
+        let mut probed = BTreeSet::new();
         for token in 1..=3 {
-            let until_us = token * 4_000;
-            let frames = questions.ask(token, until_us, OWN);
-            assert_eq!(frames.len(), ASKED_MAX);
-            assert!(token == 1 || frames[0].1[41] == 10, "who answered is asked again");
-            asked.extend(frames.iter().map(|(_, frame)| frame[41]));
+            let Probe { until_us, .. } = probe(token);
+            let frames = probes.frames(probe(token), OWN);
+            assert_eq!(frames.len(), PROBED_MAX);
+            assert!(token == 1 || frames[0].1[41] == 10, "the neighbor that replied is probed again");
+            probed.extend(frames.iter().map(|(_, frame)| frame[41]));
             let good = reply(&frames[0].1);
-            assert_eq!(questions.answered(until_us, OWN, &good), Some(token));
-            assert_eq!(questions.answered(until_us + 1, OWN, &good), None);
-            assert_eq!(questions.answered(until_us, OWN, &frames[0].1), None, "the question itself");
-            let mut foreign = good.clone();
-            foreign[41] = 77;
-            assert_eq!(questions.answered(until_us, OWN, &foreign), None, "to another");
-            foreign = good;
-            foreign[31] = 77;
-            assert_eq!(questions.answered(until_us, OWN, &foreign), None, "of one who was not asked");
+            assert_eq!(probes.receive(until_us, OWN, &good), Some(token));
+            assert_eq!(probes.receive(until_us + 1, OWN, &good), None, "too late");
+            assert_eq!(probes.receive(until_us, OWN, &frames[0].1), None, "the probe itself");
+            let mut other = good.clone();
+            other[41] = 77;
+            assert_eq!(probes.receive(until_us, OWN, &other), None, "to another prober");
+            other = good;
+            other[31] = 77;
+            assert_eq!(probes.receive(until_us, OWN, &other), None, "of a neighbor that was not probed");
         }
-        assert_eq!(asked.len(), 20);
+        assert_eq!(probed.len(), 20);
     }
 
     #[test]
-    fn nobody_to_ask_is_no_answer() {
-        let mut questions = Questions::default();
-        assert!(questions.ask(1, 0, OWN).is_empty());
-        // A family without an own address cannot be asked.
+    fn without_usable_neighbors_nothing_is_probed() {
+        let mut probes = WitnessProbes::default();
+        assert!(probes.frames(probe(1), OWN).is_empty());
+        // This node has no address of the neighbor's family.
         let address = "2001:db8::1".parse().unwrap();
-        questions.neighbours = vec![Neighbour { address, ..neighbour(1) }];
-        assert!(questions.ask(2, 0, OWN).is_empty());
+        probes.neighbors = vec![WitnessNeighbor { address, ..neighbor(1) }];
+        assert!(probes.frames(probe(2), OWN).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! One round: what is reported, as it will be behind the moves decided so far.
+//! One round of the scheduler, on the reported loads corrected by the moves that were decided so far.
 
 use super::{
     Action, ClusterReport, Decision, Measured, Moved, Outcome, Pair, ReportError, Request, Scheduler,
@@ -54,7 +54,7 @@ struct Node {
     load: f64,
     pps: f64,
     pairs: Vec<Pair>,
-    /// It shall own no vIPs: the operator says so, or another cluster gets it.
+    /// The gateway must give up its vIPs: it is drained, or released to another cluster.
     leaving: bool,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Engine<'a> {
     clusters: Vec<ClusterId>,
     nodes: Vec<Node>,
     outcome: Outcome,
-    /// Overloaded nodes that nobody in their cluster can relieve.
+    /// Overloaded gateways that no gateway of their cluster can relieve.
     stuck: Vec<usize>,
 }
 
@@ -134,11 +134,11 @@ impl<'a> Engine<'a> {
     fn recall_moves(&mut self, measured: &BTreeMap<GatewayId, Measured>) {
         let owner: BTreeMap<IpAddr, GatewayId> =
             self.nodes.iter().flat_map(|node| node.pairs.iter().map(|pair| (pair.vip, node.id))).collect();
-        let (now_ms, hold_ms) = (self.now_ms, self.scheduler.settings.hold_ms);
+        let (now_ms, hold_down_ms) = (self.now_ms, self.scheduler.settings.hold_down_ms);
         let stale = |id: &GatewayId, moved: &Moved| measured.get(id).map_or(0.0, |it| moved.before(it));
         self.scheduler.moved.retain(|vip, moved| {
             let made = owner.get(vip) == Some(&moved.to);
-            let held = now_ms.saturating_sub(moved.at_ms) < hold_ms;
+            let held = now_ms.saturating_sub(moved.at_ms) < hold_down_ms;
             made && (held || stale(&moved.from, moved) > 0.0 || stale(&moved.to, moved) > 0.0)
         });
         for moved in self.scheduler.moved.values() {
@@ -167,14 +167,14 @@ impl<'a> Engine<'a> {
         self.of(cluster).map(|node| self.nodes[node].pps).sum()
     }
 
-    /// Who is overloaded, with hysteresis.
+    /// Updates which gateways are overloaded, with hysteresis.
     fn note_overload(&mut self) {
         let known: BTreeSet<GatewayId> = self.nodes.iter().map(|node| node.id).collect();
         self.scheduler.overloaded.retain(|id| known.contains(id));
         for node in &self.nodes {
-            if node.load > self.scheduler.settings.overload_above {
+            if node.load > self.scheduler.settings.overload_threshold {
                 self.scheduler.overloaded.insert(node.id);
-            } else if node.load <= self.scheduler.settings.relieved_below {
+            } else if node.load <= self.scheduler.settings.relief_threshold {
                 self.scheduler.overloaded.remove(&node.id);
             }
         }
@@ -209,10 +209,9 @@ impl<'a> Engine<'a> {
     }
 
     fn held(&self, pair: &Pair) -> bool {
-        self.scheduler
-            .moved
-            .get(&pair.vip)
-            .is_some_and(|moved| self.now_ms.saturating_sub(moved.at_ms) < self.scheduler.settings.hold_ms)
+        self.scheduler.moved.get(&pair.vip).is_some_and(|moved| {
+            self.now_ms.saturating_sub(moved.at_ms) < self.scheduler.settings.hold_down_ms
+        })
     }
 
     /// True where a vIP left a gateway because of an overload that has not subsided.
@@ -237,13 +236,13 @@ impl<'a> Engine<'a> {
         self.scheduler.recent_ms.push_back(self.now_ms);
         let moved = Moved { at_ms: self.now_ms, from: source, to: target, demand_pps: pair.demand_pps, pps };
         self.scheduler.moved.insert(pair.vip, moved);
-        if self.nodes[from].load <= self.scheduler.settings.relieved_below {
+        if self.nodes[from].load <= self.scheduler.settings.relief_threshold {
             self.scheduler.overloaded.remove(&source);
         }
         self.decide(Action::MoveVip { vip: pair.vip, cluster, from: source, to: target }, why);
     }
 
-    /// Step 1: the most loaded first, then those that shall own none.
+    /// Step 1: relieves the most loaded gateways first, then those that must give up their vIPs.
     fn relieve(&mut self) {
         let mut open: Vec<usize> = (0..self.nodes.len()).collect();
         loop {
@@ -285,15 +284,15 @@ impl<'a> Engine<'a> {
         }
         Why::Overloaded {
             load: from.load,
-            threshold: self.scheduler.settings.relieved_below,
+            threshold: self.scheduler.settings.relief_threshold,
             after: from.without(pair),
             receiver: receiver.load,
             receiver_after: receiver.with(pair),
         }
     }
 
-    /// Which vIP should leave a gateway, and to whom: the smallest that suffices, else the largest that
-    /// somebody can take. With `held`, those that have just moved are looked at too.
+    /// The vIP that should leave a gateway, and its new owner: the smallest vIP that suffices, otherwise the
+    /// largest that a gateway can take. With `held`, vIPs that have just moved are considered too.
     fn best_pair(&self, from: usize, held: bool) -> Option<(Pair, usize)> {
         let node = &self.nodes[from];
         let mut best: Option<(bool, f64, Pair, usize)> = None;
@@ -302,7 +301,7 @@ impl<'a> Engine<'a> {
                 continue;
             }
             let Some(to) = self.receiver(from, pair) else { continue };
-            let short = node.leaving || node.without(pair) > self.scheduler.settings.relieved_below;
+            let short = node.leaving || node.without(pair) > self.scheduler.settings.relief_threshold;
             let size = if short { -pair.demand_pps } else { pair.demand_pps };
             let better =
                 best.as_ref().is_none_or(|best| (short, size, pair.vip) < (best.0, best.1, best.2.vip));
@@ -317,7 +316,7 @@ impl<'a> Engine<'a> {
     fn receiver(&self, from: usize, pair: &Pair) -> Option<usize> {
         self.of(self.nodes[from].cluster)
             .filter(|to| *to != from && !self.nodes[*to].leaving && !self.is_overloaded(*to))
-            .filter(|to| self.nodes[*to].with(pair) <= self.scheduler.settings.receive_below)
+            .filter(|to| self.nodes[*to].with(pair) <= self.scheduler.settings.accept_threshold)
             .min_by(|a, b| {
                 let after = |node: usize| self.nodes[node].with(pair);
                 after(*a).total_cmp(&after(*b)).then(self.nodes[*a].id.cmp(&self.nodes[*b].id))
@@ -329,7 +328,7 @@ impl<'a> Engine<'a> {
         let (gateway, load) = (self.nodes[node].id, self.nodes[node].load);
         let fits_empty = |pair: &Pair| {
             let part = self.nodes[node].part(pair);
-            (RELIEF_MIN..=self.scheduler.settings.receive_below).contains(&part)
+            (RELIEF_MIN..=self.scheduler.settings.accept_threshold).contains(&part)
         };
         let wait = if self.best_pair(node, true).is_some() {
             Wait::Held { gateway }
@@ -356,7 +355,7 @@ impl<'a> Engine<'a> {
                 self.scheduler.transfers.remove(&gateway);
                 continue;
             }
-            // Told to join, it is silent while it gets its tables.
+            // A gateway that joins reports nothing until it has its tables.
             let lost = cluster.is_none() && !transfer.sent;
             let needed = node
                 .filter(|_| !transfer.sent)
@@ -426,7 +425,7 @@ impl<'a> Engine<'a> {
                 let why = Why::ClusterOverloaded { gateway, load, mean, donor: Some((from, after)) };
                 self.decide(Action::ReleaseGateway { gateway: self.nodes[given].id, from, to: id }, why);
             } else if asked.is_some() {
-                // People have been told.
+                // The request is already in the event log.
                 self.outcome.waits.push(Wait::Expansion { gateway, cluster: id });
             } else {
                 let request = Request { since_ms: self.now_ms, gateways: self.of(cluster).count() };
@@ -444,7 +443,7 @@ impl<'a> Engine<'a> {
         let helps = |given: &usize| {
             let part = |pair: &Pair| self.nodes[*given].part(pair);
             self.nodes[overloaded].pairs.iter().any(|pair| {
-                part(pair) <= self.scheduler.settings.receive_below
+                part(pair) <= self.scheduler.settings.accept_threshold
                     && self.nodes[overloaded].part(pair) >= RELIEF_MIN
             })
         };
@@ -489,7 +488,7 @@ impl<'a> Engine<'a> {
             let least = loads.iter_mut().min_by(|a, b| with(a).total_cmp(&with(b)))?;
             least.0 = with(least);
         }
-        if loads.iter().any(|load| load.0 > self.scheduler.settings.receive_below) {
+        if loads.iter().any(|load| load.0 > self.scheduler.settings.accept_threshold) {
             return None;
         }
         let capacity: f64 = loads.iter().map(|load| load.1).sum();
@@ -540,7 +539,7 @@ impl<'a> Engine<'a> {
                     .pairs
                     .iter()
                     .filter(|pair| !self.held(pair) && !self.left(pair, target.id))
-                    .filter(|pair| target.with(pair) <= self.scheduler.settings.receive_below)
+                    .filter(|pair| target.with(pair) <= self.scheduler.settings.accept_threshold)
                     .map(|pair| {
                         // How the sum of the loads' squares, by capacity, changes.
                         let change = pair.demand_pps

@@ -1,51 +1,52 @@
-//! The entries of the cache, and the orders in which they are looked for.
+//! The entries of the cache, with one index for each order in which the cache searches them.
 
-use crate::{Destination, Path};
+use crate::message::{Destination, Path};
 use sluice_types::Vni;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Names an entry as long as it is there.
+/// Index of an entry, valid until the entry is removed.
 pub(super) type Slot = u32;
 
-/// A destination that is reached directly, or asked for.
+/// A destination that has a path or is being resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub destination: Destination,
-    /// `None`: asked for, packets go to the gateway.
+    /// `None` while the destination is being resolved; packets go to the gateway.
     pub path: Option<Path>,
-    /// Paths of older revisions are not taken.
+    /// Paths with an older revision are not accepted.
     pub revision_min: u64,
-    /// When it goes if nothing is heard of it.
+    /// Time at which the entry is removed if no answer confirms it.
     pub expires_ms: u64,
-    /// When it is asked for next.
+    /// Time of the next query.
     pub due_ms: u64,
-    /// Questions since the last answer.
+    /// Number of queries since the last answer.
     pub unanswered: u8,
-    /// When it was last seen in use.
+    /// Time at which the path was last seen in use.
     pub used_ms: u64,
-    /// Hits between the last two times that they were told, and in all.
+    /// Packets between the last two readings of the hit counter.
     pub recent_hits: u64,
+    /// Last reading of the hit counter.
     pub hits: u64,
 }
 
 impl Entry {
-    /// The way that packets take: what the forwarding table holds.
+    /// Destination in the encapsulated packets: the VNI is the one that the path encapsulates with.
     pub fn target(&self) -> Option<Destination> {
         self.path.map(|path| Destination { vni: path.vni, address: self.destination.address })
     }
 
-    /// Smaller is colder.
+    /// Sort key for replacement: the entry with the smallest key is replaced first.
     fn heat(&self) -> (u64, u64) {
         (self.used_ms, self.recent_hits)
     }
 }
 
-/// Entries by heat, the coldest first.
+/// Entries ordered by heat, the least used first.
 type Heat = BTreeSet<((u64, u64), Slot)>;
 
-/// Entries by slot, with their orders. Each order has one row an entry, but for
-/// `targets`, which has those with a path, and `sizes`, which has one a network.
+/// Entries by slot, with their indexes. Each index has one element per entry, except `targets`, which has
+/// only entries with a path, and `sizes`, which has one element per network.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: Vec<Option<Entry>>,
@@ -54,9 +55,9 @@ pub(super) struct Table {
     due: BTreeSet<(u64, Slot)>,
     expiry: BTreeSet<(u64, Slot)>,
     heat: Heat,
-    /// The same within each network that has entries.
+    /// Entries of each network, ordered by heat.
     networks: BTreeMap<Vni, Heat>,
-    /// How many entries each has.
+    /// Networks ordered by their number of entries.
     sizes: BTreeSet<(usize, Vni)>,
     targets: BTreeSet<(Destination, Slot)>,
 }
@@ -75,10 +76,10 @@ impl Table {
     }
 
     pub fn get(&self, slot: Slot) -> Entry {
-        self.entries[slot as usize].expect("the slot of an entry that is there")
+        self.entries[slot as usize].expect("the slot of an existing entry")
     }
 
-    /// `entry.destination` is not there yet.
+    /// Adds an entry. The table must not contain its destination yet.
     pub fn insert(&mut self, entry: Entry) -> Slot {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
@@ -95,7 +96,7 @@ impl Table {
     }
 
     pub fn remove(&mut self, slot: Slot) -> Entry {
-        let entry = self.entries[slot as usize].take().expect("the slot of an entry that is there");
+        let entry = self.entries[slot as usize].take().expect("the slot of an existing entry");
         self.free.push(slot);
         self.slots.remove(&entry.destination);
         self.due.remove(&(entry.due_ms, slot));
@@ -108,7 +109,7 @@ impl Table {
         entry
     }
 
-    /// Changes an entry; its destination stays.
+    /// Changes an entry. Its destination must stay the same.
     pub fn update(&mut self, slot: Slot, change: impl FnOnce(&mut Entry)) {
         let before = self.get(slot);
         let mut after = before;
@@ -152,31 +153,32 @@ impl Table {
         }
     }
 
-    /// Whose place one more of a network takes: the coldest of the network that has most, so that no tenant's
-    /// destinations drive out those of others; of its own if none has more.
-    pub fn replaceable(&self, vni: Vni) -> Option<Slot> {
+    /// Finds the entry that a new entry of network `vni` replaces: the least used entry of the network with
+    /// the most entries, so that one tenant's destinations do not displace those of others. If no network has
+    /// more entries than `vni`, it is an entry of `vni` itself.
+    pub fn find_replaceable(&self, vni: Vni) -> Option<Slot> {
         let (most, largest) = *self.sizes.last()?;
         let own = self.networks.get(&vni).filter(|own| own.len() == most);
         own.or_else(|| self.networks.get(&largest))?.first().map(|(_, slot)| *slot)
     }
 
-    /// The next to be asked for, if its time has come.
-    pub fn due(&self, now_ms: u64) -> Option<Slot> {
+    /// Finds the next entry whose query is due.
+    pub fn find_due(&self, now_ms: u64) -> Option<Slot> {
         self.due.first().filter(|(due_ms, _)| *due_ms <= now_ms).map(|(_, slot)| *slot)
     }
 
-    /// The next whose time is over.
-    pub fn expired(&self, now_ms: u64) -> Option<Slot> {
+    /// Finds an entry that has expired.
+    pub fn find_expired(&self, now_ms: u64) -> Option<Slot> {
         self.expiry.first().filter(|(expires_ms, _)| *expires_ms <= now_ms).map(|(_, slot)| *slot)
     }
 
-    /// One that was last used at `until_ms` or before.
-    pub fn unused_since(&self, until_ms: u64) -> Option<Slot> {
+    /// Finds an entry that was last used at `until_ms` or before.
+    pub fn find_unused_since(&self, until_ms: u64) -> Option<Slot> {
         self.heat.first().filter(|((used_ms, _), _)| *used_ms <= until_ms).map(|(_, slot)| *slot)
     }
 
-    /// Those of a sender's network.
-    pub fn of_vni(&self, vni: Vni) -> Vec<Slot> {
+    /// Lists the entries of a sender's network.
+    pub fn slots_of_network(&self, vni: Vni) -> Vec<Slot> {
         let first = Destination { vni, address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
         self.slots
             .range(first..)
@@ -185,8 +187,8 @@ impl Table {
             .collect()
     }
 
-    /// Those whose packets leave encapsulated for this destination.
-    pub fn of_target(&self, target: Destination) -> Vec<Slot> {
+    /// Lists the entries whose packets leave this host encapsulated for this destination.
+    pub fn slots_of_target(&self, target: Destination) -> Vec<Slot> {
         self.targets.range((target, 0)..=(target, Slot::MAX)).map(|(_, slot)| *slot).collect()
     }
 
@@ -194,7 +196,7 @@ impl Table {
         self.slots.values().filter_map(|slot| self.entries[*slot as usize].as_ref())
     }
 
-    /// Panics where an order is not that of the entries.
+    /// Panics if an index does not agree with the entries.
     #[cfg(test)]
     pub fn check(&self) {
         let of = |slot: &Slot| self.get(*slot);

@@ -1,3 +1,5 @@
+//! Tests of the cache: one test per transition, then random histories in `random`.
+
 use super::*;
 use sluice_types::MacAddr;
 use std::collections::BTreeSet;
@@ -7,6 +9,8 @@ mod random;
 
 const GATEWAYS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 101)), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 102))];
+/// Gateway that Redirects name; not one of [`GATEWAYS`].
+const NAMED: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 200));
 const LIFETIME_MS: u32 = 60_000;
 
 fn vni(number: u32) -> Vni {
@@ -26,18 +30,19 @@ fn path(at: u8, revision: u64) -> Path {
 }
 
 fn notify(destination: Destination, answer: Answer) -> Message {
-    Message::Notify { answers: vec![Answered { destination, answer }] }
+    Message::Notify { answers: vec![AnswerEntry { destination, answer }] }
 }
 
 fn reply(destination: Destination, answer: Answer) -> Message {
-    Message::Reply { id: 0, answers: vec![Answered { destination, answer }] }
+    Message::Reply { id: 0, answers: vec![AnswerEntry { destination, answer }] }
 }
 
 fn redirect(destination: Destination, from: u8) -> Message {
-    Message::Redirect { moved: vec![Moved { destination, host: host(from), ask: host(200) }] }
+    let entry = RedirectEntry { destination, host: host(from), gateway: NAMED };
+    Message::Redirect { entries: vec![entry] }
 }
 
-/// A cache of one network, and what it says without its wakes.
+/// A cache of a host with one network. Its outputs are returned without the wakes.
 struct Host {
     cache: Cache,
 }
@@ -55,12 +60,12 @@ impl Host {
         out.into_iter().filter(|output| !matches!(output, Output::Wake { .. })).collect()
     }
 
-    fn hear(&mut self, now_ms: u64, message: &Message) -> Vec<Output> {
+    fn receive(&mut self, now_ms: u64, message: &Message) -> Vec<Output> {
         self.handle(now_ms, Input::Message(message))
     }
 
     fn learn(&mut self, now_ms: u64, destination: Destination, path: Path) {
-        let out = self.hear(now_ms, &notify(destination, Answer::Path(path)));
+        let out = self.receive(now_ms, &notify(destination, Answer::Path(path)));
         assert_eq!(out.last(), Some(&Output::Install { destination, path }));
     }
 
@@ -69,16 +74,16 @@ impl Host {
     }
 }
 
-fn removed(destination: Destination, why: Why) -> Output {
-    Output::Remove { destination, why }
+fn removed(destination: Destination, reason: RemovalReason) -> Output {
+    Output::Remove { destination, reason }
 }
 
-/// The questions among outputs, with whom they go to.
-fn asked(out: &[Output]) -> Vec<(IpAddr, Ask)> {
+/// Queries in outputs, each with the gateway that it is sent to.
+fn queries(out: &[Output]) -> Vec<(IpAddr, Query)> {
     out.iter()
         .filter_map(|output| match output {
-            Output::Send { to, message: Message::Request { asks, .. } } => {
-                Some(asks.iter().map(|ask| (*to, *ask)))
+            Output::Send { to, message: Message::Request { queries, .. } } => {
+                Some(queries.iter().map(|query| (*to, *query)))
             }
             _ => None,
         })
@@ -90,9 +95,9 @@ fn asked(out: &[Output]) -> Vec<(IpAddr, Ask)> {
 fn notified_path_is_installed_once_and_follows_the_destination() {
     let mut host = Host::new(Config::default());
     host.learn(0, to(1), path(1, 5));
-    assert_eq!(host.hear(1, &notify(to(1), Answer::Path(path(1, 5)))), []);
-    // A newer revision of the same way changes nothing in the table.
-    assert_eq!(host.hear(2, &notify(to(1), Answer::Path(path(1, 6)))), []);
+    assert_eq!(host.receive(1, &notify(to(1), Answer::Path(path(1, 5)))), []);
+    // A newer revision of the same path changes nothing in the forwarding table.
+    assert_eq!(host.receive(2, &notify(to(1), Answer::Path(path(1, 6)))), []);
     host.learn(3, to(1), path(2, 7));
     assert_eq!(host.cache.path(&to(1)), Some(path(2, 7)));
     let stats = host.cache.stats();
@@ -100,7 +105,7 @@ fn notified_path_is_installed_once_and_follows_the_destination() {
 }
 
 #[test]
-fn other_mac_or_vni_is_another_way() {
+fn path_with_another_mac_or_vni_is_installed_again() {
     let mut host = Host::new(Config::default());
     host.learn(0, to(1), path(1, 5));
     host.learn(0, to(1), Path { mac: MacAddr::local(2), ..path(1, 6) });
@@ -117,38 +122,38 @@ fn older_revisions_change_nothing() {
         Answer::Path(Path { lifetime_ms: 0, ..path(1, 6) }),
         Answer::Absent { revision: 6 },
     ] {
-        assert_eq!(host.hear(1, &notify(to(1), answer)), []);
-        assert_eq!(host.hear(1, &reply(to(1), answer)), []);
+        assert_eq!(host.receive(1, &notify(to(1), answer)), []);
+        assert_eq!(host.receive(1, &reply(to(1), answer)), []);
     }
     let unchanged = Answer::Unchanged { lifetime_ms: 1, revision: 6 };
-    assert_eq!(host.hear(1, &reply(to(1), unchanged)), []);
+    assert_eq!(host.receive(1, &reply(to(1), unchanged)), []);
     assert_eq!(host.cache.path(&to(1)), Some(path(2, 7)));
     assert_eq!(host.cache.stats().stale, 7);
 }
 
 #[test]
-fn gateway_takes_paths_back() {
+fn gateway_withdraws_paths() {
     let mut host = Host::new(Config::default());
     for answer in [Answer::Absent { revision: 5 }, Answer::Path(Path { lifetime_ms: 0, ..path(1, 5) })] {
         host.learn(0, to(1), path(1, 5));
-        assert_eq!(host.hear(1, &notify(to(1), answer)), [removed(to(1), Why::Withdrawn)]);
+        assert_eq!(host.receive(1, &notify(to(1), answer)), [removed(to(1), RemovalReason::Withdrawn)]);
     }
-    assert_eq!(host.cache.fill().1, 0);
-    // Of what is not there nothing can be taken back.
-    assert_eq!(host.hear(2, &notify(to(1), Answer::Absent { revision: 5 })), []);
+    assert_eq!(host.cache.usage().entries, 0);
+    // Withdrawing an unknown path does nothing.
+    assert_eq!(host.receive(2, &notify(to(1), Answer::Absent { revision: 5 })), []);
 }
 
 #[test]
-fn networks_of_others_are_not_learned() {
+fn paths_in_networks_without_a_port_are_not_learned() {
     let mut host = Host::new(Config::default());
     let foreign = Destination { vni: vni(9), ..to(1) };
-    assert_eq!(host.hear(0, &notify(foreign, Answer::Path(path(1, 5)))), []);
-    assert_eq!(host.handle(0, Input::Want(&[foreign])), []);
-    assert_eq!((host.cache.stats().foreign, host.cache.fill().1), (1, 0));
+    assert_eq!(host.receive(0, &notify(foreign, Answer::Path(path(1, 5)))), []);
+    assert_eq!(host.handle(0, Input::Resolve(&[foreign])), []);
+    assert_eq!((host.cache.stats().foreign, host.cache.usage().entries), (1, 0));
 }
 
 #[test]
-fn network_that_goes_takes_its_paths_along() {
+fn removed_network_removes_its_paths() {
     let mut host = Host::new(Config::default());
     let v6 = Destination { vni: vni(7), address: "fd00::1".parse().unwrap() };
     let other = Destination { vni: vni(8), ..to(1) };
@@ -157,31 +162,34 @@ fn network_that_goes_takes_its_paths_along() {
         host.learn(0, destination, path(1, 5));
     }
     let out = host.handle(1, Input::Gateways { vni: vni(7), addresses: &[] });
-    assert_eq!(out, [removed(to(1), Why::Network), removed(v6, Why::Network)]);
+    assert_eq!(
+        out,
+        [removed(to(1), RemovalReason::NetworkRemoved), removed(v6, RemovalReason::NetworkRemoved)]
+    );
     assert_eq!(host.cache.paths().collect::<Vec<_>>(), [(other, path(1, 5))]);
 }
 
 #[test]
-fn paths_older_than_100_ms_are_asked_about_every_50_ms() {
+fn paths_older_than_100_ms_are_queried_every_50_ms() {
     let mut host = Host::new(Config::default());
     host.learn(0, to(1), path(1, 5));
     assert_eq!(host.tick(50), []);
     assert_eq!(host.tick(99), []);
-    let ask = Ask { destination: to(1), revision: 5 };
+    let query = Query { destination: to(1), revision: 5 };
     for now_ms in [100, 150, 200] {
         let out = host.tick(now_ms);
-        assert_eq!(asked(&out).iter().map(|(_, ask)| *ask).collect::<Vec<_>>(), [ask], "at {now_ms}");
-        assert_eq!(host.tick(now_ms + 1), [], "not twice a round");
+        assert_eq!(queries(&out).iter().map(|(_, query)| *query).collect::<Vec<_>>(), [query], "at {now_ms}");
+        assert_eq!(host.tick(now_ms + 1), [], "at most one query per round");
     }
-    // Confirmed: again 100 ms from then.
-    assert_eq!(host.hear(210, &reply(to(1), Answer::Unchanged { lifetime_ms: 9000, revision: 5 })), []);
+    // After a confirmation the next query is due 100 ms later.
+    assert_eq!(host.receive(210, &reply(to(1), Answer::Unchanged { lifetime_ms: 9000, revision: 5 })), []);
     assert_eq!(host.tick(309), []);
-    assert_eq!(asked(&host.tick(310)).len(), 1);
+    assert_eq!(queries(&host.tick(310)).len(), 1);
     assert_eq!(host.cache.path(&to(1)).unwrap().lifetime_ms, 9000);
 }
 
 #[test]
-fn gateways_take_turns_and_many_questions_make_one_message() {
+fn rounds_alternate_between_gateways_and_share_one_message() {
     let mut host = Host::new(Config { seed: 1, ..Config::default() });
     for number in 0..500 {
         host.learn(0, to(number), path(1, 5));
@@ -189,71 +197,71 @@ fn gateways_take_turns_and_many_questions_make_one_message() {
     let mut seen = BTreeSet::new();
     for round in 2..6 {
         let out = host.tick(round * 50);
-        assert_eq!((out.len(), asked(&out).len()), (1, 500));
-        seen.insert(asked(&out)[0].0);
+        assert_eq!((out.len(), queries(&out).len()), (1, 500));
+        seen.insert(queries(&out)[0].0);
     }
     assert_eq!(seen, GATEWAYS.into_iter().collect());
 }
 
 #[test]
-fn questions_are_bounded_and_the_oldest_come_first() {
-    let mut host = Host::new(Config { asks_per_round_max: 10, ..Config::default() });
+fn queries_are_limited_and_the_longest_due_come_first() {
+    let mut host = Host::new(Config { queries_per_round_max: 10, ..Config::default() });
     for number in 0..35 {
         host.learn(u64::from(number), to(number), path(1, 5));
     }
     let mut order = Vec::new();
     for round in 0..4 {
-        let asks = asked(&host.tick(200 + round * 50));
-        assert!(asks.len() <= 10);
-        order.extend(asks.iter().map(|(_, ask)| ask.destination));
-        // What was asked is confirmed, so that the next round asks about others.
-        for (_, ask) in asks {
-            host.hear(
+        let sent = queries(&host.tick(200 + round * 50));
+        assert_eq!(sent.len(), 10, "the limit is used in full");
+        order.extend(sent.iter().map(|(_, query)| query.destination));
+        // The queried paths are confirmed, so the next round queries others.
+        for (_, query) in sent {
+            host.receive(
                 200 + round * 50,
-                &reply(ask.destination, Answer::Unchanged { lifetime_ms: 60_000, revision: 5 }),
+                &reply(query.destination, Answer::Unchanged { lifetime_ms: 60_000, revision: 5 }),
             );
         }
     }
     assert_eq!(order[..35], (0..35).map(to).collect::<Vec<_>>());
     assert_eq!(host.cache.stats().rounds_full, 4);
-    // Ticks in a row are no way around the bound.
-    let burst: usize = (0..20).map(|_| asked(&host.tick(1000)).len()).sum();
+    // Additional ticks do not exceed the limit.
+    let burst: usize = (0..20).map(|_| queries(&host.tick(1000)).len()).sum();
     assert_eq!(burst, 10);
 }
 
 #[test]
-fn silent_gateways_are_asked_less_and_less_and_the_path_expires() {
+fn queries_to_silent_gateways_back_off_until_the_path_expires() {
     let mut host = Host::new(Config { idle_ms: u64::MAX, ..Config::default() });
     host.learn(0, to(1), path(1, 5));
-    let (mut asks, mut ends) = (0, Vec::new());
+    let (mut count, mut ends) = (0, Vec::new());
     for now_ms in (50..=u64::from(LIFETIME_MS) + 1000).step_by(50) {
         let out = host.tick(now_ms);
-        asks += asked(&out).len();
-        ends.extend(out.contains(&removed(to(1), Why::Expired)).then_some(now_ms));
+        count += queries(&out).len();
+        ends.extend(out.contains(&removed(to(1), RemovalReason::Expired)).then_some(now_ms));
     }
     assert_eq!(ends, [u64::from(LIFETIME_MS)]);
-    assert!((35..60).contains(&asks), "{asks} questions in a minute");
+    assert!((35..60).contains(&count), "{count} queries in a minute");
     assert_eq!(host.cache.stats().expired, 1);
 }
 
 #[test]
-fn nobody_can_say_that_a_path_lives_for_ever() {
+fn claimed_lifetime_is_limited() {
     let mut host = Host::new(Config { idle_ms: u64::MAX, ..Config::default() });
     let forged = Path { lifetime_ms: u32::MAX, revision: u64::MAX, ..path(1, 5) };
     host.learn(0, to(1), forged);
-    let ended = |host: &mut Host, now_ms| host.tick(now_ms).contains(&removed(to(1), Why::Expired));
-    // What gateways answer is older than what it claims.
-    assert_eq!(host.hear(100, &reply(to(1), Answer::Absent { revision: 9 })), []);
+    let ended = |host: &mut Host, now_ms| host.tick(now_ms).contains(&removed(to(1), RemovalReason::Expired));
+    // The forged revision is newer than any real answer, so only the lifetime ends the path.
+    assert_eq!(host.receive(100, &reply(to(1), Answer::Absent { revision: 9 })), []);
     assert!(!ended(&mut host, 59_999) && ended(&mut host, 60_000));
 }
 
 #[test]
-fn idle_paths_go_and_used_ones_stay() {
+fn idle_paths_are_removed_and_used_ones_stay() {
     let mut host = Host::new(Config { idle_ms: 1000, ..Config::default() });
     host.learn(0, to(1), path(1, 5));
     host.learn(0, to(2), path(1, 5));
     for now_ms in (100..=3000).step_by(100) {
-        // The first is used until 1000, by a counter that begins anew meanwhile.
+        // The first path is used until 1000; its hit counter restarts several times.
         let hits = if now_ms > 1000 { 4 } else { now_ms % 500 };
         assert_eq!(
             host.handle(
@@ -266,58 +274,59 @@ fn idle_paths_go_and_used_ones_stay() {
         let out: Vec<Output> =
             host.tick(now_ms).into_iter().filter(|output| matches!(output, Output::Remove { .. })).collect();
         match now_ms {
-            1000 => assert_eq!(out, [removed(to(2), Why::Idle)]),
+            1000 => assert_eq!(out, [removed(to(2), RemovalReason::Idle)]),
             2100 => {
-                assert_eq!(out, [removed(to(1), Why::Idle)]);
+                assert_eq!(out, [removed(to(1), RemovalReason::Idle)]);
                 break;
             }
             _ => assert_eq!(out, [], "{now_ms}"),
         }
     }
-    assert_eq!((host.cache.stats().idle, host.cache.fill().1), (2, 0));
+    assert_eq!((host.cache.stats().idle, host.cache.usage().entries), (2, 0));
 }
 
 #[test]
-fn path_that_only_the_forwarding_table_has_is_removed_there() {
+fn path_unknown_to_the_cache_is_removed_from_the_forwarding_table() {
     let mut host = Host::new(Config::default());
-    assert_eq!(host.handle(0, Input::Hits(&[(to(1), 9)])), [removed(to(1), Why::Stray)]);
+    assert_eq!(host.handle(0, Input::Hits(&[(to(1), 9)])), [removed(to(1), RemovalReason::Orphaned)]);
 }
 
 #[test]
-fn coldest_gives_way_when_the_cache_is_full() {
+fn full_cache_replaces_the_least_used_path() {
     let mut host = Host::new(Config { entries_max: 3, ..Config::default() });
     for number in 1..=3 {
         host.learn(u64::from(number), to(number), path(1, 5));
     }
-    // All used at the same time: the one with the fewest packets is the coldest.
+    // All were used at the same time: the one with the fewest packets is replaced.
     host.handle(100, Input::Hits(&[(to(1), 50), (to(2), 20), (to(3), 90)]));
-    let out = host.hear(101, &notify(to(4), Answer::Path(path(1, 5))));
+    let out = host.receive(101, &notify(to(4), Answer::Path(path(1, 5))));
     assert_eq!(
         out,
-        [removed(to(2), Why::Replaced), Output::Install { destination: to(4), path: path(1, 5) }]
+        [removed(to(2), RemovalReason::Replaced), Output::Install { destination: to(4), path: path(1, 5) }]
     );
-    // The new one is warm though nothing was counted of it yet.
-    let out = host.hear(102, &notify(to(5), Answer::Path(path(1, 5))));
-    assert_eq!(out[0], removed(to(1), Why::Replaced));
-    // Hits count since they were last told, not in all.
+    // The new path counts as used although no packet was counted yet.
+    let out = host.receive(102, &notify(to(5), Answer::Path(path(1, 5))));
+    assert_eq!(out[0], removed(to(1), RemovalReason::Replaced));
+    // Hits since the previous reading count, not their total.
     host.handle(200, Input::Hits(&[(to(3), 91), (to(4), 60), (to(5), 60)]));
-    let out = host.hear(201, &notify(to(6), Answer::Path(path(1, 5))));
-    assert_eq!(out[0], removed(to(3), Why::Replaced));
-    assert_eq!((host.cache.fill(), host.cache.stats().replaced), ((3, 3, 3), 3));
+    let out = host.receive(201, &notify(to(6), Answer::Path(path(1, 5))));
+    assert_eq!(out[0], removed(to(3), RemovalReason::Replaced));
+    assert_eq!(host.cache.usage(), Usage { paths: 3, entries: 3, entries_max: 3 });
+    assert_eq!(host.cache.stats().replaced, 3);
 }
 
 #[test]
-fn one_network_does_not_drive_out_another() {
+fn one_network_does_not_displace_another() {
     let mut host = Host::new(Config { entries_max: 4, ..Config::default() });
     host.handle(0, Input::Gateways { vni: vni(8), addresses: &GATEWAYS });
     let other = |number| Destination { vni: vni(8), ..to(number) };
     host.learn(1, other(1), path(1, 5));
-    // However many there are of the first, and however new: they take each other's places.
+    // Any number of new paths of the first network replace only each other.
     for number in 1..=9 {
         host.learn(1 + u64::from(number), to(number), path(1, 5));
     }
     assert!(host.cache.path(&other(1)).is_some());
-    // The other gets its half when it wants it, and no more.
+    // The other network can take half of the cache, and no more.
     for number in 2..=9 {
         host.learn(20 + u64::from(number), other(number), path(1, 5));
     }
@@ -330,103 +339,103 @@ fn one_network_does_not_drive_out_another() {
 }
 
 #[test]
-fn redirected_path_goes_at_once_and_is_asked_for_until_a_newer_one_is_known() {
+fn redirected_path_is_removed_and_queried_until_a_newer_one_is_known() {
     let mut host = Host::new(Config::default());
     host.learn(0, to(1), path(1, 5));
-    let out = host.hear(10, &redirect(to(1), 1));
-    assert_eq!(out[0], removed(to(1), Why::Redirected));
-    let ask = Ask { destination: to(1), revision: 0 };
-    assert_eq!(asked(&out), [(super::tests::host(200), ask)], "who was named is asked");
+    let out = host.receive(10, &redirect(to(1), 1));
+    assert_eq!(out[0], removed(to(1), RemovalReason::Redirected));
+    let query = Query { destination: to(1), revision: 0 };
+    assert_eq!(queries(&out), [(NAMED, query)], "the named gateway is queried");
     assert_eq!(host.cache.path(&to(1)), None);
-    // A gateway that has not heard of the move, and a notification that was under way.
-    assert_eq!(host.hear(20, &reply(to(1), Answer::Path(path(1, 5)))), []);
-    assert_eq!(host.hear(20, &notify(to(1), Answer::Path(path(1, 5)))), []);
-    assert_eq!(host.hear(20, &reply(to(1), Answer::Absent { revision: 5 })), []);
-    let again = asked(&host.tick(60));
+    // Answers of a gateway that does not know of the move yet, and a late notification, have no effect.
+    assert_eq!(host.receive(20, &reply(to(1), Answer::Path(path(1, 5)))), []);
+    assert_eq!(host.receive(20, &notify(to(1), Answer::Path(path(1, 5)))), []);
+    assert_eq!(host.receive(20, &reply(to(1), Answer::Absent { revision: 5 })), []);
+    let again = queries(&host.tick(60));
     assert_eq!(again.len(), 1);
-    assert!(GATEWAYS.contains(&again[0].0), "then the network's gateways");
+    assert!(GATEWAYS.contains(&again[0].0), "later queries go to the network's gateways");
     let moved = path(2, 6);
     assert_eq!(
-        host.hear(70, &reply(to(1), Answer::Path(moved))),
+        host.receive(70, &reply(to(1), Answer::Path(moved))),
         [Output::Install { destination: to(1), path: moved }]
     );
     assert_eq!(host.cache.stats().redirected, 1);
 }
 
 #[test]
-fn redirection_by_a_host_that_no_path_leads_to_is_ignored() {
+fn redirect_from_a_host_that_no_path_leads_to_is_ignored() {
     let mut host = Host::new(Config::default());
     host.learn(0, to(1), path(2, 6));
-    assert_eq!(host.hear(10, &redirect(to(1), 1)), []);
-    assert_eq!(host.hear(10, &redirect(to(2), 1)), []);
+    assert_eq!(host.receive(10, &redirect(to(1), 1)), []);
+    assert_eq!(host.receive(10, &redirect(to(2), 1)), []);
     assert_eq!(host.cache.path(&to(1)), Some(path(2, 6)));
     assert_eq!(host.cache.stats().redirects_stale, 2);
 }
 
 #[test]
-fn redirection_names_the_network_that_packets_came_in() {
+fn redirect_is_matched_by_the_network_on_the_wire() {
     let mut host = Host::new(Config::default());
     // VNI 7 has the destination in its peer, VNI 8.
     host.learn(0, to(1), Path { vni: vni(8), ..path(1, 5) });
-    assert_eq!(host.hear(10, &redirect(to(1), 1)), [], "nothing goes to VNI 7 there");
-    let out = host.hear(10, &redirect(Destination { vni: vni(8), ..to(1) }, 1));
-    assert_eq!(out[0], removed(to(1), Why::Redirected));
-    // Whom the host named knows VNI 8; what VNI 7 sees its own gateways know.
-    assert!(GATEWAYS.contains(&asked(&out)[0].0));
+    assert_eq!(host.receive(10, &redirect(to(1), 1)), [], "no packets are encapsulated with VNI 7");
+    let out = host.receive(10, &redirect(Destination { vni: vni(8), ..to(1) }, 1));
+    assert_eq!(out[0], removed(to(1), RemovalReason::Redirected));
+    // The named gateway knows VNI 8; only the gateways of VNI 7 know what VNI 7 reaches.
+    assert!(GATEWAYS.contains(&queries(&out)[0].0));
 }
 
 #[test]
-fn destination_without_an_answer_is_given_up() {
+fn unanswered_destination_is_given_up() {
     let mut host = Host::new(Config::default());
-    assert_eq!(asked(&host.handle(0, Input::Want(&[to(1), to(2)]))).len(), 2);
-    assert_eq!(host.handle(0, Input::Want(&[to(1)])), [], "it is being asked for");
-    let asks: usize = (1..40).map(|round| asked(&host.tick(round * 50)).len()).sum();
-    assert_eq!(asks, 2 * 19);
-    assert_eq!((host.cache.fill().1, host.cache.stats().unanswered), (0, 2));
-    assert_eq!(host.hear(2000, &reply(to(1), Answer::Path(path(1, 5)))), [], "too late");
+    assert_eq!(queries(&host.handle(0, Input::Resolve(&[to(1), to(2)]))).len(), 2);
+    assert_eq!(host.handle(0, Input::Resolve(&[to(1)])), [], "it is being resolved already");
+    let sent: usize = (1..40).map(|round| queries(&host.tick(round * 50)).len()).sum();
+    assert_eq!(sent, 2 * 19);
+    assert_eq!((host.cache.usage().entries, host.cache.stats().unanswered), (0, 2));
+    assert_eq!(host.receive(2000, &reply(to(1), Answer::Path(path(1, 5)))), [], "too late");
     assert_eq!(host.cache.stats().late, 1);
 }
 
 #[test]
-fn wanted_destination_is_installed_when_answered() {
+fn resolved_destination_is_installed() {
     let mut host = Host::new(Config::default());
-    host.handle(0, Input::Want(&[to(1), to(2)]));
+    host.handle(0, Input::Resolve(&[to(1), to(2)]));
     let found = Output::Install { destination: to(1), path: path(1, 5) };
-    assert_eq!(host.hear(3, &reply(to(1), Answer::Path(path(1, 5)))), [found]);
-    assert_eq!(host.hear(3, &reply(to(2), Answer::Absent { revision: 5 })), []);
-    assert_eq!(host.cache.fill(), (1, 1, 65_536));
+    assert_eq!(host.receive(3, &reply(to(1), Answer::Path(path(1, 5)))), [found]);
+    assert_eq!(host.receive(3, &reply(to(2), Answer::Absent { revision: 5 })), []);
+    assert_eq!(host.cache.usage(), Usage { paths: 1, entries: 1, entries_max: 65_536 });
 }
 
 #[test]
-fn adopted_paths_stay_installed_and_are_asked_about_at_once() {
+fn adopted_paths_stay_installed_and_are_queried_at_once() {
     let mut host = Host::new(Config::default());
     assert_eq!(host.handle(0, Input::Adopt(&[(to(1), path(1, 5)), (to(2), path(1, 5))])), []);
-    let asks = asked(&host.tick(1));
-    assert_eq!(asks.len(), 2);
-    assert_eq!(asks[0].1.revision, 5);
-    // What has moved meanwhile is repaired by the answer.
+    let sent = queries(&host.tick(1));
+    assert_eq!(sent.len(), 2);
+    assert_eq!(sent[0].1.revision, 5);
+    // If the destination moved in the meantime, the answer corrects the path.
     let moved = Output::Install { destination: to(1), path: path(2, 6) };
-    assert_eq!(host.hear(2, &reply(to(1), Answer::Path(path(2, 6)))), [moved]);
+    assert_eq!(host.receive(2, &reply(to(1), Answer::Path(path(2, 6)))), [moved]);
 }
 
 #[test]
-fn wakes_are_armed_while_there_is_something_to_do() {
+fn wakes_are_requested_while_there_are_entries() {
     let mut cache = Cache::new(Config::default(), 0);
     cache.handle(0, Input::Gateways { vni: vni(7), addresses: &GATEWAYS });
     assert_eq!(cache.handle(5, Input::Tick), []);
     let learn = notify(to(1), Answer::Path(path(1, 5)));
     assert_eq!(cache.handle(7, Input::Message(&learn)).last(), Some(&Output::Wake { at_ms: 57 }));
-    assert_eq!(cache.handle(8, Input::Message(&learn)), [], "once");
+    assert_eq!(cache.handle(8, Input::Message(&learn)), [], "a wake is pending already");
     assert_eq!(cache.handle(57, Input::Tick), [Output::Wake { at_ms: 107 }]);
     let gone = notify(to(1), Answer::Absent { revision: 5 });
     cache.handle(60, Input::Message(&gone));
-    assert_eq!(cache.handle(107, Input::Tick), [], "nothing left");
+    assert_eq!(cache.handle(107, Input::Tick), [], "no entries are left");
 }
 
 #[test]
-fn requests_are_for_gateways() {
+fn request_to_a_host_is_ignored() {
     let mut host = Host::new(Config::default());
-    let request = Message::Request { id: 1, asks: vec![Ask { destination: to(1), revision: 0 }] };
-    assert_eq!(host.hear(0, &request), []);
+    let request = Message::Request { id: 1, queries: vec![Query { destination: to(1), revision: 0 }] };
+    assert_eq!(host.receive(0, &request), []);
     assert_eq!(host.cache.stats().unexpected, 1);
 }

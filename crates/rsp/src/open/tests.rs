@@ -1,67 +1,58 @@
 use super::*;
-use crate::envelope::seal_packet;
-use crate::header::Header;
-use crate::{ClusterKey, HEADER_BYTES};
+use crate::refusal::BodyError;
+use sluice_envelope::ClusterKey;
 use std::net::Ipv4Addr;
 
 const NOW_MS: u64 = 1_700_000_000_000;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9));
-const NODE: NodeId = NodeId::new(1);
-const BOOT: BootId = BootId::from_bytes([9; 16]);
 
-fn key() -> ClusterKey {
-    ClusterKey::new(1, &std::array::from_fn(|i| i as u8), 0, u64::MAX).unwrap()
+fn keys() -> KeyRing {
+    let key = ClusterKey::new(1, &std::array::from_fn(|i| i as u8), 0, u64::MAX).unwrap();
+    KeyRing::new(vec![key]).unwrap()
 }
 
-/// A packet with any body, as only a holder of the key can make it.
-fn packet(counter: u64, body: &[u8]) -> Vec<u8> {
-    let header = Header { minor: 0, key_id: 1, sender: NODE, boot: BOOT, to: HERE, sent_ms: NOW_MS, counter };
-    let mut packet = vec![0; HEADER_BYTES];
-    packet.extend(body);
-    let subkey = key().subkey(Protocol::RSP.label, NODE, &BOOT);
-    seal_packet(&Protocol::RSP, &subkey, &header, &mut packet);
-    packet
+/// The first packet of the same boot id at each call: any body, sealed with the right key.
+fn packet(body: &[u8]) -> Vec<u8> {
+    let mut sealer = envelope::Sealer::new(RSP, NodeId::new(1), BootId::from_bytes([9; 16]));
+    sealer.seal(&keys(), NOW_MS, HERE, body).unwrap()
 }
 
-/// A question about 10.0.0.1 in VNI 7.
+/// A Request for the path to 10.0.0.1 in VNI 7.
 const GOOD: [u8; 25] = [1, 0, 0, 1, 0, 0, 0, 1, 17, 0, 0, 0, 7, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5];
 
 #[test]
-fn authentic_nonsense_changes_nothing() {
-    let keys = KeyRing::new(vec![key()]).unwrap();
+fn authentic_packet_with_invalid_body_changes_only_a_counter() {
+    let keys = keys();
     let mut opener = Opener::new(Limits::default(), NOW_MS);
     let mut bad = GOOD;
     bad[0] = 9;
+    let unknown_kind = Refusal::Body(BodyError::Kind { kind: 9 });
     for _ in 0..2 {
-        let refusal = opener.open(&keys, NOW_MS, HERE, &packet(5, &bad)).unwrap_err();
-        assert_eq!(refusal, Refusal::Kind { kind: 9 });
+        assert_eq!(opener.open(&keys, NOW_MS, HERE, &packet(&bad)), Err(unknown_kind));
         assert_eq!(opener.senders().0, 0);
     }
-    assert!(opener.open(&keys, NOW_MS, HERE, &packet(5, &GOOD)).is_ok());
-    // A known sender's nonsense uses up no counter either.
-    for _ in 0..2 {
-        let refusal = opener.open(&keys, NOW_MS, HERE, &packet(6, &bad)).unwrap_err();
-        assert_eq!(refusal, Refusal::Kind { kind: 9 });
-    }
-    assert!(opener.open(&keys, NOW_MS, HERE, &packet(6, &GOOD)).is_ok());
-    assert_eq!(opener.refused()[14], 4);
-    assert_eq!(opener.refused().iter().sum::<u64>(), 4);
+    // The same counter is still accepted with a valid body, once.
+    assert!(opener.open(&keys, NOW_MS, HERE, &packet(&GOOD)).is_ok());
+    let replayed = Refusal::Envelope(envelope::Refusal::Replayed { counter: 1 });
+    assert_eq!(opener.open(&keys, NOW_MS, HERE, &packet(&GOOD)), Err(replayed));
+    assert_eq!((opener.refused()[14], opener.refused()[10]), (2, 1));
+    assert_eq!(opener.refused().iter().sum::<u64>(), 3);
 }
 
+/// As above, for a sender that the receiver knows already.
 #[test]
-fn counter_zero_is_nobodys() {
-    let keys = KeyRing::new(vec![key()]).unwrap();
+fn invalid_body_of_a_known_sender_uses_no_counter() {
+    let keys = keys();
     let mut opener = Opener::new(Limits::default(), NOW_MS);
-    let zero = Err(Refusal::BehindWindow { counter: 0 });
-    assert_eq!(opener.open(&keys, NOW_MS, HERE, &packet(0, &GOOD)), zero);
-    assert!(opener.open(&keys, NOW_MS, HERE, &packet(1, &GOOD)).is_ok());
-    assert_eq!(opener.open(&keys, NOW_MS, HERE, &packet(0, &GOOD)), zero);
-}
-
-#[test]
-fn ipv4_receivers_may_know_themselves_as_mapped() {
-    let keys = KeyRing::new(vec![key()]).unwrap();
-    let mut opener = Opener::new(Limits::default(), NOW_MS);
-    let mapped = "::ffff:192.0.2.9".parse().unwrap();
-    assert!(opener.open(&keys, NOW_MS, mapped, &packet(1, &GOOD)).is_ok());
+    let mut sealer = envelope::Sealer::new(RSP, NodeId::new(1), BootId::from_bytes([9; 16]));
+    let first = sealer.seal(&keys, NOW_MS, HERE, &GOOD).unwrap();
+    assert!(opener.open(&keys, NOW_MS, HERE, &first).is_ok());
+    // A twin with the same boot id makes another packet with counter 2.
+    let mut twin = envelope::Sealer::new(RSP, NodeId::new(1), BootId::from_bytes([9; 16]));
+    twin.seal(&keys, NOW_MS, HERE, &GOOD).unwrap();
+    let bad = twin.seal(&keys, NOW_MS, HERE, &[9, 0, 0, 1, 0, 0, 0, 1]).unwrap();
+    let unknown_kind = Refusal::Body(BodyError::Kind { kind: 9 });
+    assert_eq!(opener.open(&keys, NOW_MS, HERE, &bad), Err(unknown_kind));
+    let good = sealer.seal(&keys, NOW_MS, HERE, &GOOD).unwrap();
+    assert!(opener.open(&keys, NOW_MS, HERE, &good).is_ok());
 }

@@ -1,19 +1,22 @@
-//! What goes in comes out, in packets that fit.
+//! Messages come out as they went in, in packets that fit the MTU; invalid messages are not sent.
 
 use crate::make::{
     HERE, HERE_V6, MTU, NOW_MS, any_message, destination, join, notify, one_of_each, opener, path, ring,
     sealer,
 };
 use proptest::prelude::*;
-use sluice_rsp::{
-    Answer, Answered, Ask, KeyRing, Message, NodeId, PACKET_BYTES_MAX, Refusal, SealError, VERSION,
-};
+use sluice_envelope::{self as envelope, KeyRing, NodeId, PACKET_BYTES_MAX};
+use sluice_rsp::{Answer, AnswerEntry, BodyError, Message, Query, SealError, VERSION};
 use sluice_types::MacAddr;
 use std::net::IpAddr;
 
 proptest! {
     #[test]
-    fn round_trip(message in any_message(), mtu in 576u16..=9500, over_v6 in any::<bool>()) {
+    fn sealed_message_is_opened_unchanged(
+        message in any_message(),
+        mtu in 576u16..=9500,
+        over_v6 in any::<bool>(),
+    ) {
         let (to, outer) = if over_v6 { (HERE_V6, 48) } else { (HERE, 28) };
         let keys = ring();
         let mut opener = opener();
@@ -33,7 +36,7 @@ proptest! {
 }
 
 #[test]
-fn every_form_of_every_kind_comes_back_over_both_families() {
+fn each_form_of_each_kind_is_opened_unchanged_over_ipv4_and_ipv6() {
     let keys = ring();
     for to in [HERE, HERE_V6] {
         let (mut sealer, mut opener) = (sealer(1, 1), opener());
@@ -48,7 +51,7 @@ fn every_form_of_every_kind_comes_back_over_both_families() {
 #[test]
 fn packets_are_filled_to_the_mtu() {
     let keys = ring();
-    // 34 bytes an entry, 88 for header, body's header and tag, 28 outside.
+    // 34 bytes per entry, 88 for header, body header and tag, 28 for IP and UDP.
     let packets = |entries, mtu| {
         let sealed = sealer(1, 1).seal(&keys, NOW_MS, HERE, mtu, &notify(entries)).unwrap();
         sealed.iter().map(|packet| packet.len()).collect::<Vec<_>>()
@@ -62,55 +65,68 @@ fn packets_are_filled_to_the_mtu() {
 }
 
 #[test]
-fn what_a_receiver_would_refuse_is_not_sent_and_uses_nothing_up() {
+fn message_that_receivers_refuse_is_not_sealed_and_uses_no_counter() {
     let keys = ring();
     let mut sealer = sealer(1, 1);
     let mut refused = |keys: &KeyRing, to: IpAddr, mtu, message: &Message| {
-        sealer.seal(keys, NOW_MS, to, mtu, message).expect_err("cannot be sent")
+        sealer.seal(keys, NOW_MS, to, mtu, message).expect_err("an invalid message")
     };
     let here = destination(7, "10.0.0.1");
-    let notify_of = |destination, answer| Message::Notify { answers: vec![Answered { destination, answer }] };
+    let notify_of =
+        |destination, answer| Message::Notify { answers: vec![AnswerEntry { destination, answer }] };
     let good = path("192.0.2.7", 1);
     for bad in
         ["0.0.0.0", "127.0.0.1", "224.0.0.5", "255.255.255.255", "::", "::1", "ff02::1", "::ffff:10.0.0.1"]
     {
         let address: IpAddr = bad.parse().unwrap();
-        let named = SealError::Message(Refusal::Address { address });
-        assert_eq!(refused(&keys, HERE, MTU, &notify_of(destination(7, bad), Answer::Path(good))), named);
-        assert_eq!(refused(&keys, HERE, MTU, &notify_of(here, Answer::Path(path(bad, 1)))), named);
-        assert_eq!(refused(&keys, address, MTU, &notify(1)), named);
+        let in_message = SealError::Message(BodyError::Address { address });
+        let as_receiver = SealError::Envelope(envelope::SealError::Address { address });
+        assert_eq!(
+            refused(&keys, HERE, MTU, &notify_of(destination(7, bad), Answer::Path(good))),
+            in_message
+        );
+        assert_eq!(refused(&keys, HERE, MTU, &notify_of(here, Answer::Path(path(bad, 1)))), in_message);
+        assert_eq!(refused(&keys, address, MTU, &notify(1)), as_receiver);
     }
     for mac in [0, 0x0100_0000_0000, 0xffff_ffff_ffff] {
         let bad = sluice_rsp::Path { mac: MacAddr::from_u64(mac), ..good };
         assert_eq!(
             refused(&keys, HERE, MTU, &notify_of(here, Answer::Path(bad))),
-            SealError::Message(Refusal::Mac)
+            SealError::Message(BodyError::Mac)
         );
     }
-    let unasked = notify_of(here, Answer::Unchanged { lifetime_ms: 1, revision: 1 });
-    assert!(matches!(refused(&keys, HERE, MTU, &unasked), SealError::Message(Refusal::Form { .. })));
+    let unsolicited = notify_of(here, Answer::Unchanged { lifetime_ms: 1, revision: 1 });
+    assert!(matches!(refused(&keys, HERE, MTU, &unsolicited), SealError::Message(BodyError::Form { .. })));
     assert_eq!(refused(&keys, HERE, 575, &notify(1)), SealError::Mtu { mtu: 575 });
-    assert_eq!(refused(&KeyRing::default(), HERE, MTU, &notify(1)), SealError::NoKey { now_ms: NOW_MS });
+    let no_key = SealError::Envelope(envelope::SealError::NoKey { now_ms: NOW_MS });
+    assert_eq!(refused(&KeyRing::default(), HERE, MTU, &notify(1)), no_key);
 
     let first = sealer.seal(&keys, NOW_MS, HERE, MTU, &notify(1)).unwrap();
-    assert_eq!(first[0][56..64], 1u64.to_be_bytes(), "the first counter");
+    assert_eq!(first[0][56..64], 1u64.to_be_bytes(), "the failed calls used no counter");
 }
 
 #[test]
-fn header_says_the_version() {
+fn header_contains_the_version() {
     let packet = &sealer(1, 1).seal(&ring(), NOW_MS, HERE, MTU, &notify(1)).unwrap()[0];
     assert_eq!((packet[2], packet[3]), VERSION);
 }
 
 #[test]
-fn gateway_answers_by_what_the_asker_has() {
-    let ask = |revision| Ask { destination: destination(7, "10.0.0.1"), revision };
+fn answer_depends_on_the_revision_in_the_query() {
+    let query = |revision| Query { destination: destination(7, "10.0.0.1"), revision };
     let known = path("192.0.2.7", 5);
-    assert_eq!(ask(0).answer(None, 9).answer, Answer::Absent { revision: 9 });
-    assert_eq!(ask(0).answer(Some(&known), 9).answer, Answer::Path(known));
-    assert_eq!(ask(4).answer(Some(&known), 9).answer, Answer::Path(known));
-    assert_eq!(ask(5).answer(Some(&known), 9).answer, Answer::Unchanged { lifetime_ms: 60_000, revision: 5 });
-    assert_eq!(ask(6).answer(Some(&known), 9).answer, Answer::Path(known));
+    assert_eq!(query(0).answer(None, 9).answer, Answer::Absent { revision: 9 });
+    assert_eq!(query(0).answer(Some(&known), 9).answer, Answer::Path(known));
+    assert_eq!(query(4).answer(Some(&known), 9).answer, Answer::Path(known));
+    assert_eq!(
+        query(5).answer(Some(&known), 9).answer,
+        Answer::Unchanged { lifetime_ms: 60_000, revision: 5 }
+    );
+    assert_eq!(query(6).answer(Some(&known), 9).answer, Answer::Path(known));
     let unrevised = path("192.0.2.7", 0);
-    assert_eq!(ask(0).answer(Some(&unrevised), 9).answer, Answer::Path(unrevised), "0 is no path");
+    assert_eq!(
+        query(0).answer(Some(&unrevised), 9).answer,
+        Answer::Path(unrevised),
+        "revision 0 in a query means that the host has no path"
+    );
 }

@@ -1,5 +1,5 @@
-//! RSP from outside: packets made by a [`Sealer`] and opened by an [`Opener`],
-//! and what happens to those that were not.
+//! Tests of RSP through its public interface: packets made by a `Sealer` and opened by an `Opener`, and
+//! packets that were changed, forged or replayed in between.
 
 mod codec;
 mod hostile;

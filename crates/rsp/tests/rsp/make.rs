@@ -1,14 +1,14 @@
-//! Keys, nodes and messages to test with.
+//! Keys, nodes and messages for the tests.
 
 use proptest::prelude::*;
+use sluice_envelope::{self as envelope, BootId, ClusterKey, KeyRing, Limits, NodeId};
 use sluice_rsp::{
-    Answer, Answered, Ask, BootId, ClusterKey, Destination, KeyRing, Limits, Message, Moved, NodeId, Opener,
-    Path, Sealer,
+    Answer, AnswerEntry, Destination, Message, Opener, Path, Query, RedirectEntry, Refusal, Sealer,
 };
 use sluice_types::{MacAddr, Vni, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// In 2023.
+/// A time in 2023.
 pub const NOW_MS: u64 = 1_700_000_000_000;
 pub const MTU: u16 = 1500;
 pub const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9));
@@ -19,7 +19,7 @@ pub fn key(id: u32, not_before_ms: u64, not_after_ms: u64) -> ClusterKey {
     ClusterKey::new(id, &secret, not_before_ms, not_after_ms).expect("a key")
 }
 
-/// One key for all times.
+/// A ring with one key that is always valid.
 pub fn ring() -> KeyRing {
     KeyRing::new(vec![key(1, 0, u64::MAX)]).expect("a ring")
 }
@@ -30,6 +30,11 @@ pub fn sealer(node: u64, boot: u8) -> Sealer {
 
 pub fn opener() -> Opener {
     Opener::new(Limits::default(), NOW_MS)
+}
+
+/// The result of opening a packet that the envelope refuses.
+pub fn refused<T>(refusal: envelope::Refusal) -> Result<T, Refusal> {
+    Err(Refusal::Envelope(refusal))
 }
 
 pub fn destination(vni: u32, address: &str) -> Destination {
@@ -46,23 +51,23 @@ pub fn path(host: &str, revision: u64) -> Path {
     }
 }
 
-/// A notification of so many paths, all of the same size.
+/// A Notify with this number of paths, whose entries all have the same size.
 pub fn notify(entries: u32) -> Message {
-    let answers = (0..entries).map(|n| Answered {
+    let answers = (0..entries).map(|n| AnswerEntry {
         destination: destination(1 + n, "10.0.0.1"),
         answer: Answer::Path(path("192.0.2.77", 1)),
     });
     Message::Notify { answers: answers.collect() }
 }
 
-/// One of each kind.
+/// One message of each kind. Together they contain each form of entry.
 pub fn one_of_each() -> Vec<Message> {
     let (v4, v6) = (destination(7, "10.0.0.1"), destination(8, "fd00::1"));
     let answers = |answers: &[Answer]| {
         [v4, v6]
             .into_iter()
             .flat_map(|destination| {
-                answers.iter().map(move |answer| Answered { destination, answer: *answer })
+                answers.iter().map(move |answer| AnswerEntry { destination, answer: *answer })
             })
             .collect::<Vec<_>>()
     };
@@ -70,17 +75,19 @@ pub fn one_of_each() -> Vec<Message> {
     let (unchanged, absent) =
         (Answer::Unchanged { lifetime_ms: 500, revision: 6 }, Answer::Absent { revision: 7 });
     let addresses = ["192.0.2.7", "2001:db8::7"].map(|text| text.parse().expect("an address"));
-    let moved = [v4, v6].into_iter().flat_map(|destination| {
-        addresses.into_iter().flat_map(move |host| addresses.map(|ask| Moved { destination, host, ask }))
+    let entries = [v4, v6].into_iter().flat_map(|destination| {
+        addresses
+            .into_iter()
+            .flat_map(move |host| addresses.map(|gateway| RedirectEntry { destination, host, gateway }))
     });
     vec![
         Message::Request {
             id: 1,
-            asks: vec![Ask { destination: v4, revision: 0 }, Ask { destination: v6, revision: 9 }],
+            queries: vec![Query { destination: v4, revision: 0 }, Query { destination: v6, revision: 9 }],
         },
         Message::Reply { id: u32::MAX, answers: answers(&[path_v4, path_v6, unchanged, absent]) },
         Message::Notify { answers: answers(&[path_v4, path_v6, absent]) },
-        Message::Redirect { moved: moved.collect() },
+        Message::Redirect { entries: entries.collect() },
     ]
 }
 
@@ -88,7 +95,7 @@ fn any_address() -> impl Strategy<Value = IpAddr> {
     let v4 = any::<u32>().prop_map(|bits| IpAddr::from(Ipv4Addr::from(bits)));
     let v6 = any::<u128>().prop_map(|bits| IpAddr::from(Ipv6Addr::from(bits)));
     let mapped = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-    prop_oneof![v4, v6].prop_filter("no unicast address", move |ip| is_unicast(*ip) && !mapped(ip))
+    prop_oneof![v4, v6].prop_filter("not a unicast address", move |ip| is_unicast(*ip) && !mapped(ip))
 }
 
 fn any_vni() -> impl Strategy<Value = Vni> {
@@ -100,7 +107,9 @@ fn any_destination() -> impl Strategy<Value = Destination> {
 }
 
 fn any_path() -> impl Strategy<Value = Answer> {
-    let mac = any::<u64>().prop_map(MacAddr::from_u64).prop_filter("a station's", |mac| mac.is_unicast());
+    let mac = any::<u64>()
+        .prop_map(MacAddr::from_u64)
+        .prop_filter("not a unicast MAC address", |mac| mac.is_unicast());
     (any_address(), mac, any_vni(), any::<u32>(), any::<u64>()).prop_map(
         |(host, mac, vni, lifetime_ms, revision)| {
             Answer::Path(Path { host, mac, vni, lifetime_ms, revision })
@@ -108,7 +117,7 @@ fn any_path() -> impl Strategy<Value = Answer> {
     )
 }
 
-fn any_answers(unchanged: bool) -> impl Strategy<Value = Vec<Answered>> {
+fn any_answers(unchanged: bool) -> impl Strategy<Value = Vec<AnswerEntry>> {
     let absent = any::<u64>().prop_map(|revision| Answer::Absent { revision });
     let second = if unchanged {
         (any::<u32>(), any::<u64>())
@@ -118,33 +127,34 @@ fn any_answers(unchanged: bool) -> impl Strategy<Value = Vec<Answered>> {
         absent.clone().boxed()
     };
     let answer = prop_oneof![any_path(), second, absent];
-    let one = (any_destination(), answer).prop_map(|(destination, answer)| Answered { destination, answer });
+    let one =
+        (any_destination(), answer).prop_map(|(destination, answer)| AnswerEntry { destination, answer });
     prop::collection::vec(one, 1..200)
 }
 
 pub fn any_message() -> impl Strategy<Value = Message> {
-    let ask =
-        (any_destination(), any::<u64>()).prop_map(|(destination, revision)| Ask { destination, revision });
-    let moved = (any_destination(), any_address(), any_address())
-        .prop_map(|(destination, host, ask)| Moved { destination, host, ask });
+    let query =
+        (any_destination(), any::<u64>()).prop_map(|(destination, revision)| Query { destination, revision });
+    let redirect = (any_destination(), any_address(), any_address())
+        .prop_map(|(destination, host, gateway)| RedirectEntry { destination, host, gateway });
     prop_oneof![
-        (any::<u32>(), prop::collection::vec(ask, 1..200))
-            .prop_map(|(id, asks)| Message::Request { id, asks }),
+        (any::<u32>(), prop::collection::vec(query, 1..200))
+            .prop_map(|(id, queries)| Message::Request { id, queries }),
         (any::<u32>(), any_answers(true)).prop_map(|(id, answers)| Message::Reply { id, answers }),
         any_answers(false).prop_map(|answers| Message::Notify { answers }),
-        prop::collection::vec(moved, 1..200).prop_map(|moved| Message::Redirect { moved }),
+        prop::collection::vec(redirect, 1..200).prop_map(|entries| Message::Redirect { entries }),
     ]
 }
 
-/// Two packets' messages as the one that they were.
+/// Joins the parts of a message that was sent in two packets.
 pub fn join(first: Message, second: Message) -> Message {
     fn both<T>(a: Vec<T>, b: Vec<T>) -> Vec<T> {
         a.into_iter().chain(b).collect()
     }
     match (first, second) {
-        (Message::Request { id, asks: a }, Message::Request { id: same, asks: b }) => {
+        (Message::Request { id, queries: a }, Message::Request { id: same, queries: b }) => {
             assert_eq!(id, same);
-            Message::Request { id, asks: both(a, b) }
+            Message::Request { id, queries: both(a, b) }
         }
         (Message::Reply { id, answers: a }, Message::Reply { id: same, answers: b }) => {
             assert_eq!(id, same);
@@ -153,9 +163,9 @@ pub fn join(first: Message, second: Message) -> Message {
         (Message::Notify { answers: a }, Message::Notify { answers: b }) => {
             Message::Notify { answers: both(a, b) }
         }
-        (Message::Redirect { moved: a }, Message::Redirect { moved: b }) => {
-            Message::Redirect { moved: both(a, b) }
+        (Message::Redirect { entries: a }, Message::Redirect { entries: b }) => {
+            Message::Redirect { entries: both(a, b) }
         }
-        kinds => panic!("two kinds: {kinds:?}"),
+        kinds => panic!("the packets carry different kinds of messages: {kinds:?}"),
     }
 }

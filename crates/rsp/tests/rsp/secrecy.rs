@@ -1,35 +1,38 @@
-//! Who has no key learns nothing from packets but who sends how much to whom.
+//! An observer without the key learns from packets only which nodes communicate, when, and how much.
 
 use crate::make::{HERE, MTU, NOW_MS, destination, key, path, ring, sealer};
-use sluice_rsp::{Answer, Answered, Ask, HEADER_BYTES, KeyRing, Message, Moved};
+use sluice_envelope::{HEADER_BYTES, KeyRing};
+use sluice_rsp::{Answer, AnswerEntry, Message, Query, RedirectEntry};
 use std::collections::BTreeSet;
 
 const ADDRESSES: [&str; 2] = ["10.123.45.67", "fd12:3456:789a::bcde"];
 const HOSTS: [&str; 2] = ["198.51.100.201", "2001:db8:77::201"];
 const VNI: u32 = 0x5a_a5_c3;
 
-/// A message of each kind about the same.
+/// One message of each kind, all about the same destinations.
 fn messages() -> Vec<Message> {
     let both = ADDRESSES.map(|address| destination(VNI, address));
-    let answers: Vec<Answered> = both
+    let answers: Vec<AnswerEntry> = both
         .into_iter()
         .flat_map(|destination| {
-            HOSTS.map(|host| Answered { destination, answer: Answer::Path(path(host, 0x1122_3344_5566)) })
+            HOSTS.map(|host| AnswerEntry { destination, answer: Answer::Path(path(host, 0x1122_3344_5566)) })
         })
         .collect();
-    let [host, ask] = HOSTS.map(|host| host.parse().unwrap());
+    let [host, gateway] = HOSTS.map(|host| host.parse().unwrap());
     vec![
         Message::Request {
             id: 0x0bad_cafe,
-            asks: both.map(|destination| Ask { destination, revision: 0x1122_3344_5566 }).to_vec(),
+            queries: both.map(|destination| Query { destination, revision: 0x1122_3344_5566 }).to_vec(),
         },
         Message::Reply { id: 0x0bad_cafe, answers: answers.clone() },
         Message::Notify { answers },
-        Message::Redirect { moved: both.map(|destination| Moved { destination, host, ask }).to_vec() },
+        Message::Redirect {
+            entries: both.map(|destination| RedirectEntry { destination, host, gateway }).to_vec(),
+        },
     ]
 }
 
-/// Byte strings that the messages are made of.
+/// Byte strings that the messages contain in clear text.
 fn secrets() -> Vec<Vec<u8>> {
     let octets = |text: &str| match text.parse().unwrap() {
         std::net::IpAddr::V4(v4) => v4.octets().to_vec(),
@@ -45,7 +48,7 @@ fn secrets() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn nothing_of_the_content_occurs() {
+fn packets_contain_no_clear_text() {
     let keys = ring();
     let mut sealer = sealer(1, 1);
     for message in messages() {
@@ -57,7 +60,7 @@ fn nothing_of_the_content_occurs() {
 }
 
 #[test]
-fn equal_messages_differ_in_every_part_that_is_sealed() {
+fn packets_of_equal_messages_differ_in_every_encrypted_part() {
     let (keys, other) = (ring(), KeyRing::new(vec![key(2, 0, u64::MAX)]).unwrap());
     let message = &messages()[2];
     let mut same = sealer(1, 1);
@@ -67,7 +70,7 @@ fn equal_messages_differ_in_every_part_that_is_sealed() {
     packets.extend(same.seal(&other, NOW_MS, HERE, MTU, message).unwrap());
     packets.extend(sealer(1, 2).seal(&keys, NOW_MS, HERE, MTU, message).unwrap());
     packets.extend(sealer(2, 1).seal(&keys, NOW_MS, HERE, MTU, message).unwrap());
-    // Any eight bytes at the same place: equal only where nonces or keys were.
+    // Eight bytes at the same position are equal only if nonce and key are equal.
     let length = packets[0].len();
     for at in (HEADER_BYTES..length - 8).step_by(8) {
         let seen: BTreeSet<&[u8]> = packets.iter().map(|packet| &packet[at..at + 8]).collect();
@@ -75,10 +78,9 @@ fn equal_messages_differ_in_every_part_that_is_sealed() {
     }
 }
 
-/// A life of a sender in which its machine is set back to a snapshot: the same boot
-/// id and counters, at another time.
+/// A machine that is resumed from a snapshot uses the same boot id and counters again, at another time.
 #[test]
-fn snapshot_that_is_resumed_later_has_other_nonces() {
+fn sender_resumed_from_a_snapshot_uses_other_nonces() {
     let keys = ring();
     let message = &messages()[2];
     let [first, second] =
@@ -105,7 +107,7 @@ fn counters_never_repeat_under_a_boot_id() {
 }
 
 #[test]
-fn kinds_cannot_be_told_apart_in_the_clear() {
+fn header_does_not_reveal_the_kind_of_message() {
     let keys = ring();
     let mut sealer = sealer(1, 1);
     let mut heads = messages().into_iter().map(|message| {
@@ -113,5 +115,5 @@ fn kinds_cannot_be_told_apart_in_the_clear() {
         packet[..56].to_vec()
     });
     let first = heads.next().unwrap();
-    assert!(heads.all(|head| head == first), "all but the counter is the same");
+    assert!(heads.all(|head| head == first), "headers may differ only in the counter");
 }

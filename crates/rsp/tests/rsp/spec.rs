@@ -1,9 +1,12 @@
-//! `api/rsp.md` says what the code does.
+//! `api/rsp.md` agrees with the code: example packet, refusal table, and the numbers in the text.
 
 use crate::make::destination;
+use sluice_envelope::{
+    BootId, ClusterKey, HEADER_BYTES, KeyRing, Limits, NodeId, PACKET_BYTES_MAX, TAG_BYTES, WINDOW,
+};
 use sluice_rsp::{
-    Answer, Answered, BODY_HEADER_BYTES, BootId, ClusterKey, HEADER_BYTES, KeyRing, Limits, MTU_MIN, Message,
-    NodeId, Opener, PACKET_BYTES_MAX, Path, RSP_PORT, Refusal, Sealer, TAG_BYTES, VERSION, WINDOW, decode,
+    Answer, AnswerEntry, BODY_HEADER_BYTES, MTU_MIN, Message, Opener, Path, RSP_PORT, Refusal, Sealer,
+    VERSION, decode,
 };
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,15 +15,20 @@ const SPEC: &str = include_str!("../../../../api/rsp.md");
 const SENT_MS: u64 = 1_700_000_000_000;
 const TO: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 21));
 
-/// The bytes of the block of code that follows `title`, offsets left out.
+/// Bytes of the code block that follows `title`, without the offsets.
 fn block(title: &str) -> Vec<u8> {
-    let (_, rest) = SPEC.split_once(title).expect("the title is there");
-    let text = rest.split("```").nth(1).expect("a block follows");
+    let (_, rest) = SPEC.split_once(title).expect("the specification contains the title");
+    let text = rest.split("```").nth(1).expect("a code block follows the title");
     text.lines()
         .flat_map(|line| line.split_whitespace())
         .filter(|word| word.len() == 2)
         .map(|word| u8::from_str_radix(word, 16).expect("a byte in hexadecimal"))
         .collect()
+}
+
+/// The specification with all line breaks replaced by spaces.
+fn text() -> String {
+    SPEC.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn message() -> Message {
@@ -33,8 +41,11 @@ fn message() -> Message {
     };
     Message::Notify {
         answers: vec![
-            Answered { destination: destination(4660, "10.0.0.5"), answer: Answer::Path(path) },
-            Answered { destination: destination(4660, "fd00::5"), answer: Answer::Absent { revision: 43 } },
+            AnswerEntry { destination: destination(4660, "10.0.0.5"), answer: Answer::Path(path) },
+            AnswerEntry {
+                destination: destination(4660, "fd00::5"),
+                answer: Answer::Absent { revision: 43 },
+            },
         ],
     }
 }
@@ -45,7 +56,7 @@ fn keys() -> KeyRing {
 }
 
 #[test]
-fn example_is_what_the_code_seals_and_opens() {
+fn example_packet_is_sealed_and_opened_by_the_code() {
     let boot = BootId::from_bytes(std::array::from_fn(|i| 0xa0 + i as u8));
     let mut sealer = Sealer::new(NodeId::from(GatewayId::new(3)), boot);
     let packet = block("The packet, 151 bytes:");
@@ -62,7 +73,7 @@ fn example_is_what_the_code_seals_and_opens() {
 }
 
 #[test]
-fn every_refusal_is_explained() {
+fn every_refusal_is_in_the_table() {
     let (_, section) = SPEC.split_once("## Refusals").unwrap();
     let rows: Vec<&str> = section
         .lines()
@@ -77,36 +88,36 @@ fn every_refusal_is_explained() {
 }
 
 #[test]
-fn numbers_of_the_text_are_the_codes() {
+fn numbers_in_the_text_are_those_of_the_code() {
     let least = HEADER_BYTES + BODY_HEADER_BYTES + TAG_BYTES;
     let limits = Limits::default();
     let cache = sluice_rsp::cache::Config::default();
     for sentence in [
         format!("port {RSP_PORT} unless"),
-        format!("# RSP {}.{}\n", VERSION.0, VERSION.1),
+        format!("# RSP {}.{} ", VERSION.0, VERSION.1),
         format!("At least {least} bytes and at most {PACKET_BYTES_MAX}."),
         format!("MTU, which is at least {MTU_MIN}."),
         format!("the last {WINDOW} counters"),
         format!("at most {} s from the receiver's", limits.skew_max_ms / 1000),
         format!("has windows ({} unless configured)", limits.senders_max),
         format!("confirmed more than {} ms ago, every {} ms", cache.confirm_after_ms, cache.round_ms),
-        format!("most {} each {} ms", cache.asks_per_round_max, cache.round_ms),
-        format!("not used for {} s; and when it has {}", cache.idle_ms / 1000, cache.entries_max),
+        format!("most {} each {} ms", cache.queries_per_round_max, cache.round_ms),
+        format!("not used for {} s; and when it has {},", cache.idle_ms / 1000, cache.entries_max),
     ] {
-        assert!(SPEC.contains(&sentence), "api/rsp.md does not say: {sentence}");
+        assert!(text().contains(&sentence), "api/rsp.md does not contain: {sentence}");
     }
 }
 
 #[test]
-fn packets_hold_as_many_entries_as_the_text_says() {
+fn number_of_entries_per_packet_is_the_one_in_the_text() {
     let fits = |bytes: usize| (1500 - 28 - HEADER_BYTES - BODY_HEADER_BYTES - TAG_BYTES) / bytes;
-    let (path, ask) = (|a: usize, h: usize| 26 + a + h, |a: usize| 13 + a);
+    let (path, query) = (|a: usize, h: usize| 26 + a + h, |a: usize| 13 + a);
     let sentence = format!(
-        "up to {} paths of IPv4 or {} of IPv6, or {} or {} questions",
+        "up to {} paths of IPv4 or {} of IPv6, or {} or {} queries",
         fits(path(4, 4)),
         fits(path(16, 16)),
-        fits(ask(4)),
-        fits(ask(16))
+        fits(query(4)),
+        fits(query(16))
     );
-    assert!(SPEC.contains(&sentence), "api/rsp.md does not say: {sentence}");
+    assert!(text().contains(&sentence), "api/rsp.md does not contain: {sentence}");
 }

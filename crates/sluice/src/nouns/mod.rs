@@ -1,6 +1,8 @@
-//! `sluice <noun> <verb>`: the objects of the API.
+//! `sluice NOUN VERB`: the list of nouns. [`resource`] has the verbs that all kinds of objects share; the
+//! other modules describe the kinds and have the verbs of one noun alone.
 
 mod placement;
+mod resource;
 mod routing;
 mod scheduler;
 mod tenancy;
@@ -8,128 +10,120 @@ mod underlay;
 
 pub use underlay::GatewayVerb;
 
-use crate::api::{self, OfApi};
+use crate::api::{ApiArgs, WithApi};
 use crate::failure::Failure;
 use crate::output;
-use crate::verbs::Which;
-use clap::{Args, Subcommand};
-use sluice_client::{Client, Resource};
+use clap::Subcommand;
+use resource::{ReadVerb, Run, Verb};
+use sluice_client::{
+    Client, Cluster, Gateway, Host, Instance, Peering, Route, RouteTable, Subnet, Tenant, Vpc,
+};
 
-/// Kinds of objects.
 #[derive(Subcommand)]
 pub enum Noun {
-    /// Owners of VPCs
+    /// Tenants, which own VPCs
     #[command(alias = "tenant")]
-    Tenants(OfApi<tenancy::Tenants>),
-    /// Virtual private clouds
+    Tenants(WithApi<Verb<Tenant>>),
+    /// Virtual private clouds (VPCs)
     #[command(alias = "vpc")]
-    Vpcs(OfApi<tenancy::Vpcs>),
-    /// Prefixes of VPCs
+    Vpcs(WithApi<Verb<Vpc>>),
+    /// Subnets of VPCs
     #[command(alias = "subnet")]
-    Subnets(OfApi<tenancy::Subnets>),
-    /// VMs' ports
+    Subnets(WithApi<Verb<Subnet>>),
+    /// Instances: ports of VMs
     #[command(alias = "instance")]
-    Instances(OfApi<tenancy::Instances>),
+    Instances(WithApi<Verb<Instance>>),
     /// Compute hosts
     #[command(alias = "host")]
-    Hosts(OfApi<underlay::Hosts>),
+    Hosts(WithApi<Verb<Host>>),
     /// Gateway nodes
-    Gateways(OfApi<underlay::Gateways>),
+    Gateways(WithApi<Verb<Gateway>>),
     /// Clusters of gateways
     #[command(alias = "cluster")]
-    Clusters(OfApi<underlay::Clusters>),
+    Clusters(WithApi<Verb<Cluster>>),
     /// Route tables of VPCs
     #[command(alias = "route-table")]
-    RouteTables(OfApi<routing::RouteTables>),
-    /// Routes beside the subnets' own
+    RouteTables(WithApi<ReadVerb<RouteTable>>),
+    /// Routes of VPCs, in addition to those of their subnets and peerings
     #[command(alias = "route")]
-    Routes(OfApi<routing::Routes>),
-    /// Pairs of VPCs that reach each other
+    Routes(WithApi<Verb<Route>>),
+    /// Peerings: pairs of VPCs that can reach each other
     #[command(alias = "peering")]
-    Peerings(OfApi<routing::Peerings>),
-    /// Which cluster carries which VPC
-    Placement(OfApi<placement::Placement>),
-    /// Which gateway has which vIP, as loads change
-    Scheduler(OfApi<scheduler::Scheduler>),
-    /// How far every node has come
+    Peerings(WithApi<Verb<Peering>>),
+    /// Placement of VPCs on clusters
+    Placement(WithApi<placement::Placement>),
+    /// The scheduler, which moves vIPs between gateways as their loads change
+    Scheduler(WithApi<scheduler::Scheduler>),
+    /// Nodes (gateways and hosts) and the revisions that they have programmed
     #[command(alias = "node")]
-    Nodes(OfApi<Nodes>),
-    /// What happened: moves, drains, takeovers, keys
+    Nodes(WithApi<NodesVerb>),
+    /// Event log: moves, drains, takeovers, key rotations
     #[command(alias = "event")]
-    Events(OfApi<Events>),
+    Events(WithApi<EventsVerb>),
 }
 
 impl Noun {
-    /// Runs the verb.
     pub async fn run(self) -> Result<(), Failure> {
         match self {
-            Self::Tenants(it) => it.verb.run(&it.api).await,
-            Self::Vpcs(it) => it.verb.run(&it.api).await,
-            Self::Subnets(it) => it.verb.run(&it.api).await,
-            Self::Instances(it) => it.verb.run(&it.api).await,
-            Self::Hosts(it) => it.verb.run(&it.api).await,
-            Self::Gateways(it) => it.verb.run(&it.api).await,
-            Self::Clusters(it) => it.verb.run(&it.api).await,
-            Self::RouteTables(it) => it.verb.run(&it.api).await,
-            Self::Routes(it) => it.verb.run(&it.api).await,
-            Self::Peerings(it) => it.verb.run(&it.api).await,
-            Self::Placement(it) => it.verb.run(&it.api).await,
-            Self::Scheduler(it) => it.verb.run(&it.api).await,
-            Self::Nodes(OfApi { api, verb: Nodes::List }) => {
-                let columns = ["node", "name", "connected", "acked", "current", "failures"];
-                output::list(api.output, &columns, &api.client()?.nodes().await?)
-            }
-            Self::Events(OfApi { api, verb: Events::List { subject, after, limit } }) => {
-                let events = api.client()?.events(subject.as_deref(), after, limit).await?;
-                output::list(api.output, &["id", "time_ms", "kind", "subject", "text"], &events)
-            }
+            Self::Tenants(command) => command.run().await,
+            Self::Vpcs(command) => command.run().await,
+            Self::Subnets(command) => command.run().await,
+            Self::Instances(command) => command.run().await,
+            Self::Hosts(command) => command.run().await,
+            Self::Gateways(command) => command.run().await,
+            Self::Clusters(command) => command.run().await,
+            Self::RouteTables(command) => command.run().await,
+            Self::Routes(command) => command.run().await,
+            Self::Peerings(command) => command.run().await,
+            Self::Placement(command) => command.run().await,
+            Self::Scheduler(command) => command.verb.run(&command.api).await,
+            Self::Nodes(command) => command.run().await,
+            Self::Events(command) => command.run().await,
         }
     }
 }
 
-/// The filter for a VPC, if one is given.
-async fn in_vpc(client: &Client, vpc: Option<&String>) -> Result<Option<String>, Failure> {
-    match vpc {
-        Some(vpc) => Ok(Some(api::vpc_id(client, vpc).await?.to_string())),
-        None => Ok(None),
+impl<V: Subcommand + Run> WithApi<V> {
+    async fn run(self) -> Result<(), Failure> {
+        self.verb.run(&self.api, &self.api.client()?).await
     }
 }
 
-/// The object that a name or id means, in a VPC if one is given.
-async fn find<T: Resource>(client: &Client, which: &Which, vpc: Option<&String>) -> Result<T, Failure> {
-    let vpc = in_vpc(client, vpc).await?;
-    let within: Vec<(&str, &str)> = vpc.as_deref().map(|vpc| ("vpc", vpc)).into_iter().collect();
-    Ok(client.find(&which.which, &within).await?)
-}
-
-/// Which VPC names are meant in.
-#[derive(Args)]
-pub struct InVpc {
-    /// VPC, or TENANT/VPC, names or ids
-    #[arg(long)]
-    vpc: Option<String>,
-}
-
-/// `sluice nodes`.
+/// `sluice nodes VERB`.
 #[derive(Subcommand)]
-pub enum Nodes {
-    /// List nodes with the revision that each has written
+pub enum NodesVerb {
+    /// List nodes with the revision that each has programmed
     List,
 }
 
-/// `sluice events`.
+impl Run for NodesVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let columns = ["node", "name", "connected", "acknowledged_revision", "current", "failures"];
+        output::list(api.output, &columns, &client.nodes().await?)
+    }
+}
+
+/// `sluice events VERB`.
 #[derive(Subcommand)]
-pub enum Events {
-    /// List the newest events, or those behind one
+pub enum EventsVerb {
+    /// List the newest events, or those that follow a given event
     List {
-        /// Only those about the object of this id
+        /// Only events about the object with this id
         #[arg(long, value_name = "ID")]
         subject: Option<String>,
-        /// The first ones behind the event of this id
+        /// List the first events that follow the event with this id
         #[arg(long, value_name = "EVENT")]
         after: Option<u64>,
-        /// At most so many
+        /// List at most N events
         #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
     },
+}
+
+impl Run for EventsVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let Self::List { subject, after, limit } = self;
+        let events = client.events(subject.as_deref(), after, limit).await?;
+        output::list(api.output, &["id", "time_ms", "kind", "subject", "text"], &events)
+    }
 }

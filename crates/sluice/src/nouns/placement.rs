@@ -1,5 +1,6 @@
-//! `sluice placement`: which cluster carries which VPC, and how that could be evened out.
+//! `sluice placement VERB`: the load of each cluster, and plans of VPC moves that balance the loads.
 
+use super::resource::Run;
 use super::scheduler::{part, some_of};
 use crate::api::ApiArgs;
 use crate::failure::Failure;
@@ -10,86 +11,83 @@ use sluice_client::{Client, Gateway, NewPlan, PlacementPlan, PlacementSettingsPa
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A plan that is waited for is looked at this often.
-const LOOK: Duration = Duration::from_millis(500);
+/// Interval at which `apply --wait` reads the plan's state.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How moves are found.
 #[derive(Clone, Copy, ValueEnum)]
-pub enum Kind {
-    /// Few moves that bring the fullest cluster near the mean
+pub enum PlanKind {
+    /// Few moves that bring the most loaded cluster near the mean
     Rebalance,
-    /// All VPCs placed anew
+    /// A new placement of all VPCs
     Solve,
 }
 
-/// `sluice placement`.
+/// `sluice placement VERB`.
 #[derive(Subcommand)]
 pub enum Placement {
-    /// Show what every cluster carries
+    /// Show the load of every cluster
     Show,
-    /// Draw a plan of moves; nothing is done yet
+    /// Compute a plan of VPC moves; nothing moves until the plan is applied
     Plan {
-        /// How moves are found
+        /// How the moves are computed
         #[arg(long, default_value = "rebalance")]
-        kind: Kind,
-        /// Of the random numbers of `solve`
+        kind: PlanKind,
+        /// Seed of the random numbers that `solve` uses
         #[arg(long)]
         seed: Option<u64>,
-        /// How far above the best the fullest cluster may stay
-        #[arg(long, value_name = "PART", value_parser = part)]
+        /// Stop improving when the most loaded cluster is at most this far above the lower bound; 0.1 is 10%
+        #[arg(long, value_name = "FRACTION", value_parser = part)]
         tolerance: Option<f64>,
     },
-    /// List the plans that are kept
+    /// List the stored plans
     Plans,
-    /// Show a plan that was drawn
+    /// Show a stored plan
     ShowPlan {
-        /// Its number
+        /// Number of the plan
         plan: u64,
     },
-    /// Carry a plan out, one step after the other, or go on where it was stopped
+    /// Carry out a plan step by step, or resume a plan that was stopped
     Apply {
-        /// Its number
+        /// Number of the plan
         plan: u64,
-        /// So many steps at a time
+        /// Number of steps that may be in progress at the same time
         #[arg(long, value_name = "N")]
         parallel: Option<u64>,
-        /// Wait until it is done or stopped, at most so many seconds
+        /// Wait until the plan is done or stopped, for at most SECONDS [300 if left out]
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "300")]
         wait: Option<u64>,
     },
-    /// Begin no more steps of a plan; those under way are finished
+    /// Start no more steps of a plan; steps in progress are finished
     Stop {
-        /// Its number
+        /// Number of the plan
         plan: u64,
     },
-    /// Say what the site wants of placement
+    /// Change the settings of placement
     #[command(group = some_of(&["clusters_per_tenant", "water_level", "gateway_capacity", "gateways"]))]
     Set {
-        /// Clusters that one tenant's VPCs may be on
+        /// Largest number of clusters that may carry VPCs of the same tenant
         #[arg(long, value_name = "K")]
         clusters_per_tenant: Option<usize>,
-        /// To what part of its packet rate a cluster is filled, at most
-        #[arg(long, value_name = "PART", value_parser = part)]
+        /// Largest fraction of its capacity to which a cluster is filled; 0.8 is 80%
+        #[arg(long, value_name = "FRACTION", value_parser = part)]
         water_level: Option<f64>,
-        /// Packets a second of a gateway of which nothing else is known
+        /// Capacity, in packets per second, of a gateway whose capacity is neither set nor estimated
         #[arg(long, value_name = "PPS")]
         gateway_capacity: Option<u64>,
-        /// Packets a second of a gateway: NAME=PPS, or NAME=auto for what is estimated; repeatable
+        /// Capacity of one gateway in packets per second: NAME=PPS, or NAME=auto for the estimate; repeatable
         #[arg(long = "gateway", value_name = "NAME=PPS")]
         gateways: Vec<String>,
     },
 }
 
-impl Placement {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
+impl Run for Placement {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         match self {
-            Self::Show => show(api, &client).await,
+            Self::Show => show(api, client).await,
             Self::Plan { kind, seed, tolerance } => {
                 let kind = match kind {
-                    Kind::Rebalance => "rebalance",
-                    Kind::Solve => "solve",
+                    PlanKind::Rebalance => "rebalance",
+                    PlanKind::Solve => "solve",
                 };
                 let new = NewPlan { kind: kind.to_owned(), seed, tolerance };
                 show_plan(api, &client.plan_placement(&new).await?)
@@ -102,7 +100,7 @@ impl Placement {
             Self::Apply { plan, parallel, wait } => {
                 let mut progress = client.apply_plan(plan, parallel).await?;
                 if let Some(seconds) = wait {
-                    progress = ended(&client, plan, Duration::from_secs(seconds)).await?;
+                    progress = wait_until_ended(client, plan, Duration::from_secs(seconds)).await?;
                 }
                 output::one(api.output, &progress)
             }
@@ -115,7 +113,7 @@ impl Placement {
                     gateways: BTreeMap::new(),
                 };
                 for text in gateways {
-                    let (name, pps) = capacity(&text)?;
+                    let (name, pps) = parse_capacity(&text)?;
                     patch.gateways.insert(client.id_of::<Gateway>(name, &[]).await?, pps);
                 }
                 output::one(api.output, &client.set_placement(&patch).await?)
@@ -124,20 +122,20 @@ impl Placement {
     }
 }
 
-/// The plan, once it is done or stopped, or as it is when the time is over.
-async fn ended(client: &Client, plan: u64, limit: Duration) -> Result<PlanSummary, Failure> {
-    let until = Instant::now() + limit;
+/// The plan's progress when it is done or stopped, or when the time limit is over.
+async fn wait_until_ended(client: &Client, plan: u64, limit: Duration) -> Result<PlanSummary, Failure> {
+    let deadline = Instant::now() + limit;
     loop {
         let progress = client.plan(plan).await?.progress;
-        if progress.state != "applying" || Instant::now() >= until {
+        if progress.state != "applying" || Instant::now() >= deadline {
             return Ok(progress);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// `NAME=PPS` or `NAME=auto`.
-fn capacity(text: &str) -> Result<(&str, Option<u64>), Failure> {
+/// Parses `NAME=PPS` or `NAME=auto`.
+fn parse_capacity(text: &str) -> Result<(&str, Option<u64>), Failure> {
     let wrong = || Failure::Usage(format!("`{text}` is not NAME=PPS or NAME=auto"));
     let (name, pps) = text.split_once('=').ok_or_else(wrong)?;
     match pps {
@@ -146,8 +144,8 @@ fn capacity(text: &str) -> Result<(&str, Option<u64>), Failure> {
     }
 }
 
-fn percent(part: f64) -> String {
-    format!("{:.1}%", part * 100.0)
+fn percent(fraction: f64) -> String {
+    format!("{:.1}%", fraction * 100.0)
 }
 
 async fn show(api: &ApiArgs, client: &Client) -> Result<(), Failure> {
@@ -163,20 +161,21 @@ async fn show(api: &ApiArgs, client: &Client) -> Result<(), Failure> {
             "demand pps": cluster.demand_pps,
             "capacity pps": cluster.capacity_pps,
             "entries": cluster.entries,
-            "of": cluster.capacity_entries,
+            "max entries": cluster.capacity_entries,
             "vpcs": cluster.vpcs,
             "gateways": cluster.gateways.len(),
         })
     };
     let rows: Vec<Value> = placement.clusters.iter().map(row).collect();
-    let columns = ["id", "name", "load", "demand pps", "capacity pps", "entries", "of", "vpcs", "gateways"];
+    let columns =
+        ["id", "name", "load", "demand pps", "capacity pps", "entries", "max entries", "vpcs", "gateways"];
     output::list(api.output, &columns, &rows)?;
     output::print(&format!(
-        "\n{} VPCs; the fullest cluster is at {}, at best it were at {}; {} tenants on more than {} clusters\n",
+        "\n{} VPCs; most loaded cluster: {} (lower bound {}); {} tenants use more than {} clusters\n",
         placement.vpcs,
-        percent(placement.lambda),
-        percent(placement.lambda_at_least),
-        placement.tenants_over_k,
+        percent(placement.max_load),
+        percent(placement.max_load_lower_bound),
+        placement.tenants_over_cluster_limit,
         placement.settings.clusters_per_tenant
     ))
 }
@@ -187,24 +186,26 @@ fn show_plan(api: &ApiArgs, plan: &PlacementPlan) -> Result<(), Failure> {
     }
     let row = |(number, step): (u64, &sluice_client::PlanStep)| -> Value {
         let done = if number <= plan.progress.done { "done" } else { "" };
+        let exceeded = step.exceeded.iter().map(|limit| format!("; {limit}"));
+        let reason: String = std::iter::once(step.text.clone()).chain(exceeded).collect();
         json!({
             "step": number, "vpcs": step.vpcs, "from": step.from, "to": step.to,
-            "entries": step.entries, "state": done, "why": step.text,
+            "entries": step.entries, "state": done, "reason": reason,
         })
     };
     let rows: Vec<Value> = (1..).zip(&plan.moves).map(row).collect();
-    output::list(api.output, &["step", "vpcs", "from", "to", "entries", "state", "why"], &rows)?;
+    output::list(api.output, &["step", "vpcs", "from", "to", "entries", "state", "reason"], &rows)?;
     output::print(&format!(
-        "\nplan {} ({}): {} of {} steps done, {} entries to write; the fullest cluster goes from {} to {}, at \
-         best it were at {}\n",
+        "\nplan {} ({}): {} of {} steps done, {} entries to write; load of the most loaded cluster: {} before, \
+         {} after (lower bound {})\n",
         plan.progress.id,
         plan.progress.state,
         plan.progress.done,
         plan.progress.steps,
         plan.entries,
-        percent(plan.lambda_before),
-        percent(plan.lambda),
-        percent(plan.lambda_at_least)
+        percent(plan.max_load_before),
+        percent(plan.max_load),
+        percent(plan.max_load_lower_bound)
     ))
 }
 
@@ -213,11 +214,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capacities_are_read() {
-        assert_eq!(capacity("gw-1=5").unwrap(), ("gw-1", Some(5)));
-        assert_eq!(capacity("edge=auto").unwrap(), ("edge", None));
+    fn capacities_are_parsed() {
+        assert_eq!(parse_capacity("gw-1=5").unwrap(), ("gw-1", Some(5)));
+        assert_eq!(parse_capacity("edge=auto").unwrap(), ("edge", None));
         for text in ["edge", "edge=", "edge=-1", "edge=many"] {
-            assert!(capacity(text).is_err(), "{text}");
+            assert!(parse_capacity(text).is_err(), "{text}");
         }
     }
 }

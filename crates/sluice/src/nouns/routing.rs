@@ -1,205 +1,142 @@
-//! Route tables, routes, peerings.
+//! Arguments of route tables, routes and peerings.
 
-use super::{InVpc, find, in_vpc};
-use crate::api::{self, ApiArgs};
+use super::resource::{ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NoVerb, Parent, Select};
+use crate::api;
 use crate::failure::Failure;
-use crate::output;
-use crate::verbs::{self, Expect, Limit, Wait, Which};
-use clap::{ArgGroup, Args, Subcommand};
+use clap::{ArgGroup, Args};
 use sluice_client::{Client, NewPeering, NewRoute, Peering, Route, RouteTable, RouteTarget};
 use sluice_types::{IpNet, RouteId, RouteTableId};
 
-/// A route table, by itself or by its VPC.
+impl Kind for RouteTable {
+    const HELP: Help =
+        Help { list: "List route tables; each VPC has one, `main`", show: "Show one route table" };
+    const COLUMNS: &'static [&'static str] = &["id", "name", "vpc", "programmed"];
+    type Selector = NameInVpc;
+    type Filters = ByVpc;
+}
+
+impl Kind for Route {
+    const HELP: Help = Help { list: "List the routes of a route table", show: "Show one route" };
+    const COLUMNS: &'static [&'static str] = &["id", "destination", "target", "programmed"];
+    type Selector = ById;
+    type Filters = InTable;
+}
+
+impl Creatable for Route {
+    const CREATE_HELP: &'static str = "Create a route";
+    const DELETE_HELP: &'static str = "Delete a route";
+    type New = NewRouteArgs;
+    type Verbs = NoVerb;
+}
+
+/// Selects a route: it has no name.
+#[derive(Args)]
+pub struct ById {
+    /// Id of the route
+    id: RouteId,
+}
+
+impl Select<Route> for ById {
+    async fn find(&self, client: &Client) -> Result<Route, Failure> {
+        Ok(client.get(self.id).await?)
+    }
+}
+
+/// A route table, given by its id or its VPC.
 #[derive(Args)]
 #[command(group(ArgGroup::new("where").required(true).args(["table", "vpc"])))]
 pub struct InTable {
     /// Id of the route table
-    #[arg(long)]
+    #[arg(long, value_name = "ID")]
     table: Option<RouteTableId>,
-    /// VPC, or TENANT/VPC, whose main table is meant
+    /// The main route table of this VPC: name, TENANT/NAME or id
     #[arg(long)]
     vpc: Option<String>,
 }
 
 impl InTable {
     async fn find(&self, client: &Client) -> Result<RouteTable, Failure> {
-        if let Some(table) = self.table {
-            return Ok(client.get(table).await?);
-        }
-        let vpc = in_vpc(client, self.vpc.as_ref()).await?.unwrap_or_default();
-        Ok(client.find("main", &[("vpc", &vpc)]).await?)
-    }
-}
-
-/// `sluice route-tables`.
-#[derive(Subcommand)]
-pub enum RouteTables {
-    /// List route tables; each VPC has one, `main`
-    List {
-        #[command(flatten)]
-        within: InVpc,
-        #[command(flatten)]
-        limit: Limit,
-    },
-    /// Show one
-    Show {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-    },
-}
-
-impl RouteTables {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List { within, limit } => {
-                let vpc = in_vpc(&client, within.vpc.as_ref()).await?;
-                verbs::list::<RouteTable>(api, &["id", "name", "vpc", "programmed"], &[("vpc", vpc)], limit)
-                    .await
+        match (self.table, &self.vpc) {
+            (Some(table), _) => Ok(client.get(table).await?),
+            (None, Some(vpc)) => {
+                let vpc = api::vpc(client, vpc).await?.id.to_string();
+                Ok(client.find("main", &[("vpc", &vpc)]).await?)
             }
-            Self::Show { which, within } => {
-                output::one(api.output, &find::<RouteTable>(&client, &which, within.vpc.as_ref()).await?)
-            }
+            (None, None) => Err(Failure::Usage("give --table or --vpc".to_owned())),
         }
     }
 }
 
-/// `sluice routes`.
-#[derive(Subcommand)]
-pub enum Routes {
-    /// List the routes of a table
-    List {
-        #[command(flatten)]
-        within: InTable,
-        /// At most so many
-        #[arg(long, value_name = "N")]
-        limit: Option<usize>,
-    },
-    /// Show one
-    Show {
-        /// Id
-        id: RouteId,
-    },
-    /// Create one
-    #[command(group(ArgGroup::new("target").required(true)))]
-    Create {
-        /// Which addresses
-        destination: IpNet,
-        #[command(flatten)]
-        within: InTable,
-        /// To the other VPC of this peering
-        #[arg(long, group = "target")]
-        peering: Option<String>,
-        /// Nowhere; counted as route_drop
-        #[arg(long, group = "target")]
-        drop: bool,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Delete one
-    Delete {
-        /// Id
-        id: RouteId,
-        #[command(flatten)]
-        expect: Expect,
-    },
-}
-
-impl Routes {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List { within, limit } => {
-                let table = Some(within.find(&client).await?.id.to_string());
-                let limit = Limit { name: None, limit };
-                let columns = ["id", "destination", "target", "programmed"];
-                verbs::list::<Route>(api, &columns, &[("table", table)], limit).await
-            }
-            Self::Show { id } => output::one(api.output, &client.get::<Route>(id).await?),
-            Self::Create { destination, within, peering, drop: _, wait } => {
-                let table = within.find(&client).await?;
-                let target = match peering {
-                    Some(peering) => {
-                        let vpc = table.vpc.to_string();
-                        RouteTarget::Peering(client.id_of::<Peering>(&peering, &[("vpc", &vpc)]).await?)
-                    }
-                    None => RouteTarget::Drop,
-                };
-                verbs::create(api, &client, table.id, &NewRoute { destination, target }, wait).await
-            }
-            Self::Delete { id, expect } => {
-                verbs::delete(&client, &client.get::<Route>(id).await?, expect).await
-            }
-        }
+impl Filter for InTable {
+    async fn query(self, client: &Client) -> Result<Vec<(&'static str, String)>, Failure> {
+        Ok(vec![("table", self.find(client).await?.id.to_string())])
     }
 }
 
-/// `sluice peerings`.
-#[derive(Subcommand)]
-pub enum Peerings {
-    /// List peerings
-    List {
-        #[command(flatten)]
-        within: InVpc,
-        #[command(flatten)]
-        limit: Limit,
-    },
-    /// Show one
-    Show {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-    },
-    /// Create one
-    Create {
-        /// Name, unique in the tenant
-        name: String,
-        /// The two VPCs, or TENANT/VPC
-        #[arg(num_args = 2, required = true, value_names = ["VPC", "VPC"])]
-        vpcs: Vec<String>,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Delete one that no route uses
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-        #[command(flatten)]
-        expect: Expect,
-    },
+#[derive(Args)]
+#[command(group(ArgGroup::new("target").required(true)))]
+pub struct NewRouteArgs {
+    /// Destination prefix
+    #[arg(value_name = "PREFIX")]
+    destination: IpNet,
+    #[command(flatten)]
+    table: InTable,
+    /// Send the packets to the other VPC of this peering: name or id
+    #[arg(long, group = "target")]
+    peering: Option<String>,
+    /// Drop the packets; they are counted as `route_drop`
+    #[arg(long, group = "target")]
+    drop: bool,
 }
 
-impl Peerings {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List { within, limit } => {
-                let vpc = in_vpc(&client, within.vpc.as_ref()).await?;
-                verbs::list::<Peering>(api, &["id", "name", "vpcs", "programmed"], &[("vpc", vpc)], limit)
-                    .await
+impl Create for NewRouteArgs {
+    type Object = Route;
+    type Body = NewRoute;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewRoute), Failure> {
+        let table = self.table.find(client).await?;
+        let target = match &self.peering {
+            None if self.drop => RouteTarget::Drop,
+            None => return Err(Failure::Usage("give --peering or --drop".to_owned())),
+            Some(peering) => {
+                let vpc = table.vpc.to_string();
+                RouteTarget::Peering(client.id_of::<Peering>(peering, &[("vpc", &vpc)]).await?)
             }
-            Self::Show { which, within } => {
-                output::one(api.output, &find::<Peering>(&client, &which, within.vpc.as_ref()).await?)
-            }
-            Self::Create { name, vpcs, wait } => {
-                let [a, b] = vpcs.as_slice() else {
-                    return Err(Failure::Usage("a peering is of two VPCs".to_owned()));
-                };
-                let vpcs = [api::vpc_id(&client, a).await?, api::vpc_id(&client, b).await?];
-                verbs::create(api, &client, (), &NewPeering { name, vpcs }, wait).await
-            }
-            Self::Delete { which, within, expect } => {
-                let peering = find::<Peering>(&client, &which, within.vpc.as_ref()).await?;
-                verbs::delete(&client, &peering, expect).await
-            }
-        }
+        };
+        Ok((table.id, NewRoute { destination: self.destination, target }))
+    }
+}
+
+impl Kind for Peering {
+    const HELP: Help = Help { list: "List peerings", show: "Show one peering" };
+    const COLUMNS: &'static [&'static str] = &["id", "name", "vpcs", "programmed"];
+    type Selector = NameInVpc;
+    type Filters = ByVpc;
+}
+
+impl Creatable for Peering {
+    const CREATE_HELP: &'static str = "Create a peering of two VPCs of one tenant";
+    const DELETE_HELP: &'static str = "Delete a peering that no route uses";
+    type New = NewPeeringArgs;
+    type Verbs = NoVerb;
+}
+
+#[derive(Args)]
+pub struct NewPeeringArgs {
+    /// Name, unique in the tenant
+    name: String,
+    /// The two VPCs: name, TENANT/NAME or id
+    #[arg(num_args = 2, required = true, value_names = ["VPC", "VPC"])]
+    vpcs: Vec<String>,
+}
+
+impl Create for NewPeeringArgs {
+    type Object = Peering;
+    type Body = NewPeering;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewPeering), Failure> {
+        let [a, b] = self.vpcs.as_slice() else {
+            return Err(Failure::Usage("a peering has exactly two VPCs".to_owned()));
+        };
+        let vpcs = [api::vpc(client, a).await?.id, api::vpc(client, b).await?.id];
+        Ok(((), NewPeering { name: self.name, vpcs }))
     }
 }

@@ -1,4 +1,4 @@
-//! `sluice scheduler`: which gateway has which vIP, as loads change.
+//! `sluice scheduler`: shows and configures the vIP scheduler. Changes with `/v1/scheduler` of the API.
 
 use crate::api::ApiArgs;
 use crate::failure::Failure;
@@ -6,49 +6,61 @@ use crate::output::{self, Format};
 use clap::{ArgGroup, Subcommand};
 use serde_json::{Value, json};
 use sluice_client::{Client, SchedulerGateway, SchedulerPatch};
+use std::fmt::Display;
+use std::str::FromStr;
 
 /// `sluice scheduler`.
 #[derive(Subcommand)]
 pub enum Scheduler {
     /// Show loads, the last decisions with their reasons, and what waits for which limit
     Show,
-    /// Let it move vIPs
+    /// Turn the scheduler on: it moves vIPs
     On,
-    /// Let it only look
+    /// Turn the scheduler off: it only shows loads
     Off,
-    /// Change thresholds and limits; loads are parts of 1
-    #[command(group = some_of(&["overload_above", "relieved_below", "receive_below", "moves", "hold_ms", "gateways_min"]))]
-    Set {
-        /// A gateway above this is overloaded
-        #[arg(long, value_name = "PART", value_parser = part)]
-        overload_above: Option<f64>,
-        /// An overloaded gateway is no longer so at this or below
-        #[arg(long, value_name = "PART", value_parser = part)]
-        relieved_below: Option<f64>,
-        /// A gateway takes a vIP only if it is at most here with it
-        #[arg(long, value_name = "PART", value_parser = part)]
-        receive_below: Option<f64>,
-        /// vIPs that move at a time, at most
-        #[arg(long, value_name = "N")]
-        moves: Option<usize>,
-        /// How long a vIP that moved stays
-        #[arg(long, value_name = "MS")]
-        hold_ms: Option<u64>,
-        /// Gateways that a cluster keeps when it gives one to another
-        #[arg(long, value_name = "N")]
-        gateways_min: Option<usize>,
-    },
+    /// Change thresholds and limits; loads are fractions of 1
+    Set(SetArgs),
 }
 
-/// One of these options at least: without any, there is nothing to set.
+macro_rules! declare_options {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:literal, $unit:literal, $min:literal to $max:literal;)+) => {
+        /// Options of `sluice scheduler set`: one for each setting.
+        #[derive(clap::Args)]
+        #[group(required = true, multiple = true)]
+        pub struct SetArgs {
+            $(
+                $(#[doc = $doc])+
+                #[arg(long, value_name = $unit, value_parser = number::<$type>)]
+                $name: Option<$type>,
+            )+
+        }
+
+        impl From<SetArgs> for SchedulerPatch {
+            fn from(args: SetArgs) -> Self {
+                Self { enabled: None, $($name: args.$name,)+ }
+            }
+        }
+    };
+}
+
+sluice_types::scheduler_settings!(declare_options);
+
+/// Requires at least one of these options.
 pub(super) fn some_of(options: &[&'static str]) -> ArgGroup {
     ArgGroup::new("settings").args(options).required(true).multiple(true)
 }
 
-/// A number that JSON has, too: what is not finite would be sent as nothing.
+/// Parses a fraction.
 pub(super) fn part(text: &str) -> Result<f64, String> {
-    let part: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if part.is_finite() { Ok(part) } else { Err("not a finite number".to_owned()) }
+    number(text)
+}
+
+/// Parses a finite number. JSON has no other numbers: they would be sent as null.
+fn number<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
+    if text.parse::<f64>().is_ok_and(|number| !number.is_finite()) {
+        return Err("not a finite number".to_owned());
+    }
+    text.parse().map_err(|error: T::Err| error.to_string())
 }
 
 impl Scheduler {
@@ -59,17 +71,7 @@ impl Scheduler {
             Self::Show => return show(api, &client).await,
             Self::On => SchedulerPatch { enabled: Some(true), ..SchedulerPatch::default() },
             Self::Off => SchedulerPatch { enabled: Some(false), ..SchedulerPatch::default() },
-            Self::Set { overload_above, relieved_below, receive_below, moves, hold_ms, gateways_min } => {
-                SchedulerPatch {
-                    enabled: None,
-                    overload_above,
-                    relieved_below,
-                    receive_below,
-                    moves_per_interval: moves,
-                    hold_ms,
-                    gateways_min,
-                }
-            }
+            Self::Set(args) => args.into(),
         };
         output::one(api.output, &client.set_scheduler(&patch).await?)
     }
@@ -99,17 +101,17 @@ async fn show(api: &ApiArgs, client: &Client) -> Result<(), Failure> {
     for wait in &scheduler.waits {
         text.push_str(&format!("{}\n", wait.text));
     }
-    for cluster in &scheduler.clusters_in_need {
+    for cluster in &scheduler.overloaded_clusters {
         text.push_str(&format!("{cluster} needs a new gateway: no other cluster can give one\n"));
     }
     let state = match (&scheduler.error, scheduler.settings.enabled) {
-        (Some(error), _) => format!("it cannot decide: {error}"),
-        (None, true) => "it is on".to_owned(),
-        (None, false) => "it is off".to_owned(),
+        (Some(error), _) => format!("the scheduler cannot decide: {error}"),
+        (None, true) => "the scheduler is on".to_owned(),
+        (None, false) => "the scheduler is off".to_owned(),
     };
     text.push_str(&format!(
-        "{} vIPs moved, {} gateways given to other clusters, {} asked for; {state}\n",
-        scheduler.moves, scheduler.gateways_given, scheduler.gateways_wanted
+        "{} vIPs moved, {} gateways moved to other clusters, {} gateways requested; {state}\n",
+        scheduler.moves, scheduler.gateways_reassigned, scheduler.gateways_requested
     ));
     output::print(&text)
 }

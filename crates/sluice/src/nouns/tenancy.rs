@@ -1,388 +1,335 @@
-//! What tenants have: VPCs, subnets, instances.
+//! Arguments and verbs of what tenants own: tenants themselves, VPCs, subnets, instances.
 
-use super::{InVpc, find, in_vpc};
+use super::resource::{
+    ByName, ByVpc, Creatable, Create, Filter, Help, Kind, NameInVpc, NameOrId, Parent, Run, Target, VpcName,
+    Wait, optional_id,
+};
 use crate::api::{self, ApiArgs};
 use crate::failure::Failure;
 use crate::output;
-use crate::verbs::{self, Expect, Limit, Wait, Which};
-use clap::{ArgGroup, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Map, json};
 use sluice_client::{
-    Cluster, Host, Instance, NewInstance, NewSubnet, NewTenant, NewVpc, Subnet, Tenant, Vpc,
+    Client, Cluster, Host, Instance, NewInstance, NewSubnet, NewTenant, NewVpc, Subnet, Tenant, Vpc,
 };
 use sluice_types::{Ipv4Net, Ipv6Net, MacAddr, Vni};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// `sluice tenants`.
-#[derive(Subcommand)]
-pub enum Tenants {
-    /// List tenants
-    List(Limit),
-    /// Show one
-    Show(Which),
-    /// Create one
-    Create {
-        /// Name, unique in the cloud
-        name: String,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Rename one
-    Update {
-        #[command(flatten)]
-        which: Which,
-        /// New name
-        #[arg(long)]
-        name: String,
-        #[command(flatten)]
-        expect: Expect,
-    },
-    /// Delete one that has no VPCs
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        expect: Expect,
-    },
+impl Kind for Tenant {
+    const HELP: Help = Help { list: "List tenants", show: "Show one tenant" };
+    const COLUMNS: &'static [&'static str] = &["id", "name", "revision", "programmed"];
+    type Selector = NameOrId;
+    type Filters = ByName;
 }
 
-impl Tenants {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List(limit) => {
-                verbs::list::<Tenant>(api, &["id", "name", "revision", "programmed"], &[], limit).await
-            }
-            Self::Show(which) => output::one(api.output, &find::<Tenant>(&client, &which, None).await?),
-            Self::Create { name, wait } => verbs::create(api, &client, (), &NewTenant { name }, wait).await,
-            Self::Update { which, name, expect } => {
-                let id = client.id_of::<Tenant>(&which.which, &[]).await?;
-                let new: Tenant =
-                    client.update::<Tenant>(id, &json!({"name": name}), expect.if_revision).await?;
-                output::one(api.output, &new)
-            }
-            Self::Delete { which, expect } => {
-                verbs::delete::<Tenant>(&client, &find(&client, &which, None).await?, expect).await
-            }
-        }
+impl Creatable for Tenant {
+    const CREATE_HELP: &'static str = "Create a tenant";
+    const DELETE_HELP: &'static str = "Delete a tenant that has no VPCs";
+    type New = NewTenantArgs;
+    type Verbs = TenantVerb;
+}
+
+#[derive(Args)]
+pub struct NewTenantArgs {
+    /// Name, unique in the cloud
+    name: String,
+}
+
+impl Create for NewTenantArgs {
+    type Object = Tenant;
+    type Body = NewTenant;
+    async fn request(self, _: &Client) -> Result<(Parent<Self>, NewTenant), Failure> {
+        Ok(((), NewTenant { name: self.name }))
     }
 }
 
-/// Threshold of a VPC's flows; `None`: the gateways' own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offload(Option<u32>);
+#[derive(Subcommand)]
+pub enum TenantVerb {
+    /// Rename a tenant
+    Update {
+        #[command(flatten)]
+        target: Target<Tenant>,
+        /// New name
+        #[arg(long = "name", value_name = "NAME")]
+        new_name: String,
+    },
+}
 
-fn kbps(text: &str) -> Result<Offload, String> {
+impl Run for TenantVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let Self::Update { target, new_name } = self;
+        output::one(api.output, &target.update(client, &json!({"name": new_name})).await?)
+    }
+}
+
+impl Kind for Vpc {
+    const HELP: Help = Help { list: "List VPCs", show: "Show one VPC" };
+    const COLUMNS: &'static [&'static str] =
+        &["id", "name", "tenant", "cluster", "moving_to", "vni", "mtu", "programmed"];
+    type Selector = VpcName;
+    type Filters = ByTenant;
+}
+
+impl Creatable for Vpc {
+    const CREATE_HELP: &'static str = "Create a VPC";
+    const DELETE_HELP: &'static str = "Delete a VPC that has no subnets, routes or peerings";
+    type New = NewVpcArgs;
+    type Verbs = VpcVerb;
+}
+
+#[derive(Args)]
+pub struct ByTenant {
+    /// Only VPCs of this tenant: name or id
+    #[arg(long)]
+    tenant: Option<String>,
+    #[command(flatten)]
+    name: ByName,
+}
+
+impl Filter for ByTenant {
+    async fn query(self, client: &Client) -> Result<Vec<(&'static str, String)>, Failure> {
+        let mut query = self.name.query(client).await?;
+        let tenant = optional_id::<Tenant>(client, self.tenant.as_deref()).await?;
+        query.extend(tenant.map(|tenant| ("tenant", tenant.to_string())));
+        Ok(query)
+    }
+}
+
+/// Offload threshold of a VPC in kbit/s. `None` is the threshold of the gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffloadThreshold(Option<u32>);
+
+fn parse_offload(text: &str) -> Result<OffloadThreshold, String> {
     match text {
-        "default" => Ok(Offload(None)),
-        "never" => Ok(Offload(Some(u32::MAX))),
+        "default" => Ok(OffloadThreshold(None)),
+        "never" => Ok(OffloadThreshold(Some(u32::MAX))),
         number => match number.parse() {
-            Ok(0) => Err("at least 1 kbit/s".to_owned()),
-            Ok(number) => Ok(Offload(Some(number))),
+            Ok(0) => Err("must be at least 1 kbit/s".to_owned()),
+            Ok(number) => Ok(OffloadThreshold(Some(number))),
             Err(_) => Err("expected a number of kbit/s, `default` or `never`".to_owned()),
         },
     }
 }
 
-/// `sluice vpcs`.
+#[derive(Args)]
+pub struct NewVpcArgs {
+    /// Name, unique in the tenant
+    name: String,
+    /// Tenant that owns the VPC: name or id
+    #[arg(long)]
+    tenant: String,
+    /// Cluster that carries the VPC: name or id [default: the least loaded cluster that the tenant may use]
+    #[arg(long)]
+    cluster: Option<String>,
+    /// VXLAN network identifier [default: a free one is allocated]
+    #[arg(long)]
+    vni: Option<Vni>,
+    /// MTU of the instances' interfaces, in bytes
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<u16>,
+    /// A flow of at least this rate, in kbit/s, gets a direct path past the gateways: a number, `default`
+    /// (the threshold of the gateways) or `never`
+    #[arg(long, value_name = "KBPS", value_parser = parse_offload)]
+    offload_kbps: Option<OffloadThreshold>,
+}
+
+impl Create for NewVpcArgs {
+    type Object = Vpc;
+    type Body = NewVpc;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewVpc), Failure> {
+        let body = NewVpc {
+            name: self.name,
+            tenant: client.id_of::<Tenant>(&self.tenant, &[]).await?,
+            cluster: optional_id::<Cluster>(client, self.cluster.as_deref()).await?,
+            vni: self.vni,
+            mtu: self.mtu,
+            offload_kbps: self.offload_kbps.and_then(|threshold| threshold.0),
+        };
+        Ok(((), body))
+    }
+}
+
 #[derive(Subcommand)]
-pub enum Vpcs {
-    /// List VPCs
-    List {
-        /// Only this tenant's
-        #[arg(long)]
-        tenant: Option<String>,
-        #[command(flatten)]
-        limit: Limit,
-    },
-    /// Show one; TENANT/VPC where the name alone is not unique
-    Show(Which),
-    /// Create one
-    Create {
-        /// Name, unique in the tenant
-        name: String,
-        /// Owner
-        #[arg(long)]
-        tenant: String,
-        /// Cluster to place it on; the least loaded one if left out
-        #[arg(long)]
-        cluster: Option<String>,
-        /// VXLAN network identifier; chosen if left out
-        #[arg(long)]
-        vni: Option<Vni>,
-        /// MTU of its interfaces, bytes
-        #[arg(long)]
-        mtu: Option<u16>,
-        /// kbit/s from which a flow leaves the gateways for a direct path: a number, `default` or
-        /// `never`
-        #[arg(long, value_name = "KBPS", value_parser = kbps)]
-        offload_kbps: Option<Offload>,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Change name, MTU or what is offloaded
+pub enum VpcVerb {
+    /// Change the name, the MTU or the offload threshold of a VPC
     #[command(group(ArgGroup::new("change").required(true).multiple(true)))]
     Update {
         #[command(flatten)]
-        which: Which,
+        target: Target<Vpc>,
         /// New name
-        #[arg(long, group = "change")]
-        name: Option<String>,
-        /// New MTU, bytes
-        #[arg(long, group = "change")]
+        #[arg(long = "name", value_name = "NAME", group = "change")]
+        new_name: Option<String>,
+        /// New MTU of the instances' interfaces, in bytes
+        #[arg(long, value_name = "BYTES", group = "change")]
         mtu: Option<u16>,
-        /// kbit/s from which a flow leaves the gateways for a direct path: a number, `default` or
-        /// `never`
-        #[arg(long, value_name = "KBPS", value_parser = kbps, group = "change")]
-        offload_kbps: Option<Offload>,
-        #[command(flatten)]
-        expect: Expect,
+        /// A flow of at least this rate, in kbit/s, gets a direct path past the gateways: a number, `default`
+        /// (the threshold of the gateways) or `never`
+        #[arg(long, value_name = "KBPS", value_parser = parse_offload, group = "change")]
+        offload_kbps: Option<OffloadThreshold>,
     },
-    /// Move it to another cluster without losing a packet, with all that it is peered with; back to
-    /// where it was while it moves
+    /// Move a VPC and all VPCs that are peered with it to another cluster, without packet loss
+    ///
+    /// A move that has started is reversed by moving the VPC back to the cluster that it came from.
     Move {
         #[command(flatten)]
-        which: Which,
-        /// Cluster to move to
-        #[arg(long)]
+        target: Target<Vpc>,
+        /// Cluster to move to: name or id
+        #[arg(long, value_name = "CLUSTER")]
         to: String,
-        #[command(flatten)]
-        expect: Expect,
         #[command(flatten)]
         wait: Wait,
     },
-    /// Delete one that has no subnets
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        expect: Expect,
-    },
 }
 
-impl Vpcs {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
+impl Run for VpcVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         match self {
-            Self::List { tenant, limit } => {
-                let tenant = match tenant {
-                    Some(tenant) => Some(client.id_of::<Tenant>(&tenant, &[]).await?.to_string()),
-                    None => None,
-                };
-                let columns = ["id", "name", "tenant", "cluster", "moving_to", "vni", "mtu", "programmed"];
-                verbs::list::<Vpc>(api, &columns, &[("tenant", tenant)], limit).await
-            }
-            Self::Show(which) => output::one(api.output, &api::vpc(&client, &which.which).await?),
-            Self::Create { name, tenant, cluster, vni, mtu, offload_kbps, wait } => {
-                let tenant = client.id_of::<Tenant>(&tenant, &[]).await?;
-                let cluster = match cluster {
-                    Some(cluster) => Some(client.id_of::<Cluster>(&cluster, &[]).await?),
-                    None => None,
-                };
-                let offload_kbps = offload_kbps.and_then(|offload| offload.0);
-                let body = NewVpc { name, tenant, cluster, vni, mtu, offload_kbps };
-                verbs::create(api, &client, (), &body, wait).await
-            }
-            Self::Update { which, name, mtu, offload_kbps, expect } => {
+            Self::Update { target, new_name, mtu, offload_kbps } => {
                 let mut patch = Map::new();
-                patch.extend(name.map(|name| ("name".to_owned(), json!(name))));
+                patch.extend(new_name.map(|name| ("name".to_owned(), json!(name))));
                 patch.extend(mtu.map(|mtu| ("mtu".to_owned(), json!(mtu))));
-                patch.extend(offload_kbps.map(|offload| ("offload_kbps".to_owned(), json!(offload.0))));
-                let id = api::vpc_id(&client, &which.which).await?;
-                output::one(api.output, &client.update::<Vpc>(id, &patch, expect.if_revision).await?)
+                patch.extend(offload_kbps.map(|threshold| ("offload_kbps".to_owned(), json!(threshold.0))));
+                output::one(api.output, &target.update(client, &patch).await?)
             }
-            Self::Move { which, to, expect, wait } => {
+            Self::Move { target, to, wait } => {
                 let to = client.id_of::<Cluster>(&to, &[]).await?;
-                let id = api::vpc_id(&client, &which.which).await?;
-                let vpc = client.update::<Vpc>(id, &json!({"cluster": to}), expect.if_revision).await?;
-                verbs::settle(api, &client, vpc, wait, |vpc| vpc.moving_to.is_none()).await
-            }
-            Self::Delete { which, expect } => {
-                verbs::delete(&client, &api::vpc(&client, &which.which).await?, expect).await
+                let vpc = target.update(client, &json!({"cluster": to})).await?;
+                wait.print_when(api, client, vpc, |vpc| vpc.moving_to.is_none()).await
             }
         }
     }
 }
 
-/// `sluice subnets`.
-#[derive(Subcommand)]
-pub enum Subnets {
-    /// List subnets
-    List {
-        #[command(flatten)]
-        within: InVpc,
-        #[command(flatten)]
-        limit: Limit,
-    },
-    /// Show one
-    Show {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-    },
-    /// Create one, with a prefix of each family or of one
-    #[command(group(ArgGroup::new("prefix").required(true).multiple(true)))]
-    Create {
-        /// Name, unique in the VPC
-        name: String,
-        /// VPC, or TENANT/VPC
-        #[arg(long)]
-        vpc: String,
-        /// IPv4 prefix; its first address is the router's
-        #[arg(long, group = "prefix")]
-        ipv4: Option<Ipv4Net>,
-        /// IPv6 prefix; with a /64, instances configure themselves
-        #[arg(long, group = "prefix")]
-        ipv6: Option<Ipv6Net>,
-        /// Resolver for DHCP; at most two
-        #[arg(long)]
-        dns: Vec<Ipv4Addr>,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Delete one that has no instances
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-        #[command(flatten)]
-        expect: Expect,
-    },
+impl Kind for Subnet {
+    const HELP: Help = Help { list: "List subnets", show: "Show one subnet" };
+    const COLUMNS: &'static [&'static str] = &["id", "name", "vpc", "ipv4", "ipv6", "dns", "programmed"];
+    type Selector = NameInVpc;
+    type Filters = ByVpc;
 }
 
-impl Subnets {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List { within, limit } => {
-                let vpc = in_vpc(&client, within.vpc.as_ref()).await?;
-                let columns = ["id", "name", "vpc", "ipv4", "ipv6", "dns", "programmed"];
-                verbs::list::<Subnet>(api, &columns, &[("vpc", vpc)], limit).await
-            }
-            Self::Show { which, within } => {
-                output::one(api.output, &find::<Subnet>(&client, &which, within.vpc.as_ref()).await?)
-            }
-            Self::Create { name, vpc, ipv4, ipv6, dns, wait } => {
-                let vpc = api::vpc_id(&client, &vpc).await?;
-                verbs::create(api, &client, vpc, &NewSubnet { name, ipv4, ipv6, dns }, wait).await
-            }
-            Self::Delete { which, within, expect } => {
-                let subnet = find::<Subnet>(&client, &which, within.vpc.as_ref()).await?;
-                verbs::delete(&client, &subnet, expect).await
-            }
-        }
+impl Creatable for Subnet {
+    const CREATE_HELP: &'static str = "Create a subnet with an IPv4 prefix, an IPv6 prefix or both";
+    const DELETE_HELP: &'static str = "Delete a subnet that has no instances";
+    type New = NewSubnetArgs;
+    type Verbs = super::resource::NoVerb;
+}
+
+#[derive(Args)]
+#[command(group(ArgGroup::new("prefix").required(true).multiple(true)))]
+pub struct NewSubnetArgs {
+    /// Name, unique in the VPC
+    name: String,
+    /// VPC of the subnet: name, TENANT/NAME or id
+    #[arg(long)]
+    vpc: String,
+    /// IPv4 prefix; its first address is the router's
+    #[arg(long, value_name = "PREFIX", group = "prefix")]
+    ipv4: Option<Ipv4Net>,
+    /// IPv6 prefix; its first address is the router's; in a /64, instances can configure themselves (SLAAC)
+    #[arg(long, value_name = "PREFIX", group = "prefix")]
+    ipv6: Option<Ipv6Net>,
+    /// DNS resolver that DHCP offers; can be given twice
+    #[arg(long, value_name = "ADDRESS")]
+    dns: Vec<Ipv4Addr>,
+}
+
+impl Create for NewSubnetArgs {
+    type Object = Subnet;
+    type Body = NewSubnet;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewSubnet), Failure> {
+        let vpc = api::vpc(client, &self.vpc).await?.id;
+        Ok((vpc, NewSubnet { name: self.name, ipv4: self.ipv4, ipv6: self.ipv6, dns: self.dns }))
     }
 }
 
-/// `sluice instances`.
+impl Kind for Instance {
+    const HELP: Help = Help { list: "List instances", show: "Show one instance" };
+    const COLUMNS: &'static [&'static str] =
+        &["id", "name", "vpc", "subnet", "host", "mac", "ipv4", "ipv6", "programmed"];
+    type Selector = NameInVpc;
+    type Filters = ByVpcAndHost;
+}
+
+impl Creatable for Instance {
+    const CREATE_HELP: &'static str = "Create an instance; addresses that are left out are allocated";
+    const DELETE_HELP: &'static str = "Delete an instance";
+    type New = NewInstanceArgs;
+    type Verbs = InstanceVerb;
+}
+
+#[derive(Args)]
+pub struct ByVpcAndHost {
+    #[command(flatten)]
+    vpc: ByVpc,
+    /// Only instances on this host: name or id
+    #[arg(long)]
+    host: Option<String>,
+}
+
+impl Filter for ByVpcAndHost {
+    async fn query(self, client: &Client) -> Result<Vec<(&'static str, String)>, Failure> {
+        let mut query = self.vpc.query(client).await?;
+        let host = optional_id::<Host>(client, self.host.as_deref()).await?;
+        query.extend(host.map(|host| ("host", host.to_string())));
+        Ok(query)
+    }
+}
+
+#[derive(Args)]
+pub struct NewInstanceArgs {
+    /// Name, unique in the VPC
+    name: String,
+    /// VPC of the instance: name, TENANT/NAME or id
+    #[arg(long)]
+    vpc: String,
+    /// Subnet of the VPC: name or id
+    #[arg(long)]
+    subnet: String,
+    /// Host that the instance runs on: name or id
+    #[arg(long)]
+    host: String,
+    /// MAC address of the instance's interface
+    #[arg(long, value_name = "ADDRESS")]
+    mac: Option<MacAddr>,
+    /// IPv4 address in the subnet
+    #[arg(long, value_name = "ADDRESS")]
+    ipv4: Option<Ipv4Addr>,
+    /// IPv6 address in the subnet
+    #[arg(long, value_name = "ADDRESS")]
+    ipv6: Option<Ipv6Addr>,
+}
+
+impl Create for NewInstanceArgs {
+    type Object = Instance;
+    type Body = NewInstance;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewInstance), Failure> {
+        let vpc = api::vpc(client, &self.vpc).await?.id;
+        let subnet = client.id_of::<Subnet>(&self.subnet, &[("vpc", &vpc.to_string())]).await?;
+        let host = client.id_of::<Host>(&self.host, &[]).await?;
+        let Self { name, mac, ipv4, ipv6, .. } = self;
+        Ok((vpc, NewInstance { name, subnet, host, mac, ipv4, ipv6 }))
+    }
+}
+
 #[derive(Subcommand)]
-pub enum Instances {
-    /// List instances
-    List {
-        #[command(flatten)]
-        within: InVpc,
-        /// Only those on this host
-        #[arg(long)]
-        host: Option<String>,
-        #[command(flatten)]
-        limit: Limit,
-    },
-    /// Show one
-    Show {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-    },
-    /// Create one; addresses left out are chosen
-    Create {
-        /// Name, unique in the VPC
-        name: String,
-        /// VPC, or TENANT/VPC
-        #[arg(long)]
-        vpc: String,
-        /// Subnet of the VPC
-        #[arg(long)]
-        subnet: String,
-        /// Host that it is on
-        #[arg(long)]
-        host: String,
-        /// Its interface's address
-        #[arg(long)]
-        mac: Option<MacAddr>,
-        /// IPv4 address of the subnet
-        #[arg(long)]
-        ipv4: Option<Ipv4Addr>,
-        /// IPv6 address of the subnet
-        #[arg(long)]
-        ipv6: Option<Ipv6Addr>,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Say that it is on another host now
+pub enum InstanceVerb {
+    /// Record that an instance now runs on another host
     Move {
         #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-        /// Host that it is on
-        #[arg(long)]
+        target: Target<Instance>,
+        /// Host that the instance runs on now: name or id
+        #[arg(long, value_name = "HOST")]
         to: String,
-        #[command(flatten)]
-        expect: Expect,
         #[command(flatten)]
         wait: Wait,
     },
-    /// Delete one
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        within: InVpc,
-        #[command(flatten)]
-        expect: Expect,
-    },
 }
 
-impl Instances {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List { within, host, limit } => {
-                let vpc = in_vpc(&client, within.vpc.as_ref()).await?;
-                let host = match host {
-                    Some(host) => Some(client.id_of::<Host>(&host, &[]).await?.to_string()),
-                    None => None,
-                };
-                let columns = ["id", "name", "vpc", "subnet", "host", "mac", "ipv4", "ipv6", "programmed"];
-                verbs::list::<Instance>(api, &columns, &[("vpc", vpc), ("host", host)], limit).await
-            }
-            Self::Move { which, within, to, expect, wait } => {
-                let to = client.id_of::<Host>(&to, &[]).await?;
-                let id = find::<Instance>(&client, &which, within.vpc.as_ref()).await?.id;
-                let moved = client.update::<Instance>(id, &json!({"host": to}), expect.if_revision).await?;
-                verbs::settle(api, &client, moved, wait, |_| true).await
-            }
-            Self::Show { which, within } => {
-                output::one(api.output, &find::<Instance>(&client, &which, within.vpc.as_ref()).await?)
-            }
-            Self::Create { name, vpc, subnet, host, mac, ipv4, ipv6, wait } => {
-                let vpc = api::vpc_id(&client, &vpc).await?;
-                let subnet = client.id_of::<Subnet>(&subnet, &[("vpc", &vpc.to_string())]).await?;
-                let host = client.id_of::<Host>(&host, &[]).await?;
-                let body = NewInstance { name, subnet, host, mac, ipv4, ipv6 };
-                verbs::create(api, &client, vpc, &body, wait).await
-            }
-            Self::Delete { which, within, expect } => {
-                let instance = find::<Instance>(&client, &which, within.vpc.as_ref()).await?;
-                verbs::delete(&client, &instance, expect).await
-            }
-        }
+impl Run for InstanceVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let Self::Move { target, to, wait } = self;
+        let to = client.id_of::<Host>(&to, &[]).await?;
+        let instance = target.update(client, &json!({"host": to})).await?;
+        wait.print_when(api, client, instance, |_| true).await
     }
 }

@@ -1,216 +1,163 @@
-//! What the operator has: hosts, gateways, clusters.
+//! Arguments and verbs of what the operator owns: hosts, gateways, clusters of gateways.
 
-use super::find;
+use super::resource::{
+    ByName, Creatable, Create, Enrol, Filter, Help, Kind, NameOrId, Parent, Run, Select, Target, Wait,
+    optional_id,
+};
 use crate::api::ApiArgs;
 use crate::failure::Failure;
-use crate::output::{self, Format};
-use crate::verbs::{self, Enrol, Expect, Limit, Wait, Which};
+use crate::output;
 use clap::{ArgGroup, Args, Subcommand};
-use serde_json::json;
-use sluice_client::{Cluster, Gateway, Host, NewCluster, NewGateway, NewHost};
+use serde_json::{Value, json};
+use sluice_client::{Client, Cluster, Gateway, Host, NewCluster, NewGateway, NewHost};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// `sluice hosts`.
-#[derive(Subcommand)]
-pub enum Hosts {
-    /// List hosts
-    List(Limit),
-    /// Show one
-    Show(Which),
-    /// Create one
-    Create {
-        /// Name, unique in the cloud
-        name: String,
-        /// Underlay address of its tunnel endpoint
-        #[arg(long)]
-        vtep: IpAddr,
-        /// A foreign VXLAN endpoint, without `sluice vswitch`
-        #[arg(long)]
-        foreign: bool,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Write what the host's agent needs to join
-    Enrol(Enrol),
-    /// Delete one that has no instances
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        expect: Expect,
-    },
+impl Kind for Host {
+    const HELP: Help = Help { list: "List hosts", show: "Show one host" };
+    const COLUMNS: &'static [&'static str] = &["id", "name", "vtep", "agent", "programmed"];
+    type Selector = NameOrId;
+    type Filters = ByName;
 }
 
-impl Hosts {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List(limit) => {
-                verbs::list::<Host>(api, &["id", "name", "vtep", "agent", "programmed"], &[], limit).await
-            }
-            Self::Show(which) => output::one(api.output, &find::<Host>(&client, &which, None).await?),
-            Self::Create { name, vtep, foreign, wait } => {
-                let body = NewHost { name, vtep, agent: !foreign };
-                verbs::create(api, &client, (), &body, wait).await
-            }
-            Self::Enrol(args) => verbs::enrol::<Host>(api, args).await,
-            Self::Delete { which, expect } => {
-                verbs::delete::<Host>(&client, &find(&client, &which, None).await?, expect).await
-            }
-        }
-    }
+impl Creatable for Host {
+    const CREATE_HELP: &'static str = "Create a host";
+    const DELETE_HELP: &'static str = "Delete a host that has no instances";
+    type New = NewHostArgs;
+    type Verbs = HostVerb;
 }
 
-/// `sluice gateways`.
-#[derive(Subcommand)]
-pub enum Gateways {
-    /// List gateways
-    List {
-        /// Only this cluster's
-        #[arg(long)]
-        cluster: Option<String>,
-        #[command(flatten)]
-        limit: Limit,
-    },
-    /// Show one
-    Show(Which),
-    /// Create one, with an underlay address of each family or of one
-    #[command(group(ArgGroup::new("vtep").required(true).multiple(true)))]
-    Create {
-        /// Name, unique in the cloud
-        name: String,
-        /// Cluster whose vIPs it serves
-        #[arg(long)]
-        cluster: String,
-        /// Underlay IPv4 address
-        #[arg(long, group = "vtep")]
-        vtep4: Option<Ipv4Addr>,
-        /// Underlay IPv6 address
-        #[arg(long, group = "vtep")]
-        vtep6: Option<Ipv6Addr>,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Write what the gateway's agent needs to join
-    Enrol(Enrol),
-    /// Give its vIPs to the others of its cluster; what still reaches it is forwarded
-    Drain(DrainArgs),
-    /// Give it its share of the vIPs again
-    Undrain(DrainArgs),
-    /// Give it to another cluster, without losing a packet
-    Move(MoveArgs),
-    /// Delete one
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        expect: Expect,
-    },
-}
-
-impl Gateways {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        match self {
-            Self::List { cluster, limit } => {
-                let cluster = match cluster {
-                    Some(cluster) => Some(client.id_of::<Cluster>(&cluster, &[]).await?.to_string()),
-                    None => None,
-                };
-                let columns =
-                    ["id", "name", "cluster", "vtep4", "vtep6", "draining", "vips", "state", "programmed"];
-                verbs::list::<Gateway>(api, &columns, &[("cluster", cluster)], limit).await
-            }
-            Self::Show(which) => output::one(api.output, &find::<Gateway>(&client, &which, None).await?),
-            Self::Create { name, cluster, vtep4, vtep6, wait } => {
-                let cluster = client.id_of::<Cluster>(&cluster, &[]).await?;
-                verbs::create(api, &client, (), &NewGateway { name, cluster, vtep4, vtep6 }, wait).await
-            }
-            Self::Enrol(args) => verbs::enrol::<Gateway>(api, args).await,
-            Self::Drain(args) => args.run(api, true).await,
-            Self::Undrain(args) => args.run(api, false).await,
-            Self::Move(args) => args.run(api).await,
-            Self::Delete { which, expect } => {
-                verbs::delete::<Gateway>(&client, &find(&client, &which, None).await?, expect).await
-            }
-        }
-    }
-}
-
-/// Which gateway is drained, or the contrary.
 #[derive(Args)]
-pub struct DrainArgs {
-    #[command(flatten)]
-    which: Which,
-    #[command(flatten)]
-    expect: Expect,
-    #[command(flatten)]
-    wait: Wait,
+pub struct NewHostArgs {
+    /// Name, unique in the cloud
+    name: String,
+    /// Underlay address of the host's VXLAN tunnel endpoint
+    #[arg(long, value_name = "ADDRESS")]
+    vtep: IpAddr,
+    /// The host is a foreign VXLAN endpoint, which does not run `sluice vswitch`
+    #[arg(long)]
+    foreign: bool,
 }
 
-impl DrainArgs {
-    async fn run(self, api: &ApiArgs, draining: bool) -> Result<(), Failure> {
-        let client = api.client()?;
-        let id = client.id_of::<Gateway>(&self.which.which, &[]).await?;
-        let gateway = client.drain(id, draining, self.expect.if_revision).await?;
-        // One that is dead owns nothing either.
-        let gave_away = |gateway: &Gateway| matches!(gateway.state.as_str(), "drained" | "failed");
-        let takes_part = |gateway: &Gateway| !matches!(gateway.state.as_str(), "drained" | "draining");
-        let there = |gateway: &Gateway| if draining { gave_away(gateway) } else { takes_part(gateway) };
-        let done = |gateway: &Gateway| gateway.draining == draining && there(gateway);
-        verbs::settle(api, &client, gateway, self.wait, done).await
+impl Create for NewHostArgs {
+    type Object = Host;
+    type Body = NewHost;
+    async fn request(self, _: &Client) -> Result<(Parent<Self>, NewHost), Failure> {
+        Ok(((), NewHost { name: self.name, vtep: self.vtep, agent: !self.foreign }))
     }
 }
 
-/// Which gateway goes where.
+#[derive(Subcommand)]
+pub enum HostVerb {
+    /// Write the enrolment bundle with which the host's agent joins the cloud
+    Enrol(Enrol),
+}
+
+impl Run for HostVerb {
+    async fn run(self, _: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let Self::Enrol(args) = self;
+        args.run::<Host>(client).await
+    }
+}
+
+impl Kind for Gateway {
+    const HELP: Help = Help { list: "List gateways", show: "Show one gateway" };
+    const COLUMNS: &'static [&'static str] =
+        &["id", "name", "cluster", "vtep4", "vtep6", "draining", "vips", "state", "programmed"];
+    type Selector = NameOrId;
+    type Filters = ByCluster;
+}
+
+impl Creatable for Gateway {
+    const CREATE_HELP: &'static str = "Create a gateway with an IPv4 underlay address, an IPv6 one or both";
+    const DELETE_HELP: &'static str = "Delete a gateway";
+    type New = NewGatewayArgs;
+    type Verbs = GatewayOwnVerb;
+}
+
 #[derive(Args)]
-pub struct MoveArgs {
+pub struct ByCluster {
+    /// Only gateways of this cluster: name or id
+    #[arg(long)]
+    cluster: Option<String>,
     #[command(flatten)]
-    which: Which,
-    /// The cluster that it goes to; its own: it stays after all
+    name: ByName,
+}
+
+impl Filter for ByCluster {
+    async fn query(self, client: &Client) -> Result<Vec<(&'static str, String)>, Failure> {
+        let mut query = self.name.query(client).await?;
+        let cluster = optional_id::<Cluster>(client, self.cluster.as_deref()).await?;
+        query.extend(cluster.map(|cluster| ("cluster", cluster.to_string())));
+        Ok(query)
+    }
+}
+
+#[derive(Args)]
+#[command(group(ArgGroup::new("vtep").required(true).multiple(true)))]
+pub struct NewGatewayArgs {
+    /// Name, unique in the cloud
+    name: String,
+    /// Cluster that the gateway joins: name or id
     #[arg(long)]
     cluster: String,
-    /// For the event log
-    #[arg(long)]
-    reason: Option<String>,
-    #[command(flatten)]
-    expect: Expect,
-    #[command(flatten)]
-    wait: Wait,
+    /// Underlay IPv4 address of the gateway's VXLAN tunnel endpoint
+    #[arg(long, value_name = "ADDRESS", group = "vtep")]
+    vtep4: Option<Ipv4Addr>,
+    /// Underlay IPv6 address of the gateway's VXLAN tunnel endpoint
+    #[arg(long, value_name = "ADDRESS", group = "vtep")]
+    vtep6: Option<Ipv6Addr>,
 }
 
-impl MoveArgs {
-    async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
-        let id = client.id_of::<Gateway>(&self.which.which, &[]).await?;
+impl Create for NewGatewayArgs {
+    type Object = Gateway;
+    type Body = NewGateway;
+    async fn request(self, client: &Client) -> Result<(Parent<Self>, NewGateway), Failure> {
         let cluster = client.id_of::<Cluster>(&self.cluster, &[]).await?;
-        let expected = self.expect.if_revision;
-        let gateway = client.move_gateway(id, cluster, self.reason.as_deref(), expected).await?;
-        let there = |gateway: &Gateway| gateway.moving_to.or(gateway.moving_from).is_none();
-        verbs::settle(api, &client, gateway, self.wait, there).await
+        Ok(((), NewGateway { name: self.name, cluster, vtep4: self.vtep4, vtep6: self.vtep6 }))
     }
 }
 
-/// `sluice gateway VERB`: without a verb, `sluice gateway` runs one.
+#[derive(Subcommand)]
+pub enum GatewayOwnVerb {
+    /// Write the enrolment bundle with which the gateway's agent joins the cloud
+    Enrol(Enrol),
+    /// Move all vIPs of a gateway to the others of its cluster; it forwards packets that still arrive
+    Drain(DrainArgs),
+    /// Let a drained gateway own its share of the vIPs again
+    Undrain(DrainArgs),
+    /// Move a gateway to another cluster, without packet loss
+    Move(MoveArgs),
+}
+
+impl Run for GatewayOwnVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        match self {
+            Self::Enrol(args) => args.run::<Gateway>(client).await,
+            Self::Drain(args) => args.run(api, client, true).await,
+            Self::Undrain(args) => args.run(api, client, false).await,
+            Self::Move(args) => args.run(api, client).await,
+        }
+    }
+}
+
+/// `sluice gateway VERB`. Without a verb, `sluice gateway` runs a gateway.
 #[derive(Subcommand)]
 pub enum GatewayVerb {
-    /// Give a gateway's vIPs to the others of its cluster; as `sluice gateways drain`
+    /// Move all vIPs of a gateway to the others of its cluster (same as `sluice gateways drain`)
     Drain {
         #[command(flatten)]
         api: ApiArgs,
         #[command(flatten)]
         args: DrainArgs,
     },
-    /// Give a gateway its share of the vIPs again; as `sluice gateways undrain`
+    /// Let a drained gateway own its share of the vIPs again (same as `sluice gateways undrain`)
     Undrain {
         #[command(flatten)]
         api: ApiArgs,
         #[command(flatten)]
         args: DrainArgs,
     },
-    /// Give a gateway to another cluster, without losing a packet; as `sluice gateways move`
+    /// Move a gateway to another cluster, without packet loss (same as `sluice gateways move`)
     Move {
         #[command(flatten)]
         api: ApiArgs,
@@ -220,97 +167,139 @@ pub enum GatewayVerb {
 }
 
 impl GatewayVerb {
-    /// Runs the verb.
     pub async fn run(self) -> Result<(), Failure> {
         match self {
-            Self::Drain { api, args } => args.run(&api, true).await,
-            Self::Undrain { api, args } => args.run(&api, false).await,
-            Self::Move { api, args } => args.run(&api).await,
+            Self::Drain { api, args } => args.run(&api, &api.client()?, true).await,
+            Self::Undrain { api, args } => args.run(&api, &api.client()?, false).await,
+            Self::Move { api, args } => args.run(&api, &api.client()?).await,
         }
     }
 }
 
-/// `sluice clusters`.
-#[derive(Subcommand)]
-pub enum Clusters {
-    /// List clusters
-    List(Limit),
-    /// Show one
-    Show(Which),
-    /// Create one
-    Create {
-        /// Name, unique in the cloud
-        name: String,
-        /// Underlay address that hosts send to; give one for each share of the traffic
-        #[arg(long = "vip", required = true)]
-        vips: Vec<IpAddr>,
-        /// Milliseconds between two hellos of a gateway to the others, 2 to 250; 4 if left out
-        #[arg(long)]
-        hello_ms: Option<u16>,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Replace the vIPs, of which those that stay keep their place, or set the hello interval
-    Update {
-        #[command(flatten)]
-        which: Which,
-        /// New vIP; give all of them
-        #[arg(long = "vip", required_unless_present = "hello_ms")]
-        vips: Vec<IpAddr>,
-        /// Milliseconds between two hellos of a gateway to the others, 2 to 250
-        #[arg(long, conflicts_with = "vips")]
-        hello_ms: Option<u16>,
-        #[command(flatten)]
-        expect: Expect,
-        #[command(flatten)]
-        wait: Wait,
-    },
-    /// Renew its key at once, and let all others end within minutes
-    RotateKey(Which),
-    /// Delete one that has neither gateways nor VPCs
-    Delete {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        expect: Expect,
-    },
+/// Arguments of `drain` and `undrain`.
+#[derive(Args)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    target: Target<Gateway>,
+    #[command(flatten)]
+    wait: Wait,
 }
 
-impl Clusters {
-    /// Runs the verb.
-    pub async fn run(self, api: &ApiArgs) -> Result<(), Failure> {
-        let client = api.client()?;
+impl DrainArgs {
+    async fn run(self, api: &ApiArgs, client: &Client, draining: bool) -> Result<(), Failure> {
+        let id = self.target.id(client).await?;
+        let gateway = client.drain(id, draining, self.target.expected()).await?;
+        let is_done = |gateway: &Gateway| {
+            let state = gateway.state.as_str();
+            let settled = match draining {
+                // A gateway that failed owns no vIP either.
+                true => matches!(state, "drained" | "failed"),
+                false => !matches!(state, "drained" | "draining"),
+            };
+            gateway.draining == draining && settled
+        };
+        self.wait.print_when(api, client, gateway, is_done).await
+    }
+}
+
+/// Arguments of a gateway's `move`.
+#[derive(Args)]
+pub struct MoveArgs {
+    #[command(flatten)]
+    target: Target<Gateway>,
+    /// Cluster to move to: name or id; the gateway's own cluster cancels a move that has not joined the other
+    /// yet
+    #[arg(long)]
+    cluster: String,
+    /// Reason for the move, shown in the event log
+    #[arg(long)]
+    reason: Option<String>,
+    #[command(flatten)]
+    wait: Wait,
+}
+
+impl MoveArgs {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let id = self.target.id(client).await?;
+        let cluster = client.id_of::<Cluster>(&self.cluster, &[]).await?;
+        let reason = self.reason.as_deref();
+        let gateway = client.move_gateway(id, cluster, reason, self.target.expected()).await?;
+        let has_moved = |gateway: &Gateway| gateway.moving_to.or(gateway.moving_from).is_none();
+        self.wait.print_when(api, client, gateway, has_moved).await
+    }
+}
+
+impl Kind for Cluster {
+    const HELP: Help = Help { list: "List clusters", show: "Show one cluster" };
+    const COLUMNS: &'static [&'static str] = &["id", "name", "vips", "programmed"];
+    type Selector = NameOrId;
+    type Filters = ByName;
+
+    fn table_row(&self) -> Value {
+        let Self { id, name, programmed, .. } = self;
+        json!({"id": id, "name": name, "vips": self.addresses(), "programmed": programmed})
+    }
+}
+
+impl Creatable for Cluster {
+    const CREATE_HELP: &'static str = "Create a cluster of gateways";
+    const DELETE_HELP: &'static str = "Delete a cluster that has neither gateways nor VPCs";
+    type New = NewClusterArgs;
+    type Verbs = ClusterVerb;
+}
+
+#[derive(Args)]
+pub struct NewClusterArgs {
+    /// Name, unique in the cloud
+    name: String,
+    /// vIP: an underlay address that hosts send to; repeat it for each vIP, at most 63 of each family
+    #[arg(long = "vip", value_name = "ADDRESS", required = true)]
+    vips: Vec<IpAddr>,
+    /// Interval between two hellos of a gateway, in milliseconds, 2 to 250 [default: 4]
+    #[arg(long, value_name = "MS")]
+    hello_interval_ms: Option<u16>,
+}
+
+impl Create for NewClusterArgs {
+    type Object = Cluster;
+    type Body = NewCluster;
+    async fn request(self, _: &Client) -> Result<(Parent<Self>, NewCluster), Failure> {
+        let Self { name, vips, hello_interval_ms } = self;
+        Ok(((), NewCluster { name, vips, hello_interval_ms }))
+    }
+}
+
+#[derive(Subcommand)]
+pub enum ClusterVerb {
+    /// Replace the vIPs of a cluster, or change its hello interval
+    Update {
+        #[command(flatten)]
+        target: Target<Cluster>,
+        /// New vIP; give the complete list; a vIP that stays keeps its slot and MAC address
+        #[arg(long = "vip", value_name = "ADDRESS", required_unless_present = "hello_interval_ms")]
+        vips: Vec<IpAddr>,
+        /// Interval between two hellos of a gateway, in milliseconds, 2 to 250
+        #[arg(long, value_name = "MS", conflicts_with = "vips")]
+        hello_interval_ms: Option<u16>,
+        #[command(flatten)]
+        wait: Wait,
+    },
+    /// Replace the key of a cluster now; the previous keys expire within minutes
+    RotateKey(NameOrId),
+}
+
+impl Run for ClusterVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         match self {
-            Self::List(limit) => {
-                if api.output != Format::Table {
-                    return verbs::list::<Cluster>(api, &[], &[], limit).await;
-                }
-                let name: Vec<_> = limit.name.as_deref().map(|name| ("name", name)).into_iter().collect();
-                let clusters = client.list::<Cluster>(&name, limit.limit).await?;
-                let row = |it: &Cluster| {
-                    let Cluster { id, name, programmed, .. } = it;
-                    json!({"id": id, "name": name, "vips": it.addresses(), "programmed": programmed})
-                };
-                let rows: Vec<_> = clusters.iter().map(row).collect();
-                output::list(api.output, &["id", "name", "vips", "programmed"], &rows)
-            }
-            Self::Show(which) => output::one(api.output, &find::<Cluster>(&client, &which, None).await?),
-            Self::Create { name, vips, hello_ms, wait } => {
-                verbs::create(api, &client, (), &NewCluster { name, vips, hello_ms }, wait).await
-            }
-            Self::Update { which, vips, hello_ms, expect, wait } => {
-                let id = client.id_of::<Cluster>(&which.which, &[]).await?;
+            Self::Update { target, vips, hello_interval_ms, wait } => {
                 let vips = Some(vips).filter(|vips| !vips.is_empty());
-                let patch = json!({"vips": vips, "hello_ms": hello_ms});
-                let new = client.update::<Cluster>(id, &patch, expect.if_revision).await?;
-                verbs::settle(api, &client, new, wait, |_| true).await
+                let patch = json!({"vips": vips, "hello_interval_ms": hello_interval_ms});
+                let cluster = target.update(client, &patch).await?;
+                wait.print_when(api, client, cluster, |_| true).await
             }
-            Self::RotateKey(which) => {
-                let id = client.id_of::<Cluster>(&which.which, &[]).await?;
-                output::one(api.output, &client.rotate_key(id).await?)
-            }
-            Self::Delete { which, expect } => {
-                verbs::delete::<Cluster>(&client, &find(&client, &which, None).await?, expect).await
+            Self::RotateKey(args) => {
+                let cluster: Cluster = args.find(client).await?;
+                output::one(api.output, &client.rotate_key(cluster.id).await?)
             }
         }
     }

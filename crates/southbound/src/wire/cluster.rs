@@ -5,7 +5,9 @@ use super::{Malformed, Result, address, either, group_id, ipv6_parts, mac, unica
 use crate::cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PLACES, PlannedVip};
 use crate::entries::{Vtep, VtepRole};
 use crate::proto::{self, cluster_keys, cluster_plan};
-use sluice_types::{ClusterId, GatewayId, HELLO_MS_DEFAULT, HELLO_MS_MAX, HELLO_MS_MIN, Secret};
+use sluice_types::{
+    ClusterId, GatewayId, HELLO_INTERVAL_MS_DEFAULT, HELLO_INTERVAL_MS_MAX, HELLO_INTERVAL_MS_MIN, Secret,
+};
 
 impl From<Vtep> for proto::Vtep {
     fn from(vtep: Vtep) -> Self {
@@ -96,9 +98,9 @@ fn number(id: u64, what: &'static str) -> Result<u64> {
 /// An earlier controller says nothing of it.
 fn hello(millis: u32) -> Result<u16> {
     if millis == 0 {
-        return Ok(HELLO_MS_DEFAULT);
+        return Ok(HELLO_INTERVAL_MS_DEFAULT);
     }
-    let allowed = |millis: &u16| (HELLO_MS_MIN..=HELLO_MS_MAX).contains(millis);
+    let allowed = |millis: &u16| (HELLO_INTERVAL_MS_MIN..=HELLO_INTERVAL_MS_MAX).contains(millis);
     u16::try_from(millis).ok().filter(allowed).ok_or(Malformed::Hello(millis))
 }
 

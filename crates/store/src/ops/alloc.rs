@@ -1,16 +1,15 @@
-//! Which addresses and MACs are free. All of it takes time in proportion to
-//! what is allocated, not to what is in use.
+//! Allocation of addresses and MACs. It takes time in proportion to what is allocated, not to what is in use.
 
 use crate::backend::Query;
 use crate::check;
 use crate::rows::{DERIVED_IPV6, DERIVED_MAC, ipv6};
 use crate::value::{Value, args};
 use crate::{Result, StoreError, Subnet};
-use sluice_types::{InstanceId, IpNet, Ipv6Net, MacAddr, VpcId, eui64_address};
+use sluice_types::{IpNet, Ipv6Net, MacAddr, VpcId, eui64_address};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 
-/// Fewest and most used addresses to read at once.
+/// Smallest and largest number of used addresses to read at once.
 const READ_AHEAD: (usize, usize) = (256, 65536);
 
 /// An address family.
@@ -30,18 +29,19 @@ impl Family {
     }
 }
 
-/// Where the search for a subnet's next address goes on.
+/// State of the search for free addresses of a subnet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// From here on no address was ever allocated.
+    /// This address and all higher ones were never allocated.
     pub next: u128,
-    /// Before here all addresses are in use.
+    /// All addresses below this one are in use.
     pub low: u128,
+    /// Last address of the subnet that instances can have.
     pub last: u128,
 }
 
 impl Cursor {
-    /// From a subnet's columns; `None` where it has no prefix of the family.
+    /// Reads the columns of a subnet; `None` if it has no prefix of the family.
     pub fn read(net: Option<IpNet>, next: Option<&[u8]>, low: Option<&[u8]>) -> Result<Option<Self>> {
         let (Some(net), Some(next), Some(low)) = (net, next, low) else { return Ok(None) };
         let number = |bytes: &[u8]| ipv6(bytes).map(u128::from);
@@ -49,8 +49,9 @@ impl Cursor {
     }
 }
 
-/// Takes up to `count` addresses, fewer if the subnet has no more: the lowest
-/// never allocated, then the lowest free. `given` are spoken for.
+/// Allocates up to `count` addresses, fewer if the subnet has no more: first the lowest that were never
+/// allocated, then the lowest free ones. Addresses in `given` are assigned by the same request and are
+/// skipped.
 pub(crate) async fn take(
     q: &mut dyn Query,
     used: Used,
@@ -59,20 +60,20 @@ pub(crate) async fn take(
     given: &HashSet<u128>,
 ) -> Result<VecDeque<u128>> {
     let mut taken = VecDeque::with_capacity(count);
-    // All from here on is spoken for when the first sweep finds too few.
+    // If the first sweep finds too few addresses, all from here on are in use.
     let swept = cursor.next;
     sweep(q, used, &mut cursor.next, cursor.last, count, given, &mut taken).await?;
     sweep(q, used, &mut cursor.low, swept - 1, count, given, &mut taken).await?;
     Ok(taken)
 }
 
-/// Where used addresses are read from.
+/// Reads the used addresses of a VPC.
 #[derive(Clone, Copy)]
 pub(crate) struct Used {
     pub vpc: VpcId,
     pub family: Family,
-    /// The VPC has no instance.
-    pub none: bool,
+    /// True if the VPC has no instance, so that nothing needs to be read.
+    pub is_empty: bool,
 }
 
 impl Used {
@@ -104,6 +105,7 @@ impl Used {
     }
 }
 
+/// Collects free addresses from `start` to `last` into `taken`, until it has `count`. Moves `start` ahead.
 async fn sweep(
     q: &mut dyn Query,
     used: Used,
@@ -116,7 +118,7 @@ async fn sweep(
     let limit = count.clamp(READ_AHEAD.0, READ_AHEAD.1);
     let mut known = VecDeque::new();
     // Used addresses before this one are all in `known`.
-    let mut known_until = if used.none { last + 1 } else { *start };
+    let mut known_until = if used.is_empty { last + 1 } else { *start };
     while taken.len() < count && *start <= last {
         if *start == known_until {
             known = used.read(q, *start, last, limit).await?;
@@ -133,18 +135,18 @@ async fn sweep(
     Ok(())
 }
 
-/// The MAC of an instance that was given none.
+/// The MAC of an instance for which none was requested.
 pub(crate) fn derived_mac(id: u64) -> MacAddr {
     MacAddr::local(id)
 }
 
-/// The instance whose derived MAC this is, if it can be one.
+/// The id of the instance whose derived MAC this would be, if it has the form of one.
 fn mac_to_id(mac: MacAddr) -> Option<u64> {
     let id = mac.to_u64() & 0xff_ffff_ffff;
     (derived_mac(id) == mac).then_some(id)
 }
 
-/// The MAC that the interface part of an address is made from (EUI-64).
+/// The MAC from which the interface identifier of an IPv6 address is derived (EUI-64).
 pub(crate) fn eui64_mac(address: u128) -> Option<MacAddr> {
     let [a, b, c, 0xff, 0xfe, d, e, f] = (address as u64).to_be_bytes() else { return None };
     Some(MacAddr::new([a ^ 2, b, c, d, e, f]))
@@ -153,12 +155,12 @@ pub(crate) fn eui64_mac(address: u128) -> Option<MacAddr> {
 /// An instance found by its MAC.
 pub(crate) struct MacOwner {
     pub mac: MacAddr,
-    /// Its IPv6 address, where that is derived.
+    /// IPv6 address of the instance, if it is derived from the MAC.
     pub derived_ipv6: Option<u128>,
     pub name: String,
 }
 
-/// Which of these MACs instances of the VPC have, given or derived.
+/// The instances of the VPC that have one of these MACs, requested or derived.
 pub(crate) async fn mac_owners(q: &mut dyn Query, vpc: VpcId, macs: &[MacAddr]) -> Result<Vec<MacOwner>> {
     let numbers: Vec<i64> = macs.iter().map(|mac| mac.to_u64() as i64).collect();
     let ids: Vec<i64> = macs.iter().filter_map(|mac| mac_to_id(*mac)).map(|id| id as i64).collect();
@@ -183,22 +185,22 @@ pub(crate) async fn mac_owners(q: &mut dyn Query, vpc: VpcId, macs: &[MacAddr]) 
         .collect()
 }
 
-/// Finds ids whose derived MAC and IPv6 addresses nobody was given.
+/// Finds ids whose derived MAC and IPv6 address are not assigned to an instance by request.
 pub(crate) struct Ids {
     vpc: VpcId,
     /// Prefixes that addresses are derived in.
     prefixes: Vec<Ipv6Net>,
     macs: HashSet<u64>,
     addresses: HashSet<u128>,
-    /// Takers of ids before this one are known.
+    /// `macs` and `addresses` contain all that conflict with ids below this one.
     known_until: u64,
 }
 
 impl Ids {
-    /// `macs` and `addresses` are those given in the request.
+    /// `macs` and `addresses` are those that the request assigns.
     pub fn new(
         vpc: VpcId,
-        none_used: bool,
+        is_empty: bool,
         prefixes: Vec<Ipv6Net>,
         macs: &HashMap<u64, usize>,
         addresses: &HashSet<u128>,
@@ -208,12 +210,12 @@ impl Ids {
             prefixes,
             macs: macs.keys().copied().collect(),
             addresses: addresses.clone(),
-            known_until: if none_used { u64::MAX } else { 0 },
+            known_until: if is_empty { u64::MAX } else { 0 },
         }
     }
 
-    /// True if an instance with this id can derive its MAC, and its address in
-    /// `prefix`. `ahead`: how many more will be asked for.
+    /// True if an instance with this id can derive its MAC, and its address in `prefix`. `ahead` is the
+    /// number of ids that will be needed in total.
     pub async fn is_free(
         &mut self,
         q: &mut dyn Query,
@@ -232,7 +234,7 @@ impl Ids {
         Ok(address.is_none_or(|address| !self.addresses.contains(&u128::from(address))))
     }
 
-    /// Reads what in the range of ids is taken.
+    /// Reads the MACs and addresses that conflict with a range of ids.
     async fn learn(&mut self, q: &mut dyn Query, from: u64, until: u64) -> Result<()> {
         let (first, last) = (derived_mac(from), derived_mac(until - 1));
         let sql = "SELECT mac FROM instances WHERE vpc = $1 AND derived IN (0, 2) AND mac BETWEEN $2 AND $3";
@@ -256,9 +258,8 @@ impl Ids {
     }
 }
 
-/// Lets an address be found again. Only one below `low` needs it: those above
-/// are looked at anyway.
-pub(crate) async fn give_back(q: &mut dyn Query, subnet: u64, address: IpAddr) -> Result<()> {
+/// Frees an address. Only an address below `low` needs an update: addresses above it are searched anyway.
+pub(crate) async fn free(q: &mut dyn Query, subnet: u64, address: IpAddr) -> Result<()> {
     let sql = match address {
         IpAddr::V4(_) => "UPDATE subnets SET low4 = $2 WHERE id = $1 AND low4 > $2",
         IpAddr::V6(_) => "UPDATE subnets SET low6 = $2 WHERE id = $1 AND low6 > $2",
@@ -266,17 +267,12 @@ pub(crate) async fn give_back(q: &mut dyn Query, subnet: u64, address: IpAddr) -
     q.run(sql, args![subnet, check::number(address).to_be_bytes().to_vec()]).await.map(drop)
 }
 
-/// The error of a subnet whose addresses are all in use.
-pub(crate) fn full(subnet: &Subnet, net: &IpNet) -> StoreError {
+/// The error for a subnet whose addresses are all in use.
+pub(crate) fn subnet_full(subnet: &Subnet, net: &IpNet) -> StoreError {
     crate::Conflict::SubnetFull { subnet: subnet.name.clone(), prefix: net.to_string() }.into()
 }
 
-/// How an instance's derivations are stored.
-pub(crate) fn derived(mac: bool, ipv6: bool) -> u8 {
+/// The value of the column `derived` of an instance.
+pub(crate) fn derived_flags(mac: bool, ipv6: bool) -> u8 {
     DERIVED_MAC * u8::from(mac) + DERIVED_IPV6 * u8::from(ipv6)
-}
-
-/// The instance's typed id.
-pub(crate) fn instance_id(id: u64) -> InstanceId {
-    InstanceId::new(id)
 }

@@ -1,33 +1,33 @@
-//! Creation of instances, one or a million.
+//! Creation of instances, from one to a million in one transaction.
 
 use super::alloc::{self, Family, Ids, Used};
-use super::plan::{Plan, address_taken, in_bulk};
+use super::bulk_plan::{BulkPlan, address_taken, in_bulk};
 use crate::codec;
 use crate::value::args;
 use crate::write::Write;
 use crate::{Instance, NewInstance, Result, Subnet};
-use sluice_types::{HostId, IpNet, Ipv6Net, SubnetId, VpcId, eui64_address};
+use sluice_types::{HostId, InstanceId, IpNet, Ipv6Net, SubnetId, VpcId, eui64_address};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Instances in one row of the outbox.
-const PART: usize = 16384;
+const INSTANCES_PER_ROW: usize = 16384;
 
-/// What a creation found and made.
+/// Result of a bulk creation.
 pub(crate) struct Outcome {
-    pub made: Vec<Instance>,
+    pub created: Vec<Instance>,
     pub existing: Vec<Instance>,
-    /// Names that the request has more than once, with the same content.
+    /// Number of requests that repeat an earlier one with the same name and content.
     pub repeated: usize,
 }
 
 pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &[NewInstance]) -> Result<Outcome> {
-    let mut plan = Plan::make(w.q(), vpc, new).await?;
-    if plan.make.is_empty() {
-        return Ok(Outcome { made: Vec::new(), existing: plan.existing, repeated: plan.repeated });
+    let mut plan = BulkPlan::prepare(w.q(), vpc, new).await?;
+    if plan.to_create.is_empty() {
+        return Ok(Outcome { created: Vec::new(), existing: plan.existing, repeated: plan.repeated });
     }
     let (made, derived) = build(w, &mut plan).await?;
-    // The outbox is encoded while the database works.
+    // The outbox rows are encoded while the database inserts the instances.
     let (inserted, parts) =
         futures::join!(w.tx.insert_instances(&made, &derived), async { encode(&plan, &made) });
     inserted?;
@@ -35,21 +35,21 @@ pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &[NewInstance]) -> Re
         w.push_encoded(part);
     }
     save_cursors(w, &plan).await?;
-    Ok(Outcome { made, existing: plan.existing, repeated: plan.repeated })
+    Ok(Outcome { created: made, existing: plan.existing, repeated: plan.repeated })
 }
 
-/// Addresses that were allocated, by subnet.
+/// Allocated addresses of each subnet.
 type Allocated = HashMap<SubnetId, VecDeque<u128>>;
 
-/// The prefix in which an instance's IPv6 address is derived from its MAC.
+/// The prefix in which the IPv6 address of an instance is derived from its MAC.
 fn derives_in<'s>(one: &NewInstance, subnet: &'s Subnet) -> Option<&'s Ipv6Net> {
     subnet.ipv6.as_ref().filter(|net| one.ipv6.is_none() && net.prefix_len() == 64)
 }
 
-/// Allocates what was not given, family by family and subnet by subnet.
-async fn allocate(w: &mut Write, plan: &mut Plan<'_>, family: Family) -> Result<Allocated> {
+/// Allocates the addresses of one family that the request leaves open, subnet by subnet.
+async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Result<Allocated> {
     let mut wanted: HashMap<SubnetId, usize> = HashMap::new();
-    for &index in &plan.make {
+    for &index in &plan.to_create {
         let one = &plan.new[index];
         let subnet = plan.subnet(one.subnet);
         let needs = match family {
@@ -65,7 +65,7 @@ async fn allocate(w: &mut Write, plan: &mut Plan<'_>, family: Family) -> Result<
         Family::V6 => &plan.given.ipv6,
     };
     let given: HashSet<u128> = given.keys().copied().collect();
-    let used = Used { vpc: plan.vpc.id, family, none: plan.empty };
+    let used = Used { vpc: plan.vpc.id, family, is_empty: plan.is_empty };
     let mut allocated = HashMap::new();
     for (id, count) in wanted {
         let state = &mut plan.subnets[plan.subnet_index[&id]];
@@ -84,7 +84,7 @@ async fn allocate(w: &mut Write, plan: &mut Plan<'_>, family: Family) -> Result<
 /// The next allocated address, or who has none left.
 fn next(
     allocated: &mut Allocated,
-    plan: &Plan<'_>,
+    plan: &BulkPlan<'_>,
     index: usize,
     subnet: &Subnet,
     net: Option<IpNet>,
@@ -92,28 +92,28 @@ fn next(
     let Some(net) = net else { return Ok(None) };
     match allocated.get_mut(&subnet.id).and_then(VecDeque::pop_front) {
         Some(address) => Ok(Some(address)),
-        None => Err(in_bulk(plan.new, index, alloc::full(subnet, &net))),
+        None => Err(in_bulk(plan.new, index, alloc::subnet_full(subnet, &net))),
     }
 }
 
-async fn build(w: &mut Write, plan: &mut Plan<'_>) -> Result<(Vec<Instance>, Vec<u8>)> {
+async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>, Vec<u8>)> {
     let mut ipv4s = allocate(w, plan, Family::V4).await?;
     let mut ipv6s = allocate(w, plan, Family::V6).await?;
     let plan = &*plan;
     let prefixes =
-        plan.make.iter().filter_map(|&i| derives_in(&plan.new[i], plan.subnet(plan.new[i].subnet)));
+        plan.to_create.iter().filter_map(|&i| derives_in(&plan.new[i], plan.subnet(plan.new[i].subnet)));
     let prefixes: BTreeSet<Ipv6Net> = prefixes.copied().collect();
     let given6: HashSet<u128> = plan.given.ipv6.keys().copied().collect();
     let mut ids =
-        Ids::new(plan.vpc.id, plan.empty, prefixes.into_iter().collect(), &plan.given.macs, &given6);
-    let mut made = Vec::with_capacity(plan.make.len());
-    let mut derived = Vec::with_capacity(plan.make.len());
-    for (done, &index) in plan.make.iter().enumerate() {
+        Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), &plan.given.macs, &given6);
+    let mut made = Vec::with_capacity(plan.to_create.len());
+    let mut derived = Vec::with_capacity(plan.to_create.len());
+    for (done, &index) in plan.to_create.iter().enumerate() {
         let one = &plan.new[index];
         let subnet = plan.subnet(one.subnet);
         let derives_in = derives_in(one, subnet);
         if one.mac.is_none() {
-            let ahead = plan.make.len() - done;
+            let ahead = plan.to_create.len() - done;
             loop {
                 let next = w.peek_id();
                 if ids.is_free(w.q(), next, derives_in, ahead).await? {
@@ -136,9 +136,9 @@ async fn build(w: &mut Write, plan: &mut Plan<'_>) -> Result<(Vec<Instance>, Vec
                 next(&mut ipv6s, plan, index, subnet, subnet.ipv6.map(IpNet::V6))?.map(Ipv6Addr::from)
             }
         };
-        derived.push(alloc::derived(one.mac.is_none(), derives_in.is_some()));
+        derived.push(alloc::derived_flags(one.mac.is_none(), derives_in.is_some()));
         made.push(Instance {
-            id: alloc::instance_id(id),
+            id: InstanceId::new(id),
             name: one.name.clone(),
             vpc: plan.vpc.id,
             subnet: one.subnet,
@@ -152,9 +152,12 @@ async fn build(w: &mut Write, plan: &mut Plan<'_>) -> Result<(Vec<Instance>, Vec
     Ok((made, derived))
 }
 
-/// The address that the MAC makes, unless the same request gives it to another.
+/// The address derived from the MAC.
+///
+/// # Errors
+/// The same request assigns the address to another instance.
 fn derive(
-    plan: &Plan<'_>,
+    plan: &BulkPlan<'_>,
     index: usize,
     net: &Ipv6Net,
     mac: sluice_types::MacAddr,
@@ -170,7 +173,7 @@ fn derive(
     }
 }
 
-async fn save_cursors(w: &mut Write, plan: &Plan<'_>) -> Result<()> {
+async fn save_cursors(w: &mut Write, plan: &BulkPlan<'_>) -> Result<()> {
     for state in plan.subnets.iter().filter(|state| state.moved) {
         let bytes = |number: Option<u128>| number.map(|n| n.to_be_bytes().to_vec());
         let (c4, c6) = (state.cursor4, state.cursor6);
@@ -187,13 +190,13 @@ async fn save_cursors(w: &mut Write, plan: &Plan<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The rows of the outbox.
-fn encode(plan: &Plan<'_>, made: &[Instance]) -> Result<Vec<Vec<u8>>> {
+/// Encodes the rows of the outbox.
+fn encode(plan: &BulkPlan<'_>, made: &[Instance]) -> Result<Vec<Vec<u8>>> {
     let subnets: Vec<Subnet> = plan.subnets.iter().map(|state| state.subnet.clone()).collect();
     let part = |part: &[Instance]| {
         let used: BTreeSet<HostId> = part.iter().map(|instance| instance.host).collect();
         let hosts: Vec<_> = used.iter().map(|id| plan.hosts[id].clone()).collect();
         codec::encode_created(&plan.vpc, &subnets, &hosts, part)
     };
-    made.chunks(PART).map(part).collect()
+    made.chunks(INSTANCES_PER_ROW).map(part).collect()
 }

@@ -1,5 +1,5 @@
-//! What the southbound side remembers: nodes' streams, one-time tokens, the CA.
-//! None of it is an object: it takes no revision.
+//! State of the southbound interface: nodes' streams, one-time enrolment tokens, the certificate authority.
+//! These are not objects: changing them takes no revision.
 
 use crate::backend::Query;
 use crate::rows::get;
@@ -7,22 +7,22 @@ use crate::value::args;
 use crate::{EnrolmentToken, Gateway, Host, NodeId, NodeState, Result, StoreError};
 use sluice_types::{GatewayId, HostId};
 
-fn columns(node: NodeId) -> (&'static str, u64) {
+fn kind_and_number(node: NodeId) -> (&'static str, u64) {
     match node {
         NodeId::Gateway(id) => ("gateway", id.get()),
         NodeId::Host(id) => ("host", id.get()),
     }
 }
 
-fn node(kind: &str, number: u64) -> Result<NodeId> {
+fn parse_node(kind: &str, number: u64) -> Result<NodeId> {
     match kind {
         "gateway" => Ok(NodeId::Gateway(GatewayId::new(number))),
         "host" => Ok(NodeId::Host(HostId::new(number))),
-        other => Err(StoreError::Corrupt(format!("node of kind `{other}`"))),
+        other => Err(StoreError::Corrupt(format!("a node of unknown kind `{other}`"))),
     }
 }
 
-async fn must_exist(q: &mut dyn Query, node: NodeId) -> Result<()> {
+async fn check_exists(q: &mut dyn Query, node: NodeId) -> Result<()> {
     match node {
         NodeId::Gateway(id) => get::<Gateway>(q, id).await.map(drop),
         NodeId::Host(id) => get::<Host>(q, id).await.map(drop),
@@ -30,8 +30,8 @@ async fn must_exist(q: &mut dyn Query, node: NodeId) -> Result<()> {
 }
 
 pub(crate) async fn save_state(q: &mut dyn Query, state: &NodeState) -> Result<()> {
-    must_exist(q, state.node).await?;
-    let (kind, number) = columns(state.node);
+    check_exists(q, state.node).await?;
+    let (kind, number) = kind_and_number(state.node);
     let failures = serde_json::to_string(&state.failures).map_err(|e| StoreError::Corrupt(e.to_string()))?;
     let sql = "INSERT INTO node_states (kind, node, acked, last_seen_ms, failures) VALUES ($1, $2, $3, $4, $5) \
                ON CONFLICT (kind, node) DO UPDATE \
@@ -46,7 +46,7 @@ pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {
         .iter()
         .map(|row| {
             Ok(NodeState {
-                node: node(row.text(0)?, row.number(1)?)?,
+                node: parse_node(row.text(0)?, row.number(1)?)?,
                 acked: row.number(2)?,
                 last_seen_ms: row.number(3)?,
                 failures: serde_json::from_str(row.text(4)?)
@@ -56,27 +56,40 @@ pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {
         .collect()
 }
 
+/// Stores the SHA-256 of a token.
 pub(crate) async fn add_token(q: &mut dyn Query, digest: [u8; 32], token: &EnrolmentToken) -> Result<()> {
-    must_exist(q, token.node).await?;
-    let (kind, number) = columns(token.node);
+    check_exists(q, token.node).await?;
+    let (kind, number) = kind_and_number(token.node);
     let sql = "INSERT INTO enrolment_tokens (digest, kind, node, expires_ms) VALUES ($1, $2, $3, $4)";
     q.run(sql, args![digest.to_vec(), kind, number, token.expires_ms]).await.map(drop)
 }
 
+/// Deletes a token, and all that expired. Returns the node of the token if it was still valid.
 pub(crate) async fn take_token(q: &mut dyn Query, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
     q.run("DELETE FROM enrolment_tokens WHERE expires_ms <= $1", args![now_ms]).await?;
     let sql = "DELETE FROM enrolment_tokens WHERE digest = $1 RETURNING kind, node";
     match q.row(sql, args![digest.to_vec()]).await? {
         None => Ok(None),
-        Some(row) => node(row.text(0)?, row.number(1)?).map(Some),
+        Some(row) => parse_node(row.text(0)?, row.number(1)?).map(Some),
     }
 }
 
-pub(crate) async fn authority(q: &mut dyn Query, made: &(String, String)) -> Result<(String, String)> {
+/// Stores `new`, a PEM pair of certificate and key, unless there is an authority already. Returns the stored
+/// pair.
+pub(crate) async fn authority(q: &mut dyn Query, new: &(String, String)) -> Result<(String, String)> {
     let sql = "INSERT INTO certificate_authority (id, certificate, private_key) VALUES (1, $1, $2) \
                ON CONFLICT (id) DO NOTHING";
-    q.run(sql, args![made.0.as_str(), made.1.as_str()]).await?;
+    q.run(sql, args![new.0.as_str(), new.1.as_str()]).await?;
     let sql = "SELECT certificate, private_key FROM certificate_authority";
-    let row = q.row(sql, vec![]).await?.ok_or_else(|| StoreError::Corrupt("no CA".into()))?;
+    let row =
+        q.row(sql, vec![]).await?.ok_or_else(|| StoreError::Corrupt("no certificate authority".into()))?;
     Ok((row.text(0)?.to_owned(), row.text(1)?.to_owned()))
+}
+
+/// Deletes the stream state and the enrolment tokens of a node that is deleted. Returns true if the node ever
+/// had a stream, and with it cluster keys.
+pub(super) async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<bool> {
+    let seen = q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    q.run("DELETE FROM enrolment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    Ok(seen > 0)
 }

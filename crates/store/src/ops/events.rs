@@ -1,5 +1,5 @@
-//! What happened, for people to read later. An event is no object: it takes no
-//! revision of its own, but one that tells of a change is committed with it.
+//! The event log, which people read. An event is not an object: it takes no revision. An event about a change
+//! is committed together with the change.
 
 use crate::backend::Query;
 use crate::value::{Row, args};
@@ -8,13 +8,13 @@ use crate::{Event, NewEvent, Result, StoreError};
 use serde_json::Value;
 use std::fmt::Display;
 
-/// Events kept; the oldest go first.
+/// Number of events kept. The oldest are deleted.
 pub(crate) const KEPT: u64 = 100_000;
-/// Longest list.
+/// Largest number of events in one list.
 const MAX_LIST: u32 = 10_000;
 
-/// Notes an event of a change, within its transaction.
-pub(crate) async fn note(
+/// Records an event about a change, in the transaction of the change.
+pub(crate) async fn record(
     w: &mut Write,
     kind: &str,
     subject: &impl Display,
@@ -25,7 +25,7 @@ pub(crate) async fn note(
     add(w.q(), now_ms, &NewEvent { kind: kind.to_owned(), subject, text, details }).await.map(drop)
 }
 
-/// Adds an event; returns its id.
+/// Adds an event and returns its id.
 pub(crate) async fn add(q: &mut dyn Query, time_ms: u64, new: &NewEvent) -> Result<u64> {
     let row = q.row("UPDATE meta SET next_event = next_event + 1 RETURNING next_event - 1", vec![]).await?;
     let id = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
@@ -39,7 +39,7 @@ pub(crate) async fn add(q: &mut dyn Query, time_ms: u64, new: &NewEvent) -> Resu
     Ok(id)
 }
 
-fn event(row: &Row) -> Result<Event> {
+fn decode(row: &Row) -> Result<Event> {
     let details = serde_json::from_str(row.text(5)?);
     Ok(Event {
         id: row.number(0)?,
@@ -47,11 +47,11 @@ fn event(row: &Row) -> Result<Event> {
         kind: row.text(2)?.to_owned(),
         subject: row.text(3)?.to_owned(),
         text: row.text(4)?.to_owned(),
-        details: details.map_err(|e| StoreError::Corrupt(format!("an event's details: {e}")))?,
+        details: details.map_err(|e| StoreError::Corrupt(format!("details of an event: {e}")))?,
     })
 }
 
-/// Events in order of id: the first after `after`, or without it the newest.
+/// Events in order of id: the first that follow `after`, or the newest if it is `None`.
 pub(crate) async fn list(
     q: &mut dyn Query,
     subject: Option<&str>,
@@ -66,7 +66,7 @@ pub(crate) async fn list(
         values.push(subject.into());
     }
     sql.push_str(if after.is_some() { " ORDER BY id LIMIT $2" } else { " ORDER BY id DESC LIMIT $2" });
-    let mut events: Vec<Event> = q.rows(&sql, values).await?.iter().map(event).collect::<Result<_>>()?;
+    let mut events: Vec<Event> = q.rows(&sql, values).await?.iter().map(decode).collect::<Result<_>>()?;
     if after.is_none() {
         events.reverse();
     }

@@ -1,12 +1,22 @@
-//! Gateways that go from one cluster to another, make before break: first one has the
-//! entries of both and gives its vIPs to its neighbours, then it is a member of the other
-//! and gets its share there, then it forgets the VPCs of the first. Each step is a
-//! transaction; who says when is the controller (`crates/controller/src/gateway_moves.rs`).
+//! Moves of gateways between clusters, make before break. Each step is one transaction; the controller
+//! decides when a step is due (`crates/controller/src/moves/gateways.rs`).
 //!
-//! Until it has joined a gateway can stay after all. Once it has, going back is a move of
-//! its own, which begins with the entries of both clusters already there.
+//! ```text
+//!              start                      advance                        advance
+//!  member of A -----> leaving A --------------------------> joined B ---------------> member of B
+//!      ^              has the entries of A and B,           has the entries           has the entries
+//!      |              gives its vIPs away                   of A and B                of B
+//!      |                   |                                   |
+//!      +-------------------+                                   | start with A:
+//!        reversed: start with A, or no other                   v a new move
+//!        gateway is left for the VPCs of A                 leaving B
+//! ```
+//!
+//! Until the gateway has joined B, the move can be reversed. After that, going back to A is a new move, which
+//! starts with the entries of both clusters present.
 
-use super::placement::{VPC_ON, others_stay, replan};
+use super::clusters::{VPC_ON_CLUSTER, publish_assignment};
+use super::gateways::has_staying_peer;
 use super::{events, families};
 use crate::rows::{check_revision, get};
 use crate::value::args;
@@ -15,9 +25,9 @@ use crate::{Cluster, Conflict, Gateway, GatewayMove, Result};
 use serde_json::json;
 use sluice_types::{ClusterId, GatewayId};
 
-/// Kinds of events.
-const BEGUN: &str = "gateway_move_begun";
-const TURNED: &str = "gateway_move_turned";
+/// Event kinds.
+const STARTED: &str = "gateway_move_started";
+const REVERSED: &str = "gateway_move_reversed";
 const JOINED: &str = "gateway_move_joined";
 const MOVED: &str = "gateway_moved";
 
@@ -31,42 +41,49 @@ async fn save(w: &mut Write, gateway: &mut Gateway) -> Result<()> {
     w.q().run(sql, values).await.map(drop)
 }
 
-/// What happened to a gateway on its way, as its event's kind says, and why.
-async fn note(
+/// Records an event about a move.
+async fn record(
     w: &mut Write,
     kind: &str,
     gateway: &Gateway,
     (from, to): (&Cluster, &Cluster),
-    why: &str,
+    reason: &str,
 ) -> Result<()> {
-    let what = match kind {
-        BEGUN => "learns the VPCs of the cluster that it moves to, and gives its vIPs away",
-        TURNED => "does not move after all",
-        JOINED => "has joined the cluster that it moves to",
-        _ => "has moved",
+    let (name, from_name, to_name) = (&gateway.name, &from.name, &to.name);
+    let text = match kind {
+        STARTED => format!(
+            "gateway `{name}` starts to move from cluster `{from_name}` to `{to_name}`: it receives the entries of \
+             `{to_name}` and gives its vIPs away"
+        ),
+        REVERSED => {
+            format!("gateway `{name}` stays in cluster `{from_name}`, its move to `{to_name}` is reversed")
+        }
+        JOINED => format!("gateway `{name}` has left cluster `{from_name}` and joined `{to_name}`"),
+        _ => format!("gateway `{name}` has moved from cluster `{from_name}` to `{to_name}`"),
     };
-    let text = format!("gateway `{}` {what}, from `{}` to `{}`: {why}", gateway.name, from.name, to.name);
-    let details =
-        json!({"from": from.id.to_string(), "to": to.id.to_string(), "why": why, "revision": w.revision});
-    events::note(w, kind, &gateway.id, text, details).await
+    let details = json!({
+        "from": from.id.to_string(), "to": to.id.to_string(), "reason": reason, "revision": w.revision,
+    });
+    events::record(w, kind, &gateway.id, format!("{text} (reason: {reason})"), details).await
 }
 
-/// As one that has come to its cluster, or come back.
-fn newcomer(gateway: &Gateway) -> Vec<GatewayId> {
+/// The gateway as the list of newcomers of its cluster; empty if it must own no vIP.
+fn as_newcomer(gateway: &Gateway) -> Vec<GatewayId> {
     if gateway.retires() { Vec::new() } else { vec![gateway.id] }
 }
 
-/// Whether its cluster has VPCs, and nobody else to forward for them.
-async fn needed(w: &mut Write, gateway: &Gateway) -> Result<bool> {
-    Ok(!others_stay(w, gateway).await? && w.q().any(VPC_ON, args![gateway.cluster.get()]).await?)
+/// True if the cluster of the gateway has VPCs, and no other gateway to forward for them.
+async fn is_last_for_vpcs(w: &mut Write, gateway: &Gateway) -> Result<bool> {
+    Ok(!has_staying_peer(w, gateway).await?
+        && w.q().any(VPC_ON_CLUSTER, args![gateway.cluster.get()]).await?)
 }
 
-/// Begins a move, or turns one back.
-pub(crate) async fn begin(
+/// Starts a move, or reverses the move that is in progress.
+pub(crate) async fn start(
     w: &mut Write,
     id: GatewayId,
     to: ClusterId,
-    why: &str,
+    reason: &str,
     expected: Option<u64>,
 ) -> Result<Gateway> {
     let gateway: Gateway = get(w.q(), id).await?;
@@ -78,64 +95,64 @@ pub(crate) async fn begin(
         Some(GatewayMove { other, joined: false, .. }) if other == to => return Ok(gateway),
         Some(GatewayMove { joined: true, .. }) if gateway.cluster == to => return Ok(gateway),
         Some(GatewayMove { joined: false, .. }) if gateway.cluster == to => {
-            return turn_back(w, gateway, why).await;
+            return reverse(w, gateway, reason).await;
         }
         Some(GatewayMove { other, joined: true, .. }) if other == to => {}
         Some(GatewayMove { other, joined, .. }) => {
-            let goes = if joined { gateway.cluster } else { other };
-            let to = get::<Cluster>(w.q(), goes).await?.name;
+            let destination = if joined { gateway.cluster } else { other };
+            let to = get::<Cluster>(w.q(), destination).await?.name;
             return Err(Conflict::GatewayMoves { gateway: gateway.name, to }.into());
         }
     }
-    families::fits_gateway(&target, &gateway)?;
-    if needed(w, &gateway).await? {
+    families::check_gateway(&target, &gateway)?;
+    if is_last_for_vpcs(w, &gateway).await? {
         return Err(Conflict::LastGateway { gateway: gateway.name }.into());
     }
     let mut gateway = gateway;
     gateway.moving = Some(GatewayMove { id: w.revision, other: to, joined: false });
     save(w, &mut gateway).await?;
     let from: Cluster = get(w.q(), gateway.cluster).await?;
-    note(w, BEGUN, &gateway, (&from, &target), why).await?;
-    replan(w, from, &[]).await?;
+    record(w, STARTED, &gateway, (&from, &target), reason).await?;
+    publish_assignment(w, from, &[]).await?;
     Ok(gateway)
 }
 
-/// A gateway that has not joined stays where it is.
-async fn turn_back(w: &mut Write, mut gateway: Gateway, why: &str) -> Result<Gateway> {
+/// Ends the move of a gateway that has not joined its new cluster.
+async fn reverse(w: &mut Write, mut gateway: Gateway, reason: &str) -> Result<Gateway> {
     let Some(moving) = gateway.moving.take() else { return Ok(gateway) };
     save(w, &mut gateway).await?;
     let (from, to): (Cluster, Cluster) =
         (get(w.q(), gateway.cluster).await?, get(w.q(), moving.other).await?);
-    note(w, TURNED, &gateway, (&from, &to), why).await?;
-    replan(w, from, &newcomer(&gateway)).await?;
+    record(w, REVERSED, &gateway, (&from, &to), reason).await?;
+    publish_assignment(w, from, &as_newcomer(&gateway)).await?;
     Ok(gateway)
 }
 
-/// Takes a move one step on, if it is at that step. False if it is not: it was turned
-/// back, or another replica was first.
+/// Takes the next step of a move if it is in the phase `at`. Returns false if it is not, because the move was
+/// reversed or another replica took the step.
 pub(crate) async fn advance(w: &mut Write, id: GatewayId, at: GatewayMove) -> Result<bool> {
     let mut gateway: Gateway = get(w.q(), id).await?;
     if gateway.moving != Some(at) {
         return Ok(false);
     }
-    let here: Cluster = get(w.q(), gateway.cluster).await?;
+    let own: Cluster = get(w.q(), gateway.cluster).await?;
     let other: Cluster = get(w.q(), at.other).await?;
     if at.joined {
         gateway.moving = None;
         save(w, &mut gateway).await?;
-        note(w, MOVED, &gateway, (&other, &here), "it takes part there").await?;
-        replan(w, here, &[]).await?;
-    } else if needed(w, &gateway).await? {
-        turn_back(w, gateway, "its cluster has VPCs, and no other gateway for them").await?;
+        record(w, MOVED, &gateway, (&other, &own), "it takes part in its new cluster").await?;
+        publish_assignment(w, own, &[]).await?;
+    } else if is_last_for_vpcs(w, &gateway).await? {
+        reverse(w, gateway, "its cluster has VPCs and no other gateway").await?;
     } else {
         (gateway.cluster, gateway.moving) =
-            (other.id, Some(GatewayMove { other: here.id, joined: true, ..at }));
+            (other.id, Some(GatewayMove { other: own.id, joined: true, ..at }));
         save(w, &mut gateway).await?;
-        let why = "it has the VPCs of both, and no vIP any more";
-        note(w, JOINED, &gateway, (&here, &other), why).await?;
-        // Where it is comes before where it no longer is: it is never without a cluster.
-        replan(w, other, &newcomer(&gateway)).await?;
-        replan(w, here, &[]).await?;
+        let reason = "it has the entries of both clusters and owns no vIP";
+        record(w, JOINED, &gateway, (&own, &other), reason).await?;
+        // The new cluster is published before the old one, so that the gateway is always a member of one.
+        publish_assignment(w, other, &as_newcomer(&gateway)).await?;
+        publish_assignment(w, own, &[]).await?;
     }
     Ok(true)
 }

@@ -1,4 +1,4 @@
-//! One instance: its creation and removal.
+//! Single instances: creation, move to another host, deletion.
 
 use super::{alloc, bulk, events, families};
 use crate::rows::{check_revision, find, get};
@@ -14,12 +14,13 @@ pub(crate) async fn create(w: &mut Write, vpc: VpcId, new: &NewInstance) -> Resu
         StoreError::InBulk { source, .. } => *source,
         other => other,
     })?;
-    let made = outcome.made.into_iter().next().map(Created::New);
-    made.or_else(|| outcome.existing.into_iter().next().map(Created::Existing))
-        .ok_or_else(|| StoreError::Corrupt(format!("instance `{}` was neither made nor found", new.name)))
+    let created = outcome.created.into_iter().next().map(Created::New);
+    created
+        .or_else(|| outcome.existing.into_iter().next().map(Created::Existing))
+        .ok_or_else(|| StoreError::Corrupt(format!("instance `{}` was neither created nor found", new.name)))
 }
 
-/// The instance is on another host.
+/// Records that the instance runs on another host.
 pub(crate) async fn relocate(
     w: &mut Write,
     id: InstanceId,
@@ -35,19 +36,19 @@ pub(crate) async fn relocate(
     let from: Host = get(w.q(), instance.host).await?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
     for cluster in families::clusters(w.q(), &vpc).await? {
-        families::fits(&cluster, &vpc.name, &to)?;
+        families::check_host(&cluster, &vpc.name, &to)?;
     }
     let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
     (instance.host, instance.revision) = (host, w.revision);
     let sql = "UPDATE instances SET host = $2, revision = $3 WHERE id = $1";
     w.q().run(sql, args![id.get(), host.get(), instance.revision]).await?;
     let text = format!(
-        "instance `{}` of VPC `{}` is on host `{}` now, no longer on `{}`",
+        "instance `{}` of VPC `{}` moved to host `{}` from `{}`",
         instance.name, vpc.name, to.name, from.name
     );
     let details =
         json!({"from": from.id.to_string(), "to": to.id.to_string(), "revision": instance.revision});
-    events::note(w, "instance_moved", &id, text, details).await?;
+    events::record(w, "instance_moved", &id, text, details).await?;
     let (from, hosts) = (from.id, vec![to, from]);
     w.push(&Change::InstanceMoved { vpc, subnets, hosts, instance: instance.clone(), from })?;
     Ok(instance)
@@ -60,7 +61,7 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     w.q().run("DELETE FROM instances WHERE id = $1", args![id.get()]).await?;
     let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
     for address in addresses {
-        alloc::give_back(w.q(), instance.subnet.get(), address).await?;
+        alloc::free(w.q(), instance.subnet.get(), address).await?;
     }
     w.push(&Change::InstancesRemoved { vpc, instances: vec![instance] })
 }

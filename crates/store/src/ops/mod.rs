@@ -1,34 +1,38 @@
-//! What each call of the store does, inside a transaction or over single queries.
+//! The operations of the store, one file for each kind of object. An operation runs inside a write
+//! transaction ([`Write`](crate::write::Write)) or on single queries ([`Query`]).
 
 pub(crate) mod alloc;
 pub(crate) mod bulk;
+pub(crate) mod bulk_plan;
+pub(crate) mod clusters;
 pub(crate) mod enrolment;
 pub(crate) mod events;
 pub(crate) mod families;
 pub(crate) mod gateway_moves;
-pub(crate) mod homes;
+pub(crate) mod gateways;
+pub(crate) mod hosts;
 pub(crate) mod instances;
 pub(crate) mod keys;
-pub(crate) mod moves;
 pub(crate) mod outbox;
 pub(crate) mod peerings;
-pub(crate) mod placement;
-pub(crate) mod places;
-pub(crate) mod plan;
+pub(crate) mod placement_plans;
 pub(crate) mod routes;
 pub(crate) mod settings;
 pub(crate) mod snapshot;
 pub(crate) mod subnets;
 pub(crate) mod tenants;
+pub(crate) mod underlay;
+pub(crate) mod vip_slots;
+pub(crate) mod vpc_moves;
 pub(crate) mod vpcs;
 
 use crate::backend::Query;
 use crate::value::args;
 use crate::{Conflict, Result};
 
-/// Refuses to remove `kind` `name` while this query finds somebody who uses it;
-/// the query selects the user's name.
-async fn unused(
+/// Checks that no other object uses the object `(kind, name, id)`. `query` selects the name of one user by
+/// the id.
+async fn check_unused(
     q: &mut dyn Query,
     object: (&'static str, &str, u64),
     user_kind: &str,

@@ -1,4 +1,4 @@
-//! Reading and shortening the outbox.
+//! Reading the outbox, and deleting rows that no reader needs any more.
 
 use super::keys;
 use crate::backend::Query;
@@ -6,6 +6,7 @@ use crate::codec;
 use crate::value::args;
 use crate::{Change, OutboxRow, Result, StoreError};
 
+/// The revision of the last commit, and the last revision that was deleted from the outbox.
 async fn meta(q: &mut dyn Query) -> Result<(u64, u64)> {
     let row = q.row("SELECT revision, compacted FROM meta", vec![]).await?;
     let row = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
@@ -23,7 +24,7 @@ pub(crate) async fn read(q: &mut dyn Query, after: u64, limit: u32) -> Result<Ve
         return Err(StoreError::Compacted { wanted: after, oldest });
     }
     let after = i64::try_from(after).unwrap_or(i64::MAX);
-    // The revision of the limit-th row is the last one read, whole.
+    // The last revision read is that of the row number `limit`; all its rows are read.
     let sql = "SELECT revision, part, last, payload FROM outbox WHERE revision > $1 AND revision <= \
                COALESCE((SELECT revision FROM outbox WHERE revision > $1 ORDER BY revision, part \
                LIMIT 1 OFFSET $2), $3) ORDER BY revision, part";

@@ -1,6 +1,6 @@
-//! Peerings of two VPCs.
+//! Peerings: creation, lookup, deletion.
 
-use super::{moves, unused};
+use super::{check_unused, vpc_moves};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, find_one, get};
@@ -10,7 +10,7 @@ use crate::{Change, Conflict, Created, NewPeering, Page, Peering, Result, Subnet
 use sluice_types::{IpNet, PeeringId, VpcId};
 use std::collections::BTreeSet;
 
-/// VPCs peered with this one, in order of id.
+/// The VPCs that are peered with this one, in order of id.
 pub(crate) async fn peers(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<Vpc>> {
     let sql = format!(
         "SELECT {} FROM vpcs WHERE id IN (SELECT b FROM peerings WHERE a = $1 \
@@ -20,23 +20,22 @@ pub(crate) async fn peers(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<Vpc>> {
     q.rows(&sql, args![vpc.get()]).await?.iter().map(Vpc::decode).collect()
 }
 
-/// VPCs whose subnets are in one routing table with this one's: its peers, and
-/// theirs.
-pub(crate) async fn near(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<Vpc>> {
+/// The peers of a VPC and their peers. Their subnets can be in one routing table with those of the VPC.
+pub(crate) async fn peers_and_their_peers(q: &mut dyn Query, vpc: VpcId) -> Result<Vec<Vpc>> {
     let mut seen = BTreeSet::from([vpc]);
-    let mut near = Vec::new();
-    let peers_of_it = peers(q, vpc).await?;
-    seen.extend(peers_of_it.iter().map(|peer| peer.id));
-    for peer in &peers_of_it {
+    let mut found = Vec::new();
+    let own_peers = peers(q, vpc).await?;
+    seen.extend(own_peers.iter().map(|peer| peer.id));
+    for peer in &own_peers {
         for other in peers(q, peer.id).await? {
             if seen.insert(other.id) {
-                near.push(other);
+                found.push(other);
             }
         }
     }
-    near.extend(peers_of_it);
-    near.sort_by_key(|vpc| vpc.id);
-    Ok(near)
+    found.extend(own_peers);
+    found.sort_by_key(|vpc| vpc.id);
+    Ok(found)
 }
 
 pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Peering>> {
@@ -53,7 +52,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
     if let Some(existing) = find_one::<Peering>(w.q(), named).await? {
         let ends = |a: VpcId, b: VpcId| format!("{a} with {b}");
         Difference::default()
-            .field("it", ends(existing.a, existing.b), ends(a.id, b.id))
+            .field("the pair", ends(existing.a, existing.b), ends(a.id, b.id))
             .conflict("peering", &new.name)?;
         return Ok(Created::Existing(existing));
     }
@@ -61,8 +60,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
     if let Some(existing) = find_one::<Peering>(w.q(), both).await? {
         return Err(Conflict::AlreadyPeered { a: a.name, b: b.name, peering: existing.name }.into());
     }
-    moves::settled(&a)?;
-    moves::settled(&b)?;
+    vpc_moves::check_not_moving(&a)?;
+    vpc_moves::check_not_moving(&b)?;
     if a.cluster != b.cluster {
         return Err(Conflict::PeeringAcrossClusters { a: a.name, b: b.name }.into());
     }
@@ -83,13 +82,13 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
     Ok(Created::New(peering))
 }
 
-/// That `own` overlaps neither `other` nor the other's peers, all of which the
-/// other routes to. Returns `own`'s subnets.
+/// Checks that the subnets of `own` overlap neither those of `other` nor those of the peers of `other`, since
+/// `other` has routes to all of them. Returns the subnets of `own`.
 async fn check_overlaps(w: &mut Write, own: &Vpc, other: &Vpc) -> Result<Vec<Subnet>> {
     let subnets: Vec<Subnet> = find(w.q(), vec![("vpc", own.id.get().into())]).await?;
-    let mut beside = peers(w.q(), other.id).await?;
-    beside.insert(0, other.clone());
-    for vpc in beside.into_iter().filter(|vpc| vpc.id != own.id) {
+    let mut others = peers(w.q(), other.id).await?;
+    others.insert(0, other.clone());
+    for vpc in others.into_iter().filter(|vpc| vpc.id != own.id) {
         let theirs: Vec<Subnet> = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
         let prefixes: Vec<IpNet> = subnets.iter().flat_map(check::prefixes).collect();
         if let Some((a_prefix, b_prefix, _)) = check::first_overlap(&prefixes, &theirs) {
@@ -130,7 +129,7 @@ pub(crate) async fn delete(w: &mut Write, id: PeeringId, expected: Option<u64>) 
     let peering: Peering = get(w.q(), id).await?;
     check_revision(id, &peering, expected)?;
     let object = ("peering", peering.name.as_str(), id.get());
-    unused(w.q(), object, "route", "SELECT prefix FROM routes WHERE peering = $1 LIMIT 1").await?;
+    check_unused(w.q(), object, "route", "SELECT prefix FROM routes WHERE peering = $1 LIMIT 1").await?;
     w.q().run("DELETE FROM peerings WHERE id = $1", args![id.get()]).await?;
     let (a, b): (Vpc, Vpc) = (get(w.q(), peering.a).await?, get(w.q(), peering.b).await?);
     let a_subnets = find(w.q(), vec![("vpc", a.id.get().into())]).await?;

@@ -1,4 +1,4 @@
-//! Routes.
+//! Routes: creation and deletion.
 
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};

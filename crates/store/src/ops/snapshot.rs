@@ -1,4 +1,4 @@
-//! One consistent picture of everything.
+//! Snapshots: the topology and instances as of one revision.
 
 use super::{keys, outbox};
 use crate::backend::Query;
@@ -9,7 +9,7 @@ use sluice_types::{ClusterId, HostId, VpcId};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc::Sender;
 
-/// Instances read at once.
+/// Instances in one page.
 const PAGE: usize = 8192;
 
 /// Which instances are read.
@@ -18,20 +18,20 @@ enum Filter {
     Host(u64),
 }
 
-/// Sends the picture that the transaction `q` sees. Ends early, without an
-/// error, when nobody listens any more.
+/// Sends the state that the transaction `q` sees. Ends early, without an error, if the receiver is closed.
 pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<SnapshotPart>) -> Result<u64> {
     let topology = topology(q).await?;
     let revision = topology.revision;
     let filter = match of {
+        InstancesOf::None => Filter::Vpcs(Vec::new()),
         InstancesOf::Host(id) => Filter::Host(id.get()),
-        InstancesOf::Around(id) => Filter::Vpcs(around(q, &topology, id).await?),
+        InstancesOf::Around(id) => Filter::Vpcs(vpcs_of_host(q, &topology, id).await?),
         InstancesOf::All => Filter::Vpcs(topology.vpcs.iter().map(|vpc| vpc.id.get() as i64).collect()),
-        InstancesOf::Cluster(id) => placed(&topology, &[id]),
+        InstancesOf::Cluster(id) => vpcs_on(&topology, &[id]),
         InstancesOf::Gateway(id) => {
             let gateway = topology.gateways.iter().find(|gateway| gateway.id == id);
             let clusters: Vec<_> = gateway.into_iter().flat_map(|gateway| gateway.clusters()).collect();
-            placed(&topology, &clusters)
+            vpcs_on(&topology, &clusters)
         }
     };
     if sink.send(SnapshotPart::Topology(Box::new(topology))).await.is_err() {
@@ -49,8 +49,8 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     }
 }
 
-/// VPCs with an instance on a host, and those peered with them.
-async fn around(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<Vec<i64>> {
+/// The VPCs that have an instance on a host, and those peered with them.
+async fn vpcs_of_host(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<Vec<i64>> {
     let sql = "SELECT DISTINCT vpc FROM instances WHERE host = $1";
     let rows = q.rows(sql, vec![host.get().into()]).await?;
     let here = rows.iter().map(|row| row.number(0).map(VpcId::new)).collect::<Result<BTreeSet<_>>>()?;
@@ -60,8 +60,8 @@ async fn around(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<
     Ok(all.into_iter().map(|vpc| vpc.get() as i64).collect())
 }
 
-/// The VPCs on some clusters.
-fn placed(topology: &Topology, clusters: &[ClusterId]) -> Filter {
+/// Selects the VPCs on these clusters.
+fn vpcs_on(topology: &Topology, clusters: &[ClusterId]) -> Filter {
     let on = |vpc: &&Vpc| vpc.clusters().any(|cluster| clusters.contains(&cluster));
     Filter::Vpcs(topology.vpcs.iter().filter(on).map(|vpc| vpc.id.get() as i64).collect())
 }
@@ -93,8 +93,8 @@ async fn routes(q: &mut dyn Query) -> Result<Vec<(VpcId, Route)>> {
 /// Instances after an id, in order of id.
 async fn page(q: &mut dyn Query, filter: &Filter, after: u64) -> Result<Vec<Instance>> {
     let (condition, value) = match filter {
-        // The `+` keeps the index by VPC away: with it, each page would read
-        // and sort all that is left.
+        // The `+` prevents the use of the index by VPC: with it, each page would read and sort all remaining
+        // instances.
         Filter::Vpcs(vpcs) => ("+vpc = ANY($1)", Value::Ints(vpcs.clone())),
         Filter::Host(id) => ("host = $1", (*id).into()),
     };

@@ -1,4 +1,4 @@
-//! Subnets.
+//! Subnets: creation and deletion.
 
 use super::peerings;
 use crate::check::{self, Difference};
@@ -39,8 +39,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewSubnet) -> Result<Created<Sub
     Ok(Created::New(subnet))
 }
 
-/// No overlap with the VPC's subnets and routes, nor with what is routed to
-/// beside it: peers' subnets, and those of VPCs with a peer in common.
+/// Checks that the prefixes overlap neither subnets and routes of the VPC, nor subnets of its peers and of
+/// their peers.
 async fn check_overlaps(
     w: &mut Write,
     vpc: &Vpc,
@@ -56,12 +56,12 @@ async fn check_overlaps(
         }
         .into());
     }
-    for near in peerings::near(w.q(), vpc.id).await? {
-        let theirs: Vec<Subnet> = find(w.q(), vec![("vpc", near.id.get().into())]).await?;
+    for other in peerings::peers_and_their_peers(w.q(), vpc.id).await? {
+        let theirs: Vec<Subnet> = find(w.q(), vec![("vpc", other.id.get().into())]).await?;
         if let Some((given, existing, _)) = check::first_overlap(given, &theirs) {
             return Err(Conflict::PeeringOverlap {
                 a: vpc.name.clone(),
-                b: near.name,
+                b: other.name,
                 a_prefix: given.to_string(),
                 b_prefix: existing.to_string(),
             }
@@ -119,9 +119,9 @@ pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -
     w.push(&Change::SubnetRemoved { vpc, subnets, subnet, peers })
 }
 
-/// An instance of the subnet. There is no index by subnet: the addresses, of
-/// which each instance has one in each of the subnet's families, find it. Only
-/// a subnet of IPv6 alone with derived addresses needs a look at the VPC's.
+/// The name of an instance of the subnet. There is no index by subnet, but each instance has an address in
+/// each family of its subnet, so the index by IPv4 address finds it. For a subnet with IPv6 only, the
+/// instances of the VPC are searched, because derived addresses are not indexed.
 async fn any_instance(w: &mut Write, subnet: &Subnet) -> Result<Option<String>> {
     let (sql, values) = match subnet.ipv4 {
         Some(net) => (

@@ -1,6 +1,6 @@
-//! Tenants.
+//! Tenants: creation, renaming, deletion.
 
-use super::unused;
+use super::check_unused;
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find_one, get};
 use crate::value::args;
@@ -28,7 +28,7 @@ pub(crate) async fn rename(w: &mut Write, id: TenantId, name: &str, expected: Op
         return Ok(tenant);
     }
     if let Some(other) = find_one::<Tenant>(w.q(), vec![("name", name.into())]).await? {
-        Difference::default().field("it", other.id, id).conflict("tenant", name)?;
+        Difference::default().field("the id", other.id, id).conflict("tenant", name)?;
     }
     tenant.name = name.to_owned();
     tenant.revision = w.revision;
@@ -42,7 +42,7 @@ pub(crate) async fn delete(w: &mut Write, id: TenantId, expected: Option<u64>) -
     let tenant: Tenant = get(w.q(), id).await?;
     check_revision(id, &tenant, expected)?;
     let object = ("tenant", tenant.name.as_str(), id.get());
-    unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE tenant = $1 LIMIT 1").await?;
+    check_unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE tenant = $1 LIMIT 1").await?;
     w.q().run("DELETE FROM tenants WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::TenantRemoved(tenant))
 }

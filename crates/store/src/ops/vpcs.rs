@@ -1,6 +1,6 @@
-//! VPCs and their VNIs.
+//! VPCs: creation with allocation of the VNI, update, deletion. Moves between clusters are in `vpc_moves.rs`.
 
-use super::unused;
+use super::check_unused;
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
@@ -25,8 +25,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
         return Ok(Created::Existing(existing));
     }
     let vni = match new.vni {
-        Some(vni) => given_vni(w, vni).await?,
-        None => free_vni(w, vnis).await?,
+        Some(vni) => check_vni(w, vni).await?,
+        None => allocate_vni(w, vnis).await?,
     };
     let vpc = Vpc {
         id: VpcId::new(w.id()),
@@ -51,15 +51,16 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
     Ok(Created::New(vpc))
 }
 
-async fn given_vni(w: &mut Write, vni: Vni) -> Result<Vni> {
+/// Checks that a requested VNI is free.
+async fn check_vni(w: &mut Write, vni: Vni) -> Result<Vni> {
     match find_one::<Vpc>(w.q(), vec![("vni", vni.get().into())]).await? {
         Some(vpc) => Err(Conflict::VniTaken { vni: vni.get(), vpc: vpc.name }.into()),
         None => Ok(vni),
     }
 }
 
-/// The lowest VNI never handed out, else the lowest free one.
-async fn free_vni(w: &mut Write, vnis: RangeInclusive<u32>) -> Result<Vni> {
+/// The lowest VNI that was never allocated, or if there is none, the lowest free one.
+async fn allocate_vni(w: &mut Write, vnis: RangeInclusive<u32>) -> Result<Vni> {
     let row = w.q().row("SELECT next_vni FROM meta", vec![]).await?;
     let next = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
     let (first, last) = (u64::from(*vnis.start()), u64::from(*vnis.end()));
@@ -101,7 +102,7 @@ pub(crate) async fn update(w: &mut Write, id: VpcId, new: &VpcUpdate, expected: 
     }
     let named = vec![("tenant", vpc.tenant.get().into()), ("name", name.as_str().into())];
     if let Some(other) = find_one::<Vpc>(w.q(), named).await? {
-        Difference::default().field("it", other.id, id).conflict("VPC", name)?;
+        Difference::default().field("the id", other.id, id).conflict("VPC", name)?;
     }
     vpc.name.clone_from(name);
     (vpc.mtu, vpc.offload_kbps, vpc.revision) = (*mtu, *offload_kbps, w.revision);
@@ -117,11 +118,12 @@ pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> R
     let vpc: Vpc = get(w.q(), id).await?;
     check_revision(id, &vpc, expected)?;
     let object = ("VPC", vpc.name.as_str(), id.get());
-    unused(w.q(), object, "subnet", "SELECT name FROM subnets WHERE vpc = $1 LIMIT 1").await?;
+    check_unused(w.q(), object, "subnet", "SELECT name FROM subnets WHERE vpc = $1 LIMIT 1").await?;
     let routes = "SELECT prefix FROM routes WHERE route_table IN \
                   (SELECT id FROM route_tables WHERE vpc = $1) LIMIT 1";
-    unused(w.q(), object, "route", routes).await?;
-    unused(w.q(), object, "peering", "SELECT name FROM peerings WHERE a = $1 OR b = $1 LIMIT 1").await?;
+    check_unused(w.q(), object, "route", routes).await?;
+    check_unused(w.q(), object, "peering", "SELECT name FROM peerings WHERE a = $1 OR b = $1 LIMIT 1")
+        .await?;
     w.q().run("DELETE FROM route_tables WHERE vpc = $1", args![id.get()]).await?;
     w.q().run("DELETE FROM vpcs WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::VpcRemoved(vpc))

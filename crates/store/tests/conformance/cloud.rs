@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub const ALL: Page = Page { after: 0, limit: 1000 };
 
 pub struct Cloud {
-    pub store: Arc<dyn Store>,
+    pub store: Arc<Store>,
     pub tenant: Tenant,
     pub cluster: Cluster,
     pub host: Host,
@@ -125,7 +125,7 @@ pub fn peering(name: &str, a: &Vpc, b: &Vpc) -> NewPeering {
 }
 
 /// A gateway with VTEPs of the families of its cluster's vIPs.
-pub async fn gateway(s: &dyn Store, cluster: ClusterId, last: u8) -> GatewayId {
+pub async fn gateway(s: &Store, cluster: ClusterId, last: u8) -> GatewayId {
     let vips = s.cluster(cluster).await.unwrap().addresses();
     let has = |ipv4: bool| vips.iter().any(|vip| vip.is_ipv4() == ipv4);
     let vtep4 = has(true).then(|| [198, 51, 100, last].into());
@@ -134,13 +134,13 @@ pub async fn gateway(s: &dyn Store, cluster: ClusterId, last: u8) -> GatewayId {
 }
 
 /// Changes of the last revision.
-pub async fn last(s: &dyn Store) -> Vec<Change> {
+pub async fn last(s: &Store) -> Vec<Change> {
     let rows = s.outbox(s.revision().await.unwrap() - 1, 1000).await.unwrap();
     rows.into_iter().map(|row| row.change).collect()
 }
 
 /// What a snapshot has of instances.
-pub async fn told(s: &dyn Store, of: InstancesOf) -> Vec<Instance> {
+pub async fn told(s: &Store, of: InstancesOf) -> Vec<Instance> {
     let (sink, mut parts) = tokio::sync::mpsc::channel(1);
     let read = async {
         let mut all = Vec::new();

@@ -22,7 +22,7 @@ fn places(cluster: &Cluster) -> Vec<(u8, IpAddr)> {
     cluster.vips.iter().map(|vip| (vip.place, vip.address)).collect()
 }
 
-async fn gateway(store: &dyn Store, cluster: ClusterId, name: &str, last: u8) -> GatewayId {
+async fn gateway(store: &Store, cluster: ClusterId, name: &str, last: u8) -> GatewayId {
     let vtep4 = Some([198, 51, 100, last].into());
     let gateway = NewGateway { name: name.into(), cluster, vtep4, vtep6: None };
     new(store.create_gateway(gateway).await).id
@@ -74,7 +74,7 @@ pub async fn hello_intervals(f: Fixture) {
     let told = last(s).await;
     assert!(matches!(&told[..], [Change::ClusterUpserted { cluster, .. }] if *cluster == set), "{told:?}");
     let events = s.events(Some(&set.id.to_string()), None, 10).await.unwrap();
-    assert!(events.iter().any(|event| event.kind == "cluster_hello" && event.text.contains("every 20 ms")));
+    assert!(events.iter().any(|event| event.kind == "cluster_hello" && event.text.contains("now 20 ms")));
 }
 
 pub async fn homes_follow_the_gateways(f: Fixture) {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Writers that each make and remove instances. Returns the revisions they took.
-async fn write(store: Arc<dyn Store>, c: Arc<Cloud>, writer: usize, rounds: usize) -> Vec<u64> {
+async fn write(store: Arc<Store>, c: Arc<Cloud>, writer: usize, rounds: usize) -> Vec<u64> {
     let mut revisions = Vec::new();
     for round in 0..rounds {
         let name = format!("w{writer}-{round}");
@@ -23,7 +23,7 @@ async fn write(store: Arc<dyn Store>, c: Arc<Cloud>, writer: usize, rounds: usiz
 }
 
 /// While writers run, no reader of the outbox ever sees a gap that is filled later.
-async fn watch(store: Arc<dyn Store>, from: u64, until: u64) {
+async fn watch(store: Arc<Store>, from: u64, until: u64) {
     let mut at = from;
     while at < until {
         let rows = store.outbox(at, 7).await.unwrap();
@@ -36,7 +36,7 @@ async fn watch(store: Arc<dyn Store>, from: u64, until: u64) {
     }
 }
 
-async fn run(stores: Vec<Arc<dyn Store>>, c: Arc<Cloud>, writers: usize, rounds: usize) {
+async fn run(stores: Vec<Arc<Store>>, c: Arc<Cloud>, writers: usize, rounds: usize) {
     let before = c.store.revision().await.unwrap();
     let deletions = rounds.div_ceil(3);
     let until = before + (writers * (rounds + deletions)) as u64;

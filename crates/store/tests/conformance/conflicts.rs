@@ -1,4 +1,4 @@
-//! Every refusal, and whom it names.
+//! Every refusal, and the object that it names.
 
 use crate::Fixture;
 use crate::cloud::{Cloud, conflict, host, instance, new, peering, subnet, vpc, vpc_update};

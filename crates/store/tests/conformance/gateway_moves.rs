@@ -6,7 +6,7 @@ use sluice_store::{Change, Cluster, Conflict, Gateway, GatewayMove, InstancesOf,
 use sluice_types::{ClusterId, GatewayId};
 use std::net::IpAddr;
 
-const WHY: &str = "a test";
+const REASON: &str = "a test";
 
 fn vips(range: std::ops::RangeInclusive<u8>) -> Vec<IpAddr> {
     range.map(|last| [192, 0, 2, last].into()).collect()
@@ -21,13 +21,13 @@ async fn three(c: &Cloud) -> (Cluster, [GatewayId; 3]) {
     (far, gateways)
 }
 
-async fn share(s: &dyn Store, cluster: ClusterId, of: GatewayId) -> usize {
+async fn share(s: &Store, cluster: ClusterId, of: GatewayId) -> usize {
     s.cluster(cluster).await.unwrap().vips.iter().filter(|vip| vip.home == Some(of)).count()
 }
 
-async fn kinds(s: &dyn Store, subject: GatewayId) -> Vec<String> {
+async fn kinds(s: &Store, subject: GatewayId) -> Vec<String> {
     let events = s.events(Some(&subject.to_string()), None, 100).await.unwrap();
-    assert!(events.iter().all(|event| event.text.contains(": ") && !event.details["why"].is_null()));
+    assert!(events.iter().all(|event| event.text.contains("reason: ") && !event.details["reason"].is_null()));
     events.into_iter().map(|event| event.kind).collect()
 }
 
@@ -42,10 +42,10 @@ pub async fn there_and_back(f: Fixture) {
         (vec![vm.clone()], vec![])
     );
 
-    let stale = s.move_gateway(g3, from, WHY, Some(9999)).await;
+    let stale = s.move_gateway(g3, from, REASON, Some(9999)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
-    // The cluster that it leaves has no VPC: nobody need stay.
-    let begun = s.move_gateway(g3, from, WHY, None).await.unwrap();
+    // The cluster that it leaves has no VPC: no gateway needs to stay.
+    let begun = s.move_gateway(g3, from, REASON, None).await.unwrap();
     let id = s.revision().await.unwrap();
     let leaving = GatewayMove { id, other: from, joined: false };
     assert_eq!((begun.cluster, begun.moving, begun.revision), (to, Some(leaving), id));
@@ -55,7 +55,7 @@ pub async fn there_and_back(f: Fixture) {
     let [Change::ClusterUpserted { cluster, gateways }] = &changes[..] else { panic!("{changes:?}") };
     assert_eq!((cluster.id, cluster.plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
     assert_eq!(told(s, InstancesOf::Gateway(g3)).await, [vm], "it learns what the other has");
-    assert_eq!(s.move_gateway(g3, from, WHY, None).await.unwrap(), begun, "it is on its way");
+    assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), begun, "it is on its way");
     assert_eq!(s.revision().await.unwrap(), id);
 
     let joined = GatewayMove { other: to, joined: true, ..leaving };
@@ -76,13 +76,13 @@ pub async fn there_and_back(f: Fixture) {
     assert!(b.vips.iter().all(|vip| vip.home.is_none()));
     let even = c.cluster.vips.len() / 3;
     assert!(share(s, from, g3).await >= even, "it has its share");
-    assert_eq!(s.move_gateway(g3, from, WHY, None).await.unwrap(), there, "it is there");
+    assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), there, "it is there");
     assert!(matches!(conflict(s.delete_cluster(to, None).await), Conflict::InUse { .. }));
 
     assert!(s.advance_gateway_move(g3, joined).await.unwrap());
     let moved = s.gateway(g3).await.unwrap();
     assert_eq!((moved.cluster, moved.moving), (from, None));
-    assert_eq!(kinds(s, g3).await, ["gateway_move_begun", "gateway_move_joined", "gateway_moved"]);
+    assert_eq!(kinds(s, g3).await, ["gateway_move_started", "gateway_move_joined", "gateway_moved"]);
     assert_eq!(
         share(s, from, g1).await + share(s, from, g2).await + share(s, from, g3).await,
         c.cluster.vips.len()
@@ -97,20 +97,20 @@ pub async fn turning_back(f: Fixture) {
     let (from, to) = (c.cluster.id, far.id);
     let before = share(s, from, g1).await;
     let at = |gateway: Gateway| gateway.moving.unwrap();
-    let leaving = at(s.move_gateway(g1, to, WHY, None).await.unwrap());
+    let leaving = at(s.move_gateway(g1, to, REASON, None).await.unwrap());
     assert_eq!(share(s, from, g1).await, 0);
-    let back = s.move_gateway(g1, from, WHY, None).await.unwrap();
+    let back = s.move_gateway(g1, from, REASON, None).await.unwrap();
     assert_eq!((back.cluster, back.moving), (from, None));
     assert!(share(s, from, g1).await + 1 >= before, "it has its share again");
     assert!(!s.advance_gateway_move(g1, leaving).await.unwrap(), "that move is over");
 
     // Once it has joined, it must be emptied there before it can go back.
-    let leaving = at(s.move_gateway(g1, to, WHY, None).await.unwrap());
+    let leaving = at(s.move_gateway(g1, to, REASON, None).await.unwrap());
     s.advance_gateway_move(g1, leaving).await.unwrap();
     let third = new(s.create_cluster("third", &vips(210..=210), None).await).id;
-    let elsewhere = conflict(s.move_gateway(g1, third, WHY, None).await);
+    let elsewhere = conflict(s.move_gateway(g1, third, REASON, None).await);
     assert_eq!(elsewhere, Conflict::GatewayMoves { gateway: "g1".into(), to: "far".into() });
-    let again = s.move_gateway(g1, from, WHY, None).await.unwrap();
+    let again = s.move_gateway(g1, from, REASON, None).await.unwrap();
     assert_eq!((again.cluster, at(again.clone()).other, at(again.clone()).joined), (to, from, false));
     assert!(at(again.clone()).id > leaving.id && share(s, to, g1).await == 0);
     assert!(s.advance_gateway_move(g1, at(again)).await.unwrap());
@@ -118,7 +118,7 @@ pub async fn turning_back(f: Fixture) {
     assert!(s.advance_gateway_move(g1, at(home)).await.unwrap());
     assert_eq!(s.gateway(g1).await.unwrap().cluster, from);
     let kinds = kinds(s, g1).await;
-    let turned = kinds.iter().filter(|kind| *kind == "gateway_move_turned").count();
+    let turned = kinds.iter().filter(|kind| *kind == "gateway_move_reversed").count();
     assert_eq!((kinds.len(), turned), (7, 1), "{kinds:?}");
     assert!(share(s, from, g2).await > 0);
 }
@@ -129,30 +129,30 @@ pub async fn refusals(f: Fixture) {
     let (far, [g1, g2, g3]) = three(&c).await;
     let (from, to) = (c.cluster.id, far.id);
     let here = s.gateway(g1).await.unwrap();
-    assert_eq!(s.move_gateway(g1, from, WHY, None).await.unwrap(), here, "it is there");
-    let ghost = s.move_gateway(g1, ClusterId::new(999), WHY, None).await;
+    assert_eq!(s.move_gateway(g1, from, REASON, None).await.unwrap(), here, "it is there");
+    let ghost = s.move_gateway(g1, ClusterId::new(999), REASON, None).await;
     assert!(matches!(ghost, Err(StoreError::NotFound { kind: "cluster", .. })));
-    let ghost = s.move_gateway(GatewayId::new(999), to, WHY, None).await;
+    let ghost = s.move_gateway(GatewayId::new(999), to, REASON, None).await;
     assert!(matches!(ghost, Err(StoreError::NotFound { kind: "gateway", .. })));
     let six = new(s
         .create_cluster("six", &["192.0.2.220".parse().unwrap(), "fd00::9".parse().unwrap()], None)
         .await);
     let missing = Conflict::FamilyMissing { gateway: "g1".into(), cluster: "six".into(), family: "IPv6" };
-    assert_eq!(conflict(s.move_gateway(g1, six.id, WHY, None).await), missing);
+    assert_eq!(conflict(s.move_gateway(g1, six.id, REASON, None).await), missing);
 
     // Of two gateways with a VPC, one may go; then the other may neither go, nor drain, nor be deleted.
-    let leaving = s.move_gateway(g1, to, WHY, None).await.unwrap().moving.unwrap();
+    let leaving = s.move_gateway(g1, to, REASON, None).await.unwrap().moving.unwrap();
     let alone = Conflict::LastGateway { gateway: "g2".into() };
-    assert_eq!(conflict(s.move_gateway(g2, to, WHY, None).await), alone);
+    assert_eq!(conflict(s.move_gateway(g2, to, REASON, None).await), alone);
     assert_eq!(conflict(s.drain_gateway(g2, true, None).await), alone);
     assert!(matches!(conflict(s.delete_gateway(g2, None).await), Conflict::InUse { .. }));
     assert!(s.advance_gateway_move(g1, leaving).await.unwrap());
-    assert_eq!(conflict(s.move_gateway(g2, to, WHY, None).await), alone);
+    assert_eq!(conflict(s.move_gateway(g2, to, REASON, None).await), alone);
     // No VPC can go to a cluster whose only gateway leaves.
     let joined = s.gateway(g1).await.unwrap().moving.unwrap();
     assert!(s.advance_gateway_move(g1, joined).await.unwrap());
     s.delete_gateway(g1, None).await.unwrap();
-    s.move_gateway(g3, from, WHY, None).await.unwrap();
+    s.move_gateway(g3, from, REASON, None).await.unwrap();
     let none = Conflict::NoGateways { cluster: "far".into() };
     assert_eq!(conflict(s.move_vpc(c.vpc.id, to, None).await), none);
     // Nor is one that leaves given a vIP.
@@ -166,7 +166,7 @@ pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let (far, [_, _, g3]) = three(&c).await;
-    let leaving = s.move_gateway(g3, c.cluster.id, WHY, None).await.unwrap().moving.unwrap();
+    let leaving = s.move_gateway(g3, c.cluster.id, REASON, None).await.unwrap().moving.unwrap();
     new(s
         .create_vpc(sluice_store::NewVpc {
             name: "late".into(),
@@ -180,7 +180,7 @@ pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
     assert!(s.advance_gateway_move(g3, leaving).await.unwrap());
     let stays = s.gateway(g3).await.unwrap();
     assert_eq!((stays.cluster, stays.moving), (far.id, None));
-    assert_eq!(kinds(s, g3).await, ["gateway_move_begun", "gateway_move_turned"]);
+    assert_eq!(kinds(s, g3).await, ["gateway_move_started", "gateway_move_reversed"]);
 }
 
 pub async fn homes_that_the_scheduler_set_stay(f: Fixture) {

@@ -120,7 +120,7 @@ pub async fn taken_macs_and_addresses(f: Fixture) {
     new(c.store.create_instance(other.id, same).await);
 }
 
-/// What would be derived is taken by somebody who was given it.
+/// The address that would be derived belongs to an instance to which it was given explicitly.
 pub async fn derived_ones_are_avoided(f: Fixture) {
     let c = Cloud::make(&f).await;
     let net = c.subnet.ipv6.unwrap();
@@ -140,7 +140,7 @@ pub async fn derived_ones_are_avoided(f: Fixture) {
         assert_ne!(vm.mac, MacAddr::local(first + 4));
         assert_eq!(vm.ipv6, eui64_address(&net, vm.mac));
     }
-    // A given MAC whose derived address somebody has.
+    // A given MAC whose derived address another instance has.
     let mut holder = c.one("holder");
     holder.ipv6 = v6("fd00:1::5054:ff:fe00:aa");
     new(c.store.create_instance(c.vpc.id, holder).await);

@@ -35,7 +35,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 #[derive(Clone)]
 pub struct Fixture {
     pub url: String,
-    pub store: Arc<dyn Store>,
+    pub store: Arc<Store>,
 }
 
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;

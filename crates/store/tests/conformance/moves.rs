@@ -20,7 +20,7 @@ async fn other(c: &Cloud) -> Cluster {
     other
 }
 
-async fn kinds(s: &dyn Store, subject: VpcId) -> Vec<String> {
+async fn kinds(s: &Store, subject: VpcId) -> Vec<String> {
     let events = s.events(Some(&subject.to_string()), None, 100).await.unwrap();
     events.into_iter().map(|event| event.kind).collect()
 }
@@ -86,7 +86,7 @@ pub async fn make_before_break(f: Fixture) {
         (vec![], both)
     );
     assert!(!s.advance_move(id, true).await.unwrap());
-    assert_eq!(kinds(s, c.vpc.id).await, ["vpc_move_begun", "vpc_move_switched", "vpc_moved"]);
+    assert_eq!(kinds(s, c.vpc.id).await, ["vpc_move_started", "vpc_move_switched", "vpc_moved"]);
     assert_eq!(s.vpc_hosts(c.vpc.id).await.unwrap(), [c.host.id]);
 }
 
@@ -135,7 +135,7 @@ pub async fn turning_back(f: Fixture) {
     let id = back.moving.unwrap().id;
     assert!(s.advance_move(id, false).await.unwrap() && s.advance_move(id, true).await.unwrap());
     assert_eq!(state(&s.vpc(c.vpc.id).await.unwrap()), (from, None, from));
-    let turned = kinds(s, c.vpc.id).await.iter().filter(|kind| *kind == "vpc_move_turned").count();
+    let turned = kinds(s, c.vpc.id).await.iter().filter(|kind| *kind == "vpc_move_reversed").count();
     assert_eq!(turned, 3);
 }
 

@@ -36,7 +36,7 @@ fn unavailable<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
 }
 
 /// Creates tenants until told otherwise; returns the acknowledged names.
-async fn write(store: Arc<dyn Store>, writer: usize) -> Vec<String> {
+async fn write(store: Arc<Store>, writer: usize) -> Vec<String> {
     let mut acknowledged = Vec::new();
     for round in 0.. {
         let name = format!("w{writer}-{round}");
@@ -49,7 +49,7 @@ async fn write(store: Arc<dyn Store>, writer: usize) -> Vec<String> {
     acknowledged
 }
 
-async fn all_names(store: &dyn Store) -> Vec<String> {
+async fn all_names(store: &Store) -> Vec<String> {
     let page = Page { after: 0, limit: u32::MAX };
     store.tenants(None, page).await.unwrap().into_iter().map(|tenant| tenant.name).collect()
 }
@@ -105,8 +105,7 @@ async fn nothing_there() {
     }
 }
 
-/// Runs this program again where a file system of 6 MiB is mounted that nobody
-/// else sees, and that ends with it.
+/// Runs this program again with a file system of 6 MiB that only it sees, and that is removed at its end.
 async fn sqlite_on_a_full_disk() {
     let directory = tempfile::tempdir().unwrap();
     let program = std::env::current_exe().unwrap();

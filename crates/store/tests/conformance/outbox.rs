@@ -9,7 +9,7 @@ use sluice_store::{
 use std::sync::Arc;
 
 /// The changes after a revision, which must be whole and without a gap.
-async fn changes(store: &dyn Store, after: u64) -> Vec<Change> {
+async fn changes(store: &Store, after: u64) -> Vec<Change> {
     let rows = store.outbox(after, 10_000).await.unwrap();
     complete(&rows, after, store.revision().await.unwrap());
     rows.into_iter().map(|row| row.change).collect()
@@ -31,7 +31,7 @@ pub fn complete(rows: &[OutboxRow], after: u64, until: u64) {
     assert_eq!(revision, until, "up to the last commit");
 }
 
-async fn only(store: &dyn Store, after: &mut u64) -> Change {
+async fn only(store: &Store, after: &mut u64) -> Change {
     let mut found = changes(store, *after).await;
     assert_eq!(found.len(), 1, "{found:?}");
     *after = store.revision().await.unwrap();
@@ -189,7 +189,7 @@ pub async fn compaction(f: Fixture) {
 }
 
 /// All of a snapshot.
-pub async fn snapshot(store: Arc<dyn Store>, of: InstancesOf) -> (Topology, Vec<Instance>) {
+pub async fn snapshot(store: Arc<Store>, of: InstancesOf) -> (Topology, Vec<Instance>) {
     let (sink, mut parts) = tokio::sync::mpsc::channel(1);
     let task = tokio::spawn(async move { store.snapshot(of, sink).await });
     let (mut topology, mut instances) = (None, Vec::new());
@@ -257,8 +257,8 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     a.extend(b);
     assert_eq!(snapshot(s.clone(), InstancesOf::Cluster(c.cluster.id)).await.1, a);
     assert_eq!(snapshot(s.clone(), InstancesOf::Cluster(c2.id)).await.1, d);
-    let nobody = InstancesOf::Host(sluice_types::HostId::new(9999));
-    assert!(snapshot(s.clone(), nobody).await.1.is_empty());
+    let no_host = InstancesOf::Host(sluice_types::HostId::new(9999));
+    assert!(snapshot(s.clone(), no_host).await.1.is_empty());
 }
 
 pub async fn a_lost_listener_ends_a_snapshot(f: Fixture) {

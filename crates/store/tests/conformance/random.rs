@@ -82,7 +82,7 @@ fn pick<K: Copy, V>(map: &BTreeMap<K, V>, n: usize) -> Option<K> {
 }
 
 struct Run {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     cloud: Arc<Cloud>,
     tenant: sluice_store::Tenant,
     model: Model,
@@ -328,7 +328,7 @@ impl Run {
     }
 }
 
-async fn sequence(store: Arc<dyn Store>, cloud: Arc<Cloud>, operations: Vec<Operation>) {
+async fn sequence(store: Arc<Store>, cloud: Arc<Cloud>, operations: Vec<Operation>) {
     let since = store.revision().await.unwrap();
     // A tenant of its own is a world of its own.
     let tenant = new(store.create_tenant(&format!("t{since}")).await);

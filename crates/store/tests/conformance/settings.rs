@@ -74,7 +74,7 @@ pub async fn plans_are_kept_and_one_is_carried_out(f: Fixture) {
     assert!(matches!(s.plan(1).await, Err(StoreError::NotFound { kind: "plan", .. })));
     assert_eq!(s.add_plan(1_000, 3, "first").await.unwrap(), 1);
     assert_eq!(s.add_plan(2_000, 1, "second").await.unwrap(), 2);
-    assert!(!s.note_plan(1, PlanState::Applying, 1, "").await.unwrap(), "nobody carries it out");
+    assert!(!s.note_plan(1, PlanState::Applying, 1, "").await.unwrap(), "no controller applies it");
     let progress = s.apply_plan(1, 2).await.unwrap();
     assert_eq!((progress.state, progress.parallel, progress.done), (PlanState::Applying, 2, 0));
     let refused = s.apply_plan(2, 1).await;

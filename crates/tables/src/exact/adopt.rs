@@ -1,48 +1,51 @@
-//! Taking over a table that another writer left, maybe in the middle of a change.
+//! Adoption of an exact match that another writer left, possibly in the middle of a change.
 //!
-//! One pass over the buckets, in their order, checks every slot and gathers
-//! what the rest of the adoption needs, so that nobody walks ten million
-//! entries again. What a writer can have left half done is then settled: a copy
-//! of a move or a change (readers find the first, so the other goes), a
-//! promotion that was begun, one whose copy in the conflict table still stands,
-//! and, once there is a pool, flags that say too much or too little.
+//! One pass over the buckets, in their order, checks every slot and collects what the rest of the adoption
+//! needs, so that ten million entries are not read again. Then changes that were left half done are completed
+//! or undone:
+//!
+//! - a copy of a move or a change: readers find the first copy, so the other is cleared;
+//! - a promotion that was begun, or one whose copy in the conflict table remains;
+//! - when cells can be allocated again (`repair`), flags that are missing or that lead to no conflict.
 
-use super::conflict::{Conflicts, Full};
+use super::conflict::{ConflictEntry, Conflicts};
 use super::grow::address_offset;
-use super::hash::{Hashing, Key, Prepared, buckets_of};
+use super::hash::{Hashing, Key, PreparedKey, buckets_of};
 use super::table::{SLOTS, Slot, Table};
 use super::{Entry, Exact, ROOT};
 use crate::error::Error;
 use crate::grace::Grace;
 use crate::layout::{self, exact_root};
 use crate::memory::Memory;
-use crate::pool::{Pool, Used};
+use crate::pool::{Pool, ReachableCells};
 use std::collections::HashSet;
 
-/// Entries in their second bucket that wait for the cell of the first.
-const PENDING: usize = 32;
+/// Entries in their second bucket for which the cell of the first bucket is being prefetched.
+const PENDING_MAX: usize = 32;
 
-/// What the pass over a table gathered.
+/// What the pass over a table found.
 pub(crate) struct Survey {
-    /// All entries but tenants' addresses.
+    /// All entries except addresses of tenants.
     pub others: Vec<(Key, Entry)>,
-    /// How many tenants' addresses lead to each cell.
+    /// Number of tenants' addresses that lead to each cell.
     pub references: References,
     /// Key words, without generation, of entries with the conflict flag.
     flagged: Vec<u64>,
 }
 
-/// Counts by cell.
+/// Numbers of entries that lead to each cell.
 pub(crate) struct References {
+    /// By cell.
     counts: Vec<u32>,
+    /// Cells whose count is not 0.
     cells: Vec<u32>,
-    /// Some lead behind the end of the memory.
-    pub outside: bool,
+    /// Some entries lead behind the end of the memory.
+    pub leads_outside: bool,
 }
 
 impl References {
     fn new(memory: &Memory) -> Self {
-        Self { counts: vec![0; memory.cells() as usize], cells: Vec::new(), outside: false }
+        Self { counts: vec![0; memory.cells() as usize], cells: Vec::new(), leads_outside: false }
     }
 
     #[inline]
@@ -54,17 +57,17 @@ impl References {
                 }
                 *count += 1;
             }
-            None => self.outside = true,
+            None => self.leads_outside = true,
         }
     }
 
-    /// The cells that entries lead to, with how many do.
+    /// The cells to which entries lead, each with the number of entries.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.cells.iter().map(|&cell| (cell, u64::from(self.counts[cell as usize])))
     }
 }
 
-/// An entry in its second bucket: another copy may stand in the first.
+/// An entry in its second bucket. Another copy may be in the first.
 #[derive(Clone, Copy)]
 struct Pending {
     slot: Slot,
@@ -77,25 +80,25 @@ impl Survey {
         Self { others: Vec::new(), references: References::new(memory), flagged: Vec::new() }
     }
 
-    /// Files an entry that is neither a copy nor flagged.
+    /// Records an entry of the main table that is not a copy.
     #[inline]
-    fn file(&mut self, exact: &Exact, memory: &Memory, slot: Slot, key: u64) {
+    fn record(&mut self, exact: &Exact, memory: &Memory, slot: Slot, key: u64) {
         let next = exact.table.next(memory, slot);
         if next & layout::EXACT_CONFLICT != 0 {
             self.flagged.push(key);
-        } else if is_tenants(key) {
+        } else if is_tenant_address(key) {
             self.references.add(next & layout::CELL_INDEX_MASK);
         } else if let Some(restored) = exact.hashing.restore(key, || exact.table.address(memory, slot)) {
             self.others.push((restored, exact.entry(memory, slot)));
         }
     }
 
-    /// Files an entry of the conflict table, or a flagged one.
-    fn file_full(&mut self, hashing: &Hashing, full: &Full) {
-        if is_tenants(full.word) {
-            self.references.add(full.entry.next);
-        } else if let Some(key) = hashing.restore(full.word, || full.address) {
-            self.others.push((key, full.entry));
+    /// Records an entry of the conflict table, or a flagged main entry.
+    fn record_conflict(&mut self, hashing: &Hashing, conflict: &ConflictEntry) {
+        if is_tenant_address(conflict.word) {
+            self.references.add(conflict.entry.next);
+        } else if let Some(key) = hashing.restore(conflict.word, || conflict.address) {
+            self.others.push((key, conflict.entry));
         }
     }
 }
@@ -104,28 +107,28 @@ fn kind_of(key: u64) -> u32 {
     (key >> layout::EXACT_KIND_SHIFT) as u32
 }
 
-/// True for an address in a VNI.
-fn is_tenants(key: u64) -> bool {
+/// True for the key word of an address in a VNI.
+fn is_tenant_address(key: u64) -> bool {
     kind_of(key) != layout::EXACT_INDEX && (key >> layout::EXACT_VNI_SHIFT) as u32 & 0xff_ffff != 0
 }
 
 impl Exact {
-    /// The table that the root leads to, its cells claimed and what was half
-    /// done in it settled as far as that takes no memory.
+    /// Adopts the table that the root leads to: claims its cells, and completes or undoes changes that were
+    /// left half done, as far as that allocates no cells.
     ///
     /// # Errors
     /// [`Error::Corrupt`], [`Error::Grace`].
     pub(crate) fn adopt(
         memory: &Memory,
-        used: &mut Used,
+        reachable: &mut ReachableCells,
         grace: &dyn Grace,
     ) -> Result<(Self, Survey), Error> {
         let root: exact_root = memory.read(ROOT);
         let (first, count) = (root.buckets as u32, (root.buckets >> 32) as u32);
         if count < 2 || !memory.contains(first, count) {
-            return Err(Error::Corrupt(format!("{count} buckets at cell {first}")));
+            return Err(Error::Corrupt(format!("the exact match has {count} buckets at cell {first}")));
         }
-        used.claim(first, count)?;
+        reachable.claim(first, count)?;
         let mut table = Table { first, count, addresses: 0 };
         let mut address_word = 0;
         for (word, value) in root.addresses.into_iter().enumerate() {
@@ -133,28 +136,28 @@ impl Exact {
                 table.addresses = value as u32;
                 address_word = word;
             } else if value != 0 {
-                // Left by growth that ended between its stores.
+                // Left by a writer that was killed while it published a larger table.
                 memory.store64(ROOT, address_offset(word), 0);
             }
         }
         if table.addresses != 0 {
-            used.claim(table.addresses, Table::address_cells(count))?;
+            reachable.claim(table.addresses, Table::address_cells(count))?;
         }
         let conflicts = Conflicts { first: root.conflicts as u32, count: (root.conflicts >> 32) as u32 };
-        used.claim(conflicts.first, conflicts.count)?;
+        reachable.claim(conflicts.first, conflicts.count)?;
         let hashing = Hashing { seed: root.seed, digest_mask: root.digest_mask };
         let mut exact = Self::with(hashing, table, address_word, conflicts);
         let mut survey = exact.survey(memory)?;
-        exact.settle(memory, grace, &mut survey)?;
+        exact.finish_promotions(memory, grace, &mut survey)?;
         Ok((exact, survey))
     }
 
-    /// Every filled slot is in one of its key's buckets, is no copy of an
-    /// earlier one, and IPv6 ones have addresses.
+    /// Checks that every filled slot is in a bucket of its key and that IPv6 entries have addresses, and
+    /// clears copies.
     fn survey(&mut self, memory: &Memory) -> Result<Survey, Error> {
         let mut survey = Survey::new(memory);
         let mut entries = 0;
-        let mut pending: [Option<Pending>; PENDING] = [None; PENDING];
+        let mut pending: [Option<Pending>; PENDING_MAX] = [None; PENDING_MAX];
         let mut at = 0;
         for bucket in 0..self.table.count {
             let mut keys = [0; SLOTS as usize];
@@ -172,78 +175,87 @@ impl Exact {
                 keys[index as usize] = key;
                 if first == bucket {
                     entries += 1;
-                    survey.file(self, memory, slot, key);
+                    survey.record(self, memory, slot, key);
                     continue;
                 }
                 memory.prefetch(self.table.first + first);
                 let due = pending[at].replace(Pending { slot, key, first });
-                entries += due.map_or(0, |due| self.file_pending(memory, &mut survey, due));
-                at = (at + 1) % PENDING;
+                entries += due.map_or(0, |due| self.record_pending(memory, &mut survey, due));
+                at = (at + 1) % PENDING_MAX;
             }
         }
         for due in pending.into_iter().flatten() {
-            entries += self.file_pending(memory, &mut survey, due);
+            entries += self.record_pending(memory, &mut survey, due);
         }
         self.entries = entries;
         Ok(survey)
     }
 
-    /// The first bucket of a key that stands in `bucket`.
+    /// The first bucket of a key that is in `bucket`.
     #[inline]
     fn first_bucket(&self, bucket: u32, key: u64) -> Result<u32, Error> {
         let (one, two) = buckets_of(self.hashing.hash(key), self.table.count);
         let kind = kind_of(key);
         if (bucket != one && bucket != two) || kind == 0 {
-            return Err(Error::Corrupt(format!("bucket {bucket} holds a foreign key")));
+            return Err(Error::Corrupt(format!("bucket {bucket} holds a key of another bucket")));
         }
         if kind == layout::EXACT_IPV6 && self.table.addresses == 0 {
-            return Err(Error::Corrupt("an IPv6 entry without its address".to_owned()));
+            return Err(Error::Corrupt("an IPv6 entry has no address".to_owned()));
         }
         Ok(one)
     }
 
-    /// The number of entries that it is: none, if it is a copy.
-    fn file_pending(&self, memory: &Memory, survey: &mut Survey, pending: Pending) -> u64 {
+    /// Records an entry in its second bucket, or clears it if it is a copy. Returns the number of entries: 1
+    /// or 0.
+    fn record_pending(&self, memory: &Memory, survey: &mut Survey, pending: Pending) -> u64 {
         let Pending { slot, key, first } = pending;
         let in_first = |index| self.table.key(memory, Slot { bucket: first, index });
         if (0..SLOTS).any(|index| in_first(index) & layout::EXACT_KEY_MASK == key) {
             self.table.clear(memory, slot);
             return 0;
         }
-        survey.file(self, memory, slot, key);
+        survey.record(self, memory, slot, key);
         1
     }
 
-    fn stored_key(&self, word: u64) -> Prepared {
+    fn stored_key(&self, word: u64) -> PreparedKey {
         let word = word & layout::EXACT_KEY_MASK;
-        Prepared { word, check: 0, full: None, hash: self.hashing.hash(word) }
+        PreparedKey { word, check: 0, address: None, hash: self.hashing.hash(word) }
     }
 
-    /// Ends promotions, so that every address stands once, and files what the
-    /// pass left aside.
-    fn settle(&mut self, memory: &Memory, grace: &dyn Grace, survey: &mut Survey) -> Result<(), Error> {
-        let all: Vec<(u32, Full)> = self.conflicts.all(memory).collect();
+    /// Finishes promotions, so that every address is in one table only, and records flagged entries and
+    /// conflicts.
+    fn finish_promotions(
+        &mut self,
+        memory: &Memory,
+        grace: &dyn Grace,
+        survey: &mut Survey,
+    ) -> Result<(), Error> {
+        let all: Vec<(u32, ConflictEntry)> = self.conflicts.all(memory).collect();
         for word in std::mem::take(&mut survey.flagged) {
             let Some(slot) = self.table.find(memory, &self.stored_key(word)) else { continue };
-            if self.is_begun(memory, slot, word) {
-                // Readers that saw earlier generations of the slot are gone first.
+            if self.is_promotion_begun(memory, slot, word) {
+                // Wait for readers that have seen earlier generations of the slot.
                 grace.wait()?;
-                let Some((_, full)) = all.iter().find(|(_, full)| full.word == word) else {
+                let Some((_, conflict)) = all.iter().find(|(_, conflict)| conflict.word == word) else {
                     self.table.clear(memory, slot);
                     self.entries -= 1;
                     continue;
                 };
-                self.switch_main(memory, slot, full);
+                self.replace_main_entry(memory, slot, conflict);
             }
             survey.flagged.push(word);
             let address = self.table.address(memory, slot);
-            survey.file_full(&self.hashing, &Full { word, address, entry: self.entry(memory, slot) });
+            survey.record_conflict(
+                &self.hashing,
+                &ConflictEntry { word, address, entry: self.entry(memory, slot) },
+            );
         }
         let mut has_waited = false;
-        for (cell, full) in all {
-            let main = self.table.find(memory, &self.stored_key(full.word));
-            if main.is_some_and(|slot| self.table.address(memory, slot) == full.address) {
-                // Readers that do not know the main entry yet are gone first.
+        for (cell, conflict) in all {
+            let main = self.table.find(memory, &self.stored_key(conflict.word));
+            if main.is_some_and(|slot| self.table.address(memory, slot) == conflict.address) {
+                // Wait for readers that have not seen the main entry.
                 if !has_waited {
                     grace.wait()?;
                     has_waited = true;
@@ -253,35 +265,39 @@ impl Exact {
             }
             self.entries += 1;
             self.conflict_entries += 1;
-            survey.file_full(&self.hashing, &full);
+            survey.record_conflict(&self.hashing, &conflict);
         }
         Ok(())
     }
 
-    /// A promotion of this flagged main entry was begun and not ended: its
-    /// address has another digest than it tells.
-    fn is_begun(&self, memory: &Memory, slot: Slot, word: u64) -> bool {
+    /// True if the promotion to this flagged main entry was begun and not completed: its address does not
+    /// have its digest.
+    fn is_promotion_begun(&self, memory: &Memory, slot: Slot, word: u64) -> bool {
         let (high, low) = self.table.address(memory, slot);
         let digest = self.hashing.digest(high, low);
         let check = (digest ^ self.table.value(memory, slot)) >> layout::EXACT_CHECK_SHIFT;
         check != 0 || digest as u32 != word as u32
     }
 
-    /// Mends flags, and gives entries of the conflict table that have no main
-    /// entry one.
+    /// Repairs flags, and makes conflicts without a main entry main entries.
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::Grace`].
+    /// [`Error::ConflictEntry`], [`Error::Grace`].
     pub(crate) fn repair(&mut self, pool: &mut Pool, survey: &Survey) -> Result<(), Error> {
         let all: Vec<_> = self.conflicts.all(pool.memory()).collect();
-        let words: HashSet<u64> = all.iter().map(|(_, full)| full.word).collect();
-        for (cell, full) in all {
-            let key = self.stored_key(full.word);
+        let words: HashSet<u64> = all.iter().map(|(_, conflict)| conflict.word).collect();
+        for (cell, conflict) in all {
+            let key = self.stored_key(conflict.word);
             match self.table.find(pool.memory(), &key) {
                 None => {
-                    // Its main entry is gone: it becomes the main entry.
-                    let check = self.hashing.digest(full.address.0, full.address.1) & !layout::EXACT_MAC_MASK;
-                    self.insert(pool, &Prepared { check, full: Some(full.address), ..key }, full.entry)?;
+                    // The main entry was removed, so this conflict becomes the main entry.
+                    let check =
+                        self.hashing.digest(conflict.address.0, conflict.address.1) & !layout::EXACT_MAC_MASK;
+                    self.insert(
+                        pool,
+                        &PreparedKey { check, address: Some(conflict.address), ..key },
+                        conflict.entry,
+                    )?;
                     self.conflicts.remove(pool.memory(), cell);
                     self.conflict_entries -= 1;
                 }

@@ -1,11 +1,10 @@
-//! The conflict table: full keys of IPv6 addresses that share a digest with
-//! another address of their VNI (Sailfish section 4.4).
+//! The conflict table: full keys of IPv6 addresses that share a digest with another address of their VNI
+//! (Sailfish section 4.4).
 //!
-//! A live entry never changes. It is entered in an empty cell, key last, and
-//! taken out by clearing the key; where a value must change or no cell is free,
-//! a whole new run is published by one store.
+//! A live entry never changes. It is put into an empty cell, key last, and removed by clearing the key. If an
+//! entry must change, or no cell is free, a whole new run is published by one store.
 
-use super::hash::{GENERATION_SHIFT, Hashing, Prepared, is_filled};
+use super::hash::{GENERATION_SHIFT, Hashing, PreparedKey, is_filled};
 use super::{Entry, publish_run};
 use crate::error::Error;
 use crate::layout::{self, exact_conflict, exact_root};
@@ -16,16 +15,16 @@ use std::mem::offset_of;
 const PROBES: u32 = layout::EXACT_CONFLICT_PROBES;
 const COUNT_MIN: u32 = 16;
 
-/// The run of cells; `count` 0 before the first conflict.
+/// The run of cells of the conflict table; `count` is 0 before the first conflict.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Conflicts {
     pub first: u32,
     pub count: u32,
 }
 
-/// A full entry.
+/// An entry of the conflict table, with its full key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Full {
+pub(super) struct ConflictEntry {
     pub word: u64,
     pub address: (u64, u64),
     pub entry: Entry,
@@ -36,9 +35,9 @@ impl Conflicts {
         memory.load64(cell, offset_of!(exact_conflict, key))
     }
 
-    fn full(&self, memory: &Memory, cell: u32) -> Option<Full> {
+    fn entry(&self, memory: &Memory, cell: u32) -> Option<ConflictEntry> {
         let seen: exact_conflict = memory.read(cell);
-        is_filled(seen.key).then_some(Full {
+        is_filled(seen.key).then_some(ConflictEntry {
             word: seen.key & layout::EXACT_KEY_MASK,
             address: (seen.address[0], seen.address[1]),
             entry: Entry {
@@ -48,46 +47,57 @@ impl Conflicts {
         })
     }
 
+    /// The cells in which an address can be, in the order of searching.
     fn probes(&self, hashing: &Hashing, word: u64, address: (u64, u64)) -> impl Iterator<Item = u32> + use<> {
         let Self { first, count } = *self;
-        let home = if count == 0 { 0 } else { hashing.conflict_home(word, address, count) };
-        (0..PROBES.min(count)).map(move |i| first + (home + i) % count)
+        let start = if count == 0 { 0 } else { hashing.conflict_start(word, address, count) };
+        (0..PROBES.min(count)).map(move |i| first + (start + i) % count)
     }
 
     /// All entries, with their cells.
-    pub(super) fn all(&self, memory: &Memory) -> impl Iterator<Item = (u32, Full)> {
-        (self.first..self.first + self.count).filter_map(|cell| Some((cell, self.full(memory, cell)?)))
+    pub(super) fn all(&self, memory: &Memory) -> impl Iterator<Item = (u32, ConflictEntry)> {
+        (self.first..self.first + self.count).filter_map(|cell| Some((cell, self.entry(memory, cell)?)))
     }
 
-    /// An entry with this digest, whichever address it has.
-    pub(super) fn any_with(&self, memory: &Memory, word: u64) -> Option<(u32, Full)> {
+    /// Any entry with the digest of this key word.
+    pub(super) fn any_with(&self, memory: &Memory, word: u64) -> Option<(u32, ConflictEntry)> {
         (self.first..self.first + self.count)
             .filter(|&cell| self.key(memory, cell) & layout::EXACT_KEY_MASK == word)
-            .find_map(|cell| Some((cell, self.full(memory, cell)?)))
+            .find_map(|cell| Some((cell, self.entry(memory, cell)?)))
     }
 
-    /// The cell of an address.
-    pub(super) fn find(&self, memory: &Memory, hashing: &Hashing, key: &Prepared) -> Option<(u32, Entry)> {
-        let address = key.full?;
+    /// The cell of an address, with its entry.
+    pub(super) fn find(&self, memory: &Memory, hashing: &Hashing, key: &PreparedKey) -> Option<(u32, Entry)> {
+        let address = key.address?;
         self.probes(hashing, key.word, address).find_map(|cell| {
-            let full = self.full(memory, cell)?;
-            (full.word == key.word && full.address == address).then_some((cell, full.entry))
+            let conflict = self.entry(memory, cell)?;
+            (conflict.word == key.word && conflict.address == address).then_some((cell, conflict.entry))
         })
     }
 
-    /// A cell where readers look for an address and nothing stands.
-    pub(super) fn free_cell(&self, memory: &Memory, hashing: &Hashing, full: &Full) -> Option<u32> {
-        self.probes(hashing, full.word, full.address).find(|&cell| !is_filled(self.key(memory, cell)))
+    /// An empty cell in which readers look for an address.
+    pub(super) fn free_cell(
+        &self,
+        memory: &Memory,
+        hashing: &Hashing,
+        conflict: &ConflictEntry,
+    ) -> Option<u32> {
+        self.probes(hashing, conflict.word, conflict.address).find(|&cell| !is_filled(self.key(memory, cell)))
     }
 
-    /// Enters an address that is not there, by a new, larger run.
-    pub(super) fn grow(&mut self, pool: &mut Pool, hashing: &Hashing, full: Full) -> Result<(), Error> {
-        let mut entries: Vec<Full> = self.all(pool.memory()).map(|(_, full)| full).collect();
-        entries.push(full);
+    /// Adds an address by publishing a new, larger run.
+    pub(super) fn grow(
+        &mut self,
+        pool: &mut Pool,
+        hashing: &Hashing,
+        conflict: ConflictEntry,
+    ) -> Result<(), Error> {
+        let mut entries: Vec<ConflictEntry> = self.all(pool.memory()).map(|(_, conflict)| conflict).collect();
+        entries.push(conflict);
         self.rebuild(pool, hashing, &entries, (self.count * 2).max(COUNT_MIN))
     }
 
-    /// Gives an address another entry, by a new run.
+    /// Changes the entry of an address by publishing a new run.
     pub(super) fn replace(
         &mut self,
         pool: &mut Pool,
@@ -95,42 +105,45 @@ impl Conflicts {
         cell: u32,
         entry: Entry,
     ) -> Result<(), Error> {
-        let entries: Vec<Full> = self
+        let entries: Vec<ConflictEntry> = self
             .all(pool.memory())
-            .map(|(at, full)| if at == cell { Full { entry, ..full } } else { full })
+            .map(|(at, conflict)| if at == cell { ConflictEntry { entry, ..conflict } } else { conflict })
             .collect();
         self.rebuild(pool, hashing, &entries, self.count)
     }
 
-    /// Takes an entry out.
+    /// Removes the entry of a cell.
     pub(super) fn remove(&self, memory: &Memory, cell: u32) {
         let key = self.key(memory, cell);
         memory.store64(cell, offset_of!(exact_conflict, key), key & !layout::EXACT_KEY_MASK);
     }
 
-    /// Fills a free cell.
-    pub(super) fn put(&self, memory: &Memory, cell: u32, full: &Full) {
-        memory.store64(cell, offset_of!(exact_conflict, address), full.address.0);
-        memory.store64(cell, offset_of!(exact_conflict, address) + 8, full.address.1);
-        memory.store64(cell, offset_of!(exact_conflict, value), full.entry.mac);
-        memory.store32(cell, offset_of!(exact_conflict, next), full.entry.next);
+    /// Fills an empty cell.
+    pub(super) fn put(&self, memory: &Memory, cell: u32, conflict: &ConflictEntry) {
+        memory.store64(cell, offset_of!(exact_conflict, address), conflict.address.0);
+        memory.store64(cell, offset_of!(exact_conflict, address) + 8, conflict.address.1);
+        memory.store64(cell, offset_of!(exact_conflict, value), conflict.entry.mac);
+        memory.store32(cell, offset_of!(exact_conflict, next), conflict.entry.next);
         let generation = (self.key(memory, cell) >> GENERATION_SHIFT).wrapping_add(1);
-        memory.store64(cell, offset_of!(exact_conflict, key), full.word | generation << GENERATION_SHIFT);
+        memory.store64(cell, offset_of!(exact_conflict, key), conflict.word | generation << GENERATION_SHIFT);
     }
 
+    /// Publishes a new run with these entries, of at least `count` cells, and retires the old run.
     fn rebuild(
         &mut self,
         pool: &mut Pool,
         hashing: &Hashing,
-        entries: &[Full],
+        entries: &[ConflictEntry],
         count: u32,
     ) -> Result<(), Error> {
         let mut count = count;
         loop {
             let new = Self { first: pool.allocate(count)?, count };
             let memory = pool.memory();
-            let all_fit = entries.iter().all(|full| {
-                new.free_cell(memory, hashing, full).inspect(|&cell| new.put(memory, cell, full)).is_some()
+            let all_fit = entries.iter().all(|conflict| {
+                new.free_cell(memory, hashing, conflict)
+                    .inspect(|&cell| new.put(memory, cell, conflict))
+                    .is_some()
             });
             if all_fit {
                 publish_run(memory, offset_of!(exact_root, conflicts), new.first, new.count);

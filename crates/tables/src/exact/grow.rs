@@ -1,6 +1,6 @@
-//! More buckets: a new run is filled and published by one store.
+//! Growth of the exact match: a new run of buckets is filled and published by one store.
 
-use super::hash::{Prepared, is_filled};
+use super::hash::{PreparedKey, is_filled};
 use super::table::{SLOTS, Table};
 use super::{Exact, ROOT, publish_run};
 use crate::error::Error;
@@ -9,25 +9,25 @@ use crate::memory::Memory;
 use crate::pool::Pool;
 use std::mem::offset_of;
 
-/// Load that a table is laid out for, in percent. Two choices among buckets of
-/// three fill to about 95% before no cuckoo path is found.
+/// Load for which a table is laid out, in percent. Two choices among buckets of three slots fill to about 95%
+/// before no cuckoo path is found.
 const LOAD_PERCENT: u64 = 88;
 const BUCKETS_MIN: u32 = 64;
-/// How much larger a table becomes, in percent: the first for which there is memory.
+/// Sizes to which a table grows, in percent of its present size: the first for which there is memory.
 const GROWTH_PERCENT: [u64; 3] = [200, 150, 120];
 
-/// Buckets for so many entries.
+/// Number of buckets for this many entries.
 pub(super) fn buckets_for(entries: u64) -> Result<u32, Error> {
     let count = entries.saturating_mul(100).div_ceil(LOAD_PERCENT * u64::from(SLOTS));
     if count > u64::from(layout::CELL_INDEX_MASK) {
-        return Err(Error::Invalid(format!("{entries} entries are more than tables can have")));
+        return Err(Error::Invalid(format!("{entries} entries are more than the exact match can hold")));
     }
     Ok((count as u32).max(BUCKETS_MIN))
 }
 
-/// Tries each step of growth from so many buckets, until one finds memory; `full`
-/// where cell numbers are too few for any.
-fn first_step(
+/// Calls `grow_to` with each size to which a table of `count` buckets can grow, until one finds memory.
+/// Returns `full` if there are too few cell numbers for any of them.
+fn grow_by_steps(
     count: u32,
     full: Error,
     mut grow_to: impl FnMut(u32) -> Result<(), Error>,
@@ -50,14 +50,14 @@ pub(super) fn address_offset(word: usize) -> usize {
     offset_of!(exact_root, addresses) + word * 8
 }
 
-/// Names the address run and the buckets that it belongs to.
+/// Stores the link to the address run, together with the buckets to which it belongs.
 fn publish_addresses(memory: &Memory, word: usize, table: &Table) {
     let value = u64::from(table.addresses) | u64::from(table.first) << 32;
     memory.store64(ROOT, address_offset(word), value);
 }
 
 impl Exact {
-    /// Room for so many entries in all, so that filling grows nothing.
+    /// Makes the table large enough for `entries` entries in all.
     pub(crate) fn reserve(&mut self, pool: &mut Pool, entries: usize) -> Result<(), Error> {
         let count = buckets_for(entries as u64)?;
         if count > self.table.count { self.grow_to(pool, count) } else { Ok(()) }
@@ -70,10 +70,10 @@ impl Exact {
             free_cells: pool.free_cells(),
             total_cells,
         };
-        first_step(self.table.count, full, |count| self.grow_to(pool, count))
+        grow_by_steps(self.table.count, full, |count| self.grow_to(pool, count))
     }
 
-    /// The address run, when the first IPv6 entry comes.
+    /// Adds the address run, before the first IPv6 entry.
     pub(super) fn add_addresses(&mut self, pool: &mut Pool) -> Result<(), Error> {
         self.table.addresses = pool.allocate(Table::address_cells(self.table.count))?;
         publish_addresses(pool.memory(), self.address_word, &self.table);
@@ -106,7 +106,7 @@ impl Exact {
         Ok(())
     }
 
-    /// Copies all entries to a table that nobody sees yet; false: they do not fit.
+    /// Copies all entries to a table that readers do not see yet. Returns false if they do not fit.
     fn copy_to(&self, memory: &Memory, new: &Table) -> bool {
         let old = &self.table;
         for slot in old.all_slots() {
@@ -115,17 +115,17 @@ impl Exact {
                 continue;
             }
             let word = word & layout::EXACT_KEY_MASK;
-            let full = (old.addresses != 0).then(|| old.address(memory, slot));
-            let key = Prepared { word, check: 0, full, hash: self.hashing.hash(word) };
-            let room = new.make_room(memory, &self.hashing, key.hash, &mut |_| Ok(()));
-            let Ok(Some(to)) = room else { return false };
+            let address = (old.addresses != 0).then(|| old.address(memory, slot));
+            let key = PreparedKey { word, check: 0, address, hash: self.hashing.hash(word) };
+            let found = new.free_slot_by_moving(memory, &self.hashing, key.hash, &mut |_| Ok(()));
+            let Ok(Some(to)) = found else { return false };
             new.fill(memory, to, &key, old.value(memory, slot), old.next(memory, slot));
         }
         true
     }
 
-    /// The order matters to a successor: the new addresses are named before the
-    /// buckets they belong to, the old ones forgotten after.
+    /// Publishes a new table and retires the old one. The order matters to a successor: the link to the new
+    /// address run is stored before the buckets to which it belongs, and the old link is removed after.
     fn switch_to(&mut self, pool: &mut Pool, new: Table) {
         let memory = pool.memory();
         let old = std::mem::replace(&mut self.table, new);
@@ -152,17 +152,23 @@ mod tests {
     }
 
     #[test]
-    fn growth_that_no_step_allows_is_an_error() {
-        let most = layout::CELL_INDEX_MASK;
+    fn growth_fails_if_no_size_is_possible() {
+        let max = layout::CELL_INDEX_MASK;
         let mut tried = Vec::new();
-        let mut none = |count: u32| {
+        let mut always_full = |count: u32| {
             tried.push(count);
             Err(full(count.into()))
         };
-        assert_eq!(first_step(most - 5, full(1), &mut none), Err(full(1)));
-        assert_eq!(first_step(most / 6 * 5, full(1), &mut none), Err(full(u64::from(most / 6 * 6))));
-        assert_eq!(first_step(100, full(1), &mut none), Err(full(120)));
-        assert_eq!(tried, [most / 6 * 6, 200, 150, 120]);
-        assert_eq!(first_step(100, full(1), |count| if count > 150 { Err(full(2)) } else { Ok(()) }), Ok(()));
+        assert_eq!(grow_by_steps(max - 5, full(1), &mut always_full), Err(full(1)));
+        assert_eq!(grow_by_steps(max / 6 * 5, full(1), &mut always_full), Err(full(u64::from(max / 6 * 6))));
+        assert_eq!(grow_by_steps(100, full(1), &mut always_full), Err(full(120)));
+        assert_eq!(tried, [max / 6 * 6, 200, 150, 120]);
+        let mut sizes = Vec::new();
+        let up_to_150 = |count: u32| {
+            sizes.push(count);
+            if count > 150 { Err(full(2)) } else { Ok(()) }
+        };
+        assert_eq!(grow_by_steps(100, full(1), up_to_150), Ok(()));
+        assert_eq!(sizes, [200, 150], "growth continued after a size that found memory");
     }
 }

@@ -1,28 +1,28 @@
-//! Keys of the exact match: their words, digests and buckets, as in `tables.h`.
+//! Keys of the exact match: their words, digests and buckets, computed as in `exact_match.h`.
 
 use crate::layout;
 use sluice_types::{ipv6_from_halves, ipv6_halves};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// What an entry is found by.
+/// Key of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub(crate) enum Key {
     /// An address; VNI 0 is the underlay.
     Ip { vni: u32, address: IpAddr },
-    /// A small integer: VRF, port or group.
+    /// A small integer that identifies a VRF, port or group.
     Index { vni: u32, id: u32 },
 }
 
-/// A key as the table sees it.
+/// A key as it is stored and searched.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedKey {
     /// Key word without a generation.
     pub word: u64,
-    /// The digest's high bits, where they stand in the value.
+    /// High bits of the digest, at their position in the value.
     pub check: u64,
-    /// IPv6: the whole address, host-order halves.
-    pub full: Option<(u64, u64)>,
-    /// What the buckets come from.
+    /// IPv6: the whole address, as host-order halves.
+    pub address: Option<(u64, u64)>,
+    /// Hash from which the two buckets are computed.
     pub hash: u64,
 }
 
@@ -53,8 +53,8 @@ pub(crate) fn is_filled(key: u64) -> bool {
 }
 
 impl Hashing {
-    pub(crate) fn prepare(&self, key: Key) -> Prepared {
-        let (word, check, full) = match key {
+    pub(crate) fn prepare(&self, key: Key) -> PreparedKey {
+        let (word, check, address) = match key {
             Key::Index { vni, id } => (key_word(layout::EXACT_INDEX, vni, id), 0, None),
             Key::Ip { vni, address: IpAddr::V4(address) } => {
                 (key_word(layout::EXACT_IPV4, vni, address.into()), 0, None)
@@ -66,28 +66,29 @@ impl Hashing {
                 (word, digest & CHECK_MASK, Some((high, low)))
             }
         };
-        Prepared { word, check, full, hash: self.hash(word) }
+        PreparedKey { word, check, address, hash: self.hash(word) }
     }
 
-    /// A filled slot's key word as a key; `full` is asked for where the word
-    /// holds only a digest.
-    pub(crate) fn restore(&self, word: u64, full: impl FnOnce() -> (u64, u64)) -> Option<Key> {
+    /// The key of a filled slot's key word. `address` is called if the word holds only a digest. `None` for
+    /// an unknown kind.
+    pub(crate) fn restore(&self, word: u64, address: impl FnOnce() -> (u64, u64)) -> Option<Key> {
         let word = word & layout::EXACT_KEY_MASK;
         let vni = (word >> layout::EXACT_VNI_SHIFT) as u32 & 0xff_ffff;
         Some(match (word >> layout::EXACT_KIND_SHIFT) as u32 {
             layout::EXACT_INDEX => Key::Index { vni, id: word as u32 },
             layout::EXACT_IPV4 => Key::Ip { vni, address: Ipv4Addr::from(word as u32).into() },
             layout::EXACT_IPV6 => {
-                let (high, low) = full();
+                let (high, low) = address();
                 Key::Ip { vni, address: ipv6_from_halves(high, low).into() }
             }
             _ => return None,
         })
     }
 
+    /// Digest of an IPv6 address.
     pub(crate) fn digest(&self, high: u64, low: u64) -> u64 {
         let other = (!self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // Both sums modulo 2^32: of the low halves, and of the high ones without a carry.
+        // Both sums are modulo 2^32: that of the low halves, and that of the high halves without a carry.
         let product = |a: u64, b: u64| {
             let low = (a as u32).wrapping_add(b as u32);
             let high = ((a >> 32) as u32).wrapping_add((b >> 32) as u32);
@@ -100,14 +101,14 @@ impl Hashing {
         mix(word, self.seed)
     }
 
-    /// Where the search of the conflict table begins.
-    pub(crate) fn conflict_home(&self, word: u64, (high, low): (u64, u64), count: u32) -> u32 {
+    /// Index of the cell at which the search of the conflict table begins.
+    pub(crate) fn conflict_start(&self, word: u64, (high, low): (u64, u64), count: u32) -> u32 {
         let hash = mix(mix(word ^ high, self.seed) ^ low, self.seed);
         (((hash >> 32) * u64::from(count)) >> 32) as u32
     }
 }
 
-/// The two buckets of a hash among `count`, the first first.
+/// The two buckets of a hash among `count`, in the order of searching.
 pub(crate) fn buckets_of(hash: u64, count: u32) -> (u32, u32) {
     let one = (((hash & 0xffff_ffff) * u64::from(count)) >> 32) as u32;
     let two = (((hash >> 32) * u64::from(count)) >> 32) as u32;

@@ -1,20 +1,21 @@
-//! One run of buckets: slots, moves between them, and room by a cuckoo path.
+//! One run of buckets: access to slots, and the search for an empty slot by moving entries along a cuckoo
+//! path.
 
-use super::hash::{GENERATION_SHIFT, Hashing, Prepared, buckets_of, is_filled};
+use super::hash::{GENERATION_SHIFT, Hashing, PreparedKey, buckets_of, is_filled};
 use crate::error::Error;
 use crate::layout::{self, exact_bucket};
 use crate::memory::Memory;
 use std::mem::offset_of;
 
 pub(super) const SLOTS: u32 = layout::EXACT_SLOTS;
-/// Buckets that the search for a cuckoo path looks at: about six moves deep.
+/// Buckets that the search for a cuckoo path looks at: paths of about six moves.
 const SEARCH_BUCKETS_MAX: usize = 768;
-/// Times that a path is searched again because it crossed itself.
+/// Searches for a path, because one that crosses itself cannot be used.
 const SEARCHES_MAX: usize = 4;
-/// IPv6 addresses to a cell of the address run.
+/// IPv6 addresses in a cell of the address run.
 const ADDRESSES_PER_CELL: u32 = layout::CELL_BYTES / 16;
 
-/// Where an entry stands.
+/// Position of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
     pub bucket: u32,
@@ -32,23 +33,24 @@ impl Slot {
 pub(super) struct Table {
     pub first: u32,
     pub count: u32,
-    /// First cell; 0: there is no IPv6 entry.
+    /// First cell of the address run; 0 if there has been no IPv6 entry yet.
     pub addresses: u32,
 }
 
 /// Called with a slot's number before its generation is stepped.
-pub(super) type Before<'a> = &'a mut dyn FnMut(u32) -> Result<(), Error>;
+pub(super) type BeforeStep<'a> = &'a mut dyn FnMut(u32) -> Result<(), Error>;
 
-struct Step {
+/// A bucket on a cuckoo path.
+struct PathStep {
     bucket: u32,
-    /// Index of the step whose bucket it is reached from; `usize::MAX` for the first two.
+    /// Index of the step from whose bucket it is reached; `usize::MAX` for the first two.
     parent: usize,
-    /// Slot of that bucket whose entry can move here.
+    /// Index of the slot in that bucket whose entry can move here.
     index: u32,
 }
 
 impl Table {
-    /// Cells of the address run for so many buckets.
+    /// Cells of the address run for this many buckets.
     pub(super) fn address_cells(count: u32) -> u32 {
         (u64::from(count) * u64::from(SLOTS)).div_ceil(u64::from(ADDRESSES_PER_CELL)) as u32
     }
@@ -92,37 +94,36 @@ impl Table {
         if self.addresses == 0 {
             return (0, 0);
         }
-        let (cell, offset) = self.address_place(slot);
+        let (cell, offset) = self.address_position(slot);
         (memory.load64(cell, offset), memory.load64(cell, offset + 8))
     }
 
     pub(super) fn set_address(&self, memory: &Memory, slot: Slot, (high, low): (u64, u64)) {
-        let (cell, offset) = self.address_place(slot);
+        let (cell, offset) = self.address_position(slot);
         memory.store64(cell, offset, high);
         memory.store64(cell, offset + 8, low);
     }
 
     pub(super) fn prefetch_addresses(&self, memory: &Memory, bucket: u32) {
-        memory.prefetch(self.address_place(Slot { bucket, index: 0 }).0);
-        memory.prefetch(self.address_place(Slot { bucket, index: SLOTS - 1 }).0);
+        memory.prefetch(self.address_position(Slot { bucket, index: 0 }).0);
+        memory.prefetch(self.address_position(Slot { bucket, index: SLOTS - 1 }).0);
     }
 
-    fn address_place(&self, slot: Slot) -> (u32, usize) {
+    fn address_position(&self, slot: Slot) -> (u32, usize) {
         let number = slot.number();
         (self.addresses + number / ADDRESSES_PER_CELL, (number % ADDRESSES_PER_CELL) as usize * 16)
     }
 
-    /// Gives a filled slot's key its next generation: whoever read value or next
-    /// before looks again.
+    /// Gives a filled slot's key the next generation, so that readers which have read value or next retry.
     pub(super) fn step_generation(&self, memory: &Memory, slot: Slot) {
         let key = self.key(memory, slot);
         self.set_key(memory, slot, key.wrapping_add(1 << GENERATION_SHIFT));
     }
 
     /// Fills an empty slot.
-    pub(super) fn fill(&self, memory: &Memory, slot: Slot, key: &Prepared, value: u64, next: u32) {
-        if let Some(full) = key.full {
-            self.set_address(memory, slot, full);
+    pub(super) fn fill(&self, memory: &Memory, slot: Slot, key: &PreparedKey, value: u64, next: u32) {
+        if let Some(address) = key.address {
+            self.set_address(memory, slot, address);
         }
         self.set_value(memory, slot, value);
         self.set_next(memory, slot, next);
@@ -136,7 +137,7 @@ impl Table {
         self.set_key(memory, slot, key & !layout::EXACT_KEY_MASK);
     }
 
-    /// Tells readers that missed the key to look again.
+    /// Makes readers that missed the key retry.
     pub(super) fn bump_version(&self, memory: &Memory, hash: u64) {
         let cell = self.first + buckets_of(hash, self.count).0;
         let offset = offset_of!(exact_bucket, version);
@@ -144,7 +145,7 @@ impl Table {
     }
 
     /// The slot with this key word that readers find first.
-    pub(super) fn find(&self, memory: &Memory, key: &Prepared) -> Option<Slot> {
+    pub(super) fn find(&self, memory: &Memory, key: &PreparedKey) -> Option<Slot> {
         let (one, two) = buckets_of(key.hash, self.count);
         [one, two].into_iter().find_map(|bucket| {
             self.bucket_slots(bucket)
@@ -164,38 +165,44 @@ impl Table {
         self.bucket_slots(bucket).find(|&slot| !is_filled(self.key(memory, slot)))
     }
 
-    /// An empty slot, in a hash's first bucket if that has one: where readers
-    /// look first, so that most lookups touch one cell.
+    /// An empty slot of a hash, in the first bucket if possible: readers look there first, so that most
+    /// lookups touch one cell.
     pub(super) fn empty_slot(&self, memory: &Memory, hash: u64) -> Option<Slot> {
         let (one, two) = buckets_of(hash, self.count);
         self.free_slot(memory, one).or_else(|| self.free_slot(memory, two))
     }
 
-    /// An empty slot for the key, after moving others aside where needed;
-    /// `None` when no path of bounded length leads to one.
-    pub(super) fn make_room(
+    /// Finds an empty slot for a hash, if necessary by moving other entries. `None` if no path of bounded
+    /// length leads to one.
+    pub(super) fn free_slot_by_moving(
         &self,
         memory: &Memory,
         hashing: &Hashing,
         hash: u64,
-        before: Before<'_>,
+        before_step: BeforeStep<'_>,
     ) -> Result<Option<Slot>, Error> {
         if let Some(slot) = self.empty_slot(memory, hash) {
             return Ok(Some(slot));
         }
         let (one, two) = buckets_of(hash, self.count);
         for _ in 0..SEARCHES_MAX {
-            let Some((steps, last)) = self.search(memory, hashing, one, two) else { return Ok(None) };
-            if let Some(slot) = self.walk_back(memory, hashing, &steps, last, before)? {
+            let Some((steps, last)) = self.find_path(memory, hashing, one, two) else { return Ok(None) };
+            if let Some(slot) = self.move_along_path(memory, hashing, &steps, last, before_step)? {
                 return Ok(Some(slot));
             }
         }
         Ok(None)
     }
 
-    /// Breadth first from the two buckets to one with an empty slot.
-    fn search(&self, memory: &Memory, hashing: &Hashing, one: u32, two: u32) -> Option<(Vec<Step>, usize)> {
-        let start = |bucket| Step { bucket, parent: usize::MAX, index: 0 };
+    /// Searches breadth first from the two buckets to one with an empty slot.
+    fn find_path(
+        &self,
+        memory: &Memory,
+        hashing: &Hashing,
+        one: u32,
+        two: u32,
+    ) -> Option<(Vec<PathStep>, usize)> {
+        let start = |bucket| PathStep { bucket, parent: usize::MAX, index: 0 };
         let mut steps = Vec::with_capacity(64);
         steps.push(start(one));
         steps.push(start(two));
@@ -208,7 +215,7 @@ impl Table {
             for slot in self.bucket_slots(bucket) {
                 if steps.len() < SEARCH_BUCKETS_MAX {
                     let other = self.other_bucket(memory, hashing, slot);
-                    steps.push(Step { bucket: other, parent: at, index: slot.index });
+                    steps.push(PathStep { bucket: other, parent: at, index: slot.index });
                 }
             }
             at += 1;
@@ -216,15 +223,15 @@ impl Table {
         None
     }
 
-    /// Moves entries along the path from its far end, each only if it still can
-    /// go there: a path may cross itself.
-    fn walk_back(
+    /// Moves entries along the path, beginning at its far end. Returns `None` if an entry cannot be moved as
+    /// planned because the path crosses itself.
+    fn move_along_path(
         &self,
         memory: &Memory,
         hashing: &Hashing,
-        steps: &[Step],
+        steps: &[PathStep],
         last: usize,
-        before: Before<'_>,
+        before_step: BeforeStep<'_>,
     ) -> Result<Option<Slot>, Error> {
         let mut step = &steps[last];
         while step.parent != usize::MAX {
@@ -233,8 +240,8 @@ impl Table {
             if !is_filled(self.key(memory, from)) || self.other_bucket(memory, hashing, from) != to.bucket {
                 return Ok(None);
             }
-            before(to.number())?;
-            self.shift(memory, hashing, from, to);
+            before_step(to.number())?;
+            self.move_entry(memory, hashing, from, to);
             step = &steps[step.parent];
         }
         Ok(self.free_slot(memory, step.bucket))
@@ -246,12 +253,11 @@ impl Table {
         if slot.bucket == one { two } else { one }
     }
 
-    /// Moves an entry. A reader finds the old copy, the new one, or that the
-    /// version changed.
-    fn shift(&self, memory: &Memory, hashing: &Hashing, from: Slot, to: Slot) {
+    /// Moves an entry. A reader finds the old copy, the new one, or a changed version.
+    fn move_entry(&self, memory: &Memory, hashing: &Hashing, from: Slot, to: Slot) {
         let word = self.key(memory, from) & layout::EXACT_KEY_MASK;
-        let full = (self.addresses != 0).then(|| self.address(memory, from));
-        let key = Prepared { word, check: 0, full, hash: hashing.hash(word) };
+        let address = (self.addresses != 0).then(|| self.address(memory, from));
+        let key = PreparedKey { word, check: 0, address, hash: hashing.hash(word) };
         self.fill(memory, to, &key, self.value(memory, from), self.next(memory, from));
         self.bump_version(memory, key.hash);
         self.clear(memory, from);

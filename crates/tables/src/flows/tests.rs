@@ -4,7 +4,7 @@ fn flows(cells: u32) -> Flows {
     Flows::lay_out(Memory::anonymous(cells).unwrap(), 42).unwrap()
 }
 
-/// Writes an entry as a packet would have.
+/// Writes an entry as a packet would. `generations` are those of owner and count, `counts` packets and bytes.
 fn put(
     flows: &Flows,
     (cell, way): (u32, u32),
@@ -24,15 +24,15 @@ fn put(
 }
 
 #[test]
-fn configuration_is_checked_and_kept_in_ticks() {
+fn policy_is_checked_and_kept_in_ticks() {
     let flows = flows(8);
-    assert_eq!(flows.policy(), Policy::Off, "nothing is counted at first");
+    assert_eq!(flows.policy(), Policy::Off, "packets count nothing at first");
     let second = FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2500 };
     flows.configure(&Policy::Detect(second)).unwrap();
     let kept = flows.policy();
     let in_ticks = Duration::from_nanos(60 * TICK_NS);
     assert_eq!(kept, Policy::Detect(FlowConfig { period: in_ticks, ..second }));
-    // The least and the largest.
+    // The smallest and largest values.
     for (period, ticks) in [
         (Duration::from_millis(1), 1),
         (Duration::from_nanos(TICK_NS), 1),
@@ -52,11 +52,11 @@ fn configuration_is_checked_and_kept_in_ticks() {
         assert_eq!(flows.policy(), kept, "a refused change changed something");
         error.to_string()
     };
-    assert_eq!(error(Duration::ZERO, 1), "a flow's period is 1 ms to 26 days, not 0ns");
-    assert!(error(Duration::MAX, 1).starts_with("a flow's period is 1 ms to 26 days, not "));
+    assert_eq!(error(Duration::ZERO, 1), "the period of flows must be 1 ms to 26 days, not 0ns");
+    assert!(error(Duration::MAX, 1).starts_with("the period of flows must be 1 ms to 26 days, not "));
     assert!(flows.configure(&Policy::Every { period: Duration::ZERO }).is_err());
     assert_eq!(flows.policy(), kept);
-    let message = "a flow is an elephant from 1 to 68719476735 bytes a period on, not ";
+    let message = "the elephant threshold must be 1 to 68719476735 bytes a period, not ";
     assert_eq!(error(second.period, 0), format!("{message}0"));
     assert_eq!(error(second.period, BYTES_MAX + 1), format!("{message}68719476736"));
     flows.configure(&Policy::Off).unwrap();
@@ -64,41 +64,42 @@ fn configuration_is_checked_and_kept_in_ticks() {
 }
 
 #[test]
-fn a_table_has_room_for_the_flows_it_is_made_for() {
+fn table_has_the_requested_capacity() {
     assert_eq!(Flows::cells_for(0), 2);
     assert_eq!(Flows::cells_for(4), 2);
     assert_eq!(Flows::cells_for(5), 3);
     assert_eq!(Flows::cells_for(1_000_000), 250_001);
-    assert_eq!(flows(250_001).fill(0), FlowFill { capacity: 1_000_000, ..FlowFill::default() });
+    assert_eq!(flows(250_001).usage(0), FlowTableUsage { capacity: 1_000_000, ..FlowTableUsage::default() });
     let tiny = Flows::lay_out(Memory::anonymous(1).unwrap(), 1).unwrap_err();
     assert_eq!(tiny, Error::TooSmall { found_cells: 1, needed_cells: 2 });
 }
 
 #[test]
-fn only_what_is_counted_in_its_period_is_shown() {
+fn only_flows_counted_within_their_period_are_listed() {
     let flows = flows(3);
     let period = Duration::from_nanos(10 * TICK_NS);
     flows.configure(&Policy::Detect(FlowConfig { period, elephant_bytes: 1000 })).unwrap();
     let now = 100;
     put(&flows, (1, 0), 5, now, (1, 1), (2, 300));
     put(&flows, (1, 2), 6, now - 9, (63, 63), (7, 900));
-    // The period is over; it began on a processor that is a little ahead; its packet is yet to come.
+    // One whose period is over; one whose period began on a processor with a later clock; one that no packet
+    // of its period has been counted for yet.
     put(&flows, (1, 3), 7, now - 10, (1, 1), (1, 5000));
     put(&flows, (2, 1), 8, now + 3, (1, 1), (1, 800));
     put(&flows, (2, 3), 9, now, (2, 1), (1, 800));
     let now_ns = u64::from(now) << layout::FLOW_TICK_SHIFT;
     let top = flows.top(10, now_ns);
-    let told: Vec<_> = top.iter().map(|flow| (flow.cell, flow.name, flow.packets, flow.bytes)).collect();
-    assert_eq!(told, [(1, 6, 7, 900), (2, 8, 1, 800), (1, 5, 2, 300)]);
+    let found: Vec<_> = top.iter().map(|flow| (flow.cell, flow.name, flow.packets, flow.bytes)).collect();
+    assert_eq!(found, [(1, 6, 7, 900), (2, 8, 1, 800), (1, 5, 2, 300)]);
     let ages: Vec<_> = top.iter().map(|flow| flow.age.as_nanos() as u64 / TICK_NS).collect();
     assert_eq!(ages, [9, 0, 0]);
     assert_eq!(flows.top(2, now_ns), top[..2]);
     assert_eq!(flows.top(0, now_ns), []);
-    assert_eq!(flows.fill(now_ns), FlowFill { capacity: 8, live: 3, over: 2, elephants: 0 });
+    assert_eq!(flows.usage(now_ns), FlowTableUsage { capacity: 8, live: 3, expired: 2, elephants: 0 });
 }
 
 #[test]
-fn seeds_hash_apart() {
+fn hashes_depend_on_the_seed() {
     let key = FlowKey {
         vni: Vni::new(7).unwrap(),
         protocol: 17,
@@ -107,14 +108,14 @@ fn seeds_hash_apart() {
         source_port: 53,
         destination_port: 53,
     };
-    let twin = |seed| Flows::lay_out(Memory::anonymous(2).unwrap(), seed).unwrap().hash(&key);
-    assert_eq!(twin(1), twin(1));
-    let hashes: std::collections::HashSet<u64> = (0..1000).map(twin).collect();
+    let hash = |seed| Flows::lay_out(Memory::anonymous(2).unwrap(), seed).unwrap().hash(&key);
+    assert_eq!(hash(1), hash(1));
+    let hashes: std::collections::HashSet<u64> = (0..1000).map(hash).collect();
     assert_eq!(hashes.len(), 1000);
 }
 
 #[test]
-fn a_successor_adopts_only_flows() {
+fn successor_adopts_only_flow_tables() {
     let flows = flows(5);
     put(&flows, (3, 1), 5, 0, (1, 1), (2, 300));
     flows.configure(&Policy::Every { period: Duration::from_secs(1) }).unwrap();
@@ -130,10 +131,10 @@ fn a_successor_adopts_only_flows() {
     memory.store32(0, offset_of!(flow_table, layout_version), 2);
     let error = Flows::adopt(memory.clone()).unwrap_err();
     assert_eq!(error, Error::LayoutVersion { found: 2, known: 1 });
-    // What nobody here can read is laid out anew.
-    let anew = Flows::open(memory.clone()).unwrap();
-    assert_eq!(anew.fill(0), FlowFill { capacity: 16, ..FlowFill::default() });
-    assert_eq!(anew.policy(), Policy::Off);
-    assert_ne!(anew.table.secret, flows.table.secret);
-    assert_eq!(Flows::open(memory).unwrap().table, anew.table);
+    // A table of an unknown layout is laid out again.
+    let new = Flows::open(memory.clone()).unwrap();
+    assert_eq!(new.usage(0), FlowTableUsage { capacity: 16, ..FlowTableUsage::default() });
+    assert_eq!(new.policy(), Policy::Off);
+    assert_ne!(new.table.secret, flows.table.secret);
+    assert_eq!(Flows::open(memory).unwrap().table, new.table);
 }

@@ -1,41 +1,41 @@
-//! Building from a list of routes: what a word leads to, and root directories.
+//! Builds structures from lists of routes: root directories, and what a word leads to. The constants here
+//! decide how large directories are.
 
 use super::bucket;
-use super::directory::{Directory, part};
+use super::directory::{Directory, bits_at};
 use super::walk::gather;
-use super::word::{Form, Skip, Word};
+use super::word::{BucketForm, Skip, Word};
 use super::{Entry, mask};
 use crate::error::Error;
 use crate::layout;
 use crate::memory::Memory;
 use crate::pool::Pool;
 
-/// Bits in common that are worth a skip.
+/// Fewest bits in common for which a skip is built.
 const SKIP_MIN: u8 = 8;
-/// Routes up to which a directory has 2 or 4 bits; above, it has 8.
+/// Routes up to which a directory has 2 or 4 bits. With more it has 8.
 const ROUTES_OF_2_BITS: usize = 20;
 const ROUTES_OF_4_BITS: usize = 400;
-/// Routes for each slot that a root directory is laid out for: below what a
-/// bucket holds, as they spread unevenly.
+/// Routes for each slot of a new root directory. It is below what a bucket holds, because routes spread
+/// unevenly.
 const ROUTES_PER_SLOT: f64 = 3.2;
-/// The part of a root directory's slots, one in so many, that must be populated
-/// for it to grow.
+/// A root directory grows only if at least one in this many slots is populated.
 const POPULATED_MIN: u32 = 16;
-/// The part of the populated slots, one in so many, that may overflow before it
-/// grows.
-const CROWDED_MIN: u32 = 8;
-/// Slots of a root directory for each route, at most.
+/// A root directory grows if more than one in this many populated slots overflows.
+const OVERFLOWING_MIN: u32 = 8;
+/// Most slots of a root directory for each route.
 const SLOTS_PER_ROUTE_MAX: u64 = 4;
-/// Slots looked at to tell whether a directory is crowded.
-const SAMPLE: u32 = 128;
+/// Slots that are looked at to decide whether a directory is overfull.
+const SAMPLE_SLOTS: u32 = 128;
 
-/// Builds, and gives back what it took if it fails.
+/// Builds structures, and gives back the cells that it allocated if it fails.
 pub(super) struct Builder<'a> {
     pub pool: &'a mut Pool,
+    /// Runs that it allocated.
     runs: Vec<(u32, u32)>,
 }
 
-/// The bits of a directory for so many routes.
+/// Number of bits of a directory for this many routes.
 pub(super) fn directory_bits(routes: usize) -> u8 {
     if routes <= ROUTES_OF_2_BITS {
         2
@@ -46,22 +46,21 @@ pub(super) fn directory_bits(routes: usize) -> u8 {
     }
 }
 
-/// The bits of a root directory for so many routes that spread evenly.
+/// Number of bits of a root directory for this many routes that spread evenly.
 pub(super) fn root_bits(routes: usize) -> u8 {
     let bits = (routes as f64 / ROUTES_PER_SLOT).max(1.0).log2() as u32;
     bits.clamp(layout::LPM_ROOT_BITS_MIN, layout::LPM_ROOT_BITS_MAX) as u8
 }
 
-/// True where a larger root directory would make lookups shorter: many slots
-/// overflow, and enough are populated. `populated` and `overflowing` are of
-/// `looked_at` slots.
-fn is_crowded(populated: u32, overflowing: u32, looked_at: u32) -> bool {
-    overflowing * CROWDED_MIN > populated && populated * POPULATED_MIN >= looked_at
+/// True if a larger root directory would make lookups shorter: many slots overflow, and enough are populated.
+/// `populated` and `overflowing` are numbers among `looked_at` slots.
+fn is_overfull(populated: u32, overflowing: u32, looked_at: u32) -> bool {
+    overflowing * OVERFLOWING_MIN > populated && populated * POPULATED_MIN >= looked_at
 }
 
-/// The same of a directory that is there, by a sample.
-pub(super) fn crowded(memory: &Memory, directory: Directory) -> bool {
-    let step = (directory.slots() / SAMPLE).max(1);
+/// [`is_overfull`] for an existing directory, by a sample of its slots.
+pub(super) fn is_directory_overfull(memory: &Memory, directory: Directory) -> bool {
+    let step = (directory.slots() / SAMPLE_SLOTS).max(1);
     let (mut populated, mut overflowing, mut looked_at) = (0, 0, 0);
     for slot in (0..directory.slots()).step_by(step as usize) {
         looked_at += 1;
@@ -74,33 +73,33 @@ pub(super) fn crowded(memory: &Memory, directory: Directory) -> bool {
             }
         }
     }
-    is_crowded(populated, overflowing, looked_at)
+    is_overfull(populated, overflowing, looked_at)
 }
 
-/// True where a root directory of so many bits may be for so many routes.
-pub(super) fn root_may_have(bits: u8, routes: u64) -> bool {
+/// True if a root directory for this many routes may have this many bits.
+pub(super) fn root_bits_allowed(bits: u8, routes: u64) -> bool {
     u32::from(bits) <= layout::LPM_ROOT_BITS_MAX && 1u64 << bits <= SLOTS_PER_ROUTE_MAX * routes
 }
 
-/// The bits of a root directory for these routes.
+/// Number of bits of a root directory for these routes.
 fn root_bits_for(routes: &[Entry]) -> u8 {
     let mut bits = root_bits(routes.len());
-    while root_may_have(bits + 1, routes.len() as u64) {
+    while root_bits_allowed(bits + 1, routes.len() as u64) {
         let mut counts = vec![0u8; 1 << bits];
         for (prefix, _) in routes.iter().filter(|(prefix, _)| prefix.length > bits) {
-            let count = &mut counts[part(prefix.bits, 0, bits) as usize];
+            let count = &mut counts[bits_at(prefix.bits, 0, bits) as usize];
             *count = count.saturating_add(1);
         }
-        // Which form a bucket will have is not known yet: the one of the longest prefix.
+        // The form of each bucket is not known yet, so that of the longest prefix is assumed.
         let longest = routes.iter().map(|(prefix, _)| prefix.length).max().unwrap_or(0);
         let most = match longest.saturating_sub(bits) {
-            0..=15 => Form::Narrow.routes_max(),
-            16..=31 => Form::Wide.routes_max(),
-            _ => Form::Long.routes_max(),
+            0..=15 => BucketForm::Narrow.routes_max(),
+            16..=31 => BucketForm::Wide.routes_max(),
+            _ => BucketForm::Long.routes_max(),
         };
         let populated = counts.iter().filter(|&&count| count > 0).count();
         let overflowing = counts.iter().filter(|&&count| usize::from(count) > most).count();
-        if !is_crowded(populated as u32, overflowing as u32, 1 << bits) {
+        if !is_overfull(populated as u32, overflowing as u32, 1 << bits) {
             break;
         }
         bits += 1;
@@ -108,11 +107,11 @@ fn root_bits_for(routes: &[Entry]) -> u8 {
     bits
 }
 
-/// Routes in the order of their prefixes; of equal ones the order stays.
+/// Sorts routes by their prefixes. Equal prefixes keep their order.
 pub(super) fn sorted(routes: impl Iterator<Item = Entry> + Clone) -> Vec<Entry> {
     let mut ends = vec![0u32; 1 << root_bits(routes.size_hint().0)];
     let bits = ends.len().ilog2() as u8;
-    let slot = |entry: &Entry| part(entry.0.bits, 0, bits) as usize;
+    let slot = |entry: &Entry| bits_at(entry.0.bits, 0, bits) as usize;
     for entry in routes.clone() {
         ends[slot(&entry)] += 1;
     }
@@ -135,7 +134,7 @@ pub(super) fn sorted(routes: impl Iterator<Item = Entry> + Clone) -> Vec<Entry> 
     to
 }
 
-/// Bits that all prefixes have in common, up to the end of the shortest.
+/// Number of bits that all prefixes have in common, up to the end of the shortest.
 fn shared_bits(routes: &[Entry]) -> u8 {
     let Some((first, rest)) = routes.split_first() else { return 0 };
     let start = first.0.length;
@@ -165,13 +164,13 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A word for these routes, all longer than `depth` (which is at least 1)
-    /// and with their first `depth` bits in common. Sorts them as it likes.
+    /// Builds a word for these routes, which are all longer than `depth` (at least 1) and have their first
+    /// `depth` bits in common. Changes the order of the routes.
     pub(super) fn word(&mut self, routes: &mut [Entry], depth: u8, inherited: u32) -> Result<u32, Error> {
         if routes.is_empty() {
             return Ok(inherited);
         }
-        if let Some(form) = Form::of(routes, depth) {
+        if let Some(form) = BucketForm::of(routes, depth) {
             let cell = self.allocate(1)?;
             bucket::write(self.pool.memory(), cell, form, routes, depth, inherited);
             return Ok(Word::Bucket(form, cell).bits());
@@ -182,13 +181,13 @@ impl<'a> Builder<'a> {
             let first = self.directory(routes, depth, bits, inherited)?;
             return Ok(Word::Directory(first, bits).bits());
         }
-        // A skip may end where the shortest prefix does: its directory's heap has that.
+        // A skip may end where the shortest prefix does: that route is in the heap of the skip's directory.
         let address = routes[0].0.bits & mask(shared);
         let first = self.directory(routes, shared, bits, inherited)?;
         self.skip(address, shared, Word::Directory(first, bits).bits(), inherited)
     }
 
-    /// A word that leads over bits to a directory's word.
+    /// Builds a skip to a directory's word.
     pub(super) fn skip(
         &mut self,
         address: u128,
@@ -201,7 +200,7 @@ impl<'a> Builder<'a> {
         Ok(Word::Skip(cell).bits())
     }
 
-    /// An empty directory.
+    /// Builds a directory without routes.
     pub(super) fn empty(&mut self, depth: u8, bits: u8, inherited: u32) -> Result<Directory, Error> {
         let first = self.allocate(Directory::cells_of(bits))?;
         let directory = Directory { first, bits, depth };
@@ -209,7 +208,7 @@ impl<'a> Builder<'a> {
         Ok(directory)
     }
 
-    /// A directory of these routes, none shorter than `depth`; its first cell.
+    /// Builds a directory of these routes, none of which is shorter than `depth`. Returns its first cell.
     pub(super) fn directory(
         &mut self,
         routes: &mut [Entry],
@@ -218,7 +217,7 @@ impl<'a> Builder<'a> {
         inherited: u32,
     ) -> Result<u32, Error> {
         let directory = self.empty(depth, bits, inherited)?;
-        // Those for the heap go to the end, the others keep their order.
+        // Routes for the heap are moved to the end; the others keep their order.
         let mut kept = 0;
         for i in 0..routes.len() {
             let (prefix, leaf) = routes[i];
@@ -230,7 +229,7 @@ impl<'a> Builder<'a> {
             }
         }
         let mut below = &mut routes[..kept];
-        let slot_of = |entry: &Entry| part(entry.0.bits, depth, bits);
+        let slot_of = |entry: &Entry| bits_at(entry.0.bits, depth, bits);
         if !below.is_sorted_by_key(slot_of) {
             below.sort_unstable_by_key(slot_of);
         }
@@ -247,15 +246,15 @@ impl<'a> Builder<'a> {
         Ok(directory.first)
     }
 
-    /// A root directory of these routes.
-    pub(super) fn root(&mut self, routes: &mut [Entry]) -> Result<Directory, Error> {
+    /// Builds a root directory of these routes.
+    pub(super) fn root_directory(&mut self, routes: &mut [Entry]) -> Result<Directory, Error> {
         let bits = root_bits_for(routes);
         Ok(Directory { first: self.directory(routes, 0, bits, 0)?, bits, depth: 0 })
     }
 
-    /// A root directory with one bit more than another one, of the same routes.
-    /// Goes slot by slot, so that no list of all routes is needed.
-    pub(super) fn grown(&mut self, old: Directory) -> Result<Directory, Error> {
+    /// Builds a root directory of the same routes as another one, with one bit more. It proceeds slot by
+    /// slot, so that no list of all routes is needed.
+    pub(super) fn with_one_more_bit(&mut self, old: Directory) -> Result<Directory, Error> {
         let new = self.empty(0, old.bits + 1, 0)?;
         for number in 1..2 * old.slots() {
             let leaf = old.heap(number).load(self.pool.memory());
@@ -274,7 +273,7 @@ impl<'a> Builder<'a> {
             routes.retain(|(prefix, _)| prefix.length > new.bits);
             for half in [2 * slot, 2 * slot + 1] {
                 let covering = new.covering_slot(self.pool.memory(), half);
-                let is_here = |entry: &mut Entry| part(entry.0.bits, 0, new.bits) == half;
+                let is_here = |entry: &mut Entry| bits_at(entry.0.bits, 0, new.bits) == half;
                 let mut here: Vec<Entry> = routes.extract_if(.., is_here).collect();
                 let word = self.word(&mut here, new.bits, covering)?;
                 if word != 0 {

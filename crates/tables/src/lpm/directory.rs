@@ -1,7 +1,7 @@
-//! Directories: slots by the next bits of the address, and the writer's record
-//! of the routes that end within these bits, which are pushed into the slots.
+//! Directories: a slot for each value of the next bits of the address, and a heap of the routes that end
+//! within these bits. The heap is the writer's record; its routes are pushed into the slots that they cover.
 
-use super::word::{At, Skip, Word};
+use super::word::{Skip, Word, WordAt};
 use super::{Prefix, bucket};
 use crate::layout;
 use crate::memory::Memory;
@@ -17,12 +17,12 @@ pub(super) struct Directory {
 }
 
 /// `count` bits of an address behind the first `from`.
-pub(super) fn part(bits: u128, from: u8, count: u8) -> u32 {
+pub(super) fn bits_at(bits: u128, from: u8, count: u8) -> u32 {
     if count == 0 { 0 } else { ((bits << from) >> (128 - u32::from(count))) as u32 }
 }
 
 impl Directory {
-    /// Cells of a directory: slots, and twice as many words of the heap.
+    /// Cells of a directory: its slots, and a heap of twice as many words.
     pub(super) fn cells_of(bits: u8) -> u32 {
         (3u32 << bits).div_ceil(WORDS_PER_CELL)
     }
@@ -35,35 +35,35 @@ impl Directory {
         1 << self.bits
     }
 
-    /// Bits that are behind the address when a slot is chosen.
+    /// Number of bits of the address that are used when a slot has been chosen.
     pub(super) fn end(&self) -> u8 {
         self.depth + self.bits
     }
 
-    fn at(&self, word: u32) -> At {
-        At { cell: self.first + word / WORDS_PER_CELL, offset: (word % WORDS_PER_CELL) as usize * 4 }
+    fn at(&self, word: u32) -> WordAt {
+        WordAt { cell: self.first + word / WORDS_PER_CELL, offset: (word % WORDS_PER_CELL) as usize * 4 }
     }
 
-    pub(super) fn slot(&self, slot: u32) -> At {
+    pub(super) fn slot(&self, slot: u32) -> WordAt {
         self.at(slot)
     }
 
-    pub(super) fn slot_of(&self, bits: u128) -> At {
-        self.slot(part(bits, self.depth, self.bits))
+    pub(super) fn slot_of(&self, bits: u128) -> WordAt {
+        self.slot(bits_at(bits, self.depth, self.bits))
     }
 
-    /// Where the heap has the route with this number; 0: the inherited leaf.
-    pub(super) fn heap(&self, number: u32) -> At {
+    /// Position of a route in the heap, by its number; number 0 is the inherited leaf.
+    pub(super) fn heap(&self, number: u32) -> WordAt {
         self.at(self.slots() + number)
     }
 
-    /// The heap's number of a prefix that ends within the directory's bits.
+    /// Heap number of a prefix that ends within the directory's bits.
     pub(super) fn number_of(&self, prefix: Prefix) -> u32 {
         let length = prefix.length - self.depth;
-        1 << length | part(prefix.bits, self.depth, length)
+        1 << length | bits_at(prefix.bits, self.depth, length)
     }
 
-    /// The inverse of [`Directory::number_of`]; `above` has the first `depth` bits.
+    /// The inverse of [`Directory::number_of`]; `above` contains the first `depth` bits.
     pub(super) fn prefix_of(&self, number: u32, above: u128) -> Prefix {
         let length = number.ilog2() as u8;
         let rest = u128::from(number ^ 1 << length);
@@ -71,12 +71,12 @@ impl Directory {
         Prefix { bits: above | bits, length: self.depth + length }
     }
 
-    /// `above` with the bits of a slot behind it.
+    /// `above` with the bits of a slot appended.
     pub(super) fn extend(&self, above: u128, slot: u32) -> u128 {
         above | u128::from(slot) << (128 - u32::from(self.bits)) >> self.depth
     }
 
-    /// The leaf that holds where the heap has this number, or nothing longer.
+    /// The leaf of the longest heap route that covers this heap number, or else the inherited leaf.
     pub(super) fn covering(&self, memory: &Memory, mut number: u32) -> u32 {
         while number > 0 {
             let leaf = self.heap(number).load(memory);
@@ -93,12 +93,12 @@ impl Directory {
         self.covering(memory, self.slots() | slot)
     }
 
-    /// What covers each slot, slot by slot.
+    /// The leaf that each slot inherits.
     pub(super) fn coverings(&self, memory: &Memory) -> Vec<u32> {
         let mut leaves = vec![0; self.slots() as usize];
         leaves[0] = self.heap(0).load(memory);
         for level in 0..=u32::from(self.bits) {
-            // From the end, so that a pair does not overwrite what is still to be read.
+            // From the end, so that a pair does not overwrite a leaf that is still to be read.
             for i in (0..1usize << level).rev() {
                 let own = self.heap(1 << level | i as u32).load(memory);
                 leaves[i] = if own != 0 { own } else { leaves[i / 2] };
@@ -107,8 +107,8 @@ impl Directory {
         leaves
     }
 
-    /// Enters, changes or withdraws (0) a route of the heap; the leaf it had.
-    pub(super) fn set(&self, memory: &Memory, prefix: Prefix, leaf: u32) -> u32 {
+    /// Adds, changes or withdraws (leaf 0) a route of the heap. Returns the leaf that it had.
+    pub(super) fn set_route(&self, memory: &Memory, prefix: Prefix, leaf: u32) -> u32 {
         let number = self.number_of(prefix);
         let old = self.heap(number).load(memory);
         if old != leaf {
@@ -118,10 +118,10 @@ impl Directory {
         old
     }
 
-    /// Tells all slots below a number, but those that a longer route covers.
+    /// Pushes a leaf into all slots below a heap number, except those that a longer route covers.
     fn push(&self, memory: &Memory, number: u32, leaf: u32) {
         if number >= self.slots() {
-            inherit(memory, self.slot(number - self.slots()), self.end(), leaf);
+            set_inherited_below(memory, self.slot(number - self.slots()), self.end(), leaf);
             return;
         }
         for below in [2 * number, 2 * number + 1] {
@@ -131,7 +131,7 @@ impl Directory {
         }
     }
 
-    /// Says what is inherited from above.
+    /// Changes the leaf that the directory inherits from above.
     fn set_inherited(&self, memory: &Memory, leaf: u32) {
         if self.heap(0).load(memory) == leaf {
             return;
@@ -143,8 +143,8 @@ impl Directory {
     }
 }
 
-/// Says to all that a word leads to what it inherits.
-pub(super) fn inherit(memory: &Memory, at: At, depth: u8, leaf: u32) {
+/// Changes the leaf that everything below a word inherits.
+pub(super) fn set_inherited_below(memory: &Memory, at: WordAt, depth: u8, leaf: u32) {
     match at.word(memory) {
         Word::Leaf(_) => at.store(memory, leaf),
         Word::Bucket(form, cell) => bucket::set_inherited(memory, cell, form, leaf),

@@ -1,11 +1,11 @@
-//! Few routes as a list of one or two cells, longest prefix first. A list never
-//! changes: another one takes its place.
+//! Lists of few routes in one or two cells, the longest prefix first. A list never changes: it is replaced by
+//! another one.
 
 use super::{Entry, Family, Prefix, mask};
 use crate::error::Error;
 use crate::layout::{self, lpm_scan4, lpm_scan6};
 use crate::memory::Memory;
-use crate::pool::{Pool, Used};
+use crate::pool::{Pool, ReachableCells};
 
 const PER_CELL4: usize = layout::LPM_SCAN4_ROUTES as usize;
 const PER_CELL6: usize = layout::LPM_SCAN6_ROUTES as usize;
@@ -17,7 +17,7 @@ fn per_cell(family: Family) -> usize {
     }
 }
 
-/// The most routes of a list.
+/// Most routes of a list.
 pub(super) fn routes_max(family: Family) -> usize {
     match family {
         Family::V4 => PER_CELL4 * layout::LPM_SCAN4_CELLS as usize,
@@ -25,14 +25,13 @@ pub(super) fn routes_max(family: Family) -> usize {
     }
 }
 
-/// Cells of a list of so many routes. Readers stop at an empty entry, or where
-/// the longest list must end.
+/// Cells of a list of this many routes. Readers stop at an empty entry or after the most routes of a list.
 fn cells(family: Family, routes: usize) -> u32 {
     let most = routes_max(family) / per_cell(family);
     (routes / per_cell(family) + 1).min(most) as u32
 }
 
-/// Writes a list; its first cell.
+/// Writes a list. Returns its first cell.
 pub(super) fn write(pool: &mut Pool, family: Family, routes: &mut [Entry]) -> Result<u32, Error> {
     debug_assert!(routes.len() <= routes_max(family));
     routes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.length));
@@ -60,7 +59,7 @@ pub(super) fn write(pool: &mut Pool, family: Family, routes: &mut [Entry]) -> Re
     Ok(first)
 }
 
-/// The entries of one cell; a length of 0 ends the list.
+/// The entries of one cell: length + 1, bits and leaf. A length of 0 ends the list.
 fn entries(memory: &Memory, family: Family, cell: u32) -> Vec<(u8, u128, u32)> {
     match family {
         Family::V4 => {
@@ -92,21 +91,28 @@ pub(super) fn find(memory: &Memory, family: Family, first: u32, bits: u128) -> O
     routes.into_iter().find_map(|(prefix, leaf)| holds(&prefix).then_some(leaf))
 }
 
-/// Cells that the list at `first` takes.
-pub(super) fn cells_of(memory: &Memory, family: Family, first: u32) -> u32 {
+/// Number of cells of the list at `first`.
+pub(super) fn cells_used(memory: &Memory, family: Family, first: u32) -> u32 {
     cells(family, read(memory, family, first).len())
 }
 
 pub(super) fn retire(pool: &mut Pool, family: Family, first: u32) {
-    let cells = cells_of(pool.memory(), family, first);
+    let cells = cells_used(pool.memory(), family, first);
     pool.retire(first, cells);
 }
 
-pub(super) fn adopt(memory: &Memory, family: Family, first: u32, used: &mut Used) -> Result<u32, Error> {
+pub(super) fn adopt(
+    memory: &Memory,
+    family: Family,
+    first: u32,
+    reachable: &mut ReachableCells,
+) -> Result<u32, Error> {
     let routes = read(memory, family, first);
-    used.claim(first, cells(family, routes.len()))?;
+    reachable.claim(first, cells(family, routes.len()))?;
     if routes.is_empty() || routes.iter().any(|(prefix, _)| prefix.length > family.max_length()) {
-        return Err(Error::Corrupt(format!("the route list at cell {first}")));
+        return Err(Error::Corrupt(format!(
+            "the route list at cell {first} is empty or has an impossible length"
+        )));
     }
     Ok(routes.len() as u32)
 }

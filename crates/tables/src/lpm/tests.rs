@@ -3,8 +3,7 @@ use crate::grace::Immediate;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A cell outside the pool's reach is not needed: the superblock's reserved
-/// words serve as root words here.
+/// A root word for tests: one of the reserved words of the superblock.
 fn root(family: Family) -> Root {
     Root { cell: 0, offset: if family == Family::V4 { 40 } else { 48 }, family }
 }
@@ -32,7 +31,7 @@ enum Op {
     Clear,
 }
 
-/// Prefixes close to each other, so that they nest and share nodes.
+/// Prefixes close to each other, so that they nest and share directories and buckets.
 fn prefix(family: Family) -> impl Strategy<Value = Prefix> {
     let max = family.max_length();
     (0..=max, prop::sample::select(vec![0u32, 0x0a00_0000, 0x0a01_0203, 0x0a01_ffff, 0xffff_ffff]), 0u32..64)
@@ -57,7 +56,8 @@ fn ops(family: Family) -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..150)
 }
 
-/// Where answers change: at and beside the ends of every prefix.
+/// Addresses at which the answer can change: the first and last address of every prefix, and those next to
+/// them.
 fn probes(model: &Model, family: Family) -> Vec<u128> {
     let unit = if family == Family::V4 { 1u128 << 96 } else { 1 };
     let mut all = vec![0, u128::MAX / unit * unit];
@@ -115,9 +115,9 @@ fn run(ops: Vec<Op>, cells: u32, family: Family) {
                 pool.flush().unwrap();
                 let free = pool.free_cells();
                 let memory = pool.memory().clone();
-                let mut used = Used::new(&memory);
-                assert_eq!(adopt(&memory, root(family), &mut used), Ok(count));
-                pool = Pool::with_used(memory, Box::new(Immediate), &used);
+                let mut reachable = ReachableCells::new(&memory);
+                assert_eq!(adopt(&memory, root(family), &mut reachable), Ok(count));
+                pool = Pool::with_reachable(memory, Box::new(Immediate), &reachable);
                 assert_eq!(pool.free_cells(), free);
             }
         }
@@ -146,14 +146,14 @@ proptest! {
     }
 
     #[test]
-    fn prefixes_convert_both_ways(address in any::<u128>(), length in 0u8..=128) {
+    fn prefixes_convert_to_nets_and_back(address in any::<u128>(), length in 0u8..=128) {
         let net = IpNet::new(std::net::Ipv6Addr::from(address).into(), length).unwrap().trunc();
         let (family, prefix) = Prefix::from_net(net);
         prop_assert_eq!(prefix.to_net(family), net);
     }
 }
 
-/// A small generator, so that long histories cost little.
+/// A fast random number generator (xorshift), so that long histories cost little.
 struct Random(u64);
 
 impl Random {
@@ -168,7 +168,8 @@ impl Random {
         (self.next() >> 11) % bound
     }
 
-    /// Prefixes in clumps: whole subnets of hosts, nested ones, and strays.
+    /// A prefix in one of a few clumps, which contain whole subnets of hosts and nested prefixes, or
+    /// elsewhere.
     fn prefix(&mut self, family: Family) -> Prefix {
         let max = u64::from(family.max_length());
         let length = match self.below(4) {
@@ -188,17 +189,17 @@ impl Random {
     }
 }
 
-/// Grows and shrinks through all forms, with thousands of routes.
-fn long_history(family: Family, seed: u64) {
+/// Adds and removes thousands of routes, so that the structure grows and shrinks through all forms.
+fn run_long_history(family: Family, seed: u64) {
     let mut random = Random(seed);
     let mut pool = pool(1 << 17);
     let empty = pool.free_cells();
     let mut model = Model::new();
     for round in 0..6 {
-        let more = round % 2 == 0;
+        let grows = round % 2 == 0;
         for _ in 0..6000 {
             let count = model.len() as u32;
-            if random.below(10) < if more { 8 } else { 2 } {
+            if random.below(10) < if grows { 8 } else { 2 } {
                 let (prefix, leaf) = (random.prefix(family), 1 + random.below(7) as u32);
                 assert_eq!(
                     insert(&mut pool, root(family), count, prefix, leaf),
@@ -218,11 +219,11 @@ fn long_history(family: Family, seed: u64) {
         pool.flush().unwrap();
         let memory = pool.memory().clone();
         let before = memory.load64(0, root(family).offset);
-        let mut used = Used::new(&memory);
-        assert_eq!(adopt(&memory, root(family), &mut used), Ok(model.len() as u32));
-        assert_eq!(cells(&memory, root(family)), empty - pool.free_cells());
+        let mut reachable = ReachableCells::new(&memory);
+        assert_eq!(adopt(&memory, root(family), &mut reachable), Ok(model.len() as u32));
+        assert_eq!(cells_used(&memory, root(family)), empty - pool.free_cells());
         assert_eq!(memory.load64(0, root(family).offset), before);
-        pool = Pool::with_used(memory, Box::new(Immediate), &used);
+        pool = Pool::with_reachable(memory, Box::new(Immediate), &reachable);
     }
     clear(&mut pool, root(family));
     pool.flush().unwrap();
@@ -230,20 +231,20 @@ fn long_history(family: Family, seed: u64) {
 }
 
 #[test]
-fn long_histories_of_both_families() {
+fn long_histories_agree_with_a_linear_scan() {
     for seed in 1..4 {
-        long_history(Family::V4, seed);
-        long_history(Family::V6, seed << 32);
+        run_long_history(Family::V4, seed);
+        run_long_history(Family::V6, seed << 32);
     }
 }
 
-/// Takes every cell that may be taken.
-fn fill_up(pool: &mut Pool) {
+/// Allocates every free cell that is not in the reserve.
+fn exhaust(pool: &mut Pool) {
     while pool.allocate(1).is_ok() {}
 }
 
 #[test]
-fn withdrawals_and_other_leaves_never_want_for_memory() {
+fn withdrawals_and_leaf_changes_work_in_full_memory() {
     for seed in 1..4 {
         let mut random = Random(seed << 20);
         let mut pool = pool(2048);
@@ -258,7 +259,7 @@ fn withdrawals_and_other_leaves_never_want_for_memory() {
             .collect();
         let mut failed = 0;
         while failed < 200 {
-            // A few with directories, many with lists.
+            // A few roots get directories, many get lists.
             let most = [4, tables.len() as u64][random.below(2) as usize];
             let (root, model) = &mut tables[random.below(most) as usize];
             let (prefix, leaf) = (random.prefix(root.family), 1 + random.below(7) as u32);
@@ -270,12 +271,12 @@ fn withdrawals_and_other_leaves_never_want_for_memory() {
                 }
             }
         }
-        let forms = |form: fn(&Form) -> bool, pool: &Pool, tables: &[(Root, Model)]| {
+        let forms = |form: fn(&RootForm) -> bool, pool: &Pool, tables: &[(Root, Model)]| {
             tables.iter().filter(|(root, _)| form(&root.load(pool.memory()).unwrap())).count()
         };
-        assert!(forms(|form| matches!(form, Form::Directory(_)), &pool, &tables) >= 4);
-        assert!(forms(|form| matches!(form, Form::Scan(_)), &pool, &tables) >= 20);
-        fill_up(&mut pool);
+        assert!(forms(|form| matches!(form, RootForm::Directory(_)), &pool, &tables) >= 4);
+        assert!(forms(|form| matches!(form, RootForm::Scan(_)), &pool, &tables) >= 20);
+        exhaust(&mut pool);
         for (root, model) in &mut tables {
             let count = model.len() as u32;
             for (&prefix, leaf) in model {
@@ -296,15 +297,15 @@ fn withdrawals_and_other_leaves_never_want_for_memory() {
                 assert_eq!(find(pool.memory(), *root, bits), longest(model, bits), "{bits:032x}");
             }
             if random.below(8) == 0 {
-                fill_up(&mut pool);
+                exhaust(&mut pool);
             }
         }
     }
 }
 
-/// What a change that was cut short may leave: anything inherited.
+/// An unfinished change can leave any inherited leaf wrong.
 #[test]
-fn adoption_puts_right_what_is_inherited() {
+fn adoption_repairs_inherited_leaves() {
     for family in [Family::V4, Family::V6] {
         let mut random = Random(7);
         let mut pool = pool(1 << 16);
@@ -315,13 +316,13 @@ fn adoption_puts_right_what_is_inherited() {
             model.insert(prefix, leaf);
         }
         let memory = pool.memory().clone();
-        let Form::Directory(top) = root(family).load(&memory).unwrap() else { panic!("a directory") };
+        let RootForm::Directory(top) = root(family).load(&memory).unwrap() else { panic!("a directory") };
         for slot in 0..top.slots() {
             if random.below(2) == 0 {
-                directory::inherit(&memory, top.slot(slot), top.bits, 9);
+                directory::set_inherited_below(&memory, top.slot(slot), top.bits, 9);
             }
         }
-        adopt(&memory, root(family), &mut Used::new(&memory)).unwrap();
+        adopt(&memory, root(family), &mut ReachableCells::new(&memory)).unwrap();
         for _ in 0..2000 {
             let bits = random.prefix(family).bits;
             assert_eq!(find(&memory, root(family), bits), longest(&model, bits), "{bits:032x}");
@@ -330,11 +331,11 @@ fn adoption_puts_right_what_is_inherited() {
 }
 
 #[test]
-fn form_follows_the_number_of_routes() {
+fn root_form_follows_the_number_of_routes() {
     let mut pool = pool(4096);
     for family in [Family::V4, Family::V6] {
         let route = |i: u32| Prefix { bits: u128::from(i) << 108, length: 20 };
-        let is_list = |pool: &Pool| matches!(root(family).load(pool.memory()), Ok(Form::Scan(_)));
+        let is_list = |pool: &Pool| matches!(root(family).load(pool.memory()), Ok(RootForm::Scan(_)));
         let most = scan::routes_max(family) as u32;
         for i in 0..=most {
             insert(&mut pool, root(family), i, route(i), 1).unwrap();
@@ -344,32 +345,32 @@ fn form_follows_the_number_of_routes() {
             remove(&mut pool, root(family), left + 1, route(left)).unwrap();
             assert_eq!(is_list(&pool), (1..=most / 2).contains(&left), "{left} routes");
         }
-        assert!(matches!(root(family).load(pool.memory()), Ok(Form::Empty)));
+        assert!(matches!(root(family).load(pool.memory()), Ok(RootForm::Empty)));
     }
 }
 
 #[test]
-fn few_routes_take_a_cell_or_two() {
+fn few_routes_take_one_or_two_cells() {
     let mut pool = pool(4096);
-    for (routes, cells_wanted) in [(1, 1), (6, 1), (7, 2), (14, 2)] {
+    for (routes, expected) in [(1, 1), (6, 1), (7, 2), (14, 2)] {
         clear(&mut pool, root(Family::V4));
         for i in 0..routes {
             let prefix = Prefix { bits: u128::from(i) << 108, length: 20 };
             insert(&mut pool, root(Family::V4), i, prefix, 1).unwrap();
         }
-        assert_eq!(cells(pool.memory(), root(Family::V4)), cells_wanted, "{routes} routes");
+        assert_eq!(cells_used(pool.memory(), root(Family::V4)), expected, "{routes} routes");
     }
 }
 
 #[test]
-fn loops_and_strays_are_reported() {
+fn loops_and_invalid_links_are_corrupt_and_readers_survive_them() {
     let mut pool = pool(4096);
     for i in 0..40u32 {
         let prefix = Prefix { bits: u128::from(i) << 96, length: 32 };
         insert(&mut pool, root(Family::V4), i, prefix, 1).unwrap();
     }
     let memory = pool.memory().clone();
-    let Ok(Form::Directory(top)) = root(Family::V4).load(&memory) else { panic!("a directory") };
+    let Ok(RootForm::Directory(top)) = root(Family::V4).load(&memory) else { panic!("a directory") };
     let kinds = layout::LPM_SKIP..=layout::LPM_DIRECTORY8;
     for (kind, cell) in kinds.flat_map(|kind| [top.first, 4095, 100_000].map(|cell| (kind, cell))) {
         if kind == layout::LPM_DIRECTORY2 && cell == 4095 {
@@ -378,8 +379,10 @@ fn loops_and_strays_are_reported() {
         }
         let stray = kind << layout::LPM_KIND_SHIFT | cell;
         memory.store32(top.first, 4 * 5, stray);
-        assert_eq!(find(&memory, root(Family::V4), 5 << 124), find(&memory, root(Family::V4), 5 << 124));
-        let found = adopt(&memory, root(Family::V4), &mut Used::new(&memory));
+        // A lookup behind the invalid link ends without a panic, and other slots still have their answers.
+        let _any = find(&memory, root(Family::V4), 5 << 124);
+        assert_eq!(find(&memory, root(Family::V4), 7 << 96), Some(1));
+        let found = adopt(&memory, root(Family::V4), &mut ReachableCells::new(&memory));
         assert!(matches!(found, Err(Error::Corrupt(_))), "{stray:x}: {found:?}");
     }
 }

@@ -1,14 +1,15 @@
-//! Walks over all that a word leads to: routes, cells, retirement, adoption.
+//! Walks over everything that a word leads to: lists routes, counts cells, retires cells, and adopts the
+//! structure of another writer.
 
 use super::bucket::{self, Bucket};
 use super::directory::Directory;
-use super::word::{At, Form, Skip, Word};
+use super::word::{BucketForm, Skip, Word, WordAt};
 use super::{Entry, Family, Prefix, mask};
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::pool::{Pool, Used};
+use crate::pool::{Pool, ReachableCells};
 
-/// What a word leads to, with the bits above it.
+/// A word that is to be visited, with the bits of the address that lead to it.
 #[derive(Clone, Copy)]
 struct Visit {
     word: Word,
@@ -21,7 +22,7 @@ impl Visit {
         Self { word: Word::Directory(directory.first, directory.bits), depth: directory.depth, above }
     }
 
-    /// Its own routes are given out, and what it leads to is to be visited.
+    /// Appends the routes of the word's bucket or directory to `routes`, and the words below it to `next`.
     fn open(self, memory: &Memory, routes: &mut Vec<Entry>, next: &mut Vec<Self>) {
         let Self { word, depth, above } = self;
         match word {
@@ -65,7 +66,7 @@ pub(super) fn iter(memory: &Memory, top: Directory, above: u128) -> impl Iterato
     })
 }
 
-/// The routes below a word, while they are at most `most`.
+/// The routes below a word; `None` if there are more than `most`.
 pub(super) fn gather(memory: &Memory, word: Word, depth: u8, above: u128, most: usize) -> Option<Vec<Entry>> {
     let mut visits = vec![Visit { word, depth, above: above & mask(depth) }];
     let mut routes = Vec::new();
@@ -78,6 +79,7 @@ pub(super) fn gather(memory: &Memory, word: Word, depth: u8, above: u128, most: 
     Some(routes)
 }
 
+/// First cell and length of the run that a word leads to.
 fn run_of(word: Word) -> Option<(u32, u32)> {
     match word {
         Word::Leaf(_) => None,
@@ -86,11 +88,11 @@ fn run_of(word: Word) -> Option<(u32, u32)> {
     }
 }
 
-/// The words that a word leads to.
+/// Appends the words below a word to `to`.
 fn below(memory: &Memory, word: Word, to: &mut Vec<Word>) {
     match word {
         Word::Leaf(_) | Word::Bucket(..) => {}
-        Word::Skip(cell) => to.push(Skip::at(cell).word(memory)),
+        Word::Skip(cell) => to.push(Skip::directory_at(cell).word(memory)),
         Word::Directory(first, bits) => {
             let directory = Directory { first, bits, depth: 0 };
             let words = (0..directory.slots()).map(|slot| directory.slot(slot).word(memory));
@@ -99,7 +101,7 @@ fn below(memory: &Memory, word: Word, to: &mut Vec<Word>) {
     }
 }
 
-/// Calls for each run of cells below a word, its own included.
+/// Calls `call` for each run of cells below a word, including its own.
 fn each_run(memory: &Memory, word: Word, mut call: impl FnMut(u32, u32)) {
     let mut words = vec![word];
     while let Some(word) = words.pop() {
@@ -110,7 +112,7 @@ fn each_run(memory: &Memory, word: Word, mut call: impl FnMut(u32, u32)) {
     }
 }
 
-/// Retires all cells below a word that has been unlinked, its own included.
+/// Retires all cells below a word that has been unlinked, including its own.
 pub(super) fn retire(pool: &mut Pool, word: Word) {
     let mut runs = Vec::new();
     each_run(pool.memory(), word, |first, cells| runs.push((first, cells)));
@@ -119,17 +121,17 @@ pub(super) fn retire(pool: &mut Pool, word: Word) {
     }
 }
 
-/// Cells below a word, its own included.
-pub(super) fn cells(memory: &Memory, word: Word) -> u64 {
+/// Number of cells below a word, including its own.
+pub(super) fn cells_used(memory: &Memory, word: Word) -> u64 {
     let mut sum = 0;
     each_run(memory, word, |_, cells| sum += u64::from(cells));
     sum
 }
 
-/// The leaf of an address, as readers find it.
+/// The leaf of an address, found as readers find it.
 pub(super) fn find(memory: &Memory, top: Directory, address: u128) -> u32 {
     let (mut word, mut depth) = (Word::Directory(top.first, top.bits), 0);
-    // Each step leads at least two bits on, or over a skip to a directory.
+    // A directory uses at least two bits, and behind a skip there is a directory.
     for _ in 0..128 {
         let Some((first, cells)) = run_of(word) else { break };
         if !memory.contains(first, cells) {
@@ -163,11 +165,11 @@ pub(super) fn find(memory: &Memory, top: Directory, address: u128) -> u32 {
     if let Word::Leaf(leaf) = word { leaf } else { 0 }
 }
 
-/// Adoption: claims all cells, checks the structure, and puts right what a
-/// change that was not finished left: what slots and buckets inherit.
+/// Adoption: claims all cells, checks the structure, and repairs what an unfinished change can have left
+/// wrong: the leaves that slots and buckets inherit.
 pub(super) struct Adoption<'a> {
     pub memory: &'a Memory,
-    pub used: &'a mut Used,
+    pub reachable: &'a mut ReachableCells,
     pub family: Family,
 }
 
@@ -176,13 +178,13 @@ fn corrupt(what: &str, cell: u32) -> Error {
 }
 
 impl Adoption<'_> {
-    /// Claims a directory and all below it; the number of routes. Depth is
-    /// bounded by the bits of an address.
+    /// Claims a directory and everything below it. Returns the number of routes. The recursion is bounded by
+    /// the bits of an address.
     pub(super) fn directory(&mut self, directory: Directory, inherited: u32) -> Result<u32, Error> {
         if directory.end() > self.family.max_length() {
-            return Err(corrupt("a route directory of too many bits", directory.first));
+            return Err(corrupt("there is a route directory of too many bits", directory.first));
         }
-        self.used.claim(directory.first, directory.cells())?;
+        self.reachable.claim(directory.first, directory.cells())?;
         let memory = self.memory;
         if directory.heap(0).load(memory) != inherited {
             directory.heap(0).store(memory, inherited);
@@ -196,12 +198,12 @@ impl Adoption<'_> {
         Ok(routes)
     }
 
-    fn word(&mut self, at: At, depth: u8, inherited: u32) -> Result<u32, Error> {
+    fn word(&mut self, at: WordAt, depth: u8, inherited: u32) -> Result<u32, Error> {
         let word = at.word(self.memory);
         if let Some((first, cells)) = run_of(word)
             && !self.memory.contains(first, cells)
         {
-            return Err(corrupt("a link behind the end", at.cell));
+            return Err(corrupt("there is a link behind the end", at.cell));
         }
         match word {
             Word::Leaf(leaf) => {
@@ -215,30 +217,30 @@ impl Adoption<'_> {
             Word::Skip(cell) => {
                 let skip = Skip::read(self.memory, cell);
                 let Some(below) = skip.below().filter(|below| below.depth > depth) else {
-                    return Err(corrupt("a skip to nowhere", cell));
+                    return Err(corrupt("there is a skip without a directory", cell));
                 };
-                self.used.claim(cell, 1)?;
+                self.reachable.claim(cell, 1)?;
                 if skip.inherited != inherited {
                     Skip::set_inherited(cell, self.memory, inherited);
                 }
                 if !self.memory.contains(below.first, below.cells()) {
-                    return Err(corrupt("a link behind the end", cell));
+                    return Err(corrupt("there is a link behind the end", cell));
                 }
                 self.directory(below, inherited)
             }
         }
     }
 
-    fn bucket(&mut self, form: Form, cell: u32, depth: u8, inherited: u32) -> Result<u32, Error> {
+    fn bucket(&mut self, form: BucketForm, cell: u32, depth: u8, inherited: u32) -> Result<u32, Error> {
         if depth == 0 || depth >= self.family.max_length() {
-            return Err(corrupt("a bucket in an impossible place", cell));
+            return Err(corrupt("there is a bucket at an impossible depth", cell));
         }
         let bucket = Bucket::read(self.memory, cell, form, 0, depth);
         let longest = bucket.routes().iter().map(|(prefix, _)| prefix.length).max().unwrap_or(0);
         if bucket.count == 0 || longest > self.family.max_length() {
-            return Err(corrupt("a bucket of impossible routes", cell));
+            return Err(corrupt("there is a bucket without routes or with impossible ones", cell));
         }
-        self.used.claim(cell, 1)?;
+        self.reachable.claim(cell, 1)?;
         if bucket.inherited != inherited {
             bucket::set_inherited(self.memory, cell, form, inherited);
         }
@@ -246,8 +248,8 @@ impl Adoption<'_> {
     }
 }
 
-/// Used by changes that replace what stands in a word.
-pub(super) fn replace(pool: &mut Pool, at: At, word: u32) {
+/// Replaces a word and retires everything below the old one.
+pub(super) fn replace(pool: &mut Pool, at: WordAt, word: u32) {
     let old = at.word(pool.memory());
     at.store(pool.memory(), word);
     retire(pool, old);

@@ -1,4 +1,4 @@
-//! The 32-bit words of the structure, and where they stand.
+//! The 32-bit words of the structure, their positions, and skips.
 
 use super::directory::Directory;
 use super::{Prefix, mask};
@@ -6,33 +6,35 @@ use crate::layout::{self, lpm_skip};
 use crate::memory::Memory;
 use std::mem::offset_of;
 
-/// Where a word stands.
+/// Position of a word.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At {
+pub(super) struct WordAt {
     pub cell: u32,
     pub offset: usize,
 }
 
-/// The three forms of buckets, by how long their lanes are.
+/// The three forms of buckets, by the length of their lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Form {
+pub(super) enum BucketForm {
     Narrow,
     Wide,
     Long,
 }
 
-/// What a word says.
+/// What a word is or leads to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Word {
-    /// A leaf; 0: no route.
+    /// A leaf; 0 if there is no route.
     Leaf(u32),
-    Bucket(Form, u32),
+    /// Form and cell of a bucket.
+    Bucket(BucketForm, u32),
+    /// Cell of a skip.
     Skip(u32),
-    /// First cell, bits.
+    /// First cell of a directory, and its number of bits.
     Directory(u32, u8),
 }
 
-impl At {
+impl WordAt {
     pub(super) fn load(self, memory: &Memory) -> u32 {
         memory.load32(self.cell, self.offset)
     }
@@ -51,9 +53,9 @@ impl Word {
         let cell = word & layout::CELL_INDEX_MASK;
         match word >> layout::LPM_KIND_SHIFT {
             layout::LPM_SKIP => Self::Skip(cell),
-            layout::LPM_NARROW => Self::Bucket(Form::Narrow, cell),
-            layout::LPM_WIDE => Self::Bucket(Form::Wide, cell),
-            layout::LPM_LONG => Self::Bucket(Form::Long, cell),
+            layout::LPM_NARROW => Self::Bucket(BucketForm::Narrow, cell),
+            layout::LPM_WIDE => Self::Bucket(BucketForm::Wide, cell),
+            layout::LPM_LONG => Self::Bucket(BucketForm::Long, cell),
             layout::LPM_DIRECTORY2 => Self::Directory(cell, 2),
             layout::LPM_DIRECTORY4 => Self::Directory(cell, 4),
             layout::LPM_DIRECTORY8 => Self::Directory(cell, 8),
@@ -65,9 +67,9 @@ impl Word {
         let (kind, cell) = match self {
             Self::Leaf(leaf) => return leaf,
             Self::Skip(cell) => (layout::LPM_SKIP, cell),
-            Self::Bucket(Form::Narrow, cell) => (layout::LPM_NARROW, cell),
-            Self::Bucket(Form::Wide, cell) => (layout::LPM_WIDE, cell),
-            Self::Bucket(Form::Long, cell) => (layout::LPM_LONG, cell),
+            Self::Bucket(BucketForm::Narrow, cell) => (layout::LPM_NARROW, cell),
+            Self::Bucket(BucketForm::Wide, cell) => (layout::LPM_WIDE, cell),
+            Self::Bucket(BucketForm::Long, cell) => (layout::LPM_LONG, cell),
             Self::Directory(cell, 2) => (layout::LPM_DIRECTORY2, cell),
             Self::Directory(cell, 4) => (layout::LPM_DIRECTORY4, cell),
             Self::Directory(cell, _) => (layout::LPM_DIRECTORY8, cell),
@@ -76,13 +78,17 @@ impl Word {
     }
 }
 
-/// A cell that leads over bits which all routes below share, to a directory.
+/// A cell that leads to a directory over bits that all routes below share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Skip {
     pub cell: u32,
+    /// The shared bits, and those before them.
     pub address: u128,
+    /// Number of these bits.
     pub depth: u8,
+    /// The word that leads to the directory.
     pub directory: u32,
+    /// Leaf of the addresses that differ in the shared bits.
     pub inherited: u32,
 }
 
@@ -98,7 +104,7 @@ impl Skip {
         }
     }
 
-    /// Fills its cell, which nobody sees yet.
+    /// Fills the skip's cell, which is not linked yet.
     pub(super) fn write(&self, memory: &Memory) {
         let mask = mask(self.depth);
         let skip = lpm_skip {
@@ -116,12 +122,12 @@ impl Skip {
         memory.store32(cell, offset_of!(lpm_skip, inherited), leaf);
     }
 
-    /// Where the word of the directory stands.
-    pub(super) fn at(cell: u32) -> At {
-        At { cell, offset: offset_of!(lpm_skip, directory) }
+    /// Position of the word that leads to the directory.
+    pub(super) fn directory_at(cell: u32) -> WordAt {
+        WordAt { cell, offset: offset_of!(lpm_skip, directory) }
     }
 
-    /// The directory behind the bits; `None` where there is none, in corrupt tables.
+    /// The directory that the skip leads to; `None` in corrupt tables.
     pub(super) fn below(&self) -> Option<Directory> {
         match Word::from_bits(self.directory) {
             Word::Directory(first, bits) => Some(Directory { first, bits, depth: self.depth }),
@@ -129,7 +135,7 @@ impl Skip {
         }
     }
 
-    /// True where a prefix lies behind the bits.
+    /// True if a prefix begins with the skip's bits.
     pub(super) fn holds(&self, prefix: Prefix) -> bool {
         prefix.length >= self.depth && (prefix.bits ^ self.address) & mask(self.depth) == 0
     }

@@ -1,30 +1,30 @@
-//! A limit as the one word of `meters.h`.
+//! A meter's limit: its bounds, and its encoding as one word of `meter_layout.h`.
 
 use super::{ByteLimit, PacketLimit};
 use crate::Error;
 use crate::layout;
 
-/// Least limit of bytes: 64 kbit/s.
+/// Smallest limit of bytes: 64 kbit/s.
 pub const BITS_PER_S_MIN: u64 = 64_000;
 /// Largest limit of bytes: 400 Gbit/s.
 pub const BITS_PER_S_MAX: u64 = 400_000_000_000;
-/// Least limit of packets.
+/// Smallest limit of packets, per second.
 pub const PACKETS_PER_S_MIN: u64 = 1;
-/// Largest limit of packets.
+/// Largest limit of packets, per second.
 pub const PACKETS_PER_S_MAX: u64 = 400_000_000;
-/// Least burst of bytes: a frame of MTU 1500. A bucket that holds less lets no
-/// such frame pass, ever; where frames come unsegmented it has to hold 64 KiB.
+/// Smallest burst of bytes: a frame of MTU 1500. A bucket that holds less never lets such a frame pass. For
+/// unsegmented frames (GSO) it must hold 64 KiB.
 pub const BURST_BYTES_MIN: u64 = 1514;
-/// How long an empty bucket may take to fill, seconds: 52 days.
+/// Longest time in which an empty bucket fills, in seconds: 52 days.
 pub const REFILL_S_MAX: u64 = TOLERANCE_MAX / UNITS_PER_S;
 
 const UNITS_PER_S: u64 = 1_000_000_000 << layout::METER_UNIT_SHIFT;
 const TOLERANCE_MAX: u64 = layout::METER_TOLERANCE_MAX;
 const MANTISSA_MAX: u128 = layout::METER_COST_MASK as u128;
-/// A byte's cost is divided by no more than this power of two.
+/// Largest power of two by which the cost of a byte is divided.
 const BYTE_SHIFT_MAX: u32 = 31;
 
-/// What a limit counts; its cost is read differently.
+/// What a limit counts. The cost of bytes and of packets is encoded differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bytes,
@@ -37,7 +37,7 @@ pub(super) struct Limit {
     kind: Kind,
     mantissa: u64,
     shift: u32,
-    /// Units that an empty bucket takes to fill; has at most 24 significant bits.
+    /// Time in which an empty bucket fills, in units; it has at most 24 significant bits.
     pub(super) tolerance: u64,
 }
 
@@ -46,19 +46,20 @@ impl Limit {
         let ByteLimit { bits_per_s, burst_bytes } = *limit;
         if !(BITS_PER_S_MIN..=BITS_PER_S_MAX).contains(&bits_per_s) {
             return Err(Error::Invalid(format!(
-                "a meter allows {BITS_PER_S_MIN} to {BITS_PER_S_MAX} bit/s, not {bits_per_s}"
+                "the limit of a meter must be {BITS_PER_S_MIN} to {BITS_PER_S_MAX} bit/s, not {bits_per_s}"
             )));
         }
         if burst_bytes < BURST_BYTES_MIN {
             return Err(Error::Invalid(format!(
-                "a burst of {burst_bytes} bytes would stop full-sized frames for good: {BURST_BYTES_MIN} is the least"
+                "a burst of {burst_bytes} bytes would never let a full-sized frame pass: \
+                 the minimum is {BURST_BYTES_MIN}"
             )));
         }
         let (mantissa, shift) = (0..=BYTE_SHIFT_MAX)
             .rev()
             .map(|shift| (divide((u128::from(UNITS_PER_S) * 8) << shift, bits_per_s), shift))
             .find(|(mantissa, _)| *mantissa <= MANTISSA_MAX)
-            .expect("a byte at the least rate takes 2^25 units");
+            .expect("a byte at the smallest rate takes 2^25 units");
         let refill = (u128::from(burst_bytes) * mantissa).div_ceil(1 << shift);
         let tolerance = tolerance(refill, || format!("{burst_bytes} bytes at {bits_per_s} bit/s"))?;
         Ok(Self { kind: Kind::Bytes, mantissa: mantissa as u64, shift, tolerance })
@@ -68,18 +69,22 @@ impl Limit {
         let PacketLimit { packets_per_s, burst_packets } = *limit;
         if !(PACKETS_PER_S_MIN..=PACKETS_PER_S_MAX).contains(&packets_per_s) {
             return Err(Error::Invalid(format!(
-                "a meter allows {PACKETS_PER_S_MIN} to {PACKETS_PER_S_MAX} packets/s, not {packets_per_s}"
+                "the limit of a meter must be {PACKETS_PER_S_MIN} to {PACKETS_PER_S_MAX} packets/s, \
+                 not {packets_per_s}"
             )));
         }
         if burst_packets == 0 {
-            return Err(Error::Invalid("a burst of no packets lets none pass: 1 is the least".into()));
+            return Err(Error::Invalid(
+                "a burst of 0 packets would never let a packet pass: the minimum is 1".into(),
+            ));
         }
         let (mantissa, shift) = (0..=layout::METER_SHIFT_MASK)
             .map(|shift| (divide(u128::from(UNITS_PER_S), packets_per_s << shift), shift))
             .find(|(mantissa, _)| *mantissa <= MANTISSA_MAX)
-            .expect("a packet at the least rate takes 2^38 units");
+            .expect("a packet at the smallest rate takes 2^38 units");
         let refill = u128::from(burst_packets) * (mantissa << shift);
-        let tolerance = tolerance(refill, || format!("{burst_packets} packets at {packets_per_s} a second"))?;
+        let tolerance =
+            tolerance(refill, || format!("{burst_packets} packets at {packets_per_s} packets/s"))?;
         Ok(Self { kind: Kind::Packets, mantissa: mantissa as u64, shift, tolerance })
     }
 
@@ -91,7 +96,7 @@ impl Limit {
             | u64::from(shift) << layout::METER_TOLERANCE_SHIFT_SHIFT
     }
 
-    /// `None` for 0, no limit.
+    /// Decodes a word; `None` for 0, which means no limit.
     pub(super) fn from_word(word: u64, kind: Kind) -> Option<Self> {
         let mantissa = word & u64::from(layout::METER_COST_MASK);
         let shift = word >> layout::METER_COST_SHIFT_SHIFT & u64::from(layout::METER_SHIFT_MASK);
@@ -108,7 +113,7 @@ impl Limit {
         }
     }
 
-    /// Bits or packets a second, to the nearest.
+    /// Bits or packets per second, rounded to the nearest.
     pub(super) fn per_second(&self) -> u64 {
         let (units, parts) = self.cost();
         let counted = if self.kind == Kind::Bytes { 8 } else { 1 };
@@ -120,47 +125,48 @@ impl Limit {
         self.left(0)
     }
 
-    /// Bytes or packets that are left when the arrival time is so many units ahead.
+    /// Bytes or packets that are left when the arrival time is `ahead` units in the future.
     pub(super) fn left(&self, ahead: u64) -> u64 {
         let (units, parts) = self.cost();
         (u128::from(self.tolerance.saturating_sub(ahead)) * parts / units) as u64
     }
 
-    /// How far an arrival time is ahead, as `meter_has` of `meters.h` sees it.
+    /// Units by which an arrival time is in the future, computed as by `meter_has` in `meters.h`.
     pub(super) fn ahead(&self, arrival: u64, now: u64) -> u64 {
         let ahead = arrival.wrapping_sub(now);
         if ahead > 2 * self.tolerance + layout::METER_SKEW { 0 } else { ahead }
     }
 
-    /// The same bytes or packets by this limit as `ahead` units by the old one.
+    /// Converts `ahead` from units of the old limit to units of this limit, for the same bytes or packets.
     pub(super) fn scale(&self, old: &Self, ahead: u64) -> u64 {
         let ((units, parts), (old_units, old_parts)) = (self.cost(), old.cost());
-        // 62 + 28 + 31 bits at most; a packet's cost has 38 bits and no parts.
+        // The product has at most 62 + 28 + 31 bits; the cost of a packet has 38 bits and is not a fraction.
         let scaled = u128::from(ahead) * units * old_parts / (old_units * parts);
         scaled.min(u128::from(self.tolerance)) as u64
     }
 }
 
-/// Rounded to the nearest.
+/// Divides and rounds to the nearest.
 fn divide(units: u128, by: u64) -> u128 {
     (units + u128::from(by) / 2) / u128::from(by)
 }
 
-/// How far a number has to be shifted to fit the tolerance's mantissa.
+/// Number of bits by which a number must be shifted to fit the mantissa of the tolerance.
 fn significant_shift(number: u128) -> u32 {
     (u128::BITS - number.leading_zeros()).saturating_sub(layout::METER_TOLERANCE_BITS)
 }
 
 /// The tolerance of a bucket that takes `refill` units to fill, rounded up to what a word can hold.
-fn tolerance(refill: u128, what: impl Fn() -> String) -> Result<u64, Error> {
+/// `describe` returns the burst for the error.
+fn tolerance(refill: u128, describe: impl Fn() -> String) -> Result<u64, Error> {
     let shift = significant_shift(refill);
-    // Rounding up may carry into one bit more, which is then a power of two. Far from overflow: a
-    // burst has 64 bits and a cost 38.
+    // Rounding up may carry into one more bit; the result is then a power of two. It cannot overflow: a burst
+    // has 64 bits and a cost 38.
     let rounded = refill.div_ceil(1 << shift) << shift;
     if rounded > u128::from(TOLERANCE_MAX) {
         return Err(Error::Invalid(format!(
-            "a burst of {} takes {} s to refill: {REFILL_S_MAX} s is the most",
-            what(),
+            "a burst of {} takes {} s to refill: the maximum is {REFILL_S_MAX} s",
+            describe(),
             refill / u128::from(UNITS_PER_S)
         )));
     }

@@ -17,6 +17,7 @@ fn both_ways(limits: Limits) -> MeterConfig {
     MeterConfig { inward: limits, outward: limits }
 }
 
+/// The error of setting these limits, after checking that nothing has changed.
 fn refused(config: Limits) -> String {
     let meters = meters(4);
     let kept = MeterConfig { inward: packets(5, 5), outward: bytes(64_000, 9000) };
@@ -31,27 +32,40 @@ fn refused(config: Limits) -> String {
 
 #[test]
 fn errors_name_the_bounds() {
-    assert_eq!(refused(bytes(63_999, 9000)), "a meter allows 64000 to 400000000000 bit/s, not 63999");
+    assert_eq!(
+        refused(bytes(63_999, 9000)),
+        "the limit of a meter must be 64000 to 400000000000 bit/s, not 63999"
+    );
     assert_eq!(
         refused(bytes(400_000_000_001, 9000)),
-        "a meter allows 64000 to 400000000000 bit/s, not 400000000001"
+        "the limit of a meter must be 64000 to 400000000000 bit/s, not 400000000001"
     );
     assert_eq!(
         refused(bytes(64_000, 1513)),
-        "a burst of 1513 bytes would stop full-sized frames for good: 1514 is the least"
+        "a burst of 1513 bytes would never let a full-sized frame pass: the minimum is 1514"
     );
     assert_eq!(
         refused(bytes(64_000, u64::MAX)),
-        "a burst of 18446744073709551615 bytes at 64000 bit/s takes 2305843009213693 s to refill: 4503599 s is the most"
+        "a burst of 18446744073709551615 bytes at 64000 bit/s takes 2305843009213693 s to refill: \
+         the maximum is 4503599 s"
     );
-    assert_eq!(refused(packets(0, 1)), "a meter allows 1 to 400000000 packets/s, not 0");
-    assert_eq!(refused(packets(400_000_001, 1)), "a meter allows 1 to 400000000 packets/s, not 400000001");
-    assert_eq!(refused(packets(1, 0)), "a burst of no packets lets none pass: 1 is the least");
+    assert_eq!(refused(packets(0, 1)), "the limit of a meter must be 1 to 400000000 packets/s, not 0");
+    assert_eq!(
+        refused(packets(400_000_001, 1)),
+        "the limit of a meter must be 1 to 400000000 packets/s, not 400000001"
+    );
+    assert_eq!(
+        refused(packets(1, 0)),
+        "a burst of 0 packets would never let a packet pass: the minimum is 1"
+    );
     assert!(
         refused(packets(1, u64::MAX))
-            .ends_with("takes 18446744073709551615 s to refill: 4503599 s is the most")
+            .ends_with("takes 18446744073709551615 s to refill: the maximum is 4503599 s")
     );
-    assert!(refused(packets(1, 4_503_600)).ends_with("takes 4503600 s to refill: 4503599 s is the most"));
+    assert_eq!(
+        refused(packets(1, 4_503_600)),
+        "a burst of 4503600 packets at 1 packets/s takes 4503600 s to refill: the maximum is 4503599 s"
+    );
     let meters = meters(4);
     for id in [0, 4, u32::MAX] {
         let message = format!("meter {id} does not exist: ids are 1 to 3");
@@ -63,7 +77,7 @@ fn errors_name_the_bounds() {
 }
 
 #[test]
-fn limits_are_read_as_they_were_set_until_they_are_cleared() {
+fn limits_are_read_as_set_until_they_are_cleared() {
     let meters = meters(3);
     assert_eq!(meters.id_max(), 2);
     assert_eq!(meters.read(1).unwrap(), MeterConfig::default());
@@ -73,7 +87,7 @@ fn limits_are_read_as_they_were_set_until_they_are_cleared() {
     };
     meters.set(1, &config, 77).unwrap();
     assert_eq!(meters.read(1).unwrap(), config);
-    assert_eq!(meters.read(2).unwrap(), MeterConfig::default(), "the neighbour has limits");
+    assert_eq!(meters.read(2).unwrap(), MeterConfig::default(), "another meter got limits");
     let full = Level {
         inward_bytes: Some(1 << 20),
         inward_packets: Some(64),
@@ -88,17 +102,18 @@ fn limits_are_read_as_they_were_set_until_they_are_cleared() {
     assert_eq!(meters.level(1, 77).unwrap(), Level::default());
 }
 
-/// A rate from `min` to `max`, all magnitudes alike.
+/// Numbers from `min` to `max`, with all magnitudes equally likely.
 fn magnitude(min: u64, max: u64) -> impl Strategy<Value = u64> {
     ((min as f64).ln()..=(max as f64).ln()).prop_map(move |ln| (ln.exp().round() as u64).clamp(min, max))
 }
 
-/// Units that a packet of so many bytes costs: `meter_bytes_cost` of `meters.h`.
+/// Cost in units of a packet of this many bytes: `meter_bytes_cost` in `meters.h`.
 fn bytes_cost(word: u64, bytes: u64) -> u64 {
     let shift = word >> layout::METER_COST_SHIFT_SHIFT & u64::from(layout::METER_SHIFT_MASK);
     (bytes * (word & u64::from(layout::METER_COST_MASK)) + ((1 << shift) >> 1)) >> shift
 }
 
+/// Cost in units of a packet: `meter_packet_cost` in `meters.h`.
 fn packet_cost(word: u64) -> u64 {
     let shift = word >> layout::METER_COST_SHIFT_SHIFT & u64::from(layout::METER_SHIFT_MASK);
     (word & u64::from(layout::METER_COST_MASK)) << shift
@@ -137,12 +152,11 @@ proptest! {
         prop_assert!((cost / exact - 1.0).abs() < 0.001, "{} for {}", cost, exact);
         prop_assert!(kept.burst() >= burst_packets);
         prop_assert!(kept.burst() as f64 <= burst_packets as f64 * (1.0 + 1e-6) + 1.0);
-        // The hostile frame costs no more than its arithmetic holds, at any rate.
         prop_assert!(kept.tolerance <= layout::METER_TOLERANCE_MAX);
     }
 
     #[test]
-    fn a_change_keeps_what_is_taken(
+    fn changed_limit_keeps_what_was_taken(
         old in magnitude(BITS_PER_S_MIN, BITS_PER_S_MAX),
         new in magnitude(BITS_PER_S_MIN, BITS_PER_S_MAX),
         old_burst in magnitude(BURST_BYTES_MIN, 1 << 30),
@@ -157,30 +171,30 @@ proptest! {
         prop_assert!(scaled <= new.tolerance);
         let kept = new.burst() - new.left(scaled);
         let expected = taken.min(new.burst());
-        // Each side is rounded down once, and each rate to 28 bits.
+        // Each side is rounded down once, and each rate is rounded to 28 bits.
         prop_assert!(kept.abs_diff(expected) <= 2 + expected / 1_000_000, "{} for {}", kept, expected);
     }
 }
 
 #[test]
-fn a_change_reaches_the_bucket() {
+fn changed_limit_converts_the_bucket() {
     let meters = meters(2);
     let now_ns = 5_000_000_000_u64;
     meters.set(1, &both_ways(bytes(64_000, 16_000)), now_ns).unwrap();
-    // A packet has taken 8000 bytes, which is a second.
+    // A packet has taken 8000 bytes, which take a second to refill.
     meters.memory.store64(1, arrival_at(2), (now_ns + 1_000_000_000) << layout::METER_UNIT_SHIFT);
     assert_eq!(meters.level(1, now_ns).unwrap().outward_bytes, Some(8000));
     meters.set(1, &both_ways(bytes(640_000_000, 16_000)), now_ns).unwrap();
     assert_eq!(meters.memory.load64(1, arrival_at(2)), (now_ns + 100_000) << layout::METER_UNIT_SHIFT);
     assert_eq!(meters.level(1, now_ns).unwrap().outward_bytes, Some(8000));
     assert_eq!(meters.level(1, now_ns).unwrap().inward_bytes, Some(16_000));
-    // What is too far ahead to be true counts as nothing taken.
+    // An arrival time that is too far in the future counts as a full bucket.
     meters.memory.store64(1, arrival_at(2), (now_ns + 2_000_000_000) << layout::METER_UNIT_SHIFT);
     assert_eq!(meters.level(1, now_ns).unwrap().outward_bytes, Some(16_000));
 }
 
 #[test]
-fn a_successor_adopts_only_meters() {
+fn successor_adopts_only_meters() {
     let meters = meters(5);
     let config = both_ways(packets(10, 10));
     meters.set(4, &config, 1).unwrap();

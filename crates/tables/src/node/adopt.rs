@@ -1,11 +1,16 @@
-//! Taking over tables that another writer left, maybe killed in the middle of a
-//! change. Readers go on all the while.
+//! Adoption: taking over tables that another writer left, possibly because it was killed in the middle of a
+//! change. Readers continue meanwhile.
+//!
+//! ```text
+//!   check the superblock -> survey the exact match -> walk from its entries, mark all reachable cells
+//!     -> unlink what is damaged (allocates nothing) -> grace period -> complete half-done changes
+//! ```
 
 use super::NodeTables;
-use super::directs::direct_at;
+use super::direct_paths::direct_path_at;
 use super::groups::{group_cells, members};
 use super::ports::{PORT_CELLS, address_keys, port_mac};
-use super::underlay::{Hop, hop_address, kind_of};
+use super::underlay::{Vtep, kind_of, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
 use crate::error::Error;
 use crate::exact::{Entry, Exact, Key, Survey};
@@ -13,23 +18,23 @@ use crate::grace::Grace;
 use crate::layout::{self, port, superblock, vrf};
 use crate::lpm;
 use crate::memory::Memory;
-use crate::pool::{Pool, Used};
+use crate::pool::{Pool, ReachableCells};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::offset_of;
 use std::net::IpAddr;
 
-/// What the walk from the roots found.
+/// What the walk from the entries of the exact match found.
 #[derive(Default)]
 struct Found {
-    hops: HashMap<IpAddr, Hop>,
+    vteps: HashMap<IpAddr, Vtep>,
     vips: BTreeMap<IpAddr, u32>,
     groups: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
     endpoints: u64,
-    directs: u64,
-    /// Entries that lead to nothing sound.
-    refused: HashSet<Key>,
+    direct_paths: u64,
+    /// Entries that lead to nothing valid.
+    invalid: HashSet<Key>,
 }
 
 fn check_superblock(memory: &Memory) -> Result<superblock, Error> {
@@ -48,95 +53,121 @@ fn check_superblock(memory: &Memory) -> Result<superblock, Error> {
 }
 
 impl Found {
-    fn walk(memory: &Memory, exact: &Exact, survey: &Survey, used: &mut Used) -> Result<Self, Error> {
+    fn walk(
+        memory: &Memory,
+        exact: &Exact,
+        survey: &Survey,
+        reachable: &mut ReachableCells,
+    ) -> Result<Self, Error> {
         let mut found = Self::default();
         for &(key, entry) in &survey.others {
             match key {
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } if id != 0 => {
-                    found.group(memory, used, key, id, entry.next)?
+                    found.group(memory, reachable, key, id, entry.next)?
                 }
-                Key::Index { vni: 0, id } => found.port(memory, used, key, id, entry.next)?,
-                Key::Index { vni, id: 0 } => found.vrf(memory, used, key, vni, entry.next)?,
+                Key::Index { vni: 0, id } => found.port(memory, reachable, key, id, entry.next)?,
+                Key::Index { vni, id: 0 } => found.vrf(memory, reachable, key, vni, entry.next)?,
                 Key::Index { .. } => {
-                    found.refused.insert(key);
+                    found.invalid.insert(key);
                 }
-                Key::Ip { address, .. } => found.underlay(memory, used, key, address, entry.next)?,
+                Key::Ip { address, .. } => found.underlay(memory, reachable, key, address, entry.next)?,
             }
         }
-        // Endpoints and direct paths last: by now the ports, VRFs and accepted VTEPs are known. They
-        // are many and lead to few cells, so each cell is looked at once.
-        let mut others = HashSet::new();
-        for (cell, references) in survey.references.iter() {
+        // Endpoints and direct paths come last: the ports, VRFs and accepted VTEPs are known by now. There
+        // are many of them, and they lead to few cells, so each cell is looked at once.
+        let mut other_cells = HashSet::new();
+        for (cell, endpoints) in survey.references.iter() {
             if kind_of(memory, cell) == layout::NEXT_HOP_VTEP {
-                found.endpoints_of(memory, used, cell, references)?;
+                found.add_endpoints(memory, reachable, cell, endpoints)?;
             } else {
-                others.insert(cell);
+                other_cells.insert(cell);
             }
         }
-        if !others.is_empty() || survey.references.outside {
+        if !other_cells.is_empty() || survey.references.leads_outside {
             let mut paths = HashSet::new();
             for (key, entry) in exact.iter(memory) {
-                let tenants = matches!(key, Key::Ip { vni: 1.., .. });
-                let hop = memory.contains(entry.next, 1) && !others.contains(&entry.next);
-                if !tenants || hop || found.is_ports(memory, key, entry.next) {
+                let is_tenant = matches!(key, Key::Ip { vni: 1.., .. });
+                let is_endpoint = memory.contains(entry.next, 1) && !other_cells.contains(&entry.next);
+                if !is_tenant || is_endpoint || found.is_address_of_port(memory, key, entry.next) {
                     continue;
                 }
-                if found.is_direct(memory, key, entry) && paths.insert(entry.next) {
-                    used.claim(entry.next, 1)?;
-                    found.directs += 1;
+                if found.is_direct_path(memory, key, entry) && paths.insert(entry.next) {
+                    reachable.claim(entry.next, 1)?;
+                    found.direct_paths += 1;
                 } else {
-                    found.refused.insert(key);
+                    found.invalid.insert(key);
                 }
             }
         }
         Ok(found)
     }
 
-    fn group(&mut self, memory: &Memory, used: &mut Used, key: Key, id: u32, cell: u32) -> Result<(), Error> {
+    fn group(
+        &mut self,
+        memory: &Memory,
+        reachable: &mut ReachableCells,
+        key: Key,
+        id: u32,
+        cell: u32,
+    ) -> Result<(), Error> {
         if !memory.contains(cell, 1) {
-            self.refused.insert(key);
+            self.invalid.insert(key);
             return Ok(());
         }
         let count = memory.load32(cell, offset_of!(layout::group, count));
-        let sound = (1..=layout::GROUP_BUCKETS_MAX).contains(&count)
+        let is_valid = (1..=layout::GROUP_BUCKETS_MAX).contains(&count)
             && memory.contains(cell, group_cells(count))
             && members(memory, cell).iter().all(|&hop| kind_of(memory, hop) == layout::NEXT_HOP_VTEP);
-        if !sound {
-            self.refused.insert(key);
+        if !is_valid {
+            self.invalid.insert(key);
             return Ok(());
         }
-        used.claim(cell, group_cells(count))?;
-        let mut hops = members(memory, cell);
-        hops.sort_unstable();
-        hops.dedup();
-        for hop in hops {
-            used.claim(hop, 1)?;
+        reachable.claim(cell, group_cells(count))?;
+        let mut vteps = members(memory, cell);
+        vteps.sort_unstable();
+        vteps.dedup();
+        for hop in vteps {
+            reachable.claim(hop, 1)?;
         }
         self.groups.insert(id, cell);
         Ok(())
     }
 
-    fn port(&mut self, memory: &Memory, used: &mut Used, key: Key, id: u32, cell: u32) -> Result<(), Error> {
-        let sound = memory.contains(cell, PORT_CELLS)
+    fn port(
+        &mut self,
+        memory: &Memory,
+        reachable: &mut ReachableCells,
+        key: Key,
+        id: u32,
+        cell: u32,
+    ) -> Result<(), Error> {
+        let is_valid = memory.contains(cell, PORT_CELLS)
             && kind_of(memory, cell) == layout::NEXT_HOP_PORT
             && memory.load32(cell, offset_of!(port, ifindex)) == id;
-        if !sound {
-            self.refused.insert(key);
+        if !is_valid {
+            self.invalid.insert(key);
             return Ok(());
         }
-        used.claim(cell, PORT_CELLS)?;
+        reachable.claim(cell, PORT_CELLS)?;
         self.ports.insert(id, cell);
         Ok(())
     }
 
-    fn vrf(&mut self, memory: &Memory, used: &mut Used, key: Key, vni: u32, cell: u32) -> Result<(), Error> {
+    fn vrf(
+        &mut self,
+        memory: &Memory,
+        reachable: &mut ReachableCells,
+        key: Key,
+        vni: u32,
+        cell: u32,
+    ) -> Result<(), Error> {
         if !memory.contains(cell, 1) || memory.load32(cell, offset_of!(vrf, vni)) != vni {
-            self.refused.insert(key);
+            self.invalid.insert(key);
             return Ok(());
         }
-        used.claim(cell, 1)?;
+        reachable.claim(cell, 1)?;
         for root in roots(cell) {
-            let routes = lpm::adopt(memory, root, used)?;
+            let routes = lpm::adopt(memory, root, reachable)?;
             set_route_count(memory, cell, root.family, routes);
         }
         self.vrfs.insert(vni, cell);
@@ -146,58 +177,58 @@ impl Found {
     fn underlay(
         &mut self,
         memory: &Memory,
-        used: &mut Used,
+        reachable: &mut ReachableCells,
         key: Key,
         address: IpAddr,
         cell: u32,
     ) -> Result<(), Error> {
         let kind = kind_of(memory, cell);
         let known = kind == layout::NEXT_HOP_VTEP || kind == layout::NEXT_HOP_VIP;
-        if !known || hop_address(memory, cell) != address {
-            self.refused.insert(key);
+        if !known || next_hop_address(memory, cell) != address {
+            self.invalid.insert(key);
             return Ok(());
         }
-        used.claim(cell, 1)?;
+        reachable.claim(cell, 1)?;
         if kind == layout::NEXT_HOP_VIP {
             self.vips.insert(address, cell);
         } else {
-            self.hops.insert(address, Hop { cell, references: 0, registered: true });
+            self.vteps.insert(address, Vtep { cell, endpoints: 0, accepted: true });
         }
         Ok(())
     }
 
-    /// So many endpoints lead to this VTEP.
-    fn endpoints_of(
+    /// Adds the endpoints that lead to a VTEP.
+    fn add_endpoints(
         &mut self,
         memory: &Memory,
-        used: &mut Used,
+        reachable: &mut ReachableCells,
         cell: u32,
-        references: u64,
+        endpoints: u64,
     ) -> Result<(), Error> {
-        let address = hop_address(memory, cell);
-        match self.hops.get_mut(&address) {
-            Some(hop) if hop.cell == cell => hop.references = references,
-            Some(_) => return Err(Error::Corrupt(format!("two cells for the node {address}"))),
+        let address = next_hop_address(memory, cell);
+        match self.vteps.get_mut(&address) {
+            Some(hop) if hop.cell == cell => hop.endpoints = endpoints,
+            Some(_) => return Err(Error::Corrupt(format!("the node {address} has two cells"))),
             None => {
-                // Removed as a sender, alive for its endpoints.
-                used.claim(cell, 1)?;
-                self.hops.insert(address, Hop { cell, references, registered: false });
+                // The VTEP was removed; its cell remains for its endpoints.
+                reachable.claim(cell, 1)?;
+                self.vteps.insert(address, Vtep { cell, endpoints, accepted: false });
             }
         }
-        self.endpoints += references;
+        self.endpoints += endpoints;
         Ok(())
     }
 
-    /// A direct path of a VRF that is there, to a host that is accepted.
-    fn is_direct(&self, memory: &Memory, key: Key, entry: Entry) -> bool {
-        direct_at(memory, key, entry).is_some_and(|(path, _)| {
+    /// True for a direct path of a known VRF to an accepted host.
+    fn is_direct_path(&self, memory: &Memory, key: Key, entry: Entry) -> bool {
+        direct_path_at(memory, key, entry).is_some_and(|(path, _)| {
             self.vrfs.contains_key(&path.vni.get())
-                && self.hops.get(&path.host).is_some_and(|hop| hop.registered)
+                && self.vteps.get(&path.host).is_some_and(|hop| hop.accepted)
         })
     }
 
-    /// The cell is a port's that is found by its interface, and has this address.
-    fn is_ports(&self, memory: &Memory, key: Key, cell: u32) -> bool {
+    /// True if the cell belongs to a port that is found by its interface and has this address.
+    fn is_address_of_port(&self, memory: &Memory, key: Key, cell: u32) -> bool {
         if kind_of(memory, cell) != layout::NEXT_HOP_PORT {
             return false;
         }
@@ -207,32 +238,31 @@ impl Found {
 }
 
 impl NodeTables {
-    /// Takes over tables that a predecessor left: checks them, rebuilds what was
-    /// its private memory, and finishes or takes back what it had half done.
+    /// Takes over tables that another writer left: checks them, rebuilds the private memory of that writer,
+    /// and completes or undoes a change that it left half done.
     ///
     /// # Errors
-    /// [`Error::NotTables`], [`Error::LayoutVersion`], [`Error::Capacity`],
-    /// [`Error::Corrupt`]; the tables are then better made anew. [`Error::Grace`].
+    /// [`Error::NotTables`], [`Error::LayoutVersion`], [`Error::Capacity`] or [`Error::Corrupt`] if the
+    /// memory holds no usable tables: they must then be created again. [`Error::Grace`].
     pub fn adopt(memory: Memory, grace: impl Grace + 'static) -> Result<Self, Error> {
         let block = check_superblock(&memory)?;
-        let mut used = Used::new(&memory);
-        let (exact, survey) = Exact::adopt(&memory, &mut used, &grace)?;
-        let found = Found::walk(&memory, &exact, &survey, &mut used)?;
-        let pool = Pool::with_used(memory, Box::new(grace), &used);
+        let mut reachable = ReachableCells::new(&memory);
+        let (exact, survey) = Exact::adopt(&memory, &mut reachable, &grace)?;
+        let found = Found::walk(&memory, &exact, &survey, &mut reachable)?;
+        let pool = Pool::with_reachable(memory, Box::new(grace), &reachable);
         let mut tables = Self::with(pool, exact);
-        tables.hops = found.hops;
+        tables.vteps = found.vteps;
         tables.vips = found.vips;
         tables.groups = found.groups;
         tables.vrfs = found.vrfs;
         tables.ports = found.ports;
         tables.endpoints = found.endpoints;
-        tables.directs = found.directs;
-        // First nothing leads to free cells any more, which takes no memory;
-        // then readers that came by such a link, or by what the predecessor
-        // unlinked, are waited for; only then cells are taken.
+        tables.direct_paths = found.direct_paths;
+        // First unlink everything that leads to free cells, without allocating any. Then wait for readers
+        // that followed such a link, or one that the predecessor removed. Only then are cells allocated.
         tables.repair_vrfs();
         tables.point_all_ports();
-        tables.unlink_refused(found.refused)?;
+        tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;
         tables.link_all_ports()?;
@@ -241,12 +271,12 @@ impl NodeTables {
         Ok(tables)
     }
 
-    /// Groups, counters and counts of VRFs.
+    /// Repairs each VRF's group and counter index, and counts its routes.
     fn repair_vrfs(&mut self) {
         let memory = self.pool.memory();
         for &cell in self.vrfs.values() {
             let known: vrf = memory.read(cell);
-            // Without an id the word is no group, but a gateway's.
+            // Without an identifier the word is not a group but a gateway's threshold.
             if known.group_id != 0 {
                 let group = self.groups.get(&known.group_id).copied().unwrap_or(0);
                 if known.group != group {
@@ -256,14 +286,14 @@ impl NodeTables {
                     memory.store32(cell, offset_of!(vrf, group_id), 0);
                 }
             }
-            if known.counters != 0 && !self.counters.claim(known.counters) {
+            if known.counters != 0 && !self.counter_indices.claim(known.counters) {
                 memory.store32(cell, offset_of!(vrf, counters), 0);
             }
             self.routes += count_routes(memory, cell);
         }
     }
 
-    /// Ports lead to their VRFs.
+    /// Points the ports to their VRFs.
     fn point_all_ports(&mut self) {
         let memory = self.pool.memory();
         for &cell in self.ports.values() {
@@ -275,10 +305,9 @@ impl NodeTables {
         }
     }
 
-    /// Entries that led to nothing sound go. An address of a port, which led to
-    /// the port's cells of before, leads to the present ones, so that no packet
-    /// for it is lost in the meantime.
-    fn unlink_refused(&mut self, refused: HashSet<Key>) -> Result<(), Error> {
+    /// Removes entries that lead to nothing valid. An address of a port that led to previous cells of the
+    /// port is pointed to the present ones instead, so that no packet for it is lost meanwhile.
+    fn unlink_invalid(&mut self, invalid: HashSet<Key>) -> Result<(), Error> {
         let memory = self.pool.memory();
         let ports = self.ports.values().map(|&cell| (cell, memory.read::<port>(cell)));
         let owners: HashMap<Key, Entry> = ports
@@ -287,16 +316,16 @@ impl NodeTables {
                 address_keys(&port).into_iter().map(move |key| (key, entry))
             })
             .collect();
-        for key in refused {
+        for key in invalid {
             match owners.get(&key) {
-                Some(&entry) => self.exact.put_back(&mut self.pool, key, entry)?,
+                Some(&entry) => self.exact.overwrite(&mut self.pool, key, entry)?,
                 None => drop(self.exact.take(&mut self.pool, key)?),
             }
         }
         Ok(())
     }
 
-    /// All addresses of ports lead to them.
+    /// Points all addresses of ports to them.
     fn link_all_ports(&mut self) -> Result<(), Error> {
         let cells: Vec<u32> = self.ports.values().copied().collect();
         for cell in cells {

@@ -1,15 +1,16 @@
-//! Endpoints: (VNI, address) to the instance's MAC and its host.
+//! Changes of endpoints: the MAC and the host of each instance's address, found by (VNI, address).
 
 use super::NodeTables;
-use super::underlay::{hop_address, kind_of};
+use super::underlay::{kind_of, next_hop_address};
+use crate::entries::Endpoint;
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout;
-use crate::spec::{Bulk, Endpoint};
+use crate::usage::BulkResult;
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
 
-/// How far ahead of the entry that is written cells are asked for.
+/// In a bulk, the cells of an endpoint are prefetched this many endpoints before it is written.
 const PREFETCH_AHEAD: usize = 12;
 
 fn endpoint_key(vni: Vni, address: IpAddr) -> Key {
@@ -17,17 +18,17 @@ fn endpoint_key(vni: Vni, address: IpAddr) -> Key {
 }
 
 impl NodeTables {
-    /// Makes room for so many entries in all, so that filling does not grow the
-    /// table step by step.
+    /// Makes the exact match large enough for `total` endpoints, so that adding them does not grow it step by
+    /// step.
     ///
     /// # Errors
-    /// [`Error::Full`]; the table then still grows as far as it can.
+    /// [`Error::Full`]; the table then grows step by step as far as it can.
     pub fn reserve_endpoints(&mut self, total: usize) -> Result<(), Error> {
         let others = self.exact.entries() - self.endpoints;
         self.exact.reserve(&mut self.pool, total + others as usize)
     }
 
-    /// Enters or changes an endpoint. A direct path to its address gives way to it.
+    /// Adds or changes an endpoint. It replaces a direct path to its address.
     ///
     /// # Errors
     /// [`Error::UnknownVtep`], [`Error::AddressTaken`] by a port of this host,
@@ -35,9 +36,11 @@ impl NodeTables {
     pub fn upsert_endpoint(&mut self, endpoint: &Endpoint) -> Result<bool, Error> {
         let Endpoint { vni, address, mac, host } = *endpoint;
         if address.is_unspecified() || address.is_multicast() || !mac.is_unicast() {
-            return Err(Error::Invalid(format!("no instance can have address {address} with MAC {mac}")));
+            return Err(Error::Invalid(format!(
+                "no instance can have the address {address} with the MAC {mac}: both must be unicast"
+            )));
         }
-        let hop = self.hops.get(&host).filter(|hop| hop.registered);
+        let hop = self.vteps.get(&host).filter(|hop| hop.accepted);
         let cell = hop.ok_or(Error::UnknownVtep { vni, address, host })?.cell;
         let key = endpoint_key(vni, address);
         if !self.ports.is_empty()
@@ -56,27 +59,27 @@ impl NodeTables {
             return Ok(false);
         }
         if old.is_none_or(|old| old.next != cell) {
-            self.hops.get_mut(&host).expect("looked up above").references += 1;
+            self.vteps.get_mut(&host).expect("found above").endpoints += 1;
             match old.map(|old| (old.next, kind_of(self.memory(), old.next))) {
                 Some((path, layout::NEXT_HOP_DIRECT)) => {
-                    self.release_direct(path);
+                    self.release_direct_path(path);
                     self.endpoints += 1;
                 }
-                Some((hop, _)) => self.release_hop(hop),
+                Some((hop, _)) => self.release_vtep(hop),
                 None => self.endpoints += 1,
             }
         }
         Ok(true)
     }
 
-    /// Enters or changes many endpoints; those that fail are left as they were.
-    pub fn upsert_endpoints(&mut self, endpoints: &[Endpoint]) -> Bulk {
-        let mut bulk = Bulk::default();
+    /// Adds or changes many endpoints; those that fail are left as they were.
+    pub fn upsert_endpoints(&mut self, endpoints: &[Endpoint]) -> BulkResult {
+        let mut bulk = BulkResult::default();
         for (i, endpoint) in endpoints.iter().enumerate() {
-            if let Some(soon) = endpoints.get(i + PREFETCH_AHEAD) {
-                self.exact.prefetch(self.pool.memory(), endpoint_key(soon.vni, soon.address));
+            if let Some(later) = endpoints.get(i + PREFETCH_AHEAD) {
+                self.exact.prefetch(self.pool.memory(), endpoint_key(later.vni, later.address));
             }
-            bulk.note(i, self.upsert_endpoint(endpoint));
+            bulk.record(i, self.upsert_endpoint(endpoint));
         }
         self.exact.store_counts(self.pool.memory());
         bulk
@@ -93,7 +96,7 @@ impl NodeTables {
             return Ok(false);
         }
         self.exact.take(&mut self.pool, key)?;
-        self.release_hop(known.next);
+        self.release_vtep(known.next);
         self.endpoints -= 1;
         Ok(true)
     }
@@ -107,22 +110,22 @@ impl NodeTables {
             vni: Vni::new(vni).ok()?,
             address,
             mac: MacAddr::from_u64(entry.mac),
-            host: hop_address(self.memory(), entry.next),
+            host: next_hop_address(self.memory(), entry.next),
         })
     }
 
-    /// An endpoint.
+    /// The endpoint of an address.
     pub fn endpoint(&self, vni: Vni, address: IpAddr) -> Option<Endpoint> {
         let key = endpoint_key(vni, address);
         self.endpoint_from(key, self.exact.get(self.memory(), key)?)
     }
 
-    /// All endpoints, in no order.
+    /// All endpoints, in no particular order.
     pub fn endpoints(&self) -> impl Iterator<Item = Endpoint> + '_ {
         self.exact.iter(self.memory()).filter_map(|(key, entry)| self.endpoint_from(key, entry))
     }
 
-    /// Removes the endpoints that `keep` refuses; how many.
+    /// Removes the endpoints for which `keep` returns false, and returns their number.
     ///
     /// # Errors
     /// [`Error::Grace`].

@@ -1,14 +1,16 @@
-//! Groups of vIPs, which hosts spread their packets over. A group's next hops
-//! are its own, apart from the VTEPs: a vIP is where packets go, not whom they
-//! are accepted from.
+//! Changes of groups: the vIPs over which hosts spread their packets.
+//!
+//! A group has next hops of its own, separate from the VTEPs: packets are sent to a vIP, but no packets are
+//! accepted from it.
 
 use super::NodeTables;
-use super::underlay::{hop_address, vtep_cell};
+use super::underlay::{encode_vtep, next_hop_address};
+use crate::entries::Group;
 use crate::error::Error;
 use crate::exact::{self, Key};
 use crate::layout::{self, group, vrf};
 use crate::memory::Memory;
-use crate::spec::Group;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::mem::offset_of;
@@ -18,7 +20,7 @@ pub(super) fn group_key(id: u32) -> Key {
     Key::Index { vni: layout::EXACT_GROUP_VNI, id }
 }
 
-/// Cells of a group of so many buckets.
+/// Number of cells of a group with this many buckets.
 pub(super) fn group_cells(count: u32) -> u32 {
     ((1 + count) * 4).div_ceil(layout::CELL_BYTES)
 }
@@ -30,15 +32,15 @@ pub(super) fn members(memory: &Memory, cell: u32) -> Vec<u32> {
 }
 
 impl NodeTables {
-    /// Enters or changes a group.
+    /// Adds or changes a group.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for id 0 or a wrong number of vIPs, [`Error::Full`].
+    /// [`Error::Invalid`] for identifier 0 or a wrong number of vIPs, [`Error::Full`].
     pub fn upsert_group(&mut self, group: &Group) -> Result<bool, Error> {
         let max = layout::GROUP_BUCKETS_MAX as usize;
         if group.id == 0 || group.vips.is_empty() || group.vips.len() > max {
             return Err(Error::Invalid(format!(
-                "group {} with {} vIPs: a group has an id other than 0 and 1 to {max} vIPs",
+                "group {} has {} vIPs: a group needs an id other than 0 and 1 to {max} vIPs",
                 group.id,
                 group.vips.len()
             )));
@@ -48,16 +50,16 @@ impl NodeTables {
             return Ok(false);
         }
         let mut hops = old.map(|cell| self.member_cells(cell)).unwrap_or_default();
-        let before = hops.clone();
-        let made = self.make_group(group, &mut hops).and_then(|run| {
+        let old_hops = hops.clone();
+        let written = self.write_group(group, &mut hops).and_then(|run| {
             let entry = exact::Entry { mac: 0, next: run };
             let put = self.exact.put(&mut self.pool, group_key(group.id), entry);
             put.map(|_| run).inspect_err(|_| self.pool.give_back(run, group_cells(group.vips.len() as u32)))
         });
-        let run = match made {
+        let run = match written {
             Ok(run) => run,
             Err(error) => {
-                for (_, cell) in hops.into_iter().filter(|(address, _)| !before.contains_key(address)) {
+                for (_, cell) in hops.into_iter().filter(|(address, _)| !old_hops.contains_key(address)) {
                     self.pool.give_back(cell, 1);
                 }
                 return Err(error);
@@ -68,7 +70,7 @@ impl NodeTables {
         if let Some(old) = old {
             self.pool.retire(old, group_cells(members(self.pool.memory(), old).len() as u32));
         }
-        for (address, cell) in before {
+        for (address, cell) in old_hops {
             if !group.vips.contains(&address) {
                 self.pool.retire(cell, 1);
             }
@@ -76,12 +78,12 @@ impl NodeTables {
         Ok(true)
     }
 
-    /// The run of a group, with cells for the vIPs that `hops` does not have yet.
-    fn make_group(&mut self, group: &Group, hops: &mut HashMap<IpAddr, u32>) -> Result<u32, Error> {
+    /// Writes a group to a new run, and a next hop for each vIP that `hops` does not contain yet.
+    fn write_group(&mut self, group: &Group, hops: &mut HashMap<IpAddr, u32>) -> Result<u32, Error> {
         for &address in &group.vips {
             if let Entry::Vacant(vacant) = hops.entry(address) {
                 let cell = self.pool.allocate(1)?;
-                self.pool.memory().write(cell, &vtep_cell(address));
+                self.pool.memory().write(cell, &encode_vtep(address));
                 vacant.insert(cell);
             }
         }
@@ -94,7 +96,7 @@ impl NodeTables {
         Ok(run)
     }
 
-    /// Removes a group; VRFs that used it then have none.
+    /// Removes a group; the VRFs that used it have no group then.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -112,7 +114,7 @@ impl NodeTables {
         Ok(true)
     }
 
-    /// Leads every VRF of a group to its run.
+    /// Points every VRF of a group to the group's run; 0 if the group was removed.
     fn point_vrfs(&mut self, id: u32, run: u32) {
         let memory = self.pool.memory();
         for &cell in self.vrfs.values() {
@@ -125,16 +127,20 @@ impl NodeTables {
         }
     }
 
+    /// The cells of a group's next hops, by address.
     fn member_cells(&self, run: u32) -> HashMap<IpAddr, u32> {
-        members(self.memory(), run).into_iter().map(|cell| (hop_address(self.memory(), cell), cell)).collect()
+        members(self.memory(), run)
+            .into_iter()
+            .map(|cell| (next_hop_address(self.memory(), cell), cell))
+            .collect()
     }
 
     fn group_at(&self, id: u32, run: u32) -> Group {
-        let vips = members(self.memory(), run).into_iter().map(|cell| hop_address(self.memory(), cell));
+        let vips = members(self.memory(), run).into_iter().map(|cell| next_hop_address(self.memory(), cell));
         Group { id, vips: vips.collect() }
     }
 
-    /// The groups, by id.
+    /// The groups, in the order of their identifiers.
     pub fn groups(&self) -> impl Iterator<Item = Group> + '_ {
         self.groups.iter().map(|(&id, &run)| self.group_at(id, run))
     }

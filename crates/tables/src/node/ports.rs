@@ -1,18 +1,22 @@
-//! Ports of this host's VMs, found by interface and by their addresses.
+//! Changes of the ports of this host's VMs, which are found by interface and by their addresses.
 
 use super::NodeTables;
 use super::underlay::kind_of;
+use crate::encoding::{
+    ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes, mac_from_bytes, mac_to_bytes,
+};
+use crate::entries::{Port, PortIpv4, PortIpv6};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, port};
-use crate::spec::{self, Port, PortIpv4, PortIpv6};
+
 use sluice_types::{Ipv6Net, Vni};
 use std::mem::offset_of;
 
 pub(super) const PORT_CELLS: u32 = 2;
 
-/// A key that was put, and the entry that it had.
-type Replaced = (Key, Option<Entry>);
+/// A key that was put, and the entry that it had before.
+type ReplacedEntry = (Key, Option<Entry>);
 
 pub(super) fn port_key(ifindex: u32) -> Key {
     Key::Index { vni: 0, id: ifindex }
@@ -20,33 +24,31 @@ pub(super) fn port_key(ifindex: u32) -> Key {
 
 /// The keys of a port's addresses.
 pub(super) fn address_keys(port: &port) -> Vec<Key> {
-    let v4 =
-        spec::from_word4(port.address4).map(|address| Key::Ip { vni: port.vni, address: address.into() });
-    let v6 =
-        spec::from_bytes6(port.address6).map(|address| Key::Ip { vni: port.vni, address: address.into() });
+    let v4 = ipv4_from_word(port.address4).map(|address| Key::Ip { vni: port.vni, address: address.into() });
+    let v6 = ipv6_from_bytes(port.address6).map(|address| Key::Ip { vni: port.vni, address: address.into() });
     v4.into_iter().chain(v6).collect()
 }
 
 pub(super) fn port_mac(port: &port) -> u64 {
-    spec::mac_from(port.mac).to_u64()
+    mac_from_bytes(port.mac).to_u64()
 }
 
-fn to_cell(port: &Port, vrf: u32) -> Result<port, Error> {
+fn encode_port(port: &Port, vrf: u32) -> Result<port, Error> {
     let invalid = |why: String| Err(Error::Invalid(format!("port with ifindex {}: {why}", port.ifindex)));
     if port.ifindex == 0 || !port.mac.is_unicast() {
-        return invalid(format!("MAC {} and an ifindex other than 0 are needed", port.mac));
+        return invalid(format!("it needs an ifindex other than 0 and a unicast MAC, not {}", port.mac));
     }
     if port.dns4.len() > 2 {
-        return invalid(format!("{} resolvers, at most 2 can be told", port.dns4.len()));
+        return invalid(format!("it has {} resolvers, but DHCP announces at most 2", port.dns4.len()));
     }
     if port.ipv4.is_some_and(|v4| v4.length > 32 || v4.address.is_unspecified()) {
-        return invalid("its IPv4 address or prefix length".to_owned());
+        return invalid("its IPv4 address or prefix length is invalid".to_owned());
     }
     let prefix6 = match port.ipv6 {
         None => None,
         Some(v6) => match Ipv6Net::new(v6.address, v6.length) {
             Ok(net) if !v6.address.is_unspecified() => Some(net.network()),
-            _ => return invalid("its IPv6 address or prefix length".to_owned()),
+            _ => return invalid("its IPv6 address or prefix length is invalid".to_owned()),
         },
     };
     Ok(layout::port {
@@ -56,51 +58,51 @@ fn to_cell(port: &Port, vrf: u32) -> Result<port, Error> {
         ifindex: port.ifindex,
         vni: port.vni.get(),
         vrf,
-        mac: spec::mac_bytes(port.mac),
-        address4: spec::word4(port.ipv4.map(|v4| v4.address)),
-        router4: spec::word4(port.ipv4.and_then(|v4| v4.router)),
-        address6: spec::bytes6(port.ipv6.map(|v6| v6.address)),
-        prefix6: spec::bytes6(prefix6),
+        mac: mac_to_bytes(port.mac),
+        address4: ipv4_to_word(port.ipv4.map(|v4| v4.address)),
+        router4: ipv4_to_word(port.ipv4.and_then(|v4| v4.router)),
+        address6: ipv6_to_bytes(port.ipv6.map(|v6| v6.address)),
+        prefix6: ipv6_to_bytes(prefix6),
         length4: port.ipv4.map_or(0, |v4| v4.length),
         length6: port.ipv6.map_or(0, |v6| v6.length),
-        dns4: [spec::word4(port.dns4.first().copied()), spec::word4(port.dns4.get(1).copied())],
+        dns4: [ipv4_to_word(port.dns4.first().copied()), ipv4_to_word(port.dns4.get(1).copied())],
         instance: port.instance,
         lease_s: port.lease_s,
         ..Default::default()
     })
 }
 
-fn from_cell(cell: &port) -> Option<Port> {
-    let ipv4 = spec::from_word4(cell.address4).map(|address| PortIpv4 {
+fn decode_port(cell: &port) -> Option<Port> {
+    let ipv4 = ipv4_from_word(cell.address4).map(|address| PortIpv4 {
         address,
         length: cell.length4,
-        router: spec::from_word4(cell.router4),
+        router: ipv4_from_word(cell.router4),
     });
-    let ipv6 = spec::from_bytes6(cell.address6).map(|address| PortIpv6 { address, length: cell.length6 });
+    let ipv6 = ipv6_from_bytes(cell.address6).map(|address| PortIpv6 { address, length: cell.length6 });
     Some(Port {
         ifindex: cell.ifindex,
         peer_redirect: u32::from(cell.flags) & layout::PORT_PEER_REDIRECT != 0,
         mtu: cell.mtu,
         vni: Vni::new(cell.vni).ok()?,
-        mac: spec::mac_from(cell.mac),
+        mac: mac_from_bytes(cell.mac),
         ipv4,
         ipv6,
-        dns4: cell.dns4.iter().filter_map(|&word| spec::from_word4(word)).collect(),
+        dns4: cell.dns4.iter().filter_map(|&word| ipv4_from_word(word)).collect(),
         instance: cell.instance,
         lease_s: cell.lease_s,
     })
 }
 
 impl NodeTables {
-    /// Enters or changes a port, and its addresses in its VNI. An endpoint with
-    /// one of these addresses, or a direct path to it, gives way to it.
+    /// Adds or changes a port and its addresses in its VNI. It replaces an endpoint with one of these
+    /// addresses, or a direct path to one.
     ///
     /// # Errors
-    /// [`Error::UnknownVni`], [`Error::AddressTaken`] by another port,
-    /// [`Error::Full`], [`Error::Invalid`].
+    /// [`Error::UnknownVni`]; [`Error::AddressTaken`] if another port has one of the addresses;
+    /// [`Error::Full`]; [`Error::Invalid`].
     pub fn upsert_port(&mut self, port: &Port) -> Result<bool, Error> {
         let &vrf = self.vrfs.get(&port.vni.get()).ok_or(Error::UnknownVni(port.vni))?;
-        let new = to_cell(port, vrf)?;
+        let new = encode_port(port, vrf)?;
         let old = self.ports.get(&port.ifindex).copied();
         let known: Option<layout::port> = old.map(|cell| self.memory().read(cell));
         if known == Some(new) {
@@ -110,22 +112,22 @@ impl NodeTables {
         let run = self.pool.allocate(PORT_CELLS)?;
         self.memory().write(run, &new);
         let mut replaced = Vec::new();
-        if let Err(error) = self.lead_to_port(&new, run, &mut replaced) {
-            self.take_port_back(run, replaced);
+        if let Err(error) = self.put_port_keys(&new, run, &mut replaced) {
+            self.undo_port(run, replaced);
             return Err(error);
         }
         self.release_displaced(&replaced);
         self.ports.insert(port.ifindex, run);
         if let Some((known, old)) = known.zip(old) {
             for key in address_keys(&known) {
-                self.take_if_leads_to(key, old)?;
+                self.remove_if_leads_to(key, old)?;
             }
             self.pool.retire(old, PORT_CELLS);
         }
         Ok(true)
     }
 
-    /// None of the addresses is another port's.
+    /// Checks that no other port has one of the addresses.
     fn check_addresses(&self, new: &port, own: Option<u32>) -> Result<(), Error> {
         for key in address_keys(new) {
             let Some(known) = self.exact.get(self.memory(), key) else { continue };
@@ -139,18 +141,23 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Leads the interface and the addresses to a port's cells; endpoints and
-    /// direct paths with these addresses give way.
+    /// Points the interface and the addresses to a port's cells. Endpoints and direct paths with these
+    /// addresses are replaced.
     pub(super) fn link_port(&mut self, port: &port, cell: u32) -> Result<(), Error> {
         let mut replaced = Vec::new();
-        let result = self.lead_to_port(port, cell, &mut replaced);
+        let result = self.put_port_keys(port, cell, &mut replaced);
         self.release_displaced(&replaced);
         result
     }
 
-    /// Puts a port's keys, the interface first: with it a successor completes
-    /// the rest. `replaced` tells what each key that was put had before.
-    fn lead_to_port(&mut self, port: &port, cell: u32, replaced: &mut Vec<Replaced>) -> Result<(), Error> {
+    /// Puts a port's keys, the interface first, so that a successor can complete the rest. Appends each key
+    /// that was put to `replaced`.
+    fn put_port_keys(
+        &mut self,
+        port: &port,
+        cell: u32,
+        replaced: &mut Vec<ReplacedEntry>,
+    ) -> Result<(), Error> {
         let interface = (port_key(port.ifindex), 0);
         let addresses = address_keys(port).into_iter().map(|key| (key, port_mac(port)));
         for (key, mac) in std::iter::once(interface).chain(addresses) {
@@ -160,30 +167,29 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Endpoints and direct paths gave way to a port.
-    fn release_displaced(&mut self, replaced: &[Replaced]) {
+    /// Releases what the endpoints and direct paths led to that a port replaced.
+    fn release_displaced(&mut self, replaced: &[ReplacedEntry]) {
         for old in replaced.iter().filter_map(|(_, old)| *old) {
             match kind_of(self.memory(), old.next) {
                 layout::NEXT_HOP_VTEP => {
                     self.endpoints -= 1;
-                    self.release_hop(old.next);
+                    self.release_vtep(old.next);
                 }
-                layout::NEXT_HOP_DIRECT => self.release_direct(old.next),
+                layout::NEXT_HOP_DIRECT => self.release_direct_path(old.next),
                 _ => {}
             }
         }
     }
 
-    /// Takes a port back that memory did not suffice for: each key has again
-    /// what it had before.
-    fn take_port_back(&mut self, run: u32, replaced: Vec<Replaced>) {
+    /// Undoes the addition of a port for which there was too little memory: each key gets back what it had.
+    fn undo_port(&mut self, run: u32, replaced: Vec<ReplacedEntry>) {
         for (key, old) in replaced.into_iter().rev() {
             let undone = match old {
-                Some(old) => self.exact.put_back(&mut self.pool, key, old),
+                Some(old) => self.exact.overwrite(&mut self.pool, key, old),
                 None => self.exact.take(&mut self.pool, key).map(drop),
             };
-            // An error can only be a failed grace period; the key then leads to
-            // the new run, which stays allocated until the next adoption.
+            // The only possible error is a failed grace period. The key then leads to the new run, which
+            // stays allocated until the next adoption.
             if undone.is_err() {
                 return;
             }
@@ -191,7 +197,8 @@ impl NodeTables {
         self.pool.retire(run, PORT_CELLS);
     }
 
-    pub(super) fn take_if_leads_to(&mut self, key: Key, cell: u32) -> Result<(), Error> {
+    /// Removes a key if it leads to this cell.
+    pub(super) fn remove_if_leads_to(&mut self, key: Key, cell: u32) -> Result<(), Error> {
         if self.exact.get(self.memory(), key).is_some_and(|known| known.next == cell) {
             self.exact.take(&mut self.pool, key)?;
         }
@@ -206,15 +213,15 @@ impl NodeTables {
         let Some(&cell) = self.ports.get(&ifindex) else { return Ok(false) };
         let known: port = self.memory().read(cell);
         for key in address_keys(&known) {
-            self.take_if_leads_to(key, cell)?;
+            self.remove_if_leads_to(key, cell)?;
         }
-        self.take_if_leads_to(port_key(ifindex), cell)?;
+        self.remove_if_leads_to(port_key(ifindex), cell)?;
         self.ports.remove(&ifindex);
         self.pool.retire(cell, PORT_CELLS);
         Ok(true)
     }
 
-    /// Leads a VNI's ports to its VRF's cell; 0: it has none now.
+    /// Points a VNI's ports to the cell of its VRF; 0 if the VRF was removed.
     pub(super) fn point_ports(&mut self, vni: Vni, vrf: u32) {
         let memory = self.pool.memory();
         for &cell in self.ports.values() {
@@ -224,13 +231,13 @@ impl NodeTables {
         }
     }
 
-    /// A port.
+    /// The port of an interface.
     pub fn port(&self, ifindex: u32) -> Option<Port> {
-        from_cell(&self.memory().read(*self.ports.get(&ifindex)?))
+        decode_port(&self.memory().read(*self.ports.get(&ifindex)?))
     }
 
-    /// All ports, by interface.
+    /// All ports, in the order of their interfaces.
     pub fn ports(&self) -> impl Iterator<Item = Port> + '_ {
-        self.ports.values().filter_map(|&cell| from_cell(&self.memory().read(cell)))
+        self.ports.values().filter_map(|&cell| decode_port(&self.memory().read(cell)))
     }
 }

@@ -1,24 +1,25 @@
-//! The routes of VRFs.
+//! Changes of the routes of VRFs, one by one and in bulk.
 
 use super::NodeTables;
 use super::vrfs::{count_offset, root_of, roots, set_route_count};
+use crate::entries::{Route, Target};
 use crate::error::Error;
 use crate::lpm::{self, Prefix};
-use crate::spec::{Bulk, Route, Target};
+use crate::usage::BulkResult;
 use sluice_types::{IpNet, Vni};
 
-/// A part of a bulk is built in one go when it has at least this many routes,
-/// and a half of those that are there.
+/// The routes of a bulk for one VRF and family are built at once if they are at least this many, and at least
+/// half as many as the VRF already has.
 const BUILD_MIN: usize = 64;
 
 impl NodeTables {
-    /// The most routes that a VRF may have in each family, unlimited at first.
-    /// Those that are there stay when there are more.
+    /// Sets how many routes a VRF may have in each family; without it there is no limit. Routes beyond a
+    /// lower limit stay.
     pub fn set_route_limit(&mut self, routes: u32) {
         self.route_limit = routes;
     }
 
-    /// Enters or changes a route.
+    /// Adds or changes a route.
     ///
     /// # Errors
     /// [`Error::UnknownVni`], [`Error::RouteLimit`], [`Error::Full`].
@@ -30,7 +31,7 @@ impl NodeTables {
         if count >= self.route_limit && lpm::leaf_of(self.memory(), root, prefix).is_none() {
             return Err(Error::RouteLimit { vni: route.vni, limit: self.route_limit });
         }
-        let leaf = route.target.leaf();
+        let leaf = route.target.to_leaf();
         let old = lpm::insert(&mut self.pool, root, count, prefix, leaf)?;
         if old.is_none() {
             set_route_count(self.memory(), cell, family, count + 1);
@@ -39,13 +40,12 @@ impl NodeTables {
         Ok(old != Some(leaf))
     }
 
-    /// Enters or changes many routes; those that fail are left as they were. Of
-    /// equal prefixes the last counts. Where the routes of a VRF are many beside
-    /// those that are there, all are built anew and published by one store, which
-    /// is much faster and for the time takes the memory twice.
-    pub fn upsert_routes(&mut self, routes: &[Route]) -> Bulk {
+    /// Adds or changes many routes; those that fail are left as they were. Of equal prefixes the last counts.
+    /// If a VRF gets many routes compared with those it has, all of them are built again and published by one
+    /// store. This is much faster, and takes twice the memory until the old ones are freed.
+    pub fn upsert_routes(&mut self, routes: &[Route]) -> BulkResult {
         let part_of = |route: &Route| (route.vni, route.prefix.addr().is_ipv6());
-        let mut bulk = Bulk::default();
+        let mut bulk = BulkResult::default();
         if routes.is_sorted_by_key(part_of) {
             let mut from = 0;
             for part in routes.chunk_by(|a, b| part_of(a) == part_of(b)) {
@@ -62,41 +62,41 @@ impl NodeTables {
         bulk
     }
 
-    /// Enters routes of one VRF and family; `numbers` are theirs in the bulk.
+    /// Adds or changes routes of one VRF and family; `numbers` are their indices in the bulk.
     fn upsert_part<'a>(
         &mut self,
         part: impl ExactSizeIterator<Item = &'a Route> + Clone,
         numbers: impl Iterator<Item = usize>,
-        bulk: &mut Bulk,
+        bulk: &mut BulkResult,
     ) {
         if let Some(changed) = self.build_routes(part.clone()) {
             bulk.changed += changed;
             return;
         }
         for (route, i) in part.zip(numbers) {
-            bulk.note(i, self.upsert_route(route));
+            bulk.record(i, self.upsert_route(route));
         }
     }
 
-    /// Builds the routes of one VRF and family anew, with these; how many changed.
-    /// `None` where that is not worth it, or fails: then nothing has changed.
+    /// Builds all routes of one VRF and family again, together with `more`. Returns how many changed, or
+    /// `None` if that is not worthwhile or failed: then nothing has changed.
     fn build_routes<'a>(&mut self, more: impl ExactSizeIterator<Item = &'a Route> + Clone) -> Option<usize> {
         let (length, first) = (more.len(), more.clone().next()?);
         let &cell = self.vrfs.get(&first.vni.get())?;
         let (family, _) = Prefix::from_net(first.prefix);
         let count = self.memory().load32(cell, count_offset(family));
-        let most = length as u64 + u64::from(count);
-        if length < BUILD_MIN || length < count as usize / 2 || most > u64::from(self.route_limit) {
+        let at_most = length as u64 + u64::from(count);
+        if length < BUILD_MIN || length < count as usize / 2 || at_most > u64::from(self.route_limit) {
             return None;
         }
-        let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.leaf()));
+        let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.to_leaf()));
         let merged = lpm::merge(&mut self.pool, root_of(cell, family), entries).ok()?;
         set_route_count(self.memory(), cell, family, merged.routes);
         self.routes += u64::from(merged.routes - count);
         Some(merged.changed)
     }
 
-    /// Withdraws a route. This never wants for memory.
+    /// Withdraws a route. This does not fail for lack of memory.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -122,10 +122,10 @@ impl NodeTables {
         self.vrfs.get(&vni.get()).map(|&cell| self.routes_at(vni.get(), cell).collect()).unwrap_or_default()
     }
 
-    /// Bytes of table memory that the routes of a VNI take, of both families.
+    /// Table memory that the routes of a VNI take in both families, in bytes.
     pub fn route_bytes(&self, vni: Vni) -> Option<u64> {
         let &cell = self.vrfs.get(&vni.get())?;
-        let cells: u64 = roots(cell).into_iter().map(|root| lpm::cells(self.memory(), root)).sum();
+        let cells: u64 = roots(cell).into_iter().map(|root| lpm::cells_used(self.memory(), root)).sum();
         Some(cells * u64::from(crate::layout::CELL_BYTES))
     }
 

@@ -2,10 +2,10 @@ mod crash;
 mod schedules;
 
 use super::*;
+use crate::entries::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};
 use crate::exact::Key;
 use crate::grace::Immediate;
 use crate::reader::{Lookup, NextHop};
-use crate::spec::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};
 use sluice_types::{MacAddr, Vni};
 use std::sync::{Arc, Mutex};
 
@@ -38,19 +38,21 @@ fn tables(cells: u32) -> NodeTables {
     NodeTables::create(Memory::anonymous(cells).unwrap(), Immediate, Sizes { endpoints: 100 }).unwrap()
 }
 
-fn again(tables: NodeTables) -> NodeTables {
+/// Drops the writer and adopts its tables.
+fn adopt_again(tables: NodeTables) -> NodeTables {
     let memory = tables.memory().clone();
     drop(tables);
     NodeTables::adopt(memory, Immediate).unwrap()
 }
 
-fn free(tables: &mut NodeTables) -> u64 {
+/// Cells that are in use when no unlinked cells wait for a grace period.
+fn used_after_flush(tables: &mut NodeTables) -> u64 {
     tables.flush().unwrap();
-    tables.fill().cells_used
+    tables.usage().cells_used
 }
 
 #[test]
-fn endpoints_lead_to_their_hosts_for_both_families() {
+fn endpoints_lead_to_their_hosts_in_both_families() {
     let mut tables = tables(4096);
     for host in ["192.0.2.1", "2001:db8::1"] {
         assert!(tables.upsert_vtep(ip(host), Role::Host).unwrap());
@@ -73,15 +75,18 @@ fn endpoints_lead_to_their_hosts_for_both_families() {
     assert_eq!(tables.endpoints().count(), 2);
     assert!(tables.remove_endpoint(vni(5), v4.address).unwrap());
     assert!(!tables.remove_endpoint(vni(5), v4.address).unwrap());
-    assert_eq!(tables.fill().endpoints, 1);
+    assert_eq!(tables.usage().endpoints, 1);
 }
 
 #[test]
-fn unknown_hosts_and_impossible_endpoints_are_refused() {
+fn endpoints_with_unknown_hosts_or_invalid_addresses_are_refused() {
     let mut tables = tables(4096);
     let entry = endpoint(5, "10.0.0.1", "192.0.2.1");
     let error = tables.upsert_endpoint(&entry).unwrap_err();
-    assert_eq!(error.to_string(), "host 192.0.2.1 of endpoint 10.0.0.1 in VNI 5 is no known VTEP");
+    assert_eq!(
+        error.to_string(),
+        "host 192.0.2.1 of address 10.0.0.1 in VNI 5 is not in the tables: add it as a VTEP first"
+    );
     tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
     for bad in [
         Endpoint { mac: MacAddr::new([0xff; 6]), ..entry },
@@ -110,9 +115,9 @@ fn endpoints_of(count: u32, host: &str) -> Vec<Endpoint> {
 }
 
 #[test]
-fn a_removed_host_lives_on_for_its_endpoints_only() {
+fn removed_host_remains_only_for_its_endpoints() {
     let mut tables = tables(4096);
-    let before = free(&mut tables);
+    let before = used_after_flush(&mut tables);
     tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
     let entry = endpoint(5, "10.0.0.1", "192.0.2.1");
     tables.upsert_endpoint(&entry).unwrap();
@@ -121,15 +126,15 @@ fn a_removed_host_lives_on_for_its_endpoints_only() {
     assert_eq!(tables.reader().find(0, ip("192.0.2.1")), Lookup::Miss);
     assert_eq!(tables.endpoint(vni(5), ip("10.0.0.1")), Some(entry));
     assert!(tables.upsert_endpoint(&endpoint(5, "10.0.0.2", "192.0.2.1")).is_err());
-    tables = again(tables);
+    tables = adopt_again(tables);
     assert_eq!(tables.vteps().count(), 0);
     assert_eq!(tables.endpoint(vni(5), ip("10.0.0.1")), Some(entry));
     assert!(tables.remove_endpoint(vni(5), ip("10.0.0.1")).unwrap());
-    assert_eq!(free(&mut tables), before);
+    assert_eq!(used_after_flush(&mut tables), before);
 }
 
 #[test]
-fn vips_change_and_clash_with_vteps() {
+fn vips_change_and_cannot_have_the_address_of_a_vtep() {
     let mut tables = tables(4096);
     let vip = Vip { address: ip("192.0.2.9"), mac: mac(1), owned: false };
     assert!(tables.upsert_vip(&vip).unwrap());
@@ -143,16 +148,16 @@ fn vips_change_and_clash_with_vteps() {
     tables.upsert_vtep(ip("2001:db8::5"), Role::Host).unwrap();
     let taken = Vip { address: ip("2001:db8::5"), ..vip };
     assert!(matches!(tables.upsert_vip(&taken), Err(Error::AddressTaken { .. })));
-    tables = again(tables);
+    tables = adopt_again(tables);
     assert_eq!(tables.vips().collect::<Vec<_>>(), [other]);
     assert!(tables.remove_vip(vip.address).unwrap());
     assert!(!tables.remove_vip(vip.address).unwrap());
 }
 
 #[test]
-fn groups_reach_their_vrfs() {
+fn vrfs_follow_changes_of_their_groups() {
     let mut tables = tables(4096);
-    let before = free(&mut tables);
+    let before = used_after_flush(&mut tables);
     let group = Group { id: 3, vips: vec![ip("192.0.2.8"), ip("192.0.2.9"), ip("192.0.2.8")] };
     let vrf = Vrf { group: Some(3), router4: Some([10, 0, 0, 1].into()), ..plain_vrf(5) };
     assert_eq!(tables.upsert_vrf(&vrf), Err(Error::UnknownGroup(3)));
@@ -164,9 +169,9 @@ fn groups_reach_their_vrfs() {
     let group = Group { id: 3, vips: (1..=63).map(|i| ip(&format!("192.0.2.{i}"))).collect() };
     assert!(tables.upsert_group(&group).unwrap());
     assert_eq!(run(&tables), tables.groups[&3]);
-    // As if the writer had died before it led the VRF to the new group.
+    // As if the writer had been killed before it pointed the VRF to the new group.
     tables.memory().store32(tables.vrfs[&5], offset_of!(layout::vrf, group), 77);
-    tables = again(tables);
+    tables = adopt_again(tables);
     assert_eq!(run(&tables), tables.groups[&3]);
     assert_eq!(tables.groups().collect::<Vec<_>>(), [group]);
     assert_eq!(tables.vrf(vni(5)).unwrap().vrf, vrf);
@@ -174,31 +179,31 @@ fn groups_reach_their_vrfs() {
     assert_eq!(run(&tables), 0);
     assert_eq!(tables.vrf(vni(5)).unwrap().vrf.group, None);
     assert!(tables.remove_vrf(vni(5)).unwrap());
-    assert_eq!(free(&mut tables), before);
+    assert_eq!(used_after_flush(&mut tables), before);
     for vips in [vec![], vec![ip("192.0.2.1"); 64]] {
         assert!(matches!(tables.upsert_group(&Group { id: 1, vips }), Err(Error::Invalid(_))));
     }
 }
 
 #[test]
-fn a_gateway_s_vrf_has_a_threshold_and_a_host_s_a_group() {
+fn vrf_has_either_a_threshold_or_a_group() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
     tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.9")] }).unwrap();
-    let of = |elephant_bytes| Vrf { elephant_bytes, ..plain_vrf(5) };
+    let gateway_vrf = |elephant_bytes| Vrf { elephant_bytes, ..plain_vrf(5) };
     for bytes in [Some(1), Some(2500), Some(Vrf::NEVER_ELEPHANTS), None] {
-        assert!(tables.upsert_vrf(&of(bytes)).unwrap());
-        assert!(!tables.upsert_vrf(&of(bytes)).unwrap());
+        assert!(tables.upsert_vrf(&gateway_vrf(bytes)).unwrap());
+        assert!(!tables.upsert_vrf(&gateway_vrf(bytes)).unwrap());
         tables = NodeTables::adopt(memory.clone(), Immediate).unwrap();
-        assert_eq!(tables.vrf(vni(5)).unwrap().vrf, of(bytes));
+        assert_eq!(tables.vrf(vni(5)).unwrap().vrf, gateway_vrf(bytes));
     }
-    // A group's changes are nothing to a VRF without one.
-    tables.upsert_vrf(&of(Some(2500))).unwrap();
+    // Changes of a group do not affect a VRF without a group.
+    tables.upsert_vrf(&gateway_vrf(Some(2500))).unwrap();
     tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.10")] }).unwrap();
     tables.remove_group(3).unwrap();
-    assert_eq!(tables.vrf(vni(5)).unwrap().vrf, of(Some(2500)));
+    assert_eq!(tables.vrf(vni(5)).unwrap().vrf, gateway_vrf(Some(2500)));
     tables.upsert_group(&Group { id: 3, vips: vec![ip("192.0.2.9")] }).unwrap();
-    for refused in [of(Some(0)), Vrf { group: Some(3), ..of(Some(2500)) }] {
+    for refused in [gateway_vrf(Some(0)), Vrf { group: Some(3), ..gateway_vrf(Some(2500)) }] {
         assert!(matches!(tables.upsert_vrf(&refused), Err(Error::Invalid(_))));
     }
     let host = Vrf { group: Some(3), ..plain_vrf(5) };
@@ -207,9 +212,9 @@ fn a_gateway_s_vrf_has_a_threshold_and_a_host_s_a_group() {
 }
 
 #[test]
-fn routes_belong_to_a_vrf_and_go_with_it() {
+fn routes_belong_to_a_vrf_and_are_removed_with_it() {
     let mut tables = tables(8192);
-    let before = free(&mut tables);
+    let before = used_after_flush(&mut tables);
     let route = |prefix: &str, target| Route { vni: vni(5), prefix: prefix.parse().unwrap(), target };
     assert_eq!(tables.upsert_route(&route("0.0.0.0/0", Target::Local)), Err(Error::UnknownVni(vni(5))));
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
@@ -229,31 +234,34 @@ fn routes_belong_to_a_vrf_and_go_with_it() {
     assert_eq!(find(&tables, "10.2.2.3"), Some(Target::Local));
     assert_eq!(find(&tables, "11.2.2.3"), Some(Target::Drop));
     assert_eq!(find(&tables, "fd00::1"), Some(Target::Peer(vni(7))));
-    // A changed VRF keeps its routes.
+    // A VRF that changes keeps its routes.
     assert!(tables.upsert_vrf(&Vrf { mtu: 1400, ..plain_vrf(5) }).unwrap());
     assert_eq!(tables.routes().count(), 5);
     for i in 0..100u32 {
         tables.upsert_route(&route(&format!("10.2.{i}.0/24"), Target::Local)).unwrap();
     }
-    tables = again(tables);
+    tables = adopt_again(tables);
     let entry = tables.vrf(vni(5)).unwrap();
-    assert_eq!((entry.routes4, entry.routes6, tables.fill().routes), (103, 2, 105));
+    assert_eq!((entry.routes4, entry.routes6, tables.usage().routes), (103, 2, 105));
     assert!(tables.remove_route(vni(5), "10.1.0.0/16".parse().unwrap()).unwrap());
     assert!(!tables.remove_route(vni(5), "10.1.0.0/16".parse().unwrap()).unwrap());
     assert_eq!(find(&tables, "10.1.2.3"), Some(Target::Local));
     assert!(tables.remove_vrf(vni(5)).unwrap());
-    assert_eq!((free(&mut tables), tables.fill().routes, tables.fill().counters_used), (before, 0, 0));
+    assert_eq!(
+        (used_after_flush(&mut tables), tables.usage().routes, tables.usage().counters_used),
+        (before, 0, 0)
+    );
 }
 
-/// What begins and ends, while no VRF has the counters that begin.
-struct Noted {
+/// Records the calls, and checks that no VRF in the tables uses the counters meanwhile.
+struct CountingReset {
     memory: Memory,
-    begun: Arc<Mutex<Vec<u32>>>,
-    ended: Arc<Mutex<Vec<Vni>>>,
-    can_forget: bool,
+    reset_indices: Arc<Mutex<Vec<u32>>>,
+    forgotten: Arc<Mutex<Vec<Vni>>>,
+    succeeds: bool,
 }
 
-impl Noted {
+impl CountingReset {
     fn cell(&self, number: u32) -> Option<u32> {
         match Reader::new(self.memory.clone()).find_index(number, 0) {
             Lookup::Hit(hit) => Some(hit.cell),
@@ -262,48 +270,52 @@ impl Noted {
     }
 }
 
-impl VniCounts for Noted {
-    fn begin(&mut self, index: u32) -> bool {
+impl CounterReset for CountingReset {
+    fn reset_index(&mut self, index: u32) -> bool {
         for cell in (5..9).filter_map(|number| self.cell(number)) {
-            assert_ne!(self.memory.read::<layout::vrf>(cell).counters, index, "packets count there");
+            assert_ne!(self.memory.read::<layout::vrf>(cell).counters, index, "packets use the counters");
         }
-        self.begun.lock().unwrap().push(index);
-        self.can_forget
+        self.reset_indices.lock().unwrap().push(index);
+        self.succeeds
     }
 
-    fn end(&mut self, vni: Vni) {
-        assert_eq!(self.cell(vni.get()), None, "packets find it");
-        self.ended.lock().unwrap().push(vni);
+    fn forget_vni(&mut self, vni: Vni) {
+        assert_eq!(self.cell(vni.get()), None, "packets find the VRF");
+        self.forgotten.lock().unwrap().push(vni);
     }
 }
 
 #[test]
-fn counters_begin_before_a_vrf_has_them() {
+fn counters_are_reset_before_a_vrf_uses_them() {
     let mut tables = tables(4096);
-    let (begun, ended) = (Arc::<Mutex<Vec<u32>>>::default(), Arc::<Mutex<Vec<Vni>>>::default());
-    let noted = |tables: &NodeTables, can_forget| Noted {
+    let (reset_indices, forgotten) = (Arc::<Mutex<Vec<u32>>>::default(), Arc::<Mutex<Vec<Vni>>>::default());
+    let new_reset = |tables: &NodeTables, succeeds| CountingReset {
         memory: tables.memory().clone(),
-        begun: begun.clone(),
-        ended: ended.clone(),
-        can_forget,
+        reset_indices: reset_indices.clone(),
+        forgotten: forgotten.clone(),
+        succeeds,
     };
     let index = |tables: &NodeTables, number| tables.vrf(vni(number)).unwrap().counters;
-    tables.set_vni_counts(noted(&tables, true));
+    tables.set_counter_reset(new_reset(&tables, true));
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     tables.upsert_vrf(&plain_vrf(6)).unwrap();
     tables.upsert_vrf(&Vrf { mtu: 1400, ..plain_vrf(5) }).unwrap();
     let of5 = index(&tables, 5);
-    assert_eq!(*begun.lock().unwrap(), [of5, index(&tables, 6)], "a VRF that changes goes on counting");
+    assert_eq!(
+        *reset_indices.lock().unwrap(),
+        [of5, index(&tables, 6)],
+        "a VRF that changes keeps its counters"
+    );
     tables.remove_vrf(vni(5)).unwrap();
-    assert_eq!(*ended.lock().unwrap(), [vni(5)]);
-    tables = again(tables);
-    tables.set_vni_counts(noted(&tables, true));
+    assert_eq!(*forgotten.lock().unwrap(), [vni(5)]);
+    tables = adopt_again(tables);
+    tables.set_counter_reset(new_reset(&tables, true));
     tables.upsert_vrf(&plain_vrf(7)).unwrap();
-    assert_eq!(index(&tables, 7), of5, "a successor begins with the first free one");
-    assert_eq!(begun.lock().unwrap()[2..], [of5]);
-    tables.set_vni_counts(noted(&tables, false));
+    assert_eq!(index(&tables, 7), of5, "a successor allots the first free index");
+    assert_eq!(reset_indices.lock().unwrap()[2..], [of5]);
+    tables.set_counter_reset(new_reset(&tables, false));
     tables.upsert_vrf(&plain_vrf(8)).unwrap();
-    assert_eq!((index(&tables, 8), tables.fill().counters_used), (0, 2));
+    assert_eq!((index(&tables, 8), tables.usage().counters_used), (0, 2));
 }
 
 fn port(ifindex: u32) -> Port {
@@ -330,9 +342,9 @@ fn ports_are_found_by_interface_and_addresses() {
     let mut tables = tables(4096);
     assert_eq!(tables.upsert_port(&port(7)), Err(Error::UnknownVni(vni(5))));
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
-    // The first IPv6 entry brings a run that stays.
+    // The first IPv6 entry adds the address run, which stays.
     tables.upsert_vtep(ip("2001:db8::1"), Role::Host).unwrap();
-    let before = free(&mut tables);
+    let before = used_after_flush(&mut tables);
     assert!(tables.upsert_port(&port(7)).unwrap());
     assert!(!tables.upsert_port(&port(7)).unwrap());
     let leads_to = |tables: &NodeTables, lookup: Lookup| {
@@ -353,22 +365,24 @@ fn ports_are_found_by_interface_and_addresses() {
     let without4 = Port { ipv4: None, mac: mac(99), ..port(7) };
     assert!(tables.upsert_port(&without4).unwrap());
     assert_eq!(tables.reader().find(5, ip("10.0.0.7")), Lookup::Miss);
-    let Lookup::Hit(hit) = tables.reader().find(5, ip("fd00::7")) else { panic!("IPv6 address is gone") };
+    let Lookup::Hit(hit) = tables.reader().find(5, ip("fd00::7")) else {
+        panic!("the IPv6 address was removed")
+    };
     assert_eq!(hit.mac, mac(99));
-    tables = again(tables);
+    tables = adopt_again(tables);
     assert_eq!(tables.ports().collect::<Vec<_>>(), [without4]);
     assert!(tables.remove_port(7).unwrap());
     assert!(!tables.remove_port(7).unwrap());
     assert_eq!(tables.reader().find(5, ip("fd00::7")), Lookup::Miss);
-    assert_eq!(free(&mut tables), before);
+    assert_eq!(used_after_flush(&mut tables), before);
 }
 
-/// The interface and the IPv4 address, which an endpoint has, find a slot; there
-/// is none for the IPv6 address.
+/// There are slots for the port's interface and its IPv4 address, which an endpoint has, but not for its IPv6
+/// address.
 #[test]
-fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
+fn port_without_memory_restores_what_it_replaced() {
     for same_mac in [true, false] {
-        // 64 buckets, their addresses, some cells; too few for larger buckets.
+        // Memory for 64 buckets, their addresses and a few more cells, but not for a larger table.
         let mut tables =
             NodeTables::create(Memory::anonymous(155).unwrap(), Immediate, Sizes { endpoints: 1 }).unwrap();
         tables.upsert_vrf(&plain_vrf(5)).unwrap();
@@ -376,8 +390,8 @@ fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
         let plain = Port { ipv4: None, ipv6: None, ..port(7) };
         tables.upsert_port(&plain).unwrap();
         let mac = if same_mac { plain.mac } else { mac(99) };
-        let displaced = Endpoint { mac, ..endpoint(5, "10.0.0.7", "192.0.2.1") };
-        tables.upsert_endpoint(&displaced).unwrap();
+        let replaced = Endpoint { mac, ..endpoint(5, "10.0.0.7", "192.0.2.1") };
+        tables.upsert_endpoint(&replaced).unwrap();
         tables.upsert_endpoint(&endpoint(5, "fd00::1", "192.0.2.1")).unwrap();
         let bulk = tables.upsert_endpoints(&endpoints_of(2000, "192.0.2.1"));
         assert!(bulk.failed > 1000, "{bulk:?}");
@@ -385,11 +399,11 @@ fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
         for i in 0..200u32 {
             let address = format!("fd00::7:{i:x}").parse().unwrap();
             let wider = Port { ipv6: Some(PortIpv6 { address, length: 64 }), ..port(7) };
-            let (endpoints, used) = (tables.fill().endpoints, free(&mut tables));
+            let (endpoints, used) = (tables.usage().endpoints, used_after_flush(&mut tables));
             match tables.upsert_port(&wider) {
                 Ok(changed) => {
                     assert!(changed && tables.upsert_port(&plain).unwrap());
-                    if tables.upsert_endpoint(&displaced).is_err() {
+                    if tables.upsert_endpoint(&replaced).is_err() {
                         break;
                     }
                     continue;
@@ -397,26 +411,28 @@ fn a_port_that_does_not_fit_gives_back_what_it_displaced() {
                 Err(error) => assert!(matches!(error, Error::Full { .. }), "{error}"),
             }
             failed += 1;
-            assert_eq!(tables.endpoint(vni(5), displaced.address), Some(displaced));
-            assert_eq!((tables.fill().endpoints, free(&mut tables)), (endpoints, used));
+            assert_eq!(tables.endpoint(vni(5), replaced.address), Some(replaced));
+            assert_eq!((tables.usage().endpoints, used_after_flush(&mut tables)), (endpoints, used));
             assert_eq!(tables.ports().collect::<Vec<_>>(), std::slice::from_ref(&plain));
-            let Lookup::Hit(hit) = tables.reader().find(5, displaced.address) else { panic!("a miss") };
+            let Lookup::Hit(hit) = tables.reader().find(5, replaced.address) else {
+                panic!("the endpoint was removed")
+            };
             assert_eq!(
                 (hit.mac, tables.reader().next_hop(hit.cell)),
-                (mac, Some(NextHop::Vtep(displaced.host)))
+                (mac, Some(NextHop::Vtep(replaced.host)))
             );
-            let Lookup::Hit(hit) = tables.reader().find_index(0, 7) else { panic!("the port is gone") };
+            let Lookup::Hit(hit) = tables.reader().find_index(0, 7) else { panic!("the port was removed") };
             assert_eq!(hit.cell, tables.ports[&7]);
             assert_eq!(tables.reader().find(5, address.into()), Lookup::Miss);
         }
-        assert!(failed > 0, "the table never was too full");
-        tables = again(tables);
-        assert_eq!(tables.endpoint(vni(5), displaced.address), Some(displaced));
+        assert!(failed > 0, "the table was never full");
+        tables = adopt_again(tables);
+        assert_eq!(tables.endpoint(vni(5), replaced.address), Some(replaced));
     }
 }
 
 #[test]
-fn a_port_follows_its_vrf() {
+fn port_leads_to_the_present_cell_of_its_vrf() {
     let mut tables = tables(4096);
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     tables.upsert_port(&port(7)).unwrap();
@@ -431,7 +447,7 @@ fn a_port_follows_its_vrf() {
 }
 
 #[test]
-fn a_half_made_port_is_completed_and_a_half_removed_one_goes() {
+fn adoption_completes_added_ports_and_removed_ports() {
     let mut tables = tables(4096);
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     tables.upsert_port(&port(7)).unwrap();
@@ -439,7 +455,7 @@ fn a_half_made_port_is_completed_and_a_half_removed_one_goes() {
     let v4 = |address| Key::Ip { vni: 5, address };
     tables.exact.take(&mut tables.pool, v4(ip("10.0.0.7"))).unwrap();
     tables.exact.take(&mut tables.pool, Key::Index { vni: 0, id: 8 }).unwrap();
-    tables = again(tables);
+    tables = adopt_again(tables);
     assert_eq!(tables.ports().collect::<Vec<_>>(), [port(7)]);
     assert!(matches!(tables.reader().find(5, ip("10.0.0.7")), Lookup::Hit(_)));
     assert_eq!(tables.reader().find(5, ip("10.0.0.8")), Lookup::Miss);
@@ -447,7 +463,7 @@ fn a_half_made_port_is_completed_and_a_half_removed_one_goes() {
 }
 
 #[test]
-fn the_node_describes_itself() {
+fn node_configuration_and_revision_survive_adoption() {
     let mut tables = tables(4096);
     let node = NodeConfig {
         vtep4: Some([192, 0, 2, 1].into()),
@@ -461,15 +477,15 @@ fn the_node_describes_itself() {
     tables.set_applied_revision(17);
     tables.set_database_id(0xfeed);
     assert_eq!(tables.generation(), 1);
-    tables = again(tables);
+    tables = adopt_again(tables);
     assert_eq!(tables.generation(), 2);
     assert_eq!((tables.node(), tables.applied_revision(), tables.database_id()), (node.clone(), 17, 0xfeed));
-    let many = NodeConfig { ports: vec![node.ports[0]; 9], ..node };
-    assert!(matches!(tables.set_node(&many), Err(Error::Invalid(_))));
+    let too_many = NodeConfig { ports: vec![node.ports[0]; 9], ..node };
+    assert!(matches!(tables.set_node(&too_many), Err(Error::Invalid(_))));
 }
 
 #[test]
-fn what_is_no_table_is_not_adopted() {
+fn memory_without_tables_of_this_layout_is_not_adopted() {
     let adopt = |memory: &Memory| NodeTables::adopt(memory.clone(), Immediate).map(drop);
     let memory = Memory::anonymous(4096).unwrap();
     assert_eq!(adopt(&memory), Err(Error::NotTables));
@@ -486,21 +502,20 @@ fn what_is_no_table_is_not_adopted() {
 }
 
 #[test]
-fn full_memory_is_an_error_and_changes_nothing() {
+fn endpoints_beyond_full_memory_fail_and_change_nothing() {
     let mut tables = tables(200);
     tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
-    let many = endpoints_of(2000, "192.0.2.1");
-    let bulk = tables.upsert_endpoints(&many);
+    let all = endpoints_of(2000, "192.0.2.1");
+    let bulk = tables.upsert_endpoints(&all);
     assert!(bulk.failed > 0 && matches!(bulk.errors[0].1, Error::Full { .. }), "{bulk:?}");
-    assert_eq!(tables.fill().endpoints as usize, bulk.changed);
-    let there =
-        many.iter().filter(|entry| tables.endpoint(entry.vni, entry.address) == Some(**entry)).count();
-    assert_eq!(there, bulk.changed);
-    assert!(bulk.changed as f64 >= 0.85 * tables.fill().entry_slots as f64);
-    // What can be removed makes room again.
+    assert_eq!(tables.usage().endpoints as usize, bulk.changed);
+    let found = all.iter().filter(|entry| tables.endpoint(entry.vni, entry.address) == Some(**entry)).count();
+    assert_eq!(found, bulk.changed);
+    assert!(bulk.changed as f64 >= 0.85 * tables.usage().entry_slots as f64);
+    // Endpoints that are removed make memory available again.
     let odd = tables.endpoints().filter(|entry| entry.mac.to_u64() % 2 != 0).count();
     assert_eq!(tables.retain_endpoints(|entry| entry.mac.to_u64() % 2 == 0).unwrap(), odd);
-    assert_eq!(tables.upsert_endpoints(&many[1500..1600]).failed, 0);
+    assert_eq!(tables.upsert_endpoints(&all[1500..1600]).failed, 0);
 }
 
 fn route(number: u32, prefix: &str, peer: u32) -> Route {
@@ -508,7 +523,7 @@ fn route(number: u32, prefix: &str, peer: u32) -> Route {
 }
 
 /// `count` routes of a VNI, of one family.
-fn many(number: u32, count: u32, ipv6: bool) -> Vec<Route> {
+fn many_routes(number: u32, count: u32, ipv6: bool) -> Vec<Route> {
     let prefix = |i: u32| match ipv6 {
         false => format!("10.{}.{}.0/24", i / 256, i % 256),
         true => format!("2001:db8:{i:x}::/48"),
@@ -517,7 +532,7 @@ fn many(number: u32, count: u32, ipv6: bool) -> Vec<Route> {
 }
 
 #[test]
-fn a_bulk_of_routes_is_as_one_after_the_other() {
+fn bulk_of_routes_equals_single_changes() {
     let (mut one_by_one, mut at_once) = (tables(1 << 15), tables(1 << 15));
     for tables in [&mut one_by_one, &mut at_once] {
         for number in [1, 2] {
@@ -525,11 +540,11 @@ fn a_bulk_of_routes_is_as_one_after_the_other() {
         }
         tables.upsert_route(&route(1, "10.0.3.0/24", 77)).unwrap();
     }
-    let mut routes = many(1, 300, false);
-    routes.extend(many(2, 10, false));
-    routes.extend(many(1, 200, true));
+    let mut routes = many_routes(1, 300, false);
+    routes.extend(many_routes(2, 10, false));
+    routes.extend(many_routes(1, 200, true));
     routes.push(route(3, "10.0.0.0/8", 5));
-    // Of the same prefix the last counts.
+    // Of equal prefixes the last counts.
     routes.push(route(1, "10.0.7.0/24", 99));
     let bulk = at_once.upsert_routes(&routes);
     assert_eq!((bulk.changed, bulk.failed), (510, 1));
@@ -543,28 +558,28 @@ fn a_bulk_of_routes_is_as_one_after_the_other() {
         all
     };
     assert_eq!(sorted(&at_once), sorted(&one_by_one));
-    assert_eq!(at_once.fill().routes, one_by_one.fill().routes);
+    assert_eq!(at_once.usage().routes, one_by_one.usage().routes);
     assert_eq!(at_once.upsert_routes(&routes[..510]).changed, 1, "10.0.7.0/24 only");
     assert_eq!(at_once.reader().route(vni(1), ip("10.0.3.4")), Some(Target::Peer(vni(4))));
-    assert_eq!(sorted(&again(at_once)).len(), 510);
+    assert_eq!(sorted(&adopt_again(at_once)).len(), 510);
 }
 
 #[test]
-fn a_vrf_has_no_more_routes_than_its_limit() {
+fn routes_beyond_the_limit_are_refused() {
     let mut tables = tables(4096);
     tables.upsert_vrf(&plain_vrf(1)).unwrap();
     tables.set_route_limit(100);
-    let bulk = tables.upsert_routes(&many(1, 120, false));
+    let bulk = tables.upsert_routes(&many_routes(1, 120, false));
     assert_eq!((bulk.changed, bulk.failed), (100, 20));
     assert_eq!(bulk.errors[0], (100, Error::RouteLimit { vni: vni(1), limit: 100 }));
-    assert_eq!(tables.upsert_route(&route(1, "10.0.3.0/24", 5)), Ok(true), "one that is there");
-    assert_eq!(tables.upsert_routes(&many(1, 100, true)).failed, 0, "the other family");
+    assert_eq!(tables.upsert_route(&route(1, "10.0.3.0/24", 5)), Ok(true), "an existing route can change");
+    assert_eq!(tables.upsert_routes(&many_routes(1, 100, true)).failed, 0, "each family has the limit");
     assert!(tables.remove_route(vni(1), "10.0.3.0/24".parse().unwrap()).unwrap());
     assert_eq!(tables.upsert_route(&route(1, "10.9.9.0/24", 5)), Ok(true));
 }
 
 #[test]
-fn routes_say_what_memory_they_take() {
+fn route_bytes_are_the_memory_that_routes_take() {
     let mut tables = tables(4096);
     assert_eq!(tables.route_bytes(vni(1)), None);
     tables.upsert_vrf(&plain_vrf(1)).unwrap();
@@ -572,14 +587,14 @@ fn routes_say_what_memory_they_take() {
     tables.upsert_route(&route(1, "10.0.0.0/8", 5)).unwrap();
     tables.upsert_route(&route(1, "fd00::/8", 5)).unwrap();
     assert_eq!(tables.route_bytes(vni(1)), Some(128));
-    let before = free(&mut tables);
-    tables.upsert_routes(&many(1, 500, true));
-    let taken = free(&mut tables) - before;
+    let before = used_after_flush(&mut tables);
+    tables.upsert_routes(&many_routes(1, 500, true));
+    let taken = used_after_flush(&mut tables) - before;
     assert_eq!(tables.route_bytes(vni(1)), Some(128 + 64 * taken));
 }
 
 #[test]
-fn direct_paths_are_kept_with_the_time_of_their_use() {
+fn direct_paths_keep_the_time_of_their_last_use() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
     for host in ["192.0.2.1", "2001:db8::1"] {
@@ -588,9 +603,9 @@ fn direct_paths_are_kept_with_the_time_of_their_use() {
     for number in [5, 6] {
         tables.upsert_vrf(&plain_vrf(number)).unwrap();
     }
-    let before = tables.fill();
+    let before = tables.usage();
     let all = |tables: &NodeTables| {
-        let mut all: Vec<_> = tables.directs().collect();
+        let mut all: Vec<_> = tables.direct_paths().collect();
         all.sort_by_key(|(path, _)| (path.vni, path.address));
         all
     };
@@ -598,13 +613,13 @@ fn direct_paths_are_kept_with_the_time_of_their_use() {
     let six = DirectPath { path_vni: vni(77), ..direct(5, "fd00::1", "192.0.2.1") };
     let other = direct(6, "10.0.0.1", "192.0.2.1");
     for path in [four, six, other] {
-        assert!(tables.upsert_direct(&path).unwrap());
-        assert!(!tables.upsert_direct(&path).unwrap());
+        assert!(tables.upsert_direct_path(&path).unwrap());
+        assert!(!tables.upsert_direct_path(&path).unwrap());
     }
     assert_eq!(all(&tables), [(four, 0), (six, 0), (other, 0)]);
-    assert_eq!(tables.fill().directs, 3);
-    // A packet takes one.
-    let Lookup::Hit(hit) = tables.reader().find(5, six.address) else { panic!("it is there") };
+    assert_eq!(tables.usage().direct_paths, 3);
+    // A packet takes the IPv6 path.
+    let Lookup::Hit(hit) = tables.reader().find(5, six.address) else { panic!("the path was removed") };
     assert_eq!(
         (hit.mac, tables.reader().next_hop(hit.cell)),
         (six.mac, Some(NextHop::Direct { host: six.host, vni: 77 }))
@@ -616,14 +631,14 @@ fn direct_paths_are_kept_with_the_time_of_their_use() {
         DirectPath { path_vni: vni(5), ..six },
         DirectPath { mac: mac(9), host: ip("2001:db8::1"), ..six },
     ] {
-        assert!(tables.upsert_direct(&changed).unwrap());
+        assert!(tables.upsert_direct_path(&changed).unwrap());
         assert_eq!(all(&tables), [(four, 0), (changed, 1234), (other, 0)]);
         tables = NodeTables::adopt(memory.clone(), Immediate).unwrap();
         assert_eq!(all(&tables), [(four, 0), (changed, 1234), (other, 0)]);
     }
-    assert!(tables.remove_direct(vni(5), six.address).unwrap());
-    assert!(!tables.remove_direct(vni(5), six.address).unwrap());
-    // What goes takes its paths along.
+    assert!(tables.remove_direct_path(vni(5), six.address).unwrap());
+    assert!(!tables.remove_direct_path(vni(5), six.address).unwrap());
+    // A VTEP and a VRF are removed with their paths.
     assert!(tables.remove_vtep(ip("2001:db8::1")).unwrap());
     assert_eq!(all(&tables), [(other, 0)]);
     assert!(tables.remove_vrf(vni(6)).unwrap());
@@ -631,12 +646,12 @@ fn direct_paths_are_kept_with_the_time_of_their_use() {
     tables.upsert_vtep(ip("2001:db8::1"), Role::Host).unwrap();
     tables.upsert_vrf(&plain_vrf(6)).unwrap();
     tables.flush().unwrap();
-    let fill = tables.fill();
-    assert_eq!((fill.cells_used, fill.entries, fill.directs), (before.cells_used, before.entries, 0));
+    let fill = tables.usage();
+    assert_eq!((fill.cells_used, fill.entries, fill.direct_paths), (before.cells_used, before.entries, 0));
 }
 
 #[test]
-fn direct_paths_that_cannot_be_are_refused() {
+fn invalid_direct_paths_are_refused() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
     let own = NodeConfig {
@@ -661,51 +676,54 @@ fn direct_paths_that_cannot_be_are_refused() {
         DirectPath { host: ip("192.0.2.9"), ..good },
         DirectPath { host: ip("2001:db8::9"), ..good },
     ] {
-        assert!(matches!(tables.upsert_direct(&invalid), Err(Error::Invalid(_))), "{invalid:?}");
+        assert!(matches!(tables.upsert_direct_path(&invalid), Err(Error::Invalid(_))), "{invalid:?}");
     }
-    let nobody = DirectPath { host: ip("192.0.2.2"), ..good };
-    assert!(matches!(tables.upsert_direct(&nobody), Err(Error::UnknownVtep { .. })));
-    assert_eq!(tables.upsert_direct(&direct(6, "10.0.0.2", "192.0.2.1")), Err(Error::UnknownVni(vni(6))));
+    let unknown_host = DirectPath { host: ip("192.0.2.2"), ..good };
+    assert!(matches!(tables.upsert_direct_path(&unknown_host), Err(Error::UnknownVtep { .. })));
+    assert_eq!(
+        tables.upsert_direct_path(&direct(6, "10.0.0.2", "192.0.2.1")),
+        Err(Error::UnknownVni(vni(6)))
+    );
     for (taken, holder) in
         [("10.0.0.7", "a port of this host"), ("fd00::7", "a port of this host"), ("10.0.0.1", "an endpoint")]
     {
         let holder = holder.to_owned();
         let error = Error::AddressTaken { vni: 5, address: ip(taken), holder };
-        assert_eq!(tables.upsert_direct(&direct(5, taken, "192.0.2.1")), Err(error));
+        assert_eq!(tables.upsert_direct_path(&direct(5, taken, "192.0.2.1")), Err(error));
     }
-    assert_eq!(tables.directs().count(), 0);
-    assert!(!tables.remove_direct(vni(5), ip("10.0.0.7")).unwrap(), "a port is no path");
-    assert!(!tables.remove_direct(vni(5), ip("10.0.0.1")).unwrap(), "an endpoint is no path");
+    assert_eq!(tables.direct_paths().count(), 0);
+    assert!(!tables.remove_direct_path(vni(5), ip("10.0.0.7")).unwrap(), "a port was removed as a path");
+    assert!(!tables.remove_direct_path(vni(5), ip("10.0.0.1")).unwrap(), "an endpoint was removed as a path");
 }
 
 #[test]
-fn a_path_gives_way_to_a_port_that_fits_and_stays_where_none_does() {
+fn port_replaces_a_direct_path_only_if_there_is_memory() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
     tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     let paths = [direct(5, "10.0.0.7", "192.0.2.1"), direct(5, "fd00::7", "192.0.2.1")];
     for path in &paths {
-        tables.upsert_direct(path).unwrap();
+        tables.upsert_direct_path(path).unwrap();
     }
     tables.upsert_port(&port(7)).unwrap();
-    assert_eq!((tables.directs().count(), tables.fill().directs), (0, 0));
+    assert_eq!((tables.direct_paths().count(), tables.usage().direct_paths), (0, 0));
     for path in &paths {
-        assert!(matches!(tables.upsert_direct(path), Err(Error::AddressTaken { .. })));
+        assert!(matches!(tables.upsert_direct_path(path), Err(Error::AddressTaken { .. })));
     }
     tables.remove_port(7).unwrap();
     for path in &paths {
-        assert!(tables.upsert_direct(path).unwrap());
+        assert!(tables.upsert_direct_path(path).unwrap());
     }
-    // Without a cell for the port's entries nothing changes.
+    // Without cells for the port nothing changes.
     while tables.pool.allocate(1).is_ok() {}
     assert!(matches!(tables.upsert_port(&port(7)), Err(Error::Full { .. })));
-    assert_eq!(tables.directs().count(), 2);
-    assert_eq!(NodeTables::adopt(memory, Immediate).unwrap().fill().directs, 2);
+    assert_eq!(tables.direct_paths().count(), 2);
+    assert_eq!(NodeTables::adopt(memory, Immediate).unwrap().usage().direct_paths, 2);
 }
 
 #[test]
-fn a_fixed_path_takes_a_learned_ones_place_and_never_the_other_way_round() {
+fn fixed_path_replaces_a_learned_path_and_not_vice_versa() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).unwrap();
     for host in ["192.0.2.1", "192.0.2.2"] {
@@ -714,19 +732,19 @@ fn a_fixed_path_takes_a_learned_ones_place_and_never_the_other_way_round() {
     tables.upsert_vrf(&plain_vrf(5)).unwrap();
     let learned = direct(5, "10.0.0.7", "192.0.2.1");
     let fixed = DirectPath { fixed: true, ..learned };
-    assert!(tables.upsert_direct(&learned).unwrap());
-    assert!(tables.upsert_direct(&fixed).unwrap());
-    assert_eq!(tables.direct(vni(5), learned.address), Some(fixed));
+    assert!(tables.upsert_direct_path(&learned).unwrap());
+    assert!(tables.upsert_direct_path(&fixed).unwrap());
+    assert_eq!(tables.direct_path(vni(5), learned.address), Some(fixed));
     let elsewhere = DirectPath { host: ip("192.0.2.2"), ..learned };
-    assert!(matches!(tables.upsert_direct(&elsewhere), Err(Error::AddressTaken { .. })));
-    assert!(tables.upsert_direct(&DirectPath { fixed: true, ..elsewhere }).unwrap());
+    assert!(matches!(tables.upsert_direct_path(&elsewhere), Err(Error::AddressTaken { .. })));
+    assert!(tables.upsert_direct_path(&DirectPath { fixed: true, ..elsewhere }).unwrap());
     let other = direct(5, "10.0.0.8", "192.0.2.1");
-    tables.upsert_direct(&other).unwrap();
+    tables.upsert_direct_path(&other).unwrap();
 
-    // A successor knows which are which.
+    // A successor knows which paths are fixed.
     drop(tables);
     let mut tables = NodeTables::adopt(memory, Immediate).unwrap();
-    assert_eq!((tables.fill().directs, tables.direct(vni(5), other.address)), (2, Some(other)));
+    assert_eq!((tables.usage().direct_paths, tables.direct_path(vni(5), other.address)), (2, Some(other)));
     tables.retain_fixed(|_| false).unwrap();
-    assert_eq!(tables.directs().map(|(path, _)| path).collect::<Vec<_>>(), [other]);
+    assert_eq!(tables.direct_paths().map(|(path, _)| path).collect::<Vec<_>>(), [other]);
 }

@@ -1,35 +1,37 @@
-//! VRFs.
+//! Changes of VRFs, and the allotment of per-VNI counters to them.
 
 use super::NodeTables;
+use crate::encoding::{ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
+use crate::entries::{Vrf, VrfEntry};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, vrf};
 use crate::lpm::{self, Family, Root};
 use crate::memory::Memory;
-use crate::spec::{self, Vrf, VrfEntry};
+
 use sluice_types::Vni;
 use std::mem::offset_of;
 
-/// Counts by VNI, which packets keep outside of the tables. What packets that
-/// were under way add in the instant of a change may stay.
-pub trait VniCounts: Send {
-    /// Forgets what was counted at an index, which a VRF is about to get. False:
-    /// it could not be forgotten; the VRF then counts with others at index 0.
-    fn begin(&mut self, index: u32) -> bool;
+/// Resets per-VNI counters, which packet programs keep outside of the tables. What packets in flight add at
+/// the moment of a reset may remain.
+pub trait CounterReset: Send {
+    /// Sets the counters at an index to zero, before a VRF gets the index. Returns false if that failed; the
+    /// VRF then shares the overflow counters at index 0.
+    fn reset_index(&mut self, index: u32) -> bool;
 
-    /// Forgets what was counted of a VNI that is in the tables no more.
-    fn end(&mut self, vni: Vni);
+    /// Removes the counters of a VNI that was removed from the tables.
+    fn forget_vni(&mut self, vni: Vni);
 }
 
-/// Which per-VNI counters are taken. Index 0 is the shared overflow. Freed ones
-/// are reused as late as possible, so that a reader of counters notices first.
-pub(super) struct Counters {
+/// The allotted indices of per-VNI counters. Index 0 is the shared overflow. A freed index is reused as late
+/// as possible, so that a reader of counters notices the change first.
+pub(super) struct CounterIndices {
     taken: Vec<bool>,
     used: u64,
     next: usize,
 }
 
-impl Counters {
+impl CounterIndices {
     pub(super) fn new() -> Self {
         Self { taken: vec![false; layout::VNI_COUNTERS_MAX as usize], used: 0, next: 1 }
     }
@@ -38,6 +40,7 @@ impl Counters {
         self.used
     }
 
+    /// Allots a free index; 0 if there is none.
     fn allot(&mut self) -> u32 {
         let all = self.taken.len();
         let found = (self.next..all).chain(1..self.next).find(|&i| !self.taken[i]);
@@ -47,7 +50,7 @@ impl Counters {
         index as u32
     }
 
-    /// Takes an index; false: it is out of range or taken.
+    /// Marks an index as taken. Returns false if it is out of range or already taken.
     pub(super) fn claim(&mut self, index: u32) -> bool {
         match self.taken.get_mut(index as usize) {
             Some(taken) if index != 0 && !*taken => {
@@ -70,7 +73,7 @@ pub(super) fn vrf_key(vni: u32) -> Key {
     Key::Index { vni, id: 0 }
 }
 
-/// The two root words of a VRF's cell.
+/// The two root words in a VRF's cell.
 pub(super) fn roots(cell: u32) -> [Root; 2] {
     [
         Root { cell, offset: offset_of!(vrf, lpm4), family: Family::V4 },
@@ -90,12 +93,13 @@ pub(super) fn count_offset(family: Family) -> usize {
     }
 }
 
-fn entry_of(cell: &vrf) -> Option<VrfEntry> {
+/// The properties in a cell; `None` if it is not a VRF's.
+fn decode_vrf(cell: &vrf) -> Option<VrfEntry> {
     let vrf = Vrf {
         vni: Vni::new(cell.vni).ok()?,
         mtu: cell.mtu,
-        router4: spec::from_word4(cell.router4),
-        router6: spec::from_bytes6(cell.router6),
+        router4: ipv4_from_word(cell.router4),
+        router6: ipv6_from_bytes(cell.router6),
         group: (cell.group_id != 0).then_some(cell.group_id),
         elephant_bytes: (cell.group_id == 0 && cell.group != 0).then_some(cell.group),
     };
@@ -112,39 +116,40 @@ pub(super) fn set_route_count(memory: &Memory, cell: u32, family: Family, count:
 }
 
 impl NodeTables {
-    /// Enters or changes what a VNI is; its routes stay.
+    /// Adds or changes a VRF; its routes stay.
     ///
     /// # Errors
-    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a VRF
-    /// that is a host's and a gateway's.
+    /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0 or one together with
+    /// a group.
     pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
-        // One word of the cell holds either.
+        // One word of the cell holds the group or the threshold.
         let group = match (vrf.group, vrf.elephant_bytes) {
             (None, None) => 0,
             (Some(id), None) => *self.groups.get(&id).ok_or(Error::UnknownGroup(id))?,
             (None, Some(bytes @ 1..)) => bytes,
             (_, Some(bytes)) => {
                 return Err(Error::Invalid(format!(
-                    "VNI {}: {bytes} bytes as the threshold of elephants; 1 at least, and only without a group",
+                    "VNI {} has an elephant threshold of {bytes} bytes: it must be at least 1, \
+                     and only a VRF without a group has one",
                     vrf.vni
                 )));
             }
         };
         let old = self.vrfs.get(&vrf.vni.get()).copied();
         let known: layout::vrf = old.map(|cell| self.memory().read(cell)).unwrap_or_default();
-        if entry_of(&known).is_some_and(|entry| entry.vrf == *vrf) {
+        if decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) {
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;
-        let counters = if old.is_some() { known.counters } else { self.allot_counters() };
+        let counters = if old.is_some() { known.counters } else { self.allot_counter_index() };
         let new = layout::vrf {
             vni: vrf.vni.get(),
             counters,
             group,
             group_id: vrf.group.unwrap_or(0),
             mtu: vrf.mtu,
-            router4: spec::word4(vrf.router4),
-            router6: spec::bytes6(vrf.router6),
+            router4: ipv4_to_word(vrf.router4),
+            router6: ipv6_to_bytes(vrf.router6),
             ..known
         };
         self.memory().write(run, &new);
@@ -152,7 +157,7 @@ impl NodeTables {
         if let Err(error) = self.exact.put(&mut self.pool, vrf_key(vrf.vni.get()), entry) {
             self.pool.give_back(run, 1);
             if old.is_none() {
-                self.counters.release(counters);
+                self.counter_indices.release(counters);
             }
             return Err(error);
         }
@@ -164,26 +169,26 @@ impl NodeTables {
         Ok(true)
     }
 
-    /// Whom to tell which counters begin and which VNIs end; at first nobody.
-    pub fn set_vni_counts(&mut self, counts: impl VniCounts + 'static) {
-        self.counts = Some(Box::new(counts));
+    /// Sets what resets the counters of VRFs that are added or removed. Without it they are not reset.
+    pub fn set_counter_reset(&mut self, reset: impl CounterReset + 'static) {
+        self.counter_reset = Some(Box::new(reset));
     }
 
-    /// Counters of a new VRF, which tell nothing of who had them before.
-    fn allot_counters(&mut self) -> u32 {
-        let index = self.counters.allot();
+    /// Allots counters to a new VRF, and resets them.
+    fn allot_counter_index(&mut self) -> u32 {
+        let index = self.counter_indices.allot();
         if index != 0
-            && let Some(counts) = &mut self.counts
-            && !counts.begin(index)
+            && let Some(reset) = &mut self.counter_reset
+            && !reset.reset_index(index)
         {
-            self.counters.release(index);
+            self.counter_indices.release(index);
             return 0;
         }
         index
     }
 
-    /// Removes a VNI with its routes and direct paths. Its endpoints stay, and are
-    /// not found by packets while it is gone.
+    /// Removes a VRF with its routes and direct paths. Its endpoints stay in the tables; packets do not find
+    /// them until the VRF is added again.
     ///
     /// # Errors
     /// [`Error::Grace`].
@@ -192,27 +197,27 @@ impl NodeTables {
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
         self.point_ports(vni, 0);
-        if let Some(counts) = &mut self.counts {
-            counts.end(vni);
+        if let Some(reset) = &mut self.counter_reset {
+            reset.forget_vni(vni);
         }
         self.routes -= count_routes(self.memory(), cell);
-        self.counters.release(self.memory().load32(cell, offset_of!(layout::vrf, counters)));
+        self.counter_indices.release(self.memory().load32(cell, offset_of!(layout::vrf, counters)));
         for root in roots(cell) {
             lpm::clear(&mut self.pool, root);
         }
         self.pool.retire(cell, 1);
-        self.remove_directs(|path| path.vni == vni)?;
+        self.remove_direct_paths(|path| path.vni == vni)?;
         Ok(true)
     }
 
-    /// What a VNI is.
+    /// The VRF of a VNI.
     pub fn vrf(&self, vni: Vni) -> Option<VrfEntry> {
         let &cell = self.vrfs.get(&vni.get())?;
-        entry_of(&self.memory().read(cell))
+        decode_vrf(&self.memory().read(cell))
     }
 
-    /// All VRFs, by VNI.
+    /// All VRFs, in the order of their VNIs.
     pub fn vrfs(&self) -> impl Iterator<Item = VrfEntry> + '_ {
-        self.vrfs.values().filter_map(|&cell| entry_of(&self.memory().read(cell)))
+        self.vrfs.values().filter_map(|&cell| decode_vrf(&self.memory().read(cell)))
     }
 }

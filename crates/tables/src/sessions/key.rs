@@ -1,4 +1,4 @@
-//! Keys of sessions: canonical form, hash and buckets, as in `sessions.h`.
+//! Keys of sessions: canonical form, hash and candidate buckets, computed as in `sessions.h`.
 
 use crate::layout;
 use sluice_types::{ipv6_from_halves, ipv6_halves};
@@ -6,29 +6,29 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 const KEY_WORDS_MAX: usize = layout::SESSION_KEY6_WORDS as usize;
 
-/// Packets of one direction: what a session is found by.
+/// The packets of one direction, by which a session is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow {
-    /// The VNI, 24 bits; 0 for what is outside of all VPCs.
+    /// VNI of 24 bits; 0 for flows outside of all VPCs.
     pub vni: u32,
     /// IP protocol number.
     pub protocol: u8,
-    /// Address and port of the sender. ICMP and ICMPv6 echo: the identifier is
-    /// both ports. Protocols without ports: 0.
+    /// Address and port of the sender. For ICMP and ICMPv6 echo both ports are the identifier; for protocols
+    /// without ports they are 0.
     pub source: SocketAddr,
-    /// Of the receiver, of the same family.
+    /// Address and port of the receiver, of the same family.
     pub destination: SocketAddr,
 }
 
 impl Flow {
-    /// Packets of the other direction.
+    /// The flow of the other direction.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self { source: self.destination, destination: self.source, ..self }
     }
 }
 
-/// A family's table.
+/// Address family, which has a table of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// IPv4.
@@ -38,7 +38,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Words of a key.
+    /// Number of words of a key.
     pub(super) const fn key_words(self) -> usize {
         match self {
             Self::Ipv4 => layout::SESSION_KEY4_WORDS as usize,
@@ -46,7 +46,7 @@ impl Family {
         }
     }
 
-    /// Of `struct session_config`'s arrays by family.
+    /// Index into the arrays by family of `struct session_config`.
     pub(super) const fn index(self) -> usize {
         match self {
             Self::Ipv4 => 0,
@@ -55,17 +55,18 @@ impl Family {
     }
 }
 
-/// A flow's canonical key, and which of the endpoints sends.
+/// The canonical key of a flow, and which of the two endpoints is the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub family: Family,
-    /// IPv4: the first two, the others 0.
+    /// For IPv4 only the first two are used; the others are 0.
     pub words: [u64; KEY_WORDS_MAX],
+    /// Index of the endpoint that sends: 0 or 1.
     pub source: u32,
 }
 
 impl Key {
-    /// `None` where the families differ.
+    /// The key of a flow; `None` if the families of its addresses differ.
     pub(super) fn of(flow: &Flow) -> Option<Self> {
         let ends = [flow.source, flow.destination].map(|end| (end.ip(), end.port()));
         let (family, source) = match (ends[0].0, ends[1].0) {
@@ -92,9 +93,9 @@ impl Key {
         Some(Self { family, words, source })
     }
 
-    /// The flow whose sender is endpoint `source`.
+    /// The flow that endpoint `source` sends.
     pub(super) fn flow(&self) -> Flow {
-        let [who, first, ..] = self.words;
+        let [endpoints, first, ..] = self.words;
         let addresses: [IpAddr; 2] = match self.family {
             Family::Ipv4 => {
                 [Ipv4Addr::from(first as u32).into(), Ipv4Addr::from((first >> 32) as u32).into()]
@@ -104,31 +105,32 @@ impl Key {
                 [ipv6_from_halves(a, b).into(), ipv6_from_halves(c, d).into()]
             }
         };
-        let low = SocketAddr::new(addresses[0], (who >> layout::SESSION_PORT0_SHIFT) as u16);
-        let high = SocketAddr::new(addresses[1], (who >> layout::SESSION_PORT1_SHIFT) as u16);
+        let low = SocketAddr::new(addresses[0], (endpoints >> layout::SESSION_PORT0_SHIFT) as u16);
+        let high = SocketAddr::new(addresses[1], (endpoints >> layout::SESSION_PORT1_SHIFT) as u16);
         let (source, destination) = if self.source == 0 { (low, high) } else { (high, low) };
-        let protocol = (who >> layout::SESSION_PROTOCOL_SHIFT) as u8;
-        Flow { vni: who as u32 & 0xff_ffff, protocol, source, destination }
+        let protocol = (endpoints >> layout::SESSION_PROTOCOL_SHIFT) as u8;
+        Flow { vni: endpoints as u32 & 0xff_ffff, protocol, source, destination }
     }
 }
 
-/// The secrets of the hash.
+/// The secrets of the hash function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hashing {
     pub hash_key: [u64; KEY_WORDS_MAX],
     pub seed: u64,
 }
 
-/// Where a key may be.
+/// The buckets in which a key can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
+pub(super) struct Candidates {
     /// In the order of searching.
     pub buckets: [u32; 2],
+    /// Further hash bits, which the tag word of the session's slot contains.
     pub tag: u16,
 }
 
 impl Hashing {
-    /// All secrets from one (splitmix64).
+    /// Generates all secrets from one seed (splitmix64).
     pub(super) fn from_seed(seed: u64) -> Self {
         let mut state = seed;
         let mut next = || {
@@ -154,15 +156,15 @@ impl Hashing {
         x ^ x >> 32
     }
 
-    /// The places of a key among `buckets`, 2 or more.
-    pub(super) fn place(&self, key: &Key, buckets: u32) -> Place {
+    /// The candidates of a key in a table of `buckets` buckets, 2 or more.
+    pub(super) fn candidates(&self, key: &Key, buckets: u32) -> Candidates {
         let hash = self.hash(key);
         let one = (((hash & 0xffff_ffff) * u64::from(buckets)) >> 32) as u32;
         let mut two = (((hash >> 32) * u64::from(buckets)) >> 32) as u32;
         if two == one {
             two = if one + 1 == buckets { 0 } else { one + 1 };
         }
-        Place { buckets: [one, two], tag: (hash.wrapping_mul(0xa076_1d64_78bd_642f) >> 48) as u16 }
+        Candidates { buckets: [one, two], tag: (hash.wrapping_mul(0xa076_1d64_78bd_642f) >> 48) as u16 }
     }
 }
 
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_have_one_key_and_lead_back_to_their_flows() {
+    fn both_directions_have_one_key_that_converts_back_to_the_flow() {
         let hashing = Hashing::from_seed(1);
         for flow in [
             flow("10.0.0.1:80", "10.0.0.2:79"),
@@ -190,18 +192,18 @@ mod tests {
             flow("[fd00::2]:1", "[fd00::2]:0"),
             flow("[fd01::]:1", "[fd00::ffff:0:0:1]:0"),
         ] {
-            let (there, back) = (Key::of(&flow).unwrap(), Key::of(&flow.reversed()).unwrap());
-            assert_eq!(there.words, back.words);
-            assert_eq!(there.source, 1 - back.source);
-            assert_eq!(there.flow(), flow);
-            assert_eq!(back.flow(), flow.reversed());
-            assert_eq!(hashing.place(&there, 100), hashing.place(&back, 100));
+            let (forward, reverse) = (Key::of(&flow).unwrap(), Key::of(&flow.reversed()).unwrap());
+            assert_eq!(forward.words, reverse.words);
+            assert_eq!(forward.source, 1 - reverse.source);
+            assert_eq!(forward.flow(), flow);
+            assert_eq!(reverse.flow(), flow.reversed());
+            assert_eq!(hashing.candidates(&forward, 100), hashing.candidates(&reverse, 100));
         }
         assert_eq!(Key::of(&flow("10.0.0.1:80", "[fd00::2]:79")), None);
     }
 
     #[test]
-    fn places_are_spread_evenly_and_tags_do_not_follow_from_them() {
+    fn buckets_are_spread_evenly_and_tags_do_not_follow_from_them() {
         let (hashing, buckets) = (Hashing::from_seed(7), 64_u32);
         let mut first = vec![0; buckets as usize];
         let mut second = vec![0; buckets as usize];
@@ -213,12 +215,12 @@ mod tests {
                 source: SocketAddr::new(Ipv4Addr::new(10, 0, 0, 1).into(), port),
                 destination: SocketAddr::new(Ipv4Addr::new(10, 0, 0, 2).into(), 53),
             });
-            let place = hashing.place(&key.unwrap(), buckets);
-            assert_ne!(place.buckets[0], place.buckets[1]);
-            first[place.buckets[0] as usize] += 1;
-            second[place.buckets[1] as usize] += 1;
-            if place.buckets[0] == 5 {
-                tags_in_one.insert(place.tag);
+            let candidates = hashing.candidates(&key.unwrap(), buckets);
+            assert_ne!(candidates.buckets[0], candidates.buckets[1]);
+            first[candidates.buckets[0] as usize] += 1;
+            second[candidates.buckets[1] as usize] += 1;
+            if candidates.buckets[0] == 5 {
+                tags_in_one.insert(candidates.tag);
             }
         }
         // 1000 each on average, a standard deviation of 31.

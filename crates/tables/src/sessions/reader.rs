@@ -1,19 +1,18 @@
-//! Reading sessions while packets and the sweep change them.
+//! Reads sessions while packets and the sweep change them.
 
-use super::key::{Family, Flow, Hashing, Key, Place};
+use super::key::{Candidates, Family, Flow, Hashing, Key};
 use super::table::{SLOTS, Table};
 use super::{Direction, Session, SessionRegions};
 
-/// How often a lookup starts anew because its slot changed under it.
-const RETRIES: u32 = 4;
+/// Attempts of a lookup whose slot changes while it is read.
+const ATTEMPTS: u32 = 4;
 
-/// Reads the tables; clones may be used by any thread, beside the sweep. A slot
-/// that begins another life while it is read is seen by its generation, so that
-/// no session is ever made of two.
+/// Reads the tables. Clones may be used by any thread, also during the sweep. The generation reveals a slot
+/// that is reused while it is read, so that parts of two sessions are never combined.
 #[derive(Clone, Debug)]
 pub struct SessionReader {
     hashing: Hashing,
-    /// By [`Family::index`].
+    /// Indexed by [`Family::index`].
     pub(super) tables: [Table; 2],
 }
 
@@ -26,27 +25,29 @@ impl SessionReader {
         Self { hashing, tables }
     }
 
-    pub(super) fn place(&self, key: &Key) -> (&Table, Place) {
+    /// The table of a key, and the buckets in which it can be.
+    pub(super) fn candidates(&self, key: &Key) -> (&Table, Candidates) {
         let table = &self.tables[key.family.index()];
-        (table, self.hashing.place(key, table.buckets))
+        (table, self.hashing.candidates(key, table.buckets))
     }
 
-    /// The session of a flow of either direction, unless it is past its time.
-    /// A session that ends during the call may be found or not.
+    /// The session of a flow of either direction, unless it has expired. A session that ends during the call
+    /// may be found or not.
     #[must_use]
     pub fn lookup(&self, flow: &Flow, now: u32) -> Option<(Session, Direction)> {
         let key = Key::of(flow)?;
-        let (table, place) = self.place(&key);
-        // Unlike a packet, a thread may be held up between two words until the slot has a new life.
-        (0..RETRIES).find_map(|_| {
-            let (bucket, slot, word) = table.find(&key, &place, now)?;
+        let (table, candidates) = self.candidates(&key);
+        // Unlike a packet program, a thread can be interrupted between two loads until the slot has been
+        // reused.
+        (0..ATTEMPTS).find_map(|_| {
+            let (bucket, slot, word) = table.find(&key, &candidates, now)?;
             let session = table.session(bucket, slot, word)?;
             Some((session, session.direction(flow)))
         })
     }
 
-    /// All live sessions, also those that are past their time and not yet
-    /// swept. Sessions that begin or end meanwhile may be among them or not.
+    /// All live sessions, including those that have expired and are not yet swept. Sessions that begin or end
+    /// meanwhile may be included or not.
     #[must_use]
     pub fn iter(&self) -> Iter<'_> {
         Iter { reader: self, family: 0, bucket: 0, slot: 0 }
@@ -62,7 +63,7 @@ impl<'a> IntoIterator for &'a SessionReader {
     }
 }
 
-/// See [`SessionReader::iter`].
+/// Iterator over all live sessions, made by [`SessionReader::iter`].
 #[derive(Debug)]
 pub struct Iter<'a> {
     reader: &'a SessionReader,

@@ -1,42 +1,42 @@
-//! The sweep: ends what has expired and makes room, a few buckets at a time.
+//! The sweep: ends expired sessions and frees slots, a few buckets at a time.
 
 use super::key::Family;
-use super::table::{SLOTS, Table, Word};
+use super::table::{SLOTS, Table, TagWord};
 use super::{SessionReader, Sessions};
 use crate::error::Error;
 
-/// Slots that one step of the sweep holds for its grace period.
+/// Most slots that one step of the sweep frees after its grace period.
 pub const DYING_MAX: usize = 1 << 16;
 
 /// Buckets that are counted together.
 const BLOCK_BUCKETS: u32 = 1 << 12;
-/// How far ahead of the sweep words are fetched.
-const AHEAD: u32 = 16;
+/// Tag words are prefetched this many buckets ahead.
+const PREFETCH_AHEAD: u32 = 16;
 
-/// What a step of the sweep did.
+/// Result of a step of the sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Buckets looked at.
+    /// Buckets that were looked at.
     pub buckets: u64,
-    /// Sessions that it ended because they were past their time.
+    /// Sessions that were ended because they had expired.
     pub expired: u64,
-    /// Slots that are empty again, theirs and those of sessions ended otherwise.
+    /// Slots that were freed: those of expired sessions, and of sessions that ended otherwise.
     pub freed: u64,
-    /// True if it came to the end of the tables: the next step begins anew.
-    pub is_whole: bool,
+    /// True if the step reached the end of the tables. The next step begins at their start.
+    pub round_completed: bool,
 }
 
-/// Where the sweep is, and what it saw.
+/// The position of the sweep, and what it has seen.
 #[derive(Debug)]
 pub(super) struct Progress {
     family: usize,
     bucket: u32,
-    /// Live sessions of the present block, as far as it was swept.
+    /// Live sessions in the present block, as far as it was swept.
     block_live: u32,
-    /// Of each block when it was last swept, by family.
+    /// By family: live sessions in each block when it was last swept.
     live: [Vec<u32>; 2],
-    /// Slots seen dying, with their words.
-    dying: Vec<(usize, u32, u32, Word)>,
+    /// Slots that were seen dying: family, bucket, slot and tag word.
+    dying: Vec<(usize, u32, u32, TagWord)>,
 }
 
 impl Progress {
@@ -51,14 +51,14 @@ impl Progress {
         }
     }
 
-    /// Counts what is there, as if the sweep had come by.
+    /// Counts the sessions in all blocks, as the sweep does.
     pub(super) fn count(&mut self, tables: &[Table; 2], now: u32) {
         for (table, blocks) in tables.iter().zip(&mut self.live) {
             for bucket in 0..table.buckets {
-                table.prefetch(bucket + AHEAD);
+                table.prefetch(bucket + PREFETCH_AHEAD);
                 let live = (0..SLOTS).filter(|&slot| {
                     let word = table.word(bucket, slot);
-                    word.is_live() && !word.is_past(now)
+                    word.is_live() && !word.has_expired(now)
                 });
                 blocks[(bucket / BLOCK_BUCKETS) as usize] += live.count() as u32;
             }
@@ -69,24 +69,25 @@ impl Progress {
         self.live[family.index()].iter().map(|&live| u64::from(live)).sum()
     }
 
-    /// A session was removed.
-    pub(super) fn lost_one(&mut self, family: Family, bucket: u32) {
+    /// Records that a session was removed.
+    pub(super) fn session_removed(&mut self, family: Family, bucket: u32) {
         let live = &mut self.live[family.index()][(bucket / BLOCK_BUCKETS) as usize];
         *live = live.saturating_sub(1);
     }
 
-    /// One bucket: ends what is past its time, notes what is dying. Expired sessions.
+    /// Ends the expired sessions of the present bucket and collects its dying slots. Returns the number of
+    /// expired sessions.
     fn visit(&mut self, table: &Table, now: u32) -> u64 {
         let mut expired = 0;
         for slot in 0..SLOTS {
             let mut word = table.word(self.bucket, slot);
-            if word.is_live() && word.is_past(now) {
-                match table.swap(self.bucket, slot, word, word.dying()) {
+            if word.is_live() && word.has_expired(now) {
+                match table.compare_and_swap(self.bucket, slot, word, word.dying()) {
                     Ok(()) => {
                         word = word.dying();
                         expired += 1;
                     }
-                    // Refreshed in between, or ended by another.
+                    // A packet has refreshed or ended the session in between.
                     Err(seen) => word = seen,
                 }
             }
@@ -99,7 +100,7 @@ impl Progress {
         expired
     }
 
-    /// To the next bucket. True at the end of the tables.
+    /// Advances to the next bucket. Returns true at the end of the tables.
     fn advance(&mut self, tables: &[Table; 2]) -> bool {
         let is_last = self.bucket + 1 == tables[self.family].buckets;
         if is_last || (self.bucket + 1).is_multiple_of(BLOCK_BUCKETS) {
@@ -113,38 +114,36 @@ impl Progress {
         is_last && self.family == 0
     }
 
-    /// Makes what was seen dying empty. A grace period has passed since.
+    /// Empties the slots that were seen dying. A grace period has passed since.
     fn free(&mut self, reader: &SessionReader) -> u64 {
         let freed = self.dying.drain(..).filter(|&(family, bucket, slot, word)| {
-            // Nobody else changes a dying word.
-            reader.tables[family].swap(bucket, slot, word, word.emptied()).is_ok()
+            // Only the sweep changes the tag word of a dying slot.
+            reader.tables[family].compare_and_swap(bucket, slot, word, word.emptied()).is_ok()
         });
         freed.count() as u64
     }
 }
 
 impl Sessions {
-    /// One step of the sweep: looks at `buckets` buckets from where the last one
-    /// ended, or less if [`DYING_MAX`] slots are dying by then, ends sessions
-    /// that are past their time at `now`, waits for a grace period if there is
-    /// anything to free, and frees it. Packets never wait. A slot that dies is
-    /// free again when the sweep has come by once more, so call it often enough
-    /// that it comes around within the shortest timeout.
+    /// Makes one step of the sweep: looks at `buckets` buckets from where the last step ended, or fewer if
+    /// [`DYING_MAX`] slots are dying by then; ends sessions that have expired at `now`; and, if there are
+    /// slots to free, waits for a grace period and frees them. Packets never wait. A dying slot is freed when
+    /// the sweep reaches it, so the sweep should complete a round within the shortest timeout.
     ///
     /// # Errors
-    /// [`Error::Grace`]; then nothing was freed, and the next rounds try again.
+    /// [`Error::Grace`]; no slot was freed then, and the next round tries again.
     pub fn sweep(&mut self, buckets: u32, now: u32) -> Result<Swept, Error> {
         let mut swept = Swept::default();
         let tables = &self.reader.tables;
         while swept.buckets < u64::from(buckets)
-            && !swept.is_whole
+            && !swept.round_completed
             && self.progress.dying.len() + SLOTS as usize <= DYING_MAX
         {
             let table = &tables[self.progress.family];
-            table.prefetch(self.progress.bucket.saturating_add(AHEAD));
+            table.prefetch(self.progress.bucket.saturating_add(PREFETCH_AHEAD));
             swept.expired += self.progress.visit(table, now);
             swept.buckets += 1;
-            swept.is_whole = self.progress.advance(tables);
+            swept.round_completed = self.progress.advance(tables);
         }
         if self.progress.dying.is_empty() {
             return Ok(swept);

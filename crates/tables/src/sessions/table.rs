@@ -1,6 +1,6 @@
-//! One family's buckets: words, records, and reading them while packets write.
+//! The buckets of one family: tag words, records, and reading them while packets write.
 
-use super::key::{Family, Flow, Key, Place};
+use super::key::{Candidates, Family, Flow, Key};
 use super::{Direction, Session};
 use crate::layout;
 use crate::region::Region;
@@ -8,14 +8,14 @@ use std::mem::{offset_of, size_of};
 
 pub(super) const SLOTS: u32 = layout::SESSION_SLOTS;
 
-/// A tag word.
+/// The tag word of a slot: state, generation, tag and expiry (`session_layout.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Word(pub u64);
+pub(super) struct TagWord(pub u64);
 
 const TAG_AND_STATE: u64 =
     (layout::SESSION_TAG_MASK as u64) << layout::SESSION_TAG_SHIFT | layout::SESSION_STATE_MASK as u64;
 
-impl Word {
+impl TagWord {
     pub(super) fn state(self) -> u32 {
         self.0 as u32 & layout::SESSION_STATE_MASK
     }
@@ -36,29 +36,30 @@ impl Word {
         (self.0 >> layout::SESSION_EXPIRES_SHIFT) as u32
     }
 
-    /// As packets see it, by the sign of the difference.
-    pub(super) fn is_past(self, now: u32) -> bool {
+    /// Compares the times as packets do, by the sign of the difference.
+    pub(super) fn has_expired(self, now: u32) -> bool {
         self.expires_at().wrapping_sub(now).cast_signed() <= 0
     }
 
-    /// The word of a live record after its end.
+    /// The tag word of a live slot after the session has ended.
     pub(super) fn dying(self) -> Self {
         Self(self.0 | u64::from(layout::SESSION_DYING))
     }
 
-    /// The word of the slot when it is empty again.
+    /// The tag word of the slot after it was emptied.
     pub(super) fn emptied(self) -> Self {
         let generation = self.generation().wrapping_add(1) & layout::SESSION_GENERATION_MASK as u16;
         Self(u64::from(generation) << layout::SESSION_GENERATION_SHIFT)
     }
 
-    /// A record's life: all but the expiry.
-    fn life(self) -> u32 {
+    /// The part of the tag word that is the same for the whole life of a session: everything except the
+    /// expiry.
+    fn incarnation(self) -> u32 {
         self.0 as u32
     }
 }
 
-/// A family's buckets.
+/// The buckets of a family.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     pub family: Family,
@@ -83,9 +84,15 @@ impl Family {
 }
 
 impl Table {
-    /// `buckets` of the region, which has them.
+    /// A table of the first `buckets` buckets of a region.
+    ///
+    /// # Panics
+    /// If the region is too small.
     pub(super) fn new(family: Family, buckets: u32, region: Region) -> Self {
-        assert!(buckets as usize * family.bucket_bytes() <= region.bytes(), "the region has the buckets");
+        assert!(
+            buckets as usize * family.bucket_bytes() <= region.bytes(),
+            "the region is too small for the buckets"
+        );
         Self { family, buckets, region }
     }
 
@@ -103,26 +110,32 @@ impl Table {
     }
 
     #[inline]
-    pub(super) fn word(&self, bucket: u32, slot: u32) -> Word {
-        Word(self.region.load64(self.word_at(bucket, slot)))
+    pub(super) fn word(&self, bucket: u32, slot: u32) -> TagWord {
+        TagWord(self.region.load64(self.word_at(bucket, slot)))
     }
 
-    /// The word as it was, where it was another than `from`.
-    pub(super) fn swap(&self, bucket: u32, slot: u32, from: Word, to: Word) -> Result<(), Word> {
-        self.region.swap64(self.word_at(bucket, slot), from.0, to.0).map_err(Word)
+    /// Replaces the tag word `from` by `to`. Returns the word that was found if it was not `from`.
+    pub(super) fn compare_and_swap(
+        &self,
+        bucket: u32,
+        slot: u32,
+        from: TagWord,
+        to: TagWord,
+    ) -> Result<(), TagWord> {
+        self.region.compare_and_swap64(self.word_at(bucket, slot), from.0, to.0).map_err(TagWord)
     }
 
-    /// A hint that a bucket's words will be read.
+    /// Hints to the processor that a bucket's tag words will be read.
     #[inline]
     pub(super) fn prefetch(&self, bucket: u32) {
         self.region.prefetch(bucket as usize * self.family.bucket_bytes());
     }
 
-    /// Makes all slots empty, of the first generation. Nobody else may use the table.
+    /// Empties all slots and sets their generations to 0. Nothing else may use the table meanwhile.
     pub(super) fn clear(&self) {
         for bucket in 0..self.buckets {
             for slot in 0..SLOTS {
-                if self.word(bucket, slot) != Word(0) {
+                if self.word(bucket, slot) != TagWord(0) {
                     self.region.store64(self.word_at(bucket, slot), 0);
                 }
             }
@@ -135,8 +148,8 @@ impl Table {
         std::array::from_fn(|i| if i < count { self.region.load64(at + i * 8) } else { 0 })
     }
 
-    /// The record of a slot, if the slot still has the life of `word` when it was read.
-    pub(super) fn session(&self, bucket: u32, slot: u32, word: Word) -> Option<Session> {
+    /// The session in a slot; `None` if the slot was reused since `word` was loaded.
+    pub(super) fn session(&self, bucket: u32, slot: u32, word: TagWord) -> Option<Session> {
         let words = self.key(bucket, slot);
         let data = self.record_at(bucket, slot) + self.family.key_words() * 8;
         let load32 = |offset: usize| self.region.load32(data + offset);
@@ -156,21 +169,21 @@ impl Table {
             action: [load32(action), load32(action + 4)],
             generation: word.generation(),
         };
-        // All loads above are before this one, and a slot is filled anew only in another life.
-        (self.word(bucket, slot).life() == word.life()).then_some(session)
+        // This load comes after all loads above, and the record is written only when the slot is reused.
+        (self.word(bucket, slot).incarnation() == word.incarnation()).then_some(session)
     }
 
-    /// The key's live record: bucket, slot, word, as packets search.
-    pub(super) fn find(&self, key: &Key, place: &Place, now: u32) -> Option<(u32, u32, Word)> {
-        let want = u64::from(place.tag) << layout::SESSION_TAG_SHIFT | u64::from(layout::SESSION_LIVE);
-        place.buckets.into_iter().flat_map(|bucket| (0..SLOTS).map(move |slot| (bucket, slot))).find_map(
+    /// Finds the live session of a key as packets do. Returns its bucket, slot and tag word.
+    pub(super) fn find(&self, key: &Key, candidates: &Candidates, now: u32) -> Option<(u32, u32, TagWord)> {
+        let want = u64::from(candidates.tag) << layout::SESSION_TAG_SHIFT | u64::from(layout::SESSION_LIVE);
+        candidates.buckets.into_iter().flat_map(|bucket| (0..SLOTS).map(move |slot| (bucket, slot))).find_map(
             |(bucket, slot)| {
                 let word = self.word(bucket, slot);
                 let found = word.0 & TAG_AND_STATE == want
-                    && !word.is_past(now)
+                    && !word.has_expired(now)
                     && self.key(bucket, slot) == key.words
-                    // Not a key that another life wrote meanwhile.
-                    && self.word(bucket, slot).life() == word.life();
+                    // The key was not written by a later session in the slot.
+                    && self.word(bucket, slot).incarnation() == word.incarnation();
                 found.then_some((bucket, slot, word))
             },
         )
@@ -178,7 +191,7 @@ impl Table {
 }
 
 impl Session {
-    /// Which way the packets of `flow`, one of the session's two, go.
+    /// Direction of the packets of `flow`, which is one of the session's two flows.
     pub(super) fn direction(&self, flow: &Flow) -> Direction {
         if self.flow == *flow { Direction::Original } else { Direction::Reply }
     }

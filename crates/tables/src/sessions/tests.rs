@@ -1,9 +1,11 @@
-//! The agent's side alone: laying out, adopting, bounds, and what the sweep holds.
+//! The agent's side: laying out and adopting tables, bounds of the configuration, and the sweep.
 
-use super::schedules::twins;
+mod schedules;
+
 use super::*;
 use crate::grace::{GraceError, Immediate};
-use crate::region::schedule;
+use crate::interleave;
+use schedules::flows_with_equal_tags;
 use sluice_tables_testing::{self as testing, HostTables};
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +19,8 @@ fn host(regions: &SessionRegions) -> HostTables {
     let at = |region: &Region| NonNull::new(region.as_ptr()).unwrap();
     let buckets4 = regions.ipv4.bytes() / SessionRegions::BUCKET4_BYTES;
     let buckets6 = regions.ipv6.bytes() / SessionRegions::BUCKET6_BYTES;
-    // SAFETY: the regions are of these lengths and outlive their use in a test.
+    // SAFETY: the regions have these lengths, are laid out or zero, are accessed by atomic words only, and
+    // outlive the tables in each test.
     unsafe {
         HostTables::new(at(&regions.config), [(at(&regions.ipv4), buckets4), (at(&regions.ipv6), buckets6)])
     }
@@ -36,13 +39,13 @@ fn flow(family: Family, number: u32) -> Flow {
     Flow { vni: 3, protocol: 17, source: ends[0], destination: ends[1] }
 }
 
-/// Answer to a packet that creates.
+/// Runs a packet that finds or creates a session. Returns the answer.
 fn create(tables: &HostTables, flow: &Flow, now: u32) -> u32 {
     let ends = [flow.source, flow.destination];
-    let mut asked = testing::operation(testing::SESSION_OP_CREATE, flow.vni, flow.protocol, ends);
-    asked.now = now;
-    tables.run(&mut asked);
-    asked.answer
+    let mut operation = testing::operation(testing::SESSION_OP_CREATE, flow.vni, flow.protocol, ends);
+    operation.now = now;
+    tables.run(&mut operation);
+    operation.answer
 }
 
 fn sessions(regions: &SessionRegions, grace: impl Grace + 'static) -> Sessions {
@@ -50,7 +53,7 @@ fn sessions(regions: &SessionRegions, grace: impl Grace + 'static) -> Sessions {
 }
 
 #[test]
-fn every_slot_is_used_before_a_table_of_two_buckets_is_full() {
+fn all_slots_are_used_before_a_table_of_two_buckets_is_full() {
     let regions = SessionRegions::anonymous(2, 2).unwrap();
     let mut sessions = sessions(&regions, Immediate);
     let tables = host(&regions);
@@ -62,19 +65,20 @@ fn every_slot_is_used_before_a_table_of_two_buckets_is_full() {
         assert_eq!(create(&tables, &flow(family, 3).reversed(), NOW), testing::SESSION_HIT);
     }
     sessions.sweep(4, NOW).unwrap();
-    let fill = SessionFill { live: 14, slots: 14, full_events: 1 };
-    assert_eq!(sessions.fill(Family::Ipv4), fill);
-    assert_eq!(sessions.fill(Family::Ipv6), fill);
+    let fill = SessionUsage { live: 14, slots: 14, full_events: 1 };
+    assert_eq!(sessions.usage(Family::Ipv4), fill);
+    assert_eq!(sessions.usage(Family::Ipv6), fill);
 }
 
 #[test]
-fn tables_are_well_filled_before_the_first_bucket_pair_is_full() {
+fn first_full_pair_of_buckets_comes_above_64_percent_load() {
     let regions = SessionRegions::anonymous(2340, 2).unwrap();
     let _sessions = sessions(&regions, Immediate);
     let tables = host(&regions);
     let answers: Vec<u32> =
         (0..16_380).map(|number| create(&tables, &flow(Family::Ipv4, number), NOW)).collect();
-    // Two choices of seven slots, without moves: full buckets meet from about 68% on.
+    // With two choices of seven slots and no moves, both buckets of a session are full from about 68% load
+    // on.
     let before = answers.iter().take_while(|&&answer| answer == testing::SESSION_CREATED).count();
     assert!(before > 10_500, "full at {before} of 16380");
     let created = answers.iter().filter(|&&answer| answer == testing::SESSION_CREATED).count();
@@ -82,7 +86,7 @@ fn tables_are_well_filled_before_the_first_bucket_pair_is_full() {
 }
 
 #[test]
-fn memory_that_holds_no_tables_is_refused() {
+fn memory_without_session_tables_of_its_size_is_not_adopted() {
     let regions = SessionRegions::anonymous(4, 4).unwrap();
     assert!(!regions.is_laid_out());
     let adopt = |regions: &SessionRegions| Sessions::adopt(regions, NOW, Immediate).map(drop);
@@ -103,7 +107,7 @@ fn memory_that_holds_no_tables_is_refused() {
     let small =
         SessionRegions { ipv4: Region::anonymous(SessionRegions::BUCKET4_BYTES).unwrap(), ..regions.clone() };
     let created = Sessions::create(&small, 1, &Timeouts::default(), Immediate).map(drop);
-    assert!(matches!(created, Err(Error::Invalid(_))), "one bucket is no pair");
+    assert!(matches!(created, Err(Error::Invalid(_))), "a table needs two buckets");
     let small = SessionRegions { config: Region::anonymous(192).unwrap(), ..regions };
     assert!(!small.is_laid_out());
     assert!(matches!(adopt(&small), Err(Error::Invalid(_))));
@@ -126,8 +130,8 @@ fn timeouts_out_of_bounds_change_nothing() {
     let default = Timeouts::default();
     for icmp_s in [0, 1, Timeouts::MAX_S + 1, u32::MAX] {
         let refused = sessions.set_timeouts(&Timeouts { icmp_s, ..default });
-        let Err(Error::Invalid(why)) = refused else { panic!("{icmp_s} s: {refused:?}") };
-        assert!(why.contains("icmp") && why.contains(&icmp_s.to_string()), "{why}");
+        let Err(Error::Invalid(reason)) = refused else { panic!("{icmp_s} s: {refused:?}") };
+        assert_eq!(reason, format!("session timeout icmp of {icmp_s} s is not between 2 and 2592000 s"));
         assert_eq!(sessions.timeouts(), default);
     }
     let other = Timeouts { tcp_established_s: Timeouts::MAX_S, icmp_s: 2, ..default };
@@ -136,7 +140,7 @@ fn timeouts_out_of_bounds_change_nothing() {
 }
 
 #[test]
-fn laying_out_anew_leaves_no_session() {
+fn tables_that_are_laid_out_again_have_no_sessions() {
     let regions = SessionRegions::anonymous(4, 4).unwrap();
     drop(sessions(&regions, Immediate));
     let tables = host(&regions);
@@ -146,8 +150,9 @@ fn laying_out_anew_leaves_no_session() {
     assert_eq!(create(&tables, &flow(Family::Ipv6, 1), NOW), testing::SESSION_CREATED);
 }
 
-/// Fails as often as it is told to, and counts.
+/// A grace period that fails a number of times. Counts the attempts.
 struct Failing {
+    /// Failures that are left.
     failures: Arc<AtomicU32>,
     waits: Arc<AtomicU32>,
 }
@@ -160,12 +165,12 @@ impl Grace for Failing {
             return Ok(());
         }
         self.failures.store(left - 1, Ordering::SeqCst);
-        Err(GraceError::Failed("not today".to_owned()))
+        Err(GraceError::Failed("requested by the test".to_owned()))
     }
 }
 
 #[test]
-fn nothing_is_freed_without_a_grace_period() {
+fn slots_are_freed_only_after_a_grace_period() {
     let regions = SessionRegions::anonymous(4, 4).unwrap();
     let (failures, waits) = (Arc::new(AtomicU32::new(2)), Arc::new(AtomicU32::new(0)));
     let grace = Failing { failures, waits: Arc::clone(&waits) };
@@ -178,23 +183,23 @@ fn nothing_is_freed_without_a_grace_period() {
     for _ in 0..2 {
         assert!(matches!(sessions.sweep(8, later), Err(Error::Grace(_))));
     }
-    // They are dying: not found, and their slots not used again.
+    // The sessions are dying: they are not found, and their 16 of 28 slots are not used again.
     assert_eq!(sessions.reader().iter().count(), 0);
     let created = (0..32).filter(|&number| {
         create(&tables, &flow(Family::Ipv4, 100 + number), later) == testing::SESSION_CREATED
     });
-    assert!(created.count() <= 16);
+    assert!(created.count() <= 28 - 16, "dying slots were used before a grace period");
     let swept = sessions.sweep(8, later).unwrap();
-    assert_eq!((swept.expired, swept.freed, swept.is_whole), (0, 16, true));
+    assert_eq!((swept.expired, swept.freed, swept.round_completed), (0, 16, true));
     assert_eq!(waits.load(Ordering::SeqCst), 3);
-    // Nothing to free, nothing to wait for.
+    // A sweep that frees nothing does not wait.
     sessions.sweep(8, later).unwrap();
     assert_eq!(waits.load(Ordering::SeqCst), 3);
 }
 
 #[test]
-fn a_step_holds_no_more_than_its_bound() {
-    // Room for more than two steps' worth, all of it dying at once.
+fn a_step_of_the_sweep_frees_at_most_dying_max_slots() {
+    // More slots than two steps can free, all of them dying.
     let buckets = (DYING_MAX / 7 * 2 + 100) as u32;
     let regions = SessionRegions::anonymous(buckets, 2).unwrap();
     let mut sessions = sessions(&regions, Immediate);
@@ -209,16 +214,20 @@ fn a_step_holds_no_more_than_its_bound() {
         let swept = sessions.sweep(u32::MAX, NOW).unwrap();
         assert!(swept.freed <= DYING_MAX as u64);
         (freed, steps) = (freed + swept.freed, steps + 1);
-        if swept.is_whole {
+        if swept.round_completed {
             break;
         }
     }
     assert_eq!((freed, steps), (u64::from(buckets) * 7, 3));
-    assert_eq!(regions.ipv4.load64(8), 8 << layout::SESSION_GENERATION_SHIFT, "the next generation");
+    assert_eq!(
+        regions.ipv4.load64(8),
+        8 << layout::SESSION_GENERATION_SHIFT,
+        "the slot did not get the next generation"
+    );
 }
 
 #[test]
-fn a_successor_finishes_what_was_begun_and_counts() {
+fn successor_counts_sessions_and_frees_dying_slots() {
     let regions = SessionRegions::anonymous(64, 64).unwrap();
     let mut first = sessions(&regions, Immediate);
     let tables = host(&regions);
@@ -233,16 +242,16 @@ fn a_successor_finishes_what_was_begun_and_counts() {
     }
     drop(first);
     let mut second = Sessions::adopt(&regions, NOW, Immediate).unwrap();
-    assert_eq!((second.fill(Family::Ipv4).live, second.fill(Family::Ipv6).live), (35, 40));
+    assert_eq!((second.usage(Family::Ipv4).live, second.usage(Family::Ipv6).live), (35, 40));
     let swept = second.sweep(128, NOW).unwrap();
-    assert_eq!((swept.buckets, swept.expired, swept.freed, swept.is_whole), (128, 0, 5, true));
-    // Also what is past its time when the successor comes.
+    assert_eq!((swept.buckets, swept.expired, swept.freed, swept.round_completed), (128, 0, 5, true));
+    // Sessions that have expired are not counted.
     let third = Sessions::adopt(&regions, NOW + 8 * 1000, Immediate).unwrap();
-    assert_eq!((third.fill(Family::Ipv4).live, third.generation()), (0, 3));
+    assert_eq!((third.usage(Family::Ipv4).live, third.generation()), (0, 3));
 }
 
 #[test]
-fn the_generation_goes_around_with_its_slot() {
+fn generation_of_a_slot_wraps() {
     let regions = SessionRegions::anonymous(2, 2).unwrap();
     let mut sessions = sessions(&regions, Immediate);
     let tables = host(&regions);
@@ -257,35 +266,38 @@ fn the_generation_goes_around_with_its_slot() {
 }
 
 #[test]
-fn ticks_are_the_clocks_eighths_of_seconds() {
-    let (one, other) = (ticks_now(), ticks_now());
-    assert!(other.wrapping_sub(one) < 8 * 3600);
+fn ticks_are_eighths_of_seconds_of_the_monotonic_clock() {
+    let (start, before) = (std::time::Instant::now(), ticks_now());
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    let passed = f64::from(ticks_now().wrapping_sub(before));
+    // Catches a clock that stands still and one with another unit.
+    assert!(passed >= 3.0 && passed <= start.elapsed().as_secs_f64() * 8.0 + 1.0, "{passed} ticks in 0.4 s");
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
     let seconds: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
-    // Boot time counts suspension too, the monotonic clock does not.
-    assert!(f64::from(one) <= seconds * 8.0 + 8.0);
+    // The time since boot includes suspension, the monotonic clock does not.
+    assert!(f64::from(before) <= seconds * 8.0 + 8.0);
 }
 
 thread_local! {
-    /// Accesses to memory that are left before the change, and the change.
-    static LEFT: Cell<u32> = const { Cell::new(0) };
+    /// Number of accesses to memory before the change, and the change.
+    static ACCESSES_LEFT: Cell<u32> = const { Cell::new(0) };
     static CHANGE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
 
 fn count_down() {
-    if LEFT.get() > 0 {
-        LEFT.set(LEFT.get() - 1);
+    if ACCESSES_LEFT.get() > 0 {
+        ACCESSES_LEFT.set(ACCESSES_LEFT.get() - 1);
     } else if let Some(change) = CHANGE.take() {
         change();
     }
 }
 
-/// A reader of user space is held up before any of its accesses, until its
-/// session has ended and the slot is another's, whose tag is the same.
+/// A reader in user space is interrupted before each of its accesses in turn, until its session has ended and
+/// another one with the same tag uses the slot.
 #[test]
-fn a_slot_that_changes_hands_under_a_reader_is_never_half_of_each() {
+fn reader_never_combines_parts_of_two_sessions_in_a_reused_slot() {
     for family in [Family::Ipv4, Family::Ipv6] {
-        let (one, other) = twins(family, 1);
+        let (one, other) = flows_with_equal_tags(family, 1);
         let (mut found, mut missed) = (0, 0);
         for accesses in 0..60 {
             let regions = SessionRegions::anonymous(2, 2).unwrap();
@@ -294,22 +306,22 @@ fn a_slot_that_changes_hands_under_a_reader_is_never_half_of_each() {
             assert_eq!(create(&host(&regions), &one, NOW), testing::SESSION_CREATED);
             let slot = |flow: &Flow| {
                 let key = Key::of(flow).unwrap();
-                let (table, place) = reader.place(&key);
-                table.find(&key, &place, NOW).map(|(bucket, slot, _)| (bucket, slot))
+                let (table, candidates) = reader.candidates(&key);
+                table.find(&key, &candidates, NOW).map(|(bucket, slot, _)| (bucket, slot))
             };
             let before = slot(&one);
-            LEFT.set(accesses);
+            ACCESSES_LEFT.set(accesses);
             let shared = regions.clone();
             CHANGE.set(Some(Box::new(move || {
                 assert!(writer.remove(&one, NOW));
                 assert_eq!(writer.sweep(4, NOW).unwrap().freed, 1);
                 assert_eq!(create(&host(&shared), &other.reversed(), NOW + 1), testing::SESSION_CREATED);
             })));
-            schedule::set_point(Some(count_down));
+            interleave::set_hook(Some(count_down));
             let answer = reader.lookup(&one, NOW);
-            schedule::set_point(None);
+            interleave::set_hook(None);
             if CHANGE.take().is_none() {
-                assert_eq!(slot(&other), before, "the same slot");
+                assert_eq!(slot(&other), before, "the slot was not reused");
             }
             match answer {
                 Some((session, direction)) => {

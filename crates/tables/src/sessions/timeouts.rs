@@ -1,4 +1,4 @@
-//! The configuration that packets read.
+//! The timeouts of sessions, and the configuration of the session tables in which packets read them.
 
 use crate::error::Error;
 use crate::layout::{self, session_config, session_timeouts};
@@ -7,24 +7,23 @@ use std::mem::offset_of;
 
 const TICKS: u32 = layout::SESSION_TICKS_PER_SECOND;
 
-/// How long a session lives after its last packet, in seconds, each from
-/// [`Timeouts::MIN_S`] to [`Timeouts::MAX_S`].
+/// Time that a session lives after its last packet, in seconds. Each is between [`Timeouts::MIN_S`] and
+/// [`Timeouts::MAX_S`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// TCP that is not yet answered and confirmed: 240 (RFC 5382 REQ-5,
-    /// transitory).
+    /// TCP before the reply and its confirmation. Default: 240 (RFC 5382 REQ-5, transitory).
     pub tcp_new_s: u32,
-    /// TCP: 7440 (RFC 5382 REQ-5: 2 hours 4 minutes).
+    /// Established TCP. Default: 7440 (RFC 5382 REQ-5: 2 hours 4 minutes).
     pub tcp_established_s: u32,
-    /// TCP after RST or both FINs: 240 (RFC 5382 REQ-5, transitory).
+    /// TCP after RST or both FINs. Default: 240 (RFC 5382 REQ-5, transitory).
     pub tcp_closing_s: u32,
-    /// UDP that is not answered: 120 (the least of RFC 4787 REQ-5).
+    /// UDP without a reply. Default: 120 (the minimum of RFC 4787 REQ-5).
     pub udp_one_way_s: u32,
-    /// UDP: 300 (RFC 4787 REQ-5 c).
+    /// UDP with a reply. Default: 300 (RFC 4787 REQ-5 c).
     pub udp_two_way_s: u32,
-    /// ICMP and ICMPv6 queries: 60 (RFC 5508 REQ-2).
+    /// ICMP and ICMPv6 queries. Default: 60 (RFC 5508 REQ-2).
     pub icmp_s: u32,
-    /// All else: 300; no standard says.
+    /// Other protocols. Default: 300; no standard requires a value.
     pub other_s: u32,
 }
 
@@ -43,9 +42,9 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// The least: an expiry is refreshed only when it is a second off.
+    /// Shortest timeout: packets refresh an expiry only when it differs by at least a second.
     pub const MIN_S: u32 = 2;
-    /// The most: 30 days.
+    /// Longest timeout: 30 days.
     pub const MAX_S: u32 = 30 * 86_400;
 
     pub(super) fn to_layout(self) -> Result<session_timeouts, Error> {
@@ -55,7 +54,7 @@ impl Timeouts {
             }
             let (min, max) = (Self::MIN_S, Self::MAX_S);
             Err(Error::Invalid(format!(
-                "session timeout {name} of {seconds} s is not within {min} to {max} s"
+                "session timeout {name} of {seconds} s is not between {min} and {max} s"
             )))
         };
         Ok(session_timeouts {
@@ -91,7 +90,7 @@ impl Timeouts {
     }
 }
 
-/// Each timeout, with its place in the configuration.
+/// Each timeout in ticks, with its offset in the configuration.
 fn words(timeouts: &session_timeouts) -> [(usize, u32); 7] {
     let base = offset_of!(session_config, timeouts);
     [
@@ -105,7 +104,7 @@ fn words(timeouts: &session_timeouts) -> [(usize, u32); 7] {
     ]
 }
 
-/// Stores all but the magic number and the numbers of buckets.
+/// Stores the configuration except the magic number and the numbers of buckets.
 pub(super) fn write_config(config: &Region, content: &session_config) {
     config.store32(offset_of!(session_config, layout_version), content.layout_version);
     config.store32(offset_of!(session_config, generation), content.generation);

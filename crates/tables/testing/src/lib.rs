@@ -1,6 +1,5 @@
-//! For tests only: the C that packet programs use on the session tables, run in
-//! a process, and the structure by which a test tells it, or an eBPF program,
-//! what to do.
+//! For tests only: runs the C code of packet programs on session tables in this process. [`session_test`]
+//! describes one operation, for this code and for the eBPF program of the same tests.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -17,7 +16,7 @@ pub use bound::{
     SESSION_OP_END, SESSION_OP_FIND, SESSION_OP_PACKET, SESSION_OP_TOUCH, session_test,
 };
 
-/// Length of an operation in a "packet" of `bpf/sessions_test.bpf.c`.
+/// Size of an operation in a packet for `bpf/sessions_test.bpf.c`.
 pub const OPERATION_BYTES: usize = size_of::<session_test>();
 
 /// TCP flags.
@@ -29,7 +28,7 @@ pub mod tcp {
     pub const ACK: u8 = 16;
 }
 
-/// An operation on behalf of a packet from `source` to `destination`, of the same family.
+/// The operation of a packet from `source` to `destination`, which have the same family.
 #[must_use]
 pub fn operation(op: u32, vni: u32, protocol: u8, [source, destination]: [SocketAddr; 2]) -> session_test {
     let halves = |address: IpAddr| match address {
@@ -49,26 +48,29 @@ pub fn operation(op: u32, vni: u32, protocol: u8, [source, destination]: [Socket
     }
 }
 
-/// The operation as a part of a "packet".
+/// The operation as bytes of a packet.
 #[must_use]
 pub fn to_bytes(test: &session_test) -> Vec<u8> {
     let from: *const session_test = test;
-    // SAFETY: a borrowed structure of integers without padding (asserted below), read as bytes.
+    // SAFETY: the slice covers the borrowed structure, which consists of integers without padding (its size
+    // is asserted below), so that all its bytes are initialized.
     unsafe { std::slice::from_raw_parts(from.cast::<u8>(), OPERATION_BYTES) }.to_vec()
 }
 
-/// The answered operation.
+/// The inverse of [`to_bytes`].
 ///
 /// # Panics
-/// If the length is another.
+/// If the number of bytes is not [`OPERATION_BYTES`].
 #[must_use]
 pub fn from_bytes(bytes: &[u8]) -> session_test {
     assert_eq!(bytes.len(), OPERATION_BYTES);
-    // SAFETY: as long as the structure, which is valid for all bit patterns; the read is unaligned-safe.
+    // SAFETY: the slice is as long as the structure, which is valid for all bit patterns; the read needs no
+    // alignment.
     unsafe { bytes.as_ptr().cast::<session_test>().read_unaligned() }
 }
 
-const _: () = assert!(OPERATION_BYTES == 176, "sessions_test.h has padding, or this number is old");
+const _: () =
+    assert!(OPERATION_BYTES == 176, "struct session_test has padding, or has changed: adapt this number");
 
 unsafe extern "C-unwind" {
     fn sluice_sessions_run(
@@ -81,48 +83,53 @@ unsafe extern "C-unwind" {
     );
 }
 
-thread_local!(static POINT: Cell<Option<fn()>> = const { Cell::new(None) });
+thread_local!(static HOOK: Cell<Option<fn()>> = const { Cell::new(None) });
 
-/// A function that is called, in this thread, before each access to the tables.
-pub fn set_point(point: Option<fn()>) {
-    POINT.set(point);
+/// Sets the function that the C code calls, in this thread, before each access to the tables.
+pub fn set_hook(hook: Option<fn()>) {
+    HOOK.set(hook);
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn sluice_point() {
-    if let Some(point) = POINT.get() {
-        point();
+extern "C-unwind" fn sluice_before_access() {
+    if let Some(hook) = HOOK.get() {
+        hook();
     }
 }
 
-/// Tables in this process's memory. All operations of a thread are on the same ones.
+/// Session tables in this process's memory. All operations of a thread must be on the same tables.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTables {
     config: NonNull<u8>,
     buckets: [(NonNull<u8>, usize); 2],
 }
 
-// SAFETY: addresses of memory that threads may share, as `new` demands.
+// SAFETY: the caller of `new` promises that the memory is valid and accessed only atomically, in whichever
+// thread.
 unsafe impl Send for HostTables {}
-// SAFETY: as above.
+// SAFETY: as for Send.
 unsafe impl Sync for HostTables {}
 
 impl HostTables {
-    /// Configuration, and buckets and their numbers for IPv4 and IPv6.
+    /// Uses the configuration at `config`, and the tables of IPv4 and IPv6: the first bucket and the number
+    /// of buckets of each.
     ///
     /// # Safety
-    /// The memory must be laid out as `session_layout.h` says, be that long,
-    /// stay while `run` is called, and be accessed by others atomically only.
+    /// - `config` points to a `struct session_config`, and each table to that many buckets
+    ///   (`session_layout.h`), aligned to 8 bytes, readable and writable.
+    /// - `session_config.buckets4` and `buckets6` are at most these numbers of buckets, or 0.
+    /// - The memory stays valid as long as [`HostTables::run`] is called on the value or a copy.
+    /// - All other accesses to it meanwhile are atomic.
     #[must_use]
     pub unsafe fn new(config: NonNull<u8>, buckets: [(NonNull<u8>, usize); 2]) -> Self {
         Self { config, buckets }
     }
 
-    /// Does what the operation says and writes the answer into it.
+    /// Runs the operation and stores the answer in it.
     pub fn run(&self, test: &mut session_test) {
         let [(buckets4, count4), (buckets6, count6)] = self.buckets;
-        // SAFETY: `new` was told that the memory is right; the function keeps no pointer, and the
-        // operation is borrowed for the call.
+        // SAFETY: the caller of `new` promised that the memory is valid, long enough and accessed atomically.
+        // The function keeps no pointer after it returns, and the operation is borrowed for the call.
         unsafe {
             sluice_sessions_run(
                 self.config.as_ptr().cast(),

@@ -1,36 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * The functions of flows.h and meters.h that packets run, compiled for the host:
- * before each access to a word that others change, the test chooses who goes on.
+ * The functions of flows.h and meters.h that packets run, compiled for the host.
+ * Before each access to a word that other packets change, the test chooses the
+ * thread that continues.
  */
-static void (*schedule_point)(void);
-/* The bound of the loops, low to get at what comes behind them. Executions are of one thread. */
+static void (*before_access)(void);
+/* The bound of the loops; a low one reaches the code behind them. Executions run on one thread. */
 static __thread int schedule_tries = 8;
 
 #define READ_ONCE(x)                                     \
 	({                                               \
-		schedule_point();                        \
+		before_access();                        \
 		*(const volatile __typeof__(x) *)&(x);   \
 	})
 #define CAS(word, expected, desired)                                \
 	({                                                            \
-		schedule_point();                                     \
+		before_access();                                     \
 		__sync_val_compare_and_swap(word, expected, desired); \
 	})
 #define ADD(word, value)                         \
 	({                                         \
-		schedule_point();                  \
+		before_access();                  \
 		__sync_fetch_and_add(word, value); \
 	})
 #define FLOW_TRIES schedule_tries
 #define METER_TRIES schedule_tries
 
-#include "flows.h"
-#include "meters.h"
+#include "common/flows.h"
+#include "common/meters.h"
 
-void schedule_init(void (*point)(void), int tries)
+void schedule_init(void (*hook)(void), int tries)
 {
-	__atomic_store_n(&schedule_point, point, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&before_access, hook, __ATOMIC_SEQ_CST);
 	schedule_tries = tries;
 }
 

@@ -1,28 +1,27 @@
-//! The history of operations, a pure function of a seed and a number, and how
-//! it is applied to tables.
+//! The history of operations, which is a pure function of a seed and a number, and its application to tables.
 
 use sluice_tables::{DirectPath, Endpoint, Error, NodeTables, Role, Route, Target, Vrf};
 use sluice_types::{IpNet, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// So many that filled tables are nearly full after they grew once, and
-/// insertions move others.
+/// With this many endpoints, tables that have grown once are nearly full, so that insertions move other
+/// entries.
 pub const ENDPOINTS: u32 = 430;
-/// Their addresses stand behind those of the endpoints.
-pub const DIRECTS: u32 = 60;
+/// Direct paths; the numbers of their addresses follow those of the endpoints.
+pub const DIRECT_PATHS: u32 = 60;
 pub const VNIS: u32 = 4;
 pub const HOSTS: u32 = 9;
-/// Prefixes of each family in the universe of routes.
+/// Prefixes of each family.
 pub const PREFIXES: u32 = 160;
 
-/// Operations for which filling or emptying has the upper hand.
-const TIDE: u64 = 4000;
-/// Operations for which one VRF and family gets most changes of routes.
-const FOCUS: u64 = 700;
-/// Growth that is asked for ends here, so that memory lasts for a round.
+/// Operations after which the history changes between adding and removing more endpoints.
+const FILL_PHASE_OPERATIONS: u64 = 4000;
+/// Operations for which one VRF and family gets most of the changes of routes.
+const FOCUS_PHASE_OPERATIONS: u64 = 700;
+/// Tables are not made larger than this, so that the memory suffices for a round.
 const SLOTS_MAX: u64 = 1800;
 
-/// A small generator: the same numbers from the same seed.
+/// A random number generator (SplitMix) that generates the same numbers from the same seed.
 pub struct Random(u64);
 
 impl Random {
@@ -49,7 +48,7 @@ pub enum Op {
     RemoveEndpoint {
         number: u32,
     },
-    /// Numbered from 0, behind the endpoints.
+    /// Numbered from 0; the numbers of their addresses follow those of the endpoints.
     Direct {
         number: u32,
         mac: MacAddr,
@@ -59,7 +58,7 @@ pub enum Op {
     RemoveDirect {
         number: u32,
     },
-    /// `prefix` is a number in the universe.
+    /// `prefix` is the number of a prefix.
     Route {
         vni: u32,
         prefix: u32,
@@ -83,7 +82,7 @@ pub enum Op {
     RemoveVtep {
         host: u32,
     },
-    /// A larger run of buckets, which no answer shows.
+    /// Makes the exact match larger, which changes no answer.
     Grow,
 }
 
@@ -91,8 +90,8 @@ pub fn vni(number: u32) -> Vni {
     Vni::new(number).expect("small and not 0")
 }
 
-/// VNI and address of an endpoint: both families in turn.
-pub fn place(number: u32) -> (Vni, IpAddr) {
+/// VNI and address of an endpoint or direct path; the families alternate.
+pub fn address_of(number: u32) -> (Vni, IpAddr) {
     let own = number / 2;
     let address = match number % 2 {
         0 => Ipv4Addr::from(0x0a00_0000 + own).into(),
@@ -108,8 +107,8 @@ pub fn host(number: u32) -> IpAddr {
     }
 }
 
-/// A prefix of the universe: IPv4 ones first, then IPv6 ones; of each family
-/// the covers of one address, then neighbours of many lengths.
+/// The prefix with this number: first IPv4, then IPv6; in each family first the prefixes that cover one
+/// address, then prefixes of many lengths near it.
 pub fn prefix(number: u32) -> IpNet {
     let (family, own) = (number / PREFIXES, number % PREFIXES);
     let (address, length): (IpAddr, u32) = match (family, own) {
@@ -126,8 +125,8 @@ pub fn prefix(number: u32) -> IpNet {
     IpNet::new(address, length as u8).expect("the length fits").trunc()
 }
 
-/// A MAC that tells the endpoint and, half the time, the operation: else it is
-/// the endpoint's own, so that the host alone changes now and then.
+/// A MAC that encodes the endpoint and, half of the time, the operation. Otherwise the MAC does not change,
+/// so that sometimes only the host does.
 fn mac(random: &mut Random, endpoint: u32, number: u64) -> MacAddr {
     let stamp = if random.below(2) == 0 { 0 } else { number & 0xff_ffff };
     MacAddr::from_u64(0x0200_0000_0000 | u64::from(endpoint) << 24 | stamp)
@@ -135,16 +134,16 @@ fn mac(random: &mut Random, endpoint: u32, number: u64) -> MacAddr {
 
 fn endpoint_op(random: &mut Random, number: u64) -> Op {
     let endpoint = random.below(ENDPOINTS);
-    let filling = (number / TIDE).is_multiple_of(2);
+    let filling = (number / FILL_PHASE_OPERATIONS).is_multiple_of(2);
     if random.below(10) < if filling { 2 } else { 7 } {
         return Op::RemoveEndpoint { number: endpoint };
     }
     Op::Endpoint { number: endpoint, mac: mac(random, endpoint, number), host: random.below(HOSTS) }
 }
 
-/// Of a few hosts and VPCs, so that a path often changes its MAC alone.
+/// A change of a direct path, with few hosts and VNIs, so that often only the MAC changes.
 fn direct_op(random: &mut Random, number: u64) -> Op {
-    let path = random.below(DIRECTS);
+    let path = random.below(DIRECT_PATHS);
     if random.below(10) < 3 {
         return Op::RemoveDirect { number: path };
     }
@@ -157,7 +156,7 @@ fn role(random: &mut Random) -> Role {
 }
 
 fn route_op(random: &mut Random, number: u64) -> Op {
-    let turn = (number / FOCUS) as u32;
+    let turn = (number / FOCUS_PHASE_OPERATIONS) as u32;
     let focused = random.below(8) != 0;
     let (vni, family) = if focused {
         (1 + turn / 2 % VNIS, turn / 2 / VNIS % 2)
@@ -177,8 +176,7 @@ fn route_op(random: &mut Random, number: u64) -> Op {
     Op::Route { vni, prefix, target }
 }
 
-/// Operation `number`, counted from 1. Under some seeds tables are made larger
-/// than they need to be.
+/// Operation `number`, counted from 1. With some seeds the exact match is made larger than necessary.
 pub fn op(seed: u64, number: u64) -> Op {
     let mut random = Random::new(seed, number);
     let vni = |random: &mut Random| 1 + random.below(VNIS);
@@ -201,26 +199,33 @@ pub fn op(seed: u64, number: u64) -> Op {
     }
 }
 
-/// Applies an operation; true: the tables say that they changed. Operations on
-/// what is not there change nothing.
+/// Applies an operation and returns whether the tables changed. Operations on unknown VTEPs or VRFs change
+/// nothing.
 pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
     let result = match op {
         Op::Endpoint { number, mac, host: at } => {
-            let (vni, address) = place(number);
+            let (vni, address) = address_of(number);
             tables.upsert_endpoint(&Endpoint { vni, address, mac, host: host(at) })
         }
         Op::RemoveEndpoint { number } => {
-            let (vni, address) = place(number);
+            let (vni, address) = address_of(number);
             tables.remove_endpoint(vni, address)
         }
         Op::Direct { number, mac, host: at, path_vni } => {
-            let (vni, address) = place(ENDPOINTS + number);
+            let (vni, address) = address_of(ENDPOINTS + number);
             let path_vni = self::vni(path_vni);
-            tables.upsert_direct(&DirectPath { vni, address, mac, host: host(at), path_vni, fixed: false })
+            tables.upsert_direct_path(&DirectPath {
+                vni,
+                address,
+                mac,
+                host: host(at),
+                path_vni,
+                fixed: false,
+            })
         }
         Op::RemoveDirect { number } => {
-            let (vni, address) = place(ENDPOINTS + number);
-            tables.remove_direct(vni, address)
+            let (vni, address) = address_of(ENDPOINTS + number);
+            tables.remove_direct_path(vni, address)
         }
         Op::Route { vni: at, prefix: of, target } => {
             tables.upsert_route(&Route { vni: vni(at), prefix: prefix(of), target })
@@ -246,7 +251,7 @@ pub fn apply(tables: &mut NodeTables, op: Op) -> Result<bool, Error> {
 }
 
 fn grow(tables: &mut NodeTables) -> Result<bool, Error> {
-    let slots = tables.fill().entry_slots;
+    let slots = tables.usage().entry_slots;
     if slots < SLOTS_MAX {
         tables.reserve_endpoints(slots as usize)?;
     }

@@ -1,10 +1,9 @@
-//! Kills the writer, thousands of times, at any instruction.
+//! Kills the writer at any instruction, thousands of times.
 //!
-//! A writer process changes tables in shared memory without end, by a history
-//! that is a pure function of a seed and a number, and is killed; its successor
-//! adopts the tables and goes on where the history stood. All the while readers
-//! in the parent compare every answer with the model. After each kill the
-//! parent, or the next writer, adopts; the parent then compares all of it.
+//! A writer process changes tables in shared memory until it is killed. The history of changes is a pure
+//! function of a seed and a number, so that the next writer can adopt the tables and continue the history.
+//! Meanwhile readers in the parent process compare every answer with a model. After most kills the parent
+//! adopts the tables before the next writer does, and compares all of their content with the model.
 //!
 //! `SLUICE_KILLS` sets how many writers are killed.
 
@@ -14,7 +13,7 @@ mod shared;
 
 use history::Random;
 use model::{Content, Model};
-use shared::{PHASE_ADOPTS, PHASE_NONE, PHASE_WRITES, READERS, Shared, Within};
+use shared::{LookupGuard, PHASE_ADOPTING, PHASE_NONE, PHASE_WRITING, READERS, Shared};
 use sluice_tables::{Lookup, NodeTables, Reader, Role, Sizes, layout};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
@@ -22,11 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const KILLS_DEFAULT: u64 = 2400;
-/// Kills before the history starts over in new tables.
+/// Kills before a new history begins in new tables.
 const KILLS_PER_ROUND: u64 = 60;
-/// In the writer's environment: the descriptor of the memory.
+/// Environment variable of the writer: the descriptor of the memory.
 const WRITER: &str = "SLUICE_KILL_WRITER";
-/// Digests whole, and with so few bits that many conflict.
+/// Digest masks: all bits, and so few that many digests conflict.
 const MASKS: [u64; 3] = [u64::MAX, 0xffff_0000_0000_0007, 0xffff_0000_0000_003f];
 
 fn main() {
@@ -44,20 +43,21 @@ fn main() {
     run(kills);
 }
 
-/// The writer process: adopts, and goes on until it is killed.
+/// The writer process: adopts the tables, and changes them until it is killed.
 fn write(shared: &Shared) -> ! {
-    // SAFETY: asks the kernel to end this process with its parent; no memory is touched.
+    // SAFETY: makes the kernel kill this process when its parent ends; no memory is accessed.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let page = shared.page();
-    page.phase.store(PHASE_ADOPTS, Ordering::SeqCst);
-    let mut tables = NodeTables::adopt(shared.memory(), shared.grace()).expect("what was left is adopted");
-    page.phase.store(PHASE_WRITES, Ordering::SeqCst);
+    page.phase.store(PHASE_ADOPTING, Ordering::SeqCst);
+    let mut tables = NodeTables::adopt(shared.memory(), shared.grace())
+        .expect("the tables of a killed writer can be adopted");
+    page.phase.store(PHASE_WRITING, Ordering::SeqCst);
     loop {
         step(shared, &mut tables);
     }
 }
 
-/// The next operation of the history.
+/// Applies the next operation of the history.
 fn step(shared: &Shared, tables: &mut NodeTables) {
     let page = shared.page();
     let number = page.finished.load(Ordering::SeqCst) + 1;
@@ -72,9 +72,9 @@ struct Totals {
     killed_adopting: u64,
     killed_writing: u64,
     killed_within_an_operation: u64,
-    /// Of these: the operation was in the tables.
+    /// Kills within an operation that was nevertheless complete in the tables.
     carried_out: u64,
-    /// Slots that were taken, in the fullest table that was adopted.
+    /// Share of used slots in the fullest table that was adopted.
     fullest_percent: u64,
     operations: u64,
     answers: u64,
@@ -83,7 +83,7 @@ struct Totals {
 
 fn run(kills: u64) {
     let begin = Instant::now();
-    let fd = shared::make_memory();
+    let fd = shared::create_memory();
     let shared = Shared::map(fd);
     let mut totals = Totals::default();
     for round in 0..kills.div_ceil(KILLS_PER_ROUND) {
@@ -94,6 +94,11 @@ fn run(kills: u64) {
     println!("{kills} writers killed in {:.1} s: {totals:?}", begin.elapsed().as_secs_f64());
     assert_eq!(totals.killed_adopting + totals.killed_writing, kills);
     assert!(totals.killed_writing > kills / 4 && totals.operations > kills, "writers hardly wrote");
+    // Most writers are killed within an operation. Some of these operations must have been published and some
+    // not; otherwise the test would not notice half-done changes.
+    let (within, carried_out) = (totals.killed_within_an_operation, totals.carried_out);
+    assert!(kills < 100 || within > kills / 4, "{within} of {kills} writers were killed within an operation");
+    assert!(kills < 100 || (carried_out > 0 && carried_out < within), "{carried_out} of {within} operations");
     assert!(totals.answers > kills, "readers hardly read");
     assert!(totals.busy * 1000 <= totals.answers, "lookups were busy too often");
 }
@@ -110,7 +115,7 @@ fn run_round(shared: &Shared, fd: libc::c_int, seed: u64, mask: u64, kills: u64,
         let spawn = |number| scope.spawn(move || read(shared, number, seed, stop));
         let readers: Vec<_> = (0..READERS).map(spawn).collect();
         let mut parent = Parent { shared, fd, model: Model::new(seed), random: Random::new(seed, 1) };
-        // Also where the parent panics, so that the scope ends.
+        // The readers also stop if the parent panics, so that the scope ends.
         let _stop = StopAtEnd(stop);
         for kill in 0..kills {
             if readers.iter().any(|reader| reader.is_finished()) {
@@ -123,11 +128,11 @@ fn run_round(shared: &Shared, fd: libc::c_int, seed: u64, mask: u64, kills: u64,
         }
         stop.store(true, Ordering::SeqCst);
         for reader in readers {
-            let (answers, busy) = reader.join().expect("what the reader saw is above");
+            let (answers, busy) = reader.join().expect("the reader's panic is shown above");
             totals.answers += answers;
             totals.busy += busy;
         }
-        parent.empty();
+        parent.check_emptied_tables();
         totals.operations += page.finished.load(Ordering::SeqCst);
     });
 }
@@ -140,39 +145,42 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// New tables where no address that is not there is taken for one that is: the
-/// seed is random, and narrow digests make that likelier than it ever is.
+/// Creates tables in which no absent address is mistaken for an entry. The seed is random, and narrow digests
+/// make equal digests much more likely than in production.
 fn create(shared: &Shared, mask: u64) -> NodeTables {
     loop {
         let sizes = Sizes { endpoints: 1 };
         let mut tables =
             NodeTables::create_with_digest_mask(shared.memory(), shared.grace(), sizes, mask).unwrap();
-        if mask == u64::MAX || !has_twins(&mut tables) {
+        if mask == u64::MAX || !has_equal_digests(&mut tables) {
             return tables;
         }
     }
 }
 
-fn has_twins(tables: &mut NodeTables) -> bool {
+/// True if two addresses of the history have equal digests with the tables' seed.
+fn has_equal_digests(tables: &mut NodeTables) -> bool {
     tables.upsert_vtep(history::host(0), Role::Host).unwrap();
     let reader = tables.reader();
-    let places: Vec<_> = (0..history::ENDPOINTS + history::DIRECTS).map(history::place).collect();
+    let addresses: Vec<_> =
+        (0..history::ENDPOINTS + history::DIRECT_PATHS).map(history::address_of).collect();
     let found = |(vni, address): (sluice_types::Vni, std::net::IpAddr)| {
         !matches!(reader.find(vni.get(), address), Lookup::Miss)
     };
-    let mut twins = false;
-    for (i, &(vni, address)) in places.iter().enumerate().filter(|(_, place)| place.1.is_ipv6()) {
+    let mut found_equal = false;
+    for (i, &(vni, address)) in addresses.iter().enumerate().filter(|(_, one)| one.1.is_ipv6()) {
         let mac = sluice_types::MacAddr::local(1);
         let host = history::host(0);
         tables.upsert_endpoint(&sluice_tables::Endpoint { vni, address, mac, host }).unwrap();
-        twins |= places[i + 1..].iter().any(|&other| found(other));
+        found_equal |= addresses[i + 1..].iter().any(|&other| found(other));
         tables.remove_endpoint(vni, address).unwrap();
     }
     tables.remove_vtep(history::host(0)).unwrap();
-    twins
+    found_equal
 }
 
-/// Asks at random until told to stop, and checks every answer; (answers, busy answers).
+/// Asks random questions until `stop` is set, and checks every answer. Returns the numbers of answers and of
+/// busy answers.
 fn read(shared: &Shared, number: usize, seed: u64, stop: &AtomicBool) -> (u64, u64) {
     let page = shared.page();
     let reader = Reader::new(shared.memory());
@@ -182,9 +190,9 @@ fn read(shared: &Shared, number: usize, seed: u64, stop: &AtomicBool) -> (u64, u
     while !stop.load(Ordering::SeqCst) {
         let question = model.random_question(&mut random);
         let from = page.finished.load(Ordering::SeqCst);
-        let within = Within::enter(page, number);
+        let guard = LookupGuard::enter(page, number);
         let answer = model.ask(&reader, question);
-        drop(within);
+        drop(guard);
         let to = page.started.load(Ordering::SeqCst);
         model.advance(to, from);
         assert!(
@@ -205,30 +213,34 @@ struct Parent<'a> {
 }
 
 impl Parent<'_> {
-    /// Starts a writer and kills it while it adopts or, mostly, while it writes.
+    /// Starts a writer, and kills it while it adopts the tables or, more often, while it changes them.
     fn kill_a_writer(&mut self, totals: &mut Totals) {
         let page = self.shared.page();
         page.phase.store(PHASE_NONE, Ordering::SeqCst);
         let program = std::env::current_exe().expect("this program has a path");
         let mut child = Command::new(program).env(WRITER, self.fd.to_string()).spawn().expect("starts");
         let (phase, life_us) = match self.random.below(8) {
-            0 | 1 => (PHASE_ADOPTS, self.random.below(100)),
-            2 => (PHASE_WRITES, self.random.below(6000)),
-            _ => (PHASE_WRITES, self.random.below(700)),
+            0 | 1 => (PHASE_ADOPTING, self.random.below(100)),
+            2 => (PHASE_WRITING, self.random.below(6000)),
+            _ => (PHASE_WRITING, self.random.below(700)),
         };
         while page.phase.load(Ordering::SeqCst) < phase {
-            assert_eq!(child.try_wait().expect("a child of ours"), None, "the writer ended by itself");
+            assert_eq!(
+                child.try_wait().expect("the writer is a child of this process"),
+                None,
+                "the writer ended by itself"
+            );
             std::thread::yield_now();
         }
         wait(Duration::from_micros(life_us.into()));
         kill(&mut child);
         match page.phase.load(Ordering::SeqCst) {
-            PHASE_WRITES => totals.killed_writing += 1,
+            PHASE_WRITING => totals.killed_writing += 1,
             _ => totals.killed_adopting += 1,
         }
     }
 
-    /// Adopts what a killed writer left, and compares all of it.
+    /// Adopts the tables of a killed writer, and compares their content with the model.
     fn adopt_and_check(&mut self, totals: &mut Totals) {
         let page = self.shared.page();
         let (finished, started) = (page.finished.load(Ordering::SeqCst), page.started.load(Ordering::SeqCst));
@@ -239,7 +251,7 @@ impl Parent<'_> {
         let state = if content == after { started } else { finished };
         assert!(
             content == before || content == after,
-            "after operation {finished}, within {started}, {:?}: {}",
+            "the writer was killed after operation {finished}, within operation {started}, {:?}: {}",
             history::op(page.seed.load(Ordering::SeqCst), started.max(1)),
             differences(&content, &before)
         );
@@ -248,12 +260,12 @@ impl Parent<'_> {
             totals.carried_out += u64::from(before != after && content == after);
         }
         self.check_answers(&tables, state);
-        let fill = tables.fill();
+        let fill = tables.usage();
         totals.fullest_percent =
             totals.fullest_percent.max((fill.entries - fill.conflicts) * 100 / fill.entry_slots);
         let used = used_cells(&mut tables);
         self.check_used(&mut tables, used, "adopted twice");
-        // This writer knows what it uses; so must the next one from the tables alone.
+        // After more changes the next writer must find the same cells in use, from the tables alone.
         for _ in 0..1 + self.random.below(40) {
             step(self.shared, &mut tables);
         }
@@ -266,10 +278,11 @@ impl Parent<'_> {
     }
 
     fn adopt(&self) -> NodeTables {
-        NodeTables::adopt(self.shared.memory(), self.shared.grace()).expect("what was left is adopted")
+        NodeTables::adopt(self.shared.memory(), self.shared.grace())
+            .expect("the tables of a killed writer can be adopted")
     }
 
-    /// Every question has the answer that it has after operation `state`.
+    /// Checks that every question has the answer of the state after operation `state`.
     fn check_answers(&self, tables: &NodeTables, state: u64) {
         let reader = tables.reader();
         for question in self.model.questions() {
@@ -282,20 +295,20 @@ impl Parent<'_> {
         }
     }
 
-    /// Free and reachable cells are all cells: another adoption finds the same in use.
+    /// Checks that another adoption finds the same cells in use and the same content, so that no cell leaked.
     fn check_used(&self, tables: &mut NodeTables, used: u64, when: &str) {
-        let (fill, content) = (tables.fill(), Content::of(tables));
+        let (fill, content) = (tables.usage(), Content::of(tables));
         *tables = self.adopt();
         let again = Content::of(tables);
         assert!(again == content, "{when}: {}", differences(&again, &content));
-        assert_eq!(used_cells(tables), used, "cells leaked or were taken twice, {when}");
-        let again = tables.fill();
-        let counts = |fill: &sluice_tables::Fill| {
+        assert_eq!(used_cells(tables), used, "cells leaked or were used twice, {when}");
+        let again = tables.usage();
+        let counts = |fill: &sluice_tables::TableUsage| {
             [
                 fill.entries,
                 fill.conflicts,
                 fill.endpoints,
-                fill.directs,
+                fill.direct_paths,
                 fill.routes,
                 fill.vrfs,
                 fill.vteps,
@@ -303,12 +316,12 @@ impl Parent<'_> {
             ]
         };
         assert_eq!(counts(&again), counts(&fill), "{when}");
-        let entries = fill.endpoints + fill.directs + fill.vrfs + fill.vteps;
+        let entries = fill.endpoints + fill.direct_paths + fill.vrfs + fill.vteps;
         assert_eq!(fill.entries, entries, "{when}");
     }
 
-    /// Removes everything: what is then in use is the exact match's own runs.
-    fn empty(&self) {
+    /// Removes all entries, and checks that only the runs of the exact match are then in use.
+    fn check_emptied_tables(&self) {
         let mut tables = self.adopt();
         tables.retain_endpoints(|_| false).unwrap();
         for vrf in tables.vrfs().collect::<Vec<_>>() {
@@ -318,7 +331,7 @@ impl Parent<'_> {
             tables.remove_vtep(vtep).unwrap();
         }
         let used = used_cells(&mut tables);
-        let fill = tables.fill();
+        let fill = tables.usage();
         let addresses = (fill.entry_slots * 16).div_ceil(u64::from(layout::CELL_BYTES));
         let buckets = fill.entry_slots / u64::from(layout::EXACT_SLOTS);
         assert_eq!(used, u64::from(layout::CELL_FIRST_FREE) + buckets + addresses + fill.conflict_slots);
@@ -326,16 +339,16 @@ impl Parent<'_> {
 }
 
 fn used_cells(tables: &mut NodeTables) -> u64 {
-    tables.flush().expect("readers leave their lookups");
-    tables.fill().cells_used
+    tables.flush().expect("readers finish their lookups");
+    tables.usage().cells_used
 }
 
-/// Sleeping takes a good deal longer than a short time.
+/// Waits more exactly than by sleep alone, which takes much longer than a short time.
 fn wait(time: Duration) {
-    const SPUN_MAX: Duration = Duration::from_micros(150);
+    const SPIN: Duration = Duration::from_micros(150);
     let begin = Instant::now();
-    if time > SPUN_MAX {
-        std::thread::sleep(time - SPUN_MAX);
+    if time > SPIN {
+        std::thread::sleep(time - SPIN);
     }
     while begin.elapsed() < time {
         std::hint::spin_loop();
@@ -343,24 +356,24 @@ fn wait(time: Duration) {
 }
 
 fn kill(child: &mut Child) {
-    child.kill().expect("the writer is there");
-    let status = child.wait().expect("a child of ours");
+    child.kill().expect("the writer is running");
+    let status = child.wait().expect("the writer is a child of this process");
     assert_eq!(status.signal(), Some(libc::SIGKILL), "the writer ended by itself: {status}");
 }
 
-/// What the first content has and the second has not, and the other way round.
+/// The entries that only one of the two contents has.
 fn differences(one: &Content, other: &Content) -> String {
-    fn apart<T: PartialEq + std::fmt::Debug>(one: &[T], other: &[T]) -> String {
+    fn difference<T: PartialEq + std::fmt::Debug>(one: &[T], other: &[T]) -> String {
         let only =
             |a: &[T], b: &[T]| format!("{:?}", a.iter().filter(|x| !b.contains(x)).collect::<Vec<_>>());
         format!("{} instead of {}", only(one, other), only(other, one))
     }
     format!(
         "endpoints {}; direct paths {}; routes {}; VRFs {}; VTEPs {}",
-        apart(&one.endpoints, &other.endpoints),
-        apart(&one.directs, &other.directs),
-        apart(&one.routes, &other.routes),
-        apart(&one.vrfs, &other.vrfs),
-        apart(&one.vteps, &other.vteps)
+        difference(&one.endpoints, &other.endpoints),
+        difference(&one.direct_paths, &other.direct_paths),
+        difference(&one.routes, &other.routes),
+        difference(&one.vrfs, &other.vrfs),
+        difference(&one.vteps, &other.vteps)
     )
 }

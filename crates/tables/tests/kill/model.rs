@@ -1,20 +1,20 @@
-//! What the tables must say after any number of operations.
+//! The model: the expected content of the tables, and the expected answers, after any operation of a history.
 
-use crate::history::{self, DIRECTS, ENDPOINTS, HOSTS, Op, PREFIXES, Random, VNIS};
+use crate::history::{self, DIRECT_PATHS, ENDPOINTS, HOSTS, Op, PREFIXES, Random, VNIS};
 use sluice_tables::{DirectPath, Endpoint, Lookup, NextHop, NodeTables, Reader, Role, Route, Target};
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
 
-/// The values that something had, each with the operation that brought it.
+/// The values of an entry, each with the number of the operation that set it.
 #[derive(Clone, Debug)]
-struct Values<T>(Vec<(u64, T)>);
+struct ValueHistory<T>(Vec<(u64, T)>);
 
-impl<T: Copy + PartialEq + Default> Values<T> {
+impl<T: Copy + PartialEq + Default> ValueHistory<T> {
     fn new() -> Self {
         Self(vec![(0, T::default())])
     }
 
-    /// The place of the value after operation `number`.
+    /// Index of the value after operation `number`.
     fn index(&self, number: u64) -> usize {
         let after = self.0.iter().position(|&(at, _)| at > number).unwrap_or(self.0.len());
         after.checked_sub(1).expect("values are kept back to the floor")
@@ -42,19 +42,19 @@ impl<T: Copy + PartialEq + Default> Values<T> {
     }
 }
 
-/// An address that routes are asked for, and the prefixes of the universe that
-/// cover it, the longest first.
-struct Probe {
+/// An address for which routes are looked up.
+struct ProbedAddress {
     address: IpAddr,
-    covers: Vec<u32>,
+    /// Numbers of the prefixes that cover the address, the longest first.
+    covering: Vec<u32>,
 }
 
-/// What is asked of a reader.
+/// A question to a reader.
 #[derive(Clone, Copy, Debug)]
 pub enum Question {
     Endpoint(u32),
     Direct(u32),
-    /// VNI, number of the probe.
+    /// VNI, and index of the probed address.
     Route(u32, u32),
     Vrf(u32),
     Vtep(u32),
@@ -64,7 +64,7 @@ pub enum Question {
 pub enum Answer {
     Busy,
     Endpoint(Option<(MacAddr, IpAddr)>),
-    /// With the VNI to encapsulate with.
+    /// MAC, host, and the VNI with which packets are encapsulated.
     Direct(Option<(MacAddr, IpAddr, u32)>),
     Route(Option<Target>),
     Present(bool),
@@ -72,53 +72,51 @@ pub enum Answer {
     Stale,
 }
 
-/// The state after every operation from a floor on.
+/// The states after all operations from a floor on.
 pub struct Model {
     seed: u64,
+    /// Number of operations that were applied.
     applied: u64,
-    endpoints: Vec<Values<Option<(MacAddr, u32)>>>,
-    /// MAC, host, VNI to encapsulate with.
-    directs: Vec<Values<Option<(MacAddr, u32, u32)>>>,
-    /// By VNI and prefix.
-    routes: Vec<Values<Option<Target>>>,
-    /// MTU.
-    vrfs: Vec<Values<Option<u16>>>,
-    vteps: Vec<Values<Option<Role>>>,
-    probes: Vec<Probe>,
-    firsts: Vec<u32>,
+    endpoints: Vec<ValueHistory<Option<(MacAddr, u32)>>>,
+    /// MAC, host, and the VNI with which packets are encapsulated.
+    direct_paths: Vec<ValueHistory<Option<(MacAddr, u32, u32)>>>,
+    /// By VNI and number of the prefix.
+    routes: Vec<ValueHistory<Option<Target>>>,
+    /// MTU of each VRF.
+    vrfs: Vec<ValueHistory<Option<u16>>>,
+    vteps: Vec<ValueHistory<Option<Role>>>,
+    probes: Vec<ProbedAddress>,
+    first_equal: Vec<u32>,
 }
 
-fn probes() -> Vec<Probe> {
-    let universe: Vec<_> = (0..2 * PREFIXES).map(history::prefix).collect();
-    let mut addresses: Vec<IpAddr> = universe.iter().flat_map(|net| [net.addr(), net.broadcast()]).collect();
+fn probes() -> Vec<ProbedAddress> {
+    let all: Vec<_> = (0..2 * PREFIXES).map(history::prefix).collect();
+    let mut addresses: Vec<IpAddr> = all.iter().flat_map(|net| [net.addr(), net.broadcast()]).collect();
     addresses.sort_unstable();
     addresses.dedup();
-    let covers = |address: &IpAddr| {
-        let mut covers: Vec<u32> =
-            (0..2 * PREFIXES).filter(|&i| universe[i as usize].contains(address)).collect();
-        covers.sort_by_key(|&i| std::cmp::Reverse(universe[i as usize].prefix_len()));
-        covers
+    let covering = |address: &IpAddr| {
+        let mut covering: Vec<u32> =
+            (0..2 * PREFIXES).filter(|&i| all[i as usize].contains(address)).collect();
+        covering.sort_by_key(|&i| std::cmp::Reverse(all[i as usize].prefix_len()));
+        covering
     };
-    addresses.into_iter().map(|address| Probe { covers: covers(&address), address }).collect()
+    addresses.into_iter().map(|address| ProbedAddress { covering: covering(&address), address }).collect()
 }
 
-/// For each prefix of the universe the first that is equal.
-fn firsts() -> Vec<u32> {
-    let universe: Vec<_> = (0..2 * PREFIXES).map(history::prefix).collect();
-    universe
-        .iter()
-        .map(|net| universe.iter().position(|other| other == net).expect("itself") as u32)
-        .collect()
+/// For each prefix, the number of the first equal prefix.
+fn first_equal() -> Vec<u32> {
+    let all: Vec<_> = (0..2 * PREFIXES).map(history::prefix).collect();
+    all.iter().map(|net| all.iter().position(|other| other == net).expect("itself") as u32).collect()
 }
 
-/// Everything that tables tell of themselves, in order.
+/// All entries of the tables, sorted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Content {
     pub endpoints: Vec<Endpoint>,
     pub routes: Vec<Route>,
     pub vrfs: Vec<(Vni, u16)>,
     pub vteps: Vec<(IpAddr, Role)>,
-    pub directs: Vec<DirectPath>,
+    pub direct_paths: Vec<DirectPath>,
 }
 
 impl Content {
@@ -129,7 +127,7 @@ impl Content {
             routes: tables.routes().collect(),
             vrfs,
             vteps: tables.vteps().filter_map(|vtep| Some((vtep, tables.role(vtep)?))).collect(),
-            directs: tables.directs().map(|(path, _)| path).collect(),
+            direct_paths: tables.direct_paths().map(|(path, _)| path).collect(),
         }
         .sorted()
     }
@@ -139,7 +137,7 @@ impl Content {
         self.routes.sort_unstable_by_key(|route| (route.vni, route.prefix));
         self.vrfs.sort_unstable();
         self.vteps.sort_unstable();
-        self.directs.sort_unstable_by_key(|path| (path.vni, path.address));
+        self.direct_paths.sort_unstable_by_key(|path| (path.vni, path.address));
         self
     }
 }
@@ -149,22 +147,21 @@ impl Model {
         Self {
             seed,
             applied: 0,
-            endpoints: vec![Values::new(); ENDPOINTS as usize],
-            directs: vec![Values::new(); DIRECTS as usize],
-            routes: vec![Values::new(); (VNIS * 2 * PREFIXES) as usize],
-            vrfs: vec![Values::new(); VNIS as usize],
-            vteps: vec![Values::new(); HOSTS as usize],
+            endpoints: vec![ValueHistory::new(); ENDPOINTS as usize],
+            direct_paths: vec![ValueHistory::new(); DIRECT_PATHS as usize],
+            routes: vec![ValueHistory::new(); (VNIS * 2 * PREFIXES) as usize],
+            vrfs: vec![ValueHistory::new(); VNIS as usize],
+            vteps: vec![ValueHistory::new(); HOSTS as usize],
             probes: probes(),
-            firsts: firsts(),
+            first_equal: first_equal(),
         }
     }
 
     fn route_index(&self, vni: u32, prefix: u32) -> usize {
-        ((vni - 1) * 2 * PREFIXES + self.firsts[prefix as usize]) as usize
+        ((vni - 1) * 2 * PREFIXES + self.first_equal[prefix as usize]) as usize
     }
 
-    /// Follows the history to operation `to`; states before `floor` are not
-    /// asked for any more.
+    /// Applies the history up to operation `to`. States before `floor` are not needed any more.
     pub fn advance(&mut self, to: u64, floor: u64) {
         while self.applied < to {
             self.applied += 1;
@@ -183,13 +180,13 @@ impl Model {
                 self.endpoints[endpoint as usize].push(number, None, floor);
             }
             Op::Direct { number: path, mac, host, path_vni } => {
-                let vni = history::place(ENDPOINTS + path).0.get();
+                let vni = history::address_of(ENDPOINTS + path).0.get();
                 let has_vrf = self.vrfs[vni as usize - 1].last().is_some();
                 if has_vrf && self.vteps[host as usize].last().is_some() {
-                    self.directs[path as usize].push(number, Some((mac, host, path_vni)), floor);
+                    self.direct_paths[path as usize].push(number, Some((mac, host, path_vni)), floor);
                 }
             }
-            Op::RemoveDirect { number: path } => self.directs[path as usize].push(number, None, floor),
+            Op::RemoveDirect { number: path } => self.direct_paths[path as usize].push(number, None, floor),
             Op::Route { vni, prefix, target } => {
                 if self.vrfs[vni as usize - 1].last().is_some() {
                     let index = self.route_index(vni, prefix);
@@ -207,14 +204,14 @@ impl Model {
                 for route in &mut self.routes[first..first + 2 * PREFIXES as usize] {
                     route.push(number, None, floor);
                 }
-                for path in (0..DIRECTS).filter(|&i| history::place(ENDPOINTS + i).0.get() == vni) {
-                    self.directs[path as usize].push(number, None, floor);
+                for path in (0..DIRECT_PATHS).filter(|&i| history::address_of(ENDPOINTS + i).0.get() == vni) {
+                    self.direct_paths[path as usize].push(number, None, floor);
                 }
             }
             Op::Vtep { host, role } => self.vteps[host as usize].push(number, Some(role), floor),
             Op::RemoveVtep { host } => {
                 self.vteps[host as usize].push(number, None, floor);
-                for path in &mut self.directs {
+                for path in &mut self.direct_paths {
                     if path.last().is_some_and(|(_, at, _)| at == host) {
                         path.push(number, None, floor);
                     }
@@ -224,18 +221,18 @@ impl Model {
         }
     }
 
-    /// The whole content after an operation.
+    /// The content after an operation.
     pub fn content(&self, number: u64) -> Content {
         let endpoints = (0..ENDPOINTS).filter_map(|i| {
             let (mac, host) = self.endpoints[i as usize].at(number)?;
-            let (vni, address) = history::place(i);
+            let (vni, address) = history::address_of(i);
             Some(Endpoint { vni, address, mac, host: history::host(host) })
         });
         let mut content = Content { endpoints: endpoints.collect(), ..Content::default() };
         for at in 1..=VNIS {
             let vni = history::vni(at);
             content.vrfs.extend(self.vrfs[at as usize - 1].at(number).map(|mtu| (vni, mtu)));
-            for i in (0..2 * PREFIXES).filter(|&i| self.firsts[i as usize] == i) {
+            for i in (0..2 * PREFIXES).filter(|&i| self.first_equal[i as usize] == i) {
                 let target = self.routes[self.route_index(at, i)].at(number);
                 let route = target.map(|target| Route { vni, prefix: history::prefix(i), target });
                 content.routes.extend(route);
@@ -243,22 +240,22 @@ impl Model {
         }
         let vteps = (0..HOSTS).filter_map(|i| Some((history::host(i), self.vteps[i as usize].at(number)?)));
         content.vteps = vteps.collect();
-        let directs = (0..DIRECTS).filter_map(|i| {
-            let (mac, host, path_vni) = self.directs[i as usize].at(number)?;
-            let (vni, address) = history::place(ENDPOINTS + i);
+        let direct_paths = (0..DIRECT_PATHS).filter_map(|i| {
+            let (mac, host, path_vni) = self.direct_paths[i as usize].at(number)?;
+            let (vni, address) = history::address_of(ENDPOINTS + i);
             let path_vni = history::vni(path_vni);
             Some(DirectPath { vni, address, mac, host: history::host(host), path_vni, fixed: false })
         });
-        content.directs = directs.collect();
+        content.direct_paths = direct_paths.collect();
         content.sorted()
     }
 
-    /// Every question there is.
+    /// All questions.
     pub fn questions(&self) -> impl Iterator<Item = Question> + use<> {
         let probes = self.probes.len() as u32;
         (0..ENDPOINTS)
             .map(Question::Endpoint)
-            .chain((0..DIRECTS).map(Question::Direct))
+            .chain((0..DIRECT_PATHS).map(Question::Direct))
             .chain((1..=VNIS).flat_map(move |vni| (0..probes).map(move |i| Question::Route(vni, i))))
             .chain((1..=VNIS).map(Question::Vrf))
             .chain((0..HOSTS).map(Question::Vtep))
@@ -268,13 +265,13 @@ impl Model {
         match random.below(20) {
             0 => Question::Vrf(1 + random.below(VNIS)),
             1 => Question::Vtep(random.below(HOSTS)),
-            2..4 => Question::Direct(random.below(DIRECTS)),
+            2..4 => Question::Direct(random.below(DIRECT_PATHS)),
             4..10 => Question::Route(1 + random.below(VNIS), random.below(self.probes.len() as u32)),
             _ => Question::Endpoint(random.below(ENDPOINTS)),
         }
     }
 
-    /// Asks a reader, within one of its lookups.
+    /// Asks a reader.
     pub fn ask(&self, reader: &Reader, question: Question) -> Answer {
         let present = |lookup| match lookup {
             Lookup::Busy => Answer::Busy,
@@ -283,7 +280,7 @@ impl Model {
         };
         match question {
             Question::Endpoint(number) => {
-                let (vni, address) = history::place(number);
+                let (vni, address) = history::address_of(number);
                 match reader.find(vni.get(), address) {
                     Lookup::Busy => Answer::Busy,
                     Lookup::Miss => Answer::Endpoint(None),
@@ -294,7 +291,7 @@ impl Model {
                 }
             }
             Question::Direct(number) => {
-                let (vni, address) = history::place(ENDPOINTS + number);
+                let (vni, address) = history::address_of(ENDPOINTS + number);
                 match reader.find(vni.get(), address) {
                     Lookup::Busy => Answer::Busy,
                     Lookup::Miss => Answer::Direct(None),
@@ -321,15 +318,15 @@ impl Model {
         }
     }
 
-    /// Whether an answer is one that the key had at some time from after
-    /// operation `from` to after operation `to`.
+    /// True if the answer was right at some time between the end of operation `from` and the end of operation
+    /// `to`.
     pub fn allows(&self, question: Question, answer: Answer, from: u64, to: u64) -> bool {
         match (question, answer) {
             (_, Answer::Busy) => true,
             (Question::Endpoint(number), Answer::Endpoint(seen)) => self.endpoints[number as usize]
                 .within(from, to)
                 .any(|(_, value)| value.map(|(mac, host)| (mac, history::host(host))) == seen),
-            (Question::Direct(number), Answer::Direct(seen)) => self.directs[number as usize]
+            (Question::Direct(number), Answer::Direct(seen)) => self.direct_paths[number as usize]
                 .within(from, to)
                 .any(|(_, value)| value.map(|(mac, host, vni)| (mac, history::host(host), vni)) == seen),
             (Question::Vrf(vni), Answer::Present(seen)) => {
@@ -346,26 +343,26 @@ impl Model {
     }
 
     fn allows_route(&self, vni: u32, probe: u32, seen: Option<Target>, from: u64, to: u64) -> bool {
-        let covers: Vec<&Values<_>> = self.probes[probe as usize]
-            .covers
+        let covering: Vec<&ValueHistory<_>> = self.probes[probe as usize]
+            .covering
             .iter()
             .map(|&prefix| &self.routes[self.route_index(vni, prefix)])
             .collect();
-        let changes = covers.iter().flat_map(|values| values.within(from, to).skip(1).map(|(at, _)| at));
+        let changes = covering.iter().flat_map(|values| values.within(from, to).skip(1).map(|(at, _)| at));
         let mut times: Vec<u64> = std::iter::once(from).chain(changes).collect();
         times.sort_unstable();
         times.dedup();
-        let longest = |at| covers.iter().find_map(|values| values.at(at));
+        let longest = |at| covering.iter().find_map(|values| values.at(at));
         if times.iter().any(|&at| longest(at) == seen) {
             return true;
         }
-        // A lookup takes several loads. Where several changes went by in the
-        // meantime it may have seen one and not another; but only routes that
-        // were there, and none that is covered by one that was there throughout.
+        // A lookup makes several loads. If several changes happened meanwhile, it may have seen one and not
+        // another. But it can only find routes that existed, and none for which a longer route existed all
+        // the time.
         if times.len() <= 2 {
             return false;
         }
-        for values in covers {
+        for values in covering {
             if values.within(from, to).any(|(_, value)| value.is_some() && value == seen) {
                 return true;
             }

@@ -1,17 +1,18 @@
-//! Accounters of flows in one bucket.
+//! Packets of several threads that are counted in one bucket of flow statistics.
 
 use crate::{Shared, Tries, all_schedules, init, many_schedules};
 use shuttle::thread;
 use sluice_tables::layout::{self, flow_bucket, flow_table};
 use std::sync::Arc;
-// Of std: reading the clock and the first access to the table are two steps anyhow.
+// The clock is an atomic of std, not of shuttle: a switch before the first access to the table has the same
+// effect.
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const TICK_NS: u64 = 1 << layout::FLOW_TICK_SHIFT;
 const START_NS: u64 = 1000 * TICK_NS;
 const PERIOD_TICKS: u64 = 10;
 const FLOW: u64 = 0x77;
-const RIVAL: u64 = 0x88;
+const OTHER_FLOW: u64 = 0x88;
 
 fn table(threshold: u64) -> flow_table {
     flow_table { policy: PERIOD_TICKS << layout::FLOW_PERIOD_SHIFT | threshold, ..Default::default() }
@@ -31,7 +32,8 @@ fn counts(bucket: &Shared<flow_bucket>) -> Vec<(u64, u64, u64)> {
     .collect()
 }
 
-/// Each thread, this one among them, counts so many packets, of its own size; how many crossed the threshold.
+/// Counts `packets` packets in each thread, of which this thread is one; the size of packets differs by
+/// thread. Returns how many packets crossed the threshold.
 fn account_from_threads(
     bucket: &Shared<flow_bucket>,
     table: flow_table,
@@ -52,25 +54,25 @@ fn account_from_threads(
     account(flows[0])() + others.into_iter().map(|other| other.join().unwrap()).sum::<usize>()
 }
 
-/// What a flow's entry is when packets come from several threads at once.
+/// State of the flow's entry before packets come from several threads.
 #[derive(Clone, Copy)]
-enum Entry {
+enum EntryState {
     Live,
     Over,
     Absent,
 }
 
-/// No packet is lost, and the crossing is said once.
-fn check_one_flow(entry: Entry, sizes: &[u32], packets: u32, threshold: u64, tries: Tries) {
+/// Checks that no packet is lost and that the crossing of the threshold is reported once.
+fn check_one_flow(entry: EntryState, sizes: &[u32], packets: u32, threshold: u64, tries: Tries) {
     init(tries);
     let bucket = Shared::new(flow_bucket::default());
     let table = table(threshold);
     let (mut before, mut now_ns) = ((0, 0), START_NS);
-    if !matches!(entry, Entry::Absent) {
+    if !matches!(entry, EntryState::Absent) {
         assert!(!bucket.account(&table, FLOW, 1, now_ns));
         before = (1, 1);
     }
-    if matches!(entry, Entry::Over) {
+    if matches!(entry, EntryState::Over) {
         now_ns += PERIOD_TICKS * TICK_NS;
         before = (0, 0);
     }
@@ -82,14 +84,14 @@ fn check_one_flow(entry: Entry, sizes: &[u32], packets: u32, threshold: u64, tri
     assert_eq!(counts(&bucket), [(FLOW, all, bytes)]);
     match tries {
         Tries::Usual => assert_eq!(crossed, usize::from(bytes >= threshold)),
-        // The packet that crosses may leave the word to the next one, which may not come.
+        // A packet that falls back leaves the report to the next packet, which may not come.
         Tries::One => assert!(crossed <= 1, "{crossed}"),
     }
 }
 
 #[test]
-fn two_accounters_lose_nothing_in_every_schedule() {
-    for entry in [Entry::Live, Entry::Over] {
+fn two_threads_lose_no_packet_in_any_schedule() {
+    for entry in [EntryState::Live, EntryState::Over] {
         for threshold in [1000, 1100, 1101] {
             all_schedules(500_000, move || {
                 check_one_flow(entry, &[100, 1000], 1, threshold, Tries::Usual);
@@ -99,8 +101,8 @@ fn two_accounters_lose_nothing_in_every_schedule() {
 }
 
 #[test]
-fn accounters_lose_nothing() {
-    for entry in [Entry::Live, Entry::Over, Entry::Absent] {
+fn several_threads_lose_no_packet() {
+    for entry in [EntryState::Live, EntryState::Over, EntryState::Absent] {
         for threshold in [2, 400, 2201, 4000] {
             many_schedules(1000, move || {
                 check_one_flow(entry, &[100, 1000], 3, threshold, Tries::Usual);
@@ -113,11 +115,11 @@ fn accounters_lose_nothing() {
 }
 
 #[test]
-fn accounters_that_fall_back_lose_nothing_either() {
-    many_schedules(5000, || check_one_flow(Entry::Live, &[100, 1000, 10], 3, 2201, Tries::One));
+fn threads_that_fall_back_lose_no_packet() {
+    many_schedules(5000, || check_one_flow(EntryState::Live, &[100, 1000, 10], 3, 2201, Tries::One));
 }
 
-/// The clock goes over the end of periods while packets are counted.
+/// Counts packets while periods end.
 fn check_periods(step_ns: u64) {
     init(Tries::Usual);
     let bucket = Shared::new(flow_bucket::default());
@@ -126,7 +128,7 @@ fn check_periods(step_ns: u64) {
     let crossed = account_from_threads(&bucket, table, &[(FLOW, 100), (FLOW, 100)], 5, &clock, step_ns);
     let found = counts(&bucket);
     let periods = 10_u64.div_ceil((PERIOD_TICKS * TICK_NS).div_ceil(step_ns)) as usize;
-    // Of the packets of a period, each in an order of its own, three cross.
+    // At most one packet of a period crosses the threshold.
     assert!(crossed <= periods, "{crossed} of {periods}");
     assert_eq!(found.len(), 1);
     let (name, packets, bytes) = found[0];
@@ -134,21 +136,21 @@ fn check_periods(step_ns: u64) {
 }
 
 #[test]
-fn periods_that_end_meanwhile_are_kept_apart() {
+fn packets_of_different_periods_are_counted_separately() {
     for ticks in [2, 3, 4, 7, 11] {
         many_schedules(3000, move || check_periods(ticks * TICK_NS));
     }
 }
 
-/// Two flows fight for the one cold entry of a bucket: at no time has either what is the other's.
-fn check_rivals(packets: u32) {
+/// Two flows compete for the one cold entry of a bucket. At no time is a packet of one counted for the other.
+fn check_competing_flows(packets: u32) {
     init(Tries::Usual);
     let bucket = Shared::new(flow_bucket::default());
     let table = table(1_000_000);
     for hot in 1..layout::FLOW_WAYS {
         bucket.account(&table, u64::from(hot), 500_000, START_NS);
     }
-    let fight = |bucket: Shared<flow_bucket>, hash, bytes| {
+    let compete = |bucket: Shared<flow_bucket>, hash, bytes| {
         move || {
             for _ in 0..packets {
                 assert!(!bucket.account(&table, hash, bytes, START_NS));
@@ -156,9 +158,9 @@ fn check_rivals(packets: u32) {
             }
         }
     };
-    let others =
-        [(RIVAL, 1000), (FLOW, 1)].map(|(hash, bytes)| thread::spawn(fight(bucket.clone(), hash, bytes)));
-    fight(bucket.clone(), FLOW, 1)();
+    let others = [(OTHER_FLOW, 1000), (FLOW, 1)]
+        .map(|(hash, bytes)| thread::spawn(compete(bucket.clone(), hash, bytes)));
+    compete(bucket.clone(), FLOW, 1)();
     others.into_iter().for_each(|other| other.join().unwrap());
     check_names(&bucket);
 }
@@ -168,18 +170,18 @@ fn check_names(bucket: &Shared<flow_bucket>) {
     for (name, packets, bytes) in counts(bucket) {
         match name {
             FLOW => assert_eq!(bytes, packets),
-            RIVAL => assert_eq!(bytes, packets * 1000),
+            OTHER_FLOW => assert_eq!(bytes, packets * 1000),
             _ => {
                 assert_eq!((packets, bytes), (1, 500_000));
                 hot += 1;
             }
         }
     }
-    assert_eq!(hot, layout::FLOW_WAYS - 1, "elephants were replaced");
+    assert_eq!(hot, layout::FLOW_WAYS - 1, "an elephant was replaced");
 }
 
 #[test]
-fn rivals_for_an_entry_are_kept_apart() {
-    many_schedules(5000, || check_rivals(3));
-    many_schedules(5000, || check_rivals(1));
+fn competing_flows_are_counted_separately() {
+    many_schedules(5000, || check_competing_flows(3));
+    many_schedules(5000, || check_competing_flows(1));
 }

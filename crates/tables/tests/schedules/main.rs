@@ -1,6 +1,6 @@
-//! What packets do to meters and flow statistics, in C as they run it, under
-//! schedules that are chosen: every one of small cases, and many at random of
-//! larger ones. The scheduler steps in before every access to a shared word.
+//! Runs the C code by which packets change meters and flow statistics in chosen schedules: all schedules of
+//! small cases, and many random ones of larger cases. The scheduler can switch threads before every access to
+//! a shared word.
 
 mod flows;
 mod meters;
@@ -14,11 +14,11 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-// Links the functions below.
+// Links the C functions declared below.
 use sluice_tables_testing as _;
 
 unsafe extern "C-unwind" {
-    fn schedule_init(point: extern "C-unwind" fn(), tries: c_int);
+    fn schedule_init(before_access: extern "C-unwind" fn(), tries: c_int);
     fn schedule_meter_take(meter: *mut meter, direction: u32, bytes: u32, now_ns: u64) -> c_int;
     fn schedule_flow_account(
         table: *const flow_table,
@@ -29,37 +29,38 @@ unsafe extern "C-unwind" {
     ) -> c_int;
 }
 
-/// How often a packet tries before it falls back: as in the headers, or so seldom that it does.
+/// How often a packet tries before it falls back to an addition: as in the headers, or once, so that it often
+/// falls back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tries {
     Usual,
     One,
 }
 
-thread_local!(static POINTS: RefCell<HashMap<ThreadId, u64>> = RefCell::default());
+thread_local!(static ACCESSES: RefCell<HashMap<ThreadId, u64>> = RefCell::default());
 
-extern "C-unwind" fn point() {
-    POINTS.with_borrow_mut(|points| *points.entry(thread::current().id()).or_default() += 1);
+extern "C-unwind" fn before_access() {
+    ACCESSES.with_borrow_mut(|accesses| *accesses.entry(thread::current().id()).or_default() += 1);
     thread::yield_now();
 }
 
-/// How many shared words this thread has accessed.
-fn points() -> u64 {
-    POINTS.with_borrow(|points| points.get(&thread::current().id()).copied().unwrap_or_default())
+/// Number of accesses of this thread to shared words.
+fn accesses() -> u64 {
+    ACCESSES.with_borrow(|accesses| accesses.get(&thread::current().id()).copied().unwrap_or_default())
 }
 
-/// Must come first in every execution.
+/// Sets the hook and the number of tries. Every execution calls it first.
 fn init(tries: Tries) {
     let tries = if tries == Tries::Usual { 8 } else { 1 };
-    // SAFETY: stores a function pointer, always the same, and a variable of this thread.
-    unsafe { schedule_init(point, tries) };
+    // SAFETY: stores a function pointer, which is always the same, and a variable of this thread.
+    unsafe { schedule_init(before_access, tries) };
 }
 
 /// A structure that packets of several threads change.
 struct Shared<T>(Arc<UnsafeCell<T>>);
 
-// SAFETY: shuttle runs its threads one at a time, on one thread of the system,
-// and what they do in C is atomic besides.
+// SAFETY: shuttle runs its threads one at a time on one system thread, and all C code accesses the value
+// atomically.
 unsafe impl<T> Send for Shared<T> {}
 
 impl<T> Clone for Shared<T> {
@@ -74,21 +75,21 @@ impl<T: Copy> Shared<T> {
     }
 
     fn get(&self) -> T {
-        // SAFETY: nobody else runs meanwhile, as above, and no reference is kept.
+        // SAFETY: no other thread of shuttle runs during the copy, and no reference to the value exists.
         unsafe { *self.0.get() }
     }
 }
 
 impl Shared<meter> {
     fn take(&self, direction: u32, bytes: u32, now_ns: u64) -> bool {
-        // SAFETY: the cell lives as long as self; `init` was called before.
+        // SAFETY: the pointer is valid as long as `self` lives, and `init` was called before.
         unsafe { schedule_meter_take(self.0.get(), direction, bytes, now_ns) == 1 }
     }
 }
 
 impl Shared<flow_bucket> {
     fn account(&self, table: &flow_table, hash: u64, bytes: u32, now_ns: u64) -> bool {
-        // SAFETY: as in `take`; the table is only read.
+        // SAFETY: as in `take`; the C code only reads the table.
         unsafe { schedule_flow_account(table, self.0.get(), hash, bytes, now_ns) == 1 }
     }
 }
@@ -99,14 +100,14 @@ fn config() -> Config {
     config
 }
 
-/// Every schedule there is. At most `executions_max`, so that none is left out unseen.
+/// Runs all schedules. Fails if there are `executions_max` or more, because some would then be left out.
 fn all_schedules(executions_max: usize, test: impl Fn() + Send + Sync + 'static) {
     let executions = Runner::new(DfsScheduler::new(Some(executions_max), false), config()).run(test);
     assert!(executions > 100 && executions < executions_max, "{executions} schedules");
-    println!("{executions} schedules, which are all");
+    println!("all {executions} schedules");
 }
 
-/// Many schedules: uniformly at random, and with few but well-placed changes.
+/// Runs many schedules: uniformly random ones, and ones with few changes of priority (PCT).
 fn many_schedules(executions: usize, test: impl Fn() + Send + Sync + Clone + 'static) {
     Runner::new(RandomScheduler::new(executions), config()).run(test.clone());
     Runner::new(PctScheduler::new(4, executions), config()).run(test);

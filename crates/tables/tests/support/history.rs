@@ -1,6 +1,5 @@
-//! Random histories of session tables: packets, by whatever runs the C of
-//! `sessions.h`, the agent's side in Rust, and a naive model, which must agree
-//! after every step.
+//! Random histories of session tables. Packets, run by the C of `sessions.h` in a process or as an eBPF
+//! program, the agent's side in Rust, and a naive model must agree after every step.
 
 use proptest::prelude::*;
 use sluice_tables::Immediate;
@@ -12,7 +11,7 @@ use sluice_tables_testing::{self as testing, session_test, tcp};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Flows that histories are about: endpoints, protocols and VNIs that nearly repeat.
+/// Number of flows in a history; their endpoints, protocols and VNIs differ little.
 const FLOWS: u32 = 72;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -22,13 +21,13 @@ const UDP: u8 = 17;
 pub enum Op {
     /// An operation of a packet.
     Packet { op: u32, flow: u32, reply: bool, flags: u8, bytes: u32 },
-    /// Time passes, in ticks.
+    /// Time passes: a number of ticks.
     Pass(u32),
-    /// The sweep goes all around, in steps of so many buckets.
+    /// The sweep makes a complete round, in steps of this many buckets.
     Sweep(u32),
-    /// The agent ends a session.
+    /// The agent removes a session.
     Remove { flow: u32, reply: bool },
-    /// Another agent takes over.
+    /// Another agent adopts the tables.
     Adopt,
 }
 
@@ -44,7 +43,7 @@ fn flow(number: u32) -> Flow {
         [(Ipv6Addr::from(0xfd00_u128 << 112), 7 - port).into(), (far, 7).into()]
     };
     let protocol = [TCP, UDP, if number.is_multiple_of(2) { 1 } else { 58 }][(number / 2 % 3) as usize];
-    // An echo's identifier is both ports.
+    // The identifier of an echo is used as both ports.
     let ends = if protocol == 1 || protocol == 58 { ends.map(|end| (end.ip(), port).into()) } else { ends };
     Flow { vni: 1 + number / 6 % 2, protocol, source: ends[0], destination: ends[1] }
 }
@@ -73,7 +72,7 @@ pub fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 /// A session of the model.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct ModelSession {
     flow: Flow,
     created_at: u32,
     expires_at: u32,
@@ -86,8 +85,8 @@ struct Entry {
     action: [u32; 2],
 }
 
-impl Entry {
-    fn is_past(&self, now: u32) -> bool {
+impl ModelSession {
+    fn has_expired(&self, now: u32) -> bool {
         self.expires_at.wrapping_sub(now).cast_signed() <= 0
     }
 
@@ -139,13 +138,14 @@ fn key(flow: &Flow) -> Flow {
     *flow.min(&flow.reversed())
 }
 
-/// What the tables should hold.
+/// The expected content of the tables.
 pub struct Model {
-    entries: HashMap<Flow, Entry>,
+    entries: HashMap<Flow, ModelSession>,
     timeouts: Timeouts,
     now: u32,
-    /// Slots that died and were not swept, by family.
-    dead: [u64; 2],
+    /// By family: slots whose session has ended and that were not swept yet.
+    unswept: [u64; 2],
+    /// By family: creations that failed because both buckets were full.
     full: [u64; 2],
 }
 
@@ -155,32 +155,40 @@ fn family(flow: &Flow) -> Family {
 
 impl Model {
     fn occupied(&self, of: Family) -> u64 {
-        self.dead[of as usize] + self.entries.keys().filter(|flow| family(flow) == of).count() as u64
+        self.unswept[of as usize] + self.entries.keys().filter(|flow| family(flow) == of).count() as u64
     }
 
-    /// The answer is what it should be; goes on from there.
-    fn check_packet(&mut self, flow: &Flow, asked: &session_test) {
+    /// Checks the answer to a packet, and applies its effect to the model.
+    fn check_packet(&mut self, flow: &Flow, operation: &session_test) {
         let (key, of) = (key(flow), family(flow));
-        if self.entries.get(&key).is_some_and(|entry| entry.is_past(self.now)) {
-            let creates = [testing::SESSION_OP_CREATE, testing::SESSION_OP_PACKET].contains(&asked.op);
+        if self.entries.get(&key).is_some_and(|entry| entry.has_expired(self.now)) {
+            let creates = [testing::SESSION_OP_CREATE, testing::SESSION_OP_PACKET].contains(&operation.op);
             if !creates {
-                assert_eq!(asked.answer, testing::SESSION_MISS, "past its time: {asked:?}");
+                assert_eq!(
+                    operation.answer,
+                    testing::SESSION_MISS,
+                    "an expired session was found: {operation:?}"
+                );
                 return;
             }
             self.entries.remove(&key);
-            self.dead[of as usize] += 1;
+            self.unswept[of as usize] += 1;
         }
         let known = self.entries.contains_key(&key);
-        match asked.answer {
-            testing::SESSION_HIT => assert!(known, "{asked:?}"),
+        match operation.answer {
+            testing::SESSION_HIT => assert!(known, "{operation:?}"),
             testing::SESSION_FULL => {
-                assert!(!known && self.occupied(of) >= 14, "{} slots in use: {asked:?}", self.occupied(of));
+                assert!(
+                    !known && self.occupied(of) >= 14,
+                    "{} slots in use: {operation:?}",
+                    self.occupied(of)
+                );
                 self.full[of as usize] += 1;
                 return;
             }
             testing::SESSION_CREATED => {
-                assert!(!known, "{asked:?}");
-                let mut entry = Entry {
+                assert!(!known, "{operation:?}");
+                let mut entry = ModelSession {
                     flow: *flow,
                     created_at: self.now,
                     expires_at: 0,
@@ -190,59 +198,60 @@ impl Model {
                     rst: false,
                     packets: [0; 2],
                     bytes: [0; 2],
-                    action: asked.action,
+                    action: operation.action,
                 };
-                entry.touch(0, asked.tcp_flags, asked.bytes, self.now, &self.timeouts);
+                entry.touch(0, operation.tcp_flags, operation.bytes, self.now, &self.timeouts);
                 entry.expires_at = self.now.wrapping_add(entry.timeout(&self.timeouts));
                 self.entries.insert(key, entry);
             }
             testing::SESSION_MISS => {
-                assert!(!known, "{asked:?}");
+                assert!(!known, "{operation:?}");
                 return;
             }
-            other => panic!("answer {other} without concurrency: {asked:?}"),
+            other => panic!("answer {other} without concurrency: {operation:?}"),
         }
-        self.check_found(flow, asked);
+        self.check_found(flow, operation);
     }
 
-    fn check_found(&mut self, flow: &Flow, asked: &session_test) {
+    /// Checks the session that a packet found or created, and applies the effect of the packet.
+    fn check_found(&mut self, flow: &Flow, operation: &session_test) {
         let key = key(flow);
         let mut entry = self.entries[&key];
         let direction = usize::from(entry.flow != *flow);
-        assert_eq!(asked.direction as usize, direction, "{asked:?}");
-        // Creating counts the packet.
-        let touches = asked.answer == testing::SESSION_HIT
-            && [testing::SESSION_OP_TOUCH, testing::SESSION_OP_PACKET].contains(&asked.op);
-        let is_syn = asked.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN;
+        assert_eq!(operation.direction as usize, direction, "{operation:?}");
+        // A packet that creates a session was counted by the creation.
+        let touches = operation.answer == testing::SESSION_HIT
+            && [testing::SESSION_OP_TOUCH, testing::SESSION_OP_PACKET].contains(&operation.op);
+        let is_syn = operation.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN;
         let reopens = touches && flow.protocol == TCP && is_syn && entry.is_closed();
         if touches && !reopens {
-            assert_eq!(asked.touched, testing::SESSION_HIT, "{asked:?}");
-            entry.touch(direction, asked.tcp_flags, asked.bytes, self.now, &self.timeouts);
+            assert_eq!(operation.touched, testing::SESSION_HIT, "{operation:?}");
+            entry.touch(direction, operation.tcp_flags, operation.bytes, self.now, &self.timeouts);
             self.entries.insert(key, entry);
         }
-        if reopens || asked.op == testing::SESSION_OP_END {
+        if reopens || operation.op == testing::SESSION_OP_END {
             let answer = if reopens { testing::SESSION_GONE } else { testing::SESSION_HIT };
-            assert_eq!(asked.touched, answer, "{asked:?}");
+            assert_eq!(operation.touched, answer, "{operation:?}");
             self.entries.remove(&key);
-            self.dead[family(flow) as usize] += 1;
+            self.unswept[family(flow) as usize] += 1;
         }
-        assert_eq!(asked.created_at, entry.created_at, "{asked:?}");
-        assert_eq!(asked.state & !SESSION_ORIGINATOR, entry.state(), "{asked:?}");
-        assert_eq!((asked.packets, asked.byte_count), (entry.packets, entry.bytes), "{asked:?}");
-        assert_eq!(asked.found_action, entry.action, "{asked:?}");
-        assert_eq!((asked.word >> 32) as u32, entry.expires_at, "{asked:?}");
+        assert_eq!(operation.created_at, entry.created_at, "{operation:?}");
+        assert_eq!(operation.state & !SESSION_ORIGINATOR, entry.state(), "{operation:?}");
+        assert_eq!((operation.packets, operation.byte_count), (entry.packets, entry.bytes), "{operation:?}");
+        assert_eq!(operation.found_action, entry.action, "{operation:?}");
+        assert_eq!((operation.word >> 32) as u32, entry.expires_at, "{operation:?}");
     }
 
-    /// The Rust reader sees what the model has, from both directions, and nothing else.
+    /// Checks that the Rust reader finds the sessions of the model from both directions, and no others.
     fn check_reader(&self, sessions: &Sessions) {
         for number in 0..FLOWS {
-            let asked = flow(number);
-            let expected = self.entries.get(&key(&asked)).filter(|entry| !entry.is_past(self.now));
-            for asked in [asked, asked.reversed()] {
-                let found = sessions.reader().lookup(&asked, self.now);
-                assert_eq!(found.is_some(), expected.is_some(), "{asked:?}");
+            let wanted = flow(number);
+            let expected = self.entries.get(&key(&wanted)).filter(|entry| !entry.has_expired(self.now));
+            for wanted in [wanted, wanted.reversed()] {
+                let found = sessions.reader().lookup(&wanted, self.now);
+                assert_eq!(found.is_some(), expected.is_some(), "{wanted:?}");
                 let (Some((session, direction)), Some(entry)) = (found, expected) else { continue };
-                let is_original = entry.flow == asked;
+                let is_original = entry.flow == wanted;
                 assert_eq!(direction, if is_original { Direction::Original } else { Direction::Reply });
                 assert_eq!(session.flow, entry.flow);
                 assert_eq!((session.created_at, session.expires_at), (entry.created_at, entry.expires_at));
@@ -259,40 +268,42 @@ impl Model {
     }
 
     fn live(&self, of: Family) -> u64 {
-        self.entries.values().filter(|entry| family(&entry.flow) == of && !entry.is_past(self.now)).count()
-            as u64
+        self.entries
+            .values()
+            .filter(|entry| family(&entry.flow) == of && !entry.has_expired(self.now))
+            .count() as u64
     }
 
-    /// The sweep goes around once.
+    /// Makes a complete round of the sweep.
     fn sweep(&mut self, sessions: &mut Sessions, step: u32) {
         let before = self.entries.len();
         let now = self.now;
-        self.entries.retain(|_, entry| !entry.is_past(now));
+        self.entries.retain(|_, entry| !entry.has_expired(now));
         let (mut expired, mut freed) = (0, 0);
         loop {
             let swept = sessions.sweep(step, now).unwrap();
             (expired, freed) = (expired + swept.expired, freed + swept.freed);
             assert!(swept.buckets <= u64::from(step));
-            if swept.is_whole {
+            if swept.round_completed {
                 break;
             }
         }
         assert_eq!(expired, (before - self.entries.len()) as u64);
-        assert_eq!(freed, expired + self.dead.iter().sum::<u64>());
-        self.dead = [0; 2];
-        self.check_fill(sessions);
+        assert_eq!(freed, expired + self.unswept.iter().sum::<u64>());
+        self.unswept = [0; 2];
+        self.check_usage(sessions);
     }
 
-    fn check_fill(&self, sessions: &Sessions) {
+    fn check_usage(&self, sessions: &Sessions) {
         for of in [Family::Ipv4, Family::Ipv6] {
-            assert_eq!(sessions.fill(of).live, self.live(of));
-            assert_eq!(sessions.fill(of).full_events, self.full[of as usize]);
+            assert_eq!(sessions.usage(of).live, self.live(of));
+            assert_eq!(sessions.usage(of).full_events, self.full[of as usize]);
         }
-        assert_eq!(sessions.counters().busy, 0, "nothing is concurrent here");
+        assert_eq!(sessions.counters().busy, 0, "busy without concurrency");
     }
 }
 
-/// Runs a history that begins at `now`; `packet` does what an operation says.
+/// Runs a history that begins at `now`; `packet` runs the operation of a packet.
 pub fn run(
     regions: &SessionRegions,
     seed: u64,
@@ -311,27 +322,29 @@ pub fn run(
     };
     let mut sessions = Sessions::create(regions, seed, &timeouts, Immediate).unwrap();
     assert_eq!(sessions.timeouts(), timeouts);
-    let mut model = Model { entries: HashMap::new(), timeouts, now, dead: [0; 2], full: [0; 2] };
+    let mut model = Model { entries: HashMap::new(), timeouts, now, unswept: [0; 2], full: [0; 2] };
     for (number, op) in ops.iter().enumerate() {
         match *op {
-            Op::Packet { op, flow: chosen, reply, flags, bytes } => {
-                let flow = if reply { flow(chosen).reversed() } else { flow(chosen) };
-                let mut asked =
+            Op::Packet { op, flow: flow_number, reply, flags, bytes } => {
+                let flow = if reply { flow(flow_number).reversed() } else { flow(flow_number) };
+                let mut operation =
                     testing::operation(op, flow.vni, flow.protocol, [flow.source, flow.destination]);
-                asked.tcp_flags = if flow.protocol == TCP { flags } else { 0 };
-                (asked.bytes, asked.now, asked.action) = (bytes, model.now, [number as u32, !chosen]);
-                packet(&mut asked);
-                model.check_packet(&flow, &asked);
+                operation.tcp_flags = if flow.protocol == TCP { flags } else { 0 };
+                (operation.bytes, operation.now, operation.action) =
+                    (bytes, model.now, [number as u32, !flow_number]);
+                packet(&mut operation);
+                model.check_packet(&flow, &operation);
             }
             Op::Pass(ticks) => model.now = model.now.wrapping_add(ticks),
             Op::Sweep(step) => model.sweep(&mut sessions, step),
-            Op::Remove { flow: chosen, reply } => {
-                let flow = if reply { flow(chosen).reversed() } else { flow(chosen) };
-                let there = model.entries.get(&key(&flow)).is_some_and(|entry| !entry.is_past(model.now));
-                assert_eq!(sessions.remove(&flow, model.now), there);
-                if there {
+            Op::Remove { flow: flow_number, reply } => {
+                let flow = if reply { flow(flow_number).reversed() } else { flow(flow_number) };
+                let is_live =
+                    model.entries.get(&key(&flow)).is_some_and(|entry| !entry.has_expired(model.now));
+                assert_eq!(sessions.remove(&flow, model.now), is_live);
+                if is_live {
                     model.entries.remove(&key(&flow));
-                    model.dead[family(&flow) as usize] += 1;
+                    model.unswept[family(&flow) as usize] += 1;
                 }
             }
             Op::Adopt => {
@@ -339,7 +352,7 @@ pub fn run(
                 sessions = Sessions::adopt(regions, model.now, Immediate).unwrap();
                 assert_eq!(sessions.generation(), generation + 1);
                 assert_eq!(sessions.timeouts(), timeouts);
-                model.check_fill(&sessions);
+                model.check_usage(&sessions);
             }
         }
         if number.is_multiple_of(16) {

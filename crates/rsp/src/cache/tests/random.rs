@@ -1,12 +1,13 @@
-//! Random histories, with a forwarding table that does what it is told.
+//! Random histories of the cache. A model of the forwarding table applies all outputs and is compared with
+//! the cache after each step.
 
 use super::*;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Hear { message: u8, destination: u32, host: u8, revision: u64, lifetime_ms: u32 },
-    Want(u32),
+    Receive { message: u8, destination: u32, host: u8, revision: u64, lifetime_ms: u32 },
+    Resolve(u32),
     Hits(Vec<(u32, u64)>),
     Adopt(u32, u8, u64),
     Tick,
@@ -18,11 +19,11 @@ fn any_step() -> impl Strategy<Value = Step> {
     let lifetime_ms = prop_oneof![Just(0u32), 1u32..500, Just(60_000)];
     prop_oneof![
         6 => (0u8..5, 0u32..12, 0u8..4, 0u64..6, lifetime_ms).prop_map(
-            |(message, destination, host, revision, lifetime_ms)| Step::Hear {
+            |(message, destination, host, revision, lifetime_ms)| Step::Receive {
                 message, destination, host, revision, lifetime_ms
             }
         ),
-        1 => (0u32..12).prop_map(Step::Want),
+        1 => (0u32..12).prop_map(Step::Resolve),
         2 => prop::collection::vec((0u32..12, 0u64..4), 0..6).prop_map(Step::Hits),
         1 => (0u32..12, 0u8..4, 0u64..6).prop_map(|(to, host, revision)| Step::Adopt(to, host, revision)),
         6 => Just(Step::Tick),
@@ -37,63 +38,65 @@ fn message(kind: u8, destination: Destination, path: Path) -> Message {
         1 => reply(destination, Answer::Path(path)),
         2 => reply(destination, Answer::Unchanged { lifetime_ms: path.lifetime_ms, revision: path.revision }),
         3 => notify(destination, Answer::Absent { revision: path.revision }),
-        _ => Message::Redirect { moved: vec![Moved { destination, host: path.host, ask: host(200) }] },
+        _ => Message::Redirect {
+            entries: vec![RedirectEntry { destination, host: path.host, gateway: NAMED }],
+        },
     }
 }
 
-/// Applies outputs to the table as an agent would; the number of questions.
-fn obey(table: &mut BTreeMap<Destination, Path>, out: &[Output], strays: bool) -> usize {
-    let mut asks = 0;
+/// Applies outputs to the forwarding table as an agent does, and returns the number of queries. Removing a
+/// path that is not in the table is an error unless `may_remove_unknown`.
+fn apply(table: &mut BTreeMap<Destination, Path>, out: &[Output], may_remove_unknown: bool) -> usize {
+    let mut sent = 0;
     for output in out {
         match output {
             Output::Install { destination, path } => {
                 let before = table.insert(*destination, *path);
-                let way = |path: &Path| (path.host, path.mac, path.vni);
-                assert_ne!(before.as_ref().map(way), Some(way(path)), "installed what was there");
+                assert_ne!(before.as_ref().map(next_hop), Some(next_hop(path)), "installed an equal path");
             }
             Output::Remove { destination, .. } => {
-                assert!(table.remove(destination).is_some() || strays, "removed what was not there");
+                assert!(table.remove(destination).is_some() || may_remove_unknown, "no such path");
             }
-            Output::Send { message: Message::Request { asks: some, .. }, .. } => {
-                assert!(!some.is_empty());
-                asks += some.len();
+            Output::Send { message: Message::Request { queries, .. }, .. } => {
+                assert!(!queries.is_empty());
+                sent += queries.len();
             }
-            Output::Send { message, .. } => panic!("a host asks and says nothing: {message:?}"),
+            Output::Send { message, .. } => panic!("the cache sends only requests: {message:?}"),
             Output::Wake { .. } => {}
         }
     }
-    asks
+    sent
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
 
     #[test]
-    fn forwarding_table_is_what_the_cache_says(
+    fn forwarding_table_equals_the_cache(
         entries_max in 1usize..10,
-        asks_per_round_max in 0u32..6,
+        queries_per_round_max in 0u32..6,
         steps in prop::collection::vec(any_step(), 1..200),
     ) {
         let config = Config {
-            entries_max, asks_per_round_max, idle_ms: 400, ask_for_ms: 300, ..Config::default()
+            entries_max, queries_per_round_max, idle_ms: 400, resolve_for_ms: 300, ..Config::default()
         };
         let mut cache = Cache::new(config, 0);
         cache.handle(0, Input::Gateways { vni: vni(7), addresses: &GATEWAYS });
-        let (mut table, mut now_ms, mut asks) = (BTreeMap::new(), 0, 0);
+        let (mut table, mut now_ms, mut sent) = (BTreeMap::new(), 0, 0);
         for step in steps {
-            let strays = matches!(step, Step::Hits(_));
+            let may_remove_unknown = matches!(step, Step::Hits(_));
             let out = match step {
-                Step::Hear { message: kind, destination, host, revision, lifetime_ms } => {
+                Step::Receive { message: kind, destination, host, revision, lifetime_ms } => {
                     let path = Path { lifetime_ms, ..path(host, revision) };
                     cache.handle(now_ms, Input::Message(&message(kind, to(destination), path)))
                 }
-                Step::Want(destination) => cache.handle(now_ms, Input::Want(&[to(destination)])),
+                Step::Resolve(destination) => cache.handle(now_ms, Input::Resolve(&[to(destination)])),
                 Step::Hits(hits) => {
                     let hits: Vec<_> = hits.into_iter().map(|(number, hits)| (to(number), hits)).collect();
                     cache.handle(now_ms, Input::Hits(&hits))
                 }
                 Step::Adopt(number, host, revision) => {
-                    // Only what the table has and the cache has not is adopted.
+                    // The forwarding table gets the path only if the cache does not have the destination yet.
                     let known = cache.table.find(&to(number)).is_some();
                     if !known {
                         table.insert(to(number), path(host, revision));
@@ -110,48 +113,49 @@ proptest! {
                     continue;
                 }
             };
-            asks += obey(&mut table, &out, strays);
+            sent += apply(&mut table, &out, may_remove_unknown);
             cache.table.check();
-            let ways = |paths: &mut dyn Iterator<Item = (Destination, Path)>| {
-                paths.map(|(to, path)| (to, path.host)).collect::<Vec<_>>()
-            };
-            prop_assert_eq!(
-                ways(&mut cache.paths()),
-                ways(&mut table.iter().map(|(to, path)| (*to, *path)))
-            );
-            prop_assert!(cache.fill().1 <= entries_max);
-            // A round's worth at once, and as many again every round.
-            let rate = u64::from(asks_per_round_max);
-            prop_assert!(asks as u64 * 50 <= rate * (now_ms + 50));
-            prop_assert_eq!(cache.stats().asked, asks as u64);
+            let cached: Vec<_> = cache.paths().map(|(to, path)| (to, next_hop(&path))).collect();
+            let installed: Vec<_> = table.iter().map(|(to, path)| (*to, next_hop(path))).collect();
+            prop_assert_eq!(cached, installed);
+            prop_assert!(cache.usage().entries <= entries_max);
+            // Token bucket: one round's queries at once, and as many in each further round.
+            let rate = u64::from(queries_per_round_max);
+            prop_assert!(sent as u64 * 50 <= rate * (now_ms + 50));
+            prop_assert_eq!(cache.stats().requested, sent as u64);
         }
     }
 
-    /// With gateways that answer, and whatever was heard before, every path is the
-    /// gateways' within two rounds and the time that questions need.
+    /// If the gateways answer, each path is the gateways' own within two rounds of queries, whatever the
+    /// cache learned before.
     #[test]
-    fn what_gateways_know_is_reached(
+    fn cache_converges_to_what_gateways_know(
         steps in prop::collection::vec((0u32..12, 0u8..4, 0u64..6), 1..60),
         truth in prop::collection::vec(prop::option::of(0u8..4), 12),
     ) {
         let mut cache = Cache::new(Config::default(), 0);
         cache.handle(0, Input::Gateways { vni: vni(7), addresses: &GATEWAYS });
-        for (number, host, revision) in steps {
-            cache.handle(0, Input::Message(&notify(to(number), Answer::Path(path(host, revision)))));
+        for (number, host, revision) in &steps {
+            let learned = Answer::Path(path(*host, *revision));
+            cache.handle(0, Input::Message(&notify(to(*number), learned)));
         }
-        let known = |ask: &Ask| {
-            let number = (0..12).find(|number| to(*number) == ask.destination).unwrap();
+        let answer = |query: &Query| {
+            let number = (0..12).find(|number| to(*number) == query.destination).unwrap();
             let path = truth[number as usize].map(|host| path(host, 10));
-            ask.answer(path.as_ref(), 10)
+            query.answer(path.as_ref(), 10)
         };
         for now_ms in [50, 100, 150] {
             let out = cache.handle(now_ms, Input::Tick);
-            let answers: Vec<Answered> = asked(&out).iter().map(|(_, ask)| known(ask)).collect();
+            let answers: Vec<AnswerEntry> = queries(&out).iter().map(|(_, query)| answer(query)).collect();
             cache.handle(now_ms + 1, Input::Message(&Message::Reply { id: 1, answers }));
         }
-        for (destination, path) in cache.paths() {
-            let number = (0..12).find(|number| to(*number) == destination).unwrap();
-            prop_assert_eq!(Some(path.host), truth[number as usize].map(host));
-        }
+        // Destinations with a path in truth must be present: a cache that drops everything does not pass.
+        let learned: BTreeSet<u32> = steps.iter().map(|(number, ..)| *number).collect();
+        let expected: Vec<_> = learned
+            .iter()
+            .filter_map(|number| truth[*number as usize].map(|at| (to(*number), host(at))))
+            .collect();
+        let known: Vec<_> = cache.paths().map(|(destination, path)| (destination, path.host)).collect();
+        prop_assert_eq!(known, expected);
     }
 }

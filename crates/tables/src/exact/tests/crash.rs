@@ -1,11 +1,12 @@
-//! A writer that dies before any single access, and a successor that dies too.
+//! Writers that die before any single access, and successors that die during adoption.
 
 use super::*;
 use crate::interleave::die_after;
 
-/// Cells of the memory that is put back before every death.
+/// Cells of the memory that is restored before every death.
 const CELLS: u32 = 700;
 
+/// A copy of the memory.
 struct Image(Vec<layout::cell>);
 
 impl Image {
@@ -13,20 +14,20 @@ impl Image {
         Self((0..CELLS).map(|cell| memory.read(cell)).collect())
     }
 
-    fn put_back(&self, memory: &Memory) {
+    fn restore(&self, memory: &Memory) {
         self.0.iter().enumerate().for_each(|(cell, words)| memory.write(cell as u32, words));
     }
 }
 
 fn adopt(memory: &Memory) -> Setup {
-    let mut used = Used::new(memory);
-    let (mut exact, survey) = Exact::adopt(memory, &mut used, &Immediate).unwrap();
-    let mut pool = Pool::with_used(memory.clone(), Box::new(Immediate), &used);
+    let mut reachable = ReachableCells::new(memory);
+    let (mut exact, survey) = Exact::adopt(memory, &mut reachable, &Immediate).unwrap();
+    let mut pool = Pool::with_reachable(memory.clone(), Box::new(Immediate), &reachable);
     exact.repair(&mut pool, &survey).unwrap();
     Setup { pool, exact }
 }
 
-/// What both the writer and the reader find.
+/// All entries, after checking that the writer and a reader find the same ones.
 fn content(setup: &Setup, keys: &[Key]) -> HashMap<Key, Entry> {
     let memory = setup.pool.memory();
     let all: Vec<_> = setup.exact.iter(memory).collect();
@@ -44,7 +45,7 @@ fn content(setup: &Setup, keys: &[Key]) -> HashMap<Key, Entry> {
     content
 }
 
-/// The cells that the table itself has: its runs.
+/// Number of cells in the table's runs and the roots.
 fn own_cells(setup: &Setup) -> u64 {
     let table = &setup.exact.table;
     let addresses = if table.addresses == 0 { 0 } else { Table::address_cells(table.count) };
@@ -53,7 +54,7 @@ fn own_cells(setup: &Setup) -> u64 {
 
 fn check(setup: &Setup, keys: &[Key], states: &[HashMap<Key, Entry>; 2]) {
     let found = content(setup, keys);
-    assert!(states.contains(&found), "neither before nor after: {found:?}");
+    assert!(states.contains(&found), "neither the state before nor after the change: {found:?}");
     let used = u64::from(CELLS) - setup.pool.free_cells();
     assert_eq!(used, own_cells(setup), "cells leaked");
     let flags = setup.exact.table.all_slots().filter(|&slot| {
@@ -61,12 +62,12 @@ fn check(setup: &Setup, keys: &[Key], states: &[HashMap<Key, Entry>; 2]) {
             && setup.exact.is_flagged(setup.pool.memory(), slot)
     });
     let words: std::collections::HashSet<u64> =
-        setup.exact.conflicts.all(setup.pool.memory()).map(|(_, full)| full.word).collect();
-    assert_eq!(flags.count(), words.len(), "flags that lead to nothing, or conflicts without");
+        setup.exact.conflicts.all(setup.pool.memory()).map(|(_, conflict)| conflict.word).collect();
+    assert_eq!(flags.count(), words.len(), "a flag leads to no conflict, or a conflict has no flag");
 }
 
-/// Does `change` to tables that `prepare` made, dying before each access in
-/// turn; the number of these.
+/// Makes `change` to a table that `prepare` filled, dying before each access in turn. Returns the number of
+/// accesses.
 fn die_everywhere(keys: &[Key], prepare: impl Fn(&mut Setup), change: impl Fn(&mut Setup)) -> u64 {
     let mut setup = Setup::new(CELLS, 1, MASKS[1], Immediate);
     prepare(&mut setup);
@@ -77,11 +78,11 @@ fn die_everywhere(keys: &[Key], prepare: impl Fn(&mut Setup), change: impl Fn(&m
     change(&mut setup);
     let states = [before, content(&setup, keys)];
     for accesses in 0.. {
-        image.put_back(&memory);
+        image.restore(&memory);
         let mut setup = adopt(&memory);
         let ended = die_after(accesses, || change(&mut setup)).is_some();
         drop(setup);
-        // The successor dies as well, somewhere, and its successor.
+        // Two successors die as well, somewhere.
         for nth in [accesses * 7 % 911, accesses * 13 % 307] {
             let _ = die_after(nth, || adopt(&memory));
         }
@@ -99,7 +100,7 @@ fn put(setup: &mut Setup, key: Key, mac: u64, next: u32) {
     setup.exact.put(&mut setup.pool, key, Entry { mac, next }).unwrap();
 }
 
-/// Keys whose whole digests differ; the first three share their id.
+/// Keys whose whole digests differ; the ids of the first three digests are equal.
 fn some_keys() -> Vec<Key> {
     let hashing = Hashing { seed: SEED, digest_mask: MASKS[1] };
     let first = hashing.prepare(v6(1, 0)).word;
@@ -119,23 +120,23 @@ fn some_keys() -> Vec<Key> {
 }
 
 #[test]
-fn an_insertion_a_change_and_a_removal_are_done_or_not() {
+fn killed_insertion_change_or_removal_is_complete_or_absent() {
     let keys = some_keys();
     let [one, .., other] = [keys[0], keys[1], keys[4]];
     for key in [one, other] {
-        let there = |setup: &mut Setup| put(setup, key, 1, 1);
-        assert!(die_everywhere(&keys, |_| (), there) > 5);
+        let insert = |setup: &mut Setup| put(setup, key, 1, 1);
+        assert!(die_everywhere(&keys, |_| (), insert) > 5);
         for (mac, next) in [(2, 1), (1, 2), (2, 2)] {
-            assert!(die_everywhere(&keys, there, |setup| put(setup, key, mac, next)) > 5);
+            assert!(die_everywhere(&keys, insert, |setup| put(setup, key, mac, next)) > 5);
         }
-        die_everywhere(&keys, there, |setup| {
+        die_everywhere(&keys, insert, |setup| {
             setup.exact.take(&mut setup.pool, key).unwrap();
         });
     }
 }
 
 #[test]
-fn conflicts_and_promotions_are_done_or_not() {
+fn killed_conflict_or_promotion_is_complete_or_absent() {
     let keys = some_keys();
     let first = |count: usize| {
         let keys = &keys;
@@ -145,14 +146,14 @@ fn conflicts_and_promotions_are_done_or_not() {
             }
         }
     };
-    for there in 1..3 {
-        assert!(die_everywhere(&keys, first(there), |setup| put(setup, keys[there], 9, 9)) > 10);
+    for count in 1..3 {
+        assert!(die_everywhere(&keys, first(count), |setup| put(setup, keys[count], 9, 9)) > 10);
     }
     for changed in 0..3 {
         die_everywhere(&keys, first(3), |setup| put(setup, keys[changed], 9, 9));
-        for there in 2..4 {
-            let taken = keys[changed % there];
-            let deaths = die_everywhere(&keys, first(there), |setup| {
+        for count in 2..4 {
+            let taken = keys[changed % count];
+            let deaths = die_everywhere(&keys, first(count), |setup| {
                 setup.exact.take(&mut setup.pool, taken).unwrap();
             });
             assert!(deaths > 10, "{deaths}");
@@ -160,9 +161,9 @@ fn conflicts_and_promotions_are_done_or_not() {
     }
 }
 
-/// So full that insertions move others and that changes go to other buckets.
+/// The table is so full that insertions move other entries and that changed entries move to other buckets.
 #[test]
-fn moves_and_growth_are_done_or_not() {
+fn killed_move_or_growth_is_complete_or_absent() {
     let keys = some_keys();
     let fill = |count: usize| {
         let keys = &keys;
@@ -178,7 +179,7 @@ fn moves_and_growth_are_done_or_not() {
         let counted = |setup: &mut Setup, key: Key| {
             let (before, slots) = (versions(setup), setup.exact.slots());
             put(setup, key, 2, 2);
-            assert_eq!(setup.exact.slots(), slots, "it grew");
+            assert_eq!(setup.exact.slots(), slots, "the table grew");
             moved.set(moved.get() + u64::from(versions(setup) > before));
         };
         for key in [keys[count], keys[count + 1], keys[7], keys[8]] {

@@ -1,16 +1,17 @@
-//! A writer that dies before any single access: its successor finds the change
-//! done or not done, can do it again, and has lost no cell.
+//! Writers that die before any single access: the successor finds the change complete or absent, can repeat
+//! it, and has lost no cell.
 
 use super::*;
+use crate::entries::VrfEntry;
 use crate::grace::GraceError;
 use crate::interleave::die_after;
-use crate::spec::VrfEntry;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const CELLS: u32 = 500;
 
-/// All that tables tell of themselves.
+/// All entries of the tables.
 #[derive(Debug, PartialEq)]
 struct Content {
     endpoints: Vec<Endpoint>,
@@ -31,12 +32,12 @@ impl Content {
         routes.sort_by_key(|route| (route.vni, route.prefix));
         let mut vteps: Vec<_> = tables.vteps().map(|vtep| (vtep, tables.role(vtep))).collect();
         vteps.sort();
-        let mut directs: Vec<_> = tables.directs().map(|(path, _)| path).collect();
+        let mut directs: Vec<_> = tables.direct_paths().map(|(path, _)| path).collect();
         directs.sort_by_key(|path| (path.vni, path.address));
         Self {
             endpoints,
             routes,
-            // Freed counters are reused as late as possible, which no successor knows.
+            // Which counter index was freed last is not in the tables, so a successor allots another one.
             vrfs: tables.vrfs().map(|entry| VrfEntry { counters: 0, ..entry }).collect(),
             vteps,
             vips: tables.vips().collect(),
@@ -47,22 +48,21 @@ impl Content {
     }
 }
 
-/// The counts, without what waits or is a matter of order.
-fn fill(tables: &mut NodeTables) -> Fill {
+/// Usage of the tables when no cells wait for a grace period.
+fn usage_after_flush(tables: &mut NodeTables) -> TableUsage {
     tables.flush().unwrap();
-    tables.fill()
+    tables.usage()
 }
 
-/// A grace period that, while tables are adopted, sees to it that nothing leads
-/// to what the last writer had unlinked: what it was about to unlink is free
-/// when the period is over.
-struct Linked {
+/// A grace period that checks, while tables are adopted, that nothing leads to cells that the last writer was
+/// about to unlink: these are free when the period is over.
+struct CheckingGrace {
     memory: Memory,
-    adopts: Arc<AtomicBool>,
+    is_adopting: Arc<AtomicBool>,
 }
 
-impl Linked {
-    /// A VRF or group of this number, or 0.
+impl CheckingGrace {
+    /// Cell of a VRF, group or port; 0 if there is none.
     fn cell(&self, vni: u32, id: u32) -> u32 {
         match Reader::new(self.memory.clone()).find_index(vni, id) {
             Lookup::Hit(hit) => hit.cell,
@@ -78,8 +78,11 @@ impl Linked {
         }
         for cell in [5, 6, 7].map(|vni| self.cell(vni, 0)).into_iter().filter(|&cell| cell != 0) {
             let group = self.memory.load32(cell, offset_of!(layout::vrf, group));
-            let bytes = self.memory.load32(cell, offset_of!(layout::vrf, group_id)) == 0;
-            assert!(bytes || group == 0 || group == self.cell(layout::EXACT_GROUP_VNI, 3), "a VRF's group");
+            let has_no_group = self.memory.load32(cell, offset_of!(layout::vrf, group_id)) == 0;
+            assert!(
+                has_no_group || group == 0 || group == self.cell(layout::EXACT_GROUP_VNI, 3),
+                "a VRF's group"
+            );
         }
         for address in ["10.0.0.7", "10.0.0.8", "10.0.0.77", "fd00::7", "fd00::8", "fd00::9"] {
             if let Lookup::Hit(hit) = reader.find(5, ip(address))
@@ -91,9 +94,9 @@ impl Linked {
     }
 }
 
-impl Grace for Linked {
+impl Grace for CheckingGrace {
     fn wait(&self) -> Result<(), GraceError> {
-        if self.adopts.load(Ordering::Relaxed) {
+        if self.is_adopting.load(Ordering::Relaxed) {
             self.check();
         }
         Ok(())
@@ -101,14 +104,14 @@ impl Grace for Linked {
 }
 
 fn adopt(memory: &Memory) -> NodeTables {
-    let adopts = Arc::new(AtomicBool::new(true));
-    let grace = Linked { memory: memory.clone(), adopts: adopts.clone() };
+    let is_adopting = Arc::new(AtomicBool::new(true));
+    let grace = CheckingGrace { memory: memory.clone(), is_adopting: is_adopting.clone() };
     let tables = NodeTables::adopt(memory.clone(), grace).unwrap();
-    adopts.store(false, Ordering::Relaxed);
+    is_adopting.store(false, Ordering::Relaxed);
     tables
 }
 
-/// Answers of readers, as far as they can be told from the content.
+/// Checks that a reader's answers agree with the entries.
 fn check_answers(tables: &NodeTables) {
     let reader = tables.reader();
     let hop = |lookup| match lookup {
@@ -119,7 +122,7 @@ fn check_answers(tables: &NodeTables) {
         let found = hop(reader.find(endpoint.vni.get(), endpoint.address));
         assert_eq!(found, Some(NextHop::Vtep(endpoint.host)));
     }
-    for (path, _) in tables.directs() {
+    for (path, _) in tables.direct_paths() {
         let found = hop(reader.find(path.vni.get(), path.address));
         assert_eq!(found, Some(NextHop::Direct { host: path.host, vni: path.path_vni.get() }));
     }
@@ -145,26 +148,26 @@ fn check_answers(tables: &NodeTables) {
     }
 }
 
-/// A change of tables with something of everything; it dies before each access in turn.
+/// Makes a change to tables that have entries of all kinds, dying before each access in turn.
 fn die_everywhere(change: impl Fn(&mut NodeTables) -> Result<bool, Error>) {
     let memory = Memory::anonymous(CELLS).unwrap();
     let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes { endpoints: 1 }).unwrap();
-    some_of_everything(&mut tables);
+    add_entries_of_all_kinds(&mut tables);
     let before = Content::of(&tables);
     drop(tables);
     let image: Vec<layout::cell> = (0..CELLS).map(|cell| memory.read(cell)).collect();
     let mut tables = adopt(&memory);
     assert!(change(&mut tables).unwrap(), "nothing changed");
-    let (after, full) = (Content::of(&tables), fill(&mut tables));
+    let (after, full) = (Content::of(&tables), usage_after_flush(&mut tables));
     assert_ne!(before, after);
     drop(tables);
-    assert_eq!(fill(&mut adopt(&memory)), full, "cells leaked");
+    assert_eq!(usage_after_flush(&mut adopt(&memory)), full, "cells leaked");
     for accesses in 0.. {
         image.iter().enumerate().for_each(|(cell, words)| memory.write(cell as u32, words));
         let mut tables = adopt(&memory);
         let ended = die_after(accesses, || change(&mut tables)).is_some();
         drop(tables);
-        // The successor dies as well, somewhere.
+        // The first successor dies as well, somewhere.
         let _ = die_after(accesses * 7 % 1511, || adopt(&memory));
         let mut tables = adopt(&memory);
         let found = Content::of(&tables);
@@ -173,7 +176,7 @@ fn die_everywhere(change: impl Fn(&mut NodeTables) -> Result<bool, Error>) {
         assert_eq!(change(&mut tables).unwrap(), found == before, "access {accesses}");
         assert_eq!(Content::of(&tables), after);
         check_answers(&tables);
-        assert_eq!(fill(&mut tables), full, "access {accesses}");
+        assert_eq!(usage_after_flush(&mut tables), full, "access {accesses}");
         if ended {
             assert!(accesses > 0);
             return;
@@ -193,7 +196,7 @@ fn route_to(prefix: &str, target: Target) -> Route {
     Route { vni: vni(5), prefix: prefix.parse().unwrap(), target }
 }
 
-fn some_of_everything(tables: &mut NodeTables) {
+fn add_entries_of_all_kinds(tables: &mut NodeTables) {
     for host in ["192.0.2.1", "2001:db8::1"] {
         tables.upsert_vtep(ip(host), Role::Host).unwrap();
     }
@@ -210,16 +213,16 @@ fn some_of_everything(tables: &mut NodeTables) {
         tables.upsert_endpoint(&endpoint(5, address, host)).unwrap();
     }
     tables.upsert_port(&port(7)).unwrap();
-    tables.upsert_direct(&direct(5, "10.0.0.20", "192.0.2.1")).unwrap();
-    tables.upsert_direct(&direct(5, "fd00::20", "2001:db8::1")).unwrap();
-    tables.upsert_direct(&direct(6, "fd00::20", "2001:db8::1")).unwrap();
+    tables.upsert_direct_path(&direct(5, "10.0.0.20", "192.0.2.1")).unwrap();
+    tables.upsert_direct_path(&direct(5, "fd00::20", "2001:db8::1")).unwrap();
+    tables.upsert_direct_path(&direct(6, "fd00::20", "2001:db8::1")).unwrap();
     for prefix in ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "::/0", "fd00::/64"] {
         tables.upsert_route(&route_to(prefix, Target::Local)).unwrap();
     }
 }
 
 #[test]
-fn nodes_and_endpoints_are_changed_or_not() {
+fn killed_change_of_node_or_endpoint_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_vtep(ip("2001:db8::2"), Role::Host));
     die_everywhere(|tables| tables.upsert_vtep(ip("192.0.2.1"), Role::Gateway));
     die_everywhere(|tables| tables.remove_vtep(ip("192.0.2.1")));
@@ -234,7 +237,7 @@ fn nodes_and_endpoints_are_changed_or_not() {
 }
 
 #[test]
-fn groups_and_vrfs_are_changed_or_not() {
+fn killed_change_of_group_or_vrf_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_group(&group(&["2001:db8::20", "192.0.2.21"])));
     let many: Vec<String> = (1..=40).map(|i| format!("192.0.2.{i}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
@@ -248,11 +251,12 @@ fn groups_and_vrfs_are_changed_or_not() {
 }
 
 #[test]
-fn ports_are_changed_or_not() {
+fn killed_change_of_port_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_port(&port(8)));
-    // An endpoint gives way to it.
-    let taker = Port { ipv6: Some(PortIpv6 { address: "fd00::9".parse().unwrap(), length: 64 }), ..port(8) };
-    die_everywhere(|tables| tables.upsert_port(&taker));
+    // The port replaces an endpoint.
+    let replacing =
+        Port { ipv6: Some(PortIpv6 { address: "fd00::9".parse().unwrap(), length: 64 }), ..port(8) };
+    die_everywhere(|tables| tables.upsert_port(&replacing));
     let other = PortIpv4 { address: [10, 0, 0, 77].into(), length: 24, router: None };
     die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(other), mac: mac(70), ..port(7) }));
     die_everywhere(|tables| tables.upsert_port(&Port { ipv6: None, ..port(7) }));
@@ -260,29 +264,29 @@ fn ports_are_changed_or_not() {
 }
 
 #[test]
-fn direct_paths_are_changed_or_not() {
+fn killed_change_of_direct_path_is_complete_or_absent() {
     for address in ["10.0.0.21", "fd00::21"] {
-        die_everywhere(|tables| tables.upsert_direct(&direct(5, address, "192.0.2.1")));
+        die_everywhere(|tables| tables.upsert_direct_path(&direct(5, address, "192.0.2.1")));
     }
     let known = direct(5, "fd00::20", "2001:db8::1");
-    die_everywhere(|tables| tables.upsert_direct(&DirectPath { mac: mac(9), ..known }));
-    die_everywhere(|tables| tables.upsert_direct(&DirectPath { host: ip("192.0.2.1"), ..known }));
-    die_everywhere(|tables| tables.upsert_direct(&DirectPath { path_vni: vni(6), ..known }));
+    die_everywhere(|tables| tables.upsert_direct_path(&DirectPath { mac: mac(9), ..known }));
+    die_everywhere(|tables| tables.upsert_direct_path(&DirectPath { host: ip("192.0.2.1"), ..known }));
+    die_everywhere(|tables| tables.upsert_direct_path(&DirectPath { path_vni: vni(6), ..known }));
     let moved = DirectPath { mac: mac(9), host: ip("192.0.2.1"), ..known };
-    die_everywhere(|tables| tables.upsert_direct(&moved));
-    die_everywhere(|tables| tables.remove_direct(vni(5), ip("10.0.0.20")));
-    // It goes with its VRF and with its host.
+    die_everywhere(|tables| tables.upsert_direct_path(&moved));
+    die_everywhere(|tables| tables.remove_direct_path(vni(5), ip("10.0.0.20")));
+    // Paths are removed with their VRF and with their host.
     die_everywhere(|tables| tables.remove_vrf(vni(6)));
     die_everywhere(|tables| tables.remove_vtep(ip("2001:db8::1")));
-    // It gives way to an endpoint and to a port.
+    // Paths are replaced by an endpoint and by a port.
     die_everywhere(|tables| tables.upsert_endpoint(&endpoint(5, "fd00::20", "192.0.2.1")));
-    let taker = PortIpv4 { address: [10, 0, 0, 20].into(), length: 24, router: None };
+    let ipv4 = PortIpv4 { address: [10, 0, 0, 20].into(), length: 24, router: None };
     let ipv6 = Some(PortIpv6 { address: "fd00::20".parse().unwrap(), length: 64 });
-    die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(taker), ipv6, ..port(8) }));
+    die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(ipv4), ipv6, ..port(8) }));
 }
 
 #[test]
-fn routes_are_changed_or_not() {
+fn killed_change_of_route_is_complete_or_absent() {
     for prefix in ["10.2.0.0/16", "fd00::7/128"] {
         die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
     }

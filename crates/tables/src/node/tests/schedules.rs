@@ -1,15 +1,14 @@
-//! Changes of routes, VRFs and nodes beside readers, in thousands of orders of
-//! the single accesses.
+//! Changes of routes, VRFs and nodes while readers look up, in thousands of orders of the single accesses.
 
 use super::*;
-use crate::interleave::explore::{Answer, Scenario, Step, Turns, undisturbed};
+use crate::interleave::explore::{Answer, ReaderEpochs, Scenario, Step, undisturbed};
 use sluice_types::IpNet;
 
-type Of = Answer<Seen>;
-type Questions = Vec<Box<dyn Fn(&Reader) -> Of + Send + Sync>>;
+type SeenAnswer = Answer<Finding>;
+type Questions = Vec<Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync>>;
 
 #[derive(Clone, Debug, PartialEq)]
-enum Seen {
+enum Finding {
     Route(Option<Target>),
     Endpoint(Option<(MacAddr, NextHop)>),
     Node(bool),
@@ -27,7 +26,7 @@ fn route(prefix: &str, peer: u32) -> Route {
     Route { vni: vni(5), prefix: prefix.parse().unwrap(), target: Target::Peer(vni(peer)) }
 }
 
-fn enter(prefix: &str, peer: u32) -> Step<NodeTables> {
+fn add(prefix: &str, peer: u32) -> Step<NodeTables> {
     let route = route(prefix, peer);
     step(move |tables| tables.upsert_route(&route))
 }
@@ -41,7 +40,7 @@ fn vrf(mtu: u16) -> Step<NodeTables> {
     step(move |tables| tables.upsert_vrf(&Vrf { mtu, ..plain_vrf(5) }))
 }
 
-/// Fills all that is free with words that are nothing.
+/// Fills all free cells with invalid words, as a later user of the cells might.
 fn reuse() -> Step<NodeTables> {
     step(|tables| {
         tables.flush()?;
@@ -57,53 +56,54 @@ fn reuse() -> Step<NodeTables> {
 }
 
 fn adopt() -> Step<NodeTables> {
-    Box::new(|tables, turns| {
-        *tables = NodeTables::adopt(tables.memory().clone(), turns.clone()).unwrap();
+    Box::new(|tables, epochs| {
+        *tables = NodeTables::adopt(tables.memory().clone(), epochs.clone()).unwrap();
     })
 }
 
-fn ask_route(address: &str) -> Box<dyn Fn(&Reader) -> Of + Send + Sync> {
+fn ask_route(address: &str) -> Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync> {
     let address = ip(address);
     Box::new(move |reader| match reader.find_index(5, 0) {
         Lookup::Busy => None,
-        _ => Some(Seen::Route(reader.route(vni(5), address))),
+        _ => Some(Finding::Route(reader.route(vni(5), address))),
     })
 }
 
-fn ask_endpoint(address: &str) -> Box<dyn Fn(&Reader) -> Of + Send + Sync> {
+fn ask_endpoint(address: &str) -> Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync> {
     let address = ip(address);
     Box::new(move |reader| match reader.find(5, address) {
         Lookup::Busy => None,
-        Lookup::Miss => Some(Seen::Endpoint(None)),
+        Lookup::Miss => Some(Finding::Endpoint(None)),
         Lookup::Hit(hit) => {
             let hop = reader.next_hop(hit.cell).expect("a hit leads to a next hop");
-            Some(Seen::Endpoint(Some((hit.mac, hop))))
+            Some(Finding::Endpoint(Some((hit.mac, hop))))
         }
     })
 }
 
-fn ask_node(address: &str) -> Box<dyn Fn(&Reader) -> Of + Send + Sync> {
+fn ask_node(address: &str) -> Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync> {
     let address = ip(address);
     Box::new(move |reader| match reader.find(0, address) {
         Lookup::Busy => None,
-        Lookup::Miss => Some(Seen::Node(false)),
-        Lookup::Hit(hit) => Some(Seen::Node(reader.next_hop(hit.cell) == Some(NextHop::Vtep(address)))),
+        Lookup::Miss => Some(Finding::Node(false)),
+        Lookup::Hit(hit) => Some(Finding::Node(reader.next_hop(hit.cell) == Some(NextHop::Vtep(address)))),
     })
 }
 
+/// Explores `steps` on tables that `fill` filled, while readers ask the questions.
 fn explore(
-    there: impl Fn(&mut NodeTables) + Send + Sync + 'static,
+    fill: impl Fn(&mut NodeTables) + Send + Sync + 'static,
     questions: Questions,
     steps: Vec<Step<NodeTables>>,
 ) {
-    let prepare = move |turns: Turns| {
+    let prepare = move |epochs: ReaderEpochs| {
         let memory = Memory::anonymous(600).unwrap();
-        let mut tables = NodeTables::create(memory, turns, Sizes { endpoints: 1 }).unwrap();
+        let mut tables = NodeTables::create(memory, epochs, Sizes { endpoints: 1 }).unwrap();
         tables.upsert_vrf(&plain_vrf(5)).unwrap();
-        there(&mut tables);
+        fill(&mut tables);
         tables
     };
-    Scenario { prepare: Box::new(prepare), memory: NodeTables::memory, steps, questions, wavers: false }
+    Scenario { prepare: Box::new(prepare), memory: NodeTables::memory, steps, questions, may_go_back: false }
         .explore();
 }
 
@@ -115,76 +115,71 @@ fn with_routes(prefixes: Vec<String>) -> impl Fn(&mut NodeTables) + Send + Sync 
     }
 }
 
-/// Prefixes of one family that nest and stand side by side.
-fn many(family: &str, count: u32) -> Vec<String> {
+/// Prefixes of one family that are next to each other.
+fn side_by_side(family: &str, count: u32) -> Vec<String> {
     (0..count)
         .map(|i| if family == "v4" { format!("10.{i}.0.0/16") } else { format!("fd00:{i:x}::/32") })
         .collect()
 }
 
 #[test]
-fn few_routes() {
-    let there = with_routes(vec!["10.0.0.0/8".to_owned()]);
+fn lists_of_few_routes_change() {
+    let fill = with_routes(vec!["10.0.0.0/8".to_owned()]);
     let steps = vec![
-        enter("10.1.0.0/16", 91),
-        enter("10.1.0.0/16", 92),
+        add("10.1.0.0/16", 91),
+        add("10.1.0.0/16", 92),
         withdraw("10.1.0.0/16"),
-        enter("0.0.0.0/0", 93),
+        add("0.0.0.0/0", 93),
         reuse(),
         withdraw("10.0.0.0/8"),
     ];
-    explore(there, vec![ask_route("10.1.2.3")], steps);
-    let there = with_routes(vec!["::/0".to_owned(), "fd00::/16".to_owned()]);
+    explore(fill, vec![ask_route("10.1.2.3")], steps);
+    let fill = with_routes(vec!["::/0".to_owned(), "fd00::/16".to_owned()]);
     let steps = vec![
-        enter("fd00::1/128", 91),
+        add("fd00::1/128", 91),
         withdraw("fd00::/16"),
         withdraw("fd00::1/128"),
         reuse(),
         withdraw("::/0"),
-        enter("fd00::/64", 92),
+        add("fd00::/64", 92),
     ];
-    explore(there, vec![ask_route("fd00::1")], steps);
+    explore(fill, vec![ask_route("fd00::1")], steps);
 }
 
-/// From a list to the next form and back, with a route that stays and one that changes.
+/// A list becomes a directory and a list again, with a route that stays and one that changes.
 #[test]
-fn routes_that_outgrow_their_form() {
+fn lists_become_directories_and_back() {
     for (family, asked, host) in [("v4", "10.3.0.1", "10.3.0.1/32"), ("v6", "fd00:3::1", "fd00:3::1/128")] {
-        let most = match family {
+        let list_max = match family {
             "v4" => layout::LPM_SCAN4_CELLS * layout::LPM_SCAN4_ROUTES,
             _ => layout::LPM_SCAN6_CELLS * layout::LPM_SCAN6_ROUTES,
         };
-        let there = with_routes(many(family, most));
-        let more = many(family, most + 2);
-        let last = most as usize;
-        let mut steps = vec![
-            enter(&more[last], 91),
-            enter(host, 92),
-            reuse(),
-            withdraw(host),
-            enter(&more[last + 1], 93),
-        ];
+        let fill = with_routes(side_by_side(family, list_max));
+        let more = side_by_side(family, list_max + 2);
+        let last = list_max as usize;
+        let mut steps =
+            vec![add(&more[last], 91), add(host, 92), reuse(), withdraw(host), add(&more[last + 1], 93)];
         steps.extend(more[4..].iter().map(|prefix| withdraw(prefix)));
-        steps.extend([reuse(), enter(&more[3], 94)]);
-        explore(there, vec![ask_route(asked)], steps);
+        steps.extend([reuse(), add(&more[3], 94)]);
+        explore(fill, vec![ask_route(asked)], steps);
     }
 }
 
-/// Buckets that overflow into directories and come back, short routes that are
-/// pushed into them, and what stands in the way of a skip.
+/// Buckets overflow into directories and become buckets again, short routes are pushed into them, and skips
+/// are split.
 #[test]
-fn routes_behind_directories() {
+fn routes_below_directories_change() {
     let clump = |family: &str, count: u32| -> Vec<String> {
         let host = |i| if family == "v4" { format!("10.3.0.{i}/32") } else { format!("fd00:3::{i:x}/128") };
-        many(family, 16).into_iter().chain((0..count).map(host)).collect()
+        side_by_side(family, 16).into_iter().chain((0..count).map(host)).collect()
     };
     for (family, asked, short, near) in [
         ("v4", "10.3.0.1", ["10.0.0.0/7", "10.3.0.0/23"], "10.3.128.0/20"),
         ("v6", "fd00:3::1", ["fc00::/7", "fd00:3::/63"], "fd00:3:8000::/40"),
     ] {
         let hosts = clump(family, 14);
-        let mut steps: Vec<_> = hosts[18..].iter().map(|host| enter(host, 91)).collect();
-        steps.extend([enter(short[0], 92), enter(near, 93), enter(short[1], 94), reuse()]);
+        let mut steps: Vec<_> = hosts[18..].iter().map(|host| add(host, 91)).collect();
+        steps.extend([add(short[0], 92), add(near, 93), add(short[1], 94), reuse()]);
         steps.extend(hosts[17..].iter().map(|host| withdraw(host)));
         steps.extend([withdraw(near), reuse(), withdraw(short[1]), withdraw(short[0])]);
         explore(with_routes(hosts[..18].to_vec()), vec![ask_route(asked)], steps);
@@ -192,26 +187,26 @@ fn routes_behind_directories() {
 }
 
 #[test]
-fn vrfs_that_change_and_go() {
-    let there = with_routes(many("v4", 3));
+fn vrfs_change_and_are_removed() {
+    let fill = with_routes(side_by_side("v4", 3));
     let steps = vec![
         vrf(1400),
-        enter("10.1.1.0/24", 91),
+        add("10.1.1.0/24", 91),
         vrf(1300),
         reuse(),
         step(|tables| tables.remove_vrf(vni(5))),
         reuse(),
         vrf(1500),
-        enter("10.1.0.0/16", 92),
+        add("10.1.0.0/16", 92),
     ];
-    explore(there, vec![ask_route("10.1.1.1")], steps);
+    explore(fill, vec![ask_route("10.1.1.1")], steps);
 }
 
 #[test]
-fn nodes_that_come_and_go_under_their_endpoints() {
+fn nodes_are_removed_and_added_while_endpoints_lead_to_them() {
     for address in ["10.0.0.1", "fd00::1"] {
         let at = move |host: usize, seed| Endpoint { mac: mac(seed), ..endpoint(5, address, HOSTS[host]) };
-        let there = move |tables: &mut NodeTables| {
+        let fill = move |tables: &mut NodeTables| {
             HOSTS.iter().for_each(|host| assert!(tables.upsert_vtep(ip(host), Role::Host).unwrap()));
             tables.upsert_endpoint(&at(0, 1)).unwrap();
         };
@@ -227,6 +222,6 @@ fn nodes_that_come_and_go_under_their_endpoints() {
             reuse(),
         ];
         let questions = vec![ask_endpoint(address), ask_node(HOSTS[0]), ask_node(HOSTS[1])];
-        explore(there, questions, steps);
+        explore(fill, questions, steps);
     }
 }

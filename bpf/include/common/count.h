@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* Counters: what was dropped and why, what was sent on. All are per CPU, so plain additions do. */
+#ifndef SLUICE_COUNT_H
+#define SLUICE_COUNT_H
+
+#include "common/maps.h"
+
+/*
+ * Counts one packet dropped for `reason`. `vni` is 0 until the packet's VNI was
+ * found in the tables: a sender must not be able to fill the map with VNIs that
+ * do not exist.
+ */
+__attribute__((noinline)) int count_drop(__u32 vni, __u32 reason)
+{
+	struct vni_drop_key key = { .vni = vni, .reason = reason };
+	__u64 first = 1, *count;
+
+	count = bpf_map_lookup_elem(&drops, &reason);
+	if (count)
+		*count += 1;
+	if (!vni)
+		return 0;
+	count = bpf_map_lookup_elem(&vni_drops, &key);
+	if (!count) {
+		if (!bpf_map_update_elem(&vni_drops, &key, &first, BPF_NOEXIST))
+			return 0;
+		/* Another CPU made the entry in between, or the map is full. */
+		count = bpf_map_lookup_elem(&vni_drops, &key);
+	}
+	if (count)
+		*count += 1;
+	return 0;
+}
+
+/* Counts one tenant frame of `bytes` (Ethernet header included) sent on. */
+static __always_inline void count_traffic(__u32 index, __u32 bytes)
+{
+	struct traffic *traffic = bpf_map_lookup_elem(&vni_traffic, &index);
+
+	if (traffic) {
+		traffic->packets += 1;
+		traffic->bytes += bytes;
+	}
+}
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Reading the tables of cells.h from packet programs. The includer provides
+ * cell_at(index): the cell, or NULL where the index is out of bounds. Nothing
+ * here writes, loops without a bound, or calls a helper.
+ */
+#ifndef SLUICE_EXACT_MATCH_H
+#define SLUICE_EXACT_MATCH_H
+
+#include "common/atomic.h"
+#include "common/hash.h"
+#include "layout/cells.h"
+
+/* READ_ONCE loads are taken in program order: volatile for the compiler, x86 TSO for the processor. */
+
+/* How often a lookup starts again while the writer moves entries about. */
+#define EXACT_RETRIES 4
+
+struct exact_hit {
+	__u64 mac;  /* as in EXACT_MAC_MASK */
+	__u32 next; /* cell index */
+};
+
+enum exact_answer { EXACT_MISS, EXACT_HIT, EXACT_BUSY };
+
+/*
+ * address: host-order halves. Low 32 bits: the id of the key; top 16: the check
+ * beside the MAC. Tenants choose addresses, so the sum is NH (RFC 4418 section
+ * 5.2.2), of which nobody who does not know the seed finds two that meet with a
+ * likelihood above 2^-32; what follows only spreads it.
+ */
+static __always_inline __u64 ipv6_digest(__u64 high, __u64 low, __u64 seed)
+{
+	__u64 other = ~seed * 0x9e3779b97f4a7c15ull;
+	__u64 sum = (__u64)(__u32)(high + seed) * (__u32)((high >> 32) + (seed >> 32)) +
+		    (__u64)(__u32)(low + other) * (__u32)((low >> 32) + (other >> 32));
+
+	return exact_mix(sum, seed);
+}
+
+static __always_inline __u64 exact_key(__u64 kind, __u32 vni, __u32 id)
+{
+	return kind << EXACT_KIND_SHIFT | (__u64)vni << EXACT_VNI_SHIFT | id;
+}
+
+/* Searches one bucket. 1: found, with the raw value and next; 0: not here; -1: changed under us. */
+static __always_inline int exact_scan(const struct exact_bucket *bucket, __u64 key, __u64 *value,
+				      __u32 *next)
+{
+#pragma unroll
+	for (int i = 0; i < EXACT_SLOTS; i++) {
+		__u64 seen = READ_ONCE(bucket->key[i]);
+
+		if ((seen & EXACT_KEY_MASK) != key)
+			continue;
+		*value = READ_ONCE(bucket->value[i]);
+		*next = READ_ONCE(bucket->next[i]);
+		return READ_ONCE(bucket->key[i]) == seen ? 1 : -1;
+	}
+	return 0;
+}
+
+/* Finds the raw entry of `key`. */
+static __always_inline enum exact_answer exact_lookup(const struct exact_root *root, __u64 key,
+						      __u64 *value, __u32 *next)
+{
+	__u64 hash = exact_mix(key, root->seed);
+
+	for (int i = 0; i < EXACT_RETRIES; i++) {
+		__u64 buckets = READ_ONCE(root->buckets);
+		__u32 first = (__u32)buckets, count = buckets >> 32;
+		__u32 one = ((hash & 0xffffffff) * count) >> 32;
+		__u32 two = ((hash >> 32) * count) >> 32;
+		const struct exact_bucket *a, *b;
+		__u32 version;
+		int found;
+
+		if (two == one)
+			two = one + 1 == count ? 0 : one + 1;
+		a = (const struct exact_bucket *)cell_at(first + one);
+		b = (const struct exact_bucket *)cell_at(first + two);
+		if (!a || !b)
+			return EXACT_MISS;
+		version = READ_ONCE(a->version);
+		found = exact_scan(a, key, value, next);
+		if (!found)
+			found = exact_scan(b, key, value, next);
+		if (found > 0)
+			return EXACT_HIT;
+		if (!found && READ_ONCE(a->version) == version)
+			return EXACT_MISS;
+	}
+	return EXACT_BUSY;
+}
+
+static __always_inline enum exact_answer exact_find4(const struct exact_root *root, __u32 vni,
+						     __u32 address, struct exact_hit *hit)
+{
+	__u64 value = 0;
+	__u32 next = 0;
+	enum exact_answer answer =
+		exact_lookup(root, exact_key(EXACT_IPV4, vni, address), &value, &next);
+
+	hit->mac = value & EXACT_MAC_MASK;
+	hit->next = next & CELL_INDEX_MASK;
+	return answer;
+}
+
+static __always_inline enum exact_answer exact_find_index(const struct exact_root *root, __u32 vni,
+							  __u32 id, __u32 *cell)
+{
+	__u64 value = 0;
+	__u32 next = 0;
+	enum exact_answer answer = exact_lookup(root, exact_key(EXACT_INDEX, vni, id), &value, &next);
+
+	*cell = next & CELL_INDEX_MASK;
+	return answer;
+}
+
+/* The conflict table: full keys, for the few addresses that share a digest within a VNI. */
+static __always_inline enum exact_answer exact_conflict_find(const struct exact_root *root,
+							     __u64 key, __u64 high, __u64 low,
+							     struct exact_hit *hit)
+{
+	__u64 run = READ_ONCE(root->conflicts);
+	__u32 first = (__u32)run, count = run >> 32;
+	__u32 at = ((exact_mix(exact_mix(key ^ high, root->seed) ^ low, root->seed) >> 32) * count) >> 32;
+
+	for (int i = 0; i < EXACT_CONFLICT_PROBES; i++) {
+		const struct exact_conflict *entry = (const struct exact_conflict *)cell_at(first + at);
+		__u64 seen;
+
+		if (!entry || !count)
+			return EXACT_MISS;
+		seen = READ_ONCE(entry->key);
+		if ((seen & EXACT_KEY_MASK) == key && READ_ONCE(entry->address[0]) == high &&
+		    READ_ONCE(entry->address[1]) == low) {
+			hit->mac = READ_ONCE(entry->value) & EXACT_MAC_MASK;
+			hit->next = READ_ONCE(entry->next) & CELL_INDEX_MASK;
+			/* A live entry never changes, so a changed one is not the one sought. */
+			if (READ_ONCE(entry->key) == seen)
+				return EXACT_HIT;
+		}
+		at = at + 1 == count ? 0 : at + 1;
+	}
+	return EXACT_MISS;
+}
+
+/* high, low: the address's halves in host order. */
+static __always_inline enum exact_answer exact_find6(const struct exact_root *root, __u32 vni,
+						     __u64 high, __u64 low, struct exact_hit *hit)
+{
+	__u64 digest = ipv6_digest(high, low, root->seed) & root->digest_mask;
+	__u64 key = exact_key(EXACT_IPV6, vni, (__u32)digest);
+	__u64 value = 0;
+	__u32 next = 0;
+	enum exact_answer answer = exact_lookup(root, key, &value, &next);
+
+	if (answer != EXACT_HIT)
+		return answer;
+	if (next & EXACT_CONFLICT) {
+		answer = exact_conflict_find(root, key, high, low, hit);
+		if (answer != EXACT_MISS)
+			return answer;
+	}
+	hit->mac = value & EXACT_MAC_MASK;
+	hit->next = next & CELL_INDEX_MASK;
+	return value >> EXACT_CHECK_SHIFT == digest >> EXACT_CHECK_SHIFT ? EXACT_HIT : EXACT_MISS;
+}
+
+#endif

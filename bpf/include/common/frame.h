@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* What is known of a tenant's frame after parsing. */
+#ifndef SLUICE_FRAME_H
+#define SLUICE_FRAME_H
+
+#include "common/bytes.h"
+#include "common/hash.h"
+#include "common/headers.h"
+#include "layout/cells.h"
+
+#define MAC_GROUP_BIT (1ull << 40)
+
+#define FRAME_IPV6 0x01
+#define FRAME_FRAGMENT 0x02 /* a piece of a datagram */
+#define FRAME_LATER 0x04    /* ... and not the first: no transport header */
+#define FRAME_DF 0x08	    /* must not be fragmented; always so in IPv6 */
+#define FRAME_OPTIONS 0x10  /* IPv4 options or IPv6 extension headers */
+
+/* Addresses are host-order halves, high half first; IPv4 in the low 32 bits of [1]. */
+struct frame {
+	__u64 source[2];
+	__u64 destination[2];
+	__u64 source_mac; /* as in EXACT_MAC_MASK */
+	__u64 destination_mac;
+	__u32 ip_bytes;	 /* the IP packet, by its own length field */
+	__u32 transport; /* first word of the transport header, host order; 0 if none */
+	__u16 ethertype; /* host order */
+	__u16 transport_at; /* from the start of the Ethernet header */
+	__u8 protocol;
+	__u8 ttl;
+	__u8 traffic_class;
+	__u8 flags;
+};
+
+static __always_inline int ipv4_multicast(__u64 address)
+{
+	return (address & 0xf0000000) == 0xe0000000 || address == 0xffffffff;
+}
+
+static __always_inline int ipv6_multicast(__u64 high)
+{
+	return high >> 56 == 0xff;
+}
+
+static __always_inline int ipv6_link_local(__u64 high)
+{
+	return high >> 54 == 0xfe80 >> 6;
+}
+
+/* True if the frame is for more than one station, by its MAC or IP address. */
+static __always_inline int frame_multicast(const struct frame *frame)
+{
+	if (frame->destination_mac & MAC_GROUP_BIT)
+		return 1;
+	return frame->flags & FRAME_IPV6 ? ipv6_multicast(frame->destination[0])
+					 : ipv4_multicast(frame->destination[1]);
+}
+
+/* True if the IP source is one that a station can have: RFC 1122 3.2.1.3, RFC 4291 2.5. */
+static __always_inline int source_valid(const struct frame *frame)
+{
+	__u64 high = frame->source[0], low = frame->source[1];
+
+	if (frame->source_mac & MAC_GROUP_BIT || !frame->source_mac)
+		return 0;
+	if (frame->flags & FRAME_IPV6)
+		return !ipv6_multicast(high) && (high || low > 1);
+	return low >> 24 != 0 && low >> 24 != 127 && !ipv4_multicast(low);
+}
+
+/* Whether the transport word is two ports that all packets of the flow have. */
+static __always_inline int frame_has_ports(const struct frame *frame)
+{
+	return !(frame->flags & FRAME_FRAGMENT) &&
+	       (frame->protocol == IPPROTO_TCP || frame->protocol == IPPROTO_UDP ||
+		frame->protocol == IPPROTO_SCTP);
+}
+
+/* One number a flow: addresses, protocol and ports; without ports if it is fragmented. */
+static __always_inline __u32 frame_hash(const struct frame *frame)
+{
+	__u64 rest = frame->protocol, hash;
+
+	if (frame_has_ports(frame))
+		rest |= (__u64)frame->transport << 8;
+	if (!(frame->flags & FRAME_IPV6))
+		return exact_mix(frame->source[1] << 32 | frame->destination[1], rest);
+	hash = exact_mix(frame->source[0] ^ (frame->destination[0] << 7 | frame->destination[0] >> 57),
+			 rest);
+	return exact_mix(frame->source[1] ^ (frame->destination[1] << 9 | frame->destination[1] >> 55),
+			 hash);
+}
+
+#endif

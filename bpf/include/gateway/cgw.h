@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Gateway, stages "classify" and "CGW": which VPC, which route, through which
+ * peers, which endpoint on which host. Reads and writes struct packet only.
+ *
+ * Contract: DROP_none with final_vni, next_hop, endpoint_mac, mtu and routed
+ * filled in, or the reason to drop, with error_type set where the tenant gets
+ * an ICMP error.
+ */
+#ifndef SLUICE_CGW_H
+#define SLUICE_CGW_H
+
+#include "common/icmp_error.h"
+#include "common/lookup.h"
+#include "gateway/packet.h"
+
+/* Finds the VPC of the VNI that the packet came with. */
+__attribute__((noinline)) int classify(struct packet *packet)
+{
+	struct vrf *vrf;
+	__u32 cell;
+
+	if (!packet)
+		return DROP_stale_index;
+	cell = find_index(packet->vni, 0);
+	if (!cell)
+		return DROP_unknown_vni;
+	if (cell == INDEX_BUSY)
+		return DROP_table_busy;
+	vrf = vrf_at(cell, packet->vni);
+	if (!vrf)
+		return DROP_stale_index;
+	packet->vrf = cell;
+	packet->counters = READ_ONCE(vrf->counters);
+	packet->elephant_bytes = READ_ONCE(vrf->group);
+	return DROP_none;
+}
+
+/* Follows the route for the destination, from VPC to VPC, to the VNI where it is local. */
+static __always_inline int follow_route(struct packet *packet)
+{
+	__u64 high = packet->frame.destination[0], low = packet->frame.destination[1];
+	__u32 vni = packet->vni, cell = packet->vrf;
+
+	for (int hops = 0; hops <= PEER_HOPS_MAX; hops++) {
+		struct vrf *vrf = vrf_at(cell, vni);
+		__u32 leaf;
+
+		if (!vrf)
+			return DROP_stale_index;
+		if (packet->frame.flags & FRAME_IPV6)
+			leaf = find_route6(READ_ONCE(vrf->lpm6), high, low);
+		else
+			leaf = find_route4(READ_ONCE(vrf->lpm4), low);
+		switch (leaf >> LEAF_SCOPE_SHIFT) {
+		case SCOPE_LOCAL:
+			packet->final_vni = vni;
+			packet->mtu = READ_ONCE(vrf->mtu);
+			return DROP_none;
+		case SCOPE_PEER:
+			break;
+		case SCOPE_DROP:
+			return DROP_route_drop;
+		default:
+			return leaf ? DROP_stale_index : DROP_no_route;
+		}
+		/* A frame to a neighbour's MAC does not leave its VPC. */
+		if (!packet->routed)
+			return DROP_wrong_mac;
+		vni = leaf & LEAF_ARGUMENT_MASK;
+		cell = find_index(vni, 0);
+		if (!cell)
+			return DROP_unknown_vni;
+		if (cell == INDEX_BUSY)
+			return DROP_table_busy;
+	}
+	return DROP_peer_loop;
+}
+
+/* VM-NC: the endpoint's MAC and host. */
+static __always_inline int find_endpoint(__u32 vni, const struct frame *frame, const __u64 *address,
+					 struct exact_hit *hit)
+{
+	int answer;
+
+	if (frame->flags & FRAME_IPV6)
+		answer = find_ipv6(vni, address[0], address[1], hit);
+	else
+		answer = find_ipv4(vni, address[1], hit);
+	if (answer == EXACT_BUSY)
+		return DROP_table_busy;
+	return answer == EXACT_HIT ? DROP_none : DROP_no_endpoint;
+}
+
+__attribute__((noinline)) int route(struct packet *packet)
+{
+	const struct node_config *node = cell_at(CELL_NODE);
+	struct exact_hit hit = {};
+	int reason;
+
+	if (!packet || !node)
+		return DROP_stale_index;
+	if (!source_valid(&packet->frame))
+		return DROP_inner_source;
+	if (frame_multicast(&packet->frame))
+		return DROP_multicast;
+	packet->routed = packet->frame.destination_mac == load_mac(node->router_mac);
+	/* Link-local addresses are nobody's beyond their link (RFC 4291 section 2.5.6). */
+	if (packet->frame.flags & FRAME_IPV6 && packet->routed &&
+	    (ipv6_link_local(packet->frame.source[0]) ||
+	     ipv6_link_local(packet->frame.destination[0])))
+		return DROP_link_local;
+	reason = follow_route(packet);
+	if (reason)
+		return reason;
+	reason = find_endpoint(packet->final_vni, &packet->frame, packet->frame.destination, &hit);
+	if (reason)
+		return reason;
+	if (!packet->routed && hit.mac != packet->frame.destination_mac)
+		return DROP_wrong_mac;
+	if (packet->routed && packet->frame.ttl <= 1) {
+		packet->error_type = packet->frame.flags & FRAME_IPV6 ? ICMP6_TIME_EXCEEDED
+								      : ICMP4_TIME_EXCEEDED;
+		return DROP_ttl_exceeded;
+	}
+	packet->endpoint_mac = hit.mac;
+	packet->next_hop = hit.next;
+	return DROP_none;
+}
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* The underlay interfaces of this node. */
+#ifndef SLUICE_UNDERLAY_PORT_H
+#define SLUICE_UNDERLAY_PORT_H
+
+#include "common/lookup.h"
+#include "common/bytes.h"
+
+/* Underlay port number `index` of the node; indices of underlay_port_index() beyond the last are the first. */
+static __always_inline struct underlay_port *underlay_port_at(__u32 index)
+{
+	struct underlay_port *ports = cell_at(CELL_NODE + 1 + ((index & 7) >> 2));
+
+	return ports ? &ports[index & 3] : NULL;
+}
+
+/* Index of the underlay port with this ifindex; UNDERLAY_PORTS_MAX: none. */
+__attribute__((noinline)) __u32 underlay_port_index(__u32 ifindex)
+{
+	for (__u32 i = 0; i < UNDERLAY_PORTS_MAX; i++) {
+		struct underlay_port *port = underlay_port_at(i);
+
+		if (port && port->ifindex == ifindex)
+			return i;
+	}
+	return UNDERLAY_PORTS_MAX;
+}
+
+static __always_inline __u64 underlay_port_mac(const struct underlay_port *port)
+{
+	return load_mac(port->mac);
+}
+
+#endif

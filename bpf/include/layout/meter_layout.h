@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* Layout of the table of meters: see meters.h. */
+#ifndef SLUICE_METER_LAYOUT_H
+#define SLUICE_METER_LAYOUT_H
+
+#include <linux/types.h>
+
+#define METERS_MAGIC 0x314d454349554c53ull /* "SLUICEM1", little endian */
+#define METERS_LAYOUT_VERSION 1
+
+#define METER_UNIT_SHIFT 8 /* 256 units a nanosecond */
+
+/* Cell 0: no meter has id 0. */
+struct meter_table {
+	__u64 magic; /* stored last when the table is laid out */
+	__u32 layout_version;
+	__u32 reserved32;
+	__u64 cells; /* capacity; meters have ids from 1 to cells - 1 */
+	__u64 reserved[5];
+};
+
+/* Indices of a meter's words: twice the direction, plus the kind. */
+#define METER_IN 0  /* towards the tenant */
+#define METER_OUT 1 /* from the tenant */
+#define METER_BYTES 0
+#define METER_PACKETS 1
+#define METER_WORDS 4
+
+/*
+ * A limit is one word, so that every change of it is one store; 0: no limit.
+ *
+ *   bits  0..27  mantissa of the cost
+ *   bits 28..33  shift of the cost: bytes cost bytes * mantissa >> shift units,
+ *                rounded to the nearest; a packet costs mantissa << shift
+ *   bits 34..57  mantissa of the burst tolerance
+ *   bits 58..63  shift of the tolerance: mantissa << shift units, at most
+ *                METER_TOLERANCE_MAX
+ */
+#define METER_COST_BITS 28
+#define METER_COST_MASK 0x0fffffffull
+#define METER_COST_SHIFT_SHIFT 28
+#define METER_SHIFT_MASK 0x3full
+#define METER_TOLERANCE_BITS 24
+#define METER_TOLERANCE_MASK 0xffffffull
+#define METER_TOLERANCE_SHIFT 34
+#define METER_TOLERANCE_SHIFT_SHIFT 58
+#define METER_TOLERANCE_MAX (1ull << 60)
+
+struct meter {
+	__u64 arrival[METER_WORDS]; /* packets write these */
+	__u64 limit[METER_WORDS];   /* the agent writes these */
+};
+
+/*
+ * An arrival time further ahead than twice the tolerance and this (1.07 s, far
+ * more than processors disagree about the time) is of a meter that was idle till
+ * the clock wrapped, or of an agent that ended in the middle of a change: the
+ * bucket counts as full.
+ */
+#define METER_SKEW (1ull << 38)
+
+#endif

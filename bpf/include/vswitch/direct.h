@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Direct paths: from a VM through the tunnel to the host of another, past the
+ * gateways (Zeta section IV-C). A gateway has told the agent of the path, and
+ * the agent has written it.
+ *
+ * Contract: a VM's unicast packet with its own source, no longer than the port's
+ * MTU, whose destination has a path; routed packets have a hop left. It is sent
+ * as the gateway would have sent it, or dropped for the same reasons, by the
+ * sender's VNI's counters.
+ */
+#ifndef SLUICE_DIRECT_H
+#define SLUICE_DIRECT_H
+
+#include "vswitch/deliver.h"
+#include "vswitch/tunnel.h"
+
+#define NS_PER_SECOND 1000000000ull
+
+/* Whether an exact match is a direct path. */
+static __always_inline int is_direct(int found, const struct exact_hit *hit)
+{
+	const struct next_hop *hop = cell_at(hit->next);
+
+	return found == EXACT_HIT && hop && READ_ONCE(hop->kind) == NEXT_HOP_DIRECT;
+}
+
+/* Tells the agent that the path is in use: one store a second, whoever makes it. */
+static __always_inline void stamp_direct(struct next_hop *hop)
+{
+	__u32 now = bpf_ktime_get_coarse_ns() / NS_PER_SECOND;
+
+	if (READ_ONCE(hop->used) != now)
+		WRITE_ONCE(hop->used, now);
+}
+
+/* Sends a packet of the VNI's by the path at hit->next. */
+__attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *frame,
+					  struct exact_hit *hit, __u32 vrf_cell, __u32 vni)
+{
+	const struct vrf *vrf = vrf_at(vrf_cell, vni);
+	const struct node_config *node = node_at();
+	struct next_hop *hop;
+	__u32 path_vni;
+	int verdict;
+
+	if (!frame || !hit || !vrf || !node)
+		return port_drop(0, DROP_stale_index);
+	hop = cell_at(hit->next);
+	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_DIRECT)
+		return port_drop(vni, DROP_stale_index);
+	path_vni = READ_ONCE(hop->vni);
+	if (frame->destination_mac == load_mac(node->router_mac)) {
+		if (route_headers(skb, frame, node, hit->mac))
+			return port_drop(vni, DROP_headroom);
+	} else if (frame->destination_mac != hit->mac || path_vni != vni) {
+		/* A frame to a neighbour's MAC does not leave its VPC. */
+		return port_drop(vni, DROP_wrong_mac);
+	}
+	stamp_direct(hop);
+	verdict = tunnel_send(skb, node, hop, path_vni, vni);
+	if (verdict == TC_ACT_REDIRECT)
+		count_traffic(vrf->counters, skb->len);
+	return verdict;
+}
+
+#endif

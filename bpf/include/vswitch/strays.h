@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Strays: what another host sends here by a direct path, for an instance that
+ * has left or was never here (Zeta section V-B, passive migration).
+ *
+ * Contract: a frame from a known sender, in a VNI of this host, whose
+ * destination is no port's. A unicast IP packet from a host goes on to the VPC's
+ * gateways, who know better, and the agent is told, so that it tells the sender;
+ * all else is dropped as not_local. What comes from a gateway never goes back to
+ * one: where tables differ it would go round for ever.
+ */
+#ifndef SLUICE_STRAYS_H
+#define SLUICE_STRAYS_H
+
+#include "common/events_lost.h"
+#include "common/token_bucket.h"
+#include "layout/events.h"
+#include "vswitch/direct.h"
+#include "vswitch/vm_nd.h"
+
+/* For each CPU: beyond it packets still go on, but nobody is told. */
+#define STRAYS_PER_SECOND 1000
+#define STRAYS_BURST 100
+#define STRAY_TOKEN_NS (NS_PER_SECOND / STRAYS_PER_SECOND)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, STRAYS_BYTES);
+} strays SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct token_bucket);
+} stray_budget SEC(".maps");
+
+/* Whether the exact match of a frame from the underlay leads to no port, though all is in order. */
+static __always_inline int is_stray(int found, const struct exact_hit *hit)
+{
+	return found == EXACT_MISS || is_direct(found, hit);
+}
+
+static __always_inline int stray_within_budget(void)
+{
+	__u32 zero = 0;
+	struct token_bucket *bucket = bpf_map_lookup_elem(&stray_budget, &zero);
+
+	return bucket && take_token(bucket, bpf_ktime_get_coarse_ns(), STRAY_TOKEN_NS, STRAYS_BURST);
+}
+
+/* Tells the agent. */
+__attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_sender *from, __u32 vni)
+{
+	struct stray_event *event = NULL;
+
+	if (!frame || !from)
+		return 0;
+	if (stray_within_budget())
+		event = bpf_ringbuf_reserve(&strays, sizeof(*event), 0);
+	if (!event) {
+		count_lost();
+		return 0;
+	}
+	event->destination[0] = frame->destination[0];
+	event->destination[1] = frame->destination[1];
+	event->sender[0] = from->address[0];
+	event->sender[1] = from->address[1];
+	event->vni = vni;
+	event->ipv6 = !!(frame->flags & FRAME_IPV6);
+	event->sender_ipv6 = from->ipv6;
+	event->reserved[0] = event->reserved[1] = 0;
+	bpf_ringbuf_submit(event, 0);
+	return 0;
+}
+
+/* Whether the stray is one that a gateway would forward. */
+static __always_inline int stray_goes_on(const struct frame *frame, const struct tunnel_sender *from)
+{
+	if (!(from->flags & NEXT_HOP_HOST) || frame->ethertype == ETH_P_ARP ||
+	    frame_multicast(frame) || is_control_icmp6(frame))
+		return 0;
+	return !(frame->flags & FRAME_IPV6) || !ipv6_link_local(frame->destination[0]);
+}
+
+static __always_inline int redirect_stray(struct __sk_buff *skb, struct frame *frame,
+					  struct tunnel_sender *from, __u32 vrf_cell, __u32 vni)
+{
+	if (!stray_goes_on(frame, from))
+		return port_drop(vni, DROP_not_local);
+	if (!source_valid(frame))
+		return port_drop(vni, DROP_inner_source);
+	post_stray(frame, from, vni);
+	return tunnel_to_group(skb, vrf_cell, vni, frame_hash(frame));
+}
+
+#endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * To and from the underlay: the kernel's VXLAN device in external mode does the
+ * encapsulation, so that segmentation and checksums stay with it; programs only
+ * say where to, and learn where from.
+ */
+#ifndef SLUICE_TUNNEL_H
+#define SLUICE_TUNNEL_H
+
+#include "vswitch/port.h"
+
+#define TUNNEL_TTL 64
+
+/* To the node `hop`, in VNI `vni`; drops are those of the VNI `own`, the sender's. */
+static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_config *node,
+				       const struct next_hop *hop, __u32 vni, __u32 own)
+{
+	struct bpf_tunnel_key key = { .tunnel_id = vni, .tunnel_ttl = TUNNEL_TTL };
+	/* The tenant's MTU leaves room for the tunnel; if it does not, let it be seen. */
+	__u64 flags = BPF_F_DONT_FRAGMENT;
+
+	if (hop->flags & NEXT_HOP_IPV6) {
+		if (!(node->flags & NODE_HAS_IPV6))
+			return port_drop(own, DROP_no_vtep_address);
+		__builtin_memcpy(key.remote_ipv6, hop->address, 16);
+		__builtin_memcpy(key.local_ipv6, node->vtep6, 16);
+		flags |= BPF_F_TUNINFO_IPV6;
+	} else {
+		if (!(node->flags & NODE_HAS_IPV4))
+			return port_drop(own, DROP_no_vtep_address);
+		key.remote_ipv4 = bpf_ntohl(LOAD32(hop->address));
+		key.local_ipv4 = bpf_ntohl(node->vtep4);
+		flags |= BPF_F_ZERO_CSUM_TX;
+	}
+	if (!node->vxlan_ifindex || bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags))
+		return port_drop(own, DROP_redirect);
+	return bpf_redirect(node->vxlan_ifindex, 0);
+}
+
+/* To the gateway group of the VNI's VRF: `hash` of the flow picks the vIP (Zeta section V-A). */
+__attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 vni,
+					      __u32 hash)
+{
+	const struct vrf *vrf = vrf_at(vrf_cell, vni);
+	const struct node_config *node = node_at();
+	__u32 first, count, place, hop_cell;
+	const struct group *group;
+	const __u32 *words;
+	const struct next_hop *hop;
+	int verdict;
+
+	if (!vrf || !node)
+		return port_drop(0, DROP_stale_index);
+	first = READ_ONCE(vrf->group) & CELL_INDEX_MASK;
+	group = cell_at(first);
+	if (!first || !group)
+		return port_drop(vni, DROP_no_group);
+	count = READ_ONCE(group->count);
+	if (!count || count > GROUP_BUCKETS_MAX)
+		return port_drop(vni, DROP_no_group);
+	/* Buckets are words behind the count, over up to GROUP_CELLS_MAX cells. */
+	place = 1 + (((__u64)hash * count) >> 32);
+	words = cell_at(first + place / (CELL_BYTES / 4));
+	if (!words)
+		return port_drop(vni, DROP_stale_index);
+	hop_cell = words[place % (CELL_BYTES / 4)];
+	hop = cell_at(hop_cell & CELL_INDEX_MASK);
+	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_VTEP)
+		return port_drop(vni, DROP_stale_index);
+	verdict = tunnel_send(skb, node, hop, vni, vni);
+	if (verdict == TC_ACT_REDIRECT)
+		count_traffic(vrf->counters, skb->len);
+	return verdict;
+}
+
+/* Who sent a frame through the tunnel. */
+struct tunnel_sender {
+	__u64 address[2]; /* as in struct frame */
+	__u8 ipv6;
+	__u8 flags; /* NEXT_HOP_HOST: a host, not a gateway */
+};
+
+/* The VNI of a frame from the VXLAN device, and its sender, if a known node sent it. */
+static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __u32 *vni,
+						       struct tunnel_sender *from)
+{
+	const struct next_hop *sender;
+	struct bpf_tunnel_key key = {};
+	struct exact_hit hit = {};
+	int found;
+
+	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
+		from->address[1] = key.remote_ipv4;
+		found = find_ipv4(0, key.remote_ipv4, &hit);
+	} else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6)) {
+		__be64 remote[2]; /* in the key it is not aligned as the verifier wants it */
+
+		__builtin_memcpy(remote, key.remote_ipv6, sizeof(remote));
+		from->ipv6 = 1;
+		from->address[0] = bpf_be64_to_cpu(remote[0]);
+		from->address[1] = bpf_be64_to_cpu(remote[1]);
+		found = find_ipv6(0, from->address[0], from->address[1], &hit);
+	} else {
+		return DROP_no_tunnel_key;
+	}
+	*vni = key.tunnel_id & 0xffffff;
+	if (found != EXACT_HIT)
+		return found == EXACT_BUSY ? DROP_table_busy : DROP_unknown_vtep;
+	sender = cell_at(hit.next);
+	if (!sender || READ_ONCE(sender->kind) != NEXT_HOP_VTEP)
+		return DROP_unknown_vtep;
+	from->flags = READ_ONCE(sender->flags);
+	return DROP_none;
+}
+
+#endif

@@ -1,0 +1,74 @@
+//! Which entries a snapshot has mentioned, so that all others can be removed when it ends.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use sluice_southbound::{ClusterKeys, Update};
+use sluice_tables::NodeTables;
+use sluice_types::{InstanceId, IpNet, Vni};
+
+use crate::Role;
+
+/// Entries that the messages of a snapshot have mentioned so far.
+#[derive(Debug, Default)]
+pub(super) struct SnapshotEntries {
+    vteps: HashSet<IpAddr>,
+    vips: HashSet<IpAddr>,
+    groups: HashSet<u32>,
+    vnis: HashSet<Vni>,
+    endpoints: HashSet<(Vni, IpAddr)>,
+    routes: HashSet<(Vni, IpNet)>,
+    instances: HashSet<InstanceId>,
+    /// Keys are replaced all at once at the end, because an id may have been another cluster's before.
+    pub(super) keys: Vec<ClusterKeys>,
+}
+
+impl SnapshotEntries {
+    /// Notes the entries of a message.
+    pub(super) fn note(&mut self, update: &Update) {
+        self.vteps.extend(update.vteps.iter().map(|vtep| vtep.address));
+        self.vips.extend(update.vips.iter().map(|vip| vip.address));
+        self.groups.extend(update.groups.iter().map(|group| group.id));
+        self.vnis.extend(update.vrfs.iter().map(|vrf| vrf.vni));
+        self.routes.extend(update.routes.iter().map(|route| (route.key.vni, route.key.prefix)));
+        self.instances.extend(update.ports.iter().map(|port| port.instance));
+        for endpoint in &update.endpoints {
+            let keys = addresses(endpoint.ipv4, endpoint.ipv6).map(|address| (endpoint.vni, address));
+            self.endpoints.extend(keys);
+        }
+    }
+
+    /// Whether the snapshot has an endpoint.
+    pub(super) fn has_endpoint(&self, endpoint: &sluice_tables::Endpoint) -> bool {
+        self.endpoints.contains(&(endpoint.vni, endpoint.address))
+    }
+
+    /// The routes of the tables that the snapshot has not mentioned.
+    pub(super) fn unmentioned_routes(&self, tables: &NodeTables) -> Vec<(Vni, IpNet)> {
+        without(tables.routes().map(|route| (route.vni, route.prefix)), &self.routes)
+    }
+
+    /// The removal of what the snapshot has not mentioned, without endpoints and routes, which are too many
+    /// to list twice.
+    pub(super) fn removals(&self, tables: &NodeTables, role: &impl Role) -> Update {
+        let vteps: HashSet<IpAddr> = tables.vteps().chain(role.known_vteps()).collect();
+        Update {
+            removed_ports: without(role.instances(), &self.instances),
+            removed_vnis: without(tables.vrfs().map(|entry| entry.vrf.vni), &self.vnis),
+            removed_groups: without(tables.groups().map(|group| group.id), &self.groups),
+            removed_vips: without(tables.vips().map(|vip| vip.address), &self.vips),
+            removed_vteps: without(vteps, &self.vteps),
+            ..Update::default()
+        }
+    }
+}
+
+fn without<T: Eq + Hash>(all: impl IntoIterator<Item = T>, mentioned: &HashSet<T>) -> Vec<T> {
+    all.into_iter().filter(|item| !mentioned.contains(item)).collect()
+}
+
+/// The addresses that an instance has: one or both.
+pub(super) fn addresses(ipv4: Option<Ipv4Addr>, ipv6: Option<Ipv6Addr>) -> impl Iterator<Item = IpAddr> {
+    ipv4.map(IpAddr::V4).into_iter().chain(ipv6.map(IpAddr::V6))
+}

@@ -1,0 +1,182 @@
+//! The interface between the agent and the role of its node, gateway or host: what a role does with the
+//! entries of an update that only it has. Changes when a new kind of entry is particular to a role.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+
+use sluice_southbound::{ClusterPlan, Group, Path, PathKey, Port, Vip, Vrf, Vtep, VtepRole};
+use sluice_tables::NodeTables;
+use sluice_types::{InstanceId, Vni};
+
+use crate::NodeLoad;
+use crate::apply::Failures;
+use crate::rsp::KeyKind;
+
+/// What a role does with the entries of an update, and the state that it keeps besides the tables.
+///
+/// An entry of a kind that a role does not have is reported to the controller as a failure, and its removal
+/// is ignored: that is what the default methods do.
+pub trait Role: Send + 'static {
+    /// The kind of secrets that the controller sends to nodes of this role.
+    const KEY_KIND: KeyKind;
+
+    /// Whether heartbeats report the traffic of each VNI.
+    const REPORTS_VNI_TRAFFIC: bool = false;
+
+    /// The load that heartbeats report; 0 if the role does not measure it.
+    fn load(&self) -> NodeLoad {
+        NodeLoad::default()
+    }
+
+    /// A new stream begins: forgets what an unfinished step of an earlier stream left behind.
+    fn begin_stream(&mut self) {}
+
+    /// Adds a VTEP, or changes its role.
+    fn upsert_vtep(&mut self, context: &mut UpdateContext<'_>, vtep: &Vtep) {
+        context.upsert_vtep(vtep);
+    }
+
+    /// Removes a VTEP.
+    fn remove_vtep(&mut self, context: &mut UpdateContext<'_>, address: IpAddr) {
+        context.remove_vtep(address);
+    }
+
+    /// VTEPs that the role keeps besides those of the tables. A snapshot that does not mention them removes
+    /// them.
+    fn known_vteps(&self) -> Vec<IpAddr> {
+        Vec::new()
+    }
+
+    /// Adds or changes a vIP of this node's cluster.
+    fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {
+        context.reject(format_args!("vIP {}", vip.address));
+    }
+
+    /// Removes a vIP.
+    fn remove_vip(&mut self, _context: &mut UpdateContext<'_>, _address: IpAddr) {}
+
+    /// Takes the controller's plan of this node's cluster.
+    fn set_cluster_plan(&mut self, context: &mut UpdateContext<'_>, plan: ClusterPlan) {
+        context.reject(format_args!("plan of {}", plan.cluster));
+    }
+
+    /// Adds or changes a group of vIPs that packets are sent to.
+    fn upsert_group(&mut self, context: &mut UpdateContext<'_>, group: Group) {
+        context.reject(format_args!("group {}", group.id));
+    }
+
+    /// Removes a group.
+    fn remove_group(&mut self, _context: &mut UpdateContext<'_>, _id: u32) {}
+
+    /// Adds or changes a VRF.
+    fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf);
+
+    /// Removes VRFs.
+    fn remove_vrfs(&mut self, context: &mut UpdateContext<'_>, vnis: &[Vni]) {
+        for vni in vnis {
+            context.remove_vrf(*vni);
+        }
+    }
+
+    /// Adds or changes an instance of this host.
+    fn upsert_port(&mut self, context: &mut UpdateContext<'_>, port: Port) {
+        context.reject(format_args!("port {}", port.name));
+    }
+
+    /// Removes an instance.
+    fn remove_port(&mut self, _context: &mut UpdateContext<'_>, _instance: InstanceId) {}
+
+    /// The instances of this host.
+    fn instances(&self) -> Vec<InstanceId> {
+        Vec::new()
+    }
+
+    /// Takes direct paths that the controller sets, to be written by [`Role::end_step`].
+    fn note_paths(&mut self, context: &mut UpdateContext<'_>, paths: &[Path], _removed: &[PathKey]) {
+        for Path { key: PathKey { vni, address }, .. } in paths {
+            context.reject(format_args!("path of VNI {vni} to {address}"));
+        }
+    }
+
+    /// All messages of a step have been applied: writes entries that need others of the same step, whichever
+    /// of its messages these are in.
+    fn end_step(&mut self, _context: &mut UpdateContext<'_>) {}
+
+    /// A snapshot of another database is complete: forgets what refers to the old database, where the same
+    /// VNI is another tenant's. Entries that the snapshot did not mention are removed next.
+    fn database_changed(&mut self) {}
+
+    /// A step has ended. Makes its changes survive a crash.
+    ///
+    /// # Errors
+    /// A description of what could not be written, for the acknowledgement.
+    fn commit(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// The tables, and where failures to write them are reported, while an update is applied.
+pub struct UpdateContext<'a> {
+    /// The tables.
+    pub tables: &'a mut NodeTables,
+    /// Whether the step is a snapshot: its entries are all that there are.
+    pub is_snapshot: bool,
+    /// Whether the step is a snapshot of another database than that of the tables.
+    pub is_other_database: bool,
+    pub(crate) failures: &'a mut Failures,
+    /// See [`Applier::topology_changes`](crate::Applier::topology_changes).
+    pub(crate) topology_changes: &'a mut u64,
+}
+
+impl UpdateContext<'_> {
+    /// Reports a failure to the controller.
+    pub fn fail(&mut self, text: impl FnOnce() -> String) {
+        self.failures.add(1, text);
+    }
+
+    /// Reports an entry of a kind that nodes of this role do not have.
+    pub fn reject(&mut self, entry: impl Display) {
+        self.fail(|| format!("{entry}: a node of this role has no such entries"));
+    }
+
+    /// The value of `result`; an error is reported to the controller as a failure of `entry`.
+    pub fn check<T, E: std::error::Error>(&mut self, result: Result<T, E>, entry: impl Display) -> Option<T> {
+        self.failures.check(result, entry)
+    }
+
+    /// Like [`UpdateContext::check`], for a change of VTEPs or vIPs. `Ok(true)` means that the tables
+    /// changed.
+    pub fn check_topology(&mut self, result: Result<bool, sluice_tables::Error>, entry: impl Display) {
+        if self.check(result, entry) == Some(true) {
+            *self.topology_changes += 1;
+        }
+    }
+
+    /// Writes a VTEP.
+    pub fn upsert_vtep(&mut self, vtep: &Vtep) {
+        let role = match vtep.role {
+            VtepRole::Host => sluice_tables::Role::Host,
+            VtepRole::Gateway { .. } => sluice_tables::Role::Gateway,
+        };
+        let result = self.tables.upsert_vtep(vtep.address, role);
+        self.check_topology(result, format_args!("VTEP {}", vtep.address));
+    }
+
+    /// Removes a VTEP at once.
+    pub fn remove_vtep(&mut self, address: IpAddr) {
+        let result = self.tables.remove_vtep(address);
+        self.check_topology(result, format_args!("removal of VTEP {address}"));
+    }
+
+    /// Writes a VRF.
+    pub fn upsert_vrf(&mut self, vrf: &sluice_tables::Vrf) {
+        let result = self.tables.upsert_vrf(vrf);
+        self.check(result, format_args!("VNI {}", vrf.vni));
+    }
+
+    /// Removes a VRF at once.
+    pub fn remove_vrf(&mut self, vni: Vni) {
+        let result = self.tables.remove_vrf(vni);
+        self.check(result, format_args!("removal of VNI {vni}"));
+    }
+}

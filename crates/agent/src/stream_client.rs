@@ -1,0 +1,222 @@
+//! The node's end of the controller's update stream: connects, applies and acknowledges updates, sends
+//! heartbeats, and reconnects whenever the stream ends. Changes with the order of these, or when the stream
+//! carries something else.
+//!
+//! ```text
+//!                      connected: Hello with the applied revision
+//!     start ---> CONNECTING ---------------------------> STREAMING --+  update: apply, acknowledge;
+//!                 ^      |                               |     ^     |  every second: heartbeat
+//!      delay over |      | refused, or unreachable       |     +-----+
+//!                 |      v                               | stream ended or broke,
+//!                 +-- WAITING <--------------------------+ or cannot be applied
+//!
+//!     delay: 50 ms, doubling to 2 s; 50 ms again after a stream of more than 2 s
+//!     any state, table writer has ended: the client ends with an error
+//! ```
+//!
+//! A controller that refuses this node because it was deleted sets [`StreamClient::deleted`]; the client goes
+//! on retrying.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use sluice_datapath::Datapath;
+use sluice_southbound::proto::{Heartbeat, Hello, NodeUpdate};
+use sluice_southbound::{Connection, Identity, ReportSender, connect};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::backoff::{Backoff, LONGEST_DELAY};
+use crate::heartbeat::{self, Counters, TableFigures};
+use crate::vni_traffic::VniTrafficReport;
+use crate::{Applied, Applier, Error, Role, TableWriter, error_chain};
+
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Messages that are decoded while an earlier one is written.
+const DECODED_AHEAD: usize = 4;
+
+/// State of the stream, for the local API and metrics.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StreamStatus {
+    /// Whether a stream is open.
+    pub connected: bool,
+    /// Number of streams opened since the agent started.
+    pub connections: u64,
+    /// Reason why the last stream ended or was not opened.
+    pub last_error: Option<String>,
+    /// Revision that was acknowledged last, on any stream.
+    pub acknowledged_revision: u64,
+    /// Number of steps applied since the agent started.
+    pub steps: u64,
+    /// Number of entries that could not be written since the agent started.
+    pub failures: u64,
+    /// Failures of the last step that had any.
+    pub last_failures: Vec<String>,
+}
+
+/// The stream's state, shared between the client and its readers.
+#[derive(Clone, Debug, Default)]
+pub struct SharedStreamStatus(Arc<Mutex<StreamStatus>>);
+
+impl SharedStreamStatus {
+    /// The current state.
+    #[must_use]
+    pub fn get(&self) -> StreamStatus {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut StreamStatus)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Follows the controller until the table writer has ended.
+pub struct StreamClient<R> {
+    /// This node's certificate, and the controller's address.
+    pub identity: Identity,
+    /// Applies the updates.
+    pub writer: TableWriter<R>,
+    /// Has the counters that heartbeats report.
+    pub datapath: Arc<Datapath>,
+    /// Shows the state of the stream.
+    pub status: SharedStreamStatus,
+    /// Set after every step to [`Applier::topology_changes`].
+    pub topology: watch::Sender<u64>,
+    /// Whether the controller reports that this node was deleted.
+    pub deleted: watch::Sender<bool>,
+}
+
+impl<R: Role> StreamClient<R> {
+    /// Runs until the table writer has ended.
+    ///
+    /// # Errors
+    /// Only [`Error::WriterGone`]: after any other error the client connects again.
+    pub async fn run(self) -> Result<(), Error> {
+        let mut backoff = Backoff::new();
+        loop {
+            let started = Instant::now();
+            let error = match self.stream().await {
+                Ok(()) => "the controller ended the stream".to_owned(),
+                Err(Error::WriterGone) => return Err(Error::WriterGone),
+                Err(error) => {
+                    self.note_deletion(&error).await?;
+                    error_chain(&error)
+                }
+            };
+            self.status.change(|status| {
+                status.connected = false;
+                status.last_error = Some(error.clone());
+            });
+            if started.elapsed() > LONGEST_DELAY {
+                backoff = Backoff::new();
+            }
+            let delay = backoff.next_delay();
+            tracing::warn!(error, ?delay, "no stream from the controller; connecting again");
+            sleep(delay).await;
+        }
+    }
+
+    /// Only the database of the tables may declare this node deleted: a new or another database never had
+    /// this node.
+    async fn note_deletion(&self, error: &Error) -> Result<(), Error> {
+        let Error::Southbound(error) = error else { return Ok(()) };
+        let Some(database) = error.deleted_from() else { return Ok(()) };
+        let ours = self.writer.run(|applier| applier.tables.database_id()).await?;
+        if database == ours && !self.deleted.send_replace(true) {
+            tracing::warn!("the controller reports that this node was deleted");
+        }
+        Ok(())
+    }
+
+    async fn stream(&self) -> Result<(), Error> {
+        let hello = self
+            .writer
+            .run(|applier| {
+                applier.begin_stream();
+                Hello {
+                    applied_revision: applier.tables.applied_revision(),
+                    database_id: applier.tables.database_id(),
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                }
+            })
+            .await?;
+        let revision = hello.applied_revision;
+        let Connection { reports, mut updates } =
+            connect(&self.identity, &self.identity.controller, hello).await?;
+        self.deleted.send_replace(false);
+        tracing::info!(controller = self.identity.controller, revision, "connected");
+        self.status.change(|status| {
+            status.connected = true;
+            status.connections += 1;
+            status.last_error = None;
+        });
+        let (sender, decoded) = mpsc::channel(DECODED_AHEAD);
+        let read = async {
+            while let Some(update) = updates.next().await? {
+                if sender.send(update).await.is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        // The first of the three that ends also ends the stream; none of them waits for another.
+        tokio::select! {
+            result = read => result,
+            result = self.apply_updates(decoded, &reports) => result,
+            result = self.send_heartbeats(&reports) => result,
+        }
+    }
+
+    /// Applies the decoded messages and acknowledges each step.
+    async fn apply_updates(
+        &self,
+        mut decoded: mpsc::Receiver<NodeUpdate>,
+        reports: &ReportSender,
+    ) -> Result<(), Error> {
+        while let Some(update) = decoded.recv().await {
+            let started = Instant::now();
+            let job = move |applier: &mut Applier<R>| (applier.apply(update), applier.topology_changes());
+            let (applied, changes) = self.writer.run(job).await?;
+            let applied = applied?;
+            self.topology.send_if_modified(|seen| std::mem::replace(seen, changes) != changes);
+            if let Some(Applied { revision, failures }) = applied {
+                tracing::debug!(revision, took = ?started.elapsed(), failures = failures.len(), "applied");
+                self.note_step(revision, &failures);
+                reports.ack(revision, failures).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_step(&self, revision: u64, failures: &[String]) {
+        self.status.change(|status| {
+            status.steps += 1;
+            status.acknowledged_revision = revision;
+            if !failures.is_empty() {
+                status.failures += failures.len() as u64;
+                status.last_failures = failures.to_vec();
+            }
+        });
+    }
+
+    async fn send_heartbeats(&self, reports: &ReportSender) -> Result<(), Error> {
+        let mut ticks = interval(HEARTBEAT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut vni_traffic = R::REPORTS_VNI_TRAFFIC.then(VniTrafficReport::default);
+        loop {
+            ticks.tick().await;
+            reports.heartbeat(self.heartbeat(vni_traffic.as_mut()).await?).await?;
+        }
+    }
+
+    async fn heartbeat(&self, vni_traffic: Option<&mut VniTrafficReport>) -> Result<Heartbeat, Error> {
+        let read = |applier: &mut Applier<R>| (TableFigures::read(&applier.tables), applier.role.load());
+        let (tables, load) = self.writer.run(read).await?;
+        let datapath = self.datapath.clone();
+        let count = move || Counters::read(&datapath, &tables).map(|counters| (tables, counters));
+        let (tables, counters) =
+            tokio::task::spawn_blocking(count).await.map_err(|_| Error::WriterGone)??;
+        Ok(heartbeat::build(&tables, counters, load, vni_traffic))
+    }
+}

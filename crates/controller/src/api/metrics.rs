@@ -1,0 +1,137 @@
+//! The metrics of the controller, collected for each request of `/metrics`. Changes when a module gets a metric.
+
+use super::Api;
+use crate::push::{Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, named};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Labels = Vec<(String, String)>;
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let counter = Counter::<u64>::default();
+    counter.inc_by(value);
+    registry.register(name, help, counter);
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    registry.register(name, help, gauge);
+}
+
+/// All metrics as text. `answers` has the number of API answers by class.
+///
+/// # Errors
+/// The metrics cannot be formatted.
+pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("sluice_controller");
+    let registry_ = &mut registry;
+    let requests = Family::<Labels, Counter>::default();
+    for (class, count) in answers {
+        requests.get_or_create(&vec![("class".to_owned(), (*class).to_owned())]).inc_by(*count);
+    }
+    registry_.register("api_requests", "API requests answered, by class of status", requests);
+    streams(registry_, api);
+    let fill = api.push.log.fill();
+    let revision = api.push.members(Members::revision);
+    gauge(registry_, "revision", "Last compiled revision", revision);
+    gauge(registry_, "log_steps", "Compiled steps kept for nodes", fill.steps as u64);
+    gauge(registry_, "log_steps_limit", "Most steps that are kept", MAX_STEPS as u64);
+    gauge(registry_, "log_bytes", "Bytes of compiled steps kept for nodes", fill.bytes as u64);
+    gauge(registry_, "log_bytes_limit", "Most bytes that are kept", MAX_BYTES as u64);
+    let members = api.push.members(Members::nodes);
+    let views: Vec<_> = members.into_iter().map(|(node, _)| api.push.hub.view(node)).collect();
+    nodes(registry_, &views);
+    let refused = Family::<Labels, Counter>::default();
+    for (reason, count) in api.ownership.refused() {
+        refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);
+    }
+    registry_.register(
+        "cluster_refused",
+        "Cluster datagrams that were refused or could not be sent",
+        refused,
+    );
+    scheduler(registry_, api);
+    let (last, finished) = api.push.timeline.last();
+    counter(registry_, "bulks", "Bulk creations that all gateways have acknowledged", finished);
+    if let Some(last) = last {
+        bulk(registry_, &last);
+    }
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+fn streams(registry: &mut Registry, api: &Api) {
+    let c = &api.push.counters;
+    let all: [(&str, &str, &AtomicU64); 5] = [
+        ("snapshots", "Snapshots sent to nodes", &c.snapshots),
+        ("steps", "Steps sent to nodes", &c.steps),
+        ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
+        ("enrolments", "Tokens exchanged for certificates", &c.enrolled),
+        ("refusals", "Refused enrolments and streams", &c.refused),
+    ];
+    for (name, help, value) in all {
+        counter(registry, name, help, value.load(Ordering::Relaxed));
+    }
+    counter(registry, "store_errors", "Failed store calls of background tasks", api.db.errors());
+}
+
+fn nodes(registry: &mut Registry, views: &[NodeView]) {
+    let connected = Family::<Labels, Gauge>::default();
+    let acked = Family::<Labels, Gauge>::default();
+    let failures = Family::<Labels, Gauge>::default();
+    for view in views {
+        let labels = vec![("node".to_owned(), named(view.node).id())];
+        connected.get_or_create(&labels).set(view.connected.into());
+        acked.get_or_create(&labels).set(i64::try_from(view.state.acked).unwrap_or(i64::MAX));
+        let count = i64::try_from(view.state.failures.len()).unwrap_or(i64::MAX);
+        failures.get_or_create(&labels).set(count);
+    }
+    registry.register("node_connected", "Whether the node has a stream to this controller", connected);
+    registry.register("node_acknowledged_revision", "Last revision that the node acknowledged", acked);
+    registry.register("node_failures", "Entries that the node could not write", failures);
+}
+
+fn scheduler(registry: &mut Registry, api: &Api) {
+    let status = api.place.scheduler.get();
+    counter(
+        registry,
+        "scheduler_moves",
+        "vIPs to which the scheduler gave another preferred owner",
+        status.moves,
+    );
+    let help = "New gateways that the scheduler requested";
+    counter(registry, "scheduler_gateways_requested", help, status.gateways_requested);
+    let help = "Gateways that keep their vIPs only because of a limit";
+    gauge(registry, "scheduler_waits", help, status.waits.len() as u64);
+    let load = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+    for gateway in status.reports.iter().flat_map(|cluster| &cluster.gateways) {
+        load.get_or_create(&vec![("gateway".to_owned(), gateway.id.to_string())]).set(gateway.load);
+    }
+    registry.register("scheduler_gateway_load", "Load of each gateway as the scheduler computes it", load);
+}
+
+fn bulk(registry: &mut Registry, last: &Finished) {
+    let stages = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+    let all = [
+        ("parse", last.api.parse),
+        ("store", last.api.store),
+        ("read", last.compile.read),
+        ("compile", last.compile.compile),
+        ("send", last.send),
+        ("ack", last.ack),
+        ("total", last.total),
+    ];
+    for (stage, duration) in all {
+        let labels = vec![("stage".to_owned(), stage.to_owned())];
+        stages.get_or_create(&labels).set(duration.as_secs_f64());
+    }
+    registry.register("bulk_stage_seconds", "Duration of each stage of the last bulk creation", stages);
+    gauge(registry, "bulk_instances", "Instances of the last bulk creation", last.instances as u64);
+    gauge(registry, "bulk_revision", "Revision of the last bulk creation", last.revision);
+}

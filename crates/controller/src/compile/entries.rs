@@ -1,0 +1,162 @@
+//! Entries of instances and VPCs: endpoints for gateways, ports and VRFs for hosts.
+
+use super::{Compiled, Gate, NodeGroup, Target, group_id};
+use sluice_southbound::{ELEPHANT_DEFAULT, Endpoint, EndpointKey, Port, Vrf};
+use sluice_store::{Host, Instance, Subnet, Vpc};
+use sluice_types::{HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, Vni, first_host};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+fn router4(prefix: &Ipv4Net) -> Option<Ipv4Addr> {
+    match first_host(&IpNet::V4(*prefix)) {
+        Some(IpAddr::V4(router)) => Some(router),
+        _ => None,
+    }
+}
+
+fn router6(prefix: &Ipv6Net) -> Option<Ipv6Addr> {
+    match first_host(&IpNet::V6(*prefix)) {
+        Some(IpAddr::V6(router)) => Some(router),
+        _ => None,
+    }
+}
+
+/// The routers are those of the first subnet that has the family.
+pub(super) fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clone, on_host: bool) -> Vrf {
+    Vrf {
+        vni: vpc.vni,
+        mtu: vpc.mtu,
+        router4: subnets.clone().find_map(|s| s.ipv4.as_ref().and_then(router4)),
+        router6: subnets.clone().find_map(|s| s.ipv6.as_ref().and_then(router6)),
+        group: on_host.then(|| group_id(vpc.serving())),
+        elephant_kbps: if on_host { ELEPHANT_DEFAULT } else { vpc.offload_kbps.unwrap_or(ELEPHANT_DEFAULT) },
+    }
+}
+
+pub(super) fn endpoint(vni: Vni, instance: &Instance, host: IpAddr) -> Endpoint {
+    Endpoint { vni, ipv4: instance.ipv4, ipv6: instance.ipv6, mac: instance.mac, host }
+}
+
+pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
+    let prefix4 = subnet.ipv4.as_ref();
+    let prefix6 = subnet.ipv6.as_ref();
+    let ipv4 = instance.ipv4.zip(prefix4).and_then(|(a, net)| Ipv4Net::new(a, net.prefix_len()).ok());
+    let ipv6 = instance.ipv6.zip(prefix6).and_then(|(a, net)| Ipv6Net::new(a, net.prefix_len()).ok());
+    Port {
+        instance: instance.id,
+        name: format!("{}/{}", vpc.name, instance.name),
+        vni: vpc.vni,
+        mac: instance.mac,
+        ipv4,
+        router4: ipv4.and(prefix4).and_then(router4),
+        ipv6,
+        mtu: vpc.mtu,
+        dns4: subnet.dns.clone(),
+    }
+}
+
+/// What gateways know of instances. `hosts` has those that the instances are on.
+pub(super) fn endpoints(vpc: &Vpc, hosts: &[Host], instances: &[Instance]) -> Vec<Endpoint> {
+    let vteps: HashMap<_, _> = hosts.iter().map(|host| (host.id, host.vtep)).collect();
+    let one = |instance: &Instance| Some(endpoint(vpc.vni, instance, *vteps.get(&instance.host)?));
+    instances.iter().filter_map(one).collect()
+}
+
+pub(super) fn endpoint_keys(vpc: &Vpc, instances: &[Instance]) -> impl Iterator<Item = EndpointKey> {
+    instances.iter().map(|i| endpoint(vpc.vni, i, Ipv4Addr::UNSPECIFIED.into()).key())
+}
+
+pub(super) fn create_instances(
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    hosts: &[Host],
+    instances: &[Instance],
+    out: &mut Compiled,
+) {
+    out.created += instances.len();
+    let mut all = endpoints(vpc, hosts, instances);
+    if let Some(moving) = vpc.moving {
+        out.of(Target::Cluster(moving.to)).endpoints.extend_from_slice(&all);
+    }
+    let known = &mut out.of(Target::Cluster(vpc.cluster)).endpoints;
+    if known.is_empty() {
+        *known = all
+    } else {
+        known.append(&mut all)
+    }
+    let agents: HashSet<_> = hosts.iter().filter(|host| host.agent).map(|host| host.id).collect();
+    add_ports(vpc, subnets, instances.iter().filter(|instance| agents.contains(&instance.host)), out);
+}
+
+/// Ports, and the VRF that they need, to their hosts.
+fn add_ports<'a>(
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    instances: impl Iterator<Item = &'a Instance>,
+    out: &mut Compiled,
+) {
+    let mut ordered: Vec<_> = subnets.iter().collect();
+    ordered.sort_by_key(|subnet| subnet.id);
+    let vrf = vrf(vpc, ordered.iter().copied(), true);
+    out.placed.insert(vpc.vni, vpc.clusters().collect());
+    let subnets: HashMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet)).collect();
+    let mut ports: BTreeMap<HostId, Vec<Port>> = BTreeMap::new();
+    for instance in instances {
+        if let Some(subnet) = subnets.get(&instance.subnet) {
+            ports.entry(instance.host).or_default().push(port(vpc, subnet, instance));
+        }
+    }
+    for (host, mut ports) in ports {
+        *out.ports.entry(host).or_default().added.entry(vpc.vni).or_default() += ports.len() as u64;
+        let update = out.of(Target::Host(host));
+        update.ports.append(&mut ports);
+        if !update.vrfs.contains(&vrf) {
+            update.vrfs.push(vrf);
+        }
+    }
+}
+
+fn remove_port(vpc: &Vpc, instance: InstanceId, host: HostId, out: &mut Compiled) {
+    out.of(Target::Host(host)).removed_ports.push(instance);
+    *out.ports.entry(host).or_default().removed.entry(vpc.vni).or_default() += 1;
+}
+
+pub(super) fn remove_instances(
+    vpc: &Vpc,
+    instances: &[Instance],
+    has_agent: impl Fn(&HostId) -> bool,
+    out: &mut Compiled,
+) {
+    for cluster in vpc.clusters() {
+        out.of(Target::Cluster(cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
+    }
+    for instance in instances.iter().filter(|i| has_agent(&i.host)) {
+        remove_port(vpc, instance.id, instance.host, out);
+    }
+}
+
+/// Gateways learn first where the instance is: what still comes to its old host is sent
+/// to them, and must not come back. `from`: the old host, if it runs an agent.
+pub(super) fn move_instance(
+    vpc: &Vpc,
+    subnets: &[Subnet],
+    hosts: &[Host],
+    instance: &Instance,
+    from: Option<HostId>,
+    out: &mut Compiled,
+) {
+    let one = std::slice::from_ref(instance);
+    let to = hosts.iter().find(|host| host.id == instance.host && host.agent).map(|host| host.id);
+    for cluster in vpc.clusters() {
+        out.of(Target::Cluster(cluster)).endpoints.append(&mut endpoints(vpc, hosts, one));
+        for host in from.into_iter().chain(to) {
+            out.gates.push(Gate { held: NodeGroup::Host(host), awaited: NodeGroup::Gateways(cluster) });
+        }
+    }
+    if to.is_some() {
+        add_ports(vpc, subnets, one.iter(), out);
+    }
+    if let Some(from) = from {
+        remove_port(vpc, instance.id, from, out);
+    }
+}

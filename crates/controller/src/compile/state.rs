@@ -1,0 +1,432 @@
+//! The topology at a revision, how a change advances it, and what a snapshot reads from it.
+
+use super::clusters::{ClusterState, for_hosts, group_of, key, keys_of, plan_of, vips_of, vtep_of, vteps_of};
+use super::entries::{
+    create_instances, endpoint, endpoint_keys, endpoints, move_instance, port, remove_instances, vrf,
+};
+use super::model::Model;
+use super::paths::{Moved, Placed};
+use super::{ALL_NODES, Compiled, Family, Target};
+use sluice_southbound::{Endpoint, Route, RouteKey, Scope, Update, Vrf};
+use sluice_store::{
+    Change, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
+};
+use sluice_types::{ClusterId, GatewayId, HostId, IpNet, RouteId, SubnetId, Vni, VpcId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+#[derive(Clone, Debug)]
+pub(super) struct VpcState {
+    pub vpc: Vpc,
+    subnets: BTreeMap<SubnetId, Subnet>,
+    /// The store allows one per prefix and table; the lowest id wins.
+    routes: BTreeMap<IpNet, BTreeMap<RouteId, Via>>,
+    peers: BTreeSet<VpcId>,
+}
+
+/// Where a static route leads.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Via {
+    Peer(VpcId),
+    Nowhere,
+}
+
+/// The topology at a revision.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    revision: u64,
+    pub(super) model: Model,
+    pub(super) hosts: HashMap<HostId, Host>,
+    pub(super) clusters: BTreeMap<ClusterId, ClusterState>,
+    pub(super) vpcs: BTreeMap<VpcId, VpcState>,
+    /// Filled only if the model sends all paths to hosts.
+    pub(super) instances: Placed,
+}
+
+fn on_gateway(model: Model, vpc: &VpcState) -> Vrf {
+    let vrf = vpc.vrf(false);
+    let elephant_kbps = model.gateways_elephant_kbps(vrf.elephant_kbps);
+    Vrf { elephant_kbps, ..vrf }
+}
+
+fn prefixes_of(subnet: &Subnet) -> impl Iterator<Item = IpNet> {
+    subnet.ipv4.map(IpNet::V4).into_iter().chain(subnet.ipv6.map(IpNet::V6))
+}
+
+impl VpcState {
+    fn new(vpc: Vpc) -> Self {
+        Self { vpc, subnets: BTreeMap::new(), routes: BTreeMap::new(), peers: BTreeSet::new() }
+    }
+
+    fn vrf(&self, on_host: bool) -> Vrf {
+        vrf(&self.vpc, self.subnets.values(), on_host)
+    }
+
+    fn has_prefix(&self, prefix: &IpNet) -> bool {
+        self.subnets.values().flat_map(prefixes_of).any(|p| p == *prefix)
+    }
+}
+
+/// Routes that a revision's changes touch; looked up once they are in the state.
+#[derive(Debug, Default)]
+pub(super) struct Touched {
+    pub routes: BTreeSet<(VpcId, IpNet)>,
+    /// All routes of a VPC, for a cluster that did not have it.
+    whole: BTreeSet<(VpcId, ClusterId)>,
+}
+
+impl State {
+    /// The state that a picture shows.
+    pub fn new(topology: &Topology, model: Model) -> Self {
+        let mut state = Self { revision: topology.revision, model, ..Self::default() };
+        state.hosts = topology.hosts.iter().map(|host| (host.id, host.clone())).collect();
+        for cluster in &topology.clusters {
+            let mut gateways: Vec<_> =
+                topology.gateways.iter().filter(|g| g.cluster == cluster.id).cloned().collect();
+            gateways.sort_by_key(|g| g.id);
+            let keys = topology.keys.iter().filter(|key| key.cluster == cluster.id).map(key).collect();
+            state.clusters.insert(cluster.id, ClusterState { cluster: cluster.clone(), gateways, keys });
+        }
+        for vpc in &topology.vpcs {
+            state.vpcs.insert(vpc.id, VpcState::new(vpc.clone()));
+        }
+        for subnet in &topology.subnets {
+            if let Some(vpc) = state.vpcs.get_mut(&subnet.vpc) {
+                vpc.subnets.insert(subnet.id, subnet.clone());
+            }
+        }
+        let ends: HashMap<_, _> = topology.peerings.iter().map(|p| (p.id, (p.a, p.b))).collect();
+        for (id, route) in &topology.routes {
+            let peer = match route.target {
+                RouteTarget::Peering(peering) => {
+                    ends.get(&peering).map(|(a, b)| if a == id { *b } else { *a })
+                }
+                RouteTarget::Drop => None,
+            };
+            state.add_route(*id, route, peer);
+        }
+        for (a, b) in ends.values() {
+            state.add_peering(*a, *b);
+        }
+        state
+    }
+
+    /// Revision of the last change in it.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn add_peering(&mut self, a: VpcId, b: VpcId) {
+        for (end, other) in [(a, b), (b, a)] {
+            if let Some(vpc) = self.vpcs.get_mut(&end) {
+                vpc.peers.insert(other);
+            }
+        }
+    }
+
+    fn remove_peering(&mut self, a: VpcId, b: VpcId) {
+        for (end, other) in [(a, b), (b, a)] {
+            if let Some(vpc) = self.vpcs.get_mut(&end) {
+                vpc.peers.remove(&other);
+            }
+        }
+    }
+
+    /// A route by a peering that is not there leads nowhere until it is replaced.
+    fn add_route(&mut self, vpc: VpcId, route: &StoredRoute, peer: Option<VpcId>) {
+        if let Some(state) = self.vpcs.get_mut(&vpc) {
+            let via = peer.map_or(Via::Nowhere, Via::Peer);
+            state.routes.entry(route.prefix).or_default().insert(route.id, via);
+        }
+    }
+
+    fn remove_route(&mut self, vpc: VpcId, route: &StoredRoute) {
+        let Some(state) = self.vpcs.get_mut(&vpc) else { return };
+        if let Some(routes) = state.routes.get_mut(&route.prefix) {
+            routes.remove(&route.id);
+            if routes.is_empty() {
+                state.routes.remove(&route.prefix);
+            }
+        }
+    }
+
+    pub(super) fn peers_of<'a>(&'a self, vpc: &'a VpcState) -> impl Iterator<Item = &'a VpcState> + 'a {
+        vpc.peers.iter().filter_map(|peer| self.vpcs.get(peer))
+    }
+
+    /// What a VPC does with a prefix: its own subnets before static routes
+    /// before peerings, the oldest first among equals.
+    fn scope(&self, vpc: &VpcState, prefix: &IpNet) -> Option<Scope> {
+        if vpc.has_prefix(prefix) {
+            return Some(Scope::Local);
+        }
+        let scope = |via: &Via| match via {
+            Via::Nowhere => Some(Scope::Drop),
+            Via::Peer(peer) => self.vpcs.get(peer).map(|peer| Scope::Peer(peer.vpc.vni)),
+        };
+        let fixed = vpc.routes.get(prefix).and_then(|routes| routes.values().find_map(scope));
+        fixed.or_else(|| {
+            let mut peers = self.peers_of(vpc);
+            peers.find(|peer| peer.has_prefix(prefix)).map(|peer| Scope::Peer(peer.vpc.vni))
+        })
+    }
+
+    fn prefixes(&self, vpc: &VpcState) -> BTreeSet<IpNet> {
+        let own = vpc.subnets.values().flat_map(prefixes_of);
+        let theirs = self.peers_of(vpc).flat_map(|peer| peer.subnets.values().flat_map(prefixes_of));
+        own.chain(theirs).chain(vpc.routes.keys().copied()).collect()
+    }
+
+    /// The subnets' prefixes in the VPC itself and in all its peers.
+    fn touch_subnets<'a>(
+        &self,
+        vpc: VpcId,
+        subnets: impl IntoIterator<Item = &'a Subnet>,
+        touched: &mut Touched,
+    ) {
+        let peers = self.vpcs.get(&vpc).into_iter().flat_map(|state| state.peers.iter().copied());
+        let everyone: Vec<_> = std::iter::once(vpc).chain(peers).collect();
+        for prefix in subnets.into_iter().flat_map(prefixes_of) {
+            touched.routes.extend(everyone.iter().map(|vpc| (*vpc, prefix)));
+        }
+    }
+
+    fn send_routes(&self, touched: &Touched, out: &mut Compiled) {
+        for (id, prefix) in &touched.routes {
+            let Some(vpc) = self.vpcs.get(id) else { continue };
+            let key = RouteKey { vni: vpc.vpc.vni, prefix: *prefix };
+            let scope = self.scope(vpc, prefix);
+            for cluster in vpc.vpc.clusters() {
+                let update = out.of(Target::Cluster(cluster));
+                match scope {
+                    Some(scope) => update.routes.push(Route { key, scope }),
+                    None => update.removed_routes.push(key),
+                }
+            }
+        }
+        for (id, cluster) in &touched.whole {
+            if let Some(vpc) = self.vpcs.get(id) {
+                out.of(Target::Cluster(*cluster)).routes.extend(self.routes(vpc));
+            }
+        }
+    }
+
+    /// All routes of a VPC.
+    pub(super) fn routes(&self, vpc: &VpcState) -> impl Iterator<Item = Route> {
+        let vni = vpc.vpc.vni;
+        let route = move |prefix: IpNet| {
+            Some(Route { key: RouteKey { vni, prefix }, scope: self.scope(vpc, &prefix)? })
+        };
+        self.prefixes(vpc).into_iter().filter_map(route)
+    }
+
+    /// Advances by one revision, all of whose changes are given.
+    pub fn apply(&mut self, revision: u64, changes: &[Change]) -> Compiled {
+        let mut out = Compiled { revision, ..Compiled::default() };
+        let mut touched = Touched::default();
+        let mut moved = Moved::default();
+        for change in changes {
+            self.apply_one(change, &mut out, &mut touched);
+            if self.model.preprograms() {
+                self.instances.apply(change, &mut moved);
+            }
+        }
+        self.send_routes(&touched, &mut out);
+        if self.model.preprograms() {
+            self.send_paths(&moved, &touched, &mut out);
+        }
+        self.revision = revision;
+        out
+    }
+
+    fn apply_one(&mut self, change: &Change, out: &mut Compiled, touched: &mut Touched) {
+        match change {
+            Change::HostUpserted(host) => {
+                self.hosts.insert(host.id, host.clone());
+                for target in ALL_NODES {
+                    out.of(target).vteps.push(vtep_of(host));
+                }
+            }
+            Change::HostRemoved(host) => {
+                self.hosts.remove(&host.id);
+                for target in ALL_NODES {
+                    out.of(target).removed_vteps.push(host.vtep);
+                }
+                out.removed_nodes.push(NodeId::Host(host.id));
+            }
+            Change::ClusterUpserted { cluster, gateways } => self.upsert_cluster(cluster, gateways, out),
+            Change::ClusterRemoved(cluster) => self.remove_cluster(cluster, out),
+            Change::VpcUpserted { vpc, subnets } => self.upsert_vpc(vpc, subnets, out, touched),
+            Change::VpcRemoved(vpc) => {
+                self.vpcs.remove(&vpc.id);
+                for cluster in vpc.clusters() {
+                    out.of(Target::Cluster(cluster)).removed_vnis.push(vpc.vni);
+                }
+            }
+            Change::SubnetUpserted { vpc, subnets, subnet, peers: _ }
+            | Change::SubnetRemoved { vpc, subnets, subnet, peers: _ } => {
+                self.upsert_vpc(vpc, subnets, out, touched);
+                self.touch_subnets(vpc.id, [subnet], touched);
+            }
+            Change::InstancesCreated { vpc, subnets, hosts, instances } => {
+                create_instances(vpc, subnets, hosts, instances, out);
+            }
+            Change::InstancesRemoved { vpc, instances } => {
+                let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
+                remove_instances(vpc, instances, agents, out);
+            }
+            Change::EndpointsPlaced { vpc, cluster, hosts, instances } => {
+                out.of(Target::Cluster(*cluster)).endpoints.append(&mut endpoints(vpc, hosts, instances));
+            }
+            Change::EndpointsWithdrawn { vpc, cluster, instances } => {
+                out.of(Target::Cluster(*cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
+            }
+            Change::InstanceMoved { vpc, subnets, hosts, instance, from } => {
+                let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
+                move_instance(vpc, subnets, hosts, instance, agents(from).then_some(*from), out);
+            }
+            Change::RouteUpserted { vpc, route, peer } => {
+                self.add_route(vpc.id, route, peer.as_ref().map(|peer| peer.id));
+                touched.routes.insert((vpc.id, route.prefix));
+            }
+            Change::RouteRemoved { vpc, route } => {
+                self.remove_route(vpc.id, route);
+                touched.routes.insert((vpc.id, route.prefix));
+            }
+            Change::PeeringCreated { a, a_subnets, b, b_subnets } => {
+                self.add_peering(a.id, b.id);
+                touch_peering((a, a_subnets), (b, b_subnets), touched);
+            }
+            Change::PeeringRemoved { a, a_subnets, b, b_subnets } => {
+                self.remove_peering(a.id, b.id);
+                touch_peering((a, a_subnets), (b, b_subnets), touched);
+            }
+            Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
+            Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
+        }
+    }
+
+    /// What is new to a cluster is told it whole, but for the endpoints, which come by
+    /// changes of their own.
+    fn upsert_vpc(&mut self, vpc: &Vpc, subnets: &[Subnet], out: &mut Compiled, touched: &mut Touched) {
+        let before = self.vpcs.get(&vpc.id).into_iter().flat_map(|state| state.vpc.clusters());
+        let before: BTreeSet<_> = before.collect();
+        let now: BTreeSet<_> = vpc.clusters().collect();
+        touched.whole.extend(now.difference(&before).map(|cluster| (vpc.id, *cluster)));
+        for gone in before.difference(&now) {
+            out.of(Target::Cluster(*gone)).removed_vnis.push(vpc.vni);
+            self.seat_anew(*gone, &now, out);
+        }
+        let state = self.vpcs.entry(vpc.id).or_insert_with(|| VpcState::new(vpc.clone()));
+        // Ports carry the VPC's name and MTU.
+        if (&state.vpc.name, state.vpc.mtu) != (&vpc.name, vpc.mtu) {
+            out.resync.insert(vpc.vni);
+        }
+        out.placed.insert(vpc.vni, now.clone());
+        state.vpc = vpc.clone();
+        state.subnets = subnets.iter().map(|subnet| (subnet.id, subnet.clone())).collect();
+        let (gateways, hosts) = (on_gateway(self.model, state), state.vrf(true));
+        for cluster in now {
+            out.of(Target::Cluster(cluster)).vrfs.push(gateways);
+        }
+        out.of(Target::HostsOf(vpc.vni)).vrfs.push(hosts);
+    }
+
+    /// A gateway's tables, without endpoints; `None` if there is no such gateway.
+    pub fn gateway_base(&self, gateway: GatewayId) -> Option<(Gateway, Update)> {
+        let (cluster, gateway) = self.gateway(gateway)?;
+        let has = |id: ClusterId| gateway.clusters().any(|cluster| cluster == id);
+        let clusters = gateway.clusters().filter_map(|id| self.clusters.get(&id));
+        let mut update = Update {
+            vips: clusters.flat_map(|cluster| vips_of(&cluster.cluster)).collect(),
+            vteps: self.hosts.values().map(vtep_of).collect(),
+            keys: vec![keys_of(cluster)],
+            cluster: Some(plan_of(cluster)),
+            ..Update::default()
+        };
+        for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.clusters().any(has)) {
+            update.vrfs.push(on_gateway(self.model, vpc));
+            update.routes.extend(self.routes(vpc));
+        }
+        Some((gateway.clone(), update))
+    }
+
+    /// A gateway and its cluster.
+    pub(super) fn gateway(&self, id: GatewayId) -> Option<(&ClusterState, &Gateway)> {
+        let found = |state| Some((state, ClusterState::gateway(state, id)?));
+        self.clusters.values().find_map(found)
+    }
+
+    /// Entries of instances on a gateway.
+    pub fn endpoints(&self, instances: &[Instance]) -> Vec<Endpoint> {
+        let one = |instance: &Instance| {
+            let vpc = self.vpcs.get(&instance.vpc)?;
+            Some(endpoint(vpc.vpc.vni, instance, self.hosts.get(&instance.host)?.vtep))
+        };
+        instances.iter().filter_map(one).collect()
+    }
+
+    /// A host's tables, without ports, VRFs and keys, and without groups where these are its zones'; `None`
+    /// if there is no such host.
+    pub fn host_base(&self, host: HostId) -> Option<Update> {
+        let family = Family::of(self.hosts.get(&host)?.vtep);
+        let clusters = self.clusters.values();
+        let gateways = clusters.clone().flat_map(|c| vteps_of(&c.gateways));
+        Some(Update {
+            vteps: gateways.chain(self.hosts.values().map(vtep_of)).collect(),
+            groups: clusters
+                .filter(|_| !self.model.has_zones())
+                .map(|c| group_of(&c.cluster, family))
+                .collect(),
+            ..Update::default()
+        })
+    }
+
+    /// The clusters of all VPCs, by VNI.
+    pub fn placed(&self) -> BTreeMap<Vni, BTreeSet<ClusterId>> {
+        self.vpcs.values().map(|state| (state.vpc.vni, state.vpc.clusters().collect())).collect()
+    }
+
+    /// The keys of those clusters that a host has networks on.
+    pub fn host_keys(&self, clusters: &BTreeSet<ClusterId>) -> Update {
+        let keys = clusters.iter().filter_map(|id| self.clusters.get(id));
+        Update { keys: keys.map(|cluster| for_hosts(&keys_of(cluster))).collect(), ..Update::default() }
+    }
+
+    /// Entries of instances on their host, with the VRFs they need.
+    pub fn ports(&self, instances: &[Instance]) -> Update {
+        let mut update = Update::default();
+        let mut vpcs = BTreeSet::new();
+        for instance in instances {
+            let Some(vpc) = self.vpcs.get(&instance.vpc) else { continue };
+            let Some(subnet) = vpc.subnets.get(&instance.subnet) else { continue };
+            if vpcs.insert(instance.vpc) {
+                update.vrfs.push(vpc.vrf(true));
+            }
+            update.ports.push(port(&vpc.vpc, subnet, instance));
+        }
+        update
+    }
+
+    /// A VPC's network.
+    #[cfg(test)]
+    pub fn vni_of(&self, vpc: VpcId) -> Option<Vni> {
+        self.vpcs.get(&vpc).map(|state| state.vpc.vni)
+    }
+
+    /// All routes of a VPC, if there is one of this network.
+    #[cfg(test)]
+    pub fn routes_of(&self, vni: Vni) -> Option<Vec<Route>> {
+        self.vpcs.values().find(|state| state.vpc.vni == vni).map(|state| self.routes(state).collect())
+    }
+
+    /// The family of a host's VTEP.
+    pub fn host_family(&self, host: HostId) -> Option<Family> {
+        self.hosts.get(&host).map(|host| Family::of(host.vtep))
+    }
+}
+
+fn touch_peering(a: (&Vpc, &[Subnet]), b: (&Vpc, &[Subnet]), touched: &mut Touched) {
+    for ((vpc, _), (_, subnets)) in [(a, b), (b, a)] {
+        touched.routes.extend(subnets.iter().flat_map(prefixes_of).map(|prefix| (vpc.id, prefix)));
+    }
+}

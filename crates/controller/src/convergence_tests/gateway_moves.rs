@@ -1,0 +1,103 @@
+//! A gateway that goes from one cluster to another, step by step.
+
+use super::*;
+use crate::compile::{Gate, NodeGroup};
+use crate::push::Members;
+
+/// What the last revision of the store means.
+async fn last(store: &Store, state: &mut State, members: &mut Members) -> Step {
+    let mut changes = Vec::new();
+    let mut revision = 0;
+    for row in store.outbox(state.revision(), 100).await.unwrap() {
+        assert!(revision == 0 || row.revision == revision, "one revision at a time");
+        revision = row.revision;
+        changes.push(row.change);
+    }
+    members.apply(revision, &changes);
+    Step::new(state.apply(revision, &changes))
+}
+
+/// The VNIs that a member of that cluster has entries of, how many vIPs it knows, and whether it drains.
+fn holdings(world: &World, gateway: GatewayId, cluster: ClusterId) -> (Vec<Vni>, usize, Option<bool>) {
+    let tables = world.gateway(gateway);
+    let plan = tables.plan.clone().unwrap();
+    assert_eq!(plan.cluster, cluster);
+    let keys: Vec<u32> = tables.keys.keys().copied().collect();
+    assert_eq!(keys, [group_id(cluster)], "one cluster's keys");
+    let vrfs: Vec<Vni> = tables.vrfs.keys().copied().collect();
+    let known: Vec<Vni> = tables.endpoints.keys().map(|(vni, _)| *vni).collect();
+    assert_eq!(vrfs, known);
+    let member = plan.members.iter().find(|member| member.gateway == gateway);
+    (vrfs, tables.vips.len(), member.map(|it| it.draining))
+}
+
+#[tokio::test]
+async fn it_has_the_entries_of_both_and_speaks_as_a_member_of_one() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let mut clusters = Vec::new();
+    for (name, vip) in [("near", "192.0.2.10"), ("far", "192.0.2.20")] {
+        clusters.push(store.create_cluster(name, &[ip(vip)], None).await.unwrap().into_inner().id);
+    }
+    let [near, far] = clusters[..] else { panic!() };
+    let g1 = store.create_gateway(new_gateway("g1", near, "192.0.2.1")).await.unwrap().into_inner().id;
+    let g2 = store.create_gateway(new_gateway("g2", near, "192.0.2.2")).await.unwrap().into_inner().id;
+    let g3 = store.create_gateway(new_gateway("g3", far, "192.0.2.3")).await.unwrap().into_inner().id;
+    let new = NewHost { name: "h".into(), vtep: ip("192.0.2.21"), agent: true };
+    let host = store.create_host(new).await.unwrap().into_inner().id;
+    let mut vnis = Vec::new();
+    for (name, cluster) in [("a", near), ("b", far)] {
+        let vpc = store.create_vpc(new_vpc(name, tenant, cluster)).await.unwrap().into_inner();
+        let subnet = store.create_subnet(new_subnet(vpc.id, "s", "10.1.0.0/24", None)).await.unwrap();
+        store.create_instance(vpc.id, new_instance("vm", subnet.into_inner().id, host)).await.unwrap();
+        vnis.push(vpc.vni);
+    }
+    world.follow().await;
+    let (topology, _) = picture(store.as_ref(), InstancesOf::Gateway(g1), Model::Zeta).await;
+    let (mut state, mut members) = (topology, Members::default());
+    let has = |world: &World, cluster: ClusterId| holdings(world, g1, cluster);
+    assert_eq!(has(&world, near), (vec![vnis[0]], 1, Some(false)));
+
+    store.move_gateway(g1, far, "a test", None).await.unwrap();
+    let step = last(store.as_ref(), &mut state, &mut members).await;
+    assert_eq!(step.seats[&g1], Seat { cluster: near, other: Some(far), resync: true });
+    assert!(step.removed_nodes.is_empty() && step.gates.is_empty());
+    world.follow().await;
+    world.check().await;
+    assert_eq!(has(&world, near), (vnis.clone(), 2, Some(true)), "both, and it gives its vIPs away");
+    let plan = world.gateway(g2).plan.clone().unwrap();
+    assert_eq!(plan.homes.iter().map(|home| home.gateway).collect::<Vec<_>>(), [g2]);
+
+    // What is new to either cluster comes to it.
+    let vpc = store.create_vpc(new_vpc("late", tenant, far)).await.unwrap().into_inner();
+    world.follow().await;
+    assert!(world.gateway(g1).vrfs.contains_key(&vpc.vni));
+    last(store.as_ref(), &mut state, &mut members).await;
+    store.delete_vpc(vpc.id, None).await.unwrap();
+    world.follow().await;
+    assert!(!world.gateway(g1).vrfs.contains_key(&vpc.vni));
+    last(store.as_ref(), &mut state, &mut members).await;
+
+    let at = members.gateway_moves()[&g1].at;
+    assert!(store.advance_gateway_move(g1, at).await.unwrap());
+    let step = last(store.as_ref(), &mut state, &mut members).await;
+    assert_eq!(step.seats[&g1], Seat { cluster: far, other: Some(near), resync: false });
+    assert!(step.removed_nodes.is_empty(), "it is not gone");
+    assert_eq!(step.gates, [Gate { held: NodeGroup::Gateways(far), awaited: NodeGroup::AllHosts }]);
+    assert_eq!((members.gateways_of(near), members.gateways_of(far)), ([g2].into(), [g1, g3].into()));
+    world.follow().await;
+    world.check().await;
+    assert_eq!(has(&world, far), (vnis.clone(), 2, Some(false)), "it is a member, and has both still");
+    let role = world.host(host).vteps[&ip("192.0.2.1")];
+    assert_eq!(role, VtepRole::Gateway { cluster: group_id(far) });
+
+    let at = members.gateway_moves()[&g1].at;
+    assert!(store.advance_gateway_move(g1, at).await.unwrap());
+    let step = last(store.as_ref(), &mut state, &mut members).await;
+    assert_eq!(step.seats[&g1], Seat { cluster: far, other: None, resync: true });
+    world.follow().await;
+    world.check().await;
+    assert_eq!(has(&world, far), (vec![vnis[1]], 1, Some(false)));
+    assert!(members.gateway_moves().is_empty() && !members.name(NodeId::Gateway(g1)).is_empty());
+}

@@ -1,0 +1,725 @@
+//! What a node ends up with, on a naive model of a node: first what certain
+//! changes must mean, then that a node which follows deltas has what a fresh
+//! snapshot would give it, for random histories on the real store.
+
+mod gateway_moves;
+mod moves;
+mod paths;
+
+use crate::compile::{
+    HostStep, HostView, Model, PortCounts, Seat, State, Target, for_hosts, group_id, vip_mac,
+};
+
+use crate::push::{Step, encode};
+use bytes::Bytes;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use sluice_southbound::proto::NodeUpdate;
+use sluice_southbound::{
+    ClusterKeys, ClusterPlan, Group, Path, PathKey, Port, Route, RouteKey, Scope, Update, Vip, Vrf, VtepRole,
+};
+use sluice_store::*;
+use sluice_types::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+type Endpoints = BTreeMap<(Vni, IpAddr), (MacAddr, IpAddr)>;
+
+/// A node's tables as plain maps.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Naive {
+    vteps: BTreeMap<IpAddr, VtepRole>,
+    vips: BTreeMap<IpAddr, Vip>,
+    groups: BTreeMap<u32, Group>,
+    vrfs: BTreeMap<Vni, Vrf>,
+    endpoints: Endpoints,
+    routes: BTreeMap<RouteKey, Scope>,
+    ports: BTreeMap<InstanceId, Port>,
+    keys: BTreeMap<u32, ClusterKeys>,
+    plan: Option<ClusterPlan>,
+    paths: BTreeMap<PathKey, Path>,
+}
+
+impl Naive {
+    fn apply(&mut self, update: Update) {
+        self.vteps.extend(update.vteps.into_iter().map(|vtep| (vtep.address, vtep.role)));
+        for keys in update.keys {
+            self.keys.remove(&keys.cluster);
+            if !keys.keys.is_empty() {
+                self.keys.insert(keys.cluster, keys);
+            }
+        }
+        self.plan = update.cluster.or(self.plan.take());
+        self.vips.extend(update.vips.into_iter().map(|vip| (vip.address, vip)));
+        self.groups.extend(update.groups.into_iter().map(|group| (group.id, group)));
+        self.vrfs.extend(update.vrfs.into_iter().map(|vrf| (vrf.vni, vrf)));
+        for e in update.endpoints {
+            for address in keys(e.ipv4, e.ipv6) {
+                self.endpoints.insert((e.vni, address), (e.mac, e.host));
+            }
+        }
+        self.routes.extend(update.routes.into_iter().map(|Route { key, scope }| (key, scope)));
+        self.ports.extend(update.ports.into_iter().map(|port| (port.instance, port)));
+        self.vteps.retain(|vtep, _| !update.removed_vteps.contains(vtep));
+        self.vips.retain(|vip, _| !update.removed_vips.contains(vip));
+        self.groups.retain(|id, _| !update.removed_groups.contains(id));
+        self.vrfs.retain(|vni, _| !update.removed_vnis.contains(vni));
+        self.routes.retain(|key, _| !update.removed_vnis.contains(&key.vni));
+        for e in update.removed_endpoints {
+            for address in keys(e.ipv4, e.ipv6) {
+                self.endpoints.remove(&(e.vni, address));
+            }
+        }
+        self.routes.retain(|key, _| !update.removed_routes.contains(key));
+        self.ports.retain(|id, _| !update.removed_ports.contains(id));
+        self.paths.extend(update.paths.into_iter().map(|path| (path.key, path)));
+        self.paths
+            .retain(|key, _| !update.removed_paths.contains(key) && !update.removed_vnis.contains(&key.vni));
+    }
+
+    /// As a node gets it: encoded, in parts.
+    fn receive<'a>(&mut self, parts: impl IntoIterator<Item = &'a Bytes>) {
+        for part in parts {
+            let message: NodeUpdate = prost_decode(part);
+            let (update, bad) = Update::read(message);
+            assert_eq!(bad, [], "the controller sent what a node cannot use");
+            self.apply(update);
+        }
+    }
+}
+
+fn prost_decode(bytes: &Bytes) -> NodeUpdate {
+    sluice_southbound::decode_update(bytes.clone()).unwrap()
+}
+
+fn keys(ipv4: Option<Ipv4Addr>, ipv6: Option<std::net::Ipv6Addr>) -> impl Iterator<Item = IpAddr> {
+    ipv4.map(IpAddr::from).into_iter().chain(ipv6.map(IpAddr::from))
+}
+
+/// A node that follows: its tables and, for a host, its view.
+#[derive(Clone, Debug)]
+struct Follower {
+    seat: Option<Seat>,
+    view: Option<HostView>,
+    tables: Naive,
+}
+
+async fn picture(store: &Store, of: InstancesOf, model: Model) -> (State, Vec<Instance>) {
+    let (sink, mut parts) = mpsc::channel(1);
+    let (done, read) = tokio::join!(store.snapshot(of, sink), async {
+        let (mut state, mut instances) = (State::default(), Vec::new());
+        while let Some(part) = parts.recv().await {
+            match part {
+                SnapshotPart::Topology(topology) => state = State::new(&topology, model),
+                SnapshotPart::Instances(mut more) => instances.append(&mut more),
+            }
+        }
+        (state, instances)
+    });
+    assert_eq!(done.unwrap(), read.0.revision());
+    read
+}
+
+async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
+    let mut tables = Naive::default();
+    match node {
+        NodeId::Gateway(id) => {
+            let (state, instances) = picture(store, InstancesOf::Gateway(id), model).await;
+            let (gateway, base) = state.gateway_base(id).unwrap();
+            tables.receive(&encode(base));
+            let endpoints = state.endpoints(&instances);
+            tables.receive(&encode(Update { endpoints, ..Update::default() }));
+            Follower { seat: Some(Seat::of(&gateway)), view: None, tables }
+        }
+        NodeId::Host(id) => {
+            let all = model.preprograms();
+            let of = if all { InstancesOf::Around(id) } else { InstancesOf::Host(id) };
+            let (mut state, mut instances) = picture(store, of, model).await;
+            if all {
+                state.place(&instances);
+                instances.retain(|instance| instance.host == id);
+            }
+            let mut view = HostView::new(id, state.host_family(id).unwrap());
+            tables.receive(&encode(state.host_base(id).unwrap()));
+            let ports = state.ports(&instances);
+            view.add(&ports.ports);
+            tables.receive(&encode(ports));
+            view.place(&state.placed());
+            tables.receive(&encode(state.host_keys(&view.clusters())));
+            view.set_keys(view.clusters());
+            tables.receive(&encode(Update { paths: state.host_paths(id), ..Update::default() }));
+            Follower { seat: None, view: Some(view), tables }
+        }
+    }
+}
+
+impl Follower {
+    /// Takes in a step, of which `state` comes; false if a snapshot is due.
+    fn step(&mut self, node: NodeId, step: &Step, state: &State) -> bool {
+        let (mut gone, mut idle) = (Vec::new(), Vec::new());
+        let targets = match node {
+            NodeId::Gateway(id) => {
+                if let Some(seat) = step.seats.get(&id) {
+                    if seat.resync {
+                        return false;
+                    }
+                    self.seat = Some(*seat);
+                    // As the stream says what the tables do not hold.
+                    let mut update = state.cluster_updates().remove(&seat.cluster).unwrap();
+                    let foreign = |id| ClusterKeys { cluster: group_id(id), keys: Vec::new() };
+                    update.keys.extend(seat.other.map(foreign));
+                    self.tables.receive(&encode(update));
+                }
+                self.seat.unwrap().targets()
+            }
+            NodeId::Host(id) => {
+                let view = self.view.as_mut().unwrap();
+                match view.step(step.ports.get(&id), &step.placed, &step.resync, step.parts.keys()) {
+                    HostStep::Resync => return false,
+                    HostStep::Send { targets, removed_vnis, keys } => {
+                        gone = removed_vnis;
+                        self.tables.receive(&encode(state.host_keys(&keys)));
+                        for cluster in view.idle_keys() {
+                            view.forget_keys(cluster);
+                            idle.push(ClusterKeys { cluster: group_id(cluster), keys: Vec::new() });
+                        }
+                        targets
+                    }
+                }
+            }
+        };
+        self.tables.receive(targets.iter().filter_map(|target| step.parts.get(target)).flatten());
+        self.tables.receive(&encode(Update { removed_vnis: gone, keys: idle, ..Update::default() }));
+        true
+    }
+}
+
+/// The store, and all nodes following it.
+struct World {
+    model: Model,
+    store: Arc<Store>,
+    state: State,
+    nodes: BTreeMap<NodeId, Follower>,
+    deltas: usize,
+    snapshots: usize,
+}
+
+const ALL: Page = Page { after: 0, limit: 1000 };
+
+impl World {
+    async fn new() -> Self {
+        Self::of(Model::Zeta).await
+    }
+
+    async fn of(model: Model) -> Self {
+        let store = sluice_store::open("sqlite::memory:").await.unwrap();
+        let state = State::new(&Topology::default(), model);
+        Self { model, store, state, nodes: BTreeMap::new(), deltas: 0, snapshots: 0 }
+    }
+
+    /// Lets everyone follow what was committed, and new nodes begin.
+    async fn follow(&mut self) {
+        let rows = self.store.outbox(self.state.revision(), 1000).await.unwrap();
+        let mut revisions: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
+        for row in rows {
+            revisions.entry(row.revision).or_default().push(row.change);
+        }
+        for (revision, changes) in revisions {
+            let step = Step::new(self.state.apply(revision, &changes));
+            for node in &step.removed_nodes {
+                self.nodes.remove(node);
+            }
+            for (node, follower) in &mut self.nodes {
+                self.deltas += 1;
+                if !follower.step(*node, &step, &self.state) {
+                    self.snapshots += 1;
+                    *follower = from_snapshot(self.store.as_ref(), *node, self.model).await;
+                }
+            }
+        }
+        for gateway in self.store.gateways(None, None, ALL).await.unwrap() {
+            self.join(NodeId::Gateway(gateway.id)).await;
+        }
+        for host in self.store.hosts(None, ALL).await.unwrap().into_iter().filter(|host| host.agent) {
+            self.join(NodeId::Host(host.id)).await;
+        }
+    }
+
+    async fn join(&mut self, node: NodeId) {
+        if !self.nodes.contains_key(&node) {
+            let follower = from_snapshot(self.store.as_ref(), node, self.model).await;
+            self.nodes.insert(node, follower);
+        }
+    }
+
+    async fn check(&self) {
+        for (node, follower) in &self.nodes {
+            let fresh = from_snapshot(self.store.as_ref(), *node, self.model).await;
+            assert_eq!(follower.tables, fresh.tables, "{node:?} at {}", self.state.revision());
+            assert_eq!(follower.view, fresh.view, "{node:?}");
+        }
+    }
+
+    fn gateway(&self, id: GatewayId) -> &Naive {
+        &self.nodes[&NodeId::Gateway(id)].tables
+    }
+
+    fn host(&self, id: HostId) -> &Naive {
+        &self.nodes[&NodeId::Host(id)].tables
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn new_vpc(name: &str, tenant: TenantId, cluster: ClusterId) -> NewVpc {
+    NewVpc { name: name.into(), tenant, vni: None, cluster, mtu: 1430, offload_kbps: None }
+}
+
+fn vpc_update(name: &str, mtu: u16) -> VpcUpdate {
+    VpcUpdate { name: name.into(), mtu, offload_kbps: Some(u32::from(mtu) % 2) }
+}
+
+fn new_subnet(vpc: VpcId, name: &str, v4: &str, v6: Option<&str>) -> NewSubnet {
+    NewSubnet {
+        name: name.into(),
+        vpc,
+        ipv4: Some(v4.parse().unwrap()),
+        ipv6: v6.map(|net| net.parse().unwrap()),
+        dns: vec![],
+    }
+}
+
+fn new_instance(name: &str, subnet: SubnetId, host: HostId) -> NewInstance {
+    NewInstance { name: name.into(), subnet, host, mac: None, ipv4: None, ipv6: None }
+}
+
+fn new_gateway(name: &str, cluster: ClusterId, vtep4: &str) -> NewGateway {
+    NewGateway { name: name.into(), cluster, vtep4: Some(vtep4.parse().unwrap()), vtep6: None }
+}
+
+#[tokio::test]
+async fn a_small_cloud_means_what_it_says() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let vips = [ip("192.0.2.10"), ip("fd00::10"), ip("192.0.2.11")];
+    let cluster = store.create_cluster("c", &vips, None).await.unwrap().into_inner().id;
+    let both = |name: &str, vtep4: &str, vtep6: &str| NewGateway {
+        vtep6: vtep6.parse().ok(),
+        ..new_gateway(name, cluster, vtep4)
+    };
+    let g1 = store.create_gateway(both("g1", "192.0.2.1", "fd00::1")).await.unwrap().into_inner().id;
+    let g2 = store.create_gateway(both("g2", "192.0.2.2", "fd00::2")).await.unwrap().into_inner().id;
+    let new = NewHost { name: "h".into(), vtep: ip("192.0.2.21"), agent: true };
+    let host = store.create_host(new).await.unwrap().into_inner().id;
+    world.follow().await;
+
+    let a = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
+    let b = store.create_vpc(new_vpc("b", tenant, cluster)).await.unwrap().into_inner();
+    let sub_a = store.create_subnet(new_subnet(a.id, "s", "10.1.0.0/24", Some("2001:db8:1::/64")));
+    let sub_a = sub_a.await.unwrap().into_inner().id;
+    store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
+    store.create_peering(NewPeering { name: "p".into(), a: a.id, b: b.id }).await.unwrap();
+    let vm = store.create_instance(a.id, new_instance("vm", sub_a, host)).await.unwrap().into_inner();
+    world.follow().await;
+    world.check().await;
+
+    let gateway = world.gateway(g2);
+    let group = cluster.get() as u32;
+    assert_eq!(gateway.vteps, [(ip("192.0.2.21"), VtepRole::Host)].into());
+    let plan = gateway.plan.as_ref().unwrap();
+    assert_eq!(world.gateway(g1).plan, gateway.plan);
+    assert_eq!(plan.members.iter().map(|member| member.gateway).collect::<Vec<_>>(), [g1, g2]);
+    let homes: BTreeSet<_> = [vips[0], vips[2]].iter().map(|vip| plan.home(*vip).unwrap()).collect();
+    assert_eq!(homes, [g1, g2].into(), "each has its share");
+    assert_eq!(gateway.keys.keys().copied().collect::<Vec<_>>(), [group]);
+    assert_eq!(gateway.keys[&group].keys.len(), 1);
+    // Hosts have RSP's keys, and never the cluster's own.
+    let (theirs, own) = (&world.host(host).keys[&group], &gateway.keys[&group]);
+    assert_eq!(*theirs, for_hosts(own));
+    assert_ne!(theirs.keys[0].secret, own.keys[0].secret);
+    assert_eq!(gateway.vips[&vips[2]].mac, vip_mac(cluster, 2));
+    let route =
+        |vni, prefix: &str| gateway.routes.get(&RouteKey { vni, prefix: prefix.parse().unwrap() }).copied();
+    assert_eq!(route(a.vni, "10.1.0.0/24"), Some(Scope::Local));
+    assert_eq!(route(a.vni, "2001:db8:1::/64"), Some(Scope::Local));
+    assert_eq!(route(a.vni, "10.2.0.0/24"), Some(Scope::Peer(b.vni)));
+    assert_eq!(route(b.vni, "2001:db8:1::/64"), Some(Scope::Peer(a.vni)));
+    assert_eq!(gateway.vrfs[&a.vni].router4, Some("10.1.0.1".parse().unwrap()));
+    assert_eq!(gateway.vrfs[&a.vni].group, None);
+    for address in keys(vm.ipv4, vm.ipv6) {
+        assert_eq!(gateway.endpoints[&(a.vni, address)], (vm.mac, ip("192.0.2.21")));
+    }
+    assert_eq!(gateway.endpoints.len(), 2);
+
+    let tables = world.host(host);
+    let role = VtepRole::Gateway { cluster: group };
+    let gateways = ["192.0.2.1", "192.0.2.2", "fd00::1", "fd00::2"].map(|vtep| (ip(vtep), role));
+    assert_eq!(tables.vteps, gateways.into_iter().chain([(ip("192.0.2.21"), VtepRole::Host)]).collect());
+    assert_eq!(tables.groups[&group].vips, [vips[0], vips[2]]);
+    assert_eq!(tables.vrfs.keys().copied().collect::<Vec<_>>(), [a.vni]);
+    assert_eq!(tables.vrfs[&a.vni].group, Some(group));
+    let port = &tables.ports[&vm.id];
+    assert_eq!(port.name, "a/vm");
+    assert_eq!(port.ipv4.map(|net| net.to_string()), Some("10.1.0.2/24".to_owned()));
+    assert_eq!(port.router4, Some("10.1.0.1".parse().unwrap()));
+
+    store.delete_instance(vm.id, None).await.unwrap();
+    store.delete_gateway(g2, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert!(world.gateway(g1).endpoints.is_empty());
+    let plan = world.gateway(g1).plan.as_ref().unwrap();
+    assert!(plan.homes.len() == 3 && plan.homes.iter().all(|home| home.gateway == g1));
+    assert!(world.host(host).vrfs.is_empty() && world.host(host).ports.is_empty());
+    assert!(world.host(host).keys.is_empty(), "none of its networks is on the cluster");
+    assert!(!world.host(host).vteps.contains_key(&ip("192.0.2.2")));
+}
+
+#[tokio::test]
+async fn hosts_have_the_keys_of_their_networks_clusters_and_no_others() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let mut clusters = Vec::new();
+    for number in 1..=3 {
+        let vip = ip(&format!("192.0.2.1{number}"));
+        let cluster =
+            store.create_cluster(&format!("c{number}"), &[vip], None).await.unwrap().into_inner().id;
+        let gateway = new_gateway(&format!("g{number}"), cluster, &format!("192.0.2.{number}"));
+        store.create_gateway(gateway).await.unwrap();
+        clusters.push(cluster);
+    }
+    let new = NewHost { name: "h".into(), vtep: ip("192.0.2.21"), agent: true };
+    let host = store.create_host(new).await.unwrap().into_inner().id;
+    let a = store.create_vpc(new_vpc("a", tenant, clusters[0])).await.unwrap().into_inner().id;
+    let b = store.create_vpc(new_vpc("b", tenant, clusters[1])).await.unwrap().into_inner().id;
+    let sub_a = store.create_subnet(new_subnet(a, "s", "10.1.0.0/24", None)).await.unwrap().into_inner().id;
+    let sub_b = store.create_subnet(new_subnet(b, "s", "10.2.0.0/24", None)).await.unwrap().into_inner().id;
+    let has = async |world: &mut World| -> Vec<u32> {
+        world.follow().await;
+        world.check().await;
+        world.host(host).keys.keys().copied().collect()
+    };
+    let groups = |of: &[usize]| of.iter().map(|at| group_id(clusters[*at])).collect::<Vec<_>>();
+    assert_eq!(has(&mut world).await, groups(&[]));
+    let vm = store.create_instance(a, new_instance("vm", sub_a, host)).await.unwrap().into_inner();
+    assert_eq!(has(&mut world).await, groups(&[0]));
+    store.create_instance(b, new_instance("vm", sub_b, host)).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[0, 1]));
+    // What is renewed reaches those that have it.
+    let before = world.host(host).keys[&group_id(clusters[0])].keys.len();
+    for cluster in [clusters[0], clusters[2]] {
+        let newest = store.cluster_keys(cluster).await.unwrap().remove(0).not_before_ms;
+        assert!(store.rotate_keys(cluster, newest + 26 * 3600 * 1000).await.unwrap());
+    }
+    assert_eq!(has(&mut world).await, groups(&[0, 1]));
+    assert_eq!(world.host(host).keys[&group_id(clusters[0])].keys.len(), before + 1);
+    // On its way, a VPC has both.
+    let id = store.move_vpc(b, clusters[2], None).await.unwrap().moving.unwrap().id;
+    assert_eq!(has(&mut world).await, groups(&[0, 1, 2]));
+    store.advance_move(id, false).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[0, 1, 2]));
+    store.advance_move(id, true).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[0, 2]));
+    store.delete_instance(vm.id, None).await.unwrap();
+    assert_eq!(has(&mut world).await, groups(&[2]));
+}
+
+#[tokio::test]
+async fn static_routes_come_before_peerings_and_give_way_again() {
+    let mut world = World::new().await;
+    let store = world.store.clone();
+    let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+    let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
+    let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await.unwrap().into_inner().id;
+    let a = store.create_vpc(new_vpc("a", tenant, cluster)).await.unwrap().into_inner();
+    let b = store.create_vpc(new_vpc("b", tenant, cluster)).await.unwrap().into_inner();
+    store.create_subnet(new_subnet(b.id, "s", "10.2.0.0/24", None)).await.unwrap();
+    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id };
+    let peering = store.create_peering(peering).await.unwrap().into_inner().id;
+    let table = store.route_tables(Some(a.id), ALL).await.unwrap()[0].id;
+    world.follow().await;
+    let prefix: IpNet = "10.2.0.0/24".parse().unwrap();
+    let key = RouteKey { vni: a.vni, prefix };
+    assert_eq!(world.gateway(gateway).routes[&key], Scope::Peer(b.vni));
+
+    let drop = store.create_route(NewRoute { table, prefix, target: RouteTarget::Drop }).await;
+    let drop = drop.unwrap().into_inner().id;
+    let wide =
+        NewRoute { table, prefix: "10.0.0.0/8".parse().unwrap(), target: RouteTarget::Peering(peering) };
+    store.create_route(wide).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!(world.gateway(gateway).routes[&key], Scope::Drop);
+    let wide = RouteKey { vni: a.vni, prefix: "10.0.0.0/8".parse().unwrap() };
+    assert_eq!(world.gateway(gateway).routes[&wide], Scope::Peer(b.vni));
+
+    store.delete_route(drop, None).await.unwrap();
+    world.follow().await;
+    world.check().await;
+    assert_eq!(world.gateway(gateway).routes[&key], Scope::Peer(b.vni));
+}
+
+#[test]
+fn a_host_learns_of_a_vpc_with_its_first_port_and_forgets_it_with_its_last() {
+    let vni = Vni::new(5).unwrap();
+    let host = HostId::new(1);
+    let mut view = HostView::new(host, crate::compile::Family::V4);
+    let all = [Target::AllHosts(crate::compile::Family::V6), Target::HostsOf(vni), Target::Host(host)];
+    let none = BTreeSet::new();
+    let mut step = |added: u64, removed: u64| {
+        let mut counts = PortCounts::default();
+        counts.added.extend((added > 0).then_some((vni, added)));
+        counts.removed.extend((removed > 0).then_some((vni, removed)));
+        match view.step(Some(&counts), &BTreeMap::new(), &none, &all) {
+            HostStep::Send { targets, removed_vnis, .. } => (targets.len(), removed_vnis),
+            HostStep::Resync => panic!("nothing changed that needs a snapshot"),
+        }
+    };
+    assert_eq!(step(0, 0), (1, vec![]));
+    assert_eq!(step(2, 0), (2, vec![]));
+    assert_eq!(step(0, 1), (2, vec![]));
+    assert_eq!(step(0, 1), (1, vec![vni]));
+    assert_eq!(
+        view.step(None, &BTreeMap::new(), &[vni].into(), &all),
+        HostStep::Send { targets: vec![Target::Host(host)], removed_vnis: vec![], keys: BTreeSet::new() }
+    );
+}
+
+/// One random wish: what, and three numbers to choose with.
+type Wish = (u8, u8, u8, u8);
+
+fn choose<T: Clone>(from: &[T], number: u8) -> Option<T> {
+    (!from.is_empty()).then(|| from[usize::from(number) % from.len()].clone())
+}
+
+/// Does what a wish says, if the store agrees: refusals are part of life.
+async fn grant(store: &Store, wish: Wish) -> Option<()> {
+    let (what, x, y, z) = wish;
+    let clusters = store.clusters(None, ALL).await.unwrap();
+    let vpcs = store.vpcs(None, None, ALL).await.unwrap();
+    let hosts = store.hosts(None, ALL).await.unwrap();
+    match what % 20 {
+        16..=19 => grant_move(store, wish, &vpcs, &hosts, &clusters).await?,
+        0 => {
+            let vips: Vec<IpAddr> = (0..=z % 4).map(|i| vip(x, i.wrapping_add(y))).collect();
+            store.create_cluster(&format!("c{}", x % 2), &vips, None).await.ok()?;
+        }
+        1 => {
+            let vips: Vec<IpAddr> = (0..=z % 5).map(|i| vip(x, i.wrapping_add(y))).collect();
+            store.update_cluster(choose(&clusters, x)?.id, &vips, None).await.ok()?;
+        }
+        2 => {
+            let new = NewGateway {
+                name: format!("g{}", y % 6),
+                cluster: choose(&clusters, x)?.id,
+                vtep4: (z % 8 != 0).then(|| Ipv4Addr::new(192, 0, 2, 100 + y % 6)),
+                vtep6: (z % 8 != 1).then(|| ipv6_from_halves(0xfd00 << 48, 100 + u64::from(y % 6))),
+            };
+            store.create_gateway(new).await.ok()?;
+        }
+        3 => {
+            let gateways = store.gateways(None, None, ALL).await.unwrap();
+            store.delete_gateway(choose(&gateways, x)?.id, None).await.ok()?;
+        }
+        4 => {
+            let vtep = if y % 2 == 0 {
+                ip(&format!("192.0.2.{}", 200 + x % 5))
+            } else {
+                ip(&format!("fd00::{}", 200 + x % 5))
+            };
+            store.create_host(NewHost { name: format!("h{}", x % 5), vtep, agent: z % 4 != 0 }).await.ok()?;
+        }
+        5 => {
+            store.delete_host(choose(&hosts, x)?.id, None).await.ok()?;
+        }
+        6 => {
+            let tenant = store.create_tenant("t").await.ok()?.into_inner().id;
+            store.create_vpc(new_vpc(&format!("v{}", y % 5), tenant, choose(&clusters, x)?.id)).await.ok()?;
+        }
+        7 => {
+            let vpc = choose(&vpcs, x)?;
+            let name = if y % 2 == 0 { vpc.name.clone() } else { format!("v{}", y % 7) };
+            store.update_vpc(vpc.id, vpc_update(&name, 1280 + u16::from(z % 3)), None).await.ok()?;
+        }
+        8 => {
+            store.delete_vpc(choose(&vpcs, x)?.id, None).await.ok()?;
+        }
+        9 | 10 => {
+            let v6 = format!("2001:db8:{}::/64", y % 8);
+            let new = new_subnet(
+                choose(&vpcs, x)?.id,
+                &format!("s{}", y % 8),
+                &format!("10.{}.0.0/24", y % 8),
+                (z % 2 == 0).then_some(v6.as_str()),
+            );
+            store.create_subnet(new).await.ok()?;
+        }
+        11 => {
+            let subnets = store.subnets(None, None, ALL).await.unwrap();
+            store.delete_subnet(choose(&subnets, x)?.id, None).await.ok()?;
+        }
+        _ => grant_in_vpc(store, wish, &vpcs, &hosts).await?,
+    }
+    Some(())
+}
+
+/// VPCs and gateways to other clusters, instances to other hosts, vIPs away from gateways and back.
+async fn grant_move(
+    store: &Store,
+    wish: Wish,
+    vpcs: &[Vpc],
+    hosts: &[Host],
+    clusters: &[Cluster],
+) -> Option<()> {
+    let (what, x, y, z) = wish;
+    match what % 20 {
+        16 => {
+            store.move_vpc(choose(vpcs, x)?.id, choose(clusters, y)?.id, None).await.ok()?;
+        }
+        17 => {
+            let moving: Vec<_> = vpcs.iter().filter_map(|vpc| vpc.moving).collect();
+            let moving = choose(&moving, x)?;
+            assert!(store.advance_move(moving.id, moving.switched).await.ok()?);
+        }
+        18 => {
+            let instances = store.instances(None, None, None, ALL).await.unwrap();
+            store.move_instance(choose(&instances, x)?.id, choose(hosts, y)?.id, None).await.ok()?;
+        }
+        _ => {
+            let gateways = store.gateways(None, None, ALL).await.unwrap();
+            let gateway = choose(&gateways, x)?;
+            match y % 4 {
+                0 => drop(store.drain_gateway(gateway.id, z % 2 == 0, None).await.ok()?),
+                1 | 2 => {
+                    let to = choose(clusters, z)?.id;
+                    store.move_gateway(gateway.id, to, "a wish", None).await.ok()?;
+                }
+                _ => {
+                    let going: Vec<_> = gateways.iter().filter(|g| g.moving.is_some()).collect();
+                    let gateway = choose(&going, x)?;
+                    assert!(store.advance_gateway_move(gateway.id, gateway.moving?).await.ok()?);
+                }
+            }
+        }
+    }
+    Some(())
+}
+
+fn vip(x: u8, i: u8) -> IpAddr {
+    if i.is_multiple_of(2) {
+        ip(&format!("198.51.100.{}", (x % 2) * 100 + i % 20 + 1))
+    } else {
+        ip(&format!("fd01:{}::{}", x % 2, i % 20 + 1))
+    }
+}
+
+async fn grant_in_vpc(store: &Store, wish: Wish, vpcs: &[Vpc], hosts: &[Host]) -> Option<()> {
+    let (what, x, y, z) = wish;
+    match (what % 20, z % 3) {
+        (12, 0 | 1) => {
+            let (a, b) = (choose(vpcs, x)?.id, choose(vpcs, y)?.id);
+            store.create_peering(NewPeering { name: format!("p{}", y % 3), a, b }).await.ok()?;
+        }
+        (12, _) => {
+            let peerings = store.peerings(None, None, ALL).await.unwrap();
+            store.delete_peering(choose(&peerings, x)?.id, None).await.ok()?;
+        }
+        (13, 0 | 1) => {
+            let vpc = choose(vpcs, x)?.id;
+            let table = store.route_tables(Some(vpc), ALL).await.unwrap()[0].id;
+            let peerings = store.peerings(Some(vpc), None, ALL).await.unwrap();
+            let target = match choose(&peerings, y) {
+                Some(peering) if z % 2 == 0 => RouteTarget::Peering(peering.id),
+                _ => RouteTarget::Drop,
+            };
+            let prefix = format!("10.{}.0.0/{}", y % 8, if y % 4 == 0 { 24 } else { 16 }).parse().unwrap();
+            store.create_route(NewRoute { table, prefix, target }).await.ok()?;
+        }
+        (13, _) => {
+            let table = choose(&store.route_tables(None, ALL).await.unwrap(), x)?.id;
+            let routes = store.routes(table, ALL).await.unwrap();
+            store.delete_route(choose(&routes, y)?.id, None).await.ok()?;
+        }
+        (14, _) => {
+            let subnet = choose(&store.subnets(None, None, ALL).await.unwrap(), x)?;
+            let many = (0..=z % 6).filter_map(|i| {
+                Some(new_instance(
+                    &format!("i{}", (y % 8).wrapping_add(i)),
+                    subnet.id,
+                    choose(hosts, y.wrapping_add(i))?.id,
+                ))
+            });
+            store.create_instances(subnet.vpc, many.collect()).await.ok()?;
+        }
+        _ => {
+            let instances = store.instances(None, None, None, ALL).await.unwrap();
+            store.delete_instance(choose(&instances, x)?.id, None).await.ok()?;
+        }
+    }
+    Some(())
+}
+
+/// A cloud to begin with, so that wishes find something to work on.
+const FIRST: [Wish; 14] = [
+    (0, 0, 0, 3),
+    (0, 1, 0, 2),
+    (2, 0, 0, 2),
+    (2, 0, 1, 1),
+    (2, 1, 2, 0),
+    (4, 0, 0, 1),
+    (4, 1, 1, 1),
+    (6, 0, 0, 0),
+    (6, 0, 1, 0),
+    (6, 1, 2, 0),
+    (9, 0, 0, 0),
+    (9, 1, 1, 0),
+    (12, 0, 1, 0),
+    (14, 0, 0, 5),
+];
+
+#[test]
+fn deltas_give_what_a_snapshot_gives() {
+    random_histories(Model::Zeta);
+}
+
+/// Follows random histories under a model, and compares with snapshots; how many direct
+/// paths hosts had on the way.
+fn random_histories(model: Model) -> usize {
+    let paths = std::cell::Cell::new(0);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let totals = std::cell::Cell::new((0, 0, 0));
+    let wishes = proptest::collection::vec(any::<Wish>(), 30..80);
+    let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config)
+        .run(&wishes, |wishes| {
+            let counts = runtime.block_on(async {
+                let mut world = World::of(model).await;
+                let mut granted = 0;
+                for (index, wish) in FIRST.into_iter().chain(wishes).enumerate() {
+                    granted += usize::from(grant(world.store.as_ref(), wish).await.is_some());
+                    world.follow().await;
+                    if index % 8 == 0 {
+                        world.check().await;
+                        let had: usize = world.nodes.values().map(|node| node.tables.paths.len()).sum();
+                        paths.set(paths.get() + had);
+                    }
+                }
+                world.check().await;
+                (granted, world.deltas, world.snapshots)
+            });
+            let (a, b, c) = totals.get();
+            totals.set((a + counts.0, b + counts.1, c + counts.2));
+            Ok(())
+        })
+        .unwrap();
+    let (granted, deltas, snapshots) = totals.get();
+    // The histories must have been lively for the comparison to say anything.
+    assert!(granted > 24 * 20 && deltas > 24 * 60 && snapshots > 0, "{granted} {deltas} {snapshots}");
+    paths.get()
+}

@@ -1,0 +1,162 @@
+//! Preprogrammed: which host has which direct paths.
+
+use super::*;
+
+/// Hosts 1 to 3, and VPCs `a` and `b` with a subnet each.
+struct Cloud {
+    world: World,
+    store: Arc<Store>,
+    gateway: GatewayId,
+    hosts: Vec<HostId>,
+    a: (Vpc, SubnetId),
+    b: (Vpc, SubnetId),
+}
+
+impl Cloud {
+    async fn new() -> Self {
+        let world = World::of(Model::Preprogrammed).await;
+        let store = world.store.clone();
+        let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+        let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
+        let gateway = store.create_gateway(new_gateway("g", cluster, "192.0.2.1")).await;
+        let gateway = gateway.unwrap().into_inner().id;
+        let mut hosts = Vec::new();
+        for number in 1..=3 {
+            let vtep = host_vtep(number);
+            let new = NewHost { name: format!("h{number}"), vtep, agent: true };
+            hosts.push(store.create_host(new).await.unwrap().into_inner().id);
+        }
+        let a = vpc(&store, tenant, cluster, "a", "10.1.0.0/24", "2001:db8:1::/64").await;
+        let b = vpc(&store, tenant, cluster, "b", "10.2.0.0/24", "2001:db8:2::/64").await;
+        let mut cloud = Self { world, store, gateway, hosts, a, b };
+        cloud.follow().await;
+        cloud
+    }
+
+    async fn follow(&mut self) {
+        self.world.follow().await;
+        self.world.check().await;
+    }
+
+    /// An instance on the host of a number.
+    async fn start(&self, vpc: &(Vpc, SubnetId), name: &str, host: usize) -> Instance {
+        let new = new_instance(name, vpc.1, self.hosts[host - 1]);
+        self.store.create_instance(vpc.0.id, new).await.unwrap().into_inner()
+    }
+
+    /// Whether the host of a number has a VPC's paths to both addresses of an instance, by which
+    /// host: `None` if neither. One alone is a failure.
+    fn path(&self, host: usize, from: &Vpc, to: &Instance) -> Option<IpAddr> {
+        let paths = &self.world.host(self.hosts[host - 1]).paths;
+        let path = |address| paths.get(&PathKey { vni: from.vni, address });
+        let both: Vec<_> = keys(to.ipv4, to.ipv6).map(path).collect();
+        assert_eq!(both.len(), 2);
+        assert_eq!(both[0].map(|path| path.host), both[1].map(|path| path.host));
+        let path = both[0]?;
+        let vpc = if to.vpc == self.a.0.id { &self.a.0 } else { &self.b.0 };
+        assert_eq!((path.mac, path.path_vni), (to.mac, vpc.vni));
+        Some(path.host)
+    }
+
+    fn count(&self, host: usize) -> usize {
+        self.world.host(self.hosts[host - 1]).paths.len()
+    }
+}
+
+fn host_vtep(number: usize) -> IpAddr {
+    ip(&format!("192.0.2.{}", 20 + number))
+}
+
+async fn vpc(
+    store: &Arc<Store>,
+    tenant: TenantId,
+    cluster: ClusterId,
+    name: &str,
+    v4: &str,
+    v6: &str,
+) -> (Vpc, SubnetId) {
+    let vpc = store.create_vpc(new_vpc(name, tenant, cluster)).await.unwrap().into_inner();
+    let subnet = store.create_subnet(new_subnet(vpc.id, "s", v4, Some(v6))).await.unwrap().into_inner();
+    (vpc, subnet.id)
+}
+
+#[tokio::test]
+async fn a_host_has_the_paths_of_its_vpcs_from_their_first_instance_to_their_last() {
+    let mut cloud = Cloud::new().await;
+    let a = cloud.a.0.clone();
+    let one = cloud.start(&cloud.a, "one", 1).await;
+    let two = cloud.start(&cloud.a, "two", 2).await;
+    let other = cloud.start(&cloud.b, "other", 3).await;
+    cloud.follow().await;
+    assert_eq!(cloud.path(1, &a, &two), Some(host_vtep(2)));
+    assert_eq!(cloud.path(2, &a, &one), Some(host_vtep(1)));
+    assert_eq!((cloud.count(1), cloud.count(2)), (4, 4), "its own among them, which it leaves out itself");
+    assert_eq!(cloud.count(3), 2);
+    let gateway = cloud.world.gateway(cloud.gateway);
+    assert!(gateway.vrfs.values().all(|vrf| vrf.elephant_kbps == sluice_southbound::ELEPHANT_NEVER));
+
+    // The first one here: all that were there before, too.
+    let three = cloud.start(&cloud.a, "three", 3).await;
+    cloud.follow().await;
+    for (host, to) in [(3, &one), (3, &two), (1, &three), (2, &three)] {
+        assert!(cloud.path(host, &a, to).is_some(), "host {host} to {}", to.name);
+    }
+    // It moves on: the others follow it, and it leaves nothing behind.
+    let two = cloud.store.move_instance(two.id, cloud.hosts[0], None).await.unwrap();
+    cloud.follow().await;
+    assert_eq!(cloud.path(3, &a, &two), Some(host_vtep(1)));
+    assert_eq!(cloud.count(2), 0);
+
+    cloud.store.delete_instance(one.id, None).await.unwrap();
+    cloud.follow().await;
+    assert_eq!(cloud.path(3, &a, &one), None);
+    cloud.store.delete_instance(three.id, None).await.unwrap();
+    cloud.follow().await;
+    assert_eq!((cloud.count(3), cloud.path(3, &cloud.b.0, &other)), (2, Some(host_vtep(3))));
+}
+
+#[tokio::test]
+async fn paths_lead_to_peered_vpcs_where_routes_do() {
+    let mut cloud = Cloud::new().await;
+    let (a, b) = (cloud.a.0.clone(), cloud.b.0.clone());
+    let here = cloud.start(&cloud.a, "here", 1).await;
+    let there = cloud.start(&cloud.b, "there", 2).await;
+    cloud.follow().await;
+    assert_eq!((cloud.count(1), cloud.count(2)), (2, 2), "they are strangers");
+
+    let peering = NewPeering { name: "p".into(), a: a.id, b: b.id };
+    let peering = cloud.store.create_peering(peering).await.unwrap().into_inner().id;
+    cloud.follow().await;
+    assert_eq!(cloud.path(1, &a, &there), Some(host_vtep(2)));
+    assert_eq!(cloud.path(2, &b, &here), Some(host_vtep(1)));
+    let later = cloud.start(&cloud.b, "later", 3).await;
+    cloud.follow().await;
+    assert_eq!(cloud.path(1, &a, &later), Some(host_vtep(3)));
+    assert_eq!(cloud.path(3, &b, &here), Some(host_vtep(1)), "the peer's, with its first instance");
+
+    // A longer route leads nowhere: the one address that it covers has no path.
+    let table = cloud.store.route_tables(Some(a.id), ALL).await.unwrap()[0].id;
+    let prefix = IpNet::new(there.ipv4.unwrap().into(), 32).unwrap();
+    let drop = NewRoute { table, prefix, target: RouteTarget::Drop };
+    cloud.store.create_route(drop).await.unwrap();
+    cloud.follow().await;
+    let paths = &cloud.world.host(cloud.hosts[0]).paths;
+    let has = |address| paths.contains_key(&PathKey { vni: a.vni, address });
+    assert!(!has(there.ipv4.unwrap().into()) && has(there.ipv6.unwrap().into()));
+
+    // Into a smaller MTU the gateway leads, which can say so.
+    cloud.store.update_vpc(b.id, vpc_update("b", 1400), None).await.unwrap();
+    cloud.follow().await;
+    assert_eq!(cloud.path(1, &a, &later), None);
+    assert_eq!(cloud.path(3, &b, &here), Some(host_vtep(1)));
+
+    cloud.store.delete_peering(peering, None).await.unwrap();
+    cloud.follow().await;
+    assert_eq!((cloud.path(3, &b, &here), cloud.path(3, &b, &there)), (None, Some(host_vtep(2))));
+}
+
+#[test]
+fn deltas_give_what_a_snapshot_gives_with_all_paths() {
+    let paths = random_histories(Model::Preprogrammed);
+    assert!(paths > 200, "histories of only {paths} paths");
+}

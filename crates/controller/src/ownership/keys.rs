@@ -1,0 +1,75 @@
+//! Renews the clusters' keys. When one is due, and what becomes of the old ones, is
+//! the store's to say (`crates/store/src/ops/keys.rs`): it decides in one
+//! transaction, so that of several replicas one makes the key.
+
+use crate::clock::now_ms;
+use crate::database::Database;
+use sluice_store::{Page, StoreError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Keys are looked at this often: they live for a day, but a deleted node's are to end soon.
+const LOOK: Duration = Duration::from_secs(5);
+/// Clusters read at once.
+const PAGE: u32 = 256;
+
+/// Runs until it is dropped.
+pub async fn renew_keys(db: Arc<Database>) {
+    loop {
+        if let Err(error) = round(&db, now_ms()).await {
+            db.count_error();
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot renew cluster keys");
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Looks at the keys of all clusters once.
+async fn round(db: &Database, now_ms: u64) -> Result<(), StoreError> {
+    let mut page = Page { after: 0, limit: PAGE };
+    loop {
+        let clusters = db.store.clusters(None, page).await?;
+        let Some(last) = clusters.last() else { return Ok(()) };
+        page.after = last.id.get();
+        for cluster in clusters {
+            match db.store.rotate_keys(cluster.id, now_ms).await {
+                Ok(true) => {
+                    tracing::info!(cluster = cluster.name, "cluster keys renewed");
+                    db.notify_commit();
+                }
+                // It was deleted since it was read.
+                Ok(false) | Err(StoreError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn keys_of_all_clusters_are_renewed_when_they_are_due() {
+        let store = sluice_store::open("sqlite::memory:").await.unwrap();
+        let db = Database::new(store.clone());
+        let mut clusters = Vec::new();
+        for number in 0..3u8 {
+            let vip = [192, 0, 2, number + 1].into();
+            clusters.push(
+                store.create_cluster(&format!("c{number}"), &[vip], None).await.unwrap().into_inner().id,
+            );
+        }
+        let keys = async |cluster| store.cluster_keys(cluster).await.unwrap();
+        let began = keys(clusters[0]).await[0].not_before_ms;
+        let revision = store.revision().await.unwrap();
+        let now = now_ms();
+        round(&db, now).await.unwrap();
+        assert_eq!(store.revision().await.unwrap(), revision, "nothing is due");
+        round(&db, began + 24 * 3600 * 1000).await.unwrap();
+        for cluster in &clusters {
+            assert_eq!(keys(*cluster).await.len(), 2);
+        }
+        assert_eq!(store.revision().await.unwrap(), revision + 3);
+    }
+}

@@ -1,0 +1,330 @@
+//! Applies plans: starts the moves of VPCs, a few steps at a time; the module `moves` drives each move. The
+//! progress of a plan follows from where its VPCs are, so a controller that starts continues where another
+//! one ended.
+//!
+//! States of a step, and what changes them:
+//!
+//! ```text
+//!  Pending ──start_step()──▶ Moving ──all VPCs arrived──▶ Done
+//!     │                        │
+//!     └──── a VPC is elsewhere or moves elsewhere ────▶ Superseded (the plan stops)
+//! ```
+//!
+//! A step whose VPCs were all deleted is done.
+
+use super::Place;
+use super::plans::{ComputedPlan, PlanStep, parse_plan};
+use super::usage::Usage;
+use serde_json::json;
+use sluice_store::{NewEvent, PlanProgress, PlanState, StoreError, Vpc};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Interval between checks while a plan is applied.
+const CHECK: Duration = Duration::from_millis(100);
+/// Interval while no plan is applied.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// State of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum StepState {
+    /// Its VPCs are where they were when the plan was computed.
+    Pending,
+    /// Its VPCs are moving.
+    Moving,
+    /// Its VPCs have arrived, or were deleted.
+    Done,
+    /// A VPC is on another cluster than the plan expects. Contains the explanation.
+    Superseded(String),
+}
+
+/// The state of a step, from those of its VPCs that still exist.
+fn step_state(step: &PlanStep, vpcs: &[Vpc]) -> StepState {
+    let mut state = StepState::Done;
+    for vpc in vpcs {
+        match vpc.moving.map(|moving| moving.to) {
+            None if vpc.cluster == step.to => {}
+            Some(to) if to == step.to => state = StepState::Moving,
+            None if vpc.cluster == step.from => {
+                if state == StepState::Done {
+                    state = StepState::Pending;
+                }
+            }
+            other => {
+                let at = match other {
+                    Some(to) => format!("moving to {to}"),
+                    None => format!("on {}", vpc.cluster),
+                };
+                return StepState::Superseded(format!(
+                    "{} is {at}, but the plan expects it on {}: compute a new plan",
+                    vpc.id, step.from
+                ));
+            }
+        }
+    }
+    state
+}
+
+/// What a check of the plan leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NextAction {
+    /// Number of completed steps, counted from the first.
+    done: usize,
+    /// Index of the step to start. One at a time, so that the next check counts its entries.
+    start: Option<usize>,
+    /// Reason why the plan stops.
+    stop: Option<String>,
+}
+
+/// Decides what to do next. `states` are the states of `steps` from index `done` on, with at least `parallel`
+/// steps that are not done, or all steps. `fits` says whether the tables of the new cluster hold the VPCs of a
+/// step in addition to what they have.
+fn next_action(
+    steps: &[PlanStep],
+    done: usize,
+    states: &[StepState],
+    parallel: usize,
+    fits: impl Fn(&PlanStep) -> Result<(), String>,
+) -> NextAction {
+    let finished = states.iter().take_while(|state| **state == StepState::Done).count();
+    let mut next = NextAction { done: done + finished, start: None, stop: None };
+    let moving = states.iter().filter(|state| **state == StepState::Moving).count();
+    let free = parallel.saturating_sub(moving);
+    for (number, state) in (done..).zip(states) {
+        match state {
+            StepState::Pending if free > 0 => match fits(&steps[number]) {
+                Ok(()) => {
+                    next.start = Some(number);
+                    break;
+                }
+                // Moving steps may free table space.
+                Err(_) if moving > 0 => break,
+                Err(reason) => {
+                    next.stop = Some(format!("step {}: {reason}", number + 1));
+                    break;
+                }
+            },
+            StepState::Superseded(reason) => {
+                next.stop = Some(format!("step {}: {reason}", number + 1));
+                break;
+            }
+            _ => {}
+        }
+    }
+    next
+}
+
+/// Checks that the VPCs of a step fit into the new cluster's tables, which still hold the VPCs that leave it.
+fn check_space(usage: &Usage, moving: &[&PlanStep], step: &PlanStep) -> Result<(), String> {
+    let Some(cluster) = usage.clusters.iter().find(|cluster| cluster.id == step.to) else {
+        return Err(format!("{} does not exist any more", step.to));
+    };
+    // A moving VPC counts at its new cluster. Until it has arrived, its old cluster has its entries, too.
+    let leaving: u64 = moving.iter().filter(|other| other.from == step.to).map(|step| step.entries).sum();
+    let needed = cluster.entries + leaving + step.entries;
+    if needed > cluster.capacity_entries {
+        let holds = cluster.capacity_entries;
+        return Err(format!("{} would have {needed} entries, but its tables hold only {holds}", step.to));
+    }
+    Ok(())
+}
+
+/// Applies plans until it is dropped.
+pub async fn apply_plans(place: Arc<Place>) {
+    let mut computed: BTreeMap<u64, ComputedPlan> = BTreeMap::new();
+    loop {
+        let wait = match check_plans(&place, &mut computed).await {
+            Ok(false) => IDLE,
+            Ok(true) => CHECK,
+            Err(error) => {
+                place.db.count_error();
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot continue to apply plans");
+                IDLE
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Continues the plans that are being applied. Returns false if there is none.
+async fn check_plans(place: &Place, computed: &mut BTreeMap<u64, ComputedPlan>) -> Result<bool, StoreError> {
+    let plans = place.db.store.plans().await?;
+    let applying: Vec<&PlanProgress> =
+        plans.iter().filter(|plan| plan.state == PlanState::Applying).collect();
+    computed.retain(|id, _| applying.iter().any(|plan| plan.id == *id));
+    for plan in &applying {
+        if let std::collections::btree_map::Entry::Vacant(entry) = computed.entry(plan.id) {
+            match parse_plan(&place.db.store.plan(plan.id).await?.body) {
+                Ok(plan) => drop(entry.insert(plan)),
+                Err(error) => {
+                    let reason = format!("the stored plan cannot be parsed: {error}");
+                    tracing::error!(plan = plan.id, reason, "plan stopped");
+                    place.db.store.note_plan(plan.id, PlanState::Stopped, plan.done, &reason).await?;
+                }
+            }
+        }
+        if let Some(computed) = computed.get(&plan.id) {
+            advance(place, plan, &computed.steps).await?;
+        }
+    }
+    Ok(!applying.is_empty())
+}
+
+async fn read_step_state(place: &Place, step: &PlanStep) -> Result<StepState, StoreError> {
+    let mut vpcs = Vec::new();
+    for id in &step.vpcs {
+        match place.db.store.vpc(*id).await {
+            Ok(vpc) => vpcs.push(vpc),
+            Err(StoreError::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(step_state(step, &vpcs))
+}
+
+async fn advance(place: &Place, plan: &PlanProgress, steps: &[PlanStep]) -> Result<(), StoreError> {
+    let (done, parallel) = (plan.done as usize, plan.parallel.max(1) as usize);
+    let mut states = Vec::new();
+    let mut open = 0;
+    for step in steps.iter().skip(done) {
+        let state = read_step_state(place, step).await?;
+        open += usize::from(state != StepState::Done);
+        states.push(state);
+        if open >= parallel {
+            break;
+        }
+    }
+    place.catch_up().await?;
+    let usage = place.usage().await?;
+    let with_states = steps.iter().skip(done).zip(&states);
+    let moving: Vec<&PlanStep> =
+        with_states.filter(|(_, state)| **state == StepState::Moving).map(|(step, _)| step).collect();
+    let mut next = next_action(steps, done, &states, parallel, |step| check_space(&usage, &moving, step));
+    if let Some(number) = next.start
+        && let Err(error) = start_step(place, plan.id, number, &steps[number]).await
+    {
+        let StoreError::Conflict(conflict) = &error else { return Err(error) };
+        next.stop = Some(format!("step {}: {conflict}", number + 1));
+    }
+    let state = match &next.stop {
+        Some(_) => PlanState::Stopped,
+        None if next.done == steps.len() => PlanState::Done,
+        None => PlanState::Applying,
+    };
+    if state == PlanState::Applying && next.done == done {
+        return Ok(());
+    }
+    let reason = next.stop.unwrap_or_default();
+    if place.db.store.note_plan(plan.id, state, next.done as u64, &reason).await?
+        && state != PlanState::Applying
+    {
+        let text = match state {
+            PlanState::Done => format!("plan {} is done: {} steps", plan.id, steps.len()),
+            _ => format!("plan {} stopped: {reason}", plan.id),
+        };
+        tracing::info!("{text}");
+        note(place, "plan_ended", format!("plan-{}", plan.id), text, json!({"state": state.text()})).await?;
+    }
+    Ok(())
+}
+
+async fn start_step(place: &Place, plan: u64, number: usize, step: &PlanStep) -> Result<(), StoreError> {
+    let mut first = None;
+    // A VPC takes its peers along. Each is requested anyway, because they may not be peered any more.
+    for vpc in &step.vpcs {
+        match place.db.store.move_vpc(*vpc, step.to, None).await {
+            Ok(_) => {
+                first.get_or_insert(*vpc);
+            }
+            Err(StoreError::NotFound { kind: "VPC", .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let Some(vpc) = first else { return Ok(()) };
+    place.db.notify_commit();
+    let PlanStep { from, to, text, .. } = step;
+    let text = format!("step {} of plan {plan} moves {vpc} from {from} to {to}: {text}", number + 1);
+    let details = json!({
+        "plan": plan, "step": number + 1, "from": step.from, "to": step.to, "vpcs": step.vpcs,
+        "entries": step.entries, "reason": step.reason,
+    });
+    note(place, "plan_step", vpc.to_string(), text, details).await
+}
+
+async fn note(
+    place: &Place,
+    kind: &str,
+    subject: String,
+    text: String,
+    details: serde_json::Value,
+) -> Result<(), StoreError> {
+    place.db.store.add_event(NewEvent { kind: kind.to_owned(), subject, text, details }).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ledger::tests::vpc;
+    use super::*;
+    use sluice_store::Move;
+    use sluice_types::{ClusterId, VpcId};
+
+    fn step(vpcs: &[u64]) -> PlanStep {
+        PlanStep {
+            vpcs: vpcs.iter().map(|id| VpcId::new(*id)).collect(),
+            from: ClusterId::new(1),
+            to: ClusterId::new(2),
+            entries: 5,
+            reason: json!({}),
+            text: "reason".into(),
+            exceeded: Vec::new(),
+        }
+    }
+
+    fn at(id: u64, cluster: u64, to: Option<u64>) -> Vpc {
+        let moving = to.map(|to| Move { id: 9, to: ClusterId::new(to), switched: false });
+        Vpc { moving, ..vpc(id, 1, cluster, 1) }
+    }
+
+    #[test]
+    fn state_of_a_step_follows_from_its_vpcs() {
+        let step = step(&[1, 2]);
+        assert_eq!(step_state(&step, &[at(1, 1, None), at(2, 1, None)]), StepState::Pending);
+        assert_eq!(step_state(&step, &[at(1, 1, Some(2)), at(2, 1, Some(2))]), StepState::Moving);
+        assert_eq!(step_state(&step, &[at(1, 2, None), at(2, 2, None)]), StepState::Done);
+        assert_eq!(step_state(&step, &[]), StepState::Done, "all deleted");
+        assert_eq!(
+            step_state(&step, &[at(1, 2, None), at(2, 1, None)]),
+            StepState::Pending,
+            "no longer peered"
+        );
+        for elsewhere in [at(1, 3, None), at(1, 1, Some(3)), at(1, 2, Some(1))] {
+            let state = step_state(&step, &[elsewhere]);
+            let StepState::Superseded(text) = state else { panic!("{state:?}") };
+            assert!(text.contains("vpc-1") && text.ends_with("compute a new plan"), "{text}");
+        }
+    }
+
+    #[test]
+    fn steps_start_in_order_up_to_the_limit() {
+        use StepState::*;
+        let steps: Vec<PlanStep> = (1..=5).map(|id| step(&[id])).collect();
+        let fits = |_: &PlanStep| Ok(());
+        let next = |done, start| NextAction { done, start, stop: None };
+        assert_eq!(next_action(&steps, 0, &[Pending], 1, fits), next(0, Some(0)));
+        assert_eq!(next_action(&steps, 0, &[Moving], 1, fits), next(0, None));
+        assert_eq!(next_action(&steps, 0, &[Done, Done, Pending], 1, fits), next(2, Some(2)));
+        assert_eq!(next_action(&steps, 1, &[Moving, Done, Pending, Pending], 3, fits), next(1, Some(3)));
+        assert_eq!(next_action(&steps, 3, &[Done, Done], 3, fits), next(5, None));
+        let full = |_: &PlanStep| Err("full".to_owned());
+        assert_eq!(
+            next_action(&steps, 0, &[Moving, Pending], 2, full),
+            next(0, None),
+            "a moving step may free space"
+        );
+        let stopped = next_action(&steps, 1, &[Done, Pending], 2, full);
+        assert_eq!((stopped.done, stopped.stop.as_deref()), (2, Some("step 3: full")));
+        let superseded = next_action(&steps, 0, &[Superseded("gone".into()), Pending], 2, fits);
+        assert_eq!((superseded.start, superseded.stop.as_deref()), (None, Some("step 1: gone")));
+    }
+}

@@ -1,0 +1,330 @@
+//! Where every VPC is, with its number of table entries, and the gateways of every cluster. The follower
+//! updates it with each change, so that placing a VPC does not read the database. Changes when placement
+//! needs to know more about objects.
+
+use sluice_store::{Change, Cluster, Gateway, Topology, Vpc};
+use sluice_types::{ClusterId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// A VPC in the ledger.
+#[derive(Clone, Debug)]
+pub struct LedgerVpc {
+    /// Name, for people.
+    pub name: String,
+    /// The tenant that owns it.
+    pub tenant: TenantId,
+    /// The network identifier under which gateways count its traffic.
+    pub vni: Vni,
+    /// Its cluster; the new one while it moves.
+    pub cluster: ClusterId,
+    /// It is moving to that cluster.
+    pub moving: bool,
+    instances: u64,
+    subnets: BTreeSet<SubnetId>,
+    routes: BTreeSet<RouteId>,
+    /// When the ledger got it, in milliseconds of the caller's clock; `None` if it was there at the start.
+    pub since_ms: Option<u64>,
+}
+
+impl LedgerVpc {
+    fn new(vpc: &Vpc, since_ms: Option<u64>) -> Self {
+        let mut new = Self {
+            name: String::new(),
+            tenant: vpc.tenant,
+            vni: vpc.vni,
+            cluster: vpc.cluster,
+            moving: false,
+            instances: 0,
+            subnets: BTreeSet::new(),
+            routes: BTreeSet::new(),
+            since_ms,
+        };
+        new.update(vpc);
+        new
+    }
+
+    fn update(&mut self, vpc: &Vpc) {
+        self.name.clone_from(&vpc.name);
+        self.moving = vpc.moving.is_some();
+        self.cluster = vpc.moving.map_or(vpc.cluster, |moving| moving.to);
+    }
+
+    /// Entries in its cluster's tables: one for the VRF, and one for each instance, subnet and route.
+    pub fn entries(&self) -> u64 {
+        1 + self.instances + (self.subnets.len() + self.routes.len()) as u64
+    }
+}
+
+/// A cluster in the ledger.
+#[derive(Clone, Debug)]
+pub struct LedgerCluster {
+    /// The cluster, with its vIPs and their preferred owners.
+    pub cluster: Cluster,
+    /// Its gateways in order of id.
+    pub gateways: Vec<Gateway>,
+}
+
+/// All VPCs and clusters as of a revision.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    revision: u64,
+    /// The revision of the instance counts with which the ledger started. Older changes are in the counts.
+    counted: u64,
+    /// VPCs by id.
+    pub vpcs: BTreeMap<VpcId, LedgerVpc>,
+    /// Clusters by id.
+    pub clusters: BTreeMap<ClusterId, LedgerCluster>,
+    peers: BTreeSet<(VpcId, VpcId)>,
+}
+
+impl Ledger {
+    /// From a snapshot of the topology, and the number of instances of each VPC as of revision `counted`,
+    /// which is not older.
+    pub fn new(topology: &Topology, counted: u64, instances: &[(VpcId, u64)]) -> Self {
+        let mut ledger = Self {
+            revision: topology.revision,
+            counted,
+            vpcs: topology.vpcs.iter().map(|vpc| (vpc.id, LedgerVpc::new(vpc, None))).collect(),
+            peers: topology.peerings.iter().map(|peering| (peering.a, peering.b)).collect(),
+            clusters: BTreeMap::new(),
+        };
+        for cluster in &topology.clusters {
+            let mut gateways: Vec<_> =
+                topology.gateways.iter().filter(|gateway| gateway.cluster == cluster.id).cloned().collect();
+            gateways.sort_by_key(|gateway| gateway.id);
+            ledger.clusters.insert(cluster.id, LedgerCluster { cluster: cluster.clone(), gateways });
+        }
+        for (vpc, count) in instances {
+            ledger.with(*vpc, |vpc| vpc.instances = *count);
+        }
+        for subnet in &topology.subnets {
+            ledger.with(subnet.vpc, |vpc| vpc.subnets.insert(subnet.id));
+        }
+        for (vpc, route) in &topology.routes {
+            ledger.with(*vpc, |vpc| vpc.routes.insert(route.id));
+        }
+        ledger
+    }
+
+    /// Takes the ages of VPCs from the ledger that this one replaces.
+    pub fn keep_ages(&mut self, before: &Self) {
+        for (id, vpc) in &mut self.vpcs {
+            vpc.since_ms = before.vpcs.get(id).and_then(|before| before.since_ms);
+        }
+    }
+
+    /// Revision of the last change in it.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn with<R>(&mut self, id: VpcId, change: impl FnOnce(&mut LedgerVpc) -> R) {
+        if let Some(vpc) = self.vpcs.get_mut(&id) {
+            change(vpc);
+        }
+    }
+
+    fn upsert(&mut self, vpc: &Vpc, now_ms: u64) {
+        self.vpcs.entry(vpc.id).or_insert_with(|| LedgerVpc::new(vpc, Some(now_ms))).update(vpc);
+    }
+
+    /// Adds a VPC that was just committed, before the follower reads the change.
+    pub fn add_committed(&mut self, vpc: &Vpc, now_ms: u64) {
+        if vpc.revision > self.revision {
+            self.upsert(vpc, now_ms);
+        }
+    }
+
+    /// Applies all changes of a revision.
+    pub fn apply(&mut self, revision: u64, changes: &[Change], now_ms: u64) {
+        for change in changes {
+            match change {
+                Change::VpcUpserted { vpc, .. } => self.upsert(vpc, now_ms),
+                Change::VpcRemoved(vpc) => {
+                    self.vpcs.remove(&vpc.id);
+                    self.peers.retain(|(a, b)| *a != vpc.id && *b != vpc.id);
+                }
+                Change::ClusterUpserted { cluster, gateways } => {
+                    let ledger_cluster =
+                        LedgerCluster { cluster: cluster.clone(), gateways: gateways.clone() };
+                    self.clusters.insert(cluster.id, ledger_cluster);
+                }
+                Change::ClusterRemoved(cluster) => {
+                    self.clusters.remove(&cluster.id);
+                }
+                Change::InstancesCreated { vpc, instances, .. } if revision > self.counted => {
+                    self.with(vpc.id, |vpc| vpc.instances += instances.len() as u64);
+                }
+                Change::InstancesRemoved { vpc, instances } if revision > self.counted => {
+                    let removed = instances.len() as u64;
+                    self.with(vpc.id, |vpc| vpc.instances = vpc.instances.saturating_sub(removed));
+                }
+                Change::SubnetUpserted { vpc, subnet, .. } => {
+                    self.with(vpc.id, |vpc| vpc.subnets.insert(subnet.id));
+                }
+                Change::SubnetRemoved { vpc, subnet, .. } => {
+                    self.with(vpc.id, |vpc| vpc.subnets.remove(&subnet.id));
+                }
+                Change::RouteUpserted { vpc, route, .. } => {
+                    self.with(vpc.id, |vpc| vpc.routes.insert(route.id));
+                }
+                Change::RouteRemoved { vpc, route } => {
+                    self.with(vpc.id, |vpc| vpc.routes.remove(&route.id));
+                }
+                Change::PeeringCreated { a, b, .. } => {
+                    self.peers.insert((a.id, b.id));
+                }
+                Change::PeeringRemoved { a, b, .. } => {
+                    self.peers.remove(&(a.id, b.id));
+                }
+                _ => {}
+            }
+        }
+        self.revision = revision;
+    }
+
+    /// Gateways that move between clusters, with the cluster that each is a member of.
+    pub fn moving_gateways(&self) -> Vec<(GatewayId, ClusterId)> {
+        let gateways = self.clusters.values().flat_map(|cluster| &cluster.gateways);
+        let moving = gateways.filter(|gateway| gateway.moving.is_some());
+        moving.map(|gateway| (gateway.id, gateway.cluster)).collect()
+    }
+
+    /// Groups of VPCs that are peered, directly or through others, by the first VPC of each group. A group is
+    /// always on one cluster.
+    pub fn units(&self) -> BTreeMap<VpcId, Vec<VpcId>> {
+        let mut first: HashMap<VpcId, VpcId> = self.vpcs.keys().map(|id| (*id, *id)).collect();
+        let root = |first: &HashMap<VpcId, VpcId>, mut id: VpcId| {
+            while let Some(next) = first.get(&id).filter(|next| **next != id) {
+                id = *next;
+            }
+            id
+        };
+        for (a, b) in &self.peers {
+            let (a, b) = (root(&first, *a), root(&first, *b));
+            // Links always lead to a lower id, so chains end.
+            first.insert(a.max(b), a.min(b));
+        }
+        let mut units: BTreeMap<VpcId, Vec<VpcId>> = BTreeMap::new();
+        for id in self.vpcs.keys() {
+            units.entry(root(&first, *id)).or_default().push(*id);
+        }
+        units
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use sluice_store::{Host, Instance, Move, Peering, Subnet};
+    use sluice_types::{HostId, InstanceId, MacAddr, PeeringId};
+
+    pub fn vpc(id: u64, tenant: u64, cluster: u64, revision: u64) -> Vpc {
+        Vpc {
+            id: VpcId::new(id),
+            name: format!("v{id}"),
+            tenant: TenantId::new(tenant),
+            vni: Vni::new(id as u32).unwrap(),
+            cluster: ClusterId::new(cluster),
+            mtu: 1430,
+            offload_kbps: None,
+            moving: None,
+            revision,
+        }
+    }
+
+    fn instances(of: u64, count: u64) -> Vec<Instance> {
+        let instance = |id| Instance {
+            id: InstanceId::new(id),
+            name: format!("i{id}"),
+            vpc: VpcId::new(of),
+            subnet: SubnetId::new(1),
+            host: HostId::new(1),
+            mac: MacAddr::local(id),
+            ipv4: None,
+            ipv6: None,
+            revision: 1,
+        };
+        (1..=count).map(instance).collect()
+    }
+
+    fn peering(a: u64, b: u64) -> Peering {
+        let (a, b) = (VpcId::new(a), VpcId::new(b));
+        Peering { id: PeeringId::new(1), name: "p".into(), a, b, revision: 1 }
+    }
+
+    #[test]
+    fn instances_are_counted_once() {
+        let topology = Topology { revision: 5, vpcs: vec![vpc(1, 1, 1, 2)], ..Topology::default() };
+        let mut ledger = Ledger::new(&topology, 7, &[(VpcId::new(1), 30)]);
+        let created = |count| Change::InstancesCreated {
+            vpc: vpc(1, 1, 1, 2),
+            subnets: Vec::new(),
+            hosts: Vec::<Host>::new(),
+            instances: instances(1, count),
+        };
+        let entries = |ledger: &Ledger| ledger.vpcs[&VpcId::new(1)].entries();
+        ledger.apply(6, &[created(10)], 0);
+        ledger.apply(7, &[created(20)], 0);
+        assert_eq!(entries(&ledger), 31, "the initial count includes both revisions");
+        ledger.apply(8, &[created(4)], 0);
+        let gone = Change::InstancesRemoved { vpc: vpc(1, 1, 1, 2), instances: instances(1, 1) };
+        ledger.apply(9, &[gone], 0);
+        assert_eq!(entries(&ledger), 34);
+        let subnet = Subnet {
+            id: SubnetId::new(3),
+            name: "s".into(),
+            vpc: VpcId::new(1),
+            ipv4: None,
+            ipv6: None,
+            dns: Vec::new(),
+            revision: 10,
+        };
+        let (of, peers) = (vpc(1, 1, 1, 2), Vec::new());
+        ledger.apply(10, &[Change::SubnetUpserted { vpc: of, subnets: Vec::new(), subnet, peers }], 0);
+        assert_eq!(entries(&ledger), 35);
+    }
+
+    #[test]
+    fn committed_vpc_is_known_before_the_follower_reads_it() {
+        let topology = Topology { revision: 5, vpcs: vec![vpc(1, 1, 1, 2)], ..Topology::default() };
+        let mut ledger = Ledger::new(&topology, 5, &[]);
+        ledger.add_committed(&vpc(2, 1, 3, 6), 100);
+        assert_eq!(ledger.vpcs[&VpcId::new(2)].since_ms, Some(100));
+        ledger.apply(6, &[Change::VpcUpserted { vpc: vpc(2, 1, 3, 6), subnets: Vec::new() }], 200);
+        assert_eq!(ledger.vpcs[&VpcId::new(2)].since_ms, Some(100));
+        ledger.apply(7, &[Change::VpcRemoved(vpc(2, 1, 3, 6))], 300);
+        ledger.add_committed(&vpc(2, 1, 3, 6), 400);
+        assert!(!ledger.vpcs.contains_key(&VpcId::new(2)), "it was deleted at a later revision");
+        let mut replacement = Ledger::new(&topology, 7, &[]);
+        replacement.keep_ages(&ledger);
+        assert_eq!(replacement.vpcs[&VpcId::new(1)].since_ms, None);
+    }
+
+    #[test]
+    fn moving_vpc_counts_at_its_new_cluster() {
+        let mut ledger = Ledger::default();
+        let mut moving = vpc(1, 1, 1, 2);
+        moving.moving = Some(Move { id: 2, to: ClusterId::new(9), switched: false });
+        ledger.apply(2, &[Change::VpcUpserted { vpc: moving, subnets: Vec::new() }], 0);
+        let vpc = &ledger.vpcs[&VpcId::new(1)];
+        assert_eq!((vpc.cluster, vpc.moving), (ClusterId::new(9), true));
+    }
+
+    #[test]
+    fn peered_vpcs_form_one_unit() {
+        let vpcs = (1..=7).map(|id| vpc(id, 1, 1, 1)).collect();
+        // A chain of peerings in mixed order, and a pair.
+        let peerings = vec![peering(2, 7), peering(3, 4), peering(4, 7), peering(5, 6)];
+        let topology = Topology { revision: 1, vpcs, peerings, ..Topology::default() };
+        let mut ledger = Ledger::new(&topology, 1, &[]);
+        let units = |ledger: &Ledger| -> Vec<Vec<u64>> {
+            ledger.units().into_values().map(|unit| unit.into_iter().map(VpcId::get).collect()).collect()
+        };
+        assert_eq!(units(&ledger), [vec![1], vec![2, 3, 4, 7], vec![5, 6]]);
+        let (a, b) = (vpc(5, 1, 1, 1), vpc(6, 1, 1, 1));
+        let parted = Change::PeeringRemoved { a, a_subnets: Vec::new(), b, b_subnets: Vec::new() };
+        ledger.apply(2, &[parted], 0);
+        assert_eq!(units(&ledger), [vec![1], vec![2, 3, 4, 7], vec![5], vec![6]]);
+    }
+}

@@ -1,0 +1,426 @@
+//! Demand and capacity of all clusters at one moment: the input of the placement algorithms. Changes when
+//! demand or capacity is computed in another way.
+
+use super::Settings;
+use super::ledger::{Ledger, LedgerCluster};
+use super::load::{GatewayLoad, LoadSnapshot};
+use sluice_placement::{Cluster, InputError, Placement, Problem, Vpc};
+use sluice_types::{ClusterId, GatewayId, TenantId, VpcId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Cells of table memory that an entry needs: less than one for each address family of an instance, and the
+/// same again while the table is copied to grow (`docs/decisions/exact.md`).
+const CELLS_PER_ENTRY: u64 = 2;
+/// Table size in entries of a gateway that has not reported: that of the agent's default of 64 MiB.
+const ENTRIES_DEFAULT: u64 = (64 << 20) / 64 / CELLS_PER_ENTRY;
+/// A new VPC counts at least as an average one for this time, until its instances exist and send packets.
+const SETTLING_MS: u64 = 600_000;
+/// Lowest expected demand of a VPC. If no demand is measured, VPCs are just counted.
+pub const EXPECTED_MIN_PPS: u64 = 1;
+/// Largest amount that the algorithms accept.
+const AMOUNT_MAX: u64 = 1 << 40;
+
+/// Where the capacity of a gateway comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CapacitySource {
+    /// The operator set it.
+    Set,
+    /// It is estimated from its packet rate and CPU load.
+    Estimated,
+    /// There is no estimate: it is the site's default.
+    Assumed,
+}
+
+/// A gateway with its load and capacity.
+#[derive(Clone, Debug)]
+pub struct GatewayUsage {
+    /// Identifier.
+    pub id: GatewayId,
+    /// Name, for people.
+    pub name: String,
+    /// It drains or leaves its cluster.
+    pub draining: bool,
+    /// It failed or is isolated.
+    pub down: bool,
+    /// Packets a second that it can forward.
+    pub capacity_pps: u64,
+    /// Where the capacity comes from.
+    pub capacity_source: CapacitySource,
+    /// Its last report, if it has a stream to this controller.
+    pub load: Option<GatewayLoad>,
+}
+
+impl GatewayUsage {
+    /// Whether it forwards and is not being emptied. Other gateways add no capacity.
+    pub fn serves(&self) -> bool {
+        !self.draining && !self.down
+    }
+
+    fn entries(&self) -> u64 {
+        let cells = self.load.map(|load| load.cells_total).filter(|cells| *cells > 0);
+        cells.map_or(ENTRIES_DEFAULT, |cells| (cells / CELLS_PER_ENTRY).max(1))
+    }
+}
+
+/// A cluster with its demand and capacity.
+#[derive(Clone, Debug)]
+pub struct ClusterUsage {
+    /// Identifier.
+    pub id: ClusterId,
+    /// Name, for people.
+    pub name: String,
+    /// Its gateways in order of id.
+    pub gateways: Vec<GatewayUsage>,
+    /// Packets a second that its serving gateways can forward; 0 if there is none.
+    pub capacity_pps: u64,
+    /// Table size in entries of the smallest serving gateway.
+    pub capacity_entries: u64,
+    /// Packets a second of its VPCs.
+    pub demand_pps: u64,
+    /// Table entries of its VPCs.
+    pub entries: u64,
+    /// Number of its VPCs.
+    pub vpcs: usize,
+}
+
+impl ClusterUsage {
+    /// Demand divided by capacity; `None` if no gateway serves.
+    pub fn load(&self) -> Option<f64> {
+        (self.capacity_pps > 0).then(|| self.demand_pps as f64 / self.capacity_pps as f64)
+    }
+}
+
+/// A VPC with its demand.
+#[derive(Clone, Debug)]
+pub struct VpcUsage {
+    /// Identifier.
+    pub id: VpcId,
+    /// Name, for people.
+    pub name: String,
+    /// The tenant that owns it.
+    pub tenant: TenantId,
+    /// Its cluster; the new one while it moves.
+    pub cluster: ClusterId,
+    /// Demand in packets a second.
+    pub demand_pps: u64,
+    /// The demand is measured. Otherwise it is the average of the measured VPCs.
+    pub measured: bool,
+    /// Entries in its cluster's tables.
+    pub entries: u64,
+}
+
+/// Demand and capacity of the whole site.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    /// The settings that apply.
+    pub settings: Settings,
+    /// Database revision of the placement.
+    pub revision: u64,
+    /// Clusters in order of id.
+    pub clusters: Vec<ClusterUsage>,
+    /// VPCs in order of id.
+    pub vpcs: Vec<VpcUsage>,
+    /// Demand of a VPC without a measurement: the mean of the measured ones.
+    pub expected_pps: u64,
+    /// Groups of peered VPCs, which move together, by the first VPC of each group.
+    pub units: BTreeMap<VpcId, Vec<VpcId>>,
+}
+
+fn amount(pps: f64) -> u64 {
+    // The cast saturates, and turns NaN into 0.
+    (pps.ceil() as u64).min(AMOUNT_MAX)
+}
+
+impl Usage {
+    /// Computes it from the placement and the measured loads.
+    pub fn new(ledger: &Ledger, loads: &LoadSnapshot, settings: Settings) -> Self {
+        let mut usage = Self {
+            revision: ledger.revision(),
+            clusters: clusters(ledger, loads, &settings),
+            vpcs: Vec::new(),
+            expected_pps: 0,
+            units: ledger.units(),
+            settings,
+        };
+        usage.add_vpcs(ledger, loads);
+        let positions: BTreeMap<ClusterId, usize> =
+            usage.clusters.iter().zip(0..).map(|(cluster, position)| (cluster.id, position)).collect();
+        for vpc in &usage.vpcs {
+            if let Some(position) = positions.get(&vpc.cluster) {
+                let cluster = &mut usage.clusters[*position];
+                cluster.demand_pps += vpc.demand_pps;
+                cluster.entries += vpc.entries;
+                cluster.vpcs += 1;
+            }
+        }
+        usage
+    }
+
+    fn add_vpcs(&mut self, ledger: &Ledger, loads: &LoadSnapshot) {
+        let reported: BTreeMap<ClusterId, bool> = self
+            .clusters
+            .iter()
+            .map(|cluster| {
+                let measured = |gateway: &GatewayUsage| loads.measured.contains(&gateway.id);
+                (cluster.id, cluster.gateways.iter().any(measured))
+            })
+            .collect();
+        let measured: Vec<Option<f64>> = ledger
+            .vpcs
+            .values()
+            .map(|vpc| {
+                let idle = || reported.get(&vpc.cluster).is_some_and(|reported| *reported).then_some(0.0);
+                loads.demands.get(&vpc.vni).copied().or_else(idle)
+            })
+            .collect();
+        let known: Vec<f64> = measured.iter().copied().flatten().collect();
+        let mean = if known.is_empty() { 0.0 } else { known.iter().sum::<f64>() / known.len() as f64 };
+        self.expected_pps = amount(mean).max(EXPECTED_MIN_PPS);
+        for ((id, vpc), measured) in ledger.vpcs.iter().zip(measured) {
+            let young = vpc.since_ms.is_some_and(|at| loads.now_ms.saturating_sub(at) < SETTLING_MS);
+            let demand_pps = match measured.map(amount) {
+                Some(pps) if young => pps.max(self.expected_pps),
+                Some(pps) => pps,
+                None => self.expected_pps,
+            };
+            self.vpcs.push(VpcUsage {
+                id: *id,
+                name: vpc.name.clone(),
+                tenant: vpc.tenant,
+                cluster: vpc.cluster,
+                demand_pps,
+                measured: measured.is_some(),
+                entries: vpc.entries().min(AMOUNT_MAX),
+            });
+        }
+    }
+
+    /// The placement problem, and the present placement. Each group of peered VPCs is one VPC in it, with the
+    /// id of its first. Clusters without serving gateways are left out, so that their VPCs move.
+    ///
+    /// # Errors
+    /// There is more than can be placed, or no cluster.
+    pub fn problem(&self) -> Result<(Problem, Placement), InputError> {
+        let clusters = self.clusters.iter().filter(|cluster| cluster.capacity_pps > 0);
+        let clusters = clusters.map(|cluster| Cluster {
+            id: cluster.id,
+            capacity_pps: cluster.capacity_pps,
+            capacity_entries: cluster.capacity_entries,
+        });
+        let by_id: BTreeMap<VpcId, &VpcUsage> = self.vpcs.iter().map(|vpc| (vpc.id, vpc)).collect();
+        let (mut vpcs, mut present) = (Vec::new(), Placement::new());
+        for (id, members) in &self.units {
+            let Some(first) = by_id.get(id) else { continue };
+            let members = || members.iter().filter_map(|id| by_id.get(id));
+            vpcs.push(Vpc {
+                id: *id,
+                tenant: first.tenant,
+                demand_pps: members().map(|vpc| vpc.demand_pps).sum::<u64>().min(AMOUNT_MAX),
+                entries: members().map(|vpc| vpc.entries).sum::<u64>().min(AMOUNT_MAX),
+            });
+            present.insert(*id, first.cluster);
+        }
+        let Settings { clusters_per_tenant, water_level, .. } = self.settings;
+        Ok((Problem::new(clusters.collect(), vpcs, clusters_per_tenant, water_level)?, present))
+    }
+
+    /// A moving gateway has the entries of both clusters for a while. If its tables are too small for them,
+    /// returns the number of entries needed and the table size.
+    pub fn missing_table_space(&self, gateway: GatewayId, to: ClusterId) -> Option<(u64, u64)> {
+        let from = self.clusters.iter().find(|it| it.gateways.iter().any(|it| it.id == gateway))?;
+        let to = self.clusters.iter().find(|it| it.id == to)?;
+        let size = from.gateways.iter().find(|it| it.id == gateway)?.entries();
+        let needed = from.entries + to.entries;
+        (needed > size).then_some((needed, size))
+    }
+
+    /// How even the load of the clusters is. All zero if no cluster serves.
+    pub fn balance(&self) -> Balance {
+        let Ok((problem, present)) = self.problem() else { return Balance::default() };
+        let served: BTreeSet<ClusterId> = problem.clusters().iter().map(|cluster| cluster.id).collect();
+        let placed = present.into_iter().filter(|(_, at)| served.contains(at)).collect();
+        let mean = problem.demand_pps() as f64 / problem.capacity_pps().max(1) as f64;
+        Balance {
+            max_load: problem.lambda(&placed).unwrap_or_default(),
+            max_load_lower_bound: mean.max(problem.whole_vpcs_bound()),
+            tenants_over_cluster_limit: problem.tenants_over_k(&placed).unwrap_or_default(),
+        }
+    }
+}
+
+/// How even the load of a placement is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Balance {
+    /// Load of the most loaded cluster. Clusters without serving gateways do not count.
+    pub max_load: f64,
+    /// Lower bound of `max_load` for any placement: the mean, or the largest VPC or tenant.
+    pub max_load_lower_bound: f64,
+    /// Number of tenants on more clusters than the limit.
+    pub tenants_over_cluster_limit: usize,
+}
+
+/// All clusters with the capacity of their gateways, without demand.
+pub fn clusters(ledger: &Ledger, loads: &LoadSnapshot, settings: &Settings) -> Vec<ClusterUsage> {
+    let usage = |cluster: &LedgerCluster| {
+        let gateways: Vec<GatewayUsage> = cluster
+            .gateways
+            .iter()
+            .map(|gateway| {
+                let load = loads.gateways.get(&gateway.id).copied();
+                let capacity =
+                    load.map(|load| load.capacity).or_else(|| loads.capacities.get(&gateway.id).copied());
+                let estimate = capacity.and_then(|capacity| capacity.pps()).map(amount);
+                let (capacity_pps, capacity_source) = match (settings.gateways.get(&gateway.id), estimate) {
+                    (Some(set), _) => (*set, CapacitySource::Set),
+                    (None, Some(estimate)) => (estimate, CapacitySource::Estimated),
+                    (None, None) => (settings.gateway_capacity_pps, CapacitySource::Assumed),
+                };
+                let (id, name, draining) = (gateway.id, gateway.name.clone(), gateway.retires());
+                let down = loads.down.contains(&id);
+                GatewayUsage { id, name, draining, down, capacity_pps, capacity_source, load }
+            })
+            .collect();
+        let serving = || gateways.iter().filter(|gateway| gateway.serves());
+        ClusterUsage {
+            id: cluster.cluster.id,
+            name: cluster.cluster.name.clone(),
+            capacity_pps: serving().map(|gateway| gateway.capacity_pps).sum::<u64>().min(AMOUNT_MAX),
+            capacity_entries: serving().map(GatewayUsage::entries).min().unwrap_or(0).min(AMOUNT_MAX),
+            gateways,
+            demand_pps: 0,
+            entries: 0,
+            vpcs: 0,
+        }
+    };
+    ledger.clusters.values().map(usage).collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::super::ledger::tests::vpc;
+    use super::super::load::capacity::Capacity;
+    use super::*;
+    use sluice_store::{Gateway, Peering, Topology};
+    use sluice_types::{PeeringId, Vni};
+
+    pub fn gateway(id: u64, cluster: u64, draining: bool) -> Gateway {
+        Gateway {
+            id: GatewayId::new(id),
+            name: format!("g{id}"),
+            cluster: ClusterId::new(cluster),
+            vtep4: None,
+            vtep6: None,
+            draining,
+            moving: None,
+            revision: 1,
+        }
+    }
+
+    /// Clusters 1 to `clusters` with the given gateways and VPCs.
+    pub fn topology(clusters: u64, gateways: Vec<Gateway>, vpcs: Vec<sluice_store::Vpc>) -> Topology {
+        let cluster = |id| sluice_store::Cluster {
+            id: ClusterId::new(id),
+            name: format!("c{id}"),
+            vips: Vec::new(),
+            hello_ms: 4,
+            plan_revision: 1,
+            revision: 1,
+        };
+        Topology {
+            revision: 9,
+            clusters: (1..=clusters).map(cluster).collect(),
+            gateways,
+            vpcs,
+            ..Topology::default()
+        }
+    }
+
+    /// Loads of gateways that report the given numbers of cells, and the demands of VNIs.
+    pub fn loads(gateways: &[(u64, u64)], demands: &[(u32, f64)]) -> LoadSnapshot {
+        let load = |cells_total| GatewayLoad { measured_ms: 1, cells_total, ..GatewayLoad::default() };
+        LoadSnapshot {
+            now_ms: 1,
+            gateways: gateways.iter().map(|(id, cells)| (GatewayId::new(*id), load(*cells))).collect(),
+            demands: demands.iter().map(|(vni, pps)| (Vni::new(*vni).unwrap(), *pps)).collect(),
+            measured: gateways.iter().map(|(id, _)| GatewayId::new(*id)).collect(),
+            ..LoadSnapshot::default()
+        }
+    }
+
+    #[test]
+    fn only_serving_gateways_add_capacity() {
+        let gateways = vec![gateway(1, 1, false), gateway(2, 1, false), gateway(3, 1, true)];
+        let ledger = Ledger::new(&topology(2, gateways, vec![]), 9, &[]);
+        let mut loads = loads(&[(1, 1_000), (2, 600)], &[]);
+        let mut settings = Settings { gateway_capacity_pps: 100, ..Settings::default() };
+        let cluster = |loads: &LoadSnapshot, settings: &Settings| {
+            let usage = Usage::new(&ledger, loads, settings.clone());
+            assert_eq!((usage.clusters[1].capacity_pps, usage.clusters[1].load()), (0, None));
+            let first = &usage.clusters[0];
+            let sources = first.gateways.iter().map(|gateway| gateway.capacity_source).collect::<Vec<_>>();
+            (first.capacity_pps, first.capacity_entries, sources)
+        };
+        use CapacitySource::*;
+        assert_eq!(cluster(&loads, &settings), (200, 300, vec![Assumed, Assumed, Assumed]));
+        let mut capacity = Capacity::default();
+        capacity.sample(50_000.0, 0.5, 1_000);
+        loads.gateways.get_mut(&GatewayId::new(1)).unwrap().capacity = capacity;
+        settings.gateways.insert(GatewayId::new(2), 7);
+        assert_eq!(cluster(&loads, &settings), (100_007, 300, vec![Estimated, Set, Assumed]));
+        assert_eq!(cluster(&LoadSnapshot::default(), &settings).1, ENTRIES_DEFAULT);
+        let offline =
+            LoadSnapshot { capacities: [(GatewayId::new(1), capacity)].into(), ..LoadSnapshot::default() };
+        assert_eq!(cluster(&offline, &settings).0, 100_007, "the estimate is kept while it has no stream");
+        // Gateway 1 is down, so only gateway 2 adds capacity.
+        loads.down = [GatewayId::new(1)].into();
+        assert_eq!(cluster(&loads, &settings), (7, 300, vec![Estimated, Set, Assumed]));
+        loads.down = [GatewayId::new(1), GatewayId::new(2)].into();
+        assert_eq!(cluster(&loads, &settings).0, 0, "gateway 3 is draining");
+    }
+
+    #[test]
+    fn unmeasured_vpcs_count_as_the_mean() {
+        let vpcs = (1..=4).map(|id| vpc(id, 1, id.min(2), 1)).collect();
+        let gateways = vec![gateway(1, 1, false), gateway(2, 2, false)];
+        let mut ledger = Ledger::new(&topology(2, gateways, vpcs), 9, &[(VpcId::new(1), 5)]);
+        let usage = Usage::new(&ledger, &loads(&[], &[]), Settings::default());
+        assert!(usage.vpcs.iter().all(|vpc| vpc.demand_pps == 1 && !vpc.measured), "nothing is measured");
+        // The second cluster's gateway has reported: VPCs 2 and 4 are idle, 3 is not.
+        let measured = loads(&[(2, 0)], &[(3, 90.0)]);
+        let demands = |ledger: &Ledger, measured: &LoadSnapshot| -> Vec<(u64, bool)> {
+            let usage = Usage::new(ledger, measured, Settings::default());
+            assert_eq!(usage.expected_pps, 30);
+            usage.vpcs.iter().map(|vpc| (vpc.demand_pps, vpc.measured)).collect()
+        };
+        assert_eq!(demands(&ledger, &measured), [(30, false), (0, true), (90, true), (0, true)]);
+        // A new VPC counts at least as the mean until it has settled.
+        ledger.vpcs.get_mut(&VpcId::new(4)).unwrap().since_ms = Some(0);
+        assert_eq!(demands(&ledger, &measured)[3], (30, true));
+        let later = LoadSnapshot { now_ms: SETTLING_MS, ..measured };
+        assert_eq!(demands(&ledger, &later)[3], (0, true));
+        let usage = Usage::new(&ledger, &later, Settings::default());
+        let first = &usage.clusters[0];
+        assert_eq!((first.vpcs, first.demand_pps, first.entries), (1, 30, 6));
+        // A moving gateway needs table space for the entries of both clusters.
+        let entries: u64 = usage.clusters.iter().map(|cluster| cluster.entries).sum();
+        for (cells, missing) in [(2 * entries, None), (2 * entries - 1, Some((entries, entries - 1)))] {
+            let usage = Usage::new(&ledger, &loads(&[(1, cells)], &[]), Settings::default());
+            assert_eq!(usage.missing_table_space(GatewayId::new(1), ClusterId::new(2)), missing);
+        }
+    }
+
+    #[test]
+    fn peered_vpcs_are_placed_as_one_vpc() {
+        let vpcs = (1..=3).map(|id| vpc(id, 1, 1, 1)).collect();
+        let mut topology = topology(2, vec![gateway(1, 1, false)], vpcs);
+        let (a, b) = (VpcId::new(1), VpcId::new(3));
+        topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
+        let ledger = Ledger::new(&topology, 9, &[]);
+        let usage = Usage::new(&ledger, &loads(&[(1, 0)], &[(1, 10.0), (3, 4.0)]), Settings::default());
+        let (problem, present) = usage.problem().unwrap();
+        let vpcs: Vec<_> = problem.vpcs().iter().map(|vpc| (vpc.id, vpc.demand_pps, vpc.entries)).collect();
+        assert_eq!(vpcs, [(a, 14, 2), (VpcId::new(2), 0, 1)]);
+        assert_eq!(present.len(), 2);
+        assert_eq!(problem.clusters().len(), 1, "the second cluster has no gateway");
+    }
+}

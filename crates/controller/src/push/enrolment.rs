@@ -1,0 +1,59 @@
+//! One-time tokens: 32 random bytes in hexadecimal, of which the database has
+//! only the SHA-256.
+
+use super::node::named;
+use crate::clock::now_ms;
+use sha2::{Digest, Sha256};
+use sluice_southbound::EnrolmentBundle;
+use sluice_store::{EnrolmentToken, NodeId, Store, StoreError};
+
+/// A token is good this long.
+pub const TOKEN_LIFE_MS: u64 = 60 * 60 * 1000;
+
+/// How nodes reach and recognise this controller.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    /// HOST:PORT.
+    pub controller: String,
+    /// In the certificate.
+    pub server_name: String,
+    /// The authority.
+    pub ca_pem: String,
+}
+
+/// Why no bundle could be made.
+#[derive(Debug, thiserror::Error)]
+pub enum EnrolError {
+    /// The system gives no random bytes.
+    #[error("no randomness: {0}")]
+    Random(getrandom::Error),
+    /// The token cannot be stored.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What the database knows a token by.
+pub fn digest(token: &str) -> [u8; 32] {
+    Sha256::digest(token.as_bytes()).into()
+}
+
+/// Makes a token for a node, and all that it needs to use it.
+///
+/// # Errors
+/// [`EnrolError`].
+pub async fn issue(store: &Store, reach: &Reach, node: NodeId) -> Result<EnrolmentBundle, EnrolError> {
+    let mut bytes = [0u8; 32];
+    getrandom::fill(&mut bytes).map_err(EnrolError::Random)?;
+    let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let meaning = EnrolmentToken { node, expires_ms: now_ms() + TOKEN_LIFE_MS };
+    store.add_enrolment_token(digest(&token), meaning).await?;
+    let name = named(node);
+    Ok(EnrolmentBundle {
+        token,
+        ca_pem: reach.ca_pem.clone(),
+        controller: reach.controller.clone(),
+        server_name: reach.server_name.clone(),
+        node: name.id(),
+        role: name.role().to_owned(),
+    })
+}

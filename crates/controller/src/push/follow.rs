@@ -1,0 +1,248 @@
+//! Follows the outbox: every revision is compiled once, in order, into the log
+//! of steps. Woken by commits of this replica; polls for those of others.
+
+use super::members::Members;
+use super::steps::Step;
+use super::timeline::{CompileStages, MIN_INSTANCES};
+use super::{ChangeObserver, Push};
+use crate::compile::State;
+use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, SnapshotPart, StoreError, Topology};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::task::JoinError;
+
+/// Commits of other replicas are seen this late at most.
+const POLL: Duration = Duration::from_millis(100);
+/// Pause after a store error.
+const RETRY: Duration = Duration::from_millis(250);
+/// Rows read at once.
+const ROWS: u32 = 1024;
+/// Revisions before the start that are looked at, so that nodes which were only
+/// a little behind when the controller ended need no snapshot.
+const LOOK_BACK: u64 = 64;
+/// But not more rows than this.
+const LOOK_BACK_ROWS: usize = 128;
+
+#[derive(Debug, thiserror::Error)]
+enum FollowError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("compiling failed")]
+    Compile(#[from] JoinError),
+    #[error("the picture has no topology")]
+    NoTopology,
+}
+
+/// Runs until it is dropped.
+pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
+    let follower = Follower { push, observer };
+    loop {
+        let error = match follower.start().await {
+            Ok(state) => follower.keep_up(state).await,
+            Err(error) => error,
+        };
+        follower.push.db.count_error();
+        tracing::warn!(error = &error as &dyn std::error::Error, "following the outbox starts over");
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// What following takes: where compiled steps go, and who else receives the changes.
+struct Follower {
+    push: Arc<Push>,
+    observer: Arc<dyn ChangeObserver>,
+}
+
+impl Follower {
+    /// The topology, and its state, which knows instances only where the model needs them.
+    async fn read_topology(&self) -> Result<(Topology, State), FollowError> {
+        let (sink, mut parts) = mpsc::channel(1);
+        let all = self.push.compiled.model().preprograms();
+        let of = if all { InstancesOf::All } else { InstancesOf::None };
+        let (done, first) = tokio::join!(self.push.db.store.snapshot(of, sink), async {
+            let mut first: Option<(Topology, State)> = None;
+            while let Some(part) = parts.recv().await {
+                match (part, &mut first) {
+                    (SnapshotPart::Topology(topology), _) => {
+                        let state = State::new(&topology, self.push.compiled.model());
+                        first = Some((*topology, state));
+                    }
+                    (SnapshotPart::Instances(instances), Some((_, state))) => state.place(&instances),
+                    (SnapshotPart::Instances(_), None) => {}
+                }
+            }
+            first
+        });
+        done?;
+        first.ok_or(FollowError::NoTopology)
+    }
+
+    async fn start(&self) -> Result<State, FollowError> {
+        let (topology, state) = self.read_topology().await?;
+        self.push.hub.load(self.push.db.store.node_states().await?);
+        let recent = self.recent_steps(&state).await?;
+        let (counted, instances) = self.push.db.store.instance_counts().await?;
+        self.push.change_members(|members| *members = Members::new(&topology));
+        self.push.compiled.publish_updates(&state);
+        self.push.compiled.publish_zones(&state);
+        self.observer.reset(&topology, counted, &instances);
+        let floor = recent.first().map_or(state.revision(), |(before, _)| *before);
+        self.push.log.reset(floor);
+        for (_, step) in recent {
+            self.push.log.push(step);
+        }
+        tracing::info!(revision = state.revision(), floor, "following the outbox");
+        Ok(state)
+    }
+
+    /// The last revisions before the state's, as far as they changed instances
+    /// only: such changes compile the same under any later topology. Each with the
+    /// revision before it.
+    async fn recent_steps(&self, state: &State) -> Result<Vec<(u64, Step)>, FollowError> {
+        if self.push.compiled.model().preprograms() {
+            // What instances mean for paths is another thing when later ones are there.
+            return Ok(Vec::new());
+        }
+        let mut after = state.revision().saturating_sub(LOOK_BACK);
+        let mut rows = Vec::new();
+        while after < state.revision() && rows.len() <= LOOK_BACK_ROWS {
+            match self.push.db.store.outbox(after, 16).await {
+                Ok(more) if more.is_empty() => break,
+                Ok(more) => {
+                    after = more.last().map_or(after, |row| row.revision);
+                    rows.extend(more);
+                }
+                Err(StoreError::Compacted { oldest, .. }) if oldest > after => {
+                    rows.clear();
+                    after = oldest;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if after < state.revision() || rows.len() > LOOK_BACK_ROWS {
+            return Ok(Vec::new());
+        }
+        let mut scratch = state.clone();
+        let mut steps = Vec::new();
+        let mut before = None;
+        for (revision, changes) in by_revision(rows).into_iter().take_while(|(r, _)| *r <= state.revision()) {
+            let simple = changes.iter().all(|change| {
+                matches!(
+                    change,
+                    Change::InstancesCreated { .. }
+                        | Change::InstancesRemoved { .. }
+                        | Change::TenantUpserted(_)
+                        | Change::TenantRemoved(_)
+                )
+            });
+            match before.filter(|_| simple) {
+                Some(before) => steps.push((before, Step::new(scratch.apply(revision, &changes)))),
+                None => steps.clear(),
+            }
+            before = Some(revision);
+        }
+        Ok(steps)
+    }
+
+    /// Ends with what went wrong; errors that pass are waited out.
+    async fn keep_up(&self, mut state: State) -> FollowError {
+        let mut failing = false;
+        loop {
+            let began = Instant::now();
+            let rows = match self.push.db.store.outbox(state.revision(), ROWS).await {
+                Ok(rows) => rows,
+                Err(error @ StoreError::Unavailable { .. }) => {
+                    self.push.db.count_error();
+                    if !failing {
+                        tracing::warn!(error = &error as &dyn std::error::Error, "cannot read the outbox");
+                    }
+                    failing = true;
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+                Err(error) => return error.into(),
+            };
+            if std::mem::take(&mut failing) {
+                tracing::info!("the outbox can be read again");
+            }
+            if rows.is_empty() {
+                let _ = tokio::time::timeout(POLL, self.push.db.wait_for_commit()).await;
+                continue;
+            }
+            let read = began.elapsed();
+            for (revision, changes) in by_revision(rows) {
+                match self.take_in(state, revision, changes, read).await {
+                    Ok(next) => state = next,
+                    Err(error) => return error,
+                }
+            }
+        }
+    }
+
+    async fn take_in(
+        &self,
+        mut state: State,
+        revision: u64,
+        changes: Vec<Change>,
+        read: Duration,
+    ) -> Result<State, FollowError> {
+        self.push.change_members(|members| members.apply(revision, &changes));
+        self.observer.apply(revision, &changes);
+        let clusters: BTreeSet<_> = changes
+            .iter()
+            .filter_map(|change| match change {
+                Change::InstancesCreated { vpc, .. } => Some(vpc.clusters()),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        let clusters_change = changes.iter().any(|change| {
+            matches!(
+                change,
+                Change::ClusterUpserted { .. } | Change::ClusterRemoved(_) | Change::KeysChanged { .. }
+            )
+        });
+        let hosts_change =
+            changes.iter().any(|change| matches!(change, Change::HostUpserted(_) | Change::HostRemoved(_)));
+        let began = Instant::now();
+        // A large creation takes a while; streams must not wait for it.
+        let (state, step) = tokio::task::spawn_blocking(move || {
+            let step = Step::new(state.apply(revision, &changes));
+            (state, step)
+        })
+        .await?;
+        if step.created >= MIN_INSTANCES {
+            let stages = CompileStages { read, compile: began.elapsed() };
+            let gateways = self.push.members(|m| clusters.iter().flat_map(|c| m.gateways_of(*c)).collect());
+            self.push.timeline.compiled(revision, step.created, stages, gateways);
+        }
+        if clusters_change {
+            self.push.compiled.publish_updates(&state);
+        }
+        if clusters_change || hosts_change {
+            self.push.compiled.publish_zones(&state);
+        }
+        let removed = step.removed_nodes.clone();
+        self.push.log.push(step);
+        for node in removed {
+            self.push.hub.remove(node);
+            if let NodeId::Gateway(id) = node {
+                self.observer.gateway_removed(id);
+            }
+        }
+        Ok(state)
+    }
+}
+
+fn by_revision(rows: Vec<OutboxRow>) -> Vec<(u64, Vec<Change>)> {
+    let mut revisions: Vec<(u64, Vec<Change>)> = Vec::new();
+    for row in rows {
+        match revisions.last_mut() {
+            Some((revision, changes)) if *revision == row.revision => changes.push(row.change),
+            _ => revisions.push((row.revision, vec![row.change])),
+        }
+    }
+    revisions
+}

@@ -1,0 +1,470 @@
+//! What the controller knows of each node: its stream, what it acknowledged,
+//! when it was last heard of. The memory here is the truth for nodes whose
+//! stream is ours; the store has it for other replicas and for the next start.
+
+use crate::clock::now_ms;
+use sluice_southbound::proto::Heartbeat;
+use sluice_store::{NodeId, NodeState};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// A node's being alive is written down this often when nothing else is.
+const SEEN_INTERVAL_MS: u64 = 10_000;
+/// What a node says is written down when it has said no more for this long:
+/// every write is a commit, which under a stream of changes would cost them.
+const QUIET: Duration = Duration::from_millis(40);
+/// But at least this often while it goes on.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// Why a stream must end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// The node opened another one.
+    Replaced,
+    /// The node was deleted.
+    Removed,
+    /// The controller ends.
+    Shutdown,
+}
+
+/// A node's stream as the hub sees it.
+#[derive(Debug)]
+pub struct Session {
+    /// Tells it from the node's earlier ones.
+    pub id: u64,
+    /// Resolves when the stream must end.
+    pub closing: oneshot::Receiver<Closing>,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    acked: u64,
+    last_seen_ms: u64,
+    /// A wait for it timed out, and it has sent nothing since.
+    unanswered: bool,
+    failures: Vec<String>,
+    /// Newest revision that was acknowledged with failures. The contents of the tables are unknown until
+    /// the node has acknowledged a snapshot without any.
+    failed: Option<u64>,
+    /// Revision of the last snapshot that it was sent on this stream.
+    snapshot: Option<u64>,
+    session: Option<(u64, oneshot::Sender<Closing>)>,
+    version: String,
+    heartbeat: Heartbeat,
+    /// Since when there is something to write down, and when it last changed.
+    dirty: Option<(Instant, Instant)>,
+    saved_seen_ms: u64,
+}
+
+impl Node {
+    fn mark(&mut self) {
+        let now = Instant::now();
+        self.dirty = Some((self.dirty.map_or(now, |(since, _)| since), now));
+    }
+
+    fn lags(&self, revision: u64, recent_ms: u64) -> bool {
+        self.acked < revision
+            && !self.unanswered
+            && (self.session.is_some() || self.last_seen_ms >= recent_ms)
+    }
+
+    fn is_due(&self) -> bool {
+        let settled = self.dirty.is_some_and(|(since, at)| at.elapsed() >= QUIET || since.elapsed() >= BUSY);
+        settled || self.session.is_some() && self.last_seen_ms >= self.saved_seen_ms + SEEN_INTERVAL_MS
+    }
+}
+
+/// A node, for the API.
+#[derive(Clone, Debug)]
+pub struct NodeView {
+    /// Who.
+    pub node: NodeId,
+    /// What it acknowledged, when it was seen, what it could not write.
+    pub state: NodeState,
+    /// Has a stream to this replica.
+    pub connected: bool,
+    /// Of its agent.
+    pub version: String,
+    /// Its last heartbeat on this stream.
+    pub heartbeat: Heartbeat,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    nodes: BTreeMap<NodeId, Node>,
+    next_session: u64,
+    closed: bool,
+}
+
+/// All nodes.
+#[derive(Debug, Default)]
+pub struct Hub {
+    inner: Mutex<Inner>,
+}
+
+/// Who was seen since then may live.
+fn recent_ms() -> u64 {
+    now_ms().saturating_sub(2 * SEEN_INTERVAL_MS)
+}
+
+impl Hub {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what the store has of nodes that have no stream here.
+    pub fn load(&self, states: Vec<NodeState>) {
+        let mut inner = self.lock();
+        for state in states {
+            let node = inner.nodes.entry(state.node).or_default();
+            if node.session.is_none() && node.dirty.is_none() {
+                node.acked = state.acked;
+                node.unanswered &= state.last_seen_ms <= node.last_seen_ms;
+                node.last_seen_ms = state.last_seen_ms;
+                node.saved_seen_ms = state.last_seen_ms;
+                node.failed = (!state.failures.is_empty()).then_some(state.acked);
+                node.failures = state.failures;
+            }
+        }
+    }
+
+    /// A node's stream begins, and its earlier one ends. `applied` is what its
+    /// tables hold, which may be less than it once acknowledged.
+    pub fn open(&self, id: NodeId, applied: u64, version: String) -> Session {
+        let (sender, closing) = oneshot::channel();
+        let mut inner = self.lock();
+        inner.next_session += 1;
+        let session = inner.next_session;
+        if inner.closed {
+            // The receiver is gone, which is no error.
+            let _ = sender.send(Closing::Shutdown);
+            return Session { id: session, closing };
+        }
+        let node = inner.nodes.entry(id).or_default();
+        if let Some((_, old)) = node.session.replace((session, sender)) {
+            let _ = old.send(Closing::Replaced);
+        }
+        node.mark();
+        node.unanswered = false;
+        node.acked = applied;
+        node.snapshot = None;
+        if applied == 0 {
+            node.failed = None;
+        }
+        node.failures.clear();
+        node.version = version;
+        node.heartbeat = Heartbeat::default();
+        node.last_seen_ms = now_ms();
+        node.saved_seen_ms = node.last_seen_ms;
+        Session { id: session, closing }
+    }
+
+    fn with(&self, id: NodeId, session: u64, change: impl FnOnce(&mut Node)) {
+        let mut inner = self.lock();
+        let node = inner.nodes.get_mut(&id);
+        if let Some(node) = node.filter(|n| n.session.as_ref().is_some_and(|(s, _)| *s == session)) {
+            node.last_seen_ms = now_ms();
+            change(node);
+        }
+    }
+
+    /// A node's stream has ended.
+    pub fn close(&self, id: NodeId, session: u64) {
+        self.with(id, session, |node| {
+            node.session = None;
+            node.mark();
+        });
+    }
+
+    /// A node acknowledges.
+    pub fn ack(&self, id: NodeId, session: u64, revision: u64, failures: Vec<String>) {
+        self.with(id, session, |node| {
+            node.unanswered = false;
+            node.acked = node.acked.max(revision);
+            if node.snapshot.is_some_and(|at| revision >= at) {
+                (node.snapshot, node.failed) = (None, None);
+            }
+            if !failures.is_empty() {
+                node.failed = node.failed.max(Some(revision));
+            }
+            node.failures = failures;
+            node.mark();
+        });
+    }
+
+    /// A node has been sent all that it is to have, with `revision`.
+    pub fn told_all(&self, id: NodeId, session: u64, revision: u64) {
+        self.with(id, session, |node| node.snapshot = Some(revision));
+    }
+
+    /// Whether entries are missing in a node's tables, as far as is known.
+    pub fn lacks(&self, id: NodeId) -> bool {
+        self.lock().nodes.get(&id).is_some_and(|node| node.failed.is_some())
+    }
+
+    /// A node says that it lives.
+    pub fn heartbeat(&self, id: NodeId, session: u64, heartbeat: Heartbeat) {
+        self.with(id, session, |node| (node.unanswered, node.heartbeat) = (false, heartbeat));
+    }
+
+    /// A node was deleted.
+    pub fn remove(&self, id: NodeId) {
+        if let Some((_, closing)) = self.lock().nodes.remove(&id).and_then(|node| node.session) {
+            let _ = closing.send(Closing::Removed);
+        }
+    }
+
+    /// All streams end, and no new one begins.
+    pub fn shutdown(&self) {
+        let mut inner = self.lock();
+        inner.closed = true;
+        for node in inner.nodes.values_mut() {
+            if let Some((_, closing)) = node.session.take() {
+                let _ = closing.send(Closing::Shutdown);
+            }
+        }
+    }
+
+    /// What the store should be told now (`all`: whatever it has not been),
+    /// and no longer needs to be once it was.
+    pub fn take_unsaved(&self, all: bool) -> Vec<NodeState> {
+        let mut unsaved = Vec::new();
+        for (id, node) in &mut self.lock().nodes {
+            if node.is_due() || all && node.dirty.is_some() {
+                node.dirty = None;
+                node.saved_seen_ms = node.last_seen_ms;
+                unsaved.push(state(*id, node));
+            }
+        }
+        unsaved
+    }
+
+    /// The store could not be told.
+    pub fn mark_unsaved(&self, id: NodeId) {
+        if let Some(node) = self.lock().nodes.get_mut(&id) {
+            node.mark();
+        }
+    }
+
+    /// Calls `read` with a function that says what a node has acknowledged: 0
+    /// for one that never did.
+    pub fn with_acked<R>(&self, read: impl FnOnce(&dyn Fn(NodeId) -> u64) -> R) -> R {
+        let inner = self.lock();
+        read(&|id| inner.nodes.get(&id).map_or(0, |node| node.acked))
+    }
+
+    /// Calls `read` with a function that says whether a node has all up to a revision in its tables: it
+    /// acknowledged it, and there is nothing that it could not write.
+    pub fn with_written<R>(&self, read: impl FnOnce(&dyn Fn(NodeId, u64) -> bool) -> R) -> R {
+        let inner = self.lock();
+        let written = |id, revision| {
+            inner.nodes.get(&id).is_some_and(|node| node.acked >= revision && node.failed.is_none())
+        };
+        read(&written)
+    }
+
+    /// Whether one of these nodes has not acknowledged a revision, of those that are
+    /// connected, or that another replica saw lately, and that did not time out
+    /// since they last spoke.
+    pub fn lags(&self, nodes: &[NodeId], revision: u64) -> bool {
+        let inner = self.lock();
+        let recent_ms = recent_ms();
+        nodes.iter().any(|id| inner.nodes.get(id).is_some_and(|node| node.lags(revision, recent_ms)))
+    }
+
+    /// Those of these nodes that [`Hub::lags`] is about are not waited for again until they speak.
+    pub fn give_up(&self, nodes: &[NodeId], revision: u64) {
+        let mut inner = self.lock();
+        let recent_ms = recent_ms();
+        for id in nodes {
+            if let Some(node) = inner.nodes.get_mut(id).filter(|node| node.lags(revision, recent_ms)) {
+                node.unanswered = true;
+            }
+        }
+    }
+
+    /// One node.
+    pub fn view(&self, id: NodeId) -> NodeView {
+        let inner = self.lock();
+        match inner.nodes.get(&id) {
+            Some(node) => view(id, node),
+            None => view(id, &Node::default()),
+        }
+    }
+}
+
+fn state(id: NodeId, node: &Node) -> NodeState {
+    NodeState { node: id, acked: node.acked, last_seen_ms: node.last_seen_ms, failures: failures(node) }
+}
+
+/// What it said last; or, since that was less than all, that something is missing.
+fn failures(node: &Node) -> Vec<String> {
+    match node.failed {
+        Some(revision) if node.failures.is_empty() => {
+            vec![format!("entries of revision {revision} or before could not be written")]
+        }
+        _ => node.failures.clone(),
+    }
+}
+
+fn view(id: NodeId, node: &Node) -> NodeView {
+    NodeView {
+        node: id,
+        state: state(id, node),
+        connected: node.session.is_some(),
+        version: node.version.clone(),
+        heartbeat: node.heartbeat.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_types::GatewayId;
+
+    const NODE: NodeId = NodeId::Gateway(GatewayId::new(1));
+
+    #[test]
+    fn second_stream_ends_the_first_and_outlives_its_end() {
+        let hub = Hub::default();
+        let mut first = hub.open(NODE, 5, String::new());
+        let mut second = hub.open(NODE, 6, String::new());
+        assert_eq!(first.closing.try_recv(), Ok(Closing::Replaced));
+        hub.ack(NODE, first.id, 99, Vec::new());
+        hub.close(NODE, first.id);
+        assert!(hub.view(NODE).connected);
+        assert_eq!(hub.view(NODE).state.acked, 6);
+        assert!(second.closing.try_recv().is_err());
+        hub.remove(NODE);
+        assert_eq!(second.closing.try_recv(), Ok(Closing::Removed));
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_not_written_until_all_is_told_anew() {
+        let hub = Hub::default();
+        let written = |revision| hub.with_written(|written| written(NODE, revision));
+        let session = hub.open(NODE, 5, String::new());
+        assert!(written(5) && !written(6));
+        hub.ack(NODE, session.id, 7, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
+        hub.ack(NODE, session.id, 8, Vec::new());
+        assert!(!written(6) && !written(7) && !written(8), "what it has since does not replace it");
+        let session = hub.open(NODE, 8, String::new());
+        assert!(!written(7), "its tables are as they were");
+        // Another controller learns of it from the database.
+        let saved = hub.take_unsaved(true);
+        let other = Hub::default();
+        other.load(saved);
+        assert!(other.lacks(NODE));
+        let again = other.open(NODE, 8, String::new());
+        other.ack(NODE, again.id, 9, Vec::new());
+        assert!(other.lacks(NODE) && !other.take_unsaved(true)[0].failures.is_empty());
+        // The whole snapshot again, twice: with failures, and without.
+        hub.told_all(NODE, session.id, 9);
+        hub.ack(NODE, session.id, 9, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
+        assert!(hub.lacks(NODE));
+        hub.told_all(NODE, session.id, 9);
+        hub.ack(NODE, session.id, 8, Vec::new());
+        assert!(hub.lacks(NODE), "that was not it");
+        hub.ack(NODE, session.id, 9, Vec::new());
+        assert!(written(9) && !hub.lacks(NODE));
+        hub.ack(NODE, session.id, 10, vec!["endpoint 10.0.0.2: the tables are full".to_owned()]);
+        hub.close(NODE, session.id);
+        let session = hub.open(NODE, 0, String::new());
+        hub.ack(NODE, session.id, 8, Vec::new());
+        assert!(written(6) && written(8));
+    }
+
+    #[test]
+    fn only_nodes_that_live_lag() {
+        let hub = Hub::default();
+        assert!(!hub.lags(&[NODE], 9), "never seen");
+        let session = hub.open(NODE, 5, String::new());
+        assert!(hub.lags(&[NODE], 9) && !hub.lags(&[NODE], 5) && !hub.lags(&[], 9));
+        hub.ack(NODE, session.id, 9, Vec::new());
+        assert!(!hub.lags(&[NODE], 9));
+        let long_ago = NodeId::Gateway(GatewayId::new(2));
+        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: 1, failures: Vec::new() }]);
+        assert!(!hub.lags(&[long_ago], 9));
+        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: now_ms(), failures: Vec::new() }]);
+        assert!(hub.lags(&[long_ago], 9), "another replica's");
+    }
+
+    #[test]
+    fn who_was_waited_for_in_vain_is_waited_for_again_when_it_speaks() {
+        let hub = Hub::default();
+        let session = hub.open(NODE, 5, String::new());
+        let prompt = NodeId::Gateway(GatewayId::new(2));
+        let other = hub.open(prompt, 9, String::new());
+        hub.give_up(&[NODE, prompt], 9);
+        assert!(!hub.lags(&[NODE, prompt], 9) && !hub.lags(&[NODE], 99), "nor for what comes next");
+        assert!(hub.lags(&[NODE, prompt], 99), "the other one had it");
+        hub.heartbeat(NODE, session.id, Heartbeat::default());
+        assert!(hub.lags(&[NODE], 9));
+        hub.give_up(&[NODE], 9);
+        hub.ack(NODE, session.id, 6, Vec::new());
+        assert!(hub.lags(&[NODE], 9));
+        hub.give_up(&[NODE], 9);
+        hub.close(NODE, session.id);
+        assert!(!hub.lags(&[NODE], 9), "its end is no word of it");
+        hub.open(NODE, 5, String::new());
+        assert!(hub.lags(&[NODE], 9));
+        // One that speaks to another replica.
+        hub.give_up(&[prompt], 99);
+        hub.close(prompt, other.id);
+        hub.take_unsaved(true);
+        let seen = |last_seen_ms| NodeState { node: prompt, acked: 9, last_seen_ms, failures: Vec::new() };
+        hub.load(vec![seen(hub.view(prompt).state.last_seen_ms)]);
+        assert!(!hub.lags(&[prompt], 99));
+        hub.load(vec![seen(hub.view(prompt).state.last_seen_ms + 1)]);
+        assert!(hub.lags(&[prompt], 99));
+    }
+
+    #[test]
+    fn a_node_that_lost_its_tables_counts_from_there() {
+        let hub = Hub::default();
+        let one = hub.open(NODE, 0, String::new());
+        hub.ack(NODE, one.id, 9, vec!["full".into()]);
+        assert_eq!(hub.with_acked(|acked| acked(NODE)), 9);
+        assert_eq!(hub.take_unsaved(true).len(), 1);
+        assert_eq!(hub.take_unsaved(true).len(), 0);
+        hub.open(NODE, 0, String::new());
+        assert_eq!(hub.with_acked(|acked| acked(NODE)), 0);
+        assert_eq!(hub.take_unsaved(true)[0].failures, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_settles_is_written_down_soon_and_what_does_not_now_and_then() {
+        let began = Instant::now();
+        let hub = Hub::default();
+        let session = hub.open(NODE, 0, String::new());
+        hub.ack(NODE, session.id, 1, Vec::new());
+        let early = hub.take_unsaved(false).len();
+        assert!(early == 0 || began.elapsed() >= QUIET);
+        hub.ack(NODE, session.id, 1, Vec::new());
+        std::thread::sleep(QUIET);
+        assert_eq!(hub.take_unsaved(false)[0].acked, 1);
+        let began = Instant::now();
+        let mut revision = 1;
+        loop {
+            revision += 1;
+            hub.ack(NODE, session.id, revision, Vec::new());
+            if !hub.take_unsaved(false).is_empty() {
+                break;
+            }
+        }
+        assert!(began.elapsed() >= QUIET);
+    }
+
+    #[test]
+    fn the_store_does_not_overrule_a_live_stream() {
+        let hub = Hub::default();
+        let stored = |acked| NodeState { node: NODE, acked, last_seen_ms: 1, failures: Vec::new() };
+        hub.load(vec![stored(3)]);
+        assert_eq!(hub.view(NODE).state.acked, 3);
+        hub.open(NODE, 7, String::new());
+        hub.load(vec![stored(4)]);
+        assert_eq!(hub.view(NODE).state.acked, 7);
+    }
+}

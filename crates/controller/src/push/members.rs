@@ -1,0 +1,344 @@
+//! Who is where: which nodes must have acknowledged a revision before an
+//! object counts as programmed.
+//!
+//! An object is programmed when every node that needs it has acknowledged its
+//! revision: the gateways of its VPC's cluster, and for an instance its host, if
+//! that runs an agent. A node that is away is not excused: what it has
+//! acknowledged counts, since its tables stay, but nothing newer. A VPC on a
+//! cluster without gateways is not programmed: nothing forwards for it.
+
+use super::hub::Hub;
+use sluice_store::{Change, Gateway, GatewayMove, Move, NodeId, Topology, Vpc};
+use sluice_types::{ClusterId, GatewayId, HostId, VpcId};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Which nodes need an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// None: a tenant.
+    Nothing,
+    /// The gateways of this VPC's cluster.
+    Vpc(VpcId),
+    /// Those, and the host.
+    Instance(VpcId, HostId),
+    /// All gateways: a host, whose packets they must accept.
+    AllGateways,
+    /// The cluster's gateways, and all hosts with agents: a cluster.
+    Cluster(ClusterId),
+    /// The gateway itself, and all hosts with agents.
+    Gateway(GatewayId),
+}
+
+/// Where a VPC is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Which.
+    pub vpc: VpcId,
+    /// As in the store.
+    pub cluster: ClusterId,
+    /// As in the store.
+    pub moving: Option<Move>,
+    /// Of its last change.
+    pub revision: u64,
+}
+
+impl Placed {
+    fn new(vpc: &Vpc) -> Self {
+        Self { vpc: vpc.id, cluster: vpc.cluster, moving: vpc.moving, revision: vpc.revision }
+    }
+}
+
+/// Membership as of a revision.
+#[derive(Clone, Debug, Default)]
+pub struct Members {
+    revision: u64,
+    vpcs: HashMap<VpcId, Placed>,
+    /// Those that are on their way, by move.
+    moving: BTreeSet<(u64, VpcId)>,
+    gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
+    agents: HashSet<HostId>,
+    names: HashMap<NodeId, String>,
+    /// Gateways on their way between clusters.
+    going: BTreeMap<GatewayId, Going>,
+}
+
+/// A gateway on its way between clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Going {
+    /// The cluster that it is a member of.
+    pub cluster: ClusterId,
+    /// As in the store.
+    pub at: GatewayMove,
+    /// Of its last change.
+    pub revision: u64,
+}
+
+impl Going {
+    fn of(gateway: &Gateway) -> Option<Self> {
+        Some(Self { cluster: gateway.cluster, at: gateway.moving?, revision: gateway.revision })
+    }
+}
+
+impl Members {
+    /// From a picture.
+    pub fn new(topology: &Topology) -> Self {
+        let mut gateways: HashMap<_, _> =
+            topology.clusters.iter().map(|cluster| (cluster.id, BTreeSet::new())).collect();
+        for gateway in &topology.gateways {
+            gateways.entry(gateway.cluster).or_default().insert(gateway.id);
+        }
+        let named = topology.gateways.iter().map(|g| (NodeId::Gateway(g.id), g.name.clone()));
+        let hosts = topology.hosts.iter().map(|h| (NodeId::Host(h.id), h.name.clone()));
+        let mut members = Self {
+            revision: topology.revision,
+            names: named.chain(hosts).collect(),
+            going: topology.gateways.iter().filter_map(|g| Some((g.id, Going::of(g)?))).collect(),
+            vpcs: HashMap::new(),
+            moving: BTreeSet::new(),
+            gateways,
+            agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
+        };
+        topology.vpcs.iter().for_each(|vpc| members.place(vpc));
+        members
+    }
+
+    fn place(&mut self, vpc: &Vpc) {
+        self.displace(vpc.id);
+        self.vpcs.insert(vpc.id, Placed::new(vpc));
+        self.moving.extend(vpc.moving.map(|moving| (moving.id, vpc.id)));
+    }
+
+    fn displace(&mut self, vpc: VpcId) {
+        let old = self.vpcs.remove(&vpc);
+        if let Some(moving) = old.and_then(|old| old.moving) {
+            self.moving.remove(&(moving.id, vpc));
+        }
+    }
+
+    /// Advances by a revision.
+    pub fn apply(&mut self, revision: u64, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::HostUpserted(host) if host.agent => {
+                    self.agents.insert(host.id);
+                    self.names.insert(NodeId::Host(host.id), host.name.clone());
+                }
+                Change::HostUpserted(host) | Change::HostRemoved(host) => {
+                    self.agents.remove(&host.id);
+                    self.names.remove(&NodeId::Host(host.id));
+                }
+                Change::ClusterUpserted { cluster, gateways } => {
+                    let names = gateways.iter().map(|g| (NodeId::Gateway(g.id), g.name.clone()));
+                    let now: BTreeSet<_> = gateways.iter().map(|g| g.id).collect();
+                    let old = self.gateways.insert(cluster.id, now.clone()).unwrap_or_default();
+                    for gone in old.difference(&now) {
+                        // Unless it is in another cluster by now.
+                        if !self.gateways.values().any(|members| members.contains(gone)) {
+                            self.names.remove(&NodeId::Gateway(*gone));
+                            self.going.remove(gone);
+                        }
+                    }
+                    for gateway in gateways {
+                        match Going::of(gateway) {
+                            Some(going) => drop(self.going.insert(gateway.id, going)),
+                            None => drop(self.going.remove(&gateway.id)),
+                        }
+                    }
+                    self.names.extend(names);
+                }
+                Change::ClusterRemoved(cluster) => {
+                    self.gateways.remove(&cluster.id);
+                }
+                Change::VpcUpserted { vpc, .. } => self.place(vpc),
+                Change::VpcRemoved(vpc) => self.displace(vpc.id),
+                _ => {}
+            }
+        }
+        self.revision = revision;
+    }
+
+    /// Revision of the last change in it.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// All gateways, and all hosts with agents, with their names.
+    pub fn nodes(&self) -> Vec<(NodeId, String)> {
+        let gateways = self.gateways.values().flatten().map(|id| NodeId::Gateway(*id));
+        let nodes = gateways.chain(self.agents.iter().map(|id| NodeId::Host(*id)));
+        let mut nodes: Vec<_> = nodes.map(|node| (node, self.name(node))).collect();
+        nodes.sort();
+        nodes
+    }
+
+    /// A node's name; empty if it is not there.
+    pub fn name(&self, node: NodeId) -> String {
+        self.names.get(&node).cloned().unwrap_or_default()
+    }
+
+    /// The gateways of a cluster.
+    pub fn gateways_of(&self, cluster: ClusterId) -> BTreeSet<GatewayId> {
+        self.gateways.get(&cluster).cloned().unwrap_or_default()
+    }
+
+    /// Whether a host runs an agent.
+    pub fn has_agent(&self, host: HostId) -> bool {
+        self.agents.contains(&host)
+    }
+
+    /// All hosts that run agents.
+    pub fn agents(&self) -> impl Iterator<Item = HostId> {
+        self.agents.iter().copied()
+    }
+
+    /// Gateways on their way between clusters.
+    pub fn gateway_moves(&self) -> &BTreeMap<GatewayId, Going> {
+        &self.going
+    }
+
+    /// Whether a VPC is on a cluster, or on its way there.
+    pub fn has_vpcs(&self, cluster: ClusterId) -> bool {
+        let on =
+            |vpc: &Placed| vpc.cluster == cluster || vpc.moving.is_some_and(|moving| moving.to == cluster);
+        self.vpcs.values().any(on)
+    }
+
+    /// VPCs on their way, by move.
+    pub fn moves(&self) -> Vec<(u64, Vec<Placed>)> {
+        let mut moves: Vec<(u64, Vec<Placed>)> = Vec::new();
+        for (id, vpc) in &self.moving {
+            let Some(placed) = self.vpcs.get(vpc).copied() else { continue };
+            match moves.last_mut().filter(|(last, _)| last == id) {
+                Some((_, vpcs)) => vpcs.push(placed),
+                None => moves.push((*id, vec![placed])),
+            }
+        }
+        moves
+    }
+
+    /// For each object, by its needs and revision, whether it is programmed.
+    pub fn programmed(&self, hub: &Hub, objects: &[(Needs, u64)]) -> Vec<bool> {
+        hub.with_acked(|acked| {
+            let gateway = |id: &GatewayId| acked(NodeId::Gateway(*id));
+            let cluster = |id: &ClusterId| self.gateways.get(id)?.iter().map(gateway).min();
+            let hosts = std::cell::OnceCell::new();
+            let all_hosts = || {
+                let acked = || self.agents.iter().map(|id| acked(NodeId::Host(*id))).min();
+                hosts.get_or_init(acked).unwrap_or(u64::MAX)
+            };
+            let vpc = |id: &VpcId| {
+                let placed = self.vpcs.get(id)?;
+                let clusters = std::iter::once(placed.cluster).chain(placed.moving.map(|moving| moving.to));
+                clusters.map(|id| cluster(&id)).min().flatten()
+            };
+            let vpc = |id: &VpcId| vpc(id).unwrap_or(0);
+            let reached = |needs: &Needs| match needs {
+                Needs::Nothing => u64::MAX,
+                Needs::Vpc(id) => vpc(id),
+                Needs::Instance(id, host) if self.agents.contains(host) => {
+                    vpc(id).min(acked(NodeId::Host(*host)))
+                }
+                Needs::Instance(id, _) => vpc(id),
+                Needs::AllGateways => self.gateways.values().flatten().map(gateway).min().unwrap_or(u64::MAX),
+                Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
+                Needs::Gateway(id) => gateway(id).min(all_hosts()),
+            };
+            // What is newer than the membership may need nodes not in it yet.
+            let known = |needs: &Needs, revision| *needs == Needs::Nothing || revision <= self.revision;
+            objects.iter().map(|(needs, at)| known(needs, *at) && reached(needs) >= *at).collect()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_store::{Cluster, Host};
+    use sluice_types::{TenantId, Vni};
+
+    fn cluster() -> Cluster {
+        let (id, name) = (ClusterId::new(1), String::new());
+        Cluster { id, name, vips: vec![], hello_ms: 4, plan_revision: 1, revision: 1 }
+    }
+
+    fn members() -> Members {
+        let gateway = |id| Gateway {
+            id: GatewayId::new(id),
+            name: String::new(),
+            cluster: ClusterId::new(1),
+            vtep4: None,
+            vtep6: None,
+            draining: false,
+            moving: None,
+            revision: 2,
+        };
+        let host = |id, agent| Host {
+            id: HostId::new(id),
+            name: String::new(),
+            vtep: [192, 0, 2, 1].into(),
+            agent,
+            revision: 3,
+        };
+        let vpc = Vpc {
+            id: VpcId::new(1),
+            name: String::new(),
+            tenant: TenantId::new(1),
+            vni: Vni::new(1).unwrap(),
+            cluster: ClusterId::new(1),
+            mtu: 1430,
+            offload_kbps: None,
+            moving: None,
+            revision: 4,
+        };
+        let cluster = cluster();
+        Members::new(&Topology {
+            revision: 10,
+            hosts: vec![host(1, true), host(2, false)],
+            clusters: vec![cluster],
+            gateways: vec![gateway(1), gateway(2)],
+            vpcs: vec![vpc],
+            ..Topology::default()
+        })
+    }
+
+    #[test]
+    fn programmed_when_all_that_need_it_have_it() {
+        let (members, hub) = (members(), Hub::default());
+        let vpc = VpcId::new(1);
+        let objects = [
+            (Needs::Nothing, 99),
+            (Needs::Vpc(vpc), 4),
+            (Needs::Instance(vpc, HostId::new(1)), 9),
+            (Needs::Instance(vpc, HostId::new(2)), 9),
+            (Needs::AllGateways, 3),
+            (Needs::Cluster(ClusterId::new(1)), 1),
+            (Needs::Gateway(GatewayId::new(1)), 2),
+            (Needs::Vpc(vpc), 11),
+        ];
+        let expect = |text: &str| {
+            let got = members.programmed(&hub, &objects);
+            let text: Vec<_> = text.chars().map(|c| c == '1').collect();
+            assert_eq!(got, text);
+        };
+        expect("10000000");
+        hub.open(NodeId::Gateway(GatewayId::new(1)), 10, String::new());
+        expect("10000000");
+        let second = hub.open(NodeId::Gateway(GatewayId::new(2)), 5, String::new());
+        expect("11001000");
+        hub.open(NodeId::Host(HostId::new(1)), 10, String::new());
+        expect("11001110");
+        hub.ack(NodeId::Gateway(GatewayId::new(2)), second.id, 11, Vec::new());
+        expect("11111110");
+        hub.close(NodeId::Gateway(GatewayId::new(2)), second.id);
+        expect("11111110");
+    }
+
+    #[test]
+    fn a_cluster_without_gateways_programs_nothing() {
+        let hub = Hub::default();
+        let mut members = members();
+        let cluster = cluster();
+        members.apply(11, &[Change::ClusterUpserted { cluster, gateways: vec![] }]);
+        assert_eq!(members.programmed(&hub, &[(Needs::Vpc(VpcId::new(1)), 4)]), [false]);
+    }
+}

@@ -1,0 +1,138 @@
+//! Carries compiled revisions to the nodes and keeps what the nodes answer.
+//!
+//! `follow` reads each revision back from the outbox and has it compiled; `steps` keeps the encoded result
+//! in a bounded log; `stream` is one node's position in that log; `southbound` is the gRPC service that opens
+//! streams and takes in acknowledgements, which `hub` keeps; from those `members` says which objects are
+//! programmed. `enrolment` issues the tokens with which nodes get their certificates, and `timeline`
+//! measures the stages of bulk creations.
+//!
+//! Layers above are told of changes and of gateways' reports through [`ChangeObserver`] and
+//! [`LoadObserver`]: this module does not know them.
+
+mod enrolment;
+mod follow;
+mod hub;
+mod members;
+mod node;
+mod node_states;
+mod southbound;
+mod steps;
+mod stream;
+mod timeline;
+
+pub use enrolment::{EnrolError, Reach, issue};
+pub use follow::follow;
+pub use hub::{Hub, NodeView};
+pub use members::{Going, Members, Needs, Placed};
+pub use node::named;
+pub use node_states::{compact_outbox, save_node_states};
+pub use southbound::SouthboundService;
+pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
+#[cfg(test)]
+pub use steps::{Step, encode};
+pub use timeline::{ApiStages, Finished, MIN_INSTANCES, Timeline};
+
+use crate::compile::CompiledClusters;
+use crate::database::Database;
+use sluice_southbound::proto::Heartbeat;
+use sluice_store::{Change, NodeId, Topology};
+use sluice_types::{GatewayId, VpcId};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Receives every change, in the order of revisions. Implemented by a layer above.
+pub trait ChangeObserver: Send + Sync {
+    /// The follower starts from a snapshot. `instances` has the number of instances of each VPC as of
+    /// revision `counted`, which is not older than the topology.
+    fn reset(&self, topology: &Topology, counted: u64, instances: &[(VpcId, u64)]);
+    /// All changes of the next revision.
+    fn apply(&self, revision: u64, changes: &[Change]);
+    /// A gateway was deleted.
+    fn gateway_removed(&self, gateway: GatewayId);
+}
+
+/// Receives what gateways report on their streams. Implemented by a layer above.
+pub trait LoadObserver: Send + Sync {
+    /// A gateway's stream starts; `session` tells it from earlier ones.
+    fn stream_opened(&self, gateway: GatewayId, session: u64);
+    /// That stream ended.
+    fn stream_closed(&self, gateway: GatewayId, session: u64);
+    /// A heartbeat came on that stream.
+    fn heartbeat(&self, gateway: GatewayId, session: u64, heartbeat: &Heartbeat);
+}
+
+/// Counters of streams and enrolments, for the metrics.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Snapshots sent.
+    pub snapshots: AtomicU64,
+    /// Steps sent, over all streams.
+    pub steps: AtomicU64,
+    /// Bytes of updates sent, over all streams.
+    pub bytes: AtomicU64,
+    /// Tokens traded for certificates.
+    pub enrolled: AtomicU64,
+    /// Enrolments and streams refused.
+    pub refused: AtomicU64,
+}
+
+/// Adds one to a counter.
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The handle of this module: all nodes, and what is on its way to them.
+pub struct Push {
+    db: Arc<Database>,
+    compiled: Arc<CompiledClusters>,
+    /// Streams, acknowledgements and heartbeats of nodes.
+    pub hub: Hub,
+    /// Compiled steps.
+    pub log: StepLog,
+    /// Stage times of bulk creations.
+    pub timeline: Timeline,
+    /// For the metrics.
+    pub counters: Counters,
+    members: RwLock<Members>,
+}
+
+impl Push {
+    /// Starts without nodes and steps.
+    pub fn new(db: Arc<Database>, compiled: Arc<CompiledClusters>) -> Self {
+        Self {
+            db,
+            compiled,
+            hub: Hub::default(),
+            log: StepLog::default(),
+            timeline: Timeline::default(),
+            counters: Counters::default(),
+            members: RwLock::default(),
+        }
+    }
+
+    /// The identity of the database that nodes are given. It depends on the model, so that nodes take
+    /// entries of another model for those of another database.
+    fn database_id(&self) -> u64 {
+        self.db.store.database_id() ^ self.compiled.model().salt()
+    }
+
+    /// Reads the membership.
+    pub fn members<R>(&self, read: impl FnOnce(&Members) -> R) -> R {
+        read(&self.members.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes the membership. Only the follower calls it.
+    fn change_members(&self, change: impl FnOnce(&mut Members)) {
+        change(&mut self.members.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// For each object, given by its needs and revision, whether it is programmed.
+    pub fn programmed(&self, objects: &[(Needs, u64)]) -> Vec<bool> {
+        self.members(|members| members.programmed(&self.hub, objects))
+    }
+
+    /// Names of nodes, for people.
+    pub fn names(&self, nodes: &[NodeId]) -> Vec<String> {
+        self.members(|members| nodes.iter().map(|node| members.name(*node)).collect())
+    }
+}

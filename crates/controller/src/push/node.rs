@@ -1,0 +1,20 @@
+//! The two names of a node: the store's and that of the southbound protocol.
+
+use sluice_southbound::Node;
+use sluice_store::NodeId;
+
+/// The store's name of a node.
+pub fn stored(node: Node) -> NodeId {
+    match node {
+        Node::Gateway(id) => NodeId::Gateway(id),
+        Node::Host(id) => NodeId::Host(id),
+    }
+}
+
+/// The southbound protocol's name of a node.
+pub fn named(node: NodeId) -> Node {
+    match node {
+        NodeId::Gateway(id) => Node::Gateway(id),
+        NodeId::Host(id) => Node::Host(id),
+    }
+}

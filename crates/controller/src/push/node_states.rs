@@ -1,0 +1,78 @@
+//! Writes to the store what nodes acknowledged, reads what nodes of other replicas acknowledged, and
+//! removes outbox rows that no replica needs any more.
+
+use super::{Members, Push};
+use sluice_store::StoreError;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pause after a store error.
+const RETRY: Duration = Duration::from_millis(250);
+/// Acknowledgements that are due are looked for this often.
+const SAVE: Duration = Duration::from_millis(20);
+/// Other replicas' acknowledgements are read this often.
+const REFRESH: Duration = Duration::from_millis(500);
+/// Outbox rows are kept this long for replicas that fell behind.
+const KEEP: Duration = Duration::from_secs(600);
+/// And looked through this often.
+const COMPACT: Duration = Duration::from_secs(60);
+
+/// Writes down what nodes acknowledged, and reads what other replicas' nodes
+/// did. Runs until it is dropped.
+pub async fn save_node_states(push: Arc<Push>) {
+    let mut refreshed = Instant::now();
+    let mut failing = false;
+    loop {
+        tokio::time::sleep(SAVE).await;
+        let result = save_round(&push, &mut refreshed).await;
+        if let Err(error) = &result {
+            push.db.count_error();
+            if !failing {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(error, "cannot save what nodes acknowledged");
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+        failing = result.is_err();
+    }
+}
+
+async fn save_round(push: &Push, refreshed: &mut Instant) -> Result<(), StoreError> {
+    let mut unsaved = push.hub.take_unsaved(false).into_iter();
+    while let Some(state) = unsaved.next() {
+        let node = state.node;
+        match push.db.store.save_node_state(state).await {
+            // A node deleted in the meantime has nothing to be remembered.
+            Ok(()) | Err(StoreError::NotFound { .. }) => {}
+            Err(error) => {
+                push.hub.mark_unsaved(node);
+                unsaved.for_each(|state| push.hub.mark_unsaved(state.node));
+                return Err(error);
+            }
+        }
+    }
+    if refreshed.elapsed() >= REFRESH {
+        *refreshed = Instant::now();
+        push.hub.load(push.db.store.node_states().await?);
+    }
+    Ok(())
+}
+
+/// Drops outbox rows that no replica can still need. Runs until it is dropped.
+pub async fn compact_outbox(push: Arc<Push>) {
+    let mut seen: VecDeque<(Instant, u64)> = Default::default();
+    loop {
+        tokio::time::sleep(COMPACT).await;
+        seen.push_back((Instant::now(), push.members(Members::revision)));
+        let mut old = None;
+        while seen.front().is_some_and(|(at, _)| at.elapsed() >= KEEP) {
+            old = seen.pop_front();
+        }
+        let Some((_, revision)) = old else { continue };
+        if let Err(error) = push.db.store.compact_outbox(revision).await {
+            push.db.count_error();
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot shorten the outbox");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The gRPC side: enrolment, and opening nodes' streams. A node is who its
+//! verified certificate says, and only while the database has it.
+
+use super::enrolment::digest;
+use super::hub::{Closing, Session};
+use super::node::{named, stored};
+use super::stream::{Ended, NodeStream, QUEUE, Side};
+use super::{LoadObserver, Push, count};
+use crate::clock::now_ms;
+use sluice_southbound::proto::node_report::Report;
+use sluice_southbound::proto::{Ack, EnrolRequest, EnrolResponse, Heartbeat, Hello, NodeReport};
+use sluice_southbound::{CertificateAuthority, EncodedUpdate, MAX_FAILURES, Node, server::Southbound};
+use sluice_store::{NodeId, StoreError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// A stream's first message must have come by then.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest text that is taken from a node for a failure or a version.
+const MAX_TEXT: usize = 256;
+/// Longest enrolment request that is looked at.
+const MAX_CSR_BYTES: usize = 16 << 10;
+/// Time to read why a stream ended.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The service.
+pub struct SouthboundService {
+    /// Streams and nodes.
+    pub push: Arc<Push>,
+    /// Receives what gateways report of their load.
+    pub loads: Arc<dyn LoadObserver>,
+    /// Signs nodes' certificates.
+    pub ca: Arc<CertificateAuthority>,
+}
+
+fn shorten(mut text: String) -> String {
+    let end = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= MAX_TEXT).last().unwrap_or(0);
+    if text.len() > MAX_TEXT {
+        text.truncate(end);
+    }
+    text.retain(|c| !c.is_control());
+    text
+}
+
+fn store_status(push: &Push, error: &StoreError) -> Status {
+    match error {
+        StoreError::NotFound { .. } => sluice_southbound::deleted(push.database_id()),
+        StoreError::Unavailable { .. } => Status::unavailable(error.to_string()),
+        _ => Status::internal("the database cannot be read"),
+    }
+}
+
+impl SouthboundService {
+    /// The node as the database has it.
+    async fn find_node(&self, node: NodeId) -> Result<Side, StoreError> {
+        let store = &self.push.db.store;
+        Ok(match node {
+            NodeId::Gateway(id) => Side::gateway(&store.gateway(id).await?),
+            NodeId::Host(id) => Side::host(store.host(id).await?.id),
+        })
+    }
+
+    fn peer<T>(request: &Request<T>) -> Result<NodeId, Status> {
+        let certificates = request.peer_certs().unwrap_or_default();
+        let certificate = certificates
+            .first()
+            .ok_or_else(|| Status::unauthenticated("a client certificate is needed: enrol the node first"))?;
+        let node = Node::of_certificate(certificate)
+            .map_err(|error| Status::unauthenticated(format!("client certificate: {error}")))?;
+        Ok(stored(node))
+    }
+
+    async fn open(
+        &self,
+        request: Request<Streaming<NodeReport>>,
+    ) -> Result<ReceiverStream<Result<EncodedUpdate, Status>>, Status> {
+        let node = Self::peer(&request)?;
+        let side = self.find_node(node).await.map_err(|error| store_status(&self.push, &error))?;
+        let mut reports = request.into_inner();
+        let first = tokio::time::timeout(HELLO_TIMEOUT, reports.message())
+            .await
+            .map_err(|_| Status::deadline_exceeded("no Hello"))??;
+        let Some(NodeReport { report: Some(Report::Hello(hello)) }) = first else {
+            return Err(Status::invalid_argument("the first report must be a Hello"));
+        };
+        let applied = self.applied(&hello).await.map_err(|error| store_status(&self.push, &error))?;
+        let session = self.push.hub.open(node, applied, shorten(hello.version));
+        if let NodeId::Gateway(id) = node {
+            self.loads.stream_opened(id, session.id);
+        }
+        tracing::info!(?node, applied, "node connected");
+        let (out, updates) = mpsc::channel(QUEUE);
+        let stream = NodeStream::new(self.push.clone(), session.id, side, applied, out.clone());
+        let listener =
+            Listener { push: self.push.clone(), loads: self.loads.clone(), node, session: session.id };
+        tokio::spawn(serve(listener, session, stream, reports, out));
+        Ok(ReceiverStream::new(updates))
+    }
+
+    /// What the node's tables hold of this database; 0 if that is of no use.
+    async fn applied(&self, hello: &Hello) -> Result<u64, StoreError> {
+        let known = hello.database_id == self.push.database_id();
+        // Newer than the database: it was restored from a backup.
+        let known = known && hello.applied_revision <= self.push.db.store.revision().await?;
+        Ok(if known { hello.applied_revision } else { 0 })
+    }
+}
+
+/// Serves one stream to its end.
+async fn serve(
+    listener: Listener,
+    session: Session,
+    stream: NodeStream,
+    reports: Streaming<NodeReport>,
+    out: mpsc::Sender<Result<EncodedUpdate, Status>>,
+) {
+    let Session { id, closing } = session;
+    let sent = stream.sent();
+    let status = tokio::select! {
+        closing = closing => Some(match closing {
+            Ok(Closing::Replaced) => Status::aborted("the node opened another stream"),
+            Ok(Closing::Removed) => Status::permission_denied("this node was deleted"),
+            Ok(Closing::Shutdown) | Err(_) => Status::unavailable("the controller ends"),
+        }),
+        Err(ended) = stream.run() => match &ended {
+            Ended::Closed => None,
+            Ended::Unknown(_) => Some(Status::permission_denied(ended.to_string())),
+            Ended::Store(error) => Some(store_status(&listener.push, error)),
+            Ended::Failed(_) => Some(Status::internal(ended.to_string())),
+        },
+        status = listener.listen(reports, &sent) => status,
+    };
+    let Listener { push, loads, node, .. } = listener;
+    push.hub.close(node, id);
+    if let NodeId::Gateway(gateway) = node {
+        loads.stream_closed(gateway, id);
+    }
+    tracing::info!(?node, reason = status.as_ref().map(Status::message), "node's stream ended");
+    if let Some(status) = status {
+        // The node may have stopped reading.
+        let _ = tokio::time::timeout(LINGER, out.send(Err(status))).await;
+    }
+}
+
+/// The receiving half of a node's stream.
+struct Listener {
+    push: Arc<Push>,
+    loads: Arc<dyn LoadObserver>,
+    node: NodeId,
+    session: u64,
+}
+
+impl Listener {
+    /// Takes in reports until the node ends the stream or breaks its rules.
+    async fn listen(&self, mut reports: Streaming<NodeReport>, sent: &AtomicU64) -> Option<Status> {
+        loop {
+            let report = match reports.message().await {
+                Ok(Some(report)) => report.report,
+                Ok(None) | Err(_) => return None,
+            };
+            match report {
+                Some(Report::Ack(ack)) => {
+                    let limit = sent.load(Ordering::Acquire);
+                    if ack.revision > limit {
+                        let text =
+                            format!("revision {} was acknowledged, but only {limit} sent", ack.revision);
+                        return Some(Status::invalid_argument(text));
+                    }
+                    self.take_ack(ack);
+                }
+                Some(Report::Heartbeat(heartbeat)) => self.take_heartbeat(heartbeat),
+                Some(Report::Hello(_)) => {
+                    return Some(Status::invalid_argument("Hello comes first, and once"));
+                }
+                // A report of a newer agent's kind.
+                None => {}
+            }
+        }
+    }
+
+    fn take_ack(&self, ack: Ack) {
+        let failures: Vec<_> = ack.failures.into_iter().take(MAX_FAILURES).map(shorten).collect();
+        if !failures.is_empty() {
+            let (node, revision) = (self.node, ack.revision);
+            tracing::warn!(?node, revision, ?failures, "node could not write all");
+        }
+        self.push.hub.ack(self.node, self.session, ack.revision, failures);
+        if let NodeId::Gateway(id) = self.node {
+            self.push.timeline.acked(id, ack.revision);
+        }
+    }
+
+    fn take_heartbeat(&self, mut heartbeat: Heartbeat) {
+        if let NodeId::Gateway(id) = self.node {
+            self.loads.heartbeat(id, self.session, &heartbeat);
+        }
+        // The list is long, and was taken in.
+        heartbeat.vnis = Vec::new();
+        self.push.hub.heartbeat(self.node, self.session, heartbeat);
+    }
+}
+
+#[tonic::async_trait]
+impl Southbound for SouthboundService {
+    type WatchStream = ReceiverStream<Result<EncodedUpdate, Status>>;
+
+    async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
+        let result = self.trade(request.into_inner()).await;
+        count(if result.is_ok() { &self.push.counters.enrolled } else { &self.push.counters.refused });
+        if let Err(status) = &result {
+            tracing::warn!(reason = status.message(), "enrolment refused");
+        }
+        result.map(Response::new)
+    }
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<NodeReport>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let result = self.open(request).await;
+        if let Err(status) = &result {
+            count(&self.push.counters.refused);
+            tracing::warn!(reason = status.message(), "stream refused");
+        }
+        result.map(Response::new)
+    }
+}
+
+impl SouthboundService {
+    async fn trade(&self, request: EnrolRequest) -> Result<EnrolResponse, Status> {
+        let unreadable = |error: sluice_southbound::Error| {
+            let cause = std::error::Error::source(&error).map(|e| format!(": {e}")).unwrap_or_default();
+            Status::invalid_argument(format!("{error}{cause}"))
+        };
+        if request.csr_pem.len() > MAX_CSR_BYTES {
+            return Err(Status::invalid_argument("the certificate request is too long"));
+        }
+        // First, so that a broken request does not cost the token.
+        CertificateAuthority::check_csr(&request.csr_pem).map_err(unreadable)?;
+        let node = self
+            .push
+            .db
+            .store
+            .take_enrolment_token(digest(&request.token), now_ms())
+            .await
+            .map_err(|error| store_status(&self.push, &error))?
+            .ok_or_else(|| Status::unauthenticated("the token is unknown, used or expired"))?;
+        self.find_node(node).await.map_err(|error| store_status(&self.push, &error))?;
+        let name = named(node);
+        let certificate_pem = self.ca.sign_csr(&request.csr_pem, name).map_err(unreadable)?;
+        tracing::info!(node = %name, "node enrolled");
+        Ok(EnrolResponse {
+            certificate_pem,
+            ca_pem: self.ca.certificate_pem().to_owned(),
+            role: name.proto_role().into(),
+            node_name: name.id(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_nodes_are_cut_at_a_character() {
+        assert_eq!(shorten("a\nb".into()), "ab");
+        let long = shorten("ä".repeat(400));
+        assert!(long.len() <= MAX_TEXT && long.chars().all(|c| c == 'ä') && long.len() > 250);
+        assert_eq!(shorten("x".repeat(256)).len(), 256);
+    }
+}

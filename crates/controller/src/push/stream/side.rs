@@ -1,0 +1,161 @@
+//! What differs between streams to gateways and streams to hosts: what the stream remembers of the node,
+//! and which parts of a step are for it.
+
+use super::super::steps::{Step, encode};
+use crate::compile::{
+    ClusterUpdates, CompiledClusters, HostStep, HostView, NodeGroup, Seat, for_hosts, group_id,
+};
+use bytes::Bytes;
+use sluice_southbound::{ClusterKeys, Group, Update};
+use sluice_store::{Gateway, NodeId};
+use sluice_types::{ClusterId, GatewayId, HostId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// A host keeps a cluster's keys for so long after the last VPC that needed them: while a network lingers
+/// there (a minute), it tells senders that its instances have left.
+const KEYS_LINGER: Duration = Duration::from_secs(120);
+
+/// The node at the other end of a stream, and what the stream remembers of it.
+pub enum Side {
+    /// A gateway.
+    Gateway(GatewaySide),
+    /// A host.
+    Host(HostSide),
+}
+
+/// A gateway's part of a stream's state.
+pub struct GatewaySide {
+    /// Its id.
+    pub id: GatewayId,
+    /// The clusters whose entries it has.
+    pub seat: Seat,
+}
+
+/// A host's part of a stream's state.
+pub struct HostSide {
+    /// Its id.
+    pub id: HostId,
+    /// What it has; `None` before its first snapshot.
+    pub view: Option<HostView>,
+    /// Clusters whose keys it no longer needs, and since when.
+    pub idle_keys: BTreeMap<ClusterId, Instant>,
+    /// The groups that it was last sent, in a model with zones.
+    pub zone_groups: Vec<Group>,
+}
+
+/// No keys of a cluster: the node removes those that it has.
+fn no_keys(cluster: ClusterId) -> ClusterKeys {
+    ClusterKeys { cluster: group_id(cluster), keys: Vec::new() }
+}
+
+/// Keys of clusters for a host, as of the last compiled revision. They may be newer than a step.
+pub fn keys_of(updates: &ClusterUpdates, clusters: &BTreeSet<ClusterId>) -> Update {
+    let of_clusters = clusters.iter().filter_map(|cluster| updates.get(cluster));
+    let keys = of_clusters.flat_map(|update| update.keys.iter().map(for_hosts)).collect();
+    Update { keys, ..Update::default() }
+}
+
+impl Side {
+    /// A stream to a gateway.
+    pub fn gateway(gateway: &Gateway) -> Self {
+        Self::Gateway(GatewaySide { id: gateway.id, seat: Seat::of(gateway) })
+    }
+
+    /// A stream to a host.
+    pub fn host(id: HostId) -> Self {
+        let (idle_keys, zone_groups) = (BTreeMap::new(), Vec::new());
+        Self::Host(HostSide { id, view: None, idle_keys, zone_groups })
+    }
+
+    /// The node.
+    pub fn node(&self) -> NodeId {
+        match self {
+            Self::Gateway(gateway) => NodeId::Gateway(gateway.id),
+            Self::Host(host) => NodeId::Host(host.id),
+        }
+    }
+
+    /// Whether the stream starts with a snapshot even if the log reaches back far enough. A host's does:
+    /// reading one says which VPCs concern it.
+    pub fn starts_with_snapshot(&self) -> bool {
+        matches!(self, Self::Host(_))
+    }
+
+    /// Whether the node belongs to a group.
+    pub fn is_in(&self, group: NodeGroup) -> bool {
+        match (self, group) {
+            (Self::Gateway(gateway), NodeGroup::Gateways(id)) => {
+                gateway.seat.clusters().any(|cluster| cluster == id)
+            }
+            (Self::Host(host), NodeGroup::Host(id)) => host.id == id,
+            (Self::Host(_), NodeGroup::AllHosts) => true,
+            _ => false,
+        }
+    }
+
+    /// What the node is to have of clusters' keys and vIP assignments.
+    pub fn cluster_update(&mut self, updates: &ClusterUpdates) -> Update {
+        match self {
+            Self::Gateway(GatewaySide { seat, .. }) => {
+                let mut update = updates.get(&seat.cluster).cloned().unwrap_or_default();
+                // It speaks as a member of one cluster, with that one's keys.
+                update.keys.extend(seat.other.map(no_keys));
+                update
+            }
+            Self::Host(HostSide { view: Some(view), idle_keys, .. }) => {
+                let needed = view.clusters();
+                // What else it may have is taken from it when the networks are gone that may linger.
+                view.set_keys(needed.clone());
+                let others = updates.keys().filter(|cluster| !needed.contains(*cluster));
+                idle_keys.extend(others.map(|cluster| (*cluster, Instant::now())));
+                keys_of(updates, &needed)
+            }
+            Self::Host(HostSide { view: None, .. }) => Update::default(),
+        }
+    }
+
+    /// The messages of a step for this node; `None` if a snapshot is due instead.
+    pub fn parts(&mut self, step: &Step, compiled: &CompiledClusters) -> Option<Vec<Bytes>> {
+        let (targets, removed_vnis, needed) = match self {
+            Self::Gateway(gateway) => match step.seats.get(&gateway.id) {
+                Some(new) if new.resync => return None,
+                new => (new.copied().unwrap_or(gateway.seat).targets(), Vec::new(), BTreeSet::new()),
+            },
+            Self::Host(host) => {
+                let view = host.view.as_mut()?;
+                let ports = step.ports.get(&host.id);
+                match view.step(ports, &step.placed, &step.resync, step.parts.keys()) {
+                    HostStep::Resync => return None,
+                    HostStep::Send { targets, removed_vnis, keys } => (targets, removed_vnis, keys),
+                }
+            }
+        };
+        let mut parts = encode(keys_of(&compiled.updates(), &needed));
+        parts.extend(targets.iter().filter_map(|target| step.parts.get(target)).flatten().cloned());
+        if !removed_vnis.is_empty() {
+            parts.extend(encode(Update { removed_vnis, ..Update::default() }));
+        }
+        Some(parts)
+    }
+}
+
+impl HostSide {
+    /// Forgets the keys that the host has not needed for a while, and returns their removal.
+    pub fn withdraw_keys(&mut self) -> Vec<ClusterKeys> {
+        let Some(view) = &mut self.view else { return Vec::new() };
+        let needed = view.clusters();
+        self.idle_keys.retain(|cluster, _| !needed.contains(cluster));
+        for cluster in view.idle_keys() {
+            self.idle_keys.entry(cluster).or_insert_with(Instant::now);
+        }
+        let old =
+            |(cluster, since): (&ClusterId, &Instant)| (since.elapsed() >= KEYS_LINGER).then_some(*cluster);
+        let expired: Vec<ClusterId> = self.idle_keys.iter().filter_map(old).collect();
+        for cluster in &expired {
+            view.forget_keys(*cluster);
+            self.idle_keys.remove(cluster);
+        }
+        expired.into_iter().map(no_keys).collect()
+    }
+}

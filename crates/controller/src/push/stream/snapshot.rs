@@ -1,0 +1,165 @@
+//! Sends a node all that it is to have, read from the store as one consistent picture.
+
+use super::super::count;
+use super::super::steps::encode;
+use super::{Ended, NodeStream, Side};
+use crate::compile::{HostView, Seat, State};
+use bytes::Bytes;
+use sluice_southbound::{EncodedUpdate, Update};
+use sluice_store::{Instance, InstancesOf, SnapshotPart};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// Parts of a picture read ahead.
+const READ_AHEAD: usize = 4;
+
+impl NodeStream {
+    /// Sends a snapshot, and goes on behind it. A host that has the snapshot's revision already is sent
+    /// nothing: only its view is filled.
+    pub(super) async fn snapshot(&mut self) -> Result<(), Ended> {
+        let began = Instant::now();
+        self.told_all = began;
+        let of = match &self.side {
+            Side::Gateway(gateway) => InstancesOf::Gateway(gateway.id),
+            Side::Host(host) if self.preprograms() => InstancesOf::Around(host.id),
+            Side::Host(host) => InstancesOf::Host(host.id),
+        };
+        let (sink, parts) = mpsc::channel(READ_AHEAD);
+        let store = self.push.db.store.clone();
+        let picture = async move { store.snapshot(of, sink).await };
+        let (revision, sent) = tokio::join!(picture, self.send_picture(parts));
+        // If the node is gone, the error of the store only says that the receiver is closed.
+        let sent = sent?;
+        let revision = revision?;
+        if let Some(entries) = sent {
+            self.sent.store(revision, Ordering::Release);
+            let (database, node) = (self.push.database_id(), self.side.node());
+            self.push.hub.told_all(node, self.session, revision);
+            self.send(EncodedUpdate::new(revision, database, true, Bytes::new())).await?;
+            count(&self.push.counters.snapshots);
+            let ms = began.elapsed().as_secs_f64() * 1000.0;
+            tracing::info!(?node, revision, entries, ms, "snapshot sent");
+        }
+        self.cursor = revision;
+        self.cluster_update_sent |= sent.is_some();
+        Ok(())
+    }
+
+    fn preprograms(&self) -> bool {
+        self.push.compiled.model().preprograms()
+    }
+
+    /// Sends all of a picture but its end. `None`: the node has it already.
+    async fn send_picture(
+        &mut self,
+        mut parts: mpsc::Receiver<SnapshotPart>,
+    ) -> Result<Option<usize>, Ended> {
+        let mut state = Arc::new(State::default());
+        let mut skip = false;
+        let mut entries = 0;
+        while let Some(part) = parts.recv().await {
+            let update = match part {
+                SnapshotPart::Topology(topology) => {
+                    // A node that has this revision is only looked at.
+                    let is_known = match &self.side {
+                        Side::Gateway(_) => true,
+                        Side::Host(host) => host.view.is_none(),
+                    };
+                    skip = is_known && self.cursor != 0 && self.cursor == topology.revision;
+                    skip &= !self.push.hub.lacks(self.side.node());
+                    state = Arc::new(State::new(&topology, self.push.compiled.model()));
+                    self.base(&state)?
+                }
+                SnapshotPart::Instances(instances) => self.instances(&mut state, instances).await?,
+            };
+            if let Side::Host(host) = &mut self.side
+                && let Some(view) = &mut host.view
+            {
+                view.add(&update.ports);
+            }
+            if skip {
+                continue;
+            }
+            entries += self.send_part(update).await?;
+        }
+        entries += self.send_host_end(state, skip).await?;
+        Ok((!skip).then_some(entries))
+    }
+
+    /// Entries of instances: endpoints for a gateway, ports for a host.
+    async fn instances(&self, state: &mut Arc<State>, mut instances: Vec<Instance>) -> Result<Update, Ended> {
+        let is_host = match &self.side {
+            Side::Gateway(_) => false,
+            Side::Host(host) => {
+                if self.preprograms() {
+                    Arc::make_mut(state).place(&instances);
+                    instances.retain(|instance| instance.host == host.id);
+                }
+                true
+            }
+        };
+        let state = state.clone();
+        let update = tokio::task::spawn_blocking(move || match is_host {
+            true => state.ports(&instances),
+            false => Update { endpoints: state.endpoints(&instances), ..Update::default() },
+        });
+        Ok(update.await?)
+    }
+
+    /// Sends a host what follows its ports: direct paths, and the keys of its VPCs' clusters. Returns the
+    /// number of entries.
+    async fn send_host_end(&mut self, state: Arc<State>, skip: bool) -> Result<usize, Ended> {
+        let Side::Host(host) = &mut self.side else { return Ok(0) };
+        let id = host.id;
+        let mut keys = Update::default();
+        if let Some(view) = &mut host.view {
+            view.place(&state.placed());
+            let clusters = view.clusters().into_iter().chain(host.idle_keys.keys().copied()).collect();
+            keys = state.host_keys(&clusters);
+            if !skip {
+                view.set_keys(clusters);
+            }
+        }
+        if skip {
+            return Ok(0);
+        }
+        let paths = tokio::task::spawn_blocking(move || state.host_paths(id)).await?;
+        let entries = self.send_part(Update { paths, ..Update::default() }).await?;
+        Ok(entries + self.send_part(keys).await?)
+    }
+
+    /// Sends entries of a picture. Returns their number.
+    async fn send_part(&self, update: Update) -> Result<usize, Ended> {
+        let (database, entries) = (self.push.database_id(), update.entry_count());
+        for part in tokio::task::spawn_blocking(move || encode(update)).await? {
+            self.send(EncodedUpdate::new(0, database, true, part)).await?;
+        }
+        Ok(entries)
+    }
+
+    /// The tables of the node without instances. Remembers where the node is.
+    fn base(&mut self, state: &State) -> Result<Update, Ended> {
+        let unknown = Ended::Unknown(self.side.node());
+        match &mut self.side {
+            Side::Gateway(side) => {
+                let (gateway, update) = state.gateway_base(side.id).ok_or(unknown)?;
+                side.seat = Seat::of(&gateway);
+                Ok(update)
+            }
+            Side::Host(host) => {
+                let Some((family, mut base)) = state.host_family(host.id).zip(state.host_base(host.id))
+                else {
+                    return Err(unknown);
+                };
+                host.view = Some(HostView::new(host.id, family));
+                if self.push.compiled.model().has_zones() {
+                    base.groups = self.push.compiled.zones().borrow().groups(host.id);
+                    host.zone_groups.clone_from(&base.groups);
+                }
+                Ok(base)
+            }
+        }
+    }
+}

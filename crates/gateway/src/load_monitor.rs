@@ -1,0 +1,247 @@
+//! Monitors the load of this gateway: measures it, shows it as metrics, and configures which flows the packet
+//! program reports. Changes when another resource is measured.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use sluice_agent::metrics::{MetricSource, gauge};
+use sluice_agent::{Error, Node, NodeLoad, error_chain};
+use sluice_tables::flows::{FlowConfig, Flows, Policy};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::offload_metrics::OffloadStats;
+use crate::overload::{CpuTicks, Overload, Resource, memory_share, tables_share};
+use crate::role::{GatewayRole, SharedLoad};
+
+/// Interval at which the CPUs are sampled, and the load is reported to the controller: that of the
+/// heartbeats.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which memory and tables are measured.
+const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
+/// Samples in the long window: one second.
+const LONG_WINDOW: usize = 20;
+/// Samples in the short window: a tenth of a second. The higher load of the two windows counts, so a burst is
+/// seen at once, and is over when it is out of the long window.
+const SHORT_WINDOW: usize = 2;
+/// Most counters that are read for each sample. If there are more, no packet count is reported.
+const COUNTERS_MAX: usize = 256;
+/// Period over which the bytes of a flow are counted.
+const FLOW_PERIOD: Duration = Duration::from_secs(1);
+/// 20 kbit/s (Zeta section IV-C), in bytes per period, for VPCs without a threshold of their own.
+const ELEPHANT_BYTES: u64 = 20_000 / 8;
+
+/// Which flows the packet program reports: every flow, or elephants.
+fn flow_policy(all: bool) -> Policy {
+    if all {
+        return Policy::Every { period: FLOW_PERIOD };
+    }
+    Policy::Detect(FlowConfig { period: FLOW_PERIOD, elephant_bytes: ELEPHANT_BYTES })
+}
+
+/// The last measured load, for metrics.
+#[derive(Debug, Default)]
+pub struct LoadStats {
+    /// Shares in thousandths, in the order of [`Resource::ALL`].
+    permille: [AtomicU32; 3],
+    offload_all: AtomicBool,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ResourceLabel {
+    resource: &'static str,
+}
+
+impl MetricSource for LoadStats {
+    fn register(&self, registry: &mut Registry) {
+        let loads = Family::<ResourceLabel, Gauge<f64, std::sync::atomic::AtomicU64>>::default();
+        for (resource, permille) in Resource::ALL.iter().zip(&self.permille) {
+            let share = f64::from(permille.load(Ordering::Relaxed)) / 1000.0;
+            loads.get_or_create(&ResourceLabel { resource: resource.name() }).set(share);
+        }
+        let help = "Share of a resource in use, 0 to 1; every flow is offloaded from 0.8 on";
+        registry.register("gateway_load_ratio", help, loads);
+        let all = self.offload_all.load(Ordering::Relaxed).into();
+        gauge(registry, "offload_all", "1 while every flow is offloaded, whatever its rate", all);
+    }
+}
+
+/// The load of the CPUs in the long and in the short window.
+#[derive(Clone, Copy, Debug)]
+struct CpuLoad {
+    long: Option<f64>,
+    short: Option<f64>,
+}
+
+/// Monitors the load. A single task runs it.
+pub struct LoadMonitor {
+    node: Arc<Node<GatewayRole>>,
+    flows: Flows,
+    /// The load that the agent's heartbeats report.
+    shared: SharedLoad,
+    stats: Arc<LoadStats>,
+    offload_stats: Arc<OffloadStats>,
+    /// CPU samples, the newest last.
+    samples: VecDeque<CpuTicks>,
+    /// Indices of the packet counters of all VNIs.
+    counters: Vec<u32>,
+    /// Share of memory in use, as measured last.
+    memory: Option<f64>,
+    /// Share of the tables in use, as measured last.
+    tables: Option<f64>,
+    overload: Overload,
+    unreadable_logged: Once,
+}
+
+impl LoadMonitor {
+    /// Configures the packet program to report elephants only, whatever an earlier agent configured.
+    ///
+    /// # Errors
+    /// If the flow table cannot be configured.
+    pub fn new(
+        node: Arc<Node<GatewayRole>>,
+        flows: Flows,
+        shared: SharedLoad,
+        offload_stats: Arc<OffloadStats>,
+    ) -> Result<Self, Error> {
+        flows.configure(&flow_policy(false))?;
+        let stats = Arc::new(LoadStats::default());
+        node.add_metrics(stats.clone());
+        Ok(Self {
+            node,
+            flows,
+            shared,
+            stats,
+            offload_stats,
+            samples: VecDeque::new(),
+            counters: Vec::new(),
+            memory: None,
+            tables: None,
+            overload: Overload::default(),
+            unreadable_logged: Once::new(),
+        })
+    }
+
+    /// Runs until the table writer has ended. Passes each sample to `report`, for the controller.
+    ///
+    /// # Errors
+    /// [`Error::WriterGone`].
+    pub async fn run(mut self, report: impl Fn(sluice_cluster::Load)) -> Result<(), Error> {
+        let mut ticks = interval(SAMPLE_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut measured: Option<Instant> = None;
+        loop {
+            ticks.tick().await;
+            if measured.is_none_or(|at| at.elapsed() >= MEMORY_INTERVAL) {
+                measured = Some(Instant::now());
+                self.measure_memory().await?;
+            }
+            let cpu = self.sample_cpu();
+            self.update(cpu);
+            let busy_permille = cpu.short.map_or(0, permille) as u16;
+            report(sluice_cluster::Load { busy_permille, packets: self.packets() });
+        }
+    }
+
+    /// Measures what changes slowly or takes long to read.
+    async fn measure_memory(&mut self) -> Result<(), Error> {
+        let read = self.node.writer.run(|applier| {
+            let counters: Vec<u32> = applier.tables.vrfs().map(|entry| entry.counters).collect();
+            (applier.tables.usage(), counters)
+        });
+        let (usage, mut counters) = read.await?;
+        // Several VNIs may share index 0.
+        counters.sort_unstable();
+        counters.dedup();
+        self.counters = counters;
+        self.tables = tables_share(&usage);
+        self.memory = self.read_file("/proc/meminfo").and_then(|text| memory_share(&text));
+        match self.node.datapath.events_lost() {
+            Ok(lost) => self.offload_stats.set_lost(lost),
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "cannot read the number of lost flow events")
+            }
+        }
+        Ok(())
+    }
+
+    fn sample_cpu(&mut self) -> CpuLoad {
+        let Some(text) = self.read_file("/proc/stat") else { return CpuLoad { long: None, short: None } };
+        let now = CpuTicks::parse(&text);
+        let since = |samples: usize| {
+            let index = self.samples.len().saturating_sub(samples);
+            self.samples.get(index).and_then(|before| now.softirq_share(before))
+        };
+        let load = CpuLoad { long: since(LONG_WINDOW), short: since(SHORT_WINDOW) };
+        self.samples.push_back(now);
+        if self.samples.len() > LONG_WINDOW {
+            self.samples.pop_front();
+        }
+        load
+    }
+
+    /// Number of forwarded packets; `None` if there are too many counters to read them for each sample.
+    fn packets(&self) -> Option<u64> {
+        let counters = (self.counters.len() <= COUNTERS_MAX).then_some(&self.counters)?;
+        let traffic = self.node.datapath.vni_traffic(counters);
+        let traffic =
+            traffic.inspect_err(|error| tracing::debug!(error = error_chain(error), "packet counters"));
+        Some(traffic.ok()?.iter().map(|traffic| traffic.packets).sum())
+    }
+
+    fn read_file(&self, path: &str) -> Option<String> {
+        let text = fs::read_to_string(path);
+        text.inspect_err(|error| {
+            self.unreadable_logged
+                .call_once(|| tracing::error!(path, %error, "cannot measure this gateway's load"));
+        })
+        .ok()
+    }
+
+    /// Publishes the load, and changes the flow policy if overload began or ended.
+    fn update(&mut self, cpu: CpuLoad) {
+        for (to, share) in self.stats.permille.iter().zip([cpu.long, self.memory, self.tables]) {
+            if let Some(share) = share {
+                to.store(permille(share), Ordering::Relaxed);
+            }
+        }
+        let [cpu_permille, memory, tables] =
+            self.stats.permille.each_ref().map(|permille| permille.load(Ordering::Relaxed));
+        let higher = cpu.long.zip(cpu.short).map(|(long, short)| long.max(short));
+        let overload = self.overload.next(&[higher, self.memory, self.tables]);
+        let memory_permille = memory.max(tables);
+        self.shared.set(NodeLoad { cpu_permille, memory_permille, offload_all: overload.any() });
+        if overload == self.overload {
+            return;
+        }
+        if overload.any() != self.overload.any()
+            && let Err(error) = self.flows.configure(&flow_policy(overload.any()))
+        {
+            // The next sample tries again.
+            tracing::error!(error = error_chain(&error), "cannot configure which flows are reported");
+            return;
+        }
+        let percent = |permille: u32| permille / 10;
+        tracing::warn!(
+            overloaded = %overload,
+            cpu = percent(higher.map_or(0, permille)),
+            memory = percent(memory),
+            tables = percent(tables),
+            "{}",
+            if overload.any() { "offloading every flow" } else { "offloading only elephants again" }
+        );
+        self.overload = overload;
+        self.stats.offload_all.store(overload.any(), Ordering::Relaxed);
+    }
+}
+
+/// A share in thousandths.
+fn permille(share: f64) -> u32 {
+    (share * 1000.0).round() as u32
+}

@@ -1,0 +1,98 @@
+//! Metrics of offloading: what became of flow events and of path requests. Changes when an event can end
+//! otherwise.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+use sluice_agent::metrics::MetricSource;
+
+/// What became of a flow event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The sender's host is notified of a path.
+    Notified,
+    /// The sender's host was notified of this destination a moment ago.
+    Repeated,
+    /// There is no direct path: the destination is on a host of the other address family, on the sender's
+    /// host, or in a network with a smaller MTU; or the sender's network does not offload flows; or the
+    /// destination was removed.
+    NoPath,
+    /// The source was removed: it is on no host.
+    NoSource,
+    /// The tables were being changed, or their first snapshot is not complete.
+    Busy,
+    /// Too many destinations were notified within the quiet time to remember another one.
+    Full,
+}
+
+impl Outcome {
+    const NAMES: [&'static str; 6] = ["notified", "repeated", "no_path", "no_source", "busy", "full"];
+}
+
+/// Counters of offloading.
+#[derive(Debug, Default)]
+pub struct OffloadStats {
+    outcomes: [AtomicU64; Outcome::NAMES.len()],
+    requested: AtomicU64,
+    unexpected: AtomicU64,
+    lost: AtomicU64,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+impl OffloadStats {
+    /// Counts a flow event.
+    pub fn note(&self, outcome: Outcome) {
+        self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts paths that a host requested.
+    pub fn note_requested(&self, paths: usize) {
+        self.requested.fetch_add(paths as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a message of a kind that no host sends to a gateway.
+    pub fn note_unexpected(&self) {
+        self.unexpected.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sets the number of events that were lost because the ring was full.
+    pub fn set_lost(&self, events: u64) {
+        self.lost.store(events, Ordering::Relaxed);
+    }
+
+    /// Number of flow events with this outcome.
+    #[cfg(test)]
+    pub fn count(&self, outcome: Outcome) -> u64 {
+        self.outcomes[outcome as usize].load(Ordering::Relaxed)
+    }
+
+    /// Number of paths that hosts requested.
+    #[cfg(test)]
+    pub fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Relaxed)
+    }
+}
+
+impl MetricSource for OffloadStats {
+    fn register(&self, registry: &mut Registry) {
+        let events = Family::<OutcomeLabel, Counter>::default();
+        for (outcome, count) in Outcome::NAMES.into_iter().zip(&self.outcomes) {
+            events.get_or_create(&OutcomeLabel { outcome }).inc_by(count.load(Ordering::Relaxed));
+        }
+        registry.register("flow_events", "Flows reported by the packet program, by outcome", events);
+        for (name, help, count) in [
+            ("flow_events_lost", "Flow events lost because the ring was full", &self.lost),
+            ("rsp_unexpected", "RSP messages of a kind that hosts do not send to gateways", &self.unexpected),
+            ("path_requests", "Paths requested by hosts", &self.requested),
+        ] {
+            registry.register(name, help, sluice_agent::metrics::counter(count.load(Ordering::Relaxed)));
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The ownership thread: feeds datagrams, commands and the clock to the local member, and performs its
+//! actions. It waits for nothing but its sockets. Changes when an action is performed differently.
+
+use std::io::{ErrorKind, Read};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_gettime};
+use sluice_cluster::{AnnounceReason, Incident, MESSAGE_BYTES_MAX};
+use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
+use sluice_tables::AgentHeartbeat;
+
+use tokio::sync::{Notify, watch};
+
+use super::Command;
+use super::announce::VipAnnouncer;
+use super::local_member::{Action, Event, LocalMember, Now, OwnedVips};
+use super::saved_state::SavedState;
+use super::sockets::Sockets;
+use super::status::SharedOwnershipStatus;
+use super::witness::Witness;
+
+/// Datagrams received from a socket before the other sockets get their turn.
+const BURST: usize = 64;
+/// Size of the receive buffer. Longer datagrams are not messages.
+const DATAGRAM_BYTES: usize = MESSAGE_BYTES_MAX + 128;
+/// Interval at which sockets are opened that could not be opened before.
+const OPEN_SOCKETS_US: u64 = 500_000;
+/// Shortest time between two updates of the shared status.
+const STATUS_US: u64 = 50_000;
+/// Interval of the heartbeats by which the packet programs know that this agent is healthy.
+const BEAT_US: u64 = 100_000;
+const _: () = assert!(BEAT_US * 1_000 * 4 < AgentHeartbeat::TIMEOUT_NS);
+/// Interval at which an agent that is not healthy checks whether it is again.
+const BEAT_RETRY_US: u64 = 4_000;
+/// Time after which a full queue of the table writer is tried again.
+const WRITER_RETRY_US: u64 = 1_000;
+
+/// Makes the tables answer for these vIPs. Returns false if the table writer's queue is full.
+pub type SetOwned = Box<dyn FnMut(&OwnedVips) -> bool + Send>;
+
+/// The current time.
+pub fn now() -> Now {
+    // Linux has this clock since 2.6.39, and reading it cannot fail.
+    let boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Now {
+        boot_us: u64::try_from(boot.as_micros()).unwrap_or(u64::MAX),
+        wall_ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+/// State of the thread.
+pub struct IoThread {
+    pub member: LocalMember,
+    pub sockets: Sockets,
+    pub announcer: Box<dyn VipAnnouncer>,
+    pub witness: Witness,
+    pub set_owned: SetOwned,
+    pub heartbeat: AgentHeartbeat,
+    pub commands: Receiver<Command>,
+    /// Readable when there are commands. The thread ends when the other end is closed.
+    pub waker: UnixStream,
+    pub saver: Sender<SavedState>,
+    pub status: SharedOwnershipStatus,
+    /// Addresses of the other gateways.
+    pub peers: watch::Sender<Vec<IpAddr>>,
+    /// Notified when this gateway was isolated and is answered again.
+    pub reconnected: Arc<Notify>,
+    /// Owned vIPs that the table writer has not taken yet.
+    pub unset: Option<OwnedVips>,
+    /// Times at which sockets, heartbeat and status are due.
+    pub open_sockets_us: u64,
+    pub beat_us: u64,
+    pub status_us: u64,
+}
+
+impl IoThread {
+    /// Runs until the other end of the waker is closed.
+    pub fn run(mut self) {
+        match prefer_this_thread() {
+            Scheduling::RealTime => {}
+            scheduling => tracing::warn!(
+                ?scheduling,
+                "no real-time priority (CAP_SYS_NICE): while this machine is busy, the other gateways may \
+                 believe that this one has failed"
+            ),
+        }
+        self.update_peers();
+        while self.turn() {}
+    }
+
+    /// Waits for an input and handles all inputs. Returns false when the thread must end.
+    fn turn(&mut self) -> bool {
+        if !self.wait() {
+            return false;
+        }
+        self.receive();
+        if let Some(token) = self.witness.receive(now().boot_us) {
+            self.handle(Event::WitnessReply(token));
+        }
+        let continues = self.handle_commands();
+        if now().boot_us >= self.member.due_us() {
+            self.handle(Event::Timer);
+        }
+        self.do_periodic_work();
+        continues
+    }
+
+    /// Waits until an input arrives or something is due. Returns false when the thread must end.
+    fn wait(&mut self) -> bool {
+        let now_us = now().boot_us;
+        let mut due_us = self.member.due_us().min(self.open_sockets_us).min(self.beat_us);
+        if self.unset.is_some() {
+            due_us = due_us.min(now_us + WRITER_RETRY_US);
+        }
+        let wait = Duration::from_micros(due_us.saturating_sub(now_us));
+        let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(8);
+        let readable = |socket| PollFd::new(socket, PollFlags::POLLIN);
+        polled.push(readable(self.waker.as_fd()));
+        polled.extend(self.sockets.descriptors().map(readable));
+        polled.extend(self.witness.descriptors().map(readable));
+        match ppoll(&mut polled, Some(TimeSpec::from(wait)), None) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => {
+                // The system may be out of memory for a moment: retry.
+                tracing::error!(%error, "cannot wait for the other gateways");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let mut woken = [0; 64];
+        !matches!(self.waker.read(&mut woken), Ok(0))
+    }
+
+    fn receive(&mut self) {
+        let mut packet = [0; DATAGRAM_BYTES];
+        for index in 0..self.sockets.gateway_sockets() {
+            for _ in 0..BURST {
+                match self.sockets.receive_from_gateway(index, &mut packet) {
+                    Ok((local, from, bytes)) => {
+                        self.handle(Event::Datagram { local, from, packet: &packet[..bytes] });
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    // An ICMP error about an earlier datagram.
+                    Err(_) => {}
+                }
+            }
+        }
+        for _ in 0..BURST {
+            match self.sockets.receive_from_controller(&mut packet) {
+                Ok((local, from, bytes)) => {
+                    self.handle(Event::Datagram { local, from, packet: &packet[..bytes] });
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Handles all commands. Returns false if their sender was dropped.
+    fn handle_commands(&mut self) -> bool {
+        loop {
+            let event = match self.commands.try_recv() {
+                Ok(Command::Plan(plan)) => {
+                    self.handle(Event::Plan(plan));
+                    self.update_peers();
+                    continue;
+                }
+                Ok(Command::LeaveCluster) => {
+                    self.handle(Event::Deleted);
+                    self.update_peers();
+                    continue;
+                }
+                Ok(Command::Keys(keys)) => Event::Keys(keys),
+                Ok(Command::Controller(address)) => {
+                    self.sockets.set_controller(address);
+                    Event::Controller(address.map(|address| address.ip()))
+                }
+                Ok(Command::Load(load)) => Event::Load(load),
+                Ok(Command::Neighbors(mut neighbors)) => {
+                    let plan = self.member.plan();
+                    let is_gateway = |address| plan.is_some_and(|plan| plan.is_member(address));
+                    neighbors.retain(|neighbor| !is_gateway(neighbor.address));
+                    self.witness.set_neighbors(neighbors);
+                    continue;
+                }
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            };
+            self.handle(event);
+        }
+    }
+
+    /// Handles an event: does first what other nodes wait for, then updates the tables, then writes the log.
+    fn handle(&mut self, event: Event<'_>) {
+        let actions = self.member.handle(now(), event);
+        let (mut changes, mut incidents) = (Vec::new(), Vec::new());
+        for action in actions {
+            match action {
+                Action::Send(receiver, packet) => {
+                    if let Err(error) = self.sockets.send(receiver, &packet)
+                        && error.kind() != ErrorKind::WouldBlock
+                    {
+                        tracing::trace!(?receiver, %error, "cannot send a datagram");
+                    }
+                }
+                Action::Announce(address, mac, reason) => {
+                    self.announcer.announce(address, mac);
+                    changes.push((address, Some(reason)));
+                }
+                Action::Withdraw(address, mac) => {
+                    self.announcer.withdraw(address, mac);
+                    changes.push((address, None));
+                }
+                Action::ProbeWitness(token, until_us) => self.witness.probe(token, until_us),
+                Action::SetOwned(owned) => self.unset = Some(owned),
+                // The saving thread ends only after this one.
+                Action::Save(saved) => drop(self.saver.send(*saved)),
+                Action::Report(incident) => incidents.push(incident),
+            }
+        }
+        self.update_tables();
+        for (vip, reason) in changes {
+            log_change(vip, reason);
+        }
+        if incidents.contains(&Incident::Reconnected) {
+            self.reconnected.notify_one();
+        }
+        incidents.into_iter().for_each(log_incident);
+    }
+
+    fn update_peers(&self) {
+        let now = self.member.peers();
+        self.peers.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
+    }
+
+    fn update_tables(&mut self) {
+        if let Some(owned) = &self.unset
+            && (self.set_owned)(owned)
+        {
+            self.unset = None;
+            // The shared status follows at once.
+            self.status_us = 0;
+        }
+    }
+
+    /// Sends the packet programs a heartbeat if this agent is healthy. Returns false if it is not, so that
+    /// other gateways may have its vIPs.
+    fn beat(&self) -> bool {
+        if !self.member.is_ready() {
+            return false;
+        }
+        if self.member.peers().is_empty() {
+            self.heartbeat.disable();
+        } else {
+            // Reading this clock cannot fail either.
+            let clock = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+            self.heartbeat.beat(u64::try_from(clock.as_nanos()).unwrap_or(u64::MAX));
+        }
+        true
+    }
+
+    fn do_periodic_work(&mut self) {
+        self.update_tables();
+        let now = now();
+        if now.boot_us >= self.open_sockets_us {
+            self.open_sockets_us = now.boot_us + OPEN_SOCKETS_US;
+            self.sockets.open();
+        }
+        if now.boot_us >= self.beat_us {
+            self.beat_us = now.boot_us + if self.beat() { BEAT_US } else { BEAT_RETRY_US };
+        }
+        if now.boot_us >= self.status_us && self.status.try_set(|| self.member.status(now)) {
+            self.status_us = now.boot_us + STATUS_US;
+        }
+    }
+}
+
+/// Logs an announcement, or, without a reason, a withdrawal.
+fn log_change(vip: IpAddr, announced: Option<AnnounceReason>) {
+    match announced {
+        Some(AnnounceReason::TakenOver { from }) => tracing::warn!(%vip, %from, "vIP taken over"),
+        Some(AnnounceReason::Repeat | AnnounceReason::Refresh) => {}
+        Some(reason) => tracing::info!(%vip, ?reason, "vIP announced"),
+        None => tracing::info!(%vip, "vIP given up"),
+    }
+}
+
+fn log_incident(incident: Incident) {
+    match incident {
+        Incident::Drained => tracing::info!("drained: this gateway answers for no vIP any more"),
+        Incident::FalseAlarm { peer, silence_us } => {
+            tracing::warn!(
+                %peer, silence_us,
+                "gateway was believed dead and is not; its timeout is longer from now on"
+            );
+        }
+        Incident::Paused { for_us } => tracing::warn!(for_us, "this agent did not run when it was due"),
+        Incident::Isolated => tracing::warn!("isolated: neither a gateway nor a witness answers"),
+        Incident::Reconnected => tracing::info!("not isolated any more"),
+    }
+}
+
+/// Writes the newest of the states that wait, until their sender is dropped.
+pub fn save_states(state_dir: &Path, states: &Receiver<SavedState>) {
+    while let Ok(mut newest) = states.recv() {
+        while let Ok(newer) = states.try_recv() {
+            newest = newer;
+        }
+        if let Err(error) = newest.write(state_dir) {
+            tracing::error!(state_dir = %state_dir.display(), %error, "cannot save the owners of vIPs");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The sockets of the cluster protocol: one on each VTEP to the other gateways, and one to the controller.
+//! Changes when they need another option or are opened at other times.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use sluice_agent::underlay::Vteps;
+
+use super::local_member::Receiver;
+
+/// Network control (RFC 2474): the few packets of the protocol go before all others.
+const TRAFFIC_CLASS: i32 = 48 << 2;
+
+/// The sockets to the other gateways and to the controller.
+pub struct Sockets {
+    port: u16,
+    own: Vec<IpAddr>,
+    gateways: Vec<(IpAddr, UdpSocket)>,
+    /// This node's address towards the controller, and the connected socket.
+    controller: Option<(IpAddr, UdpSocket)>,
+    controller_address: Option<SocketAddr>,
+    failure_logged: bool,
+}
+
+impl Sockets {
+    /// No sockets are open yet.
+    pub fn new(vteps: Vteps, port: u16) -> Self {
+        let own = [vteps.v4.map(IpAddr::from), vteps.v6.map(IpAddr::from)].into_iter().flatten().collect();
+        Self {
+            port,
+            own,
+            gateways: Vec::new(),
+            controller: None,
+            controller_address: None,
+            failure_logged: false,
+        }
+    }
+
+    /// Opens the sockets that are not open. An address may be configured later than the agent starts.
+    pub fn open(&mut self) {
+        for address in &self.own {
+            if self.gateways.iter().any(|(bound, _)| bound == address) {
+                continue;
+            }
+            match bind(SocketAddr::new(*address, self.port)) {
+                Ok(socket) => self.gateways.push((*address, socket)),
+                Err(error) if !self.failure_logged => {
+                    self.failure_logged = true;
+                    let port = self.port;
+                    tracing::warn!(%address, port, %error, "cannot listen to the other gateways yet");
+                }
+                Err(_) => {}
+            }
+        }
+        if self.controller.is_none()
+            && let Some(address) = self.controller_address
+        {
+            match connect(address) {
+                Ok(connected) => self.controller = Some(connected),
+                Err(error) => tracing::debug!(%address, %error, "no route to the controller"),
+            }
+        }
+    }
+
+    /// Sets the controller's address. The socket is opened again, because the route and with it this node's
+    /// address may have changed.
+    pub fn set_controller(&mut self, address: Option<SocketAddr>) {
+        (self.controller_address, self.controller) = (address, None);
+        self.open();
+    }
+
+    /// Number of open sockets to gateways.
+    pub fn gateway_sockets(&self) -> usize {
+        self.gateways.len()
+    }
+
+    /// Receives a datagram on a socket to gateways: this node's address, the source address, and the length.
+    pub fn receive_from_gateway(
+        &self,
+        index: usize,
+        buffer: &mut [u8],
+    ) -> io::Result<(IpAddr, IpAddr, usize)> {
+        let (local, socket) = &self.gateways[index];
+        socket.recv_from(buffer).map(|(bytes, from)| (*local, from.ip(), bytes))
+    }
+
+    /// Receives a datagram of the controller, as [`Sockets::receive_from_gateway`] does.
+    pub fn receive_from_controller(&self, buffer: &mut [u8]) -> io::Result<(IpAddr, IpAddr, usize)> {
+        let (local, socket) = self.controller.as_ref().ok_or(ErrorKind::WouldBlock)?;
+        let from = self.controller_address.map_or(*local, |address| address.ip());
+        socket.recv(buffer).map(|bytes| (*local, from, bytes))
+    }
+
+    /// Sends a datagram.
+    pub fn send(&self, receiver: Receiver, packet: &[u8]) -> io::Result<()> {
+        match receiver {
+            Receiver::Controller => match &self.controller {
+                Some((_, socket)) => socket.send(packet).map(drop),
+                None => Err(ErrorKind::NotConnected.into()),
+            },
+            Receiver::Gateway(address) => {
+                let socket = self.gateways.iter().find(|(own, _)| own.is_ipv4() == address.is_ipv4());
+                let (_, socket) = socket.ok_or(ErrorKind::AddrNotAvailable)?;
+                socket.send_to(packet, (address, self.port)).map(drop)
+            }
+        }
+    }
+
+    /// The open sockets, to poll them.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.gateways.iter().chain(&self.controller).map(|(_, socket)| socket.as_fd())
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(address)?;
+    prepare(&socket, address.is_ipv4())?;
+    Ok(socket)
+}
+
+fn connect(to: SocketAddr) -> io::Result<(IpAddr, UdpSocket)> {
+    let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(to)?;
+    prepare(&socket, to.is_ipv4())?;
+    Ok((socket.local_addr()?.ip(), socket))
+}
+
+fn prepare(socket: &UdpSocket, ipv4: bool) -> io::Result<()> {
+    use nix::sys::socket::{setsockopt, sockopt};
+    socket.set_nonblocking(true)?;
+    let marked = if ipv4 {
+        setsockopt(socket, sockopt::Ipv4Tos, &TRAFFIC_CLASS)
+    } else {
+        setsockopt(socket, sockopt::Ipv6TClass, &TRAFFIC_CLASS)
+    };
+    // The mark is optional: without it the packets have no priority.
+    if let Err(error) = marked {
+        tracing::debug!(%error, "cannot mark packets as network control");
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The gateway's role: what a gateway does with the vIPs, the cluster plan and the VRFs of an update, and
+//! what it keeps besides the tables. Changes when gateways get another kind of entry.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sluice_agent::rsp::KeyKind;
+use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
+use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Vip, Vrf};
+use sluice_tables::NodeTables;
+use tokio::sync::watch;
+
+/// The load of this gateway, shared between its monitor and the heartbeats.
+#[derive(Clone, Debug, Default)]
+pub struct SharedLoad(Arc<Mutex<NodeLoad>>);
+
+impl SharedLoad {
+    /// The load as it was measured last.
+    #[must_use]
+    pub fn get(&self) -> NodeLoad {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the measured load.
+    pub fn set(&self, load: NodeLoad) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = load;
+    }
+}
+
+/// A gateway's state besides the tables.
+pub struct GatewayRole {
+    /// vIPs that this gateway answers for, including those that are not in the tables yet.
+    owned: HashSet<IpAddr>,
+    plan: watch::Sender<Option<ClusterPlan>>,
+    load: SharedLoad,
+}
+
+impl GatewayRole {
+    /// Until [`GatewayRole::set_owned`] is called, this gateway answers for the vIPs that the tables mark as
+    /// owned.
+    pub fn new(tables: &NodeTables, load: SharedLoad) -> Self {
+        let owned = tables.vips().filter(|vip| vip.owned).map(|vip| vip.address).collect();
+        Self { owned, plan: watch::Sender::default(), load }
+    }
+
+    /// Makes this gateway answer for exactly these vIPs. Those that are not in the tables yet follow when
+    /// they are added.
+    pub fn set_owned(&mut self, tables: &mut NodeTables, owned: HashSet<IpAddr>) {
+        self.owned = owned;
+        let changed: Vec<_> =
+            tables.vips().filter(|vip| vip.owned != self.owned.contains(&vip.address)).collect();
+        for vip in changed {
+            let vip = sluice_tables::Vip { owned: !vip.owned, ..vip };
+            if let Err(error) = tables.upsert_vip(&vip) {
+                tracing::error!(
+                    vip = %vip.address, owned = vip.owned, error = error_chain(&error),
+                    "cannot set whether this gateway answers for a vIP"
+                );
+            }
+        }
+    }
+
+    /// The newest plan of this gateway's cluster that was received since the agent started. An agent that
+    /// continues with pinned tables may receive none for a long time, so the plan must be saved elsewhere.
+    pub fn plan(&self) -> watch::Receiver<Option<ClusterPlan>> {
+        self.plan.subscribe()
+    }
+}
+
+impl Role for GatewayRole {
+    const KEY_KIND: KeyKind = KeyKind::Cluster;
+    const REPORTS_VNI_TRAFFIC: bool = true;
+
+    fn load(&self) -> NodeLoad {
+        self.load.get()
+    }
+
+    fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {
+        let Vip { address, mac } = *vip;
+        let owned = self.owned.contains(&address);
+        let result = context.tables.upsert_vip(&sluice_tables::Vip { address, mac, owned });
+        context.check_topology(result, format_args!("vIP {address}"));
+    }
+
+    fn remove_vip(&mut self, context: &mut UpdateContext<'_>, address: IpAddr) {
+        let result = context.tables.remove_vip(address);
+        context.check_topology(result, format_args!("removal of vIP {address}"));
+    }
+
+    /// A stream that continues from this gateway's tables begins with the newest plan, and sends older plans
+    /// with the steps that follow: these are ignored.
+    fn set_cluster_plan(&mut self, _: &mut UpdateContext<'_>, plan: ClusterPlan) {
+        self.plan.send_if_modified(|known| {
+            let is_old = known
+                .as_ref()
+                .is_some_and(|known| known.cluster == plan.cluster && known.revision >= plan.revision);
+            if !is_old {
+                *known = Some(plan);
+            }
+            !is_old
+        });
+    }
+
+    fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
+        // Gateways have no groups: they forward to hosts.
+        let Vrf { vni, mtu, router4, router6, group: _, elephant_kbps } = *vrf;
+        let elephant_bytes = elephant_bytes(elephant_kbps);
+        context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group: None, elephant_bytes });
+    }
+}
+
+/// The threshold of elephant flows in bytes per second, the period over which flows are counted.
+fn elephant_bytes(kbps: u32) -> Option<u32> {
+    const NEVER: u32 = sluice_tables::Vrf::NEVER_ELEPHANTS;
+    match kbps {
+        ELEPHANT_DEFAULT => None,
+        ELEPHANT_NEVER => Some(NEVER),
+        kbps => {
+            Some(u32::try_from(u64::from(kbps) * 1000 / 8).map_or(NEVER - 1, |bytes| bytes.min(NEVER - 1)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

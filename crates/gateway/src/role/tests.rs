@@ -1,0 +1,161 @@
+//! Updates that only gateways get, over anonymous memory.
+
+use sluice_agent::rsp::KeyStore;
+use sluice_agent::{Applied, Applier};
+use sluice_southbound::{Group, Update};
+use sluice_tables::{Immediate, Memory, Sizes};
+use sluice_types::{ClusterId, MacAddr, Vni};
+
+use super::*;
+
+const DATABASE: u64 = 7;
+const A: &str = "192.0.2.100";
+const B: &str = "192.0.2.101";
+
+struct Gateway {
+    applier: Applier<GatewayRole>,
+    _state_dir: tempfile::TempDir,
+}
+
+impl Gateway {
+    fn new() -> Self {
+        let memory = Memory::anonymous(1 << 14).unwrap();
+        Self::with_tables(NodeTables::create(memory, Immediate, Sizes::default()).unwrap())
+    }
+
+    fn with_tables(tables: NodeTables) -> Self {
+        let state_dir = tempfile::tempdir().unwrap();
+        let (keys, _) = KeyStore::load(state_dir.path(), GatewayRole::KEY_KIND);
+        let role = GatewayRole::new(&tables, SharedLoad::default());
+        Self { applier: Applier::new(tables, role, keys), _state_dir: state_dir }
+    }
+
+    fn apply(&mut self, update: Update) -> Option<Applied> {
+        self.applier.apply(update.into()).unwrap()
+    }
+
+    fn set_owned(&mut self, vips: &[&str]) {
+        let owned = vips.iter().map(|vip| ip(vip)).collect();
+        self.applier.role.set_owned(&mut self.applier.tables, owned);
+    }
+
+    /// The vIPs that the tables mark as owned, in order.
+    fn owned(&self) -> Vec<String> {
+        let owned = self.applier.tables.vips().filter(|vip| vip.owned);
+        let mut owned: Vec<_> = owned.map(|vip| vip.address.to_string()).collect();
+        owned.sort();
+        owned
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn vips() -> Vec<Vip> {
+    [A, B].map(|address| Vip { address: ip(address), mac: MacAddr::local(1) }).to_vec()
+}
+
+fn delta(revision: u64) -> Update {
+    Update { revision, database_id: DATABASE, ..Update::default() }
+}
+
+fn snapshot() -> Update {
+    Update { snapshot: true, vips: vips(), ..delta(10) }
+}
+
+fn without_failures(revision: u64) -> Option<Applied> {
+    Some(Applied { revision, failures: Vec::new() })
+}
+
+fn plan(cluster: u64, revision: u64) -> ClusterPlan {
+    ClusterPlan {
+        cluster: ClusterId::new(cluster),
+        revision,
+        vips: Vec::new(),
+        members: Vec::new(),
+        homes: Vec::new(),
+        hello_ms: 4,
+    }
+}
+
+/// Catches updates of the controller that change which vIPs this gateway answers for: the cluster protocol
+/// decides that.
+#[test]
+fn owned_vips_are_not_changed_by_the_controller() {
+    let mut gateway = Gateway::new();
+    // The ownership of a vIP may be known before the vIP is in the tables.
+    gateway.set_owned(&[B]);
+    assert_eq!(gateway.apply(snapshot()), without_failures(10));
+    assert_eq!(gateway.owned(), [B]);
+    gateway.set_owned(&[A]);
+    assert_eq!(gateway.owned(), [A]);
+    assert_eq!(gateway.apply(Update { vips: vips(), ..delta(11) }), without_failures(11));
+    assert_eq!(gateway.owned(), [A]);
+    assert_eq!(gateway.apply(Update { removed_vips: vec![ip(A)], ..delta(12) }), without_failures(12));
+    assert_eq!(gateway.apply(Update { vips: vips(), ..delta(13) }), without_failures(13));
+    assert_eq!(gateway.owned(), [A], "a vIP that returns is still owned");
+    // The next agent continues with what the tables say.
+    let mut next = Gateway::with_tables(gateway.applier.tables);
+    assert_eq!(next.apply(Update { vips: vips(), ..delta(14) }), without_failures(14));
+    assert_eq!(next.owned(), [A]);
+}
+
+#[test]
+fn only_newer_plans_of_the_same_cluster_are_taken() {
+    let mut gateway = Gateway::new();
+    let mut plans = gateway.applier.role.plan();
+    gateway.apply(Update { cluster: Some(plan(1, 10)), ..snapshot() });
+    assert_eq!(*plans.borrow_and_update(), Some(plan(1, 10)));
+    gateway.apply(delta(11));
+    assert!(!plans.has_changed().unwrap(), "a step without a plan");
+    // A stream that continues begins with the newest plan; older ones come with the steps that follow.
+    gateway.apply(Update { cluster: Some(plan(1, 20)), ..delta(0) });
+    assert_eq!(*plans.borrow_and_update(), Some(plan(1, 20)));
+    for old in [13, 20] {
+        gateway.apply(Update { cluster: Some(plan(1, old)), ..delta(old) });
+        assert!(!plans.has_changed().unwrap(), "plan {old}");
+    }
+    gateway.apply(Update { cluster: Some(plan(77, 3)), ..delta(21) });
+    assert_eq!(*plans.borrow_and_update(), Some(plan(77, 3)), "revisions of clusters are not related");
+}
+
+#[test]
+fn thresholds_of_elephants_are_bytes_per_second() {
+    let mut gateway = Gateway::new();
+    let vni = |number| Vni::new(number).unwrap();
+    let vrf = |number, elephant_kbps| Vrf {
+        vni: vni(number),
+        mtu: 1430,
+        router4: None,
+        router6: None,
+        group: None,
+        elephant_kbps,
+    };
+    let never = sluice_tables::Vrf::NEVER_ELEPHANTS;
+    let cases = [
+        (1, ELEPHANT_DEFAULT, None),
+        (2, ELEPHANT_NEVER, Some(never)),
+        (3, 8, Some(1000)),
+        // A threshold beyond 32 bits is the largest one that is not "never".
+        (4, ELEPHANT_NEVER - 1, Some(never - 1)),
+    ];
+    let vrfs = cases.iter().map(|(number, kbps, _)| vrf(*number, *kbps)).collect();
+    assert_eq!(gateway.apply(Update { vrfs, ..snapshot() }), without_failures(10));
+    for (number, _, bytes) in cases {
+        assert_eq!(
+            gateway.applier.tables.vrf(vni(number)).unwrap().vrf.elephant_bytes,
+            bytes,
+            "VNI {number}"
+        );
+    }
+}
+
+#[test]
+fn group_is_reported_as_a_failure() {
+    let mut gateway = Gateway::new();
+    gateway.apply(snapshot());
+    let group = Group { id: 1, vips: vec![ip(A)], detect: false };
+    let applied = gateway.apply(Update { groups: vec![group], ..delta(11) }).unwrap();
+    assert_eq!(applied.failures, ["group 1: a node of this role has no such entries"]);
+}

@@ -1,0 +1,124 @@
+//! The gateway's end of RSP: notifies hosts of direct paths for elephant flows, and answers their requests.
+//! Changes when a gateway handles another message or event.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_agent::Error;
+use sluice_agent::event_source::EventSource;
+use sluice_agent::rsp::{Keys, Received, RspTransport};
+use sluice_datapath::FlowEvent;
+use sluice_rsp::Message;
+use sluice_tables::SharedReader;
+use tokio::sync::watch;
+use tokio::time::sleep_until;
+
+use crate::offload::{Notifier, answer_requests};
+use crate::offload_metrics::OffloadStats;
+
+/// Datagrams that are received before other inputs get their turn.
+const RECEIVE_BUDGET: usize = 64;
+/// Lookups while the reader holds off grace periods: some hundred microseconds.
+const LOOKUPS_MAX: usize = 256;
+
+/// The gateway's end of RSP. A single task runs it.
+pub struct RspResponder<E> {
+    transport: RspTransport,
+    elephants: E,
+    reader: SharedReader,
+    keys: watch::Receiver<Arc<Keys>>,
+    notifier: Notifier,
+    stats: Arc<OffloadStats>,
+    /// Origin of the notifier's clock.
+    started: Instant,
+}
+
+impl<E: EventSource<FlowEvent>> RspResponder<E> {
+    /// A responder that uses `transport`, and reads events of elephant flows from `elephants`.
+    pub fn new(
+        transport: RspTransport,
+        elephants: E,
+        reader: SharedReader,
+        keys: watch::Receiver<Arc<Keys>>,
+        stats: Arc<OffloadStats>,
+    ) -> Self {
+        let started = Instant::now();
+        Self { transport, elephants, reader, keys, notifier: Notifier::new(), stats, started }
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Runs until it fails.
+    ///
+    /// # Errors
+    /// If the events of elephant flows cannot be read.
+    pub async fn run(mut self) -> Result<(), Error> {
+        let mut events = Vec::new();
+        loop {
+            let due = self.notifier.due_us().map(|due_us| self.started + Duration::from_micros(due_us));
+            tokio::select! {
+                () = self.transport.ready() => {}
+                ready = self.elephants.ready() => ready?,
+                () = sleep_until(due.unwrap_or(self.started).into()), if due.is_some() => {}
+            }
+            self.transport.flush();
+            events.clear();
+            self.elephants.drain(&mut events)?;
+            self.note_elephants(&events);
+            if self.notifier.due_us().is_some_and(|due_us| due_us <= self.now_us()) {
+                self.send_notifications();
+            }
+            for Received { from, message, .. } in self.transport.receive(RECEIVE_BUDGET) {
+                self.handle_message(from, &message);
+            }
+        }
+    }
+
+    /// This gateway's cluster, with whose key it seals; `None` before it has keys.
+    fn cluster(&self) -> Option<u32> {
+        self.keys.borrow().own_cluster()
+    }
+
+    fn note_elephants(&mut self, events: &[FlowEvent]) {
+        let now_us = self.now_us();
+        for chunk in events.chunks(LOOKUPS_MAX) {
+            self.reader.read(|reader| {
+                // Read before the lookups, so that their results are of this revision or a later one.
+                let revision = reader.applied_revision();
+                for elephant in chunk {
+                    self.notifier.note(now_us, reader, revision, elephant, &self.stats);
+                }
+            });
+        }
+    }
+
+    fn send_notifications(&mut self) {
+        let cluster = self.cluster();
+        for (host, message) in self.notifier.take(self.now_us()) {
+            self.transport.send(cluster, host, &message);
+        }
+    }
+
+    fn handle_message(&mut self, from: SocketAddr, message: &Message) {
+        let Message::Request { id, queries } = message else {
+            self.stats.note_unexpected();
+            return;
+        };
+        let mut answers = Vec::with_capacity(queries.len());
+        for chunk in queries.chunks(LOOKUPS_MAX) {
+            self.reader.read(|reader| {
+                let revision = reader.applied_revision();
+                answers.extend(answer_requests(reader, revision, from.ip(), chunk, &self.stats));
+            });
+        }
+        let cluster = self.cluster();
+        self.transport.send_to(cluster, from, &Message::Reply { id: *id, answers });
+    }
+}
+
+#[cfg(test)]
+#[path = "rsp_responder_tests.rs"]
+mod tests;

@@ -1,0 +1,158 @@
+//! A gateway's RSP responder and a host's transport over real sockets.
+
+#[path = "../../agent/tests/support/mod.rs"]
+mod support;
+
+use super::*;
+use crate::offload_metrics::Outcome;
+use sluice_agent::rsp::{KeyKind, KeyStore, TransportConfig};
+use sluice_agent::underlay::Vteps;
+use sluice_envelope::NodeId;
+use sluice_rsp::{Answer, AnswerEntry, Destination, Path, Query, RSP_PORT};
+use sluice_southbound::{ClusterKeys, Key};
+use sluice_tables::{
+    Endpoint, Immediate, Memory, NodeTables, ReaderGate, Role, Route, Sizes, Target, Vrf, WaitForThreads,
+};
+use sluice_types::{MacAddr, Secret, Vni};
+use std::net::IpAddr;
+use support::{TIMEOUT, in_namespace, ip};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Events that the test sends.
+struct Channel {
+    events: mpsc::UnboundedReceiver<FlowEvent>,
+    next: Option<FlowEvent>,
+}
+
+impl EventSource<FlowEvent> for Channel {
+    async fn ready(&mut self) -> Result<(), Error> {
+        if self.next.is_none() {
+            let closed = || Error::Config("the test ends".to_owned());
+            self.next = Some(self.events.recv().await.ok_or_else(closed)?);
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, out: &mut Vec<FlowEvent>) -> Result<(), Error> {
+        out.extend(self.next.take());
+        while let Ok(elephant) = self.events.try_recv() {
+            out.push(elephant);
+        }
+        Ok(())
+    }
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn transport(host: u8, keys: &KeyStore) -> RspTransport {
+    let vteps =
+        Vteps { v4: format!("192.0.2.{host}").parse().ok(), v6: format!("2001:db8::{host}").parse().ok() };
+    let config = TransportConfig { node: NodeId::new(host.into()), vteps, port: RSP_PORT };
+    let transport = RspTransport::open(config, keys.subscribe()).unwrap();
+    // A receiver refuses packets that were sent in the millisecond of its start: it cannot know whether an
+    // earlier receiver accepted them.
+    std::thread::sleep(Duration::from_millis(2));
+    transport
+}
+
+fn vni() -> Vni {
+    Vni::new(5).unwrap()
+}
+
+/// A network with 10.0.0.N and fd00::N on the hosts 192.0.2.N and 2001:db8::N.
+fn tables(gate: &ReaderGate) -> NodeTables {
+    let memory = Memory::anonymous(4096).unwrap();
+    let grace = WaitForThreads::new(Immediate, gate.clone());
+    let mut tables = NodeTables::create(memory, grace, Sizes::default()).unwrap();
+    let vrf = Vrf { vni: vni(), mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+    tables.upsert_vrf(&vrf).unwrap();
+    for prefix in ["10.0.0.0/24", "fd00::/64"] {
+        let prefix = prefix.parse().unwrap();
+        tables.upsert_route(&Route { vni: vni(), prefix, target: Target::Local }).unwrap();
+    }
+    for n in [1, 3] {
+        for (inner, outer) in [
+            (format!("10.0.0.{n}"), format!("192.0.2.{n}")),
+            (format!("fd00::{n}"), format!("2001:db8::{n}")),
+        ] {
+            tables.upsert_vtep(address(&outer), Role::Host).unwrap();
+            let (address, host, mac) = (address(&inner), address(&outer), MacAddr::local(n));
+            tables.upsert_endpoint(&Endpoint { vni: vni(), address, mac, host }).unwrap();
+        }
+    }
+    tables.set_applied_revision(42);
+    tables
+}
+
+async fn next(transport: &mut RspTransport) -> Received {
+    let next = async {
+        loop {
+            transport.ready().await;
+            if let Some(received) = transport.receive(1).pop() {
+                return received;
+            }
+        }
+    };
+    timeout(TIMEOUT, next).await.expect("the gateway sends a message")
+}
+
+#[test]
+fn elephants_are_notified_and_requests_answered() {
+    in_namespace(|| async {
+        for host in 1..=3 {
+            ip(&format!("addr add 192.0.2.{host}/32 dev lo"));
+            ip(&format!("addr add 2001:db8::{host}/128 dev lo nodad"));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (mut keys, _) = KeyStore::load(dir.path(), KeyKind::Rsp);
+        let secret = Secret::new(std::array::from_fn(|i| 0xa0 ^ i as u8));
+        let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
+        keys.update(vec![ClusterKeys { cluster: 7, keys: vec![key] }], false).unwrap();
+        let gate = ReaderGate::default();
+        let tables = tables(&gate);
+        let reader = SharedReader::new(tables.reader(), gate);
+        let (sender, events) = mpsc::unbounded_channel();
+        let stats = Arc::new(OffloadStats::default());
+        let elephants = Channel { events, next: None };
+        let transport_2 = transport(2, &keys);
+        let responder = RspResponder::new(transport_2, elephants, reader, keys.subscribe(), stats.clone());
+        tokio::spawn(responder.run());
+
+        let mut host = transport(1, &keys);
+        for (source, destination, gateway, other) in [
+            ("10.0.0.1", "10.0.0.3", "192.0.2.2", "192.0.2.3"),
+            ("fd00::1", "fd00::3", "2001:db8::2", "2001:db8::3"),
+        ] {
+            let elephant = FlowEvent {
+                vni: vni(),
+                source: address(source),
+                destination: address(destination),
+                sender: address(gateway),
+                time_ns: 0,
+            };
+            sender.send(elephant).unwrap();
+            let destination = Destination { vni: vni(), address: address(destination) };
+            let path = Path {
+                host: address(other),
+                mac: MacAddr::local(3),
+                vni: vni(),
+                lifetime_ms: 60_000,
+                revision: 42,
+            };
+            let answer = AnswerEntry { destination, answer: Answer::Path(path) };
+            let notified = next(&mut host).await;
+            assert_eq!(notified.message, Message::Notify { answers: vec![answer] });
+            assert_eq!(notified.from, SocketAddr::new(address(gateway), RSP_PORT));
+
+            let queries = vec![Query { destination, revision: 42 }; 3];
+            host.send(Some(7), address(gateway), &Message::Request { id: 9, queries });
+            let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision: 42 };
+            let answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
+            assert_eq!(next(&mut host).await.message, Message::Reply { id: 9, answers });
+        }
+        assert_eq!((stats.count(Outcome::Notified), stats.requested()), (2, 6));
+    });
+}

@@ -1,0 +1,105 @@
+//! Comments, documents and messages are in the plain technical English that CONTRIBUTING.md asks for.
+
+use crate::references::prose;
+use crate::scan::comments;
+use crate::{files, report};
+
+/// Words and phrases that no text of the project has. In parts, so that this file does not accuse itself.
+const WORDS: &[[&str; 2]] = &[
+    ["who", "m"],
+    ["an", "ew"],
+    ["sha", "ll"],
+    ["there", "of"],
+    ["where", "in"],
+    ["where", "by"],
+    ["le", "st"],
+    ["nou", "ght"],
+    ["in va", "in"],
+    ["ob", "ey"],
+    ["ob", "eys"],
+    ["by and ", "by"],
+    ["knows it ", "not"],
+    ["the same ", "of"],
+    ["for want ", "of"],
+];
+/// The same for comments and documents alone. Nodes and entries are not people.
+const WORDS_OF_PROSE: &[[&str; 2]] = &[["some", "body"], ["no", "body"], ["every", "body"]];
+/// Directories whose text has not been revised yet.
+const PENDING: [&str; 2] = ["bpf/", "crates/datapath/tests/"];
+
+/// Whether a line has a phrase as whole words, in small or capital letters.
+fn has_phrase(line: &str, phrase: &str) -> bool {
+    let line = line.to_lowercase();
+    let word = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+    line.match_indices(phrase).any(|(at, _)| {
+        !word(line[..at].chars().next_back()) && !word(line[at + phrase.len()..].chars().next())
+    })
+}
+
+#[test]
+fn words_are_those_of_today() {
+    let phrases = |words: &[[&str; 2]]| words.iter().map(|parts| parts.concat()).collect::<Vec<String>>();
+    let (anywhere, in_prose) = (phrases(WORDS), phrases(WORDS_OF_PROSE));
+    let files: Vec<(String, String)> = files()
+        .into_iter()
+        .filter(|(name, _)| !name.starts_with("LICENSE") && name != "Cargo.lock")
+        .filter(|(name, _)| !PENDING.iter().any(|directory| name.starts_with(directory)))
+        .collect();
+    let mut offenders = Vec::new();
+    for (name, text) in &files {
+        for (number, line) in text.lines().enumerate() {
+            let found = anywhere.iter().find(|phrase| has_phrase(line, phrase));
+            offenders.extend(found.map(|phrase| format!("{name}:{}: {phrase}", number + 1)));
+        }
+    }
+    for (name, number, line) in prose(&files) {
+        let found = in_prose.iter().find(|phrase| has_phrase(&line, phrase));
+        offenders.extend(found.map(|phrase| format!("{name}:{number}: {phrase}")));
+    }
+    report("plain technical English (CONTRIBUTING.md, Language)", &offenders);
+}
+
+/// Doc comments of Rust that consist of one word, by their line.
+fn one_word_docs(text: &str) -> Vec<(usize, String)> {
+    let mut blocks: Vec<(usize, usize, String)> = Vec::new();
+    for (number, line) in comments(text) {
+        let Some(doc) = line.trim().strip_prefix("///") else { continue };
+        match blocks.last_mut() {
+            Some((_, last, block)) if *last + 1 == number => {
+                *last = number;
+                block.push_str(doc);
+            }
+            _ => blocks.push((number, number, doc.to_owned())),
+        }
+    }
+    let single = |(first, _, block): (usize, usize, String)| {
+        (block.split_whitespace().count() == 1).then(|| (first, block.trim().to_owned()))
+    };
+    blocks.into_iter().filter_map(single).collect()
+}
+
+/// Doc comments of one word that are still left. This number only falls.
+const ONE_WORD_DOCS_MAX: usize = 400;
+
+#[test]
+fn docs_say_more_than_a_word() {
+    let files = files();
+    let sources = files.iter().filter(|(name, _)| name.ends_with(".rs"));
+    let found: Vec<String> = sources
+        .flat_map(|(name, text)| {
+            one_word_docs(text).into_iter().map(move |(number, word)| format!("{name}:{number}: {word}"))
+        })
+        .collect();
+    println!("{} doc comments of one word, at most {ONE_WORD_DOCS_MAX}", found.len());
+    if found.len() > ONE_WORD_DOCS_MAX {
+        report("a doc comment of one word says nothing", &found);
+    }
+}
+
+#[test]
+fn phrases_and_docs_are_found() {
+    let phrase = ["who", "m"].concat();
+    assert!(has_phrase(&format!("To {phrase}."), &phrase) && !has_phrase(&format!("{phrase}_x"), &phrase));
+    let text = "/// Why.\nA,\n/// Two words.\nB,\n/// Three\n/// lines\n/// here.\nC,\n";
+    assert_eq!(one_word_docs(text), [(1, "Why.".to_owned())]);
+}

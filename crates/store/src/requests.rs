@@ -1,0 +1,159 @@
+//! What callers pass to the store and get from it, other than the objects of `model.rs`: requests, pages,
+//! snapshots.
+
+use crate::{Cluster, ClusterKey, Gateway, Host, Instance, NodeId, Peering, Route, RouteTarget, Subnet, Vpc};
+use sluice_types::{
+    ClusterId, GatewayId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SubnetId, TenantId, Vni,
+    VpcId,
+};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Result of a creation by name. Creation is idempotent: a repeated call returns the existing object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created<T> {
+    /// This call created the object.
+    New(T),
+    /// The object existed with the same content.
+    Existing(T),
+}
+
+impl<T> Created<T> {
+    /// The object, whether it is new or not.
+    pub fn into_inner(self) -> T {
+        match self {
+            Self::New(object) | Self::Existing(object) => object,
+        }
+    }
+}
+
+/// A page of a list: at most `limit` objects with an id greater than `after`, in order of id.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    pub after: u64,
+    pub limit: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewVpc {
+    pub name: String,
+    pub tenant: TenantId,
+    /// `None` allocates the lowest VNI that was never used, or if there is none, the lowest free VNI.
+    pub vni: Option<Vni>,
+    pub cluster: ClusterId,
+    pub mtu: u16,
+    /// See [`Vpc::offload_kbps`].
+    pub offload_kbps: Option<u32>,
+}
+
+/// New values of the fields of a VPC; all of them are set.
+#[derive(Clone, Debug)]
+pub struct VpcUpdate {
+    pub name: String,
+    pub mtu: u16,
+    /// See [`Vpc::offload_kbps`].
+    pub offload_kbps: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewSubnet {
+    pub name: String,
+    pub vpc: VpcId,
+    pub ipv4: Option<Ipv4Net>,
+    pub ipv6: Option<Ipv6Net>,
+    pub dns: Vec<Ipv4Addr>,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewHost {
+    pub name: String,
+    pub vtep: IpAddr,
+    /// See [`Host::agent`].
+    pub agent: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewGateway {
+    pub name: String,
+    pub cluster: ClusterId,
+    pub vtep4: Option<Ipv4Addr>,
+    pub vtep6: Option<Ipv6Addr>,
+}
+
+/// Addresses that are `None` are allocated. The MAC is derived from the id. The IPv4 address is the lowest of
+/// the subnet that was never used, or if there is none, the lowest free one. The IPv6 address is derived from
+/// the MAC (EUI-64) in a /64, otherwise it is allocated like IPv4. There is one address for each family of
+/// the subnet.
+#[derive(Clone, Debug)]
+pub struct NewInstance {
+    pub name: String,
+    pub subnet: SubnetId,
+    pub host: HostId,
+    pub mac: Option<MacAddr>,
+    pub ipv4: Option<Ipv4Addr>,
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewRoute {
+    pub table: RouteTableId,
+    pub prefix: IpNet,
+    pub target: RouteTarget,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewPeering {
+    pub name: String,
+    pub a: VpcId,
+    pub b: VpcId,
+}
+
+/// All objects except instances.
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    pub revision: u64,
+    pub hosts: Vec<Host>,
+    pub clusters: Vec<Cluster>,
+    pub gateways: Vec<Gateway>,
+    pub vpcs: Vec<Vpc>,
+    pub subnets: Vec<Subnet>,
+    /// Each route with the VPC of its route table.
+    pub routes: Vec<(VpcId, Route)>,
+    pub peerings: Vec<Peering>,
+    /// In order of id.
+    pub keys: Vec<ClusterKey>,
+}
+
+/// Part of a snapshot. The topology is the first part, pages of instances follow.
+#[derive(Clone, Debug)]
+pub enum SnapshotPart {
+    Topology(Box<Topology>),
+    Instances(Vec<Instance>),
+}
+
+/// Selects the instances of a snapshot.
+#[derive(Clone, Copy, Debug)]
+pub enum InstancesOf {
+    /// No instances, only the topology.
+    None,
+    /// The instances of all VPCs on a cluster.
+    Cluster(ClusterId),
+    /// The instances of all VPCs on the clusters of a gateway.
+    Gateway(GatewayId),
+    /// The instances on a host.
+    Host(HostId),
+    /// The instances of all VPCs that have an instance on a host, and of the VPCs peered with them.
+    Around(HostId),
+    /// All instances.
+    All,
+}
+
+/// Identity of a database. It is chosen at random when the database is created, and is never 0.
+pub type DatabaseId = u64;
+
+/// What a one-time enrolment token is valid for.
+#[derive(Clone, Debug)]
+pub struct EnrolmentToken {
+    pub node: NodeId,
+    /// Time at which the token expires, in milliseconds of the UNIX epoch.
+    pub expires_ms: u64,
+}

@@ -1,0 +1,76 @@
+//! Conversions between Rust types and the words and bytes of `cells.h`.
+
+use crate::entries::Target;
+use crate::layout;
+use sluice_types::{MacAddr, Vni};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+impl Target {
+    /// The leaf word of a route with this target.
+    pub(crate) fn to_leaf(self) -> u32 {
+        let scope = |scope: u32| scope << layout::LEAF_SCOPE_SHIFT;
+        match self {
+            Self::Local => scope(layout::SCOPE_LOCAL),
+            Self::Peer(vni) => scope(layout::SCOPE_PEER) | vni.get(),
+            Self::Drop => scope(layout::SCOPE_DROP),
+        }
+    }
+
+    /// The target of a leaf word; `None` for 0 (no route) and for scopes that this version does not know.
+    pub(crate) fn from_leaf(leaf: u32) -> Option<Self> {
+        match leaf >> layout::LEAF_SCOPE_SHIFT {
+            layout::SCOPE_LOCAL => Some(Self::Local),
+            layout::SCOPE_PEER => Vni::new(leaf & layout::LEAF_ARGUMENT_MASK).ok().map(Self::Peer),
+            layout::SCOPE_DROP => Some(Self::Drop),
+            _ => None,
+        }
+    }
+}
+
+/// An address as the 16 bytes of the tables, and whether it is IPv6. IPv4 is in the first 4 bytes.
+pub(crate) fn address_to_bytes(address: IpAddr) -> ([u8; 16], bool) {
+    match address {
+        IpAddr::V4(v4) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&v4.octets());
+            (bytes, false)
+        }
+        IpAddr::V6(v6) => (v6.octets(), true),
+    }
+}
+
+pub(crate) fn address_from_bytes(bytes: [u8; 16], ipv6: bool) -> IpAddr {
+    if ipv6 {
+        return IpAddr::V6(bytes.into());
+    }
+    IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]))
+}
+
+/// An IPv4 address as a word in network order; 0 for `None`.
+pub(crate) fn ipv4_to_word(address: Option<Ipv4Addr>) -> u32 {
+    address.map_or(0, |address| u32::from_ne_bytes(address.octets()))
+}
+
+pub(crate) fn ipv4_from_word(word: u32) -> Option<Ipv4Addr> {
+    (word != 0).then(|| Ipv4Addr::from(word.to_ne_bytes()))
+}
+
+/// An IPv6 address as bytes; all zero for `None`.
+pub(crate) fn ipv6_to_bytes(address: Option<Ipv6Addr>) -> [u8; 16] {
+    address.map_or([0; 16], |address| address.octets())
+}
+
+pub(crate) fn ipv6_from_bytes(bytes: [u8; 16]) -> Option<Ipv6Addr> {
+    (bytes != [0; 16]).then(|| bytes.into())
+}
+
+/// A MAC address in the first 6 of 8 bytes.
+pub(crate) fn mac_to_bytes(mac: MacAddr) -> [u8; 8] {
+    let [a, b, c, d, e, f] = mac.octets();
+    [a, b, c, d, e, f, 0, 0]
+}
+
+pub(crate) fn mac_from_bytes(bytes: [u8; 8]) -> MacAddr {
+    let [a, b, c, d, e, f, ..] = bytes;
+    MacAddr::new([a, b, c, d, e, f])
+}

@@ -1,0 +1,210 @@
+//! The entries that agents put into node tables, as plain data.
+//!
+//! A new kind of entry, or a new property of one, is added here, in `cells.h`, and in its file in `node`.
+
+use crate::layout;
+use sluice_types::{IpNet, MacAddr, Vni};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Sizes that tables are created with. The tables grow when they hold more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Entries of the exact match: one for each address of an instance.
+    pub endpoints: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { endpoints: 1024 }
+    }
+}
+
+/// An interface of this node on the underlay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnderlayPort {
+    /// Interface index of the kernel, not 0.
+    pub ifindex: u32,
+    /// Longest IP packet in bytes.
+    pub mtu: u16,
+    /// MAC address of the interface.
+    pub mac: MacAddr,
+}
+
+/// Configuration of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// Outer IPv4 source address.
+    pub vtep4: Option<Ipv4Addr>,
+    /// Outer IPv6 source address.
+    pub vtep6: Option<Ipv6Addr>,
+    /// MAC address of the overlay's router.
+    pub router_mac: MacAddr,
+    /// Hosts: interface index of the VXLAN device. Gateways: 0.
+    pub vxlan_ifindex: u32,
+    /// Underlay interfaces, at most 8 (`UNDERLAY_PORTS_MAX`).
+    pub ports: Vec<UnderlayPort>,
+}
+
+/// A vIP of this gateway's cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vip {
+    /// Address on the underlay.
+    pub address: IpAddr,
+    /// vMAC that belongs to the vIP.
+    pub mac: MacAddr,
+    /// This node owns the vIP: it answers ARP and neighbor discovery for it.
+    pub owned: bool,
+}
+
+/// The vIPs over which a host spreads a VPC's packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Identifier, not 0.
+    pub id: u32,
+    /// 1 to 63 vIPs (`GROUP_BUCKETS_MAX`), in bucket order. A vIP may occur more than once.
+    pub vips: Vec<IpAddr>,
+}
+
+/// Properties of a VNI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vrf {
+    /// VNI of the VPC.
+    pub vni: Vni,
+    /// MTU of the tenant's interfaces: longest IP packet in bytes.
+    pub mtu: u16,
+    /// Source address of ICMP errors.
+    pub router4: Option<Ipv4Addr>,
+    /// Source address of ICMPv6 errors.
+    pub router6: Option<Ipv6Addr>,
+    /// Hosts: identifier of the VPC's group.
+    pub group: Option<u32>,
+    /// Gateways, only without a group: a flow of this VPC that sends at least this many bytes in a period is
+    /// an elephant. At least 1; with [`Vrf::NEVER_ELEPHANTS`] no flow is an elephant; `None` means the
+    /// threshold of the flow table.
+    pub elephant_bytes: Option<u32>,
+}
+
+impl Vrf {
+    /// Value of `elephant_bytes` with which no flow of the VPC is an elephant.
+    pub const NEVER_ELEPHANTS: u32 = layout::ELEPHANT_NEVER;
+}
+
+/// A VRF as it is in the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VrfEntry {
+    /// Properties that were set.
+    pub vrf: Vrf,
+    /// Index of its per-VNI counters; 0 if all indices were taken: it then shares the overflow counters.
+    pub counters: u32,
+    /// Number of IPv4 routes.
+    pub routes4: u32,
+    /// Number of IPv6 routes.
+    pub routes6: u32,
+}
+
+/// One address of an instance, and the host that runs the instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// VNI of the VPC.
+    pub vni: Vni,
+    /// Address of the instance.
+    pub address: IpAddr,
+    /// MAC address of the instance.
+    pub mac: MacAddr,
+    /// VTEP of the host. It must be in the tables before.
+    pub host: IpAddr,
+}
+
+/// Role of another node of the underlay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Runs instances.
+    Host,
+    /// Forwards between hosts.
+    Gateway,
+}
+
+/// Hosts: a path to one address of an instance on another host that does not pass a gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DirectPath {
+    /// VNI of the sender's VPC.
+    pub vni: Vni,
+    /// Address of the instance.
+    pub address: IpAddr,
+    /// MAC address of the instance.
+    pub mac: MacAddr,
+    /// VTEP of the instance's host. It must be in the tables before.
+    pub host: IpAddr,
+    /// VNI with which packets are encapsulated: that of the instance's own VPC. It differs from `vni` if the
+    /// two VPCs are peered.
+    pub path_vni: Vni,
+    /// The controller programmed this path (`docs/decisions/models.md`): learned paths do not replace it.
+    pub fixed: bool,
+}
+
+/// What happens to packets that match a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// They go to an endpoint of the same VPC.
+    Local,
+    /// They are routed again in the peer VPC with this VNI.
+    Peer(Vni),
+    /// They are dropped.
+    Drop,
+}
+
+/// A route of a VPC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// VNI of the VPC.
+    pub vni: Vni,
+    /// Destinations that match.
+    pub prefix: IpNet,
+    /// What happens to matching packets.
+    pub target: Target,
+}
+
+/// IPv4 configuration of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortIpv4 {
+    /// Address of the instance.
+    pub address: Ipv4Addr,
+    /// Prefix length of the subnet.
+    pub length: u8,
+    /// Router of the subnet.
+    pub router: Option<Ipv4Addr>,
+}
+
+/// IPv6 configuration of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortIpv6 {
+    /// Address of the instance.
+    pub address: Ipv6Addr,
+    /// Prefix length of the subnet.
+    pub length: u8,
+}
+
+/// A VM's port on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Interface index of the kernel, not 0.
+    pub ifindex: u32,
+    /// The interface is a veth: packets are delivered straight into its peer.
+    pub peer_redirect: bool,
+    /// Longest IP packet in bytes.
+    pub mtu: u16,
+    /// VNI of the VPC. Its VRF must be in the tables before.
+    pub vni: Vni,
+    /// MAC address of the instance.
+    pub mac: MacAddr,
+    /// IPv4 configuration, if the instance has an IPv4 address.
+    pub ipv4: Option<PortIpv4>,
+    /// IPv6 configuration, if the instance has an IPv6 address.
+    pub ipv6: Option<PortIpv6>,
+    /// Resolvers that DHCP announces, at most 2.
+    pub dns4: Vec<Ipv4Addr>,
+    /// Identifier of the instance at the controller.
+    pub instance: u64,
+    /// DHCP lease time in seconds.
+    pub lease_s: u32,
+}

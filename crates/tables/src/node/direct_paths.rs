@@ -1,0 +1,183 @@
+//! Changes of a host's direct paths, which lead past the gateways (Zeta section IV-C): the instance's MAC and
+//! host, found by (the sender's VNI, address).
+//!
+//! Each path has a cell of its own, in which packets record the time when they take it. The cell contains the
+//! host's address instead of a link to the VTEP's cell, so that a packet needs no third cell. A path exists
+//! only while its VRF and its host's VTEP do: the removal of either removes the path.
+
+use super::NodeTables;
+use super::underlay::{kind_of, next_hop_address};
+use crate::encoding::address_to_bytes;
+use crate::entries::DirectPath;
+use crate::error::Error;
+use crate::exact::{Entry, Key};
+use crate::layout::{self, next_hop};
+use crate::memory::Memory;
+
+use sluice_types::{MacAddr, Vni};
+use std::mem::offset_of;
+use std::net::IpAddr;
+
+fn direct_key(vni: Vni, address: IpAddr) -> Key {
+    Key::Ip { vni: vni.get(), address }
+}
+
+fn encode_direct_path(path: &DirectPath, used: u32) -> next_hop {
+    let (address, ipv6) = address_to_bytes(path.host);
+    let family = if ipv6 { layout::NEXT_HOP_IPV6 } else { 0 };
+    let flags = if path.fixed { family | layout::NEXT_HOP_FIXED } else { family };
+    next_hop {
+        kind: layout::NEXT_HOP_DIRECT as u8,
+        flags: flags as u8,
+        vni: path.path_vni.get(),
+        address,
+        used,
+        ..Default::default()
+    }
+}
+
+/// The path of an entry, and when a packet last used it; `None` if the entry leads to something else.
+pub(super) fn direct_path_at(memory: &Memory, key: Key, entry: Entry) -> Option<(DirectPath, u32)> {
+    let Key::Ip { vni, address } = key else { return None };
+    if vni == 0 || kind_of(memory, entry.next) != layout::NEXT_HOP_DIRECT {
+        return None;
+    }
+    let path = DirectPath {
+        vni: Vni::new(vni).ok()?,
+        address,
+        mac: MacAddr::from_u64(entry.mac),
+        host: next_hop_address(memory, entry.next),
+        path_vni: Vni::new(memory.load32(entry.next, offset_of!(next_hop, vni))).ok()?,
+        fixed: u32::from(memory.read::<next_hop>(entry.next).flags) & layout::NEXT_HOP_FIXED != 0,
+    };
+    Some((path, memory.load32(entry.next, offset_of!(next_hop, used))))
+}
+
+impl NodeTables {
+    /// Adds or changes a direct path. A path that changes keeps the time of its last use. After an error the
+    /// path is what it was before.
+    ///
+    /// # Errors
+    /// [`Error::AddressTaken`] if a port of this host or an endpoint has the address, or if the address has a
+    /// fixed path and the new one is not fixed; [`Error::UnknownVni`]; [`Error::UnknownVtep`];
+    /// [`Error::Full`]; [`Error::Invalid`], also for a path to this host itself.
+    pub fn upsert_direct_path(&mut self, path: &DirectPath) -> Result<bool, Error> {
+        let DirectPath { vni, address, mac, host, .. } = *path;
+        self.check_direct_path(path)?;
+        let key = direct_key(vni, address);
+        let known = self.exact.get(self.memory(), key);
+        let taken = |holder: &str| Error::AddressTaken { vni: vni.get(), address, holder: holder.to_owned() };
+        let old = match known.map(|known| kind_of(self.memory(), known.next)) {
+            Some(layout::NEXT_HOP_PORT) => return Err(taken("a port of this host")),
+            Some(layout::NEXT_HOP_VTEP) => return Err(taken("an endpoint")),
+            _ => known.and_then(|known| direct_path_at(self.memory(), key, known)),
+        };
+        let reuse = match old {
+            Some((old, _)) if old == *path => return Ok(false),
+            Some((old, _)) if old.fixed && !path.fixed => {
+                return Err(taken("a path that the controller programmed"));
+            }
+            // Only the MAC differs, which is not in the cell.
+            Some((old, _)) if (old.host, old.path_vni, old.fixed) == (host, path.path_vni, path.fixed) => {
+                known
+            }
+            _ => None,
+        };
+        if let Some(known) = reuse {
+            self.exact.put(&mut self.pool, key, Entry { mac: mac.to_u64(), next: known.next })?;
+            return Ok(true);
+        }
+        let cell = self.pool.allocate(1)?;
+        let used = old.map_or(0, |(_, used)| used);
+        self.memory().write(cell, &encode_direct_path(path, used));
+        if let Err(error) = self.exact.put(&mut self.pool, key, Entry { mac: mac.to_u64(), next: cell }) {
+            self.pool.give_back(cell, 1);
+            return Err(error);
+        }
+        match known {
+            Some(known) => self.pool.retire(known.next, 1),
+            None => self.direct_paths += 1,
+        }
+        Ok(true)
+    }
+
+    fn check_direct_path(&self, path: &DirectPath) -> Result<(), Error> {
+        let DirectPath { vni, address, mac, host, .. } = *path;
+        if address.is_unspecified() || address.is_multicast() || !mac.is_unicast() {
+            return Err(Error::Invalid(format!(
+                "no instance can have the address {address} with the MAC {mac}: both must be unicast"
+            )));
+        }
+        if !self.vrfs.contains_key(&vni.get()) {
+            return Err(Error::UnknownVni(vni));
+        }
+        if !self.vteps.get(&host).is_some_and(|hop| hop.accepted) {
+            return Err(Error::UnknownVtep { vni, address, host });
+        }
+        let node = self.node();
+        if node.vtep4.map(IpAddr::V4) == Some(host) || node.vtep6.map(IpAddr::V6) == Some(host) {
+            return Err(Error::Invalid(format!("the direct path to {address} leads from {host} to itself")));
+        }
+        Ok(())
+    }
+
+    /// Removes a direct path.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn remove_direct_path(&mut self, vni: Vni, address: IpAddr) -> Result<bool, Error> {
+        let key = direct_key(vni, address);
+        let known = self.exact.get(self.memory(), key);
+        let Some(known) = known.filter(|known| direct_path_at(self.memory(), key, *known).is_some()) else {
+            return Ok(false);
+        };
+        self.exact.take(&mut self.pool, key)?;
+        self.release_direct_path(known.next);
+        Ok(true)
+    }
+
+    /// The direct path of an address.
+    pub fn direct_path(&self, vni: Vni, address: IpAddr) -> Option<DirectPath> {
+        let key = direct_key(vni, address);
+        let entry = self.exact.get(self.memory(), key)?;
+        direct_path_at(self.memory(), key, entry).map(|(path, _)| path)
+    }
+
+    /// Removes the fixed paths for which `keep` returns false.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]; some of these paths may remain then.
+    pub fn retain_fixed(&mut self, keep: impl Fn(&DirectPath) -> bool) -> Result<(), Error> {
+        self.remove_direct_paths(|path| path.fixed && !keep(path))
+    }
+
+    /// Retires the cell of a path that was unlinked.
+    pub(super) fn release_direct_path(&mut self, cell: u32) {
+        self.pool.retire(cell, 1);
+        self.direct_paths -= 1;
+    }
+
+    /// Removes the paths for which `is_unwanted` returns true.
+    pub(super) fn remove_direct_paths(
+        &mut self,
+        is_unwanted: impl Fn(&DirectPath) -> bool,
+    ) -> Result<(), Error> {
+        // Gateways have no direct paths, and many other entries, all of which are searched below.
+        if self.direct_paths == 0 {
+            return Ok(());
+        }
+        let paths = self.direct_paths().map(|(path, _)| path).filter(is_unwanted);
+        let keys: Vec<(Vni, IpAddr)> = paths.map(|path| (path.vni, path.address)).collect();
+        for (vni, address) in keys {
+            self.remove_direct_path(vni, address)?;
+        }
+        Ok(())
+    }
+
+    /// All direct paths, in no particular order, each with the time when a packet last took it (seconds of
+    /// `CLOCK_MONOTONIC`; 0 if no packet did). Reads every entry of the exact match.
+    pub fn direct_paths(&self) -> impl Iterator<Item = (DirectPath, u32)> + '_ {
+        let entries = self.exact.iter(self.memory());
+        entries.filter_map(|(key, entry)| direct_path_at(self.memory(), key, entry))
+    }
+}

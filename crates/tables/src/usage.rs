@@ -1,0 +1,80 @@
+//! Reports of the table writer: how full the tables are, and the result of a bulk change.
+
+use crate::error::Error;
+
+/// Number of entries and cells in the tables, and their limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableUsage {
+    /// Capacity in cells.
+    pub cells_total: u64,
+    /// Cells in use, including those that wait for a grace period.
+    pub cells_used: u64,
+    /// Cells that wait for a grace period.
+    pub cells_pending: u64,
+    /// Entries of the exact match, of all kinds.
+    pub entries: u64,
+    /// Current slots of the exact match; it grows while there is memory.
+    pub entry_slots: u64,
+    /// IPv6 addresses in the conflict table, because another address has the same digest.
+    pub conflicts: u64,
+    /// Current cells of the conflict table; it grows while there is memory.
+    pub conflict_slots: u64,
+    /// Per-VNI counters in use.
+    pub counters_used: u64,
+    /// Number of per-VNI counters.
+    pub counters_total: u64,
+    /// Accepted VTEPs.
+    pub vteps: u64,
+    /// vIPs.
+    pub vips: u64,
+    /// Groups of vIPs.
+    pub groups: u64,
+    /// VRFs.
+    pub vrfs: u64,
+    /// Ports of VMs.
+    pub ports: u64,
+    /// Endpoints.
+    pub endpoints: u64,
+    /// Direct paths.
+    pub direct_paths: u64,
+    /// Routes of all VRFs.
+    pub routes: u64,
+}
+
+impl TableUsage {
+    /// Cells that cannot be allocated. Those that wait for a grace period can: an allocation that needs them
+    /// waits for it.
+    #[must_use]
+    pub fn cells_live(&self) -> u64 {
+        self.cells_used.saturating_sub(self.cells_pending)
+    }
+}
+
+/// Result of a change of many entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BulkResult {
+    /// Entries that were new or differed.
+    pub changed: usize,
+    /// Entries that could not be written.
+    pub failed: usize,
+    /// The first errors, at most [`BulkResult::ERRORS_MAX`], each with the entry's index in the slice.
+    pub errors: Vec<(usize, Error)>,
+}
+
+impl BulkResult {
+    /// Number of errors that are kept.
+    pub const ERRORS_MAX: usize = 16;
+
+    /// Counts the result of entry `i`.
+    pub(crate) fn record(&mut self, i: usize, result: Result<bool, Error>) {
+        match result {
+            Ok(changed) => self.changed += usize::from(changed),
+            Err(error) => {
+                self.failed += 1;
+                if self.errors.len() < Self::ERRORS_MAX {
+                    self.errors.push((i, error));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The host's part of the local API: `/ports` and `/paths`. Changes when a command of `sluice port` or
+//! `sluice path` needs another answer.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sluice_agent::local_api::ApiError;
+
+use crate::port_manager::{PortError, PortManager, PortView};
+use crate::port_registry::RegistryError;
+use crate::rsp_client::PathList;
+
+#[derive(Deserialize)]
+struct AttachRequest {
+    ifname: String,
+    /// Name, `VPC/NAME` or id of the instance.
+    instance: String,
+}
+
+#[derive(Deserialize)]
+struct DetachRequest {
+    ifname: String,
+}
+
+impl From<PortError> for ApiError {
+    fn from(error: PortError) -> Self {
+        let status = match &error {
+            PortError::Registry(RegistryError::Unknown(_)) | PortError::NotAttached(_) => {
+                StatusCode::NOT_FOUND
+            }
+            PortError::Registry(
+                RegistryError::Ambiguous { .. }
+                | RegistryError::InstanceTaken { .. }
+                | RegistryError::InterfaceTaken { .. },
+            ) => StatusCode::CONFLICT,
+            PortError::Interface(_) => StatusCode::BAD_REQUEST,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, sluice_agent::error_chain(&error))
+    }
+}
+
+/// Routes `GET /ports`, `POST /ports/attach` and `POST /ports/detach`.
+pub fn port_routes(manager: Arc<PortManager>) -> Router {
+    Router::new()
+        .route("/ports", get(list_ports))
+        .route("/ports/attach", post(attach))
+        .route("/ports/detach", post(detach))
+        .with_state(manager)
+}
+
+/// Route `GET /paths`.
+pub fn path_routes(list: PathList) -> Router {
+    Router::new().route("/paths", get(list_paths)).with_state(list)
+}
+
+async fn list_paths(State(list): State<PathList>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({ "paths": list.get().await? })))
+}
+
+async fn list_ports(State(manager): State<Arc<PortManager>>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({ "ports": manager.list().await? })))
+}
+
+async fn attach(
+    State(manager): State<Arc<PortManager>>,
+    Json(request): Json<AttachRequest>,
+) -> Result<Json<PortView>, ApiError> {
+    // In a task of its own, so that a client that closes the connection does not leave half an attachment.
+    let attach = async move { manager.attach(&request.ifname, &request.instance).await };
+    finish(tokio::spawn(attach).await).map(Json)
+}
+
+async fn detach(
+    State(manager): State<Arc<PortManager>>,
+    Json(request): Json<DetachRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let detach = async move { manager.detach(&request.ifname).await };
+    finish(tokio::spawn(detach).await).map(|()| Json(json!({})))
+}
+
+fn finish<T>(joined: Result<Result<T, PortError>, tokio::task::JoinError>) -> Result<T, ApiError> {
+    match joined {
+        Ok(result) => Ok(result?),
+        Err(error) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+    }
+}

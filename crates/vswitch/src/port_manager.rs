@@ -1,0 +1,402 @@
+//! Attaches interfaces as ports of instances, detaches them, and keeps the host's interfaces in order.
+//! Changes when an attachment needs another setting of an interface.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use sluice_agent::frames::router_advertisement;
+use sluice_agent::netlink::{Link, Netlink, changes};
+use sluice_agent::sysctl::{self, Family};
+use sluice_agent::underlay::{Vteps, node_config};
+use sluice_agent::{Applier, Error, Node, error_chain};
+use sluice_datapath::{Interface, PacketSocket};
+use sluice_southbound::Port;
+use sluice_types::{Ipv4Net, Ipv6Net};
+use tokio::sync::{Mutex, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use crate::port_registry::{Attachment, PortRegistry, RegistryError};
+use crate::role::HostRole;
+use crate::vxlan_device;
+
+/// Program in bpf/vswitch.bpf.c for frames from VMs.
+pub const PORT_PROGRAM: &str = "port_ingress";
+/// Program in bpf/vswitch.bpf.c for packets from the underlay.
+pub const UPLINK_PROGRAM: &str = "uplink_ingress";
+/// How long an attachment waits until the controller has sent its instance.
+const INSTANCE_WAIT: Duration = Duration::from_secs(10);
+/// Interval at which all interfaces are reviewed, in addition to reviews after changes.
+const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
+/// Interval of router advertisements to VMs: well below the lifetime of their default route (18 h).
+const ADVERTISEMENT_INTERVAL: Duration = Duration::from_secs(3600);
+/// Changes come in bursts: one review handles those within this time.
+const SETTLE_TIME: Duration = Duration::from_millis(50);
+
+/// Reason why a port was not attached or detached.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// The instance was not found, or instance or interface are in use.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The interface cannot be a port.
+    #[error("{0}")]
+    Interface(String),
+    /// The interface is not attached.
+    #[error("{0} is not attached")]
+    NotAttached(String),
+    /// The kernel or the agent failed.
+    #[error(transparent)]
+    Agent(#[from] Error),
+}
+
+/// A port, or an instance without a port, as the local API shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct PortView {
+    /// The interface; `None` while the instance has no port.
+    pub ifname: Option<String>,
+    /// `VPC/NAME` of the instance; its id if the controller has removed the instance.
+    pub instance: String,
+    /// Id of the instance.
+    pub id: String,
+    /// Whether packets can pass: the interface is attached and the instance is known.
+    pub active: bool,
+    /// VNI of the VPC.
+    pub vni: Option<u32>,
+    /// MAC of the instance.
+    pub mac: Option<String>,
+    /// IPv4 address of the instance, with the length of its subnet.
+    pub ipv4: Option<String>,
+    /// IPv6 address of the instance, with the length of its subnet.
+    pub ipv6: Option<String>,
+    /// MTU of the VPC.
+    pub mtu: Option<u16>,
+}
+
+impl PortView {
+    fn of_instance(port: &Port) -> Self {
+        Self {
+            ifname: None,
+            instance: port.name.clone(),
+            id: port.instance.to_string(),
+            active: false,
+            vni: Some(port.vni.get()),
+            mac: Some(port.mac.to_string()),
+            ipv4: port.ipv4.as_ref().map(Ipv4Net::to_string),
+            ipv6: port.ipv6.as_ref().map(Ipv6Net::to_string),
+            mtu: Some(port.mtu),
+        }
+    }
+
+    fn of_orphan(attachment: &Attachment) -> Self {
+        let id = attachment.instance.to_string();
+        Self {
+            ifname: None,
+            instance: id.clone(),
+            id,
+            active: false,
+            vni: None,
+            mac: None,
+            ipv4: None,
+            ipv6: None,
+            mtu: None,
+        }
+    }
+}
+
+fn port_views(registry: &PortRegistry) -> Vec<PortView> {
+    let mut views = Vec::new();
+    let mut attached = BTreeSet::new();
+    for (ifname, attachment) in registry.attachments() {
+        attached.insert(attachment.instance);
+        let port = registry.instances().find(|port| port.instance == attachment.instance);
+        let view = port.map_or_else(|| PortView::of_orphan(attachment), PortView::of_instance);
+        views.push(PortView { ifname: Some(ifname.clone()), active: port.is_some(), ..view });
+    }
+    views.extend(registry.instances().filter(|p| !attached.contains(&p.instance)).map(PortView::of_instance));
+    views
+}
+
+/// Manages the ports of this host.
+pub struct PortManager {
+    netlink: Netlink,
+    node: Arc<Node<HostRole>>,
+    uplink: String,
+    vteps: Vteps,
+    instances: watch::Receiver<u64>,
+    /// Ports are changed one at a time.
+    lock: Mutex<()>,
+}
+
+impl PortManager {
+    /// A manager for an open node. `instances` notifies changes of the instances of this host.
+    pub fn new(
+        netlink: Netlink,
+        node: Arc<Node<HostRole>>,
+        uplink: String,
+        vteps: Vteps,
+        instances: watch::Receiver<u64>,
+    ) -> Self {
+        Self { netlink, node, uplink, vteps, instances, lock: Mutex::new(()) }
+    }
+
+    /// Lists ports, and instances without a port.
+    pub async fn list(&self) -> Result<Vec<PortView>, PortError> {
+        Ok(self.node.writer.run(|applier| port_views(&applier.role.ports)).await?)
+    }
+
+    /// Makes an interface the port of an instance. Repeating the call changes nothing.
+    pub async fn attach(&self, ifname: &str, instance: &str) -> Result<PortView, PortError> {
+        let port = self.wait_for_instance(instance).await?;
+        let _lock = self.lock.lock().await;
+        let link = self.port_link(ifname).await?;
+        let (name, index, id) = (ifname.to_owned(), link.index, port.instance);
+        let known = self
+            .node
+            .writer
+            .run(move |applier| {
+                applier.role.ports.check(&name, index, id)?;
+                let known =
+                    applier.role.ports.attachments().get(&name).filter(|known| known.ifindex == index);
+                Ok::<_, RegistryError>(known.cloned())
+            })
+            .await??;
+        let ipv6 = sysctl::get(Family::V6, ifname, "disable_ipv6")?;
+        let is_new = known.is_none();
+        let attachment = Attachment {
+            ifindex: link.index,
+            instance: port.instance,
+            peer_redirect: link.peer_elsewhere,
+            ipv6_enabled: known.map_or(ipv6.as_deref() == Some("0"), |known| known.ipv6_enabled),
+        };
+        // The program is attached first: without a table entry it drops everything, whereas without a program
+        // the host's own stack would receive the packets.
+        self.node.datapath.attach_tc(PORT_PROGRAM, &link.interface()).map_err(Error::from)?;
+        if let Err(error) = self.write_port(&link, attachment.clone()).await {
+            // An interface that was a port before keeps its program.
+            if is_new {
+                self.release(&link.interface(), &attachment);
+            }
+            return Err(error);
+        }
+        tracing::info!(ifname, instance = port.name, peer_redirect = link.peer_elsewhere, "port attached");
+        Ok(PortView { ifname: Some(link.name), active: true, ..PortView::of_instance(&port) })
+    }
+
+    async fn write_port(&self, link: &Link, attachment: Attachment) -> Result<(), PortError> {
+        // The host's own IPv6 stack must not use the interface: no addresses, no router solicitations, no
+        // DAD.
+        sysctl::set(Family::V6, &link.name, "disable_ipv6", "1")?;
+        self.netlink.set_up(link).await?;
+        let name = link.name.clone();
+        let write = move |applier: &mut Applier<HostRole>| {
+            applier.role.ports.attach(&mut applier.tables, &name, attachment)
+        };
+        Ok(self.node.writer.run(write).await??)
+    }
+
+    /// Detaches a port, and restores the interface's settings.
+    pub async fn detach(&self, ifname: &str) -> Result<(), PortError> {
+        let _lock = self.lock.lock().await;
+        let name = ifname.to_owned();
+        let attachment = self
+            .node
+            .writer
+            .run(move |applier| applier.role.ports.detach(&mut applier.tables, &name))
+            .await??
+            .ok_or_else(|| PortError::NotAttached(ifname.to_owned()))?;
+        self.release(&Interface { index: attachment.ifindex, name: ifname.to_owned() }, &attachment);
+        tracing::info!(ifname, "port detached");
+        Ok(())
+    }
+
+    fn release(&self, interface: &Interface, attachment: &Attachment) {
+        if let Err(error) = self.node.datapath.detach(interface) {
+            tracing::warn!(
+                interface = interface.name,
+                error = error_chain(&error),
+                "cannot detach the program"
+            );
+        }
+        if attachment.ipv6_enabled
+            && let Err(error) = sysctl::set(Family::V6, &interface.name, "disable_ipv6", "0")
+        {
+            tracing::warn!(
+                interface = interface.name,
+                error = error_chain(&error),
+                "cannot enable IPv6 again"
+            );
+        }
+    }
+
+    async fn wait_for_instance(&self, name: &str) -> Result<Port, PortError> {
+        let mut changes = self.instances.clone();
+        let wait = async {
+            loop {
+                changes.mark_unchanged();
+                let wanted = name.to_owned();
+                let found =
+                    self.node.writer.run(move |applier| applier.role.ports.find(&wanted).cloned()).await?;
+                match found {
+                    Err(RegistryError::Unknown(_)) => {}
+                    found => return Ok::<_, Error>(found),
+                }
+                if changes.changed().await.is_err() {
+                    return Err(Error::WriterGone);
+                }
+            }
+        };
+        match timeout(INSTANCE_WAIT, wait).await {
+            Ok(found) => Ok(found??),
+            Err(_) => Err(RegistryError::Unknown(name.to_owned()).into()),
+        }
+    }
+
+    async fn port_link(&self, ifname: &str) -> Result<Link, PortError> {
+        if ifname == self.uplink || ifname == vxlan_device::NAME || ifname == "lo" {
+            return Err(PortError::Interface(format!(
+                "{ifname} is an interface of this host itself and cannot be a port"
+            )));
+        }
+        let link = self.netlink.link(ifname).await?.ok_or_else(|| {
+            PortError::Interface(format!("no interface {ifname:?} in this network namespace"))
+        })?;
+        if link.enslaved {
+            return Err(PortError::Interface(format!(
+                "{ifname} is a port of a bridge or bond; remove it there first: ip link set {ifname} nomaster"
+            )));
+        }
+        // An interface with an address of this host must not be a port: the host would become unreachable by
+        // it.
+        let is_global = |address: &IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        match self.netlink.addresses(Some(&link)).await?.into_iter().find(is_global) {
+            Some(address) => Err(PortError::Interface(format!(
+                "{ifname} has the address {address} of this host and cannot be a port"
+            ))),
+            None => Ok(link),
+        }
+    }
+
+    /// After a start: attaches the new program to every port, and removes all other attachments and ports.
+    pub async fn adopt(&self) -> Result<(), Error> {
+        self.review_ports().await?;
+        let attached = self.node.writer.run(|applier| applier.role.ports.attachments().clone()).await?;
+        for (name, attachment) in &attached {
+            let interface = Interface { index: attachment.ifindex, name: name.clone() };
+            // The interface may have been removed a moment ago; the others must not suffer from it.
+            if let Err(error) = self.node.datapath.attach_tc(PORT_PROGRAM, &interface) {
+                tracing::error!(
+                    interface = interface.name,
+                    error = error_chain(&error),
+                    "cannot attach the program"
+                );
+            }
+        }
+        for interface in self.node.datapath.attached()? {
+            let known = attached.get(&interface.name).is_some_and(|known| known.ifindex == interface.index);
+            if !known && interface.name != vxlan_device::NAME {
+                tracing::info!(interface = interface.name, "not a port any more: detaching the program");
+                self.node.datapath.detach(&interface)?;
+            }
+        }
+        self.reconcile().await
+    }
+
+    async fn reconcile(&self) -> Result<(), Error> {
+        let result =
+            self.node.writer.run(|applier| applier.role.ports.reconcile(&mut applier.tables)).await?;
+        result.map_err(|error| Error::Config(error.to_string()))
+    }
+
+    /// Detaches ports whose interface was removed, and follows veths whose other end moved to another
+    /// namespace.
+    async fn review_ports(&self) -> Result<(), Error> {
+        let links = self.netlink.links().await?;
+        let change = move |applier: &mut Applier<HostRole>| {
+            let attachments = applier.role.ports.attachments().clone();
+            for (name, mut attachment) in attachments {
+                let link = links.iter().find(|link| link.name == name && link.index == attachment.ifindex);
+                let result = match link {
+                    None => {
+                        tracing::info!(ifname = name, "the interface of the port was removed");
+                        applier.role.ports.detach(&mut applier.tables, &name).map(drop)
+                    }
+                    Some(link) if link.peer_elsewhere != attachment.peer_redirect => {
+                        attachment.peer_redirect = link.peer_elsewhere;
+                        applier.role.ports.attach(&mut applier.tables, &name, attachment)
+                    }
+                    Some(_) => Ok(()),
+                };
+                if let Err(error) = result {
+                    tracing::error!(ifname = name, %error, "cannot update the port");
+                }
+            }
+        };
+        self.node.writer.run(change).await
+    }
+
+    /// Follows changes of the host's interfaces until the table writer has ended.
+    pub async fn run(self: Arc<Self>) -> Result<(), Error> {
+        let changes = changes()?;
+        let socket = PacketSocket::open()?;
+        let mut ticks = interval(REVIEW_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut advertisements = interval(ADVERTISEMENT_INTERVAL);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                _ = advertisements.tick() => {
+                    self.advertise(&socket).await?;
+                    continue;
+                }
+                () = changes.notified() => sleep(SETTLE_TIME).await,
+            }
+            match self.review().await {
+                Ok(()) => {}
+                Err(Error::WriterGone) => return Err(Error::WriterGone),
+                Err(error) => tracing::warn!(
+                    error = error_chain(&error),
+                    "cannot review the interfaces; retrying later"
+                ),
+            }
+        }
+    }
+
+    /// Sends unsolicited router advertisements. The program only answers solicitations, and a VM that sends
+    /// none would lose its default route.
+    async fn advertise(&self, socket: &PacketSocket) -> Result<(), Error> {
+        let ports = self.node.writer.run(|applier| applier.tables.ports().collect::<Vec<_>>()).await?;
+        for port in ports {
+            let Some(ipv6) = port.ipv6 else { continue };
+            let Ok(prefix) = Ipv6Net::new(ipv6.address, ipv6.length) else { continue };
+            if let Err(error) = socket.send(port.ifindex, &router_advertisement(&prefix, port.mtu)) {
+                tracing::warn!(
+                    ifindex = port.ifindex,
+                    error = error_chain(&error),
+                    "cannot advertise the router"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    async fn review(&self) -> Result<(), Error> {
+        let _lock = self.lock.lock().await;
+        self.review_ports().await?;
+        let uplink = self.netlink.require_link(&self.uplink).await?;
+        let vxlan = vxlan_device::ensure(&self.netlink, &uplink, self.vteps).await?;
+        if !self.node.datapath.is_attached(&vxlan.interface()).map_err(Error::from)? {
+            self.node.datapath.attach_tc(UPLINK_PROGRAM, &vxlan.interface())?;
+        }
+        let mtu = crate::mtu16(vxlan_device::mtu(&uplink, self.vteps)?);
+        if self.node.writer.run(move |applier| applier.role.ports.limit_mtu(mtu)).await? {
+            tracing::info!(mtu, "the MTU of the tunnel changed");
+            self.reconcile().await?;
+        }
+        let config = node_config(&[uplink], self.vteps, vxlan.index);
+        self.node.writer.run(move |applier| applier.tables.set_node(&config)).await??;
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! The files of the port registry in the state directory. Changes with their format.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::Path;
+
+use sluice_agent::Error;
+use sluice_southbound::proto::NodeUpdate;
+use sluice_southbound::{Port, Update, Vtep, VtepRole};
+use sluice_types::InstanceId;
+
+use super::{Attachment, RegistryError};
+
+/// Instances and gateways, as the controller sent them: a message of `api/southbound.proto`.
+pub(super) const INSTANCES_FILE: &str = "instances.bin";
+/// The attachments, as the operator made them.
+pub(super) const ATTACHMENTS_FILE: &str = "attachments.json";
+
+/// Instances of this host, and clusters by the VTEPs of their gateways.
+pub(super) type Instances = (BTreeMap<InstanceId, Port>, BTreeMap<IpAddr, u32>);
+
+/// Reads instances and gateways; `None` if the file is absent or damaged, which a snapshot repairs.
+pub(super) fn read_instances(state_dir: &Path) -> Option<Instances> {
+    let path = state_dir.join(INSTANCES_FILE);
+    let bytes = fs::read(&path).ok()?;
+    let message: NodeUpdate = prost::Message::decode(bytes.as_slice()).ok()?;
+    let (update, malformed) = Update::read(message);
+    // A file of an older version has no gateways; it lacks the snapshot flag.
+    if !malformed.is_empty() || !update.snapshot {
+        let path = path.display();
+        tracing::warn!(%path, "damaged or incomplete; requesting a snapshot from the controller");
+        return None;
+    }
+    let cluster = |vtep: Vtep| match vtep.role {
+        VtepRole::Gateway { cluster } => Some((vtep.address, cluster)),
+        VtepRole::Host => None,
+    };
+    let gateways = update.vteps.into_iter().filter_map(cluster).collect();
+    Some((update.ports.into_iter().map(|port| (port.instance, port)).collect(), gateways))
+}
+
+/// Writes instances and gateways.
+pub(super) fn write_instances(
+    state_dir: &Path,
+    instances: &BTreeMap<InstanceId, Port>,
+    gateways: &BTreeMap<IpAddr, u32>,
+) -> Result<(), String> {
+    let vtep = |(address, cluster): (&IpAddr, &u32)| Vtep {
+        address: *address,
+        role: VtepRole::Gateway { cluster: *cluster },
+    };
+    let (vteps, ports) = (gateways.iter().map(vtep).collect(), instances.values().cloned().collect());
+    let update = Update { snapshot: true, vteps, ports, ..Update::default() };
+    let path = state_dir.join(INSTANCES_FILE);
+    replace_file(&path, &prost::Message::encode_to_vec(&NodeUpdate::from(update)))
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))
+}
+
+/// Reads the attachments. A damaged file is an error: without its attachments VMs would lose their
+/// connection.
+pub(super) fn read_attachments(state_dir: &Path) -> Result<BTreeMap<String, Attachment>, Error> {
+    let path = state_dir.join(ATTACHMENTS_FILE);
+    match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|error| Error::Config(format!("{} is damaged: {error}", path.display()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(Error::io(format!("read {}", path.display()))(error)),
+    }
+}
+
+/// Writes the attachments.
+pub(super) fn write_attachments(
+    state_dir: &Path,
+    attachments: &BTreeMap<String, Attachment>,
+) -> Result<(), RegistryError> {
+    let path = state_dir.join(ATTACHMENTS_FILE);
+    let bytes =
+        serde_json::to_vec_pretty(attachments).map_err(|error| RegistryError::State(error.to_string()))?;
+    replace_file(&path, &bytes)
+        .map_err(|error| RegistryError::State(format!("cannot write {}: {error}", path.display())))
+}
+
+/// After a crash of the machine there is either the old or the new file.
+fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = fs::File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)
+}

@@ -1,0 +1,193 @@
+//! The port registry over anonymous memory and a temporary state directory.
+
+use sluice_tables::{Immediate, Memory, Sizes, Vrf};
+use sluice_types::{MacAddr, Vni};
+
+use super::files::{ATTACHMENTS_FILE, INSTANCES_FILE};
+use super::*;
+use std::fs;
+
+fn tables() -> NodeTables {
+    let memory = Memory::anonymous(1 << 14).unwrap();
+    let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+    for vni in [1, 2] {
+        let vni = Vni::new(vni).unwrap();
+        tables
+            .upsert_vrf(&Vrf {
+                vni,
+                mtu: 1430,
+                router4: None,
+                router6: None,
+                group: None,
+                elephant_bytes: None,
+            })
+            .unwrap();
+    }
+    tables
+}
+
+fn port(number: u64, name: &str, vni: u32) -> Port {
+    Port {
+        instance: InstanceId::new(number),
+        name: name.to_owned(),
+        vni: Vni::new(vni).unwrap(),
+        mac: MacAddr::local(number),
+        ipv4: Some(format!("10.0.0.{number}/24").parse().unwrap()),
+        router4: Some("10.0.0.1".parse().unwrap()),
+        ipv6: Some(format!("fd00::{number}/64").parse().unwrap()),
+        mtu: 1430,
+        dns4: vec!["192.0.2.53".parse().unwrap()],
+    }
+}
+
+fn attachment(ifindex: u32, instance: u64) -> Attachment {
+    Attachment { ifindex, instance: InstanceId::new(instance), peer_redirect: true, ipv6_enabled: true }
+}
+
+fn registry(dir: &Path) -> (PortRegistry, NodeTables) {
+    let (mut registry, mut tables) = (PortRegistry::load(dir).unwrap().0, tables());
+    for port in [port(2, "blue/web", 1), port(3, "red/web", 2), port(4, "red/db", 2)] {
+        registry.upsert_instance(&mut tables, port).unwrap();
+    }
+    (registry, tables)
+}
+
+#[test]
+fn instances_are_found_by_id_full_name_and_unique_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (registry, _) = registry(dir.path());
+    let id = |name: &str| registry.find(name).map(|port| port.instance.get());
+    assert_eq!(id("inst-3"), Ok(3));
+    assert_eq!(id("red/web"), Ok(3));
+    assert_eq!(id("db"), Ok(4));
+    assert_eq!(id("unknown"), Err(RegistryError::Unknown("unknown".to_owned())));
+    let ambiguous = id("web").unwrap_err().to_string();
+    assert!(ambiguous.contains("blue/web, red/web"), "{ambiguous}");
+}
+
+#[test]
+fn attached_port_is_in_the_tables_until_it_is_detached() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    let entry = tables.port(50).unwrap();
+    assert_eq!((entry.instance, entry.vni.get(), entry.peer_redirect), (2, 1, true));
+    assert_eq!(entry.ipv6.unwrap().address, "fd00::2".parse::<std::net::Ipv6Addr>().unwrap());
+    // Attaching again changes nothing.
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), Some(attachment(50, 2)));
+    assert!(tables.port(50).is_none());
+    assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), None);
+}
+
+#[test]
+fn interface_and_instance_are_joined_one_to_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    let taken = registry.attach(&mut tables, "tap1", attachment(51, 2)).unwrap_err();
+    assert!(matches!(&taken, RegistryError::InstanceTaken { ifname, .. } if ifname == "tap0"), "{taken}");
+    let taken = registry.attach(&mut tables, "tap0", attachment(50, 3)).unwrap_err();
+    assert!(
+        matches!(&taken, RegistryError::InterfaceTaken { instance, .. } if instance == "blue/web"),
+        "{taken}"
+    );
+    // A new interface of the same name replaces the old one.
+    registry.attach(&mut tables, "tap0", attachment(60, 3)).unwrap();
+    assert_eq!((tables.port(50), tables.port(60).unwrap().instance), (None, 3));
+}
+
+#[test]
+fn port_of_a_removed_instance_is_removed_and_returns_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    registry.remove_instance(&mut tables, InstanceId::new(2)).unwrap();
+    assert!(tables.port(50).is_none());
+    assert!(registry.attachments().contains_key("tap0"), "the interface stays attached");
+    let changed = Port { mtu: 1300, ..port(2, "blue/web", 1) };
+    registry.upsert_instance(&mut tables, changed).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1300);
+    registry.remove_instance(&mut tables, InstanceId::new(2)).unwrap();
+    registry.attach(&mut tables, "tap0", attachment(50, 3)).unwrap();
+    assert_eq!(tables.port(50).unwrap().instance, 3, "the interface can be attached to the next instance");
+}
+
+#[test]
+fn committed_state_is_loaded_by_the_next_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    assert!(!PortRegistry::load(dir.path()).unwrap().1, "nothing was committed yet");
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    let vtep = |address: &str, role| Vtep { address: address.parse().unwrap(), role };
+    for (address, cluster) in [("192.0.2.11", 4), ("2001:db8::11", 4), ("192.0.2.12", 5), ("192.0.2.13", 4)] {
+        registry.upsert_vtep(&vtep(address, VtepRole::Gateway { cluster }));
+    }
+    registry.upsert_vtep(&vtep("192.0.2.21", VtepRole::Host));
+    registry.upsert_vtep(&vtep("192.0.2.13", VtepRole::Host));
+    registry.commit().unwrap();
+    let (read, complete) = PortRegistry::load(dir.path()).unwrap();
+    assert!(complete);
+    assert_eq!((&read.instances, &read.attachments), (&registry.instances, &registry.attachments));
+    let gateways: Vec<String> = read.gateways_of(4).map(|address| address.to_string()).collect();
+    assert_eq!(gateways, ["192.0.2.11", "2001:db8::11"]);
+    assert!(read.has_instance_in(Vni::new(1).unwrap()) && !read.has_instance_in(Vni::new(9).unwrap()));
+    let known = ["192.0.2.12", "192.0.2.13"].map(|vtep| read.is_gateway(vtep.parse().unwrap()));
+    assert_eq!(known, [true, false]);
+    for address in ["192.0.2.11", "192.0.2.12"] {
+        registry.remove_vtep(address.parse().unwrap());
+    }
+    registry.commit().unwrap();
+    let (again, _) = PortRegistry::load(dir.path()).unwrap();
+    assert_eq!((again.gateways_of(4).count(), again.gateways_of(5).count()), (1, 0));
+
+    // A port that is in the tables only was left by an agent that ended in the middle of an attachment.
+    let unknown = sluice_tables::Port { ifindex: 99, instance: 4, ..tables.port(50).unwrap() };
+    tables.remove_port(50).unwrap();
+    tables.upsert_port(&unknown).unwrap();
+    read.reconcile(&mut tables).unwrap();
+    assert_eq!(tables.ports().map(|port| port.ifindex).collect::<Vec<_>>(), [50]);
+
+    fs::write(dir.path().join(INSTANCES_FILE), [0xff; 9]).unwrap();
+    assert!(!PortRegistry::load(dir.path()).unwrap().1, "a damaged file needs a snapshot");
+    fs::write(dir.path().join(ATTACHMENTS_FILE), "{").unwrap();
+    let error = PortRegistry::load(dir.path()).err().unwrap();
+    assert!(error.to_string().contains(ATTACHMENTS_FILE), "{error}");
+}
+
+#[test]
+fn mtu_of_a_port_is_the_smaller_of_vpc_and_tunnel() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1430, "of its VPC");
+    assert!(registry.limit_mtu(1400));
+    assert!(!registry.limit_mtu(1400), "unchanged");
+    registry.reconcile(&mut tables).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1400);
+    registry.upsert_instance(&mut tables, Port { mtu: 1300, ..port(2, "blue/web", 1) }).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1300, "of its VPC, which is smaller");
+}
+
+#[test]
+fn port_without_its_vpc_in_new_tables_does_not_stop_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut old) = registry(dir.path());
+    registry.attach(&mut old, "tap0", attachment(50, 2)).unwrap();
+    registry.attach(&mut old, "tap1", attachment(51, 3)).unwrap();
+    let mut new = tables();
+    new.remove_vrf(port(2, "blue/web", 1).vni).unwrap();
+    registry.reconcile(&mut new).unwrap();
+    assert!(new.port(50).is_none());
+    assert_eq!(new.port(51).unwrap().instance, 3);
+}
+
+#[test]
+fn recreated_interface_replaces_the_old_port() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    registry.attach(&mut tables, "tap0", attachment(51, 2)).unwrap();
+    assert!(tables.port(50).is_none());
+    assert_eq!(tables.port(51).unwrap().instance, 2);
+}

@@ -1,0 +1,254 @@
+//! The host's role: what a host does with groups, VRFs, ports and direct paths of an update, and what it
+//! keeps besides the tables. Changes when hosts get another kind of entry.
+//!
+//! A VRF sends its packets to the vIPs of its group. It may come before its group has a vIP of this host's
+//! address family; until then the VPC works on this host alone:
+//!
+//! ```text
+//!                    its group has vIPs
+//!     VRF added --------------------------------------> CONNECTED
+//!         |                                              |     ^
+//!         | its group is absent or empty:                |     | its group is added
+//!         | reported as a failure                        |     | or gets a vIP
+//!         v                  its group is removed or     |     |
+//!     WITHOUT GROUP <------- loses its last vIP ---------+     |
+//!         |                                                    |
+//!         +----------------------------------------------------+
+//! ```
+
+mod delayed_removal;
+mod fixed_paths;
+#[cfg(test)]
+mod fixed_paths_tests;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use sluice_agent::rsp::KeyKind;
+use sluice_agent::{Role, UpdateContext, error_chain};
+use sluice_southbound::{Group, Path, PathKey, Port, Vrf, Vtep};
+use sluice_tables::NodeTables;
+use sluice_types::{InstanceId, Vni};
+use tokio::sync::watch;
+
+use crate::port_registry::PortRegistry;
+use delayed_removal::DelayedRemovals;
+use fixed_paths::PendingPaths;
+
+/// A host's state besides the tables.
+pub struct HostRole {
+    /// The instances of this host and their ports.
+    pub ports: PortRegistry,
+    /// VRFs whose group is absent, with that group.
+    without_group: BTreeMap<Vni, sluice_tables::Vrf>,
+    delayed: DelayedRemovals,
+    paths: PendingPaths,
+    /// The groups for which this host detects elephant flows itself.
+    detection: watch::Sender<BTreeSet<u32>>,
+}
+
+impl HostRole {
+    /// Networks and gateways that the controller removes stay for `removal_delay`.
+    pub fn new(ports: PortRegistry, removal_delay: Duration) -> Self {
+        Self {
+            ports,
+            without_group: BTreeMap::new(),
+            delayed: DelayedRemovals::new(removal_delay),
+            paths: PendingPaths::default(),
+            detection: watch::Sender::default(),
+        }
+    }
+
+    /// The groups for which this host detects elephant flows, as received since the agent started. If the
+    /// set is empty, gateways detect them.
+    pub fn detection(&self) -> watch::Receiver<BTreeSet<u32>> {
+        self.detection.subscribe()
+    }
+
+    fn set_detection(&mut self, id: u32, detect: bool) {
+        self.detection.send_if_modified(|groups| if detect { groups.insert(id) } else { groups.remove(&id) });
+    }
+
+    /// Begins the delayed removal of networks without an instance here and of VTEPs that are no known
+    /// gateway's: an earlier agent may have delayed their removal, or died before it.
+    pub fn delay_unused(&mut self, tables: &NodeTables, now: Instant) {
+        for entry in tables.vrfs() {
+            if !self.ports.has_instance_in(entry.vrf.vni) {
+                self.delayed.delay_network(entry.vrf.vni, now);
+            }
+        }
+        for vtep in tables.vteps() {
+            if tables.role(vtep) == Some(sluice_tables::Role::Gateway) && !self.ports.is_gateway(vtep) {
+                self.delayed.delay_vtep(vtep, now);
+            }
+        }
+    }
+
+    /// Removes networks and VTEPs whose delay is over, and groups that only such networks used. A network
+    /// with an instance here stays.
+    pub fn remove_expired(&mut self, tables: &mut NodeTables, now: Instant) {
+        for vni in self.delayed.take_expired_networks(now) {
+            if self.ports.has_instance_in(vni) {
+                continue;
+            }
+            tracing::info!(%vni, "removing a network without instances on this host");
+            if let Err(error) = tables.remove_vrf(vni) {
+                tracing::error!(%vni, error = error_chain(&error), "cannot remove a network; retrying later");
+                self.delayed.delay_network(vni, now);
+            }
+        }
+        for vtep in self.delayed.take_expired_vteps(now) {
+            tracing::info!(%vtep, "refusing packets of a gateway that was removed");
+            if let Err(error) = tables.remove_vtep(vtep) {
+                tracing::error!(%vtep, error = error_chain(&error), "cannot remove a VTEP; retrying later");
+                self.delayed.delay_vtep(vtep, now);
+            }
+        }
+        let unused =
+            self.delayed.take_unused_groups(|id| tables.vrfs().any(|entry| entry.vrf.group == Some(id)));
+        for id in unused {
+            if let Err(error) = tables.remove_group(id) {
+                tracing::error!(id, error = error_chain(&error), "cannot remove a group");
+            }
+        }
+    }
+
+    /// Writes a VRF, without its group if that is absent.
+    fn write_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: sluice_tables::Vrf) {
+        let mut entry = vrf;
+        if let Some(id) = vrf.group.filter(|id| !context.tables.groups().any(|group| group.id == *id)) {
+            entry.group = None;
+            self.without_group.insert(vrf.vni, vrf);
+            report_absent_group(context, vrf.vni, id);
+        } else {
+            self.without_group.remove(&vrf.vni);
+        }
+        context.upsert_vrf(&entry);
+    }
+}
+
+fn report_absent_group(context: &mut UpdateContext<'_>, vni: Vni, group: u32) {
+    context.fail(|| format!("VNI {vni}: its gateway group {group} has no vIP for this host"));
+}
+
+impl Role for HostRole {
+    const KEY_KIND: KeyKind = KeyKind::Rsp;
+
+    fn begin_stream(&mut self) {
+        self.paths.clear();
+    }
+
+    fn upsert_vtep(&mut self, context: &mut UpdateContext<'_>, vtep: &Vtep) {
+        self.ports.upsert_vtep(vtep);
+        self.delayed.cancel_vtep(vtep.address);
+        context.upsert_vtep(vtep);
+    }
+
+    fn remove_vtep(&mut self, context: &mut UpdateContext<'_>, address: IpAddr) {
+        self.ports.remove_vtep(address);
+        let is_gateway = context.tables.role(address) == Some(sluice_tables::Role::Gateway);
+        if is_gateway && !context.is_other_database {
+            self.delayed.delay_vtep(address, Instant::now());
+        } else {
+            context.remove_vtep(address);
+        }
+    }
+
+    fn known_vteps(&self) -> Vec<IpAddr> {
+        self.ports.gateway_vteps().collect()
+    }
+
+    fn upsert_group(&mut self, context: &mut UpdateContext<'_>, group: Group) {
+        let Group { id, vips, detect } = group;
+        if vips.is_empty() {
+            self.remove_group(context, id);
+            return;
+        }
+        self.set_detection(id, detect);
+        self.delayed.cancel_group(id);
+        let result = context.tables.upsert_group(&sluice_tables::Group { id, vips });
+        if context.check(result, format_args!("group {id}")).is_none() {
+            return;
+        }
+        let connected: Vec<_> =
+            self.without_group.values().filter(|vrf| vrf.group == Some(id)).copied().collect();
+        for vrf in connected {
+            self.write_vrf(context, vrf);
+        }
+    }
+
+    fn remove_group(&mut self, context: &mut UpdateContext<'_>, id: u32) {
+        self.set_detection(id, false);
+        let vrfs = context.tables.vrfs().map(|entry| entry.vrf);
+        let users: Vec<_> = vrfs.filter(|vrf| vrf.group == Some(id)).collect();
+        if !users.is_empty() && users.iter().all(|vrf| self.delayed.has_network(vrf.vni)) {
+            return self.delayed.delay_group(id);
+        }
+        let result = context.tables.remove_group(id);
+        if context.check(result, format_args!("removal of group {id}")).is_none() {
+            return;
+        }
+        // In a snapshot VRFs come after the groups, and may have other groups than before.
+        if !context.is_snapshot {
+            users.iter().for_each(|vrf| report_absent_group(context, vrf.vni, id));
+        }
+        self.without_group.extend(users.into_iter().map(|vrf| (vrf.vni, vrf)));
+    }
+
+    fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
+        self.delayed.cancel_network(vrf.vni);
+        // Hosts offload flows as gateways notify them: they have no elephant threshold.
+        let Vrf { vni, mtu, router4, router6, group, elephant_kbps: _ } = *vrf;
+        let entry = sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes: None };
+        self.write_vrf(context, entry);
+    }
+
+    fn remove_vrfs(&mut self, context: &mut UpdateContext<'_>, vnis: &[Vni]) {
+        for vni in vnis {
+            self.without_group.remove(vni);
+            if !context.is_other_database && context.tables.vrf(*vni).is_some() {
+                self.delayed.delay_network(*vni, Instant::now());
+            } else {
+                context.remove_vrf(*vni);
+            }
+        }
+        // While the removal of a network is delayed, the controller no longer updates its paths.
+        let result = context.tables.retain_fixed(|path| !vnis.contains(&path.vni));
+        context.check(result, "removal of the fixed paths of networks");
+    }
+
+    fn upsert_port(&mut self, context: &mut UpdateContext<'_>, port: Port) {
+        if let Err(error) = self.ports.upsert_instance(context.tables, port) {
+            context.fail(|| error);
+        }
+    }
+
+    fn remove_port(&mut self, context: &mut UpdateContext<'_>, instance: InstanceId) {
+        if let Err(error) = self.ports.remove_instance(context.tables, instance) {
+            context.fail(|| error);
+        }
+    }
+
+    fn instances(&self) -> Vec<InstanceId> {
+        self.ports.instances().map(|port| port.instance).collect()
+    }
+
+    fn note_paths(&mut self, _: &mut UpdateContext<'_>, paths: &[Path], removed: &[PathKey]) {
+        self.paths.note(paths, removed);
+    }
+
+    fn end_step(&mut self, context: &mut UpdateContext<'_>) {
+        self.paths.write(context);
+    }
+
+    fn database_changed(&mut self) {
+        self.delayed.clear();
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        self.ports.commit()
+    }
+}

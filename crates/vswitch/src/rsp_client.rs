@@ -1,0 +1,443 @@
+//! The host's RSP client: feeds received messages, stray packets and elephant flows to the path learner,
+//! writes the paths that it returns to the tables, and sends its messages. Changes when the learner gets
+//! another input or output.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use sluice_agent::event_source::EventSource;
+use sluice_agent::rsp::RspTransport;
+use sluice_agent::{Applier, Error, Node, error_chain};
+use sluice_datapath::{FlowEvent, Stray};
+use sluice_rsp::cache::Config;
+use sluice_rsp::{Destination, Path};
+use sluice_tables::flows::{FlowConfig, Flows, Policy};
+use sluice_tables::{DirectPath, NodeTables};
+use sluice_types::Vni;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep_until};
+
+use crate::path_learner::{Actions, Network, PathChange, PathLearner};
+use crate::path_metrics::{PathMetrics, PathStats};
+use crate::role::HostRole;
+
+/// Datagrams that are received before other inputs get their turn.
+const RECEIVE_BUDGET: usize = 64;
+/// Interval at which the networks of this host are reviewed, in addition to reviews after changes.
+const REVIEW_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest and shortest interval at which the use of paths is read from the tables.
+const USE_INTERVAL_MAX: Duration = Duration::from_secs(5);
+const USE_INTERVAL_MIN: Duration = Duration::from_millis(500);
+/// Lifetime of a path that an earlier agent left in the tables.
+const ADOPTED_LIFETIME_MS: u32 = 60_000;
+/// Threshold of elephant flows where this host detects them: 20 kbit/s over a second, as on gateways.
+const ELEPHANT: FlowConfig = FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 };
+/// Requests for the list of paths that may wait.
+const LIST_REQUESTS_MAX: usize = 8;
+
+/// A path, as the local API shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct PathView {
+    /// VNI of the sender's network.
+    pub vni: u32,
+    /// Address of the destination.
+    pub destination: IpAddr,
+    /// VTEP of the destination's host.
+    pub host: IpAddr,
+    /// MAC of the destination.
+    pub mac: String,
+    /// VNI of the destination's network.
+    pub path_vni: u32,
+    /// Revision of the gateway that confirmed the path last; 0 for a fixed path.
+    pub revision: u64,
+    /// Whether packets take the path. If not, the tables refused it: the destination has a port on this host,
+    /// or the tables are full.
+    pub installed: bool,
+    /// Whether the path is set by the controller, not learned.
+    pub fixed: bool,
+}
+
+/// Requests the list of paths from the client. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct PathList(mpsc::Sender<oneshot::Sender<Vec<PathView>>>);
+
+impl PathList {
+    /// All paths, by network and destination.
+    ///
+    /// # Errors
+    /// [`Error::WriterGone`] while the agent ends.
+    pub async fn get(&self) -> Result<Vec<PathView>, Error> {
+        let (sender, receiver) = oneshot::channel();
+        self.0.send(sender).await.map_err(|_| Error::WriterGone)?;
+        receiver.await.map_err(|_| Error::WriterGone)
+    }
+}
+
+/// Detection of elephant flows on this host, which the controller may enable.
+pub struct ElephantDetection<E> {
+    /// Events of elephant flows.
+    pub events: E,
+    /// The packet program's flow table.
+    pub flows: Flows,
+    /// The groups for which detection is enabled.
+    pub groups: watch::Receiver<BTreeSet<u32>>,
+}
+
+impl<E> ElephantDetection<E> {
+    /// Makes the packet program count flows, or stop counting them.
+    fn configure(&mut self) {
+        let enabled = !self.groups.borrow_and_update().is_empty();
+        let policy = if enabled { Policy::Detect(ELEPHANT) } else { Policy::Off };
+        match self.flows.configure(&policy) {
+            Ok(()) => tracing::debug!(enabled, "detection of elephant flows on this host"),
+            Err(error) => {
+                tracing::error!(
+                    enabled,
+                    error = error_chain(&error),
+                    "cannot configure the detection of elephant flows"
+                );
+            }
+        }
+    }
+}
+
+/// The host's RSP client. A single task runs it.
+pub struct RspClient<S, E> {
+    node: Arc<Node<HostRole>>,
+    transport: RspTransport,
+    strays: S,
+    detection: ElephantDetection<E>,
+    /// VTEP of this host.
+    own: IpAddr,
+    learner: PathLearner,
+    /// Time after which an unused path is removed.
+    idle_timeout: Duration,
+    /// Origin of the learner's clock.
+    started: Instant,
+    registry_changes: watch::Receiver<u64>,
+    list_requests: mpsc::Receiver<oneshot::Sender<Vec<PathView>>>,
+    stats: Arc<Mutex<PathStats>>,
+}
+
+impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
+    /// A client that uses `transport`. `own` is this host's VTEP, and an unused path is removed after
+    /// `idle_timeout`. `registry_changes` notifies changes of instances and gateways.
+    pub fn new(
+        node: Arc<Node<HostRole>>,
+        transport: RspTransport,
+        (strays, detection): (S, ElephantDetection<E>),
+        own: IpAddr,
+        idle_timeout: Duration,
+        registry_changes: watch::Receiver<u64>,
+    ) -> (Self, PathList) {
+        let (sender, list_requests) = mpsc::channel(LIST_REQUESTS_MAX);
+        let stats = Arc::<Mutex<PathStats>>::default();
+        node.add_metrics(Arc::new(PathMetrics(stats.clone())));
+        let idle_ms = u64::try_from(idle_timeout.as_millis()).unwrap_or(u64::MAX);
+        let seed = sluice_agent::rsp::wall_clock_ms() as u32;
+        let learner = PathLearner::new(Config { idle_ms, seed, ..Config::default() }, own, 0);
+        let started = Instant::now();
+        let client = Self {
+            node,
+            transport,
+            strays,
+            detection,
+            own,
+            learner,
+            idle_timeout,
+            started,
+            registry_changes,
+            list_requests,
+            stats,
+        };
+        (client, PathList(sender))
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.now_us() / 1000
+    }
+
+    /// Time at which the learner's timer or redirections are due.
+    fn due(&self) -> Option<Instant> {
+        let timer = self.learner.timer_ms().map(|ms| ms.saturating_mul(1000));
+        let redirects = self.learner.redirects_due_us();
+        timer.into_iter().chain(redirects).min().map(|us| self.started + Duration::from_micros(us))
+    }
+
+    /// Runs until it fails.
+    ///
+    /// # Errors
+    /// [`Error::WriterGone`], or if an event source cannot be read.
+    pub async fn run(mut self) -> Result<(), Error> {
+        self.review_networks().await?;
+        self.adopt_paths().await?;
+        let mut reviews = interval(REVIEW_INTERVAL);
+        let mut uses = interval((self.idle_timeout / 6).clamp(USE_INTERVAL_MIN, USE_INTERVAL_MAX));
+        reviews.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        uses.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut topology = self.node.topology.subscribe();
+        self.detection.configure();
+        let (mut strays, mut elephants) = (Vec::new(), Vec::new());
+        loop {
+            let due = self.due();
+            tokio::select! {
+                () = self.transport.ready() => {}
+                ready = self.strays.ready() => ready?,
+                ready = self.detection.events.ready() => ready?,
+                Ok(()) = self.detection.groups.changed() => self.detection.configure(),
+                () = sleep_until(due.unwrap_or(self.started).into()), if due.is_some() => {}
+                _ = reviews.tick() => self.review_networks().await?,
+                // The node holds the senders of both, and this task holds the node.
+                _ = self.registry_changes.changed() => self.review_networks().await?,
+                _ = topology.changed() => self.review_networks().await?,
+                _ = uses.tick() => self.review_use().await?,
+                Some(request) = self.list_requests.recv() => self.list(request).await?,
+            }
+            strays.clear();
+            self.strays.drain(&mut strays)?;
+            elephants.clear();
+            self.detection.events.drain(&mut elephants)?;
+            self.process(&strays, &elephants).await?;
+        }
+    }
+
+    /// Processes the new inputs and what is due.
+    async fn process(&mut self, strays: &[Stray], elephants: &[FlowEvent]) -> Result<(), Error> {
+        self.transport.flush();
+        let (now_us, now_ms) = (self.now_us(), self.now_ms());
+        let mut actions = Actions::default();
+        for Stray { vni, destination, sender } in strays {
+            let destination = Destination { vni: *vni, address: *destination };
+            self.learner.note_stray(now_us, destination, *sender);
+        }
+        if self.learner.redirects_due_us().is_some_and(|due_us| due_us <= now_us) {
+            self.learner.take_redirects(now_us, &mut actions);
+        }
+        let destination = |event: &FlowEvent| Destination { vni: event.vni, address: event.destination };
+        let destinations: Vec<_> = elephants.iter().map(destination).collect();
+        if !destinations.is_empty() {
+            self.learner.request_paths(now_ms, &destinations, &mut actions);
+        }
+        for received in self.transport.receive(RECEIVE_BUDGET) {
+            self.learner.handle_message(now_ms, received.cluster, received.message, &mut actions);
+        }
+        if self.learner.timer_ms().is_some_and(|timer_ms| timer_ms <= now_ms) {
+            self.learner.handle_timer(now_ms, &mut actions);
+        }
+        self.perform(actions).await
+    }
+
+    async fn perform(&mut self, actions: Actions) -> Result<(), Error> {
+        let Actions { changes, messages } = actions;
+        if !changes.is_empty() {
+            let write = move |applier: &mut Applier<HostRole>| write_paths(&mut applier.tables, &changes);
+            let refused = self.node.writer.run(write).await?;
+            self.stats.lock().unwrap_or_else(PoisonError::into_inner).refused += refused;
+        }
+        for (cluster, to, message) in messages {
+            self.transport.send(Some(cluster), to, &message);
+        }
+        let (cache, counts) = self.learner.stats();
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        (stats.cache, stats.counts, stats.fill) = (cache, counts, self.learner.fill());
+        Ok(())
+    }
+
+    /// Reads which networks are on this host, after removing those whose delayed removal is due.
+    async fn review_networks(&mut self) -> Result<(), Error> {
+        let own = self.own;
+        let review = move |applier: &mut Applier<HostRole>| {
+            applier.role.remove_expired(&mut applier.tables, Instant::now());
+            (applier.tables.database_id(), networks(applier, own))
+        };
+        let (database, networks) = self.node.writer.run(review).await?;
+        let now_ms = self.now_ms();
+        let actions = self.learner.set_networks(now_ms, database, networks);
+        self.perform(actions).await
+    }
+
+    async fn adopt_paths(&mut self) -> Result<(), Error> {
+        let paths = self.node.writer.run(|applier| adopted(&applier.tables)).await?;
+        if !paths.is_empty() {
+            tracing::info!(paths = paths.len(), "adopted direct paths of an earlier agent; confirming them");
+        }
+        let now_ms = self.now_ms();
+        let actions = self.learner.adopt(now_ms, &paths);
+        self.perform(actions).await
+    }
+
+    async fn review_use(&mut self) -> Result<(), Error> {
+        let read = |applier: &mut Applier<HostRole>| -> Vec<(Destination, u64)> {
+            learned(&applier.tables).map(|(path, used)| (destination(&path), used.into())).collect()
+        };
+        let used = self.node.writer.run(read).await?;
+        let now_ms = self.now_ms();
+        let actions = self.learner.note_use(now_ms, &used);
+        self.perform(actions).await
+    }
+
+    async fn list(&mut self, request: oneshot::Sender<Vec<PathView>>) -> Result<(), Error> {
+        let read = |applier: &mut Applier<HostRole>| -> Vec<DirectPath> {
+            applier.tables.direct_paths().map(|(path, _)| path).collect()
+        };
+        let (fixed, learned): (Vec<_>, Vec<_>) =
+            self.node.writer.run(read).await?.into_iter().partition(|path| path.fixed);
+        let installed: HashMap<_, _> = learned.iter().map(|path| (destination(path), path.host)).collect();
+        let view = |(destination, path): (Destination, Path)| PathView {
+            vni: destination.vni.get(),
+            destination: destination.address,
+            host: path.host,
+            mac: path.mac.to_string(),
+            path_vni: path.vni.get(),
+            revision: path.revision,
+            installed: installed.get(&destination) == Some(&path.host),
+            fixed: false,
+        };
+        let mut paths: Vec<PathView> = self.learner.paths().map(view).collect();
+        paths.extend(fixed.iter().map(fixed_view));
+        paths.sort_by_key(|path| (path.vni, path.destination));
+        // The API's client may have closed the connection.
+        let _ = request.send(paths);
+        Ok(())
+    }
+}
+
+fn fixed_view(path: &DirectPath) -> PathView {
+    PathView {
+        vni: path.vni.get(),
+        destination: path.address,
+        host: path.host,
+        mac: path.mac.to_string(),
+        path_vni: path.path_vni.get(),
+        revision: 0,
+        installed: true,
+        fixed: true,
+    }
+}
+
+fn destination(path: &DirectPath) -> Destination {
+    Destination { vni: path.vni, address: path.address }
+}
+
+/// The learned paths of the tables. Their revision is 0, so whatever a gateway sends is newer.
+fn adopted(tables: &NodeTables) -> Vec<(Destination, Path)> {
+    let path = |path: &DirectPath| Path {
+        host: path.host,
+        mac: path.mac,
+        vni: path.path_vni,
+        lifetime_ms: ADOPTED_LIFETIME_MS,
+        revision: 0,
+    };
+    learned(tables).map(|(direct, _)| (destination(&direct), path(&direct))).collect()
+}
+
+/// The paths of the tables that are not fixed, and when each was used last.
+fn learned(tables: &NodeTables) -> impl Iterator<Item = (DirectPath, u32)> {
+    tables.direct_paths().filter(|(path, _)| !path.fixed)
+}
+
+/// Removes a path unless it is fixed.
+fn remove_learned(tables: &mut NodeTables, vni: Vni, address: IpAddr) -> Result<bool, sluice_tables::Error> {
+    match tables.direct_path(vni, address) {
+        Some(path) if path.fixed => Ok(false),
+        _ => tables.remove_direct_path(vni, address),
+    }
+}
+
+/// The networks of this host that have a group, with the gateways of its cluster.
+fn networks(applier: &Applier<HostRole>, own: IpAddr) -> Vec<Network> {
+    let registry = &applier.role.ports;
+    let network = |entry: sluice_tables::VrfEntry| {
+        let cluster = entry.vrf.group?;
+        let gateways = registry.gateways_of(cluster).filter(|gateway| gateway.is_ipv4() == own.is_ipv4());
+        Some(Network {
+            vni: entry.vrf.vni,
+            cluster,
+            gateways: gateways.collect(),
+            has_instance: registry.has_instance_in(entry.vrf.vni),
+        })
+    };
+    applier.tables.vrfs().filter_map(network).collect()
+}
+
+/// Writes changes to the tables. Returns how many of them the tables refused.
+fn write_paths(tables: &mut NodeTables, changes: &[PathChange]) -> u64 {
+    let mut refused = 0;
+    for change in changes {
+        let (destination, result) = match *change {
+            PathChange::Install(destination, path) => {
+                let Destination { vni, address } = destination;
+                let Path { mac, host, vni: path_vni, .. } = path;
+                let path = DirectPath { vni, address, mac, host, path_vni, fixed: false };
+                // If the new path cannot be written, the old one is removed too, because it is out of date.
+                let written = tables.upsert_direct_path(&path);
+                let result = written.or_else(|error| remove_learned(tables, vni, address).and(Err(error)));
+                (destination, result)
+            }
+            PathChange::Remove(destination, _) => {
+                (destination, remove_learned(tables, destination.vni, destination.address))
+            }
+        };
+        if let Err(error) = result {
+            refused += 1;
+            tracing::debug!(?destination, error = error_chain(&error), "direct path refused");
+        }
+    }
+    refused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_rsp::cache::RemovalReason;
+    use sluice_tables::{Immediate, Memory, Role, Sizes, Vrf};
+    use sluice_types::MacAddr;
+
+    fn tables(vni: Vni, host: IpAddr) -> NodeTables {
+        let memory = Memory::anonymous(1 << 12).unwrap();
+        let mut tables = NodeTables::create(memory, Immediate, Sizes::default()).unwrap();
+        tables.upsert_vtep(host, Role::Host).unwrap();
+        let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes: None };
+        tables.upsert_vrf(&vrf).unwrap();
+        tables
+    }
+
+    fn path(vni: Vni, host: IpAddr) -> Path {
+        Path { host, mac: MacAddr::local(5), vni, lifetime_ms: 1000, revision: 1 }
+    }
+
+    /// Catches an outdated path that stays when its successor is refused.
+    #[test]
+    fn refused_path_removes_the_old_one() {
+        let (vni, known): (_, IpAddr) = (Vni::new(7).unwrap(), "192.0.2.22".parse().unwrap());
+        let mut tables = tables(vni, known);
+        let destination = Destination { vni, address: "10.0.0.5".parse().unwrap() };
+        assert_eq!(write_paths(&mut tables, &[PathChange::Install(destination, path(vni, known))]), 0);
+        assert_eq!(tables.direct_path(vni, destination.address).unwrap().host, known);
+        let unknown = "192.0.2.99".parse().unwrap();
+        assert_eq!(write_paths(&mut tables, &[PathChange::Install(destination, path(vni, unknown))]), 1);
+        assert_eq!(tables.direct_paths().count(), 0);
+        assert_eq!(write_paths(&mut tables, &[PathChange::Remove(destination, RemovalReason::Idle)]), 0);
+    }
+
+    #[test]
+    fn fixed_path_is_neither_replaced_nor_removed_nor_adopted() {
+        let (vni, host): (_, IpAddr) = (Vni::new(7).unwrap(), "192.0.2.22".parse().unwrap());
+        let mut tables = tables(vni, host);
+        let destination = Destination { vni, address: "10.0.0.5".parse().unwrap() };
+        let Destination { address, .. } = destination;
+        let fixed = DirectPath { vni, address, mac: MacAddr::local(6), host, path_vni: vni, fixed: true };
+        tables.upsert_direct_path(&fixed).unwrap();
+        assert_eq!(write_paths(&mut tables, &[PathChange::Install(destination, path(vni, host))]), 1);
+        assert_eq!(write_paths(&mut tables, &[PathChange::Remove(destination, RemovalReason::Idle)]), 0);
+        assert_eq!(tables.direct_path(vni, address), Some(fixed));
+        assert_eq!((learned(&tables).count(), adopted(&tables)), (0, Vec::new()));
+    }
+}
