@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Gateways report once a second, and the scheduler decides as often.
 const REPORTED: Duration = Duration::from_secs(12);
+/// A rate that has not changed for so long comes from whole seconds of all streams. The first report after the
+/// streams begin covers a second in which they were not yet there for part of the time.
+const STEADY: Duration = Duration::from_millis(2500);
 /// Traffic at half the capacity flows for so long: several reports and rounds of the scheduler.
 const CALM: Duration = Duration::from_secs(4);
 /// A gateway that forwards less than this has no stream.
@@ -49,17 +52,26 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     bench.owners_preferred().await
 }
 
-/// The gateway that forwards most.
+/// A busy gateway whose rate is steady; the busiest one, if there are several.
 async fn busiest(lab: &Lab) -> Result<PlacementGateway, Failure> {
     let until = Instant::now() + REPORTED;
+    // Per gateway, its rate when the rate last changed, and the time of that reading.
+    let mut rates = BTreeMap::new();
     loop {
         let placement = lab.api().placement().await?;
         let all = placement.clusters.into_iter().flat_map(|cluster| cluster.gateways);
-        let busiest = all.max_by_key(|gateway| gateway.pps).filter(|gateway| gateway.pps >= BUSY_PPS);
-        if let Some(busiest) = busiest {
+        let steady = all.filter(|gateway| {
+            let now = (gateway.pps, Instant::now());
+            let (pps, since) = rates.entry(gateway.id).or_insert(now);
+            if pps.abs_diff(gateway.pps) > *pps / 10 {
+                (*pps, *since) = now;
+            }
+            gateway.pps >= BUSY_PPS && since.elapsed() >= STEADY
+        });
+        if let Some(busiest) = steady.max_by_key(|gateway| gateway.pps) {
             return Ok(busiest);
         }
-        ensure!(Instant::now() < until, "no gateway reports that it forwards anything");
+        ensure!(Instant::now() < until, "no gateway reports that it forwards at a steady rate");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

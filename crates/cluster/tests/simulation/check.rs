@@ -30,6 +30,17 @@ pub struct Summary {
     pub announced_max: usize,
 }
 
+impl Summary {
+    /// Adds the summary of another run.
+    pub fn add(&mut self, other: Self) {
+        self.events += other.events;
+        self.messages += other.messages;
+        self.bytes_max = self.bytes_max.max(other.bytes_max);
+        self.takeovers_us.extend(other.takeovers_us);
+        self.announced_max = self.announced_max.max(other.announced_max);
+    }
+}
+
 /// Runs a seed. The error says which invariant was broken.
 pub fn run(seed: u64, traced: bool) -> (World, Result<Summary, String>) {
     let mut world = World::new(seed, traced);

@@ -10,8 +10,10 @@ mod rng;
 mod scenario;
 mod world;
 
-use scenario::CLASSES;
+use check::Summary;
+use scenario::{CLASSES, Class};
 use std::collections::BTreeMap;
+use std::num::NonZero;
 
 fn from_environment(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -30,6 +32,53 @@ fn fail_with_trace(seed: u64, broken: &str) -> ! {
     panic!("seed {seed} at {} us: {broken}\nto run this seed only: SLUICE_CLUSTER_SEED={seed}", world.now_us);
 }
 
+/// What the runs of many seeds add up to.
+#[derive(Default)]
+struct Totals {
+    summary: Summary,
+    /// Number of runs of each class of faults.
+    runs: BTreeMap<Class, u32>,
+    /// Seeds that failed, and the invariant that each of them broke.
+    failures: Vec<(u64, Class, String)>,
+}
+
+impl Totals {
+    fn add_run(&mut self, seed: u64) {
+        let (world, result) = check::run(seed, false);
+        let class = world.scenario.class;
+        *self.runs.entry(class).or_insert(0) += 1;
+        match result {
+            Ok(summary) => self.summary.add(summary),
+            Err(broken) => self.failures.push((seed, class, broken)),
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.summary.add(other.summary);
+        for (class, runs) in other.runs {
+            *self.runs.entry(class).or_insert(0) += runs;
+        }
+        self.failures.extend(other.failures);
+    }
+}
+
+/// Runs the seeds from 0 to `seeds` on all processors. Failures are in the order of their seeds.
+fn run_all(seeds: u64) -> Totals {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mut all = Totals::default();
+    std::thread::scope(|scope| {
+        let run = |first: usize| {
+            let mut totals = Totals::default();
+            (first as u64..seeds).step_by(processors).for_each(|seed| totals.add_run(seed));
+            totals
+        };
+        let threads: Vec<_> = (0..processors).map(|first| scope.spawn(move || run(first))).collect();
+        threads.into_iter().for_each(|thread| all.add(thread.join().expect("a run panicked")));
+    });
+    all.failures.sort_unstable_by_key(|(seed, ..)| *seed);
+    all
+}
+
 #[test]
 fn invariants_hold_for_every_seed() {
     if let Some(seed) = from_environment("SLUICE_CLUSTER_SEED") {
@@ -41,26 +90,8 @@ fn invariants_hold_for_every_seed() {
         return;
     }
     let seeds = from_environment("SLUICE_CLUSTER_SEEDS").unwrap_or(10_000);
-    let (mut events, mut messages, mut announced_max, mut bytes_max) = (0, 0, 0, 0);
-    let mut takeovers_us = Vec::new();
-    let mut runs = BTreeMap::new();
-    let mut failures = Vec::new();
-    for seed in 0..seeds {
-        let (world, result) = check::run(seed, false);
-        *runs.entry(world.scenario.class).or_insert(0) += 1;
-        let summary = match result {
-            Ok(summary) => summary,
-            Err(broken) => {
-                failures.push((seed, world.scenario.class, broken));
-                continue;
-            }
-        };
-        events += summary.events;
-        messages += summary.messages;
-        announced_max = announced_max.max(summary.announced_max);
-        bytes_max = bytes_max.max(summary.bytes_max);
-        takeovers_us.extend(summary.takeovers_us);
-    }
+    let Totals { summary, runs, failures } = run_all(seeds);
+    let Summary { events, messages, bytes_max, mut takeovers_us, announced_max } = summary;
     if let Some((seed, _, broken)) = failures.first() {
         println!("{} of {seeds} seeds failed; the first ones are:", failures.len());
         failures
