@@ -3,7 +3,7 @@
 //! the paper's test bed, beside gateways that belong to host zones.
 
 use crate::demands::Random;
-use crate::{Failure, Outcome, Settings};
+use crate::{CLUSTERS, Failure, Outcome, Settings};
 use sluice_bench_report::{Measure, median};
 use sluice_placement::{Cluster, Placement, Problem, Settings as Rgcm, Vpc, solve};
 use sluice_types::{ClusterId, TenantId, VpcId};
@@ -12,8 +12,6 @@ const HOSTS: usize = 20;
 const VPCS: usize = 100;
 /// VMs of a VPC, from and to; 50 on average.
 const VMS: (usize, usize) = (10, 90);
-/// Gateways of each cluster; of the zones there are as many as gateways.
-const CLUSTERS: [usize; 10] = [5, 5, 5, 5, 5, 4, 4, 4, 4, 4];
 /// vIPs of each gateway, of one family.
 const VIPS: usize = 4;
 /// Bursts begin evenly within this time, and loads are looked at in windows (sections VIII-C.1: 5 to 15 s, 0.5 s).

@@ -3,7 +3,7 @@
 use crate::{Failure, Outcome, Settings};
 use sluice_bench_report::{Measure, median, stay_on};
 use sluice_bench_spine::gateway::{Gateway, Routes};
-use sluice_bench_spine::rig::Rig;
+use sluice_bench_spine::rig::{Rig, TIMED_PACKETS};
 use sluice_tables::flows::{FlowConfig, Policy};
 use sluice_types::ROUTER_MAC;
 use std::sync::Arc;
@@ -22,14 +22,38 @@ const CASES: [(u32, u32, &str); 5] = [
 /// Those that the paper's figures have.
 const PAPER: [&str; 2] = ["2k", "100k"];
 const SECONDS: f64 = 0.25;
-/// Pairs of measurements without and with detection in each round: short ones and many, so that what else
-/// the machine does is in both of a pair, or spoils few of them.
-const TURNS: usize = 16;
+/// Pairs of measurements without and with detection in each round. They are short and many, so that other work
+/// of the machine affects both measurements of a pair, or few pairs.
+const PAIRS: usize = 16;
 /// Who forwards and who reads events have a core each: whoever moves between them finds none of its memory in a cache.
 const FORWARDS: usize = 1;
 const READS: usize = 0;
 /// The default: 20 kbit/s for a second.
 const DETECT: Policy = Policy::Detect(FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 });
+
+/// How long and how often is measured.
+#[derive(Clone, Copy)]
+struct Effort {
+    rounds: usize,
+    /// Pairs of each round.
+    pairs: usize,
+    /// Length of a measurement of the packet rate.
+    seconds: f64,
+    /// Packets of a measurement of the program alone.
+    timed_packets: u32,
+}
+
+impl Effort {
+    /// A small size gives figures that nobody compares, so there it is enough that both sides are measured.
+    fn of(settings: &Settings) -> Self {
+        Self {
+            rounds: settings.rounds,
+            pairs: if settings.scale > 1 { 2 } else { PAIRS },
+            seconds: SECONDS / settings.scale as f64,
+            timed_packets: TIMED_PACKETS / settings.scale as u32,
+        }
+    }
+}
 
 /// Millions of packets a second, and nanoseconds of the program a packet.
 #[derive(Default)]
@@ -50,8 +74,8 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     for (destinations, flows_each, name) in CASES {
         let flows_each = if flows_each == 1 { 1 } else { (flows_each / settings.scale as u32).max(2) };
         let destinations = if flows_each == 1 { destinations / settings.scale as u32 } else { destinations };
-        let (rounds, seconds) = (settings.rounds, SECONDS / settings.scale as f64);
-        let case = in_namespace(move || one_case(destinations, flows_each, rounds, seconds))?;
+        let effort = Effort::of(settings);
+        let case = in_namespace(move || one_case(destinations, flows_each, effort))?;
         let Case { without, with, elephants } = case;
         let cost = median(
             without
@@ -89,7 +113,7 @@ fn in_namespace<T: Send + 'static>(
     spawn(inside).join().map_err(|_| "the measuring thread ended badly")?
 }
 
-fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> Result<Case, Failure> {
+fn one_case(destinations: u32, flows_each: u32, effort: Effort) -> Result<Case, Failure> {
     stay_on(FORWARDS)?;
     let rig = Rig::new()?;
     // Twice as many as there are: what an operator is told to give.
@@ -110,16 +134,18 @@ fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> 
         Ok(seen)
     });
     let (mut without, mut with) = (Rates::default(), Rates::default());
-    for _ in 0..rounds {
+    for _ in 0..effort.rounds {
         in_turns(
+            effort.pairs,
             |policy| gateway.count_flows(policy),
-            || gateway.nanoseconds(&rig),
+            || gateway.nanoseconds(&rig, effort.timed_packets),
             [&mut without.ns, &mut with.ns],
         )?;
         let _link = gateway.attach(&rig)?;
         in_turns(
+            effort.pairs,
             |policy| gateway.count_flows(policy),
-            || rig.mpps(seconds),
+            || rig.mpps(effort.seconds),
             [&mut without.mpps, &mut with.mpps],
         )?;
     }
@@ -131,11 +157,12 @@ fn one_case(destinations: u32, flows_each: u32, rounds: usize, seconds: f64) -> 
 /// Measures pairs without and with detection, each pair in the other order than the one before: whoever comes
 /// second has no advantage.
 fn in_turns(
+    pairs: usize,
     set: impl Fn(Policy) -> Result<(), Failure>,
     measure: impl Fn() -> Result<f64, Failure>,
     [without, with]: [&mut Vec<f64>; 2],
 ) -> Result<(), Failure> {
-    for turn in 0..TURNS {
+    for turn in 0..pairs {
         let mut sides = [(Policy::Off, &mut *without), (DETECT, &mut *with)];
         if turn % 2 == 1 {
             sides.reverse();

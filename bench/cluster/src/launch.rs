@@ -13,8 +13,6 @@ use std::time::Instant;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-/// The paper's gateways.
-const CLUSTERS: [usize; 10] = [5, 5, 5, 5, 5, 4, 4, 4, 4, 4];
 const INSTANCES: usize = 100_000;
 const HOSTS: usize = 100;
 /// Most instances of a call.
@@ -34,11 +32,11 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let count = (INSTANCES / settings.scale).max(CALL);
     let hosts = (HOSTS / settings.scale).max(4);
-    let sizes = sizes(count)?;
+    let (clusters, sizes) = (settings.clusters(), sizes(count)?);
     let (mut ours, mut theirs) = (Launched::default(), Launched::default());
     for _ in 0..settings.rounds {
-        runtime.block_on(launch(Model::Zeta, &sizes, hosts, &mut ours))?;
-        runtime.block_on(launch(Model::Preprogrammed, &sizes, hosts, &mut theirs))?;
+        runtime.block_on(launch(Model::Zeta, &clusters, &sizes, hosts, &mut ours))?;
+        runtime.block_on(launch(Model::Preprogrammed, &clusters, &sizes, hosts, &mut theirs))?;
     }
     outcome.note(format!(
         "launch_100k: {count} instances of {} VPCs on {hosts} hosts; entries of the hosts: {} under zeta, {} under \
@@ -105,8 +103,14 @@ impl Due {
     }
 }
 
-async fn launch(model: Model, sizes: &[usize], hosts: usize, launched: &mut Launched) -> Result<(), Failure> {
-    let mut fleet = Fleet::start_as(model, &CLUSTERS).await?;
+async fn launch(
+    model: Model,
+    clusters: &[usize],
+    sizes: &[usize],
+    hosts: usize,
+    launched: &mut Launched,
+) -> Result<(), Failure> {
+    let mut fleet = Fleet::start_as(model, clusters).await?;
     let hosts = fleet.agents(hosts).await?;
     let vpcs = vpcs(&fleet, sizes, &hosts).await?;
     let last = vpcs.iter().map(|launch| launch.vpc.revision).max().unwrap_or_default();

@@ -6,10 +6,6 @@ use sluice_bench_report::{Measure, median};
 use std::time::Instant;
 use tokio::task::JoinSet;
 
-/// Gateways and clusters of the paper's test bed.
-const CLUSTERS: [usize; 10] = [5, 5, 5, 5, 5, 4, 4, 4, 4, 4];
-/// GWZone has no clusters: any gateway may meet any tenant's packets, so each must have all rules.
-const ZONES: [usize; 1] = [45];
 const RULES: [(usize, &str); 2] = [(10_000, "10k"), (100_000, "100k")];
 /// VPCs that the rules are of; as many calls are under way at once.
 const VPCS: usize = 10;
@@ -28,13 +24,18 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
     for (rules, name) in RULES {
         let rules = (rules / settings.scale).max(VPCS);
         let (mut ours, mut zones) = (Times::default(), Times::default());
+        let clusters = settings.clusters();
+        let gateways: usize = clusters.iter().sum();
         for _ in 0..settings.rounds {
-            runtime.block_on(push(&CLUSTERS, rules, &mut ours))?;
-            runtime.block_on(push(&ZONES, rules, &mut zones))?;
+            runtime.block_on(push(&clusters, rules, &mut ours))?;
+            // GWZone has no clusters: each gateway may receive packets of any tenant, so each needs all rules.
+            runtime.block_on(push(&[gateways], rules, &mut zones))?;
         }
         outcome.note(format!(
-            "push_{name}: {} entries in all to 45 gateways in 10 clusters, {} where each has all",
-            ours.entries, zones.entries
+            "push_{name}: {} entries in all to {gateways} gateways in {} clusters, {} if each gateway has all",
+            ours.entries,
+            clusters.len(),
+            zones.entries
         ));
         let mut beside = |measure: String, ours, theirs| {
             let measure = Measure::beside_less(measure, "s", median(ours), "gwzone", Some(median(theirs)));

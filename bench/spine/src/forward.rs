@@ -3,7 +3,7 @@
 
 use crate::gateway::{Gateway, Routes};
 use crate::peers::{self, Ovs};
-use crate::rig::{Program, Rig};
+use crate::rig::{Program, Rig, TIMED_PACKETS};
 use sluice_bench_report::shell::Failure;
 use sluice_bench_report::{Measure, median};
 use sluice_types::{MacAddr, ROUTER_MAC};
@@ -76,7 +76,9 @@ fn rounds(count: u32, effort: Effort) -> Result<Figures, Failure> {
     let routed = Gateway::new(&rig, count, Routes::Each)?;
     rig.aim(count, 1, ROUTER_MAC.octets())?;
     let alone = |gateway: &Gateway| -> Result<f64, Failure> {
-        Ok(median((0..effort.rounds).map(|_| gateway.nanoseconds(&rig)).collect::<Result<_, _>>()?))
+        Ok(median(
+            (0..effort.rounds).map(|_| gateway.nanoseconds(&rig, TIMED_PACKETS)).collect::<Result<_, _>>()?,
+        ))
     };
     let (nanoseconds, routed) = (alone(&gateway)?, alone(&routed)?);
     let with_peers = count <= effort.peers_to;

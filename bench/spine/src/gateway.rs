@@ -131,11 +131,11 @@ impl Gateway {
         Ok(self.datapath.program(PROGRAM)?.attach_xdp(rig.dut_ifindex)?)
     }
 
-    /// Nanoseconds a packet.
+    /// Nanoseconds that the program takes for a packet, as the mean of `packets`.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn nanoseconds(&self, rig: &Rig) -> Result<f64, Failure> {
-        rig.nanoseconds(self.datapath.program(PROGRAM)?.as_fd())
+    /// Errors of the kernel.
+    pub fn nanoseconds(&self, rig: &Rig, packets: u32) -> Result<f64, Failure> {
+        rig.nanoseconds(self.datapath.program(PROGRAM)?.as_fd(), packets)
     }
 }

@@ -15,8 +15,8 @@ static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR")
 const LIVE_FRAMES: u32 = 1 << 1;
 /// Frames of one live run; each run is bounded by it.
 const FRAMES_PER_RUN: u32 = 1 << 18;
-/// Packets of one timed run.
-const TIMED_PACKETS: u32 = 2_000_000;
+/// Packets of one timed run whose result is recorded.
+pub const TIMED_PACKETS: u32 = 2_000_000;
 
 /// Which of the generator's own programs stands on `dut`.
 #[derive(Clone, Copy)]
@@ -155,19 +155,19 @@ impl Rig {
         Ok((self.received()? - before) as f64 / elapsed / 1e6)
     }
 
-    /// Nanoseconds a packet that `program` takes (the generator's own share is
-    /// measured in the same call and taken off), as `dut` had received it.
+    /// Nanoseconds that `program` takes for a packet received on `dut`, as the mean of `packets`. The
+    /// generator's part is measured by a run without the program, and subtracted.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn nanoseconds(&self, program: std::os::fd::BorrowedFd<'_>) -> Result<f64, Failure> {
+    /// Errors of the kernel.
+    pub fn nanoseconds(&self, program: std::os::fd::BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
         use std::os::fd::AsFd;
-        let with = self.timed(program)?;
-        let without = self.timed(self.program("accept")?.as_fd())?;
+        let with = self.timed(program, packets)?;
+        let without = self.timed(self.program("accept")?.as_fd(), packets)?;
         Ok(with - without)
     }
 
-    fn timed(&self, program: std::os::fd::BorrowedFd<'_>) -> Result<f64, Failure> {
+    fn timed(&self, program: std::os::fd::BorrowedFd<'_>, packets: u32) -> Result<f64, Failure> {
         use std::os::fd::AsRawFd;
         let fd = program.as_raw_fd() as u32;
         self.map("measured")?.update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)?;
@@ -176,7 +176,7 @@ impl Rig {
         let input = ProgramInput {
             context_in: Some(&mut context),
             data_in: Some(&data),
-            repeat: TIMED_PACKETS,
+            repeat: packets,
             ..ProgramInput::default()
         };
         let output = self.program("generate_and_call")?.test_run(input)?;

@@ -101,7 +101,7 @@ impl PeerLoad {
     /// the map.
     fn fill(&self, per_call: usize, bound: Duration) -> Result<Option<PeerFill>, Failure> {
         settle()?;
-        let programs = Programs::load(&[], &[(self.map, self.total as u32)])?;
+        let programs = Programs::load_maps(&[(self.map, self.total as u32)])?;
         let map = programs.map(self.map)?;
         let start = Instant::now();
         let mut done = 0;

@@ -104,7 +104,7 @@ fn trie_bytes(size: VrfSize, vnis: &[u32], scale: usize) -> Result<f64, Failure>
     let mut bytes = 0.0;
     for &vni in vnis {
         let set = size.routes(vni, scale);
-        let programs = Programs::load(&[], &[("trie4", set.routes.len() as u32)])?;
+        let programs = Programs::load_maps(&[("trie4", set.routes.len() as u32)])?;
         let map = programs.map("trie4")?;
         trie_batch(&set).write(&map)?;
         let counted = map.query_fdinfo()?.memlock.ok_or("the kernel does not report the memory of a map")?;

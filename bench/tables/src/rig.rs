@@ -60,6 +60,30 @@ impl Programs {
     /// # Errors
     /// Errors of the kernel.
     pub fn load(shared: &[(&str, &MapHandle)], sizes: &[(&str, u32)]) -> Result<Self, Failure> {
+        Self::load_if(shared, sizes, |_| true)
+    }
+
+    /// Loads only one program, which saves the verification of all others.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn load_one(program: &str, shared: &[(&str, &MapHandle)]) -> Result<Self, Failure> {
+        Self::load_if(shared, &[], |name| name == program)
+    }
+
+    /// Creates only the maps, of these sizes.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn load_maps(sizes: &[(&str, u32)]) -> Result<Self, Failure> {
+        Self::load_if(&[], sizes, |_| false)
+    }
+
+    fn load_if(
+        shared: &[(&str, &MapHandle)],
+        sizes: &[(&str, u32)],
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Result<Self, Failure> {
         let mut open = ObjectBuilder::default().name("tables_bench")?.open_memory(&OBJECT.0)?;
         for mut map in open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
@@ -68,6 +92,10 @@ impl Programs {
             } else if let Some((_, entries)) = sizes.iter().find(|(sized, _)| *sized == name) {
                 map.set_max_entries(*entries)?;
             }
+        }
+        for mut program in open.progs_mut() {
+            let wanted = is_wanted(&program.name().to_string_lossy());
+            program.set_autoload(wanted);
         }
         Ok(Self { object: open.load()? })
     }

@@ -52,7 +52,7 @@ fn on_all_cores(
     let shared: Vec<(&str, &MapHandle)> = maps.iter().map(|(name, map)| (*name, map)).collect();
     let run = |core: u32| {
         stay_on(core as usize)?;
-        let programs = Programs::load(&shared, &[])?;
+        let programs = Programs::load_one(program, &shared)?;
         programs.run(
             program,
             RunInput {
@@ -97,7 +97,7 @@ fn our_table(capacity: u32) -> Result<Table, Failure> {
 
 /// A peer's table for this many sessions, so that none is evicted.
 fn peers_table((name, map): (&'static str, &'static str), capacity: u32) -> Result<Table, Failure> {
-    let handle = Programs::load(&[], &[(map, capacity)])?.map(map)?;
+    let handle = Programs::load_maps(&[(map, capacity)])?.map(map)?;
     let bytes = handle.query_fdinfo()?.memlock.unwrap_or(0) as f64 / f64::from(capacity);
     Ok(Table { name, programs: map, maps: vec![(map, handle)], bytes, ours: None })
 }

@@ -150,7 +150,7 @@ fn look_up(
     stop: &AtomicBool,
 ) -> Result<f64, Failure> {
     stay_on(0)?;
-    let programs = Programs::load(shared, &[])?;
+    let programs = Programs::load_one(program, shared)?;
     let keys = programs.map("keys")?.max_entries();
     let count = KEYS_PER_RUN.min(keys);
     let run = |first| programs.run(program, RunInput { first, count, vni: VNI, ..RunInput::default() });
