@@ -20,7 +20,7 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const KILLS_DEFAULT: u64 = 2400;
+const KILLS_DEFAULT: u64 = 300;
 /// Kills before a new history begins in new tables.
 const KILLS_PER_ROUND: u64 = 60;
 /// Environment variable of the writer: the descriptor of the memory.
