@@ -49,7 +49,7 @@ async fn send_heartbeat(node: &Node, cpu_permille: u32, counts: &[(u64, u64)]) {
         cpu_permille,
         cells_total: 1 << 20,
         vnis: counts.iter().map(load).collect(),
-        vnis_told: true,
+        vnis_reported: true,
         ..Heartbeat::default()
     };
     node.connection.reports.heartbeat(heartbeat).await.unwrap();

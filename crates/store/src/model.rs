@@ -102,7 +102,7 @@ pub struct Cluster {
     /// [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) to
     /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX). The timeouts of failure detection are
     /// multiples of it.
-    pub hello_ms: u16,
+    pub hello_interval_ms: u16,
     /// Revision of the vIP assignment (vIPs, gateways, drains, preferred owners, hello interval). It is the
     /// database revision of the last change of the assignment, or higher.
     pub plan_revision: u64,
@@ -121,10 +121,10 @@ impl Cluster {
 pub struct ClusterVip {
     /// Number of the vIP in its cluster, 0 to 127. The slot, and the MAC that is derived from it, do not
     /// change as long as the cluster has the vIP.
-    pub place: u8,
+    pub slot: u8,
     pub address: IpAddr,
     /// Gateway that owns the vIP as long as that gateway is ready. `None` if the cluster has no gateway.
-    pub home: Option<GatewayId>,
+    pub preferred_owner: Option<GatewayId>,
 }
 
 /// A secret that the nodes of a cluster share, valid for a limited time.

@@ -138,14 +138,14 @@ impl Store {
         write!(self, w => tenants::delete(w, id, expected))
     }
 
-    /// `hello_ms` is the default interval if it is `None`.
+    /// `hello_interval_ms` is the default interval if it is `None`.
     pub async fn create_cluster(
         &self,
         name: &str,
         vips: &[IpAddr],
-        hello_ms: Option<u16>,
+        hello_interval_ms: Option<u16>,
     ) -> Result<Created<Cluster>> {
-        write!(self, w => clusters::create(w, name, vips, hello_ms))
+        write!(self, w => clusters::create(w, name, vips, hello_interval_ms))
     }
 
     pub async fn cluster(&self, id: ClusterId) -> Result<Cluster> {
@@ -186,8 +186,13 @@ impl Store {
     }
 
     /// Sets the interval between two hellos of the gateways of a cluster.
-    pub async fn set_hello(&self, id: ClusterId, hello_ms: u16, expected: Option<u64>) -> Result<Cluster> {
-        write!(self, w => clusters::set_hello_interval(w, id, hello_ms, expected))
+    pub async fn set_hello(
+        &self,
+        id: ClusterId,
+        hello_interval_ms: u16,
+        expected: Option<u64>,
+    ) -> Result<Cluster> {
+        write!(self, w => clusters::set_hello_interval(w, id, hello_interval_ms, expected))
     }
 
     /// Raises the revision of the vIP assignment of a cluster if it is lower than `above`, the revision that

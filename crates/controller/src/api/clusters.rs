@@ -63,14 +63,14 @@ impl Resource for Cluster {
         Needs::Cluster(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Cluster { id, name, vips, hello_ms, revision, .. } = stored;
+        let sluice_store::Cluster { id, name, vips, hello_interval_ms, revision, .. } = stored;
         let vip = |vip: sluice_store::ClusterVip| {
-            let sluice_store::ClusterVip { place, address, home } = vip;
-            let mac = vip_mac(id, place);
-            ClusterVip { slot: place, address, mac, preferred_owner: home, owner: None }
+            let sluice_store::ClusterVip { slot, address, preferred_owner } = vip;
+            let mac = vip_mac(id, slot);
+            ClusterVip { slot, address, mac, preferred_owner, owner: None }
         };
         let vips = vips.into_iter().map(vip).collect();
-        Self { id, name, vips, hello_interval_ms: hello_ms, revision, programmed }
+        Self { id, name, vips, hello_interval_ms, revision, programmed }
     }
     fn observe(&mut self, api: &Api) {
         let owners = api.ownership.owners(self.id);
@@ -152,7 +152,7 @@ async fn update_cluster(
     let store = &api.db.store;
     let updated = match (&body.vips, body.hello_interval_ms) {
         (Some(vips), None) => store.update_cluster(id, vips, expected).await?,
-        (None, Some(hello_ms)) => store.set_hello(id, hello_ms, expected).await?,
+        (None, Some(hello_interval_ms)) => store.set_hello(id, hello_interval_ms, expected).await?,
         // Both together need two revisions, and only one of them might succeed.
         _ => return Err(Problem::invalid("body", "expected either vips or hello_interval_ms")),
     };

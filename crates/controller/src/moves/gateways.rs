@@ -15,7 +15,7 @@
 
 use super::{LINGER, Moves, Wait};
 use crate::ownership::GatewayState;
-use crate::push::Going;
+use crate::push::MovingGateway;
 use sluice_store::{GatewayMove, NodeId, StoreError};
 use sluice_types::GatewayId;
 use std::collections::BTreeMap;
@@ -73,8 +73,9 @@ pub async fn drive_gateway_moves(moves: Arc<Moves>) {
 
 impl Moves {
     async fn gateway_round(&self, known: &mut BTreeMap<GatewayId, Progress>) -> Result<(), StoreError> {
-        let going: Vec<(GatewayId, Going, bool)> = self.push.members(|members| {
-            let one = |(id, going): (&GatewayId, &Going)| (*id, *going, members.has_vpcs(going.cluster));
+        let going: Vec<(GatewayId, MovingGateway, bool)> = self.push.members(|members| {
+            let one =
+                |(id, going): (&GatewayId, &MovingGateway)| (*id, *going, members.has_vpcs(going.cluster));
             members.gateway_moves().iter().map(one).collect()
         });
         known.retain(|id, _| going.iter().any(|(other, _, _)| other == id));

@@ -322,7 +322,7 @@ pub mod tests {
             id: ClusterId::new(id),
             name: format!("c{id}"),
             vips: Vec::new(),
-            hello_ms: 4,
+            hello_interval_ms: 4,
             plan_revision: 1,
             revision: 1,
         };

@@ -73,16 +73,16 @@ pub(crate) async fn create(
     w: &mut Write,
     name: &str,
     vips: &[IpAddr],
-    hello_ms: Option<u16>,
+    hello_interval_ms: Option<u16>,
 ) -> Result<Created<Cluster>> {
     check::name("cluster", name)?;
     check::vips(vips)?;
-    hello_ms.map_or(Ok(()), check::hello_interval)?;
+    hello_interval_ms.map_or(Ok(()), check::hello_interval)?;
     if let Some(existing) = find_one::<Cluster>(w.q(), vec![("name", name.into())]).await? {
         let addresses = existing.addresses();
         Difference::default()
             .field("vips", list(&addresses), list(vips))
-            .given("hello_interval_ms", Some(existing.hello_ms), hello_ms)
+            .given("hello_interval_ms", Some(existing.hello_interval_ms), hello_interval_ms)
             .conflict("cluster", name)?;
         return Ok(Created::Existing(existing));
     }
@@ -90,14 +90,19 @@ pub(crate) async fn create(
         id: ClusterId::new(w.id()),
         name: name.to_owned(),
         vips: vip_slots::assign_slots(&[], vips),
-        hello_ms: hello_ms.unwrap_or(HELLO_INTERVAL_MS_DEFAULT),
+        hello_interval_ms: hello_interval_ms.unwrap_or(HELLO_INTERVAL_MS_DEFAULT),
         plan_revision: w.revision,
         revision: w.revision,
     };
     let sql = "INSERT INTO clusters (id, name, vips, hello_ms, plan_revision, revision) \
                VALUES ($1, $2, $3, $4, $5, $5)";
-    let values =
-        args![cluster.id.get(), name, list(&cluster.vips), u64::from(cluster.hello_ms), cluster.revision];
+    let values = args![
+        cluster.id.get(),
+        name,
+        list(&cluster.vips),
+        u64::from(cluster.hello_interval_ms),
+        cluster.revision
+    ];
     w.q().run(sql, values).await?;
     claim(w.q(), vips, "cluster", cluster.id.get(), name).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways: Vec::new() })?;
@@ -170,9 +175,9 @@ pub(crate) async fn set_preferred_owner(
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", id.get().into())]).await?;
     let can_own =
         |gateway: &Gateway| gateway.id == to && !gateway.retires() && gateway.has_family(address.is_ipv4());
-    let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.home == Some(from));
+    let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.preferred_owner == Some(from));
     let Some(vip) = vip.filter(|_| gateways.iter().any(can_own)) else { return Ok(false) };
-    vip.home = Some(to);
+    vip.preferred_owner = Some(to);
     cluster.plan_revision = next_assignment_revision(&cluster, w.revision);
     save_assignment(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster, gateways })?;
@@ -183,23 +188,30 @@ pub(crate) async fn set_preferred_owner(
 pub(crate) async fn set_hello_interval(
     w: &mut Write,
     id: ClusterId,
-    hello_ms: u16,
+    hello_interval_ms: u16,
     expected: Option<u64>,
 ) -> Result<Cluster> {
-    check::hello_interval(hello_ms)?;
+    check::hello_interval(hello_interval_ms)?;
     let mut cluster: Cluster = get(w.q(), id).await?;
     check_revision(id, &cluster, expected)?;
-    if cluster.hello_ms == hello_ms {
+    if cluster.hello_interval_ms == hello_interval_ms {
         return Ok(cluster);
     }
     let text = format!(
-        "the hello interval of cluster `{}` is now {hello_ms} ms; it was {} ms",
-        cluster.name, cluster.hello_ms
+        "the hello interval of cluster `{}` is now {hello_interval_ms} ms; it was {} ms",
+        cluster.name, cluster.hello_interval_ms
     );
-    events::record(w, "cluster_hello", &id, text, json!({"from": cluster.hello_ms, "to": hello_ms})).await?;
-    cluster.hello_ms = hello_ms;
+    events::record(
+        w,
+        "cluster_hello",
+        &id,
+        text,
+        json!({"from": cluster.hello_interval_ms, "to": hello_interval_ms}),
+    )
+    .await?;
+    cluster.hello_interval_ms = hello_interval_ms;
     cluster.revision = w.revision;
     let sql = "UPDATE clusters SET hello_ms = $2 WHERE id = $1";
-    w.q().run(sql, args![id.get(), u64::from(hello_ms)]).await?;
+    w.q().run(sql, args![id.get(), u64::from(hello_interval_ms)]).await?;
     publish_assignment(w, cluster, &[]).await
 }

@@ -19,7 +19,7 @@ fn vip(last: u8) -> IpAddr {
 }
 
 fn places(cluster: &Cluster) -> Vec<(u8, IpAddr)> {
-    cluster.vips.iter().map(|vip| (vip.place, vip.address)).collect()
+    cluster.vips.iter().map(|vip| (vip.slot, vip.address)).collect()
 }
 
 async fn gateway(store: &Store, cluster: ClusterId, name: &str, last: u8) -> GatewayId {
@@ -28,9 +28,9 @@ async fn gateway(store: &Store, cluster: ClusterId, name: &str, last: u8) -> Gat
     new(store.create_gateway(gateway).await).id
 }
 
-/// How many vIPs have their home where.
+/// Number of vIPs that each gateway is the preferred owner of.
 fn shares(cluster: &Cluster, gateways: &[GatewayId]) -> Vec<usize> {
-    let share = |id: &GatewayId| cluster.vips.iter().filter(|vip| vip.home == Some(*id)).count();
+    let share = |id: &GatewayId| cluster.vips.iter().filter(|vip| vip.preferred_owner == Some(*id)).count();
     gateways.iter().map(share).collect()
 }
 
@@ -51,9 +51,9 @@ pub async fn vips_keep_their_places(f: Fixture) {
 pub async fn hello_intervals(f: Fixture) {
     let s = f.store.as_ref();
     let usual = new(s.create_cluster("usual", &[vip(1)], None).await);
-    assert_eq!(usual.hello_ms, 4);
+    assert_eq!(usual.hello_interval_ms, 4);
     let slow = new(s.create_cluster("slow", &[vip(2)], Some(250)).await);
-    assert_eq!(slow.hello_ms, 250);
+    assert_eq!(slow.hello_interval_ms, 250);
     for given in [None, Some(250)] {
         let again = s.create_cluster("slow", &[vip(2)], given).await.unwrap();
         assert!(matches!(again, Created::Existing(it) if it == slow));
@@ -69,7 +69,7 @@ pub async fn hello_intervals(f: Fixture) {
     assert_eq!(s.revision().await.unwrap(), revision);
     let set = s.set_hello(slow.id, 20, Some(slow.revision)).await.unwrap();
     let now = revision + 1;
-    assert_eq!(set, Cluster { hello_ms: 20, revision: now, plan_revision: now, ..slow });
+    assert_eq!(set, Cluster { hello_interval_ms: 20, revision: now, plan_revision: now, ..slow });
     assert_eq!(s.cluster(set.id).await.unwrap(), set);
     let told = last(s).await;
     assert!(matches!(&told[..], [Change::ClusterUpserted { cluster, .. }] if *cluster == set), "{told:?}");
@@ -92,14 +92,14 @@ pub async fn homes_follow_the_gateways(f: Fixture) {
     let g3 = gateway(s, id, "g3", 3).await;
     let three = read().await;
     assert_eq!(shares(&three, &[g1, g2, g3]), [2, 2, 2]);
-    let moved = two.vips.iter().zip(&three.vips).filter(|(a, b)| a.home != b.home);
-    assert!(moved.clone().count() == 2 && moved.clone().all(|(_, b)| b.home == Some(g3)));
+    let moved = two.vips.iter().zip(&three.vips).filter(|(a, b)| a.preferred_owner != b.preferred_owner);
+    assert!(moved.clone().count() == 2 && moved.clone().all(|(_, b)| b.preferred_owner == Some(g3)));
     s.delete_gateway(g2, None).await.unwrap();
     let left = read().await;
     assert_eq!(shares(&left, &[g1, g3]), [3, 3]);
     s.delete_gateway(g1, None).await.unwrap();
     s.delete_gateway(g3, None).await.unwrap();
-    assert!(read().await.vips.iter().all(|vip| vip.home.is_none()));
+    assert!(read().await.vips.iter().all(|vip| vip.preferred_owner.is_none()));
 }
 
 /// A plan's revision only grows, also where gateways remember one that the database has lost.
@@ -122,7 +122,8 @@ pub async fn plans_are_raised(f: Fixture) {
     // What changes then is newer still, though the database's own revision is not.
     let g2 = gateway(s, id, "g2", 2).await;
     assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5002);
-    let vip = s.cluster(id).await.unwrap().vips.iter().find(|vip| vip.home == Some(g1)).unwrap().address;
+    let vip =
+        s.cluster(id).await.unwrap().vips.iter().find(|vip| vip.preferred_owner == Some(g1)).unwrap().address;
     assert!(s.move_home(id, vip, g1, g2).await.unwrap());
     assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5003);
     assert!(s.revision().await.unwrap() < 5000);
@@ -312,10 +313,10 @@ pub async fn an_older_database_is_brought_up() {
     let store = sluice_store::open(&format!("sqlite:{}", path.display())).await.unwrap();
     assert_eq!((store.database_id(), store.revision().await.unwrap()), (77, 9));
     let cluster = store.cluster(ClusterId::new(1)).await.unwrap();
-    let homes: Vec<_> = cluster.vips.iter().map(|vip| vip.home.unwrap().get()).collect();
-    assert_eq!(homes, [2, 3, 2], "who owned a vIP before has it still");
+    let owners: Vec<_> = cluster.vips.iter().map(|vip| vip.preferred_owner.unwrap().get()).collect();
+    assert_eq!(owners, [2, 3, 2], "owners of an earlier version are kept");
     assert_eq!(places(&cluster)[1], (1, "fd00::1".parse().unwrap()));
-    assert_eq!((cluster.plan_revision, cluster.hello_ms), (1, 4));
+    assert_eq!((cluster.plan_revision, cluster.hello_interval_ms), (1, 4));
     assert!(!store.gateway(GatewayId::new(3)).await.unwrap().draining);
     assert!(store.outbox(9, 10).await.unwrap().is_empty());
     assert!(store.outbox(8, 10).await.is_err(), "what is in the old words is gone");

@@ -298,7 +298,7 @@ pub async fn gateways_drain(f: Fixture) {
     let two = gateway(s, cluster, 2).await;
     let share = async |id| {
         let cluster = s.cluster(cluster).await.unwrap();
-        cluster.vips.iter().filter(|vip| vip.home == Some(id)).count()
+        cluster.vips.iter().filter(|vip| vip.preferred_owner == Some(id)).count()
     };
     assert_eq!((share(one).await, share(two).await), (2, 2));
     let drained = s.drain_gateway(one, true, None).await.unwrap();

@@ -1,4 +1,4 @@
-//! What the site wants, plans, counts of instances, homes as the scheduler sets them.
+//! Settings, plans, numbers of instances, and preferred owners that the scheduler sets.
 
 use crate::Fixture;
 use crate::cloud::Cloud;
@@ -20,15 +20,15 @@ pub async fn a_vip_gets_another_home(f: Fixture) {
         };
         gateways.push(s.create_gateway(new).await.unwrap().into_inner().id);
     }
-    let homes = async || {
+    let preferred_owners = async || {
         let cluster = s.cluster(cluster).await.unwrap();
-        cluster.vips.iter().map(|vip| vip.home.unwrap()).collect::<Vec<GatewayId>>()
+        cluster.vips.iter().map(|vip| vip.preferred_owner.unwrap()).collect::<Vec<GatewayId>>()
     };
-    let (of4, of6) = (homes().await[0], homes().await[1]);
+    let (of4, of6) = (preferred_owners().await[0], preferred_owners().await[1]);
     let other = |not: GatewayId| gateways[..2].iter().copied().find(|id| *id != not).unwrap();
     assert!(s.move_home(cluster, vips[0], of4, gateways[2]).await.unwrap());
     assert!(s.move_home(cluster, vips[1], of6, other(of6)).await.unwrap());
-    assert_eq!(homes().await, [gateways[2], other(of6)]);
+    assert_eq!(preferred_owners().await, [gateways[2], other(of6)]);
     let now = s.cluster(cluster).await.unwrap();
     assert_eq!(now.plan_revision, s.revision().await.unwrap(), "nodes are told");
     for (vip, from, to) in [
@@ -36,11 +36,11 @@ pub async fn a_vip_gets_another_home(f: Fixture) {
         (vips[1], other(of6), GatewayId::new(999)),
         ("192.0.2.9".parse().unwrap(), of4, other(of4)),
     ] {
-        let why = "its home is another, there is no such gateway, no such vIP";
-        assert!(!s.move_home(cluster, vip, from, to).await.unwrap(), "{vip} to {to}: {why}");
+        let reason = "the preferred owner is another gateway, there is no such gateway, no such vIP";
+        assert!(!s.move_home(cluster, vip, from, to).await.unwrap(), "{vip} to {to}: {reason}");
     }
     s.drain_gateway(gateways[0], true, None).await.unwrap();
-    let at = homes().await[0];
+    let at = preferred_owners().await[0];
     assert!(!s.move_home(cluster, vips[0], at, gateways[0]).await.unwrap(), "it is draining");
     assert_eq!(s.cluster(cluster).await.unwrap().plan_revision, s.revision().await.unwrap());
 }

@@ -91,7 +91,7 @@ fn assign_vips(
     corrects: &dyn Fn(IpAddr, &Measured) -> f64,
     gateways: &mut [GatewayReport],
 ) {
-    let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.home);
+    let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.preferred_owner);
     let part = |gateway: &GatewayReport| {
         let owned = vips.iter().filter(|vip| owner(vip) == Some(gateway.id)).count();
         (gateway.id, gateway.load * gateway.capacity_pps / owned.max(1) as f64)
@@ -102,7 +102,8 @@ fn assign_vips(
         let Some((owner, demand_pps)) = owner(vip).and_then(|id| Some((id, *parts.get(&id)?))) else {
             continue;
         };
-        let preferred = vip.home.filter(|preferred| parts.contains_key(preferred)).unwrap_or(owner);
+        let preferred =
+            vip.preferred_owner.filter(|preferred| parts.contains_key(preferred)).unwrap_or(owner);
         for gateway in gateways.iter_mut().filter(|_| preferred != owner) {
             let part = demand_pps / gateway.capacity_pps;
             let part = part * (1.0 - corrects(vip.address, &gateway.measured));
@@ -122,7 +123,7 @@ fn assign_vips(
 /// The preferred owner of each vIP. Another gateway owns the vIP while that one is down.
 pub fn preferred_owners(ledger: &Ledger) -> BTreeMap<IpAddr, GatewayId> {
     let vips = ledger.clusters.values().flat_map(|placed| &placed.cluster.vips);
-    vips.filter_map(|vip| Some((vip.address, vip.home?))).collect()
+    vips.filter_map(|vip| Some((vip.address, vip.preferred_owner?))).collect()
 }
 
 /// CPU load; if the operator set the capacity, the fraction of it that is used counts if it is higher.
@@ -157,10 +158,10 @@ mod tests {
             gateway.vtep6 = (gateway.id.get() != 2).then(|| [0xfd00, 0, 0, 0, 0, 0, 0, 1].into());
         }
         let mut topology = topology(1, gateways, Vec::new());
-        let vip = |place: u8, address: &str, home: u64| ClusterVip {
-            place,
+        let vip = |slot: u8, address: &str, owner: u64| ClusterVip {
+            slot,
             address: address.parse().unwrap(),
-            home: Some(GatewayId::new(home)),
+            preferred_owner: Some(GatewayId::new(owner)),
         };
         topology.clusters[0].vips = vec![
             vip(0, "198.51.100.1", 1),
@@ -240,12 +241,15 @@ mod tests {
         gateways.iter_mut().for_each(|gateway| gateway.vtep4 = Some([192, 0, 2, 1].into()));
         let mut topology = topology(1, gateways, Vec::new());
         let address = |slot: u8| IpAddr::from([198, 51, 100, slot]);
-        let vip =
-            |place, home| ClusterVip { place, address: address(place), home: Some(GatewayId::new(home)) };
+        let vip = |slot, owner| ClusterVip {
+            slot,
+            address: address(slot),
+            preferred_owner: Some(GatewayId::new(owner)),
+        };
         topology.clusters[0].vips = vec![vip(0, 1), vip(1, 1), vip(2, 2), vip(3, 2)];
         let ledger = Ledger::new(&topology, 9, &[]);
         let owned =
-            |by: [u64; 4]| (0..).zip(by).map(|(place, id)| (address(place), GatewayId::new(id))).collect();
+            |by: [u64; 4]| (0..).zip(by).map(|(slot, id)| (address(slot), GatewayId::new(id))).collect();
         let settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
         let found = |by: [u64; 4], busy: [f64; 2], down: &[u64], corrected: f64| {
             let load = |(id, busy)| (GatewayId::new(id), load(10_000, busy, 0.0));
