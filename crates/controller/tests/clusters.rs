@@ -1,5 +1,5 @@
-//! Changes of running clusters, seen through the API and by slow nodes: VPCs and instances that move, gateways
-//! that drain, vIPs that are added and removed.
+//! Changes of running clusters, seen through the API and by slow nodes: VPCs and instances that move,
+//! gateways that drain, vIPs that are added and removed.
 
 mod common;
 

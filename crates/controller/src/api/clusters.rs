@@ -89,9 +89,9 @@ struct NewCluster {
     /// address family.
     #[schema(value_type = Vec<String>, example = json!(["192.0.2.10", "2001:db8::10"]))]
     vips: Vec<IpAddr>,
-    /// Interval between two hellos of a gateway to the others, in milliseconds, 2 to 250; 4 if absent. A gateway
-    /// that sends nothing for three intervals counts as failed. Longer intervals suit machines that sometimes
-    /// do not run for tens of milliseconds.
+    /// Interval between two hellos of a gateway to the others, in milliseconds, 2 to 250; 4 if absent. A
+    /// gateway that sends nothing for three intervals counts as failed. Longer intervals suit machines that
+    /// sometimes do not run for tens of milliseconds.
     #[schema(minimum = 2, maximum = 250, example = 4)]
     hello_interval_ms: Option<u16>,
 }
@@ -169,7 +169,8 @@ struct KeyRotation {
 }
 
 /// Renews the key of the cluster at once: all others expire within minutes. Use it if the keys of a node may
-/// have leaked; the deletion of a node renews the key by itself. Refused within five minutes of the last time.
+/// have leaked; the deletion of a node renews the key by itself. Refused within five minutes of the last
+/// time.
 #[utoipa::path(post, path = "/v1/clusters/{cluster}/rotate-key", tag = "clusters",
     params(("cluster" = String, Path)), responses((status = 200, body = KeyRotation)))]
 async fn rotate_key(State(api): State<App>, Id(id): Id<ClusterId>) -> Result<Response, Problem> {

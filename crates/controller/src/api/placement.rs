@@ -35,7 +35,8 @@ struct PlacementGateway {
     reporting: bool,
     /// Packets a second that it can forward.
     capacity_pps: u64,
-    /// Source of the capacity: `set` by the operator, `estimated` from packet rate and CPU load, or `assumed`.
+    /// Source of the capacity: `set` by the operator, `estimated` from packet rate and CPU load, or
+    /// `assumed`.
     capacity: &'static str,
     /// Packets a second that it forwards.
     pps: u64,
@@ -359,7 +360,7 @@ async fn update_settings(
 fn of_placement(error: &PlacementError) -> Problem {
     let text = error.to_string();
     match error {
-        PlacementError::TooLoaded { .. }
+        PlacementError::DemandTooHigh { .. }
         | PlacementError::AboveWaterLevel { .. }
         | PlacementError::DoesNotFit { .. } => {
             Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-capacity", text).offender("clusters")

@@ -26,7 +26,8 @@ fn vtep(gateway: &Gateway, ipv4: bool) -> Option<IpAddr> {
 }
 
 impl Zones {
-    /// Starts without nodes. The last `backups` gateways of each cluster are backups, but at least one is a primary.
+    /// Starts without nodes. The last `backups` gateways of each cluster are backups, but at least one is a
+    /// primary.
     pub fn new(backups: usize) -> Self {
         Self { backups, ..Self::default() }
     }

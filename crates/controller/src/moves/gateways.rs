@@ -1,6 +1,6 @@
 //! Drives moves of gateways between clusters, make before break (`crates/store/src/ops/gateway_moves.rs` has
-//! the transactions). What a move waits for follows from the database, from what the gateway acknowledged, and
-//! from its state in its cluster, so a controller that starts continues where another one ended.
+//! the transactions). What a move waits for follows from the database, from what the gateway acknowledged,
+//! and from its state in its cluster, so a controller that starts continues where another one ended.
 //!
 //! ```text
 //!            move_gateway()           tables have both clusters,        tables written, ready in the
@@ -10,8 +10,8 @@
 //!     └── move_gateway() back ──┘
 //! ```
 //!
-//! A move waits for a gateway that is offline. The operator can cancel the move before the gateway has joined,
-//! or delete the gateway.
+//! A move waits for a gateway that is offline. The operator can cancel the move before the gateway has
+//! joined, or delete the gateway.
 
 use super::{LINGER, Moves, Wait};
 use crate::ownership::GatewayState;

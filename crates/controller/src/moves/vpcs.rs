@@ -10,8 +10,8 @@
 //!                          └────── move_vpc() back ────────┘
 //! ```
 //!
-//! A move waits for nodes that are offline, because their tables still forward packets. A gateway or host that
-//! does not come back must be deleted for the move to end.
+//! A move waits for nodes that are offline, because their tables still forward packets. A gateway or host
+//! that does not come back must be deleted for the move to end.
 
 use super::{LINGER, Moves, Wait};
 use crate::push::{Members, VpcLocation};

@@ -78,8 +78,8 @@ struct NextAction {
 }
 
 /// Decides what to do next. `states` are the states of `steps` from index `done` on, with at least `parallel`
-/// steps that are not done, or all steps. `fits` says whether the tables of the new cluster hold the VPCs of a
-/// step in addition to what they have.
+/// steps that are not done, or all steps. `fits` says whether the tables of the new cluster hold the VPCs of
+/// a step in addition to what they have.
 fn next_action(
     steps: &[PlanStep],
     done: usize,

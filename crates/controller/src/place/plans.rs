@@ -3,7 +3,7 @@
 
 use super::usage::Usage;
 use serde::{Deserialize, Serialize};
-use sluice_placement::{InputError, PlacementError, Plan, rebalance, solve};
+use sluice_placement::{InputError, PlacementError, PlacementPlan, rebalance, solve};
 use sluice_store::StoreError;
 use sluice_types::{ClusterId, VpcId};
 
@@ -82,7 +82,7 @@ pub fn compute_plan(
         PlanKind::Solve => {
             let settings = sluice_placement::Settings { seed, ..Default::default() };
             let found = solve(&problem, &settings)?;
-            (Plan::between(&problem, &present, &found.placement)?, found.placement)
+            (PlacementPlan::between(&problem, &present, &found.placement)?, found.placement)
         }
     };
     let steps = plan.moves.into_iter().map(|step| self::step(usage, step));
@@ -91,10 +91,10 @@ pub fn compute_plan(
         seed,
         revision: usage.revision,
         max_load_before: before.max_load,
-        max_load: problem.lambda(&wanted)?,
+        max_load: problem.max_load(&wanted)?,
         max_load_lower_bound: before.max_load_lower_bound,
         tenants_over_cluster_limit_before: before.tenants_over_cluster_limit,
-        tenants_over_cluster_limit: problem.tenants_over_k(&wanted)?,
+        tenants_over_cluster_limit: problem.tenants_over_cluster_limit(&wanted)?,
         steps: steps.collect::<Result<_, _>>()?,
     })
 }

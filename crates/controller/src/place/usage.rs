@@ -241,9 +241,9 @@ impl Usage {
         let placed = present.into_iter().filter(|(_, at)| served.contains(at)).collect();
         let mean = problem.demand_pps() as f64 / problem.capacity_pps().max(1) as f64;
         Balance {
-            max_load: problem.lambda(&placed).unwrap_or_default(),
+            max_load: problem.max_load(&placed).unwrap_or_default(),
             max_load_lower_bound: mean.max(problem.whole_vpcs_bound()),
-            tenants_over_cluster_limit: problem.tenants_over_k(&placed).unwrap_or_default(),
+            tenants_over_cluster_limit: problem.tenants_over_cluster_limit(&placed).unwrap_or_default(),
         }
     }
 }

@@ -59,8 +59,8 @@ struct Follower {
 }
 
 impl Follower {
-    /// Reads the topology and makes the compiler's state of it. The state contains instances only if the model
-    /// preprograms paths.
+    /// Reads the topology and makes the compiler's state of it. The state contains instances only if the
+    /// model preprograms paths.
     async fn read_topology(&self) -> Result<(Topology, State), FollowError> {
         let (sink, mut parts) = mpsc::channel(1);
         let all = self.push.compiled.model().preprograms();
@@ -101,9 +101,9 @@ impl Follower {
         Ok(state)
     }
 
-    /// The last revisions before the state's revision, back to the newest one that changed more than instances
-    /// and tenants: changes of instances compile to the same entries under any later topology. Each step comes
-    /// with the revision before it.
+    /// The last revisions before the state's revision, back to the newest one that changed more than
+    /// instances and tenants: changes of instances compile to the same entries under any later topology. Each
+    /// step comes with the revision before it.
     async fn recent_steps(&self, state: &State) -> Result<Vec<(u64, Step)>, FollowError> {
         if self.push.compiled.model().preprograms() {
             // The paths of a revision depend on the instances of that time, which the state no longer has.

@@ -4,7 +4,7 @@
 use super::super::ledger::Ledger;
 use super::super::load::{Alarm, BUSY_MS, GatewayLoad, LoadSnapshot};
 use super::super::usage::{CapacitySource, ClusterUsage, GatewayUsage};
-use sluice_placement::{ClusterReport, GatewayReport, Measured, Pair};
+use sluice_placement::{ClusterReport, GatewayReport, MeasurementTime, Pair};
 use sluice_store::{ClusterVip, Gateway};
 use sluice_types::GatewayId;
 use std::collections::BTreeMap;
@@ -17,17 +17,17 @@ const SECOND_MS: u64 = 1_000;
 /// Age in milliseconds up to which a recent load is used.
 const RECENT_AGE_MS: u64 = 200;
 
-/// Returns the clusters with the gateways that report now. Gateways do not count packets by vIP: the whole load
-/// of a gateway is divided equally among the vIPs that it owns, whatever causes the load. So a gateway that is
-/// busy with something else keeps fewer vIPs. A vIP that not every gateway of its cluster can own does not
-/// move. A vIP on its way to its preferred owner already counts there, except for the part that the scheduler
-/// corrects itself because it moved the vIP: `corrects` is
-/// [`Scheduler::corrects`](sluice_placement::Scheduler::corrects).
+/// Returns the clusters with the gateways that report now. Gateways do not count packets by vIP: the whole
+/// load of a gateway is divided equally among the vIPs that it owns, whatever causes the load. So a gateway
+/// that is busy with something else keeps fewer vIPs. A vIP that not every gateway of its cluster can own
+/// does not move. A vIP on its way to its preferred owner already counts there, except for the part that the
+/// scheduler corrects itself because it moved the vIP: `correction` is
+/// [`Scheduler::correction`](sluice_placement::Scheduler::correction).
 pub fn reports(
     ledger: &Ledger,
     clusters: &[ClusterUsage],
     loads: &LoadSnapshot,
-    corrects: &dyn Fn(IpAddr, &Measured) -> f64,
+    correction: &dyn Fn(IpAddr, &MeasurementTime) -> f64,
 ) -> Vec<ClusterReport> {
     let cluster = |view: &ClusterUsage| {
         let placed = ledger.clusters.get(&view.id)?;
@@ -48,7 +48,7 @@ pub fn reports(
             })
         });
         let mut gateways: Vec<GatewayReport> = gateways.collect();
-        assign_vips(&placed.cluster.vips, &placed.gateways, loads, corrects, &mut gateways);
+        assign_vips(&placed.cluster.vips, &placed.gateways, loads, correction, &mut gateways);
         Some(ClusterReport { id: view.id, gateways })
     };
     clusters.iter().filter_map(cluster).collect()
@@ -56,8 +56,8 @@ pub fn reports(
 
 /// The load that counts, its packets a second, and when it was measured: the recent load if it is higher than
 /// that of the last second, because new load must be seen at once, and load that ended may start again.
-fn worst(gateway: &GatewayUsage, load: &GatewayLoad, now_ms: u64) -> (f64, f64, Measured) {
-    let since = |from_ms: u64, to_ms: u64| Measured { from_ms, to_ms };
+fn worst(gateway: &GatewayUsage, load: &GatewayLoad, now_ms: u64) -> (f64, f64, MeasurementTime) {
+    let since = |from_ms: u64, to_ms: u64| MeasurementTime { from_ms, to_ms };
     let start_ms = load.measured_ms.saturating_sub(SECOND_MS);
     let second = (busy(gateway, load.busy, load.pps), load.pps, since(start_ms, load.measured_ms));
     let recent = load.recent.filter(|recent| now_ms.saturating_sub(recent.measured_ms) < RECENT_AGE_MS);
@@ -88,7 +88,7 @@ fn assign_vips(
     vips: &[ClusterVip],
     all: &[Gateway],
     loads: &LoadSnapshot,
-    corrects: &dyn Fn(IpAddr, &Measured) -> f64,
+    correction: &dyn Fn(IpAddr, &MeasurementTime) -> f64,
     gateways: &mut [GatewayReport],
 ) {
     let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.preferred_owner);
@@ -106,7 +106,7 @@ fn assign_vips(
             vip.preferred_owner.filter(|preferred| parts.contains_key(preferred)).unwrap_or(owner);
         for gateway in gateways.iter_mut().filter(|_| preferred != owner) {
             let part = demand_pps / gateway.capacity_pps;
-            let part = part * (1.0 - corrects(vip.address, &gateway.measured));
+            let part = part * (1.0 - correction(vip.address, &gateway.measured));
             if gateway.id == preferred {
                 gateway.load += part;
             } else if gateway.id == owner {
@@ -217,9 +217,11 @@ mod tests {
             let rate = pps.map(|pps| Rate { pps, since_ms: 1_900 });
             Some(RecentLoad { measured_ms: 1_950, busy, rate })
         };
-        let second = Measured { from_ms: 0, to_ms: 1_000 };
-        let (recent_period, counted) =
-            (Measured { from_ms: 1_850, to_ms: 1_950 }, Measured { from_ms: 1_900, to_ms: 1_950 });
+        let second = MeasurementTime { from_ms: 0, to_ms: 1_000 };
+        let (recent_period, counted) = (
+            MeasurementTime { from_ms: 1_850, to_ms: 1_950 },
+            MeasurementTime { from_ms: 1_900, to_ms: 1_950 },
+        );
         let worst_of = |source, recent, now_ms| {
             worst(&usage(source), &GatewayLoad { recent, ..load(1_000, 0.5, 600.0) }, now_ms)
         };

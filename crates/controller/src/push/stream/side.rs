@@ -12,8 +12,8 @@ use sluice_types::{ClusterId, GatewayId, HostId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A host keeps a cluster's keys for this time after its last VPC of the cluster was removed. It removes a network
-/// a minute later, and until then tells senders that instances have left.
+/// A host keeps a cluster's keys for this time after its last VPC of the cluster was removed. It removes a
+/// network a minute later, and until then tells senders that instances have left.
 const KEYS_LINGER: Duration = Duration::from_secs(120);
 
 /// The node at the other end of a stream, and what the stream remembers of it.
@@ -105,7 +105,8 @@ impl Side {
             }
             Self::Host(HostSide { view: Some(view), idle_keys, .. }) => {
                 let needed = view.clusters();
-                // The host may have other keys. They are removed later, because its removed networks may still need them.
+                // The host may have other keys. They are removed later, because its removed networks may
+                // still need them.
                 view.set_keys(needed.clone());
                 let others = updates.keys().filter(|cluster| !needed.contains(*cluster));
                 idle_keys.extend(others.map(|cluster| (*cluster, Instant::now())));
