@@ -66,7 +66,7 @@ record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, hello_ms, pl
     name: row.text(1)?.to_owned(),
     vips: row.parse_list(2)?,
     hello_interval_ms: u16::try_from(row.int(3)?).map_err(|_| StoreError::Corrupt("hello interval above 65535".into()))?,
-    plan_revision: row.number(4)?,
+    vip_plan_revision: row.number(4)?,
     revision: row.number(5)?,
 });
 

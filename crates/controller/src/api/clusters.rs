@@ -152,7 +152,7 @@ async fn update_cluster(
     let store = &api.db.store;
     let updated = match (&body.vips, body.hello_interval_ms) {
         (Some(vips), None) => store.update_cluster(id, vips, expected).await?,
-        (None, Some(hello_interval_ms)) => store.set_hello(id, hello_interval_ms, expected).await?,
+        (None, Some(hello_interval_ms)) => store.set_hello_interval(id, hello_interval_ms, expected).await?,
         // Both together need two revisions, and only one of them might succeed.
         _ => return Err(Problem::invalid("body", "expected either vips or hello_interval_ms")),
     };
@@ -174,9 +174,10 @@ struct KeyRotation {
 #[utoipa::path(post, path = "/v1/clusters/{cluster}/rotate-key", tag = "clusters",
     params(("cluster" = String, Path)), responses((status = 200, body = KeyRotation)))]
 async fn rotate_key(State(api): State<App>, Id(id): Id<ClusterId>) -> Result<Response, Problem> {
-    let sluice_store::KeyRotation { valid_from_ms, others_end_ms } = api.db.store.renew_key(id).await?;
+    let sluice_store::KeyRotation { valid_from_ms, previous_keys_expire_ms } =
+        api.db.store.renew_key(id).await?;
     api.db.notify_commit();
-    let rotation = KeyRotation { valid_from_ms, previous_keys_expire_ms: others_end_ms };
+    let rotation = KeyRotation { valid_from_ms, previous_keys_expire_ms };
     Ok(axum::Json(rotation).into_response())
 }
 

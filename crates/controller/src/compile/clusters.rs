@@ -50,13 +50,13 @@ pub(super) fn vip_plan(state: &ClusterState) -> ClusterPlan {
     };
     let member = |gateway: &Gateway| {
         let Gateway { id, vtep4, vtep6, .. } = *gateway;
-        Member { gateway: id, vtep4, vtep6, draining: gateway.retires() }
+        Member { gateway: id, vtep4, vtep6, draining: gateway.is_retiring() }
     };
     let preferred_owner =
         |vip: &ClusterVip| vip.preferred_owner.map(|gateway| PreferredOwner { slot: vip.slot, gateway });
     ClusterPlan {
         cluster: cluster.id,
-        revision: cluster.plan_revision,
+        revision: cluster.vip_plan_revision,
         vips: cluster.vips.iter().map(vip).collect(),
         members: state.gateways.iter().map(member).collect(),
         preferred_owners: cluster.vips.iter().filter_map(preferred_owner).collect(),

@@ -277,10 +277,10 @@ impl State {
                 let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
                 remove_instances(vpc, instances, agents, out);
             }
-            Change::EndpointsPlaced { vpc, cluster, hosts, instances } => {
+            Change::EndpointsAdded { vpc, cluster, hosts, instances } => {
                 out.of(Target::Cluster(*cluster)).endpoints.append(&mut endpoints(vpc, hosts, instances));
             }
-            Change::EndpointsWithdrawn { vpc, cluster, instances } => {
+            Change::EndpointsRemoved { vpc, cluster, instances } => {
                 out.of(Target::Cluster(*cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
             }
             Change::InstanceMoved { vpc, subnets, hosts, instance, from } => {

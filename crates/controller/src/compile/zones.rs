@@ -71,7 +71,7 @@ impl Zones {
         let (primaries, backups) = gateways.split_at(primaries);
         let zone = position * primaries.len() / hosts.max(1);
         let primary = *primaries.get(zone)?;
-        let is_usable = |gateway: &&Gateway| !gateway.retires() && !self.failed.contains(&gateway.id);
+        let is_usable = |gateway: &&Gateway| !gateway.is_retiring() && !self.failed.contains(&gateway.id);
         if is_usable(&primary) {
             return Some(primary);
         }

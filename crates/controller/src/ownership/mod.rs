@@ -170,7 +170,7 @@ async fn record(db: &Database, mut writes: mpsc::Receiver<DatabaseWrite>) {
 }
 
 async fn reissue_plan(db: &Database, cluster: ClusterId, known: u64) -> Result<(), StoreError> {
-    match db.store.raise_plan(cluster, known).await {
+    match db.store.reissue_plan(cluster, known).await {
         Ok(reissued) => {
             if reissued {
                 tracing::warn!(%cluster, known, "gateways have a newer plan than the database: was it restored from a backup? The plan gets a new revision");

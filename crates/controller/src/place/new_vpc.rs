@@ -91,18 +91,21 @@ pub fn cluster_for(usage: &Usage, tenant: TenantId) -> Result<ClusterId, Unplace
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::super::ledger::Ledger;
     use super::super::ledger::tests::vpc;
     use super::super::load::LoadSnapshot;
     use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
     use sluice_store::{Gateway, Topology};
+    use sluice_types::PlacementSettings;
 
     fn usage(topology: &Topology, demands: &[(u32, f64)], limit: usize) -> Usage {
         let reporting: Vec<(u64, u64)> = topology.gateways.iter().map(|g| (g.id.get(), 1 << 20)).collect();
-        let settings =
-            Settings { clusters_per_tenant: limit, gateway_capacity_pps: 100, ..Settings::default() };
+        let settings = PlacementSettings {
+            clusters_per_tenant: limit,
+            gateway_capacity_pps: 100,
+            ..PlacementSettings::default()
+        };
         Usage::new(&Ledger::new(topology, 9, &[]), &loads(&reporting, demands), settings)
     }
 
@@ -141,7 +144,7 @@ mod tests {
         let with = |down: &[u64]| {
             let down = down.iter().map(|id| sluice_types::GatewayId::new(*id)).collect();
             let loads = LoadSnapshot { down, ..loads(&[], &[]) };
-            let settings = Settings { gateway_capacity_pps: 100, ..Settings::default() };
+            let settings = PlacementSettings { gateway_capacity_pps: 100, ..PlacementSettings::default() };
             cluster_for(&Usage::new(&Ledger::new(&topology, 9, &[]), &loads, settings), tenant(7))
         };
         assert_eq!(with(&[]), Ok(ClusterId::new(3)));

@@ -123,13 +123,13 @@ fn step(usage: &Usage, step: sluice_placement::Move) -> Result<PlanStep, InputEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::super::ledger::Ledger;
     use super::super::ledger::tests::vpc;
     use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
     use sluice_store::Peering;
     use sluice_types::PeeringId;
+    use sluice_types::PlacementSettings;
 
     /// Three clusters of a gateway each; all VPCs on the first, each of 10 packets a second, 1 and 2 peered.
     fn all_on_the_first_cluster(vpcs: u64, limit: usize) -> Usage {
@@ -139,8 +139,11 @@ mod tests {
         let (a, b) = (VpcId::new(1), VpcId::new(2));
         topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
         let demands: Vec<(u32, f64)> = (1..=vpcs as u32).map(|vni| (vni, 10.0)).collect();
-        let settings =
-            Settings { clusters_per_tenant: limit, gateway_capacity_pps: 100, ..Settings::default() };
+        let settings = PlacementSettings {
+            clusters_per_tenant: limit,
+            gateway_capacity_pps: 100,
+            ..PlacementSettings::default()
+        };
         Usage::new(
             &Ledger::new(&topology, 9, &[]),
             &loads(&[(1, 4096), (2, 4096), (3, 4096)], &demands),

@@ -120,11 +120,11 @@ impl Hub {
         for state in states {
             let node = inner.nodes.entry(state.node).or_default();
             if node.session.is_none() && node.dirty.is_none() {
-                node.acked = state.acked;
+                node.acked = state.acknowledged_revision;
                 node.unanswered &= state.last_seen_ms <= node.last_seen_ms;
                 node.last_seen_ms = state.last_seen_ms;
                 node.saved_seen_ms = state.last_seen_ms;
-                node.failed = (!state.failures.is_empty()).then_some(state.acked);
+                node.failed = (!state.failures.is_empty()).then_some(state.acknowledged_revision);
                 node.failures = state.failures;
             }
         }
@@ -294,7 +294,12 @@ impl Hub {
 }
 
 fn state(id: NodeId, node: &Node) -> NodeState {
-    NodeState { node: id, acked: node.acked, last_seen_ms: node.last_seen_ms, failures: failures(node) }
+    NodeState {
+        node: id,
+        acknowledged_revision: node.acked,
+        last_seen_ms: node.last_seen_ms,
+        failures: failures(node),
+    }
 }
 
 /// The failures that it last reported. If entries are missing from an earlier revision, a text that says so.
@@ -333,7 +338,7 @@ mod tests {
         hub.ack(NODE, first.id, 99, Vec::new());
         hub.close(NODE, first.id);
         assert!(hub.view(NODE).connected);
-        assert_eq!(hub.view(NODE).state.acked, 6);
+        assert_eq!(hub.view(NODE).state.acknowledged_revision, 6);
         assert!(second.closing.try_recv().is_err());
         hub.remove(NODE);
         assert_eq!(second.closing.try_recv(), Ok(Closing::Removed));
@@ -383,9 +388,19 @@ mod tests {
         hub.ack(NODE, session.id, 9, Vec::new());
         assert!(!hub.lags(&[NODE], 9));
         let long_ago = NodeId::Gateway(GatewayId::new(2));
-        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: 1, failures: Vec::new() }]);
+        hub.load(vec![NodeState {
+            node: long_ago,
+            acknowledged_revision: 1,
+            last_seen_ms: 1,
+            failures: Vec::new(),
+        }]);
         assert!(!hub.lags(&[long_ago], 9));
-        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: now_ms(), failures: Vec::new() }]);
+        hub.load(vec![NodeState {
+            node: long_ago,
+            acknowledged_revision: 1,
+            last_seen_ms: now_ms(),
+            failures: Vec::new(),
+        }]);
         assert!(hub.lags(&[long_ago], 9), "connected to another replica");
     }
 
@@ -412,7 +427,12 @@ mod tests {
         hub.give_up(&[fast_node], 99);
         hub.close(fast_node, other.id);
         hub.take_unsaved(true);
-        let seen = |last_seen_ms| NodeState { node: fast_node, acked: 9, last_seen_ms, failures: Vec::new() };
+        let seen = |last_seen_ms| NodeState {
+            node: fast_node,
+            acknowledged_revision: 9,
+            last_seen_ms,
+            failures: Vec::new(),
+        };
         hub.load(vec![seen(hub.view(fast_node).state.last_seen_ms)]);
         assert!(!hub.lags(&[fast_node], 99));
         hub.load(vec![seen(hub.view(fast_node).state.last_seen_ms + 1)]);
@@ -442,7 +462,7 @@ mod tests {
         assert!(early == 0 || began.elapsed() >= QUIET);
         hub.ack(NODE, session.id, 1, Vec::new());
         std::thread::sleep(QUIET);
-        assert_eq!(hub.take_unsaved(false)[0].acked, 1);
+        assert_eq!(hub.take_unsaved(false)[0].acknowledged_revision, 1);
         let began = Instant::now();
         let mut revision = 1;
         loop {
@@ -458,11 +478,16 @@ mod tests {
     #[test]
     fn stored_state_does_not_replace_that_of_a_live_stream() {
         let hub = Hub::default();
-        let stored = |acked| NodeState { node: NODE, acked, last_seen_ms: 1, failures: Vec::new() };
+        let stored = |acked| NodeState {
+            node: NODE,
+            acknowledged_revision: acked,
+            last_seen_ms: 1,
+            failures: Vec::new(),
+        };
         hub.load(vec![stored(3)]);
-        assert_eq!(hub.view(NODE).state.acked, 3);
+        assert_eq!(hub.view(NODE).state.acknowledged_revision, 3);
         hub.open(NODE, 7, String::new());
         hub.load(vec![stored(4)]);
-        assert_eq!(hub.view(NODE).state.acked, 7);
+        assert_eq!(hub.view(NODE).state.acknowledged_revision, 7);
     }
 }

@@ -261,7 +261,7 @@ mod tests {
 
     fn cluster() -> Cluster {
         let (id, name) = (ClusterId::new(1), String::new());
-        Cluster { id, name, vips: vec![], hello_interval_ms: 4, plan_revision: 1, revision: 1 }
+        Cluster { id, name, vips: vec![], hello_interval_ms: 4, vip_plan_revision: 1, revision: 1 }
     }
 
     fn members() -> Members {

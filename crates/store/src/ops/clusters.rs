@@ -30,7 +30,7 @@ pub(super) async fn publish_assignment(
 ) -> Result<Cluster> {
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", cluster.id.get().into())]).await?;
     vip_slots::choose_preferred_owners(&mut cluster, &gateways, newcomers);
-    cluster.plan_revision = next_assignment_revision(&cluster, w.revision);
+    cluster.vip_plan_revision = next_assignment_revision(&cluster, w.revision);
     save_assignment(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways })?;
     Ok(cluster)
@@ -39,7 +39,7 @@ pub(super) async fn publish_assignment(
 /// The revision of a changed assignment. It is higher than the previous one, which may be higher than the
 /// revision of the database ([`reissue_assignment`]).
 fn next_assignment_revision(cluster: &Cluster, revision: u64) -> u64 {
-    revision.max(cluster.plan_revision.saturating_add(1))
+    revision.max(cluster.vip_plan_revision.saturating_add(1))
 }
 
 /// Raises the revision of the assignment above `known`, the revision that gateways have, so that they apply
@@ -47,16 +47,16 @@ fn next_assignment_revision(cluster: &Cluster, revision: u64) -> u64 {
 /// false if it is not.
 pub(crate) async fn reissue_assignment(w: &mut Write, id: ClusterId, known: u64) -> Result<bool> {
     let mut cluster: Cluster = get(w.q(), id).await?;
-    if cluster.plan_revision >= known || known > ASSIGNMENT_REVISION_MAX {
+    if cluster.vip_plan_revision >= known || known > ASSIGNMENT_REVISION_MAX {
         return Ok(false);
     }
-    cluster.plan_revision = w.revision.max(known + 1);
+    cluster.vip_plan_revision = w.revision.max(known + 1);
     save_assignment(w, &cluster).await?;
     let text = format!(
         "gateways of cluster `{}` had a newer vIP assignment than the database; the database's is issued again",
         cluster.name
     );
-    let details = json!({"known": known, "reissued": cluster.plan_revision});
+    let details = json!({"known": known, "reissued": cluster.vip_plan_revision});
     events::record(w, "cluster_assignment_reissued", &id, text, details).await?;
     let gateways = find(w.q(), vec![("cluster", id.get().into())]).await?;
     w.push(&Change::ClusterUpserted { cluster, gateways })?;
@@ -65,7 +65,7 @@ pub(crate) async fn reissue_assignment(w: &mut Write, id: ClusterId, known: u64)
 
 async fn save_assignment(w: &mut Write, cluster: &Cluster) -> Result<()> {
     let sql = "UPDATE clusters SET vips = $2, plan_revision = $3, revision = $4 WHERE id = $1";
-    let values = args![cluster.id.get(), list(&cluster.vips), cluster.plan_revision, cluster.revision];
+    let values = args![cluster.id.get(), list(&cluster.vips), cluster.vip_plan_revision, cluster.revision];
     w.q().run(sql, values).await.map(drop)
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn create(
         name: name.to_owned(),
         vips: vip_slots::assign_slots(&[], vips),
         hello_interval_ms: hello_interval_ms.unwrap_or(HELLO_INTERVAL_MS_DEFAULT),
-        plan_revision: w.revision,
+        vip_plan_revision: w.revision,
         revision: w.revision,
     };
     let sql = "INSERT INTO clusters (id, name, vips, hello_ms, plan_revision, revision) \
@@ -173,12 +173,13 @@ pub(crate) async fn set_preferred_owner(
 ) -> Result<bool> {
     let mut cluster: Cluster = get(w.q(), id).await?;
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", id.get().into())]).await?;
-    let can_own =
-        |gateway: &Gateway| gateway.id == to && !gateway.retires() && gateway.has_family(address.is_ipv4());
+    let can_own = |gateway: &Gateway| {
+        gateway.id == to && !gateway.is_retiring() && gateway.has_family(address.is_ipv4())
+    };
     let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.preferred_owner == Some(from));
     let Some(vip) = vip.filter(|_| gateways.iter().any(can_own)) else { return Ok(false) };
     vip.preferred_owner = Some(to);
-    cluster.plan_revision = next_assignment_revision(&cluster, w.revision);
+    cluster.vip_plan_revision = next_assignment_revision(&cluster, w.revision);
     save_assignment(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster, gateways })?;
     Ok(true)

@@ -36,7 +36,7 @@ pub(crate) fn assign_slots(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<Cluster
 pub(crate) fn choose_preferred_owners(cluster: &mut Cluster, gateways: &[Gateway], newcomers: &[GatewayId]) {
     for ipv4 in [true, false] {
         let has_vtep = |gateway: &&Gateway| gateway.has_family(ipv4);
-        let stays = |gateway: &&Gateway| !gateway.retires();
+        let stays = |gateway: &&Gateway| !gateway.is_retiring();
         let ids = |gateways: Vec<&Gateway>| gateways.iter().map(|g| g.id).collect::<Vec<GatewayId>>();
         let choices = [
             ids(gateways.iter().filter(has_vtep).filter(stays).collect()),
@@ -90,7 +90,7 @@ mod tests {
             name: String::new(),
             vips,
             hello_interval_ms: 4,
-            plan_revision: 1,
+            vip_plan_revision: 1,
             revision: 1,
         }
     }

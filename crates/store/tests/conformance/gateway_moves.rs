@@ -49,11 +49,11 @@ pub async fn there_and_back(f: Fixture) {
     let id = s.revision().await.unwrap();
     let leaving = GatewayMove { id, other: from, joined: false };
     assert_eq!((begun.cluster, begun.moving, begun.revision), (to, Some(leaving), id));
-    assert!(begun.retires() && begun.leaves() && !begun.draining);
+    assert!(begun.is_retiring() && begun.is_leaving() && !begun.draining);
     assert_eq!(begun.clusters().collect::<Vec<_>>(), [to, from]);
     let changes = last(s).await;
     let [Change::ClusterUpserted { cluster, gateways }] = &changes[..] else { panic!("{changes:?}") };
-    assert_eq!((cluster.id, cluster.plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
+    assert_eq!((cluster.id, cluster.vip_plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
     assert_eq!(told(s, InstancesOf::Gateway(g3)).await, [vm], "it learns what the other has");
     assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), begun, "it is on its way");
     assert_eq!(s.revision().await.unwrap(), id);
@@ -63,7 +63,7 @@ pub async fn there_and_back(f: Fixture) {
     assert!(s.advance_gateway_move(g3, leaving).await.unwrap());
     assert!(!s.advance_gateway_move(g3, leaving).await.unwrap(), "once");
     let there = s.gateway(g3).await.unwrap();
-    assert_eq!((there.cluster, there.moving, there.retires()), (from, Some(joined), false));
+    assert_eq!((there.cluster, there.moving, there.is_retiring()), (from, Some(joined), false));
     let changes = last(s).await;
     let [
         Change::ClusterUpserted { cluster: a, gateways: into },
@@ -159,7 +159,7 @@ pub async fn refusals(f: Fixture) {
     let vip = vips(200..=200)[0];
     let owner = s.cluster(to).await.unwrap().vips[0].preferred_owner;
     assert_eq!(owner, Some(g3), "the only gateway left");
-    assert!(!s.move_home(to, vip, g3, g3).await.unwrap());
+    assert!(!s.set_preferred_owner(to, vip, g3, g3).await.unwrap());
 }
 
 pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
@@ -189,7 +189,7 @@ pub async fn homes_that_the_scheduler_set_stay(f: Fixture) {
     let (g1, g2) = (gateway(s, cluster, 1).await, gateway(s, cluster, 2).await);
     assert_eq!((share(s, cluster, g1).await, share(s, cluster, g2).await), (3, 3));
     for vip in vips(1..=6) {
-        s.move_home(cluster, vip, g1, g2).await.unwrap();
+        s.set_preferred_owner(cluster, vip, g1, g2).await.unwrap();
     }
     assert_eq!(share(s, cluster, g2).await, 6);
     s.update_cluster(cluster, &vips(1..=7), None).await.unwrap();

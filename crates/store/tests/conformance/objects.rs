@@ -23,7 +23,7 @@ pub async fn lifecycle_of_each_kind(f: Fixture) {
     let cluster = s.cluster(c.cluster.id).await.unwrap();
     assert_eq!((cluster.addresses(), cluster.revision), (c.cluster.addresses(), c.cluster.revision));
     assert_eq!(
-        (cluster.plan_revision, cluster.vips[0].preferred_owner),
+        (cluster.vip_plan_revision, cluster.vips[0].preferred_owner),
         (gateway.revision, Some(gateway.id))
     );
     assert_eq!(s.gateway(gateway.id).await.unwrap(), gateway);

@@ -140,11 +140,11 @@ fn is_movable(vip: IpAddr, gateways: &[Gateway]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::Settings;
     use super::super::super::load::{Rate, RecentLoad};
     use super::super::super::usage::clusters;
     use super::super::super::usage::tests::{gateway, topology};
     use super::*;
+    use sluice_types::PlacementSettings;
 
     fn load(measured_ms: u64, busy: f64, pps: f64) -> GatewayLoad {
         GatewayLoad { measured_ms, busy, pps, ..GatewayLoad::default() }
@@ -176,8 +176,8 @@ mod tests {
             gateways: loads.into_iter().map(|(id, load)| (GatewayId::new(id), load)).collect(),
             ..LoadSnapshot::default()
         };
-        let mut settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
-        let report = |loads: &LoadSnapshot, settings: &Settings| {
+        let mut settings = PlacementSettings { gateway_capacity_pps: 1_000, ..PlacementSettings::default() };
+        let report = |loads: &LoadSnapshot, settings: &PlacementSettings| {
             reports(&ledger, &clusters(&ledger, loads, settings), loads, &|_, _| 0.0).remove(0).gateways
         };
         let found = report(&loads, &settings);
@@ -252,7 +252,7 @@ mod tests {
         let ledger = Ledger::new(&topology, 9, &[]);
         let owned =
             |by: [u64; 4]| (0..).zip(by).map(|(slot, id)| (address(slot), GatewayId::new(id))).collect();
-        let settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
+        let settings = PlacementSettings { gateway_capacity_pps: 1_000, ..PlacementSettings::default() };
         let found = |by: [u64; 4], busy: [f64; 2], down: &[u64], corrected: f64| {
             let load = |(id, busy)| (GatewayId::new(id), load(10_000, busy, 0.0));
             let loads = LoadSnapshot {

@@ -64,7 +64,7 @@ pub async fn schedule(place: Arc<Place>) {
 }
 
 impl Place {
-    /// Settings of the scheduler.
+    /// PlacementSettings of the scheduler.
     ///
     /// # Errors
     /// Errors of the store.
@@ -183,7 +183,7 @@ async fn keep(
     reason: &str,
 ) -> Result<bool, StoreError> {
     let now = place.db.store.gateway(gateway).await?;
-    if now.cluster == cluster && now.leaves() {
+    if now.cluster == cluster && now.is_leaving() {
         place.db.store.move_gateway(gateway, cluster, reason, Some(now.revision)).await?;
     }
     Ok(true)
@@ -200,7 +200,7 @@ async fn carry_out(
         // The present owner may own the vIP only in place of its preferred owner.
         Action::MoveVip { vip, cluster, from, to } => {
             let from = preferred.get(&vip).copied().unwrap_or(from);
-            place.db.store.move_home(cluster, vip, from, to).await
+            place.db.store.set_preferred_owner(cluster, vip, from, to).await
         }
         // Operators learn of it from the event and the metric.
         Action::RequestGateway { .. } => return Ok(true),
