@@ -16,7 +16,7 @@ struct Worst {
     ratio: f64,
     over_k: usize,
     rounded_ratio: f64,
-    rounded_over_k: usize,
+    rounded_tenants_over_cluster_limit: usize,
 }
 
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
@@ -37,7 +37,9 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
             "tenants",
             (public.over_k + large.over_k) as f64,
             "rounding_only",
-            Some((public.rounded_over_k + large.rounded_over_k) as f64),
+            Some(
+                (public.rounded_tenants_over_cluster_limit + large.rounded_tenants_over_cluster_limit) as f64,
+            ),
         ),
     ]);
     whole_lp(settings, outcome)?;
@@ -69,27 +71,28 @@ fn cases(settings: &Settings, outcome: &mut Outcome, whole: Cloud) -> Result<Wor
                 seconds.push(timed(&problem, Detail::Auto)?.0);
             }
             let seconds = median(seconds);
-            let over_k = problem.tenants_over_k(&solution.placement)?;
+            let over_k = problem.tenants_over_cluster_limit(&solution.placement)?;
             outcome.note(format!(
                 "{} VPCs of {} tenants on {} clusters ({kind:?}), s = {exponent}: lambda {:.5}, LP {:.5} to \
                  {:.5}, {:.3} s, {} groups, {} roundings; rounding alone: lambda {:.3}, {} tenants over k",
                 cloud.vpcs,
                 cloud.tenants,
                 cloud.clusters,
-                solution.lambda,
-                solution.lp_at_least,
-                solution.lp_at_most,
+                solution.max_load,
+                solution.lp_lower_bound,
+                solution.lp_upper_bound,
                 seconds,
                 solution.groups,
                 solution.attempts,
-                solution.rounded_lambda,
-                solution.rounded_over_k
+                solution.rounded_max_load,
+                solution.rounded_tenants_over_cluster_limit
             ));
             worst.seconds = worst.seconds.max(seconds);
-            worst.ratio = worst.ratio.max(solution.lambda / solution.lp_at_least);
+            worst.ratio = worst.ratio.max(solution.max_load / solution.lp_lower_bound);
             worst.over_k += over_k;
-            worst.rounded_ratio = worst.rounded_ratio.max(solution.rounded_lambda / solution.lp_at_least);
-            worst.rounded_over_k += solution.rounded_over_k;
+            worst.rounded_ratio =
+                worst.rounded_ratio.max(solution.rounded_max_load / solution.lp_lower_bound);
+            worst.rounded_tenants_over_cluster_limit += solution.rounded_tenants_over_cluster_limit;
         }
     }
     Ok(worst)
@@ -107,8 +110,8 @@ fn whole_lp(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let begin = Instant::now();
     let whole = relax(&problem, Detail::Full)?;
     let theirs = begin.elapsed().as_secs_f64();
-    if classes.at_least() > whole.at_most() * (1.0 + 1e-6) {
-        let (bound, optimum) = (classes.at_least(), whole.at_most());
+    if classes.lower_bound() > whole.upper_bound() * (1.0 + 1e-6) {
+        let (bound, optimum) = (classes.lower_bound(), whole.upper_bound());
         return Err(format!("the classes' bound {bound} is above the whole LP's optimum {optimum}").into());
     }
     let (_, solution) = timed(&problem, Detail::Full)?;
@@ -116,12 +119,12 @@ fn whole_lp(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
         "LP-GCM of {} VPCs as it stands: optimum {:.6} to {:.6}; in classes: {:.6} to {:.6}. The paper's \
          algorithm, one rounding of the former: lambda {:.3}, {} tenants over k",
         problem.vpcs().len(),
-        whole.at_least(),
-        whole.at_most(),
-        classes.at_least(),
-        classes.at_most(),
-        solution.rounded_lambda,
-        solution.rounded_over_k
+        whole.lower_bound(),
+        whole.upper_bound(),
+        classes.lower_bound(),
+        classes.upper_bound(),
+        solution.rounded_max_load,
+        solution.rounded_tenants_over_cluster_limit
     ));
     outcome.measures.push(Measure::beside_less("rgcm_lp_471_s", "s", ours, "whole_lp", Some(theirs)));
     Ok(())
@@ -136,10 +139,10 @@ fn few_clusters(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
             Ok((seconds, solution)) => outcome.note(format!(
                 "k = {k}: lambda {:.4}, {:.3} times the LP's bound, {:.3} times that of whole VPCs and \
                  tenants, {seconds:.3} s, {} tenants over k",
-                solution.lambda,
-                solution.lambda / solution.lp_at_least,
-                solution.lambda / solution.bound,
-                problem.tenants_over_k(&solution.placement)?
+                solution.max_load,
+                solution.max_load / solution.lp_lower_bound,
+                solution.max_load / solution.bound,
+                problem.tenants_over_cluster_limit(&solution.placement)?
             )),
             Err(error) => outcome.note(format!("k = {k}: {error}")),
         }
@@ -153,12 +156,12 @@ fn few_clusters(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
     outcome.note(format!(
         "all demands drawn again: lambda {:.4}, brought to {:.4} (5% above the bound: {:.4}) by {} moves of {} \
          entries, no way has less than {}, in {:.3} s with the order of moves",
-        moved.lambda_before,
-        moved.lambda,
+        moved.max_load_before,
+        moved.max_load,
         moved.target,
         moved.plan.moves.len(),
         moved.plan.entries(),
-        moved.moves_at_least,
+        moved.moves_lower_bound,
         begin.elapsed().as_secs_f64()
     ));
     Ok(())
@@ -172,9 +175,9 @@ fn uncut(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
             Ok((seconds, solution)) => outcome.note(format!(
                 "{needed} VPCs, s = 0.8, not cut off: lambda {:.4}, {:.4} times the LP's bound, {:.4} times that \
                  of whole VPCs, {seconds:.3} s",
-                solution.lambda,
-                solution.lambda / solution.lp_at_least,
-                solution.lambda / solution.bound
+                solution.max_load,
+                solution.max_load / solution.lp_lower_bound,
+                solution.max_load / solution.bound
             )),
             Err(error) => outcome.note(format!("{needed} VPCs, s = 0.8, not cut off: {error}")),
         }

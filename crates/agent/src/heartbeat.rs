@@ -82,7 +82,7 @@ pub(crate) fn build(
         offload_all: load.offload_all,
         tx_bytes: total.bytes,
         tx_packets: total.packets,
-        vnis_told: vnis.is_some(),
+        vnis_reported: vnis.is_some(),
         vnis: vnis.unwrap_or_default(),
         ..Heartbeat::default()
     }
@@ -111,14 +111,14 @@ mod tests {
         };
         let load = NodeLoad { cpu_permille: 6, memory_permille: 8, offload_all: true };
         let host = build(&tables, counters(), load, None);
-        assert_eq!((host.vnis_told, host.vnis.len()), (false, 0));
+        assert_eq!((host.vnis_reported, host.vnis.len()), (false, 0));
         assert_eq!((host.cells_used, host.cells_total), (20, 100));
         assert_eq!((host.packets, host.tx_bytes, host.drops), (4, 400, 5));
         assert_eq!((host.cpu_permille, host.memory_permille, host.offload_all), (6, 8, true));
         let mut report = VniTrafficReport::default();
         let gateway = build(&tables, counters(), load, Some(&mut report));
-        assert!(gateway.vnis_told);
+        assert!(gateway.vnis_reported);
         assert_eq!((gateway.vnis[0].vni, gateway.vnis[0].packets), (7, 3));
-        assert!(!build(&tables, counters(), load, Some(&mut report)).vnis_told, "not due yet");
+        assert!(!build(&tables, counters(), load, Some(&mut report)).vnis_reported, "not due yet");
     }
 }

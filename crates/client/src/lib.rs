@@ -32,11 +32,11 @@ pub use new::{
     NewVpc,
 };
 pub use placement::{
-    NewPlan, Placement, PlacementCluster, PlacementGateway, PlacementPlan, PlacementSettings,
-    PlacementSettingsPatch, PlacementVpc, PlanStep, PlanSummary,
+    NewPlan, Placement, PlacementCluster, PlacementGateway, PlacementPlan, PlacementVpc, PlanStep,
+    PlanSummary,
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
-pub use sluice_types::{SchedulerPatch, SchedulerSettings};
+pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 
 /// Result of every call.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -2,8 +2,7 @@
 
 use crate::{Client, Result};
 use serde::{Deserialize, Serialize};
-use sluice_types::{ClusterId, GatewayId, TenantId, VpcId};
-use std::collections::BTreeMap;
+use sluice_types::{ClusterId, GatewayId, PlacementSettings, PlacementSettingsPatch, TenantId, VpcId};
 
 /// Capacity and load of a gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,35 +71,6 @@ pub struct PlacementVpc {
     pub measured: bool,
     /// Table entries that the VPC needs.
     pub entries: u64,
-}
-
-/// Settings of placement.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PlacementSettings {
-    /// Largest number of clusters that may carry VPCs of the same tenant.
-    pub clusters_per_tenant: usize,
-    /// Largest fraction of its capacity to which a cluster is filled, 0 to 1.
-    pub water_level: f64,
-    /// Capacity, in packets per second, of a gateway whose capacity is neither set nor estimated.
-    pub gateway_capacity_pps: u64,
-    /// Capacities that the operator has set, in packets per second.
-    pub gateways: BTreeMap<GatewayId, u64>,
-}
-
-/// A change of the settings. `None` leaves a setting unchanged.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct PlacementSettingsPatch {
-    /// See [`PlacementSettings::clusters_per_tenant`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clusters_per_tenant: Option<usize>,
-    /// See [`PlacementSettings::water_level`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub water_level: Option<f64>,
-    /// See [`PlacementSettings::gateway_capacity_pps`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gateway_capacity_pps: Option<u64>,
-    /// See [`PlacementSettings::gateways`]; the value `None` returns a gateway to its estimated capacity.
-    pub gateways: BTreeMap<GatewayId, Option<u64>>,
 }
 
 /// State of placement.

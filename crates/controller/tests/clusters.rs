@@ -1,5 +1,5 @@
-//! Changes of running clusters, seen through the API and by slow nodes: VPCs and instances that move, gateways
-//! that drain, vIPs that are added and removed.
+//! Changes of running clusters, seen through the API and by slow nodes: VPCs and instances that move,
+//! gateways that drain, vIPs that are added and removed.
 
 mod common;
 
@@ -171,7 +171,13 @@ async fn gateway_drains_and_undrains() {
     let update =
         until(&mut node, |update| update.cluster.as_ref().is_some_and(|plan| plan.members[0].draining));
     let plan = update.await.cluster.unwrap();
-    assert!(plan.homes.len() == 2 && plan.homes.iter().all(|home| home.gateway.to_string() == spare));
+    assert!(
+        plan.preferred_owners.len() == 2
+            && plan
+                .preferred_owners
+                .iter()
+                .all(|preferred_owner| preferred_owner.gateway.to_string() == spare)
+    );
     let cluster = cloud.get(&format!("/v1/clusters/{}", basics.cluster)).await.body;
     let vips = cluster["vips"].as_array().unwrap();
     let owners: Vec<_> = vips.iter().map(|vip| vip["preferred_owner"].clone()).collect();
@@ -242,7 +248,10 @@ async fn moving_gateway_has_the_entries_of_both_clusters() {
     assert_eq!(clusters_with_keys(&[joined]).len(), 1);
     let plan = until(&mut node, |update| update.cluster.is_some()).await.cluster.unwrap();
     assert_eq!(plan.cluster.to_string(), basics.cluster);
-    assert!(plan.homes.iter().any(|home| home.gateway.to_string() == g3), "it has no vIP: {plan:?}");
+    assert!(
+        plan.preferred_owners.iter().any(|preferred_owner| preferred_owner.gateway.to_string() == g3),
+        "it has no vIP: {plan:?}"
+    );
     let joined = cloud.wait_until("joined", &g3_path, |it| it["cluster"] == json!(basics.cluster)).await;
     assert_eq!(joined["moving_from"], json!(far));
     assert_eq!(event_kinds(&cloud, &g3).await, ["gateway_move_started", "gateway_move_joined"]);
@@ -268,7 +277,7 @@ async fn vips_are_added_and_removed_in_order() {
     let removal = until(&mut gateway, |update| !update.removed_vips.is_empty()).await;
     assert_eq!(removal.removed_vips, ["192.0.2.10".parse::<std::net::IpAddr>().unwrap()]);
     let update = until(&mut gateway, |update| update.cluster.is_some()).await;
-    let slots: Vec<_> = update.cluster.unwrap().vips.iter().map(|vip| vip.place).collect();
+    let slots: Vec<_> = update.cluster.unwrap().vips.iter().map(|vip| vip.slot).collect();
     assert_eq!(slots, [1, 2]);
     assert_eq!(event_kinds(&cloud, &basics.cluster).await, ["cluster_vips", "cluster_vips"]);
 }
@@ -286,7 +295,7 @@ async fn hello_intervals_reach_gateways() {
     let set = patch(&cloud, &path, json!({"hello_interval_ms": 100})).await;
     assert_eq!((set.status, &set.body["hello_interval_ms"]), (StatusCode::OK, &json!(100)));
     let mut plan = next_plan(&mut gateway).await;
-    while plan.hello_ms != 100 {
+    while plan.hello_interval_ms != 100 {
         plan = next_plan(&mut gateway).await;
     }
     let set = patch(&cloud, &path, json!({"vips": ["192.0.2.10", "192.0.2.13", "fd00::10"]})).await;
@@ -299,7 +308,7 @@ async fn hello_intervals_reach_gateways() {
     ] {
         assert_eq!(patch(&cloud, &path, body).await.problem(), (422, "invalid", field));
     }
-    let new = |hello_ms: u32| json!({"name": "slow", "vips": ["192.0.2.77"], "hello_interval_ms": hello_ms});
+    let new = |hello_interval_ms: u32| json!({"name": "slow", "vips": ["192.0.2.77"], "hello_interval_ms": hello_interval_ms});
     assert_eq!(cloud.post("/v1/clusters", new(300)).await.problem(), (422, "invalid", "hello_interval_ms"));
     assert_eq!(cloud.post("/v1/clusters", new(250)).await.body["hello_interval_ms"], 250);
     assert_eq!(cloud.post("/v1/clusters", new(250)).await.status, StatusCode::OK, "the same cluster exists");

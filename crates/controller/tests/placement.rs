@@ -49,7 +49,7 @@ async fn send_heartbeat(node: &Node, cpu_permille: u32, counts: &[(u64, u64)]) {
         cpu_permille,
         cells_total: 1 << 20,
         vnis: counts.iter().map(load).collect(),
-        vnis_told: true,
+        vnis_reported: true,
         ..Heartbeat::default()
     };
     node.connection.reports.heartbeat(heartbeat).await.unwrap();
@@ -136,7 +136,10 @@ async fn full_clusters_are_refused_with_the_reason() {
     let refused = cloud.post("/v1/vpcs", json!({"name": "g", "tenant": tenant})).await;
     assert_eq!(refused.problem(), (507, "no-capacity", "cluster"));
     let detail = refused.body["detail"].as_str().unwrap();
-    assert_eq!(detail, "no cluster has room: 2 of 2 would be above it with 1 packets/s more");
+    assert_eq!(
+        detail,
+        "no cluster has enough capacity: 2 of 2 would be above the water level with 1 more packets/s"
+    );
     for (body, field) in [
         (json!({"water_level": 1.5}), "water_level"),
         (json!({"clusters_per_tenant": 0}), "clusters_per_tenant"),

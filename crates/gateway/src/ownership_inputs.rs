@@ -24,7 +24,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 impl From<&ClusterPlan> for OwnershipPlan {
     fn from(plan: &ClusterPlan) -> Self {
         let vip = |vip: &sluice_southbound::PlannedVip| {
-            let slot = VipId::new(vip.place).ok()?;
+            let slot = VipId::new(vip.slot).ok()?;
             Some(PlannedVip { slot, address: vip.address, mac: vip.mac })
         };
         let member = |member: &sluice_southbound::Member| {
@@ -36,7 +36,7 @@ impl From<&ClusterPlan> for OwnershipPlan {
             revision: plan.revision,
             vips: plan.vips.iter().filter_map(vip).collect(),
             members: plan.members.iter().map(member).collect(),
-            hello_interval_ms: plan.hello_ms,
+            hello_interval_ms: plan.hello_interval_ms,
         }
     }
 }

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use clap::Parser;
 use sluice_gateway::{Args, run};
 use sluice_southbound::{
-    ClusterPlan, Endpoint, Home, Member, PlannedVip, Route, RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole,
+    ClusterPlan, Endpoint, Member, PlannedVip, PreferredOwner, Route, RouteKey, Scope, Update, Vip, Vrf,
+    Vtep, VtepRole,
 };
 use sluice_types::{ClusterId, GatewayId, MacAddr, Vni};
 use support::{Controller, eventually, in_namespace, ip, local, metrics};
@@ -55,10 +56,10 @@ fn plan() -> ClusterPlan {
     ClusterPlan {
         cluster: ClusterId::new(1),
         revision: 10,
-        vips: vec![PlannedVip { place: 0, address: address("192.0.2.100"), mac: MacAddr::local(9) }],
+        vips: vec![PlannedVip { slot: 0, address: address("192.0.2.100"), mac: MacAddr::local(9) }],
         members: vec![Member { gateway, vtep4, vtep6: None, draining: false }],
-        homes: vec![Home { place: 0, gateway }],
-        hello_ms: 4,
+        preferred_owners: vec![PreferredOwner { slot: 0, gateway }],
+        hello_interval_ms: 4,
     }
 }
 
@@ -115,7 +116,10 @@ fn gateway_applies_updates_and_resumes_after_a_crash() {
         let hello = controller.hello().await;
         assert_eq!((hello.applied_revision, hello.database_id), (0, 0));
         let heartbeat = controller.heartbeat().await;
-        assert!(heartbeat.vnis_told && heartbeat.cells_total > 0, "a gateway reports the traffic of VNIs");
+        assert!(
+            heartbeat.vnis_reported && heartbeat.cells_total > 0,
+            "a gateway reports the traffic of VNIs"
+        );
         let ack = controller.step(cloud()).await;
         assert_eq!(ack.failures, Vec::<String>::new());
         let first = program().expect("XDP is attached");

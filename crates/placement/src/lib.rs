@@ -1,31 +1,28 @@
-//! Which gateway cluster carries which VPC, and which gateway of a cluster
-//! answers for which of its vIPs. Pure functions: no clock, no I/O, no global
-//! state. The same arguments, seed included, give the same answer.
+//! Decides which gateway cluster carries which VPC, and which gateway of a cluster owns which of its vIPs.
+//! Pure functions: no clock, no I/O, no global state. The same arguments, seed included, give the same
+//! result.
 //!
 //! - [`solve`] places all VPCs at once: RGCM, Zeta section VI-A.
-//! - [`place`] finds the cluster for one new VPC and moves nothing else.
-//! - [`rebalance`] finds few moves that bring the load of the fullest cluster
-//!   down; [`Plan::between`] orders the moves from one placement to another.
-//! - [`Scheduler`] moves vIPs between gateways, and gateways between clusters,
-//!   as loads are reported: the Multi-IPs scheduler, Zeta section VI-B.
+//! - [`place`] finds the cluster of one new VPC, and moves no other.
+//! - [`rebalance`] lowers the maximum load with few moves; [`PlacementPlan::between`] orders the moves from
+//!   one placement to another.
+//! - [`Scheduler`] moves vIPs between gateways, and gateways between clusters, as loads are reported: the
+//!   Multi-IPs scheduler, Zeta section VI-B.
 //!
 //! # Terms and units
 //!
-//! - A VPC's *demand* is the traffic that its cluster forwards for it, in
-//!   packets a second: what a gateway runs out of first. The paper's f(v), in
-//!   Gbit/s there.
-//! - A cluster's *capacity* is what all its gateways forward together, in
-//!   packets a second (the paper's B(c)), and how many *entries* its tables
-//!   hold. Each gateway of a cluster holds the same tables, so the entries are
-//!   those of its smallest gateway, not a sum.
-//! - A cluster's *load* is the demand of the VPCs on it divided by its
-//!   capacity: 0.5 is half full.
-//! - *Lambda*, the paper's load balancing factor, is the load of the fullest
-//!   cluster. All clusters together forward all demand at most when each has
-//!   the same load, so lambda cannot be below total demand by total capacity,
-//!   and the nearer it is, the more of a burst any cluster can take.
-//! - *k* is the number of clusters that one tenant's VPCs may be on: what a
-//!   tenant's burst or attack can reach.
+//! - A VPC's *demand* is the traffic that its cluster forwards for it, in packets per second, because that is
+//!   the resource that a gateway exhausts first. The paper's f(v), there in Gbit/s.
+//! - A cluster's *capacity* is the packet rate of all its gateways together, in packets per second (the
+//!   paper's B(c)), and the number of *entries* in its tables. All gateways of a cluster have the same
+//!   tables, so the entries are those of its smallest gateway, not a sum.
+//! - A cluster's *load* is the demand of its VPCs divided by its capacity: 0.5 means half of its capacity is
+//!   used.
+//! - The *maximum load* (lambda, the paper's load balancing factor) is the load of the most loaded cluster.
+//!   It cannot be below total demand divided by total capacity, the load of all clusters if it is the same
+//!   for all. The lower it is, the larger a burst that every cluster can take.
+//! - The *cluster limit* (the paper's k) is the number of clusters on which one tenant's VPCs may be. It
+//!   limits the damage of a tenant's burst or of an attack on it.
 #![forbid(unsafe_code)]
 
 mod exact;
@@ -42,13 +39,13 @@ mod rounding;
 mod scheduler;
 mod state;
 
-pub use place::{NoRoom, PlaceError, place};
-pub use plan::{Excess, Move, Plan, Reason};
+pub use place::{InsufficientCapacity, PlaceError, place};
+pub use plan::{Excess, Move, MoveReason, PlacementPlan};
 pub use problem::{Cluster, InputError, Placement, Problem, Vpc};
 pub use rebalance::{Rebalanced, rebalance};
 pub use relaxation::{Detail, Relaxation, SolverError, relax};
 pub use rgcm::{PlacementError, Settings, Solution, solve};
 pub use scheduler::{
-    Action, ClusterReport, Decision, GatewayReport, Measured, Outcome, Pair, ReportError, Scheduler,
-    SchedulerSettings, Wait, Why,
+    Action, ClusterReport, Decision, DecisionReason, GatewayReport, MeasurementTime, Outcome, Pair,
+    ReportError, Scheduler, SchedulerSettings, Wait,
 };

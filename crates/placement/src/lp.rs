@@ -1,46 +1,47 @@
 //! The linear program of the relaxed problem, solved by the simplex method (crate microlp): fractions of
-//! groups on clusters, and prices that prove a lower bound. It changes with the LP library and with the
-//! rows of LP-GCM.
+//! groups on clusters, and prices that prove a lower bound. Changes with the LP library and with the rows of
+//! LP-GCM.
 //!
 //! A simplex solver returns a vertex of the feasible region, which has few fractions between 0 and 1;
 //! rounding relies on that. microlp does not report dual values, so the prices come from the dual program,
 //! which is solved with only a few of its rows (see [`prices`]).
 //!
-//! All amounts are parts of totals: a group's demand is a part of the demand of all VPCs, a cluster's
-//! capacity a part of the packet rate of all clusters. So the coefficients are between 0 and 1, and the
-//! load of the fullest cluster is 1 where all clusters are equally loaded.
+//! All amounts are fractions of totals: a group's demand is a fraction of the demand of all VPCs, a cluster's
+//! capacity a fraction of the packet rate of all clusters. So the coefficients are between 0 and 1, and the
+//! maximum load is 1 where all clusters are equally loaded.
 
 use microlp::{ComparisonOp, OptimizationDirection, Problem as Program, SolveOutcome, Variable};
 
 /// Fractions below this are rounding errors of the solver.
 const NEGLIGIBLE: f64 = 1e-9;
-/// Parts of totals below this are left out of the LP, and a cluster's rate is at least this part there:
-/// microlp needs the coefficients of a row or a column within six orders of magnitude. Bounds use the exact
-/// amounts.
+/// Fractions of totals below this are omitted from the LP, and a cluster's rate is at least this fraction
+/// there: microlp needs the coefficients of a row or column within six orders of magnitude. Bounds use the
+/// exact amounts.
 const PART_MIN: f64 = 1e-6;
-/// Prices are improved until their bound is this near to the optimum, as a part of it.
+/// Prices are improved until their bound differs from the optimum by this fraction of it.
 const PRICE_GAP: f64 = 1e-7;
-/// Limit of the prices of entries. The fractions may exceed a table by a rounding error, and the dual program
+/// Limit of the prices of entries. The fractions may exceed a table by a rounding error; the dual program
 /// with the rows of only these fractions would then have no optimum.
 const PRICE_MAX: f64 = 1e6;
-/// Solutions of the dual program with more and more of its rows. One suffices almost always.
+/// Most times that the dual program is solved, each time with more of its rows. Almost always once is enough.
 const PRICE_ROUNDS: usize = 50;
 
-/// VPCs that are divided among the clusters as one.
+/// A set of VPCs that is divided among the clusters as one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Group {
-    /// Part of the demand of all VPCs.
+    /// Fraction of the demand of all VPCs.
     pub demand: f64,
-    /// Part of the entries of all VPCs.
+    /// Fraction of the entries of all VPCs.
     pub entries: f64,
 }
 
-/// A cluster as the LP sees it.
+/// Capacity of a cluster in the LP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capacity {
-    /// Part of the packet rate of all clusters.
+    /// Fraction of the packet rate of all clusters.
     pub rate: f64,
-    /// Size of its tables as a part of the entries of all VPCs; 1 or more: the tables hold everything.
+    /// Size of its tables as a fraction of the entries of all VPCs. If it is 1 or more, the tables hold
+    /// everything.
     pub entries: f64,
 }
 
@@ -50,19 +51,20 @@ impl Capacity {
     }
 }
 
-/// Groups that belong to one tenant each, and the number of clusters that a tenant may be on.
+/// The groups of each tenant, and the cluster limit of tenants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tenants<'a> {
-    /// Groups of each tenant.
+    /// The groups of each tenant.
     pub groups_of: &'a [Vec<usize>],
-    /// The paper's k.
+    /// The cluster limit, the paper's k.
     pub clusters_per_tenant: usize,
 }
 
 /// Fractions of each group: pairs of cluster and fraction, all above 0, with a sum of 1.
 pub(crate) type Fractions = Vec<Vec<(usize, f64)>>;
 
-/// Nonnegative prices. The prices of load, weighted with the clusters' parts of the packet rate, sum to 1.
+/// Nonnegative prices. The sum of the prices of load, weighted by the clusters' fractions of the packet rate,
+/// is 1.
 #[derive(Clone, Debug)]
 pub(crate) struct Prices {
     /// Price of all VPCs' demand on each cluster.
@@ -72,12 +74,12 @@ pub(crate) struct Prices {
 }
 
 impl Prices {
-    /// Prices under which demand costs the same on each cluster, and entries nothing.
+    /// Prices under which demand costs the same on each cluster, and entries cost nothing.
     pub fn equal(clusters: usize) -> Self {
         Self { load: vec![1.0; clusters], entries: vec![0.0; clusters] }
     }
 
-    /// Cluster where an amount of demand and entries is cheapest, and what it costs there.
+    /// The cluster on which an amount of demand and entries is cheapest, and its cost there.
     pub fn cheapest(&self, amount: Group) -> (usize, f64) {
         let cost =
             |cluster: usize| self.load[cluster] * amount.demand + self.entries[cluster] * amount.entries;
@@ -91,7 +93,7 @@ impl Prices {
     }
 }
 
-/// Load of the fullest cluster by fractions.
+/// The maximum load that results from fractions.
 pub(crate) fn max_load(groups: &[Group], capacities: &[Capacity], fractions: &Fractions) -> f64 {
     let mut demands = vec![0.0; capacities.len()];
     for (group, fractions) in groups.iter().zip(fractions) {
@@ -102,8 +104,8 @@ pub(crate) fn max_load(groups: &[Group], capacities: &[Capacity], fractions: &Fr
     demands.iter().zip(capacities).map(|(demand, capacity)| demand / capacity.rate).fold(0.0, f64::max)
 }
 
-/// A vertex of LP-GCM with the least maximum load; with the rows on tenants if there are `tenants`. An error
-/// is the solver's text.
+/// A vertex of LP-GCM with the lowest maximum load; with the rows for tenants if there are `tenants`. The
+/// error is the solver's text.
 pub(crate) fn fractions(
     groups: &[Group],
     capacities: &[Capacity],
@@ -138,7 +140,7 @@ pub(crate) fn fractions(
     Ok(x.iter().map(|columns| normalized(columns.iter().map(|column| values(*column)))).collect())
 }
 
-/// x <= y for each group of a tenant, and at most k for the sum of y.
+/// Adds x <= y for each group of a tenant, and a limit of k for the sum of y.
 fn add_tenants(program: &mut Program, x: &[Vec<Variable>], tenants: Tenants<'_>) {
     for groups in tenants.groups_of {
         let clusters = groups.first().map_or(0, |group| x[*group].len());
@@ -166,22 +168,22 @@ fn normalized(values: impl Iterator<Item = f64>) -> Vec<(usize, f64)> {
     fractions
 }
 
-/// Value of each variable at the optimum.
+/// The value of each variable at the optimum.
 fn optimum(program: &Program) -> Result<impl Fn(Variable) -> f64 + use<>, String> {
     match program.solve() {
         Ok(SolveOutcome::Solution(solution)) => Ok(move |variable| solution.var_value(variable)),
-        // There is no limit that could interrupt it.
+        // No limit is set that could interrupt it.
         Ok(SolveOutcome::Interrupted(_)) => Err("interrupted".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Prices whose bound is the optimum of the LP without the rows on tenants, or near it.
+/// Prices whose bound is the optimum of the LP without the rows for tenants, or close to it.
 ///
-/// The dual program maximizes the sum of the groups' costs less the cost of all tables, where a group costs
-/// at most what it costs on any cluster. That is a row for each group and cluster, of which few matter. It
-/// is solved with the rows of the given fractions (where a group has a fraction of an optimal solution, it
-/// is cheapest) and then with a row for each group that is cheaper elsewhere, until there is none.
+/// The dual program maximizes the sum of the groups' costs minus the cost of all tables, where the cost of a
+/// group is at most that on any cluster. That is one row for each group and cluster, of which few matter. It
+/// is solved with the rows of the given fractions (a group is cheapest where it has a fraction of an optimal
+/// solution), and again with a row for each group that is cheaper elsewhere, until there is none.
 pub(crate) fn prices(
     groups: &[Group],
     capacities: &[Capacity],
@@ -217,7 +219,7 @@ pub(crate) fn prices(
     Ok(best.1)
 }
 
-/// Solves the dual program with some of its rows: prices, and the cost of each group.
+/// Solves the dual program with some of its rows. Returns prices and the cost of each group.
 fn dual(
     groups: &[Group],
     capacities: &[Capacity],

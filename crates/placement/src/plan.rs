@@ -1,7 +1,8 @@
-//! From one placement to another: which VPCs move, why, and in which order.
+//! Orders the moves from one placement to another, with the reason of each. Changes when another limit must
+//! hold between two moves.
 //!
-//! A VPC moves make before break: its entries are written to the new cluster, its hosts' groups are changed,
-//! and only then its entries are removed from the old cluster. So a move needs free entries at its
+//! A VPC moves make before break: its entries are written to the new cluster, the groups of its hosts are
+//! changed, and only then its entries are removed from the old cluster. So a move needs free entries at its
 //! destination before it frees any at its source, and the order of moves decides whether they are free.
 
 use crate::problem::{InputError, Placement, Problem};
@@ -11,26 +12,26 @@ use sluice_types::{ClusterId, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Why a VPC moves.
+/// DecisionReason a VPC moves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum MoveReason {
     /// The VPC had no cluster.
     New,
-    /// The VPC's cluster no longer takes VPCs.
-    ClusterLeaves,
-    /// The tenant was on more clusters than allowed.
-    TenantOverK {
+    /// The VPC's cluster accepts no VPCs any more.
+    ClusterRemoved,
+    /// The tenant was on more clusters than its limit.
+    TenantOverClusterLimit {
         /// The tenant.
         tenant: TenantId,
         /// Number of clusters that the tenant was on.
         clusters: usize,
-        /// Number of clusters that a tenant may be on.
-        k: usize,
+        /// Number of clusters on which a tenant may be.
+        limit: usize,
     },
     /// The cluster had more entries than its tables hold.
     TablesFull {
-        /// Number of entries above the limit.
+        /// Number of entries above the size of the tables.
         over: u64,
     },
     /// The old cluster was more loaded than the new one.
@@ -40,65 +41,68 @@ pub enum Reason {
         /// Load of the new cluster before the move.
         to: f64,
     },
-    /// The VPC frees capacity for another VPC that moves to its cluster.
-    MakesRoom,
-    /// The VPC moves on later: its final cluster has no capacity yet, and another VPC waits for the capacity
-    /// that this move frees.
+    /// The move frees capacity for another VPC that moves to its old cluster.
+    FreesCapacity,
+    /// The VPC moves again later: its final cluster has no capacity yet, and another VPC waits for the
+    /// capacity that this move frees.
     Detour {
         /// The final cluster.
         wanted: ClusterId,
     },
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for MoveReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New => write!(f, "it had no cluster"),
-            Self::ClusterLeaves => write!(f, "its cluster takes no VPCs any more"),
-            Self::TenantOverK { tenant, clusters, k } => {
-                write!(f, "{tenant} is on {clusters} clusters and may be on {k}")
+            Self::ClusterRemoved => write!(f, "its cluster accepts no VPCs any more"),
+            Self::TenantOverClusterLimit { tenant, clusters, limit } => {
+                write!(f, "{tenant} is on {clusters} clusters; the limit is {limit}")
             }
             Self::TablesFull { over } => write!(f, "its cluster has {over} entries too many"),
             Self::Load { from, to } => {
                 write!(
                     f,
-                    "its cluster is at {:.1}% of its packet rate, the other at {:.1}%",
+                    "its cluster is at {:.1}% of its packet rate, the new one at {:.1}%",
                     from * 100.0,
                     to * 100.0
                 )
             }
-            Self::MakesRoom => write!(f, "it makes room for others"),
+            Self::FreesCapacity => write!(f, "it frees capacity for another VPC"),
             Self::Detour { wanted } => {
-                write!(f, "{wanted} has no room for it yet, and others wait for its own")
+                write!(
+                    f,
+                    "{wanted} has no free capacity yet, and other VPCs wait for the capacity that it uses"
+                )
             }
         }
     }
 }
 
-/// What a step exceeds because no order avoids it.
+/// A limit that is exceeded after a move, because no order avoids it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Excess {
-    /// The cluster it goes to is above the water level for now.
+    /// The destination cluster is above the water level temporarily.
     PacketRate {
-        /// Where.
+        /// The destination cluster.
         cluster: ClusterId,
-        /// Its load then.
+        /// Its load after the move.
         load: f64,
     },
-    /// The cluster it goes to has more entries than its tables hold: this step cannot be made before
-    /// something else leaves.
+    /// The destination cluster has more entries than fit into its tables: the move is impossible until other
+    /// entries are removed.
     Entries {
-        /// Where.
+        /// The destination cluster.
         cluster: ClusterId,
         /// Number of entries above the limit.
         over: u64,
     },
-    /// The tenant is on more clusters than it may be, for now.
+    /// The tenant is on more clusters than its limit, temporarily.
     Tenant {
-        /// Whose.
+        /// The tenant of the VPC.
         tenant: TenantId,
-        /// On how many it is then.
+        /// Number of clusters that the tenant is on after the move.
         clusters: usize,
     },
 }
@@ -107,28 +111,28 @@ impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PacketRate { cluster, load } => {
-                write!(f, "{cluster} at {:.1}% of its packet rate for now", load * 100.0)
+                write!(f, "{cluster} is temporarily at {:.1}% of its packet rate", load * 100.0)
             }
-            Self::Entries { cluster, over } => write!(f, "{cluster} {over} entries short"),
-            Self::Tenant { tenant, clusters } => write!(f, "{tenant} on {clusters} clusters for now"),
+            Self::Entries { cluster, over } => write!(f, "{cluster} has {over} free entries too few"),
+            Self::Tenant { tenant, clusters } => write!(f, "{tenant} is temporarily on {clusters} clusters"),
         }
     }
 }
 
-/// One VPC goes from one cluster to another.
+/// One VPC moves from one cluster to another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Move {
-    /// Which.
+    /// The VPC that moves.
     pub vpc: VpcId,
-    /// Where it is; `None`: nowhere yet.
+    /// Its current cluster; `None` if it has none.
     pub from: Option<ClusterId>,
-    /// Where it goes.
+    /// Its new cluster.
     pub to: ClusterId,
-    /// What it costs: entries to write in each gateway of the new cluster.
+    /// The cost: entries that each gateway of the new cluster must write.
     pub entries: u64,
-    /// Why.
-    pub reason: Reason,
-    /// What is exceeded behind this step; empty where nothing is.
+    /// MoveReason for the move.
+    pub reason: MoveReason,
+    /// The limits that are exceeded after this move.
     pub excess: Vec<Excess>,
 }
 
@@ -146,14 +150,14 @@ impl fmt::Display for Move {
     }
 }
 
-/// Moves in the order in which they are to be made, one after the other.
+/// Moves in the order in which they must be made, one after the other.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Plan {
-    /// The moves.
+pub struct PlacementPlan {
+    /// The moves, first to last.
     pub moves: Vec<Move>,
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for PlacementPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} moves, {} entries", self.moves.len(), self.entries())?;
         for (number, step) in self.moves.iter().enumerate() {
@@ -163,38 +167,38 @@ impl fmt::Display for Plan {
     }
 }
 
-impl Plan {
-    /// Entries to write, in all moves.
+impl PlacementPlan {
+    /// Number of entries that all moves write.
     pub fn entries(&self) -> u64 {
         self.moves.iter().map(|step| step.entries).sum()
     }
 
-    /// The placement behind the last move, from the one before the first.
+    /// The placement after all moves, starting from `present`.
     ///
     /// # Errors
-    /// A VPC is not where its move expects it: the plan was made for another placement.
+    /// [`InputError::PlanMismatch`] if a VPC is not on the cluster from which the plan moves it.
     pub fn apply(&self, present: &Placement) -> Result<Placement, InputError> {
         let mut placement = present.clone();
         for step in &self.moves {
             let found = placement.insert(step.vpc, step.to);
             if found != step.from {
-                return Err(InputError::PlanOfAnother { vpc: step.vpc, expected: step.from, found });
+                return Err(InputError::PlanMismatch { vpc: step.vpc, expected: step.from, found });
             }
         }
         Ok(placement)
     }
 
-    /// Orders the moves that lead from one placement to another: each VPC that is elsewhere moves once,
-    /// and in such an order that no cluster gets above the water level or its tables' size, and no tenant
-    /// above k. Where moves wait for each other in a circle, one of them takes a detour over a cluster
-    /// with room; where there is none, [`Move::excess`] says what the step exceeds.
+    /// Orders the moves from one placement to another. Each VPC whose cluster changes moves once, in such an
+    /// order that no cluster exceeds the water level or the size of its tables, and no tenant its cluster
+    /// limit. If moves wait for each other in a cycle, one VPC makes a detour over a cluster with free
+    /// capacity; if there is none, [`Move::excess`] says what a move exceeds.
     ///
-    /// Clusters that `present` names and the problem does not have are leaving; what is on them moves.
+    /// Clusters that are in `present` and not in the problem are being removed: their VPCs move.
     ///
     /// # Errors
-    /// VPCs or clusters that the problem does not have; a VPC that has no cluster in `wanted`.
+    /// VPCs or clusters that are not in the problem; a VPC that has no cluster in `wanted`.
     pub fn between(problem: &Problem, present: &Placement, wanted: &Placement) -> Result<Self, InputError> {
-        let mut left = Vec::new();
+        let mut remaining = Vec::new();
         let wanted_at = problem.indices(wanted)?;
         let known: Placement = present
             .iter()
@@ -208,64 +212,64 @@ impl Plan {
         for (vpc, to) in wanted_at.into_iter().enumerate() {
             let to = to.ok_or(InputError::NotPlaced(problem.vpcs()[vpc].id))?;
             if state.at(vpc) != Some(to) {
-                left.push((vpc, to));
+                remaining.push((vpc, to));
             }
         }
-        // What costs least first: it frees entries soonest.
-        left.sort_by_key(|(vpc, _)| (problem.vpcs()[*vpc].entries, *vpc));
+        // The cheapest moves first, because they free entries earliest.
+        remaining.sort_by_key(|(vpc, _)| (problem.vpcs()[*vpc].entries, *vpc));
         let leaving: BTreeMap<usize, ClusterId> = present
             .iter()
             .filter(|(_, at)| problem.cluster_of(**at).is_none())
             .filter_map(|(vpc, at)| Some((problem.vpc_of(*vpc)?, *at)))
             .collect();
-        let mut order = Order { state, leaving, left, detoured: BTreeSet::new(), moves: Vec::new() };
+        let mut order = Order { state, leaving, remaining, detoured: BTreeSet::new(), moves: Vec::new() };
         order.run();
         Ok(Self { moves: order.moves })
     }
 }
 
-/// An order being found.
+/// State of the search for an order.
 struct Order<'a> {
     state: State<'a>,
-    /// VPCs on clusters that the problem does not have.
+    /// VPCs on clusters that are not in the problem.
     leaving: BTreeMap<usize, ClusterId>,
-    /// VPCs that are not where they are wanted, and where that is.
-    left: Vec<(usize, usize)>,
+    /// VPCs that are not on their wanted cluster, and that cluster.
+    remaining: Vec<(usize, usize)>,
     detoured: BTreeSet<usize>,
     moves: Vec<Move>,
 }
 
 impl Order<'_> {
-    /// Every round takes a move off the list, or makes a detour that is not made again: it ends.
+    /// Ends, because each round makes a move, or a detour that is made only once.
     fn run(&mut self) {
-        while !self.left.is_empty() {
-            if !self.pass() && !self.detour() {
-                self.force();
+        while !self.remaining.is_empty() {
+            if !self.make_fitting_moves() && !self.make_detour() {
+                self.make_least_excessive_move();
             }
         }
     }
 
-    /// Makes all moves that exceed nothing; true where there was any.
-    fn pass(&mut self) -> bool {
-        let before = self.left.len();
+    /// Makes all moves that exceed no limit. Returns true if there was one.
+    fn make_fitting_moves(&mut self) -> bool {
+        let before = self.remaining.len();
         let mut waiting = Vec::new();
-        for (vpc, to) in std::mem::take(&mut self.left) {
+        for (vpc, to) in std::mem::take(&mut self.remaining) {
             if self.fits(vpc, to) {
                 self.make(vpc, to, None);
             } else {
                 waiting.push((vpc, to));
             }
         }
-        self.left = waiting;
-        self.left.len() < before
+        self.remaining = waiting;
+        self.remaining.len() < before
     }
 
-    /// Takes a VPC out of the way to where it does not belong; true where that lets another move on.
-    fn detour(&mut self) -> bool {
-        for place in 0..self.left.len() {
-            let (vpc, wanted) = self.left[place];
+    /// Moves a VPC to a temporary cluster if that enables the move of another VPC. Returns true if it did.
+    fn make_detour(&mut self) -> bool {
+        for index in 0..self.remaining.len() {
+            let (vpc, wanted) = self.remaining[index];
             let Some(from) = self.state.at(vpc) else { continue };
-            if self.detoured.contains(&vpc) || !self.left.iter().any(|(_, to)| *to == from) {
+            if self.detoured.contains(&vpc) || !self.remaining.iter().any(|(_, to)| *to == from) {
                 continue;
             }
             let over = self
@@ -274,22 +278,23 @@ impl Order<'_> {
                 .filter(|over| *over != from && *over != wanted && self.fits(vpc, *over))
                 .min_by(|a, b| self.state.load(*a).total_cmp(&self.state.load(*b)));
             let Some(over) = over else { continue };
-            self.state.shift(vpc, over);
+            self.state.reassign(vpc, over);
             let frees = |(other, to): &(usize, usize)| *other != vpc && self.fits(*other, *to);
-            let helps = self.left.iter().any(frees);
-            self.state.shift(vpc, from);
+            let helps = self.remaining.iter().any(frees);
+            self.state.reassign(vpc, from);
             if helps {
                 self.detoured.insert(vpc);
                 let wanted = self.state.problem.clusters()[wanted].id;
-                self.make(vpc, over, Some(Reason::Detour { wanted }));
+                self.make(vpc, over, Some(MoveReason::Detour { wanted }));
                 return true;
             }
         }
         false
     }
 
-    /// Makes the move that exceeds least: tenants before packet rates before entries.
-    fn force(&mut self) {
+    /// Makes the move that exceeds limits least: preferably that of a tenant, then of a packet rate, then of
+    /// tables.
+    fn make_least_excessive_move(&mut self) {
         let cost = |(vpc, to): &(usize, usize)| {
             let (demand, entries) = amounts(&self.state, *vpc);
             let capacity = self.state.problem.clusters()[*to].capacity_entries;
@@ -297,30 +302,30 @@ impl Order<'_> {
             let load = (self.state.load_with(*to, demand) - self.state.problem.water_level()).max(0.0);
             (over, load)
         };
-        let least = (0..self.left.len()).min_by(|a, b| {
-            let (a, b) = (cost(&self.left[*a]), cost(&self.left[*b]));
+        let least = (0..self.remaining.len()).min_by(|a, b| {
+            let (a, b) = (cost(&self.remaining[*a]), cost(&self.remaining[*b]));
             a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
-        if let Some(place) = least {
-            let (vpc, to) = self.left.remove(place);
+        if let Some(index) = least {
+            let (vpc, to) = self.remaining.remove(index);
             self.make(vpc, to, None);
         }
     }
 
-    /// True where a move exceeds nothing: the new cluster holds the VPC beside all it has.
+    /// Whether a move exceeds no limit: the new cluster has capacity for the VPC in addition to its others.
     fn fits(&self, vpc: usize, to: usize) -> bool {
         let (demand, entries) = amounts(&self.state, vpc);
         self.state.has_entries(to, entries)
             && self.state.load_with(to, demand) <= self.state.problem.water_level()
-            && self.state.tenant_may(self.state.problem.tenant_of(vpc), self.state.at(vpc), to, 1)
+            && self.state.is_open_to_tenant(self.state.problem.tenant_of(vpc), self.state.at(vpc), to, 1)
     }
 
-    fn make(&mut self, vpc: usize, to: usize, reason: Option<Reason>) {
+    fn make(&mut self, vpc: usize, to: usize, reason: Option<MoveReason>) {
         let problem = self.state.problem;
         let reason = reason.unwrap_or_else(|| self.reason(vpc, to));
         let leaving = self.leaving.remove(&vpc);
         let from = self.state.at(vpc).map(|from| problem.clusters()[from].id).or(leaving);
-        self.state.shift(vpc, to);
+        self.state.reassign(vpc, to);
         let cluster = problem.clusters()[to];
         let (load, over) = (self.state.load(to), self.state.entries_over(to));
         let tenant = problem.tenant_of(vpc);
@@ -331,7 +336,7 @@ impl Order<'_> {
         if over > 0 {
             excess.push(Excess::Entries { cluster: cluster.id, over });
         }
-        if self.state.over_k(tenant) {
+        if self.state.exceeds_cluster_limit(tenant) {
             let clusters = self.state.presence(tenant).len();
             excess.push(Excess::Tenant { tenant: problem.tenant_id(tenant), clusters });
         }
@@ -339,22 +344,26 @@ impl Order<'_> {
         self.moves.push(Move { vpc: vpc.id, from, to: cluster.id, entries: vpc.entries, reason, excess });
     }
 
-    fn reason(&self, vpc: usize, to: usize) -> Reason {
+    fn reason(&self, vpc: usize, to: usize) -> MoveReason {
         let problem = self.state.problem;
         let Some(from) = self.state.at(vpc) else {
-            return if self.leaving.contains_key(&vpc) { Reason::ClusterLeaves } else { Reason::New };
+            return if self.leaving.contains_key(&vpc) {
+                MoveReason::ClusterRemoved
+            } else {
+                MoveReason::New
+            };
         };
         let tenant = problem.tenant_of(vpc);
-        if self.state.over_k(tenant) {
-            let (clusters, k) = (self.state.presence(tenant).len(), problem.clusters_per_tenant());
-            return Reason::TenantOverK { tenant: problem.tenant_id(tenant), clusters, k };
+        if self.state.exceeds_cluster_limit(tenant) {
+            let (clusters, limit) = (self.state.presence(tenant).len(), problem.clusters_per_tenant());
+            return MoveReason::TenantOverClusterLimit { tenant: problem.tenant_id(tenant), clusters, limit };
         }
         let over = self.state.entries_over(from);
         if over > 0 {
-            return Reason::TablesFull { over };
+            return MoveReason::TablesFull { over };
         }
         let (from, to) = (self.state.load(from), self.state.load(to));
-        if from > to { Reason::Load { from, to } } else { Reason::MakesRoom }
+        if from > to { MoveReason::Load { from, to } } else { MoveReason::FreesCapacity }
     }
 }
 

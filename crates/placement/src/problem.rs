@@ -1,40 +1,41 @@
-//! The problem: clusters, VPCs and limits. It is checked once, so that the algorithms need not check it.
+//! The input of placement: clusters, VPCs and limits. It is checked once, so that the algorithms need not
+//! check it.
 
 use sluice_types::{ClusterId, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Demands, capacities and entries are below this, so that sums of them stay exact.
+/// Demands, capacities and entries are at most this, so that their sums are exact.
 const AMOUNT_MAX: u64 = 1 << 40;
-/// VPCs of one problem.
+/// Most VPCs of a problem.
 const VPCS_MAX: usize = 1 << 20;
-/// Clusters of one problem.
+/// Most clusters of a problem.
 const CLUSTERS_MAX: usize = 1 << 12;
 
-/// A cluster of gateways that VPCs may be on.
+/// A gateway cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// Identifier of the cluster.
     pub id: ClusterId,
-    /// Packets a second that its gateways forward together; the paper's B(c).
+    /// Packets per second that its gateways forward together; the paper's B(c).
     pub capacity_pps: u64,
-    /// Entries that each of its gateways' tables holds.
+    /// Entries that fit into the tables of each of its gateways.
     pub capacity_entries: u64,
 }
 
-/// A VPC that is to be on exactly one cluster.
+/// A VPC, which must be on exactly one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vpc {
     /// Identifier of the VPC.
     pub id: VpcId,
     /// Tenant that the VPC belongs to.
     pub tenant: TenantId,
-    /// Packets a second that its cluster forwards for it; the paper's f(v).
+    /// Packets per second that its cluster forwards for it; the paper's f(v).
     pub demand_pps: u64,
     /// Entries that the VPC needs in its cluster's tables.
     pub entries: u64,
 }
 
-/// Which VPC is on which cluster.
+/// The cluster of each VPC.
 pub type Placement = BTreeMap<VpcId, ClusterId>;
 
 /// Invalid input.
@@ -44,108 +45,112 @@ pub enum InputError {
     /// There is no cluster.
     #[error("there is no cluster to place VPCs on")]
     NoCluster,
-    /// A cluster stands in the list more than once.
-    #[error("{0} stands twice among the clusters")]
-    ClusterTwice(ClusterId),
-    /// A VPC stands in the list more than once.
-    #[error("{0} stands twice among the VPCs")]
-    VpcTwice(VpcId),
-    /// A cluster that can forward nothing, or has no tables.
-    #[error("{0} has no capacity: leave out clusters that are to carry nothing")]
+    /// A cluster is in the list more than once.
+    #[error("{0} is twice in the list of clusters")]
+    DuplicateCluster(ClusterId),
+    /// A VPC is in the list more than once.
+    #[error("{0} is twice in the list of VPCs")]
+    DuplicateVpc(VpcId),
+    /// A cluster has no packet rate or no tables.
+    #[error("{0} has no capacity: omit clusters that must not carry VPCs")]
     NoCapacity(ClusterId),
-    /// A number beyond all hardware.
-    #[error("{what} of {whose} is {found}, more than {AMOUNT_MAX}")]
+    /// A number is higher than any hardware allows.
+    #[error("{what} of {owner} is {found}, more than {AMOUNT_MAX}")]
     TooLarge {
         /// The quantity.
         what: &'static str,
         /// The cluster or VPC.
-        whose: String,
+        owner: String,
         /// The value.
         found: u64,
     },
-    /// More than can be worked with.
-    #[error("{found} {what}, at most {most} can be placed at once")]
+    /// There are too many VPCs or clusters.
+    #[error("there are {found} {what}, but at most {most} can be placed at once")]
     TooMany {
-        /// VPCs or clusters.
+        /// `VPCs` or `clusters`.
         what: &'static str,
-        /// How many there are.
+        /// Number of them.
         found: usize,
-        /// How many there may be.
+        /// Highest number allowed.
         most: usize,
     },
-    /// k = 0.
-    #[error("a tenant may be on 0 clusters: k must be at least 1")]
+    /// The cluster limit of tenants is 0.
+    #[error("the number of clusters per tenant must be at least 1")]
     NoClusterForTenants,
-    /// A water level outside (0, 1].
+    /// The water level is outside (0, 1].
     #[error("the water level is {0}, it must be above 0 and at most 1")]
     WaterLevel(f64),
-    /// A placement has a VPC that is not in the problem.
-    #[error("{0} is placed but is not among the VPCs")]
+    /// A placement contains a VPC that is not in the problem.
+    #[error("{0} has a cluster in the placement but is not in the list of VPCs")]
     UnknownVpc(VpcId),
-    /// A placement has a cluster that is not in the problem.
-    #[error("{vpc} is to be on {cluster}, which is not among the clusters")]
+    /// A placement contains a cluster that is not in the problem.
+    #[error("{vpc} is on {cluster}, which is not in the list of clusters")]
     UnknownCluster {
         /// The unknown cluster.
         cluster: ClusterId,
         /// The VPC that is placed on it.
         vpc: VpcId,
     },
-    /// A wanted placement leaves a VPC out.
+    /// A VPC is missing in the wanted placement.
     #[error("{0} has no cluster in the wanted placement")]
     NotPlaced(VpcId),
-    /// A plan is applied to a placement that it was not made for.
-    #[error("the plan expects {vpc} {}, it is {}", place_of(expected), place_of(found))]
-    PlanOfAnother {
-        /// Which VPC.
+    /// A plan was applied to a placement that it was not made for.
+    #[error(
+        "the plan was made for another placement: it moves {vpc} from {}, but the VPC is on {}",
+        cluster_text(expected),
+        cluster_text(found)
+    )]
+    PlanMismatch {
+        /// The VPC.
         vpc: VpcId,
-        /// Where the plan takes it from.
+        /// The cluster from which the plan moves it.
         expected: Option<ClusterId>,
-        /// Where it is.
+        /// The cluster on which it is.
         found: Option<ClusterId>,
     },
-    /// A tolerance below 0, or no number.
+    /// The tolerance is below 0 or not a number.
     #[error("the tolerance is {0}, it must be at least 0")]
     Tolerance(f64),
 }
 
-fn place_of(cluster: &Option<ClusterId>) -> String {
-    cluster.map_or_else(|| "on no cluster".to_owned(), |cluster| format!("on {cluster}"))
+fn cluster_text(cluster: &Option<ClusterId>) -> String {
+    cluster.map_or_else(|| "no cluster".to_owned(), |cluster| cluster.to_string())
 }
 
-/// Clusters, VPCs and limits that belong together. Indices name them inside the crate.
+/// Clusters, VPCs and limits. Inside the crate, all are identified by their indices.
 #[derive(Clone, Debug)]
 pub struct Problem {
     clusters: Vec<Cluster>,
     vpcs: Vec<Vpc>,
-    per_tenant: usize,
+    clusters_per_tenant: usize,
     water_level: f64,
     cluster_index: HashMap<ClusterId, usize>,
     vpc_index: HashMap<VpcId, usize>,
-    /// Tenants in order of id.
+    /// The tenants, in order of id.
     tenants: Vec<TenantId>,
-    /// Of each VPC, its tenant's index.
+    /// Index of the tenant of each VPC.
     tenant_of: Vec<usize>,
-    /// Of each tenant, its VPCs.
+    /// The VPCs of each tenant.
     vpcs_of: Vec<Vec<usize>>,
 }
 
 impl Problem {
-    /// Checks the input. A tenant's VPCs may be on `per_tenant` clusters (the paper's k); a cluster
-    /// may be filled to `water_level` of its packet rate, and wholly with entries.
+    /// Checks the input. A tenant's VPCs may be on `clusters_per_tenant` clusters (the paper's k). A cluster
+    /// may be used up to `water_level` of its packet rate; its tables may be full.
     ///
     /// # Errors
-    /// What [`InputError`] says of lists, amounts and limits.
+    /// [`InputError`] for the first list, amount or limit that is invalid.
     pub fn new(
         clusters: Vec<Cluster>,
         vpcs: Vec<Vpc>,
-        per_tenant: usize,
+        clusters_per_tenant: usize,
         water_level: f64,
     ) -> Result<Self, InputError> {
-        check_limits(clusters.len(), vpcs.len(), per_tenant, water_level)?;
+        check_limits(clusters.len(), vpcs.len(), clusters_per_tenant, water_level)?;
         let mut cluster_index = HashMap::with_capacity(clusters.len());
         for (index, cluster) in clusters.iter().enumerate() {
             if cluster_index.insert(cluster.id, index).is_some() {
-                return Err(InputError::ClusterTwice(cluster.id));
+                return Err(InputError::DuplicateCluster(cluster.id));
             }
             if cluster.capacity_pps == 0 || cluster.capacity_entries == 0 {
                 return Err(InputError::NoCapacity(cluster.id));
@@ -156,7 +161,7 @@ impl Problem {
         let mut vpc_index = HashMap::with_capacity(vpcs.len());
         for (index, vpc) in vpcs.iter().enumerate() {
             if vpc_index.insert(vpc.id, index).is_some() {
-                return Err(InputError::VpcTwice(vpc.id));
+                return Err(InputError::DuplicateVpc(vpc.id));
             }
             check_amount("the demand", vpc.id, vpc.demand_pps)?;
             check_amount("the number of entries", vpc.id, vpc.entries)?;
@@ -173,7 +178,7 @@ impl Problem {
         Ok(Self {
             clusters,
             vpcs,
-            per_tenant,
+            clusters_per_tenant,
             water_level,
             cluster_index,
             vpc_index,
@@ -193,12 +198,12 @@ impl Problem {
         &self.vpcs
     }
 
-    /// The paper's k.
+    /// The cluster limit of a tenant, the paper's k.
     pub fn clusters_per_tenant(&self) -> usize {
-        self.per_tenant
+        self.clusters_per_tenant
     }
 
-    /// To what part of its packet rate a cluster may be filled.
+    /// The highest load that a cluster may have.
     pub fn water_level(&self) -> f64 {
         self.water_level
     }
@@ -208,12 +213,12 @@ impl Problem {
         self.tenants.len()
     }
 
-    /// Packets a second of all VPCs.
+    /// Demand of all VPCs, in packets per second.
     pub fn demand_pps(&self) -> u64 {
         self.vpcs.iter().map(|vpc| vpc.demand_pps).sum()
     }
 
-    /// Packets a second of all clusters.
+    /// Packet rate of all clusters, in packets per second.
     pub fn capacity_pps(&self) -> u64 {
         self.clusters.iter().map(|cluster| cluster.capacity_pps).sum()
     }
@@ -223,17 +228,16 @@ impl Problem {
         self.vpcs.iter().map(|vpc| vpc.entries).sum()
     }
 
-    /// Entries that all clusters hold.
+    /// Entries that fit into the tables of all clusters.
     pub fn capacity_entries(&self) -> u64 {
         self.clusters.iter().map(|cluster| cluster.capacity_entries).sum()
     }
 
-    /// Lambda of a placement: the load of the fullest cluster, 0 where nothing is placed. VPCs that the
-    /// placement leaves out count nowhere.
+    /// The maximum load of a placement; 0 if it is empty. VPCs without a cluster do not count.
     ///
     /// # Errors
-    /// A VPC or cluster that this problem does not have.
-    pub fn lambda(&self, placement: &Placement) -> Result<f64, InputError> {
+    /// A VPC or cluster that is not in this problem.
+    pub fn max_load(&self, placement: &Placement) -> Result<f64, InputError> {
         let mut demand = vec![0_u64; self.clusters.len()];
         for (vpc, cluster) in self.indices(placement)?.into_iter().enumerate() {
             if let Some(cluster) = cluster {
@@ -247,32 +251,32 @@ impl Problem {
             .fold(0.0, f64::max))
     }
 
-    /// How many tenants a placement puts on more than k clusters.
+    /// Number of tenants that are on more clusters than their limit.
     ///
     /// # Errors
-    /// As [`Problem::lambda`].
-    pub fn tenants_over_k(&self, placement: &Placement) -> Result<usize, InputError> {
+    /// The same as [`Problem::max_load`].
+    pub fn tenants_over_cluster_limit(&self, placement: &Placement) -> Result<usize, InputError> {
         let at = self.indices(placement)?;
         let over = |vpcs: &&Vec<usize>| {
-            vpcs.iter().filter_map(|vpc| at[*vpc]).collect::<BTreeSet<_>>().len() > self.per_tenant
+            vpcs.iter().filter_map(|vpc| at[*vpc]).collect::<BTreeSet<_>>().len() > self.clusters_per_tenant
         };
         Ok(self.vpcs_of.iter().filter(over).count())
     }
 
-    /// A second lower bound of the maximum load, for whole VPCs: the largest VPC is on one
-    /// cluster, and the largest tenant on k.
+    /// A second lower bound of the maximum load, for VPCs that are not divided: the largest VPC is on one
+    /// cluster, and the VPCs of the largest tenant are on as many as its limit allows.
     pub fn whole_vpcs_bound(&self) -> f64 {
         let mut capacities: Vec<f64> =
             self.clusters.iter().map(|cluster| cluster.capacity_pps as f64).collect();
         capacities.sort_by(|a, b| b.total_cmp(a));
-        let of_k: f64 = capacities.iter().take(self.per_tenant).sum();
+        let of_k: f64 = capacities.iter().take(self.clusters_per_tenant).sum();
         let vpc = self.vpcs.iter().map(|vpc| vpc.demand_pps).max().unwrap_or(0) as f64;
         let tenant =
             (0..self.tenants.len()).map(|tenant| self.tenant_demand(tenant)).max().unwrap_or(0) as f64;
         (vpc / capacities[0]).max(tenant / of_k)
     }
 
-    /// Of each VPC, the index of its cluster, if it has one.
+    /// The index of each VPC's cluster, if it has one.
     pub(crate) fn indices(&self, placement: &Placement) -> Result<Vec<Option<usize>>, InputError> {
         let mut at = vec![None; self.vpcs.len()];
         for (vpc, cluster) in placement {
@@ -318,7 +322,12 @@ impl Problem {
     }
 }
 
-fn check_limits(clusters: usize, vpcs: usize, per_tenant: usize, water_level: f64) -> Result<(), InputError> {
+fn check_limits(
+    clusters: usize,
+    vpcs: usize,
+    clusters_per_tenant: usize,
+    water_level: f64,
+) -> Result<(), InputError> {
     for (what, found, most) in [("clusters", clusters, CLUSTERS_MAX), ("VPCs", vpcs, VPCS_MAX)] {
         if found > most {
             return Err(InputError::TooMany { what, found, most });
@@ -327,7 +336,7 @@ fn check_limits(clusters: usize, vpcs: usize, per_tenant: usize, water_level: f6
     if clusters == 0 {
         return Err(InputError::NoCluster);
     }
-    if per_tenant == 0 {
+    if clusters_per_tenant == 0 {
         return Err(InputError::NoClusterForTenants);
     }
     if !(water_level > 0.0 && water_level <= 1.0) {
@@ -336,9 +345,9 @@ fn check_limits(clusters: usize, vpcs: usize, per_tenant: usize, water_level: f6
     Ok(())
 }
 
-fn check_amount(what: &'static str, whose: impl ToString, found: u64) -> Result<(), InputError> {
+fn check_amount(what: &'static str, owner: impl ToString, found: u64) -> Result<(), InputError> {
     if found > AMOUNT_MAX {
-        return Err(InputError::TooLarge { what, whose: whose.to_string(), found });
+        return Err(InputError::TooLarge { what, owner: owner.to_string(), found });
     }
     Ok(())
 }
@@ -356,31 +365,32 @@ mod tests {
     }
 
     #[test]
-    fn impossible_input_is_refused_by_name() {
+    fn error_names_the_invalid_input() {
         let one = || vec![cluster(1, 10)];
-        let said = |clusters, vpcs, k, level| Problem::new(clusters, vpcs, k, level).unwrap_err().to_string();
-        assert_eq!(said(vec![], vec![], 1, 1.0), "there is no cluster to place VPCs on");
+        let error_of =
+            |clusters, vpcs, k, level| Problem::new(clusters, vpcs, k, level).unwrap_err().to_string();
+        assert_eq!(error_of(vec![], vec![], 1, 1.0), "there is no cluster to place VPCs on");
         assert_eq!(
-            said(vec![cluster(1, 10), cluster(1, 9)], vec![], 1, 1.0),
-            "cluster-1 stands twice among the clusters"
+            error_of(vec![cluster(1, 10), cluster(1, 9)], vec![], 1, 1.0),
+            "cluster-1 is twice in the list of clusters"
         );
         assert_eq!(
-            said(one(), vec![vpc(3, 1, 1), vpc(3, 2, 1)], 1, 1.0),
-            "vpc-3 stands twice among the VPCs"
+            error_of(one(), vec![vpc(3, 1, 1), vpc(3, 2, 1)], 1, 1.0),
+            "vpc-3 is twice in the list of VPCs"
         );
-        assert!(said(vec![cluster(2, 0)], vec![], 1, 1.0).starts_with("cluster-2 has no capacity"));
-        assert_eq!(said(one(), vec![], 0, 1.0), "a tenant may be on 0 clusters: k must be at least 1");
+        assert!(error_of(vec![cluster(2, 0)], vec![], 1, 1.0).starts_with("cluster-2 has no capacity"));
+        assert_eq!(error_of(one(), vec![], 0, 1.0), "the number of clusters per tenant must be at least 1");
         for level in [0.0, -1.0, 1.01, f64::NAN] {
-            assert!(said(one(), vec![], 1, level).starts_with("the water level is"), "{level}");
+            assert!(error_of(one(), vec![], 1, level).starts_with("the water level is"), "{level}");
         }
         assert_eq!(
-            said(one(), vec![vpc(4, 1, u64::MAX)], 1, 1.0),
+            error_of(one(), vec![vpc(4, 1, u64::MAX)], 1, 1.0),
             "the demand of vpc-4 is 18446744073709551615, more than 1099511627776"
         );
     }
 
     #[test]
-    fn lambda_is_the_load_of_the_fullest_cluster() {
+    fn maximum_load_is_that_of_the_most_loaded_cluster() {
         let problem = Problem::new(
             vec![cluster(1, 10), cluster(2, 40)],
             vec![vpc(1, 1, 4), vpc(2, 1, 8), vpc(3, 2, 4)],
@@ -391,14 +401,14 @@ mod tests {
         let at = |pairs: [(u64, u64); 3]| -> Placement {
             pairs.into_iter().map(|(vpc, cluster)| (VpcId::new(vpc), ClusterId::new(cluster))).collect()
         };
-        assert_eq!(problem.lambda(&at([(1, 2), (2, 2), (3, 1)])).unwrap(), 0.4);
-        assert_eq!(problem.lambda(&at([(1, 1), (2, 2), (3, 1)])).unwrap(), 0.8);
-        assert_eq!(problem.tenants_over_k(&at([(1, 1), (2, 2), (3, 1)])).unwrap(), 1);
-        // The tenant of 12 is on one cluster of at most 40.
+        assert_eq!(problem.max_load(&at([(1, 2), (2, 2), (3, 1)])).unwrap(), 0.4);
+        assert_eq!(problem.max_load(&at([(1, 1), (2, 2), (3, 1)])).unwrap(), 0.8);
+        assert_eq!(problem.tenants_over_cluster_limit(&at([(1, 1), (2, 2), (3, 1)])).unwrap(), 1);
+        // The tenant with a demand of 12 is on one cluster with a capacity of at most 40.
         assert_eq!(problem.whole_vpcs_bound(), 0.3);
-        let error = problem.lambda(&at([(1, 1), (2, 3), (3, 1)])).unwrap_err();
-        assert_eq!(error.to_string(), "vpc-2 is to be on cluster-3, which is not among the clusters");
-        let error = problem.lambda(&at([(1, 1), (2, 2), (9, 1)])).unwrap_err();
-        assert_eq!(error.to_string(), "vpc-9 is placed but is not among the VPCs");
+        let error = problem.max_load(&at([(1, 1), (2, 3), (3, 1)])).unwrap_err();
+        assert_eq!(error.to_string(), "vpc-2 is on cluster-3, which is not in the list of clusters");
+        let error = problem.max_load(&at([(1, 1), (2, 2), (9, 1)])).unwrap_err();
+        assert_eq!(error.to_string(), "vpc-9 has a cluster in the placement but is not in the list of VPCs");
     }
 }

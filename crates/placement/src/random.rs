@@ -1,6 +1,6 @@
-//! Random numbers from a seed: the same ones wherever and whenever this runs.
+//! Random numbers from a seed, the same on every machine.
 
-/// SplitMix64 (Steele, Lea, Flood, 2014): 64 bits of state, every seed is a good one.
+/// SplitMix64 (Steele, Lea, Flood, 2014): 64 bits of state; every seed is suitable.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// At least 0, below 1.
+    /// A number of 0 (inclusive) to 1 (exclusive).
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -1,41 +1,40 @@
-//! Few moves that bring a placement within a tolerance of the best.
+//! Brings a placement within a tolerance of the best with few moves.
 //!
-//! RGCM would move nearly everything, as its fractions know nothing of the
-//! present. Here only what must move does: VPCs whose cluster leaves, of tenants
-//! above k, on tables too full, and of clusters above the target, as few as
-//! possible of those. The fewest is a packing problem, NP-hard like GCM; what is
-//! found can be compared with [`Rebalanced::moves_at_least`], which every way to the target needs.
+//! RGCM would move nearly all VPCs, because its fractions do not depend on the current placement. Here only
+//! necessary moves are made: VPCs of removed clusters, of tenants above the cluster limit, on tables that are
+//! too full, and of clusters above the target, and as few of these as possible. Finding the fewest is a
+//! packing problem, NP-hard like GCM; the result can be compared with [`Rebalanced::moves_lower_bound`].
 
-use crate::plan::Plan;
+use crate::plan::PlacementPlan;
 use crate::problem::{InputError, Placement, Problem};
 use crate::relaxation::SolverError;
 use crate::repair;
 use crate::rgcm::{PlacementError, does_not_fit};
 use crate::state::State;
 
-/// A placement near the present one, and the way there.
+/// A placement close to the current one, and the moves that lead to it.
 #[derive(Clone, Debug)]
 pub struct Rebalanced {
-    /// Where every VPC is then.
+    /// The cluster of every VPC after the moves.
     pub placement: Placement,
-    /// The moves.
-    pub plan: Plan,
-    /// The load of the fullest cluster before, VPCs on leaving clusters not counted.
-    pub lambda_before: f64,
-    /// The same after.
-    pub lambda: f64,
-    /// What lambda was to be at most: the bound times 1 + tolerance. It may be above where VPCs are few
-    /// and large.
+    /// The moves, in order.
+    pub plan: PlacementPlan,
+    /// The maximum load before, without VPCs of removed clusters.
+    pub max_load_before: f64,
+    /// The maximum load after.
+    pub max_load: f64,
+    /// The highest maximum load that was aimed at: its lower bound times 1 + tolerance. It may be exceeded if
+    /// there are few and large VPCs.
     pub target: f64,
-    /// Moves that every way to the target has at least.
-    pub moves_at_least: usize,
+    /// Number of moves that any way to the target needs at least.
+    pub moves_lower_bound: usize,
 }
 
-/// Brings lambda within `tolerance` of its lower bound (0.1: 10% above) with few moves, and places what
-/// has no cluster. Nothing moves where the present placement is within the tolerance already.
+/// Brings the maximum load within `tolerance` of its lower bound (0.1: 10% above) with few moves, and gives
+/// each VPC without a cluster one. No VPC moves if the current placement already is within the tolerance.
 ///
 /// # Errors
-/// Unknown VPCs, a tolerance below 0; entries that do not fit.
+/// Unknown VPCs; a tolerance below 0; entries that do not fit.
 pub fn rebalance(
     problem: &Problem,
     present: &Placement,
@@ -57,31 +56,32 @@ pub fn rebalance(
     let mean = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
     let target = mean.max(problem.whole_vpcs_bound()) * (1.0 + tolerance);
     let mut state = State::new(problem, before.iter().copied());
-    let lambda_before = state.lambda();
-    let moves_at_least = moves_at_least(&state, target);
+    let max_load_before = state.max_load();
+    let moves_lower_bound = moves_lower_bound(&state, target);
     // VPCs without a cluster come last, after the VPCs that must move anyway have moved.
     repair::tenants(&mut state, repair::Keep::Count);
-    if !repair::entries(&mut state) || !house(&mut state) || !repair::entries(&mut state) {
+    if !repair::entries(&mut state) || !place_unplaced(&mut state) || !repair::entries(&mut state) {
         return Err(does_not_fit(problem, 1));
     }
-    while lighten(&mut state, target) {}
+    while relieve_fullest(&mut state, target) {}
     repair::balance(&mut state, target);
-    send_home(&mut state, &before, target);
+    revert_needless_moves(&mut state, &before, target);
     let placement = state.placement();
     Ok(Rebalanced {
-        plan: Plan::between(problem, present, &placement)?,
-        lambda: state.lambda(),
+        plan: PlacementPlan::between(problem, present, &placement)?,
+        max_load: state.max_load(),
         placement,
-        lambda_before,
+        max_load_before,
         target,
-        moves_at_least,
+        moves_lower_bound,
     })
 }
 
-/// VPCs without a cluster, and of each cluster above the target as many of its largest as bring it there.
-fn moves_at_least(state: &State<'_>, target: f64) -> usize {
+/// The number of VPCs without a cluster, plus for each cluster above the target the number of its largest
+/// VPCs whose removal brings it to the target.
+fn moves_lower_bound(state: &State<'_>, target: f64) -> usize {
     let vpcs = state.problem.vpcs();
-    let homeless = (0..vpcs.len()).filter(|vpc| state.at(*vpc).is_none()).count();
+    let unplaced = (0..vpcs.len()).filter(|vpc| state.at(*vpc).is_none()).count();
     let shed = |cluster: usize| {
         let mut demands: Vec<u64> = state.members(cluster).iter().map(|vpc| vpcs[*vpc].demand_pps).collect();
         demands.sort_unstable_by(|a, b| b.cmp(a));
@@ -93,31 +93,32 @@ fn moves_at_least(state: &State<'_>, target: f64) -> usize {
         };
         demands.iter().map(needed).filter(|above| *above).count()
     };
-    homeless + state.clusters().map(shed).sum::<usize>()
+    unplaced + state.clusters().map(shed).sum::<usize>()
 }
 
-/// Gives every VPC without a cluster one, the largest first.
-fn house(state: &mut State<'_>) -> bool {
+/// Gives each VPC without a cluster one, the largest VPCs first.
+fn place_unplaced(state: &mut State<'_>) -> bool {
     let vpcs = state.problem.vpcs();
-    let mut homeless: Vec<usize> = (0..vpcs.len()).filter(|vpc| state.at(*vpc).is_none()).collect();
-    homeless.sort_by_key(|vpc| (std::cmp::Reverse((vpcs[*vpc].demand_pps, vpcs[*vpc].entries)), *vpc));
-    for vpc in homeless {
+    let mut unplaced: Vec<usize> = (0..vpcs.len()).filter(|vpc| state.at(*vpc).is_none()).collect();
+    unplaced.sort_by_key(|vpc| (std::cmp::Reverse((vpcs[*vpc].demand_pps, vpcs[*vpc].entries)), *vpc));
+    for vpc in unplaced {
         let tenant = state.problem.tenant_of(vpc);
-        let best = state.clusters().filter(|to| state.tenant_may(tenant, None, *to, 1)).min_by(|a, b| {
-            // A table too full is put right afterwards, if it can be.
-            let full = |cluster: usize| !state.has_entries(cluster, vpcs[vpc].entries);
-            let load = |cluster: usize| state.load_with(cluster, vpcs[vpc].demand_pps);
-            full(*a).cmp(&full(*b)).then(load(*a).total_cmp(&load(*b)))
-        });
+        let best =
+            state.clusters().filter(|to| state.is_open_to_tenant(tenant, None, *to, 1)).min_by(|a, b| {
+                // Tables that become too full are repaired afterwards if possible.
+                let full = |cluster: usize| !state.has_entries(cluster, vpcs[vpc].entries);
+                let load = |cluster: usize| state.load_with(cluster, vpcs[vpc].demand_pps);
+                full(*a).cmp(&full(*b)).then(load(*a).total_cmp(&load(*b)))
+            });
         let Some(best) = best else { return false };
-        state.put(vpc, best);
+        state.assign(vpc, best);
     }
     true
 }
 
-/// Takes one VPC off the fullest cluster to one that stays within the target: the cheapest of those that
-/// suffice alone, or else the largest.
-fn lighten(state: &mut State<'_>, target: f64) -> bool {
+/// Moves one VPC from the most loaded cluster to one that stays within the target: the cheapest VPC whose
+/// removal is enough, otherwise the largest.
+fn relieve_fullest(state: &mut State<'_>, target: f64) -> bool {
     let from = state.fullest();
     if state.load(from) <= target {
         return false;
@@ -134,7 +135,7 @@ fn lighten(state: &mut State<'_>, target: f64) -> bool {
                 *to != from
                     && state.load_with(*to, demand) <= target
                     && state.has_entries(*to, entries)
-                    && state.tenant_may(state.problem.tenant_of(vpc), Some(from), *to, 1)
+                    && state.is_open_to_tenant(state.problem.tenant_of(vpc), Some(from), *to, 1)
             })
             .min_by(|a, b| state.load(*a).total_cmp(&state.load(*b)));
         let Some(to) = to else { continue };
@@ -145,21 +146,21 @@ fn lighten(state: &mut State<'_>, target: f64) -> bool {
         }
     }
     let Some((_, _, _, vpc, to)) = best else { return false };
-    state.shift(vpc, to);
+    state.reassign(vpc, to);
     true
 }
 
-/// Takes back moves that turned out needless.
-fn send_home(state: &mut State<'_>, before: &[Option<usize>], target: f64) {
-    let limit = target.max(state.lambda());
-    for (vpc, home) in before.iter().enumerate() {
+/// Reverts moves that proved unnecessary.
+fn revert_needless_moves(state: &mut State<'_>, before: &[Option<usize>], target: f64) {
+    let limit = target.max(state.max_load());
+    for (vpc, original) in before.iter().enumerate() {
         let (demand, entries) = (state.problem.vpcs()[vpc].demand_pps, state.problem.vpcs()[vpc].entries);
-        let Some(home) = home.filter(|home| Some(*home) != state.at(vpc)) else { continue };
-        if state.load_with(home, demand) <= limit
-            && state.has_entries(home, entries)
-            && state.tenant_may(state.problem.tenant_of(vpc), state.at(vpc), home, 1)
+        let Some(original) = original.filter(|original| Some(*original) != state.at(vpc)) else { continue };
+        if state.load_with(original, demand) <= limit
+            && state.has_entries(original, entries)
+            && state.is_open_to_tenant(state.problem.tenant_of(vpc), state.at(vpc), original, 1)
         {
-            state.shift(vpc, home);
+            state.reassign(vpc, original);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! ```text
 //! min lambda
 //! sum_c x[v,c]          = 1               a VPC is on one cluster
-//! sum_v x[v,c] f(v)    <= lambda B(c)     f and B in packets a second
+//! sum_v x[v,c] f(v)    <= lambda B(c)     f and B in packets per second
 //! x[v,c]               <= y[t,c]          for each VPC v of tenant t
 //! sum_c y[t,c]         <= k               a tenant is on at most k clusters
 //! ```
@@ -22,44 +22,44 @@
 //! Tenants with similar ratios of entries to demand form a class, large tenants a class of their own, and a
 //! class is divided among the clusters like one VPC. Each VPC then gets the fractions of its class. This is
 //! a solution of LP-GCM: all VPCs of a tenant have the same fractions, which are also its y, and their sum
-//! is 1 <= k. So the optimum of LP-GCM is at most that of the classes: [`Relaxation::at_most`].
+//! is 1 <= k. So the optimum of LP-GCM is at most that of the classes: [`Relaxation::upper_bound`].
 //!
-//! **Why the lower bound is valid.** Take any prices p[c] >= 0 of load and r[c] >= 0 of entries. a[v] is
-//! the part of all demand that VPC v has, b[v] its part of all entries, B'(c) the part of all capacity that
-//! cluster c has, and E'(c) the number of entries of its tables divided by that of all VPCs. The prices of
-//! load are such that sum_c p[c] B'(c) = 1. For each solution of LP-GCM, and with lambda 1 where all loads
-//! are equal:
+//! **DecisionReason the lower bound is valid.** Take any prices p[c] >= 0 of load and r[c] >= 0 of entries.
+//! a[v] is the part of all demand that VPC v has, b[v] its part of all entries, B'(c) the part of all
+//! capacity that cluster c has, and E'(c) the number of entries of its tables divided by that of all VPCs.
+//! The prices of load are such that sum_c p[c] B'(c) = 1. For each solution of LP-GCM, and with lambda 1
+//! where all loads are equal:
 //!
 //! ```text
 //! lambda >= sum_c p[c] (sum_v a[v] x[v,c]) + sum_c r[c] (sum_v b[v] x[v,c] - E'(c))
 //!        >= sum_v min_c (p[c] a[v] + r[c] b[v]) - sum_c r[c] E'(c)
 //! ```
 //!
-//! The first line holds by the rows on load and entries, the second because the sum of a VPC's fractions is 1.
-//! The second line is computed over all single VPCs, with the prices that are best for the classes.
-//! [`Relaxation::at_least`] is a lower bound for any aggregation and any error of the solver, which can only
-//! make it lower than necessary. It does not use the rows on tenants, so it is also a bound of LP-GCM with any
-//! k, and of every placement of whole VPCs.
+//! The first line holds by the rows on load and entries, the second because a VPC's fractions
+//! sum to 1. The second line is computed over all single VPCs, with the prices that are best for the classes.
+//! [`Relaxation::lower_bound`] is a lower bound for any aggregation and any error of the solver, which can
+//! only make it lower than necessary. It does not use the rows on tenants, so it is also a bound of LP-GCM
+//! with any k, and of every placement of whole VPCs.
 
 use crate::lp::{self, Capacity, Fractions, Group, Prices, Tenants};
 use crate::problem::Problem;
 
-/// V x C up to which LP-GCM is solved as it stands.
+/// LP-GCM is solved without aggregation if VPCs x clusters is at most this.
 const FULL_MAX: usize = 2_000;
-/// Classes x clusters that are aimed at.
+/// Classes x clusters that aggregation aims at.
 const AGGREGATED: usize = 20_000;
-/// Classes below which aggregation does not go.
+/// Aggregation makes at least this many classes.
 const CLASSES_MIN: usize = 8;
-/// Subtracted from bounds, as a part, for the rounding errors of sums of floating point numbers.
+/// Fraction that is subtracted from bounds for the rounding errors of sums of floating point numbers.
 const ROUNDING: f64 = 1e-9;
 
-/// How exactly the relaxed problem is solved.
+/// The aggregation of the relaxed problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Detail {
-    /// As it stands if it is small, in classes of tenants if it is large.
+    /// Without aggregation if the problem is small, otherwise in classes of tenants.
     #[default]
     Auto,
-    /// As it stands: V x C + T x C variables.
+    /// Without aggregation: V x C + T x C variables.
     Full,
     /// In classes of tenants.
     Classes,
@@ -69,16 +69,16 @@ pub enum Detail {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SolverError {
-    /// There are more entries than all tables together hold, so there is no solution.
-    #[error("the VPCs need {needed} entries, all clusters together hold {available}")]
+    /// The VPCs have more entries than fit into all tables together.
+    #[error("the VPCs need {needed} entries, but only {available} fit into all clusters together")]
     Entries {
         /// Entries of all VPCs.
         needed: u64,
         /// Entries of all clusters.
         available: u64,
     },
-    /// The solver failed. Problems whose entries fit in total have a solution, so this is a defect.
-    #[error("the LP of {groups} groups on {clusters} clusters was not solved: {reason}")]
+    /// The solver failed. Every problem whose entries fit in total has a solution, so this is a defect.
+    #[error("the solver failed on the LP of {groups} groups and {clusters} clusters: {reason}")]
     NotSolved {
         /// Number of groups of VPCs that were to be divided.
         groups: usize,
@@ -92,23 +92,23 @@ pub enum SolverError {
 /// A solution of LP-GCM, and bounds of its optimum.
 #[derive(Clone, Debug)]
 pub struct Relaxation {
-    at_least: f64,
-    at_most: f64,
-    /// Index in `shares` for each VPC.
+    lower_bound: f64,
+    upper_bound: f64,
+    /// For each VPC, the index of its group in `shares`.
     pub(crate) group_of: Vec<usize>,
-    /// Clusters of each group and its fractions on them, all above 0.
+    /// The fractions of each group on clusters, all above 0.
     pub(crate) shares: Fractions,
 }
 
 impl Relaxation {
-    /// Lower bound of the maximum load in LP-GCM, and so in every placement.
-    pub fn at_least(&self) -> f64 {
-        self.at_least
+    /// Lower bound of the maximum load in LP-GCM, and so of that of every placement.
+    pub fn lower_bound(&self) -> f64 {
+        self.lower_bound
     }
 
-    /// Upper bound of the maximum load in LP-GCM: that of the fractions found.
-    pub fn at_most(&self) -> f64 {
-        self.at_most
+    /// Upper bound of the optimum of LP-GCM: the maximum load of these fractions.
+    pub fn upper_bound(&self) -> f64 {
+        self.upper_bound
     }
 
     /// Number of groups (single VPCs, or classes of tenants) that were divided among clusters.
@@ -120,7 +120,7 @@ impl Relaxation {
 /// Solves LP-GCM.
 ///
 /// # Errors
-/// [`SolverError`]: entries that cannot fit, or a failure of the solver.
+/// [`SolverError`]: the entries do not fit, or the solver failed.
 pub fn relax(problem: &Problem, detail: Detail) -> Result<Relaxation, SolverError> {
     let (needed, available) = (problem.entries(), problem.capacity_entries());
     if needed > available {
@@ -141,13 +141,13 @@ pub fn relax(problem: &Problem, detail: Detail) -> Result<Relaxation, SolverErro
     let shares = lp::fractions(&groups, &capacities, full.then_some(tenants)).map_err(failed)?;
     let prices = lp::prices(&groups, &capacities, &shares).map_err(failed)?;
     let mean_load = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
-    let at_least = lower_bound(problem, &totals, &capacities, &prices).max(1.0 - ROUNDING) * mean_load;
-    // Rounding errors may put the load of these fractions below the bound.
-    let at_most = (lp::max_load(&groups, &capacities, &shares) * mean_load).max(at_least);
-    Ok(Relaxation { at_least, at_most, group_of, shares })
+    let lower_bound = lower_bound(problem, &totals, &capacities, &prices).max(1.0 - ROUNDING) * mean_load;
+    // Rounding errors may bring the load of these fractions below the bound.
+    let upper_bound = (lp::max_load(&groups, &capacities, &shares) * mean_load).max(lower_bound);
+    Ok(Relaxation { lower_bound, upper_bound, group_of, shares })
 }
 
-/// Sums of all VPCs, at least 1: divisors.
+/// Sums of all VPCs. At least 1, because they are divisors.
 struct Totals {
     demand: f64,
     entries: f64,
@@ -177,8 +177,8 @@ fn single_vpcs(problem: &Problem, totals: &Totals) -> (Vec<Group>, Vec<usize>) {
     (problem.vpcs().iter().map(group).collect(), (0..problem.vpcs().len()).collect())
 }
 
-/// Classes of tenants with similar ratios of entries to demand. No class is large, but a tenant that is large
-/// itself has a class of its own.
+/// Classes of tenants with similar ratios of entries to demand. No class is large, but a large tenant has its
+/// own class.
 fn classes(problem: &Problem, totals: &Totals) -> (Vec<Group>, Vec<usize>) {
     let clusters = problem.clusters().len();
     let wanted = (6 * clusters).min(AGGREGATED / clusters).max(CLASSES_MIN);
@@ -215,8 +215,8 @@ fn classes(problem: &Problem, totals: &Totals) -> (Vec<Group>, Vec<usize>) {
     (sums.into_iter().map(|(demand, entries)| totals.group(demand, entries)).collect(), group_of)
 }
 
-/// The bound that prices prove, 1 being the load where all clusters are equally loaded: see the module's
-/// text.
+/// The lower bound that prices prove, where 1 is the load if all clusters are equally loaded: see the
+/// module's documentation.
 fn lower_bound(problem: &Problem, totals: &Totals, capacities: &[Capacity], prices: &Prices) -> f64 {
     let cheapest = |vpc: &crate::Vpc| prices.cheapest(totals.group(vpc.demand_pps, vpc.entries)).1;
     let cost: f64 = problem.vpcs().iter().map(cheapest).sum();

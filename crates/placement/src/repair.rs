@@ -1,17 +1,18 @@
-//! Repairs what rounding leaves: tenants on more than k clusters, tables that are too full, clusters that are
-//! too loaded. Each step is an improvement, so the steps end.
+//! Repairs the results of rounding: tenants on too many clusters, tables that are too full, clusters whose
+//! load is too high. Each step improves the placement, so the steps end. Changes when the problem gets
+//! another limit.
 //!
-//! A step moves a single VPC, or a *block*: all of a tenant's VPCs on one cluster. A block can move where a
+//! A step moves a single VPC, or a *block*: all VPCs of a tenant on one cluster. A block can move where a
 //! single VPC cannot, because the tenant leaves one cluster for another.
 
 use crate::state::State;
 
-/// Smallest improvement that counts, as a part of the load.
+/// Smallest improvement that counts, as a fraction of the load.
 const IMPROVEMENT_MIN: f64 = 1e-9;
-/// Steps of one repair, as a guard against problems where each step gains next to nothing.
+/// Most steps of a repair, in case that each improves next to nothing.
 const STEPS_MAX: usize = 50_000;
-/// Partners of a swap that are looked at around the best difference.
-const NEIGHBOURS: usize = 4;
+/// Number of candidates for a swap that are tried on each side of the best difference.
+const CANDIDATES: usize = 4;
 
 /// VPCs that move together, and their sums.
 #[derive(Clone, Debug)]
@@ -22,21 +23,21 @@ struct Item {
     entries: u64,
 }
 
-/// Which clusters a tenant stays on.
+/// The clusters on which a tenant stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// Where it has most demand, so that loads change least.
+    /// Those where it has the most demand, so that loads change least.
     Demand,
-    /// Where it has most VPCs, so that fewest move.
+    /// Those where it has the most VPCs, so that the fewest move.
     Count,
 }
 
-/// Brings every tenant to k clusters: from those where it has least, its VPCs go to those where it
-/// has most.
+/// Brings every tenant within its cluster limit: its VPCs move from the clusters where it has least to those
+/// where it has most.
 pub(crate) fn tenants(state: &mut State<'_>, keep: Keep) {
     let k = state.problem.clusters_per_tenant();
     for tenant in 0..state.problem.tenants() {
-        if !state.over_k(tenant) {
+        if !state.exceeds_cluster_limit(tenant) {
             continue;
         }
         let vpcs = state.problem.vpcs_of(tenant);
@@ -49,13 +50,13 @@ pub(crate) fn tenants(state: &mut State<'_>, keep: Keep) {
         }
         sums.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
         let kept: Vec<usize> = sums.iter().take(k).map(|(cluster, _)| *cluster).collect();
-        let mut homeless: Vec<usize> = vpcs
+        let mut unplaced: Vec<usize> = vpcs
             .iter()
             .copied()
             .filter(|vpc| state.at(*vpc).is_some_and(|cluster| !kept.contains(&cluster)))
             .collect();
-        homeless.sort_by_key(|vpc| (std::cmp::Reverse(state.problem.vpcs()[*vpc].demand_pps), *vpc));
-        for vpc in homeless {
+        unplaced.sort_by_key(|vpc| (std::cmp::Reverse(state.problem.vpcs()[*vpc].demand_pps), *vpc));
+        for vpc in unplaced {
             let (demand, entries) = (state.problem.vpcs()[vpc].demand_pps, state.problem.vpcs()[vpc].entries);
             let best = kept.iter().copied().min_by(|a, b| {
                 let room = |cluster: usize| !state.has_entries(cluster, entries);
@@ -63,13 +64,13 @@ pub(crate) fn tenants(state: &mut State<'_>, keep: Keep) {
                 room(*a).cmp(&room(*b)).then(load(*a).total_cmp(&load(*b)))
             });
             if let Some(best) = best {
-                state.shift(vpc, best);
+                state.reassign(vpc, best);
             }
         }
     }
 }
 
-/// Empties tables that are too full. True where all fit then.
+/// Empties tables that are too full. Returns true if all entries fit in the end.
 pub(crate) fn entries(state: &mut State<'_>) -> bool {
     for _ in 0..STEPS_MAX {
         let over =
@@ -82,16 +83,19 @@ pub(crate) fn entries(state: &mut State<'_>) -> bool {
     false
 }
 
-/// Moves what has most entries for least demand, so that loads change little.
+/// Moves the item that has the most entries for the least demand, so that loads change little.
 fn relieve(state: &mut State<'_>, from: usize) -> bool {
     let over = state.entries_over(from);
     let mut best: Option<((bool, usize, f64), usize, Item)> = None;
     for item in items(state, from).into_iter().filter(|item| item.entries > 0) {
-        // What suffices is better than what does not, then what moves least, then what loads least.
+        // An item that is large enough comes first, then the one with the fewest VPCs, then the one that adds
+        // the least load.
         let short = item.entries < over;
         let target = state
             .clusters()
-            .filter(|to| *to != from && state.has_entries(*to, item.entries) && may(state, &item, from, *to))
+            .filter(|to| {
+                *to != from && state.has_entries(*to, item.entries) && is_open(state, &item, from, *to)
+            })
             .min_by(|a, b| state.load_with(*a, item.demand).total_cmp(&state.load_with(*b, item.demand)));
         let Some(to) = target else { continue };
         let cost = if short {
@@ -105,12 +109,12 @@ fn relieve(state: &mut State<'_>, from: usize) -> bool {
         }
     }
     let Some((_, to, item)) = best else { return false };
-    shift(state, &item, to);
+    reassign(state, &item, to);
     true
 }
 
-/// Where nothing can leave alone: a large one leaves and a smaller one comes back, into tables that hold
-/// both, so that all tables together are less over.
+/// If nothing can move alone: a large item moves out and a smaller one moves in, so that the excess of all
+/// tables together shrinks.
 fn exchange(state: &mut State<'_>, from: usize) -> bool {
     let leaving = items(state, from);
     for to in state.clusters().filter(|to| *to != from && state.entries_over(*to) == 0) {
@@ -119,10 +123,10 @@ fn exchange(state: &mut State<'_>, from: usize) -> bool {
         coming.sort_by_key(|item| item.entries);
         let mut best: Option<(u64, &Item, &Item)> = None;
         for out in &leaving {
-            // The least that must come back for `out` to fit, and with it the most that can be gained.
+            // The smallest number of entries that must move in for `out` to fit; it gains most.
             let least = out.entries.saturating_sub(free);
             let first = coming.partition_point(|item| item.entries < least);
-            for back in coming[first..].iter().take(NEIGHBOURS) {
+            for back in coming[first..].iter().take(CANDIDATES) {
                 let gain = out.entries.saturating_sub(back.entries);
                 if best.as_ref().is_none_or(|best| gain > best.0)
                     && gain > 0
@@ -134,15 +138,15 @@ fn exchange(state: &mut State<'_>, from: usize) -> bool {
         }
         if let Some((_, out, back)) = best {
             let (out, back) = (out.clone(), back.clone());
-            shift(state, &out, to);
-            shift(state, &back, from);
+            reassign(state, &out, to);
+            reassign(state, &back, from);
             return true;
         }
     }
     false
 }
 
-/// Lowers lambda to `target`, or as far as single moves and swaps go.
+/// Lowers the maximum load to `target`, or as far as single moves and swaps can.
 pub(crate) fn balance(state: &mut State<'_>, target: f64) {
     for _ in 0..STEPS_MAX {
         let from = state.fullest();
@@ -152,7 +156,7 @@ pub(crate) fn balance(state: &mut State<'_>, target: f64) {
     }
 }
 
-/// Moves what leaves the fuller of the two clusters least full.
+/// Makes the move after which the higher load of both clusters is lowest.
 fn best_move(state: &mut State<'_>, from: usize) -> bool {
     let now = state.load(from);
     let mut best: Option<(f64, usize, Item)> = None;
@@ -166,18 +170,18 @@ fn best_move(state: &mut State<'_>, from: usize) -> bool {
             let fuller = left.max(state.load_with(to, item.demand));
             if fuller < best.as_ref().map_or(limit, |best| best.0)
                 && state.has_entries(to, item.entries)
-                && may(state, &item, from, to)
+                && is_open(state, &item, from, to)
             {
                 best = Some((fuller, to, item.clone()));
             }
         }
     }
     let Some((_, to, item)) = best else { return false };
-    shift(state, &item, to);
+    reassign(state, &item, to);
     true
 }
 
-/// Swaps what makes two clusters most alike, the least loaded partner first.
+/// Makes the swap after which the loads of two clusters differ least. Tries the least loaded partner first.
 fn best_swap(state: &mut State<'_>, from: usize) -> bool {
     let now = state.load(from);
     let leaving: Vec<Item> = items(state, from).into_iter().filter(|item| item.demand > 0).collect();
@@ -185,7 +189,7 @@ fn best_swap(state: &mut State<'_>, from: usize) -> bool {
     partners.sort_by(|a, b| state.load(*a).total_cmp(&state.load(*b)));
     for to in partners {
         let capacity = |cluster: usize| state.problem.clusters()[cluster].capacity_pps as f64;
-        // Packets a second that, taken from one to the other, make both as full.
+        // Packets per second that must move from one to the other to make both loads equal.
         let ideal = (now - state.load(to)) / (1.0 / capacity(from) + 1.0 / capacity(to));
         let mut coming = items(state, to);
         coming.sort_by_key(|item| item.demand);
@@ -193,7 +197,7 @@ fn best_swap(state: &mut State<'_>, from: usize) -> bool {
         for out in &leaving {
             let wanted = (out.demand as f64 - ideal).max(0.0) as u64;
             let middle = coming.partition_point(|item| item.demand < wanted);
-            let near = middle.saturating_sub(NEIGHBOURS)..coming.len().min(middle + NEIGHBOURS);
+            let near = middle.saturating_sub(CANDIDATES)..coming.len().min(middle + CANDIDATES);
             for back in coming[near].iter().filter(|back| back.demand < out.demand) {
                 let difference = out.demand - back.demand;
                 let fuller = state.load_without(from, difference).max(state.load_with(to, difference));
@@ -206,15 +210,15 @@ fn best_swap(state: &mut State<'_>, from: usize) -> bool {
         }
         if let Some((_, out, back)) = best {
             let (out, back) = (out.clone(), back.clone());
-            shift(state, &out, to);
-            shift(state, &back, from);
+            reassign(state, &out, to);
+            reassign(state, &back, from);
             return true;
         }
     }
     false
 }
 
-/// Single VPCs of a cluster, and blocks of several.
+/// The single VPCs of a cluster, and its blocks of several VPCs.
 fn items(state: &State<'_>, cluster: usize) -> Vec<Item> {
     let item = |vpcs: &[usize]| Item {
         vpcs: vpcs.to_vec(),
@@ -223,7 +227,7 @@ fn items(state: &State<'_>, cluster: usize) -> Vec<Item> {
         entries: vpcs.iter().map(|vpc| state.problem.vpcs()[*vpc].entries).sum(),
     };
     let mut members = state.members(cluster).to_vec();
-    // By tenant, and apart from the order of earlier moves.
+    // Sorted by tenant, and independent of the order of earlier moves.
     members.sort_by_key(|vpc| (state.problem.tenant_of(*vpc), *vpc));
     let mut items: Vec<Item> = members.iter().map(|vpc| item(&[*vpc])).collect();
     let blocks = members.chunk_by(|a, b| state.problem.tenant_of(*a) == state.problem.tenant_of(*b));
@@ -231,12 +235,12 @@ fn items(state: &State<'_>, cluster: usize) -> Vec<Item> {
     items
 }
 
-fn may(state: &State<'_>, item: &Item, from: usize, to: usize) -> bool {
-    state.tenant_may(item.tenant, Some(from), to, item.vpcs.len())
+fn is_open(state: &State<'_>, item: &Item, from: usize, to: usize) -> bool {
+    state.is_open_to_tenant(item.tenant, Some(from), to, item.vpcs.len())
 }
 
-/// True where both may change sides: each tenant within k, and no table fuller than it holds unless it
-/// is too full already and gets emptier.
+/// Whether both may change clusters: each tenant stays within its limit, and each table either holds its
+/// entries or was too full and gets emptier.
 fn swaps(state: &State<'_>, out: &Item, from: usize, back: &Item, to: usize) -> bool {
     let tables = |cluster: usize, minus: u64, plus: u64| {
         let capacity = state.problem.clusters()[cluster].capacity_entries;
@@ -247,14 +251,14 @@ fn swaps(state: &State<'_>, out: &Item, from: usize, back: &Item, to: usize) -> 
         return false;
     }
     if out.tenant == back.tenant {
-        // Both clusters keep it, or a block leaves one that the other's VPCs come to.
+        // The tenant stays on both clusters, or its whole block changes clusters.
         return true;
     }
-    may(state, out, from, to) && may(state, back, to, from)
+    is_open(state, out, from, to) && is_open(state, back, to, from)
 }
 
-fn shift(state: &mut State<'_>, item: &Item, to: usize) {
+fn reassign(state: &mut State<'_>, item: &Item, to: usize) {
     for vpc in &item.vpcs {
-        state.shift(*vpc, to);
+        state.reassign(*vpc, to);
     }
 }

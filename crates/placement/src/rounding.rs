@@ -1,47 +1,52 @@
-//! Fractions to whole VPCs, at random (Zeta section VI-A.3, algorithm 1, step 2).
+//! Rounds fractions to whole VPCs at random (Zeta section VI-A.3, algorithm 1, step 2).
 //!
-//! A tenant gets each cluster with the likelihood y[t,c], again until it has
-//! one; a VPC gets one of its tenant's clusters with a likelihood in proportion
-//! to x[v,c] / y[t,c]. So the expected load of a cluster is that of the
-//! fractions (equation 12).
+//! A tenant gets each cluster with the probability y[t,c]; this is repeated until it has one. A VPC gets one
+//! of its tenant's clusters with a probability in proportion to x[v,c] / y[t,c]. So the expected load of a
+//! cluster is that of the fractions (equation 12).
 //!
-//! y is what the tenant's VPCs need, not what the solver left in it, which costs
-//! nothing in LP-GCM: the largest of the VPCs' fractions, and at least as much as
-//! the tenant's traffic would fill of the cluster, so that a tenant too large for
-//! one cluster is expected on as many as it takes.
+//! y is computed from the tenant's VPCs instead of taken from the solver, which may return a higher one,
+//! because y has no cost in LP-GCM. It is the largest fraction of the VPCs, and at least the fraction of the
+//! cluster that the tenant's traffic would use. So a tenant that is too large for one cluster is expected to
+//! get as many as it needs.
 
 use crate::problem::Problem;
 use crate::random::Random;
 use crate::relaxation::Relaxation;
 
-/// Rounds in which a tenant may get no cluster; each leaves it with none with a likelihood of at most 1/e.
+/// Rounds in which a tenant may get no cluster. In each, that happens with a probability of at most 1/e.
 const ROUNDS_MAX: u32 = 64;
 
-/// Of each VPC, its cluster. Rows on entries and on k hold in expectation only.
+/// Draws the cluster of each VPC. The rows for entries and for the cluster limit hold in expectation only.
 pub(crate) fn round(problem: &Problem, relaxation: &Relaxation, random: &mut Random) -> Vec<usize> {
     let mut at = vec![0; problem.vpcs().len()];
-    let mut wish = vec![0.0; problem.clusters().len()];
+    let mut probability = vec![0.0; problem.clusters().len()];
     let mut chosen = vec![false; problem.clusters().len()];
     for tenant in 0..problem.tenants() {
-        let wanted = wishes(problem, relaxation, tenant, &mut wish);
-        choose(&wanted, &wish, random, &mut chosen);
+        let wanted = probabilities(problem, relaxation, tenant, &mut probability);
+        choose(&wanted, &probability, random, &mut chosen);
         for vpc in problem.vpcs_of(tenant) {
-            at[*vpc] = draw(&relaxation.shares[relaxation.group_of[*vpc]], &wanted, &wish, &chosen, random);
+            at[*vpc] =
+                draw(&relaxation.shares[relaxation.group_of[*vpc]], &wanted, &probability, &chosen, random);
         }
         for cluster in wanted {
-            (wish[cluster], chosen[cluster]) = (0.0, false);
+            (probability[cluster], chosen[cluster]) = (0.0, false);
         }
     }
     at
 }
 
-/// Fills in y of a tenant; returns the clusters where it is above 0, in order.
-fn wishes(problem: &Problem, relaxation: &Relaxation, tenant: usize, wish: &mut [f64]) -> Vec<usize> {
+/// Computes y of a tenant. Returns the clusters where it is above 0, in order.
+fn probabilities(
+    problem: &Problem,
+    relaxation: &Relaxation,
+    tenant: usize,
+    probability: &mut [f64],
+) -> Vec<usize> {
     let mut loads: Vec<(usize, f64)> = Vec::new();
     for vpc in problem.vpcs_of(tenant) {
         let demand = problem.vpcs()[*vpc].demand_pps as f64;
         for (cluster, share) in &relaxation.shares[relaxation.group_of[*vpc]] {
-            wish[*cluster] = share.max(wish[*cluster]);
+            probability[*cluster] = share.max(probability[*cluster]);
             loads.push((*cluster, share * demand));
         }
     }
@@ -51,46 +56,46 @@ fn wishes(problem: &Problem, relaxation: &Relaxation, tenant: usize, wish: &mut 
         let cluster = of_cluster[0].0;
         let load = of_cluster.iter().map(|(_, load)| load).sum::<f64>()
             / problem.clusters()[cluster].capacity_pps as f64;
-        if relaxation.at_most() > 0.0 {
-            wish[cluster] = wish[cluster].max(load / relaxation.at_most()).min(1.0);
+        if relaxation.upper_bound() > 0.0 {
+            probability[cluster] = probability[cluster].max(load / relaxation.upper_bound()).min(1.0);
         }
         wanted.push(cluster);
     }
     wanted
 }
 
-/// Gives a tenant its clusters.
-fn choose(wanted: &[usize], wish: &[f64], random: &mut Random, chosen: &mut [bool]) {
+/// Draws the clusters of a tenant.
+fn choose(wanted: &[usize], probability: &[f64], random: &mut Random, chosen: &mut [bool]) {
     for _ in 0..ROUNDS_MAX {
         let mut any = false;
         for cluster in wanted {
-            chosen[*cluster] = random.unit() < wish[*cluster];
+            chosen[*cluster] = random.unit() < probability[*cluster];
             any |= chosen[*cluster];
         }
         if any {
             return;
         }
     }
-    if let Some(cluster) = wanted.iter().max_by(|a, b| wish[**a].total_cmp(&wish[**b])) {
+    if let Some(cluster) = wanted.iter().max_by(|a, b| probability[**a].total_cmp(&probability[**b])) {
         chosen[*cluster] = true;
     }
 }
 
-/// Gives a VPC one of its tenant's clusters. Where none of them has a fraction of this VPC, which the
-/// paper leaves open, each is as likely as its y.
+/// Draws the cluster of a VPC among its tenant's clusters. If the VPC has no fraction on any of them, which
+/// the paper leaves open, the probability of each is in proportion to its y.
 fn draw(
     shares: &[(usize, f64)],
     wanted: &[usize],
-    wish: &[f64],
+    probability: &[f64],
     chosen: &[bool],
     random: &mut Random,
 ) -> usize {
     let own: Vec<(usize, f64)> = shares
         .iter()
         .filter(|(cluster, _)| chosen[*cluster])
-        .map(|(cluster, share)| (*cluster, share / wish[*cluster]))
+        .map(|(cluster, share)| (*cluster, share / probability[*cluster]))
         .collect();
-    let any = || wanted.iter().filter(|c| chosen[**c]).map(|c| (*c, wish[*c])).collect();
+    let any = || wanted.iter().filter(|c| chosen[**c]).map(|c| (*c, probability[*c])).collect();
     let intervals: Vec<(usize, f64)> = if own.is_empty() { any() } else { own };
     let mut point = random.unit() * intervals.iter().map(|(_, length)| length).sum::<f64>();
     for (cluster, length) in &intervals {
@@ -144,7 +149,8 @@ mod tests {
             }
             let total: f64 = wanted.iter().sum();
             for (sum, wanted) in sums.iter().zip(&wanted) {
-                // Tenants without a cluster are drawn again, which slightly favors clusters with a large y.
+                // If a tenant gets no cluster it is drawn again, which slightly favors clusters with a large
+                // y.
                 assert!((sum - wanted).abs() < 0.05 * total, "{detail:?}: {sums:?}, not {wanted:?}");
             }
         }

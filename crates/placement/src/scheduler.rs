@@ -3,8 +3,8 @@
 //!
 //! 1. *In the cluster.* A vIP-vMAC pair moves from the most loaded gateway above the threshold to the least
 //!    loaded one, and again, until no gateway is above the threshold.
-//! 2. *Between clusters.* If that is not enough, the least loaded cluster gives a gateway, after its vIPs have
-//!    moved to the other gateways of its cluster. If that would endanger the cluster, a new gateway is
+//! 2. *Between clusters.* If that is not enough, the least loaded cluster gives a gateway, after its vIPs
+//!    have moved to the other gateways of its cluster. If that would endanger the cluster, a new gateway is
 //!    requested, once for each need. One gateway moves at a time, and the next one starts
 //!    [`SchedulerSettings::expansion_wait_ms`] later at the earliest.
 //!
@@ -31,16 +31,16 @@
 //!   SENT (joins the other cluster, reports nothing) -> NORMAL when the other cluster reports it
 //! ```
 //!
-//! # Why the moves end
+//! # DecisionReason the moves end
 //!
 //! A gateway is overloaded from [`SchedulerSettings::overload_threshold`] until it is at
 //! [`SchedulerSettings::relief_threshold`], and a gateway that takes a vIP is at most at
 //! [`SchedulerSettings::accept_threshold`] with it, which is lower than both. So no move overloads a gateway:
 //! on constant load, vIPs leave only gateways that were overloaded at the start, each once. Sharing lowers
 //! the sum of the squares of the loads, or keeps it and lowers that of the numbers of vIPs, and overloads
-//! no gateway either. Neither can continue forever. Sharing does not return a vIP to a gateway that it left
-//! because of overload, until the cluster forwards notably less than at that time. A vIP that has moved
-//! stays for [`SchedulerSettings::hold_down_ms`], even if a noisy report suggests otherwise.
+//! no gateway either. Neither can continue forever. Sharing does not return a vIP to a gateway that it
+//! left because of overload, until the cluster forwards notably less than at that time. A vIP that
+//! has moved stays for [`SchedulerSettings::hold_down_ms`], even if a noisy report suggests otherwise.
 //!
 //! # Time
 //!
@@ -60,26 +60,26 @@ use std::net::IpAddr;
 /// Time from a decision to the first packet on the new path: the decision is stored, sent, and announced.
 const EFFECT_MS: u64 = 20;
 
-/// A vIP and the traffic that comes to it.
+/// A vIP and its traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// The vIP; its vMAC goes with it.
+    /// The vIP, whose vMAC moves with it.
     pub vip: IpAddr,
-    /// Packets a second. Where gateways do not count by vIP: an equal part of what the gateway forwards.
+    /// Packets per second. If gateways do not count by vIP, an equal part of the gateway's packets.
     pub demand_pps: f64,
 }
 
-/// When something was measured: from `from_ms` to `to_ms`.
+/// The time in which something was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Measured {
-    /// Start of the measurement, in milliseconds.
+pub struct MeasurementTime {
+    /// Start, in milliseconds of the scheduler's clock.
     pub from_ms: u64,
-    /// End of the measurement, in milliseconds.
+    /// End, in milliseconds of the scheduler's clock.
     pub to_ms: u64,
 }
 
-impl Measured {
-    /// Which part of it was before a moment, 0 to 1.
+impl MeasurementTime {
+    /// The fraction of the time that was before a moment, 0 to 1.
     pub fn before(&self, at_ms: u64) -> f64 {
         if at_ms >= self.to_ms || self.from_ms >= self.to_ms {
             return f64::from(at_ms >= self.to_ms);
@@ -88,35 +88,35 @@ impl Measured {
     }
 }
 
-/// A live gateway as last reported, with the vIPs that it owns now.
+/// The last report of a live gateway, with its current vIPs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayReport {
-    /// Which.
+    /// The gateway.
     pub id: GatewayId,
-    /// Packets a second that it can forward.
+    /// Packets per second that it can forward.
     pub capacity_pps: f64,
-    /// How busy its forwarding cores are; may be above 1 where demand is estimated.
+    /// Load of its forwarding cores. May be above 1 if demand is estimated.
     pub load: f64,
-    /// Packets a second that it forwards.
+    /// Packets per second that it forwards.
     pub pps: f64,
-    /// When that was measured, by the scheduler's clock.
-    pub measured: Measured,
-    /// Its vIPs by the controller's present word, moves not yet reported included.
+    /// When load and packets were measured.
+    pub measured: MeasurementTime,
+    /// Its vIPs according to the controller, after moves that are not reported yet.
     pub pairs: Vec<Pair>,
-    /// The gateway must give up its vIPs: it is drained, or about to be upgraded.
+    /// The gateway must give up its vIPs: it is drained, or will be upgraded.
     pub draining: bool,
 }
 
 /// A cluster and its live gateways.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterReport {
-    /// Which.
+    /// The cluster.
     pub id: ClusterId,
-    /// Those that answer; vIPs of those that do not are the failover's concern.
+    /// Only gateways that answer. Other gateways take over the vIPs of the others without the scheduler.
     pub gateways: Vec<GatewayReport>,
 }
 
-/// Settings or reports that make no sense.
+/// Invalid settings or reports.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
@@ -125,33 +125,33 @@ pub enum ReportError {
     Settings(#[from] SchedulerSettingsError),
     /// A gateway is reported twice.
     #[error("{0} is reported twice")]
-    GatewayTwice(GatewayId),
+    DuplicateGateway(GatewayId),
     /// A cluster is reported twice.
     #[error("{0} is reported twice")]
     ClusterTwice(ClusterId),
-    /// A vIP has two owners.
+    /// Two gateways report the same vIP.
     #[error("{vip} belongs to {one} and to {other}")]
     TwoOwners {
         /// The vIP.
         vip: IpAddr,
-        /// An owner.
+        /// One owner.
         one: GatewayId,
-        /// Another.
+        /// Another owner.
         other: GatewayId,
     },
-    /// A value that is not a number, or is negative.
+    /// A value is negative or not a number.
     #[error("{gateway} reports {what} of {found}")]
     Number {
-        /// Gateway that reported the number.
+        /// The gateway that reported the value.
         gateway: GatewayId,
-        /// Of what.
+        /// Name of the value.
         what: &'static str,
-        /// The number.
+        /// The value.
         found: f64,
     },
 }
 
-/// What is to be done.
+/// A decision that the caller must carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -159,76 +159,76 @@ pub enum Action {
     MoveVip {
         /// The vIP.
         vip: IpAddr,
-        /// In which cluster.
+        /// The cluster of the vIP.
         cluster: ClusterId,
-        /// Its owner.
+        /// The current owner.
         from: GatewayId,
-        /// Its owner from now on.
+        /// The new owner.
         to: GatewayId,
     },
-    /// A gateway is to be given to another cluster: its vIPs move to its neighbours first.
+    /// A gateway will be given to another cluster: its vIPs move to the other gateways of its cluster first.
     ReleaseGateway {
-        /// Which.
+        /// The gateway.
         gateway: GatewayId,
-        /// Whose it is.
+        /// Its current cluster.
         from: ClusterId,
-        /// Whose it will be.
+        /// Its future cluster.
         to: ClusterId,
     },
-    /// A released gateway has no vIPs any more: it gets the other cluster's tables, and joins it.
+    /// A released gateway has no vIP left: it gets the other cluster's tables and joins it.
     ReassignGateway {
-        /// Which.
+        /// The gateway.
         gateway: GatewayId,
-        /// Whose it was.
+        /// The cluster that it leaves.
         from: ClusterId,
-        /// Whose it is.
+        /// The cluster that it joins.
         to: ClusterId,
     },
-    /// A gateway is not given away after all: its own cluster needs it, or it is gone.
+    /// A released gateway stays: its own cluster needs it, or it is lost.
     KeepGateway {
-        /// Which.
+        /// The gateway.
         gateway: GatewayId,
-        /// Whose it stays.
+        /// The cluster in which it stays.
         cluster: ClusterId,
     },
-    /// A cluster needs a gateway that no other can give.
+    /// A cluster needs a gateway that no other cluster can give.
     RequestGateway {
-        /// Which.
+        /// The cluster.
         cluster: ClusterId,
     },
 }
 
-/// Reason for a decision.
+/// MoveReason for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
-    /// The owner is overloaded.
+pub enum DecisionReason {
+    /// The owner of the vIP is overloaded.
     Overloaded {
-        /// Its load.
+        /// Load of the owner.
         load: f64,
-        /// What it is to be below.
+        /// The threshold that the load exceeds.
         threshold: f64,
-        /// What it is at without the vIP.
+        /// Load of the owner without the vIP.
         after: f64,
-        /// The new owner's load.
+        /// Load of the new owner.
         receiver: f64,
-        /// The same with the vIP.
+        /// Load of the new owner with the vIP.
         receiver_after: f64,
     },
     /// The owner must give up its vIPs.
     Draining {
-        /// vIPs that it has left.
+        /// Number of vIPs that it still has.
         left: usize,
-        /// The new owner's load.
+        /// Load of the new owner.
         receiver: f64,
-        /// The same with the vIP.
+        /// Load of the new owner with the vIP.
         receiver_after: f64,
     },
     /// The new owner has fewer vIPs than others.
     Share {
-        /// vIPs of the owner.
+        /// Number of vIPs of the owner.
         from: usize,
-        /// vIPs of the new owner.
+        /// Number of vIPs of the new owner.
         to: usize,
     },
     /// No gateway of the cluster can take a vIP.
@@ -237,153 +237,153 @@ pub enum Why {
         gateway: GatewayId,
         /// Its load.
         load: f64,
-        /// The mean of its cluster.
+        /// Mean load of its cluster.
         mean: f64,
-        /// Where a gateway comes from, and the mean of that cluster without it.
+        /// The cluster that gives a gateway, and its mean load without that gateway.
         donor: Option<(ClusterId, f64)>,
     },
-    /// It has no vIP left.
+    /// The gateway has no vIP left.
     Emptied,
-    /// Its cluster has an overloaded gateway itself.
-    NeededAtHome {
-        /// Which.
+    /// The gateway's own cluster has an overloaded gateway.
+    NeededByOwnCluster {
+        /// The overloaded gateway.
         gateway: GatewayId,
         /// Its load.
         load: f64,
     },
-    /// It is not reported any more, or did not arrive in time.
+    /// It sends no reports any more, or did not arrive in time.
     Lost,
 }
 
-/// What is to be done, and why.
+/// A decision and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Decision {
-    /// What.
+    /// The decision.
     pub action: Action,
-    /// Why.
-    pub why: Why,
+    /// The reason.
+    pub reason: DecisionReason,
 }
 
-/// Why an overloaded or draining gateway keeps its vIPs for now.
+/// DecisionReason an overloaded or draining gateway keeps its vIPs for now.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
-    /// As many vIPs moved in this interval as may.
+    /// The limit of moves in this interval is reached.
     Limit {
-        /// Whose.
+        /// The gateway.
         gateway: GatewayId,
         /// The limit.
         moves_per_interval: usize,
     },
-    /// Those of its vIPs that others could take have just moved.
+    /// The vIPs that other gateways could take are in hold-down.
     Held {
-        /// Whose.
+        /// The gateway.
         gateway: GatewayId,
     },
-    /// No other gateway of the cluster can take any.
+    /// No other gateway of the cluster can take a vIP.
     NoReceiver {
-        /// Whose.
+        /// The gateway.
         gateway: GatewayId,
     },
-    /// A cluster could give a gateway, but one is on its way already, or was lately.
+    /// A cluster could give a gateway, but another one is moving between clusters, or was lately.
     OneAtATime {
-        /// Whose.
+        /// The gateway.
         gateway: GatewayId,
-        /// Which cluster could.
+        /// The cluster that could give a gateway.
         donor: ClusterId,
     },
-    /// A gateway for its cluster is on its way, or was asked for.
+    /// A gateway for its cluster was requested, or is moving there.
     Expansion {
-        /// Whose.
+        /// The gateway.
         gateway: GatewayId,
-        /// Which cluster.
+        /// Its cluster.
         cluster: ClusterId,
     },
-    /// It has one vIP, or none that another gateway could take even if it had no other: more gateways
-    /// do not help, more vIPs would.
+    /// It has only one vIP, or no vIP that even an empty gateway could take: more gateways would not help,
+    /// more vIPs would.
     Indivisible {
-        /// Whose.
+        /// The gateway.
         gateway: GatewayId,
         /// Its load.
         load: f64,
     },
 }
 
-/// What a round came to.
+/// The result of a round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
-    /// In the order in which they are to be carried out.
+    /// Decisions, in the order in which they must be carried out.
     pub decisions: Vec<Decision>,
-    /// What would be done but for a limit.
+    /// Gateways for which nothing was decided because of a limit.
     pub waits: Vec<Wait>,
 }
 
-/// A move that has been decided.
+/// A move of a vIP that was decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Moved {
+struct VipMove {
     at_ms: u64,
     from: GatewayId,
     to: GatewayId,
-    /// What it was taken for, which is that of the load.
+    /// Demand of the vIP at that time, which corresponds to its load.
     demand_pps: f64,
-    /// Packets a second.
+    /// Packets per second of the vIP at that time.
     pps: f64,
 }
 
-impl Moved {
-    /// Which part of that time was before the move took effect.
-    fn before(&self, measured: &Measured) -> f64 {
+impl VipMove {
+    /// The fraction of a measurement that was before the move took effect.
+    fn before(&self, measured: &MeasurementTime) -> f64 {
         measured.before(self.at_ms + EFFECT_MS)
     }
 }
 
-/// A gateway on its way to another cluster.
+/// A gateway that moves to another cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Transfer {
     from: ClusterId,
     to: ClusterId,
     since_ms: u64,
-    /// The gateway has no vIP left and was sent to the other cluster.
+    /// The gateway had no vIP left and was sent to the other cluster.
     sent: bool,
 }
 
-/// A gateway that was asked for.
+/// A request for a new gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Request {
     since_ms: u64,
-    /// Gateways that the cluster had.
+    /// Number of gateways that the cluster had at that time.
     gateways: usize,
 }
 
-/// What is remembered between reports; all else is in them.
+/// The state between reports. Everything else is in the reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scheduler {
     settings: SchedulerSettings,
-    /// When vIPs moved, the last of an interval.
+    /// Times of the moves in the last interval.
     recent_ms: VecDeque<u64>,
-    /// The last move of each vIP, while it matters.
-    moved: BTreeMap<IpAddr, Moved>,
+    /// The last move of each vIP, as long as it matters.
+    moved: BTreeMap<IpAddr, VipMove>,
     overloaded: BTreeSet<GatewayId>,
     transfers: BTreeMap<GatewayId, Transfer>,
-    /// When the last one began.
+    /// When the last transfer began.
     transferred_ms: Option<u64>,
-    /// An operator moves a gateway between clusters.
-    others_move: bool,
+    /// An operator is moving a gateway between clusters.
+    set_operator_move: bool,
     /// Gateways that could not be given away, and when that was tried.
     refused: BTreeMap<GatewayId, u64>,
     requests: BTreeMap<ClusterId, Request>,
-    /// When a cluster last shared.
+    /// When each cluster last moved a vIP for sharing.
     shared_ms: BTreeMap<ClusterId, u64>,
-    /// Gateways that a vIP left because they were overloaded, with what their cluster forwarded then,
-    /// in packets a second.
-    left: BTreeMap<IpAddr, BTreeMap<GatewayId, f64>>,
+    /// Gateways that a vIP left because they were overloaded, with the traffic of their cluster at
+    /// that time in packets per second.
+    left_overloaded: BTreeMap<IpAddr, BTreeMap<GatewayId, f64>>,
 }
 
 impl Scheduler {
-    /// With nothing decided yet.
+    /// A scheduler that has decided nothing yet.
     ///
     /// # Errors
-    /// Thresholds that would let vIPs move back and forth; limits of 0, or that limit nothing.
+    /// Thresholds with which vIPs could move back and forth; values out of their range.
     pub fn new(settings: SchedulerSettings) -> Result<Self, ReportError> {
         settings.check()?;
         Ok(Self {
@@ -393,11 +393,11 @@ impl Scheduler {
             overloaded: BTreeSet::new(),
             transfers: BTreeMap::new(),
             transferred_ms: None,
-            others_move: false,
+            set_operator_move: false,
             refused: BTreeMap::new(),
             requests: BTreeMap::new(),
             shared_ms: BTreeMap::new(),
-            left: BTreeMap::new(),
+            left_overloaded: BTreeMap::new(),
         })
     }
 
@@ -406,12 +406,13 @@ impl Scheduler {
         &self.settings
     }
 
-    /// Sets whether an operator moves a gateway between clusters; the scheduler moves no other one meanwhile.
-    pub fn others_move(&mut self, yes: bool) {
-        self.others_move = yes;
+    /// Sets whether an operator is moving a gateway between clusters. The scheduler moves no gateway
+    /// meanwhile.
+    pub fn set_operator_move(&mut self, yes: bool) {
+        self.set_operator_move = yes;
     }
 
-    /// A gateway that was to be given away cannot be: it stays, and is not chosen again for
+    /// A gateway cannot be given away: it stays, and is not chosen again for
     /// [`SchedulerSettings::expansion_wait_ms`].
     pub fn refuse(&mut self, gateway: GatewayId, now_ms: u64) {
         self.transfers.remove(&gateway);
@@ -419,22 +420,22 @@ impl Scheduler {
         self.refused.insert(gateway, now_ms);
     }
 
-    /// Clusters that need a gateway which no other can give.
-    pub fn wanted(&self) -> Vec<ClusterId> {
+    /// Clusters that need a gateway which no other cluster can give.
+    pub fn requested_clusters(&self) -> Vec<ClusterId> {
         self.requests.keys().copied().collect()
     }
 
-    /// By which part of what a vIP carries [`Scheduler::decide`] corrects a load that was measured then,
-    /// because it has moved meanwhile.
-    pub fn corrects(&self, vip: IpAddr, measured: &Measured) -> f64 {
+    /// The fraction of a vIP's load by which [`Scheduler::decide`] correction a load that was measured in
+    /// this time, because the vIP has moved since.
+    pub fn correction(&self, vip: IpAddr, measured: &MeasurementTime) -> f64 {
         self.moved.get(&vip).map_or(0.0, |moved| moved.before(measured))
     }
 
-    /// Decides on what is reported. The caller carries decisions out in order, and reports the new owners
-    /// from then on.
+    /// Decides from reports. The caller carries the decisions out in order, and reports the new owners from
+    /// then on.
     ///
     /// # Errors
-    /// Reports that contradict themselves; nothing is decided or remembered then.
+    /// Reports that contradict themselves; nothing is decided or recorded then.
     pub fn decide(&mut self, now_ms: u64, clusters: &[ClusterReport]) -> Result<Outcome, ReportError> {
         engine::check(clusters)?;
         Ok(engine::Engine::new(self, now_ms, clusters).run())

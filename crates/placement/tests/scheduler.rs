@@ -1,11 +1,11 @@
-//! The Multi-IPs scheduler in a cloud of numbers: vIPs with their traffic,
-//! gateways that report late, decisions carried out as they come.
+//! The Multi-IPs scheduler on a simulated cloud: vIPs have traffic, gateways report with a delay, and
+//! decisions are carried out at once.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sluice_placement::{
-    Action, ClusterReport, Decision, GatewayReport, Measured, Outcome, Pair, Scheduler, SchedulerSettings,
-    Wait, Why,
+    Action, ClusterReport, Decision, DecisionReason, GatewayReport, MeasurementTime, Outcome, Pair,
+    Scheduler, SchedulerSettings, Wait,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +13,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Time between rounds.
 const TICK_MS: u64 = 50;
-/// From a decision to its effect, as the scheduler takes it.
+/// Time from a decision to its effect that the scheduler assumes.
 const EFFECT_MS: u64 = 20;
-/// How long a gateway that changes clusters is silent.
+/// Time for which a gateway that changes clusters sends no reports.
 const JOIN_MS: u64 = 300;
 
 #[derive(Clone, Debug)]
@@ -25,22 +25,22 @@ struct Gateway {
     base: f64,
     vips: BTreeSet<IpAddr>,
     draining: bool,
-    /// Silent until then.
+    /// It sends no reports until this time.
     silent_ms: u64,
-    /// What it said last, and when it measured.
-    reported: (f64, Measured),
-    /// Its load since then, times milliseconds.
+    /// The last reported load, and when it was measured.
+    reported: (f64, MeasurementTime),
+    /// Integral of its load since then, in load x milliseconds.
     sum: f64,
 }
 
-/// The world that the scheduler sees through reports only.
+/// The simulated cloud, of which the scheduler sees only the reports.
 #[derive(Clone, Debug)]
 struct World {
     gateways: BTreeMap<GatewayId, Gateway>,
     demand: BTreeMap<IpAddr, f64>,
-    /// Every how many milliseconds a gateway measures.
+    /// Interval in milliseconds at which gateways measure.
     report_ms: u64,
-    /// What one more gateway comes to that is asked for, if any does.
+    /// Whether a requested gateway is added.
     grows: bool,
     now_ms: u64,
     log: Vec<(u64, Decision)>,
@@ -55,7 +55,7 @@ fn vip(number: u16) -> IpAddr {
 }
 
 impl World {
-    /// Clusters of gateways of (capacity, demands of its vIPs).
+    /// Clusters of gateways, each given by its capacity and the demands of its vIPs.
     fn new(clusters: &[Vec<(f64, Vec<f64>)>], report_ms: u64) -> Self {
         let mut world = Self {
             gateways: BTreeMap::new(),
@@ -88,7 +88,7 @@ impl World {
             vips: BTreeSet::new(),
             draining: false,
             silent_ms: 0,
-            reported: (0.0, Measured { from_ms: 0, to_ms: 0 }),
+            reported: (0.0, MeasurementTime { from_ms: 0, to_ms: 0 }),
             sum: 0.0,
         };
         self.gateways.insert(id, gateway);
@@ -116,7 +116,7 @@ impl World {
             let from_ms = gateway.reported.1.to_ms;
             if now_ms == 0 || now_ms >= from_ms + report_ms {
                 let mean = if now_ms == from_ms { load } else { gateway.sum / (now_ms - from_ms) as f64 };
-                gateway.reported = (mean, Measured { from_ms, to_ms: now_ms });
+                gateway.reported = (mean, MeasurementTime { from_ms, to_ms: now_ms });
                 gateway.sum = 0.0;
             }
             clusters.entry(gateway.cluster).or_default().push(GatewayReport {
@@ -167,7 +167,7 @@ impl World {
         outcome
     }
 
-    /// A tick's time: loads are as before until the decisions have taken effect.
+    /// Advances by one tick. Loads stay the same until the decisions have taken effect.
     fn pass(&mut self, before: &BTreeMap<GatewayId, f64>) {
         for (id, load) in self.loads() {
             let gateway = self.gateways.get_mut(&id).unwrap();
@@ -183,18 +183,18 @@ impl World {
         }
     }
 
-    /// vIPs that came back to a gateway that they had left, with the gateway and the time. A vIP that leaves an
-    /// overloaded gateway must not come back, because the load is constant. A vIP that leaves a gateway so that
-    /// another one gets its share must not come back either, unless the gateways of the cluster have changed
-    /// since: equal shares among other gateways are other shares. Draining moves are not counted.
+    /// vIPs that came back to a gateway that they had left, with the gateway and the time. A vIP that leaves
+    /// an overloaded gateway must not come back, because the load is constant. A vIP that leaves a gateway so
+    /// that another one gets its share must not come back either, unless the gateways of the cluster have
+    /// changed since: equal shares among other gateways are other shares. Draining moves are not counted.
     fn returned_vips(&self) -> Vec<(IpAddr, GatewayId, u64)> {
         let mut left: BTreeMap<(IpAddr, GatewayId), Option<u64>> = BTreeMap::new();
         let mut returned = Vec::new();
         for (at_ms, decision) in &self.log {
             let Action::MoveVip { vip, cluster, from, to } = decision.action else { continue };
             let is_share = match decision.why {
-                Why::Share { .. } => true,
-                Why::Overloaded { .. } => false,
+                DecisionReason::Share { .. } => true,
+                DecisionReason::Overloaded { .. } => false,
                 _ => continue,
             };
             let is_allowed = |shared_ms: u64| is_share && self.gateways_changed(cluster, shared_ms, *at_ms);
@@ -247,15 +247,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn on_constant_load_it_comes_to_rest_and_takes_no_move_back(mut world in worlds()) {
+    fn moves_end_on_constant_load_and_no_vip_returns(mut world in worlds()) {
         let mut scheduler = scheduler();
         let before = world.gateways.keys().map(|id| world.load(*id)).fold(0.0, f64::max);
-        // Beyond all holds and waits.
+        // Longer than all hold-down and waiting times.
         world.run(&mut scheduler, 600);
         let settled = world.log.len();
         world.run(&mut scheduler, 600);
         let later = &world.log[settled..];
-        prop_assert!(later.is_empty(), "no rest: {later:?}");
+        prop_assert!(later.is_empty(), "vIPs still move: {later:?}");
         let returned = world.returned_vips();
         prop_assert!(returned.is_empty(), "{returned:?} came back: {:#?}", world.log);
         let after = world.gateways.keys().map(|id| world.load(*id)).fold(0.0, f64::max);
@@ -263,7 +263,7 @@ proptest! {
     }
 
     #[test]
-    fn never_more_moves_in_an_interval_than_the_limit(
+    fn moves_per_interval_are_limited(
         mut world in worlds(),
         limit in 1_usize..4,
         interval in 1_u64..6,
@@ -274,7 +274,7 @@ proptest! {
         };
         let mut scheduler = Scheduler::new(settings.clone()).unwrap();
         for (number, demand) in changes {
-            // Load that changes all the time keeps it busy.
+            // The load changes all the time, so that vIPs keep moving.
             if let Some(known) = world.demand.get_mut(&vip(number)) {
                 *known = demand;
             }
@@ -310,7 +310,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_guesses_for_unknown_parts_end_too(mut world in worlds()) {
+    fn moves_end_also_with_estimated_demands(mut world in worlds()) {
         // Gateways that do not count by vIP: the caller reports equal parts.
         let mut scheduler = scheduler();
         let mut last = 0;
@@ -330,17 +330,18 @@ proptest! {
             }
             world.pass(&before);
         }
-        // 100 s with a hold of 1 s: a vIP that bounced would have moved a hundred times.
+        // In 100 s with a hold-down of 1 s, a vIP that moves back and forth would move 100 times.
         prop_assert!(last <= 20 * world.demand.len(), "{last} moves");
     }
 }
 
-/// The world in which a property once failed that forbade every return. gw-5 joins cluster-2 and gets a vIP of
-/// gw-3 as its share, 1 to 3. In the same round gw-2 is released to cluster-1, and its three vIPs go to gw-5, which
-/// then has 5 and gw-3 has 2. The scheduler is right to give gw-5's surplus back to gw-3 once the hold has ended,
-/// and the property was wrong: it ignored that the gateways had changed between the two moves.
+/// The world in which a property once failed that forbade every return. gw-5 joins cluster-2 and gets a vIP
+/// of gw-3 as its share, 1 to 3. In the same round gw-2 is released to cluster-1, and its three vIPs go to
+/// gw-5, which then has 5 and gw-3 has 2. The scheduler is right to give gw-5's surplus back to gw-3 once the
+/// hold has ended, and the property was wrong: it ignored that the gateways had changed between the two
+/// moves.
 #[test]
-fn a_shared_vip_may_come_back_after_the_gateways_of_the_cluster_have_changed() {
+fn shared_vip_may_return_after_gateways_of_the_cluster_changed() {
     let mut world = World::new(
         &[
             vec![(100.0, vec![39.68888112582741, 54.30548441651602, 32.54700126504309, 44.51438663660495])],
@@ -385,19 +386,24 @@ fn a_shared_vip_may_come_back_after_the_gateways_of_the_cluster_have_changed() {
     assert_eq!(world.log.len(), settled, "it comes to rest: {:?}", &world.log[settled..]);
 }
 
-/// What the property relies on: a return is found where nothing has changed, and for each vIP that left an
+/// The check of the property above finds a return if gateways did not change, and each return to an
 /// overloaded gateway.
 #[test]
-fn a_return_without_a_change_of_gateways_is_found() {
+fn return_without_a_change_of_gateways_is_found() {
     let mut world = World::new(&[vec![(100.0, vec![1.0; 3]), (100.0, vec![])]], 50);
     let (cluster, one, two) = (ClusterId::new(1), GatewayId::new(1), GatewayId::new(2));
     let moved = |from, to, why| Decision { action: Action::MoveVip { vip: vip(1), cluster, from, to }, why };
-    let share = Why::Share { from: 3, to: 0 };
-    let overloaded =
-        Why::Overloaded { load: 0.9, threshold: 0.75, after: 0.7, receiver: 0.1, receiver_after: 0.3 };
+    let share = DecisionReason::Share { from: 3, to: 0 };
+    let overloaded = DecisionReason::Overloaded {
+        load: 0.9,
+        threshold: 0.75,
+        after: 0.7,
+        receiver: 0.1,
+        receiver_after: 0.3,
+    };
     world.log = vec![(0, moved(one, two, share)), (2000, moved(two, one, share))];
     assert_eq!(world.returned_vips(), [(vip(1), one, 2000)]);
-    let kept = Decision { action: Action::KeepGateway { gateway: two, cluster }, why: Why::Lost };
+    let kept = Decision { action: Action::KeepGateway { gateway: two, cluster }, why: DecisionReason::Lost };
     world.log.insert(1, (1000, kept));
     assert_eq!(world.returned_vips(), []);
     world.log[0].1.why = overloaded;
@@ -405,7 +411,7 @@ fn a_return_without_a_change_of_gateways_is_found() {
 }
 
 #[test]
-fn an_overloaded_gateway_is_relieved_at_once_and_the_decision_says_so() {
+fn overloaded_gateway_is_relieved_in_the_next_round() {
     let mut world =
         World::new(&[vec![(100.0, vec![40.0, 30.0, 20.0]), (100.0, vec![10.0]), (100.0, vec![25.0])]], 50);
     let outcome = world.tick(&mut scheduler());
@@ -421,12 +427,13 @@ fn an_overloaded_gateway_is_relieved_at_once_and_the_decision_says_so() {
     assert_eq!(outcome.decisions.len(), 1);
     let data = serde_json::to_value(outcome.decisions[0]).unwrap();
     assert_eq!(data["action"]["move_vip"]["to"], "gw-2");
-    assert_eq!(data["why"]["overloaded"]["load"], 0.92);
+    assert_eq!(data["reason"]["overloaded"]["load"], 0.92);
 }
 
 #[test]
-fn hysteresis_holds_between_the_thresholds() {
-    // At 78%: below the threshold, nothing; after an excursion above it, relieved.
+fn vips_stay_while_load_is_between_the_thresholds() {
+    // At 78% nothing moves, because that is below the threshold. After the load exceeded the threshold, a vIP
+    // moves.
     let at = |demand| World::new(&[vec![(100.0, vec![demand, 6.0]), (100.0, vec![40.0, 5.0])]], 50);
     let mut scheduler = scheduler();
     let mut world = at(70.0);
@@ -437,7 +444,7 @@ fn hysteresis_holds_between_the_thresholds() {
 }
 
 #[test]
-fn a_load_measured_partly_before_a_move_is_corrected_by_that_part() {
+fn load_measured_partly_before_a_move_is_corrected() {
     let report = |measured, loads: [f64; 2], owner: u64| {
         let gateway = |id, load: f64| GatewayReport {
             id: GatewayId::new(id),
@@ -453,22 +460,22 @@ fn a_load_measured_partly_before_a_move_is_corrected_by_that_part() {
         };
         [ClusterReport { id: ClusterId::new(1), gateways: vec![gateway(1, loads[0]), gateway(2, loads[1])] }]
     };
-    let measured = |from_ms, to_ms| Measured { from_ms, to_ms };
+    let measured = |from_ms, to_ms| MeasurementTime { from_ms, to_ms };
     assert_eq!(measured(100, 200).before(150), 0.5);
     assert_eq!((measured(100, 200).before(99), measured(100, 200).before(200)), (0.0, 1.0));
     assert_eq!((measured(100, 100).before(99), measured(100, 100).before(100)), (0.0, 1.0));
     let mut scheduler = scheduler();
     let moved = scheduler.decide(1000, &report(measured(900, 1000), [0.9, 0.0], 1)).unwrap();
     assert_eq!(moved.decisions.len(), 1);
-    // 20 ms of the tenth of a second were before it took effect: as much of the vIP is still in there.
+    // 20 ms of the measured 100 ms were before the move took effect: that part of the vIP's load is included.
     let later = measured(1000, 1100);
-    assert_eq!(scheduler.corrects(vip(0), &later), 0.2);
+    assert_eq!(scheduler.correction(vip(0), &later), 0.2);
     let same = scheduler.decide(1100, &report(later, [0.66, 0.24], 2)).unwrap();
     assert_eq!(same, Outcome::default());
-    // What is more than that is overload.
+    // More load than that is overload.
     let more = scheduler.decide(1100, &report(later, [0.87, 0.24], 2)).unwrap();
     assert_eq!(more.decisions.len(), 1);
-    let Why::Overloaded { load, receiver, .. } = more.decisions[0].why else { panic!("{more:?}") };
+    let DecisionReason::Overloaded { load, receiver, .. } = more.decisions[0].why else { panic!("{more:?}") };
     assert!((load - 0.81).abs() < 1e-9 && (receiver - 0.3).abs() < 1e-9, "{more:?}");
 }
 
@@ -483,7 +490,7 @@ fn a_returning_gateway_gets_its_share_one_vip_at_a_time() {
     assert!(per_tick.iter().all(|count| *count <= 1), "{per_tick:?}");
     let counts: Vec<usize> = world.gateways.values().map(|gateway| gateway.vips.len()).collect();
     assert_eq!(counts, [3, 3, 2]);
-    assert!(world.log.iter().all(|(_, decision)| matches!(decision.why, Why::Share { .. })));
+    assert!(world.log.iter().all(|(_, decision)| matches!(decision.why, DecisionReason::Share { .. })));
 }
 
 #[test]
@@ -517,7 +524,7 @@ fn the_least_loaded_cluster_gives_a_gateway() {
 }
 
 #[test]
-fn where_no_cluster_can_give_one_a_gateway_is_asked_for_once() {
+fn gateway_is_requested_once_if_no_cluster_can_give_one() {
     let busy = || vec![(100.0, vec![45.0, 45.0]), (100.0, vec![45.0, 20.0]), (100.0, vec![40.0, 20.0])];
     let mut world = World::new(&[busy(), vec![(100.0, vec![10.0]), (100.0, vec![])]], 50);
     let mut scheduler = scheduler();
@@ -531,23 +538,23 @@ fn where_no_cluster_can_give_one_a_gateway_is_asked_for_once() {
     let gateway = GatewayId::new(1);
     let waits = world.tick(&mut scheduler).waits;
     assert_eq!(waits, [Wait::Expansion { gateway, cluster: ClusterId::new(1) }]);
-    // It comes: load falls.
+    // The gateway is added: the load falls.
     world.add(ClusterId::new(1), 100.0);
     world.run(&mut scheduler, 50);
     assert!(world.gateways.keys().all(|id| world.load(*id) <= 0.75), "{world:?}");
 }
 
 #[test]
-fn a_gateway_is_asked_for_once_for_as_long_as_it_is_needed() {
+fn gateway_is_requested_once_per_need() {
     let busy = || vec![(100.0, vec![45.0, 45.0]), (100.0, vec![45.0, 20.0]), (100.0, vec![40.0, 20.0])];
     let idle = vec![(100.0, vec![10.0]), (100.0, vec![])];
     let mut world = World::new(&[busy(), idle], 50);
     let mut scheduler = scheduler();
     let cluster = ClusterId::new(1);
-    // Long after it could have come.
+    // Long after the gateway could have been added.
     world.run(&mut scheduler, 400);
-    assert_eq!((world.log.len(), scheduler.wanted()), (1, vec![cluster]), "{:?}", world.log);
-    // The other cluster has one to spare now.
+    assert_eq!((world.log.len(), scheduler.requested_clusters()), (1, vec![cluster]), "{:?}", world.log);
+    // The other cluster can spare a gateway now.
     world.add(ClusterId::new(2), 100.0);
     world.run(&mut scheduler, 20);
     assert!(
@@ -555,34 +562,34 @@ fn a_gateway_is_asked_for_once_for_as_long_as_it_is_needed() {
         "{:?}",
         world.log
     );
-    assert_eq!(scheduler.wanted(), []);
+    assert_eq!(scheduler.requested_clusters(), []);
     world.run(&mut scheduler, 100);
     let asked = |(_, decision): &&(u64, Decision)| matches!(decision.action, Action::RequestGateway { .. });
     assert_eq!(world.log.iter().filter(asked).count(), 1, "{:?}", world.log);
-    // It subsides, and comes again: that is another need.
+    // The overload ends and returns: that is another request.
     let mut world = World::new(&[busy()], 50);
     let mut scheduler = self::scheduler();
     world.run(&mut scheduler, 20);
     let before = world.demand.clone();
     world.demand.values_mut().for_each(|demand| *demand /= 4.0);
     world.run(&mut scheduler, 40);
-    assert_eq!(scheduler.wanted(), []);
+    assert_eq!(scheduler.requested_clusters(), []);
     world.demand = before;
     world.run(&mut scheduler, 40);
     assert_eq!(world.log.iter().filter(asked).count(), 2, "{:?}", world.log);
 }
 
 #[test]
-fn one_gateway_at_a_time_goes_between_clusters() {
+fn one_gateway_at_a_time_moves_between_clusters() {
     let busy = || vec![(100.0, vec![45.0, 45.0]), (100.0, vec![40.0, 30.0])];
     let idle = || vec![(100.0, vec![10.0]), (100.0, vec![5.0, 4.0]), (100.0, vec![12.0]), (100.0, vec![3.0])];
     let mut world = World::new(&[busy(), busy(), idle(), idle()], 50);
     let mut scheduler = scheduler();
-    scheduler.others_move(true);
+    scheduler.set_operator_move(true);
     let waiting = world.tick(&mut scheduler);
     assert!(waiting.decisions.is_empty() && waiting.waits.len() == 2, "{waiting:?}");
     assert!(waiting.waits.iter().all(|wait| matches!(wait, Wait::OneAtATime { .. })), "{waiting:?}");
-    scheduler.others_move(false);
+    scheduler.set_operator_move(false);
     world.run(&mut scheduler, 300);
     let released = world.log.iter().filter(|(_, it)| matches!(it.action, Action::ReleaseGateway { .. }));
     let times: Vec<u64> = released.map(|(at_ms, _)| *at_ms).collect();
@@ -591,7 +598,7 @@ fn one_gateway_at_a_time_goes_between_clusters() {
 }
 
 #[test]
-fn a_gateway_that_cannot_be_given_is_not_tried_again_at_once() {
+fn refused_gateway_is_not_chosen_again_soon() {
     let busy = vec![(100.0, vec![45.0, 45.0]), (100.0, vec![40.0, 30.0])];
     let idle = vec![(100.0, vec![10.0]), (100.0, vec![5.0]), (100.0, vec![12.0])];
     let mut world = World::new(&[busy, idle], 50);
@@ -609,11 +616,11 @@ fn a_gateway_that_cannot_be_given_is_not_tried_again_at_once() {
         world.pass(&before);
     }
     assert_eq!(given, [4, 3, 5], "each once");
-    assert_eq!(scheduler.wanted(), [ClusterId::new(1)], "then a new one is asked for");
+    assert_eq!(scheduler.requested_clusters(), [ClusterId::new(1)], "then a new one is requested");
 }
 
 #[test]
-fn one_vip_too_heavy_for_any_gateway_asks_for_nothing() {
+fn no_gateway_is_requested_for_a_vip_too_large_for_any() {
     let mut world = World::new(&[vec![(100.0, vec![95.0]), (100.0, vec![])]], 50);
     let outcome = world.tick(&mut scheduler());
     assert_eq!(outcome.decisions, []);
@@ -622,7 +629,7 @@ fn one_vip_too_heavy_for_any_gateway_asks_for_nothing() {
 }
 
 #[test]
-fn a_cluster_that_gets_busy_itself_keeps_its_gateway() {
+fn cluster_that_becomes_overloaded_keeps_its_gateway() {
     let busy = vec![(100.0, vec![45.0, 45.0]), (100.0, vec![40.0, 30.0])];
     let idle = vec![(100.0, vec![10.0, 5.0]), (100.0, vec![3.0; 12]), (100.0, vec![15.0; 2])];
     let mut world = World::new(&[busy, idle], 50);
@@ -636,7 +643,7 @@ fn a_cluster_that_gets_busy_itself_keeps_its_gateway() {
     assert!(
         kept.iter().any(|decision| matches!(
             (decision.action, decision.why),
-            (Action::KeepGateway { .. }, Why::NeededAtHome { .. })
+            (Action::KeepGateway { .. }, DecisionReason::NeededAtHome { .. })
         )),
         "{kept:?}"
     );

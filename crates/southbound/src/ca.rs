@@ -1,4 +1,4 @@
-//! The controller's own certificate authority.
+//! The certificate authority of the controller. Changes when certificates get other contents or lifetimes.
 
 use crate::{Error, Node};
 use rcgen::{
@@ -10,23 +10,22 @@ use std::time::{Duration, SystemTime};
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const AUTHORITY_DAYS: u32 = 20 * 365;
 const NODE_DAYS: u32 = 10 * 365;
-/// A server certificate is created at every start of a controller.
+/// A controller makes a new server certificate at every start.
 const SERVER_DAYS: u32 = 2 * 365;
 
-/// Signs the certificates of nodes and of the controller's own listener. Its
-/// key and certificate live in the database, so that all replicas are one
-/// authority.
+/// Signs the certificates of nodes and of the controller's own listener. Its key and certificate are stored
+/// in the database, so that all replicas of the controller use the same authority.
 pub struct CertificateAuthority {
     key_pem: String,
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// The certificate and key of the controller's southbound listener.
+/// Certificate and key of the controller's southbound listener.
 pub struct ServerCertificate {
-    /// PEM certificate.
+    /// The certificate, in PEM.
     pub certificate_pem: String,
-    /// PEM key.
+    /// The private key, in PEM.
     pub key_pem: String,
 }
 
@@ -34,20 +33,20 @@ impl CertificateAuthority {
     /// A new authority with a new key.
     ///
     /// # Errors
-    /// [`Error::Certificate`] when the system gives no randomness.
+    /// [`Error::Certificate`] if the system gives no random bytes.
     pub fn create() -> Result<Self, Error> {
-        let key = KeyPair::generate().map_err(failed("make the authority's key"))?;
+        let key = KeyPair::generate().map_err(failed("create the authority's key"))?;
         let mut params = params("Sluice node authority", AUTHORITY_DAYS);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificate = params.self_signed(&key).map_err(failed("make the authority's certificate"))?;
+        let certificate = params.self_signed(&key).map_err(failed("create the authority's certificate"))?;
         Self::load(&key.serialize_pem(), &certificate.pem())
     }
 
-    /// The authority of this PEM key and certificate.
+    /// The authority with this key and certificate, both in PEM.
     ///
     /// # Errors
-    /// [`Error::Certificate`] when they cannot be read.
+    /// [`Error::Certificate`] if one of them cannot be parsed.
     pub fn load(key_pem: &str, certificate_pem: &str) -> Result<Self, Error> {
         let key = KeyPair::from_pem(key_pem).map_err(failed("read the authority's key"))?;
         let issuer = Issuer::from_ca_cert_pem(certificate_pem, key)
@@ -55,30 +54,30 @@ impl CertificateAuthority {
         Ok(Self { key_pem: key_pem.to_owned(), certificate_pem: certificate_pem.to_owned(), issuer })
     }
 
-    /// PEM key: a secret.
+    /// The private key, in PEM. Secret.
     pub fn key_pem(&self) -> &str {
         &self.key_pem
     }
 
-    /// PEM certificate: what both sides trust.
+    /// The certificate, in PEM. Nodes and controller trust it.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
 
-    /// Whether [`Self::sign_csr`] could read this request.
+    /// Checks that [`Self::sign_csr`] can parse this request.
     ///
     /// # Errors
-    /// [`Error::Certificate`] with what is wrong with it.
+    /// [`Error::Certificate`] with the cause.
     pub fn check_csr(csr_pem: &str) -> Result<(), Error> {
         CertificateSigningRequestParams::from_pem(csr_pem).map_err(failed("read the certificate request"))?;
         Ok(())
     }
 
-    /// A node's certificate (PEM) for the key that the PKCS#10 request proves to
-    /// have. Nothing else of the request is used.
+    /// Signs a certificate (PEM) for the public key of a PKCS#10 request, whose signature proves that the
+    /// node has the private key. Nothing else of the request is used.
     ///
     /// # Errors
-    /// [`Error::Certificate`] when the request cannot be read or its signature is wrong.
+    /// [`Error::Certificate`] if the request cannot be parsed or its signature is wrong.
     pub fn sign_csr(&self, csr_pem: &str, node: Node) -> Result<String, Error> {
         let mut request = CertificateSigningRequestParams::from_pem(csr_pem)
             .map_err(failed("read the certificate request"))?;
@@ -90,13 +89,12 @@ impl CertificateAuthority {
         Ok(certificate.pem())
     }
 
-    /// A new certificate for the controller's listener, good for these names
-    /// and addresses.
+    /// A new certificate for the controller's listener, valid for these names and addresses.
     ///
     /// # Errors
     /// [`Error::Certificate`] if a name is invalid.
     pub fn server_certificate(&self, names: &[String]) -> Result<ServerCertificate, Error> {
-        let key = KeyPair::generate().map_err(failed("make the server's key"))?;
+        let key = KeyPair::generate().map_err(failed("create the server's key"))?;
         let mut params = params("Sluice controller", SERVER_DAYS);
         params.subject_alt_names = CertificateParams::new(names.to_vec())
             .map_err(failed("use the southbound name"))?
@@ -113,7 +111,7 @@ fn failed(action: &'static str) -> impl FnOnce(rcgen::Error) -> Error {
     move |source| Error::Certificate { action, source }
 }
 
-/// Good from a day ago, because clocks of nodes may be behind.
+/// Parameters of a certificate that is valid from a day ago, because the clocks of nodes may be slow.
 fn params(common_name: &str, days: u32) -> CertificateParams {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -142,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_names_the_tokens_node_not_the_requests() {
+    fn certificate_names_the_node_of_the_token() {
         let made = CertificateAuthority::create().unwrap();
         let ca = CertificateAuthority::load(made.key_pem(), made.certificate_pem()).unwrap();
         let node = Node::Gateway(GatewayId::new(7));
@@ -158,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_request_is_an_error() {
+    fn invalid_request_is_an_error() {
         let ca = CertificateAuthority::create().unwrap();
         let node = Node::Gateway(GatewayId::new(7));
         for text in ["", "junk", ca.certificate_pem()] {

@@ -1,4 +1,4 @@
-//! A node's side of the interface.
+//! A node's side of the southbound interface: enrollment and the stream.
 
 use crate::identity::prepare;
 use crate::proto::node_report::Report;
@@ -10,20 +10,18 @@ use std::path::Path;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Reports on their way to the controller: a node has few to send, and waits
-/// when the controller does not take them.
+/// Reports that wait to be sent. When the queue is full, the sender waits for the controller.
 const REPORTS: usize = 64;
 
-/// Trades the bundle's token for a certificate and stores it, with its key,
-/// which never leaves the node, in the state directory.
+/// Exchanges the bundle's token for a certificate, and stores it and its key in the state directory. The
+/// private key never leaves the node.
 ///
 /// # Errors
-/// [`Error::Status`] with the controller's reason, [`Error::Connect`],
-/// [`Error::File`].
+/// [`Error::Status`] with the controller's reason, [`Error::Connect`], [`Error::File`].
 pub async fn enrol(bundle: &EnrolmentBundle, state_dir: &Path) -> Result<Identity, Error> {
     let node = bundle.node()?;
     prepare(state_dir)?;
-    let failed = |source| Error::Certificate { action: "make a certificate request", source };
+    let failed = |source| Error::Certificate { action: "create a certificate request", source };
     let key = KeyPair::generate().map_err(failed)?;
     let request = CertificateParams::default().serialize_request(&key).map_err(failed)?;
     let channel = transport::channel(&bundle.controller, &bundle.server_name, &bundle.ca_pem, None).await?;
@@ -39,11 +37,11 @@ pub async fn enrol(bundle: &EnrolmentBundle, state_dir: &Path) -> Result<Identit
     Ok(identity)
 }
 
-/// A node's open stream.
+/// A node's open stream to the controller.
 pub struct Connection {
-    /// Up.
+    /// From the node to the controller.
     pub reports: ReportSender,
-    /// Down.
+    /// From the controller to the node.
     pub updates: UpdateStream,
 }
 
@@ -66,15 +64,15 @@ pub async fn connect(identity: &Identity, controller: &str, hello: Hello) -> Res
     Ok(Connection { reports, updates: UpdateStream { updates } })
 }
 
-/// Sends what the node reports. Cheap to clone.
+/// Sends the node's reports. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ReportSender {
     sender: mpsc::Sender<NodeReport>,
 }
 
 impl ReportSender {
-    /// Everything up to `revision` is in the tables, but for `failures`, of
-    /// which the first [`MAX_FAILURES`] are sent, with a count of the rest.
+    /// Acknowledges all entries up to `revision`, except those in `failures`. Of these the first
+    /// [`MAX_FAILURES`] are sent; a longer list ends with the number of the others.
     ///
     /// # Errors
     /// [`Error::Ended`].
@@ -87,7 +85,7 @@ impl ReportSender {
         self.send(Report::Ack(Ack { revision, failures })).await
     }
 
-    /// The node lives.
+    /// Sends a heartbeat.
     ///
     /// # Errors
     /// [`Error::Ended`].
@@ -107,11 +105,10 @@ pub struct UpdateStream {
 }
 
 impl UpdateStream {
-    /// The next message; `None` when the controller ended the stream. Read it
-    /// with [`crate::Update::read`].
+    /// The next message; `None` if the controller ended the stream. [`crate::Update::read`] parses it.
     ///
     /// # Errors
-    /// [`Error::Status`] when the stream broke or the controller refused.
+    /// [`Error::Status`] if the stream broke or the controller ended it with an error.
     pub async fn next(&mut self) -> Result<Option<NodeUpdate>, Error> {
         Ok(self.updates.message().await?)
     }

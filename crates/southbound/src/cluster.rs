@@ -1,91 +1,94 @@
-//! What a gateway cluster's nodes share beside their tables: keys to know each
-//! other by, and the plan of who owns which vIP.
+//! What the nodes of a gateway cluster have besides their tables: keys that authenticate them to each other,
+//! and the plan of the cluster's vIPs.
 
 use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Places that vIPs of a cluster can have: 0 to this less one.
-pub const PLACES: u8 = 128;
+/// Number of slots for vIPs of a cluster. Slots are 0 to 127.
+pub const VIP_SLOTS: u8 = 128;
 
-/// A key for a time.
+/// A key of a cluster and its time of validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// One secret's for ever, among all clusters.
+    /// Identifies the key among the keys of all clusters. Never used for another secret.
     pub id: u32,
-    /// The secret.
+    /// The shared secret, 32 bytes.
     pub secret: Secret,
-    /// Milliseconds of the UNIX epoch, from which it is valid.
+    /// Start of validity, in milliseconds since 1970.
     pub not_before_ms: u64,
-    /// Milliseconds of the UNIX epoch, from which it is valid no longer.
+    /// End of validity (exclusive), in milliseconds since 1970.
     pub not_after_ms: u64,
 }
 
-/// All keys of a cluster. None: the cluster is no more.
+/// All keys of a cluster. An empty list means that the cluster was deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterKeys {
-    /// The cluster's group, never 0.
+    /// The id of the cluster's group, never 0.
     pub cluster: u32,
-    /// In order of id.
+    /// The keys, in order of id.
     pub keys: Vec<Key>,
 }
 
-/// A vIP and its place, which it keeps for as long as the cluster has it.
+/// A vIP and its slot, which it keeps as long as the cluster has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PlannedVip {
-    /// Below [`PLACES`].
-    pub place: u8,
-    /// On the underlay.
+    /// The slot, below [`VIP_SLOTS`].
+    pub slot: u8,
+    /// The address on the underlay.
     pub address: IpAddr,
-    /// Follows from the cluster and the place.
+    /// The MAC address, which is computed from cluster and slot.
     pub mac: MacAddr,
 }
 
 /// A gateway of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Member {
-    /// Which.
+    /// The id of the gateway.
     pub gateway: GatewayId,
-    /// At least one of both.
+    /// IPv4 VTEP. A member has at least one of both.
     pub vtep4: Option<Ipv4Addr>,
-    /// At least one of both.
+    /// IPv6 VTEP. A member has at least one of both.
     pub vtep6: Option<Ipv6Addr>,
-    /// It must own nothing, if another gateway can.
+    /// It must own no vIP if another gateway can own it.
     pub draining: bool,
 }
 
-/// Where a vIP belongs while that gateway is well.
+/// The gateway that owns a vIP as long as it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Home {
-    /// The vIP's.
-    pub place: u8,
-    /// A member.
+pub struct PreferredOwner {
+    /// Slot of the vIP.
+    pub slot: u8,
+    /// A member of the cluster.
     pub gateway: GatewayId,
 }
 
-/// Configuration of a cluster.
+/// The configuration from which the gateways of a cluster derive the owners of its vIPs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterPlan {
-    /// Which cluster.
+    /// The cluster.
     pub cluster: ClusterId,
-    /// Grows with every change of the plan.
+    /// Increases with every change of the plan.
     pub revision: u64,
-    /// In order of place, each once.
+    /// The vIPs, in order of their slots.
     pub vips: Vec<PlannedVip>,
-    /// In order of id, each once.
+    /// The members, in order of their ids.
     pub members: Vec<Member>,
-    /// In order of place, at most one a vIP.
-    pub homes: Vec<Home>,
+    /// Preferred owners, in order of slots; at most one for each vIP.
+    pub preferred_owners: Vec<PreferredOwner>,
     /// Interval between two hellos of a gateway, in milliseconds:
     /// [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) to
     /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX).
-    pub hello_ms: u16,
+    pub hello_interval_ms: u16,
 }
 
 impl ClusterPlan {
-    /// The home of a vIP.
+    /// The preferred owner of a vIP.
     #[must_use]
-    pub fn home(&self, address: IpAddr) -> Option<GatewayId> {
-        let place = self.vips.iter().find(|vip| vip.address == address)?.place;
-        self.homes.iter().find(|home| home.place == place).map(|home| home.gateway)
+    pub fn preferred_owner(&self, address: IpAddr) -> Option<GatewayId> {
+        let slot = self.vips.iter().find(|vip| vip.address == address)?.slot;
+        self.preferred_owners
+            .iter()
+            .find(|preferred_owner| preferred_owner.slot == slot)
+            .map(|preferred_owner| preferred_owner.gateway)
     }
 }

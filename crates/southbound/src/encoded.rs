@@ -3,9 +3,8 @@ use bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType, skip_field};
 use prost::{DecodeError, Message};
 
-/// A [`NodeUpdate`] in its wire form. The entries are encoded once and shared
-/// by all nodes that are told the same; only the head differs. (Encoded
-/// messages put one behind the other are the encoding of their union.)
+/// A [`NodeUpdate`] in its wire form. The entries are encoded once for all nodes that get the same; only the
+/// head differs. (The concatenation of two encoded messages is the encoding of their union.)
 #[derive(Clone, Debug, Default)]
 pub struct EncodedUpdate {
     head: Bytes,
@@ -13,28 +12,28 @@ pub struct EncodedUpdate {
 }
 
 impl EncodedUpdate {
-    /// `entries` must be what [`Self::encode_entries`] made.
+    /// `entries` is a result of [`Self::encode_entries`].
     pub fn new(revision: u64, database_id: u64, snapshot: bool, entries: Bytes) -> Self {
         let head = NodeUpdate { revision, database_id, snapshot, ..NodeUpdate::default() };
         Self { head: head.encode_to_vec().into(), entries }
     }
 
-    /// The shared part: a message without revision, database and snapshot flag.
+    /// Encodes the shared part: a message without revision, database and snapshot flag.
     pub fn encode_entries(update: &NodeUpdate) -> Bytes {
         debug_assert!(update.revision == 0 && update.database_id == 0 && !update.snapshot);
         update.encode_to_vec().into()
     }
 
-    /// Bytes on the wire.
+    /// Size on the wire in bytes.
     pub fn byte_len(&self) -> usize {
         self.head.len() + self.entries.len()
     }
 }
 
-/// Reads a message as a node would.
+/// Decodes a message as a node does.
 ///
 /// # Errors
-/// When the bytes are no message.
+/// If the bytes are not a valid message.
 pub fn decode_update(bytes: Bytes) -> Result<NodeUpdate, DecodeError> {
     NodeUpdate::decode(bytes)
 }
@@ -45,7 +44,7 @@ impl Message for EncodedUpdate {
         buf.put_slice(&self.entries);
     }
 
-    // The controller never receives updates; prost asks for this all the same.
+    // Required by prost; the controller never receives updates.
     fn merge_field(
         &mut self,
         tag: u32,

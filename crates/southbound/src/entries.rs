@@ -1,236 +1,237 @@
-//! The entries of a node's tables, as values that cannot be malformed.
-//! `src/wire.rs` turns them into messages and back.
+//! The entries of a node's tables, as values that cannot be malformed. `src/wire.rs` converts them to
+//! messages and back. Changes when nodes need another kind of entry or field.
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What a node is to those that get VXLAN packets from it.
+/// The role of a node from which VXLAN packets are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VtepRole {
-    /// It has instances.
+    /// A host with instances.
     Host,
-    /// It forwards for VPCs.
+    /// A gateway.
     Gateway {
-        /// The group of its cluster, never 0.
+        /// The id of its cluster's group, never 0.
         cluster: u32,
     },
 }
 
-/// A node whose VXLAN packets are accepted.
+/// A node from which VXLAN packets are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Vtep {
-    /// On the underlay.
+    /// The address on the underlay.
     pub address: IpAddr,
-    /// What is there.
+    /// Whether the node is a host or a gateway.
     pub role: VtepRole,
 }
 
 /// A vIP of the gateway's cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Vip {
-    /// On the underlay.
+    /// The address on the underlay.
     pub address: IpAddr,
-    /// What ARP and ND say.
+    /// The MAC address in answers to ARP and neighbor discovery.
     pub mac: MacAddr,
 }
 
-/// The vIPs that a host spreads a VPC's packets over.
+/// The vIPs to which a host sends a VPC's packets, chosen by the hash of the flow.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
-    /// Never 0.
+    /// The id of the group, never 0.
     pub id: u32,
-    /// In bucket order, all of one family; none if the cluster has none of the host's.
+    /// The vIPs in the order of hash buckets, all of one address family. Empty if the cluster has no vIP of
+    /// the host's family.
     pub vips: Vec<IpAddr>,
-    /// The host looks for elephants itself.
+    /// True if the host itself detects elephants.
     pub detect: bool,
 }
 
-/// A VPC.
+/// The VRF of a VPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Vrf {
-    /// Its network.
+    /// The VPC's VNI.
     pub vni: Vni,
-    /// Bytes of IP packet.
+    /// Largest IP packet, in bytes.
     pub mtu: u16,
-    /// Source of ICMP errors.
+    /// Source address of ICMP errors.
     pub router4: Option<Ipv4Addr>,
-    /// Source of ICMPv6 errors.
+    /// Source address of ICMPv6 errors.
     pub router6: Option<Ipv6Addr>,
-    /// Hosts: the default group.
+    /// On hosts: the group to which packets without a direct path are sent.
     pub group: Option<u32>,
-    /// Gateways: kbit/s from which a flow is offloaded, or [`ELEPHANT_DEFAULT`], or
+    /// On gateways: the rate in kbit/s from which a flow is offloaded, [`ELEPHANT_DEFAULT`] or
     /// [`ELEPHANT_NEVER`].
     pub elephant_kbps: u32,
 }
 
-/// The gateway's own threshold, 20 kbit/s unless it is set otherwise.
+/// The gateway uses its default threshold: 20 kbit/s unless it is configured.
 pub const ELEPHANT_DEFAULT: u32 = 0;
 
 /// No flow is offloaded.
 pub const ELEPHANT_NEVER: u32 = u32::MAX;
 
-/// VM-NC: where an instance is.
+/// The host and MAC address of an instance (VM-NC entry).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// The VPC's network.
+    /// The VPC's VNI.
     pub vni: Vni,
-    /// At least one of both.
+    /// IPv4 address. At least one of both is set.
     pub ipv4: Option<Ipv4Addr>,
-    /// At least one of both.
+    /// IPv6 address. At least one of both is set.
     pub ipv6: Option<Ipv6Addr>,
-    /// The instance's.
+    /// MAC address of the instance.
     pub mac: MacAddr,
-    /// VTEP of its host.
+    /// VTEP of the instance's host.
     pub host: IpAddr,
 }
 
 impl Endpoint {
-    /// What removes it.
+    /// The key that removes it.
     pub fn key(&self) -> EndpointKey {
         EndpointKey { vni: self.vni, ipv4: self.ipv4, ipv6: self.ipv6 }
     }
 }
 
-/// The addresses of an instance that goes.
+/// The addresses of an instance to remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointKey {
-    /// The VPC's network.
+    /// The VPC's VNI.
     pub vni: Vni,
-    /// At least one of both.
+    /// IPv4 address. At least one of both is set.
     pub ipv4: Option<Ipv4Addr>,
-    /// At least one of both.
+    /// IPv6 address. At least one of both is set.
     pub ipv6: Option<Ipv6Addr>,
 }
 
-/// Where a route leads.
+/// What a route does with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// To the VPC's own endpoints.
+    /// Send to an endpoint of the same VPC.
     Local,
-    /// To another VPC's routes.
+    /// Look up in the routes of another VPC, which has this VNI.
     Peer(Vni),
-    /// Nowhere.
+    /// Drop.
     Drop,
 }
 
-/// A route's place.
+/// Identifies a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteKey {
-    /// The VPC's network.
+    /// The VPC's VNI.
     pub vni: Vni,
-    /// No bits set behind its length.
+    /// The prefix, without bits set beyond its length.
     pub prefix: IpNet,
 }
 
-/// A route.
+/// A route of a VPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Route {
-    /// Its place.
+    /// VPC and prefix.
     pub key: RouteKey,
-    /// Where it leads.
+    /// What the route does with packets.
     pub scope: Scope,
 }
 
 /// An instance of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Port {
-    /// Its id.
+    /// The id of the instance.
     pub instance: InstanceId,
     /// `vpc-name/instance-name`.
     pub name: String,
-    /// The VPC's network.
+    /// The VPC's VNI.
     pub vni: Vni,
-    /// The instance's.
+    /// MAC address of the instance.
     pub mac: MacAddr,
-    /// Its address with the subnet's length.
+    /// The instance's IPv4 address, with the prefix length of its subnet.
     pub ipv4: Option<Ipv4Net>,
-    /// The subnet's router.
+    /// IPv4 address of the subnet's router.
     pub router4: Option<Ipv4Addr>,
-    /// Its address with the subnet's length.
+    /// The instance's IPv6 address, with the prefix length of its subnet.
     pub ipv6: Option<Ipv6Net>,
-    /// Of the VPC.
+    /// MTU of the VPC, in bytes.
     pub mtu: u16,
-    /// Resolvers, at most 2.
+    /// Addresses of DNS resolvers, at most 2.
     pub dns4: Vec<Ipv4Addr>,
 }
 
-/// The way to one address of an instance, past the gateways.
+/// A direct path: the host of one address of an instance, which avoids the gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Path {
-    /// The sender's VPC, and the instance's address.
+    /// VNI of the sender, and address of the destination.
     pub key: PathKey,
-    /// The instance's.
+    /// MAC address of the destination.
     pub mac: MacAddr,
-    /// VTEP of its host.
+    /// VTEP of the destination's host.
     pub host: IpAddr,
-    /// The instance's own VPC.
+    /// VNI of the destination.
     pub path_vni: Vni,
 }
 
-/// A path's place.
+/// Identifies a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathKey {
-    /// The sender's VPC.
+    /// VNI of the sender.
     pub vni: Vni,
-    /// The destination.
+    /// Address of the destination.
     pub address: IpAddr,
 }
 
-/// What one message tells a node, upserts before removals.
+/// The contents of one message to a node. Entries are inserted or replaced before others are removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
-    /// Not 0 on a step's last message: what is then acknowledged.
+    /// The revision to acknowledge, on the last message of a step; 0 on others.
     pub revision: u64,
-    /// Whose revisions these are.
+    /// The database that the revision belongs to.
     pub database_id: u64,
-    /// What a step with this flag does not mention goes when the step ends.
+    /// The step is a snapshot: at its end, entries that it does not contain are removed.
     pub snapshot: bool,
     /// Nodes whose VXLAN packets are accepted.
     pub vteps: Vec<Vtep>,
-    /// Gateways.
+    /// vIPs of the cluster. For gateways only.
     pub vips: Vec<Vip>,
-    /// Hosts.
+    /// Groups of vIPs. For hosts only.
     pub groups: Vec<Group>,
-    /// VPCs.
+    /// VRFs of VPCs.
     pub vrfs: Vec<Vrf>,
-    /// Gateways.
+    /// Locations of instances. For gateways only.
     pub endpoints: Vec<Endpoint>,
-    /// Gateways.
+    /// Routes of VPCs. For gateways only.
     pub routes: Vec<Route>,
-    /// Hosts.
+    /// Instances of the host. For hosts only.
     pub ports: Vec<Port>,
-    /// Gateways: their cluster's; hosts: all clusters'.
+    /// Keys: for gateways those of their cluster, for hosts those of all clusters of their VPCs.
     pub keys: Vec<ClusterKeys>,
-    /// Gateways.
+    /// The plan of the cluster. For gateways only.
     pub cluster: Option<ClusterPlan>,
-    /// Hosts, in the models to compare with.
+    /// Direct paths. For hosts only, under the model `preprogrammed`.
     pub paths: Vec<Path>,
-    /// See `vteps`.
+    /// Addresses of nodes to remove from `vteps`.
     pub removed_vteps: Vec<IpAddr>,
-    /// See `vips`.
+    /// Addresses to remove from `vips`.
     pub removed_vips: Vec<IpAddr>,
-    /// See `groups`.
+    /// Ids to remove from `groups`.
     pub removed_groups: Vec<u32>,
-    /// The VPC's routes go with it.
+    /// VNIs of VRFs to remove, with their routes.
     pub removed_vnis: Vec<Vni>,
-    /// See `endpoints`.
+    /// Instances to remove from `endpoints`.
     pub removed_endpoints: Vec<EndpointKey>,
-    /// See `routes`.
+    /// Routes to remove from `routes`.
     pub removed_routes: Vec<RouteKey>,
-    /// See `ports`.
+    /// Instances to remove from `ports`.
     pub removed_ports: Vec<InstanceId>,
-    /// See `paths`.
+    /// Direct paths to remove from `paths`.
     pub removed_paths: Vec<PathKey>,
 }
 
 impl Update {
-    /// True when it changes no table.
+    /// True if it contains no entry.
     pub fn is_empty(&self) -> bool {
         self.entry_count() == 0
     }
 
-    /// How many entries it changes.
+    /// Number of entries that it inserts, replaces or removes.
     pub fn entry_count(&self) -> usize {
         self.vteps.len()
             + self.vips.len()

@@ -1,67 +1,67 @@
 use crate::NodeError;
 use std::path::PathBuf;
 
-/// What can go wrong between a node and its controller.
+/// Errors between a node and its controller.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file of the state directory, or the enrolment bundle.
+    /// A file of the state directory, or the enrollment bundle, cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was tried.
+        /// The action that failed, as in "cannot read".
         action: &'static str,
-        /// Where.
+        /// The path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// A file that was read, but holds something else.
-    #[error("{} is no {expected}", path.display())]
+    /// A file has unexpected contents.
+    #[error("{} does not contain a valid {expected}", path.display())]
     Content {
-        /// Where.
+        /// The path of the file.
         path: PathBuf,
-        /// What was expected there.
+        /// What the file must contain.
         expected: &'static str,
-        /// What is wrong with it.
+        /// The syntax error.
         #[source]
         source: serde_json::Error,
     },
-    /// A key or certificate cannot be made or read.
+    /// A key or certificate cannot be created or parsed.
     #[error("cannot {action}")]
     Certificate {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: rcgen::Error,
     },
     /// The name of a node is invalid.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// The controller answered an enrolment for another node.
-    #[error("the token is {given}'s, but the bundle says {expected}")]
+    /// The token belongs to another node than the bundle says.
+    #[error("the token belongs to {given}, but the bundle is for {expected}")]
     OtherNode {
-        /// In the controller's answer.
+        /// The node in the controller's answer.
         given: String,
-        /// In the bundle.
+        /// The node in the bundle.
         expected: String,
     },
-    /// The controller's address cannot be used.
-    #[error("`{0}` is no controller address: expected HOST:PORT")]
+    /// The controller's address is invalid.
+    #[error("`{0}` is not a valid controller address: expected HOST:PORT")]
     Address(String),
-    /// There is no TLS connection: the peer does not answer, or the certificates do not match.
+    /// The controller does not answer, or the certificates do not match.
     #[error("cannot connect to the controller at {controller}")]
     Connect {
-        /// HOST:PORT
+        /// The controller's address, as HOST:PORT.
         controller: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: tonic::transport::Error,
     },
-    /// The controller refused, or the stream broke.
+    /// The controller ended the stream or the call with an error, or the connection broke.
     #[error("controller: {} ({})", .0.message(), .0.code())]
     Status(Box<tonic::Status>),
-    /// The stream's sending side has ended.
+    /// The sending half of the stream has ended.
     #[error("the stream to the controller has ended")]
     Ended,
 }
@@ -72,10 +72,10 @@ impl From<tonic::Status> for Error {
     }
 }
 
-/// Of the answer to a node that has been deleted: the database that knows it no more, in decimal.
+/// Header of the status for a deleted node: the id of the database from which it was deleted, in decimal.
 const DELETED_FROM: &str = "sluice-deleted-from";
 
-/// What a controller answers a node that has been deleted from the database of this number.
+/// The status with which a controller answers a node that was deleted from this database.
 pub fn deleted(database_id: u64) -> tonic::Status {
     let mut status = tonic::Status::permission_denied("this node is not in the database any more");
     status.metadata_mut().insert(DELETED_FROM, database_id.into());
@@ -83,14 +83,14 @@ pub fn deleted(database_id: u64) -> tonic::Status {
 }
 
 impl Error {
-    /// The database that this node was deleted from, if that is what the controller says.
+    /// The database from which this node was deleted, if the controller says so.
     pub fn deleted_from(&self) -> Option<u64> {
         let Self::Status(status) = self else { return None };
         status.metadata().get(DELETED_FROM)?.to_str().ok()?.parse().ok()
     }
 
-    /// True when trying again cannot help: the token is spent, the node is
-    /// removed, the certificate is not the controller's.
+    /// True if another attempt cannot succeed: the token was used, the node was deleted, or the certificate
+    /// is not the controller's.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Status(status) => {

@@ -7,17 +7,17 @@ use std::path::Path;
 
 const FILE: &str = "identity.json";
 
-/// What an operator carries to a new node: a one-time token and how to reach
-/// and recognise the controller. A secret until it is used.
+/// What an operator copies to a new node: a one-time token, and how to reach and authenticate the controller.
+/// Secret until the token is used.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnrolmentBundle {
-    /// One-time token, good for an hour.
+    /// One-time token, valid for an hour.
     pub token: String,
-    /// The controller's authority, PEM.
+    /// Certificate of the controller's authority, in PEM.
     pub ca_pem: String,
-    /// HOST:PORT of the southbound listener.
+    /// Address of the southbound listener, as HOST:PORT.
     pub controller: String,
-    /// What the controller's certificate is checked for.
+    /// The name that the controller's certificate must have.
     pub server_name: String,
     /// The node's id: `gw-7`, `host-3`.
     pub node: String,
@@ -26,24 +26,24 @@ pub struct EnrolmentBundle {
 }
 
 impl EnrolmentBundle {
-    /// Reads the bundle's file.
+    /// Reads a bundle's file.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Content`].
     pub fn load(path: &Path) -> Result<Self, Error> {
-        read_json(path, "enrolment bundle")
+        read_json(path, "enrollment bundle")
     }
 
-    /// Whose bundle it is.
+    /// The node that the bundle is for.
     ///
     /// # Errors
-    /// [`Error::Node`] when role and id do not fit.
+    /// [`Error::Node`] if role and id do not match.
     pub fn node(&self) -> Result<Node, Error> {
         Ok(Node::from_parts(&self.role, &self.node)?)
     }
 }
 
-// The token must not reach a log.
+// The token must not appear in logs.
 impl std::fmt::Debug for EnrolmentBundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EnrolmentBundle")
@@ -53,17 +53,17 @@ impl std::fmt::Debug for EnrolmentBundle {
     }
 }
 
-/// A node's key and certificate, and its controller: all it needs to connect.
-/// One file of its state directory, readable by its owner only.
+/// A node's key and certificate, and its controller: everything it needs to connect. Stored in one file of
+/// its state directory, readable only by the owner.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// HOST:PORT of the southbound listener.
+    /// Address of the southbound listener, as HOST:PORT.
     pub controller: String,
-    /// What the controller's certificate is checked for.
+    /// The name that the controller's certificate must have.
     pub server_name: String,
     /// `gateway:gw-7` or `host:host-3`.
     node: String,
-    /// The controller's authority, PEM.
+    /// Certificate of the controller's authority, in PEM.
     pub(crate) ca_pem: String,
     pub(crate) certificate_pem: String,
     pub(crate) key_pem: String,
@@ -79,7 +79,7 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// From its parts.
+    /// The identity of a node that was just enrolled.
     pub fn new(bundle: &EnrolmentBundle, node: Node, certificate_pem: String, key_pem: String) -> Self {
         Self {
             controller: bundle.controller.clone(),
@@ -91,15 +91,15 @@ impl Identity {
         }
     }
 
-    /// Who this is.
+    /// The node.
     ///
     /// # Errors
-    /// [`Error::Node`] when the file was tampered with.
+    /// [`Error::Node`] if the file was modified.
     pub fn node(&self) -> Result<Node, Error> {
         Ok(self.node.parse()?)
     }
 
-    /// What an earlier enrolment left in the state directory; `None` if there was none.
+    /// Reads the identity of an earlier enrollment from the state directory; `None` if there is none.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Content`].
@@ -112,8 +112,8 @@ impl Identity {
         }
     }
 
-    /// Writes it into the state directory, which is made if it is absent: the
-    /// whole file or nothing, whenever the machine dies.
+    /// Writes the identity to the state directory, which is created if it does not exist. The file is
+    /// replaced atomically, also if the machine crashes.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -130,7 +130,7 @@ impl Identity {
             source,
         })?;
         let write = || -> std::io::Result<()> {
-            // A leftover could have another mode.
+            // A file of an earlier attempt may have another mode.
             if new.exists() {
                 fs::remove_file(&new)?;
             }
@@ -144,8 +144,8 @@ impl Identity {
     }
 }
 
-/// Makes the state directory, readable by its owner only, and checks that it
-/// can be written: a token must not be spent for an identity that is then lost.
+/// Creates the state directory, readable only by the owner, and checks that it is writable: a token must not
+/// be used for an identity that cannot be stored.
 pub(crate) fn prepare(state_dir: &Path) -> Result<(), Error> {
     let make = || -> std::io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn saved_for_the_owner_only_and_read_back() {
+    fn identity_is_saved_for_the_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("deep/state");
         assert_eq!(Identity::load(&state).unwrap(), None);
@@ -205,11 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error_that_names_the_file() {
+    fn damaged_file_is_named_in_the_error() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(FILE), "{").unwrap();
         let error = Identity::load(dir.path()).unwrap_err();
-        assert!(error.to_string().contains("identity.json is no node identity"), "{error}");
+        assert!(
+            error.to_string().contains("identity.json does not contain a valid node identity"),
+            "{error}"
+        );
         assert!(error.is_refusal());
     }
 }

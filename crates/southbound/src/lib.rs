@@ -1,9 +1,8 @@
-//! The southbound interface: what the controller and its nodes share.
+//! The southbound interface between the controller and its nodes.
 //!
-//! Messages ([`proto`], generated from `api/southbound.proto`), their checked
-//! form ([`Update`] and its entries), certificates ([`CertificateAuthority`]),
-//! a node's side ([`enrol`], [`Identity`], [`connect`]) and the controller's
-//! ([`server`], [`server_builder`], [`EncodedUpdate`]).
+//! Messages ([`proto`], generated from `api/southbound.proto`), their checked form ([`Update`] and its
+//! entries), certificates ([`CertificateAuthority`]), the node's side ([`enrol`], [`Identity`], [`connect`])
+//! and the controller's side ([`server`], [`server_builder`], [`EncodedUpdate`]).
 #![forbid(unsafe_code)]
 
 mod ca;
@@ -32,7 +31,7 @@ pub mod server {
 
 pub use ca::{CertificateAuthority, ServerCertificate};
 pub use client::{Connection, ReportSender, UpdateStream, connect, enrol};
-pub use cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PLACES, PlannedVip};
+pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
 pub use encoded::{EncodedUpdate, decode_update};
 pub use entries::{
     ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Path, PathKey, Port, Route, RouteKey,
@@ -44,18 +43,17 @@ pub use node::{Node, NodeError};
 pub use transport::{server_builder, server_service};
 pub use wire::Malformed;
 
-/// Largest message to a node. A step that is larger travels in parts.
+/// Largest message to a node, in bytes. Larger steps are sent in parts.
 pub const MAX_UPDATE_BYTES: usize = 8 << 20;
 
-/// Largest message from a node.
+/// Largest message from a node, in bytes.
 pub const MAX_REPORT_BYTES: usize = 1 << 20;
 
-/// Most endpoints, ports or routes in one message: what keeps it well under
-/// [`MAX_UPDATE_BYTES`] (a port is at most about 350 bytes).
+/// Most endpoints, ports or routes in one message. It keeps messages well below [`MAX_UPDATE_BYTES`] (a port
+/// has at most about 350 bytes).
 pub const MAX_ENTRIES: usize = 16_384;
 
-/// Most failures that one acknowledgement names; the agent ends a longer list
-/// with a count.
+/// Most failures in one acknowledgment; the agent ends a longer list with the number of the others.
 pub const MAX_FAILURES: usize = 64;
-/// Most VNIs whose traffic one heartbeat tells.
+/// Most VNIs whose traffic one heartbeat reports.
 pub const MAX_VNI_LOADS: usize = 16_384;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Who a node is: the subject of its certificate, written `gateway:gw-7` or `host:host-3`.
+/// The identity of a node: the subject of its certificate, written as `gateway:gw-7` or `host:host-3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Node {
     /// A gateway.
@@ -13,25 +13,25 @@ pub enum Node {
     Host(HostId),
 }
 
-/// What is no node's name.
+/// Why a text or certificate does not identify a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// Neither `gateway:ID` nor `host:ID`.
-    #[error("`{0}` names no node: expected gateway:gw-NUMBER or host:host-NUMBER")]
+    /// The text is neither `gateway:ID` nor `host:ID`.
+    #[error("`{0}` does not identify a node: expected gateway:gw-NUMBER or host:host-NUMBER")]
     NotANode(String),
-    /// The part behind the role.
+    /// The part after the role is not a valid id.
     #[error(transparent)]
     Id(#[from] IdError),
-    /// A certificate that cannot be read, or has no subject name.
+    /// The certificate cannot be parsed, or has no subject name.
     #[error("the certificate has no subject that names a node")]
     NoSubject,
 }
 
 impl Node {
-    /// Whose certificate this is (DER). The certificate must have been verified.
+    /// The node of a certificate (DER), which the caller has verified.
     ///
     /// # Errors
-    /// [`NodeError`] when its subject names no node.
+    /// [`NodeError`] if its subject does not identify a node.
     pub fn of_certificate(der: &[u8]) -> Result<Self, NodeError> {
         let (_, certificate) = X509Certificate::from_der(der).map_err(|_| NodeError::NoSubject)?;
         let mut names = certificate.subject().iter_common_name();
@@ -39,10 +39,10 @@ impl Node {
         name.parse()
     }
 
-    /// From a role, as in an enrolment bundle, and an id.
+    /// The node with a role, as in an enrollment bundle, and an id.
     ///
     /// # Errors
-    /// [`NodeError`] when they do not fit.
+    /// [`NodeError`] if they do not match.
     pub fn from_parts(role: &str, id: &str) -> Result<Self, NodeError> {
         match role {
             "gateway" => Ok(Self::Gateway(id.parse()?)),
@@ -59,7 +59,7 @@ impl Node {
         }
     }
 
-    /// The id's text: `gw-7`, `host-3`.
+    /// The id as text: `gw-7`, `host-3`.
     pub fn id(&self) -> String {
         match self {
             Self::Gateway(id) => id.to_string(),
@@ -67,7 +67,7 @@ impl Node {
         }
     }
 
-    /// The role as messages have it.
+    /// The role in messages.
     pub fn proto_role(&self) -> NodeRole {
         match self {
             Self::Gateway(_) => NodeRole::Gateway,

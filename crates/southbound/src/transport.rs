@@ -1,25 +1,26 @@
-//! What both ends of a connection agree on: TLS, keepalives, windows, sizes.
+//! The TLS, keepalive and size settings that both ends of a connection use.
 
 use crate::server::{Southbound, SouthboundServer};
 use crate::{CertificateAuthority, Error, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, ServerCertificate};
 use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 
-/// A peer that is silent this long is asked whether it lives.
+/// An idle peer is probed at this interval.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-/// And has this long to answer; more than a slow machine's hiccup.
+/// A peer that does not answer a probe for this time is considered dead. Longer than a slow machine may stand
+/// still.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(4);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A connection that does not finish its handshake costs the server this long.
+/// The server closes a connection whose handshake takes longer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Room for a few messages on their way: one stream needs no more.
+/// HTTP/2 window: a few messages in flight, which is enough for one stream.
 const WINDOW_BYTES: u32 = 4 << 20;
 
-/// The controller's listener: client certificates are verified if shown, since
-/// a node that enrols has none yet; `Watch` demands one.
+/// The controller's listener. Client certificates are optional, because a node that enrolls has none yet; if
+/// there is one, it is verified. `Watch` requires one.
 ///
 /// # Errors
-/// [`Error::Connect`] when the certificate cannot be used.
+/// [`Error::Connect`] if the certificate is unusable.
 pub fn server_builder(ca: &CertificateAuthority, own: &ServerCertificate) -> Result<Server, Error> {
     let tls = ServerTlsConfig::new()
         .identity(Identity::from_pem(&own.certificate_pem, &own.key_pem))
@@ -36,14 +37,14 @@ pub fn server_builder(ca: &CertificateAuthority, own: &ServerCertificate) -> Res
         .tcp_nodelay(true))
 }
 
-/// The service with the interface's message sizes.
+/// The service, with the message size limits of the interface.
 pub fn server_service<S: Southbound>(service: S) -> SouthboundServer<S> {
     SouthboundServer::new(service)
         .max_decoding_message_size(MAX_REPORT_BYTES)
         .max_encoding_message_size(MAX_UPDATE_BYTES)
 }
 
-/// A connection to the controller; `identity` is a PEM certificate and key.
+/// Connects to the controller. `identity` is a certificate and its key, in PEM.
 pub(crate) async fn channel(
     controller: &str,
     server_name: &str,

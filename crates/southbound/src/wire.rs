@@ -1,6 +1,5 @@
-//! Entries to messages, and messages to entries. A message that makes no sense
-//! costs its own entry only: the rest of an update is applied, and what was
-//! left out is reported.
+//! Converts entries to messages and messages to entries. A malformed message costs only its own entry: the
+//! rest of an update is applied, and the omitted entries are reported.
 
 use crate::entries::{Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
 use crate::proto::{self, address::Family};
@@ -9,47 +8,47 @@ use sluice_types::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An entry of a message that cannot be used, and why.
+/// Why an entry of a message is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// No address where one belongs.
+    /// A required address is missing.
     #[error("{0} has no address")]
     NoAddress(&'static str),
-    /// Multicast, loopback, unspecified or the like.
-    #[error("{1} of a {0} is no unicast address")]
+    /// An address is multicast, loopback, unspecified or the like.
+    #[error("{1} of a {0} is not a unicast address")]
     NotUnicast(&'static str, IpAddr),
-    /// More than 48 bits, zero or a group address.
-    #[error("{1:#x} of a {0} is no unicast MAC address")]
+    /// A MAC address has more than 48 bits, is zero, or is a group address.
+    #[error("{1:#x} of a {0} is not a unicast MAC address")]
     Mac(&'static str, u64),
-    /// Not 1..=16777215.
+    /// A VNI is not in 1..=16777215.
     #[error(transparent)]
     Vni(#[from] VniError),
-    /// Too long, or bits set behind the length.
-    #[error("{0}/{1} is no prefix")]
+    /// A prefix is too long, or has bits set beyond its length.
+    #[error("{0}/{1} is not a prefix: it is too long, or has bits set beyond its length")]
     Prefix(IpAddr, u32),
-    /// Outside 1280..=65535.
+    /// An MTU is not in 1280..=65535.
     #[error("MTU {0} is not between 1280 and 65535")]
     Mtu(u32),
-    /// A scope this version does not know.
+    /// This version does not know the route scope.
     #[error("route scope {0} is unknown")]
     Scope(i32),
-    /// 0, or more than 63 bits.
-    #[error("{0} is no {1} id")]
+    /// An id is 0 or has more than 63 bits.
+    #[error("{0} is not a {1} id")]
     Id(u64, &'static str),
-    /// Of another length than 32 bytes, never valid, or out of order.
+    /// A key does not have 32 bytes, is never valid, or is out of order.
     #[error("key {0} is malformed")]
     Key(u32),
-    /// Not 0..=127.
-    #[error("{0} is no vIP's place")]
-    Place(u32),
+    /// A slot is not in 0..=127.
+    #[error("vIP slot {0} is not between 0 and 127")]
+    VipSlot(u32),
     /// The hello interval is not between [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) and
     /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX).
-    #[error("{0} ms is no hello interval")]
+    #[error("hello interval of {0} ms is out of range")]
     Hello(u32),
-    /// What must be in order is not, or is there twice.
+    /// Entries are not in order, or one is there twice.
     #[error("a {0} lists its entries out of order")]
     Disorder(&'static str),
-    /// A group's vIPs are of both families.
+    /// A group has vIPs of both address families.
     #[error("group {0} mixes address families")]
     MixedGroup(u32),
 }
@@ -83,7 +82,7 @@ impl From<proto::Ipv6> for Ipv6Addr {
 }
 
 impl proto::Address {
-    /// The address, of whichever family; `what` is for the error.
+    /// The address of either family. `what` is for the error.
     ///
     /// # Errors
     /// [`Malformed::NoAddress`].
@@ -104,7 +103,7 @@ fn unicast(what: &'static str, address: IpAddr) -> Result<IpAddr> {
     if is_unicast(address) { Ok(address) } else { Err(Malformed::NotUnicast(what, address)) }
 }
 
-/// 0 stands for none.
+/// Reads an IPv4 address; 0 means none.
 fn ipv4(what: &'static str, value: u32) -> Result<Option<Ipv4Addr>> {
     let address = Ipv4Addr::from(value);
     if value != 0 {
@@ -113,7 +112,7 @@ fn ipv4(what: &'static str, value: u32) -> Result<Option<Ipv4Addr>> {
     Ok((value != 0).then_some(address))
 }
 
-/// Two zeros stand for none.
+/// Reads an IPv6 address; two zeros mean none.
 fn ipv6(what: &'static str, high: u64, low: u64) -> Result<Option<Ipv6Addr>> {
     let address = ipv6_from_halves(high, low);
     if high == 0 && low == 0 {
@@ -128,7 +127,7 @@ fn either(what: &'static str, v4: u32, high: u64, low: u64) -> Result<(Option<Ip
     if both == (None, None) { Err(Malformed::NoAddress(what)) } else { Ok(both) }
 }
 
-/// The halves of an address that may be absent.
+/// The halves of an optional address; zeros if there is none.
 fn ipv6_parts(address: Option<proto::Ipv6>) -> (u64, u64) {
     let address = address.unwrap_or_default();
     (address.high, address.low)
@@ -371,7 +370,7 @@ fn instance_id(id: u64) -> Result<InstanceId> {
     Ok(InstanceId::new(id))
 }
 
-/// Converts what can be, and notes what cannot.
+/// Converts valid messages, and adds the errors of the others to `bad`.
 fn read_all<M, T>(
     messages: Vec<M>,
     bad: &mut Vec<Malformed>,
@@ -388,8 +387,7 @@ fn read_all<M, T>(
 }
 
 impl Update {
-    /// Reads a message: the entries that make sense, and what was wrong with
-    /// the others.
+    /// Reads a message: the valid entries, and the errors of the others.
     pub fn read(message: proto::NodeUpdate) -> (Self, Vec<Malformed>) {
         let mut bad = Vec::new();
         let b = &mut bad;

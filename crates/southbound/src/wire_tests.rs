@@ -1,5 +1,5 @@
 use super::*;
-use crate::cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PlannedVip};
+use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner};
 use crate::entries::{ELEPHANT_NEVER, Path, PathKey, Vtep, VtepRole};
 use sluice_types::{ClusterId, GatewayId, Secret};
 
@@ -8,10 +8,10 @@ fn vni(number: u32) -> Vni {
 }
 
 fn plan() -> ClusterPlan {
-    let vip = |place, address: &str| PlannedVip {
-        place,
+    let vip = |slot, address: &str| PlannedVip {
+        slot,
         address: address.parse().unwrap(),
-        mac: MacAddr::local(place.into()),
+        mac: MacAddr::local(slot.into()),
     };
     let (one, two) = (GatewayId::new(1), GatewayId::new(2));
     let member = Member {
@@ -25,8 +25,11 @@ fn plan() -> ClusterPlan {
         revision: 17,
         vips: vec![vip(0, "192.0.2.9"), vip(127, "fd00::9")],
         members: vec![member, Member { gateway: two, vtep4: None, draining: true, ..member }],
-        homes: vec![Home { place: 0, gateway: one }, Home { place: 127, gateway: two }],
-        hello_ms: 250,
+        preferred_owners: vec![
+            PreferredOwner { slot: 0, gateway: one },
+            PreferredOwner { slot: 127, gateway: two },
+        ],
+        hello_interval_ms: 250,
     }
 }
 
@@ -130,7 +133,7 @@ fn full_update() -> Update {
 }
 
 #[test]
-fn entries_survive_the_way_there_and_back() {
+fn entries_are_unchanged_by_encoding_and_decoding() {
     let update = full_update();
     assert!(!update.is_empty());
     let (read, bad) = Update::read(update.clone().into());
@@ -139,7 +142,7 @@ fn entries_survive_the_way_there_and_back() {
 }
 
 #[test]
-fn one_bad_entry_does_not_take_the_others_along() {
+fn malformed_entry_does_not_affect_others() {
     let mut message: proto::NodeUpdate = full_update().into();
     let endpoints = &mut message.endpoints.as_mut().unwrap().endpoints;
     endpoints[0].mac = 1 << 48;
@@ -155,7 +158,7 @@ fn one_bad_entry_does_not_take_the_others_along() {
 }
 
 #[test]
-fn every_kind_of_nonsense_is_named() {
+fn every_kind_of_malformed_entry_is_reported() {
     let good: proto::NodeUpdate = full_update().into();
     let damage: Vec<fn(&mut proto::NodeUpdate)> = vec![
         |m| m.vteps[0].address = Some(proto::Address { family: None }),
@@ -193,15 +196,15 @@ fn every_kind_of_nonsense_is_named() {
         |m| m.keys[0].keys[1].id = 1,
         |m| m.cluster.as_mut().unwrap().cluster = 0,
         |m| m.cluster.as_mut().unwrap().revision = 0,
-        |m| m.cluster.as_mut().unwrap().vips[1].place = 128,
-        |m| m.cluster.as_mut().unwrap().vips[1].place = 0,
+        |m| m.cluster.as_mut().unwrap().vips[1].slot = 128,
+        |m| m.cluster.as_mut().unwrap().vips[1].slot = 0,
         |m| m.cluster.as_mut().unwrap().vips[0].address = None,
         |m| m.cluster.as_mut().unwrap().vips[0].mac = 0,
         |m| m.cluster.as_mut().unwrap().members[0].gateway = 0,
         |m| m.cluster.as_mut().unwrap().members.swap(0, 1),
         |m| m.cluster.as_mut().unwrap().members[1].vtep6 = None,
-        |m| m.cluster.as_mut().unwrap().homes[1].place = 0,
-        |m| m.cluster.as_mut().unwrap().homes[1].gateway = u64::MAX,
+        |m| m.cluster.as_mut().unwrap().preferred_owners[1].slot = 0,
+        |m| m.cluster.as_mut().unwrap().preferred_owners[1].gateway = u64::MAX,
         |m| m.removed_groups[0] = 0,
         |m| m.removed_vnis[0] = 0,
         |m| m.removed_ports[0] = u64::MAX,
@@ -226,8 +229,8 @@ fn secrets_are_not_shown() {
 }
 
 #[test]
-fn a_plan_says_where_a_vip_belongs() {
+fn plan_has_preferred_owners() {
     let plan = plan();
-    assert_eq!(plan.home("fd00::9".parse().unwrap()), Some(GatewayId::new(2)));
-    assert_eq!(plan.home("fd00::8".parse().unwrap()), None);
+    assert_eq!(plan.preferred_owner("fd00::9".parse().unwrap()), Some(GatewayId::new(2)));
+    assert_eq!(plan.preferred_owner("fd00::8".parse().unwrap()), None);
 }

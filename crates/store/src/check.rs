@@ -51,12 +51,12 @@ pub(crate) fn mtu(mtu: u16) -> Result<()> {
 }
 
 /// Checks a hello interval.
-pub(crate) fn hello_interval(hello_ms: u16) -> Result<()> {
-    if (HELLO_INTERVAL_MS_MIN..=HELLO_INTERVAL_MS_MAX).contains(&hello_ms) {
+pub(crate) fn hello_interval(hello_interval_ms: u16) -> Result<()> {
+    if (HELLO_INTERVAL_MS_MIN..=HELLO_INTERVAL_MS_MAX).contains(&hello_interval_ms) {
         return Ok(());
     }
     let range = format!("between {HELLO_INTERVAL_MS_MIN} and {HELLO_INTERVAL_MS_MAX} ms");
-    Err(invalid("hello_interval_ms", format!("a hello interval of {hello_ms} ms is not {range}")))
+    Err(invalid("hello_interval_ms", format!("a hello interval of {hello_interval_ms} ms is not {range}")))
 }
 
 /// Checks an underlay address: a VTEP or a vIP.

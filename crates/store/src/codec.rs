@@ -107,13 +107,13 @@ pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
             vpc: Cow::Borrowed(vpc),
             instances: instances.iter().map(compact).collect(),
         }),
-        Change::EndpointsPlaced { vpc, cluster, hosts, instances } => to_bytes(&Payload::Placed {
+        Change::EndpointsAdded { vpc, cluster, hosts, instances } => to_bytes(&Payload::Placed {
             vpc: Cow::Borrowed(vpc),
             cluster: cluster.get(),
             hosts: Cow::Borrowed(hosts),
             instances: instances.iter().map(compact).collect(),
         }),
-        Change::EndpointsWithdrawn { vpc, cluster, instances } => to_bytes(&Payload::Withdrawn {
+        Change::EndpointsRemoved { vpc, cluster, instances } => to_bytes(&Payload::Withdrawn {
             vpc: Cow::Borrowed(vpc),
             cluster: cluster.get(),
             instances: instances.iter().map(compact).collect(),
@@ -155,12 +155,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Change> {
         Payload::Placed { vpc, cluster, hosts, instances } => {
             let (vpc, cluster) = (vpc.into_owned(), ClusterId::new(cluster));
             let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
-            Change::EndpointsPlaced { vpc, cluster, hosts: hosts.into_owned(), instances }
+            Change::EndpointsAdded { vpc, cluster, hosts: hosts.into_owned(), instances }
         }
         Payload::Withdrawn { vpc, cluster, instances } => {
             let (vpc, cluster) = (vpc.into_owned(), ClusterId::new(cluster));
             let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
-            Change::EndpointsWithdrawn { vpc, cluster, instances }
+            Change::EndpointsRemoved { vpc, cluster, instances }
         }
     })
 }

@@ -102,10 +102,10 @@ pub struct Cluster {
     /// [`HELLO_INTERVAL_MS_MIN`](sluice_types::HELLO_INTERVAL_MS_MIN) to
     /// [`HELLO_INTERVAL_MS_MAX`](sluice_types::HELLO_INTERVAL_MS_MAX). The timeouts of failure detection are
     /// multiples of it.
-    pub hello_ms: u16,
+    pub hello_interval_ms: u16,
     /// Revision of the vIP assignment (vIPs, gateways, drains, preferred owners, hello interval). It is the
     /// database revision of the last change of the assignment, or higher.
-    pub plan_revision: u64,
+    pub vip_plan_revision: u64,
     pub revision: u64,
 }
 
@@ -121,10 +121,10 @@ impl Cluster {
 pub struct ClusterVip {
     /// Number of the vIP in its cluster, 0 to 127. The slot, and the MAC that is derived from it, do not
     /// change as long as the cluster has the vIP.
-    pub place: u8,
+    pub slot: u8,
     pub address: IpAddr,
     /// Gateway that owns the vIP as long as that gateway is ready. `None` if the cluster has no gateway.
-    pub home: Option<GatewayId>,
+    pub preferred_owner: Option<GatewayId>,
 }
 
 /// A secret that the nodes of a cluster share, valid for a limited time.
@@ -146,7 +146,7 @@ pub struct KeyRotation {
     /// Start of validity of the new key, in milliseconds of the UNIX epoch.
     pub valid_from_ms: u64,
     /// End of validity of all other keys, in milliseconds of the UNIX epoch.
-    pub others_end_ms: u64,
+    pub previous_keys_expire_ms: u64,
 }
 
 /// An entry of the event log, which people read.
@@ -209,12 +209,12 @@ pub struct GatewayMove {
 
 impl Gateway {
     /// True if the gateway must own no vIP of its cluster, because it drains or leaves the cluster.
-    pub fn retires(&self) -> bool {
-        self.draining || self.leaves()
+    pub fn is_retiring(&self) -> bool {
+        self.draining || self.is_leaving()
     }
 
     /// True if the gateway is moving to another cluster that it has not joined yet.
-    pub fn leaves(&self) -> bool {
+    pub fn is_leaving(&self) -> bool {
         self.moving.is_some_and(|moving| !moving.joined)
     }
 
@@ -297,7 +297,7 @@ pub enum NodeId {
 pub struct NodeState {
     pub node: NodeId,
     /// 0 before the first acknowledgement.
-    pub acked: u64,
+    pub acknowledged_revision: u64,
     /// Time of the last report, in milliseconds of the UNIX epoch; 0 if there was none.
     pub last_seen_ms: u64,
     /// Entries that the node could not write, as it reported last.
@@ -384,14 +384,14 @@ pub enum Change {
         keys: Vec<ClusterKey>,
     },
     /// Existing instances get entries on an additional cluster, because their VPC starts to move there.
-    EndpointsPlaced {
+    EndpointsAdded {
         vpc: Vpc,
         cluster: ClusterId,
         hosts: Vec<Host>,
         instances: Vec<Instance>,
     },
     /// A cluster removes the entries of instances that continue to exist, because their VPC has moved away.
-    EndpointsWithdrawn {
+    EndpointsRemoved {
         vpc: Vpc,
         cluster: ClusterId,
         instances: Vec<Instance>,

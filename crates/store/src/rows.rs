@@ -65,8 +65,8 @@ record!(Cluster, ClusterId, "cluster", "clusters", "id, name, vips, hello_ms, pl
     id: ClusterId::new(row.number(0)?),
     name: row.text(1)?.to_owned(),
     vips: row.parse_list(2)?,
-    hello_ms: u16::try_from(row.int(3)?).map_err(|_| StoreError::Corrupt("hello interval above 65535".into()))?,
-    plan_revision: row.number(4)?,
+    hello_interval_ms: u16::try_from(row.int(3)?).map_err(|_| StoreError::Corrupt("hello interval above 65535".into()))?,
+    vip_plan_revision: row.number(4)?,
     revision: row.number(5)?,
 });
 
@@ -204,8 +204,8 @@ pub(crate) fn ipv6(bytes: &[u8]) -> Result<Ipv6Addr> {
 /// owner.
 impl fmt::Display for ClusterVip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.place, self.address)?;
-        self.home.map_or(Ok(()), |home| write!(f, "@{}", home.get()))
+        write!(f, "{}={}", self.slot, self.address)?;
+        self.preferred_owner.map_or(Ok(()), |owner| write!(f, "@{}", owner.get()))
     }
 }
 
@@ -213,11 +213,12 @@ impl FromStr for ClusterVip {
     type Err = StoreError;
     fn from_str(text: &str) -> Result<Self> {
         let corrupt = || StoreError::Corrupt(format!("`{text}` as a vIP"));
-        let (place, rest) = text.split_once('=').ok_or_else(corrupt)?;
-        let (address, home) = rest.split_once('@').map_or((rest, None), |(a, home)| (a, Some(home)));
-        let home = home.map(|home| home.parse().map(GatewayId::new)).transpose().map_err(|_| corrupt())?;
-        let (place, address) = (place.parse().map_err(|_| corrupt())?, address.parse());
-        Ok(Self { place, address: address.map_err(|_| corrupt())?, home })
+        let (slot, rest) = text.split_once('=').ok_or_else(corrupt)?;
+        let (address, owner) = rest.split_once('@').map_or((rest, None), |(a, owner)| (a, Some(owner)));
+        let preferred_owner =
+            owner.map(|owner| owner.parse().map(GatewayId::new)).transpose().map_err(|_| corrupt())?;
+        let (slot, address) = (slot.parse().map_err(|_| corrupt())?, address.parse());
+        Ok(Self { slot, address: address.map_err(|_| corrupt())?, preferred_owner })
     }
 }
 

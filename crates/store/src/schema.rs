@@ -81,11 +81,11 @@ async fn migrate_vips(tx: &mut dyn Query) -> Result<()> {
         let sql = "SELECT id FROM gateways WHERE cluster = $1 ORDER BY id";
         let gateways = tx.rows(sql, args![id]).await?;
         let mut vips = Vec::new();
-        for (place, address) in row.parse_list(1)?.into_iter().enumerate() {
-            let home = (!gateways.is_empty()).then(|| gateways[place % gateways.len()].number(0));
-            let home = home.transpose()?.map(GatewayId::new);
-            let place = u8::try_from(place).map_err(|_| StoreError::Corrupt("too many vIPs".into()))?;
-            vips.push(ClusterVip { place, address, home });
+        for (slot, address) in row.parse_list(1)?.into_iter().enumerate() {
+            let preferred_owner = (!gateways.is_empty()).then(|| gateways[slot % gateways.len()].number(0));
+            let preferred_owner = preferred_owner.transpose()?.map(GatewayId::new);
+            let slot = u8::try_from(slot).map_err(|_| StoreError::Corrupt("too many vIPs".into()))?;
+            vips.push(ClusterVip { slot, address, preferred_owner });
         }
         tx.run("UPDATE clusters SET vips = $2 WHERE id = $1", args![id, list(&vips)]).await?;
     }

@@ -138,14 +138,14 @@ impl Store {
         write!(self, w => tenants::delete(w, id, expected))
     }
 
-    /// `hello_ms` is the default interval if it is `None`.
+    /// `hello_interval_ms` is the default interval if it is `None`.
     pub async fn create_cluster(
         &self,
         name: &str,
         vips: &[IpAddr],
-        hello_ms: Option<u16>,
+        hello_interval_ms: Option<u16>,
     ) -> Result<Created<Cluster>> {
-        write!(self, w => clusters::create(w, name, vips, hello_ms))
+        write!(self, w => clusters::create(w, name, vips, hello_interval_ms))
     }
 
     pub async fn cluster(&self, id: ClusterId) -> Result<Cluster> {
@@ -186,13 +186,18 @@ impl Store {
     }
 
     /// Sets the interval between two hellos of the gateways of a cluster.
-    pub async fn set_hello(&self, id: ClusterId, hello_ms: u16, expected: Option<u64>) -> Result<Cluster> {
-        write!(self, w => clusters::set_hello_interval(w, id, hello_ms, expected))
+    pub async fn set_hello_interval(
+        &self,
+        id: ClusterId,
+        hello_interval_ms: u16,
+        expected: Option<u64>,
+    ) -> Result<Cluster> {
+        write!(self, w => clusters::set_hello_interval(w, id, hello_interval_ms, expected))
     }
 
     /// Raises the revision of the vIP assignment of a cluster if it is lower than `above`, the revision that
     /// gateways have, as it is after the database was restored from a backup. Returns true if it was lower.
-    pub async fn raise_plan(&self, id: ClusterId, above: u64) -> Result<bool> {
+    pub async fn reissue_plan(&self, id: ClusterId, above: u64) -> Result<bool> {
         write!(self, w => clusters::reissue_assignment(w, id, above))
     }
 
@@ -238,7 +243,7 @@ impl Store {
 
     /// Changes the preferred owner of a vIP from `from` to `to`. Returns false if the preferred owner is
     /// another gateway, or if `to` cannot own the vIP.
-    pub async fn move_home(
+    pub async fn set_preferred_owner(
         &self,
         cluster: ClusterId,
         vip: IpAddr,
@@ -522,7 +527,13 @@ impl Store {
     }
 
     /// Records the progress of a placement plan that is being applied; returns false if it is not.
-    pub async fn note_plan(&self, id: u64, state: PlanState, done: u64, note: &str) -> Result<bool> {
+    pub async fn update_plan_progress(
+        &self,
+        id: u64,
+        state: PlanState,
+        done: u64,
+        note: &str,
+    ) -> Result<bool> {
         write_unversioned!(self, q => placement_plans::record_progress(q, id, state, done, note))
     }
 

@@ -7,6 +7,7 @@
 mod addr;
 mod id;
 mod mac;
+mod placement;
 mod scheduler;
 mod secret;
 mod vni;
@@ -21,6 +22,10 @@ pub use id::{
 };
 pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use mac::{MacAddr, MacError};
+pub use placement::{
+    GATEWAY_CAPACITY_PPS_DEFAULT, GATEWAY_CAPACITY_PPS_MAX, PlacementSettings, PlacementSettingsError,
+    PlacementSettingsPatch,
+};
 pub use scheduler::{SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 pub use secret::Secret;
 pub use vni::{Vni, VniError};

@@ -86,7 +86,7 @@ fn port_is_attached_survives_the_agent_and_is_removed_with_its_instance() {
             Controller::start("host:host-3", &fixture.dir.path().join("enrolment.json")).await;
         let agent = tokio::spawn(run(fixture.args(&[])));
         assert_eq!(controller.hello().await.applied_revision, 0);
-        assert!(!controller.heartbeat().await.vnis_told, "only gateways report the traffic of VNIs");
+        assert!(!controller.heartbeat().await.vnis_reported, "only gateways report the traffic of VNIs");
         // The operator may attach the interface before the controller sends the instance.
         let socket = fixture.socket.clone();
         let early = tokio::spawn(async move { attach(&socket, "tap0", "vm").await });

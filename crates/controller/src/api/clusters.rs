@@ -63,14 +63,14 @@ impl Resource for Cluster {
         Needs::Cluster(stored.id)
     }
     fn new(stored: Self::Stored, programmed: bool) -> Self {
-        let sluice_store::Cluster { id, name, vips, hello_ms, revision, .. } = stored;
+        let sluice_store::Cluster { id, name, vips, hello_interval_ms, revision, .. } = stored;
         let vip = |vip: sluice_store::ClusterVip| {
-            let sluice_store::ClusterVip { place, address, home } = vip;
-            let mac = vip_mac(id, place);
-            ClusterVip { slot: place, address, mac, preferred_owner: home, owner: None }
+            let sluice_store::ClusterVip { slot, address, preferred_owner } = vip;
+            let mac = vip_mac(id, slot);
+            ClusterVip { slot, address, mac, preferred_owner, owner: None }
         };
         let vips = vips.into_iter().map(vip).collect();
-        Self { id, name, vips, hello_interval_ms: hello_ms, revision, programmed }
+        Self { id, name, vips, hello_interval_ms, revision, programmed }
     }
     fn observe(&mut self, api: &Api) {
         let owners = api.ownership.owners(self.id);
@@ -89,9 +89,9 @@ struct NewCluster {
     /// address family.
     #[schema(value_type = Vec<String>, example = json!(["192.0.2.10", "2001:db8::10"]))]
     vips: Vec<IpAddr>,
-    /// Interval between two hellos of a gateway to the others, in milliseconds, 2 to 250; 4 if absent. A gateway
-    /// that sends nothing for three intervals counts as failed. Longer intervals suit machines that sometimes
-    /// do not run for tens of milliseconds.
+    /// Interval between two hellos of a gateway to the others, in milliseconds, 2 to 250; 4 if absent. A
+    /// gateway that sends nothing for three intervals counts as failed. Longer intervals suit machines that
+    /// sometimes do not run for tens of milliseconds.
     #[schema(minimum = 2, maximum = 250, example = 4)]
     hello_interval_ms: Option<u16>,
 }
@@ -152,7 +152,7 @@ async fn update_cluster(
     let store = &api.db.store;
     let updated = match (&body.vips, body.hello_interval_ms) {
         (Some(vips), None) => store.update_cluster(id, vips, expected).await?,
-        (None, Some(hello_ms)) => store.set_hello(id, hello_ms, expected).await?,
+        (None, Some(hello_interval_ms)) => store.set_hello_interval(id, hello_interval_ms, expected).await?,
         // Both together need two revisions, and only one of them might succeed.
         _ => return Err(Problem::invalid("body", "expected either vips or hello_interval_ms")),
     };
@@ -169,13 +169,15 @@ struct KeyRotation {
 }
 
 /// Renews the key of the cluster at once: all others expire within minutes. Use it if the keys of a node may
-/// have leaked; the deletion of a node renews the key by itself. Refused within five minutes of the last time.
+/// have leaked; the deletion of a node renews the key by itself. Refused within five minutes of the last
+/// time.
 #[utoipa::path(post, path = "/v1/clusters/{cluster}/rotate-key", tag = "clusters",
     params(("cluster" = String, Path)), responses((status = 200, body = KeyRotation)))]
 async fn rotate_key(State(api): State<App>, Id(id): Id<ClusterId>) -> Result<Response, Problem> {
-    let sluice_store::KeyRotation { valid_from_ms, others_end_ms } = api.db.store.renew_key(id).await?;
+    let sluice_store::KeyRotation { valid_from_ms, previous_keys_expire_ms } =
+        api.db.store.renew_key(id).await?;
     api.db.notify_commit();
-    let rotation = KeyRotation { valid_from_ms, previous_keys_expire_ms: others_end_ms };
+    let rotation = KeyRotation { valid_from_ms, previous_keys_expire_ms };
     Ok(axum::Json(rotation).into_response())
 }
 

@@ -162,9 +162,9 @@ struct MoveGateway {
     reason: Option<String>,
 }
 
-/// Moves it to another cluster without packet loss: it gets the VPCs of the new cluster and gives its vIPs away,
-/// joins the new cluster, and removes the VPCs of the old one. Before it has joined, a move to its present
-/// cluster cancels the move.
+/// Moves it to another cluster without packet loss: it gets the VPCs of the new cluster and gives its vIPs
+/// away, joins the new cluster, and removes the VPCs of the old one. Before it has joined, a move to its
+/// present cluster cancels the move.
 #[utoipa::path(post, path = "/v1/gateways/{gateway}/move", tag = "gateways", request_body = MoveGateway,
     params(("gateway" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 200, body = Gateway)))]
@@ -203,8 +203,8 @@ fn is_ready(api: &Api, gateway: &sluice_store::Gateway) -> bool {
     api.ownership.gateway(gateway.cluster, gateway.id).state == GatewayState::Ready
 }
 
-/// Checks that the cluster can do without a gateway: it has no VPCs, or another gateway that neither drains nor
-/// leaves, and that has not failed.
+/// Checks that the cluster can do without a gateway: it has no VPCs, or another gateway that neither drains
+/// nor leaves, and that has not failed.
 fn check_not_last(api: &Api, gateway: &sluice_store::Gateway) -> Result<(), StoreError> {
     let mut others = api.place.staying_gateways(gateway.cluster);
     others.retain(|other| *other != gateway.id);

@@ -1,4 +1,5 @@
-//! The metrics of the controller, collected for each request of `/metrics`. Changes when a module gets a metric.
+//! The metrics of the controller, collected for each request of `/metrics`. Changes when a module gets a
+//! metric.
 
 use super::Api;
 use crate::push::{Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, named};
@@ -88,7 +89,7 @@ fn nodes(registry: &mut Registry, views: &[NodeView]) {
     for view in views {
         let labels = vec![("node".to_owned(), named(view.node).id())];
         connected.get_or_create(&labels).set(view.connected.into());
-        acked.get_or_create(&labels).set(i64::try_from(view.state.acked).unwrap_or(i64::MAX));
+        acked.get_or_create(&labels).set(i64::try_from(view.state.acknowledged_revision).unwrap_or(i64::MAX));
         let count = i64::try_from(view.state.failures.len()).unwrap_or(i64::MAX);
         failures.get_or_create(&labels).set(count);
     }

@@ -79,7 +79,7 @@ impl Node {
             node: id.id(),
             name: node_name,
             role: id.role(),
-            acknowledged_revision: view.state.acked,
+            acknowledged_revision: view.state.acknowledged_revision,
             current,
             connected: view.connected,
             last_seen_ms: view.state.last_seen_ms,

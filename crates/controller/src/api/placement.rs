@@ -4,16 +4,16 @@ use super::problem::Problem;
 use super::request::{Id, Json};
 use super::{Api, App};
 use crate::clock::now_ms;
+use crate::place::SETTINGS_KEY;
 use crate::place::plans::{self, ComputedPlan, PlanKind, compute_plan};
 use crate::place::usage::{CapacitySource, ClusterUsage, GatewayUsage, Usage, VpcUsage};
-use crate::place::{SETTINGS_KEY, Settings};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json as Answer, Response};
 use serde::{Deserialize, Serialize};
 use sluice_placement::PlacementError;
 use sluice_store::{PlanProgress, StoredPlan};
-use sluice_types::{ClusterId, GatewayId, TenantId, VpcId};
+use sluice_types::{ClusterId, GatewayId, PlacementSettings, PlacementSettingsPatch, TenantId, VpcId};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -25,6 +25,34 @@ const TOLERANCE: f64 = 0.1;
 /// Most steps of a plan that are made at a time.
 const MAX_PARALLEL: u64 = 64;
 
+macro_rules! declare_schemas {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:literal, $unit:literal $option:literal, $min:tt to $max:tt;)+) => {
+        /// Limits of placement.
+        #[derive(ToSchema)]
+        #[schema(as = PlacementSettings)]
+        #[allow(dead_code)] // only describes `sluice_types::PlacementSettings`
+        struct SettingsSchema {
+            $($(#[doc = $doc])+ #[schema(minimum = $min, maximum = $max)] $name: $type,)+
+            /// Capacities in packets per second that the operator set for single gateways
+            #[schema(value_type = BTreeMap<String, u64>)]
+            gateways: BTreeMap<GatewayId, u64>,
+        }
+
+        /// The settings that change; the others keep their values.
+        #[derive(ToSchema)]
+        #[schema(as = PlacementSettingsPatch)]
+        #[allow(dead_code)] // only describes `sluice_types::PlacementSettingsPatch`
+        struct PatchSchema {
+            $($(#[doc = $doc])+ #[schema(minimum = $min, maximum = $max)] $name: Option<$type>,)+
+            /// Capacities in packets per second by gateway; null returns to the estimate
+            #[schema(value_type = Option<BTreeMap<String, Option<u64>>>)]
+            gateways: BTreeMap<GatewayId, Option<u64>>,
+        }
+    };
+}
+
+sluice_types::placement_settings!(declare_schemas);
+
 #[derive(Serialize, ToSchema)]
 struct PlacementGateway {
     #[schema(value_type = String, example = "gw-1")]
@@ -35,7 +63,8 @@ struct PlacementGateway {
     reporting: bool,
     /// Packets a second that it can forward.
     capacity_pps: u64,
-    /// Source of the capacity: `set` by the operator, `estimated` from packet rate and CPU load, or `assumed`.
+    /// Source of the capacity: `set` by the operator, `estimated` from packet rate and CPU load, or
+    /// `assumed`.
     capacity: &'static str,
     /// Packets a second that it forwards.
     pps: u64,
@@ -85,22 +114,10 @@ struct PlacementVpc {
     entries: u64,
 }
 
-#[derive(Serialize, ToSchema)]
-struct PlacementSettings {
-    /// Most clusters that the VPCs of one tenant may be on.
-    clusters_per_tenant: usize,
-    /// Highest load to which placement fills a cluster, as a fraction of its packet rate.
-    water_level: f64,
-    /// Capacity in packets a second of a gateway without an estimate.
-    gateway_capacity_pps: u64,
-    /// Capacities in packets a second that the operator set for single gateways.
-    #[schema(value_type = BTreeMap<String, u64>)]
-    gateways: BTreeMap<GatewayId, u64>,
-}
-
 /// Placement of the whole cloud.
 #[derive(Serialize, ToSchema)]
 struct Placement {
+    #[schema(value_type = SettingsSchema)]
     settings: PlacementSettings,
     /// Database revision of this placement.
     revision: u64,
@@ -117,22 +134,6 @@ struct Placement {
     clusters: Vec<PlacementCluster>,
     /// The VPCs with the highest demand, at most 20.
     largest: Vec<PlacementVpc>,
-}
-
-/// A change of the settings. Fields that are left out keep their values.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct PlacementSettingsPatch {
-    #[schema(minimum = 1, maximum = 4096)]
-    clusters_per_tenant: Option<usize>,
-    /// Above 0 and at most 1.
-    water_level: Option<f64>,
-    #[schema(minimum = 1)]
-    gateway_capacity_pps: Option<u64>,
-    /// Capacities in packets a second by gateway; null for the estimate.
-    #[schema(value_type = BTreeMap<String, Option<u64>>)]
-    #[serde(default)]
-    gateways: BTreeMap<GatewayId, Option<u64>>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -220,13 +221,6 @@ struct ApplyPlan {
     parallel: Option<u64>,
 }
 
-impl From<Settings> for PlacementSettings {
-    fn from(settings: Settings) -> Self {
-        let Settings { clusters_per_tenant, water_level, gateway_capacity_pps, gateways } = settings;
-        Self { clusters_per_tenant, water_level, gateway_capacity_pps, gateways }
-    }
-}
-
 impl From<&GatewayUsage> for PlacementGateway {
     fn from(usage: &GatewayUsage) -> Self {
         let load = usage.load.unwrap_or_default();
@@ -287,7 +281,7 @@ impl From<Usage> for Placement {
             expected_pps: usage.expected_pps,
             clusters: usage.clusters.iter().map(Into::into).collect(),
             largest: largest.into_iter().map(Into::into).collect(),
-            settings: usage.settings.into(),
+            settings: usage.settings,
         }
     }
 }
@@ -332,7 +326,7 @@ async fn get_placement(State(api): State<App>) -> Result<Answer<Placement>, Prob
 }
 
 #[utoipa::path(patch, path = "/v1/placement/settings", tag = "placement",
-    request_body = PlacementSettingsPatch, responses((status = 200, body = PlacementSettings)))]
+    request_body = PatchSchema, responses((status = 200, body = SettingsSchema)))]
 async fn update_settings(
     State(api): State<App>,
     Json(patch): Json<PlacementSettingsPatch>,
@@ -340,26 +334,18 @@ async fn update_settings(
     for id in patch.gateways.keys() {
         api.db.store.gateway(*id).await.map_err(|error| Problem::of_store(error, None))?;
     }
-    let change = |settings: &mut Settings| {
-        settings.clusters_per_tenant = patch.clusters_per_tenant.unwrap_or(settings.clusters_per_tenant);
-        settings.water_level = patch.water_level.unwrap_or(settings.water_level);
-        settings.gateway_capacity_pps = patch.gateway_capacity_pps.unwrap_or(settings.gateway_capacity_pps);
-        for (id, pps) in &patch.gateways {
-            match pps {
-                Some(pps) => settings.gateways.insert(*id, *pps),
-                None => settings.gateways.remove(id),
-            };
-        }
-        settings.check().map_err(|(field, reason)| Problem::invalid(&field, reason))
+    let change = |settings: &mut PlacementSettings| {
+        *settings = std::mem::take(settings).patched(&patch);
+        settings.check().map_err(|error| Problem::invalid(&error.setting, error.to_string()))
     };
-    Ok(Answer(super::settings::change(&api, SETTINGS_KEY, change).await?.into()))
+    Ok(Answer(super::settings::change(&api, SETTINGS_KEY, change).await?))
 }
 
 /// The problem of a placement that cannot be computed.
 fn of_placement(error: &PlacementError) -> Problem {
     let text = error.to_string();
     match error {
-        PlacementError::TooLoaded { .. }
+        PlacementError::DemandTooHigh { .. }
         | PlacementError::AboveWaterLevel { .. }
         | PlacementError::DoesNotFit { .. } => {
             Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-capacity", text).offender("clusters")
@@ -422,7 +408,10 @@ async fn apply_plan(
     params(("plan" = u64, Path)), responses((status = 200, body = PlanSummary)))]
 async fn stop_plan(State(api): State<App>, Id(id): Id<u64>) -> Result<Answer<PlanSummary>, Problem> {
     let done = api.db.store.plan(id).await?.progress.done;
-    api.db.store.note_plan(id, sluice_store::PlanState::Stopped, done, "stopped by the operator").await?;
+    api.db
+        .store
+        .update_plan_progress(id, sluice_store::PlanState::Stopped, done, "stopped by the operator")
+        .await?;
     Ok(Answer(api.db.store.plan(id).await?.progress.into()))
 }
 

@@ -202,8 +202,8 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
     }
 }
 
-/// Parses `limit` and `cursor`. The cursor is the last id of the previous page in hexadecimal, so that clients do
-/// not interpret it.
+/// Parses `limit` and `cursor`. The cursor is the last id of the previous page in hexadecimal, so that
+/// clients do not interpret it.
 ///
 /// # Errors
 /// 400 for a limit out of range or the cursor of another list.

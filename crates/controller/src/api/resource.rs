@@ -1,8 +1,9 @@
 //! The handlers that all resources share: get, list, create and delete, with their OpenAPI operations.
 //! Changes when the conventions of the API change, not when a resource gets a field.
 //!
-//! A resource implements [`Resource`], and of [`Listable`], [`Creatable`] and [`Deletable`] those that it has. What
-//! is special about a resource (patches, creation below another object) has handlers in its own file.
+//! A resource implements [`Resource`], and of [`Listable`], [`Creatable`] and [`Deletable`] those that it
+//! has. What is special about a resource (patches, creation below another object) has handlers in its own
+//! file.
 
 use super::problem::Problem;
 use super::reply::{self, List};
@@ -98,7 +99,8 @@ stored! {
     Peering PeeringId peering delete_peering;
 }
 
-/// An object as the API shows it. It is created from the model of the store, but its fields belong to the API.
+/// An object as the API shows it. It is created from the model of the store, but its fields belong to the
+/// API.
 pub trait Resource: Serialize + ToSchema + Sized + Send + 'static {
     /// The model of the store from which it is created.
     type Stored: Stored;

@@ -123,7 +123,7 @@ impl From<DecisionRecord> for SchedulerDecision {
             time_ms: record.time_ms,
             text: record.decision.to_string(),
             action: serde_json::to_value(record.decision.action).unwrap_or_default(),
-            reason: serde_json::to_value(record.decision.why).unwrap_or_default(),
+            reason: serde_json::to_value(record.decision.reason).unwrap_or_default(),
             done: record.done,
         }
     }

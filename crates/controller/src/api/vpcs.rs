@@ -184,7 +184,7 @@ async fn cluster_of(api: &Api, name: &str, tenant: TenantId) -> Result<ClusterId
         let text = error.to_string();
         match error {
             Unplaced::NoCluster => Problem::invalid("cluster", text),
-            Unplaced::NoRoom { .. } => {
+            Unplaced::InsufficientCapacity { .. } => {
                 Problem::new(StatusCode::INSUFFICIENT_STORAGE, "no-capacity", text).offender("cluster")
             }
             Unplaced::Input(_) => {

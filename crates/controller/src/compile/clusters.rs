@@ -1,11 +1,12 @@
-//! Entries of clusters: vIPs, the plan of their owners, keys, and the nodes from which hosts accept packets.
+//! Entries of clusters: vIPs, the vIP plan, keys, and the VTEPs from which hosts accept packets. Changes when
+//! a cluster gets another kind of entry, or when another order between gateways and hosts is needed.
 
 use super::shared::ClusterUpdates;
-use super::zones::Zoned;
-use super::{Compiled, Family, Gate, NodeGroup, Seat, State, Target};
+use super::zones::ZoneInput;
+use super::{Compiled, Family, Gate, Membership, NodeGroup, State, Target};
 use sluice_rsp::rsp_secret;
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Group, Home, Key, Member, PlannedVip, Update, Vip, Vtep, VtepRole,
+    ClusterKeys, ClusterPlan, Group, Key, Member, PlannedVip, PreferredOwner, Update, Vip, Vtep, VtepRole,
 };
 use sluice_store::{Cluster, ClusterKey, ClusterVip, Gateway, Host, NodeId};
 use sluice_types::{ClusterId, GatewayId, HostId, MacAddr, Secret};
@@ -25,41 +26,41 @@ impl ClusterState {
     }
 }
 
-/// MAC of a cluster's vIP, by its place.
-pub fn vip_mac(cluster: ClusterId, place: u8) -> MacAddr {
-    MacAddr::local(cluster.get() << 16 | u64::from(place))
+/// The MAC address of a cluster's vIP, from the vIP's slot.
+pub fn vip_mac(cluster: ClusterId, slot: u8) -> MacAddr {
+    MacAddr::local(cluster.get() << 16 | u64::from(slot))
 }
 
-/// A cluster's group has the cluster's number.
+/// The id of a cluster's group of vIPs on hosts: the lower 32 bits of the cluster's id.
 pub fn group_id(cluster: ClusterId) -> u32 {
-    // Numbers count up from 1; the store's sequence would have to pass four
-    // thousand million clusters before two share a group.
+    // Ids count up from 1. Two clusters share a group only after 2^32 clusters were created.
     cluster.get() as u32
 }
 
 pub(super) fn vips_of(cluster: &Cluster) -> Vec<Vip> {
-    let vip = |vip: &ClusterVip| Vip { address: vip.address, mac: vip_mac(cluster.id, vip.place) };
+    let vip = |vip: &ClusterVip| Vip { address: vip.address, mac: vip_mac(cluster.id, vip.slot) };
     cluster.vips.iter().map(vip).collect()
 }
 
-pub(super) fn plan_of(state: &ClusterState) -> ClusterPlan {
+pub(super) fn vip_plan(state: &ClusterState) -> ClusterPlan {
     let cluster = &state.cluster;
     let vip = |vip: &ClusterVip| {
-        let (place, address) = (vip.place, vip.address);
-        PlannedVip { place, address, mac: vip_mac(cluster.id, place) }
+        let (slot, address) = (vip.slot, vip.address);
+        PlannedVip { slot, address, mac: vip_mac(cluster.id, slot) }
     };
     let member = |gateway: &Gateway| {
         let Gateway { id, vtep4, vtep6, .. } = *gateway;
-        Member { gateway: id, vtep4, vtep6, draining: gateway.retires() }
+        Member { gateway: id, vtep4, vtep6, draining: gateway.is_retiring() }
     };
-    let home = |vip: &ClusterVip| vip.home.map(|gateway| Home { place: vip.place, gateway });
+    let preferred_owner =
+        |vip: &ClusterVip| vip.preferred_owner.map(|gateway| PreferredOwner { slot: vip.slot, gateway });
     ClusterPlan {
         cluster: cluster.id,
-        revision: cluster.plan_revision,
+        revision: cluster.vip_plan_revision,
         vips: cluster.vips.iter().map(vip).collect(),
         members: state.gateways.iter().map(member).collect(),
-        homes: cluster.vips.iter().filter_map(home).collect(),
-        hello_ms: cluster.hello_ms,
+        preferred_owners: cluster.vips.iter().filter_map(preferred_owner).collect(),
+        hello_interval_ms: cluster.hello_interval_ms,
     }
 }
 
@@ -72,7 +73,7 @@ pub(super) fn keys_of(state: &ClusterState) -> ClusterKeys {
     ClusterKeys { cluster: group_id(state.cluster.id), keys: state.keys.clone() }
 }
 
-/// The same keys for hosts, which are trusted with RSP only.
+/// The same keys, derived for hosts: they authenticate RSP only.
 pub fn for_hosts(keys: &ClusterKeys) -> ClusterKeys {
     let derived = |key: &Key| Key { secret: Secret::new(rsp_secret(key.secret.bytes())), ..*key };
     ClusterKeys { cluster: keys.cluster, keys: keys.keys.iter().map(derived).collect() }
@@ -97,9 +98,9 @@ pub(super) fn vtep_of(host: &Host) -> Vtep {
 }
 
 impl State {
-    /// The change says what is; the difference to what was is what goes.
+    /// Inserts or replaces a cluster. What it no longer has is removed from nodes.
     pub(super) fn upsert_cluster(&mut self, cluster: &Cluster, gateways: &[Gateway], out: &mut Compiled) {
-        self.seat(gateways, out);
+        self.set_memberships(gateways, out);
         let old = self.clusters.remove(&cluster.id);
         let is_new = old.is_none();
         let (old_vips, old_gateways, keys) =
@@ -109,23 +110,25 @@ impl State {
         let update = out.of(Target::Cluster(cluster.id));
         update.vips = vips_of(cluster);
         update.removed_vips = old_vips.iter().filter(|vip| !vips.contains(vip)).copied().collect();
-        out.of(Target::Members(cluster.id)).cluster = Some(plan_of(&new));
+        out.of(Target::Members(cluster.id)).cluster = Some(vip_plan(&new));
         self.clusters.insert(cluster.id, new);
         let now: BTreeSet<_> = vteps_of(gateways).collect();
-        // Who is in another cluster by now is not gone.
+        // A gateway that is in another cluster now was not deleted.
         let moved =
             |old: &Gateway| self.gateway(old.id).is_some_and(|(state, _)| state.cluster.id != cluster.id);
         let old_gateways: Vec<_> = old_gateways.into_iter().filter(|old| !moved(old)).collect();
         let gone = vteps_of(&old_gateways).map(|vtep| vtep.address);
         let gone: Vec<_> = gone.filter(|vtep| now.iter().all(|now| now.address != *vtep)).collect();
-        let comes = vteps_of(gateways).any(|vtep| !vteps_of(&old_gateways).any(|old| old == vtep));
-        let (hosts, those) = (NodeGroup::AllHosts, NodeGroup::Gateways(cluster.id));
+        let has_new = vteps_of(gateways).any(|vtep| !vteps_of(&old_gateways).any(|old| old == vtep));
+        let (hosts, members) = (NodeGroup::AllHosts, NodeGroup::Gateways(cluster.id));
         if !is_new && (!gone.is_empty() || vips.iter().any(|vip| !old_vips.contains(vip))) {
-            // A vIP is used when gateways have it, and a gateway that still has one is still accepted.
-            out.gates.push(Gate { held: hosts, awaited: those });
-        } else if !is_new && (comes || old_vips.iter().any(|vip| !vips.contains(vip))) {
-            // A gateway gets its share when hosts know it, and a vIP goes when none uses it.
-            out.gates.push(Gate { held: those, awaited: hosts });
+            // Gateways must have a new vIP before hosts send to it, and hosts accept packets from a removed
+            // gateway until its cluster has acknowledged.
+            out.gates.push(Gate { held: hosts, awaited: members });
+        } else if !is_new && (has_new || old_vips.iter().any(|vip| !vips.contains(vip))) {
+            // Hosts must accept packets from a new gateway before it owns vIPs, and a vIP is removed when no
+            // host sends to it.
+            out.gates.push(Gate { held: members, awaited: hosts });
         }
         for family in [Family::V4, Family::V6] {
             let update = out.of(Target::AllHosts(family));
@@ -139,25 +142,30 @@ impl State {
         out.removed_nodes.extend(removed.map(|g| NodeId::Gateway(g.id)));
     }
 
-    /// Notes who of these gateways begins, goes on with, or ends a move.
-    fn seat(&self, gateways: &[Gateway], out: &mut Compiled) {
+    /// Records which of these gateways start, continue or end a move between clusters.
+    fn set_memberships(&self, gateways: &[Gateway], out: &mut Compiled) {
         for gateway in gateways {
             let Some((_, old)) = self.gateway(gateway.id) else { continue };
             if (old.cluster, old.moving) != (gateway.cluster, gateway.moving) {
                 let set = |gateway: &Gateway| gateway.clusters().collect::<BTreeSet<_>>();
-                let seat = Seat { resync: set(old) != set(gateway), ..Seat::of(gateway) };
-                out.seats.insert(gateway.id, seat);
+                let membership = Membership { resync: set(old) != set(gateway), ..Membership::of(gateway) };
+                out.memberships.insert(gateway.id, membership);
             }
         }
     }
 
-    /// A VPC is no longer on a cluster: what that one's gateways are told to forget, a gateway
-    /// has still that is on its way between it and one that has the VPC.
-    pub(super) fn seat_anew(&self, gone: ClusterId, has: &BTreeSet<ClusterId>, out: &mut Compiled) {
+    /// A VPC left the cluster `gone`. The members of that cluster are told to remove it, but a gateway that
+    /// moves between `gone` and a cluster that has the VPC must keep it: such gateways get a snapshot.
+    pub(super) fn resync_moving_gateways(
+        &self,
+        gone: ClusterId,
+        has: &BTreeSet<ClusterId>,
+        out: &mut Compiled,
+    ) {
         for gateway in self.clusters.values().flat_map(|state| &state.gateways) {
             let of = |id: ClusterId| gateway.clusters().any(|cluster| cluster == id);
             if gateway.moving.is_some() && of(gone) && has.iter().any(|id| of(*id)) {
-                out.seats.entry(gateway.id).or_insert(Seat::of(gateway)).resync = true;
+                out.memberships.entry(gateway.id).or_insert(Membership::of(gateway)).resync = true;
             }
         }
     }
@@ -186,8 +194,8 @@ impl State {
         }
     }
 
-    /// Clusters and hosts as zones are made of them.
-    pub fn zoned(&self) -> (Vec<Zoned>, Vec<(HostId, IpAddr)>) {
+    /// Clusters and hosts, from which zones are computed.
+    pub fn zone_inputs(&self) -> (Vec<ZoneInput>, Vec<(HostId, IpAddr)>) {
         let clusters = self.clusters.values();
         let clusters = clusters.map(|state| (group_id(state.cluster.id), state.gateways.clone())).collect();
         let agents = self.hosts.values().filter(|host| host.agent);
@@ -196,11 +204,11 @@ impl State {
         (clusters, hosts)
     }
 
-    /// Keys and vIP assignment of each cluster. Nodes keep both outside of their tables.
+    /// Keys and vIP plan of each cluster. Nodes keep both outside of their tables.
     pub fn cluster_updates(&self) -> ClusterUpdates {
         let update = |state: &ClusterState| Update {
             keys: vec![keys_of(state)],
-            cluster: Some(plan_of(state)),
+            cluster: Some(vip_plan(state)),
             ..Update::default()
         };
         self.clusters.iter().map(|(id, state)| (*id, update(state))).collect()

@@ -21,7 +21,8 @@ fn router6(prefix: &Ipv6Net) -> Option<Ipv6Addr> {
     }
 }
 
-/// The routers are those of the first subnet that has the family.
+/// /// The VRF of a VPC, for a host or for a gateway. Its router addresses are those of the first subnet that
+/// has the address family.
 pub(super) fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clone, on_host: bool) -> Vrf {
     Vrf {
         vni: vpc.vni,
@@ -55,7 +56,7 @@ pub(super) fn port(vpc: &Vpc, subnet: &Subnet, instance: &Instance) -> Port {
     }
 }
 
-/// What gateways know of instances. `hosts` has those that the instances are on.
+/// Endpoint entries of instances, for gateways. `hosts` contains every host of these instances.
 pub(super) fn endpoints(vpc: &Vpc, hosts: &[Host], instances: &[Instance]) -> Vec<Endpoint> {
     let vteps: HashMap<_, _> = hosts.iter().map(|host| (host.id, host.vtep)).collect();
     let one = |instance: &Instance| Some(endpoint(vpc.vni, instance, *vteps.get(&instance.host)?));
@@ -88,7 +89,7 @@ pub(super) fn create_instances(
     add_ports(vpc, subnets, instances.iter().filter(|instance| agents.contains(&instance.host)), out);
 }
 
-/// Ports, and the VRF that they need, to their hosts.
+/// Adds ports to the updates of their hosts, and the VRF that the ports need.
 fn add_ports<'a>(
     vpc: &Vpc,
     subnets: &[Subnet],
@@ -98,7 +99,7 @@ fn add_ports<'a>(
     let mut ordered: Vec<_> = subnets.iter().collect();
     ordered.sort_by_key(|subnet| subnet.id);
     let vrf = vrf(vpc, ordered.iter().copied(), true);
-    out.placed.insert(vpc.vni, vpc.clusters().collect());
+    out.clusters_by_vni.insert(vpc.vni, vpc.clusters().collect());
     let subnets: HashMap<_, _> = subnets.iter().map(|subnet| (subnet.id, subnet)).collect();
     let mut ports: BTreeMap<HostId, Vec<Port>> = BTreeMap::new();
     for instance in instances {
@@ -135,8 +136,8 @@ pub(super) fn remove_instances(
     }
 }
 
-/// Gateways learn first where the instance is: what still comes to its old host is sent
-/// to them, and must not come back. `from`: the old host, if it runs an agent.
+/// Sends the new location to gateways first: they get the packets that still arrive at the old host, and
+/// would otherwise send them back to it. `from` is the old host, if it runs an agent.
 pub(super) fn move_instance(
     vpc: &Vpc,
     subnets: &[Subnet],

@@ -1,85 +1,85 @@
-//! What a host's stream must remember: hosts hold a VRF only for VPCs that they have
-//! ports in, and keys only of these VPCs' clusters. Which host has which VNI is known
-//! here, one view per stream.
+//! What the stream to a host remembers about the host. A host has a VRF only for VPCs in which it has ports,
+//! and keys only of the clusters of these VPCs. Changes when another kind of entry is sent to some hosts
+//! only.
 
 use super::{Family, PortCounts, Target};
 use sluice_southbound::Port;
 use sluice_types::{ClusterId, HostId, Vni};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a host has: enough to know which general changes concern it.
+/// Ports, VPCs and keys of a host: enough to decide which entries of a step are for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostView {
     host: HostId,
     family: Family,
     ports: BTreeMap<Vni, u64>,
-    /// The clusters of its VPCs.
-    placed: BTreeMap<Vni, BTreeSet<ClusterId>>,
-    /// Clusters whose keys it has.
+    /// The clusters of each VPC in which the host has ports.
+    clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// Clusters whose keys the host has.
     keys: BTreeSet<ClusterId>,
 }
 
-/// What a step means for a host.
+/// What a host is sent for a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostStep {
-    /// These targets' entries, and then these VNIs are gone.
+    /// Send entries, then remove networks.
     Send {
-        /// In order.
+        /// Targets of the step that include the host, in the order of sending.
         targets: Vec<Target>,
-        /// Their last ports went.
+        /// Networks whose last port on the host was removed.
         removed_vnis: Vec<Vni>,
-        /// It needs these clusters' keys, before all that, and has not got them.
+        /// Clusters whose keys the host needs and does not have. They are sent before the entries.
         keys: BTreeSet<ClusterId>,
     },
-    /// A snapshot is due.
+    /// The step is not enough: send a snapshot.
     Resync,
 }
 
 impl HostView {
-    /// A host without ports.
+    /// A host that has no ports.
     pub fn new(host: HostId, family: Family) -> Self {
-        Self { host, family, ports: BTreeMap::new(), placed: BTreeMap::new(), keys: BTreeSet::new() }
+        Self { host, family, ports: BTreeMap::new(), clusters_by_vni: BTreeMap::new(), keys: BTreeSet::new() }
     }
 
-    /// Counts ports of a snapshot.
+    /// Counts the ports of a snapshot.
     pub fn add(&mut self, ports: &[Port]) {
         for port in ports {
             *self.ports.entry(port.vni).or_default() += 1;
         }
     }
 
-    /// Takes in where VPCs are: those that this host has ports in count.
-    pub fn place(&mut self, placed: &BTreeMap<Vni, BTreeSet<ClusterId>>) {
-        let mine = placed.iter().filter(|(vni, _)| self.ports.contains_key(vni));
-        self.placed.extend(mine.map(|(vni, clusters)| (*vni, clusters.clone())));
+    /// Records the clusters of VPCs. VPCs in which the host has no ports are ignored.
+    pub fn set_vpc_clusters(&mut self, clusters: &BTreeMap<Vni, BTreeSet<ClusterId>>) {
+        let mine = clusters.iter().filter(|(vni, _)| self.ports.contains_key(vni));
+        self.clusters_by_vni.extend(mine.map(|(vni, ids)| (*vni, ids.clone())));
     }
 
-    /// The clusters that its VPCs are on, or come to or go from.
+    /// The clusters of its VPCs, including source and destination of VPCs that move.
     pub fn clusters(&self) -> BTreeSet<ClusterId> {
-        self.placed.values().flatten().copied().collect()
+        self.clusters_by_vni.values().flatten().copied().collect()
     }
 
-    /// It has the keys of these clusters now, and no others.
+    /// Records that the host has the keys of exactly these clusters.
     pub fn set_keys(&mut self, clusters: BTreeSet<ClusterId>) {
         self.keys = clusters;
     }
 
-    /// Clusters whose keys it has, and no longer needs.
+    /// Clusters whose keys the host has and no longer needs.
     pub fn idle_keys(&self) -> BTreeSet<ClusterId> {
         self.keys.difference(&self.clusters()).copied().collect()
     }
 
-    /// A cluster's keys were taken from it.
+    /// Records that a cluster's keys were removed from the host.
     pub fn forget_keys(&mut self, cluster: ClusterId) {
         self.keys.remove(&cluster);
     }
 
-    /// Advances by a step: its ports for this host, where the step's VPCs are, and the
-    /// targets it has entries for.
+    /// Advances by a step. `counts` are the step's ports on this host, `clusters` the clusters of the VPCs
+    /// that it changed, and `has` the targets for which it has entries.
     pub fn step<'a>(
         &mut self,
         counts: Option<&PortCounts>,
-        placed: &BTreeMap<Vni, BTreeSet<ClusterId>>,
+        clusters: &BTreeMap<Vni, BTreeSet<ClusterId>>,
         resync: &BTreeSet<Vni>,
         has: impl IntoIterator<Item = &'a Target>,
     ) -> HostStep {
@@ -95,11 +95,11 @@ impl HostView {
             if left > 0 {
                 self.ports.insert(*vni, left);
             } else if self.ports.remove(vni).is_some() {
-                self.placed.remove(vni);
+                self.clusters_by_vni.remove(vni);
                 removed_vnis.push(*vni);
             }
         }
-        self.place(placed);
+        self.set_vpc_clusters(clusters);
         let keys: BTreeSet<_> = self.clusters().difference(&self.keys).copied().collect();
         self.keys.extend(&keys);
         let mine = |target: &&Target| match target {

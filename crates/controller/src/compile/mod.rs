@@ -1,13 +1,11 @@
-//! Intent to entries: what a change, or the whole picture, means for the
-//! tables of each node. Pure: no store, no clock, no network.
+//! Compiles changes and snapshots into the table entries of each node. Pure: no store, no clock, no network.
 //!
-//! [`State`] is the topology at a revision (everything but instances). A change
-//! advances it and yields [`Compiled`]: entries by [`Target`]. A snapshot is read
-//! off the same state by the same functions, so that both agree.
+//! [`State`] is the topology at a revision, without instances. A change advances it and yields [`Compiled`],
+//! the entries by [`Target`]. A snapshot is computed from the same state by the same functions, so both give
+//! the same entries.
 //!
-//! Hosts hold a VRF only for VPCs that they have ports in. It travels with the
-//! instances' creation, and goes when the last port of its VNI goes; which host
-//! has which VNI is [`HostView`]'s to know, one per host's stream.
+//! A host has a VRF only for VPCs in which it has ports. The VRF is sent with the first ports, and removed
+//! with the last port of its VNI. [`HostView`], one for each host's stream, records which host has which VNI.
 
 mod clusters;
 mod entries;
@@ -34,33 +32,33 @@ use std::net::IpAddr;
 /// Address family of a host's VTEP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// An IPv4 VTEP.
     V4,
-    /// IPv6.
+    /// An IPv6 VTEP.
     V6,
 }
 
 impl Family {
-    /// Of an address.
+    /// The family of an address.
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 }
 
-/// The nodes that entries are for. The order is the order of sending: a node learns what
-/// is general before what refers to it.
+/// The nodes for which entries are. Entries are sent in the order of this type, so that a node gets general
+/// entries before those that refer to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {
     /// Every gateway of every cluster.
     AllGateways,
-    /// The gateways that have a cluster's entries: its own, and those on their way between
-    /// it and another.
+    /// The gateways that have a cluster's entries: its members, and gateways that move between it and another
+    /// cluster.
     Cluster(ClusterId),
-    /// The gateways of a cluster: what a node keeps of its own cluster only.
+    /// The members of a cluster. For what a node has of its own cluster only.
     Members(ClusterId),
     /// Hosts whose VTEP is of this family.
     AllHosts(Family),
-    /// Hosts that have a port in a VNI of a VPC on this cluster.
+    /// Hosts that have a port of a VPC of this cluster.
     HostsOn(ClusterId),
     /// Hosts that have a port in this VNI.
     HostsOf(Vni),
@@ -68,20 +66,20 @@ pub enum Target {
     Host(HostId),
 }
 
-/// All nodes, whatever they are.
+/// Targets that together are all nodes.
 const ALL_NODES: [Target; 3] =
     [Target::AllGateways, Target::AllHosts(Family::V4), Target::AllHosts(Family::V6)];
 
-/// Ports that come to and go from a host, by VNI.
+/// Numbers of ports that a step adds to and removes from a host, by VNI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
-    /// Created.
+    /// Number of created ports.
     pub added: BTreeMap<Vni, u64>,
-    /// Removed.
+    /// Number of removed ports.
     pub removed: BTreeMap<Vni, u64>,
 }
 
-/// Nodes that are told of something, or must have written it.
+/// Nodes that receive entries, or that must acknowledge them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeGroup {
     /// The gateways of a cluster.
@@ -92,67 +90,67 @@ pub enum NodeGroup {
     AllHosts,
 }
 
-/// An order within a revision: some are told of it when others have acknowledged it.
-/// It is kept as far as those others answer soon.
+/// An order within a revision: some nodes are sent it after others have acknowledged it. The wait ends with a
+/// time-out if they do not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
-    /// Who waits.
+    /// The nodes that are sent the revision later.
     pub held: NodeGroup,
-    /// The nodes that the entries are for.
+    /// The nodes that must acknowledge the revision first.
     pub awaited: NodeGroup,
 }
 
-/// Where a gateway is since a revision.
+/// The clusters of a gateway from a revision on. A gateway that moves has two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// The cluster that it is a member of.
+pub struct Membership {
+    /// The cluster of which it is a member.
     pub cluster: ClusterId,
-    /// A second one whose entries it has.
+    /// While it moves: the other cluster whose entries it has.
     pub other: Option<ClusterId>,
-    /// It is to have entries that it had not, or the contrary: a snapshot is due.
+    /// The set of clusters changed, so the gateway needs a snapshot.
     pub resync: bool,
 }
 
-impl Seat {
-    /// Of a gateway as it is.
+impl Membership {
+    /// The clusters of a gateway as stored.
     pub fn of(gateway: &Gateway) -> Self {
         let other = gateway.moving.map(|moving| moving.other);
         Self { cluster: gateway.cluster, other, resync: false }
     }
 
-    /// The clusters whose entries it has.
+    /// All clusters whose entries it has.
     pub fn clusters(&self) -> impl Iterator<Item = ClusterId> + use<> {
         std::iter::once(self.cluster).chain(self.other)
     }
 
-    /// What of a step is for it.
+    /// The targets whose entries it is sent.
     pub fn targets(&self) -> Vec<Target> {
         let entries = self.clusters().map(Target::Cluster);
         [Target::AllGateways].into_iter().chain(entries).chain([Target::Members(self.cluster)]).collect()
     }
 }
 
-/// What one revision means.
+/// The entries and instructions that result from one revision.
 #[derive(Clone, Debug, Default)]
 pub struct Compiled {
     /// The revision.
     pub revision: u64,
-    /// Entries by target, without revision.
+    /// Entries by target. The updates carry no revision number.
     pub updates: BTreeMap<Target, Update>,
-    /// By host, for its [`HostView`].
+    /// Port counts by host, for its [`HostView`].
     pub ports: HashMap<HostId, PortCounts>,
-    /// Clusters of the VPCs that changed or got ports, for [`HostView`]s.
-    pub placed: BTreeMap<Vni, BTreeSet<ClusterId>>,
-    /// Ports of these VNIs changed in a way that only the store can spell out:
-    /// hosts that have them are sent a snapshot.
+    /// The clusters of each VPC that changed or got ports, for [`HostView`].
+    pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// VNIs whose ports changed in a way that only the store can describe: hosts that have such ports are
+    /// sent a snapshot.
     pub resync: BTreeSet<Vni>,
-    /// Nodes that are no more.
+    /// Deleted nodes.
     pub removed_nodes: Vec<NodeId>,
-    /// Gateways that begin, go on with, or end a move from cluster to cluster.
-    pub seats: BTreeMap<GatewayId, Seat>,
-    /// Instances created, for the log.
+    /// Gateways whose move between clusters starts, continues or ends.
+    pub memberships: BTreeMap<GatewayId, Membership>,
+    /// Number of created instances, for the timeline.
     pub created: usize,
-    /// Which nodes must acknowledge before which others are sent the step.
+    /// Which nodes must acknowledge the revision before which others are sent it.
     pub gates: Vec<Gate>,
 }
 

@@ -1,34 +1,37 @@
-//! How packets of a cloud find their way: Zeta's, and the models that its paper
-//! compares it with (section VIII-A). `docs/decisions/models.md` says what each is.
+//! The forwarding models: Zeta's, and those that its paper compares it with (section VIII-A).
+//! `docs/decisions/models.md` describes each. Changes when a model is added, or when a model needs another
+//! difference.
 
 use sluice_southbound::ELEPHANT_NEVER;
 
-/// A model of forwarding; a controller runs one, for all nodes.
+/// A forwarding model. A controller uses one model for all nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum Model {
-    /// Clusters of gateways; hosts learn the direct paths of elephants.
+    /// Gateway clusters; hosts learn the direct paths of elephants.
     #[default]
     Zeta,
-    /// To compare with: hosts are told the direct paths to all instances that theirs may reach.
+    /// For comparison: hosts get the direct paths to all instances that their own instances can reach, in
+    /// advance.
     Preprogrammed,
-    /// To compare with: a primary gateway for each zone of hosts, and backups.
+    /// For comparison: each zone of hosts has one primary gateway, and backups.
     #[value(name = "gwzone")]
     GwZone,
 }
 
 impl Model {
-    /// Whether hosts are told all direct paths.
+    /// Whether hosts get all direct paths in advance.
     pub fn preprograms(self) -> bool {
         self == Self::Preprogrammed
     }
 
-    /// Whether a host sends to its zone's gateway, and to no vIPs.
+    /// Whether a host sends to the gateway of its zone, instead of to vIPs.
     pub fn has_zones(self) -> bool {
         self == Self::GwZone
     }
 
-    /// What gateways are told is an elephant of a VPC that has `own`. Only under Zeta do they look for
-    /// any, unless they are overloaded; a path they must still tell of where hosts ask for it, unless the VPC wants none.
+    /// The elephant threshold, in kbit/s, that gateways get for a VPC whose own threshold is `own`. Only
+    /// under Zeta do gateways look for elephants while they are not overloaded. Under GWZone they must still
+    /// answer the path requests of hosts, unless the VPC disabled direct paths.
     pub fn gateways_elephant_kbps(self, own: u32) -> u32 {
         match self {
             Self::Zeta => own,
@@ -37,8 +40,8 @@ impl Model {
         }
     }
 
-    /// Mixed into what nodes are told of the database: under another model their tables are
-    /// of no use, and they are sent a snapshot.
+    /// Combined with the id of the database that nodes get. Tables of another model are useless to a node,
+    /// and the different id makes it ask for a snapshot.
     pub fn salt(self) -> u64 {
         match self {
             Self::Zeta => 0,

@@ -1,10 +1,9 @@
-//! Preprogrammed: hosts get the direct paths to all instances that theirs may reach,
-//! before anything is sent (Zeta section VIII-A, after VMware NSX).
+//! The model `preprogrammed`: hosts get the direct paths to all instances that their own instances can reach,
+//! before a packet is sent (Zeta section VIII-A, after VMware NSX).
 //!
-//! A host has the paths of a VPC from its first instance of it to its last. They lead to
-//! the VPC's own instances, and to those of the VPCs that it is peered with, where the
-//! VPC's longest route leads there, and the peer's to itself. What changes routes is
-//! rare, and brings a snapshot.
+//! A host has the paths of a VPC as long as it has an instance of that VPC. They is_reachable to the
+//! instances of the VPC, and to those of its peers if the longest matching route of the VPC leads to the peer
+//! and that of the peer is local. Changes of routes are rare and cause a snapshot.
 
 use super::state::{Touched, VpcState};
 use super::{Compiled, State, Target};
@@ -14,19 +13,19 @@ use sluice_types::{HostId, MacAddr, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// Where all instances are.
+/// The location of each instance.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Placed {
+pub(super) struct InstanceLocations {
     addresses: BTreeMap<VpcId, BTreeMap<IpAddr, (MacAddr, HostId)>>,
-    /// Instances of a VPC by host.
+    /// Number of instances of each VPC on each host.
     hosts: BTreeMap<VpcId, BTreeMap<HostId, u64>>,
 }
 
-/// What a revision changed of it.
+/// What a revision changed in the locations.
 #[derive(Debug, Default)]
-pub(super) struct Moved {
+pub(super) struct LocationChanges {
     addresses: BTreeMap<VpcId, BTreeSet<IpAddr>>,
-    /// Hosts of changed instances that had none of the VPC before.
+    /// For each VPC and host of a changed instance: whether the host had no instance of the VPC before.
     without: BTreeMap<(VpcId, HostId), bool>,
 }
 
@@ -34,7 +33,7 @@ fn addresses(instance: &Instance) -> impl Iterator<Item = IpAddr> {
     instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6))
 }
 
-impl Placed {
+impl InstanceLocations {
     pub(super) fn has(&self, vpc: VpcId, host: HostId) -> bool {
         self.hosts.get(&vpc).is_some_and(|hosts| hosts.contains_key(&host))
     }
@@ -62,8 +61,8 @@ impl Placed {
     }
 
     /// Advances by a change.
-    pub(super) fn apply(&mut self, change: &Change, moved: &mut Moved) {
-        let mut note = |placed: &Self, instance: &Instance| {
+    pub(super) fn apply(&mut self, change: &Change, moved: &mut LocationChanges) {
+        let mut record = |placed: &Self, instance: &Instance| {
             let (vpc, host) = (instance.vpc, instance.host);
             moved.addresses.entry(vpc).or_default().extend(addresses(instance));
             moved.without.entry((vpc, host)).or_insert_with(|| !placed.has(vpc, host));
@@ -71,18 +70,18 @@ impl Placed {
         match change {
             Change::InstancesCreated { instances, .. } => {
                 for instance in instances {
-                    note(self, instance);
+                    record(self, instance);
                     self.insert(instance);
                 }
             }
             Change::InstancesRemoved { instances, .. } => {
                 for instance in instances {
-                    note(self, instance);
+                    record(self, instance);
                     self.remove(instance, instance.host);
                 }
             }
             Change::InstanceMoved { instance, from, .. } => {
-                note(self, instance);
+                record(self, instance);
                 self.remove(instance, *from);
                 self.insert(instance);
             }
@@ -95,7 +94,7 @@ impl Placed {
     }
 }
 
-/// Routes of a VPC, the longest first.
+/// The routes of a VPC, the longest prefix first.
 struct Table<'a> {
     vpc: &'a VpcState,
     routes: Vec<Route>,
@@ -114,16 +113,17 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Ways from one VPC to another, or to itself.
-struct Ways<'a> {
+/// A pair of VPCs between which paths are computed. Both can be the same VPC.
+struct VpcPair<'a> {
     from: &'a Table<'a>,
     to: &'a Table<'a>,
 }
 
-impl Ways<'_> {
-    /// Whether packets for an address go there, and all that fit into the sender's MTU fit
-    /// into the receiver's: hosts know the former only.
-    fn lead(&self, address: IpAddr) -> bool {
+impl VpcPair<'_> {
+    /// Whether the routes deliver packets from one VPC to this address in the other, and whether every packet
+    /// that fits into the MTU of the sender's VPC fits into that of the receiver's. A host enforces only the
+    /// former MTU.
+    fn is_reachable(&self, address: IpAddr) -> bool {
         let (from, to) = (&self.from.vpc.vpc, &self.to.vpc.vpc);
         if from.id == to.id {
             return self.from.scope(address) == Some(Scope::Local);
@@ -135,35 +135,36 @@ impl Ways<'_> {
 }
 
 impl State {
-    /// Takes in what is there already: a snapshot's, before anything is asked of paths.
-    pub fn place(&mut self, instances: &[Instance]) {
+    /// Adds the instances of a snapshot. Must be called before paths are computed.
+    pub fn add_instances(&mut self, instances: &[Instance]) {
         instances.iter().for_each(|instance| self.instances.insert(instance));
     }
 
-    /// A VPC with those peered with it.
+    /// The route tables of a VPC and of all its peers.
     fn around<'a>(&'a self, vpc: &'a VpcState) -> impl Iterator<Item = Table<'a>> {
         std::iter::once(vpc).chain(self.peers_of(vpc)).map(|vpc| Table::new(self, vpc))
     }
 
-    fn path(&self, ways: &Ways<'_>, address: IpAddr) -> Option<Path> {
-        let to = &ways.to.vpc.vpc;
+    fn path(&self, pair: &VpcPair<'_>, address: IpAddr) -> Option<Path> {
+        let to = &pair.to.vpc.vpc;
         let (mac, host) = *self.instances.addresses.get(&to.id)?.get(&address)?;
         let host = self.hosts.get(&host)?.vtep;
-        let key = PathKey { vni: ways.from.vpc.vpc.vni, address };
-        ways.lead(address).then_some(Path { key, mac, host, path_vni: to.vni })
+        let key = PathKey { vni: pair.from.vpc.vpc.vni, address };
+        pair.is_reachable(address).then_some(Path { key, mac, host, path_vni: to.vni })
     }
 
-    /// All paths of a VPC but those to certain addresses.
-    fn paths_of(&self, vpc: &VpcState, but: &Moved) -> Vec<Path> {
+    /// All paths of a VPC, except those to changed addresses, which the hosts of the VPC get by another
+    /// update.
+    fn paths_of(&self, vpc: &VpcState, except: &LocationChanges) -> Vec<Path> {
         let from = Table::new(self, vpc);
         let mut paths = Vec::new();
         for to in self.around(vpc) {
             let id = to.vpc.vpc.id;
-            let (all, but) = (self.instances.addresses.get(&id), but.addresses.get(&id));
+            let (all, except) = (self.instances.addresses.get(&id), except.addresses.get(&id));
             let wanted = all.into_iter().flat_map(|all| all.keys()).copied();
-            let wanted = wanted.filter(|address| but.is_none_or(|but| !but.contains(address)));
-            let ways = Ways { from: &from, to: &to };
-            paths.extend(wanted.filter_map(|address| self.path(&ways, address)));
+            let wanted = wanted.filter(|address| except.is_none_or(|except| !except.contains(address)));
+            let pair = VpcPair { from: &from, to: &to };
+            paths.extend(wanted.filter_map(|address| self.path(&pair, address)));
         }
         paths
     }
@@ -171,11 +172,11 @@ impl State {
     /// All paths of a host.
     pub fn host_paths(&self, host: HostId) -> Vec<Path> {
         let here = self.vpcs.values().filter(|vpc| self.instances.has(vpc.vpc.id, host));
-        here.flat_map(|vpc| self.paths_of(vpc, &Moved::default())).collect()
+        here.flat_map(|vpc| self.paths_of(vpc, &LocationChanges::default())).collect()
     }
 
-    /// What a revision means for hosts' paths, once it is in the state.
-    pub(super) fn send_paths(&self, moved: &Moved, touched: &Touched, out: &mut Compiled) {
+    /// Adds the changed paths of a revision to the updates of hosts. The revision is already in the state.
+    pub(super) fn send_paths(&self, moved: &LocationChanges, touched: &Touched, out: &mut Compiled) {
         for (id, addresses) in &moved.addresses {
             let Some(vpc) = self.vpcs.get(id) else { continue };
             let to = Table::new(self, vpc);
@@ -184,11 +185,11 @@ impl State {
                 if hosts.is_none_or(BTreeMap::is_empty) {
                     continue;
                 }
-                let ways = Ways { from: &from, to: &to };
+                let pair = VpcPair { from: &from, to: &to };
                 let vni = from.vpc.vpc.vni;
                 let update = out.of(Target::HostsOf(vni));
-                for address in addresses.iter().copied().filter(|address| ways.lead(*address)) {
-                    match self.path(&ways, address) {
+                for address in addresses.iter().copied().filter(|address| pair.is_reachable(*address)) {
+                    match self.path(&pair, address) {
                         Some(path) => update.paths.push(path),
                         None => update.removed_paths.push(PathKey { vni, address }),
                     }
@@ -200,7 +201,7 @@ impl State {
             let agent = self.hosts.get(host).is_some_and(|host| host.agent);
             if let Some(vpc) = self.vpcs.get(vpc).filter(|vpc| agent && self.instances.has(vpc.vpc.id, *host))
             {
-                // The others it is told with all hosts of the VPC.
+                // The paths to changed addresses are sent to all hosts of the VPC, this one included.
                 out.of(Target::Host(*host)).paths.append(&mut self.paths_of(vpc, moved));
             }
         }

@@ -43,7 +43,7 @@ impl CompiledClusters {
     /// Publishes the members of the zones, if the model has zones. Only the follower calls it.
     pub fn publish_zones(&self, state: &State) {
         if self.model.has_zones() {
-            self.change_zones(|zones| zones.set(state.zoned()));
+            self.change_zones(|zones| zones.set(state.zone_inputs()));
         }
     }
 
@@ -54,7 +54,7 @@ impl CompiledClusters {
 
     /// Records that a gateway failed or returned: its zone changes to a backup gateway or back.
     pub fn set_gateway_failed(&self, gateway: GatewayId, failed: bool) {
-        self.change_zones(|zones| zones.note(gateway, failed));
+        self.change_zones(|zones| zones.set_failed(gateway, failed));
     }
 
     fn change_zones(&self, change: impl FnOnce(&mut Zones)) {

@@ -1,11 +1,13 @@
 //! The topology at a revision, how a change advances it, and what a snapshot reads from it.
 
-use super::clusters::{ClusterState, for_hosts, group_of, key, keys_of, plan_of, vips_of, vtep_of, vteps_of};
+use super::clusters::{
+    ClusterState, for_hosts, group_of, key, keys_of, vip_plan, vips_of, vtep_of, vteps_of,
+};
 use super::entries::{
     create_instances, endpoint, endpoint_keys, endpoints, move_instance, port, remove_instances, vrf,
 };
 use super::model::Model;
-use super::paths::{Moved, Placed};
+use super::paths::{InstanceLocations, LocationChanges};
 use super::{ALL_NODES, Compiled, Family, Target};
 use sluice_southbound::{Endpoint, Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
@@ -18,19 +20,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub(super) struct VpcState {
     pub vpc: Vpc,
     subnets: BTreeMap<SubnetId, Subnet>,
-    /// The store allows one per prefix and table; the lowest id wins.
+    /// Static routes by prefix. The store allows one per prefix and table; if there are several, the lowest
+    /// id wins.
     routes: BTreeMap<IpNet, BTreeMap<RouteId, Via>>,
     peers: BTreeSet<VpcId>,
 }
 
-/// Where a static route leads.
+/// The next hop of a static route.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Via {
     Peer(VpcId),
-    Nowhere,
+    Drop,
 }
 
-/// The topology at a revision.
+/// The topology at a revision. Holds no instances, except in the model that preprograms paths.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     revision: u64,
@@ -38,11 +41,11 @@ pub struct State {
     pub(super) hosts: HashMap<HostId, Host>,
     pub(super) clusters: BTreeMap<ClusterId, ClusterState>,
     pub(super) vpcs: BTreeMap<VpcId, VpcState>,
-    /// Filled only if the model sends all paths to hosts.
-    pub(super) instances: Placed,
+    /// Filled only if the model preprograms paths.
+    pub(super) instances: InstanceLocations,
 }
 
-fn on_gateway(model: Model, vpc: &VpcState) -> Vrf {
+fn vrf_on_gateway(model: Model, vpc: &VpcState) -> Vrf {
     let vrf = vpc.vrf(false);
     let elephant_kbps = model.gateways_elephant_kbps(vrf.elephant_kbps);
     Vrf { elephant_kbps, ..vrf }
@@ -66,16 +69,16 @@ impl VpcState {
     }
 }
 
-/// Routes that a revision's changes touch; looked up once they are in the state.
+/// Routes that the changes of a revision may change. They are computed after all changes are in the state.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     pub routes: BTreeSet<(VpcId, IpNet)>,
-    /// All routes of a VPC, for a cluster that did not have it.
+    /// VPCs that are new to a cluster: the cluster gets all their routes.
     whole: BTreeSet<(VpcId, ClusterId)>,
 }
 
 impl State {
-    /// The state that a picture shows.
+    /// The state of a snapshot of the topology.
     pub fn new(topology: &Topology, model: Model) -> Self {
         let mut state = Self { revision: topology.revision, model, ..Self::default() };
         state.hosts = topology.hosts.iter().map(|host| (host.id, host.clone())).collect();
@@ -110,7 +113,7 @@ impl State {
         state
     }
 
-    /// Revision of the last change in it.
+    /// Revision of the last change in the state.
     pub fn revision(&self) -> u64 {
         self.revision
     }
@@ -131,10 +134,10 @@ impl State {
         }
     }
 
-    /// A route by a peering that is not there leads nowhere until it is replaced.
+    /// Adds a static route. If its peering does not exist, the route drops packets until it is replaced.
     fn add_route(&mut self, vpc: VpcId, route: &StoredRoute, peer: Option<VpcId>) {
         if let Some(state) = self.vpcs.get_mut(&vpc) {
-            let via = peer.map_or(Via::Nowhere, Via::Peer);
+            let via = peer.map_or(Via::Drop, Via::Peer);
             state.routes.entry(route.prefix).or_default().insert(route.id, via);
         }
     }
@@ -153,14 +156,14 @@ impl State {
         vpc.peers.iter().filter_map(|peer| self.vpcs.get(peer))
     }
 
-    /// What a VPC does with a prefix: its own subnets before static routes
-    /// before peerings, the oldest first among equals.
+    /// The scope of a prefix in a VPC. Its own subnets come before static routes, and static routes before
+    /// peerings; among equals, the oldest wins.
     fn scope(&self, vpc: &VpcState, prefix: &IpNet) -> Option<Scope> {
         if vpc.has_prefix(prefix) {
             return Some(Scope::Local);
         }
         let scope = |via: &Via| match via {
-            Via::Nowhere => Some(Scope::Drop),
+            Via::Drop => Some(Scope::Drop),
             Via::Peer(peer) => self.vpcs.get(peer).map(|peer| Scope::Peer(peer.vpc.vni)),
         };
         let fixed = vpc.routes.get(prefix).and_then(|routes| routes.values().find_map(scope));
@@ -176,7 +179,7 @@ impl State {
         own.chain(theirs).chain(vpc.routes.keys().copied()).collect()
     }
 
-    /// The subnets' prefixes in the VPC itself and in all its peers.
+    /// Marks the prefixes of subnets as changed in the VPC and in all its peers.
     fn touch_subnets<'a>(
         &self,
         vpc: VpcId,
@@ -184,9 +187,9 @@ impl State {
         touched: &mut Touched,
     ) {
         let peers = self.vpcs.get(&vpc).into_iter().flat_map(|state| state.peers.iter().copied());
-        let everyone: Vec<_> = std::iter::once(vpc).chain(peers).collect();
+        let vpcs: Vec<_> = std::iter::once(vpc).chain(peers).collect();
         for prefix in subnets.into_iter().flat_map(prefixes_of) {
-            touched.routes.extend(everyone.iter().map(|vpc| (*vpc, prefix)));
+            touched.routes.extend(vpcs.iter().map(|vpc| (*vpc, prefix)));
         }
     }
 
@@ -219,11 +222,11 @@ impl State {
         self.prefixes(vpc).into_iter().filter_map(route)
     }
 
-    /// Advances by one revision, all of whose changes are given.
+    /// Advances by one revision. `changes` are all changes of that revision.
     pub fn apply(&mut self, revision: u64, changes: &[Change]) -> Compiled {
         let mut out = Compiled { revision, ..Compiled::default() };
         let mut touched = Touched::default();
-        let mut moved = Moved::default();
+        let mut moved = LocationChanges::default();
         for change in changes {
             self.apply_one(change, &mut out, &mut touched);
             if self.model.preprograms() {
@@ -274,10 +277,10 @@ impl State {
                 let agents = |id: &HostId| self.hosts.get(id).is_some_and(|host| host.agent);
                 remove_instances(vpc, instances, agents, out);
             }
-            Change::EndpointsPlaced { vpc, cluster, hosts, instances } => {
+            Change::EndpointsAdded { vpc, cluster, hosts, instances } => {
                 out.of(Target::Cluster(*cluster)).endpoints.append(&mut endpoints(vpc, hosts, instances));
             }
-            Change::EndpointsWithdrawn { vpc, cluster, instances } => {
+            Change::EndpointsRemoved { vpc, cluster, instances } => {
                 out.of(Target::Cluster(*cluster)).removed_endpoints.extend(endpoint_keys(vpc, instances));
             }
             Change::InstanceMoved { vpc, subnets, hosts, instance, from } => {
@@ -305,8 +308,8 @@ impl State {
         }
     }
 
-    /// What is new to a cluster is told it whole, but for the endpoints, which come by
-    /// changes of their own.
+    /// Inserts or replaces a VPC. A cluster that did not have the VPC gets all of it except the endpoints,
+    /// which come in changes of their own kind.
     fn upsert_vpc(&mut self, vpc: &Vpc, subnets: &[Subnet], out: &mut Compiled, touched: &mut Touched) {
         let before = self.vpcs.get(&vpc.id).into_iter().flat_map(|state| state.vpc.clusters());
         let before: BTreeSet<_> = before.collect();
@@ -314,24 +317,24 @@ impl State {
         touched.whole.extend(now.difference(&before).map(|cluster| (vpc.id, *cluster)));
         for gone in before.difference(&now) {
             out.of(Target::Cluster(*gone)).removed_vnis.push(vpc.vni);
-            self.seat_anew(*gone, &now, out);
+            self.resync_moving_gateways(*gone, &now, out);
         }
         let state = self.vpcs.entry(vpc.id).or_insert_with(|| VpcState::new(vpc.clone()));
-        // Ports carry the VPC's name and MTU.
+        // Ports contain the VPC's name and MTU.
         if (&state.vpc.name, state.vpc.mtu) != (&vpc.name, vpc.mtu) {
             out.resync.insert(vpc.vni);
         }
-        out.placed.insert(vpc.vni, now.clone());
+        out.clusters_by_vni.insert(vpc.vni, now.clone());
         state.vpc = vpc.clone();
         state.subnets = subnets.iter().map(|subnet| (subnet.id, subnet.clone())).collect();
-        let (gateways, hosts) = (on_gateway(self.model, state), state.vrf(true));
+        let (gateways, hosts) = (vrf_on_gateway(self.model, state), state.vrf(true));
         for cluster in now {
             out.of(Target::Cluster(cluster)).vrfs.push(gateways);
         }
         out.of(Target::HostsOf(vpc.vni)).vrfs.push(hosts);
     }
 
-    /// A gateway's tables, without endpoints; `None` if there is no such gateway.
+    /// A gateway's tables without endpoints; `None` if there is no such gateway.
     pub fn gateway_base(&self, gateway: GatewayId) -> Option<(Gateway, Update)> {
         let (cluster, gateway) = self.gateway(gateway)?;
         let has = |id: ClusterId| gateway.clusters().any(|cluster| cluster == id);
@@ -340,11 +343,11 @@ impl State {
             vips: clusters.flat_map(|cluster| vips_of(&cluster.cluster)).collect(),
             vteps: self.hosts.values().map(vtep_of).collect(),
             keys: vec![keys_of(cluster)],
-            cluster: Some(plan_of(cluster)),
+            cluster: Some(vip_plan(cluster)),
             ..Update::default()
         };
         for vpc in self.vpcs.values().filter(|vpc| vpc.vpc.clusters().any(has)) {
-            update.vrfs.push(on_gateway(self.model, vpc));
+            update.vrfs.push(vrf_on_gateway(self.model, vpc));
             update.routes.extend(self.routes(vpc));
         }
         Some((gateway.clone(), update))
@@ -356,7 +359,7 @@ impl State {
         self.clusters.values().find_map(found)
     }
 
-    /// Entries of instances on a gateway.
+    /// Endpoint entries of instances, for gateways.
     pub fn endpoints(&self, instances: &[Instance]) -> Vec<Endpoint> {
         let one = |instance: &Instance| {
             let vpc = self.vpcs.get(&instance.vpc)?;
@@ -365,8 +368,8 @@ impl State {
         instances.iter().filter_map(one).collect()
     }
 
-    /// A host's tables, without ports, VRFs and keys, and without groups where these are its zones'; `None`
-    /// if there is no such host.
+    /// A host's tables without ports, VRFs and keys, and in a model with zones without groups. `None` if
+    /// there is no such host.
     pub fn host_base(&self, host: HostId) -> Option<Update> {
         let family = Family::of(self.hosts.get(&host)?.vtep);
         let clusters = self.clusters.values();
@@ -382,17 +385,17 @@ impl State {
     }
 
     /// The clusters of all VPCs, by VNI.
-    pub fn placed(&self) -> BTreeMap<Vni, BTreeSet<ClusterId>> {
+    pub fn clusters_by_vni(&self) -> BTreeMap<Vni, BTreeSet<ClusterId>> {
         self.vpcs.values().map(|state| (state.vpc.vni, state.vpc.clusters().collect())).collect()
     }
 
-    /// The keys of those clusters that a host has networks on.
+    /// Keys of clusters, as hosts get them.
     pub fn host_keys(&self, clusters: &BTreeSet<ClusterId>) -> Update {
         let keys = clusters.iter().filter_map(|id| self.clusters.get(id));
         Update { keys: keys.map(|cluster| for_hosts(&keys_of(cluster))).collect(), ..Update::default() }
     }
 
-    /// Entries of instances on their host, with the VRFs they need.
+    /// Port entries of instances, and the VRFs that the ports need.
     pub fn ports(&self, instances: &[Instance]) -> Update {
         let mut update = Update::default();
         let mut vpcs = BTreeSet::new();
@@ -407,19 +410,19 @@ impl State {
         update
     }
 
-    /// A VPC's network.
+    /// The VNI of a VPC.
     #[cfg(test)]
     pub fn vni_of(&self, vpc: VpcId) -> Option<Vni> {
         self.vpcs.get(&vpc).map(|state| state.vpc.vni)
     }
 
-    /// All routes of a VPC, if there is one of this network.
+    /// All routes of the VPC with this VNI, if there is one.
     #[cfg(test)]
     pub fn routes_of(&self, vni: Vni) -> Option<Vec<Route>> {
         self.vpcs.values().find(|state| state.vpc.vni == vni).map(|state| self.routes(state).collect())
     }
 
-    /// The family of a host's VTEP.
+    /// The address family of a host's VTEP.
     pub fn host_family(&self, host: HostId) -> Option<Family> {
         self.hosts.get(&host).map(|host| Family::of(host.vtep))
     }

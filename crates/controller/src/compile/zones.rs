@@ -1,6 +1,6 @@
-//! GWZone: hosts are cut into zones, each with a primary gateway that a few backups
-//! stand behind (Zeta section VIII-A). Which gateway a host sends to is a pure
-//! function of who is there and who has failed.
+//! The model `gwzone`: hosts are divided into zones, each with a primary gateway and shared backups (Zeta
+//! section VIII-A). The gateway of a host is a pure function of the hosts, the gateways, and which gateways
+//! have failed.
 
 use sluice_southbound::Group;
 use sluice_store::Gateway;
@@ -8,13 +8,13 @@ use sluice_types::{GatewayId, HostId};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// A cluster: its group, and its gateways in order of id.
-pub type Zoned = (u32, Vec<Gateway>);
+/// A cluster: the id of its group, and its gateways in order of id.
+pub type ZoneInput = (u32, Vec<Gateway>);
 
-/// The zones of all clusters, as they are now.
+/// The zones of all clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Zones {
-    clusters: Vec<Zoned>,
+    clusters: Vec<ZoneInput>,
     /// VTEPs of the hosts that run an agent, in order of their ids.
     hosts: Vec<(HostId, IpAddr)>,
     failed: BTreeSet<GatewayId>,
@@ -26,21 +26,22 @@ fn vtep(gateway: &Gateway, ipv4: bool) -> Option<IpAddr> {
 }
 
 impl Zones {
-    /// Without nodes. The last `backups` gateways of each cluster are backups, if any are left.
+    /// Starts without nodes. The last `backups` gateways of each cluster are backups, but at least one is a
+    /// primary.
     pub fn new(backups: usize) -> Self {
         Self { backups, ..Self::default() }
     }
 
-    /// Clusters and hosts, in order of their ids.
-    pub fn set(&mut self, (clusters, hosts): (Vec<Zoned>, Vec<(HostId, IpAddr)>)) {
+    /// Replaces clusters and hosts. Both are in order of their ids.
+    pub fn set(&mut self, (clusters, hosts): (Vec<ZoneInput>, Vec<(HostId, IpAddr)>)) {
         (self.clusters, self.hosts) = (clusters, hosts);
         let gateways = self.clusters.iter().flat_map(|(_, gateways)| gateways);
         let there: BTreeSet<_> = gateways.map(|gateway| gateway.id).collect();
         self.failed.retain(|id| there.contains(id));
     }
 
-    /// A gateway has failed, or has returned.
-    pub fn note(&mut self, gateway: GatewayId, failed: bool) {
+    /// Records that a gateway failed or returned.
+    pub fn set_failed(&mut self, gateway: GatewayId, failed: bool) {
         if failed {
             self.failed.insert(gateway);
         } else {
@@ -48,34 +49,35 @@ impl Zones {
         }
     }
 
-    /// What a host's default entries lead to: one gateway in each group, or none where a cluster has
-    /// none of the host's family.
+    /// The groups of a host, one for each cluster: each contains the VTEP of one gateway, or is empty if the
+    /// cluster has no gateway of the host's address family.
     pub fn groups(&self, host: HostId) -> Vec<Group> {
         let Some((_, own)) = self.hosts.iter().find(|(id, _)| *id == host) else { return Vec::new() };
         let ipv4 = own.is_ipv4();
-        let alike: Vec<_> = self.hosts.iter().filter(|(_, vtep)| vtep.is_ipv4() == ipv4).collect();
-        let place = alike.iter().position(|(id, _)| *id == host).unwrap_or_default();
-        let group = |(id, gateways): &Zoned| {
+        let same_family: Vec<_> = self.hosts.iter().filter(|(_, vtep)| vtep.is_ipv4() == ipv4).collect();
+        let position = same_family.iter().position(|(id, _)| *id == host).unwrap_or_default();
+        let group = |(id, gateways): &ZoneInput| {
             let gateways: Vec<_> = gateways.iter().filter(|gateway| vtep(gateway, ipv4).is_some()).collect();
-            let vip = self.gateway(&gateways, place, alike.len()).and_then(|gateway| vtep(gateway, ipv4));
+            let vip =
+                self.gateway(&gateways, position, same_family.len()).and_then(|gateway| vtep(gateway, ipv4));
             Group { id: *id, vips: vip.into_iter().collect(), detect: true }
         };
         self.clusters.iter().map(group).collect()
     }
 
-    /// The gateway of the host at `place` of `hosts`.
-    fn gateway<'a>(&self, gateways: &[&'a Gateway], place: usize, hosts: usize) -> Option<&'a Gateway> {
+    /// The gateway of the host at index `position` of `hosts` hosts.
+    fn gateway<'a>(&self, gateways: &[&'a Gateway], position: usize, hosts: usize) -> Option<&'a Gateway> {
         let primaries = gateways.len().saturating_sub(self.backups).max(1).min(gateways.len());
         let (primaries, backups) = gateways.split_at(primaries);
-        let zone = place * primaries.len() / hosts.max(1);
+        let zone = position * primaries.len() / hosts.max(1);
         let primary = *primaries.get(zone)?;
-        let is_well = |gateway: &&Gateway| !gateway.retires() && !self.failed.contains(&gateway.id);
-        if is_well(&primary) {
+        let is_usable = |gateway: &&Gateway| !gateway.is_retiring() && !self.failed.contains(&gateway.id);
+        if is_usable(&primary) {
             return Some(primary);
         }
         let from = zone % backups.len().max(1);
-        let mut in_turn = backups.iter().cycle().skip(from).take(backups.len()).copied();
-        Some(in_turn.find(is_well).unwrap_or(primary))
+        let mut rotation = backups.iter().cycle().skip(from).take(backups.len()).copied();
+        Some(rotation.find(is_usable).unwrap_or(primary))
     }
 }
 
@@ -102,8 +104,8 @@ mod tests {
         (HostId::new(id), vtep.parse().unwrap())
     }
 
-    /// Last numbers of the gateways that hosts send to, in order of the hosts; 0: none.
-    fn sent_to(zones: &Zones) -> Vec<u8> {
+    /// Last octet of the gateway of each host, in order of the hosts; 0 if there is none.
+    fn gateway_of_hosts(zones: &Zones) -> Vec<u8> {
         let last = |address: IpAddr| match address {
             IpAddr::V4(v4) => v4.octets()[3],
             IpAddr::V6(v6) => v6.octets()[15],
@@ -120,44 +122,44 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_cut_in_sequence_into_zones_of_a_primary_each() {
-        assert_eq!(sent_to(&zones(4, 6, 1)), [1, 1, 2, 2, 3, 3]);
-        assert_eq!(sent_to(&zones(4, 7, 2)), [1, 1, 1, 1, 2, 2, 2]);
-        assert_eq!(sent_to(&zones(3, 2, 0)), [1, 2]);
-        assert_eq!(sent_to(&zones(1, 2, 3)), [1, 1], "the only one is a primary");
-        assert_eq!(sent_to(&zones(0, 2, 1)), [0, 0]);
+    fn hosts_are_divided_by_id_into_one_zone_per_primary() {
+        assert_eq!(gateway_of_hosts(&zones(4, 6, 1)), [1, 1, 2, 2, 3, 3]);
+        assert_eq!(gateway_of_hosts(&zones(4, 7, 2)), [1, 1, 1, 1, 2, 2, 2]);
+        assert_eq!(gateway_of_hosts(&zones(3, 2, 0)), [1, 2]);
+        assert_eq!(gateway_of_hosts(&zones(1, 2, 3)), [1, 1], "the only one is a primary");
+        assert_eq!(gateway_of_hosts(&zones(0, 2, 1)), [0, 0]);
     }
 
     #[test]
-    fn a_failed_primarys_zone_alone_goes_to_a_backup_and_comes_back() {
+    fn only_zone_of_failed_primary_uses_backup_until_it_returns() {
         let mut zones = zones(5, 6, 2);
-        assert_eq!(sent_to(&zones), [1, 1, 2, 2, 3, 3]);
-        zones.note(GatewayId::new(2), true);
-        assert_eq!(sent_to(&zones), [1, 1, 5, 5, 3, 3]);
-        zones.note(GatewayId::new(1), true);
-        assert_eq!(sent_to(&zones), [4, 4, 5, 5, 3, 3]);
-        zones.note(GatewayId::new(5), true);
-        assert_eq!(sent_to(&zones), [4, 4, 4, 4, 3, 3], "the other backup");
-        zones.note(GatewayId::new(4), true);
-        assert_eq!(sent_to(&zones), [1, 1, 2, 2, 3, 3], "no gateway is better");
+        assert_eq!(gateway_of_hosts(&zones), [1, 1, 2, 2, 3, 3]);
+        zones.set_failed(GatewayId::new(2), true);
+        assert_eq!(gateway_of_hosts(&zones), [1, 1, 5, 5, 3, 3]);
+        zones.set_failed(GatewayId::new(1), true);
+        assert_eq!(gateway_of_hosts(&zones), [4, 4, 5, 5, 3, 3]);
+        zones.set_failed(GatewayId::new(5), true);
+        assert_eq!(gateway_of_hosts(&zones), [4, 4, 4, 4, 3, 3], "the other backup");
+        zones.set_failed(GatewayId::new(4), true);
+        assert_eq!(gateway_of_hosts(&zones), [1, 1, 2, 2, 3, 3], "no gateway is better");
         for id in [1, 2, 4, 5] {
-            zones.note(GatewayId::new(id), false);
+            zones.set_failed(GatewayId::new(id), false);
         }
-        assert_eq!(sent_to(&zones), [1, 1, 2, 2, 3, 3]);
+        assert_eq!(gateway_of_hosts(&zones), [1, 1, 2, 2, 3, 3]);
         zones.clusters[0].1[0].draining = true;
-        assert_eq!(sent_to(&zones), [4, 4, 2, 2, 3, 3]);
+        assert_eq!(gateway_of_hosts(&zones), [4, 4, 2, 2, 3, 3]);
     }
 
     #[test]
-    fn each_family_has_zones_of_its_own() {
+    fn each_address_family_has_separate_zones() {
         let mut zones = zones(3, 0, 1);
         let clusters = zones.clusters.clone();
         zones.set((clusters, vec![host(1, true), host(2, false), host(3, true)]));
         // The second gateway has no IPv6: the first is the only primary there.
-        assert_eq!(sent_to(&zones), [1, 1, 2]);
-        zones.note(GatewayId::new(1), true);
-        assert_eq!(sent_to(&zones), [3, 3, 2]);
-        // Who is gone has not failed any more when it is there again.
+        assert_eq!(gateway_of_hosts(&zones), [1, 1, 2]);
+        zones.set_failed(GatewayId::new(1), true);
+        assert_eq!(gateway_of_hosts(&zones), [3, 3, 2]);
+        // A deleted gateway's failure is forgotten.
         zones.set((Vec::new(), Vec::new()));
         assert_eq!(zones, Zones::new(1));
     }

@@ -1,10 +1,10 @@
-//! A gateway that goes from one cluster to another, step by step.
+//! The steps of a gateway's move from one cluster to another.
 
 use super::*;
 use crate::compile::{Gate, NodeGroup};
 use crate::push::Members;
 
-/// What the last revision of the store means.
+/// Compiles the last revision of the store.
 async fn last(store: &Store, state: &mut State, members: &mut Members) -> Step {
     let mut changes = Vec::new();
     let mut revision = 0;
@@ -17,7 +17,8 @@ async fn last(store: &Store, state: &mut State, members: &mut Members) -> Step {
     Step::new(state.apply(revision, &changes))
 }
 
-/// The VNIs that a member of that cluster has entries of, how many vIPs it knows, and whether it drains.
+/// The VNIs of which a gateway has entries, its number of vIPs, and whether it is draining, as a member of
+/// `cluster`.
 fn holdings(world: &World, gateway: GatewayId, cluster: ClusterId) -> (Vec<Vni>, usize, Option<bool>) {
     let tables = world.gateway(gateway);
     let plan = tables.plan.clone().unwrap();
@@ -32,7 +33,7 @@ fn holdings(world: &World, gateway: GatewayId, cluster: ClusterId) -> (Vec<Vni>,
 }
 
 #[tokio::test]
-async fn it_has_the_entries_of_both_and_speaks_as_a_member_of_one() {
+async fn moving_gateway_has_entries_of_both_clusters_and_is_member_of_one() {
     let mut world = World::new().await;
     let store = world.store.clone();
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
@@ -54,22 +55,29 @@ async fn it_has_the_entries_of_both_and_speaks_as_a_member_of_one() {
         vnis.push(vpc.vni);
     }
     world.follow().await;
-    let (topology, _) = picture(store.as_ref(), InstancesOf::Gateway(g1), Model::Zeta).await;
+    let (topology, _) = read_snapshot(store.as_ref(), InstancesOf::Gateway(g1), Model::Zeta).await;
     let (mut state, mut members) = (topology, Members::default());
     let has = |world: &World, cluster: ClusterId| holdings(world, g1, cluster);
     assert_eq!(has(&world, near), (vec![vnis[0]], 1, Some(false)));
 
     store.move_gateway(g1, far, "a test", None).await.unwrap();
     let step = last(store.as_ref(), &mut state, &mut members).await;
-    assert_eq!(step.seats[&g1], Seat { cluster: near, other: Some(far), resync: true });
+    assert_eq!(step.memberships[&g1], Membership { cluster: near, other: Some(far), resync: true });
     assert!(step.removed_nodes.is_empty() && step.gates.is_empty());
     world.follow().await;
     world.check().await;
-    assert_eq!(has(&world, near), (vnis.clone(), 2, Some(true)), "both, and it gives its vIPs away");
+    assert_eq!(
+        has(&world, near),
+        (vnis.clone(), 2, Some(true)),
+        "entries of both clusters, and it is draining"
+    );
     let plan = world.gateway(g2).plan.clone().unwrap();
-    assert_eq!(plan.homes.iter().map(|home| home.gateway).collect::<Vec<_>>(), [g2]);
+    assert_eq!(
+        plan.preferred_owners.iter().map(|preferred_owner| preferred_owner.gateway).collect::<Vec<_>>(),
+        [g2]
+    );
 
-    // What is new to either cluster comes to it.
+    // The gateway gets a new VPC of either cluster.
     let vpc = store.create_vpc(new_vpc("late", tenant, far)).await.unwrap().into_inner();
     world.follow().await;
     assert!(world.gateway(g1).vrfs.contains_key(&vpc.vni));
@@ -82,20 +90,24 @@ async fn it_has_the_entries_of_both_and_speaks_as_a_member_of_one() {
     let at = members.gateway_moves()[&g1].at;
     assert!(store.advance_gateway_move(g1, at).await.unwrap());
     let step = last(store.as_ref(), &mut state, &mut members).await;
-    assert_eq!(step.seats[&g1], Seat { cluster: far, other: Some(near), resync: false });
-    assert!(step.removed_nodes.is_empty(), "it is not gone");
+    assert_eq!(step.memberships[&g1], Membership { cluster: far, other: Some(near), resync: false });
+    assert!(step.removed_nodes.is_empty(), "the gateway was not deleted");
     assert_eq!(step.gates, [Gate { held: NodeGroup::Gateways(far), awaited: NodeGroup::AllHosts }]);
     assert_eq!((members.gateways_of(near), members.gateways_of(far)), ([g2].into(), [g1, g3].into()));
     world.follow().await;
     world.check().await;
-    assert_eq!(has(&world, far), (vnis.clone(), 2, Some(false)), "it is a member, and has both still");
+    assert_eq!(
+        has(&world, far),
+        (vnis.clone(), 2, Some(false)),
+        "it is a member of the other cluster, and still has the entries of both"
+    );
     let role = world.host(host).vteps[&ip("192.0.2.1")];
     assert_eq!(role, VtepRole::Gateway { cluster: group_id(far) });
 
     let at = members.gateway_moves()[&g1].at;
     assert!(store.advance_gateway_move(g1, at).await.unwrap());
     let step = last(store.as_ref(), &mut state, &mut members).await;
-    assert_eq!(step.seats[&g1], Seat { cluster: far, other: None, resync: true });
+    assert_eq!(step.memberships[&g1], Membership { cluster: far, other: None, resync: true });
     world.follow().await;
     world.check().await;
     assert_eq!(has(&world, far), (vec![vnis[1]], 1, Some(false)));

@@ -1,35 +1,35 @@
-//! Nodes that lag, each as it likes, while VPCs move: wherever a host sends, the
-//! gateways there have the VPC, whole.
+//! Nodes receive steps with random delays while VPCs and gateways move. At any time, the gateways to which a
+//! host sends must have the complete VPC.
 
 use super::*;
 use crate::compile::{Gate, NodeGroup};
 use crate::moves::stages;
 use crate::push::Members;
 
-/// Instances by network, as of a revision.
-type Truth = BTreeMap<Vni, BTreeMap<InstanceId, Instance>>;
+/// Instances by VNI, as of a revision.
+type InstancesByVni = BTreeMap<Vni, BTreeMap<InstanceId, Instance>>;
 
-/// A node, and how far it has come.
+/// A node, and the last revision that it applied.
 struct Lagging {
     follower: Follower,
     revision: u64,
 }
 
-/// The store, the steps that came of it, and nodes somewhere on their way.
+/// The store, its steps, and nodes that have applied some of them.
 struct Cloud {
     store: Arc<Store>,
     members: Members,
     /// The topology after each revision.
     states: BTreeMap<u64, State>,
-    truths: BTreeMap<u64, Truth>,
+    instances_at: BTreeMap<u64, InstancesByVni>,
     steps: BTreeMap<u64, Step>,
     nodes: BTreeMap<NodeId, Lagging>,
-    /// Hosts of moves that are to switch, as the driver remembers them.
+    /// For each move, the hosts that must switch, as the driver remembers them.
     hosts: BTreeMap<u64, BTreeSet<HostId>>,
-    /// Moves that ended, and checks that were about a VPC on its way.
-    moved: usize,
+    /// Number of moves that ended, and of checks of a VPC that was moving.
+    moves_ended: usize,
     checked: usize,
-    /// Gateways that went from one cluster to another.
+    /// Number of gateways that joined another cluster.
     arrived: usize,
 }
 
@@ -39,11 +39,11 @@ impl Cloud {
             store: sluice_store::open("sqlite::memory:").await.unwrap(),
             members: Members::default(),
             states: [(0, State::default())].into(),
-            truths: [(0, Truth::new())].into(),
+            instances_at: [(0, InstancesByVni::new())].into(),
             steps: BTreeMap::new(),
             nodes: BTreeMap::new(),
             hosts: BTreeMap::new(),
-            moved: 0,
+            moves_ended: 0,
             checked: 0,
             arrived: 0,
         }
@@ -53,7 +53,7 @@ impl Cloud {
         self.members.revision()
     }
 
-    /// Compiles what was committed; new nodes begin with a snapshot.
+    /// Compiles committed changes. New nodes start with a snapshot.
     async fn follow(&mut self) {
         let mut revisions: BTreeMap<u64, Vec<Change>> = BTreeMap::new();
         for row in self.store.outbox(self.last(), 1000).await.unwrap() {
@@ -61,14 +61,14 @@ impl Cloud {
         }
         for (revision, changes) in revisions {
             let mut state = self.states[&self.last()].clone();
-            let truth = advance(self.truths[&self.last()].clone(), &changes);
+            let instances = advance(self.instances_at[&self.last()].clone(), &changes);
             let step = Step::new(state.apply(revision, &changes));
             for node in &step.removed_nodes {
                 self.nodes.remove(node);
             }
             self.members.apply(revision, &changes);
             self.states.insert(revision, state);
-            self.truths.insert(revision, truth);
+            self.instances_at.insert(revision, instances);
             self.steps.insert(revision, step);
         }
         for gateway in self.store.gateways(None, None, ALL).await.unwrap() {
@@ -90,27 +90,28 @@ impl Cloud {
         self.nodes.get(&node).map_or(0, |lagging| lagging.revision)
     }
 
-    /// Whether a gate of the step keeps a node from it.
+    /// Whether a gate of the step makes this node wait.
     fn is_held(&self, node: NodeId, step: &Step) -> bool {
         let lagging = &self.nodes[&node];
-        let is = |crowd: NodeGroup, node: NodeId, seat: Option<Seat>| match (crowd, node) {
+        let is = |group: NodeGroup, node: NodeId, membership: Option<Membership>| match (group, node) {
             (NodeGroup::Gateways(id), NodeId::Gateway(_)) => {
-                seat.is_some_and(|seat| seat.clusters().any(|of| of == id))
+                membership.is_some_and(|membership| membership.clusters().any(|of| of == id))
             }
             (NodeGroup::Host(id), NodeId::Host(host)) => id == host,
             (NodeGroup::AllHosts, NodeId::Host(_)) => true,
             _ => false,
         };
         let lags = |gate: &Gate| {
-            let mut awaited = self.nodes.iter().filter(|(id, n)| is(gate.awaited, **id, n.follower.seat));
+            let mut awaited =
+                self.nodes.iter().filter(|(id, n)| is(gate.awaited, **id, n.follower.membership));
             awaited.any(|(_, other)| other.revision < step.revision)
         };
-        let held = |gate: &&Gate| is(gate.held, node, lagging.follower.seat);
+        let held = |gate: &&Gate| is(gate.held, node, lagging.follower.membership);
         step.gates.iter().filter(held).any(lags)
     }
 
-    /// Lets one node take in its next step, if it may.
-    async fn let_go(&mut self, number: u8) {
+    /// Lets one node apply its next step, if no gate makes it wait.
+    async fn advance_node(&mut self, number: u8) {
         let all: Vec<NodeId> = self.nodes.keys().copied().collect();
         let Some(node) = choose(&all, number) else { return };
         let Some((revision, step)) = self.steps.range(self.nodes[&node].revision + 1..).next() else {
@@ -128,13 +129,13 @@ impl Cloud {
         }
     }
 
-    /// What the driver does, on what nodes have acknowledged.
+    /// Advances moves, as the controller's driver does, from what nodes have acknowledged.
     async fn drive(&mut self) {
-        for (id, placed) in self.members.moves() {
-            let switched = placed.iter().any(|vpc| vpc.moving.unwrap().switched);
+        for (id, vpcs) in self.members.moves() {
+            let switched = vpcs.iter().any(|vpc| vpc.moving.unwrap().switched);
             if switched && !self.hosts.contains_key(&id) {
                 let mut hosts = BTreeSet::new();
-                for vpc in placed {
+                for vpc in vpcs {
                     hosts.extend(self.store.vpc_hosts(vpc.vpc).await.unwrap());
                 }
                 self.hosts.insert(id, hosts);
@@ -143,24 +144,27 @@ impl Cloud {
         for stage in stages(&self.members, |id| self.hosts.get(&id).cloned()) {
             if stage.missing(|node, revision| self.acked(node) >= revision).is_empty() {
                 assert!(self.store.advance_move(stage.id, stage.switched).await.unwrap());
-                self.moved += usize::from(stage.switched);
+                self.moves_ended += usize::from(stage.switched);
             }
         }
-        for (id, going) in self.members.gateway_moves().clone() {
-            // Of vIPs this knows nothing: as if they were given away by then.
-            if self.acked(NodeId::Gateway(id)) >= going.revision {
-                assert!(self.store.advance_gateway_move(id, going.at).await.unwrap());
-                self.arrived += usize::from(going.at.joined);
+        for (id, moving) in self.members.gateway_moves().clone() {
+            // This model has no vIP owners: it assumes that the gateway has given them away by then.
+            if self.acked(NodeId::Gateway(id)) >= moving.revision {
+                assert!(self.store.advance_gateway_move(id, moving.at).await.unwrap());
+                self.arrived += usize::from(moving.at.joined);
             }
         }
         self.follow().await;
     }
 
-    /// Wherever a host sends for an instance that lives, the gateways have all that there
-    /// was of the VPC when they last heard.
+    /// Checks that the gateways to which hosts send for live instances have the complete VPC as of their
+    /// revision.
     fn check(&mut self) {
-        let alive: BTreeMap<InstanceId, HostId> =
-            self.truths[&self.last()].values().flatten().map(|(id, instance)| (*id, instance.host)).collect();
+        let alive: BTreeMap<InstanceId, HostId> = self.instances_at[&self.last()]
+            .values()
+            .flatten()
+            .map(|(id, instance)| (*id, instance.host))
+            .collect();
         let mut checked = 0;
         for (node, lagging) in &self.nodes {
             let NodeId::Host(host) = *node else { continue };
@@ -174,7 +178,8 @@ impl Cloud {
             for vni in vnis {
                 let group = tables.vrfs[&vni].group.unwrap();
                 for (gateway, other) in &self.nodes {
-                    if other.follower.seat.map(|seat| group_id(seat.cluster)) == Some(group) {
+                    if other.follower.membership.map(|membership| group_id(membership.cluster)) == Some(group)
+                    {
                         self.check_gateway(*gateway, other, vni, *node);
                         checked += usize::from(self.is_moving(vni));
                     }
@@ -186,8 +191,8 @@ impl Cloud {
 
     fn is_moving(&self, vni: Vni) -> bool {
         let moves = self.members.moves();
-        let mut moving = moves.iter().flat_map(|(_, placed)| placed);
-        moving.any(|placed| self.states[&self.last()].vni_of(placed.vpc) == Some(vni))
+        let mut moving = moves.iter().flat_map(|(_, vpcs)| vpcs);
+        moving.any(|vpcs| self.states[&self.last()].vni_of(vpcs.vpc) == Some(vni))
     }
 
     fn check_gateway(&self, gateway: NodeId, lagging: &Lagging, vni: Vni, host: NodeId) {
@@ -195,14 +200,14 @@ impl Cloud {
         let at = lagging.revision;
         let what = format!("{host:?} sends VNI {vni} to {gateway:?}, which is at {at} of {}", self.last());
         let state = &self.states[&at];
-        // A gateway that has not heard of the VPC yet is no matter of moves.
+        // A gateway whose revision is older than the VPC is not affected by moves.
         let Some(routes) = state.routes_of(vni) else { return };
         assert!(tables.vrfs.contains_key(&vni), "{what}: no VRF");
         for Route { key, scope } in routes {
             assert_eq!(tables.routes.get(&key), Some(&scope), "{what}: {}", key.prefix);
         }
         let instances: Vec<Instance> =
-            self.truths[&at].get(&vni).into_iter().flat_map(|all| all.values().cloned()).collect();
+            self.instances_at[&at].get(&vni).into_iter().flat_map(|all| all.values().cloned()).collect();
         for endpoint in state.endpoints(&instances) {
             for address in keys(endpoint.ipv4, endpoint.ipv6) {
                 let found = tables.endpoints.get(&(vni, address));
@@ -212,84 +217,84 @@ impl Cloud {
     }
 }
 
-fn advance(mut truth: Truth, changes: &[Change]) -> Truth {
+fn advance(mut known: InstancesByVni, changes: &[Change]) -> InstancesByVni {
     for change in changes {
         match change {
             Change::InstancesCreated { vpc, instances, .. } => {
-                let all = truth.entry(vpc.vni).or_default();
+                let all = known.entry(vpc.vni).or_default();
                 all.extend(instances.iter().map(|instance| (instance.id, instance.clone())));
             }
             Change::InstanceMoved { vpc, instance, .. } => {
-                truth.entry(vpc.vni).or_default().insert(instance.id, instance.clone());
+                known.entry(vpc.vni).or_default().insert(instance.id, instance.clone());
             }
             Change::InstancesRemoved { vpc, instances } => {
-                let all = truth.entry(vpc.vni).or_default();
+                let all = known.entry(vpc.vni).or_default();
                 all.retain(|id, _| instances.iter().all(|gone| gone.id != *id));
             }
             _ => {}
         }
     }
-    truth
+    known
 }
 
-/// Half of the events are acknowledgments of nodes; much of the rest are moves.
-async fn happen(cloud: &mut Cloud, wish: Wish) -> Option<()> {
-    let (what, x, y, z) = wish;
+/// Half of the events are acknowledgments of nodes; many of the others are moves.
+async fn random_event(cloud: &mut Cloud, operation: Operation) -> Option<()> {
+    let (what, x, y, z) = operation;
     match what % 8 {
         0..=2 => {
             for turn in 0..=z % 16 {
-                cloud.let_go(x.wrapping_add(turn.wrapping_mul(y | 1))).await;
+                cloud.advance_node(x.wrapping_add(turn.wrapping_mul(y | 1))).await;
             }
         }
         3 | 4 => cloud.drive().await,
-        5 if z % 3 == 0 => grant(cloud.store.as_ref(), (19, x, 1, y)).await?,
-        5 => grant(cloud.store.as_ref(), (16, x, y, z)).await?,
-        6 => grant(cloud.store.as_ref(), (if z % 3 == 0 { 18 } else { 14 }, x, y, z)).await?,
-        // Going on with a move is the driver's alone.
+        5 if z % 3 == 0 => execute(cloud.store.as_ref(), (19, x, 1, y)).await?,
+        5 => execute(cloud.store.as_ref(), (16, x, y, z)).await?,
+        6 => execute(cloud.store.as_ref(), (if z % 3 == 0 { 18 } else { 14 }, x, y, z)).await?,
+        // Only the driver advances moves.
         _ if x % 20 == 17 || (x % 20 == 19 && z % 4 == 3) => {}
-        _ => grant(cloud.store.as_ref(), (x, y, z, what)).await?,
+        _ => execute(cloud.store.as_ref(), (x, y, z, what)).await?,
     }
     Some(())
 }
 
 #[test]
-fn hosts_never_send_where_a_vpc_is_not() {
+fn gateways_that_hosts_send_to_always_have_the_vpc() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let totals = std::cell::Cell::new((0, 0, 0));
-    let wishes = proptest::collection::vec(any::<Wish>(), 60..160);
+    let operations = proptest::collection::vec(any::<Operation>(), 60..160);
     let config = Config { cases: 48, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
-        .run(&wishes, |wishes| {
+        .run(&operations, |operations| {
             let counts = runtime.block_on(async {
                 let mut cloud = Cloud::new().await;
-                for wish in FIRST.into_iter().chain(MORE) {
-                    let _ = grant(cloud.store.as_ref(), wish).await;
+                for operation in FIRST.into_iter().chain(MORE) {
+                    let _ = execute(cloud.store.as_ref(), operation).await;
                     cloud.follow().await;
                 }
-                for wish in wishes {
-                    let _ = happen(&mut cloud, wish).await;
+                for operation in operations {
+                    let _ = random_event(&mut cloud, operation).await;
                     cloud.follow().await;
                     cloud.check();
                 }
-                (cloud.moved, cloud.checked, cloud.arrived)
+                (cloud.moves_ended, cloud.checked, cloud.arrived)
             });
-            let (moved, checked, arrived) = totals.get();
-            totals.set((moved + counts.0, checked + counts.1, arrived + counts.2));
+            let (moves_ended, checked, arrived) = totals.get();
+            totals.set((moves_ended + counts.0, checked + counts.1, arrived + counts.2));
             Ok(())
         })
         .unwrap();
-    let (moved, checked, arrived) = totals.get();
-    // The histories must have been lively for the checks to say anything.
-    assert!(moved > 48 && checked > 48 * 50, "{moved} moves, {checked} checks on the way");
+    let (moves_ended, checked, arrived) = totals.get();
+    // Without enough moves the checks would prove nothing.
+    assert!(moves_ended > 48 && checked > 48 * 50, "{moves_ended} moves, {checked} checks on the way");
     assert!(arrived > 20, "{arrived} gateways arrived");
 }
 
 /// Gateways for both clusters and instances in two VPCs.
-const MORE: [Wish; 6] =
+const MORE: [Operation; 6] =
     [(2, 1, 3, 2), (2, 0, 4, 2), (9, 1, 2, 0), (14, 0, 3, 4), (14, 1, 5, 5), (14, 2, 1, 3)];
 
 #[tokio::test]
-async fn an_instance_is_known_to_gateways_before_its_ports_move() {
+async fn gateways_get_a_moved_instance_before_hosts() {
     let mut cloud = Cloud::new().await;
     let store = cloud.store.clone();
     let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
@@ -310,8 +315,8 @@ async fn an_instance_is_known_to_gateways_before_its_ports_move() {
     let step = &cloud.steps[&cloud.last()];
     assert!(cloud.is_held(NodeId::Host(hosts[0]), step) && cloud.is_held(NodeId::Host(hosts[1]), step));
     for number in 0..3 {
-        // In order of id: the gateway, which is let go first, and then the hosts.
-        cloud.let_go(number).await;
+        // In order of id: the gateway, which advances first, then the hosts.
+        cloud.advance_node(number).await;
     }
     let tables = |node| &cloud.nodes[&node].follower.tables;
     let address = IpAddr::from(vm.ipv4.unwrap());
@@ -323,7 +328,7 @@ async fn an_instance_is_known_to_gateways_before_its_ports_move() {
 }
 
 #[tokio::test]
-async fn vips_are_used_after_they_came_and_until_they_went() {
+async fn hosts_use_vips_only_while_gateways_have_them() {
     let mut cloud = Cloud::new().await;
     let store = cloud.store.clone();
     let cluster = store.create_cluster("c", &[ip("192.0.2.10")], None).await.unwrap().into_inner().id;
@@ -338,7 +343,7 @@ async fn vips_are_used_after_they_came_and_until_they_went() {
     cloud.follow().await;
     let settle = async |cloud: &mut Cloud| {
         for number in 0..12 {
-            cloud.let_go(number).await;
+            cloud.advance_node(number).await;
         }
         assert!(cloud.nodes.values().all(|node| node.revision == cloud.last()));
     };
@@ -352,16 +357,19 @@ async fn vips_are_used_after_they_came_and_until_they_went() {
     settle(&mut cloud).await;
     let g2 = store.create_gateway(new_gateway("g2", cluster, "192.0.2.2")).await.unwrap().into_inner().id;
     cloud.follow().await;
-    assert_eq!(held(&cloud), [false, false], "who gets a share is known to hosts first");
+    assert_eq!(held(&cloud), [false, false], "hosts get a new gateway before its members");
     settle(&mut cloud).await;
     store.drain_gateway(g1, true, None).await.unwrap();
     cloud.follow().await;
-    assert!(held(&cloud).is_empty(), "hosts know both");
+    assert!(held(&cloud).is_empty(), "hosts have both already");
     settle(&mut cloud).await;
     let plan = cloud.nodes[&NodeId::Gateway(g2)].follower.tables.plan.clone().unwrap();
-    assert!(plan.members[0].draining && plan.homes.iter().all(|home| home.gateway == g2));
+    assert!(
+        plan.members[0].draining
+            && plan.preferred_owners.iter().all(|preferred_owner| preferred_owner.gateway == g2)
+    );
     store.delete_gateway(g1, None).await.unwrap();
     cloud.follow().await;
-    assert_eq!(held(&cloud), [true], "who has a share still is not shut out");
+    assert_eq!(held(&cloud), [true], "hosts accept a gateway until its cluster acknowledged the removal");
     settle(&mut cloud).await;
 }

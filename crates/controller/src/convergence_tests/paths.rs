@@ -1,8 +1,8 @@
-//! Preprogrammed: which host has which direct paths.
+//! The direct paths of hosts under the model `preprogrammed`.
 
 use super::*;
 
-/// Hosts 1 to 3, and VPCs `a` and `b` with a subnet each.
+/// Hosts 1 to 3, and the VPCs `a` and `b` with one subnet each.
 struct Cloud {
     world: World,
     store: Arc<Store>,
@@ -38,14 +38,14 @@ impl Cloud {
         self.world.check().await;
     }
 
-    /// An instance on the host of a number.
+    /// Creates an instance on the host with this number.
     async fn start(&self, vpc: &(Vpc, SubnetId), name: &str, host: usize) -> Instance {
         let new = new_instance(name, vpc.1, self.hosts[host - 1]);
         self.store.create_instance(vpc.0.id, new).await.unwrap().into_inner()
     }
 
-    /// Whether the host of a number has a VPC's paths to both addresses of an instance, by which
-    /// host: `None` if neither. One alone is a failure.
+    /// The host to which the paths of a VPC lead for both addresses of an instance, on the host with this
+    /// number; `None` if it has no such path. It is a failure if only one address has a path.
     fn path(&self, host: usize, from: &Vpc, to: &Instance) -> Option<IpAddr> {
         let paths = &self.world.host(self.hosts[host - 1]).paths;
         let path = |address| paths.get(&PathKey { vni: from.vni, address });
@@ -81,7 +81,7 @@ async fn vpc(
 }
 
 #[tokio::test]
-async fn a_host_has_the_paths_of_its_vpcs_from_their_first_instance_to_their_last() {
+async fn host_has_paths_of_a_vpc_while_it_has_instances_of_it() {
     let mut cloud = Cloud::new().await;
     let a = cloud.a.0.clone();
     let one = cloud.start(&cloud.a, "one", 1).await;
@@ -90,18 +90,22 @@ async fn a_host_has_the_paths_of_its_vpcs_from_their_first_instance_to_their_las
     cloud.follow().await;
     assert_eq!(cloud.path(1, &a, &two), Some(host_vtep(2)));
     assert_eq!(cloud.path(2, &a, &one), Some(host_vtep(1)));
-    assert_eq!((cloud.count(1), cloud.count(2)), (4, 4), "its own among them, which it leaves out itself");
+    assert_eq!(
+        (cloud.count(1), cloud.count(2)),
+        (4, 4),
+        "including those to its own instances, which the host ignores"
+    );
     assert_eq!(cloud.count(3), 2);
     let gateway = cloud.world.gateway(cloud.gateway);
     assert!(gateway.vrfs.values().all(|vrf| vrf.elephant_kbps == sluice_southbound::ELEPHANT_NEVER));
 
-    // The first one here: all that were there before, too.
+    // The first instance on this host: the host gets all paths of the VPC.
     let three = cloud.start(&cloud.a, "three", 3).await;
     cloud.follow().await;
     for (host, to) in [(3, &one), (3, &two), (1, &three), (2, &three)] {
         assert!(cloud.path(host, &a, to).is_some(), "host {host} to {}", to.name);
     }
-    // It moves on: the others follow it, and it leaves nothing behind.
+    // After a move, other hosts have the new path, and the old host has none.
     let two = cloud.store.move_instance(two.id, cloud.hosts[0], None).await.unwrap();
     cloud.follow().await;
     assert_eq!(cloud.path(3, &a, &two), Some(host_vtep(1)));
@@ -116,13 +120,13 @@ async fn a_host_has_the_paths_of_its_vpcs_from_their_first_instance_to_their_las
 }
 
 #[tokio::test]
-async fn paths_lead_to_peered_vpcs_where_routes_do() {
+async fn paths_to_peered_vpcs_follow_routes() {
     let mut cloud = Cloud::new().await;
     let (a, b) = (cloud.a.0.clone(), cloud.b.0.clone());
     let here = cloud.start(&cloud.a, "here", 1).await;
     let there = cloud.start(&cloud.b, "there", 2).await;
     cloud.follow().await;
-    assert_eq!((cloud.count(1), cloud.count(2)), (2, 2), "they are strangers");
+    assert_eq!((cloud.count(1), cloud.count(2)), (2, 2), "the VPCs are not peered yet");
 
     let peering = NewPeering { name: "p".into(), a: a.id, b: b.id };
     let peering = cloud.store.create_peering(peering).await.unwrap().into_inner().id;
@@ -132,9 +136,13 @@ async fn paths_lead_to_peered_vpcs_where_routes_do() {
     let later = cloud.start(&cloud.b, "later", 3).await;
     cloud.follow().await;
     assert_eq!(cloud.path(1, &a, &later), Some(host_vtep(3)));
-    assert_eq!(cloud.path(3, &b, &here), Some(host_vtep(1)), "the peer's, with its first instance");
+    assert_eq!(
+        cloud.path(3, &b, &here),
+        Some(host_vtep(1)),
+        "paths of the peered VPC, from the host's first instance on"
+    );
 
-    // A longer route leads nowhere: the one address that it covers has no path.
+    // A longer route drops: the one address that it covers has no path.
     let table = cloud.store.route_tables(Some(a.id), ALL).await.unwrap()[0].id;
     let prefix = IpNet::new(there.ipv4.unwrap().into(), 32).unwrap();
     let drop = NewRoute { table, prefix, target: RouteTarget::Drop };
@@ -144,7 +152,7 @@ async fn paths_lead_to_peered_vpcs_where_routes_do() {
     let has = |address| paths.contains_key(&PathKey { vni: a.vni, address });
     assert!(!has(there.ipv4.unwrap().into()) && has(there.ipv6.unwrap().into()));
 
-    // Into a smaller MTU the gateway leads, which can say so.
+    // Into a smaller MTU there is no direct path: only the gateway can send the ICMP error.
     cloud.store.update_vpc(b.id, vpc_update("b", 1400), None).await.unwrap();
     cloud.follow().await;
     assert_eq!(cloud.path(1, &a, &later), None);
@@ -156,7 +164,7 @@ async fn paths_lead_to_peered_vpcs_where_routes_do() {
 }
 
 #[test]
-fn deltas_give_what_a_snapshot_gives_with_all_paths() {
+fn deltas_and_snapshots_give_the_same_preprogrammed_paths() {
     let paths = random_histories(Model::Preprogrammed);
     assert!(paths > 200, "histories of only {paths} paths");
 }

@@ -1,6 +1,6 @@
 //! Drives moves of gateways between clusters, make before break (`crates/store/src/ops/gateway_moves.rs` has
-//! the transactions). What a move waits for follows from the database, from what the gateway acknowledged, and
-//! from its state in its cluster, so a controller that starts continues where another one ended.
+//! the transactions). What a move waits for follows from the database, from what the gateway acknowledged,
+//! and from its state in its cluster, so a controller that starts continues where another one ended.
 //!
 //! ```text
 //!            move_gateway()           tables have both clusters,        tables written, ready in the
@@ -10,12 +10,12 @@
 //!     └── move_gateway() back ──┘
 //! ```
 //!
-//! A move waits for a gateway that is offline. The operator can cancel the move before the gateway has joined,
-//! or delete the gateway.
+//! A move waits for a gateway that is offline. The operator can cancel the move before the gateway has
+//! joined, or delete the gateway.
 
 use super::{LINGER, Moves, Wait};
 use crate::ownership::GatewayState;
-use crate::push::Going;
+use crate::push::MovingGateway;
 use sluice_store::{GatewayMove, NodeId, StoreError};
 use sluice_types::GatewayId;
 use std::collections::BTreeMap;
@@ -73,8 +73,9 @@ pub async fn drive_gateway_moves(moves: Arc<Moves>) {
 
 impl Moves {
     async fn gateway_round(&self, known: &mut BTreeMap<GatewayId, Progress>) -> Result<(), StoreError> {
-        let going: Vec<(GatewayId, Going, bool)> = self.push.members(|members| {
-            let one = |(id, going): (&GatewayId, &Going)| (*id, *going, members.has_vpcs(going.cluster));
+        let going: Vec<(GatewayId, MovingGateway, bool)> = self.push.members(|members| {
+            let one =
+                |(id, going): (&GatewayId, &MovingGateway)| (*id, *going, members.has_vpcs(going.cluster));
             members.gateway_moves().iter().map(one).collect()
         });
         known.retain(|id, _| going.iter().any(|(other, _, _)| other == id));

@@ -10,11 +10,11 @@
 //!                          └────── move_vpc() back ────────┘
 //! ```
 //!
-//! A move waits for nodes that are offline, because their tables still forward packets. A gateway or host that
-//! does not come back must be deleted for the move to end.
+//! A move waits for nodes that are offline, because their tables still forward packets. A gateway or host
+//! that does not come back must be deleted for the move to end.
 
 use super::{LINGER, Moves, Wait};
-use crate::push::{Members, Placed};
+use crate::push::{Members, VpcLocation};
 use sluice_store::{NodeId, StoreError};
 use sluice_types::HostId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,7 +81,7 @@ pub async fn drive_vpc_moves(moves: Arc<Moves>) {
 impl Moves {
     async fn vpc_round(&self, known: &mut BTreeMap<u64, Progress>) -> Result<(), StoreError> {
         let now: BTreeMap<u64, (bool, Vec<_>)> = self.push.members(|members| {
-            let one = |(id, placed): (u64, Vec<Placed>)| {
+            let one = |(id, placed): (u64, Vec<VpcLocation>)| {
                 let switched = placed.iter().any(|vpc| vpc.moving.is_some_and(|moving| moving.switched));
                 (id, (switched, placed.iter().map(|vpc| vpc.vpc).collect()))
             };

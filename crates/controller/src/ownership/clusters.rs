@@ -1,4 +1,5 @@
-//! All clusters' controllers, without socket and clock.
+//! Runs the controller's state machines of all clusters, without socket and clock. Changes when messages,
+//! plans or keys reach them in another pair.
 
 use super::view::{ClusterView, GatewayState, GatewayView};
 use crate::compile::ClusterUpdates;
@@ -12,87 +13,90 @@ use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// So often a newer plan is asked for: this controller may only be behind the database.
-const RAISE_US: u64 = 1_000_000;
+/// Interval at which reissuing a plan is requested again, because this controller may only be behind the
+/// database.
+const REISSUE_INTERVAL_US: u64 = 1_000_000;
 
-/// What time it is.
+/// The current time, on two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Microseconds of a clock that never jumps.
+    /// Microseconds of a monotonic clock.
     pub mono_us: u64,
     /// Milliseconds since 1970.
     pub wall_ms: u64,
 }
 
-/// Where a gateway was heard: its address, and this node's that it spoke to.
+/// The addresses of a gateway's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// The gateway's.
+pub struct AddressPair {
+    /// Address and port of the gateway.
     pub remote: SocketAddr,
-    /// This node's.
+    /// The address of this machine to which the gateway sends.
     pub local: IpAddr,
 }
 
-/// What is to be done.
+/// What the caller must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a datagram; it may get lost.
-    Send(Way, Vec<u8>),
-    /// For the event log.
-    Note(Event),
-    /// A gateway says what it has to do.
+    /// Send a datagram. It may be lost.
+    Send(AddressPair, Vec<u8>),
+    /// Write an event to the event log.
+    Event(Event),
+    /// A gateway reported its load.
     Load(GatewayId, Load),
-    /// A gateway has the cluster's plan at this revision, which is newer than the database's.
-    Raise(ClusterId, u64),
+    /// A gateway has the cluster's plan at this revision, which is newer than the database's: the plan must
+    /// be reissued with a higher one.
+    ReissuePlan(ClusterId, u64),
 }
 
-/// What happened to a cluster.
+/// An event of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A vIP has another owner.
     Moved {
-        /// Of which cluster.
+        /// The cluster of the vIP.
         cluster: ClusterId,
-        /// Which vIP.
+        /// Address of the vIP.
         vip: IpAddr,
         /// The previous owner; `None` if there was no owner.
         from: Option<GatewayId>,
         /// The new owner.
         to: GatewayId,
-        /// The controller decided it; else gateways did, and it confirms.
+        /// True if the controller decided it, false if gateways decided and the controller confirms.
         decided: bool,
     },
-    /// Neither the controller nor a gateway hears it.
+    /// Neither the controller nor another gateway receives its heartbeats.
     Failed(ClusterId, GatewayId),
-    /// It is heard again.
+    /// A gateway that had failed sends heartbeats again.
     Returned(ClusterId, GatewayId),
-    /// It was to be drained, and owns nothing any more.
+    /// A draining gateway owns no vIP any more.
     Drained(ClusterId, GatewayId),
 }
 
-/// What came instead of a message, for the metrics.
+/// Numbers of rejected datagrams by reason, for the metrics.
 pub type RefusedCounts = BTreeMap<&'static str, u64>;
 
 #[derive(Debug)]
-struct Seat {
-    /// None until a gateway of the cluster was heard: a replica to which none speaks knows nothing.
+struct ClusterRuntime {
+    /// `None` until a message of a gateway of the cluster arrives. A replica to which no gateway sends knows
+    /// nothing of the cluster.
     machine: Option<Controller>,
     plan: ClusterPlan,
     keys: KeyRing,
-    ways: BTreeMap<GatewayId, Way>,
+    addresses: BTreeMap<GatewayId, AddressPair>,
     due_us: u64,
-    /// When a newer plan was last asked for.
-    raised_us: Option<u64>,
+    /// When a reissue of the plan was last requested.
+    reissue_requested_us: Option<u64>,
 }
 
-/// The clusters of the cloud.
+/// All clusters, and what they share.
 #[derive(Debug)]
 pub struct Clusters {
     incarnation: u64,
-    courier: MessageCodec,
-    /// All clusters' keys, to open with.
+    codec: MessageCodec,
+    /// The keys of all clusters, to open datagrams of any.
     keys: KeyRing,
-    seats: BTreeMap<ClusterId, Seat>,
+    runtimes: BTreeMap<ClusterId, ClusterRuntime>,
     refused: RefusedCounts,
     actions: Vec<Action>,
 }
@@ -110,178 +114,191 @@ fn ring<'a>(keys: impl Iterator<Item = &'a ClusterKeys>) -> KeyRing {
     })
 }
 
-fn intent(plan: &ClusterPlan) -> OwnershipPlan {
-    let place = |place: u8| VipId::new(place).ok();
+fn ownership_plan(plan: &ClusterPlan) -> OwnershipPlan {
+    let slot = |slot: u8| VipId::new(slot).ok();
     let member =
         |member: &sluice_southbound::Member| Member { id: member.gateway, draining: member.draining };
     let config = Config {
         revision: plan.revision,
-        vips: plan.vips.iter().filter_map(|vip| place(vip.place)).collect(),
+        vips: plan.vips.iter().filter_map(|vip| slot(vip.slot)).collect(),
         members: plan.members.iter().map(member).collect(),
-        hello_interval_ms: plan.hello_ms,
+        hello_interval_ms: plan.hello_interval_ms,
     };
-    let homes = plan.homes.iter().filter_map(|home| Some((place(home.place)?, home.gateway)));
-    OwnershipPlan { config, preferred_owners: homes.collect() }
+    let preferred_owners =
+        plan.preferred_owners.iter().filter_map(|home| Some((slot(home.slot)?, home.gateway)));
+    OwnershipPlan { config, preferred_owners: preferred_owners.collect() }
 }
 
 impl Clusters {
-    /// For a controller that starts; `boot` is drawn for this life.
+    /// The state of a controller that starts. `boot` is a random number of this run.
     pub fn new(boot: BootId, now: Now) -> Self {
         Self {
             incarnation: now.wall_ms,
-            courier: MessageCodec::new(Node::Controller, boot, now.wall_ms),
+            codec: MessageCodec::new(Node::Controller, boot, now.wall_ms),
             keys: KeyRing::default(),
-            seats: BTreeMap::new(),
+            runtimes: BTreeMap::new(),
             refused: RefusedCounts::new(),
             actions: Vec::new(),
         }
     }
 
-    /// Datagrams that were not taken, by why.
+    /// Numbers of rejected datagrams by reason.
     pub fn refused(&self) -> &RefusedCounts {
         &self.refused
     }
 
-    /// When [`Clusters::tick`] is due.
+    /// When [`Clusters::tick`] is due; `None` if no cluster is active.
     pub fn due_us(&self) -> Option<u64> {
-        self.seats.values().filter(|seat| seat.machine.is_some()).map(|seat| seat.due_us).min()
+        self.runtimes.values().filter(|runtime| runtime.machine.is_some()).map(|runtime| runtime.due_us).min()
     }
 
-    /// Intent changed: clusters, vIPs, members, homes, keys.
-    pub fn follow(&mut self, now: Now, updates: &ClusterUpdates) -> Vec<Action> {
-        self.seats.retain(|id, _| updates.contains_key(id));
+    /// Applies a changed configuration: clusters, vIPs, members, preferred owners and keys.
+    pub fn apply_updates(&mut self, now: Now, updates: &ClusterUpdates) -> Vec<Action> {
+        self.runtimes.retain(|id, _| updates.contains_key(id));
         self.keys = ring(updates.values().flat_map(|update| &update.keys));
         for (&id, update) in updates {
             let Some(plan) = &update.cluster else { continue };
             let keys = ring(update.keys.iter());
-            let seat = self.seats.entry(id).or_insert_with(|| Seat {
+            let runtime = self.runtimes.entry(id).or_insert_with(|| ClusterRuntime {
                 machine: None,
                 plan: plan.clone(),
                 keys: KeyRing::default(),
-                ways: BTreeMap::new(),
+                addresses: BTreeMap::new(),
                 due_us: now.mono_us,
-                raised_us: None,
+                reissue_requested_us: None,
             });
-            seat.keys = keys;
-            seat.plan = plan.clone();
-            seat.ways.retain(|gateway, _| plan.members.iter().any(|member| member.gateway == *gateway));
-            self.feed(now, id, ControllerInput::Plan(intent(plan)));
+            runtime.keys = keys;
+            runtime.plan = plan.clone();
+            runtime
+                .addresses
+                .retain(|gateway, _| plan.members.iter().any(|member| member.gateway == *gateway));
+            self.handle_input(now, id, ControllerInput::Plan(ownership_plan(plan)));
         }
         std::mem::take(&mut self.actions)
     }
 
-    /// A datagram came.
-    pub fn receive(&mut self, now: Now, way: Way, packet: &[u8]) -> Vec<Action> {
-        match self.open(now, way.local, packet) {
+    /// A datagram arrived.
+    pub fn receive(&mut self, now: Now, pair: AddressPair, packet: &[u8]) -> Vec<Action> {
+        match self.open(now, pair.local, packet) {
             Ok(message) => {
                 let id = message.cluster;
-                if let Some(seat) = self.seats.get_mut(&id)
+                if let Some(runtime) = self.runtimes.get_mut(&id)
                     && let Node::Gateway(from) = message.from
                 {
-                    if seat.plan.members.iter().any(|member| member.gateway == from) {
-                        seat.ways.insert(from, way);
+                    if runtime.plan.members.iter().any(|member| member.gateway == from) {
+                        runtime.addresses.insert(from, pair);
                     }
-                    if seat.machine.is_none() {
-                        self.begin(now, id);
+                    if runtime.machine.is_none() {
+                        self.start(now, id);
                     }
                 }
                 let from = message.from;
-                self.feed(now, id, ControllerInput::Received(message));
+                self.handle_input(now, id, ControllerInput::Received(message));
                 if let Node::Gateway(from) = from {
-                    self.note_plan(now, id, from);
+                    self.check_plan(now, id, from);
                 }
             }
-            Err(why) => *self.refused.entry(why).or_default() += 1,
+            Err(reason) => *self.refused.entry(reason).or_default() += 1,
         }
         std::mem::take(&mut self.actions)
     }
 
-    /// A gateway may have a plan that the database has lost. Nothing older is taken by it.
-    fn note_plan(&mut self, now: Now, id: ClusterId, from: GatewayId) {
-        let Some(seat) = self.seats.get_mut(&id) else { return };
+    /// Requests a reissue if a gateway has a newer plan than the database, which may have been restored from
+    /// a backup. Gateways do not accept older plans.
+    fn check_plan(&mut self, now: Now, id: ClusterId, from: GatewayId) {
+        let Some(runtime) = self.runtimes.get_mut(&id) else { return };
         let known =
-            seat.machine.as_ref().and_then(|machine| machine.report(from)).map(|report| report.config);
-        let due = seat.raised_us.is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= RAISE_US);
-        if let Some(known) = known.filter(|known| *known > seat.plan.revision && due) {
-            seat.raised_us = Some(now.mono_us);
-            self.actions.push(Action::Raise(id, known));
+            runtime.machine.as_ref().and_then(|machine| machine.report(from)).map(|report| report.config);
+        let due = runtime
+            .reissue_requested_us
+            .is_none_or(|at_us| now.mono_us.saturating_sub(at_us) >= REISSUE_INTERVAL_US);
+        if let Some(known) = known.filter(|known| *known > runtime.plan.revision && due) {
+            runtime.reissue_requested_us = Some(now.mono_us);
+            self.actions.push(Action::ReissuePlan(id, known));
         }
     }
 
     /// The time of [`Clusters::due_us`] has come.
     pub fn tick(&mut self, now: Now) -> Vec<Action> {
-        let due = self.seats.iter().filter(|(_, seat)| seat.machine.is_some() && seat.due_us <= now.mono_us);
+        let due = self
+            .runtimes
+            .iter()
+            .filter(|(_, runtime)| runtime.machine.is_some() && runtime.due_us <= now.mono_us);
         for id in due.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.feed(now, id, ControllerInput::Timer);
+            self.handle_input(now, id, ControllerInput::Timer);
         }
         std::mem::take(&mut self.actions)
     }
 
     fn open(&mut self, now: Now, local: IpAddr, packet: &[u8]) -> Result<Message, &'static str> {
-        let opened = self.courier.open(&self.keys, now.wall_ms, local, packet);
+        let opened = self.codec.open(&self.keys, now.wall_ms, local, packet);
         let (message, key) = opened.map_err(|refused: Refused| refused.name())?;
-        match self.seats.get(&message.cluster) {
-            // Who has one cluster's key has no say in another.
-            Some(seat) if seat.keys.get(key).is_some() => Ok(message),
+        match self.runtimes.get(&message.cluster) {
+            // A key authenticates messages for its own cluster only.
+            Some(runtime) if runtime.keys.get(key).is_some() => Ok(message),
             Some(_) => Err("foreign_key"),
             None => Err("unknown_cluster"),
         }
     }
 
-    fn begin(&mut self, now: Now, id: ClusterId) {
-        let Some(seat) = self.seats.get_mut(&id) else { return };
-        let saved = (intent(&seat.plan), Table::default());
+    fn start(&mut self, now: Now, id: ClusterId) {
+        let Some(runtime) = self.runtimes.get_mut(&id) else { return };
+        let saved = (ownership_plan(&runtime.plan), Table::default());
         let machine = Controller::new(id, Params::default(), self.incarnation, saved, now.mono_us);
-        seat.machine = Some(machine);
-        self.feed(now, id, ControllerInput::Timer);
+        runtime.machine = Some(machine);
+        self.handle_input(now, id, ControllerInput::Timer);
     }
 
-    fn feed(&mut self, now: Now, id: ClusterId, input: ControllerInput) {
-        let Some(seat) = self.seats.get_mut(&id) else { return };
-        let Some(machine) = &mut seat.machine else { return };
+    fn handle_input(&mut self, now: Now, id: ClusterId, input: ControllerInput) {
+        let Some(runtime) = self.runtimes.get_mut(&id) else { return };
+        let Some(machine) = &mut runtime.machine else { return };
         for output in machine.handle(now.mono_us, input) {
             match output {
                 ControllerOutput::Send { to, message } => {
-                    let Some(&way) = seat.ways.get(&to) else { continue };
-                    match self.courier.seal(&seat.keys, now.wall_ms, way.remote.ip().to_canonical(), &message)
-                    {
-                        Ok(packet) => self.actions.push(Action::Send(way, packet)),
+                    let Some(&pair) = runtime.addresses.get(&to) else { continue };
+                    match self.codec.seal(
+                        &runtime.keys,
+                        now.wall_ms,
+                        pair.remote.ip().to_canonical(),
+                        &message,
+                    ) {
+                        Ok(packet) => self.actions.push(Action::Send(pair, packet)),
                         Err(_) => *self.refused.entry("no_key").or_default() += 1,
                     }
                 }
-                ControllerOutput::SetTimer { at_us } => seat.due_us = at_us,
+                ControllerOutput::SetTimer { at_us } => runtime.due_us = at_us,
                 ControllerOutput::Moved { vip, from, claim, decided } => {
-                    let planned = seat.plan.vips.iter().find(|planned| planned.place == vip.get());
+                    let planned = runtime.plan.vips.iter().find(|planned| planned.slot == vip.get());
                     if let Some(vip) = planned.map(|planned| planned.address) {
                         let event = Event::Moved { cluster: id, vip, from, to: claim.owner, decided };
-                        self.actions.push(Action::Note(event));
+                        self.actions.push(Action::Event(event));
                     }
                 }
                 ControllerOutput::Failed(gateway) => {
-                    self.actions.push(Action::Note(Event::Failed(id, gateway)));
+                    self.actions.push(Action::Event(Event::Failed(id, gateway)));
                 }
                 ControllerOutput::Returned(gateway) => {
-                    self.actions.push(Action::Note(Event::Returned(id, gateway)));
+                    self.actions.push(Action::Event(Event::Returned(id, gateway)));
                 }
                 ControllerOutput::Load(gateway, load) => self.actions.push(Action::Load(gateway, load)),
                 ControllerOutput::Drained(gateway) => {
-                    self.actions.push(Action::Note(Event::Drained(id, gateway)));
+                    self.actions.push(Action::Event(Event::Drained(id, gateway)));
                 }
             }
         }
     }
 
-    /// What is known of each cluster, for the API.
+    /// Owners of vIPs and states of gateways of each cluster, for the API.
     pub fn views(&self, now: Now) -> BTreeMap<ClusterId, ClusterView> {
-        self.seats.iter().map(|(id, seat)| (*id, view(seat, now))).collect()
+        self.runtimes.iter().map(|(id, runtime)| (*id, view(runtime, now))).collect()
     }
 }
 
-fn view(seat: &Seat, now: Now) -> ClusterView {
-    let Some(machine) = &seat.machine else { return ClusterView::default() };
+fn view(runtime: &ClusterRuntime, now: Now) -> ClusterView {
+    let Some(machine) = &runtime.machine else { return ClusterView::default() };
     let address =
-        |place: VipId| seat.plan.vips.iter().find(|vip| vip.place == place.get()).map(|vip| vip.address);
-    let owners = machine.table().iter().filter_map(|(place, claim)| Some((address(place)?, claim.owner)));
+        |slot: VipId| runtime.plan.vips.iter().find(|vip| vip.slot == slot.get()).map(|vip| vip.address);
+    let owners = machine.table().iter().filter_map(|(slot, claim)| Some((address(slot)?, claim.owner)));
     let gateway = |member: &sluice_southbound::Member| {
         let id = member.gateway;
         let report = machine.report(id);
@@ -289,7 +306,7 @@ fn view(seat: &Seat, now: Now) -> ClusterView {
         let heard = machine.is_reachable(id, now.mono_us);
         let state = match report.map(|report| report.health) {
             _ if machine.has_failed(id) => GatewayState::Failed,
-            // Its peers hear it, or it has not been silent for long.
+            // It is silent, but not for long, or its peers receive its heartbeats.
             _ if !heard => GatewayState::Unreachable,
             Some(Health::Ready) if member.draining && machine.is_drained(id) => GatewayState::Drained,
             Some(Health::Ready) if member.draining => GatewayState::Draining,
@@ -299,5 +316,5 @@ fn view(seat: &Seat, now: Now) -> ClusterView {
         };
         (id, GatewayView { state, answers_for: holds.iter().filter_map(address).collect() })
     };
-    ClusterView { owners: owners.collect(), gateways: seat.plan.members.iter().map(gateway).collect() }
+    ClusterView { owners: owners.collect(), gateways: runtime.plan.members.iter().map(gateway).collect() }
 }

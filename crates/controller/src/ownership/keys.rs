@@ -1,6 +1,6 @@
-//! Renews the clusters' keys. When one is due, and what becomes of the old ones, is
-//! the store's to say (`crates/store/src/ops/keys.rs`): it decides in one
-//! transaction, so that of several replicas one makes the key.
+//! Renews the keys of clusters. The store decides when a key is due and how long old ones stay valid
+//! (`crates/store/src/ops/keys.rs`): in one transaction, so that only one of several replicas makes the key.
+//! Changes when keys are checked at other times.
 
 use crate::clock::now_ms;
 use crate::database::Database;
@@ -8,24 +8,25 @@ use sluice_store::{Page, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Keys are looked at this often: they live for a day, but a deleted node's are to end soon.
-const LOOK: Duration = Duration::from_secs(5);
-/// Clusters read at once.
+/// Interval at which keys are checked. Keys are valid for a day, but those that a deleted node knew are
+/// replaced soon.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Clusters that one query returns.
 const PAGE: u32 = 256;
 
-/// Runs until it is dropped.
+/// Renews keys until the future is dropped.
 pub async fn renew_keys(db: Arc<Database>) {
     loop {
-        if let Err(error) = round(&db, now_ms()).await {
+        if let Err(error) = renew_due_keys(&db, now_ms()).await {
             db.count_error();
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot renew cluster keys");
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// Looks at the keys of all clusters once.
-async fn round(db: &Database, now_ms: u64) -> Result<(), StoreError> {
+/// Checks the keys of all clusters once.
+async fn renew_due_keys(db: &Database, now_ms: u64) -> Result<(), StoreError> {
     let mut page = Page { after: 0, limit: PAGE };
     loop {
         let clusters = db.store.clusters(None, page).await?;
@@ -37,7 +38,7 @@ async fn round(db: &Database, now_ms: u64) -> Result<(), StoreError> {
                     tracing::info!(cluster = cluster.name, "cluster keys renewed");
                     db.notify_commit();
                 }
-                // It was deleted since it was read.
+                // The cluster was deleted since it was read.
                 Ok(false) | Err(StoreError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn keys_of_all_clusters_are_renewed_when_they_are_due() {
+    async fn keys_of_all_clusters_are_renewed_when_due() {
         let store = sluice_store::open("sqlite::memory:").await.unwrap();
         let db = Database::new(store.clone());
         let mut clusters = Vec::new();
@@ -64,9 +65,9 @@ mod tests {
         let began = keys(clusters[0]).await[0].not_before_ms;
         let revision = store.revision().await.unwrap();
         let now = now_ms();
-        round(&db, now).await.unwrap();
+        renew_due_keys(&db, now).await.unwrap();
         assert_eq!(store.revision().await.unwrap(), revision, "nothing is due");
-        round(&db, began + 24 * 3600 * 1000).await.unwrap();
+        renew_due_keys(&db, began + 24 * 3600 * 1000).await.unwrap();
         for cluster in &clusters {
             assert_eq!(keys(*cluster).await.len(), 2);
         }

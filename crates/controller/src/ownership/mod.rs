@@ -1,8 +1,8 @@
-//! Who owns which vIP: the controller's part, at run time.
+//! Which gateway owns which vIP: the controller's part at run time.
 //!
-//! `sluice_cluster::Controller` decides, one a cluster. `clusters.rs` is what
-//! they need around them without socket and clock, `socket.rs` the socket, on the
-//! UDP port of the southbound listener's number; `view.rs` is what the API shows.
+//! `sluice_cluster::Controller` is the state machine of one cluster. `clusters.rs` runs those of all
+//! clusters, without socket and clock; `socket.rs` is their UDP socket, on the port number of the southbound
+//! listener; `view.rs` is what the API shows.
 
 mod clusters;
 mod keys;
@@ -28,58 +28,58 @@ use sluice_types::{ClusterId, GatewayId};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use view::Shown;
+use view::PublishedViews;
 
-/// Changed intent is noticed at this pace at least.
-const LOOK: Duration = Duration::from_millis(20);
-/// What the API shows is at most this old.
-const SHOW: Duration = Duration::from_millis(20);
-/// Events that wait for the database.
+/// Longest delay until a change of configuration is noticed.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Highest age of what the API shows.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(20);
+/// Most events that wait for the database. Beyond, events are dropped and logged.
 const EVENTS_WAITING: usize = 1_024;
-/// Longer datagrams are no messages.
+/// Size of the receive buffer. Longer datagrams are truncated and then rejected.
 const DATAGRAM_BYTES: usize = MESSAGE_BYTES_MAX + 128;
 
-/// What the database is to do.
-enum Wish {
-    Note(Event),
-    Raise(ClusterId, u64),
+/// A write to the database.
+enum DatabaseWrite {
+    Event(Event),
+    ReissuePlan(ClusterId, u64),
 }
 
-/// Receives what gateways report of their load in the cluster protocol. Implemented by a layer above.
+/// Receives the loads that gateways report in the cluster protocol. Implemented by an upper layer.
 pub trait PulseObserver: Send + Sync {
-    /// A gateway reports its load of this moment.
+    /// A gateway reported its current load.
     fn pulse(&self, gateway: GatewayId, load: &Load);
 }
 
-/// The handle of this module: who owns which vIP, as far as this controller knows.
+/// The handle of this module: owners of vIPs and states of gateways, as far as this controller knows.
 pub struct Ownership {
     db: Arc<Database>,
     compiled: Arc<CompiledClusters>,
-    shown: RwLock<Shown>,
+    published: RwLock<PublishedViews>,
 }
 
 impl Ownership {
-    /// Starts without knowledge of any gateway.
+    /// Starts without information about any gateway.
     pub fn new(db: Arc<Database>, compiled: Arc<CompiledClusters>) -> Self {
-        Self { db, compiled, shown: RwLock::default() }
+        Self { db, compiled, published: RwLock::default() }
     }
 }
 
-/// Runs until it is dropped.
+/// Runs all clusters until the future is dropped.
 pub async fn own(ownership: Arc<Ownership>, loads: Arc<dyn PulseObserver>, socket: Socket, boot: BootId) {
-    // The database may take its time, gateways do not wait.
-    let (events, happened) = mpsc::channel(EVENTS_WAITING);
+    // Writes to the database may take long and must not delay gateways.
+    let (events, writes) = mpsc::channel(EVENTS_WAITING);
     let db = ownership.db.clone();
     let driver = Driver { ownership, loads, socket, events };
-    tokio::join!(driver.run(boot), record(&db, happened));
+    tokio::join!(driver.run(boot), record(&db, writes));
 }
 
-/// Connects the clusters' state machines with the socket, the clock and the other modules.
+/// Connects the clusters' state machines to the socket, the clock and the other modules.
 struct Driver {
     ownership: Arc<Ownership>,
     loads: Arc<dyn PulseObserver>,
     socket: Socket,
-    events: mpsc::Sender<Wish>,
+    events: mpsc::Sender<DatabaseWrite>,
 }
 
 impl Driver {
@@ -91,88 +91,89 @@ impl Driver {
         };
         let mut clusters = Clusters::new(boot, now());
         let mut followed: Arc<ClusterUpdates> = Arc::default();
-        let mut shown = Instant::now();
+        let mut published = Instant::now();
         let mut buffer = [0; DATAGRAM_BYTES];
         loop {
             let due_us = clusters.due_us().unwrap_or(u64::MAX);
-            let wait = Duration::from_micros(due_us.saturating_sub(now().mono_us)).min(LOOK);
+            let wait = Duration::from_micros(due_us.saturating_sub(now().mono_us)).min(CHECK_INTERVAL);
             let actions = tokio::select! {
                 received = self.socket.receive(&mut buffer) => match received {
-                    Ok((bytes, way)) => clusters.receive(now(), way, &buffer[..bytes]),
-                    // Of an earlier datagram: a gateway does not listen any more.
+                    Ok((bytes, path)) => clusters.receive(now(), path, &buffer[..bytes]),
+                    // An ICMP error for an earlier datagram: a gateway does not listen any more.
                     Err(_) => Vec::new(),
                 },
                 () = tokio::time::sleep(wait) => clusters.tick(now()),
             };
-            let mut noted = self.carry_out(actions);
+            let mut changed = self.carry_out(actions);
             let updates = self.ownership.compiled.updates();
             if !Arc::ptr_eq(&updates, &followed) {
-                let actions = clusters.follow(now(), &updates);
-                noted |= self.carry_out(actions);
+                let actions = clusters.apply_updates(now(), &updates);
+                changed |= self.carry_out(actions);
                 followed = updates;
             }
-            if noted || shown.elapsed() >= SHOW {
-                self.ownership.show(clusters.views(now()), clusters.refused().clone());
-                shown = Instant::now();
+            if changed || published.elapsed() >= PUBLISH_INTERVAL {
+                self.ownership.publish(clusters.views(now()), clusters.refused().clone());
+                published = Instant::now();
             }
         }
     }
 
-    /// Returns true if something happened that the API shows.
+    /// Returns true if an event writes that the API shows.
     fn carry_out(&self, actions: Vec<Action>) -> bool {
-        let mut noted = false;
+        let mut changed = false;
         for action in actions {
             match action {
-                Action::Send(way, packet) => {
-                    if let Err(error) = self.socket.send(way, &packet) {
-                        tracing::debug!(to = %way.remote, %error, "cannot send to a gateway");
+                Action::Send(path, packet) => {
+                    if let Err(error) = self.socket.send(path, &packet) {
+                        tracing::debug!(to = %path.remote, %error, "cannot send to a gateway");
                     }
                 }
                 Action::Load(gateway, load) => self.loads.pulse(gateway, &load),
-                Action::Note(event) => {
-                    noted = true;
+                Action::Event(event) => {
+                    changed = true;
                     let compiled = &self.ownership.compiled;
                     match event {
                         Event::Failed(_, gateway) => compiled.set_gateway_failed(gateway, true),
                         Event::Returned(_, gateway) => compiled.set_gateway_failed(gateway, false),
                         Event::Moved { .. } | Event::Drained(..) => {}
                     }
-                    if let Err(error) = self.events.try_send(Wish::Note(event)) {
-                        tracing::warn!(%error, "an event is not written down");
+                    if let Err(error) = self.events.try_send(DatabaseWrite::Event(event)) {
+                        tracing::warn!(%error, "an event was dropped: too many wait for the database");
                     }
                 }
                 // If the queue is full, it is requested again.
-                Action::Raise(cluster, known) => drop(self.events.try_send(Wish::Raise(cluster, known))),
+                Action::ReissuePlan(cluster, known) => {
+                    drop(self.events.try_send(DatabaseWrite::ReissuePlan(cluster, known)))
+                }
             }
         }
-        noted
+        changed
     }
 }
 
-/// Writes events down, in order, each once if the database can, and lets plans be newer than those that gateways
-/// have.
-async fn record(db: &Database, mut wishes: mpsc::Receiver<Wish>) {
-    while let Some(wish) = wishes.recv().await {
-        let result = match wish {
-            Wish::Note(event) => {
-                let event = told(&event);
+/// Writes events to the database in order, each once if the database can, and reissues plans.
+async fn record(db: &Database, mut writes: mpsc::Receiver<DatabaseWrite>) {
+    while let Some(write) = writes.recv().await {
+        let result = match write {
+            DatabaseWrite::Event(event) => {
+                let event = event_record(&event);
                 tracing::info!(kind = event.kind, subject = event.subject, "{}", event.text);
                 db.store.add_event(event).await.map(drop)
             }
-            Wish::Raise(cluster, known) => raise(db, cluster, known).await,
+            DatabaseWrite::ReissuePlan(cluster, known) => reissue_plan(db, cluster, known).await,
         };
         if let Err(error) = result {
             db.count_error();
-            tracing::warn!(error = &error as &dyn std::error::Error, "what happened is not written down");
+            tracing::warn!(error = &error as &dyn std::error::Error, "what writes is not written down");
         }
     }
 }
 
-async fn raise(db: &Database, cluster: ClusterId, known: u64) -> Result<(), StoreError> {
-    match db.store.raise_plan(cluster, known).await {
-        Ok(raised) => {
-            if raised {
-                tracing::warn!(%cluster, known, "gateways had a newer plan: was the database restored?");
+async fn reissue_plan(db: &Database, cluster: ClusterId, known: u64) -> Result<(), StoreError> {
+    match db.store.reissue_plan(cluster, known).await {
+        Ok(reissued) => {
+            if reissued {
+                tracing::warn!(%cluster, known, "gateways have a newer plan than the database: was it restored from a backup? The plan gets a new revision");
                 db.notify_commit();
             }
             Ok(())
@@ -182,8 +183,8 @@ async fn raise(db: &Database, cluster: ClusterId, known: u64) -> Result<(), Stor
     }
 }
 
-/// As the event log has it.
-fn told(event: &Event) -> NewEvent {
+/// The record of an event for the event log.
+fn event_record(event: &Event) -> NewEvent {
     let new = |kind: &str, subject: String, text: String, details| NewEvent {
         kind: kind.to_owned(),
         subject,
@@ -210,9 +211,9 @@ fn told(event: &Event) -> NewEvent {
             "gateway_failed",
             cluster,
             gateway,
-            "is heard neither by the controller nor by another gateway",
+            "is reachable neither from the controller nor from another gateway",
         ),
-        Event::Returned(cluster, gateway) => of("gateway_returned", cluster, gateway, "is heard again"),
+        Event::Returned(cluster, gateway) => of("gateway_returned", cluster, gateway, "is reachable again"),
         Event::Drained(cluster, gateway) => {
             of("gateway_drained", cluster, gateway, "owns no vIP any more and may be stopped")
         }

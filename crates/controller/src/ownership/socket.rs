@@ -1,6 +1,6 @@
-//! The datagram socket to which gateways speak.
+//! The UDP socket for messages of gateways.
 
-use super::clusters::Way;
+use super::clusters::AddressPair;
 use nix::libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo};
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, recvmsg,
@@ -12,12 +12,13 @@ use std::os::fd::AsRawFd;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-/// A socket that knows to which of this machine's addresses a datagram came, and answers from there:
-/// packets are sealed for an address, and gateways take answers only from the one that they speak to.
+/// A UDP socket that reports the local address of each received datagram and sends from a given one. Packets
+/// are authenticated for an address pair, and gateways accept answers only from the address that they sent
+/// to.
 pub struct Socket(UdpSocket);
 
 impl Socket {
-    /// Listens at the address, or at all of the machine's.
+    /// Binds to an address. An unspecified address means all addresses of this machine.
     pub fn bind(at: SocketAddr) -> io::Result<Self> {
         let socket = std::net::UdpSocket::bind(at)?;
         socket.set_nonblocking(true)?;
@@ -29,12 +30,12 @@ impl Socket {
         Ok(Self(UdpSocket::from_std(socket)?))
     }
 
-    /// The next datagram.
-    pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Way)> {
+    /// Receives the next datagram.
+    pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, AddressPair)> {
         self.0.async_io(Interest::READABLE, || self.try_receive(buffer)).await
     }
 
-    fn try_receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Way)> {
+    fn try_receive(&self, buffer: &mut [u8]) -> io::Result<(usize, AddressPair)> {
         let mut control = nix::cmsg_space!(in_pktinfo, in6_pktinfo);
         let mut parts = [IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_DONTWAIT;
@@ -48,17 +49,17 @@ impl Socket {
             }
             _ => None,
         });
-        let way = received.address.as_ref().and_then(address).zip(local);
-        let (remote, local) = way.ok_or_else(|| io::Error::other("a datagram of unknown origin"))?;
-        Ok((received.bytes, Way { remote, local }))
+        let pair = received.address.as_ref().and_then(address).zip(local);
+        let (remote, local) = pair.ok_or_else(|| io::Error::other("a datagram without addresses"))?;
+        Ok((received.bytes, AddressPair { remote, local }))
     }
 
-    /// Sends a datagram, or loses it.
-    pub fn send(&self, way: Way, packet: &[u8]) -> io::Result<()> {
+    /// Sends a datagram. It is lost if the socket's buffer is full.
+    pub fn send(&self, pair: AddressPair, packet: &[u8]) -> io::Result<()> {
         let flags = MsgFlags::MSG_DONTWAIT;
         let parts = [IoSlice::new(packet)];
         let fd = self.0.as_raw_fd();
-        match (way.remote, way.local) {
+        match (pair.remote, pair.local) {
             (SocketAddr::V4(remote), IpAddr::V4(local)) => {
                 let local = in_addr { s_addr: u32::from(local).to_be() };
                 let info =
@@ -67,7 +68,7 @@ impl Socket {
                 sendmsg(fd, &parts, &control, flags, Some(&SockaddrIn::from(remote)))?;
             }
             (SocketAddr::V6(remote), local) => {
-                // Over IPv4 at a socket of IPv6 both ends are mapped.
+                // On an IPv6 socket, IPv4 addresses are mapped.
                 let local = match local {
                     IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                     IpAddr::V6(v6) => v6,
@@ -81,7 +82,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Where it listens.
+    /// The address and port of the socket.
     #[cfg(test)]
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
@@ -97,17 +98,18 @@ fn address(storage: &SockaddrStorage) -> Option<SocketAddr> {
 mod tests {
     use super::*;
 
-    /// Answers come from the address that was spoken to, however the socket listens.
+    /// Answers are sent from the address that the request was sent to, whatever address the socket is bound
+    /// to.
     #[tokio::test]
-    async fn both_ends_are_known() {
-        let ways = [
+    async fn answers_come_from_the_requested_address() {
+        let cases = [
             ("127.0.0.1:0", "127.0.0.1"),
             ("0.0.0.0:0", "127.0.0.9"),
             ("[::1]:0", "::1"),
             ("[::]:0", "127.0.0.9"),
             ("[::]:0", "::1"),
         ];
-        for (at, spoken_to) in ways {
+        for (at, spoken_to) in cases {
             let socket = Socket::bind(at.parse().unwrap()).unwrap();
             let spoken_to: IpAddr = spoken_to.parse().unwrap();
             let to = SocketAddr::new(spoken_to, socket.local_addr().unwrap().port());
@@ -116,9 +118,9 @@ mod tests {
             client.connect(to).await.unwrap();
             client.send(b"question").await.unwrap();
             let mut buffer = [0; 32];
-            let (bytes, way) = socket.receive(&mut buffer).await.unwrap();
-            assert_eq!((&buffer[..bytes], way.local), (&b"question"[..], spoken_to), "{at}");
-            socket.send(way, b"answer").unwrap();
+            let (bytes, pair) = socket.receive(&mut buffer).await.unwrap();
+            assert_eq!((&buffer[..bytes], pair.local), (&b"question"[..], spoken_to), "{at}");
+            socket.send(pair, b"answer").unwrap();
             let bytes = client.recv(&mut buffer).await.unwrap();
             assert_eq!(&buffer[..bytes], b"answer", "{at}");
         }

@@ -1,4 +1,4 @@
-//! What the API shows of who owns what.
+//! The states of clusters and gateways that the API shows.
 
 use super::Ownership;
 use serde::{Deserialize, Serialize};
@@ -8,55 +8,56 @@ use std::net::IpAddr;
 use std::sync::PoisonError;
 use utoipa::ToSchema;
 
-/// How a gateway is, as far as this controller knows.
+/// State of a gateway, as far as this controller knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GatewayState {
-    /// It has not been heard since this controller started.
+    /// No message of it has arrived since this controller started.
     #[default]
     Unknown,
-    /// It forwards and answers.
+    /// It forwards packets and answers for its vIPs.
     Ready,
-    /// It started, woke up or came back, and decides nothing yet.
+    /// It started, resumed or returned, and does not take part in decisions yet.
     Starting,
     /// It reports that no node on the underlay answers it.
     Isolated,
-    /// Its heartbeats do not come, but its peers hear it, or may.
+    /// Its heartbeats do not arrive, but it may still forward: its peers receive its hellos, or the silence
+    /// is short.
     Unreachable,
-    /// Neither the controller nor a gateway hears it.
+    /// Neither the controller nor another gateway receives its messages.
     Failed,
-    /// It gives its vIPs away.
+    /// It is handing its vIPs to other gateways.
     Draining,
-    /// It has given them away, and may be stopped.
+    /// It owns no vIP any more and may be stopped.
     Drained,
 }
 
-/// A gateway.
+/// State of one gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayView {
-    /// How it is.
+    /// What the gateway does.
     pub state: GatewayState,
-    /// vIPs that it says it answers for.
+    /// The vIPs for which it reports to answer.
     pub answers_for: Vec<IpAddr>,
 }
 
-/// A cluster.
+/// State of one cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterView {
-    /// Who owns each vIP.
+    /// The owner of each vIP.
     pub owners: BTreeMap<IpAddr, GatewayId>,
-    /// Its members.
+    /// The members of the cluster.
     pub gateways: BTreeMap<GatewayId, GatewayView>,
 }
 
-/// All clusters, a moment ago.
+/// The states that were last published by the task that runs the clusters.
 #[derive(Debug, Default)]
-pub(super) struct Shown {
+pub(super) struct PublishedViews {
     clusters: BTreeMap<ClusterId, ClusterView>,
     refused: super::clusters::RefusedCounts,
 }
 
-impl Shown {
+impl PublishedViews {
     pub(super) fn new(
         clusters: BTreeMap<ClusterId, ClusterView>,
         refused: super::clusters::RefusedCounts,
@@ -72,39 +73,41 @@ impl Shown {
 }
 
 impl Ownership {
-    /// Who owns a cluster's vIPs.
+    /// The owners of a cluster's vIPs.
     pub fn owners(&self, cluster: ClusterId) -> BTreeMap<IpAddr, GatewayId> {
-        let shown = self.shown.read().unwrap_or_else(PoisonError::into_inner);
-        shown.clusters.get(&cluster).map(|view| view.owners.clone()).unwrap_or_default()
+        let published = self.published.read().unwrap_or_else(PoisonError::into_inner);
+        published.clusters.get(&cluster).map(|view| view.owners.clone()).unwrap_or_default()
     }
 
-    /// Who owns vIPs, in all clusters.
+    /// The owners of the vIPs of all clusters.
     pub fn all_owners(&self) -> BTreeMap<IpAddr, GatewayId> {
-        let shown = self.shown.read().unwrap_or_else(PoisonError::into_inner);
-        shown.clusters.values().flat_map(|view| view.owners.clone()).collect()
+        let published = self.published.read().unwrap_or_else(PoisonError::into_inner);
+        published.clusters.values().flat_map(|view| view.owners.clone()).collect()
     }
 
-    /// Gateways that forward nothing, whatever they report: they failed, or no node on the underlay answers them.
+    /// Gateways that forward nothing, whatever they report: they failed, or no node on the underlay answers
+    /// them.
     pub fn down(&self) -> BTreeSet<GatewayId> {
-        self.shown.read().unwrap_or_else(PoisonError::into_inner).down()
+        self.published.read().unwrap_or_else(PoisonError::into_inner).down()
     }
 
-    /// How a gateway is.
+    /// The state of a gateway.
     pub fn gateway(&self, cluster: ClusterId, id: GatewayId) -> GatewayView {
-        let shown = self.shown.read().unwrap_or_else(PoisonError::into_inner);
-        shown.clusters.get(&cluster).and_then(|view| view.gateways.get(&id)).cloned().unwrap_or_default()
+        let published = self.published.read().unwrap_or_else(PoisonError::into_inner);
+        published.clusters.get(&cluster).and_then(|view| view.gateways.get(&id)).cloned().unwrap_or_default()
     }
 
-    /// Datagrams of gateways that were not taken, by why.
+    /// Numbers of rejected datagrams of gateways, by reason.
     pub fn refused(&self) -> super::clusters::RefusedCounts {
-        self.shown.read().unwrap_or_else(PoisonError::into_inner).refused.clone()
+        self.published.read().unwrap_or_else(PoisonError::into_inner).refused.clone()
     }
 
-    pub(super) fn show(
+    pub(super) fn publish(
         &self,
         clusters: BTreeMap<ClusterId, ClusterView>,
         refused: super::clusters::RefusedCounts,
     ) {
-        *self.shown.write().unwrap_or_else(PoisonError::into_inner) = Shown::new(clusters, refused);
+        *self.published.write().unwrap_or_else(PoisonError::into_inner) =
+            PublishedViews::new(clusters, refused);
     }
 }

@@ -78,8 +78,8 @@ struct NextAction {
 }
 
 /// Decides what to do next. `states` are the states of `steps` from index `done` on, with at least `parallel`
-/// steps that are not done, or all steps. `fits` says whether the tables of the new cluster hold the VPCs of a
-/// step in addition to what they have.
+/// steps that are not done, or all steps. `fits` says whether the tables of the new cluster hold the VPCs of
+/// a step in addition to what they have.
 fn next_action(
     steps: &[PlanStep],
     done: usize,
@@ -160,7 +160,11 @@ async fn check_plans(place: &Place, computed: &mut BTreeMap<u64, ComputedPlan>) 
                 Err(error) => {
                     let reason = format!("the stored plan cannot be parsed: {error}");
                     tracing::error!(plan = plan.id, reason, "plan stopped");
-                    place.db.store.note_plan(plan.id, PlanState::Stopped, plan.done, &reason).await?;
+                    place
+                        .db
+                        .store
+                        .update_plan_progress(plan.id, PlanState::Stopped, plan.done, &reason)
+                        .await?;
                 }
             }
         }
@@ -216,7 +220,7 @@ async fn advance(place: &Place, plan: &PlanProgress, steps: &[PlanStep]) -> Resu
         return Ok(());
     }
     let reason = next.stop.unwrap_or_default();
-    if place.db.store.note_plan(plan.id, state, next.done as u64, &reason).await?
+    if place.db.store.update_plan_progress(plan.id, state, next.done as u64, &reason).await?
         && state != PlanState::Applying
     {
         let text = match state {

@@ -17,15 +17,13 @@ use crate::database::Database;
 use crate::ownership::{Ownership, PulseObserver};
 use crate::push::{ChangeObserver, LoadObserver};
 use ledger::Ledger;
-use load::capacity::{CAPACITY_DEFAULT_PPS, CAPACITY_MAX_PPS};
 use load::{LoadSnapshot, Loads};
 use scheduler::SharedStatus;
-use serde::{Deserialize, Serialize};
+
 use sluice_cluster::Load;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{Change, StoreError, Topology, Vpc};
-use sluice_types::{ClusterId, GatewayId, VpcId};
-use std::collections::BTreeMap;
+use sluice_types::{ClusterId, GatewayId, PlacementSettings, VpcId};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
@@ -94,7 +92,7 @@ impl Place {
     pub fn staying_gateways(&self, cluster: ClusterId) -> Vec<GatewayId> {
         self.ledger(|ledger| {
             let all = ledger.clusters.get(&cluster).into_iter().flat_map(|cluster| &cluster.gateways);
-            all.filter(|gateway| !gateway.retires()).map(|gateway| gateway.id).collect()
+            all.filter(|gateway| !gateway.is_retiring()).map(|gateway| gateway.id).collect()
         })
     }
 
@@ -110,11 +108,11 @@ impl Place {
         Ok(())
     }
 
-    /// Settings of placement.
+    /// PlacementSettings of placement.
     ///
     /// # Errors
     /// Errors of the store.
-    pub async fn settings(&self) -> Result<Settings, StoreError> {
+    pub async fn settings(&self) -> Result<PlacementSettings, StoreError> {
         self.db.settings(SETTINGS_KEY).await
     }
 
@@ -175,90 +173,3 @@ impl PulseObserver for Place {
 
 /// Name under which the settings of placement are stored.
 pub const SETTINGS_KEY: &str = "placement";
-/// Largest valid limit of clusters per tenant.
-const CLUSTERS_PER_TENANT_MAX: usize = 4096;
-
-/// Settings of placement.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Settings {
-    /// Most clusters that the VPCs of one tenant may be on: k of the paper.
-    pub clusters_per_tenant: usize,
-    /// Highest load to which placement fills a cluster, as a fraction of its packet rate.
-    pub water_level: f64,
-    /// Capacity in packets a second of a gateway without an estimate.
-    pub gateway_capacity_pps: u64,
-    /// Capacities in packets a second that the operator set for single gateways.
-    pub gateways: BTreeMap<GatewayId, u64>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            clusters_per_tenant: 4,
-            water_level: 0.8,
-            gateway_capacity_pps: CAPACITY_DEFAULT_PPS,
-            gateways: BTreeMap::new(),
-        }
-    }
-}
-
-impl Settings {
-    /// Checks the range of each setting.
-    ///
-    /// # Errors
-    /// Name of the first invalid field, and the reason.
-    pub fn check(&self) -> Result<(), (String, String)> {
-        let invalid = |field: &str, reason: String| Err((field.to_owned(), reason));
-        if !(1..=CLUSTERS_PER_TENANT_MAX).contains(&self.clusters_per_tenant) {
-            return invalid(
-                "clusters_per_tenant",
-                format!("the limit must be 1 to {CLUSTERS_PER_TENANT_MAX} clusters"),
-            );
-        }
-        if !(self.water_level > 0.0 && self.water_level <= 1.0) {
-            return invalid("water_level", "the water level must be above 0 and at most 1".to_owned());
-        }
-        let rates = [("gateway_capacity_pps".to_owned(), self.gateway_capacity_pps)].into_iter();
-        for (field, pps) in
-            rates.chain(self.gateways.iter().map(|(id, pps)| (format!("gateways.{id}"), *pps)))
-        {
-            if !(1..=CAPACITY_MAX_PPS).contains(&pps) {
-                return invalid(
-                    &field,
-                    format!("the capacity must be 1 to {CAPACITY_MAX_PPS} packets a second"),
-                );
-            }
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn invalid_settings_are_named() {
-        let field = |change: fn(&mut Settings)| {
-            let mut settings = Settings::default();
-            change(&mut settings);
-            settings.check().err().map(|(field, _)| field)
-        };
-        assert_eq!(field(|_| {}), None);
-        assert_eq!(field(|it| it.clusters_per_tenant = 0).as_deref(), Some("clusters_per_tenant"));
-        for level in [0.0, -1.0, 1.1, f64::NAN] {
-            let settings = Settings { water_level: level, ..Settings::default() };
-            assert!(settings.check().is_err(), "{level}");
-        }
-        assert_eq!(field(|it| it.gateway_capacity_pps = 0).as_deref(), Some("gateway_capacity_pps"));
-        let of_gateway = field(|it| it.gateways = [(GatewayId::new(7), u64::MAX)].into());
-        assert_eq!(of_gateway.as_deref(), Some("gateways.gw-7"));
-    }
-
-    #[test]
-    fn missing_settings_have_their_default() {
-        let settings: Settings = serde_json::from_str(r#"{"water_level":0.5}"#).unwrap();
-        assert_eq!(settings, Settings { water_level: 0.5, ..Settings::default() });
-    }
-}

@@ -1,7 +1,7 @@
 //! Chooses the cluster of a new VPC.
 
 use super::usage::{EXPECTED_MIN_PPS, Usage};
-use sluice_placement::{Cluster, NoRoom, PlaceError, Placement, Problem, Vpc, place};
+use sluice_placement::{Cluster, InsufficientCapacity, PlaceError, Placement, Problem, Vpc, place};
 use sluice_types::{ClusterId, TenantId, VpcId};
 
 /// Reason why no cluster can take a new VPC.
@@ -12,9 +12,9 @@ pub enum Unplaced {
     NoCluster,
     /// All clusters are full, or those that the tenant may use.
     #[error("{reason}{}", without(*no_gateways))]
-    NoRoom {
+    InsufficientCapacity {
         /// What the algorithm found.
-        reason: NoRoom,
+        reason: InsufficientCapacity,
         /// Number of clusters that are full only because they have no serving gateway.
         no_gateways: usize,
     },
@@ -81,7 +81,9 @@ pub fn cluster_for(usage: &Usage, tenant: TenantId) -> Result<ClusterId, Unplace
         |demand_pps| place(&problem, &present, &Vpc { id: VpcId::new(0), tenant, demand_pps, entries: 0 });
     with(usage.expected_pps).or_else(|error| with(EXPECTED_MIN_PPS).map_err(|_| error)).map_err(|error| {
         match error {
-            PlaceError::NoRoom(reason) => Unplaced::NoRoom { reason, no_gateways },
+            PlaceError::InsufficientCapacity(reason) => {
+                Unplaced::InsufficientCapacity { reason, no_gateways }
+            }
             PlaceError::Input(error) => Unplaced::Input(error.to_string()),
         }
     })
@@ -89,18 +91,21 @@ pub fn cluster_for(usage: &Usage, tenant: TenantId) -> Result<ClusterId, Unplace
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::super::ledger::Ledger;
     use super::super::ledger::tests::vpc;
     use super::super::load::LoadSnapshot;
     use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
     use sluice_store::{Gateway, Topology};
+    use sluice_types::PlacementSettings;
 
     fn usage(topology: &Topology, demands: &[(u32, f64)], limit: usize) -> Usage {
         let reporting: Vec<(u64, u64)> = topology.gateways.iter().map(|g| (g.id.get(), 1 << 20)).collect();
-        let settings =
-            Settings { clusters_per_tenant: limit, gateway_capacity_pps: 100, ..Settings::default() };
+        let settings = PlacementSettings {
+            clusters_per_tenant: limit,
+            gateway_capacity_pps: 100,
+            ..PlacementSettings::default()
+        };
         Usage::new(&Ledger::new(topology, 9, &[]), &loads(&reporting, demands), settings)
     }
 
@@ -139,7 +144,7 @@ mod tests {
         let with = |down: &[u64]| {
             let down = down.iter().map(|id| sluice_types::GatewayId::new(*id)).collect();
             let loads = LoadSnapshot { down, ..loads(&[], &[]) };
-            let settings = Settings { gateway_capacity_pps: 100, ..Settings::default() };
+            let settings = PlacementSettings { gateway_capacity_pps: 100, ..PlacementSettings::default() };
             cluster_for(&Usage::new(&Ledger::new(&topology, 9, &[]), &loads, settings), tenant(7))
         };
         assert_eq!(with(&[]), Ok(ClusterId::new(3)));
@@ -162,8 +167,8 @@ mod tests {
         let refused = cluster_for(&usage(&topology, &full, 4), tenant(1)).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "no cluster has room: 2 of 3 above the water level; 1 of 3 would be above it with 54 packets/s \
-             more; 1 of those have no serving gateway"
+            "no cluster has enough capacity: 2 of 3 are above the water level; 1 of 3 would be above the water \
+             level with 54 more packets/s; 1 of those have no serving gateway"
         );
     }
 }

@@ -3,7 +3,7 @@
 
 use super::usage::Usage;
 use serde::{Deserialize, Serialize};
-use sluice_placement::{InputError, PlacementError, Plan, rebalance, solve};
+use sluice_placement::{InputError, PlacementError, PlacementPlan, rebalance, solve};
 use sluice_store::StoreError;
 use sluice_types::{ClusterId, VpcId};
 
@@ -82,7 +82,7 @@ pub fn compute_plan(
         PlanKind::Solve => {
             let settings = sluice_placement::Settings { seed, ..Default::default() };
             let found = solve(&problem, &settings)?;
-            (Plan::between(&problem, &present, &found.placement)?, found.placement)
+            (PlacementPlan::between(&problem, &present, &found.placement)?, found.placement)
         }
     };
     let steps = plan.moves.into_iter().map(|step| self::step(usage, step));
@@ -91,10 +91,10 @@ pub fn compute_plan(
         seed,
         revision: usage.revision,
         max_load_before: before.max_load,
-        max_load: problem.lambda(&wanted)?,
+        max_load: problem.max_load(&wanted)?,
         max_load_lower_bound: before.max_load_lower_bound,
         tenants_over_cluster_limit_before: before.tenants_over_cluster_limit,
-        tenants_over_cluster_limit: problem.tenants_over_k(&wanted)?,
+        tenants_over_cluster_limit: problem.tenants_over_cluster_limit(&wanted)?,
         steps: steps.collect::<Result<_, _>>()?,
     })
 }
@@ -123,13 +123,13 @@ fn step(usage: &Usage, step: sluice_placement::Move) -> Result<PlanStep, InputEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::super::ledger::Ledger;
     use super::super::ledger::tests::vpc;
     use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
     use sluice_store::Peering;
     use sluice_types::PeeringId;
+    use sluice_types::PlacementSettings;
 
     /// Three clusters of a gateway each; all VPCs on the first, each of 10 packets a second, 1 and 2 peered.
     fn all_on_the_first_cluster(vpcs: u64, limit: usize) -> Usage {
@@ -139,8 +139,11 @@ mod tests {
         let (a, b) = (VpcId::new(1), VpcId::new(2));
         topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
         let demands: Vec<(u32, f64)> = (1..=vpcs as u32).map(|vni| (vni, 10.0)).collect();
-        let settings =
-            Settings { clusters_per_tenant: limit, gateway_capacity_pps: 100, ..Settings::default() };
+        let settings = PlacementSettings {
+            clusters_per_tenant: limit,
+            gateway_capacity_pps: 100,
+            ..PlacementSettings::default()
+        };
         Usage::new(
             &Ledger::new(&topology, 9, &[]),
             &loads(&[(1, 4096), (2, 4096), (3, 4096)], &demands),

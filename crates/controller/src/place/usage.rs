@@ -1,10 +1,10 @@
 //! Demand and capacity of all clusters at one moment: the input of the placement algorithms. Changes when
 //! demand or capacity is computed in another way.
 
-use super::Settings;
 use super::ledger::{Ledger, LedgerCluster};
 use super::load::{GatewayLoad, LoadSnapshot};
 use sluice_placement::{Cluster, InputError, Placement, Problem, Vpc};
+use sluice_types::PlacementSettings;
 use sluice_types::{ClusterId, GatewayId, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -113,7 +113,7 @@ pub struct VpcUsage {
 #[derive(Clone, Debug)]
 pub struct Usage {
     /// The settings that apply.
-    pub settings: Settings,
+    pub settings: PlacementSettings,
     /// Database revision of the placement.
     pub revision: u64,
     /// Clusters in order of id.
@@ -133,7 +133,7 @@ fn amount(pps: f64) -> u64 {
 
 impl Usage {
     /// Computes it from the placement and the measured loads.
-    pub fn new(ledger: &Ledger, loads: &LoadSnapshot, settings: Settings) -> Self {
+    pub fn new(ledger: &Ledger, loads: &LoadSnapshot, settings: PlacementSettings) -> Self {
         let mut usage = Self {
             revision: ledger.revision(),
             clusters: clusters(ledger, loads, &settings),
@@ -220,7 +220,7 @@ impl Usage {
             });
             present.insert(*id, first.cluster);
         }
-        let Settings { clusters_per_tenant, water_level, .. } = self.settings;
+        let PlacementSettings { clusters_per_tenant, water_level, .. } = self.settings;
         Ok((Problem::new(clusters.collect(), vpcs, clusters_per_tenant, water_level)?, present))
     }
 
@@ -241,9 +241,9 @@ impl Usage {
         let placed = present.into_iter().filter(|(_, at)| served.contains(at)).collect();
         let mean = problem.demand_pps() as f64 / problem.capacity_pps().max(1) as f64;
         Balance {
-            max_load: problem.lambda(&placed).unwrap_or_default(),
+            max_load: problem.max_load(&placed).unwrap_or_default(),
             max_load_lower_bound: mean.max(problem.whole_vpcs_bound()),
-            tenants_over_cluster_limit: problem.tenants_over_k(&placed).unwrap_or_default(),
+            tenants_over_cluster_limit: problem.tenants_over_cluster_limit(&placed).unwrap_or_default(),
         }
     }
 }
@@ -260,7 +260,7 @@ pub struct Balance {
 }
 
 /// All clusters with the capacity of their gateways, without demand.
-pub fn clusters(ledger: &Ledger, loads: &LoadSnapshot, settings: &Settings) -> Vec<ClusterUsage> {
+pub fn clusters(ledger: &Ledger, loads: &LoadSnapshot, settings: &PlacementSettings) -> Vec<ClusterUsage> {
     let usage = |cluster: &LedgerCluster| {
         let gateways: Vec<GatewayUsage> = cluster
             .gateways
@@ -275,7 +275,7 @@ pub fn clusters(ledger: &Ledger, loads: &LoadSnapshot, settings: &Settings) -> V
                     (None, Some(estimate)) => (estimate, CapacitySource::Estimated),
                     (None, None) => (settings.gateway_capacity_pps, CapacitySource::Assumed),
                 };
-                let (id, name, draining) = (gateway.id, gateway.name.clone(), gateway.retires());
+                let (id, name, draining) = (gateway.id, gateway.name.clone(), gateway.is_retiring());
                 let down = loads.down.contains(&id);
                 GatewayUsage { id, name, draining, down, capacity_pps, capacity_source, load }
             })
@@ -322,8 +322,8 @@ pub mod tests {
             id: ClusterId::new(id),
             name: format!("c{id}"),
             vips: Vec::new(),
-            hello_ms: 4,
-            plan_revision: 1,
+            hello_interval_ms: 4,
+            vip_plan_revision: 1,
             revision: 1,
         };
         Topology {
@@ -352,8 +352,8 @@ pub mod tests {
         let gateways = vec![gateway(1, 1, false), gateway(2, 1, false), gateway(3, 1, true)];
         let ledger = Ledger::new(&topology(2, gateways, vec![]), 9, &[]);
         let mut loads = loads(&[(1, 1_000), (2, 600)], &[]);
-        let mut settings = Settings { gateway_capacity_pps: 100, ..Settings::default() };
-        let cluster = |loads: &LoadSnapshot, settings: &Settings| {
+        let mut settings = PlacementSettings { gateway_capacity_pps: 100, ..PlacementSettings::default() };
+        let cluster = |loads: &LoadSnapshot, settings: &PlacementSettings| {
             let usage = Usage::new(&ledger, loads, settings.clone());
             assert_eq!((usage.clusters[1].capacity_pps, usage.clusters[1].load()), (0, None));
             let first = &usage.clusters[0];
@@ -383,12 +383,12 @@ pub mod tests {
         let vpcs = (1..=4).map(|id| vpc(id, 1, id.min(2), 1)).collect();
         let gateways = vec![gateway(1, 1, false), gateway(2, 2, false)];
         let mut ledger = Ledger::new(&topology(2, gateways, vpcs), 9, &[(VpcId::new(1), 5)]);
-        let usage = Usage::new(&ledger, &loads(&[], &[]), Settings::default());
+        let usage = Usage::new(&ledger, &loads(&[], &[]), PlacementSettings::default());
         assert!(usage.vpcs.iter().all(|vpc| vpc.demand_pps == 1 && !vpc.measured), "nothing is measured");
         // The second cluster's gateway has reported: VPCs 2 and 4 are idle, 3 is not.
         let measured = loads(&[(2, 0)], &[(3, 90.0)]);
         let demands = |ledger: &Ledger, measured: &LoadSnapshot| -> Vec<(u64, bool)> {
-            let usage = Usage::new(ledger, measured, Settings::default());
+            let usage = Usage::new(ledger, measured, PlacementSettings::default());
             assert_eq!(usage.expected_pps, 30);
             usage.vpcs.iter().map(|vpc| (vpc.demand_pps, vpc.measured)).collect()
         };
@@ -398,13 +398,13 @@ pub mod tests {
         assert_eq!(demands(&ledger, &measured)[3], (30, true));
         let later = LoadSnapshot { now_ms: SETTLING_MS, ..measured };
         assert_eq!(demands(&ledger, &later)[3], (0, true));
-        let usage = Usage::new(&ledger, &later, Settings::default());
+        let usage = Usage::new(&ledger, &later, PlacementSettings::default());
         let first = &usage.clusters[0];
         assert_eq!((first.vpcs, first.demand_pps, first.entries), (1, 30, 6));
         // A moving gateway needs table space for the entries of both clusters.
         let entries: u64 = usage.clusters.iter().map(|cluster| cluster.entries).sum();
         for (cells, missing) in [(2 * entries, None), (2 * entries - 1, Some((entries, entries - 1)))] {
-            let usage = Usage::new(&ledger, &loads(&[(1, cells)], &[]), Settings::default());
+            let usage = Usage::new(&ledger, &loads(&[(1, cells)], &[]), PlacementSettings::default());
             assert_eq!(usage.missing_table_space(GatewayId::new(1), ClusterId::new(2)), missing);
         }
     }
@@ -416,7 +416,8 @@ pub mod tests {
         let (a, b) = (VpcId::new(1), VpcId::new(3));
         topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
         let ledger = Ledger::new(&topology, 9, &[]);
-        let usage = Usage::new(&ledger, &loads(&[(1, 0)], &[(1, 10.0), (3, 4.0)]), Settings::default());
+        let usage =
+            Usage::new(&ledger, &loads(&[(1, 0)], &[(1, 10.0), (3, 4.0)]), PlacementSettings::default());
         let (problem, present) = usage.problem().unwrap();
         let vpcs: Vec<_> = problem.vpcs().iter().map(|vpc| (vpc.id, vpc.demand_pps, vpc.entries)).collect();
         assert_eq!(vpcs, [(a, 14, 2), (VpcId::new(2), 0, 1)]);

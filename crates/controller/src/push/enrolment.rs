@@ -1,5 +1,4 @@
-//! One-time tokens: 32 random bytes in hexadecimal, of which the database has
-//! only the SHA-256.
+//! One-time enrollment tokens: 32 random bytes in hexadecimal. The database stores only their SHA-256.
 
 use super::node::named;
 use crate::clock::now_ms;
@@ -7,37 +6,37 @@ use sha2::{Digest, Sha256};
 use sluice_southbound::EnrolmentBundle;
 use sluice_store::{EnrolmentToken, NodeId, Store, StoreError};
 
-/// A token is good this long.
+/// Validity of a token.
 pub const TOKEN_LIFE_MS: u64 = 60 * 60 * 1000;
 
-/// How nodes reach and recognise this controller.
+/// How nodes reach and authenticate this controller.
 #[derive(Clone, Debug)]
 pub struct Reach {
-    /// HOST:PORT.
+    /// Address of the southbound listener, as HOST:PORT.
     pub controller: String,
-    /// In the certificate.
+    /// Server name in the controller's certificate.
     pub server_name: String,
-    /// The authority.
+    /// Certificate of the certificate authority that signed it.
     pub ca_pem: String,
 }
 
-/// Why no bundle could be made.
+/// Why no enrollment bundle could be made.
 #[derive(Debug, thiserror::Error)]
 pub enum EnrolError {
     /// The system gives no random bytes.
-    #[error("no randomness: {0}")]
+    #[error("the system gives no random bytes: {0}")]
     Random(getrandom::Error),
     /// The token cannot be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What the database knows a token by.
+/// The SHA-256 by which the database identifies a token.
 pub fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
 
-/// Makes a token for a node, and all that it needs to use it.
+/// Makes a token for a node, in a bundle with everything that the node needs to use it.
 ///
 /// # Errors
 /// [`EnrolError`].

@@ -1,5 +1,5 @@
-//! Follows the outbox: every revision is compiled once, in order, into the log
-//! of steps. Woken by commits of this replica; polls for those of others.
+//! Reads the outbox: compiles each revision once, in order, and appends it to the log of steps. A commit of
+//! this replica wakes it; it polls for commits of other replicas.
 
 use super::members::Members;
 use super::steps::Step;
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinError;
 
-/// Commits of other replicas are seen this late at most.
+/// Interval of polling: the longest delay until a commit of another replica is seen.
 const POLL: Duration = Duration::from_millis(100);
 /// Pause after a store error.
 const RETRY: Duration = Duration::from_millis(250);
-/// Rows read at once.
+/// Most outbox rows that one read returns.
 const ROWS: u32 = 1024;
-/// Revisions before the start that are looked at, so that nodes which were only
-/// a little behind when the controller ended need no snapshot.
+/// At the start, this many earlier revisions are compiled too, so that nodes which were only a little behind
+/// when the controller stopped need no snapshot.
 const LOOK_BACK: u64 = 64;
-/// But not more rows than this.
+/// Most outbox rows of these earlier revisions.
 const LOOK_BACK_ROWS: usize = 128;
 
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +31,11 @@ enum FollowError {
     Store(#[from] StoreError),
     #[error("compiling failed")]
     Compile(#[from] JoinError),
-    #[error("the picture has no topology")]
+    #[error("the snapshot contains no topology")]
     NoTopology,
 }
 
-/// Runs until it is dropped.
+/// Follows the outbox until the future is dropped. Starts again from a snapshot after an error.
 pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
     let follower = Follower { push, observer };
     loop {
@@ -44,19 +44,23 @@ pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
             Err(error) => error,
         };
         follower.push.db.count_error();
-        tracing::warn!(error = &error as &dyn std::error::Error, "following the outbox starts over");
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "cannot follow the outbox; starting again from a snapshot"
+        );
         tokio::time::sleep(RETRY).await;
     }
 }
 
-/// What following takes: where compiled steps go, and who else receives the changes.
+/// The receivers of compiled steps and of changes.
 struct Follower {
     push: Arc<Push>,
     observer: Arc<dyn ChangeObserver>,
 }
 
 impl Follower {
-    /// The topology, and its state, which knows instances only where the model needs them.
+    /// Reads the topology and makes the compiler's state of it. The state contains instances only if the
+    /// model preprograms paths.
     async fn read_topology(&self) -> Result<(Topology, State), FollowError> {
         let (sink, mut parts) = mpsc::channel(1);
         let all = self.push.compiled.model().preprograms();
@@ -69,7 +73,7 @@ impl Follower {
                         let state = State::new(&topology, self.push.compiled.model());
                         first = Some((*topology, state));
                     }
-                    (SnapshotPart::Instances(instances), Some((_, state))) => state.place(&instances),
+                    (SnapshotPart::Instances(instances), Some((_, state))) => state.add_instances(&instances),
                     (SnapshotPart::Instances(_), None) => {}
                 }
             }
@@ -97,12 +101,12 @@ impl Follower {
         Ok(state)
     }
 
-    /// The last revisions before the state's, as far as they changed instances
-    /// only: such changes compile the same under any later topology. Each with the
-    /// revision before it.
+    /// The last revisions before the state's revision, back to the newest one that changed more than
+    /// instances and tenants: changes of instances compile to the same entries under any later topology. Each
+    /// step comes with the revision before it.
     async fn recent_steps(&self, state: &State) -> Result<Vec<(u64, Step)>, FollowError> {
         if self.push.compiled.model().preprograms() {
-            // What instances mean for paths is another thing when later ones are there.
+            // The paths of a revision depend on the instances of that time, which the state no longer has.
             return Ok(Vec::new());
         }
         let mut after = state.revision().saturating_sub(LOOK_BACK);
@@ -146,7 +150,7 @@ impl Follower {
         Ok(steps)
     }
 
-    /// Ends with what went wrong; errors that pass are waited out.
+    /// Follows until an error that is not temporary, and returns that error.
     async fn keep_up(&self, mut state: State) -> FollowError {
         let mut failing = false;
         loop {
@@ -173,7 +177,7 @@ impl Follower {
             }
             let read = began.elapsed();
             for (revision, changes) in by_revision(rows) {
-                match self.take_in(state, revision, changes, read).await {
+                match self.apply_revision(state, revision, changes, read).await {
                     Ok(next) => state = next,
                     Err(error) => return error,
                 }
@@ -181,7 +185,7 @@ impl Follower {
         }
     }
 
-    async fn take_in(
+    async fn apply_revision(
         &self,
         mut state: State,
         revision: u64,
@@ -207,7 +211,7 @@ impl Follower {
         let hosts_change =
             changes.iter().any(|change| matches!(change, Change::HostUpserted(_) | Change::HostRemoved(_)));
         let began = Instant::now();
-        // A large creation takes a while; streams must not wait for it.
+        // Compiling a bulk creation takes long and must not block the streams.
         let (state, step) = tokio::task::spawn_blocking(move || {
             let step = Step::new(state.apply(revision, &changes));
             (state, step)

@@ -1,6 +1,6 @@
-//! What the controller knows of each node: its stream, what it acknowledged,
-//! when it was last heard of. The memory here is the truth for nodes whose
-//! stream is ours; the store has it for other replicas and for the next start.
+//! The state of each node as the controller knows it: its stream, what it acknowledged, when it was last
+//! seen. This memory is authoritative for nodes whose stream is on this replica. The store has it for other
+//! replicas and for the next start.
 
 use crate::clock::now_ms;
 use sluice_southbound::proto::Heartbeat;
@@ -10,29 +10,29 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// A node's being alive is written down this often when nothing else is.
+/// A connected node's `last_seen_ms` is saved at this interval if nothing else of it changes.
 const SEEN_INTERVAL_MS: u64 = 10_000;
-/// What a node says is written down when it has said no more for this long:
-/// every write is a commit, which under a stream of changes would cost them.
+/// A node's state is saved when it has not changed for this time. Each save is a commit; saving every
+/// acknowledgment would slow down a series of changes.
 const QUIET: Duration = Duration::from_millis(40);
-/// But at least this often while it goes on.
+/// A state that keeps changing is saved at this interval.
 const BUSY: Duration = Duration::from_secs(1);
 
-/// Why a stream must end.
+/// Why the controller ends a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
-    /// The node opened another one.
+    /// The node opened another stream.
     Replaced,
     /// The node was deleted.
     Removed,
-    /// The controller ends.
+    /// The controller stops.
     Shutdown,
 }
 
 /// A node's stream as the hub sees it.
 #[derive(Debug)]
 pub struct Session {
-    /// Tells it from the node's earlier ones.
+    /// Number that distinguishes the streams of all nodes.
     pub id: u64,
     /// Resolves when the stream must end.
     pub closing: oneshot::Receiver<Closing>,
@@ -42,7 +42,7 @@ pub struct Session {
 struct Node {
     acked: u64,
     last_seen_ms: u64,
-    /// A wait for it timed out, and it has sent nothing since.
+    /// A wait for it timed out, and it has sent no message since.
     unanswered: bool,
     failures: Vec<String>,
     /// Newest revision that was acknowledged with failures. The contents of the tables are unknown until
@@ -53,7 +53,7 @@ struct Node {
     session: Option<(u64, oneshot::Sender<Closing>)>,
     version: String,
     heartbeat: Heartbeat,
-    /// Since when there is something to write down, and when it last changed.
+    /// When the unsaved state changed first, and when it changed last.
     dirty: Option<(Instant, Instant)>,
     saved_seen_ms: u64,
 }
@@ -79,15 +79,15 @@ impl Node {
 /// A node, for the API.
 #[derive(Clone, Debug)]
 pub struct NodeView {
-    /// Who.
+    /// The gateway or host.
     pub node: NodeId,
-    /// What it acknowledged, when it was seen, what it could not write.
+    /// What it acknowledged, when it was last seen, and which entries it could not write.
     pub state: NodeState,
-    /// Has a stream to this replica.
+    /// It has a stream to this replica.
     pub connected: bool,
-    /// Of its agent.
+    /// Version of its agent; empty if it never connected to this replica.
     pub version: String,
-    /// Its last heartbeat on this stream.
+    /// Its last heartbeat on the current stream.
     pub heartbeat: Heartbeat,
 }
 
@@ -98,13 +98,13 @@ struct Inner {
     closed: bool,
 }
 
-/// All nodes.
+/// The state of all nodes.
 #[derive(Debug, Default)]
 pub struct Hub {
     inner: Mutex<Inner>,
 }
 
-/// Who was seen since then may live.
+/// A node without a stream here that was seen after this time may be connected to another replica.
 fn recent_ms() -> u64 {
     now_ms().saturating_sub(2 * SEEN_INTERVAL_MS)
 }
@@ -114,31 +114,31 @@ impl Hub {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what the store has of nodes that have no stream here.
+    /// Replaces the state of nodes that have no stream here by what the store has.
     pub fn load(&self, states: Vec<NodeState>) {
         let mut inner = self.lock();
         for state in states {
             let node = inner.nodes.entry(state.node).or_default();
             if node.session.is_none() && node.dirty.is_none() {
-                node.acked = state.acked;
+                node.acked = state.acknowledged_revision;
                 node.unanswered &= state.last_seen_ms <= node.last_seen_ms;
                 node.last_seen_ms = state.last_seen_ms;
                 node.saved_seen_ms = state.last_seen_ms;
-                node.failed = (!state.failures.is_empty()).then_some(state.acked);
+                node.failed = (!state.failures.is_empty()).then_some(state.acknowledged_revision);
                 node.failures = state.failures;
             }
         }
     }
 
-    /// A node's stream begins, and its earlier one ends. `applied` is what its
-    /// tables hold, which may be less than it once acknowledged.
+    /// A node's stream starts, and its earlier one ends. `applied` is the revision that its tables have,
+    /// which may be lower than one that it acknowledged earlier.
     pub fn open(&self, id: NodeId, applied: u64, version: String) -> Session {
         let (sender, closing) = oneshot::channel();
         let mut inner = self.lock();
         inner.next_session += 1;
         let session = inner.next_session;
         if inner.closed {
-            // The receiver is gone, which is no error.
+            // It cannot fail: the receiver is returned below.
             let _ = sender.send(Closing::Shutdown);
             return Session { id: session, closing };
         }
@@ -178,7 +178,7 @@ impl Hub {
         });
     }
 
-    /// A node acknowledges.
+    /// A node acknowledges a revision, with the entries that it could not write.
     pub fn ack(&self, id: NodeId, session: u64, revision: u64, failures: Vec<String>) {
         self.with(id, session, |node| {
             node.unanswered = false;
@@ -194,17 +194,17 @@ impl Hub {
         });
     }
 
-    /// A node has been sent all that it is to have, with `revision`.
-    pub fn told_all(&self, id: NodeId, session: u64, revision: u64) {
+    /// A node was sent a snapshot of `revision`.
+    pub fn snapshot_sent(&self, id: NodeId, session: u64, revision: u64) {
         self.with(id, session, |node| node.snapshot = Some(revision));
     }
 
     /// Whether entries are missing in a node's tables, as far as is known.
-    pub fn lacks(&self, id: NodeId) -> bool {
+    pub fn is_incomplete(&self, id: NodeId) -> bool {
         self.lock().nodes.get(&id).is_some_and(|node| node.failed.is_some())
     }
 
-    /// A node says that it lives.
+    /// A heartbeat of a node arrived.
     pub fn heartbeat(&self, id: NodeId, session: u64, heartbeat: Heartbeat) {
         self.with(id, session, |node| (node.unanswered, node.heartbeat) = (false, heartbeat));
     }
@@ -216,7 +216,7 @@ impl Hub {
         }
     }
 
-    /// All streams end, and no new one begins.
+    /// Ends all streams, and refuses new ones.
     pub fn shutdown(&self) {
         let mut inner = self.lock();
         inner.closed = true;
@@ -227,8 +227,7 @@ impl Hub {
         }
     }
 
-    /// What the store should be told now (`all`: whatever it has not been),
-    /// and no longer needs to be once it was.
+    /// Returns the states to save now, and marks them as saved. With `all`, returns every unsaved state.
     pub fn take_unsaved(&self, all: bool) -> Vec<NodeState> {
         let mut unsaved = Vec::new();
         for (id, node) in &mut self.lock().nodes {
@@ -241,22 +240,22 @@ impl Hub {
         unsaved
     }
 
-    /// The store could not be told.
+    /// Saving failed: the state is returned by [`Hub::take_unsaved`] again.
     pub fn mark_unsaved(&self, id: NodeId) {
         if let Some(node) = self.lock().nodes.get_mut(&id) {
             node.mark();
         }
     }
 
-    /// Calls `read` with a function that says what a node has acknowledged: 0
-    /// for one that never did.
+    /// Calls `read` with a function that returns the revision that a node has acknowledged; 0 if it has
+    /// acknowledged none.
     pub fn with_acked<R>(&self, read: impl FnOnce(&dyn Fn(NodeId) -> u64) -> R) -> R {
         let inner = self.lock();
         read(&|id| inner.nodes.get(&id).map_or(0, |node| node.acked))
     }
 
-    /// Calls `read` with a function that says whether a node has all up to a revision in its tables: it
-    /// acknowledged it, and there is nothing that it could not write.
+    /// Calls `read` with a function that says whether a node's tables have everything up to a revision: the
+    /// node acknowledged it and could write all entries.
     pub fn with_written<R>(&self, read: impl FnOnce(&dyn Fn(NodeId, u64) -> bool) -> R) -> R {
         let inner = self.lock();
         let written = |id, revision| {
@@ -265,16 +264,15 @@ impl Hub {
         read(&written)
     }
 
-    /// Whether one of these nodes has not acknowledged a revision, of those that are
-    /// connected, or that another replica saw lately, and that did not time out
-    /// since they last spoke.
+    /// Whether one of these nodes has not acknowledged a revision. Nodes count if they are connected, or were
+    /// seen by another replica lately, and have sent a message since the last wait for them timed out.
     pub fn lags(&self, nodes: &[NodeId], revision: u64) -> bool {
         let inner = self.lock();
         let recent_ms = recent_ms();
         nodes.iter().any(|id| inner.nodes.get(id).is_some_and(|node| node.lags(revision, recent_ms)))
     }
 
-    /// Those of these nodes that [`Hub::lags`] is about are not waited for again until they speak.
+    /// Stops waiting for those of these nodes that lag behind a revision, until they send a message.
     pub fn give_up(&self, nodes: &[NodeId], revision: u64) {
         let mut inner = self.lock();
         let recent_ms = recent_ms();
@@ -296,10 +294,15 @@ impl Hub {
 }
 
 fn state(id: NodeId, node: &Node) -> NodeState {
-    NodeState { node: id, acked: node.acked, last_seen_ms: node.last_seen_ms, failures: failures(node) }
+    NodeState {
+        node: id,
+        acknowledged_revision: node.acked,
+        last_seen_ms: node.last_seen_ms,
+        failures: failures(node),
+    }
 }
 
-/// What it said last; or, since that was less than all, that something is missing.
+/// The failures that it last reported. If entries are missing from an earlier revision, a text that says so.
 fn failures(node: &Node) -> Vec<String> {
     match node.failed {
         Some(revision) if node.failures.is_empty() => {
@@ -327,7 +330,7 @@ mod tests {
     const NODE: NodeId = NodeId::Gateway(GatewayId::new(1));
 
     #[test]
-    fn second_stream_ends_the_first_and_outlives_its_end() {
+    fn second_stream_replaces_the_first() {
         let hub = Hub::default();
         let mut first = hub.open(NODE, 5, String::new());
         let mut second = hub.open(NODE, 6, String::new());
@@ -335,40 +338,40 @@ mod tests {
         hub.ack(NODE, first.id, 99, Vec::new());
         hub.close(NODE, first.id);
         assert!(hub.view(NODE).connected);
-        assert_eq!(hub.view(NODE).state.acked, 6);
+        assert_eq!(hub.view(NODE).state.acknowledged_revision, 6);
         assert!(second.closing.try_recv().is_err());
         hub.remove(NODE);
         assert_eq!(second.closing.try_recv(), Ok(Closing::Removed));
     }
 
     #[test]
-    fn what_could_not_be_written_is_not_written_until_all_is_told_anew() {
+    fn failed_entries_are_missing_until_a_snapshot_is_written_completely() {
         let hub = Hub::default();
         let written = |revision| hub.with_written(|written| written(NODE, revision));
         let session = hub.open(NODE, 5, String::new());
         assert!(written(5) && !written(6));
         hub.ack(NODE, session.id, 7, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
         hub.ack(NODE, session.id, 8, Vec::new());
-        assert!(!written(6) && !written(7) && !written(8), "what it has since does not replace it");
+        assert!(!written(6) && !written(7) && !written(8), "later acknowledgments do not repair it");
         let session = hub.open(NODE, 8, String::new());
-        assert!(!written(7), "its tables are as they were");
-        // Another controller learns of it from the database.
+        assert!(!written(7), "a new stream does not change the tables");
+        // Another controller reads the failure from the database.
         let saved = hub.take_unsaved(true);
         let other = Hub::default();
         other.load(saved);
-        assert!(other.lacks(NODE));
+        assert!(other.is_incomplete(NODE));
         let again = other.open(NODE, 8, String::new());
         other.ack(NODE, again.id, 9, Vec::new());
-        assert!(other.lacks(NODE) && !other.take_unsaved(true)[0].failures.is_empty());
-        // The whole snapshot again, twice: with failures, and without.
-        hub.told_all(NODE, session.id, 9);
+        assert!(other.is_incomplete(NODE) && !other.take_unsaved(true)[0].failures.is_empty());
+        // Snapshots repair it: the first attempt fails, the second succeeds.
+        hub.snapshot_sent(NODE, session.id, 9);
         hub.ack(NODE, session.id, 9, vec!["endpoint 10.0.0.1: the tables are full".to_owned()]);
-        assert!(hub.lacks(NODE));
-        hub.told_all(NODE, session.id, 9);
+        assert!(hub.is_incomplete(NODE));
+        hub.snapshot_sent(NODE, session.id, 9);
         hub.ack(NODE, session.id, 8, Vec::new());
-        assert!(hub.lacks(NODE), "that was not it");
+        assert!(hub.is_incomplete(NODE), "an older revision than the snapshot's");
         hub.ack(NODE, session.id, 9, Vec::new());
-        assert!(written(9) && !hub.lacks(NODE));
+        assert!(written(9) && !hub.is_incomplete(NODE));
         hub.ack(NODE, session.id, 10, vec!["endpoint 10.0.0.2: the tables are full".to_owned()]);
         hub.close(NODE, session.id);
         let session = hub.open(NODE, 0, String::new());
@@ -377,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn only_nodes_that_live_lag() {
+    fn only_live_nodes_lag() {
         let hub = Hub::default();
         assert!(!hub.lags(&[NODE], 9), "never seen");
         let session = hub.open(NODE, 5, String::new());
@@ -385,21 +388,31 @@ mod tests {
         hub.ack(NODE, session.id, 9, Vec::new());
         assert!(!hub.lags(&[NODE], 9));
         let long_ago = NodeId::Gateway(GatewayId::new(2));
-        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: 1, failures: Vec::new() }]);
+        hub.load(vec![NodeState {
+            node: long_ago,
+            acknowledged_revision: 1,
+            last_seen_ms: 1,
+            failures: Vec::new(),
+        }]);
         assert!(!hub.lags(&[long_ago], 9));
-        hub.load(vec![NodeState { node: long_ago, acked: 1, last_seen_ms: now_ms(), failures: Vec::new() }]);
-        assert!(hub.lags(&[long_ago], 9), "another replica's");
+        hub.load(vec![NodeState {
+            node: long_ago,
+            acknowledged_revision: 1,
+            last_seen_ms: now_ms(),
+            failures: Vec::new(),
+        }]);
+        assert!(hub.lags(&[long_ago], 9), "connected to another replica");
     }
 
     #[test]
-    fn who_was_waited_for_in_vain_is_waited_for_again_when_it_speaks() {
+    fn node_that_timed_out_is_waited_for_again_after_its_next_message() {
         let hub = Hub::default();
         let session = hub.open(NODE, 5, String::new());
-        let prompt = NodeId::Gateway(GatewayId::new(2));
-        let other = hub.open(prompt, 9, String::new());
-        hub.give_up(&[NODE, prompt], 9);
-        assert!(!hub.lags(&[NODE, prompt], 9) && !hub.lags(&[NODE], 99), "nor for what comes next");
-        assert!(hub.lags(&[NODE, prompt], 99), "the other one had it");
+        let fast_node = NodeId::Gateway(GatewayId::new(2));
+        let other = hub.open(fast_node, 9, String::new());
+        hub.give_up(&[NODE, fast_node], 9);
+        assert!(!hub.lags(&[NODE, fast_node], 9) && !hub.lags(&[NODE], 99), "nor for later revisions");
+        assert!(hub.lags(&[NODE, fast_node], 99), "the other node had acknowledged it");
         hub.heartbeat(NODE, session.id, Heartbeat::default());
         assert!(hub.lags(&[NODE], 9));
         hub.give_up(&[NODE], 9);
@@ -407,22 +420,27 @@ mod tests {
         assert!(hub.lags(&[NODE], 9));
         hub.give_up(&[NODE], 9);
         hub.close(NODE, session.id);
-        assert!(!hub.lags(&[NODE], 9), "its end is no word of it");
+        assert!(!hub.lags(&[NODE], 9), "the end of a stream is no message");
         hub.open(NODE, 5, String::new());
         assert!(hub.lags(&[NODE], 9));
-        // One that speaks to another replica.
-        hub.give_up(&[prompt], 99);
-        hub.close(prompt, other.id);
+        // A node that is connected to another replica.
+        hub.give_up(&[fast_node], 99);
+        hub.close(fast_node, other.id);
         hub.take_unsaved(true);
-        let seen = |last_seen_ms| NodeState { node: prompt, acked: 9, last_seen_ms, failures: Vec::new() };
-        hub.load(vec![seen(hub.view(prompt).state.last_seen_ms)]);
-        assert!(!hub.lags(&[prompt], 99));
-        hub.load(vec![seen(hub.view(prompt).state.last_seen_ms + 1)]);
-        assert!(hub.lags(&[prompt], 99));
+        let seen = |last_seen_ms| NodeState {
+            node: fast_node,
+            acknowledged_revision: 9,
+            last_seen_ms,
+            failures: Vec::new(),
+        };
+        hub.load(vec![seen(hub.view(fast_node).state.last_seen_ms)]);
+        assert!(!hub.lags(&[fast_node], 99));
+        hub.load(vec![seen(hub.view(fast_node).state.last_seen_ms + 1)]);
+        assert!(hub.lags(&[fast_node], 99));
     }
 
     #[test]
-    fn a_node_that_lost_its_tables_counts_from_there() {
+    fn node_that_lost_its_tables_restarts_at_its_applied_revision() {
         let hub = Hub::default();
         let one = hub.open(NODE, 0, String::new());
         hub.ack(NODE, one.id, 9, vec!["full".into()]);
@@ -444,7 +462,7 @@ mod tests {
         assert!(early == 0 || began.elapsed() >= QUIET);
         hub.ack(NODE, session.id, 1, Vec::new());
         std::thread::sleep(QUIET);
-        assert_eq!(hub.take_unsaved(false)[0].acked, 1);
+        assert_eq!(hub.take_unsaved(false)[0].acknowledged_revision, 1);
         let began = Instant::now();
         let mut revision = 1;
         loop {
@@ -458,13 +476,18 @@ mod tests {
     }
 
     #[test]
-    fn the_store_does_not_overrule_a_live_stream() {
+    fn stored_state_does_not_replace_that_of_a_live_stream() {
         let hub = Hub::default();
-        let stored = |acked| NodeState { node: NODE, acked, last_seen_ms: 1, failures: Vec::new() };
+        let stored = |acked| NodeState {
+            node: NODE,
+            acknowledged_revision: acked,
+            last_seen_ms: 1,
+            failures: Vec::new(),
+        };
         hub.load(vec![stored(3)]);
-        assert_eq!(hub.view(NODE).state.acked, 3);
+        assert_eq!(hub.view(NODE).state.acknowledged_revision, 3);
         hub.open(NODE, 7, String::new());
         hub.load(vec![stored(4)]);
-        assert_eq!(hub.view(NODE).state.acked, 7);
+        assert_eq!(hub.view(NODE).state.acknowledged_revision, 7);
     }
 }

@@ -1,86 +1,84 @@
-//! Who is where: which nodes must have acknowledged a revision before an
-//! object counts as programmed.
+//! Determines which nodes must have acknowledged a revision before an object counts as programmed.
 //!
-//! An object is programmed when every node that needs it has acknowledged its
-//! revision: the gateways of its VPC's cluster, and for an instance its host, if
-//! that runs an agent. A node that is away is not excused: what it has
-//! acknowledged counts, since its tables stay, but nothing newer. A VPC on a
-//! cluster without gateways is not programmed: nothing forwards for it.
+//! An object is programmed when every node that needs it has acknowledged its revision: the gateways of its
+//! VPC's cluster and, for an instance, its host if that runs an agent. A node that is not connected still
+//! counts, with the last revision that it acknowledged, because its tables stay. A VPC on a cluster without
+//! gateways is not programmed, because no gateway forwards its packets.
 
 use super::hub::Hub;
 use sluice_store::{Change, Gateway, GatewayMove, Move, NodeId, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, HostId, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// Which nodes need an object.
+/// The nodes that need an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// None: a tenant.
+    /// No node. For tenants.
     Nothing,
     /// The gateways of this VPC's cluster.
     Vpc(VpcId),
-    /// Those, and the host.
+    /// The gateways of this VPC's cluster, and this host if it runs an agent.
     Instance(VpcId, HostId),
-    /// All gateways: a host, whose packets they must accept.
+    /// All gateways. For hosts, whose packets every gateway must accept.
     AllGateways,
-    /// The cluster's gateways, and all hosts with agents: a cluster.
+    /// The gateways of this cluster, and all hosts that run agents. For clusters.
     Cluster(ClusterId),
-    /// The gateway itself, and all hosts with agents.
+    /// This gateway, and all hosts that run agents. For gateways.
     Gateway(GatewayId),
 }
 
-/// Where a VPC is.
+/// The cluster of a VPC, and the VPC's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
-    /// Which.
+pub struct VpcLocation {
+    /// The VPC.
     pub vpc: VpcId,
-    /// As in the store.
+    /// The cluster that carries the VPC.
     pub cluster: ClusterId,
-    /// As in the store.
+    /// The move to another cluster, if the VPC moves.
     pub moving: Option<Move>,
-    /// Of its last change.
+    /// Revision of the VPC's last change.
     pub revision: u64,
 }
 
-impl Placed {
+impl VpcLocation {
     fn new(vpc: &Vpc) -> Self {
         Self { vpc: vpc.id, cluster: vpc.cluster, moving: vpc.moving, revision: vpc.revision }
     }
 }
 
-/// Membership as of a revision.
+/// Members of clusters, hosts with agents, and clusters of VPCs, as of a revision.
 #[derive(Clone, Debug, Default)]
 pub struct Members {
     revision: u64,
-    vpcs: HashMap<VpcId, Placed>,
-    /// Those that are on their way, by move.
+    vpcs: HashMap<VpcId, VpcLocation>,
+    /// VPCs that move between clusters, in order of their moves.
     moving: BTreeSet<(u64, VpcId)>,
     gateways: HashMap<ClusterId, BTreeSet<GatewayId>>,
     agents: HashSet<HostId>,
     names: HashMap<NodeId, String>,
-    /// Gateways on their way between clusters.
-    going: BTreeMap<GatewayId, Going>,
+    /// Gateways that move between clusters.
+    moving_gateways: BTreeMap<GatewayId, MovingGateway>,
 }
 
-/// A gateway on its way between clusters.
+/// A gateway that moves between clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Going {
-    /// The cluster that it is a member of.
+pub struct MovingGateway {
+    /// The cluster of which it is a member.
     pub cluster: ClusterId,
-    /// As in the store.
+    /// The move.
     pub at: GatewayMove,
-    /// Of its last change.
+    /// Revision of the gateway's last change.
     pub revision: u64,
 }
 
-impl Going {
+impl MovingGateway {
     fn of(gateway: &Gateway) -> Option<Self> {
         Some(Self { cluster: gateway.cluster, at: gateway.moving?, revision: gateway.revision })
     }
 }
 
 impl Members {
-    /// From a picture.
+    /// The membership of a snapshot.
     pub fn new(topology: &Topology) -> Self {
         let mut gateways: HashMap<_, _> =
             topology.clusters.iter().map(|cluster| (cluster.id, BTreeSet::new())).collect();
@@ -92,30 +90,34 @@ impl Members {
         let mut members = Self {
             revision: topology.revision,
             names: named.chain(hosts).collect(),
-            going: topology.gateways.iter().filter_map(|g| Some((g.id, Going::of(g)?))).collect(),
+            moving_gateways: topology
+                .gateways
+                .iter()
+                .filter_map(|g| Some((g.id, MovingGateway::of(g)?)))
+                .collect(),
             vpcs: HashMap::new(),
             moving: BTreeSet::new(),
             gateways,
             agents: topology.hosts.iter().filter(|host| host.agent).map(|host| host.id).collect(),
         };
-        topology.vpcs.iter().for_each(|vpc| members.place(vpc));
+        topology.vpcs.iter().for_each(|vpc| members.set_vpc(vpc));
         members
     }
 
-    fn place(&mut self, vpc: &Vpc) {
-        self.displace(vpc.id);
-        self.vpcs.insert(vpc.id, Placed::new(vpc));
+    fn set_vpc(&mut self, vpc: &Vpc) {
+        self.remove_vpc(vpc.id);
+        self.vpcs.insert(vpc.id, VpcLocation::new(vpc));
         self.moving.extend(vpc.moving.map(|moving| (moving.id, vpc.id)));
     }
 
-    fn displace(&mut self, vpc: VpcId) {
+    fn remove_vpc(&mut self, vpc: VpcId) {
         let old = self.vpcs.remove(&vpc);
         if let Some(moving) = old.and_then(|old| old.moving) {
             self.moving.remove(&(moving.id, vpc));
         }
     }
 
-    /// Advances by a revision.
+    /// Advances by a revision. `changes` are all changes of that revision.
     pub fn apply(&mut self, revision: u64, changes: &[Change]) {
         for change in changes {
             match change {
@@ -132,16 +134,16 @@ impl Members {
                     let now: BTreeSet<_> = gateways.iter().map(|g| g.id).collect();
                     let old = self.gateways.insert(cluster.id, now.clone()).unwrap_or_default();
                     for gone in old.difference(&now) {
-                        // Unless it is in another cluster by now.
+                        // The gateway may have moved to another cluster.
                         if !self.gateways.values().any(|members| members.contains(gone)) {
                             self.names.remove(&NodeId::Gateway(*gone));
-                            self.going.remove(gone);
+                            self.moving_gateways.remove(gone);
                         }
                     }
                     for gateway in gateways {
-                        match Going::of(gateway) {
-                            Some(going) => drop(self.going.insert(gateway.id, going)),
-                            None => drop(self.going.remove(&gateway.id)),
+                        match MovingGateway::of(gateway) {
+                            Some(moving) => drop(self.moving_gateways.insert(gateway.id, moving)),
+                            None => drop(self.moving_gateways.remove(&gateway.id)),
                         }
                     }
                     self.names.extend(names);
@@ -149,15 +151,15 @@ impl Members {
                 Change::ClusterRemoved(cluster) => {
                     self.gateways.remove(&cluster.id);
                 }
-                Change::VpcUpserted { vpc, .. } => self.place(vpc),
-                Change::VpcRemoved(vpc) => self.displace(vpc.id),
+                Change::VpcUpserted { vpc, .. } => self.set_vpc(vpc),
+                Change::VpcRemoved(vpc) => self.remove_vpc(vpc.id),
                 _ => {}
             }
         }
         self.revision = revision;
     }
 
-    /// Revision of the last change in it.
+    /// Revision of the last change.
     pub fn revision(&self) -> u64 {
         self.revision
     }
@@ -171,7 +173,7 @@ impl Members {
         nodes
     }
 
-    /// A node's name; empty if it is not there.
+    /// A node's name; empty if the node does not exist.
     pub fn name(&self, node: NodeId) -> String {
         self.names.get(&node).cloned().unwrap_or_default()
     }
@@ -191,21 +193,22 @@ impl Members {
         self.agents.iter().copied()
     }
 
-    /// Gateways on their way between clusters.
-    pub fn gateway_moves(&self) -> &BTreeMap<GatewayId, Going> {
-        &self.going
+    /// Gateways that move between clusters.
+    pub fn gateway_moves(&self) -> &BTreeMap<GatewayId, MovingGateway> {
+        &self.moving_gateways
     }
 
-    /// Whether a VPC is on a cluster, or on its way there.
+    /// Whether a cluster carries a VPC, or will after a move that has started.
     pub fn has_vpcs(&self, cluster: ClusterId) -> bool {
-        let on =
-            |vpc: &Placed| vpc.cluster == cluster || vpc.moving.is_some_and(|moving| moving.to == cluster);
+        let on = |vpc: &VpcLocation| {
+            vpc.cluster == cluster || vpc.moving.is_some_and(|moving| moving.to == cluster)
+        };
         self.vpcs.values().any(on)
     }
 
-    /// VPCs on their way, by move.
-    pub fn moves(&self) -> Vec<(u64, Vec<Placed>)> {
-        let mut moves: Vec<(u64, Vec<Placed>)> = Vec::new();
+    /// VPCs that move between clusters, by the id of their move.
+    pub fn moves(&self) -> Vec<(u64, Vec<VpcLocation>)> {
+        let mut moves: Vec<(u64, Vec<VpcLocation>)> = Vec::new();
         for (id, vpc) in &self.moving {
             let Some(placed) = self.vpcs.get(vpc).copied() else { continue };
             match moves.last_mut().filter(|(last, _)| last == id) {
@@ -216,7 +219,7 @@ impl Members {
         moves
     }
 
-    /// For each object, by its needs and revision, whether it is programmed.
+    /// For each object, given by the nodes that need it and its revision, whether it is programmed.
     pub fn programmed(&self, hub: &Hub, objects: &[(Needs, u64)]) -> Vec<bool> {
         hub.with_acked(|acked| {
             let gateway = |id: &GatewayId| acked(NodeId::Gateway(*id));
@@ -243,7 +246,7 @@ impl Members {
                 Needs::Cluster(id) => cluster(id).unwrap_or(u64::MAX).min(all_hosts()),
                 Needs::Gateway(id) => gateway(id).min(all_hosts()),
             };
-            // What is newer than the membership may need nodes not in it yet.
+            // An object of a later revision may need nodes that this membership does not have yet.
             let known = |needs: &Needs, revision| *needs == Needs::Nothing || revision <= self.revision;
             objects.iter().map(|(needs, at)| known(needs, *at) && reached(needs) >= *at).collect()
         })
@@ -258,7 +261,7 @@ mod tests {
 
     fn cluster() -> Cluster {
         let (id, name) = (ClusterId::new(1), String::new());
-        Cluster { id, name, vips: vec![], hello_ms: 4, plan_revision: 1, revision: 1 }
+        Cluster { id, name, vips: vec![], hello_interval_ms: 4, vip_plan_revision: 1, revision: 1 }
     }
 
     fn members() -> Members {
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn programmed_when_all_that_need_it_have_it() {
+    fn object_is_programmed_when_all_nodes_that_need_it_acknowledged() {
         let (members, hub) = (members(), Hub::default());
         let vpc = VpcId::new(1);
         let objects = [
@@ -334,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_gateways_programs_nothing() {
+    fn vpc_on_cluster_without_gateways_is_not_programmed() {
         let hub = Hub::default();
         let mut members = members();
         let cluster = cluster();

@@ -1,13 +1,13 @@
-//! Carries compiled revisions to the nodes and keeps what the nodes answer.
+//! Sends compiled revisions to nodes, and records what nodes acknowledge.
 //!
-//! `follow` reads each revision back from the outbox and has it compiled; `steps` keeps the encoded result
-//! in a bounded log; `stream` is one node's position in that log; `southbound` is the gRPC service that opens
-//! streams and takes in acknowledgements, which `hub` keeps; from those `members` says which objects are
-//! programmed. `enrolment` issues the tokens with which nodes get their certificates, and `timeline`
+//! `follow` reads each revision from the outbox and compiles it; `steps` keeps the encoded result in a
+//! bounded log; `stream` is one node's position in that log; `southbound` is the gRPC service that opens
+//! streams and receives acknowledgments, which `hub` keeps; from these, `members` determines which objects
+//! are programmed. `enrolment` issues the tokens with which nodes get their certificates, and `timeline`
 //! measures the stages of bulk creations.
 //!
-//! Layers above are told of changes and of gateways' reports through [`ChangeObserver`] and
-//! [`LoadObserver`]: this module does not know them.
+//! Upper layers implement [`ChangeObserver`] and [`LoadObserver`] to receive changes and gateways' reports.
+//! This module does not depend on these layers.
 
 mod enrolment;
 mod follow;
@@ -23,7 +23,7 @@ mod timeline;
 pub use enrolment::{EnrolError, Reach, issue};
 pub use follow::follow;
 pub use hub::{Hub, NodeView};
-pub use members::{Going, Members, Needs, Placed};
+pub use members::{Members, MovingGateway, Needs, VpcLocation};
 pub use node::named;
 pub use node_states::{compact_outbox, save_node_states};
 pub use southbound::SouthboundService;
@@ -51,17 +51,17 @@ pub trait ChangeObserver: Send + Sync {
     fn gateway_removed(&self, gateway: GatewayId);
 }
 
-/// Receives what gateways report on their streams. Implemented by a layer above.
+/// Receives gateways' reports of their streams. Implemented by a layer above.
 pub trait LoadObserver: Send + Sync {
-    /// A gateway's stream starts; `session` tells it from earlier ones.
+    /// A gateway's stream starts; `session` distinguishes it from earlier streams.
     fn stream_opened(&self, gateway: GatewayId, session: u64);
     /// That stream ended.
     fn stream_closed(&self, gateway: GatewayId, session: u64);
-    /// A heartbeat came on that stream.
+    /// A heartbeat arrived on that stream.
     fn heartbeat(&self, gateway: GatewayId, session: u64, heartbeat: &Heartbeat);
 }
 
-/// Counters of streams and enrolments, for the metrics.
+/// Counters of streams and enrollments, for the metrics.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Snapshots sent.
@@ -70,9 +70,9 @@ pub struct Counters {
     pub steps: AtomicU64,
     /// Bytes of updates sent, over all streams.
     pub bytes: AtomicU64,
-    /// Tokens traded for certificates.
+    /// Certificates issued for tokens.
     pub enrolled: AtomicU64,
-    /// Enrolments and streams refused.
+    /// Refused enrollments and streams.
     pub refused: AtomicU64,
 }
 
@@ -81,17 +81,17 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The handle of this module: all nodes, and what is on its way to them.
+/// The handle of this module: the state of all nodes, and the steps to send.
 pub struct Push {
     db: Arc<Database>,
     compiled: Arc<CompiledClusters>,
-    /// Streams, acknowledgements and heartbeats of nodes.
+    /// Streams, acknowledgments and heartbeats of nodes.
     pub hub: Hub,
-    /// Compiled steps.
+    /// The log of compiled steps.
     pub log: StepLog,
     /// Stage times of bulk creations.
     pub timeline: Timeline,
-    /// For the metrics.
+    /// Counters for the metrics.
     pub counters: Counters,
     members: RwLock<Members>,
 }
@@ -110,8 +110,8 @@ impl Push {
         }
     }
 
-    /// The identity of the database that nodes are given. It depends on the model, so that nodes take
-    /// entries of another model for those of another database.
+    /// The database id that nodes get. It depends on the model, so that to a node the tables of another model
+    /// look like those of another database.
     fn database_id(&self) -> u64 {
         self.db.store.database_id() ^ self.compiled.model().salt()
     }
@@ -131,7 +131,7 @@ impl Push {
         self.members(|members| members.programmed(&self.hub, objects))
     }
 
-    /// Names of nodes, for people.
+    /// Names of nodes, for messages to people.
     pub fn names(&self, nodes: &[NodeId]) -> Vec<String> {
         self.members(|members| nodes.iter().map(|node| members.name(*node)).collect())
     }

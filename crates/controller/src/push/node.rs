@@ -1,9 +1,9 @@
-//! The two names of a node: the store's and that of the southbound protocol.
+//! Converts between the node ids of the store and those of the southbound protocol.
 
 use sluice_southbound::Node;
 use sluice_store::NodeId;
 
-/// The store's name of a node.
+/// The store's id of a node.
 pub fn stored(node: Node) -> NodeId {
     match node {
         Node::Gateway(id) => NodeId::Gateway(id),
@@ -11,7 +11,7 @@ pub fn stored(node: Node) -> NodeId {
     }
 }
 
-/// The southbound protocol's name of a node.
+/// The southbound protocol's id of a node.
 pub fn named(node: NodeId) -> Node {
     match node {
         NodeId::Gateway(id) => Node::Gateway(id),

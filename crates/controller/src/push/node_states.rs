@@ -1,5 +1,5 @@
-//! Writes to the store what nodes acknowledged, reads what nodes of other replicas acknowledged, and
-//! removes outbox rows that no replica needs any more.
+//! Saves the acknowledgments of nodes in the store, reads those of the nodes of other replicas, and removes
+//! outbox rows that no replica needs any more.
 
 use super::{Members, Push};
 use sluice_store::StoreError;
@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 
 /// Pause after a store error.
 const RETRY: Duration = Duration::from_millis(250);
-/// Acknowledgements that are due are looked for this often.
+/// Interval at which states that are due are saved.
 const SAVE: Duration = Duration::from_millis(20);
-/// Other replicas' acknowledgements are read this often.
+/// Interval at which the acknowledgments of other replicas' nodes are read.
 const REFRESH: Duration = Duration::from_millis(500);
-/// Outbox rows are kept this long for replicas that fell behind.
+/// Outbox rows are kept for this time, for replicas that are behind.
 const KEEP: Duration = Duration::from_secs(600);
-/// And looked through this often.
+/// Interval at which old rows are removed.
 const COMPACT: Duration = Duration::from_secs(60);
 
-/// Writes down what nodes acknowledged, and reads what other replicas' nodes
-/// did. Runs until it is dropped.
+/// Saves acknowledgments, and reads those of other replicas' nodes, until the future is dropped.
 pub async fn save_node_states(push: Arc<Push>) {
     let mut refreshed = Instant::now();
     let mut failing = false;
@@ -43,7 +42,7 @@ async fn save_round(push: &Push, refreshed: &mut Instant) -> Result<(), StoreErr
     while let Some(state) = unsaved.next() {
         let node = state.node;
         match push.db.store.save_node_state(state).await {
-            // A node deleted in the meantime has nothing to be remembered.
+            // The node was deleted in the meantime.
             Ok(()) | Err(StoreError::NotFound { .. }) => {}
             Err(error) => {
                 push.hub.mark_unsaved(node);
@@ -59,7 +58,7 @@ async fn save_round(push: &Push, refreshed: &mut Instant) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Drops outbox rows that no replica can still need. Runs until it is dropped.
+/// Removes outbox rows that no replica can still need, until the future is dropped.
 pub async fn compact_outbox(push: Arc<Push>) {
     let mut seen: VecDeque<(Instant, u64)> = Default::default();
     loop {
@@ -72,7 +71,7 @@ pub async fn compact_outbox(push: Arc<Push>) {
         let Some((_, revision)) = old else { continue };
         if let Err(error) = push.db.store.compact_outbox(revision).await {
             push.db.count_error();
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot shorten the outbox");
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot remove old outbox rows");
         }
     }
 }

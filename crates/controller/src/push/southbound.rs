@@ -1,5 +1,5 @@
-//! The gRPC side: enrolment, and opening nodes' streams. A node is who its
-//! verified certificate says, and only while the database has it.
+//! The gRPC service: enrolls nodes and opens their streams. A node is identified by its verified certificate,
+//! and must exist in the database.
 
 use super::enrolment::digest;
 use super::hub::{Closing, Session};
@@ -18,20 +18,20 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// A stream's first message must have come by then.
+/// Longest wait for a stream's first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest text that is taken from a node for a failure or a version.
+/// Longest text, in bytes, that a node may send as a failure or version. Longer ones are cut.
 const MAX_TEXT: usize = 256;
-/// Longest enrolment request that is looked at.
+/// Longest certificate request that is accepted.
 const MAX_CSR_BYTES: usize = 16 << 10;
-/// Time to read why a stream ended.
+/// Longest wait until the node takes the status with which its stream ends.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The service.
+/// The gRPC service of `api/southbound.proto`.
 pub struct SouthboundService {
-    /// Streams and nodes.
+    /// Streams and states of nodes.
     pub push: Arc<Push>,
-    /// Receives what gateways report of their load.
+    /// Receives the loads that gateways report.
     pub loads: Arc<dyn LoadObserver>,
     /// Signs nodes' certificates.
     pub ca: Arc<CertificateAuthority>,
@@ -66,9 +66,9 @@ impl SouthboundService {
 
     fn peer<T>(request: &Request<T>) -> Result<NodeId, Status> {
         let certificates = request.peer_certs().unwrap_or_default();
-        let certificate = certificates
-            .first()
-            .ok_or_else(|| Status::unauthenticated("a client certificate is needed: enrol the node first"))?;
+        let certificate = certificates.first().ok_or_else(|| {
+            Status::unauthenticated("a client certificate is needed: enroll the node first")
+        })?;
         let node = Node::of_certificate(certificate)
             .map_err(|error| Status::unauthenticated(format!("client certificate: {error}")))?;
         Ok(stored(node))
@@ -101,10 +101,11 @@ impl SouthboundService {
         Ok(ReceiverStream::new(updates))
     }
 
-    /// What the node's tables hold of this database; 0 if that is of no use.
+    /// The revision of this database that the node's tables have; 0 if they are of another database or of an
+    /// unknown revision.
     async fn applied(&self, hello: &Hello) -> Result<u64, StoreError> {
         let known = hello.database_id == self.push.database_id();
-        // Newer than the database: it was restored from a backup.
+        // A revision newer than the database's: the database was restored from a backup.
         let known = known && hello.applied_revision <= self.push.db.store.revision().await?;
         Ok(if known { hello.applied_revision } else { 0 })
     }
@@ -124,7 +125,7 @@ async fn serve(
         closing = closing => Some(match closing {
             Ok(Closing::Replaced) => Status::aborted("the node opened another stream"),
             Ok(Closing::Removed) => Status::permission_denied("this node was deleted"),
-            Ok(Closing::Shutdown) | Err(_) => Status::unavailable("the controller ends"),
+            Ok(Closing::Shutdown) | Err(_) => Status::unavailable("the controller is stopping"),
         }),
         Err(ended) = stream.run() => match &ended {
             Ended::Closed => None,
@@ -141,7 +142,7 @@ async fn serve(
     }
     tracing::info!(?node, reason = status.as_ref().map(Status::message), "node's stream ended");
     if let Some(status) = status {
-        // The node may have stopped reading.
+        // The node may not read any more.
         let _ = tokio::time::timeout(LINGER, out.send(Err(status))).await;
     }
 }
@@ -155,7 +156,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// Takes in reports until the node ends the stream or breaks its rules.
+    /// Handles reports until the node ends the stream or violates the protocol.
     async fn listen(&self, mut reports: Streaming<NodeReport>, sent: &AtomicU64) -> Option<Status> {
         loop {
             let report = match reports.message().await {
@@ -170,23 +171,23 @@ impl Listener {
                             format!("revision {} was acknowledged, but only {limit} sent", ack.revision);
                         return Some(Status::invalid_argument(text));
                     }
-                    self.take_ack(ack);
+                    self.handle_ack(ack);
                 }
-                Some(Report::Heartbeat(heartbeat)) => self.take_heartbeat(heartbeat),
+                Some(Report::Heartbeat(heartbeat)) => self.handle_heartbeat(heartbeat),
                 Some(Report::Hello(_)) => {
-                    return Some(Status::invalid_argument("Hello comes first, and once"));
+                    return Some(Status::invalid_argument("only the first report may be a Hello"));
                 }
-                // A report of a newer agent's kind.
+                // A kind of report that a newer agent sends.
                 None => {}
             }
         }
     }
 
-    fn take_ack(&self, ack: Ack) {
+    fn handle_ack(&self, ack: Ack) {
         let failures: Vec<_> = ack.failures.into_iter().take(MAX_FAILURES).map(shorten).collect();
         if !failures.is_empty() {
             let (node, revision) = (self.node, ack.revision);
-            tracing::warn!(?node, revision, ?failures, "node could not write all");
+            tracing::warn!(?node, revision, ?failures, "node could not write all entries");
         }
         self.push.hub.ack(self.node, self.session, ack.revision, failures);
         if let NodeId::Gateway(id) = self.node {
@@ -194,11 +195,11 @@ impl Listener {
         }
     }
 
-    fn take_heartbeat(&self, mut heartbeat: Heartbeat) {
+    fn handle_heartbeat(&self, mut heartbeat: Heartbeat) {
         if let NodeId::Gateway(id) = self.node {
             self.loads.heartbeat(id, self.session, &heartbeat);
         }
-        // The list is long, and was taken in.
+        // The observer has the list, which may be long.
         heartbeat.vnis = Vec::new();
         self.push.hub.heartbeat(self.node, self.session, heartbeat);
     }
@@ -209,7 +210,7 @@ impl Southbound for SouthboundService {
     type WatchStream = ReceiverStream<Result<EncodedUpdate, Status>>;
 
     async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
-        let result = self.trade(request.into_inner()).await;
+        let result = self.enroll(request.into_inner()).await;
         count(if result.is_ok() { &self.push.counters.enrolled } else { &self.push.counters.refused });
         if let Err(status) = &result {
             tracing::warn!(reason = status.message(), "enrolment refused");
@@ -231,7 +232,7 @@ impl Southbound for SouthboundService {
 }
 
 impl SouthboundService {
-    async fn trade(&self, request: EnrolRequest) -> Result<EnrolResponse, Status> {
+    async fn enroll(&self, request: EnrolRequest) -> Result<EnrolResponse, Status> {
         let unreadable = |error: sluice_southbound::Error| {
             let cause = std::error::Error::source(&error).map(|e| format!(": {e}")).unwrap_or_default();
             Status::invalid_argument(format!("{error}{cause}"))
@@ -239,7 +240,7 @@ impl SouthboundService {
         if request.csr_pem.len() > MAX_CSR_BYTES {
             return Err(Status::invalid_argument("the certificate request is too long"));
         }
-        // First, so that a broken request does not cost the token.
+        // Checked before the token is used, so that an invalid request does not use it up.
         CertificateAuthority::check_csr(&request.csr_pem).map_err(unreadable)?;
         let node = self
             .push
@@ -267,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_nodes_are_cut_at_a_character() {
+    fn long_texts_are_cut_between_characters() {
         assert_eq!(shorten("a\nb".into()), "ab");
         let long = shorten("ä".repeat(400));
         assert!(long.len() <= MAX_TEXT && long.chars().all(|c| c == 'ä') && long.len() > 250);

@@ -1,11 +1,10 @@
-//! The log of compiled steps, encoded once, that all nodes' streams read from.
+//! The log of compiled steps, which are encoded once for all nodes.
 //!
-//! There are no queues per node: a stream is a position in this log. The log is
-//! bounded, so a stream that falls behind it (or a node that was away for
-//! long) is sent a snapshot instead. The newest step is always kept, however
-//! large: a bulk creation must reach nodes that keep up.
+//! There are no queues for single nodes: a stream is a position in this log. The log is bounded: a stream
+//! that falls behind its start is sent a snapshot instead. The newest step is always kept, whatever its size,
+//! because a bulk creation must reach the nodes that keep up.
 
-use crate::compile::{Compiled, Gate, PortCounts, Seat, Target};
+use crate::compile::{Compiled, Gate, Membership, PortCounts, Target};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{EncodedUpdate, MAX_ENTRIES, Update};
@@ -15,30 +14,30 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::watch;
 
-/// Most steps kept.
+/// Most steps in the log.
 pub const MAX_STEPS: usize = 65_536;
-/// Most encoded bytes kept.
+/// Most bytes of encoded entries in the log.
 pub const MAX_BYTES: usize = 256 << 20;
-/// Most steps a stream takes at a time.
+/// Most steps that a stream takes at a time.
 const TAKE: usize = 256;
 
-/// One revision, ready to be sent.
+/// One revision, ready to send.
 #[derive(Debug, Default)]
 pub struct Step {
     /// The revision.
     pub revision: u64,
-    /// Encoded entries by target, in messages of a size that may be sent.
+    /// Encoded entries by target, in messages of at most [`MAX_ENTRIES`] entries.
     pub parts: BTreeMap<Target, Vec<Bytes>>,
     /// See [`Compiled::ports`].
     pub ports: HashMap<HostId, PortCounts>,
-    /// See [`Compiled::placed`].
-    pub placed: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// See [`Compiled::clusters_by_vni`].
+    pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
     /// See [`Compiled::resync`].
     pub resync: BTreeSet<Vni>,
     /// See [`Compiled::removed_nodes`].
     pub removed_nodes: Vec<NodeId>,
-    /// See [`Compiled::seats`].
-    pub seats: BTreeMap<GatewayId, Seat>,
+    /// See [`Compiled::memberships`].
+    pub memberships: BTreeMap<GatewayId, Membership>,
     /// See [`Compiled::created`].
     pub created: usize,
     /// See [`Compiled::gates`].
@@ -47,7 +46,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Encodes what was compiled.
+    /// Encodes the compiled entries.
     pub fn new(compiled: Compiled) -> Self {
         let encode = |(target, update)| (target, encode(update));
         let parts: BTreeMap<_, _> = compiled.updates.into_iter().map(encode).collect();
@@ -56,10 +55,10 @@ impl Step {
             revision: compiled.revision,
             parts,
             ports: compiled.ports,
-            placed: compiled.placed,
+            clusters_by_vni: compiled.clusters_by_vni,
             resync: compiled.resync,
             removed_nodes: compiled.removed_nodes,
-            seats: compiled.seats,
+            memberships: compiled.memberships,
             created: compiled.created,
             gates: compiled.gates,
             bytes,
@@ -73,8 +72,8 @@ pub fn encode(update: Update) -> Vec<Bytes> {
     parts.map(|part| EncodedUpdate::encode_entries(&NodeUpdate::from(part))).collect()
 }
 
-/// Cuts an update into updates of at most [`MAX_ENTRIES`] entries, that mean the
-/// same one after the other.
+/// Splits an update into updates of at most [`MAX_ENTRIES`] entries which, applied in order, have the same
+/// effect.
 fn split(mut update: Update) -> Vec<Update> {
     if update.entry_count() <= MAX_ENTRIES {
         return if update.is_empty() { Vec::new() } else { vec![update] };

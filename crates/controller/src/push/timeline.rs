@@ -1,50 +1,50 @@
-//! Where the time of a bulk creation goes: stage by stage, from the API's first
-//! byte to the last gateway's acknowledgement. Logged and exported as metrics.
+//! Measures the stages of a bulk creation, from the first byte of the API request to the acknowledgment of
+//! the last gateway. The times are logged and exported as metrics.
 
 use sluice_types::GatewayId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Creations of fewer instances are not timed.
+/// Creations of fewer instances are not measured.
 pub const MIN_INSTANCES: usize = 1000;
-/// Creations timed at once; the oldest gives way.
+/// Creations that are measured at the same time. Beyond, the oldest is dropped.
 const MAX_OPEN: usize = 64;
 
-/// What the API measured.
+/// Times that the API handler measured.
 #[derive(Clone, Copy, Debug)]
 pub struct ApiStages {
-    /// Reading and checking the body.
+    /// Reading and checking the request's body.
     pub parse: Duration,
     /// The store's transaction.
     pub store: Duration,
 }
 
-/// What the follower measured.
+/// Times that the follower measured.
 #[derive(Clone, Copy, Debug)]
 pub struct CompileStages {
-    /// Reading the change back.
+    /// Reading the change from the outbox.
     pub read: Duration,
     /// Compiling and encoding.
     pub compile: Duration,
 }
 
-/// A finished creation.
+/// The measured times of a creation that all gateways have acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub struct Finished {
-    /// Its revision.
+    /// The creation's revision.
     pub revision: u64,
-    /// How many.
+    /// Number of created instances.
     pub instances: usize,
-    /// Parse and store.
+    /// Parsing and storing.
     pub api: ApiStages,
-    /// Read and compile.
+    /// Reading back and compiling.
     pub compile: CompileStages,
-    /// From compiled to the last message of it handed to the last gateway's stream.
+    /// From the end of compiling until the last message was passed to the last gateway's stream.
     pub send: Duration,
-    /// From there to the last gateway's acknowledgement: its writing, mostly.
+    /// From then until the last gateway acknowledged. Most of it is the time to write tables.
     pub ack: Duration,
-    /// From the API's first byte to the end.
+    /// From the first byte of the API request to the last acknowledgment.
     pub total: Duration,
 }
 
@@ -63,13 +63,13 @@ struct Open {
 #[derive(Debug, Default)]
 struct Inner {
     open: BTreeMap<u64, Open>,
-    /// The API may know of a revision before the follower does, and after.
+    /// Revisions that the API reported before the follower compiled them.
     api: BTreeMap<u64, (ApiStages, Instant)>,
     last: Option<Finished>,
     finished: u64,
 }
 
-/// All of them.
+/// All creations that are measured, and the last that finished.
 #[derive(Debug, Default)]
 pub struct Timeline {
     inner: Mutex<Inner>,
@@ -80,7 +80,7 @@ impl Timeline {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The API has made a revision; its request began at `began`.
+    /// The API committed a revision. Its request began at `began`.
     pub fn committed(&self, revision: u64, stages: ApiStages, began: Instant) {
         let mut inner = self.lock();
         match inner.open.get_mut(&revision) {
@@ -93,7 +93,7 @@ impl Timeline {
         inner.finish(revision);
     }
 
-    /// The follower has compiled a revision, for these gateways.
+    /// The follower compiled a revision that these gateways need.
     pub fn compiled(
         &self,
         revision: u64,
@@ -117,7 +117,7 @@ impl Timeline {
         trim(&mut inner.open);
     }
 
-    /// A gateway's stream has taken all of a revision.
+    /// A revision was passed completely to a gateway's stream.
     pub fn sent(&self, gateway: GatewayId, revision: u64) {
         if let Some(open) = self.lock().open.get_mut(&revision)
             && open.to_send.remove(&gateway)
@@ -126,7 +126,7 @@ impl Timeline {
         }
     }
 
-    /// A gateway acknowledged a revision, and with it all before.
+    /// A gateway acknowledged this revision and all before it.
     pub fn acked(&self, gateway: GatewayId, revision: u64) {
         let mut inner = self.lock();
         let reached: Vec<u64> = inner.open.range(..=revision).map(|(revision, _)| *revision).collect();
@@ -140,7 +140,7 @@ impl Timeline {
         }
     }
 
-    /// The last one that finished, and how many have.
+    /// The creation that finished last, and the number of finished ones.
     pub fn last(&self) -> (Option<Finished>, u64) {
         let inner = self.lock();
         (inner.last, inner.finished)
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finishes_with_the_last_gateway_whoever_reports_first() {
+    fn creation_finishes_with_the_last_gateway() {
         let stage = Duration::from_millis(3);
         let api = ApiStages { parse: stage, store: stage };
         let compile = CompileStages { read: stage, compile: stage };

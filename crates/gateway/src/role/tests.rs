@@ -74,8 +74,8 @@ fn plan(cluster: u64, revision: u64) -> ClusterPlan {
         revision,
         vips: Vec::new(),
         members: Vec::new(),
-        homes: Vec::new(),
-        hello_ms: 4,
+        preferred_owners: Vec::new(),
+        hello_interval_ms: 4,
     }
 }
 

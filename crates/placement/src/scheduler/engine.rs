@@ -1,8 +1,8 @@
 //! One round of the scheduler, on the reported loads corrected by the moves that were decided so far.
 
 use super::{
-    Action, ClusterReport, Decision, Measured, Moved, Outcome, Pair, ReportError, Request, Scheduler,
-    Transfer, Wait, Why,
+    Action, ClusterReport, Decision, DecisionReason, MeasurementTime, Outcome, Pair, ReportError, Request,
+    Scheduler, Transfer, VipMove, Wait,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,11 +11,11 @@ use std::net::IpAddr;
 /// vIPs that carry less of a gateway than this do not relieve it.
 const RELIEF_MIN: f64 = 0.001;
 
-/// A cluster that forwards less than this part of what it did when a vIP left an overloaded gateway is no
-/// longer in the state that made it leave.
+/// A vIP may return to an overloaded gateway that it left when its cluster forwards less than this fraction
+/// of its traffic at that time.
 const SUBSIDED: f64 = 0.9;
 
-/// Refuses reports that contradict themselves.
+/// Rejects reports that contradict themselves.
 pub(super) fn check(clusters: &[ClusterReport]) -> Result<(), ReportError> {
     let (mut ids, mut gateways, mut owners) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
     for cluster in clusters {
@@ -24,7 +24,7 @@ pub(super) fn check(clusters: &[ClusterReport]) -> Result<(), ReportError> {
         }
         for gateway in &cluster.gateways {
             if !gateways.insert(gateway.id) {
-                return Err(ReportError::GatewayTwice(gateway.id));
+                return Err(ReportError::DuplicateGateway(gateway.id));
             }
             let number = |what, found: f64, ok: bool| {
                 if ok { Ok(()) } else { Err(ReportError::Number { gateway: gateway.id, what, found }) }
@@ -45,10 +45,10 @@ pub(super) fn check(clusters: &[ClusterReport]) -> Result<(), ReportError> {
     Ok(())
 }
 
-/// A gateway as it will be.
+/// A gateway, with the load that results from the decisions so far.
 struct Node {
     id: GatewayId,
-    /// Place of its cluster.
+    /// Index of its cluster.
     cluster: usize,
     capacity_pps: f64,
     load: f64,
@@ -63,7 +63,7 @@ impl Node {
         pair.demand_pps / self.capacity_pps
     }
 
-    /// A vIP's part of the packets, which is its part of the load.
+    /// The packets per second of a vIP: the same fraction of the gateway's packets as of its load.
     fn pps_of(&self, pair: &Pair) -> f64 {
         let part = if self.load > 0.0 { self.part(pair) / self.load } else { 0.0 };
         self.pps * part.min(1.0)
@@ -78,14 +78,14 @@ impl Node {
     }
 }
 
-/// A round in the making. Places of clusters and nodes are those of the reports.
+/// A round in progress. Clusters and gateways are identified by their index in the reports.
 pub(super) struct Engine<'a> {
     scheduler: &'a mut Scheduler,
     now_ms: u64,
     clusters: Vec<ClusterId>,
     nodes: Vec<Node>,
     outcome: Outcome,
-    /// Overloaded gateways that no gateway of their cluster can relieve.
+    /// Overloaded gateways that no other gateway of their cluster can relieve.
     stuck: Vec<usize>,
 }
 
@@ -115,27 +115,28 @@ impl<'a> Engine<'a> {
             outcome: Outcome::default(),
             stuck: Vec::new(),
         };
-        engine.recall_moves(&measured);
-        engine.forget_left();
-        engine.note_overload();
+        engine.correct_for_moves(&measured);
+        engine.expire_overload_exits();
+        engine.update_overloaded();
         engine
     }
 
     pub fn run(mut self) -> Outcome {
-        self.follow_transfers();
+        self.update_transfers();
         self.relieve();
         self.expand();
-        self.send_emptied();
+        self.reassign_emptied();
         self.share();
         self.outcome
     }
 
-    /// Corrects loads measured before moves, and forgets moves that no longer matter or were not made.
-    fn recall_moves(&mut self, measured: &BTreeMap<GatewayId, Measured>) {
+    /// Corrects loads that were measured before moves, and forgets moves that no longer matter or were not
+    /// made.
+    fn correct_for_moves(&mut self, measured: &BTreeMap<GatewayId, MeasurementTime>) {
         let owner: BTreeMap<IpAddr, GatewayId> =
             self.nodes.iter().flat_map(|node| node.pairs.iter().map(|pair| (pair.vip, node.id))).collect();
         let (now_ms, hold_down_ms) = (self.now_ms, self.scheduler.settings.hold_down_ms);
-        let stale = |id: &GatewayId, moved: &Moved| measured.get(id).map_or(0.0, |it| moved.before(it));
+        let stale = |id: &GatewayId, moved: &VipMove| measured.get(id).map_or(0.0, |it| moved.before(it));
         self.scheduler.moved.retain(|vip, moved| {
             let made = owner.get(vip) == Some(&moved.to);
             let held = now_ms.saturating_sub(moved.at_ms) < hold_down_ms;
@@ -151,24 +152,24 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Forgets why vIPs left gateways that are gone, or whose cluster's traffic has subsided.
-    fn forget_left(&mut self) {
+    /// Forgets that vIPs left gateways which were deleted, or whose cluster forwards much less now.
+    fn expire_overload_exits(&mut self) {
         let traffic: Vec<f64> = (0..self.clusters.len()).map(|cluster| self.traffic(cluster)).collect();
         let now: BTreeMap<GatewayId, f64> =
             self.nodes.iter().map(|node| (node.id, traffic[node.cluster])).collect();
-        self.scheduler.left.retain(|_, gateways| {
+        self.scheduler.left_overloaded.retain(|_, gateways| {
             gateways.retain(|id, then| now.get(id).is_some_and(|now| *now >= *then * SUBSIDED));
             !gateways.is_empty()
         });
     }
 
-    /// What a cluster forwards, in packets a second.
+    /// Traffic of a cluster in packets per second.
     fn traffic(&self, cluster: usize) -> f64 {
         self.of(cluster).map(|node| self.nodes[node].pps).sum()
     }
 
     /// Updates which gateways are overloaded, with hysteresis.
-    fn note_overload(&mut self) {
+    fn update_overloaded(&mut self) {
         let known: BTreeSet<GatewayId> = self.nodes.iter().map(|node| node.id).collect();
         self.scheduler.overloaded.retain(|id| known.contains(id));
         for node in &self.nodes {
@@ -192,7 +193,7 @@ impl<'a> Engine<'a> {
         (0..self.nodes.len()).filter(move |node| self.nodes[*node].cluster == cluster)
     }
 
-    /// Mean load of some nodes, by capacity.
+    /// Mean load of gateways, weighted by capacity.
     fn mean(&self, nodes: impl Iterator<Item = usize>) -> f64 {
         let sums = nodes.map(|node| &self.nodes[node]).fold((0.0, 0.0), |(load, capacity), node| {
             (load + node.load * node.capacity_pps, capacity + node.capacity_pps)
@@ -200,8 +201,8 @@ impl<'a> Engine<'a> {
         if sums.1 > 0.0 { sums.0 / sums.1 } else { 0.0 }
     }
 
-    fn decide(&mut self, action: Action, why: Why) {
-        self.outcome.decisions.push(Decision { action, why });
+    fn decide(&mut self, action: Action, reason: DecisionReason) {
+        self.outcome.decisions.push(Decision { action, reason });
     }
 
     fn may_move(&self) -> bool {
@@ -214,17 +215,17 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// True where a vIP left a gateway because of an overload that has not subsided.
-    fn left(&self, pair: &Pair, gateway: GatewayId) -> bool {
-        self.scheduler.left.get(&pair.vip).is_some_and(|gateways| gateways.contains_key(&gateway))
+    /// Whether a vIP left a gateway because of an overload that still lasts.
+    fn left_overloaded(&self, pair: &Pair, gateway: GatewayId) -> bool {
+        self.scheduler.left_overloaded.get(&pair.vip).is_some_and(|gateways| gateways.contains_key(&gateway))
     }
 
-    fn move_pair(&mut self, from: usize, to: usize, pair: Pair, why: Why) {
+    fn move_pair(&mut self, from: usize, to: usize, pair: Pair, reason: DecisionReason) {
         let (source, target) = (self.nodes[from].id, self.nodes[to].id);
         let cluster = self.clusters[self.nodes[from].cluster];
-        if matches!(why, Why::Overloaded { .. }) {
+        if matches!(reason, DecisionReason::Overloaded { .. }) {
             let traffic = self.traffic(self.nodes[from].cluster);
-            self.scheduler.left.entry(pair.vip).or_default().insert(source, traffic);
+            self.scheduler.left_overloaded.entry(pair.vip).or_default().insert(source, traffic);
         }
         let pps = self.nodes[from].pps_of(&pair);
         self.nodes[from].pps -= pps;
@@ -234,15 +235,16 @@ impl<'a> Engine<'a> {
         self.nodes[from].pairs.retain(|other| other.vip != pair.vip);
         self.nodes[to].pairs.push(pair);
         self.scheduler.recent_ms.push_back(self.now_ms);
-        let moved = Moved { at_ms: self.now_ms, from: source, to: target, demand_pps: pair.demand_pps, pps };
+        let moved =
+            VipMove { at_ms: self.now_ms, from: source, to: target, demand_pps: pair.demand_pps, pps };
         self.scheduler.moved.insert(pair.vip, moved);
         if self.nodes[from].load <= self.scheduler.settings.relief_threshold {
             self.scheduler.overloaded.remove(&source);
         }
-        self.decide(Action::MoveVip { vip: pair.vip, cluster, from: source, to: target }, why);
+        self.decide(Action::MoveVip { vip: pair.vip, cluster, from: source, to: target }, reason);
     }
 
-    /// Step 1: relieves the most loaded gateways first, then those that must give up their vIPs.
+    /// Step 1: relieves overloaded gateways, the most loaded first, then those that must give up their vIPs.
     fn relieve(&mut self) {
         let mut open: Vec<usize> = (0..self.nodes.len()).collect();
         loop {
@@ -260,13 +262,13 @@ impl<'a> Engine<'a> {
             let Some(node) = next else { return };
             let found = self.best_pair(node, false);
             let Some((pair, to)) = found else {
-                self.give_up(node);
+                self.record_wait(node);
                 open.retain(|other| *other != node);
                 continue;
             };
             if self.may_move() {
-                let why = self.why_relieved(node, to, &pair);
-                self.move_pair(node, to, pair, why);
+                let reason = self.relief_reason(node, to, &pair);
+                self.move_pair(node, to, pair, reason);
             } else {
                 let moves_per_interval = self.scheduler.settings.moves_per_interval;
                 let gateway = self.nodes[node].id;
@@ -276,13 +278,17 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn why_relieved(&self, node: usize, to: usize, pair: &Pair) -> Why {
+    fn relief_reason(&self, node: usize, to: usize, pair: &Pair) -> DecisionReason {
         let (from, receiver) = (&self.nodes[node], &self.nodes[to]);
         if from.leaving {
             let receiver_after = receiver.with(pair);
-            return Why::Draining { left: from.pairs.len(), receiver: receiver.load, receiver_after };
+            return DecisionReason::Draining {
+                left: from.pairs.len(),
+                receiver: receiver.load,
+                receiver_after,
+            };
         }
-        Why::Overloaded {
+        DecisionReason::Overloaded {
             load: from.load,
             threshold: self.scheduler.settings.relief_threshold,
             after: from.without(pair),
@@ -291,8 +297,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The vIP that should leave a gateway, and its new owner: the smallest vIP that suffices, otherwise the
-    /// largest that a gateway can take. With `held`, vIPs that have just moved are considered too.
+    /// The vIP that should leave a gateway, and its new owner: the smallest vIP that is enough, otherwise the
+    /// largest that a gateway can take. With `held`, vIPs in hold-down are considered too.
     fn best_pair(&self, from: usize, held: bool) -> Option<(Pair, usize)> {
         let node = &self.nodes[from];
         let mut best: Option<(bool, f64, Pair, usize)> = None;
@@ -312,7 +318,8 @@ impl<'a> Engine<'a> {
         best.map(|(_, _, pair, to)| (pair, to))
     }
 
-    /// The least loaded neighbour with the pair, if that is within what may be received.
+    /// The gateway of the cluster that is least loaded with the vIP, if that load is within
+    /// `accept_threshold`.
     fn receiver(&self, from: usize, pair: &Pair) -> Option<usize> {
         self.of(self.nodes[from].cluster)
             .filter(|to| *to != from && !self.nodes[*to].leaving && !self.is_overloaded(*to))
@@ -323,8 +330,8 @@ impl<'a> Engine<'a> {
             })
     }
 
-    /// Says why a gateway keeps its vIPs, and whether step 2 could help.
-    fn give_up(&mut self, node: usize) {
+    /// Records why a gateway keeps its vIPs, and whether step 2 could help.
+    fn record_wait(&mut self, node: usize) {
         let (gateway, load) = (self.nodes[node].id, self.nodes[node].load);
         let fits_empty = |pair: &Pair| {
             let part = self.nodes[node].part(pair);
@@ -335,7 +342,7 @@ impl<'a> Engine<'a> {
         } else if self.nodes[node].leaving {
             Wait::NoReceiver { gateway }
         } else if self.nodes[node].pairs.iter().any(fits_empty) {
-            // Step 2 says what comes of it.
+            // Step 2 records the result.
             self.stuck.push(node);
             return;
         } else {
@@ -344,8 +351,9 @@ impl<'a> Engine<'a> {
         self.outcome.waits.push(wait);
     }
 
-    /// Gateways on their way to other clusters: arrived, lost, needed at home, or still emptying.
-    fn follow_transfers(&mut self) {
+    /// Handles gateways that move to other clusters: they arrived, are lost, are needed by their own cluster,
+    /// or still have vIPs.
+    fn update_transfers(&mut self) {
         for (gateway, transfer) in self.scheduler.transfers.clone() {
             let node = (0..self.nodes.len()).find(|node| self.nodes[*node].id == gateway);
             let cluster = node.map(|node| self.clusters[self.nodes[node].cluster]);
@@ -355,20 +363,20 @@ impl<'a> Engine<'a> {
                 self.scheduler.transfers.remove(&gateway);
                 continue;
             }
-            // A gateway that joins reports nothing until it has its tables.
+            // A gateway that joins sends no reports until it has its tables.
             let lost = cluster.is_none() && !transfer.sent;
             let needed = node
                 .filter(|_| !transfer.sent)
                 .and_then(|node| self.overloaded_of(self.nodes[node].cluster))
                 .map(|by| (self.nodes[by].id, self.nodes[by].load));
-            let why = match needed {
-                _ if lost || late => Some(Why::Lost),
-                Some((gateway, load)) => Some(Why::NeededAtHome { gateway, load }),
+            let reason = match needed {
+                _ if lost || late => Some(DecisionReason::Lost),
+                Some((gateway, load)) => Some(DecisionReason::NeededByOwnCluster { gateway, load }),
                 None => None,
             };
-            if let Some(why) = why {
+            if let Some(reason) = reason {
                 self.scheduler.transfers.remove(&gateway);
-                self.decide(Action::KeepGateway { gateway, cluster: transfer.from }, why);
+                self.decide(Action::KeepGateway { gateway, cluster: transfer.from }, reason);
             } else if let Some(node) = node {
                 self.nodes[node].leaving = true;
             }
@@ -387,19 +395,19 @@ impl<'a> Engine<'a> {
         self.scheduler.refused.retain(|_, at_ms| now_ms.saturating_sub(*at_ms) < wait_ms);
     }
 
-    /// Whether so long ago one need not wait any more.
+    /// Whether the time of waiting since then is over.
     fn is_past(&self, since_ms: u64) -> bool {
         self.now_ms.saturating_sub(since_ms) >= self.scheduler.settings.expansion_wait_ms
     }
 
-    /// One gateway at a time goes between clusters, and not one after the other.
+    /// Only one gateway moves between clusters at a time, with a pause between two.
     fn may_transfer(&self) -> bool {
         let scheduler = &*self.scheduler;
         let rested = scheduler.transferred_ms.is_none_or(|at_ms| self.is_past(at_ms));
-        scheduler.transfers.is_empty() && !scheduler.others_move && rested
+        scheduler.transfers.is_empty() && !scheduler.set_operator_move && rested
     }
 
-    /// Step 2, for clusters that step 1 could not help.
+    /// Step 2, for clusters that step 1 could not relieve.
     fn expand(&mut self) {
         for node in std::mem::take(&mut self.stuck) {
             let cluster = self.nodes[node].cluster;
@@ -422,22 +430,23 @@ impl<'a> Engine<'a> {
                 let transfer = Transfer { from, to: id, since_ms: self.now_ms, sent: false };
                 self.scheduler.transfers.insert(self.nodes[given].id, transfer);
                 self.nodes[given].leaving = true;
-                let why = Why::ClusterOverloaded { gateway, load, mean, donor: Some((from, after)) };
-                self.decide(Action::ReleaseGateway { gateway: self.nodes[given].id, from, to: id }, why);
+                let reason =
+                    DecisionReason::ClusterOverloaded { gateway, load, mean, donor: Some((from, after)) };
+                self.decide(Action::ReleaseGateway { gateway: self.nodes[given].id, from, to: id }, reason);
             } else if asked.is_some() {
                 // The request is already in the event log.
                 self.outcome.waits.push(Wait::Expansion { gateway, cluster: id });
             } else {
                 let request = Request { since_ms: self.now_ms, gateways: self.of(cluster).count() };
                 self.scheduler.requests.insert(id, request);
-                let why = Why::ClusterOverloaded { gateway, load, mean, donor: None };
-                self.decide(Action::RequestGateway { cluster: id }, why);
+                let reason = DecisionReason::ClusterOverloaded { gateway, load, mean, donor: None };
+                self.decide(Action::RequestGateway { cluster: id }, reason);
             }
         }
     }
 
-    /// The least loaded cluster that can do without one, its least loaded gateway that could take one of
-    /// the overloaded gateway's vIPs, and the cluster's mean load then.
+    /// The least loaded cluster that can spare a gateway, its least loaded gateway that could take one of the
+    /// overloaded gateway's vIPs, and the cluster's mean load afterwards.
     fn donor(&self, overloaded: usize) -> Option<(usize, usize, f64)> {
         let needy = self.nodes[overloaded].cluster;
         let helps = |given: &usize| {
@@ -473,8 +482,8 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Mean load of a cluster's other gateways when one has given them its vIPs; `None` where that would
-    /// fill one of them further than it may be.
+    /// Mean load of a cluster's other gateways after one has given them its vIPs; `None` if that would load
+    /// one of them too much.
     fn mean_without(&self, given: usize, staying: &[usize]) -> Option<f64> {
         let mut loads: Vec<(f64, f64)> = staying
             .iter()
@@ -495,8 +504,8 @@ impl<'a> Engine<'a> {
         Some(loads.iter().map(|load| load.0 * load.1).sum::<f64>() / capacity)
     }
 
-    /// Tells released gateways without vIPs to join.
-    fn send_emptied(&mut self) {
+    /// Reassigns released gateways that have no vIP left.
+    fn reassign_emptied(&mut self) {
         for node in 0..self.nodes.len() {
             let (gateway, now_ms) = (self.nodes[node].id, self.now_ms);
             let empty = self.nodes[node].pairs.is_empty();
@@ -505,12 +514,13 @@ impl<'a> Engine<'a> {
             if let Some(transfer) = waiting {
                 (transfer.sent, transfer.since_ms) = (true, now_ms);
                 let (from, to) = (transfer.from, transfer.to);
-                self.decide(Action::ReassignGateway { gateway, from, to }, Why::Emptied);
+                self.decide(Action::ReassignGateway { gateway, from, to }, DecisionReason::Emptied);
             }
         }
     }
 
-    /// One vIP a cluster and interval, from who has most to who has at least two less.
+    /// Moves one vIP per cluster and interval, from the gateway with the most vIPs to one that has at least
+    /// two less.
     fn share(&mut self) {
         let interval_ms = self.scheduler.settings.interval_ms;
         for cluster in 0..self.clusters.len() {
@@ -521,13 +531,16 @@ impl<'a> Engine<'a> {
             }
             if let Some((from, to, pair)) = self.unequal(cluster) {
                 self.scheduler.shared_ms.insert(self.clusters[cluster], self.now_ms);
-                let why = Why::Share { from: self.nodes[from].pairs.len(), to: self.nodes[to].pairs.len() };
-                self.move_pair(from, to, pair, why);
+                let reason = DecisionReason::Share {
+                    from: self.nodes[from].pairs.len(),
+                    to: self.nodes[to].pairs.len(),
+                };
+                self.move_pair(from, to, pair, reason);
             }
         }
     }
 
-    /// A vIP that makes numbers more equal and loads not less so.
+    /// A vIP whose move makes the numbers of vIPs more equal and the loads not less equal.
     fn unequal(&self, cluster: usize) -> Option<(usize, usize, Pair)> {
         let count = |node: usize| self.nodes[node].pairs.len();
         let mut nodes: Vec<usize> = self.of(cluster).filter(|node| !self.nodes[*node].leaving).collect();
@@ -538,10 +551,10 @@ impl<'a> Engine<'a> {
                 let best = source
                     .pairs
                     .iter()
-                    .filter(|pair| !self.held(pair) && !self.left(pair, target.id))
+                    .filter(|pair| !self.held(pair) && !self.left_overloaded(pair, target.id))
                     .filter(|pair| target.with(pair) <= self.scheduler.settings.accept_threshold)
                     .map(|pair| {
-                        // How the sum of the loads' squares, by capacity, changes.
+                        // The change of the sum of the squares of the loads, weighted by capacity.
                         let change = pair.demand_pps
                             * (target.with(pair) - source.load + target.load - source.without(pair));
                         (change, pair)

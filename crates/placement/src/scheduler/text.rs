@@ -1,9 +1,9 @@
-//! Decisions in words, for the event log and for people.
+//! Decisions and waits as text, for the event log and for people.
 
-use super::{Action, Decision, Wait, Why};
+use super::{Action, Decision, DecisionReason, Wait};
 use std::fmt;
 
-/// A load as people read it.
+/// A load, printed as a percentage.
 struct Percent(f64);
 
 impl fmt::Display for Percent {
@@ -17,24 +17,24 @@ impl fmt::Display for Action {
         match self {
             Self::MoveVip { vip, cluster, from, to } => write!(f, "{vip} of {cluster} from {from} to {to}"),
             Self::ReleaseGateway { gateway, from, to } => {
-                write!(f, "{gateway} of {from} is emptied, to join {to}")
+                write!(f, "{gateway} of {from} gives up its vIPs and will join {to}")
             }
             Self::ReassignGateway { gateway, from, to } => {
                 write!(f, "{gateway} leaves {from} and joins {to}")
             }
-            Self::KeepGateway { gateway, cluster } => write!(f, "{gateway} stays with {cluster}"),
+            Self::KeepGateway { gateway, cluster } => write!(f, "{gateway} stays in {cluster}"),
             Self::RequestGateway { cluster } => write!(f, "{cluster} needs a new gateway"),
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for DecisionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Overloaded { load, threshold, after, receiver, receiver_after } => write!(
                 f,
-                "its owner is at {}, to be below {}, and will be at {}; the new one, the least loaded, goes \
-                 from {} to {}",
+                "its owner is at {} load, above the threshold of {}, and will be at {}; the new owner, the \
+                 least loaded, goes from {} to {}",
                 Percent(load),
                 Percent(threshold),
                 Percent(after),
@@ -43,39 +43,40 @@ impl fmt::Display for Why {
             ),
             Self::Draining { left, receiver, receiver_after } => write!(
                 f,
-                "its owner is to have none and has {left} left; the new one goes from {} to {}",
+                "its owner must give up its vIPs and has {left} left; the new owner goes from {} to {}",
                 Percent(receiver),
                 Percent(receiver_after)
             ),
-            Self::Share { from, to } => write!(f, "its owner has {from} vIPs, the new one {to}"),
+            Self::Share { from, to } => write!(f, "its owner has {from} vIPs, the new owner {to}"),
             Self::ClusterOverloaded { gateway, load, mean, donor } => {
                 write!(
                     f,
-                    "{gateway} is at {} and no other gateway of its cluster, {} on average, can take a vIP",
+                    "{gateway} is at {} load, and no other gateway of its cluster, which is at {} on \
+                     average, can take a vIP",
                     Percent(load),
                     Percent(mean)
                 )?;
                 match donor {
                     Some((cluster, after)) => write!(
                         f,
-                        "; {cluster} is the least loaded and will be at {} on average",
+                        "; {cluster} is the least loaded cluster and will be at {} on average",
                         Percent(after)
                     ),
-                    None => write!(f, "; no other cluster can give a gateway without risk to itself"),
+                    None => write!(f, "; no other cluster can give a gateway without becoming overloaded"),
                 }
             }
             Self::Emptied => write!(f, "it has no vIP left"),
-            Self::NeededAtHome { gateway, load } => {
-                write!(f, "{gateway} of its own cluster is at {}", Percent(load))
+            Self::NeededByOwnCluster { gateway, load } => {
+                write!(f, "{gateway} of its own cluster is at {} load", Percent(load))
             }
-            Self::Lost => write!(f, "it is not reported, or was not emptied in time"),
+            Self::Lost => write!(f, "it sends no reports, or did not give up its vIPs in time"),
         }
     }
 }
 
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.action, self.why)
+        write!(f, "{}: {}", self.action, self.reason)
     }
 }
 
@@ -91,16 +92,16 @@ impl fmt::Display for Wait {
             Self::NoReceiver { gateway } => write!(f, "{gateway} waits: no other gateway can take a vIP"),
             Self::OneAtATime { gateway, donor } => write!(
                 f,
-                "{gateway} waits: {donor} could give its cluster a gateway, but one at a time goes between \
-                 clusters"
+                "{gateway} waits: {donor} could give its cluster a gateway, but only one moves between \
+                 clusters at a time"
             ),
             Self::Expansion { gateway, cluster } => {
-                write!(f, "{gateway} waits: a gateway for {cluster} is on its way")
+                write!(f, "{gateway} waits: a gateway for {cluster} was requested or is moving there")
             }
             Self::Indivisible { gateway, load } => write!(
                 f,
-                "{gateway} at {} cannot be helped by more gateways, only by more vIPs: none that it could \
-                 give away fits an empty gateway",
+                "{gateway} is at {} load and more gateways would not help, only more vIPs: none of its vIPs \
+                 that may move fits into an empty gateway",
                 Percent(load)
             ),
         }

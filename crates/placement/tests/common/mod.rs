@@ -1,4 +1,4 @@
-//! Problems as proptest draws them, and naive checks of what is found.
+//! Random problems for proptest, and simple checks of placements.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use sluice_placement::{Cluster, Placement, Problem, Vpc};
 use sluice_types::{ClusterId, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Clusters, VPCs, k: from ample to impossible.
+/// Random clusters, VPCs and limits: from much free capacity to impossible.
 pub fn problems(vpcs_max: usize) -> impl Strategy<Value = Problem> {
     let cluster = (50_u64..400, 20_u64..400);
     let vpc = (1_u64..=6, prop_oneof![0_u64..20, 10_u64..90], 0_u64..40);
@@ -18,7 +18,7 @@ pub fn problems(vpcs_max: usize) -> impl Strategy<Value = Problem> {
                 .into_iter()
                 .zip(1..)
                 .map(|((tenant, demand, entries), id)| vpc_of(id, tenant, demand, entries));
-            Problem::new(clusters.collect(), vpcs.collect(), k, level).expect("a sound problem")
+            Problem::new(clusters.collect(), vpcs.collect(), k, level).expect("a valid problem")
         },
     )
 }
@@ -31,7 +31,7 @@ pub fn vpc_of(id: u64, tenant: u64, demand_pps: u64, entries: u64) -> Vpc {
     Vpc { id: VpcId::new(id), tenant: TenantId::new(tenant), demand_pps, entries }
 }
 
-/// A placement of all VPCs drawn from numbers.
+/// A placement of all VPCs, derived from numbers.
 pub fn placement_of(problem: &Problem, numbers: &[usize]) -> Placement {
     let clusters = problem.clusters();
     problem
@@ -42,11 +42,11 @@ pub fn placement_of(problem: &Problem, numbers: &[usize]) -> Placement {
         .collect()
 }
 
-/// What a placement comes to, summed up plainly.
+/// The sums of a placement.
 pub struct Sums {
-    pub lambda: f64,
+    pub max_load: f64,
     pub entries_over: Vec<ClusterId>,
-    pub tenants_over_k: Vec<TenantId>,
+    pub tenants_over_cluster_limit: Vec<TenantId>,
 }
 
 pub fn sums(problem: &Problem, placement: &Placement) -> Sums {
@@ -61,7 +61,7 @@ pub fn sums(problem: &Problem, placement: &Placement) -> Sums {
     }
     let of = |sums: &BTreeMap<ClusterId, u64>, id| sums.get(&id).copied().unwrap_or(0);
     Sums {
-        lambda: problem
+        max_load: problem
             .clusters()
             .iter()
             .map(|cluster| of(&demand, cluster.id) as f64 / cluster.capacity_pps as f64)
@@ -72,7 +72,7 @@ pub fn sums(problem: &Problem, placement: &Placement) -> Sums {
             .filter(|cluster| of(&entries, cluster.id) > cluster.capacity_entries)
             .map(|cluster| cluster.id)
             .collect(),
-        tenants_over_k: tenants
+        tenants_over_cluster_limit: tenants
             .iter()
             .filter(|(_, clusters)| clusters.len() > problem.clusters_per_tenant())
             .map(|(tenant, _)| *tenant)

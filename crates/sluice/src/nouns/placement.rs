@@ -1,7 +1,7 @@
 //! `sluice placement VERB`: the load of each cluster, and plans of VPC moves that balance the loads.
 
 use super::resource::Run;
-use super::scheduler::{part, some_of};
+use super::scheduler::{number, part, some_of};
 use crate::api::ApiArgs;
 use crate::failure::Failure;
 use crate::output::{self, Format};
@@ -63,22 +63,38 @@ pub enum Placement {
         plan: u64,
     },
     /// Change the settings of placement
-    #[command(group = some_of(&["clusters_per_tenant", "water_level", "gateway_capacity", "gateways"]))]
+    #[command(group = some_of(&["clusters_per_tenant", "water_level", "gateway_capacity_pps", "gateways"]))]
     Set {
-        /// Largest number of clusters that may carry VPCs of the same tenant
-        #[arg(long, value_name = "K")]
-        clusters_per_tenant: Option<usize>,
-        /// Largest fraction of its capacity to which a cluster is filled; 0.8 is 80%
-        #[arg(long, value_name = "FRACTION", value_parser = part)]
-        water_level: Option<f64>,
-        /// Capacity, in packets per second, of a gateway whose capacity is neither set nor estimated
-        #[arg(long, value_name = "PPS")]
-        gateway_capacity: Option<u64>,
+        #[command(flatten)]
+        values: SetArgs,
         /// Capacity of one gateway in packets per second: NAME=PPS, or NAME=auto for the estimate; repeatable
         #[arg(long = "gateway", value_name = "NAME=PPS")]
         gateways: Vec<String>,
     },
 }
+
+macro_rules! declare_options {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $default:literal, $unit:literal $option:literal, $min:literal to $max:literal;)+) => {
+        /// Options of `sluice placement set` for settings with one value.
+        #[derive(clap::Args)]
+        #[group(skip)]
+        pub struct SetArgs {
+            $(
+                $(#[doc = $doc])+
+                #[arg(long = $option, value_name = $unit, value_parser = number::<$type>)]
+                $name: Option<$type>,
+            )+
+        }
+
+        impl From<SetArgs> for PlacementSettingsPatch {
+            fn from(args: SetArgs) -> Self {
+                Self { $($name: args.$name,)+ gateways: BTreeMap::new() }
+            }
+        }
+    };
+}
+
+sluice_types::placement_settings!(declare_options);
 
 impl Run for Placement {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
@@ -105,13 +121,8 @@ impl Run for Placement {
                 output::one(api.output, &progress)
             }
             Self::Stop { plan } => output::one(api.output, &client.stop_plan(plan).await?),
-            Self::Set { clusters_per_tenant, water_level, gateway_capacity, gateways } => {
-                let mut patch = PlacementSettingsPatch {
-                    clusters_per_tenant,
-                    water_level,
-                    gateway_capacity_pps: gateway_capacity,
-                    gateways: BTreeMap::new(),
-                };
+            Self::Set { values, gateways } => {
+                let mut patch = PlacementSettingsPatch::from(values);
                 for text in gateways {
                     let (name, pps) = parse_capacity(&text)?;
                     patch.gateways.insert(client.id_of::<Gateway>(name, &[]).await?, pps);

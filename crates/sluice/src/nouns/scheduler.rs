@@ -56,7 +56,7 @@ pub(super) fn part(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a finite number. JSON has no other numbers: they would be sent as null.
-fn number<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
+pub(super) fn number<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     if text.parse::<f64>().is_ok_and(|number| !number.is_finite()) {
         return Err("not a finite number".to_owned());
     }

@@ -1,8 +1,8 @@
-//! Keys and plans to messages and back. A plan or a cluster's keys are one entry
-//! each: they are used whole, or not at all.
+//! Converts keys and vIP plans. A plan is one entry, and so are the keys of a cluster: they are used as a
+//! whole or rejected as a whole.
 
 use super::{Malformed, Result, address, either, group_id, ipv6_parts, mac, unicast};
-use crate::cluster::{ClusterKeys, ClusterPlan, Home, Key, Member, PLACES, PlannedVip};
+use crate::cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
 use crate::entries::{Vtep, VtepRole};
 use crate::proto::{self, cluster_keys, cluster_plan};
 use sluice_types::{
@@ -69,7 +69,7 @@ impl TryFrom<proto::ClusterKeys> for ClusterKeys {
 impl From<ClusterPlan> for proto::ClusterPlan {
     fn from(plan: ClusterPlan) -> Self {
         let vip = |vip: PlannedVip| cluster_plan::PlannedVip {
-            place: vip.place.into(),
+            slot: vip.slot.into(),
             address: Some(vip.address.into()),
             mac: vip.mac.to_u64(),
         };
@@ -79,14 +79,17 @@ impl From<ClusterPlan> for proto::ClusterPlan {
             vtep6: member.vtep6.map(Into::into),
             draining: member.draining,
         };
-        let home = |home: Home| cluster_plan::Home { place: home.place.into(), gateway: home.gateway.get() };
+        let preferred_owner = |preferred_owner: PreferredOwner| cluster_plan::PreferredOwner {
+            slot: preferred_owner.slot.into(),
+            gateway: preferred_owner.gateway.get(),
+        };
         Self {
             cluster: plan.cluster.get(),
             revision: plan.revision,
             vips: plan.vips.into_iter().map(vip).collect(),
             members: plan.members.into_iter().map(member).collect(),
-            homes: plan.homes.into_iter().map(home).collect(),
-            hello_ms: plan.hello_ms.into(),
+            preferred_owners: plan.preferred_owners.into_iter().map(preferred_owner).collect(),
+            hello_interval_ms: plan.hello_interval_ms.into(),
         }
     }
 }
@@ -95,7 +98,7 @@ fn number(id: u64, what: &'static str) -> Result<u64> {
     if id == 0 || i64::try_from(id).is_err() { Err(Malformed::Id(id, what)) } else { Ok(id) }
 }
 
-/// An earlier controller says nothing of it.
+/// Earlier controllers do not send the interval.
 fn hello(millis: u32) -> Result<u16> {
     if millis == 0 {
         return Ok(HELLO_INTERVAL_MS_DEFAULT);
@@ -104,15 +107,15 @@ fn hello(millis: u32) -> Result<u16> {
     u16::try_from(millis).ok().filter(allowed).ok_or(Malformed::Hello(millis))
 }
 
-fn place(place: u32) -> Result<u8> {
-    u8::try_from(place).ok().filter(|place| *place < PLACES).ok_or(Malformed::Place(place))
+fn slot(slot: u32) -> Result<u8> {
+    u8::try_from(slot).ok().filter(|slot| *slot < VIP_SLOTS).ok_or(Malformed::VipSlot(slot))
 }
 
 impl TryFrom<cluster_plan::PlannedVip> for PlannedVip {
     type Error = Malformed;
     fn try_from(vip: cluster_plan::PlannedVip) -> Result<Self> {
         let address = unicast("planned vIP", address(vip.address, "planned vIP")?)?;
-        Ok(Self { place: place(vip.place)?, address, mac: mac("planned vIP", vip.mac)? })
+        Ok(Self { slot: slot(vip.slot)?, address, mac: mac("planned vIP", vip.mac)? })
     }
 }
 
@@ -126,11 +129,11 @@ impl TryFrom<cluster_plan::Member> for Member {
     }
 }
 
-impl TryFrom<cluster_plan::Home> for Home {
+impl TryFrom<cluster_plan::PreferredOwner> for PreferredOwner {
     type Error = Malformed;
-    fn try_from(home: cluster_plan::Home) -> Result<Self> {
-        let gateway = GatewayId::new(number(home.gateway, "gateway")?);
-        Ok(Self { place: place(home.place)?, gateway })
+    fn try_from(preferred_owner: cluster_plan::PreferredOwner) -> Result<Self> {
+        let gateway = GatewayId::new(number(preferred_owner.gateway, "gateway")?);
+        Ok(Self { slot: slot(preferred_owner.slot)?, gateway })
     }
 }
 
@@ -146,12 +149,12 @@ impl TryFrom<proto::ClusterPlan> for ClusterPlan {
             revision: number(message.revision, "plan")?,
             vips: all(message.vips)?,
             members: all(message.members)?,
-            homes: all(message.homes)?,
-            hello_ms: hello(message.hello_ms)?,
+            preferred_owners: all(message.preferred_owners)?,
+            hello_interval_ms: hello(message.hello_interval_ms)?,
         };
-        let in_order = plan.vips.is_sorted_by(|a, b| a.place < b.place)
+        let in_order = plan.vips.is_sorted_by(|a, b| a.slot < b.slot)
             && plan.members.is_sorted_by(|a, b| a.gateway < b.gateway)
-            && plan.homes.is_sorted_by(|a, b| a.place < b.place);
+            && plan.preferred_owners.is_sorted_by(|a, b| a.slot < b.slot);
         if in_order { Ok(plan) } else { Err(Malformed::Disorder("plan")) }
     }
 }

@@ -1,4 +1,4 @@
-//! Direct paths that are the controller's own.
+//! Converts the direct paths that the controller computes.
 
 use super::{Malformed, Result, address, either, halves, mac, unicast};
 use crate::entries::{Path, PathKey};
@@ -6,7 +6,7 @@ use crate::proto;
 use sluice_types::Vni;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// An address in the fields of the two families.
+/// The fields of an address: those of the other address family are 0.
 fn fields(address: IpAddr) -> (u32, (u64, u64)) {
     match address {
         IpAddr::V4(v4) => (v4.into(), (0, 0)),

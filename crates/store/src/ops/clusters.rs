@@ -30,7 +30,7 @@ pub(super) async fn publish_assignment(
 ) -> Result<Cluster> {
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", cluster.id.get().into())]).await?;
     vip_slots::choose_preferred_owners(&mut cluster, &gateways, newcomers);
-    cluster.plan_revision = next_assignment_revision(&cluster, w.revision);
+    cluster.vip_plan_revision = next_assignment_revision(&cluster, w.revision);
     save_assignment(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways })?;
     Ok(cluster)
@@ -39,7 +39,7 @@ pub(super) async fn publish_assignment(
 /// The revision of a changed assignment. It is higher than the previous one, which may be higher than the
 /// revision of the database ([`reissue_assignment`]).
 fn next_assignment_revision(cluster: &Cluster, revision: u64) -> u64 {
-    revision.max(cluster.plan_revision.saturating_add(1))
+    revision.max(cluster.vip_plan_revision.saturating_add(1))
 }
 
 /// Raises the revision of the assignment above `known`, the revision that gateways have, so that they apply
@@ -47,16 +47,16 @@ fn next_assignment_revision(cluster: &Cluster, revision: u64) -> u64 {
 /// false if it is not.
 pub(crate) async fn reissue_assignment(w: &mut Write, id: ClusterId, known: u64) -> Result<bool> {
     let mut cluster: Cluster = get(w.q(), id).await?;
-    if cluster.plan_revision >= known || known > ASSIGNMENT_REVISION_MAX {
+    if cluster.vip_plan_revision >= known || known > ASSIGNMENT_REVISION_MAX {
         return Ok(false);
     }
-    cluster.plan_revision = w.revision.max(known + 1);
+    cluster.vip_plan_revision = w.revision.max(known + 1);
     save_assignment(w, &cluster).await?;
     let text = format!(
         "gateways of cluster `{}` had a newer vIP assignment than the database; the database's is issued again",
         cluster.name
     );
-    let details = json!({"known": known, "reissued": cluster.plan_revision});
+    let details = json!({"known": known, "reissued": cluster.vip_plan_revision});
     events::record(w, "cluster_assignment_reissued", &id, text, details).await?;
     let gateways = find(w.q(), vec![("cluster", id.get().into())]).await?;
     w.push(&Change::ClusterUpserted { cluster, gateways })?;
@@ -65,7 +65,7 @@ pub(crate) async fn reissue_assignment(w: &mut Write, id: ClusterId, known: u64)
 
 async fn save_assignment(w: &mut Write, cluster: &Cluster) -> Result<()> {
     let sql = "UPDATE clusters SET vips = $2, plan_revision = $3, revision = $4 WHERE id = $1";
-    let values = args![cluster.id.get(), list(&cluster.vips), cluster.plan_revision, cluster.revision];
+    let values = args![cluster.id.get(), list(&cluster.vips), cluster.vip_plan_revision, cluster.revision];
     w.q().run(sql, values).await.map(drop)
 }
 
@@ -73,16 +73,16 @@ pub(crate) async fn create(
     w: &mut Write,
     name: &str,
     vips: &[IpAddr],
-    hello_ms: Option<u16>,
+    hello_interval_ms: Option<u16>,
 ) -> Result<Created<Cluster>> {
     check::name("cluster", name)?;
     check::vips(vips)?;
-    hello_ms.map_or(Ok(()), check::hello_interval)?;
+    hello_interval_ms.map_or(Ok(()), check::hello_interval)?;
     if let Some(existing) = find_one::<Cluster>(w.q(), vec![("name", name.into())]).await? {
         let addresses = existing.addresses();
         Difference::default()
             .field("vips", list(&addresses), list(vips))
-            .given("hello_interval_ms", Some(existing.hello_ms), hello_ms)
+            .given("hello_interval_ms", Some(existing.hello_interval_ms), hello_interval_ms)
             .conflict("cluster", name)?;
         return Ok(Created::Existing(existing));
     }
@@ -90,14 +90,19 @@ pub(crate) async fn create(
         id: ClusterId::new(w.id()),
         name: name.to_owned(),
         vips: vip_slots::assign_slots(&[], vips),
-        hello_ms: hello_ms.unwrap_or(HELLO_INTERVAL_MS_DEFAULT),
-        plan_revision: w.revision,
+        hello_interval_ms: hello_interval_ms.unwrap_or(HELLO_INTERVAL_MS_DEFAULT),
+        vip_plan_revision: w.revision,
         revision: w.revision,
     };
     let sql = "INSERT INTO clusters (id, name, vips, hello_ms, plan_revision, revision) \
                VALUES ($1, $2, $3, $4, $5, $5)";
-    let values =
-        args![cluster.id.get(), name, list(&cluster.vips), u64::from(cluster.hello_ms), cluster.revision];
+    let values = args![
+        cluster.id.get(),
+        name,
+        list(&cluster.vips),
+        u64::from(cluster.hello_interval_ms),
+        cluster.revision
+    ];
     w.q().run(sql, values).await?;
     claim(w.q(), vips, "cluster", cluster.id.get(), name).await?;
     w.push(&Change::ClusterUpserted { cluster: cluster.clone(), gateways: Vec::new() })?;
@@ -168,12 +173,13 @@ pub(crate) async fn set_preferred_owner(
 ) -> Result<bool> {
     let mut cluster: Cluster = get(w.q(), id).await?;
     let gateways: Vec<Gateway> = find(w.q(), vec![("cluster", id.get().into())]).await?;
-    let can_own =
-        |gateway: &Gateway| gateway.id == to && !gateway.retires() && gateway.has_family(address.is_ipv4());
-    let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.home == Some(from));
+    let can_own = |gateway: &Gateway| {
+        gateway.id == to && !gateway.is_retiring() && gateway.has_family(address.is_ipv4())
+    };
+    let vip = cluster.vips.iter_mut().find(|vip| vip.address == address && vip.preferred_owner == Some(from));
     let Some(vip) = vip.filter(|_| gateways.iter().any(can_own)) else { return Ok(false) };
-    vip.home = Some(to);
-    cluster.plan_revision = next_assignment_revision(&cluster, w.revision);
+    vip.preferred_owner = Some(to);
+    cluster.vip_plan_revision = next_assignment_revision(&cluster, w.revision);
     save_assignment(w, &cluster).await?;
     w.push(&Change::ClusterUpserted { cluster, gateways })?;
     Ok(true)
@@ -183,23 +189,30 @@ pub(crate) async fn set_preferred_owner(
 pub(crate) async fn set_hello_interval(
     w: &mut Write,
     id: ClusterId,
-    hello_ms: u16,
+    hello_interval_ms: u16,
     expected: Option<u64>,
 ) -> Result<Cluster> {
-    check::hello_interval(hello_ms)?;
+    check::hello_interval(hello_interval_ms)?;
     let mut cluster: Cluster = get(w.q(), id).await?;
     check_revision(id, &cluster, expected)?;
-    if cluster.hello_ms == hello_ms {
+    if cluster.hello_interval_ms == hello_interval_ms {
         return Ok(cluster);
     }
     let text = format!(
-        "the hello interval of cluster `{}` is now {hello_ms} ms; it was {} ms",
-        cluster.name, cluster.hello_ms
+        "the hello interval of cluster `{}` is now {hello_interval_ms} ms; it was {} ms",
+        cluster.name, cluster.hello_interval_ms
     );
-    events::record(w, "cluster_hello", &id, text, json!({"from": cluster.hello_ms, "to": hello_ms})).await?;
-    cluster.hello_ms = hello_ms;
+    events::record(
+        w,
+        "cluster_hello",
+        &id,
+        text,
+        json!({"from": cluster.hello_interval_ms, "to": hello_interval_ms}),
+    )
+    .await?;
+    cluster.hello_interval_ms = hello_interval_ms;
     cluster.revision = w.revision;
     let sql = "UPDATE clusters SET hello_ms = $2 WHERE id = $1";
-    w.q().run(sql, args![id.get(), u64::from(hello_ms)]).await?;
+    w.q().run(sql, args![id.get(), u64::from(hello_interval_ms)]).await?;
     publish_assignment(w, cluster, &[]).await
 }

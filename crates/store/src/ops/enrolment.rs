@@ -36,7 +36,7 @@ pub(crate) async fn save_state(q: &mut dyn Query, state: &NodeState) -> Result<(
     let sql = "INSERT INTO node_states (kind, node, acked, last_seen_ms, failures) VALUES ($1, $2, $3, $4, $5) \
                ON CONFLICT (kind, node) DO UPDATE \
                SET acked = excluded.acked, last_seen_ms = excluded.last_seen_ms, failures = excluded.failures";
-    q.run(sql, args![kind, number, state.acked, state.last_seen_ms, failures]).await.map(drop)
+    q.run(sql, args![kind, number, state.acknowledged_revision, state.last_seen_ms, failures]).await.map(drop)
 }
 
 pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {
@@ -47,7 +47,7 @@ pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {
         .map(|row| {
             Ok(NodeState {
                 node: parse_node(row.text(0)?, row.number(1)?)?,
-                acked: row.number(2)?,
+                acknowledged_revision: row.number(2)?,
                 last_seen_ms: row.number(3)?,
                 failures: serde_json::from_str(row.text(4)?)
                     .map_err(|e| StoreError::Corrupt(format!("a node's failures: {e}")))?,

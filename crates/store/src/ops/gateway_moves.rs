@@ -69,7 +69,7 @@ async fn record(
 
 /// The gateway as the list of newcomers of its cluster; empty if it must own no vIP.
 fn as_newcomer(gateway: &Gateway) -> Vec<GatewayId> {
-    if gateway.retires() { Vec::new() } else { vec![gateway.id] }
+    if gateway.is_retiring() { Vec::new() } else { vec![gateway.id] }
 }
 
 /// True if the cluster of the gateway has VPCs, and no other gateway to forward for them.

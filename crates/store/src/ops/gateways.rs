@@ -86,7 +86,7 @@ pub(crate) async fn drain(
     };
     let text = format!("gateway `{}` {text} `{}`", gateway.name, cluster.name);
     events::record(w, kind, &id, text, details).await?;
-    let newcomers: &[GatewayId] = if gateway.retires() { &[] } else { &[id] };
+    let newcomers: &[GatewayId] = if gateway.is_retiring() { &[] } else { &[id] };
     publish_assignment(w, cluster, newcomers).await?;
     Ok(gateway)
 }

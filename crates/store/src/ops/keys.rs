@@ -149,7 +149,7 @@ async fn replace(
     let details = json!({"valid_from_ms": from_ms, "previous_keys_expire_ms": until_ms});
     events::record(w, "cluster_key_renewed", &cluster, text, details).await?;
     w.push(&Change::KeysChanged { cluster, keys: Vec::new() })?;
-    Ok(KeyRotation { valid_from_ms: from_ms, others_end_ms: until_ms })
+    Ok(KeyRotation { valid_from_ms: from_ms, previous_keys_expire_ms: until_ms })
 }
 
 /// True if [`rotate`] would change something without a request for an early replacement.

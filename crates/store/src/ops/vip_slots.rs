@@ -11,8 +11,8 @@ use std::net::IpAddr;
 /// a slot that is reused at once means the same MAC with another address.
 pub(crate) fn assign_slots(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<ClusterVip> {
     let kept = old.iter().filter(|vip| wanted.contains(&vip.address)).copied();
-    let mut vips: BTreeMap<u8, ClusterVip> = kept.map(|vip| (vip.place, vip)).collect();
-    let used: BTreeSet<u8> = old.iter().map(|vip| vip.place).collect();
+    let mut vips: BTreeMap<u8, ClusterVip> = kept.map(|vip| (vip.slot, vip)).collect();
+    let used: BTreeSet<u8> = old.iter().map(|vip| vip.slot).collect();
     let added: Vec<IpAddr> =
         wanted.iter().filter(|address| old.iter().all(|vip| vip.address != **address)).copied().collect();
     let slots = 0..VIPS_MAX as u8;
@@ -20,7 +20,7 @@ pub(crate) fn assign_slots(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<Cluster
     let freed = slots.filter(|slot| used.contains(slot) && !vips.contains_key(slot));
     let free: Vec<u8> = unused.chain(freed).take(added.len()).collect();
     for (slot, address) in free.into_iter().zip(added) {
-        vips.insert(slot, ClusterVip { place: slot, address, home: None });
+        vips.insert(slot, ClusterVip { slot, address, preferred_owner: None });
     }
     vips.into_values().collect()
 }
@@ -36,7 +36,7 @@ pub(crate) fn assign_slots(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<Cluster
 pub(crate) fn choose_preferred_owners(cluster: &mut Cluster, gateways: &[Gateway], newcomers: &[GatewayId]) {
     for ipv4 in [true, false] {
         let has_vtep = |gateway: &&Gateway| gateway.has_family(ipv4);
-        let stays = |gateway: &&Gateway| !gateway.retires();
+        let stays = |gateway: &&Gateway| !gateway.is_retiring();
         let ids = |gateways: Vec<&Gateway>| gateways.iter().map(|g| g.id).collect::<Vec<GatewayId>>();
         let choices = [
             ids(gateways.iter().filter(has_vtep).filter(stays).collect()),
@@ -46,13 +46,13 @@ pub(crate) fn choose_preferred_owners(cluster: &mut Cluster, gateways: &[Gateway
         let able = choices.into_iter().find(|able| !able.is_empty()).unwrap_or_default();
         let of_family = |vip: &&ClusterVip| vip.address.is_ipv4() == ipv4;
         let slots: Vec<VipId> =
-            cluster.vips.iter().filter(of_family).filter_map(|vip| VipId::new(vip.place).ok()).collect();
-        let old = |id: VipId| cluster.vips.iter().find(|vip| vip.place == id.get())?.home;
+            cluster.vips.iter().filter(of_family).filter_map(|vip| VipId::new(vip.slot).ok()).collect();
+        let old = |id: VipId| cluster.vips.iter().find(|vip| vip.slot == id.get())?.preferred_owner;
         let owners = assign_preferred_owners(slots, &able, newcomers, old);
         let owners: BTreeMap<u8, GatewayId> =
             owners.into_iter().map(|(vip, owner)| (vip.get(), owner)).collect();
         for vip in cluster.vips.iter_mut().filter(|vip| vip.address.is_ipv4() == ipv4) {
-            vip.home = owners.get(&vip.place).copied();
+            vip.preferred_owner = owners.get(&vip.slot).copied();
         }
     }
 }
@@ -89,8 +89,8 @@ mod tests {
             id: ClusterId::new(1),
             name: String::new(),
             vips,
-            hello_ms: 4,
-            plan_revision: 1,
+            hello_interval_ms: 4,
+            vip_plan_revision: 1,
             revision: 1,
         }
     }
@@ -99,16 +99,16 @@ mod tests {
     fn slot_of_a_removed_vip_is_reused_last() {
         let all: Vec<IpAddr> = (0..126).map(address).collect();
         let first = assign_slots(&[], &all[..3]);
-        assert_eq!(first.iter().map(|vip| vip.place).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(first.iter().map(|vip| vip.slot).collect::<Vec<_>>(), [0, 1, 2]);
         let second = assign_slots(&first, &[all[9], all[2], all[0]]);
-        let slots: Vec<_> = second.iter().map(|vip| (vip.place, vip.address)).collect();
+        let slots: Vec<_> = second.iter().map(|vip| (vip.slot, vip.address)).collect();
         assert_eq!(slots, [(0, all[0]), (2, all[2]), (3, all[9])]);
         // Replacing all 126 vIPs: only 2 of the 128 slots are unused, so the others must reuse slots.
         let full = assign_slots(&[], &all);
         let others: Vec<IpAddr> = (126..=251).map(address).collect();
         let next = assign_slots(&full, &others);
         assert_eq!(next.len(), 126);
-        assert_eq!(next.iter().filter(|vip| vip.place >= 126).count(), 2);
+        assert_eq!(next.iter().filter(|vip| vip.slot >= 126).count(), 2);
     }
 
     proptest! {
@@ -127,10 +127,10 @@ mod tests {
                 now.vips = assign_slots(&before.vips, &wanted);
                 let given: BTreeSet<IpAddr> = now.addresses().into_iter().collect();
                 prop_assert_eq!(given, wanted.iter().copied().collect());
-                prop_assert!(now.vips.is_sorted_by(|a, b| a.place < b.place));
+                prop_assert!(now.vips.is_sorted_by(|a, b| a.slot < b.slot));
                 for vip in &before.vips {
                     let after = now.vips.iter().find(|after| after.address == vip.address);
-                    prop_assert!(after.is_none_or(|after| after.place == vip.place));
+                    prop_assert!(after.is_none_or(|after| after.slot == vip.slot));
                 }
                 let gateways: Vec<Gateway> =
                     members.iter().map(|(id, (v6, draining))| gateway(*id, true, *v6, *draining)).collect();
@@ -145,19 +145,19 @@ mod tests {
                 choose_preferred_owners(&mut now, &gateways, &newcomers);
                 let all_drain = gateways.iter().all(|gateway| gateway.draining);
                 for (old, vip) in old_vips.iter().zip(&now.vips) {
-                    let owner = vip.home.and_then(|id| gateways.iter().find(|gateway| gateway.id == id));
+                    let owner = vip.preferred_owner.and_then(|id| gateways.iter().find(|gateway| gateway.id == id));
                     prop_assert_eq!(owner.is_none(), gateways.is_empty());
                     prop_assert!(owner.is_none_or(|owner| !owner.draining || all_drain));
-                    let can_keep = old.home.is_some_and(|id| {
+                    let can_keep = old.preferred_owner.is_some_and(|id| {
                         gateways.iter().any(|gateway| gateway.id == id && can(gateway, vip))
                     });
-                    let is_new = vip.home.is_some_and(|owner| newcomers.contains(&owner));
-                    let kept = vip.home == old.home;
+                    let is_new = vip.preferred_owner.is_some_and(|owner| newcomers.contains(&owner));
+                    let kept = vip.preferred_owner == old.preferred_owner;
                     prop_assert!(!can_keep || kept || is_new, "{:?} -> {:?}", old, vip);
                 }
                 // A newcomer gets at least an even share of the vIPs.
                 let able: Vec<_> = gateways.iter().filter(|g| !g.draining).collect();
-                let share = |id| now.vips.iter().filter(|v| v.address.is_ipv4() && v.home == Some(id)).count();
+                let share = |id| now.vips.iter().filter(|v| v.address.is_ipv4() && v.preferred_owner == Some(id)).count();
                 let v4 = now.vips.iter().filter(|v| v.address.is_ipv4()).count();
                 for id in &newcomers {
                     prop_assert!(share(*id) >= v4 / able.len(), "{:?} of {}", share(*id), v4);
@@ -166,7 +166,7 @@ mod tests {
                 if let Some(vip) = (!now.vips.is_empty()).then(|| wish.0 as usize % now.vips.len()) {
                     let able: Vec<_> = gateways.iter().filter(|g| can(g, &now.vips[vip])).collect();
                     if !able.is_empty() {
-                        now.vips[vip].home = Some(able[wish.1 as usize % able.len()].id);
+                        now.vips[vip].preferred_owner = Some(able[wish.1 as usize % able.len()].id);
                     }
                 }
                 let again = { let mut again = now.clone(); choose_preferred_owners(&mut again, &gateways, &[]); again };

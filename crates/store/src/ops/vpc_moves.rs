@@ -100,9 +100,9 @@ async fn push_instances(w: &mut Write, vpc: &Vpc, cluster: ClusterId, entries: E
                     }
                 }
                 let hosts = hosts.values().filter(|host| used.contains(&host.id)).cloned().collect();
-                Change::EndpointsPlaced { vpc, cluster, hosts, instances }
+                Change::EndpointsAdded { vpc, cluster, hosts, instances }
             }
-            Entries::Withdrawn => Change::EndpointsWithdrawn { vpc, cluster, instances },
+            Entries::Withdrawn => Change::EndpointsRemoved { vpc, cluster, instances },
         };
         w.push_encoded(codec::encode(&change)?);
         if !is_full {

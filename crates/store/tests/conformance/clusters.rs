@@ -19,7 +19,7 @@ fn vip(last: u8) -> IpAddr {
 }
 
 fn places(cluster: &Cluster) -> Vec<(u8, IpAddr)> {
-    cluster.vips.iter().map(|vip| (vip.place, vip.address)).collect()
+    cluster.vips.iter().map(|vip| (vip.slot, vip.address)).collect()
 }
 
 async fn gateway(store: &Store, cluster: ClusterId, name: &str, last: u8) -> GatewayId {
@@ -28,9 +28,9 @@ async fn gateway(store: &Store, cluster: ClusterId, name: &str, last: u8) -> Gat
     new(store.create_gateway(gateway).await).id
 }
 
-/// How many vIPs have their home where.
+/// Number of vIPs that each gateway is the preferred owner of.
 fn shares(cluster: &Cluster, gateways: &[GatewayId]) -> Vec<usize> {
-    let share = |id: &GatewayId| cluster.vips.iter().filter(|vip| vip.home == Some(*id)).count();
+    let share = |id: &GatewayId| cluster.vips.iter().filter(|vip| vip.preferred_owner == Some(*id)).count();
     gateways.iter().map(share).collect()
 }
 
@@ -42,7 +42,7 @@ pub async fn vips_keep_their_places(f: Fixture) {
     assert_eq!(same, cluster, "another order changes nothing");
     let changed = s.update_cluster(cluster.id, &[vip(9), vip(3), vip(5)], None).await.unwrap();
     assert_eq!(places(&changed), [(0, vip(5)), (2, vip(3)), (3, vip(9))]);
-    assert!(changed.revision > cluster.revision && changed.plan_revision == changed.revision);
+    assert!(changed.revision > cluster.revision && changed.vip_plan_revision == changed.revision);
     let again = s.update_cluster(cluster.id, &[vip(4), vip(3), vip(5), vip(9)], None).await.unwrap();
     assert_eq!(places(&again), [(0, vip(5)), (1, vip(4)), (2, vip(3)), (3, vip(9))]);
     assert_eq!(s.cluster(cluster.id).await.unwrap(), again);
@@ -51,9 +51,9 @@ pub async fn vips_keep_their_places(f: Fixture) {
 pub async fn hello_intervals(f: Fixture) {
     let s = f.store.as_ref();
     let usual = new(s.create_cluster("usual", &[vip(1)], None).await);
-    assert_eq!(usual.hello_ms, 4);
+    assert_eq!(usual.hello_interval_ms, 4);
     let slow = new(s.create_cluster("slow", &[vip(2)], Some(250)).await);
-    assert_eq!(slow.hello_ms, 250);
+    assert_eq!(slow.hello_interval_ms, 250);
     for given in [None, Some(250)] {
         let again = s.create_cluster("slow", &[vip(2)], given).await.unwrap();
         assert!(matches!(again, Created::Existing(it) if it == slow));
@@ -61,15 +61,18 @@ pub async fn hello_intervals(f: Fixture) {
     conflict(s.create_cluster("slow", &[vip(2)], Some(4)).await);
     for bad in [0, 1, 251, u16::MAX] {
         conflict(s.create_cluster("bad", &[vip(3)], Some(bad)).await);
-        conflict(s.set_hello(usual.id, bad, None).await);
+        conflict(s.set_hello_interval(usual.id, bad, None).await);
     }
     let revision = s.revision().await.unwrap();
-    assert!(matches!(s.set_hello(slow.id, 20, Some(usual.revision)).await, Err(StoreError::Stale { .. })));
-    assert_eq!(s.set_hello(slow.id, 250, Some(slow.revision)).await.unwrap(), slow, "as it is");
+    assert!(matches!(
+        s.set_hello_interval(slow.id, 20, Some(usual.revision)).await,
+        Err(StoreError::Stale { .. })
+    ));
+    assert_eq!(s.set_hello_interval(slow.id, 250, Some(slow.revision)).await.unwrap(), slow, "as it is");
     assert_eq!(s.revision().await.unwrap(), revision);
-    let set = s.set_hello(slow.id, 20, Some(slow.revision)).await.unwrap();
+    let set = s.set_hello_interval(slow.id, 20, Some(slow.revision)).await.unwrap();
     let now = revision + 1;
-    assert_eq!(set, Cluster { hello_ms: 20, revision: now, plan_revision: now, ..slow });
+    assert_eq!(set, Cluster { hello_interval_ms: 20, revision: now, vip_plan_revision: now, ..slow });
     assert_eq!(s.cluster(set.id).await.unwrap(), set);
     let told = last(s).await;
     assert!(matches!(&told[..], [Change::ClusterUpserted { cluster, .. }] if *cluster == set), "{told:?}");
@@ -84,22 +87,22 @@ pub async fn homes_follow_the_gateways(f: Fixture) {
     let read = async || s.cluster(id).await.unwrap();
     let g1 = gateway(s, id, "g1", 1).await;
     let one = read().await;
-    assert_eq!((shares(&one, &[g1]), one.plan_revision), (vec![6], s.revision().await.unwrap()));
-    assert!(one.revision < one.plan_revision, "the cluster itself is as it was");
+    assert_eq!((shares(&one, &[g1]), one.vip_plan_revision), (vec![6], s.revision().await.unwrap()));
+    assert!(one.revision < one.vip_plan_revision, "the cluster itself is as it was");
     let g2 = gateway(s, id, "g2", 2).await;
     let two = read().await;
     assert_eq!(shares(&two, &[g1, g2]), [3, 3]);
     let g3 = gateway(s, id, "g3", 3).await;
     let three = read().await;
     assert_eq!(shares(&three, &[g1, g2, g3]), [2, 2, 2]);
-    let moved = two.vips.iter().zip(&three.vips).filter(|(a, b)| a.home != b.home);
-    assert!(moved.clone().count() == 2 && moved.clone().all(|(_, b)| b.home == Some(g3)));
+    let moved = two.vips.iter().zip(&three.vips).filter(|(a, b)| a.preferred_owner != b.preferred_owner);
+    assert!(moved.clone().count() == 2 && moved.clone().all(|(_, b)| b.preferred_owner == Some(g3)));
     s.delete_gateway(g2, None).await.unwrap();
     let left = read().await;
     assert_eq!(shares(&left, &[g1, g3]), [3, 3]);
     s.delete_gateway(g1, None).await.unwrap();
     s.delete_gateway(g3, None).await.unwrap();
-    assert!(read().await.vips.iter().all(|vip| vip.home.is_none()));
+    assert!(read().await.vips.iter().all(|vip| vip.preferred_owner.is_none()));
 }
 
 /// A plan's revision only grows, also where gateways remember one that the database has lost.
@@ -109,24 +112,25 @@ pub async fn plans_are_raised(f: Fixture) {
     let g1 = gateway(s, id, "g1", 1).await;
     let before = s.cluster(id).await.unwrap();
     let revision = s.revision().await.unwrap();
-    assert!(!s.raise_plan(id, before.plan_revision).await.unwrap(), "it is not behind");
-    assert!(!s.raise_plan(id, u64::MAX).await.unwrap(), "nor is everything believed");
+    assert!(!s.reissue_plan(id, before.vip_plan_revision).await.unwrap(), "it is not behind");
+    assert!(!s.reissue_plan(id, u64::MAX).await.unwrap(), "nor is everything believed");
     assert_eq!(s.revision().await.unwrap(), revision);
-    assert!(s.raise_plan(id, 5000).await.unwrap() && !s.raise_plan(id, 5000).await.unwrap());
+    assert!(s.reissue_plan(id, 5000).await.unwrap() && !s.reissue_plan(id, 5000).await.unwrap());
     let raised = s.cluster(id).await.unwrap();
-    assert_eq!(raised, Cluster { plan_revision: 5001, ..before });
+    assert_eq!(raised, Cluster { vip_plan_revision: 5001, ..before });
     let row = s.outbox(revision, 10).await.unwrap().remove(0);
     assert!(
         matches!(row.change, Change::ClusterUpserted { cluster, gateways } if cluster == raised && gateways.len() == 1)
     );
     // What changes then is newer still, though the database's own revision is not.
     let g2 = gateway(s, id, "g2", 2).await;
-    assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5002);
-    let vip = s.cluster(id).await.unwrap().vips.iter().find(|vip| vip.home == Some(g1)).unwrap().address;
-    assert!(s.move_home(id, vip, g1, g2).await.unwrap());
-    assert_eq!(s.cluster(id).await.unwrap().plan_revision, 5003);
+    assert_eq!(s.cluster(id).await.unwrap().vip_plan_revision, 5002);
+    let vip =
+        s.cluster(id).await.unwrap().vips.iter().find(|vip| vip.preferred_owner == Some(g1)).unwrap().address;
+    assert!(s.set_preferred_owner(id, vip, g1, g2).await.unwrap());
+    assert_eq!(s.cluster(id).await.unwrap().vip_plan_revision, 5003);
     assert!(s.revision().await.unwrap() < 5000);
-    let ghost = s.raise_plan(ClusterId::new(999), 1).await;
+    let ghost = s.reissue_plan(ClusterId::new(999), 1).await;
     assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
 }
 
@@ -172,9 +176,9 @@ pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
     let keys = async |id| s.cluster_keys(id).await.unwrap();
     let made = s.renew_key(id).await.unwrap();
     let both = keys(id).await;
-    assert_eq!((both.len(), both[0].not_after_ms), (2, made.others_end_ms));
+    assert_eq!((both.len(), both[0].not_after_ms), (2, made.previous_keys_expire_ms));
     assert_eq!(
-        (both[1].not_before_ms, made.others_end_ms),
+        (both[1].not_before_ms, made.previous_keys_expire_ms),
         (made.valid_from_ms, made.valid_from_ms + 5 * MINUTE_MS)
     );
     let event = s.events(Some(&id.to_string()), None, 1).await.unwrap().remove(0);
@@ -192,7 +196,7 @@ pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
     let (g1, g2) = (gateway(s, id, "g1", 1).await, gateway(s, id, "g2", 2).await);
     s.delete_gateway(g1, None).await.unwrap();
     assert!(!s.rotate_keys(id, now).await.unwrap());
-    let seen = |node| NodeState { node, acked: 1, last_seen_ms: 1, failures: Vec::new() };
+    let seen = |node| NodeState { node, acknowledged_revision: 1, last_seen_ms: 1, failures: Vec::new() };
     s.save_node_state(seen(NodeId::Gateway(g2))).await.unwrap();
     s.delete_gateway(g2, None).await.unwrap();
     assert!(!s.rotate_keys(id, made.valid_from_ms + MINUTE_MS).await.unwrap(), "the newest is too new");
@@ -312,10 +316,10 @@ pub async fn an_older_database_is_brought_up() {
     let store = sluice_store::open(&format!("sqlite:{}", path.display())).await.unwrap();
     assert_eq!((store.database_id(), store.revision().await.unwrap()), (77, 9));
     let cluster = store.cluster(ClusterId::new(1)).await.unwrap();
-    let homes: Vec<_> = cluster.vips.iter().map(|vip| vip.home.unwrap().get()).collect();
-    assert_eq!(homes, [2, 3, 2], "who owned a vIP before has it still");
+    let owners: Vec<_> = cluster.vips.iter().map(|vip| vip.preferred_owner.unwrap().get()).collect();
+    assert_eq!(owners, [2, 3, 2], "owners of an earlier version are kept");
     assert_eq!(places(&cluster)[1], (1, "fd00::1".parse().unwrap()));
-    assert_eq!((cluster.plan_revision, cluster.hello_ms), (1, 4));
+    assert_eq!((cluster.vip_plan_revision, cluster.hello_interval_ms), (1, 4));
     assert!(!store.gateway(GatewayId::new(3)).await.unwrap().draining);
     assert!(store.outbox(9, 10).await.unwrap().is_empty());
     assert!(store.outbox(8, 10).await.is_err(), "what is in the old words is gone");

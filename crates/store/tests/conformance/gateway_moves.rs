@@ -1,4 +1,4 @@
-//! Gateways that go from one cluster to another, and homes that stay meanwhile.
+//! Moves of gateways between clusters, and preferred owners that do not change meanwhile.
 
 use crate::Fixture;
 use crate::cloud::{Cloud, conflict, gateway, last, new, told};
@@ -22,7 +22,7 @@ async fn three(c: &Cloud) -> (Cluster, [GatewayId; 3]) {
 }
 
 async fn share(s: &Store, cluster: ClusterId, of: GatewayId) -> usize {
-    s.cluster(cluster).await.unwrap().vips.iter().filter(|vip| vip.home == Some(of)).count()
+    s.cluster(cluster).await.unwrap().vips.iter().filter(|vip| vip.preferred_owner == Some(of)).count()
 }
 
 async fn kinds(s: &Store, subject: GatewayId) -> Vec<String> {
@@ -49,11 +49,11 @@ pub async fn there_and_back(f: Fixture) {
     let id = s.revision().await.unwrap();
     let leaving = GatewayMove { id, other: from, joined: false };
     assert_eq!((begun.cluster, begun.moving, begun.revision), (to, Some(leaving), id));
-    assert!(begun.retires() && begun.leaves() && !begun.draining);
+    assert!(begun.is_retiring() && begun.is_leaving() && !begun.draining);
     assert_eq!(begun.clusters().collect::<Vec<_>>(), [to, from]);
     let changes = last(s).await;
     let [Change::ClusterUpserted { cluster, gateways }] = &changes[..] else { panic!("{changes:?}") };
-    assert_eq!((cluster.id, cluster.plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
+    assert_eq!((cluster.id, cluster.vip_plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
     assert_eq!(told(s, InstancesOf::Gateway(g3)).await, [vm], "it learns what the other has");
     assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), begun, "it is on its way");
     assert_eq!(s.revision().await.unwrap(), id);
@@ -63,7 +63,7 @@ pub async fn there_and_back(f: Fixture) {
     assert!(s.advance_gateway_move(g3, leaving).await.unwrap());
     assert!(!s.advance_gateway_move(g3, leaving).await.unwrap(), "once");
     let there = s.gateway(g3).await.unwrap();
-    assert_eq!((there.cluster, there.moving, there.retires()), (from, Some(joined), false));
+    assert_eq!((there.cluster, there.moving, there.is_retiring()), (from, Some(joined), false));
     let changes = last(s).await;
     let [
         Change::ClusterUpserted { cluster: a, gateways: into },
@@ -73,7 +73,7 @@ pub async fn there_and_back(f: Fixture) {
         panic!("{changes:?}")
     };
     assert_eq!((a.id, b.id, into.len(), left.len()), (from, to, 3, 0));
-    assert!(b.vips.iter().all(|vip| vip.home.is_none()));
+    assert!(b.vips.iter().all(|vip| vip.preferred_owner.is_none()));
     let even = c.cluster.vips.len() / 3;
     assert!(share(s, from, g3).await >= even, "it has its share");
     assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), there, "it is there");
@@ -114,8 +114,8 @@ pub async fn turning_back(f: Fixture) {
     assert_eq!((again.cluster, at(again.clone()).other, at(again.clone()).joined), (to, from, false));
     assert!(at(again.clone()).id > leaving.id && share(s, to, g1).await == 0);
     assert!(s.advance_gateway_move(g1, at(again)).await.unwrap());
-    let home = s.gateway(g1).await.unwrap();
-    assert!(s.advance_gateway_move(g1, at(home)).await.unwrap());
+    let source = s.gateway(g1).await.unwrap();
+    assert!(s.advance_gateway_move(g1, at(source)).await.unwrap());
     assert_eq!(s.gateway(g1).await.unwrap().cluster, from);
     let kinds = kinds(s, g1).await;
     let turned = kinds.iter().filter(|kind| *kind == "gateway_move_reversed").count();
@@ -157,9 +157,9 @@ pub async fn refusals(f: Fixture) {
     assert_eq!(conflict(s.move_vpc(c.vpc.id, to, None).await), none);
     // Nor is one that leaves given a vIP.
     let vip = vips(200..=200)[0];
-    let home = s.cluster(to).await.unwrap().vips[0].home;
-    assert_eq!(home, Some(g3), "who else");
-    assert!(!s.move_home(to, vip, g3, g3).await.unwrap());
+    let owner = s.cluster(to).await.unwrap().vips[0].preferred_owner;
+    assert_eq!(owner, Some(g3), "the only gateway left");
+    assert!(!s.set_preferred_owner(to, vip, g3, g3).await.unwrap());
 }
 
 pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
@@ -189,7 +189,7 @@ pub async fn homes_that_the_scheduler_set_stay(f: Fixture) {
     let (g1, g2) = (gateway(s, cluster, 1).await, gateway(s, cluster, 2).await);
     assert_eq!((share(s, cluster, g1).await, share(s, cluster, g2).await), (3, 3));
     for vip in vips(1..=6) {
-        s.move_home(cluster, vip, g1, g2).await.unwrap();
+        s.set_preferred_owner(cluster, vip, g1, g2).await.unwrap();
     }
     assert_eq!(share(s, cluster, g2).await, 6);
     s.update_cluster(cluster, &vips(1..=7), None).await.unwrap();

@@ -40,7 +40,7 @@ pub async fn make_before_break(f: Fixture) {
     assert_eq!(moving.clusters().collect::<Vec<_>>(), [c.cluster.id, to]);
     let expected = [
         Change::VpcUpserted { vpc: moving.clone(), subnets: vec![c.subnet.clone()] },
-        Change::EndpointsPlaced {
+        Change::EndpointsAdded {
             vpc: moving.clone(),
             cluster: to,
             hosts: vec![c.host.clone()],
@@ -75,8 +75,7 @@ pub async fn make_before_break(f: Fixture) {
     let moved = s.vpc(c.vpc.id).await.unwrap();
     assert_eq!((moved.cluster, moved.moving, moved.serving()), (to, None, to));
     let changes = last(s).await;
-    let [Change::EndpointsWithdrawn { cluster, instances, .. }, Change::VpcUpserted { vpc, .. }] =
-        &changes[..]
+    let [Change::EndpointsRemoved { cluster, instances, .. }, Change::VpcUpserted { vpc, .. }] = &changes[..]
     else {
         panic!("{changes:?}")
     };
@@ -242,7 +241,7 @@ pub async fn many_instances_in_parts(f: Fixture) {
     let mut placed = Vec::new();
     let mut hosts = Vec::new();
     for change in last(s).await.into_iter().skip(1) {
-        let Change::EndpointsPlaced { hosts: some, instances, .. } = change else { panic!("{change:?}") };
+        let Change::EndpointsAdded { hosts: some, instances, .. } = change else { panic!("{change:?}") };
         hosts.push(some.iter().map(|host| host.id).collect::<Vec<_>>());
         placed.extend(instances);
     }
@@ -252,7 +251,7 @@ pub async fn many_instances_in_parts(f: Fixture) {
     s.advance_move(id, false).await.unwrap();
     s.advance_move(id, true).await.unwrap();
     let gone = last(s).await.into_iter().filter_map(|change| match change {
-        Change::EndpointsWithdrawn { instances, .. } => Some(instances),
+        Change::EndpointsRemoved { instances, .. } => Some(instances),
         _ => None,
     });
     assert_eq!(gone.flatten().collect::<Vec<_>>(), made);
@@ -298,7 +297,7 @@ pub async fn gateways_drain(f: Fixture) {
     let two = gateway(s, cluster, 2).await;
     let share = async |id| {
         let cluster = s.cluster(cluster).await.unwrap();
-        cluster.vips.iter().filter(|vip| vip.home == Some(id)).count()
+        cluster.vips.iter().filter(|vip| vip.preferred_owner == Some(id)).count()
     };
     assert_eq!((share(one).await, share(two).await), (2, 2));
     let drained = s.drain_gateway(one, true, None).await.unwrap();
@@ -307,7 +306,7 @@ pub async fn gateways_drain(f: Fixture) {
     assert_eq!((share(one).await, share(two).await), (0, 4));
     let changes = last(s).await;
     let [Change::ClusterUpserted { cluster: told, gateways }] = &changes[..] else { panic!("{changes:?}") };
-    assert_eq!((told.plan_revision, &gateways[0]), (revision, &drained));
+    assert_eq!((told.vip_plan_revision, &gateways[0]), (revision, &drained));
     assert_eq!(s.drain_gateway(one, true, None).await.unwrap(), drained);
     assert_eq!(s.revision().await.unwrap(), revision, "it is draining");
     let last_one = Conflict::LastGateway { gateway: "g2".into() };

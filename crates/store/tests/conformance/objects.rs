@@ -22,7 +22,10 @@ pub async fn lifecycle_of_each_kind(f: Fixture) {
     assert_eq!(s.tenant(c.tenant.id).await.unwrap(), c.tenant);
     let cluster = s.cluster(c.cluster.id).await.unwrap();
     assert_eq!((cluster.addresses(), cluster.revision), (c.cluster.addresses(), c.cluster.revision));
-    assert_eq!((cluster.plan_revision, cluster.vips[0].home), (gateway.revision, Some(gateway.id)));
+    assert_eq!(
+        (cluster.vip_plan_revision, cluster.vips[0].preferred_owner),
+        (gateway.revision, Some(gateway.id))
+    );
     assert_eq!(s.gateway(gateway.id).await.unwrap(), gateway);
     assert_eq!(s.host(c.host.id).await.unwrap(), c.host);
     assert_eq!(s.vpc(c.vpc.id).await.unwrap(), c.vpc);

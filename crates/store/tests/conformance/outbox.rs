@@ -64,7 +64,7 @@ pub async fn every_kind_of_change(f: Fixture) {
     };
     let gateway = new(s.create_gateway(gateway).await);
     let planned = s.cluster(c.cluster.id).await.unwrap();
-    assert_eq!(planned.vips[0].home, Some(gateway.id));
+    assert_eq!(planned.vips[0].preferred_owner, Some(gateway.id));
     let expected = Change::ClusterUpserted { cluster: planned, gateways: vec![gateway.clone()] };
     assert_eq!(only(s.as_ref(), &mut at).await, expected);
     let v6 = "2001:db8::100".parse().unwrap();

@@ -1,4 +1,4 @@
-//! What the site wants, plans, counts of instances, homes as the scheduler sets them.
+//! Settings, plans, numbers of instances, and preferred owners that the scheduler sets.
 
 use crate::Fixture;
 use crate::cloud::Cloud;
@@ -20,29 +20,29 @@ pub async fn a_vip_gets_another_home(f: Fixture) {
         };
         gateways.push(s.create_gateway(new).await.unwrap().into_inner().id);
     }
-    let homes = async || {
+    let preferred_owners = async || {
         let cluster = s.cluster(cluster).await.unwrap();
-        cluster.vips.iter().map(|vip| vip.home.unwrap()).collect::<Vec<GatewayId>>()
+        cluster.vips.iter().map(|vip| vip.preferred_owner.unwrap()).collect::<Vec<GatewayId>>()
     };
-    let (of4, of6) = (homes().await[0], homes().await[1]);
+    let (of4, of6) = (preferred_owners().await[0], preferred_owners().await[1]);
     let other = |not: GatewayId| gateways[..2].iter().copied().find(|id| *id != not).unwrap();
-    assert!(s.move_home(cluster, vips[0], of4, gateways[2]).await.unwrap());
-    assert!(s.move_home(cluster, vips[1], of6, other(of6)).await.unwrap());
-    assert_eq!(homes().await, [gateways[2], other(of6)]);
+    assert!(s.set_preferred_owner(cluster, vips[0], of4, gateways[2]).await.unwrap());
+    assert!(s.set_preferred_owner(cluster, vips[1], of6, other(of6)).await.unwrap());
+    assert_eq!(preferred_owners().await, [gateways[2], other(of6)]);
     let now = s.cluster(cluster).await.unwrap();
-    assert_eq!(now.plan_revision, s.revision().await.unwrap(), "nodes are told");
+    assert_eq!(now.vip_plan_revision, s.revision().await.unwrap(), "nodes are told");
     for (vip, from, to) in [
         (vips[0], of4, other(of4)),
         (vips[1], other(of6), GatewayId::new(999)),
         ("192.0.2.9".parse().unwrap(), of4, other(of4)),
     ] {
-        let why = "its home is another, there is no such gateway, no such vIP";
-        assert!(!s.move_home(cluster, vip, from, to).await.unwrap(), "{vip} to {to}: {why}");
+        let reason = "the preferred owner is another gateway, there is no such gateway, no such vIP";
+        assert!(!s.set_preferred_owner(cluster, vip, from, to).await.unwrap(), "{vip} to {to}: {reason}");
     }
     s.drain_gateway(gateways[0], true, None).await.unwrap();
-    let at = homes().await[0];
-    assert!(!s.move_home(cluster, vips[0], at, gateways[0]).await.unwrap(), "it is draining");
-    assert_eq!(s.cluster(cluster).await.unwrap().plan_revision, s.revision().await.unwrap());
+    let at = preferred_owners().await[0];
+    assert!(!s.set_preferred_owner(cluster, vips[0], at, gateways[0]).await.unwrap(), "it is draining");
+    assert_eq!(s.cluster(cluster).await.unwrap().vip_plan_revision, s.revision().await.unwrap());
 }
 
 pub async fn set_if_unchanged(f: Fixture) {
@@ -74,7 +74,10 @@ pub async fn plans_are_kept_and_one_is_carried_out(f: Fixture) {
     assert!(matches!(s.plan(1).await, Err(StoreError::NotFound { kind: "plan", .. })));
     assert_eq!(s.add_plan(1_000, 3, "first").await.unwrap(), 1);
     assert_eq!(s.add_plan(2_000, 1, "second").await.unwrap(), 2);
-    assert!(!s.note_plan(1, PlanState::Applying, 1, "").await.unwrap(), "no controller applies it");
+    assert!(
+        !s.update_plan_progress(1, PlanState::Applying, 1, "").await.unwrap(),
+        "no controller applies it"
+    );
     let progress = s.apply_plan(1, 2).await.unwrap();
     assert_eq!((progress.state, progress.parallel, progress.done), (PlanState::Applying, 2, 0));
     let refused = s.apply_plan(2, 1).await;
@@ -85,14 +88,14 @@ pub async fn plans_are_kept_and_one_is_carried_out(f: Fixture) {
     }
     let ids: Vec<u64> = s.plans().await.unwrap().into_iter().map(|plan| plan.id).collect();
     assert_eq!(ids, [vec![1], (5..=20).collect()].concat());
-    assert!(s.note_plan(1, PlanState::Stopped, 1, "why").await.unwrap());
+    assert!(s.update_plan_progress(1, PlanState::Stopped, 1, "why").await.unwrap());
     let stopped = s.plan(1).await.unwrap();
     assert_eq!((stopped.body.as_str(), stopped.progress.done), ("first", 1));
     assert_eq!((stopped.progress.state, stopped.progress.note.as_str()), (PlanState::Stopped, "why"));
     // Taken up again where it was.
     let again = s.apply_plan(1, 1).await.unwrap();
     assert_eq!((again.state, again.done, again.note.as_str()), (PlanState::Applying, 1, ""));
-    assert!(s.note_plan(1, PlanState::Done, 3, "").await.unwrap());
+    assert!(s.update_plan_progress(1, PlanState::Done, 3, "").await.unwrap());
     let refused = s.apply_plan(1, 1).await;
     assert!(matches!(refused, Err(StoreError::Conflict(Conflict::PlanDone { plan: 1 }))));
 }

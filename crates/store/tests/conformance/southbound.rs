@@ -10,10 +10,14 @@ pub async fn node_states(f: Fixture) {
     let s = &c.store;
     let before = s.revision().await.unwrap();
     assert!(s.node_states().await.unwrap().is_empty());
-    let mut state =
-        NodeState { node: NodeId::Host(c.host.id), acked: 3, last_seen_ms: 1_000, failures: vec![] };
+    let mut state = NodeState {
+        node: NodeId::Host(c.host.id),
+        acknowledged_revision: 3,
+        last_seen_ms: 1_000,
+        failures: vec![],
+    };
     s.save_node_state(state.clone()).await.unwrap();
-    state.acked = 7;
+    state.acknowledged_revision = 7;
     state.last_seen_ms = 1_700_000_000_000;
     state.failures = vec!["table `vrf` is full".into(), "\"quoted\", and ü".into()];
     s.save_node_state(state.clone()).await.unwrap();

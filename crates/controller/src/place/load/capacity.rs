@@ -1,13 +1,11 @@
 //! Estimates how many packets a second a gateway can forward, from its packet rate and its CPU load.
 //! Changes with that estimate.
 
-/// Capacity of a gateway that has no estimate, in packets a second, unless the site sets another.
-pub const CAPACITY_DEFAULT_PPS: u64 = 1_000_000;
+use sluice_types::GATEWAY_CAPACITY_PPS_MAX;
+
 /// Lowest estimate in packets a second. If the quotient is lower, something other than tenants' packets keeps
 /// the gateway's processor busy.
 pub const CAPACITY_MIN_PPS: u64 = 10_000;
-/// Highest estimate in packets a second, so that sums of capacities stay exact.
-pub const CAPACITY_MAX_PPS: u64 = 1 << 36;
 /// Samples below this CPU load are ignored: other work than packets dominates them.
 const BUSY_MIN: f64 = 0.1;
 /// Time constant of the smoothing, in milliseconds.
@@ -32,7 +30,7 @@ impl Capacity {
             return;
         }
         let keeps = (-(elapsed_ms as f64) / SMOOTHING_MS).exp();
-        let sample = (pps / busy).clamp(CAPACITY_MIN_PPS as f64, CAPACITY_MAX_PPS as f64);
+        let sample = (pps / busy).clamp(CAPACITY_MIN_PPS as f64, GATEWAY_CAPACITY_PPS_MAX as f64);
         self.pps = self.pps * keeps + sample * (1.0 - keeps);
         self.weight = self.weight * keeps + (1.0 - keeps);
     }
@@ -68,7 +66,7 @@ mod tests {
     #[test]
     fn capacity_is_bounded() {
         assert_eq!(after(&[(0.0, 1.0)]), Some(CAPACITY_MIN_PPS), "busy with something else");
-        assert_eq!(after(&[(1e18, 0.1)]), Some(CAPACITY_MAX_PPS));
+        assert_eq!(after(&[(1e18, 0.1)]), Some(GATEWAY_CAPACITY_PPS_MAX));
         assert_eq!(after(&[(f64::NAN, 1.0), (f64::INFINITY, 1.0)]), None);
     }
 }

@@ -200,7 +200,7 @@ impl Loads {
         load.offload_all = heartbeat.offload_all;
         (load.cells_total, load.cells_used) = (heartbeat.cells_total, heartbeat.cells_used);
         load.measured_ms = now_ms;
-        if heartbeat.vnis_told {
+        if heartbeat.vnis_reported {
             let counts = heartbeat.vnis.iter().take(MAX_VNI_LOADS);
             let counts = counts.filter_map(|load| Some((Vni::new(load.vni).ok()?, load.packets)));
             demands.report(id, counts, heartbeat.vnis.len() < MAX_VNI_LOADS, now_ms);
@@ -295,7 +295,7 @@ mod tests {
             packets,
             cpu_permille,
             cells_total: 1000,
-            vnis_told: vnis.is_some(),
+            vnis_reported: vnis.is_some(),
             vnis: vnis.map(load).into_iter().collect(),
             ..Heartbeat::default()
         }

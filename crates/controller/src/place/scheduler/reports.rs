@@ -4,7 +4,7 @@
 use super::super::ledger::Ledger;
 use super::super::load::{Alarm, BUSY_MS, GatewayLoad, LoadSnapshot};
 use super::super::usage::{CapacitySource, ClusterUsage, GatewayUsage};
-use sluice_placement::{ClusterReport, GatewayReport, Measured, Pair};
+use sluice_placement::{ClusterReport, GatewayReport, MeasurementTime, Pair};
 use sluice_store::{ClusterVip, Gateway};
 use sluice_types::GatewayId;
 use std::collections::BTreeMap;
@@ -17,17 +17,17 @@ const SECOND_MS: u64 = 1_000;
 /// Age in milliseconds up to which a recent load is used.
 const RECENT_AGE_MS: u64 = 200;
 
-/// Returns the clusters with the gateways that report now. Gateways do not count packets by vIP: the whole load
-/// of a gateway is divided equally among the vIPs that it owns, whatever causes the load. So a gateway that is
-/// busy with something else keeps fewer vIPs. A vIP that not every gateway of its cluster can own does not
-/// move. A vIP on its way to its preferred owner already counts there, except for the part that the scheduler
-/// corrects itself because it moved the vIP: `corrects` is
-/// [`Scheduler::corrects`](sluice_placement::Scheduler::corrects).
+/// Returns the clusters with the gateways that report now. Gateways do not count packets by vIP: the whole
+/// load of a gateway is divided equally among the vIPs that it owns, whatever causes the load. So a gateway
+/// that is busy with something else keeps fewer vIPs. A vIP that not every gateway of its cluster can own
+/// does not move. A vIP on its way to its preferred owner already counts there, except for the part that the
+/// scheduler corrects itself because it moved the vIP: `correction` is
+/// [`Scheduler::correction`](sluice_placement::Scheduler::correction).
 pub fn reports(
     ledger: &Ledger,
     clusters: &[ClusterUsage],
     loads: &LoadSnapshot,
-    corrects: &dyn Fn(IpAddr, &Measured) -> f64,
+    correction: &dyn Fn(IpAddr, &MeasurementTime) -> f64,
 ) -> Vec<ClusterReport> {
     let cluster = |view: &ClusterUsage| {
         let placed = ledger.clusters.get(&view.id)?;
@@ -48,7 +48,7 @@ pub fn reports(
             })
         });
         let mut gateways: Vec<GatewayReport> = gateways.collect();
-        assign_vips(&placed.cluster.vips, &placed.gateways, loads, corrects, &mut gateways);
+        assign_vips(&placed.cluster.vips, &placed.gateways, loads, correction, &mut gateways);
         Some(ClusterReport { id: view.id, gateways })
     };
     clusters.iter().filter_map(cluster).collect()
@@ -56,8 +56,8 @@ pub fn reports(
 
 /// The load that counts, its packets a second, and when it was measured: the recent load if it is higher than
 /// that of the last second, because new load must be seen at once, and load that ended may start again.
-fn worst(gateway: &GatewayUsage, load: &GatewayLoad, now_ms: u64) -> (f64, f64, Measured) {
-    let since = |from_ms: u64, to_ms: u64| Measured { from_ms, to_ms };
+fn worst(gateway: &GatewayUsage, load: &GatewayLoad, now_ms: u64) -> (f64, f64, MeasurementTime) {
+    let since = |from_ms: u64, to_ms: u64| MeasurementTime { from_ms, to_ms };
     let start_ms = load.measured_ms.saturating_sub(SECOND_MS);
     let second = (busy(gateway, load.busy, load.pps), load.pps, since(start_ms, load.measured_ms));
     let recent = load.recent.filter(|recent| now_ms.saturating_sub(recent.measured_ms) < RECENT_AGE_MS);
@@ -88,10 +88,10 @@ fn assign_vips(
     vips: &[ClusterVip],
     all: &[Gateway],
     loads: &LoadSnapshot,
-    corrects: &dyn Fn(IpAddr, &Measured) -> f64,
+    correction: &dyn Fn(IpAddr, &MeasurementTime) -> f64,
     gateways: &mut [GatewayReport],
 ) {
-    let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.home);
+    let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.preferred_owner);
     let part = |gateway: &GatewayReport| {
         let owned = vips.iter().filter(|vip| owner(vip) == Some(gateway.id)).count();
         (gateway.id, gateway.load * gateway.capacity_pps / owned.max(1) as f64)
@@ -102,10 +102,11 @@ fn assign_vips(
         let Some((owner, demand_pps)) = owner(vip).and_then(|id| Some((id, *parts.get(&id)?))) else {
             continue;
         };
-        let preferred = vip.home.filter(|preferred| parts.contains_key(preferred)).unwrap_or(owner);
+        let preferred =
+            vip.preferred_owner.filter(|preferred| parts.contains_key(preferred)).unwrap_or(owner);
         for gateway in gateways.iter_mut().filter(|_| preferred != owner) {
             let part = demand_pps / gateway.capacity_pps;
-            let part = part * (1.0 - corrects(vip.address, &gateway.measured));
+            let part = part * (1.0 - correction(vip.address, &gateway.measured));
             if gateway.id == preferred {
                 gateway.load += part;
             } else if gateway.id == owner {
@@ -122,7 +123,7 @@ fn assign_vips(
 /// The preferred owner of each vIP. Another gateway owns the vIP while that one is down.
 pub fn preferred_owners(ledger: &Ledger) -> BTreeMap<IpAddr, GatewayId> {
     let vips = ledger.clusters.values().flat_map(|placed| &placed.cluster.vips);
-    vips.filter_map(|vip| Some((vip.address, vip.home?))).collect()
+    vips.filter_map(|vip| Some((vip.address, vip.preferred_owner?))).collect()
 }
 
 /// CPU load; if the operator set the capacity, the fraction of it that is used counts if it is higher.
@@ -139,11 +140,11 @@ fn is_movable(vip: IpAddr, gateways: &[Gateway]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::Settings;
     use super::super::super::load::{Rate, RecentLoad};
     use super::super::super::usage::clusters;
     use super::super::super::usage::tests::{gateway, topology};
     use super::*;
+    use sluice_types::PlacementSettings;
 
     fn load(measured_ms: u64, busy: f64, pps: f64) -> GatewayLoad {
         GatewayLoad { measured_ms, busy, pps, ..GatewayLoad::default() }
@@ -157,10 +158,10 @@ mod tests {
             gateway.vtep6 = (gateway.id.get() != 2).then(|| [0xfd00, 0, 0, 0, 0, 0, 0, 1].into());
         }
         let mut topology = topology(1, gateways, Vec::new());
-        let vip = |place: u8, address: &str, home: u64| ClusterVip {
-            place,
+        let vip = |slot: u8, address: &str, owner: u64| ClusterVip {
+            slot,
             address: address.parse().unwrap(),
-            home: Some(GatewayId::new(home)),
+            preferred_owner: Some(GatewayId::new(owner)),
         };
         topology.clusters[0].vips = vec![
             vip(0, "198.51.100.1", 1),
@@ -175,8 +176,8 @@ mod tests {
             gateways: loads.into_iter().map(|(id, load)| (GatewayId::new(id), load)).collect(),
             ..LoadSnapshot::default()
         };
-        let mut settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
-        let report = |loads: &LoadSnapshot, settings: &Settings| {
+        let mut settings = PlacementSettings { gateway_capacity_pps: 1_000, ..PlacementSettings::default() };
+        let report = |loads: &LoadSnapshot, settings: &PlacementSettings| {
             reports(&ledger, &clusters(&ledger, loads, settings), loads, &|_, _| 0.0).remove(0).gateways
         };
         let found = report(&loads, &settings);
@@ -216,9 +217,11 @@ mod tests {
             let rate = pps.map(|pps| Rate { pps, since_ms: 1_900 });
             Some(RecentLoad { measured_ms: 1_950, busy, rate })
         };
-        let second = Measured { from_ms: 0, to_ms: 1_000 };
-        let (recent_period, counted) =
-            (Measured { from_ms: 1_850, to_ms: 1_950 }, Measured { from_ms: 1_900, to_ms: 1_950 });
+        let second = MeasurementTime { from_ms: 0, to_ms: 1_000 };
+        let (recent_period, counted) = (
+            MeasurementTime { from_ms: 1_850, to_ms: 1_950 },
+            MeasurementTime { from_ms: 1_900, to_ms: 1_950 },
+        );
         let worst_of = |source, recent, now_ms| {
             worst(&usage(source), &GatewayLoad { recent, ..load(1_000, 0.5, 600.0) }, now_ms)
         };
@@ -240,13 +243,16 @@ mod tests {
         gateways.iter_mut().for_each(|gateway| gateway.vtep4 = Some([192, 0, 2, 1].into()));
         let mut topology = topology(1, gateways, Vec::new());
         let address = |slot: u8| IpAddr::from([198, 51, 100, slot]);
-        let vip =
-            |place, home| ClusterVip { place, address: address(place), home: Some(GatewayId::new(home)) };
+        let vip = |slot, owner| ClusterVip {
+            slot,
+            address: address(slot),
+            preferred_owner: Some(GatewayId::new(owner)),
+        };
         topology.clusters[0].vips = vec![vip(0, 1), vip(1, 1), vip(2, 2), vip(3, 2)];
         let ledger = Ledger::new(&topology, 9, &[]);
         let owned =
-            |by: [u64; 4]| (0..).zip(by).map(|(place, id)| (address(place), GatewayId::new(id))).collect();
-        let settings = Settings { gateway_capacity_pps: 1_000, ..Settings::default() };
+            |by: [u64; 4]| (0..).zip(by).map(|(slot, id)| (address(slot), GatewayId::new(id))).collect();
+        let settings = PlacementSettings { gateway_capacity_pps: 1_000, ..PlacementSettings::default() };
         let found = |by: [u64; 4], busy: [f64; 2], down: &[u64], corrected: f64| {
             let load = |(id, busy)| (GatewayId::new(id), load(10_000, busy, 0.0));
             let loads = LoadSnapshot {

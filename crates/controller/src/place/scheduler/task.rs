@@ -9,7 +9,7 @@ use crate::place::Place;
 use crate::place::ledger::Ledger;
 use crate::place::usage::clusters;
 use serde_json::json;
-use sluice_placement::{Action, Decision, Measured, Outcome, Scheduler};
+use sluice_placement::{Action, Decision, MeasurementTime, Outcome, Scheduler};
 use sluice_store::{ClusterVip, NewEvent, StoreError};
 use sluice_types::{ClusterId, GatewayId, SchedulerSettings};
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ pub async fn schedule(place: Arc<Place>) {
 }
 
 impl Place {
-    /// Settings of the scheduler.
+    /// PlacementSettings of the scheduler.
     ///
     /// # Errors
     /// Errors of the store.
@@ -80,12 +80,12 @@ async fn round(place: &Place, memory: &mut Option<Memory>) -> Result<usize, Roun
     let site = place.settings().await?;
     let loads = place.load_snapshot();
     let clock_ms = loads.now_ms;
-    let corrects = |vip, measured: &Measured| {
-        memory.as_ref().map_or(0.0, |memory| memory.scheduler.corrects(vip, measured))
+    let correction = |vip, measured: &MeasurementTime| {
+        memory.as_ref().map_or(0.0, |memory| memory.scheduler.correction(vip, measured))
     };
     let (reports, alarms, preferred) = place.ledger(|ledger| {
         let clusters = clusters(ledger, &loads, &site);
-        let reports = reports(ledger, &clusters, &loads, &corrects);
+        let reports = reports(ledger, &clusters, &loads, &correction);
         (reports, alarms(&clusters, settings.overload_threshold), preferred_owners(ledger))
     });
     place.loads.set_alarms(&if settings.enabled { alarms } else { BTreeMap::new() });
@@ -100,7 +100,7 @@ async fn round(place: &Place, memory: &mut Option<Memory>) -> Result<usize, Roun
         let moves = place.ledger(Ledger::moving_gateways);
         let dead = [GatewayState::Failed, GatewayState::Isolated, GatewayState::Unknown];
         let is_alive = |(id, cluster)| !dead.contains(&place.ownership.gateway(cluster, id).state);
-        current.scheduler.others_move(moves.into_iter().any(is_alive));
+        current.scheduler.set_operator_move(moves.into_iter().any(is_alive));
         let outcome = current.scheduler.decide(clock_ms, &reports);
         *memory = Some(current);
         outcome?
@@ -114,7 +114,7 @@ async fn round(place: &Place, memory: &mut Option<Memory>) -> Result<usize, Roun
         status.reports = reports;
         status.waits = outcome.waits;
         status.overloaded_clusters =
-            memory.as_ref().map(|memory| memory.scheduler.wanted()).unwrap_or_default();
+            memory.as_ref().map(|memory| memory.scheduler.requested_clusters()).unwrap_or_default();
     });
     let decisions = outcome.decisions.len();
     let mut failed = Ok(());
@@ -183,7 +183,7 @@ async fn keep(
     reason: &str,
 ) -> Result<bool, StoreError> {
     let now = place.db.store.gateway(gateway).await?;
-    if now.cluster == cluster && now.leaves() {
+    if now.cluster == cluster && now.is_leaving() {
         place.db.store.move_gateway(gateway, cluster, reason, Some(now.revision)).await?;
     }
     Ok(true)
@@ -195,12 +195,12 @@ async fn carry_out(
     decision: &Decision,
     preferred: &BTreeMap<IpAddr, GatewayId>,
 ) -> Result<bool, StoreError> {
-    let reason = decision.why.to_string();
+    let reason = decision.reason.to_string();
     let result = match decision.action {
         // The present owner may own the vIP only in place of its preferred owner.
         Action::MoveVip { vip, cluster, from, to } => {
             let from = preferred.get(&vip).copied().unwrap_or(from);
-            place.db.store.move_home(cluster, vip, from, to).await
+            place.db.store.set_preferred_owner(cluster, vip, from, to).await
         }
         // Operators learn of it from the event and the metric.
         Action::RequestGateway { .. } => return Ok(true),
@@ -244,6 +244,6 @@ async fn add_event(place: &Place, decision: &Decision, done: bool) -> Result<(),
         format!("{decision}; not done, because the cloud had changed")
     };
     tracing::info!(decision = text, "scheduler");
-    let details = json!({"action": decision.action, "reason": decision.why, "done": done});
+    let details = json!({"action": decision.action, "reason": decision.reason, "done": done});
     place.db.store.add_event(NewEvent { kind: kind.to_owned(), subject, text, details }).await.map(drop)
 }

@@ -1,7 +1,6 @@
-//! One node's stream: a position in the log of steps. It is sent a snapshot
-//! first if the log does not reach back to what it has, and again whenever it
-//! falls behind. Hosts always begin with a snapshot (unless they have the very
-//! revision): theirs are small, and reading one says which VPCs concern them.
+//! The stream of one node: a position in the log of steps. The node is sent a snapshot first if the log does
+//! not reach back to its revision, and again whenever it falls behind the log. Hosts always start with a
+//! snapshot, except if they have its very revision: reading it shows which VPCs they have.
 
 mod side;
 mod snapshot;
@@ -21,57 +20,58 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-/// Messages on their way to a node, beyond what HTTP/2 holds.
+/// Messages that may wait for a node, besides those in HTTP/2 buffers.
 pub const QUEUE: usize = 4;
-/// A node that has nothing to do with the latest revisions is told this late
-/// that it has them, too.
+/// After this time without steps for the node, it is sent the latest revision number, so that it can
+/// acknowledge it.
 const MARK: Duration = Duration::from_millis(200);
 
-/// A step waits at most this long for nodes that must have it first, and for none again that it
-/// timed out until that one sends a message,
+/// A step waits at most this long for the nodes that must acknowledge it first. It does not wait again for
+/// one that timed out before that node sends a message.
 const GATE: Duration = Duration::from_secs(1);
-/// and looks this often whether they have.
+/// Interval at which their acknowledgments are checked.
 const GATE_LOOK: Duration = Duration::from_millis(2);
 
-/// A node that could not write an entry is sent a snapshot again after this time.
+/// A node that could not write an entry is sent another snapshot after this time.
 const REPAIR: Duration = Duration::from_secs(120);
 
-/// Why a stream ended from this side.
+/// Why the controller's side ended a stream.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
-    /// The node does not take messages any more.
+    /// The node does not receive messages any more.
     #[error("the node's stream is closed")]
     Closed,
-    /// No such node.
+    /// The node is not in the database.
     #[error("{0:?} is not in the database")]
     Unknown(NodeId),
-    /// The picture cannot be read.
+    /// The snapshot cannot be read.
     #[error("the database does not answer")]
     Store(#[from] StoreError),
-    /// A task died.
+    /// A task panicked.
     #[error("preparing a snapshot failed")]
     Failed(#[from] tokio::task::JoinError),
 }
 
-/// Where the stream is.
+/// The state of one node's stream.
 pub struct NodeStream {
     push: Arc<Push>,
-    /// Tells the hub's streams of the node apart.
+    /// Distinguishes this stream from other streams of the node.
     session: u64,
-    /// When it was last sent everything.
-    told_all: Instant,
+    /// When a snapshot was last sent; before the first, when the stream began.
+    last_snapshot: Instant,
     out: mpsc::Sender<Result<EncodedUpdate, Status>>,
-    /// What the node may acknowledge.
+    /// Newest revision that was sent. The node may acknowledge up to it.
     sent: Arc<AtomicU64>,
-    /// Steps up to here are behind it.
+    /// All steps up to this revision have been sent.
     cursor: u64,
-    /// Keys and vIP assignment were sent, which are not part of the tables.
+    /// Keys and vIP plan were sent. They are not part of the tables.
     cluster_update_sent: bool,
     side: Side,
 }
 
 impl NodeStream {
-    /// `applied` is the revision that the node's tables have, of this database; 0 if they have none.
+    /// A new stream. `applied` is the revision of this database that the node's tables have; 0 if they have
+    /// none.
     pub fn new(
         push: Arc<Push>,
         session: u64,
@@ -82,7 +82,7 @@ impl NodeStream {
         Self {
             push,
             session,
-            told_all: Instant::now(),
+            last_snapshot: Instant::now(),
             out,
             sent: Arc::new(AtomicU64::new(applied)),
             cursor: applied,
@@ -91,28 +91,28 @@ impl NodeStream {
         }
     }
 
-    /// What was sent so far.
+    /// The newest revision that was sent.
     pub fn sent(&self) -> Arc<AtomicU64> {
         self.sent.clone()
     }
 
-    /// Runs until something ends it.
+    /// Sends steps and snapshots until an error.
     ///
     /// # Errors
-    /// Always: what ended it.
+    /// Always: the reason why the stream ended.
     pub async fn run(mut self) -> Result<std::convert::Infallible, Ended> {
         let mut last = self.push.log.watch();
         let mut zones = self.push.compiled.zones();
-        let mut rezoned = true;
+        let mut zone_changed = true;
         let mut behind = self.cursor == 0 || self.side.starts_with_snapshot();
         loop {
-            if behind || self.lacks() {
+            if behind || self.needs_repair() {
                 self.snapshot().await?;
             }
             self.send_cluster_update().await?;
             self.withdraw_keys().await?;
-            rezoned |= zones.has_changed().unwrap_or(false);
-            if std::mem::take(&mut rezoned) {
+            zone_changed |= zones.has_changed().unwrap_or(false);
+            if std::mem::take(&mut zone_changed) {
                 zones.borrow_and_update();
                 self.send_zone().await?;
             }
@@ -129,7 +129,7 @@ impl NodeStream {
                 };
                 match tokio::time::timeout(MARK, change).await {
                     Ok(changed) => {
-                        rezoned = changed;
+                        zone_changed = changed;
                         continue;
                     }
                     Err(_) => self.mark().await?,
@@ -144,7 +144,7 @@ impl NodeStream {
         }
     }
 
-    /// Sends keys and vIP assignment to a node that goes on from its tables, which do not hold them. They may
+    /// Sends keys and vIP plan to a node that continues with its tables, which do not contain them. They may
     /// be newer than the tables; the steps in between send both again.
     async fn send_cluster_update(&mut self) -> Result<(), Ended> {
         let updates = self.push.compiled.updates();
@@ -156,7 +156,7 @@ impl NodeStream {
         self.send_unnumbered(update).await
     }
 
-    /// Takes keys from a host that it has not needed for a while.
+    /// Removes keys from a host that it has not needed for a while.
     async fn withdraw_keys(&mut self) -> Result<(), Ended> {
         let Side::Host(host) = &mut self.side else { return Ok(()) };
         let keys = host.withdraw_keys();
@@ -164,12 +164,12 @@ impl NodeStream {
             return Ok(());
         }
         let update = Update { keys, ..Update::default() };
-        // With the revision that it has: the end of a step is when the keys' file is written.
+        // Sent with the revision that the host has: hosts write their key file at the end of a step.
         self.send_step(self.cursor, encode(update)).await
     }
 
-    /// Tells a host which gateway its default entries lead to, if that is news. It is of no revision:
-    /// gateways fail when nothing is changed.
+    /// Sends a host the gateway of its zone if it changed. The message has no revision, because gateways also
+    /// fail between changes.
     async fn send_zone(&mut self) -> Result<(), Ended> {
         let Side::Host(HostSide { id, zone_groups, .. }) = &mut self.side else { return Ok(()) };
         let groups = self.push.compiled.zones().borrow().groups(*id);
@@ -194,11 +194,11 @@ impl NodeStream {
         self.out.send(Ok(update)).await.map_err(|_| Ended::Closed)
     }
 
-    /// Sends messages, the last of which completes a revision.
+    /// Sends messages, of which the last completes a revision.
     async fn send_step(&self, revision: u64, parts: Vec<Bytes>) -> Result<(), Ended> {
         let database = self.push.database_id();
         let last = parts.len().saturating_sub(1);
-        // Before the message: the acknowledgement must not overtake it.
+        // Stored before the message is sent, so that an acknowledgment never exceeds it.
         self.sent.store(revision, Ordering::Release);
         if parts.is_empty() {
             return self.send(EncodedUpdate::new(revision, database, false, Bytes::new())).await;
@@ -217,8 +217,8 @@ impl NodeStream {
         Ok(())
     }
 
-    /// Waits for the nodes that must have a step first, but not for long: an order that a
-    /// node in trouble holds up costs packets, the others' waiting would cost more.
+    /// Waits for the nodes that must acknowledge a step first. After the time-out it is sent anyway: a
+    /// violated order may cost some packets, but a delayed step would cost more.
     async fn wait_for_gates(&self, step: &Step) {
         let node = self.side.node();
         let began = Instant::now();
@@ -232,7 +232,12 @@ impl NodeStream {
                 if began.elapsed() >= GATE {
                     // The next step does not wait again for nodes that may be dead.
                     self.push.hub.give_up(&awaited, step.revision);
-                    tracing::warn!(?node, revision = step.revision, ?gate, "a step's gate timed out");
+                    tracing::warn!(
+                        ?node,
+                        revision = step.revision,
+                        ?gate,
+                        "nodes that must have a step first did not acknowledge it in time"
+                    );
                     return;
                 }
                 tokio::time::sleep(GATE_LOOK).await;
@@ -240,15 +245,16 @@ impl NodeStream {
         }
     }
 
-    /// Sends what a step has for the node. False: a snapshot is due instead.
+    /// Sends the entries of a step that are for the node. Returns false if a snapshot is needed instead.
     async fn step(&mut self, step: &Step) -> Result<bool, Ended> {
         let Some(parts) = self.side.parts(step, &self.push.compiled) else { return Ok(false) };
         self.wait_for_gates(step).await;
         if let Side::Gateway(gateway) = &mut self.side
-            && let Some(seat) = step.seats.get(&gateway.id)
+            && let Some(membership) = step.memberships.get(&gateway.id)
         {
-            // It is a member of another cluster now: its keys come before its plan.
-            (gateway.seat, self.cluster_update_sent) = (*seat, false);
+            // The gateway is a member of another cluster now. It needs that cluster's keys before its vIP
+            // plan.
+            (gateway.membership, self.cluster_update_sent) = (*membership, false);
             self.send_cluster_update().await?;
         }
         self.cursor = step.revision;
@@ -262,11 +268,12 @@ impl NodeStream {
         Ok(true)
     }
 
-    /// Whether it could not write something, and may now: there may be room again.
-    fn lacks(&self) -> bool {
+    /// Whether the node could not write some entries, and enough time has passed that there may be free
+    /// memory now.
+    fn needs_repair(&self) -> bool {
         let (hub, node) = (&self.push.hub, self.side.node());
-        self.told_all.elapsed() >= REPAIR
-            && hub.lacks(node)
+        self.last_snapshot.elapsed() >= REPAIR
+            && hub.is_incomplete(node)
             && hub.with_acked(|acked| acked(node)) == self.cursor
     }
 }

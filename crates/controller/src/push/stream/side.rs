@@ -3,7 +3,7 @@
 
 use super::super::steps::{Step, encode};
 use crate::compile::{
-    ClusterUpdates, CompiledClusters, HostStep, HostView, NodeGroup, Seat, for_hosts, group_id,
+    ClusterUpdates, CompiledClusters, HostStep, HostView, Membership, NodeGroup, for_hosts, group_id,
 };
 use bytes::Bytes;
 use sluice_southbound::{ClusterKeys, Group, Update};
@@ -12,8 +12,8 @@ use sluice_types::{ClusterId, GatewayId, HostId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A host keeps a cluster's keys for so long after the last VPC that needed them: while a network lingers
-/// there (a minute), it tells senders that its instances have left.
+/// A host keeps a cluster's keys for this time after its last VPC of the cluster was removed. It removes a
+/// network a minute later, and until then tells senders that instances have left.
 const KEYS_LINGER: Duration = Duration::from_secs(120);
 
 /// The node at the other end of a stream, and what the stream remembers of it.
@@ -26,25 +26,25 @@ pub enum Side {
 
 /// A gateway's part of a stream's state.
 pub struct GatewaySide {
-    /// Its id.
+    /// The id of the node.
     pub id: GatewayId,
-    /// The clusters whose entries it has.
-    pub seat: Seat,
+    /// The clusters whose entries the gateway has.
+    pub membership: Membership,
 }
 
 /// A host's part of a stream's state.
 pub struct HostSide {
-    /// Its id.
+    /// The id of the node.
     pub id: HostId,
-    /// What it has; `None` before its first snapshot.
+    /// Ports, VPCs and keys of the host; `None` before its first snapshot.
     pub view: Option<HostView>,
-    /// Clusters whose keys it no longer needs, and since when.
+    /// Clusters whose keys the host no longer needs, and since when.
     pub idle_keys: BTreeMap<ClusterId, Instant>,
-    /// The groups that it was last sent, in a model with zones.
+    /// In a model with zones: the groups that the host was last sent.
     pub zone_groups: Vec<Group>,
 }
 
-/// No keys of a cluster: the node removes those that it has.
+/// An empty key list of a cluster: the node removes the keys that it has.
 fn no_keys(cluster: ClusterId) -> ClusterKeys {
     ClusterKeys { cluster: group_id(cluster), keys: Vec::new() }
 }
@@ -59,7 +59,7 @@ pub fn keys_of(updates: &ClusterUpdates, clusters: &BTreeSet<ClusterId>) -> Upda
 impl Side {
     /// A stream to a gateway.
     pub fn gateway(gateway: &Gateway) -> Self {
-        Self::Gateway(GatewaySide { id: gateway.id, seat: Seat::of(gateway) })
+        Self::Gateway(GatewaySide { id: gateway.id, membership: Membership::of(gateway) })
     }
 
     /// A stream to a host.
@@ -68,7 +68,7 @@ impl Side {
         Self::Host(HostSide { id, view: None, idle_keys, zone_groups })
     }
 
-    /// The node.
+    /// The id of the node.
     pub fn node(&self) -> NodeId {
         match self {
             Self::Gateway(gateway) => NodeId::Gateway(gateway.id),
@@ -86,7 +86,7 @@ impl Side {
     pub fn is_in(&self, group: NodeGroup) -> bool {
         match (self, group) {
             (Self::Gateway(gateway), NodeGroup::Gateways(id)) => {
-                gateway.seat.clusters().any(|cluster| cluster == id)
+                gateway.membership.clusters().any(|cluster| cluster == id)
             }
             (Self::Host(host), NodeGroup::Host(id)) => host.id == id,
             (Self::Host(_), NodeGroup::AllHosts) => true,
@@ -94,18 +94,19 @@ impl Side {
         }
     }
 
-    /// What the node is to have of clusters' keys and vIP assignments.
+    /// The keys and vIP plan that the node needs.
     pub fn cluster_update(&mut self, updates: &ClusterUpdates) -> Update {
         match self {
-            Self::Gateway(GatewaySide { seat, .. }) => {
-                let mut update = updates.get(&seat.cluster).cloned().unwrap_or_default();
-                // It speaks as a member of one cluster, with that one's keys.
-                update.keys.extend(seat.other.map(no_keys));
+            Self::Gateway(GatewaySide { membership, .. }) => {
+                let mut update = updates.get(&membership.cluster).cloned().unwrap_or_default();
+                // A gateway is a member of one cluster and has only that cluster's keys.
+                update.keys.extend(membership.other.map(no_keys));
                 update
             }
             Self::Host(HostSide { view: Some(view), idle_keys, .. }) => {
                 let needed = view.clusters();
-                // What else it may have is taken from it when the networks are gone that may linger.
+                // The host may have other keys. They are removed later, because its removed networks may
+                // still need them.
                 view.set_keys(needed.clone());
                 let others = updates.keys().filter(|cluster| !needed.contains(*cluster));
                 idle_keys.extend(others.map(|cluster| (*cluster, Instant::now())));
@@ -118,14 +119,14 @@ impl Side {
     /// The messages of a step for this node; `None` if a snapshot is due instead.
     pub fn parts(&mut self, step: &Step, compiled: &CompiledClusters) -> Option<Vec<Bytes>> {
         let (targets, removed_vnis, needed) = match self {
-            Self::Gateway(gateway) => match step.seats.get(&gateway.id) {
+            Self::Gateway(gateway) => match step.memberships.get(&gateway.id) {
                 Some(new) if new.resync => return None,
-                new => (new.copied().unwrap_or(gateway.seat).targets(), Vec::new(), BTreeSet::new()),
+                new => (new.copied().unwrap_or(gateway.membership).targets(), Vec::new(), BTreeSet::new()),
             },
             Self::Host(host) => {
                 let view = host.view.as_mut()?;
                 let ports = step.ports.get(&host.id);
-                match view.step(ports, &step.placed, &step.resync, step.parts.keys()) {
+                match view.step(ports, &step.clusters_by_vni, &step.resync, step.parts.keys()) {
                     HostStep::Resync => return None,
                     HostStep::Send { targets, removed_vnis, keys } => (targets, removed_vnis, keys),
                 }

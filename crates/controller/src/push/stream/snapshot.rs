@@ -1,9 +1,9 @@
-//! Sends a node all that it is to have, read from the store as one consistent picture.
+//! Sends a node its complete tables, read from the store as one consistent snapshot.
 
 use super::super::count;
 use super::super::steps::encode;
 use super::{Ended, NodeStream, Side};
-use crate::compile::{HostView, Seat, State};
+use crate::compile::{HostView, Membership, State};
 use bytes::Bytes;
 use sluice_southbound::{EncodedUpdate, Update};
 use sluice_store::{Instance, InstancesOf, SnapshotPart};
@@ -12,15 +12,15 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::sync::mpsc;
 
-/// Parts of a picture read ahead.
+/// Parts of a snapshot that are read ahead of sending.
 const READ_AHEAD: usize = 4;
 
 impl NodeStream {
-    /// Sends a snapshot, and goes on behind it. A host that has the snapshot's revision already is sent
-    /// nothing: only its view is filled.
+    /// Sends a snapshot and moves the stream's position behind it. A host that already has the snapshot's
+    /// revision is sent nothing: only its view is filled.
     pub(super) async fn snapshot(&mut self) -> Result<(), Ended> {
         let began = Instant::now();
-        self.told_all = began;
+        self.last_snapshot = began;
         let of = match &self.side {
             Side::Gateway(gateway) => InstancesOf::Gateway(gateway.id),
             Side::Host(host) if self.preprograms() => InstancesOf::Around(host.id),
@@ -28,15 +28,15 @@ impl NodeStream {
         };
         let (sink, parts) = mpsc::channel(READ_AHEAD);
         let store = self.push.db.store.clone();
-        let picture = async move { store.snapshot(of, sink).await };
-        let (revision, sent) = tokio::join!(picture, self.send_picture(parts));
-        // If the node is gone, the error of the store only says that the receiver is closed.
+        let snapshot = async move { store.snapshot(of, sink).await };
+        let (revision, sent) = tokio::join!(snapshot, self.send_snapshot(parts));
+        // If the node disconnected, the error of the store only says that the receiver is closed.
         let sent = sent?;
         let revision = revision?;
         if let Some(entries) = sent {
             self.sent.store(revision, Ordering::Release);
             let (database, node) = (self.push.database_id(), self.side.node());
-            self.push.hub.told_all(node, self.session, revision);
+            self.push.hub.snapshot_sent(node, self.session, revision);
             self.send(EncodedUpdate::new(revision, database, true, Bytes::new())).await?;
             count(&self.push.counters.snapshots);
             let ms = began.elapsed().as_secs_f64() * 1000.0;
@@ -51,8 +51,9 @@ impl NodeStream {
         self.push.compiled.model().preprograms()
     }
 
-    /// Sends all of a picture but its end. `None`: the node has it already.
-    async fn send_picture(
+    /// Sends a snapshot except for the message that ends it, and returns the number of entries. `None` if the
+    /// node has the snapshot's revision already.
+    async fn send_snapshot(
         &mut self,
         mut parts: mpsc::Receiver<SnapshotPart>,
     ) -> Result<Option<usize>, Ended> {
@@ -62,13 +63,13 @@ impl NodeStream {
         while let Some(part) = parts.recv().await {
             let update = match part {
                 SnapshotPart::Topology(topology) => {
-                    // A node that has this revision is only looked at.
+                    // To a node that has this revision, nothing is sent.
                     let is_known = match &self.side {
                         Side::Gateway(_) => true,
                         Side::Host(host) => host.view.is_none(),
                     };
                     skip = is_known && self.cursor != 0 && self.cursor == topology.revision;
-                    skip &= !self.push.hub.lacks(self.side.node());
+                    skip &= !self.push.hub.is_incomplete(self.side.node());
                     state = Arc::new(State::new(&topology, self.push.compiled.model()));
                     self.base(&state)?
                 }
@@ -94,7 +95,7 @@ impl NodeStream {
             Side::Gateway(_) => false,
             Side::Host(host) => {
                 if self.preprograms() {
-                    Arc::make_mut(state).place(&instances);
+                    Arc::make_mut(state).add_instances(&instances);
                     instances.retain(|instance| instance.host == host.id);
                 }
                 true
@@ -108,14 +109,14 @@ impl NodeStream {
         Ok(update.await?)
     }
 
-    /// Sends a host what follows its ports: direct paths, and the keys of its VPCs' clusters. Returns the
-    /// number of entries.
+    /// Sends a host the entries that follow its ports: direct paths, and the keys of its VPCs' clusters.
+    /// Returns the number of entries.
     async fn send_host_end(&mut self, state: Arc<State>, skip: bool) -> Result<usize, Ended> {
         let Side::Host(host) = &mut self.side else { return Ok(0) };
         let id = host.id;
         let mut keys = Update::default();
         if let Some(view) = &mut host.view {
-            view.place(&state.placed());
+            view.set_vpc_clusters(&state.clusters_by_vni());
             let clusters = view.clusters().into_iter().chain(host.idle_keys.keys().copied()).collect();
             keys = state.host_keys(&clusters);
             if !skip {
@@ -130,7 +131,7 @@ impl NodeStream {
         Ok(entries + self.send_part(keys).await?)
     }
 
-    /// Sends entries of a picture. Returns their number.
+    /// Sends entries of a snapshot. Returns their number.
     async fn send_part(&self, update: Update) -> Result<usize, Ended> {
         let (database, entries) = (self.push.database_id(), update.entry_count());
         for part in tokio::task::spawn_blocking(move || encode(update)).await? {
@@ -139,13 +140,13 @@ impl NodeStream {
         Ok(entries)
     }
 
-    /// The tables of the node without instances. Remembers where the node is.
+    /// The tables of the node without instances. Updates what the stream remembers of the node.
     fn base(&mut self, state: &State) -> Result<Update, Ended> {
         let unknown = Ended::Unknown(self.side.node());
         match &mut self.side {
             Side::Gateway(side) => {
                 let (gateway, update) = state.gateway_base(side.id).ok_or(unknown)?;
-                side.seat = Seat::of(&gateway);
+                side.membership = Membership::of(&gateway);
                 Ok(update)
             }
             Side::Host(host) => {
