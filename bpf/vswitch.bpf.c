@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * The vSwitch of a host. port_ingress takes what a VM sends, on the host's side
- * of its port; uplink_ingress takes what the underlay brings, on the VXLAN
- * device in external mode. Verdicts: see port.h.
+ * The vSwitch of a host. port_ingress processes frames of a VM, on the host's side of its port.
+ * uplink_ingress processes frames from the underlay, on the VXLAN device in external mode. Verdicts are
+ * enum verdict (port.h).
  *
- *   VM -> spoofing -> ARP, ND, DHCP, the router itself: answered here
- *                  -> (VNI, destination) is a port of this host: delivered
- *                  -> it has a direct path: its host, through the VXLAN device
- *                  -> else the VPC's gateway group, the same way -> counted (sent_flows.h)
+ *   VM -> anti-spoofing -> ARP, ND, DHCP, messages to the router: answered here
+ *                       -> (VNI, destination) is a port of this host: delivered
+ *                       -> (VNI, destination) has a direct path: to its host, through the VXLAN device
+ *                       -> otherwise: to the VPC's gateway group, through the VXLAN device;
+ *                          counted (sent_flows.h)
  *   VXLAN device -> known sender -> (VNI, destination) is a port: delivered
- *                                -> else from a host: on to the gateway group
+ *                                -> otherwise, from a host: to the gateway group (strays.h)
  *
- * Nothing that a VM can set is believed of the skb: only what its bytes say,
- * its length, its interface and its segment size; and a checksum that is still
- * to be written must leave alone what its bytes were believed for.
+ * A VM can set many fields of the skb. So the programs rely only on the packet's bytes, its length, its
+ * interface and its segment size. A checksum that is still to be stored must not change bytes that were
+ * checked (pending_checksum.h).
  */
 #include "vswitch/deliver.h"
 #include "vswitch/dhcp.h"
@@ -26,13 +27,13 @@
 #include "vswitch/vm_icmp.h"
 #include "vswitch/vm_nd.h"
 
-/* Bytes that are made linear if the headers reach beyond the linear part: all that are followed. */
+/* Bytes that are made linear if the headers are not: more than all headers that are parsed. */
 #define HEADERS_MAX 512
-/* What the kernel has for a size where each segment has its own. */
+/* The kernel's gso_size of a packet whose segments have sizes of their own. */
 #define GSO_BY_FRAGS 0xffff
 
-/* Parses the skb's frame, made linear as far as that needs. */
-static __attribute__((noinline)) int parse_skb(struct __sk_buff *skb, struct frame *frame)
+/* Parses the frame, after making it linear as far as that needs. */
+static __attribute__((noinline)) enum drop_reason parse_skb(struct __sk_buff *skb, struct frame *frame)
 {
 	__u32 reach = skb->len < HEADERS_MAX ? skb->len : HEADERS_MAX;
 	enum drop_reason reason;
@@ -40,11 +41,10 @@ static __attribute__((noinline)) int parse_skb(struct __sk_buff *skb, struct fra
 	if (skb->vlan_present)
 		return DROP_inner_vlan;
 	for (int i = 0; i < 2; i++) {
-		const void *start = (const void *)(long)skb->data;
-		const void *end = (const void *)(long)skb->data_end;
+		struct cursor cursor = cursor_at(skb, 0);
 
 		reason = parse_frame(skb, 0, skb->len, frame);
-		if (reason != DROP_inner_truncated || start + reach <= end)
+		if (reason != DROP_inner_truncated || cursor_has(&cursor, reach))
 			break;
 		if (bpf_skb_pull_data(skb, reach))
 			break;
@@ -53,31 +53,32 @@ static __attribute__((noinline)) int parse_skb(struct __sk_buff *skb, struct fra
 }
 
 /*
- * Bytes behind the Ethernet header of the longest packet that the frame is, or
- * will be cut into; what a sender puts behind the IP packet travels, too.
+ * Length of the longest packet that the frame is or will be cut into, without the Ethernet header. Bytes
+ * that a sender appends to the IP packet are sent too, and count.
  */
-static __always_inline __u32 longest_packet(const struct __sk_buff *skb, const struct frame *frame)
+static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct frame *frame)
 {
-	__u32 headers = frame->transport_at - ETH_HLEN + 8;
+	__u32 headers = frame->transport_at - ETH_HLEN + UDP_BYTES;
 
 	if (!skb->gso_size)
 		return skb->len - ETH_HLEN;
-	/* SCTP's segments are packets already, of the size that its stack chose. */
+	/* SCTP: the segments are packets already, and the VM's stack chose their sizes. */
 	if (skb->gso_size == GSO_BY_FRAGS)
 		return 0;
-	/* TCP's data offset lies beyond what was parsed; GSO packets have the whole header. */
+	/* TCP: the length of the header was not parsed. A GSO packet has the whole header. */
 	if (frame->protocol == IPPROTO_TCP) {
 		__u8 offset = 0;
 
-		bpf_skb_load_bytes((void *)skb, frame->transport_at + 12, &offset, 1);
+		context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset), &offset, 1);
 		headers = frame->transport_at - ETH_HLEN + (offset >> 4) * 4;
 	}
 	return headers + skb->gso_size;
 }
 
-/* A VM's packet with its own source, to `destination`'s port on this host. */
-static __always_inline int to_local(struct __sk_buff *skb, const struct vrf *vrf, __u32 port_cell,
-				    struct frame *frame, int found, const struct exact_hit *hit)
+/* Delivers a VM's packet with a valid source to the port on this host that the exact match found. */
+static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf *vrf, __u32 port_cell,
+				    struct frame *frame, enum exact_answer found,
+					const struct exact_hit *hit)
 {
 	const struct node_config *node = node_at();
 	enum drop_reason reason;
@@ -89,7 +90,7 @@ static __always_inline int to_local(struct __sk_buff *skb, const struct vrf *vrf
 		return port_drop(vrf->vni, DROP_hairpin);
 	if (frame->destination_mac == load_mac(node->router_mac)) {
 		if (frame->ttl <= 1)
-			return complain(skb, port_cell, frame, DROP_ttl_exceeded);
+			return send_vm_error(skb, port_cell, frame, DROP_ttl_exceeded);
 		if (route_headers(skb, frame, node, load_mac(to->mac)))
 			return port_drop(vrf->vni, DROP_headroom);
 	} else if (frame->destination_mac != load_mac(to->mac)) {
@@ -99,24 +100,24 @@ static __always_inline int to_local(struct __sk_buff *skb, const struct vrf *vrf
 	return deliver(skb, to);
 }
 
-/* The same, by a direct path. */
-static __always_inline int to_direct(struct __sk_buff *skb, __u32 vni, __u32 vrf_cell, __u32 port_cell,
+/* Sends a VM's packet with a valid source by the direct path that the exact match found. */
+static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni, __u32 vrf_cell, __u32 port_cell,
 				     struct frame *frame, struct exact_hit *hit)
 {
 	const struct node_config *node = node_at();
 
 	if (node && frame->destination_mac == load_mac(node->router_mac) && frame->ttl <= 1)
-		return complain(skb, port_cell, frame, DROP_ttl_exceeded);
+		return send_vm_error(skb, port_cell, frame, DROP_ttl_exceeded);
 	return send_direct(skb, frame, hit, vrf_cell, vni);
 }
 
-/* A VM's unicast packet whose source is right. */
+/* Forwards a VM's packet with a valid source. `to_router`: its destination is the router. */
 static __always_inline int forward_unicast(struct __sk_buff *skb, const struct port *port,
 				   const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
 				   struct frame *frame, int to_router)
 {
 	struct exact_hit hit = {};
-	int found;
+	enum exact_answer found;
 
 	if (frame_multicast(frame))
 		return port_drop(vrf->vni, DROP_multicast);
@@ -126,7 +127,7 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 		return port_drop(vrf->vni, DROP_no_endpoint);
 	}
 	if (longest_packet(skb, frame) > port->mtu)
-		return complain(skb, port_cell, frame, DROP_too_big);
+		return send_vm_error(skb, port_cell, frame, DROP_too_big);
 	if (frame->flags & FRAME_IPV6)
 		found = find_ipv6(vrf->vni, frame->destination[0], frame->destination[1], &hit);
 	else
@@ -135,16 +136,16 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 		__u32 bytes = skb->len, vni = vrf->vni;
 		int verdict = tunnel_to_group(skb, vrf_cell, vni, frame_hash(frame));
 
-		if (verdict == TC_ACT_REDIRECT)
+		if (verdict == VERDICT_SENT)
 			count_sent(frame, vni, bytes);
 		return verdict;
 	}
 	if (is_direct(found, &hit))
-		return to_direct(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
-	return to_local(skb, vrf, port_cell, frame, found, &hit);
+		return send_by_direct_path(skb, vrf->vni, vrf_cell, port_cell, frame, &hit);
+	return send_to_port(skb, vrf, port_cell, frame, found, &hit);
 }
 
-/* UDP to this port, in host order. */
+/* Whether the packet is UDP to this port, given in host order. */
 static __always_inline int is_udp_to(const struct frame *frame, __u16 destination)
 {
 	return frame->protocol == IPPROTO_UDP && !(frame->flags & FRAME_LATER) &&
@@ -153,15 +154,15 @@ static __always_inline int is_udp_to(const struct frame *frame, __u16 destinatio
 
 #define IGMP_QUERY 0x11
 
-/* Multicast membership, as vm_nd.h has it for IPv6: nobody needs to know, and only a router asks. */
+/* Multicast membership. There is no multicast, so reports have no effect. Only a router sends queries. */
 static __always_inline int igmp_from_vm(struct __sk_buff *skb, const struct vrf *vrf,
 					const struct frame *frame)
 {
 	__u8 type = 0;
 
-	if (bpf_skb_load_bytes(skb, frame->transport_at, &type, 1))
+	if (context_load(skb, frame->transport_at, &type, 1))
 		return port_drop(vrf->vni, DROP_inner_truncated);
-	return type == IGMP_QUERY ? port_drop(vrf->vni, DROP_forged_control) : ABSORBED;
+	return type == IGMP_QUERY ? port_drop(vrf->vni, DROP_forged_control) : VERDICT_ABSORBED;
 }
 
 static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port *port,
@@ -171,7 +172,7 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 	__u32 own = bpf_ntohl(port->address4), router = bpf_ntohl(port->router4);
 	__u32 source = frame->source[1], destination = frame->destination[1];
 
-	/* Clients listen there, and not all of them look at the source port. */
+	/* DHCP clients receive there, and not all of them check the source port. */
 	if (is_udp_to(frame, DHCP_CLIENT_PORT))
 		return port_drop(vrf->vni, DROP_forged_control);
 	if (source && source != own)
@@ -184,7 +185,7 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 			return port_drop(vrf->vni, DROP_multicast);
 		if (frame->flags & FRAME_FRAGMENT)
 			return port_drop(vrf->vni, DROP_dhcp_malformed);
-		return dhcp_answer(skb, port_cell, frame->transport_at + 8);
+		return dhcp_answer(skb, port_cell, frame->transport_at + UDP_BYTES);
 	}
 	if (!source)
 		return port_drop(vrf->vni, DROP_spoofed_ip);
@@ -202,11 +203,11 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 		struct nd_decision decision = {};
 		int verdict = nd_from_vm(skb, port_cell, frame, &decision);
 
-		if (verdict == ND_ANSWER)
+		if (verdict == VERDICT_ND_ANSWER)
 			return nd_answer(skb, port_cell, frame, &decision);
-		if (verdict == ND_ADVERTISE)
+		if (verdict == VERDICT_ND_ROUTERS)
 			return router_advertise(skb, port_cell, frame->source[0], frame->source[1]);
-		if (verdict == FORWARD)
+		if (verdict == VERDICT_FORWARD)
 			return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
 		return verdict;
 	}
@@ -214,7 +215,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 		return port_drop(vrf->vni, DROP_forged_control);
 	if (!own && !ipv6_link_local(frame->source[0]))
 		return port_drop(vrf->vni, DROP_spoofed_ip);
-	/* Link-local addresses reach the router, and nobody else. */
+	/* From and to link-local addresses, only the router is reached. */
 	if (ipv6_link_local(frame->source[0]) ? !to_router
 					      : ipv6_link_local(frame->destination[0]) && !to_router)
 		return port_drop(vrf->vni, frame_multicast(frame) ? DROP_multicast : DROP_link_local);
@@ -225,12 +226,14 @@ SEC("tc")
 int port_ingress(struct __sk_buff *skb)
 {
 	__u32 port_cell = find_index(0, skb->ifindex), vrf_cell;
-	struct frame frame = {};
+	struct frame *frame = frame_begin();
 	const struct port *port;
 	const struct vrf *vrf;
 	enum drop_reason reason;
 	int verdict;
 
+	if (!frame)
+		return port_drop(0, DROP_stale_index);
 	if (!port_cell || port_cell == INDEX_BUSY)
 		return port_drop(0, port_cell ? DROP_table_busy : DROP_unknown_port);
 	port = vm_port_at(port_cell);
@@ -240,29 +243,31 @@ int port_ingress(struct __sk_buff *skb)
 	vrf = vrf_at(vrf_cell, port->vni);
 	if (!vrf)
 		return port_drop(0, DROP_unknown_vni);
-	reason = parse_skb(skb, &frame);
+	reason = parse_skb(skb, frame);
 	if (reason)
 		return port_drop(vrf->vni, reason);
-	if (frame.source_mac != load_mac(port->mac))
+	if (frame->source_mac != load_mac(port->mac))
 		return port_drop(vrf->vni, DROP_spoofed_mac);
-	if (checksum_misplaced(skb, &frame))
+	if (checksum_misplaced(skb, frame))
 		return port_drop(vrf->vni, DROP_pending_checksum);
-	if (frame.ethertype == ETH_P_IP)
-		return ipv4_from_vm(skb, port, vrf, vrf_cell, port_cell, &frame);
-	if (frame.ethertype == ETH_P_IPV6)
-		return ipv6_from_vm(skb, port, vrf, vrf_cell, port_cell, &frame);
-	verdict = arp_from_vm(skb, port_cell, &frame);
-	if (verdict == FORWARD)
-		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(&frame));
+	if (frame->ethertype == ETH_P_IP)
+		return ipv4_from_vm(skb, port, vrf, vrf_cell, port_cell, frame);
+	if (frame->ethertype == ETH_P_IPV6)
+		return ipv6_from_vm(skb, port, vrf, vrf_cell, port_cell, frame);
+	verdict = arp_from_vm(skb, port_cell, frame);
+	if (verdict == VERDICT_FORWARD)
+		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
 	return verdict;
 }
 
-/* Where a frame from the underlay is for, as the tables answer it. */
-static __always_inline int find_receiver(struct __sk_buff *skb, __u32 vni, const struct frame *frame,
-					 struct exact_hit *hit, enum drop_reason *reason)
+/* Looks up the destination of a frame from the underlay. `reason` is set to why it must be dropped, or DROP_none. */
+static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __u32 vni,
+						       const struct frame *frame, struct exact_hit *hit,
+						       enum drop_reason *reason)
 {
+	struct cursor cursor = cursor_at(skb, ETH_HLEN);
 	struct arp_question arp = {};
-	const void *start = (const void *)(long)skb->data;
+	const struct arp_header *header;
 
 	*reason = DROP_multicast;
 	if (frame->destination_mac & MAC_GROUP_BIT)
@@ -272,37 +277,35 @@ static __always_inline int find_receiver(struct __sk_buff *skb, __u32 vni, const
 		return find_ipv6(vni, frame->destination[0], frame->destination[1], hit);
 	if (frame->ethertype == ETH_P_IP)
 		return find_ipv4(vni, frame->destination[1], hit);
-	/* The gateway asks nobody, it answers. */
-	if (start + ETH_HLEN + ARP_BYTES > (const void *)(long)skb->data_end)
-		*reason = DROP_inner_truncated;
-	else
-		*reason = parse_arp(start, frame, &arp);
+	/* Gateways send only ARP replies. */
+	header = take_header(&cursor, struct arp_header);
+	*reason = header ? parse_arp(header, frame, &arp) : DROP_inner_truncated;
 	if (!*reason && arp.operation != ARP_REPLY)
 		*reason = DROP_multicast;
 	return *reason ? EXACT_MISS : find_ipv4(vni, arp.target, hit);
 }
 
 /*
- * Who the router is, and who is asked, a VM hears from its own host only: the
- * gateway's ARP and ND are answers about other VMs.
+ * Whether the frame is a control message that only this host sends to its VMs: anything about the
+ * router, and all requests. ARP and ND messages of a gateway are answers about other VMs.
  */
 static __always_inline int is_forged(struct __sk_buff *skb, const struct frame *frame,
 				     const struct port *port)
 {
 	__u8 type = frame->transport >> 24;
-	__be64 halves[2];
 	__u64 target[2];
 	__be32 sender;
 
 	if (frame->ethertype == ETH_P_ARP)
-		return bpf_skb_load_bytes(skb, ETH_HLEN + ARP_SENDER, &sender, sizeof(sender)) ||
+		return context_load(skb, ETH_HLEN + __builtin_offsetof(struct arp_header, sender), &sender,
+				    sizeof(sender)) ||
 		       sender == port->router4;
 	if (!is_control_icmp6(frame))
 		return 0;
-	if (type != ICMP6_ADVERT || bpf_skb_load_bytes(skb, ND_AT + 8, halves, sizeof(halves)))
+	if (type != ICMP6_ADVERT ||
+	    context_load(skb, ND_AT + __builtin_offsetof(struct nd_header, target), target, sizeof(target)))
 		return 1;
-	target[0] = bpf_be64_to_cpu(halves[0]);
-	target[1] = bpf_be64_to_cpu(halves[1]);
+	load_halves(target, target);
 	return is_router6(port, target);
 }
 
@@ -311,13 +314,15 @@ int uplink_ingress(struct __sk_buff *skb)
 {
 	struct tunnel_sender from = {};
 	struct exact_hit hit = {};
-	struct frame frame = {};
+	struct frame *frame = frame_begin();
 	enum drop_reason reason;
 	const struct port *port;
 	const struct vrf *vrf;
 	__u32 vni = 0, vrf_cell;
-	int found;
+	enum exact_answer found;
 
+	if (!frame)
+		return port_drop(0, DROP_stale_index);
 	reason = tunnel_receive(skb, &vni, &from);
 	if (reason)
 		return port_drop(0, reason);
@@ -327,22 +332,22 @@ int uplink_ingress(struct __sk_buff *skb)
 	vrf = vni ? vrf_at(vrf_cell, vni) : NULL;
 	if (!vrf)
 		return port_drop(0, DROP_unknown_vni);
-	reason = parse_skb(skb, &frame);
+	reason = parse_skb(skb, frame);
 	if (reason)
 		return port_drop(vni, reason);
-	found = find_receiver(skb, vni, &frame, &hit, &reason);
+	found = find_receiver(skb, vni, frame, &hit, &reason);
 	if (reason)
 		return port_drop(vni, reason);
 	if (is_stray(found, &hit))
-		return redirect_stray(skb, &frame, &from, vrf_cell, vni);
+		return forward_stray(skb, frame, &from, vrf_cell, vni);
 	port = local_port(found, &hit, vni, &reason);
 	if (!port)
 		return port_drop(vni, reason);
-	if (frame.destination_mac != load_mac(port->mac))
+	if (frame->destination_mac != load_mac(port->mac))
 		return port_drop(vni, DROP_wrong_mac);
-	if (frame.ethertype != ETH_P_ARP && !source_valid(&frame))
+	if (frame->ethertype != ETH_P_ARP && !source_valid(frame))
 		return port_drop(vni, DROP_inner_source);
-	if (is_forged(skb, &frame, port))
+	if (is_forged(skb, frame, port))
 		return port_drop(vni, DROP_forged_control);
 	count_traffic(vrf->counters, skb->len);
 	return deliver(skb, port);

@@ -42,6 +42,9 @@ struct setup {
 static struct cell flow_table_cells[1 + FLOW_BUCKETS];
 static struct flow_queue queue;
 static uint64_t lost;
+/* Memory of the program. Its content is not defined when a packet arrives. */
+static struct packet packet_memory;
+static struct sum_chunk sum_memory;
 
 static void *own_map(const void *map, uint32_t index)
 {
@@ -49,6 +52,10 @@ static void *own_map(const void *map, uint32_t index)
 		return index <= FLOW_BUCKETS ? &flow_table_cells[index] : NULL;
 	if (map == &flow_queues)
 		return index ? NULL : &queue;
+	if (map == &packets)
+		return index ? NULL : &packet_memory;
+	if (map == &sum_chunks)
+		return index ? NULL : &sum_memory;
 	return map == &events_lost && !index ? &lost : NULL;
 }
 
@@ -187,6 +194,8 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	if (setup->switches & SWITCH_SPLIT && length > 128)
 		linear = length < 2 * LINEAR_MAX ? length / 2 : LINEAR_MAX;
 	receive(packet, length, linear);
+	memset(&packet_memory, 0xa5, sizeof(packet_memory));
+	memset(&sum_memory, 0xa5, sizeof(sum_memory));
 	switch (gateway(&xdp.ctx)) {
 	case XDP_DROP:
 		if (drop_sum() == dropped)

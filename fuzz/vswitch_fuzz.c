@@ -58,11 +58,26 @@ static struct next_hop known_nodes[NODES_MAX], nodes[2][2];
 static uint32_t known_nodes_used;
 static struct token_bucket strays_left;
 static uint64_t lost;
+/* Memory of the programs. Its content is not defined when a packet arrives. */
+static struct {
+	struct frame frame;
+	struct sum_chunk sum;
+	struct dhcp_request dhcp;
+	struct quote quote;
+} memory;
 
 static void *own_map(const void *map, uint32_t index)
 {
 	if (map == &stray_budget)
 		return index ? NULL : &strays_left;
+	if (map == &frames)
+		return index ? NULL : &memory.frame;
+	if (map == &sum_chunks)
+		return index ? NULL : &memory.sum;
+	if (map == &dhcp_requests)
+		return index ? NULL : &memory.dhcp;
+	if (map == &quotes)
+		return index ? NULL : &memory.quote;
 	return map == &events_lost && !index ? &lost : NULL;
 }
 
@@ -417,6 +432,7 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	int verdict;
 
 	receive(packet, length, setup->switches & SWITCH_SPLIT ? ETH_HLEN : length);
+	memset(&memory, 0xa5, sizeof(memory));
 	tc.skb.gso_size = in.gso_size;
 	tc.skb.vlan_present = !!(setup->switches & SWITCH_TAG);
 	if (setup->switches & SWITCH_UPLINK)

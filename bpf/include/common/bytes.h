@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Numbers in network headers: loads and stores of any alignment, byte order. */
+/*
+ * Loads and stores of numbers at any address, and conversion of addresses between the packet's order
+ * and the host's.
+ *
+ * Contract: the caller has checked the bounds. A MAC address is a number whose bits 40..47 are its
+ * first byte (EXACT_MAC_MASK of cells.h), an IPv6 address is two halves in host order, high half
+ * first. Calls no helper and uses no map.
+ */
 #ifndef SLUICE_BYTES_H
 #define SLUICE_BYTES_H
 
@@ -7,15 +14,18 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* Network headers are aligned to two bytes at best; the processors at hand do not mind. */
-#define LOAD8(at) (*(const __u8 *)(at))
-#define LOAD16(at) (*(const __u16 *)(at))
-#define LOAD32(at) (*(const __u32 *)(at))
-#define LOAD64(at) (*(const __u64 *)(at))
-#define STORE8(at, value) (*(__u8 *)(at) = (value))
-#define STORE16(at, value) (*(__u16 *)(at) = (value))
-#define STORE32(at, value) (*(__u32 *)(at) = (value))
-#define STORE64(at, value) (*(__u64 *)(at) = (value))
+/* Numbers that may overlap with fields of any type. */
+typedef __u16 __attribute__((may_alias)) raw_u16;
+typedef __u32 __attribute__((may_alias)) raw_u32;
+typedef __u64 __attribute__((may_alias)) raw_u64;
+
+/* Network headers are aligned to two bytes at best. The supported processors allow such accesses. */
+#define LOAD16(at) (*(const raw_u16 *)(at))
+#define LOAD32(at) (*(const raw_u32 *)(at))
+#define LOAD64(at) (*(const raw_u64 *)(at))
+#define STORE16(at, value) (*(raw_u16 *)(at) = (value))
+#define STORE32(at, value) (*(raw_u32 *)(at) = (value))
+#define STORE64(at, value) (*(raw_u64 *)(at) = (value))
 
 static __always_inline __u64 load_mac(const void *at)
 {
@@ -28,14 +38,24 @@ static __always_inline void store_mac(void *at, __u64 mac)
 	STORE16(at + 4, bpf_htons((__u16)mac));
 }
 
+/* Reads half of an IPv6 address. */
 static __always_inline __u64 load_half(const void *at)
 {
 	return bpf_be64_to_cpu(LOAD64(at));
 }
 
-static __always_inline void store_half(void *at, __u64 half)
+/* Reads an IPv6 address. */
+static __always_inline void load_halves(__u64 *halves, const void *at)
 {
-	STORE64(at, bpf_cpu_to_be64(half));
+	halves[0] = load_half(at);
+	halves[1] = load_half(at + 8);
+}
+
+/* Writes an IPv6 address. */
+static __always_inline void store_halves(void *at, const __u64 *halves)
+{
+	STORE64(at, bpf_cpu_to_be64(halves[0]));
+	STORE64(at + 8, bpf_cpu_to_be64(halves[1]));
 }
 
 #endif

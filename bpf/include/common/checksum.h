@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Internet checksums (RFC 1071). Sums are of words as they lie in memory, so
- * that a folded sum is stored as it is; they are kept in 64 bits, which hold
- * more words than any packet has.
+ * Internet checksums (RFC 1071) of headers: sums, pseudo headers, incremental updates. The sum of a
+ * packet's payload is in packet_sum.h.
  *
- * The includer of packet_sum() says by SLUICE_CONTEXT what a packet is (struct
- * xdp_md or struct __sk_buff) and by packet_load() how to read it.
+ * Contract: a sum is over words as they are in memory, so that a folded sum is stored without a change
+ * of byte order. It has 64 bits, which no packet overflows. The caller has checked the bounds. Calls
+ * no helper and uses no map.
  */
 #ifndef SLUICE_CHECKSUM_H
 #define SLUICE_CHECKSUM_H
@@ -15,8 +15,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/bytes.h"
+#include "common/headers.h"
 
-/* The checksum of what was summed up: 0 if a right checksum was among it. */
+/* The checksum of what was summed. 0 if a correct checksum was part of it. */
 static __always_inline __u16 checksum_fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -26,29 +27,52 @@ static __always_inline __u16 checksum_fold(__u64 sum)
 	return ~sum;
 }
 
-/* An IPv4 header without options. */
-static __always_inline __u64 ipv4_header_sum(const void *ip)
+/* The UDP checksum: 0 would mean that there is none, and all ones is the same number (RFC 768). */
+static __always_inline __u16 checksum_fold_udp(__u64 sum)
 {
-	return (__u64)LOAD32(ip) + LOAD32(ip + 4) + LOAD32(ip + 8) + LOAD32(ip + 12) +
-	       LOAD32(ip + 16);
+	__u16 checksum = checksum_fold(sum);
+
+	return checksum ? checksum : 0xffff;
 }
 
-/* An address's half in host order, as it counts in a sum. */
+/* Sum of `bytes`, a constant and a multiple of 4. */
+static __always_inline __u64 words_sum(const void *at, __u32 bytes)
+{
+	__u64 sum = 0;
+
+#pragma unroll
+	for (__u32 i = 0; i < bytes; i += 4)
+		sum += LOAD32(at + i);
+	return sum;
+}
+
+/* Sum of an IPv4 header without options. */
+static __always_inline __u64 ipv4_header_sum(const struct ipv4_header *ip)
+{
+	return words_sum(ip, sizeof(*ip));
+}
+
+/* Sum of half of an IPv6 address, given in host order. */
 static __always_inline __u64 half_sum(__u64 half)
 {
 	half = bpf_cpu_to_be64(half);
 	return (half & 0xffffffff) + (half >> 32);
 }
 
-/* Pseudo header of IPv6 (RFC 8200 section 8.1). */
-static __always_inline __u64 ipv6_pseudo_sum(const __u64 *source, const __u64 *destination,
-					     __u32 bytes, __u8 protocol)
+/* Sum of an IPv6 address, given as halves in host order. */
+static __always_inline __u64 halves_sum(const __u64 *halves)
 {
-	return half_sum(source[0]) + half_sum(source[1]) + half_sum(destination[0]) +
-	       half_sum(destination[1]) + bpf_htonl(bytes) + bpf_htonl(protocol);
+	return half_sum(halves[0]) + half_sum(halves[1]);
 }
 
-/* A checksum's new value when the 16-bit word `before` at an even place became `after` (RFC 1624). */
+/* Sum of IPv6's pseudo header (RFC 8200 section 8.1). */
+static __always_inline __u64 ipv6_pseudo_sum(const __u64 *source, const __u64 *destination, __u32 bytes,
+					     __u8 protocol)
+{
+	return halves_sum(source) + halves_sum(destination) + bpf_htonl(bytes) + bpf_htonl(protocol);
+}
+
+/* The new value of a checksum after the 16-bit word `before` became `after` (RFC 1624). */
 static __always_inline __u16 checksum_update(__u16 checksum, __u16 before, __u16 after)
 {
 	__u32 sum = (__u16)~checksum + (__u16)~before + after;
@@ -58,37 +82,14 @@ static __always_inline __u16 checksum_update(__u16 checksum, __u16 before, __u16
 	return ~sum;
 }
 
-#ifdef SLUICE_CONTEXT
-
-/* Linux 6.1 rounds each frame of a call chain up to 32 bytes: a longer chunk has no room. */
-#define SUM_CHUNK 64
-#define SUM_FAILED 0xffffffffffffffffull
-
-/* Sums up `length` bytes from `offset` of the packet, linear or not. */
-__attribute__((noinline)) __u64 packet_sum(SLUICE_CONTEXT *ctx, __u32 offset, __u32 length)
+/* Stores the TTL, and the checksum that follows from it. */
+static __always_inline void ipv4_set_ttl(struct ipv4_header *ip, __u8 ttl)
 {
-	__u64 chunk[SUM_CHUNK / 8] = {};
-	__u32 sum = 0;
+	__u16 before = LOAD16(&ip->ttl); /* TTL and protocol are one word of the sum */
+	__u16 after = (before & bpf_htons(0xff)) | bpf_htons(ttl << 8);
 
-	for (int i = 0; i < 65536 / SUM_CHUNK; i++) {
-		if (length < SUM_CHUNK)
-			break;
-		if (packet_load(ctx, offset, chunk, SUM_CHUNK))
-			return SUM_FAILED;
-		sum = bpf_csum_diff(0, 0, (__be32 *)chunk, SUM_CHUNK, sum);
-		offset += SUM_CHUNK;
-		length -= SUM_CHUNK;
-	}
-	if (!length || length >= SUM_CHUNK)
-		return length ? SUM_FAILED : sum;
-	__builtin_memset(chunk, 0, sizeof(chunk));
-	/* Linux 6.1 does not learn from a comparison with zero that it is none. */
-	length -= 1;
-	asm volatile("" : "+r"(length));
-	if (packet_load(ctx, offset, chunk, (length & (SUM_CHUNK - 1)) + 1))
-		return SUM_FAILED;
-	return (__u32)bpf_csum_diff(0, 0, (__be32 *)chunk, SUM_CHUNK, sum);
+	ip->ttl = ttl;
+	ip->checksum = checksum_update(ip->checksum, before, after);
 }
 
-#endif
 #endif

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Events that were not posted: the ring was full, or the budget spent. */
+/*
+ * Counts events that were not posted, because the ring was full or the budget used up.
+ *
+ * Contract: the agent reads the map `events_lost`. It is per CPU.
+ */
 #ifndef SLUICE_EVENTS_LOST_H
 #define SLUICE_EVENTS_LOST_H
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Reading the tables of cells.h from packet programs. The includer provides
- * cell_at(index): the cell, or NULL where the index is out of bounds. Nothing
- * here writes, loops without a bound, or calls a helper.
+ * Exact match in the tables of cells.h: (VNI, address) to MAC address and cell, (VNI, number) to cell.
+ *
+ * Contract: the includer provides cell_at(index): the cell, or NULL if the index is out of bounds.
+ * Addresses are in host order, IPv6 as halves. The lookups write nothing, call no helper, and have
+ * bounded loops. lookup.h has them as functions of packet programs.
  */
 #ifndef SLUICE_EXACT_MATCH_H
 #define SLUICE_EXACT_MATCH_H
@@ -11,23 +13,27 @@
 #include "common/hash.h"
 #include "layout/cells.h"
 
-/* READ_ONCE loads are taken in program order: volatile for the compiler, x86 TSO for the processor. */
+/* READ_ONCE loads are executed in program order: volatile for the compiler, x86 TSO for the processor. */
 
-/* How often a lookup starts again while the writer moves entries about. */
+/* How often a lookup starts again because the writer moved entries. */
 #define EXACT_RETRIES 4
 
 struct exact_hit {
 	__u64 mac;  /* as in EXACT_MAC_MASK */
-	__u32 next; /* cell index */
+	__u32 next; /* index of the cell that the entry refers to */
 };
 
-enum exact_answer { EXACT_MISS, EXACT_HIT, EXACT_BUSY };
+enum exact_answer {
+	EXACT_MISS,
+	EXACT_HIT,
+	EXACT_BUSY, /* the writer changed the table too often: neither found nor missing */
+};
 
 /*
- * address: host-order halves. Low 32 bits: the id of the key; top 16: the check
- * beside the MAC. Tenants choose addresses, so the sum is NH (RFC 4418 section
- * 5.2.2), of which nobody who does not know the seed finds two that meet with a
- * likelihood above 2^-32; what follows only spreads it.
+ * Digest of an IPv6 address. Its low 32 bits are the id of the key, its high 16 bits the check next to
+ * the MAC address. Tenants choose addresses, so the sum is NH (RFC 4418 section 5.2.2): without the
+ * seed, the probability that two chosen addresses have the same sum is at most 2^-32. The mixer
+ * then spreads the sum over all bits.
  */
 static __always_inline __u64 ipv6_digest(__u64 high, __u64 low, __u64 seed)
 {
@@ -43,8 +49,8 @@ static __always_inline __u64 exact_key(__u64 kind, __u32 vni, __u32 id)
 	return kind << EXACT_KIND_SHIFT | (__u64)vni << EXACT_VNI_SHIFT | id;
 }
 
-/* Searches one bucket. 1: found, with the raw value and next; 0: not here; -1: changed under us. */
-static __always_inline int exact_scan(const struct exact_bucket *bucket, __u64 key, __u64 *value,
+/* Searches one bucket. EXACT_BUSY: the entry changed while it was read. */
+static __always_inline enum exact_answer exact_scan(const struct exact_bucket *bucket, __u64 key, __u64 *value,
 				      __u32 *next)
 {
 #pragma unroll
@@ -55,12 +61,12 @@ static __always_inline int exact_scan(const struct exact_bucket *bucket, __u64 k
 			continue;
 		*value = READ_ONCE(bucket->value[i]);
 		*next = READ_ONCE(bucket->next[i]);
-		return READ_ONCE(bucket->key[i]) == seen ? 1 : -1;
+		return READ_ONCE(bucket->key[i]) == seen ? EXACT_HIT : EXACT_BUSY;
 	}
-	return 0;
+	return EXACT_MISS;
 }
 
-/* Finds the raw entry of `key`. */
+/* Finds the entry of `key`; `value` and `next` are its words as stored. */
 static __always_inline enum exact_answer exact_lookup(const struct exact_root *root, __u64 key,
 						      __u64 *value, __u32 *next)
 {
@@ -73,7 +79,7 @@ static __always_inline enum exact_answer exact_lookup(const struct exact_root *r
 		__u32 two = ((hash >> 32) * count) >> 32;
 		const struct exact_bucket *a, *b;
 		__u32 version;
-		int found;
+		enum exact_answer found;
 
 		if (two == one)
 			two = one + 1 == count ? 0 : one + 1;
@@ -83,11 +89,11 @@ static __always_inline enum exact_answer exact_lookup(const struct exact_root *r
 			return EXACT_MISS;
 		version = READ_ONCE(a->version);
 		found = exact_scan(a, key, value, next);
-		if (!found)
+		if (found == EXACT_MISS)
 			found = exact_scan(b, key, value, next);
-		if (found > 0)
+		if (found == EXACT_HIT)
 			return EXACT_HIT;
-		if (!found && READ_ONCE(a->version) == version)
+		if (found == EXACT_MISS && READ_ONCE(a->version) == version)
 			return EXACT_MISS;
 	}
 	return EXACT_BUSY;
@@ -117,7 +123,7 @@ static __always_inline enum exact_answer exact_find_index(const struct exact_roo
 	return answer;
 }
 
-/* The conflict table: full keys, for the few addresses that share a digest within a VNI. */
+/* Searches the conflict table: full keys, for the few addresses that share a digest within a VNI. */
 static __always_inline enum exact_answer exact_conflict_find(const struct exact_root *root,
 							     __u64 key, __u64 high, __u64 low,
 							     struct exact_hit *hit)
@@ -137,7 +143,7 @@ static __always_inline enum exact_answer exact_conflict_find(const struct exact_
 		    READ_ONCE(entry->address[1]) == low) {
 			hit->mac = READ_ONCE(entry->value) & EXACT_MAC_MASK;
 			hit->next = READ_ONCE(entry->next) & CELL_INDEX_MASK;
-			/* A live entry never changes, so a changed one is not the one sought. */
+			/* A live entry never changes. A changed one is another entry. */
 			if (READ_ONCE(entry->key) == seen)
 				return EXACT_HIT;
 		}
@@ -146,7 +152,6 @@ static __always_inline enum exact_answer exact_conflict_find(const struct exact_
 	return EXACT_MISS;
 }
 
-/* high, low: the address's halves in host order. */
 static __always_inline enum exact_answer exact_find6(const struct exact_root *root, __u32 vni,
 						     __u64 high, __u64 low, struct exact_hit *hit)
 {

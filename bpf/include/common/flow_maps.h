@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The maps of flow accounting: the table of flows.h, and what the agent is told
- * of it. Include it once, with FLOW_CELLS as the table's size unless the agent
- * sets another before it loads the program.
+ * The maps of flow accounting: the table of flows.h, and the ring of events for the agent.
+ *
+ * Contract: the includer may define FLOW_CELLS, the size of the table. The agent may set another size
+ * before it loads the program.
  */
 #ifndef SLUICE_FLOW_MAPS_H
 #define SLUICE_FLOW_MAPS_H
@@ -19,7 +20,7 @@
 #define FLOW_CELLS (1 << 18)
 #endif
 
-_Static_assert(FLOW_NEVER == ELEPHANT_NEVER, "a VRF's word is the flow's");
+_Static_assert(FLOW_NEVER == ELEPHANT_NEVER, "a flow has the threshold of its VRF");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

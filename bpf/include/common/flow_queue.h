@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Packets that were sent on are counted together. A flow's bucket is in no cache
- * where flows are many, and a swap waits for memory before anything else goes
- * on; but memory answers for many buckets at once. So while packets are dense, a
- * processor keeps what is to be counted of up to FLOWS_WAITING of them, asks for
- * all their buckets, and then counts them.
+ * Counts forwarded packets by flow in batches, and samples them while they are dense.
  *
- * And while packets are dense one in 8 or 16 is counted, for as many, at gaps
- * that no sender can know: what a flow is counted for is right on average, and a
- * flow that sends less than an elephant is taken for one no more often than its
- * part of an elephant's bytes. The denser they are the fewer. Unless all flows
- * are to be told of: then each packet may be a flow's first.
+ * Batches: with many flows, a flow's bucket is in no cache, and a compare-and-swap stalls the processor
+ * until memory has answered. But memory can answer for many buckets at once. So while packets are dense, a
+ * processor queues up to FLOWS_WAITING of them, loads all their buckets, and then counts them.
  *
- * Dense is by the last tick of the coarse clock in which packets came: at least
- * one in FLOW_DENSE_NS on this processor. Otherwise nothing waits, and the first
- * packet of each tick counts all that does. Where such packets end, the last ones
- * wait for the next, and are forgotten if that comes after FLOW_LATE_NS: they
- * would be counted in a period that they are not of.
+ * Sampling: while packets are dense, one in 8 or 16 is counted, with 8 or 16 times its bytes, at gaps that
+ * no sender can predict. The result is right on average. The probability that a flow below the threshold is
+ * reported as an elephant is at most its share of the threshold. If the policy reports every flow, all
+ * packets are counted, because each may be the first of its flow.
  *
- * A queue is one processor's, which runs one packet program at a time. It is no
- * successor's: nothing is lost with it but those last packets.
+ * Packets are dense if, in the last tick of the coarse clock that had packets, this processor forwarded at
+ * least one every FLOW_DENSE_NS. Otherwise no packet waits. The first packet of each tick counts all that
+ * wait. When traffic stops, the last packets wait for the next one, and are forgotten if that arrives after
+ * FLOW_LATE_NS: they would be counted in the wrong period.
+ *
+ * Contract: for each packet that was sent, once: flow_queue(); if it is not NULL, fill in flow_next() but for
+ * its bytes; then flow_enqueue(). A queue belongs to one processor, which runs one packet program at a
+ * time. A new program starts with empty queues, so the packets that wait are lost with the old program. Uses
+ * the maps `flow_queues`, `flow_cells`, `flow_events` and `events_lost`.
  */
 #ifndef SLUICE_FLOW_QUEUE_H
 #define SLUICE_FLOW_QUEUE_H
@@ -30,21 +30,21 @@
 #define FLOW_DENSE_NS 2048
 #define FLOW_LATE_NS 1000000000ull
 
-/* What is to be counted of a packet, and told if it crosses. */
+/* A packet that waits to be counted, and the event that is posted if its flow crosses the threshold. */
 struct waiting_flow {
-	struct flow_event event; /* its time is still to come */
-	__u64 hash;
-	__u32 bytes;
-	__u32 own; /* as in flow_account() */
+	struct flow_event event; /* without the time */
+	__u64 hash;		 /* of the flow */
+	__u32 bytes;		 /* multiplied by the weight */
+	__u32 own;		 /* as in flow_account() */
 };
 
 struct flow_queue {
 	__u64 tick_ns; /* coarse time of the last packet */
-	__u32 packets; /* that came at that time */
-	__u32 room;    /* packets that are counted together, at most */
-	__u32 weight;  /* what one is counted for: 1, 8 or 16 */
-	__u32 gap;     /* packets to pass over before the next that is counted */
-	__u64 waiting;
+	__u32 packets; /* received at that time */
+	__u32 room;    /* packets that may wait: 1 or FLOWS_WAITING */
+	__u32 weight;  /* packets that one counted packet represents: 1, 8 or 16 */
+	__u32 gap;     /* packets that are not counted before the next that is */
+	__u64 waiting; /* entries of `flows` in use */
 	struct waiting_flow flows[FLOWS_WAITING];
 };
 
@@ -55,13 +55,13 @@ struct {
 	__type(value, struct flow_queue);
 } flow_queues SEC(".maps");
 
-/* Where the next packet waits: to be filled in, but for its bytes, before flow_enqueue(). */
+/* The entry of the next packet that waits. */
 static __always_inline struct waiting_flow *flow_next(struct flow_queue *queue)
 {
 	return &queue->flows[queue->waiting & (FLOWS_WAITING - 1)];
 }
 
-/* Counts one, and tells the agent if it crosses. */
+/* Counts a packet that waited, and posts the event if its flow crosses the threshold. */
 __attribute__((noinline)) int count_waiting(struct waiting_flow *waiting, __u64 now_ns)
 {
 	const struct flow_table *table = flow_cell_at(0);
@@ -78,7 +78,7 @@ __attribute__((noinline)) int count_waiting(struct waiting_flow *waiting, __u64 
 	return 0;
 }
 
-/* Counts all that wait. */
+/* Counts all packets that wait. */
 __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 now_ns)
 {
 	const struct flow_table *table = flow_cell_at(0);
@@ -90,7 +90,7 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 		const struct flow_bucket *bucket =
 			flow_cell_at(flow_cell(table, queue->flows[i].hash));
 
-		/* Asked for, and not waited for. */
+		/* Starts the load into the cache. Nothing depends on its result. */
 		if (bucket)
 			READ_ONCE(bucket->entry[0].owner);
 	}
@@ -101,13 +101,13 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 	return 0;
 }
 
-/* What a dense packet is counted for: one comes in FLOW_DENSE_NS, or in half of that and less. */
+/* The weight of dense packets: 16 if they are at least twice as dense as FLOW_DENSE_NS, otherwise 8. */
 static __always_inline __u32 flow_weight(__u64 dense_ns, __u64 passed_ns)
 {
 	return dense_ns < 2 * passed_ns ? 8 : 16;
 }
 
-/* The first packet of a tick: all that waits is counted, and the tick before says how it goes on. */
+/* Begins a tick: counts all packets that wait, and sets room and weight by the density of the tick before. */
 static __always_inline void flow_tick(struct flow_queue *queue, __u64 policy, __u64 now_ns)
 {
 	__u64 passed_ns = now_ns - queue->tick_ns;
@@ -124,7 +124,7 @@ static __always_inline void flow_tick(struct flow_queue *queue, __u64 policy, __
 	queue->packets = 0;
 }
 
-/* How many packets to pass over before one that is counted for `weight`: one less on average, at most twice that. */
+/* A random gap before the next packet that is counted: weight - 1 on average, at most twice that. */
 static __always_inline __u32 flow_gap(__u32 weight)
 {
 	__u32 random = bpf_get_prandom_u32();
@@ -132,10 +132,7 @@ static __always_inline __u32 flow_gap(__u32 weight)
 	return (random & (weight - 1)) + (random >> 16 & (weight - 1));
 }
 
-/*
- * This processor's queue; NULL if the packet is not to be counted. Once for each that was sent on.
- * `now_ns`: CLOCK_MONOTONIC, coarse.
- */
+/* This processor's queue. NULL: the packet is not counted. `now_ns` is CLOCK_MONOTONIC, coarse. */
 static __always_inline struct flow_queue *flow_queue(const struct flow_table *table, __u64 now_ns)
 {
 	struct flow_queue *queue;
@@ -161,7 +158,7 @@ static __always_inline struct flow_queue *flow_queue(const struct flow_table *ta
 	return queue;
 }
 
-/* The packet of `bytes` that was filled in waits, or is counted. `now_ns`: as for flow_queue(). */
+/* Queues the packet in flow_next(), of `bytes`, and counts all if the queue is full. */
 static __always_inline void flow_enqueue(struct flow_queue *queue, __u32 bytes, __u64 now_ns)
 {
 	flow_next(queue)->bytes = bytes * queue->weight;

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What is known of a tenant's frame after parsing. */
+/*
+ * A tenant's frame after parsing, and questions about it that need no packet bytes.
+ *
+ * Contract: parse_frame() (parse.h) fills in the structure. Calls no helper and uses no map.
+ */
 #ifndef SLUICE_FRAME_H
 #define SLUICE_FRAME_H
 
@@ -11,25 +15,25 @@
 #define MAC_GROUP_BIT (1ull << 40)
 
 #define FRAME_IPV6 0x01
-#define FRAME_FRAGMENT 0x02 /* a piece of a datagram */
-#define FRAME_LATER 0x04    /* ... and not the first: no transport header */
-#define FRAME_DF 0x08	    /* must not be fragmented; always so in IPv6 */
+#define FRAME_FRAGMENT 0x02 /* any fragment of a datagram */
+#define FRAME_LATER 0x04    /* a fragment that is not the first: it has no transport header */
+#define FRAME_DF 0x08	    /* must not be fragmented; always set in IPv6 */
 #define FRAME_OPTIONS 0x10  /* IPv4 options or IPv6 extension headers */
 
-/* Addresses are host-order halves, high half first; IPv4 in the low 32 bits of [1]. */
+/* Addresses are halves in host order, high half first. An IPv4 address is in the low 32 bits of [1]. */
 struct frame {
 	__u64 source[2];
 	__u64 destination[2];
 	__u64 source_mac; /* as in EXACT_MAC_MASK */
 	__u64 destination_mac;
-	__u32 ip_bytes;	 /* the IP packet, by its own length field */
-	__u32 transport; /* first word of the transport header, host order; 0 if none */
-	__u16 ethertype; /* host order */
-	__u16 transport_at; /* from the start of the Ethernet header */
-	__u8 protocol;
-	__u8 ttl;
+	__u32 ip_bytes;	    /* length of the IP packet according to its header */
+	__u32 transport;    /* first 4 bytes of the transport header, in host order; 0: not parsed */
+	__u16 ethertype;    /* in host order */
+	__u16 transport_at; /* offset of the transport header from the start of the Ethernet header */
+	__u8 protocol;	    /* of the transport header, behind IPv6 extension headers */
+	__u8 ttl;	    /* or hop limit */
 	__u8 traffic_class;
-	__u8 flags;
+	__u8 flags; /* FRAME_* */
 };
 
 static __always_inline int ipv4_multicast(__u64 address)
@@ -47,7 +51,7 @@ static __always_inline int ipv6_link_local(__u64 high)
 	return high >> 54 == 0xfe80 >> 6;
 }
 
-/* True if the frame is for more than one station, by its MAC or IP address. */
+/* Whether the frame's MAC or IP destination is multicast or broadcast. */
 static __always_inline int frame_multicast(const struct frame *frame)
 {
 	if (frame->destination_mac & MAC_GROUP_BIT)
@@ -56,7 +60,7 @@ static __always_inline int frame_multicast(const struct frame *frame)
 					 : ipv4_multicast(frame->destination[1]);
 }
 
-/* True if the IP source is one that a station can have: RFC 1122 3.2.1.3, RFC 4291 2.5. */
+/* Whether a host can have the source addresses: RFC 1122 section 3.2.1.3, RFC 4291 section 2.5. */
 static __always_inline int source_valid(const struct frame *frame)
 {
 	__u64 high = frame->source[0], low = frame->source[1];
@@ -68,7 +72,7 @@ static __always_inline int source_valid(const struct frame *frame)
 	return low >> 24 != 0 && low >> 24 != 127 && !ipv4_multicast(low);
 }
 
-/* Whether the transport word is two ports that all packets of the flow have. */
+/* Whether the transport word is two ports. Fragments count as without ports, so that all have one flow. */
 static __always_inline int frame_has_ports(const struct frame *frame)
 {
 	return !(frame->flags & FRAME_FRAGMENT) &&
@@ -76,7 +80,7 @@ static __always_inline int frame_has_ports(const struct frame *frame)
 		frame->protocol == IPPROTO_SCTP);
 }
 
-/* One number a flow: addresses, protocol and ports; without ports if it is fragmented. */
+/* Hash of addresses, protocol and ports, if there are any: the same for all packets of a flow. */
 static __always_inline __u32 frame_hash(const struct frame *frame)
 {
 	__u64 rest = frame->protocol, hash;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The flow of a tenant's frame: the VNI that it came with, its own addresses,
- * protocol and ports (0 in fragments and where there are none).
+ * The flow of a tenant's frame: its VNI, addresses, protocol and ports. Ports are 0 in fragments and in
+ * protocols without ports.
+ *
+ * Contract: the frame was parsed; `vni` is the VNI that it was received with. Uses no map itself, and
+ * includes flow_queue.h for the gateway and the vSwitch.
  */
 #ifndef SLUICE_FRAME_FLOW_H
 #define SLUICE_FRAME_FLOW_H
@@ -9,8 +12,8 @@
 #include "common/flow_queue.h"
 #include "common/frame.h"
 
-/* Its hash. */
-static __always_inline __u64 flow_of(const struct flow_table *table, const struct frame *frame, __u32 vni)
+/* The hash of the frame's flow. */
+static __always_inline __u64 frame_flow_hash(const struct flow_table *table, const struct frame *frame, __u32 vni)
 {
 	struct flow_key key = {
 		.source = { frame->source[0], frame->source[1] },
@@ -25,8 +28,8 @@ static __always_inline __u64 flow_of(const struct flow_table *table, const struc
 	return flow_hash_ipv4(table, key.source[1], key.destination[1], key.vni_protocol, key.ports);
 }
 
-/* Fills in what is known of the frame; hash, bytes, threshold and the node that sent it are left. */
-static __always_inline void name_flow(struct flow_event *event, const struct frame *frame, __u32 vni)
+/* Fills in the fields of an event that follow from the frame: all but the time and the node that sent it. */
+static __always_inline void describe_flow(struct flow_event *event, const struct frame *frame, __u32 vni)
 {
 	event->source[0] = frame->source[0];
 	event->source[1] = frame->source[1];

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* The mixer of the hashes of tables and frames. */
+/*
+ * The mixing function of the hashes of tables and frames.
+ *
+ * Contract: a pure function, which crates/tables repeats in Rust: a change of it changes the layout of
+ * the tables.
+ */
 #ifndef SLUICE_HASH_H
 #define SLUICE_HASH_H
 

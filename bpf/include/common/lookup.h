@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The tables of tables.h over the map `cells`. The lookups are functions of
- * their own so that the verifier looks at each once, whoever calls it.
+ * Lookups in the tables of cells.h, in the map `cells`.
+ *
+ * Contract: addresses are in host order, IPv6 as halves. Lookups that are not inlined exist once, so that
+ * the verifier processes each of them once and not for every caller. Nothing is written.
  */
 #ifndef SLUICE_LOOKUP_H
 #define SLUICE_LOOKUP_H
@@ -16,8 +18,8 @@ static __always_inline void *cell_at(__u32 index)
 #include "common/exact_match.h"
 #include "common/lpm.h"
 
-/* enum exact_answer of (vni, IPv4 address in host order). */
-__attribute__((noinline)) int find_ipv4(__u32 vni, __u32 address, struct exact_hit *hit)
+/* Finds an IPv4 address in a VNI; VNI 0 is the underlay. */
+__attribute__((noinline)) enum exact_answer find_ipv4(__u32 vni, __u32 address, struct exact_hit *hit)
 {
 	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
 
@@ -26,8 +28,8 @@ __attribute__((noinline)) int find_ipv4(__u32 vni, __u32 address, struct exact_h
 	return exact_find4(root, vni, address, hit);
 }
 
-/* enum exact_answer of (vni, IPv6 address as host-order halves). */
-__attribute__((noinline)) int find_ipv6(__u32 vni, __u64 high, __u64 low, struct exact_hit *hit)
+/* Finds an IPv6 address in a VNI; VNI 0 is the underlay. */
+__attribute__((noinline)) enum exact_answer find_ipv6(__u32 vni, __u64 high, __u64 low, struct exact_hit *hit)
 {
 	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
 
@@ -37,9 +39,9 @@ __attribute__((noinline)) int find_ipv6(__u32 vni, __u64 high, __u64 low, struct
 }
 
 /*
- * The VRF at `cell`, if it is this VNI's; else NULL, so for cell 0, which stands
- * for none. A cell that a link led to is read once and handed on: the link may
- * change at any time, what was read stays good until the packet is done with.
+ * The VRF in `cell`, or NULL if it is not this VNI's. Cell 0 is never a VRF. Callers read a link once and
+ * pass the cell on: the link may change at any time, but the cell that it referred to keeps its content
+ * until the program ends.
  */
 static __always_inline struct vrf *vrf_at(__u32 cell, __u32 vni)
 {
@@ -52,7 +54,7 @@ static __always_inline struct vrf *vrf_at(__u32 cell, __u32 vni)
 	return vrf && READ_ONCE(vrf->vni) == vni ? vrf : NULL;
 }
 
-/* The cell if it is a next hop of that kind. */
+/* The next hop in `cell`, or NULL if it is not of this kind. */
 static __always_inline struct next_hop *next_hop_at(__u32 cell, __u8 kind)
 {
 	struct next_hop *hop = cell_at(cell);
@@ -62,7 +64,7 @@ static __always_inline struct next_hop *next_hop_at(__u32 cell, __u8 kind)
 
 #define INDEX_BUSY 0xffffffffu
 
-/* The cell that (EXACT_INDEX, vni, id) leads to; 0: none; INDEX_BUSY. */
+/* The cell that (EXACT_INDEX, vni, id) refers to. 0: there is none; INDEX_BUSY: as EXACT_BUSY. */
 __attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
 {
 	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
@@ -80,12 +82,13 @@ __attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
 	}
 }
 
-/* The leaf for an address; 0: no route. */
+/* The leaf of the longest route for an address. 0: no route. */
 __attribute__((noinline)) __u32 find_route4(__u64 root, __u32 address)
 {
 	return lpm_find4(root, address);
 }
 
+/* The leaf of the longest route for an IPv6 address. 0: no route. */
 __attribute__((noinline)) __u32 find_route6(__u64 root, __u64 high, __u64 low)
 {
 	return lpm_find6(root, high, low);

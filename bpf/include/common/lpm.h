@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Longest prefix match in the tables of cells.h, from packet programs. The
- * includer provides cell_at(index), as for exact_match.h.
+ * Longest prefix match in the tables of cells.h: from a VRF's root word and an address to a leaf.
+ *
+ * Contract: the includer provides cell_at(index): the cell, or NULL if the index is out of bounds.
+ * Addresses are in host order, IPv6 as halves. The lookups write nothing, call no helper, and have
+ * bounded loops. lookup.h has them as functions of packet programs.
  */
 #ifndef SLUICE_LPM_H
 #define SLUICE_LPM_H
@@ -9,16 +12,16 @@
 #include "common/atomic.h"
 #include "layout/cells.h"
 
-/* Lanes of 16 and 32 bits in a 64-bit word: a 1 in each, and all bits of each but the highest. */
+/* Lanes of 16 and 32 bits in a 64-bit word: the lowest bit of each, and all bits but the highest of each. */
 #define LANES16 0x0001000100010001ull
 #define LANES32 0x0000000100000001ull
 #define LANE_REST16 0x7fff7fff7fff7fffull
 #define LANE_REST32 0x7fffffff7fffffffull
 
 /*
- * The lanes of `lanes` whose prefix `key` has, by their highest bit; `one` has a
- * 1 in every lane, `rest` all bits but the highest. No lane is 0, so that
- * subtracting 1 from each borrows nothing.
+ * The lanes whose prefix matches `key`, marked by their highest bit. `one` has the lowest bit of each lane,
+ * `rest` all bits but the highest. No lane is 0, so subtracting 1 from each lane borrows nothing from
+ * the next.
  */
 static __always_inline __u64 lpm_lanes(__u64 lanes, __u64 key, __u64 one, __u64 rest)
 {
@@ -28,8 +31,8 @@ static __always_inline __u64 lpm_lanes(__u64 lanes, __u64 key, __u64 one, __u64 
 }
 
 /*
- * How many bits of `found` are below its lowest 1, of those of `mask`: one to
- * four at the bottom of each lane of which `one` has the lowest. BPF cannot count.
+ * Number of bits of `mask` below the lowest 1 of `found`. `mask` has up to four bits at the bottom of each
+ * lane, `one` the lowest of them. BPF has no instruction that counts bits.
  */
 static __always_inline __u64 lpm_before(__u64 found, __u64 one, __u64 mask)
 {
@@ -39,13 +42,13 @@ static __always_inline __u64 lpm_before(__u64 found, __u64 one, __u64 mask)
 	(void)one;
 	return __builtin_popcountll(before);
 #else
-	/* Ones from the bottom of each lane: 2^n - 1 becomes n. */
+	/* In each lane, the n lowest bits are set: 2^n - 1 becomes n. */
 	before -= (before >> 1 & one * 7) + (before >> 2 & one * 3) + (before >> 3 & one);
 	return before * one >> (one == LANES16 ? 48 : 32);
 #endif
 }
 
-/* `rest`: the address from here on, at the top of the word. */
+/* The leaf for an address; `rest` has its bits from this bucket on, from the highest bit down. */
 static __always_inline __u32 lpm_narrow_find(const struct lpm_narrow *node, __u64 rest)
 {
 	const __u64 *lanes = (const __u64 *)node->lane;
@@ -56,7 +59,7 @@ static __always_inline __u32 lpm_narrow_find(const struct lpm_narrow *node, __u6
 		lpm_lanes(lanes[2], key, LANES16, LANE_REST16) >> 13;
 	/* Three bits at the bottom of each lane, the first entry lowest. */
 	found = lpm_before(found, LANES16, LANES16 * 7);
-	/* The words of the cell are 16, so that no bound need be checked. */
+	/* The cell has 16 words: the mask keeps the index within it. */
 	return READ_ONCE(((const __u32 *)node)[(found + sizeof(node->lane) / 4) & 15]);
 }
 
@@ -80,7 +83,7 @@ static __always_inline __u32 lpm_long_find(const struct lpm_long *node, __u64 hi
 #pragma unroll
 	for (int i = 0; i < LPM_LONG_ROUTES; i++) {
 		__u64 h = node->high[i], l = node->low[i];
-		/* All bits above the marker, which is the lowest 1. */
+		/* Compares all bits above the marker, which is the lowest 1. */
 		__u64 differs = l ? (h ^ high) | ((l ^ low) & ~(l ^ (l - 1)))
 				  : (h ^ high) & ~(h ^ (h - 1));
 
@@ -90,7 +93,7 @@ static __always_inline __u32 lpm_long_find(const struct lpm_long *node, __u64 hi
 	return READ_ONCE(node->leaf[LPM_LONG_ROUTES]);
 }
 
-/* What is left of an address behind its first `depth` bits, 1..127. */
+/* Removes the first `depth` bits, 1 to 127, from an address. */
 static __always_inline void lpm_shift(__u64 *high, __u64 *low, __u32 depth)
 {
 	if (depth >= 64) {
@@ -103,9 +106,9 @@ static __always_inline void lpm_shift(__u64 *high, __u64 *low, __u32 depth)
 }
 
 /*
- * From a root directory on. `high`, `low`: the address at the top of 128 bits.
- * A directory leads at least LPM_STEP_BITS bits on. A skip may be of one bit, but
- * always has a directory behind it: so two steps lead at least so many bits on.
+ * Follows a root directory to the leaf. `high` and `low` have the address, of `width` bits, from the
+ * highest bit down. A directory consumes at least LPM_STEP_BITS bits. A skip may consume one bit only, but a
+ * directory is always behind it: so two steps consume at least LPM_STEP_BITS.
  */
 #define LPM_STEP_BITS 2
 static __always_inline __u32 lpm_directory_find(__u64 root, __u64 high, __u64 low, int width)

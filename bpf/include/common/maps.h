@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The maps of a node's programs. Both programs of a node define the same ones,
- * and the agent shares what it pins between them by these names.
+ * The maps that the gateway's and the vSwitch's programs have in common.
+ *
+ * Contract: crates/datapath finds the maps by these names, sets the size of `cells` before it loads a
+ * program, and pins what has to survive an agent.
  */
 #ifndef SLUICE_MAPS_H
 #define SLUICE_MAPS_H
@@ -14,7 +16,7 @@
 #include "layout/counter_layout.h"
 #include "layout/drops.h"
 
-/* The node's tables. The agent sets the size before it loads the program. */
+/* The node's tables (cells.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -23,7 +25,7 @@ struct {
 	__type(value, struct cell);
 } cells SEC(".maps");
 
-/* Packets dropped, by reason. */
+/* Dropped packets by reason. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, DROP_REASONS_MAX);
@@ -31,7 +33,7 @@ struct {
 	__type(value, __u64);
 } drops SEC(".maps");
 
-/* The same by VNI, for VNIs that are in the tables. */
+/* Dropped packets by VNI and reason, for VNIs that are in the tables. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, VNI_DROPS_MAX);
@@ -39,7 +41,7 @@ struct {
 	__type(value, __u64);
 } vni_drops SEC(".maps");
 
-/* Tenant frames sent on, by vrf.counters of the VNI they came with. */
+/* Forwarded frames of tenants, by vrf.counters of the VNI that they were received in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, VNI_COUNTERS_MAX);
@@ -47,7 +49,7 @@ struct {
 	__type(value, struct traffic);
 } vni_traffic SEC(".maps");
 
-/* Token buckets of ICMP errors, by vrf.counters of the VNI they are about: see icmp.h. */
+/* Token buckets of ICMP errors (icmp_error.h), by vrf.counters of the sender's VNI. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, VNI_COUNTERS_MAX);

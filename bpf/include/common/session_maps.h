@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The maps of the session tables, and the interface of sessions.h over them.
- * The agent sets the sizes of the two tables before it loads the program.
+ * The maps of the session tables, and the functions of sessions.h for packet programs.
+ *
+ * Contract: the agent sets the sizes of `sessions4` and `sessions6` before it loads the program. The
+ * functions exist once, so that the verifier processes each once and not for every caller.
  */
 #ifndef SLUICE_SESSION_MAPS_H
 #define SLUICE_SESSION_MAPS_H
@@ -54,8 +56,8 @@ static __always_inline struct session_config *session_config_at(void)
 
 #include "common/sessions.h"
 
-/* session_find and session_create, of which a value of enum session_answer is the answer. */
-__attribute__((noinline)) int find_session4(const struct session_query *query, __u32 now,
+/* session_find() and session_create() (sessions.h) for each family. */
+__attribute__((noinline)) enum session_answer find_session4(const struct session_query *query, __u32 now,
 					    struct session_hit *hit)
 {
 	if (!query || !hit)
@@ -63,7 +65,7 @@ __attribute__((noinline)) int find_session4(const struct session_query *query, _
 	return session_find(4, query, now, hit);
 }
 
-__attribute__((noinline)) int find_session6(const struct session_query *query, __u32 now,
+__attribute__((noinline)) enum session_answer find_session6(const struct session_query *query, __u32 now,
 					    struct session_hit *hit)
 {
 	if (!query || !hit)
@@ -71,7 +73,7 @@ __attribute__((noinline)) int find_session6(const struct session_query *query, _
 	return session_find(6, query, now, hit);
 }
 
-__attribute__((noinline)) int create_session4(const struct session_query *query, __u32 action0,
+__attribute__((noinline)) enum session_answer create_session4(const struct session_query *query, __u32 action0,
 					      __u32 action1, __u32 now, struct session_hit *hit)
 {
 	struct session_config *config = session_config_at();
@@ -81,7 +83,7 @@ __attribute__((noinline)) int create_session4(const struct session_query *query,
 	return session_create(4, config, query, action0, action1, now, hit);
 }
 
-__attribute__((noinline)) int create_session6(const struct session_query *query, __u32 action0,
+__attribute__((noinline)) enum session_answer create_session6(const struct session_query *query, __u32 action0,
 					      __u32 action1, __u32 now, struct session_hit *hit)
 {
 	struct session_config *config = session_config_at();

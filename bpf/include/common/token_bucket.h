@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Token buckets: how often something may be done that costs more than a packet. */
+/*
+ * Token buckets that limit how often a program does what costs more than forwarding a packet.
+ *
+ * Contract: a bucket belongs to one CPU, so there are no atomic accesses. Calls no helper and uses no
+ * map.
+ */
 #ifndef SLUICE_TOKEN_BUCKET_H
 #define SLUICE_TOKEN_BUCKET_H
 
@@ -10,7 +15,7 @@ struct token_bucket {
 	__u64 tokens;
 };
 
-/* Takes a token, of which one is earned each `token_ns`, up to `burst`. False: there is none. */
+/* Takes a token. The bucket gains one every `token_ns`, up to `burst`. False: the bucket is empty. */
 static __always_inline int take_token(struct token_bucket *bucket, __u64 now_ns, __u64 token_ns,
 				      __u64 burst)
 {

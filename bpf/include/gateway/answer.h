@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: what it says to tenants itself, inside the tunnel that the question
- * came by: ICMP errors, ARP replies, neighbour advertisements.
+ * Gateway: answers of its own to tenants, in the tunnel that the question came from: ICMP errors, ARP
+ * replies, neighbor advertisements.
+ *
+ * Contract: expects a packet that classify() (cgw.h) accepted, with the tenant's frame parsed. Each
+ * function returns the program's verdict: the packet was turned into the answer and is sent back, or it
+ * is dropped and counted. Uses the maps `cells`, `icmp_budget` and those of count.h.
  */
 #ifndef SLUICE_ANSWER_H
 #define SLUICE_ANSWER_H
@@ -12,26 +16,26 @@
 #include "gateway/cgw.h"
 #include "gateway/send_back.h"
 
+/* Length of the outer headers: the offset of the tenant's frame. */
 static __always_inline __u32 tunnel_bytes(const struct packet *packet)
 {
 	return packet->ipv6 ? TUNNEL6_BYTES : TUNNEL4_BYTES;
 }
 
-/* Cuts or extends the packet to `bytes`. */
+/* Cuts or extends the packet to `bytes`. 0, or negative if the kernel refused. */
 static __always_inline int resize(struct xdp_md *ctx, __u32 bytes)
 {
-	int delta = (int)bytes - (int)bpf_xdp_get_buff_len(ctx);
+	int delta = (int)bytes - (int)context_bytes(ctx);
 
 	return delta ? (int)bpf_xdp_adjust_tail(ctx, delta) : 0;
 }
 
-/* The error that packet->error_type asks for, without its checksum's value. */
+/* Describes the error that packet->error_type asks for. */
 static __always_inline void describe_error(const struct packet *packet, const struct vrf *vrf,
 					   const struct node_config *node, struct icmp_error *error)
 {
 	error->router4 = vrf->router4 ? bpf_ntohl(vrf->router4) : DUMMY_ROUTER4;
-	error->router6[0] = load_half(vrf->router6);
-	error->router6[1] = load_half(vrf->router6 + 8);
+	load_halves(error->router6, vrf->router6);
 	if (!error->router6[0] && !error->router6[1]) {
 		error->router6[0] = ROUTER6_HIGH;
 		error->router6[1] = ROUTER6_LOW;
@@ -39,42 +43,44 @@ static __always_inline void describe_error(const struct packet *packet, const st
 	error->router_mac = load_mac(node->router_mac);
 	error->quoted = icmp_quoted(&packet->frame);
 	error->type = packet->error_type;
-	error->code = error->type == ICMP4_UNREACHABLE && !(packet->frame.flags & FRAME_IPV6)
-			      ? ICMP4_NEEDS_FRAGMENTATION
-			      : 0;
+	if (error->type == ICMP4_UNREACHABLE && !(packet->frame.flags & FRAME_IPV6))
+		error->code = ICMP4_NEEDS_FRAGMENTATION;
 	error->mtu = packet->error_mtu;
 }
 
 /* Writes the error, with its checksum, `at` bytes into the packet. */
-static __always_inline int write_error(struct xdp_md *ctx, const struct frame *about, __u32 at,
-				       const struct icmp_error *error)
+static __always_inline enum drop_reason write_error(struct xdp_md *ctx, const struct frame *about, __u32 at,
+						    const struct icmp_error *error)
 {
 	int ipv6 = about->flags & FRAME_IPV6;
-	__u32 headers = ETH_HLEN + (ipv6 ? IPV6_BYTES : IPV4_BYTES);
-	void *start = (void *)(long)ctx->data + at, *end = (void *)(long)ctx->data_end;
+	__u32 icmp_at = at + ETH_HLEN + (ipv6 ? IPV6_BYTES : IPV4_BYTES);
+	struct cursor cursor = cursor_at(ctx, at);
+	struct icmp_header *icmp;
 	__u64 sum;
 
-	if (start + headers + ICMP_BYTES > end)
-		return DROP_headroom;
 	if (ipv6) {
-		if (start + ETH_HLEN + ICMP6_ERROR_BYTES > end)
+		if (!cursor_has(&cursor, ETH_HLEN + ICMP6_ERROR_BYTES))
 			return DROP_headroom;
-		write_icmp6_error(start, about, error);
+		write_icmp6_error(&cursor, about, error);
 	} else {
-		write_icmp4_error(start, about, error);
+		if (!cursor_has(&cursor, ETH_HLEN + ICMP4_ERROR_BYTES))
+			return DROP_headroom;
+		write_icmp4_error(&cursor, about, error);
 	}
-	sum = packet_sum(ctx, at + headers, ICMP_BYTES + error->quoted);
-	if (sum == SUM_FAILED)
+	sum = packet_sum(ctx, icmp_at, ICMP_BYTES + error->quoted);
+	cursor = cursor_at(ctx, icmp_at);
+	icmp = take_header(&cursor, struct icmp_header);
+	if (sum == SUM_FAILED || !icmp)
 		return DROP_headroom;
-	STORE16(start + headers + 2, icmp_error_checksum(about, error, sum));
+	icmp->checksum = icmp_error_checksum(about, error, sum);
 	return DROP_none;
 }
 
 /*
- * Drops the packet for `reason` and tells its sender by ICMP, if it may be told.
- * An error that is over the rate is counted as a drop of its own.
+ * Drops the packet for `reason` and sends the ICMP error that error_type asks for, if one is allowed.
+ * An error beyond the rate limit is counted as another drop.
  */
-__attribute__((noinline)) int refuse(struct xdp_md *ctx, struct packet *packet, __u32 reason)
+__attribute__((noinline)) int drop_with_error(struct xdp_md *ctx, struct packet *packet, __u32 reason)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
 	struct icmp_error error = {};
@@ -92,38 +98,39 @@ __attribute__((noinline)) int refuse(struct xdp_md *ctx, struct packet *packet, 
 	describe_error(packet, vrf, node, &error);
 	added = packet->frame.flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES;
 	at = tunnel_bytes(packet);
-	/* The tail first: the shorter the packet, the surer there is room in front. */
+	/* The end is cut first: XDP allows more headroom to shorter packets. */
 	if (resize(ctx, at + ETH_HLEN + error.quoted) || bpf_xdp_adjust_head(ctx, -(int)added))
 		return drop(packet->vni, DROP_headroom);
 	if (write_error(ctx, &packet->frame, at, &error))
 		return drop(packet->vni, DROP_headroom);
-	return reflect(ctx, packet, ETH_HLEN + added + error.quoted);
+	return send_back(ctx, packet, ETH_HLEN + added + error.quoted);
 }
 
 /*
- * The MAC address at which a tenant's address is found: the router's or the
- * endpoint's. DROP_multicast if it is the asker's own: a probe for its own
- * address must stay without an answer.
+ * The MAC address at which an address of the VPC is found: the router's or the instance's. `flags` is
+ * set to ND_ROUTER for the router. DROP_multicast if the address is the asker's own: a probe of its own
+ * address must not be answered.
  */
-static __always_inline int find_neighbour(const struct packet *packet, const __u64 *address, __u64 *mac,
-					  __u32 *router)
+static __always_inline enum drop_reason find_neighbor(const struct packet *packet, const __u64 *address,
+						      __u64 *mac, __u32 *flags)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
 	const struct vrf *vrf = vrf_at(packet->vrf, packet->vni);
 	struct exact_hit hit = {};
-	int reason, ours;
+	enum drop_reason reason;
+	int is_router;
 
 	if (!node || !vrf)
 		return DROP_stale_index;
 	if (packet->frame.flags & FRAME_IPV6)
-		ours = ((address[0] || address[1]) && load_half(vrf->router6) == address[0] &&
-			load_half(vrf->router6 + 8) == address[1]) ||
-		       (address[0] == ROUTER6_HIGH && address[1] == ROUTER6_LOW);
+		is_router = ((address[0] || address[1]) && load_half(vrf->router6) == address[0] &&
+			     load_half(vrf->router6 + 8) == address[1]) ||
+			    (address[0] == ROUTER6_HIGH && address[1] == ROUTER6_LOW);
 	else
-		ours = vrf->router4 && bpf_ntohl(vrf->router4) == address[1];
-	if (ours) {
+		is_router = vrf->router4 && bpf_ntohl(vrf->router4) == address[1];
+	if (is_router) {
 		*mac = load_mac(node->router_mac);
-		*router = ND_ROUTER;
+		*flags = ND_ROUTER;
 		return DROP_none;
 	}
 	reason = find_endpoint(packet->vni, &packet->frame, address, &hit);
@@ -133,40 +140,43 @@ static __always_inline int find_neighbour(const struct packet *packet, const __u
 	return hit.mac == packet->frame.source_mac ? DROP_multicast : DROP_none;
 }
 
-/* Answers an ARP request of a tenant. */
+/* Answers a tenant's ARP request. */
 __attribute__((noinline)) int answer_arp(struct xdp_md *ctx, struct packet *packet)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct arp_question arp = {};
+	struct ethernet_header *ethernet;
+	struct arp_question question = {};
+	struct arp_header *arp;
 	__u64 target[2] = {}, mac = 0;
-	__u32 router = 0;
-	void *start;
-	int reason;
+	enum drop_reason reason;
+	struct cursor cursor;
+	__u32 flags = 0;
 
 	if (!packet)
 		return XDP_DROP;
-	start = data + tunnel_bytes(packet);
-	if (start + ETH_HLEN + ARP_BYTES > end)
+	cursor = cursor_at(ctx, tunnel_bytes(packet));
+	if (!cursor_has(&cursor, ETH_HLEN + ARP_BYTES))
 		return drop(packet->vni, DROP_inner_truncated);
-	reason = parse_arp(start, &packet->frame, &arp);
-	if (!reason && arp.operation != ARP_REQUEST)
+	ethernet = next_header(&cursor, struct ethernet_header);
+	arp = next_header(&cursor, struct arp_header);
+	reason = parse_arp(arp, &packet->frame, &question);
+	if (!reason && question.operation != ARP_REQUEST)
 		reason = DROP_multicast;
-	target[1] = arp.target;
+	target[1] = question.target;
 	if (!reason)
-		reason = find_neighbour(packet, target, &mac, &router);
+		reason = find_neighbor(packet, target, &mac, &flags);
 	if (reason)
 		return drop(packet->vni, reason);
-	write_arp_reply(start, &arp, mac);
-	return reflect(ctx, packet, packet->frame_bytes);
+	write_arp_reply(ethernet, arp, &question, mac);
+	return send_back(ctx, packet, packet->frame_bytes);
 }
 
-/* Answers a tenant's neighbour solicitation; what else there is of ND goes no further. */
+/* Answers a tenant's neighbor solicitation. Other messages of neighbor discovery are dropped. */
 __attribute__((noinline)) int answer_nd(struct xdp_md *ctx, struct packet *packet)
 {
 	__u64 target[2] = {}, mac = 0;
-	__u32 at, type, router = 0;
-	void *start;
-	int reason;
+	enum drop_reason reason;
+	struct cursor cursor;
+	__u32 at, type, flags = 0;
 
 	if (!packet)
 		return XDP_DROP;
@@ -178,16 +188,16 @@ __attribute__((noinline)) int answer_nd(struct xdp_md *ctx, struct packet *packe
 	at = tunnel_bytes(packet);
 	reason = parse_solicit(ctx, at, &packet->frame, target);
 	if (!reason)
-		reason = find_neighbour(packet, target, &mac, &router);
+		reason = find_neighbor(packet, target, &mac, &flags);
 	if (reason)
 		return drop(packet->vni, reason);
 	if (resize(ctx, at + ND_ADVERT_FRAME))
 		return drop(packet->vni, DROP_headroom);
-	start = (void *)(long)ctx->data + at;
-	if (start + ND_ADVERT_FRAME > (void *)(long)ctx->data_end)
+	cursor = cursor_at(ctx, at);
+	if (!cursor_has(&cursor, ND_ADVERT_FRAME))
 		return drop(packet->vni, DROP_headroom);
-	write_advert(start, &packet->frame, target, mac, router);
-	return reflect(ctx, packet, ND_ADVERT_FRAME);
+	write_advert(&cursor, &packet->frame, target, mac, flags);
+	return send_back(ctx, packet, ND_ADVERT_FRAME);
 }
 
 #endif

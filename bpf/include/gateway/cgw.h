@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, stages "classify" and "CGW": which VPC, which route, through which
- * peers, which endpoint on which host. Reads and writes struct packet only.
+ * Gateway, stages "classify" and "CGW": the VPC of the packet, its route, the peerings that the route
+ * follows, and the endpoint with its host.
  *
- * Contract: DROP_none with final_vni, next_hop, endpoint_mac, mtu and routed
- * filled in, or the reason to drop, with error_type set where the tenant gets
- * an ICMP error.
+ * Contract: classify() expects vni, and fills in vrf, counters and elephant_bytes. route() expects
+ * these and the tenant's frame, and fills in routed, final_vni, mtu, endpoint_mac and next_hop. Both
+ * return DROP_none or the reason to drop; error_type is then set if the sender gets an ICMP error.
+ * Packet bytes are neither read nor changed. Reads only the map `cells`.
  */
 #ifndef SLUICE_CGW_H
 #define SLUICE_CGW_H
@@ -14,8 +15,8 @@
 #include "common/lookup.h"
 #include "gateway/packet.h"
 
-/* Finds the VPC of the VNI that the packet came with. */
-__attribute__((noinline)) int classify(struct packet *packet)
+/* Finds the VPC of the VNI in the VXLAN header. */
+__attribute__((noinline)) enum drop_reason classify(struct packet *packet)
 {
 	struct vrf *vrf;
 	__u32 cell;
@@ -36,8 +37,8 @@ __attribute__((noinline)) int classify(struct packet *packet)
 	return DROP_none;
 }
 
-/* Follows the route for the destination, from VPC to VPC, to the VNI where it is local. */
-static __always_inline int follow_route(struct packet *packet)
+/* Follows the routes for the destination, from VPC to peered VPC, to the VNI where it is local. */
+static __always_inline enum drop_reason follow_route(struct packet *packet)
 {
 	__u64 high = packet->frame.destination[0], low = packet->frame.destination[1];
 	__u32 vni = packet->vni, cell = packet->vrf;
@@ -64,7 +65,7 @@ static __always_inline int follow_route(struct packet *packet)
 		default:
 			return leaf ? DROP_stale_index : DROP_no_route;
 		}
-		/* A frame to a neighbour's MAC does not leave its VPC. */
+		/* A frame to a neighbor's MAC address does not leave its VPC. */
 		if (!packet->routed)
 			return DROP_wrong_mac;
 		vni = leaf & LEAF_ARGUMENT_MASK;
@@ -77,11 +78,11 @@ static __always_inline int follow_route(struct packet *packet)
 	return DROP_peer_loop;
 }
 
-/* VM-NC: the endpoint's MAC and host. */
-static __always_inline int find_endpoint(__u32 vni, const struct frame *frame, const __u64 *address,
-					 struct exact_hit *hit)
+/* The VM-NC mapping: MAC address and host of the instance with this address, which is of the frame's family. */
+static __always_inline enum drop_reason find_endpoint(__u32 vni, const struct frame *frame,
+						      const __u64 *address, struct exact_hit *hit)
 {
-	int answer;
+	enum exact_answer answer;
 
 	if (frame->flags & FRAME_IPV6)
 		answer = find_ipv6(vni, address[0], address[1], hit);
@@ -92,11 +93,11 @@ static __always_inline int find_endpoint(__u32 vni, const struct frame *frame, c
 	return answer == EXACT_HIT ? DROP_none : DROP_no_endpoint;
 }
 
-__attribute__((noinline)) int route(struct packet *packet)
+__attribute__((noinline)) enum drop_reason route(struct packet *packet)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
 	struct exact_hit hit = {};
-	int reason;
+	enum drop_reason reason;
 
 	if (!packet || !node)
 		return DROP_stale_index;
@@ -105,10 +106,9 @@ __attribute__((noinline)) int route(struct packet *packet)
 	if (frame_multicast(&packet->frame))
 		return DROP_multicast;
 	packet->routed = packet->frame.destination_mac == load_mac(node->router_mac);
-	/* Link-local addresses are nobody's beyond their link (RFC 4291 section 2.5.6). */
+	/* Routers do not forward link-local addresses (RFC 4291 section 2.5.6). */
 	if (packet->frame.flags & FRAME_IPV6 && packet->routed &&
-	    (ipv6_link_local(packet->frame.source[0]) ||
-	     ipv6_link_local(packet->frame.destination[0])))
+	    (ipv6_link_local(packet->frame.source[0]) || ipv6_link_local(packet->frame.destination[0])))
 		return DROP_link_local;
 	reason = follow_route(packet);
 	if (reason)
@@ -119,8 +119,8 @@ __attribute__((noinline)) int route(struct packet *packet)
 	if (!packet->routed && hit.mac != packet->frame.destination_mac)
 		return DROP_wrong_mac;
 	if (packet->routed && packet->frame.ttl <= 1) {
-		packet->error_type = packet->frame.flags & FRAME_IPV6 ? ICMP6_TIME_EXCEEDED
-								      : ICMP4_TIME_EXCEEDED;
+		packet->error_type =
+			packet->frame.flags & FRAME_IPV6 ? ICMP6_TIME_EXCEEDED : ICMP4_TIME_EXCEEDED;
 		return DROP_ttl_exceeded;
 	}
 	packet->endpoint_mac = hit.mac;

@@ -1,81 +1,109 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* The outer headers of what the gateway sends. */
+/*
+ * Gateway: writes the outer headers of packets that it sends: Ethernet, IPv4 or IPv6, UDP and VXLAN.
+ *
+ * Contract: the cursor is at the first byte that is written, and the caller has checked the bounds.
+ * UDP's checksum is left zero, which only IPv4 allows: seal_udp6() computes it. Uses no map.
+ */
 #ifndef SLUICE_ENCAPSULATE_H
 #define SLUICE_ENCAPSULATE_H
 
-#include "common/checksum.h"
+#include "common/cursor.h"
+#include "common/ip_write.h"
+#include "common/packet_sum.h"
+#include "gateway/vxlan.h"
 #include "layout/cells.h"
 #include "layout/drops.h"
-#include "gateway/vxlan.h"
 
 #define OUTER_TTL 64
-#define IPV4_DF 0x4000
-/* A new outer header: who to whom. */
+/* Source ports of VXLAN are dynamic ports (RFC 7348 section 5): 14 bits are of the flow's hash. */
+#define VXLAN_SOURCE_MIN 49152
+#define VXLAN_SOURCE_SHIFT 18
+/* The flow label has 20 bits. */
+#define FLOW_LABEL_SHIFT 12
+
+/* The outer headers of a packet. Its source address is the node's. */
 struct outer {
 	const struct node_config *node;
-	__u64 source_mac, destination_mac;
+	__u64 source_mac;
+	__u64 destination_mac;
 	__u64 destination[2]; /* as in struct frame */
-	__u32 vni, hash;
-	__u32 udp_bytes;
+	__u32 vni;
+	__u32 hash;	 /* of the flow: by it the underlay spreads flows over paths */
+	__u32 udp_bytes; /* UDP header included */
 	__u8 traffic_class;
 };
 
-/* UDP and VXLAN headers, UDP's checksum zero. The source port spreads flows over the underlay's paths (RFC 7348 section 5). */
-static __always_inline void write_vxlan(void *udp, const struct outer *outer)
+static __always_inline void write_vxlan(struct cursor *cursor, const struct outer *outer)
 {
-	STORE32(udp, bpf_htonl((49152 | (outer->hash >> 18)) << 16 | VXLAN_PORT));
-	STORE16(udp + 4, bpf_htons(outer->udp_bytes));
-	STORE16(udp + 6, 0);
-	STORE32(udp + 8, bpf_htonl(VXLAN_FLAGS));
-	STORE32(udp + 12, bpf_htonl(outer->vni << 8));
+	struct udp_header *udp = next_header(cursor, struct udp_header);
+	struct vxlan_header *vxlan = next_header(cursor, struct vxlan_header);
+
+	udp->source = bpf_htons(VXLAN_SOURCE_MIN | outer->hash >> VXLAN_SOURCE_SHIFT);
+	udp->destination = bpf_htons(VXLAN_PORT);
+	udp->bytes = bpf_htons(outer->udp_bytes);
+	udp->checksum = 0;
+	vxlan->flags = bpf_htonl(VXLAN_FLAGS);
+	vxlan->vni = bpf_htonl(outer->vni << 8);
 }
 
-/* Ethernet and IPv4. */
-static __always_inline void write_outer4(void *data, const struct outer *outer)
+static __always_inline void write_outer_ethernet(struct cursor *cursor, const struct outer *outer,
+						 __u16 ethertype)
 {
-	void *ip = data + ETH_HLEN;
+	struct ethernet_header *ethernet = next_header(cursor, struct ethernet_header);
 
-	store_mac(data, outer->destination_mac);
-	store_mac(data + ETH_ALEN, outer->source_mac);
-	STORE16(data + 2 * ETH_ALEN, bpf_htons(ETH_P_IP));
-	STORE32(ip, bpf_htonl(0x45000000 | (__u32)outer->traffic_class << 16 |
-			      ((IPV4_BYTES + outer->udp_bytes) & 0xffff)));
-	STORE32(ip + 4, bpf_htonl(IPV4_DF));
-	STORE32(ip + 8, bpf_htonl(OUTER_TTL << 24 | IPPROTO_UDP << 16));
-	STORE32(ip + 12, outer->node->vtep4);
-	STORE32(ip + 16, bpf_htonl((__u32)outer->destination[1]));
-	STORE16(ip + 10, checksum_fold(ipv4_header_sum(ip)));
+	store_mac(ethernet->destination, outer->destination_mac);
+	store_mac(ethernet->source, outer->source_mac);
+	ethernet->type = bpf_htons(ethertype);
 }
 
-/* Ethernet and IPv6. The flow label is for the underlay's paths too (RFC 6438). */
-static __always_inline void write_outer6(void *data, const struct outer *outer)
+/* Writes Ethernet and IPv4. */
+static __always_inline void write_outer4(struct cursor *cursor, const struct outer *outer)
 {
-	void *ip = data + ETH_HLEN;
-
-	store_mac(data, outer->destination_mac);
-	store_mac(data + ETH_ALEN, outer->source_mac);
-	STORE16(data + 2 * ETH_ALEN, bpf_htons(ETH_P_IPV6));
-	STORE32(ip, bpf_htonl(6u << 28 | (__u32)outer->traffic_class << 20 | outer->hash >> 12));
-	STORE32(ip + 4, bpf_htonl(outer->udp_bytes << 16 | IPPROTO_UDP << 8 | OUTER_TTL));
-	STORE64(ip + 8, LOAD64(outer->node->vtep6));
-	STORE64(ip + 16, LOAD64(outer->node->vtep6 + 8));
-	store_half(ip + 24, outer->destination[0]);
-	store_half(ip + 32, outer->destination[1]);
+	write_outer_ethernet(cursor, outer, ETH_P_IP);
+	write_ipv4(next_header(cursor, struct ipv4_header),
+		   &(struct ipv4_fields){
+			   .traffic_class = outer->traffic_class,
+			   .bytes = IPV4_BYTES + outer->udp_bytes,
+			   .fragment = IPV4_DF,
+			   .ttl = OUTER_TTL,
+			   .protocol = IPPROTO_UDP,
+			   .source = outer->node->vtep4,
+			   .destination = bpf_htonl((__u32)outer->destination[1]),
+		   });
 }
 
-/* Computes the UDP checksum of a packet with a new IPv6 header from all its bytes. */
-static __always_inline int seal_udp6(struct xdp_md *ctx, const struct outer *outer)
+/* Writes Ethernet and IPv6. The underlay also uses the flow label to spread flows (RFC 6438). */
+static __always_inline void write_outer6(struct cursor *cursor, const struct outer *outer)
 {
-	__u64 source[2] = { load_half(outer->node->vtep6), load_half(outer->node->vtep6 + 8) };
-	__u64 sum = packet_sum(ctx, ETH_HLEN + IPV6_BYTES, outer->udp_bytes);
-	void *data = (void *)(long)ctx->data;
-	__u16 checksum;
+	struct ipv6_header *ip;
 
-	if (sum == SUM_FAILED || data + TUNNEL6_BYTES > (void *)(long)ctx->data_end)
+	write_outer_ethernet(cursor, outer, ETH_P_IPV6);
+	ip = next_header(cursor, struct ipv6_header);
+	write_ipv6(ip, &(struct ipv6_fields){
+			       .traffic_class = outer->traffic_class,
+			       .bytes = outer->udp_bytes,
+			       .next = IPPROTO_UDP,
+			       .hop_limit = OUTER_TTL,
+			       .flow_label = outer->hash >> FLOW_LABEL_SHIFT,
+		       });
+	STORE64(ip->source, LOAD64(outer->node->vtep6));
+	STORE64(ip->source + 1, LOAD64(outer->node->vtep6 + 8));
+	store_halves(ip->destination, outer->destination);
+}
+
+/* Computes the UDP checksum of a packet over IPv6 from all its bytes. UDP's checksum is zero before. */
+static __always_inline enum drop_reason seal_udp6(struct xdp_md *ctx, const struct outer *outer)
+{
+	__u64 sum = packet_sum(ctx, ETH_HLEN + IPV6_BYTES, outer->udp_bytes), source[2];
+	struct cursor cursor = cursor_at(ctx, ETH_HLEN + IPV6_BYTES);
+	struct udp_header *udp = take_header(&cursor, struct udp_header);
+
+	if (sum == SUM_FAILED || !udp)
 		return DROP_headroom;
+	load_halves(source, outer->node->vtep6);
 	sum += ipv6_pseudo_sum(source, outer->destination, outer->udp_bytes, IPPROTO_UDP);
-	checksum = checksum_fold(sum);
-	STORE16(data + ETH_HLEN + IPV6_BYTES + 6, checksum ? checksum : 0xffff);
+	udp->checksum = checksum_fold_udp(sum);
 	return DROP_none;
 }
 

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, stage "flow accounting" (Zeta sections IV-C and IV-D): counts what is
- * sent on by flow, and tells the agent of elephants, whose senders it then tells
- * a direct path.
+ * Gateway, stage "flow accounting" (Zeta sections IV-C and IV-D): counts forwarded packets by flow, and
+ * posts an event to the agent for each elephant flow. The agent then notifies the sender of a direct
+ * path.
  *
- * Contract: count_flow() for packets that were sent on, after forward_to_host(), and for
- * no others. A flow's bytes are those of the tenant's frames. The packet itself
- * is neither read nor changed. That an event is lost costs a period: the next one
- * brings another.
+ * Contract: count_flow() is called once for each packet that forward_to_host() (forward.h) sent, and
+ * for no other. The bytes of a flow are those of the tenant's frames. The packet is neither read nor
+ * changed. If an event is lost, the flow's next period brings another. Uses the maps of flow_queue.h.
  */
 #ifndef SLUICE_FLOW_ACCOUNTING_H
 #define SLUICE_FLOW_ACCOUNTING_H
@@ -15,7 +14,7 @@
 #include "common/frame_flow.h"
 #include "gateway/packet.h"
 
-/* Counts a packet that was sent on. */
+/* Counts a packet that was forwarded. */
 static __always_inline void count_flow(const struct packet *packet)
 {
 	const struct flow_table *table = flow_cell_at(0);
@@ -25,11 +24,11 @@ static __always_inline void count_flow(const struct packet *packet)
 	if (!queue)
 		return;
 	waiting = flow_next(queue);
-	name_flow(&waiting->event, &packet->frame, packet->vni);
+	describe_flow(&waiting->event, &packet->frame, packet->vni);
 	waiting->event.outer_source[0] = packet->outer_source[0];
 	waiting->event.outer_source[1] = packet->outer_source[1];
 	waiting->event.outer_ipv6 = packet->ipv6;
-	waiting->hash = flow_of(table, &packet->frame, packet->vni);
+	waiting->hash = frame_flow_hash(table, &packet->frame, packet->vni);
 	waiting->own = packet->elephant_bytes;
 	flow_enqueue(queue, packet->frame_bytes, packet->now_ns);
 }

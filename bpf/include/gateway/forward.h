@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Gateway: sending a tenant's frame to the host that route() found. */
+/*
+ * Gateway: sends a tenant's frame to the host that route() (cgw.h) found.
+ *
+ * Contract: expects a packet that route() accepted, and now_ns. DROP_none: the packet was rewritten in
+ * place and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
+ * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
+ * unchanged, except after DROP_headroom. Uses the maps `cells` and `vni_traffic`.
+ */
 #ifndef SLUICE_FORWARD_H
 #define SLUICE_FORWARD_H
 
@@ -8,52 +15,53 @@
 #include "gateway/output.h"
 #include "gateway/packet.h"
 
-/* From the UDP header to the last byte of the tenant's packet that forwarding may change. */
-#define TUNNEL_CHANGES (UDP_BYTES + VXLAN_BYTES + ETH_HLEN + 12)
+/* What forwarding may change behind the outer IP header: up to the tenant's IPv4 checksum, inclusive. */
+#define CHANGED_BYTES (TUNNEL_BYTES + ETH_HLEN + 12)
 
-static __always_inline __u64 tunnel_sum(const void *udp)
+static __always_inline __u64 changed_sum(const struct udp_header *udp)
 {
-	__u64 sum = LOAD16(udp + TUNNEL_CHANGES - 2);
+	const void *at = udp;
+	__u64 sum = words_sum(at, CHANGED_BYTES - 2) + LOAD16(at + CHANGED_BYTES - 2);
 
-#pragma unroll
-	for (int i = 0; i < TUNNEL_CHANGES - 2; i += 4)
-		sum += LOAD32(udp + i);
+	/* The compiler adds here, instead of keeping all words on the stack until the sum is needed. */
+	asm volatile("" : "+r"(sum));
 	return sum;
 }
 
-/* Source and destination in the packet's own IP header. */
-static __always_inline __u64 addresses_sum(const void *ip, int ipv6)
+/* Sum of source and destination in the IP header that was received. */
+static __always_inline __u64 received_addresses_sum(const void *ip, int ipv6)
 {
-	const void *at = ipv6 ? ip + 8 : ip + 12;
-	__u64 sum = (__u64)LOAD32(at) + LOAD32(at + 4);
+	const struct ipv4_header *ip4 = ip;
+	const struct ipv6_header *ip6 = ip;
 
-	if (!ipv6)
-		return sum;
-#pragma unroll
-	for (int i = 8; i < 32; i += 4)
-		sum += LOAD32(at + i);
-	return sum;
+	return ipv6 ? words_sum(ip6->source, 32) : words_sum(&ip4->source, 8);
 }
 
-/* What routing changes in the tenant's frame: MAC addresses, TTL or hop limit. */
-static __always_inline void rewrite_frame(void *start, const struct packet *packet, __u64 router_mac)
+/* Sum of source and destination in the IPv6 header that will be sent. */
+static __always_inline __u64 sent_addresses_sum(const struct outer *outer)
 {
-	void *ip = start + ETH_HLEN;
-
-	store_mac(start, packet->endpoint_mac);
-	store_mac(start + ETH_ALEN, router_mac);
-	if (packet->frame.flags & FRAME_IPV6) {
-		STORE8(ip + 7, packet->frame.ttl - 1);
-		return;
-	}
-	STORE16(ip + 10, checksum_update(LOAD16(ip + 10), LOAD16(ip + 8),
-					 LOAD16(ip + 8) - bpf_htons(1 << 8)));
-	STORE8(ip + 8, packet->frame.ttl - 1);
+	return words_sum(outer->node->vtep6, 16) + halves_sum(outer->destination);
 }
 
-/* The longest tenant IP packet that the way to the next hop takes. */
-static __always_inline __u32 way_mtu(const struct packet *packet, const struct underlay_port *port,
-				     int ipv6)
+/* Changes what a router changes in the tenant's frame at the cursor: MAC addresses, TTL or hop limit. */
+static __always_inline void rewrite_frame(struct cursor *cursor, const struct packet *packet,
+					  __u64 router_mac)
+{
+	struct ethernet_header *ethernet = next_header(cursor, struct ethernet_header);
+	struct ipv4_header *ip4 = cursor->at;
+	struct ipv6_header *ip6 = cursor->at;
+
+	store_mac(ethernet->destination, packet->endpoint_mac);
+	store_mac(ethernet->source, router_mac);
+	if (packet->frame.flags & FRAME_IPV6)
+		ip6->hop_limit = packet->frame.ttl - 1;
+	else
+		ipv4_set_ttl(ip4, packet->frame.ttl - 1);
+}
+
+/* The longest tenant IP packet that the path to the next hop carries, in bytes. */
+static __always_inline __u32 path_mtu(const struct packet *packet, const struct underlay_port *port,
+				      int ipv6)
 {
 	__u32 overhead = ipv6 ? OVERHEAD6 : OVERHEAD4, mtu = packet->mtu ? packet->mtu : 0xffff;
 
@@ -62,76 +70,68 @@ static __always_inline __u32 way_mtu(const struct packet *packet, const struct u
 	return mtu;
 }
 
-/* The same of the addresses that the packet will have. */
-static __always_inline __u64 outer_addresses_sum(const struct outer *outer)
-{
-	const void *source = outer->node->vtep6;
-
-	return (__u64)LOAD32(source) + LOAD32(source + 4) + LOAD32(source + 8) +
-	       LOAD32(source + 12) + half_sum(outer->destination[0]) +
-	       half_sum(outer->destination[1]);
-}
-
 /*
- * Rewrites what lies behind the outer IP header. `checksum`: UDP's, as
- * received, is carried on by what changed (RFC 1624), so that an error that the
- * packet brought along stays detectable.
+ * Rewrites what is behind the outer IP header. `carry`: the UDP checksum that was received is updated
+ * by what changed (RFC 1624), so that an error in the received packet stays detectable.
  */
-static __always_inline int rewrite_tunnel(struct xdp_md *ctx, const struct packet *packet,
-					  const struct outer *outer, int carry)
+static __always_inline enum drop_reason rewrite_tunnel(struct xdp_md *ctx, const struct packet *packet,
+						       const struct outer *outer, int carry)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	void *udp = data + ETH_HLEN + (packet->ipv6 ? IPV6_BYTES : IPV4_BYTES);
+	struct cursor start = cursor_at(ctx, 0), cursor = start, frame;
+	struct udp_header *udp;
 	__u64 before = 0, after;
-	__u16 checksum;
+	const void *ip;
 
-	if (udp + UDP_BYTES + VXLAN_BYTES + ETH_HLEN + IPV4_BYTES > end)
+	cursor_advance(&cursor, ETH_HLEN);
+	ip = cursor_advance(&cursor, packet->ipv6 ? IPV6_BYTES : IPV4_BYTES);
+	if (!cursor_has(&cursor, TUNNEL_BYTES + ETH_HLEN + IPV4_BYTES))
 		return DROP_headroom;
+	udp = cursor.at;
 	if (carry) {
-		STORE16(udp + 6, 0);
-		before = tunnel_sum(udp) + addresses_sum(data + ETH_HLEN, packet->ipv6);
+		udp->checksum = 0;
+		before = changed_sum(udp) + received_addresses_sum(ip, packet->ipv6);
 	}
-	if (packet->routed)
-		rewrite_frame(udp + UDP_BYTES + VXLAN_BYTES, packet,
-			      load_mac(outer->node->router_mac));
-	write_vxlan(udp, outer);
+	if (packet->routed) {
+		frame = cursor;
+		cursor_advance(&frame, TUNNEL_BYTES);
+		rewrite_frame(&frame, packet, load_mac(outer->node->router_mac));
+	}
+	write_vxlan(&cursor, outer);
 	if (carry) {
-		after = tunnel_sum(udp) + outer_addresses_sum(outer);
-		checksum = checksum_fold((__u16)~packet->udp_checksum +
-					 (__u64)checksum_fold(before) + after);
-		STORE16(udp + 6, checksum ? checksum : 0xffff);
+		after = changed_sum(udp) + sent_addresses_sum(outer);
+		udp->checksum = checksum_fold_udp((__u16)~packet->udp_checksum +
+						  (__u64)checksum_fold(before) + after);
 	}
 	return DROP_none;
 }
 
-/* Puts the new outer IP header in place of the old one, of whichever family. */
-static __always_inline int rewrite_outer(struct xdp_md *ctx, const struct packet *packet,
-					 const struct outer *outer, int ipv6, int carry)
+/* Writes the new outer IP header where the old one was, which may have been of the other family. */
+static __always_inline enum drop_reason rewrite_outer(struct xdp_md *ctx, const struct packet *packet,
+						      const struct outer *outer, int ipv6, int carry)
 {
 	int grow = (ipv6 ? IPV6_BYTES : IPV4_BYTES) - (packet->ipv6 ? IPV6_BYTES : IPV4_BYTES);
-	void *data, *end;
+	struct cursor cursor;
 
 	if (grow && bpf_xdp_adjust_head(ctx, -grow))
 		return DROP_headroom;
-	data = (void *)(long)ctx->data;
-	end = (void *)(long)ctx->data_end;
+	cursor = cursor_at(ctx, 0);
 	if (!ipv6) {
-		if (data + TUNNEL4_BYTES > end)
+		if (!cursor_has(&cursor, TUNNEL4_BYTES))
 			return DROP_headroom;
-		write_outer4(data, outer);
+		write_outer4(&cursor, outer);
 		return DROP_none;
 	}
-	if (data + TUNNEL6_BYTES > end)
+	if (!cursor_has(&cursor, TUNNEL6_BYTES))
 		return DROP_headroom;
-	write_outer6(data, outer);
+	write_outer6(&cursor, outer);
 	return carry ? DROP_none : seal_udp6(ctx, outer);
 }
 
 /*
- * The tenant is told so also where IPv4 would let a router fragment: this one
- * does not, and a host that learns the MTU does it better.
+ * The sender gets an ICMP error even where IPv4 would let a router fragment the packet. This router
+ * does not fragment: it is better that the sender learns the MTU.
  */
-static __always_inline int too_big(struct packet *packet, __u32 mtu)
+static __always_inline enum drop_reason too_big(struct packet *packet, __u32 mtu)
 {
 	packet->error_type = packet->frame.flags & FRAME_IPV6 ? ICMP6_TOO_BIG : ICMP4_UNREACHABLE;
 	packet->error_mtu = mtu;
@@ -139,26 +139,23 @@ static __always_inline int too_big(struct packet *packet, __u32 mtu)
 }
 
 /*
- * What the underlay spreads flows over its paths by. Hosts spread them over
- * gateways by frame_hash(), of which a gateway sees only a part of all values:
- * a multiplication makes these parts of the whole range again.
+ * The number by which the underlay spreads flows over its paths. Hosts spread them over gateways by
+ * frame_hash(), so that a gateway gets only a part of all values: the multiplication distributes these
+ * over the whole range.
  */
 static __always_inline __u32 spread_hash(const struct frame *frame)
 {
 	return (__u64)frame_hash(frame) * 0x9e3779b97f4a7c15ull >> 32;
 }
 
-/*
- * Sends the frame on. Positive: the reason to drop it, with error_type set if
- * the tenant is to be told; else a negated XDP verdict.
- */
-__attribute__((noinline)) int forward_to_host(struct xdp_md *ctx, struct packet *packet)
+__attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, struct packet *packet)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
 	struct underlay_port *port;
 	struct next_hop *hop;
 	struct outer outer = {};
-	int ipv6, carry, reason;
+	enum drop_reason reason;
+	int ipv6, carry;
 	__u32 mtu;
 	__u64 l2;
 
@@ -170,14 +167,15 @@ __attribute__((noinline)) int forward_to_host(struct xdp_md *ctx, struct packet 
 	ipv6 = READ_ONCE(hop->flags) & NEXT_HOP_IPV6;
 	if (!(node->flags & (ipv6 ? NODE_HAS_IPV6 : NODE_HAS_IPV4)))
 		return DROP_no_vtep_address;
-	l2 = next_hop_l2(ctx, hop, packet->next_hop, packet->now_ns);
+	reason = refresh_l2(ctx, hop, packet->next_hop, packet->now_ns);
+	if (reason)
+		return reason;
+	l2 = READ_ONCE(hop->l2);
 	port = underlay_port_at(l2 >> L2_PORT_SHIFT);
-	if (l2 & L2_REFUSED || !port)
-		return port ? (__u8)l2 : DROP_stale_index;
-	/* The interface has gone since the way was looked up. */
-	if (!port->ifindex)
+	/* Without an ifindex, the interface was removed since the path was looked up. */
+	if (!port || !port->ifindex)
 		return DROP_stale_index;
-	mtu = way_mtu(packet, port, ipv6);
+	mtu = path_mtu(packet, port, ipv6);
 	if (packet->frame_bytes - ETH_HLEN > mtu)
 		return too_big(packet, mtu);
 	outer.node = node;
@@ -185,7 +183,7 @@ __attribute__((noinline)) int forward_to_host(struct xdp_md *ctx, struct packet 
 	outer.destination_mac = l2 & EXACT_MAC_MASK;
 	outer.vni = packet->final_vni;
 	outer.hash = spread_hash(&packet->frame);
-	outer.udp_bytes = UDP_BYTES + VXLAN_BYTES + packet->frame_bytes;
+	outer.udp_bytes = TUNNEL_BYTES + packet->frame_bytes;
 	outer.traffic_class = packet->traffic_class;
 	outer.destination[0] = ipv6 ? load_half(hop->address) : 0;
 	outer.destination[1] = ipv6 ? load_half(hop->address + 8) : bpf_ntohl(LOAD32(hop->address));
@@ -196,7 +194,8 @@ __attribute__((noinline)) int forward_to_host(struct xdp_md *ctx, struct packet 
 	if (reason)
 		return reason;
 	count_traffic(packet->counters, packet->frame_bytes);
-	return -send_by(ctx, port->ifindex);
+	packet->verdict = send_by(ctx, port->ifindex);
+	return DROP_none;
 }
 
 #endif

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: underlay packets that are no plain VXLAN. ARP, neighbour
- * solicitations and echo requests for vIPs that this node owns are answered;
- * VXLAN in fragments, behind options, or cut short is dropped and counted;
- * everything else is the kernel's.
+ * Gateway: underlay packets that are not plain VXLAN to this node. ARP requests, neighbor solicitations
+ * and echo requests for vIPs that this node owns are answered. VXLAN to this node that is fragmented,
+ * has options or is cut short is dropped. All else belongs to the kernel.
+ *
+ * Contract: expects a packet for which parse_underlay() (parse_underlay.h) returned DROP_none without
+ * is_tunnel; `frame` is used for the underlay's own frame. answer_underlay() returns the program's verdict: XDP_TX for answers, which are written in
+ * place; XDP_DROP for counted drops; XDP_PASS for unchanged packets. Uses the maps `cells` and those of
+ * count.h.
  */
 #ifndef SLUICE_LOCAL_H
 #define SLUICE_LOCAL_H
@@ -12,7 +16,7 @@
 #include "gateway/address_owner.h"
 #include "gateway/answer.h"
 
-/* The vMAC of an owned vIP that an exact match led to; 0: it is none. */
+/* The vMAC of the vIP that an exact match found, if this node owns it; otherwise 0. */
 static __always_inline __u64 owned_mac(const struct exact_hit *hit)
 {
 	struct next_hop *hop = next_hop_at(hit->next, NEXT_HOP_VIP);
@@ -21,123 +25,149 @@ static __always_inline __u64 owned_mac(const struct exact_hit *hit)
 }
 
 /*
- * Sends an answer to a question that was sent to the MAC `asked`. It goes from
- * the vMAC, so that switches keep it. But a question to everybody, while the
- * agent is away, is also answered by the gateway that has taken the vIP, and
- * from the vMAC ours would bring a switch to send its packets here, where the
- * neighbours may be lost since the link failed. So it goes from the port's own
- * MAC: what it says is true whoever has the vIP, and switches learn nothing from
- * it. (Called from local(), for its callees have no more stack on Linux 6.1.)
+ * Sends an answer to a question whose destination MAC address was `asked`. Normally its source is the
+ * vMAC, so that switches keep the vMAC's location. While the agent is away, another gateway may have
+ * taken over the vIP and answer questions that were sent to all. An answer from the vMAC would then
+ * direct the switch's packets to this node, whose neighbors may be lost since its link failed. So the
+ * source becomes the port's own MAC address: the content is true whichever gateway owns the vIP, and
+ * switches learn nothing from it. (A function that answer_underlay() calls: the stack of Linux 6.1 has
+ * no room for it below the others.)
  */
 __attribute__((noinline)) int send_answer(struct xdp_md *ctx, __u64 asked)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct cursor cursor = cursor_at(ctx, 0);
+	struct ethernet_header *ethernet = take_header(&cursor, struct ethernet_header);
 	const struct superblock *tables = cell_at(0);
-	__u64 said = tables ? READ_ONCE(tables->attended_ns) : 0;
+	__u64 attended_ns = tables ? READ_ONCE(tables->attended_ns) : 0;
 	struct underlay_port *port;
 
-	if (!(asked & MAC_GROUP_BIT) || !said ||
-	    (__s64)(bpf_ktime_get_ns() - said) < ATTENDED_NS)
+	if (!(asked & MAC_GROUP_BIT) || !attended_ns ||
+	    (__s64)(bpf_ktime_get_ns() - attended_ns) < ATTENDED_NS)
 		return XDP_TX;
 	port = underlay_port_at(underlay_port_index(ctx->ingress_ifindex));
-	if (port && port->ifindex == ctx->ingress_ifindex && data + ETH_HLEN <= end)
-		store_mac(data + ETH_ALEN, underlay_port_mac(port));
+	if (port && port->ifindex == ctx->ingress_ifindex && ethernet)
+		store_mac(ethernet->source, underlay_port_mac(port));
 	return XDP_TX;
 }
 
-static __always_inline int local_arp(struct xdp_md *ctx)
+static __always_inline int answer_underlay_arp(struct xdp_md *ctx, struct packet *packet)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct frame frame = {};
-	struct arp_question arp = {};
+	struct cursor cursor = cursor_at(ctx, 0);
+	struct ethernet_header *ethernet;
+	struct arp_question question = {};
+	struct arp_header *arp;
 	struct exact_hit hit = {};
 	__u64 mac;
 
-	if (data + ETH_HLEN + ARP_BYTES > end)
+	if (!cursor_has(&cursor, ETH_HLEN + ARP_BYTES))
 		return XDP_PASS;
-	frame.source_mac = load_mac(data + ETH_ALEN);
-	/* An announcement asks nothing, though it may be about our vIP. */
-	if (parse_arp(data, &frame, &arp) || arp.operation != ARP_REQUEST ||
-	    arp.sender == arp.target || find_ipv4(0, arp.target, &hit) != EXACT_HIT)
+	ethernet = next_header(&cursor, struct ethernet_header);
+	arp = next_header(&cursor, struct arp_header);
+	packet->frame.source_mac = load_mac(ethernet->source);
+	/* An announcement has the same sender and target. It asks nothing, even if it is about an owned vIP. */
+	if (parse_arp(arp, &packet->frame, &question) || question.operation != ARP_REQUEST ||
+	    question.sender == question.target || find_ipv4(0, question.target, &hit) != EXACT_HIT)
 		return XDP_PASS;
 	mac = owned_mac(&hit);
 	if (!mac)
 		return XDP_PASS;
-	write_arp_reply(data, &arp, mac);
+	write_arp_reply(ethernet, arp, &question, mac);
 	return XDP_TX;
 }
 
-/* Swaps the addresses of Ethernet. */
-static __always_inline void swap_macs(void *data)
+static __always_inline void swap_macs(struct ethernet_header *ethernet)
 {
-	__u64 destination = load_mac(data), source = load_mac(data + ETH_ALEN);
+	__u64 destination = load_mac(ethernet->destination), source = load_mac(ethernet->source);
 
-	store_mac(data, source);
-	store_mac(data + ETH_ALEN, destination);
+	store_mac(ethernet->destination, source);
+	store_mac(ethernet->source, destination);
 }
 
-__attribute__((noinline)) int answer_echo4(struct xdp_md *ctx)
+/* Turns an echo request into a reply. */
+static __always_inline void write_echo_reply(struct icmp_header *icmp, __u8 request, __u8 reply)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	void *ip = data + ETH_HLEN, *icmp = ip + IPV4_BYTES;
-	struct frame frame = {};
-	__u32 source;
+	icmp->type = reply;
+	icmp->checksum = checksum_update(icmp->checksum, bpf_htons(request << 8), bpf_htons(reply << 8));
+}
 
-	if (parse_frame(ctx, 0, bpf_xdp_get_buff_len(ctx), &frame) || !source_valid(&frame) ||
-	    frame.flags & (FRAME_FRAGMENT | FRAME_OPTIONS) ||
-	    frame.transport >> 16 != ICMP4_ECHO << 8 || icmp + ICMP_BYTES > end)
+/* Parses the underlay's own frame. A function, so that its callers have less stack. */
+__attribute__((noinline)) enum drop_reason parse_underlay_frame(struct xdp_md *ctx, struct packet *packet)
+{
+	return packet ? parse_frame(ctx, 0, context_bytes(ctx), &packet->frame) : DROP_stale_index;
+}
+
+/* Whether the frame is an echo request of this type: complete, without options, from a valid source. */
+static __always_inline int is_plain_echo(const struct frame *frame, __u8 type)
+{
+	return source_valid(frame) && !(frame->flags & (FRAME_FRAGMENT | FRAME_OPTIONS)) &&
+	       frame->transport >> 16 == type << 8;
+}
+
+__attribute__((noinline)) int answer_echo4(struct xdp_md *ctx, struct packet *packet)
+{
+	struct cursor cursor = cursor_at(ctx, 0);
+	struct ipv4_header *ip;
+	__be32 source;
+
+	if (!packet || parse_underlay_frame(ctx, packet) || !is_plain_echo(&packet->frame, ICMP4_ECHO) ||
+	    !cursor_has(&cursor, ETH_HLEN + IPV4_BYTES + ICMP_BYTES))
 		return XDP_PASS;
-	swap_macs(data);
-	source = LOAD32(ip + 12);
-	STORE32(ip + 12, LOAD32(ip + 16));
-	STORE32(ip + 16, source);
-	STORE8(ip + 8, OUTER_TTL);
-	STORE16(ip + 10, 0);
-	STORE16(ip + 10, checksum_fold(ipv4_header_sum(ip)));
-	STORE8(icmp, ICMP4_ECHO_REPLY);
-	STORE16(icmp + 2, checksum_update(LOAD16(icmp + 2), bpf_htons(ICMP4_ECHO << 8),
-					  bpf_htons(ICMP4_ECHO_REPLY << 8)));
+	swap_macs(next_header(&cursor, struct ethernet_header));
+	ip = next_header(&cursor, struct ipv4_header);
+	/* Addresses that change places do not change a checksum. */
+	source = ip->source;
+	ip->source = ip->destination;
+	ip->destination = source;
+	ipv4_set_ttl(ip, OUTER_TTL);
+	write_echo_reply(next_header(&cursor, struct icmp_header), ICMP4_ECHO, ICMP4_ECHO_REPLY);
 	return XDP_TX;
 }
 
-static __always_inline int local_ipv4(struct xdp_md *ctx)
+static __always_inline int answer_underlay_ipv4(struct xdp_md *ctx, struct packet *packet)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	void *ip = data + ETH_HLEN, *udp;
+	struct cursor cursor = cursor_at(ctx, 0);
+	const struct ipv4_header *ip;
+	const struct udp_header *udp;
 	__u32 fragment, header;
 	enum owner owner;
 
-	if (ip + IPV4_BYTES > end || LOAD8(ip) >> 4 != 4)
+	if (!cursor_has(&cursor, ETH_HLEN + IPV4_BYTES))
 		return XDP_PASS;
-	if (LOAD8(ip + 9) != IPPROTO_UDP && LOAD8(ip + 9) != IPPROTO_ICMP)
+	cursor_advance(&cursor, ETH_HLEN);
+	ip = next_header(&cursor, struct ipv4_header);
+	if (ip->version >> 4 != 4 || (ip->protocol != IPPROTO_UDP && ip->protocol != IPPROTO_ICMP))
 		return XDP_PASS;
-	owner = owner_of4(bpf_ntohl(LOAD32(ip + 16)), load_mac(data), ctx->ingress_ifindex);
+	owner = owner_of4(ctx, bpf_ntohl(ip->destination), packet->frame.destination_mac);
 	if (owner == OWNER_BUSY)
 		return drop(0, DROP_table_busy);
-	if (LOAD8(ip + 9) == IPPROTO_ICMP)
-		return owner == OWNER_VIP_OWNED ? answer_echo4(ctx) : XDP_PASS;
+	if (ip->protocol == IPPROTO_ICMP)
+		return owner == OWNER_VIP_OWNED ? answer_echo4(ctx, packet) : XDP_PASS;
 	if (owner == OWNER_OTHER)
 		return XDP_PASS;
-	header = (LOAD8(ip) & 15) * 4;
-	fragment = bpf_ntohs(LOAD16(ip + 6)) & 0x3fff;
-	/* Nothing but the programs serves a vIP; at a VTEP the rest of a datagram may be the kernel's. */
-	if (fragment & 0x1fff)
+	header = (ip->version & 15) * 4;
+	fragment = bpf_ntohs(ip->fragment) & (IPV4_MORE | IPV4_OFFSET);
+	/*
+	 * A later fragment has no port. To a vIP it can only be VXLAN, because the kernel does not serve
+	 * vIPs; to the VTEP it may be part of a datagram for the kernel.
+	 */
+	if (fragment & IPV4_OFFSET)
 		return owner == OWNER_VTEP ? XDP_PASS : drop(0, DROP_outer_fragment);
-	udp = ip + header;
-	if (header < IPV4_BYTES || udp + 4 > end || LOAD16(udp + 2) != bpf_htons(VXLAN_PORT))
+	udp = (const void *)ip + header;
+	if (header < IPV4_BYTES || (const void *)&udp->bytes > cursor.end ||
+	    udp->destination != bpf_htons(VXLAN_PORT))
 		return XDP_PASS;
 	if (fragment)
 		return drop(0, DROP_outer_fragment);
 	return drop(0, header > IPV4_BYTES ? DROP_outer_options : DROP_outer_truncated);
 }
 
-/* A solicitation, by multicast or to a vIP itself. */
-static __always_inline int local_solicit(struct xdp_md *ctx, const struct frame *frame)
+/* Answers a neighbor solicitation for an owned vIP, which was sent by multicast or to the vIP itself. */
+static __always_inline int answer_underlay_solicit(struct xdp_md *ctx, const struct frame *frame)
 {
 	__u64 target[2] = {}, mac;
 	struct exact_hit hit = {};
-	void *data;
-	int reason = parse_solicit(ctx, 0, frame, target);
+	struct cursor cursor;
+	enum drop_reason reason = parse_solicit(ctx, 0, frame, target);
 
 	if (find_ipv6(0, target[0], target[1], &hit) != EXACT_HIT)
 		return XDP_PASS;
@@ -148,118 +178,124 @@ static __always_inline int local_solicit(struct xdp_md *ctx, const struct frame 
 		return drop(0, reason);
 	if (resize(ctx, ND_ADVERT_FRAME))
 		return drop(0, DROP_headroom);
-	data = (void *)(long)ctx->data;
-	if (data + ND_ADVERT_FRAME > (void *)(long)ctx->data_end)
+	cursor = cursor_at(ctx, 0);
+	if (!cursor_has(&cursor, ND_ADVERT_FRAME))
 		return drop(0, DROP_headroom);
-	write_advert(data, frame, target, mac, 0);
-	/* The answer to a probe goes to all nodes; from here that is the port it came by. */
+	write_advert(&cursor, frame, target, mac, 0);
+	/* The answer to a probe is for all nodes. Those behind the port that received it get it. */
 	return XDP_TX;
 }
 
 static __always_inline int answer_echo6(struct xdp_md *ctx)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	void *ip = data + ETH_HLEN, *icmp = ip + IPV6_BYTES;
-	__u64 high, low;
+	struct cursor cursor = cursor_at(ctx, 0);
+	struct ipv6_header *ip;
+	__be64 high, low;
 
-	if (icmp + ICMP_BYTES > end)
+	if (!cursor_has(&cursor, ETH_HLEN + IPV6_BYTES + ICMP_BYTES))
 		return XDP_PASS;
-	swap_macs(data);
-	high = LOAD64(ip + 8);
-	low = LOAD64(ip + 16);
-	STORE64(ip + 8, LOAD64(ip + 24));
-	STORE64(ip + 16, LOAD64(ip + 32));
-	STORE64(ip + 24, high);
-	STORE64(ip + 32, low);
-	STORE8(ip + 7, OUTER_TTL);
-	STORE8(icmp, ICMP6_ECHO_REPLY);
-	STORE16(icmp + 2, checksum_update(LOAD16(icmp + 2), bpf_htons(ICMP6_ECHO << 8),
-					  bpf_htons(ICMP6_ECHO_REPLY << 8)));
+	swap_macs(next_header(&cursor, struct ethernet_header));
+	ip = next_header(&cursor, struct ipv6_header);
+	high = ip->source[0];
+	low = ip->source[1];
+	ip->source[0] = ip->destination[0];
+	ip->source[1] = ip->destination[1];
+	ip->destination[0] = high;
+	ip->destination[1] = low;
+	ip->hop_limit = OUTER_TTL;
+	write_echo_reply(next_header(&cursor, struct icmp_header), ICMP6_ECHO, ICMP6_ECHO_REPLY);
 	return XDP_TX;
 }
 
-__attribute__((noinline)) int local_icmp6(struct xdp_md *ctx, __u32 owner)
+__attribute__((noinline)) int answer_underlay_icmp6(struct xdp_md *ctx, struct packet *packet, __u32 owner)
 {
-	struct frame frame = {};
+	struct frame *frame;
 
-	if (parse_frame(ctx, 0, bpf_xdp_get_buff_len(ctx), &frame))
+	if (!packet || parse_underlay_frame(ctx, packet))
 		return XDP_PASS;
-	if (is_nd(&frame) && frame.transport >> 24 == ICMP6_SOLICIT)
-		return local_solicit(ctx, &frame);
-	if (owner == OWNER_VIP_OWNED && source_valid(&frame) &&
-	    !(frame.flags & (FRAME_FRAGMENT | FRAME_OPTIONS)) &&
-	    frame.transport >> 16 == ICMP6_ECHO << 8)
+	frame = &packet->frame;
+	if (is_nd(frame) && frame->transport >> 24 == ICMP6_SOLICIT)
+		return answer_underlay_solicit(ctx, frame);
+	if (owner == OWNER_VIP_OWNED && is_plain_echo(frame, ICMP6_ECHO))
 		return answer_echo6(ctx);
 	return XDP_PASS;
 }
 
-/* One extension header and what it says comes next is looked at: VXLAN has none. */
-static __always_inline int local_options6(const void *header, const void *end, __u32 kind,
-					  enum owner owner)
+/*
+ * A packet whose first extension header, at the cursor, is of this kind. Only this one is examined: what
+ * is behind further headers belongs to the kernel.
+ */
+static __always_inline int drop_vxlan_options6(struct cursor *cursor, __u32 kind, enum owner owner)
 {
+	const struct ipv6_extension *header = take_header(cursor, struct ipv6_extension);
+	const struct udp_header *udp = cursor->at;
 	__u32 fragment;
 
-	if (header + 8 > end || LOAD8(header) != IPPROTO_UDP)
+	if (!header || header->next != IPPROTO_UDP)
 		return XDP_PASS;
-	if (kind != NEXT_FRAGMENT)
+	if (kind != EXTENSION_FRAGMENT)
 		return drop(0, DROP_outer_options);
-	fragment = bpf_ntohs(LOAD16(header + 2));
-	if (fragment & 0xfff8)
+	fragment = bpf_ntohs(header->fragment);
+	if (fragment & IPV6_OFFSET)
 		return owner == OWNER_VTEP ? XDP_PASS : drop(0, DROP_outer_fragment);
-	if (header + 12 > end || LOAD16(header + 10) != bpf_htons(VXLAN_PORT))
+	if ((const void *)&udp->bytes > cursor->end || udp->destination != bpf_htons(VXLAN_PORT))
 		return XDP_PASS;
 	return drop(0, DROP_outer_fragment);
 }
 
-static __always_inline int local_ipv6(struct xdp_md *ctx)
+static __always_inline int answer_underlay_ipv6(struct xdp_md *ctx, struct packet *packet)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	void *ip = data + ETH_HLEN, *udp = ip + IPV6_BYTES;
+	struct cursor cursor = cursor_at(ctx, 0);
+	const struct ipv6_header *ip;
+	const struct udp_header *udp;
+	__u64 destination[2];
 	enum owner owner;
 	__u32 next;
 
-	if (udp > end || LOAD8(ip) >> 4 != 6)
+	if (!cursor_has(&cursor, ETH_HLEN + IPV6_BYTES))
 		return XDP_PASS;
-	next = LOAD8(ip + 6);
-	if (next == IPPROTO_TCP)
+	cursor_advance(&cursor, ETH_HLEN);
+	ip = next_header(&cursor, struct ipv6_header);
+	udp = cursor.at;
+	next = ip->next;
+	if ((bpf_ntohl(ip->version) & 0xf0000000) != IPV6_VERSION || next == IPPROTO_TCP)
 		return XDP_PASS;
-	owner = owner_of6(load_half(ip + 24), load_half(ip + 32), load_mac(data),
-			  ctx->ingress_ifindex);
+	load_halves(destination, ip->destination);
+	owner = owner_of6(ctx, destination, packet->frame.destination_mac);
 	if (owner == OWNER_BUSY)
 		return drop(0, DROP_table_busy);
 	if (next == IPPROTO_ICMPV6)
-		return local_icmp6(ctx, owner);
+		return answer_underlay_icmp6(ctx, packet, owner);
 	if (owner == OWNER_OTHER)
 		return XDP_PASS;
-	if (next == NEXT_FRAGMENT || next == NEXT_HOP_BY_HOP || next == NEXT_ROUTING ||
-	    next == NEXT_DESTINATION)
-		return local_options6(udp, end, next, owner);
-	if (next == IPPROTO_UDP && udp + 4 <= end && LOAD16(udp + 2) == bpf_htons(VXLAN_PORT))
+	if (next == EXTENSION_FRAGMENT || next == EXTENSION_HOP_BY_HOP || next == EXTENSION_ROUTING ||
+	    next == EXTENSION_DESTINATION)
+		return drop_vxlan_options6(&cursor, next, owner);
+	if (next == IPPROTO_UDP && (const void *)&udp->bytes <= cursor.end &&
+	    udp->destination == bpf_htons(VXLAN_PORT))
 		return drop(0, DROP_outer_truncated);
 	return XDP_PASS;
 }
 
-/* Whatever parse_underlay() called NOT_TUNNEL. */
-__attribute__((noinline)) int local(struct xdp_md *ctx)
+__attribute__((noinline)) int answer_underlay(struct xdp_md *ctx, struct packet *packet)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	__u16 ethertype;
-	int verdict;
-	__u64 asked;
+	struct cursor cursor = cursor_at(ctx, 0);
+	const struct ethernet_header *ethernet = take_header(&cursor, struct ethernet_header);
+	int verdict = XDP_PASS;
+	__be16 ethertype;
 
-	if (data + ETH_HLEN > end)
+	if (!ethernet || !packet)
 		return XDP_PASS;
-	asked = load_mac(data);
-	ethertype = LOAD16(data + 2 * ETH_ALEN);
+	/* Kept in the packet's state, because the answer overwrites it. */
+	packet->frame.destination_mac = load_mac(ethernet->destination);
+	ethertype = ethernet->type;
 	if (ethertype == bpf_htons(ETH_P_ARP))
-		verdict = local_arp(ctx);
+		verdict = answer_underlay_arp(ctx, packet);
 	else if (ethertype == bpf_htons(ETH_P_IP))
-		verdict = local_ipv4(ctx);
+		verdict = answer_underlay_ipv4(ctx, packet);
 	else if (ethertype == bpf_htons(ETH_P_IPV6))
-		verdict = local_ipv6(ctx);
-	else
-		verdict = XDP_PASS;
-	return verdict == XDP_TX ? send_answer(ctx, asked) : verdict;
+		verdict = answer_underlay_ipv6(ctx, packet);
+	return verdict == XDP_TX ? send_answer(ctx, packet->frame.destination_mac) : verdict;
 }
 
 #endif

@@ -1,31 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What the gateway knows of a packet. */
+/*
+ * Gateway: the state of a packet, which the stages of gateway.bpf.c fill in one after the other.
+ *
+ * Contract: packet_begin() gives it, with is_tunnel, error_type and error_mtu zero, and all else undefined:
+ * storing all bytes of it costs more than the rest of the lookup. It is memory per CPU, because the verifier limits the
+ * stack of all functions of a call chain together (docs/decisions/packet-memory.md); a CPU runs one
+ * packet of the program at a time. Each stage states in its header which fields it fills in. Uses the
+ * map `packets`.
+ */
 #ifndef SLUICE_PACKET_H
 #define SLUICE_PACKET_H
 
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
 #include "common/frame.h"
 
-/* What is known of a packet: outer headers, the tenant's frame, and by and by where it goes. */
 struct packet {
-	struct frame frame;
-	__u64 outer_source[2]; /* as in struct frame */
+	struct frame frame;    /* the tenant's frame */
+	__u64 outer_source[2]; /* underlay address of the sender; as in struct frame */
 	__u64 outer_source_mac;
 	__u64 endpoint_mac;
-	__u64 now_ns;	   /* CLOCK_MONOTONIC, coarse: once for all stages */
-	__u32 vni;	   /* it came with */
-	__u32 vrf;	   /* its cell */
-	__u32 frame_bytes; /* of the tenant's frame, padding included */
-	__u32 final_vni;   /* of the endpoint, after peers */
-	__u32 next_hop;	   /* cell */
-	__u32 counters;
-	__u32 elephant_bytes; /* of the VPC that it came with, as in struct vrf */
-	__u16 mtu;	   /* of the endpoint's VPC; 0: any */
-	__u16 error_mtu;   /* to name in an ICMP error */
-	__u16 udp_checksum; /* as received */
-	__u8 ipv6;	   /* the underlay it came over */
-	__u8 traffic_class;
-	__u8 routed;	   /* else bridged */
-	__u8 error_type;   /* of the ICMP error to send */
+	__u64 now_ns;	      /* CLOCK_MONOTONIC, coarse: one time for all stages */
+	__u32 vni;	      /* in the VXLAN header that was received */
+	__u32 vrf;	      /* cell of the struct vrf of `vni` */
+	__u32 frame_bytes;    /* of the tenant's frame, padding included */
+	__u32 final_vni;      /* of the endpoint, behind peerings */
+	__u32 next_hop;	      /* cell of the endpoint's host */
+	__u32 counters;	      /* as in struct vrf, of `vni` */
+	__u32 elephant_bytes; /* as in struct vrf, of `vni` */
+	__u32 verdict;	      /* XDP action of a packet that was sent */
+	__u16 error_mtu;      /* MTU that an ICMP error tells the sender */
+	__u8 is_tunnel;	      /* VXLAN to this node */
+	__u8 error_type;      /* of the ICMP error that the sender gets; 0: none */
+	__u16 mtu;	      /* of the endpoint's VPC; 0: no limit */
+	__u16 udp_checksum;   /* outer; as received */
+	__u8 ipv6;	      /* the underlay packet is IPv6 */
+	__u8 traffic_class;   /* of the outer header */
+	__u8 routed;	      /* sent to the router's MAC address; otherwise bridged within the VPC */
+	__u8 reserved[5];
 };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct packet);
+} packets SEC(".maps");
+
+/* The state of a new packet. It is never NULL, but the verifier wants that to be handled. */
+static __always_inline struct packet *packet_begin(void)
+{
+	__u32 zero = 0;
+	struct packet *packet = bpf_map_lookup_elem(&packets, &zero);
+
+	if (packet) {
+		packet->error_mtu = 0;
+		packet->is_tunnel = 0;
+		packet->error_type = 0;
+	}
+	return packet;
+}
 
 #endif

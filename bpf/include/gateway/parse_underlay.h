@@ -1,49 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, stage "parse" of the underlay: Ethernet, IPv4 or IPv6, UDP, VXLAN;
- * who sent it and whether it is for this node. The tenant's frame follows by
- * parse.h.
+ * Gateway, stage "parse": the outer headers, Ethernet, IPv4 or IPv6, UDP and VXLAN; whether the packet
+ * is for this node and its sender known. parse_frame() (parse.h) then parses the tenant's frame.
  *
- * Contract: DROP_none, a reason to drop, or NOT_TUNNEL for what is no plain
- * VXLAN packet to this node (local.h decides about that). Nothing is changed.
+ * Contract: DROP_none with is_tunnel set for a VXLAN packet of a known sender to this node, with
+ * outer_source, outer_source_mac, vni, frame_bytes, udp_checksum, ipv6 and traffic_class filled in.
+ * DROP_none without is_tunnel for any other packet, which local.h handles. Otherwise the reason to
+ * drop. The packet is not changed. Reads only the map `cells`.
  */
 #ifndef SLUICE_PARSE_UNDERLAY_H
 #define SLUICE_PARSE_UNDERLAY_H
 
 #include "common/checksum.h"
+#include "common/cursor.h"
 #include "gateway/address_owner.h"
 #include "gateway/packet.h"
 #include "gateway/vxlan.h"
 
-#define NOT_TUNNEL 255
-/* True if the packet has less than `bytes`, by the frame's or all fragments' length. */
-static __always_inline int shorter_than(struct xdp_md *ctx, const void *data, const void *end,
-					__u32 bytes)
+/* Whether the packet, from the cursor at its first byte on, has less than `bytes`, fragments included. */
+static __always_inline int is_truncated(struct xdp_md *ctx, const struct cursor *start, __u32 bytes)
 {
-	return end - data < bytes && bpf_xdp_get_buff_len(ctx) < bytes;
+	return start->end - start->at < bytes && context_bytes(ctx) < bytes;
 }
 
-/* UDP and VXLAN at `udp`, whose room the caller has checked; `bytes` by the IP header. */
-static __always_inline int parse_vxlan(const void *udp, __u32 bytes, struct packet *packet)
+/* UDP and VXLAN, which end within the linear part. `bytes` is their length according to the IP header. */
+static __always_inline enum drop_reason parse_vxlan(const struct udp_header *udp,
+						    const struct vxlan_header *vxlan, __u32 bytes,
+						    struct packet *packet)
 {
-	__u32 length = bpf_ntohs(LOAD16(udp + 4)), vni = bpf_ntohl(LOAD32(udp + 12));
+	__u32 length = bpf_ntohs(udp->bytes), vni = bpf_ntohl(vxlan->vni);
 
-	if (length != bytes || length < UDP_BYTES + VXLAN_BYTES)
+	if (length != bytes || length < TUNNEL_BYTES)
 		return DROP_outer_truncated;
-	if (bpf_ntohl(LOAD32(udp + 8)) != VXLAN_FLAGS || vni & 0xff || !vni)
+	if (bpf_ntohl(vxlan->flags) != VXLAN_FLAGS || vni & 0xff || !vni)
 		return DROP_vxlan_flags;
-	packet->udp_checksum = LOAD16(udp + 6);
-	packet->frame_bytes = length - UDP_BYTES - VXLAN_BYTES;
+	packet->udp_checksum = udp->checksum;
+	packet->frame_bytes = length - TUNNEL_BYTES;
 	packet->vni = vni >> 8;
 	return DROP_none;
 }
 
 /* The sender must be a node in the tables. */
-static __always_inline int check_sender(const struct packet *packet)
+static __always_inline enum drop_reason check_sender(const struct packet *packet)
 {
+	enum exact_answer answer;
 	struct exact_hit hit = {};
 	struct next_hop *hop;
-	int answer;
 
 	if (packet->ipv6)
 		answer = find_ipv6(0, packet->outer_source[0], packet->outer_source[1], &hit);
@@ -61,82 +63,98 @@ static __always_inline int check_sender(const struct packet *packet)
 	return hop->kind == NEXT_HOP_VIP ? DROP_unknown_vtep : DROP_stale_index;
 }
 
-static __always_inline int parse_underlay4(struct xdp_md *ctx, const void *data, const void *end,
-					   struct packet *packet)
+/* `start` and `mac` are the packet's first byte and its destination MAC address. */
+static __always_inline enum drop_reason parse_underlay4(struct xdp_md *ctx, struct cursor start, __u64 mac,
+							struct packet *packet)
 {
-	const void *ip = data + ETH_HLEN, *udp = ip + IPV4_BYTES;
-	__u32 total;
+	struct cursor cursor = start;
+	const struct vxlan_header *vxlan;
+	const struct ipv4_header *ip;
+	const struct udp_header *udp;
 	enum owner owner;
+	__u32 total;
 
-	if (data + TUNNEL4_BYTES > end)
-		return NOT_TUNNEL;
-	/* Options, fragments: not here. */
-	if (LOAD8(ip) != 0x45 || LOAD8(ip + 9) != IPPROTO_UDP ||
-	    LOAD16(ip + 6) & bpf_htons(0x3fff) || LOAD16(udp + 2) != bpf_htons(VXLAN_PORT))
-		return NOT_TUNNEL;
-	owner = owner_of4(bpf_ntohl(LOAD32(ip + 16)), load_mac(data), ctx->ingress_ifindex);
+	if (!cursor_has(&start, TUNNEL4_BYTES))
+		return DROP_none;
+	cursor_advance(&cursor, ETH_HLEN);
+	ip = next_header(&cursor, struct ipv4_header);
+	udp = next_header(&cursor, struct udp_header);
+	vxlan = next_header(&cursor, struct vxlan_header);
+	/* Packets with options and fragments are handled by local.h. */
+	if (ip->version != IPV4_VERSION || ip->protocol != IPPROTO_UDP ||
+	    ip->fragment & bpf_htons(IPV4_MORE | IPV4_OFFSET) || udp->destination != bpf_htons(VXLAN_PORT))
+		return DROP_none;
+	owner = owner_of4(ctx, bpf_ntohl(ip->destination), mac);
 	if (owner == OWNER_OTHER)
-		return NOT_TUNNEL;
+		return DROP_none;
 	if (owner == OWNER_BUSY)
 		return DROP_table_busy;
-	total = bpf_ntohs(LOAD16(ip + 2));
-	if (total < TUNNEL4_BYTES - ETH_HLEN || shorter_than(ctx, data, end, ETH_HLEN + total))
+	total = bpf_ntohs(ip->bytes);
+	if (total < TUNNEL4_BYTES - ETH_HLEN || is_truncated(ctx, &start, ETH_HLEN + total))
 		return DROP_outer_truncated;
 	if (checksum_fold(ipv4_header_sum(ip)))
 		return DROP_outer_checksum;
+	packet->is_tunnel = 1;
 	packet->ipv6 = 0;
-	packet->traffic_class = LOAD8(ip + 1);
+	packet->traffic_class = ip->traffic_class;
 	packet->outer_source[0] = 0;
-	packet->outer_source[1] = bpf_ntohl(LOAD32(ip + 12));
-	return parse_vxlan(udp, total - IPV4_BYTES, packet);
+	packet->outer_source[1] = bpf_ntohl(ip->source);
+	return parse_vxlan(udp, vxlan, total - IPV4_BYTES, packet);
 }
 
-static __always_inline int parse_underlay6(struct xdp_md *ctx, const void *data, const void *end,
-					   struct packet *packet)
+static __always_inline enum drop_reason parse_underlay6(struct xdp_md *ctx, struct cursor start, __u64 mac,
+							struct packet *packet)
 {
-	const void *ip = data + ETH_HLEN, *udp = ip + IPV6_BYTES;
-	__u32 payload;
+	struct cursor cursor = start;
+	const struct vxlan_header *vxlan;
+	const struct ipv6_header *ip;
+	const struct udp_header *udp;
+	__u64 destination[2];
 	enum owner owner;
+	__u32 payload;
 
-	if (data + TUNNEL6_BYTES > end)
-		return NOT_TUNNEL;
-	if (LOAD8(ip) >> 4 != 6 || LOAD8(ip + 6) != IPPROTO_UDP ||
-	    LOAD16(udp + 2) != bpf_htons(VXLAN_PORT))
-		return NOT_TUNNEL;
-	owner = owner_of6(load_half(ip + 24), load_half(ip + 32), load_mac(data),
-			  ctx->ingress_ifindex);
+	if (!cursor_has(&start, TUNNEL6_BYTES))
+		return DROP_none;
+	cursor_advance(&cursor, ETH_HLEN);
+	ip = next_header(&cursor, struct ipv6_header);
+	udp = next_header(&cursor, struct udp_header);
+	vxlan = next_header(&cursor, struct vxlan_header);
+	if ((bpf_ntohl(ip->version) & 0xf0000000) != IPV6_VERSION || ip->next != IPPROTO_UDP ||
+	    udp->destination != bpf_htons(VXLAN_PORT))
+		return DROP_none;
+	load_halves(destination, ip->destination);
+	owner = owner_of6(ctx, destination, mac);
 	if (owner == OWNER_OTHER)
-		return NOT_TUNNEL;
+		return DROP_none;
 	if (owner == OWNER_BUSY)
 		return DROP_table_busy;
-	payload = bpf_ntohs(LOAD16(ip + 4));
-	if (shorter_than(ctx, data, end, ETH_HLEN + IPV6_BYTES + payload))
+	payload = bpf_ntohs(ip->bytes);
+	if (is_truncated(ctx, &start, ETH_HLEN + IPV6_BYTES + payload))
 		return DROP_outer_truncated;
+	packet->is_tunnel = 1;
 	packet->ipv6 = 1;
-	packet->traffic_class = bpf_ntohl(LOAD32(ip)) >> 20;
-	packet->outer_source[0] = load_half(ip + 8);
-	packet->outer_source[1] = load_half(ip + 16);
-	return parse_vxlan(udp, payload, packet);
+	packet->traffic_class = bpf_ntohl(ip->version) >> IPV6_CLASS_SHIFT;
+	load_halves(packet->outer_source, ip->source);
+	return parse_vxlan(udp, vxlan, payload, packet);
 }
 
-/* Parses the underlay's headers. */
-__attribute__((noinline)) int parse_underlay(struct xdp_md *ctx, struct packet *packet)
+__attribute__((noinline)) enum drop_reason parse_underlay(struct xdp_md *ctx, struct packet *packet)
 {
-	const void *data = (const void *)(long)ctx->data, *end = (const void *)(long)ctx->data_end;
-	__u16 ethertype;
-	int reason;
+	struct cursor cursor = cursor_at(ctx, 0);
+	const struct ethernet_header *ethernet;
+	enum drop_reason reason = DROP_none;
+	__u64 mac;
 
-	if (!packet || data + ETH_HLEN > end)
-		return NOT_TUNNEL;
-	packet->outer_source_mac = load_mac(data + ETH_ALEN);
-	ethertype = LOAD16(data + 2 * ETH_ALEN);
-	if (ethertype == bpf_htons(ETH_P_IP))
-		reason = parse_underlay4(ctx, data, end, packet);
-	else if (ethertype == bpf_htons(ETH_P_IPV6))
-		reason = parse_underlay6(ctx, data, end, packet);
-	else
-		return NOT_TUNNEL;
-	return reason ? reason : check_sender(packet);
+	if (!packet || !cursor_has(&cursor, ETH_HLEN))
+		return DROP_none;
+	ethernet = cursor.at;
+	packet->outer_source_mac = load_mac(ethernet->source);
+	mac = load_mac(ethernet->destination);
+	if (ethernet->type == bpf_htons(ETH_P_IP))
+		reason = parse_underlay4(ctx, cursor, mac, packet);
+	else if (ethernet->type == bpf_htons(ETH_P_IPV6))
+		reason = parse_underlay6(ctx, cursor, mac, packet);
+	return reason || !packet->is_tunnel ? reason : check_sender(packet);
 }
 
 #endif

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* The underlay interfaces of this node. */
+/*
+ * Gateway: the underlay interfaces of this node.
+ *
+ * Contract: they are in cell CELL_NODE + 1 and the one behind it, which the agent writes. Reads only
+ * the map `cells`.
+ */
 #ifndef SLUICE_UNDERLAY_PORT_H
 #define SLUICE_UNDERLAY_PORT_H
 
-#include "common/lookup.h"
 #include "common/bytes.h"
+#include "common/lookup.h"
 
-/* Underlay port number `index` of the node; indices of underlay_port_index() beyond the last are the first. */
+/* The underlay port with this index. Indices wrap at UNDERLAY_PORTS_MAX, so that the bounds are known. */
 static __always_inline struct underlay_port *underlay_port_at(__u32 index)
 {
 	struct underlay_port *ports = cell_at(CELL_NODE + 1 + ((index & 7) >> 2));
@@ -14,7 +19,7 @@ static __always_inline struct underlay_port *underlay_port_at(__u32 index)
 	return ports ? &ports[index & 3] : NULL;
 }
 
-/* Index of the underlay port with this ifindex; UNDERLAY_PORTS_MAX: none. */
+/* Index of the underlay port with this ifindex. UNDERLAY_PORTS_MAX: no port has it. */
 __attribute__((noinline)) __u32 underlay_port_index(__u32 ifindex)
 {
 	for (__u32 i = 0; i < UNDERLAY_PORTS_MAX; i++) {

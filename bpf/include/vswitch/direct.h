@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Direct paths: from a VM through the tunnel to the host of another, past the
- * gateways (Zeta section IV-C). A gateway has told the agent of the path, and
- * the agent has written it.
+ * vSwitch: direct paths, through the tunnel to the destination's host instead of a gateway (Zeta
+ * section IV-C). The agent writes a path into the tables when a gateway has notified it.
  *
- * Contract: a VM's unicast packet with its own source, no longer than the port's
- * MTU, whose destination has a path; routed packets have a hop left. It is sent
- * as the gateway would have sent it, or dropped for the same reasons, by the
- * sender's VNI's counters.
+ * Contract: a unicast packet of a VM with the port's own source, no longer than the port's MTU, whose
+ * destination has a path; a routed packet has a TTL of at least 2. It is sent as the gateway would have
+ * sent it, or dropped for the same reasons, and counted for the sender's VNI. Returns the verdict. Uses
+ * the maps `cells` and those of count.h.
  */
 #ifndef SLUICE_DIRECT_H
 #define SLUICE_DIRECT_H
@@ -17,15 +16,15 @@
 
 #define NS_PER_SECOND 1000000000ull
 
-/* Whether an exact match is a direct path. */
-static __always_inline int is_direct(int found, const struct exact_hit *hit)
+/* Whether an exact match found a direct path. */
+static __always_inline int is_direct(enum exact_answer found, const struct exact_hit *hit)
 {
 	const struct next_hop *hop = cell_at(hit->next);
 
 	return found == EXACT_HIT && hop && READ_ONCE(hop->kind) == NEXT_HOP_DIRECT;
 }
 
-/* Tells the agent that the path is in use: one store a second, whoever makes it. */
+/* Shows the agent that the path is in use, by one store per second. */
 static __always_inline void stamp_direct(struct next_hop *hop)
 {
 	__u32 now = bpf_ktime_get_coarse_ns() / NS_PER_SECOND;
@@ -34,7 +33,7 @@ static __always_inline void stamp_direct(struct next_hop *hop)
 		WRITE_ONCE(hop->used, now);
 }
 
-/* Sends a packet of the VNI's by the path at hit->next. */
+/* Sends a packet of the VNI by the path in the cell hit->next. */
 __attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *frame,
 					  struct exact_hit *hit, __u32 vrf_cell, __u32 vni)
 {
@@ -54,12 +53,12 @@ __attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *f
 		if (route_headers(skb, frame, node, hit->mac))
 			return port_drop(vni, DROP_headroom);
 	} else if (frame->destination_mac != hit->mac || path_vni != vni) {
-		/* A frame to a neighbour's MAC does not leave its VPC. */
+		/* A frame to a neighbor's MAC address does not leave its VPC. */
 		return port_drop(vni, DROP_wrong_mac);
 	}
 	stamp_direct(hop);
 	verdict = tunnel_send(skb, node, hop, path_vni, vni);
-	if (verdict == TC_ACT_REDIRECT)
+	if (verdict == VERDICT_SENT)
 		count_traffic(vrf->counters, skb->len);
 	return verdict;
 }

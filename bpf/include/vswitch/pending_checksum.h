@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Checksums that a VM leaves to its device (CHECKSUM_PARTIAL): two bytes that
- * change after the programs have looked at the packet, at a place that the VM
- * names, to a value that it can steer. Where they lie in what a program checks
- * or goes by, the packet would become another one.
+ * vSwitch: checksums that a VM leaves to its device (CHECKSUM_PARTIAL). The device stores two bytes
+ * after the programs have examined the packet, at a place that the VM chooses, with a value that it can
+ * influence. If they are among the bytes that a program checks, the packet would become another one.
  *
- * The context of a tc program has no field for them. It is the kernel's own skb,
- * though, whose fields are found by their names (CO-RE) on every kernel.
+ * Contract: the frame was parsed. The packet is not changed. The context of a tc program has no field
+ * for pending checksums. It is the kernel's own skb, though, whose fields are found by their names
+ * (CO-RE) on every kernel. Uses no map.
  */
 #ifndef SLUICE_PENDING_CHECKSUM_H
 #define SLUICE_PENDING_CHECKSUM_H
@@ -17,16 +17,16 @@
 
 #define CHECKSUM_PARTIAL 3
 
-/* What the kernel's structure has of these names; see there for the rest. */
+/* The fields of the kernel's structure that are read here. */
 struct sk_buff {
 	unsigned char *head;
 	unsigned char *data;
-	__u16 csum_start; /* from head */
-	__u16 csum_offset;
+	__u16 csum_start;  /* where summing begins; from `head` */
+	__u16 csum_offset; /* where the checksum is stored; from csum_start */
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 
-/* The first byte behind what is checked of the frame: the ports or the ICMP type end before it. */
+/* Offset of the first byte that no program checks: behind the ports, or behind ICMP's type and code. */
 static __always_inline __s32 checked_end(const struct frame *frame)
 {
 	if (frame->ethertype == ETH_P_ARP)
@@ -36,7 +36,7 @@ static __always_inline __s32 checked_end(const struct frame *frame)
 	return frame->transport_at + 4;
 }
 
-/* Whether a pending checksum will be written over what was checked. The frame is parsed. */
+/* Whether a pending checksum will be stored over bytes that were checked. */
 static __always_inline int checksum_misplaced(struct __sk_buff *skb, const struct frame *frame)
 {
 	const struct sk_buff *kernel = (const void *)skb;

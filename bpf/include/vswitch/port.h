@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * What a vSwitch program knows of itself: verdicts, ports and their tables.
+ * vSwitch: what all its stages share: verdicts, the memory of the parsed frame, and the ports of this
+ * host.
  *
- * Verdicts: a frame is either sent on, which is what a bpf_redirect helper
- * answers, or it ends here, TC_ACT_SHOT. Nothing ever reaches the host's own
- * stack. TC_ACT_STOLEN would say "ends here" as well, but tcx knows it not and
- * would pass the frame up.
+ * Contract: the first header of the vSwitch that a program includes: it chooses the context of tc
+ * programs (context.h). Reads the map `cells`, and uses the map `frames` and those of count.h.
  */
 #ifndef SLUICE_PORT_H
 #define SLUICE_PORT_H
+
+#define PROGRAM_TC
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -17,30 +18,58 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#define SLUICE_CONTEXT struct __sk_buff
-#define packet_load bpf_skb_load_bytes
-
+#include "common/context.h"
 #include "common/count.h"
-#include "common/lookup.h"
 #include "common/frame.h"
 #include "common/icmp_error.h"
+#include "common/lookup.h"
 #include "common/parse.h"
 
-/* Done with, and no loss: what a VM says to its network without wanting an answer. */
-#define ABSORBED TC_ACT_SHOT
-/* A stage's answer to its caller: the frame is right, send it to the group. */
-#define FORWARD TC_ACT_UNSPEC
+/*
+ * What a stage decides about a frame. A program returns only the first three: a frame is either sent,
+ * or it ends here. No frame reaches the host's own stack. TC_ACT_STOLEN would also end a frame, but tcx
+ * does not support it and would pass the frame to the stack.
+ */
+enum verdict {
+	VERDICT_DROPPED = TC_ACT_SHOT,	/* and counted */
+	VERDICT_ABSORBED = TC_ACT_SHOT, /* no loss: a message to the network that needs no answer */
+	VERDICT_SENT = TC_ACT_REDIRECT, /* as bpf_redirect() returns it */
+	/* The caller goes on. */
+	VERDICT_FORWARD = 256,	  /* the frame is valid: tunnel_to_group() (tunnel.h) */
+	VERDICT_ND_ANSWER = 257,  /* nd_answer() (vm_nd.h) with the decision */
+	VERDICT_ND_ROUTERS = 258, /* router_advertise() (router_advertisement.h) */
+};
 
+/* Counts the frame as dropped. `vni` is as for count_drop(). */
 static __always_inline int port_drop(__u32 vni, enum drop_reason reason)
 {
 	count_drop(vni, reason);
-	return TC_ACT_SHOT;
+	return VERDICT_DROPPED;
 }
 
 /*
- * The port at `cell`, or NULL if it is one no more. A struct port is two cells,
- * and the verifier lets one lookup reach one: fields up to prefix6 are read
- * here, those behind it by vm_port_service_at().
+ * The parsed frame: memory per CPU, because the verifier limits the stack of all functions of a call
+ * chain together (docs/decisions/packet-memory.md). A CPU processes one frame at a time.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct frame);
+} frames SEC(".maps");
+
+/* The memory of a new frame, undefined. It is never NULL, but the verifier wants that to be handled. */
+static __always_inline struct frame *frame_begin(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&frames, &zero);
+}
+
+/*
+ * The port in this cell, or NULL if the cell is not a port any more. A struct port has two cells, and
+ * the verifier lets one lookup reach one: fields up to prefix6 are read here, those behind it by
+ * vm_port_service_at().
  */
 static __always_inline const struct port *vm_port_at(__u32 cell)
 {
@@ -49,7 +78,7 @@ static __always_inline const struct port *vm_port_at(__u32 cell)
 	return port && READ_ONCE(port->kind) == NEXT_HOP_PORT ? port : NULL;
 }
 
-/* For the fields from length4 on, no others. */
+/* The same port, for the fields from length4 on only. */
 static __always_inline const struct port *vm_port_service_at(__u32 cell)
 {
 	const void *second = cell_at((cell + 1) & CELL_INDEX_MASK);
@@ -60,7 +89,7 @@ static __always_inline const struct port *vm_port_service_at(__u32 cell)
 _Static_assert(__builtin_offsetof(struct port, prefix6) + 16 == CELL_BYTES, "first cell of a port");
 _Static_assert(__builtin_offsetof(struct node_config, port) == CELL_BYTES, "first cell of a node");
 
-/* For the fields up to vxlan_ifindex. */
+/* This node, for the fields up to vxlan_ifindex only. */
 static __always_inline const struct node_config *node_at(void)
 {
 	return cell_at(CELL_NODE);
@@ -71,13 +100,14 @@ static __always_inline int port_has_ipv6(const struct port *port)
 	return LOAD64(port->address6) || LOAD64(port->address6 + 8);
 }
 
+/* `address` is halves in host order. */
 static __always_inline int is_port_address6(const struct port *port, const __u64 *address)
 {
 	return port_has_ipv6(port) && address[0] == load_half(port->address6) &&
 	       address[1] == load_half(port->address6 + 8);
 }
 
-/* fe80::1, or the first address of the port's subnet. */
+/* Whether it is fe80::1, or the first address of the port's subnet. */
 static __always_inline int is_router6(const struct port *port, const __u64 *address)
 {
 	if (address[0] == ROUTER6_HIGH && address[1] == ROUTER6_LOW)
@@ -86,7 +116,7 @@ static __always_inline int is_router6(const struct port *port, const __u64 *addr
 	       address[1] == load_half(port->prefix6 + 8) + 1;
 }
 
-/* fe80::/64; what RFC 4291 leaves unused of fe80::/10 is no station's address. */
+/* Whether it is in fe80::/64. No host has an address in the rest of fe80::/10 (RFC 4291 section 2.5.6). */
 static __always_inline int is_link_local64(const __u64 *address)
 {
 	return address[0] == ROUTER6_HIGH;

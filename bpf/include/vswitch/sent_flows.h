@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * vSwitch, detection on the host (GWZone, docs/decisions/models.md): counts what
- * goes to the gateways by flow, as the gateway does in offload.h, and tells the
- * agent of elephants, which then asks a gateway for the path.
+ * vSwitch: detection of elephant flows on the host (model `gwzone`, docs/decisions/models.md). Counts
+ * packets to the gateways by flow, as flow_accounting.h does on the gateway, and posts an event to the
+ * agent for each elephant. The agent then requests the path from a gateway.
  *
- * Contract: for packets that were sent to the group, and for no others. Unless the
- * agent has set the table's policy this costs a lookup and the time.
+ * Contract: called once for each packet that was sent to the group, and for no other. The packet is
+ * neither read nor changed. If the agent has not set the policy of the flow table, this costs a lookup
+ * and reading the time. Uses the maps of flow_queue.h.
  */
 #ifndef SLUICE_SENT_FLOWS_H
 #define SLUICE_SENT_FLOWS_H
 
-/* 65,536 flows: those that one host's instances begin within a period. */
+/* Room for 65,536 flows: more than the instances of one host start within a period. */
 #define FLOW_CELLS (1 << 14)
 #include "common/frame_flow.h"
 
@@ -25,11 +26,11 @@ __attribute__((noinline)) int count_sent(struct frame *frame, __u32 vni, __u32 b
 	if (!frame || !queue)
 		return 0;
 	waiting = flow_next(queue);
-	name_flow(&waiting->event, frame, vni);
-	/* It is this node. */
+	describe_flow(&waiting->event, frame, vni);
+	/* The sender is this node. */
 	waiting->event.outer_source[0] = waiting->event.outer_source[1] = 0;
 	waiting->event.outer_ipv6 = 0;
-	waiting->hash = flow_of(table, frame, vni);
+	waiting->hash = frame_flow_hash(table, frame, vni);
 	waiting->own = 0;
 	flow_enqueue(queue, bytes, now_ns);
 	return 0;

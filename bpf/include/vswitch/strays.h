@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Strays: what another host sends here by a direct path, for an instance that
- * has left or was never here (Zeta section V-B, passive migration).
+ * vSwitch: strays, packets that another host sent to this one by a direct path, for an instance that has
+ * moved or was never here (Zeta section V-B, passive migration).
  *
- * Contract: a frame from a known sender, in a VNI of this host, whose
- * destination is no port's. A unicast IP packet from a host goes on to the VPC's
- * gateways, who know better, and the agent is told, so that it tells the sender;
- * all else is dropped as not_local. What comes from a gateway never goes back to
- * one: where tables differ it would go round for ever.
+ * Contract: a frame from a known sender, in a VNI of this host, whose destination is not a port. A
+ * unicast IP packet from a host is forwarded to the VPC's gateways, which have the current location,
+ * and an event tells the agent, so that it redirects the sender. All other frames are dropped as
+ * not_local. A frame from a gateway never returns to a gateway: if their tables differed, it would
+ * loop. Returns the verdict. Uses the maps `strays`, `stray_budget`, `events_lost`, `cells` and those of
+ * count.h.
  */
 #ifndef SLUICE_STRAYS_H
 #define SLUICE_STRAYS_H
@@ -18,7 +19,7 @@
 #include "vswitch/direct.h"
 #include "vswitch/vm_nd.h"
 
-/* For each CPU: beyond it packets still go on, but nobody is told. */
+/* Limit of events for each CPU. Packets beyond it are still forwarded. */
 #define STRAYS_PER_SECOND 1000
 #define STRAYS_BURST 100
 #define STRAY_TOKEN_NS (NS_PER_SECOND / STRAYS_PER_SECOND)
@@ -35,8 +36,8 @@ struct {
 	__type(value, struct token_bucket);
 } stray_budget SEC(".maps");
 
-/* Whether the exact match of a frame from the underlay leads to no port, though all is in order. */
-static __always_inline int is_stray(int found, const struct exact_hit *hit)
+/* Whether an exact match for a frame from the underlay found no port, with the tables intact. */
+static __always_inline int is_stray(enum exact_answer found, const struct exact_hit *hit)
 {
 	return found == EXACT_MISS || is_direct(found, hit);
 }
@@ -49,7 +50,7 @@ static __always_inline int stray_within_budget(void)
 	return bucket && take_token(bucket, bpf_ktime_get_coarse_ns(), STRAY_TOKEN_NS, STRAYS_BURST);
 }
 
-/* Tells the agent. */
+/* Posts an event about the stray, if the budget allows. */
 __attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_sender *from, __u32 vni)
 {
 	struct stray_event *event = NULL;
@@ -75,7 +76,7 @@ __attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_send
 }
 
 /* Whether the stray is one that a gateway would forward. */
-static __always_inline int stray_goes_on(const struct frame *frame, const struct tunnel_sender *from)
+static __always_inline int is_stray_forwarded(const struct frame *frame, const struct tunnel_sender *from)
 {
 	if (!(from->flags & NEXT_HOP_HOST) || frame->ethertype == ETH_P_ARP ||
 	    frame_multicast(frame) || is_control_icmp6(frame))
@@ -83,10 +84,11 @@ static __always_inline int stray_goes_on(const struct frame *frame, const struct
 	return !(frame->flags & FRAME_IPV6) || !ipv6_link_local(frame->destination[0]);
 }
 
-static __always_inline int redirect_stray(struct __sk_buff *skb, struct frame *frame,
+/* Forwards the stray to the gateways, or drops it. */
+static __always_inline int forward_stray(struct __sk_buff *skb, struct frame *frame,
 					  struct tunnel_sender *from, __u32 vrf_cell, __u32 vni)
 {
-	if (!stray_goes_on(frame, from))
+	if (!is_stray_forwarded(frame, from))
 		return port_drop(vni, DROP_not_local);
 	if (!source_valid(frame))
 		return port_drop(vni, DROP_inner_source);

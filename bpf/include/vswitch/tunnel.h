@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * To and from the underlay: the kernel's VXLAN device in external mode does the
- * encapsulation, so that segmentation and checksums stay with it; programs only
- * say where to, and learn where from.
+ * vSwitch: to and from the underlay. The kernel's VXLAN device in external mode encapsulates packets, so
+ * that segmentation and checksums are its task. Programs only set and read the tunnel key.
+ *
+ * Contract: sending changes no packet bytes, and returns the verdict: the packet was sent, or dropped and
+ * counted. Uses the maps `cells` and those of count.h.
  */
 #ifndef SLUICE_TUNNEL_H
 #define SLUICE_TUNNEL_H
@@ -11,12 +13,12 @@
 
 #define TUNNEL_TTL 64
 
-/* To the node `hop`, in VNI `vni`; drops are those of the VNI `own`, the sender's. */
+/* Sends the packet to the node `hop` in the VNI `vni`. Drops are counted for `own`, the sender's VNI. */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_config *node,
 				       const struct next_hop *hop, __u32 vni, __u32 own)
 {
 	struct bpf_tunnel_key key = { .tunnel_id = vni, .tunnel_ttl = TUNNEL_TTL };
-	/* The tenant's MTU leaves room for the tunnel; if it does not, let it be seen. */
+	/* The tenant's MTU leaves room for the tunnel. Fragments would hide that it does not. */
 	__u64 flags = BPF_F_DONT_FRAGMENT;
 
 	if (hop->flags & NEXT_HOP_IPV6) {
@@ -37,7 +39,7 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 	return bpf_redirect(node->vxlan_ifindex, 0);
 }
 
-/* To the gateway group of the VNI's VRF: `hash` of the flow picks the vIP (Zeta section V-A). */
+/* Sends the packet to the gateway group of its VRF. The flow's hash selects the vIP (Zeta section V-A). */
 __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 vni,
 					      __u32 hash)
 {
@@ -58,7 +60,7 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	count = READ_ONCE(group->count);
 	if (!count || count > GROUP_BUCKETS_MAX)
 		return port_drop(vni, DROP_no_group);
-	/* Buckets are words behind the count, over up to GROUP_CELLS_MAX cells. */
+	/* Buckets are words behind the count, in up to GROUP_CELLS_MAX cells. */
 	place = 1 + (((__u64)hash * count) >> 32);
 	words = cell_at(first + place / (CELL_BYTES / 4));
 	if (!words)
@@ -68,37 +70,36 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_VTEP)
 		return port_drop(vni, DROP_stale_index);
 	verdict = tunnel_send(skb, node, hop, vni, vni);
-	if (verdict == TC_ACT_REDIRECT)
+	if (verdict == VERDICT_SENT)
 		count_traffic(vrf->counters, skb->len);
 	return verdict;
 }
 
-/* Who sent a frame through the tunnel. */
+/* The node that sent a frame through the tunnel. */
 struct tunnel_sender {
 	__u64 address[2]; /* as in struct frame */
-	__u8 ipv6;
-	__u8 flags; /* NEXT_HOP_HOST: a host, not a gateway */
+	__u8 ipv6;	  /* the address is IPv6 */
+	__u8 flags;	  /* of its struct next_hop: NEXT_HOP_HOST for a host, not a gateway */
 };
 
-/* The VNI of a frame from the VXLAN device, and its sender, if a known node sent it. */
+/* Reads VNI and sender of a frame from the VXLAN device. Senders that are not in the tables are refused. */
 static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __u32 *vni,
 						       struct tunnel_sender *from)
 {
 	const struct next_hop *sender;
 	struct bpf_tunnel_key key = {};
 	struct exact_hit hit = {};
-	int found;
+	enum exact_answer found;
 
 	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
 		from->address[1] = key.remote_ipv4;
 		found = find_ipv4(0, key.remote_ipv4, &hit);
 	} else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6)) {
-		__be64 remote[2]; /* in the key it is not aligned as the verifier wants it */
+		__be64 remote[2]; /* aligned, which the verifier demands on the stack */
 
 		__builtin_memcpy(remote, key.remote_ipv6, sizeof(remote));
 		from->ipv6 = 1;
-		from->address[0] = bpf_be64_to_cpu(remote[0]);
-		from->address[1] = bpf_be64_to_cpu(remote[1]);
+		load_halves(from->address, remote);
 		found = find_ipv6(0, from->address[0], from->address[1], &hit);
 	} else {
 		return DROP_no_tunnel_key;

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * ARP from a VM (RFC 826, 5227). The router and the ports of this host are
- * answered for here; who else is asked for is the gateway's to answer.
+ * vSwitch: ARP from a VM (RFC 826, 5227). Requests for the router and for instances on this host are
+ * answered here, all others by the gateway.
+ *
+ * Contract: an ARP frame whose Ethernet source is the port's. Returns the verdict: the frame was turned
+ * into the reply and sent, absorbed, or dropped and counted; or VERDICT_FORWARD for an unchanged
+ * request, with the addresses of struct frame set so that the flow hash can be computed. Uses the maps
+ * `cells` and those of count.h.
  */
 #ifndef SLUICE_VM_ARP_H
 #define SLUICE_VM_ARP_H
@@ -9,43 +14,45 @@
 #include "common/arp.h"
 #include "vswitch/reply.h"
 
-/* "It is at `mac`": the VM's own request, turned round. */
+/* Turns the VM's request into the reply that the target is at `mac`, and sends it. */
 static __always_inline int arp_answer(struct __sk_buff *skb, const struct port *port,
-				      const struct arp_question *arp, __u64 mac)
+				      const struct arp_question *question, __u64 mac)
 {
-	void *start = (void *)(long)skb->data;
+	struct cursor cursor = cursor_at(skb, 0);
+	struct ethernet_header *ethernet;
 
-	if (start + ETH_HLEN + ARP_BYTES > (void *)(long)skb->data_end)
+	if (!cursor_has(&cursor, ETH_HLEN + ARP_BYTES))
 		return port_drop(port->vni, DROP_inner_truncated);
-	write_arp_reply(start, arp, mac);
+	ethernet = next_header(&cursor, struct ethernet_header);
+	write_arp_reply(ethernet, next_header(&cursor, struct arp_header), question, mac);
 	return reply_send(skb);
 }
 
-/* The verdict on an ARP frame whose Ethernet source is the port's, or FORWARD. */
 __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell, struct frame *frame)
 {
 	const struct port *port = vm_port_at(port_cell);
 	const struct node_config *node = node_at();
-	const void *start = (const void *)(long)skb->data;
-	struct exact_hit hit = {};
+	struct cursor cursor = cursor_at(skb, ETH_HLEN);
+	const struct arp_header *header = take_header(&cursor, struct arp_header);
 	struct arp_question arp;
+	struct exact_hit hit = {};
+	enum exact_answer found;
 	enum drop_reason reason;
-	int found;
 
 	if (!port || !node || !frame)
 		return port_drop(0, DROP_stale_index);
-	if (start + ETH_HLEN + ARP_BYTES > (const void *)(long)skb->data_end)
+	if (!header)
 		return port_drop(port->vni, DROP_inner_truncated);
-	reason = parse_arp(start, frame, &arp);
+	reason = parse_arp(header, frame, &arp);
 	if (reason)
 		return port_drop(port->vni, reason);
-	/* A probe (RFC 5227) has no sender yet. */
+	/* The sender of a probe (RFC 5227) is zero. */
 	if (arp.sender != bpf_ntohl(port->address4) && (arp.sender || arp.operation == ARP_REPLY))
 		return port_drop(port->vni, DROP_spoofed_ip);
-	/* Announcements, probes of its own address, and answers that nobody waits for. */
+	/* Announcements, probes of its own address, and replies, which the network does not wait for. */
 	if (arp.operation == ARP_REPLY || arp.target == bpf_ntohl(port->address4))
-		return ABSORBED;
-	/* A probe of another address finds it taken: this port may use only its own. */
+		return VERDICT_ABSORBED;
+	/* A probe of another address finds it in use: this port may use only its own. */
 	if (!arp.sender || (arp.target && arp.target == bpf_ntohl(port->router4)))
 		return arp_answer(skb, port, &arp, load_mac(node->router_mac));
 	found = find_ipv4(port->vni, arp.target, &hit);
@@ -53,10 +60,10 @@ __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell
 		return port_drop(port->vni, DROP_table_busy);
 	if (found == EXACT_HIT)
 		return arp_answer(skb, port, &arp, hit.mac);
-	/* So that questions spread over the group like everything else. */
+	/* By these addresses, requests are spread over the gateway group. */
 	frame->source[1] = arp.sender;
 	frame->destination[1] = arp.target;
-	return FORWARD;
+	return VERDICT_FORWARD;
 }
 
 #endif

@@ -1,38 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * ICMP that the vSwitch itself says to a VM: the router's echo replies, and
- * errors about packets that cannot go on (RFC 792, 1191, 4443).
+ * vSwitch: ICMP messages of the router to a VM: echo replies, and errors about packets that cannot be
+ * forwarded (RFC 792, 1191, 4443).
+ *
+ * Contract: an IP packet of the VM, parsed into struct frame, with the port's own source. The packet is
+ * overwritten by the message. Returns the verdict: the message was sent to the VM, or the packet was
+ * dropped and counted. Uses the maps `cells`, `icmp_budget`, `quotes` and those of reply.h and count.h.
  */
 #ifndef SLUICE_VM_ICMP_H
 #define SLUICE_VM_ICMP_H
 
 #include "vswitch/reply.h"
 
-/* Bytes of the packet that an error quotes: its headers and what follows, as the stack allows. */
+/* Bytes of a packet that an error quotes, from its IP header on. */
 #define QUOTE_MAX 96
 
-/* The first two bytes of an echo message, as they lie in memory. */
-#define ECHO_WORD(type) bpf_htons((type) << 8)
+struct quote {
+	__u8 bytes[QUOTE_MAX];
+};
 
-static __always_inline int complain_write(struct __sk_buff *skb, const struct frame *frame,
+/* The beginning of the packet that an error is about: memory per CPU, as `frames` of port.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct quote);
+} quotes SEC(".maps");
+
+/* Writes the headers in front of the quote. 0, or negative if the packet has no room. */
+static __always_inline int write_vm_error(struct __sk_buff *skb, const struct frame *frame,
 					  const struct icmp_error *error)
 {
-	void *start = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct cursor cursor = cursor_at(skb, 0);
 
 	if (frame->flags & FRAME_IPV6) {
-		if (start + ETH_HLEN + ICMP6_ERROR_BYTES > end)
+		if (!cursor_has(&cursor, ETH_HLEN + ICMP6_ERROR_BYTES))
 			return -1;
-		write_icmp6_error(start, frame, error);
+		write_icmp6_error(&cursor, frame, error);
 	} else {
-		if (start + ETH_HLEN + ICMP4_ERROR_BYTES > end)
+		if (!cursor_has(&cursor, ETH_HLEN + ICMP4_ERROR_BYTES))
 			return -1;
-		write_icmp4_error(start, frame, error);
+		write_icmp4_error(&cursor, frame, error);
 	}
 	return 0;
 }
 
-static __always_inline void complain_about(struct icmp_error *error, const struct port *port,
-					   const struct node_config *node, int ipv6, int too_big)
+/* Describes a "too big", or a "time exceeded". */
+static __always_inline void describe_vm_error(struct icmp_error *error, const struct port *port,
+					      const struct node_config *node, int ipv6, int too_big)
 {
 	error->router4 = port->router4 ? bpf_ntohl(port->router4) : DUMMY_ROUTER4;
 	error->router6[0] = ROUTER6_HIGH;
@@ -52,49 +67,52 @@ static __always_inline void complain_about(struct icmp_error *error, const struc
 }
 
 /*
- * Tells the VM that its packet ended here: `reason` is DROP_too_big or
- * DROP_ttl_exceeded, which is counted whether or not the error can be sent.
+ * Drops the VM's packet for `reason`, DROP_too_big or DROP_ttl_exceeded, and sends the ICMP error. The
+ * drop is counted whether or not the error can be sent.
  */
-__attribute__((noinline)) int complain(struct __sk_buff *skb, __u32 port_cell, struct frame *frame,
-				       __u32 reason)
+__attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_cell, struct frame *frame,
+					    __u32 reason)
 {
 	const struct port *port = vm_port_at(port_cell);
 	const struct node_config *node = node_at();
-	const struct vrf *vrf;
-	__u64 quote[QUOTE_MAX / 8];
+	__u32 zero = 0, headers, icmp_at, bytes = QUOTE_MAX;
+	struct quote *quote = bpf_map_lookup_elem(&quotes, &zero);
 	struct icmp_error error = {};
-	__u32 head, bytes = QUOTE_MAX;
+	const struct vrf *vrf;
 	__u16 checksum;
 	__u64 sum;
 
-	if (!port || !node || !frame)
+	if (!port || !node || !frame || !quote)
 		return port_drop(0, DROP_stale_index);
 	count_drop(port->vni, reason);
 	if (!icmp_error_allowed(frame))
-		return TC_ACT_SHOT;
+		return VERDICT_DROPPED;
 	vrf = vrf_at(READ_ONCE(port->vrf), port->vni);
-	if (!vrf) /* gone since the packet came, which is counted already */
-		return TC_ACT_SHOT;
+	if (!vrf) /* removed since the packet was received; the drop is counted already */
+		return VERDICT_DROPPED;
 	if (!icmp_within_budget(vrf->counters))
 		return port_drop(port->vni, DROP_icmp_rate);
 	if (frame->ip_bytes < QUOTE_MAX)
 		bytes = frame->ip_bytes;
-	if (bytes < IPV4_BYTES || bpf_skb_load_bytes(skb, ETH_HLEN, quote, bytes))
+	if (bytes < IPV4_BYTES || context_load(skb, ETH_HLEN, quote, bytes))
 		return port_drop(port->vni, DROP_inner_truncated);
-	complain_about(&error, port, node, frame->flags & FRAME_IPV6, reason == DROP_too_big);
+	describe_vm_error(&error, port, node, frame->flags & FRAME_IPV6, reason == DROP_too_big);
 	error.quoted = bytes;
-	head = ETH_HLEN + (frame->flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES);
-	if (reply_begin(skb, head + bytes) || complain_write(skb, frame, &error) ||
-	    bpf_skb_store_bytes(skb, head, quote, bytes, 0))
+	headers = ETH_HLEN + (frame->flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES);
+	if (reply_begin(skb, headers + bytes) || write_vm_error(skb, frame, &error) ||
+	    bpf_skb_store_bytes(skb, headers, quote, bytes, 0))
 		return port_drop(port->vni, DROP_headroom);
-	sum = packet_sum(skb, head - ICMP_BYTES, ICMP_BYTES + bytes);
+	icmp_at = headers - ICMP_BYTES;
+	sum = packet_sum(skb, icmp_at, ICMP_BYTES + bytes);
 	checksum = icmp_error_checksum(frame, &error, sum);
 	if (sum == SUM_FAILED ||
-	    bpf_skb_store_bytes(skb, head - ICMP_BYTES + 2, &checksum, sizeof(checksum), 0))
+	    bpf_skb_store_bytes(skb, icmp_at + __builtin_offsetof(struct icmp_header, checksum), &checksum,
+				sizeof(checksum), 0))
 		return port_drop(port->vni, DROP_headroom);
 	return reply_send(skb);
 }
 
+/* Whether the packet is a complete echo request. */
 static __always_inline int is_echo(const struct frame *frame)
 {
 	__u8 type = frame->transport >> 24;
@@ -106,7 +124,7 @@ static __always_inline int is_echo(const struct frame *frame)
 	return frame->protocol == IPPROTO_ICMP && type == ICMP4_ECHO;
 }
 
-/* The router's answer to an echo request: the request turned round. */
+/* Turns an echo request to the router into the reply, and sends it. */
 __attribute__((noinline)) int echo_answer(struct __sk_buff *skb, __u32 port_cell, struct frame *frame)
 {
 	const struct port *port = vm_port_at(port_cell);
@@ -119,18 +137,21 @@ __attribute__((noinline)) int echo_answer(struct __sk_buff *skb, __u32 port_cell
 	if (!port || !node || !frame)
 		return port_drop(0, DROP_stale_index);
 	ipv6 = frame->flags & FRAME_IPV6;
-	source_at = ETH_HLEN + (ipv6 ? 8 : 12);
-	type = ipv6 ? ICMP6_ECHO_REPLY : ICMP4_ECHO_REPLY;
-	before = ipv6 ? ECHO_WORD(ICMP6_ECHO) : ECHO_WORD(ICMP4_ECHO);
-	after = ipv6 ? ECHO_WORD(ICMP6_ECHO_REPLY) : ECHO_WORD(ICMP4_ECHO_REPLY);
+	source_at = ETH_HLEN + (ipv6 ? __builtin_offsetof(struct ipv6_header, source)
+				     : __builtin_offsetof(struct ipv4_header, source));
 	bytes = ipv6 ? 16 : 4;
+	type = ipv6 ? ICMP6_ECHO_REPLY : ICMP4_ECHO_REPLY;
+	/* The word of the checksum that has the type. */
+	before = bpf_htons((ipv6 ? ICMP6_ECHO : ICMP4_ECHO) << 8);
+	after = bpf_htons((ipv6 ? ICMP6_ECHO_REPLY : ICMP4_ECHO_REPLY) << 8);
 	__builtin_memcpy(macs, port->mac, ETH_ALEN);
 	__builtin_memcpy(macs + ETH_ALEN, node->router_mac, ETH_ALEN);
-	/* That the addresses change places changes no checksum. */
-	if (bpf_skb_load_bytes(skb, source_at, addresses, ipv6 ? 32 : 8) ||
+	/* Addresses that change places do not change a checksum. */
+	if (context_load(skb, source_at, addresses, ipv6 ? 32 : 8) ||
 	    bpf_skb_store_bytes(skb, source_at, addresses + bytes, bytes, 0) ||
 	    bpf_skb_store_bytes(skb, source_at + bytes, addresses, bytes, 0) ||
-	    bpf_l4_csum_replace(skb, frame->transport_at + 2, before, after, 2) ||
+	    bpf_l4_csum_replace(skb, frame->transport_at + __builtin_offsetof(struct icmp_header, checksum),
+				before, after, 2) ||
 	    bpf_skb_store_bytes(skb, frame->transport_at, &type, 1, 0) ||
 	    bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return port_drop(port->vni, DROP_headroom);

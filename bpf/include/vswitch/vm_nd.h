@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Neighbour discovery and multicast listener reports from a VM (RFC 4861, 4862,
- * 3810). As in vm_arp.h: the router and the ports of this host are answered for
- * here, the gateway answers for all others.
+ * vSwitch: neighbor discovery and multicast listener reports from a VM (RFC 4861, 4862, 3810). As in
+ * vm_arp.h, solicitations for the router and for instances on this host are answered here, all others
+ * by the gateway. A VM may use any link-local address toward its router, because no packet from or to
+ * one leaves the port.
  *
- * A VM may use any link-local address towards its router, since nothing from or
- * to one ever leaves the port.
+ * Contract: an ICMPv6 message of is_control_icmp6() whose Ethernet source is the port's. nd_from_vm()
+ * returns the verdict, or what the caller does next (enum verdict): it does not call nd_answer() itself,
+ * because the verifier limits the stack of a call chain. Only VERDICT_FORWARD may have changed the packet, in its
+ * source address. Uses the maps `cells` and those of reply.h and count.h.
  */
 #ifndef SLUICE_VM_ND_H
 #define SLUICE_VM_ND_H
@@ -16,20 +19,18 @@
 #define MLD_QUERY 130
 #define MLD_DONE 132
 #define MLD2_REPORT 143
+/* Offset of the message in the packet: there are no extension headers. */
 #define ND_AT (ETH_HLEN + IPV6_BYTES)
 #define ND_ROUTER_SOLICIT_BYTES 8
 
-/* What nd_from_vm leaves its caller to do: the kernel allows little stack for calls within calls. */
-#define ND_ANSWER 100	 /* nd_answer() with the decision */
-#define ND_ADVERTISE 101 /* router_advertise() */
-
+/* What nd_answer() needs for VERDICT_ND_ANSWER. */
 struct nd_decision {
-	__u64 target[2];
-	__u64 mac;
-	__u64 flags;
+	__u64 target[2]; /* as in struct frame */
+	__u64 mac;	 /* at which the target is */
+	__u64 flags;	 /* ND_ROUTER or 0 */
 };
 
-/* What is between a VM and its network, and never forwarded. */
+/* Whether the frame is a message between a VM and its network, which is never forwarded to other VMs. */
 static __always_inline int is_control_icmp6(const struct frame *frame)
 {
 	__u8 type = frame->transport >> 24;
@@ -41,43 +42,47 @@ static __always_inline int is_control_icmp6(const struct frame *frame)
 }
 
 /*
- * Walks the options from `at` to `end`: lengths are right, and the VM's own MAC
- * is the only one it tells of. An unspecified source has no MAC to tell.
+ * Checks the options from `at` to `end`: lengths are valid, and the only MAC address is the VM's own. A
+ * message from the unspecified address has no source MAC address.
  */
 static __always_inline enum drop_reason nd_check_options(struct __sk_buff *skb, __u32 at, __u32 end,
 							 const struct port *port, int unspecified)
 {
 	for (int i = 0; i <= ND_OPTIONS_MAX; i++) {
-		__u64 option; /* type, length, and the MAC if it is one that tells of it */
-		__u32 type, units;
+		/* A MAC address on the stack is not aligned: it is read as a part of the word. */
+		union {
+			struct nd_mac_option header;
+			__be64 word;
+		} option;
+		__u8 type;
+		__u32 bytes;
 
 		if (at == end)
 			return DROP_none;
-		if (at + 8 > end || bpf_skb_load_bytes(skb, at, &option, sizeof(option)))
+		if (at + sizeof(option) > end || context_load(skb, at, &option, sizeof(option)))
 			return DROP_nd_malformed;
-		option = bpf_be64_to_cpu(option);
-		type = option >> 56;
-		units = option >> 48 & 0xff;
-		if (!units || at + units * 8 > end || (type == ND_SOURCE_MAC && unspecified))
+		type = option.header.type;
+		bytes = option.header.units * ND_OPTION_UNIT;
+		if (!bytes || at + bytes > end || (type == ND_OPTION_SOURCE_MAC && unspecified))
 			return DROP_nd_malformed;
-		if ((type == ND_SOURCE_MAC || type == ND_TARGET_MAC) &&
-		    (option & EXACT_MAC_MASK) != load_mac(port->mac))
+		if ((type == ND_OPTION_SOURCE_MAC || type == ND_OPTION_TARGET_MAC) &&
+		    (bpf_be64_to_cpu(option.word) & EXACT_MAC_MASK) != load_mac(port->mac))
 			return DROP_spoofed_mac;
-		at += units * 8;
+		at += bytes;
 	}
 	return DROP_nd_malformed;
 }
 
-/* RFC 4861 section 6.1.1, and what sections 7.1.1 and 7.1.2 have in common with it. */
+/* The checks that RFC 4861 sections 6.1.1, 7.1.1 and 7.1.2 have in common. */
 static __always_inline enum drop_reason nd_check(struct __sk_buff *skb, const struct port *port,
 						 const struct frame *frame)
 {
 	__u32 solicit = frame->transport >> 24 == ICMP6_ROUTER_SOLICIT;
-	__u32 fixed = solicit ? ND_ROUTER_SOLICIT_BYTES : ND_SOLICIT_BYTES;
+	__u32 fixed = solicit ? ND_ROUTER_SOLICIT_BYTES : sizeof(struct nd_header);
 	__u32 bytes = frame->ip_bytes - IPV6_BYTES;
 	__u64 sum;
 
-	/* RFC 6980 forbids fragments; other extension headers serve only to hide. */
+	/* RFC 6980 forbids fragments; no other extension header has a use here. */
 	if (frame->flags & (FRAME_OPTIONS | FRAME_FRAGMENT) || frame->ttl != ND_HOP_LIMIT ||
 	    (frame->transport >> 16 & 0xff) || bytes < fixed)
 		return DROP_nd_malformed;
@@ -87,35 +92,33 @@ static __always_inline enum drop_reason nd_check(struct __sk_buff *skb, const st
 	sum += ipv6_pseudo_sum(frame->source, frame->destination, bytes, IPPROTO_ICMPV6);
 	if (checksum_fold(sum))
 		return DROP_nd_malformed;
-	return nd_check_options(skb, ND_AT + fixed, ND_AT + bytes, port,
-				!frame->source[0] && !frame->source[1]);
+	return nd_check_options(skb, ND_AT + fixed, ND_AT + bytes, port, is_nd_probe(frame));
 }
 
-/* Answers the VM's solicitation. */
+/* Turns the VM's solicitation into the advertisement that was decided, and sends it. */
 __attribute__((noinline)) int nd_answer(struct __sk_buff *skb, __u32 port_cell, struct frame *frame,
 					struct nd_decision *decision)
 {
 	const struct port *port = vm_port_at(port_cell);
+	struct cursor cursor;
 	__u64 target[2];
-	void *start;
 
 	if (!port || !frame || !decision)
 		return port_drop(0, DROP_stale_index);
 	if (reply_begin(skb, ND_ADVERT_FRAME))
 		return port_drop(port->vni, DROP_headroom);
-	start = (void *)(long)skb->data;
-	if (start + ND_ADVERT_FRAME > (void *)(long)skb->data_end)
+	cursor = cursor_at(skb, 0);
+	if (!cursor_has(&cursor, ND_ADVERT_FRAME))
 		return port_drop(port->vni, DROP_headroom);
 	target[0] = decision->target[0];
 	target[1] = decision->target[1];
-	write_advert(start, frame, target, decision->mac, decision->flags);
+	write_advert(&cursor, frame, target, decision->mac, decision->flags);
 	return reply_send(skb);
 }
 
 /*
- * A solicitation that goes to the gateway carries the port's own address: the
- * answer finds its way back by that, which a link-local one (Linux probes
- * reachability from it) would not.
+ * Prepares a solicitation for the gateway: its source becomes the port's own address. The answer could
+ * not be sent to a link-local address, from which Linux probes reachability.
  */
 static __always_inline int nd_forward(struct __sk_buff *skb, const struct port *port,
 				      const struct frame *frame)
@@ -124,37 +127,39 @@ static __always_inline int nd_forward(struct __sk_buff *skb, const struct port *
 	__s64 difference;
 
 	if (is_port_address6(port, frame->source))
-		return FORWARD;
+		return VERDICT_FORWARD;
 	if (!port_has_ipv6(port))
 		return port_drop(port->vni, DROP_spoofed_ip);
-	store_half(&before[0], frame->source[0]);
-	store_half(&before[1], frame->source[1]);
+	store_halves(before, frame->source);
 	__builtin_memcpy(after, port->address6, sizeof(after));
 	difference = bpf_csum_diff((__be32 *)before, 16, (__be32 *)after, 16, 0);
-	if (bpf_l4_csum_replace(skb, ND_AT + 2, 0, difference, BPF_F_PSEUDO_HDR) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN + 8, after, sizeof(after), 0))
+	if (bpf_l4_csum_replace(skb, ND_AT + __builtin_offsetof(struct nd_header, checksum), 0, difference,
+				BPF_F_PSEUDO_HDR) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6_header, source), after,
+				sizeof(after), 0))
 		return port_drop(port->vni, DROP_headroom);
-	return FORWARD;
+	return VERDICT_FORWARD;
 }
 
-/* RFC 4861 section 7.2.3 and what is behind it. The source is one that the VM may use, or zero. */
+/* Decides about a valid solicitation (RFC 4861 section 7.2.3) from a source that the VM may use, or zero. */
 static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct port *port,
 					   const struct frame *frame,
 					   struct nd_decision *decision)
 {
-	int probe = !frame->source[0] && !frame->source[1], found;
+	int probe = is_nd_probe(frame);
 	const __u64 *target = decision->target;
 	int router = is_router6(port, target);
 	const struct node_config *node = node_at();
 	struct exact_hit hit = {};
+	enum exact_answer found;
 
 	if (!router && (is_port_address6(port, target) || (probe && is_link_local64(target))))
-		return ABSORBED;
-	/* A probe of another address finds it taken: this port may use only its own. */
+		return VERDICT_ABSORBED;
+	/* A probe of another address finds it in use: this port may use only its own. */
 	if (router || probe) {
 		decision->mac = node ? load_mac(node->router_mac) : 0;
 		decision->flags = router ? ND_ROUTER : 0;
-		return ND_ANSWER;
+		return VERDICT_ND_ANSWER;
 	}
 	if (ipv6_link_local(target[0]))
 		return port_drop(port->vni, DROP_link_local);
@@ -165,7 +170,7 @@ static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct p
 		return nd_forward(skb, port, frame);
 	decision->mac = hit.mac;
 	decision->flags = 0;
-	return ND_ANSWER;
+	return VERDICT_ND_ANSWER;
 }
 
 static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port *port,
@@ -175,9 +180,9 @@ static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port 
 	enum drop_reason reason;
 
 	if (frame->transport >> 24 == ICMP6_ROUTER_SOLICIT) {
-		if (!LOAD64(port->prefix6)) /* a subnet without IPv6 has no router to tell of */
+		if (!LOAD64(port->prefix6)) /* a subnet without IPv6 has no router */
 			return port_drop(port->vni, DROP_multicast);
-		return ND_ADVERTISE;
+		return VERDICT_ND_ROUTERS;
 	}
 	if (frame->transport >> 24 == ICMP6_SOLICIT) {
 		reason = parse_solicit(skb, 0, frame, target);
@@ -187,18 +192,16 @@ static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port 
 		decision->target[1] = target[1];
 		return nd_solicitation(skb, port, frame, decision);
 	}
-	/* An advertisement: nobody asked, since the network answers for the VM. */
-	if (bpf_skb_load_bytes(skb, ND_AT + 8, target, sizeof(target)))
+	/* An advertisement: the network answers for the VM, and needs no other. */
+	if (context_load(skb, ND_AT + __builtin_offsetof(struct nd_header, target), target, sizeof(target)))
 		return port_drop(port->vni, DROP_nd_malformed);
-	target[0] = bpf_be64_to_cpu(target[0]);
-	target[1] = bpf_be64_to_cpu(target[1]);
+	load_halves(target, target);
 	if (is_port_address6(port, target) ||
 	    (is_link_local64(target) && !is_router6(port, target)))
-		return ABSORBED;
+		return VERDICT_ABSORBED;
 	return port_drop(port->vni, DROP_spoofed_ip);
 }
 
-/* The verdict on ICMPv6 of is_control_icmp6(), FORWARD, or ND_*. */
 __attribute__((noinline)) int nd_from_vm(struct __sk_buff *skb, __u32 port_cell, struct frame *frame,
 					 struct nd_decision *decision)
 {
@@ -211,12 +214,12 @@ __attribute__((noinline)) int nd_from_vm(struct __sk_buff *skb, __u32 port_cell,
 	type = frame->transport >> 24;
 	if (type == ICMP6_ROUTER_ADVERT || type == ICMP6_REDIRECT || type == MLD_QUERY)
 		return port_drop(port->vni, DROP_forged_control);
-	if ((frame->source[0] || frame->source[1]) && !is_port_address6(port, frame->source) &&
+	if (!is_nd_probe(frame) && !is_port_address6(port, frame->source) &&
 	    (!is_link_local64(frame->source) || is_router6(port, frame->source)))
 		return port_drop(port->vni, DROP_spoofed_ip);
-	/* Who listens to what does not matter where there is no multicast. */
+	/* Multicast listener reports: there is no multicast, so they have no effect. */
 	if (!is_nd(frame))
-		return ABSORBED;
+		return VERDICT_ABSORBED;
 	reason = nd_check(skb, port, frame);
 	if (reason)
 		return port_drop(port->vni, reason);

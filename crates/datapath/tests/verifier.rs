@@ -21,10 +21,6 @@ const STACK_BYTES_MAX: u32 = 512;
 /// follows more branches than that of this one.
 const PERCENT_MAX: u32 = 70;
 
-/// Programs that use more than this share of the stack, and their present use. It must not grow, and each entry is
-/// removed when its program is below the share: the largest structures then go to memory per CPU.
-const STACK_BYTES_ABOVE: [(&str, u32); 2] = [("gateway", 512), ("port_ingress", 448)];
-
 /// BPF_LOG_STATS: the verifier logs what it used, and no instructions.
 const LOG_STATS: u32 = 4;
 /// The verifier rounds each function's stack up to the granularity of the interpreter.
@@ -146,10 +142,8 @@ fn programs_stay_clear_of_the_limits_of_the_verifier() {
                 usage.instructions,
                 INSTRUCTIONS_MAX,
             );
-            let known = STACK_BYTES_ABOVE.iter().find(|(name, _)| *name == program_name);
-            let known = known.is_some_and(|(_, bytes)| stack <= *bytes);
             let stack = report(&mut table, program_name, "bytes of stack", stack, STACK_BYTES_MAX);
-            if !(instructions && (stack || known)) {
+            if !(instructions && stack) {
                 above.push(program_name.to_owned());
             }
         }
