@@ -1,4 +1,4 @@
-//! Two VMs of a VPC on different hosts, by way of the gateways.
+//! Two VMs of a VPC on different hosts, whose packets pass through gateways.
 
 use crate::Ground;
 use crate::support::{Outcome, ensure, reaches};
@@ -15,7 +15,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         reaches(lab, "web-3", "web-1").await?;
     }
     let [first, second] = counts;
-    // Two families, two ways, three echoes, each there and back.
+    // Two address families, two directions, three echoes of two packets each.
     ensure!(second - first >= 24.0, "gateways counted only {} packets", second - first);
     Ok(())
 }

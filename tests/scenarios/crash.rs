@@ -1,6 +1,5 @@
-//! `kill -9` of a gateway's agent, a host's, the controller, and all at once:
-//! no packet of 1000 per second is lost, no TCP stream stops, and restarted processes accept new
-//! changes.
+//! `kill -9` of a gateway's agent, of a host's agent, of the controller, and of all at once: of 1000 packets
+//! per second none is lost, no TCP stream stops, and restarted processes accept new changes.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -16,19 +15,19 @@ use tokio::process::Child;
 
 const PORT: u16 = 7011;
 const IPERF_PORT: &str = "5211";
-/// Segments that the receiver reports to have got twice (RFC 2883).
+/// Number of duplicate segments that the receiver reported (RFC 2883).
 const DUPLICATES: &str = "TcpExtTCPDSACKRecvSegs";
-/// An acknowledgement has room for one such report: some are never made.
+/// An acknowledgment has space for one such report, so some are not sent.
 const UNREPORTED: u64 = 2;
 const BACK: Duration = Duration::from_secs(75);
-/// More than all of it takes; the stream is ended when the rest is done.
+/// Longer than the whole scenario; the stream is stopped when the rest is done.
 const TCP_SECONDS: &str = "300";
-/// What it begins to say then.
+/// First words of the message that reports it.
 const ENDED: &str = "interrupt - the client has terminated";
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let lab = ground.lab()?;
-    // Through both underlays, in both families.
+    // Through both underlays, in both address families.
     let ways = [("web-1", "web-3", false), ("web-3", "web-1", true), ("db-1", "db-2", false)];
     let streams = Streams::start(lab, &ways, PORT, 1000).await?;
     let tcp = TcpStream::start(lab, "web-2", "web-3").await?;
@@ -70,7 +69,7 @@ async fn new_changes_are_programmed(lab: &Lab) -> Outcome {
     reaches(lab, "web-1", "db-2").await
 }
 
-/// iperf3 between two VMs, at a rate that leaves room for others.
+/// iperf3 between two VMs, at a rate that leaves capacity for other traffic.
 struct TcpStream {
     sender: &'static str,
     duplicates: u64,
@@ -86,15 +85,15 @@ impl TcpStream {
         let mut server = lab.command(to, &["iperf3", "-s", "-1", "-B", &target, "-p", IPERF_PORT])?;
         let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        // Small writes: a stream without bursts.
+        // Small writes make a stream without bursts.
         let argv =
             ["iperf3", "-c", &target, "-p", IPERF_PORT, "-t", TCP_SECONDS, "-b", "20M", "-l", "4K", "-J"];
         let client = lab.command(from, &argv)?.stdout(Stdio::piped()).spawn()?;
         Ok(Self { sender: from, duplicates, begin: Instant::now(), server, client })
     }
 
-    /// Bytes arrived in every second, and no segment was lost: what was sent
-    /// twice by a sender that had to wait for a processor arrived twice.
+    /// Checks that bytes arrived in every second, and that no segment was lost: as many duplicates arrived as
+    /// the sender retransmitted, which it does when it waits for a processor.
     async fn went_on(mut self, lab: &Lab) -> Outcome {
         let took = self.begin.elapsed().as_secs();
         if let Some(client) = self.client.id() {
@@ -106,7 +105,7 @@ impl TcpStream {
         let error = report["error"].as_str().unwrap_or_default();
         ensure!(error.starts_with(ENDED), "TCP stream broke: {}", report["error"]);
         let mut intervals = report["intervals"].as_array().cloned().unwrap_or_default();
-        // The last one is as short as it happens.
+        // The last interval may have any length.
         intervals.pop();
         let idle = intervals.iter().filter(|interval| interval["sum"]["bytes"].as_u64() == Some(0)).count();
         let reported = intervals.len();

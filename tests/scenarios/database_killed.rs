@@ -1,5 +1,5 @@
-//! The controller's PostgreSQL is killed: the API reports it, packets are forwarded,
-//! and when it is back nothing that was acknowledged is lost.
+//! The controller's PostgreSQL server is killed: the API reports it, and packets are forwarded. After its
+//! restart, nothing that was acknowledged is missing.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -37,7 +37,7 @@ async fn with(ground: &Ground, database: &mut Database) -> Outcome {
     database.start().await?;
     lab.api().wait_ready(BACK).await?;
     nothing_is_lost(&lab).await?;
-    // A restarted controller reads the same.
+    // A restarted controller reads the same objects.
     lab.kill(CONTROLLER).await?;
     lab.restart(CONTROLLER)?;
     lab.api().wait_ready(BACK).await?;
@@ -77,7 +77,7 @@ async fn nothing_is_lost(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// A PostgreSQL server of one's own.
+/// A PostgreSQL server for this scenario only.
 struct Database {
     programs: PathBuf,
     directory: PathBuf,
@@ -145,7 +145,7 @@ impl Database {
         Ok(())
     }
 
-    /// `kill -9` of the server; its backends follow it.
+    /// `kill -9` of the server; its backends end with it.
     async fn kill(&mut self) -> Outcome {
         let pid = std::fs::read_to_string(self.directory.join("data/postmaster.pid"))?;
         let pid = pid.lines().next().unwrap_or_default().parse()?;
@@ -160,13 +160,13 @@ impl Database {
         if self.server.is_some() {
             self.kill().await?;
         }
-        // Backends that notice their server's death late still write here.
+        // Backends may notice the death of the server late and still write here.
         tokio::time::sleep(Duration::from_millis(300)).await;
         Ok(std::fs::remove_dir_all(&self.directory)?)
     }
 }
 
-/// Where Debian keeps the newest server's programs.
+/// The directory of the newest server's programs on Debian.
 fn programs() -> Result<PathBuf, Failure> {
     let entries = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let versions = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

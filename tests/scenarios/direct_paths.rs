@@ -53,7 +53,7 @@ pub async fn goes_direct(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome
     ensure!(path["path_vni"] == receiver.vni, "{path}: {to} is in network {}", receiver.vni);
     ensure!(path["installed"] == true, "{path} is not in the tables");
 
-    // What was under way has arrived when the first of these have.
+    // When the first of these have arrived, so have all packets that were in flight.
     let vnis = [sender.vni, receiver.vni];
     let hosts = [receiver.host.as_str()];
     rise(lab, &hosts, &vnis, 50.0).await?;
@@ -64,7 +64,7 @@ pub async fn goes_direct(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome
     streams.end().await
 }
 
-/// Waits until the nodes have counted so many packets more.
+/// Waits until the nodes have counted this many more packets.
 async fn rise(lab: &Lab, nodes: &[&str], vnis: &[u32], by: f64) -> Outcome {
     let before = packets(lab, nodes, vnis).await?;
     eventually(LEARNED, || async {
@@ -75,7 +75,7 @@ async fn rise(lab: &Lab, nodes: &[&str], vnis: &[u32], by: f64) -> Outcome {
     .await
 }
 
-/// The hosts' underlays have no family in common.
+/// The underlays of the hosts have no address family in common.
 async fn stays_with_the_gateway(lab: &Lab, from: &str, to: &str) -> Outcome {
     let (sender, receiver) = (lab.vm(from)?, lab.vm(to)?);
     let there: IpAddr = address(receiver, false)?;

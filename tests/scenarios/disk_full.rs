@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const PORT: u16 = 7013;
 const DISK_BYTES: u64 = 16 << 20;
-/// More writes than fit into what a full disk leaves of the write-ahead log.
+/// More writes than fit into the space that a full disk leaves in the write-ahead log.
 const MOST_WRITES: usize = 5000;
 const BACK: Duration = Duration::from_secs(75);
 
@@ -30,7 +30,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     std::fs::remove_file(&ballast)?;
     lab.api().wait_ready(BACK).await?;
     lab.api().create((), &NewTenant { name: "with-room".into() }).await?;
-    // What a restarted controller finds on the disk.
+    // A restarted controller reads what is on the disk.
     lab.kill(CONTROLLER).await?;
     lab.restart(CONTROLLER)?;
     lab.api().wait_ready(BACK).await?;
@@ -39,7 +39,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     reaches(&lab, "web-1", "web-3").await
 }
 
-/// Writes until nothing more fits.
+/// Writes until a write fails.
 fn fill(file: &std::path::Path) -> Outcome {
     let mut file = std::fs::File::create(file)?;
     for block in [65536, 4096, 512] {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 const PORT: u16 = 7010;
-/// Gateways learn a new neighbour's MAC address on their own time, each.
+/// Each gateway learns the MAC address of a new neighbor separately.
 const LEARNED: Duration = Duration::from_secs(8);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
@@ -37,7 +37,7 @@ async fn works(lab: &Lab, foreign: &Foreign) -> Outcome {
         Ok(())
     })
     .await?;
-    // Same VPC on both kinds of underlay, and the peered one.
+    // The same VPC on both kinds of underlay, and the peered VPC.
     for vm in ["web-1", "web-3", "db-1", "db-2"] {
         for address in lab.vm(vm)?.addresses() {
             eventually(LEARNED, || answers(lab, &foreign.name, address, &[])).await?;

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 7031;
 const PPS: u64 = 1_000;
 const PATIENCE: Duration = Duration::from_secs(40);
-/// No flow leaves the gateways.
+/// No flow is offloaded from gateways.
 const NEVER: u32 = u32::MAX;
-/// The one that goes.
+/// Name of the gateway that moves.
 const GOER: &str = "gw-b";
 
 /// Through both clusters, both underlays, in both families.
@@ -71,7 +71,7 @@ async fn go(lab: &Lab) -> Outcome {
     outcome.and(streams.end().await)
 }
 
-/// `web` stays, `db` is on the other cluster.
+/// `web` stays on its cluster, `db` is on the other one.
 async fn part(lab: &Lab, far: ClusterId) -> Outcome {
     for peering in lab.api().list::<sluice_client::Peering>(&[], None).await? {
         lab.api().delete::<sluice_client::Peering>(peering.id, None).await?;
@@ -83,7 +83,7 @@ async fn part(lab: &Lab, far: ClusterId) -> Outcome {
     Ok(())
 }
 
-/// The only gateway of a cluster with a VPC cannot go.
+/// The only gateway of a cluster with a VPC cannot move.
 async fn refused(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
     let only = gateway(lab, "gw-far").await?;
     ensure!(only.cluster == far, "gw-far is in {}", only.cluster);
@@ -96,13 +96,13 @@ async fn refused(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
 async fn there_and_back(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
     let db = lab.api().find::<Vpc>("db", &[]).await?.vni.get().to_string();
     let before = forwarded(lab, &db).await?;
-    // The controller dies as soon as the move has begun.
+    // The controller is killed as soon as the move has started.
     begun(lab, far).await?;
     lab.kill(CONTROLLER).await?;
     lab.restart(CONTROLLER)?;
     lab.api().wait_ready(PATIENCE).await?;
     arrived(lab, far).await?;
-    // Each question is another flow, of which some come to one of its vIPs.
+    // Each request is another flow, of which some are sent to one of the gateway's vIPs.
     let at = SocketAddr::new(address(lab.vm("db-2")?, false)?, PORT + 9);
     let asked = Probe::listening(lab, "db-2", &["echo", &at.to_string(), "db-2"]).await?;
     eventually(PATIENCE, || async {
@@ -115,7 +115,7 @@ async fn there_and_back(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
     .await?;
     drop(asked);
 
-    // Its agent dies on the way home.
+    // Its agent is killed on the way back.
     begun(lab, home).await?;
     lab.kill(GOER).await?;
     lab.restart(GOER)?;
@@ -133,7 +133,7 @@ async fn there_and_back(lab: &Lab, home: ClusterId, far: ClusterId) -> Outcome {
     scaled(lab, home).await
 }
 
-/// Down to one gateway, deleted and enrolled again as another, which takes its share.
+/// Removes gateways until one is left, then enrolls a deleted gateway again, which gets its share of vIPs.
 async fn scaled(lab: &Lab, home: ClusterId) -> Outcome {
     let goer = gateway(lab, GOER).await?;
     lab.api().drain(goer.id, true, None).await?;
@@ -169,7 +169,7 @@ async fn gateway(lab: &Lab, name: &str) -> Result<Gateway, Failure> {
 
 async fn begun(lab: &Lab, to: ClusterId) -> Outcome {
     let id = gateway(lab, GOER).await?.id;
-    // On a busy machine its neighbour may be late, and then it has to stay for a moment.
+    // On a busy machine its peer may be late, and then the gateway has to stay for some time.
     eventually(PATIENCE, || async {
         let begun = lab.api().move_gateway(id, to, Some("a scenario"), None).await?;
         ensure!(begun.moving_to == Some(to), "it does not move: {begun:?}");
@@ -178,7 +178,7 @@ async fn begun(lab: &Lab, to: ClusterId) -> Outcome {
     .await
 }
 
-/// It is there, and owns vIPs of its new cluster only.
+/// Checks that the gateway has joined, and owns vIPs of its new cluster only.
 async fn arrived(lab: &Lab, at: ClusterId) -> Outcome {
     let id = gateway(lab, GOER).await?.id;
     let settled = |gateway: &Gateway| gateway.moving_to.or(gateway.moving_from).is_none();

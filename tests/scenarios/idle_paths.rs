@@ -10,7 +10,7 @@ use std::time::Duration;
 const PORT: u16 = 7022;
 const PPS: u64 = 200;
 const HOST: &str = "host-a";
-/// How long a path stays that is not used; ordinarily half a minute.
+/// Time after which an unused path is removed; 30 s by default.
 const IDLE: Duration = Duration::from_secs(2);
 const LEARNED: Duration = Duration::from_secs(5);
 const GONE: Duration = Duration::from_secs(15);
@@ -39,7 +39,8 @@ async fn ages_out(lab: &Lab) -> Outcome {
         Ok(())
     };
     eventually(LEARNED, || has_path(true)).await?;
-    // Killed, not asked to end: the successor finds the path in the tables, and keeps it while it is used.
+    // The agent is killed instead of stopped: its successor finds the path in the tables, and keeps it while
+    // it is used.
     lab.kill(HOST).await?;
     lab.restart(HOST)?;
     lab.synchronized(HOST, BACK).await?;

@@ -1,13 +1,13 @@
-//! What the kernel itself dropped in a lab's namespaces, by place and counter.
+//! Counters of packets that the kernel dropped in a lab's namespaces.
 //!
 //! A lossless scenario must be able to name every packet that is missing. Sluice counts its own drops; this
-//! file reads the kernel's: queues of processors and interfaces, sockets, neighbor tables, IP.
+//! file reads the kernel's counters: queues of processors and interfaces, sockets, neighbor tables, IP.
 
 use crate::support::Failure;
 use sluice_lab::Lab;
 use std::collections::BTreeMap;
 
-/// Read in each namespace.
+/// Files that are read in each namespace.
 const FILES: [&str; 5] = [
     "/proc/net/dev",
     "/proc/net/snmp",
@@ -34,12 +34,12 @@ const SNMP6: [&str; 6] = [
     "Udp6SndbufErrors",
 ];
 
-/// Counters by `place: name`.
+/// Counters by `namespace: name`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KernelDrops(BTreeMap<String, u64>);
 
 impl KernelDrops {
-    /// The present counters of all namespaces of a lab.
+    /// The current counters of all namespaces of a lab.
     pub async fn read(lab: &Lab) -> Result<Self, Failure> {
         let mut drops = BTreeMap::new();
         drops.insert(
@@ -50,7 +50,7 @@ impl KernelDrops {
         let places = state.nodes.keys().chain(state.vms.keys());
         for place in places.chain(state.topology.switches.iter().map(|switch| &switch.name)) {
             let argv: Vec<&str> = std::iter::once("head").chain(["-n", "-0"]).chain(FILES).collect();
-            // A VM that was unplugged has no namespace any more.
+            // The namespace of a VM that was removed does not exist any more.
             let Ok(output) = lab.exec(place, &argv).await else { continue };
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             drops.extend(parse(&text).into_iter().map(|(name, value)| (format!("{place}: {name}"), value)));
@@ -58,7 +58,7 @@ impl KernelDrops {
         Ok(Self(drops))
     }
 
-    /// The counters that have risen since `before`, by how much.
+    /// The counters that increased since `before`, and the increase.
     pub fn risen_since(&self, before: &Self) -> BTreeMap<String, u64> {
         let risen = |(name, value): (&String, &u64)| {
             let more = value.saturating_sub(before.0.get(name).copied().unwrap_or(0));

@@ -27,7 +27,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         up.kill().await?;
         gone(&ground.name).await?;
     }
-    // What is not there is down already.
+    // Removing a lab that does not exist succeeds.
     gone(&ground.name).await
 }
 
@@ -38,7 +38,7 @@ async fn gone(name: &str) -> Outcome {
     Ok(())
 }
 
-/// All that there is of a lab: files, namespaces, links, pins, processes.
+/// Everything that exists of a lab: files, namespaces, links, pins, processes.
 pub async fn traces(name: &str) -> Result<Vec<String>, Failure> {
     let paths = Paths::new(name)?;
     let mut found = Vec::new();

@@ -13,20 +13,21 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
-/// Of table memory, so that few instances fill it.
+/// Size of table memory, so that few instances fill it.
 const MIB: u32 = 1;
 const PORT: u16 = 7041;
-/// A mouse: a hundredth of what an elephant is by default.
+/// Rate of a mouse: a hundredth of the default threshold of elephants.
 const PPS: u64 = 4;
 const SECONDS: u64 = 3;
 const PATIENCE: Duration = Duration::from_secs(15);
-/// As many as make their table grow to half of the memory, the last time for which there is room.
+/// Number of instances that makes their table grow to half of the memory, which is the last time that it can
+/// grow.
 const INSTANCES: usize = 4_600;
-/// About what a network with a subnet takes of the memory.
+/// Approximate part of the memory that a network with one subnet needs.
 const SHARE_EACH: f64 = 0.000_25;
-/// API calls under way at the same time.
+/// API calls in progress at the same time.
 const PARALLEL: usize = 8;
-/// As near as the share must come to what is wanted.
+/// Tolerance of the share of used memory.
 const NEAR: f64 = 0.004;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
@@ -45,7 +46,7 @@ async fn table_memory(lab: &Lab) -> Outcome {
     offloads_all(lab, true).await?;
     ensure!(goes_direct(lab, "web-2", "web-3").await?, "every flow is offloaded, but this one was not");
     filler.fill(0.75).await?;
-    // Gateways look at their tables once a second.
+    // Gateways check their tables once a second.
     tokio::time::sleep(Duration::from_secs(2)).await;
     offloads_all(lab, true).await?;
     filler.fill(0.69).await?;
@@ -80,11 +81,11 @@ async fn offloads_all(lab: &Lab, wanted: bool) -> Outcome {
     .await
 }
 
-/// Networks that fill the gateways' tables: one with instances without ports, which takes most of the
-/// memory at once, and many with a subnet each, by which the rest is taken little by little.
+/// Networks that fill the gateways' tables: one with instances without ports, which uses most of the memory
+/// at once, and many with one subnet each, which use the rest step by step.
 struct Filler<'a> {
     lab: &'a Lab,
-    /// Whose tenant and cluster the networks get.
+    /// The VPC whose tenant and cluster the networks get.
     like: Vpc,
     made: Vec<(VpcId, SubnetId)>,
     number: usize,
@@ -129,15 +130,15 @@ impl<'a> Filler<'a> {
         Ok((vpc, self.lab.api().create(vpc, &subnet).await?.object.id))
     }
 
-    /// What a gateway says of its tables' memory, once it has all that there is.
+    /// The share of used table memory that a gateway reports when it has all entries.
     async fn share(&self, gateway: &str) -> Result<f64, Failure> {
         self.lab.synchronized(gateway, PATIENCE).await?;
-        // It looks at them once a second.
+        // It checks them once a second.
         tokio::time::sleep(Duration::from_millis(1_200)).await;
         Ok(self.lab.metrics(gateway).await?.sum("sluice_gateway_load_ratio", &[("resource", "tables")]))
     }
 
-    /// Makes or deletes networks until as large a part of the tables' memory is taken.
+    /// Creates or deletes networks until this share of the tables' memory is used.
     async fn fill(&mut self, wanted: f64) -> Outcome {
         for _ in 0..5 {
             let missing = wanted - self.share(GATEWAYS[0]).await?;

@@ -1,6 +1,6 @@
-//! Takeovers that lose nothing, under traffic of a packet every two milliseconds:
-//! a gateway's agent dies, or is paused, and its programs forward the packets that still
-//! arrive; an operator drains a gateway, and returns it to service.
+//! Takeovers without loss, under traffic of one packet every two milliseconds: a gateway's agent is killed or
+//! paused, and its programs forward the packets that still arrive; an operator drains a gateway and undrains
+//! it.
 
 use crate::Ground;
 use crate::support::{Outcome, ensure, eventually};
@@ -16,7 +16,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     gateway_is_drained(&bench).await
 }
 
-/// `kill -9` of the agent: the others take its vIPs, and its programs forward the packets that still arrive.
+/// `kill -9` of the agent: the other gateways take over its vIPs, and its programs forward the packets that
+/// still arrive.
 async fn agent_dies(bench: &Bench<'_>) -> Outcome {
     let streams = bench.streams().await?;
     tokio::time::sleep(STEADY).await;
@@ -28,7 +29,7 @@ async fn agent_dies(bench: &Bench<'_>) -> Outcome {
     bench.returns("an agent dies", &victim).await
 }
 
-/// A process that is not run for a while is as good as dead, and comes back without having been.
+/// A process that does not run for a while looks dead, and continues without having restarted.
 async fn agent_is_paused(bench: &Bench<'_>) -> Outcome {
     let streams = bench.streams().await?;
     tokio::time::sleep(STEADY).await;
@@ -42,7 +43,7 @@ async fn agent_is_paused(bench: &Bench<'_>) -> Outcome {
     bench.returns("an agent is paused", &victim).await
 }
 
-/// An operator takes a gateway out of service, and puts it back.
+/// An operator drains a gateway, and undrains it.
 async fn gateway_is_drained(bench: &Bench<'_>) -> Outcome {
     let what = "a gateway is drained";
     let streams = bench.streams().await?;

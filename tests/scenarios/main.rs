@@ -1,12 +1,10 @@
-//! End-to-end scenarios over the lab: real processes, namespaces and packets.
+//! End-to-end scenarios on the lab: real processes, namespaces and packets.
 //!
-//! One file a scenario. Most share one lab; those that break the controller's
-//! database or the lab itself make their own, and those that count packets lost
-//! while vIPs and VPCs move, or sent again, have theirs on one processor. They run
-//! one after the other:
-//! `cargo test -p sluice-scenarios -- WORD...` runs those whose name has a word,
-//! `--list` names them. `SLUICE_BIN` names a binary to use instead of building
-//! one. Needs root.
+//! One file for each scenario. Most share one lab. Those that break the controller's database or the lab
+//! itself create their own, and those that count lost or retransmitted packets while vIPs and VPCs move have
+//! a lab on one processor. They run one after the other: `cargo test -p sluice-scenarios -- WORD...` runs
+//! those whose name contains a word, and `--list` lists them. `SLUICE_BIN` is the path of a binary to use
+//! instead of building one. Needs root.
 #![forbid(unsafe_code)]
 
 mod across_hosts;
@@ -55,23 +53,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
-/// A scenario that takes longer hangs.
+/// A scenario that takes longer is considered to hang.
 const DURATION_MAX: Duration = Duration::from_secs(240);
 /// Runs of one scenario, if all but the last are inconclusive.
 const ATTEMPTS: usize = 3;
 /// Repeated runs of all scenarios together. A machine that needs more cannot judge Sluice, and must not pass.
 const INCONCLUSIVE_MAX: usize = 8;
 
-/// What a scenario is given.
+/// The input of a scenario.
 #[derive(Clone)]
 struct Ground {
     /// The lab shared with other scenarios; absent for those that make their own.
     lab: Option<Arc<Lab>>,
-    /// The binary for a lab of one's own.
+    /// The binary, for scenarios that create their own lab.
     binary: PathBuf,
-    /// A name for a lab of one's own.
+    /// A lab name for scenarios that create their own lab.
     name: String,
-    /// Counts the runs of this scenario from 1: what it creates in a shared lab has other names each time.
+    /// Number of the run of this scenario, from 1: objects that it creates in a shared lab need other names
+    /// in each run.
     attempt: usize,
 }
 
@@ -90,9 +89,9 @@ struct Scenario {
 /// The lab of a scenario.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
-    /// That of the others.
+    /// The lab shared with other scenarios.
     SharedLab,
-    /// One that it makes.
+    /// A lab that the scenario creates.
     OwnLab,
 }
 
@@ -106,7 +105,7 @@ macro_rules! scenarios {
     };
 }
 
-/// In the order of their running.
+/// The scenarios, in the order in which they run.
 fn all() -> Vec<Scenario> {
     scenarios![
         self_configuration: SharedLab,
@@ -175,7 +174,7 @@ async fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the scenarios; how many failed.
+/// Runs the scenarios. Returns how many failed.
 async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
     let base = format!("s{}", std::process::id());
     let mut shared = None;
@@ -212,7 +211,7 @@ async fn run(chosen: Vec<Scenario>, binary: &Path) -> usize {
     failed
 }
 
-/// How the runs of all scenarios ended.
+/// The results of all runs.
 #[derive(Default)]
 struct Tally {
     failed: usize,
@@ -285,7 +284,7 @@ async fn remove(name: &str) -> bool {
     }
 }
 
-/// Labs of earlier runs whose process is gone.
+/// Removes labs of earlier runs whose process has ended.
 async fn remove_stale() {
     let entries = std::fs::read_dir("/run/sluice-lab").into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -301,7 +300,7 @@ async fn remove_stale() {
     }
 }
 
-/// The binary under test, built if `SLUICE_BIN` names none.
+/// The binary under test. Builds it if `SLUICE_BIN` is not set.
 fn binary() -> Result<PathBuf, Failure> {
     if let Some(binary) = std::env::var_os("SLUICE_BIN") {
         return Ok(binary.into());
@@ -311,7 +310,7 @@ fn binary() -> Result<PathBuf, Failure> {
     if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
         return Err(Failure::new(format!("`cargo build -p sluice` failed: {status:?}")));
     }
-    // TARGET/debug/deps/scenarios-HASH is beside TARGET/debug/sluice.
+    // TARGET/debug/deps/scenarios-HASH is next to TARGET/debug/sluice.
     let own = std::env::current_exe().map_err(|error| Failure::new(error.to_string()))?;
     let directory = own.parent().and_then(Path::parent).unwrap_or(Path::new("."));
     Ok(directory.join("sluice"))

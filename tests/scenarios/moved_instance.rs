@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 7023;
 const PPS: u64 = 500;
 const LEARNED: Duration = Duration::from_secs(5);
-/// From the moment when the new host's port is attached to the first packet that arrives there: one round of
+/// Limit of the time from attaching the new host's port to the first packet that arrives there: one round of
 /// path requests (50 ms) and the gateway's update.
 const REPAIR_MAX: Duration = Duration::from_millis(150);
 const SENDER: &str = "host-a";

@@ -15,14 +15,14 @@ use sluice_lab::Lab;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Gateways report once a second, and the scheduler decides as often.
+/// Interval at which gateways report and the scheduler decides.
 const REPORTED: Duration = Duration::from_secs(12);
-/// A rate that has not changed for so long comes from whole seconds of all streams. The first report after the
+/// A rate that has not changed for this time comes from whole seconds of all streams. The first report after the
 /// streams begin covers a second in which they were not yet there for part of the time.
 const STEADY: Duration = Duration::from_millis(2500);
-/// Traffic at half the capacity flows for so long: several reports and rounds of the scheduler.
+/// Duration of the traffic at half the capacity: several reports and rounds of the scheduler.
 const CALM: Duration = Duration::from_secs(4);
-/// A gateway that forwards less than this has no stream.
+/// A gateway that forwards fewer packets has no stream.
 const BUSY_PPS: u64 = 200;
 /// Part of the text of a decision whose reason is overload.
 const OVERLOADED: &str = "its owner is at ";

@@ -12,7 +12,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         set_mtu(lab, from, "1430").await?;
         outcome?;
         for ipv6 in [false, true] {
-            // The largest that fits: 8 bytes of ICMP, 20 or 40 of IP.
+            // The largest payload that fits: 8 bytes of ICMP, 20 or 40 of IP.
             let size = if ipv6 { "1382" } else { "1402" };
             let target = address(lab.vm(to)?, ipv6)?;
             answers(lab, from, target, &["-M", "do", "-s", size]).await?;
@@ -36,7 +36,7 @@ async fn told(lab: &Lab, from: &str, to: &str) -> Outcome {
     Ok(())
 }
 
-/// Sets the interface's MTU and forgets what paths were learnt.
+/// Sets the interface's MTU, and removes learned path MTUs.
 async fn set_mtu(lab: &Lab, vm: &str, mtu: &str) -> Outcome {
     for argv in [
         ["ip", "link", "set", "eth0", "mtu", mtu].as_slice(),

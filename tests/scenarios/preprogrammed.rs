@@ -29,7 +29,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     }
     ensure!(forwarded(&lab).await? == 0.0, "gateways forwarded {} packets", forwarded(&lab).await?);
 
-    // Their underlays have no family in common.
+    // The underlays of these hosts have no address family in common.
     reaches(&lab, "web-1", "db-2").await?;
     let through = forwarded(&lab).await?;
     ensure!(through >= 12.0, "gateways counted only {through} packets between the underlays");
@@ -60,7 +60,7 @@ async fn has_path(lab: &Lab, from: &str, to: &str, ipv6: bool) -> Outcome {
     Ok(())
 }
 
-/// An instance comes to host-b, moves to host-a and goes; the other host's paths follow.
+/// An instance is created on host-b, moves to host-a and is deleted; the other host's paths follow.
 async fn paths_follow(lab: &Lab) -> Outcome {
     let vm = lab.add_vm("mover", "web", "front", "host-b").await?;
     leads(lab, "host-a", &vm, Some("host-b")).await?;

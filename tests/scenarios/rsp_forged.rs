@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const RSP_PORT: u16 = 4797;
 const HOST: &str = "host-a";
-/// Where it is sent from: a node of the underlay.
+/// The sender: a node of the underlay.
 const FROM: &str = "gw-b";
 const SECRET: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 const SOON: Duration = Duration::from_secs(5);

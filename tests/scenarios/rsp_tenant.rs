@@ -24,14 +24,14 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         targets.push(router.parse()?);
     }
     for target in targets {
-        // What it says of a neighbour would be believed of a gateway with the key.
+        // From a gateway with the key, this notification about a neighbor would be accepted.
         let to = SocketAddr::new(target, RSP_PORT).to_string();
         let vni = vm.vni.to_string();
         Probe::start(lab, "web-1", &["rsp", &to, "1", SECRET, &vni, "10.1.0.200", "192.0.2.22"])?
             .end()
             .await?;
     }
-    // Between instances it is a datagram like any other.
+    // Between instances it is an ordinary datagram.
     let there = SocketAddr::new(address(lab.vm("web-3")?, false)?, RSP_PORT).to_string();
     let echo = Probe::listening(lab, "web-3", &["echo", &there, "web-3"]).await?;
     let answer = Probe::start(lab, "web-1", &["stream", &there, "20", "1"])?.result().await?;
@@ -47,7 +47,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     Ok(())
 }
 
-/// What was refused on each node: tenants' packets would be.
+/// Number of refused packets of each node, which packets of tenants would increase.
 async fn heard(lab: &Lab) -> Result<Vec<(String, f64)>, Failure> {
     let mut heard = Vec::new();
     for node in lab.state().nodes.keys() {

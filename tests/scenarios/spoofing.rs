@@ -1,5 +1,4 @@
-//! A VM that sends under an address that is not its own is not heard, and the
-//! attempt is counted.
+//! Packets that a VM sends with an address that is not its own are dropped and counted.
 
 use crate::Ground;
 use crate::support::{Outcome, address, drops, ensure, eventually, ping, reaches};
@@ -12,7 +11,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         let length = if ipv6 { "128" } else { "32" };
         let own = format!("{forged}/{length}");
         let add = ["ip", "addr", "add", &own, "dev", "eth0", "noprefixroute", "nodad"];
-        // IPv4 knows no duplicate address detection.
+        // IPv4 has no duplicate address detection.
         run(lab, "web-1", if ipv6 { &add } else { &add[..7] }).await?;
         for to in ["web-2", "web-3", "db-1"] {
             counted(lab, "spoofed_ip", to, ipv6, &["-I", forged]).await?;
@@ -35,7 +34,7 @@ async fn run(lab: &Lab, vm: &str, argv: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// No answer, and at least one drop for the reason.
+/// Checks that there is no answer, and at least one drop for the reason.
 async fn counted(lab: &Lab, reason: &str, to: &str, ipv6: bool, options: &[&str]) -> Outcome {
     let vni = lab.vm("web-1")?.vni;
     let before = drops(lab, vni, reason).await?;

@@ -83,7 +83,7 @@ macro_rules! ensure_timely {
 }
 pub(crate) use ensure_timely;
 
-/// How many answers `ping` got, and all it printed.
+/// Number of answers that `ping` got, and its whole output.
 #[derive(Debug)]
 pub struct Ping {
     pub received: u64,
@@ -106,8 +106,8 @@ pub async fn ping(lab: &Lab, from: &str, target: IpAddr, options: &[&str]) -> Re
     Ok(Ping { received: number("received"), text })
 }
 
-/// Each of three packets from one VM to an address is answered. Each has a `ping` of its own: one that has
-/// had an answer waits hardly any time for another.
+/// Checks that each of three packets from one VM to an address is answered. Each is sent by a separate
+/// `ping`, because after one answer `ping` hardly waits for others.
 pub async fn answers(lab: &Lab, from: &str, target: IpAddr, options: &[&str]) -> Outcome {
     let options: Vec<&str> = ["-c", "1", "-W", "5"].iter().chain(options).copied().collect();
     for _ in 0..3 {
@@ -117,7 +117,7 @@ pub async fn answers(lab: &Lab, from: &str, target: IpAddr, options: &[&str]) ->
     Ok(())
 }
 
-/// Every packet from one VM to all addresses of another is answered.
+/// Checks that every packet from one VM to all addresses of another is answered.
 pub async fn reaches(lab: &Lab, from: &str, to: &str) -> Outcome {
     let addresses = lab.vm(to)?.addresses();
     ensure!(addresses.len() == 2, "{to} has not both families: {addresses:?}");
@@ -127,14 +127,14 @@ pub async fn reaches(lab: &Lab, from: &str, to: &str) -> Outcome {
     Ok(())
 }
 
-/// No packet from a VM to an address is answered.
+/// Checks that no packet from a VM to an address is answered.
 pub async fn never_reaches(lab: &Lab, from: &str, target: IpAddr) -> Outcome {
     let ping = ping(lab, from, target, &["-c", "3", "-i", "0.1", "-W", "1"]).await?;
     ensure!(ping.received == 0, "{from} -> {target} was answered: {}", ping.text);
     Ok(())
 }
 
-/// Sum over all nodes of what was dropped of a VNI for a reason.
+/// Number of drops of a VNI for a reason, summed over all nodes.
 pub async fn drops(lab: &Lab, vni: u32, reason: &str) -> Result<f64, Failure> {
     let mut sum = 0.0;
     for node in lab.state().nodes.keys() {
@@ -150,7 +150,7 @@ pub async fn vni_packets(lab: &Lab, node: &str, vni: u32) -> Result<f64, Failure
     Ok(lab.metrics(node).await?.sum("sluice_vni_packets_total", &[("vni", &vni.to_string())]))
 }
 
-/// The direct path of a host from a network to a destination; `None`: the gateway is the way.
+/// The direct path of a host from a network to a destination; `None` if packets go to a gateway.
 pub async fn path_to(lab: &Lab, host: &str, vni: u32, destination: IpAddr) -> Result<Option<Value>, Failure> {
     let paths = lab.paths_of(host).await?;
     let wanted = |path: &Value| path["vni"] == vni && path["destination"] == destination.to_string();
@@ -167,7 +167,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Starts one.
+    /// Starts a probe.
     pub fn start(lab: &Lab, place: &str, words: &[&str]) -> Result<Self, Failure> {
         let argv: Vec<&str> = std::iter::once(PROBE).chain(words.iter().copied()).collect();
         let mut child = lab.command(place, &argv)?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -175,7 +175,7 @@ impl Probe {
         Ok(Self { child, stdout: BufReader::new(stdout) })
     }
 
-    /// Starts one that listens, and waits until it does.
+    /// Starts a probe that listens, and waits until it does.
     pub async fn listening(lab: &Lab, place: &str, words: &[&str]) -> Result<Self, Failure> {
         let mut probe = Self::start(lab, place, words)?;
         let mut line = String::new();
@@ -184,14 +184,14 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Waits for the end of one that prints nothing.
+    /// Waits for the end of a probe that prints nothing.
     pub async fn end(mut self) -> Outcome {
         let status = self.child.wait().await?;
         ensure!(status.success(), "a probe failed: {status}");
         Ok(())
     }
 
-    /// Lets a stream end now.
+    /// Stops a stream.
     pub async fn stop(&mut self) -> Outcome {
         if let Some(stdin) = &mut self.child.stdin {
             stdin.write_all(b"\n").await?;
@@ -199,7 +199,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Waits for its end and result.
+    /// Waits for the end of the probe, and returns its result.
     pub async fn result(mut self) -> Result<Value, Failure> {
         let mut text = String::new();
         self.stdout.read_to_string(&mut text).await?;
@@ -228,7 +228,7 @@ pub fn slow_hellos(topology: &mut Topology) {
     topology.other_clusters.iter_mut().for_each(|cluster| cluster.hello_interval_ms = Some(100));
 }
 
-/// The address of a family.
+/// The address of one family.
 pub fn address(vm: &VmState, ipv6: bool) -> Result<IpAddr, Failure> {
     let found = vm.addresses().into_iter().find(|address| address.is_ipv6() == ipv6);
     found.ok_or_else(|| Failure::new(format!("instance {} lacks a family", vm.id)))
@@ -252,7 +252,7 @@ where
     }
 }
 
-/// A counter of a VM's network stack: `TcpInCsumErrors`, say.
+/// A counter of a VM's network stack, such as `TcpInCsumErrors`.
 pub async fn stack_counter(lab: &Lab, vm: &str, name: &str) -> Result<u64, Failure> {
     let output = lab.exec(vm, &["nstat", "-asz", name]).await?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -261,7 +261,7 @@ pub async fn stack_counter(lab: &Lab, vm: &str, name: &str) -> Result<u64, Failu
     value.ok_or_else(|| Failure::new(format!("nstat in {vm} says nothing of {name}: {text}")))
 }
 
-/// Counters that must not move: packets with wrong checksums.
+/// Counters that must not change: packets with wrong checksums.
 pub async fn checksum_errors(lab: &Lab, vm: &str) -> Result<u64, Failure> {
     let mut sum = 0;
     for name in

@@ -25,18 +25,18 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 7021;
 const PPS: u64 = 500;
 const SECONDS: u64 = 4;
-/// Of the streams under which a gateway fails: traffic before the failure, the takeover, and an end in which
-/// packets must arrive again.
+/// Duration of the streams under which a gateway fails: traffic before the failure, the takeover, and an end
+/// in which packets must arrive again.
 const FAILING_SECONDS: u64 = 4;
-/// Traffic flows for so long before something fails.
+/// Duration of the traffic before something fails.
 pub const STEADY: Duration = Duration::from_millis(1_200);
 /// vIPs return two seconds after their gateway did, one every quarter of a second; hold-downs double while the
 /// same gateway fails again and again.
 pub const RETURN_MAX: Duration = Duration::from_secs(30);
-/// Between the failure and the first packet through another gateway: 3.75 hello intervals of 100 ms, and 50 ms
-/// for the announcement, the switch, and a probe that sends every 2 ms.
+/// Limit of the time from the failure to the first packet through another gateway: 3.75 hello intervals of
+/// 100 ms, and 50 ms for the announcement, the switch, and a probe that sends every 2 ms.
 const TAKEOVER_MAX: Duration = Duration::from_millis(425);
-/// If the gateway still sends, its peers learn from its hellos that it hears nothing: 4.25 intervals.
+/// If the gateway still sends, its peers learn from its hellos that it receives nothing: 4.25 intervals.
 const DEAF_TAKEOVER_MAX: Duration = Duration::from_millis(475);
 
 pub async fn scenario(ground: &Ground) -> Outcome {
@@ -57,7 +57,8 @@ pub enum Hellos {
     Slow,
 }
 
-/// The standard lab with a third gateway, and two vIPs for each; `model`: another than Zeta.
+/// The standard lab with a third gateway, and two vIPs for each gateway. `model` selects another model than
+/// Zeta.
 pub async fn lab_of_three(ground: &Ground, model: Option<&str>, hellos: Hellos) -> Result<Lab, Failure> {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
     options.model = model.map(str::to_owned);
@@ -82,17 +83,17 @@ pub struct Bench<'a> {
     _listeners: Vec<Probe>,
     /// Sending VM and destination of each stream.
     flows: Vec<(&'static str, String)>,
-    /// Gateways that failed already: peers wait longer for one that seemed dead lately and was not.
+    /// Gateways that failed already: peers wait longer for a gateway that they wrongly believed dead.
     failed: RefCell<BTreeSet<String>>,
 }
 
-/// Streams under way.
+/// Streams in progress.
 pub struct Running {
     account: Account,
     probes: Vec<Probe>,
 }
 
-/// What the stream that lost most saw.
+/// Result of the stream with the longest outage.
 #[derive(Default)]
 pub struct Loss {
     pub packets: u64,
@@ -101,7 +102,7 @@ pub struct Loss {
 
 impl<'a> Bench<'a> {
     pub async fn new(lab: &'a Lab) -> Result<Self, Failure> {
-        // Through gateways all the time, however much it is.
+        // The traffic stays on gateways, whatever its rate.
         for vpc in ["web", "db"] {
             let vpc = lab.vpc(vpc)?;
             lab.api().update::<Vpc>(vpc.id, &json!({ "offload_kbps": u32::MAX }), None).await?;
@@ -115,7 +116,8 @@ impl<'a> Bench<'a> {
             flows.push((from, at));
         }
         let bench = Self { lab, _listeners: listeners, flows, failed: RefCell::default() };
-        // A switch that floods what it does not know would hide failures: any gateway forwards it.
+        // A switch that floods frames with unknown destinations would hide failures, because any gateway
+        // forwards them.
         for place in 0..lab.state().topology.gateways.len() {
             bench.set_port(&format!("p{place}"), &["flood"], "off").await?;
         }
@@ -126,7 +128,7 @@ impl<'a> Bench<'a> {
         self.streams_for(SECONDS).await
     }
 
-    /// Starts to send, for so many seconds.
+    /// Starts to send, for this many seconds.
     pub async fn streams_for(&self, seconds: u64) -> Result<Running, Failure> {
         let account = Account::begin(self.lab).await?;
         let (pps, seconds) = (PPS.to_string(), seconds.to_string());
@@ -140,7 +142,7 @@ impl<'a> Bench<'a> {
         Streams::to_flows(self.lab, &self.flows, PPS).await
     }
 
-    /// Waits for the end of streams from which nothing may be missing.
+    /// Waits for the end of streams that must be complete.
     pub async fn lossless(&self, what: &str, streams: Running) -> Outcome {
         for (probe, (from, at)) in streams.probes.into_iter().zip(&self.flows) {
             let result = probe.result().await?;
@@ -186,8 +188,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The gateway that forwards most of what the streams send, and its port on the switch; one that has not
-    /// failed yet, unless all have.
+    /// The gateway that forwards most of the streams' packets, and its port on the switch. Prefers one that
+    /// has not failed yet.
     pub async fn busiest(&self) -> Result<(String, String), Failure> {
         let before = self.forwarded().await?;
         tokio::time::sleep(Duration::from_millis(400)).await;
@@ -214,7 +216,7 @@ impl<'a> Bench<'a> {
         Ok(counts)
     }
 
-    /// Owner and preferred owner of each vIP, by the API.
+    /// Owner and preferred owner of each vIP, from the API.
     async fn owners(&self) -> Result<BTreeMap<IpAddr, (String, String)>, Failure> {
         let name = &self.lab.state().topology.cluster.name;
         let cluster = self.lab.api().find::<Cluster>(name, &[]).await?;
@@ -230,7 +232,7 @@ impl<'a> Bench<'a> {
             .collect())
     }
 
-    /// Waits until every vIP is with its preferred owner.
+    /// Waits until every vIP is owned by its preferred owner.
     pub async fn owners_preferred(&self) -> Outcome {
         eventually(RETURN_MAX, || async {
             let owners = self.owners().await?;
@@ -273,7 +275,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The machine dies, as far as the network can tell: agent and link at once.
+    /// The machine fails, as far as the network can see: agent and link at once.
     pub async fn gateway_dies(
         &self,
         what: &str,
@@ -305,12 +307,12 @@ impl<'a> Bench<'a> {
     async fn dead_agent_attracts_no_packets(&self, what: &str, victim: &str) -> Outcome {
         let streams = self.streams().await?;
         let topology = &self.lab.state().topology;
-        // The kernels of the other gateways know no vIP, not even those that their programs answer for.
+        // The kernels of the other gateways have no vIP, not even those that their programs answer for.
         let others = topology.gateways.iter().filter(|gateway| gateway.name != victim);
         let asked = others.flat_map(|gateway| topology.cluster.vips.iter().map(move |vip| (gateway, vip)));
         try_join_all(asked.map(async |(gateway, vip)| {
             let vip = vip.to_string();
-            // A request is sent only if there is no entry. That there was none is no failure.
+            // A request is sent only if there is no entry. It is no failure if there was none to delete.
             self.lab.exec(&gateway.name, &["ip", "neigh", "del", &vip, "dev", "eth0"]).await?;
             let output = self.lab.exec(&gateway.name, &["ping", "-c", "1", "-W", "1", &vip]).await?;
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -325,13 +327,13 @@ impl<'a> Bench<'a> {
         self.lossless(&format!("{what}: the link of {victim} comes back"), streams).await
     }
 
-    /// The link fails in one direction: the gateway can speak, and hears nothing.
+    /// The link fails in one direction: the gateway can send, and receives nothing.
     async fn gateway_goes_deaf(&self) -> Outcome {
         let what = "a link fails in one direction";
         let streams = self.streams_for(FAILING_SECONDS).await?;
         tokio::time::sleep(STEADY).await;
         let (victim, port) = self.busiest().await?;
-        // The switch takes what the gateway sends, learns nothing from it, and so sends nothing there.
+        // The switch accepts the gateway's frames, but learns nothing from them and sends nothing there.
         let deaf = ["learning", "mcast_flood", "bcast_flood"];
         self.set_port(&port, &deaf, "off").await?;
         self.on_switch(&["bridge", "fdb", "flush", "dev", "br0", "brport", &port]).await?;

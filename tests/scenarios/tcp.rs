@@ -119,7 +119,7 @@ async fn iperf(lab: &Lab, from: &str, to: &str, target: IpAddr, reverse: bool) -
         argv.push("-R");
     }
     let mut last = String::new();
-    // The server needs a moment to listen.
+    // The server needs some time until it listens.
     for _ in 0..20 {
         let output = lab.exec(from, &argv).await?;
         let report: Value = serde_json::from_slice(&output.stdout)?;

@@ -1,5 +1,5 @@
-//! UDP in both families at 1000 packets a second, datagrams in fragments, and
-//! no checksum that the receiver finds wrong.
+//! UDP in both address families at 1000 packets per second: datagrams in fragments, and no checksum that the
+//! receiver finds wrong.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -18,7 +18,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         for ipv6 in [false, true] {
             let target = address(lab.vm(to)?, ipv6)?;
             Streams::start(lab, &[(from, to, ipv6)], PORT, 1000).await?.end().await?;
-            // In fragments.
+            // The datagrams are fragmented.
             answers(lab, from, target, &["-s", "4000"]).await?;
         }
     }

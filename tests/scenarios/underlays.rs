@@ -1,5 +1,5 @@
-//! A host on an IPv6 underlay and hosts on an IPv4 underlay: the gateway changes
-//! the outer family, whichever family the tenant speaks.
+//! A host on an IPv6 underlay and hosts on an IPv4 underlay: the gateway changes the outer address family,
+//! whatever the family of the tenant's packets.
 
 use crate::Ground;
 use crate::support::{Outcome, ensure, reaches};
@@ -12,7 +12,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     ensure!(!ipv6_only(&lab.vm("db-1")?.host), "db-1 is not on an IPv4 underlay");
     reaches(lab, "db-1", "db-2").await?;
     reaches(lab, "db-2", "db-1").await?;
-    // Peered and across the underlays at once.
+    // Between peered VPCs and different underlays at the same time.
     reaches(lab, "web-1", "db-2").await?;
     reaches(lab, "shop-3", "shop-1").await
 }

@@ -1,6 +1,6 @@
-//! VPCs move from one gateway cluster to another and back while 1000 packets a second
-//! pass through their gateways in each direction and family: none is lost. Peered VPCs
-//! go together, and the controller may die on the way.
+//! VPCs move from one gateway cluster to another and back while 1000 packets per second pass through their
+//! gateways in each direction and address family: none is lost. Peered VPCs move together, and the controller
+//! may be killed during the move.
 
 use crate::Ground;
 use crate::streams::Streams;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const PORT: u16 = 7013;
 const PATIENCE: Duration = Duration::from_secs(80);
-/// No flow leaves the gateways.
+/// No flow is offloaded from gateways.
 const NEVER: u32 = u32::MAX;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
@@ -72,7 +72,7 @@ async fn vpc(lab: &Lab, name: &str) -> Result<Vpc, crate::support::Failure> {
     Ok(lab.api().find::<Vpc>(name, &[]).await?)
 }
 
-/// Moves a VPC; with `kill` the controller dies as soon as that has begun.
+/// Moves a VPC. With `kill`, the controller is killed as soon as the move has started.
 async fn moved(lab: &Lab, vpc: &Vpc, to: sluice_types::ClusterId, kill: bool) -> Outcome {
     let begun = lab.api().update::<Vpc>(vpc.id, &json!({"cluster": to}), None).await?;
     ensure!(begun.moving_to == Some(to), "it does not move: {begun:?}");

@@ -25,8 +25,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Sequence number and time of sending, 8 bytes each.
 const PAYLOAD: usize = 16;
-/// Once all is sent, missing answers are waited for until none has come for so long: more than a machine
-/// whose processors are taken away for most of a second, several times on one packet's way, needs.
+/// After sending, the probe waits for missing answers until none has arrived for this time. It is longer than
+/// a machine needs whose processors are unavailable for most of a second, several times on the path of one
+/// packet.
 const GRACE: Duration = Duration::from_secs(5);
 
 fn main() -> Result<()> {
@@ -65,7 +66,7 @@ fn parse_secret(text: &str) -> [u8; 32] {
     std::array::from_fn(|at| u8::from_str_radix(digits(at), 16).unwrap_or_else(|_| parse("?")))
 }
 
-/// A notification like a gateway's.
+/// A notification like that of a gateway.
 fn notify(
     to: SocketAddr,
     key: u32,
@@ -88,7 +89,7 @@ fn notify(
     let packets = sealed.map_err(|error| bad(&error))?;
     let socket = connected(to)?;
     for packet in packets.iter().chain(&packets) {
-        // An error reports an ICMP answer to an earlier packet.
+        // The error reports an ICMP answer to an earlier packet.
         let _ = socket.send(packet);
     }
     Ok(())
@@ -106,8 +107,8 @@ fn connected(address: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Room for seconds of traffic: what is lost must be the network's fault, not
-/// that of a receiver which had to wait for a processor.
+/// Size for seconds of traffic, so that loss is caused by the network and not by a receiver that waits for a
+/// processor.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
 fn patient(socket: UdpSocket) -> Result<UdpSocket> {
@@ -165,12 +166,12 @@ fn ask_tcp(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// No more than what was due within this time is sent at once.
+/// At most the packets that were due within this time are sent at once.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Sends numbered packets at a steady rate until it is enough; returns how many. A late wake-up
-/// is made good, so that the mean rate holds, unless the machine was not run: a burst
-/// that no queue holds would say nothing about the network.
+/// Sends numbered packets at a steady rate until it is told to stop, and returns their number. After a late
+/// wake-up it sends the delayed packets, so that the mean rate is correct, but not after a stall of the
+/// machine: no queue would hold such a burst.
 fn send(socket: &UdpSocket, pps: u32, duration: Duration, enough: &AtomicBool) -> Result<u64> {
     let begin = Instant::now();
     let gap = Duration::from_secs(1) / pps.max(1);
@@ -185,8 +186,7 @@ fn send(socket: &UdpSocket, pps: u32, duration: Duration, enough: &AtomicBool) -
         let mut payload = [0; PAYLOAD];
         payload[..8].copy_from_slice(&number.to_be_bytes());
         payload[8..].copy_from_slice(&now_us().to_be_bytes());
-        // An ICMP error of an earlier packet shows as an error of this one: the
-        // packet was not sent, and is sent again.
+        // The error is an ICMP error for an earlier packet. This packet was not sent, and is sent again.
         if socket.send(&payload).is_err() {
             let _ = socket.send(&payload);
         }
@@ -243,14 +243,14 @@ fn stream(address: SocketAddr, pps: u32, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// What came back.
+/// The answers that arrived.
 #[derive(Default)]
 struct Answers {
-    /// By number.
+    /// The answers, by sequence number.
     seen: Vec<bool>,
-    /// How many numbers.
+    /// Number of different sequence numbers.
     received: usize,
-    /// The longest way there and back.
+    /// The longest round-trip time.
     slowest_us: u64,
 }
 
@@ -265,12 +265,12 @@ impl Answers {
     }
 }
 
-/// Takes answers until there is one to each of `total` packets, which is said when they are sent, or
-/// until they cease.
+/// Receives answers until there is one to each of `total` packets (a number that is known after sending), or
+/// until no more arrive.
 fn receive(socket: &UdpSocket, total: &OnceLock<usize>) -> Answers {
     let mut answers = Answers::default();
     let mut buffer = [0; 256];
-    // Since when none came although all is sent.
+    // Time of the last answer after sending ended.
     let mut silent = None;
     while total.get().is_none_or(|sent| answers.received < *sent) {
         if let Ok(length) = socket.recv(&mut buffer) {

@@ -13,7 +13,7 @@ const CELL_SHIFT: u32 = 6;
 /// Options that gateways and hosts share.
 #[derive(Args, Clone, Debug)]
 pub struct CommonArgs {
-    /// Enrolment file that the controller issued; needed until the state directory holds a certificate
+    /// Enrollment file that the controller issued; needed until the state directory holds a certificate
     #[arg(long, value_name = "FILE")]
     pub enrolment: Option<PathBuf>,
 

@@ -1,5 +1,5 @@
 //! The identity of this node: the certificate of an earlier start, or a new one that the controller issues
-//! for the token of the enrolment file. Changes with the way in which nodes get certificates.
+//! for the token of the enrollment file. Changes with the way in which nodes get certificates.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use crate::backoff::Backoff;
 use crate::{Error, error_chain};
 
-/// Checks that [`load_or_enrol`] has a certificate or an enrolment file to start from.
+/// Checks that [`load_or_enrol`] has a certificate or an enrollment file to start from.
 ///
 /// # Errors
 /// If there is neither of them.
@@ -31,10 +31,10 @@ fn load_bundle(state_dir: &Path, enrolment: Option<&Path>) -> Result<EnrolmentBu
     Ok(EnrolmentBundle::load(file)?)
 }
 
-/// Loads the certificate of an earlier start, or enrols. Retries while the controller cannot be reached.
+/// Loads the certificate of an earlier start, or enrolls. Retries while the controller cannot be reached.
 ///
 /// # Errors
-/// If there is neither a certificate nor an enrolment file, or if the controller refuses the token.
+/// If there is neither a certificate nor an enrollment file, or if the controller refuses the token.
 pub async fn load_or_enrol(state_dir: &Path, enrolment: Option<&Path>) -> Result<Identity, Error> {
     if let Some(identity) = Identity::load(state_dir)? {
         return Ok(identity);

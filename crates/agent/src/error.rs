@@ -19,7 +19,7 @@ pub enum Error {
     /// Writing the forwarding tables failed.
     #[error("forwarding tables")]
     Tables(#[from] sluice_tables::Error),
-    /// Enrolment or the controller's stream failed.
+    /// Enrollment or the controller's stream failed.
     #[error("controller")]
     Southbound(#[from] sluice_southbound::Error),
     /// The controller sent a delta of a database that the tables are not of.

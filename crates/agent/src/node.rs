@@ -143,7 +143,7 @@ fn lock(state_dir: &Path) -> Result<Flock<fs::File>, Error> {
 }
 
 impl Opened {
-    /// Enrols if this node has no certificate, and starts the table writer. The tables are resumed from their
+    /// Enrolls if this node has no certificate, and starts the table writer. The tables are resumed from their
     /// applied revision if `resume` is true and they belong to this node; otherwise a snapshot is
     /// requested.
     ///

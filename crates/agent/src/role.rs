@@ -109,7 +109,7 @@ pub trait Role: Send + 'static {
     /// A step has ended. Makes its changes survive a crash.
     ///
     /// # Errors
-    /// A description of what could not be written, for the acknowledgement.
+    /// A description of what could not be written, for the acknowledgment.
     fn commit(&mut self) -> Result<(), String> {
         Ok(())
     }

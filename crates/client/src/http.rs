@@ -216,7 +216,7 @@ impl Client {
         Ok(self.post(&action, &path, &Bulk { instances: new }).await?.1)
     }
 
-    /// Creates an enrolment bundle for a host or a gateway. Earlier tokens stay valid until they are used or
+    /// Creates an enrollment bundle for a host or a gateway. Earlier tokens stay valid until they are used or
     /// expire.
     ///
     /// # Errors

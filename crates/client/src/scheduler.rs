@@ -8,7 +8,7 @@ use std::net::IpAddr;
 /// A gateway that reports its load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerGateway {
-    /// Identifier.
+    /// Identifier of the gateway.
     pub id: GatewayId,
     /// Its cluster.
     pub cluster: ClusterId,

@@ -34,7 +34,7 @@ pub enum Refused {
     Message(#[from] DecodeError),
     /// The message names another sender than the node that sealed it.
     #[error("sealed by node {sender:#x}, but the message names {from:?} as its sender")]
-    Impostor {
+    SenderMismatch {
         /// Node that sealed the datagram.
         sender: u64,
         /// Sender named in the message.
@@ -50,7 +50,7 @@ impl Refused {
             Self::Envelope(refusal) => refusal.name(),
             Self::Message(DecodeError::Version(_)) => "message_version",
             Self::Message(_) => "message",
-            Self::Impostor { .. } => "impostor",
+            Self::SenderMismatch { .. } => "sender_mismatch",
         }
     }
 }
@@ -112,7 +112,7 @@ impl MessageCodec {
         let opened = self.opener.open(keys, now_ms, local, packet, read)?;
         let (sender, from) = (opened.sender, opened.body.from);
         if number(from) != sender {
-            return Err(Refused::Impostor { sender: sender.get(), from });
+            return Err(Refused::SenderMismatch { sender: sender.get(), from });
         }
         Ok((opened.body, opened.key_id))
     }
@@ -169,7 +169,10 @@ mod tests {
         for from in [one, Node::Controller] {
             let packet = codec(two, NOW_MS).seal(&keys(), NOW_MS, here(), &message(from, 1)).unwrap();
             let refused = receiver.open(&keys(), NOW_MS, here(), &packet).unwrap_err();
-            assert!(matches!(refused, Refused::Impostor { from: named, .. } if named == from), "{refused}");
+            assert!(
+                matches!(refused, Refused::SenderMismatch { from: named, .. } if named == from),
+                "{refused}"
+            );
         }
     }
 

@@ -27,7 +27,7 @@
 //!
 //! How a change gets to the nodes: `api` checks it and has the store commit it; `push` reads it back from
 //! the outbox, `compile` says what it means for which node, and `push` keeps that, encoded, and sends it to
-//! each node. From the acknowledgements, `push` says what is programmed.
+//! each node. From the acknowledgments, `push` says what is programmed.
 #![forbid(unsafe_code)]
 
 mod api;

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7443")]
     pub southbound: SocketAddr,
     /// Name or address by which nodes reach the southbound listener; repeatable, the first is used in
-    /// enrolments
+    /// enrollments
     #[arg(long, value_name = "NAME_OR_IP", value_parser = server_name)]
     pub southbound_name: Vec<String>,
     /// Directory for the default database
@@ -146,7 +146,7 @@ fn read_token(args: &Args) -> Result<Option<[u8; 32]>, Error> {
     let Some(path) = &args.api_token_file else {
         if !args.api.ip().is_loopback() {
             return Err(Error::Options(format!(
-                "the API may listen on {} only with --api-token-file: without a token, everyone who reaches it \
+                "the API may listen on {} only with --api-token-file: without a token, any client that reaches it \
                  has full access",
                 args.api
             )));
@@ -298,7 +298,7 @@ impl Controller {
         self.end.send_replace(true);
         let servers = tokio::time::timeout(GRACE, &mut self.servers).await;
         self.background.shutdown().await;
-        // If the last acknowledgements cannot be saved, nodes report them again when they reconnect.
+        // If the last acknowledgments cannot be saved, nodes report them again when they reconnect.
         for state in self.push.hub.take_unsaved(true) {
             if self.db.store.save_node_state(state).await.is_err() {
                 break;

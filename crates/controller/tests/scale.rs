@@ -54,7 +54,7 @@ async fn bulk_creation_stage_by_stage() {
     let mut nodes = Vec::new();
     for task in tasks {
         let (at, bytes, node) = task.await.unwrap();
-        // The stream must stay open, because its last acknowledgement may not have arrived yet.
+        // The stream must stay open, because its last acknowledgment may not have arrived yet.
         nodes.push(node);
         println!("a gateway had all after {:?}, about {bytes} bytes", at - start);
     }

@@ -222,7 +222,7 @@ async fn instance_is_programmed_when_gateways_and_host_acknowledged_it() {
     assert_eq!(nodes.len(), 2);
     assert!(nodes.iter().all(|node| node["connected"] == true && node["version"] == "test"));
 
-    // Acknowledgements are stored, also across a restart.
+    // Acknowledgments are stored, also across a restart.
     let database = gateway_node.database;
     tokio::time::sleep(Duration::from_millis(300)).await;
     cloud.restart().await;

@@ -42,7 +42,7 @@ pub struct State {
     pub vpcs: BTreeMap<String, VpcState>,
     /// Gateways and hosts.
     pub nodes: BTreeMap<String, Node>,
-    /// VMs.
+    /// The VMs, by name.
     pub vms: BTreeMap<String, VmState>,
     /// Whether the lab came up completely.
     pub ready: bool,

@@ -63,7 +63,7 @@ impl Paths {
         self.root().join("nodes").join(process)
     }
 
-    /// A node's enrolment bundle, used once.
+    /// A node's enrollment bundle, used once.
     pub fn enrolment(&self, node: &str) -> PathBuf {
         self.root().join("nodes").join(format!("{node}.enrolment.json"))
     }

@@ -265,7 +265,7 @@ async fn register_nodes(lab: &Lab) -> Result<Registered> {
     Ok(Registered { cluster, nodes })
 }
 
-/// Enrols a node and starts its agent in its namespace.
+/// Enrolls a node and starts its agent in its namespace.
 async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
     let Node { id, gateway, metrics } = lab.node(node)?;
     let bad = |_| Error::Form { what: format!("node {node}"), problem: format!("id {id}") };

@@ -206,7 +206,7 @@ pub enum DecisionReason {
     Overloaded {
         /// Load of the owner.
         load: f64,
-        /// The threshold that the load exceeds.
+        /// The relief threshold, below which the load must get.
         threshold: f64,
         /// Load of the owner without the vIP.
         after: f64,

@@ -143,12 +143,12 @@ fn only_vpcs_of_a_removed_cluster_move() {
     let found = rebalance(&problem, &present, 0.2).unwrap();
     assert_eq!((found.plan.moves.len(), found.moves_lower_bound), (3, 3));
     for step in &found.plan.moves {
-        assert_eq!((step.from, step.reason), (Some(ClusterId::new(3)), MoveReason::ClusterLeaves));
+        assert_eq!((step.from, step.reason), (Some(ClusterId::new(3)), MoveReason::ClusterRemoved));
     }
     assert_eq!(
         found.plan.moves[0].to_string(),
         format!(
-            "{} to {} from cluster-3, 5 entries: its cluster takes no VPCs any more",
+            "{} to {} from cluster-3, 5 entries: its cluster accepts no VPCs any more",
             found.plan.moves[0].vpc, found.plan.moves[0].to
         )
     );
@@ -182,7 +182,7 @@ fn plan_for_another_placement_is_refused() {
     let plan = PlacementPlan::between(&problem, &at(&[(1, 1)]), &at(&[(1, 2)])).unwrap();
     assert_eq!(
         plan.apply(&at(&[(1, 2)])).unwrap_err().to_string(),
-        "the plan expects vpc-1 on cluster-1, it is on cluster-2"
+        "the plan was made for another placement: it moves vpc-1 from cluster-1, but the VPC is on cluster-2"
     );
     assert_eq!(
         PlacementPlan::between(&problem, &at(&[]), &at(&[])).unwrap_err().to_string(),

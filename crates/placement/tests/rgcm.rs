@@ -297,23 +297,23 @@ fn error_describes_the_impossible_constraint() {
     };
     assert_eq!(
         said(vec![cluster_of(1, 100, 10), cluster_of(2, 100, 10)], vec![vpc_of(1, 1, 1, 21)], 1, 1.0),
-        "the VPCs need 21 entries, all clusters together hold 20"
+        "the VPCs need 21 entries, but only 20 fit into all clusters together"
     );
     assert_eq!(
         said(vec![cluster_of(1, 100, 10)], vec![vpc_of(1, 1, 90, 1)], 1, 0.8),
-        "no placement keeps clusters below the water level: the fullest would be at 90.0% of its packet rate \
-         or more, 80.0% is allowed; 90 packets/s are needed, all clusters together forward 100"
+        "no placement keeps all clusters below the water level: the most loaded would be at 90.0% of its \
+         packet rate or more, and 80.0% is allowed; the demand is 90 packets/s, the capacity 100"
     );
     // Two of three VPCs must share a cluster.
     let three = vec![vpc_of(1, 1, 60, 1), vpc_of(2, 1, 60, 1), vpc_of(3, 1, 60, 1)];
     assert_eq!(
         said(vec![cluster_of(1, 100, 10), cluster_of(2, 100, 10)], three, 2, 1.0),
-        "none of 8 attempts found a placement below the water level: the best is at 120.0% of a cluster's \
-         packet rate, 100.0% is allowed, and 90.0% is the least that is possible"
+        "none of 8 attempts found a placement below the water level: the best has a maximum load of \
+         120.0%, 100.0% is allowed, and the lower bound is 90.0%"
     );
     assert_eq!(
         said(vec![cluster_of(1, 100, 10), cluster_of(2, 100, 10)], vec![vpc_of(1, 1, 1, 11)], 1, 1.0),
-        "none of 8 attempts fits all VPCs into tables: 11 entries, 20 places in 2 clusters, at most 1 \
-         clusters a tenant; the largest VPC has 11 entries, the largest table 10"
+        "none of 8 attempts fits all VPCs into tables: 11 entries, space for 20 in 2 clusters, at most \
+         1 clusters per tenant; the largest VPC has 11 entries, the largest table 10"
     );
 }

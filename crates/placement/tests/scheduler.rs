@@ -192,7 +192,7 @@ impl World {
         let mut returned = Vec::new();
         for (at_ms, decision) in &self.log {
             let Action::MoveVip { vip, cluster, from, to } = decision.action else { continue };
-            let is_share = match decision.why {
+            let is_share = match decision.reason {
                 DecisionReason::Share { .. } => true,
                 DecisionReason::Overloaded { .. } => false,
                 _ => continue,
@@ -392,7 +392,8 @@ fn shared_vip_may_return_after_gateways_of_the_cluster_changed() {
 fn return_without_a_change_of_gateways_is_found() {
     let mut world = World::new(&[vec![(100.0, vec![1.0; 3]), (100.0, vec![])]], 50);
     let (cluster, one, two) = (ClusterId::new(1), GatewayId::new(1), GatewayId::new(2));
-    let moved = |from, to, why| Decision { action: Action::MoveVip { vip: vip(1), cluster, from, to }, why };
+    let moved =
+        |from, to, reason| Decision { action: Action::MoveVip { vip: vip(1), cluster, from, to }, reason };
     let share = DecisionReason::Share { from: 3, to: 0 };
     let overloaded = DecisionReason::Overloaded {
         load: 0.9,
@@ -403,10 +404,11 @@ fn return_without_a_change_of_gateways_is_found() {
     };
     world.log = vec![(0, moved(one, two, share)), (2000, moved(two, one, share))];
     assert_eq!(world.returned_vips(), [(vip(1), one, 2000)]);
-    let kept = Decision { action: Action::KeepGateway { gateway: two, cluster }, why: DecisionReason::Lost };
+    let kept =
+        Decision { action: Action::KeepGateway { gateway: two, cluster }, reason: DecisionReason::Lost };
     world.log.insert(1, (1000, kept));
     assert_eq!(world.returned_vips(), []);
-    world.log[0].1.why = overloaded;
+    world.log[0].1.reason = overloaded;
     assert_eq!(world.returned_vips(), [(vip(1), one, 2000)]);
 }
 
@@ -475,7 +477,9 @@ fn load_measured_partly_before_a_move_is_corrected() {
     // More load than that is overload.
     let more = scheduler.decide(1100, &report(later, [0.87, 0.24], 2)).unwrap();
     assert_eq!(more.decisions.len(), 1);
-    let DecisionReason::Overloaded { load, receiver, .. } = more.decisions[0].why else { panic!("{more:?}") };
+    let DecisionReason::Overloaded { load, receiver, .. } = more.decisions[0].reason else {
+        panic!("{more:?}")
+    };
     assert!((load - 0.81).abs() < 1e-9 && (receiver - 0.3).abs() < 1e-9, "{more:?}");
 }
 
@@ -490,7 +494,7 @@ fn a_returning_gateway_gets_its_share_one_vip_at_a_time() {
     assert!(per_tick.iter().all(|count| *count <= 1), "{per_tick:?}");
     let counts: Vec<usize> = world.gateways.values().map(|gateway| gateway.vips.len()).collect();
     assert_eq!(counts, [3, 3, 2]);
-    assert!(world.log.iter().all(|(_, decision)| matches!(decision.why, DecisionReason::Share { .. })));
+    assert!(world.log.iter().all(|(_, decision)| matches!(decision.reason, DecisionReason::Share { .. })));
 }
 
 #[test]
@@ -625,7 +629,7 @@ fn no_gateway_is_requested_for_a_vip_too_large_for_any() {
     let outcome = world.tick(&mut scheduler());
     assert_eq!(outcome.decisions, []);
     assert!(matches!(outcome.waits[..], [Wait::Indivisible { .. }]), "{outcome:?}");
-    assert!(outcome.waits[0].to_string().starts_with("gw-1 at 97.0% cannot be helped by more gateways"));
+    assert!(outcome.waits[0].to_string().starts_with("gw-1 is at 97.0% load and more gateways would not help"));
 }
 
 #[test]
@@ -642,8 +646,8 @@ fn cluster_that_becomes_overloaded_keeps_its_gateway() {
     let kept = (0..3).flat_map(|_| world.tick(&mut scheduler).decisions).collect::<Vec<_>>();
     assert!(
         kept.iter().any(|decision| matches!(
-            (decision.action, decision.why),
-            (Action::KeepGateway { .. }, DecisionReason::NeededAtHome { .. })
+            (decision.action, decision.reason),
+            (Action::KeepGateway { .. }, DecisionReason::NeededByOwnCluster { .. })
         )),
         "{kept:?}"
     );

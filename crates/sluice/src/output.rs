@@ -11,9 +11,9 @@ use std::io::Write;
 pub enum Format {
     /// A table
     Table,
-    /// JSON
+    /// Indented JSON
     Json,
-    /// YAML
+    /// A YAML document
     Yaml,
 }
 

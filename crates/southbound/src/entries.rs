@@ -111,7 +111,7 @@ pub enum Scope {
     Local,
     /// Look up in the routes of another VPC, which has this VNI.
     Peer(Vni),
-    /// Drop.
+    /// Drop the packet.
     Drop,
 }
 
@@ -138,7 +138,7 @@ pub struct Route {
 pub struct Port {
     /// The id of the instance.
     pub instance: InstanceId,
-    /// `vpc-name/instance-name`.
+    /// Name for people: `vpc-name/instance-name`.
     pub name: String,
     /// The VPC's VNI.
     pub vni: Vni,

@@ -296,7 +296,7 @@ pub enum NodeId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {
     pub node: NodeId,
-    /// 0 before the first acknowledgement.
+    /// 0 before the first acknowledgment.
     pub acknowledged_revision: u64,
     /// Time of the last report, in milliseconds of the UNIX epoch; 0 if there was none.
     pub last_seen_ms: u64,

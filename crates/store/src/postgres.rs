@@ -82,7 +82,7 @@ impl PostgresBackend {
 }
 
 /// A connection that returns to the pool only through [`Lease::give_back`]. If it is dropped during an
-/// operation (the caller was cancelled, the server stopped responding), it is closed: the server then rolls
+/// operation (the caller was canceled, the server stopped responding), it is closed: the server then rolls
 /// back the open transaction, and no other caller gets a connection in an unknown state.
 struct Lease(Option<PoolConnection<Postgres>>);
 

@@ -150,7 +150,7 @@ pub enum InstancesOf {
 /// Identity of a database. It is chosen at random when the database is created, and is never 0.
 pub type DatabaseId = u64;
 
-/// What a one-time enrolment token is valid for.
+/// What a one-time enrollment token is valid for.
 #[derive(Clone, Debug)]
 pub struct EnrolmentToken {
     pub node: NodeId,

@@ -17,13 +17,13 @@ pub enum Error {
         needed_cells: u64,
         /// Free cells, in runs of any length.
         free_cells: u64,
-        /// Capacity.
+        /// Cells of the whole memory.
         total_cells: u64,
     },
     /// The memory cannot hold even empty tables.
     #[error("table memory of {found_cells} cells is too small: at least {needed_cells} are needed")]
     TooSmall {
-        /// Capacity.
+        /// Cells of the whole memory.
         found_cells: u64,
         /// Smallest capacity for the requested sizes.
         needed_cells: u64,

@@ -25,15 +25,15 @@ pub struct TableUsage {
     pub counters_total: u64,
     /// Accepted VTEPs.
     pub vteps: u64,
-    /// vIPs.
+    /// Number of vIPs.
     pub vips: u64,
     /// Groups of vIPs.
     pub groups: u64,
-    /// VRFs.
+    /// Number of VRFs.
     pub vrfs: u64,
     /// Ports of VMs.
     pub ports: u64,
-    /// Endpoints.
+    /// Number of endpoints.
     pub endpoints: u64,
     /// Direct paths.
     pub direct_paths: u64,

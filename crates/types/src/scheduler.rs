@@ -54,11 +54,11 @@ pub enum SchedulerSettingsError {
          {accept}, {relief} and {overload}"
     )]
     Order {
-        /// `accept_threshold`.
+        /// Value of `accept_threshold`.
         accept: String,
-        /// `relief_threshold`.
+        /// Value of `relief_threshold`.
         relief: String,
-        /// `overload_threshold`.
+        /// Value of `overload_threshold`.
         overload: String,
     },
 }

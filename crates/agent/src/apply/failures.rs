@@ -41,7 +41,7 @@ impl Failures {
         }
     }
 
-    /// The report for the acknowledgement; the last line counts the failures without a name.
+    /// The report for the acknowledgment; the last line counts the failures without a name.
     pub(crate) fn into_report(self) -> Vec<String> {
         let Self { mut named, unnamed } = self;
         if unnamed > 0 {

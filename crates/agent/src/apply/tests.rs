@@ -253,7 +253,7 @@ fn delta_changes_and_removes_entries() {
     assert!(applier.tables.endpoint(vni(1), ip("10.0.0.6")).is_none());
     assert_eq!((applier.tables.routes().count(), applier.tables.vrfs().count()), (0, 1));
     assert!(applier.role.instances().is_empty());
-    // The controller sends the step again, as after a crash before the acknowledgement.
+    // The controller sends the step again, as after a crash before the acknowledgment.
     assert_eq!(apply(&mut applier, update), without_failures(12));
     let update = Update { removed_vteps: vec![ip("192.0.2.1")], ..delta(13) };
     assert_eq!(apply(&mut applier, update), without_failures(13));

@@ -1,4 +1,4 @@
-//! A controller of one node, for the tests of agents: it enrols the node, records its reports, and sends the
+//! A controller of one node, for the tests of agents: it enrolls the node, records its reports, and sends the
 //! updates of the test. Each test runs in a network namespace of its own.
 #![allow(dead_code)] // Not every test needs all of it.
 
@@ -75,7 +75,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Listens on the loopback interface, and writes the node's enrolment file.
+    /// Listens on the loopback interface, and writes the node's enrollment file.
     pub async fn start(node: &str, enrolment: &Path) -> Self {
         let node: Node = node.parse().unwrap();
         let ca = Arc::new(CertificateAuthority::create().unwrap());
@@ -123,7 +123,7 @@ impl Controller {
         self.report(heartbeat).await
     }
 
-    /// Sends an update and waits for the acknowledgement.
+    /// Sends an update and waits for the acknowledgment.
     pub async fn step(&mut self, update: impl Into<NodeUpdate>) -> Ack {
         let mut update = update.into();
         let (revision, database, snapshot) = (update.revision, update.database_id, update.snapshot);

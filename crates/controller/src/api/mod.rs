@@ -67,7 +67,7 @@ pub struct Api {
     ownership: Arc<Ownership>,
     place: Arc<Place>,
     moves: Arc<Moves>,
-    /// How nodes reach this controller, for enrolment bundles.
+    /// How nodes reach this controller, for enrollment bundles.
     reach: Reach,
     /// SHA-256 of the bearer token, if one is needed.
     token_digest: Option<[u8; 32]>,
@@ -86,7 +86,7 @@ struct Answers {
 type App = Arc<Api>;
 
 impl Api {
-    /// Uses the modules' handles. `reach` goes into enrolment bundles; `token_digest` is the SHA-256 of the
+    /// Uses the modules' handles. `reach` goes into enrollment bundles; `token_digest` is the SHA-256 of the
     /// bearer token, if one is needed.
     pub fn new(handles: Handles, reach: Reach, token_digest: Option<[u8; 32]>) -> Self {
         let Handles { db, push, ownership, place, moves } = handles;

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-/// Interval between looks at acknowledgements while something moves.
+/// Interval between looks at acknowledgments while something moves.
 const LOOK: Duration = Duration::from_millis(20);
 /// Interval while nothing moves.
 const IDLE: Duration = Duration::from_millis(250);

@@ -34,7 +34,7 @@ pub enum CapacitySource {
 /// A gateway with its load and capacity.
 #[derive(Clone, Debug)]
 pub struct GatewayUsage {
-    /// Identifier.
+    /// Identifier of the gateway.
     pub id: GatewayId,
     /// Name, for people.
     pub name: String,
@@ -65,7 +65,7 @@ impl GatewayUsage {
 /// A cluster with its demand and capacity.
 #[derive(Clone, Debug)]
 pub struct ClusterUsage {
-    /// Identifier.
+    /// Identifier of the cluster.
     pub id: ClusterId,
     /// Name, for people.
     pub name: String,
@@ -93,7 +93,7 @@ impl ClusterUsage {
 /// A VPC with its demand.
 #[derive(Clone, Debug)]
 pub struct VpcUsage {
-    /// Identifier.
+    /// Identifier of the VPC.
     pub id: VpcId,
     /// Name, for people.
     pub name: String,

@@ -134,7 +134,7 @@ impl Cloud {
         self.dir.path().join(node)
     }
 
-    /// Enrols a node, given by its path like `/v1/gateways/gw-1`.
+    /// Enrolls a node, given by its path like `/v1/gateways/gw-1`.
     pub async fn enrol(&self, path: &str) -> Identity {
         let bundle = self.bundle(path).await;
         enrol(&bundle, &self.state_dir(&bundle.node)).await.unwrap()

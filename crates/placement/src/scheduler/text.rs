@@ -33,8 +33,8 @@ impl fmt::Display for DecisionReason {
         match *self {
             Self::Overloaded { load, threshold, after, receiver, receiver_after } => write!(
                 f,
-                "its owner is at {} load, above the threshold of {}, and will be at {}; the new owner, the \
-                 least loaded, goes from {} to {}",
+                "its owner is at {} load, must get below {}, and will be at {}; the new owner, the least loaded, \
+                 goes from {} to {}",
                 Percent(load),
                 Percent(threshold),
                 Percent(after),

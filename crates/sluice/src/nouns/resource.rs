@@ -367,7 +367,7 @@ pub struct Enrol {
 }
 
 impl Enrol {
-    /// Writes an enrolment bundle.
+    /// Writes an enrollment bundle.
     pub async fn run<K: Resource>(self, client: &Client) -> Result<(), Failure> {
         let object: K = client.find(&self.name, &[]).await?;
         let bundle = client.enrol::<K>(object.id()).await?;

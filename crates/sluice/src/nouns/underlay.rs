@@ -48,7 +48,7 @@ impl Create for NewHostArgs {
 
 #[derive(Subcommand)]
 pub enum HostVerb {
-    /// Write the enrolment bundle with which the host's agent joins the cloud
+    /// Write the enrollment bundle with which the host's agent joins the cloud
     Enrol(Enrol),
 }
 
@@ -119,7 +119,7 @@ impl Create for NewGatewayArgs {
 
 #[derive(Subcommand)]
 pub enum GatewayOwnVerb {
-    /// Write the enrolment bundle with which the gateway's agent joins the cloud
+    /// Write the enrollment bundle with which the gateway's agent joins the cloud
     Enrol(Enrol),
     /// Move all vIPs of a gateway to the others of its cluster; it forwards packets that still arrive
     Drain(DrainArgs),

@@ -21,9 +21,35 @@ const WORDS: &[[&str; 2]] = &[
     ["knows it ", "not"],
     ["the same ", "of"],
     ["for want ", "of"],
+    ["impos", "tor"],
+    ["home", "less"],
+    ["he", "nce"],
+    ["hence", "forth"],
+    ["whe", "nce"],
+    ["amo", "ngst"],
+    ["up", "on"],
+    ["ou", "ght"],
+    ["nau", "ght"],
+    ["need", "less"],
+    ["cro", "wd"],
+    ["lin", "gers"],
+    ["lea", "rnt"],
+    ["out of ", "turn"],
+    ["gives ", "way"],
+    ["is no ", "more"],
+    ["are no ", "more"],
+    ["knows ", "nothing"],
+    ["one's ", "own"],
 ];
 /// The same for comments and documents alone. Nodes and entries are not people.
-const WORDS_OF_PROSE: &[[&str; 2]] = &[["some", "body"], ["no", "body"], ["every", "body"]];
+const WORDS_OF_PROSE: &[[&str; 2]] = &[
+    ["some", "body"],
+    ["no", "body"],
+    ["every", "body"],
+    ["every", "one"],
+    ["any", "body"],
+    ["beha", "viour"],
+];
 /// Directories whose text has not been revised yet.
 const PENDING: [&str; 2] = ["bpf/", "crates/datapath/tests/"];
 
@@ -79,7 +105,7 @@ fn one_word_docs(text: &str) -> Vec<(usize, String)> {
 }
 
 /// Doc comments of one word that are still left. This number only falls.
-const ONE_WORD_DOCS_MAX: usize = 400;
+const ONE_WORD_DOCS_MAX: usize = 11;
 
 #[test]
 fn docs_say_more_than_a_word() {

@@ -1,4 +1,4 @@
-//! State of the southbound interface: nodes' streams, one-time enrolment tokens, the certificate authority.
+//! State of the southbound interface: nodes' streams, one-time enrollment tokens, the certificate authority.
 //! These are not objects: changing them takes no revision.
 
 use crate::backend::Query;
@@ -86,7 +86,7 @@ pub(crate) async fn authority(q: &mut dyn Query, new: &(String, String)) -> Resu
     Ok((row.text(0)?.to_owned(), row.text(1)?.to_owned()))
 }
 
-/// Deletes the stream state and the enrolment tokens of a node that is deleted. Returns true if the node ever
+/// Deletes the stream state and the enrollment tokens of a node that is deleted. Returns true if the node ever
 /// had a stream, and with it cluster keys.
 pub(super) async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<bool> {
     let seen = q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;

@@ -134,7 +134,7 @@ pub async fn onto_existing(f: Fixture) {
     assert_eq!(conflict::<()>(Err(error)), expected);
 }
 
-pub async fn a_full_subnet_names_the_offender(f: Fixture) {
+pub async fn full_subnet_is_named(f: Fixture) {
     let c = Cloud::with(&f, Some("10.0.0.0/28"), None).await;
     let (index, _, error) = in_bulk(c.store.create_instances(c.vpc.id, c.some(0, 20)).await);
     assert_eq!(index, 13, "13 addresses beside network, router and broadcast");

@@ -1,4 +1,4 @@
-//! A small cloud to start cases from.
+//! A small cloud with which test cases start.
 
 use crate::Fixture;
 use sluice_store::{
@@ -20,7 +20,7 @@ pub struct Cloud {
     pub subnet: Subnet,
 }
 
-/// A new object that surely was not there.
+/// The object of a creation, which must be new.
 pub fn new<T: std::fmt::Debug>(created: Result<Created<T>>) -> T {
     match created {
         Ok(Created::New(object)) => object,
@@ -28,7 +28,7 @@ pub fn new<T: std::fmt::Debug>(created: Result<Created<T>>) -> T {
     }
 }
 
-/// The conflict that a call must end with.
+/// The conflict with which a call must fail.
 pub fn conflict<T: std::fmt::Debug>(result: Result<T>) -> Conflict {
     match result {
         Err(StoreError::Conflict(conflict)) => conflict,
@@ -70,7 +70,7 @@ pub fn instance(name: &str, subnet: &Subnet, host: &Host) -> NewInstance {
 }
 
 impl Cloud {
-    /// One of everything, dual-stack.
+    /// One object of each kind, dual-stack.
     pub async fn make(fixture: &Fixture) -> Self {
         Self::with(fixture, Some("10.0.0.0/24"), Some("fd00:1::/64")).await
     }
@@ -133,14 +133,14 @@ pub async fn gateway(s: &Store, cluster: ClusterId, last: u8) -> GatewayId {
     new(s.create_gateway(NewGateway { name: format!("g{last}"), cluster, vtep4, vtep6 }).await).id
 }
 
-/// Changes of the last revision.
+/// The changes of the last revision.
 pub async fn last(s: &Store) -> Vec<Change> {
     let rows = s.outbox(s.revision().await.unwrap() - 1, 1000).await.unwrap();
     rows.into_iter().map(|row| row.change).collect()
 }
 
-/// What a snapshot has of instances.
-pub async fn told(s: &Store, of: InstancesOf) -> Vec<Instance> {
+/// The instances of a snapshot.
+pub async fn snapshot_instances(s: &Store, of: InstancesOf) -> Vec<Instance> {
     let (sink, mut parts) = tokio::sync::mpsc::channel(1);
     let read = async {
         let mut all = Vec::new();

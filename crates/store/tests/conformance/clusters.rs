@@ -1,4 +1,4 @@
-//! Places and keys of clusters, and how an older database gets them.
+//! vIP slots, preferred owners and keys of clusters, and how a database of an earlier version gets them.
 
 use crate::Fixture;
 use crate::cloud::{Cloud, conflict, last, new};
@@ -18,7 +18,7 @@ fn vip(last: u8) -> IpAddr {
     [192, 0, 2, last].into()
 }
 
-fn places(cluster: &Cluster) -> Vec<(u8, IpAddr)> {
+fn slots(cluster: &Cluster) -> Vec<(u8, IpAddr)> {
     cluster.vips.iter().map(|vip| (vip.slot, vip.address)).collect()
 }
 
@@ -34,17 +34,17 @@ fn shares(cluster: &Cluster, gateways: &[GatewayId]) -> Vec<usize> {
     gateways.iter().map(share).collect()
 }
 
-pub async fn vips_keep_their_places(f: Fixture) {
+pub async fn vips_keep_their_slots(f: Fixture) {
     let s = f.store.as_ref();
     let cluster = new(s.create_cluster("c", &[vip(5), vip(4), vip(3)], None).await);
-    assert_eq!(places(&cluster), [(0, vip(5)), (1, vip(4)), (2, vip(3))], "in the order given");
+    assert_eq!(slots(&cluster), [(0, vip(5)), (1, vip(4)), (2, vip(3))], "in the order given");
     let same = s.update_cluster(cluster.id, &[vip(3), vip(4), vip(5)], None).await.unwrap();
     assert_eq!(same, cluster, "another order changes nothing");
     let changed = s.update_cluster(cluster.id, &[vip(9), vip(3), vip(5)], None).await.unwrap();
-    assert_eq!(places(&changed), [(0, vip(5)), (2, vip(3)), (3, vip(9))]);
+    assert_eq!(slots(&changed), [(0, vip(5)), (2, vip(3)), (3, vip(9))]);
     assert!(changed.revision > cluster.revision && changed.vip_plan_revision == changed.revision);
     let again = s.update_cluster(cluster.id, &[vip(4), vip(3), vip(5), vip(9)], None).await.unwrap();
-    assert_eq!(places(&again), [(0, vip(5)), (1, vip(4)), (2, vip(3)), (3, vip(9))]);
+    assert_eq!(slots(&again), [(0, vip(5)), (1, vip(4)), (2, vip(3)), (3, vip(9))]);
     assert_eq!(s.cluster(cluster.id).await.unwrap(), again);
 }
 
@@ -68,7 +68,7 @@ pub async fn hello_intervals(f: Fixture) {
         s.set_hello_interval(slow.id, 20, Some(usual.revision)).await,
         Err(StoreError::Stale { .. })
     ));
-    assert_eq!(s.set_hello_interval(slow.id, 250, Some(slow.revision)).await.unwrap(), slow, "as it is");
+    assert_eq!(s.set_hello_interval(slow.id, 250, Some(slow.revision)).await.unwrap(), slow, "unchanged");
     assert_eq!(s.revision().await.unwrap(), revision);
     let set = s.set_hello_interval(slow.id, 20, Some(slow.revision)).await.unwrap();
     let now = revision + 1;
@@ -80,7 +80,7 @@ pub async fn hello_intervals(f: Fixture) {
     assert!(events.iter().any(|event| event.kind == "cluster_hello" && event.text.contains("now 20 ms")));
 }
 
-pub async fn homes_follow_the_gateways(f: Fixture) {
+pub async fn preferred_owners_follow_the_gateways(f: Fixture) {
     let s = f.store.as_ref();
     let vips: Vec<IpAddr> = (1..=6).map(vip).collect();
     let id = new(s.create_cluster("c", &vips, None).await).id;
@@ -88,7 +88,7 @@ pub async fn homes_follow_the_gateways(f: Fixture) {
     let g1 = gateway(s, id, "g1", 1).await;
     let one = read().await;
     assert_eq!((shares(&one, &[g1]), one.vip_plan_revision), (vec![6], s.revision().await.unwrap()));
-    assert!(one.revision < one.vip_plan_revision, "the cluster itself is as it was");
+    assert!(one.revision < one.vip_plan_revision, "the cluster itself is unchanged");
     let g2 = gateway(s, id, "g2", 2).await;
     let two = read().await;
     assert_eq!(shares(&two, &[g1, g2]), [3, 3]);
@@ -105,15 +105,15 @@ pub async fn homes_follow_the_gateways(f: Fixture) {
     assert!(read().await.vips.iter().all(|vip| vip.preferred_owner.is_none()));
 }
 
-/// A plan's revision only grows, also where gateways remember one that the database has lost.
-pub async fn plans_are_raised(f: Fixture) {
+/// The revision of a vIP plan only increases, also if gateways have a newer one than a restored database.
+pub async fn plans_are_reissued(f: Fixture) {
     let s = f.store.as_ref();
     let id = new(s.create_cluster("c", &[vip(1), vip(2)], None).await).id;
     let g1 = gateway(s, id, "g1", 1).await;
     let before = s.cluster(id).await.unwrap();
     let revision = s.revision().await.unwrap();
-    assert!(!s.reissue_plan(id, before.vip_plan_revision).await.unwrap(), "it is not behind");
-    assert!(!s.reissue_plan(id, u64::MAX).await.unwrap(), "nor is everything believed");
+    assert!(!s.reissue_plan(id, before.vip_plan_revision).await.unwrap(), "the plan is not older");
+    assert!(!s.reissue_plan(id, u64::MAX).await.unwrap(), "an impossible revision is ignored");
     assert_eq!(s.revision().await.unwrap(), revision);
     assert!(s.reissue_plan(id, 5000).await.unwrap() && !s.reissue_plan(id, 5000).await.unwrap());
     let raised = s.cluster(id).await.unwrap();
@@ -122,7 +122,7 @@ pub async fn plans_are_raised(f: Fixture) {
     assert!(
         matches!(row.change, Change::ClusterUpserted { cluster, gateways } if cluster == raised && gateways.len() == 1)
     );
-    // What changes then is newer still, though the database's own revision is not.
+    // Later changes get an even higher plan revision, although the database's own revision is lower.
     let g2 = gateway(s, id, "g2", 2).await;
     assert_eq!(s.cluster(id).await.unwrap().vip_plan_revision, 5002);
     let vip =
@@ -147,10 +147,10 @@ pub async fn keys_are_renewed(f: Fixture) {
     assert!(!s.rotate_keys(id, begun + DAY_MS - 11 * MINUTE_MS).await.unwrap());
     assert_eq!((s.revision().await.unwrap(), keys().await), (revision, vec![first.clone()]));
 
-    // The next one is made ten minutes before a day is over, and valid from then.
+    // The next key is made ten minutes before a day is over, and is valid from then on.
     let now = begun + DAY_MS - 10 * MINUTE_MS;
     assert!(s.rotate_keys(id, now).await.unwrap());
-    assert!(!s.rotate_keys(id, now).await.unwrap(), "once");
+    assert!(!s.rotate_keys(id, now).await.unwrap(), "only once");
     let both = keys().await;
     let (old, next) = (&both[0], &both[1]);
     assert_eq!((old.id, &old.secret, old.not_before_ms), (first.id, &first.secret, begun));
@@ -158,7 +158,7 @@ pub async fn keys_are_renewed(f: Fixture) {
     assert_eq!(old.not_after_ms, begun + DAY_MS + HOUR_MS, "the old one ends an hour later");
     assert!(next.id > old.id && next.secret != old.secret);
 
-    // It is kept for a moment after it ended.
+    // It is kept for a short time after its end.
     let ended = old.not_after_ms;
     assert!(!s.rotate_keys(id, ended + 2 * MINUTE_MS - 1).await.unwrap());
     assert!(s.rotate_keys(id, ended + 2 * MINUTE_MS).await.unwrap());
@@ -168,8 +168,8 @@ pub async fn keys_are_renewed(f: Fixture) {
     assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
 }
 
-/// What a deleted node knows is of no use soon.
-pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
+/// The keys of a deleted node become useless soon.
+pub async fn keys_are_renewed_when_a_node_is_deleted(f: Fixture) {
     let s = f.store.as_ref();
     let id = new(s.create_cluster("c", &[vip(1)], None).await).id;
     let other = new(s.create_cluster("other", &[vip(2)], None).await).id;
@@ -191,7 +191,8 @@ pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
     let ghost = s.renew_key(ClusterId::new(999)).await;
     assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
 
-    // A gateway goes that never had a stream, and one that had: its cluster's key is renewed when it may be.
+    // A deleted gateway without an earlier stream causes no renewal. One that had a stream causes a renewal
+    // of its cluster's key as soon as one is allowed.
     let now = made.valid_from_ms + 5 * MINUTE_MS + 1;
     let (g1, g2) = (gateway(s, id, "g1", 1).await, gateway(s, id, "g2", 2).await);
     s.delete_gateway(g1, None).await.unwrap();
@@ -200,20 +201,23 @@ pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
     s.save_node_state(seen(NodeId::Gateway(g2))).await.unwrap();
     s.delete_gateway(g2, None).await.unwrap();
     assert!(!s.rotate_keys(id, made.valid_from_ms + MINUTE_MS).await.unwrap(), "the newest is too new");
-    assert!(s.rotate_keys(id, now).await.unwrap() && !s.rotate_keys(id, now).await.unwrap(), "once");
+    assert!(s.rotate_keys(id, now).await.unwrap() && !s.rotate_keys(id, now).await.unwrap(), "only once");
     let all = keys(id).await;
     assert_eq!(all.last().unwrap().not_before_ms, now + 10_000);
     assert!(all[..all.len() - 1].iter().all(|key| key.not_after_ms <= now + 10_000 + 5 * MINUTE_MS));
-    // It may have been another cluster's before.
-    assert!(s.rotate_keys(other, now).await.unwrap() && !s.rotate_keys(other, now).await.unwrap(), "once");
-    // A host may have had any cluster's.
+    // The gateway may have been a member of another cluster before.
+    assert!(
+        s.rotate_keys(other, now).await.unwrap() && !s.rotate_keys(other, now).await.unwrap(),
+        "only once"
+    );
+    // A host may have had the keys of any cluster.
     let host =
         new(s.create_host(NewHost { name: "h".into(), vtep: [203, 0, 113, 1].into(), agent: true }).await).id;
     s.save_node_state(seen(NodeId::Host(host))).await.unwrap();
     s.delete_host(host, None).await.unwrap();
     let later = now + 11 * MINUTE_MS;
     assert!(s.rotate_keys(id, later).await.unwrap() && s.rotate_keys(other, later).await.unwrap());
-    // One that was to come, and that the node knew, does not come.
+    // A future key that the deleted node had is replaced.
     let begun = keys(id).await.last().unwrap().not_before_ms;
     let due = begun + DAY_MS - 10 * MINUTE_MS;
     assert!(s.rotate_keys(id, due).await.unwrap());
@@ -226,7 +230,7 @@ pub async fn keys_are_renewed_out_of_turn(f: Fixture) {
     assert!(keys(id).await.iter().all(|key| key.id != known));
 }
 
-pub async fn keys_come_back_whatever_happened(f: Fixture) {
+pub async fn keys_recover_from_clock_errors_and_outages(f: Fixture) {
     let s = f.store.as_ref();
     let id = new(s.create_cluster("c", &[vip(1)], None).await).id;
     let valid = |keys: &[ClusterKey], now: u64| {
@@ -238,13 +242,13 @@ pub async fn keys_come_back_whatever_happened(f: Fixture) {
     assert!(s.rotate_keys(id, late).await.unwrap());
     let keys = s.cluster_keys(id).await.unwrap();
     assert_eq!((keys.len(), valid(&keys, late)), (1, 1), "valid at once: {keys:?}");
-    // That year was a clock's mistake.
+    // The year was an error of the clock.
     let back = begun + DAY_MS;
     assert!(s.rotate_keys(id, back).await.unwrap());
     let keys = s.cluster_keys(id).await.unwrap();
     assert_eq!((keys.len(), valid(&keys, back)), (1, 1), "{keys:?}");
     assert!(keys.iter().all(|key| key.not_before_ms < key.not_after_ms));
-    // At any hour of a month there is one to seal with, and those before it open.
+    // At any hour of a month, one key is valid for sealing and the ones before it are still accepted.
     let (mut now, mut ids) = (back, BTreeSet::new());
     while now < back + 30 * DAY_MS {
         s.rotate_keys(id, now).await.unwrap();
@@ -256,14 +260,14 @@ pub async fn keys_come_back_whatever_happened(f: Fixture) {
     assert!((30..=32).contains(&ids.len()), "{ids:?}");
 }
 
-pub async fn secrets_stay_in_their_table(f: Fixture) {
+pub async fn secrets_are_stored_in_one_table_only(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let keys = s.cluster_keys(c.cluster.id).await.unwrap();
     let other = new(s.create_cluster("c2", &[vip(77)], None).await).id;
     let all: Vec<_> = keys.iter().cloned().chain(s.cluster_keys(other).await.unwrap()).collect();
     assert!(all.len() == 2 && all[0].secret != all[1].secret && all[0].id != all[1].id);
-    // Whoever follows is given them, though the outbox does not hold them.
+    // A reader of the outbox gets the secrets, although the outbox does not contain them.
     let changes = s.outbox(0, 1000).await.unwrap().into_iter().map(|row| row.change);
     let told: Vec<_> = changes
         .filter_map(|change| match change {
@@ -294,7 +298,7 @@ pub async fn secrets_stay_in_their_table(f: Fixture) {
 }
 
 /// A database of the first version, with a cluster of two gateways and three vIPs.
-pub async fn an_older_database_is_brought_up() {
+pub async fn older_database_is_migrated() {
     use sqlx::{Connection as _, Executor as _, sqlite::SqliteConnection};
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("old.db");
@@ -318,12 +322,12 @@ pub async fn an_older_database_is_brought_up() {
     let cluster = store.cluster(ClusterId::new(1)).await.unwrap();
     let owners: Vec<_> = cluster.vips.iter().map(|vip| vip.preferred_owner.unwrap().get()).collect();
     assert_eq!(owners, [2, 3, 2], "owners of an earlier version are kept");
-    assert_eq!(places(&cluster)[1], (1, "fd00::1".parse().unwrap()));
+    assert_eq!(slots(&cluster)[1], (1, "fd00::1".parse().unwrap()));
     assert_eq!((cluster.vip_plan_revision, cluster.hello_interval_ms), (1, 4));
     assert!(!store.gateway(GatewayId::new(3)).await.unwrap().draining);
     assert!(store.outbox(9, 10).await.unwrap().is_empty());
-    assert!(store.outbox(8, 10).await.is_err(), "what is in the old words is gone");
-    // Its keys come with the first look at them.
+    assert!(store.outbox(8, 10).await.is_err(), "outbox rows of the old format are removed");
+    // The first check of keys creates its key.
     assert!(store.cluster_keys(cluster.id).await.unwrap().is_empty());
     assert!(store.rotate_keys(cluster.id, 1_700_000_000_000).await.unwrap());
     assert_eq!(store.cluster_keys(cluster.id).await.unwrap().len(), 1);

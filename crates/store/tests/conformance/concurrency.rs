@@ -1,4 +1,4 @@
-//! Many writers at once.
+//! Concurrent writers.
 
 use crate::Fixture;
 use crate::cloud::{ALL, Cloud, conflict, instance};
@@ -7,7 +7,7 @@ use sluice_store::{Created, Page, Store, StoreError, open};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Writers that each make and remove instances. Returns the revisions they took.
+/// A writer that creates and deletes instances. Returns its revisions.
 async fn write(store: Arc<Store>, c: Arc<Cloud>, writer: usize, rounds: usize) -> Vec<u64> {
     let mut revisions = Vec::new();
     for round in 0..rounds {
@@ -22,7 +22,7 @@ async fn write(store: Arc<Store>, c: Arc<Cloud>, writer: usize, rounds: usize) -
     revisions
 }
 
-/// While writers run, no reader of the outbox ever sees a gap that is filled later.
+/// While writers run, a reader of the outbox never sees a gap that is filled later.
 async fn watch(store: Arc<Store>, from: u64, until: u64) {
     let mut at = from;
     while at < until {
@@ -58,12 +58,12 @@ async fn run(stores: Vec<Arc<Store>>, c: Arc<Cloud>, writers: usize, rounds: usi
     assert_eq!(addresses.len(), left.len(), "no address twice");
 }
 
-pub async fn writers_are_serialised(f: Fixture) {
+pub async fn writers_are_serialized(f: Fixture) {
     let c = Arc::new(Cloud::with(&f, Some("10.0.0.0/16"), Some("fd00:1::/64")).await);
     run(vec![f.store.clone()], c, 12, 9).await;
 }
 
-/// As two controllers do over PostgreSQL; SQLite locks its file.
+/// Two controllers can share a PostgreSQL database; SQLite locks its file.
 pub async fn two_stores_on_one_database(f: Fixture) {
     if f.url == "sqlite::memory:" {
         return; // cannot be opened twice
@@ -73,7 +73,7 @@ pub async fn two_stores_on_one_database(f: Fixture) {
     run(vec![f.store.clone(), second], c, 6, 6).await;
 }
 
-pub async fn same_name_once(f: Fixture) {
+pub async fn same_name_is_created_once(f: Fixture) {
     let c = Arc::new(Cloud::make(&f).await);
     let tasks: Vec<_> = (0..10)
         .map(|_| {
@@ -88,7 +88,7 @@ pub async fn same_name_once(f: Fixture) {
         ids.insert(created.into_inner().id);
     }
     assert_eq!((new, ids.len()), (1, 1));
-    // One address, many who want it.
+    // Many requests for the same address.
     let tasks: Vec<_> = (0..10)
         .map(|i| {
             let c = c.clone();
@@ -107,11 +107,11 @@ pub async fn same_name_once(f: Fixture) {
     assert_eq!(made, 1);
 }
 
-/// Calls that are cut off, at different moments.
+/// Calls that are canceled at different moments.
 const ROUNDS: u64 = 36;
 
-/// A caller that goes away in the middle leaves all or nothing, and no lock.
-pub async fn a_dropped_call_leaves_nothing(f: Fixture) {
+/// A caller that is canceled in the middle of a call leaves all or nothing, and no lock.
+pub async fn cancelled_call_leaves_all_or_nothing(f: Fixture) {
     let c = Cloud::make(&f).await;
     let big = c.subnet("big", &c.vpc, "10.16.0.0/12").await;
     let start = c.store.revision().await.unwrap();

@@ -1,4 +1,4 @@
-//! Every refusal, and the object that it names.
+//! Every refusal, and the object that its error names.
 
 use crate::Fixture;
 use crate::cloud::{Cloud, conflict, host, instance, new, peering, subnet, vpc, vpc_update};
@@ -37,7 +37,7 @@ pub async fn prefixes(f: Fixture) {
     let mut three = subnet("s2", c.vpc.id, Some("10.2.0.0/24"), None);
     three.dns = vec!["192.0.2.1".parse().unwrap(); 3];
     assert!(matches!(conflict(c.store.create_subnet(three).await), Conflict::Invalid { .. }));
-    // The same prefix in another VPC is another thing.
+    // The same prefix in another VPC is no conflict.
     let other = c.vpc("v2").await;
     c.subnet("s1", &other, "10.0.0.0/24").await;
 }
@@ -121,7 +121,7 @@ pub async fn underlay_addresses(f: Fixture) {
         conflict(s.update_cluster(c.cluster.id, &vips, None).await),
         taken("192.0.2.10", "gateway `g1`")
     );
-    // Nothing of what was refused stays, and what is given up is free again.
+    // Refused calls leave nothing behind, and released addresses are free again.
     new(s.create_host(host("h3", "192.0.2.101")).await);
     s.update_cluster(c.cluster.id, &["2001:db8::100".parse().unwrap()], None).await.unwrap();
     new(s.create_host(host("h4", "192.0.2.100")).await);
@@ -154,7 +154,7 @@ pub async fn vnis(f: Fixture) {
             Cloud { store: open_with(url, Options { vnis: used.get()..=used.get() + 3 }).await.unwrap(), ..c }
         }
     };
-    // One is given, and stepped over; one is freed, and found last.
+    // A VNI that was given explicitly is skipped. One that was freed is used last.
     let mut given = vpc("given", &small.tenant, &small.cluster);
     given.vni = Some(Vni::new(used.get() + 2).unwrap());
     new(small.store.create_vpc(given).await);
@@ -167,7 +167,7 @@ pub async fn vnis(f: Fixture) {
     assert_eq!(again.vni, second.vni, "then the lowest free one");
     let error = conflict(small.store.create_vpc(vpc("more", &small.tenant, &small.cluster)).await);
     assert_eq!(error, Conflict::VniExhausted { used: 4 });
-    // One outside of what is handed out may still be asked for.
+    // A VNI outside of the allocated range may still be requested.
     let mut outside = vpc("outside", &small.tenant, &small.cluster);
     outside.vni = Some(Vni::new(Vni::MAX).unwrap());
     new(small.store.create_vpc(outside).await);
@@ -214,7 +214,7 @@ pub async fn peerings(f: Fixture) {
     assert_eq!(error, Conflict::PeeringAcrossClusters { a: "v1".into(), b: "v4".into() });
 }
 
-/// What two peers of one VPC have would both be routes of it.
+/// All peers of a VPC have routes in it, so they must not overlap.
 pub async fn peers_of_a_peer(f: Fixture) {
     let c = Cloud::make(&f).await;
     let (left, right) = (c.vpc("left").await, c.vpc("right").await);
@@ -234,7 +234,7 @@ pub async fn peers_of_a_peer(f: Fixture) {
         b_prefix: "10.1.0.0/24".into(),
     };
     assert_eq!(error, expected);
-    // Left and right do not reach each other; what neither reaches may overlap.
+    // `left` and `right` do not reach each other. A prefix that neither reaches may overlap.
     let far = c.vpc("far").await;
     c.subnet("f", &far, "10.0.0.0/24").await;
     c.peer("far", &far, &c.vpc("alone").await).await;
@@ -251,7 +251,7 @@ pub async fn routes(f: Fixture) {
         );
     }
     let wider = new(s.create_route(c.route(&c.vpc, "10.0.0.0/8", RouteTarget::Drop).await).await);
-    // A later subnet must not swallow a route.
+    // A later subnet must not contain the prefix of a route.
     new(s.create_route(c.route(&c.vpc, "10.7.7.0/24", RouteTarget::Drop).await).await);
     let error = conflict(s.create_subnet(subnet("s7", c.vpc.id, Some("10.7.0.0/16"), None)).await);
     let expected = Conflict::RouteInsideSubnet {
@@ -289,7 +289,7 @@ pub async fn in_use(f: Fixture) {
     assert_eq!(conflict(s.delete_subnet(c.subnet.id, None).await), used("subnet", "s1", "instance `vm`"));
     assert_eq!(conflict(s.delete_vpc(c.vpc.id, None).await), used("VPC", "v1", "subnet `s1`"));
     assert_eq!(conflict(s.delete_cluster(c.cluster.id, None).await), used("cluster", "c1", "VPC `v1`"));
-    // The last gateway of VPCs; another one may go.
+    // The last gateway of VPCs stays; another one may be deleted.
     let gateway = |name: &str, vtep: [u8; 4]| NewGateway {
         name: name.into(),
         cluster: c.cluster.id,
@@ -403,7 +403,7 @@ pub async fn not_found(f: Fixture) {
     let v2 = c.vpc("v2").await;
     let error = conflict(s.create_instance(v2.id, c.one("vm")).await);
     assert_eq!(error, Conflict::ForeignSubnet { subnet: "s1".into(), vpc: "v2".into() });
-    // An id of another kind is not found either.
+    // The id of an object of another kind is not found either.
     check(s.host(HostId::new(c.tenant.id.get())).await, "host", &HostId::new(c.tenant.id.get()).to_string());
     check(s.delete_instance(InstanceId::new(999), None).await, "instance", "inst-999");
     check(s.delete_gateway(GatewayId::new(999), None).await, "gateway", "gw-999");

@@ -1,7 +1,7 @@
 //! Moves of gateways between clusters, and preferred owners that do not change meanwhile.
 
 use crate::Fixture;
-use crate::cloud::{Cloud, conflict, gateway, last, new, told};
+use crate::cloud::{Cloud, conflict, gateway, last, new, snapshot_instances};
 use sluice_store::{Change, Cluster, Conflict, Gateway, GatewayMove, InstancesOf, Store, StoreError};
 use sluice_types::{ClusterId, GatewayId};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ fn vips(range: std::ops::RangeInclusive<u8>) -> Vec<IpAddr> {
     range.map(|last| [192, 0, 2, last].into()).collect()
 }
 
-/// The cloud's cluster with a VPC and two gateways, and another with one.
+/// The cluster of the small cloud, with a VPC and two gateways, and another cluster with one gateway.
 async fn three(c: &Cloud) -> (Cluster, [GatewayId; 3]) {
     let s = c.store.as_ref();
     let far = new(s.create_cluster("far", &vips(200..=203), None).await);
@@ -38,13 +38,16 @@ pub async fn there_and_back(f: Fixture) {
     let (from, to) = (c.cluster.id, far.id);
     let vm = c.instance("vm").await;
     assert_eq!(
-        (told(s, InstancesOf::Gateway(g1)).await, told(s, InstancesOf::Gateway(g3)).await),
+        (
+            snapshot_instances(s, InstancesOf::Gateway(g1)).await,
+            snapshot_instances(s, InstancesOf::Gateway(g3)).await
+        ),
         (vec![vm.clone()], vec![])
     );
 
     let stale = s.move_gateway(g3, from, REASON, Some(9999)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
-    // The cluster that it leaves has no VPC: no gateway needs to stay.
+    // The gateway's old cluster has no VPC, so no gateway needs to stay there.
     let begun = s.move_gateway(g3, from, REASON, None).await.unwrap();
     let id = s.revision().await.unwrap();
     let leaving = GatewayMove { id, other: from, joined: false };
@@ -54,14 +57,18 @@ pub async fn there_and_back(f: Fixture) {
     let changes = last(s).await;
     let [Change::ClusterUpserted { cluster, gateways }] = &changes[..] else { panic!("{changes:?}") };
     assert_eq!((cluster.id, cluster.vip_plan_revision, &gateways[..]), (to, id, &[begun.clone()][..]));
-    assert_eq!(told(s, InstancesOf::Gateway(g3)).await, [vm], "it learns what the other has");
-    assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), begun, "it is on its way");
+    assert_eq!(
+        snapshot_instances(s, InstancesOf::Gateway(g3)).await,
+        [vm],
+        "it gets the entries of the other cluster"
+    );
+    assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), begun, "the move has started already");
     assert_eq!(s.revision().await.unwrap(), id);
 
     let joined = GatewayMove { other: to, joined: true, ..leaving };
-    assert!(!s.advance_gateway_move(g3, joined).await.unwrap(), "not there yet");
+    assert!(!s.advance_gateway_move(g3, joined).await.unwrap(), "it has not joined yet");
     assert!(s.advance_gateway_move(g3, leaving).await.unwrap());
-    assert!(!s.advance_gateway_move(g3, leaving).await.unwrap(), "once");
+    assert!(!s.advance_gateway_move(g3, leaving).await.unwrap(), "only once");
     let there = s.gateway(g3).await.unwrap();
     assert_eq!((there.cluster, there.moving, there.is_retiring()), (from, Some(joined), false));
     let changes = last(s).await;
@@ -75,8 +82,8 @@ pub async fn there_and_back(f: Fixture) {
     assert_eq!((a.id, b.id, into.len(), left.len()), (from, to, 3, 0));
     assert!(b.vips.iter().all(|vip| vip.preferred_owner.is_none()));
     let even = c.cluster.vips.len() / 3;
-    assert!(share(s, from, g3).await >= even, "it has its share");
-    assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), there, "it is there");
+    assert!(share(s, from, g3).await >= even, "it owns its share of vIPs");
+    assert_eq!(s.move_gateway(g3, from, REASON, None).await.unwrap(), there, "it is there already");
     assert!(matches!(conflict(s.delete_cluster(to, None).await), Conflict::InUse { .. }));
 
     assert!(s.advance_gateway_move(g3, joined).await.unwrap());
@@ -90,7 +97,7 @@ pub async fn there_and_back(f: Fixture) {
     s.delete_cluster(to, None).await.unwrap();
 }
 
-pub async fn turning_back(f: Fixture) {
+pub async fn reversed_move(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let (far, [g1, g2, _]) = three(&c).await;
@@ -101,10 +108,10 @@ pub async fn turning_back(f: Fixture) {
     assert_eq!(share(s, from, g1).await, 0);
     let back = s.move_gateway(g1, from, REASON, None).await.unwrap();
     assert_eq!((back.cluster, back.moving), (from, None));
-    assert!(share(s, from, g1).await + 1 >= before, "it has its share again");
-    assert!(!s.advance_gateway_move(g1, leaving).await.unwrap(), "that move is over");
+    assert!(share(s, from, g1).await + 1 >= before, "it owns its share of vIPs again");
+    assert!(!s.advance_gateway_move(g1, leaving).await.unwrap(), "the move has ended");
 
-    // Once it has joined, it must be emptied there before it can go back.
+    // After it has joined, it must give up its vIPs there before it can return.
     let leaving = at(s.move_gateway(g1, to, REASON, None).await.unwrap());
     s.advance_gateway_move(g1, leaving).await.unwrap();
     let third = new(s.create_cluster("third", &vips(210..=210), None).await).id;
@@ -129,7 +136,7 @@ pub async fn refusals(f: Fixture) {
     let (far, [g1, g2, g3]) = three(&c).await;
     let (from, to) = (c.cluster.id, far.id);
     let here = s.gateway(g1).await.unwrap();
-    assert_eq!(s.move_gateway(g1, from, REASON, None).await.unwrap(), here, "it is there");
+    assert_eq!(s.move_gateway(g1, from, REASON, None).await.unwrap(), here, "it is there already");
     let ghost = s.move_gateway(g1, ClusterId::new(999), REASON, None).await;
     assert!(matches!(ghost, Err(StoreError::NotFound { kind: "cluster", .. })));
     let ghost = s.move_gateway(GatewayId::new(999), to, REASON, None).await;
@@ -140,7 +147,8 @@ pub async fn refusals(f: Fixture) {
     let missing = Conflict::FamilyMissing { gateway: "g1".into(), cluster: "six".into(), family: "IPv6" };
     assert_eq!(conflict(s.move_gateway(g1, six.id, REASON, None).await), missing);
 
-    // Of two gateways with a VPC, one may go; then the other may neither go, nor drain, nor be deleted.
+    // Of two gateways of a cluster with a VPC, one may move away; then the other may neither move, nor drain,
+    // nor be deleted.
     let leaving = s.move_gateway(g1, to, REASON, None).await.unwrap().moving.unwrap();
     let alone = Conflict::LastGateway { gateway: "g2".into() };
     assert_eq!(conflict(s.move_gateway(g2, to, REASON, None).await), alone);
@@ -148,21 +156,21 @@ pub async fn refusals(f: Fixture) {
     assert!(matches!(conflict(s.delete_gateway(g2, None).await), Conflict::InUse { .. }));
     assert!(s.advance_gateway_move(g1, leaving).await.unwrap());
     assert_eq!(conflict(s.move_gateway(g2, to, REASON, None).await), alone);
-    // No VPC can go to a cluster whose only gateway leaves.
+    // No VPC can move to a cluster whose only gateway leaves.
     let joined = s.gateway(g1).await.unwrap().moving.unwrap();
     assert!(s.advance_gateway_move(g1, joined).await.unwrap());
     s.delete_gateway(g1, None).await.unwrap();
     s.move_gateway(g3, from, REASON, None).await.unwrap();
     let none = Conflict::NoGateways { cluster: "far".into() };
     assert_eq!(conflict(s.move_vpc(c.vpc.id, to, None).await), none);
-    // Nor is one that leaves given a vIP.
+    // A gateway that leaves gets no vIP.
     let vip = vips(200..=200)[0];
     let owner = s.cluster(to).await.unwrap().vips[0].preferred_owner;
     assert_eq!(owner, Some(g3), "the only gateway left");
     assert!(!s.set_preferred_owner(to, vip, g3, g3).await.unwrap());
 }
 
-pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
+pub async fn vpc_that_arrives_during_a_move_keeps_the_last_gateway(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let (far, [_, _, g3]) = three(&c).await;
@@ -183,7 +191,7 @@ pub async fn a_vpc_that_comes_meanwhile_keeps_the_last_gateway(f: Fixture) {
     assert_eq!(kinds(s, g3).await, ["gateway_move_started", "gateway_move_reversed"]);
 }
 
-pub async fn homes_that_the_scheduler_set_stay(f: Fixture) {
+pub async fn preferred_owners_set_by_the_scheduler_are_kept(f: Fixture) {
     let s = f.store.as_ref();
     let cluster = new(s.create_cluster("c", &vips(1..=6), None).await).id;
     let (g1, g2) = (gateway(s, cluster, 1).await, gateway(s, cluster, 2).await);
@@ -193,10 +201,14 @@ pub async fn homes_that_the_scheduler_set_stay(f: Fixture) {
     }
     assert_eq!(share(s, cluster, g2).await, 6);
     s.update_cluster(cluster, &vips(1..=7), None).await.unwrap();
-    assert_eq!((share(s, cluster, g1).await, share(s, cluster, g2).await), (1, 6), "the new one's is mended");
+    assert_eq!(
+        (share(s, cluster, g1).await, share(s, cluster, g2).await),
+        (1, 6),
+        "that of the deleted gateway is replaced"
+    );
     let g3 = gateway(s, cluster, 3).await;
     let shares = [share(s, cluster, g1).await, share(s, cluster, g2).await, share(s, cluster, g3).await];
-    assert_eq!(shares, [1, 4, 2], "who comes takes its share from who has most");
+    assert_eq!(shares, [1, 4, 2], "a new gateway gets vIPs of those that have most");
     s.drain_gateway(g2, true, None).await.unwrap();
     assert_eq!(share(s, cluster, g2).await, 0);
     let (one, three) = (share(s, cluster, g1).await, share(s, cluster, g3).await);

@@ -1,4 +1,4 @@
-//! Which addresses instances get.
+//! Allocation of addresses to instances.
 
 use crate::Fixture;
 use crate::cloud::{Cloud, conflict, instance, new, subnet};
@@ -42,7 +42,7 @@ pub async fn freed_addresses_come_last(f: Fixture) {
         [v4("10.0.0.5"), v4("10.0.0.6"), v4("10.0.0.3")]
     );
     conflict(c.store.create_instance(c.vpc.id, c.one("g")).await);
-    // Full; the lowest freed comes first, whatever the order of freeing.
+    // When the subnet is full, the lowest freed address is used first, in whatever order they were freed.
     c.store.delete_instance(low[1].id, None).await.unwrap();
     c.store.delete_instance(a.id, None).await.unwrap();
     assert_eq!(c.instance("g").await.ipv4, v4("10.0.0.2"));
@@ -63,7 +63,7 @@ pub async fn ipv6_by_eui64(f: Fixture) {
     let mut exact = c.one("exact");
     exact.ipv6 = v6("fd00:1::beef");
     assert_eq!(new(c.store.create_instance(c.vpc.id, exact).await).ipv6, v6("fd00:1::beef"));
-    // No IPv4 prefix, no IPv4 address.
+    // Without IPv4 prefix there is no IPv4 address.
     let s6 = new(c.store.create_subnet(subnet("s6", c.vpc.id, None, Some("fd00:6::/64"))).await);
     let only = new(c.store.create_instance(c.vpc.id, instance("only", &s6, &c.host)).await);
     assert_eq!((only.ipv4, only.ipv6.is_some()), (None, true));
@@ -112,7 +112,7 @@ pub async fn taken_macs_and_addresses(f: Fixture) {
         let error = conflict(c.store.create_instance(c.vpc.id, new).await);
         assert_eq!(error, taken(owner.ipv6.unwrap().to_string()));
     }
-    // The same in another VPC is another thing.
+    // The same address in another VPC is no conflict.
     let other = c.vpc("v2").await;
     let subnet = c.subnet("s1", &other, "10.0.0.0/24").await;
     let mut same = instance("vm", &subnet, &c.host);
@@ -120,12 +120,12 @@ pub async fn taken_macs_and_addresses(f: Fixture) {
     new(c.store.create_instance(other.id, same).await);
 }
 
-/// The address that would be derived belongs to an instance to which it was given explicitly.
+/// The derived address belongs to an instance that requested it explicitly.
 pub async fn derived_ones_are_avoided(f: Fixture) {
     let c = Cloud::make(&f).await;
     let net = c.subnet.ipv6.unwrap();
     let first = c.instance("first").await.id.get();
-    // The instance after this one would derive this MAC, and the next this address.
+    // The next instance would derive this MAC, and the one after it this address.
     let mut mac = c.one("mac");
     mac.mac = Some(MacAddr::local(first + 2));
     new(c.store.create_instance(c.vpc.id, mac).await);

@@ -1,8 +1,8 @@
-//! One list of cases, run against every backend: SQLite in a file, SQLite in
-//! memory, and a PostgreSQL that is started here from the system's package.
+//! One list of cases that runs against every backend: SQLite in a file, SQLite in memory, and a PostgreSQL
+//! server that is started here from the system's package.
 //!
-//! `cargo test -p sluice-store --test conformance -- [FILTER]...` runs the cases
-//! whose `backend::case` contains a filter.
+//! `cargo test -p sluice-store --test conformance -- [FILTER]...` runs the cases whose `backend::case`
+//! contains a filter.
 #![allow(missing_docs)]
 
 mod bulk;
@@ -28,10 +28,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No case takes longer.
+/// Longest duration of a case.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What a case is given: a new, empty database.
+/// The input of a case: a new, empty database.
 #[derive(Clone)]
 pub struct Fixture {
     pub url: String,
@@ -59,30 +59,30 @@ fn cases() -> Vec<Case> {
         objects: lifecycle_of_each_kind, creation_is_idempotent, another_content_names_the_difference,
             if_match, pages, filters, names, reopening_keeps_everything, unchanged_updates_take_no_revision,
             a_newer_schema_is_refused, ids_ascend_across_kinds;
-        clusters: vips_keep_their_places, hello_intervals, homes_follow_the_gateways, plans_are_raised, keys_are_renewed,
-            keys_are_renewed_out_of_turn,
-            keys_come_back_whatever_happened, secrets_stay_in_their_table;
+        clusters: vips_keep_their_slots, hello_intervals, preferred_owners_follow_the_gateways, plans_are_reissued, keys_are_renewed,
+            keys_are_renewed_when_a_node_is_deleted,
+            keys_recover_from_clock_errors_and_outages, secrets_are_stored_in_one_table_only;
         conflicts: prefixes, addresses, underlay_addresses, vnis, peerings, routes, in_use,
             clusters_and_gateways, gateways_have_the_families_of_their_vips, not_found, peers_of_a_peer;
         instances: allocation_order, freed_addresses_come_last, ipv6_by_eui64, ipv6_in_other_lengths,
             taken_macs_and_addresses, derived_ones_are_avoided, deletion;
         bulk: many_at_once, all_or_nothing, repeated_and_existing_names, given_and_allocated_mix,
-            onto_existing, a_full_subnet_names_the_offender, many_hosts;
-        gateway_moves: there_and_back, turning_back, refusals,
-            a_vpc_that_comes_meanwhile_keeps_the_last_gateway, homes_that_the_scheduler_set_stay;
-        moves: make_before_break, hosts_find_vips_of_their_family, peers_go_together, turning_back, refusals, many_instances_in_parts,
-            instances_change_hosts, gateways_drain, vips_come_before_others_go, thresholds, events;
+            onto_existing, full_subnet_is_named, many_hosts;
+        gateway_moves: there_and_back, reversed_move, refusals,
+            vpc_that_arrives_during_a_move_keeps_the_last_gateway, preferred_owners_set_by_the_scheduler_are_kept;
+        moves: make_before_break, hosts_find_vips_of_their_family, peered_vpcs_move_together, reversed_move, refusals, many_instances_in_parts,
+            instances_change_hosts, gateways_drain, vips_are_added_before_others_are_removed, thresholds, events;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
-            snapshot_is_one_moment, snapshot_of_a_host, a_lost_listener_ends_a_snapshot;
-        concurrency: writers_are_serialised, two_stores_on_one_database, same_name_once,
-            a_dropped_call_leaves_nothing;
-        settings: a_vip_gets_another_home, set_if_unchanged, instances_are_counted, plans_are_kept_and_one_is_carried_out;
+            snapshot_is_one_revision, snapshot_of_a_host, snapshot_ends_when_its_receiver_is_dropped;
+        concurrency: writers_are_serialized, two_stores_on_one_database, same_name_is_created_once,
+            cancelled_call_leaves_all_or_nothing;
+        settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, instances_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;
     }
 }
 
-/// Where databases come from.
+/// A source of databases.
 enum Backend {
     SqliteFile(tempfile::TempDir),
     SqliteMemory,

@@ -1,4 +1,4 @@
-//! A naive model of a tenant's VPCs: lists that are searched from end to end.
+//! A simple model of a tenant's VPCs: lists that are searched from end to end.
 
 use sluice_store::{Change, Instance, Peering, Result, Route, RouteTarget, StoreError, Subnet, Vpc};
 use sluice_types::{
@@ -14,11 +14,11 @@ pub struct Model {
     pub instances: BTreeMap<InstanceId, Instance>,
     pub routes: BTreeMap<RouteId, (VpcId, Route)>,
     pub peerings: BTreeMap<PeeringId, Peering>,
-    /// First address never allocated, by subnet and whether it is IPv6.
+    /// First address that was never allocated, by subnet and address family (true: IPv6).
     next: HashMap<(SubnetId, bool), u128>,
 }
 
-/// The name of what a call ended with: `New`, `Existing`, or the error's variant.
+/// The name of a call's result: `New`, `Existing`, or the variant of the error.
 pub fn verdict<T>(result: &Result<T>, existing: impl Fn(&T) -> bool) -> String {
     let variant = |text: String| text.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
     match result {
@@ -153,7 +153,7 @@ impl Model {
         })
     }
 
-    /// The address that an instance of the subnet gets next.
+    /// The address that the next instance of the subnet gets.
     fn allocate(&mut self, subnet: &Subnet, v6: bool) -> Option<u128> {
         let net = if v6 { subnet.ipv6.map(IpNet::V6) } else { subnet.ipv4.map(IpNet::V4) }?;
         let (first, last) = Self::usable(net);
@@ -163,8 +163,7 @@ impl Model {
         fresh.or_else(|| (first..=last).find(|a| !self.has(subnet.vpc, *a, v6)))
     }
 
-    /// What a creation of one instance must end with, and its IPv4 and (where
-    /// it is not derived) IPv6 address.
+    /// The result of creating one instance, and its IPv4 and (unless derived) IPv6 address.
     pub fn create_instance(
         &mut self,
         subnet: SubnetId,
@@ -219,7 +218,7 @@ impl Model {
         ("New", ipv4, ipv6)
     }
 
-    /// Puts in an instance that the store did not make.
+    /// Adds an instance that the store did not create.
     pub fn pretend(
         &mut self,
         subnet: SubnetId,
@@ -242,13 +241,12 @@ impl Model {
         self.instances.insert(instance.id, instance);
     }
 
-    /// Forgets or restores where allocation goes on: of a bulk that is refused.
+    /// Saves or restores the position of allocation, for a bulk creation that is refused.
     pub fn checkpoint(&self) -> Self {
         self.clone()
     }
 
-    /// Applies a change of the outbox, as a node would: the state that is told
-    /// must be the state that is stored.
+    /// Applies a change of the outbox as a node does: the resulting state must be the stored state.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::VpcUpserted { vpc, .. } => drop(self.vpcs.insert(vpc.id, vpc.clone())),

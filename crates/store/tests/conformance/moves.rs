@@ -1,8 +1,8 @@
-//! VPCs and instances that move, gateways that drain, and the events that tell of it.
+//! Moves of VPCs and instances, drained gateways, and their events.
 
 use crate::Fixture;
 use crate::cloud::{
-    ALL, Cloud, conflict, gateway, host, instance, last, new, peering, told, vpc, vpc_update,
+    ALL, Cloud, conflict, gateway, host, instance, last, new, peering, snapshot_instances, vpc, vpc_update,
 };
 use serde_json::json;
 use sluice_store::{
@@ -11,7 +11,7 @@ use sluice_store::{
 use sluice_types::{ClusterId, HostId, InstanceId, VpcId};
 use std::collections::BTreeSet;
 
-/// A second cluster, each with a gateway.
+/// A second cluster; both clusters get a gateway.
 async fn other(c: &Cloud) -> Cluster {
     let s = c.store.as_ref();
     let other = new(s.create_cluster("c2", &["192.0.2.200".parse().unwrap()], None).await);
@@ -48,26 +48,32 @@ pub async fn make_before_break(f: Fixture) {
         },
     ];
     assert_eq!(last(s).await, expected);
-    assert_eq!(s.move_vpc(c.vpc.id, to, None).await.unwrap(), moving, "it is on its way");
+    assert_eq!(s.move_vpc(c.vpc.id, to, None).await.unwrap(), moving, "the move has started already");
     assert_eq!(s.revision().await.unwrap(), id);
 
-    // What comes meanwhile says where it belongs.
+    // An instance that is created during the move gets entries on both clusters.
     let second = c.instance("b").await;
     assert!(matches!(&last(s).await[..], [Change::InstancesCreated { vpc, .. }] if *vpc == moving));
     let both = vec![first, second];
     assert_eq!(
-        (told(s, InstancesOf::Cluster(c.cluster.id)).await, told(s, InstancesOf::Cluster(to)).await),
+        (
+            snapshot_instances(s, InstancesOf::Cluster(c.cluster.id)).await,
+            snapshot_instances(s, InstancesOf::Cluster(to)).await
+        ),
         (both.clone(), both.clone())
     );
 
-    assert!(!s.advance_move(id, true).await.unwrap(), "not there yet");
+    assert!(!s.advance_move(id, true).await.unwrap(), "hosts have not switched yet");
     assert!(s.advance_move(id, false).await.unwrap());
-    assert!(!s.advance_move(id, false).await.unwrap(), "once");
+    assert!(!s.advance_move(id, false).await.unwrap(), "only once");
     let switched = s.vpc(c.vpc.id).await.unwrap();
     assert_eq!((switched.cluster, switched.serving()), (c.cluster.id, to));
     assert_eq!(last(s).await, [Change::VpcUpserted { vpc: switched, subnets: vec![c.subnet.clone()] }]);
     assert_eq!(
-        (told(s, InstancesOf::Cluster(c.cluster.id)).await, told(s, InstancesOf::Cluster(to)).await),
+        (
+            snapshot_instances(s, InstancesOf::Cluster(c.cluster.id)).await,
+            snapshot_instances(s, InstancesOf::Cluster(to)).await
+        ),
         (both.clone(), both.clone())
     );
 
@@ -81,7 +87,10 @@ pub async fn make_before_break(f: Fixture) {
     };
     assert_eq!((*cluster, instances, vpc), (c.cluster.id, &both, &moved));
     assert_eq!(
-        (told(s, InstancesOf::Cluster(c.cluster.id)).await, told(s, InstancesOf::Cluster(to)).await),
+        (
+            snapshot_instances(s, InstancesOf::Cluster(c.cluster.id)).await,
+            snapshot_instances(s, InstancesOf::Cluster(to)).await
+        ),
         (vec![], both)
     );
     assert!(!s.advance_move(id, true).await.unwrap());
@@ -89,7 +98,7 @@ pub async fn make_before_break(f: Fixture) {
     assert_eq!(s.vpc_hosts(c.vpc.id).await.unwrap(), [c.host.id]);
 }
 
-pub async fn peers_go_together(f: Fixture) {
+pub async fn peered_vpcs_move_together(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let to = other(&c).await.id;
@@ -112,7 +121,7 @@ pub async fn peers_go_together(f: Fixture) {
     assert_eq!(at(&alone).await, alone);
 }
 
-pub async fn turning_back(f: Fixture) {
+pub async fn reversed_move(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
     let (from, to) = (c.cluster.id, other(&c).await.id);
@@ -120,11 +129,11 @@ pub async fn turning_back(f: Fixture) {
     let state = |vpc: &Vpc| (vpc.cluster, vpc.moving.map(|m| (m.to, m.switched)), vpc.serving());
     let moving = begin(to).await;
     let first = moving.moving.unwrap().id;
-    // Hosts send to the old cluster already; those that once were told otherwise must all know.
+    // Hosts send to the old cluster already, but all that may have switched must acknowledge.
     let back = begin(from).await;
     assert_eq!(state(&back), (to, Some((from, true)), from));
-    assert!(!s.advance_move(first, false).await.unwrap(), "that move is over");
-    // And there again, before hosts said so: nothing has changed for them.
+    assert!(!s.advance_move(first, false).await.unwrap(), "the move has ended");
+    // The move is reversed again before hosts acknowledged: nothing changes for them.
     let again = begin(to).await;
     assert_eq!(state(&again), (from, Some((to, false)), from));
     let id = again.moving.unwrap().id;
@@ -144,7 +153,7 @@ pub async fn refusals(f: Fixture) {
     let to = other(&c).await;
     let empty = new(s.create_cluster("c3", &["192.0.2.201".parse().unwrap()], None).await);
     let here = s.move_vpc(c.vpc.id, c.cluster.id, None).await.unwrap();
-    assert_eq!(here, c.vpc, "it is there");
+    assert_eq!(here, c.vpc, "it is there already");
     let none = Conflict::NoGateways { cluster: "c3".into() };
     assert_eq!(conflict(s.move_vpc(c.vpc.id, empty.id, None).await), none);
     let ghost = s.move_vpc(c.vpc.id, ClusterId::new(999), None).await;
@@ -154,11 +163,11 @@ pub async fn refusals(f: Fixture) {
     s.move_vpc(c.vpc.id, to.id, None).await.unwrap();
     let elsewhere = conflict(s.move_vpc(c.vpc.id, empty.id, None).await);
     assert_eq!(elsewhere, Conflict::VpcMoves { vpc: "v1".into(), to: to.id.to_string() });
-    // Neither cluster may go, nor its last gateway.
+    // Neither cluster can be deleted, nor its last gateway.
     let last = s.gateways(Some(to.id), None, ALL).await.unwrap()[0].id;
     assert!(matches!(conflict(s.delete_gateway(last, None).await), Conflict::InUse { .. }));
     assert!(matches!(conflict(s.delete_cluster(to.id, None).await), Conflict::InUse { .. }));
-    // A VPC on its way may be changed, and go.
+    // A VPC can be changed and deleted while it moves.
     let renamed = s.update_vpc(c.vpc.id, vpc_update("new", 1400), None).await.unwrap();
     assert_eq!(renamed.moving.map(|moving| moving.to), Some(to.id));
     s.delete_subnet(c.subnet.id, None).await.unwrap();
@@ -167,7 +176,7 @@ pub async fn refusals(f: Fixture) {
     s.delete_cluster(to.id, None).await.unwrap();
 }
 
-/// A host sends to vIPs of its own underlay family only.
+/// A host sends only to vIPs of its own underlay address family.
 pub async fn hosts_find_vips_of_their_family(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = c.store.as_ref();
@@ -189,16 +198,16 @@ pub async fn hosts_find_vips_of_their_family(f: Fixture) {
         vtep: if h6 { "2001:db8::1" } else { "192.0.2.1" }.into(),
         vpc: "v1".into(),
     };
-    // A new instance, alone and in a bulk, of which nothing is made.
+    // A new instance, alone and in a bulk creation, of which no instance is created.
     let there = instance("x", &c.subnet, &h6);
     assert_eq!(conflict(s.create_instance(c.vpc.id, there.clone()).await), none("c1", true));
     let bulk = s.create_instances(c.vpc.id, vec![c.one("a"), there.clone()]).await;
     let Err(StoreError::InBulk { index: 1, source, .. }) = bulk else { panic!("{bulk:?}") };
     assert_eq!(conflict::<()>(Err(*source)), none("c1", true));
-    // One that goes to another host.
+    // An instance that moves to another host.
     let a = c.instance("a").await;
     assert_eq!(conflict(s.move_instance(a.id, h6.id, None).await), none("c1", true));
-    // Its VPC, to a cluster that this host cannot speak to.
+    // Its VPC moves to a cluster whose vIPs the host cannot reach.
     assert_eq!(conflict(s.move_vpc(c.vpc.id, v6.id, None).await), none("six", false));
     let peer = c.vpc("peer").await;
     c.peer("p", &peer, &c.vpc).await;
@@ -206,20 +215,24 @@ pub async fn hosts_find_vips_of_their_family(f: Fixture) {
     assert_eq!(
         conflict(s.move_vpc(peer.id, v6.id, None).await),
         none("six", false),
-        "it would take v1 along"
+        "its peer v1 would move too"
     );
     assert_eq!(s.revision().await.unwrap(), revision);
-    // On its way from the one to the other, both count.
+    // During a move, the host must reach both clusters.
     let id = s.move_vpc(c.vpc.id, both.id, None).await.unwrap().moving.unwrap().id;
     assert_eq!(conflict(s.create_instance(c.vpc.id, there.clone()).await), none("c1", true));
     let only = async |cluster: &Cluster, vip: &str| {
         s.update_cluster(cluster.id, &[vip.parse().unwrap()], None).await
     };
-    assert_eq!(conflict(only(&both, "2001:db8::102").await), none("both", false), "it is coming");
+    assert_eq!(conflict(only(&both, "2001:db8::102").await), none("both", false), "the VPC is moving there");
     let revision = s.revision().await.unwrap();
-    assert_eq!(conflict(only(&both, "2001:db8::103").await), none("both", false), "another one instead");
-    assert_eq!(s.revision().await.unwrap(), revision, "nor has that one come");
-    assert_eq!(conflict(only(&v4, "2001:db8::103").await), none("c1", false), "it is there still");
+    assert_eq!(
+        conflict(only(&both, "2001:db8::103").await),
+        none("both", false),
+        "the other host is not reachable either"
+    );
+    assert_eq!(s.revision().await.unwrap(), revision, "nothing was created");
+    assert_eq!(conflict(only(&v4, "2001:db8::103").await), none("c1", false), "the VPC is still there");
     only(&v4, "192.0.2.103").await.unwrap();
     assert!(s.advance_move(id, false).await.unwrap() && s.advance_move(id, true).await.unwrap());
     only(&v4, "2001:db8::103").await.unwrap();
@@ -262,7 +275,7 @@ pub async fn instances_change_hosts(f: Fixture) {
     let s = c.store.as_ref();
     let h2 = new(s.create_host(host("h2", "192.0.2.2")).await);
     let vm = c.instance("vm").await;
-    assert_eq!(s.move_instance(vm.id, c.host.id, None).await.unwrap(), vm, "it is there");
+    assert_eq!(s.move_instance(vm.id, c.host.id, None).await.unwrap(), vm, "it is there already");
     let stale = s.move_instance(vm.id, h2.id, Some(1)).await;
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
     let moved = s.move_instance(vm.id, h2.id, Some(vm.revision)).await.unwrap();
@@ -319,7 +332,7 @@ pub async fn gateways_drain(f: Fixture) {
     assert_eq!(kinds, ["gateway_draining", "gateway_undrained"]);
 }
 
-pub async fn vips_come_before_others_go(f: Fixture) {
+pub async fn vips_are_added_before_others_are_removed(f: Fixture) {
     let s = f.store.as_ref();
     let vip = |last: u8| [192, 0, 2, last].into();
     let cluster = new(s.create_cluster("c", &[vip(1), vip(2)], None).await);
@@ -338,7 +351,7 @@ pub async fn vips_come_before_others_go(f: Fixture) {
     assert!(matches!(stale, Err(StoreError::Stale { .. })));
     let many: Vec<_> = (10..73).map(vip).collect();
     let full = conflict(s.update_cluster(cluster.id, &many, None).await);
-    assert!(matches!(full, Conflict::Invalid { .. }), "63 beside the two that go are too many");
+    assert!(matches!(full, Conflict::Invalid { .. }), "63 vIPs and the two that are removed are too many");
     let ghost = s.update_cluster(ClusterId::new(999), &[vip(1)], None).await;
     assert!(matches!(ghost, Err(StoreError::NotFound { .. })));
 }
@@ -404,7 +417,7 @@ pub async fn events(f: Fixture) {
     }
 }
 
-/// 100,000 later, those of before are gone.
+/// After 100,000 more events, the first ones are removed.
 async fn forget_old_ones(f: &Fixture) {
     let sql = "UPDATE meta SET next_event = next_event + 99990";
     if let Some(path) = f.url.strip_prefix("sqlite:") {

@@ -1,4 +1,4 @@
-//! Databases that go away, and come back.
+//! Databases that fail and recover.
 
 use crate::cloud::{ALL, new};
 use crate::outbox::complete;
@@ -21,13 +21,11 @@ pub fn cases() -> Vec<(&'static str, Case)> {
         ("outage::postgres_stops_and_starts", || Box::pin(postgres_stops_and_starts())),
         ("outage::nothing_there", || Box::pin(nothing_there())),
         ("outage::sqlite_on_a_full_disk", || Box::pin(sqlite_on_a_full_disk())),
-        ("clusters::an_older_database_is_brought_up", || {
-            Box::pin(crate::clusters::an_older_database_is_brought_up())
-        }),
+        ("clusters::older_database_is_migrated", || Box::pin(crate::clusters::older_database_is_migrated())),
     ]
 }
 
-/// Why a call cannot be served now.
+/// The cause with which a call fails as unavailable.
 fn unavailable<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
     match result {
         Err(StoreError::Unavailable { cause, .. }) => cause,
@@ -35,7 +33,7 @@ fn unavailable<T: std::fmt::Debug>(result: Result<T, StoreError>) -> String {
     }
 }
 
-/// Creates tenants until told otherwise; returns the acknowledged names.
+/// Creates tenants until it is stopped. Returns the acknowledged names.
 async fn write(store: Arc<Store>, writer: usize) -> Vec<String> {
     let mut acknowledged = Vec::new();
     for round in 0.. {
@@ -105,7 +103,8 @@ async fn nothing_there() {
     }
 }
 
-/// Runs this program again with a file system of 6 MiB that only it sees, and that is removed at its end.
+/// Runs this program again with a file system of 6 MiB that only the child process sees, and that is removed
+/// when it ends.
 async fn sqlite_on_a_full_disk() {
     let directory = tempfile::tempdir().unwrap();
     let program = std::env::current_exe().unwrap();
@@ -130,7 +129,7 @@ pub async fn on_a_small_disk(directory: &Path) {
             refused => break unavailable(refused),
         }
         if acknowledged.len() == 50 {
-            // The rest of the disk, so that it does not take long.
+            // Fills the rest of the disk, so that the test is short.
             let _ = std::fs::write(directory.join("more"), vec![1; 6 << 20]);
         }
         assert!(acknowledged.len() < 100_000, "the disk never ran full");

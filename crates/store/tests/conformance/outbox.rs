@@ -1,4 +1,4 @@
-//! Outbox and snapshot.
+//! Outbox and snapshots.
 
 use crate::Fixture;
 use crate::cloud::{Cloud, host, instance, new, subnet, vpc, vpc_update};
@@ -8,14 +8,14 @@ use sluice_store::{
 };
 use std::sync::Arc;
 
-/// The changes after a revision, which must be whole and without a gap.
+/// The changes after a revision, which must be complete and without a gap.
 async fn changes(store: &Store, after: u64) -> Vec<Change> {
     let rows = store.outbox(after, 10_000).await.unwrap();
     complete(&rows, after, store.revision().await.unwrap());
     rows.into_iter().map(|row| row.change).collect()
 }
 
-/// That rows are all parts of all revisions in the range.
+/// Checks that the rows are all parts of all revisions in the range.
 pub fn complete(rows: &[OutboxRow], after: u64, until: u64) {
     let (mut revision, mut part) = (after, 0);
     for row in rows {
@@ -178,7 +178,7 @@ pub async fn compaction(f: Fixture) {
         other => panic!("{other:?}"),
     }
     complete(&c.store.outbox(3, 10).await.unwrap(), 3, last);
-    // Neither backwards nor beyond what was committed.
+    // Compaction never goes backwards, nor beyond committed revisions.
     c.store.compact_outbox(1).await.unwrap();
     complete(&c.store.outbox(3, 10).await.unwrap(), 3, last);
     c.store.compact_outbox(u64::MAX >> 1).await.unwrap();
@@ -188,7 +188,7 @@ pub async fn compaction(f: Fixture) {
     assert!(matches!(c.store.outbox(last - 1, 10).await, Err(StoreError::Compacted { .. })));
 }
 
-/// All of a snapshot.
+/// Reads a whole snapshot.
 pub async fn snapshot(store: Arc<Store>, of: InstancesOf) -> (Topology, Vec<Instance>) {
     let (sink, mut parts) = tokio::sync::mpsc::channel(1);
     let task = tokio::spawn(async move { store.snapshot(of, sink).await });
@@ -208,9 +208,8 @@ pub async fn snapshot(store: Arc<Store>, of: InstancesOf) -> (Topology, Vec<Inst
     (topology, instances)
 }
 
-/// A snapshot that is read slowly, while a writer goes on, is one revision; the
-/// writer does not wait for it.
-pub async fn snapshot_is_one_moment(f: Fixture) {
+/// A snapshot that is read slowly while a writer continues has one revision, and does not block the writer.
+pub async fn snapshot_is_one_revision(f: Fixture) {
     let c = Cloud::make(&f).await;
     let big = c.subnet("big", &c.vpc, "10.16.0.0/12").await;
     let requests = (0..20_000).map(|i| instance(&format!("vm-{i}"), &big, &c.host)).collect();
@@ -221,7 +220,7 @@ pub async fn snapshot_is_one_moment(f: Fixture) {
     let task = tokio::spawn(async move { store.snapshot(of, sink).await });
     let Some(SnapshotPart::Topology(topology)) = parts.recv().await else { panic!("no topology") };
     assert_eq!((topology.revision, topology.subnets.len()), (revision, 2));
-    // Written while the snapshot stands at its first page.
+    // Written while the snapshot is at its first page.
     c.store.delete_instance(made[19_999].id, None).await.unwrap();
     c.store.delete_instance(made[0].id, None).await.unwrap();
     new(c.store.create_instance(c.vpc.id, instance("late", &big, &c.host)).await);
@@ -261,14 +260,14 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     assert!(snapshot(s.clone(), no_host).await.1.is_empty());
 }
 
-pub async fn a_lost_listener_ends_a_snapshot(f: Fixture) {
+pub async fn snapshot_ends_when_its_receiver_is_dropped(f: Fixture) {
     let c = Cloud::make(&f).await;
     for _ in 0..20 {
         let (sink, parts) = tokio::sync::mpsc::channel(1);
         drop(parts);
         c.store.snapshot(InstancesOf::Cluster(c.cluster.id), sink).await.unwrap();
     }
-    // Nor does one whose caller is gone keep its connection.
+    // A caller that was canceled does not keep its connection.
     for _ in 0..20 {
         let (sink, _parts) = tokio::sync::mpsc::channel(1);
         let (store, of) = (c.store.clone(), InstancesOf::Cluster(c.cluster.id));

@@ -1,5 +1,5 @@
-//! A PostgreSQL server of one's own, from the system's package, in a temporary
-//! directory, reached by its Unix socket.
+//! A PostgreSQL server for the tests, from the system's package, in a temporary directory, reached by its
+//! Unix socket.
 
 use sqlx::{Connection as _, Executor as _, PgConnection};
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The shell that holds the server: ends it when this process closes the
-/// shell's input, be it by dying.
+/// The shell that runs the server. It stops the server when this process closes the shell's input, also by
+/// dying.
 const KEEPER: &str = r#"
 "$@" & server=$!
 while read -r signal; do kill -"$signal" "$server"; wait "$server"; done
@@ -21,7 +21,7 @@ pub struct Server {
     keeper: Option<Child>,
 }
 
-/// The newest installed server's programs.
+/// The directory of the newest installed server's programs.
 fn binaries() -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions
@@ -34,7 +34,7 @@ fn binaries() -> PathBuf {
     }
 }
 
-/// PostgreSQL refuses to run as root, so root lends it the package's user.
+/// PostgreSQL refuses to run as root; then the package's user runs it.
 fn as_user(program: &Path) -> Command {
     if nix_is_root() {
         let mut command = Command::new("runuser");
@@ -65,7 +65,7 @@ impl Server {
         server
     }
 
-    /// Starts the server over the data that is there and waits for it.
+    /// Starts the server with its existing data, and waits until it responds.
     pub async fn run(&mut self) {
         let log = std::fs::File::options().create(true).append(true).open(self.directory.path().join("log"));
         let mut command = as_user(Path::new("/bin/sh"));
@@ -76,8 +76,8 @@ impl Server {
             .arg(self.directory.path().join("data"))
             .arg("-k")
             .arg(self.directory.path())
-            // A server that is killed loses nothing that the kernel has; only
-            // a machine that is killed needs fsync.
+            // A killed server loses nothing that it passed to the kernel. Only a crash of the machine would
+            // need fsync.
             .args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=60"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -91,7 +91,7 @@ impl Server {
         }
     }
 
-    /// Ends the server at once, without asking its clients.
+    /// Stops the server immediately, without waiting for clients.
     pub fn stop(&mut self) {
         if let Some(mut keeper) = self.keeper.take() {
             drop(keeper.stdin.take());
@@ -115,7 +115,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-        // Its files are the other user's.
+        // The files belong to the other user.
         let _ = as_user(Path::new("/bin/rm")).arg("-rf").arg(self.directory.path().join("data")).status();
     }
 }

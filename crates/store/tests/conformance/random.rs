@@ -1,4 +1,4 @@
-//! Random operations on the store and on the model must agree.
+//! Random operations on the store and on the model must give the same results.
 
 use crate::Fixture;
 use crate::cloud::{ALL, Cloud, new, peering, subnet, vpc};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 const SEQUENCES: u32 = 12;
 const OPERATIONS: std::ops::Range<usize> = 20..60;
 
-/// Prefixes that overlap now and then; short enough to run full.
+/// Prefixes that overlap sometimes, and are small enough to become full.
 const PREFIXES: [(Option<&str>, Option<&str>); 6] = [
     (Some("10.0.0.0/29"), Some("fd00::/64")),
     (Some("10.0.0.8/29"), None),
@@ -35,7 +35,7 @@ struct Choice {
     ipv6: Option<usize>,
 }
 
-/// Objects are named by their place among those there are then.
+/// Objects are identified by their position among the existing ones.
 #[derive(Clone, Debug)]
 enum Operation {
     CreateVpc(u8),
@@ -76,7 +76,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// The n-th of what there is.
+/// The n-th existing object.
 fn pick<K: Copy, V>(map: &BTreeMap<K, V>, n: usize) -> Option<K> {
     map.keys().nth(n % map.len().max(1)).copied()
 }
@@ -113,7 +113,7 @@ impl Run {
         }
     }
 
-    /// Runs one operation on both; `None` if there is nothing to run it on.
+    /// Executes an operation on both; `None` if there is no object for it.
     async fn step(&mut self, operation: &Operation) -> Option<(String, String)> {
         use Operation as O;
         let s = self.store.clone();
@@ -223,8 +223,8 @@ impl Run {
         })
     }
 
-    /// One instance, or a bulk. A bulk is only foretold where each of it gives
-    /// nothing: then it is the same as one after the other.
+    /// Creates one instance, or several in bulk. The model predicts a bulk creation only if no address is
+    /// given: then it is equal to single creations in order.
     async fn instances(&mut self, n: usize, choices: &[Choice], bulk: bool) -> Option<(String, String)> {
         let subnet = pick(&self.model.subnets, n)?;
         let vpc = self.model.subnets[&subnet].vpc;
@@ -251,7 +251,7 @@ impl Run {
         let made = result.map(|(made, _)| made).unwrap_or_default();
         let mut made = made.into_iter();
         let mut expected = "Existing".to_owned();
-        // All names are looked at before any address is allocated.
+        // All names are checked before an address is allocated.
         let mut fresh = Vec::new();
         for one in &wanted {
             let mut probe = self.model.clone();
@@ -272,8 +272,7 @@ impl Run {
                 break;
             }
             let Some(instance) = made.next() else {
-                // Refused for a later one's sake, which the model finds too if
-                // this one is there.
+                // A later instance of the bulk may be refused. The model finds that too if this one exists.
                 self.model.pretend(subnet, one, ipv4, ipv6);
                 continue;
             };
@@ -303,7 +302,7 @@ impl Run {
         }
     }
 
-    /// The store lists what the model has, and the outbox told it.
+    /// The store lists the objects of the model, and the outbox gave the same state.
     async fn compare(&self, since: u64) {
         let s = &self.store;
         let vpcs = s.vpcs(Some(self.tenant.id), None, ALL).await.unwrap();
@@ -330,7 +329,7 @@ impl Run {
 
 async fn sequence(store: Arc<Store>, cloud: Arc<Cloud>, operations: Vec<Operation>) {
     let since = store.revision().await.unwrap();
-    // A tenant of its own is a world of its own.
+    // A separate tenant has no interaction with others.
     let tenant = new(store.create_tenant(&format!("t{since}")).await);
     let mut run = Run { store, cloud, tenant, model: Model::default() };
     for (step, operation) in operations.iter().enumerate() {

@@ -6,7 +6,7 @@ use sluice_store::{Conflict, NewGateway, PlanState, StoreError};
 use sluice_types::GatewayId;
 use std::net::IpAddr;
 
-pub async fn a_vip_gets_another_home(f: Fixture) {
+pub async fn vip_gets_another_preferred_owner(f: Fixture) {
     let s = &f.store;
     let vips: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()];
     let cluster = s.create_cluster("c", &vips, None).await.unwrap().into_inner().id;
@@ -30,7 +30,7 @@ pub async fn a_vip_gets_another_home(f: Fixture) {
     assert!(s.set_preferred_owner(cluster, vips[1], of6, other(of6)).await.unwrap());
     assert_eq!(preferred_owners().await, [gateways[2], other(of6)]);
     let now = s.cluster(cluster).await.unwrap();
-    assert_eq!(now.vip_plan_revision, s.revision().await.unwrap(), "nodes are told");
+    assert_eq!(now.vip_plan_revision, s.revision().await.unwrap(), "nodes get the new plan");
     for (vip, from, to) in [
         (vips[0], of4, other(of4)),
         (vips[1], other(of6), GatewayId::new(999)),
@@ -45,13 +45,13 @@ pub async fn a_vip_gets_another_home(f: Fixture) {
     assert_eq!(s.cluster(cluster).await.unwrap().vip_plan_revision, s.revision().await.unwrap());
 }
 
-pub async fn set_if_unchanged(f: Fixture) {
+pub async fn setting_is_written_only_if_unchanged(f: Fixture) {
     let s = &f.store;
     let before = s.revision().await.unwrap();
     assert_eq!(s.setting("a").await.unwrap(), None);
-    assert!(!s.put_setting("a", Some("1"), "2").await.unwrap(), "it is not there");
+    assert!(!s.put_setting("a", Some("1"), "2").await.unwrap(), "the setting does not exist");
     assert!(s.put_setting("a", None, "1").await.unwrap());
-    assert!(!s.put_setting("a", None, "2").await.unwrap(), "it is there");
+    assert!(!s.put_setting("a", None, "2").await.unwrap(), "the setting exists");
     assert!(s.put_setting("a", Some("1"), "{\"b\": \"ü\"}").await.unwrap());
     assert_eq!(s.setting("a").await.unwrap().as_deref(), Some("{\"b\": \"ü\"}"));
     assert_eq!(s.setting("b").await.unwrap(), None);
@@ -69,7 +69,7 @@ pub async fn instances_are_counted(f: Fixture) {
     assert_eq!(s.instance_counts().await.unwrap(), (now, vec![(c.vpc.id, 5)]));
 }
 
-pub async fn plans_are_kept_and_one_is_carried_out(f: Fixture) {
+pub async fn plans_are_stored_and_one_is_applied_at_a_time(f: Fixture) {
     let s = &f.store;
     assert!(matches!(s.plan(1).await, Err(StoreError::NotFound { kind: "plan", .. })));
     assert_eq!(s.add_plan(1_000, 3, "first").await.unwrap(), 1);
@@ -82,7 +82,7 @@ pub async fn plans_are_kept_and_one_is_carried_out(f: Fixture) {
     assert_eq!((progress.state, progress.parallel, progress.done), (PlanState::Applying, 2, 0));
     let refused = s.apply_plan(2, 1).await;
     assert!(matches!(refused, Err(StoreError::Conflict(Conflict::PlanApplying { plan: 1 }))));
-    // Many newer ones do not push it out, as they do the other.
+    // Many newer plans do not displace the one that is being applied, but they do displace the other.
     for number in 3..=20 {
         assert_eq!(s.add_plan(3_000, 0, "more").await.unwrap(), number);
     }
@@ -92,7 +92,7 @@ pub async fn plans_are_kept_and_one_is_carried_out(f: Fixture) {
     let stopped = s.plan(1).await.unwrap();
     assert_eq!((stopped.body.as_str(), stopped.progress.done), ("first", 1));
     assert_eq!((stopped.progress.state, stopped.progress.note.as_str()), (PlanState::Stopped, "why"));
-    // Taken up again where it was.
+    // It continues at the step where it was stopped.
     let again = s.apply_plan(1, 1).await.unwrap();
     assert_eq!((again.state, again.done, again.note.as_str()), (PlanState::Applying, 1, ""));
     assert!(s.update_plan_progress(1, PlanState::Done, 3, "").await.unwrap());

@@ -1,4 +1,4 @@
-//! Node states, enrolment tokens, the CA.
+//! Node states, enrollment tokens, and the certificate authority.
 
 use crate::Fixture;
 use crate::cloud::{Cloud, new};

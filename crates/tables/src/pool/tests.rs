@@ -108,7 +108,7 @@ fn only_changes_with_reserve_use_the_reserve_and_it_refills() {
         old.push((run, 1));
     }
     let Err(Error::Full { free_cells, .. }) = pool.allocate(1) else { panic!("not full") };
-    assert_eq!(free_cells, 0, "the reserve counts as free for everyone");
+    assert_eq!(free_cells, 0, "the reserve counts as free for every allocation");
     for turn in 0..20_000 {
         // A change that takes two cells frees two; a change that takes one frees one or two.
         let (run, cells) = old.swap_remove(turn * 7919 % old.len());

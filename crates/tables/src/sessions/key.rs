@@ -31,9 +31,9 @@ impl Flow {
 /// Address family, which has a table of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// An IPv4 flow.
     Ipv4,
-    /// IPv6.
+    /// An IPv6 flow.
     Ipv6,
 }
 
