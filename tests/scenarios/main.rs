@@ -1,10 +1,9 @@
 //! End-to-end scenarios on the lab: real processes, namespaces and packets.
 //!
 //! One file for each scenario. Most share one lab. Those that break the controller's database or the lab
-//! itself create their own, and those that count lost or retransmitted packets while vIPs and VPCs move have
-//! a lab on one processor. They run one after the other: `cargo test -p sluice-scenarios -- WORD...` runs
-//! those whose name contains a word, and `--list` lists them. `SLUICE_BIN` is the path of a binary to use
-//! instead of building one. Needs root.
+//! itself, and those that need other gateways, create their own. They run one after the other:
+//! `cargo test --workspace --test scenarios -- WORD...` runs those whose name contains a word, and `--list`
+//! lists them. `SLUICE_BIN` is the path of a binary to use instead of building one. Needs root.
 #![forbid(unsafe_code)]
 
 mod across_hosts;
