@@ -10,7 +10,7 @@ mod rng;
 mod scenario;
 mod world;
 
-use scenario::CLASSES;
+use scenario::{CLASSES, Class};
 use std::collections::BTreeMap;
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -30,6 +30,64 @@ fn fail_with_trace(seed: u64, broken: &str) -> ! {
     panic!("seed {seed} at {} us: {broken}\nto run this seed only: SLUICE_CLUSTER_SEED={seed}", world.now_us);
 }
 
+/// What the runs of many seeds showed.
+#[derive(Default)]
+struct Totals {
+    events: u64,
+    messages: u64,
+    bytes_max: usize,
+    announced_max: usize,
+    takeovers_us: Vec<u64>,
+    /// Number of runs by class.
+    runs: BTreeMap<Class, u64>,
+    /// Seeds whose run broke an invariant, in ascending order.
+    failures: Vec<(u64, Class, String)>,
+}
+
+impl Totals {
+    fn run(&mut self, seed: u64) {
+        let (world, result) = check::run(seed, false);
+        *self.runs.entry(world.scenario.class).or_insert(0) += 1;
+        match result {
+            Err(broken) => self.failures.push((seed, world.scenario.class, broken)),
+            Ok(summary) => {
+                self.events += summary.events;
+                self.messages += summary.messages;
+                self.announced_max = self.announced_max.max(summary.announced_max);
+                self.bytes_max = self.bytes_max.max(summary.bytes_max);
+                self.takeovers_us.extend(summary.takeovers_us);
+            }
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.events += other.events;
+        self.messages += other.messages;
+        self.announced_max = self.announced_max.max(other.announced_max);
+        self.bytes_max = self.bytes_max.max(other.bytes_max);
+        self.takeovers_us.extend(other.takeovers_us);
+        other.runs.into_iter().for_each(|(class, count)| *self.runs.entry(class).or_insert(0) += count);
+        self.failures.extend(other.failures);
+        self.failures.sort_unstable();
+    }
+}
+
+/// Runs the first `seeds` seeds, on all processors.
+fn run_seeds(seeds: u64) -> Totals {
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    let mut all = Totals::default();
+    std::thread::scope(|scope| {
+        let run = |first: u64| {
+            let mut totals = Totals::default();
+            (first..seeds).step_by(threads as usize).for_each(|seed| totals.run(seed));
+            totals
+        };
+        let parts: Vec<_> = (0..threads).map(|first| scope.spawn(move || run(first))).collect();
+        parts.into_iter().for_each(|part| all.add(part.join().expect("the thread of a part ends")));
+    });
+    all
+}
+
 #[test]
 fn invariants_hold_for_every_seed() {
     if let Some(seed) = from_environment("SLUICE_CLUSTER_SEED") {
@@ -41,26 +99,8 @@ fn invariants_hold_for_every_seed() {
         return;
     }
     let seeds = from_environment("SLUICE_CLUSTER_SEEDS").unwrap_or(10_000);
-    let (mut events, mut messages, mut announced_max, mut bytes_max) = (0, 0, 0, 0);
-    let mut takeovers_us = Vec::new();
-    let mut runs = BTreeMap::new();
-    let mut failures = Vec::new();
-    for seed in 0..seeds {
-        let (world, result) = check::run(seed, false);
-        *runs.entry(world.scenario.class).or_insert(0) += 1;
-        let summary = match result {
-            Ok(summary) => summary,
-            Err(broken) => {
-                failures.push((seed, world.scenario.class, broken));
-                continue;
-            }
-        };
-        events += summary.events;
-        messages += summary.messages;
-        announced_max = announced_max.max(summary.announced_max);
-        bytes_max = bytes_max.max(summary.bytes_max);
-        takeovers_us.extend(summary.takeovers_us);
-    }
+    let Totals { events, messages, bytes_max, announced_max, mut takeovers_us, runs, failures } =
+        run_seeds(seeds);
     if let Some((seed, _, broken)) = failures.first() {
         println!("{} of {seeds} seeds failed; the first ones are:", failures.len());
         failures

@@ -122,7 +122,7 @@ struct Placement {
 /// A change of the settings. Fields that are left out keep their values.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct PlacementSettingsPatch {
+pub(super) struct PlacementSettingsPatch {
     #[schema(minimum = 1, maximum = 4096)]
     clusters_per_tenant: Option<usize>,
     /// Above 0 and at most 1.
@@ -137,7 +137,7 @@ struct PlacementSettingsPatch {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewPlan {
+pub(super) struct NewPlan {
     kind: PlanKind,
     /// Seed of the random numbers of `solve`; 1 if left out.
     seed: Option<u64>,
@@ -214,7 +214,7 @@ struct Plans {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct ApplyPlan {
+pub(super) struct ApplyPlan {
     /// Most steps at a time, 1 to 64; 1 if left out.
     #[schema(minimum = 1, maximum = 64)]
     parallel: Option<u64>,
