@@ -52,9 +52,9 @@ bench-cluster: ## Measure gateway clusters: placement, pushes, balance, detectio
 	@sh scripts/build.sh -p sluice -p sluice-bench-cluster
 	"$${CARGO_TARGET_DIR:-target}/release/sluice-bench-cluster" --binary "$${CARGO_TARGET_DIR:-target}/release/sluice"
 
-fuzz: ## Fuzz the packet parsers for FUZZ_SECONDS (default 600)
+fuzz: ## Fuzz the packet programs and all decoders for FUZZ_SECONDS (default 600) in all
 	@$(SETUP) build fuzz
-	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} cargo test -p sluice-datapath --test fuzz -- --nocapture
+	@sh scripts/fuzz.sh
 
 test-kernels: ## Load the programs on Debian 12's own kernel, booted under qemu
 	@$(SETUP) build kernels

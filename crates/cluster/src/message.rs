@@ -233,9 +233,13 @@ impl Message {
             Body::Probe | Body::Load(_) => true,
         };
         match (valid, rest) {
-            (true, []) => Ok(message),
             (false, _) => Err(malformed("a list is too long or unsorted, or a value is out of range")),
-            (true, rest) => Err(DecodeError::Malformed(format!("{} bytes too many", rest.len()))),
+            (true, [_, ..]) => Err(DecodeError::Malformed(format!("{} bytes too many", rest.len()))),
+            // postcard also reads integers that are longer than necessary.
+            (true, []) if message.encode() != bytes => {
+                Err(malformed("an integer is not in its shortest form"))
+            }
+            (true, []) => Ok(message),
         }
     }
 }
@@ -351,6 +355,9 @@ mod tests {
         for cut in 0..good.len() {
             assert!(Message::decode(&good[..cut]).is_err(), "cut at {cut}");
         }
+        // The cluster is 3 in one byte, and then in two.
+        assert!(Message::decode(&[1, 3, 0, 1, 2, 3]).is_ok());
+        assert!(matches!(Message::decode(&[1, 0x83, 0, 0, 1, 2, 3]), Err(DecodeError::Malformed(_))));
         let member = Member { id: GatewayId::new(1), draining: false };
         let alone = Config { revision: 1, vips: VipSet::EMPTY, members: vec![member], hello_interval_ms: 0 };
         let decoded = |config: Config| Message::decode(&message(Body::Config(config)).encode());

@@ -40,6 +40,7 @@ mod place;
 mod push;
 mod run;
 
+pub use api::{REQUEST_DECODERS, Refusal, RequestDecoder};
 pub use compile::Model;
 pub use run::{Args, Controller, Error, run};
 

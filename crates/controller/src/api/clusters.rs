@@ -82,7 +82,7 @@ impl Resource for Cluster {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewCluster {
+pub(super) struct NewCluster {
     /// Name, unique in the cloud.
     name: String,
     /// Underlay addresses that the gateways of the cluster share, in the order of hash buckets; 1 to 63 of an
@@ -101,7 +101,7 @@ struct NewCluster {
 /// together must not be more than 63 of an address family.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct ClusterPatch {
+pub(super) struct ClusterPatch {
     #[schema(value_type = Option<Vec<String>>)]
     vips: Option<Vec<IpAddr>>,
     /// Hello interval in milliseconds, 2 to 250.
@@ -112,7 +112,7 @@ struct ClusterPatch {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ClusterFilter {
+pub(super) struct ClusterFilter {
     /// Only the cluster with this name.
     name: Option<String>,
 }

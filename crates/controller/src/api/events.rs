@@ -41,7 +41,7 @@ struct Events {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct EventQuery {
+pub(super) struct EventQuery {
     /// Only events about the object with this id.
     subject: Option<String>,
     /// Only events after this id, the oldest first. Without it, the newest events.

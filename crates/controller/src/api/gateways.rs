@@ -100,7 +100,7 @@ impl Resource for Gateway {
 /// A gateway needs a VTEP of each address family of its cluster's vIPs.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewGateway {
+pub(super) struct NewGateway {
     /// Name, unique in the cloud.
     name: String,
     #[schema(value_type = String, example = "cluster-1")]
@@ -116,7 +116,7 @@ struct NewGateway {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct GatewayFilter {
+pub(super) struct GatewayFilter {
     /// Only gateways of this cluster.
     #[param(value_type = Option<String>)]
     cluster: Option<ClusterId>,
@@ -155,7 +155,7 @@ async fn undrain_gateway(
 /// The new cluster of a gateway.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct MoveGateway {
+pub(super) struct MoveGateway {
     #[schema(value_type = String, example = "cluster-2")]
     cluster: ClusterId,
     /// Reason, for the event log.

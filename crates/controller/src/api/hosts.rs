@@ -44,7 +44,7 @@ impl Resource for Host {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewHost {
+pub(super) struct NewHost {
     /// Name, unique in the cloud.
     name: String,
     /// Underlay address of its VXLAN tunnel endpoint.
@@ -62,7 +62,7 @@ fn yes() -> bool {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct HostFilter {
+pub(super) struct HostFilter {
     /// Only the host with this name.
     name: Option<String>,
 }

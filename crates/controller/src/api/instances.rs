@@ -63,7 +63,7 @@ impl Resource for Instance {
 /// Addresses that are left out are chosen, one of each address family of the subnet.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewInstance {
+pub(super) struct NewInstance {
     /// Name, unique in the VPC.
     name: String,
     #[schema(value_type = String, example = "subnet-1")]
@@ -105,7 +105,7 @@ struct BulkCreated {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct InstanceFilter {
+pub(super) struct InstanceFilter {
     /// Only instances of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,
@@ -148,7 +148,7 @@ async fn create_instance(
 }
 
 /// Parses the body of a bulk creation. If that fails, it is parsed again to find the position of the error.
-fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>, Problem> {
+pub(super) fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>, Problem> {
     let body: NewInstances = match serde_json::from_slice(bytes) {
         Ok(body) if bytes.trim_ascii_start().starts_with(b"{") => body,
         _ => parse(bytes)?,
@@ -202,7 +202,7 @@ async fn create_instances(
 /// A change of an instance.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct InstancePatch {
+pub(super) struct InstancePatch {
     /// The new host. Gateways get the change first, then the new host gets the port, and the old one removes
     /// it.
     #[schema(value_type = String, example = "host-2")]

@@ -2,6 +2,7 @@
 //! model. What the resources share is in `resource`, `request`, `reply` and `problem`.
 
 mod clusters;
+mod decoders;
 mod events;
 mod gateways;
 mod guard;
@@ -25,6 +26,7 @@ mod system;
 mod tenants;
 mod vpcs;
 
+pub use decoders::{REQUEST_DECODERS, Refusal, RequestDecoder};
 pub use openapi::document;
 
 use crate::database::Database;

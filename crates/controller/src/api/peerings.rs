@@ -39,7 +39,7 @@ impl Resource for Peering {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewPeering {
+pub(super) struct NewPeering {
     /// Name, unique in the tenant.
     name: String,
     /// Two VPCs of one tenant, on the same cluster, with different addresses.
@@ -50,7 +50,7 @@ struct NewPeering {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct PeeringFilter {
+pub(super) struct PeeringFilter {
     /// Only peerings of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,

@@ -138,7 +138,7 @@ struct Placement {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewPlan {
+pub(super) struct NewPlan {
     kind: PlanKind,
     /// Seed of the random numbers of `solve`; 1 if left out.
     seed: Option<u64>,
@@ -215,7 +215,7 @@ struct Plans {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct ApplyPlan {
+pub(super) struct ApplyPlan {
     /// Most steps at a time, 1 to 64; 1 if left out.
     #[schema(minimum = 1, maximum = 64)]
     parallel: Option<u64>,

@@ -67,7 +67,6 @@ impl Problem {
     }
 
     /// The HTTP status.
-    #[cfg(test)]
     pub fn status(&self) -> u16 {
         self.status
     }

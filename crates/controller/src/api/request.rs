@@ -72,9 +72,19 @@ impl<S: Send + Sync, F: DeserializeOwned> FromRequestParts<S> for ListQuery<F> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        Self::parse(&parts.uri)
+    }
+}
+
+impl<F: DeserializeOwned> ListQuery<F> {
+    /// Parses the query string of a URI.
+    ///
+    /// # Errors
+    /// 400 for an unknown parameter or an invalid value.
+    pub fn parse(uri: &Uri) -> Result<Self, Problem> {
         // Both parts are read strictly, so each must see only its own parameters.
         let is_of_page = |pair: &&str| matches!(pair.split('=').next(), Some("limit" | "cursor"));
-        let pairs = || parts.uri.query().unwrap_or_default().split('&');
+        let pairs = || uri.query().unwrap_or_default().split('&');
         let PageQuery { limit, cursor } = read_query(pairs().filter(is_of_page))?;
         let filter = read_query(pairs().filter(|pair| !is_of_page(pair)))?;
         Ok(Self { filter, limit, cursor })
@@ -88,7 +98,11 @@ fn read_query<'a, T: DeserializeOwned>(pairs: impl Iterator<Item = &'a str>) -> 
     parse_query(&uri)
 }
 
-fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+/// Parses the query string of a URI.
+///
+/// # Errors
+/// 400 for an unknown parameter or an invalid value.
+pub fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
     let query = axum::extract::Query::<T>::try_from_uri(uri);
     query.map(|query| query.0).map_err(|error| {
         let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);

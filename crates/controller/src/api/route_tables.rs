@@ -41,7 +41,7 @@ impl Resource for RouteTable {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct RouteTableFilter {
+pub(super) struct RouteTableFilter {
     /// Only route tables of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,

@@ -89,7 +89,7 @@ impl StoredDelete for (VpcId, sluice_store::Route) {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewRoute {
+pub(super) struct NewRoute {
     #[schema(example = "10.9.0.0/16")]
     destination: String,
     target: Target,
@@ -98,7 +98,7 @@ struct NewRoute {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct RouteFilter {
+pub(super) struct RouteFilter {
     /// The route table.
     #[param(value_type = String)]
     table: RouteTableId,

@@ -54,7 +54,7 @@ impl Resource for Subnet {
 /// A subnet has at least one prefix. The first address of each prefix is that of the router.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewSubnet {
+pub(super) struct NewSubnet {
     /// Name, unique in the VPC.
     name: String,
     #[schema(example = "10.0.0.0/24")]
@@ -70,7 +70,7 @@ struct NewSubnet {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct SubnetFilter {
+pub(super) struct SubnetFilter {
     /// Only subnets of this VPC.
     #[param(value_type = Option<String>)]
     vpc: Option<VpcId>,

@@ -39,7 +39,7 @@ impl Resource for Tenant {
 /// A tenant's name.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct TenantBody {
+pub(super) struct TenantBody {
     /// Name, unique in the cloud.
     name: String,
 }
@@ -47,7 +47,7 @@ struct TenantBody {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct TenantFilter {
+pub(super) struct TenantFilter {
     /// Only the tenant with this name.
     name: Option<String>,
 }

@@ -103,7 +103,7 @@ impl Resource for Vpc {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct NewVpc {
+pub(super) struct NewVpc {
     /// Name, unique in the tenant.
     name: String,
     #[schema(value_type = String, example = "tenant-1")]
@@ -126,7 +126,7 @@ struct NewVpc {
 /// A change of a VPC. Fields that are left out keep their values.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct VpcPatch {
+pub(super) struct VpcPatch {
     name: Option<String>,
     #[schema(minimum = 1280, maximum = 9146)]
     mtu: Option<u16>,
@@ -148,7 +148,7 @@ fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<u3
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct VpcFilter {
+pub(super) struct VpcFilter {
     /// Only VPCs of this tenant.
     #[param(value_type = Option<String>)]
     tenant: Option<TenantId>,

@@ -66,6 +66,20 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "sluice-agent",
         ],
     ),
+    // Its targets are the decoders of all crates below it.
+    (
+        "sluice-fuzz-decoders",
+        &[
+            "sluice-types",
+            "sluice-tables",
+            "sluice-envelope",
+            "sluice-rsp",
+            "sluice-cluster",
+            "sluice-southbound",
+            "sluice-agent",
+            "sluice-controller",
+        ],
+    ),
     // The lab talks to the controller by its public API only, and to nodes by running the binary;
     // from the data path it has the program of its switches' ports.
     ("sluice-lab", &["sluice-types", "sluice-tables", "sluice-datapath", "sluice-client"]),

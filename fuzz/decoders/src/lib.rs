@@ -1,0 +1,34 @@
+//! Fuzz targets for everything that decodes bytes of another machine, except packets: the messages between
+//! controller and nodes, the datagrams between gateways, RSP, and the requests of the REST API. (The packet
+//! programs have targets in C, `fuzz/gateway_fuzz.c` and `fuzz/vswitch_fuzz.c`.) Changes when there is another
+//! decoder.
+//!
+//! A target panics if its decoder panics, if an integer overflows, or if a message that was decoded is not the
+//! same after it was encoded and decoded again. `scripts/fuzz.sh` runs the targets with libFuzzer, guided by
+//! coverage; `fuzz/decoders/tests/replay.rs` runs them on their seeds and on a fixed number of changed seeds.
+#![forbid(unsafe_code)]
+
+mod api;
+mod cluster;
+mod rsp;
+mod sealed;
+mod southbound;
+
+/// A fuzz target.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Name on the command line of `scripts/fuzz.sh` and of the directory of its corpus.
+    pub name: &'static str,
+    /// Runs the target on one input. Panics if the input shows a fault.
+    pub run: fn(&[u8]),
+    /// Makes the first inputs of the corpus.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets. `scripts/fuzz.sh` uses the same order.
+pub const TARGETS: [Target; 4] = [
+    Target { name: "southbound", run: southbound::run, seeds: southbound::seeds },
+    Target { name: "cluster", run: cluster::run, seeds: cluster::seeds },
+    Target { name: "rsp", run: rsp::run, seeds: rsp::seeds },
+    Target { name: "api", run: api::run, seeds: api::seeds },
+];

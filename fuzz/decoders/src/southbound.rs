@@ -1,0 +1,222 @@
+//! Messages between controller and nodes: reading, checking and applying them.
+//!
+//! An input is a byte that selects the kind of message, and the message. Updates are a sequence: the length of each in
+//! two bytes, little endian, then its bytes.
+
+use bytes::Bytes;
+use prost::Message;
+use sluice_agent::rsp::{KeyKind, KeyStore};
+use sluice_agent::{Applier, Role, UpdateContext};
+use sluice_southbound::proto::{EnrolRequest, EnrolResponse, NodeReport, NodeUpdate, node_report};
+use sluice_southbound::{
+    ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Home, Key, Member, Node, Path, PathKey,
+    PlannedVip, Port, Route, RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole, decode_update,
+};
+use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
+use sluice_types::{ClusterId, GatewayId, InstanceId, MacAddr, Secret, Vni};
+use std::fmt::Debug;
+use std::net::IpAddr;
+
+/// Kinds of messages. Other numbers are updates.
+const REPORT: u8 = 1;
+const ENROL: u8 = 2;
+const NODE: u8 = 3;
+
+/// Cells of the tables: enough for every seed, and so few that tables become full.
+const CELLS: u32 = 1024;
+
+/// A role that writes the tables and has nothing else.
+struct TablesOnly;
+
+impl Role for TablesOnly {
+    const KEY_KIND: KeyKind = KeyKind::Rsp;
+
+    fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {
+        let Vip { address, mac } = *vip;
+        let result = context.tables.upsert_vip(&sluice_tables::Vip { address, mac, owned: false });
+        context.check_topology(result, format_args!("vIP {address}"));
+    }
+
+    fn remove_vip(&mut self, context: &mut UpdateContext<'_>, address: IpAddr) {
+        let result = context.tables.remove_vip(address);
+        context.check_topology(result, format_args!("removal of vIP {address}"));
+    }
+
+    fn upsert_vrf(&mut self, context: &mut UpdateContext<'_>, vrf: &Vrf) {
+        let Vrf { vni, mtu, router4, router6, group, .. } = *vrf;
+        context.upsert_vrf(&sluice_tables::Vrf { vni, mtu, router4, router6, group, elephant_bytes: None });
+    }
+}
+
+/// Decodes a message. What was decoded must be the same after it was encoded and decoded again.
+fn decode<M: Message + Default + Debug + PartialEq>(bytes: &[u8]) -> Option<M> {
+    let message = M::decode(bytes).ok()?;
+    assert_eq!(M::decode(&message.encode_to_vec()[..]).as_ref(), Ok(&message), "decoded again");
+    Some(message)
+}
+
+pub fn run(data: &[u8]) {
+    let [kind, bytes @ ..] = data else { return };
+    match *kind {
+        REPORT => drop(decode::<NodeReport>(bytes)),
+        ENROL => {
+            decode::<EnrolRequest>(bytes);
+            decode::<EnrolResponse>(bytes);
+        }
+        NODE => {
+            let _ = Node::of_certificate(bytes);
+            let Some(node) = str::from_utf8(bytes).ok().and_then(|text| text.parse::<Node>().ok()) else {
+                return;
+            };
+            assert_eq!(node.to_string().parse(), Ok(node));
+        }
+        _ => apply(bytes),
+    }
+}
+
+/// Applies a sequence of updates. The tables that are left must be ones that the next agent can adopt.
+fn apply(mut bytes: &[u8]) {
+    let memory = Memory::anonymous(CELLS).expect("memory for the tables");
+    let tables = NodeTables::create(memory.clone(), Immediate, Sizes::default()).expect("the cells suffice");
+    // Keys are not written to a file, because there is no such directory.
+    let (keys, _) = KeyStore::load("/dev/null/keys".as_ref(), TablesOnly::KEY_KIND);
+    let mut applier = Applier::new(tables, TablesOnly, keys);
+    while let Some((length, rest)) = bytes.split_first_chunk::<2>() {
+        let (update, rest) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
+        bytes = rest;
+        let Some(update) = decode::<NodeUpdate>(update) else { continue };
+        check_entries(&update);
+        if applier.apply(update).is_err() {
+            applier.begin_stream();
+        }
+    }
+    let routes = applier.tables.routes().count();
+    let adopted = NodeTables::adopt(memory, Immediate).expect("the tables can be adopted");
+    assert_eq!(adopted.routes().count(), routes, "routes after adoption");
+    assert_eq!(adopted.applied_revision(), applier.tables.applied_revision());
+}
+
+/// The valid entries of an update are the same after they were encoded and read again.
+fn check_entries(message: &NodeUpdate) {
+    let bytes = Bytes::from(message.encode_to_vec());
+    let (update, _) = Update::read(decode_update(bytes).expect("it was encoded above"));
+    let encoded = NodeUpdate::from(update.clone()).encode_to_vec();
+    let (again, malformed) = Update::read(decode_update(encoded.into()).expect("an update is encoded"));
+    assert_eq!(malformed, [], "a valid entry is refused after encoding");
+    assert_eq!(again, update, "read again");
+}
+
+/// An update with every kind of entry.
+fn full_update() -> Update {
+    let vni = Vni::new(100).expect("a VNI");
+    let v4 = "192.0.2.8".parse().expect("an address");
+    let v6 = "2001:db8::8".parse().expect("an address");
+    let (own4, own6) = ("10.0.0.2".parse().expect("an address"), "fd00::2".parse().expect("an address"));
+    let (mac, gateway) = (MacAddr::local(5), GatewayId::new(1));
+    let endpoint = Endpoint { vni, ipv4: Some(own4), ipv6: Some(own6), mac, host: IpAddr::V4(v4) };
+    let key = |prefix: &str| RouteKey { vni, prefix: prefix.parse().expect("a prefix") };
+    let path = PathKey { vni, address: IpAddr::V4(own4) };
+    let secret = Secret::new(std::array::from_fn(|i| i as u8));
+    Update {
+        revision: 7,
+        database_id: 9,
+        snapshot: true,
+        vteps: vec![
+            Vtep { address: IpAddr::V4(v4), role: VtepRole::Host },
+            Vtep { address: IpAddr::V6(v6), role: VtepRole::Gateway { cluster: 1 } },
+        ],
+        vips: vec![Vip { address: IpAddr::V4(v4), mac }],
+        groups: vec![Group { id: 1, vips: vec![IpAddr::V4(v4)], detect: true }],
+        vrfs: vec![Vrf {
+            vni,
+            mtu: 1430,
+            router4: Some(own4),
+            router6: Some(own6),
+            group: Some(1),
+            elephant_kbps: 0,
+        }],
+        endpoints: vec![endpoint],
+        routes: vec![
+            Route { key: key("10.0.0.0/24"), scope: Scope::Local },
+            Route { key: key("fd00::/16"), scope: Scope::Peer(vni) },
+            Route { key: key("0.0.0.0/0"), scope: Scope::Drop },
+        ],
+        ports: vec![Port {
+            instance: InstanceId::new(3),
+            name: "vpc/vm".to_owned(),
+            vni,
+            mac,
+            ipv4: Some("10.0.0.2/24".parse().expect("a network")),
+            router4: Some(own4),
+            ipv6: Some("fd00::2/64".parse().expect("a network")),
+            mtu: 1430,
+            dns4: vec![v4],
+        }],
+        keys: vec![ClusterKeys {
+            cluster: 1,
+            keys: vec![Key { id: 3, secret, not_before_ms: 1, not_after_ms: 2 }],
+        }],
+        cluster: Some(ClusterPlan {
+            cluster: ClusterId::new(1),
+            revision: 5,
+            vips: vec![PlannedVip { place: 0, address: IpAddr::V4(v4), mac }],
+            members: vec![Member { gateway, vtep4: Some(v4), vtep6: Some(v6), draining: false }],
+            homes: vec![Home { place: 0, gateway }],
+            hello_ms: 40,
+        }),
+        paths: vec![Path { key: path, mac, host: IpAddr::V6(v6), path_vni: vni }],
+        ..Update::default()
+    }
+}
+
+/// An update that removes what [`full_update`] adds.
+fn removal(of: &Update) -> Update {
+    Update {
+        revision: of.revision + 1,
+        database_id: of.database_id,
+        removed_vteps: of.vteps.iter().map(|vtep| vtep.address).collect(),
+        removed_vips: of.vips.iter().map(|vip| vip.address).collect(),
+        removed_groups: of.groups.iter().map(|group| group.id).collect(),
+        removed_vnis: of.vrfs.iter().map(|vrf| vrf.vni).collect(),
+        removed_endpoints: of.endpoints.iter().map(Endpoint::key).collect::<Vec<EndpointKey>>(),
+        removed_routes: of.routes.iter().map(|route| route.key).collect(),
+        removed_ports: of.ports.iter().map(|port| port.instance).collect(),
+        removed_paths: of.paths.iter().map(|path| path.key).collect(),
+        ..Update::default()
+    }
+}
+
+fn sequence(updates: &[&Update]) -> Vec<u8> {
+    let mut input = vec![0];
+    for update in updates {
+        let bytes = NodeUpdate::from((*update).clone()).encode_to_vec();
+        input.extend((bytes.len() as u16).to_le_bytes());
+        input.extend(bytes);
+    }
+    input
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    let full = full_update();
+    let removed = removal(&full);
+    let part = Update { revision: 0, ..full.clone() };
+    let delta = Update { revision: 9, database_id: 9, routes: full.routes.clone(), ..Update::default() };
+    let reports = [
+        node_report::Report::Hello(Default::default()),
+        node_report::Report::Ack(Default::default()),
+        node_report::Report::Heartbeat(Default::default()),
+    ];
+    let reports = reports.map(|report| NodeReport { report: Some(report) }.encode_to_vec());
+    let enrol = EnrolRequest { token: "token".to_owned(), csr_pem: "csr".to_owned() }.encode_to_vec();
+    let mut seeds = vec![
+        sequence(&[&full]),
+        sequence(&[&full, &removed]),
+        sequence(&[&part, &full, &delta, &removed]),
+        sequence(&[&full, &full]),
+        [&[ENROL], &enrol[..]].concat(),
+        [&[NODE], &b"gateway:gw-7"[..]].concat(),
+        [&[NODE], &b"host:host-3"[..]].concat(),
+    ];
+    seeds.extend(reports.iter().map(|report| [&[REPORT], &report[..]].concat()));
+    seeds
+}
