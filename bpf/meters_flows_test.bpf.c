@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * Meters and flow statistics for tests, through the same functions as the packet
- * programs, at times that the test chooses.
+ * For tests: meters and flow statistics, by the functions that packet programs use, at times that the test
+ * chooses.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -25,7 +25,7 @@ struct {
 	__type(value, struct cell);
 } meters SEC(".maps");
 
-/* Times that programs which run at once share. */
+/* Times that programs on several processors share. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, CLOCKS);
@@ -42,21 +42,21 @@ struct meter_query {
 	__u32 bytes;
 	__u64 now_ns;
 	__u64 hash;   /* QUERY_HASH: the answer */
-	__u32 answer; /* 1: conforms; crosses the threshold */
-	__u32 own;    /* QUERY_FLOW, QUERY_QUEUE: bytes from which the flow is an elephant; 0: the table's */
+	__u32 answer; /* 1: the packet conforms, or the flow crosses the threshold */
+	__u32 own;    /* QUERY_FLOW, QUERY_QUEUE: as in flow_account() */
 	struct flow_key key;
 };
 
-/* Packets that are all alike, each a step of the clock after the one before. */
+/* A sequence of equal packets, each one step of the clock after the one before. */
 struct load {
 	struct meter_query query;
 	__u64 step_ns;
 	__u32 clock;
 	__u32 reserved;
-	__u64 answered; /* answers that were 1, added up over all runs */
+	__u64 answered; /* number of answers that were 1, over all runs */
 };
 
-/* Global, so that the verifier looks at it once and not for every query. */
+/* Global, so that the verifier processes it once and not for every query. */
 __attribute__((noinline)) int answer_meter(struct meter_query *query)
 {
 	struct meter *meter;
@@ -87,12 +87,11 @@ __attribute__((noinline)) int answer_flow(struct meter_query *query)
 	bucket = flow_cell_at(flow_cell(table, query->hash));
 	if (!bucket)
 		return 0;
-	query->answer =
-		flow_account(table, bucket, query->hash, query->bytes, query->own, query->now_ns);
+	query->answer = flow_account(table, bucket, query->hash, query->bytes, query->own, query->now_ns);
 	return 0;
 }
 
-/* What crosses is in the ring, under the VNI that `meter` is. */
+/* The events that it posts have `meter` as VNI. */
 __attribute__((noinline)) int enqueue_flow(struct meter_query *query)
 {
 	struct flow_queue *queue;
@@ -123,7 +122,7 @@ static __always_inline void answer(struct meter_query *query)
 		answer_flow(query);
 }
 
-/* A "packet" is an array of queries, answered in place. */
+/* The "packet" is an array of queries, which are answered in place. */
 SEC("xdp")
 int answer_queries(struct xdp_md *ctx)
 {
@@ -147,7 +146,7 @@ int answer_queries(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* A "packet" is a struct load, of which every run makes LOAD_PACKETS. */
+/* The "packet" is a struct load. Each run makes LOAD_PACKETS of its packets. */
 SEC("xdp")
 int make_load(struct xdp_md *ctx)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * Works on the session tables for tests, through the same functions as the
- * packet programs. A "packet" is an array of operations, answered in place.
+ * For tests: operations on the session tables, by the functions that packet programs use. The "packet" is
+ * an array of struct session_test, which are answered in place.
  */
 #include "common/session_maps.h"
 #include "test/session_operation.h"
@@ -10,7 +10,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 #define OPERATIONS_MAX 16
 
-/* Global, so that the verifier looks at each once and not for every operation. */
+/* Global functions, so that the verifier processes each once and not for every operation. */
 __attribute__((noinline)) int run4(struct session_test *test)
 {
 	struct session_config *config = session_config_at();
@@ -29,7 +29,7 @@ __attribute__((noinline)) int run6(struct session_test *test)
 	return 0;
 }
 
-/* The operation in hand: the stack is for the calls below. */
+/* The current operation: memory per CPU, because the functions below need the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

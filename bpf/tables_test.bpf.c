@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * Answers table look-ups for tests, through the same functions as the packet
- * programs. A "packet" is an array of queries, answered in place.
+ * For tests: lookups in the tables, by the functions that packet programs use. The "packet" is an array of
+ * queries, which are answered in place.
  */
 #include "common/lookup.h"
 
@@ -16,12 +16,12 @@ struct table_query {
 	__u32 vni;
 	__u64 high;   /* IPv6: high half */
 	__u64 low;    /* IPv6: low half; IPv4 address or index otherwise */
-	__u32 answer; /* enum exact_answer; a route's leaf */
+	__u32 answer; /* enum exact_answer, or the leaf of a route */
 	__u32 cell;
 	__u64 mac;
 };
 
-/* Global, so that the verifier looks at it once and not for every query. */
+/* Global, so that the verifier processes it once and not for every query. */
 __attribute__((noinline)) int answer_route(struct table_query *query)
 {
 	const struct vrf *vrf;

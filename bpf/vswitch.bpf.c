@@ -69,7 +69,8 @@ static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct 
 	if (frame->protocol == IPPROTO_TCP) {
 		__u8 offset = 0;
 
-		context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset), &offset, 1);
+		context_load(skb, frame->transport_at + __builtin_offsetof(struct tcp_header, offset),
+			     &offset, 1);
 		headers = frame->transport_at - ETH_HLEN + (offset >> 4) * 4;
 	}
 	return headers + skb->gso_size;
@@ -77,7 +78,7 @@ static __always_inline __u32 longest_packet(struct __sk_buff *skb, const struct 
 
 /* Delivers a VM's packet with a valid source to the port on this host that the exact match found. */
 static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf *vrf, __u32 port_cell,
-				    struct frame *frame, enum exact_answer found,
+					struct frame *frame, enum exact_answer found,
 					const struct exact_hit *hit)
 {
 	const struct node_config *node = node_at();
@@ -101,8 +102,8 @@ static __always_inline int send_to_port(struct __sk_buff *skb, const struct vrf 
 }
 
 /* Sends a VM's packet with a valid source by the direct path that the exact match found. */
-static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni, __u32 vrf_cell, __u32 port_cell,
-				     struct frame *frame, struct exact_hit *hit)
+static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni, __u32 vrf_cell,
+					       __u32 port_cell, struct frame *frame, struct exact_hit *hit)
 {
 	const struct node_config *node = node_at();
 
@@ -113,8 +114,8 @@ static __always_inline int send_by_direct_path(struct __sk_buff *skb, __u32 vni,
 
 /* Forwards a VM's packet with a valid source. `to_router`: its destination is the router. */
 static __always_inline int forward_unicast(struct __sk_buff *skb, const struct port *port,
-				   const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
-				   struct frame *frame, int to_router)
+					   const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
+					   struct frame *frame, int to_router)
 {
 	struct exact_hit hit = {};
 	enum exact_answer found;
@@ -165,9 +166,8 @@ static __always_inline int igmp_from_vm(struct __sk_buff *skb, const struct vrf 
 	return type == IGMP_QUERY ? port_drop(vrf->vni, DROP_forged_control) : VERDICT_ABSORBED;
 }
 
-static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port *port,
-					const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
-					struct frame *frame)
+static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port *port, const struct vrf *vrf,
+					__u32 vrf_cell, __u32 port_cell, struct frame *frame)
 {
 	__u32 own = bpf_ntohl(port->address4), router = bpf_ntohl(port->router4);
 	__u32 source = frame->source[1], destination = frame->destination[1];
@@ -192,9 +192,8 @@ static __always_inline int ipv4_from_vm(struct __sk_buff *skb, const struct port
 	return forward_unicast(skb, port, vrf, vrf_cell, port_cell, frame, router && destination == router);
 }
 
-static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port *port,
-					const struct vrf *vrf, __u32 vrf_cell, __u32 port_cell,
-					struct frame *frame)
+static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port *port, const struct vrf *vrf,
+					__u32 vrf_cell, __u32 port_cell, struct frame *frame)
 {
 	int own = is_port_address6(port, frame->source);
 	int to_router = is_router6(port, frame->destination);
@@ -260,7 +259,10 @@ int port_ingress(struct __sk_buff *skb)
 	return verdict;
 }
 
-/* Looks up the destination of a frame from the underlay. `reason` is set to why it must be dropped, or DROP_none. */
+/*
+ * Looks up the destination of a frame from the underlay. `reason` is set to why it must be dropped, or
+ * DROP_none.
+ */
 static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __u32 vni,
 						       const struct frame *frame, struct exact_hit *hit,
 						       enum drop_reason *reason)

@@ -102,8 +102,8 @@ static void check_flows(uint64_t frames, uint32_t posted, uint64_t missed, int p
 				continue;
 			if ((count & FLOW_BYTES_MASK) != traffic_count.bytes)
 				fail("bytes counted for a flow");
-			if (!(count & FLOW_REPORTED) == (table->policy & FLOW_EVERY ||
-							 traffic_count.bytes >= ELEPHANT_BYTES))
+			if (!(count & FLOW_REPORTED) ==
+			    (table->policy & FLOW_EVERY || traffic_count.bytes >= ELEPHANT_BYTES))
 				fail("a flow is reported, or not, against the policy");
 		}
 	}
@@ -126,8 +126,9 @@ static int is_known_sender(const uint8_t *packet)
 
 		if (hop->kind != NEXT_HOP_VTEP)
 			continue;
-		if (packet[12] == 0x08 ? !(hop->flags & NEXT_HOP_IPV6) && !memcmp(packet + 26, hop->address, 4)
-				       : hop->flags & NEXT_HOP_IPV6 && !memcmp(packet + 22, hop->address, 16))
+		if (packet[12] == 0x08
+			    ? !(hop->flags & NEXT_HOP_IPV6) && !memcmp(packet + 26, hop->address, 4)
+			    : hop->flags & NEXT_HOP_IPV6 && !memcmp(packet + 22, hop->address, 16))
 			return 1;
 	}
 	return 0;
@@ -172,7 +173,9 @@ static void check_sent(const uint8_t *packet, int patched)
 		if (is_udp && !(out[60] | out[61]))
 			fail("UDP over IPv6 without a checksum");
 	}
-	/* Only tenants' packets are UDP: what the gateway itself sends on the underlay is ARP, ND and ICMP. */
+	/*
+	 * Only tenants' packets are UDP: what the gateway itself sends on the underlay is ARP, ND and ICMP.
+	 */
 	if (is_udp && !patched)
 		check_tenant(packet);
 }
@@ -206,8 +209,7 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	case XDP_PASS:
 		if (drop_sum() != dropped || traffic_count.packets != sent)
 			fail("a packet for the kernel was counted");
-		if (linear_bytes() != linear ||
-		    memcmp((void *)(uintptr_t)xdp.ctx.data, packet, linear))
+		if (linear_bytes() != linear || memcmp((void *)(uintptr_t)xdp.ctx.data, packet, linear))
 			fail("a packet for the kernel was changed");
 		break;
 	case XDP_TX:

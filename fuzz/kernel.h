@@ -134,8 +134,7 @@ static void poison(uint32_t data, uint32_t end)
 {
 	ASAN_UNPOISON_MEMORY_REGION(ARENA, ARENA_BYTES);
 	ASAN_POISON_MEMORY_REGION(ARENA, (uint8_t *)(uintptr_t)data - ARENA);
-	ASAN_POISON_MEMORY_REGION((uint8_t *)(uintptr_t)end,
-				  ARENA + ARENA_BYTES - (uint8_t *)(uintptr_t)end);
+	ASAN_POISON_MEMORY_REGION((uint8_t *)(uintptr_t)end, ARENA + ARENA_BYTES - (uint8_t *)(uintptr_t)end);
 }
 
 /* Copies `length` bytes at `offset` of the packet, whose linear part is `linear` bytes at `data`. */

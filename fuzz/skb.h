@@ -158,7 +158,7 @@ long bpf_l3_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 
 		abort();
 	if (offset & 1 || make_linear(offset + 2))
 		return -14;
-	*at = ~fold((uint64_t)(uint16_t)~*at + (uint16_t)~from + (uint16_t)to);
+	*at = ~fold((uint64_t)(uint16_t) ~*at + (uint16_t)~from + (uint16_t)to);
 	return 0;
 }
 
@@ -175,9 +175,9 @@ long bpf_l4_csum_replace(struct __sk_buff *skb, __u32 offset, __u64 from, __u64 
 	if (tc.checksum_pending)
 		return 0;
 	if (size)
-		*at = ~fold((uint64_t)(uint16_t)~*at + (uint16_t)~from + (uint16_t)to);
+		*at = ~fold((uint64_t)(uint16_t) ~*at + (uint16_t)~from + (uint16_t)to);
 	else
-		*at = ~fold((uint64_t)(uint16_t)~*at + (uint32_t)to);
+		*at = ~fold((uint64_t)(uint16_t) ~*at + (uint32_t)to);
 	return 0;
 }
 

@@ -36,7 +36,7 @@ struct setup {
 	uint8_t switches;    /* SWITCH_* */
 	uint8_t patches;     /* number of patches to the tables that follow */
 	uint8_t offload;     /* OFFLOAD_* */
-	uint8_t sender;      /* uplink: changes the last byte of the sender's address */
+	uint8_t sender;	     /* uplink: changes the last byte of the sender's address */
 	uint8_t vni[3];	     /* uplink: changes the VNI, which is the port's otherwise */
 	uint8_t gso_size[2]; /* little endian; 0: the packet is not to be cut into segments */
 	uint8_t csum_start[2];
@@ -127,7 +127,8 @@ static void prepare(void)
 	}
 	if (ports_used < PORTS_MAX || !nodes[0][0].kind || !nodes[0][1].kind || !nodes[1][0].kind ||
 	    !nodes[1][1].kind) {
-		fprintf(stderr, "the tables need %u ports, and a gateway and a host of each family\n", PORTS_MAX);
+		fprintf(stderr, "the tables need %u ports, and a gateway and a host of each family\n",
+			PORTS_MAX);
 		exit(1);
 	}
 }
@@ -198,7 +199,8 @@ static uint32_t transport_of(const uint8_t *frame, uint32_t length, uint8_t prot
 {
 	uint32_t at = 0;
 
-	if (is_ipv4(frame) && length >= 34 && frame[23] == protocol && !((frame[20] << 8 | frame[21]) & 0x1fff))
+	if (is_ipv4(frame) && length >= 34 && frame[23] == protocol &&
+	    !((frame[20] << 8 | frame[21]) & 0x1fff))
 		at = 14 + (frame[14] & 15) * 4;
 	if (is_ipv6(frame) && length >= 54 && frame[20] == protocol)
 		at = 54;
@@ -221,7 +223,8 @@ static void check_control(const uint8_t *frame, uint32_t length, int from_vm)
 /* Checks that each packet which the frame is, or will be cut into, fits the port's MTU. */
 static void check_length(const struct port *from, const uint8_t *frame, uint32_t length, uint32_t gso_size)
 {
-	uint32_t tcp = transport_of(frame, length, IPPROTO_TCP), udp = transport_of(frame, length, IPPROTO_UDP);
+	uint32_t tcp = transport_of(frame, length, IPPROTO_TCP),
+		 udp = transport_of(frame, length, IPPROTO_UDP);
 	uint32_t bytes = length - ETH_HLEN, header = 8;
 
 	/* SCTP's segments are packets already, each of its own size. */
@@ -363,7 +366,10 @@ static void check_redirect(const struct received *in)
 		fail("length of a frame that is sent");
 	if (!to && tc.redirected_to != node->vxlan_ifindex)
 		fail("a frame was sent out of an interface that is not a port");
-	/* A device fills in the pending checksum. The VM can choose its value; assume that it changes each bit. */
+	/*
+	 * A device fills in the pending checksum. The VM can choose its value; assume that it changes each
+	 * bit.
+	 */
 	if (tc.checksum_pending && checksum_place() >= 0 && (uint32_t)checksum_place() + 2 <= length) {
 		frame[checksum_place()] ^= 0xff;
 		frame[checksum_place() + 1] ^= 0xff;
@@ -380,9 +386,10 @@ static const struct next_hop *known_sender(void)
 	for (uint32_t i = 0; i < known_nodes_used; i++) {
 		const struct next_hop *hop = &known_nodes[i];
 
-		if (tc.key_family == 6 ? hop->flags & NEXT_HOP_IPV6 && !memcmp(hop->address, tc.key.remote_ipv6, 16)
-				       : tc.key_family == 4 && !(hop->flags & NEXT_HOP_IPV6) &&
-						 bpf_ntohl(LOAD32(hop->address)) == tc.key.remote_ipv4)
+		if (tc.key_family == 6
+			    ? hop->flags & NEXT_HOP_IPV6 && !memcmp(hop->address, tc.key.remote_ipv6, 16)
+			    : tc.key_family == 4 && !(hop->flags & NEXT_HOP_IPV6) &&
+				      bpf_ntohl(LOAD32(hop->address)) == tc.key.remote_ipv4)
 			return hop;
 	}
 	return NULL;

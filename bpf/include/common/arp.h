@@ -21,8 +21,8 @@ struct arp_question {
 };
 
 /* Reads and checks a message of the frame. */
-static __always_inline enum drop_reason parse_arp(const struct arp_header *header,
-						  const struct frame *frame, struct arp_question *arp)
+static __always_inline enum drop_reason parse_arp(const struct arp_header *header, const struct frame *frame,
+						  struct arp_question *arp)
 {
 	arp->operation = bpf_ntohs(header->operation);
 	arp->sender_mac = load_mac(header->sender_mac);

@@ -44,7 +44,10 @@ static __always_inline __u32 context_bytes(program_context *ctx)
 #endif
 }
 
-/* Copies `bytes` (at least 1) from `offset` of the packet, linear or not. 0, or negative if they are not there. */
+/*
+ * Copies `bytes` (at least 1) from `offset` of the packet, linear or not. 0, or negative if they are not
+ * there.
+ */
 static __always_inline long context_load(program_context *ctx, __u32 offset, void *to, __u32 bytes)
 {
 #ifdef PROGRAM_XDP

@@ -36,7 +36,9 @@ __attribute__((noinline)) int count_drop(__u32 vni, __u32 reason)
 	return 0;
 }
 
-/* Counts a tenant's frame that was forwarded. `index` is vrf.counters; `bytes` include the Ethernet header. */
+/*
+ * Counts a tenant's frame that was forwarded. `index` is vrf.counters; `bytes` include the Ethernet header.
+ */
 static __always_inline void count_traffic(__u32 index, __u32 bytes)
 {
 	struct traffic *traffic = bpf_map_lookup_elem(&vni_traffic, &index);

@@ -50,8 +50,8 @@ static __always_inline __u64 exact_key(__u64 kind, __u32 vni, __u32 id)
 }
 
 /* Searches one bucket. EXACT_BUSY: the entry changed while it was read. */
-static __always_inline enum exact_answer exact_scan(const struct exact_bucket *bucket, __u64 key, __u64 *value,
-				      __u32 *next)
+static __always_inline enum exact_answer exact_scan(const struct exact_bucket *bucket, __u64 key,
+						    __u64 *value, __u32 *next)
 {
 #pragma unroll
 	for (int i = 0; i < EXACT_SLOTS; i++) {
@@ -67,8 +67,8 @@ static __always_inline enum exact_answer exact_scan(const struct exact_bucket *b
 }
 
 /* Finds the entry of `key`; `value` and `next` are its words as stored. */
-static __always_inline enum exact_answer exact_lookup(const struct exact_root *root, __u64 key,
-						      __u64 *value, __u32 *next)
+static __always_inline enum exact_answer exact_lookup(const struct exact_root *root, __u64 key, __u64 *value,
+						      __u32 *next)
 {
 	__u64 hash = exact_mix(key, root->seed);
 
@@ -99,21 +99,20 @@ static __always_inline enum exact_answer exact_lookup(const struct exact_root *r
 	return EXACT_BUSY;
 }
 
-static __always_inline enum exact_answer exact_find4(const struct exact_root *root, __u32 vni,
-						     __u32 address, struct exact_hit *hit)
+static __always_inline enum exact_answer exact_find4(const struct exact_root *root, __u32 vni, __u32 address,
+						     struct exact_hit *hit)
 {
 	__u64 value = 0;
 	__u32 next = 0;
-	enum exact_answer answer =
-		exact_lookup(root, exact_key(EXACT_IPV4, vni, address), &value, &next);
+	enum exact_answer answer = exact_lookup(root, exact_key(EXACT_IPV4, vni, address), &value, &next);
 
 	hit->mac = value & EXACT_MAC_MASK;
 	hit->next = next & CELL_INDEX_MASK;
 	return answer;
 }
 
-static __always_inline enum exact_answer exact_find_index(const struct exact_root *root, __u32 vni,
-							  __u32 id, __u32 *cell)
+static __always_inline enum exact_answer exact_find_index(const struct exact_root *root, __u32 vni, __u32 id,
+							  __u32 *cell)
 {
 	__u64 value = 0;
 	__u32 next = 0;
@@ -124,9 +123,8 @@ static __always_inline enum exact_answer exact_find_index(const struct exact_roo
 }
 
 /* Searches the conflict table: full keys, for the few addresses that share a digest within a VNI. */
-static __always_inline enum exact_answer exact_conflict_find(const struct exact_root *root,
-							     __u64 key, __u64 high, __u64 low,
-							     struct exact_hit *hit)
+static __always_inline enum exact_answer exact_conflict_find(const struct exact_root *root, __u64 key,
+							     __u64 high, __u64 low, struct exact_hit *hit)
 {
 	__u64 run = READ_ONCE(root->conflicts);
 	__u32 first = (__u32)run, count = run >> 32;
@@ -152,8 +150,8 @@ static __always_inline enum exact_answer exact_conflict_find(const struct exact_
 	return EXACT_MISS;
 }
 
-static __always_inline enum exact_answer exact_find6(const struct exact_root *root, __u32 vni,
-						     __u64 high, __u64 low, struct exact_hit *hit)
+static __always_inline enum exact_answer exact_find6(const struct exact_root *root, __u32 vni, __u64 high,
+						     __u64 low, struct exact_hit *hit)
 {
 	__u64 digest = ipv6_digest(high, low, root->seed) & root->digest_mask;
 	__u64 key = exact_key(EXACT_IPV6, vni, (__u32)digest);

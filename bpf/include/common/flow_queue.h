@@ -87,8 +87,7 @@ __attribute__((noinline)) int count_all_waiting(struct flow_queue *queue, __u64 
 		return 0;
 #pragma nounroll
 	for (__u32 i = 0; i < FLOWS_WAITING && i < queue->waiting; i++) {
-		const struct flow_bucket *bucket =
-			flow_cell_at(flow_cell(table, queue->flows[i].hash));
+		const struct flow_bucket *bucket = flow_cell_at(flow_cell(table, queue->flows[i].hash));
 
 		/* Starts the load into the cache. Nothing depends on its result. */
 		if (bucket)

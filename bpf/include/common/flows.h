@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Flow statistics, by which elephants are told from mice (Zeta sections IV-C
- * and IV-D): packets and bytes of a flow within a period that begins with a
- * packet of the flow. Packets write them, without locks, in one cell each; the
- * entry holds its own period and begins anew when that is over.
+ * Flow statistics, by which elephant flows are detected (Zeta sections IV-C and IV-D): packets and bytes
+ * of a flow within a period that begins with a packet of the flow. Packets of all processors write them
+ * without locks, in one cell for each flow. An entry has its own period, and restarts when that is over.
  *
- * A table is an array of cells. The first is struct flow_table, which the agent
- * writes; each other one is a bucket of four flows. A flow has one bucket and is
- * told from the others there by FLOW_NAME_BITS of its hash. A new flow takes an
- * empty entry, else one whose period is over, else the coldest: the one of fewest
- * bytes in its period. Elephants stay, whatever number of mice there is.
+ * A table is an array of cells. The first is struct flow_table, which the agent writes. Each of the others
+ * is a bucket of four flows. A flow has one bucket, where FLOW_NAME_BITS of its hash distinguish it from
+ * the others. A new flow takes an empty entry, or one whose period is over, or else the one with the fewest
+ * bytes in its period. So elephants stay, however many small flows there are.
  *
- * Functions here get pointers from the includer, and call no helper.
+ * Contract: the functions get pointers from the includer, call no helper, and use no map. Times are
+ * CLOCK_MONOTONIC. The layout is flow_layout.h.
  */
 #ifndef SLUICE_FLOWS_H
 #define SLUICE_FLOWS_H
@@ -25,18 +24,18 @@
 #ifndef FLOW_TRIES
 #define FLOW_TRIES 8
 #endif
-/* How often it looks for its entry. A packet that finds none in the end is not counted. */
+/* How often a packet searches for its entry. If it gets none, it is not counted. */
 #define FLOW_LOOKS 3
 
-/* A flow: addresses as host-order halves, high half first, IPv4 as ::ffff:a.b.c.d. */
+/* A flow. Addresses are halves in host order, high half first; IPv4 is ::ffff:a.b.c.d. */
 struct flow_key {
 	__u64 source[2];
 	__u64 destination[2];
 	__u32 vni_protocol; /* VNI << 8 | IP protocol */
-	__u32 ports;	    /* source << 16 | destination, host order; 0 where there are none */
+	__u32 ports;	    /* source << 16 | destination, host order; 0 for protocols without ports */
 };
 
-/* Spreads a sum over all bits; two sums that differ stay so. */
+/* Spreads a sum over all bits. Different sums have different results. */
 static __always_inline __u64 flow_spread(__u64 sum)
 {
 	sum ^= sum >> 32;
@@ -49,21 +48,18 @@ static __always_inline __u64 flow_spread(__u64 sum)
 #define FLOW_PRODUCT(a, b, at) ((__u64)(__u32)((a) + secret[at]) * (__u32)((b) + secret[at + 1]))
 
 /*
- * NH (RFC 4418 section 5.2.2): whoever does not know the secret finds no two
- * flows that share a hash with a likelihood above 2^-31. IPv4 has two of the
- * five products, since most of its key would be the same in all flows.
+ * NH (RFC 4418 section 5.2.2): without the secret, the probability that two chosen flows have the same hash
+ * is at most 2^-31. IPv4 uses two of the five products, because most of its key is the same in all flows.
  */
-static __always_inline __u64 flow_hash_ipv4(const struct flow_table *table, __u32 source,
-					    __u32 destination, __u32 vni_protocol, __u32 ports)
+static __always_inline __u64 flow_hash_ipv4(const struct flow_table *table, __u32 source, __u32 destination,
+					    __u32 vni_protocol, __u32 ports)
 {
 	const __u32 *secret = table->secret;
 
-	return flow_spread(FLOW_PRODUCT(source, destination, 6) +
-			   FLOW_PRODUCT(vni_protocol, ports, 8));
+	return flow_spread(FLOW_PRODUCT(source, destination, 6) + FLOW_PRODUCT(vni_protocol, ports, 8));
 }
 
-static __always_inline __u64 flow_hash_ipv6(const struct flow_table *table,
-					    const struct flow_key *key)
+static __always_inline __u64 flow_hash_ipv6(const struct flow_table *table, const struct flow_key *key)
 {
 	const __u32 *secret = table->secret;
 	__u64 sum = 0;
@@ -89,13 +85,13 @@ static __always_inline __u64 flow_hash(const struct flow_table *table, const str
 	return flow_hash_ipv6(table, key);
 }
 
-/* The cell of a flow's bucket. */
+/* Index of the cell of a flow's bucket. */
 static __always_inline __u32 flow_cell(const struct flow_table *table, __u64 hash)
 {
 	return 1 + ((hash >> 32) * READ_ONCE(table->buckets) >> 32);
 }
 
-/* The name, where it stands in `owner`. */
+/* The name of a flow, in the bits that it has in `owner`. */
 static __always_inline __u64 flow_name(__u64 hash)
 {
 	__u64 name = hash << FLOW_NAME_SHIFT;
@@ -104,22 +100,22 @@ static __always_inline __u64 flow_name(__u64 hash)
 }
 
 /*
- * All ones if a < b, else 0; both below 2^63. Which of a bucket's entries is the
- * one is anybody's guess, a branch's too, so they are told apart without.
+ * All ones if a < b, otherwise 0. Both are below 2^63. No branch predictor can guess which entry of a bucket
+ * is the flow's, so entries are compared without branches.
  */
 static __always_inline __u64 flow_below(__u64 a, __u64 b)
 {
 	__u64 mask = (__s64)(a - b) >> 63;
 
-	/* Else the compiler makes a branch of it. */
+	/* Hides the value from the compiler, which would make a branch of it. */
 	asm volatile("" : "+r"(mask));
 	return mask;
 }
 
-/* Takes `taken` where `mask` is all ones. */
+/* `taken` if `mask` is all ones, `value` if it is 0. */
 #define FLOW_TAKE(mask, value, taken) ((value) ^ (((value) ^ (taken)) & (mask)))
 
-/* All ones if the owner's period goes on. */
+/* All ones if the owner's period is not over. */
 static __always_inline __u64 flow_lives(__u64 owner, __u32 ticks, __u32 period)
 {
 	return flow_below((__u32)(ticks - (__u32)owner + FLOW_SKEW), (__u64)period + FLOW_SKEW);
@@ -130,7 +126,7 @@ static __always_inline __u64 flow_generation(__u64 owner)
 	return (owner >> FLOW_GENERATION_SHIFT & FLOW_GENERATION_MASK) << FLOW_COUNT_GENERATION_SHIFT;
 }
 
-/* All ones if a count is of the period, and the flow, of an owner of this generation. */
+/* All ones if a count belongs to an owner of this generation: to its flow and its period. */
 static __always_inline __u64 flow_is_fresh(__u64 count, __u64 generation)
 {
 	return flow_below((count ^ generation) >> FLOW_COUNT_GENERATION_SHIFT, 1);
@@ -142,7 +138,9 @@ static __always_inline __u64 flow_is_named(__u64 owner, __u64 name)
 	return flow_below((owner ^ name) >> FLOW_NAME_SHIFT, 1);
 }
 
-/* The flow's own entry, the first should it have two; FLOW_WAYS if it has none. `owner`: its word, as seen. */
+/*
+ * Index of the flow's entry, the first if it has two; FLOW_WAYS if it has none. `owner` is set to its word.
+ */
 static __always_inline __u32 flow_find(const struct flow_bucket *bucket, __u64 name, __u64 *owner)
 {
 	__u64 place = FLOW_WAYS;
@@ -158,9 +156,12 @@ static __always_inline __u32 flow_find(const struct flow_bucket *bucket, __u64 n
 	return place;
 }
 
-/* What an entry is worth to the flow of a name: 0 its own, 1 empty, 2 over, 3 + bytes of its period. */
-static __always_inline __u64 flow_heat(const struct flow_entry *entry, __u64 seen, __u64 name,
-				       __u32 ticks, __u32 period)
+/*
+ * Preference of an entry for the flow with a name, lowest first: 0 its own, 1 empty, 2 over, 3 + bytes
+ * counted.
+ */
+static __always_inline __u64 flow_heat(const struct flow_entry *entry, __u64 seen, __u64 name, __u32 ticks,
+				       __u32 period)
 {
 	__u64 count = READ_ONCE(entry->count);
 	__u64 bytes = count & FLOW_BYTES_MASK & flow_is_fresh(count, flow_generation(seen));
@@ -170,7 +171,7 @@ static __always_inline __u64 flow_heat(const struct flow_entry *entry, __u64 see
 	return heat & ~flow_is_named(seen, name);
 }
 
-/* The entry for a flow to count in: its own, or else the one to take. `owner`: its word, as seen. */
+/* Index of the entry that a flow counts in: its own, or the one that it takes. `owner` is set to its word. */
 static __always_inline __u32 flow_place(const struct flow_bucket *bucket, __u64 name, __u32 ticks,
 					__u32 period, __u64 *owner)
 {
@@ -189,7 +190,7 @@ static __always_inline __u32 flow_place(const struct flow_bucket *bucket, __u64 
 	return place;
 }
 
-/* A count with one packet more. */
+/* The count after one more packet. */
 static __always_inline __u64 flow_count_packet(__u64 count, __u32 bytes, __u64 threshold)
 {
 	__u64 total = (count & FLOW_BYTES_MASK) + bytes;
@@ -205,10 +206,11 @@ static __always_inline __u64 flow_count_packet(__u64 count, __u32 bytes, __u64 t
 
 enum flow_answer {
 	FLOW_COUNTED = 0,
-	FLOW_CROSSED = 1, /* with this packet the flow is an elephant; said once a period */
-	FLOW_MOVED = 2,	  /* not counted: the entry has got another owner */
+	FLOW_CROSSED = 1, /* this packet made the flow an elephant; once per period */
+	FLOW_MOVED = 2,	  /* not counted: the entry has another owner now */
 };
 
+/* Counts a packet in the entry of this owner. */
 static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64 owner, __u32 bytes,
 						 __u64 threshold)
 {
@@ -220,7 +222,7 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 		__u64 before = seen, after, found;
 
 		if (!flow_is_fresh(seen, generation)) {
-			/* The count is either behind the owner, or ahead of the one that we know. */
+			/* The count belongs to an earlier owner, or to a later one than this. */
 			if (READ_ONCE(entry->owner) != owner)
 				return FLOW_MOVED;
 			before = generation;
@@ -234,8 +236,8 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 	if (!flow_is_fresh(seen, generation))
 		return FLOW_MOVED;
 	/*
-	 * Too many at once: adding always succeeds. It does not stop at the largest
-	 * count, hence not near it; and the next packet reports in its place.
+	 * Too many packets at once: an addition always succeeds. It does not saturate, so it is not used near
+	 * the largest count. If it crosses the threshold, the next packet reports the flow.
 	 */
 	if (!(seen & (FLOW_BYTES_MASK ^ FLOW_BYTES_MASK >> 1)) &&
 	    (seen >> FLOW_PACKETS_SHIFT & FLOW_PACKETS_MASK) <= FLOW_PACKETS_MASK / 2)
@@ -243,7 +245,7 @@ static __always_inline enum flow_answer flow_add(struct flow_entry *entry, __u64
 	return FLOW_COUNTED;
 }
 
-/* Bytes from which a flow is an elephant, 0: none is; `own`: what the flow's network has of its own. */
+/* Bytes from which a flow is an elephant; 0: no flow is. `own` is the threshold of the flow's VPC. */
 static __always_inline __u64 flow_threshold(__u64 policy, __u32 own)
 {
 	if (own == FLOW_NEVER)
@@ -254,10 +256,9 @@ static __always_inline __u64 flow_threshold(__u64 policy, __u32 own)
 }
 
 /*
- * Counts a packet of `bytes` in `bucket`, the cell flow_cell(table, hash), at
- * `now` (CLOCK_MONOTONIC, ns). 1: with it the flow crossed the threshold; else 0.
- * That is said once a period, as long as the flow keeps its entry. `own`: bytes
- * from which the flow is an elephant, FLOW_NEVER, or 0 for the table's policy.
+ * Counts a packet of `bytes` in `bucket`, the cell flow_cell(table, hash), at `now` (ns). 1: with this packet
+ * the flow crossed the threshold; otherwise 0. It is 1 once per period, as long as the flow keeps its entry.
+ * `own` is the threshold in bytes, FLOW_NEVER, or 0 for the table's policy.
  */
 static __always_inline int flow_account(const struct flow_table *table, struct flow_bucket *bucket,
 					__u64 hash, __u32 bytes, __u32 own, __u64 now)

@@ -89,10 +89,8 @@ static __always_inline __u32 frame_hash(const struct frame *frame)
 		rest |= (__u64)frame->transport << 8;
 	if (!(frame->flags & FRAME_IPV6))
 		return exact_mix(frame->source[1] << 32 | frame->destination[1], rest);
-	hash = exact_mix(frame->source[0] ^ (frame->destination[0] << 7 | frame->destination[0] >> 57),
-			 rest);
-	return exact_mix(frame->source[1] ^ (frame->destination[1] << 9 | frame->destination[1] >> 55),
-			 hash);
+	hash = exact_mix(frame->source[0] ^ (frame->destination[0] << 7 | frame->destination[0] >> 57), rest);
+	return exact_mix(frame->source[1] ^ (frame->destination[1] << 9 | frame->destination[1] >> 55), hash);
 }
 
 #endif

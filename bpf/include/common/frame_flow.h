@@ -13,7 +13,8 @@
 #include "common/frame.h"
 
 /* The hash of the frame's flow. */
-static __always_inline __u64 frame_flow_hash(const struct flow_table *table, const struct frame *frame, __u32 vni)
+static __always_inline __u64 frame_flow_hash(const struct flow_table *table, const struct frame *frame,
+					     __u32 vni)
 {
 	struct flow_key key = {
 		.source = { frame->source[0], frame->source[1] },

@@ -87,8 +87,7 @@ static __always_inline __u32 icmp_quoted(const struct frame *frame)
 }
 
 /* Writes Ethernet: from the router to the packet's sender. */
-static __always_inline void write_error_ethernet(struct ethernet_header *ethernet,
-						 const struct frame *about,
+static __always_inline void write_error_ethernet(struct ethernet_header *ethernet, const struct frame *about,
 						 const struct icmp_error *error, __u16 ethertype)
 {
 	store_mac(ethernet->destination, about->source_mac);
@@ -144,8 +143,8 @@ static __always_inline void write_icmp6_error(struct cursor *cursor, const struc
 }
 
 /* The checksum of the error. `sum` is over its ICMP header and the quoted packet. */
-static __always_inline __u16 icmp_error_checksum(const struct frame *about,
-						 const struct icmp_error *error, __u64 sum)
+static __always_inline __u16 icmp_error_checksum(const struct frame *about, const struct icmp_error *error,
+						 __u64 sum)
 {
 	if (about->flags & FRAME_IPV6)
 		sum += ipv6_pseudo_sum(error->router6, about->source, ICMP_BYTES + error->quoted,

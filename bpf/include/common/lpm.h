@@ -84,8 +84,7 @@ static __always_inline __u32 lpm_long_find(const struct lpm_long *node, __u64 hi
 	for (int i = 0; i < LPM_LONG_ROUTES; i++) {
 		__u64 h = node->high[i], l = node->low[i];
 		/* Compares all bits above the marker, which is the lowest 1. */
-		__u64 differs = l ? (h ^ high) | ((l ^ low) & ~(l ^ (l - 1)))
-				  : (h ^ high) & ~(h ^ (h - 1));
+		__u64 differs = l ? (h ^ high) | ((l ^ low) & ~(l ^ (l - 1))) : (h ^ high) & ~(h ^ (h - 1));
 
 		if (!differs)
 			return READ_ONCE(node->leaf[i]);

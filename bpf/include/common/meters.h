@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Meters: token buckets, by id, that packets of all processors take from
- * without locks. A meter has a limit for bytes and one for packets in each
- * direction, in one cell.
+ * Meters: rate limits, from which packets of all processors take without locks. A meter has one cell, with
+ * a limit for bytes and one for packets in each direction.
  *
- * A bucket is one word, the generic cell rate algorithm's theoretical arrival
- * time (ITU-T I.371, virtual scheduling): the time at which it will be full. It
- * is ahead of now by what it takes to refill what was taken; a packet conforms
- * if its own share still fits below the burst tolerance, the time that an empty
- * bucket takes to fill. So nothing has to be refilled, an unused meter costs
- * nothing, and taking is one compare-and-swap.
+ * A bucket is one word, the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371,
+ * virtual scheduling): the time at which the bucket will be full. It is later than now by the time that
+ * refilling takes. A packet conforms if, with its own cost, that time stays within the burst tolerance, in
+ * which an empty bucket fills up. So nothing has to refill buckets, an unused meter costs nothing, and
+ * taking is one compare-and-swap.
  *
- * Times are CLOCK_MONOTONIC in units of 1/256 ns. They wrap after 2.3 years, so
- * only differences mean anything.
- *
- * Functions here get pointers from the includer, and call no helper.
+ * Contract: the functions get pointers from the includer, call no helper, and use no map. Times are
+ * CLOCK_MONOTONIC in units of 1/256 ns. They wrap after 2.3 years, so only differences are compared. The
+ * layout is meter_layout.h.
  */
 #ifndef SLUICE_METERS_H
 #define SLUICE_METERS_H
@@ -24,7 +21,7 @@
 #include "common/atomic.h"
 #include "layout/meter_layout.h"
 
-/* How often a packet tries to take from a bucket that others take from at the same time. */
+/* How often a packet tries to take from a bucket that others change at the same time. */
 #ifndef METER_TRIES
 #define METER_TRIES 8
 #endif
@@ -44,12 +41,13 @@ static __always_inline __u64 meter_packet_cost(__u64 limit)
 static __always_inline __u64 meter_tolerance(__u64 limit)
 {
 	return (limit >> METER_TOLERANCE_SHIFT & METER_TOLERANCE_MASK)
-	       << (limit >> METER_TOLERANCE_SHIFT_SHIFT);
+	    << (limit >> METER_TOLERANCE_SHIFT_SHIFT);
 }
 
-/* True if a bucket has `cost` left at `now` (units); `after` is then its arrival time without it. */
-static __always_inline int meter_has(__u64 arrival, __u64 now, __u64 cost, __u64 tolerance,
-				     __u64 *after)
+/*
+ * Whether a bucket has `cost` at `now`, both in units. `after` is set to its arrival time without the cost.
+ */
+static __always_inline int meter_has(__u64 arrival, __u64 now, __u64 cost, __u64 tolerance, __u64 *after)
 {
 	__s64 ahead = arrival - now;
 
@@ -59,7 +57,7 @@ static __always_inline int meter_has(__u64 arrival, __u64 now, __u64 cost, __u64
 	return ahead + cost <= tolerance;
 }
 
-/* Takes `cost` from a bucket. 1: taken, `after` is what it was made; 0: it has not as much. */
+/* Takes `cost` from a bucket. 1: taken, and `after` is its new arrival time; 0: the bucket has too little. */
 static __always_inline int meter_take_cost(__u64 *arrival, __u64 now, __u64 cost, __u64 tolerance,
 					   __u64 *after)
 {
@@ -77,9 +75,9 @@ static __always_inline int meter_take_cost(__u64 *arrival, __u64 now, __u64 cost
 	if (!meter_has(seen, now, cost, tolerance, after))
 		return 0;
 	/*
-	 * Too many at once: adding always succeeds. As many packets as there are
-	 * processors here may conform beyond the burst, but each is charged, so the
-	 * rate stays exact. Time in which the bucket was full is not saved up.
+	 * Too many packets at once: an addition always succeeds. One packet per processor may conform
+	 * beyond the burst, but all are charged, so the rate is exact. Time in which the bucket was full is
+	 * not kept.
 	 */
 	found = ADD(arrival, cost);
 	if ((__s64)(now - found) > 0)
@@ -89,9 +87,8 @@ static __always_inline int meter_take_cost(__u64 *arrival, __u64 now, __u64 cost
 }
 
 /*
- * Takes a packet of `bytes` in `direction` (METER_IN, METER_OUT) at `now`
- * (CLOCK_MONOTONIC, ns). 1: it conforms to both limits; 0: it does not, and has
- * taken nothing.
+ * Meters a packet of `bytes` in `direction`, METER_IN or METER_OUT, at `now` (ns). 1: it conforms to both
+ * limits; 0: it does not, and nothing was taken.
  */
 static __always_inline int meter_take(struct meter *meter, __u32 direction, __u32 bytes, __u64 now)
 {
@@ -104,7 +101,7 @@ static __always_inline int meter_take(struct meter *meter, __u32 direction, __u3
 	__u64 taken = 0, after = 0;
 
 	now <<= METER_UNIT_SHIFT;
-	/* Looked at first, so that next to nothing has ever to be given back. */
+	/* Checked first, so that a token for the packet rarely has to be returned. */
 	if (bytes_limit && packets_limit &&
 	    !meter_has(READ_ONCE(arrival[METER_BYTES]), now, bytes_cost, meter_tolerance(bytes_limit),
 		       &after))
@@ -112,14 +109,13 @@ static __always_inline int meter_take(struct meter *meter, __u32 direction, __u3
 	if (packets_limit && !meter_take_cost(&arrival[METER_PACKETS], now, packet_cost,
 					      meter_tolerance(packets_limit), &taken))
 		return 0;
-	if (!bytes_limit || meter_take_cost(&arrival[METER_BYTES], now, bytes_cost,
-					    meter_tolerance(bytes_limit), &after))
+	if (!bytes_limit ||
+	    meter_take_cost(&arrival[METER_BYTES], now, bytes_cost, meter_tolerance(bytes_limit), &after))
 		return 1;
 	/*
-	 * Another processor took the last bytes in between. Our packet's share goes
-	 * back unless a third one has changed the bucket since: whether the share
-	 * was refilled in the meantime is unknown then, and a bucket that gives out
-	 * a little less is better than one that gives out more.
+	 * Another processor took the last bytes in between. The token for the packet is returned, unless the
+	 * bucket has changed again: then it is unknown whether the token was refilled, and a bucket that
+	 * grants slightly less is better than one that grants more.
 	 */
 	if (packets_limit)
 		CAS(&arrival[METER_PACKETS], taken, taken - packet_cost);

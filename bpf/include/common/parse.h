@@ -126,8 +126,7 @@ static __always_inline __u64 extensions_end(program_context *ctx, __u32 at, __u3
 	return (__u64)bpf_ntohl(word) << 32 | flags << 8 | protocol;
 }
 
-__attribute__((noinline)) __u64 follow_extensions(program_context *ctx, __u32 at, __u32 bytes,
-						  __u32 next)
+__attribute__((noinline)) __u64 follow_extensions(program_context *ctx, __u32 at, __u32 bytes, __u32 next)
 {
 	__u32 offset = 0, flags = 0;
 
@@ -212,8 +211,8 @@ static __always_inline void clear_ip(struct frame *frame)
 
 /*
  * Parses the frame that starts `at` bytes into the packet. Of an ARP frame only the MAC addresses, the
- * ethertype and the length are read (arp.h reads the rest); all fields of IP are zero. Source addresses are not judged:
- * source_valid() (frame.h) does that.
+ * ethertype and the length are read (arp.h reads the rest); all fields of IP are zero. Source addresses are
+ * not judged: source_valid() (frame.h) does that.
  */
 static __always_inline enum drop_reason parse_frame(program_context *ctx, __u32 at, __u32 available,
 						    struct frame *frame)

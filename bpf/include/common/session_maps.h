@@ -58,7 +58,7 @@ static __always_inline struct session_config *session_config_at(void)
 
 /* session_find() and session_create() (sessions.h) for each family. */
 __attribute__((noinline)) enum session_answer find_session4(const struct session_query *query, __u32 now,
-					    struct session_hit *hit)
+							    struct session_hit *hit)
 {
 	if (!query || !hit)
 		return SESSION_MISS;
@@ -66,15 +66,16 @@ __attribute__((noinline)) enum session_answer find_session4(const struct session
 }
 
 __attribute__((noinline)) enum session_answer find_session6(const struct session_query *query, __u32 now,
-					    struct session_hit *hit)
+							    struct session_hit *hit)
 {
 	if (!query || !hit)
 		return SESSION_MISS;
 	return session_find(6, query, now, hit);
 }
 
-__attribute__((noinline)) enum session_answer create_session4(const struct session_query *query, __u32 action0,
-					      __u32 action1, __u32 now, struct session_hit *hit)
+__attribute__((noinline)) enum session_answer create_session4(const struct session_query *query,
+							      __u32 action0, __u32 action1, __u32 now,
+							      struct session_hit *hit)
 {
 	struct session_config *config = session_config_at();
 
@@ -83,8 +84,9 @@ __attribute__((noinline)) enum session_answer create_session4(const struct sessi
 	return session_create(4, config, query, action0, action1, now, hit);
 }
 
-__attribute__((noinline)) enum session_answer create_session6(const struct session_query *query, __u32 action0,
-					      __u32 action1, __u32 now, struct session_hit *hit)
+__attribute__((noinline)) enum session_answer create_session6(const struct session_query *query,
+							      __u32 action0, __u32 action1, __u32 now,
+							      struct session_hit *hit)
 {
 	struct session_config *config = session_config_at();
 

@@ -1,31 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The session table for packet programs: see session_layout.h for what it is.
+ * The session table for packet programs: lookup, creation, refresh and end of sessions. Layout and the
+ * argument why it is safe are in session_layout.h.
  *
- * The includer provides
+ * Contract: the includer provides
  *
  *   struct session_bucket4 *session_bucket4_at(__u32 index);
  *   struct session_bucket6 *session_bucket6_at(__u32 index);
  *
- * the bucket, or NULL where the index is out of bounds. A packet's way, with
- * `family` a constant 4 or 6 and `now` = session_ticks(bpf_ktime_get_coarse_ns()):
+ * the bucket, or NULL if the index is out of bounds. The calls for a packet, with `family` a constant 4 or
+ * 6 and `now` = session_ticks(bpf_ktime_get_coarse_ns()), are
  *
  *   struct session_query query = { .tcp_flags = flags, .bytes = length };
  *   session_query4(config, vni, protocol, source, destination, ports..., &query);
  *   answer = session_find(4, &query, now, &hit);
  *   if (answer == SESSION_MISS) {
- *           ... may it begin a session? ...
+ *           ... check that the packet may begin a session ...
  *           answer = session_create(4, config, &query, action0, action1, now, &hit);
  *   }
  *   if (answer == SESSION_HIT)
  *           answer = session_touch(4, config, &query, &hit, now);
  *
- * What is found is used and forgotten within one run of a program. No loop is
- * unbounded, and nothing sleeps or calls a helper but the includer's functions.
- * session_maps.h has these as functions that the verifier looks at once.
- *
- * All shared memory is accessed by the macros of atomic.h, so that a host build
- * can put a scheduling point before each access.
+ * A hit is valid until the program ends, and not longer. Loops are bounded. Nothing sleeps or calls a
+ * helper, except the includer's functions. session_maps.h has the maps, and functions that the verifier
+ * processes once. All shared memory is accessed by the macros of atomic.h, so that a native build can
+ * insert a scheduling point before each access.
  */
 #ifndef SLUICE_SESSIONS_H
 #define SLUICE_SESSIONS_H
@@ -34,13 +33,13 @@
 #include "layout/session_layout.h"
 
 /*
- * What is rare stands behind what is usual. Not for speed alone: the verifier of
- * Linux 6.1 wants the end of a loop's body to jump back to its head, while the
- * compiler likes to place it right before that.
+ * Tells the compiler to move rare branches behind the usual path. Not only for speed: the verifier of
+ * Linux 6.1 demands that the end of a loop's body jumps back to its head, and the compiler would often
+ * place the rare branch between them.
  */
 #define SESSION_RARE(condition) __builtin_expect(!!(condition), 0)
 
-/* How often a swap that others won is tried anew. */
+/* How often a compare-and-swap is tried. */
 #define SESSION_ATTEMPTS 4
 
 #define SESSION_TCP 6
@@ -53,27 +52,31 @@
 #define SESSION_TCP_RST 0x04
 #define SESSION_TCP_ACK 0x10
 
-/* What a session's packet says, prepared once: session_query4 and session_query6 set all but the last three. */
+/*
+ * The key of a packet's session, in search order. session_query4() and session_query6() set all but the
+ * last three.
+ */
 struct session_query {
 	__u64 key[SESSION_KEY6_WORDS]; /* IPv4: the first two */
-	__u64 want;   /* tag word of a live record, without generation and expiry */
-	__u32 one;    /* buckets, in the order of searching */
-	__u32 two;
-	__u32 source; /* which endpoint sends: 0 or 1 */
-	__u32 tcp_flags; /* TCP's, else 0 */
-	__u32 bytes;	 /* to be counted, by the caller's notion of length */
+	__u64 want;	 /* tag word of a live record with this key, without generation and expiry */
+	__u32 one;	 /* index of the bucket that is searched first */
+	__u32 two;	 /* index of the bucket that is searched second */
+	__u32 source;	 /* the endpoint that sent the packet: 0 or 1 */
+	__u32 tcp_flags; /* 0 for other protocols */
+	__u32 bytes;	 /* that are counted; the caller chooses which headers count */
 	__u32 reserved;
 };
 
-/* A session that was found, valid until the program ends; indices, so that functions can hand it on. */
+/* A session that was found. It has indices instead of pointers, so that global functions can return it. */
 struct session_hit {
-	__u64 word;	 /* tag word, as seen */
+	__u64 word; /* tag word, when it was read */
 	__u32 bucket;
 	__u32 slot;
 	__u32 direction; /* of this packet: SESSION_ORIGINAL or SESSION_REPLY */
 	__u32 reserved;
 };
 
+/* CLOCK_MONOTONIC in the ticks of the table. */
 static __always_inline __u32 session_ticks(__u64 now_ns)
 {
 	return now_ns / SESSION_TICK_NS;
@@ -85,12 +88,10 @@ static __always_inline int session_is_past(__u64 word, __u32 now)
 }
 
 /*
- * NH of UMAC (RFC 4418 section 5.2.2) over the words of the key, then a mixer:
- * for two keys chosen without knowing hash_key, NH collides with a chance of
- * 2^-32. A tenant cannot aim at a bucket.
+ * NH of UMAC (RFC 4418 section 5.2.2) over the words of the key, then a mixer. For two keys that were chosen
+ * without hash_key, NH collides with probability 2^-32. So a tenant cannot fill a chosen bucket.
  */
-static __always_inline __u64 session_hash(const struct session_config *config, const __u64 *key,
-					  int words)
+static __always_inline __u64 session_hash(const struct session_config *config, const __u64 *key, int words)
 {
 	__u64 sum = 0;
 
@@ -109,8 +110,8 @@ static __always_inline __u64 session_hash(const struct session_config *config, c
 }
 
 /*
- * Buckets come from the upper bits of each half of the hash; the tag from a
- * product of all of them. Tables that were not laid out have no bucket.
+ * Derives buckets from the upper bits of each half of the hash, and the tag from a product of all bits. In
+ * tables that were not laid out, the indices are out of bounds.
  */
 static __always_inline void session_place(struct session_query *query, __u64 hash, __u32 buckets)
 {
@@ -125,17 +126,20 @@ static __always_inline void session_place(struct session_query *query, __u64 has
 	query->want = (hash * 0xa0761d6478bd642full) >> 48 << SESSION_TAG_SHIFT | SESSION_LIVE;
 }
 
+/* The first word of a key. */
 static __always_inline __u64 session_who(__u32 vni, __u8 protocol, __u16 port0, __u16 port1)
 {
 	return (vni & 0xffffff) | (__u64)protocol << SESSION_PROTOCOL_SHIFT |
 	       (__u64)port0 << SESSION_PORT0_SHIFT | (__u64)port1 << SESSION_PORT1_SHIFT;
 }
 
-/* Addresses and ports in host order, of the packet. ICMP echo: the identifier twice. */
-static __always_inline void session_query4(const struct session_config *config, __u32 vni,
-					   __u8 protocol, __u32 source, __u32 destination,
-					   __u16 source_port, __u16 destination_port,
-					   struct session_query *query)
+/*
+ * Prepares the search. Addresses and ports are the packet's, in host order. ICMP echo: both ports are the
+ * identifier.
+ */
+static __always_inline void session_query4(const struct session_config *config, __u32 vni, __u8 protocol,
+					   __u32 source, __u32 destination, __u16 source_port,
+					   __u16 destination_port, struct session_query *query)
 {
 	if (((__u64)source << 16 | source_port) <= ((__u64)destination << 16 | destination_port)) {
 		query->source = 0;
@@ -150,11 +154,11 @@ static __always_inline void session_query4(const struct session_config *config, 
 		      READ_ONCE(config->buckets4));
 }
 
-/* Addresses as host-order halves, high half first. */
-static __always_inline void session_query6(const struct session_config *config, __u32 vni,
-					   __u8 protocol, const __u64 source[2],
-					   const __u64 destination[2], __u16 source_port,
-					   __u16 destination_port, struct session_query *query)
+/* As session_query4(), with addresses as halves, high half first. */
+static __always_inline void session_query6(const struct session_config *config, __u32 vni, __u8 protocol,
+					   const __u64 source[2], const __u64 destination[2],
+					   __u16 source_port, __u16 destination_port,
+					   struct session_query *query)
 {
 	__u64 s0 = source[0], s1 = source[1], d0 = destination[0], d1 = destination[1];
 	int ordered = s0 != d0 ? s0 < d0 : s1 != d1 ? s1 < d1 : source_port <= destination_port;
@@ -179,9 +183,9 @@ static __always_inline void session_query6(const struct session_config *config, 
 }
 
 /*
- * Below, `family` is 4 or 6, a constant everywhere: what differs is folded away
- * when the functions are inlined. A bucket begins with its hints and tag words
- * in both, and is handed on as a pointer to them.
+ * From here on, `family` is a constant, 4 or 6: the compiler removes the code of the other family from the
+ * inlined functions. In both families a bucket begins with its hints and tag words, and is passed on as a
+ * pointer to them.
  */
 static __always_inline __u64 *session_bucket(int family, __u32 index)
 {
@@ -196,7 +200,7 @@ static __always_inline __u64 *session_bucket(int family, __u32 index)
 	}
 }
 
-/* The slot, within bounds: the compiler must not derive a place from the slot before it was judged. */
+/* The slot, within bounds. The compiler must not compute an address from it before the comparison. */
 static __always_inline __u32 session_bounded(__u32 slot)
 {
 	if (slot >= SESSION_SLOTS)
@@ -213,8 +217,8 @@ static __always_inline __u64 *session_tag(__u64 *bucket, __u32 slot)
 static __always_inline void *session_record(int family, __u64 *bucket, __u32 slot)
 {
 	slot = session_bounded(slot);
-	return family == 4 ? (void *)&((struct session_bucket4 *)bucket)->record[slot] :
-			     (void *)&((struct session_bucket6 *)bucket)->record[slot];
+	return family == 4 ? (void *)&((struct session_bucket4 *)bucket)->record[slot]
+			   : (void *)&((struct session_bucket6 *)bucket)->record[slot];
 }
 
 static __always_inline struct session_data *session_data_of(int family, __u64 *bucket, __u32 slot)
@@ -224,24 +228,26 @@ static __always_inline struct session_data *session_data_of(int family, __u64 *b
 	return family == 4 ? &((struct session4 *)record)->data : &((struct session6 *)record)->data;
 }
 
-/* Sets of slots: bit 8 i + 7 for slot i. */
+/*
+ * Sets of slots have bit 8 i + 7 for slot i. SESSION_EACH has the lowest bit of each byte, SESSION_ALL all
+ * slots.
+ */
 #define SESSION_EACH 0x0101010101010101ull
 #define SESSION_ALL 0x0080808080808080ull
 
-/* The slots whose hint is that of the tag in `want`. */
+/* The slots whose hint is equal to that of the tag in `want`. */
 static __always_inline __u64 session_hinted(const __u64 *bucket, __u64 want)
 {
 	__u64 differs = READ_ONCE(bucket[0]) ^ (want >> SESSION_TAG_SHIFT & 0xff) * SESSION_EACH;
 
-	/* Per byte, without carries: the top bit is 0 where no bit is set. */
+	/* In each byte, without carries: the top bit becomes 1 if any bit is. */
 	differs |= (differs & 0x7f * SESSION_EACH) + 0x7f * SESSION_EACH;
 	return ~differs & SESSION_ALL;
 }
 
 /*
- * The empty slots. Without a branch, and the compiler must not know that it
- * compares: it would branch at each slot, and the verifier would follow
- * 2^SESSION_SLOTS ways.
+ * The empty slots. Computed without branches, and so that the compiler does not recognize a comparison: it
+ * would branch at each slot, and the verifier would follow 2^SESSION_SLOTS paths.
  */
 static __always_inline __u64 session_empty(const __u64 *bucket)
 {
@@ -251,25 +257,32 @@ static __always_inline __u64 session_empty(const __u64 *bucket)
 	for (int i = 0; i < SESSION_SLOTS; i++) {
 		__u64 state = (READ_ONCE(bucket[1 + i]) & SESSION_STATE_MASK) - 1;
 
-		/* Its top bit is now that of an empty slot. */
+		/* The top bit is now 1 if the slot is empty. */
 		asm volatile("" : "+r"(state));
 		empty |= state >> 63 << (8 * i + 7);
 	}
 	return empty;
 }
 
-/* The lowest slot of a set that is not empty: the one bit's product with this constant has its number on top. */
+/*
+ * The lowest slot of a set that is not empty. The product of its bit with the constant has its number in
+ * the top byte.
+ */
 static __always_inline __u32 session_lowest(__u64 slots)
 {
 	return ((slots & -slots) >> 7) * 0x0001020304050607ull >> 56;
 }
 
+/* Number of slots in a set. */
 static __always_inline __u32 session_count(__u64 slots)
 {
 	return (slots >> 7) * SESSION_EACH >> 56;
 }
 
-/* The slot that a key takes if it is empty, else the next one that is; by the tag, so that it is evenly spread. */
+/*
+ * The slot that a key takes if it is empty; otherwise it takes the next empty one. The tag spreads keys
+ * evenly.
+ */
 static __always_inline __u32 session_preferred(const struct session_query *query)
 {
 	return ((__u32)query->want >> (SESSION_TAG_SHIFT + 8)) * SESSION_SLOTS >> 8;
@@ -289,31 +302,31 @@ static __always_inline int session_has_key(int family, __u64 *bucket, __u32 slot
 }
 
 #define SESSION_MATCH_MASK (SESSION_TAG_MASK << SESSION_TAG_SHIFT | SESSION_STATE_MASK)
-/* What to do with the key's record when it is past its time. */
+/* What session_look() does with a record of the key that has expired. */
 enum session_past { SESSION_PASS_OVER, SESSION_MAKE_DIE };
 
-static __always_inline void session_found(int family, __u64 *bucket, __u32 index, __u32 slot,
-					  __u64 word, const struct session_query *query,
-					  struct session_hit *hit)
+/* Fills in a hit. */
+static __always_inline void session_found(int family, __u64 *bucket, __u32 index, __u32 slot, __u64 word,
+					  const struct session_query *query, struct session_hit *hit)
 {
 	__u32 state = READ_ONCE(session_data_of(family, bucket, slot)->state);
 
 	hit->word = word;
 	hit->bucket = index;
 	hit->slot = slot;
-	/* The endpoint that sends, and the one that sent first. */
+	/* Compares the endpoint that sent this packet with the one that sent the first packet. */
 	hit->direction = (state ^ query->source) & SESSION_ORIGINATOR ? SESSION_REPLY : SESSION_ORIGINAL;
 }
 
 enum session_seen {
 	SESSION_SEEN_NONE,
-	SESSION_SEEN_DYING, /* none, but a dying record of the key's tag */
+	SESSION_SEEN_DYING, /* none, but there is a dying record with the key's tag */
 	SESSION_SEEN_LIVE,
 };
 
 /*
- * The key's live record. Both buckets' hints are read before any is looked at,
- * so that the two cache misses are one.
+ * Searches the key's live record. The hints of both buckets are read before either is examined, so that
+ * their cache misses overlap.
  */
 static __always_inline enum session_seen session_look(int family, __u64 *one, __u64 *two,
 						      const struct session_query *query, __u32 now,
@@ -346,7 +359,10 @@ static __always_inline enum session_seen session_look(int family, __u64 *one, __
 			if (past == SESSION_PASS_OVER)
 				continue;
 			seen = CAS(tag, live, live | SESSION_DYING);
-			/* Refreshed in between, else it is dying now. */
+			/*
+			 * If the word changed, the session was refreshed in between. Otherwise it is dying
+			 * now.
+			 */
 			if (seen == live || (seen & SESSION_MATCH_MASK) != query->want)
 				continue;
 		}
@@ -357,16 +373,15 @@ static __always_inline enum session_seen session_look(int family, __u64 *one, __
 }
 
 /*
- * Begins to fetch the record that a key would have with all slots to choose
- * from: for most it is theirs, and comes while the tag words do. The loads are
- * for the cache alone.
+ * Starts to load the record in the key's preferred slot into the cache, while the tag words are loaded. Most
+ * keys have their record there. The values are not used.
  */
 static __always_inline void session_fetch(int family, __u64 *bucket, const struct session_query *query)
 {
 	__u64 *words = session_record(family, bucket, session_preferred(query));
 
 	(void)READ_ONCE(words[0]);
-	/* IPv6 records lie in two lines. */
+	/* IPv6 records are in two cache lines. */
 	if (family == 6)
 		(void)READ_ONCE(words[8]);
 }
@@ -386,30 +401,39 @@ static __always_inline enum session_answer session_find(int family, const struct
 
 		if (seen == SESSION_SEEN_LIVE)
 			return SESSION_HIT;
-		/* A dying one may have been a duplicate of one that was passed before it was there. */
+		/*
+		 * The dying record may be a duplicate of one that was published after its slot was
+		 * searched.
+		 */
 		if (seen == SESSION_SEEN_NONE)
 			break;
 	}
 	return SESSION_MISS;
 }
 
-/* Makes a live record die, refreshed or not. 1: by this call; 0: it had died; -1: refreshed too often. */
-static __always_inline int session_kill(__u64 *tag, __u64 word)
+enum session_killed {
+	SESSION_KILLED,	   /* by this call */
+	SESSION_DEAD,	   /* before this call */
+	SESSION_REFRESHED, /* by others, too often */
+};
+
+/* Makes a live record die, even if it is refreshed. */
+static __always_inline enum session_killed session_kill(__u64 *tag, __u64 word)
 {
 	for (int i = 0; i < SESSION_ATTEMPTS; i++) {
 		__u64 seen = CAS(tag, word, word | SESSION_DYING);
 
 		if (seen == word)
-			return 1;
-		/* Everything but the expiry is as it was: it was refreshed. */
+			return SESSION_KILLED;
+		/* If only the expiry changed, the session was refreshed. */
 		if ((__u32)(seen ^ word))
-			return 0;
+			return SESSION_DEAD;
 		word = seen;
 	}
-	return -1;
+	return SESSION_REFRESHED;
 }
 
-/* The state with what this packet tells; `flags` are TCP's, 0 for other protocols. */
+/* The state after a packet in this direction. `flags` are TCP's, 0 for other protocols. */
 static __always_inline __u32 session_next_state(__u32 state, __u8 protocol, __u8 flags, __u32 direction)
 {
 	__u32 next = state;
@@ -425,10 +449,10 @@ static __always_inline __u32 session_next_state(__u32 state, __u8 protocol, __u8
 	return next;
 }
 
-/* Fills a claimed slot with the session of this, its first packet. */
+/* Fills a claimed slot with the session that this packet begins. */
 static __always_inline void session_fill(int family, __u64 *bucket, __u32 slot,
-					 const struct session_query *query, __u32 state,
-					 __u32 action0, __u32 action1, __u32 now)
+					 const struct session_query *query, __u32 state, __u32 action0,
+					 __u32 action1, __u32 now)
 {
 	__u64 *words = session_record(family, bucket, slot);
 	struct session_data *data = session_data_of(family, bucket, slot);
@@ -453,8 +477,7 @@ static __always_inline void session_fill(int family, __u64 *bucket, __u32 slot,
 }
 
 /* The idle time of a session in this state, in ticks. */
-static __always_inline __u32 session_timeout(const struct session_config *config, __u8 protocol,
-					     __u32 state)
+static __always_inline __u32 session_timeout(const struct session_config *config, __u8 protocol, __u32 state)
 {
 	const struct session_timeouts *timeouts = &config->timeouts;
 	__u32 both = SESSION_FIN | SESSION_FIN << 1;
@@ -463,11 +486,11 @@ static __always_inline __u32 session_timeout(const struct session_config *config
 	case SESSION_TCP:
 		if (state & SESSION_RST || (state & both) == both)
 			return READ_ONCE(timeouts->tcp_closing);
-		return state & SESSION_CONFIRMED ? READ_ONCE(timeouts->tcp_established) :
-						   READ_ONCE(timeouts->tcp_new);
+		return state & SESSION_CONFIRMED ? READ_ONCE(timeouts->tcp_established)
+						 : READ_ONCE(timeouts->tcp_new);
 	case SESSION_UDP:
-		return state & SESSION_REPLIED ? READ_ONCE(timeouts->udp_two_way) :
-						 READ_ONCE(timeouts->udp_one_way);
+		return state & SESSION_REPLIED ? READ_ONCE(timeouts->udp_two_way)
+					       : READ_ONCE(timeouts->udp_one_way);
 	case SESSION_ICMP:
 	case SESSION_ICMPV6:
 		return READ_ONCE(timeouts->icmp);
@@ -477,14 +500,13 @@ static __always_inline __u32 session_timeout(const struct session_config *config
 }
 
 /*
- * Looks for duplicates in one bucket after slot `own` (SESSION_SLOTS: of the
- * other bucket), `mine`, was published: the first `before` slots are before it in
- * the order and win, those behind it die. 1: `mine` has died, hit is the winner.
+ * Searches one bucket for duplicates after slot `own`, with tag word `mine`, was published. `own` is
+ * SESSION_SLOTS if it is in the other bucket. Of two duplicates the one in a slot below `before` wins, and
+ * the other one dies. 1: `mine` has died, and `hit` is the winner.
  */
-static __always_inline int session_settle(int family, __u64 *bucket, __u32 index, __u32 before,
-					  __u32 own, struct session_config *config,
-					  const struct session_query *query, __u64 *mine,
-					  __u64 published, struct session_hit *hit)
+static __always_inline int session_settle(int family, __u64 *bucket, __u32 index, __u32 before, __u32 own,
+					  struct session_config *config, const struct session_query *query,
+					  __u64 *mine, __u64 published, struct session_hit *hit)
 {
 	__u64 hinted = session_hinted(bucket, query->want);
 
@@ -492,15 +514,16 @@ static __always_inline int session_settle(int family, __u64 *bucket, __u32 index
 		__u32 slot = session_lowest(hinted);
 		__u64 *tag = session_tag(bucket, slot);
 		__u64 word = READ_ONCE(*tag);
-		int killed, loses = slot < before;
+		int loses = slot < before;
+		enum session_killed killed;
 
 		hinted &= hinted - 1;
 		if (slot == own || (word & SESSION_MATCH_MASK) != query->want ||
 		    !session_has_key(family, bucket, slot, query->key))
 			continue;
 		killed = session_kill(loses ? mine : tag, loses ? published : word);
-		if (killed)
-			ADD(killed > 0 ? &config->duplicates : &config->busy, 1);
+		if (killed != SESSION_DEAD)
+			ADD(killed == SESSION_KILLED ? &config->duplicates : &config->busy, 1);
 		if (!loses)
 			continue;
 		session_found(family, bucket, index, slot, word, query, hit);
@@ -509,10 +532,13 @@ static __always_inline int session_settle(int family, __u64 *bucket, __u32 index
 	return 0;
 }
 
-#define SESSION_NO_SLOT (-1)
-#define SESSION_NO_LUCK (-2)
+#define SESSION_NO_SLOT (2 * SESSION_SLOTS)	  /* both buckets are full */
+#define SESSION_CONTENDED (2 * SESSION_SLOTS + 1) /* others claimed first, too often */
 
-/* Claims a slot of the emptier bucket: the slot, plus SESSION_SLOTS in the second one. */
+/*
+ * Claims a slot of the emptier bucket. Returns the slot, plus SESSION_SLOTS in the second one, or one of
+ * the above.
+ */
 static __always_inline int session_claim(__u64 *one, __u64 *two, const struct session_query *query,
 					 __u64 *word)
 {
@@ -523,7 +549,7 @@ static __always_inline int session_claim(__u64 *one, __u64 *two, const struct se
 		int second = session_count(empty2) > session_count(empty1);
 		__u64 empty = second ? empty2 : empty1;
 		__u64 ahead = empty >> 8 * preferred << 8 * preferred;
-		/* The lowest one from the preferred one on, and around. */
+		/* The next empty slot from the preferred one on, in circular order. */
 		__u32 slot = session_lowest(ahead ? ahead : empty);
 		__u64 *tag = session_tag(second ? two : one, slot);
 		__u64 seen;
@@ -537,7 +563,7 @@ static __always_inline int session_claim(__u64 *one, __u64 *two, const struct se
 		*word = seen;
 		return second ? slot + SESSION_SLOTS : slot;
 	}
-	return SESSION_NO_LUCK;
+	return SESSION_CONTENDED;
 }
 
 static __always_inline __u8 session_protocol(const struct session_query *query)
@@ -546,15 +572,14 @@ static __always_inline __u8 session_protocol(const struct session_query *query)
 }
 
 /*
- * Begins a session, of which the query's sender is the originator and the packet
- * the first one. SESSION_CREATED: nothing more is to do; SESSION_HIT if another
- * packet was faster (the direction may then be SESSION_REPLY, and the actions are
- * the other's): touch it; SESSION_FULL; SESSION_BUSY.
+ * Begins a session with this packet. The query's sender is its originator. SESSION_CREATED: the session is
+ * complete, and counts the packet. SESSION_HIT: another packet created it first; then the actions are that
+ * packet's, the direction may be SESSION_REPLY, and the caller calls session_touch(). SESSION_FULL and
+ * SESSION_BUSY: there is no session.
  */
 static __always_inline enum session_answer session_create(int family, struct session_config *config,
-							  const struct session_query *query,
-							  __u32 action0, __u32 action1, __u32 now,
-							  struct session_hit *hit)
+							  const struct session_query *query, __u32 action0,
+							  __u32 action1, __u32 now, struct session_hit *hit)
 {
 	__u64 *one = session_bucket(family, query->one), *two = session_bucket(family, query->two);
 	__u32 state = session_next_state(query->source ? SESSION_ORIGINATOR : 0, session_protocol(query),
@@ -570,7 +595,7 @@ static __always_inline enum session_answer session_create(int family, struct ses
 	if (session_look(family, one, two, query, now, SESSION_MAKE_DIE, hit) == SESSION_SEEN_LIVE)
 		return SESSION_HIT;
 	position = session_claim(one, two, query, &word);
-	if (position < 0) {
+	if (position >= SESSION_NO_SLOT) {
 		ADD(position == SESSION_NO_SLOT ? &config->full[family == 6] : &config->busy, 1);
 		return position == SESSION_NO_SLOT ? SESSION_FULL : SESSION_BUSY;
 	}
@@ -580,12 +605,12 @@ static __always_inline enum session_answer session_create(int family, struct ses
 	session_fill(family, bucket, slot, query, state, action0, action1, now);
 	published |= word & SESSION_GENERATION_MASK << SESSION_GENERATION_SHIFT;
 	tag = session_tag(bucket, slot);
-	/* The slot is this packet's, so the swap cannot fail; it is for the barrier. */
+	/* The slot belongs to this packet, so the swap cannot fail. It is used as a barrier. */
 	CAS(tag, word | SESSION_CLAIMED, published);
 	if (session_settle(family, one, query->one, second ? SESSION_SLOTS : slot,
 			   second ? SESSION_SLOTS : slot, config, query, tag, published, hit) ||
-	    session_settle(family, two, query->two, second ? slot : 0, second ? slot : SESSION_SLOTS,
-			   config, query, tag, published, hit))
+	    session_settle(family, two, query->two, second ? slot : 0, second ? slot : SESSION_SLOTS, config,
+			   query, tag, published, hit))
 		return SESSION_HIT;
 	hit->word = published;
 	hit->bucket = second ? query->two : query->one;
@@ -594,24 +619,32 @@ static __always_inline enum session_answer session_create(int family, struct ses
 	return SESSION_CREATED;
 }
 
-/* Ends a session that was found. SESSION_HIT: by this call; SESSION_GONE; SESSION_BUSY, counted. */
+/*
+ * Ends a session that was found. SESSION_HIT: by this call; SESSION_GONE: before; SESSION_BUSY: not, and
+ * counted.
+ */
 static __always_inline enum session_answer session_end(int family, struct session_config *config,
 						       const struct session_hit *hit)
 {
 	__u64 *bucket = session_bucket(family, hit->bucket);
-	int killed;
 
 	if (!bucket)
 		return SESSION_GONE;
-	killed = session_kill(session_tag(bucket, hit->slot), hit->word);
-	if (killed < 0)
-		ADD(&config->busy, 1);
-	return killed > 0 ? SESSION_HIT : killed ? SESSION_BUSY : SESSION_GONE;
+	switch (session_kill(session_tag(bucket, hit->slot), hit->word)) {
+	case SESSION_KILLED:
+		return SESSION_HIT;
+	case SESSION_DEAD:
+		return SESSION_GONE;
+	case SESSION_REFRESHED:
+		break;
+	}
+	ADD(&config->busy, 1);
+	return SESSION_BUSY;
 }
 
 /*
- * Sets the expiry by the session's state, if it is worth it. Who loses the swap
- * looks at the state again: the other one may have closed the session.
+ * Sets the expiry by the session's state, if it moves far enough to be worth a write. After a failed swap
+ * the state is read again: another packet may have closed the session.
  */
 static __always_inline enum session_answer session_refresh(struct session_config *config,
 							   const struct session_data *data, __u64 *tag,
@@ -624,7 +657,7 @@ static __always_inline enum session_answer session_refresh(struct session_config
 		__u64 to = (__u64)expires << SESSION_EXPIRES_SHIFT | (__u32)hit->word;
 		__u64 seen;
 
-		/* Between -SESSION_REFRESH_TICKS and SESSION_REFRESH_TICKS, both excluded. */
+		/* The gain is between -SESSION_REFRESH_TICKS and SESSION_REFRESH_TICKS, both excluded. */
 		if (gain + (SESSION_REFRESH_TICKS - 1) <= 2 * (SESSION_REFRESH_TICKS - 1))
 			return SESSION_HIT;
 		seen = CAS(tag, hit->word, to);
@@ -642,13 +675,12 @@ static __always_inline enum session_answer session_refresh(struct session_config
 }
 
 /*
- * A packet of a session that was found: counts it, follows TCP's state by its
- * flags and moves the expiry, if that differs by SESSION_REFRESH_TICKS; mostly
- * nothing but the counters is written.
+ * Counts a packet of a session that was found, updates the TCP state by its flags, and moves the expiry if
+ * it differs by SESSION_REFRESH_TICKS. Most packets write only the counters.
  *
- * SESSION_HIT; SESSION_GONE: it has died, or this is the SYN of a new connection
- * on the ports of one that is closed, which ends the old session, so that the
- * new one is judged afresh; SESSION_BUSY: counted, but not refreshed.
+ * SESSION_HIT: the packet belongs to the session. SESSION_GONE: the session has died, or the packet is the
+ * SYN of a new connection on the ports of a closed one; that ends the old session, so that the new connection
+ * is checked as any other. SESSION_BUSY: counted, but not refreshed.
  */
 static __always_inline enum session_answer session_touch(int family, struct session_config *config,
 							 const struct session_query *query,
@@ -676,7 +708,7 @@ static __always_inline enum session_answer session_touch(int family, struct sess
 	return session_refresh(config, data, session_tag(bucket, hit->slot), hit, protocol, next, now);
 }
 
-/* The record of a session that was found: its state, counters and actions. */
+/* The state, counters and actions of a session that was found. NULL if the index is out of bounds. */
 static __always_inline struct session_data *session_data_at(int family, const struct session_hit *hit)
 {
 	__u64 *bucket = session_bucket(family, hit->bucket);

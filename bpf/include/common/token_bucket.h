@@ -16,8 +16,7 @@ struct token_bucket {
 };
 
 /* Takes a token. The bucket gains one every `token_ns`, up to `burst`. False: the bucket is empty. */
-static __always_inline int take_token(struct token_bucket *bucket, __u64 now_ns, __u64 token_ns,
-				      __u64 burst)
+static __always_inline int take_token(struct token_bucket *bucket, __u64 now_ns, __u64 token_ns, __u64 burst)
 {
 	__u64 earned;
 

@@ -19,7 +19,10 @@ enum owner {
 	OWNER_BUSY,	 /* the table was being changed */
 };
 
-/* Whether the underlay port with this ifindex has this MAC address. A function, so that callers have less stack. */
+/*
+ * Whether the underlay port with this ifindex has this MAC address. A function, so that callers have less
+ * stack.
+ */
 __attribute__((noinline)) int is_port_mac(__u32 ifindex, __u64 mac)
 {
 	const struct underlay_port *port = underlay_port_at(underlay_port_index(ifindex));

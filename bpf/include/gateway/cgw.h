@@ -78,7 +78,10 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 	return DROP_peer_loop;
 }
 
-/* The VM-NC mapping: MAC address and host of the instance with this address, which is of the frame's family. */
+/*
+ * The VM-NC mapping: MAC address and host of the instance with this address, which is of the frame's
+ * family.
+ */
 static __always_inline enum drop_reason find_endpoint(__u32 vni, const struct frame *frame,
 						      const __u64 *address, struct exact_hit *hit)
 {

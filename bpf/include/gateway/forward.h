@@ -60,8 +60,7 @@ static __always_inline void rewrite_frame(struct cursor *cursor, const struct pa
 }
 
 /* The longest tenant IP packet that the path to the next hop carries, in bytes. */
-static __always_inline __u32 path_mtu(const struct packet *packet, const struct underlay_port *port,
-				      int ipv6)
+static __always_inline __u32 path_mtu(const struct packet *packet, const struct underlay_port *port, int ipv6)
 {
 	__u32 overhead = ipv6 ? OVERHEAD6 : OVERHEAD4, mtu = packet->mtu ? packet->mtu : 0xffff;
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: underlay packets that are not plain VXLAN to this node. ARP requests, neighbor solicitations
- * and echo requests for vIPs that this node owns are answered. VXLAN to this node that is fragmented,
- * has options or is cut short is dropped. All else belongs to the kernel.
+ * Gateway: underlay packets that are not plain VXLAN to this node. ARP requests, neighbor solicitations and
+ * echo requests for vIPs that this node owns are answered. VXLAN to this node that is fragmented, has
+ * options or is cut short is dropped. All else belongs to the kernel.
  *
  * Contract: expects a packet for which parse_underlay() (parse_underlay.h) returned DROP_none without
- * is_tunnel; `frame` is used for the underlay's own frame. answer_underlay() returns the program's verdict: XDP_TX for answers, which are written in
- * place; XDP_DROP for counted drops; XDP_PASS for unchanged packets. Uses the maps `cells` and those of
- * count.h.
+ * is_tunnel; `frame` is used for the underlay's own frame. answer_underlay() returns the program's verdict:
+ * XDP_TX for answers, which are written in place; XDP_DROP for counted drops; XDP_PASS for unchanged
+ * packets. Uses the maps `cells` and those of count.h.
  */
 #ifndef SLUICE_LOCAL_H
 #define SLUICE_LOCAL_H
@@ -64,7 +64,10 @@ static __always_inline int answer_underlay_arp(struct xdp_md *ctx, struct packet
 	ethernet = next_header(&cursor, struct ethernet_header);
 	arp = next_header(&cursor, struct arp_header);
 	packet->frame.source_mac = load_mac(ethernet->source);
-	/* An announcement has the same sender and target. It asks nothing, even if it is about an owned vIP. */
+	/*
+	 * An announcement has the same sender and target. It asks nothing, even if it is about an owned
+	 * vIP.
+	 */
 	if (parse_arp(arp, &packet->frame, &question) || question.operation != ARP_REQUEST ||
 	    question.sender == question.target || find_ipv4(0, question.target, &hit) != EXACT_HIT)
 		return XDP_PASS;

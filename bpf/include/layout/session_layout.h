@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The session table: connections that packets create and look up themselves,
- * found from either direction. Layout and the argument why it is safe; sessions.h
- * is the C interface; crates/tables binds this at build time, and sweeps.
+ * The session table: connections that packets themselves create and look up, from either direction. This is
+ * its layout, and the argument why it is safe.
  *
- * Two tables, one per family, each an array of buckets: a cell of eight words,
- * and seven records. Word 0 has a hint for each record, a byte, and word i + 1 is
- * the tag word of record i. There is no allocator. A key has two candidate
- * buckets from a seeded hash; a session is put into the emptier one (the first
- * on a tie), into the first empty slot from one that its tag names, and never
- * moves.
+ * Contract: sessions.h is the C interface. crates/tables binds this at build time, and removes expired
+ * sessions. A change that an old agent cannot read changes SESSIONS_LAYOUT_VERSION.
  *
- * A hint is the low byte of the tag of the session that was put into the slot
- * last: who searches compares all hints of a bucket in a few instructions, and
- * reads the tag words of those slots alone that can be the key's. It is written
- * by the slot's claimer before it publishes, so that whoever finds a record live
- * finds its hint too, and it says nothing of slots that are not live.
+ * There are two tables, one for each family. Each is an array of buckets, and a bucket is a cell of eight
+ * words and seven records. Word 0 has one byte for each record, its hint, and word i + 1 is the tag word of
+ * record i. There is no allocator. A key has two candidate buckets by a seeded hash. A session is stored in
+ * the emptier one (the first if they are equal), in the next empty slot from the one that its tag prefers,
+ * and never moves.
+ *
+ * A hint is the low byte of the tag of the session that was last stored in the slot. A search compares all
+ * hints of a bucket in a few instructions, and reads only the tag words of slots that may have the key. The
+ * packet that claims a slot writes the hint before it publishes the record. So the hint of a live record is
+ * always correct, and that of any other slot has no meaning.
  *
  * Tag word
  *
@@ -23,38 +23,36 @@
  *   bits  2..15  generation: how often the slot was emptied
  *   bits 16..31  tag: hash bits that are independent of those that chose the buckets
  *   bits 32..63  expires_at: CLOCK_MONOTONIC in ticks of 1/8 s, compared by the
- *                sign of the difference, so that wrapping (17 years) does no harm
+ *                sign of the difference, so that wrapping (17 years) is harmless
  *
- * A slot goes round: empty -> claimed -> live -> dying -> empty. Every step is
- * one compare-and-swap of the word. CAS here is a full barrier.
+ * The states of a slot are a cycle: empty -> claimed -> live -> dying -> empty. Every step is one
+ * compare-and-swap of the tag word. CAS is a full barrier here.
  *
- *  - empty -> claimed, by a packet. The claimer alone fills the record, then
- *    swaps claimed -> live. Who sees "live" sees a whole record.
- *  - live -> live with another expiry, by packets (session_touch).
- *  - live -> dying: by the sweeper or a creator, for a record past its time, from
- *    the exact word that they saw, so that it fails if the session was refreshed
- *    in between; and by session_end, the agent's removal, and for duplicates.
- *  - dying -> empty with the next generation: by the sweeper only, one RCU grace
- *    period after it saw "dying". Programs run within an RCU read side, so a
- *    record that a program found keeps its meaning until the program ends: its
- *    key is never overwritten under a reader, and what is written to counters
- *    and state reaches the session it was meant for, or one that has died.
+ *  - empty -> claimed, by a packet. Only that packet fills the record, and then swaps claimed -> live. A
+ *    reader that sees "live" sees a complete record.
+ *  - live -> live with another expiry, by packets (session_touch()).
+ *  - live -> dying, by the sweeper or a creator, for an expired record: from the exact word that they read,
+ *    so that the swap fails if the session was refreshed in between. Also by session_end(), by the agent's
+ *    removal, and for duplicates.
+ *  - dying -> empty with the next generation, only by the sweeper, one RCU grace period after it read
+ *    "dying". Programs run within an RCU read side. So a record that a program found keeps its meaning
+ *    until the program ends: its key is not overwritten, and writes to counters and state reach that
+ *    session, alive or dead.
  *
- * Duplicates. Two packets of one key, from whichever directions, may both find
- * nothing and both publish. Each looks at both buckets again after its
- * publishing swap; the swaps have one order, so the later publisher sees both
- * records (unless one has died). Of two live records with one key the later in
- * the order (first bucket, second bucket; slot) dies; that is idempotent and is
- * done by whoever sees both. Readers search in the same order, so while both
- * live all readers that see both take the same one. A reader that passed the
- * first record's slot before it was published, and comes to the second when it
- * is dying, searches again: the first was published before.
+ * Duplicates. Two packets of one key, from any directions, may both find nothing and both publish a record.
+ * Each searches both buckets again after its publishing swap. The swaps have one order, so the later
+ * publisher sees both records, unless one has died. Of two live records with one key, the later one in the
+ * order of search (first bucket, second bucket; slot) dies. Any packet that sees both makes it die, and
+ * doing so twice has no effect. Readers search in the same order, so while both records are live, all
+ * readers that see both use the same one. A reader may pass the first record's slot before it is published,
+ * and reach the second one when it is dying. Then it searches again, because the first one was published
+ * before the second died.
  *
- * A live record past its time is not found, whether or not it was swept; a
- * creator of the same key makes it die first.
+ * An expired live record is not found, whether or not it was swept. A creator of the same key makes it die
+ * first.
  *
- * READ_ONCE loads are taken in program order: volatile for the compiler, x86 TSO
- * for the processor, as in tables.h.
+ * READ_ONCE loads are executed in program order: volatile for the compiler, x86 TSO for the processor, as
+ * in exact_match.h.
  */
 #ifndef SLUICE_SESSION_LAYOUT_H
 #define SLUICE_SESSION_LAYOUT_H
@@ -79,22 +77,21 @@
 
 #define SESSION_TICKS_PER_SECOND 8
 #define SESSION_TICK_NS 125000000ull
-/* Refreshing by less than this is not worth a write. */
+/* The expiry is not written if it would move by less than this. */
 #define SESSION_REFRESH_TICKS 8
 
 /*
- * Keys are canonical: endpoint 0 is the lower (address, port), whoever sent.
- * All numbers in host order. ICMP and ICMPv6 echo: the identifier stands for
- * both ports; other ICMP messages have no session of their own (errors belong
- * to the flow that they quote). Protocols without ports: 0.
+ * Both directions have the same key: endpoint 0 is the lower pair of address and port. All numbers are in
+ * host order. In ICMP and ICMPv6 echo messages, both ports are the identifier; other ICMP messages have no
+ * session (errors belong to the flow that they quote). In protocols without ports, both are 0.
  */
 struct session_key4 {
-	__u64 who;	 /* VNI in bits 0..23, protocol 24..31, port of endpoint 0 32..47, of endpoint 1 48..63 */
+	__u64 who; /* VNI in bits 0..23, protocol 24..31, port of endpoint 0 32..47, of endpoint 1 48..63 */
 	__u64 addresses; /* endpoint 0 in bits 0..31, endpoint 1 in bits 32..63 */
 };
 
 struct session_key6 {
-	__u64 who;	     /* as above */
+	__u64 who;	     /* as in struct session_key4 */
 	__u64 address[2][2]; /* of endpoint 0 and 1: high half, low half */
 };
 #define SESSION_KEY4_WORDS 2
@@ -104,24 +101,24 @@ struct session_key6 {
 #define SESSION_PORT1_SHIFT 48
 
 /* session_data.state */
-#define SESSION_ORIGINATOR 0x1u /* the endpoint (0 or 1) that sent the first packet; never changes */
-#define SESSION_REPLIED 0x2u	/* the other one has sent */
-#define SESSION_CONFIRMED 0x4u	/* and the originator again, TCP: with ACK */
-#define SESSION_FIN 0x10u	/* TCP: FIN from the originator; shifted by one: from the other */
-#define SESSION_RST 0x40u	/* TCP: RST from either */
+#define SESSION_ORIGINATOR 0x1u /* the endpoint that sent the first packet, 0 or 1; never changes */
+#define SESSION_REPLIED 0x2u	/* the other endpoint has sent */
+#define SESSION_CONFIRMED 0x4u	/* then the originator has sent again; TCP: with ACK */
+#define SESSION_FIN 0x10u /* TCP: FIN from the originator; shifted left by one: from the other endpoint */
+#define SESSION_RST 0x40u /* TCP: RST from either endpoint */
 
-#define SESSION_ORIGINAL 0 /* directions: from the originator */
-#define SESSION_REPLY 1	   /* and to it */
+#define SESSION_ORIGINAL 0 /* direction: from the originator */
+#define SESSION_REPLY 1	   /* direction: to the originator */
 
-/* What both families' records hold besides the key. */
+/* The part of a record that is the same in both families. */
 struct session_data {
 	__u32 created_at; /* ticks */
-	__u32 state;	  /* bits as above, set by atomic OR */
-	__u64 packets[2]; /* by direction, atomic additions */
+	__u32 state;	  /* SESSION_ORIGINATOR and so on; set by atomic OR */
+	__u64 packets[2]; /* by direction; atomic additions */
 	__u64 bytes[2];
 	/*
-	 * The user's, fixed at creation; such as a translated address or the number
-	 * of a backend. Not an index of a cell of the tables: a session outlives those.
+	 * Set by the creator and never changed, such as a translated address or the number of a backend.
+	 * Not an index of a cell of the tables: the session may exist longer than the cell's content.
 	 */
 	__u32 action[2];
 };
@@ -147,14 +144,13 @@ struct session_bucket6 {
 	__u64 hints; /* of slot i in bits 8 i ... 8 i + 7 */
 	__u64 tag[SESSION_SLOTS];
 	struct session6 record[SESSION_SLOTS];
-	__u64 reserved[4]; /* whole cells, so that hints and tag words lie in one */
+	__u64 reserved[4]; /* makes whole cells, so that hints and tag words are in one cache line */
 };
 
 /*
- * Idle time in ticks after the last packet, by what is known of the session:
- * RFC 5382 REQ-5 for TCP (established, and transitory: opening or closing),
- * RFC 4787 REQ-5 for UDP, RFC 5508 REQ-2 for ICMP. A TCP session is closing
- * after RST, or FIN from both sides.
+ * Idle timeouts in ticks, by protocol and state: RFC 5382 REQ-5 for TCP (established, and transitory:
+ * opening or closing), RFC 4787 REQ-5 for UDP, RFC 5508 REQ-2 for ICMP. A TCP session is closing after RST,
+ * or after FIN from both sides.
  */
 struct session_timeouts {
 	__u32 tcp_new;
@@ -167,16 +163,16 @@ struct session_timeouts {
 	__u32 reserved;
 };
 
-/* One element of an array map of its own, four cells. `magic` is stored last. */
+/* The only element of the array map `session_config`. `magic` is stored last. */
 struct session_config {
 	__u64 magic;
 	__u32 layout_version;
-	__u32 generation; /* agents that have adopted the tables, from 1 */
+	__u32 generation; /* number of agents that have adopted the tables, from 1 */
 	__u64 reserved0[6];
-	/* Fixed while the tables live. */
+	/* Constant as long as the tables exist. */
 	__u64 hash_key[SESSION_KEY6_WORDS]; /* secret */
 	__u64 seed;			    /* secret */
-	__u32 buckets4;			    /* 2 or more each */
+	__u32 buckets4;			    /* at least 2 */
 	__u32 buckets6;
 	__u64 reserved1;
 	/* May change at any time. */
@@ -184,18 +180,18 @@ struct session_config {
 	__u64 reserved2[4];
 	/* Counted by packets. */
 	__u64 full[2];	  /* not created because both buckets were full: IPv4, IPv6 */
-	__u64 busy;	  /* gave up after SESSION_ATTEMPTS lost swaps */
-	__u64 duplicates; /* records that died because there was another of the key */
+	__u64 busy;	  /* operations that gave up after SESSION_ATTEMPTS failed swaps */
+	__u64 duplicates; /* records that died because another one had the same key */
 	__u64 reserved3[4];
 };
 
 enum session_answer {
 	SESSION_MISS,	 /* no session */
-	SESSION_HIT,	 /* it is there */
-	SESSION_CREATED, /* it is there now, by this call */
-	SESSION_FULL,	 /* both buckets are full; counted */
-	SESSION_BUSY,	 /* others were faster too often; counted; try with the next packet */
-	SESSION_GONE,	 /* it died meanwhile: go on as after SESSION_MISS */
+	SESSION_HIT,	 /* the session exists */
+	SESSION_CREATED, /* this call created the session */
+	SESSION_FULL,	 /* not created: both buckets are full; counted in `full` */
+	SESSION_BUSY,	 /* not done: other packets won too many swaps; counted in `busy` */
+	SESSION_GONE,	 /* the session died in between: treat the packet as after SESSION_MISS */
 };
 
 #endif

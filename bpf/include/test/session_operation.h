@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * One operation on the session tables as a plain structure: for tests, which
- * run the same C as an eBPF program and in a process.
+ * One operation on the session tables as a structure, for tests, which run the same C code as an eBPF
+ * program and natively.
+ *
+ * Contract: an includer that calls session_test_run() includes sessions.h first, and defines
+ * find_session4(), find_session6(), create_session4() and create_session6() as session_maps.h does.
  */
 #ifndef SLUICE_SESSION_OPERATION_H
 #define SLUICE_SESSION_OPERATION_H
@@ -10,16 +13,16 @@
 
 enum session_op {
 	SESSION_OP_FIND = 1,
-	SESSION_OP_CREATE, /* find, create if there is none */
-	SESSION_OP_TOUCH,  /* find, touch what was found */
-	SESSION_OP_PACKET, /* find and touch, create if there is none */
-	SESSION_OP_END,	   /* find, end what was found */
+	SESSION_OP_CREATE, /* find; create the session if there is none */
+	SESSION_OP_TOUCH,  /* find; touch the session that was found */
+	SESSION_OP_PACKET, /* find; touch the session that was found, or create it */
+	SESSION_OP_END,	   /* find; end the session that was found */
 };
 
 struct session_test {
 	__u32 op;
-	__u32 family; /* 4 or 6 */
-	__u64 source[2];      /* host-order halves; IPv4 in the low half */
+	__u32 family;	 /* 4 or 6 */
+	__u64 source[2]; /* halves in host order; IPv4 in the low half */
 	__u64 destination[2];
 	__u16 source_port;
 	__u16 destination_port;
@@ -30,9 +33,9 @@ struct session_test {
 	__u32 bytes;
 	__u32 now;
 	__u32 action[2];
-	/* The answer: enum session_answer, and what the hit showed after it. */
+	/* The answer, enum session_answer, and the content of the record after the operation. */
 	__u32 answer;
-	__u32 touched; /* answer of session_touch or session_end; 0: not called */
+	__u32 touched; /* answer of session_touch() or session_end(); 0: not called */
 	__u32 direction;
 	__u32 state;
 	__u32 created_at;
@@ -43,11 +46,9 @@ struct session_test {
 	__u64 key[5]; /* as stored in the record; IPv4: two words */
 };
 
-/* For those that have included sessions.h. */
 #ifdef SLUICE_SESSIONS_H
 
-/* The includer's find_session4 and so on: functions that call session_find and session_create. */
-
+/* Copies the record of a hit. */
 static __always_inline void session_test_show(int family, struct session_test *test,
 					      const struct session_hit *hit)
 {
@@ -66,13 +67,14 @@ static __always_inline void session_test_show(int family, struct session_test *t
 	test->packets[1] = READ_ONCE(data->packets[1]);
 	test->byte_count[0] = READ_ONCE(data->bytes[0]);
 	test->byte_count[1] = READ_ONCE(data->bytes[1]);
-	/* The key stands right before what both families share. */
+	/* The key is directly before the part that both families have. */
 	key = (const __u64 *)data - (family == 4 ? SESSION_KEY4_WORDS : SESSION_KEY6_WORDS);
 #pragma unroll
 	for (int i = 0; i < SESSION_KEY6_WORDS; i++)
 		test->key[i] = family == 6 || i < SESSION_KEY4_WORDS ? READ_ONCE(key[i]) : 0;
 }
 
+/* Runs the operation of a test in the table of a family, 4 or 6. */
 static __always_inline void session_test_run(int family, struct session_config *config,
 					     struct session_test *test)
 {
@@ -85,13 +87,13 @@ static __always_inline void session_test_run(int family, struct session_config *
 	else
 		session_query6(config, test->vni, test->protocol, test->source, test->destination,
 			       test->source_port, test->destination_port, &query);
-	test->answer = family == 4 ? find_session4(&query, test->now, &hit) :
-				     find_session6(&query, test->now, &hit);
+	test->answer =
+		family == 4 ? find_session4(&query, test->now, &hit) : find_session6(&query, test->now, &hit);
 	if (test->answer == SESSION_MISS && (test->op == SESSION_OP_CREATE || test->op == SESSION_OP_PACKET))
-		test->answer = family == 4 ? create_session4(&query, test->action[0], test->action[1],
-							     test->now, &hit) :
-					     create_session6(&query, test->action[0], test->action[1],
-							     test->now, &hit);
+		test->answer =
+			family == 4
+				? create_session4(&query, test->action[0], test->action[1], test->now, &hit)
+				: create_session6(&query, test->action[0], test->action[1], test->now, &hit);
 	if (test->answer != SESSION_HIT && test->answer != SESSION_CREATED)
 		return;
 	if (test->answer == SESSION_HIT && (test->op == SESSION_OP_TOUCH || test->op == SESSION_OP_PACKET))

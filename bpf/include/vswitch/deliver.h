@@ -51,9 +51,12 @@ static __always_inline long route_headers(struct __sk_buff *skb, const struct fr
 	store_mac(macs, mac);
 	__builtin_memcpy(macs + ETH_ALEN, node->router_mac, ETH_ALEN);
 	if (frame->flags & FRAME_IPV6) {
-		/* The changed byte changes the sum of the packet: no checksum in IPv6's header balances it. */
-		failed = bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6_header, hop_limit),
-					     &ttl, 1, BPF_F_RECOMPUTE_CSUM);
+		/*
+		 * The changed byte changes the sum of the packet: no checksum in IPv6's header balances it.
+		 */
+		failed =
+			bpf_skb_store_bytes(skb, ETH_HLEN + __builtin_offsetof(struct ipv6_header, hop_limit),
+					    &ttl, 1, BPF_F_RECOMPUTE_CSUM);
 	} else {
 		failed = bpf_l3_csum_replace(skb, ETH_HLEN + __builtin_offsetof(struct ipv4_header, checksum),
 					     bpf_htons(frame->ttl << 8), bpf_htons(ttl << 8), 2);

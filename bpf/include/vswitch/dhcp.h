@@ -214,8 +214,7 @@ static __always_inline enum drop_reason dhcp_read(struct __sk_buff *skb, __u32 a
  * The answer to a request (RFC 2131 section 4.3): its type, DHCP_NO_ANSWER, or DHCP_CONTRADICTION for a
  * request that contradicts itself.
  */
-static __always_inline enum dhcp_type dhcp_decide(const struct dhcp_request *request,
-						  const struct port *port)
+static __always_inline enum dhcp_type dhcp_decide(const struct dhcp_request *request, const struct port *port)
 {
 	__be32 asked = request->ciaddr ? request->ciaddr : request->requested;
 
@@ -257,8 +256,7 @@ static __always_inline void dhcp_write_bootp(struct bootp *bootp, const struct d
 	bootp->cookie = bpf_htonl(DHCP_COOKIE);
 }
 
-static __always_inline void dhcp_write_option4(struct dhcp_option4 *option, enum dhcp_code code,
-					       __be32 value)
+static __always_inline void dhcp_write_option4(struct dhcp_option4 *option, enum dhcp_code code, __be32 value)
 {
 	option->code = code;
 	option->length = sizeof(value);
@@ -267,9 +265,8 @@ static __always_inline void dhcp_write_option4(struct dhcp_option4 *option, enum
 
 /* Writes the options, whose memory is zero. */
 static __always_inline void dhcp_write_options(struct dhcp_options *options,
-					       const struct dhcp_request *request,
-					       const struct port *port, const struct port *service,
-					       enum dhcp_type answer)
+					       const struct dhcp_request *request, const struct port *port,
+					       const struct port *service, enum dhcp_type answer)
 {
 	options->type[0] = DHCP_TYPE;
 	options->type[1] = 1;
@@ -310,7 +307,8 @@ static __always_inline void dhcp_write_headers(struct cursor *cursor, const stru
 	struct ethernet_header *ethernet = next_header(cursor, struct ethernet_header);
 	struct ipv4_header *ip = next_header(cursor, struct ipv4_header);
 	struct udp_header *udp = next_header(cursor, struct udp_header);
-	int broadcast = answer == DHCP_NAK || (!request->ciaddr && request->flags & bpf_htons(DHCP_BROADCAST));
+	int broadcast =
+		answer == DHCP_NAK || (!request->ciaddr && request->flags & bpf_htons(DHCP_BROADCAST));
 
 	reply_ethernet(ethernet, port, node, ETH_P_IP);
 	if (broadcast)

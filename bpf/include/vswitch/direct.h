@@ -34,8 +34,8 @@ static __always_inline void stamp_direct(struct next_hop *hop)
 }
 
 /* Sends a packet of the VNI by the path in the cell hit->next. */
-__attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *frame,
-					  struct exact_hit *hit, __u32 vrf_cell, __u32 vni)
+__attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *frame, struct exact_hit *hit,
+					  __u32 vrf_cell, __u32 vni)
 {
 	const struct vrf *vrf = vrf_at(vrf_cell, vni);
 	const struct node_config *node = node_at();

@@ -51,9 +51,9 @@ struct nd_prefix_option {
 	__u8 prefix[16];
 };
 
-#define ND_ADVERTISEMENT_BYTES                                                                              \
-	(sizeof(struct router_advertisement) + sizeof(struct nd_mac_option) +                                \
-	 sizeof(struct nd_mtu_option) + sizeof(struct nd_prefix_option))
+#define ND_ADVERTISEMENT_BYTES                                                                               \
+	(sizeof(struct router_advertisement) + sizeof(struct nd_mac_option) + sizeof(struct nd_mtu_option) + \
+	 sizeof(struct nd_prefix_option))
 #define ND_ADVERTISEMENT_FRAME (ETH_HLEN + IPV6_BYTES + ND_ADVERTISEMENT_BYTES)
 _Static_assert(ND_ADVERTISEMENT_BYTES == 64, "RFC 4861 sections 4.2 and 4.6");
 
@@ -89,8 +89,7 @@ static __always_inline void write_router_advertisement(struct cursor *cursor, co
  * Turns the packet into an advertisement and sends it: to the VM's link-local address, given as halves
  * in host order, or to all nodes if that is zero.
  */
-__attribute__((noinline)) int router_advertise(struct __sk_buff *skb, __u32 port_cell, __u64 high,
-					       __u64 low)
+__attribute__((noinline)) int router_advertise(struct __sk_buff *skb, __u32 port_cell, __u64 high, __u64 low)
 {
 	const struct port *port = vm_port_at(port_cell);
 	const struct port *service = vm_port_service_at(port_cell);

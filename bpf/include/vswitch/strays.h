@@ -78,15 +78,15 @@ __attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_send
 /* Whether the stray is one that a gateway would forward. */
 static __always_inline int is_stray_forwarded(const struct frame *frame, const struct tunnel_sender *from)
 {
-	if (!(from->flags & NEXT_HOP_HOST) || frame->ethertype == ETH_P_ARP ||
-	    frame_multicast(frame) || is_control_icmp6(frame))
+	if (!(from->flags & NEXT_HOP_HOST) || frame->ethertype == ETH_P_ARP || frame_multicast(frame) ||
+	    is_control_icmp6(frame))
 		return 0;
 	return !(frame->flags & FRAME_IPV6) || !ipv6_link_local(frame->destination[0]);
 }
 
 /* Forwards the stray to the gateways, or drops it. */
 static __always_inline int forward_stray(struct __sk_buff *skb, struct frame *frame,
-					  struct tunnel_sender *from, __u32 vrf_cell, __u32 vni)
+					 struct tunnel_sender *from, __u32 vrf_cell, __u32 vni)
 {
 	if (!is_stray_forwarded(frame, from))
 		return port_drop(vni, DROP_not_local);

@@ -40,8 +40,7 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 }
 
 /* Sends the packet to the gateway group of its VRF. The flow's hash selects the vIP (Zeta section V-A). */
-__attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 vni,
-					      __u32 hash)
+__attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 vni, __u32 hash)
 {
 	const struct vrf *vrf = vrf_at(vrf_cell, vni);
 	const struct node_config *node = node_at();

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * vSwitch: neighbor discovery and multicast listener reports from a VM (RFC 4861, 4862, 3810). As in
- * vm_arp.h, solicitations for the router and for instances on this host are answered here, all others
- * by the gateway. A VM may use any link-local address toward its router, because no packet from or to
- * one leaves the port.
+ * vm_arp.h, solicitations for the router and for instances on this host are answered here, all others by
+ * the gateway. A VM may use any link-local address toward its router, because no packet from or to one
+ * leaves the port.
  *
  * Contract: an ICMPv6 message of is_control_icmp6() whose Ethernet source is the port's. nd_from_vm()
  * returns the verdict, or what the caller does next (enum verdict): it does not call nd_answer() itself,
- * because the verifier limits the stack of a call chain. Only VERDICT_FORWARD may have changed the packet, in its
- * source address. Uses the maps `cells` and those of reply.h and count.h.
+ * because the verifier limits the stack of a call chain. Only VERDICT_FORWARD may have changed the packet,
+ * in its source address. Uses the maps `cells` and those of reply.h and count.h.
  */
 #ifndef SLUICE_VM_ND_H
 #define SLUICE_VM_ND_H
@@ -35,8 +35,7 @@ static __always_inline int is_control_icmp6(const struct frame *frame)
 {
 	__u8 type = frame->transport >> 24;
 
-	if (!(frame->flags & FRAME_IPV6) || frame->protocol != IPPROTO_ICMPV6 ||
-	    frame->flags & FRAME_LATER)
+	if (!(frame->flags & FRAME_IPV6) || frame->protocol != IPPROTO_ICMPV6 || frame->flags & FRAME_LATER)
 		return 0;
 	return is_nd(frame) || (type >= MLD_QUERY && type <= MLD_DONE) || type == MLD2_REPORT;
 }
@@ -143,8 +142,7 @@ static __always_inline int nd_forward(struct __sk_buff *skb, const struct port *
 
 /* Decides about a valid solicitation (RFC 4861 section 7.2.3) from a source that the VM may use, or zero. */
 static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct port *port,
-					   const struct frame *frame,
-					   struct nd_decision *decision)
+					   const struct frame *frame, struct nd_decision *decision)
 {
 	int probe = is_nd_probe(frame);
 	const __u64 *target = decision->target;
@@ -173,8 +171,8 @@ static __always_inline int nd_solicitation(struct __sk_buff *skb, const struct p
 	return VERDICT_ND_ANSWER;
 }
 
-static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port *port,
-				       struct frame *frame, struct nd_decision *decision)
+static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port *port, struct frame *frame,
+				       struct nd_decision *decision)
 {
 	__u64 target[2] = {};
 	enum drop_reason reason;
@@ -196,8 +194,7 @@ static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port 
 	if (context_load(skb, ND_AT + __builtin_offsetof(struct nd_header, target), target, sizeof(target)))
 		return port_drop(port->vni, DROP_nd_malformed);
 	load_halves(target, target);
-	if (is_port_address6(port, target) ||
-	    (is_link_local64(target) && !is_router6(port, target)))
+	if (is_port_address6(port, target) || (is_link_local64(target) && !is_router6(port, target)))
 		return VERDICT_ABSORBED;
 	return port_drop(port->vni, DROP_spoofed_ip);
 }

@@ -12,7 +12,7 @@
 #include <linux/types.h>
 
 #define SEC(name)
-#define __uint(name, value) int (*name)[value]
+#define __uint(name, value) int(*name)[value]
 #define __type(name, value) typeof(value) *name
 #ifndef __always_inline
 #define __always_inline inline __attribute__((always_inline))
