@@ -33,6 +33,7 @@ soak: setup-test ## Run what takes hours: many seeds, many kills, long fuzzing, 
 lint: ## Check format and lints only
 	@$(SETUP) build
 	cargo fmt --all --check
+	@sh scripts/check-format.sh
 	cargo clippy --workspace --all-targets -- -D warnings
 
 bench: bench-spine bench-tables bench-cluster ## Measure every claim beside its peer; results in bench/RESULTS.md

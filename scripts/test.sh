@@ -62,7 +62,8 @@ tests_with() {
 	unset "$name"
 }
 
-stage "format" cargo fmt --all --check
+check_format() { cargo fmt --all --check && sh scripts/check-format.sh; }
+stage "format" check_format
 compile() {
 	# The second command builds what `--tests` leaves out, because it has stages of its own.
 	cargo test --workspace --tests --no-run &&

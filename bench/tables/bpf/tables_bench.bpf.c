@@ -118,11 +118,11 @@ struct run {
 	__u32 first; /* index of the first key or session */
 	__u32 count;
 	__u32 vni;
-	__u32 now; /* for sessions: the time in ticks */
-	__u64 live; /* sessions 0 .. live - 1 exist */
-	__u64 sum;  /* output: sum of all answers, each times the number of its key, from 1 */
+	__u32 now;   /* for sessions: the time in ticks */
+	__u64 live;  /* sessions 0 .. live - 1 exist */
+	__u64 sum;   /* output: sum of all answers, each times the number of its key, from 1 */
 	__u64 found; /* output: number of answers other than 0 */
-	__u64 done; /* output: number of steps */
+	__u64 done;  /* output: number of steps */
 	__u64 reserved[2];
 };
 
@@ -170,30 +170,30 @@ static __always_inline __u64 root_of(__u32 vni, int ipv6)
 #define ROOT6(vni) root_of(vni, 1)
 
 /* A program that repeats `step` for the whole run. */
-#define PROGRAM(name, step, find_root)                                             \
-	SEC("xdp")                                                                 \
-	int name(struct xdp_md *ctx)                                               \
-	{                                                                          \
-		struct state state = {};                                           \
-		struct run *run = run_of(ctx);                                     \
-		long done;                                                         \
-                                                                                   \
-		if (!run)                                                          \
-			return XDP_ABORTED;                                        \
-		state.first = run->first;                                          \
-		state.live = run->live;                                            \
-		state.answer = 1;                                                  \
-		state.vni = run->vni;                                              \
-		state.now = run->now;                                              \
-		state.root = find_root(run->vni);                                  \
-		done = bpf_loop(run->count, step, &state, 0);                      \
-		run = run_of(ctx);                                                 \
-		if (!run)                                                          \
-			return XDP_ABORTED;                                        \
-		run->sum = state.sum;                                              \
-		run->found = state.found;                                          \
-		run->done = done;                                                  \
-		return XDP_PASS;                                                   \
+#define PROGRAM(name, step, find_root)                        \
+	SEC("xdp")                                            \
+	int name(struct xdp_md *ctx)                          \
+	{                                                     \
+		struct state state = {};                      \
+		struct run *run = run_of(ctx);                \
+		long done;                                    \
+                                                              \
+		if (!run)                                     \
+			return XDP_ABORTED;                   \
+		state.first = run->first;                     \
+		state.live = run->live;                       \
+		state.answer = 1;                             \
+		state.vni = run->vni;                         \
+		state.now = run->now;                         \
+		state.root = find_root(run->vni);             \
+		done = bpf_loop(run->count, step, &state, 0); \
+		run = run_of(ctx);                            \
+		if (!run)                                     \
+			return XDP_ABORTED;                   \
+		run->sum = state.sum;                         \
+		run->found = state.found;                     \
+		run->done = done;                             \
+		return XDP_PASS;                              \
 	}
 
 /*
@@ -207,31 +207,31 @@ static __always_inline __u32 chain_offset(__u64 answer)
 }
 
 /* Both programs of a structure; `answer_of(state, key)` is the lookup. */
-#define TIMED(name, find_root, answer_of)                                          \
-	static long name##_step(__u32 i, void *context)                            \
-	{                                                                          \
-		struct state *state = context;                                     \
-		__u32 at = state->first + i;                                       \
-		const struct key *key = bpf_map_lookup_elem(&keys, &at);           \
-                                                                                   \
-		if (!key)                                                          \
-			return 1;                                                  \
-		add_answer(state, at, answer_of(state, key));                             \
-		return 0;                                                          \
-	}                                                                          \
-	static long name##_dependent_step(__u32 i, void *context)                  \
-	{                                                                          \
-		struct state *state = context;                                     \
-		__u32 at = state->first + i + chain_offset(state->answer);               \
-		const struct key *key = bpf_map_lookup_elem(&keys, &at);           \
-                                                                                   \
-		if (!key)                                                          \
-			return 1;                                                  \
-		state->answer = answer_of(state, key);                             \
-		add_answer(state, at, state->answer);                                    \
-		return 0;                                                          \
-	}                                                                          \
-	PROGRAM(name##_independent, name##_step, find_root)                        \
+#define TIMED(name, find_root, answer_of)                                  \
+	static long name##_step(__u32 i, void *context)                    \
+	{                                                                  \
+		struct state *state = context;                             \
+		__u32 at = state->first + i;                               \
+		const struct key *key = bpf_map_lookup_elem(&keys, &at);   \
+                                                                           \
+		if (!key)                                                  \
+			return 1;                                          \
+		add_answer(state, at, answer_of(state, key));              \
+		return 0;                                                  \
+	}                                                                  \
+	static long name##_dependent_step(__u32 i, void *context)          \
+	{                                                                  \
+		struct state *state = context;                             \
+		__u32 at = state->first + i + chain_offset(state->answer); \
+		const struct key *key = bpf_map_lookup_elem(&keys, &at);   \
+                                                                           \
+		if (!key)                                                  \
+			return 1;                                          \
+		state->answer = answer_of(state, key);                     \
+		add_answer(state, at, state->answer);                      \
+		return 0;                                                  \
+	}                                                                  \
+	PROGRAM(name##_independent, name##_step, find_root)                \
 	PROGRAM(name##_dependent, name##_dependent_step, find_root)
 
 /* The loop alone, whose time is subtracted from that of all others. */
@@ -269,8 +269,8 @@ static __always_inline __u64 trie6_answer(struct state *state, const struct key 
 {
 	struct trie6_key wanted = {
 		.length = 128,
-		.address = { bpf_htonl(key->high >> 32), bpf_htonl(key->high),
-			     bpf_htonl(key->low >> 32), bpf_htonl(key->low) },
+		.address = { bpf_htonl(key->high >> 32), bpf_htonl(key->high), bpf_htonl(key->low >> 32),
+			     bpf_htonl(key->low) },
 	};
 	const __u32 *leaf = bpf_map_lookup_elem(&trie6, &wanted);
 
@@ -405,52 +405,52 @@ static __always_inline int peer_touch(struct session *found, __u32 sender, __u8 
 	return 1;
 }
 
-#define SESSIONS(name, map)                                                        \
-	static __always_inline void name##_create(__u64 number, __u32 now)           \
-	{                                                                          \
-		struct session fresh = { .packets[0] = 1, .bytes[0] = SESSION_BYTES }; \
-		struct session_key key;                                            \
-                                                                                   \
-		fresh.state = session_key_of(number, &key);                        \
-		if (bpf_map_lookup_elem(&map, &key))                               \
-			return;                                                    \
-		fresh.expires = now + peer_timeout(0);                             \
-		fresh.action[0] = number;                                          \
-		bpf_map_update_elem(&map, &key, &fresh, BPF_NOEXIST);              \
-	}                                                                          \
-	static long name##_fill_step(__u32 i, void *context)                       \
-	{                                                                          \
-		struct state *state = context;                                     \
-                                                                                   \
-		name##_create((__u64)state->first + i, now_ticks());               \
-		return 0;                                                          \
-	}                                                                          \
-	static long name##_pair_step(__u32 i, void *context)                       \
-	{                                                                          \
-		struct state *state = context;                                     \
-		struct session_key key;                                            \
-                                                                                   \
-		name##_create((__u64)state->first + i, 0);                         \
-		session_key_of(random_live(state, i), &key);                       \
-		add_answer(state, i, bpf_map_lookup_elem(&map, &key) != NULL);           \
-		return 0;                                                          \
-	}                                                                          \
-	static long name##_mix_step(__u32 i, void *context)                        \
-	{                                                                          \
-		struct state *state = context;                                     \
-		struct session_key key;                                            \
-		struct session *found;                                             \
-		__u32 sender, now;                                                 \
-                                                                                   \
-		name##_create((__u64)state->first + i, now_ticks());               \
-		now = now_ticks();                                                 \
-		sender = session_key_of(random_live(state, i), &key);              \
-		found = bpf_map_lookup_elem(&map, &key);                           \
-		add_answer(state, i, found && peer_touch(found, sender, SESSION_TCP_ACK, now)); \
-		return 0;                                                          \
-	}                                                                          \
-	PROGRAM(name##_fill, name##_fill_step, NO_ROOT)                            \
-	PROGRAM(name##_pair, name##_pair_step, NO_ROOT)                            \
+#define SESSIONS(name, map)                                                                    \
+	static __always_inline void name##_create(__u64 number, __u32 now)                     \
+	{                                                                                      \
+		struct session fresh = { .packets[0] = 1, .bytes[0] = SESSION_BYTES };         \
+		struct session_key key;                                                        \
+                                                                                               \
+		fresh.state = session_key_of(number, &key);                                    \
+		if (bpf_map_lookup_elem(&map, &key))                                           \
+			return;                                                                \
+		fresh.expires = now + peer_timeout(0);                                         \
+		fresh.action[0] = number;                                                      \
+		bpf_map_update_elem(&map, &key, &fresh, BPF_NOEXIST);                          \
+	}                                                                                      \
+	static long name##_fill_step(__u32 i, void *context)                                   \
+	{                                                                                      \
+		struct state *state = context;                                                 \
+                                                                                               \
+		name##_create((__u64)state->first + i, now_ticks());                           \
+		return 0;                                                                      \
+	}                                                                                      \
+	static long name##_pair_step(__u32 i, void *context)                                   \
+	{                                                                                      \
+		struct state *state = context;                                                 \
+		struct session_key key;                                                        \
+                                                                                               \
+		name##_create((__u64)state->first + i, 0);                                     \
+		session_key_of(random_live(state, i), &key);                                   \
+		add_answer(state, i, bpf_map_lookup_elem(&map, &key) != NULL);                 \
+		return 0;                                                                      \
+	}                                                                                      \
+	static long name##_mix_step(__u32 i, void *context)                                    \
+	{                                                                                      \
+		struct state *state = context;                                                 \
+		struct session_key key;                                                        \
+		struct session *found;                                                         \
+		__u32 sender, now;                                                             \
+                                                                                               \
+		name##_create((__u64)state->first + i, now_ticks());                           \
+		now = now_ticks();                                                             \
+		sender = session_key_of(random_live(state, i), &key);                          \
+		found = bpf_map_lookup_elem(&map, &key);                                       \
+		add_answer(state, i, found &&peer_touch(found, sender, SESSION_TCP_ACK, now)); \
+		return 0;                                                                      \
+	}                                                                                      \
+	PROGRAM(name##_fill, name##_fill_step, NO_ROOT)                                        \
+	PROGRAM(name##_pair, name##_pair_step, NO_ROOT)                                        \
 	PROGRAM(name##_mix, name##_mix_step, NO_ROOT)
 
 SESSIONS(lru, lru)
@@ -511,8 +511,9 @@ static long sluice_pair_step(__u32 i, void *context)
 	__u32 now = state->now;
 
 	sluice_first_packet((__u64)state->first + i, now);
-	add_answer(state, i, sluice_query(random_live(state, i), &query) &&
-			       find_session4(&query, now, &hit) == SESSION_HIT);
+	add_answer(state, i,
+		   sluice_query(random_live(state, i), &query) &&
+			   find_session4(&query, now, &hit) == SESSION_HIT);
 	return 0;
 }
 PROGRAM(sluice_pair, sluice_pair_step, NO_ROOT)

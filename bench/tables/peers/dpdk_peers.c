@@ -110,7 +110,9 @@ static void load_lpm_short(const struct route_record *routes, size_t count, uint
 {
 	for (size_t i = 0; i < count; i++) {
 		struct rte_lpm_tbl_entry entry = {
-			.next_hop = routes[i].leaf & SHORT_MASK, .valid = 1, .depth = length,
+			.next_hop = routes[i].leaf & SHORT_MASK,
+			.valid = 1,
+			.depth = length,
 		};
 		uint32_t first = routes[i].low >> 8, covered = 1u << (24 - length);
 
@@ -282,9 +284,9 @@ static inline void hash_single(const struct keys *keys, size_t at, unsigned int 
 	void *data;
 
 	for (unsigned int i = 0; i < n; i++)
-		answers[i] = rte_hash_lookup_data(hash, &keys->vni_address[at + i], &data) < 0 ?
-				     0 :
-				     (uint64_t)(uintptr_t)data;
+		answers[i] = rte_hash_lookup_data(hash, &keys->vni_address[at + i], &data) < 0
+				   ? 0
+				   : (uint64_t)(uintptr_t)data;
 }
 
 /* `single` is the library's lookup of one key, or a burst of one if it has none. */
@@ -346,9 +348,8 @@ static const struct {
 	const char *name;
 	struct tally (*timed)(const struct keys *keys, int dependent);
 } structures[] = {
-	{ "rte_fib", time_fib },   { "rte_fib6", time_fib6 },
-	{ "rte_lpm", time_lpm },   { "rte_lpm6", time_lpm6 },
-	{ "rte_hash", time_hash }, { "rte_hash_single", time_hash_single },
+	{ "rte_fib", time_fib },   { "rte_fib6", time_fib6 }, { "rte_lpm", time_lpm },
+	{ "rte_lpm6", time_lpm6 }, { "rte_hash", time_hash }, { "rte_hash_single", time_hash_single },
 };
 
 /*
@@ -402,8 +403,17 @@ static void time_one(const struct keys *keys, const char *name, int dependent)
 
 static void start_eal(const char *core, const char *megabytes)
 {
-	char *arguments[] = { "dpdk-peers", "--no-huge", "--no-pci", "--no-shconf", "--no-telemetry",
-			      "--log-level=error", "-l", (char *)core, "-m", (char *)megabytes, NULL };
+	char *arguments[] = { "dpdk-peers",
+			      "--no-huge",
+			      "--no-pci",
+			      "--no-shconf",
+			      "--no-telemetry",
+			      "--log-level=error",
+			      "-l",
+			      (char *)core,
+			      "-m",
+			      (char *)megabytes,
+			      NULL };
 
 	if (rte_eal_init(RTE_DIM(arguments) - 1, arguments) < 0)
 		fail("rte_eal_init failed");

@@ -125,8 +125,7 @@ static __always_inline void burst_routes(uint64_t root, const uint64_t *high, co
 	}
 }
 
-static void burst4(uint64_t root, const struct keys *keys, size_t from, size_t count,
-		   uint64_t *answers)
+static void burst4(uint64_t root, const struct keys *keys, size_t from, size_t count, uint64_t *answers)
 {
 	uint64_t high[BURST], low[BURST] = {};
 
@@ -140,8 +139,7 @@ static void burst4(uint64_t root, const struct keys *keys, size_t from, size_t c
 		answers[i] = lpm_find4(root, keys->ipv4[from + i]);
 }
 
-static void burst6(uint64_t root, const struct keys *keys, size_t from, size_t count,
-		   uint64_t *answers)
+static void burst6(uint64_t root, const struct keys *keys, size_t from, size_t count, uint64_t *answers)
 {
 	uint64_t high[BURST], low[BURST];
 
@@ -161,41 +159,41 @@ static void burst6(uint64_t root, const struct keys *keys, size_t from, size_t c
  * The timed loops of a structure: `lookup` is an expression with the index `at`, and
  * `burst` a statement that stores the answers of `count` keys from `from` on.
  */
-#define TIMED(name, burst, lookup)                                                        \
-	static __attribute__((noinline)) struct tally name##_timed(const struct keys *keys, \
-								   uint32_t vni, int dependent) \
-	{                                                                                 \
-		const struct exact_root *exact = cell_at(CELL_EXACT_ROOT);                \
-		uint64_t root4 = root_of(vni, 0), root6 = root_of(vni, 1);                \
-		uint64_t answer = 1, answers[BURST];                                      \
-		struct tally tally = {};                                                  \
-                                                                                          \
-		(void)exact, (void)root4, (void)root6;                                    \
-		for (size_t from = 0; !dependent && from < keys->count; from += BURST) {    \
-			size_t count = keys->count - from;                                \
-                                                                                          \
-			count = count < BURST ? count : BURST;                            \
-			burst;                                                            \
-			for (size_t i = 0; i < count; i++)                                \
-				add_answer(&tally, from + i, answers[i]);                       \
-		}                                                                         \
-		for (size_t i = 0; dependent && i < keys->count; i++) {                     \
-			size_t at = i + chain_offset(answer);                                   \
-                                                                                          \
-			answer = lookup;                                                  \
-			add_answer(&tally, i, answer);                                          \
-		}                                                                         \
-		return tally;                                                             \
+#define TIMED(name, burst, lookup)                                                                        \
+	static __attribute__((noinline)) struct tally name##_timed(const struct keys *keys, uint32_t vni, \
+								   int dependent)                         \
+	{                                                                                                 \
+		const struct exact_root *exact = cell_at(CELL_EXACT_ROOT);                                \
+		uint64_t root4 = root_of(vni, 0), root6 = root_of(vni, 1);                                \
+		uint64_t answer = 1, answers[BURST];                                                      \
+		struct tally tally = {};                                                                  \
+                                                                                                          \
+		(void)exact, (void)root4, (void)root6;                                                    \
+		for (size_t from = 0; !dependent && from < keys->count; from += BURST) {                  \
+			size_t count = keys->count - from;                                                \
+                                                                                                          \
+			count = count < BURST ? count : BURST;                                            \
+			burst;                                                                            \
+			for (size_t i = 0; i < count; i++)                                                \
+				add_answer(&tally, from + i, answers[i]);                                 \
+		}                                                                                         \
+		for (size_t i = 0; dependent && i < keys->count; i++) {                                   \
+			size_t at = i + chain_offset(answer);                                             \
+                                                                                                          \
+			answer = lookup;                                                                  \
+			add_answer(&tally, i, answer);                                                    \
+		}                                                                                         \
+		return tally;                                                                             \
 	}
 
 /* The burst of a structure that prefetches nothing. */
-#define EACH(lookup)                                     \
-	do {                                             \
-		for (size_t i = 0; i < count; i++) {     \
-			size_t at = from + i;            \
-                                                         \
-			answers[i] = lookup;             \
-		}                                        \
+#define EACH(lookup)                                 \
+	do {                                         \
+		for (size_t i = 0; i < count; i++) { \
+			size_t at = from + i;        \
+                                                     \
+			answers[i] = lookup;         \
+		}                                    \
 	} while (0)
 
 TIMED(lpm4, burst4(root4, keys, from, count, answers), lpm_find4(root4, keys->ipv4[at]))
@@ -245,7 +243,8 @@ int main(int argc, char **argv)
 			printf("{\"count\": %zu}\n", keys.count);
 			fflush(stdout);
 		} else if (count == 4 && !strcmp(words[0], "time")) {
-			time_one(&keys, words[1], !strcmp(words[2], "dependent"), strtoul(words[3], NULL, 10));
+			time_one(&keys, words[1], !strcmp(words[2], "dependent"),
+				 strtoul(words[3], NULL, 10));
 		} else {
 			fail("no such command");
 		}

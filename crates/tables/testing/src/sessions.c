@@ -10,30 +10,30 @@
 
 void sluice_before_access(void);
 
-#define READ_ONCE(x)                                       \
-	(*({                                               \
-		sluice_before_access();                            \
-		(const volatile __typeof__(x) *)&(x);      \
+#define READ_ONCE(x)                                  \
+	(*({                                          \
+		sluice_before_access();               \
+		(const volatile __typeof__(x) *)&(x); \
 	}))
-#define WRITE_ONCE(x, value)                            \
+#define WRITE_ONCE(x, value)                               \
 	do {                                               \
-		sluice_before_access();                            \
+		sluice_before_access();                    \
 		*(volatile __typeof__(x) *)&(x) = (value); \
 	} while (0)
-#define CAS(at, from, to)                          \
+#define CAS(at, from, to)                                  \
 	({                                                 \
-		sluice_before_access();                            \
+		sluice_before_access();                    \
 		__sync_val_compare_and_swap(at, from, to); \
 	})
-#define ADD(at, by)                                \
-	do {                                               \
-		sluice_before_access();                            \
-		__sync_fetch_and_add(at, by);              \
+#define ADD(at, by)                           \
+	do {                                  \
+		sluice_before_access();       \
+		__sync_fetch_and_add(at, by); \
 	} while (0)
-#define OR(at, bits)                               \
-	do {                                               \
-		sluice_before_access();                            \
-		__sync_fetch_and_or(at, bits);             \
+#define OR(at, bits)                           \
+	do {                                   \
+		sluice_before_access();        \
+		__sync_fetch_and_or(at, bits); \
 	} while (0)
 
 #include "layout/session_layout.h"
