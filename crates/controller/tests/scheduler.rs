@@ -143,7 +143,10 @@ async fn overloaded_gateway_gives_a_vip_away_with_a_reason() {
         events["items"].as_array().unwrap().iter().find(|event| event["kind"] == "scheduler_vip").unwrap();
     let text = event["text"].as_str().unwrap();
     assert_eq!(text, decision["text"]);
-    assert!(text.contains("its owner is at 90.0% load, must get below 75.0%, and will be at 45.0%"), "{text}");
+    assert!(
+        text.contains("its owner is at 90.0% load, must get below 75.0%, and will be at 45.0%"),
+        "{text}"
+    );
     assert_eq!(event["details"]["reason"]["overloaded"]["threshold"], 0.75);
 
     // The loads are as predicted, and nothing else moves.

@@ -421,8 +421,8 @@ fn overloaded_gateway_is_relieved_in_the_next_round() {
     assert_eq!(
         outcome.decisions[0].to_string(),
         format!(
-            "{} of cluster-1 from gw-1 to gw-2: its owner is at 92.0%, to be below 75.0%, and will be at \
-             72.0%; the new one, the least loaded, goes from 12.0% to 32.0%",
+            "{} of cluster-1 from gw-1 to gw-2: its owner is at 92.0% load, must get below 75.0%, and will \
+             be at 72.0%; the new owner, the least loaded, goes from 12.0% to 32.0%",
             vip(3)
         )
     );
@@ -536,8 +536,8 @@ fn gateway_is_requested_once_if_no_cluster_can_give_one() {
     assert_eq!(world.log.len(), 1, "{:?}", world.log);
     assert_eq!(
         world.log[0].1.to_string(),
-        "cluster-1 needs a new gateway: gw-1 is at 92.0% and no other gateway of its cluster, 73.7% on \
-         average, can take a vIP; no other cluster can give a gateway without risk to itself"
+        "cluster-1 needs a new gateway: gw-1 is at 92.0% load, and no other gateway of its cluster, which is at \
+         73.7% on average, can take a vIP; no other cluster can give a gateway without becoming overloaded"
     );
     let gateway = GatewayId::new(1);
     let waits = world.tick(&mut scheduler).waits;
@@ -629,7 +629,9 @@ fn no_gateway_is_requested_for_a_vip_too_large_for_any() {
     let outcome = world.tick(&mut scheduler());
     assert_eq!(outcome.decisions, []);
     assert!(matches!(outcome.waits[..], [Wait::Indivisible { .. }]), "{outcome:?}");
-    assert!(outcome.waits[0].to_string().starts_with("gw-1 is at 97.0% load and more gateways would not help"));
+    assert!(
+        outcome.waits[0].to_string().starts_with("gw-1 is at 97.0% load and more gateways would not help")
+    );
 }
 
 #[test]
