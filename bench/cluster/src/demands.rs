@@ -26,11 +26,11 @@ pub enum Clusters {
 /// A cloud to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Cloud {
-    /// VPCs.
+    /// Number of VPCs.
     pub vpcs: usize,
     /// Tenants, each with a VPC at least.
     pub tenants: usize,
-    /// Clusters.
+    /// Number of clusters.
     pub clusters: usize,
     /// Clusters a tenant may be on.
     pub k: usize,
@@ -44,7 +44,7 @@ pub struct Cloud {
     pub seed: u64,
 }
 
-/// SplitMix64.
+/// State of the generator SplitMix64.
 pub(crate) struct Random(u64);
 
 impl Random {

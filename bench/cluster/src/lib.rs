@@ -34,9 +34,9 @@ pub struct Settings {
 /// Figures, and what is to be known with them.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Figures.
+    /// The measured figures.
     pub measures: Vec<Measure>,
-    /// Sentences.
+    /// Sentences that explain the figures.
     pub notes: Vec<String>,
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 struct Aligned<Bytes: ?Sized>(Bytes);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o")));
 
-/// `BPF_F_TEST_XDP_LIVE_FRAMES`.
+/// The kernel's flag `BPF_F_TEST_XDP_LIVE_FRAMES`.
 const LIVE_FRAMES: u32 = 1 << 1;
 /// Frames of one live run; each run is bounded by it.
 const FRAMES_PER_RUN: u32 = 1 << 18;

@@ -146,8 +146,8 @@ fn read_token(args: &Args) -> Result<Option<[u8; 32]>, Error> {
     let Some(path) = &args.api_token_file else {
         if !args.api.ip().is_loopback() {
             return Err(Error::Options(format!(
-                "the API may listen on {} only with --api-token-file: without a token, any client that reaches it \
-                 has full access",
+                "the API may listen on {} only with --api-token-file: without a token, any client that \
+                 reaches it has full access",
                 args.api
             )));
         }

@@ -164,7 +164,10 @@ async fn record(db: &Database, mut writes: mpsc::Receiver<DatabaseWrite>) {
         };
         if let Err(error) = result {
             db.count_error();
-            tracing::warn!(error = &error as &dyn std::error::Error, "what writes is not written down");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot write an event or plan to the database"
+            );
         }
     }
 }
@@ -173,7 +176,12 @@ async fn reissue_plan(db: &Database, cluster: ClusterId, known: u64) -> Result<(
     match db.store.reissue_plan(cluster, known).await {
         Ok(reissued) => {
             if reissued {
-                tracing::warn!(%cluster, known, "gateways have a newer plan than the database: was it restored from a backup? The plan gets a new revision");
+                tracing::warn!(
+                    %cluster,
+                    known,
+                    "gateways have a newer plan than the database: was it restored from a backup? \
+                     The plan is reissued"
+                );
                 db.notify_commit();
             }
             Ok(())

@@ -10,14 +10,14 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// `FLOWS_WAITING`.
+/// The program's `FLOWS_WAITING`.
 const ROOM: u64 = 32;
-/// `FLOW_DENSE_NS`.
+/// The program's `FLOW_DENSE_NS`.
 const DENSE_NS: u64 = 2048;
 /// One of so many is counted where packets are just dense, and where they are twice as dense and more.
 const SAMPLING: u64 = 8;
 const SAMPLING_MAX: u64 = 16;
-/// `FLOW_LATE_NS`.
+/// The program's `FLOW_LATE_NS`.
 const LATE_NS: u64 = 1_000_000_000;
 /// A tick of the coarse clock.
 const TICK_NS: u64 = 4_000_000;

@@ -9,9 +9,9 @@ use std::thread;
 
 /// `struct query`; its fields in order.
 const QUERY_BYTES: usize = 80;
-/// `QUERIES_MAX`.
+/// The program's `METER_QUERIES_MAX`.
 const QUERIES_MAX: usize = 40;
-/// `LOAD_PACKETS`.
+/// The program's `LOAD_PACKETS`.
 pub const LOAD_PACKETS: u64 = 64;
 const ANSWERED_AT: usize = QUERY_BYTES + 16;
 const XDP_PASS: u32 = 2;

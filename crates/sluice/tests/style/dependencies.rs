@@ -191,8 +191,8 @@ fn controller_never_links_ebpf() {
     report("the controller runs on machines without eBPF", &offenders);
 }
 
-/// Code without the item that follows each `#[cfg(test)]`: up to its semicolon or, for a module of tests at the end
-/// of a file, to the end.
+/// Code without the item that follows each `#[cfg(test)]`: up to its semicolon or, for a module of tests at
+/// the end of a file, to the end.
 fn without_tests(code: &str) -> String {
     let mut parts = code.split("#[cfg(test)]");
     let mut kept = parts.next().unwrap_or_default().to_owned();

@@ -1,5 +1,5 @@
-//! The rules of CONTRIBUTING.md that a program can check: lengths of files and functions, unsafe code, unfinished
-//! work. The other files of this directory check dependencies, references and language.
+//! The rules of CONTRIBUTING.md that a program can check: lengths of files and functions, unsafe code,
+//! unfinished work. The other files of this directory check dependencies, references and language.
 
 mod dependencies;
 mod language;

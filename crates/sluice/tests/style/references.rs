@@ -73,8 +73,8 @@ pub fn prose(files: &[(String, String)]) -> Vec<(&str, usize, String)> {
     lines
 }
 
-/// Whether a path that the file `name` mentions exists, from the root or from a directory above the file. A test may be
-/// named without its ending.
+/// Whether a path that the file `name` mentions exists, from the root or from a directory above the file. A
+/// test may be named without its ending.
 fn is_known(known: &BTreeSet<&str>, name: &str, path: &str) -> bool {
     let above = name.match_indices('/').map(|(at, _)| format!("{}/{path}", &name[..at]));
     above
@@ -107,8 +107,8 @@ fn paths_in_prose_exist() {
     report("every path that a comment or document names exists", &offenders);
 }
 
-/// `name (file.h)` and `name (a.h, b.h)` in a comment: the name, and the headers. The name is empty where a stage or
-/// a topic is named instead of code.
+/// `name (file.h)` and `name (a.h, b.h)` in a comment: the name, and the headers. The name is empty where a
+/// stage or a topic is named instead of code.
 fn header_references(line: &str) -> Vec<(&str, Vec<&str>)> {
     let mut found = Vec::new();
     for (at, _) in line.match_indices('(') {

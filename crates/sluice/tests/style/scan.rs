@@ -132,7 +132,8 @@ fn body_of(code: &str, at: usize) -> Option<(usize, usize)> {
     None
 }
 
-/// The comments of Rust and C code, each with its line number: what [`code_only`] leaves out, but for strings.
+/// The comments of Rust and C code, each with its line number: what [`code_only`] leaves out, but for
+/// strings.
 pub fn comments(text: &str) -> Vec<(usize, String)> {
     let bytes = text.as_bytes();
     let (mut found, mut at) = (Vec::new(), 0);

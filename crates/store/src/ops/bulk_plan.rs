@@ -1,5 +1,5 @@
-//! Preparation of a bulk creation: reads the VPC, its subnets, the hosts, the instances with the same names and the used
-//! addresses, and checks the requests against them.
+//! Preparation of a bulk creation: reads the VPC, its subnets, the hosts, the instances with the same names
+//! and the used addresses, and checks the requests against them.
 
 use super::alloc::{self, Cursor};
 use super::families;
@@ -178,7 +178,8 @@ impl<'a> BulkPlan<'a> {
         Ok(())
     }
 
-    /// Collects the addresses and MACs that the requests assign. Each may be assigned once and must be in its subnet.
+    /// Collects the addresses and MACs that the requests assign. Each may be assigned once and must be in its
+    /// subnet.
     fn collect_given(&mut self) -> Result<()> {
         let mut given = Given::default();
         for &index in &self.to_create {
@@ -230,8 +231,8 @@ impl<'a> BulkPlan<'a> {
         Ok(())
     }
 
-    /// Checks the IPv6 addresses that the requests assign, and those derived from MACs that they assign: an existing
-    /// instance must have none of them, neither assigned nor derived.
+    /// Checks the IPv6 addresses that the requests assign, and those derived from MACs that they assign: an
+    /// existing instance must have none of them, neither assigned nor derived.
     async fn check_ipv6(&self, q: &mut dyn Query) -> Result<()> {
         let mut wanted = self.given.ipv6.clone();
         for (&mac, &index) in &self.given.macs {

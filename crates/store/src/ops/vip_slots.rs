@@ -6,9 +6,9 @@ use sluice_types::GatewayId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// The vIPs of a cluster whose vIPs change from `old` to the addresses `wanted`, at most [`VIPS_MAX`]. A vIP that stays
-/// keeps its slot. A new vIP gets the lowest slot that `old` does not use. Slots that become free are used last, because
-/// a slot that is reused at once means the same MAC with another address.
+/// The vIPs of a cluster whose vIPs change from `old` to the addresses `wanted`, at most [`VIPS_MAX`]. A vIP
+/// that stays keeps its slot. A new vIP gets the lowest slot that `old` does not use. Slots that become free
+/// are used last, because a slot that is reused at once means the same MAC with another address.
 pub(crate) fn assign_slots(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<ClusterVip> {
     let kept = old.iter().filter(|vip| wanted.contains(&vip.address)).copied();
     let mut vips: BTreeMap<u8, ClusterVip> = kept.map(|vip| (vip.slot, vip)).collect();
@@ -27,12 +27,13 @@ pub(crate) fn assign_slots(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<Cluster
 
 /// Chooses the preferred owner of each vIP among `gateways`, the gateways of the cluster.
 ///
-/// - An owner that can keep the vIP keeps it, because the scheduler may have chosen it. An owner cannot keep a vIP if it
-///   is not in the cluster any more, leaves or drains, or has no VTEP of the vIP's family.
+/// - An owner that can keep the vIP keeps it, because the scheduler may have chosen it. An owner cannot keep
+///   a vIP if it is not in the cluster any more, leaves or drains, or has no VTEP of the vIP's family.
 /// - Otherwise the gateway with the fewest vIPs, of those that can own this one, becomes the owner.
-/// - `newcomers` are gateways that have just joined or can own vIPs again. They take an even share of each family from
-///   the gateways that have the most.
-/// - If no gateway can own the vIPs of a family, one that does not retire is chosen, and if there is none, any gateway.
+/// - `newcomers` are gateways that have just joined or can own vIPs again. They take an even share of each
+///   family from the gateways that have the most.
+/// - If no gateway can own the vIPs of a family, one that does not retire is chosen, and if there is none,
+///   any gateway.
 pub(crate) fn choose_preferred_owners(cluster: &mut Cluster, gateways: &[Gateway], newcomers: &[GatewayId]) {
     for ipv4 in [true, false] {
         let has_vtep = |gateway: &&Gateway| gateway.has_family(ipv4);
