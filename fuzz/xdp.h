@@ -83,14 +83,14 @@ long bpf_redirect(__u32 ifindex, __u64 flags)
 
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags)
 {
-	static const uint8_t neighbour[6] = { 2, 0, 0, 0, 0xbb, 1 };
+	static const uint8_t neighbor[6] = { 2, 0, 0, 0, 0xbb, 1 };
 
 	if (!ctx || size != sizeof(*params) || flags)
 		abort();
 	if (xdp.fib_answer)
 		return xdp.fib_answer;
 	params->ifindex = xdp.fib_ifindex;
-	memcpy(params->dmac, neighbour, sizeof(neighbour));
+	memcpy(params->dmac, neighbor, sizeof(neighbor));
 	return BPF_FIB_LKUP_RET_SUCCESS;
 }
 

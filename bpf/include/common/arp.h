@@ -4,7 +4,7 @@
  * and the underlay's own use the same functions.
  *
  * Contract: the caller has parsed the Ethernet header into struct frame and has checked the bounds of
- * both headers. Whose address may be asked for, and by whom, is the caller's decision. Uses no map.
+ * both headers. The caller decides who may ask for which address. Uses no map.
  */
 #ifndef SLUICE_ARP_H
 #define SLUICE_ARP_H

@@ -5,8 +5,8 @@
  *
  * Contract: the includer satisfies context.h; the frame was parsed by parse_frame() (parse.h). A
  * solicitation is read only. write_advert() overwrites the packet from the cursor on, whose bounds the
- * caller has checked. Whose address may be asked for, and by which MAC address it is reached, is the
- * caller's decision. Uses no map.
+ * caller has checked. The caller decides which addresses are answered for, and with which MAC
+ * address. Uses no map.
  */
 #ifndef SLUICE_NEIGHBOR_DISCOVERY_H
 #define SLUICE_NEIGHBOR_DISCOVERY_H

@@ -24,7 +24,7 @@
 	DROP(12, inner_source, "tenant source address is unspecified, multicast, broadcast or loopback") \
 	DROP(13, multicast, "tenant broadcast or multicast that is not answered") \
 	DROP(14, no_route, "no route in the VPC for the destination") \
-	DROP(15, route_drop, "route of the VPC says drop") \
+	DROP(15, route_drop, "route of the VPC drops the packets") \
 	DROP(16, peer_loop, "more than 8 peered VPCs in a row") \
 	DROP(17, no_endpoint, "no instance has the destination address") \
 	DROP(18, ttl_exceeded, "TTL or hop limit reached zero") \
@@ -33,7 +33,7 @@
 	DROP(21, no_underlay_route, "kernel has no route to the next hop") \
 	DROP(22, no_underlay_neighbour, "next hop's MAC address is not resolved") \
 	DROP(23, no_vtep_address, "node has no underlay address of the next hop's family") \
-	DROP(24, stale_index, "table entry leads to a cell that is no longer what it was") \
+	DROP(24, stale_index, "table entry refers to a cell whose content has changed") \
 	DROP(25, arp_malformed, "ARP packet is not Ethernet/IPv4 or its fields contradict each other") \
 	DROP(26, nd_malformed, "neighbor discovery packet fails the checks of RFC 4861") \
 	DROP(27, icmp_rate, "ICMP error not sent: over the rate limit") \
