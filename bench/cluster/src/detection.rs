@@ -44,7 +44,7 @@ struct Effort {
 }
 
 impl Effort {
-    /// A small size gives figures that nobody compares, so there it is enough that both sides are measured.
+    /// The figures of a small size are not compared, so it is enough that both sides are measured.
     fn of(settings: &Settings) -> Self {
         Self {
             rounds: settings.rounds,

@@ -518,7 +518,11 @@ fn the_least_loaded_cluster_gives_a_gateway() {
     let gateway = GatewayId::new(7);
     let (from, to) = (ClusterId::new(3), ClusterId::new(1));
     assert_eq!(first[0].action, Action::ReleaseGateway { gateway, from, to });
-    assert!(first[0].to_string().contains("cluster-3 is the least loaded and will be at"), "{}", first[0]);
+    assert!(
+        first[0].to_string().contains("cluster-3 is the least loaded cluster and will be at"),
+        "{}",
+        first[0]
+    );
     world.run(&mut scheduler, 40);
     let actions: Vec<Action> = world.log.iter().map(|(_, decision)| decision.action).collect();
     assert!(actions.contains(&Action::ReassignGateway { gateway, from, to }), "{actions:?}");

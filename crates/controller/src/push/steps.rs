@@ -106,25 +106,25 @@ fn split(mut update: Update) -> Vec<Update> {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// All steps after this revision are here.
+    /// The log contains all steps after this revision.
     floor: u64,
     steps: VecDeque<Arc<Step>>,
     bytes: usize,
 }
 
-/// The log.
+/// The log of steps, shared by all streams.
 #[derive(Debug)]
 pub struct StepLog {
     inner: RwLock<Inner>,
     last: watch::Sender<u64>,
 }
 
-/// How full the log is.
+/// Sizes of the log, for the metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fill {
-    /// Of [`MAX_STEPS`].
+    /// Number of steps, at most [`MAX_STEPS`].
     pub steps: usize,
-    /// Of [`MAX_BYTES`].
+    /// Encoded bytes, at most [`MAX_BYTES`] except for a single larger step.
     pub bytes: usize,
 }
 
@@ -135,7 +135,7 @@ impl Default for StepLog {
 }
 
 impl StepLog {
-    /// Empties the log; it then starts behind `floor`.
+    /// Empties the log. It then contains the steps after `floor`.
     pub fn reset(&self, floor: u64) {
         *self.inner.write().unwrap_or_else(PoisonError::into_inner) = Inner { floor, ..Inner::default() };
         self.last.send_replace(floor);
@@ -158,8 +158,8 @@ impl StepLog {
         self.last.send_replace(revision);
     }
 
-    /// Steps after a revision, oldest first, not all at once. `None` if some of
-    /// them are gone.
+    /// The first steps after a revision, oldest first, at most 256. `None` if the log does not contain
+    /// all steps after that revision.
     pub fn after(&self, revision: u64) -> Option<Vec<Arc<Step>>> {
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         if revision < inner.floor {
@@ -169,12 +169,12 @@ impl StepLog {
         Some(inner.steps.range(start..).take(TAKE).cloned().collect())
     }
 
-    /// Revision of the last step, and a way to wait for the next.
+    /// The revision of the last step, with notification of the next.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
-    /// How full it is.
+    /// The sizes of the log.
     pub fn fill(&self) -> Fill {
         let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         Fill { steps: inner.steps.len(), bytes: inner.bytes }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_behind_the_log_is_told_so() {
+    fn stream_behind_the_log_needs_a_snapshot() {
         let log = StepLog::default();
         log.reset(10);
         for revision in [12, 15] {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_bounded_but_keeps_the_newest_step() {
+    fn log_is_bounded_but_keeps_the_newest_step() {
         let log = StepLog::default();
         for revision in 1..=3 {
             log.push(Step { revision, bytes: MAX_BYTES, ..Step::default() });

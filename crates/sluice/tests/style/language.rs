@@ -24,7 +24,7 @@ const WORDS: &[[&str; 2]] = &[
     ["impos", "tor"],
     ["home", "less"],
     ["he", "nce"],
-    ["hence", "forth"],
+    ["hen", "ceforth"],
     ["whe", "nce"],
     ["amo", "ngst"],
     ["up", "on"],
@@ -73,7 +73,9 @@ fn words_are_those_of_today() {
         .collect();
     let mut offenders = Vec::new();
     for (name, text) in &files {
-        for (number, line) in text.lines().enumerate() {
+        // Tables of the changelog contain old names.
+        let is_table = |line: &str| name == "CHANGELOG.md" && line.starts_with('|');
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !is_table(line)) {
             let found = anywhere.iter().find(|phrase| has_phrase(line, phrase));
             offenders.extend(found.map(|phrase| format!("{name}:{}: {phrase}", number + 1)));
         }
