@@ -49,8 +49,6 @@ struct setup {
 
 #define PORT_DHCP_CLIENT 68
 #define PORT_DHCP6_CLIENT 546
-#define ICMP6_ROUTER_ADVERT 134
-#define ICMP6_REDIRECT 137
 
 static uint32_t ports[PORTS_MAX], ports_used;
 /* Nodes from which packets are accepted, and one of each kind and family to choose from. */
