@@ -1,7 +1,7 @@
-//! What a successor finds: the same maps, the same attachments, its own programs.
+//! Adoption by the next agent: the same maps, the same attachments, new programs.
 //!
-//! Each test has a thread of its own in a network namespace of its own, and a
-//! directory of its own on the BPF file system.
+//! Each test has a separate thread in a separate network namespace, and a separate
+//! directory on the BPF file system.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -59,7 +59,7 @@ fn in_namespace(test: impl FnOnce() + Send + 'static) {
     thread::spawn(run).join().unwrap();
 }
 
-/// Every program that the kernel runs on the interface.
+/// Lists the programs that the kernel runs on the interface.
 fn programs_on(interface: &str) -> String {
     let output = Command::new("bpftool").args(["net", "show", "dev", interface]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
@@ -77,7 +77,7 @@ fn a_successor_adopts_tables_and_counters() {
     let counted = vec![5u64.to_ne_bytes().to_vec(); cpus];
     let reason = 7u32.to_ne_bytes();
     first.map("drops").unwrap().update_percpu(&reason, &counted, MapFlags::ANY).unwrap();
-    // As after a kill: nothing is tidied up but what the kernel itself closes.
+    // As after a kill: only the kernel closes descriptors, and nothing else is cleaned up.
     drop((tables, first));
 
     let second = pins.load(ObjectName::Gateway, 4096).unwrap();
@@ -292,13 +292,13 @@ fn flow_statistics_and_their_events_are_kept() {
         assert_ne!(policy, Policy::Off);
         assert_eq!(first.events_lost().unwrap(), 0);
         drop((flows, first));
-        // Another size is not this table's.
+        // The pinned table keeps its size.
         let second = load(1 << 10);
         assert!(second.adopted());
         let flows = second.flows().unwrap();
         assert_eq!((flows.usage(0).capacity, flows.policy()), (128 * 4, policy));
         assert_eq!(second.flow_events().unwrap().drain(&mut Vec::new()).unwrap(), 0);
-        // A host has a smaller one, and counts nothing until it is told to.
+        // The table of a host is smaller, and detection is off until the agent enables it.
         let vswitch =
             Datapath::load(&Settings { object: ObjectName::Vswitch, pin_dir: None, ..settings.clone() });
         let flows = vswitch.unwrap().flows().unwrap();

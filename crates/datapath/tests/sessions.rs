@@ -1,6 +1,6 @@
 //! Session tables in real BPF arrays: the eBPF programs, the Rust side and a
-//! naive model agree, also with two processors creating and a sweep beside
-//! them. Needs root.
+//! naive model agree, also while two processors create sessions and the agent
+//! sweeps them. Needs root.
 
 #[path = "../../tables/tests/support/history.rs"]
 mod history;
@@ -30,7 +30,7 @@ impl Kernel {
         Self(Datapath::load_sized(&settings, &sizes).expect("the test program loads (as root)"))
     }
 
-    /// Does the operations in their order.
+    /// Carries out the operations in their order.
     fn run(&self, operations: &mut [session_test]) {
         let program = self.0.program("sessions_test").unwrap();
         for batch in operations.chunks_mut(OPERATIONS_MAX) {
@@ -62,7 +62,7 @@ fn ebpf_rust_and_model_agree() {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Pins that go when the test ends, however it does.
+/// Pins that are removed when the test ends, also if it fails.
 struct Pins(PathBuf);
 
 impl Pins {
@@ -79,7 +79,7 @@ impl Drop for Pins {
     }
 }
 
-/// Flows of both families, by turns.
+/// Returns flow `number`: even numbers are IPv4, odd numbers IPv6.
 fn flow(number: u32) -> Flow {
     let (low, port) = (number / 2 % 5, (1000 + number) as u16);
     let ends: [SocketAddr; 2] = if number.is_multiple_of(2) {
@@ -97,7 +97,7 @@ fn operation(op: u32, flow: &Flow, now: u32, action: u32) -> session_test {
     asked
 }
 
-/// The session that was found is one of the flow that was asked for.
+/// Checks that the session that was found belongs to the flow that was looked up.
 fn assert_own(asked: &session_test) {
     let (s, d) = ((asked.source, asked.source_port), (asked.destination, asked.destination_port));
     let (low, high) = if s <= d { (s, d) } else { (d, s) };
@@ -116,13 +116,13 @@ fn assert_own(asked: &session_test) {
 
 const KEYS: u32 = 48;
 
-/// All keys as packets of one side, the originator's or the other's.
+/// One packet of each flow, from the originator (side 0) or from the other end (side 1).
 fn side_of_keys(side: u32, round: u32) -> Vec<session_test> {
     let flows = (0..KEYS).map(|number| if side == 0 { flow(number) } else { flow(number).reversed() });
     flows.map(|flow| operation(testing::SESSION_OP_PACKET, &flow, round, side)).collect()
 }
 
-/// Both sides' answers of one round, and what they left.
+/// Checks the answers that both sides got in a round, and the sessions that they created.
 fn check_round(sessions: &mut Sessions, round: u32, answers: [&[session_test]; 2]) {
     for (number, (one, other)) in answers[0].iter().zip(answers[1]).enumerate() {
         let created = [one, other].iter().filter(|a| a.answer == testing::SESSION_CREATED).count();
@@ -150,7 +150,7 @@ fn check_round(sessions: &mut Sessions, round: u32, answers: [&[session_test]; 2
 fn concurrent_creators_leave_one_session() {
     const ROUNDS: u32 = 400;
     let pins = Pins::new("creators");
-    // The tables must be there before both threads load.
+    // The tables must exist before both threads load.
     let first = Kernel::load([32, 32], Some(&pins.0));
     let regions = first.0.sessions().unwrap();
     let mut sessions =
@@ -165,7 +165,7 @@ fn concurrent_creators_leave_one_session() {
                 let kernel = Kernel::load([32, 32], Some(&pins.0));
                 for round in rounds {
                     let mut asked = side_of_keys(side, round);
-                    // Side by side, if the other one is about to come.
+                    // Waits a short time for the other side, so that both create at the same time.
                     arrived.fetch_add(1, Ordering::SeqCst);
                     let together = || arrived.load(Ordering::SeqCst) >= 2 * (round + 1);
                     (0..1_000_000).take_while(|_| !together()).for_each(|_| std::hint::spin_loop());
@@ -191,14 +191,14 @@ const KEPT: u32 = 40;
 const CHURNING: u32 = 160;
 const ROUNDS: u32 = 4000;
 
-/// Time in ticks, and how far each side has got with it.
+/// Time in ticks, and the time that each side has reached.
 struct Clock {
     now: AtomicU32,
     seen: [AtomicU32; 2],
     stop: AtomicBool,
 }
 
-/// Stops the others when a side ends.
+/// Stops the other side when a side ends.
 struct StopAtEnd<'a>(&'a Clock);
 
 impl Drop for StopAtEnd<'_> {
@@ -217,8 +217,8 @@ impl Clock {
         self.now.load(Ordering::SeqCst)
     }
 
-    /// The time for another round of a side. A packet's time is never far behind, as in a program
-    /// that asks the kernel: time does not pass before the other side has come near.
+    /// Returns the time for the next round of a side. As in a program that reads the kernel's clock,
+    /// a packet's time is never far behind: the time does not advance until the other side is near.
     fn tick(&self, side: usize) -> u32 {
         let now =
             if side == 0 { self.now.fetch_add(1, Ordering::SeqCst).wrapping_add(1) } else { self.now() };
@@ -231,8 +231,8 @@ impl Clock {
     }
 }
 
-/// Packets of one thread beside the sweep: sessions that are kept alive are
-/// there all the time, others come and go; none is another's.
+/// Sends the packets of one thread during the sweep. Sessions that are kept alive
+/// must always exist, and no packet may find the session of another flow.
 fn packets(kernel: &Kernel, side: u32, clock: &Clock) -> u64 {
     let _stop = StopAtEnd(clock);
     let mut found = 0;
@@ -247,7 +247,7 @@ fn packets(kernel: &Kernel, side: u32, clock: &Clock) -> u64 {
                 operation(testing::SESSION_OP_TOUCH, &flow, now, 0)
             })
             .collect();
-        // A window that moves on: what it leaves expires before it comes around.
+        // A moving window of flows. A session expires before the window returns to its flow.
         let churning = (0..24).map(|i| KEPT + (round / 8 * 3 + i) % CHURNING);
         asked.extend(churning.map(|number| {
             let flow = if (number + side).is_multiple_of(2) { flow(number) } else { flow(number).reversed() };
@@ -276,7 +276,7 @@ fn sessions_stay_beside_a_sweep() {
     let pins = Pins::new("sweep");
     let first = Kernel::load([32, 32], Some(&pins.0));
     let regions = first.0.sessions().unwrap();
-    // Kept ones are refreshed when they have 8 ticks less than this many seconds.
+    // Sessions are refreshed when this time, in seconds, less 8 ticks is left.
     let timeouts = Timeouts { udp_one_way_s: 6, udp_two_way_s: 6, ..Timeouts::default() };
     let grace = || Membarrier::new().unwrap();
     let mut sessions = Sessions::create(&regions, 12, &timeouts, grace()).unwrap();
@@ -317,7 +317,7 @@ fn sessions_stay_beside_a_sweep() {
         assert_eq!(session.action, [number, !number]);
         assert!(session.packets[0] >= u64::from(ROUNDS), "{session:?}");
     }
-    // All that is left expires together.
+    // All remaining sessions expire together.
     let later = now + 8 * 100;
     while !sessions.sweep(1024, later).unwrap().round_completed {}
     while !sessions.sweep(1024, later).unwrap().round_completed {}

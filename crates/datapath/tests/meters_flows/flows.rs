@@ -28,7 +28,7 @@ fn configure(rig: &Rig, period_ticks: u64, elephant_bytes: u64) {
     assert_eq!(rig.flows.policy(), policy);
 }
 
-/// The hash of a flow in a bucket, by its name there.
+/// The hash of the flow with this name in a bucket.
 fn hash_of(bucket: u64, name: u64) -> u64 {
     // The smallest upper half that leads to the bucket.
     (bucket << 32).div_ceil(BUCKETS) << 32 | name
@@ -113,18 +113,18 @@ fn a_flow_is_found_by_its_key() {
     assert_eq!(rig.flows.usage(START_NS), fill);
     let fill = FlowTableUsage { capacity: BUCKETS * 4, live: 0, expired: 2, elephants: 0 };
     assert_eq!(rig.flows.usage(START_NS + 61 * TICK_NS), fill);
-    // A successor finds all of it; a table of another size, or none, it refuses.
+    // The next agent finds all flows. It refuses a table of another size, or a missing one.
     let successor = Flows::adopt(rig.flows.memory().clone()).unwrap();
     assert_eq!(successor.find(&key, START_NS), rig.flows.find(&key, START_NS));
     assert_eq!(successor.policy(), rig.flows.policy());
-    // Nothing is counted while it is off.
+    // Nothing is counted while detection is off.
     successor.configure(&Policy::Off).unwrap();
     assert!(!rig.ask_one(count(5, u32::MAX, START_NS)));
     configure(&rig, 60, 3000);
     assert_eq!(find(&rig.flows, 5, START_NS), None);
 }
 
-/// A flow as anybody would count it.
+/// A flow in the naive model.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     start: u64,
@@ -206,7 +206,7 @@ fn an_elephant_is_reported_once_a_period() {
     rig.set_clock(0, START_NS / TICK_NS * TICK_NS);
     let crossed = rig.load_from_threads(1, count(hash_of(9, 9), 1000, 0), 0, TICK_NS / 8, 1000);
     assert_eq!(crossed, [1000 * LOAD_PACKETS / 80]);
-    // Too slow for the threshold: 10 packets a period, never reported.
+    // 10 packets a period are below the threshold: never reported.
     configure(&rig, 10, 11_000);
     let crossed = rig.load_from_threads(1, count(hash_of(9, 10), 1000, 0), 0, TICK_NS, 1000);
     assert_eq!(crossed, [0]);
@@ -229,7 +229,7 @@ fn hostile_sizes_stop_at_the_largest_count() {
     assert_eq!(crossed.iter().filter(|crossed| **crossed).count(), 1);
     let flow = find(&rig.flows, 8, START_NS).unwrap();
     assert_eq!((flow.packets, flow.bytes, flow.reported), (40, BYTES_MAX, true));
-    // Packets stop too, and nothing spills into what stands beside them.
+    // The count of packets saturates too, and does not overflow into the fields beside it.
     rig.set_clock(1, START_NS);
     rig.load_from_threads(1, count(8, 0, 0), 1, 0, ((1 << 21) + 100_000) / LOAD_PACKETS as u32);
     let flow = find(&rig.flows, 8, START_NS).unwrap();
@@ -257,7 +257,7 @@ fn the_coldest_of_the_bucket_is_replaced() {
     rig.ask_one(count(flow(6), 64, START_NS));
     rig.ask_one(count(flow(7), 64, START_NS));
     assert_eq!(names(START_NS), [1, 3, 5, 7], "600 bytes were, then 64");
-    // Whose period is over goes first, however many bytes it had.
+    // A flow whose period is over is replaced first, however many bytes it had.
     rig.ask_one(count(flow(1), 1, START_NS + 101 * TICK_NS));
     rig.ask_one(count(flow(3), 1, START_NS + 101 * TICK_NS));
     rig.ask_one(count(flow(7), 1, START_NS + 101 * TICK_NS));

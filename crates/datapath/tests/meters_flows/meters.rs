@@ -24,8 +24,8 @@ fn take(id: u32, direction: u32, bytes: u32, now_ns: u64) -> Query {
     Query::Meter { id, direction, bytes, now_ns }
 }
 
-/// A token bucket as anybody would write it, in exact fractions of a nanosecond:
-/// filled from time to time, taken from if there is enough.
+/// A naive token bucket in exact fractions of a nanosecond: it is refilled before
+/// each packet, and a packet conforms if it holds enough.
 #[derive(Clone, Debug)]
 struct Bucket {
     /// In 1/256 ns.
@@ -202,7 +202,7 @@ fn two_processors_at_one_mpps_get_the_configured_rate() {
             let taken = measure(&rig, &limited(packets(packets_per_s, 50)), direction, 64);
             check(&format!("{packets_per_s} packets/s"), taken, packets_per_s as f64, 50.0);
         }
-        // Both limits: the narrower one decides, and the wider one never costs anything.
+        // Both limits: the lower one decides, and the higher one never drops a packet.
         let both = Limits { packets: packets(200_000, 32).packets, ..bytes(800_000_000, 1 << 16) };
         let taken = measure(&rig, &limited(both), direction, 1000);
         check("100k packets/s by their bytes", taken, 100_000.0, 65.536);
@@ -223,7 +223,7 @@ fn a_meter_without_limits_lets_everything_pass() {
             assert!(rig.ask_one(take(3, direction, size, START_NS)));
         }
     }
-    // One direction's limit is not the other's.
+    // The limits of the two directions are independent.
     rig.meters.set(3, &MeterConfig { inward: packets(1, 1), outward: Limits::default() }, START_NS).unwrap();
     let load = rig.load_from_threads(2, take(3, OUT, u32::MAX, 0), 1, 0, 100);
     assert_eq!(load, [6400, 6400]);
@@ -261,7 +261,7 @@ fn hostile_sizes_neither_pass_nor_harm() {
         rig.meters.set(4, &MeterConfig { inward: limits, outward: limits }, START_NS).unwrap();
         let sizes = [u32::MAX, 65_537, 0, 65_536, u32::MAX, 65_535, 1, 0];
         let queries = sizes.map(|size| take(4, IN, size, START_NS));
-        // What is too large takes nothing; nothing always fits.
+        // A packet that is too large takes nothing; a packet of 0 bytes always conforms.
         assert_eq!(rig.ask(&queries), [false, false, true, true, false, false, false, true], "{limits:?}");
         assert_eq!(rig.meters.level(4, START_NS).unwrap().inward_bytes, Some(0));
         assert!(rig.meters.level(4, START_NS).unwrap().outward_bytes >= Some(65_536));

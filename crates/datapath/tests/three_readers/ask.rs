@@ -1,4 +1,4 @@
-//! The eBPF readers and the Rust reader, asked the same questions.
+//! Sends the same queries to the eBPF readers and to the Rust reader.
 
 use libbpf_rs::ProgramInput;
 use sluice_datapath::{Datapath, ObjectName, Settings};
@@ -10,7 +10,7 @@ const QUERY_BYTES: usize = 40;
 /// `TABLE_QUERIES_MAX` of `bpf/tables_test.bpf.c`.
 const QUERIES_MAX: usize = 64;
 
-/// What is asked of `bpf/tables_test.bpf.c`; the discriminants are its `enum table_query_kind`.
+/// A query to `bpf/tables_test.bpf.c`, whose `enum table_query_kind` has the numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum Query {
     Address(u32, IpAddr),
@@ -80,7 +80,7 @@ impl Kernel {
     }
 }
 
-/// The Rust reader's answer in the form of the program's.
+/// Returns the answer of the Rust reader in the form of the program's answer.
 pub fn ask_rust(reader: &Reader, query: Query) -> Answer {
     let lookup = match query {
         Query::Address(vni, address) => reader.find(vni, address),

@@ -32,12 +32,12 @@ enum Op {
 
 const ENDPOINTS: u32 = 120;
 const VNIS: u32 = 3;
-/// Random operations of a run in all, and of one case at most.
+/// Smallest number of random operations of a run, and largest number in one case.
 const OPERATIONS_MIN: usize = 1_000_000;
 const OPERATIONS_MAX: usize = 20_000;
-/// Questions after each operation besides those that it may change.
+/// Number of queries after each operation besides those whose answers it may change.
 const OTHERS: usize = 4;
-/// Operations after which all questions are asked.
+/// Number of operations after which all queries are checked.
 const ALL_EVERY: usize = 1000;
 const HOSTS: u8 = 4;
 
@@ -57,7 +57,7 @@ fn host(number: u8) -> IpAddr {
     }
 }
 
-/// Prefixes of both families that nest in each other and share their beginnings.
+/// Prefixes of both families that contain each other or have the same first bits.
 fn all_prefixes() -> Vec<IpNet> {
     let v4 = Ipv4Addr::new(10, 0, 0, 129);
     let v6 = Ipv6Addr::from(0xfd00_u128 << 112 | 0x81);
@@ -105,7 +105,7 @@ fn target() -> impl Strategy<Value = Target> {
 #[derive(Default)]
 struct Model {
     endpoints: HashMap<(Vni, IpAddr), (MacAddr, IpAddr)>,
-    /// At other addresses than the endpoints'.
+    /// Direct paths, at addresses that have no endpoint.
     directs: HashMap<(Vni, IpAddr), (MacAddr, IpAddr, u32)>,
     routes: HashMap<Vni, HashMap<IpNet, Target>>,
 }
@@ -189,7 +189,7 @@ impl Model {
         Ok(())
     }
 
-    /// All three answers to these questions.
+    /// Checks that the three answers to each of these queries agree.
     fn check(&self, kernel: &Kernel, reader: &Reader, queries: &[Query]) {
         for (query, answer) in queries.iter().zip(kernel.ask(queries)) {
             assert_eq!(answer, ask_rust(reader, *query), "eBPF and Rust disagree on {query:?}");
@@ -207,7 +207,7 @@ impl Model {
             Query::Address(vni, address) => {
                 let vni = Vni::new(vni).unwrap();
                 let mac = MacAddr::from_u64(answer.mac);
-                // An endpoint's MAC and host; a path's VNI too.
+                // MAC and host of an endpoint, and for a path also its VNI.
                 let found = match hop {
                     Some(NextHop::Vtep(host)) if answer.answer == HIT => Some((mac, host, None)),
                     Some(NextHop::Direct { host, vni }) if answer.answer == HIT => {
@@ -222,7 +222,7 @@ impl Model {
                     Some(&(mac, host, vni)) => Some((mac, host, Some(vni))),
                     None => self.endpoints.get(&(vni, address)).map(|&(mac, host)| (mac, host, None)),
                 };
-                // An absent IPv6 address may have a present one's whole digest.
+                // An IPv6 address without an entry may have the same digest as one with an entry.
                 let twin = expected.is_none()
                     && address.is_ipv6()
                     && endpoints.chain(directs).any(|(key, entry)| key.0 == vni && Some(entry) == found);
@@ -236,7 +236,7 @@ impl Model {
     }
 }
 
-/// Every question there is.
+/// All queries.
 fn all_queries() -> Vec<Query> {
     let mut queries: Vec<Query> = Vec::new();
     for number in 0..ENDPOINTS {
@@ -255,7 +255,7 @@ fn all_queries() -> Vec<Query> {
     queries
 }
 
-/// Those whose answers an operation may change.
+/// The queries whose answers an operation may change.
 fn queries_of(op: &Op) -> Vec<Query> {
     match *op {
         Op::Endpoint { number, .. }
@@ -297,8 +297,8 @@ fn run(kernel: &Kernel, memory: &Memory, ops: &[Op], digest_mask: u64) {
     model.check(kernel, &reader, &all);
 }
 
-/// After each operation all three are asked what it may have changed and a few
-/// other questions in turn, and now and then all of them.
+/// After each operation, all three readers answer the queries that it may have changed
+/// and a few other ones; after every `ALL_EVERY` operations, they answer all queries.
 #[test]
 fn three_readers_agree() {
     let kernel = Kernel::load(CELLS);
@@ -306,7 +306,7 @@ fn three_readers_agree() {
     let masks = [u64::MAX, 0xffff_0000_0000_0007, 0x0003_0000_0000_0003];
     let strategy = (ops(), prop::sample::select(masks.to_vec()));
     let config = ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() };
-    // An emulated processor takes minutes for them all (scripts/test-kernels.sh).
+    // An emulated processor would take minutes for this many (scripts/test-kernels.sh).
     let wanted = std::env::var("SLUICE_OPERATIONS").ok().and_then(|count| count.parse().ok());
     let operations = AtomicUsize::new(0);
     while operations.load(Ordering::Relaxed) < wanted.unwrap_or(OPERATIONS_MIN) {
@@ -323,14 +323,15 @@ fn three_readers_agree() {
 
 const STABLE: u32 = 48;
 
-/// MAC and host that both tell the change.
+/// Returns an endpoint whose MAC and host both identify the change that wrote it.
 fn stamped(number: u32, change: u32) -> Endpoint {
     let (vni, address) = place(number);
     let mac = MacAddr::from_u64(0x0200_0000_0000 | u64::from(number) << 24 | u64::from(change));
     Endpoint { vni, address, mac, host: host((change % u32::from(HOSTS)) as u8) }
 }
 
-/// The eBPF program looks up what is there until told to stop; (answers, busy answers).
+/// Looks up existing endpoints by the eBPF program until `stop` is set. Returns the number of answers and of
+/// busy answers.
 fn look_up(kernel: &Kernel, reader: &Reader, stop: &AtomicBool) -> (u64, u64) {
     let queries: Vec<Query> = (0..STABLE)
         .map(|number| {
@@ -359,8 +360,8 @@ fn look_up(kernel: &Kernel, reader: &Reader, stop: &AtomicBool) -> (u64, u64) {
     (answers, busy)
 }
 
-/// A real program beside a writer that changes, moves, grows and adopts, with
-/// the kernel's own grace periods.
+/// Runs the eBPF program while a writer changes and moves entries, enlarges and adopts
+/// the tables, with the kernel's own grace periods.
 fn packets_beside_a_writer(digest_mask: u64) {
     let stop = AtomicBool::new(false);
     let (to_main, from_reader) = mpsc::channel();

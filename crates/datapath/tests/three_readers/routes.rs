@@ -1,5 +1,5 @@
-//! Longest prefix match with thousands of routes: lists, directories, buckets of
-//! all lengths and skips, as histories make them grow and shrink.
+//! Longest prefix match with thousands of routes: tables grow and shrink through all
+//! forms (lists, directories, buckets of all lengths and skips).
 
 use crate::ask::{Kernel, Query, ask_rust};
 use sluice_tables::{Membarrier, NodeTables, Route, Sizes, Target, Vrf};
@@ -26,7 +26,7 @@ impl Random {
         (self.next() >> 11) % bound
     }
 
-    /// Addresses in clumps, from a few hosts to a spread over all bits.
+    /// Returns an address. Addresses are close together or spread over all bits.
     fn address(&mut self, ipv6: bool) -> IpAddr {
         let spread = [3, 6, 10, 14, 32][self.below(5) as usize];
         let low = self.below(1 << spread);
@@ -69,7 +69,7 @@ fn three_readers_agree_on_thousands_of_routes() {
     for round in 0..ROUNDS {
         for _ in 0..CHANGES_PER_ROUND {
             let prefix = random.prefix(random.0 & 1 == 1);
-            // Rounds in which most are entered, and rounds in which most go.
+            // In even rounds most changes add a route, in odd rounds most remove one.
             if random.below(10) < if round % 2 == 0 { 7 } else { 2 } {
                 let target = Target::Peer(Vni::new(1 + random.below(1000) as u32).unwrap());
                 let changed = tables.upsert_route(&Route { vni, prefix, target }).unwrap();
