@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Capacity of a gateway that neither reports nor estimates one, in packets per second.
 pub const GATEWAY_CAPACITY_PPS_DEFAULT: u64 = 1_000_000;
 /// Highest capacity of a gateway, in packets per second, so that sums of capacities stay exact.
-pub const GATEWAY_CAPACITY_PPS_MAX: u64 = 1 << 36;
+pub const GATEWAY_CAPACITY_PPS_MAX: u64 = 2_000_000_000;
 
 /// Passes the declaration of all settings with one value to a macro: documentation, name, type, default value,
 /// unit and command-line option, and the range of valid values.
@@ -25,7 +25,7 @@ macro_rules! placement_settings {
             /// Highest load to which placement fills a cluster, as a fraction of its packet rate: 0.8 is 80%
             water_level: f64 = 0.8, "FRACTION" "water-level", 0.01 to 1.0;
             /// Capacity in packets per second of a gateway whose capacity is neither set nor estimated
-            gateway_capacity_pps: u64 = 1000000, "PPS" "gateway-capacity", 1 to 68719476736;
+            gateway_capacity_pps: u64 = 1000000, "PPS" "gateway-capacity", 1 to 2000000000;
         }
     };
 }

@@ -39,13 +39,15 @@ macro_rules! declare_schemas {
         }
 
         /// The settings that change; the others keep their values.
-        #[derive(ToSchema)]
+        #[derive(Deserialize, ToSchema)]
+        #[serde(deny_unknown_fields)]
         #[schema(as = PlacementSettingsPatch)]
         #[allow(dead_code)] // only describes `sluice_types::PlacementSettingsPatch`
         struct PatchSchema {
             $($(#[doc = $doc])+ #[schema(minimum = $min, maximum = $max)] $name: Option<$type>,)+
             /// Capacities in packets per second by gateway; null returns to the estimate
-            #[schema(value_type = Option<BTreeMap<String, Option<u64>>>)]
+            #[schema(value_type = BTreeMap<String, Option<u64>>)]
+            #[serde(default)]
             gateways: BTreeMap<GatewayId, Option<u64>>,
         }
     };

@@ -169,7 +169,10 @@ mod tests {
             assert_eq!(moved, 8, "{kind:?}");
         }
         let text = &compute_plan(&usage, PlanKind::Rebalance, 1, 0.0).unwrap().steps[0].text;
-        assert!(text.starts_with("its cluster is at 120.0% of its packet rate, the other at 0.0%"), "{text}");
+        assert!(
+            text.starts_with("its cluster is at 120.0% of its packet rate, the new one at 0.0%"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -179,7 +182,7 @@ mod tests {
         assert_eq!((plan.steps.len(), plan.max_load), (0, 0.2), "peered VPCs stay on one cluster");
         let error =
             compute_plan(&all_on_the_first_cluster(40, 4), PlanKind::Solve, 1, 0.1).unwrap_err().to_string();
-        assert!(error.contains("400 packets/s are needed"), "{error}");
+        assert!(error.contains("the demand is 400 packets/s"), "{error}");
         let error = compute_plan(&usage, PlanKind::Rebalance, 1, -1.0).unwrap_err().to_string();
         assert!(error.contains("tolerance"), "{error}");
     }
