@@ -36,7 +36,8 @@ lint: ## Check format and lints only
 	@sh scripts/check-format.sh
 	cargo clippy --workspace --all-targets -- -D warnings
 
-bench: bench-spine bench-tables bench-cluster ## Measure every claim beside its peer; results in bench/RESULTS.md
+bench: ## Measure every claim beside its peer in one run; results in bench/RESULTS.md
+	@SLUICE_BENCH_RUN=$$(date -u +%Y-%m-%dT%H:%MZ) $(MAKE) --no-print-directory bench-spine bench-tables bench-cluster
 
 bench-spine: ## Measure the gateway program, VM traffic and programming time
 	@$(SETUP) build run bench

@@ -1,23 +1,22 @@
-//! The lab that packets are sent through.
+//! The lab through which packets are sent. It changes with its topology.
 
 use crate::{Failure, Settings};
 use sluice_client::{Instance, NewInstance};
 use sluice_lab::{Lab, Options, Topology};
-use std::future::Future;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
 const NAME: &str = "benchcluster";
-/// Instances are created this many at a time.
+/// Instances of one call.
 const BATCH: usize = 10_000;
 
-/// Brings the lab up under a model (`None`: Zeta) for `work`, and takes it down whatever comes of it.
-pub fn with_lab<T, W, F>(settings: &Settings, model: Option<&str>, work: W) -> Result<T, Failure>
-where
-    W: FnOnce(Lab) -> F,
-    F: Future<Output = Result<T, Failure>>,
-{
+/// Starts a lab under a model (`None` is Zeta) for `work`, and removes it whatever the result is.
+pub fn with_lab<T>(
+    settings: &Settings,
+    model: Option<&str>,
+    work: impl AsyncFnOnce(Lab) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut options = Options::standard(NAME, &settings.binary)?;
@@ -32,7 +31,7 @@ where
     })
 }
 
-/// Instances on host-b without ports, and their addresses.
+/// Creates instances on host-b without ports. Returns their addresses.
 pub async fn sinks(lab: &Lab, prefix: &str, count: usize) -> Result<Vec<Ipv4Addr>, Failure> {
     let vpc = lab.vpc("web")?;
     let subnet = vpc.subnets["back"];
@@ -58,7 +57,7 @@ pub async fn sinks(lab: &Lab, prefix: &str, count: usize) -> Result<Vec<Ipv4Addr
     Ok(made.filter_map(|instance| instance.ipv4).collect())
 }
 
-/// Value of which `part` (0 to 1) of all are no larger.
+/// The smallest value such that `part` (0 to 1) of all values are not larger.
 pub fn percentile(values: &mut [f64], part: f64) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let at = (values.len() as f64 * part).ceil() as usize;

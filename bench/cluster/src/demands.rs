@@ -1,4 +1,4 @@
-//! Clouds by Zipf's law: who has how many VPCs, and what these need.
+//! Clouds whose tenants and VPCs have sizes by Zipf's law. It changes with the clouds for which Sluice is meant.
 
 use sluice_bench_report::shell::Failure;
 use sluice_placement::{Cluster, Problem, Vpc};
@@ -6,41 +6,43 @@ use sluice_types::{ClusterId, TenantId, VpcId};
 
 /// Packets a second that a cluster forwards: ten gateways of 10 Mpps.
 const CLUSTER_PPS: u64 = 100_000_000;
-/// Of all clusters' packets a second, what the VPCs need.
+/// Part of the packet rate of all clusters that the VPCs need.
 const NEEDED: f64 = 0.6;
-/// Entries of a VPC, from and to: the containers of the paper's public cloud.
-const ENTRIES: (u64, u64) = (2, 364);
-/// How full tables are on average where they are the scarce thing.
+/// Mean filling of the tables where they are scarce.
 const TIGHT_FILLING: f64 = 0.9;
 
-/// What clusters are like.
+/// Differences between clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clusters {
-    /// All alike, tables ample.
+    /// All clusters are equal and have large tables.
     Alike,
-    /// Every second one forwards half as much, and tables are nine tenths full on average, in the same
-    /// proportion for all: packets and entries pull apart.
+    /// Every second cluster forwards half as much, and all have equal tables that are nine tenths full on
+    /// average. So packets and entries need different placements.
     UnlikeAndTight,
 }
 
-/// A cloud to be placed.
+/// A cloud whose VPCs are placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Cloud {
     /// Number of VPCs.
     pub vpcs: usize,
-    /// Tenants, each with a VPC at least.
+    /// Number of tenants, each with at least one VPC.
     pub tenants: usize,
     /// Number of clusters.
     pub clusters: usize,
-    /// Clusters a tenant may be on.
+    /// Largest number of clusters of a tenant.
     pub k: usize,
     /// Zipf's exponent of the VPCs' demands.
     pub exponent: f64,
-    /// The largest VPC's part of the largest cluster; `None`: whatever Zipf's law makes it.
+    /// Largest part of a cluster that a VPC may need; `None` does not limit Zipf's law.
     pub largest: Option<f64>,
-    /// What clusters are like.
+    /// Differences between the clusters.
     pub kind: Clusters,
-    /// Of the random numbers.
+    /// Smallest and largest number of entries of a VPC.
+    pub entries: (u64, u64),
+    /// Rank up to which VPCs have the largest number of entries; from there on they have less by Zipf's law.
+    pub full_ranks: f64,
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -48,7 +50,7 @@ pub struct Cloud {
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Every seed is a good one.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -65,7 +67,7 @@ impl Random {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// 1 to n, in any order.
+    /// The numbers from 1 to n in random order.
     pub fn ranks(&mut self, n: usize) -> Vec<usize> {
         let mut ranks: Vec<usize> = (1..=n).collect();
         for last in (1..n).rev() {
@@ -85,8 +87,14 @@ impl Cloud {
         exponent: 1.0,
         largest: Some(1.0 / 40.0),
         kind: Clusters::Alike,
+        // The containers of its VPCs. With fewer full ranks nearly all VPCs would have the smallest number.
+        entries: (2, 364),
+        full_ranks: 100.0,
         seed: 1,
     };
+    /// The paper's private cloud in numbers (section VIII-D): few VPCs, some of them large.
+    pub const PRIVATE: Self =
+        Self { vpcs: 90, tenants: 52, entries: (2, 2765), full_ranks: 1.0, ..Self::PUBLIC };
     /// The paper's example of a large one.
     pub const LARGE: Self = Self { vpcs: 33_000, tenants: 10_000, clusters: 50, k: 20, ..Self::PUBLIC };
 
@@ -98,7 +106,7 @@ impl Cloud {
         self.draw_again(self.seed)
     }
 
-    /// The same VPCs of the same tenants, with demands in an order of `seed`.
+    /// Draws the same VPCs of the same tenants, with demands in another order, which depends on `seed`.
     ///
     /// # Errors
     /// As [`Cloud::draw`].
@@ -115,14 +123,14 @@ impl Cloud {
         let demands = self.demands(needed, limit);
         let (demand_ranks, entry_ranks) = (Random::new(!seed).ranks(self.vpcs), random.ranks(self.vpcs));
         let tenants = self.owners(&mut random);
-        let spread = (ENTRIES.1 - ENTRIES.0) as f64;
+        let (least, most) = self.entries;
+        let spread = (most - least) as f64;
         let vpcs: Vec<Vpc> = (0..self.vpcs)
             .map(|vpc| Vpc {
                 id: VpcId::new(vpc as u64 + 1),
                 tenant: TenantId::new(tenants[vpc]),
                 demand_pps: demands[demand_ranks[vpc] - 1] as u64,
-                // The hundred largest are cut off, or nearly all would have the fewest.
-                entries: ENTRIES.0 + (spread * (100.0 / entry_ranks[vpc] as f64).min(1.0)) as u64,
+                entries: least + (spread * (self.full_ranks / entry_ranks[vpc] as f64).min(1.0)) as u64,
             })
             .collect();
         let entries: u64 = vpcs.iter().map(|vpc| vpc.entries).sum();
@@ -142,7 +150,7 @@ impl Cloud {
         Ok(Problem::new(clusters, vpcs, self.k, 1.0)?)
     }
 
-    /// Demands by rank: `min(limit, a / rank^s)`, `a` such that they add up to what is needed.
+    /// Demands by rank: `min(limit, a / rank^s)`, with `a` such that their sum is `needed`.
     fn demands(&self, needed: f64, limit: f64) -> Vec<f64> {
         let weights: Vec<f64> = (1..=self.vpcs).map(|rank| (rank as f64).powf(-self.exponent)).collect();
         let sum = |a: f64| weights.iter().map(|weight| (a * weight).min(limit)).sum::<f64>();
@@ -154,7 +162,7 @@ impl Cloud {
         weights.into_iter().map(|weight| (low * weight).min(limit)).collect()
     }
 
-    /// Whose each VPC is: one for each tenant, the others by Zipf's law, s = 1.
+    /// Tenant of each VPC: one VPC for each tenant, the others by Zipf's law with s = 1.
     fn owners(&self, random: &mut Random) -> Vec<u64> {
         let mut sums = Vec::with_capacity(self.tenants);
         let mut sum = 0.0;
@@ -183,7 +191,7 @@ mod tests {
         let mut demands: Vec<u64> = problem.vpcs().iter().map(|vpc| vpc.demand_pps).collect();
         demands.sort_unstable_by(|a, b| b.cmp(a));
         assert!(demands[0] <= 2_500_000 && demands[0] > 2_499_000);
-        // Beyond the limit, twice the rank needs half.
+        // Beyond the limit, a VPC of twice the rank needs half as much.
         let ratio = demands[800] as f64 / demands[1600] as f64;
         assert!((1.98..2.02).contains(&ratio), "{ratio}");
         let entries: Vec<u64> = problem.vpcs().iter().map(|vpc| vpc.entries).collect();

@@ -1,6 +1,5 @@
-//! A controller with gateways and hosts that speak the real protocol and have no tables:
-//! each enrols, opens its stream over mutual TLS, reads every entry of every
-//! update, and acknowledges.
+//! A controller with gateways and hosts that speak the southbound protocol but have no tables: each enrolls, opens
+//! its stream over mutual TLS, reads every entry of every update, and acknowledges. It changes with the protocol.
 
 use crate::Failure;
 use sluice_client::{
@@ -12,30 +11,38 @@ use sluice_southbound::proto::Hello;
 use sluice_southbound::{Connection, EnrolmentBundle, Identity, Update, connect, enrol};
 use sluice_types::{ClusterId, HostId, SubnetId, Vni, VpcId};
 use std::collections::HashSet;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// A step that takes longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// Name of the threads that run the controller.
+const CONTROLLER_THREADS: &str = "controller";
+/// First part of the names of the threads on which sqlx runs SQLite.
+const DATABASE_THREADS: &str = "sqlx-sqlite";
 
-/// A controller, its clusters, and gateways that are streams only.
+/// A controller, its clusters, and simulated gateways and hosts.
 pub struct Fleet {
     pub api: Client,
     pub clusters: Vec<Cluster>,
     controller: Controller,
+    /// Runs the controller alone, so that its processor time can be told from that of the simulated nodes.
+    _runtime: Background,
     gateways: Vec<Simulated>,
     hosts: Vec<SimulatedHost>,
     tasks: JoinSet<Result<(), Failure>>,
     _state: TempDir,
 }
 
-/// What is seen of a gateway from outside its task.
+/// What the task of a simulated gateway reports.
 struct Simulated {
     cluster: ClusterId,
     acked: watch::Receiver<u64>,
@@ -46,11 +53,11 @@ struct Simulated {
 struct SimulatedHost {
     id: HostId,
     acked: watch::Receiver<u64>,
-    /// Entries by which it finds instances that are not its own: default entries and paths.
+    /// Entries by which the host finds instances of other hosts: default entries and paths.
     ways: Arc<AtomicU64>,
 }
 
-/// A VPC with its one subnet, and the revision of that.
+/// A VPC with one subnet, and the revision of the subnet.
 pub struct Vpc {
     pub id: VpcId,
     pub cluster: ClusterId,
@@ -59,7 +66,7 @@ pub struct Vpc {
 }
 
 impl Vpc {
-    /// One of its instances, with addresses that the controller chooses.
+    /// An instance of this VPC, with addresses that the controller chooses.
     pub fn instance(&self, number: usize, host: HostId) -> NewInstance {
         let name = format!("i{number}");
         NewInstance { name, subnet: self.subnet, host, mac: None, ipv4: None, ipv6: None }
@@ -67,16 +74,16 @@ impl Vpc {
 }
 
 impl Fleet {
-    /// Starts a controller on a database of its own, and gives each of `sizes` clusters that many gateways.
+    /// Starts a controller on a new database, with a cluster of each of these numbers of gateways.
     pub async fn start(sizes: &[usize]) -> Result<Self, Failure> {
         Self::start_as(Model::Zeta, sizes).await
     }
 
-    /// The same under a model.
+    /// The same with a model of the controller.
     pub async fn start_as(model: Model, sizes: &[usize]) -> Result<Self, Failure> {
         let state = tempfile::tempdir()?;
         let loopback = (Ipv4Addr::LOCALHOST, 0).into();
-        let controller = Controller::start(Args {
+        let args = Args {
             database: None,
             api: loopback,
             southbound: loopback,
@@ -85,13 +92,15 @@ impl Fleet {
             api_token_file: None,
             model,
             zone_backups: 1,
-        })
-        .await?;
+        };
+        let runtime = Builder::new_multi_thread().enable_all().thread_name(CONTROLLER_THREADS).build()?;
+        let controller = runtime.spawn(Controller::start(args)).await??;
         let api = Client::new(&format!("http://{}", controller.api), None)?;
         let mut fleet = Self {
             api,
             clusters: Vec::new(),
             controller,
+            _runtime: Background(Some(runtime)),
             gateways: Vec::new(),
             hosts: Vec::new(),
             tasks: JoinSet::new(),
@@ -147,7 +156,7 @@ impl Fleet {
         self.gateways.push(Simulated { cluster, acked, entries });
     }
 
-    /// Hosts that run no agent, so that only gateways are waited for.
+    /// Creates hosts without an agent, which acknowledge nothing.
     pub async fn hosts(&self, count: usize) -> Result<Vec<Host>, Failure> {
         let mut hosts = Vec::new();
         for number in 0..count {
@@ -158,7 +167,7 @@ impl Fleet {
         Ok(hosts)
     }
 
-    /// Hosts that enrol and follow.
+    /// Creates hosts with a simulated agent.
     pub async fn agents(&mut self, count: usize) -> Result<Vec<Host>, Failure> {
         let mut hosts = Vec::new();
         for number in 0..count {
@@ -175,7 +184,7 @@ impl Fleet {
         Ok(hosts)
     }
 
-    /// VPCs of one tenant, with a subnet each, on each cluster in turn.
+    /// Creates VPCs of one tenant, with one subnet each, on the clusters in turn.
     pub async fn vpcs(&self, count: usize) -> Result<Vec<Vpc>, Failure> {
         let tenant = self.api.create((), &NewTenant { name: "bench".into() }).await?.object;
         let mut vpcs = Vec::new();
@@ -213,13 +222,13 @@ impl Fleet {
         Ok(())
     }
 
-    /// Entries by which all hosts together find instances that are not their own.
+    /// Entries by which all hosts together find instances of other hosts.
     pub fn ways(&self) -> u64 {
         self.hosts.iter().map(|host| host.ways.load(Ordering::Relaxed)).sum()
     }
 
-    /// Waits until every gateway of the cluster has acknowledged `revision`; one that it does not concern
-    /// hears of it when there is nothing else to say.
+    /// Waits until every gateway of the cluster has acknowledged `revision`. A gateway that the revision does
+    /// not concern receives it when nothing else is to be sent.
     pub async fn acknowledged(&mut self, cluster: ClusterId, revision: u64) -> Result<(), Failure> {
         let start = Instant::now();
         for gateway in self.gateways.iter_mut().filter(|gateway| gateway.cluster == cluster) {
@@ -232,12 +241,27 @@ impl Fleet {
         Ok(())
     }
 
-    /// Entries that all gateways together have been told.
+    /// Entries that all gateways together have received.
     pub fn entries(&self) -> u64 {
         self.gateways.iter().map(|gateway| gateway.entries.load(Ordering::Relaxed)).sum()
     }
 
-    /// Ends streams and controller.
+    /// Processor time that the threads of the controller and of its database have used so far, in seconds.
+    pub fn controller_seconds(&self) -> Result<f64, Failure> {
+        let mut nanoseconds = 0;
+        for thread in fs::read_dir("/proc/self/task")? {
+            let thread = thread?.path();
+            // A thread may end between the two calls.
+            let Ok(name) = fs::read_to_string(thread.join("comm")) else { continue };
+            if [CONTROLLER_THREADS, DATABASE_THREADS].iter().any(|prefix| name.starts_with(prefix)) {
+                let Ok(used) = fs::read_to_string(thread.join("schedstat")) else { continue };
+                nanoseconds += used.split(' ').next().unwrap_or_default().parse::<u64>()?;
+            }
+        }
+        Ok(nanoseconds as f64 / 1e9)
+    }
+
+    /// Ends the streams and the controller.
     pub async fn stop(mut self) -> Result<(), Failure> {
         self.tasks.shutdown().await;
         self.controller.stop().await?;
@@ -245,13 +269,24 @@ impl Fleet {
     }
 }
 
-/// Counts default entries and paths as a host would have them that keeps all that it is told: while
-/// instances are only started, none is told twice or taken away, but default entries, which are sent again.
+/// A runtime that ends without waiting for its tasks, because waiting is not possible inside of another one.
+struct Background(Option<Runtime>);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Counts default entries and paths of a host that keeps everything it receives. While instances are only
+/// started, nothing is withdrawn, and only default entries are sent again.
 fn count_ways(own: IpAddr, ways: Arc<AtomicU64>) -> impl FnMut(&Update) {
     let mut defaults = HashSet::<Vni>::new();
     move |update| {
         let new = update.vrfs.iter().filter(|vrf| defaults.insert(vrf.vni)).count();
-        // Those that lead to itself it leaves out.
+        // A host does not keep paths to itself.
         let paths = update.paths.iter().filter(|path| path.host != own).count();
         ways.fetch_add((new + paths) as u64, Ordering::Relaxed);
     }

@@ -1,26 +1,30 @@
-//! Instances launched on hosts, under Zeta and with all paths told beforehand (Zeta figure 25).
+//! Instances launched on hosts, under Zeta and with all paths programmed in advance (Zeta figure 25). It changes
+//! with what hosts are sent when instances start.
 
 use crate::demands::{Cloud, Random};
 use crate::fleet::{Fleet, Vpc};
 use crate::{Failure, Outcome, Settings};
-use sluice_bench_report::{Measure, median};
+use sluice_bench_report::{Better, Measure};
 use sluice_client::{Client, Host};
 use sluice_controller::Model;
 use sluice_types::{ClusterId, HostId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-const INSTANCES: usize = 100_000;
+/// Name of the measures, cloud and number of instances: figures 25a and 25b.
+const CASES: [(&str, Cloud, usize); 2] =
+    [("launch_100k", Cloud::PUBLIC, 100_000), ("launch_private_10k", Cloud::PRIVATE, 10_000)];
 const HOSTS: usize = 100;
-/// Most instances of a call.
+/// Largest number of instances of a call.
 const CALL: usize = 50;
-/// Calls under way at once.
+/// Number of calls at the same time.
 const CALLERS: usize = 16;
 
-/// What came of one launch.
+/// Results of all launches under a model.
 #[derive(Default)]
 struct Launched {
     seconds: Vec<f64>,
@@ -30,35 +34,54 @@ struct Launched {
 
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let count = (INSTANCES / settings.scale).max(CALL);
+    for (name, cloud, count) in CASES {
+        one_case(settings, outcome, &runtime, (name, cloud, count))?;
+    }
+    Ok(())
+}
+
+fn one_case(
+    settings: &Settings,
+    outcome: &mut Outcome,
+    runtime: &Runtime,
+    (name, cloud, count): (&str, Cloud, usize),
+) -> Result<(), Failure> {
+    let count = (count / settings.scale).max(CALL);
     let hosts = (HOSTS / settings.scale).max(4);
-    let (clusters, sizes) = (settings.clusters(), sizes(count)?);
+    let (clusters, sizes) = (settings.clusters(), sizes(&cloud, count)?);
     let (mut ours, mut theirs) = (Launched::default(), Launched::default());
     for _ in 0..settings.rounds {
         runtime.block_on(launch(Model::Zeta, &clusters, &sizes, hosts, &mut ours))?;
         runtime.block_on(launch(Model::Preprogrammed, &clusters, &sizes, hosts, &mut theirs))?;
     }
     outcome.note(format!(
-        "launch_100k: {count} instances of {} VPCs on {hosts} hosts; entries of the hosts: {} under zeta, {} under \
+        "{name}: {count} instances of {} VPCs on {hosts} hosts; entries of the hosts: {} under zeta, {} under \
          preprogrammed",
         sizes.len(),
         ours.entries,
         theirs.entries
     ));
-    let mut beside = |measure: &str, unit, ours, theirs| {
-        outcome.measures.push(Measure::beside_less(measure, unit, ours, "preprogrammed", Some(theirs)));
-    };
-    beside("launch_100k_entries", "entries", ours.entries as f64, theirs.entries as f64);
-    beside("launch_100k_s", "s", median(ours.seconds), median(theirs.seconds));
-    beside("launch_100k_after_store_s", "s", median(ours.after_store), median(theirs.after_store));
+    outcome.measures.push(Measure::computed_beside(
+        format!("{name}_entries"),
+        "entries",
+        Better::Less,
+        ours.entries as f64,
+        ("preprogrammed", theirs.entries as f64),
+    ));
+    for (suffix, ours, theirs) in
+        [("s", &ours.seconds, &theirs.seconds), ("after_store_s", &ours.after_store, &theirs.after_store)]
+    {
+        let peer = ("preprogrammed", theirs.as_slice());
+        outcome.measures.push(Measure::zipped(format!("{name}_{suffix}"), "s", Better::Less, ours, peer));
+    }
     Ok(())
 }
 
-/// Instances of each VPC, `count` in all: the sizes of the cloud that RGCM places.
-fn sizes(count: usize) -> Result<Vec<usize>, Failure> {
+/// Instances of each VPC, `count` in all: the sizes of a cloud that RGCM places.
+pub(crate) fn sizes(cloud: &Cloud, count: usize) -> Result<Vec<usize>, Failure> {
     let mut left = count;
     let mut sizes = Vec::new();
-    for vpc in Cloud::PUBLIC.draw()?.vpcs() {
+    for vpc in cloud.draw()?.vpcs() {
         let size = usize::try_from(vpc.entries)?.min(left);
         if size > 0 {
             sizes.push(size);
@@ -71,13 +94,13 @@ fn sizes(count: usize) -> Result<Vec<usize>, Failure> {
     Ok(sizes)
 }
 
-/// A VPC, and where its instances are to be.
+/// A VPC and the hosts of its instances.
 struct Launch {
     vpc: Vpc,
     hosts: Vec<HostId>,
 }
 
-/// The revisions that nodes must have acknowledged.
+/// The revisions that nodes must acknowledge.
 #[derive(Default)]
 struct Due {
     clusters: BTreeMap<ClusterId, u64>,
@@ -85,7 +108,7 @@ struct Due {
 }
 
 impl Due {
-    /// The instances of a VPC so far are there with a revision. Preprogrammed tells all hosts of the VPC.
+    /// Notes a revision that the gateways of a cluster and these hosts must acknowledge.
     fn note(&mut self, cluster: ClusterId, hosts: &[HostId], revision: u64) {
         let later = |known: &mut u64| *known = revision.max(*known);
         later(self.clusters.entry(cluster).or_default());
@@ -145,7 +168,7 @@ async fn launch(
     fleet.stop().await
 }
 
-/// Launches the instances of one VPC after the other, a few at a time.
+/// Launches the instances of VPCs of the queue, one VPC after another, in calls of at most [`CALL`].
 async fn call(api: Client, model: Model, queue: Arc<Mutex<VecDeque<Launch>>>) -> Result<Due, String> {
     let mut due = Due::default();
     loop {
@@ -156,14 +179,14 @@ async fn call(api: Client, model: Model, queue: Arc<Mutex<VecDeque<Launch>>>) ->
             let instances: Vec<_> = (here..).zip(some).map(one).collect();
             let answer = api.create_instances(vpc.id, &instances).await.map_err(|error| error.to_string())?;
             here += some.len();
-            // Who gets none of the call's instances is told of them in this model only.
-            let told = if model == Model::Zeta { some } else { &hosts[..here] };
-            due.note(vpc.cluster, told, answer.revision);
+            // Preprogrammed sends new instances to all hosts of the VPC, Zeta only to their own hosts.
+            let informed = if model == Model::Zeta { some } else { &hosts[..here] };
+            due.note(vpc.cluster, informed, answer.revision);
         }
     }
 }
 
-/// A VPC for each size, and a host for each of its instances, drawn.
+/// Creates a VPC for each size, and draws a host for each of its instances.
 async fn vpcs(fleet: &Fleet, sizes: &[usize], hosts: &[Host]) -> Result<Vec<Launch>, Failure> {
     let mut random = Random::new(25);
     let mut host = |_| hosts[(random.unit() * hosts.len() as f64) as usize].id;

@@ -1,5 +1,5 @@
-//! `make bench-cluster`: gateway clusters, each figure beside the paper's or a
-//! peer's in the same run.
+//! `make bench-cluster`: gateway clusters, each figure compared with a peer in the same run, or with the paper's. It
+//! changes with the parts that are measured.
 #![forbid(unsafe_code)]
 
 mod burst;
@@ -10,31 +10,33 @@ mod failover;
 mod fleet;
 mod launch;
 mod offload;
+mod paper_rgcm;
 mod push;
 mod relief;
 mod rgcm;
+mod steady;
 mod wire;
 
 use sluice_bench_report::{Measure, shell::Failure};
 use std::path::PathBuf;
 
-/// What is measured, and how thoroughly.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Rounds that count; the median does.
+    /// Number of rounds, whose median is the result.
     pub rounds: usize,
-    /// All sizes are divided by it.
+    /// Divisor of all sizes.
     pub scale: usize,
     /// The `sluice` binary that labs run.
     pub binary: PathBuf,
-    /// Names that [`parts`] gives.
+    /// Names of the parts to measure, out of [`parts`].
     pub parts: Vec<String>,
 }
 
-/// Figures, and what is to be known with them.
+/// Results of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The measured figures.
+    /// Measured figures.
     pub measures: Vec<Measure>,
     /// Sentences that explain the figures.
     pub notes: Vec<String>,
@@ -54,11 +56,12 @@ impl Settings {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 8] = [
+const ALL: [(&str, Part); 9] = [
     ("rgcm", rgcm::measure),
     ("push", push::measure),
     ("launch", launch::measure),
     ("burst", burst::measure),
+    ("steady", steady::measure),
     ("detection", detection::measure),
     ("offload", offload::measure),
     ("failover", failover::measure),
@@ -77,13 +80,13 @@ pub fn parts() -> Vec<&'static str> {
     ALL.iter().map(|(name, _)| *name).collect()
 }
 
-/// Measures all parts that are wanted.
+/// Measures the parts of the settings. Needs root.
 ///
 /// # Errors
-/// A part's own; an unknown part.
+/// Errors of the parts; an unknown part.
 pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     if let Some(unknown) = settings.parts.iter().find(|part| !parts().contains(&part.as_str())) {
-        return Err(format!("no part is called {unknown}; there are: {}", parts().join(", ")).into());
+        return Err(format!("there is no part {unknown}; the parts are: {}", parts().join(", ")).into());
     }
     let mut outcome = Outcome::default();
     for (name, part) in ALL {

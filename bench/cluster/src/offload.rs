@@ -1,65 +1,81 @@
-//! From the packet that makes a flow an elephant to the first packet that does without the gateway (Zeta figure 10).
+//! Time from the packet that makes a flow an elephant to the first packet on the direct path, for flows that begin
+//! slowly (Zeta figure 10) and in bursts (figure 20). It changes with how hosts learn direct paths.
 
 use crate::cloud::{percentile, sinks, with_lab};
 use crate::wire::{Capture, Frame, Frames, inside, sleep_until};
 use crate::{Failure, Outcome, Settings};
-use sluice_bench_report::Measure;
+use sluice_bench_report::{Better, Measure};
 use sluice_lab::Lab;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 const FLOWS: usize = 500;
-/// One begins after the other.
-const BEGIN_EVERY: Duration = Duration::from_millis(1);
-/// Packets of a flow: 1400 bytes each half millisecond are 22 Mbit/s.
+/// Intervals in which flows begin, and the names of the measures.
+const BEGIN_EVERY: [(Duration, &str); 2] =
+    [(Duration::from_millis(1), "offload_ms"), (Duration::from_micros(250), "offload_burst_ms")];
+/// Interval of the packets of a flow; with 1400 bytes each, a flow has 22 Mbit/s.
 const EVERY: Duration = Duration::from_micros(500);
 const PACKETS: u32 = 60;
 const PAYLOAD_BYTES: usize = 1300;
 const PORT: u16 = 7000;
-/// 20 kbit/s for a period of a second: the default.
+/// Bytes from which a flow is an elephant by default: 20 kbit/s for a period of a second.
 const ELEPHANT_BYTES: u32 = 2500;
 const GATEWAYS: [Ipv4Addr; 3] =
     [Ipv4Addr::new(192, 0, 2, 11), Ipv4Addr::new(192, 0, 2, 12), Ipv4Addr::new(192, 0, 2, 13)];
 
 pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
-    let mut ours = under(settings, None, outcome)?;
-    let mut theirs = under(settings, Some("gwzone"), outcome)?;
-    for (name, part) in [("offload_ms_p50", 0.5), ("offload_ms_p99", 0.99)] {
-        let (ours, theirs) = (percentile(&mut ours, part), percentile(&mut theirs, part));
-        outcome.measures.push(Measure::beside_less(name, "ms", ours, "gwzone", Some(theirs)));
+    let flows = (FLOWS / settings.scale).max(10);
+    for (begin_every, name) in BEGIN_EVERY {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (mut never, mut never_theirs) = (0, 0);
+        for _ in 0..settings.rounds {
+            ours.push(one_lab(settings, None, flows, begin_every, &mut never)?);
+            theirs.push(one_lab(settings, Some("gwzone"), flows, begin_every, &mut never_theirs)?);
+        }
+        outcome.note(format!(
+            "{name}: of {} flows, {never} got no direct path while they lasted, under gwzone {never_theirs}",
+            settings.rounds * flows
+        ));
+        for (part, of) in [("p50", 0.5), ("p99", 0.99)] {
+            let part_of = |rounds: &mut Vec<Vec<f64>>| -> Vec<f64> {
+                rounds.iter_mut().map(|latencies| percentile(latencies, of)).collect()
+            };
+            let (ours, theirs) = (part_of(&mut ours), part_of(&mut theirs));
+            let peer = ("gwzone", theirs.as_slice());
+            outcome.measures.push(Measure::zipped(format!("{name}_{part}"), "ms", Better::Less, &ours, peer));
+        }
     }
     Ok(())
 }
 
-/// Latencies in milliseconds of all flows under a model.
-fn under(settings: &Settings, model: Option<&str>, outcome: &mut Outcome) -> Result<Vec<f64>, Failure> {
-    let rounds = settings.rounds;
-    let flows = (FLOWS / settings.scale).max(10);
-    let (mut ms, never) = with_lab(settings, model, move |lab| async move {
-        let (mut all, mut never) = (Vec::new(), 0);
-        for round in 0..rounds {
-            let addresses = sinks(&lab, &format!("flow{round}"), flows).await?;
-            let (latencies, missing) = one_round(&lab, addresses).await?;
-            all.extend(latencies);
-            never += missing;
-        }
-        Ok((all, never))
+/// Latencies in milliseconds of all flows of a round, in a new lab under a model.
+fn one_lab(
+    settings: &Settings,
+    model: Option<&str>,
+    flows: usize,
+    begin_every: Duration,
+    never: &mut usize,
+) -> Result<Vec<f64>, Failure> {
+    let (mut latencies, missing) = with_lab(settings, model, async move |lab| {
+        let addresses = sinks(&lab, "flow", flows).await?;
+        one_round(&lab, addresses, begin_every).await
     })?;
-    outcome.note(format!(
-        "offload, {}: {} flows, of which {never} got no direct path while they lasted",
-        model.unwrap_or("zeta"),
-        rounds * flows
-    ));
-    // A flow without one counts as one that took as long as it lasted.
-    ms.extend(std::iter::repeat_n((EVERY * PACKETS).as_secs_f64() * 1000.0, never));
-    Ok(ms)
+    *never += missing;
+    // A flow without a direct path counts as one whose latency was its whole time.
+    latencies.extend(std::iter::repeat_n((EVERY * PACKETS).as_secs_f64() * 1000.0, missing));
+    Ok(latencies)
 }
 
-async fn one_round(lab: &Lab, addresses: Vec<Ipv4Addr>) -> Result<(Vec<f64>, usize), Failure> {
+/// Latencies of the flows that got a direct path, and the number of those that did not.
+async fn one_round(
+    lab: &Lab,
+    addresses: Vec<Ipv4Addr>,
+    begin_every: Duration,
+) -> Result<(Vec<f64>, usize), Failure> {
     let capture = Capture::start(lab, "host-b")?;
     let count = addresses.len();
-    let sender = inside(lab, "web-1", move || send(&addresses));
+    let sender = inside(lab, "web-1", move || send(&addresses, begin_every));
     tokio::task::spawn_blocking(move || sender.join().map_err(|_| "the sender panicked")?)
         .await?
         .map_err(|error| format!("sending: {error}"))?;
@@ -68,12 +84,12 @@ async fn one_round(lab: &Lab, addresses: Vec<Ipv4Addr>) -> Result<(Vec<f64>, usi
     Ok((latencies.clone(), count - latencies.len()))
 }
 
-/// Flows that overlap: each tick sends a packet of every flow that has begun and not ended.
-fn send(addresses: &[Ipv4Addr]) -> Result<(), Failure> {
+/// Sends overlapping flows: each tick sends a packet of every flow that has begun and not ended.
+fn send(addresses: &[Ipv4Addr], begin_every: Duration) -> Result<(), Failure> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     let mut payload = [0; PAYLOAD_BYTES];
     let (start, mut tick) = (Instant::now(), 0_u32);
-    let begun = |at: Duration| (at.as_nanos() / BEGIN_EVERY.as_nanos()) as usize + 1;
+    let begun = |at: Duration| (at.as_nanos() / begin_every.as_nanos()) as usize + 1;
     loop {
         let at = EVERY * tick;
         let ended = at.checked_sub(EVERY * PACKETS).map_or(0, begun);
@@ -89,7 +105,7 @@ fn send(addresses: &[Ipv4Addr]) -> Result<(), Failure> {
     }
 }
 
-/// Milliseconds of each flow that got a direct path.
+/// Milliseconds until the direct path, of each flow that got one.
 fn latencies(frames: &Frames) -> Vec<f64> {
     #[derive(Default)]
     struct Seen {

@@ -1,13 +1,14 @@
-//! Rules pushed to 45 gateways (Zeta figure 24).
+//! Rules pushed to 45 gateways, and the processor time of the controller for it (Zeta figure 24). It changes with
+//! what the controller sends to gateways.
 
 use crate::fleet::Fleet;
 use crate::{Failure, Outcome, Settings};
-use sluice_bench_report::{Measure, median};
+use sluice_bench_report::{Better, Measure};
 use std::time::Instant;
 use tokio::task::JoinSet;
 
 const RULES: [(usize, &str); 2] = [(10_000, "10k"), (100_000, "100k")];
-/// VPCs that the rules are of; as many calls are under way at once.
+/// VPCs of the rules, with one call for each, all at once.
 const VPCS: usize = 10;
 const HOSTS: usize = 20;
 
@@ -16,6 +17,8 @@ const HOSTS: usize = 20;
 struct Times {
     total: Vec<f64>,
     after_store: Vec<f64>,
+    /// Processor time of the controller.
+    processor: Vec<f64>,
     entries: u64,
 }
 
@@ -37,12 +40,14 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
             clusters.len(),
             zones.entries
         ));
-        let mut beside = |measure: String, ours, theirs| {
-            let measure = Measure::beside_less(measure, "s", median(ours), "gwzone", Some(median(theirs)));
-            outcome.measures.push(measure);
-        };
-        beside(format!("push_{name}_45gw_s"), ours.total, zones.total);
-        beside(format!("push_{name}_45gw_after_store_s"), ours.after_store, zones.after_store);
+        for (measure, ours, theirs) in [
+            ("s", &ours.total, &zones.total),
+            ("after_store_s", &ours.after_store, &zones.after_store),
+            ("cpu_s", &ours.processor, &zones.processor),
+        ] {
+            let measure = format!("push_{name}_45gw_{measure}");
+            outcome.measures.push(Measure::zipped(measure, "s", Better::Less, ours, ("gwzone", theirs)));
+        }
     }
     Ok(())
 }
@@ -54,7 +59,7 @@ async fn push(sizes: &[usize], rules: usize, times: &mut Times) -> Result<(), Fa
     for vpc in &vpcs {
         fleet.acknowledged(vpc.cluster, vpc.revision).await?;
     }
-    let before = fleet.entries();
+    let (before, processor) = (fleet.entries(), fleet.controller_seconds()?);
     let start = Instant::now();
     let mut calls = JoinSet::new();
     for vpc in vpcs {
@@ -73,6 +78,7 @@ async fn push(sizes: &[usize], rules: usize, times: &mut Times) -> Result<(), Fa
         fleet.acknowledged(cluster, revision).await?;
     }
     let total = start.elapsed();
+    times.processor.push(fleet.controller_seconds()? - processor);
     times.total.push(total.as_secs_f64());
     times.after_store.push((total - stored).as_secs_f64());
     times.entries = fleet.entries() - before;

@@ -1,4 +1,5 @@
-//! What passes an interface of the lab: frames with the kernel's time of their arrival; and a VM's sender.
+//! Frames that arrive at a node of the lab, with the kernel's time of their arrival; threads in namespaces of the
+//! lab. It changes with the packets that benches look for.
 
 use crate::Failure;
 use nix::cmsg_space;
@@ -20,9 +21,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-/// Frames are cut to this: outer and inner headers, and the first bytes of the payload.
+/// Length to which frames are cut: outer and inner headers, and the first bytes of the payload.
 const SNAP_BYTES: usize = 128;
-/// Receive buffer: some 100,000 frames.
+/// Size of the receive buffer, enough for about 100,000 frames.
 const BUFFER_BYTES: usize = 64 << 20;
 const ETHERNET_BYTES: usize = 14;
 const ARP: u16 = 0x0806;
@@ -30,7 +31,7 @@ const IPV4: u16 = 0x0800;
 /// Ethernet, IPv4, UDP and VXLAN over IPv4.
 const TUNNEL_BYTES: usize = 14 + 20 + 8 + 8;
 
-/// A frame that came in.
+/// A frame that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A tenant's UDP packet in VXLAN.
@@ -41,12 +42,12 @@ pub enum Frame {
         destination: Ipv4Addr,
         /// Bytes of the tenant's frame.
         bytes: u32,
-        /// The first bytes of what the tenant sent.
+        /// The first four bytes of the tenant's payload.
         number: u32,
     },
     /// A gratuitous ARP.
     Announcement {
-        /// Whose address it is about.
+        /// The announced address.
         address: Ipv4Addr,
     },
 }
@@ -62,7 +63,7 @@ fn long(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// What a frame is, if it is one of those looked for.
+/// Parses a frame; `None` if it is neither a tenant's UDP packet nor a gratuitous ARP.
 fn parse(frame: &[u8]) -> Option<Frame> {
     let address = |at| long(frame, at).map(Ipv4Addr::from);
     match word(frame, 12)? {
@@ -84,7 +85,7 @@ fn parse(frame: &[u8]) -> Option<Frame> {
     }
 }
 
-/// Runs `work` in a thread of its own in the network namespace of a place of the lab.
+/// Runs `work` on a new thread in the network namespace of a node, switch or VM of the lab.
 pub fn inside<T: Send + 'static>(
     lab: &Lab,
     place: &str,
@@ -97,15 +98,15 @@ pub fn inside<T: Send + 'static>(
     })
 }
 
-/// A capture that runs until it is asked for its frames.
+/// A capture that runs until its frames are requested.
 pub struct Capture {
-    /// Nanoseconds of CLOCK_REALTIME: what came before is wanted.
+    /// End of the capture in nanoseconds of CLOCK_REALTIME.
     end: Arc<AtomicI64>,
     thread: JoinHandle<Result<Frames, Failure>>,
 }
 
 impl Capture {
-    /// Listens on all interfaces of a node; when this returns, it does.
+    /// Starts to capture on all interfaces of a node. Frames that arrive after the return are captured.
     pub fn start(lab: &Lab, node: &str) -> Result<Self, Failure> {
         let end = Arc::new(AtomicI64::new(i64::MAX));
         let socket = inside(lab, node, open).join().map_err(|_| "the capture panicked")??;
@@ -113,7 +114,7 @@ impl Capture {
         Ok(Self { end, thread: spawn(move || capture(&socket, &ending)) })
     }
 
-    /// What came in, oldest first.
+    /// The frames so far, oldest first.
     pub fn frames(self) -> Result<Frames, Failure> {
         self.end.store(now_ns()?, Ordering::Relaxed);
         self.thread.join().map_err(|_| "the capture panicked")?
@@ -129,7 +130,8 @@ fn open() -> Result<OwnedFd, Failure> {
     Ok(socket)
 }
 
-fn now_ns() -> Result<i64, Failure> {
+/// Nanoseconds of CLOCK_REALTIME.
+pub fn now_ns() -> Result<i64, Failure> {
     Ok(ClockId::CLOCK_REALTIME.now()?.num_nanoseconds())
 }
 
@@ -146,7 +148,7 @@ fn capture(socket: &OwnedFd, end: &AtomicI64) -> Result<Frames, Failure> {
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         };
-        // Not what the node itself sends, and not what a switch floods.
+        // Frames that the node sends, and frames to other nodes that a switch floods, are ignored.
         let kind = received.address.map(|address| address.pkttype());
         let is_others = kind.is_some_and(|kind| [PACKET_OTHERHOST, PACKET_OUTGOING].contains(&kind));
         let length = received.bytes.min(SNAP_BYTES);
@@ -163,11 +165,11 @@ fn capture(socket: &OwnedFd, end: &AtomicI64) -> Result<Frames, Failure> {
     }
 }
 
-/// `sll_pkttype` of what is for another node, and of what this one sent.
+/// The `sll_pkttype` of frames to another node, and of frames that this node sent.
 const PACKET_OTHERHOST: u8 = 3;
 const PACKET_OUTGOING: u8 = 4;
 
-/// Sleeps until `deadline`: the last part of it by looking at the clock, since timers are late.
+/// Sleeps until `deadline`, and reads the clock in a loop for the last part, because timers are late.
 pub fn sleep_until(deadline: std::time::Instant) {
     const EARLY: Duration = Duration::from_micros(150);
     let left = deadline.saturating_duration_since(std::time::Instant::now());
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_told_apart() {
+    fn kinds_of_frames_are_distinguished() {
         let mut frame = vec![0; 14];
         frame[12..14].copy_from_slice(&ARP.to_be_bytes());
         frame.extend([0; 28]);

@@ -1,34 +1,43 @@
-//! All parts at a small size: every figure is there and makes sense; how large it is, is not looked at.
+//! Runs all parts that need no lab at a small size. The figures must exist and have possible values; what labs do is
+//! tested by the scenarios.
 
 use sluice_bench_cluster::{Settings, run};
 
 #[test]
 fn all_parts_run_and_give_their_figures() {
-    // Those that need no lab: what those do is in the scenarios.
-    let parts = ["rgcm", "push", "launch", "burst", "detection"].map(str::to_owned).to_vec();
-    let outcome = run(&settings(parts)).expect("placements of all cases");
-    let ours = |name: &str| {
+    let parts = ["rgcm", "push", "launch", "burst", "steady", "detection"].map(str::to_owned).to_vec();
+    let outcome = run(&settings(parts)).expect("as root, on two cores");
+    let row = |name: &str| {
         let found = outcome.measures.iter().find(|measure| measure.measure == name);
-        found.unwrap_or_else(|| panic!("{name} was not measured")).ours
+        found.unwrap_or_else(|| panic!("{name} was not measured"))
     };
     for name in [
         "rgcm_1885_s",
         "rgcm_10k_tenants_s",
         "rgcm_lp_471_s",
+        "rgcm_471_s",
         "push_10k_45gw_s",
         "push_100k_45gw_s",
+        "push_100k_45gw_cpu_s",
         "launch_100k_s",
-        "burst_max_over_mean",
+        "launch_private_10k_s",
+        "burst_video_max_over_mean",
+        "steady_public_100k_max_over_mean",
     ] {
-        assert!(ours(name) > 0.0, "{name}");
+        assert!(row(name).ours.median > 0.0, "{name}");
     }
-    assert!(ours("rgcm_lambda_ratio") >= 1.0);
-    assert_eq!(ours("rgcm_tenants_over_k"), 0.0);
-    let found = outcome.measures.iter().find(|measure| measure.measure == "launch_100k_entries");
-    let entries = found.expect("launches are counted");
-    assert!(entries.ours > 0.0 && entries.theirs.is_some_and(|theirs| theirs > entries.ours), "{entries:?}");
-    assert!(ours("detection_cost_pct").is_finite());
-    assert!(outcome.measures.iter().all(|measure| measure.theirs.is_none_or(f64::is_finite)));
+    assert!(row("rgcm_lambda_ratio").ours.median >= 1.0);
+    assert_eq!(row("rgcm_tenants_over_k").ours.median, 0.0);
+    // The paper's algorithm may be better balanced in a small cloud, because it does not know how full tables are.
+    assert_eq!(row("rgcm_471_overfull_tables").ours.median, 0.0);
+    assert!(row("rgcm_471_lambda_ratio").ratio.is_some());
+    for name in ["launch_100k_entries", "launch_private_10k_entries", "burst_video_rules"] {
+        assert!(row(name).ratio.is_some_and(|ratio| ratio.median > 1.0), "{name}");
+    }
+    assert!(row("detection_cost_pct").ours.median.is_finite());
+    assert!(
+        outcome.measures.iter().all(|measure| measure.theirs.is_none_or(|theirs| theirs.median.is_finite()))
+    );
 }
 
 #[test]

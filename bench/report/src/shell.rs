@@ -1,18 +1,18 @@
-//! Commands of the system's own tools.
+//! Runs the tools of the system, such as `ip`.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// What a command said when it failed.
+/// Error of a benchmark or of a command that it ran.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs a command line split at spaces.
+/// Runs a command line, split at spaces, and returns its standard output.
 ///
 /// # Errors
-/// The command, its exit status and what it printed on standard error.
+/// If the command fails: the command, its exit status and its standard error.
 pub fn run(line: &str) -> Result<String, Failure> {
     let mut words = line.split_whitespace();
-    let name = words.next().ok_or("empty command")?;
+    let name = words.next().ok_or("the command line is empty")?;
     let output = Command::new(name).args(words).output().map_err(|error| format!("{name}: {error}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -20,13 +20,13 @@ pub fn run(line: &str) -> Result<String, Failure> {
     Err(format!("`{line}` {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()).into())
 }
 
-/// Runs a command with `input` on its standard input.
+/// Runs a command line with `input` as its standard input.
 ///
 /// # Errors
-/// As [`run`].
+/// If the command fails: the command, its exit status and the first line of its standard error.
 pub fn feed(line: &str, input: &str) -> Result<(), Failure> {
     let mut words = line.split_whitespace();
-    let name = words.next().ok_or("empty command")?;
+    let name = words.next().ok_or("the command line is empty")?;
     let mut child = Command::new(name)
         .args(words)
         .stdin(Stdio::piped())
@@ -34,11 +34,11 @@ pub fn feed(line: &str, input: &str) -> Result<(), Failure> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| format!("{name}: {error}"))?;
-    let mut stdin = child.stdin.take().ok_or("no standard input")?;
+    let mut stdin = child.stdin.take().ok_or("the command has no standard input")?;
     let text = input.to_owned();
     let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
     let output = child.wait_with_output()?;
-    writer.join().map_err(|_| "writer thread ended badly")??;
+    writer.join().map_err(|_| "the thread that writes to the command panicked")??;
     if output.status.success() {
         return Ok(());
     }

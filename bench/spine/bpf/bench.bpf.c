@@ -2,7 +2,7 @@
 /*
  * The generator, the reflector and the sink of bench/spine. The generator
  * writes a whole VXLAN packet from a template each time, with a random inner
- * destination, so that a page that comes back changed makes no difference.
+ * destination, so that it does not matter what a returned page contains.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -20,6 +20,8 @@ struct generator {
 	__u32 count; /* destinations are base .. base + count - 1 */
 	__u32 check; /* sum of the inner IPv4 header without checksum and destination */
 	__u32 ports; /* UDP source ports of the inner packets, from 1024 on: a flow each */
+	__u32 elephants; /* flows to the first destinations that get one packet in eight; 0 for none */
+	__u32 unused;
 };
 
 struct {
@@ -46,7 +48,7 @@ struct {
 static __always_inline int write_packet(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	__u32 zero = 0, address, sum;
+	__u32 zero = 0, address, sum, count, ports;
 	struct generator *from = bpf_map_lookup_elem(&generator, &zero);
 	__u64 *to = data;
 
@@ -55,7 +57,13 @@ static __always_inline int write_packet(struct xdp_md *ctx)
 #pragma unroll
 	for (int i = 0; i < PACKET_BYTES / 8; i++)
 		to[i] = from->packet[i];
-	address = from->base + (__u32)(((__u64)bpf_get_prandom_u32() * from->count) >> 32);
+	count = from->count;
+	ports = from->ports;
+	if (from->elephants && (bpf_get_prandom_u32() & 7) == 0) {
+		count = from->elephants;
+		ports = 1;
+	}
+	address = from->base + (__u32)(((__u64)bpf_get_prandom_u32() * count) >> 32);
 	sum = from->check + (address >> 16) + (address & 0xffff);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -63,7 +71,7 @@ static __always_inline int write_packet(struct xdp_md *ctx)
 	*(__be16 *)(data + INNER_IP + 16) = bpf_htons(address >> 16);
 	*(__be16 *)(data + INNER_IP + 18) = bpf_htons(address & 0xffff);
 	*(__be16 *)(data + INNER_UDP) =
-		bpf_htons(FIRST_PORT + (__u16)((bpf_get_prandom_u32() & 0xffff) * from->ports >> 16));
+		bpf_htons(FIRST_PORT + (__u16)((bpf_get_prandom_u32() & 0xffff) * ports >> 16));
 	return 0;
 }
 
@@ -84,7 +92,7 @@ int generate_and_call(struct xdp_md *ctx)
 	return XDP_ABORTED;
 }
 
-/* The floor of a timed run. Tail calls want the same kind of program as the gateway. */
+/* The time of a run without a program. A tail call needs the same kind of program as the gateway's. */
 SEC("xdp.frags")
 int accept(struct xdp_md *ctx)
 {
@@ -115,7 +123,7 @@ int reflect(struct xdp_md *ctx)
 	return XDP_TX;
 }
 
-/* In front of the kernel's own path: veth delivers to a peer that polls. */
+/* Passes to the kernel's own forwarding. A veth interface delivers XDP frames only to a peer with a program. */
 SEC("xdp")
 int pass(struct xdp_md *ctx)
 {

@@ -1,121 +1,227 @@
-//! The gateway's forwarding beside a reflector, the kernel's own path and Open
-//! vSwitch, in one run on one generator.
+//! The gateway's forwarding compared with a reflector, the kernel's own forwarding and Open vSwitch, all by the
+//! same generator, in turns. It changes with what is compared.
 
-use crate::gateway::{Gateway, Routes};
-use crate::peers::{self, Ovs};
+use crate::contender::{Contender, OTHERS, Turn, Turns};
+use crate::gateway::{DETECT, EventReader, Gateway, Routes};
+use crate::ovs::Ovs;
+use crate::peers::{self, Kernel};
 use crate::rig::{Program, Rig, TIMED_PACKETS};
 use sluice_bench_report::shell::Failure;
-use sluice_bench_report::{Measure, median};
+use sluice_bench_report::{Better, Measure};
+use sluice_tables::flows::Policy;
 use sluice_types::{MacAddr, ROUTER_MAC};
+use std::collections::BTreeMap;
 
 /// Sizes of the VM-NC table.
 pub const SIZES: [(u32, &str); 3] = [(2_000, "2k"), (100_000, "100k"), (1_000_000, "1m")];
 
-/// How long and how often.
-#[derive(Clone, Copy)]
+/// How long and how often is measured.
+#[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Seconds of each round.
+    /// Length of a measurement.
     pub seconds: f64,
-    /// Rounds, interleaved; the median counts.
+    /// Rounds; in each round every side has a turn.
     pub rounds: usize,
-    /// Largest table that the peers are given.
+    /// Largest table for which peers are measured.
     pub peers_to: u32,
 }
 
-struct Figures {
-    gateway: f64,
-    reflector: f64,
-    kernel: Option<f64>,
-    ovs: Option<f64>,
-    nanoseconds: f64,
-    routed: f64,
+/// A side, or one of our sides in one of its modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    /// The gateway with one route.
+    One,
+    OneDetect,
+    /// The gateway with a route for each VM.
+    Routed,
+    RoutedDetect,
+    Reflector,
+    KernelOne,
+    KernelEach,
+    KernelNexthops,
+    Ovs,
 }
 
-/// Those of all sizes whose names are among `wanted`.
+/// Sides in the order of their turns: what is compared is close together.
+const ORDER: [Side; 9] = [
+    Side::Reflector,
+    Side::One,
+    Side::KernelOne,
+    Side::OneDetect,
+    Side::Ovs,
+    Side::Routed,
+    Side::KernelEach,
+    Side::RoutedDetect,
+    Side::KernelNexthops,
+];
+
+/// Names of peers in the results.
+type Peers = [(&'static str, Side); 3];
+
+/// Measures: their names, our side, and the peers with their names.
+const MEASURES: [(&str, Side, Peers); 4] = [
+    ("gateway_mpps", Side::One, PEERS_ONE),
+    ("gateway_detect_mpps", Side::OneDetect, PEERS_ONE),
+    ("gateway_routed_mpps", Side::Routed, PEERS_EACH),
+    ("gateway_routed_detect_mpps", Side::RoutedDetect, PEERS_EACH),
+];
+const PEERS_ONE: Peers =
+    [("reflector", Side::Reflector), ("kernel_vxlan", Side::KernelOne), ("ovs_netdev", Side::Ovs)];
+const PEERS_EACH: Peers = [
+    ("reflector", Side::Reflector),
+    ("kernel_vxlan", Side::KernelEach),
+    ("kernel_nexthops", Side::KernelNexthops),
+];
+
+/// Packet rates of each side, round by round.
+type Rates = BTreeMap<Side, Vec<f64>>;
+
+/// Measures the sizes whose names are among `wanted`.
 ///
 /// # Errors
-/// What tools or kernel said. A peer that cannot be set up is said and left out.
+/// Errors of the gateway, the tools or the kernel. A peer that cannot be set up is reported and left out.
 pub fn measure(effort: Effort, wanted: &[String]) -> Result<Vec<Measure>, Failure> {
     let mut measures = Vec::new();
-    let mut nanoseconds = Vec::new();
     for (count, name) in SIZES.into_iter().filter(|(_, name)| wanted.iter().any(|size| size == name)) {
-        let figures = one_size(count, effort)?;
-        let measure = format!("gateway_mpps_{name}");
-        for (peer, theirs) in [
-            ("reflector", Some(figures.reflector)),
-            ("kernel_vxlan", figures.kernel),
-            ("ovs_netdev", figures.ovs),
-        ] {
-            measures.push(Measure::beside(&measure, "Mpps", figures.gateway, peer, theirs));
-        }
-        nanoseconds.push(Measure::alone(format!("gateway_ns_{name}"), "ns", figures.nanoseconds));
-        nanoseconds.push(Measure::alone(format!("gateway_routed_ns_{name}"), "ns", figures.routed));
+        measures.extend(one_size(count, name, effort)?);
     }
-    measures.extend(nanoseconds);
     Ok(measures)
 }
 
-/// What a peer gives, or why not.
-fn or_said(peer: &str, result: Result<f64, Failure>) -> Option<f64> {
-    result.map_err(|error| eprintln!("{peer}: {error}")).ok()
+fn one_size(count: u32, size: &str, effort: Effort) -> Result<Vec<Measure>, Failure> {
+    let (sides, contenders) = set_up(count, effort)?;
+    let mut rates = Rates::new();
+    let (mut one_ns, mut routed_ns) = (Vec::new(), Vec::new());
+    for round in 0..effort.rounds {
+        // Every second round has the reverse order, so that no side always follows the same one.
+        let mut order: Vec<Side> = ORDER.into_iter().filter(|side| sides.contains_key(side)).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for side in order {
+            let turn = match side {
+                Side::OneDetect | Side::RoutedDetect => Turn::DetectMpps(effort.seconds),
+                _ => Turn::Mpps(effort.seconds),
+            };
+            rates.entry(side).or_default().push(contenders[sides[&side]].measure(turn)?);
+        }
+        one_ns.push(contenders[sides[&Side::One]].measure(Turn::Nanoseconds(TIMED_PACKETS))?);
+        routed_ns.push(contenders[sides[&Side::Routed]].measure(Turn::Nanoseconds(TIMED_PACKETS))?);
+    }
+    let mut measures = compare(size, &rates);
+    measures.push(over_reflector(size, &rates));
+    measures.push(Measure::alone(format!("gateway_ns_{size}"), "ns", &one_ns));
+    measures.push(Measure::alone(format!("gateway_routed_ns_{size}"), "ns", &routed_ns));
+    Ok(measures)
 }
 
-/// Each size has a network namespace of its own, on a thread of its own, so
-/// that nothing of one is left for the next.
-fn one_size(count: u32, effort: Effort) -> Result<Figures, Failure> {
-    let run = move || -> Result<Figures, Failure> {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
-        rounds(count, effort)
+fn compare(size: &str, rates: &Rates) -> Vec<Measure> {
+    let mut measures = Vec::new();
+    for (name, ours, peers) in MEASURES {
+        let name = format!("{name}_{size}");
+        for (peer, theirs) in peers {
+            measures.push(match rates.get(&theirs) {
+                Some(theirs) => Measure::zipped(&name, "Mpps", Better::More, &rates[&ours], (peer, theirs)),
+                None => Measure::unfinished(&name, "Mpps", &rates[&ours], peer),
+            });
+        }
+    }
+    measures
+}
+
+/// What a packet takes longer through the gateway than through the reflector. The time of generator, sink and
+/// interfaces, which share the core with both, cancels out.
+fn over_reflector(size: &str, rates: &Rates) -> Measure {
+    let both = rates[&Side::One].iter().zip(&rates[&Side::Reflector]);
+    let added: Vec<f64> = both.map(|(gateway, reflector)| 1e3 / gateway - 1e3 / reflector).collect();
+    Measure::alone(format!("gateway_over_reflector_ns_{size}"), "ns", &added)
+}
+
+/// Index in the list of contenders of each side that could be set up.
+type Sides = BTreeMap<Side, usize>;
+
+fn set_up(count: u32, effort: Effort) -> Result<(Sides, Vec<Contender>), Failure> {
+    let one = Contender::start("gateway", move |turns| serve_gateway(count, Routes::One, turns))?;
+    let routed = Contender::start("gateway, routed", move |turns| serve_gateway(count, Routes::Each, turns))?;
+    let reflector = Contender::start("reflector", move |turns| {
+        let rig = Rig::new()?;
+        rig.aim(count, 1, ROUTER_MAC.octets())?;
+        serve_program(&rig, Program::Reflect, turns)
+    })?;
+    let mut contenders = vec![one, routed, reflector];
+    let mut sides = Sides::from([
+        (Side::One, 0),
+        (Side::OneDetect, 0),
+        (Side::Routed, 1),
+        (Side::RoutedDetect, 1),
+        (Side::Reflector, 2),
+    ]);
+    if count > effort.peers_to {
+        return Ok((sides, contenders));
+    }
+    let kernel = |name, form| {
+        Contender::start(name, move |turns: &Turns| {
+            let rig = Rig::new()?;
+            rig.aim(count, 1, ROUTER_MAC.octets())?;
+            peers::set_up_kernel(form, count)?;
+            serve_program(&rig, Program::Pass, turns)
+        })
     };
-    std::thread::spawn(run).join().map_err(|_| "the measuring thread ended badly")?
+    let ovs = Contender::start("ovs_netdev", move |turns| {
+        let rig = Rig::new()?;
+        rig.aim(count, 1, ROUTER_MAC.octets())?;
+        let (dut, peer) = (
+            MacAddr::new(rig.interfaces.dut_mac).to_string(),
+            MacAddr::new(rig.interfaces.gen_mac).to_string(),
+        );
+        let _ovs = Ovs::start(count, &dut, &peer)?;
+        serve_program(&rig, Program::Pass, turns)
+    });
+    for (side, started) in [
+        (Side::KernelOne, kernel("kernel_vxlan", Kernel::OneRoute)),
+        (Side::KernelEach, kernel("kernel_vxlan, routed", Kernel::RouteEach)),
+        (Side::KernelNexthops, kernel("kernel_nexthops", Kernel::Nexthops)),
+        (Side::Ovs, ovs),
+    ] {
+        match started {
+            Ok(contender) => {
+                sides.insert(side, contenders.len());
+                contenders.push(contender);
+            }
+            Err(error) => eprintln!("bench-spine: left out: {error}"),
+        }
+    }
+    Ok((sides, contenders))
 }
 
-fn rounds(count: u32, effort: Effort) -> Result<Figures, Failure> {
+fn serve_gateway(count: u32, routes: Routes, turns: &Turns) -> Result<(), Failure> {
     let rig = Rig::new()?;
-    let gateway = Gateway::new(&rig, count, Routes::One)?;
-    let routed = Gateway::new(&rig, count, Routes::Each)?;
+    // Twice as many flows as there are, which is what an operator is told to configure.
+    let gateway = Gateway::with_flows(&rig, count, routes, count * 2)?;
     rig.aim(count, 1, ROUTER_MAC.octets())?;
-    let alone = |gateway: &Gateway| -> Result<f64, Failure> {
-        Ok(median(
-            (0..effort.rounds).map(|_| gateway.nanoseconds(&rig, TIMED_PACKETS)).collect::<Result<_, _>>()?,
-        ))
-    };
-    let (nanoseconds, routed) = (alone(&gateway)?, alone(&routed)?);
-    let with_peers = count <= effort.peers_to;
-    let kernel_ready = with_peers && or_said("kernel_vxlan", peers::kernel_up(count).map(|()| 0.0)).is_some();
-    let (mut ours, mut reflector, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..effort.rounds {
-        {
-            let _link = rig.attach(Program::Reflect)?;
-            reflector.push(rig.mpps(effort.seconds)?);
-        }
-        {
+    let _reader = EventReader::start(gateway.flow_events()?, OTHERS);
+    turns.serve(|turn| match turn {
+        Turn::Nanoseconds(packets) => gateway.nanoseconds(&rig, packets),
+        Turn::Mpps(seconds) => {
             let _link = gateway.attach(&rig)?;
-            ours.push(rig.mpps(effort.seconds)?);
+            rig.mpps(seconds)
         }
-        if kernel_ready {
-            let _link = rig.attach(Program::Pass)?;
-            kernel.push(rig.mpps(effort.seconds)?);
+        Turn::DetectMpps(seconds) => {
+            gateway.count_flows(DETECT)?;
+            let _link = gateway.attach(&rig)?;
+            let rate = rig.mpps(seconds);
+            gateway.count_flows(Policy::Off)?;
+            rate
         }
-    }
-    if kernel_ready {
-        peers::kernel_down()?;
-    }
-    let ovs = if with_peers { or_said("ovs_netdev", ovs(&rig, count, effort)) } else { None };
-    Ok(Figures {
-        gateway: median(ours),
-        reflector: median(reflector),
-        kernel: kernel_ready.then(|| median(kernel)),
-        ovs,
-        nanoseconds,
-        routed,
     })
 }
 
-fn ovs(rig: &Rig, count: u32, effort: Effort) -> Result<f64, Failure> {
-    let _ovs =
-        Ovs::start(count, &MacAddr::new(rig.dut_mac).to_string(), &MacAddr::new(rig.gen_mac).to_string())?;
-    let _link = rig.attach(Program::Pass)?;
-    let rounds = (0..effort.rounds).map(|_| rig.mpps(effort.seconds)).collect::<Result<_, _>>()?;
-    Ok(median(rounds))
+fn serve_program(rig: &Rig, program: Program, turns: &Turns) -> Result<(), Failure> {
+    turns.serve(|turn| match turn {
+        Turn::Mpps(seconds) => {
+            let _link = rig.attach(program)?;
+            rig.mpps(seconds)
+        }
+        other => Err(format!("{other:?} is measured of gateways only").into()),
+    })
 }

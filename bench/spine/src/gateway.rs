@@ -1,31 +1,40 @@
-//! The real gateway program over real tables, on the rig's `dut`.
+//! The gateway's own program over its own tables, on the rig's interface `dut`. It changes with what a gateway's
+//! tables need before packets are forwarded.
 
 use crate::packet;
-use crate::peers::{HOSTS, host_of, instance};
+use crate::peers::{HOSTS, host_of, instance, mac_of};
 use crate::rig::Rig;
 use ipnet::IpNet;
 use libbpf_rs::Link;
-use sluice_bench_report::shell::Failure;
+use sluice_bench_report::{shell::Failure, stay_on};
 use sluice_datapath::{Datapath, FLOW_CELLS_MAP, FlowEvents, ObjectName, Settings};
-use sluice_tables::flows::{Flows, Policy};
+use sluice_tables::flows::{FlowConfig, Flows, Policy};
 use sluice_tables::{
     Endpoint, Membarrier, NodeConfig, NodeTables, Role, Route, Sizes, Target, UnderlayPort, Vip, Vrf,
 };
 use sluice_types::{MacAddr, ROUTER_MAC, Vni};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 const PROGRAM: &str = "gateway";
 
-/// Cells that a host route may take, more than enough.
+/// The default of a VPC: 20 kbit/s for a second.
+pub const DETECT: Policy =
+    Policy::Detect(FlowConfig { period: Duration::from_secs(1), elephant_bytes: 2_500 });
+
+/// A number of cells that is larger than a host route takes.
 const ROUTE_CELLS: u32 = 16;
 
-/// What leads to the VM-NC entries of the VPC.
+/// Routes that lead to the VM-NC entries of the VPC.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Routes {
-    /// One route for all.
+    /// One route for all entries.
     One,
-    /// One more for each entry.
+    /// The same, and one more route for each entry.
     Each,
 }
 
@@ -36,18 +45,11 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Loads the program and fills the tables.
+    /// Loads the program with space for `flows` flows and fills the tables. No flow is counted before
+    /// [`Gateway::count_flows`].
     ///
     /// # Errors
-    /// The datapath's or the tables'.
-    pub fn new(rig: &Rig, count: u32, routes: Routes) -> Result<Self, Failure> {
-        Self::with_flows(rig, count, routes, 0)
-    }
-
-    /// The same, with room for so many flows. None are counted before [`Gateway::count_flows`].
-    ///
-    /// # Errors
-    /// The datapath's or the tables'.
+    /// Errors of the datapath or the tables.
     pub fn with_flows(rig: &Rig, count: u32, routes: Routes, flows: u32) -> Result<Self, Failure> {
         let cells = (1 << 16 | count) + if routes == Routes::Each { count * ROUTE_CELLS } else { 0 };
         let settings = Settings { object: ObjectName::Gateway, cells, pin_dir: None };
@@ -62,14 +64,14 @@ impl Gateway {
             router_mac: ROUTER_MAC,
             vxlan_ifindex: 0,
             ports: vec![UnderlayPort {
-                ifindex: rig.dut_ifindex as u32,
+                ifindex: rig.interfaces.dut_ifindex as u32,
                 mtu: 1500,
-                mac: MacAddr::new(rig.dut_mac),
+                mac: MacAddr::new(rig.interfaces.dut_mac),
             }],
         })?;
         tables.upsert_vip(&Vip {
             address: packet::GATEWAY.into(),
-            mac: MacAddr::new(rig.dut_mac),
+            mac: MacAddr::new(rig.interfaces.dut_mac),
             owned: true,
         })?;
         tables.upsert_vtep(packet::PEER.into(), Role::Host)?;
@@ -93,7 +95,7 @@ impl Gateway {
             .map(|index| Endpoint {
                 vni,
                 address: IpAddr::V4(instance(index)),
-                mac: MacAddr::local(u64::from(index)),
+                mac: mac_of(index),
                 host: IpAddr::V4(host_of(index)),
             })
             .collect();
@@ -106,29 +108,37 @@ impl Gateway {
         Ok(Self { datapath, _tables: tables })
     }
 
-    /// Says what is told of flows.
+    /// Sets which flows are reported.
     ///
     /// # Errors
-    /// The datapath's.
+    /// Errors of the datapath.
     pub fn count_flows(&self, policy: Policy) -> Result<(), Failure> {
         self.datapath.flows()?.configure(&policy)?;
         Ok(())
     }
 
-    /// What the program tells of flows.
+    /// The flows that the program reports.
     ///
     /// # Errors
-    /// The datapath's.
+    /// Errors of the datapath.
     pub fn flow_events(&self) -> Result<FlowEvents, Failure> {
         Ok(self.datapath.flow_events()?)
     }
 
-    /// Puts the program on `dut` until the link is dropped.
+    /// Attaches the program to `dut` until the link is dropped.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn attach(&self, rig: &Rig) -> Result<Link, Failure> {
-        Ok(self.datapath.program(PROGRAM)?.attach_xdp(rig.dut_ifindex)?)
+        Ok(self.datapath.program(PROGRAM)?.attach_xdp(rig.interfaces.dut_ifindex)?)
+    }
+
+    /// The program, for threads that have no gateway.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn program(&self) -> Result<OwnedFd, Failure> {
+        Ok(self.datapath.program(PROGRAM)?.as_fd().try_clone_to_owned()?)
     }
 
     /// Nanoseconds that the program takes for a packet, as the mean of `packets`.
@@ -137,5 +147,53 @@ impl Gateway {
     /// Errors of the kernel.
     pub fn nanoseconds(&self, rig: &Rig, packets: u32) -> Result<f64, Failure> {
         rig.nanoseconds(self.datapath.program(PROGRAM)?.as_fd(), packets)
+    }
+}
+
+/// Reads the events of a gateway like an agent, on a core of its own, until it is stopped or dropped.
+pub struct EventReader {
+    end: Arc<AtomicBool>,
+    seen: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<Result<(), Failure>>>,
+}
+
+impl EventReader {
+    /// Starts to read on `core`.
+    pub fn start(mut events: FlowEvents, core: usize) -> Self {
+        let (end, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (ending, count) = (end.clone(), seen.clone());
+        let thread = std::thread::spawn(move || {
+            stay_on(core)?;
+            let mut batch = Vec::new();
+            while !ending.load(Ordering::Relaxed) {
+                events.drain(&mut batch)?;
+                count.fetch_add(batch.len(), Ordering::Relaxed);
+                batch.clear();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        });
+        Self { end, seen, thread: Some(thread) }
+    }
+
+    /// Number of events that were read so far.
+    pub fn seen(&self) -> usize {
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    /// Stops.
+    ///
+    /// # Errors
+    /// Errors of the datapath while events were read.
+    pub fn stop(mut self) -> Result<(), Failure> {
+        self.end.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().ok_or("the reader of events has ended")?;
+        thread.join().map_err(|_| "the reader of events panicked")?
+    }
+}
+
+impl Drop for EventReader {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
     }
 }

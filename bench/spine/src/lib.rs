@@ -1,8 +1,11 @@
-//! What `make bench-spine` measures, and the rig that other benches put the gateway's program on.
+//! What `make bench-spine` measures, and the rig on which other benches run the gateway's program.
 #![forbid(unsafe_code)]
 
+pub mod contender;
+pub mod cores;
 pub mod forward;
 pub mod gateway;
+pub mod ovs;
 pub mod packet;
 pub mod peers;
 pub mod programming;

@@ -1,88 +1,122 @@
-//! `make bench-spine`: the spine's figures, each beside its peers in one run.
+//! The command of `make bench-spine`; the library measures.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use sluice_bench_report::{self as report, shell::Failure};
+use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
-use sluice_bench_spine::{forward, programming, tcp};
+use sluice_bench_spine::{cores, forward, programming, tcp};
 use sluice_lab::{Lab, Options, Topology};
 use std::path::{Path, PathBuf};
 
-/// Measures the spine beside its peers
+/// Measure the gateway program, traffic of VMs and programming, with their peers
 #[derive(Parser)]
 struct Args {
     /// The sluice binary that the lab runs
     #[arg(long, default_value = "target/release/sluice")]
     binary: PathBuf,
-    /// Seconds of each round
-    #[arg(long, default_value_t = 3.0)]
+    /// Seconds of a measurement of packet rates; those of TCP take three times as long
+    #[arg(long, default_value_t = SECONDS)]
     seconds: f64,
-    /// Rounds; the median counts
-    #[arg(long, default_value_t = 3)]
+    /// Rounds, in each of which every side is measured once
+    #[arg(long, default_value_t = ROUNDS)]
     rounds: usize,
-    /// Largest table that the peers are given
-    #[arg(long, default_value_t = 1_000_000)]
+    /// Rounds of the programming part, each in a new lab
+    #[arg(long, default_value_t = PROGRAMMING_ROUNDS)]
+    programming_rounds: usize,
+    /// Largest table for which peers are measured
+    #[arg(long, default_value_t = PEERS_TO)]
     peers_to: u32,
-    /// Only these sizes of the VM-NC table in the forward part
+    /// Measure only these sizes of the VM-NC table in the parts forward and cores
     #[arg(long, value_delimiter = ',', default_value = "2k,100k,1m")]
     sizes: Vec<String>,
-    /// Only these parts: forward, tcp, programming
-    #[arg(long, value_delimiter = ',', default_value = "forward,tcp,programming")]
+    /// Measure only these parts
+    #[arg(long, value_delimiter = ',', default_values_t = PARTS.map(str::to_owned))]
     parts: Vec<String>,
-    /// Print only, record nothing
+    /// Print the results without recording them
     #[arg(long)]
     dry_run: bool,
 }
 
 const LAB: &str = "benchspine";
+const SECONDS: f64 = 0.5;
+const ROUNDS: usize = 10;
+const PROGRAMMING_ROUNDS: usize = 3;
+const PEERS_TO: u32 = 1_000_000;
+const PARTS: [&str; 4] = ["forward", "cores", "tcp", "programming"];
+
+/// Explanation of the measurements for readers of the results.
+const METHOD: &str = "\
+`gateway_mpps`: VXLAN packets of 110 bytes to random ones of 2k, 100k or 1M VMs, all behind one route; `_detect`: with
+flow detection on, as the product is installed, and an agent that reads the events; `_routed`: each VM behind a
+route of its own. Every side has its own network namespace with its own generator, and all take turns, in every
+second round in reverse order. **The generator and the sink run on the same core as what they measure, the reflector
+included**: it swaps addresses and sends back, so its figure is the ceiling of this rig, not of a gateway on a core
+of its own, and ratios to it are nearer to 1 than they would be there. `gateway_over_reflector_ns` is what a packet
+takes longer than through the reflector, in which generator and sink cancel out. `kernel_vxlan`: one VXLAN device with a
+fixed VNI and without learning, with the same number of routes, and a permanent neighbor entry (address to MAC) and
+FDB entry (MAC to host) for each VM. `kernel_nexthops`: a device in external mode, a route for each VM that refers to a
+nexthop object with the encapsulation to its host, and no neighbor and FDB entries; it writes the same inner MAC for all
+VMs, so it does less. `ovs_netdev`: Open vSwitch's user-space datapath with one flow for each VM; it has the second core.
+`gateway_ns`, `gateway_routed_ns`: the program alone, by `BPF_PROG_TEST_RUN`. `cores_2_mpps` (Zeta figure 11): the program
+alone on two cores at once and on one, without interfaces. `vm_tcp_gbps`: iperf3 between VMs on two hosts, for three times
+as long as a packet rate. `program_*_s`: from a bulk call to the last gateway's acknowledgment, each round in a new
+lab; the stages are those of the round with the median.";
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let args = Args::parse();
+    if let Some(unknown) = args.parts.iter().find(|part| !PARTS.contains(&part.as_str())) {
+        return Err(format!("there is no part {unknown}; the parts are: {}", PARTS.join(", ")).into());
+    }
+    let run = Run::begin("spine")?;
     let effort = Effort { seconds: args.seconds, rounds: args.rounds.max(1), peers_to: args.peers_to };
     let wants = |part: &str| args.parts.iter().any(|wanted| wanted == part);
-    let (mut measures, mut stages) = (Vec::new(), String::new());
+    let (mut measures, mut notes) = (Vec::new(), Vec::new());
     if wants("forward") {
         let sizes = args.sizes.clone();
         measures.extend(tokio::task::spawn_blocking(move || forward::measure(effort, &sizes)).await??);
     }
-    if wants("tcp") || wants("programming") {
-        let outcome = in_lab(&args.binary, effort, wants("tcp"), wants("programming")).await;
-        sluice_lab::down(LAB).await?;
-        let (more, said) = outcome?;
-        measures.extend(more);
-        stages = said;
+    if wants("cores") {
+        let sizes = args.sizes.clone();
+        measures.extend(tokio::task::spawn_blocking(move || cores::measure(effort, &sizes)).await??);
     }
-    let table = report::table(&measures);
-    print!("{table}\n{stages}");
-    if !args.dry_run {
-        let machine = report::machine()?;
-        let text = format!(
-            "## Spine\n\n`make bench-spine`, {machine}; medians of {} rounds of {} s.\n\n{table}\nStages of the bulk calls, by the controller's own clocks:\n\n{stages}",
-            effort.rounds, effort.seconds
-        );
-        report::record(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), "spine", &measures, &text)?;
+    if wants("tcp") {
+        let effort = Effort { seconds: effort.seconds * 3.0, ..effort };
+        measures.extend(in_lab(&args.binary, async |lab| tcp::measure(&lab, effort).await).await?);
+    }
+    if wants("programming") {
+        let mut rounds = Vec::new();
+        for _ in 0..args.programming_rounds.max(1) {
+            rounds.extend(in_lab(&args.binary, async |lab| programming::program(&lab).await).await?);
+        }
+        let (more, stages) = programming::report(rounds);
+        measures.extend(more);
+        notes.extend(stages);
+    }
+    let how =
+        format!("{} rounds of {} s, {} of programming", args.rounds, args.seconds, args.programming_rounds);
+    let text = run.section("Spine", &how, METHOD, &measures, &notes)?;
+    print!("{text}");
+    let is_whole = PARTS.iter().all(|part| wants(part))
+        && forward::SIZES.iter().all(|(_, size)| args.sizes.iter().any(|wanted| wanted == size))
+        && (args.rounds, args.programming_rounds, args.peers_to) == (ROUNDS, PROGRAMMING_ROUNDS, PEERS_TO)
+        && args.seconds >= SECONDS;
+    if is_whole && !args.dry_run {
+        run.record(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &measures, &text)?;
+    } else {
+        eprintln!("bench-spine: not recorded: only a whole run is");
     }
     Ok(())
 }
 
-async fn in_lab(
-    binary: &Path,
-    effort: Effort,
-    tcp: bool,
-    programming: bool,
-) -> Result<(Vec<report::Measure>, String), Failure> {
+/// Runs `work` in a new lab, and removes the lab whatever the result is.
+async fn in_lab<T>(binary: &Path, work: impl AsyncFnOnce(Lab) -> Result<T, Failure>) -> Result<T, Failure> {
     let mut options = Options::standard(LAB, binary)?;
     options.topology = Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lab.yaml"))?;
-    let lab = Lab::up(options).await?;
-    let (mut measures, mut stages) = (Vec::new(), String::new());
-    if tcp {
-        measures.extend(tcp::measure(&lab, effort).await?);
-    }
-    if programming {
-        let (more, said) = programming::measure(&lab).await?;
-        measures.extend(more);
-        stages = said;
-    }
-    Ok((measures, stages))
+    let outcome = match Lab::up(options).await {
+        Ok(lab) => work(lab).await,
+        Err(error) => Err(error.into()),
+    };
+    sluice_lab::down(LAB).await?;
+    outcome
 }

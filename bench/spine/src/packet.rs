@@ -1,18 +1,19 @@
-//! The generator's template: Ethernet, IPv4, UDP, VXLAN, Ethernet, IPv4, UDP.
+//! The generator's template: Ethernet, IPv4, UDP, VXLAN, Ethernet, IPv4, UDP. It changes with the packets that
+//! are measured.
 
 use std::net::Ipv4Addr;
 
-/// Bytes of the packet, and of the template in whole words.
+/// Size of the packet in bytes.
 pub const PACKET_BYTES: usize = 110;
-/// The template's size: `PACKET_BYTES` in `bpf/bench.bpf.c`.
+/// Size of the template in bytes, in whole words: `PACKET_BYTES` in `bpf/bench.bpf.c`.
 pub const TEMPLATE_BYTES: usize = 112;
 /// First inner destination.
 pub const INNER_BASE: u32 = u32::from_be_bytes([10, 16, 0, 0]);
 /// Inner source.
 pub const INNER_SOURCE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
-/// Where packets come from and whereto VM-NC entries' hosts are routed.
+/// Sender of the packets, and next hop of the routes to all hosts.
 pub const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// The address that packets are sent to.
+/// Address to which packets are sent.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// VNI of the packets.
 pub const VNI: u32 = 100;
@@ -45,8 +46,8 @@ fn udp(source: u16, destination: u16, length: u16) -> [u8; 8] {
     header
 }
 
-/// The packet with inner destination 0.0.0.0 and its inner IPv4 checksum zero,
-/// and the sum of that header, to which the generator adds the destination.
+/// The packet with inner destination 0.0.0.0 and an inner IPv4 checksum of 0, and the sum of the inner IPv4
+/// header, to which the generator adds the destination.
 pub fn template(to: [u8; 6], from: [u8; 6], inner_to: [u8; 6]) -> ([u8; TEMPLATE_BYTES], u32) {
     let mut packet = Vec::with_capacity(TEMPLATE_BYTES);
     packet.extend(to);

@@ -1,21 +1,20 @@
-//! The peers: the kernel's own path and Open vSwitch's user-space datapath,
-//! both sending a VXLAN packet on to the host that its inner destination names.
+//! The kernel's own forwarding, which sends a VXLAN packet on to the host of its inner destination. It changes
+//! with the entries that Sluice's tables hold, so that the kernel holds the same number.
 
 use crate::packet;
 use sluice_bench_report::shell::{Failure, feed, run};
+use sluice_types::MacAddr;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-/// Hosts that VM-NC entries are spread over.
+/// Number of hosts over which the instances are spread.
 pub const HOSTS: u32 = 1000;
-/// The MAC that inner frames are addressed to.
+/// MAC to which inner frames are addressed.
 pub const ROUTER: &str = "02:53:4c:00:00:01";
+/// Next hop of the routes of [`Kernel::Nexthops`], which all have the same inner destination MAC.
 const INNER_NEXT_HOP: &str = "169.254.99.1";
 
-/// The host that has instance number `index`.
+/// The host of instance number `index`.
 pub fn host_of(index: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(172, 16, 0, 1)) + index % HOSTS)
 }
@@ -25,140 +24,65 @@ pub fn instance(index: u32) -> Ipv4Addr {
     Ipv4Addr::from(packet::INNER_BASE + index)
 }
 
-/// Makes the kernel route VXLAN to VXLAN: one VXLAN device in external mode,
-/// forwarding, one route with an encapsulation for each instance.
+/// The MAC of instance number `index`.
+pub fn mac_of(index: u32) -> MacAddr {
+    MacAddr::local(u64::from(index))
+}
+
+/// How the kernel finds host and MAC of an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// One route for all, a neighbor entry (address to MAC) and an FDB entry (MAC to host) for each instance.
+    OneRoute,
+    /// The same, and one more route for each instance.
+    RouteEach,
+    /// A route for each instance, which refers to a nexthop object with the encapsulation to its host. There
+    /// are no neighbor and FDB entries, so the inner MAC is the same for all instances.
+    Nexthops,
+}
+
+/// Lets the kernel route packets from VXLAN to VXLAN, in the current network namespace.
 ///
 /// # Errors
-/// What `ip` said.
-pub fn kernel_up(count: u32) -> Result<(), Failure> {
-    run("ip link add vx0 type vxlan external dstport 4789 nolearning")?;
+/// Errors of `ip`, `bridge` and `sysctl`.
+pub fn set_up_kernel(form: Kernel, count: u32) -> Result<(), Failure> {
+    let kind = match form {
+        Kernel::Nexthops => "external".to_owned(),
+        Kernel::OneRoute | Kernel::RouteEach => format!("id {} local {}", packet::VNI, packet::GATEWAY),
+    };
+    run(&format!("ip link add vx0 type vxlan {kind} dstport 4789 nolearning"))?;
     run(&format!("ip link set vx0 address {ROUTER} mtu 1450 up"))?;
-    for setting in ["all.forwarding=1", "all.rp_filter=0", "vx0.rp_filter=0", "default.rp_filter=0"] {
+    for setting in ["all.rp_filter=0", "vx0.rp_filter=0", "all.send_redirects=0", "vx0.send_redirects=0"] {
         run(&format!("sysctl -qw net.ipv4.conf.{setting}"))?;
     }
-    run("ip address add 169.254.99.2/30 dev vx0")?;
-    run(&format!("ip neigh replace {INNER_NEXT_HOP} lladdr 02:00:00:00:00:63 dev vx0 nud permanent"))?;
-    let mut batch = String::new();
+    if form == Kernel::Nexthops {
+        return add_nexthop_routes(count);
+    }
+    run("ip address add 10.0.0.1/8 dev vx0")?;
+    let (mut neighbors, mut fdb, mut routes) = (String::new(), String::new(), String::new());
     for index in 0..count {
-        let (to, host) = (instance(index), host_of(index));
-        writeln!(
-            batch,
-            "route add {to}/32 encap ip id {} dst {host} key via {INNER_NEXT_HOP} dev vx0",
-            packet::VNI
-        )?;
+        let (address, mac, host) = (instance(index), mac_of(index), host_of(index));
+        writeln!(neighbors, "neigh add {address} lladdr {mac} dev vx0 nud permanent")?;
+        writeln!(fdb, "fdb add {mac} dev vx0 dst {host} self permanent")?;
+        if form == Kernel::RouteEach {
+            writeln!(routes, "route add {address}/32 dev vx0 scope link")?;
+        }
+    }
+    feed("bridge -batch -", &fdb)?;
+    feed("ip -batch -", &neighbors)?;
+    feed("ip -batch -", &routes)
+}
+
+fn add_nexthop_routes(count: u32) -> Result<(), Failure> {
+    run("ip address add 169.254.99.2/30 dev vx0")?;
+    run(&format!("ip neigh add {INNER_NEXT_HOP} lladdr 02:00:00:00:00:63 dev vx0 nud permanent"))?;
+    let mut batch = String::new();
+    for index in 0..HOSTS.min(count) {
+        let (id, host, vni) = (index + 1, host_of(index), packet::VNI);
+        writeln!(batch, "nexthop add id {id} via {INNER_NEXT_HOP} dev vx0 encap ip id {vni} dst {host} key")?;
+    }
+    for index in 0..count {
+        writeln!(batch, "route add {}/32 nhid {}", instance(index), index % HOSTS + 1)?;
     }
     feed("ip -batch -", &batch)
-}
-
-/// Takes it away.
-///
-/// # Errors
-/// What `ip` said.
-pub fn kernel_down() -> Result<(), Failure> {
-    run("ip link del vx0").map(drop)
-}
-
-/// Open vSwitch in a directory of its own. Ends with the value.
-pub struct Ovs {
-    directory: tempfile::TempDir,
-    children: Vec<Child>,
-}
-
-impl Drop for Ovs {
-    fn drop(&mut self) {
-        for child in self.children.iter_mut().rev() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-impl Ovs {
-    /// Starts it with `dut` as its underlay port and one flow for each instance.
-    ///
-    /// # Errors
-    /// What its tools said.
-    pub fn start(count: u32, dut_mac: &str, peer_mac: &str) -> Result<Self, Failure> {
-        let mut ovs = Self { directory: tempfile::tempdir()?, children: Vec::new() };
-        let database = ovs.path("conf.db");
-        run(&format!("ovsdb-tool create {} /usr/share/openvswitch/vswitch.ovsschema", database.display()))?;
-        ovs.spawn(
-            "ovsdb-server",
-            &[database.display().to_string(), format!("--remote=punix:{}", ovs.path("db.sock").display())],
-        )?;
-        ovs.wait_for("db.sock")?;
-        ovs.vsctl("--no-wait init")?;
-        ovs.spawn(
-            "ovs-vswitchd",
-            &[format!("unix:{}", ovs.path("db.sock").display()), "--disable-system".into()],
-        )?;
-        ovs.vsctl(&format!(
-            "add-br br-phy -- set bridge br-phy datapath_type=netdev other-config:hwaddr={dut_mac} -- add-port br-phy dut"
-        ))?;
-        ovs.vsctl("add-br br-int -- set bridge br-int datapath_type=netdev -- add-port br-int vx -- set interface vx type=vxlan options:remote_ip=flow options:key=flow options:local_ip=192.0.2.2")?;
-        run("ip address flush dev dut")?;
-        run("ip link set br-phy up")?;
-        run("ip address add 192.0.2.2/24 dev br-phy")?;
-        run("ip route replace 172.16.0.0/12 via 192.0.2.1 dev br-phy")?;
-        ovs.appctl(&format!("tnl/arp/set br-phy 192.0.2.1 {peer_mac}"))?;
-        ovs.appctl("ovs/route/add 172.16.0.0/12 br-phy 192.0.2.1")?;
-        ovs.flows(count)?;
-        Ok(ovs)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn spawn(&mut self, program: &str, arguments: &[String]) -> Result<(), Failure> {
-        let log = std::fs::File::create(self.path(&format!("{program}.log")))?;
-        let child = Command::new(program)
-            .args(arguments)
-            .arg(format!("--unixctl={}", self.path(&format!("{program}.ctl")).display()))
-            .env("OVS_RUNDIR", self.directory.path())
-            .env("OVS_LOGDIR", self.directory.path())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .map_err(|error| format!("{program}: {error} (package openvswitch-switch)"))?;
-        self.children.push(child);
-        Ok(())
-    }
-
-    fn wait_for(&self, socket: &str) -> Result<(), Failure> {
-        let start = Instant::now();
-        while !self.path(socket).exists() {
-            if start.elapsed() > Duration::from_secs(5) {
-                return Err(format!("{socket} did not appear within 5 s").into());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    fn vsctl(&self, line: &str) -> Result<(), Failure> {
-        run(&format!("ovs-vsctl --timeout=20 --db=unix:{} {line}", self.path("db.sock").display())).map(drop)
-    }
-
-    fn appctl(&self, line: &str) -> Result<(), Failure> {
-        run(&format!("ovs-appctl --timeout=20 -t {} {line}", self.path("ovs-vswitchd.ctl").display()))
-            .map(drop)
-    }
-
-    fn flows(&self, count: u32) -> Result<(), Failure> {
-        let target = format!("unix:{}", self.path("br-int.mgmt").display());
-        run(&format!("ovs-ofctl del-flows {target}"))?;
-        let mut flows = String::new();
-        for index in 0..count {
-            let (to, host) = (instance(index), host_of(index));
-            writeln!(
-                flows,
-                "priority=10,ip,tun_id={},nw_dst={to},actions=dec_ttl,set_field:02:00:00:00:00:63->eth_dst,\
-                 set_field:{}->tun_id,set_field:{host}->tun_dst,in_port",
-                packet::VNI,
-                packet::VNI
-            )?;
-        }
-        feed(&format!("ovs-ofctl --timeout=120 add-flows {target} -"), &flows)
-    }
 }

@@ -1,4 +1,4 @@
-//! From one bulk API call to the last gateway's acknowledgement.
+//! Time from one bulk API call to the last gateway's acknowledgment. It changes with the stages of such a call.
 
 use sluice_bench_report::Measure;
 use sluice_bench_report::shell::Failure;
@@ -9,19 +9,29 @@ use std::time::{Duration, Instant};
 
 /// Instances of one call.
 const SIZES: [(u32, &str); 3] = [(10_000, "10k"), (100_000, "100k"), (1_000_000, "1m")];
-/// Hosts that the instances are spread over: foreign ones, since the time until
-/// gateways have their entries is what is asked.
+/// Number of hosts over which the instances are spread. They have no agent, because only the time until
+/// gateways have the entries is measured.
 const HOSTS: u8 = 10;
-/// Stages in the order in which a call passes them.
+/// Stages of a call, in order.
 const STAGES: [&str; 7] = ["parse", "store", "read", "compile", "send", "ack", "total"];
 /// A call that takes longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// All sizes, each in a VPC of its own, and what the controller says of its stages.
+/// One bulk call.
+pub struct Programmed {
+    /// Name of the size.
+    pub size: &'static str,
+    /// Seconds to the last acknowledgment.
+    pub seconds: f64,
+    /// The times of its stages, as a sentence.
+    pub stages: String,
+}
+
+/// Programs all sizes, each in a separate VPC.
 ///
 /// # Errors
-/// What the API said.
-pub async fn measure(lab: &Lab) -> Result<(Vec<Measure>, String), Failure> {
+/// Errors of the API.
+pub async fn program(lab: &Lab) -> Result<Vec<Programmed>, Failure> {
     let token = std::fs::read_to_string(lab.paths().token())?;
     let http = reqwest::Client::new();
     let tenant = lab.api().create((), &NewTenant { name: "bench".into() }).await?.object;
@@ -31,7 +41,7 @@ pub async fn measure(lab: &Lab) -> Result<(Vec<Measure>, String), Failure> {
         let host = NewHost { name: format!("bulk-{index}"), vtep, agent: false };
         hosts.push(lab.api().create((), &host).await?.object.id.to_string());
     }
-    let (mut measures, mut stages) = (Vec::new(), String::new());
+    let mut programmed = Vec::new();
     for (count, name) in SIZES {
         let vpc = NewVpc {
             name: format!("bulk-{name}"),
@@ -60,17 +70,33 @@ pub async fn measure(lab: &Lab) -> Result<(Vec<Measure>, String), Failure> {
         let revision = answer["revision"].as_u64().ok_or("no revision in the answer")?;
         acknowledged(lab, revision, start).await?;
         let total = start.elapsed();
-        measures.push(Measure::alone(format!("program_{name}_s"), "s", total.as_secs_f64()));
-        let after = stage_metrics(lab, &http, token.trim()).await?;
-        writeln!(
-            stages,
-            "- {name}: answered after {:.3} s, last gateway after {:.3} s; {}",
-            answered.as_secs_f64(),
-            total.as_secs_f64(),
-            listed(&after)
-        )?;
+        let stages = stage_metrics(lab, &http, token.trim()).await?;
+        programmed.push(Programmed {
+            size: name,
+            seconds: total.as_secs_f64(),
+            stages: format!(
+                "program_{name}: answered after {:.3} s, last gateway after {:.3} s; stages by the controller's \
+                 clock: {}",
+                answered.as_secs_f64(),
+                total.as_secs_f64(),
+                listed(&stages)
+            ),
+        });
     }
-    Ok((measures, stages))
+    Ok(programmed)
+}
+
+/// The measures `program_*_s` of several rounds, and the stages of the round with the median time.
+pub fn report(rounds: Vec<Programmed>) -> (Vec<Measure>, Vec<String>) {
+    let (mut measures, mut notes) = (Vec::new(), Vec::new());
+    for (_, name) in SIZES {
+        let mut of_size: Vec<&Programmed> = rounds.iter().filter(|round| round.size == name).collect();
+        of_size.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let seconds: Vec<f64> = of_size.iter().map(|round| round.seconds).collect();
+        measures.push(Measure::alone(format!("program_{name}_s"), "s", &seconds));
+        notes.extend(of_size.get(of_size.len() / 2).map(|round| round.stages.clone()));
+    }
+    (measures, notes)
 }
 
 fn body(count: u32, subnet: &str, hosts: &[String]) -> String {

@@ -1,5 +1,5 @@
-//! A veth pair in a network namespace of this process's own: the generator and
-//! the sink on `gen`, what is measured on `dut`.
+//! A veth pair in the current network namespace: the generator and the sink are on `gen`, the measured program
+//! is on `dut`. It changes with how packets are generated and counted.
 
 use crate::packet;
 use libbpf_rs::{Link, Map, MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, ProgramMut};
@@ -11,33 +11,40 @@ use std::time::{Duration, Instant};
 struct Aligned<Bytes: ?Sized>(Bytes);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o")));
 
-/// The kernel's flag `BPF_F_TEST_XDP_LIVE_FRAMES`.
+/// The flag `BPF_F_TEST_XDP_LIVE_FRAMES`.
 const LIVE_FRAMES: u32 = 1 << 1;
-/// Frames of one live run; each run is bounded by it.
+/// Frames of one live run.
 const FRAMES_PER_RUN: u32 = 1 << 18;
 /// Packets of one timed run whose result is recorded.
 pub const TIMED_PACKETS: u32 = 2_000_000;
 
-/// Which of the generator's own programs stands on `dut`.
+/// A program of the rig for `dut`.
 #[derive(Clone, Copy)]
 pub enum Program {
-    /// Swaps addresses and sends back.
+    /// Swaps the addresses and sends the packet back.
     Reflect,
-    /// Lets the kernel have the packet.
+    /// Passes the packet to the kernel.
     Pass,
 }
 
 /// The generator and its two interfaces.
 pub struct Rig {
     object: Object,
-    _sink: Link,
-    /// Interface index of `gen`.
+    _sink: Option<Link>,
+    /// Its interfaces.
+    pub interfaces: Interfaces,
+}
+
+/// Indices and MACs of the interfaces of a rig.
+#[derive(Clone, Copy, Debug)]
+pub struct Interfaces {
+    /// Index of the interface `gen`.
     pub gen_ifindex: i32,
-    /// Interface index of `dut`.
+    /// Index of the interface `dut`.
     pub dut_ifindex: i32,
-    /// MAC of `dut`.
+    /// MAC of the interface `dut`.
     pub dut_mac: [u8; 6],
-    /// MAC of `gen`.
+    /// MAC of the interface `gen`.
     pub gen_mac: [u8; 6],
 }
 
@@ -52,10 +59,10 @@ fn link_field(interface: &str, field: &str) -> Result<String, Failure> {
 }
 
 impl Rig {
-    /// Makes the interfaces in the current network namespace.
+    /// Creates the interfaces in the current network namespace.
     ///
     /// # Errors
-    /// What the tools or the kernel said.
+    /// Errors of the tools or the kernel.
     pub fn new() -> Result<Self, Failure> {
         run("ip link set lo up")?;
         run(
@@ -73,40 +80,64 @@ impl Rig {
             sluice_types::MacAddr::new(gen_mac)
         ))?;
         run("ip route add 172.16.0.0/12 via 192.0.2.1 dev dut")?;
-        // What the kernel's FIB tells XDP programs: forwarding interfaces only.
+        // The kernel answers FIB lookups of XDP programs only on interfaces that forward.
         run("sysctl -qw net.ipv4.conf.all.forwarding=1")?;
         let object = ObjectBuilder::default().name("bench")?.open_memory(&OBJECT.0)?.load()?;
         let gen_ifindex = link_field("gen", "ifindex")?.parse()?;
         let dut_ifindex = link_field("dut", "ifindex")?.parse()?;
         let dut_mac = mac_of(&link_field("dut", "address")?)?;
         let sink = program(&object, "sink")?.attach_xdp(gen_ifindex)?;
-        Ok(Self { object, _sink: sink, gen_ifindex, dut_ifindex, dut_mac, gen_mac })
+        let interfaces = Interfaces { gen_ifindex, dut_ifindex, dut_mac, gen_mac };
+        Ok(Self { object, _sink: Some(sink), interfaces })
+    }
+
+    /// A rig for timed runs only, over the interfaces of another one.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn over(interfaces: Interfaces) -> Result<Self, Failure> {
+        let object = ObjectBuilder::default().name("bench")?.open_memory(&OBJECT.0)?.load()?;
+        Ok(Self { object, _sink: None, interfaces })
     }
 
     /// Sends to `count` inner destinations, `ports` flows to each (at most 64,000), inner frames to `inner_mac`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn aim(&self, count: u32, ports: u32, inner_mac: [u8; 6]) -> Result<(), Failure> {
-        let (packet, check) = packet::template(self.dut_mac, self.gen_mac, inner_mac);
+        self.aim_with_elephants(count, ports, inner_mac, 0)
+    }
+
+    /// As [`Rig::aim`], but one packet in eight belongs to one of `elephants` flows, at most `count`.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    pub fn aim_with_elephants(
+        &self,
+        count: u32,
+        ports: u32,
+        inner_mac: [u8; 6],
+        elephants: u32,
+    ) -> Result<(), Failure> {
+        let (packet, check) = packet::template(self.interfaces.dut_mac, self.interfaces.gen_mac, inner_mac);
         let mut value = packet.to_vec();
-        for word in [packet::INNER_BASE, count, check, ports] {
+        for word in [packet::INNER_BASE, count, check, ports, elephants, 0] {
             value.extend(word.to_ne_bytes());
         }
         self.map("generator")?.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?;
         Ok(())
     }
 
-    /// Attaches one of the generator's own programs to `dut`.
+    /// Attaches a program of the rig to `dut`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn attach(&self, program: Program) -> Result<Link, Failure> {
         let name = match program {
             Program::Reflect => "reflect",
             Program::Pass => "pass",
         };
-        Ok(self.program(name)?.attach_xdp(self.dut_ifindex)?)
+        Ok(self.program(name)?.attach_xdp(self.interfaces.dut_ifindex)?)
     }
 
     fn program(&self, name: &str) -> Result<ProgramMut<'_>, Failure> {
@@ -127,7 +158,7 @@ impl Rig {
     }
 
     fn send(&self) -> Result<(), Failure> {
-        let mut context = xdp_context(self.gen_ifindex as u32, packet::TEMPLATE_BYTES as u32);
+        let mut context = xdp_context(self.interfaces.gen_ifindex as u32, packet::TEMPLATE_BYTES as u32);
         let data = [0u8; packet::TEMPLATE_BYTES];
         let input = ProgramInput {
             context_in: Some(&mut context),
@@ -143,7 +174,7 @@ impl Rig {
     /// Millions of packets a second that come back over `seconds`, after a short warm-up.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub fn mpps(&self, seconds: f64) -> Result<f64, Failure> {
         self.send()?;
         let bound = Duration::from_secs_f64(seconds);
@@ -171,7 +202,7 @@ impl Rig {
         use std::os::fd::AsRawFd;
         let fd = program.as_raw_fd() as u32;
         self.map("measured")?.update(&0u32.to_ne_bytes(), &fd.to_ne_bytes(), MapFlags::ANY)?;
-        let mut context = xdp_context(self.dut_ifindex as u32, packet::TEMPLATE_BYTES as u32);
+        let mut context = xdp_context(self.interfaces.dut_ifindex as u32, packet::TEMPLATE_BYTES as u32);
         let data = [0u8; packet::TEMPLATE_BYTES];
         let input = ProgramInput {
             context_in: Some(&mut context),
@@ -189,7 +220,7 @@ fn program<'object>(object: &'object Object, name: &str) -> Result<ProgramMut<'o
     found.ok_or_else(|| format!("no program {name}").into())
 }
 
-/// `struct xdp_md` with the packet's length and where it came in.
+/// A `struct xdp_md` with the length of the packet and the interface that received it.
 fn xdp_context(ifindex: u32, length: u32) -> [u8; 24] {
     let mut context = [0u8; 24];
     context[4..8].copy_from_slice(&length.to_ne_bytes());

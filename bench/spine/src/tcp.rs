@@ -1,8 +1,9 @@
-//! TCP between two VMs on different hosts, beside the same over plain kernel VXLAN.
+//! TCP between two VMs on different hosts, compared with TCP through the kernel's VXLAN devices without Sluice.
+//! It changes with how VMs are connected.
 
 use crate::forward::Effort;
 use sluice_bench_report::shell::{Failure, run};
-use sluice_bench_report::{Measure, median};
+use sluice_bench_report::{Better, Measure};
 use sluice_lab::Lab;
 use std::time::Duration;
 
@@ -15,31 +16,30 @@ fn gigabits(json: &str) -> Result<f64, Failure> {
     Ok(bits.ok_or_else(|| format!("iperf3: {}", report["error"].as_str().unwrap_or("no result")))? / 1e9)
 }
 
-/// Both ways through the lab and through the plain pair, interleaved.
+/// Measures `vm_tcp_gbps`.
 ///
 /// # Errors
-/// What lab, tools or iperf3 said.
+/// Errors of the lab, the tools or iperf3.
 pub async fn measure(lab: &Lab, effort: Effort) -> Result<Vec<Measure>, Failure> {
     let (client, server) = ("web-1", "web-3");
     let address = lab.vm(server)?.ipv4.ok_or("web-3 has no IPv4 address")?.to_string();
     let seconds = format!("{}", effort.seconds.ceil());
     let plain = Plain::new()?;
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut pairs = Vec::new();
     for _ in 0..effort.rounds {
         let mut listener =
             lab.command(server, &["iperf3", "-s", "-1"])?.stdout(std::process::Stdio::null()).spawn()?;
         tokio::time::sleep(Duration::from_millis(300)).await;
         let output = lab.exec(client, &["iperf3", "-c", &address, "-t", &seconds, "-J"]).await?;
-        ours.push(gigabits(&String::from_utf8_lossy(&output.stdout))?);
+        let ours = gigabits(&String::from_utf8_lossy(&output.stdout))?;
         listener.wait().await?;
-        theirs.push(plain.gigabits(&seconds).await?);
+        pairs.push((ours, plain.gigabits(&seconds).await?));
     }
-    let beside = Measure::beside("vm_tcp_gbps", "Gbit/s", median(ours), "kernel_vxlan", Some(median(theirs)));
-    Ok(vec![beside])
+    Ok(vec![Measure::compared("vm_tcp_gbps", "Gbit/s", Better::More, "kernel_vxlan", &pairs)])
 }
 
-/// Two hosts with a VM each, a top-of-rack bridge between them, and nothing but
-/// the kernel's bridges and VXLAN devices. Removed with the value.
+/// Two hosts with one VM each, and a top-of-rack bridge between them, with only the kernel's bridges and VXLAN
+/// devices. They are removed when the value is dropped.
 struct Plain {
     prefix: String,
 }

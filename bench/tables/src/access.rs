@@ -3,7 +3,7 @@
 
 use crate::data::scramble;
 use crate::{Outcome, Settings, report_progress};
-use sluice_bench_report::{Measure, median, shell::Failure};
+use sluice_bench_report::{Measure, shell::Failure};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -43,9 +43,9 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         let mut words = vec![1_u64; bytes / size_of::<u64>()];
         words.fill(black_box(0));
         for (suffix, dependent) in [("", false), ("_dependent", true)] {
-            let times =
+            let times: Vec<f64> =
                 (0..settings.rounds).map(|_| walk(&words, settings.keys() as u64, dependent)).collect();
-            outcome.measures.push(Measure::alone(format!("access_{name}{suffix}_ns"), "ns", median(times)));
+            outcome.measures.push(Measure::alone(format!("access_{name}{suffix}_ns"), "ns", &times));
         }
     }
     Ok(())

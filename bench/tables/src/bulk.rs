@@ -4,14 +4,13 @@ use crate::data::{BGP4, CLOUD4, Family, Routes, routes, tables_of_8_bits};
 use crate::endpoints::{EndpointAnswers, Endpoints};
 use crate::kernel_peers::{hash_batch, trie_batch, trie_nodes};
 use crate::ours::{
-    SluiceTables, VNI, add_routes, add_vrf, cells_upper_bound, cells_used, megabytes, table_routes,
+    VNI, add_routes, add_vrf, cells_upper_bound, cells_used, fill_new_array, megabytes, table_routes,
     with_spare_cells,
 };
 use crate::rig::{Batch, Programs, settle};
 use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use sluice_bench_report::{Measure, median, shell::Failure};
-use sluice_tables::{Membarrier, NodeTables, Sizes};
+use sluice_bench_report::{Better, Measure, shell::Failure};
 use std::time::{Duration, Instant};
 
 /// Entries of one system call, for maps that support batches.
@@ -33,17 +32,13 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
             add_vrf(tables, VNI)?;
             add_routes(tables, &entries).map(drop)
         })?;
-        let ours = SluiceTables::create(with_spare_cells(used), 0)?;
-        let seconds = rounds(settings, |_| {
-            // The same array is laid out again.
-            let memory = ours.tables.memory().clone();
-            let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints: 0 })?;
-            add_vrf(&mut tables, VNI)?;
-            add_routes(&mut tables, &entries)
-        })?;
-        drop(ours);
         let load = PeerLoad { map: "trie4", batch: trie_batch(&set), total: set.routes.len() };
-        let node_bytes = measure_peers(settings, outcome, name, seconds, &load)?;
+        let node_bytes = compare(settings, outcome, name, &load, || {
+            fill_new_array(with_spare_cells(used), 0, |tables| {
+                add_vrf(tables, VNI)?;
+                add_routes(tables, &entries)
+            })
+        })?;
         if shape == CLOUD4 {
             let trie = node_bytes * trie_nodes(&set) as f64 / 1e6;
             routes_mb(outcome, &set, megabytes(used), trie);
@@ -57,35 +52,53 @@ fn endpoints(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> 
         let endpoints = Endpoints { vni: VNI, family: Family::V4, count: settings.scaled(count) };
         report_progress(&format!("{name}: {} endpoints", endpoints.count));
         let ours = crate::lookups::with_endpoints(endpoints)?;
-        let seconds = rounds(settings, |_| {
-            let memory = ours.tables.memory().clone();
-            let sizes = Sizes { endpoints: endpoints.count };
-            let start = Instant::now();
-            let mut tables = NodeTables::create(memory, Membarrier::new()?, sizes)?;
-            Ok(start.elapsed() + endpoints.add_to(&mut tables)?)
-        })?;
+        let cells = with_spare_cells(ours.tables.usage().cells_used);
         let batch = hash_batch(&EndpointAnswers::of(&ours.tables)?, endpoints, 0, endpoints.count);
         drop(ours);
         let load = PeerLoad { map: "hash4", batch, total: endpoints.count };
-        measure_peers(settings, outcome, name, seconds, &load)?;
+        compare(settings, outcome, name, &load, || {
+            fill_new_array(cells, endpoints.count, |tables| endpoints.add_to(tables))
+        })?;
     }
     Ok(())
 }
 
-/// Median time of rounds in seconds. After the first round, no more are begun when the time for them is over.
-fn rounds(
+/// The peers: their names, and the entries of one system call.
+const PEERS: [(&str, usize); 2] = [("syscalls", 1), ("syscalls_batched", PER_CALL)];
+
+/// Compares loads in rounds: Sluice, then each peer, each into a new array or map. Returns the memory of an entry of
+/// the peers' map in bytes, as the kernel counts it.
+fn compare(
     settings: &Settings,
-    mut load: impl FnMut(usize) -> Result<Duration, Failure>,
+    outcome: &mut Outcome,
+    name: &str,
+    load: &PeerLoad,
+    ours: impl Fn() -> Result<Duration, Failure>,
 ) -> Result<f64, Failure> {
-    let start = Instant::now();
-    let mut times = Vec::new();
-    for round in 0..settings.rounds {
-        if round > 0 && start.elapsed() > settings.bulk_bound() {
-            break;
+    let mut pairs: [Vec<(f64, f64)>; PEERS.len()] = Default::default();
+    let mut least = [load.total; PEERS.len()];
+    let mut bytes = 0.0;
+    for _ in 0..settings.rounds {
+        settle()?;
+        let our_seconds = ours()?.as_secs_f64();
+        for (index, (_, per_call)) in PEERS.into_iter().enumerate() {
+            let Some(filled) = load.fill(per_call, settings.bulk_bound())? else { continue };
+            pairs[index].push((our_seconds, filled.seconds));
+            least[index] = least[index].min(filled.done);
+            bytes = filled.bytes;
         }
-        times.push(load(round)?.as_secs_f64());
     }
-    Ok(median(times))
+    for (((peer, _), pairs), least) in PEERS.into_iter().zip(pairs).zip(least) {
+        if pairs.is_empty() {
+            outcome.note(format!("{name}: the kernel offers no batches for {}", load.map));
+            continue;
+        }
+        if least < load.total {
+            outcome.note(format!("{name}: {peer} is projected from the first {least} entries"));
+        }
+        outcome.measures.push(Measure::compared(name, "s", Better::Less, peer, &pairs));
+    }
+    Ok(bytes)
 }
 
 /// The entries with which a map of the kernel is filled.
@@ -138,40 +151,11 @@ struct PeerFill {
     bytes: f64,
 }
 
-/// Measures the peers. Returns the memory of an entry in bytes, as the kernel counts it.
-fn measure_peers(
-    settings: &Settings,
-    outcome: &mut Outcome,
-    name: &str,
-    ours: f64,
-    load: &PeerLoad,
-) -> Result<f64, Failure> {
-    let mut bytes = 0.0;
-    for (peer, per_call) in [("syscalls", 1), ("syscalls_batched", PER_CALL)] {
-        let (mut times, mut least) = (Vec::new(), load.total);
-        let start = Instant::now();
-        while times.is_empty() || (times.len() < settings.rounds && start.elapsed() < settings.bulk_bound()) {
-            let Some(filled) = load.fill(per_call, settings.bulk_bound())? else { break };
-            times.push(filled.seconds);
-            least = least.min(filled.done);
-            bytes = filled.bytes;
-        }
-        if times.is_empty() {
-            outcome.note(format!("{name}: the kernel offers no batches for {}", load.map));
-            continue;
-        }
-        if least < load.total {
-            outcome.note(format!("{name}: {peer} is projected from the first {least} entries"));
-        }
-        outcome.measures.push(Measure::beside_less(name, "s", ours, peer, Some(median(times))));
-    }
-    Ok(bytes)
-}
-
 fn routes_mb(outcome: &mut Outcome, set: &Routes, ours: f64, trie: f64) {
     let fib = (FIB_FIRST_BYTES + tables_of_8_bits(set) as f64 * FIB_TABLE_BYTES) / 1e6;
     for (peer, theirs) in [("lpm_trie", trie), ("rte_fib", fib)] {
-        outcome.measures.push(Measure::beside_less("routes10m_mb", "MB", ours, peer, Some(theirs)));
+        let (better, peer) = (Better::Less, (peer, theirs));
+        outcome.measures.push(Measure::computed_beside("routes10m_mb", "MB", better, ours, peer));
     }
     outcome.note(
         "routes10m_mb: lpm_trie is computed with the size that the kernel counts for a node; rte_fib is \

@@ -25,9 +25,6 @@ use std::time::Duration;
 /// Keys of a round at full size.
 const KEYS: usize = 1_000_000;
 
-/// A load average up to this value at the start is caused by the start of this run itself.
-const LOAD_UNDISTURBED: f64 = 0.5;
-
 /// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -80,9 +77,9 @@ impl Settings {
         if self.scale > 1 { Duration::from_millis(100) } else { Duration::from_secs(1) }
     }
 
-    /// Time for which one side of a bulk load may begin rounds. The results of slower peers are projected.
+    /// Time limit of a peer's bulk load. The results of slower peers are projected.
     pub(crate) fn bulk_bound(&self) -> Duration {
-        if self.scale > 1 { Duration::from_secs(1) } else { Duration::from_secs(10) }
+        if self.scale > 1 { Duration::from_secs(1) } else { Duration::from_secs(5) }
     }
 }
 
@@ -108,13 +105,6 @@ pub fn parts() -> Vec<&'static str> {
     ALL.iter().map(|(name, _)| *name).collect()
 }
 
-/// The load average of the last minute, if it shows that the machine had other work.
-fn other_load() -> Result<Option<f64>, Failure> {
-    let text = std::fs::read_to_string("/proc/loadavg")?;
-    let load: f64 = text.split(' ').next().unwrap_or_default().parse()?;
-    Ok((load > LOAD_UNDISTURBED).then_some(load))
-}
-
 /// Measures the parts of the settings. Needs root.
 ///
 /// # Errors
@@ -126,9 +116,6 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::default();
     if !has_dpdk() {
         outcome.note("DPDK was not installed when this was built: its structures are left out".to_owned());
-    }
-    if let Some(load) = other_load()? {
-        outcome.note(format!("other processes were running: load average {load} at the start"));
     }
     for (name, part) in ALL {
         if settings.parts.iter().any(|wanted| wanted == name) {

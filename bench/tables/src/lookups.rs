@@ -80,8 +80,8 @@ fn compare(
         programs.set_keys(&draw_keys(2, draw, settings.keys()))?;
         let time = |structure: &str| lookup_ns(programs, structure, dependence, settings.keys() as u32);
         let mut sides = [Contender::new("sluice", || time(ours)), Contender::new(peer, || time(theirs))];
-        let medians = take_turns(settings.rounds, settings.keys(), &mut sides)?;
-        outcome.measures.extend(compare_with_first(&format!("{name}{suffix}_ns"), &sides, &medians));
+        let times = take_turns(settings.rounds, settings.keys(), &mut sides)?;
+        outcome.measures.extend(compare_with_first(&format!("{name}{suffix}_ns"), &sides, &times));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use sluice_bench_report::{self as report, shell::Failure};
+use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_tables::{Settings, parts, run};
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use std::path::Path;
 #[derive(Parser)]
 struct Args {
     /// Number of rounds; the median is the result
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = ROUNDS)]
     rounds: usize,
     /// Divide all sizes by this number, for a quick run
     #[arg(long, default_value_t = 1)]
@@ -35,28 +35,30 @@ with about the lengths of the global table as published for 2023-24; `random`: 1
 tables are read by the same C header as in packet programs; lookups of both sides are scalar, in bursts of 64
 unless they are dependent; both are in 4 KiB pages (DPDK with `--no-huge`, Sluice's tables copied out of the
 BPF array), `_huge`: Sluice's in 2 MiB pages. Updates are withdrawals, insertions and replacements in about
-equal parts, on one core while lookups run on the other.";
+equal parts, on one core while lookups run on the other. `bulk_*`: in each round every side loads a new array or map,
+which nothing but the kernel has written before; the allocation of arrays and maps is not part of the time, and peers
+that take longer than 5 s are projected from what they have loaded then.";
+
+/// Number of rounds of a run that is recorded.
+const ROUNDS: usize = 10;
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
     let settings = Settings { rounds: args.rounds.max(1), scale: args.scale.max(1), parts: args.parts };
+    let begun = Run::begin("tables")?;
     let outcome = run(&settings)?;
-    let table = report::table(&outcome.measures);
-    let notes: String = outcome.notes.iter().map(|note| format!("- {note}\n")).collect();
-    print!("{table}\n{notes}");
-    if !args.dry_run {
-        let text = format!(
-            "## Tables\n\n`make bench-tables`, {}; medians of {} rounds{}.\n\n{METHOD}\n\n{table}\n{notes}",
-            report::machine()?,
-            settings.rounds,
-            if settings.scale > 1 { format!(", sizes divided by {}", settings.scale) } else { String::new() },
-        );
-        report::record(
-            &Path::new(env!("CARGO_MANIFEST_DIR")).join(".."),
-            "tables",
-            &outcome.measures,
-            &text,
-        )?;
+    let how = match settings.scale {
+        1 => format!("{} rounds", settings.rounds),
+        scale => format!("{} rounds, sizes divided by {scale}", settings.rounds),
+    };
+    let text = begun.section("Tables", &how, METHOD, &outcome.measures, &outcome.notes)?;
+    print!("{text}");
+    let is_whole = parts().iter().all(|part| settings.parts.iter().any(|wanted| wanted == part))
+        && (settings.rounds, settings.scale) == (ROUNDS, 1);
+    if is_whole && !args.dry_run {
+        begun.record(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &outcome.measures, &text)?;
+    } else {
+        eprintln!("bench-tables: not recorded: only a whole run is");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::ours::{add_routes, add_vrf, cells_upper_bound, cells_used, megabytes,
 use crate::rig::Programs;
 use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::MapCore;
-use sluice_bench_report::{Measure, shell::Failure};
+use sluice_bench_report::{Better, Measure, shell::Failure};
 
 /// Memory that VPP's mtrie allocates for a VRF without routes.
 const VPP_EMPTY_BYTES: f64 = 335_744.0;
@@ -46,19 +46,12 @@ pub fn vrfs(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
     let count = all.last().map_or(0, |(_, vnis)| vnis.end - 1);
     let ours = megabytes(ours_cells(&all, settings.scale)?);
     let trie = per_size(&all, |size, vnis| trie_bytes(size, vnis, settings.scale))?;
-    let mut measures = vec![
-        Measure::beside_less("vrf10k_mb", "MB", ours, "lpm_trie", Some(trie / 1e6)),
-        Measure::beside_less(
-            "vrf10k_mb",
-            "MB",
-            ours,
-            "vpp_mtrie_empty",
-            Some(f64::from(count) * VPP_EMPTY_BYTES / 1e6),
-        ),
-    ];
+    let beside = |peer| Measure::computed_beside("vrf10k_mb", "MB", Better::Less, ours, peer);
+    let vpp = f64::from(count) * VPP_EMPTY_BYTES / 1e6;
+    let mut measures = vec![beside(("lpm_trie", trie / 1e6)), beside(("vpp_mtrie_empty", vpp))];
     if let Some(mut dpdk) = PeerProgram::dpdk(DPDK_MEGABYTES)? {
         let fib = per_size(&all, |size, vnis| fib_bytes(&mut dpdk, size, vnis, settings.scale))?;
-        measures.insert(0, Measure::beside_less("vrf10k_mb", "MB", ours, "rte_fib", Some(fib / 1e6)));
+        measures.insert(0, beside(("rte_fib", fib / 1e6)));
     }
     outcome.measures.extend(measures);
     outcome.note(format!(

@@ -65,6 +65,23 @@ impl SluiceTables {
     }
 }
 
+/// Fills tables in a new BPF array, which nothing but the kernel has written before. Returns the time of creating the
+/// tables and of `fill`, without that of allocating the array.
+///
+/// # Errors
+/// Errors of the kernel or the tables.
+pub fn fill_new_array(
+    cells: u32,
+    endpoints: usize,
+    fill: impl FnOnce(&mut NodeTables) -> Result<Duration, Failure>,
+) -> Result<Duration, Failure> {
+    let datapath = Datapath::load(&Settings { object: ObjectName::TablesTest, cells, pin_dir: None })?;
+    let memory = datapath.memory()?;
+    let start = Instant::now();
+    let mut tables = NodeTables::create(memory, Membarrier::new()?, Sizes { endpoints })?;
+    Ok(start.elapsed() + fill(&mut tables)?)
+}
+
 /// A quarter more cells than are used, for changes.
 pub fn with_spare_cells(used: u64) -> u32 {
     u32::try_from(used + used / 4 + CELLS_MIN).unwrap_or(u32::MAX)

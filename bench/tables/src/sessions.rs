@@ -3,7 +3,7 @@
 use crate::rig::{Programs, RunInput};
 use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::{MapCore, MapHandle};
-use sluice_bench_report::{Measure, median, shell::Failure, stay_on};
+use sluice_bench_report::{Better, Measure, shell::Failure, stay_on};
 use sluice_datapath::{Datapath, ObjectName, SESSION_MAPS, Settings as Load};
 use sluice_tables::Membarrier;
 use sluice_tables::sessions::{Family, Sessions, Timeouts, ticks_now};
@@ -11,7 +11,7 @@ use sluice_tables::sessions::{Family, Sessions, Timeouts, ticks_now};
 /// Cores on which packets arrive.
 const CORES: u32 = 2;
 /// Sessions that each core creates in a round.
-const CREATED: usize = 1 << 18;
+const CREATED: usize = 1 << 17;
 /// Live sessions at full size in the comparison with peers.
 const LIVE: usize = 10_000_000;
 /// Live sessions of the large table, which is measured without peers.
@@ -155,14 +155,14 @@ fn compare_with_peers(settings: &Settings, outcome: &mut Outcome) -> Result<(), 
         }
     }
     for ((name, _), times) in STEPS.iter().zip(times) {
-        let medians: Vec<f64> = times.into_iter().map(median).collect();
-        for (table, &ns) in tables.iter().zip(&medians).skip(1) {
-            outcome.measures.push(Measure::beside_less(*name, "ns", medians[0], table.name, Some(ns)));
+        for (table, theirs) in tables.iter().zip(&times).skip(1) {
+            let peer = (table.name, theirs.as_slice());
+            outcome.measures.push(Measure::zipped(*name, "ns", Better::Less, &times[0], peer));
         }
     }
     for table in &tables[1..] {
-        let bytes = Some(table.bytes);
-        outcome.measures.push(Measure::beside_less("session_bytes", "B", tables[0].bytes, table.name, bytes));
+        let (ours, peer) = (tables[0].bytes, (table.name, table.bytes));
+        outcome.measures.push(Measure::computed_beside("session_bytes", "B", Better::Less, ours, peer));
     }
     outcome.note(format!(
         "session_ns: a creation and a lookup of one of {live} live sessions, on {CORES} cores at once, the \
@@ -178,18 +178,25 @@ fn measure_large_table(settings: &Settings, outcome: &mut Outcome) -> Result<(),
     let table = our_table(live)?;
     let (create_ns, created) = table.run("fill", 0, live / CORES, 0)?;
     let each = (CREATED / settings.scale).max(1024) as u32;
-    let (find_ns, found) = table.run("find", 0, each, u64::from(live))?;
+    let (mut packet_ns, mut found) = (Vec::new(), 0);
+    for round in 0..settings.rounds as u32 {
+        // Other sessions in each round, so that none is in the cache.
+        let first = round * each * CORES % (live - each * CORES).max(1);
+        let (ns, of_round) = table.run("find", first, each, u64::from(live))?;
+        packet_ns.push(ns);
+        found += of_round;
+    }
     let full = table.ours.as_ref().map_or(0, |ours| ours.usage(Family::Ipv4).full_events);
     outcome.measures.extend([
-        Measure::alone("sessions_64m_create_ns", "ns", create_ns),
-        Measure::alone("sessions_64m_packet_ns", "ns", find_ns),
-        Measure::alone("sessions_64m_gb", "GB", table.bytes * f64::from(live) / 1e9),
+        Measure::alone("sessions_64m_create_ns", "ns", &[create_ns]),
+        Measure::alone("sessions_64m_packet_ns", "ns", &packet_ns),
+        Measure::computed("sessions_64m_gb", "GB", table.bytes * f64::from(live) / 1e9),
     ]);
     outcome.note(format!(
         "sessions_64m: {created} of {live} sessions were created on {CORES} cores at once at {LOAD_PERCENT}% of \
          the slots, {full} had both buckets full, {found} of {} packets found their session; 100M sessions \
          take {:.1} GB",
-        each * CORES,
+        each * CORES * settings.rounds as u32,
         table.bytes * 0.1
     ));
     Ok(())

@@ -1,7 +1,7 @@
 //! Measures all sides of a comparison on the same keys, one after the other, round by round.
 
 use crate::rig::Timing;
-use sluice_bench_report::{Measure, median, shell::Failure};
+use sluice_bench_report::{Better, Measure, shell::Failure};
 
 /// One side of a comparison.
 pub struct Contender<'a> {
@@ -17,15 +17,24 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// Runs `rounds` rounds after one that does not count. Returns the medians, in the order of the contenders.
+/// Runs `rounds` rounds after one that does not count. In every second one the contenders have the reverse order.
+/// Returns the nanoseconds of all rounds, in the order of the contenders.
 ///
 /// # Errors
 /// If contenders give different answers or do not find a key.
-pub fn take_turns(rounds: usize, keys: usize, contenders: &mut [Contender<'_>]) -> Result<Vec<f64>, Failure> {
+pub fn take_turns(
+    rounds: usize,
+    keys: usize,
+    contenders: &mut [Contender<'_>],
+) -> Result<Vec<Vec<f64>>, Failure> {
     let mut times = vec![Vec::with_capacity(rounds); contenders.len()];
     let mut first = None;
     for round in 0..=rounds {
-        for (contender, times) in contenders.iter_mut().zip(&mut times) {
+        let mut sides: Vec<_> = contenders.iter_mut().zip(&mut times).collect();
+        if round % 2 == 1 {
+            sides.reverse();
+        }
+        for (contender, times) in sides {
             let timing = (contender.time)()?;
             let (sum, name) = *first.get_or_insert((timing.sum, contender.name));
             if timing.found != keys as u64 {
@@ -39,19 +48,20 @@ pub fn take_turns(rounds: usize, keys: usize, contenders: &mut [Contender<'_>]) 
             }
         }
     }
-    Ok(times.into_iter().map(median).collect())
+    Ok(times)
 }
 
 /// Compares the first contender's figure with that of each other contender. Alone, it is recorded without a
 /// peer.
-pub fn compare_with_first(measure: &str, contenders: &[Contender<'_>], medians: &[f64]) -> Vec<Measure> {
-    if medians.len() == 1 {
-        return vec![Measure::alone(measure, "ns", medians[0])];
+pub fn compare_with_first(measure: &str, contenders: &[Contender<'_>], times: &[Vec<f64>]) -> Vec<Measure> {
+    if times.len() == 1 {
+        return vec![Measure::alone(measure, "ns", &times[0])];
     }
-    let others = contenders.iter().zip(medians).skip(1);
-    others
-        .map(|(other, theirs)| Measure::beside_less(measure, "ns", medians[0], other.name, Some(*theirs)))
-        .collect()
+    let others = contenders.iter().zip(times).skip(1);
+    let compare = |(other, theirs): (&Contender<'_>, &Vec<f64>)| {
+        Measure::zipped(measure, "ns", Better::Less, &times[0], (other.name, theirs))
+    };
+    others.map(compare).collect()
 }
 
 #[cfg(test)]
@@ -65,9 +75,9 @@ mod tests {
     #[test]
     fn contenders_with_equal_answers_are_compared() {
         let mut sides = [answers(2.0, 7), answers(8.0, 7)];
-        let medians = take_turns(3, 10, &mut sides).unwrap();
-        assert_eq!(medians, [2.0, 8.0]);
-        assert_eq!(compare_with_first("x_ns", &sides, &medians)[0].ratio, Some(4.0));
+        let times = take_turns(3, 10, &mut sides).unwrap();
+        assert_eq!(times, [vec![2.0; 3], vec![8.0; 3]]);
+        assert_eq!(compare_with_first("x_ns", &sides, &times)[0].ratio.map(|ratio| ratio.median), Some(4.0));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::ours::{SluiceTables, VNI, table_route};
 use crate::rig::{Programs, RunInput};
 use crate::{Outcome, Settings, report_progress};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use sluice_bench_report::{Measure, median, shell::Failure, stay_on};
+use sluice_bench_report::{Better, Measure, shell::Failure, stay_on};
 use sluice_tables::NodeTables;
 use sluice_types::Vni;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -251,15 +251,11 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
             return Err(format!("{program} gives different answers after the updates").into());
         }
     }
-    let measure =
-        Measure::beside("updates_per_s", "1/s", median(sluice.rates), "lpm_trie", Some(median(peer.rates)));
-    outcome.measures.push(measure);
-    outcome.measures.push(Measure::beside_less(
-        "lookup_slowdown_pct",
-        "%",
-        median(sluice.slowdowns),
-        "lpm_trie",
-        Some(median(peer.slowdowns)),
-    ));
+    for (name, unit, better, ours, theirs) in [
+        ("updates_per_s", "1/s", Better::More, &sluice.rates, &peer.rates),
+        ("lookup_slowdown_pct", "%", Better::Less, &sluice.slowdowns, &peer.slowdowns),
+    ] {
+        outcome.measures.push(Measure::zipped(name, unit, better, ours, ("lpm_trie", theirs)));
+    }
     Ok(())
 }

@@ -120,11 +120,11 @@ fn compare(
                 sides.push(Contender::new(name, move || dpdk.borrow_mut().time(peer, dependence, VNI)));
             }
         }
-        let mut medians = take_turns(settings.rounds, settings.keys(), &mut sides)?;
-        let huge_ns = medians.remove(1);
+        let mut times = take_turns(settings.rounds, settings.keys(), &mut sides)?;
+        let huge_ns = times.remove(1);
         sides.remove(1);
-        outcome.measures.extend(compare_with_first(&format!("{}{suffix}_ns", case.name), &sides, &medians));
-        outcome.measures.push(Measure::alone(format!("{}_huge{suffix}_ns", case.name), "ns", huge_ns));
+        outcome.measures.extend(compare_with_first(&format!("{}{suffix}_ns", case.name), &sides, &times));
+        outcome.measures.push(Measure::alone(format!("{}_huge{suffix}_ns", case.name), "ns", &huge_ns));
     }
     Ok(())
 }
