@@ -43,7 +43,7 @@ struct Effort {
 }
 
 impl Effort {
-    /// The figures of a small size are not compared, so it is enough that both sides are measured.
+    /// Figures of a small size are not compared, so it is enough that both sides are measured.
     fn of(settings: &Settings) -> Self {
         Self {
             rounds: settings.rounds,

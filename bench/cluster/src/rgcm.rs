@@ -40,7 +40,10 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
             "tenants",
             less,
             (public.over_k + large.over_k) as f64,
-            ("rounding_only", (public.rounded_tenants_over_cluster_limit + large.rounded_tenants_over_cluster_limit) as f64),
+            (
+                "rounding_only",
+                (public.rounded_tenants_over_cluster_limit + large.rounded_tenants_over_cluster_limit) as f64,
+            ),
         ),
     ]);
     // As it stands, the LP of all 1885 VPCs takes a minute.
