@@ -9,8 +9,8 @@ use sluice_agent::rsp::{KeyKind, KeyStore};
 use sluice_agent::{Applier, Role, UpdateContext};
 use sluice_southbound::proto::{EnrolRequest, EnrolResponse, NodeReport, NodeUpdate, node_report};
 use sluice_southbound::{
-    ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Home, Key, Member, Node, Path, PathKey,
-    PlannedVip, Port, Route, RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole, decode_update,
+    ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, Node, Path, PathKey, PlannedVip,
+    Port, PreferredOwner, Route, RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole, decode_update,
 };
 use sluice_tables::{Immediate, Memory, NodeTables, Sizes};
 use sluice_types::{ClusterId, GatewayId, InstanceId, MacAddr, Secret, Vni};
@@ -159,10 +159,10 @@ fn full_update() -> Update {
         cluster: Some(ClusterPlan {
             cluster: ClusterId::new(1),
             revision: 5,
-            vips: vec![PlannedVip { place: 0, address: IpAddr::V4(v4), mac }],
+            vips: vec![PlannedVip { slot: 0, address: IpAddr::V4(v4), mac }],
             members: vec![Member { gateway, vtep4: Some(v4), vtep6: Some(v6), draining: false }],
-            homes: vec![Home { place: 0, gateway }],
-            hello_ms: 40,
+            preferred_owners: vec![PreferredOwner { slot: 0, gateway }],
+            hello_interval_ms: 40,
         }),
         paths: vec![Path { key: path, mac, host: IpAddr::V6(v6), path_vni: vni }],
         ..Update::default()
