@@ -16,10 +16,10 @@
 
 struct generator {
 	__u64 packet[PACKET_BYTES / 8];
-	__u32 base;  /* first inner destination, host order */
-	__u32 count; /* destinations are base .. base + count - 1 */
-	__u32 check; /* sum of the inner IPv4 header without checksum and destination */
-	__u32 ports; /* UDP source ports of the inner packets, from 1024 on: a flow each */
+	__u32 base;	 /* first inner destination, host order */
+	__u32 count;	 /* destinations are base .. base + count - 1 */
+	__u32 check;	 /* sum of the inner IPv4 header without checksum and destination */
+	__u32 ports;	 /* UDP source ports of the inner packets, from 1024 on: a flow each */
 	__u32 elephants; /* flows to the first destinations that get one packet in eight; 0 for none */
 	__u32 unused;
 };
