@@ -5,8 +5,9 @@
 
 use crate::Ground;
 use crate::support::{Failure, Outcome, Probe, address, ensure, ensure_timely, number};
+use futures::future::try_join;
 use sluice_client::Instance;
-use sluice_lab::Lab;
+use sluice_lab::{Lab, VmState};
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,9 +16,16 @@ const WITHIN_US: u64 = 100_000;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let lab = ground.lab()?;
-    for (family, ipv6) in [("IPv4", false), ("IPv6", true)] {
-        let name = format!("doomed-{}-{}", ground.attempt, u8::from(ipv6));
-        let delay_us = delete_under_traffic(lab, &name, ipv6).await?;
+    let name = |family: &str| format!("deleted-{family}-{}", ground.attempt);
+    let (name4, name6) = (name("ipv4"), name("ipv6"));
+    let vm4 = lab.add_vm(&name4, "web", "front", "host-b").await?;
+    let vm6 = lab.add_vm(&name6, "web", "front", "host-b").await?;
+    let delays = try_join(
+        delete_under_traffic(lab, &name4, &vm4, false),
+        delete_under_traffic(lab, &name6, &vm6, true),
+    )
+    .await?;
+    for (family, delay_us) in [("IPv4", delays.0), ("IPv6", delays.1)] {
         println!("    {family} traffic stopped {delay_us} us after the deletion");
         ensure_timely!(
             delay_us <= WITHIN_US,
@@ -28,9 +36,8 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 }
 
 /// Microseconds from the deletion's answer to the sending of the last packet that arrived.
-async fn delete_under_traffic(lab: &Lab, name: &str, ipv6: bool) -> Result<u64, Failure> {
-    let vm = lab.add_vm(name, "web", "front", "host-b").await?;
-    let at = SocketAddr::new(address(&vm, ipv6)?, PORT).to_string();
+async fn delete_under_traffic(lab: &Lab, name: &str, vm: &VmState, ipv6: bool) -> Result<u64, Failure> {
+    let at = SocketAddr::new(address(vm, ipv6)?, PORT).to_string();
     let sink = Probe::listening(lab, name, &["sink", &at, "2"]).await?;
     let source = Probe::start(lab, "web-1", &["send", &at, "1000", "3"])?;
     tokio::time::sleep(Duration::from_secs(1)).await;

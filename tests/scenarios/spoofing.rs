@@ -38,7 +38,7 @@ async fn run(lab: &Lab, vm: &str, argv: &[&str]) -> Outcome {
 async fn counted(lab: &Lab, reason: &str, to: &str, ipv6: bool, options: &[&str]) -> Outcome {
     let vni = lab.vm("web-1")?.vni;
     let before = drops(lab, vni, reason).await?;
-    let options: Vec<&str> = ["-c", "3", "-i", "0.1", "-W", "1"].iter().chain(options).copied().collect();
+    let options: Vec<&str> = ["-c", "3", "-i", "0.1", "-W", "0.5"].iter().chain(options).copied().collect();
     let ping = ping(lab, "web-1", address(lab.vm(to)?, ipv6)?, &options).await?;
     ensure!(ping.received == 0, "forged packets to {to} were answered: {}", ping.text);
     eventually(Duration::from_secs(2), async || {

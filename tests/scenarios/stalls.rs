@@ -10,7 +10,7 @@
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
+use sluice_sys::{Scheduling, raise_thread_priority};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub fn watch() {
             let mut only = CpuSet::new();
             let pinned = only.set(processor).and_then(|()| sched_setaffinity(Pid::from_raw(0), &only));
             // A thread of ordinary priority would take the work of others for a stall.
-            if pinned.is_ok() && prefer_this_thread() == Scheduling::RealTime {
+            if pinned.is_ok() && raise_thread_priority() == Scheduling::RealTime {
                 watch_this_processor();
             } else {
                 println!("no stall probe on processor {processor}: no real-time priority");

@@ -129,7 +129,7 @@ pub async fn reaches(lab: &Lab, from: &str, to: &str) -> Outcome {
 
 /// Checks that no packet from a VM to an address is answered.
 pub async fn never_reaches(lab: &Lab, from: &str, target: IpAddr) -> Outcome {
-    let ping = ping(lab, from, target, &["-c", "3", "-i", "0.1", "-W", "1"]).await?;
+    let ping = ping(lab, from, target, &["-c", "3", "-i", "0.1", "-W", "0.5"]).await?;
     ensure!(ping.received == 0, "{from} -> {target} was answered: {}", ping.text);
     Ok(())
 }

@@ -54,6 +54,18 @@ static __always_inline struct vrf *vrf_at(__u32 cell, __u32 vni)
 	return vrf && READ_ONCE(vrf->vni) == vni ? vrf : NULL;
 }
 
+/* On a host: the first cell of the VRF's struct group. 0: none. */
+static __always_inline __u32 vrf_group(const struct vrf *vrf)
+{
+	return READ_ONCE(vrf->by_role);
+}
+
+/* On a gateway: bytes per period from which a flow of the VRF is an elephant. 0: the flow table's threshold. */
+static __always_inline __u32 vrf_elephant_bytes(const struct vrf *vrf)
+{
+	return READ_ONCE(vrf->by_role);
+}
+
 /* The next hop in `cell`, or NULL if it is not of this kind. */
 static __always_inline struct next_hop *next_hop_at(__u32 cell, __u8 kind)
 {

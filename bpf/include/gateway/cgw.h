@@ -33,7 +33,7 @@ __attribute__((noinline)) enum drop_reason classify(struct packet *packet)
 		return DROP_stale_index;
 	packet->vrf = cell;
 	packet->counters = READ_ONCE(vrf->counters);
-	packet->elephant_bytes = READ_ONCE(vrf->group);
+	packet->elephant_bytes = vrf_elephant_bytes(vrf);
 	return DROP_none;
 }
 

@@ -242,14 +242,15 @@ struct vrf {
 	__u64 lpm4;	/* root words */
 	__u64 lpm6;
 	/*
-	 * vSwitch: first cell of the struct group; 0: none. Gateway, where group_id is 0: bytes per period
-	 * from which a flow is an elephant; 0: the threshold of the flow table; ELEPHANT_NEVER: no flow is.
+	 * Read by vrf_group() on hosts and by vrf_elephant_bytes() on gateways (lookup.h), because a cell has no
+	 * room for both. Host: first cell of the struct group; 0: none. Gateway: bytes per period from which a
+	 * flow is an elephant; 0: the threshold of the flow table; ELEPHANT_NEVER: no flow is.
 	 */
-	__u32 group;
+	__u32 by_role;
 	__u16 mtu; /* of the tenant's interfaces, in bytes of IP packet */
 	__u16 flags;
 	__u32 router4;	/* source of ICMP errors, network order; 0: none */
-	__u32 group_id; /* only for the writer: id of the group in `group` */
+	__u32 group_id; /* host, only for the writer: id of the group; gateway: 0 */
 	__u8 router6[16];
 	__u32 routes4; /* number of routes, for metrics */
 	__u32 routes6;

@@ -366,7 +366,10 @@ __attribute__((noinline)) int dhcp_answer(struct __sk_buff *skb, __u32 port_cell
 		return port_drop(port->vni, DROP_dhcp_malformed);
 	if (answer == DHCP_NO_ANSWER)
 		return VERDICT_ABSORBED;
-	if (reply_begin(skb, DHCP_FRAME_BYTES) || dhcp_write(skb, request, port_cell, answer))
+	reason = reply_begin(skb, DHCP_FRAME_BYTES);
+	if (reason)
+		return port_drop(port->vni, reason);
+	if (dhcp_write(skb, request, port_cell, answer))
 		return port_drop(port->vni, DROP_headroom);
 	return reply_send(skb);
 }

@@ -36,17 +36,29 @@ static __always_inline __s32 checked_end(const struct frame *frame)
 	return frame->transport_at + 4;
 }
 
+static __always_inline int has_pending_checksum(struct __sk_buff *skb)
+{
+	const struct sk_buff *kernel = (const void *)skb;
+
+	return BPF_CORE_READ_BITFIELD_PROBED(kernel, ip_summed) == CHECKSUM_PARTIAL;
+}
+
+/* Offset in the packet at which the summing of a pending checksum begins. */
+static __always_inline __s64 checksum_begin(struct __sk_buff *skb)
+{
+	const struct sk_buff *kernel = (const void *)skb;
+
+	return BPF_CORE_READ(kernel, head) - BPF_CORE_READ(kernel, data) + BPF_CORE_READ(kernel, csum_start);
+}
+
 /* Whether a pending checksum will be stored over bytes that were checked. */
 static __always_inline int checksum_misplaced(struct __sk_buff *skb, const struct frame *frame)
 {
 	const struct sk_buff *kernel = (const void *)skb;
-	__s64 place;
 
-	if (BPF_CORE_READ_BITFIELD_PROBED(kernel, ip_summed) != CHECKSUM_PARTIAL)
+	if (!has_pending_checksum(skb))
 		return 0;
-	place = BPF_CORE_READ(kernel, head) - BPF_CORE_READ(kernel, data);
-	place += BPF_CORE_READ(kernel, csum_start) + BPF_CORE_READ(kernel, csum_offset);
-	return place < checked_end(frame);
+	return checksum_begin(skb) + BPF_CORE_READ(kernel, csum_offset) < checked_end(frame);
 }
 
 #endif

@@ -12,15 +12,16 @@
 
 #include "common/ip_write.h"
 #include "common/packet_sum.h"
+#include "vswitch/pending_checksum.h"
 #include "vswitch/port.h"
 
 #define REPLY_TTL 64
 
 /*
  * The bytes that reply_begin() removes behind the Ethernet header. The kernel forgets a pending
- * transport checksum (CHECKSUM_PARTIAL) only when the place where it begins is removed. So this is more
- * than any offset at which a VM's kernel requests one. Otherwise a device would later store a checksum
- * in the middle of the answer.
+ * transport checksum (CHECKSUM_PARTIAL) only when the place where it begins is removed. Otherwise a device
+ * would later store a checksum in the middle of the answer. The kernel of a VM requests none that begins
+ * so far behind in a packet that is answered.
  */
 #define REPLY_STRIP 256
 /* The bytes that the kernel insists on keeping: an IPv6 header. */
@@ -28,19 +29,23 @@
 
 /*
  * Makes an unshared, linear packet of `bytes`, at least 54, without offloads. Its bytes from 54 on are
- * zero. The packet must be IP. 0, or negative if memory ran out.
+ * zero. The packet must be IP. The reason of a failure is that memory ran out, or where a pending checksum
+ * begins.
  */
-static __always_inline long reply_begin(struct __sk_buff *skb, __u32 bytes)
+static __always_inline enum drop_reason reply_begin(struct __sk_buff *skb, __u32 bytes)
 {
-	long failed = bpf_skb_change_tail(skb, ETH_HLEN + REPLY_STRIP + REPLY_KEEP, 0);
+	long failed;
 
+	if (has_pending_checksum(skb) && checksum_begin(skb) >= REPLY_STRIP)
+		return DROP_pending_checksum;
+	failed = bpf_skb_change_tail(skb, ETH_HLEN + REPLY_STRIP + REPLY_KEEP, 0);
 	if (!failed)
 		failed = bpf_skb_adjust_room(skb, -REPLY_STRIP, BPF_ADJ_ROOM_MAC, 0);
 	if (!failed)
 		failed = bpf_skb_change_tail(skb, ETH_HLEN + REPLY_KEEP, 0);
 	if (!failed)
 		failed = bpf_skb_change_tail(skb, bytes, 0);
-	return failed;
+	return failed ? DROP_headroom : DROP_none;
 }
 
 /* Writes Ethernet: from the router to the VM. */

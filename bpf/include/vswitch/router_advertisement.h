@@ -99,11 +99,13 @@ __attribute__((noinline)) int router_advertise(struct __sk_buff *skb, __u32 port
 	struct ethernet_header *ethernet;
 	struct ipv6_header *ip;
 	struct cursor cursor;
+	enum drop_reason failed;
 
 	if (!port || !service || !node)
 		return port_drop(0, DROP_stale_index);
-	if (reply_begin(skb, ND_ADVERTISEMENT_FRAME))
-		return port_drop(port->vni, DROP_headroom);
+	failed = reply_begin(skb, ND_ADVERTISEMENT_FRAME);
+	if (failed)
+		return port_drop(port->vni, failed);
 	cursor = cursor_at(skb, 0);
 	if (!cursor_has(&cursor, ND_ADVERTISEMENT_FRAME))
 		return port_drop(port->vni, DROP_headroom);

@@ -52,7 +52,7 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 
 	if (!vrf || !node)
 		return port_drop(0, DROP_stale_index);
-	first = READ_ONCE(vrf->group) & CELL_INDEX_MASK;
+	first = vrf_group(vrf) & CELL_INDEX_MASK;
 	group = cell_at(first);
 	if (!first || !group)
 		return port_drop(vni, DROP_no_group);

@@ -78,6 +78,7 @@ __attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_ce
 	__u32 zero = 0, headers, icmp_at, bytes = QUOTE_MAX;
 	struct quote *quote = bpf_map_lookup_elem(&quotes, &zero);
 	struct icmp_error error = {};
+	enum drop_reason failed;
 	const struct vrf *vrf;
 	__u16 checksum;
 	__u64 sum;
@@ -99,8 +100,10 @@ __attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_ce
 	describe_vm_error(&error, port, node, frame->flags & FRAME_IPV6, reason == DROP_too_big);
 	error.quoted = bytes;
 	headers = ETH_HLEN + (frame->flags & FRAME_IPV6 ? ICMP6_ERROR_BYTES : ICMP4_ERROR_BYTES);
-	if (reply_begin(skb, headers + bytes) || write_vm_error(skb, frame, &error) ||
-	    bpf_skb_store_bytes(skb, headers, quote, bytes, 0))
+	failed = reply_begin(skb, headers + bytes);
+	if (failed)
+		return port_drop(port->vni, failed);
+	if (write_vm_error(skb, frame, &error) || bpf_skb_store_bytes(skb, headers, quote, bytes, 0))
 		return port_drop(port->vni, DROP_headroom);
 	icmp_at = headers - ICMP_BYTES;
 	sum = packet_sum(skb, icmp_at, ICMP_BYTES + bytes);

@@ -99,13 +99,15 @@ __attribute__((noinline)) int nd_answer(struct __sk_buff *skb, __u32 port_cell, 
 					struct nd_decision *decision)
 {
 	const struct port *port = vm_port_at(port_cell);
+	enum drop_reason failed;
 	struct cursor cursor;
 	__u64 target[2];
 
 	if (!port || !frame || !decision)
 		return port_drop(0, DROP_stale_index);
-	if (reply_begin(skb, ND_ADVERT_FRAME))
-		return port_drop(port->vni, DROP_headroom);
+	failed = reply_begin(skb, ND_ADVERT_FRAME);
+	if (failed)
+		return port_drop(port->vni, failed);
 	cursor = cursor_at(skb, 0);
 	if (!cursor_has(&cursor, ND_ADVERT_FRAME))
 		return port_drop(port->vni, DROP_headroom);

@@ -16,6 +16,9 @@ pub enum Error {
     /// Loading, attaching or reading the packet programs and their maps failed.
     #[error(transparent)]
     Datapath(#[from] sluice_datapath::Error),
+    /// An operation on a packet socket failed.
+    #[error(transparent)]
+    Sys(#[from] sluice_sys::Error),
     /// Writing the forwarding tables failed.
     #[error("forwarding tables")]
     Tables(#[from] sluice_tables::Error),

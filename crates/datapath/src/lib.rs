@@ -12,8 +12,6 @@ mod events;
 pub mod kernel;
 mod maps;
 mod object;
-mod packet;
-pub mod realtime;
 mod ring;
 mod sys;
 
@@ -32,7 +30,6 @@ pub use error::Error;
 pub use events::{Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
 pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS};
 pub use object::ObjectName;
-pub use packet::{Answers, PacketSocket};
 use ring::Ring;
 
 /// Which programs to load and where to pin them.

@@ -74,3 +74,8 @@ pub(crate) fn mac_from_bytes(bytes: [u8; 8]) -> MacAddr {
     let [a, b, c, d, e, f, ..] = bytes;
     MacAddr::new([a, b, c, d, e, f])
 }
+
+/// The elephant threshold of a VRF, in bytes per period. `None` if it has none, or if it has a group.
+pub(crate) fn elephant_bytes(cell: &layout::vrf) -> Option<u32> {
+    (cell.group_id == 0 && cell.by_role != 0).then_some(cell.by_role)
+}

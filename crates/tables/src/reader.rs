@@ -6,7 +6,7 @@
 //! while the writer works, the writer's [`Grace`](crate::Grace) must wait for it as well, as
 //! [`WaitForThreads`](crate::WaitForThreads) does.
 
-use crate::encoding::address_from_bytes;
+use crate::encoding::{address_from_bytes, elephant_bytes};
 use crate::entries::{Target, Vrf};
 use crate::exact::{Hashing, Key, buckets_of, is_filled};
 use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop, superblock};
@@ -230,8 +230,7 @@ impl Reader {
     /// True if hosts may be notified of direct paths for a network's flows: its VRF is in the tables, and its
     /// threshold is not [`Vrf::NEVER_ELEPHANTS`].
     pub fn is_offloaded(&self, vni: Vni) -> bool {
-        let may_have_elephants = |cell: layout::vrf| cell.group_id != 0 || cell.group != Vrf::NEVER_ELEPHANTS;
-        self.vrf_cell(vni).is_some_and(may_have_elephants)
+        self.vrf_cell(vni).is_some_and(|cell| elephant_bytes(&cell) != Some(Vrf::NEVER_ELEPHANTS))
     }
 
     /// MTU of a network: longest IP packet in bytes. `None` if its VRF is not in the tables.

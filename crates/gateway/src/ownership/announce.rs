@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sluice_agent::Error;
 use sluice_agent::frames::{announcement, reverse_arp};
 use sluice_agent::netlink::Link;
-use sluice_datapath::PacketSocket;
+use sluice_sys::PacketSocket;
 use sluice_types::MacAddr;
 
 /// Announces vIPs: on a layer 2 network by [`Layer2Announcer`]. In a routed fabric an implementation would

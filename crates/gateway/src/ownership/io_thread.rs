@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 use sluice_cluster::{AnnounceReason, Incident, MESSAGE_BYTES_MAX};
-use sluice_datapath::realtime::{Scheduling, prefer_this_thread};
+use sluice_sys::{Scheduling, raise_thread_priority};
 use sluice_tables::AgentHeartbeat;
 
 use tokio::sync::{Notify, watch};
@@ -85,7 +85,7 @@ pub struct IoThread {
 impl IoThread {
     /// Runs until the other end of the waker is closed.
     pub fn run(mut self) {
-        match prefer_this_thread() {
+        match raise_thread_priority() {
             Scheduling::RealTime => {}
             scheduling => tracing::warn!(
                 ?scheduling,

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use sluice_agent::Error;
 use sluice_agent::frames::{neighbor_probe, parse_probe_reply};
 use sluice_agent::underlay::Vteps;
-use sluice_datapath::{Answers, PacketSocket};
+use sluice_sys::{LinkReply, PacketSocket};
 use sluice_types::MacAddr;
 
 /// A neighbor that may be probed: a next hop, and the interface that leads to it.
@@ -107,8 +107,8 @@ impl Witness {
     /// If the process lacks CAP_NET_RAW.
     pub fn new(own: Vteps) -> Result<Self, Error> {
         Ok(Self {
-            arp: PacketSocket::listen(Answers::Arp)?,
-            neighbor_discovery: PacketSocket::listen(Answers::Neighbours)?,
+            arp: PacketSocket::listen(LinkReply::Arp)?,
+            neighbor_discovery: PacketSocket::listen(LinkReply::NeighborAdvertisement)?,
             probes: WitnessProbes::default(),
             own,
         })

@@ -18,6 +18,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("sluice-client", &["sluice-types"]),
     ("sluice-southbound", &["sluice-types"]),
     ("sluice-placement", &["sluice-types"]),
+    ("sluice-sys", &[]),
     ("sluice-datapath", &["sluice-types", "sluice-tables", "sluice-tables-testing"]),
     (
         "sluice-controller",
@@ -40,6 +41,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "sluice-rsp",
             "sluice-southbound",
             "sluice-datapath",
+            "sluice-sys",
         ],
     ),
     (
@@ -52,6 +54,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "sluice-cluster",
             "sluice-southbound",
             "sluice-datapath",
+            "sluice-sys",
             "sluice-agent",
         ],
     ),
@@ -63,6 +66,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
             "sluice-rsp",
             "sluice-southbound",
             "sluice-datapath",
+            "sluice-sys",
             "sluice-agent",
         ],
     ),

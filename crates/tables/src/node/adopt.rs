@@ -276,11 +276,11 @@ impl NodeTables {
         let memory = self.pool.memory();
         for &cell in self.vrfs.values() {
             let known: vrf = memory.read(cell);
-            // Without an identifier the word is not a group but a gateway's threshold.
+            // Without an identifier, `by_role` is a gateway's threshold.
             if known.group_id != 0 {
                 let group = self.groups.get(&known.group_id).copied().unwrap_or(0);
-                if known.group != group {
-                    memory.store32(cell, offset_of!(vrf, group), group);
+                if known.by_role != group {
+                    memory.store32(cell, offset_of!(vrf, by_role), group);
                 }
                 if group == 0 {
                     memory.store32(cell, offset_of!(vrf, group_id), 0);

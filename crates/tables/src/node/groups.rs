@@ -119,7 +119,7 @@ impl NodeTables {
         let memory = self.pool.memory();
         for &cell in self.vrfs.values() {
             if memory.load32(cell, offset_of!(vrf, group_id)) == id {
-                memory.store32(cell, offset_of!(vrf, group), run);
+                memory.store32(cell, offset_of!(vrf, by_role), run);
                 if run == 0 {
                     memory.store32(cell, offset_of!(vrf, group_id), 0);
                 }

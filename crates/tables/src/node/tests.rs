@@ -164,13 +164,13 @@ fn vrfs_follow_changes_of_their_groups() {
     assert!(tables.upsert_group(&group).unwrap());
     assert!(!tables.upsert_group(&group).unwrap());
     assert!(tables.upsert_vrf(&vrf).unwrap());
-    let run = |tables: &NodeTables| tables.memory().read::<layout::vrf>(tables.vrfs[&5]).group;
+    let run = |tables: &NodeTables| tables.memory().read::<layout::vrf>(tables.vrfs[&5]).by_role;
     assert_eq!(run(&tables), tables.groups[&3]);
     let group = Group { id: 3, vips: (1..=63).map(|i| ip(&format!("192.0.2.{i}"))).collect() };
     assert!(tables.upsert_group(&group).unwrap());
     assert_eq!(run(&tables), tables.groups[&3]);
     // As if the writer had been killed before it pointed the VRF to the new group.
-    tables.memory().store32(tables.vrfs[&5], offset_of!(layout::vrf, group), 77);
+    tables.memory().store32(tables.vrfs[&5], offset_of!(layout::vrf, by_role), 77);
     tables = adopt_again(tables);
     assert_eq!(run(&tables), tables.groups[&3]);
     assert_eq!(tables.groups().collect::<Vec<_>>(), [group]);

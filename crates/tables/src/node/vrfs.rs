@@ -1,7 +1,7 @@
 //! Changes of VRFs, and the allotment of per-VNI counters to them.
 
 use super::NodeTables;
-use crate::encoding::{ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
+use crate::encoding::{elephant_bytes, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
 use crate::entries::{Vrf, VrfEntry};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
@@ -101,7 +101,7 @@ fn decode_vrf(cell: &vrf) -> Option<VrfEntry> {
         router4: ipv4_from_word(cell.router4),
         router6: ipv6_from_bytes(cell.router6),
         group: (cell.group_id != 0).then_some(cell.group_id),
-        elephant_bytes: (cell.group_id == 0 && cell.group != 0).then_some(cell.group),
+        elephant_bytes: elephant_bytes(cell),
     };
     Some(VrfEntry { vrf, counters: cell.counters, routes4: cell.routes4, routes6: cell.routes6 })
 }
@@ -122,8 +122,7 @@ impl NodeTables {
     /// [`Error::UnknownGroup`], [`Error::Full`], [`Error::Invalid`] for a threshold of 0 or one together with
     /// a group.
     pub fn upsert_vrf(&mut self, vrf: &Vrf) -> Result<bool, Error> {
-        // One word of the cell holds the group or the threshold.
-        let group = match (vrf.group, vrf.elephant_bytes) {
+        let by_role = match (vrf.group, vrf.elephant_bytes) {
             (None, None) => 0,
             (Some(id), None) => *self.groups.get(&id).ok_or(Error::UnknownGroup(id))?,
             (None, Some(bytes @ 1..)) => bytes,
@@ -145,7 +144,7 @@ impl NodeTables {
         let new = layout::vrf {
             vni: vrf.vni.get(),
             counters,
-            group,
+            by_role,
             group_id: vrf.group.unwrap_or(0),
             mtu: vrf.mtu,
             router4: ipv4_to_word(vrf.router4),

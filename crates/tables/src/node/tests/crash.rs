@@ -77,7 +77,7 @@ impl CheckingGrace {
             assert_eq!(port.vrf, self.cell(port.vni, 0), "a port's VRF");
         }
         for cell in [5, 6, 7].map(|vni| self.cell(vni, 0)).into_iter().filter(|&cell| cell != 0) {
-            let group = self.memory.load32(cell, offset_of!(layout::vrf, group));
+            let group = self.memory.load32(cell, offset_of!(layout::vrf, by_role));
             let has_no_group = self.memory.load32(cell, offset_of!(layout::vrf, group_id)) == 0;
             assert!(
                 has_no_group || group == 0 || group == self.cell(layout::EXACT_GROUP_VNI, 3),
@@ -143,7 +143,7 @@ fn check_answers(tables: &NodeTables) {
         assert!(matches!(reader.find_index(*vni, 0), Lookup::Hit(hit) if hit.cell == cell));
         let known: layout::vrf = tables.memory().read(cell);
         if known.group_id != 0 {
-            assert_eq!(Some(known.group), tables.groups.get(&known.group_id).copied());
+            assert_eq!(Some(known.by_role), tables.groups.get(&known.group_id).copied());
         }
     }
 }
