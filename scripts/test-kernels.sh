@@ -99,7 +99,7 @@ write_init() {
 /bin/busybox --install -s /bin
 # busybox has an ip of its own; iproute2 is in /sbin or /usr/sbin.
 rm -f /bin/ip
-export PATH=/usr/sbin:/sbin:/usr/bin:/bin RUST_BACKTRACE=0 SLUICE_OPERATIONS=20000
+export PATH=/usr/sbin:/sbin:/usr/bin:/bin RUST_BACKTRACE=0 SLUICE_OPERATIONS=20000 PROPTEST_CASES=32
 for module in $modules; do insmod /modules/\$module.ko; done
 mount -t proc proc /proc
 mount -t sysfs sys /sys

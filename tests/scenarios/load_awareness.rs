@@ -6,9 +6,9 @@
 use crate::Ground;
 use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, path_to};
 use futures::{StreamExt, TryStreamExt, stream};
-use sluice_client::{Gateway, NewInstance, NewSubnet, NewVpc, Subnet, Vpc};
+use sluice_client::{Gateway, NewInstance, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
 use sluice_lab::{Lab, Options};
-use sluice_types::{SubnetId, VpcId};
+use sluice_types::{PeeringId, SubnetId, VpcId};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -23,8 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Number of instances that makes their table grow to half of the memory, which is the last time that it can
 /// grow.
 const INSTANCES: usize = 4_600;
-/// Approximate part of the memory that a network with one subnet needs.
-const SHARE_EACH: f64 = 0.000_25;
+/// Number of subnets of the VPC with which the fillers are peered: each filler gets so many routes of a family.
+const SUBNETS: u8 = 40;
+/// Approximate part of the memory that a filler needs.
+const SHARE_EACH: f64 = 0.001;
 /// API calls in progress at the same time.
 const PARALLEL: usize = 8;
 /// Tolerance of the share of used memory.
@@ -81,53 +83,47 @@ async fn offloads_all(lab: &Lab, wanted: bool) -> Outcome {
     .await
 }
 
-/// Networks that fill the gateways' tables: one with instances without ports, which uses most of the memory
-/// at once, and many with one subnet each, which use the rest step by step.
+/// VPCs that fill the gateways' tables. The first has many subnets, and instances without ports, which use most of
+/// the memory at once. The others are peered with it, and use the rest step by step.
 struct Filler<'a> {
     lab: &'a Lab,
-    /// The VPC whose tenant and cluster the networks get.
+    /// The VPC whose tenant and cluster the fillers get.
     like: Vpc,
-    made: Vec<(VpcId, SubnetId)>,
-    number: usize,
+    /// The VPC with many subnets.
+    first: VpcId,
+    peered: Vec<(VpcId, PeeringId)>,
+    /// Number of VPCs that were created.
+    created: usize,
 }
 
 impl<'a> Filler<'a> {
     async fn new(lab: &'a Lab) -> Result<Self, Failure> {
         let like = lab.api().get::<Vpc>(lab.vpc("web")?.id).await?;
-        let filler = Self { lab, like, made: Vec::new(), number: 0 };
-        let (vpc, subnet) = filler.network(0).await?;
-        let host = lab.node("host-b")?.id.parse()?;
-        let new = (0..INSTANCES).map(|number| NewInstance {
-            name: format!("filler-{number}"),
-            subnet,
-            host,
-            mac: None,
-            ipv4: None,
-            ipv6: None,
-        });
-        lab.api().create_instances(vpc, &new.collect::<Vec<_>>()).await?;
-        Ok(filler)
+        let first = create_vpc(lab, &like, 0).await?;
+        let mut instances_in = None;
+        for number in 0..SUBNETS {
+            // Routes that are far apart share little memory.
+            let (ipv4, ipv6) = (format!("10.{}.0.0/16", 100 + number), format!("fd00:{}::/64", 200 + number));
+            let (ipv4, ipv6) = (Some(ipv4.parse()?), Some(ipv6.parse()?));
+            let subnet = NewSubnet { name: format!("subnet-{number}"), ipv4, ipv6, dns: Vec::new() };
+            instances_in = Some(lab.api().create(first, &subnet).await?.object.id);
+        }
+        let subnet = instances_in.ok_or_else(|| Failure::new("no subnets"))?;
+        create_instances(lab, first, subnet).await?;
+        Ok(Self { lab, like, first, peered: Vec::new(), created: 1 })
     }
 
-    async fn delete(&self, vpc: VpcId, subnet: SubnetId) -> Outcome {
-        self.lab.api().delete::<Subnet>(subnet, None).await?;
+    /// Creates a VPC that is peered with the first.
+    async fn create_peered(&self, number: usize) -> Result<(VpcId, PeeringId), Failure> {
+        let vpc = create_vpc(self.lab, &self.like, number).await?;
+        let peering = NewPeering { name: format!("filler-{number}"), vpcs: [self.first, vpc] };
+        Ok((vpc, self.lab.api().create((), &peering).await?.object.id))
+    }
+
+    async fn delete(&self, vpc: VpcId, peering: PeeringId) -> Outcome {
+        self.lab.api().delete::<Peering>(peering, None).await?;
         self.lab.api().delete::<Vpc>(vpc, None).await?;
         Ok(())
-    }
-
-    async fn network(&self, number: usize) -> Result<(VpcId, SubnetId), Failure> {
-        let vpc = NewVpc {
-            name: format!("filler-{number}"),
-            tenant: self.like.tenant,
-            cluster: Some(self.like.cluster),
-            vni: None,
-            mtu: None,
-            offload_kbps: None,
-        };
-        let vpc = self.lab.api().create((), &vpc).await?.object.id;
-        let (ipv4, ipv6) = (Some("10.200.0.0/16".parse()?), Some("fd00:200::/64".parse()?));
-        let subnet = NewSubnet { name: "all".to_owned(), ipv4, ipv6, dns: Vec::new() };
-        Ok((vpc, self.lab.api().create(vpc, &subnet).await?.object.id))
     }
 
     /// The share of used table memory that a gateway reports when it has all entries.
@@ -138,23 +134,23 @@ impl<'a> Filler<'a> {
         Ok(self.lab.metrics(gateway).await?.sum("sluice_gateway_load_ratio", &[("resource", "tables")]))
     }
 
-    /// Creates or deletes networks until this share of the tables' memory is used.
+    /// Creates or deletes VPCs until this share of the tables' memory is used.
     async fn fill(&mut self, wanted: f64) -> Outcome {
         for _ in 0..5 {
             let missing = wanted - self.share(GATEWAYS[0]).await?;
             if missing.abs() < NEAR {
                 break;
             }
-            let networks = (missing.abs() / SHARE_EACH) as usize;
+            let vpcs = (missing.abs() / SHARE_EACH) as usize;
             if missing > 0.0 {
-                let first = self.number + 1;
-                self.number += networks;
-                let create = (first..=self.number).map(|number| self.network(number));
-                let made: Vec<_> = stream::iter(create).buffered(PARALLEL).try_collect().await?;
-                self.made.extend(made);
+                let first = self.created;
+                self.created += vpcs;
+                let create = (first..self.created).map(|number| self.create_peered(number));
+                let peered: Vec<_> = stream::iter(create).buffered(PARALLEL).try_collect().await?;
+                self.peered.extend(peered);
             } else {
-                let removed = self.made.split_off(self.made.len().saturating_sub(networks));
-                let delete = removed.into_iter().map(|(vpc, subnet)| self.delete(vpc, subnet));
+                let removed = self.peered.split_off(self.peered.len().saturating_sub(vpcs));
+                let delete = removed.into_iter().map(|(vpc, peering)| self.delete(vpc, peering));
                 stream::iter(delete).buffered(PARALLEL).try_collect::<Vec<()>>().await?;
             }
         }
@@ -167,4 +163,30 @@ impl<'a> Filler<'a> {
         }
         Ok(())
     }
+}
+
+async fn create_vpc(lab: &Lab, like: &Vpc, number: usize) -> Result<VpcId, Failure> {
+    let vpc = NewVpc {
+        name: format!("filler-{number}"),
+        tenant: like.tenant,
+        cluster: Some(like.cluster),
+        vni: None,
+        mtu: None,
+        offload_kbps: None,
+    };
+    Ok(lab.api().create((), &vpc).await?.object.id)
+}
+
+async fn create_instances(lab: &Lab, vpc: VpcId, subnet: SubnetId) -> Outcome {
+    let host = lab.node("host-b")?.id.parse()?;
+    let new = (0..INSTANCES).map(|number| NewInstance {
+        name: format!("filler-{number}"),
+        subnet,
+        host,
+        mac: None,
+        ipv4: None,
+        ipv6: None,
+    });
+    lab.api().create_instances(vpc, &new.collect::<Vec<_>>()).await?;
+    Ok(())
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: which node of the cluster an underlay address belongs to.
+ * Gateway: whether an underlay address is this node's VTEP, a vIP of its cluster, or neither.
  *
  * Contract: the caller gives the destination addresses, IP and MAC, of a packet. The packet is neither
  * read nor changed. Reads only the map `cells`.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, stages "classify" and "CGW": the VPC of the packet, its route, the peerings that the route
- * follows, and the endpoint with its host.
+ * Gateway, stages "classify" and "CGW" (cloud gateway, a term of LuoShen): the VPC of the packet, its
+ * route, the peerings that the route follows, and the endpoint with its host.
  *
  * Contract: classify() expects vni, and fills in vrf, counters and elephant_bytes. route() expects
  * these and the tenant's frame, and fills in routed, final_vni, mtu, endpoint_mac and next_hop. Both
@@ -79,8 +79,8 @@ static __always_inline enum drop_reason follow_route(struct packet *packet)
 }
 
 /*
- * The VM-NC mapping: MAC address and host of the instance with this address, which is of the frame's
- * family.
+ * The MAC address and host of the instance with this address, which is of the frame's family (the VM-NC
+ * mapping of Sailfish).
  */
 static __always_inline enum drop_reason find_endpoint(__u32 vni, const struct frame *frame,
 						      const __u64 *address, struct exact_hit *hit)

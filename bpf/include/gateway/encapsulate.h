@@ -3,7 +3,7 @@
  * Gateway: writes the outer headers of packets that it sends: Ethernet, IPv4 or IPv6, UDP and VXLAN.
  *
  * Contract: the cursor is at the first byte that is written, and the caller has checked the bounds.
- * UDP's checksum is left zero, which only IPv4 allows: seal_udp6() computes it. Uses no map.
+ * UDP's checksum is left zero, which only IPv4 allows: store_udp6_checksum() computes it. Uses no map.
  */
 #ifndef SLUICE_ENCAPSULATE_H
 #define SLUICE_ENCAPSULATE_H
@@ -94,7 +94,7 @@ static __always_inline void write_outer6(struct cursor *cursor, const struct out
 }
 
 /* Computes the UDP checksum of a packet over IPv6 from all its bytes. UDP's checksum is zero before. */
-static __always_inline enum drop_reason seal_udp6(struct xdp_md *ctx, const struct outer *outer)
+static __always_inline enum drop_reason store_udp6_checksum(struct xdp_md *ctx, const struct outer *outer)
 {
 	__u64 sum = packet_sum(ctx, ETH_HLEN + IPV6_BYTES, outer->udp_bytes), source[2];
 	struct cursor cursor = cursor_at(ctx, ETH_HLEN + IPV6_BYTES);

@@ -123,7 +123,7 @@ static __always_inline enum drop_reason rewrite_outer(struct xdp_md *ctx, const 
 	if (!cursor_has(&cursor, TUNNEL6_BYTES))
 		return DROP_headroom;
 	write_outer6(&cursor, outer);
-	return carry ? DROP_none : seal_udp6(ctx, outer);
+	return carry ? DROP_none : store_udp6_checksum(ctx, outer);
 }
 
 /*

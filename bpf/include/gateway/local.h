@@ -28,7 +28,7 @@ static __always_inline __u64 owned_mac(const struct exact_hit *hit)
  * Sends an answer to a question whose destination MAC address was `asked`. Normally its source is the
  * vMAC, so that switches keep the vMAC's location. While the agent is away, another gateway may have
  * taken over the vIP and answer questions that were sent to all. An answer from the vMAC would then
- * direct the switch's packets to this node, whose neighbors may be lost since its link failed. So the
+ * teach switches to send the vIP's packets to this node, although another gateway owns the vIP. So the
  * source becomes the port's own MAC address: the content is true whichever gateway owns the vIP, and
  * switches learn nothing from it. (A function that answer_underlay() calls: the stack of Linux 6.1 has
  * no room for it below the others.)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway, stage "SW": the path to a next hop through the underlay, and the ends of a packet's way:
- * dropped or sent.
+ * Gateway, stage "SW" (switch): resolves the MAC address and the interface of an underlay next hop, and
+ * sends or drops the packet.
  *
  * Contract: a next hop's MAC address and port are cached in its cell for L2_LIFETIME_NS; the kernel's
  * FIB is asked when they have expired. The packet is not changed. Uses the maps `cells` and those of

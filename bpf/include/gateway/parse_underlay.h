@@ -17,7 +17,7 @@
 #include "gateway/packet.h"
 #include "gateway/vxlan.h"
 
-/* Whether the packet, from the cursor at its first byte on, has less than `bytes`, fragments included. */
+/* True if the whole packet, fragments included, is shorter than `bytes`. The cursor is at its first byte. */
 static __always_inline int is_truncated(struct xdp_md *ctx, const struct cursor *start, __u32 bytes)
 {
 	return start->end - start->at < bytes && context_bytes(ctx) < bytes;

@@ -28,7 +28,7 @@ static __always_inline int send_back(struct xdp_md *ctx, const struct packet *pa
 		.udp_bytes = TUNNEL_BYTES + frame_bytes,
 	};
 
-	if (!node || !port)
+	if (!node || !port || port->ifindex != ctx->ingress_ifindex)
 		return drop(packet->vni, DROP_stale_index);
 	outer.source_mac = underlay_port_mac(port);
 	if (packet->ipv6) {
@@ -38,7 +38,7 @@ static __always_inline int send_back(struct xdp_md *ctx, const struct packet *pa
 			return drop(packet->vni, DROP_headroom);
 		write_outer6(&cursor, &outer);
 		write_vxlan(&cursor, &outer);
-		if (seal_udp6(ctx, &outer))
+		if (store_udp6_checksum(ctx, &outer))
 			return drop(packet->vni, DROP_headroom);
 		return XDP_TX;
 	}

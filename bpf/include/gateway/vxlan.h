@@ -15,10 +15,10 @@
 #define TUNNEL4_BYTES (ETH_HLEN + IPV4_BYTES + TUNNEL_BYTES)
 #define TUNNEL6_BYTES (ETH_HLEN + IPV6_BYTES + TUNNEL_BYTES)
 /*
- * How much longer the outer IP packet is than the tenant's IP packet: the MTU of an underlay interface
- * has room for both. The tenant's Ethernet header counts, the outer one does not.
+ * How much longer the outer IP packet is than the tenant's IP packet, for MTUs. The tenant's Ethernet header
+ * is in the outer packet.
  */
-#define OVERHEAD4 TUNNEL4_BYTES
-#define OVERHEAD6 TUNNEL6_BYTES
+#define OVERHEAD4 (IPV4_BYTES + TUNNEL_BYTES + ETH_HLEN)
+#define OVERHEAD6 (IPV6_BYTES + TUNNEL_BYTES + ETH_HLEN)
 
 #endif

@@ -6,7 +6,8 @@
  * 28 bits are used (16 GiB of tables). New cells are zero, and zero always means "empty": index 0 is the
  * superblock, which no entry refers to.
  *
- * Contract: there is one writer, the agent, and any number of readers. Each structure states which of its
+ * Contract: the agent is the only writer, except for `l2`, `l2_expires_ns` and `used` of a struct next_hop,
+ * which packets store. There are any number of readers. Each structure states which of its
  * words is published by an atomic store. All cells that such a word refers to are complete before it is
  * stored, and are reused only after a grace period. crates/tables binds this at build time. A change that
  * an old agent cannot read changes TABLES_LAYOUT_VERSION.
@@ -107,8 +108,8 @@ struct exact_bucket {
  *
  * Only the writer uses `addresses`: the full IPv6 address of each slot, 16 bytes, high half first, at 16
  * times the slot's number in a run of cells, so that a new agent can restore every entry from the tables
- * alone. The first cell is in the low half. The high half has the first cell of the buckets that the run
- * belongs to: of the two words, the one with the current buckets is valid.
+ * alone. The low half of a word is the first cell of the run, the high half the first cell of the buckets
+ * that the run belongs to. The word whose high half equals the current buckets is valid.
  */
 struct exact_root {
 	__u64 buckets;
@@ -149,7 +150,7 @@ struct exact_conflict {
  *
  *   LPM_NARROW, LPM_WIDE, LPM_LONG   a bucket: one cell with the few routes
  *              that begin with the bits so far, longest first. Replaced as a
- *              whole, but for a leaf, which is one word.
+ *              whole; only a single leaf is changed in place.
  *   LPM_DIRECTORY2, 4, 8   a directory of the next 2, 4 or 8 bits
  *   LPM_SKIP   bits that all routes below share: one cell, which refers to a
  *              directory
@@ -248,7 +249,7 @@ struct vrf {
 	 */
 	__u32 by_role;
 	__u16 mtu; /* of the tenant's interfaces, in bytes of IP packet */
-	__u16 flags;
+	__u16 reserved16;
 	__u32 router4;	/* source of ICMP errors, network order; 0: none */
 	__u32 group_id; /* host, only for the writer: id of the group; gateway: 0 */
 	__u8 router6[16];

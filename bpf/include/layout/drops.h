@@ -22,7 +22,7 @@
 	DROP(10, inner_ethertype, "tenant frame is neither ARP, IPv4 nor IPv6") \
 	DROP(11, inner_checksum, "tenant IPv4 header checksum is wrong") \
 	DROP(12, inner_source, "tenant source address is unspecified, multicast, broadcast or loopback") \
-	DROP(13, multicast, "tenant broadcast or multicast that is not answered") \
+	DROP(13, multicast, "tenant broadcast, multicast, ARP or ND message that needs no answer") \
 	DROP(14, no_route, "no route in the VPC for the destination") \
 	DROP(15, route_drop, "route of the VPC drops the packets") \
 	DROP(16, peer_loop, "more than 8 peered VPCs in a row") \

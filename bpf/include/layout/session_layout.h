@@ -6,8 +6,10 @@
  * Contract: sessions.h is the C interface. crates/tables binds this at build time, and removes expired
  * sessions. A change that an old agent cannot read changes SESSIONS_LAYOUT_VERSION.
  *
- * There are two tables, one for each family. Each is an array of buckets, and a bucket is a cell of eight
- * words and seven records. Word 0 has one byte for each record, its hint, and word i + 1 is the tag word of
+ * No attached program uses sessions yet.
+ *
+ * There are two tables, one for each family. Each is an array of buckets. A bucket has eight words and seven
+ * records. Word 0 has one byte for each record, its hint, and word i + 1 is the tag word of
  * record i. There is no allocator. A key has two candidate buckets by a seeded hash. A session is stored in
  * the emptier one (the first if they are equal), in the next empty slot from the one that its tag prefers,
  * and never moves.

@@ -1,5 +1,5 @@
-//! Applies the controller's updates to the forwarding tables, step by step. Changes when an update gets
-//! another kind of entry, or steps end differently.
+//! Applies the controller's updates to the forwarding tables, step by step. This file changes when an update
+//! gets another kind of entry, or steps end differently.
 //!
 //! A step is one or more messages; the last one has a revision. Steps are idempotent: after a crash the
 //! controller sends again what was not applied. A snapshot is applied over the existing tables: its entries

@@ -1,4 +1,4 @@
-//! Command line options that gateways and hosts share. Changes when such an option is added.
+//! Command line options that gateways and hosts share. This file changes when such an option is added.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Delays between attempts to reach the controller. Changes when the controller should be retried at another
-//! rate.
+//! Delays between attempts to reach the controller. This file changes when the controller should be retried at
+//! another rate.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The identity of this node: the certificate of an earlier start, or a new one that the controller issues
-//! for the token of the enrollment file. Changes with the way in which nodes get certificates.
+//! The identity of this node: the certificate of an earlier start, or a new one that the controller issues for
+//! the token of the enrollment file. This file changes with the way in which nodes get certificates.
 
 use std::path::Path;
 

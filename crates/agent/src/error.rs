@@ -1,4 +1,5 @@
-//! Errors of an agent, and how they are written on one line. Changes with what an agent may fail to do.
+//! Errors of an agent, and how they are written on one line. This file changes with what an agent may fail to
+//! do.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! Queues of events that the packet programs fill, as asynchronous sources. Changes when events come by
-//! another kind of kernel queue.
+//! Queues of events that the packet programs fill, as asynchronous sources. This file changes when events come
+//! by another kind of kernel queue.
 
 use std::future::Future;
 

@@ -1,5 +1,5 @@
 //! Frames that an agent builds and parses: announcements of vIPs and neighbor probes on the underlay, and
-//! router advertisements to VMs. Changes when an agent has to send another kind of frame.
+//! router advertisements to VMs. This file changes when an agent has to send another kind of frame.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

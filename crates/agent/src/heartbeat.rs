@@ -1,5 +1,5 @@
-//! Heartbeats: what a node reports about itself every second. Changes when the controller needs another
-//! figure.
+//! Heartbeats: what a node reports about itself every second. This file changes when the controller needs
+//! another figure.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The node's local API: JSON over HTTP on a Unix socket that only root can open. Changes when a command of
+//! The node's local API: JSON over HTTP on a Unix socket that only root can open. This file changes when a command of
 //! `sluice agent` needs another answer.
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! Prometheus metrics, gathered at each scrape. The metrics of a role come from its [`MetricSource`]s.
-//! Changes when a metric is added that all nodes have.
+//! Prometheus metrics, gathered at each scrape. The metrics of a role come from its [`MetricSource`]s. This
+//! file changes when a metric is added that all nodes have.
 
 use std::sync::Arc;
 

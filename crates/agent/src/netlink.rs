@@ -1,5 +1,5 @@
-//! The kernel's interfaces, addresses, routes and neighbors, by rtnetlink. Changes when an agent needs
-//! another request.
+//! The kernel's interfaces, addresses, routes and neighbors, by rtnetlink. This file changes when an agent
+//! needs another request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

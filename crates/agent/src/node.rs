@@ -1,5 +1,5 @@
-//! The life of a node agent, the same for gateways and hosts: from the command line to a running node, and
-//! its removal. Changes when a node opens, adopts or serves something else.
+//! The life of a node agent, the same for gateways and hosts: from the command line to a running node, and its
+//! removal. This file changes when a node opens, adopts or serves something else.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The interface between the agent and the role of its node, gateway or host: what a role does with the
-//! entries of an update that only it has. Changes when a new kind of entry is particular to a role.
+//! The interface between the agent and the role of its node, gateway or host: what a role does with the entries
+//! of an update that only it has. This file changes when a new kind of entry is particular to a role.
 
 use std::fmt::Display;
 use std::net::IpAddr;

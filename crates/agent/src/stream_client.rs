@@ -1,6 +1,6 @@
 //! The node's end of the controller's update stream: connects, applies and acknowledges updates, sends
-//! heartbeats, and reconnects whenever the stream ends. Changes with the order of these, or when the stream
-//! carries something else.
+//! heartbeats, and reconnects whenever the stream ends. This file changes with the order of these, or when the
+//! stream carries something else.
 //!
 //! ```text
 //!                      connected: Hello with the applied revision

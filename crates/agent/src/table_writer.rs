@@ -1,5 +1,5 @@
-//! The thread that writes the tables: the only one of the process. Changes with the way in which work is
-//! handed to it.
+//! The thread that writes the tables: the only one of the process. This file changes with the way in which work
+//! is handed to it.
 //!
 //! A large update takes milliseconds and waits for grace periods, which must not block the threads that serve
 //! sockets.

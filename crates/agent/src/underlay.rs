@@ -1,5 +1,5 @@
-//! This node's interfaces and addresses on the underlay, as the packet programs need them. Changes when
-//! programs need another property of an interface.
+//! This node's interfaces and addresses on the underlay, as the packet programs need them. This file changes
+//! when programs need another property of an interface.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,5 @@
 //! Reports the traffic of each VNI to the controller: counters, and only those that changed since the last
-//! report. Changes with the rate or the size of these reports.
+//! report. This file changes with the rate or the size of these reports.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;

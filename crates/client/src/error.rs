@@ -118,6 +118,14 @@ pub enum Error {
         /// Names of the nodes that have not acknowledged the revision of the object.
         behind: Vec<String>,
     },
+    /// A change that takes several steps, such as a drain or a move, was not complete before the timeout.
+    #[error("the change of {what} is not complete after {} s", waited.as_secs())]
+    NotComplete {
+        /// Kind and id of the object.
+        what: String,
+        /// Timeout of the wait.
+        waited: Duration,
+    },
 }
 
 fn hint(error: &reqwest::Error) -> &'static str {

@@ -37,6 +37,7 @@ pub use placement::{
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
+pub use wait::Deadline;
 
 /// Result of every call.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,4 +1,4 @@
-//! The vIP scheduler. Changes with `/v1/scheduler` of the API.
+//! The vIP scheduler. This file changes with `/v1/scheduler` of the API.
 
 use crate::{Client, Result};
 use serde::{Deserialize, Serialize};

@@ -7,20 +7,41 @@ use std::time::{Duration, Instant};
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
+/// The end of a wait. Several calls can share one deadline.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    at: Instant,
+    /// Length of the whole wait, for error texts.
+    timeout: Duration,
+}
+
+impl Deadline {
+    /// The deadline of a wait that begins now.
+    pub fn after(timeout: Duration) -> Self {
+        Self { at: Instant::now() + timeout, timeout }
+    }
+}
+
+impl From<Duration> for Deadline {
+    fn from(timeout: Duration) -> Self {
+        Self::after(timeout)
+    }
+}
+
 /// Pauses between polls, which grow from [`FIRST_PAUSE`] to [`LONGEST_PAUSE`], until a deadline.
 struct Backoff {
-    deadline: Instant,
+    deadline: Deadline,
     pause: Duration,
 }
 
 impl Backoff {
-    fn new(timeout: Duration) -> Self {
-        Self { deadline: Instant::now() + timeout, pause: FIRST_PAUSE }
+    fn new(deadline: Deadline) -> Self {
+        Self { deadline, pause: FIRST_PAUSE }
     }
 
     /// Pauses; returns false at the deadline.
     async fn pause(&mut self) -> bool {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.at.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return false;
         }
@@ -35,8 +56,8 @@ impl Client {
     ///
     /// # Errors
     /// The last transient error at the timeout; any other error at once.
-    pub async fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        let mut backoff = Backoff::new(timeout);
+    pub async fn wait_ready(&self, deadline: impl Into<Deadline>) -> Result<()> {
+        let mut backoff = Backoff::new(deadline.into());
         loop {
             match self.ready().await {
                 Ok(()) => return Ok(()),
@@ -51,32 +72,38 @@ impl Client {
     /// # Errors
     /// [`Error::NotProgrammed`] with the nodes that lag behind. Errors that are not transient end the wait at
     /// once.
-    pub async fn wait_programmed<T: Resource>(&self, id: T::Id, timeout: Duration) -> Result<T> {
-        self.wait_until(id, timeout, |_| true).await
+    pub async fn wait_programmed<T: Resource>(&self, id: T::Id, deadline: impl Into<Deadline>) -> Result<T> {
+        self.wait_until(id, deadline, |_| true).await
     }
 
     /// Waits until the object is programmed and `is_done`; returns its state at that time.
     ///
     /// # Errors
-    /// The errors of [`Client::wait_programmed`].
+    /// The errors of [`Client::wait_programmed`], and [`Error::NotComplete`] if the object is not `is_done` at
+    /// the deadline.
     pub async fn wait_until<T: Resource>(
         &self,
         id: T::Id,
-        timeout: Duration,
+        deadline: impl Into<Deadline>,
         is_done: impl Fn(&T) -> bool,
     ) -> Result<T> {
-        let mut backoff = Backoff::new(timeout);
+        let deadline = deadline.into();
+        let mut backoff = Backoff::new(deadline);
         loop {
             let last = match self.get::<T>(id).await {
                 Ok(object) if object.programmed() && is_done(&object) => return Ok(object),
-                Ok(object) => Ok(object.revision()),
+                Ok(object) => Ok((object.revision(), is_done(&object))),
                 Err(error) if error.is_transient() => Err(error),
                 Err(error) => return Err(error),
             };
             if !backoff.pause().await {
-                let behind = self.nodes_behind(last?).await;
-                let what = format!("{} {id}", T::NOUN);
-                return Err(Error::NotProgrammed { what, waited: timeout, behind });
+                let (revision, is_done) = last?;
+                let (what, waited) = (format!("{} {id}", T::NOUN), deadline.timeout);
+                if !is_done {
+                    return Err(Error::NotComplete { what, waited });
+                }
+                let behind = self.nodes_behind(revision).await;
+                return Err(Error::NotProgrammed { what, waited, behind });
             }
         }
     }
@@ -88,13 +115,12 @@ impl Client {
     pub async fn wait_all_programmed<T: Resource>(
         &self,
         filters: &[(&str, &str)],
-        timeout: Duration,
+        deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline.into();
         for object in self.list::<T>(filters, None).await? {
             if !object.programmed() {
-                let left = deadline.saturating_duration_since(Instant::now());
-                self.wait_programmed::<T>(object.id(), left).await?;
+                self.wait_programmed::<T>(object.id(), deadline).await?;
             }
         }
         Ok(())

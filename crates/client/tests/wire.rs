@@ -156,4 +156,7 @@ async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
     assert_eq!(calls.load(Ordering::Relaxed), 4);
     let error = client.wait_programmed::<Host>(HostId::new(2), Duration::from_millis(50)).await.unwrap_err();
     assert_eq!(error.to_string(), "host host-2 is not programmed after 0 s; nodes that lag behind: edge");
+    let never = |_: &Host| false;
+    let error = client.wait_until(HostId::new(1), Duration::from_millis(50), never).await.unwrap_err();
+    assert_eq!(error.to_string(), "the change of host host-1 is not complete after 0 s");
 }

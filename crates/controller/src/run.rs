@@ -1,5 +1,5 @@
-//! Starts and stops a controller: connects the modules and starts their tasks. Changes when a module gets a
-//! task or an option.
+//! Starts and stops a controller: connects the modules and starts their tasks. This file changes when a module
+//! gets a task or an option.
 
 use crate::api::{Api, Handles, router};
 use crate::compile::{CompiledClusters, Model};

@@ -1,5 +1,5 @@
-//! Checks that the modules of this crate depend on each other only as the diagram in `src/lib.rs` says.
-//! Changes with that diagram.
+//! Checks that the modules of this crate depend on each other only as the diagram in `src/lib.rs` says. This
+//! file changes with that diagram.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -52,7 +52,11 @@ fn ebpf_rust_and_model_agree() {
     let regions: Vec<_> = tables.iter().map(|kernel| kernel.0.sessions().unwrap()).collect();
     let starts = prop::sample::select(vec![0, 0x7fff_fff0, 0xffff_ff00]);
     let strategy = (0..tables.len(), any::<u64>(), starts, history::ops());
-    let config = ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig {
+        cases: ProptestConfig::default().cases / 2,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
     let result = TestRunner::new(config).run(&strategy, |(size, seed, start, ops)| {
         history::run(&regions[size], seed, start, &ops, |asked| {
             tables[size].run(std::slice::from_mut(asked));

@@ -12,7 +12,7 @@ pub mod ownership;
 mod ownership_inputs;
 mod role;
 mod rsp_responder;
-mod underlay;
+mod underlay_monitor;
 
 pub use args::Args;
 pub use sluice_agent::Error;
@@ -38,7 +38,7 @@ use crate::ownership::{
 use crate::ownership_inputs::{follow_stream, resolve_controller};
 use crate::role::{GatewayRole, SharedLoad};
 use crate::rsp_responder::RspResponder;
-use crate::underlay::UnderlayMonitor;
+use crate::underlay_monitor::UnderlayMonitor;
 
 const ROLE: &str = "gateway";
 /// Program in bpf/gateway.bpf.c.
@@ -64,7 +64,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
     detach_others(&opened, &underlay)?;
     for link in &underlay {
-        underlay::prepare(&netlink, link).await?;
+        underlay_monitor::prepare(&netlink, link).await?;
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;
     }
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
@@ -72,7 +72,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let load = SharedLoad::default();
     let role = GatewayRole::new(&opened.tables, load.clone());
     let plan = role.plan();
-    // The controller sends the plan only in snapshots and when it changes, so it must have been saved.
+    // Resume without a snapshot only if a plan was saved, because the controller does not send an unchanged
+    // plan again.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
 

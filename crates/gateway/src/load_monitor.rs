@@ -1,5 +1,5 @@
 //! Monitors the load of this gateway: measures it, shows it as metrics, and configures which flows the packet
-//! program reports. Changes when another resource is measured.
+//! program reports. This file changes when another resource is measured.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -18,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::offload_metrics::OffloadStats;
 use crate::overload::{CpuTicks, Overload, Resource, memory_share, tables_share};
-use crate::role::{GatewayRole, SharedLoad};
+use crate::role::{FLOW_PERIOD, GatewayRole, SharedLoad};
 
 /// Interval at which the CPUs are sampled, and the load is reported to the controller: that of the
 /// heartbeats.
@@ -32,10 +32,8 @@ const LONG_WINDOW: usize = 20;
 const SHORT_WINDOW: usize = 2;
 /// Most counters that are read for each sample. If there are more, no packet count is reported.
 const COUNTERS_MAX: usize = 256;
-/// Period over which the bytes of a flow are counted.
-const FLOW_PERIOD: Duration = Duration::from_secs(1);
 /// 20 kbit/s (Zeta section IV-C), in bytes per period, for VPCs without a threshold of their own.
-const ELEPHANT_BYTES: u64 = 20_000 / 8;
+const ELEPHANT_BYTES: u64 = 20_000 / 8 * FLOW_PERIOD.as_secs();
 
 /// Which flows the packet program reports: every flow, or elephants.
 fn flow_policy(all: bool) -> Policy {
@@ -97,6 +95,8 @@ pub struct LoadMonitor {
     tables: Option<f64>,
     overload: Overload,
     unreadable_logged: Once,
+    /// Whether the last attempt to configure the flow policy failed.
+    configure_failed: bool,
 }
 
 impl LoadMonitor {
@@ -125,6 +125,7 @@ impl LoadMonitor {
             tables: None,
             overload: Overload::default(),
             unreadable_logged: Once::new(),
+            configure_failed: false,
         })
     }
 
@@ -140,17 +141,19 @@ impl LoadMonitor {
             ticks.tick().await;
             if measured.is_none_or(|at| at.elapsed() >= MEMORY_INTERVAL) {
                 measured = Some(Instant::now());
-                self.measure_memory().await?;
+                self.measure_memory_and_tables().await?;
             }
             let cpu = self.sample_cpu();
             self.update(cpu);
+            // The message has no value for an unknown load. `read_file` logs once that it is unknown.
             let busy_permille = cpu.short.map_or(0, permille) as u16;
             report(sluice_cluster::Load { busy_permille, packets: self.packets() });
         }
     }
 
-    /// Measures what changes slowly or takes long to read.
-    async fn measure_memory(&mut self) -> Result<(), Error> {
+    /// Measures what changes slowly or takes long to read: memory, tables, the indices of the packet counters,
+    /// and the number of lost flow events.
+    async fn measure_memory_and_tables(&mut self) -> Result<(), Error> {
         let read = self.node.writer.run(|applier| {
             let counters: Vec<u32> = applier.tables.vrfs().map(|entry| entry.counters).collect();
             (applier.tables.usage(), counters)
@@ -190,8 +193,9 @@ impl LoadMonitor {
     fn packets(&self) -> Option<u64> {
         let counters = (self.counters.len() <= COUNTERS_MAX).then_some(&self.counters)?;
         let traffic = self.node.datapath.vni_traffic(counters);
-        let traffic =
-            traffic.inspect_err(|error| tracing::debug!(error = error_chain(error), "packet counters"));
+        let traffic = traffic.inspect_err(|error| {
+            tracing::debug!(error = error_chain(error), "cannot read the packet counters");
+        });
         Some(traffic.ok()?.iter().map(|traffic| traffic.packets).sum())
     }
 
@@ -223,10 +227,13 @@ impl LoadMonitor {
         if overload.any() != self.overload.any()
             && let Err(error) = self.flows.configure(&flow_policy(overload.any()))
         {
-            // The next sample tries again.
-            tracing::error!(error = error_chain(&error), "cannot configure which flows are reported");
+            // The next sample tries again. A row of failures is logged once.
+            if !std::mem::replace(&mut self.configure_failed, true) {
+                tracing::error!(error = error_chain(&error), "cannot configure which flows are reported");
+            }
             return;
         }
+        self.configure_failed = false;
         let percent = |permille: u32| permille / 10;
         tracing::warn!(
             overloaded = %overload,

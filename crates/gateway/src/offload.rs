@@ -1,6 +1,6 @@
 //! Which direct paths a gateway sends to hosts: notifications about elephant flows (Zeta section IV-C), and
-//! answers to requests. Pure: reads the tables, and returns messages with their receivers. Changes with the
-//! rules for when a direct path exists.
+//! answers to requests. Pure: reads the tables, and returns messages with their receivers. This file changes
+//! with the rules for when a direct path exists.
 
 use std::net::IpAddr;
 

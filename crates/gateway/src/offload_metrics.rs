@@ -1,5 +1,5 @@
-//! Metrics of offloading: what became of flow events and of path requests. Changes when an event can end
-//! otherwise.
+//! Metrics of offloading: what became of flow events and of path requests. This file changes when an event
+//! can end otherwise.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

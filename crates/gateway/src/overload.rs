@@ -1,6 +1,6 @@
 //! Whether this gateway is overloaded (Zeta section IV-C): then it offloads every flow, not only elephants.
-//! Pure: the figures of `/proc` and of the tables are arguments. Changes with the thresholds or the resources
-//! that count.
+//! Pure: the figures of `/proc` and of the tables are arguments. This file changes with the thresholds or the
+//! resources that count.
 //!
 //! The state of each resource; the gateway is overloaded while one of them is:
 //!

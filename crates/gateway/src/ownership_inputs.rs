@@ -1,5 +1,5 @@
 //! Inputs of vIP ownership from outside of the cluster protocol: plan and keys from the controller's stream,
-//! and the controller's address from the resolver. Changes when ownership gets another such input.
+//! and the controller's address from the resolver. This file changes when ownership gets another such input.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -82,7 +82,7 @@ pub async fn follow_stream(
 
 /// Resolves the controller's name, and passes on its address.
 pub async fn resolve_controller(ownership: &Ownership, name: &str) -> Infallible {
-    let (status, mut turn, mut current) = (ownership.status(), 0_usize, None);
+    let (status, mut selector) = (ownership.status(), AddressSelector::default());
     loop {
         let found: Vec<SocketAddr> = match lookup_host(name).await {
             Ok(found) => found.collect(),
@@ -92,26 +92,35 @@ pub async fn resolve_controller(ownership: &Ownership, name: &str) -> Infallible
             }
         };
         let reachable = status.get().controller;
-        turn = if reachable { turn } else { turn.wrapping_add(1) };
+        let selected = selector.select(reachable, &found);
         // If the resolver fails, the last known address is kept.
         if !found.is_empty() {
-            current = select_address(current, reachable, &found, turn);
-            ownership.set_controller(current);
+            ownership.set_controller(selected);
         }
         sleep(if reachable { RESOLVE_INTERVAL } else { RETRY_INTERVAL }).await;
     }
 }
 
-/// Keeps the current address while the controller answers there, because a change would interrupt its
-/// heartbeats. Otherwise each address gets its turn: the controller may not listen on all of them.
-fn select_address(
+/// Selects one of the controller's addresses.
+#[derive(Default)]
+struct AddressSelector {
     current: Option<SocketAddr>,
-    reachable: bool,
-    found: &[SocketAddr],
-    turn: usize,
-) -> Option<SocketAddr> {
-    let kept = current.filter(|address| reachable && found.contains(address));
-    kept.or_else(|| found.get(turn % found.len().max(1)).copied())
+    /// Number of addresses that were tried.
+    tried: usize,
+}
+
+impl AddressSelector {
+    /// Keeps the current address while the controller answers there, because a change would interrupt its
+    /// heartbeats. Otherwise each address gets its turn, beginning with the first: the controller may not
+    /// listen on all of them. If the resolver found no address, the current one is kept.
+    fn select(&mut self, reachable: bool, found: &[SocketAddr]) -> Option<SocketAddr> {
+        let is_kept = self.current.is_some_and(|address| reachable && found.contains(&address));
+        if !is_kept && !found.is_empty() {
+            self.current = Some(found[self.tried % found.len()]);
+            self.tried = self.tried.wrapping_add(1);
+        }
+        self.current
+    }
 }
 
 #[cfg(test)]
@@ -121,10 +130,12 @@ mod tests {
     #[test]
     fn reachable_address_is_kept_and_others_get_their_turn() {
         let [a, b, c] = [1, 2, 3].map(|last| SocketAddr::from(([192, 0, 2, last], 4798)));
-        assert_eq!(select_address(Some(b), true, &[a, b], 0), Some(b));
-        assert_eq!(select_address(Some(c), true, &[a, b], 0), Some(a), "no longer an address of the name");
-        let turns = [0, 1, 2].map(|turn| select_address(Some(b), false, &[a, b], turn));
-        assert_eq!(turns, [Some(a), Some(b), Some(a)]);
-        assert_eq!(select_address(None, false, &[], 7), None);
+        let mut selector = AddressSelector::default();
+        assert_eq!(selector.select(false, &[]), None);
+        let turns = [(); 4].map(|()| selector.select(false, &[a, b]));
+        assert_eq!(turns, [Some(a), Some(b), Some(a), Some(b)]);
+        assert_eq!(selector.select(true, &[a, b]), Some(b));
+        assert_eq!(selector.select(false, &[]), Some(b), "the resolver failed");
+        assert_eq!(selector.select(true, &[a, c]), Some(a), "no longer an address of the name");
     }
 }

@@ -1,15 +1,19 @@
 //! The gateway's role: what a gateway does with the vIPs, the cluster plan and the VRFs of an update, and
-//! what it keeps besides the tables. Changes when gateways get another kind of entry.
+//! what it keeps besides the tables. This file changes when gateways get another kind of entry.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use sluice_agent::rsp::KeyKind;
 use sluice_agent::{NodeLoad, Role, UpdateContext, error_chain};
 use sluice_southbound::{ClusterPlan, ELEPHANT_DEFAULT, ELEPHANT_NEVER, Vip, Vrf};
 use sluice_tables::NodeTables;
 use tokio::sync::watch;
+
+/// Period over which the bytes of a flow are counted.
+pub const FLOW_PERIOD: Duration = Duration::from_secs(1);
 
 /// The load of this gateway, shared between its monitor and the heartbeats.
 #[derive(Clone, Debug, Default)]
@@ -110,14 +114,15 @@ impl Role for GatewayRole {
     }
 }
 
-/// The threshold of elephant flows in bytes per second, the period over which flows are counted.
+/// The threshold of elephant flows in bytes per [`FLOW_PERIOD`].
 fn elephant_bytes(kbps: u32) -> Option<u32> {
     const NEVER: u32 = sluice_tables::Vrf::NEVER_ELEPHANTS;
     match kbps {
         ELEPHANT_DEFAULT => None,
         ELEPHANT_NEVER => Some(NEVER),
         kbps => {
-            Some(u32::try_from(u64::from(kbps) * 1000 / 8).map_or(NEVER - 1, |bytes| bytes.min(NEVER - 1)))
+            let bytes = u64::from(kbps) * 1000 / 8 * FLOW_PERIOD.as_secs();
+            Some(u32::try_from(bytes).map_or(NEVER - 1, |bytes| bytes.min(NEVER - 1)))
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The gateway's end of RSP: notifies hosts of direct paths for elephant flows, and answers their requests.
-//! Changes when a gateway handles another message or event.
+//! This file changes when a gateway handles another message or event.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::offload_metrics::OffloadStats;
 
 /// Datagrams that are received before other inputs get their turn.
 const RECEIVE_BUDGET: usize = 64;
-/// Lookups while the reader holds off grace periods: some hundred microseconds.
+/// Most lookups in one read of the tables. The table writer cannot complete a grace period meanwhile; these
+/// lookups take some hundred microseconds.
 const LOOKUPS_MAX: usize = 256;
 
 /// The gateway's end of RSP. A single task runs it.

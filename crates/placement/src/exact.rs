@@ -1,6 +1,6 @@
 //! Finds the best placement of a small problem by trying all of them, in an order that excludes most of them
-//! early. Changes when the rows of the problem do: one cluster for each VPC, table sizes, clusters per
-//! tenant.
+//! early. This file changes when the rows of the problem do: one cluster for each VPC, table sizes, clusters
+//! per tenant.
 
 use crate::problem::Problem;
 use crate::state::State;

@@ -1,5 +1,5 @@
-//! The linear program of the relaxed problem, solved by the simplex method (crate microlp): fractions of
-//! groups on clusters, and prices that prove a lower bound. Changes with the LP library and with the rows of
+//! The linear program of the relaxed problem, solved by the simplex method (crate microlp): fractions of groups
+//! on clusters, and prices that prove a lower bound. This file changes with the LP library and with the rows of
 //! LP-GCM.
 //!
 //! A simplex solver returns a vertex of the feasible region, which has few fractions between 0 and 1;

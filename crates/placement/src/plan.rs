@@ -1,5 +1,5 @@
-//! Orders the moves from one placement to another, with the reason of each. Changes when another limit must
-//! hold between two moves.
+//! Orders the moves from one placement to another, with the reason of each. This file changes when another
+//! limit must hold between two moves.
 //!
 //! A VPC moves make before break: its entries are written to the new cluster, the groups of its hosts are
 //! changed, and only then its entries are removed from the old cluster. So a move needs free entries at its

@@ -1,5 +1,5 @@
-//! Repairs the results of rounding: tenants on too many clusters, tables that are too full, clusters whose
-//! load is too high. Each step improves the placement, so the steps end. Changes when the problem gets
+//! Repairs the results of rounding: tenants on too many clusters, tables that are too full, clusters whose load
+//! is too high. Each step improves the placement, so the steps end. This file changes when the problem gets
 //! another limit.
 //!
 //! A step moves a single VPC, or a *block*: all VPCs of a tenant on one cluster. A block can move where a

@@ -39,7 +39,7 @@ fn different(present: &Placement, wanted: &Placement) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
     fn applied_plan_gives_the_wanted_placement(

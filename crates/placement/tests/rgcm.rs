@@ -38,7 +38,7 @@ fn amounts() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     /// Catches a placement that breaks a row of the problem, sums that are wrong, a bound above the result,
     /// and an error whose numbers contradict the problem.

@@ -244,8 +244,6 @@ fn worlds() -> impl Strategy<Value = World> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
     #[test]
     fn moves_end_on_constant_load_and_no_vip_returns(mut world in worlds()) {
         let mut scheduler = scheduler();

@@ -25,8 +25,8 @@ impl ApiArgs {
         let token = match &self.token_file {
             Some(path) => {
                 let what = || format!("cannot read the token in {}", path.display());
-                let text =
-                    std::fs::read_to_string(path).map_err(|source| Failure::File { what: what(), source })?;
+                let text = std::fs::read_to_string(path)
+                    .map_err(|source| Failure::System { what: what(), source })?;
                 Some(text.trim().to_owned())
             }
             None => std::env::var("SLUICE_TOKEN").ok(),

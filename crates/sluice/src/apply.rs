@@ -6,7 +6,9 @@ use crate::output::{self, Format};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use sluice_client::{Client, CloudFile, Event, Gateway, Host, Instance, Options, Resource, Tally, Vpc};
+use sluice_client::{
+    Client, CloudFile, Deadline, Event, Gateway, Host, Instance, Options, Resource, Tally, Vpc,
+};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -66,7 +68,15 @@ pub async fn run(args: ApplyArgs) -> Result<(), Failure> {
         return Err(Failure::Differing(total.differing));
     }
     match args.wait {
-        Some(seconds) if !args.dry_run => wait(&client, &cloud, Duration::from_secs(seconds)).await,
+        Some(seconds) if !args.dry_run => {
+            let spinner = ProgressBar::new_spinner();
+            spinner.set_message("waiting for the nodes");
+            spinner.enable_steady_tick(Duration::from_millis(100));
+            let waited = wait(&client, &cloud, Deadline::after(Duration::from_secs(seconds))).await;
+            spinner.finish_and_clear();
+            waited?;
+            output::print("programmed\n")
+        }
         _ => Ok(()),
     }
 }
@@ -90,7 +100,8 @@ fn line(event: &Event, dry_run: bool) -> String {
         (created, 0) => format!("{made:<12} {} of VPC {name}\n", several(created)),
         (0, unchanged) => format!("unchanged    {} of VPC {name}\n", several(unchanged)),
         (created, unchanged) => {
-            format!("{made:<12} {created} and left {} of VPC {name} unchanged\n", several(unchanged))
+            let are = if unchanged == 1 { "is" } else { "are" };
+            format!("{made:<12} {} of VPC {name}; {unchanged} {are} unchanged\n", several(created))
         }
     }
 }
@@ -104,20 +115,16 @@ fn summary(total: Tally, dry_run: bool) -> String {
     text + "\n"
 }
 
-async fn wait(client: &Client, cloud: &CloudFile, timeout: Duration) -> Result<(), Failure> {
-    let spinner = ProgressBar::new_spinner();
-    spinner.set_message("waiting for the nodes");
-    spinner.enable_steady_tick(Duration::from_millis(100));
-    client.wait_all_programmed::<Gateway>(&[], timeout).await?;
-    client.wait_all_programmed::<Host>(&[], timeout).await?;
+async fn wait(client: &Client, cloud: &CloudFile, deadline: Deadline) -> Result<(), Failure> {
+    client.wait_all_programmed::<Gateway>(&[], deadline).await?;
+    client.wait_all_programmed::<Host>(&[], deadline).await?;
     for spec in &cloud.vpcs {
         let vpc = crate::api::vpc(client, &format!("{}/{}", spec.tenant, spec.name)).await?;
         let id = vpc.id.to_string();
-        client.wait_programmed::<Vpc>(vpc.id, timeout).await?;
-        client.wait_all_programmed::<Instance>(&[("vpc", &id)], timeout).await?;
+        client.wait_programmed::<Vpc>(vpc.id, deadline).await?;
+        client.wait_all_programmed::<Instance>(&[("vpc", &id)], deadline).await?;
     }
-    spinner.finish_and_clear();
-    output::print("programmed\n")
+    Ok(())
 }
 
 #[cfg(test)]
@@ -137,7 +144,7 @@ mod tests {
         assert_eq!(line(&event(1, 0), false), "created      1 instance of VPC web\n");
         assert_eq!(line(&event(7, 0), true), "would create 7 instances of VPC web\n");
         assert_eq!(line(&event(0, 7), false), "unchanged    7 instances of VPC web\n");
-        assert_eq!(line(&event(10, 2), true), "would create 10 and left 2 instances of VPC web unchanged\n");
+        assert_eq!(line(&event(10, 2), true), "would create 10 instances of VPC web; 2 are unchanged\n");
         assert_eq!(
             summary(Tally { created: 3, unchanged: 4, differing: 1 }, true),
             "3 to create, 4 unchanged, 1 differing\n"

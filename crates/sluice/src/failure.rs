@@ -21,9 +21,9 @@ pub enum Failure {
     /// Arguments that contradict each other, or have a value that cannot be used.
     #[error("{0}")]
     Usage(String),
-    /// A file, the terminal or another resource of this machine cannot be used.
+    /// A file, standard output, a thread or another resource of this machine cannot be used.
     #[error("{what}")]
-    File {
+    System {
         /// The failed operation: `cannot write FILE`.
         what: String,
         #[source]
@@ -42,6 +42,12 @@ pub enum Failure {
     /// A dry run found existing objects with different content.
     #[error("{0} objects exist with different content; `apply` would stop at the first of them")]
     Differing(u64),
+    /// A placement plan was not done at the end of the wait.
+    #[error("plan {plan} is not done after {seconds} s: {done} of {steps} steps are")]
+    PlanNotDone { plan: u64, seconds: u64, done: u64, steps: u64 },
+    /// A placement plan was stopped during the wait. `note` is the reason, or empty.
+    #[error("plan {plan} was stopped after {done} of {steps} steps{}{note}", if note.is_empty() { "" } else { ": " })]
+    PlanStopped { plan: u64, done: u64, steps: u64, note: String },
     /// A role ended with an error.
     #[error("sluice {role} failed")]
     Role {
@@ -64,9 +70,10 @@ impl Failure {
             Self::Api(ApiError::Unreachable { .. } | ApiError::Malformed { .. }) | Self::Agent { .. } => 3,
             Self::Api(error) if error.is_not_found() => 4,
             Self::AgentRefused { status: 404, .. } => 4,
-            Self::Api(ApiError::NotProgrammed { .. }) => 5,
-            Self::Api(_) | Self::AgentRefused { .. } | Self::Differing(_) => 1,
-            Self::Cloud { .. } | Self::Usage(_) | Self::File { .. } => 2,
+            Self::Api(ApiError::NotProgrammed { .. } | ApiError::NotComplete { .. }) => 5,
+            Self::PlanNotDone { .. } => 5,
+            Self::Api(_) | Self::AgentRefused { .. } | Self::Differing(_) | Self::PlanStopped { .. } => 1,
+            Self::Cloud { .. } | Self::Usage(_) | Self::System { .. } => 2,
             Self::Role { .. } => 6,
         }
     }
@@ -107,9 +114,9 @@ mod tests {
     #[test]
     fn each_cause_is_shown_once() {
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
-        let failure = Failure::File { what: "cannot write".to_owned(), source: refused };
+        let failure = Failure::System { what: "cannot write".to_owned(), source: refused };
         assert_eq!(chain(&failure), "cannot write\n  cause: connection refused");
-        let repeated = Failure::File {
+        let repeated = Failure::System {
             what: "cannot write: disk is full".to_owned(),
             source: std::io::Error::other("disk is full"),
         };

@@ -1,5 +1,6 @@
 //! Logging to standard error. A separate thread writes the lines, so that a slow or stopped reader of
-//! standard error never delays the process: a gateway that waits could miss its hellos and lose its vIPs.
+//! standard error never delays the process: a gateway that waits could send its hellos too late and lose its
+//! vIPs.
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
@@ -49,7 +50,7 @@ impl LogArgs {
         std::thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || write_lines(&waiting, &discarded, io::stderr()))
-            .map_err(|source| Failure::File {
+            .map_err(|source| Failure::System {
                 what: "cannot start the thread that writes the log".to_owned(),
                 source,
             })?;

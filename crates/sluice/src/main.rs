@@ -17,12 +17,12 @@ use std::process::ExitCode;
 /// [`Failure::code`] returns these codes.
 const EXIT_CODES: &str = "Exit codes:
   0  success
-  1  refused by the API
-  2  wrong usage, or a file that cannot be used
+  1  refused by the API, or a placement plan was stopped
+  2  wrong usage, or a file or another resource of this machine that cannot be used
   3  the API or the agent cannot be reached
   4  not found
-  5  not programmed before the timeout
-  6  a role ended with an error";
+  5  not programmed or not complete before the timeout
+  6  `controller`, `gateway`, `vswitch` or `lab` ended with an error";
 
 /// Sluice: a cloud network of VPCs for tenants and the gateways that connect them
 #[derive(Parser)]
@@ -95,8 +95,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let log = cli.log.start(cli.command.log_filter())?;
-    let runtime = tokio::runtime::Runtime::new()
-        .map_err(|source| Failure::File { what: "cannot start the runtime's threads".to_owned(), source })?;
+    let runtime = tokio::runtime::Runtime::new().map_err(|source| Failure::System {
+        what: "cannot start the runtime's threads".to_owned(),
+        source,
+    })?;
     let outcome = runtime.block_on(dispatch(cli.command));
     log.end();
     outcome
@@ -144,10 +146,12 @@ mod tests {
             parsed("sluice gateway drain gw-1 --wait 5"),
             Ok(Command::Gateway(GatewayCommand { verb: Some(nouns::GatewayVerb::Drain { .. }), .. }))
         ));
-        assert!(matches!(
-            parsed("sluice gateway move gw-1 --cluster far --reason test --wait 5"),
-            Ok(Command::Gateway(GatewayCommand { verb: Some(nouns::GatewayVerb::Move { .. }), .. }))
-        ));
+        for option in ["--to", "--cluster"] {
+            assert!(matches!(
+                parsed(&format!("sluice gateway move gw-1 {option} far --reason test --wait 5")),
+                Ok(Command::Gateway(GatewayCommand { verb: Some(nouns::GatewayVerb::Move { .. }), .. }))
+            ));
+        }
         let run = parsed("sluice gateway --interface eth0 --state-dir /var/lib/sluice");
         assert!(matches!(run, Ok(Command::Gateway(GatewayCommand { verb: None, .. }))));
         assert!(parsed("sluice gateway").is_err(), "running a gateway requires an interface");

@@ -22,7 +22,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::File { what: "cannot write to standard output".to_owned(), source: error })
+            Err(Failure::System { what: "cannot write to standard output".to_owned(), source: error })
         }
         _ => Ok(()),
     }

@@ -1,4 +1,5 @@
-//! The certificate authority of the controller. Changes when certificates get other contents or lifetimes.
+//! The certificate authority of the controller. This file changes when certificates get other contents or
+//! lifetimes.
 
 use crate::{Error, Node};
 use rcgen::{

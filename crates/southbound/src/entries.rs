@@ -1,5 +1,5 @@
-//! The entries of a node's tables, as values that cannot be malformed. `src/wire.rs` converts them to
-//! messages and back. Changes when nodes need another kind of entry or field.
+//! The entries of a node's tables, as values that cannot be malformed. `src/wire.rs` converts them to messages
+//! and back. This file changes when nodes need another kind of entry or field.
 
 use crate::cluster::{ClusterKeys, ClusterPlan};
 use sluice_types::{InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni};

@@ -41,14 +41,6 @@ pub enum Error {
     /// No VRF has this VNI.
     #[error("VNI {0} is not in the tables")]
     UnknownVni(Vni),
-    /// A VRF already has as many routes of a family as it may have.
-    #[error("VNI {vni} has {limit} routes of this family, which is the limit for a VRF")]
-    RouteLimit {
-        /// VNI of the VRF.
-        vni: Vni,
-        /// Most routes of a VRF in each family.
-        limit: u32,
-    },
     /// No group has this identifier.
     #[error("group {0} is not in the tables")]
     UnknownGroup(u32),

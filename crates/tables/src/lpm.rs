@@ -258,6 +258,7 @@ fn dedup_last(routes: &mut Vec<Entry>) {
 }
 
 /// The leaf of the route with exactly this prefix.
+#[cfg(test)]
 pub(crate) fn leaf_of(memory: &Memory, root: Root, prefix: Prefix) -> Option<u32> {
     match root.load(memory).ok()? {
         RootForm::Empty => None,
@@ -348,6 +349,7 @@ pub(crate) fn find(memory: &Memory, root: Root, bits: u128) -> Option<u32> {
 }
 
 /// Number of cells that the routes take.
+#[cfg(test)]
 pub(crate) fn cells_used(memory: &Memory, root: Root) -> u64 {
     match root.load(memory) {
         Ok(RootForm::Scan(first)) => scan::cells_used(memory, root.family, first).into(),

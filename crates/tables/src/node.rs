@@ -39,8 +39,9 @@ pub use vrfs::CounterReset;
 /// The writer of a node's tables.
 ///
 /// A memory has one writer at a time; packet programs and [`Reader`]s read it meanwhile. An operation that
-/// returns `bool` returns `true` if it changed the tables, and `false` if there was nothing to change. After
-/// an error, readers see what they saw before the operation.
+/// returns `bool` returns `true` if it changed the tables, and `false` if there was nothing to change. If
+/// memory is short, nothing has changed. After [`Error::Grace`], a part of the change may be visible; the
+/// caller repeats the operation.
 ///
 /// What an entry leads to is complete before the store that publishes it. It is never changed in a way that
 /// readers could see half of: if several words must change together, a new copy is published by one store. It
@@ -62,8 +63,6 @@ pub struct NodeTables {
     endpoints: u64,
     direct_paths: u64,
     routes: u64,
-    /// Most routes of a VRF in each family.
-    route_limit: u32,
 }
 
 impl NodeTables {
@@ -133,7 +132,6 @@ impl NodeTables {
             endpoints: 0,
             direct_paths: 0,
             routes: 0,
-            route_limit: u32::MAX,
         }
     }
 

@@ -21,7 +21,7 @@ fn host(regions: &SessionRegions) -> HostTables {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn host_c_rust_and_model_agree(

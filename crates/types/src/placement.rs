@@ -1,4 +1,4 @@
-//! The settings of placement, declared once. Changes when placement gets another setting.
+//! The settings of placement, declared once. This file changes when placement gets another setting.
 //!
 //! [`placement_settings!`](crate::placement_settings) is the declaration. [`PlacementSettings`],
 //! [`PlacementSettingsPatch`] and the range check below are derived from it, and so are the OpenAPI schemas of

@@ -1,4 +1,4 @@
-//! The settings of the vIP scheduler, declared once. Changes when the scheduler gets another setting.
+//! The settings of the vIP scheduler, declared once. This file changes when the scheduler gets another setting.
 //!
 //! [`scheduler_settings!`](crate::scheduler_settings) is the declaration. [`SchedulerSettings`],
 //! [`SchedulerPatch`] and the range check below are derived from it, and so are the OpenAPI schemas of the

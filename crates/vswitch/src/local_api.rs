@@ -1,4 +1,4 @@
-//! The host's part of the local API: `/ports` and `/paths`. Changes when a command of `sluice port` or
+//! The host's part of the local API: `/ports` and `/paths`. This file changes when a command of `sluice port` or
 //! `sluice path` needs another answer.
 
 use std::sync::Arc;

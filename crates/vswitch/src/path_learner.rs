@@ -1,6 +1,6 @@
 //! The direct paths of a host: which are learned and removed (Zeta section V-B, Achelous section 4.3), and
 //! which senders are notified of instances that have left. Pure: inputs are arguments, and the changes of the
-//! tables and the messages to send are returned. Changes with the rules by which hosts learn paths.
+//! tables and the messages to send are returned. This file changes with the rules by which hosts learn paths.
 //!
 //! The state of a destination; the cache of `crates/rsp` holds it:
 //!

@@ -1,4 +1,4 @@
-//! Metrics of direct paths. Changes with the counters of the path learner and its cache.
+//! Metrics of direct paths. This file changes with the counters of the path learner and its cache.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

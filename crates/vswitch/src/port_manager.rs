@@ -1,5 +1,5 @@
-//! Attaches interfaces as ports of instances, detaches them, and keeps the host's interfaces in order.
-//! Changes when an attachment needs another setting of an interface.
+//! Attaches interfaces as ports of instances, detaches them, and keeps the host's interfaces in order. This
+//! file changes when an attachment needs another setting of an interface.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

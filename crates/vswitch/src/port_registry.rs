@@ -1,5 +1,5 @@
-//! What a host keeps of its instances and their ports besides the tables, and of which cluster each gateway
-//! is. Changes when an instance or an attachment gets another property.
+//! What a host keeps of its instances and their ports besides the tables, and of which cluster each gateway is.
+//! This file changes when an instance or an attachment gets another property.
 //!
 //! An instance comes from the controller, its interface from the operator, in either order; a port is in the
 //! tables while both are here:

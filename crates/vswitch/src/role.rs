@@ -1,5 +1,5 @@
-//! The host's role: what a host does with groups, VRFs, ports and direct paths of an update, and what it
-//! keeps besides the tables. Changes when hosts get another kind of entry.
+//! The host's role: what a host does with groups, VRFs, ports and direct paths of an update, and what it keeps
+//! besides the tables. This file changes when hosts get another kind of entry.
 //!
 //! A VRF sends its packets to the vIPs of its group. It may come before its group has a vIP of this host's
 //! address family; until then the VPC works on this host alone:

@@ -1,5 +1,5 @@
-//! The host's RSP client: feeds received messages, stray packets and elephant flows to the path learner,
-//! writes the paths that it returns to the tables, and sends its messages. Changes when the learner gets
+//! The host's RSP client: feeds received messages, stray packets and elephant flows to the path learner, writes
+//! the paths that it returns to the tables, and sends its messages. This file changes when the learner gets
 //! another input or output.
 
 use std::collections::{BTreeSet, HashMap};

@@ -1,5 +1,5 @@
-//! The kernel's VXLAN device, through which the programs encapsulate and decapsulate. Changes with the
-//! properties that the device needs.
+//! The kernel's VXLAN device, through which the programs encapsulate and decapsulate. This file changes with
+//! the properties that the device needs.
 
 use sluice_agent::Error;
 use sluice_agent::netlink::{Link, Netlink};

@@ -1,5 +1,5 @@
-//! Batches entries for each receiver, and suppresses entries that were sent a moment ago. Changes when
-//! messages should be combined or repeated at another rate.
+//! Batches entries for each receiver, and suppresses entries that were sent a moment ago. This file changes
+//! when messages should be combined or repeated at another rate.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::Hash;

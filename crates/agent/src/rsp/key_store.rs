@@ -1,6 +1,6 @@
 //! The clusters' keys: received from the controller, kept in a file for the next agent, and published as key
-//! rings that packets are sealed and opened with. Changes with the format of the file, or when keys get
-//! another use.
+//! rings that packets are sealed and opened with. This file changes with the format of the file, or when keys
+//! get another use.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

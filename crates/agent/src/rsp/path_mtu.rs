@@ -1,5 +1,5 @@
-//! The path MTU to other nodes, as the kernel knows it. Changes with the way in which the kernel is queried
-//! for it.
+//! The path MTU to other nodes, as the kernel knows it. This file changes with the way in which the kernel is
+//! queried for it.
 
 use std::collections::HashMap;
 use std::io;

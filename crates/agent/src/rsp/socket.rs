@@ -1,5 +1,5 @@
 //! A UDP socket on one address of this node: it receives only datagrams to that address, and sends with it as
-//! the source. Changes when RSP needs another socket option.
+//! the source. This file changes when RSP needs another socket option.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};

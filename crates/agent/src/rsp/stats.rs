@@ -1,4 +1,4 @@
-//! Counters of RSP packets, as metrics. Changes when a packet can be lost for another reason.
+//! Counters of RSP packets, as metrics. This file changes when a packet can be lost for another reason.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! RSP transport of a node: seals messages and sends them as datagrams, receives datagrams and opens them.
-//! Changes when packets are queued, sealed or counted differently.
+//! RSP transport of a node: seals messages and sends them as datagrams, receives datagrams and opens them. This
+//! file changes when packets are queued, sealed or counted differently.
 
 use std::collections::VecDeque;
 use std::future;

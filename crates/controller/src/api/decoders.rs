@@ -1,5 +1,5 @@
-//! The decoders of all bodies and queries, without their handlers, so that a fuzzer can call them. Changes when an
-//! operation gets another body or query.
+//! The decoders of all bodies and queries, without their handlers, so that a fuzzer can call them. This file
+//! changes when an operation gets another body or query.
 
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};

@@ -1,4 +1,4 @@
-//! Events: what happened in the cloud, for operators. Changes when the event log gets other filters.
+//! Events: what happened in the cloud, for operators. This file changes when the event log gets other filters.
 
 use super::problem::Problem;
 use super::request::Query;

@@ -1,5 +1,5 @@
-//! The metrics of the controller, collected for each request of `/metrics`. Changes when a module gets a
-//! metric.
+//! The metrics of the controller, collected for each request of `/metrics`. This file changes when a module
+//! gets a metric.
 
 use super::Api;
 use crate::push::{Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, named};

@@ -1,5 +1,5 @@
-//! The handlers that all resources share: get, list, create and delete, with their OpenAPI operations.
-//! Changes when the conventions of the API change, not when a resource gets a field.
+//! The handlers that all resources share: get, list, create and delete, with their OpenAPI operations. This
+//! file changes when the conventions of the API change, not when a resource gets a field.
 //!
 //! A resource implements [`Resource`], and of [`Listable`], [`Creatable`] and [`Deletable`] those that it
 //! has. What is special about a resource (patches, creation below another object) has handlers in its own

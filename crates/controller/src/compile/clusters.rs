@@ -1,5 +1,6 @@
-//! Entries of clusters: vIPs, the vIP plan, keys, and the VTEPs from which hosts accept packets. Changes when
-//! a cluster gets another kind of entry, or when another order between gateways and hosts is needed.
+//! Entries of clusters: vIPs, the vIP plan, keys, and the VTEPs from which hosts accept packets. This file
+//! changes when a cluster gets another kind of entry, or when another order between gateways and hosts is
+//! needed.
 
 use super::shared::ClusterUpdates;
 use super::zones::ZoneInput;

@@ -21,7 +21,7 @@ fn router6(prefix: &Ipv6Net) -> Option<Ipv6Addr> {
     }
 }
 
-/// /// The VRF of a VPC, for a host or for a gateway. Its router addresses are those of the first subnet that
+/// The VRF of a VPC, for a host or for a gateway. Its router addresses are those of the first subnet that
 /// has the address family.
 pub(super) fn vrf<'a>(vpc: &Vpc, subnets: impl Iterator<Item = &'a Subnet> + Clone, on_host: bool) -> Vrf {
     Vrf {

@@ -1,6 +1,6 @@
 //! What the stream to a host remembers about the host. A host has a VRF only for VPCs in which it has ports,
-//! and keys only of the clusters of these VPCs. Changes when another kind of entry is sent to some hosts
-//! only.
+//! and keys only of the clusters of these VPCs. This file changes when another kind of entry is sent to some
+//! hosts only.
 
 use super::{Family, PortCounts, Target};
 use sluice_southbound::Port;

@@ -1,5 +1,5 @@
 //! The forwarding models: Zeta's, and those that its paper compares it with (section VIII-A).
-//! `docs/decisions/models.md` describes each. Changes when a model is added, or when a model needs another
+//! `docs/decisions/models.md` describes each. This file changes when a model is added, or when a model needs another
 //! difference.
 
 use sluice_southbound::ELEPHANT_NEVER;

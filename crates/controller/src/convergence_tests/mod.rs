@@ -699,7 +699,8 @@ fn random_histories(model: Model) -> usize {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let totals = std::cell::Cell::new((0, 0, 0));
     let operations = proptest::collection::vec(any::<Operation>(), 30..80);
-    let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
+    let config =
+        Config { cases: Config::default().cases / 10, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&operations, |operations| {
             let counts = runtime.block_on(async {

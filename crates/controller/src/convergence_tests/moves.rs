@@ -262,7 +262,8 @@ fn gateways_that_hosts_send_to_always_have_the_vpc() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let totals = std::cell::Cell::new((0, 0, 0));
     let operations = proptest::collection::vec(any::<Operation>(), 60..160);
-    let config = Config { cases: 48, failure_persistence: None, ..Config::default() };
+    let config =
+        Config { cases: Config::default().cases / 5, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
         .run(&operations, |operations| {
             let counts = runtime.block_on(async {

@@ -1,6 +1,6 @@
-//! Drives moves between clusters, make before break: those of VPCs (`vpcs`) and those of gateways
-//! (`gateways`). Each move is a sequence of phases in the database; a phase ends when the nodes that it
-//! depends on have acknowledged it. Changes when all moves are to be driven in another way.
+//! Drives moves between clusters, make before break: those of VPCs (`vpcs`) and those of gateways (`gateways`).
+//! Each move is a sequence of phases in the database; a phase ends when the nodes that it depends on have
+//! acknowledged it. This file changes when all moves are to be driven in another way.
 
 mod gateways;
 mod vpcs;

@@ -1,5 +1,5 @@
-//! Runs the controller's state machines of all clusters, without socket and clock. Changes when messages,
-//! plans or keys reach them in another pair.
+//! Runs the controller's state machines of all clusters, without socket and clock. This file changes when
+//! messages, plans or keys reach them in another pair.
 
 use super::view::{ClusterView, GatewayState, GatewayView};
 use crate::compile::ClusterUpdates;

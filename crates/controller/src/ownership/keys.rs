@@ -1,6 +1,6 @@
 //! Renews the keys of clusters. The store decides when a key is due and how long old ones stay valid
 //! (`crates/store/src/ops/keys.rs`): in one transaction, so that only one of several replicas makes the key.
-//! Changes when keys are checked at other times.
+//! This file changes when keys are checked at other times.
 
 use crate::clock::now_ms;
 use crate::database::Database;

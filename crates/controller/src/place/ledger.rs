@@ -1,6 +1,6 @@
 //! Where every VPC is, with its number of table entries, and the gateways of every cluster. The follower
-//! updates it with each change, so that placing a VPC does not read the database. Changes when placement
-//! needs to know more about objects.
+//! updates it with each change, so that placing a VPC does not read the database. This file changes when
+//! placement needs to know more about objects.
 
 use sluice_store::{Change, Cluster, Gateway, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, RouteId, SubnetId, TenantId, Vni, VpcId};

@@ -1,5 +1,5 @@
-//! Computes plans: moves of VPCs between clusters with reasons and cost, which are stored and shown before
-//! any VPC moves. Changes when plans are computed or stored in another way.
+//! Computes plans: moves of VPCs between clusters with reasons and cost, which are stored and shown before any
+//! VPC moves. This file changes when plans are computed or stored in another way.
 
 use super::usage::Usage;
 use serde::{Deserialize, Serialize};

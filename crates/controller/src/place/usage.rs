@@ -1,5 +1,5 @@
-//! Demand and capacity of all clusters at one moment: the input of the placement algorithms. Changes when
-//! demand or capacity is computed in another way.
+//! Demand and capacity of all clusters at one moment: the input of the placement algorithms. This file changes
+//! when demand or capacity is computed in another way.
 
 use super::ledger::{Ledger, LedgerCluster};
 use super::load::{GatewayLoad, LoadSnapshot};

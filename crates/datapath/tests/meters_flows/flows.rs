@@ -60,7 +60,8 @@ fn c_and_rust_hash_alike() {
         (0_u128..4).prop_map(|bits| IpAddr::from(Ipv6Addr::from(bits))),
     ];
     let flow = (1_u32..1 << 24, any::<u8>(), address.clone(), address, any::<u16>(), any::<u16>());
-    let config = Config { cases: 2000, failure_persistence: None, ..Config::default() };
+    let config =
+        Config { cases: 8 * Config::default().cases, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&flow, |flow| {
         let (vni, protocol, source, destination, source_port, destination_port) = flow;
         let vni = Vni::new(vni).unwrap();
@@ -165,7 +166,8 @@ fn counts_are_the_naive_model_s() {
         prop_oneof![1_u64..20_000, 1..BYTES_MAX],
         prop::sample::select(starts.to_vec()),
     );
-    let config = Config { cases: 150, failure_persistence: None, ..Config::default() };
+    let config =
+        Config { cases: Config::default().cases / 2, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&strategy, |(packets, period, threshold, start_ns)| {
         // Empty again, over the same map.
         Flows::lay_out(rig.flows.memory().clone(), SEED).unwrap();

@@ -134,7 +134,8 @@ fn every_answer_is_the_naive_bucket_s() {
     // The last ones make the words of times wrap on the way.
     let starts = [0, START_NS, (1 << 56) - SECOND_NS, (1 << 55) - SECOND_NS, u64::MAX - 5 * SECOND_NS];
     let strategy = (limits(), limits(), arrivals(), prop::sample::select(starts.to_vec()));
-    let config = Config { cases: 600, failure_persistence: None, ..Config::default() };
+    let config =
+        Config { cases: 2 * Config::default().cases, failure_persistence: None, ..Config::default() };
     let (conform, refused) = (Cell::new(0_u64), Cell::new(0_u64));
     let result = TestRunner::new(config).run(&strategy, |(inward, outward, arrivals, start_ns)| {
         rig.meters.clear(7).unwrap();

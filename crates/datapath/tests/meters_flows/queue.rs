@@ -219,7 +219,8 @@ fn what_waits_is_counted_by_the_next_packet_unless_that_is_late() {
 fn nothing_is_lost_or_told_twice_whatever_the_rates() {
     let gap = prop_oneof![300 => Just(0), 10 => 1..DENSE_NS * 8, 1 => Just(TICK_NS), 1 => 0..20 * TICK_NS];
     let packets = prop::collection::vec((gap, 1_u32..200), 1..3000);
-    let config = Config { cases: 60, failure_persistence: None, ..Config::default() };
+    let config =
+        Config { cases: Config::default().cases / 4, failure_persistence: None, ..Config::default() };
     let strategy = (packets, 1_u64..30, any::<bool>());
     let (rig, start_ns) = (rig(1), Cell::new(START_NS));
     let result = TestRunner::new(config).run(&strategy, |(packets, threshold, every)| {

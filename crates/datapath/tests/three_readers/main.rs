@@ -305,7 +305,11 @@ fn three_readers_agree() {
     let memory = kernel.0.memory().unwrap();
     let masks = [u64::MAX, 0xffff_0000_0000_0007, 0x0003_0000_0000_0003];
     let strategy = (ops(), prop::sample::select(masks.to_vec()));
-    let config = ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig {
+        cases: ProptestConfig::default().cases / 32,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
     // An emulated processor would take minutes for this many (scripts/test-kernels.sh).
     let wanted = std::env::var("SLUICE_OPERATIONS").ok().and_then(|count| count.parse().ok());
     let operations = AtomicUsize::new(0);

@@ -1,4 +1,5 @@
-//! Announces to the underlay where a vIP is. Changes when vIPs are announced on another kind of underlay.
+//! Announces to the underlay where a vIP is. This file changes when vIPs are announced on another kind of
+//! underlay.
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};

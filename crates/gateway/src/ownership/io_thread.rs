@@ -1,5 +1,5 @@
 //! The ownership thread: feeds datagrams, commands and the clock to the local member, and performs its
-//! actions. It waits for nothing but its sockets. Changes when an action is performed differently.
+//! actions. It waits for nothing but its sockets. This file changes when an action is performed differently.
 
 use std::io::{ErrorKind, Read};
 use std::net::IpAddr;

@@ -1,6 +1,7 @@
 //! This gateway as a member of its cluster, without sockets and clocks: what the state machine of
 //! `sluice_cluster` needs around it. It opens and seals datagrams, translates slots to vIPs and gateways to
-//! addresses, and decides what is saved. Changes when the state machine gets another input or output.
+//! addresses, and decides what is saved. This file changes when the state machine gets another input or
+//! output.
 //!
 //! ```text
 //!                saved state, or first plan
@@ -32,8 +33,8 @@ use super::plan::OwnershipPlan;
 use super::saved_state::SavedState;
 use super::status::{OwnershipCounts, OwnershipStatus};
 
-/// Gateways that are not in the plan, whose source addresses are remembered.
-const UNPLANNED_MAX: usize = 64;
+/// Most gateways whose source addresses are remembered.
+const SOURCE_ADDRESSES_MAX: usize = 64;
 /// Reasons for refusals that an authentic packet may have when this node's keys or clock are wrong.
 const UNREADABLE_REASONS: [&str; 4] = ["unknown_key", "key_period", "too_old", "too_new"];
 
@@ -84,7 +85,8 @@ pub enum Receiver {
     Gateway(IpAddr),
 }
 
-/// An output of the member. Actions must be done in order.
+/// An output of the member. Sends, announcements and probes are done in order; `SetOwned` follows them, and
+/// reports come last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a datagram, which may get lost.
@@ -127,7 +129,7 @@ pub struct LocalMember {
     plan: Option<OwnershipPlan>,
     machine: Option<Gateway>,
     controller: Option<IpAddr>,
-    /// Source addresses of the last datagrams of each gateway.
+    /// Source addresses of the last datagrams of gateways, for messages to those that are not in the plan.
     source_addresses: BTreeMap<GatewayId, IpAddr>,
     due_us: u64,
     /// vIPs that the tables answer for.
@@ -314,7 +316,7 @@ impl LocalMember {
                 self.counts.received += 1;
                 if let Node::Gateway(id) = message.from
                     && (self.source_addresses.contains_key(&id)
-                        || self.source_addresses.len() < UNPLANNED_MAX)
+                        || self.source_addresses.len() < SOURCE_ADDRESSES_MAX)
                 {
                     self.source_addresses.insert(id, from);
                 }

@@ -1,5 +1,5 @@
-//! vIP ownership at run time: this gateway's part in its cluster. Changes when other tasks need another input
-//! or output of the ownership thread.
+//! vIP ownership at run time: this gateway's part in its cluster. This file changes when other tasks need
+//! another input or output of the ownership thread.
 //!
 //! `sluice_cluster::Gateway` decides which vIPs this gateway owns. `local_member.rs` has what that state
 //! machine needs around it without sockets and clocks: authentication, addresses, what to save.

@@ -1,5 +1,5 @@
-//! The controller's plan of a cluster as its gateways use it: members and vIPs with their addresses. Changes
-//! when the plan gets another property.
+//! The controller's plan of a cluster as its gateways use it: members and vIPs with their addresses. This
+//! file changes when the plan gets another property.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,5 @@
-//! What a gateway's agent saves of its cluster in the state directory, for the next agent. Changes with the
-//! format of the file.
+//! What a gateway's agent saves of its cluster in the state directory, for the next agent. This file changes
+//! with the format of the file.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
 //! The sockets of the cluster protocol: one on each VTEP to the other gateways, and one to the controller.
-//! Changes when they need another option or are opened at other times.
+//! This file changes when they need another option or are opened at other times.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};

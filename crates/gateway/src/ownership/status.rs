@@ -1,5 +1,5 @@
-//! The state of a gateway in its cluster, for the local API and metrics. Changes when operators need another
-//! figure.
+//! The state of a gateway in its cluster, for the local API and metrics. This file changes when operators
+//! need another figure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -73,7 +73,8 @@ struct PeerLabel {
     gateway: String,
 }
 
-/// The status, shared with the ownership thread; at most 50 ms old. Cheap to clone.
+/// The status, shared with the ownership thread. That thread updates it when it wakes up, at most every 50 ms,
+/// or when the vIPs of this gateway change. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct SharedOwnershipStatus(Arc<Mutex<OwnershipStatus>>);
 

@@ -1,5 +1,5 @@
 //! Witnesses: neighbors on the underlay that are not gateways, probed to find out whether the underlay is
-//! reachable. Changes with the choice of neighbors or the kind of probe.
+//! reachable. This file changes with the choice of neighbors or the kind of probe.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -120,7 +120,7 @@ fn check_decoding(body: &[u8]) -> Result<bool, TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 16 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     /// Random bytes are refused, or decoded to a message that is encoded as the same bytes: each message has
     /// exactly one encoding.

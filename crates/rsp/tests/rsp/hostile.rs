@@ -167,7 +167,7 @@ fn smallest_and_largest_times_do_not_overflow() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2048, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
     fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {

@@ -78,7 +78,7 @@ fn more_senders_than_the_limit_are_served_without_accepting_replays() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 16, ..ProptestConfig::default() })]
 
     /// Packets in any order are accepted once, if no packet is later than the window permits.
     #[test]
@@ -104,7 +104,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     /// Random histories in which senders restart, clocks jump, and there are fewer windows than senders: no
     /// packet is accepted twice. A second receiver with enough windows must accept each packet the first time

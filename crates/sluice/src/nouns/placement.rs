@@ -1,11 +1,11 @@
 //! `sluice placement VERB`: the load of each cluster, and plans of VPC moves that balance the loads.
 
 use super::resource::Run;
-use super::scheduler::{number, part, some_of};
+use super::scheduler::{number, percent};
 use crate::api::ApiArgs;
 use crate::failure::Failure;
 use crate::output::{self, Format};
-use clap::{Subcommand, ValueEnum};
+use clap::{ArgGroup, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use sluice_client::{Client, Gateway, NewPlan, PlacementPlan, PlacementSettingsPatch, PlanSummary};
 use std::collections::BTreeMap;
@@ -22,6 +22,16 @@ pub enum PlanKind {
     Solve,
 }
 
+/// Requires at least one of these options.
+fn some_of(options: &[&'static str]) -> ArgGroup {
+    ArgGroup::new("settings").args(options).required(true).multiple(true)
+}
+
+/// Parses a fraction.
+fn fraction(text: &str) -> Result<f64, String> {
+    number(text)
+}
+
 /// `sluice placement VERB`.
 #[derive(Subcommand)]
 pub enum Placement {
@@ -36,7 +46,7 @@ pub enum Placement {
         #[arg(long)]
         seed: Option<u64>,
         /// Stop improving when the most loaded cluster is at most this far above the lower bound; 0.1 is 10%
-        #[arg(long, value_name = "FRACTION", value_parser = part)]
+        #[arg(long, value_name = "FRACTION", value_parser = fraction)]
         tolerance: Option<f64>,
     },
     /// List the stored plans
@@ -114,11 +124,11 @@ impl Run for Placement {
             }
             Self::ShowPlan { plan } => show_plan(api, &client.plan(plan).await?),
             Self::Apply { plan, parallel, wait } => {
-                let mut progress = client.apply_plan(plan, parallel).await?;
-                if let Some(seconds) = wait {
-                    progress = wait_until_ended(client, plan, Duration::from_secs(seconds)).await?;
-                }
-                output::one(api.output, &progress)
+                let progress = client.apply_plan(plan, parallel).await?;
+                let Some(seconds) = wait else { return output::one(api.output, &progress) };
+                let progress = wait_until_ended(client, plan, Duration::from_secs(seconds)).await?;
+                output::one(api.output, &progress)?;
+                outcome(&progress, seconds)
             }
             Self::Stop { plan } => output::one(api.output, &client.stop_plan(plan).await?),
             Self::Set { values, gateways } => {
@@ -145,6 +155,16 @@ async fn wait_until_ended(client: &Client, plan: u64, limit: Duration) -> Result
     }
 }
 
+/// The outcome of a wait for the end of a plan.
+fn outcome(progress: &PlanSummary, seconds: u64) -> Result<(), Failure> {
+    let PlanSummary { id: plan, done, steps, .. } = *progress;
+    match progress.state.as_str() {
+        "done" => Ok(()),
+        "applying" => Err(Failure::PlanNotDone { plan, seconds, done, steps }),
+        _ => Err(Failure::PlanStopped { plan, done, steps, note: progress.note.clone() }),
+    }
+}
+
 /// Parses `NAME=PPS` or `NAME=auto`.
 fn parse_capacity(text: &str) -> Result<(&str, Option<u64>), Failure> {
     let wrong = || Failure::Usage(format!("`{text}` is not NAME=PPS or NAME=auto"));
@@ -153,10 +173,6 @@ fn parse_capacity(text: &str) -> Result<(&str, Option<u64>), Failure> {
         "auto" => Ok((name, None)),
         pps => Ok((name, Some(pps.parse().map_err(|_| wrong())?))),
     }
-}
-
-fn percent(fraction: f64) -> String {
-    format!("{:.1}%", fraction * 100.0)
 }
 
 async fn show(api: &ApiArgs, client: &Client) -> Result<(), Failure> {
@@ -223,6 +239,25 @@ fn show_plan(api: &ApiArgs, plan: &PlacementPlan) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wait_for_a_plan_that_is_not_done_fails() {
+        let at = |state: &str, note: &str| {
+            let note = note.to_owned();
+            let state = state.to_owned();
+            outcome(&PlanSummary { id: 3, created_ms: 0, state, steps: 9, done: 4, parallel: 1, note }, 60)
+        };
+        assert!(at("done", "").is_ok());
+        let over = at("applying", "").unwrap_err();
+        assert_eq!(
+            (over.code(), over.to_string().as_str()),
+            (5, "plan 3 is not done after 60 s: 4 of 9 steps are")
+        );
+        let stopped = at("stopped", "no gateway").unwrap_err();
+        let text = "plan 3 was stopped after 4 of 9 steps: no gateway";
+        assert_eq!((stopped.code(), stopped.to_string().as_str()), (1, text));
+        assert_eq!(at("stopped", "").unwrap_err().to_string(), "plan 3 was stopped after 4 of 9 steps");
+    }
 
     #[test]
     fn capacities_are_parsed() {

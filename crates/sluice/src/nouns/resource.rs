@@ -387,7 +387,7 @@ impl Enrol {
 /// Writes a new file that only its owner can read. An existing file or link is an error, so that its
 /// permissions never apply.
 fn write_secret(path: &Path, text: &str) -> Result<(), Failure> {
-    let failed = |source| Failure::File { what: format!("cannot write {}", path.display()), source };
+    let failed = |source| Failure::System { what: format!("cannot write {}", path.display()), source };
     let mut file =
         std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)

@@ -1,9 +1,9 @@
-//! `sluice scheduler`: shows and configures the vIP scheduler. Changes with `/v1/scheduler` of the API.
+//! `sluice scheduler`: shows and configures the vIP scheduler. This file changes with `/v1/scheduler` of the API.
 
 use crate::api::ApiArgs;
 use crate::failure::Failure;
 use crate::output::{self, Format};
-use clap::{ArgGroup, Subcommand};
+use clap::Subcommand;
 use serde_json::{Value, json};
 use sluice_client::{Client, SchedulerGateway, SchedulerPatch};
 use std::fmt::Display;
@@ -45,22 +45,17 @@ macro_rules! declare_options {
 
 sluice_types::scheduler_settings!(declare_options);
 
-/// Requires at least one of these options.
-pub(super) fn some_of(options: &[&'static str]) -> ArgGroup {
-    ArgGroup::new("settings").args(options).required(true).multiple(true)
-}
-
-/// Parses a fraction.
-pub(super) fn part(text: &str) -> Result<f64, String> {
-    number(text)
-}
-
 /// Parses a finite number. JSON has no other numbers: they would be sent as null.
 pub(super) fn number<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     if text.parse::<f64>().is_ok_and(|number| !number.is_finite()) {
         return Err("not a finite number".to_owned());
     }
     text.parse().map_err(|error: T::Err| error.to_string())
+}
+
+/// A fraction in percent.
+pub(super) fn percent(fraction: f64) -> String {
+    format!("{:.1}%", fraction * 100.0)
 }
 
 impl Scheduler {
@@ -86,7 +81,7 @@ async fn show(api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         json!({
             "gateway": gateway.id,
             "cluster": gateway.cluster,
-            "load": format!("{:.1}%", gateway.load * 100.0),
+            "load": percent(gateway.load),
             "capacity pps": gateway.capacity_pps.round() as u64,
             "draining": gateway.draining,
             "vips": gateway.vips,

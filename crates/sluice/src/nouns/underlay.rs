@@ -209,8 +209,8 @@ pub struct MoveArgs {
     target: Target<Gateway>,
     /// Cluster to move to: name or id; the gateway's own cluster cancels a move that has not joined the other
     /// yet
-    #[arg(long)]
-    cluster: String,
+    #[arg(long, value_name = "CLUSTER", alias = "cluster")]
+    to: String,
     /// Reason for the move, shown in the event log
     #[arg(long)]
     reason: Option<String>,
@@ -221,7 +221,7 @@ pub struct MoveArgs {
 impl MoveArgs {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         let id = self.target.id(client).await?;
-        let cluster = client.id_of::<Cluster>(&self.cluster, &[]).await?;
+        let cluster = client.id_of::<Cluster>(&self.to, &[]).await?;
         let reason = self.reason.as_deref();
         let gateway = client.move_gateway(id, cluster, reason, self.target.expected()).await?;
         let has_moved = |gateway: &Gateway| gateway.moving_to.or(gateway.moving_from).is_none();

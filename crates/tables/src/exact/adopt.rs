@@ -282,7 +282,7 @@ impl Exact {
     /// Repairs flags, and makes conflicts without a main entry main entries.
     ///
     /// # Errors
-    /// [`Error::ConflictEntry`], [`Error::Grace`].
+    /// [`Error::Full`], [`Error::Grace`].
     pub(crate) fn repair(&mut self, pool: &mut Pool, survey: &Survey) -> Result<(), Error> {
         let all: Vec<_> = self.conflicts.all(pool.memory()).collect();
         let words: HashSet<u64> = all.iter().map(|(_, conflict)| conflict.word).collect();

@@ -175,7 +175,7 @@ fn overwrite_changes_entries_without_allocating() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 2, ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_hash_map(ops in ops(), mask in prop::sample::select(&MASKS[..])) {
         run(ops, 4096, mask);

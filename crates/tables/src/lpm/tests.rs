@@ -129,7 +129,7 @@ fn run(ops: Vec<Op>, cells: u32, family: Family) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn ipv4_agrees_with_a_linear_scan(ops in ops(Family::V4)) {
         run(ops, 4096, Family::V4);

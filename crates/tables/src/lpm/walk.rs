@@ -122,6 +122,7 @@ pub(super) fn retire(pool: &mut Pool, word: Word) {
 }
 
 /// Number of cells below a word, including its own.
+#[cfg(test)]
 pub(super) fn cells_used(memory: &Memory, word: Word) -> u64 {
     let mut sum = 0;
     each_run(memory, word, |_, cells| sum += u64::from(cells));

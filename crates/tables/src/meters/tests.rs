@@ -120,7 +120,7 @@ fn packet_cost(word: u64) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 80 * ProptestConfig::default().cases, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn rates_of_bytes_are_kept(

@@ -63,14 +63,14 @@ impl Found {
         for &(key, entry) in &survey.others {
             match key {
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } if id != 0 => {
-                    found.group(memory, reachable, key, id, entry.next)?
+                    found.add_group(memory, reachable, key, id, entry.next)?
                 }
-                Key::Index { vni: 0, id } => found.port(memory, reachable, key, id, entry.next)?,
-                Key::Index { vni, id: 0 } => found.vrf(memory, reachable, key, vni, entry.next)?,
+                Key::Index { vni: 0, id } => found.add_port(memory, reachable, key, id, entry.next)?,
+                Key::Index { vni, id: 0 } => found.add_vrf(memory, reachable, key, vni, entry.next)?,
                 Key::Index { .. } => {
                     found.invalid.insert(key);
                 }
-                Key::Ip { address, .. } => found.underlay(memory, reachable, key, address, entry.next)?,
+                Key::Ip { address, .. } => found.add_underlay(memory, reachable, key, address, entry.next)?,
             }
         }
         // Endpoints and direct paths come last: the ports, VRFs and accepted VTEPs are known by now. There
@@ -102,7 +102,7 @@ impl Found {
         Ok(found)
     }
 
-    fn group(
+    fn add_group(
         &mut self,
         memory: &Memory,
         reachable: &mut ReachableCells,
@@ -133,7 +133,7 @@ impl Found {
         Ok(())
     }
 
-    fn port(
+    fn add_port(
         &mut self,
         memory: &Memory,
         reachable: &mut ReachableCells,
@@ -153,7 +153,7 @@ impl Found {
         Ok(())
     }
 
-    fn vrf(
+    fn add_vrf(
         &mut self,
         memory: &Memory,
         reachable: &mut ReachableCells,
@@ -174,7 +174,7 @@ impl Found {
         Ok(())
     }
 
-    fn underlay(
+    fn add_underlay(
         &mut self,
         memory: &Memory,
         reachable: &mut ReachableCells,

@@ -1,4 +1,4 @@
-//! Changes of a host's direct paths, which lead past the gateways (Zeta section IV-C): the instance's MAC and
+//! Changes to a host's direct paths, which lead past the gateways (Zeta section IV-C): the instance's MAC and
 //! host, found by (the sender's VNI, address).
 //!
 //! Each path has a cell of its own, in which packets record the time when they take it. The cell contains the
@@ -6,6 +6,7 @@
 //! only while its VRF and its host's VTEP do: the removal of either removes the path.
 
 use super::NodeTables;
+use super::endpoints::{check_instance, tenant_key};
 use super::underlay::{kind_of, next_hop_address};
 use crate::encoding::address_to_bytes;
 use crate::entries::DirectPath;
@@ -17,10 +18,6 @@ use crate::memory::Memory;
 use sluice_types::{MacAddr, Vni};
 use std::mem::offset_of;
 use std::net::IpAddr;
-
-fn direct_key(vni: Vni, address: IpAddr) -> Key {
-    Key::Ip { vni: vni.get(), address }
-}
 
 fn encode_direct_path(path: &DirectPath, used: u32) -> next_hop {
     let (address, ipv6) = address_to_bytes(path.host);
@@ -64,7 +61,7 @@ impl NodeTables {
     pub fn upsert_direct_path(&mut self, path: &DirectPath) -> Result<bool, Error> {
         let DirectPath { vni, address, mac, host, .. } = *path;
         self.check_direct_path(path)?;
-        let key = direct_key(vni, address);
+        let key = tenant_key(vni, address);
         let known = self.exact.get(self.memory(), key);
         let taken = |holder: &str| Error::AddressTaken { vni: vni.get(), address, holder: holder.to_owned() };
         let old = match known.map(|known| kind_of(self.memory(), known.next)) {
@@ -103,11 +100,7 @@ impl NodeTables {
 
     fn check_direct_path(&self, path: &DirectPath) -> Result<(), Error> {
         let DirectPath { vni, address, mac, host, .. } = *path;
-        if address.is_unspecified() || address.is_multicast() || !mac.is_unicast() {
-            return Err(Error::Invalid(format!(
-                "no instance can have the address {address} with the MAC {mac}: both must be unicast"
-            )));
-        }
+        check_instance(address, mac)?;
         if !self.vrfs.contains_key(&vni.get()) {
             return Err(Error::UnknownVni(vni));
         }
@@ -126,7 +119,7 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_direct_path(&mut self, vni: Vni, address: IpAddr) -> Result<bool, Error> {
-        let key = direct_key(vni, address);
+        let key = tenant_key(vni, address);
         let known = self.exact.get(self.memory(), key);
         let Some(known) = known.filter(|known| direct_path_at(self.memory(), key, *known).is_some()) else {
             return Ok(false);
@@ -138,7 +131,7 @@ impl NodeTables {
 
     /// The direct path of an address.
     pub fn direct_path(&self, vni: Vni, address: IpAddr) -> Option<DirectPath> {
-        let key = direct_key(vni, address);
+        let key = tenant_key(vni, address);
         let entry = self.exact.get(self.memory(), key)?;
         direct_path_at(self.memory(), key, entry).map(|(path, _)| path)
     }
@@ -148,7 +141,8 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`]; some of these paths may remain then.
     pub fn retain_fixed(&mut self, keep: impl Fn(&DirectPath) -> bool) -> Result<(), Error> {
-        self.remove_direct_paths(|path| path.fixed && !keep(path))
+        self.remove_direct_paths(|path| path.fixed && !keep(path))?;
+        Ok(())
     }
 
     /// Retires the cell of a path that was unlinked.
@@ -157,21 +151,21 @@ impl NodeTables {
         self.direct_paths -= 1;
     }
 
-    /// Removes the paths for which `is_unwanted` returns true.
+    /// Removes the paths for which `is_unwanted` returns true. Returns false if there are none.
     pub(super) fn remove_direct_paths(
         &mut self,
         is_unwanted: impl Fn(&DirectPath) -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         // Gateways have no direct paths, and many other entries, all of which are searched below.
         if self.direct_paths == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let paths = self.direct_paths().map(|(path, _)| path).filter(is_unwanted);
         let keys: Vec<(Vni, IpAddr)> = paths.map(|path| (path.vni, path.address)).collect();
-        for (vni, address) in keys {
+        for &(vni, address) in &keys {
             self.remove_direct_path(vni, address)?;
         }
-        Ok(())
+        Ok(!keys.is_empty())
     }
 
     /// All direct paths, in no particular order, each with the time when a packet last took it (seconds of

@@ -1,4 +1,4 @@
-//! Changes of endpoints: the MAC and the host of each instance's address, found by (VNI, address).
+//! Changes to endpoints: the MAC and the host of each instance's address, found by (VNI, address).
 
 use super::NodeTables;
 use super::underlay::{kind_of, next_hop_address};
@@ -13,8 +13,19 @@ use std::net::IpAddr;
 /// In a bulk, the cells of an endpoint are prefetched this many endpoints before it is written.
 const PREFETCH_AHEAD: usize = 12;
 
-fn endpoint_key(vni: Vni, address: IpAddr) -> Key {
+/// The key of an endpoint or direct path.
+pub(super) fn tenant_key(vni: Vni, address: IpAddr) -> Key {
     Key::Ip { vni: vni.get(), address }
+}
+
+/// Checks that an instance can have this address and MAC.
+pub(super) fn check_instance(address: IpAddr, mac: MacAddr) -> Result<(), Error> {
+    if address.is_unspecified() || address.is_multicast() || !mac.is_unicast() {
+        return Err(Error::Invalid(format!(
+            "no instance can have the address {address} with the MAC {mac}: both must be unicast"
+        )));
+    }
+    Ok(())
 }
 
 impl NodeTables {
@@ -35,14 +46,10 @@ impl NodeTables {
     /// [`Error::Full`], [`Error::Invalid`].
     pub fn upsert_endpoint(&mut self, endpoint: &Endpoint) -> Result<bool, Error> {
         let Endpoint { vni, address, mac, host } = *endpoint;
-        if address.is_unspecified() || address.is_multicast() || !mac.is_unicast() {
-            return Err(Error::Invalid(format!(
-                "no instance can have the address {address} with the MAC {mac}: both must be unicast"
-            )));
-        }
+        check_instance(address, mac)?;
         let hop = self.vteps.get(&host).filter(|hop| hop.accepted);
         let cell = hop.ok_or(Error::UnknownVtep { vni, address, host })?.cell;
-        let key = endpoint_key(vni, address);
+        let key = tenant_key(vni, address);
         if !self.ports.is_empty()
             && let Some(known) = self.exact.get(self.memory(), key)
             && kind_of(self.memory(), known.next) == layout::NEXT_HOP_PORT
@@ -77,7 +84,7 @@ impl NodeTables {
         let mut bulk = BulkResult::default();
         for (i, endpoint) in endpoints.iter().enumerate() {
             if let Some(later) = endpoints.get(i + PREFETCH_AHEAD) {
-                self.exact.prefetch(self.pool.memory(), endpoint_key(later.vni, later.address));
+                self.exact.prefetch(self.pool.memory(), tenant_key(later.vni, later.address));
             }
             bulk.record(i, self.upsert_endpoint(endpoint));
         }
@@ -90,7 +97,7 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_endpoint(&mut self, vni: Vni, address: IpAddr) -> Result<bool, Error> {
-        let key = endpoint_key(vni, address);
+        let key = tenant_key(vni, address);
         let Some(known) = self.exact.get(self.memory(), key) else { return Ok(false) };
         if kind_of(self.memory(), known.next) != layout::NEXT_HOP_VTEP {
             return Ok(false);
@@ -116,7 +123,7 @@ impl NodeTables {
 
     /// The endpoint of an address.
     pub fn endpoint(&self, vni: Vni, address: IpAddr) -> Option<Endpoint> {
-        let key = endpoint_key(vni, address);
+        let key = tenant_key(vni, address);
         self.endpoint_from(key, self.exact.get(self.memory(), key)?)
     }
 

@@ -1,4 +1,4 @@
-//! Changes of groups: the vIPs over which hosts spread their packets.
+//! Changes to groups: the vIPs over which hosts spread their packets.
 //!
 //! A group has next hops of its own, separate from the VTEPs: packets are sent to a vIP, but no packets are
 //! accepted from it.

@@ -1,4 +1,4 @@
-//! Changes of the ports of this host's VMs, which are found by interface and by their addresses.
+//! Changes to the ports of this host's VMs, which are found by interface and by their addresses.
 
 use super::NodeTables;
 use super::underlay::kind_of;

@@ -1,4 +1,4 @@
-//! Changes of the routes of VRFs, one by one and in bulk.
+//! Changes to the routes of VRFs, one by one and in bulk.
 
 use super::NodeTables;
 use super::vrfs::{count_offset, root_of, roots, set_route_count};
@@ -13,24 +13,15 @@ use sluice_types::{IpNet, Vni};
 const BUILD_MIN: usize = 64;
 
 impl NodeTables {
-    /// Sets how many routes a VRF may have in each family; without it there is no limit. Routes beyond a
-    /// lower limit stay.
-    pub fn set_route_limit(&mut self, routes: u32) {
-        self.route_limit = routes;
-    }
-
     /// Adds or changes a route.
     ///
     /// # Errors
-    /// [`Error::UnknownVni`], [`Error::RouteLimit`], [`Error::Full`].
+    /// [`Error::UnknownVni`], [`Error::Full`].
     pub fn upsert_route(&mut self, route: &Route) -> Result<bool, Error> {
         let &cell = self.vrfs.get(&route.vni.get()).ok_or(Error::UnknownVni(route.vni))?;
         let (family, prefix) = Prefix::from_net(route.prefix);
         let count = self.memory().load32(cell, count_offset(family));
         let root = root_of(cell, family);
-        if count >= self.route_limit && lpm::leaf_of(self.memory(), root, prefix).is_none() {
-            return Err(Error::RouteLimit { vni: route.vni, limit: self.route_limit });
-        }
         let leaf = route.target.to_leaf();
         let old = lpm::insert(&mut self.pool, root, count, prefix, leaf)?;
         if old.is_none() {
@@ -85,8 +76,7 @@ impl NodeTables {
         let &cell = self.vrfs.get(&first.vni.get())?;
         let (family, _) = Prefix::from_net(first.prefix);
         let count = self.memory().load32(cell, count_offset(family));
-        let at_most = length as u64 + u64::from(count);
-        if length < BUILD_MIN || length < count as usize / 2 || at_most > u64::from(self.route_limit) {
+        if length < BUILD_MIN || length < count as usize / 2 {
             return None;
         }
         let entries = more.map(|route| (Prefix::from_net(route.prefix).1, route.target.to_leaf()));
@@ -120,13 +110,6 @@ impl NodeTables {
     /// The routes of a VNI.
     pub fn routes_of(&self, vni: Vni) -> Vec<Route> {
         self.vrfs.get(&vni.get()).map(|&cell| self.routes_at(vni.get(), cell).collect()).unwrap_or_default()
-    }
-
-    /// Table memory that the routes of a VNI take in both families, in bytes.
-    pub fn route_bytes(&self, vni: Vni) -> Option<u64> {
-        let &cell = self.vrfs.get(&vni.get())?;
-        let cells: u64 = roots(cell).into_iter().map(|root| lpm::cells_used(self.memory(), root)).sum();
-        Some(cells * u64::from(crate::layout::CELL_BYTES))
     }
 
     fn routes_at(&self, vni: u32, cell: u32) -> impl Iterator<Item = Route> + '_ {

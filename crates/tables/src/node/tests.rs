@@ -4,7 +4,7 @@ mod schedules;
 use super::*;
 use crate::entries::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};
 use crate::exact::Key;
-use crate::grace::Immediate;
+use crate::grace::{GraceError, Immediate};
 use crate::reader::{Lookup, NextHop};
 use sluice_types::{MacAddr, Vni};
 use std::sync::{Arc, Mutex};
@@ -311,7 +311,7 @@ fn counters_are_reset_before_a_vrf_uses_them() {
     tables = adopt_again(tables);
     tables.set_counter_reset(new_reset(&tables, true));
     tables.upsert_vrf(&plain_vrf(7)).unwrap();
-    assert_eq!(index(&tables, 7), of5, "a successor allots the first free index");
+    assert_eq!(index(&tables, 7), of5, "a successor assigns the first free index");
     assert_eq!(reset_indices.lock().unwrap()[2..], [of5]);
     tables.set_counter_reset(new_reset(&tables, false));
     tables.upsert_vrf(&plain_vrf(8)).unwrap();
@@ -564,33 +564,37 @@ fn bulk_of_routes_equals_single_changes() {
     assert_eq!(sorted(&adopt_again(at_once)).len(), 510);
 }
 
-#[test]
-fn routes_beyond_the_limit_are_refused() {
-    let mut tables = tables(4096);
-    tables.upsert_vrf(&plain_vrf(1)).unwrap();
-    tables.set_route_limit(100);
-    let bulk = tables.upsert_routes(&many_routes(1, 120, false));
-    assert_eq!((bulk.changed, bulk.failed), (100, 20));
-    assert_eq!(bulk.errors[0], (100, Error::RouteLimit { vni: vni(1), limit: 100 }));
-    assert_eq!(tables.upsert_route(&route(1, "10.0.3.0/24", 5)), Ok(true), "an existing route can change");
-    assert_eq!(tables.upsert_routes(&many_routes(1, 100, true)).failed, 0, "each family has the limit");
-    assert!(tables.remove_route(vni(1), "10.0.3.0/24".parse().unwrap()).unwrap());
-    assert_eq!(tables.upsert_route(&route(1, "10.9.9.0/24", 5)), Ok(true));
+/// A grace period that fails while it is told to.
+struct Failing(Arc<Mutex<bool>>);
+
+impl Grace for Failing {
+    fn wait(&self) -> Result<(), GraceError> {
+        if *self.0.lock().unwrap() { Err(GraceError::Failed("test".to_owned())) } else { Ok(()) }
+    }
 }
 
 #[test]
-fn route_bytes_are_the_memory_that_routes_take() {
-    let mut tables = tables(4096);
-    assert_eq!(tables.route_bytes(vni(1)), None);
-    tables.upsert_vrf(&plain_vrf(1)).unwrap();
-    assert_eq!(tables.route_bytes(vni(1)), Some(0));
-    tables.upsert_route(&route(1, "10.0.0.0/8", 5)).unwrap();
-    tables.upsert_route(&route(1, "fd00::/8", 5)).unwrap();
-    assert_eq!(tables.route_bytes(vni(1)), Some(128));
-    let before = used_after_flush(&mut tables);
-    tables.upsert_routes(&many_routes(1, 500, true));
-    let taken = used_after_flush(&mut tables) - before;
-    assert_eq!(tables.route_bytes(vni(1)), Some(128 + 64 * taken));
+fn removal_that_failed_is_finished_by_the_next_attempt() {
+    for remove in [
+        (|tables| tables.remove_vtep(ip("192.0.2.1"))) as fn(&mut NodeTables) -> Result<bool, Error>,
+        |tables| tables.remove_vrf(vni(5)),
+    ] {
+        let (memory, fails) = (Memory::anonymous(4096).unwrap(), Arc::new(Mutex::new(false)));
+        // All digests are equal: the removal of an address that is not the last needs a grace period.
+        let mut tables =
+            NodeTables::create_with_digest_mask(memory, Failing(fails.clone()), Sizes::default(), 0).unwrap();
+        tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
+        tables.upsert_vrf(&plain_vrf(5)).unwrap();
+        for address in ["fd00::1", "fd00::2"] {
+            tables.upsert_direct_path(&direct(5, address, "192.0.2.1")).unwrap();
+        }
+        *fails.lock().unwrap() = true;
+        assert!(matches!(remove(&mut tables), Err(Error::Grace(_))));
+        *fails.lock().unwrap() = false;
+        assert_eq!(remove(&mut tables), Ok(true), "the second attempt finds what the first left");
+        assert_eq!((tables.direct_paths().count(), tables.usage().direct_paths), (0, 0));
+        assert_eq!(remove(&mut tables), Ok(false));
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Changes of the underlay's entries: other nodes' VTEPs and this cluster's vIPs.
+//! Changes to the underlay's entries: other nodes' VTEPs and this cluster's vIPs.
 
 use super::NodeTables;
 use crate::encoding::{address_from_bytes, address_to_bytes, mac_from_bytes, mac_to_bytes};
@@ -118,7 +118,11 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_vtep(&mut self, address: IpAddr) -> Result<bool, Error> {
-        let Some(hop) = self.vteps.get_mut(&address).filter(|hop| hop.accepted) else { return Ok(false) };
+        let Some(hop) = self.vteps.get_mut(&address).filter(|hop| hop.accepted) else {
+            // A removal whose grace period failed may have left paths.
+            return self.remove_direct_paths(|path| path.host == address);
+        };
+        // The node comes first: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, underlay_key(address))?;
         hop.accepted = false;
         if hop.endpoints == 0 {

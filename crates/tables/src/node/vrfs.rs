@@ -1,4 +1,4 @@
-//! Changes of VRFs, and the allotment of per-VNI counters to them.
+//! Changes to VRFs, and the assignment of per-VNI counters to them.
 
 use super::NodeTables;
 use crate::encoding::{elephant_bytes, ipv4_from_word, ipv4_to_word, ipv6_from_bytes, ipv6_to_bytes};
@@ -23,7 +23,7 @@ pub trait CounterReset: Send {
     fn forget_vni(&mut self, vni: Vni);
 }
 
-/// The allotted indices of per-VNI counters. Index 0 is the shared overflow. A freed index is reused as late
+/// The assigned indices of per-VNI counters. Index 0 is the shared overflow. A freed index is reused as late
 /// as possible, so that a reader of counters notices the change first.
 pub(super) struct CounterIndices {
     taken: Vec<bool>,
@@ -40,8 +40,8 @@ impl CounterIndices {
         self.used
     }
 
-    /// Allots a free index; 0 if there is none.
-    fn allot(&mut self) -> u32 {
+    /// Assigns a free index; 0 if there is none.
+    fn assign(&mut self) -> u32 {
         let all = self.taken.len();
         let found = (self.next..all).chain(1..self.next).find(|&i| !self.taken[i]);
         let Some(index) = found else { return 0 };
@@ -140,7 +140,7 @@ impl NodeTables {
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;
-        let counters = if old.is_some() { known.counters } else { self.allot_counter_index() };
+        let counters = if old.is_some() { known.counters } else { self.assign_counter_index() };
         let new = layout::vrf {
             vni: vrf.vni.get(),
             counters,
@@ -173,9 +173,9 @@ impl NodeTables {
         self.counter_reset = Some(Box::new(reset));
     }
 
-    /// Allots counters to a new VRF, and resets them.
-    fn allot_counter_index(&mut self) -> u32 {
-        let index = self.counter_indices.allot();
+    /// Assigns counters to a new VRF, and resets them.
+    fn assign_counter_index(&mut self) -> u32 {
+        let index = self.counter_indices.assign();
         if index != 0
             && let Some(reset) = &mut self.counter_reset
             && !reset.reset_index(index)
@@ -192,7 +192,11 @@ impl NodeTables {
     /// # Errors
     /// [`Error::Grace`].
     pub fn remove_vrf(&mut self, vni: Vni) -> Result<bool, Error> {
-        let Some(&cell) = self.vrfs.get(&vni.get()) else { return Ok(false) };
+        let Some(&cell) = self.vrfs.get(&vni.get()) else {
+            // A removal whose grace period failed may have left paths.
+            return self.remove_direct_paths(|path| path.vni == vni);
+        };
+        // The VRF comes first: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, vrf_key(vni.get()))?;
         self.vrfs.remove(&vni.get());
         self.point_ports(vni, 0);

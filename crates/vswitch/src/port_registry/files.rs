@@ -1,4 +1,4 @@
-//! The files of the port registry in the state directory. Changes with their format.
+//! The files of the port registry in the state directory. This file changes with their format.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Removals that a host delays: of networks, of their groups, and of gateways' VTEPs. Changes when another
-//! kind of entry must outlive its removal by the controller.
+//! Removals that a host delays: of networks, of their groups, and of gateways' VTEPs. This file changes when
+//! another kind of entry must outlive its removal by the controller.
 //!
 //! Other hosts may still send packets here for an instance that has moved; they reach the gateway by the
 //! network's group (Zeta section V-B). A gateway that was removed forwards what still comes to its vIPs until

@@ -1,5 +1,5 @@
 //! Fixed paths: direct paths that the controller sets (docs/decisions/models.md), in contrast to those that a
-//! host learns. Changes when the controller may set paths with other properties.
+//! host learns. This file changes when the controller may set paths with other properties.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

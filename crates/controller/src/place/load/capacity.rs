@@ -1,5 +1,5 @@
-//! Estimates how many packets a second a gateway can forward, from its packet rate and its CPU load.
-//! Changes with that estimate.
+//! Estimates how many packets a second a gateway can forward, from its packet rate and its CPU load. This file
+//! changes with that estimate.
 
 use sluice_types::GATEWAY_CAPACITY_PPS_MAX;
 

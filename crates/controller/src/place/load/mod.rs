@@ -1,6 +1,6 @@
 //! Loads that gateways report, the traffic of each VPC (`demand`) and the capacity of each gateway
 //! (`capacity`). Kept in memory only: loads are reported again within seconds, and capacities are estimated
-//! again with the next load. Changes when gateways report other figures.
+//! again with the next load. This file changes when gateways report other figures.
 
 pub mod capacity;
 pub mod demand;

@@ -1,5 +1,5 @@
-//! Converts what gateways report into the scheduler's input. Changes when gateways or the scheduler use other
-//! figures.
+//! Converts what gateways report into the scheduler's input. This file changes when gateways or the scheduler
+//! use other figures.
 
 use super::super::ledger::Ledger;
 use super::super::load::{Alarm, BUSY_MS, GatewayLoad, LoadSnapshot};

@@ -1,5 +1,5 @@
-//! The task of the scheduler: runs the rounds and carries out the decisions. Changes when a decision gets
-//! another effect.
+//! The task of the scheduler: runs the rounds and carries out the decisions. This file changes when a decision
+//! gets another effect.
 
 use super::reports::{alarms, preferred_owners, reports};
 use super::{DecisionRecord, SETTINGS_KEY};

@@ -69,7 +69,7 @@ fn apply(table: &mut BTreeMap<Destination, Path>, out: &[Output], may_remove_unk
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1024, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
     fn forwarding_table_equals_the_cache(

@@ -37,7 +37,7 @@ impl Content {
         Self {
             endpoints,
             routes,
-            // Which counter index was freed last is not in the tables, so a successor allots another one.
+            // Which counter index was freed last is not in the tables, so a successor assigns another one.
             vrfs: tables.vrfs().map(|entry| VrfEntry { counters: 0, ..entry }).collect(),
             vteps,
             vips: tables.vips().collect(),

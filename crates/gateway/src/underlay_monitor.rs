@@ -1,5 +1,5 @@
 //! Keeps the gateway's underlay in order: follows its interfaces, and makes the kernel keep the next hops to
-//! the other nodes resolved. Changes when interfaces or neighbors need another treatment.
+//! the other nodes resolved. This file changes when interfaces or neighbors need another treatment.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -61,7 +61,7 @@ pub struct UnderlayMonitor {
     shared_links: SharedLinks,
     /// Time of the last change.
     changed: Instant,
-    /// Whether a next hop was unresolved or an interface unusable at the last review.
+    /// Whether the last review failed, or found an unresolved next hop or an unusable interface.
     is_incomplete: bool,
     /// Whether probes may have been lost since the last review, because an interface had no carrier, or the
     /// underlay behind it was unreachable.
@@ -123,6 +123,7 @@ impl UnderlayMonitor {
                 Ok(()) => {}
                 Err(Error::WriterGone) => return Err(Error::WriterGone),
                 Err(error) => {
+                    self.is_incomplete = true;
                     tracing::warn!(error = error_chain(&error), "cannot review the underlay; retrying later");
                 }
             }
@@ -206,14 +207,14 @@ impl UnderlayMonitor {
             self.is_incomplete = true;
             // A neighbor that the kernel refuses must not stop the others.
             if let Err(error) = result {
-                tracing::error!(error = error_chain(&error), "neighbor");
+                tracing::error!(%address, error = error_chain(&error), "cannot keep a neighbor resolved");
             }
         }
         for (hop @ (ifindex, address), _) in known.iter().filter(|(_, known)| known.kept) {
             if !wanted.contains(hop)
                 && let Err(error) = self.netlink.release_neighbor(*ifindex, *address).await
             {
-                tracing::warn!(error = error_chain(&error), "neighbor");
+                tracing::warn!(%address, error = error_chain(&error), "cannot release a neighbor");
             }
         }
         Ok(())
