@@ -25,12 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const INSTANCES: usize = 4_600;
 /// Number of subnets of the VPC with which the fillers are peered: each filler gets so many routes of a family.
 const SUBNETS: u8 = 40;
-/// Approximate part of the memory that a filler needs.
-const SHARE_EACH: f64 = 0.001;
+/// Number of fillers from which the part of the memory that each needs is measured.
+const SAMPLE: usize = 8;
 /// API calls in progress at the same time.
 const PARALLEL: usize = 8;
-/// Tolerance of the share of used memory.
-const NEAR: f64 = 0.004;
+/// Tolerance of the share of used memory: the last filler may be half too much.
+const NEAR: f64 = 0.006;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
     let mut options = Options::standard(&ground.name, &ground.binary)?;
@@ -94,6 +94,8 @@ struct Filler<'a> {
     peered: Vec<(VpcId, PeeringId)>,
     /// Number of VPCs that were created.
     created: usize,
+    /// Part of the memory that a filler needs, once it was measured.
+    share_each: Option<f64>,
 }
 
 impl<'a> Filler<'a> {
@@ -110,7 +112,7 @@ impl<'a> Filler<'a> {
         }
         let subnet = instances_in.ok_or_else(|| Failure::new("no subnets"))?;
         create_instances(lab, first, subnet).await?;
-        Ok(Self { lab, like, first, peered: Vec::new(), created: 1 })
+        Ok(Self { lab, like, first, peered: Vec::new(), created: 1, share_each: None })
     }
 
     /// Creates a VPC that is peered with the first.
@@ -136,31 +138,52 @@ impl<'a> Filler<'a> {
 
     /// Creates or deletes VPCs until this share of the tables' memory is used.
     async fn fill(&mut self, wanted: f64) -> Outcome {
+        let mut share = self.share(GATEWAYS[0]).await?;
+        let share_each = match self.share_each {
+            Some(share_each) => share_each,
+            None => {
+                self.create_many(SAMPLE).await?;
+                let before = std::mem::replace(&mut share, self.share(GATEWAYS[0]).await?);
+                *self.share_each.insert((share - before) / SAMPLE as f64)
+            }
+        };
+        ensure!(share_each > 0.0, "{SAMPLE} VPCs with {SUBNETS} peered subnets use no memory");
         for _ in 0..5 {
-            let missing = wanted - self.share(GATEWAYS[0]).await?;
+            let missing = wanted - share;
             if missing.abs() < NEAR {
                 break;
             }
-            let vpcs = (missing.abs() / SHARE_EACH) as usize;
+            let vpcs = (missing.abs() / share_each).round() as usize;
             if missing > 0.0 {
-                let first = self.created;
-                self.created += vpcs;
-                let create = (first..self.created).map(|number| self.create_peered(number));
-                let peered: Vec<_> = stream::iter(create).buffered(PARALLEL).try_collect().await?;
-                self.peered.extend(peered);
+                self.create_many(vpcs).await?;
             } else {
-                let removed = self.peered.split_off(self.peered.len().saturating_sub(vpcs));
-                let delete = removed.into_iter().map(|(vpc, peering)| self.delete(vpc, peering));
-                stream::iter(delete).buffered(PARALLEL).try_collect::<Vec<()>>().await?;
+                self.delete_many(vpcs).await?;
             }
+            share = self.share(GATEWAYS[0]).await?;
         }
         for gateway in GATEWAYS {
             let share = self.share(gateway).await?;
             ensure!(
                 (share - wanted).abs() < 2.0 * NEAR,
-                "{gateway}'s tables are {share} full, wanted: {wanted}"
+                "{gateway}'s tables are {share} full, wanted: {wanted}, {share_each} for each VPC"
             );
         }
+        Ok(())
+    }
+
+    async fn create_many(&mut self, vpcs: usize) -> Outcome {
+        let first = self.created;
+        self.created += vpcs;
+        let create = (first..self.created).map(|number| self.create_peered(number));
+        let peered: Vec<_> = stream::iter(create).buffered(PARALLEL).try_collect().await?;
+        self.peered.extend(peered);
+        Ok(())
+    }
+
+    async fn delete_many(&mut self, vpcs: usize) -> Outcome {
+        let removed = self.peered.split_off(self.peered.len().saturating_sub(vpcs));
+        let delete = removed.into_iter().map(|(vpc, peering)| self.delete(vpc, peering));
+        stream::iter(delete).buffered(PARALLEL).try_collect::<Vec<()>>().await?;
         Ok(())
     }
 }
