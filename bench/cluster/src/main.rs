@@ -4,7 +4,7 @@
 use clap::Parser;
 use sluice_bench_cluster::{Settings, parts, run};
 use sluice_bench_report::{Run, shell::Failure};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Measure gateway clusters
 #[derive(Parser)]
@@ -117,13 +117,8 @@ fn main() -> Result<(), Failure> {
         scale => format!("{} rounds, sizes divided by {scale}", settings.rounds),
     };
     let text = begun.section("Clusters", &how, METHOD, &outcome.measures, &outcome.notes)?;
-    print!("{text}");
     let is_whole = parts().iter().all(|part| settings.parts.iter().any(|wanted| wanted == part))
         && (settings.rounds, settings.scale) == (ROUNDS, 1);
-    if is_whole && !args.dry_run {
-        begun.record(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &outcome.measures, &text)?;
-    } else {
-        eprintln!("bench-cluster: not recorded: only a whole run is");
-    }
+    begun.finish(&outcome.measures, &text, is_whole && !args.dry_run)?;
     Ok(())
 }

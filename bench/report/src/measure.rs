@@ -18,7 +18,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The figure of these rounds; 0 if there is none.
+    /// The figure of these rounds; 0 without a round.
     pub fn of(rounds: &[f64]) -> Self {
         let least = rounds.iter().copied().fold(f64::INFINITY, f64::min);
         let most = rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -200,7 +200,7 @@ pub fn table(measures: &[Measure]) -> String {
     text
 }
 
-/// Median of values; the mean of the two middle values if their number is even, 0 if there is none.
+/// Median of values; the mean of the two middle values if their number is even. 0 without a value.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let count = values.len();

@@ -87,12 +87,25 @@ impl Run {
         ))
     }
 
+    /// Prints the section. A whole run is also recorded in `out/NAME.json` and `RESULTS.md`.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn finish(&self, measures: &[Measure], section: &str, is_whole: bool) -> io::Result<()> {
+        print!("{section}");
+        if is_whole {
+            return self.record(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), measures, section);
+        }
+        eprintln!("bench-{}: not recorded, because this was not a whole run", self.name);
+        Ok(())
+    }
+
     /// Writes `out/NAME.json` and replaces the text between the markers of this bench in `RESULTS.md`, both in
     /// `bench`. If the markers are missing, they are appended with the text.
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn record(&self, bench: &Path, measures: &[Measure], text: &str) -> io::Result<()> {
+    fn record(&self, bench: &Path, measures: &[Measure], text: &str) -> io::Result<()> {
         fs::create_dir_all(bench.join("out"))?;
         let json = serde_json::to_string_pretty(measures)?;
         fs::write(bench.join("out").join(format!("{}.json", self.name)), json)?;

@@ -96,16 +96,11 @@ async fn main() -> Result<(), Failure> {
     let how =
         format!("{} rounds of {} s, {} of programming", args.rounds, args.seconds, args.programming_rounds);
     let text = run.section("Spine", &how, METHOD, &measures, &notes)?;
-    print!("{text}");
     let is_whole = PARTS.iter().all(|part| wants(part))
         && forward::SIZES.iter().all(|(_, size)| args.sizes.iter().any(|wanted| wanted == size))
         && (args.rounds, args.programming_rounds, args.peers_to) == (ROUNDS, PROGRAMMING_ROUNDS, PEERS_TO)
         && args.seconds >= SECONDS;
-    if is_whole && !args.dry_run {
-        run.record(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &measures, &text)?;
-    } else {
-        eprintln!("bench-spine: not recorded: only a whole run is");
-    }
+    run.finish(&measures, &text, is_whole && !args.dry_run)?;
     Ok(())
 }
 

@@ -4,7 +4,6 @@
 use clap::Parser;
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_tables::{Settings, parts, run};
-use std::path::Path;
 
 /// Measure the tables and their peers
 #[derive(Parser)]
@@ -52,13 +51,8 @@ fn main() -> Result<(), Failure> {
         scale => format!("{} rounds, sizes divided by {scale}", settings.rounds),
     };
     let text = begun.section("Tables", &how, METHOD, &outcome.measures, &outcome.notes)?;
-    print!("{text}");
     let is_whole = parts().iter().all(|part| settings.parts.iter().any(|wanted| wanted == part))
         && (settings.rounds, settings.scale) == (ROUNDS, 1);
-    if is_whole && !args.dry_run {
-        begun.record(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), &outcome.measures, &text)?;
-    } else {
-        eprintln!("bench-tables: not recorded: only a whole run is");
-    }
+    begun.finish(&outcome.measures, &text, is_whole && !args.dry_run)?;
     Ok(())
 }

@@ -27,7 +27,7 @@ static __always_inline __u16 checksum_fold(__u64 sum)
 	return ~sum;
 }
 
-/* The UDP checksum: 0 would mean that there is none, and all ones is the same number (RFC 768). */
+/* The UDP checksum. 0 means that the sender computed no checksum, so 0 is sent as all ones (RFC 768). */
 static __always_inline __u16 checksum_fold_udp(__u64 sum)
 {
 	__u16 checksum = checksum_fold(sum);

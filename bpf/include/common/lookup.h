@@ -76,7 +76,7 @@ static __always_inline struct next_hop *next_hop_at(__u32 cell, __u8 kind)
 
 #define INDEX_BUSY 0xffffffffu
 
-/* The cell that (EXACT_INDEX, vni, id) refers to. 0: there is none; INDEX_BUSY: as EXACT_BUSY. */
+/* The cell that (EXACT_INDEX, vni, id) refers to. 0: the table has no such entry; INDEX_BUSY: as EXACT_BUSY. */
 __attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
 {
 	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);

@@ -13,7 +13,7 @@
 
 enum session_op {
 	SESSION_OP_FIND = 1,
-	SESSION_OP_CREATE, /* find; create the session if there is none */
+	SESSION_OP_CREATE, /* find the session, or create it */
 	SESSION_OP_TOUCH,  /* find; touch the session that was found */
 	SESSION_OP_PACKET, /* find; touch the session that was found, or create it */
 	SESSION_OP_END,	   /* find; end the session that was found */

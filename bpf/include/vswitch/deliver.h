@@ -10,7 +10,7 @@
 
 #include "vswitch/port.h"
 
-/* The port that an exact match in a VNI found. NULL: there is none, for `reason`. */
+/* The port that an exact match in a VNI found. NULL: the packet is dropped for `reason`. */
 static __always_inline const struct port *local_port(enum exact_answer found, const struct exact_hit *hit,
 						     __u32 vni, enum drop_reason *reason)
 {

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub trait NewObject: Serialize + Sync {
     /// Kind of object that the request creates.
     type Object: Resource;
-    /// Object that the new object belongs to, such as its VPC; `()` if there is none.
+    /// Object that the new object belongs to, such as its VPC; `()` for a top-level object.
     type Parent: Copy + Send;
     /// Path of the collection to post to.
     fn path(parent: Self::Parent) -> String;

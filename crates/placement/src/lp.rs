@@ -183,7 +183,7 @@ fn optimum(program: &Program) -> Result<impl Fn(Variable) -> f64 + use<>, String
 /// The dual program maximizes the sum of the groups' costs minus the cost of all tables, where the cost of a
 /// group is at most that on any cluster. That is one row for each group and cluster, of which few matter. It
 /// is solved with the rows of the given fractions (a group is cheapest where it has a fraction of an optimal
-/// solution), and again with a row for each group that is cheaper elsewhere, until there is none.
+/// solution), and again with a row for each group that is cheaper elsewhere, until no group is cheaper.
 pub(crate) fn prices(
     groups: &[Group],
     capacities: &[Capacity],

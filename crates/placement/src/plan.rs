@@ -191,7 +191,7 @@ impl PlacementPlan {
     /// Orders the moves from one placement to another. Each VPC whose cluster changes moves once, in such an
     /// order that no cluster exceeds the water level or the size of its tables, and no tenant its cluster
     /// limit. If moves wait for each other in a cycle, one VPC makes a detour over a cluster with free
-    /// capacity; if there is none, [`Move::excess`] says what a move exceeds.
+    /// capacity; if every move exceeds a limit, [`Move::excess`] says what a move exceeds.
     ///
     /// Clusters that are in `present` and not in the problem are being removed: their VPCs move.
     ///

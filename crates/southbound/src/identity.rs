@@ -99,7 +99,7 @@ impl Identity {
         Ok(self.node.parse()?)
     }
 
-    /// Reads the identity of an earlier enrollment from the state directory; `None` if there is none.
+    /// Reads the identity of an earlier enrollment from the state directory; `None` before the first enrollment.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Content`].

@@ -127,7 +127,7 @@ fn either(what: &'static str, v4: u32, high: u64, low: u64) -> Result<(Option<Ip
     if both == (None, None) { Err(Malformed::NoAddress(what)) } else { Ok(both) }
 }
 
-/// The halves of an optional address; zeros if there is none.
+/// The halves of an optional address; zeros for `None`.
 fn ipv6_parts(address: Option<proto::Ipv6>) -> (u64, u64) {
     let address = address.unwrap_or_default();
     (address.high, address.low)

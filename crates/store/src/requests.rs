@@ -37,7 +37,7 @@ pub struct Page {
 pub struct NewVpc {
     pub name: String,
     pub tenant: TenantId,
-    /// `None` allocates the lowest VNI that was never used, or if there is none, the lowest free VNI.
+    /// `None` allocates the lowest VNI that was never used, or the lowest free VNI if all were used.
     pub vni: Option<Vni>,
     pub cluster: ClusterId,
     pub mtu: u16,
@@ -80,7 +80,7 @@ pub struct NewGateway {
 }
 
 /// Addresses that are `None` are allocated. The MAC is derived from the id. The IPv4 address is the lowest of
-/// the subnet that was never used, or if there is none, the lowest free one. The IPv6 address is derived from
+/// the subnet that was never used, or the lowest free one if all were used. The IPv6 address is derived from
 /// the MAC (EUI-64) in a /64, otherwise it is allocated like IPv4. There is one address for each family of
 /// the subnet.
 #[derive(Clone, Debug)]

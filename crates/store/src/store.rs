@@ -556,8 +556,8 @@ impl Store {
         write_unversioned!(self, q => enrolment::take_token(q, digest, now_ms))
     }
 
-    /// The PEM certificate and key of the certificate authority. If there are none, `new` is stored first; of
-    /// several replicas, the first one's pair is stored.
+    /// The PEM certificate and key of the certificate authority. If the database has no authority yet, `new` is
+    /// stored first; of several replicas, the first one's pair is stored.
     pub async fn certificate_authority(&self, new: (String, String)) -> Result<(String, String)> {
         write_unversioned!(self, q => enrolment::authority(q, &new))
     }

@@ -150,7 +150,7 @@ impl NodeTables {
         self.memory().load32(0, offset_of!(superblock, generation))
     }
 
-    /// The controller's revision that is completely in the tables; 0 if there is none.
+    /// The controller's revision that is completely in the tables; 0 before the first.
     pub fn applied_revision(&self) -> u64 {
         self.memory().load64(0, offset_of!(superblock, applied_revision))
     }
@@ -161,7 +161,7 @@ impl NodeTables {
         self.memory().store64(0, offset_of!(superblock, applied_revision), revision);
     }
 
-    /// The controller database to which the revision belongs; 0 if there is none.
+    /// The controller database to which the revision belongs; 0 before the first.
     pub fn database_id(&self) -> u64 {
         self.memory().load64(0, offset_of!(superblock, database_id))
     }

@@ -243,7 +243,7 @@ impl Reader {
         self.memory.contains(cell, 1).then(|| self.memory.read::<layout::vrf>(cell))
     }
 
-    /// The controller's revision that is completely in the tables; 0 if there is none. What is looked up
+    /// The controller's revision that is completely in the tables; 0 before the first. What is looked up
     /// after this call is at least as new.
     pub fn applied_revision(&self) -> u64 {
         self.memory.load64(0, offset_of!(superblock, applied_revision))

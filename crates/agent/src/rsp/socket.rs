@@ -93,7 +93,7 @@ impl Socket {
         self.udp.writable().await
     }
 
-    /// Receives the next datagram; `WouldBlock` if there is none.
+    /// Receives the next datagram; `WouldBlock` if no datagram is queued.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         self.try_twice(Interest::READABLE, || self.receive_now(buffer))
     }

@@ -104,7 +104,7 @@ mod tests {
         (HostId::new(id), vtep.parse().unwrap())
     }
 
-    /// Last octet of the gateway of each host, in order of the hosts; 0 if there is none.
+    /// Last octet of the gateway of each host, in order of the hosts; 0 for a host without a gateway.
     fn gateway_of_hosts(zones: &Zones) -> Vec<u8> {
         let last = |address: IpAddr| match address {
             IpAddr::V4(v4) => v4.octets()[3],

@@ -147,7 +147,7 @@ pub async fn apply_plans(place: Arc<Place>) {
     }
 }
 
-/// Continues the plans that are being applied. Returns false if there is none.
+/// Continues the plans that are being applied. Returns false if no plan is being applied.
 async fn check_plans(place: &Place, computed: &mut BTreeMap<u64, ComputedPlan>) -> Result<bool, StoreError> {
     let plans = place.db.store.plans().await?;
     let applying: Vec<&PlanProgress> =

@@ -71,7 +71,7 @@ pub struct ClusterUsage {
     pub name: String,
     /// Its gateways in order of id.
     pub gateways: Vec<GatewayUsage>,
-    /// Packets a second that its serving gateways can forward; 0 if there is none.
+    /// Packets a second that its serving gateways can forward; 0 if no gateway serves.
     pub capacity_pps: u64,
     /// Table size in entries of the smallest serving gateway.
     pub capacity_entries: u64,

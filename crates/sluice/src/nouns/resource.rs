@@ -42,7 +42,7 @@ pub trait Creatable: Kind {
     const DELETE_HELP: &'static str;
     /// The arguments of `create`.
     type New: Args + Create<Object = Self>;
-    /// Verbs that only this kind has; [`NoVerb`] if there are none.
+    /// Verbs that only this kind has; [`NoVerb`] for a kind that has only the common verbs.
     type Verbs: Subcommand + Run;
 }
 

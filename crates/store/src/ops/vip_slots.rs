@@ -32,7 +32,7 @@ pub(crate) fn assign_slots(old: &[ClusterVip], wanted: &[IpAddr]) -> Vec<Cluster
 /// - Otherwise the gateway with the fewest vIPs, of those that can own this one, becomes the owner.
 /// - `newcomers` are gateways that have just joined or can own vIPs again. They take an even share of each
 ///   family from the gateways that have the most.
-/// - If no gateway can own the vIPs of a family, one that does not retire is chosen, and if there is none,
+/// - If no gateway can own the vIPs of a family, one that does not retire is chosen, and if all of them retire,
 ///   any gateway.
 pub(crate) fn choose_preferred_owners(cluster: &mut Cluster, gateways: &[Gateway], newcomers: &[GatewayId]) {
     for ipv4 in [true, false] {

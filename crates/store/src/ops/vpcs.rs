@@ -59,7 +59,7 @@ async fn check_vni(w: &mut Write, vni: Vni) -> Result<Vni> {
     }
 }
 
-/// The lowest VNI that was never allocated, or if there is none, the lowest free one.
+/// The lowest VNI that was never allocated, or the lowest free one if all were allocated.
 async fn allocate_vni(w: &mut Write, vnis: RangeInclusive<u32>) -> Result<Vni> {
     let row = w.q().row("SELECT next_vni FROM meta", vec![]).await?;
     let next = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;

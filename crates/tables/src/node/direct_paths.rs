@@ -151,7 +151,7 @@ impl NodeTables {
         self.direct_paths -= 1;
     }
 
-    /// Removes the paths for which `is_unwanted` returns true. Returns false if there are none.
+    /// Removes the paths for which `is_unwanted` returns true. Returns false if no path was removed.
     pub(super) fn remove_direct_paths(
         &mut self,
         is_unwanted: impl Fn(&DirectPath) -> bool,

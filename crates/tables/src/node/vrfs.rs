@@ -40,7 +40,7 @@ impl CounterIndices {
         self.used
     }
 
-    /// Assigns a free index; 0 if there is none.
+    /// Assigns a free index, or 0 if all indices are in use.
     fn assign(&mut self) -> u32 {
         let all = self.taken.len();
         let found = (self.next..all).chain(1..self.next).find(|&i| !self.taken[i]);

@@ -62,7 +62,7 @@ struct CheckingGrace {
 }
 
 impl CheckingGrace {
-    /// Cell of a VRF, group or port; 0 if there is none.
+    /// Cell of a VRF, group or port. An absent one has cell 0.
     fn cell(&self, vni: u32, id: u32) -> u32 {
         match Reader::new(self.memory.clone()).find_index(vni, id) {
             Lookup::Hit(hit) => hit.cell,
