@@ -1,10 +1,11 @@
-//! A gateway whose table memory is nearly used up stops to distinguish elephants from mice and offloads every flow,
-//! so that it has less to do. Below a lower mark it distinguishes them again; in between nothing changes.
+//! A gateway whose processors or table memory are nearly used up stops to distinguish elephants from mice and
+//! offloads every flow, so that it has less to do. Below a lower mark it distinguishes them again; in between nothing
+//! changes.
 //!
 //! Catches: a load that is not measured, not reported, or changes no decision; marks without hysteresis.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, path_to};
+use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, execute, path_to};
 use futures::{StreamExt, TryStreamExt, stream};
 use sluice_client::{Gateway, NewInstance, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
 use sluice_lab::{Lab, Options};
@@ -39,7 +40,36 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     }
     let lab = Lab::up(options).await?;
     ensure!(!goes_direct(&lab, "web-1", "web-3").await?, "a mouse was offloaded without load");
+    processors(&lab).await?;
     table_memory(&lab).await
+}
+
+/// A forwarding loop of two ports of a bridge, in which a broadcast frame circulates forever, keeps one processor in
+/// soft interrupts. The gateways of a lab share the processors with it.
+async fn processors(lab: &Lab) -> Outcome {
+    let switch = lab.state().topology.switches[0].name.clone();
+    let on_switch = async |command: &str| {
+        execute(lab, &switch, &command.split_ascii_whitespace().collect::<Vec<_>>()).await
+    };
+    on_switch("ip link add storm0 type bridge mcast_snooping 0").await?;
+    on_switch("ip link add loop0 type veth peer name loop1").await?;
+    for interface in ["loop0", "loop1"] {
+        on_switch(&format!("ip link set {interface} master storm0 up")).await?;
+    }
+    on_switch("ip link set storm0 up").await?;
+    on_switch("ip address add 198.51.100.1/24 dev storm0").await?;
+    // The question of ARP is broadcast. Nobody answers it.
+    let question = lab.exec(&switch, &["ping", "-c", "1", "-W", "1", "198.51.100.2"]).await?;
+    ensure!(!question.status.success(), "the loop answers: {}", String::from_utf8_lossy(&question.stdout));
+    let offloading = offloads_all(lab, true).await;
+    let direct = goes_direct(lab, "web-2", "db-2").await;
+    on_switch("ip link delete loop0").await?;
+    on_switch("ip link delete storm0").await?;
+    offloading?;
+    ensure!(direct?, "a processor is busy with packets, but this flow was not offloaded");
+    offloads_all(lab, false).await?;
+    ensure!(!goes_direct(lab, "db-1", "db-2").await?, "no processor is busy, and a mouse was offloaded");
+    Ok(())
 }
 
 async fn table_memory(lab: &Lab) -> Outcome {

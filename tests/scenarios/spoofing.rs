@@ -1,7 +1,7 @@
 //! Packets that a VM sends with an address that is not its own are dropped and counted.
 
 use crate::Ground;
-use crate::support::{Outcome, address, drops, ensure, eventually, ping, reaches};
+use crate::support::{Outcome, address, drops, ensure, eventually, execute, ping, reaches};
 use sluice_lab::Lab;
 use std::time::Duration;
 
@@ -12,26 +12,20 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         let own = format!("{forged}/{length}");
         let add = ["ip", "addr", "add", &own, "dev", "eth0", "noprefixroute", "nodad"];
         // IPv4 has no duplicate address detection.
-        run(lab, "web-1", if ipv6 { &add } else { &add[..7] }).await?;
+        execute(lab, "web-1", if ipv6 { &add } else { &add[..7] }).await?;
         for to in ["web-2", "web-3", "db-1"] {
             counted(lab, "spoofed_ip", to, ipv6, &["-I", forged]).await?;
         }
-        run(lab, "web-1", &["ip", "addr", "del", &own, "dev", "eth0"]).await?;
+        execute(lab, "web-1", &["ip", "addr", "del", &own, "dev", "eth0"]).await?;
     }
     let mac = lab.vm("web-1")?.mac.to_string();
-    run(lab, "web-1", &["ip", "link", "set", "eth0", "address", "02:00:00:00:0f:0f"]).await?;
+    execute(lab, "web-1", &["ip", "link", "set", "eth0", "address", "02:00:00:00:0f:0f"]).await?;
     let outcome = counted(lab, "spoofed_mac", "web-3", false, &[]).await;
-    run(lab, "web-1", &["ip", "link", "set", "eth0", "address", &mac]).await?;
+    execute(lab, "web-1", &["ip", "link", "set", "eth0", "address", &mac]).await?;
     outcome?;
     // No VM has learned a wrong neighbor entry.
     reaches(lab, "web-1", "web-3").await?;
     reaches(lab, "web-3", "web-1").await
-}
-
-async fn run(lab: &Lab, vm: &str, argv: &[&str]) -> Outcome {
-    let output = lab.exec(vm, argv).await?;
-    ensure!(output.status.success(), "{argv:?} in {vm}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
 }
 
 /// Checks that there is no answer, and at least one drop for the reason.

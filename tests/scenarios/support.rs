@@ -90,6 +90,13 @@ pub struct Ping {
     pub text: String,
 }
 
+/// Runs a command in a VM, node or switch. It must succeed.
+pub async fn execute(lab: &Lab, place: &str, argv: &[&str]) -> Outcome {
+    let output = lab.exec(place, argv).await?;
+    ensure!(output.status.success(), "{argv:?} in {place}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
 /// Runs `ping` in a VM.
 pub async fn ping(lab: &Lab, from: &str, target: IpAddr, options: &[&str]) -> Result<Ping, Failure> {
     let target = target.to_string();

@@ -11,7 +11,7 @@
 use crate::Ground;
 use crate::streams::{Account, Streams, lossless};
 use crate::support::{
-    Failure, Outcome, Probe, address, ensure, ensure_timely, eventually, number, slow_hellos,
+    Failure, Outcome, Probe, address, ensure, ensure_timely, eventually, execute, number, slow_hellos,
 };
 use futures::future::try_join_all;
 use serde_json::{Value, json};
@@ -269,10 +269,7 @@ impl<'a> Bench<'a> {
     /// Runs a command on the switch.
     pub async fn on_switch(&self, argv: &[&str]) -> Outcome {
         let switch = self.lab.state().topology.switches[0].name.clone();
-        let output = self.lab.exec(&switch, argv).await?;
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "{argv:?} on {switch}: {error}");
-        Ok(())
+        execute(&self.lab, &switch, argv).await
     }
 
     /// The machine fails, as far as the network can see: agent and link at once.

@@ -32,9 +32,9 @@ const METHOD: &str = "\
 50. As in the paper's example (section VI-A.4), all VPCs together need 0.6 of what all clusters forward, and the largest
 VPC needs 1/40 of a cluster: the VPC of rank r needs min(1/40, a / r^s), Zipf's law cut off there, with s of 0.8, 1 and
 1.2. Each tenant has one VPC; the others are drawn by Zipf's law, s = 1. A VPC has 2 to 364 entries, by Zipf's law in
-another order. k is 20 on 50 clusters as in the paper, and 4 on 10. `_s`: one thread, with the LP, the slowest of all
-cases. `rgcm_lambda_ratio`: maximum load divided by the lower bound of LP-GCM, the worst of all cases;
-`rgcm_tenants_over_k`: the sum of all cases. `rounding_only`: the first rounding of Sluice's own fractions, not repaired.
+another order. The limit of clusters for a tenant, the paper's k, is 20 on 50 clusters as in the paper, and 4 on 10. `_s`:
+one thread, with the LP, the slowest of all cases. `rgcm_max_load_ratio`: maximum load divided by the lower bound of LP-GCM, the worst of all cases;
+`rgcm_tenants_over_limit`: the sum of all cases. `rounding_only`: the first rounding of Sluice's own fractions, not repaired.
 `rgcm_471_*`: a quarter of the first cloud with clusters that differ and tables nine tenths full, compared with
 `paper_rgcm`, algorithm 1 of section VI-A.3 as printed: LP-GCM with all variables of equation 1, which has no row for
 entries, and one rounding (theorems 4 and 5 prove 4.2 for the load and 4.4 k for tenants in the paper's example); each pair

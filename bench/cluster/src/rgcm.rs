@@ -16,7 +16,7 @@ struct Worst {
     /// Rounds of the slowest case.
     seconds: Vec<f64>,
     ratio: f64,
-    over_k: usize,
+    over_limit: usize,
     rounded_ratio: f64,
     rounded_tenants_over_cluster_limit: usize,
 }
@@ -29,17 +29,17 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
         Measure::alone("rgcm_1885_s", "s", &public.seconds),
         Measure::alone("rgcm_10k_tenants_s", "s", &large.seconds),
         Measure::computed_beside(
-            "rgcm_lambda_ratio",
+            "rgcm_max_load_ratio",
             "x LP",
             less,
             public.ratio.max(large.ratio),
             ("rounding_only", public.rounded_ratio.max(large.rounded_ratio)),
         ),
         Measure::computed_beside(
-            "rgcm_tenants_over_k",
+            "rgcm_tenants_over_limit",
             "tenants",
             less,
-            (public.over_k + large.over_k) as f64,
+            (public.over_limit + large.over_limit) as f64,
             (
                 "rounding_only",
                 (public.rounded_tenants_over_cluster_limit + large.rounded_tenants_over_cluster_limit) as f64,
@@ -57,7 +57,7 @@ pub fn measure(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure
 
 /// Compares with the paper's algorithm: time, maximum load, and tenants above k. Each pair has its own seed.
 fn compare_with_paper(settings: &Settings, outcome: &mut Outcome, problem: &Problem) -> Result<(), Failure> {
-    let (mut seconds, mut ratios, mut over_k, mut overfull) =
+    let (mut seconds, mut ratios, mut over_limit, mut overfull) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for seed in 1..=settings.rounds as u64 {
         let begin = Instant::now();
@@ -69,7 +69,7 @@ fn compare_with_paper(settings: &Settings, outcome: &mut Outcome, problem: &Prob
         let bound = ours.lp_lower_bound;
         ratios.push((ours.max_load / bound, problem.max_load(&theirs)? / bound));
         let over = |placement| problem.tenants_over_cluster_limit(placement);
-        over_k.push((over(&ours.placement)? as f64, over(&theirs)? as f64));
+        over_limit.push((over(&ours.placement)? as f64, over(&theirs)? as f64));
         overfull.push((
             overfull_clusters(problem, &ours.placement) as f64,
             overfull_clusters(problem, &theirs) as f64,
@@ -77,8 +77,8 @@ fn compare_with_paper(settings: &Settings, outcome: &mut Outcome, problem: &Prob
     }
     for (measure, unit, pairs) in [
         ("rgcm_471_s", "s", seconds),
-        ("rgcm_471_lambda_ratio", "x LP", ratios),
-        ("rgcm_471_tenants_over_k", "tenants", over_k),
+        ("rgcm_471_max_load_ratio", "x LP", ratios),
+        ("rgcm_471_tenants_over_limit", "tenants", over_limit),
         ("rgcm_471_overfull_tables", "clusters", overfull),
     ] {
         outcome.measures.push(Measure::compared(measure, unit, Better::Less, "paper_rgcm", &pairs));
@@ -119,10 +119,11 @@ fn cases(settings: &Settings, outcome: &mut Outcome, whole: Cloud) -> Result<Wor
                 all_seconds.push(timed(&problem, Detail::Auto)?.0);
             }
             let seconds = median(all_seconds.clone());
-            let over_k = problem.tenants_over_cluster_limit(&solution.placement)?;
+            let over_limit = problem.tenants_over_cluster_limit(&solution.placement)?;
             outcome.note(format!(
-                "{} VPCs of {} tenants on {} clusters ({kind:?}), s = {exponent}: lambda {:.5}, LP {:.5} to \
-                 {:.5}, {:.3} s, {} groups, {} roundings; rounding alone: lambda {:.3}, {} tenants over k",
+                "{} VPCs of {} tenants on {} clusters ({kind:?}), s = {exponent}: maximum load {:.5}, LP {:.5} \
+                 to {:.5}, {:.3} s, {} groups, {} roundings; rounding alone: maximum load {:.3}, {} tenants over \
+                 their limit",
                 cloud.vpcs,
                 cloud.tenants,
                 cloud.clusters,
@@ -139,7 +140,7 @@ fn cases(settings: &Settings, outcome: &mut Outcome, whole: Cloud) -> Result<Wor
                 worst.seconds = all_seconds;
             }
             worst.ratio = worst.ratio.max(solution.max_load / solution.lp_lower_bound);
-            worst.over_k += over_k;
+            worst.over_limit += over_limit;
             worst.rounded_ratio =
                 worst.rounded_ratio.max(solution.rounded_max_load / solution.lp_lower_bound);
             worst.rounded_tenants_over_cluster_limit += solution.rounded_tenants_over_cluster_limit;
@@ -187,8 +188,8 @@ fn few_clusters(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
         let problem = cloud.draw()?;
         match timed(&problem, Detail::Auto) {
             Ok((seconds, solution)) => outcome.note(format!(
-                "k = {k}: lambda {:.4}, {:.3} times the LP's bound, {:.3} times that of whole VPCs and \
-                 tenants, {seconds:.3} s, {} tenants over k",
+                "k = {k}: maximum load {:.4}, {:.3} times the LP's bound, {:.3} times that of whole VPCs and \
+                 tenants, {seconds:.3} s, {} tenants over their limit",
                 solution.max_load,
                 solution.max_load / solution.lp_lower_bound,
                 solution.max_load / solution.bound,
@@ -204,8 +205,8 @@ fn few_clusters(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failur
     let begin = Instant::now();
     let moved = rebalance(&after, &placed.placement, 0.05)?;
     outcome.note(format!(
-        "all demands drawn again: lambda {:.4}, brought to {:.4} (5% above the bound: {:.4}) by {} moves of {} \
-         entries, no way has less than {}, in {:.3} s with the order of moves",
+        "all demands drawn again: maximum load {:.4}, brought to {:.4} (5% above the bound: {:.4}) by {} \
+         moves of {} entries (every plan needs {} moves or more), in {:.3} s with the order of moves",
         moved.max_load_before,
         moved.max_load,
         moved.target,
@@ -223,8 +224,8 @@ fn uncut(settings: &Settings, outcome: &mut Outcome) -> Result<(), Failure> {
         let cloud = Cloud { largest: None, ..cloud(settings, whole, 0.8, Clusters::Alike) };
         match timed(&cloud.draw()?, Detail::Auto) {
             Ok((seconds, solution)) => outcome.note(format!(
-                "{needed} VPCs, s = 0.8, not cut off: lambda {:.4}, {:.4} times the LP's bound, {:.4} times that \
-                 of whole VPCs, {seconds:.3} s",
+                "{needed} VPCs, s = 0.8, not cut off: maximum load {:.4}, {:.4} times the LP's bound, {:.4} times \
+                 that of whole VPCs, {seconds:.3} s",
                 solution.max_load,
                 solution.max_load / solution.lp_lower_bound,
                 solution.max_load / solution.bound
