@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 SETUP := sh scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup-test test check soak bench bench-spine bench-tables bench-cluster lint fuzz test-kernels build clean
+.PHONY: help run setup-test setup-kernels test check soak bench bench-spine bench-tables bench-cluster lint fuzz test-kernels build clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | column -t -s "$$(printf '\t')"
@@ -58,9 +58,11 @@ fuzz: ## Fuzz the packet programs and all decoders for FUZZ_SECONDS (default 600
 	@$(SETUP) build fuzz
 	@sh scripts/fuzz.sh
 
-test-kernels: ## Load the programs on Debian 12's own kernel, booted under qemu
+setup-kernels: # Install what `test-kernels` needs
 	@$(SETUP) build kernels
-	sh scripts/test-kernels.sh
+
+test-kernels: setup-kernels ## Load the programs on Debian 12's own kernel, booted under qemu
+	@sh scripts/test-kernels.sh
 
 clean: ## Remove labs that still run, and everything built
 	@if [ "$$(id -u)" -eq 0 ]; then for sluice in target/release/sluice target/debug/sluice; do \

@@ -5,6 +5,9 @@
 #   scripts/test.sh check    format, lints, unit tests, fixtures: what one runs after a change
 #   scripts/test.sh all      these, and the benches' own tests, a short fuzz, the scenarios
 #   scripts/test.sh soak     what takes long by nature: many seeds, many kills, long streams
+#
+# BESIDE_TESTS names a command that runs beside the stages after the compilation, with
+# the processor time that they leave. If it fails, the tests have failed.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -62,6 +65,18 @@ tests_with() {
 	unset "$name"
 }
 
+# SCHED_IDLE: whatever the tests run takes the processor from it at once, so it does not delay what they measure.
+begin_beside() {
+	if [ -z "${BESIDE_TESTS:-}" ]; then return; fi
+	chrt --idle 0 sh -c "$BESIDE_TESTS" >"$work/beside" 2>&1 &
+	beside=$!
+}
+
+end_beside() {
+	wait "$beside" || failed_stages=$((failed_stages + 1))
+	cat "$work/beside"
+}
+
 check_format() { cargo fmt --all --check && sh scripts/check-format.sh; }
 stage "format" check_format
 compile() {
@@ -71,6 +86,7 @@ compile() {
 }
 
 stage "compile and lint" compile
+begin_beside
 case $scope in
 check)
 	stage "unit tests and fixtures" tests --tests -- --skip fuzz_the
@@ -89,6 +105,7 @@ soak)
 	;;
 esac
 
+if [ -n "${beside:-}" ]; then stage "rest of $BESIDE_TESTS" end_beside; fi
 if [ -n "${own_stages:-}" ]; then print_stages; fi
 totals=$(awk '/^test result: / { passed += $4; failed += $6 } END { print passed + 0, failed + 0 }' "$log")
 passed=${totals% *}

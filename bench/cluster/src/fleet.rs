@@ -8,7 +8,7 @@ use sluice_client::{
 };
 use sluice_controller::{Args, Controller, Model};
 use sluice_southbound::proto::Hello;
-use sluice_southbound::{Connection, EnrolmentBundle, Identity, Update, connect, enrol};
+use sluice_southbound::{Connection, EnrollmentBundle, Identity, Update, connect, enroll};
 use sluice_types::{ClusterId, HostId, SubnetId, Vni, VpcId};
 use std::collections::HashSet;
 use std::fs;
@@ -139,10 +139,10 @@ impl Fleet {
 
     async fn identity<T: Resource>(&self, id: T::Id, name: &str) -> Result<Identity, Failure> {
         // The API's bundle is what an operator would save as a file for the node.
-        let bundle = serde_json::to_value(self.api.enrol::<T>(id).await?)?;
-        let bundle: EnrolmentBundle = serde_json::from_value(bundle)?;
+        let bundle = serde_json::to_value(self.api.enroll::<T>(id).await?)?;
+        let bundle: EnrollmentBundle = serde_json::from_value(bundle)?;
         let dir: PathBuf = self._state.path().join(name);
-        Ok(enrol(&bundle, &dir).await?)
+        Ok(enroll(&bundle, &dir).await?)
     }
 
     fn open(&mut self, cluster: ClusterId, identity: Identity) {

@@ -47,7 +47,7 @@ const CLUSTERS: [usize; 10] = [5, 5, 5, 5, 5, 4, 4, 4, 4, 4];
 
 impl Settings {
     /// Gateways of each simulated cluster: the paper's, or one in each at a small size, because the
-    /// enrolment of a gateway takes longer there than everything else.
+    /// enrollment of a gateway takes longer there than everything else.
     fn clusters(&self) -> Vec<usize> {
         CLUSTERS.map(|gateways| if self.scale > 1 { 1 } else { gateways }).to_vec()
     }

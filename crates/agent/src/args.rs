@@ -15,7 +15,7 @@ const CELL_SHIFT: u32 = 6;
 pub struct CommonArgs {
     /// Enrollment file that the controller issued; needed until the state directory holds a certificate
     #[arg(long, value_name = "FILE")]
-    pub enrolment: Option<PathBuf>,
+    pub enrollment: Option<PathBuf>,
 
     /// Directory for this node's key, certificate and state
     #[arg(long, value_name = "DIR", required_unless_present = "flush")]

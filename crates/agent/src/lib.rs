@@ -8,7 +8,7 @@
 mod apply;
 mod args;
 mod backoff;
-mod enrolment;
+mod enrollment;
 mod error;
 pub mod event_source;
 pub mod frames;

@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::enrolment::{check_identity, load_or_enrol};
+use crate::enrollment::{check_identity, load_or_enroll};
 use crate::metrics::MetricSource;
 use crate::rsp::{KeyStore, Keys, RspTransport, TransportConfig};
 use crate::stream_client::{SharedStreamStatus, StreamClient};
@@ -96,7 +96,7 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     kernel::mount_bpffs()?;
     let state_dir = common.state_dir()?;
     // Checked before anything on this machine is changed.
-    check_identity(&state_dir, common.enrolment.as_deref())?;
+    check_identity(&state_dir, common.enrollment.as_deref())?;
     let lock = lock(&state_dir)?;
     let pin_dir = common.pin_dir(role);
     let settings = Settings { object, cells: common.cells(), pin_dir: Some(pin_dir.clone()) };
@@ -156,7 +156,7 @@ impl Opened {
         role: R,
         resume: bool,
     ) -> Result<Started<R>, Error> {
-        let identity = load_or_enrol(&common.state_dir()?, common.enrolment.as_deref()).await?;
+        let identity = load_or_enroll(&common.state_dir()?, common.enrollment.as_deref()).await?;
         let name = identity.node()?.to_string();
         let mut tables = self.tables;
         let same_node = mark_owner(&common.pin_dir(role_name), &name)?;

@@ -388,15 +388,15 @@ peerings: [{name: web-db, vpcs: [web, db]}]
         }
         yaml.push_str("]}\n");
         assert_eq!(CloudFile::parse(&yaml).unwrap().len(), 60_001);
-        // A list of 200 addresses that other subnets refer to: the file is small, what it expands to is not.
+        // A list of 100 addresses that other subnets refer to: the file is small, what it expands to is not.
         let file_with_aliases = |aliases: usize| {
-            let list = vec!["192.0.2.1"; 200].join(", ");
+            let list = vec!["192.0.2.1"; 100].join(", ");
             let mut yaml =
                 format!("vpcs:\n- name: web\n  tenant: red\n  subnets:\n  - {{name: s, dns: &a [{list}]}}\n");
             (0..aliases).for_each(|number| writeln!(yaml, "  - {{name: s{number}, dns: *a}}").unwrap());
             yaml
         };
-        assert_eq!(CloudFile::parse(&file_with_aliases(10)).unwrap().len(), 12);
+        assert_eq!(CloudFile::parse(&file_with_aliases(5)).unwrap().len(), 7);
         assert!(file_with_aliases(500).len() < 20_000);
         assert!(CloudFile::parse(&file_with_aliases(500)).is_err());
     }

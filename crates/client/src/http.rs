@@ -1,7 +1,7 @@
 //! [`Client`]: the HTTP requests, one method for each call of the API.
 
 use crate::{
-    BulkCreated, Cluster, EnrolmentBundle, Error, Gateway, HappenedEvent, KeyRotation, NewInstance,
+    BulkCreated, Cluster, EnrollmentBundle, Error, Gateway, HappenedEvent, KeyRotation, NewInstance,
     NewObject, NodeStatus, Problem, Resource, Result,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
@@ -221,9 +221,9 @@ impl Client {
     ///
     /// # Errors
     /// See [`Error`].
-    pub async fn enrol<T: Resource>(&self, id: T::Id) -> Result<EnrolmentBundle> {
-        let action = format!("enrol {} {id}", T::NOUN);
-        let path = format!("{}/enrolment", object_path::<T>(id));
+    pub async fn enroll<T: Resource>(&self, id: T::Id) -> Result<EnrollmentBundle> {
+        let action = format!("enroll {} {id}", T::NOUN);
+        let path = format!("{}/enrollment", object_path::<T>(id));
         Ok(self.post(&action, &path, &serde_json::json!({})).await?.1)
     }
 

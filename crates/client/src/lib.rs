@@ -24,7 +24,7 @@ pub use cloud::{
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
 pub use model::{
-    BulkCreated, Cluster, ClusterVip, EnrolmentBundle, Gateway, HappenedEvent, Host, Instance, KeyRotation,
+    BulkCreated, Cluster, ClusterVip, EnrollmentBundle, Gateway, HappenedEvent, Host, Instance, KeyRotation,
     NodeStatus, Peering, Resource, Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
 };
 pub use new::{

@@ -345,7 +345,7 @@ pub struct BulkCreated {
 /// What a node needs to join the cloud. It is secret: a process that presents the token is accepted as this
 /// node, once.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-pub struct EnrolmentBundle {
+pub struct EnrollmentBundle {
     /// One-time token, hexadecimal.
     pub token: String,
     /// Certificate of the controller's certificate authority, PEM.
@@ -360,10 +360,10 @@ pub struct EnrolmentBundle {
     pub role: String,
 }
 
-impl Debug for EnrolmentBundle {
+impl Debug for EnrollmentBundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The token must not appear in logs.
-        f.debug_struct("EnrolmentBundle").field("node", &self.node).field("role", &self.role).finish()
+        f.debug_struct("EnrollmentBundle").field("node", &self.node).field("role", &self.role).finish()
     }
 }
 

@@ -22,7 +22,7 @@ async fn second(cloud: &Cloud) -> (String, String) {
 }
 
 async fn join_and_ack_snapshot(cloud: &Cloud, path: &str) -> Node {
-    let identity = cloud.enrol(path).await;
+    let identity = cloud.enroll(path).await;
     let mut node = join(cloud, &identity, 0, 0).await;
     node.acked_step().await;
     node
@@ -54,13 +54,13 @@ async fn vpc_moves_make_before_break_and_across_a_restart() {
     let basics: Basics = basics(&cloud).await;
     let (to, g2) = second(&cloud).await;
     let vm = cloud.make(&basics.instances_path(), basics.instance("vm")).await;
-    let old_identity = cloud.enrol(&basics.gateway_path()).await;
+    let old_identity = cloud.enroll(&basics.gateway_path()).await;
     let mut old = join(&cloud, &old_identity, 0, 0).await;
     old.acked_step().await;
-    let g2_identity = cloud.enrol(&format!("/v1/gateways/{g2}")).await;
+    let g2_identity = cloud.enroll(&format!("/v1/gateways/{g2}")).await;
     let mut new = join(&cloud, &g2_identity, 0, 0).await;
     let (base, _) = new.acked_step().await;
-    let host_identity = cloud.enrol(&basics.host_path()).await;
+    let host_identity = cloud.enroll(&basics.host_path()).await;
     let mut host = join(&cloud, &host_identity, 0, 0).await;
     host.acked_step().await;
     let path = format!("/v1/vpcs/{}", basics.vpc);
@@ -214,7 +214,7 @@ async fn moving_gateway_has_the_entries_of_both_clusters() {
     let new = json!({"name": "g3", "cluster": far, "vtep4": "192.0.2.3", "vtep6": "fd00::3"});
     let g3 = cloud.make("/v1/gateways", new).await;
     let g3_path = format!("/v1/gateways/{g3}");
-    let identity = cloud.enrol(&g3_path).await;
+    let identity = cloud.enroll(&g3_path).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     let (_, snapshot) = node.acked_step().await;
     let clusters_with_keys = |step: &[Update]| {
@@ -319,12 +319,12 @@ async fn hello_intervals_reach_gateways() {
 async fn keys_reach_only_nodes_that_need_them() {
     let mut cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut gateway = join(&cloud, &identity, 0, 0).await;
     let (revision, step) = gateway.acked_step().await;
     let keys: Vec<_> = step.iter().flat_map(|part| part.keys.clone()).collect();
     assert_eq!((keys.len(), keys[0].keys.len()), (1, 1));
-    let host_identity = cloud.enrol(&basics.host_path()).await;
+    let host_identity = cloud.enroll(&basics.host_path()).await;
     let mut host = join(&cloud, &host_identity, 0, 0).await;
     let (_, step) = host.acked_step().await;
     assert!(step.iter().all(|part| part.keys.is_empty()), "it has no network on the cluster");

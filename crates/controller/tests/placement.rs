@@ -37,7 +37,7 @@ async fn place_vpc(cloud: &Cloud, tenant: &str, name: &str) -> String {
 }
 
 async fn connect(cloud: &Cloud, gateway: &str) -> Node {
-    let identity = cloud.enrol(&format!("/v1/gateways/{gateway}")).await;
+    let identity = cloud.enroll(&format!("/v1/gateways/{gateway}")).await;
     join(cloud, &identity, 0, 0).await
 }
 
@@ -261,7 +261,7 @@ async fn plan_is_applied_across_a_restart_of_the_controller() {
     let mut serving = Vec::new();
     for gateway in &gateways {
         settings(&cloud, json!({"gateways": {gateway: 10}})).await;
-        let identity = cloud.enrol(&format!("/v1/gateways/{gateway}")).await;
+        let identity = cloud.enroll(&format!("/v1/gateways/{gateway}")).await;
         serving.push(serve(&cloud, identity));
     }
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
@@ -312,7 +312,7 @@ async fn plan_stops_at_a_vpc_that_was_moved_in_between() {
     let mut serving = Vec::new();
     for gateway in &gateways {
         settings(&cloud, json!({"gateways": {gateway: 10}})).await;
-        let identity = cloud.enrol(&format!("/v1/gateways/{gateway}")).await;
+        let identity = cloud.enroll(&format!("/v1/gateways/{gateway}")).await;
         serving.push(serve(&cloud, identity));
     }
     let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;

@@ -21,7 +21,7 @@ async fn bulk_creation_stage_by_stage() {
     let second = cloud.make("/v1/gateways", second).await;
     let mut tasks = Vec::new();
     for path in [basics.gateway_path(), format!("/v1/gateways/{second}")] {
-        let identity = cloud.enrol(&path).await;
+        let identity = cloud.enroll(&path).await;
         let mut node = join(&cloud, &identity, 0, 0).await;
         tasks.push(tokio::spawn(async move {
             let (mut entries, mut bytes) = (0, 0);
@@ -63,7 +63,7 @@ async fn bulk_creation_stage_by_stage() {
     for line in metrics.as_str().unwrap().lines().filter(|line| line.contains("bulk")) {
         println!("{line}");
     }
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let start = Instant::now();
     let mut node = join(&cloud, &identity, 0, 0).await;
     let (mut entries, mut end) = (0, false);

@@ -42,7 +42,7 @@ impl Site {
             let vtep = format!("192.0.2.{number}");
             let body = json!({"name": format!("g{number}"), "cluster": cluster, "vtep4": vtep});
             let id = self.cloud.make("/v1/gateways", body).await;
-            let identity = self.cloud.enrol(&format!("/v1/gateways/{id}")).await;
+            let identity = self.cloud.enroll(&format!("/v1/gateways/{id}")).await;
             let node = join(&self.cloud, &identity, 0, 0).await;
             self.gateways.push(Gateway { id, node, packets: 0.0, reported_at: Instant::now() });
         }

@@ -7,7 +7,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sluice_southbound::proto::Hello;
 use sluice_southbound::{
-    CertificateAuthority, Endpoint, EnrolmentBundle, Identity, Node as NodeName, Update, connect, enrol,
+    CertificateAuthority, Endpoint, EnrollmentBundle, Identity, Node as NodeName, Update, connect, enroll,
 };
 use std::time::{Duration, Instant};
 
@@ -20,22 +20,22 @@ async fn create(cloud: &Cloud, basics: &Basics, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn enrolment_token_is_valid_once() {
+async fn enrollment_token_is_valid_once() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let bundle = cloud.bundle(&basics.gateway_path()).await;
     assert_eq!((bundle.node.as_str(), bundle.role.as_str()), (basics.gateway.as_str(), "gateway"));
     assert_eq!(bundle.controller, cloud.southbound.to_string());
 
-    let guess = EnrolmentBundle { token: "0".repeat(64), ..bundle.clone() };
-    let error = enrol(&guess, &cloud.state_dir("guess")).await.unwrap_err();
+    let guess = EnrollmentBundle { token: "0".repeat(64), ..bundle.clone() };
+    let error = enroll(&guess, &cloud.state_dir("guess")).await.unwrap_err();
     assert_eq!(code(&error), "Unauthenticated");
 
     let dir = cloud.state_dir("node");
-    let identity = enrol(&bundle, &dir).await.unwrap();
+    let identity = enroll(&bundle, &dir).await.unwrap();
     assert_eq!(identity.node().unwrap().id(), basics.gateway);
     assert_eq!(Identity::load(&dir).unwrap(), Some(identity));
-    let error = enrol(&bundle, &cloud.state_dir("again")).await.unwrap_err();
+    let error = enroll(&bundle, &cloud.state_dir("again")).await.unwrap_err();
     assert_eq!(code(&error), "Unauthenticated");
     assert!(error.is_refusal());
 }
@@ -47,22 +47,22 @@ async fn invalid_request_does_not_use_up_the_token() {
     let bundle = cloud.bundle(&basics.host_path()).await;
     // The bundle has the certificate of another authority: the node must not send its token.
     let other = CertificateAuthority::create().unwrap();
-    let misled = EnrolmentBundle { ca_pem: other.certificate_pem().to_owned(), ..bundle.clone() };
-    let error = enrol(&misled, &cloud.state_dir("misled")).await.unwrap_err();
+    let misled = EnrollmentBundle { ca_pem: other.certificate_pem().to_owned(), ..bundle.clone() };
+    let error = enroll(&misled, &cloud.state_dir("misled")).await.unwrap_err();
     assert!(matches!(error, sluice_southbound::Error::Connect { .. }), "{error:?}");
     // A state directory that cannot be written.
     std::fs::write(cloud.state_dir("file"), "").unwrap();
-    assert!(enrol(&bundle, &cloud.state_dir("file")).await.is_err());
-    enrol(&bundle, &cloud.state_dir("node")).await.unwrap();
+    assert!(enroll(&bundle, &cloud.state_dir("file")).await.is_err());
+    enroll(&bundle, &cloud.state_dir("node")).await.unwrap();
 }
 
 #[tokio::test]
-async fn hosts_without_agent_cannot_enrol() {
+async fn hosts_without_agent_cannot_enroll() {
     let cloud = Cloud::start().await;
     basics(&cloud).await;
     let host = json!({"name": "foreign", "vtep": "192.0.2.99", "agent": false});
     let host = cloud.make("/v1/hosts", host).await;
-    let answer = cloud.post(&format!("/v1/hosts/{host}/enrolment"), json!({})).await;
+    let answer = cloud.post(&format!("/v1/hosts/{host}/enrollment"), json!({})).await;
     assert_eq!(answer.problem(), (409, "no-agent", host.as_str()));
 }
 
@@ -90,7 +90,7 @@ async fn stream_needs_a_certificate_of_this_controller() {
     let spare =
         json!({"name": "spare", "cluster": basics.cluster, "vtep4": "192.0.2.98", "vtep6": "fd00::98"});
     cloud.make("/v1/gateways", spare).await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     node.acked_step().await;
     let path = basics.gateway_path();
@@ -106,7 +106,7 @@ async fn new_gateway_gets_a_snapshot_and_then_deltas() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     create(&cloud, &basics, "vm1").await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     let (first, step) = node.acked_step().await;
     assert!(step.iter().all(|part| part.snapshot));
@@ -133,7 +133,7 @@ async fn new_gateway_gets_a_snapshot_and_then_deltas() {
 async fn returning_gateway_gets_the_missing_deltas() {
     let mut cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     let (revision, _) = node.acked_step().await;
     let database = node.database;
@@ -169,7 +169,7 @@ async fn host_gets_only_its_own_ports() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
     let other = cloud.make("/v1/hosts", json!({"name": "h2", "vtep": "fd00::22"})).await;
-    let identity = cloud.enrol(&basics.host_path()).await;
+    let identity = cloud.enroll(&basics.host_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     let (_, step) = node.acked_step().await;
     assert!(step.iter().all(|part| part.vrfs.is_empty() && part.ports.is_empty()));
@@ -202,8 +202,8 @@ async fn host_gets_only_its_own_ports() {
 async fn instance_is_programmed_when_gateways_and_host_acknowledged_it() {
     let mut cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let gateway = cloud.enrol(&basics.gateway_path()).await;
-    let host = cloud.enrol(&basics.host_path()).await;
+    let gateway = cloud.enroll(&basics.gateway_path()).await;
+    let host = cloud.enroll(&basics.host_path()).await;
     let path = format!("/v1/instances/{}", create(&cloud, &basics, "vm1").await);
     let programmed = |body: &serde_json::Value| body["programmed"] == true;
     assert!(!programmed(&cloud.get(&path).await.body));
@@ -243,7 +243,7 @@ async fn instance_is_programmed_when_gateways_and_host_acknowledged_it() {
 async fn failures_are_shown_until_a_snapshot_is_written() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     let step = node.step().await;
     let revision = step.last().unwrap().revision;
@@ -275,7 +275,7 @@ async fn failures_are_shown_until_a_snapshot_is_written() {
 async fn second_stream_ends_the_first_and_wrong_acknowledgements_end_a_stream() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut first = join(&cloud, &identity, 0, 0).await;
     first.acked_step().await;
     let mut second = join(&cloud, &identity, 0, 0).await;
@@ -291,7 +291,7 @@ async fn second_stream_ends_the_first_and_wrong_acknowledgements_end_a_stream() 
 async fn change_reaches_a_gateway_at_once() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     node.acked_step().await;
     let mut best = PATIENCE;
@@ -309,7 +309,7 @@ async fn change_reaches_a_gateway_at_once() {
 async fn bulk_creation_arrives_as_one_step_and_is_timed() {
     let cloud = Cloud::start().await;
     let basics = basics(&cloud).await;
-    let identity = cloud.enrol(&basics.gateway_path()).await;
+    let identity = cloud.enroll(&basics.gateway_path()).await;
     let mut node = join(&cloud, &identity, 0, 0).await;
     node.acked_step().await;
     let count = 20_000;

@@ -37,7 +37,7 @@ impl Fixture {
     fn args(&self, more: &[&str]) -> Args {
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         let mut line = vec!["gateway".to_owned()];
-        line.extend(["--enrolment".into(), path("enrolment.json"), "--state-dir".into(), path("state")]);
+        line.extend(["--enrollment".into(), path("enrollment.json"), "--state-dir".into(), path("state")]);
         line.extend(["--socket".into(), path("socket"), "--pin-dir".into(), self.pins.display().to_string()]);
         line.extend(["--table-memory-mib".into(), "1".into(), "--interface".into(), "u0".into()]);
         line.extend(more.iter().map(|word| (*word).to_owned()));
@@ -111,7 +111,7 @@ fn gateway_applies_updates_and_resumes_after_a_crash() {
         let fixture = Fixture::new("life");
         ip("route add 198.51.100.0/24 nexthop via 192.0.2.3 dev u0 nexthop via 192.0.2.4 dev u0");
         let mut controller =
-            Controller::start("gateway:gw-7", &fixture.dir.path().join("enrolment.json")).await;
+            Controller::start("gateway:gw-7", &fixture.dir.path().join("enrollment.json")).await;
         let agent = tokio::spawn(run(fixture.args(&["--metrics", METRICS])));
         let hello = controller.hello().await;
         assert_eq!((hello.applied_revision, hello.database_id), (0, 0));
@@ -197,7 +197,7 @@ fn second_agent_with_the_same_state_directory_is_refused() {
     in_namespace(|| async {
         let fixture = Fixture::new("twice");
         let mut controller =
-            Controller::start("gateway:gw-7", &fixture.dir.path().join("enrolment.json")).await;
+            Controller::start("gateway:gw-7", &fixture.dir.path().join("enrollment.json")).await;
         let agent = tokio::spawn(run(fixture.args(&[])));
         controller.hello().await;
         let second = run(fixture.args(&[])).await.unwrap_err().to_string();

@@ -64,8 +64,8 @@ impl Paths {
     }
 
     /// A node's enrollment bundle, used once.
-    pub fn enrolment(&self, node: &str) -> PathBuf {
-        self.root().join("nodes").join(format!("{node}.enrolment.json"))
+    pub fn enrollment(&self, node: &str) -> PathBuf {
+        self.root().join("nodes").join(format!("{node}.enrollment.json"))
     }
 
     /// A node agent's local socket.

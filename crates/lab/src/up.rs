@@ -270,17 +270,17 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
     let Node { id, gateway, metrics } = lab.node(node)?;
     let bad = |_| Error::Form { what: format!("node {node}"), problem: format!("id {id}") };
     let bundle = if *gateway {
-        lab.api.enrol::<Gateway>(id.parse().map_err(bad)?).await?
+        lab.api.enroll::<Gateway>(id.parse().map_err(bad)?).await?
     } else {
-        lab.api.enrol::<Host>(id.parse().map_err(bad)?).await?
+        lab.api.enroll::<Host>(id.parse().map_err(bad)?).await?
     };
-    let file = lab.paths.enrolment(node);
+    let file = lab.paths.enrollment(node);
     write_json(&file, &bundle)?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).context("cannot protect", &file)?;
     let mut argv = vec![
         lab.state.binary.display().to_string(),
         if *gateway { "gateway" } else { "vswitch" }.to_owned(),
-        format!("--enrolment={}", file.display()),
+        format!("--enrollment={}", file.display()),
         format!("--state-dir={}", lab.paths.state_dir(node).display()),
         format!("--metrics={metrics}"),
         format!("--pin-dir={}", lab.paths.pin_dir(node).display()),

@@ -205,18 +205,18 @@ fn clusters_gateways_and_what_moves() {
 }
 
 #[test]
-fn enrolment_is_written_for_its_owner_alone() {
+fn enrollment_is_written_for_its_owner_alone() {
     use std::os::unix::fs::PermissionsExt;
     let site = Site::start();
     site.ok(&["apply", "-f", &site.file("cloud.yaml", CLOUD)]);
     let path = site.folder.path().join("gw-a.json");
     let file = path.to_str().expect("UTF-8");
-    site.ok(&["gateways", "enrol", "gw-a", "--out", file]);
+    site.ok(&["gateways", "enroll", "gw-a", "--out", file]);
     let bundle: Value =
         serde_json::from_str(&std::fs::read_to_string(&path).expect("the bundle")).expect("JSON");
     assert!(bundle["ca_pem"].as_str().is_some_and(|pem| pem.contains("BEGIN CERTIFICATE")));
     assert_eq!(std::fs::metadata(&path).expect("the bundle").permissions().mode() & 0o777, 0o600);
-    site.fails(2, &["gateways", "enrol", "gw-a", "--out", file]);
+    site.fails(2, &["gateways", "enroll", "gw-a", "--out", file]);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
-use crate::proto::{Ack, EnrolRequest, Heartbeat, Hello, NodeReport, NodeUpdate};
-use crate::{EnrolmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, transport};
+use crate::proto::{Ack, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate};
+use crate::{EnrollmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, transport};
 use rcgen::{CertificateParams, KeyPair};
 use std::path::Path;
 use tokio::sync::mpsc;
@@ -18,7 +18,7 @@ const REPORTS: usize = 64;
 ///
 /// # Errors
 /// [`Error::Status`] with the controller's reason, [`Error::Connect`], [`Error::File`].
-pub async fn enrol(bundle: &EnrolmentBundle, state_dir: &Path) -> Result<Identity, Error> {
+pub async fn enroll(bundle: &EnrollmentBundle, state_dir: &Path) -> Result<Identity, Error> {
     let node = bundle.node()?;
     prepare(state_dir)?;
     let failed = |source| Error::Certificate { action: "create a certificate request", source };
@@ -26,7 +26,7 @@ pub async fn enrol(bundle: &EnrolmentBundle, state_dir: &Path) -> Result<Identit
     let request = CertificateParams::default().serialize_request(&key).map_err(failed)?;
     let channel = transport::channel(&bundle.controller, &bundle.server_name, &bundle.ca_pem, None).await?;
     let answer = SouthboundClient::new(channel)
-        .enrol(EnrolRequest { token: bundle.token.clone(), csr_pem: request.pem().map_err(failed)? })
+        .enroll(EnrollRequest { token: bundle.token.clone(), csr_pem: request.pem().map_err(failed)? })
         .await?
         .into_inner();
     if answer.node_name != node.id() || answer.role() != node.proto_role() {

@@ -10,7 +10,7 @@ const FILE: &str = "identity.json";
 /// What an operator copies to a new node: a one-time token, and how to reach and authenticate the controller.
 /// Secret until the token is used.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnrolmentBundle {
+pub struct EnrollmentBundle {
     /// One-time token, valid for an hour.
     pub token: String,
     /// Certificate of the controller's authority, in PEM.
@@ -25,7 +25,7 @@ pub struct EnrolmentBundle {
     pub role: String,
 }
 
-impl EnrolmentBundle {
+impl EnrollmentBundle {
     /// Reads a bundle's file.
     ///
     /// # Errors
@@ -44,9 +44,9 @@ impl EnrolmentBundle {
 }
 
 // The token must not appear in logs.
-impl std::fmt::Debug for EnrolmentBundle {
+impl std::fmt::Debug for EnrollmentBundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EnrolmentBundle")
+        f.debug_struct("EnrollmentBundle")
             .field("controller", &self.controller)
             .field("node", &self.node)
             .finish_non_exhaustive()
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Identity {
 
 impl Identity {
     /// The identity of a node that was just enrolled.
-    pub fn new(bundle: &EnrolmentBundle, node: Node, certificate_pem: String, key_pem: String) -> Self {
+    pub fn new(bundle: &EnrollmentBundle, node: Node, certificate_pem: String, key_pem: String) -> Self {
         Self {
             controller: bundle.controller.clone(),
             server_name: bundle.server_name.clone(),
@@ -177,7 +177,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn identity() -> Identity {
-        let bundle = EnrolmentBundle {
+        let bundle = EnrollmentBundle {
             token: "secret".into(),
             ca_pem: "ca".into(),
             controller: "192.0.2.1:7443".into(),

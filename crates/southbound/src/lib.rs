@@ -1,7 +1,7 @@
 //! The southbound interface between the controller and its nodes.
 //!
 //! Messages ([`proto`], generated from `api/southbound.proto`), their checked form ([`Update`] and its
-//! entries), certificates ([`CertificateAuthority`]), the node's side ([`enrol`], [`Identity`], [`connect`])
+//! entries), certificates ([`CertificateAuthority`]), the node's side ([`enroll`], [`Identity`], [`connect`])
 //! and the controller's side ([`server`], [`server_builder`], [`EncodedUpdate`]).
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ pub mod server {
 }
 
 pub use ca::{CertificateAuthority, ServerCertificate};
-pub use client::{Connection, ReportSender, UpdateStream, connect, enrol};
+pub use client::{Connection, ReportSender, UpdateStream, connect, enroll};
 pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
 pub use encoded::{EncodedUpdate, decode_update};
 pub use entries::{
@@ -38,7 +38,7 @@ pub use entries::{
     Scope, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
-pub use identity::{EnrolmentBundle, Identity};
+pub use identity::{EnrollmentBundle, Identity};
 pub use node::{Node, NodeError};
 pub use transport::{server_builder, server_service};
 pub use wire::Malformed;

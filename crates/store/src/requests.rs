@@ -152,7 +152,7 @@ pub type DatabaseId = u64;
 
 /// What a one-time enrollment token is valid for.
 #[derive(Clone, Debug)]
-pub struct EnrolmentToken {
+pub struct EnrollmentToken {
     pub node: NodeId,
     /// Time at which the token expires, in milliseconds of the UNIX epoch.
     pub expires_ms: u64,

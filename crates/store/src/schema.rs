@@ -6,12 +6,13 @@ use crate::{ClusterVip, Result, StoreError};
 use sluice_types::GatewayId;
 
 /// The statements that lead to each version; the first migration makes version 1.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
     include_str!("../migrations/0004.sql"),
     include_str!("../migrations/0005.sql"),
+    include_str!("../migrations/0006.sql"),
 ];
 
 /// The SQL dialect of a database, for data definitions.

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, clusters, enrolment, events, gateway_moves, gateways, hosts, instances, keys, outbox, peerings,
+    bulk, clusters, enrollment, events, gateway_moves, gateways, hosts, instances, keys, outbox, peerings,
     placement_plans, routes, settings, snapshot, subnets, tenants, vpc_moves, vpcs,
 };
 use crate::rows::{get, page};
@@ -538,27 +538,27 @@ impl Store {
     }
 
     pub async fn save_node_state(&self, state: NodeState) -> Result<()> {
-        write_unversioned!(self, q => enrolment::save_state(q, &state))
+        write_unversioned!(self, q => enrollment::save_state(q, &state))
     }
 
     pub async fn node_states(&self) -> Result<Vec<NodeState>> {
-        enrolment::states(&mut self.reader()).await
+        enrollment::states(&mut self.reader()).await
     }
 
     /// Stores a token by its SHA-256.
-    pub async fn add_enrolment_token(&self, digest: [u8; 32], token: EnrolmentToken) -> Result<()> {
-        write_unversioned!(self, q => enrolment::add_token(q, digest, &token))
+    pub async fn add_enrollment_token(&self, digest: [u8; 32], token: EnrollmentToken) -> Result<()> {
+        write_unversioned!(self, q => enrollment::add_token(q, digest, &token))
     }
 
     /// Deletes a token and returns its node. `None` if the token is unknown or expired at `now_ms`, so that
     /// it is accepted once.
-    pub async fn take_enrolment_token(&self, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
-        write_unversioned!(self, q => enrolment::take_token(q, digest, now_ms))
+    pub async fn take_enrollment_token(&self, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
+        write_unversioned!(self, q => enrollment::take_token(q, digest, now_ms))
     }
 
     /// The PEM certificate and key of the certificate authority. If the database has no authority yet, `new` is
     /// stored first; of several replicas, the first one's pair is stored.
     pub async fn certificate_authority(&self, new: (String, String)) -> Result<(String, String)> {
-        write_unversioned!(self, q => enrolment::authority(q, &new))
+        write_unversioned!(self, q => enrollment::authority(q, &new))
     }
 }

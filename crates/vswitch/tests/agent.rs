@@ -34,7 +34,7 @@ impl Fixture {
     fn args(&self, more: &[&str]) -> Args {
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         let mut line = vec!["vswitch".to_owned()];
-        line.extend(["--enrolment".into(), path("enrolment.json"), "--state-dir".into(), path("state")]);
+        line.extend(["--enrollment".into(), path("enrollment.json"), "--state-dir".into(), path("state")]);
         line.extend(["--socket".into(), path("socket"), "--pin-dir".into(), self.pins.display().to_string()]);
         line.extend(["--table-memory-mib".into(), "1".into(), "--uplink".into(), "u0".into()]);
         line.extend(more.iter().map(|word| (*word).to_owned()));
@@ -83,7 +83,7 @@ fn port_is_attached_survives_the_agent_and_is_removed_with_its_instance() {
         ip("link add tap0 type veth peer name vm0");
         let fixture = Fixture::new("port");
         let mut controller =
-            Controller::start("host:host-3", &fixture.dir.path().join("enrolment.json")).await;
+            Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
         let agent = tokio::spawn(run(fixture.args(&[])));
         assert_eq!(controller.hello().await.applied_revision, 0);
         assert!(!controller.heartbeat().await.vnis_reported, "only gateways report the traffic of VNIs");
@@ -143,7 +143,7 @@ fn interfaces_that_cannot_be_ports_are_refused() {
         ip("link add tap1 type veth peer name vm1");
         let fixture = Fixture::new("refused");
         let mut controller =
-            Controller::start("host:host-3", &fixture.dir.path().join("enrolment.json")).await;
+            Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
         let agent = tokio::spawn(run(fixture.args(&["--vtep", "2001:db8::10"])));
         controller.hello().await;
         controller.step(cloud()).await;

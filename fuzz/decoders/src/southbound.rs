@@ -7,7 +7,7 @@ use bytes::Bytes;
 use prost::Message;
 use sluice_agent::rsp::{KeyKind, KeyStore};
 use sluice_agent::{Applier, Role, UpdateContext};
-use sluice_southbound::proto::{EnrolRequest, EnrolResponse, NodeReport, NodeUpdate, node_report};
+use sluice_southbound::proto::{EnrollRequest, EnrollResponse, NodeReport, NodeUpdate, node_report};
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Endpoint, EndpointKey, Group, Key, Member, Node, Path, PathKey, PlannedVip,
     Port, PreferredOwner, Route, RouteKey, Scope, Update, Vip, Vrf, Vtep, VtepRole, decode_update,
@@ -19,7 +19,7 @@ use std::net::IpAddr;
 
 /// Kinds of messages. Other numbers are updates.
 const REPORT: u8 = 1;
-const ENROL: u8 = 2;
+const ENROLL: u8 = 2;
 const NODE: u8 = 3;
 
 /// Cells of the tables: enough for every seed, and so few that tables become full.
@@ -59,9 +59,9 @@ pub fn run(data: &[u8]) {
     let [kind, bytes @ ..] = data else { return };
     match *kind {
         REPORT => drop(decode::<NodeReport>(bytes)),
-        ENROL => {
-            decode::<EnrolRequest>(bytes);
-            decode::<EnrolResponse>(bytes);
+        ENROLL => {
+            decode::<EnrollRequest>(bytes);
+            decode::<EnrollResponse>(bytes);
         }
         NODE => {
             let _ = Node::of_certificate(bytes);
@@ -207,13 +207,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         node_report::Report::Heartbeat(Default::default()),
     ];
     let reports = reports.map(|report| NodeReport { report: Some(report) }.encode_to_vec());
-    let enrol = EnrolRequest { token: "token".to_owned(), csr_pem: "csr".to_owned() }.encode_to_vec();
+    let enroll = EnrollRequest { token: "token".to_owned(), csr_pem: "csr".to_owned() }.encode_to_vec();
     let mut seeds = vec![
         sequence(&[&full]),
         sequence(&[&full, &removed]),
         sequence(&[&part, &full, &delta, &removed]),
         sequence(&[&full, &full]),
-        [&[ENROL], &enrol[..]].concat(),
+        [&[ENROLL], &enroll[..]].concat(),
         [&[NODE], &b"gateway:gw-7"[..]].concat(),
         [&[NODE], &b"host:host-3"[..]].concat(),
     ];

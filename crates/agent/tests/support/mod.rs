@@ -12,7 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use sluice_southbound::proto::node_report::Report;
-use sluice_southbound::proto::{Ack, EnrolRequest, EnrolResponse, Heartbeat, Hello, NodeReport, NodeUpdate};
+use sluice_southbound::proto::{
+    Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, NodeUpdate,
+};
 use sluice_southbound::server::Southbound;
 use sluice_southbound::{CertificateAuthority, EncodedUpdate, Node, server_builder, server_service};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -36,13 +38,13 @@ struct Service {
 
 #[tonic::async_trait]
 impl Southbound for Service {
-    async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
+    async fn enroll(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
         let request = request.into_inner();
         if request.token != "token" {
             return Err(Status::unauthenticated("the token is unknown, used or expired"));
         }
         let certificate_pem = self.ca.sign_csr(&request.csr_pem, self.node).unwrap();
-        Ok(Response::new(EnrolResponse {
+        Ok(Response::new(EnrollResponse {
             certificate_pem,
             ca_pem: self.ca.certificate_pem().to_owned(),
             role: self.node.proto_role().into(),
@@ -76,7 +78,7 @@ pub struct Controller {
 
 impl Controller {
     /// Listens on the loopback interface, and writes the node's enrollment file.
-    pub async fn start(node: &str, enrolment: &Path) -> Self {
+    pub async fn start(node: &str, enrollment: &Path) -> Self {
         let node: Node = node.parse().unwrap();
         let ca = Arc::new(CertificateAuthority::create().unwrap());
         let own = ca.server_certificate(&["127.0.0.1".to_owned()]).unwrap();
@@ -89,7 +91,7 @@ impl Controller {
             "node": node.id(),
             "role": node.role(),
         });
-        fs::write(enrolment, bundle.to_string()).unwrap();
+        fs::write(enrollment, bundle.to_string()).unwrap();
         let (reports, received) = mpsc::unbounded_channel();
         let current = Arc::new(Mutex::new(None));
         let mut server = server_builder(&ca, &own).unwrap();

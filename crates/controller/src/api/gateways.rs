@@ -222,9 +222,9 @@ fn check_not_last(api: &Api, gateway: &sluice_store::Gateway) -> Result<(), Stor
 }
 
 /// Creates a one-time token, valid for an hour, with which the gateway gets its certificate.
-#[utoipa::path(post, path = "/v1/gateways/{gateway}/enrolment", tag = "gateways",
+#[utoipa::path(post, path = "/v1/gateways/{gateway}/enrollment", tag = "gateways",
     params(("gateway" = String, Path)), responses((status = 201, body = super::nodes::Bundle)))]
-async fn enrol_gateway(State(api): State<App>, Id(id): Id<GatewayId>) -> Result<Response, Problem> {
+async fn enroll_gateway(State(api): State<App>, Id(id): Id<GatewayId>) -> Result<Response, Problem> {
     let store = api.db.store.as_ref();
     store.gateway(id).await?;
     let bundle = push::issue(store, &api.reach, NodeId::Gateway(id)).await?;
@@ -277,5 +277,5 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(drain_gateway))
         .routes(routes!(undrain_gateway))
         .routes(routes!(move_gateway))
-        .routes(routes!(enrol_gateway))
+        .routes(routes!(enroll_gateway))
 }

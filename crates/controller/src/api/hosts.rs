@@ -68,9 +68,9 @@ pub(super) struct HostFilter {
 }
 
 /// Creates a one-time token, valid for an hour, with which the host gets its certificate.
-#[utoipa::path(post, path = "/v1/hosts/{host}/enrolment", tag = "hosts",
+#[utoipa::path(post, path = "/v1/hosts/{host}/enrollment", tag = "hosts",
     params(("host" = String, Path)), responses((status = 201, body = super::nodes::Bundle)))]
-async fn enrol_host(State(api): State<App>, Id(id): Id<HostId>) -> Result<Response, Problem> {
+async fn enroll_host(State(api): State<App>, Id(id): Id<HostId>) -> Result<Response, Problem> {
     let store = api.db.store.as_ref();
     let host = store.host(id).await?;
     if !host.agent {
@@ -108,5 +108,5 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(resource::list::<Host>())
         .routes(resource::get::<Host>())
         .routes(resource::delete::<Host>())
-        .routes(routes!(enrol_host))
+        .routes(routes!(enroll_host))
 }

@@ -73,8 +73,8 @@ fn streams(registry: &mut Registry, api: &Api) {
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
-        ("enrolments", "Tokens exchanged for certificates", &c.enrolled),
-        ("refusals", "Refused enrolments and streams", &c.refused),
+        ("enrollments", "Tokens exchanged for certificates", &c.enrolled),
+        ("refusals", "Refused enrollments and streams", &c.refused),
     ];
     for (name, help, value) in all {
         counter(registry, name, help, value.load(Ordering::Relaxed));

@@ -13,8 +13,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// What an operator copies to a new node. It is secret until it is used.
 #[derive(ToSchema)]
-#[schema(as = EnrolmentBundle)]
-#[allow(dead_code)] // only describes `sluice_southbound::EnrolmentBundle`
+#[schema(as = EnrollmentBundle)]
+#[allow(dead_code)] // only describes `sluice_southbound::EnrollmentBundle`
 pub struct Bundle {
     /// One-time token, valid for an hour.
     token: String,

@@ -1,7 +1,7 @@
 //! Errors as problem details of RFC 9457: what is wrong, the offender and the likely cause. Internal details
 //! go to the log only.
 
-use crate::push::EnrolError;
+use crate::push::EnrollError;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -131,11 +131,11 @@ impl From<StoreError> for Problem {
     }
 }
 
-impl From<EnrolError> for Problem {
-    fn from(error: EnrolError) -> Self {
+impl From<EnrollError> for Problem {
+    fn from(error: EnrollError) -> Self {
         match error {
-            EnrolError::Store(error) => error.into(),
-            EnrolError::Random(_) => {
+            EnrollError::Store(error) => error.into(),
+            EnrollError::Random(_) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "cannot create a token");
                 Self::internal()
             }

@@ -3,13 +3,13 @@
 //! `follow` reads each revision from the outbox and compiles it; `steps` keeps the encoded result in a
 //! bounded log; `stream` is one node's position in that log; `southbound` is the gRPC service that opens
 //! streams and receives acknowledgments, which `hub` keeps; from these, `members` determines which objects
-//! are programmed. `enrolment` issues the tokens with which nodes get their certificates, and `timeline`
+//! are programmed. `enrollment` issues the tokens with which nodes get their certificates, and `timeline`
 //! measures the stages of bulk creations.
 //!
 //! Upper layers implement [`ChangeObserver`] and [`LoadObserver`] to receive changes and gateways' reports.
 //! This module does not depend on these layers.
 
-mod enrolment;
+mod enrollment;
 mod follow;
 mod hub;
 mod members;
@@ -20,7 +20,7 @@ mod steps;
 mod stream;
 mod timeline;
 
-pub use enrolment::{EnrolError, Reach, issue};
+pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};

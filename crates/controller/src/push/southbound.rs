@@ -1,14 +1,14 @@
 //! The gRPC service: enrolls nodes and opens their streams. A node is identified by its verified certificate,
 //! and must exist in the database.
 
-use super::enrolment::digest;
+use super::enrollment::digest;
 use super::hub::{Closing, Session};
 use super::node::{named, stored};
 use super::stream::{Ended, NodeStream, QUEUE, Side};
 use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
 use sluice_southbound::proto::node_report::Report;
-use sluice_southbound::proto::{Ack, EnrolRequest, EnrolResponse, Heartbeat, Hello, NodeReport};
+use sluice_southbound::proto::{Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport};
 use sluice_southbound::{CertificateAuthority, EncodedUpdate, MAX_FAILURES, Node, server::Southbound};
 use sluice_store::{NodeId, StoreError};
 use std::sync::Arc;
@@ -209,11 +209,11 @@ impl Listener {
 impl Southbound for SouthboundService {
     type WatchStream = ReceiverStream<Result<EncodedUpdate, Status>>;
 
-    async fn enrol(&self, request: Request<EnrolRequest>) -> Result<Response<EnrolResponse>, Status> {
+    async fn enroll(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
         let result = self.enroll(request.into_inner()).await;
         count(if result.is_ok() { &self.push.counters.enrolled } else { &self.push.counters.refused });
         if let Err(status) = &result {
-            tracing::warn!(reason = status.message(), "enrolment refused");
+            tracing::warn!(reason = status.message(), "enrollment refused");
         }
         result.map(Response::new)
     }
@@ -232,7 +232,7 @@ impl Southbound for SouthboundService {
 }
 
 impl SouthboundService {
-    async fn enroll(&self, request: EnrolRequest) -> Result<EnrolResponse, Status> {
+    async fn enroll(&self, request: EnrollRequest) -> Result<EnrollResponse, Status> {
         let unreadable = |error: sluice_southbound::Error| {
             let cause = std::error::Error::source(&error).map(|e| format!(": {e}")).unwrap_or_default();
             Status::invalid_argument(format!("{error}{cause}"))
@@ -246,7 +246,7 @@ impl SouthboundService {
             .push
             .db
             .store
-            .take_enrolment_token(digest(&request.token), now_ms())
+            .take_enrollment_token(digest(&request.token), now_ms())
             .await
             .map_err(|error| store_status(&self.push, &error))?
             .ok_or_else(|| Status::unauthenticated("the token is unknown, used or expired"))?;
@@ -254,7 +254,7 @@ impl SouthboundService {
         let name = named(node);
         let certificate_pem = self.ca.sign_csr(&request.csr_pem, name).map_err(unreadable)?;
         tracing::info!(node = %name, "node enrolled");
-        Ok(EnrolResponse {
+        Ok(EnrollResponse {
             certificate_pem,
             ca_pem: self.ca.certificate_pem().to_owned(),
             role: name.proto_role().into(),

@@ -5,7 +5,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sluice_controller::{Args, Controller};
 use sluice_southbound::proto::Hello;
-use sluice_southbound::{Connection, EnrolmentBundle, Error, Identity, Update, connect, enrol};
+use sluice_southbound::{Connection, EnrollmentBundle, Error, Identity, Update, connect, enroll};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -124,8 +124,8 @@ impl Cloud {
         tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("never {what}"))
     }
 
-    pub async fn bundle(&self, path: &str) -> EnrolmentBundle {
-        let answer = self.post(&format!("{path}/enrolment"), json!({})).await;
+    pub async fn bundle(&self, path: &str) -> EnrollmentBundle {
+        let answer = self.post(&format!("{path}/enrollment"), json!({})).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
         serde_json::from_value(answer.body).unwrap()
     }
@@ -135,9 +135,9 @@ impl Cloud {
     }
 
     /// Enrolls a node, given by its path like `/v1/gateways/gw-1`.
-    pub async fn enrol(&self, path: &str) -> Identity {
+    pub async fn enroll(&self, path: &str) -> Identity {
         let bundle = self.bundle(path).await;
-        enrol(&bundle, &self.state_dir(&bundle.node)).await.unwrap()
+        enroll(&bundle, &self.state_dir(&bundle.node)).await.unwrap()
     }
 }
 
@@ -262,7 +262,7 @@ pub fn code(error: &Error) -> String {
 }
 
 /// Opens a stream without a client certificate. Returns the refusal.
-pub async fn anonymous_watch(bundle: &EnrolmentBundle) -> tonic::Status {
+pub async fn anonymous_watch(bundle: &EnrollmentBundle) -> tonic::Status {
     use sluice_southbound::proto::southbound_client::SouthboundClient;
     use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
     let tls = ClientTlsConfig::new()

@@ -355,9 +355,9 @@ pub async fn optional_id<K: Resource>(client: &Client, text: Option<&str>) -> Re
     }
 }
 
-/// `enrol`, of hosts and gateways.
+/// `enroll`, of hosts and gateways.
 #[derive(Args)]
-pub struct Enrol {
+pub struct Enroll {
     /// Name or id
     #[arg(value_name = "NAME|ID")]
     name: String,
@@ -366,16 +366,16 @@ pub struct Enrol {
     out: PathBuf,
 }
 
-impl Enrol {
+impl Enroll {
     /// Writes an enrollment bundle.
     pub async fn run<K: Resource>(self, client: &Client) -> Result<(), Failure> {
         let object: K = client.find(&self.name, &[]).await?;
-        let bundle = client.enrol::<K>(object.id()).await?;
+        let bundle = client.enroll::<K>(object.id()).await?;
         let text = serde_json::to_string_pretty(&bundle)
             .map_err(|error| Failure::Usage(format!("cannot print the bundle as JSON: {error}")))?;
         write_secret(&self.out, &(text + "\n"))?;
         eprintln!(
-            "{} `{}`: wrote {}; copy it to the node and start the agent there with --enrolment",
+            "{} `{}`: wrote {}; copy it to the node and start the agent there with --enrollment",
             K::NOUN,
             object.name(),
             self.out.display()

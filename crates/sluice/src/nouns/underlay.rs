@@ -1,7 +1,7 @@
 //! Arguments and verbs of what the operator owns: hosts, gateways, clusters of gateways.
 
 use super::resource::{
-    ByName, Creatable, Create, Enrol, Filter, Help, Kind, NameOrId, Parent, Run, Select, Target, Wait,
+    ByName, Creatable, Create, Enroll, Filter, Help, Kind, NameOrId, Parent, Run, Select, Target, Wait,
     optional_id,
 };
 use crate::api::ApiArgs;
@@ -49,12 +49,12 @@ impl Create for NewHostArgs {
 #[derive(Subcommand)]
 pub enum HostVerb {
     /// Write the enrollment bundle with which the host's agent joins the cloud
-    Enrol(Enrol),
+    Enroll(Enroll),
 }
 
 impl Run for HostVerb {
     async fn run(self, _: &ApiArgs, client: &Client) -> Result<(), Failure> {
-        let Self::Enrol(args) = self;
+        let Self::Enroll(args) = self;
         args.run::<Host>(client).await
     }
 }
@@ -120,7 +120,7 @@ impl Create for NewGatewayArgs {
 #[derive(Subcommand)]
 pub enum GatewayOwnVerb {
     /// Write the enrollment bundle with which the gateway's agent joins the cloud
-    Enrol(Enrol),
+    Enroll(Enroll),
     /// Move all vIPs of a gateway to the others of its cluster; it forwards packets that still arrive
     Drain(DrainArgs),
     /// Let a drained gateway own its share of the vIPs again
@@ -132,7 +132,7 @@ pub enum GatewayOwnVerb {
 impl Run for GatewayOwnVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         match self {
-            Self::Enrol(args) => args.run::<Gateway>(client).await,
+            Self::Enroll(args) => args.run::<Gateway>(client).await,
             Self::Drain(args) => args.run(api, client, true).await,
             Self::Undrain(args) => args.run(api, client, false).await,
             Self::Move(args) => args.run(api, client).await,

@@ -5,7 +5,7 @@ pub(crate) mod alloc;
 pub(crate) mod bulk;
 pub(crate) mod bulk_plan;
 pub(crate) mod clusters;
-pub(crate) mod enrolment;
+pub(crate) mod enrollment;
 pub(crate) mod events;
 pub(crate) mod families;
 pub(crate) mod gateway_moves;

@@ -2,7 +2,7 @@
 
 use crate::Fixture;
 use crate::cloud::{Cloud, new};
-use sluice_store::{EnrolmentToken, NewGateway, NodeId, NodeState, StoreError};
+use sluice_store::{EnrollmentToken, NewGateway, NodeId, NodeState, StoreError};
 use sluice_types::{GatewayId, HostId};
 
 pub async fn node_states(f: Fixture) {
@@ -41,15 +41,15 @@ pub async fn tokens_work_once(f: Fixture) {
     let gateway = NodeId::Gateway(new(s.create_gateway(gateway).await).id);
     let host = NodeId::Host(c.host.id);
     for (digest, node) in [([1; 32], gateway), ([2; 32], host), ([3; 32], host)] {
-        s.add_enrolment_token(digest, EnrolmentToken { node, expires_ms: 5_000 }).await.unwrap();
+        s.add_enrollment_token(digest, EnrollmentToken { node, expires_ms: 5_000 }).await.unwrap();
     }
-    assert_eq!(s.take_enrolment_token([9; 32], 1_000).await.unwrap(), None, "unknown");
-    assert_eq!(s.take_enrolment_token([1; 32], 4_999).await.unwrap(), Some(gateway));
-    assert_eq!(s.take_enrolment_token([1; 32], 4_999).await.unwrap(), None, "used");
+    assert_eq!(s.take_enrollment_token([9; 32], 1_000).await.unwrap(), None, "unknown");
+    assert_eq!(s.take_enrollment_token([1; 32], 4_999).await.unwrap(), Some(gateway));
+    assert_eq!(s.take_enrollment_token([1; 32], 4_999).await.unwrap(), None, "used");
     let tries: Vec<_> = (0..8)
         .map(|_| {
             let s = s.clone();
-            tokio::spawn(async move { s.take_enrolment_token([3; 32], 1_000).await.unwrap() })
+            tokio::spawn(async move { s.take_enrollment_token([3; 32], 1_000).await.unwrap() })
         })
         .collect();
     let mut taken = 0;
@@ -57,12 +57,12 @@ pub async fn tokens_work_once(f: Fixture) {
         taken += usize::from(task.await.unwrap().is_some());
     }
     assert_eq!(taken, 1, "by one of many");
-    assert_eq!(s.take_enrolment_token([2; 32], 5_000).await.unwrap(), None, "expired");
-    let ghost = EnrolmentToken { node: NodeId::Host(HostId::new(999)), expires_ms: 5_000 };
-    assert!(matches!(s.add_enrolment_token([4; 32], ghost).await, Err(StoreError::NotFound { .. })));
-    s.add_enrolment_token([5; 32], EnrolmentToken { node: host, expires_ms: 5_000 }).await.unwrap();
+    assert_eq!(s.take_enrollment_token([2; 32], 5_000).await.unwrap(), None, "expired");
+    let ghost = EnrollmentToken { node: NodeId::Host(HostId::new(999)), expires_ms: 5_000 };
+    assert!(matches!(s.add_enrollment_token([4; 32], ghost).await, Err(StoreError::NotFound { .. })));
+    s.add_enrollment_token([5; 32], EnrollmentToken { node: host, expires_ms: 5_000 }).await.unwrap();
     s.delete_host(c.host.id, None).await.unwrap();
-    assert_eq!(s.take_enrolment_token([5; 32], 1_000).await.unwrap(), None, "its node is gone");
+    assert_eq!(s.take_enrollment_token([5; 32], 1_000).await.unwrap(), None, "its node is gone");
 }
 
 pub async fn the_first_authority_stays(f: Fixture) {

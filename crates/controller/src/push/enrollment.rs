@@ -3,8 +3,8 @@
 use super::node::named;
 use crate::clock::now_ms;
 use sha2::{Digest, Sha256};
-use sluice_southbound::EnrolmentBundle;
-use sluice_store::{EnrolmentToken, NodeId, Store, StoreError};
+use sluice_southbound::EnrollmentBundle;
+use sluice_store::{EnrollmentToken, NodeId, Store, StoreError};
 
 /// Validity of a token.
 pub const TOKEN_LIFE_MS: u64 = 60 * 60 * 1000;
@@ -22,7 +22,7 @@ pub struct Reach {
 
 /// Why no enrollment bundle could be made.
 #[derive(Debug, thiserror::Error)]
-pub enum EnrolError {
+pub enum EnrollError {
     /// The system gives no random bytes.
     #[error("the system gives no random bytes: {0}")]
     Random(getrandom::Error),
@@ -39,15 +39,15 @@ pub fn digest(token: &str) -> [u8; 32] {
 /// Makes a token for a node, in a bundle with everything that the node needs to use it.
 ///
 /// # Errors
-/// [`EnrolError`].
-pub async fn issue(store: &Store, reach: &Reach, node: NodeId) -> Result<EnrolmentBundle, EnrolError> {
+/// [`EnrollError`].
+pub async fn issue(store: &Store, reach: &Reach, node: NodeId) -> Result<EnrollmentBundle, EnrollError> {
     let mut bytes = [0u8; 32];
-    getrandom::fill(&mut bytes).map_err(EnrolError::Random)?;
+    getrandom::fill(&mut bytes).map_err(EnrollError::Random)?;
     let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let meaning = EnrolmentToken { node, expires_ms: now_ms() + TOKEN_LIFE_MS };
-    store.add_enrolment_token(digest(&token), meaning).await?;
+    let meaning = EnrollmentToken { node, expires_ms: now_ms() + TOKEN_LIFE_MS };
+    store.add_enrollment_token(digest(&token), meaning).await?;
     let name = named(node);
-    Ok(EnrolmentBundle {
+    Ok(EnrollmentBundle {
         token,
         ca_pem: reach.ca_pem.clone(),
         controller: reach.controller.clone(),

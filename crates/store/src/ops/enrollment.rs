@@ -4,7 +4,7 @@
 use crate::backend::Query;
 use crate::rows::get;
 use crate::value::args;
-use crate::{EnrolmentToken, Gateway, Host, NodeId, NodeState, Result, StoreError};
+use crate::{EnrollmentToken, Gateway, Host, NodeId, NodeState, Result, StoreError};
 use sluice_types::{GatewayId, HostId};
 
 fn kind_and_number(node: NodeId) -> (&'static str, u64) {
@@ -57,17 +57,17 @@ pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {
 }
 
 /// Stores the SHA-256 of a token.
-pub(crate) async fn add_token(q: &mut dyn Query, digest: [u8; 32], token: &EnrolmentToken) -> Result<()> {
+pub(crate) async fn add_token(q: &mut dyn Query, digest: [u8; 32], token: &EnrollmentToken) -> Result<()> {
     check_exists(q, token.node).await?;
     let (kind, number) = kind_and_number(token.node);
-    let sql = "INSERT INTO enrolment_tokens (digest, kind, node, expires_ms) VALUES ($1, $2, $3, $4)";
+    let sql = "INSERT INTO enrollment_tokens (digest, kind, node, expires_ms) VALUES ($1, $2, $3, $4)";
     q.run(sql, args![digest.to_vec(), kind, number, token.expires_ms]).await.map(drop)
 }
 
 /// Deletes a token, and all that expired. Returns the node of the token if it was still valid.
 pub(crate) async fn take_token(q: &mut dyn Query, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
-    q.run("DELETE FROM enrolment_tokens WHERE expires_ms <= $1", args![now_ms]).await?;
-    let sql = "DELETE FROM enrolment_tokens WHERE digest = $1 RETURNING kind, node";
+    q.run("DELETE FROM enrollment_tokens WHERE expires_ms <= $1", args![now_ms]).await?;
+    let sql = "DELETE FROM enrollment_tokens WHERE digest = $1 RETURNING kind, node";
     match q.row(sql, args![digest.to_vec()]).await? {
         None => Ok(None),
         Some(row) => parse_node(row.text(0)?, row.number(1)?).map(Some),
@@ -90,6 +90,6 @@ pub(crate) async fn authority(q: &mut dyn Query, new: &(String, String)) -> Resu
 /// had a stream, and with it cluster keys.
 pub(super) async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<bool> {
     let seen = q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
-    q.run("DELETE FROM enrolment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await?;
+    q.run("DELETE FROM enrollment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await?;
     Ok(seen > 0)
 }
