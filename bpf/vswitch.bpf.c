@@ -155,7 +155,7 @@ static __always_inline int is_udp_to(const struct frame *frame, __u16 destinatio
 
 #define IGMP_QUERY 0x11
 
-/* Multicast membership. There is no multicast, so reports have no effect. Only a router sends queries. */
+/* IGMP from a VM. Multicast is not forwarded, so reports have no effect. Only a router sends queries. */
 static __always_inline int igmp_from_vm(struct __sk_buff *skb, const struct vrf *vrf,
 					const struct frame *frame)
 {
@@ -204,7 +204,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 
 		if (verdict == VERDICT_ND_ANSWER)
 			return nd_answer(skb, port_cell, frame, &decision);
-		if (verdict == VERDICT_ND_ROUTERS)
+		if (verdict == VERDICT_ROUTER_ADVERTISEMENT)
 			return router_advertise(skb, port_cell, frame->source[0], frame->source[1]);
 		if (verdict == VERDICT_FORWARD)
 			return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
@@ -268,7 +268,7 @@ static __always_inline enum exact_answer find_receiver(struct __sk_buff *skb, __
 						       enum drop_reason *reason)
 {
 	struct cursor cursor = cursor_at(skb, ETH_HLEN);
-	struct arp_question arp = {};
+	struct arp_message arp = {};
 	const struct arp_header *header;
 
 	*reason = DROP_multicast;

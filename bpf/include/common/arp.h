@@ -13,7 +13,7 @@
 #include "layout/drops.h"
 
 /* A valid ARP message. Addresses are in host order. */
-struct arp_question {
+struct arp_message {
 	__u64 sender_mac;
 	__u32 sender; /* 0 in a probe */
 	__u32 target;
@@ -22,7 +22,7 @@ struct arp_question {
 
 /* Reads and checks a message of the frame. */
 static __always_inline enum drop_reason parse_arp(const struct arp_header *header, const struct frame *frame,
-						  struct arp_question *arp)
+						  struct arp_message *arp)
 {
 	arp->operation = bpf_ntohs(header->operation);
 	arp->sender_mac = load_mac(header->sender_mac);
@@ -41,7 +41,7 @@ static __always_inline enum drop_reason parse_arp(const struct arp_header *heade
 
 /* Turns a request, with its Ethernet header, into the reply that its target is at `mac`. */
 static __always_inline void write_arp_reply(struct ethernet_header *ethernet, struct arp_header *header,
-					    const struct arp_question *arp, __u64 mac)
+					    const struct arp_message *arp, __u64 mac)
 {
 	store_mac(ethernet->destination, arp->sender_mac);
 	store_mac(ethernet->source, mac);

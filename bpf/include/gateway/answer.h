@@ -144,7 +144,7 @@ static __always_inline enum drop_reason find_neighbor(const struct packet *packe
 __attribute__((noinline)) int answer_arp(struct xdp_md *ctx, struct packet *packet)
 {
 	struct ethernet_header *ethernet;
-	struct arp_question question = {};
+	struct arp_message question = {};
 	struct arp_header *arp;
 	__u64 target[2] = {}, mac = 0;
 	enum drop_reason reason;

@@ -54,7 +54,7 @@ static __always_inline int answer_underlay_arp(struct xdp_md *ctx, struct packet
 {
 	struct cursor cursor = cursor_at(ctx, 0);
 	struct ethernet_header *ethernet;
-	struct arp_question question = {};
+	struct arp_message question = {};
 	struct arp_header *arp;
 	struct exact_hit hit = {};
 	__u64 mac;

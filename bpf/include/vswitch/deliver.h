@@ -29,8 +29,8 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct port *por
 	if (!(port->flags & PORT_PEER_REDIRECT))
 		return bpf_redirect(port->ifindex, 0);
 	/*
-	 * The frame enters the VM's stack without passing its interface, which would have recognized that
-	 * the frame is for this host.
+	 * The frame enters the VM's stack without passing the driver that sets the packet type, and the VM would
+	 * drop a frame whose type says that it is for another machine.
 	 */
 	bpf_skb_change_type(skb, PACKET_HOST);
 	return bpf_redirect_peer(port->ifindex, 0);

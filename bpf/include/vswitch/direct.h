@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * vSwitch: direct paths, through the tunnel to the destination's host instead of a gateway (Zeta
- * section IV-C). The agent writes a path into the tables when a gateway has notified it.
+ * section IV-C). The agent writes a path into the tables when a gateway has notified it, when a gateway has
+ * answered its request, or, under the model `preprogrammed`, when the controller has sent it.
  *
  * Contract: a unicast packet of a VM with the port's own source, no longer than the port's MTU, whose
  * destination has a path; a routed packet has a TTL of at least 2. It is sent as the gateway would have
@@ -19,9 +20,7 @@
 /* Whether an exact match found a direct path. */
 static __always_inline int is_direct(enum exact_answer found, const struct exact_hit *hit)
 {
-	const struct next_hop *hop = cell_at(hit->next);
-
-	return found == EXACT_HIT && hop && READ_ONCE(hop->kind) == NEXT_HOP_DIRECT;
+	return found == EXACT_HIT && next_hop_at(hit->next, NEXT_HOP_DIRECT);
 }
 
 /* Shows the agent that the path is in use, by one store per second. */
@@ -45,8 +44,8 @@ __attribute__((noinline)) int send_direct(struct __sk_buff *skb, struct frame *f
 
 	if (!frame || !hit || !vrf || !node)
 		return port_drop(0, DROP_stale_index);
-	hop = cell_at(hit->next);
-	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_DIRECT)
+	hop = next_hop_at(hit->next, NEXT_HOP_DIRECT);
+	if (!hop)
 		return port_drop(vni, DROP_stale_index);
 	path_vni = READ_ONCE(hop->vni);
 	if (frame->destination_mac == load_mac(node->router_mac)) {

@@ -35,9 +35,9 @@ enum verdict {
 	VERDICT_ABSORBED = TC_ACT_SHOT, /* no loss: a message to the network that needs no answer */
 	VERDICT_SENT = TC_ACT_REDIRECT, /* as bpf_redirect() returns it */
 	/* The caller goes on. */
-	VERDICT_FORWARD = 256,	  /* the frame is valid: tunnel_to_group() (tunnel.h) */
-	VERDICT_ND_ANSWER = 257,  /* nd_answer() (vm_nd.h) with the decision */
-	VERDICT_ND_ROUTERS = 258, /* router_advertise() (router_advertisement.h) */
+	VERDICT_FORWARD = 256,		    /* the frame is valid: tunnel_to_group() (tunnel.h) */
+	VERDICT_ND_ANSWER = 257,	    /* nd_answer() (vm_nd.h) with the decision */
+	VERDICT_ROUTER_ADVERTISEMENT = 258, /* router_advertise() (router_advertisement.h) */
 };
 
 /* Counts the frame as dropped. `vni` is as for count_drop(). */

@@ -3,7 +3,8 @@
  * vSwitch: composes its answers to a VM. The VM's own packet becomes an empty one of the wanted length,
  * is overwritten, and is sent back to the port that it came from.
  *
- * Contract: first reply_begin(); then the caller writes all headers up to byte 54, and what else it
+ * Contract: an answer that has the request's length and only changes fields (ARP, echo) calls just
+ * reply_send(). For all others: first reply_begin(); then the caller writes all headers up to byte 54, and what else it
  * wants; then the checksum; last reply_send(). If one of them fails, the packet is unusable and must be
  * dropped. Uses the maps of packet_sum.h.
  */
@@ -29,8 +30,8 @@
 
 /*
  * Makes an unshared, linear packet of `bytes`, at least 54, without offloads. Its bytes from 54 on are
- * zero. The packet must be IP. The reason of a failure is that memory ran out, or where a pending checksum
- * begins.
+ * zero. The packet must be IP. DROP_headroom: the kernel could not resize it. DROP_pending_checksum: a pending
+ * checksum begins too far behind to be removed.
  */
 static __always_inline enum drop_reason reply_begin(struct __sk_buff *skb, __u32 bytes)
 {

@@ -51,11 +51,11 @@ struct nd_prefix_option {
 	__u8 prefix[16];
 };
 
-#define ND_ADVERTISEMENT_BYTES                                                                               \
+#define ROUTER_ADVERTISEMENT_BYTES                                                                           \
 	(sizeof(struct router_advertisement) + sizeof(struct nd_mac_option) + sizeof(struct nd_mtu_option) + \
 	 sizeof(struct nd_prefix_option))
-#define ND_ADVERTISEMENT_FRAME (ETH_HLEN + IPV6_BYTES + ND_ADVERTISEMENT_BYTES)
-_Static_assert(ND_ADVERTISEMENT_BYTES == 64, "RFC 4861 sections 4.2 and 4.6");
+#define ROUTER_ADVERTISEMENT_FRAME (ETH_HLEN + IPV6_BYTES + ROUTER_ADVERTISEMENT_BYTES)
+_Static_assert(ROUTER_ADVERTISEMENT_BYTES == 64, "RFC 4861 sections 4.2 and 4.6");
 
 /* Writes the message at the cursor. What it does not store is zero (reply_begin()). */
 static __always_inline void write_router_advertisement(struct cursor *cursor, const struct port *port,
@@ -86,8 +86,8 @@ static __always_inline void write_router_advertisement(struct cursor *cursor, co
 }
 
 /*
- * Turns the packet into an advertisement and sends it: to the VM's link-local address, given as halves
- * in host order, or to all nodes if that is zero.
+ * Turns the packet into an advertisement and sends it: to the source of the solicitation, given as halves
+ * in host order, or to all nodes if that is unspecified.
  */
 __attribute__((noinline)) int router_advertise(struct __sk_buff *skb, __u32 port_cell, __u64 high, __u64 low)
 {
@@ -103,11 +103,11 @@ __attribute__((noinline)) int router_advertise(struct __sk_buff *skb, __u32 port
 
 	if (!port || !service || !node)
 		return port_drop(0, DROP_stale_index);
-	failed = reply_begin(skb, ND_ADVERTISEMENT_FRAME);
+	failed = reply_begin(skb, ROUTER_ADVERTISEMENT_FRAME);
 	if (failed)
 		return port_drop(port->vni, failed);
 	cursor = cursor_at(skb, 0);
-	if (!cursor_has(&cursor, ND_ADVERTISEMENT_FRAME))
+	if (!cursor_has(&cursor, ROUTER_ADVERTISEMENT_FRAME))
 		return port_drop(port->vni, DROP_headroom);
 	ethernet = next_header(&cursor, struct ethernet_header);
 	reply_ethernet(ethernet, port, node, ETH_P_IPV6);
@@ -115,14 +115,14 @@ __attribute__((noinline)) int router_advertise(struct __sk_buff *skb, __u32 port
 		store_mac(ethernet->destination, ALL_NODES_MAC);
 	ip = next_header(&cursor, struct ipv6_header);
 	write_ipv6(ip, &(struct ipv6_fields){
-			       .bytes = ND_ADVERTISEMENT_BYTES,
+			       .bytes = ROUTER_ADVERTISEMENT_BYTES,
 			       .next = IPPROTO_ICMPV6,
 			       .hop_limit = ND_HOP_LIMIT,
 		       });
 	store_halves(ip->source, source);
 	store_halves(ip->destination, destination);
 	write_router_advertisement(&cursor, port, service, node);
-	if (reply_checksum_icmp6(skb, ND_ADVERTISEMENT_BYTES))
+	if (reply_checksum_icmp6(skb, ROUTER_ADVERTISEMENT_BYTES))
 		return port_drop(port->vni, DROP_headroom);
 	return reply_send(skb);
 }

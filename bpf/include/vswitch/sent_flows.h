@@ -4,8 +4,8 @@
  * packets to the gateways by flow, as flow_accounting.h does on the gateway, and posts an event to the
  * agent for each elephant. The agent then requests the path from a gateway.
  *
- * Contract: called once for each packet that was sent to the group, and for no other. The packet is
- * neither read nor changed. If the agent has not set the policy of the flow table, this costs a lookup
+ * Contract: called once for each unicast IP packet of a VM that was sent to the group, and for no other: not
+ * for ARP, ND and strays. The packet is neither read nor changed. If the agent has not set the policy of the flow table, this costs a lookup
  * and reading the time. Uses the maps of flow_queue.h.
  */
 #ifndef SLUICE_SENT_FLOWS_H

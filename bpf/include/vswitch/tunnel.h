@@ -65,8 +65,8 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	if (!words)
 		return port_drop(vni, DROP_stale_index);
 	hop_cell = words[place % (CELL_BYTES / 4)];
-	hop = cell_at(hop_cell & CELL_INDEX_MASK);
-	if (!hop || READ_ONCE(hop->kind) != NEXT_HOP_VTEP)
+	hop = next_hop_at(hop_cell & CELL_INDEX_MASK, NEXT_HOP_VTEP);
+	if (!hop)
 		return port_drop(vni, DROP_stale_index);
 	verdict = tunnel_send(skb, node, hop, vni, vni);
 	if (verdict == VERDICT_SENT)
@@ -106,8 +106,8 @@ static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __
 	*vni = key.tunnel_id & 0xffffff;
 	if (found != EXACT_HIT)
 		return found == EXACT_BUSY ? DROP_table_busy : DROP_unknown_vtep;
-	sender = cell_at(hit.next);
-	if (!sender || READ_ONCE(sender->kind) != NEXT_HOP_VTEP)
+	sender = next_hop_at(hit.next, NEXT_HOP_VTEP);
+	if (!sender)
 		return DROP_unknown_vtep;
 	from->flags = READ_ONCE(sender->flags);
 	return DROP_none;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * vSwitch: ARP from a VM (RFC 826, 5227). Requests for the router and for instances on this host are
- * answered here, all others by the gateway.
+ * vSwitch: ARP from a VM (RFC 826, 5227). Requests for the router, for instances on this host and for
+ * destinations with a direct path are answered here, all others by the gateway.
  *
  * Contract: an ARP frame whose Ethernet source is the port's. Returns the verdict: the frame was turned
  * into the reply and sent, absorbed, or dropped and counted; or VERDICT_FORWARD for an unchanged
@@ -16,7 +16,7 @@
 
 /* Turns the VM's request into the reply that the target is at `mac`, and sends it. */
 static __always_inline int arp_answer(struct __sk_buff *skb, const struct port *port,
-				      const struct arp_question *question, __u64 mac)
+				      const struct arp_message *question, __u64 mac)
 {
 	struct cursor cursor = cursor_at(skb, 0);
 	struct ethernet_header *ethernet;
@@ -34,7 +34,7 @@ __attribute__((noinline)) int arp_from_vm(struct __sk_buff *skb, __u32 port_cell
 	const struct node_config *node = node_at();
 	struct cursor cursor = cursor_at(skb, ETH_HLEN);
 	const struct arp_header *header = take_header(&cursor, struct arp_header);
-	struct arp_question arp;
+	struct arp_message arp;
 	struct exact_hit hit = {};
 	enum exact_answer found;
 	enum drop_reason reason;

@@ -115,7 +115,7 @@ __attribute__((noinline)) int send_vm_error(struct __sk_buff *skb, __u32 port_ce
 	return reply_send(skb);
 }
 
-/* Whether the packet is a complete echo request. */
+/* Whether the packet is an echo request that is not fragmented. */
 static __always_inline int is_echo(const struct frame *frame)
 {
 	__u8 type = frame->transport >> 24;
@@ -146,7 +146,7 @@ __attribute__((noinline)) int echo_answer(struct __sk_buff *skb, __u32 port_cell
 	type = ipv6 ? ICMP6_ECHO_REPLY : ICMP4_ECHO_REPLY;
 	/* The word of the checksum that has the type. */
 	before = bpf_htons((ipv6 ? ICMP6_ECHO : ICMP4_ECHO) << 8);
-	after = bpf_htons((ipv6 ? ICMP6_ECHO_REPLY : ICMP4_ECHO_REPLY) << 8);
+	after = bpf_htons(type << 8);
 	__builtin_memcpy(macs, port->mac, ETH_ALEN);
 	__builtin_memcpy(macs + ETH_ALEN, node->router_mac, ETH_ALEN);
 	/* Addresses that change places do not change a checksum. */

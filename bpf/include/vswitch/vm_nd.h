@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * vSwitch: neighbor discovery and multicast listener reports from a VM (RFC 4861, 4862, 3810). As in
- * vm_arp.h, solicitations for the router and for instances on this host are answered here, all others by
- * the gateway. A VM may use any link-local address toward its router, because no packet from or to one
- * leaves the port.
+ * vm_arp.h, solicitations for the router, for instances on this host and for destinations with a direct path
+ * are answered here, all others by the gateway. A VM may use any link-local address toward its router, because
+ * no packet from or to one leaves the port.
  *
  * Contract: an ICMPv6 message of is_control_icmp6() whose Ethernet source is the port's. nd_from_vm()
  * returns the verdict, or what the caller does next (enum verdict): it does not call nd_answer() itself,
  * because the verifier limits the stack of a call chain. Only VERDICT_FORWARD may have changed the packet,
- * in its source address. Uses the maps `cells` and those of reply.h and count.h.
+ * in its source address and checksum. Uses the maps `cells` and those of reply.h and count.h.
  */
 #ifndef SLUICE_VM_ND_H
 #define SLUICE_VM_ND_H
@@ -182,7 +182,7 @@ static __always_inline int nd_dispatch(struct __sk_buff *skb, const struct port 
 	if (frame->transport >> 24 == ICMP6_ROUTER_SOLICIT) {
 		if (!LOAD64(port->prefix6)) /* a subnet without IPv6 has no router */
 			return port_drop(port->vni, DROP_multicast);
-		return VERDICT_ND_ROUTERS;
+		return VERDICT_ROUTER_ADVERTISEMENT;
 	}
 	if (frame->transport >> 24 == ICMP6_SOLICIT) {
 		reason = parse_solicit(skb, 0, frame, target);

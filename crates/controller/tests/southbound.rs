@@ -198,6 +198,29 @@ async fn host_gets_only_its_own_ports() {
     assert_eq!(step.iter().map(|part| part.removed_vnis.len()).sum::<usize>(), 1);
 }
 
+/// Catches: a controller that sends the latest revision only when nothing has changed for a while, so that under
+/// steady change the node seems to stand still.
+#[tokio::test]
+async fn node_without_entries_makes_progress_under_steady_change() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enroll(&basics.host_path()).await;
+    let mut node = join(&cloud, &identity, 0, 0).await;
+    let (first, _) = node.acked_step().await;
+    // VPCs that have no instance on this host.
+    let changes = async {
+        for number in 0..100 {
+            let vpc = json!({"name": format!("other-{number}"), "tenant": basics.tenant});
+            cloud.make("/v1/vpcs", vpc).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        update = node.next() => assert!(update.is_empty() && update.revision > first, "{update:?}"),
+        () = changes => panic!("revision {first} is still the latest that the host knows"),
+    }
+}
+
 #[tokio::test]
 async fn instance_is_programmed_when_gateways_and_host_acknowledged_it() {
     let mut cloud = Cloud::start().await;

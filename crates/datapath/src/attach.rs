@@ -110,7 +110,7 @@ pub(crate) fn attach_xdp(
             tracing::warn!(
                 interface = interface.name,
                 %error,
-                "the driver does not support XDP; using the slower generic mode"
+                "cannot attach XDP in the driver; using the slower generic mode"
             );
             let generic = sys::link_create(program, interface.index, libbpf_sys::BPF_XDP, XDP_FLAGS_SKB_MODE);
             let link = generic.map_err(|error| match is_busy(&error) {
@@ -145,7 +145,7 @@ pub(crate) fn attach_tc(
             Ok(Attachment::Tcx)
         }
         Err(error) => {
-            tracing::info!(interface = interface.name, %error, "the kernel has no tcx; using clsact");
+            tracing::info!(interface = interface.name, %error, "cannot attach by tcx, which Linux has since 6.6; using clsact");
             attach_clsact(links, program, interface)
         }
     }

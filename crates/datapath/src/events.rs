@@ -28,13 +28,13 @@ pub type Strays = EventRing<Stray>;
 /// A flow whose sender should learn a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowEvent {
-    /// VNI in the packet's tunnel header.
+    /// VNI in the packet's tunnel header; on a vSwitch, the sender's VNI.
     pub vni: Vni,
     /// Inner source address, of the same family as the destination.
     pub source: IpAddr,
     /// Inner destination address.
     pub destination: IpAddr,
-    /// Underlay address of the node that sent the packet.
+    /// Underlay address of the node that sent the packet; on a vSwitch 0.0.0.0, because the sender is this host.
     pub sender: IpAddr,
     /// Time (`CLOCK_MONOTONIC`) at which the packet that made the flow an elephant was counted.
     pub time_ns: u64,

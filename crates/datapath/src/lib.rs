@@ -4,6 +4,10 @@
 //! Everything that packets need is pinned: an agent can stop at any time, and
 //! the next agent adopts the maps and attachments. Programs are replaced in
 //! place, so a hook always has a program.
+//!
+//! `object` has the compiled programs, `maps` pins and maps their maps, `attach` attaches programs by the
+//! system calls of `sys`. `counters` reads and resets counters. `ring` reads BPF ring buffers, `events` their
+//! records. `kernel` checks the kernel at the start.
 
 mod attach;
 mod counters;
@@ -71,7 +75,8 @@ impl Datapath {
     pub fn load_sized(settings: &Settings, sizes: &[(&str, u32)]) -> Result<Self, Error> {
         forward_libbpf_messages();
         let name = settings.object;
-        let missing = || Error::Missing { object: name.as_str(), kind: "object file", name: "bpf/".into() };
+        let missing =
+            || Error::Missing { object: name.as_str(), kind: "source file in", name: "bpf/".into() };
         let bytes = name.bytes().ok_or_else(missing)?;
         let mut open = ObjectBuilder::default()
             .name(name.as_str())
@@ -147,7 +152,7 @@ impl Datapath {
         Ok(SessionRegions { config: region("session_config")?, ipv4: region(ipv4)?, ipv6: region(ipv6)? })
     }
 
-    /// Opens the gateway's flow statistics. Statistics of an earlier agent are kept; new memory is
+    /// Opens the flow statistics of a gateway or vSwitch. Statistics of an earlier agent are kept; new memory is
     /// initialized.
     ///
     /// # Errors
@@ -157,7 +162,7 @@ impl Datapath {
         Flows::open(memory).map_err(Error::tables("initialize the flow statistics"))
     }
 
-    /// Opens the gateway's ring of flow events. It must have one reader at a time.
+    /// Opens the ring of flow events of a gateway or vSwitch. It must have one reader at a time.
     ///
     /// # Errors
     /// If the programs have no such ring, or the kernel refuses the mapping.
@@ -228,7 +233,7 @@ impl Datapath {
     }
 
     fn links(&self) -> Result<PathBuf, Error> {
-        let dir = self.pin_dir.as_ref().ok_or_else(|| self.missing("pin directory", "links"))?;
+        let dir = self.pin_dir.as_ref().ok_or_else(|| self.missing("pin directory for its", "links"))?;
         Ok(dir.join("links"))
     }
 
@@ -248,7 +253,7 @@ impl Datapath {
         counters::vni_drops(&self.map("vni_drops")?)
     }
 
-    /// Opens the counters by VNI. The writer of the tables starts them when a VNI is added and removes
+    /// Opens the counters by VNI. The writer of the tables resets them when a VNI is added and removes
     /// them when it is deleted.
     ///
     /// # Errors
@@ -272,15 +277,18 @@ impl Datapath {
 /// existed.
 ///
 /// # Errors
-/// If an attachment or a pin cannot be removed.
+/// If the directory is not on a BPF file system, or an attachment or a pin cannot be removed.
 pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
-    let existed = pin_dir.exists();
+    if !pin_dir.exists() {
+        return Ok(false);
+    }
+    maps::check_bpffs(pin_dir)?;
     let links = pin_dir.join("links");
     for interface in attach::attached(&links)? {
         attach::detach(&links, &interface)?;
     }
     maps::remove_pins(pin_dir)?;
-    Ok(existed)
+    Ok(true)
 }
 
 /// Sends libbpf's messages to the log. Its warnings contain the verifier's log.

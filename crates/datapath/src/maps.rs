@@ -17,8 +17,8 @@ use crate::Error;
 /// Map that holds the forwarding tables.
 pub const CELLS_MAP: &str = "cells";
 
-/// Map that holds the gateway's flow statistics: 4 flows per cell, 2^18 cells
-/// unless another number is given when it is created.
+/// Map that holds the flow statistics: 4 flows per cell. Unless another number is given when it is created, it
+/// has 2^18 cells on a gateway and 2^14 on a vSwitch (`FLOW_CELLS`).
 pub const FLOW_CELLS_MAP: &str = "flow_cells";
 
 /// Map of packets that wait to be counted, one queue for each CPU. It is not pinned, so each version may
@@ -91,14 +91,19 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
 /// Creates the directory `path`, which must be on the BPF file system.
 pub(crate) fn make_dir(path: &Path) -> Result<(), Error> {
     fs::create_dir_all(path).map_err(Error::system(format!("create {}", path.display())))?;
+    check_bpffs(path)
+}
+
+/// Rejects a directory that is not on a BPF file system.
+pub(crate) fn check_bpffs(path: &Path) -> Result<(), Error> {
     if crate::kernel::is_bpffs(path) {
         return Ok(());
     }
     let not_bpffs = io::Error::other(format!("not on a BPF file system such as {}", crate::kernel::BPFFS));
-    Err(Error::system(format!("pin in {}", path.display()))(not_bpffs))
+    Err(Error::system(format!("use {} for pins", path.display()))(not_bpffs))
 }
 
-/// Removes the pins of all maps in `dir` and the directory.
+/// Removes `dir` with all pins in it, of maps and of links.
 pub(crate) fn remove_pins(dir: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -47,6 +47,17 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
+/// Catches: a flush that removes whatever directory it is given.
+#[test]
+fn flush_removes_only_directories_of_the_bpf_file_system() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), "text").unwrap();
+    let error = flush(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("for pins"), "{error}");
+    assert!(dir.path().join("file").exists());
+    assert!(!flush(&Path::new(kernel::BPFFS).join("sluice-test-none")).unwrap());
+}
+
 /// Runs `test` in a namespace that has the veth pair u0 - t0.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let run = move || {

@@ -3,10 +3,11 @@
 use crate::down::down;
 use crate::error::{Error, IoContext, Result};
 use crate::lab::Lab;
+use crate::output::{print_text, print_unless_closed};
+use crate::paths::DEFAULT_NAME;
 use crate::topology::Topology;
 use crate::up::Options;
 use clap::Subcommand;
-use std::io::{ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,9 +16,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// A process that cannot start reports it within this time.
 const FIRST_MOMENTS: Duration = Duration::from_millis(500);
-
-/// The lab that commands use unless --name names another.
-pub(crate) const DEFAULT_NAME: &str = "lab";
 
 /// Run a whole cloud in network namespaces on this machine
 #[derive(clap::Args, Clone, Debug)]
@@ -96,7 +94,7 @@ struct Build {
 pub async fn run(args: Args) -> Result<ExitCode> {
     match args.verb {
         Verb::Up(build) => {
-            say_on(&up(build).await?.whereabouts())?;
+            print_unless_closed(&up(build).await?.addresses_and_files())?;
             Ok(ExitCode::SUCCESS)
         }
         Verb::Run(build) => stay(build).await,
@@ -104,7 +102,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Verb::Status(named) => {
             let lab = Lab::open(&named.name)?;
             let (text, well) = lab.status().await?;
-            say_on(&format!("{text}{}", lab.whereabouts()))?;
+            print_unless_closed(&format!("{text}{}", lab.addresses_and_files()))?;
             Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Verb::Kill(OfProcess { named, process }) => {
@@ -162,27 +160,14 @@ async fn interrupted() -> Result<()> {
     }
 }
 
-/// Prints a line. Unlike `print!` it does not panic if the reader is gone, which would leave the lab up.
-pub(crate) fn say(text: &str) -> Result<()> {
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to", "standard output")
-}
-
-/// Prints a text; a reader that is gone (`| head`) is no error.
-fn say_on(text: &str) -> Result<()> {
-    match say(text) {
-        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome,
-    }
-}
-
 async fn stay(build: Build) -> Result<ExitCode> {
     let name = build.named.name.clone();
     let lab = up(build).await?;
     let show = async {
         let (status, _) = lab.status().await?;
-        say(&format!("\n{status}\n"))?;
+        print_text(&format!("\n{status}\n"))?;
         let well = lab.demonstrate().await?;
-        say(&format!("\n{}\nCtrl-C ends the lab.\n", lab.whereabouts()))?;
+        print_text(&format!("\n{}\nCtrl-C ends the lab.\n", lab.addresses_and_files()))?;
         Ok::<bool, Error>(well)
     };
     let outcome = tokio::select! {
@@ -193,8 +178,10 @@ async fn stay(build: Build) -> Result<ExitCode> {
         outcome = interrupted() => outcome.map(|()| true),
     };
     eprintln!("removing lab {name} ...");
-    down(&name).await?;
-    Ok(if outcome? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let removed = down(&name).await;
+    let well = outcome?;
+    removed?;
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn exec(name: &str, place: &str, argv: &[String]) -> Result<ExitCode> {

@@ -1,3 +1,5 @@
+//! The errors of a lab. This file changes when a lab can fail in another way.
+
 use std::path::PathBuf;
 
 /// What can go wrong with a lab.
@@ -8,7 +10,7 @@ pub enum Error {
     Topology {
         /// The file, or `default.yaml`.
         file: String,
-        /// What is wrong, naming the offender.
+        /// What is wrong, with the name of the invalid entry.
         problem: String,
     },
     /// A name that cannot be a lab's.
@@ -73,11 +75,11 @@ pub enum Error {
         what: String,
         /// Length of the wait, in seconds.
         seconds: u64,
-        /// The end of the log that may explain it.
+        /// What may explain it, such as the end of a log, beginning with "; "; or empty.
         hint: String,
     },
     /// A process of the lab ended by itself.
-    #[error("{name} ended at once; the end of its log:\n{log}")]
+    #[error("{name} has ended; the end of its log:\n{log}")]
     Died {
         /// Name of the process.
         name: String,

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use crate::exec::{ip_batch, script};
 use crate::lab::Lab;
-use crate::vm::PROGRAMMED;
+use crate::vm::PROGRAMMED_TIMEOUT;
 use sluice_client::{Host, Instance, NewHost, NewInstance};
 use sluice_types::first_host;
 use std::fmt::Write as _;
@@ -67,7 +67,7 @@ impl Lab {
             text.push_str(&default_route(net.into()));
         }
         script(&self.paths, name, "making a foreign VXLAN device", &(text + "END\n")).await?;
-        self.api.wait_programmed::<Instance>(instance.id, PROGRAMMED).await?;
+        self.api.wait_programmed::<Instance>(instance.id, PROGRAMMED_TIMEOUT).await?;
         Ok(Foreign { name: name.to_owned(), host, instance })
     }
 

@@ -10,7 +10,7 @@ use crate::topology::Topology;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use sluice_client::Client;
-use sluice_types::{ClusterId, InstanceId, MacAddr, SubnetId, VpcId};
+use sluice_types::{InstanceId, MacAddr, SubnetId, VpcId};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -36,8 +36,6 @@ pub struct State {
     pub database: String,
     /// The topology that it was built from.
     pub topology: Topology,
-    /// The gateways' cluster.
-    pub cluster: Option<ClusterId>,
     /// VPCs by name.
     pub vpcs: BTreeMap<String, VpcState>,
     /// Gateways and hosts.

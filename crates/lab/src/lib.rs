@@ -1,6 +1,11 @@
 //! A whole cloud in network namespaces on one machine: switches, gateways,
-//! hosts, VMs, all with real packets. Behind `sluice lab` and the end-to-end
-//! scenarios.
+//! hosts, VMs, all with real packets. `sluice lab` and the end-to-end scenarios
+//! use it.
+//!
+//! `topology` is the file that describes a lab. `up` builds it, with `net` (namespaces, links) and `vm`
+//! (VPCs, instances, VMs). `lab` is a lab that is up, `down` removes it. `process` starts, finds and ends
+//! processes, `exec` runs commands, `paths` has all names. `foreign` adds a host without Sluice, `metrics`
+//! reads a node's metrics, `show` describes and demonstrates a lab, `output` prints, `cli` is the command line.
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -11,6 +16,7 @@ mod foreign;
 mod lab;
 mod metrics;
 mod net;
+mod output;
 mod paths;
 mod process;
 mod show;

@@ -15,7 +15,8 @@ impl Metrics {
     pub async fn fetch(address: SocketAddr) -> Result<Self> {
         let url = format!("http://{address}/metrics");
         let unreachable = |source| Error::Metrics { url: url.clone(), source };
-        let response = reqwest::get(&url).await.map_err(unreachable)?;
+        let response = reqwest::get(&url).await.and_then(reqwest::Response::error_for_status);
+        let response = response.map_err(unreachable)?;
         response.text().await.map(Self).map_err(unreachable)
     }
 

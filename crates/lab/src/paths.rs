@@ -3,6 +3,9 @@
 use crate::error::{Error, Result};
 use std::path::PathBuf;
 
+/// The lab that commands use unless --name names another.
+pub(crate) const DEFAULT_NAME: &str = "lab";
+
 const ROOT: &str = "/run/sluice-lab";
 const PINS: &str = "/sys/fs/bpf/sluice";
 const NAME_LENGTH_MAX: usize = 12;
@@ -81,11 +84,6 @@ impl Paths {
     /// File with the answer that the DHCP client of a VM got.
     pub fn lease(&self, vm: &str) -> PathBuf {
         self.root().join("vms").join(format!("{vm}.lease"))
-    }
-
-    /// The script that VMs' DHCP clients call.
-    pub fn dhcp_script(&self) -> PathBuf {
-        self.root().join("udhcpc.sh")
     }
 
     /// The eBPF object of the switches' ports.

@@ -1,5 +1,6 @@
-//! The lab's long-running processes: started detached, remembered by pid and
-//! start time, ended by exactly these.
+//! The lab's processes. Long-running ones are started detached and recorded by process id and start time, so
+//! that no other process is signaled. The end of a lab also finds processes without a record: by a mark in
+//! their environment, or by their namespace.
 
 use crate::error::{Error, IoContext, Result};
 use crate::exec::{MARK, argv_at, tail};

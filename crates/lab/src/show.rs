@@ -1,8 +1,9 @@
 //! The output of `sluice lab`: the lab's state, and a demonstration that it works.
 
-use crate::cli::say;
 use crate::error::Result;
 use crate::lab::{CONTROLLER, Lab, VmState};
+use crate::output::print_text;
+use crate::paths::DEFAULT_NAME;
 use sluice_tables::drops;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +13,7 @@ type Drops = BTreeMap<(String, String), f64>;
 
 impl Lab {
     /// Addresses and files of the lab, as text for users.
-    pub fn whereabouts(&self) -> String {
+    pub fn addresses_and_files(&self) -> String {
         let state = &self.state;
         let mut text = format!(
             "API      http://{}  (bearer token in {})\nCLI      SLUICE_API=http://{} SLUICE_TOKEN_FILE={} {} instances list\n",
@@ -29,11 +30,8 @@ impl Lab {
         }
         text.push_str(&format!("logs     {}\n", self.paths.root().join("logs").display()));
         let vm = state.vms.keys().next().map_or("VM", String::as_str);
-        let named = if state.name == crate::cli::DEFAULT_NAME {
-            String::new()
-        } else {
-            format!(" --name {}", state.name)
-        };
+        let named =
+            if state.name == DEFAULT_NAME { String::new() } else { format!(" --name {}", state.name) };
         text.push_str(&format!(
             "a shell  {} lab exec{named} {vm} sh   (in any VM or node)\n",
             state.binary.display()
@@ -46,7 +44,7 @@ impl Lab {
         let mut text = String::new();
         let mut well = self.state.ready;
         if !self.state.ready {
-            text.push_str("the lab did not come up whole\n");
+            text.push_str("the lab did not come up completely\n");
         }
         let nodes = self.api.nodes().await.unwrap_or_default();
         for name in std::iter::once(CONTROLLER).chain(self.state.nodes.keys().map(String::as_str)) {
@@ -126,7 +124,7 @@ impl Lab {
         to: (&String, &VmState),
         expected: bool,
     ) -> Result<bool> {
-        say(&format!("{title}: {} ({}) -> {} ({})\n", from.0, from.1.vpc, to.0, to.1.vpc))?;
+        print_text(&format!("{title}: {} ({}) -> {} ({})\n", from.0, from.1.vpc, to.0, to.1.vpc))?;
         let mut well = true;
         for address in to.1.addresses() {
             let before = self.drops(from.1.vni).await?;
@@ -139,10 +137,10 @@ impl Lab {
                 .filter(|line| line.contains("packets transmitted") || line.starts_with("rtt"))
                 .collect();
             let answered = output.status.success();
-            say(&format!("  ping {target}: {}\n", summary.join("; ")))?;
+            print_text(&format!("  ping {target}: {}\n", summary.join("; ")))?;
             if !answered {
                 let after = self.drops(from.1.vni).await?;
-                say(&explain(&before, &after))?;
+                print_text(&explain(&before, &after))?;
             }
             well &= answered == expected;
         }

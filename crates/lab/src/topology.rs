@@ -1,7 +1,7 @@
 //! The topology file: nodes, underlay, cloud objects, VMs.
 //!
-//! Strict: unknown keys, unknown names, duplicates and addresses outside their
-//! network are errors that name the offender.
+//! The file is checked strictly: unknown keys, unknown names, duplicates and addresses outside their
+//! network are errors that name the invalid entry.
 
 use crate::error::{Error, IoContext, Result};
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ pub struct Switch {
     pub uplink: Option<String>,
 }
 
-/// The gateway cluster.
+/// A gateway cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
@@ -89,7 +89,7 @@ pub struct Cluster {
     pub hello_interval_ms: Option<u16>,
 }
 
-/// A gateway node.
+/// A gateway; its underlay has one family or both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gateway {
@@ -137,7 +137,7 @@ impl Host {
     }
 }
 
-/// A VPC.
+/// A VPC of one tenant, which the lab creates through the API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vpc {
@@ -155,7 +155,7 @@ pub struct Vpc {
     pub subnets: Vec<Subnet>,
 }
 
-/// A subnet.
+/// A subnet of a VPC; it has at least one prefix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Subnet {
@@ -220,7 +220,7 @@ impl Topology {
     /// Parses and validates; `file` is for the error.
     ///
     /// # Errors
-    /// [`Error::Topology`] naming the offender.
+    /// [`Error::Topology`], which names the invalid entry.
     pub fn parse(file: &str, text: &str) -> Result<Self> {
         let problem = |problem| Error::Topology { file: file.to_owned(), problem };
         let topology: Self = serde_saphyr::from_str(text).map_err(|error| problem(error.to_string()))?;
@@ -310,7 +310,7 @@ impl Topology {
         let used = self.gateways.iter().map(|g| (&g.name, &g.switch));
         for (node, switch) in used.chain(self.hosts.iter().map(|h| (&h.name, &h.switch))) {
             if !seen.contains(switch) {
-                return Err(format!("node `{node}` hangs on switch `{switch}`, which does not exist"));
+                return Err(format!("node `{node}` is connected to switch `{switch}`, which does not exist"));
             }
         }
         Ok(())
@@ -330,7 +330,7 @@ impl Topology {
         }
         for host in &self.hosts {
             if host.ipv4.is_some() == host.ipv6.is_some() {
-                return Err(format!("host `{}` needs an ipv4 or an ipv6 underlay address, one", host.name));
+                return Err(format!("host `{}` needs exactly one underlay address, ipv4 or ipv6", host.name));
             }
             addresses.push((format!("host `{}`", host.name), host.vtep()));
         }
@@ -398,7 +398,7 @@ impl Topology {
             let inside = subnet.ipv4.is_some_and(|net| net.contains(&address));
             if !inside || subnet.ipv4.is_some_and(|net| first_host(&net.into()) == Some(address.into())) {
                 return Err(format!(
-                    "address {address} of VM `{}` is not a free one of subnet `{}`",
+                    "address {address} of VM `{}` is not a free address of subnet `{}`",
                     vm.name, subnet.name
                 ));
             }
@@ -446,7 +446,7 @@ fn unique<T: Eq + Hash + std::fmt::Display>(
     let mut seen = HashSet::new();
     for name in names {
         if seen.contains(&name) {
-            return Err(format!("{kind} `{name}` is there twice"));
+            return Err(format!("{kind} `{name}` is defined twice"));
         }
         seen.insert(name);
     }
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_offender() {
+    fn errors_name_the_invalid_entry() {
         refused("mtu: 1500", "mtu: 1500\n  colour: red", &["x.yaml", "colour"]);
         refused("mtu: 1500", "mtu: 900", &["MTU 900"]);
         refused("name: host-b", "name: host-a", &["host `host-a`", "same name"]);

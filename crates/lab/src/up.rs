@@ -13,10 +13,9 @@ use crate::vm;
 use futures::future::try_join_all;
 use nix::fcntl::{Flock, FlockArg};
 use sluice_client::{
-    Client, CloudFile, Cluster, ClusterSpec, Gateway, GatewaySpec, Host, HostSpec, TenantSpec, apply,
+    Client, CloudFile, ClusterSpec, Gateway, GatewaySpec, Host, HostSpec, TenantSpec, apply,
 };
-use sluice_datapath::ObjectName;
-use sluice_types::ClusterId;
+use sluice_datapath::{ObjectName, kernel};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
@@ -27,7 +26,8 @@ use std::time::Duration;
 
 const SOUTHBOUND_PORT: u16 = 7443;
 const METRICS_PORT: u16 = 9100;
-const READY: Duration = Duration::from_secs(20);
+/// Longest wait until the controller answers.
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The lab to build.
 #[derive(Clone, Debug)]
@@ -83,8 +83,14 @@ impl Lab {
         let keep = options.keep;
         let outcome = build(&paths, options).await;
         if outcome.is_err() && !keep {
-            clear(&paths).await?;
-            finish(&paths, lock)?;
+            let removed = match clear(&paths).await {
+                Ok(()) => finish(&paths, lock),
+                Err(error) => Err(error),
+            };
+            // The caller gets the error that made the lab fail.
+            if let Err(error) = removed {
+                eprintln!("cannot remove lab {}: {error}", paths.name());
+            }
         }
         outcome
     }
@@ -107,8 +113,7 @@ async fn build(paths: &Paths, options: Options) -> Result<Lab> {
     };
     let (registered, ()) =
         tokio::try_join!(controller, net::build(paths, &lab.state.topology, lab.state.index))?;
-    lab.state.cluster = Some(registered.cluster);
-    lab.state.nodes = registered.nodes;
+    lab.state.nodes = registered;
     let names: Vec<String> = lab.state.topology.nodes().map(str::to_owned).collect();
     let agents = try_join_all(names.iter().map(|node| start_agent(&lab, node)));
     let (_, cloud) = tokio::try_join!(agents, vm::create_cloud(&lab))?;
@@ -154,18 +159,11 @@ fn prepare_files(paths: &Paths, options: &Options) -> Result<()> {
 /// Mounts bpffs before agents start: agents mount it if it is missing, and several that start at the same
 /// time would mount it over each other.
 fn mount_bpffs() -> Result<()> {
-    const BPFFS: &str = "/sys/fs/bpf";
     let directory = File::open(Paths::labs()).context("cannot open", Paths::labs())?;
     let _lock = Flock::lock(directory, FlockArg::LockExclusive)
         .map_err(|(_, error)| error.into())
         .context("cannot lock", Paths::labs())?;
-    if net::mounts().iter().any(|mount| mount == Path::new(BPFFS)) {
-        return Ok(());
-    }
-    let none = nix::mount::MsFlags::empty();
-    nix::mount::mount(Some("bpf"), BPFFS, Some("bpf"), none, None::<&str>)
-        .map_err(std::io::Error::from)
-        .context("cannot mount bpffs on", BPFFS)
+    kernel::mount_bpffs().map_err(std::io::Error::other).context("cannot mount bpffs on", kernel::BPFFS)
 }
 
 fn lab_of(paths: &Paths, options: Options, index: u16) -> Result<Lab> {
@@ -179,7 +177,6 @@ fn lab_of(paths: &Paths, options: Options, index: u16) -> Result<Lab> {
         api,
         database: options.database.unwrap_or_else(sqlite),
         topology: options.topology,
-        cluster: None,
         vpcs: BTreeMap::new(),
         nodes: BTreeMap::new(),
         vms: BTreeMap::new(),
@@ -218,14 +215,9 @@ async fn start_controller(lab: &Lab, model: Option<&str>) -> Result<()> {
         }
     };
     tokio::select! {
-        ready = lab.api.wait_ready(READY) => Ok(ready?),
+        ready = lab.api.wait_ready(READY_TIMEOUT) => Ok(ready?),
         died = watch => died,
     }
-}
-
-struct Registered {
-    cluster: ClusterId,
-    nodes: BTreeMap<String, Node>,
 }
 
 fn cluster_spec(cluster: &crate::topology::Cluster) -> ClusterSpec {
@@ -234,7 +226,7 @@ fn cluster_spec(cluster: &crate::topology::Cluster) -> ClusterSpec {
 }
 
 /// Tenants, clusters, gateways and hosts in the API.
-async fn register_nodes(lab: &Lab) -> Result<Registered> {
+async fn register_nodes(lab: &Lab) -> Result<BTreeMap<String, Node>> {
     let topology = &lab.state.topology;
     let cluster = topology.cluster.name.clone();
     let gateways = topology.gateways.iter().map(|it| GatewaySpec {
@@ -252,7 +244,6 @@ async fn register_nodes(lab: &Lab) -> Result<Registered> {
         ..CloudFile::default()
     };
     apply(&lab.api, &cloud, sluice_client::Options::default(), &mut |_| {}).await?;
-    let cluster = lab.api.find::<Cluster>(&cluster, &[]).await?.id;
     let gateways = lab.api.list::<Gateway>(&[], None).await?;
     let hosts = lab.api.list::<Host>(&[], None).await?;
     let gateways = gateways.into_iter().map(|it| (it.name, it.id.to_string(), true));
@@ -261,8 +252,7 @@ async fn register_nodes(lab: &Lab) -> Result<Registered> {
         let address = net::node_management(topology, lab.state.index, &name)?;
         Some((name, Node { id, gateway, metrics: SocketAddr::from((address, METRICS_PORT)) }))
     };
-    let nodes = gateways.chain(hosts).filter_map(node).collect();
-    Ok(Registered { cluster, nodes })
+    Ok(gateways.chain(hosts).filter_map(node).collect())
 }
 
 /// Enrolls a node and starts its agent in its namespace.

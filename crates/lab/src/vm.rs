@@ -15,9 +15,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-pub(crate) const PROGRAMMED: Duration = Duration::from_secs(15);
-const ATTACHED: Duration = Duration::from_secs(15);
-const CONFIGURED: Duration = Duration::from_secs(20);
+/// Longest wait until an instance is programmed.
+pub(crate) const PROGRAMMED_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest wait until an agent attaches a port.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest wait until a VM has its addresses.
+const CONFIGURE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// VPCs and VMs that `create_cloud` created.
 pub(crate) struct Cloud {
@@ -123,8 +126,11 @@ impl Lab {
     /// # Errors
     /// Errors of the API and of the commands.
     pub async fn add_vm(&self, name: &str, vpc: &str, subnet: &str, host: &str) -> Result<VmState> {
-        let unknown = || Error::Unknown { name: subnet.to_owned(), known: format!("those of VPC {vpc}") };
         let at = self.vpc(vpc)?;
+        let unknown = || {
+            let known: Vec<&str> = at.subnets.keys().map(String::as_str).collect();
+            Error::Unknown { name: subnet.to_owned(), known: known.join(", ") }
+        };
         let bad = |_| Error::Form { what: "the lab's state".to_owned(), problem: format!("id of {host}") };
         let new = NewInstance {
             name: name.to_owned(),
@@ -164,7 +170,7 @@ impl Lab {
         let moved = VmState { host: host.to_owned(), port, ..vm.clone() };
         let line = link(&self.paths, name, &moved).replace("link add eth0 ", "link add eth1 ");
         ip_batch(&self.paths, "plugging a VM in elsewhere", &line).await?;
-        script(&self.paths, name, "moving a VM's addresses", MOVED).await?;
+        script(&self.paths, name, "moving a VM's addresses", MOVE_ADDRESSES_SCRIPT).await?;
         prepare_port(self, name, &moved).await?;
         Ok(moved)
     }
@@ -182,7 +188,11 @@ impl Lab {
         };
         // The agent of the new host attaches the port when the controller has sent it the instance.
         tokio::try_join!(attach(self, moved), change)?;
-        self.api.wait_programmed::<Instance>(moved.id, PROGRAMMED).await.map(drop).map_err(Error::from)
+        self.api
+            .wait_programmed::<Instance>(moved.id, PROGRAMMED_TIMEOUT)
+            .await
+            .map(drop)
+            .map_err(Error::from)
     }
 
     /// Removes a VM's namespace with its interface. The instance stays in the API.
@@ -197,7 +207,7 @@ impl Lab {
 
 /// Moves MTU, addresses and routes from the first interface to the second one. The router has the same address on
 /// all hosts.
-const MOVED: &str = "\
+const MOVE_ADDRESSES_SCRIPT: &str = "\
     mtu=$(ip -o link show dev eth0 | sed 's/.* mtu \\([0-9]*\\).*/\\1/')\n\
     router4=$(ip -4 -o route show default | sed -n 's/.* via \\([^ ]*\\).*/\\1/p')\n\
     addresses=$(ip -o addr show dev eth0 scope global | awk '{ print $4 }')\n\
@@ -220,7 +230,7 @@ async fn prepare_port(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
 async fn start(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     prepare_port(lab, name, vm).await?;
     attach(lab, vm).await?;
-    lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED).await?;
+    lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await?;
     configure(lab, name, vm).await
 }
 
@@ -231,7 +241,7 @@ async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
     let socket = lab.paths.socket(&vm.host);
     let (instance, path) = (vm.id.to_string(), socket.display().to_string());
     let argv = words(&[&binary, "port", "attach", &vm.port, "--instance", &instance, "--socket", &path]);
-    let until = Instant::now() + ATTACHED;
+    let until = Instant::now() + ATTACH_TIMEOUT;
     loop {
         agent.check(&lab.paths)?;
         let outcome = if socket.exists() {
@@ -239,7 +249,7 @@ async fn attach(lab: &Lab, vm: &VmState) -> Result<()> {
         } else {
             let what = format!("opening of the socket of {}", vm.host);
             let hint = format!("; the end of its log:\n{}", tail(&lab.paths, &vm.host));
-            Err(Error::Timeout { what, seconds: ATTACHED.as_secs(), hint })
+            Err(Error::Timeout { what, seconds: ATTACH_TIMEOUT.as_secs(), hint })
         };
         if outcome.is_ok() || Instant::now() > until {
             return outcome;
@@ -264,11 +274,11 @@ async fn configure(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     shell.current_dir(lab.paths.root().join("dhcp")).env("LEASE", lab.paths.lease(name));
     let what = format!("configuring VM {name}");
     let run = feed(&what, shell, &text);
-    match tokio::time::timeout(CONFIGURED, run).await {
+    match tokio::time::timeout(CONFIGURE_TIMEOUT, run).await {
         Ok(outcome) => outcome.map(drop),
         Err(_) => Err(Error::Timeout {
             what: format!("configuration of VM {name} by DHCP and router advertisement"),
-            seconds: CONFIGURED.as_secs(),
+            seconds: CONFIGURE_TIMEOUT.as_secs(),
             hint: String::new(),
         }),
     }

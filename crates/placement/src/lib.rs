@@ -9,6 +9,13 @@
 //! - [`Scheduler`] moves vIPs between gateways, and gateways between clusters, as loads are reported: the
 //!   Multi-IPs scheduler, Zeta section VI-B.
 //!
+//! # Modules
+//!
+//! `problem` is the checked input, `state` a placement that is being changed. For [`solve`], `relaxation` and
+//! `lp` solve the relaxed problem, `rounding` rounds it, `repair` improves the result, `exact` tries all
+//! placements of a small problem, and `rgcm` combines them. `place`, `rebalance` and `plan` use `state`.
+//! `scheduler` uses none of these.
+//!
 //! # Terms and units
 //!
 //! - A VPC's *demand* is the traffic that its cluster forwards for it, in packets per second, because that is
@@ -46,6 +53,6 @@ pub use rebalance::{Rebalanced, rebalance};
 pub use relaxation::{Detail, Relaxation, SolverError, relax};
 pub use rgcm::{PlacementError, Settings, Solution, solve};
 pub use scheduler::{
-    Action, ClusterReport, Decision, DecisionReason, GatewayReport, MeasurementTime, Outcome, Pair,
-    ReportError, Scheduler, SchedulerSettings, Wait,
+    Action, ClusterReport, Decision, DecisionReason, GatewayReport, MeasurementTime, Outcome, ReportError,
+    Scheduler, SchedulerSettings, VipDemand, Wait,
 };

@@ -5,7 +5,7 @@ use crate::state::State;
 use sluice_types::{ClusterId, TenantId};
 use std::fmt;
 
-/// DecisionReason no cluster can take a VPC. The counts add up to the number of clusters.
+/// Why no cluster can take a VPC. The counts add up to the number of clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InsufficientCapacity {
     /// Number of clusters.
@@ -18,7 +18,7 @@ pub struct InsufficientCapacity {
     pub tables_full: usize,
     /// Clusters with enough capacity that would exceed the tenant's cluster limit.
     pub at_cluster_limit: usize,
-    /// Demand of the VPC, in packets a second.
+    /// Demand of the VPC, in packets per second.
     pub demand_pps: u64,
     /// Entries of the VPC.
     pub entries: u64,
@@ -58,7 +58,7 @@ impl fmt::Display for InsufficientCapacity {
 
 impl std::error::Error for InsufficientCapacity {}
 
-/// DecisionReason no cluster was found for a VPC.
+/// Why no cluster was found for a VPC.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlaceError {
     /// The current placement does not belong to this problem.

@@ -12,7 +12,7 @@ use sluice_types::{ClusterId, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// DecisionReason a VPC moves.
+/// Why a VPC moves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MoveReason {
@@ -130,7 +130,7 @@ pub struct Move {
     pub to: ClusterId,
     /// The cost: entries that each gateway of the new cluster must write.
     pub entries: u64,
-    /// MoveReason for the move.
+    /// Why the VPC moves.
     pub reason: MoveReason,
     /// The limits that are exceeded after this move.
     pub excess: Vec<Excess>,
@@ -200,15 +200,7 @@ impl PlacementPlan {
     pub fn between(problem: &Problem, present: &Placement, wanted: &Placement) -> Result<Self, InputError> {
         let mut remaining = Vec::new();
         let wanted_at = problem.indices(wanted)?;
-        let known: Placement = present
-            .iter()
-            .filter(|(_, at)| problem.cluster_of(**at).is_some())
-            .map(|(v, c)| (*v, *c))
-            .collect();
-        if let Some(vpc) = present.keys().find(|vpc| problem.vpc_of(**vpc).is_none()) {
-            return Err(InputError::UnknownVpc(*vpc));
-        }
-        let state = State::new(problem, problem.indices(&known)?);
+        let state = State::new(problem, problem.known_indices(present)?);
         for (vpc, to) in wanted_at.into_iter().enumerate() {
             let to = to.ok_or(InputError::NotPlaced(problem.vpcs()[vpc].id))?;
             if state.at(vpc) != Some(to) {

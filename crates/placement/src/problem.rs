@@ -289,6 +289,15 @@ impl Problem {
         Ok(at)
     }
 
+    /// The index of each VPC's cluster. VPCs on clusters that are not in this problem have none.
+    pub(crate) fn known_indices(&self, placement: &Placement) -> Result<Vec<Option<usize>>, InputError> {
+        let mut at = vec![None; self.vpcs.len()];
+        for (vpc, cluster) in placement {
+            at[self.vpc_of(*vpc).ok_or(InputError::UnknownVpc(*vpc))?] = self.cluster_of(*cluster);
+        }
+        Ok(at)
+    }
+
     pub(crate) fn cluster_of(&self, id: ClusterId) -> Option<usize> {
         self.cluster_index.get(&id).copied()
     }

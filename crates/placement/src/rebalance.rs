@@ -47,12 +47,7 @@ pub fn rebalance(
         let (needed, available) = (problem.entries(), problem.capacity_entries());
         return Err(SolverError::Entries { needed, available }.into());
     }
-    if let Some(vpc) = present.keys().find(|vpc| problem.vpc_of(**vpc).is_none()) {
-        return Err(InputError::UnknownVpc(*vpc).into());
-    }
-    let known =
-        present.iter().filter(|(_, at)| problem.cluster_of(**at).is_some()).map(|(v, c)| (*v, *c)).collect();
-    let before = problem.indices(&known)?;
+    let before = problem.known_indices(present)?;
     let mean = problem.demand_pps() as f64 / problem.capacity_pps() as f64;
     let target = mean.max(problem.whole_vpcs_bound()) * (1.0 + tolerance);
     let mut state = State::new(problem, before.iter().copied());

@@ -24,7 +24,7 @@
 //! a solution of LP-GCM: all VPCs of a tenant have the same fractions, which are also its y, and their sum
 //! is 1 <= k. So the optimum of LP-GCM is at most that of the classes: [`Relaxation::upper_bound`].
 //!
-//! **DecisionReason the lower bound is valid.** Take any prices p[c] >= 0 of load and r[c] >= 0 of entries.
+//! **Why the lower bound is valid.** Take any prices p[c] >= 0 of load and r[c] >= 0 of entries.
 //! a[v] is the part of all demand that VPC v has, b[v] its part of all entries, B'(c) the part of all
 //! capacity that cluster c has, and E'(c) the number of entries of its tables divided by that of all VPCs.
 //! The prices of load are such that sum_c p[c] B'(c) = 1. For each solution of LP-GCM, and with lambda 1

@@ -181,7 +181,7 @@ fn best_move(state: &mut State<'_>, from: usize) -> bool {
     true
 }
 
-/// Makes the swap after which the loads of two clusters differ least. Tries the least loaded partner first.
+/// Makes the swap after which the higher load of both clusters is lowest. Tries the least loaded partner first.
 fn best_swap(state: &mut State<'_>, from: usize) -> bool {
     let now = state.load(from);
     let leaving: Vec<Item> = items(state, from).into_iter().filter(|item| item.demand > 0).collect();

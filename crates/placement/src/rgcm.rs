@@ -57,7 +57,7 @@ pub struct Solution {
     pub rounded_tenants_over_cluster_limit: usize,
 }
 
-/// DecisionReason VPCs cannot be placed.
+/// Why VPCs cannot be placed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
@@ -212,7 +212,6 @@ pub(crate) fn does_not_fit(problem: &Problem, attempts: u32) -> PlacementError {
         needed: problem.entries(),
         available: problem.capacity_entries(),
         clusters: problem.clusters().len(),
-
         cluster_limit: problem.clusters_per_tenant(),
         largest: problem.vpcs().iter().map(|vpc| vpc.entries).max().unwrap_or(0),
         table: problem.clusters().iter().map(|cluster| cluster.capacity_entries).max().unwrap_or(0),

@@ -4,12 +4,12 @@
 //! 1. *In the cluster.* A vIP-vMAC pair moves from the most loaded gateway above the threshold to the least
 //!    loaded one, and again, until no gateway is above the threshold.
 //! 2. *Between clusters.* If that is not enough, the least loaded cluster gives a gateway, after its vIPs
-//!    have moved to the other gateways of its cluster. If that would endanger the cluster, a new gateway is
-//!    requested, once for each need. One gateway moves at a time, and the next one starts
+//!    have moved to the other gateways of its cluster. If no cluster can give one without becoming overloaded, a
+//!    new gateway is requested, once until the cluster has it or is relieved. One gateway moves at a time, and the next one starts
 //!    [`SchedulerSettings::expansion_wait_ms`] later at the earliest.
 //!
 //! In addition, a gateway that returned or was added gets its share: one vIP at a time moves from the
-//! gateway with the most vIPs to one that has at least two less, if that does not make the loads more
+//! gateway with the most vIPs to one that has at least two fewer, if that does not make the loads more
 //! unequal.
 //!
 //! # States of a gateway
@@ -28,10 +28,11 @@
 //!     |
 //!     | ReassignGateway: it has no vIP left
 //!     v
-//!   SENT (joins the other cluster, reports nothing) -> NORMAL when the other cluster reports it
+//!   SENT (joins the other cluster, reports nothing) -> NORMAL when the other cluster reports it; or in its old
+//!        cluster, by KeepGateway, if it does not arrive within expansion_wait_ms
 //! ```
 //!
-//! # DecisionReason the moves end
+//! # Why the moves end
 //!
 //! A gateway is overloaded from [`SchedulerSettings::overload_threshold`] until it is at
 //! [`SchedulerSettings::relief_threshold`], and a gateway that takes a vIP is at most at
@@ -62,7 +63,7 @@ const EFFECT_MS: u64 = 20;
 
 /// A vIP and its traffic.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pair {
+pub struct VipDemand {
     /// The vIP, whose vMAC moves with it.
     pub vip: IpAddr,
     /// Packets per second. If gateways do not count by vIP, an equal part of the gateway's packets.
@@ -102,7 +103,7 @@ pub struct GatewayReport {
     /// When load and packets were measured.
     pub measured: MeasurementTime,
     /// Its vIPs according to the controller, after moves that are not reported yet.
-    pub pairs: Vec<Pair>,
+    pub pairs: Vec<VipDemand>,
     /// The gateway must give up its vIPs: it is drained, or will be upgraded.
     pub draining: bool,
 }
@@ -112,7 +113,7 @@ pub struct GatewayReport {
 pub struct ClusterReport {
     /// The cluster.
     pub id: ClusterId,
-    /// Only gateways that answer. Other gateways take over the vIPs of the others without the scheduler.
+    /// Only gateways that answer. The vIPs of a gateway that does not answer are taken over without the scheduler.
     pub gateways: Vec<GatewayReport>,
 }
 
@@ -128,7 +129,7 @@ pub enum ReportError {
     DuplicateGateway(GatewayId),
     /// A cluster is reported twice.
     #[error("{0} is reported twice")]
-    ClusterTwice(ClusterId),
+    DuplicateCluster(ClusterId),
     /// Two gateways report the same vIP.
     #[error("{vip} belongs to {one} and to {other}")]
     TwoOwners {
@@ -184,7 +185,7 @@ pub enum Action {
         /// The cluster that it joins.
         to: ClusterId,
     },
-    /// A released gateway stays: its own cluster needs it, or it is lost.
+    /// A released or sent gateway stays in its cluster: the cluster needs it, or the gateway is lost or late.
     KeepGateway {
         /// The gateway.
         gateway: GatewayId,
@@ -198,7 +199,7 @@ pub enum Action {
     },
 }
 
-/// MoveReason for a decision.
+/// Why a decision was made.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecisionReason {
@@ -251,7 +252,7 @@ pub enum DecisionReason {
         /// Its load.
         load: f64,
     },
-    /// It sends no reports any more, or did not arrive in time.
+    /// It sends no reports any more, or did not give up its vIPs or arrive in the other cluster in time.
     Lost,
 }
 
@@ -264,7 +265,7 @@ pub struct Decision {
     pub reason: DecisionReason,
 }
 
-/// DecisionReason an overloaded or draining gateway keeps its vIPs for now.
+/// Why an overloaded or draining gateway keeps its vIPs for now.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
@@ -368,7 +369,7 @@ pub struct Scheduler {
     /// When the last transfer began.
     transferred_ms: Option<u64>,
     /// An operator is moving a gateway between clusters.
-    set_operator_move: bool,
+    operator_move: bool,
     /// Gateways that could not be given away, and when that was tried.
     refused: BTreeMap<GatewayId, u64>,
     requests: BTreeMap<ClusterId, Request>,
@@ -393,7 +394,7 @@ impl Scheduler {
             overloaded: BTreeSet::new(),
             transfers: BTreeMap::new(),
             transferred_ms: None,
-            set_operator_move: false,
+            operator_move: false,
             refused: BTreeMap::new(),
             requests: BTreeMap::new(),
             shared_ms: BTreeMap::new(),
@@ -409,7 +410,7 @@ impl Scheduler {
     /// Sets whether an operator is moving a gateway between clusters. The scheduler moves no gateway
     /// meanwhile.
     pub fn set_operator_move(&mut self, yes: bool) {
-        self.set_operator_move = yes;
+        self.operator_move = yes;
     }
 
     /// A gateway cannot be given away: it stays, and is not chosen again for
@@ -425,7 +426,7 @@ impl Scheduler {
         self.requests.keys().copied().collect()
     }
 
-    /// The fraction of a vIP's load by which [`Scheduler::decide`] correction a load that was measured in
+    /// The fraction of a vIP's load by which [`Scheduler::decide`] corrects a load that was measured in
     /// this time, because the vIP has moved since.
     pub fn correction(&self, vip: IpAddr, measured: &MeasurementTime) -> f64 {
         self.moved.get(&vip).map_or(0.0, |moved| moved.before(measured))

@@ -4,8 +4,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sluice_placement::{
-    Action, ClusterReport, Decision, DecisionReason, GatewayReport, MeasurementTime, Outcome, Pair,
-    Scheduler, SchedulerSettings, Wait,
+    Action, ClusterReport, Decision, DecisionReason, GatewayReport, MeasurementTime, Outcome, Scheduler,
+    SchedulerSettings, VipDemand, Wait,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,7 @@ impl World {
                 pairs: gateway
                     .vips
                     .iter()
-                    .map(|vip| Pair { vip: *vip, demand_pps: self.demand[vip] })
+                    .map(|vip| VipDemand { vip: *vip, demand_pps: self.demand[vip] })
                     .collect(),
                 draining: gateway.draining,
             });
@@ -454,7 +454,7 @@ fn load_measured_partly_before_a_move_is_corrected() {
             measured,
             pairs: (0..3)
                 .filter(|number| (if *number == 0 { owner } else { 1 }) == id)
-                .map(|number| Pair { vip: vip(number), demand_pps: 30.0 })
+                .map(|number| VipDemand { vip: vip(number), demand_pps: 30.0 })
                 .collect(),
             draining: false,
         };

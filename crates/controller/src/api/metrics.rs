@@ -2,7 +2,7 @@
 //! gets a metric.
 
 use super::Api;
-use crate::push::{Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, named};
+use crate::push::{Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, southbound_id};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -87,7 +87,7 @@ fn nodes(registry: &mut Registry, views: &[NodeView]) {
     let acked = Family::<Labels, Gauge>::default();
     let failures = Family::<Labels, Gauge>::default();
     for view in views {
-        let labels = vec![("node".to_owned(), named(view.node).id())];
+        let labels = vec![("node".to_owned(), southbound_id(view.node).id())];
         connected.get_or_create(&labels).set(view.connected.into());
         acked.get_or_create(&labels).set(i64::try_from(view.state.acknowledged_revision).unwrap_or(i64::MAX));
         let count = i64::try_from(view.state.failures.len()).unwrap_or(i64::MAX);

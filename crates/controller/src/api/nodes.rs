@@ -4,7 +4,7 @@ use super::problem::Problem;
 use super::{Api, App};
 use crate::push::Members;
 use crate::push::NodeView;
-use crate::push::named;
+use crate::push::southbound_id;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
@@ -74,7 +74,7 @@ struct Node {
 
 impl Node {
     fn new(view: NodeView, node_name: String, current: u64) -> Self {
-        let id = named(view.node);
+        let id = southbound_id(view.node);
         Self {
             node: id.id(),
             name: node_name,

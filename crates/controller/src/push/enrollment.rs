@@ -1,6 +1,6 @@
 //! One-time enrollment tokens: 32 random bytes in hexadecimal. The database stores only their SHA-256.
 
-use super::node::named;
+use super::node::southbound_id;
 use crate::clock::now_ms;
 use sha2::{Digest, Sha256};
 use sluice_southbound::EnrollmentBundle;
@@ -46,7 +46,7 @@ pub async fn issue(store: &Store, reach: &Reach, node: NodeId) -> Result<Enrollm
     let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let meaning = EnrollmentToken { node, expires_ms: now_ms() + TOKEN_LIFE_MS };
     store.add_enrollment_token(digest(&token), meaning).await?;
-    let name = named(node);
+    let name = southbound_id(node);
     Ok(EnrollmentBundle {
         token,
         ca_pem: reach.ca_pem.clone(),

@@ -283,7 +283,7 @@ impl Hub {
         }
     }
 
-    /// One node.
+    /// A node's state, for the API; the default state if the node is not known here.
     pub fn view(&self, id: NodeId) -> NodeView {
         let inner = self.lock();
         match inner.nodes.get(&id) {
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_settles_is_written_down_soon_and_what_does_not_now_and_then() {
+    fn settled_state_is_saved_soon_and_changing_state_at_intervals() {
         let began = Instant::now();
         let hub = Hub::default();
         let session = hub.open(NODE, 0, String::new());

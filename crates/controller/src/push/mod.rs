@@ -24,7 +24,7 @@ pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
-pub use node::named;
+pub use node::southbound_id;
 pub use node_states::{compact_outbox, save_node_states};
 pub use southbound::SouthboundService;
 pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
@@ -116,7 +116,7 @@ impl Push {
         self.db.store.database_id() ^ self.compiled.model().salt()
     }
 
-    /// Reads the membership.
+    /// Calls `read` with the membership as of the last revision that was followed.
     pub fn members<R>(&self, read: impl FnOnce(&Members) -> R) -> R {
         read(&self.members.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -4,7 +4,7 @@ use sluice_southbound::Node;
 use sluice_store::NodeId;
 
 /// The store's id of a node.
-pub fn stored(node: Node) -> NodeId {
+pub fn store_id(node: Node) -> NodeId {
     match node {
         Node::Gateway(id) => NodeId::Gateway(id),
         Node::Host(id) => NodeId::Host(id),
@@ -12,7 +12,7 @@ pub fn stored(node: Node) -> NodeId {
 }
 
 /// The southbound protocol's id of a node.
-pub fn named(node: NodeId) -> Node {
+pub fn southbound_id(node: NodeId) -> Node {
     match node {
         NodeId::Gateway(id) => Node::Gateway(id),
         NodeId::Host(id) => Node::Host(id),

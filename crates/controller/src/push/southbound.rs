@@ -3,7 +3,7 @@
 
 use super::enrollment::digest;
 use super::hub::{Closing, Session};
-use super::node::{named, stored};
+use super::node::{southbound_id, store_id};
 use super::stream::{Ended, NodeStream, QUEUE, Side};
 use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
@@ -71,7 +71,7 @@ impl SouthboundService {
         })?;
         let node = Node::of_certificate(certificate)
             .map_err(|error| Status::unauthenticated(format!("client certificate: {error}")))?;
-        Ok(stored(node))
+        Ok(store_id(node))
     }
 
     async fn open(
@@ -210,7 +210,7 @@ impl Southbound for SouthboundService {
     type WatchStream = ReceiverStream<Result<EncodedUpdate, Status>>;
 
     async fn enroll(&self, request: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
-        let result = self.enroll(request.into_inner()).await;
+        let result = self.issue_certificate(request.into_inner()).await;
         count(if result.is_ok() { &self.push.counters.enrolled } else { &self.push.counters.refused });
         if let Err(status) = &result {
             tracing::warn!(reason = status.message(), "enrollment refused");
@@ -232,7 +232,7 @@ impl Southbound for SouthboundService {
 }
 
 impl SouthboundService {
-    async fn enroll(&self, request: EnrollRequest) -> Result<EnrollResponse, Status> {
+    async fn issue_certificate(&self, request: EnrollRequest) -> Result<EnrollResponse, Status> {
         let unreadable = |error: sluice_southbound::Error| {
             let cause = std::error::Error::source(&error).map(|e| format!(": {e}")).unwrap_or_default();
             Status::invalid_argument(format!("{error}{cause}"))
@@ -251,7 +251,7 @@ impl SouthboundService {
             .map_err(|error| store_status(&self.push, &error))?
             .ok_or_else(|| Status::unauthenticated("the token is unknown, used or expired"))?;
         self.find_node(node).await.map_err(|error| store_status(&self.push, &error))?;
-        let name = named(node);
+        let name = southbound_id(node);
         let certificate_pem = self.ca.sign_csr(&request.csr_pem, name).map_err(unreadable)?;
         tracing::info!(node = %name, "node enrolled");
         Ok(EnrollResponse {

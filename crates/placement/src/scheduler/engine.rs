@@ -1,8 +1,8 @@
 //! One round of the scheduler, on the reported loads corrected by the moves that were decided so far.
 
 use super::{
-    Action, ClusterReport, Decision, DecisionReason, MeasurementTime, Outcome, Pair, ReportError, Request,
-    Scheduler, Transfer, VipMove, Wait,
+    Action, ClusterReport, Decision, DecisionReason, MeasurementTime, Outcome, ReportError, Request,
+    Scheduler, Transfer, VipDemand, VipMove, Wait,
 };
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ pub(super) fn check(clusters: &[ClusterReport]) -> Result<(), ReportError> {
     let (mut ids, mut gateways, mut owners) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
     for cluster in clusters {
         if !ids.insert(cluster.id) {
-            return Err(ReportError::ClusterTwice(cluster.id));
+            return Err(ReportError::DuplicateCluster(cluster.id));
         }
         for gateway in &cluster.gateways {
             if !gateways.insert(gateway.id) {
@@ -53,27 +53,27 @@ struct Node {
     capacity_pps: f64,
     load: f64,
     pps: f64,
-    pairs: Vec<Pair>,
+    pairs: Vec<VipDemand>,
     /// The gateway must give up its vIPs: it is drained, or released to another cluster.
     leaving: bool,
 }
 
 impl Node {
-    fn part(&self, pair: &Pair) -> f64 {
+    fn part(&self, pair: &VipDemand) -> f64 {
         pair.demand_pps / self.capacity_pps
     }
 
     /// The packets per second of a vIP: the same fraction of the gateway's packets as of its load.
-    fn pps_of(&self, pair: &Pair) -> f64 {
+    fn pps_of(&self, pair: &VipDemand) -> f64 {
         let part = if self.load > 0.0 { self.part(pair) / self.load } else { 0.0 };
         self.pps * part.min(1.0)
     }
 
-    fn with(&self, pair: &Pair) -> f64 {
+    fn with(&self, pair: &VipDemand) -> f64 {
         self.load + self.part(pair)
     }
 
-    fn without(&self, pair: &Pair) -> f64 {
+    fn without(&self, pair: &VipDemand) -> f64 {
         (self.load - self.part(pair)).max(0.0)
     }
 }
@@ -209,18 +209,18 @@ impl<'a> Engine<'a> {
         self.scheduler.recent_ms.len() < self.scheduler.settings.moves_per_interval
     }
 
-    fn held(&self, pair: &Pair) -> bool {
+    fn held(&self, pair: &VipDemand) -> bool {
         self.scheduler.moved.get(&pair.vip).is_some_and(|moved| {
             self.now_ms.saturating_sub(moved.at_ms) < self.scheduler.settings.hold_down_ms
         })
     }
 
     /// Whether a vIP left a gateway because of an overload that still lasts.
-    fn left_overloaded(&self, pair: &Pair, gateway: GatewayId) -> bool {
+    fn left_overloaded(&self, pair: &VipDemand, gateway: GatewayId) -> bool {
         self.scheduler.left_overloaded.get(&pair.vip).is_some_and(|gateways| gateways.contains_key(&gateway))
     }
 
-    fn move_pair(&mut self, from: usize, to: usize, pair: Pair, reason: DecisionReason) {
+    fn move_pair(&mut self, from: usize, to: usize, pair: VipDemand, reason: DecisionReason) {
         let (source, target) = (self.nodes[from].id, self.nodes[to].id);
         let cluster = self.clusters[self.nodes[from].cluster];
         if matches!(reason, DecisionReason::Overloaded { .. }) {
@@ -278,7 +278,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn relief_reason(&self, node: usize, to: usize, pair: &Pair) -> DecisionReason {
+    fn relief_reason(&self, node: usize, to: usize, pair: &VipDemand) -> DecisionReason {
         let (from, receiver) = (&self.nodes[node], &self.nodes[to]);
         if from.leaving {
             let receiver_after = receiver.with(pair);
@@ -299,9 +299,9 @@ impl<'a> Engine<'a> {
 
     /// The vIP that should leave a gateway, and its new owner: the smallest vIP that is enough, otherwise the
     /// largest that a gateway can take. With `held`, vIPs in hold-down are considered too.
-    fn best_pair(&self, from: usize, held: bool) -> Option<(Pair, usize)> {
+    fn best_pair(&self, from: usize, held: bool) -> Option<(VipDemand, usize)> {
         let node = &self.nodes[from];
-        let mut best: Option<(bool, f64, Pair, usize)> = None;
+        let mut best: Option<(bool, f64, VipDemand, usize)> = None;
         for pair in &node.pairs {
             if (!held && self.held(pair)) || (!node.leaving && node.part(pair) < RELIEF_MIN) {
                 continue;
@@ -320,7 +320,7 @@ impl<'a> Engine<'a> {
 
     /// The gateway of the cluster that is least loaded with the vIP, if that load is within
     /// `accept_threshold`.
-    fn receiver(&self, from: usize, pair: &Pair) -> Option<usize> {
+    fn receiver(&self, from: usize, pair: &VipDemand) -> Option<usize> {
         self.of(self.nodes[from].cluster)
             .filter(|to| *to != from && !self.nodes[*to].leaving && !self.is_overloaded(*to))
             .filter(|to| self.nodes[*to].with(pair) <= self.scheduler.settings.accept_threshold)
@@ -333,7 +333,7 @@ impl<'a> Engine<'a> {
     /// Records why a gateway keeps its vIPs, and whether step 2 could help.
     fn record_wait(&mut self, node: usize) {
         let (gateway, load) = (self.nodes[node].id, self.nodes[node].load);
-        let fits_empty = |pair: &Pair| {
+        let fits_empty = |pair: &VipDemand| {
             let part = self.nodes[node].part(pair);
             (RELIEF_MIN..=self.scheduler.settings.accept_threshold).contains(&part)
         };
@@ -404,7 +404,7 @@ impl<'a> Engine<'a> {
     fn may_transfer(&self) -> bool {
         let scheduler = &*self.scheduler;
         let rested = scheduler.transferred_ms.is_none_or(|at_ms| self.is_past(at_ms));
-        scheduler.transfers.is_empty() && !scheduler.set_operator_move && rested
+        scheduler.transfers.is_empty() && !scheduler.operator_move && rested
     }
 
     /// Step 2, for clusters that step 1 could not relieve.
@@ -450,7 +450,7 @@ impl<'a> Engine<'a> {
     fn donor(&self, overloaded: usize) -> Option<(usize, usize, f64)> {
         let needy = self.nodes[overloaded].cluster;
         let helps = |given: &usize| {
-            let part = |pair: &Pair| self.nodes[*given].part(pair);
+            let part = |pair: &VipDemand| self.nodes[*given].part(pair);
             self.nodes[overloaded].pairs.iter().any(|pair| {
                 part(pair) <= self.scheduler.settings.accept_threshold
                     && self.nodes[overloaded].part(pair) >= RELIEF_MIN
@@ -520,7 +520,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Moves one vIP per cluster and interval, from the gateway with the most vIPs to one that has at least
-    /// two less.
+    /// two fewer.
     fn share(&mut self) {
         let interval_ms = self.scheduler.settings.interval_ms;
         for cluster in 0..self.clusters.len() {
@@ -541,7 +541,7 @@ impl<'a> Engine<'a> {
     }
 
     /// A vIP whose move makes the numbers of vIPs more equal and the loads not less equal.
-    fn unequal(&self, cluster: usize) -> Option<(usize, usize, Pair)> {
+    fn unequal(&self, cluster: usize) -> Option<(usize, usize, VipDemand)> {
         let count = |node: usize| self.nodes[node].pairs.len();
         let mut nodes: Vec<usize> = self.of(cluster).filter(|node| !self.nodes[*node].leaving).collect();
         nodes.sort_by_key(|node| (count(*node), self.nodes[*node].id));

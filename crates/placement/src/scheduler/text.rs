@@ -69,7 +69,10 @@ impl fmt::Display for DecisionReason {
             Self::NeededByOwnCluster { gateway, load } => {
                 write!(f, "{gateway} of its own cluster is at {} load", Percent(load))
             }
-            Self::Lost => write!(f, "it sends no reports, or did not give up its vIPs in time"),
+            Self::Lost => write!(
+                f,
+                "it sends no reports, or did not give up its vIPs or join the other cluster in time"
+            ),
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::super::ledger::Ledger;
 use super::super::load::{Alarm, BUSY_MS, GatewayLoad, LoadSnapshot};
 use super::super::usage::{CapacitySource, ClusterUsage, GatewayUsage};
-use sluice_placement::{ClusterReport, GatewayReport, MeasurementTime, Pair};
+use sluice_placement::{ClusterReport, GatewayReport, MeasurementTime, VipDemand};
 use sluice_store::{ClusterVip, Gateway};
 use sluice_types::GatewayId;
 use std::collections::BTreeMap;
@@ -115,7 +115,7 @@ fn assign_vips(
         }
         let target = gateways.iter_mut().find(|gateway| gateway.id == preferred);
         if let Some(gateway) = target.filter(|_| is_movable(vip.address, all)) {
-            gateway.pairs.push(Pair { vip: vip.address, demand_pps });
+            gateway.pairs.push(VipDemand { vip: vip.address, demand_pps });
         }
     }
 }
@@ -265,7 +265,7 @@ mod tests {
             let views = clusters(&ledger, &loads, &settings);
             let report = reports(&ledger, &views, &loads, &|_, _| corrected).remove(0).gateways;
             let pairs = |gateway: &GatewayReport| -> Vec<(u8, u64)> {
-                let pair = |pair: &Pair| match pair.vip {
+                let pair = |pair: &VipDemand| match pair.vip {
                     IpAddr::V4(v4) => (v4.octets()[3], pair.demand_pps.round() as u64),
                     IpAddr::V6(_) => unreachable!("all are of IPv4"),
                 };

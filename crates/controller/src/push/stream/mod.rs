@@ -1,6 +1,17 @@
-//! The stream of one node: a position in the log of steps. The node is sent a snapshot first if the log does
-//! not reach back to its revision, and again whenever it falls behind the log. Hosts always start with a
-//! snapshot, except if they have its very revision: reading it shows which VPCs they have.
+//! The stream of one node: a position in the log of steps.
+//!
+//! ```text
+//!            gateway, and the log reaches back to its revision
+//!   START -----------------------------------------------------> FOLLOW: sends the steps, in order;
+//!     |                                                            | ^   every 200 ms the latest revision
+//!     | host, or revision 0     behind the log, a step that needs  | |
+//!     v                         a snapshot, or time for a repair   | |
+//!   SNAPSHOT <-----------------------------------------------------+ |
+//!     +--------------------------------------------------------------+
+//! ```
+//!
+//! A host's stream always starts with SNAPSHOT, because reading a snapshot shows which VPCs the host has. If the
+//! host already has the revision of the snapshot, nothing is sent.
 
 mod side;
 mod snapshot;
@@ -22,8 +33,8 @@ use tonic::Status;
 
 /// Messages that may wait for a node, besides those in HTTP/2 buffers.
 pub const QUEUE: usize = 4;
-/// After this time without steps for the node, it is sent the latest revision number, so that it can
-/// acknowledge it.
+/// Interval at which a node without entries in the latest revisions is sent the latest revision number, so that it
+/// can acknowledge it.
 const MARK: Duration = Duration::from_millis(200);
 
 /// A step waits at most this long for the nodes that must acknowledge it first. It does not wait again for
@@ -105,6 +116,7 @@ impl NodeStream {
         let mut zones = self.push.compiled.zones();
         let mut zone_changed = true;
         let mut behind = self.cursor == 0 || self.side.starts_with_snapshot();
+        let mut marked = Instant::now();
         loop {
             if behind || self.needs_repair() {
                 self.snapshot().await?;
@@ -120,6 +132,11 @@ impl NodeStream {
             let steps = self.push.log.after(self.cursor);
             behind = steps.is_none();
             let steps = steps.unwrap_or_default();
+            // By the clock, because revisions may follow each other faster than this.
+            if marked.elapsed() >= MARK {
+                self.mark().await?;
+                marked = Instant::now();
+            }
             if !behind && steps.is_empty() {
                 let change = async {
                     tokio::select! {
@@ -127,13 +144,10 @@ impl NodeStream {
                         _ = zones.changed() => true,
                     }
                 };
-                match tokio::time::timeout(MARK, change).await {
-                    Ok(changed) => {
-                        zone_changed = changed;
-                        continue;
-                    }
-                    Err(_) => self.mark().await?,
+                if let Ok(changed) = tokio::time::timeout(MARK, change).await {
+                    zone_changed = changed;
                 }
+                continue;
             }
             for step in steps {
                 if !self.step(&step).await? {
