@@ -78,7 +78,7 @@ install_packages() {
 	say "installing $(echo $missing)"
 	export DEBIAN_FRONTEND=noninteractive
 	if ! apt-get update -q >&2; then say "apt-get update failed; trying with the lists that are here"; fi
-	if ! apt-get install -q -y --no-install-recommends $(chosen_packages $missing) >&2; then
+	if ! apt-get install -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 $(chosen_packages $missing) >&2; then
 		problem "apt-get could not install $(echo $missing): is there a network, and do the sources have them?"
 	fi
 }
