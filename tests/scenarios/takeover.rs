@@ -269,7 +269,7 @@ impl<'a> Bench<'a> {
     /// Runs a command on the switch.
     pub async fn on_switch(&self, argv: &[&str]) -> Outcome {
         let switch = self.lab.state().topology.switches[0].name.clone();
-        execute(&self.lab, &switch, argv).await
+        execute(self.lab, &switch, argv).await
     }
 
     /// The machine fails, as far as the network can see: agent and link at once.
