@@ -58,9 +58,13 @@ async fn processors(lab: &Lab) -> Outcome {
     }
     on_switch("ip link set storm0 up").await?;
     on_switch("ip address add 198.51.100.1/24 dev storm0").await?;
-    // The question of ARP is broadcast. Nobody answers it.
-    let question = lab.exec(&switch, &["ping", "-c", "1", "-W", "1", "198.51.100.2"]).await?;
-    ensure!(!question.status.success(), "the loop answers: {}", String::from_utf8_lossy(&question.stdout));
+    // The ARP request is broadcast, and no node answers it.
+    let unanswered = lab.exec(&switch, &["ping", "-c", "1", "-W", "1", "198.51.100.2"]).await?;
+    ensure!(
+        !unanswered.status.success(),
+        "the loop answers: {}",
+        String::from_utf8_lossy(&unanswered.stdout)
+    );
     let offloading = offloads_all(lab, true).await;
     let direct = goes_direct(lab, "web-2", "db-2").await;
     on_switch("ip link delete loop0").await?;
