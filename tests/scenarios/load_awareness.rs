@@ -44,32 +44,36 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     table_memory(&lab).await
 }
 
-/// A forwarding loop of two ports of a bridge, in which a broadcast frame circulates forever, keeps one processor in
-/// soft interrupts. The gateways of a lab share the processors with it.
+/// A loop between two ports of a bridge, in which broadcast frames circulate until it is removed, keeps one processor
+/// in soft interrupts. The gateways of a lab share the processors with it.
 async fn processors(lab: &Lab) -> Outcome {
     let switch = lab.state().topology.switches[0].name.clone();
-    let on_switch = async |command: &str| {
-        execute(lab, &switch, &command.split_ascii_whitespace().collect::<Vec<_>>()).await
+    let ip = async |arguments: &str| {
+        let argv: Vec<&str> = ["ip"].into_iter().chain(arguments.split_ascii_whitespace()).collect();
+        execute(lab, &switch, &argv).await
     };
-    on_switch("ip link add storm0 type bridge mcast_snooping 0").await?;
-    on_switch("ip link add loop0 type veth peer name loop1").await?;
-    for interface in ["loop0", "loop1"] {
-        on_switch(&format!("ip link set {interface} master storm0 up")).await?;
+    ip("link add storm0 type bridge mcast_snooping 0").await?;
+    ip("link add loop0 type veth peer name loop1").await?;
+    ip("link add feed0 type veth peer name feed1").await?;
+    for interface in ["storm0", "loop0", "loop1", "feed0", "feed1"] {
+        // Without IPv6 addresses the kernel answers none of the frames. Answers would circulate as well.
+        ip(&format!("link set {interface} addrgenmode none")).await?;
     }
-    on_switch("ip link set storm0 up").await?;
-    on_switch("ip address add 198.51.100.1/24 dev storm0").await?;
+    for interface in ["loop0", "loop1", "feed0"] {
+        ip(&format!("link set {interface} master storm0 up")).await?;
+    }
+    ip("link set storm0 up").await?;
+    ip("link set feed1 up").await?;
+    ip("address add 198.51.100.1/24 dev feed1").await?;
     // The ARP request is broadcast, and no node answers it.
     let unanswered = lab.exec(&switch, &["ping", "-c", "1", "-W", "1", "198.51.100.2"]).await?;
-    ensure!(
-        !unanswered.status.success(),
-        "the loop answers: {}",
-        String::from_utf8_lossy(&unanswered.stdout)
-    );
-    let offloading = offloads_all(lab, true).await;
+    ensure!(!unanswered.status.success(), "{}", String::from_utf8_lossy(&unanswered.stdout));
+    let overloaded = offloads_all(lab, true).await;
     let direct = goes_direct(lab, "web-2", "db-2").await;
-    on_switch("ip link delete loop0").await?;
-    on_switch("ip link delete storm0").await?;
-    offloading?;
+    ip("link delete loop0").await?;
+    ip("link delete feed0").await?;
+    ip("link delete storm0").await?;
+    overloaded?;
     ensure!(direct?, "a processor is busy with packets, but this flow was not offloaded");
     offloads_all(lab, false).await?;
     ensure!(!goes_direct(lab, "db-1", "db-2").await?, "no processor is busy, and a mouse was offloaded");

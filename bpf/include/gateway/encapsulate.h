@@ -3,7 +3,8 @@
  * Gateway: writes the outer headers of packets that it sends: Ethernet, IPv4 or IPv6, UDP and VXLAN.
  *
  * Contract: the cursor is at the first byte that is written, and the caller has checked the bounds.
- * UDP's checksum is left zero, which only IPv4 allows: store_udp6_checksum() computes it. Uses no map.
+ * UDP's checksum is left zero, which receivers over IPv6 may refuse (RFC 8200 section 8.1):
+ * store_udp6_checksum() computes it. Uses no map.
  */
 #ifndef SLUICE_ENCAPSULATE_H
 #define SLUICE_ENCAPSULATE_H

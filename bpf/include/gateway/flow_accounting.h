@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Gateway, stage "flow accounting" (Zeta sections IV-C and IV-D): counts forwarded packets by flow, and
- * posts an event to the agent for each elephant flow. The agent then notifies the sender of a direct
- * path.
+ * posts an event to the agent for each elephant flow, or for each flow while the gateway is overloaded.
+ * The agent then notifies the sender of a direct path.
  *
  * Contract: count_flow() is called once for each packet that forward_to_host() (forward.h) sent, and
  * for no other. The bytes of a flow are those of the tenant's frames. The packet is neither read nor

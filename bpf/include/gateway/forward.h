@@ -15,7 +15,7 @@
 #include "gateway/output.h"
 #include "gateway/packet.h"
 
-/* What forwarding may change behind the outer IP header: up to the tenant's IPv4 checksum, inclusive. */
+/* What forwarding may change after the outer IP header: up to the tenant's IPv4 checksum, inclusive. */
 #define CHANGED_BYTES (TUNNEL_BYTES + ETH_HLEN + 12)
 
 static __always_inline __u64 changed_sum(const struct udp_header *udp)
@@ -70,7 +70,7 @@ static __always_inline __u32 path_mtu(const struct packet *packet, const struct 
 }
 
 /*
- * Rewrites what is behind the outer IP header. `carry`: the UDP checksum that was received is updated
+ * Rewrites what follows the outer IP header. `carry`: the UDP checksum that was received is updated
  * by what changed (RFC 1624), so that an error in the received packet stays detectable.
  */
 static __always_inline enum drop_reason rewrite_tunnel(struct xdp_md *ctx, const struct packet *packet,

@@ -185,7 +185,7 @@ static __always_inline int answer_underlay_solicit(struct xdp_md *ctx, const str
 	if (!cursor_has(&cursor, ND_ADVERT_FRAME))
 		return drop(0, DROP_headroom);
 	write_advert(&cursor, frame, target, mac, 0);
-	/* The answer to a probe is for all nodes. Those behind the port that received it get it. */
+	/* The answer to a duplicate address probe is multicast, but leaves only by the port of the probe. */
 	return XDP_TX;
 }
 

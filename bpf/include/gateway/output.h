@@ -53,7 +53,7 @@ __attribute__((noinline)) enum drop_reason resolve(struct xdp_md *ctx, __u32 cel
 	}
 	answer = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	if (answer == BPF_FIB_LKUP_RET_NO_NEIGH)
-		return DROP_no_underlay_neighbour;
+		return DROP_no_underlay_neighbor;
 	l2 = underlay_port_index(fib.ifindex);
 	if (answer != BPF_FIB_LKUP_RET_SUCCESS || l2 == UNDERLAY_PORTS_MAX)
 		return DROP_no_underlay_route;

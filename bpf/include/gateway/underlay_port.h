@@ -2,7 +2,7 @@
 /*
  * Gateway: the underlay interfaces of this node.
  *
- * Contract: they are in cell CELL_NODE + 1 and the one behind it, which the agent writes. Reads only
+ * Contract: they are in cells CELL_NODE + 1 and CELL_NODE + 2, which the agent writes. Reads only
  * the map `cells`.
  */
 #ifndef SLUICE_UNDERLAY_PORT_H

@@ -31,7 +31,7 @@
 	DROP(19, too_big, "packet is longer than the MTU of its path") \
 	DROP(20, wrong_mac, "frame is addressed neither to the router nor to the endpoint's MAC") \
 	DROP(21, no_underlay_route, "kernel has no route to the next hop") \
-	DROP(22, no_underlay_neighbour, "next hop's MAC address is not resolved") \
+	DROP(22, no_underlay_neighbor, "next hop's MAC address is not resolved") \
 	DROP(23, no_vtep_address, "node has no underlay address of the next hop's family") \
 	DROP(24, stale_index, "table entry refers to a cell whose content has changed") \
 	DROP(25, arp_malformed, "ARP packet is not Ethernet/IPv4 or its fields contradict each other") \

@@ -4,7 +4,7 @@
 //! A step is one or more messages; the last one has a revision. Steps are idempotent: after a crash the
 //! controller sends again what was not applied. A snapshot is applied over the existing tables: its entries
 //! are written one by one as in a delta, and entries that it did not mention are removed when it ends, so
-//! packets never see less than the old state or the new one.
+//! an entry of both the old and the new state is never absent.
 //!
 //! ```text
 //!                        message with snapshot flag:
@@ -19,7 +19,6 @@
 //!      +--+  message: apply it; with a revision: set the applied revision
 //! ```
 
-mod failures;
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -32,10 +31,11 @@ use sluice_southbound::{ClusterKeys, Endpoint, Route, Scope, Update};
 use sluice_tables::{NodeTables, Target};
 use tokio::sync::watch;
 
+use crate::error::{OtherDatabase, error_chain};
+use crate::failures::Failures;
 use crate::rsp::{KeyStore, Keys};
-use crate::{Role, UpdateContext, error_chain};
+use crate::{Role, UpdateContext};
 
-pub(crate) use failures::Failures;
 use snapshot::{SnapshotEntries, addresses};
 
 /// A step that has ended.
@@ -45,17 +45,8 @@ pub struct Applied {
     pub revision: u64,
     /// Descriptions of the entries that could not be written.
     pub failures: Vec<String>,
-}
-
-/// A delta was refused because the tables hold another database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the controller sent a delta of database {sent:#x}, but the tables are of database {ours:#x}; \
-     requesting a snapshot"
-)]
-pub struct OtherDatabase {
-    sent: u64,
-    ours: u64,
+    /// Number of these entries.
+    pub failed_entries: u64,
 }
 
 /// The tables, the node's role, and the state of the current step.
@@ -67,6 +58,8 @@ pub struct Applier<R> {
     /// Entries mentioned so far; `None` during a delta step.
     snapshot: Option<SnapshotEntries>,
     failures: Failures,
+    /// Entries of a step are missing, and the controller may not know it.
+    is_incomplete: bool,
     topology_changes: u64,
     keys: KeyStore,
 }
@@ -74,7 +67,15 @@ pub struct Applier<R> {
 impl<R: Role> Applier<R> {
     /// Continues with the tables as they are. The keys that `keys` has loaded are used at once.
     pub fn new(tables: NodeTables, role: R, keys: KeyStore) -> Self {
-        Self { tables, role, snapshot: None, failures: Failures::default(), topology_changes: 0, keys }
+        Self {
+            tables,
+            role,
+            snapshot: None,
+            failures: Failures::default(),
+            is_incomplete: false,
+            topology_changes: 0,
+            keys,
+        }
     }
 
     /// The current cluster keys, and their changes.
@@ -91,6 +92,10 @@ impl<R: Role> Applier<R> {
     pub fn begin_stream(&mut self) {
         self.snapshot = None;
         self.failures = Failures::default();
+        // The acknowledgment with the failures may be lost with the stream. A snapshot writes the entries again.
+        if std::mem::take(&mut self.is_incomplete) {
+            self.tables.set_applied_revision(0);
+        }
         self.role.begin_stream();
     }
 
@@ -126,6 +131,7 @@ impl<R: Role> Applier<R> {
         let (role, mut context) = self.split(is_other_database);
         role.end_step(&mut context);
         if let Some(mut mentioned) = self.snapshot.take() {
+            self.is_incomplete = false;
             let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
             self.failures.check(result, "cluster keys");
             if is_other_database {
@@ -143,7 +149,9 @@ impl<R: Role> Applier<R> {
         self.failures.check(result, "key file");
         self.tables.set_database_id(update.database_id);
         self.tables.set_applied_revision(revision);
-        Applied { revision: update.revision, failures: std::mem::take(&mut self.failures).into_report() }
+        let (failures, failed_entries) = std::mem::take(&mut self.failures).into_report();
+        self.is_incomplete |= failed_entries > 0;
+        Applied { revision: update.revision, failures, failed_entries }
     }
 
     fn split(&mut self, is_other_database: bool) -> (&mut R, UpdateContext<'_>) {

@@ -3,21 +3,26 @@
 
 use std::path::Path;
 
-use sluice_southbound::{EnrollmentBundle, Identity, enroll};
+use sluice_southbound::{EnrollmentBundle, Identity, Node, enroll};
 use tokio::time::sleep;
 
 use crate::backoff::Backoff;
 use crate::{Error, error_chain};
 
-/// Checks that [`load_or_enroll`] has a certificate or an enrollment file to start from.
+/// Checks that [`load_or_enroll`] has a certificate or an enrollment file to start from, and that it is one of a
+/// node of this role.
 ///
 /// # Errors
-/// If there is neither of them.
-pub fn check_identity(state_dir: &Path, enrollment: Option<&Path>) -> Result<(), Error> {
-    match Identity::load(state_dir)? {
-        Some(_) => Ok(()),
-        None => load_bundle(state_dir, enrollment).map(drop),
+/// If there is neither of them, or if it is one of a node of the other role.
+pub fn check_identity(state_dir: &Path, enrollment: Option<&Path>, role: &str) -> Result<(), Error> {
+    let node = match Identity::load(state_dir)? {
+        Some(identity) => identity.node()?,
+        None => load_bundle(state_dir, enrollment)?.node()?,
+    };
+    if matches!(node, Node::Gateway(_)) == (role == "gateway") {
+        return Ok(());
     }
+    Err(Error::Config(format!("this node is enrolled as {node}, which cannot run as a {role}")))
 }
 
 fn load_bundle(state_dir: &Path, enrollment: Option<&Path>) -> Result<EnrollmentBundle, Error> {

@@ -5,8 +5,6 @@ use std::io;
 
 use thiserror::Error;
 
-use crate::OtherDatabase;
-
 /// A failure of an agent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -50,11 +48,27 @@ pub enum Error {
     WriterGone,
 }
 
+/// A delta was refused because the tables hold another database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "the controller sent a delta of database {sent:#x}, but the tables are of database {ours:#x}; \
+     requesting a snapshot"
+)]
+pub struct OtherDatabase {
+    pub(crate) sent: u64,
+    pub(crate) ours: u64,
+}
+
 impl Error {
     /// For `map_err`: adds the attempted operation to an I/O error.
     pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
+    }
+
+    /// For `map_err`: the task that reads the packet counters has panicked.
+    pub(crate) fn counters(failed: tokio::task::JoinError) -> Self {
+        Self::io("read the packet counters")(io::Error::other(failed))
     }
 
     /// For `map_err`: adds the attempted operation to a netlink error.

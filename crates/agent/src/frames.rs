@@ -28,7 +28,7 @@ const OPTION_MTU: u8 = 5;
 const PREFIX_ON_LINK_AUTONOMOUS: u8 = 0xc0;
 /// The longest lifetime (RFC 8319), as in the packet program's answers.
 const ROUTER_LIFETIME_S: u16 = 65535;
-const REPLY_HOP_LIMIT: u8 = 64;
+const ADVERTISED_HOP_LIMIT: u8 = 64;
 
 /// A gratuitous ARP request or an unsolicited neighbor advertisement. Its source MAC is that of the vIP, so
 /// that switches learn the port of the vIP as well.
@@ -128,7 +128,7 @@ fn unsolicited_advertisement(address: Ipv6Addr, mac: MacAddr) -> Vec<u8> {
 /// An unsolicited router advertisement (RFC 4861 section 6.2.4) with the same contents as the packet
 /// program's answer to a solicitation (`bpf/include/vswitch/router_advertisement.h`).
 pub fn router_advertisement(prefix: &Ipv6Net, mtu: u16) -> Vec<u8> {
-    let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, REPLY_HOP_LIMIT, 0];
+    let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, ADVERTISED_HOP_LIMIT, 0];
     message.extend(ROUTER_LIFETIME_S.to_be_bytes());
     message.extend([0; 8]);
     message.extend([OPTION_SOURCE_MAC, 1]);

@@ -116,7 +116,7 @@ async fn node_drops<R: Role>(State(node): State<Arc<Node<R>>>) -> Result<Json<Va
         let by_vni: Vec<Drop> = datapath.vni_drops()?.into_iter().map(Into::into).collect();
         Ok::<_, sluice_datapath::Error>(json!({ "total": total, "by_vni": by_vni }))
     };
-    let read = tokio::task::spawn_blocking(read).await.map_err(|_| Error::WriterGone)?;
+    let read = tokio::task::spawn_blocking(read).await.map_err(Error::counters)?;
     Ok(Json(read.map_err(Error::from)?))
 }
 

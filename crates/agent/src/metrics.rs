@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use sluice_datapath::{DropCount, Traffic};
 use sluice_tables::{TableUsage, drops};
 
+use crate::metric_source::{MetricSource, ReasonLabel, counter, gauge};
 use crate::{Error, Node, Role, StreamStatus, error_chain};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -23,11 +24,6 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TableLabel {
     table: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct ReasonLabel {
-    pub reason: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -39,12 +35,6 @@ struct VniReasonLabel {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct VniLabel {
     vni: u32,
-}
-
-/// Metrics that a role adds to those of its node.
-pub trait MetricSource: Send + Sync {
-    /// Registers the metrics with their current values.
-    fn register(&self, registry: &mut Registry);
 }
 
 /// The values of one scrape.
@@ -93,7 +83,7 @@ async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
         let (drops, vni_drops) = (datapath.drops()?, datapath.vni_drops()?);
         Ok::<_, sluice_datapath::Error>(Scrape { usage, revision, stream, drops, vni_drops, traffic })
     };
-    Ok(tokio::task::spawn_blocking(read).await.map_err(|_| Error::WriterGone)??)
+    Ok(tokio::task::spawn_blocking(read).await.map_err(Error::counters)??)
 }
 
 fn encode(scrape: &Scrape, sources: &[Arc<dyn MetricSource>]) -> String {
@@ -107,21 +97,6 @@ fn encode(scrape: &Scrape, sources: &[Arc<dyn MetricSource>]) -> String {
     let mut body = String::new();
     text::encode(&mut body, &registry).expect("writing to a string cannot fail");
     body
-}
-
-/// Registers a number that can rise and fall.
-pub fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
-    let gauge = Gauge::<i64>::default();
-    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-    registry.register(name, help, gauge);
-}
-
-/// A number that only rises.
-#[must_use]
-pub fn counter(value: u64) -> Counter {
-    let counter = Counter::default();
-    counter.inc_by(value);
-    counter
 }
 
 fn register_stream(registry: &mut Registry, scrape: &Scrape) {

@@ -1,28 +1,22 @@
-//! The life of a node agent, the same for gateways and hosts: from the command line to a running node, and its
-//! removal. This file changes when a node opens, adopts or serves something else.
+//! How a node agent starts, the same for gateways and hosts: from the command line to a node that is ready to
+//! serve, and its removal. This file changes when a node opens or adopts something else.
 
 use std::collections::HashSet;
 use std::fs;
-use std::future::Future;
-use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::Router;
 use nix::fcntl::{Flock, FlockArg};
 use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
 use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use crate::enrollment::{check_identity, load_or_enroll};
-use crate::metrics::MetricSource;
+use crate::metric_source::MetricSource;
 use crate::rsp::{KeyStore, Keys, RspTransport, TransportConfig};
-use crate::stream_client::{SharedStreamStatus, StreamClient};
+use crate::stream_client::SharedStreamStatus;
 use crate::underlay::Vteps;
-use crate::{Applier, CommonArgs, Error, Role, TableWriter, local_api, metrics};
+use crate::{Applier, CommonArgs, Error, Role, TableWriter};
 
 /// A node whose tables are open and whose programs are loaded.
 pub struct Node<R> {
@@ -83,8 +77,8 @@ pub struct Opened {
     pub tables: NodeTables,
     /// Reads the tables concurrently with their writer.
     pub reader: SharedReader,
-    // Ensures that there is one writer: held until this process ends, however it ends.
-    _lock: Flock<fs::File>,
+    // Ensure that there is one writer: held until this process ends, however it ends.
+    _locks: [Flock<fs::File>; 2],
 }
 
 /// Loads programs and tables, adopting those of an earlier agent.
@@ -96,9 +90,11 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     kernel::mount_bpffs()?;
     let state_dir = common.state_dir()?;
     // Checked before anything on this machine is changed.
-    check_identity(&state_dir, common.enrollment.as_deref())?;
+    check_identity(&state_dir, common.enrollment.as_deref(), role)?;
     let lock = lock(&state_dir)?;
     let pin_dir = common.pin_dir(role);
+    sluice_datapath::create_pin_dir(&pin_dir)?;
+    let locks = [lock, lock_pins(&pin_dir)?];
     let settings = Settings { object, cells: common.cells(), pin_dir: Some(pin_dir.clone()) };
     let datapath = Arc::new(Datapath::load(&settings)?);
     let memory = datapath.memory()?;
@@ -121,7 +117,7 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
         "tables are open"
     );
     let reader = SharedReader::new(tables.reader(), gate);
-    Ok(Opened { datapath, tables, reader, _lock: lock })
+    Ok(Opened { datapath, tables, reader, _locks: locks })
 }
 
 fn incompatible(error: sluice_tables::Error, pin_dir: &Path) -> Error {
@@ -131,14 +127,28 @@ fn incompatible(error: sluice_tables::Error, pin_dir: &Path) -> Error {
 
 fn lock(state_dir: &Path) -> Result<Flock<fs::File>, Error> {
     let path = state_dir.join("lock");
-    let failed = || Error::io(format!("lock {}", path.display()));
-    let file = fs::File::create(&path).map_err(failed())?;
+    let file = fs::File::create(&path).map_err(Error::io(format!("lock {}", path.display())))?;
+    lock_file(file, &path, || {
+        format!("another agent is running with the state directory {}", state_dir.display())
+    })
+}
+
+/// Locks the pinned programs and tables, which agents with different state directories may share by mistake.
+fn lock_pins(pin_dir: &Path) -> Result<Flock<fs::File>, Error> {
+    let file = fs::File::open(pin_dir).map_err(Error::io(format!("lock {}", pin_dir.display())))?;
+    lock_file(file, pin_dir, || {
+        format!("another agent is running with the programs and tables in {}", pin_dir.display())
+    })
+}
+
+fn lock_file(
+    file: fs::File,
+    path: &Path,
+    is_locked: impl FnOnce() -> String,
+) -> Result<Flock<fs::File>, Error> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, number)| match number {
-        nix::errno::Errno::EWOULDBLOCK => Error::Config(format!(
-            "another agent is running with the state directory {}",
-            state_dir.display()
-        )),
-        number => failed()(number.into()),
+        nix::errno::Errno::EWOULDBLOCK => Error::Config(is_locked()),
+        number => Error::io(format!("lock {}", path.display()))(number.into()),
     })
 }
 
@@ -179,7 +189,7 @@ impl Opened {
             reader: self.reader,
             metrics: Mutex::default(),
         });
-        Ok(Started { node, identity, _lock: self._lock })
+        Ok(Started { node, identity, _locks: self._locks })
     }
 }
 
@@ -211,8 +221,8 @@ fn mark_owner(pin_dir: &Path, name: &str) -> Result<bool, Error> {
 pub struct Started<R> {
     /// The node.
     pub node: Arc<Node<R>>,
-    identity: sluice_southbound::Identity,
-    _lock: Flock<fs::File>,
+    pub(crate) identity: sluice_southbound::Identity,
+    _locks: [Flock<fs::File>; 2],
 }
 
 impl<R: Role> Started<R> {
@@ -221,69 +231,6 @@ impl<R: Role> Started<R> {
     pub fn identity(&self) -> &sluice_southbound::Identity {
         &self.identity
     }
-
-    /// Follows the controller, serves the local API and metrics, and runs `work`, until SIGTERM or SIGINT.
-    /// Programs, tables and attachments stay in place.
-    ///
-    /// # Errors
-    /// If a listener cannot be opened, or one of the tasks fails permanently.
-    pub async fn serve(
-        self,
-        common: &CommonArgs,
-        routes: Router,
-        work: impl Future<Output = Result<(), Error>> + Send + 'static,
-    ) -> Result<(), Error> {
-        let node = self.node;
-        let mut tasks = JoinSet::new();
-        let socket = common.socket(node.role);
-        let listener = local_api::listen(&socket)?;
-        let local = local_api::router(node.clone()).merge(routes);
-        tasks.spawn(
-            async move { axum::serve(listener, local).await.map_err(Error::io("serve the local API")) },
-        );
-        if let Some(address) = common.metrics {
-            let listener = TcpListener::bind(address)
-                .await
-                .map_err(Error::io(format!("listen on {address} for metrics")))?;
-            let router = metrics::router(node.clone());
-            tasks.spawn(
-                async move { axum::serve(listener, router).await.map_err(Error::io("serve metrics")) },
-            );
-        }
-        let client = StreamClient {
-            identity: self.identity,
-            writer: node.writer.clone(),
-            datapath: node.datapath.clone(),
-            status: node.status.clone(),
-            topology: node.topology.clone(),
-            deleted: node.deleted.clone(),
-        };
-        tasks.spawn(client.run());
-        tasks.spawn(work);
-        tracing::info!(node = node.name, socket = %socket.display(), "running");
-        let result = tokio::select! {
-            signal = stop_signal() => signal,
-            Some(result) = tasks.join_next() => match result {
-                Ok(result) => result,
-                Err(panic) => Err(Error::io("a task failed")(io::Error::other(panic))),
-            },
-        };
-        // This cannot be the socket of a successor: the lock is still held here.
-        let _ = fs::remove_file(&socket);
-        result
-    }
-}
-
-async fn stop_signal() -> Result<(), Error> {
-    let failed = || Error::io("listen for signals");
-    let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    tracing::info!("stopping; programs and tables stay in place");
-    Ok(())
 }
 
 /// Removes the programs and tables that a node has pinned.
@@ -297,6 +244,7 @@ pub fn flush(common: &CommonArgs, role: &'static str) -> Result<(), Error> {
         _ => None,
     };
     let pin_dir = common.pin_dir(role);
+    let _pins = if pin_dir.exists() { Some(lock_pins(&pin_dir)?) } else { None };
     if sluice_datapath::flush(&pin_dir)? {
         tracing::info!(path = %pin_dir.display(), "removed programs and tables");
     }

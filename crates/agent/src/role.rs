@@ -9,7 +9,7 @@ use sluice_tables::NodeTables;
 use sluice_types::{InstanceId, Vni};
 
 use crate::NodeLoad;
-use crate::apply::Failures;
+use crate::failures::Failures;
 use crate::rsp::KeyKind;
 
 /// What a role does with the entries of an update, and the state that it keeps besides the tables.

@@ -95,8 +95,8 @@ impl<R: Role> StreamClient<R> {
     pub async fn run(self) -> Result<(), Error> {
         let mut backoff = Backoff::new();
         loop {
-            let started = Instant::now();
-            let error = match self.stream().await {
+            let mut connected: Option<Instant> = None;
+            let error = match self.stream(&mut connected).await {
                 Ok(()) => "the controller ended the stream".to_owned(),
                 Err(Error::WriterGone) => return Err(Error::WriterGone),
                 Err(error) => {
@@ -108,7 +108,7 @@ impl<R: Role> StreamClient<R> {
                 status.connected = false;
                 status.last_error = Some(error.clone());
             });
-            if started.elapsed() > LONGEST_DELAY {
+            if connected.is_some_and(|at| at.elapsed() > LONGEST_DELAY) {
                 backoff = Backoff::new();
             }
             let delay = backoff.next_delay();
@@ -129,7 +129,8 @@ impl<R: Role> StreamClient<R> {
         Ok(())
     }
 
-    async fn stream(&self) -> Result<(), Error> {
+    /// Opens a stream and follows it to its end. Notes in `connected` when it was open.
+    async fn stream(&self, connected: &mut Option<Instant>) -> Result<(), Error> {
         let hello = self
             .writer
             .run(|applier| {
@@ -145,6 +146,7 @@ impl<R: Role> StreamClient<R> {
         let Connection { reports, mut updates } =
             connect(&self.identity, &self.identity.controller, hello).await?;
         self.deleted.send_replace(false);
+        *connected = Some(Instant::now());
         tracing::info!(controller = self.identity.controller, revision, "connected");
         self.status.change(|status| {
             status.connected = true;
@@ -180,21 +182,21 @@ impl<R: Role> StreamClient<R> {
             let (applied, changes) = self.writer.run(job).await?;
             let applied = applied?;
             self.topology.send_if_modified(|seen| std::mem::replace(seen, changes) != changes);
-            if let Some(Applied { revision, failures }) = applied {
-                tracing::debug!(revision, took = ?started.elapsed(), failures = failures.len(), "applied");
-                self.note_step(revision, &failures);
+            if let Some(Applied { revision, failures, failed_entries }) = applied {
+                tracing::debug!(revision, took = ?started.elapsed(), failures = failed_entries, "applied");
+                self.note_step(revision, &failures, failed_entries);
                 reports.ack(revision, failures).await?;
             }
         }
         Ok(())
     }
 
-    fn note_step(&self, revision: u64, failures: &[String]) {
+    fn note_step(&self, revision: u64, failures: &[String], failed_entries: u64) {
         self.status.change(|status| {
             status.steps += 1;
             status.acknowledged_revision = revision;
             if !failures.is_empty() {
-                status.failures += failures.len() as u64;
+                status.failures += failed_entries;
                 status.last_failures = failures.to_vec();
             }
         });
@@ -215,8 +217,7 @@ impl<R: Role> StreamClient<R> {
         let (tables, load) = self.writer.run(read).await?;
         let datapath = self.datapath.clone();
         let count = move || Counters::read(&datapath, &tables).map(|counters| (tables, counters));
-        let (tables, counters) =
-            tokio::task::spawn_blocking(count).await.map_err(|_| Error::WriterGone)??;
+        let (tables, counters) = tokio::task::spawn_blocking(count).await.map_err(Error::counters)??;
         Ok(heartbeat::build(&tables, counters, load, vni_traffic))
     }
 }

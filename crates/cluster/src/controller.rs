@@ -39,7 +39,7 @@ mod tests;
 
 use crate::message::{Body, Config, Health, Load, Message, Node, Pulse, Report};
 use crate::params::{ActiveParams, Params};
-use crate::sender::{Arrival, Sender};
+use crate::sender::{Arrival, SenderState};
 use crate::table::{Claim, Table};
 use crate::vip::{VipId, VipSet};
 use sluice_types::{ClusterId, GatewayId};
@@ -106,7 +106,9 @@ pub enum ControllerOutput {
 /// What the controller knows about a gateway.
 #[derive(Clone, Debug, Default)]
 struct GatewayRecord {
-    sender: Sender,
+    sender: SenderState,
+    /// Time at which it became a member. Silence before this time does not count.
+    added_us: u64,
     report: Option<Report>,
     probed_us: Option<u64>,
     failed: bool,
@@ -281,7 +283,9 @@ impl Controller {
             let members = &plan.config.members;
             self.gateways.retain(|id, _| members.iter().any(|member| member.id == *id));
             for member in members {
-                self.gateways.entry(member.id).or_default().drained_reported = false;
+                let added_us = self.last_us;
+                let new = || GatewayRecord { added_us, ..GatewayRecord::default() };
+                self.gateways.entry(member.id).or_insert_with(new).drained_reported = false;
             }
             if self.plan.config.revision == 0 {
                 self.params.set(plan.config.hello_interval_ms);
@@ -412,7 +416,8 @@ impl Controller {
         let mut probes = Vec::new();
         let mut silent = Vec::new();
         for (&id, gateway) in &mut self.gateways {
-            let received_us = gateway.sender.received_us.unwrap_or(self.silence_since_us);
+            let silent_since_us = self.silence_since_us.max(gateway.added_us);
+            let received_us = gateway.sender.received_us.unwrap_or(silent_since_us);
             if now_us - received_us <= self.params.controller_silence_us {
                 continue;
             }
@@ -451,7 +456,7 @@ impl Controller {
         }
     }
 
-    /// Returns whether the controller has recently stopped to reach all of several gateways: it is more
+    /// Returns whether the controller has recently lost contact with all of several gateways: it is more
     /// likely that the controller is disconnected than that all gateways failed at once.
     fn is_probably_disconnected(&self, now_us: u64) -> bool {
         let received_us = self.gateways.values().filter_map(|gateway| gateway.sender.received_us).max();
@@ -516,7 +521,8 @@ impl Controller {
         at(self.next_return_us);
         self.params.due_us().into_iter().for_each(&mut at);
         for gateway in self.gateways.values() {
-            let received_us = gateway.sender.received_us.unwrap_or(self.silence_since_us);
+            let silent_since_us = self.silence_since_us.max(gateway.added_us);
+            let received_us = gateway.sender.received_us.unwrap_or(silent_since_us);
             at(received_us + self.params.controller_silence_us + 1);
             gateway
                 .probed_us

@@ -55,7 +55,7 @@ pub struct Params {
 }
 
 impl Default for Params {
-    /// Takeover in 8 to 13 ms plus a round trip; heartbeats as in Zeta, section VIII-C.2.
+    /// Takeover in 9 to 13 ms plus a round trip; heartbeats as in Zeta, section VIII-C.2.
     fn default() -> Self {
         Self {
             hello_us: 4_000,
@@ -136,7 +136,7 @@ impl Params {
             "hold-down",
             self.hold_down_us,
             self.brief_failure_us,
-            "only the hold-down follows a brief failure",
+            "after a brief failure only the hold-down delays the return of vIPs",
         )?;
         at_least("return interval", self.return_interval_us, 1, "vIPs are returned one at a time")
     }

@@ -2,7 +2,7 @@
 
 /// What a node remembers about the messages of one sender.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sender {
+pub(crate) struct SenderState {
     incarnation: u64,
     seq: u64,
     /// Arrival of the latest message; `None` if none arrived since this node last entered its start-up phase.
@@ -21,7 +21,7 @@ pub(crate) enum Arrival {
     Restarted,
 }
 
-impl Sender {
+impl SenderState {
     /// Records a message. A message of an earlier incarnation is accepted only after a silence of `limit_us`:
     /// otherwise a sender that restarts after its clock was set back would be ignored forever.
     pub fn record(&mut self, now_us: u64, incarnation: u64, seq: u64, limit_us: u64) -> Arrival {
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn stale_messages_do_not_make_a_sender_reachable() {
-        let mut sender = Sender::default();
+        let mut sender = SenderState::default();
         assert_eq!(sender.record(0, 7, 5, 10), Arrival::Restarted);
         assert_eq!(sender.record(1, 7, 5, 10), Arrival::Stale);
         assert_eq!(sender.record(50, 7, 4, 10), Arrival::Stale);

@@ -39,7 +39,6 @@ const EPOCH_STEP_MAX: u64 = 1 << 32;
 pub struct Table {
     claims: Vec<Option<Claim>>,
     digest: u64,
-    revision: u64,
 }
 
 impl Table {
@@ -70,9 +69,6 @@ impl Table {
         }
         self.claims[vip.index()] = Some(claim);
         self.digest ^= old.map_or(0, |old| hash(vip, old)) ^ hash(vip, claim);
-        // Epochs of correct nodes cannot overflow; a forged one must not abort the process.
-        self.revision =
-            self.revision.saturating_sub(old.map_or(0, |old| old.epoch)).saturating_add(claim.epoch);
         true
     }
 
@@ -88,12 +84,6 @@ impl Table {
     /// except with probability 2^-64.
     pub const fn digest(&self) -> u64 {
         self.digest
-    }
-
-    /// Revision of the table: the sum of all epochs. It increases with every change and is equal for equal
-    /// tables.
-    pub const fn revision(&self) -> u64 {
-        self.revision
     }
 
     /// Iterates over all claims, in ascending order of the slots.
@@ -135,7 +125,6 @@ mod tests {
             shuffled.sort_by_key(|(vip, claim)| crate::order::mix(seed, hash(*vip, *claim)));
             let other = Table::from_claims(shuffled);
             prop_assert_eq!(&other, &table);
-            prop_assert_eq!(table.revision(), table.iter().map(|(_, claim)| claim.epoch).sum::<u64>());
             prop_assert_eq!(&Table::from_claims(table.iter()), &table);
         }
 

@@ -32,7 +32,7 @@ pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
 pub use events::{Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
-pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS};
+pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir};
 pub use object::ObjectName;
 use ring::Ring;
 
@@ -85,7 +85,7 @@ impl Datapath {
         let maps = settings.pin_dir.as_ref().map(|dir| dir.join("maps"));
         if let Some(dir) = &settings.pin_dir {
             for dir in [dir.join("maps"), dir.join("links")] {
-                maps::make_dir(&dir)?;
+                maps::create_pin_dir(&dir)?;
             }
             attach::remove_stale_pins(&dir.join("links"))?;
         }

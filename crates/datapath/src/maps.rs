@@ -88,8 +88,11 @@ fn reuse(map: &mut OpenMapMut<'_>, name: &str, pin: &Path) -> Result<(), Error> 
     map.reuse_fd(old.as_fd()).map_err(Error::bpf(format!("reuse {}", pin.display())))
 }
 
-/// Creates the directory `path`, which must be on the BPF file system.
-pub(crate) fn make_dir(path: &Path) -> Result<(), Error> {
+/// Creates a directory for pins, unless it exists.
+///
+/// # Errors
+/// If it cannot be created, or is not on a BPF file system.
+pub fn create_pin_dir(path: &Path) -> Result<(), Error> {
     fs::create_dir_all(path).map_err(Error::system(format!("create {}", path.display())))?;
     check_bpffs(path)
 }

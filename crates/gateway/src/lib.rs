@@ -72,8 +72,8 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let load = SharedLoad::default();
     let role = GatewayRole::new(&opened.tables, load.clone());
     let plan = role.plan();
-    // Resume without a snapshot only if a plan was saved, because the controller does not send an unchanged
-    // plan again.
+    // Each stream begins with the plan. Without a saved plan, this gateway starts as a new one does: with a
+    // snapshot.
     let resume = has_saved_state(&common.state_dir()?);
     let started = opened.start(common, ROLE, role, resume).await?;
 

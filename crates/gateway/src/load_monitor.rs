@@ -11,7 +11,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use sluice_agent::metrics::{MetricSource, gauge};
+use sluice_agent::metric_source::{MetricSource, gauge};
 use sluice_agent::{Error, Node, NodeLoad, error_chain};
 use sluice_tables::flows::{FlowConfig, Flows, Policy};
 use tokio::time::{MissedTickBehavior, interval};
@@ -21,7 +21,7 @@ use crate::overload::{CpuTicks, Overload, Resource, memory_share, tables_share};
 use crate::role::{FLOW_PERIOD, GatewayRole, SharedLoad};
 
 /// Interval at which the CPUs are sampled, and the load is reported to the controller: that of the
-/// heartbeats.
+/// cluster protocol's heartbeats.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval at which memory and tables are measured.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
@@ -220,7 +220,8 @@ impl LoadMonitor {
         let higher = cpu.long.zip(cpu.short).map(|(long, short)| long.max(short));
         let overload = self.overload.next(&[higher, self.memory, self.tables]);
         let memory_permille = memory.max(tables);
-        self.shared.set(NodeLoad { cpu_permille, memory_permille, offload_all: overload.any() });
+        let mut load = NodeLoad { cpu_permille, memory_permille, offload_all: self.overload.any() };
+        self.shared.set(load);
         if overload == self.overload {
             return;
         }
@@ -244,6 +245,8 @@ impl LoadMonitor {
             if overload.any() { "offloading every flow" } else { "offloading only elephants again" }
         );
         self.overload = overload;
+        load.offload_all = overload.any();
+        self.shared.set(load);
         self.stats.offload_all.store(overload.any(), Ordering::Relaxed);
     }
 }

@@ -34,7 +34,7 @@ enum PathLookup {
 /// Looks for a direct path from the host at `from` to a destination. `revision` must have been read from the
 /// tables before, so that the path is of this revision or a later one.
 fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destination) -> PathLookup {
-    // During a first snapshot the tables are of no revision, and incomplete.
+    // During a snapshot the tables are of no revision: they may lack entries, and have entries that were removed.
     if revision == 0 {
         return PathLookup::Busy;
     }
@@ -69,29 +69,29 @@ impl Notifier {
         Self { batcher: Batcher::new(QUIET_US, GATHER_US, REMEMBERED_MAX) }
     }
 
-    /// Notes an elephant flow. `now_us` is of a monotonic clock; `revision` was read from the tables before.
+    /// Notes a flow event. `now_us` is of a monotonic clock; `revision` was read from the tables before.
     pub fn note(
         &mut self,
         now_us: u64,
         reader: &Reader,
         revision: u64,
-        elephant: &FlowEvent,
+        event: &FlowEvent,
         stats: &OffloadStats,
     ) -> Outcome {
-        let outcome = self.admit(now_us, reader, revision, elephant);
+        let outcome = self.admit(now_us, reader, revision, event);
         stats.note(outcome);
         outcome
     }
 
-    fn admit(&mut self, now_us: u64, reader: &Reader, revision: u64, elephant: &FlowEvent) -> Outcome {
+    fn admit(&mut self, now_us: u64, reader: &Reader, revision: u64, event: &FlowEvent) -> Outcome {
         // The sender's host is looked up by the source address. The packet may have come from a host that the
         // destination has left, which encapsulates with the destination's VNI.
-        let sender = match reader.locate(elephant.vni, elephant.source) {
+        let sender = match reader.locate(event.vni, event.source) {
             Location::Found(sender) => sender,
             Location::NotFound => return Outcome::NoSource,
             Location::Busy => return Outcome::Busy,
         };
-        let destination = Destination { vni: sender.vni, address: elephant.destination };
+        let destination = Destination { vni: sender.vni, address: event.destination };
         let path = match find_path(reader, revision, sender.host, &destination) {
             PathLookup::Direct(path) => path,
             PathLookup::ViaGateway => return Outcome::NoPath,

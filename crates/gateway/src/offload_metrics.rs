@@ -7,7 +7,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use sluice_agent::metrics::MetricSource;
+use sluice_agent::metric_source::MetricSource;
 
 /// What became of a flow event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Outcome {
     NoPath,
     /// The source was removed: it is on no host.
     NoSource,
-    /// The tables were being changed, or their first snapshot is not complete.
+    /// The tables were being changed, or a snapshot is not complete.
     Busy,
     /// Too many destinations were notified within the quiet time to remember another one.
     Full,
@@ -92,7 +92,11 @@ impl MetricSource for OffloadStats {
             ("rsp_unexpected", "RSP messages of a kind that hosts do not send to gateways", &self.unexpected),
             ("path_requests", "Paths requested by hosts", &self.requested),
         ] {
-            registry.register(name, help, sluice_agent::metrics::counter(count.load(Ordering::Relaxed)));
+            registry.register(
+                name,
+                help,
+                sluice_agent::metric_source::counter(count.load(Ordering::Relaxed)),
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Inputs of vIP ownership from outside of the cluster protocol: plan and keys from the controller's stream,
+//! Inputs of vIP ownership from outside the cluster protocol: plan and keys from the controller's stream,
 //! and the controller's address from the resolver. This file changes when ownership gets another such input.
 
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::ownership::{Ownership, OwnershipPlan, PlannedMember, PlannedVip};
+use crate::ownership::{GatewayPlan, Ownership, PlannedMember, PlannedVip};
 
 /// Interval at which the controller's name is resolved again and its socket opened again: names, routes and
 /// this node's addresses change.
@@ -21,7 +21,7 @@ const RESOLVE_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval while the controller does not answer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-impl From<&ClusterPlan> for OwnershipPlan {
+impl From<&ClusterPlan> for GatewayPlan {
     fn from(plan: &ClusterPlan) -> Self {
         let vip = |vip: &sluice_southbound::PlannedVip| {
             let slot = VipId::new(vip.slot).ok()?;

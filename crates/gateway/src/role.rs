@@ -65,8 +65,8 @@ impl GatewayRole {
         }
     }
 
-    /// The newest plan of this gateway's cluster that was received since the agent started. An agent that
-    /// continues with pinned tables may receive none for a long time, so the plan must be saved elsewhere.
+    /// The newest plan of this gateway's cluster that was received since the agent started; each stream
+    /// begins with it. The ownership thread saves it for an agent that starts while no controller answers.
     pub fn plan(&self) -> watch::Receiver<Option<ClusterPlan>> {
         self.plan.subscribe()
     }

@@ -26,7 +26,7 @@ const LOOKUPS_MAX: usize = 256;
 /// The gateway's end of RSP. A single task runs it.
 pub struct RspResponder<E> {
     transport: RspTransport,
-    elephants: E,
+    flow_events: E,
     reader: SharedReader,
     keys: watch::Receiver<Arc<Keys>>,
     notifier: Notifier,
@@ -36,16 +36,16 @@ pub struct RspResponder<E> {
 }
 
 impl<E: EventSource<FlowEvent>> RspResponder<E> {
-    /// A responder that uses `transport`, and reads events of elephant flows from `elephants`.
+    /// A responder that uses `transport`, and reads events of elephant flows from `flow_events`.
     pub fn new(
         transport: RspTransport,
-        elephants: E,
+        flow_events: E,
         reader: SharedReader,
         keys: watch::Receiver<Arc<Keys>>,
         stats: Arc<OffloadStats>,
     ) -> Self {
         let started = Instant::now();
-        Self { transport, elephants, reader, keys, notifier: Notifier::new(), stats, started }
+        Self { transport, flow_events, reader, keys, notifier: Notifier::new(), stats, started }
     }
 
     fn now_us(&self) -> u64 {
@@ -62,13 +62,13 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             let due = self.notifier.due_us().map(|due_us| self.started + Duration::from_micros(due_us));
             tokio::select! {
                 () = self.transport.ready() => {}
-                ready = self.elephants.ready() => ready?,
+                ready = self.flow_events.ready() => ready?,
                 () = sleep_until(due.unwrap_or(self.started).into()), if due.is_some() => {}
             }
             self.transport.flush();
             events.clear();
-            self.elephants.drain(&mut events)?;
-            self.note_elephants(&events);
+            self.flow_events.drain(&mut events)?;
+            self.note_flow_events(&events);
             if self.notifier.due_us().is_some_and(|due_us| due_us <= self.now_us()) {
                 self.send_notifications();
             }
@@ -83,14 +83,14 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
         self.keys.borrow().own_cluster()
     }
 
-    fn note_elephants(&mut self, events: &[FlowEvent]) {
+    fn note_flow_events(&mut self, events: &[FlowEvent]) {
         let now_us = self.now_us();
         for chunk in events.chunks(LOOKUPS_MAX) {
             self.reader.read(|reader| {
                 // Read before the lookups, so that their results are of this revision or a later one.
                 let revision = reader.applied_revision();
-                for elephant in chunk {
-                    self.notifier.note(now_us, reader, revision, elephant, &self.stats);
+                for event in chunk {
+                    self.notifier.note(now_us, reader, revision, event, &self.stats);
                 }
             });
         }

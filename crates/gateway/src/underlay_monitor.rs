@@ -23,7 +23,7 @@ const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
 const SETTLE_TIME: Duration = Duration::from_millis(50);
 /// Interval at which unresolved neighbors are probed, and unusable interfaces tried again, after a change.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long after a change this goes on: the port of a switch may need some seconds until it forwards. Later
+/// Time after a change in which neighbors are probed: a switch port may need some seconds until it forwards. Later
 /// the kernel probes by itself, less often.
 const RETRY_TIME: Duration = Duration::from_secs(10);
 

@@ -202,8 +202,29 @@ fn second_agent_with_the_same_state_directory_is_refused() {
         controller.hello().await;
         let second = run(fixture.args(&[])).await.unwrap_err().to_string();
         assert!(second.contains("another agent is running"), "{second}");
+        // The programs and tables are those of the first agent, whatever the state directory is.
+        let other = Fixture { dir: tempfile::tempdir().unwrap(), pins: fixture.pins.clone() };
+        std::fs::copy(fixture.dir.path().join("enrollment.json"), other.dir.path().join("enrollment.json"))
+            .unwrap();
+        for more in [&[] as &[&str], &["--flush"]] {
+            let second = run(other.args(more)).await.unwrap_err().to_string();
+            assert!(second.contains("with the programs and tables in"), "{second}");
+        }
+        assert!(program().is_some());
         agent.abort();
         let _ = agent.await;
         run(fixture.args(&["--flush"])).await.unwrap();
+    });
+}
+
+/// Catches: a host's agent started as a gateway, whose XDP program would take VXLAN packets from the host.
+#[test]
+fn host_cannot_run_as_a_gateway() {
+    in_namespace(|| async {
+        let fixture = Fixture::new("role");
+        let _controller = Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
+        let error = run(fixture.args(&[])).await.unwrap_err().to_string();
+        assert!(error.contains("host:host-3, which cannot run as a gateway"), "{error}");
+        assert_eq!((program(), fixture.pins.exists()), (None, false));
     });
 }

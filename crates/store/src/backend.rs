@@ -66,7 +66,7 @@ pub(crate) fn classify(error: sqlx::Error) -> StoreError {
     match error {
         E::Database(database) => classify_database(database),
         E::Io(ref io) => unavailable(format!("connection lost: {io}"), error),
-        E::PoolTimedOut => unavailable("no connection within 2 s".into(), error),
+        E::PoolTimedOut => unavailable("no connection became free in time".into(), error),
         E::PoolClosed | E::WorkerCrashed => unavailable("closed".into(), error),
         E::Tls(_) | E::Protocol(_) | E::BeginFailed | E::InvalidSavePointStatement => {
             unavailable(format!("connection broken: {error}"), error)

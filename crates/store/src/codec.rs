@@ -41,14 +41,14 @@ enum Payload<'a> {
         #[serde(borrow)]
         instances: Vec<CompactInstance<'a>>,
     },
-    Placed {
+    EndpointsAdded {
         vpc: Cow<'a, Vpc>,
         cluster: u64,
         hosts: Cow<'a, [Host]>,
         #[serde(borrow)]
         instances: Vec<CompactInstance<'a>>,
     },
-    Withdrawn {
+    EndpointsRemoved {
         vpc: Cow<'a, Vpc>,
         cluster: u64,
         #[serde(borrow)]
@@ -107,13 +107,13 @@ pub(crate) fn encode(change: &Change) -> Result<Vec<u8>> {
             vpc: Cow::Borrowed(vpc),
             instances: instances.iter().map(compact).collect(),
         }),
-        Change::EndpointsAdded { vpc, cluster, hosts, instances } => to_bytes(&Payload::Placed {
+        Change::EndpointsAdded { vpc, cluster, hosts, instances } => to_bytes(&Payload::EndpointsAdded {
             vpc: Cow::Borrowed(vpc),
             cluster: cluster.get(),
             hosts: Cow::Borrowed(hosts),
             instances: instances.iter().map(compact).collect(),
         }),
-        Change::EndpointsRemoved { vpc, cluster, instances } => to_bytes(&Payload::Withdrawn {
+        Change::EndpointsRemoved { vpc, cluster, instances } => to_bytes(&Payload::EndpointsRemoved {
             vpc: Cow::Borrowed(vpc),
             cluster: cluster.get(),
             instances: instances.iter().map(compact).collect(),
@@ -152,12 +152,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Change> {
             let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
             Change::InstancesRemoved { vpc, instances }
         }
-        Payload::Placed { vpc, cluster, hosts, instances } => {
+        Payload::EndpointsAdded { vpc, cluster, hosts, instances } => {
             let (vpc, cluster) = (vpc.into_owned(), ClusterId::new(cluster));
             let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
             Change::EndpointsAdded { vpc, cluster, hosts: hosts.into_owned(), instances }
         }
-        Payload::Withdrawn { vpc, cluster, instances } => {
+        Payload::EndpointsRemoved { vpc, cluster, instances } => {
             let (vpc, cluster) = (vpc.into_owned(), ClusterId::new(cluster));
             let instances = instances.into_iter().map(|i| expand(vpc.id, i)).collect();
             Change::EndpointsRemoved { vpc, cluster, instances }

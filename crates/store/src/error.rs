@@ -80,8 +80,8 @@ pub enum StoreError {
     InBulk { index: usize, name: String, source: Box<StoreError> },
     #[error("{kind} {id} is at revision {current}, not {expected}")]
     Stale { kind: &'static str, id: String, current: u64, expected: u64 },
-    #[error("the outbox starts after revision {oldest}; the revisions after {wanted} were deleted")]
-    Compacted { wanted: u64, oldest: u64 },
+    #[error("the outbox starts after revision {compacted}; the revisions after {wanted} were deleted")]
+    Compacted { wanted: u64, compacted: u64 },
     #[error("`{0}` is not a database URL: expected sqlite:PATH or postgres://USER@HOST/NAME")]
     BadUrl(String),
     /// The database does not respond or cannot write (unreachable, disk full, read only). The API returns

@@ -1,4 +1,4 @@
-//! [`Store`]: every call of the database, which of them wait for each other, and what is tried again.
+//! [`Store`]: all operations on the database. It queues writers and retries transactions that conflict.
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
@@ -14,12 +14,15 @@ use sluice_types::{
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, mpsc::Sender};
+use tokio::sync::{Mutex, MutexGuard, Semaphore, mpsc::Sender};
 
 /// Largest number of retries of a transaction that failed because of a concurrent one.
 const RETRIES: u32 = 8;
 /// Timeout of a write that waits for the writes before it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Snapshots that are read at the same time. Each holds a connection until its receiver has taken all parts; the
+/// other connections remain for single queries, and with PostgreSQL for writes.
+const SNAPSHOTS_MAX: usize = 2;
 
 /// The database of one cloud: one type over either backend. `expected` revisions implement `If-Match`: `None`
 /// changes the object whatever its revision is, `Some` fails with [`StoreError::Stale`] unless the object is
@@ -29,6 +32,8 @@ pub struct Store {
     /// Writers of this process queue for this lock, in order. A writer that waited in the database would hold
     /// a connection.
     writers: Mutex<()>,
+    /// Permits for snapshots.
+    snapshots: Semaphore,
     id: DatabaseId,
     vnis: RangeInclusive<u32>,
 }
@@ -88,7 +93,7 @@ macro_rules! write_unversioned {
 
 impl Store {
     pub(crate) fn new(backend: Box<dyn Backend>, id: DatabaseId, vnis: RangeInclusive<u32>) -> Self {
-        Self { backend, writers: Mutex::new(()), id, vnis }
+        Self { backend, writers: Mutex::new(()), snapshots: Semaphore::new(SNAPSHOTS_MAX), id, vnis }
     }
 
     async fn queue(&self) -> Result<MutexGuard<'_, ()>> {
@@ -164,6 +169,7 @@ impl Store {
         vips: &[IpAddr],
         expected: Option<u64>,
     ) -> Result<Cluster> {
+        crate::check::vips(vips)?;
         let now = self.cluster(id).await?.addresses();
         let adds = vips.iter().any(|vip| !now.contains(vip));
         let removes = now.iter().any(|vip| !vips.contains(vip));
@@ -197,7 +203,7 @@ impl Store {
 
     /// Raises the revision of the vIP assignment of a cluster if it is lower than `above`, the revision that
     /// gateways have, as it is after the database was restored from a backup. Returns true if it was lower.
-    pub async fn reissue_plan(&self, id: ClusterId, above: u64) -> Result<bool> {
+    pub async fn reissue_assignment(&self, id: ClusterId, above: u64) -> Result<bool> {
         write!(self, w => clusters::reissue_assignment(w, id, above))
     }
 
@@ -463,9 +469,11 @@ impl Store {
         write_unversioned!(self, q => outbox::compact(q, revision))
     }
 
-    /// Reads a consistent snapshot: `sink` receives the topology, then the instances in order of id. A slow
-    /// receiver does not block writers. Returns the revision of the snapshot.
+    /// Reads a consistent snapshot: `sink` receives the topology, then the instances in order of id. Slow
+    /// receivers delay other snapshots, but neither queries nor writers. Returns the revision of the snapshot.
     pub async fn snapshot(&self, instances: InstancesOf, sink: Sender<SnapshotPart>) -> Result<u64> {
+        let closed = |_| StoreError::Unavailable { cause: "the store is closed".into(), source: None };
+        let _permit = self.snapshots.acquire().await.map_err(closed)?;
         let mut tx = self.backend.begin_read().await?;
         let result = snapshot::send(tx.as_mut(), instances, &sink).await;
         tx.rollback().await?;

@@ -29,13 +29,7 @@ pub(crate) enum Location {
 }
 
 pub(crate) fn parse(url: &str) -> Result<Location> {
-    // The error text must not contain the password.
-    let bad = || {
-        let shown = url.split_once('@').map_or(url.to_owned(), |(front, back)| {
-            format!("{}***@{back}", front.split_inclusive("://").next().unwrap_or_default())
-        });
-        StoreError::BadUrl(shown)
-    };
+    let bad = || StoreError::BadUrl(without_secrets(url));
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
         let options = PgConnectOptions::from_str(url).map_err(|_| bad())?;
         return Ok(Location::Postgres(Box::new(options)));
@@ -47,6 +41,16 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
         ":memory:" => Ok(Location::Memory),
         path if path.contains('?') => Err(bad()),
         path => Ok(Location::File(path.into())),
+    }
+}
+
+/// The URL as far as it can be shown: without user, password and parameters, wherever a wrong URL has them.
+fn without_secrets(url: &str) -> String {
+    let (front, back) = url.rsplit_once('@').map_or((None, url), |(front, back)| (Some(front), back));
+    let back = back.split_once('?').map_or(back.to_owned(), |(back, _)| format!("{back}?***"));
+    match front {
+        Some(front) => format!("{}***@{back}", front.find("://").map_or("", |at| &front[..at + 3])),
+        None => back,
     }
 }
 
@@ -69,7 +73,14 @@ mod tests {
 
     #[test]
     fn error_for_a_bad_url_does_not_contain_the_password() {
-        let Err(error) = parse("mysql://u:secret@h/d") else { panic!("parsed") };
-        assert!(!error.to_string().contains("secret"), "{error}");
+        for url in [
+            "mysql://u:secret@h/d",
+            "postgres:/u:secret@h/d",
+            "postgres://u:se@secret@h:x/d",
+            "postgres://h:x/d?password=secret",
+        ] {
+            let Err(error) = parse(url) else { panic!("{url} was parsed") };
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 }

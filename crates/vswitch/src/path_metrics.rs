@@ -6,7 +6,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use sluice_agent::metrics::{MetricSource, counter, gauge};
+use sluice_agent::metric_source::{MetricSource, counter, gauge};
 use sluice_rsp::cache::Stats;
 
 use crate::path_learner::LearnerCounts;

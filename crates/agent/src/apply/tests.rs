@@ -5,8 +5,8 @@ use sluice_southbound::{EndpointKey, Group, Key, Port, RouteKey, Vip, Vrf, Vtep,
 use sluice_tables::{Immediate, Memory, Sizes};
 use sluice_types::{InstanceId, MacAddr, Secret, Vni};
 
-use super::failures::NAMED_FAILURES_MAX;
 use super::*;
+use crate::failures::NAMED_FAILURES_MAX;
 use crate::rsp::KeyKind;
 
 /// A role with instances that have no interfaces.
@@ -176,7 +176,7 @@ fn apply(applier: &mut Applier<TestRole>, update: Update) -> Option<Applied> {
 }
 
 fn without_failures(revision: u64) -> Option<Applied> {
-    Some(Applied { revision, failures: Vec::new() })
+    Some(Applied { revision, failures: Vec::new(), failed_entries: 0 })
 }
 
 #[test]
@@ -319,6 +319,14 @@ fn full_table_is_reported_and_the_step_acknowledged() {
     let more = |failure: &String| failure.strip_prefix("endpoints: ")?.split(' ').next()?.parse().ok();
     let more: usize = applied.failures.iter().find_map(more).unwrap_or(0);
     assert_eq!(written + failed + more, 4_000, "{:?}", applied.failures);
+    let named = applied.failures.len() - usize::from(more > 0);
+    assert_eq!(applied.failed_entries as usize, named + more, "{:?}", applied.failures);
+    // If the stream ends before the controller gets the acknowledgment, a snapshot must write them again.
+    applier.begin_stream();
+    assert_eq!(applier.tables.applied_revision(), 0);
+    assert_eq!(apply(&mut applier, cloud()), without_failures(10));
+    applier.begin_stream();
+    assert_eq!(applier.tables.applied_revision(), 10);
 }
 
 /// Catches a step that drops failures beyond those it names without counting them.
@@ -328,8 +336,8 @@ fn failures_beyond_the_named_ones_are_counted() {
     for number in 0..NAMED_FAILURES_MAX + 6 {
         failures.add(1, || format!("entry {number}"));
     }
-    let report = failures.into_report();
-    assert_eq!(report.len(), NAMED_FAILURES_MAX + 1);
+    let (report, entries) = failures.into_report();
+    assert_eq!((report.len(), entries), (NAMED_FAILURES_MAX + 1, NAMED_FAILURES_MAX as u64 + 6));
     assert_eq!(report.last().unwrap(), "and 6 more");
 }
 
@@ -388,7 +396,7 @@ fn keys_of_a_cluster_are_replaced_together() {
     apply(&mut applier, update(12, vec![keys(1, &[])]));
     assert_eq!(ids(), [vec![], vec![3]]);
     // A key id belongs to one secret: a second key with it is reported, and changes nothing.
-    let Applied { revision, failures } = apply(&mut applier, update(13, vec![keys(1, &[3])])).unwrap();
+    let Applied { revision, failures, .. } = apply(&mut applier, update(13, vec![keys(1, &[3])])).unwrap();
     assert_eq!((revision, failures.len()), (13, 1));
     assert!(failures[0].contains("two keys with id 3"), "{failures:?}");
     assert_eq!(ids(), [vec![], vec![3]]);

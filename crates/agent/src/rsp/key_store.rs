@@ -103,8 +103,8 @@ impl Keys {
         self.clusters.is_empty()
     }
 
-    /// Keys of the protocol between gateways and controller. Hosts do not get the secrets for it: theirs is
-    /// empty.
+    /// Keys of the protocol between gateways and controller. Empty on hosts, which do not get the
+    /// secrets for it.
     #[must_use]
     pub fn cluster_protocol(&self) -> &KeyRing {
         &self.cluster_protocol
@@ -150,7 +150,7 @@ pub struct KeyStore {
 
 impl KeyStore {
     /// Reads the file that an earlier agent left. The flag is false if there is no usable file: then a
-    /// snapshot is needed, because the controller sends keys only in snapshots and when they change.
+    /// snapshot is requested, which has all keys.
     #[must_use]
     pub fn load(state_dir: &Path, kind: KeyKind) -> (Self, bool) {
         let path = state_dir.join(FILE);

@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sluice_rsp::{Message, Refusal};
 
-use crate::metrics::{MetricSource, ReasonLabel, counter, gauge};
+use crate::metric_source::{MetricSource, ReasonLabel, counter, gauge};
 
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

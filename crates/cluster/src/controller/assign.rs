@@ -51,7 +51,7 @@ impl Controller {
         self.has_failed_within(id, now_us, |_| self.params.hold_down_us)
     }
 
-    /// Returns whether the last failure of a gateway is more recent than `hold_us` of its number of failures.
+    /// Returns whether the last failure of a gateway is more recent than the time that `hold_us` returns for its number of failures.
     fn has_failed_within(&self, id: GatewayId, now_us: u64, hold_us: impl Fn(u32) -> u64) -> bool {
         let recent = |gateway: &GatewayRecord| {
             gateway.failures > 0 && now_us - gateway.failed_us < hold_us(gateway.failures)

@@ -431,3 +431,17 @@ fn change_of_the_hello_interval_makes_no_gateway_fail() {
     fixture.pass(100, &[1, 2]);
     assert!(fixture.has(&ControllerOutput::Failed(id(3))));
 }
+
+/// Catches a controller that counts the time before a gateway was a member as its silence.
+#[test]
+fn new_member_is_not_failed_at_once() {
+    let mut fixture = Fixture::settled();
+    let mut plan = fixture.controller.plan.clone();
+    plan.config.revision += 1;
+    plan.config.members.push(Member { id: id(4), draining: false });
+    fixture.input(ControllerInput::Plan(plan));
+    fixture.pass(10, &[1, 2, 3]);
+    assert!(!fixture.has(&ControllerOutput::Failed(id(4))));
+    fixture.pass(300, &[1, 2, 3]);
+    assert!(fixture.has(&ControllerOutput::Failed(id(4))), "it has never been reached");
+}

@@ -39,7 +39,7 @@ mod tests;
 
 use crate::message::{Body, Config, Health, Load, Message, Node, Pulse, Report};
 use crate::params::{ActiveParams, Params};
-use crate::sender::{Arrival, Sender};
+use crate::sender::{Arrival, SenderState};
 use crate::table::{Claim, Table};
 use crate::vip::{VIPS_MAX, VipId, VipSet};
 use peer::{Peer, Received};
@@ -199,7 +199,7 @@ pub struct Gateway {
     config: Config,
     table: Table,
     peers: Vec<Peer>,
-    controller: Sender,
+    controller: SenderState,
     /// Time at which claims were last sent to the controller because its digest differed.
     controller_synced_us: Option<u64>,
     vips: Vec<VipState>,
@@ -254,7 +254,7 @@ impl Gateway {
             config: Config::default(),
             table,
             peers: Vec::new(),
-            controller: Sender::default(),
+            controller: SenderState::default(),
             controller_synced_us: None,
             vips: vec![VipState::default(); VIPS_MAX],
             holds: VipSet::EMPTY,

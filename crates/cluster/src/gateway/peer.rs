@@ -15,7 +15,7 @@
 
 use crate::message::{Health, Report};
 use crate::params::Params;
-use crate::sender::{Arrival, Sender};
+use crate::sender::{Arrival, SenderState};
 use crate::vip::VipSet;
 use sluice_types::GatewayId;
 
@@ -24,7 +24,7 @@ use sluice_types::GatewayId;
 pub(super) struct Peer {
     pub id: GatewayId,
     pub draining: bool,
-    pub sender: Sender,
+    pub sender: SenderState,
     /// Time at which it became a peer. Silence before this time does not count.
     pub added_us: u64,
     /// Neither this gateway nor a gateway that it reaches has received a hello of the peer in time.
@@ -32,6 +32,8 @@ pub(super) struct Peer {
     dead_since_us: u64,
     /// The peer was declared dead after its last message.
     suspected: bool,
+    /// The false alarm of the last death was counted already, because the controller reported the peer.
+    is_counted: bool,
     /// Number of recent false alarms.
     pub false_alarms: u32,
     false_alarm_us: u64,
@@ -63,11 +65,12 @@ impl Peer {
         Self {
             id,
             draining: false,
-            sender: Sender::default(),
+            sender: SenderState::default(),
             added_us: now_us,
             dead: false,
             dead_since_us: 0,
             suspected: false,
+            is_counted: false,
             false_alarms: 0,
             false_alarm_us: 0,
             reported_us: None,
@@ -82,7 +85,7 @@ impl Peer {
     /// Forgets everything received from the peer, except its false alarms.
     pub fn forget(&mut self) {
         self.sender.received_us = None;
-        (self.dead, self.suspected) = (false, false);
+        (self.dead, self.suspected, self.is_counted) = (false, false, false);
         (self.reported_us, self.contradicted_us) = (None, None);
         self.reachable.clear();
         self.holds = VipSet::EMPTY;
@@ -104,7 +107,9 @@ impl Peer {
         self.contradicted_us = None;
         let suspected = std::mem::take(&mut self.suspected);
         if suspected && arrival == Arrival::Next {
-            self.record_false_alarm(now_us, params);
+            if !std::mem::take(&mut self.is_counted) {
+                self.record_false_alarm(now_us, params);
+            }
             return Received::FalseAlarm;
         }
         Received::Fresh
@@ -130,6 +135,7 @@ impl Peer {
         let wrong = self.dead && now_us - wrong_since_us > limit_us;
         if wrong {
             self.record_false_alarm(now_us, params);
+            self.is_counted = true;
         }
         if self.false_alarms > 0 {
             self.reported_us = Some(now_us);
@@ -156,6 +162,7 @@ impl Peer {
         self.dead_since_us = now_us;
         self.contradicted_us = None;
         self.suspected = true;
+        self.is_counted = false;
         std::mem::take(&mut self.holds)
     }
 
@@ -220,5 +227,8 @@ mod tests {
         assert!(peer.dead && peer.false_alarms == 0);
         peer.record_controller_report(4_000_000 + params.controller_report_us() + 1, 0, &params);
         assert!(!peer.dead && peer.false_alarms == 1);
+        // The peer's own message confirms the alarm that was counted.
+        assert_eq!(peer.record(4_300_000, 3, 2, &params), Received::FalseAlarm);
+        assert_eq!(peer.false_alarms, 1);
     }
 }

@@ -160,7 +160,7 @@ async fn record(db: &Database, mut writes: mpsc::Receiver<DatabaseWrite>) {
                 tracing::info!(kind = event.kind, subject = event.subject, "{}", event.text);
                 db.store.add_event(event).await.map(drop)
             }
-            DatabaseWrite::ReissuePlan(cluster, known) => reissue_plan(db, cluster, known).await,
+            DatabaseWrite::ReissuePlan(cluster, known) => reissue_assignment(db, cluster, known).await,
         };
         if let Err(error) = result {
             db.count_error();
@@ -172,8 +172,8 @@ async fn record(db: &Database, mut writes: mpsc::Receiver<DatabaseWrite>) {
     }
 }
 
-async fn reissue_plan(db: &Database, cluster: ClusterId, known: u64) -> Result<(), StoreError> {
-    match db.store.reissue_plan(cluster, known).await {
+async fn reissue_assignment(db: &Database, cluster: ClusterId, known: u64) -> Result<(), StoreError> {
+    match db.store.reissue_assignment(cluster, known).await {
         Ok(reissued) => {
             if reissued {
                 tracing::warn!(

@@ -118,9 +118,9 @@ impl Follower {
                     after = more.last().map_or(after, |row| row.revision);
                     rows.extend(more);
                 }
-                Err(StoreError::Compacted { oldest, .. }) if oldest > after => {
+                Err(StoreError::Compacted { compacted, .. }) if compacted > after => {
                     rows.clear();
-                    after = oldest;
+                    after = compacted;
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -35,6 +35,8 @@ const DATAGRAM_BYTES: usize = MESSAGE_BYTES_MAX + 128;
 const OPEN_SOCKETS_US: u64 = 500_000;
 /// Shortest time between two updates of the shared status.
 const STATUS_US: u64 = 50_000;
+/// Time after which a state that could not be written is written again.
+const SAVE_RETRY: Duration = Duration::from_secs(5);
 /// Interval of the heartbeats by which the packet programs know that this agent is healthy.
 const BEAT_US: u64 = 100_000;
 const _: () = assert!(BEAT_US * 1_000 * 4 < AgentHeartbeat::TIMEOUT_NS);
@@ -303,19 +305,30 @@ fn log_incident(incident: Incident) {
             );
         }
         Incident::Paused { for_us } => tracing::warn!(for_us, "this agent did not run when it was due"),
-        Incident::Isolated => tracing::warn!("isolated: neither a gateway nor a witness answers"),
+        Incident::Isolated => tracing::warn!("isolated: no gateway, no witness and no controller answers"),
         Incident::Reconnected => tracing::info!("not isolated any more"),
     }
 }
 
-/// Writes the newest of the states that wait, until their sender is dropped.
+/// Writes the newest of the states that wait, until their sender is dropped. A state that could not be written is
+/// written again after a while.
 pub fn save_states(state_dir: &Path, states: &Receiver<SavedState>) {
-    while let Ok(mut newest) = states.recv() {
+    let mut unwritten: Option<SavedState> = None;
+    loop {
+        let received = match unwritten {
+            None => states.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(_) => states.recv_timeout(SAVE_RETRY),
+        };
+        let mut newest = match (received, unwritten.take()) {
+            (Ok(state), _) | (Err(RecvTimeoutError::Timeout), Some(state)) => state,
+            (Err(_), _) => return,
+        };
         while let Ok(newer) = states.try_recv() {
             newest = newer;
         }
         if let Err(error) = newest.write(state_dir) {
             tracing::error!(state_dir = %state_dir.display(), %error, "cannot save the owners of vIPs");
+            unwritten = Some(newest);
         }
     }
 }

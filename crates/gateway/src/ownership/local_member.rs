@@ -29,7 +29,7 @@ use sluice_cluster::{
 use sluice_envelope::{BootId, KeyRing};
 use sluice_types::{GatewayId, MacAddr};
 
-use super::plan::OwnershipPlan;
+use super::plan::GatewayPlan;
 use super::saved_state::SavedState;
 use super::status::{OwnershipCounts, OwnershipStatus};
 
@@ -65,7 +65,7 @@ pub enum Event<'a> {
     /// A witness answered the probe with this number.
     WitnessReply(u64),
     /// The controller's plan.
-    Plan(OwnershipPlan),
+    Plan(GatewayPlan),
     /// This gateway was deleted.
     Deleted,
     /// The cluster's keys.
@@ -126,7 +126,7 @@ pub struct LocalMember {
     incarnation: u64,
     codec: MessageCodec,
     keys: KeyRing,
-    plan: Option<OwnershipPlan>,
+    plan: Option<GatewayPlan>,
     machine: Option<Gateway>,
     controller: Option<IpAddr>,
     /// Source addresses of the last datagrams of gateways, for messages to those that are not in the plan.
@@ -185,7 +185,7 @@ impl LocalMember {
 
     /// The current plan.
     #[must_use]
-    pub fn plan(&self) -> Option<&OwnershipPlan> {
+    pub fn plan(&self) -> Option<&GatewayPlan> {
         self.plan.as_ref()
     }
 
@@ -247,12 +247,7 @@ impl LocalMember {
     }
 
     /// Starts a state machine in the cluster of a plan.
-    fn join(
-        &mut self,
-        now: Now,
-        plan: OwnershipPlan,
-        state: (sluice_cluster::Config, sluice_cluster::Table),
-    ) {
+    fn join(&mut self, now: Now, plan: GatewayPlan, state: (sluice_cluster::Config, sluice_cluster::Table)) {
         let held: VipSet = plan
             .vips
             .iter()
@@ -268,9 +263,8 @@ impl LocalMember {
         self.due_us = now.boot_us;
     }
 
-    fn set_plan(&mut self, now: Now, plan: OwnershipPlan) {
-        let is_newer =
-            |known: &OwnershipPlan| known.cluster == plan.cluster && known.revision > plan.revision;
+    fn set_plan(&mut self, now: Now, plan: GatewayPlan) {
+        let is_newer = |known: &GatewayPlan| known.cluster == plan.cluster && known.revision > plan.revision;
         if self.plan.as_ref().is_some_and(is_newer) {
             // The controller's database was restored from a backup, or the plan is of a time before a
             // restart. The controller learns the revision that is followed here, and sends the plan with a
@@ -287,6 +281,8 @@ impl LocalMember {
         if let Some(old) = old.filter(|_| same_cluster) {
             self.announce_new_addresses(&old);
         }
+        // Learned again from the next datagrams; gateways that left would fill it.
+        self.source_addresses.clear();
         self.feed(now, Input::Config(config));
     }
 
@@ -296,12 +292,12 @@ impl LocalMember {
     fn leave(&mut self, now: Now) {
         let Some(plan) = self.plan.take() else { return };
         self.actions.extend(self.owned.iter().map(|(address, mac)| Action::Withdraw(*address, *mac)));
-        let empty = OwnershipPlan { vips: Vec::new(), members: Vec::new(), ..plan };
+        let empty = GatewayPlan { vips: Vec::new(), members: Vec::new(), ..plan };
         self.join(now, empty, Default::default());
     }
 
     /// Announces vIPs that this gateway owns already, and whose address is new in the plan.
-    fn announce_new_addresses(&mut self, old: &OwnershipPlan) {
+    fn announce_new_addresses(&mut self, old: &GatewayPlan) {
         let (Some(plan), Some(machine)) = (&self.plan, &self.machine) else { return };
         for vip in plan.vips.iter().filter(|vip| machine.holds().contains(vip.slot)) {
             if old.vip(vip.slot) != Some(vip) {

@@ -3,8 +3,8 @@
 //!
 //! `sluice_cluster::Gateway` decides which vIPs this gateway owns. `local_member.rs` has what that state
 //! machine needs around it without sockets and clocks: authentication, addresses, what to save.
-//! `io_thread.rs` has sockets and clock, on a thread that runs before others: at the default hello interval,
-//! a gateway that is late by 13 ms counts as dead. `announce.rs` announces vIPs to the underlay, `witness.rs`
+//! `io_thread.rs` has sockets and clock, on a thread with real-time priority: at the default hello interval,
+//! a gateway that is silent for 13 ms counts as dead. `announce.rs` announces vIPs to the underlay, `witness.rs`
 //! probes whether the underlay is reachable, and `status.rs` shows the state to operators.
 
 mod announce;
@@ -37,7 +37,7 @@ use tokio::sync::{Notify, watch};
 pub use announce::{Layer2Announcer, SharedLinks, VipAnnouncer};
 pub use io_thread::SetOwned;
 pub use local_member::OwnedVips;
-pub use plan::{OwnershipPlan, PlannedMember, PlannedVip};
+pub use plan::{GatewayPlan, PlannedMember, PlannedVip};
 pub use saved_state::has_saved_state;
 pub use status::{OwnershipCounts, OwnershipStatus, SharedOwnershipStatus};
 pub use witness::WitnessNeighbor;
@@ -51,7 +51,7 @@ use witness::Witness;
 /// A command to the ownership thread.
 #[derive(Debug)]
 enum Command {
-    Plan(OwnershipPlan),
+    Plan(GatewayPlan),
     LeaveCluster,
     Keys(KeyRing),
     Controller(Option<SocketAddr>),
@@ -142,7 +142,7 @@ impl Ownership {
     }
 
     /// Sets the controller's plan.
-    pub fn set_plan(&self, plan: OwnershipPlan) {
+    pub fn set_plan(&self, plan: GatewayPlan) {
         self.send(Command::Plan(plan));
     }
 

@@ -10,7 +10,7 @@ use sluice_types::{ClusterId, GatewayId, MacAddr};
 
 /// Members and vIPs of a cluster, with their addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnershipPlan {
+pub struct GatewayPlan {
     /// The cluster.
     pub cluster: ClusterId,
     /// Increases with every change.
@@ -50,7 +50,7 @@ pub struct PlannedMember {
     pub draining: bool,
 }
 
-impl OwnershipPlan {
+impl GatewayPlan {
     /// The part of the plan that gateways send each other.
     pub fn config(&self) -> Config {
         let member = |member: &PlannedMember| Member { id: member.gateway, draining: member.draining };
@@ -91,7 +91,7 @@ mod tests {
         let (v4, v6): (Ipv4Addr, Ipv6Addr) = ([192, 0, 2, 2].into(), "2001:db8::2".parse().unwrap());
         let address = |vtep4, vtep6, own| {
             let member = PlannedMember { gateway: GatewayId::new(2), vtep4, vtep6, draining: false };
-            let plan = OwnershipPlan {
+            let plan = GatewayPlan {
                 cluster: ClusterId::new(1),
                 revision: 1,
                 vips: Vec::new(),

@@ -10,7 +10,7 @@ use sluice_agent::Error;
 use sluice_cluster::{Claim, Config, Member, Table, VipId};
 use sluice_types::GatewayId;
 
-use super::plan::OwnershipPlan;
+use super::plan::GatewayPlan;
 
 /// Name of the file in the state directory.
 const FILE: &str = "cluster.json";
@@ -19,7 +19,7 @@ const FILE: &str = "cluster.json";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
     /// The controller's last plan.
-    pub plan: OwnershipPlan,
+    pub plan: GatewayPlan,
     /// The last configuration, which may be newer than the plan: gateways send it to each other.
     config: SavedConfig,
     /// The owners of vIPs.
@@ -50,7 +50,7 @@ struct SavedClaim {
 }
 
 impl SavedState {
-    pub fn new(plan: OwnershipPlan, config: &Config, table: &Table) -> Self {
+    pub fn new(plan: GatewayPlan, config: &Config, table: &Table) -> Self {
         let member = |member: &Member| SavedMember { gateway: member.id, draining: member.draining };
         let claim =
             |(slot, claim): (VipId, Claim)| SavedClaim { slot, epoch: claim.epoch, owner: claim.owner };
@@ -120,7 +120,7 @@ mod tests {
     use sluice_types::{ClusterId, MacAddr};
     use std::net::Ipv4Addr;
 
-    fn saved() -> (OwnershipPlan, Table, SavedState) {
+    fn saved() -> (GatewayPlan, Table, SavedState) {
         let vip = |slot: u8| PlannedVip {
             slot: VipId::new(slot).unwrap(),
             address: Ipv4Addr::new(192, 0, 2, 100 + slot).into(),
@@ -132,7 +132,7 @@ mod tests {
             vtep6: None,
             draining: number == 2,
         };
-        let plan = OwnershipPlan {
+        let plan = GatewayPlan {
             cluster: ClusterId::new(4),
             revision: 9,
             vips: vec![vip(0), vip(127)],

@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
-use sluice_agent::metrics::{MetricSource, counter, gauge};
+use sluice_agent::metric_source::{MetricSource, counter, gauge};
 use sluice_types::{ClusterId, GatewayId};
 
 /// State of a gateway in its cluster.
@@ -54,7 +54,7 @@ pub struct OwnershipCounts {
     pub false_alarms: u64,
     /// Times that this agent did not run when it was due.
     pub pauses: u64,
-    /// Times that this gateway was isolated: neither a gateway nor a witness answered.
+    /// Times that this gateway was isolated: no gateway, no witness and no controller answered.
     pub isolated: u64,
 }
 
@@ -130,7 +130,11 @@ impl MetricSource for SharedOwnershipStatus {
             ("cluster_takeovers", "vIPs taken over from gateways that failed", counts.taken_over),
             ("cluster_false_alarms", "Gateways believed dead that were not", counts.false_alarms),
             ("cluster_pauses", "Times that this agent did not run when it was due", counts.pauses),
-            ("cluster_isolated", "Times that neither a gateway nor a witness answered", counts.isolated),
+            (
+                "cluster_isolated",
+                "Times that no gateway, no witness and no controller answered",
+                counts.isolated,
+            ),
         ] {
             registry.register(name, help, counter(value));
         }

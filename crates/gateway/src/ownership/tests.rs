@@ -33,7 +33,7 @@ fn vteps(at: usize) -> Vteps {
     Vteps { v4, v6: Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into())) }
 }
 
-fn plan(revision: u64, vips: u8) -> OwnershipPlan {
+fn plan(revision: u64, vips: u8) -> GatewayPlan {
     let vip = |slot: u8| PlannedVip {
         slot: VipId::new(slot).unwrap(),
         address: Ipv4Addr::new(192, 0, 2, 101 + slot).into(),
@@ -43,7 +43,7 @@ fn plan(revision: u64, vips: u8) -> OwnershipPlan {
         let Vteps { v4: vtep4, v6: vtep6 } = vteps(at);
         PlannedMember { gateway: id(at), vtep4, vtep6, draining: false }
     };
-    OwnershipPlan {
+    GatewayPlan {
         hello_interval_ms: 4,
         cluster: ClusterId::new(1),
         revision,
@@ -313,7 +313,7 @@ fn vip_is_announced_when_its_address_becomes_known() {
 #[test]
 fn plan_of_another_cluster_starts_with_empty_tables() {
     let mut world = World::settled(3);
-    let other = OwnershipPlan { cluster: ClusterId::new(2), ..plan(1, 3) };
+    let other = GatewayPlan { cluster: ClusterId::new(2), ..plan(1, 3) };
     world.feed(1, Event::Plan(other));
     world.pass_ms(100);
     // Its claims do not count there, and the old members ignore it.
@@ -339,7 +339,7 @@ fn deleted_gateway_gives_up_its_vips_also_after_a_restart() {
     assert_eq!(world.owned[1].len(), 0);
     assert!(world.announced[announced..].iter().all(|(at, ..)| *at != 1), "{:?}", world.announced);
     // The others get a plan without it.
-    let without = OwnershipPlan {
+    let without = GatewayPlan {
         members: plan(9, 6).members.into_iter().filter(|it| it.gateway != id(1)).collect(),
         ..plan(9, 6)
     };

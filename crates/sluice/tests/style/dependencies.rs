@@ -209,7 +209,23 @@ fn without_tests(code: &str) -> String {
     kept
 }
 
-/// Modules of a crate's top level that each other one names by `crate::`, tests left out.
+/// The module of each name that `lib.rs` exports again from one of its modules: `pub use module::{A, B};`.
+fn exported_again(lib: &str, modules: &BTreeSet<String>) -> BTreeMap<String, String> {
+    let code = without_tests(&code_only(lib));
+    let mut module_of = BTreeMap::new();
+    for item in code.split(';').filter_map(|item| item.rsplit_once("use ").map(|(_, item)| item)) {
+        let mut words = item
+            .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+            .filter(|word| !word.is_empty());
+        if let Some(module) = words.find(|word| *word != "crate").filter(|word| modules.contains(*word)) {
+            module_of.extend(words.map(|name| (name.to_owned(), module.to_owned())));
+        }
+    }
+    module_of
+}
+
+/// Modules of a crate's top level that each other one names by `crate::`, directly or by a name that `lib.rs`
+/// exports again, tests left out.
 fn module_uses(crate_source: &str, files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let top = |name: &str| {
         let rest = name.strip_prefix(crate_source)?;
@@ -222,6 +238,8 @@ fn module_uses(crate_source: &str, files: &[(String, String)]) -> BTreeMap<Strin
         .filter_map(|(name, text)| Some((top(name)?, text)))
         .collect();
     let modules: BTreeSet<String> = sources.iter().map(|(module, _)| module.clone()).collect();
+    let lib = files.iter().find(|(name, _)| *name == format!("{crate_source}lib.rs"));
+    let exported = lib.map(|(_, text)| exported_again(text, &modules)).unwrap_or_default();
     let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (module, text) in sources {
         let code = without_tests(&code_only(text));
@@ -233,8 +251,8 @@ fn module_uses(crate_source: &str, files: &[(String, String)]) -> BTreeMap<Strin
             let words = named.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
             let words = words.filter(|word| !word.is_empty());
             let names = if rest.starts_with('{') { usize::MAX } else { 1 };
-            let used = words.take(names).filter(|word| modules.contains(*word) && **word != module);
-            uses.entry(module.clone()).or_default().extend(used.map(str::to_owned));
+            let used = words.take(names).filter_map(|word| modules.get(word).or_else(|| exported.get(word)));
+            uses.entry(module.clone()).or_default().extend(used.filter(|used| **used != module).cloned());
         }
     }
     uses
@@ -290,6 +308,11 @@ fn cycles_are_found() {
         uses
     };
     assert_eq!(cycle(&uses(&[("a", "b"), ("a", "c"), ("b", "c")]), "a"), None);
+    let modules = ["a", "b"].map(str::to_owned).into();
+    let exported =
+        exported_again("mod a;\npub use a::{One, Two};\npub(crate) use b::Three;\nuse std::fs;", &modules);
+    let names: Vec<_> = exported.iter().map(|(name, module)| (name.as_str(), module.as_str())).collect();
+    assert_eq!(names, [("One", "a"), ("Three", "b"), ("Two", "a")]);
     let path = cycle(&uses(&[("a", "b"), ("b", "c"), ("c", "a")]), "a");
     assert_eq!(path, Some(["a", "b", "c", "a"].map(str::to_owned).to_vec()));
 }

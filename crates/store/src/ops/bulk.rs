@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Instances in one row of the outbox.
-const INSTANCES_PER_ROW: usize = 16384;
+pub(super) const INSTANCES_PER_ROW: usize = 16384;
 
 /// Result of a bulk creation.
 pub(crate) struct Outcome {
@@ -81,7 +81,7 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
     Ok(allocated)
 }
 
-/// The next allocated address, or who has none left.
+/// The next allocated address of the subnet. If there is none left, the error names the request.
 fn next(
     allocated: &mut Allocated,
     plan: &BulkPlan<'_>,

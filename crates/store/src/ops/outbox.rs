@@ -19,9 +19,9 @@ pub(crate) async fn revision(q: &mut dyn Query) -> Result<u64> {
 }
 
 pub(crate) async fn read(q: &mut dyn Query, after: u64, limit: u32) -> Result<Vec<OutboxRow>> {
-    let oldest = meta(q).await?.1;
-    if after < oldest {
-        return Err(StoreError::Compacted { wanted: after, oldest });
+    let compacted = meta(q).await?.1;
+    if after < compacted {
+        return Err(StoreError::Compacted { wanted: after, compacted });
     }
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     // The last revision read is that of the row number `limit`; all its rows are read.

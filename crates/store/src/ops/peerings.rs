@@ -1,6 +1,6 @@
 //! Peerings: creation, lookup, deletion.
 
-use super::{check_unused, vpc_moves};
+use super::{check_unused, vpcs};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, find_one, get};
@@ -60,8 +60,8 @@ pub(crate) async fn create(w: &mut Write, new: &NewPeering) -> Result<Created<Pe
     if let Some(existing) = find_one::<Peering>(w.q(), both).await? {
         return Err(Conflict::AlreadyPeered { a: a.name, b: b.name, peering: existing.name }.into());
     }
-    vpc_moves::check_not_moving(&a)?;
-    vpc_moves::check_not_moving(&b)?;
+    vpcs::check_not_moving(&a)?;
+    vpcs::check_not_moving(&b)?;
     if a.cluster != b.cluster {
         return Err(Conflict::PeeringAcrossClusters { a: a.name, b: b.name }.into());
     }

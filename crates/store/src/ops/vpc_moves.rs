@@ -25,14 +25,14 @@ use crate::codec;
 use crate::rows::{Record, check_revision, find, get};
 use crate::value::args;
 use crate::write::Write;
-use crate::{Change, Cluster, Conflict, Host, Instance, Move, Result, StoreError, Vpc};
+use crate::{Change, Cluster, Conflict, Host, Instance, Move, Result, Vpc};
 use serde_json::json;
 use sluice_types::{ClusterId, HostId, VpcId};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Instances in one row of the outbox.
-const INSTANCES_PER_ROW: u64 = 16384;
+const INSTANCES_PER_ROW: u64 = super::bulk::INSTANCES_PER_ROW as u64;
 
 /// Event kinds.
 const STARTED: &str = "vpc_move_started";
@@ -71,8 +71,8 @@ async fn save(w: &mut Write, vpc: &mut Vpc) -> Result<()> {
 /// What happens to the entries of instances on a cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Entries {
-    Placed,
-    Withdrawn,
+    Added,
+    Removed,
 }
 
 /// Appends the instances of the VPC to the outbox, in several rows.
@@ -91,7 +91,7 @@ async fn push_instances(w: &mut Write, vpc: &Vpc, cluster: ClusterId, entries: E
         let is_full = instances.len() as u64 == INSTANCES_PER_ROW;
         let vpc = vpc.clone();
         let change = match entries {
-            Entries::Placed => {
+            Entries::Added => {
                 let mut used = BTreeSet::new();
                 for instance in &instances {
                     used.insert(instance.host);
@@ -102,7 +102,7 @@ async fn push_instances(w: &mut Write, vpc: &Vpc, cluster: ClusterId, entries: E
                 let hosts = hosts.values().filter(|host| used.contains(&host.id)).cloned().collect();
                 Change::EndpointsAdded { vpc, cluster, hosts, instances }
             }
-            Entries::Withdrawn => Change::EndpointsRemoved { vpc, cluster, instances },
+            Entries::Removed => Change::EndpointsRemoved { vpc, cluster, instances },
         };
         w.push_encoded(codec::encode(&change)?);
         if !is_full {
@@ -157,7 +157,7 @@ pub(crate) async fn start(w: &mut Write, id: VpcId, to: ClusterId, expected: Opt
                 let from = vpc.cluster;
                 vpc.moving = Some(Move { id: w.revision, to, switched: false });
                 save(w, &mut vpc).await?;
-                push_instances(w, &vpc, to, Entries::Placed).await?;
+                push_instances(w, &vpc, to, Entries::Added).await?;
                 record(w, STARTED, &vpc, from, to).await?;
             }
         }
@@ -188,7 +188,7 @@ pub(crate) async fn advance(w: &mut Write, id: u64, switched: bool) -> Result<bo
         let Some(moving) = vpc.moving else { continue };
         let (from, to) = (vpc.cluster, moving.to);
         if switched {
-            push_instances(w, &vpc, from, Entries::Withdrawn).await?;
+            push_instances(w, &vpc, from, Entries::Removed).await?;
             (vpc.cluster, vpc.moving) = (to, None);
             save(w, &mut vpc).await?;
             record(w, MOVED, &vpc, from, to).await?;
@@ -199,15 +199,4 @@ pub(crate) async fn advance(w: &mut Write, id: u64, switched: bool) -> Result<bo
         }
     }
     Ok(true)
-}
-
-/// Refuses an operation that is not possible while the VPC moves.
-pub(crate) fn check_not_moving(vpc: &Vpc) -> Result<()> {
-    match vpc.moving {
-        None => Ok(()),
-        Some(moving) => {
-            let (vpc, to) = (vpc.name.clone(), moving.to.to_string());
-            Err(StoreError::from(Conflict::VpcMoves { vpc, to }))
-        }
-    }
 }

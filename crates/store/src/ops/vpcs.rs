@@ -128,3 +128,14 @@ pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> R
     w.q().run("DELETE FROM vpcs WHERE id = $1", args![id.get()]).await?;
     w.push(&Change::VpcRemoved(vpc))
 }
+
+/// Refuses an operation that is not possible while the VPC moves.
+pub(crate) fn check_not_moving(vpc: &Vpc) -> Result<()> {
+    match vpc.moving {
+        None => Ok(()),
+        Some(moving) => {
+            let (vpc, to) = (vpc.name.clone(), moving.to.to_string());
+            Err(StoreError::from(Conflict::VpcMoves { vpc, to }))
+        }
+    }
+}

@@ -112,10 +112,10 @@ pub async fn plans_are_reissued(f: Fixture) {
     let g1 = gateway(s, id, "g1", 1).await;
     let before = s.cluster(id).await.unwrap();
     let revision = s.revision().await.unwrap();
-    assert!(!s.reissue_plan(id, before.vip_plan_revision).await.unwrap(), "the plan is not older");
-    assert!(!s.reissue_plan(id, u64::MAX).await.unwrap(), "an impossible revision is ignored");
+    assert!(!s.reissue_assignment(id, before.vip_plan_revision).await.unwrap(), "the plan is not older");
+    assert!(!s.reissue_assignment(id, u64::MAX).await.unwrap(), "an impossible revision is ignored");
     assert_eq!(s.revision().await.unwrap(), revision);
-    assert!(s.reissue_plan(id, 5000).await.unwrap() && !s.reissue_plan(id, 5000).await.unwrap());
+    assert!(s.reissue_assignment(id, 5000).await.unwrap() && !s.reissue_assignment(id, 5000).await.unwrap());
     let raised = s.cluster(id).await.unwrap();
     assert_eq!(raised, Cluster { vip_plan_revision: 5001, ..before });
     let row = s.outbox(revision, 10).await.unwrap().remove(0);
@@ -130,7 +130,7 @@ pub async fn plans_are_reissued(f: Fixture) {
     assert!(s.set_preferred_owner(id, vip, g1, g2).await.unwrap());
     assert_eq!(s.cluster(id).await.unwrap().vip_plan_revision, 5003);
     assert!(s.revision().await.unwrap() < 5000);
-    let ghost = s.reissue_plan(ClusterId::new(999), 1).await;
+    let ghost = s.reissue_assignment(ClusterId::new(999), 1).await;
     assert!(matches!(ghost, Err(sluice_store::StoreError::NotFound { kind: "cluster", .. })));
 }
 
@@ -295,6 +295,16 @@ pub async fn secrets_are_stored_in_one_table_only(f: Fixture) {
     let user = conflict(s.delete_cluster(c.cluster.id, None).await);
     assert!(matches!(user, Conflict::InUse { kind: "cluster", .. }));
     assert_eq!(s.cluster_keys(c.cluster.id).await.unwrap(), keys);
+}
+
+/// Catches an update that adds vIPs in a first revision, and refuses the removal of others in a second one.
+pub async fn repeated_vips_change_nothing(f: Fixture) {
+    let s = &f.store;
+    let [a, b, c] = [1, 2, 3].map(vip);
+    let cluster = new(s.create_cluster("c", &[a, b], None).await);
+    let refused = conflict(s.update_cluster(cluster.id, &[a, a, c], None).await);
+    assert!(matches!(refused, Conflict::Invalid { .. }));
+    assert_eq!(s.cluster(cluster.id).await.unwrap(), cluster);
 }
 
 /// A database of the first version, with a cluster of two gateways and three vIPs.

@@ -59,7 +59,7 @@ fn cases() -> Vec<Case> {
         objects: lifecycle_of_each_kind, creation_is_idempotent, another_content_names_the_difference,
             if_match, pages, filters, names, reopening_keeps_everything, unchanged_updates_take_no_revision,
             a_newer_schema_is_refused, ids_ascend_across_kinds;
-        clusters: vips_keep_their_slots, hello_intervals, preferred_owners_follow_the_gateways, plans_are_reissued, keys_are_renewed,
+        clusters: vips_keep_their_slots, repeated_vips_change_nothing, hello_intervals, preferred_owners_follow_the_gateways, plans_are_reissued, keys_are_renewed,
             keys_are_renewed_when_a_node_is_deleted,
             keys_recover_from_clock_errors_and_outages, secrets_are_stored_in_one_table_only;
         conflicts: prefixes, addresses, underlay_addresses, vnis, peerings, routes, in_use,
@@ -73,7 +73,7 @@ fn cases() -> Vec<Case> {
         moves: make_before_break, hosts_find_vips_of_their_family, peered_vpcs_move_together, reversed_move, refusals, many_instances_in_parts,
             instances_change_hosts, gateways_drain, vips_are_added_before_others_are_removed, thresholds, events;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
-            snapshot_is_one_revision, snapshot_of_a_host, snapshot_ends_when_its_receiver_is_dropped;
+            slow_snapshots_leave_connections, snapshot_is_one_revision, snapshot_of_a_host, snapshot_ends_when_its_receiver_is_dropped;
         concurrency: writers_are_serialized, two_stores_on_one_database, same_name_is_created_once,
             cancelled_call_leaves_all_or_nothing;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, instances_are_counted, plans_are_stored_and_one_is_applied_at_a_time;

@@ -174,7 +174,7 @@ pub async fn compaction(f: Fixture) {
     let last = c.store.revision().await.unwrap();
     c.store.compact_outbox(3).await.unwrap();
     match c.store.outbox(2, 10).await {
-        Err(StoreError::Compacted { wanted: 2, oldest: 3 }) => {}
+        Err(StoreError::Compacted { wanted: 2, compacted: 3 }) => {}
         other => panic!("{other:?}"),
     }
     complete(&c.store.outbox(3, 10).await.unwrap(), 3, last);
@@ -206,6 +206,23 @@ pub async fn snapshot(store: Arc<Store>, of: InstancesOf) -> (Topology, Vec<Inst
     assert_eq!(task.await.unwrap().unwrap(), topology.revision);
     assert!(instances.windows(2).all(|pair| pair[0].id < pair[1].id), "in order of id");
     (topology, instances)
+}
+
+/// Catches snapshots whose receivers take no parts, and that hold all connections of the database.
+pub async fn slow_snapshots_leave_connections(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let mut receivers = Vec::new();
+    for _ in 0..10 {
+        let (sink, parts) = tokio::sync::mpsc::channel(1);
+        receivers.push(parts);
+        let (store, of) = (c.store.clone(), InstancesOf::Cluster(c.cluster.id));
+        // The topology fills the channel, so the snapshot waits before its next part.
+        tokio::spawn(async move { store.snapshot(of, sink).await });
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    assert!(receivers.iter().any(|parts| !parts.is_empty()), "snapshots are being read");
+    assert!(!c.store.outbox(0, 10).await.unwrap().is_empty());
+    c.subnet("late", &c.vpc, "10.77.0.0/24").await;
 }
 
 /// A snapshot that is read slowly while a writer continues has one revision, and does not block the writer.

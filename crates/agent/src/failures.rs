@@ -12,11 +12,14 @@ pub(crate) struct Failures {
     named: Vec<String>,
     /// Number of failures that no element of `named` describes.
     unnamed: u64,
+    /// Number of entries that failed in all.
+    entries: u64,
 }
 
 impl Failures {
     /// Adds `count` failures that `text` describes.
     pub(crate) fn add(&mut self, count: u64, text: impl FnOnce() -> String) {
+        self.entries += count;
         if self.named.len() < NAMED_FAILURES_MAX {
             let text = text();
             tracing::error!(failure = text, "update");
@@ -41,12 +44,13 @@ impl Failures {
         }
     }
 
-    /// The report for the acknowledgment; the last line counts the failures without a name.
-    pub(crate) fn into_report(self) -> Vec<String> {
-        let Self { mut named, unnamed } = self;
+    /// The report for the acknowledgment, whose last line counts the failures without a name; and the number of
+    /// entries that failed.
+    pub(crate) fn into_report(self) -> (Vec<String>, u64) {
+        let Self { mut named, unnamed, entries } = self;
         if unnamed > 0 {
             named.push(format!("and {unnamed} more"));
         }
-        named
+        (named, entries)
     }
 }
