@@ -19,7 +19,7 @@ const MIB: u32 = 1;
 const PORT: u16 = 7041;
 /// Rate of a mouse: a hundredth of the default threshold of elephants.
 const PPS: u64 = 4;
-const SECONDS: u64 = 3;
+const SECONDS: u64 = 2;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Number of instances that makes their table grow to half of the memory, which is the last time that it can
 /// grow.
