@@ -73,7 +73,7 @@ static __always_inline int nd_options_valid(struct cursor *cursor, __u32 bytes, 
 /*
  * Checks a neighbor solicitation (RFC 4861 section 7.1.1, RFC 6980) whose frame starts `frame_at`
  * bytes into the packet, and reads its target. A malformed message also sets `target`, if it is long
- * enough to have one.
+ * enough to have one and has no extension headers.
  */
 static __always_inline enum drop_reason parse_solicit(program_context *ctx, __u32 frame_at,
 						      const struct frame *frame, __u64 *target)

@@ -22,6 +22,13 @@ pub struct Vteps {
     pub v6: Option<Ipv6Addr>,
 }
 
+impl Vteps {
+    /// The addresses that the node has: one or both.
+    pub fn addresses(self) -> impl Iterator<Item = IpAddr> {
+        self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6))
+    }
+}
+
 impl Link {
     /// The interface as programs are attached to it.
     #[must_use]
@@ -58,8 +65,7 @@ pub async fn links(netlink: &Netlink, names: &[String]) -> Result<Vec<Link>, Err
 /// If a given address is not on this machine, or if there is no address at all.
 pub async fn vteps(netlink: &Netlink, links: &[Link], given: Vteps) -> Result<Vteps, Error> {
     let all = netlink.addresses(None).await?;
-    let given_addresses = [given.v4.map(IpAddr::V4), given.v6.map(IpAddr::V6)];
-    for address in given_addresses.into_iter().flatten() {
+    for address in given.addresses() {
         if !all.contains(&address) {
             return Err(Error::Config(format!("VTEP address {address} is on no interface of this machine")));
         }

@@ -111,7 +111,8 @@ struct Ids {
     hosts: HashMap<String, Option<HostId>>,
     /// Key: tenant and name, as written in the cloud file.
     vpcs: HashMap<(String, String), Option<VpcId>>,
-    peerings: HashMap<String, Option<PeeringId>>,
+    /// Key: name, and one of the two VPCs. Names are unique only in a tenant.
+    peerings: HashMap<(String, VpcId), Option<PeeringId>>,
 }
 
 struct Applier<'a> {
@@ -224,7 +225,9 @@ impl Applier<'_> {
         let body = a.zip(b).map(|(a, b)| NewPeering { name: spec.name.clone(), vpcs: [a, b] });
         let of = a.map(|a| a.to_string()).unwrap_or_default();
         let id = self.create_or_compare(&spec.name, body.as_ref().map(|_| ()), &[("vpc", &of)], body).await?;
-        self.ids.peerings.insert(spec.name.clone(), id);
+        for vpc in a.into_iter().chain(b) {
+            self.ids.peerings.insert((spec.name.clone(), vpc), id);
+        }
         Ok(())
     }
 
@@ -281,7 +284,7 @@ impl Applier<'_> {
 
     async fn target(&self, vpc: VpcId, route: &RouteSpec) -> Result<Option<RouteTarget>> {
         let RouteTargetSpec::Peering(name) = &route.target else { return Ok(Some(RouteTarget::Drop)) };
-        let id = match self.ids.peerings.get(name) {
+        let id = match self.ids.peerings.get(&(name.clone(), vpc)) {
             Some(id) => *id,
             None => Some(self.client.id_of::<Peering>(name, &[("vpc", &vpc.to_string())]).await?),
         };

@@ -37,11 +37,19 @@ struct ListPage<T> {
 }
 
 /// A client of one API, cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Client {
     http: reqwest::Client,
     base: Url,
     token: Option<String>,
+}
+
+// Neither the token nor a password in the URL may appear in logs.
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (host, port) = (self.base.host_str(), self.base.port());
+        f.debug_struct("Client").field("host", &host).field("port", &port).finish_non_exhaustive()
+    }
 }
 
 impl Client {

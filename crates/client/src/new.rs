@@ -163,7 +163,7 @@ pub struct NewTenant {
 pub struct NewCluster {
     /// Name, unique in the cloud.
     pub name: String,
-    /// Addresses of the vIPs, 1 to 63 of each family.
+    /// Addresses of the vIPs: at least one, and at most 63 of each family.
     pub vips: Vec<IpAddr>,
     /// Interval between two hellos of a gateway, in milliseconds, 2 to 250; 4 if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -30,7 +30,10 @@ impl Client {
             (Some(named), Ok(found)) if named.id() != found.id() => {
                 Err(Error::NameOrId { kind: T::NOUN, text: text.to_owned(), named: named.id().to_string() })
             }
-            (Some(named), _) => Ok(named),
+            (Some(named), Ok(_)) => Ok(named),
+            (Some(named), Err(error)) if error.is_not_found() => Ok(named),
+            // Whether the text is also the id of another object is not known.
+            (Some(_), Err(error)) => Err(error),
         }
     }
 

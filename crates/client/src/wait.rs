@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 /// The first pause between two polls is short, so that programming that takes milliseconds is seen at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// Instead of a timeout whose end no clock can show: a year.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The end of a wait. Several calls can share one deadline.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +20,8 @@ pub struct Deadline {
 impl Deadline {
     /// The deadline of a wait that begins now.
     pub fn after(timeout: Duration) -> Self {
-        Self { at: Instant::now() + timeout, timeout }
+        let now = Instant::now();
+        Self { at: now.checked_add(timeout).unwrap_or(now + LONGEST_WAIT), timeout }
     }
 }
 
@@ -120,7 +123,11 @@ impl Client {
         let deadline = deadline.into();
         for object in self.list::<T>(filters, None).await? {
             if !object.programmed() {
-                self.wait_programmed::<T>(object.id(), deadline).await?;
+                match self.wait_programmed::<T>(object.id(), deadline).await {
+                    // It was deleted since it was listed.
+                    Err(error) if error.is_not_found() => {}
+                    waited => drop(waited?),
+                }
             }
         }
         Ok(())

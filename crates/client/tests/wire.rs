@@ -109,6 +109,7 @@ async fn names_and_ids_are_told_apart() {
         let named: Vec<Value> = match query.get("name").map(String::as_str) {
             Some("host-1") => vec![host(2, "host-1")],
             Some("b") => vec![host(1, "b")],
+            Some("host-3") => vec![host(5, "host-3")],
             Some("twice") => vec![host(3, "twice"), host(4, "twice")],
             _ => vec![],
         };
@@ -118,6 +119,7 @@ async fn names_and_ids_are_told_apart() {
         match id.as_str() {
             "host-1" => Json(host(1, "b")).into_response(),
             "host-2" => Json(host(2, "host-1")).into_response(),
+            "host-3" => problem(StatusCode::SERVICE_UNAVAILABLE, "the database does not respond"),
             _ => problem(StatusCode::NOT_FOUND, "no such host"),
         }
     };
@@ -129,6 +131,10 @@ async fn names_and_ids_are_told_apart() {
     assert_eq!(find("host-2").await.unwrap(), 2);
     assert_eq!(find("b").await.unwrap(), 1);
     assert!(find("host-9").await.unwrap_err().is_not_found());
+    // Whether host-3 is also an id is not known, so its name alone decides nothing.
+    let unknown = find("host-3").await.unwrap_err().to_string();
+    assert!(unknown.contains("the database does not respond"), "{unknown}");
+    assert!(!format!("{client:?}").contains("secret"), "{client:?}");
     assert_eq!(find("unknown-host").await.unwrap_err().to_string(), "no host is named `unknown-host`");
     let twice = find("twice").await.unwrap_err().to_string();
     assert_eq!(twice, "2 hosts are named `twice`: host-3, host-4; give the id");
@@ -157,6 +163,8 @@ async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
     let error = client.wait_programmed::<Host>(HostId::new(2), Duration::from_millis(50)).await.unwrap_err();
     assert_eq!(error.to_string(), "host host-2 is not programmed after 0 s; nodes that lag behind: edge");
     let never = |_: &Host| false;
+    let longest = client.wait_programmed::<Host>(HostId::new(1), Duration::MAX).await;
+    assert!(longest.unwrap().programmed);
     let error = client.wait_until(HostId::new(1), Duration::from_millis(50), never).await.unwrap_err();
     assert_eq!(error.to_string(), "the change of host host-1 is not complete after 0 s");
 }

@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use table::{Entry, Slot, Table};
 
-/// Unanswered queries after which the interval of a path's queries starts to double.
+/// Most unanswered queries after which the interval to the query after the next is still one round.
 const UNANSWERED_AT_FULL_RATE: u8 = 2;
 /// Longest interval between two queries about a path: 2^5 rounds.
 const BACKOFF_SHIFT_MAX: u8 = 5;
@@ -97,8 +97,8 @@ pub enum Input<'a> {
     Message(&'a Message),
     /// Destinations that this host wants a path to, whether or not a gateway notifies it.
     Resolve(&'a [Destination]),
-    /// Paths in the forwarding table, each with the number of packets that used it so far. An input may
-    /// contain all paths or only some of them.
+    /// Paths in the forwarding table, each with a number that grows when packets use it: their count, or the
+    /// time of the last one. An input may contain all paths or only some of them.
     Hits(&'a [(Destination, u64)]),
     /// The time of [`Output::Wake`] has come. An additional tick does no harm.
     Tick,

@@ -20,7 +20,7 @@ pub struct Key {
     pub not_after_ms: u64,
 }
 
-/// All keys of a cluster. An empty list means that the cluster was deleted.
+/// All keys of a cluster that the node must have. With an empty list it removes those that it has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClusterKeys {
     /// The id of the cluster's group, never 0.

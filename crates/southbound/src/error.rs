@@ -89,8 +89,8 @@ impl Error {
         status.metadata().get(DELETED_FROM)?.to_str().ok()?.parse().ok()
     }
 
-    /// True if another attempt cannot succeed: the token was used, the node was deleted, or the certificate
-    /// is not the controller's.
+    /// True if another attempt cannot succeed: the controller refuses the token or this node, or a file or
+    /// the controller's address is invalid.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Status(status) => {

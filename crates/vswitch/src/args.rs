@@ -20,7 +20,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     pub vtep: Option<IpAddr>,
 
-    /// Seconds after which an unused direct path is removed
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    /// Seconds after which an unused direct path is removed; uses are known to the second
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     pub path_idle: u64,
 }

@@ -84,7 +84,7 @@ pub struct LearnerCounts {
     /// Paths removed because no instance of their network is on this host any more.
     pub network: u64,
     /// Paths removed because they were in the tables, but not in the cache.
-    pub stray: u64,
+    pub orphaned: u64,
 }
 
 /// A host's knowledge of direct paths. Times are of a monotonic clock.
@@ -276,7 +276,7 @@ impl PathLearner {
                 }
                 Output::Remove { destination, reason } => {
                     self.counts.network += u64::from(reason == RemovalReason::NetworkRemoved);
-                    self.counts.stray += u64::from(reason == RemovalReason::Orphaned);
+                    self.counts.orphaned += u64::from(reason == RemovalReason::Orphaned);
                     actions.changes.push(PathChange::Remove(destination, reason));
                 }
                 Output::Send { to, message } => {

@@ -75,7 +75,7 @@ impl MetricSource for PathMetrics {
             ("idle", cache.idle),
             ("replaced", cache.replaced),
             ("network", counts.network),
-            ("stray", counts.stray),
+            ("orphaned", counts.orphaned),
         ]);
         registry.register("paths_removed", "Direct paths removed, by reason", removed);
         let ignored = by_reason(&[

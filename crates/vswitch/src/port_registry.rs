@@ -112,7 +112,7 @@ impl PortRegistry {
             gateways,
             attachments,
             mtu_max: u16::MAX,
-            dirty: false,
+            dirty: !is_complete,
             changes: watch::Sender::new(0),
         };
         Ok((registry, is_complete))
@@ -218,8 +218,20 @@ impl PortRegistry {
             remove_port(tables, old.ifindex)?;
         }
         write_port(tables, port, &attachment, self.mtu_max)?;
-        self.attachments.insert(ifname.to_owned(), attachment);
-        files::write_attachments(&self.state_dir, &self.attachments)
+        let mut attachments = self.attachments.clone();
+        let old = attachments.insert(ifname.to_owned(), attachment.clone());
+        if let Err(error) = files::write_attachments(&self.state_dir, &attachments) {
+            let is_same =
+                |old: Attachment| (old.ifindex, old.instance) == (attachment.ifindex, attachment.instance);
+            // The caller releases an interface that was not attached before: it must not stay a port.
+            return if old.is_some_and(is_same) {
+                Err(error)
+            } else {
+                remove_port(tables, attachment.ifindex).and(Err(error))
+            };
+        }
+        self.attachments = attachments;
+        Ok(())
     }
 
     /// Removes the port that an interface is. Returns the attachment, or `None` if the interface is not a
@@ -229,9 +241,13 @@ impl PortRegistry {
         tables: &mut NodeTables,
         ifname: &str,
     ) -> Result<Option<Attachment>, RegistryError> {
-        let Some(attachment) = self.attachments.remove(ifname) else { return Ok(None) };
+        let Some(attachment) = self.attachments.get(ifname).cloned() else { return Ok(None) };
         remove_port(tables, attachment.ifindex)?;
-        files::write_attachments(&self.state_dir, &self.attachments)?;
+        // After an error the interface is still attached, so that the call can be repeated.
+        let mut others = self.attachments.clone();
+        others.remove(ifname);
+        files::write_attachments(&self.state_dir, &others)?;
+        self.attachments = others;
         Ok(Some(attachment))
     }
 

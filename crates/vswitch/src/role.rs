@@ -95,6 +95,8 @@ impl HostRole {
                 continue;
             }
             tracing::info!(%vni, "removing a network without instances on this host");
+            // Otherwise the VRF would be written again when its group returns.
+            self.without_group.remove(&vni);
             if let Err(error) = tables.remove_vrf(vni) {
                 tracing::error!(%vni, error = error_chain(&error), "cannot remove a network; retrying later");
                 self.delayed.delay_network(vni, now);
@@ -111,7 +113,8 @@ impl HostRole {
             self.delayed.take_unused_groups(|id| tables.vrfs().any(|entry| entry.vrf.group == Some(id)));
         for id in unused {
             if let Err(error) = tables.remove_group(id) {
-                tracing::error!(id, error = error_chain(&error), "cannot remove a group");
+                tracing::error!(id, error = error_chain(&error), "cannot remove a group; retrying later");
+                self.delayed.delay_group(id);
             }
         }
     }

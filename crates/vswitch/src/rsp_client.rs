@@ -2,7 +2,7 @@
 //! the paths that it returns to the tables, and sends its messages. This file changes when the learner gets
 //! another input or output.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -279,7 +279,11 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
         };
         let used = self.node.writer.run(read).await?;
         let now_ms = self.now_ms();
-        let actions = self.learner.note_use(now_ms, &used);
+        let mut actions = self.learner.note_use(now_ms, &used);
+        // What the tables refused or removed is tried again: the path's host may be known by now.
+        let installed: HashSet<Destination> = used.into_iter().map(|(destination, _)| destination).collect();
+        let missing = self.learner.paths().filter(|(destination, _)| !installed.contains(destination));
+        actions.changes.extend(missing.map(|(to, path)| PathChange::Install(to, path)));
         self.perform(actions).await
     }
 

@@ -75,12 +75,11 @@ impl RspTransport {
     /// # Errors
     /// If the port is in use, or the operating system returns no random bytes.
     pub fn open(config: TransportConfig, keys: watch::Receiver<Arc<Keys>>) -> Result<Self, Error> {
-        let vteps = [config.vteps.v4.map(IpAddr::V4), config.vteps.v6.map(IpAddr::V6)];
         let open = |local: IpAddr| {
             let what = format!("open UDP port {} of {local} for RSP", config.port);
             Socket::bind(local, config.port).map_err(Error::io(what))
         };
-        let sockets = vteps.into_iter().flatten().map(open).collect::<Result<Vec<_>, _>>()?;
+        let sockets = config.vteps.addresses().map(open).collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             overflow_counts: vec![0; sockets.len()],
             sockets,

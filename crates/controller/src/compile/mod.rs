@@ -58,7 +58,7 @@ pub enum Target {
     Members(ClusterId),
     /// Hosts whose VTEP is of this family.
     AllHosts(Family),
-    /// Hosts that have a port of a VPC of this cluster.
+    /// Hosts that have keys of this cluster: those with a port of one of its VPCs, and for a while after.
     HostsOn(ClusterId),
     /// Hosts that have a port in this VNI.
     HostsOf(Vni),

@@ -1,7 +1,7 @@
 //! The model `preprogrammed`: hosts get the direct paths to all instances that their own instances can reach,
 //! before a packet is sent (Zeta section VIII-A, after VMware NSX).
 //!
-//! A host has the paths of a VPC as long as it has an instance of that VPC. They is_reachable to the
+//! A host has the paths of a VPC as long as it has an instance of that VPC. They lead to the
 //! instances of the VPC, and to those of its peers if the longest matching route of the VPC leads to the peer
 //! and that of the peer is local. Changes of routes are rare and cause a snapshot.
 

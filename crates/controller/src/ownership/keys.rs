@@ -8,7 +8,7 @@ use sluice_store::{Page, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Interval at which keys are checked. Keys are valid for a day, but those that a deleted node knew are
+/// Interval at which keys are checked. Keys are renewed once a day, but those that a deleted node knew are
 /// replaced soon.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Clusters that one query returns.
@@ -28,9 +28,10 @@ pub async fn renew_keys(db: Arc<Database>) {
 /// Checks the keys of all clusters once.
 async fn renew_due_keys(db: &Database, now_ms: u64) -> Result<(), StoreError> {
     let mut page = Page { after: 0, limit: PAGE };
+    let mut outcome = Ok(());
     loop {
         let clusters = db.store.clusters(None, page).await?;
-        let Some(last) = clusters.last() else { return Ok(()) };
+        let Some(last) = clusters.last() else { return outcome };
         page.after = last.id.get();
         for cluster in clusters {
             match db.store.rotate_keys(cluster.id, now_ms).await {
@@ -40,7 +41,9 @@ async fn renew_due_keys(db: &Database, now_ms: u64) -> Result<(), StoreError> {
                 }
                 // The cluster was deleted since it was read.
                 Ok(false) | Err(StoreError::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error @ StoreError::Unavailable { .. }) => return Err(error),
+                // The other clusters need their keys all the same.
+                Err(error) => outcome = Err(error),
             }
         }
     }

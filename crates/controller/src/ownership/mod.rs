@@ -46,9 +46,9 @@ enum DatabaseWrite {
 }
 
 /// Receives the loads that gateways report in the cluster protocol. Implemented by an upper layer.
-pub trait PulseObserver: Send + Sync {
+pub trait ClusterLoadObserver: Send + Sync {
     /// A gateway reported its current load.
-    fn pulse(&self, gateway: GatewayId, load: &Load);
+    fn cluster_load(&self, gateway: GatewayId, load: &Load);
 }
 
 /// The handle of this module: owners of vIPs and states of gateways, as far as this controller knows.
@@ -66,7 +66,12 @@ impl Ownership {
 }
 
 /// Runs all clusters until the future is dropped.
-pub async fn own(ownership: Arc<Ownership>, loads: Arc<dyn PulseObserver>, socket: Socket, boot: BootId) {
+pub async fn own(
+    ownership: Arc<Ownership>,
+    loads: Arc<dyn ClusterLoadObserver>,
+    socket: Socket,
+    boot: BootId,
+) {
     // Writes to the database may take long and must not delay gateways.
     let (events, writes) = mpsc::channel(EVENTS_WAITING);
     let db = ownership.db.clone();
@@ -77,7 +82,7 @@ pub async fn own(ownership: Arc<Ownership>, loads: Arc<dyn PulseObserver>, socke
 /// Connects the clusters' state machines to the socket, the clock and the other modules.
 struct Driver {
     ownership: Arc<Ownership>,
-    loads: Arc<dyn PulseObserver>,
+    loads: Arc<dyn ClusterLoadObserver>,
     socket: Socket,
     events: mpsc::Sender<DatabaseWrite>,
 }
@@ -99,12 +104,14 @@ impl Driver {
             let actions = tokio::select! {
                 received = self.socket.receive(&mut buffer) => match received {
                     Ok((bytes, path)) => clusters.receive(now(), path, &buffer[..bytes]),
-                    // An ICMP error for an earlier datagram: a gateway does not listen any more.
+                    // A datagram without addresses: nothing could be answered.
                     Err(_) => Vec::new(),
                 },
                 () = tokio::time::sleep(wait) => clusters.tick(now()),
             };
             let mut changed = self.carry_out(actions);
+            // Also after a datagram: while they arrive without a pause, the sleep never ends.
+            changed |= self.carry_out(clusters.tick(now()));
             let updates = self.ownership.compiled.updates();
             if !Arc::ptr_eq(&updates, &followed) {
                 let actions = clusters.apply_updates(now(), &updates);
@@ -128,7 +135,7 @@ impl Driver {
                         tracing::debug!(to = %path.remote, %error, "cannot send to a gateway");
                     }
                 }
-                Action::Load(gateway, load) => self.loads.pulse(gateway, &load),
+                Action::Load(gateway, load) => self.loads.cluster_load(gateway, &load),
                 Action::Event(event) => {
                     changed = true;
                     let compiled = &self.ownership.compiled;

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GatewayState {
-    /// No message of it has arrived since this controller started.
+    /// No message of any gateway of its cluster has arrived since this controller started.
     #[default]
     Unknown,
     /// It forwards packets and answers for its vIPs.

@@ -14,7 +14,7 @@ pub mod scheduler;
 pub mod usage;
 
 use crate::database::Database;
-use crate::ownership::{Ownership, PulseObserver};
+use crate::ownership::{ClusterLoadObserver, Ownership};
 use crate::push::{ChangeObserver, LoadObserver};
 use ledger::Ledger;
 use load::{LoadSnapshot, Loads};
@@ -165,8 +165,8 @@ impl LoadObserver for Place {
     }
 }
 
-impl PulseObserver for Place {
-    fn pulse(&self, gateway: GatewayId, load: &Load) {
+impl ClusterLoadObserver for Place {
+    fn cluster_load(&self, gateway: GatewayId, load: &Load) {
         self.loads.pulse(gateway, load);
     }
 }

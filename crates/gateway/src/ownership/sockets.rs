@@ -26,10 +26,9 @@ pub struct Sockets {
 impl Sockets {
     /// No sockets are open yet.
     pub fn new(vteps: Vteps, port: u16) -> Self {
-        let own = [vteps.v4.map(IpAddr::from), vteps.v6.map(IpAddr::from)].into_iter().flatten().collect();
         Self {
             port,
-            own,
+            own: vteps.addresses().collect(),
             gateways: Vec::new(),
             controller: None,
             controller_address: None,

@@ -81,8 +81,7 @@ impl WitnessProbes {
     fn receive(&mut self, now_us: u64, own: Vteps, frame: &[u8]) -> Option<u64> {
         let (neighbor, prober) = parse_probe_reply(frame)?;
         let Probe { token, until_us } = self.last?;
-        let own = [own.v4.map(IpAddr::from), own.v6.map(IpAddr::from)];
-        let is_reply = own.contains(&Some(prober)) && self.probed.contains(&neighbor);
+        let is_reply = own.addresses().any(|address| address == prober) && self.probed.contains(&neighbor);
         if !is_reply || now_us > until_us {
             return None;
         }

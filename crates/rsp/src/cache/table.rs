@@ -24,7 +24,7 @@ pub(super) struct Entry {
     pub unanswered: u8,
     /// Time at which the path was last seen in use.
     pub used_ms: u64,
-    /// Packets between the last two readings of the hit counter.
+    /// Growth of the hit counter between its last two readings.
     pub recent_hits: u64,
     /// Last reading of the hit counter.
     pub hits: u64,

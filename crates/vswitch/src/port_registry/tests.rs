@@ -80,6 +80,24 @@ fn attached_port_is_in_the_tables_until_it_is_detached() {
     assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), None);
 }
 
+/// Catches a port that is attached in memory and tables only, or detached in memory only.
+#[test]
+fn attachments_that_cannot_be_saved_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    let obstacle = dir.path().join(ATTACHMENTS_FILE).with_extension("new");
+    fs::create_dir(&obstacle).unwrap();
+    assert!(registry.attach(&mut tables, "tap0", attachment(50, 2)).is_err());
+    assert!(tables.port(50).is_none() && registry.attachments().is_empty());
+    fs::remove_dir(&obstacle).unwrap();
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    fs::create_dir(&obstacle).unwrap();
+    assert!(registry.detach(&mut tables, "tap0").is_err());
+    assert_eq!(registry.attachments().len(), 1);
+    fs::remove_dir(&obstacle).unwrap();
+    assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), Some(attachment(50, 2)));
+}
+
 #[test]
 fn interface_and_instance_are_joined_one_to_one() {
     let dir = tempfile::tempdir().unwrap();

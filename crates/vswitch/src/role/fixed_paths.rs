@@ -44,7 +44,9 @@ impl PendingPaths {
             let result = match path.filter(is_usable) {
                 Some(Path { mac, host, path_vni, .. }) => {
                     let path = DirectPath { vni, address, mac, host, path_vni, fixed: true };
-                    context.tables.upsert_direct_path(&path)
+                    // If the new path cannot be written, the old one is removed, because it is out of date.
+                    let written = context.tables.upsert_direct_path(&path);
+                    written.or_else(|error| context.tables.remove_direct_path(vni, address).and(Err(error)))
                 }
                 None if context.tables.direct_path(vni, address).is_some_and(|path| path.fixed) => {
                     context.tables.remove_direct_path(vni, address)

@@ -174,6 +174,18 @@ fn removed_network_stays_for_the_delay_with_its_group() {
     assert_eq!((host.vrfs(), host.groups()), (vec![], 0));
 }
 
+/// Catches a network whose group returns after the network was removed.
+#[test]
+fn removed_network_does_not_return_with_its_group() {
+    let mut host = Host::new();
+    host.apply(Update { vrfs: vec![vrf(1, Some(1)), vrf(2, Some(1))], ..cloud() });
+    assert_eq!(host.apply(removal(11, &[2], &[])), without_failures(11));
+    host.apply(Update { groups: vec![group(1, &[])], ..delta(12) });
+    host.remove_expired(Instant::now() + DELAY);
+    host.apply(Update { groups: vec![group(1, &["192.0.2.100"])], ..delta(13) });
+    assert_eq!(host.vrfs(), [(1, Some(1))]);
+}
+
 /// Catches the removal of a network whose instances the controller still counts on.
 #[test]
 fn network_with_an_instance_is_not_removed() {

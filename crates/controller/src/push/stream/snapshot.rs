@@ -71,7 +71,7 @@ impl NodeStream {
                     skip = is_known && self.cursor != 0 && self.cursor == topology.revision;
                     skip &= !self.push.hub.is_incomplete(self.side.node());
                     state = Arc::new(State::new(&topology, self.push.compiled.model()));
-                    self.base(&state)?
+                    self.base(&state, skip)?
                 }
                 SnapshotPart::Instances(instances) => self.instances(&mut state, instances).await?,
             };
@@ -140,8 +140,9 @@ impl NodeStream {
         Ok(entries)
     }
 
-    /// The tables of the node without instances. Updates what the stream remembers of the node.
-    fn base(&mut self, state: &State) -> Result<Update, Ended> {
+    /// The tables of the node without instances. Updates what the stream remembers of the node. With `skip`
+    /// they are not sent.
+    fn base(&mut self, state: &State, skip: bool) -> Result<Update, Ended> {
         let unknown = Ended::Unknown(self.side.node());
         match &mut self.side {
             Side::Gateway(side) => {
@@ -157,7 +158,9 @@ impl NodeStream {
                 host.view = Some(HostView::new(host.id, family));
                 if self.push.compiled.model().has_zones() {
                     base.groups = self.push.compiled.zones().borrow().groups(host.id);
-                    host.zone_groups.clone_from(&base.groups);
+                    if !skip {
+                        host.zone_groups.clone_from(&base.groups);
+                    }
                 }
                 Ok(base)
             }
