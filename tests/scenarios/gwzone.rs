@@ -3,7 +3,7 @@
 //! when it returns.
 //!
 //! Catches: hosts that are not redirected, or only after more than the controller's silence limit and a push;
-//! loss when a zone returns to its primary.
+//! loss when a zone returns to its primary; a restarted agent that does not get its zone.
 
 use crate::Ground;
 use crate::direct_paths::goes_direct;
@@ -28,6 +28,11 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     for (to, ipv6) in [("web-3", false), ("db-1", true)] {
         goes_direct(&lab, "web-1", to, ipv6).await?;
     }
+    // An agent that is restarted has the revision of the controller, but needs its zone to detect elephants.
+    lab.kill("host-a").await?;
+    lab.restart("host-a")?;
+    lab.synchronized("host-a", RETURN_MAX).await?;
+    goes_direct(&lab, "web-2", "db-1", false).await?;
     for gateway in ["gw-a", "gw-b", "gw-c"] {
         let events = lab.metrics(gateway).await?.sum("sluice_flow_events_total", &[]);
         ensure!(events == 0.0, "{gateway} detected {events} elephants");
