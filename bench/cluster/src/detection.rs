@@ -28,7 +28,7 @@ const ELEPHANTS: u32 = 1_000;
 const SECONDS: f64 = 0.25;
 /// Pairs of measurements without and with detection in each round. They are short and many, so that other work
 /// of the machine affects both measurements of a pair, or few pairs.
-const PAIRS: usize = 16;
+const PAIRS: usize = 4;
 
 /// How long and how often is measured.
 #[derive(Clone, Copy)]
