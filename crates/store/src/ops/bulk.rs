@@ -81,7 +81,7 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
     Ok(allocated)
 }
 
-/// The next allocated address of the subnet. If there is none left, the error names the request.
+/// Returns the next free address of the subnet. If the subnet is full, the error names the request.
 fn next(
     allocated: &mut Allocated,
     plan: &BulkPlan<'_>,

@@ -211,12 +211,14 @@ pub async fn snapshot(store: Arc<Store>, of: InstancesOf) -> (Topology, Vec<Inst
 /// Catches snapshots whose receivers take no parts, and that hold all connections of the database.
 pub async fn slow_snapshots_leave_connections(f: Fixture) {
     let c = Cloud::make(&f).await;
+    let subnet = c.subnet("early", &c.vpc, "10.76.0.0/24").await;
+    new(c.store.create_instance(c.vpc.id, instance("vm", &subnet, &c.host)).await);
     let mut receivers = Vec::new();
     for _ in 0..10 {
         let (sink, parts) = tokio::sync::mpsc::channel(1);
         receivers.push(parts);
         let (store, of) = (c.store.clone(), InstancesOf::Cluster(c.cluster.id));
-        // The topology fills the channel, so the snapshot waits before its next part.
+        // The topology fills the channel, so the snapshot waits before the part with the instance.
         tokio::spawn(async move { store.snapshot(of, sink).await });
     }
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
