@@ -7,7 +7,7 @@ SETUP := sh scripts/setup.sh
 .PHONY: help run setup-test setup-kernels test check soak bench bench-spine bench-tables bench-cluster lint fuzz test-kernels build clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | column -t -s "$$(printf '\t')"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' Makefile
 
 build: ## Build the release binary, target/release/sluice
 	@$(SETUP) build
@@ -64,8 +64,9 @@ setup-kernels: # Install what `test-kernels` needs
 test-kernels: setup-kernels ## Load the programs on Debian 12's own kernel, booted under qemu
 	@sh scripts/test-kernels.sh
 
-clean: ## Remove labs that still run, and everything built
-	@if [ "$$(id -u)" -eq 0 ]; then for sluice in target/release/sluice target/debug/sluice; do \
-		if [ -x $$sluice ]; then $$sluice lab down || true; break; fi; done; fi
+clean: ## Remove the lab of `make run`, if it still runs, and everything built
+	@if [ "$$(id -u)" -eq 0 ]; then for profile in release debug; do \
+		sluice="$${CARGO_TARGET_DIR:-target}/$$profile/sluice"; \
+		if [ -x "$$sluice" ]; then "$$sluice" lab down || true; break; fi; done; fi
 	cargo clean
 	rm -rf bench/out

@@ -5,7 +5,7 @@
  *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h) -> forward (forward.h, output.h)
  *                                                                -> count (flow_accounting.h)
  *
- * Tenants are answered by answer.h, the underlay by local.h. Address translation and meters will have
+ * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. Address translation and meters will have
  * their place between route() and forward_to_host().
  *
  * Verdicts: XDP_TX or XDP_REDIRECT for packets that are forwarded or answered, XDP_PASS for packets
@@ -17,11 +17,11 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/parse.h"
-#include "gateway/answer.h"
+#include "gateway/answer_tenant.h"
 #include "gateway/cgw.h"
 #include "gateway/flow_accounting.h"
 #include "gateway/forward.h"
-#include "gateway/local.h"
+#include "gateway/answer_underlay.h"
 #include "gateway/parse_underlay.h"
 
 SEC("xdp.frags")

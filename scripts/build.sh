@@ -1,17 +1,18 @@
 #!/bin/sh
-# Builds the release binary, and says how far it is: a first build compiles all
+# Builds the release binary and reports progress: a first build compiles all
 # dependencies and takes minutes.
 #
 #   scripts/build.sh CARGO_ARGUMENT...    for example -p sluice
 set -eu
 
 cd "$(dirname "$0")/.."
+. scripts/common.sh
 # A terminal shows cargo's own progress bar.
 if [ -t 2 ]; then exec cargo build --release "$@"; fi
 
 total=$(cargo tree --edges normal,build --prefix none "$@" 2>/dev/null | sort -u | grep -c . || true)
 status=$(mktemp)
-trap 'rm -f "$status"' EXIT
+on_exit 'rm -f "$status"'
 begin=$(date +%s)
 
 # Prints cargo's output with a line of progress in place of each 25 compiled crates. (A loop and not awk, because awk
@@ -31,7 +32,7 @@ show_progress() {
 			echo "build: compiling what has changed; a first build compiles about $total crates and takes 5 to 10" \
 				"minutes on two processors"
 		elif [ $((compiled % 25)) -eq 0 ]; then
-			echo "build: $compiled of at most $total crates begun after $(($(date +%s) - begin)) s"
+			echo "build: $compiled of at most $total crates started after $(($(date +%s) - begin)) s"
 		fi
 	done
 }

@@ -20,17 +20,21 @@ if [ -z "$formatter" ]; then
 	if [ "${1:-}" = --fix ]; then exit 1; else exit 0; fi
 fi
 
-# Prints the C files that the repository has, also those not committed yet.
-c_files() {
-	git ls-files --cached --others --exclude-standard -- \
-		'bpf/*.c' 'bpf/*.h' 'fuzz/*.c' 'fuzz/*.h' 'crates/*.c' 'crates/*.h' 'bench/*.c' 'bench/*.h'
-}
+# The C files that the repository has, also those not committed yet. Without git or outside of a repository, such as
+# in an unpacked archive, all C files.
+files=$(git ls-files --cached --others --exclude-standard -- \
+	'bpf/*.c' 'bpf/*.h' 'fuzz/*.c' 'fuzz/*.h' 'crates/*.c' 'crates/*.h' 'bench/*.c' 'bench/*.h' 2>/dev/null) ||
+	files=$(find bpf fuzz crates bench -name '*.[ch]')
+if [ -z "$files" ]; then
+	echo "check-format: no C files were found in $(pwd)" >&2
+	exit 1
+fi
 
 if [ "${1:-}" = --fix ]; then
-	c_files | xargs "$formatter" -i
+	echo "$files" | xargs "$formatter" -i
 	exit 0
 fi
-if ! c_files | xargs "$formatter" --dry-run --Werror --ferror-limit=3; then
+if ! echo "$files" | xargs "$formatter" --dry-run --Werror --ferror-limit=3; then
 	echo "check-format: run scripts/check-format.sh --fix" >&2
 	exit 1
 fi

@@ -3,10 +3,20 @@
 # Compiles with clippy-driver in place of rustc: one compilation then gives the lints and the code.
 # Otherwise `cargo clippy` would check all dependencies a second time.
 lint_while_compiling() {
-	driver=$(rustup which clippy-driver 2>/dev/null || command -v clippy-driver)
+	driver=$(rustup which clippy-driver 2>/dev/null || command -v clippy-driver) || {
+		echo "clippy is not installed; try: rustup component add clippy" >&2
+		exit 1
+	}
 	export RUSTC_WORKSPACE_WRAPPER="$driver"
 	# The form in which `cargo clippy -- -D warnings` passes its arguments on.
 	export CLIPPY_ARGS="-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
+}
+
+# on_exit COMMAND: runs the command when the script ends, also at a signal, at which dash runs no EXIT trap.
+on_exit() {
+	trap "$1" EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM
 }
 
 # stage NAME COMMAND...: runs the command and records how long it took. The exit

@@ -67,7 +67,7 @@ install_packages() {
 	missing=$(missing_packages "$@")
 	if [ -z "$missing" ]; then return; fi
 	if ! command -v apt-get >/dev/null; then
-		problem "this is no Debian or Ubuntu; install what these packages hold: $(echo $missing)"
+		problem "this is not Debian or Ubuntu; install the equivalents of these packages: $(echo $missing)"
 		return
 	fi
 	if ! is_root; then
@@ -96,7 +96,7 @@ keep_postgresql_quiet() {
 }
 
 rust_version() {
-	# Away from the sources, so that no toolchain file has a say.
+	# Run outside the tree, so that a toolchain file cannot select another version.
 	(cd / && rustc --version 2>/dev/null) | sed -n 's/^rustc \([0-9.]*\).*/\1/p'
 }
 
@@ -105,14 +105,23 @@ rust_is_enough() {
 	[ -n "$have" ] && ! older "$have" "$rust_wanted" && command -v cargo >/dev/null
 }
 
+has_components() { cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1; }
+
+# Downloads the installer to a file first: in a pipe, the shell would succeed without any input.
+install_rustup() {
+	installer=$(mktemp)
+	outcome=0
+	curl --proto '=https' --tlsv1.2 -sSf -o "$installer" https://sh.rustup.rs &&
+		sh "$installer" -y -q --no-modify-path --profile minimal --default-toolchain stable >&2 || outcome=$?
+	rm -f "$installer"
+	return $outcome
+}
+
 install_rust() {
-	if rust_is_enough && cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1; then
-		return
-	fi
+	if rust_is_enough && has_components; then return; fi
 	if ! command -v rustup >/dev/null; then
 		say "installing Rust for this user, by rustup"
-		if ! curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
-			sh -s -- -y -q --no-modify-path --profile minimal --default-toolchain stable >&2; then
+		if ! install_rustup; then
 			problem "rustup could not be installed: is there a network? Rust $rust_wanted or newer is needed"
 			return
 		fi
@@ -122,7 +131,9 @@ install_rust() {
 	fi
 	rustup component add rustfmt clippy >&2 || true
 	if ! rust_is_enough; then
-		problem "Rust is $(rust_version), $rust_wanted or newer is needed; try: rustup update stable"
+		problem "Rust is ${have:-not installed}, $rust_wanted or newer is needed; try: rustup update stable"
+	elif ! has_components; then
+		problem "rustfmt or clippy is not installed; try: rustup component add rustfmt clippy"
 	fi
 }
 
@@ -136,7 +147,7 @@ check_kernel() {
 	fi
 	isolated=$(cat /sys/devices/system/cpu/nohz_full 2>/dev/null | tr -d ' \n' | sed 's/(null)//')
 	if [ -n "$isolated" ] || grep -q 'nohz_full=' /proc/cmdline; then
-		problem "nohz_full is set: membarrier, which table memory is reused by, does not work; boot without it"
+		problem "nohz_full is set: membarrier does not work, and tables need it before they reuse memory; boot without it"
 	fi
 	if [ ! -e /sys/kernel/btf/vmlinux ]; then
 		problem "no /sys/kernel/btf/vmlinux: the kernel needs CONFIG_DEBUG_INFO_BTF"
@@ -175,6 +186,6 @@ for stage in "$@"; do
 	esac
 done
 if [ $problems -gt 0 ]; then
-	say "$problems of these must be put right first"
+	say "fix the $problems problem(s) above first"
 	exit 1
 fi

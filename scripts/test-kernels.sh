@@ -18,7 +18,7 @@ memory_mib=3072
 modules="veth dummy udp_tunnel ip6_udp_tunnel vxlan sch_ingress cls_bpf llc stp bridge"
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+on_exit 'rm -rf "$work"'
 
 fail() {
 	echo "test-kernels: $*" >&2
@@ -87,8 +87,10 @@ pack_program() {
 build_tests() {
 	# The same command as in `make test`, so that nothing is compiled a second time.
 	lint_while_compiling
-	cargo test --workspace --tests --no-run --message-format=json | grep '/crates/datapath/Cargo.toml"' |
-		sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | grep -v '/fuzz-' >"$work/tests"
+	cargo test --workspace --tests --no-run --message-format=json-render-diagnostics >"$work/messages" ||
+		fail "the tests do not compile"
+	sed -n '/\/crates\/datapath\/Cargo.toml"/ s/.*"executable":"\([^"]*\)".*/\1/p' "$work/messages" |
+		grep -v '/fuzz-' >"$work/tests" || true
 	[ -s "$work/tests" ] || fail "no test programs were built"
 }
 
@@ -143,8 +145,9 @@ build_initial() {
 	(cd "$initial" && find . | cpio -o -H newc --quiet | gzip -1) >"$work/initial.gz"
 }
 
+# --foreground: qemu stays in the process group of this script, and ends with it.
 boot() {
-	timeout $seconds_max qemu-system-x86_64 -accel "${QEMU_ACCEL:-tcg}" -cpu max -smp 2 -m $memory_mib \
+	timeout --foreground $seconds_max qemu-system-x86_64 -accel "${QEMU_ACCEL:-tcg}" -cpu max -smp 2 -m $memory_mib \
 		-display none -serial stdio -monitor none -no-reboot -kernel "$kernel" -initrd "$work/initial.gz" \
 		-append "console=ttyS0 quiet panic=-1 edd=off no_timer_check" </dev/null | tr -d '\r' | tee "$work/log"
 }

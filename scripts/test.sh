@@ -2,9 +2,9 @@
 # Runs the tests. Goes on after a failed test, prints how long each stage took,
 # ends with one line of totals, and fails if any test failed.
 #
-#   scripts/test.sh check    format, lints, unit tests, fixtures: what one runs after a change
+#   scripts/test.sh check    format, lints, unit tests, fixtures: run this after a change
 #   scripts/test.sh all      these, and the benches' own tests, a short fuzz, the scenarios
-#   scripts/test.sh soak     what takes long by nature: many seeds, many kills, long streams
+#   scripts/test.sh soak     the long tests: many seeds, many kills, long streams
 #
 # BESIDE_TESTS names a command that runs beside the stages after the compilation, with
 # the processor time that they leave. If it fails, the tests have failed.
@@ -14,8 +14,20 @@ cd "$(dirname "$0")/.."
 . scripts/common.sh
 
 scope=${1:-all}
+case $scope in
+check | all | soak) ;;
+*)
+	echo "test.sh: unknown scope '$scope': expected check, all or soak" >&2
+	exit 2
+	;;
+esac
+beside=
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+clean_up() {
+	if [ -n "$beside" ]; then kill -TERM -"$beside" || true; fi
+	rm -rf "$work"
+}
+on_exit clean_up
 log=$work/log
 : >"$log"
 # A caller of several scripts collects the times and totals of all of them.
@@ -47,7 +59,7 @@ run_tests() {
 # features of the dependencies and compile them again.
 tests() { run_tests cargo test --workspace --no-fail-fast "$@"; }
 
-# What takes long by nature, each with more repetitions than the other scopes have.
+# The long tests, each with more repetitions than the other scopes have.
 soak() {
 	stage "cluster simulation, 100,000 seeds" tests_with SLUICE_CLUSTER_SEEDS=100000 --test simulation
 	stage "writer killed 2,400 times" tests_with SLUICE_KILLS=2400 --test kill
@@ -65,15 +77,17 @@ tests_with() {
 	unset "$name"
 }
 
-# SCHED_IDLE: whatever the tests run takes the processor from it at once, so it does not delay what they measure.
+# SCHED_IDLE: whatever the tests run takes the processor from it at once, so it does not delay what they measure. It is
+# a process group of its own, which `clean_up` can end. It does not hold the lock of the cache (.ci/run).
 begin_beside() {
 	if [ -z "${BESIDE_TESTS:-}" ]; then return; fi
-	chrt --idle 0 sh -c "$BESIDE_TESTS" >"$work/beside" 2>&1 &
+	setsid chrt --idle 0 sh -c "$BESIDE_TESTS" >"$work/beside" 2>&1 9>&- &
 	beside=$!
 }
 
 end_beside() {
 	wait "$beside" || failed_stages=$((failed_stages + 1))
+	beside=
 	cat "$work/beside"
 }
 
@@ -89,7 +103,8 @@ stage "compile and lint" compile
 begin_beside
 case $scope in
 check)
-	stage "unit tests and fixtures" tests --tests -- --skip fuzz_the
+	# The fuzzers replay their seeds and continue for a second each.
+	stage "unit tests and fixtures" tests_with FUZZ_SECONDS=1 --tests
 	;;
 all)
 	stage "unit tests, fixtures, short fuzz" tests --tests
@@ -99,13 +114,9 @@ all)
 soak)
 	soak
 	;;
-*)
-	echo "test.sh: unknown scope '$scope': expected check, all or soak" >&2
-	exit 2
-	;;
 esac
 
-if [ -n "${beside:-}" ]; then stage "rest of $BESIDE_TESTS" end_beside; fi
+if [ -n "$beside" ]; then stage "rest of $BESIDE_TESTS" end_beside; fi
 if [ -n "${own_stages:-}" ]; then print_stages; fi
 totals=$(awk '/^test result: / { passed += $4; failed += $6 } END { print passed + 0, failed + 0 }' "$log")
 passed=${totals% *}

@@ -1,4 +1,4 @@
-//! Results of benchmarks: figures with their spread ([`measure`]), the comparison of two programs ([`pairs`]),
+//! Results of benchmarks: figures with their spread ([`measure`]), the interval of a ratio of two programs ([`pairs`]),
 //! the section of a bench in `bench/RESULTS.md` ([`run`]), and a runner for the system tools that benchmarks use
 //! ([`shell`]).
 #![forbid(unsafe_code)]

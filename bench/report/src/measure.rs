@@ -151,21 +151,18 @@ impl Measure {
 
 /// Ratio of pairs (Sluice's, the peer's); `None` if a figure is not positive.
 fn ratio_of(better: Better, rounds: &[(f64, f64)]) -> Option<Ratio> {
-    // `compare` divides the second figure of a pair by the first.
-    let oriented = |(ours, theirs): &(f64, f64)| match better {
-        Better::More => (*theirs, *ours),
-        Better::Less => (*ours, *theirs),
-    };
-    let oriented: Vec<(f64, f64)> = rounds.iter().map(oriented).collect();
-    if let Ok(found) = pairs::compare(&oriented) {
-        return Some(Ratio { median: found.median, interval: Some((found.low, found.high)) });
-    }
     let is_positive = |figure: f64| figure.is_finite() && figure > 0.0;
-    let all_positive = oriented.iter().all(|(old, new)| is_positive(*old) && is_positive(*new));
-    (all_positive && !oriented.is_empty()).then(|| Ratio {
-        median: median(oriented.iter().map(|(old, new)| new / old).collect()),
-        interval: None,
-    })
+    let all_positive = rounds.iter().all(|(ours, theirs)| is_positive(*ours) && is_positive(*theirs));
+    if rounds.is_empty() || !all_positive {
+        return None;
+    }
+    let ratio = |(ours, theirs): &(f64, f64)| match better {
+        Better::More => ours / theirs,
+        Better::Less => theirs / ours,
+    };
+    let mut ratios: Vec<f64> = rounds.iter().map(ratio).collect();
+    ratios.sort_by(f64::total_cmp);
+    Some(Ratio { interval: pairs::interval_of_median(&ratios), median: median(ratios) })
 }
 
 /// Four significant digits, and all digits before the decimal point.
@@ -221,6 +218,7 @@ mod tests {
         assert_eq!(ratio(Better::More, 4.0, 2.0), Some(2.0));
         assert_eq!(ratio(Better::Less, 50.0, 200.0), Some(4.0));
         assert_eq!(ratio(Better::Less, -0.5, 8.0), None);
+        assert_eq!(ratio(Better::More, 1.0, 0.0), None);
     }
 
     #[test]

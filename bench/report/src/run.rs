@@ -101,23 +101,32 @@ impl Run {
     }
 
     /// Writes `out/NAME.json` and replaces the text between the markers of this bench in `RESULTS.md`, both in
-    /// `bench`. If the markers are missing, they are appended with the text.
+    /// `bench`. If both markers are missing, they are appended with the text.
     ///
     /// # Errors
-    /// Errors of the file system.
+    /// Errors of the file system, and a marker without the other one. The file is not changed then.
     fn record(&self, bench: &Path, measures: &[Measure], text: &str) -> io::Result<()> {
         fs::create_dir_all(bench.join("out"))?;
         let json = serde_json::to_string_pretty(measures)?;
         fs::write(bench.join("out").join(format!("{}.json", self.name)), json)?;
         let path = bench.join(RESULTS);
-        let results = fs::read_to_string(&path).unwrap_or_default();
+        let results = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            read => read?,
+        };
         let (begin, end) = (format!("<!-- {}: begin -->", self.name), format!("<!-- {}: end -->", self.name));
         let block = format!("{begin}\n{}\n{end}", text.trim_end());
         let merged = match (results.find(&begin), results.find(&end)) {
             (Some(from), Some(to)) if from < to => {
                 format!("{}{block}{}", &results[..from], &results[to + end.len()..])
             }
-            _ => format!("{}\n\n{block}\n", results.trim_end()),
+            (None, None) => format!("{}\n\n{block}\n", results.trim_end()),
+            _ => {
+                let path = path.display();
+                return Err(io::Error::other(format!(
+                    "{path} must contain {begin} and then {end}, or neither"
+                )));
+            }
         };
         fs::write(path, merged)
     }
@@ -163,6 +172,7 @@ fn machine() -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     fn run() -> Run {
         Run::begin("some").expect("/proc is readable")
@@ -186,10 +196,29 @@ mod tests {
         assert_eq!(parse_ticks("cpu  1 2 3 4 5 6 7 8 100 100"), Ticks { all: 36, stolen: 8 });
     }
 
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("sluice-bench-report-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn results_that_cannot_be_replaced_stay() {
+        let folder = folder("stay");
+        let results = folder.join("RESULTS.md");
+        let contents: [&[u8]; 3] =
+            [b"<!-- some: begin -->\nKept.\n", b"Kept.\n<!-- some: end -->\n", b"no UTF-8: \xff"];
+        let outcomes = contents.map(|content| {
+            fs::write(&results, content).unwrap();
+            (run().record(&folder, &[], "text").is_err(), fs::read(&results).unwrap() == content)
+        });
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(outcomes, [(true, true); 3]);
+    }
+
     #[test]
     fn records_are_replaced_between_their_markers() {
-        let folder = std::env::temp_dir().join(format!("sluice-bench-report-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let folder = folder("replaced");
         fs::write(folder.join("RESULTS.md"), "# Results\n\nKept.\n").unwrap();
         let measures = [Measure::computed("some_ns", "ns", 1.0)];
         run().record(&folder, &measures, "first").unwrap();

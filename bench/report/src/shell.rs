@@ -38,10 +38,26 @@ pub fn feed(line: &str, input: &str) -> Result<(), Failure> {
     let text = input.to_owned();
     let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
     let output = child.wait_with_output()?;
-    writer.join().map_err(|_| "the thread that writes to the command panicked")??;
-    if output.status.success() {
-        return Ok(());
+    let written = writer.join().map_err(|_| "the thread that writes to the command panicked")?;
+    // A command that failed may not have read all input: its own error tells more than that of the writer.
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("`{line}` {}: {}", output.status, said.lines().next().unwrap_or("")).into());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("`{line}` {}: {}", output.status, said.lines().next().unwrap_or("")).into())
+    Ok(written?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_a_command_that_ends_early_is_its_own() {
+        // More than a pipe holds.
+        let input = "x".repeat(1 << 20);
+        let error = feed("ls /nonexistent", &input).unwrap_err().to_string();
+        assert!(error.starts_with("`ls /nonexistent` exit status: 2: ls: "), "{error}");
+        assert!(feed("true", &input).is_err(), "it did not read the input");
+        feed("wc", &input).unwrap();
+    }
 }

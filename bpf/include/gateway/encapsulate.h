@@ -4,7 +4,7 @@
  *
  * Contract: the cursor is at the first byte that is written, and the caller has checked the bounds.
  * UDP's checksum is left zero, which receivers over IPv6 may refuse (RFC 8200 section 8.1):
- * store_udp6_checksum() computes it. Uses no map.
+ * store_udp6_checksum() computes it, which uses the map `sum_chunks`.
  */
 #ifndef SLUICE_ENCAPSULATE_H
 #define SLUICE_ENCAPSULATE_H
@@ -30,7 +30,7 @@ struct outer {
 	__u64 destination_mac;
 	__u64 destination[2]; /* as in struct frame */
 	__u32 vni;
-	__u32 hash;	 /* of the flow: by it the underlay spreads flows over paths */
+	__u32 hash;	 /* of the flow: the underlay uses it to spread flows over paths */
 	__u32 udp_bytes; /* UDP header included */
 	__u8 traffic_class;
 };

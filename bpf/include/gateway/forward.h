@@ -5,7 +5,7 @@
  * Contract: expects a packet that route() accepted, and now_ns. DROP_none: the packet was rewritten in
  * place and counted in `vni_traffic`, and `verdict` is what the program returns. Otherwise the reason
  * to drop, with error_type and error_mtu set if the sender gets an ICMP error; the packet is then
- * unchanged, except after DROP_headroom. Uses the maps `cells` and `vni_traffic`.
+ * unchanged, except after DROP_headroom. Uses the maps `cells`, `vni_traffic` and `sum_chunks`.
  */
 #ifndef SLUICE_FORWARD_H
 #define SLUICE_FORWARD_H

@@ -17,7 +17,7 @@
 #include "common/frame.h"
 
 struct packet {
-	struct frame frame;    /* the tenant's frame */
+	struct frame frame;    /* the tenant's frame; in answer_underlay.h the underlay's own */
 	__u64 outer_source[2]; /* underlay address of the sender; as in struct frame */
 	__u64 outer_source_mac;
 	__u64 endpoint_mac;

@@ -5,7 +5,7 @@
  *
  * Contract: DROP_none with is_tunnel set for a VXLAN packet of a known sender to this node, with
  * outer_source, outer_source_mac, vni, frame_bytes, udp_checksum, ipv6 and traffic_class filled in.
- * DROP_none without is_tunnel for any other packet, which local.h handles. Otherwise the reason to
+ * DROP_none without is_tunnel for any other packet, which answer_underlay.h handles. Otherwise the reason to
  * drop. The packet is not changed. Reads only the map `cells`.
  */
 #ifndef SLUICE_PARSE_UNDERLAY_H
@@ -80,7 +80,7 @@ static __always_inline enum drop_reason parse_underlay4(struct xdp_md *ctx, stru
 	ip = next_header(&cursor, struct ipv4_header);
 	udp = next_header(&cursor, struct udp_header);
 	vxlan = next_header(&cursor, struct vxlan_header);
-	/* Packets with options and fragments are handled by local.h. */
+	/* Packets with options and fragments are handled by answer_underlay.h. */
 	if (ip->version != IPV4_VERSION || ip->protocol != IPPROTO_UDP ||
 	    ip->fragment & bpf_htons(IPV4_MORE | IPV4_OFFSET) || udp->destination != bpf_htons(VXLAN_PORT))
 		return DROP_none;

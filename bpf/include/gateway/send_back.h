@@ -4,8 +4,8 @@
  *
  * Contract: the packet is a tenant's frame of `frame_bytes`, with room for outer headers of its own
  * family in front, which are overwritten; outer_source, outer_source_mac, vni, ipv6 and frame are
- * filled in. Returns the program's verdict: XDP_TX, or a counted drop. Uses the maps `cells` and those
- * of count.h.
+ * filled in. Returns the program's verdict: XDP_TX, or a counted drop. Uses the maps `cells`,
+ * `sum_chunks` and those of count.h.
  */
 #ifndef SLUICE_SEND_BACK_H
 #define SLUICE_SEND_BACK_H

@@ -47,7 +47,7 @@ struct superblock {
  */
 #define ATTENDED_NS 500000000ll
 
-/* The roots are in the cells behind the superblock. */
+/* The roots are in the cells after the superblock. */
 #define CELL_EXACT_ROOT 1 /* struct exact_root */
 #define CELL_NODE 2	  /* struct node_config, three cells */
 #define CELL_FIRST_FREE 5

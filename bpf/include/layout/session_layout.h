@@ -44,11 +44,11 @@
  * Duplicates. Two packets of one key, from any directions, may both find nothing and both publish a record.
  * Each searches both buckets again after its publishing swap. The swaps have one order, so the later
  * publisher sees both records, unless one has died. Of two live records with one key, the later one in the
- * order of search (first bucket, second bucket; slot) dies. Any packet that sees both makes it die, and
- * doing so twice has no effect. Readers search in the same order, so while both records are live, all
- * readers that see both use the same one. A reader may pass the first record's slot before it is published,
- * and reach the second one when it is dying. Then it searches again, because the first one was published
- * before the second died.
+ * order of search (first bucket, second bucket; slot) dies. Any packet that has published a record and sees
+ * both makes it die, and doing so twice has no effect. Readers search in the same order, so while both
+ * records are live, all readers that see both use the same one. A reader may pass the first record's slot
+ * before it is published, and reach the second one when it is dying. Then it searches again, because the
+ * first one was published before the second died.
  *
  * An expired live record is not found, whether or not it was swept. A creator of the same key makes it die
  * first.

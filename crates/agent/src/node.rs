@@ -102,7 +102,7 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     let grace = Membarrier::new().map_err(sluice_tables::Error::Grace)?;
     let grace = WaitForThreads::new(grace, gate.clone());
     let mut tables = if memory.is_laid_out() {
-        NodeTables::adopt(memory, grace).map_err(|error| incompatible(error, &pin_dir))?
+        NodeTables::adopt(memory, grace).map_err(|error| adoption_error(error, &pin_dir))?
     } else {
         NodeTables::create(memory, grace, Sizes::default())?
     };
@@ -120,9 +120,17 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     Ok(Opened { datapath, tables, reader, _locks: locks })
 }
 
-fn incompatible(error: sluice_tables::Error, pin_dir: &Path) -> Error {
-    sluice_datapath::Error::Incompatible { path: pin_dir.to_owned(), difference: crate::error_chain(&error) }
-        .into()
+/// An error of [`NodeTables::adopt`]. The tables of another version must be removed; after other errors they are
+/// still usable.
+fn adoption_error(error: sluice_tables::Error, pin_dir: &Path) -> Error {
+    use sluice_tables::Error as E;
+    match error {
+        E::NotTables | E::LayoutVersion { .. } | E::Capacity { .. } | E::Corrupt(_) => {
+            let difference = crate::error_chain(&error);
+            sluice_datapath::Error::Incompatible { path: pin_dir.to_owned(), difference }.into()
+        }
+        other => other.into(),
+    }
 }
 
 fn lock(state_dir: &Path) -> Result<Flock<fs::File>, Error> {

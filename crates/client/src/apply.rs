@@ -1,11 +1,13 @@
 //! [`apply()`]: creates the objects of a cloud file in the order of their dependencies, or in a dry run
 //! compares them with the existing cloud.
 
+use crate::cloud::name_in;
+use crate::references::{End, References, resolve};
 use crate::{Client, Result};
 use crate::{
-    CloudFile, Cluster, Error, Host, Instance, NewCluster, NewGateway, NewHost, NewInstance, NewObject,
-    NewPeering, NewRoute, NewSubnet, NewTenant, NewVpc, Peering, PeeringSpec, Resource, RouteSpec,
-    RouteTable, RouteTarget, RouteTargetSpec, Subnet, Tenant, Vpc, VpcSpec,
+    CloudFile, Cluster, Host, Instance, NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering,
+    NewRoute, NewSubnet, NewTenant, NewVpc, Peering, PeeringSpec, Resource, RouteSpec, RouteTable,
+    RouteTarget, RouteTargetSpec, Subnet, Tenant, VpcSpec,
 };
 use sluice_types::{ClusterId, HostId, PeeringId, TenantId, VpcId};
 use std::collections::HashMap;
@@ -74,25 +76,32 @@ impl Tally {
 
 /// Creates the objects of the cloud file that do not exist. It can be repeated: an object that exists with
 /// the same content is left unchanged. The API refuses an object that exists with different content; objects
-/// created before it remain.
+/// created before it remain. All references are resolved before anything is created.
 ///
 /// # Errors
-/// The first refusal, which names the object.
+/// [`Error::CloudFile`](crate::Error::CloudFile) for the first reference that cannot be resolved; the first
+/// refusal, which names the object.
 pub async fn apply(
     client: &Client,
     cloud: &CloudFile,
     options: Options,
     on_event: &mut (dyn FnMut(Event) + Send),
 ) -> Result<Report> {
+    let References { tenants, clusters, hosts, ends } = resolve(client, cloud).await?;
+    let (tenants, clusters, hosts) = (existing(tenants), existing(clusters), existing(hosts));
+    let ids = Ids { tenants, clusters, hosts, ..Ids::default() };
     let total = cloud.len() as u64;
-    let mut applier =
-        Applier { client, options, on_event, total, done: 0, report: Report::default(), ids: Ids::default() };
+    let mut applier = Applier { client, options, on_event, total, done: 0, report: Report::default(), ids };
     applier.top_level(cloud).await?;
     for vpc in &cloud.vpcs {
         applier.vpc(vpc).await?;
     }
-    for peering in &cloud.peerings {
-        applier.peering(peering).await?;
+    for (peering, ends) in cloud.peerings.iter().zip(ends) {
+        let vpcs = ends.map(|end| match end {
+            End::InFile(index) => applier.vpc_id(&cloud.vpcs[index]),
+            End::InCloud(id) => Some(id),
+        });
+        applier.peering(peering, vpcs).await?;
     }
     for vpc in &cloud.vpcs {
         applier.routes(vpc).await?;
@@ -103,7 +112,8 @@ pub async fn apply(
     Ok(applier.report)
 }
 
-/// Ids of the objects in the cloud file. `None`: a dry run would create the object.
+/// Ids of the objects that the cloud file describes, and of the existing objects that it refers to, by the
+/// text of the reference. `None`: a dry run would create the object.
 #[derive(Default)]
 struct Ids {
     tenants: HashMap<String, Option<TenantId>>,
@@ -113,6 +123,15 @@ struct Ids {
     vpcs: HashMap<(String, String), Option<VpcId>>,
     /// Key: name, and one of the two VPCs. Names are unique only in a tenant.
     peerings: HashMap<(String, VpcId), Option<PeeringId>>,
+}
+
+fn existing<I>(found: HashMap<String, I>) -> HashMap<String, Option<I>> {
+    found.into_iter().map(|(text, id)| (text, Some(id))).collect()
+}
+
+/// The id of an object that the cloud file describes or refers to.
+fn known<I: Copy>(ids: &HashMap<String, Option<I>>, text: &str) -> Option<Option<I>> {
+    ids.get(text).or_else(|| ids.get(name_in(text))).copied()
 }
 
 struct Applier<'a> {
@@ -219,9 +238,8 @@ impl Applier<'_> {
         Ok(())
     }
 
-    async fn peering(&mut self, spec: &PeeringSpec) -> Result<()> {
-        let a = self.vpc_of_peering(spec, &spec.vpcs[0]).await?;
-        let b = self.vpc_of_peering(spec, &spec.vpcs[1]).await?;
+    async fn peering(&mut self, spec: &PeeringSpec, vpcs: [Option<VpcId>; 2]) -> Result<()> {
+        let [a, b] = vpcs;
         let body = a.zip(b).map(|(a, b)| NewPeering { name: spec.name.clone(), vpcs: [a, b] });
         let of = a.map(|a| a.to_string()).unwrap_or_default();
         let id = self.create_or_compare(&spec.name, body.as_ref().map(|_| ()), &[("vpc", &of)], body).await?;
@@ -229,36 +247,6 @@ impl Applier<'_> {
             self.ids.peerings.insert((spec.name.clone(), vpc), id);
         }
         Ok(())
-    }
-
-    /// The VPC with this name in the cloud file, otherwise in the existing cloud.
-    async fn vpc_of_peering(&self, peering: &PeeringSpec, name: &str) -> Result<Option<VpcId>> {
-        let tenant = peering.tenant.as_deref();
-        let in_file: Vec<_> = self
-            .ids
-            .vpcs
-            .iter()
-            .filter(|((of, vpc), _)| vpc == name && tenant.is_none_or(|tenant| tenant == of))
-            .collect();
-        match in_file.as_slice() {
-            [((..), id)] => return Ok(**id),
-            [] => {}
-            several => {
-                return Err(Error::AmbiguousName {
-                    kind: Vpc::NOUN,
-                    name: name.to_owned(),
-                    ids: several.iter().map(|((tenant, name), _)| format!("{tenant}/{name}")).collect(),
-                    narrow: ", or give the tenant of the peering",
-                });
-            }
-        }
-        let Some(tenant) = tenant else { return self.client.id_of::<Vpc>(name, &[]).await.map(Some) };
-        match self.tenant(tenant).await? {
-            Some(tenant) => {
-                self.client.id_of::<Vpc>(name, &[("tenant", &tenant.to_string())]).await.map(Some)
-            }
-            None => Ok(None),
-        }
     }
 
     async fn routes(&mut self, spec: &VpcSpec) -> Result<()> {
@@ -284,7 +272,7 @@ impl Applier<'_> {
 
     async fn target(&self, vpc: VpcId, route: &RouteSpec) -> Result<Option<RouteTarget>> {
         let RouteTargetSpec::Peering(name) = &route.target else { return Ok(Some(RouteTarget::Drop)) };
-        let id = match self.ids.peerings.get(&(name.clone(), vpc)) {
+        let id = match self.ids.peerings.get(&(name_in(name).to_owned(), vpc)) {
             Some(id) => *id,
             None => Some(self.client.id_of::<Peering>(name, &[("vpc", &vpc.to_string())]).await?),
         };
@@ -357,13 +345,9 @@ impl Applier<'_> {
                 id
             }
         };
-        let host = match self.ids.hosts.get(&spec.host) {
-            Some(id) => *id,
-            None => {
-                let id = Some(self.client.id_of::<Host>(&spec.host, &[]).await?);
-                self.ids.hosts.insert(spec.host.clone(), id);
-                id
-            }
+        let host = match known(&self.ids.hosts, &spec.host) {
+            Some(id) => id,
+            None => Some(self.client.id_of::<Host>(&spec.host, &[]).await?),
         };
         let (mac, ipv4, ipv6) = (spec.mac, spec.ipv4, spec.ipv6);
         Ok(subnet.zip(host).map(|(subnet, host)| {
@@ -387,15 +371,15 @@ impl Applier<'_> {
     }
 
     async fn tenant(&self, text: &str) -> Result<Option<TenantId>> {
-        match self.ids.tenants.get(text) {
-            Some(id) => Ok(*id),
+        match known(&self.ids.tenants, text) {
+            Some(id) => Ok(id),
             None => self.client.id_of::<Tenant>(text, &[]).await.map(Some),
         }
     }
 
     async fn cluster(&self, text: &str) -> Result<Option<ClusterId>> {
-        match self.ids.clusters.get(text) {
-            Some(id) => Ok(*id),
+        match known(&self.ids.clusters, text) {
+            Some(id) => Ok(id),
             None => self.client.id_of::<Cluster>(text, &[]).await.map(Some),
         }
     }

@@ -1,8 +1,10 @@
 //! The cloud file (`cloud.yaml`), which describes a whole cloud: its format, parsing and checks.
 
 use serde::{Deserialize, Serialize};
-use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni};
+use sluice_types::{IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, overlap};
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::{Read, stdin};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -22,12 +24,10 @@ pub enum CloudFileError {
         source: std::io::Error,
     },
     /// The file is larger than the limit.
-    #[error("{path} has {bytes} bytes; the limit is {FILE_MAX_BYTES}")]
+    #[error("{path} has more than {FILE_MAX_BYTES} bytes")]
     TooLarge {
         /// Path of the file.
         path: PathBuf,
-        /// Size of the file in bytes.
-        bytes: u64,
     },
     /// The file is not YAML or not a cloud file; the source names line and column.
     #[error("not a valid cloud file")]
@@ -48,6 +48,21 @@ pub enum CloudFileError {
         /// Kind of object: `subnet`.
         kind: &'static str,
     },
+    /// A field has a value with which the object cannot be created.
+    #[error(transparent)]
+    Field(#[from] FieldError),
+}
+
+/// A field of an object in a cloud file has a value with which the object cannot be created.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{object}: `{field}`: {problem}")]
+pub struct FieldError {
+    /// Kind and name of the object (`subnet `front` in VPC `web``).
+    pub object: String,
+    /// Name of the field.
+    pub field: &'static str,
+    /// What is wrong with the value.
+    pub problem: String,
 }
 
 /// A cloud file. References are ids, or names of objects in this file or in the existing cloud. Objects that
@@ -239,17 +254,23 @@ impl CloudFile {
         Ok(cloud)
     }
 
-    /// Reads and parses a cloud file.
+    /// Reads and parses a cloud file, or standard input if there is no path.
     ///
     /// # Errors
     /// The errors of [`CloudFile::parse`], and those of reading the file.
-    pub fn read(path: &Path) -> Result<Self, CloudFileError> {
-        let failed = |source| CloudFileError::Read { path: path.to_owned(), source };
-        let bytes = std::fs::metadata(path).map_err(failed)?.len();
-        if bytes > FILE_MAX_BYTES {
-            return Err(CloudFileError::TooLarge { path: path.to_owned(), bytes });
+    pub fn read(path: Option<&Path>) -> Result<Self, CloudFileError> {
+        let name = || path.unwrap_or(Path::new("standard input")).to_owned();
+        let failed = |source| CloudFileError::Read { path: name(), source };
+        let source: Box<dyn Read> = match path {
+            Some(path) => Box::new(File::open(path).map_err(failed)?),
+            None => Box::new(stdin()),
+        };
+        let mut text = String::new();
+        source.take(FILE_MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > FILE_MAX_BYTES {
+            return Err(CloudFileError::TooLarge { path: name() });
         }
-        Self::parse(&std::fs::read_to_string(path).map_err(failed)?)
+        Self::parse(&text)
     }
 
     /// Number of objects in the file.
@@ -265,7 +286,8 @@ impl CloudFile {
         self.len() == 0
     }
 
-    /// Checks that names which must be unique are.
+    /// Checks what needs no other information than the file: that names which must be unique are, that the
+    /// subnets of a VPC do not overlap, and that no VPC is peered with itself.
     fn check(&self) -> Result<(), CloudFileError> {
         check_unique("tenant", "", self.tenants.iter().map(|spec| spec.name.as_str()))?;
         check_unique("cluster", "", self.clusters.iter().map(|spec| spec.name.as_str()))?;
@@ -291,9 +313,16 @@ impl CloudFile {
                 let name = route.destination.to_string();
                 return Err(CloudFileError::Twice { kind: "route", name, within });
             }
+            check_subnets(vpc)?;
         }
+        self.peerings.iter().try_for_each(check_ends)?;
         Ok(())
     }
+}
+
+/// The name in a reference. `name:` before it says that it is not an id.
+pub(crate) fn name_in(reference: &str) -> &str {
+    reference.strip_prefix("name:").unwrap_or(reference)
 }
 
 /// Unknown and repeated keys are errors. The limit on YAML nodes grows with the size of the file, so that a
@@ -326,6 +355,42 @@ fn check_unique<'a>(
         }
     }
     Ok(())
+}
+
+/// Checks that no two subnets of a VPC have addresses in common.
+fn check_subnets(vpc: &VpcSpec) -> Result<(), FieldError> {
+    let mut prefixes: Vec<(IpNet, &'static str, &str)> = Vec::new();
+    for subnet in &vpc.subnets {
+        let name = subnet.name.as_str();
+        prefixes.extend(subnet.ipv4.map(|net| (IpNet::V4(net).trunc(), "ipv4", name)));
+        prefixes.extend(subnet.ipv6.map(|net| (IpNet::V6(net).trunc(), "ipv6", name)));
+    }
+    // In this order a prefix that contains others comes directly before one of them.
+    prefixes.sort_by_key(|(net, ..)| *net);
+    for pair in prefixes.windows(2) {
+        let [(existing, _, other), (net, field, name)] = [pair[0], pair[1]];
+        if overlap(&existing, &net) {
+            return Err(FieldError {
+                object: format!("subnet `{name}` in VPC `{}`", vpc.name),
+                field,
+                problem: format!("{net} overlaps {existing} of subnet `{other}`"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a peering does not have the same VPC at both ends.
+fn check_ends(peering: &PeeringSpec) -> Result<(), FieldError> {
+    let [a, b] = &peering.vpcs;
+    if name_in(a) != name_in(b) {
+        return Ok(());
+    }
+    Err(FieldError {
+        object: format!("peering `{}`", peering.name),
+        field: "vpcs",
+        problem: format!("VPC `{}` cannot be peered with itself", name_in(a)),
+    })
 }
 
 #[cfg(test)]
@@ -412,5 +477,44 @@ peerings: [{name: web-db, vpcs: [web, db]}]
         let subnets = "vpcs: [{name: v, tenant: a, subnets: [{name: s}, {name: s}]}]";
         assert_eq!(error(subnets), "subnet `s` is defined twice in VPC `v`");
         assert_eq!(error("hosts: [{name: '', vtep: 192.0.2.1}]"), "a host has an empty name");
+    }
+
+    #[test]
+    fn overlapping_subnets_of_a_vpc_are_errors() {
+        let parse = |subnets: &[&str]| {
+            let list = subnets.iter().enumerate();
+            let list: Vec<String> = list.map(|(number, net)| format!("{{name: s{number}, {net}}}")).collect();
+            let yaml = format!("vpcs: [{{name: v, tenant: a, subnets: [{}]}}]", list.join(", "));
+            CloudFile::parse(&yaml).map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            parse(&["ipv4: 10.70.0.0/24", "ipv4: 10.70.0.0/25"]).unwrap_err(),
+            "subnet `s1` in VPC `v`: `ipv4`: 10.70.0.0/25 overlaps 10.70.0.0/24 of subnet `s0`"
+        );
+        // The larger prefix is not next to the smaller one in the file, which also has both families.
+        let error = parse(&["ipv6: '2001:db8:0:1::/64'", "ipv4: 10.1.0.0/16", "ipv6: '2001:db8::/48'"]);
+        assert!(error.unwrap_err().contains("2001:db8:0:1::/64 overlaps 2001:db8::/48 of subnet `s2`"));
+        assert!(parse(&["ipv4: 10.0.0.0/24", "ipv4: 10.0.1.0/24", "ipv4: 10.0.0.0/24"]).is_err());
+        assert!(parse(&["ipv4: 10.0.0.0/25, ipv6: '::/0'", "ipv4: 10.0.0.128/25"]).is_ok());
+        // Each VPC has its own addresses.
+        let subnets = "subnets: [{name: s, ipv4: 10.0.0.0/24}]";
+        let yaml = format!("vpcs: [{{name: v, tenant: a, {subnets}}}, {{name: w, tenant: a, {subnets}}}]");
+        assert!(CloudFile::parse(&yaml).is_ok());
+    }
+
+    #[test]
+    fn peering_of_a_vpc_with_itself_is_an_error() {
+        let parse = |vpcs: &str| CloudFile::parse(&format!("peerings: [{{name: p, vpcs: [{vpcs}]}}]"));
+        for vpcs in ["web, web", "web, 'name:web'"] {
+            let error = parse(vpcs).unwrap_err().to_string();
+            assert_eq!(error, "peering `p`: `vpcs`: VPC `web` cannot be peered with itself");
+        }
+        assert!(parse("web, db").is_ok());
+    }
+
+    #[test]
+    fn errors_of_reading_name_the_file() {
+        let error = CloudFile::read(Some(Path::new("/nonexistent.yaml"))).unwrap_err();
+        assert_eq!(error.to_string(), "cannot read /nonexistent.yaml");
     }
 }

@@ -1,5 +1,6 @@
 //! Errors of calls, and the problem documents with which the API refuses a request.
 
+use crate::FieldError;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -45,13 +46,13 @@ impl fmt::Display for Problem {
 /// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The base URL is not an HTTP URL.
+    /// The base URL is not an HTTP URL. The text has no user, password or parameters.
     #[error("`{0}` is not an API URL: expected http://HOST:PORT")]
     BadUrl(String),
     /// The API did not respond.
     #[error("cannot reach the API at {url}{}", hint(source))]
     Unreachable {
-        /// Base URL of the API.
+        /// Scheme, host and port of the API.
         url: String,
         /// Error of the HTTP client.
         #[source]
@@ -108,6 +109,9 @@ pub enum Error {
         /// Id of the object that has the text as its name.
         named: String,
     },
+    /// A cloud file has a reference that cannot be resolved. Nothing was created.
+    #[error(transparent)]
+    CloudFile(#[from] FieldError),
     /// The object was not programmed before the timeout.
     #[error("{what} is not programmed after {} s{}", waited.as_secs(), lagging_nodes(behind))]
     NotProgrammed {

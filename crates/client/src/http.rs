@@ -58,16 +58,17 @@ impl Client {
     /// # Errors
     /// [`Error::BadUrl`]. This does not connect yet.
     pub fn new(url: &str, token: Option<String>) -> Result<Self> {
-        let base: Url = url.parse().map_err(|_| Error::BadUrl(url.to_owned()))?;
+        let bad = || Error::BadUrl(without_secrets(url));
+        let base: Url = url.parse().map_err(|_| bad())?;
         if base.scheme() != "http" || base.host_str().is_none() {
-            return Err(Error::BadUrl(url.to_owned()));
+            return Err(bad());
         }
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(CALL_TIMEOUT)
             .user_agent(concat!("sluice/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|source| Error::Unreachable { url: url.to_owned(), source })?;
+            .map_err(|source| Error::Unreachable { url: origin(&base), source })?;
         Ok(Self { http, base, token })
     }
 
@@ -91,10 +92,8 @@ impl Client {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        let response = request
-            .send()
-            .await
-            .map_err(|source| Error::Unreachable { url: self.url().to_owned(), source })?;
+        let response =
+            request.send().await.map_err(|source| Error::Unreachable { url: origin(&self.base), source })?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -102,8 +101,10 @@ impl Client {
     }
 
     async fn read<T: DeserializeOwned>(&self, action: &str, response: Response) -> Result<T> {
-        let url = self.url().to_owned();
-        let body = response.bytes().await.map_err(|source| Error::Unreachable { url, source })?;
+        let body = response
+            .bytes()
+            .await
+            .map_err(|source| Error::Unreachable { url: origin(&self.base), source })?;
         serde_json::from_slice(&body)
             .map_err(|source| Error::Malformed { action: action.to_owned(), source: Box::new(source) })
     }
@@ -321,6 +322,22 @@ impl Client {
     pub async fn openapi(&self) -> Result<serde_json::Value> {
         self.get_json("fetch openapi.json", self.at("/openapi.json", &[])).await
     }
+}
+
+/// Scheme, host and port of a URL, which may appear in messages.
+fn origin(url: &Url) -> String {
+    url.origin().ascii_serialization()
+}
+
+/// A wrong URL without user, password and parameters, wherever it has them.
+fn without_secrets(url: &str) -> String {
+    let is_scheme = |text: &str| text.chars().all(|letter| letter.is_ascii_alphanumeric());
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, rest)) if is_scheme(scheme) => (format!("{scheme}://"), rest),
+        _ => (String::new(), url),
+    };
+    let host = rest.rsplit('@').next().unwrap_or_default();
+    scheme + host.split(['?', '#']).next().unwrap_or_default()
 }
 
 fn object_path<T: Resource>(id: T::Id) -> String {

@@ -12,14 +12,15 @@ mod http;
 mod model;
 mod new;
 mod placement;
+mod references;
 mod resolve;
 mod scheduler;
 mod wait;
 
 pub use apply::{Event, Options, Report, Tally, apply};
 pub use cloud::{
-    CloudFile, CloudFileError, ClusterSpec, GatewaySpec, HostSpec, InstanceSpec, PeeringSpec, RouteSpec,
-    RouteTargetSpec, SubnetSpec, TenantSpec, VpcSpec,
+    CloudFile, CloudFileError, ClusterSpec, FieldError, GatewaySpec, HostSpec, InstanceSpec, PeeringSpec,
+    RouteSpec, RouteTargetSpec, SubnetSpec, TenantSpec, VpcSpec,
 };
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};

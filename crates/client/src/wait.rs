@@ -1,6 +1,9 @@
-//! Waiting until the API is ready or objects are programmed, by polling.
+//! Waiting until the API is ready, objects are programmed or a plan has ended, by polling.
 
-use crate::{Client, Error, Resource, Result};
+use crate::{
+    Client, CloudFile, Cluster, Error, Gateway, Host, Instance, Peering, PlanSummary, Resource, Result,
+    Route, RouteTable, Subnet, Tenant, Vpc,
+};
 use std::time::{Duration, Instant};
 
 /// The first pause between two polls is short, so that programming that takes milliseconds is seen at once.
@@ -131,6 +134,53 @@ impl Client {
             }
         }
         Ok(())
+    }
+
+    /// Waits until all objects in the VPCs of a cloud file are programmed, and all clusters, gateways, hosts and
+    /// peerings of the cloud.
+    ///
+    /// # Errors
+    /// The errors of [`Client::wait_programmed`] and [`Client::find`].
+    pub async fn wait_cloud_programmed(
+        &self,
+        cloud: &CloudFile,
+        deadline: impl Into<Deadline>,
+    ) -> Result<()> {
+        let deadline = deadline.into();
+        self.wait_all_programmed::<Cluster>(&[], deadline).await?;
+        self.wait_all_programmed::<Gateway>(&[], deadline).await?;
+        self.wait_all_programmed::<Host>(&[], deadline).await?;
+        for spec in &cloud.vpcs {
+            let tenant = self.id_of::<Tenant>(&spec.tenant, &[]).await?.to_string();
+            let vpc = self.id_of::<Vpc>(&spec.name, &[("tenant", &tenant)]).await?;
+            self.wait_programmed::<Vpc>(vpc, deadline).await?;
+            let vpc = vpc.to_string();
+            self.wait_all_programmed::<Subnet>(&[("vpc", &vpc)], deadline).await?;
+            self.wait_all_programmed::<Instance>(&[("vpc", &vpc)], deadline).await?;
+            for table in self.list::<RouteTable>(&[("vpc", &vpc)], None).await? {
+                self.wait_all_programmed::<Route>(&[("table", &table.id.to_string())], deadline).await?;
+            }
+        }
+        self.wait_all_programmed::<Peering>(&[], deadline).await
+    }
+
+    /// Waits until a placement plan is done or stopped; returns its progress at that time or at the deadline.
+    ///
+    /// # Errors
+    /// The last transient error at the deadline; any other error at once.
+    pub async fn wait_plan(&self, id: u64, deadline: impl Into<Deadline>) -> Result<PlanSummary> {
+        let mut backoff = Backoff::new(deadline.into());
+        loop {
+            let last = match self.plan(id).await {
+                Ok(plan) if plan.progress.state != "applying" => return Ok(plan.progress),
+                Ok(plan) => Ok(plan.progress),
+                Err(error) if error.is_transient() => Err(error),
+                Err(error) => return Err(error),
+            };
+            if !backoff.pause().await {
+                return last;
+            }
+        }
     }
 
     /// Names of the nodes that have not acknowledged the revision. This is only for an error text: if the

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use sluice_client::{Client, Error, Host, NewTenant, Tenant};
+use sluice_client::{Client, CloudFile, Error, Host, NewTenant, Tenant};
 use sluice_types::{HostId, TenantId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -99,6 +99,20 @@ async fn strangers_and_silence_are_told_apart() {
 }
 
 #[tokio::test]
+async fn errors_do_not_contain_the_password_of_the_url() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let client = Client::new(&format!("http://user:secret@{unused}"), None).unwrap();
+    let error = client.list::<Tenant>(&[], None).await.unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot reach the API at http://{unused}: ")), "{error}");
+    for url in ["https://u:secret@h", "http://u:secret@h:x", "u:secret@h", "http://h:x?token=secret"] {
+        let Err(error) = Client::new(url, None) else { panic!("{url} was accepted") };
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+    let error = Client::new("https://u:secret@h:443", None).unwrap_err().to_string();
+    assert_eq!(error, "`https://h:443` is not an API URL: expected http://HOST:PORT");
+}
+
+#[tokio::test]
 async fn names_and_ids_are_told_apart() {
     // host-1 is the id of `b` and the name of host-2.
     let host = |id: u64, name: &str| {
@@ -167,4 +181,66 @@ async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
     assert!(longest.unwrap().programmed);
     let error = client.wait_until(HostId::new(1), Duration::from_millis(50), never).await.unwrap_err();
     assert_eq!(error.to_string(), "the change of host host-1 is not complete after 0 s");
+}
+
+/// Catches a kind of object that is left out.
+#[tokio::test]
+async fn waiting_for_a_cloud_includes_every_kind_of_object() {
+    let kinds = [
+        ("clusters", "cluster-1"),
+        ("gateways", "gw-1"),
+        ("hosts", "host-1"),
+        ("vpcs", "vpc-1"),
+        ("subnets", "subnet-1"),
+        ("instances", "inst-1"),
+        ("routes", "route-1"),
+        ("peerings", "peer-1"),
+    ];
+    let others = [("tenants", "tenant-1"), ("route-tables", "rtb-1")];
+    let cloud = CloudFile::parse("vpcs: [{name: a, tenant: a}]").unwrap();
+    // The last one is a cloud of which all objects are programmed.
+    for lagging in kinds.iter().map(|(kind, _)| *kind).chain([""]) {
+        // It has the fields of every kind of object.
+        let object = move |kind: &str| {
+            let id = kinds.iter().chain(&others).find(|(known, _)| *known == kind).map(|(_, id)| *id);
+            json!({"id": id, "name": "a", "revision": 1, "programmed": kind != lagging, "cluster": "cluster-1",
+                "vips": [], "hello_interval_ms": 4, "vtep": "192.0.2.1", "agent": true, "tenant": "tenant-1",
+                "vni": 1, "mtu": 1430, "vpc": "vpc-1", "subnet": "subnet-1", "host": "host-1",
+                "mac": "02:00:00:00:00:01", "table": "rtb-1", "destination": "10.0.0.0/8", "target": "drop",
+                "vpcs": ["vpc-1", "vpc-2"]})
+        };
+        let list = move |Path(kind): Path<String>| async move { Json(json!({"items": [object(&kind)]})) };
+        let show = move |Path((kind, _)): Path<(String, String)>| async move { Json(object(&kind)) };
+        let router = Router::new().route("/v1/{kind}", get(list)).route("/v1/{kind}/{id}", get(show));
+        let client = serve(router).await;
+        let waited = client.wait_cloud_programmed(&cloud, Duration::from_millis(20)).await;
+        let is_expected = match &waited {
+            Ok(()) => lagging.is_empty(),
+            Err(error) => !lagging.is_empty() && matches!(error, Error::NotProgrammed { .. }),
+        };
+        assert!(is_expected, "{lagging}: {waited:?}");
+    }
+}
+
+#[tokio::test]
+async fn waiting_for_a_plan_tolerates_transient_errors_and_any_timeout() {
+    let calls = Arc::new(AtomicU32::new(0));
+    let show = |State(calls): State<Arc<AtomicU32>>| async move {
+        let state = match calls.fetch_add(1, Ordering::Relaxed) {
+            0 | 2 => return problem(StatusCode::SERVICE_UNAVAILABLE, "the database does not respond"),
+            1 => "applying",
+            _ => "done",
+        };
+        let plan = json!({"id": 3, "created_ms": 0, "state": state, "steps": 2, "done": 1, "parallel": 1,
+            "note": "", "kind": "solve", "max_load_before": 0.5, "max_load": 0.5, "max_load_lower_bound": 0.5,
+            "entries": 9, "moves": []});
+        Json(plan).into_response()
+    };
+    let router = Router::new().route("/v1/placement/plans/{id}", get(show));
+    let client = serve(router.with_state(calls.clone())).await;
+    assert_eq!(client.wait_plan(3, Duration::from_secs(u64::MAX)).await.unwrap().state, "done");
+    assert_eq!(calls.load(Ordering::Relaxed), 4);
+    calls.store(1, Ordering::Relaxed);
+    assert_eq!(client.wait_plan(3, Duration::ZERO).await.unwrap().state, "applying");
+    assert!(client.wait_plan(3, Duration::ZERO).await.unwrap_err().is_transient());
 }

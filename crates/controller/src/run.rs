@@ -37,7 +37,7 @@ const MIN_TOKEN: usize = 16;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Database: sqlite:PATH or postgres://USER@HOST/NAME; without it, sluice.db in the state directory
-    #[arg(long, value_name = "URL", env = "SLUICE_DATABASE")]
+    #[arg(long, value_name = "URL", env = "SLUICE_DATABASE", hide_env_values = true)]
     pub database: Option<String>,
     /// Where the northbound API listens
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7440")]

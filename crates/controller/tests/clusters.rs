@@ -178,6 +178,9 @@ async fn gateway_drains_and_undrains() {
                 .iter()
                 .all(|preferred_owner| preferred_owner.gateway.to_string() == spare)
     );
+    // The store would allow it, because the draining gateway is still there.
+    let refused = cloud.delete(&format!("/v1/gateways/{spare}")).await;
+    assert_eq!(refused.problem(), (409, "last-gateway", "spare"));
     let cluster = cloud.get(&format!("/v1/clusters/{}", basics.cluster)).await.body;
     let vips = cluster["vips"].as_array().unwrap();
     let owners: Vec<_> = vips.iter().map(|vip| vip["preferred_owner"].clone()).collect();

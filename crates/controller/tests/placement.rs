@@ -154,6 +154,82 @@ async fn full_clusters_are_refused_with_the_reason() {
 }
 
 #[tokio::test]
+async fn capacity_of_a_deleted_gateway_can_be_removed() {
+    let cloud = Cloud::start().await;
+    let (_, gateways) = clusters(&cloud, 1).await;
+    let set = settings(&cloud, json!({"gateways": {&gateways[0]: 4}})).await;
+    assert_eq!(set["gateways"], json!({&gateways[0]: 4}));
+    let deleted = cloud.delete(&format!("/v1/gateways/{}", gateways[0])).await;
+    assert_eq!(deleted.status, StatusCode::NO_CONTENT, "{}", deleted.body);
+    let set = settings(&cloud, json!({"gateways": {&gateways[0]: null}})).await;
+    assert_eq!(set["gateways"], json!({}));
+}
+
+#[tokio::test]
+async fn vpc_moves_only_to_a_cluster_whose_tables_can_hold_it() {
+    let cloud = Cloud::start().await;
+    let (clusters, gateways) = clusters(&cloud, 2).await;
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    let body = json!({"name": "v", "tenant": tenant, "cluster": clusters[0]});
+    let vpc = cloud.make("/v1/vpcs", body).await;
+    for number in 1..=2 {
+        let subnet = json!({"name": format!("s{number}"), "ipv4": format!("10.{number}.0.0/16")});
+        cloud.make(&format!("/v1/vpcs/{vpc}/subnets"), subnet).await;
+    }
+    let node = connect(&cloud, &gateways[1]).await;
+    let report = async |cells_total: u64| {
+        let heartbeat = Heartbeat { cells_total, ..Heartbeat::default() };
+        node.connection.reports.heartbeat(heartbeat).await.unwrap();
+        let reported = |body: &Value| body["clusters"][1]["capacity_entries"] == cells_total / 2;
+        cloud.wait_until("reported", "/v1/placement", reported).await;
+    };
+    let path = format!("/v1/vpcs/{vpc}");
+    let moved =
+        async || cloud.send(cloud.request(Method::PATCH, &path).json(&json!({"cluster": clusters[1]}))).await;
+    // The VPC needs three entries: its VRF and two subnets.
+    report(4).await;
+    let refused = moved().await;
+    assert_eq!(refused.problem(), (409, "tables-too-small", "cluster"));
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert_eq!(detail, format!("{} would have 3 entries, but its tables hold only 2", clusters[1]));
+    report(6).await;
+    let moving = moved().await;
+    assert_eq!((moving.status, &moving.body["moving_to"]), (StatusCode::OK, &json!(clusters[1])));
+}
+
+#[tokio::test]
+async fn plan_that_is_stopped_can_be_resumed() {
+    let cloud = Cloud::start().await;
+    let (clusters, gateways) = clusters(&cloud, 2).await;
+    for gateway in &gateways {
+        settings(&cloud, json!({"gateways": {gateway: 10}})).await;
+    }
+    let tenant = cloud.make("/v1/tenants", json!({"name": "t"})).await;
+    for number in 0..4 {
+        let body = json!({"name": format!("v{number}"), "tenant": tenant, "cluster": clusters[0]});
+        cloud.make("/v1/vpcs", body).await;
+    }
+    let plan = cloud.post("/v1/placement/plan", json!({"kind": "rebalance", "tolerance": 0.0})).await.body;
+    assert_eq!(plan["steps"], 2, "{plan}");
+    let post = async |verb: &str| cloud.post(&format!("/v1/placement/plans/1/{verb}"), json!({})).await;
+    assert_eq!(post("stop").await.problem(), (409, "plan-not-applying", "1"));
+    assert_eq!(post("apply").await.status, StatusCode::ACCEPTED);
+    // No gateway has a stream, so the first step does not end.
+    let is_moving =
+        |body: &Value| body["items"].as_array().unwrap().iter().any(|it| it["moving_to"].is_string());
+    cloud.wait_until("moving", "/v1/vpcs", is_moving).await;
+    let stopped = post("stop").await;
+    assert_eq!((stopped.status, &stopped.body["state"]), (StatusCode::OK, &json!("stopped")));
+    assert_eq!(stopped.body["note"], "stopped by the operator");
+    assert_eq!(post("stop").await.problem(), (409, "plan-not-applying", "1"));
+    let events = cloud.get("/v1/events?subject=plan-1").await.body;
+    assert_eq!(events["items"][0]["kind"], "plan_ended", "{events}");
+    assert_eq!(cloud.post("/v1/placement/plans/9/stop", json!({})).await.problem().0, 404);
+    let resumed = post("apply").await;
+    assert_eq!((&resumed.body["state"], &resumed.body["note"]), (&json!("applying"), &json!("")));
+}
+
+#[tokio::test]
 async fn reported_traffic_is_the_demand_of_vpcs() {
     let cloud = Cloud::start().await;
     let (clusters, gateways) = clusters(&cloud, 2).await;

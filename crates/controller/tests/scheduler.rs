@@ -216,8 +216,14 @@ async fn cluster_with_spare_gateways_gives_one_to_an_overloaded_cluster() {
 async fn invalid_settings_are_refused() {
     let cloud = Cloud::start().await;
     let patch = |body: Value| cloud.send(cloud.request(Method::PATCH, "/v1/scheduler").json(&body));
-    assert_eq!(patch(json!({"accept_threshold": 0.9})).await.problem(), (422, "invalid", "settings"));
-    assert_eq!(patch(json!({"moves_per_interval": 0})).await.problem(), (422, "invalid", "settings"));
+    for (body, setting) in [
+        (json!({"accept_threshold": 0.9}), "accept_threshold"),
+        (json!({"relief_threshold": 0.9}), "relief_threshold"),
+        (json!({"overload_threshold": 0.1}), "overload_threshold"),
+        (json!({"moves_per_interval": 0}), "moves_per_interval"),
+    ] {
+        assert_eq!(patch(body).await.problem(), (422, "invalid", setting));
+    }
     assert_eq!(patch(json!({"color": 1})).await.problem(), (422, "invalid", "color"));
     assert_eq!(patch(json!({"hold_down_ms": 5})).await.body["hold_down_ms"], 5);
     assert_eq!(cloud.get("/v1/scheduler").await.body["settings"]["hold_down_ms"], 5);

@@ -43,14 +43,14 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
         Location::NotFound => return PathLookup::ViaGateway,
         Location::Busy => return PathLookup::Busy,
     };
+    let InstanceLocation { vni, mac, host, mtu, network } = location;
     // A network that does not offload flows also withdraws the paths that its hosts still have.
-    if !reader.is_offloaded(destination.vni) {
+    if !network.is_offloaded {
         return PathLookup::ViaGateway;
     }
-    let InstanceLocation { vni, mac, host, mtu } = location;
     // Hosts do not know the MTUs of other networks: only gateways report packets that are too large for a
     // peered one.
-    let fits = reader.mtu(destination.vni).is_some_and(|own| own <= mtu);
+    let fits = network.mtu <= mtu;
     if host.is_ipv4() != from.is_ipv4() || host == from || !fits {
         return PathLookup::ViaGateway;
     }

@@ -1,10 +1,10 @@
 //! The command line of `sluice lab`.
 
-use crate::down::down;
+use crate::down::{down, exists};
 use crate::error::{Error, IoContext, Result};
 use crate::lab::Lab;
 use crate::output::{print_text, print_unless_closed};
-use crate::paths::DEFAULT_NAME;
+use crate::paths::{DEFAULT_NAME, Paths};
 use crate::topology::Topology;
 use crate::up::Options;
 use clap::Subcommand;
@@ -32,7 +32,7 @@ enum Verb {
     Run(Build),
     /// End a lab and remove everything that belongs to it
     Down(Named),
-    /// Show the processes and VMs of a lab, and whether all are well
+    /// Show the processes and VMs of a lab, and whether all of them work
     Status(Named),
     /// Kill the controller or a node's agent at once, to see what happens then
     Kill(OfProcess),
@@ -98,7 +98,14 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Run(build) => stay(build).await,
-        Verb::Down(named) => down(&named.name).await.map(|()| ExitCode::SUCCESS),
+        Verb::Down(named) => {
+            let existed = exists(&Paths::new(&named.name)?);
+            down(&named.name).await?;
+            if !existed {
+                eprintln!("lab {} is not running", named.name);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::Status(named) => {
             let lab = Lab::open(&named.name)?;
             let (text, well) = lab.status().await?;
@@ -120,6 +127,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn options(build: Build) -> Result<Options> {
+    // A bad name is reported before errors of the topology file.
+    Paths::new(&build.named.name)?;
     let binary = std::env::current_exe().context("cannot find", "the sluice binary")?;
     let topology = build.file.map_or_else(Topology::standard, |file| Topology::load(&file))?;
     let mut options = Options::standard(&build.named.name, &binary)?;
@@ -130,21 +139,20 @@ fn options(build: Build) -> Result<Options> {
     Ok(options)
 }
 
-/// Brings a lab up; a signal meanwhile removes what exists of it.
+/// Brings a lab up. A signal meanwhile is an error like any other: what exists of the lab is removed, unless it is to
+/// be kept.
 async fn up(build: Build) -> Result<Lab> {
     let begin = Instant::now();
     let name = build.named.name.clone();
     let options = options(build)?;
     eprintln!("bringing up lab {name} ...");
-    let lab = tokio::select! {
-        lab = Lab::up(options) => lab?,
-        outcome = interrupted() => {
-            outcome?;
-            eprintln!("interrupted; removing lab {name}");
-            down(&name).await?;
-            return Err(Error::NotUp(name));
+    let interrupted = async {
+        match interrupted().await {
+            Ok(()) => Error::Interrupted(name.clone()),
+            Err(error) => error,
         }
     };
+    let lab = Lab::up_unless(options, interrupted).await?;
     eprintln!("lab {name} is up after {:.1} s", begin.elapsed().as_secs_f64());
     Ok(lab)
 }

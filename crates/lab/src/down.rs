@@ -31,6 +31,11 @@ pub(crate) async fn lock(paths: &Paths) -> Result<Lock> {
     }
 }
 
+/// Whether a lab has a directory or namespaces.
+pub(crate) fn exists(paths: &Paths) -> bool {
+    paths.root().exists() || !net::namespaces(paths).is_empty()
+}
+
 /// Ends the lab of a name: processes, mounts, links, namespaces, pins, files.
 /// A lab that does not exist is no error.
 ///

@@ -5,7 +5,15 @@ use std::path::PathBuf;
 /// What can go wrong with a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The topology file cannot be read or contradicts itself.
+    /// The topology file cannot be read.
+    #[error("cannot read {path}")]
+    TopologyFile {
+        /// The file.
+        path: PathBuf,
+        /// The underlying error.
+        source: std::io::Error,
+    },
+    /// The topology file has a syntax error or contradicts itself.
     #[error("{file}: {problem}")]
     Topology {
         /// The file, or `default.yaml`.
@@ -33,6 +41,9 @@ pub enum Error {
     /// Another command uses the lab at the moment.
     #[error("another command is working on lab {0}; try again when it has ended")]
     Busy(String),
+    /// A signal ended the command while it brought the lab up.
+    #[error("interrupted while lab {0} was being brought up")]
+    Interrupted(String),
     /// No lab of this name exists.
     #[error("lab {0} is not up; `sluice lab up --name {0}` brings it up")]
     NotUp(String),
@@ -112,6 +123,16 @@ pub enum Error {
         /// Names of what still exists.
         left: String,
     },
+}
+
+impl Error {
+    /// True if the caller gave a name or a topology file that cannot be used.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::TopologyFile { .. } | Self::Topology { .. } | Self::BadName(_) | Self::Unknown { .. }
+        )
+    }
 }
 
 /// Result of the lab's calls.

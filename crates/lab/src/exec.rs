@@ -73,15 +73,14 @@ pub(crate) async fn script(paths: &Paths, place: &str, what: &str, text: &str) -
     feed(what, command(paths, Some(place), &words(&["sh", "-e"])), text).await
 }
 
-/// Fails naming the first program that a lab needs and the machine lacks.
+/// Fails if the caller is not root or a program that a lab needs is missing.
 pub(crate) fn check_tools() -> Result<()> {
-    const TOOLS: [(&str, &str); 6] = [
+    const TOOLS: [(&str, &str); 5] = [
         ("ip", "iproute2"),
         ("nsenter", "util-linux"),
         ("ethtool", "ethtool"),
         ("busybox", "busybox-static"),
         ("ping", "iputils-ping"),
-        ("umount", "mount"),
     ];
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::NotRoot);

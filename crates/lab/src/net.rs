@@ -193,7 +193,12 @@ pub(crate) async fn remove(paths: &Paths) -> Result<()> {
         }
     }
     let delete = command(paths, None, &words(&["ip", "-force", "-batch", "-"]));
-    feed("removing links and namespaces", delete, &lines).await.map(drop)
+    match feed("removing links and namespaces", delete, &lines).await {
+        // The kernel may have removed some of them in the meantime. `ip -force` has removed the others, and what
+        // remains is reported at the end (down.rs).
+        Ok(_) | Err(Error::Command { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 fn is_mounted(file: &Path) -> bool {

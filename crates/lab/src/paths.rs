@@ -10,8 +10,8 @@ const ROOT: &str = "/run/sluice-lab";
 const PINS: &str = "/sys/fs/bpf/sluice";
 const NAME_LENGTH_MAX: usize = 12;
 
-/// Files and names of one lab. Everything begins with the lab's name, which has
-/// no hyphen, so that no lab's prefix begins another's.
+/// Files and names of one lab. Namespaces and pins begin with `sl-NAME-`. NAME has no hyphen, so no lab's prefix
+/// begins another's.
 #[derive(Clone, Debug)]
 pub struct Paths {
     name: String,

@@ -1,9 +1,9 @@
 //! The topology file: nodes, underlay, cloud objects, VMs.
 //!
-//! The file is checked strictly: unknown keys, unknown names, duplicates and addresses outside their
-//! network are errors that name the invalid entry.
+//! The file is checked strictly: unknown keys, unknown names, duplicate names and IP addresses, and addresses
+//! outside their network are errors that name the invalid entry.
 
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, Ipv4Net, Ipv6Net, MacAddr, PeeringId, SubnetId, TenantId, Vni,
@@ -211,9 +211,10 @@ impl Topology {
     /// Reads a topology file.
     ///
     /// # Errors
-    /// [`Error::Io`] and [`Error::Topology`].
+    /// [`Error::TopologyFile`] and [`Error::Topology`].
     pub fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).context("cannot read", path)?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| Error::TopologyFile { path: path.to_owned(), source })?;
         Self::parse(&path.display().to_string(), &text)
     }
 

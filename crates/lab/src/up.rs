@@ -73,6 +73,14 @@ impl Lab {
     /// # Errors
     /// [`Error::AlreadyUp`], [`Error::Busy`], and errors of the steps.
     pub async fn up(options: Options) -> Result<Self> {
+        Self::up_unless(options, std::future::pending()).await
+    }
+
+    /// Like [`Lab::up`], unless `interrupted` ends first. Then the construction fails with its error.
+    pub(crate) async fn up_unless(
+        options: Options,
+        interrupted: impl Future<Output = Error>,
+    ) -> Result<Self> {
         check_tools()?;
         let paths = Paths::new(&options.name)?;
         let lock = lock(&paths).await?;
@@ -81,7 +89,11 @@ impl Lab {
         }
         clear(&paths).await?;
         let keep = options.keep;
-        let outcome = build(&paths, options).await;
+        // Only while this command has the lock: otherwise the lab is another command's.
+        let outcome = tokio::select! {
+            outcome = build(&paths, options) => outcome,
+            error = interrupted => Err(error),
+        };
         if outcome.is_err() && !keep {
             let removed = match clear(&paths).await {
                 Ok(()) => finish(&paths, lock),

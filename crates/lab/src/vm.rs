@@ -159,7 +159,8 @@ impl Lab {
         Ok(vm)
     }
 
-    /// Disconnects a VM that was added from its host and connects it to another one, with the same addresses.
+    /// Disconnects a VM from its host and connects it to another one, with the same addresses. This is possible
+    /// once for each VM, because its interface is then `eth1`.
     /// Controller and agents do not learn of it before [`Lab::end_move`].
     ///
     /// # Errors

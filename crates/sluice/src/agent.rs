@@ -5,6 +5,14 @@ use crate::output::{self, Format};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest time of a request. An agent may have to write many entries before it can attach a port.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time after which a command says what it waits for.
+const NOTICE_AFTER: Duration = Duration::from_millis(300);
+/// Longest name that the kernel gives to an interface, in bytes.
+const INTERFACE_NAME_MAX: usize = 15;
 
 /// The agent's socket and the output format.
 #[derive(Args)]
@@ -38,6 +46,7 @@ pub enum PortCommand {
     /// Attach an interface of this host to the network as the port of an instance
     Attach {
         /// Host side of the interface
+        #[arg(value_parser = interface_name)]
         ifname: String,
         /// Instance: NAME, VPC/NAME or id; its host must be this one
         #[arg(long)]
@@ -48,6 +57,7 @@ pub enum PortCommand {
     /// Detach an interface from the network
     Detach {
         /// Host side of the interface
+        #[arg(value_parser = interface_name)]
         ifname: String,
         #[command(flatten)]
         socket: Socket,
@@ -91,8 +101,14 @@ impl PortCommand {
         match self {
             Self::Attach { ifname, instance, socket } => {
                 let body = json!({"ifname": ifname, "instance": instance});
-                let port = socket.request(&format!("attach {ifname}"), "/ports/attach", Some(body)).await?;
-                output::one(socket.output, &port)
+                let action = format!("attach {ifname}");
+                let notice = format!(
+                    "waiting for the agent; if the controller has not sent it instance `{instance}` yet, it waits \
+                     {} s for that",
+                    sluice_vswitch::INSTANCE_WAIT.as_secs()
+                );
+                let request = socket.request(&action, "/ports/attach", Some(body));
+                output::one(socket.output, &with_notice(request, &notice).await?)
             }
             Self::Detach { ifname, socket } => {
                 let body = json!({"ifname": ifname});
@@ -114,6 +130,33 @@ impl PathCommand {
     }
 }
 
+/// Checks the name of an interface by the rules of the kernel.
+fn interface_name(text: &str) -> Result<String, String> {
+    let is_allowed = |letter: char| !letter.is_whitespace() && !matches!(letter, '/' | ':');
+    let problem = if text.is_empty() {
+        "the name is empty".to_owned()
+    } else if text.len() > INTERFACE_NAME_MAX {
+        format!("names of interfaces have at most {INTERFACE_NAME_MAX} bytes")
+    } else if matches!(text, "." | "..") || !text.chars().all(is_allowed) {
+        "no interface can have this name".to_owned()
+    } else {
+        return Ok(text.to_owned());
+    };
+    Err(problem)
+}
+
+/// Awaits a request. If it takes long, prints the notice, once.
+async fn with_notice<T>(request: impl Future<Output = T>, notice: &str) -> T {
+    let mut request = std::pin::pin!(request);
+    match tokio::time::timeout(NOTICE_AFTER, request.as_mut()).await {
+        Ok(output) => output,
+        Err(_) => {
+            eprintln!("{notice}");
+            request.await
+        }
+    }
+}
+
 fn list_field<'a>(answer: &'a Value, list: &str) -> &'a [Value] {
     answer.get(list).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
@@ -121,9 +164,20 @@ fn list_field<'a>(answer: &'a Value, list: &str) -> &'a [Value] {
 impl Socket {
     /// A POST if there is a body, otherwise a GET. `action` is for error messages.
     async fn request(&self, action: &str, path: &str, body: Option<Value>) -> Result<Value, Failure> {
+        self.request_within(REQUEST_TIMEOUT, action, path, body).await
+    }
+
+    async fn request_within(
+        &self,
+        timeout: Duration,
+        action: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<Value, Failure> {
         let unreachable = |source| Failure::Agent { socket: self.socket.clone(), source };
         let socket: &Path = &self.socket;
-        let http = reqwest::Client::builder().unix_socket(socket).build().map_err(unreachable)?;
+        let http =
+            reqwest::Client::builder().unix_socket(socket).timeout(timeout).build().map_err(unreachable)?;
         // The host part of the URL is ignored: the connection is made to the socket.
         let url = format!("http://agent{path}");
         let request = match body {
@@ -133,15 +187,71 @@ impl Socket {
         let response = request.send().await.map_err(unreachable)?;
         let status = response.status();
         let text = response.text().await.map_err(unreachable)?;
-        let answer: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        let answer = serde_json::from_str::<Value>(&text);
         if status.is_success() {
-            return Ok(answer);
+            return answer.map_err(|source| Failure::AgentMalformed { action: action.to_owned(), source });
         }
+        let answer = answer.unwrap_or_default();
         let detail = match answer.get("error").and_then(Value::as_str).unwrap_or(text.trim()) {
             "" => "the agent does not serve this request; is it the agent of another role?",
             detail => detail,
         };
         let detail = detail.to_owned();
         Err(Failure::AgentRefused { action: action.to_owned(), status: status.as_u16(), detail })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    /// The outcome of a request to a program that sends `response` and then waits for the end of the connection.
+    fn request(response: &'static str, timeout: Duration) -> Result<Value, Failure> {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            lines.by_ref().take_while(|line| !line.is_empty()).for_each(drop);
+            (&stream).write_all(response.as_bytes()).unwrap();
+            lines.for_each(drop);
+        });
+        let socket = Socket { socket, output: Format::Json };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let outcome = runtime.block_on(socket.request_within(timeout, "read the status", "/status", None));
+        drop(runtime);
+        server.join().unwrap();
+        outcome
+    }
+
+    #[test]
+    fn impossible_interface_names_are_refused() {
+        for name in ["eth0", "sl-web-1", "a.100", "123456789012345"] {
+            assert_eq!(interface_name(name).as_deref(), Ok(name));
+        }
+        for name in ["", "1234567890123456", "a/b", "a b", "a\n", "eth0:1", ".."] {
+            assert!(interface_name(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn response_that_is_not_an_agents_is_an_error() {
+        let long = Duration::from_secs(60);
+        let answer = request("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", long).unwrap();
+        assert_eq!(answer, json!({}));
+        let error = request("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", long).unwrap_err();
+        assert!(matches!(error, Failure::AgentMalformed { .. }) && error.code() == 3, "{error}");
+        let error = request("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", long).unwrap_err();
+        assert_eq!(error.code(), 4);
+    }
+
+    /// Catches a request without a timeout: it would never end.
+    #[test]
+    fn agent_that_does_not_answer_is_an_error() {
+        let error = request("", Duration::from_millis(100)).unwrap_err();
+        assert!(matches!(&error, Failure::Agent { source, .. } if source.is_timeout()), "{error}");
     }
 }

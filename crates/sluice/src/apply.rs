@@ -6,17 +6,15 @@ use crate::output::{self, Format};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use sluice_client::{
-    Client, CloudFile, Deadline, Event, Gateway, Host, Instance, Options, Resource, Tally, Vpc,
-};
-use std::path::PathBuf;
+use sluice_client::{CloudFile, CloudFileError, Error, Event, Instance, Options, Resource, Tally};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Args)]
 pub struct ApplyArgs {
     #[command(flatten)]
     api: ApiArgs,
-    /// Cloud file (YAML); `docs/guide/cloud-file.md` describes its format
+    /// Cloud file (YAML), or `-` for standard input; `docs/guide/cloud-file.md` describes its format
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// Change nothing; only report what would be created, and which objects exist with different content
@@ -28,8 +26,12 @@ pub struct ApplyArgs {
 }
 
 pub async fn run(args: ApplyArgs) -> Result<(), Failure> {
-    let cloud = CloudFile::read(&args.file)
-        .map_err(|source| Failure::Cloud { path: args.file.clone(), source: Box::new(source) })?;
+    let file = Some(args.file.as_path()).filter(|path| *path != Path::new("-"));
+    let invalid = |source| Failure::Cloud {
+        path: file.unwrap_or(Path::new("standard input")).to_owned(),
+        source: Box::new(source),
+    };
+    let cloud = CloudFile::read(file).map_err(invalid)?;
     let api = &args.api;
     let client = api.client()?;
     let bar = ProgressBar::new(cloud.len() as u64);
@@ -52,7 +54,10 @@ pub async fn run(args: ApplyArgs) -> Result<(), Failure> {
         sluice_client::apply(&client, &cloud, Options { dry_run: args.dry_run }, &mut on_event).await;
     bar.finish_and_clear();
     printed?;
-    let report = applied?;
+    let report = applied.map_err(|error| match error {
+        Error::CloudFile(error) => invalid(CloudFileError::Field(error)),
+        error => error.into(),
+    })?;
     let total = report.total();
     if lines {
         output::print(&summary(total, args.dry_run))?;
@@ -72,10 +77,11 @@ pub async fn run(args: ApplyArgs) -> Result<(), Failure> {
             let spinner = ProgressBar::new_spinner();
             spinner.set_message("waiting for the nodes");
             spinner.enable_steady_tick(Duration::from_millis(100));
-            let waited = wait(&client, &cloud, Deadline::after(Duration::from_secs(seconds))).await;
+            let waited = client.wait_cloud_programmed(&cloud, Duration::from_secs(seconds)).await;
             spinner.finish_and_clear();
             waited?;
-            output::print("programmed\n")
+            eprintln!("programmed");
+            Ok(())
         }
         _ => Ok(()),
     }
@@ -113,18 +119,6 @@ fn summary(total: Tally, dry_run: bool) -> String {
         text.push_str(&format!(", {} differing", total.differing));
     }
     text + "\n"
-}
-
-async fn wait(client: &Client, cloud: &CloudFile, deadline: Deadline) -> Result<(), Failure> {
-    client.wait_all_programmed::<Gateway>(&[], deadline).await?;
-    client.wait_all_programmed::<Host>(&[], deadline).await?;
-    for spec in &cloud.vpcs {
-        let vpc = crate::api::vpc(client, &format!("{}/{}", spec.tenant, spec.name)).await?;
-        let id = vpc.id.to_string();
-        client.wait_programmed::<Vpc>(vpc.id, deadline).await?;
-        client.wait_all_programmed::<Instance>(&[("vpc", &id)], deadline).await?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

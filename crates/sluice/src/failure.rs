@@ -36,6 +36,13 @@ pub enum Failure {
         #[source]
         source: reqwest::Error,
     },
+    /// The response of the agent cannot be parsed.
+    #[error("{action}: the response is not that of this version's agent; does another program listen there?")]
+    AgentMalformed {
+        action: String,
+        #[source]
+        source: serde_json::Error,
+    },
     /// The agent of this node refused the request.
     #[error("{action}: {detail}")]
     AgentRefused { action: String, status: u16, detail: String },
@@ -48,6 +55,9 @@ pub enum Failure {
     /// A placement plan was stopped during the wait. `note` is the reason, or empty.
     #[error("plan {plan} was stopped after {done} of {steps} steps{}{note}", if note.is_empty() { "" } else { ": " })]
     PlanStopped { plan: u64, done: u64, steps: u64, note: String },
+    /// The arguments of a lab command or its topology file cannot be used.
+    #[error(transparent)]
+    LabUsage(Box<sluice_lab::Error>),
     /// A role ended with an error.
     #[error("sluice {role} failed")]
     Role {
@@ -63,17 +73,23 @@ impl Failure {
         move |source| Self::Role { role, source: Box::new(source) }
     }
 
+    /// The error of a command of `sluice lab`.
+    pub fn lab(error: sluice_lab::Error) -> Self {
+        if error.is_usage() { Self::LabUsage(Box::new(error)) } else { Self::role("lab")(error) }
+    }
+
     /// The exit code; see `sluice --help`.
     pub fn code(&self) -> u8 {
         match self {
             Self::Api(ApiError::BadUrl(_) | ApiError::AmbiguousName { .. } | ApiError::NameOrId { .. }) => 2,
-            Self::Api(ApiError::Unreachable { .. } | ApiError::Malformed { .. }) | Self::Agent { .. } => 3,
+            Self::Api(ApiError::Unreachable { .. } | ApiError::Malformed { .. }) => 3,
+            Self::Agent { .. } | Self::AgentMalformed { .. } => 3,
             Self::Api(error) if error.is_not_found() => 4,
             Self::AgentRefused { status: 404, .. } => 4,
             Self::Api(ApiError::NotProgrammed { .. } | ApiError::NotComplete { .. }) => 5,
             Self::PlanNotDone { .. } => 5,
             Self::Api(_) | Self::AgentRefused { .. } | Self::Differing(_) | Self::PlanStopped { .. } => 1,
-            Self::Cloud { .. } | Self::Usage(_) | Self::System { .. } => 2,
+            Self::Cloud { .. } | Self::Usage(_) | Self::LabUsage(_) | Self::System { .. } => 2,
             Self::Role { .. } => 6,
         }
     }
@@ -131,5 +147,14 @@ mod tests {
             Failure::Api(ApiError::Refused { action: "show".to_owned(), problem: Box::new(problem) }).code()
         };
         assert_eq!((problem(404), problem(409), problem(503)), (4, 1, 1));
+    }
+
+    #[test]
+    fn exit_code_distinguishes_wrong_usage_of_the_lab_from_its_failure() {
+        let unknown = sluice_lab::Error::Unknown { name: "nope".to_owned(), known: "gw-a".to_owned() };
+        let failure = Failure::lab(unknown);
+        assert_eq!((failure.code(), chain(&failure).as_str()), (2, "the lab has no `nope`; it has gw-a"));
+        assert_eq!(Failure::lab(sluice_lab::Error::BadName("a b".to_owned())).code(), 2);
+        assert_eq!(Failure::lab(sluice_lab::Error::NoNetwork).code(), 6);
     }
 }

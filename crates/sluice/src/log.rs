@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -16,6 +16,8 @@ use tracing_subscriber::fmt::MakeWriter;
 const WAITING_MAX: usize = 8192;
 /// Longest time that the process waits at its end for the remaining lines.
 const END_MAX: Duration = Duration::from_secs(1);
+/// Time between two attempts to send the end to a full queue.
+const END_RETRY: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -65,7 +67,7 @@ impl LogArgs {
 
 enum Item {
     Line(Vec<u8>),
-    /// Answered when all lines before it are written.
+    /// Answered when all lines before it and the number of discarded lines are written.
     End(SyncSender<()>),
 }
 
@@ -79,11 +81,18 @@ pub struct Log {
 impl Log {
     /// Waits until all lines are written, for at most [`END_MAX`].
     pub fn end(self) {
+        let deadline = Instant::now() + END_MAX;
         let (done, ended) = sync_channel(1);
-        if self.lines.try_send(Item::End(done)).is_ok() {
-            // The process ends in any case.
-            let _ = ended.recv_timeout(END_MAX);
+        let mut end = Item::End(done);
+        while let Err(TrySendError::Full(unsent)) = self.lines.try_send(end) {
+            if Instant::now() >= deadline {
+                return;
+            }
+            end = unsent;
+            std::thread::sleep(END_RETRY);
         }
+        // The process ends in any case.
+        let _ = ended.recv_timeout(deadline.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -113,13 +122,16 @@ impl<'a> MakeWriter<'a> for Log {
 /// report it.
 fn write_lines(waiting: &Receiver<Item>, discarded: &AtomicU64, mut out: impl Write) {
     while let Ok(item) = waiting.recv() {
-        match item {
-            Item::Line(line) => drop(out.write_all(&line)),
-            Item::End(done) => drop(done.send(())),
+        if let Item::Line(line) = &item {
+            drop(out.write_all(line));
         }
         let count = discarded.swap(0, Ordering::Relaxed);
         if count != 0 {
             drop(writeln!(out, "{count} log lines were discarded because standard error is read too slowly"));
+        }
+        if let Item::End(done) = item {
+            // The process may have stopped waiting.
+            let _ = done.send(());
         }
     }
 }
@@ -164,5 +176,45 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines[0], lines.last()), ("one", Some(&"five")));
         assert!(lines.contains(&"2 log lines were discarded because standard error is read too slowly"));
+    }
+
+    #[test]
+    fn end_waits_for_a_full_queue() {
+        let (lines, waiting) = sync_channel(1);
+        let mut log = Log { lines, discarded: Arc::default() };
+        log.write_all(b"one\n").unwrap();
+        let (out, discarded) = (Out::default(), log.discarded.clone());
+        let written = out.clone();
+        let writer = std::thread::spawn(move || {
+            // Until then the queue is full.
+            std::thread::sleep(Duration::from_millis(50));
+            write_lines(&waiting, &discarded, out);
+        });
+        log.end();
+        assert_eq!(String::from_utf8_lossy(&written.0.lock().unwrap()), "one\n");
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn end_is_answered_after_the_number_of_discarded_lines() {
+        /// Checks that nothing is written after the answer.
+        struct BeforeEnd(Receiver<()>);
+
+        impl Write for BeforeEnd {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                assert!(self.0.try_recv().is_err(), "the end was answered before this was written");
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+
+        let (lines, waiting) = sync_channel(1);
+        let (done, ended) = sync_channel(1);
+        assert!(lines.send(Item::End(done)).is_ok());
+        drop(lines);
+        write_lines(&waiting, &AtomicU64::new(3), BeforeEnd(ended));
     }
 }

@@ -17,12 +17,14 @@ use std::process::ExitCode;
 /// [`Failure::code`] returns these codes.
 const EXIT_CODES: &str = "Exit codes:
   0  success
-  1  refused by the API, or a placement plan was stopped
+  1  refused by the API or by the agent; a placement plan was stopped; `apply --dry-run`: an object exists
+     with different content; `lab status` and `lab run`: the lab is not healthy
   2  wrong usage, or a file or another resource of this machine that cannot be used
   3  the API or the agent cannot be reached
   4  not found
   5  not programmed or not complete before the timeout
-  6  `controller`, `gateway`, `vswitch` or `lab` ended with an error";
+  6  `controller`, `gateway`, `vswitch` or `lab` ended with an error
+`lab exec` ends with the exit code of its command.";
 
 /// Sluice: a cloud network of VPCs for tenants and the gateways that connect them
 #[derive(Parser)]
@@ -114,7 +116,7 @@ async fn dispatch(command: Command) -> Result<ExitCode, Failure> {
             sluice_gateway::run(run).await.map_err(Failure::role("gateway"))?;
         }
         Command::Vswitch(args) => sluice_vswitch::run(args).await.map_err(Failure::role("vswitch"))?,
-        Command::Lab(args) => return sluice_lab::run(args).await.map_err(Failure::role("lab")),
+        Command::Lab(args) => return sluice_lab::run(args).await.map_err(Failure::lab),
         Command::Port(command) => command.run().await?,
         Command::Path(command) => command.run().await?,
         Command::Agent(command) => command.run().await?,

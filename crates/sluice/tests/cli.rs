@@ -1,8 +1,9 @@
-//! The command line against a real controller: nouns, apply, exit codes.
+//! The command line against a real controller and a simple agent: nouns, apply, output, exit codes.
 
 use serde_json::Value;
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -41,12 +42,38 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address").port()
 }
 
+/// The binary without the configuration of the person who runs the tests: it could name a database that is in use.
+fn sluice() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SLUICE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().expect("the binary starts")
+}
+
 impl Site {
     fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    /// Starts a controller, which requires the token if there is one.
+    fn start_with(token: Option<&str>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let (api, southbound) = (free_port(), free_port());
-        let controller = Command::new(env!("CARGO_BIN_EXE_sluice"))
-            .args(["controller", "--log", "warn", "--southbound-name", "127.0.0.1"])
+        let mut controller = sluice();
+        controller.args(["controller", "--log", "warn", "--southbound-name", "127.0.0.1"]);
+        let token_file = folder.path().join("api.token");
+        if let Some(token) = token {
+            std::fs::write(&token_file, token).expect("room for a token");
+            controller.arg("--api-token-file").arg(&token_file);
+        }
+        let controller = controller
             .args(["--api", &format!("127.0.0.1:{api}"), "--southbound", &format!("127.0.0.1:{southbound}")])
             .arg("--state-dir")
             .arg(folder.path())
@@ -55,24 +82,29 @@ impl Site {
             .expect("the binary starts");
         let site = Self { folder, controller, api: format!("http://127.0.0.1:{api}") };
         let begin = Instant::now();
-        while site.run(&["nodes", "list"]).status.code() != Some(0) {
+        let mut ready = site.command(&["nodes", "list"]);
+        if token.is_some() {
+            ready.env("SLUICE_TOKEN_FILE", &token_file);
+        }
+        while !output(&mut ready).status.success() {
             assert!(begin.elapsed() < Duration::from_secs(30), "the controller does not come up");
             std::thread::sleep(Duration::from_millis(50));
         }
         site
     }
 
-    fn run(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_sluice"))
-            .args(args)
-            .env("SLUICE_API", &self.api)
-            .env_remove("SLUICE_TOKEN")
-            .env_remove("SLUICE_TOKEN_FILE")
-            .output()
-            .expect("the binary starts")
+    /// A command for this controller.
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = sluice();
+        command.args(args).env("SLUICE_API", &self.api);
+        command
     }
 
-    /// Runs a command that must succeed; its output.
+    fn run(&self, args: &[&str]) -> Output {
+        output(&mut self.command(args))
+    }
+
+    /// Runs a command that must succeed. Returns its standard output.
     fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -83,7 +115,7 @@ impl Site {
         serde_json::from_str(&self.ok(&[args, &["-o", "json"]].concat())).expect("JSON")
     }
 
-    /// Runs a command that must fail so; its error.
+    /// Runs a command that must fail with this exit code. Returns its standard error.
     fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -126,6 +158,58 @@ fn apply_makes_a_cloud_once() {
 }
 
 #[test]
+fn apply_checks_the_file_before_anything_is_created() {
+    let site = Site::start();
+    let cases = [
+        (
+            CLOUD.replace("'fd00::/64'}", "'fd00::/64'}, {name: half, ipv4: 10.0.0.128/25}"),
+            "subnet `half` in VPC `web`: `ipv4`: 10.0.0.128/25 overlaps 10.0.0.0/24 of subnet `front`",
+        ),
+        (
+            CLOUD.replace("vpcs: [web, db]", "vpcs: [web, web]"),
+            "peering `web-db`: `vpcs`: VPC `web` cannot be peered with itself",
+        ),
+        (
+            CLOUD.replace("web-2, subnet: front", "web-2, subnet: frnt"),
+            "instance `web-2` in VPC `web`: `subnet`: neither the file nor the cloud has a subnet `frnt`",
+        ),
+    ];
+    for (number, (text, expected)) in cases.iter().enumerate() {
+        let file = site.file(&format!("wrong-{number}.yaml"), text);
+        let apply = ["apply", "-f", file.as_str(), "--dry-run"];
+        for args in [&apply[..3], &apply[..]] {
+            let error = site.fails(2, args);
+            assert!(error.contains(&file) && error.contains(expected), "{error}");
+        }
+    }
+    assert_eq!(site.json(&["tenants", "list"]), serde_json::json!([]));
+}
+
+#[test]
+fn apply_reads_standard_input() {
+    let site = Site::start();
+    let apply = |text: &str| {
+        let file = std::fs::File::open(site.file("input.yaml", text)).expect("the file");
+        output(site.command(&["apply", "-f", "-", "--dry-run"]).stdin(file))
+    };
+    assert!(String::from_utf8_lossy(&apply(CLOUD).stdout).ends_with("15 to create, 0 unchanged\n"));
+    let wrong = apply("tenants: [{nam: red}]");
+    let error = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(wrong.status.code() == Some(2) && error.contains("standard input"), "{error}");
+}
+
+#[test]
+fn apply_writes_only_its_report_to_standard_output() {
+    let site = Site::start();
+    // Without a gateway or a host, nothing has to be programmed.
+    let file = site.file("tenants.yaml", "tenants: [{name: red}]");
+    let applied = site.run(&["apply", "-f", &file, "--wait", "10", "-o", "json"]);
+    let report: Value = serde_json::from_slice(&applied.stdout).expect("JSON");
+    assert_eq!(report["total"]["created"], 1);
+    assert!(String::from_utf8_lossy(&applied.stderr).ends_with("programmed\n"));
+}
+
+#[test]
 fn nouns_take_names_and_ids() {
     let site = Site::start();
     site.ok(&["apply", "-f", &site.file("cloud.yaml", CLOUD)]);
@@ -164,10 +248,10 @@ fn clusters_gateways_and_what_moves() {
     let list = site.ok(&["gateways", "list"]);
     assert!(list.lines().any(|line| line.contains("gw-a") && line.contains("yes")), "{list}");
     let cluster = site.json(&["clusters", "show", "edge"]);
-    let home = site.json(&["gateways", "show", "gw-b"])["id"].clone();
+    let gw_b = site.json(&["gateways", "show", "gw-b"])["id"].clone();
     assert_eq!(
         (&cluster["vips"][0]["preferred_owner"], &cluster["vips"][0]["slot"]),
-        (&home, &Value::from(0))
+        (&gw_b, &Value::from(0))
     );
     assert_eq!(site.json(&["gateways", "undrain", "gw-a"])["draining"], false);
     site.ok(&["clusters", "update", "edge", "--vip", "192.0.2.102", "--vip", "192.0.2.101"]);
@@ -189,8 +273,16 @@ fn clusters_gateways_and_what_moves() {
     site.fails(5, &["vpcs", "move", "red/web", "--to", "far", "--wait", "0"]);
     let events = site.json(&["events", "list", "--subject", moving["id"].as_str().expect("an id")]);
     assert_eq!(events[0]["kind"], "vpc_move_started");
-    let last = events[0]["id"].to_string();
-    assert!(site.ok(&["event", "list", "--after", &last, "--limit", "1"]).lines().count() <= 2);
+    let ids = |args: &[&str]| -> Vec<u64> {
+        let events = site.json(args);
+        events.as_array().expect("a list").iter().filter_map(|event| event["id"].as_u64()).collect()
+    };
+    let all = ids(&["events", "list"]);
+    for after in [all.iter().min().expect("events"), all.iter().max().expect("events")] {
+        let listed = ids(&["events", "list", "--after", &after.to_string()]);
+        assert!(listed.iter().all(|id| id > after), "{listed:?} follow {after}");
+    }
+    assert_eq!(site.ok(&["event", "list", "--limit", "1"]).lines().count(), 2);
 
     let set = site.json(&["vpcs", "update", "blue/web", "--offload-kbps", "never"]);
     assert_eq!(set["offload_kbps"], Value::from(u32::MAX));
@@ -220,10 +312,124 @@ fn enrollment_is_written_for_its_owner_alone() {
 }
 
 #[test]
+fn settings_plans_and_formats() {
+    let site = Site::start();
+    site.ok(&["apply", "-f", &site.file("cloud.yaml", CLOUD)]);
+    let yaml: Value = serde_saphyr::from_str(&site.ok(&["vpcs", "list", "-o", "yaml"])).expect("YAML");
+    assert_eq!(yaml, site.json(&["vpcs", "list"]));
+
+    assert_eq!(site.json(&["scheduler", "off"])["enabled"], false);
+    assert_eq!(site.json(&["scheduler", "show"])["settings"]["enabled"], false);
+    assert!(site.ok(&["scheduler", "show"]).contains("gateways requested"));
+    assert_eq!(site.json(&["scheduler", "set", "--moves-per-interval", "3"])["moves_per_interval"], 3);
+    site.fails(2, &["scheduler", "set"]);
+    site.fails(2, &["scheduler", "set", "--overload-threshold", "nan"]);
+
+    let set = site.json(&["placement", "set", "--clusters-per-tenant", "3", "--gateway", "gw-a=500"]);
+    let gw_a = site.json(&["gateways", "show", "gw-a"])["id"].as_str().expect("an id").to_owned();
+    assert_eq!((&set["clusters_per_tenant"], &set["gateways"][gw_a]), (&Value::from(3), &Value::from(500)));
+    assert!(site.ok(&["placement", "show"]).contains("edge"));
+    site.fails(2, &["placement", "set"]);
+    site.fails(2, &["placement", "set", "--gateway", "gw-a"]);
+    assert_eq!(site.json(&["placement", "plans"]), serde_json::json!([]));
+    site.fails(4, &["placement", "show-plan", "9"]);
+
+    let description: Value = serde_json::from_str(&site.ok(&["openapi"])).expect("JSON");
+    assert!(description["openapi"].as_str().is_some_and(|version| version.starts_with("3.1")));
+}
+
+#[test]
+fn token_is_read_from_a_file_or_the_environment() {
+    let token = "0123456789abcdef";
+    let site = Site::start_with(Some(token));
+    let line = format!("{token}\n");
+    let file = site.file("client.token", &line);
+    let list = || site.command(&["tenants", "list"]);
+    let code = |command: &mut Command| output(command).status.code();
+    assert_eq!(code(&mut list()), Some(1), "without a token");
+    assert_eq!(code(list().args(["--token-file", &file])), Some(0));
+    assert_eq!(code(list().env("SLUICE_TOKEN_FILE", &file)), Some(0));
+    assert_eq!(code(list().env("SLUICE_TOKEN", &line)), Some(0));
+    assert_eq!(code(list().env("SLUICE_TOKEN", "another token")), Some(1));
+    assert_eq!(code(list().args(["--token-file", "/nonexistent"])), Some(2));
+    for text in ["", "0123\n4567\n"] {
+        let file = site.file("wrong.token", text);
+        let error = site.fails(2, &["tenants", "list", "--token-file", &file]);
+        assert!(error.contains(&file), "{error}");
+    }
+    let two_lines = output(list().env("SLUICE_TOKEN", "0123\n4567"));
+    assert_eq!(two_lines.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&two_lines.stderr).contains("SLUICE_TOKEN"));
+}
+
+#[test]
+fn help_does_not_show_passwords_of_the_environment() {
+    for (variable, line) in [("SLUICE_DATABASE", "controller --help"), ("SLUICE_API", "tenants list --help")]
+    {
+        let help = output(sluice().args(line.split(' ')).env(variable, "postgres://u:pa55word@h/d"));
+        let help = String::from_utf8_lossy(&help.stdout).into_owned();
+        assert!(help.contains(variable) && !help.contains("pa55word"), "{help}");
+    }
+}
+
+/// An agent that gives this response to every request.
+fn serve_agent(socket: &Path, body: &'static str) {
+    let listener = UnixListener::bind(socket).expect("a socket");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            // A request without a body ends with an empty line.
+            let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            lines.take_while(|line| !line.is_empty()).for_each(drop);
+            let head =
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            (&stream).write_all(format!("{head}{body}").as_bytes()).expect("the client reads the response");
+        }
+    });
+}
+
+#[test]
+fn nodes_show_their_agents_answers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("agent.sock");
+    serve_agent(
+        &socket,
+        r#"{"role": "host", "total": [{"reason": "no_route", "packets": 3, "text": "no route"}],
+            "paths": [{"vni": 7, "destination": "10.0.0.9"}], "ports": []}"#,
+    );
+    let run = |line: &str| {
+        let output = output(sluice().args(line.split(' ')).arg("--socket").arg(&socket));
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    assert!(run("agent status").contains("host"));
+    assert!(run("agent drops").contains("no_route"));
+    assert!(run("path list").contains("10.0.0.9"));
+    assert_eq!(run("port list").lines().count(), 1, "only the header");
+}
+
+#[test]
+fn attachment_that_takes_long_says_what_it_waits_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    let agent = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("a client");
+        std::thread::sleep(Duration::from_secs(1));
+        (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").expect("the client waits");
+        // Until the client has read the response.
+        BufReader::new(&stream).lines().map_while(Result::ok).for_each(drop);
+    });
+    let attached =
+        output(sluice().args(["port", "attach", "tap0", "--instance", "vm-7", "--socket"]).arg(&socket));
+    let notice = String::from_utf8_lossy(&attached.stderr).into_owned();
+    assert!(attached.status.success() && notice.matches("instance `vm-7`").count() == 1, "{notice}");
+    agent.join().expect("the agent ends");
+}
+
+#[test]
 fn exit_codes_say_what_went_wrong() {
     let run = |args: &[&str]| {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).output().expect("the binary starts");
+        let output = output(sluice().args(args));
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let unused = format!("http://127.0.0.1:{}", free_port());
@@ -234,6 +440,26 @@ fn exit_codes_say_what_went_wrong() {
     assert_eq!(run(&["tenants", "frobnicate"]).0, Some(2));
     assert_eq!(run(&["port", "list", "--socket", "/nonexistent.sock"]).0, Some(3));
     assert_eq!(run(&["path", "list", "--socket", "/nonexistent.sock"]).0, Some(3));
-    let (code, _) = run(&["completion", "bash"]);
-    assert_eq!(code, Some(0));
+    for name in ["", "1234567890123456", "a/b", "a b"] {
+        assert_eq!(run(&["port", "attach", name, "--instance", "vm"]).0, Some(2), "{name:?}");
+    }
+    assert_eq!(run(&["lab", "up", "--name", "bad name"]).0, Some(2));
+    let (code, error) = run(&["lab", "up", "--file", "/nonexistent.yaml"]);
+    assert!(code == Some(2) && error.contains("/nonexistent.yaml"), "{error}");
+    // A state directory cannot be in a file.
+    let listen = ["--api", "127.0.0.1:0", "--southbound", "127.0.0.1:0"];
+    let (code, error) = run(&[&["controller", "--state-dir", "/dev/null/state"][..], &listen].concat());
+    assert_eq!(code, Some(6), "{error}");
+}
+
+#[test]
+fn completion_knows_the_verbs() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = output(sluice().args(["completion", shell]));
+        let text = String::from_utf8_lossy(&script.stdout).into_owned();
+        assert!(
+            script.status.success() && text.contains("sluice") && text.contains("enroll"),
+            "{shell}: {text}"
+        );
+    }
 }

@@ -62,14 +62,15 @@ impl Query for Reader<'_> {
 /// Translates an error of the database driver.
 pub(crate) fn classify(error: sqlx::Error) -> StoreError {
     use sqlx::Error as E;
-    let unavailable = |cause: String, source| StoreError::Unavailable { cause, source: Some(source) };
+    let unavailable =
+        |cause: &str, source| StoreError::Unavailable { cause: cause.to_owned(), source: Some(source) };
     match error {
         E::Database(database) => classify_database(database),
-        E::Io(ref io) => unavailable(format!("connection lost: {io}"), error),
-        E::PoolTimedOut => unavailable("no connection became free in time".into(), error),
-        E::PoolClosed | E::WorkerCrashed => unavailable("closed".into(), error),
+        E::Io(ref io) => unavailable(&format!("connection lost: {}", io.kind()), error),
+        E::PoolTimedOut => unavailable("no connection became free in time", error),
+        E::PoolClosed | E::WorkerCrashed => unavailable("closed", error),
         E::Tls(_) | E::Protocol(_) | E::BeginFailed | E::InvalidSavePointStatement => {
-            unavailable(format!("connection broken: {error}"), error)
+            unavailable("connection broken", error)
         }
         other => StoreError::Corrupt(other.to_string()),
     }
@@ -82,10 +83,9 @@ fn classify_database(database: Box<dyn sqlx::error::DatabaseError>) -> StoreErro
         _ => postgres_cause(&code),
     };
     match cause {
-        Some(cause) => StoreError::Unavailable {
-            cause: format!("{cause} ({})", database.message()),
-            source: Some(sqlx::Error::Database(database)),
-        },
+        Some(cause) => {
+            StoreError::Unavailable { cause: cause.to_owned(), source: Some(sqlx::Error::Database(database)) }
+        }
         None => StoreError::Corrupt(format!("{} (code {code})", database.message())),
     }
 }
@@ -129,4 +129,24 @@ pub(crate) fn is_retryable(error: &StoreError) -> bool {
         return false;
     };
     matches!(database.code().as_deref(), Some("40001" | "40P01"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_the_driver_are_only_in_the_source() {
+        let message = "db-7.example:5432 said no";
+        let io = std::io::Error::new(std::io::ErrorKind::ConnectionReset, message);
+        for (error, cause) in [
+            (sqlx::Error::Io(io), "connection lost: connection reset"),
+            (sqlx::Error::Protocol(message.to_owned()), "connection broken"),
+        ] {
+            let error = classify(error);
+            assert_eq!(error.to_string(), format!("database unavailable: {cause}"));
+            let source = std::error::Error::source(&error).expect("the error of the driver");
+            assert!(source.to_string().contains(message), "{source}");
+        }
+    }
 }

@@ -8,11 +8,12 @@ use sluice_types::{
 use std::net::IpAddr;
 
 /// Largest number of vIPs of one family in a cluster.
-const MAX_VIPS: usize = 63;
+pub const MAX_VIPS: usize = 63;
 /// Largest number of DNS resolvers that DHCP offers.
-const MAX_DNS: usize = 2;
-/// From the minimum MTU of IPv6 to the largest that common NICs support.
-const MTU: std::ops::RangeInclusive<u16> = 1280..=9216;
+pub const MAX_DNS: usize = 2;
+/// From the minimum MTU of IPv6 (RFC 8200) to the largest that fits into VXLAN over IPv6 if the underlay
+/// carries 9216 bytes.
+pub const MTU: std::ops::RangeInclusive<u16> = 1280..=9146;
 
 /// Prefixes that no subnet may overlap.
 const SPECIAL: [(&str, &str); 8] = [
@@ -31,13 +32,17 @@ pub(crate) fn invalid(offender: impl ToString, message: impl Into<String>) -> St
     StoreError::Conflict(Conflict::Invalid { offender: offender.to_string(), message: message.into() })
 }
 
-/// Checks a name: 1 to 63 letters, digits, dots, underscores and hyphens.
+/// Checks a name: 1 to 63 letters, digits, dots, underscores and hyphens, the first a letter or digit.
 pub(crate) fn name(kind: &str, name: &str) -> Result<()> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-    if name.is_empty() || name.len() > 63 || !name.bytes().all(allowed) {
+    let begins_well = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
+    if !begins_well || name.len() > 63 || !name.bytes().all(allowed) {
         return Err(invalid(
             name,
-            format!("`{name}` is not a valid {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`"),
+            format!(
+                "`{name}` is not a valid {kind} name: expected 1 to 63 letters, digits, `.`, `_` or `-`, the \
+                 first a letter or digit"
+            ),
         ));
     }
     Ok(())
@@ -271,7 +276,7 @@ mod tests {
         for good in ["a", "VM-1.eu_2", &"x".repeat(63)] {
             assert!(name("tenant", good).is_ok(), "{good}");
         }
-        for bad in ["", "a b", "ü", "a/b", "a,b", &"x".repeat(64)] {
+        for bad in ["", "a b", "ü", "a/b", "a,b", ".a", "-a", "_a", &"x".repeat(64)] {
             assert!(name("tenant", bad).is_err(), "{bad}");
         }
     }

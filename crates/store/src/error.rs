@@ -64,6 +64,8 @@ pub enum Conflict {
     PlanApplying { plan: u64 },
     #[error("plan {plan} is already done")]
     PlanDone { plan: u64 },
+    #[error("plan {plan} is not being applied, so it cannot be stopped")]
+    PlanNotApplying { plan: u64 },
     #[error("{message}")]
     Invalid { offender: String, message: String },
 }
@@ -85,7 +87,7 @@ pub enum StoreError {
     #[error("`{0}` is not a database URL: expected sqlite:PATH or postgres://USER@HOST/NAME")]
     BadUrl(String),
     /// The database does not respond or cannot write (unreachable, disk full, read only). The API returns
-    /// status 503.
+    /// status 503 with this text, so the cause does not contain messages of the database driver.
     #[error("database unavailable: {cause}")]
     Unavailable {
         cause: String,

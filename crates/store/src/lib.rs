@@ -26,6 +26,7 @@ mod url;
 mod value;
 mod write;
 
+pub use check::{MAX_DNS, MAX_VIPS, MTU};
 pub use error::{Conflict, StoreError};
 pub use model::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};

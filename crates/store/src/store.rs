@@ -2,8 +2,8 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, clusters, enrollment, events, gateway_moves, gateways, hosts, instances, keys, outbox, peerings,
-    placement_plans, routes, settings, snapshot, subnets, tenants, vpc_moves, vpcs,
+    bulk, clusters, events, gateway_moves, gateways, hosts, instances, keys, outbox, peerings,
+    placement_plans, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves, vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::{Write, now_ms};
@@ -18,6 +18,8 @@ use tokio::sync::{Mutex, MutexGuard, Semaphore, mpsc::Sender};
 
 /// Largest number of retries of a transaction that failed because of a concurrent one.
 const RETRIES: u32 = 8;
+/// Attempts to replace the vIPs of a cluster while others change the same cluster.
+const VIP_ATTEMPTS: u32 = 5;
 /// Timeout of a write that waits for the writes before it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Snapshots that are read at the same time. Each holds a connection until its receiver has taken all parts; the
@@ -162,29 +164,38 @@ impl Store {
     }
 
     /// Replaces the vIPs. A vIP that stays keeps its slot. If vIPs are both added and removed, this takes two
-    /// revisions.
+    /// revisions. If the cluster changes between them, the vIPs are compared again.
     pub async fn update_cluster(
         &self,
         id: ClusterId,
         vips: &[IpAddr],
-        expected: Option<u64>,
+        mut expected: Option<u64>,
     ) -> Result<Cluster> {
         crate::check::vips(vips)?;
-        let now = self.cluster(id).await?.addresses();
-        let adds = vips.iter().any(|vip| !now.contains(vip));
-        let removes = now.iter().any(|vip| !vips.contains(vip));
-        let mut expected = expected;
-        if adds && removes {
+        let mut attempts = 1;
+        loop {
+            let now = self.cluster(id).await?.addresses();
+            let adds = vips.iter().any(|vip| !now.contains(vip));
+            let removes = now.iter().any(|vip| !vips.contains(vip));
+            if !(adds && removes) {
+                return write!(self, w => clusters::replace_vips(w, id, vips, expected));
+            }
             // Gateways must have a new vIP before hosts send to it, and hosts must stop sending to an old vIP
             // before gateways remove it. One revision cannot do both. Reasons to refuse the second revision
             // are checked before the first one.
             clusters::check_vips(&mut self.reader(), id, vips).await?;
             let mut all = now;
             all.extend(vips.iter().filter(|vip| !all.contains(vip)).copied().collect::<Vec<_>>());
-            let both = write!(self, w => clusters::replace_vips(w, id, &all, expected))?;
-            expected = Some(both.revision);
+            let both = write!(self, w => clusters::replace_vips(w, id, &all, expected))?.revision;
+            match write!(self, w => clusters::replace_vips(w, id, vips, Some(both))) {
+                // The first revision had the expected one before it, so the next attempt expects none.
+                Err(StoreError::Stale { .. }) if attempts < VIP_ATTEMPTS => {
+                    attempts += 1;
+                    expected = None;
+                }
+                result => return result,
+            }
         }
-        write!(self, w => clusters::replace_vips(w, id, vips, expected))
     }
 
     pub async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()> {
@@ -506,7 +517,7 @@ impl Store {
         let mut tx = self.backend.begin_read().await?;
         let result = async {
             let revision = outbox::revision(tx.as_mut()).await?;
-            Ok((revision, settings::instance_counts(tx.as_mut()).await?))
+            Ok((revision, instances::instance_counts(tx.as_mut()).await?))
         };
         let result = result.await;
         tx.rollback().await?;
@@ -534,6 +545,11 @@ impl Store {
         write_unversioned!(self, q => placement_plans::apply(q, id, parallel))
     }
 
+    /// Stops a placement plan that is being applied. `note` is the reason. Returns its progress.
+    pub async fn stop_plan(&self, id: u64, note: &str) -> Result<PlanProgress> {
+        write_unversioned!(self, q => placement_plans::stop(q, id, note))
+    }
+
     /// Records the progress of a placement plan that is being applied; returns false if it is not.
     pub async fn update_plan_progress(
         &self,
@@ -546,27 +562,32 @@ impl Store {
     }
 
     pub async fn save_node_state(&self, state: NodeState) -> Result<()> {
-        write_unversioned!(self, q => enrollment::save_state(q, &state))
+        write_unversioned!(self, q => southbound::save_state(q, &state))
     }
 
     pub async fn node_states(&self) -> Result<Vec<NodeState>> {
-        enrollment::states(&mut self.reader()).await
+        southbound::states(&mut self.reader()).await
     }
 
-    /// Stores a token by its SHA-256.
-    pub async fn add_enrollment_token(&self, digest: [u8; 32], token: EnrollmentToken) -> Result<()> {
-        write_unversioned!(self, q => enrollment::add_token(q, digest, &token))
+    /// Stores a token by its SHA-256, and deletes all tokens that expired at `now_ms`.
+    pub async fn add_enrollment_token(
+        &self,
+        digest: [u8; 32],
+        token: EnrollmentToken,
+        now_ms: u64,
+    ) -> Result<()> {
+        write_unversioned!(self, q => southbound::add_token(q, digest, &token, now_ms))
     }
 
     /// Deletes a token and returns its node. `None` if the token is unknown or expired at `now_ms`, so that
     /// it is accepted once.
     pub async fn take_enrollment_token(&self, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
-        write_unversioned!(self, q => enrollment::take_token(q, digest, now_ms))
+        write_unversioned!(self, q => southbound::take_token(q, digest, now_ms))
     }
 
     /// The PEM certificate and key of the certificate authority. If the database has no authority yet, `new` is
     /// stored first; of several replicas, the first one's pair is stored.
     pub async fn certificate_authority(&self, new: (String, String)) -> Result<(String, String)> {
-        write_unversioned!(self, q => enrollment::authority(q, &new))
+        write_unversioned!(self, q => southbound::authority(q, &new))
     }
 }

@@ -46,20 +46,20 @@ mod tests {
     /// Catches a call that changes the priority of the whole process.
     #[test]
     fn only_the_calling_thread_gets_the_priority() {
-        // SAFETY: 0 is the calling thread.
-        let policy = || unsafe { libc::sched_getscheduler(0) };
-        let before = policy();
-        let thread = std::thread::spawn(move || {
-            let scheduling = raise_thread_priority();
+        let state = || {
+            // SAFETY: 0 is the calling thread.
+            let policy = unsafe { libc::sched_getscheduler(0) };
             // SAFETY: the call takes integers.
             let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
-            (scheduling, policy() & !libc::SCHED_RESET_ON_FORK, nice)
-        });
+            (policy & !libc::SCHED_RESET_ON_FORK, nice)
+        };
+        let before = state();
+        let thread = std::thread::spawn(move || (raise_thread_priority(), state()));
         match thread.join().unwrap() {
-            (Scheduling::RealTime, policy, _) => assert_eq!(policy, libc::SCHED_FIFO),
-            (Scheduling::LowestNice, _, nice) => assert_eq!(nice, NICE),
-            (Scheduling::Unchanged, after, _) => assert_eq!(after, before),
+            (Scheduling::RealTime, (policy, _)) => assert_eq!(policy, libc::SCHED_FIFO),
+            (Scheduling::LowestNice, (_, nice)) => assert_eq!(nice, NICE),
+            (Scheduling::Unchanged, after) => assert_eq!(after, before),
         }
-        assert_eq!(policy(), before);
+        assert_eq!(state(), before);
     }
 }

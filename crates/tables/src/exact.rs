@@ -71,8 +71,8 @@ use std::mem::offset_of;
 use table::{Slot, Table};
 
 const ROOT: u32 = layout::CELL_EXACT_ROOT;
-/// Steps of the generations of slots that share a counter before a grace period is waited for. It is below
-/// the 64 generations by more than one operation steps a slot.
+/// Generation steps of one counter after which the writer waits for a grace period. It is below the 64
+/// generations by more than the steps of one operation.
 const GENERATION_STEPS_MAX: u8 = 56;
 /// Counters of generation steps; slots whose numbers are equal modulo this share one.
 const STEP_COUNTERS: usize = 1 << 16;

@@ -103,15 +103,15 @@ pub struct FlowTableUsage {
     pub capacity: u64,
     /// Flows within their period.
     pub live: u64,
-    /// Flows whose period is over. Their entries are reused first.
+    /// Other occupied entries, which are reused first: the period is over, or no packet has been counted yet.
     pub expired: u64,
     /// Elephants among the live flows.
     pub elephants: u64,
 }
 
 impl Flows {
-    /// Number of cells of a table for `flows` flows. If `flows` is twice the number of flows at a time, next
-    /// to none are lost because buckets are full.
+    /// Number of cells of a table for `flows` flows. If `flows` is twice the number of concurrent flows, almost
+    /// no flow is lost to a full bucket.
     #[must_use]
     pub fn cells_for(flows: u64) -> u64 {
         1 + flows.div_ceil(u64::from(WAYS)).max(1)

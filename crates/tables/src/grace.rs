@@ -86,10 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_waits_or_the_error_names_the_cause() {
-        match Membarrier::new() {
-            Ok(grace) => grace.wait().unwrap(),
-            Err(error) => assert!(matches!(error, GraceError::Unsupported(_)), "{error}"),
-        }
+    fn kernel_waits() {
+        Membarrier::new().unwrap().wait().unwrap();
     }
 }

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 /// Tells a gateway's programs whether its agent runs and is healthy. While it is not, the programs answer
 /// broadcast ARP and multicast ND requests for its vIPs from the port's own MAC, so that no switch learns
-/// the vMAC from the answer (`send_answer` in `bpf/include/gateway/local.h`).
+/// the vMAC from the answer (`send_answer` in `bpf/include/gateway/answer_underlay.h`).
 ///
 /// Only one thread may use it at a time: it is the only writer of its word.
 #[derive(Debug)]

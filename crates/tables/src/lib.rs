@@ -44,6 +44,6 @@ pub use heartbeat::AgentHeartbeat;
 pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
 pub use node::{CounterReset, NodeTables};
-pub use reader::{Hit, Lookup, NextHop, Reader};
+pub use reader::{Busy, Hit, Lookup, Network, NextHop, Reader};
 pub use shared_reader::{ReaderGate, SharedReader, WaitForThreads};
 pub use usage::{BulkResult, TableUsage};

@@ -3,7 +3,7 @@
 
 use crate::entries::Target;
 use crate::layout;
-use crate::reader::{Hit, Lookup, NextHop, Reader};
+use crate::reader::{Busy, Hit, Lookup, Network, NextHop, Reader};
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
 
@@ -18,6 +18,8 @@ pub struct InstanceLocation {
     pub host: IpAddr,
     /// MTU of the instance's network: longest IP packet in bytes.
     pub mtu: u16,
+    /// The network of the request, whose routes were followed first.
+    pub network: Network,
 }
 
 /// Result of [`Reader::locate`].
@@ -36,33 +38,46 @@ impl Reader {
     /// and then looks up the endpoint, as `route` in `bpf/include/gateway/cgw.h` does. What depends on the
     /// packet (its MAC, its TTL) is not checked.
     pub fn locate(&self, vni: Vni, address: IpAddr) -> Location {
-        let mut vni = vni;
-        for _ in 0..=layout::PEER_HOPS_MAX {
-            match self.find_index(vni.get(), 0) {
-                Lookup::Busy => return Location::Busy,
-                Lookup::Miss => return Location::NotFound,
-                Lookup::Hit(_) => {}
-            }
-            match self.route(vni, address) {
-                Some(Target::Local) => return self.endpoint_at(vni, address),
-                Some(Target::Peer(peer)) => vni = peer,
-                Some(Target::Drop) | None => return Location::NotFound,
-            }
+        match self.try_locate(vni, address) {
+            Ok(Some(location)) => Location::Found(location),
+            Ok(None) => Location::NotFound,
+            Err(Busy) => Location::Busy,
         }
-        Location::NotFound
     }
 
-    fn endpoint_at(&self, vni: Vni, address: IpAddr) -> Location {
-        let Hit { mac, cell } = match self.find(vni.get(), address) {
-            Lookup::Busy => return Location::Busy,
-            Lookup::Miss => return Location::NotFound,
-            Lookup::Hit(hit) => hit,
-        };
-        match (self.next_hop(cell), self.mtu(vni)) {
-            (Some(NextHop::Vtep(host)), Some(mtu)) => {
-                Location::Found(InstanceLocation { vni, mac, host, mtu })
+    fn try_locate(&self, vni: Vni, address: IpAddr) -> Result<Option<InstanceLocation>, Busy> {
+        let (mut vni, mut requested) = (vni, None);
+        for _ in 0..=layout::PEER_HOPS_MAX {
+            let Some(vrf) = self.vrf_cell(vni)? else { return Ok(None) };
+            let own = self.network_of(vrf);
+            let network = *requested.get_or_insert(own);
+            match Target::from_leaf(self.leaf_in(vrf, address)) {
+                Some(Target::Local) => {
+                    let endpoint = self.endpoint_at(vni, address)?;
+                    return Ok(endpoint.map(|(mac, host)| InstanceLocation {
+                        vni,
+                        mac,
+                        host,
+                        mtu: own.mtu,
+                        network,
+                    }));
+                }
+                Some(Target::Peer(peer)) => vni = peer,
+                Some(Target::Drop) | None => return Ok(None),
             }
-            _ => Location::NotFound,
+        }
+        Ok(None)
+    }
+
+    /// MAC address of an instance, and the VTEP of its host.
+    fn endpoint_at(&self, vni: Vni, address: IpAddr) -> Result<Option<(MacAddr, IpAddr)>, Busy> {
+        match self.find(vni.get(), address) {
+            Lookup::Busy => Err(Busy),
+            Lookup::Miss => Ok(None),
+            Lookup::Hit(Hit { mac, cell }) => Ok(match self.next_hop(cell) {
+                Some(NextHop::Vtep(host)) => Some((mac, host)),
+                _ => None,
+            }),
         }
     }
 }
@@ -110,7 +125,9 @@ mod tests {
         let mac = MacAddr::local(u64::from(number));
         let entry = Endpoint { vni: vni(number), address: ip(address), mac, host: ip(host) };
         tables.upsert_endpoint(&entry).unwrap();
-        InstanceLocation { vni: vni(number), mac, host: ip(host), mtu: 1400 + number as u16 }
+        let mtu = 1400 + number as u16;
+        let network = Network { mtu, is_offloaded: true };
+        InstanceLocation { vni: vni(number), mac, host: ip(host), mtu, network }
     }
 
     #[test]
@@ -123,7 +140,9 @@ mod tests {
             route(&mut tables, 2, prefix, Target::Local);
             let expected = add_endpoint(&mut tables, 2, address, host);
             let reader = tables.reader();
-            assert_eq!(reader.locate(vni(1), ip(address)), Location::Found(expected));
+            let from_peer =
+                InstanceLocation { network: Network { mtu: 1401, is_offloaded: true }, ..expected };
+            assert_eq!(reader.locate(vni(1), ip(address)), Location::Found(from_peer));
             assert_eq!(reader.locate(vni(2), ip(address)), Location::Found(expected));
             // Network 3 has an endpoint with the same address but no route to it.
             add_endpoint(&mut tables, 3, address, host);
@@ -154,7 +173,8 @@ mod tests {
         assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Location::Found(expected));
         tables.remove_vrf(vni(1)).unwrap();
         assert_eq!(tables.reader().locate(vni(1), ip("10.0.0.1")), Location::NotFound);
-        assert_eq!((tables.reader().mtu(vni(1)), tables.reader().mtu(vni(2))), (None, Some(1402)));
+        let mtu = |number| tables.reader().network(vni(number)).unwrap().map(|network| network.mtu);
+        assert_eq!((mtu(1), mtu(2)), (None, Some(1402)));
     }
 
     #[test]
@@ -166,6 +186,8 @@ mod tests {
         route(&mut tables, 11, "10.0.0.0/8", Target::Local);
         let expected = add_endpoint(&mut tables, 11, "10.0.0.1", "192.0.2.1");
         let hops = layout::PEER_HOPS_MAX;
+        let mtu = 1400 + (11 - hops) as u16;
+        let expected = InstanceLocation { network: Network { mtu, is_offloaded: true }, ..expected };
         assert_eq!(tables.reader().locate(vni(11 - hops), ip("10.0.0.1")), Location::Found(expected));
         assert_eq!(tables.reader().locate(vni(10 - hops), ip("10.0.0.1")), Location::NotFound);
         // A loop of peers ends, too.

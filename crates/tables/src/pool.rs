@@ -36,7 +36,7 @@ use std::ops::Range;
 const SMALL_MAX: usize = 16;
 /// Cells from which small runs are cut at a time.
 const CHUNK_CELLS: u32 = 256;
-/// Retired runs that share one grace period, so that its 8 ms are little for each.
+/// Number of retired runs that share one grace period, so that its 8 ms cost little for each run.
 pub(crate) const RETIRED_RUNS_MAX: usize = 1 << 16;
 
 /// The memory, its free runs, and the retired ones.
@@ -59,7 +59,7 @@ pub(crate) struct Pool {
     reserve: Reserve,
     /// The change in progress may take cells from the reserve.
     may_use_reserve: bool,
-    /// By i: cells that were free (or retired) when a rebuild of 2^i cells found no memory.
+    /// Indexed by i: number of free and retired cells when a rebuild of 2^i cells found no memory.
     failed_rebuilds: [Option<u64>; 32],
 }
 

@@ -40,6 +40,19 @@ pub enum Lookup {
     Hit(Hit),
 }
 
+/// The tables changed for longer than a lookup retries. The caller may try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
+/// The settings of a network that decide whether its flows are offloaded to direct paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// Longest IP packet in bytes.
+    pub mtu: u16,
+    /// True if hosts may be notified of direct paths: the threshold is not [`Vrf::NEVER_ELEPHANTS`].
+    pub is_offloaded: bool,
+}
+
 /// The next hop in a cell that an exact match leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
@@ -193,20 +206,31 @@ impl Reader {
         self.lookup(Key::Index { vni, id })
     }
 
+    /// The target of the longest route of a VNI that matches an address. `None` if no route matches, or the VRF
+    /// is not in the tables.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn route(&self, vni: Vni, address: IpAddr) -> Result<Option<Target>, Busy> {
+        Ok(Target::from_leaf(self.leaf(vni, address)?))
+    }
+
     /// The leaf word of an address in a VNI's routes; 0 if there is no route.
-    pub fn leaf(&self, vni: Vni, address: IpAddr) -> u32 {
-        let Lookup::Hit(Hit { cell, .. }) = self.find_index(vni.get(), 0) else { return 0 };
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn leaf(&self, vni: Vni, address: IpAddr) -> Result<u32, Busy> {
+        Ok(self.vrf_cell(vni)?.map_or(0, |cell| self.leaf_in(cell, address)))
+    }
+
+    /// The leaf word of an address in a VRF's routes; 0 if there is no route.
+    pub(crate) fn leaf_in(&self, vrf_cell: u32, address: IpAddr) -> u32 {
         let (family, bits) = lpm::top_bits(address);
         let offset = match family {
             Family::V4 => offset_of!(layout::vrf, lpm4),
             Family::V6 => offset_of!(layout::vrf, lpm6),
         };
-        lpm::find(&self.memory, Root { cell, offset, family }, bits).unwrap_or(0)
-    }
-
-    /// The target of the longest route of a VNI that matches an address.
-    pub fn route(&self, vni: Vni, address: IpAddr) -> Option<Target> {
-        Target::from_leaf(self.leaf(vni, address))
+        lpm::find(&self.memory, Root { cell: vrf_cell, offset, family }, bits).unwrap_or(0)
     }
 
     /// The next hop in the cell of a hit; `None` if the cell holds no next hop.
@@ -227,20 +251,26 @@ impl Reader {
         }
     }
 
-    /// True if hosts may be notified of direct paths for a network's flows: its VRF is in the tables, and its
-    /// threshold is not [`Vrf::NEVER_ELEPHANTS`].
-    pub fn is_offloaded(&self, vni: Vni) -> bool {
-        self.vrf_cell(vni).is_some_and(|cell| elephant_bytes(&cell) != Some(Vrf::NEVER_ELEPHANTS))
+    /// The settings of a network. `None` if its VRF is not in the tables.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn network(&self, vni: Vni) -> Result<Option<Network>, Busy> {
+        Ok(self.vrf_cell(vni)?.map(|cell| self.network_of(cell)))
     }
 
-    /// MTU of a network: longest IP packet in bytes. `None` if its VRF is not in the tables.
-    pub fn mtu(&self, vni: Vni) -> Option<u16> {
-        self.vrf_cell(vni).map(|cell| cell.mtu)
+    pub(crate) fn network_of(&self, vrf_cell: u32) -> Network {
+        let vrf: layout::vrf = self.memory.read(vrf_cell);
+        Network { mtu: vrf.mtu, is_offloaded: elephant_bytes(&vrf) != Some(Vrf::NEVER_ELEPHANTS) }
     }
 
-    fn vrf_cell(&self, vni: Vni) -> Option<layout::vrf> {
-        let Lookup::Hit(Hit { cell, .. }) = self.find_index(vni.get(), 0) else { return None };
-        self.memory.contains(cell, 1).then(|| self.memory.read::<layout::vrf>(cell))
+    /// The cell of a VNI's VRF. It is within the memory.
+    pub(crate) fn vrf_cell(&self, vni: Vni) -> Result<Option<u32>, Busy> {
+        match self.find_index(vni.get(), 0) {
+            Lookup::Busy => Err(Busy),
+            Lookup::Hit(Hit { cell, .. }) if self.memory.contains(cell, 1) => Ok(Some(cell)),
+            Lookup::Hit(_) | Lookup::Miss => Ok(None),
+        }
     }
 
     /// The controller's revision that is completely in the tables; 0 before the first. What is looked up
@@ -269,13 +299,14 @@ mod tests {
         let memory = Memory::anonymous(512).unwrap();
         let mut tables = NodeTables::create(memory, Immediate, Sizes { endpoints: 1 }).unwrap();
         let vni = Vni::new(5).unwrap();
-        assert!(!tables.reader().is_offloaded(vni), "the VRF is not in the tables");
+        assert_eq!(tables.reader().network(vni), Ok(None), "the VRF is not in the tables");
         for (elephant_bytes, expected) in
             [(None, true), (Some(2500), true), (Some(Vrf::NEVER_ELEPHANTS), false)]
         {
             let vrf = Vrf { vni, mtu: 1430, router4: None, router6: None, group: None, elephant_bytes };
             tables.upsert_vrf(&vrf).unwrap();
-            assert_eq!(tables.reader().is_offloaded(vni), expected, "{elephant_bytes:?}");
+            let network = Network { mtu: 1430, is_offloaded: expected };
+            assert_eq!(tables.reader().network(vni), Ok(Some(network)), "{elephant_bytes:?}");
         }
     }
 }

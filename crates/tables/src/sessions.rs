@@ -308,7 +308,10 @@ impl Sessions {
         let Some(key) = Key::of(flow) else { return false };
         let (table, candidates) = self.reader.candidates(&key);
         for _ in 0..REMOVE_ATTEMPTS {
-            let Some((bucket, slot, word)) = table.find(&key, &candidates, now) else { return false };
+            // A search misses a session if its record dies while packets store another one for it in a slot that
+            // the search has passed. A second search finds the other one.
+            let search = || table.find(&key, &candidates, now);
+            let Some((bucket, slot, word)) = search().or_else(search) else { return false };
             if table.compare_and_swap(bucket, slot, word, word.dying()).is_ok() {
                 self.progress.session_removed(key.family, bucket);
                 return true;

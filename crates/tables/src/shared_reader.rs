@@ -2,8 +2,9 @@
 //!
 //! The kernel's grace period waits only for packet programs. [`WaitForThreads`] extends it to readers in this
 //! process: they hold a shared lock while they read, and the writer takes the lock exclusively for an instant
-//! after the kernel's grace period, so that every reader that started before it has finished. Readers wait
-//! only for that instant, never for the writer's work.
+//! after the kernel's grace period, so that every reader that started before it has finished. A reader
+//! that starts while the writer waits for the lock also waits for the readers before it, but never for the
+//! writer's work.
 
 use crate::grace::{Grace, GraceError};
 use crate::reader::Reader;

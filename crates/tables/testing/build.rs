@@ -19,11 +19,11 @@ fn main() {
     ] {
         println!("cargo:rerun-if-changed={}", include.join(header).display());
     }
-    for source in ["src/sessions.c", "src/words.c"] {
+    for source in ["src/sessions.c", "src/flows_meters.c"] {
         println!("cargo:rerun-if-changed={source}");
     }
     cc::Build::new()
-        .files(["src/sessions.c", "src/words.c"])
+        .files(["src/sessions.c", "src/flows_meters.c"])
         .include(&include)
         .opt_level(2)
         // When a schedule fails a test, the panic unwinds through C functions that were suspended.

@@ -25,7 +25,12 @@ pub enum AddressError {
 /// # Errors
 /// [`AddressError`], naming the text.
 pub fn parse_prefix(text: &str) -> Result<IpNet, AddressError> {
-    let net: IpNet = text.parse().map_err(|_| AddressError::NotAPrefix(text.to_owned()))?;
+    let invalid = || AddressError::NotAPrefix(text.to_owned());
+    // The parser of `IpNet` accepts leading zeros, which some programs read as octal numbers. Those of the standard
+    // library do not.
+    let (address, length) = text.split_once('/').ok_or_else(invalid)?;
+    let is_plain = address.parse::<IpAddr>().is_ok() && (length == "0" || !length.starts_with('0'));
+    let net: IpNet = if is_plain { text.parse().map_err(|_| invalid())? } else { return Err(invalid()) };
     if net.trunc() != net {
         return Err(AddressError::HostBits { given: text.to_owned(), meant: net.trunc() });
     }
@@ -92,7 +97,7 @@ mod tests {
         assert!(parse_prefix("10.0.0.0/24").is_ok());
         let error = parse_prefix("10.0.0.7/24").unwrap_err();
         assert_eq!(error.to_string(), "prefix 10.0.0.7/24 has host bits set; did you mean 10.0.0.0/24?");
-        for text in ["", "10.0.0.0", "10.0.0.0/33", "2001:db8::/129", "x/8"] {
+        for text in ["", "10.0.0.0", "10.0.0.0/33", "2001:db8::/129", "x/8", "010.0.0.0/8", "10.0.0.0/08"] {
             assert!(matches!(parse_prefix(text), Err(AddressError::NotAPrefix(_))), "{text}");
         }
     }

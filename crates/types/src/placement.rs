@@ -20,7 +20,7 @@ pub const GATEWAY_CAPACITY_PPS_MAX: u64 = 2_000_000_000;
 macro_rules! placement_settings {
     ($derive:ident) => {
         $derive! {
-            /// Most clusters that the VPCs of one tenant may be on
+            /// Maximum number of clusters that the VPCs of one tenant may be on
             clusters_per_tenant: usize = 4, "K" "clusters-per-tenant", 1 to 4096;
             /// Highest load to which placement fills a cluster, as a fraction of its packet rate: 0.8 is 80%
             water_level: f64 = 0.8, "FRACTION" "water-level", 0.01 to 1.0;

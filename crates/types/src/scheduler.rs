@@ -18,7 +18,7 @@ macro_rules! scheduler_settings {
             relief_threshold: f64 = 0.75, "LOAD", 0.0 to 10.0;
             /// Highest load that a gateway may have after it accepted a vIP
             accept_threshold: f64 = 0.70, "LOAD", 0.0 to 10.0;
-            /// Most vIPs that move in one interval
+            /// Maximum number of vIPs that move in one interval
             moves_per_interval: usize = 8, "N", 1 to 1000;
             /// Length of the interval in milliseconds
             interval_ms: u64 = 100, "MS", 1 to 3600000;
@@ -27,7 +27,7 @@ macro_rules! scheduler_settings {
             /// Time in milliseconds to wait for a requested gateway, or for one that comes from another
             /// cluster, and between two of these
             expansion_wait_ms: u64 = 120000, "MS", 0 to 86400000;
-            /// Fewest gateways that a cluster keeps when it gives one to another cluster
+            /// Minimum number of gateways that a cluster keeps when it gives one to another cluster
             gateways_min: usize = 2, "N", 1 to 64;
         }
     };

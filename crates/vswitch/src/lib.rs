@@ -13,6 +13,7 @@ mod rsp_client;
 mod vxlan_device;
 
 pub use args::Args;
+pub use port_manager::INSTANCE_WAIT;
 pub use sluice_agent::Error;
 
 use std::net::IpAddr;

@@ -28,7 +28,7 @@ pub const PORT_PROGRAM: &str = "port_ingress";
 /// Program in bpf/vswitch.bpf.c for packets from the underlay.
 pub const UPLINK_PROGRAM: &str = "uplink_ingress";
 /// How long an attachment waits until the controller has sent its instance.
-const INSTANCE_WAIT: Duration = Duration::from_secs(10);
+pub const INSTANCE_WAIT: Duration = Duration::from_secs(10);
 /// Interval at which all interfaces are reviewed, in addition to reviews after changes.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval of router advertisements to VMs: well below the lifetime of their default route (18 h).
@@ -150,6 +150,8 @@ impl PortManager {
 
     /// Makes an interface the port of an instance. Repeating the call changes nothing.
     pub async fn attach(&self, ifname: &str, instance: &str) -> Result<PortView, PortError> {
+        // An interface that cannot be a port is refused at once.
+        self.port_link(ifname).await?;
         let port = self.wait_for_instance(instance).await?;
         let _lock = self.lock.lock().await;
         let link = self.port_link(ifname).await?;

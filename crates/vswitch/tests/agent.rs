@@ -164,6 +164,8 @@ fn interfaces_that_cannot_be_ports_are_refused() {
             assert_eq!(status, 400, "{ifname}: {answer}");
             assert!(answer["error"].as_str().unwrap().contains(reason), "{ifname}: {answer}");
         }
+        // Without a wait for the instance, which would end with another error.
+        assert_eq!(attach(&fixture.socket, "nothere", "unknown").await.0, 400);
         assert_eq!(attach(&fixture.socket, "tap0", "blue/vm").await.0, 200);
         let (status, answer) = attach(&fixture.socket, "tap1", "blue/vm").await;
         assert_eq!(status, 409, "{answer}");

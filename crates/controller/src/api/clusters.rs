@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::reply;
-use super::request::{Id, IfMatch, Json, check_name};
+use super::request::{Id, IfMatch, Json, NoBody, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::compile::vip_mac;
@@ -10,15 +10,12 @@ use crate::push::Needs;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use sluice_store::{Page, Store, StoreError};
+use sluice_store::{MAX_VIPS, Page, Store, StoreError};
 use sluice_types::{ClusterId, GatewayId, MacAddr, is_unicast};
 use std::collections::HashSet;
 use std::net::IpAddr;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
-
-/// Most vIPs of one address family.
-const MAX_VIPS: usize = 63;
 
 #[derive(Serialize, ToSchema)]
 struct Cluster {
@@ -151,7 +148,10 @@ async fn update_cluster(
     body.vips.as_deref().map_or(Ok(()), check_vips)?;
     let store = &api.db.store;
     let updated = match (&body.vips, body.hello_interval_ms) {
-        (Some(vips), None) => store.update_cluster(id, vips, expected).await?,
+        (Some(vips), None) => {
+            let updated = store.update_cluster(id, vips, expected).await;
+            updated.map_err(|error| Problem::of_change(error, expected))?
+        }
         (None, Some(hello_interval_ms)) => store.set_hello_interval(id, hello_interval_ms, expected).await?,
         // Both together need two revisions, and only one of them might succeed.
         _ => return Err(Problem::invalid("body", "expected either vips or hello_interval_ms")),
@@ -168,12 +168,12 @@ struct KeyRotation {
     previous_keys_expire_ms: u64,
 }
 
-/// Renews the key of the cluster at once: all others expire within minutes. Use it if the keys of a node may
-/// have leaked; the deletion of a node renews the key by itself. Refused within five minutes of the last
-/// time.
+/// Creates a new key immediately. All older keys expire within minutes. A second request within five minutes
+/// is refused. Use it if the keys of a node may have leaked; the deletion of a node creates a new key by
+/// itself.
 #[utoipa::path(post, path = "/v1/clusters/{cluster}/rotate-key", tag = "clusters",
     params(("cluster" = String, Path)), responses((status = 200, body = KeyRotation)))]
-async fn rotate_key(State(api): State<App>, Id(id): Id<ClusterId>) -> Result<Response, Problem> {
+async fn rotate_key(State(api): State<App>, Id(id): Id<ClusterId>, _: NoBody) -> Result<Response, Problem> {
     let sluice_store::KeyRotation { valid_from_ms, previous_keys_expire_ms } =
         api.db.store.renew_key(id).await?;
     api.db.notify_commit();

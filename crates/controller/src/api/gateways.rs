@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::reply;
-use super::request::{Id, IfMatch, Json, check_name};
+use super::request::{Id, IfMatch, Json, NoBody, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::ownership::GatewayState;
@@ -34,7 +34,7 @@ struct Gateway {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     vtep6: Option<Ipv6Addr>,
-    /// The gateway is to own no vIP that another gateway can own.
+    /// The gateway is draining: other gateways take over its vIPs where they can.
     draining: bool,
     /// vIPs that it owns, as known to this controller.
     #[schema(value_type = Vec<String>)]
@@ -124,7 +124,8 @@ pub(super) struct GatewayFilter {
     name: Option<String>,
 }
 
-/// Gives its vIPs to the other gateways of the cluster. It still forwards the packets that reach it.
+/// Gives its vIPs to the other gateways of the cluster. It still forwards the packets that reach it. The last
+/// gateway of a cluster that neither drains nor leaves cannot drain, even if the cluster has no VPCs.
 #[utoipa::path(post, path = "/v1/gateways/{gateway}/drain", tag = "gateways",
     params(("gateway" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 200, body = Gateway)))]
@@ -132,10 +133,11 @@ async fn drain_gateway(
     State(api): State<App>,
     Id(id): Id<GatewayId>,
     IfMatch(expected): IfMatch,
+    _: NoBody,
 ) -> Result<Response, Problem> {
     let gateway = api.db.store.gateway(id).await?;
     if !gateway.draining {
-        check_not_last(&api, &gateway)?;
+        check_not_last(&api, &gateway).await?;
     }
     Ok(reply::updated::<Gateway>(&api, api.db.store.drain_gateway(id, true, expected).await?))
 }
@@ -148,6 +150,7 @@ async fn undrain_gateway(
     State(api): State<App>,
     Id(id): Id<GatewayId>,
     IfMatch(expected): IfMatch,
+    _: NoBody,
 ) -> Result<Response, Problem> {
     Ok(reply::updated::<Gateway>(&api, api.db.store.drain_gateway(id, false, expected).await?))
 }
@@ -181,11 +184,11 @@ async fn move_gateway(
     }
     let gateway = api.db.store.gateway(id).await?;
     if gateway.cluster != cluster {
-        check_not_last(&api, &gateway)?;
+        check_not_last(&api, &gateway).await?;
     }
     // A gateway that is moving has the entries already.
     if gateway.cluster != cluster && gateway.moving.is_none() {
-        let missing = api.place.usage().await?.missing_table_space(id, cluster);
+        let missing = api.current_usage().await?.missing_table_space(id, cluster);
         if let Some((needed, size)) = missing {
             let detail = format!(
                 "while it moves, `{}` needs {needed} entries, those of both clusters, but its tables hold only {size}",
@@ -199,24 +202,32 @@ async fn move_gateway(
     Ok(reply::updated::<Gateway>(&api, moving.map_err(of_body)?))
 }
 
-fn is_ready(api: &Api, gateway: &sluice_store::Gateway) -> bool {
-    api.ownership.gateway(gateway.cluster, gateway.id).state == GatewayState::Ready
+/// Whether a gateway may forward packets. Nothing is known of a gateway after a start of the controller, until
+/// a heartbeat of its cluster arrives.
+fn may_forward(state: GatewayState) -> bool {
+    !matches!(state, GatewayState::Failed | GatewayState::Isolated | GatewayState::Drained)
+}
+
+/// Whether none of the other gateways can replace one in the state `own`.
+fn is_last(own: GatewayState, others: &[GatewayState]) -> bool {
+    let forwards = own != GatewayState::Unknown && may_forward(own);
+    others.iter().all(|other| match other {
+        GatewayState::Failed | GatewayState::Isolated => true,
+        // A gateway of which no heartbeat came cannot replace one that forwards.
+        GatewayState::Unknown => forwards,
+        _ => false,
+    })
 }
 
 /// Checks that the cluster can do without a gateway: it has no VPCs, or another gateway that neither drains
 /// nor leaves, and that has not failed.
-fn check_not_last(api: &Api, gateway: &sluice_store::Gateway) -> Result<(), StoreError> {
-    let mut others = api.place.staying_gateways(gateway.cluster);
-    others.retain(|other| *other != gateway.id);
-    let is_ready = is_ready(api, gateway);
-    let dead = |id: &GatewayId| match api.ownership.gateway(gateway.cluster, *id).state {
-        GatewayState::Failed => true,
-        // A gateway of which no heartbeat came cannot replace one that is ready.
-        GatewayState::Unknown => is_ready,
-        _ => false,
-    };
-    if api.push.members(|members| members.has_vpcs(gateway.cluster)) && others.iter().all(dead) {
-        return Err(Conflict::LastGateway { gateway: gateway.name.clone() }.into());
+async fn check_not_last(api: &Api, gateway: &sluice_store::Gateway) -> Result<(), Problem> {
+    api.catch_up().await?;
+    let state = |id| api.ownership.gateway(gateway.cluster, id).state;
+    let others = api.place.staying_gateways(gateway.cluster).into_iter().filter(|id| *id != gateway.id);
+    let others: Vec<GatewayState> = others.map(state).collect();
+    if api.push.members(|members| members.has_vpcs(gateway.cluster)) && is_last(state(gateway.id), &others) {
+        return Err(StoreError::from(Conflict::LastGateway { gateway: gateway.name.clone() }).into());
     }
     Ok(())
 }
@@ -224,7 +235,11 @@ fn check_not_last(api: &Api, gateway: &sluice_store::Gateway) -> Result<(), Stor
 /// Creates a one-time token, valid for an hour, with which the gateway gets its certificate.
 #[utoipa::path(post, path = "/v1/gateways/{gateway}/enrollment", tag = "gateways",
     params(("gateway" = String, Path)), responses((status = 201, body = super::nodes::Bundle)))]
-async fn enroll_gateway(State(api): State<App>, Id(id): Id<GatewayId>) -> Result<Response, Problem> {
+async fn enroll_gateway(
+    State(api): State<App>,
+    Id(id): Id<GatewayId>,
+    _: NoBody,
+) -> Result<Response, Problem> {
     let store = api.db.store.as_ref();
     store.gateway(id).await?;
     let bundle = push::issue(store, &api.reach, NodeId::Gateway(id)).await?;
@@ -241,9 +256,9 @@ impl Listable for Gateway {
 impl Deletable for Gateway {
     async fn check(api: &Api, id: GatewayId) -> Result<(), Problem> {
         let gateway = api.db.store.gateway(id).await?;
-        // A gateway that is not ready forwards nothing, so it may be deleted even if it is the last one.
-        if is_ready(api, &gateway) {
-            check_not_last(api, &gateway)?;
+        // A gateway that forwards nothing may be deleted even if it is the last one.
+        if may_forward(api.ownership.gateway(gateway.cluster, id).state) {
+            check_not_last(api, &gateway).await?;
         }
         Ok(())
     }
@@ -278,4 +293,25 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(undrain_gateway))
         .routes(routes!(move_gateway))
         .routes(routes!(enroll_gateway))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gateway_without_a_replacement_is_the_last() {
+        use GatewayState::*;
+        for own in [Unknown, Ready, Starting, Unreachable, Draining] {
+            assert!(may_forward(own) && is_last(own, &[]), "{own:?}");
+            assert!(is_last(own, &[Failed, Isolated]), "{own:?}");
+            for other in [Ready, Starting, Unreachable] {
+                assert!(!is_last(own, &[Failed, other]), "{own:?} {other:?}");
+            }
+            assert_eq!(is_last(own, &[Unknown]), own != Unknown, "{own:?}");
+        }
+        for own in [Failed, Isolated, Drained] {
+            assert!(!may_forward(own) && !is_last(own, &[Unknown]), "{own:?}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use super::App;
 use super::problem::Problem;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
@@ -58,13 +58,27 @@ fn check_token(expected: Option<[u8; 32]>, request: &Request) -> Result<(), Prob
     Err(Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", cause).offender("authorization"))
 }
 
+/// Only lists accept parameters. A parameter that another request ignored could be a condition, such as an expected
+/// revision, that its sender relies on.
+fn check_query(request: &Request) -> Result<(), Problem> {
+    let query = request.uri().query().unwrap_or_default();
+    if request.method() == Method::GET || query.is_empty() {
+        return Ok(());
+    }
+    let detail = format!(
+        "a {} request accepts no parameters; the expected revision is given in the header If-Match",
+        request.method()
+    );
+    Err(Problem::bad_request("query", detail))
+}
+
 /// Handles every request before and after its handler.
 pub async fn guard(State(api): State<App>, mut request: Request, next: Next) -> Response {
     let arrived = Instant::now();
     let id = request_id(request.headers());
     let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
     request.extensions_mut().insert(Arrived(arrived));
-    let checked = check_token(api.token_digest, &request);
+    let checked = check_token(api.token_digest, &request).and_then(|()| check_query(&request));
     let answer = async {
         let mut response = match checked {
             Ok(()) => next.run(request).await,

@@ -1,7 +1,7 @@
 //! Hosts: the machines on which instances run.
 
 use super::problem::Problem;
-use super::request::{Id, check_name};
+use super::request::{Id, NoBody, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::push;
@@ -70,7 +70,7 @@ pub(super) struct HostFilter {
 /// Creates a one-time token, valid for an hour, with which the host gets its certificate.
 #[utoipa::path(post, path = "/v1/hosts/{host}/enrollment", tag = "hosts",
     params(("host" = String, Path)), responses((status = 201, body = super::nodes::Bundle)))]
-async fn enroll_host(State(api): State<App>, Id(id): Id<HostId>) -> Result<Response, Problem> {
+async fn enroll_host(State(api): State<App>, Id(id): Id<HostId>, _: NoBody) -> Result<Response, Problem> {
     let store = api.db.store.as_ref();
     let host = store.host(id).await?;
     if !host.agent {

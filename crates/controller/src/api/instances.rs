@@ -1,27 +1,29 @@
 //! Instances: ports of VMs in a subnet on a host, created one by one or in bulk.
 
-use super::App;
 use super::guard::Arrived;
 use super::problem::Problem;
 use super::reply;
-use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, check_name, parse};
+use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, objects, parse};
 use super::resource::{self, Deletable, Listable, Resource};
-use crate::push::Needs;
-use crate::push::{ApiStages, MIN_INSTANCES};
+use super::{App, blocking};
+use crate::push::{ApiStages, MIN_INSTANCES, Needs};
 use axum::Extension;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{HostId, InstanceId, MacAddr, SubnetId, VpcId, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// Most instances in one bulk creation.
 const MAX_BULK: usize = 1_000_000;
+/// Longest time in which the body of a bulk creation must arrive: others wait meanwhile.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, ToSchema)]
 struct Instance {
@@ -82,6 +84,7 @@ pub(super) struct NewInstance {
 #[serde(deny_unknown_fields)]
 struct NewInstances {
     /// At most 1,000,000 instances. All of them are created, or none.
+    #[serde(deserialize_with = "objects")]
     instances: Vec<NewInstance>,
 }
 
@@ -136,7 +139,8 @@ impl NewInstance {
 
 #[utoipa::path(post, path = "/v1/vpcs/{vpc}/instances", tag = "instances",
     params(("vpc" = String, Path)), request_body = NewInstance,
-    responses((status = 201, body = Instance), (status = 200, body = Instance, description = "Was there")))]
+    responses((status = 201, body = Instance),
+        (status = 200, body = Instance, description = "The same object exists already")))]
 async fn create_instance(
     State(api): State<App>,
     Id(vpc): Id<VpcId>,
@@ -150,8 +154,8 @@ async fn create_instance(
 /// Parses the body of a bulk creation. If that fails, it is parsed again to find the position of the error.
 pub(super) fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>, Problem> {
     let body: NewInstances = match serde_json::from_slice(bytes) {
-        Ok(body) if bytes.trim_ascii_start().starts_with(b"{") => body,
-        _ => parse(bytes)?,
+        Ok(Object(body)) => body,
+        Err(_) => parse(bytes)?,
     };
     if body.instances.len() > MAX_BULK {
         let detail = format!("{} instances are more than the limit of {MAX_BULK}", body.instances.len());
@@ -161,6 +165,17 @@ pub(super) fn parse_bulk(bytes: &[u8]) -> Result<Vec<sluice_store::NewInstance>,
         instance.checked().map_err(|problem| problem.inside(&format!("instances[{index}]")))
     });
     checked.collect()
+}
+
+/// Reads the body of a bulk creation.
+async fn read_body(request: Request, timeout: Duration) -> Result<Bytes, Problem> {
+    let late = |_| {
+        let detail = format!("the body did not arrive within {} s", timeout.as_secs());
+        Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail).offender("body")
+    };
+    let body = tokio::time::timeout(timeout, JsonBytes::from_request(request, &())).await;
+    let JsonBytes(bytes) = body.map_err(late)??;
+    Ok(bytes)
 }
 
 #[utoipa::path(post, path = "/v1/vpcs/{vpc}/instances/bulk", tag = "instances",
@@ -173,10 +188,10 @@ async fn create_instances(
     request: Request,
 ) -> Result<Response, Problem> {
     // Taken before the body is read, to limit the number of large bodies in memory.
-    let _permit = api.bulks.acquire().await.map_err(|_| Problem::internal())?;
-    let JsonBytes(bytes) = JsonBytes::from_request(request, &()).await?;
-    let new =
-        tokio::task::spawn_blocking(move || parse_bulk(&bytes)).await.map_err(|_| Problem::internal())??;
+    let permit = api.bulks.clone().acquire_owned().await.map_err(|_| Problem::internal())?;
+    let bytes = read_body(request, BODY_TIMEOUT).await?;
+    let (new, _permit) = blocking::run(permit, move || parse_bulk(&bytes)).await?;
+    let new = new?;
     let parsed = Instant::now();
     let store = &api.db.store;
     let path = vpc.to_string();
@@ -257,7 +272,7 @@ mod tests {
     fn bulk_errors_name_their_position() {
         let good = br#"{"instances":[{"name":"a","subnet":"subnet-1","host":"host-1","ipv4":"10.0.0.2"}]}"#;
         assert_eq!(parse_bulk(good).unwrap()[0].ipv4, Some(Ipv4Addr::new(10, 0, 0, 2)));
-        let faults: [(&[u8], &str); 5] = [
+        let faults: [(&[u8], &str); 6] = [
             (br#"{"instances":[{"name":"a","subnet":"sub-1","host":"host-1"}]}"#, "instances[0].subnet"),
             (br#"{"instances":[{"name":"a","subnet":"subnet-1","host":"host-1","x":1}]}"#, "instances[0].x"),
             (br#"{"instances":[{"name":"a b","subnet":"subnet-1","host":"host-1"}]}"#, "instances[0].name"),
@@ -266,11 +281,22 @@ mod tests {
                 "instances[0].ipv6",
             ),
             (br#"[]"#, "body"),
+            (br#"{"instances":[["a","subnet-1","host-1",null,null,null]]}"#, "instances[0]"),
         ];
         for (body, place) in faults {
             let problem = parse_bulk(body).unwrap_err();
             let text = serde_json::to_value(&problem).unwrap();
             assert_eq!((problem.status(), text["offender"].as_str()), (422, Some(place)), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn body_must_arrive_in_time() {
+        let never =
+            axum::body::Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
+        let request =
+            axum::http::Request::builder().header("content-type", "application/json").body(never).unwrap();
+        let problem = read_body(request, Duration::from_millis(10)).await.unwrap_err();
+        assert_eq!((problem.status(), problem.kind()), (408, "urn:sluice:problem:body-timeout"));
     }
 }

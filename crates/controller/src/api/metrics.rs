@@ -29,41 +29,37 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
 /// # Errors
 /// The metrics cannot be formatted.
 pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Error> {
-    let mut registry = Registry::with_prefix("sluice_controller");
-    let registry_ = &mut registry;
+    let mut all = Registry::with_prefix("sluice_controller");
+    let registry = &mut all;
     let requests = Family::<Labels, Counter>::default();
     for (class, count) in answers {
         requests.get_or_create(&vec![("class".to_owned(), (*class).to_owned())]).inc_by(*count);
     }
-    registry_.register("api_requests", "API requests answered, by class of status", requests);
-    streams(registry_, api);
+    registry.register("api_requests", "API requests answered, by class of status", requests);
+    streams(registry, api);
     let fill = api.push.log.fill();
     let revision = api.push.members(Members::revision);
-    gauge(registry_, "revision", "Last compiled revision", revision);
-    gauge(registry_, "log_steps", "Compiled steps kept for nodes", fill.steps as u64);
-    gauge(registry_, "log_steps_limit", "Most steps that are kept", MAX_STEPS as u64);
-    gauge(registry_, "log_bytes", "Bytes of compiled steps kept for nodes", fill.bytes as u64);
-    gauge(registry_, "log_bytes_limit", "Most bytes that are kept", MAX_BYTES as u64);
+    gauge(registry, "revision", "Last compiled revision", revision);
+    gauge(registry, "log_steps", "Compiled steps kept for nodes", fill.steps as u64);
+    gauge(registry, "log_steps_limit", "Most steps that are kept", MAX_STEPS as u64);
+    gauge(registry, "log_bytes", "Bytes of compiled steps kept for nodes", fill.bytes as u64);
+    gauge(registry, "log_bytes_limit", "Most bytes that are kept", MAX_BYTES as u64);
     let members = api.push.members(Members::nodes);
     let views: Vec<_> = members.into_iter().map(|(node, _)| api.push.hub.view(node)).collect();
-    nodes(registry_, &views);
+    nodes(registry, &views);
     let refused = Family::<Labels, Counter>::default();
     for (reason, count) in api.ownership.refused() {
         refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);
     }
-    registry_.register(
-        "cluster_refused",
-        "Cluster datagrams that were refused or could not be sent",
-        refused,
-    );
-    scheduler(registry_, api);
+    registry.register("cluster_refused", "Cluster datagrams that were refused or could not be sent", refused);
+    scheduler(registry, api);
     let (last, finished) = api.push.timeline.last();
-    counter(registry_, "bulks", "Bulk creations that all gateways have acknowledged", finished);
+    counter(registry, "bulks", "Bulk creations that all gateways have acknowledged", finished);
     if let Some(last) = last {
-        bulk(registry_, &last);
+        bulk(registry, &last);
     }
     let mut text = String::new();
-    encode(&mut text, &registry)?;
+    encode(&mut text, &all)?;
     Ok(text)
 }
 

@@ -1,6 +1,7 @@
 //! The northbound REST API: one file for each resource. The objects of the API are separate from the store's
 //! model. What the resources share is in `resource`, `request`, `reply` and `problem`.
 
+mod blocking;
 mod clusters;
 mod decoders;
 mod events;
@@ -33,6 +34,7 @@ use crate::database::Database;
 use crate::moves::Moves;
 use crate::ownership::Ownership;
 use crate::place::Place;
+use crate::place::usage::Usage;
 use crate::push::{Push, Reach};
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -42,6 +44,7 @@ use problem::Problem;
 use request::MAX_BODY_BYTES;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use system::Readiness;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -73,7 +76,8 @@ pub struct Api {
     reach: Reach,
     /// SHA-256 of the bearer token, if one is needed.
     token_digest: Option<[u8; 32]>,
-    bulks: Semaphore,
+    bulks: Arc<Semaphore>,
+    readiness: Readiness,
     answers: Answers,
 }
 
@@ -92,8 +96,26 @@ impl Api {
     /// bearer token, if one is needed.
     pub fn new(handles: Handles, reach: Reach, token_digest: Option<[u8; 32]>) -> Self {
         let Handles { db, push, ownership, place, moves } = handles;
-        let (bulks, answers) = (Semaphore::new(BULKS), Answers::default());
-        Self { db, push, ownership, place, moves, reach, token_digest, bulks, answers }
+        let (readiness, answers) = (Readiness::default(), Answers::default());
+        let bulks = Arc::new(Semaphore::new(BULKS));
+        Self { db, push, ownership, place, moves, reach, token_digest, bulks, readiness, answers }
+    }
+
+    /// Waits until the placement has what is committed, as far as this does not take long.
+    ///
+    /// # Errors
+    /// Errors of the store, and 503 if the controller has just started and does not know the placement.
+    async fn catch_up(&self) -> Result<(), Problem> {
+        if self.place.catch_up().await? { Ok(()) } else { Err(Problem::starting()) }
+    }
+
+    /// Demand and capacity of all clusters, after [`Api::catch_up`].
+    ///
+    /// # Errors
+    /// The errors of [`Api::catch_up`].
+    async fn current_usage(&self) -> Result<Usage, Problem> {
+        self.catch_up().await?;
+        Ok(self.place.usage().await?)
     }
 }
 
@@ -135,4 +157,27 @@ pub fn router(api: Api) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(middleware::from_fn_with_state(api.clone(), guard::guard))
         .with_state(api)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::{CompiledClusters, Model};
+
+    #[tokio::test]
+    async fn placement_that_is_not_known_yet_is_unavailable() {
+        let db = Arc::new(Database::new(sluice_store::open("sqlite::memory:").await.unwrap()));
+        let compiled = Arc::new(CompiledClusters::new(Model::Zeta, 1));
+        let push = Arc::new(Push::new(db.clone(), compiled.clone()));
+        let ownership = Arc::new(Ownership::new(db.clone(), compiled));
+        let place = Arc::new(Place::new(db.clone(), ownership.clone()));
+        let moves = Arc::new(Moves::new(db.clone(), push.clone(), ownership.clone()));
+        let (controller, server_name, ca_pem) = (String::new(), String::new(), String::new());
+        let reach = Reach { controller, server_name, ca_pem };
+        let api = Api::new(Handles { db, push, ownership, place, moves }, reach, None);
+        api.db.store.create_tenant("t").await.unwrap();
+        // No follower fills the ledger.
+        let problem = api.current_usage().await.unwrap_err();
+        assert_eq!((problem.status(), problem.kind()), (503, "urn:sluice:problem:starting"));
+    }
 }

@@ -13,7 +13,8 @@ use utoipa::{Modify, OpenApi as _};
     info(
         title = "Sluice",
         description = "The northbound API of the Sluice controller.\n\n\
-            Creation is idempotent by name: the same request again answers 200 with the existing object. \
+            Creation is idempotent by name: the same request again answers 200 with the existing object, \
+            unless one of its fields has changed, by a request or by the controller: then it answers 409. \
             Objects have their `revision` as ETag; updates and deletions accept If-Match. \
             `programmed` is true when every node that needs the object has written it to its tables. \
             Lists have pages: pass `next` as `cursor` to get the next page. \

@@ -1,12 +1,12 @@
 //! Placement: demand and capacity of clusters, the settings, and plans of moves.
 
 use super::problem::Problem;
-use super::request::{Id, Json};
-use super::{Api, App};
+use super::request::{Id, Json, NoBody};
+use super::{Api, App, blocking};
 use crate::clock::now_ms;
-use crate::place::SETTINGS_KEY;
 use crate::place::plans::{self, ComputedPlan, PlanKind, compute_plan};
 use crate::place::usage::{CapacitySource, ClusterUsage, GatewayUsage, Usage, VpcUsage};
+use crate::place::{SETTINGS_KEY, apply};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json as Answer, Response};
@@ -108,7 +108,7 @@ struct PlacementVpc {
     tenant: TenantId,
     #[schema(value_type = String, example = "cluster-1")]
     cluster: ClusterId,
-    /// Packets a second.
+    /// Packets a second. For the first ten minutes of the VPC, at least the average of the measured VPCs.
     demand_pps: u64,
     /// The demand is measured. Otherwise it is the average of the measured VPCs.
     measured: bool,
@@ -125,7 +125,7 @@ struct Placement {
     revision: u64,
     /// Number of VPCs.
     vpcs: usize,
-    /// Load of the most loaded cluster.
+    /// Load of the most loaded cluster. Clusters without serving gateways do not count.
     max_load: f64,
     /// Lower bound of `max_load` for any placement.
     max_load_lower_bound: f64,
@@ -195,7 +195,7 @@ struct PlacementPlan {
     kind: PlanKind,
     seed: u64,
     revision: u64,
-    /// Load of the most loaded cluster before the first step.
+    /// Load of the most loaded cluster before the first step. Clusters without serving gateways do not count.
     max_load_before: f64,
     /// Load of the most loaded cluster after the last step.
     max_load: f64,
@@ -333,7 +333,8 @@ async fn update_settings(
     State(api): State<App>,
     Json(patch): Json<PlacementSettingsPatch>,
 ) -> Result<Answer<PlacementSettings>, Problem> {
-    for id in patch.gateways.keys() {
+    // The capacity of a gateway that was deleted can be removed.
+    for (id, _) in patch.gateways.iter().filter(|(_, pps)| pps.is_some()) {
         api.db.store.gateway(*id).await.map_err(|error| Problem::of_store(error, None))?;
     }
     let change = |settings: &mut PlacementSettings| {
@@ -365,11 +366,10 @@ async fn create_plan(State(api): State<App>, Json(body): Json<NewPlan>) -> Resul
     }
     let (kind, seed) = (body.kind, body.seed.unwrap_or(1));
     // One plan at a time: it may keep a processor busy for seconds.
-    let _permit = api.place.planning().await;
-    api.place.catch_up().await?;
-    let usage = api.place.usage().await?;
-    let plan = tokio::task::spawn_blocking(move || compute_plan(&usage, kind, seed, tolerance)).await;
-    let plan = plan.map_err(|_| Problem::internal())?.map_err(|error| of_placement(&error))?;
+    let permit = api.place.planning().await;
+    let usage = api.current_usage().await?;
+    let (plan, _) = blocking::run(permit, move || compute_plan(&usage, kind, seed, tolerance)).await?;
+    let plan = plan.map_err(|error| of_placement(&error))?;
     let text = serde_json::to_string(&plan).map_err(|_| Problem::internal())?;
     let store = &api.db.store;
     let id = store.add_plan(now_ms(), plan.steps.len() as u64, &text).await?;
@@ -405,16 +405,15 @@ async fn apply_plan(
     Ok((StatusCode::ACCEPTED, Answer(PlanSummary::from(progress))).into_response())
 }
 
-/// Stops a plan: no more steps start, and steps that have started are finished.
+/// Stops a plan that is being applied: no more steps start, and steps that have started are finished.
 #[utoipa::path(post, path = "/v1/placement/plans/{plan}/stop", tag = "placement",
     params(("plan" = u64, Path)), responses((status = 200, body = PlanSummary)))]
-async fn stop_plan(State(api): State<App>, Id(id): Id<u64>) -> Result<Answer<PlanSummary>, Problem> {
-    let done = api.db.store.plan(id).await?.progress.done;
-    api.db
-        .store
-        .update_plan_progress(id, sluice_store::PlanState::Stopped, done, "stopped by the operator")
-        .await?;
-    Ok(Answer(api.db.store.plan(id).await?.progress.into()))
+async fn stop_plan(
+    State(api): State<App>,
+    Id(id): Id<u64>,
+    _: NoBody,
+) -> Result<Answer<PlanSummary>, Problem> {
+    Ok(Answer(apply::stop_plan(&api.place, id).await?.into()))
 }
 
 pub(super) fn routes() -> OpenApiRouter<std::sync::Arc<Api>> {

@@ -8,6 +8,19 @@ use serde::Serialize;
 use sluice_store::{Conflict, StoreError};
 use utoipa::ToSchema;
 
+/// Longest text of a problem in bytes. Many texts contain a part of the request.
+const DETAIL_BYTES: usize = 1024;
+/// Longest name of an offender in bytes.
+const OFFENDER_BYTES: usize = 256;
+
+/// Cuts a text that is too long, at the boundary of a character.
+fn cut(text: String, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
+        return text;
+    }
+    format!("{}…", &text[..text.floor_char_boundary(bytes_max)])
+}
+
 /// An error in the form of RFC 9457.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Problem {
@@ -36,7 +49,7 @@ impl Problem {
             kind: format!("urn:sluice:problem:{kind}"),
             title: title(kind),
             status: status.as_u16(),
-            detail: detail.into(),
+            detail: cut(detail.into(), DETAIL_BYTES),
             offender: None,
             retry_after_s: None,
         }
@@ -54,16 +67,15 @@ impl Problem {
 
     /// Sets the offender.
     pub fn offender(mut self, offender: impl Into<String>) -> Self {
-        self.offender = Some(offender.into());
+        self.offender = Some(cut(offender.into(), OFFENDER_BYTES));
         self
     }
 
     /// Adds the position of the part of the request that has the problem.
     pub fn inside(mut self, place: &str) -> Self {
         let field = self.offender.as_deref().map(|field| format!(".{field}")).unwrap_or_default();
-        self.detail = format!("{place}: {}", self.detail);
-        self.offender = Some(format!("{place}{field}"));
-        self
+        self.detail = cut(format!("{place}: {}", self.detail), DETAIL_BYTES);
+        self.offender(format!("{place}{field}"))
     }
 
     /// The HTTP status.
@@ -119,9 +131,7 @@ impl From<StoreError> for Problem {
             .offender(id),
             StoreError::Unavailable { .. } => {
                 tracing::error!(error = &error as &dyn std::error::Error, "database unavailable");
-                let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, "database-unavailable", text);
-                problem.retry_after_s = Some(1);
-                problem
+                Self::unavailable("database-unavailable", &text)
             }
             StoreError::Compacted { .. } | StoreError::BadUrl(_) | StoreError::Corrupt(_) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "store failed");
@@ -144,6 +154,28 @@ impl From<EnrollError> for Problem {
 }
 
 impl Problem {
+    fn unavailable(kind: &str, detail: &str) -> Self {
+        let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, kind, detail);
+        Self { retry_after_s: Some(1), ..problem }
+    }
+
+    /// The controller has just started, and does not know the placement yet.
+    pub fn starting() -> Self {
+        Self::unavailable("starting", "the controller has started and still reads the database: try again")
+    }
+
+    /// Converts the store error of a change that makes several attempts. Without If-Match, no precondition of
+    /// the request failed.
+    pub fn of_change(error: StoreError, if_match: Option<u64>) -> Self {
+        match error {
+            StoreError::Stale { id, .. } if if_match.is_none() => {
+                let detail = format!("others changed {id} at the same time: try again");
+                Self::new(StatusCode::CONFLICT, "changed", detail).offender(id)
+            }
+            error => error.into(),
+        }
+    }
+
     /// A failure whose details are only in the log.
     pub fn internal() -> Self {
         Self::new(
@@ -202,6 +234,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::FamilyMissing { gateway, .. } => invalid("family-missing", gateway),
         Conflict::PlanApplying { plan } => conflict_with("plan-applying", &plan.to_string()),
         Conflict::PlanDone { plan } => conflict_with("plan-done", &plan.to_string()),
+        Conflict::PlanNotApplying { plan } => conflict_with("plan-not-applying", &plan.to_string()),
         Conflict::Invalid { offender, .. } => invalid("invalid", offender),
     }
 }
@@ -247,10 +280,26 @@ mod tests {
         assert_eq!(Problem::of_store(not_found(), Some("vpc-2")).status, 422);
         assert_eq!(Problem::of_store(not_found(), None).status, 422);
 
+        let stale = || StoreError::Stale { kind: "VPC", id: "vpc-1".into(), current: 7, expected: 6 };
+        assert_eq!(Problem::of_change(stale(), None).status, 409);
+        assert_eq!(Problem::of_change(stale(), Some(6)).status, 412);
+
         let unavailable = StoreError::Unavailable { cause: "disk full".into(), source: None };
         let response = Problem::from(unavailable).into_response();
         assert_eq!(response.status(), 503);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let long = "ü".repeat(1 << 20);
+        let problem = Problem::invalid(&long, format!("{long} is unknown")).inside("instances[3]");
+        let offender = problem.offender.as_deref().unwrap();
+        assert!(offender.starts_with("instances[3].ü") && offender.ends_with("ü…"), "{offender}");
+        assert!(problem.detail.starts_with("instances[3]: ü") && problem.detail.ends_with('…'));
+        assert!(offender.len() < OFFENDER_BYTES + 4 && problem.detail.len() < DETAIL_BYTES + 4);
+        let short = Problem::invalid("name", "x".repeat(DETAIL_BYTES));
+        assert_eq!((short.detail.len(), short.offender.as_deref()), (DETAIL_BYTES, Some("name")));
     }
 }

@@ -6,11 +6,12 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use bytes::Bytes;
-use serde::de::DeserializeOwned;
-use serde::de::IgnoredAny;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::error::Category;
 use sluice_store::Page;
-use std::fmt::Display;
+use std::fmt::{self, Display};
+use std::marker::PhantomData;
 use std::str::FromStr;
 
 /// Largest body of a request in bytes, except that of a bulk creation.
@@ -133,6 +134,23 @@ impl<S: Send + Sync> FromRequest<S> for JsonBytes {
     }
 }
 
+/// A request that needs no body. A body other than an empty object is refused, because its sender expects an
+/// effect of it.
+pub struct NoBody;
+
+impl<S: Send + Sync> FromRequest<S> for NoBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let body = Bytes::from_request(request, state).await;
+        let body = body.map_err(|error| Problem::bad_request("body", error.body_text()))?;
+        match body.trim_ascii() {
+            b"" | b"{}" => Ok(Self),
+            _ => Err(Problem::bad_request("body", "this request must have no body, or the body {}")),
+        }
+    }
+}
+
 fn check_media_type(headers: &HeaderMap) -> Result<(), Problem> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?"));
     let bare = given.and_then(|text| text.split(';').next()).map(str::trim);
@@ -151,12 +169,8 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Problem> {
 /// # Errors
 /// 400 if the text is not JSON, 422 if the JSON has another form.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    // Every body is an object. An array would be accepted as one by the order of its fields.
-    if bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(Problem::invalid("body", "expected a JSON object, not an array"));
-    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let at = if path == "." { "body".to_owned() } else { path };
         let inner = error.into_inner();
@@ -178,6 +192,39 @@ fn is_json(bytes: &[u8]) -> bool {
 fn not_json(error: &serde_json::Error) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, "malformed-json", format!("the body is not JSON: {error}"))
         .offender("body")
+}
+
+/// A value that is a JSON object. The derived decoders of structures also accept an array, with the values of
+/// the fields in their order.
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+    }
+}
+
+/// Decodes a list of objects, for fields of structures.
+///
+/// # Errors
+/// An element is not an object, or cannot be decoded.
+pub fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    let objects = Vec::<Object<T>>::deserialize(from)?;
+    Ok(objects.into_iter().map(|Object(value)| value).collect())
 }
 
 /// A JSON body.
@@ -337,7 +384,8 @@ mod tests {
         assert!(status == 422 && detail.starts_with("list[1].n: invalid value"), "{detail}");
         let (status, detail) = refused(r#"{"list":[],"kind":{}}"#);
         assert!(status == 422 && detail.starts_with("kind: "), "JSON of the wrong form: {detail}");
-        assert_eq!(refused("[[]]").0, 422, "an array is not an object");
+        let (status, detail) = refused("[[]]");
+        assert!(status == 422 && detail.starts_with("body: invalid type: sequence, expected an object"));
         assert_eq!(refused(r#"{"list":"#).0, 400);
         assert_eq!(refused(r#"{"list":[]} x"#).0, 400);
     }

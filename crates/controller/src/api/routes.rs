@@ -106,7 +106,8 @@ pub(super) struct RouteFilter {
 
 #[utoipa::path(post, path = "/v1/route-tables/{table}/routes", tag = "routes",
     params(("table" = String, Path)), request_body = NewRoute,
-    responses((status = 201, body = Route), (status = 200, body = Route, description = "Was there")))]
+    responses((status = 201, body = Route),
+        (status = 200, body = Route, description = "The same object exists already")))]
 async fn create_route(
     State(api): State<App>,
     Id(table): Id<RouteTableId>,

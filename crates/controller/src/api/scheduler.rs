@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::Json as Answer;
 use serde::Serialize;
 use sluice_placement::{GatewayReport, Wait};
-use sluice_types::{ClusterId, GatewayId, SchedulerPatch, SchedulerSettings};
+use sluice_types::{ClusterId, GatewayId, SchedulerPatch, SchedulerSettings, SchedulerSettingsError};
 use std::net::IpAddr;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -161,6 +161,16 @@ async fn get_scheduler(State(api): State<App>) -> Result<Answer<Scheduler>, Prob
     Ok(Answer(Scheduler::new(settings, api.place.scheduler.get())))
 }
 
+/// The setting that an error is about; of thresholds in the wrong order, one that the patch changes.
+fn offender(error: &SchedulerSettingsError, patch: &SchedulerPatch) -> &'static str {
+    match error {
+        SchedulerSettingsError::OutOfRange { setting, .. } => setting,
+        SchedulerSettingsError::Order { .. } if patch.accept_threshold.is_some() => "accept_threshold",
+        SchedulerSettingsError::Order { .. } if patch.relief_threshold.is_some() => "relief_threshold",
+        SchedulerSettingsError::Order { .. } => "overload_threshold",
+    }
+}
+
 #[utoipa::path(patch, path = "/v1/scheduler", tag = "scheduler", request_body = PatchSchema,
     responses((status = 200, body = SettingsSchema)))]
 async fn update_scheduler(
@@ -169,7 +179,7 @@ async fn update_scheduler(
 ) -> Result<Answer<SchedulerSettings>, Problem> {
     let change = |settings: &mut SchedulerSettings| {
         *settings = settings.clone().patched(&patch);
-        settings.check().map_err(|error| Problem::invalid("settings", error.to_string()))
+        settings.check().map_err(|error| Problem::invalid(offender(&error, &patch), error.to_string()))
     };
     Ok(Answer(super::settings::change(&api, SETTINGS_KEY, change).await?))
 }

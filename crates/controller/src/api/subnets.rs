@@ -9,14 +9,11 @@ use crate::push::Needs;
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use sluice_store::{Page, Store, StoreError};
+use sluice_store::{MAX_DNS, Page, Store, StoreError};
 use sluice_types::{IpNet, Ipv4Net, Ipv6Net, SubnetId, VpcId, first_host, is_unicast, parse_prefix};
 use std::net::Ipv4Addr;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
-
-/// Most resolvers that DHCP offers.
-const MAX_DNS: usize = 2;
 
 #[derive(Serialize, ToSchema)]
 struct Subnet {
@@ -120,7 +117,8 @@ impl NewSubnet {
 
 #[utoipa::path(post, path = "/v1/vpcs/{vpc}/subnets", tag = "subnets", params(("vpc" = String, Path)),
     request_body = NewSubnet,
-    responses((status = 201, body = Subnet), (status = 200, body = Subnet, description = "Was there")))]
+    responses((status = 201, body = Subnet),
+        (status = 200, body = Subnet, description = "The same object exists already")))]
 async fn create_subnet(
     State(api): State<App>,
     Id(vpc): Id<VpcId>,

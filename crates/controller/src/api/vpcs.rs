@@ -11,17 +11,13 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use sluice_store::{Page, Store, StoreError, VpcUpdate};
+use sluice_store::{MTU, Page, Store, StoreError, VpcUpdate};
 use sluice_types::{ClusterId, TenantId, Vni, VpcId};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// Fits into VXLAN over IPv4 and IPv6 if the underlay carries 1500 bytes.
 const DEFAULT_MTU: u16 = 1430;
-/// The smallest MTU of IPv6 (RFC 8200).
-const MIN_MTU: u16 = 1280;
-/// Fits into VXLAN over IPv6 if the underlay carries 9216 bytes.
-const MAX_MTU: u16 = 9146;
 /// Attempts of an update without If-Match while others update the same VPC.
 const ATTEMPTS: u32 = 5;
 
@@ -123,7 +119,8 @@ pub(super) struct NewVpc {
     offload_kbps: Option<u32>,
 }
 
-/// A change of a VPC. Fields that are left out keep their values.
+/// A change of a VPC: either a move to another cluster, or other fields. Fields that are left out keep their
+/// values.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VpcPatch {
@@ -157,10 +154,11 @@ pub(super) struct VpcFilter {
 }
 
 fn check_mtu(mtu: u16) -> Result<u16, Problem> {
-    if (MIN_MTU..=MAX_MTU).contains(&mtu) {
+    if MTU.contains(&mtu) {
         return Ok(mtu);
     }
-    Err(Problem::invalid("mtu", format!("mtu must be between {MIN_MTU} and {MAX_MTU}, not {mtu}")))
+    let range = format!("between {} and {}", MTU.start(), MTU.end());
+    Err(Problem::invalid("mtu", format!("mtu must be {range}, not {mtu}")))
 }
 
 fn check_kbps(kbps: Option<u32>) -> Result<Option<u32>, Problem> {
@@ -178,8 +176,7 @@ async fn cluster_of(api: &Api, name: &str, tenant: TenantId) -> Result<ClusterId
     if let Some(vpc) = existing.first() {
         return Ok(vpc.cluster);
     }
-    api.place.catch_up().await?;
-    let usage = api.place.usage().await?;
+    let usage = api.current_usage().await?;
     cluster_for(&usage, tenant).map_err(|error| {
         let text = error.to_string();
         match error {
@@ -208,13 +205,38 @@ async fn update_vpc(
     }
     body.mtu.map(check_mtu).transpose()?;
     body.offload_kbps.map(check_kbps).transpose()?;
-    let mut vpc = change_vpc(&api, id, expected, &body).await?;
-    if let Some(cluster) = body.cluster {
-        let at = expected.map(|_| vpc.revision);
-        let moved = api.db.store.move_vpc(id, cluster, at).await;
-        vpc = moved.map_err(|error| Problem::of_store(error, Some(&id.to_string())))?;
-    }
+    let has_other_fields = body.name.is_some() || body.mtu.is_some() || body.offload_kbps.is_some();
+    let vpc = match body.cluster {
+        // Both together need two revisions, and only one of them might succeed.
+        Some(_) if has_other_fields => {
+            return Err(Problem::invalid("body", "expected either cluster or other fields"));
+        }
+        Some(cluster) => move_vpc(&api, id, cluster, expected).await?,
+        None => change_vpc(&api, id, expected, &body).await?,
+    };
     Ok(reply::updated::<Vpc>(&api, vpc))
+}
+
+/// Starts to move a VPC and its peers to a cluster whose tables can hold them, or reverses their move.
+async fn move_vpc(
+    api: &Api,
+    id: VpcId,
+    cluster: ClusterId,
+    expected: Option<u64>,
+) -> Result<sluice_store::Vpc, Problem> {
+    let vpc = api.db.store.vpc(id).await?;
+    // Both clusters of a VPC that is moving have its entries already.
+    if vpc.moving.is_none() && vpc.cluster != cluster {
+        let usage = api.current_usage().await?;
+        let missing = usage.missing_vpc_space(&usage.unit_of(id), cluster);
+        // The table size of a cluster without serving gateways is unknown.
+        if let Some((needed, size)) = missing.filter(|(_, size)| *size > 0) {
+            let detail = format!("{cluster} would have {needed} entries, but its tables hold only {size}");
+            return Err(Problem::new(StatusCode::CONFLICT, "tables-too-small", detail).offender("cluster"));
+        }
+    }
+    let moved = api.db.store.move_vpc(id, cluster, expected).await;
+    moved.map_err(|error| Problem::of_store(error, Some(&id.to_string())))
 }
 
 /// Changes the fields of the patch. The other fields must not change in between.
@@ -236,7 +258,7 @@ async fn change_vpc(
         match api.db.store.update_vpc(id, new, Some(at)).await {
             Ok(vpc) => return Ok(vpc),
             Err(StoreError::Stale { .. }) if expected.is_none() && attempts < ATTEMPTS => attempts += 1,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(Problem::of_change(error, expected)),
         }
     }
 }

@@ -17,6 +17,7 @@ use super::plans::{ComputedPlan, PlanStep, parse_plan};
 use super::usage::Usage;
 use serde_json::json;
 use sluice_store::{NewEvent, PlanProgress, PlanState, StoreError, Vpc};
+use sluice_types::VpcId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,19 +116,20 @@ fn next_action(
     next
 }
 
-/// Checks that the VPCs of a step fit into the new cluster's tables, which still hold the VPCs that leave it.
-fn check_space(usage: &Usage, moving: &[&PlanStep], step: &PlanStep) -> Result<(), String> {
-    let Some(cluster) = usage.clusters.iter().find(|cluster| cluster.id == step.to) else {
-        return Err(format!("{} does not exist any more", step.to));
-    };
-    // A moving VPC counts at its new cluster. Until it has arrived, its old cluster has its entries, too.
-    let leaving: u64 = moving.iter().filter(|other| other.from == step.to).map(|step| step.entries).sum();
-    let needed = cluster.entries + leaving + step.entries;
-    if needed > cluster.capacity_entries {
-        let holds = cluster.capacity_entries;
-        return Err(format!("{} would have {needed} entries, but its tables hold only {holds}", step.to));
+/// Checks that the VPCs of a step, with the entries and peers that they have now, fit into the new cluster's
+/// tables.
+fn check_space(usage: &Usage, step: &PlanStep) -> Result<(), String> {
+    let to = step.to;
+    if !usage.clusters.iter().any(|cluster| cluster.id == to) {
+        return Err(format!("{to} does not exist any more"));
     }
-    Ok(())
+    let vpcs: Vec<VpcId> = step.vpcs.iter().flat_map(|vpc| usage.unit_of(*vpc)).collect();
+    match usage.missing_vpc_space(&vpcs, to) {
+        None => Ok(()),
+        Some((needed, size)) => {
+            Err(format!("{to} would have {needed} entries, but its tables hold only {size}"))
+        }
+    }
 }
 
 /// Applies plans until it is dropped.
@@ -158,13 +160,9 @@ async fn check_plans(place: &Place, computed: &mut BTreeMap<u64, ComputedPlan>) 
             match parse_plan(&place.db.store.plan(plan.id).await?.body) {
                 Ok(plan) => drop(entry.insert(plan)),
                 Err(error) => {
+                    tracing::error!(plan = plan.id, %error, "cannot parse the stored plan");
                     let reason = format!("the stored plan cannot be parsed: {error}");
-                    tracing::error!(plan = plan.id, reason, "plan stopped");
-                    place
-                        .db
-                        .store
-                        .update_plan_progress(plan.id, PlanState::Stopped, plan.done, &reason)
-                        .await?;
+                    end(place, plan, PlanState::Stopped, plan.done, &reason).await?;
                 }
             }
         }
@@ -199,38 +197,70 @@ async fn advance(place: &Place, plan: &PlanProgress, steps: &[PlanStep]) -> Resu
             break;
         }
     }
-    place.catch_up().await?;
-    let usage = place.usage().await?;
-    let with_states = steps.iter().skip(done).zip(&states);
-    let moving: Vec<&PlanStep> =
-        with_states.filter(|(_, state)| **state == StepState::Moving).map(|(step, _)| step).collect();
-    let mut next = next_action(steps, done, &states, parallel, |step| check_space(&usage, &moving, step));
-    if let Some(number) = next.start
-        && let Err(error) = start_step(place, plan.id, number, &steps[number]).await
-    {
-        let StoreError::Conflict(conflict) = &error else { return Err(error) };
-        next.stop = Some(format!("step {}: {conflict}", number + 1));
-    }
-    let state = match &next.stop {
-        Some(_) => PlanState::Stopped,
-        None if next.done == steps.len() => PlanState::Done,
-        None => PlanState::Applying,
-    };
-    if state == PlanState::Applying && next.done == done {
+    if !place.catch_up().await? {
         return Ok(());
     }
-    let reason = next.stop.unwrap_or_default();
-    if place.db.store.update_plan_progress(plan.id, state, next.done as u64, &reason).await?
-        && state != PlanState::Applying
-    {
-        let text = match state {
-            PlanState::Done => format!("plan {} is done: {} steps", plan.id, steps.len()),
-            _ => format!("plan {} stopped: {reason}", plan.id),
-        };
-        tracing::info!("{text}");
-        note(place, "plan_ended", format!("plan-{}", plan.id), text, json!({"state": state.text()})).await?;
+    let usage = place.usage().await?;
+    let mut next = next_action(steps, done, &states, parallel, |step| check_space(&usage, step));
+    if let Some(number) = next.start {
+        // The operator may have stopped it in the meantime.
+        if !is_applying(place, plan.id).await? {
+            return Ok(());
+        }
+        if let Err(error) = start_step(place, plan.id, number, &steps[number]).await {
+            let StoreError::Conflict(conflict) = &error else { return Err(error) };
+            next.stop = Some(format!("step {}: {conflict}", number + 1));
+        }
     }
-    Ok(())
+    let now_done = next.done as u64;
+    match next.stop {
+        Some(reason) => end(place, plan, PlanState::Stopped, now_done, &reason).await,
+        None if next.done == steps.len() => end(place, plan, PlanState::Done, now_done, "").await,
+        None if next.done == done => Ok(()),
+        None => {
+            let store = &place.db.store;
+            store.update_plan_progress(plan.id, PlanState::Applying, now_done, "").await.map(drop)
+        }
+    }
+}
+
+async fn is_applying(place: &Place, plan: u64) -> Result<bool, StoreError> {
+    let plans = place.db.store.plans().await?;
+    Ok(plans.iter().any(|other| other.id == plan && other.state == PlanState::Applying))
+}
+
+/// Ends a plan that is still being applied.
+async fn end(
+    place: &Place,
+    plan: &PlanProgress,
+    state: PlanState,
+    done: u64,
+    reason: &str,
+) -> Result<(), StoreError> {
+    if !place.db.store.update_plan_progress(plan.id, state, done, reason).await? {
+        return Ok(());
+    }
+    let text = match state {
+        PlanState::Done => format!("plan {} is done: {} steps", plan.id, plan.steps),
+        _ => format!("plan {} stopped: {reason}", plan.id),
+    };
+    record_end(place, plan.id, state, text).await
+}
+
+async fn record_end(place: &Place, plan: u64, state: PlanState, text: String) -> Result<(), StoreError> {
+    tracing::info!("{text}");
+    note(place, "plan_ended", format!("plan-{plan}"), text, json!({"state": state.text()})).await
+}
+
+/// Stops a plan for the operator: no more steps start, and steps that have started are finished.
+///
+/// # Errors
+/// Errors of the store, such as a conflict if the plan is not being applied.
+pub async fn stop_plan(place: &Place, plan: u64) -> Result<PlanProgress, StoreError> {
+    let stopped = place.db.store.stop_plan(plan, "stopped by the operator").await?;
+    let text = format!("plan {plan} was stopped by the operator");
+    record_end(place, plan, PlanState::Stopped, text).await?;
+    Ok(stopped)
 }
 
 async fn start_step(place: &Place, plan: u64, number: usize, step: &PlanStep) -> Result<(), StoreError> {
@@ -268,10 +298,14 @@ async fn note(
 
 #[cfg(test)]
 mod tests {
+    use super::super::ledger::Ledger;
     use super::super::ledger::tests::vpc;
+    use super::super::tests::{follow, place};
+    use super::super::usage::tests::{gateway, loads, topology};
     use super::*;
-    use sluice_store::Move;
-    use sluice_types::{ClusterId, VpcId};
+    use sluice_store::{Conflict, Move, NewGateway, NewVpc, Topology};
+    use sluice_types::{ClusterId, PlacementSettings};
+    use std::net::IpAddr;
 
     fn step(vpcs: &[u64]) -> PlanStep {
         PlanStep {
@@ -330,5 +364,87 @@ mod tests {
         assert_eq!((stopped.done, stopped.stop.as_deref()), (2, Some("step 3: full")));
         let superseded = next_action(&steps, 0, &[Superseded("gone".into()), Pending], 2, fits);
         assert_eq!((superseded.start, superseded.stop.as_deref()), (None, Some("step 1: gone")));
+    }
+
+    #[test]
+    fn vpc_that_has_grown_since_the_plan_must_fit() {
+        let gateways = vec![gateway(1, 1, false), gateway(2, 2, false)];
+        let topology = topology(2, gateways, vec![vpc(1, 1, 1, 1)]);
+        let usage = |instances| {
+            let ledger = Ledger::new(&topology, 9, &[(VpcId::new(1), instances)]);
+            Usage::new(&ledger, &loads(&[(2, 20)], &[]), PlacementSettings::default())
+        };
+        assert_eq!(check_space(&usage(9), &step(&[1])), Ok(()));
+        let error = check_space(&usage(10), &step(&[1])).unwrap_err();
+        assert_eq!(error, "cluster-2 would have 11 entries, but its tables hold only 10");
+        let gone = PlanStep { to: ClusterId::new(9), ..step(&[1]) };
+        assert_eq!(check_space(&usage(9), &gone).unwrap_err(), "cluster-9 does not exist any more");
+    }
+
+    /// A plan that is being applied, whose only step moves a VPC from one cluster to another.
+    struct Site {
+        place: Place,
+        topology: Topology,
+        vpc: VpcId,
+        plan: PlanProgress,
+        steps: Vec<PlanStep>,
+    }
+
+    impl Site {
+        async fn new() -> Self {
+            let place = place().await;
+            let store = &place.db.store;
+            let tenant = store.create_tenant("t").await.unwrap().into_inner().id;
+            let mut topology = Topology::default();
+            for number in 1..=2_u8 {
+                let vips: [IpAddr; 1] = [[192, 0, 2, number].into()];
+                let cluster = store.create_cluster(&format!("c{number}"), &vips, None).await.unwrap();
+                let cluster = cluster.into_inner();
+                let (name, vtep4) = (format!("g{number}"), Some([198, 51, 100, number].into()));
+                let new = NewGateway { name, cluster: cluster.id, vtep4, vtep6: None };
+                topology.gateways.push(store.create_gateway(new).await.unwrap().into_inner());
+                topology.clusters.push(cluster);
+            }
+            let (from, to) = (topology.clusters[0].id, topology.clusters[1].id);
+            let name = "v".to_owned();
+            let new = NewVpc { name, tenant, vni: None, cluster: from, mtu: 1430, offload_kbps: None };
+            let vpc = store.create_vpc(new).await.unwrap().into_inner();
+            let steps = vec![PlanStep { vpcs: vec![vpc.id], from, to, ..step(&[]) }];
+            let id = store.add_plan(0, 1, "not read").await.unwrap();
+            let plan = store.apply_plan(id, 1).await.unwrap();
+            let id = vpc.id;
+            topology.vpcs.push(vpc);
+            Self { place, topology, vpc: id, plan, steps }
+        }
+
+        /// Advances the plan as it was when it was applied. Returns its state, and whether the VPC moves.
+        async fn advance(&self) -> (PlanState, bool) {
+            advance(&self.place, &self.plan, &self.steps).await.unwrap();
+            let store = &self.place.db.store;
+            let state = store.plan(self.plan.id).await.unwrap().progress.state;
+            (state, store.vpc(self.vpc).await.unwrap().moving.is_some())
+        }
+    }
+
+    #[tokio::test]
+    async fn plan_waits_until_the_placement_is_known() {
+        let site = Site::new().await;
+        assert_eq!(site.advance().await, (PlanState::Applying, false));
+        follow(&site.place, site.topology.clone()).await;
+        assert_eq!(site.advance().await, (PlanState::Applying, true));
+    }
+
+    #[tokio::test]
+    async fn plan_that_is_stopped_starts_no_step() {
+        let site = Site::new().await;
+        follow(&site.place, site.topology.clone()).await;
+        let (place, id) = (&site.place, site.plan.id);
+        assert_eq!(stop_plan(place, id).await.unwrap().state, PlanState::Stopped);
+        assert_eq!(site.advance().await, (PlanState::Stopped, false));
+        let again = stop_plan(place, id).await;
+        assert!(matches!(again, Err(StoreError::Conflict(Conflict::PlanNotApplying { .. }))), "{again:?}");
+        let events = place.db.store.events(Some(&format!("plan-{id}")), None, 10).await.unwrap();
+        let events: Vec<_> = events.iter().map(|event| (event.kind.as_str(), event.text.as_str())).collect();
+        assert_eq!(events, [("plan_ended", "plan 1 was stopped by the operator")]);
     }
 }

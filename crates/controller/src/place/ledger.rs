@@ -17,8 +17,8 @@ pub struct LedgerVpc {
     pub vni: Vni,
     /// Its cluster; the new one while it moves.
     pub cluster: ClusterId,
-    /// It is moving to that cluster.
-    pub moving: bool,
+    /// Its old cluster, which still has its entries while it moves.
+    pub leaving: Option<ClusterId>,
     instances: u64,
     subnets: BTreeSet<SubnetId>,
     routes: BTreeSet<RouteId>,
@@ -33,7 +33,7 @@ impl LedgerVpc {
             tenant: vpc.tenant,
             vni: vpc.vni,
             cluster: vpc.cluster,
-            moving: false,
+            leaving: None,
             instances: 0,
             subnets: BTreeSet::new(),
             routes: BTreeSet::new(),
@@ -45,7 +45,7 @@ impl LedgerVpc {
 
     fn update(&mut self, vpc: &Vpc) {
         self.name.clone_from(&vpc.name);
-        self.moving = vpc.moving.is_some();
+        self.leaving = vpc.moving.map(|_| vpc.cluster);
         self.cluster = vpc.moving.map_or(vpc.cluster, |moving| moving.to);
     }
 
@@ -70,6 +70,8 @@ pub struct Ledger {
     revision: u64,
     /// The revision of the instance counts with which the ledger started. Older changes are in the counts.
     counted: u64,
+    /// Instance counts of VPCs that were created after the topology was read.
+    early_counts: BTreeMap<VpcId, u64>,
     /// VPCs by id.
     pub vpcs: BTreeMap<VpcId, LedgerVpc>,
     /// Clusters by id.
@@ -84,6 +86,7 @@ impl Ledger {
         let mut ledger = Self {
             revision: topology.revision,
             counted,
+            early_counts: BTreeMap::new(),
             vpcs: topology.vpcs.iter().map(|vpc| (vpc.id, LedgerVpc::new(vpc, None))).collect(),
             peers: topology.peerings.iter().map(|peering| (peering.a, peering.b)).collect(),
             clusters: BTreeMap::new(),
@@ -94,14 +97,17 @@ impl Ledger {
             gateways.sort_by_key(|gateway| gateway.id);
             ledger.clusters.insert(cluster.id, LedgerCluster { cluster: cluster.clone(), gateways });
         }
-        for (vpc, count) in instances {
-            ledger.with(*vpc, |vpc| vpc.instances = *count);
+        for (id, count) in instances {
+            match ledger.vpcs.get_mut(id) {
+                Some(vpc) => vpc.instances = *count,
+                None => drop(ledger.early_counts.insert(*id, *count)),
+            }
         }
         for subnet in &topology.subnets {
-            ledger.with(subnet.vpc, |vpc| vpc.subnets.insert(subnet.id));
+            ledger.change_vpc(subnet.vpc, |vpc| vpc.subnets.insert(subnet.id));
         }
         for (vpc, route) in &topology.routes {
-            ledger.with(*vpc, |vpc| vpc.routes.insert(route.id));
+            ledger.change_vpc(*vpc, |vpc| vpc.routes.insert(route.id));
         }
         ledger
     }
@@ -118,14 +124,19 @@ impl Ledger {
         self.revision
     }
 
-    fn with<R>(&mut self, id: VpcId, change: impl FnOnce(&mut LedgerVpc) -> R) {
+    fn change_vpc<R>(&mut self, id: VpcId, change: impl FnOnce(&mut LedgerVpc) -> R) {
         if let Some(vpc) = self.vpcs.get_mut(&id) {
             change(vpc);
         }
     }
 
     fn upsert(&mut self, vpc: &Vpc, now_ms: u64) {
-        self.vpcs.entry(vpc.id).or_insert_with(|| LedgerVpc::new(vpc, Some(now_ms))).update(vpc);
+        let new = || {
+            // Changes of instances up to the revision of the counts are not applied to it.
+            let instances = self.early_counts.remove(&vpc.id).unwrap_or_default();
+            LedgerVpc { instances, ..LedgerVpc::new(vpc, Some(now_ms)) }
+        };
+        self.vpcs.entry(vpc.id).or_insert_with(new).update(vpc);
     }
 
     /// Adds a VPC that was just committed, before the follower reads the change.
@@ -153,23 +164,23 @@ impl Ledger {
                     self.clusters.remove(&cluster.id);
                 }
                 Change::InstancesCreated { vpc, instances, .. } if revision > self.counted => {
-                    self.with(vpc.id, |vpc| vpc.instances += instances.len() as u64);
+                    self.change_vpc(vpc.id, |vpc| vpc.instances += instances.len() as u64);
                 }
                 Change::InstancesRemoved { vpc, instances } if revision > self.counted => {
                     let removed = instances.len() as u64;
-                    self.with(vpc.id, |vpc| vpc.instances = vpc.instances.saturating_sub(removed));
+                    self.change_vpc(vpc.id, |vpc| vpc.instances = vpc.instances.saturating_sub(removed));
                 }
                 Change::SubnetUpserted { vpc, subnet, .. } => {
-                    self.with(vpc.id, |vpc| vpc.subnets.insert(subnet.id));
+                    self.change_vpc(vpc.id, |vpc| vpc.subnets.insert(subnet.id));
                 }
                 Change::SubnetRemoved { vpc, subnet, .. } => {
-                    self.with(vpc.id, |vpc| vpc.subnets.remove(&subnet.id));
+                    self.change_vpc(vpc.id, |vpc| vpc.subnets.remove(&subnet.id));
                 }
                 Change::RouteUpserted { vpc, route, .. } => {
-                    self.with(vpc.id, |vpc| vpc.routes.insert(route.id));
+                    self.change_vpc(vpc.id, |vpc| vpc.routes.insert(route.id));
                 }
                 Change::RouteRemoved { vpc, route } => {
-                    self.with(vpc.id, |vpc| vpc.routes.remove(&route.id));
+                    self.change_vpc(vpc.id, |vpc| vpc.routes.remove(&route.id));
                 }
                 Change::PeeringCreated { a, b, .. } => {
                     self.peers.insert((a.id, b.id));
@@ -286,6 +297,23 @@ pub mod tests {
     }
 
     #[test]
+    fn instances_of_a_vpc_that_is_newer_than_the_topology_are_counted() {
+        let topology = Topology { revision: 5, ..Topology::default() };
+        let new = vpc(1, 1, 1, 6);
+        let created = |count| Change::InstancesCreated {
+            vpc: new.clone(),
+            subnets: Vec::new(),
+            hosts: Vec::<Host>::new(),
+            instances: instances(1, count),
+        };
+        let mut ledger = Ledger::new(&topology, 7, &[(VpcId::new(1), 30)]);
+        ledger.apply(6, &[Change::VpcUpserted { vpc: new.clone(), subnets: Vec::new() }], 0);
+        ledger.apply(7, &[created(30)], 0);
+        ledger.apply(8, &[created(4)], 0);
+        assert_eq!(ledger.vpcs[&VpcId::new(1)].entries(), 35);
+    }
+
+    #[test]
     fn committed_vpc_is_known_before_the_follower_reads_it() {
         let topology = Topology { revision: 5, vpcs: vec![vpc(1, 1, 1, 2)], ..Topology::default() };
         let mut ledger = Ledger::new(&topology, 5, &[]);
@@ -308,7 +336,7 @@ pub mod tests {
         moving.moving = Some(Move { id: 2, to: ClusterId::new(9), switched: false });
         ledger.apply(2, &[Change::VpcUpserted { vpc: moving, subnets: Vec::new() }], 0);
         let vpc = &ledger.vpcs[&VpcId::new(1)];
-        assert_eq!((vpc.cluster, vpc.moving), (ClusterId::new(9), true));
+        assert_eq!((vpc.cluster, vpc.leaving), (ClusterId::new(9), Some(ClusterId::new(1))));
     }
 
     #[test]

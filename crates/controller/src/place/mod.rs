@@ -19,14 +19,13 @@ use crate::push::{ChangeObserver, LoadObserver};
 use ledger::Ledger;
 use load::{LoadSnapshot, Loads};
 use scheduler::SharedStatus;
-
 use sluice_cluster::Load;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{Change, StoreError, Topology, Vpc};
 use sluice_types::{ClusterId, GatewayId, PlacementSettings, VpcId};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::sync::{Mutex, MutexGuard, OwnedMutexGuard, watch};
 use usage::Usage;
 
 /// Longest wait for the follower.
@@ -43,7 +42,7 @@ pub struct Place {
     /// Results of the scheduler.
     pub scheduler: SharedStatus,
     placing: Mutex<()>,
-    planning: Mutex<()>,
+    planning: Arc<Mutex<()>>,
 }
 
 impl Place {
@@ -57,7 +56,7 @@ impl Place {
             loads: Loads::default(),
             scheduler: SharedStatus::default(),
             placing: Mutex::default(),
-            planning: Mutex::default(),
+            planning: Arc::default(),
         }
     }
 
@@ -67,8 +66,8 @@ impl Place {
     }
 
     /// Held while a plan is computed, which may take a processor for seconds.
-    pub async fn planning(&self) -> MutexGuard<'_, ()> {
-        self.planning.lock().await
+    pub async fn planning(&self) -> OwnedMutexGuard<()> {
+        self.planning.clone().lock_owned().await
     }
 
     /// Reads the ledger.
@@ -96,19 +95,20 @@ impl Place {
         })
     }
 
-    /// Waits, at most two seconds, until the ledger has the revision that is committed now.
+    /// Waits, at most two seconds, until the ledger has the revision that is committed now. Returns false if
+    /// the ledger is still empty, because the follower has not read its first snapshot.
     ///
     /// # Errors
     /// Errors of the store.
-    pub async fn catch_up(&self) -> Result<(), StoreError> {
+    pub async fn catch_up(&self) -> Result<bool, StoreError> {
         let committed = self.db.store.revision().await?;
         let mut at = self.ledger_revision.subscribe();
+        let caught_up = tokio::time::timeout(CATCH_UP, at.wait_for(|at| *at >= committed)).await.is_ok();
         // The follower may take longer behind a large creation. Then the ledger is used as it is.
-        let _ = tokio::time::timeout(CATCH_UP, at.wait_for(|at| *at >= committed)).await;
-        Ok(())
+        Ok(caught_up || *self.ledger_revision.borrow() > 0)
     }
 
-    /// PlacementSettings of placement.
+    /// The settings of placement.
     ///
     /// # Errors
     /// Errors of the store.
@@ -167,9 +167,38 @@ impl LoadObserver for Place {
 
 impl ClusterLoadObserver for Place {
     fn cluster_load(&self, gateway: GatewayId, load: &Load) {
-        self.loads.pulse(gateway, load);
+        self.loads.report_recent(gateway, load);
     }
 }
 
 /// Name under which the settings of placement are stored.
 pub const SETTINGS_KEY: &str = "placement";
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::compile::{CompiledClusters, Model};
+
+    /// A placement over a new database, without a follower.
+    pub async fn place() -> Place {
+        let db = Arc::new(Database::new(sluice_store::open("sqlite::memory:").await.unwrap()));
+        let compiled = Arc::new(CompiledClusters::new(Model::Zeta, 1));
+        Place::new(db.clone(), Arc::new(Ownership::new(db, compiled)))
+    }
+
+    /// The follower reads its first snapshot of the database. There are no instances and subnets.
+    pub async fn follow(place: &Place, topology: Topology) {
+        let revision = place.db.store.revision().await.unwrap();
+        place.reset(&Topology { revision, ..topology }, revision, &[]);
+    }
+
+    #[tokio::test]
+    async fn ledger_is_unknown_until_the_follower_has_read_a_snapshot() {
+        let place = place().await;
+        assert!(place.catch_up().await.unwrap(), "the database is empty, too");
+        place.db.store.create_tenant("t").await.unwrap();
+        assert!(!place.catch_up().await.unwrap());
+        follow(&place, Topology::default()).await;
+        assert!(place.catch_up().await.unwrap());
+    }
+}

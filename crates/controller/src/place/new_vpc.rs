@@ -1,6 +1,6 @@
 //! Chooses the cluster of a new VPC.
 
-use super::usage::{EXPECTED_MIN_PPS, Usage};
+use super::usage::{AMOUNT_MAX, EXPECTED_MIN_PPS, Usage};
 use sluice_placement::{Cluster, InsufficientCapacity, PlaceError, Placement, Problem, Vpc, place};
 use sluice_types::{ClusterId, TenantId, VpcId};
 
@@ -58,8 +58,8 @@ pub fn cluster_for(usage: &Usage, tenant: TenantId) -> Result<ClusterId, Unplace
         let filler = Vpc {
             id: VpcId::new(u64::MAX - number),
             tenant: TenantId::new(u64::MAX - number),
-            demand_pps: (others().map(|vpc| vpc.demand_pps).sum::<u64>() + closed).min(1 << 40),
-            entries: others().map(|vpc| vpc.entries).sum::<u64>().min(1 << 40),
+            demand_pps: (others().map(|vpc| vpc.demand_pps).sum::<u64>() + closed).min(AMOUNT_MAX),
+            entries: others().map(|vpc| vpc.entries).sum::<u64>().min(AMOUNT_MAX),
         };
         vpcs.push(filler);
         present.insert(filler.id, cluster.id);

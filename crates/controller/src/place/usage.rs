@@ -4,8 +4,7 @@
 use super::ledger::{Ledger, LedgerCluster};
 use super::load::{GatewayLoad, LoadSnapshot};
 use sluice_placement::{Cluster, InputError, Placement, Problem, Vpc};
-use sluice_types::PlacementSettings;
-use sluice_types::{ClusterId, GatewayId, TenantId, VpcId};
+use sluice_types::{ClusterId, GatewayId, PlacementSettings, TenantId, VpcId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Cells of table memory that an entry needs: less than one for each address family of an instance, and the
@@ -18,7 +17,7 @@ const SETTLING_MS: u64 = 600_000;
 /// Lowest expected demand of a VPC. If no demand is measured, VPCs are just counted.
 pub const EXPECTED_MIN_PPS: u64 = 1;
 /// Largest amount that the algorithms accept.
-const AMOUNT_MAX: u64 = 1 << 40;
+pub const AMOUNT_MAX: u64 = 1 << 40;
 
 /// Where the capacity of a gateway comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +100,10 @@ pub struct VpcUsage {
     pub tenant: TenantId,
     /// Its cluster; the new one while it moves.
     pub cluster: ClusterId,
-    /// Demand in packets a second.
+    /// Its old cluster, which still has its entries while it moves.
+    pub leaving: Option<ClusterId>,
+    /// Demand in packets a second. For the first ten minutes of the VPC, at least the average of the measured
+    /// VPCs.
     pub demand_pps: u64,
     /// The demand is measured. Otherwise it is the average of the measured VPCs.
     pub measured: bool,
@@ -157,7 +159,7 @@ impl Usage {
     }
 
     fn add_vpcs(&mut self, ledger: &Ledger, loads: &LoadSnapshot) {
-        let reported: BTreeMap<ClusterId, bool> = self
+        let has_measured_gateway: BTreeMap<ClusterId, bool> = self
             .clusters
             .iter()
             .map(|cluster| {
@@ -169,7 +171,8 @@ impl Usage {
             .vpcs
             .values()
             .map(|vpc| {
-                let idle = || reported.get(&vpc.cluster).is_some_and(|reported| *reported).then_some(0.0);
+                let is_measured = || has_measured_gateway.get(&vpc.cluster).copied().unwrap_or_default();
+                let idle = || is_measured().then_some(0.0);
                 loads.demands.get(&vpc.vni).copied().or_else(idle)
             })
             .collect();
@@ -188,6 +191,7 @@ impl Usage {
                 name: vpc.name.clone(),
                 tenant: vpc.tenant,
                 cluster: vpc.cluster,
+                leaving: vpc.leaving,
                 demand_pps,
                 measured: measured.is_some(),
                 entries: vpc.entries().min(AMOUNT_MAX),
@@ -234,7 +238,25 @@ impl Usage {
         (needed > size).then_some((needed, size))
     }
 
-    /// How even the load of the clusters is. All zero if no cluster serves.
+    /// A cluster to which VPCs move needs table space for them beside the VPCs that it has and those that are
+    /// leaving it. If its tables are too small, returns the number of entries needed and the table size.
+    pub fn missing_vpc_space(&self, vpcs: &[VpcId], to: ClusterId) -> Option<(u64, u64)> {
+        let cluster = self.clusters.iter().find(|it| it.id == to)?;
+        let leaves = |vpc: &&VpcUsage| vpc.leaving == Some(to);
+        let arrives = |vpc: &&VpcUsage| vpc.cluster != to && vpcs.contains(&vpc.id);
+        let more = self.vpcs.iter().filter(|vpc| leaves(vpc) || arrives(vpc)).map(|vpc| vpc.entries);
+        let needed = cluster.entries + more.sum::<u64>();
+        (needed > cluster.capacity_entries).then_some((needed, cluster.capacity_entries))
+    }
+
+    /// The VPCs that move together with a VPC: those that it is peered with, directly or through others, and
+    /// itself.
+    pub fn unit_of(&self, vpc: VpcId) -> Vec<VpcId> {
+        self.units.values().find(|unit| unit.contains(&vpc)).cloned().unwrap_or_else(|| vec![vpc])
+    }
+
+    /// How even the load of the clusters is. All zero if no cluster serves, or if the placement problem has
+    /// another [`InputError`].
     pub fn balance(&self) -> Balance {
         let Ok((problem, present)) = self.problem() else { return Balance::default() };
         let served: BTreeSet<ClusterId> = problem.clusters().iter().map(|cluster| cluster.id).collect();
@@ -300,7 +322,7 @@ pub mod tests {
     use super::super::ledger::tests::vpc;
     use super::super::load::capacity::Capacity;
     use super::*;
-    use sluice_store::{Gateway, Peering, Topology};
+    use sluice_store::{Gateway, Move, Peering, Topology};
     use sluice_types::{PeeringId, Vni};
 
     pub fn gateway(id: u64, cluster: u64, draining: bool) -> Gateway {
@@ -407,6 +429,32 @@ pub mod tests {
             let usage = Usage::new(&ledger, &loads(&[(1, cells)], &[]), PlacementSettings::default());
             assert_eq!(usage.missing_table_space(GatewayId::new(1), ClusterId::new(2)), missing);
         }
+    }
+
+    #[test]
+    fn table_space_is_counted_with_vpcs_that_leave() {
+        let mut vpcs: Vec<_> = (1..=3).map(|id| vpc(id, 1, 1, 1)).collect();
+        // VPC 3 is moving from cluster 2 to cluster 1.
+        vpcs[2].cluster = ClusterId::new(2);
+        vpcs[2].moving = Some(Move { id: 1, to: ClusterId::new(1), switched: false });
+        let gateways = vec![gateway(1, 1, false), gateway(2, 2, false)];
+        let counts = [(VpcId::new(1), 9), (VpcId::new(2), 4), (VpcId::new(3), 7)];
+        let mut topology = topology(2, gateways, vpcs);
+        let (a, b) = (VpcId::new(1), VpcId::new(2));
+        topology.peerings = vec![Peering { id: PeeringId::new(1), name: String::new(), a, b, revision: 1 }];
+        let ledger = Ledger::new(&topology, 9, &counts);
+        let missing = |cells: u64, vpcs: &[VpcId], to: u64| {
+            let loads = loads(&[(1, 1 << 20), (2, cells)], &[]);
+            let usage = Usage::new(&ledger, &loads, PlacementSettings::default());
+            assert_eq!(usage.unit_of(b), [a, b]);
+            usage.missing_vpc_space(vpcs, ClusterId::new(to))
+        };
+        // 10 entries of VPC 1 and 8 of VPC 3, which cluster 2 still has.
+        assert_eq!(missing(36, &[a], 2), None);
+        assert_eq!(missing(34, &[a], 2), Some((18, 17)));
+        assert_eq!(missing(34, &[a, b], 2), Some((23, 17)));
+        assert_eq!(missing(34, &[a, b], 1), None, "they are there");
+        assert_eq!(missing(34, &[a], 99), None, "there is no such cluster");
     }
 
     #[test]

@@ -44,8 +44,9 @@ pub async fn issue(store: &Store, reach: &Reach, node: NodeId) -> Result<Enrollm
     let mut bytes = [0u8; 32];
     getrandom::fill(&mut bytes).map_err(EnrollError::Random)?;
     let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let meaning = EnrollmentToken { node, expires_ms: now_ms() + TOKEN_LIFE_MS };
-    store.add_enrollment_token(digest(&token), meaning).await?;
+    let now_ms = now_ms();
+    let meaning = EnrollmentToken { node, expires_ms: now_ms + TOKEN_LIFE_MS };
+    store.add_enrollment_token(digest(&token), meaning, now_ms).await?;
     let name = southbound_id(node);
     Ok(EnrollmentBundle {
         token,

@@ -90,7 +90,8 @@ pub fn ask_rust(reader: &Reader, query: Query) -> Answer {
                 Lookup::Hit(hit) => hit.cell,
                 _ => 0,
             };
-            return Answer { answer: reader.leaf(Vni::new(vni).unwrap(), address), cell, mac: 0 };
+            let leaf = reader.leaf(Vni::new(vni).unwrap(), address).unwrap_or(0);
+            return Answer { answer: leaf, cell, mac: 0 };
         }
     };
     match lookup {

@@ -9,10 +9,7 @@ use clap::{ArgGroup, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use sluice_client::{Client, Gateway, NewPlan, PlacementPlan, PlacementSettingsPatch, PlanSummary};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-/// Interval at which `apply --wait` reads the plan's state.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
+use std::time::Duration;
 
 #[derive(Clone, Copy, ValueEnum)]
 pub enum PlanKind {
@@ -25,11 +22,6 @@ pub enum PlanKind {
 /// Requires at least one of these options.
 fn some_of(options: &[&'static str]) -> ArgGroup {
     ArgGroup::new("settings").args(options).required(true).multiple(true)
-}
-
-/// Parses a fraction.
-fn fraction(text: &str) -> Result<f64, String> {
-    number(text)
 }
 
 /// `sluice placement VERB`.
@@ -46,7 +38,7 @@ pub enum Placement {
         #[arg(long)]
         seed: Option<u64>,
         /// Stop improving when the most loaded cluster is at most this far above the lower bound; 0.1 is 10%
-        #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+        #[arg(long, value_name = "FRACTION", value_parser = number::<f64>)]
         tolerance: Option<f64>,
     },
     /// List the stored plans
@@ -126,7 +118,7 @@ impl Run for Placement {
             Self::Apply { plan, parallel, wait } => {
                 let progress = client.apply_plan(plan, parallel).await?;
                 let Some(seconds) = wait else { return output::one(api.output, &progress) };
-                let progress = wait_until_ended(client, plan, Duration::from_secs(seconds)).await?;
+                let progress = client.wait_plan(plan, Duration::from_secs(seconds)).await?;
                 output::one(api.output, &progress)?;
                 outcome(&progress, seconds)
             }
@@ -140,18 +132,6 @@ impl Run for Placement {
                 output::one(api.output, &client.set_placement(&patch).await?)
             }
         }
-    }
-}
-
-/// The plan's progress when it is done or stopped, or when the time limit is over.
-async fn wait_until_ended(client: &Client, plan: u64, limit: Duration) -> Result<PlanSummary, Failure> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let progress = client.plan(plan).await?.progress;
-        if progress.state != "applying" || Instant::now() >= deadline {
-            return Ok(progress);
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 use sluice_client::{Client, Created, NewObject, Resource, Vpc};
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -370,10 +371,12 @@ impl Enroll {
     /// Writes an enrollment bundle.
     pub async fn run<K: Resource>(self, client: &Client) -> Result<(), Failure> {
         let object: K = client.find(&self.name, &[]).await?;
-        let bundle = client.enroll::<K>(object.id()).await?;
-        let text = serde_json::to_string_pretty(&bundle)
-            .map_err(|error| Failure::Usage(format!("cannot print the bundle as JSON: {error}")))?;
-        write_secret(&self.out, &(text + "\n"))?;
+        // The file first: a token that cannot be written is lost, but valid.
+        let file = create_secret(&self.out)?;
+        if let Err(failure) = write_bundle(client, &object, file, &self.out).await {
+            let _ = std::fs::remove_file(&self.out);
+            return Err(failure);
+        }
         eprintln!(
             "{} `{}`: wrote {}; copy it to the node and start the agent there with --enrollment",
             K::NOUN,
@@ -384,13 +387,29 @@ impl Enroll {
     }
 }
 
-/// Writes a new file that only its owner can read. An existing file or link is an error, so that its
-/// permissions never apply.
-fn write_secret(path: &Path, text: &str) -> Result<(), Failure> {
-    let failed = |source| Failure::System { what: format!("cannot write {}", path.display()), source };
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
+async fn write_bundle<K: Resource>(
+    client: &Client,
+    object: &K,
+    mut file: File,
+    path: &Path,
+) -> Result<(), Failure> {
+    let bundle = client.enroll::<K>(object.id()).await?;
+    let text = serde_json::to_string_pretty(&bundle)
+        .map_err(|error| Failure::Usage(format!("cannot print the bundle as JSON: {error}")))?;
+    let written = file.write_all((text + "\n").as_bytes()).and_then(|()| file.sync_all());
+    written.map_err(|source| cannot_write(path, source))
+}
+
+fn cannot_write(path: &Path, source: std::io::Error) -> Failure {
+    Failure::System { what: format!("cannot write {}", path.display()), source }
+}
+
+/// Creates a file that only its owner can read. An existing file or link is an error, so that its permissions
+/// never apply.
+fn create_secret(path: &Path) -> Result<File, Failure> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(path).map_err(|source| cannot_write(path, source))
 }
 
 #[cfg(test)]
@@ -402,14 +421,14 @@ mod tests {
     fn secret_file_is_private_and_never_overwrites_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bundle.json");
-        write_secret(&path, "secret").unwrap();
+        create_secret(&path).unwrap().write_all(b"secret").unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(write_secret(&path, "other").is_err());
+        assert!(create_secret(&path).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "secret");
         // A link could point at a file that others can read.
         let link = folder.path().join("link.json");
         std::os::unix::fs::symlink(folder.path().join("target.json"), &link).unwrap();
-        assert!(write_secret(&link, "other").is_err());
+        assert!(create_secret(&link).is_err());
         assert!(!folder.path().join("target.json").exists());
     }
 }

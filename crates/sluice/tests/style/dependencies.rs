@@ -224,25 +224,34 @@ fn exported_again(lib: &str, modules: &BTreeSet<String>) -> BTreeMap<String, Str
     module_of
 }
 
-/// Modules of a crate's top level that each other one names by `crate::`, directly or by a name that `lib.rs`
-/// exports again, tests left out.
+/// Code in which a path to the crate's root begins with `crate::`, also if it was written with `super::`. `file` is
+/// the name of the file in the directory of sources. Paths in a module within a file count as those of the file.
+fn with_paths_from_root(code: &str, file: &str) -> String {
+    let module = file.trim_end_matches(".rs").trim_end_matches("/mod");
+    code.replace(&"super::".repeat(module.split('/').count()), "crate::")
+}
+
+/// Modules of a crate's top level that each other one names by `crate::` or `super::`, directly or by a name that
+/// `lib.rs` exports again, tests left out.
 fn module_uses(crate_source: &str, files: &[(String, String)]) -> BTreeMap<String, BTreeSet<String>> {
-    let top = |name: &str| {
-        let rest = name.strip_prefix(crate_source)?;
+    let top = |rest: &str| {
         let module = rest.split('/').next()?.trim_end_matches(".rs");
-        (!matches!(module, "lib" | "main") && !rest.contains("test")).then(|| module.to_owned())
+        let mut parts = rest.trim_end_matches(".rs").split('/');
+        let is_test = parts.any(|part| part == "tests" || part.ends_with("_tests"));
+        (!matches!(module, "lib" | "main") && !is_test).then(|| module.to_owned())
     };
-    let sources: Vec<(String, &String)> = files
+    let sources: Vec<(String, &str, &String)> = files
         .iter()
         .filter(|(name, _)| name.ends_with(".rs"))
-        .filter_map(|(name, text)| Some((top(name)?, text)))
+        .filter_map(|(name, text)| Some((name.strip_prefix(crate_source)?, text)))
+        .filter_map(|(rest, text)| Some((top(rest)?, rest, text)))
         .collect();
-    let modules: BTreeSet<String> = sources.iter().map(|(module, _)| module.clone()).collect();
+    let modules: BTreeSet<String> = sources.iter().map(|(module, ..)| module.clone()).collect();
     let lib = files.iter().find(|(name, _)| *name == format!("{crate_source}lib.rs"));
     let exported = lib.map(|(_, text)| exported_again(text, &modules)).unwrap_or_default();
     let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (module, text) in sources {
-        let code = without_tests(&code_only(text));
+    for (module, rest, text) in sources {
+        let code = with_paths_from_root(&without_tests(&code_only(text)), rest);
         for (at, _) in code.match_indices("crate::") {
             let rest = &code[at + "crate::".len()..];
             // `crate::{a, b::c}` names several.
@@ -289,7 +298,7 @@ fn modules_of_a_crate_form_no_cycle() {
         let first = uses.keys().find_map(|module| cycle(&uses, module));
         offenders.extend(first.map(|path| format!("{directory}: {}", path.join(" -> "))));
     }
-    assert!(edges > 100, "only {edges} uses were found: is the scanner blind?");
+    assert!(edges > 100, "only {edges} uses were found: the scanner may be broken");
     report("modules of a crate form layers", &offenders);
 }
 
@@ -300,6 +309,19 @@ fn cycles_are_found() {
         without_tests(code).split_whitespace().collect::<Vec<_>>(),
         ["use", "crate::a;", "use", "crate::c;"]
     );
+    let file = |name: &str, text: &str| (format!("src/{name}"), text.to_owned());
+    let files = [
+        file("lib.rs", "pub use b::Thing;"),
+        file("a.rs", "use super::Thing;"),
+        file("b.rs", "struct Thing;"),
+        file("b/inner.rs", "use super::Thing; use super::super::a::Other;"),
+        file("a/tests.rs", "use crate::c::Only;"),
+        file("c.rs", ""),
+    ];
+    let found = module_uses("src/", &files);
+    let found: Vec<_> =
+        found.iter().flat_map(|(from, to)| to.iter().map(move |to| (&from[..], &to[..]))).collect();
+    assert_eq!(found, [("a", "b"), ("b", "a")]);
     let uses = |pairs: &[(&str, &str)]| {
         let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (from, to) in pairs {

@@ -1,10 +1,10 @@
 //! Comments, documents and messages are in the plain technical English that CONTRIBUTING.md asks for.
 
 use crate::references::prose;
-use crate::scan::comments;
+use crate::scan::{comments, has_word};
 use crate::{files, report};
 
-/// Words and phrases that no text of the project has. In parts, so that this file does not accuse itself.
+/// Words and phrases that no text of the project has. In parts, so that this file does not report itself.
 const WORDS: &[[&str; 2]] = &[
     ["who", "m"],
     ["an", "ew"],
@@ -53,15 +53,11 @@ const WORDS_OF_PROSE: &[[&str; 2]] = &[
 
 /// Whether a line has a phrase as whole words, in small or capital letters.
 fn has_phrase(line: &str, phrase: &str) -> bool {
-    let line = line.to_lowercase();
-    let word = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
-    line.match_indices(phrase).any(|(at, _)| {
-        !word(line[..at].chars().next_back()) && !word(line[at + phrase.len()..].chars().next())
-    })
+    has_word(&line.to_lowercase(), phrase)
 }
 
 #[test]
-fn words_are_those_of_today() {
+fn no_archaic_words() {
     let phrases = |words: &[[&str; 2]]| words.iter().map(|parts| parts.concat()).collect::<Vec<String>>();
     let (anywhere, in_prose) = (phrases(WORDS), phrases(WORDS_OF_PROSE));
     let files: Vec<(String, String)> = files()

@@ -1,6 +1,6 @@
 //! Documents and comments name only what exists.
 
-use crate::scan::comments;
+use crate::scan::{comments, has_word};
 use crate::{files, is_source, report};
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ fn quoted_names(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn architecture_speaks_of_what_exists() {
+fn architecture_names_exist() {
     let files = files();
     let text = files
         .iter()
@@ -38,39 +38,43 @@ fn architecture_speaks_of_what_exists() {
     report("every name in ARCHITECTURE.md exists in the tree", &missing);
 }
 
-/// True where the text holds the name as a word; of `a::b` and `a.b`, its last part.
+/// Whether the text has the name as a word; of `a::b`, its last part.
 fn mentions(text: &str, name: &str) -> bool {
-    let name = name.trim_end_matches("()").rsplit("::").next().unwrap_or(name);
-    let word = |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
-    text.match_indices(name)
-        .any(|(at, _)| !word(text[..at].chars().next_back()) && !word(text[at + name.len()..].chars().next()))
+    has_word(text, name.trim_end_matches("()").rsplit("::").next().unwrap_or(name))
 }
 
 /// Top directories whose paths are checked wherever a comment or document names one.
 const DIRECTORIES: [&str; 9] =
-    ["crates/", "bpf/", "docs/", "tests/", "bench/", "api/", "scripts/", "fuzz/", "deploy/"];
+    ["crates/", "bpf/", "docs/", "tests/", "bench/", "api/", "scripts/", "fuzz/", ".ci/"];
 
 /// Paths of this repository that a line of text names.
 fn paths_in(line: &str) -> Vec<&str> {
     let part = |letter: char| letter.is_alphanumeric() || "_-./".contains(letter);
     line.split(|letter: char| !part(letter))
-        .map(|word| word.trim_matches(['.', '-']).trim_end_matches('/'))
+        .map(|word| word.trim_start_matches('-').trim_end_matches(['.', '-']).trim_end_matches('/'))
         .filter(|word| DIRECTORIES.iter().any(|directory| word.starts_with(directory)))
         .collect()
 }
 
-/// Comments of sources and lines of documents, with file name and line number.
+/// Comments of sources and scripts and lines of documents, with file name and line number.
 pub fn prose(files: &[(String, String)]) -> Vec<(&str, usize, String)> {
     let mut lines = Vec::new();
     for (name, text) in files {
         let found: Vec<(usize, String)> = match name.rsplit('.').next() {
-            Some("rs" | "c" | "h") => comments(text),
-            Some("md") => text.lines().enumerate().map(|(at, line)| (at + 1, line.to_owned())).collect(),
+            Some("rs" | "c" | "h" | "proto") => comments(text),
+            Some("md") => numbered(text).collect(),
+            Some("sh" | "toml" | "yaml" | "Makefile" | "ci/run") => {
+                numbered(text).filter(|(_, line)| line.trim_start().starts_with('#')).collect()
+            }
             _ => continue,
         };
         lines.extend(found.into_iter().map(|(number, line)| (name.as_str(), number, line)));
     }
     lines
+}
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, String)> {
+    (1..).zip(text.lines().map(str::to_owned))
 }
 
 /// Whether a path that the file `name` mentions exists, from the root or from a directory above the file. A
@@ -82,29 +86,93 @@ fn is_known(known: &BTreeSet<&str>, name: &str, path: &str) -> bool {
         .any(|path| known.contains(path.as_str()) || known.contains(format!("{path}.rs").as_str()))
 }
 
-#[test]
-fn paths_in_prose_exist() {
-    let files = files();
+/// All files and directories.
+fn known_paths(files: &[(String, String)]) -> BTreeSet<&str> {
     let mut known: BTreeSet<&str> = BTreeSet::new();
-    for (name, _) in &files {
+    for (name, _) in files {
         known.extend(name.match_indices('/').map(|(at, _)| &name[..at]));
         known.insert(name);
     }
+    known
+}
+
+fn parts(path: &str) -> impl Iterator<Item = &str> {
+    path.split(['/', '_', '.'])
+}
+
+#[test]
+fn paths_in_prose_exist() {
+    let files = files();
+    let known = known_paths(&files);
+    let known_parts: BTreeSet<&str> = known.iter().flat_map(|path| parts(path)).collect();
+    // A word in capital letters, such as NAME, that is not part of a path such as README.md.
+    let is_placeholder = |part: &str| {
+        part.len() > 1
+            && part.contains(char::is_uppercase)
+            && !part.contains(char::is_lowercase)
+            && !known_parts.contains(part)
+    };
     let mut seen = 0;
     let mut offenders = Vec::new();
     // Older entries of the changelog name files as they were then.
     for (name, number, line) in prose(&files).into_iter().filter(|(name, ..)| *name != "CHANGELOG.md") {
         for path in paths_in(&line) {
             seen += 1;
-            let placeholder =
-                path.split(['/', '_', '.']).any(|part| part.len() > 1 && part == part.to_uppercase());
-            if !is_known(&known, name, path) && !placeholder && !path.starts_with("bench/out") {
+            if !is_known(&known, name, path)
+                && !parts(path).any(is_placeholder)
+                && !path.starts_with("bench/out")
+            {
                 offenders.push(format!("{name}:{number}: {path}"));
             }
         }
     }
-    assert!(seen > 100, "only {seen} paths were found: is the scanner blind?");
+    assert!(seen > 100, "only {seen} paths were found: the scanner may be broken");
     report("every path that a comment or document names exists", &offenders);
+}
+
+/// Targets of the links of a document that lead to files, code blocks left out, without the section.
+fn relative_links(text: &str) -> Vec<&str> {
+    let prose = text.split("```").step_by(2);
+    let targets = prose.flat_map(|part| part.split("](").skip(1)).filter_map(|rest| rest.split(')').next());
+    targets
+        .filter(|target| !target.contains("://"))
+        .filter_map(|target| target.split('#').next())
+        .filter(|path| !path.is_empty())
+        .collect()
+}
+
+/// A path from the root for a link in the file `name`; `None` if the link leads out of the tree.
+fn link_target(name: &str, link: &str) -> Option<String> {
+    let mut target: Vec<&str> = name.split('/').collect();
+    target.pop();
+    for part in link.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                target.pop()?;
+            }
+            part => target.push(part),
+        }
+    }
+    Some(target.join("/"))
+}
+
+#[test]
+fn relative_links_lead_to_files() {
+    let files = files();
+    let known = known_paths(&files);
+    let mut offenders = Vec::new();
+    let mut seen = 0;
+    for (name, text) in files.iter().filter(|(name, _)| name.ends_with(".md")) {
+        for link in relative_links(text) {
+            seen += 1;
+            if !link_target(name, link).is_some_and(|target| known.contains(target.as_str())) {
+                offenders.push(format!("{name}: {link}"));
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} links were found: the scanner may be broken");
+    report("every relative link of a document leads to a file", &offenders);
 }
 
 /// `name (file.h)` and `name (a.h, b.h)` in a comment: the name, and the headers. The name is empty where a
@@ -148,7 +216,7 @@ fn headers_named_in_comments_hold_what_is_said() {
             }
         }
     }
-    assert!(seen >= 5, "only {seen} references were found: is the scanner blind?");
+    assert!(seen >= 5, "only {seen} references were found: the scanner may be broken");
     report("every `name (file.h)` in a comment is true", &offenders);
 }
 
@@ -157,9 +225,13 @@ fn references_are_found() {
     assert!(mentions("struct vrf {", "vrf") && !mentions("vrfs", "vrf") && mentions("fn run()", "a::run()"));
     assert_eq!(quoted_names("a `b` c\n```\n`x`\n```\n`d`"), ["b", "d"]);
     assert_eq!(
-        paths_in("see `bpf/vswitch.bpf.c`, docs/guide/. Not a/docs/x"),
-        ["bpf/vswitch.bpf.c", "docs/guide"]
+        paths_in("see `bpf/vswitch.bpf.c`, docs/guide/. Not a/docs/x. -.ci/run-"),
+        ["bpf/vswitch.bpf.c", "docs/guide", ".ci/run"]
     );
+    let links = "[a](../b.md#c), [d](https://e), [f](#g)\n```\n[h](i)\n```\n[j](k)";
+    assert_eq!(relative_links(links), ["../b.md", "k"]);
+    assert_eq!(link_target("docs/a/x.md", "../b.md").as_deref(), Some("docs/b.md"));
+    assert_eq!(link_target("x.md", "../b.md"), None);
     assert_eq!(header_references("* by send_it() (a.h)"), [("send_it", vec!["a.h"])]);
     assert_eq!(header_references("parse (a.h, b.h) and (c)"), [("", vec!["a.h", "b.h"])]);
 }

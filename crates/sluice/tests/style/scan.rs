@@ -149,6 +149,15 @@ pub fn comments(text: &str) -> Vec<(usize, String)> {
     found
 }
 
+/// Whether a text has a word, or a phrase, that no letter, digit or underscore extends.
+pub fn has_word(text: &str, word: &str) -> bool {
+    let extends =
+        |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+    text.match_indices(word).any(|(at, _)| {
+        !extends(text[..at].chars().next_back()) && !extends(text[at + word.len()..].chars().next())
+    })
+}
+
 #[test]
 fn scanner_sees_functions_and_not_what_looks_like_them() {
     let rust = "fn one() {\n  let s = \"}\"; // }\n  let c = '}';\n}\nfn none(x: [u8; 4]);\n/* fn no() { */\nimpl<'a> X<'a> { fn two<'b>(&'b self) -> [u8; 2] {\n [0; 2] } }";

@@ -1,4 +1,5 @@
-//! Allocation of addresses and MACs. It takes time in proportion to what is allocated, not to what is in use.
+//! Allocation of addresses and MACs. Until all addresses of a subnet were allocated once, it takes time in
+//! proportion to what is allocated; after that, also to the used addresses that it skips.
 
 use crate::backend::Query;
 use crate::check;

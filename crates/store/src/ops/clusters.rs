@@ -44,7 +44,7 @@ fn next_assignment_revision(cluster: &Cluster, revision: u64) -> u64 {
 
 /// Raises the revision of the assignment above `known`, the revision that gateways have, so that they apply
 /// the assignment of this database. Theirs can be higher if the database was restored from a backup. Returns
-/// false if it is not.
+/// false if the database's revision is not lower, or `known` is not plausible.
 pub(crate) async fn reissue_assignment(w: &mut Write, id: ClusterId, known: u64) -> Result<bool> {
     let mut cluster: Cluster = get(w.q(), id).await?;
     if cluster.vip_plan_revision >= known || known > ASSIGNMENT_REVISION_MAX {

@@ -2,7 +2,7 @@
 
 use super::clusters::{VPC_ON_CLUSTER, publish_assignment};
 use super::underlay::{claim, release};
-use super::{check_unused, enrollment, events, families, keys};
+use super::{check_unused, events, families, keys, southbound};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find_one, get};
 use crate::value::args;
@@ -103,7 +103,7 @@ pub(crate) async fn delete(w: &mut Write, id: GatewayId, expected: Option<u64>) 
     }
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM gateways WHERE id = $1", args![id.get()]).await?;
-    if enrollment::forget_node(w.q(), "gateway", id.get()).await? {
+    if southbound::forget_node(w.q(), "gateway", id.get()).await? {
         // It may have been a member of other clusters and have their keys, too.
         keys::request_renewal_of_all(w).await?;
     }

@@ -1,7 +1,7 @@
 //! Hosts: creation and deletion.
 
 use super::underlay::{claim, release};
-use super::{check_unused, enrollment, keys};
+use super::{check_unused, keys, southbound};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find_one, get};
 use crate::value::args;
@@ -42,7 +42,7 @@ pub(crate) async fn delete(w: &mut Write, id: HostId, expected: Option<u64>) -> 
     release(w.q(), id.get()).await?;
     w.q().run("DELETE FROM hosts WHERE id = $1", args![id.get()]).await?;
     // The database does not record which clusters' keys the host has: it may have had instances of any VPC.
-    if enrollment::forget_node(w.q(), "host", id.get()).await? {
+    if southbound::forget_node(w.q(), "host", id.get()).await? {
         keys::request_renewal_of_all(w).await?;
     }
     w.push(&Change::HostRemoved(host))

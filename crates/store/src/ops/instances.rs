@@ -1,6 +1,7 @@
 //! Single instances: creation, move to another host, deletion.
 
 use super::{alloc, bulk, events, families};
+use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
 use crate::value::args;
 use crate::write::Write;
@@ -64,4 +65,10 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
         alloc::free(w.q(), instance.subnet.get(), address).await?;
     }
     w.push(&Change::InstancesRemoved { vpc, instances: vec![instance] })
+}
+
+/// Number of instances of each VPC that has any.
+pub(crate) async fn instance_counts(q: &mut dyn Query) -> Result<Vec<(VpcId, u64)>> {
+    let rows = q.rows("SELECT vpc, COUNT(*) FROM instances GROUP BY vpc ORDER BY vpc", vec![]).await?;
+    rows.iter().map(|row| Ok((VpcId::new(row.number(0)?), row.number(1)?))).collect()
 }

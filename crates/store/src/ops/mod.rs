@@ -1,11 +1,11 @@
-//! The operations of the store, one file for each kind of object. An operation runs inside a write
-//! transaction ([`Write`](crate::write::Write)) or on single queries ([`Query`]).
+//! The operations of the store: a file for each kind of object, and files for moves, for shared checks and
+//! allocation, and for what is not an object. Operations that change objects take a
+//! [`Write`](crate::write::Write); the others take a [`Query`], in a transaction or not.
 
 pub(crate) mod alloc;
 pub(crate) mod bulk;
 pub(crate) mod bulk_plan;
 pub(crate) mod clusters;
-pub(crate) mod enrollment;
 pub(crate) mod events;
 pub(crate) mod families;
 pub(crate) mod gateway_moves;
@@ -19,6 +19,7 @@ pub(crate) mod placement_plans;
 pub(crate) mod routes;
 pub(crate) mod settings;
 pub(crate) mod snapshot;
+pub(crate) mod southbound;
 pub(crate) mod subnets;
 pub(crate) mod tenants;
 pub(crate) mod underlay;

@@ -63,6 +63,17 @@ pub(crate) async fn apply(q: &mut dyn Query, id: u64, parallel: u64) -> Result<P
     Ok(get(q, id).await?.progress)
 }
 
+/// Stops a plan that is being applied. Its progress stays as it was last recorded.
+pub(crate) async fn stop(q: &mut dyn Query, id: u64, note: &str) -> Result<PlanProgress> {
+    let sql = "UPDATE placement_plans SET state = 'stopped', note = $2 WHERE id = $1 AND state = 'applying'";
+    let stopped = q.run(sql, args![id, note]).await? > 0;
+    let now = get(q, id).await?.progress;
+    if !stopped {
+        return Err(Conflict::PlanNotApplying { plan: id }.into());
+    }
+    Ok(now)
+}
+
 /// Records the progress of a plan that is being applied. Returns false if it is not.
 pub(crate) async fn record_progress(
     q: &mut dyn Query,

@@ -1,9 +1,8 @@
-//! Settings of the site by name, and instance counts. These are not objects: changing them takes no revision.
+//! Settings of the cloud, by name. They are not objects: a change of them takes no revision.
 
 use crate::Result;
 use crate::backend::Query;
 use crate::value::args;
-use sluice_types::VpcId;
 
 pub(crate) async fn get(q: &mut dyn Query, name: &str) -> Result<Option<String>> {
     let row = q.row("SELECT value FROM settings WHERE name = $1", args![name]).await?;
@@ -19,10 +18,4 @@ pub(crate) async fn put(q: &mut dyn Query, name: &str, before: Option<&str>, val
                ON CONFLICT (name) DO UPDATE SET value = excluded.value";
     q.run(sql, args![name, value]).await?;
     Ok(true)
-}
-
-/// Number of instances of each VPC that has any.
-pub(crate) async fn instance_counts(q: &mut dyn Query) -> Result<Vec<(VpcId, u64)>> {
-    let rows = q.rows("SELECT vpc, COUNT(*) FROM instances GROUP BY vpc ORDER BY vpc", vec![]).await?;
-    rows.iter().map(|row| Ok((VpcId::new(row.number(0)?), row.number(1)?))).collect()
 }

@@ -3,8 +3,8 @@
 use crate::Fixture;
 use crate::cloud::{Cloud, conflict, last, new};
 use sluice_store::{
-    Change, Cluster, ClusterKey, Conflict, Created, InstancesOf, NewGateway, NewHost, NodeId, NodeState,
-    SnapshotPart, Store, StoreError,
+    Change, Cluster, ClusterKey, Conflict, Created, EnrollmentToken, InstancesOf, NewGateway, NewHost,
+    NodeId, NodeState, SnapshotPart, Store, StoreError,
 };
 use sluice_types::{ClusterId, GatewayId, HostId};
 use std::collections::BTreeSet;
@@ -213,7 +213,10 @@ pub async fn keys_are_renewed_when_a_node_is_deleted(f: Fixture) {
     // A host may have had the keys of any cluster.
     let host =
         new(s.create_host(NewHost { name: "h".into(), vtep: [203, 0, 113, 1].into(), agent: true }).await).id;
-    s.save_node_state(seen(NodeId::Host(host))).await.unwrap();
+    // It gets them from the moment at which it enrolls, before the state of its first stream is stored.
+    let token = EnrollmentToken { node: NodeId::Host(host), expires_ms: 5_000 };
+    s.add_enrollment_token([1; 32], token, 0).await.unwrap();
+    assert!(s.take_enrollment_token([1; 32], 0).await.unwrap().is_some());
     s.delete_host(host, None).await.unwrap();
     let later = now + 11 * MINUTE_MS;
     assert!(s.rotate_keys(id, later).await.unwrap() && s.rotate_keys(other, later).await.unwrap());

@@ -5,7 +5,9 @@ use crate::cloud::{ALL, Cloud, conflict, instance};
 use crate::outbox::complete;
 use sluice_store::{Created, Page, Store, StoreError, open};
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A writer that creates and deletes instances. Returns its revisions.
 async fn write(store: Arc<Store>, c: Arc<Cloud>, writer: usize, rounds: usize) -> Vec<u64> {
@@ -105,6 +107,30 @@ pub async fn same_name_is_created_once(f: Fixture) {
         }
     }
     assert_eq!(made, 1);
+}
+
+/// A cluster gets other vIPs in two revisions. Changes between them are no error of a caller that expects no
+/// revision.
+pub async fn vips_are_replaced_while_the_cluster_changes(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let (store, id) = (c.store.clone(), c.cluster.id);
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let other = tokio::spawn(async move {
+        let mut interval_ms = 4;
+        while !stopped.load(Ordering::Relaxed) {
+            interval_ms = 9 - interval_ms;
+            store.set_hello_interval(id, interval_ms, None).await.unwrap();
+        }
+    });
+    let vips: [IpAddr; 2] = ["192.0.2.101".parse().unwrap(), "192.0.2.102".parse().unwrap()];
+    for round in 0..20 {
+        let vip = vips[round % 2];
+        let changed = c.store.update_cluster(id, &[vip], None).await.unwrap();
+        assert_eq!(changed.addresses(), [vip]);
+    }
+    stop.store(true, Ordering::Relaxed);
+    other.await.unwrap();
 }
 
 /// Calls that are canceled at different moments.

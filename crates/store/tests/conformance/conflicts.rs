@@ -171,7 +171,7 @@ pub async fn vnis(f: Fixture) {
     let mut outside = vpc("outside", &small.tenant, &small.cluster);
     outside.vni = Some(Vni::new(Vni::MAX).unwrap());
     new(small.store.create_vpc(outside).await);
-    for mtu in [0, 1279, 9217] {
+    for mtu in [0, 1279, 9147] {
         let mut bad = vpc("mtu", &small.tenant, &small.cluster);
         bad.mtu = mtu;
         assert!(matches!(conflict(small.store.create_vpc(bad).await), Conflict::Invalid { .. }));

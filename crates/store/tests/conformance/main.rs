@@ -75,7 +75,7 @@ fn cases() -> Vec<Case> {
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
             slow_snapshots_leave_connections, snapshot_is_one_revision, snapshot_of_a_host, snapshot_ends_when_its_receiver_is_dropped;
         concurrency: writers_are_serialized, two_stores_on_one_database, same_name_is_created_once,
-            cancelled_call_leaves_all_or_nothing;
+            vips_are_replaced_while_the_cluster_changes, cancelled_call_leaves_all_or_nothing;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, instances_are_counted, plans_are_stored_and_one_is_applied_at_a_time;
         southbound: node_states, tokens_work_once, the_first_authority_stays, writable;
         random: operations_match_the_model;
@@ -119,8 +119,35 @@ async fn check(name: &str, work: impl Future<Output = ()> + Send + 'static) -> b
     verdict == "ok"
 }
 
-async fn run(filters: &[String]) -> (usize, Vec<String>) {
-    let wanted = |name: &str| filters.is_empty() || filters.iter().any(|f| name.contains(f.as_str()));
+/// Parts of names that the arguments of `cargo test -- ...` select and exclude.
+#[derive(Default)]
+struct Selection {
+    /// Empty if all cases are selected.
+    filters: Vec<String>,
+    skipped: Vec<String>,
+}
+
+impl Selection {
+    fn from_arguments(arguments: Vec<String>) -> Self {
+        let mut selection = Self::default();
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--skip" => selection.skipped.extend(arguments.next()),
+                "--test-threads" => drop(arguments.next()),
+                option if option.starts_with('-') => {}
+                _ => selection.filters.push(argument),
+            }
+        }
+        selection
+    }
+}
+
+async fn run(filters: &[String], skipped: &[String]) -> (usize, Vec<String>) {
+    let wanted = |name: &str| {
+        let has = |part: &String| name.contains(part.as_str());
+        (filters.is_empty() || filters.iter().any(has)) && !skipped.iter().any(has)
+    };
     let mut backends =
         vec![Backend::SqliteFile(tempfile::tempdir().expect("a temporary directory")), Backend::SqliteMemory];
     let needs_postgres =
@@ -161,9 +188,10 @@ fn main() {
     {
         return runtime.block_on(outage::on_a_small_disk(directory.as_ref()));
     }
-    let filters: Vec<String> = args.into_iter().filter(|arg| !arg.starts_with('-')).collect();
-    let (passed, failed) = runtime.block_on(run(&filters));
-    println!("\ntest result: {passed} passed, {} failed", failed.len());
+    let Selection { filters, skipped } = Selection::from_arguments(args);
+    let (passed, failed) = runtime.block_on(run(&filters, &skipped));
+    let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
+    println!("\ntest result: {verdict}. {passed} passed; {} failed", failed.len());
     for name in &failed {
         println!("    {name}");
     }

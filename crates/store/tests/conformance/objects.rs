@@ -203,7 +203,7 @@ pub async fn filters(f: Fixture) {
 pub async fn names(f: Fixture) {
     let c = Cloud::make(&f).await;
     let s = &c.store;
-    for bad in ["", "a b", "tab\t", "ü", "a/b", "'; DROP TABLE tenants; --", &"x".repeat(64)] {
+    for bad in ["", "a b", ".a", "tab\t", "ü", "a/b", "'; DROP TABLE tenants; --", &"x".repeat(64)] {
         for error in [
             conflict(s.create_tenant(bad).await),
             conflict(s.create_host(host(bad, "192.0.2.9")).await),

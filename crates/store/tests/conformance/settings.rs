@@ -89,12 +89,19 @@ pub async fn plans_are_stored_and_one_is_applied_at_a_time(f: Fixture) {
     let ids: Vec<u64> = s.plans().await.unwrap().into_iter().map(|plan| plan.id).collect();
     assert_eq!(ids, [vec![1], (5..=20).collect()].concat());
     assert!(s.update_plan_progress(1, PlanState::Stopped, 1, "why").await.unwrap());
+    let refused = s.stop_plan(1, "again").await;
+    assert!(matches!(refused, Err(StoreError::Conflict(Conflict::PlanNotApplying { plan: 1 }))));
     let stopped = s.plan(1).await.unwrap();
     assert_eq!((stopped.body.as_str(), stopped.progress.done), ("first", 1));
     assert_eq!((stopped.progress.state, stopped.progress.note.as_str()), (PlanState::Stopped, "why"));
     // It continues at the step where it was stopped.
     let again = s.apply_plan(1, 1).await.unwrap();
     assert_eq!((again.state, again.done, again.note.as_str()), (PlanState::Applying, 1, ""));
+    let stopped = s.stop_plan(1, "by hand").await.unwrap();
+    assert_eq!((stopped.state, stopped.done, stopped.note.as_str()), (PlanState::Stopped, 1, "by hand"));
+    assert!(!s.update_plan_progress(1, PlanState::Applying, 2, "").await.unwrap(), "it is stopped");
+    assert!(matches!(s.stop_plan(99, "").await, Err(StoreError::NotFound { kind: "plan", .. })));
+    s.apply_plan(1, 1).await.unwrap();
     assert!(s.update_plan_progress(1, PlanState::Done, 3, "").await.unwrap());
     let refused = s.apply_plan(1, 1).await;
     assert!(matches!(refused, Err(StoreError::Conflict(Conflict::PlanDone { plan: 1 }))));

@@ -41,7 +41,7 @@ pub async fn tokens_work_once(f: Fixture) {
     let gateway = NodeId::Gateway(new(s.create_gateway(gateway).await).id);
     let host = NodeId::Host(c.host.id);
     for (digest, node) in [([1; 32], gateway), ([2; 32], host), ([3; 32], host)] {
-        s.add_enrollment_token(digest, EnrollmentToken { node, expires_ms: 5_000 }).await.unwrap();
+        s.add_enrollment_token(digest, EnrollmentToken { node, expires_ms: 5_000 }, 0).await.unwrap();
     }
     assert_eq!(s.take_enrollment_token([9; 32], 1_000).await.unwrap(), None, "unknown");
     assert_eq!(s.take_enrollment_token([1; 32], 4_999).await.unwrap(), Some(gateway));
@@ -59,10 +59,13 @@ pub async fn tokens_work_once(f: Fixture) {
     assert_eq!(taken, 1, "by one of many");
     assert_eq!(s.take_enrollment_token([2; 32], 5_000).await.unwrap(), None, "expired");
     let ghost = EnrollmentToken { node: NodeId::Host(HostId::new(999)), expires_ms: 5_000 };
-    assert!(matches!(s.add_enrollment_token([4; 32], ghost).await, Err(StoreError::NotFound { .. })));
-    s.add_enrollment_token([5; 32], EnrollmentToken { node: host, expires_ms: 5_000 }).await.unwrap();
+    assert!(matches!(s.add_enrollment_token([4; 32], ghost, 0).await, Err(StoreError::NotFound { .. })));
+    let token = |expires_ms| EnrollmentToken { node: host, expires_ms };
+    s.add_enrollment_token([5; 32], token(5_000), 0).await.unwrap();
+    s.add_enrollment_token([6; 32], token(6_000), 5_000).await.unwrap();
+    assert_eq!(s.take_enrollment_token([5; 32], 1_000).await.unwrap(), None, "expired before the other came");
     s.delete_host(c.host.id, None).await.unwrap();
-    assert_eq!(s.take_enrollment_token([5; 32], 1_000).await.unwrap(), None, "its node is gone");
+    assert_eq!(s.take_enrollment_token([6; 32], 5_000).await.unwrap(), None, "its node is gone");
 }
 
 pub async fn the_first_authority_stays(f: Fixture) {

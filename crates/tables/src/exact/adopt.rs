@@ -39,7 +39,7 @@ pub(crate) struct References {
     counts: Vec<u32>,
     /// Cells whose count is not 0.
     cells: Vec<u32>,
-    /// Some entries lead behind the end of the memory.
+    /// Some entries lead beyond the end of the memory.
     pub leads_outside: bool,
 }
 

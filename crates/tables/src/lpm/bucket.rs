@@ -8,7 +8,7 @@ use crate::memory::Memory;
 use std::cmp::Reverse;
 use std::mem::offset_of;
 
-/// Most routes of any bucket.
+/// Maximum number of routes of any bucket.
 pub(super) const ROUTES_MAX: usize = layout::LPM_NARROW_ROUTES as usize;
 
 impl BucketForm {
@@ -20,7 +20,7 @@ impl BucketForm {
         }
     }
 
-    /// Most bits of a prefix behind the first `depth`.
+    /// Maximum number of bits of a prefix after the first `depth`.
     fn length_max(self) -> u8 {
         match self {
             Self::Narrow => 15,

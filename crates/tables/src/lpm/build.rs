@@ -11,7 +11,7 @@ use crate::layout;
 use crate::memory::Memory;
 use crate::pool::Pool;
 
-/// Fewest bits in common for which a skip is built.
+/// Minimum number of common bits for which a skip is built.
 const SKIP_MIN: u8 = 8;
 /// Routes up to which a directory has 2 or 4 bits. With more it has 8.
 const ROUTES_OF_2_BITS: usize = 20;
@@ -23,7 +23,7 @@ const ROUTES_PER_SLOT: f64 = 3.2;
 const POPULATED_MIN: u32 = 16;
 /// A root directory grows if more than one in this many populated slots overflows.
 const OVERFLOWING_MIN: u32 = 8;
-/// Most slots of a root directory for each route.
+/// Maximum number of slots of a root directory for each route.
 const SLOTS_PER_ROUTE_MAX: u64 = 4;
 /// Slots that are looked at to decide whether a directory is overfull.
 const SAMPLE_SLOTS: u32 = 128;

@@ -17,7 +17,7 @@ fn per_cell(family: Family) -> usize {
     }
 }
 
-/// Most routes of a list.
+/// Maximum number of routes of a list.
 pub(super) fn routes_max(family: Family) -> usize {
     match family {
         Family::V4 => PER_CELL4 * layout::LPM_SCAN4_CELLS as usize,

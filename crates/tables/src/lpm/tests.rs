@@ -2,6 +2,7 @@ use super::*;
 use crate::grace::Immediate;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 
 /// A root word for tests: one of the reserved words of the superblock.
 fn root(family: Family) -> Root {
@@ -322,10 +323,33 @@ fn adoption_repairs_inherited_leaves() {
                 directory::set_inherited_below(&memory, top.slot(slot), top.bits, 9);
             }
         }
+        let probes: Vec<_> = (0..2000).map(|_| random.prefix(family).bits).collect();
+        let is_right = |bits: &u128| find(&memory, root(family), *bits) == longest(&model, *bits);
+        assert!(!probes.iter().all(is_right), "no leaf was made wrong");
         adopt(&memory, root(family), &mut ReachableCells::new(&memory)).unwrap();
-        for _ in 0..2000 {
-            let bits = random.prefix(family).bits;
+        for bits in probes {
             assert_eq!(find(&memory, root(family), bits), longest(&model, bits), "{bits:032x}");
+        }
+    }
+}
+
+#[test]
+fn skip_to_an_impossible_depth_is_corrupt() {
+    for family in [Family::V4, Family::V6] {
+        let mut pool = pool(4096);
+        // The prefixes have 24 bits in common, which a skip passes.
+        for i in 0..40u32 {
+            let prefix = Prefix { bits: u128::from(i) << 98, length: 30 };
+            insert(&mut pool, root(family), i, prefix, 1).unwrap();
+        }
+        let memory = pool.memory().clone();
+        let Ok(RootForm::Directory(top)) = root(family).load(&memory) else { panic!("a directory") };
+        let Word::Skip(skip) = top.slot_of(0).word(&memory) else { panic!("a skip") };
+        adopt(&memory, root(family), &mut ReachableCells::new(&memory)).unwrap();
+        for depth in [u32::from(family.max_length()), 250, 256, 256 + 24, u32::MAX] {
+            memory.store32(skip, offset_of!(layout::lpm_skip, depth), depth);
+            let found = adopt(&memory, root(family), &mut ReachableCells::new(&memory));
+            assert!(matches!(found, Err(Error::Corrupt(_))), "{depth}: {found:?}");
         }
     }
 }

@@ -204,7 +204,7 @@ impl Adoption<'_> {
         if let Some((first, cells)) = run_of(word)
             && !self.memory.contains(first, cells)
         {
-            return Err(corrupt("there is a link behind the end", at.cell));
+            return Err(corrupt("there is a link beyond the end of the memory", at.cell));
         }
         match word {
             Word::Leaf(leaf) => {
@@ -217,15 +217,20 @@ impl Adoption<'_> {
             Word::Directory(first, bits) => self.directory(Directory { first, bits, depth }, inherited),
             Word::Skip(cell) => {
                 let skip = Skip::read(self.memory, cell);
-                let Some(below) = skip.below().filter(|below| below.depth > depth) else {
-                    return Err(corrupt("there is a skip without a directory", cell));
+                let is_possible =
+                    |below: &Directory| below.depth > depth && below.depth < self.family.max_length();
+                let Some(below) = skip.below().filter(is_possible) else {
+                    return Err(corrupt(
+                        "there is a skip without a directory, or to an impossible depth",
+                        cell,
+                    ));
                 };
                 self.reachable.claim(cell, 1)?;
                 if skip.inherited != inherited {
                     Skip::set_inherited(cell, self.memory, inherited);
                 }
                 if !self.memory.contains(below.first, below.cells()) {
-                    return Err(corrupt("there is a link behind the end", cell));
+                    return Err(corrupt("there is a link beyond the end of the memory", cell));
                 }
                 self.directory(below, inherited)
             }

@@ -98,7 +98,8 @@ impl Skip {
         Self {
             cell,
             address: u128::from(skip.address[0]) << 64 | u128::from(skip.address[1]),
-            depth: skip.depth as u8,
+            // A depth that no address has stays too large for one.
+            depth: u8::try_from(skip.depth).unwrap_or(u8::MAX),
             directory: skip.directory,
             inherited: skip.inherited,
         }

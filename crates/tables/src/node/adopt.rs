@@ -325,12 +325,17 @@ impl NodeTables {
         Ok(())
     }
 
-    /// Points all addresses of ports to them.
+    /// Points all addresses of ports to them. Removes a port if there is no memory for its addresses.
     fn link_all_ports(&mut self) -> Result<(), Error> {
         let cells: Vec<u32> = self.ports.values().copied().collect();
         for cell in cells {
             let known: port = self.memory().read(cell);
-            self.link_port(&known, cell)?;
+            match self.link_port(&known, cell) {
+                // The predecessor ended while it added the port, for which there was too little memory. The
+                // agent adds its ports again after a start, and reports this error then.
+                Err(Error::Full { .. }) => drop(self.remove_port(known.ifindex)?),
+                linked => linked?,
+            }
         }
         Ok(())
     }

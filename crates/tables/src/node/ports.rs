@@ -108,7 +108,7 @@ impl NodeTables {
         if known == Some(new) {
             return Ok(false);
         }
-        self.check_addresses(&new, old)?;
+        self.check_addresses(&new)?;
         let run = self.pool.allocate(PORT_CELLS)?;
         self.memory().write(run, &new);
         let mut replaced = Vec::new();
@@ -117,23 +117,29 @@ impl NodeTables {
             return Err(error);
         }
         self.release_displaced(&replaced);
-        self.ports.insert(port.ifindex, run);
         if let Some((known, old)) = known.zip(old) {
+            // After an error the port is still recorded with its old cells, so that a repetition removes the
+            // rest of its old addresses.
             for key in address_keys(&known) {
                 self.remove_if_leads_to(key, old)?;
             }
             self.pool.retire(old, PORT_CELLS);
         }
+        self.ports.insert(port.ifindex, run);
         Ok(true)
     }
 
     /// Checks that no other port has one of the addresses.
-    fn check_addresses(&self, new: &port, own: Option<u32>) -> Result<(), Error> {
+    fn check_addresses(&self, new: &port) -> Result<(), Error> {
         for key in address_keys(new) {
             let Some(known) = self.exact.get(self.memory(), key) else { continue };
             let Key::Ip { vni, address } = key else { continue };
-            if Some(known.next) != own && kind_of(self.memory(), known.next) == layout::NEXT_HOP_PORT {
-                let other = self.memory().load32(known.next, offset_of!(layout::port, ifindex));
+            if kind_of(self.memory(), known.next) != layout::NEXT_HOP_PORT {
+                continue;
+            }
+            // The address may lead to other cells of this port, if an earlier change of it failed.
+            let other = self.memory().load32(known.next, offset_of!(layout::port, ifindex));
+            if other != new.ifindex {
                 let holder = format!("the port with ifindex {other}");
                 return Err(Error::AddressTaken { vni, address, holder });
             }

@@ -229,7 +229,7 @@ fn routes_belong_to_a_vrf_and_are_removed_with_it() {
         assert!(tables.upsert_route(one).unwrap());
         assert!(!tables.upsert_route(one).unwrap());
     }
-    let find = |tables: &NodeTables, address| tables.reader().route(vni(5), ip(address));
+    let find = |tables: &NodeTables, address| tables.reader().route(vni(5), ip(address)).unwrap();
     assert_eq!(find(&tables, "10.1.2.3"), Some(Target::Peer(vni(6))));
     assert_eq!(find(&tables, "10.2.2.3"), Some(Target::Local));
     assert_eq!(find(&tables, "11.2.2.3"), Some(Target::Drop));
@@ -560,7 +560,7 @@ fn bulk_of_routes_equals_single_changes() {
     assert_eq!(sorted(&at_once), sorted(&one_by_one));
     assert_eq!(at_once.usage().routes, one_by_one.usage().routes);
     assert_eq!(at_once.upsert_routes(&routes[..510]).changed, 1, "10.0.7.0/24 only");
-    assert_eq!(at_once.reader().route(vni(1), ip("10.0.3.4")), Some(Target::Peer(vni(4))));
+    assert_eq!(at_once.reader().route(vni(1), ip("10.0.3.4")), Ok(Some(Target::Peer(vni(4)))));
     assert_eq!(sorted(&adopt_again(at_once)).len(), 510);
 }
 

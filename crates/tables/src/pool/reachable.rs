@@ -25,7 +25,9 @@ impl ReachableCells {
     /// [`Error::Corrupt`] if the run leaves the memory or a cell of it is already part of another structure.
     pub(crate) fn claim(&mut self, first: u32, cells: u32) -> Result<(), Error> {
         if u64::from(first) + u64::from(cells) > u64::from(self.cells) {
-            return Err(Error::Corrupt(format!("a link leads to cell {first}, behind the end")));
+            return Err(Error::Corrupt(format!(
+                "a link leads to cell {first}, beyond the end of the memory"
+            )));
         }
         for (word, mask) in words_of(first, cells) {
             let taken = self.bits[word] & mask;
@@ -116,7 +118,7 @@ mod tests {
         assert_eq!(error(reachable.claim(0, 1)), "the tables are damaged: cell 0 is part of two structures");
         assert_eq!(
             error(reachable.claim(999, 2)),
-            "the tables are damaged: a link leads to cell 999, behind the end"
+            "the tables are damaged: a link leads to cell 999, beyond the end of the memory"
         );
         reachable.claim(999, 1).unwrap();
     }

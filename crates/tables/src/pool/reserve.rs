@@ -2,7 +2,7 @@
 
 /// One cell in this many is kept in the reserve.
 const RESERVED_FRACTION: u32 = 1024;
-/// Fewest and most cells of a reserve.
+/// Minimum and maximum number of cells of a reserve.
 const RESERVED_CELLS: (u32, u32) = (4, 1024);
 
 /// Free cells for changes that free as much as they take, such as the withdrawal of a route, which must not

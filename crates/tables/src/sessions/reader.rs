@@ -4,7 +4,8 @@ use super::key::{Candidates, Family, Flow, Hashing, Key};
 use super::table::{SLOTS, Table};
 use super::{Direction, Session, SessionRegions};
 
-/// Attempts of a lookup whose slot changes while it is read.
+/// Searches before a lookup finds nothing: the slot may change while it is read, and the session may move to a
+/// slot that the search has passed.
 const ATTEMPTS: u32 = 4;
 
 /// Reads the tables. Clones may be used by any thread, also during the sweep. The generation reveals a slot

@@ -5,7 +5,7 @@ use super::table::{SLOTS, Table, TagWord};
 use super::{SessionReader, Sessions};
 use crate::error::Error;
 
-/// Most slots that one step of the sweep frees after its grace period.
+/// Maximum number of slots that one step of the sweep frees after its grace period.
 pub const DYING_MAX: usize = 1 << 16;
 
 /// Buckets that are counted together.

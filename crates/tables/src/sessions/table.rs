@@ -148,7 +148,8 @@ impl Table {
         std::array::from_fn(|i| if i < count { self.region.load64(at + i * 8) } else { 0 })
     }
 
-    /// The session in a slot; `None` if the slot was reused since `word` was loaded.
+    /// The session in a slot; `None` if the session has ended or the slot was reused since
+    /// `word` was loaded.
     pub(super) fn session(&self, bucket: u32, slot: u32, word: TagWord) -> Option<Session> {
         let words = self.key(bucket, slot);
         let data = self.record_at(bucket, slot) + self.family.key_words() * 8;

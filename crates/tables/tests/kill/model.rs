@@ -303,7 +303,7 @@ impl Model {
             }
             Question::Route(vni, probe) => {
                 let address = self.probes[probe as usize].address;
-                Answer::Route(reader.route(history::vni(vni), address))
+                reader.route(history::vni(vni), address).map_or(Answer::Busy, Answer::Route)
             }
             Question::Vrf(vni) => present(reader.find_index(vni, 0)),
             Question::Vtep(host) => {

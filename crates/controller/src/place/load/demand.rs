@@ -1,9 +1,8 @@
 //! Measures the traffic of each VPC: packet rates from the packet counts that gateways report.
 //!
-//! A gateway reports the cumulative counts of those VNIs whose count changed. The
-//! packets of a VPC arrive at all gateways of its cluster, so its rate is the sum of
-//! their rates. Placement needs the traffic of minutes, not of a second: the sum
-//! is smoothed exponentially as a function of time, so the result does not depend on
+//! A gateway reports the cumulative counts of those VNIs whose count changed. The packets of a VPC arrive at
+//! all gateways of its cluster, so its rate is the sum of their rates. Placement needs the traffic of minutes,
+//! not of a second: the sum is smoothed exponentially as a function of time, so the result does not depend on
 //! when the reports arrive.
 
 use sluice_types::{GatewayId, Vni};
@@ -60,6 +59,11 @@ impl Smoothed {
     fn value(self) -> f64 {
         if self.weight > 0.0 { self.sum / self.weight } else { self.now_pps as f64 }
     }
+
+    /// Whether it rounds to zero.
+    fn is_zero(self, now_ms: u64) -> bool {
+        self.now_pps == 0 && self.advanced(now_ms).value() < 0.5
+    }
 }
 
 /// Packet rates of all VNIs.
@@ -103,7 +107,14 @@ impl Demands {
                     (count.pps, count.known_ms) = (0, now_ms);
                 }
             }
-            gateway.vnis.retain(|_, count| now_ms.saturating_sub(count.changed_ms) < FORGOTTEN_MS);
+            gateway.vnis.retain(|vni, count| {
+                let is_recent = now_ms.saturating_sub(count.changed_ms) < FORGOTTEN_MS;
+                // Another gateway may still count it.
+                if !is_recent && vnis.get(vni).is_some_and(|rate| rate.is_zero(now_ms)) {
+                    vnis.remove(vni);
+                }
+                is_recent
+            });
         }
     }
 
@@ -112,11 +123,10 @@ impl Demands {
         for (vni, count) in self.gateways.remove(&id).unwrap_or_default().vnis {
             change(&mut self.vnis, vni, count.pps, 0, now_ms);
         }
-        // Rates that round to zero are removed.
-        self.vnis.retain(|_, rate| rate.now_pps > 0 || rate.advanced(now_ms).value() >= 0.5);
+        self.vnis.retain(|_, rate| !rate.is_zero(now_ms));
     }
 
-    /// Smoothed rate of each VNI that ever had traffic, in packets a second.
+    /// Smoothed rate of each VNI that had traffic in the last hour, in packets a second.
     pub fn all(&self, now_ms: u64) -> HashMap<Vni, f64> {
         self.vnis.iter().map(|(vni, rate)| (*vni, rate.advanced(now_ms).value())).collect()
     }
@@ -195,6 +205,25 @@ mod tests {
         demands.forget(TWO, 2_000_000);
         demands.forget(ONE, 3_000_000);
         assert_eq!(of(&demands, 9, 3_000_000), None, "no gateway forwards it");
+    }
+
+    #[test]
+    fn vni_without_traffic_is_forgotten() {
+        let mut demands = Demands::default();
+        for id in [ONE, TWO] {
+            demands.report(id, [(vni(7), 0)], true, 0);
+            demands.report(id, [(vni(7), 1_000)], true, 1_000);
+        }
+        demands.report(ONE, [], true, 2_000);
+        let later_ms = 1_000 + FORGOTTEN_MS;
+        demands.report(TWO, [(vni(7), 9_000_000)], true, later_ms - 10_000);
+        demands.report(ONE, [], true, later_ms);
+        assert!(demands.gateways[&ONE].vnis.is_empty());
+        assert!(of(&demands, 7, later_ms).is_some(), "the other gateway counts it");
+        demands.report(TWO, [], true, later_ms + 1_000);
+        demands.report(TWO, [], true, later_ms + FORGOTTEN_MS);
+        assert_eq!(of(&demands, 7, later_ms + FORGOTTEN_MS), None);
+        assert!(demands.vnis.is_empty());
     }
 
     #[test]

@@ -1,30 +1,23 @@
-//! Loads that gateways report, the traffic of each VPC (`demand`) and the capacity of each gateway
-//! (`capacity`). Kept in memory only: loads are reported again within seconds, and capacities are estimated
-//! again with the next load. This file changes when gateways report other figures.
+//! Loads that gateways report: once a second in heartbeats, and of the last moment in the cluster protocol
+//! (`recent`); with the traffic of each VPC (`demand`) and the capacity of each gateway (`capacity`). Kept in
+//! memory only: loads are reported again within seconds, and capacities are estimated again with the next
+//! load. This file changes when gateways report other figures in heartbeats.
 
 pub mod capacity;
 pub mod demand;
+pub mod recent;
 
 use capacity::Capacity;
 use demand::Demands;
+use recent::{Alarm, Recent, RecentLoad};
 use sluice_southbound::MAX_VNI_LOADS;
 use sluice_southbound::proto::Heartbeat;
 use sluice_types::{GatewayId, Vni};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
-
-/// Period in milliseconds over which gateways measure [`RecentLoad::busy`].
-pub const BUSY_MS: u64 = 100;
-/// Oldest count that is used for the recent rate, in milliseconds: two of the gateway's messages may be lost.
-const RECENT_MS: u64 = 160;
-/// Shortest time between two counts that give a rate, in milliseconds: a little less than the time between
-/// two messages.
-const RATE_MS: u64 = 40;
-/// Shortest time between two counts that are kept, in milliseconds.
-const COUNTS_MS: u64 = 10;
 
 /// The load of a gateway as it last reported it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -49,35 +42,6 @@ pub struct GatewayLoad {
     pub recent: Option<RecentLoad>,
 }
 
-/// The load of a gateway in the last 100 ms, from the cluster protocol.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RecentLoad {
-    /// Time of the report, in milliseconds of [`Loads::now_ms`].
-    pub measured_ms: u64,
-    /// CPU load of its forwarding cores; 1 is full load.
-    pub busy: f64,
-    /// Packet rate; `None` if the gateway sends no packet counts this often.
-    pub rate: Option<Rate>,
-}
-
-/// A packet rate and the start of its measurement.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rate {
-    /// Packets a second.
-    pub pps: f64,
-    /// Start of the measurement, in milliseconds of [`Loads::now_ms`].
-    pub since_ms: u64,
-}
-
-/// Loads above which the scheduler looks at a gateway without delay.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Alarm {
-    /// CPU load of its forwarding cores; 1 is full load.
-    pub busy: f64,
-    /// Packets a second.
-    pub pps: f64,
-}
-
 #[derive(Debug, Default)]
 struct Reported {
     session: u64,
@@ -85,13 +49,9 @@ struct Reported {
     load: Option<GatewayLoad>,
     /// Capacity that it had on an earlier stream.
     capacity: Capacity,
-    /// Load of the last moment, which may arrive before the first heartbeat.
-    recent: Option<RecentLoad>,
     /// Packet count of its last heartbeat.
     packets: Option<u64>,
-    /// Times and values of its last packet counts in the cluster protocol, the newest last.
-    counts: VecDeque<(u64, u64)>,
-    alarm: Option<Alarm>,
+    recent: Recent,
 }
 
 #[derive(Debug, Default)]
@@ -105,7 +65,7 @@ struct Inner {
 impl Inner {
     fn snapshot(&self, now_ms: u64) -> LoadSnapshot {
         let loads =
-            self.gateways.iter().filter_map(|(id, gateway)| Some((*id, gateway.load?, gateway.recent)));
+            self.gateways.iter().filter_map(|(id, gateway)| Some((*id, gateway.load?, gateway.recent.load)));
         let gateways: BTreeMap<_, _> =
             loads.map(|(id, load, recent)| (id, GatewayLoad { recent, ..load })).collect();
         let mut capacities = self.capacities.clone();
@@ -168,9 +128,13 @@ impl Loads {
         }
     }
 
-    /// A gateway was deleted.
+    /// A gateway was deleted. Its stream may end later.
     pub fn remove(&self, id: GatewayId) {
-        self.lock().capacities.remove(&id);
+        let now_ms = self.now_ms();
+        let mut inner = self.lock();
+        inner.gateways.remove(&id);
+        inner.capacities.remove(&id);
+        inner.demands.forget(id, now_ms);
     }
 
     /// Adds a heartbeat that came on a stream. Heartbeats of an older stream are ignored.
@@ -208,27 +172,22 @@ impl Loads {
     }
 
     /// Adds a gateway's load of the last moment. Wakes the scheduler if it is above the gateway's alarm.
-    pub fn pulse(&self, id: GatewayId, load: &sluice_cluster::Load) {
-        if self.pulse_at(id, load, self.now_ms()) {
+    pub fn report_recent(&self, id: GatewayId, load: &sluice_cluster::Load) {
+        if self.report_recent_at(id, load, self.now_ms()) {
             self.alarmed.notify_one();
         }
     }
 
     /// True if the load is above the alarm.
-    fn pulse_at(&self, id: GatewayId, load: &sluice_cluster::Load, now_ms: u64) -> bool {
+    fn report_recent_at(&self, id: GatewayId, load: &sluice_cluster::Load, now_ms: u64) -> bool {
         let mut inner = self.lock();
-        let Some(gateway) = inner.gateways.get_mut(&id) else { return false };
-        let Reported { counts, recent, alarm, .. } = gateway;
-        let rate = load.packets.and_then(|packets| rate(counts, packets, now_ms));
-        let busy = f64::from(load.busy_permille.min(1000)) / 1000.0;
-        *recent = Some(RecentLoad { measured_ms: now_ms, busy, rate });
-        alarm.is_some_and(|alarm| busy > alarm.busy || rate.is_some_and(|rate| rate.pps > alarm.pps))
+        inner.gateways.get_mut(&id).is_some_and(|gateway| gateway.recent.report(load, now_ms))
     }
 
     /// Sets the alarms. Gateways that are not in the map have none.
     pub fn set_alarms(&self, alarms: &BTreeMap<GatewayId, Alarm>) {
         for (id, gateway) in &mut self.lock().gateways {
-            gateway.alarm = alarms.get(id).copied();
+            gateway.recent.alarm = alarms.get(id).copied();
         }
     }
 
@@ -250,19 +209,6 @@ impl Reported {
     }
 }
 
-/// Adds a packet count and returns the rate since the newest count that is at least [`RATE_MS`] old.
-fn rate(counts: &mut VecDeque<(u64, u64)>, packets: u64, now_ms: u64) -> Option<Rate> {
-    let age_ms = |at_ms: u64| now_ms.saturating_sub(at_ms);
-    // A counter that restarted is lower than before.
-    counts.retain(|(at_ms, count)| age_ms(*at_ms) <= RECENT_MS && *count <= packets);
-    let since = counts.iter().rev().find(|(at_ms, _)| age_ms(*at_ms) >= RATE_MS).copied();
-    if counts.back().is_none_or(|(at_ms, _)| age_ms(*at_ms) >= COUNTS_MS) {
-        counts.push_back((now_ms, packets));
-    }
-    let (since_ms, count) = since?;
-    Some(Rate { pps: (packets - count) as f64 * 1000.0 / age_ms(since_ms) as f64, since_ms })
-}
-
 /// The loads of all gateways at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct LoadSnapshot {
@@ -270,7 +216,7 @@ pub struct LoadSnapshot {
     pub now_ms: u64,
     /// Loads of the gateways that have sent a heartbeat.
     pub gateways: BTreeMap<GatewayId, GatewayLoad>,
-    /// Packets a second of each VNI that ever had traffic.
+    /// Packets a second of each VNI that had traffic in the last hour.
     pub demands: HashMap<Vni, f64>,
     /// Gateways that failed or are isolated: they forward nothing.
     pub down: BTreeSet<GatewayId>,
@@ -302,37 +248,20 @@ mod tests {
     }
 
     #[test]
-    fn recent_load_above_the_alarm_wakes_the_scheduler() {
+    fn recent_loads_of_gateways_with_a_stream_are_compared_with_their_alarms() {
         let loads = Loads::default();
-        let load = |busy_permille, packets| sluice_cluster::Load { busy_permille, packets };
-        let recent = || loads.lock().gateways[&GATEWAY].recent.unwrap();
-        assert!(!loads.pulse_at(GATEWAY, &load(1000, Some(1)), 1_000), "no stream");
+        let busy = |permille| sluice_cluster::Load { busy_permille: permille, packets: None };
+        assert!(!loads.report_recent_at(GATEWAY, &busy(1000), 1_000), "no stream");
         loads.open(GATEWAY, 1);
-        let alarm = Alarm { busy: 0.8, pps: 10_000.0 };
-        loads.set_alarms(&BTreeMap::from([(GATEWAY, alarm)]));
-        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_000)), 1_000));
-        assert_eq!(recent(), RecentLoad { measured_ms: 1_000, busy: 0.3, rate: None });
-        // Counts 30 ms apart give no rate.
-        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(9_000)), 1_030));
-        assert_eq!(recent().rate, None);
-        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_500)), 1_050), "the counter restarted");
-        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(5_900)), 1_150));
-        assert_eq!(recent().rate, Some(Rate { pps: 4_000.0, since_ms: 1_050 }));
-        assert!(!loads.pulse_at(GATEWAY, &load(300, Some(6_000)), 1_175));
-        assert_eq!(
-            recent().rate,
-            Some(Rate { pps: 4_000.0, since_ms: 1_050 }),
-            "the newest count is too new"
-        );
-        assert!(loads.pulse_at(GATEWAY, &load(300, Some(6_700)), 1_200));
-        assert_eq!(recent().rate, Some(Rate { pps: 16_000.0, since_ms: 1_150 }));
-        assert!(!loads.pulse_at(GATEWAY, &load(800, None), 1_300));
-        assert!(loads.pulse_at(GATEWAY, &load(801, None), 1_300));
-        // A second later, all counts are too old.
-        assert!(!loads.pulse_at(GATEWAY, &load(100, Some(9_000_000)), 2_300));
-        assert_eq!(recent().rate, None);
+        assert!(!loads.report_recent_at(GATEWAY, &busy(1000), 1_000), "no alarm");
+        loads.set_alarms(&BTreeMap::from([(GATEWAY, Alarm { busy: 0.8, pps: 10_000.0 })]));
+        assert!(!loads.report_recent_at(GATEWAY, &busy(800), 1_050));
+        assert!(loads.report_recent_at(GATEWAY, &busy(801), 1_100));
+        loads.report_at(GATEWAY, 1, &heartbeat(1, 0, None), 1_150);
+        let recent = loads.snapshot().gateways[&GATEWAY].recent.unwrap();
+        assert_eq!((recent.busy, recent.measured_ms), (0.801, 1_100));
         loads.set_alarms(&BTreeMap::new());
-        assert!(!loads.pulse_at(GATEWAY, &load(1000, None), 2_350));
+        assert!(!loads.report_recent_at(GATEWAY, &busy(1000), 1_200));
     }
 
     #[test]
@@ -368,8 +297,11 @@ mod tests {
         loads.open(GATEWAY, 3);
         loads.report_at(GATEWAY, 3, &heartbeat(9, 0, None), 9_000);
         assert_eq!(loads.snapshot().gateways[&GATEWAY].capacity.pps(), third.capacity.pps());
-        loads.close(GATEWAY, 3);
+        // The stream of a deleted gateway ends after the deletion.
         loads.remove(GATEWAY);
-        assert!(loads.snapshot().capacities.is_empty());
+        loads.report_at(GATEWAY, 3, &heartbeat(10, 0, None), 9_100);
+        loads.close(GATEWAY, 3);
+        let deleted = loads.snapshot();
+        assert!(deleted.capacities.is_empty() && deleted.gateways.is_empty());
     }
 }

@@ -2,7 +2,8 @@
 //! use other figures.
 
 use super::super::ledger::Ledger;
-use super::super::load::{Alarm, BUSY_MS, GatewayLoad, LoadSnapshot};
+use super::super::load::recent::{Alarm, BUSY_MS};
+use super::super::load::{GatewayLoad, LoadSnapshot};
 use super::super::usage::{CapacitySource, ClusterUsage, GatewayUsage};
 use sluice_placement::{ClusterReport, GatewayReport, MeasurementTime, VipDemand};
 use sluice_store::{ClusterVip, Gateway};
@@ -48,7 +49,9 @@ pub fn reports(
             })
         });
         let mut gateways: Vec<GatewayReport> = gateways.collect();
-        assign_vips(&placed.cluster.vips, &placed.gateways, loads, correction, &mut gateways);
+        let parts = vip_parts(&placed.cluster.vips, loads, &gateways);
+        correct_loads(&parts, correction, &mut gateways);
+        assign_vips(&parts, &placed.gateways, &mut gateways);
         Some(ClusterReport { id: view.id, gateways })
     };
     clusters.iter().filter_map(cluster).collect()
@@ -83,39 +86,60 @@ pub fn alarms(clusters: &[ClusterUsage], overload_threshold: f64) -> BTreeMap<Ga
     gateways.map(|gateway| (gateway.id, alarm(gateway))).collect()
 }
 
-/// Assigns each gateway its vIPs with their parts of its load.
-fn assign_vips(
-    vips: &[ClusterVip],
-    all: &[Gateway],
-    loads: &LoadSnapshot,
-    correction: &dyn Fn(IpAddr, &MeasurementTime) -> f64,
-    gateways: &mut [GatewayReport],
-) {
+/// A vIP whose owner reports.
+struct VipPart {
+    address: IpAddr,
+    owner: GatewayId,
+    /// Its preferred owner, or its owner while that one does not report.
+    preferred: GatewayId,
+    /// Its part of the load of its owner, in packets a second.
+    demand_pps: f64,
+}
+
+/// Divides the load of each gateway equally among the vIPs that it owns. The load of a gateway that does not
+/// report is unknown, so its vIPs are left out.
+fn vip_parts(vips: &[ClusterVip], loads: &LoadSnapshot, gateways: &[GatewayReport]) -> Vec<VipPart> {
     let owner = |vip: &ClusterVip| loads.owners.get(&vip.address).copied().or(vip.preferred_owner);
     let part = |gateway: &GatewayReport| {
         let owned = vips.iter().filter(|vip| owner(vip) == Some(gateway.id)).count();
         (gateway.id, gateway.load * gateway.capacity_pps / owned.max(1) as f64)
     };
     let parts: BTreeMap<GatewayId, f64> = gateways.iter().map(part).collect();
-    for vip in vips {
-        // The load of a gateway that does not report is unknown.
-        let Some((owner, demand_pps)) = owner(vip).and_then(|id| Some((id, *parts.get(&id)?))) else {
-            continue;
-        };
+    let of_vip = |vip: &ClusterVip| {
+        let owner = owner(vip)?;
+        let demand_pps = *parts.get(&owner)?;
         let preferred =
             vip.preferred_owner.filter(|preferred| parts.contains_key(preferred)).unwrap_or(owner);
-        for gateway in gateways.iter_mut().filter(|_| preferred != owner) {
-            let part = demand_pps / gateway.capacity_pps;
+        Some(VipPart { address: vip.address, owner, preferred, demand_pps })
+    };
+    vips.iter().filter_map(of_vip).collect()
+}
+
+/// Counts the loads of vIPs that are on their way to their preferred owners there.
+fn correct_loads(
+    parts: &[VipPart],
+    correction: &dyn Fn(IpAddr, &MeasurementTime) -> f64,
+    gateways: &mut [GatewayReport],
+) {
+    for vip in parts.iter().filter(|vip| vip.preferred != vip.owner) {
+        for gateway in gateways.iter_mut() {
+            let part = vip.demand_pps / gateway.capacity_pps;
             let part = part * (1.0 - correction(vip.address, &gateway.measured));
-            if gateway.id == preferred {
+            if gateway.id == vip.preferred {
                 gateway.load += part;
-            } else if gateway.id == owner {
+            } else if gateway.id == vip.owner {
                 gateway.load = (gateway.load - part).max(0.0);
             }
         }
-        let target = gateways.iter_mut().find(|gateway| gateway.id == preferred);
-        if let Some(gateway) = target.filter(|_| is_movable(vip.address, all)) {
-            gateway.pairs.push(VipDemand { vip: vip.address, demand_pps });
+    }
+}
+
+/// Assigns each gateway the movable vIPs whose preferred owner it is, with their parts of the load. `all` are
+/// the gateways of the cluster.
+fn assign_vips(parts: &[VipPart], all: &[Gateway], gateways: &mut [GatewayReport]) {
+    for vip in parts.iter().filter(|vip| is_movable(vip.address, all)) {
+        if let Some(gateway) = gateways.iter_mut().find(|gateway| gateway.id == vip.preferred) {
+            gateway.pairs.push(VipDemand { vip: vip.address, demand_pps: vip.demand_pps });
         }
     }
 }
@@ -140,7 +164,7 @@ fn is_movable(vip: IpAddr, gateways: &[Gateway]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::load::{Rate, RecentLoad};
+    use super::super::super::load::recent::{Rate, RecentLoad};
     use super::super::super::usage::clusters;
     use super::super::super::usage::tests::{gateway, topology};
     use super::*;

@@ -64,7 +64,7 @@ pub async fn schedule(place: Arc<Place>) {
 }
 
 impl Place {
-    /// PlacementSettings of the scheduler.
+    /// The settings of the scheduler.
     ///
     /// # Errors
     /// Errors of the store.
@@ -73,10 +73,12 @@ impl Place {
     }
 }
 
-/// Runs one round. Returns the number of decisions.
+/// Runs one round. Returns the number of decisions: none before the placement is known.
 async fn round(place: &Place, memory: &mut Option<Memory>) -> Result<usize, RoundError> {
     let settings = place.scheduler_settings().await?;
-    place.catch_up().await?;
+    if !place.catch_up().await? {
+        return Ok(0);
+    }
     let site = place.settings().await?;
     let loads = place.load_snapshot();
     let clock_ms = loads.now_ms;
@@ -96,7 +98,7 @@ async fn round(place: &Place, memory: &mut Option<Memory>) -> Result<usize, Roun
             Some(same) => same,
             None => Memory { scheduler: Scheduler::new(settings.clone())?, settings },
         };
-        // A gateway that dies during its move must not block all others for ever.
+        // A gateway that dies during its move must not block all others forever.
         let moves = place.ledger(Ledger::moving_gateways);
         let dead = [GatewayState::Failed, GatewayState::Isolated, GatewayState::Unknown];
         let is_alive = |(id, cluster)| !dead.contains(&place.ownership.gateway(cluster, id).state);
@@ -122,7 +124,7 @@ async fn round(place: &Place, memory: &mut Option<Memory>) -> Result<usize, Roun
         let done = match carry_out(place, &decision, &preferred).await {
             Ok(done) => done,
             Err(error) => {
-                // The scheduler believes that it was done, so its memory is wrong: it starts without.
+                // The scheduler assumes that the action was carried out. Its memory is wrong and is discarded.
                 *memory = None;
                 failed = Err(error);
                 continue;
@@ -142,7 +144,10 @@ async fn round(place: &Place, memory: &mut Option<Memory>) -> Result<usize, Roun
             status.gateways_requested += u64::from(matches!(decision.action, Action::RequestGateway { .. }));
             status.decisions.push_back(DecisionRecord { time_ms, decision, done });
         });
-        noted?;
+        // The scheduler has recorded all decisions as done, so a lost event does not prevent the others.
+        if let Err(error) = noted {
+            failed = Err(error);
+        }
     }
     failed?;
     Ok(decisions)

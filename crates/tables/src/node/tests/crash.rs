@@ -150,9 +150,19 @@ fn check_answers(tables: &NodeTables) {
 
 /// Makes a change to tables that have entries of all kinds, dying before each access in turn.
 fn die_everywhere(change: impl Fn(&mut NodeTables) -> Result<bool, Error>) {
+    die_everywhere_with(|_| {}, change);
+}
+
+/// Makes a change to tables that have entries of all kinds and those that `prepare` adds, dying before each
+/// access in turn.
+fn die_everywhere_with(
+    prepare: impl FnOnce(&mut NodeTables),
+    change: impl Fn(&mut NodeTables) -> Result<bool, Error>,
+) {
     let memory = Memory::anonymous(CELLS).unwrap();
     let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes { endpoints: 1 }).unwrap();
     add_entries_of_all_kinds(&mut tables);
+    prepare(&mut tables);
     let before = Content::of(&tables);
     drop(tables);
     let image: Vec<layout::cell> = (0..CELLS).map(|cell| memory.read(cell)).collect();
@@ -285,6 +295,37 @@ fn killed_change_of_direct_path_is_complete_or_absent() {
     die_everywhere(|tables| tables.upsert_port(&Port { ipv4: Some(ipv4), ipv6, ..port(8) }));
 }
 
+/// With more routes than a list holds, they are in directories with buckets and skips: changes split and unite
+/// buckets, push a route into the slots that it covers, and let the directory grow and shrink.
+#[test]
+fn killed_change_of_many_routes_is_complete_or_absent() {
+    let many = |count: u32| {
+        move |tables: &mut NodeTables| {
+            for i in 0..count {
+                tables.upsert_route(&route_to(&format!("10.{}.{i}.0/24", i % 8), Target::Local)).unwrap();
+                tables.upsert_route(&route_to(&format!("fd00:0:0:{i:x}::/64"), Target::Local)).unwrap();
+            }
+        }
+    };
+    for prefix in ["10.3.0.0/16", "10.3.3.128/25", "0.0.0.0/1", "fd00::/16", "fd00::7/128"] {
+        let added = route_to(prefix, Target::Drop);
+        let with = |tables: &mut NodeTables| {
+            many(24)(tables);
+            tables.upsert_route(&added).unwrap();
+        };
+        die_everywhere_with(many(24), |tables| tables.upsert_route(&added));
+        die_everywhere_with(with, |tables| tables.remove_route(vni(5), added.prefix));
+    }
+    // The list becomes a directory, and the directory a list again.
+    for count in 1..24 {
+        let last = route_to(&format!("10.200.{count}.0/24"), Target::Drop);
+        die_everywhere_with(many(count), |tables| tables.upsert_route(&last));
+        die_everywhere_with(many(count), |tables| {
+            tables.remove_route(vni(5), "10.0.0.0/24".parse().unwrap())
+        });
+    }
+}
+
 #[test]
 fn killed_change_of_route_is_complete_or_absent() {
     for prefix in ["10.2.0.0/16", "fd00::7/128"] {
@@ -293,5 +334,32 @@ fn killed_change_of_route_is_complete_or_absent() {
     for prefix in ["10.0.0.0/8", "::/0"] {
         die_everywhere(|tables| tables.upsert_route(&route_to(prefix, Target::Drop)));
         die_everywhere(|tables| tables.remove_route(vni(5), prefix.parse().unwrap()));
+    }
+}
+
+/// The predecessor can end between the keys of a new port, for which the memory is too small.
+#[test]
+fn full_tables_are_adopted_wherever_their_writer_ended() {
+    for cells in 80..110 {
+        let memory = Memory::anonymous(cells).unwrap();
+        let mut tables = NodeTables::create(memory.clone(), Immediate, Sizes { endpoints: 1 }).unwrap();
+        tables.upsert_vtep(ip("192.0.2.1"), Role::Host).unwrap();
+        tables.upsert_vrf(&plain_vrf(5)).unwrap();
+        let fill =
+            |i| tables.upsert_endpoint(&endpoint(5, &format!("10.9.{}.{}", i / 250, i % 250), "192.0.2.1"));
+        assert!((0..10_000).map(fill).any(|added| added.is_err()), "the memory is full");
+        drop(tables);
+        let image: Vec<layout::cell> = (0..cells).map(|cell| memory.read(cell)).collect();
+        for accesses in 0.. {
+            image.iter().enumerate().for_each(|(cell, words)| memory.write(cell as u32, words));
+            let mut tables = NodeTables::adopt(memory.clone(), Immediate).unwrap();
+            let ended = die_after(accesses, || tables.upsert_port(&port(7))).is_some();
+            drop(tables);
+            let tables = NodeTables::adopt(memory.clone(), Immediate).unwrap();
+            check_answers(&tables);
+            if ended {
+                break;
+            }
+        }
     }
 }

@@ -63,10 +63,7 @@ fn adopt() -> Step<NodeTables> {
 
 fn ask_route(address: &str) -> Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync> {
     let address = ip(address);
-    Box::new(move |reader| match reader.find_index(5, 0) {
-        Lookup::Busy => None,
-        _ => Some(Finding::Route(reader.route(vni(5), address))),
-    })
+    Box::new(move |reader| reader.route(vni(5), address).ok().map(Finding::Route))
 }
 
 fn ask_endpoint(address: &str) -> Box<dyn Fn(&Reader) -> SeenAnswer + Send + Sync> {

@@ -9,12 +9,12 @@
  * XDP_TX for answers, which are written in place; XDP_DROP for counted drops; XDP_PASS for unchanged
  * packets. Uses the maps `cells` and those of count.h.
  */
-#ifndef SLUICE_LOCAL_H
-#define SLUICE_LOCAL_H
+#ifndef SLUICE_ANSWER_UNDERLAY_H
+#define SLUICE_ANSWER_UNDERLAY_H
 
 #include "common/parse.h"
 #include "gateway/address_owner.h"
-#include "gateway/answer.h"
+#include "gateway/answer_tenant.h"
 
 /* The vMAC of the vIP that an exact match found, if this node owns it; otherwise 0. */
 static __always_inline __u64 owned_mac(const struct exact_hit *hit)
@@ -225,8 +225,8 @@ __attribute__((noinline)) int answer_underlay_icmp6(struct xdp_md *ctx, struct p
 }
 
 /*
- * A packet whose first extension header, at the cursor, is of this kind. Only this one is examined: what
- * is behind further headers belongs to the kernel.
+ * Drops VXLAN behind an extension header of this kind, which is at the cursor. What is behind further headers
+ * belongs to the kernel.
  */
 static __always_inline int drop_vxlan_options6(struct cursor *cursor, __u32 kind, enum owner owner)
 {
@@ -236,8 +236,12 @@ static __always_inline int drop_vxlan_options6(struct cursor *cursor, __u32 kind
 
 	if (!header || header->next != IPPROTO_UDP)
 		return XDP_PASS;
-	if (kind != EXTENSION_FRAGMENT)
+	if (kind != EXTENSION_FRAGMENT) {
+		udp = (const void *)header + (header->units + 1) * 8;
+		if ((const void *)&udp->bytes > cursor->end || udp->destination != bpf_htons(VXLAN_PORT))
+			return XDP_PASS;
 		return drop(0, DROP_outer_options);
+	}
 	fragment = bpf_ntohs(header->fragment);
 	if (fragment & IPV6_OFFSET)
 		return owner == OWNER_VTEP ? XDP_PASS : drop(0, DROP_outer_fragment);

@@ -5,10 +5,11 @@
  *
  * Contract: expects a packet that classify() (cgw.h) accepted, with the tenant's frame parsed. Each
  * function returns the program's verdict: the packet was turned into the answer and is sent back, or it
- * is dropped and counted. Uses the maps `cells`, `icmp_budget` and those of count.h.
+ * is dropped and counted. Uses the maps `cells`, `icmp_budget`,
+ * `sum_chunks` and those of count.h.
  */
-#ifndef SLUICE_ANSWER_H
-#define SLUICE_ANSWER_H
+#ifndef SLUICE_ANSWER_TENANT_H
+#define SLUICE_ANSWER_TENANT_H
 
 #include "common/arp.h"
 #include "common/icmp_error.h"

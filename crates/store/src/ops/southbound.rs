@@ -56,9 +56,19 @@ pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {
         .collect()
 }
 
-/// Stores the SHA-256 of a token.
-pub(crate) async fn add_token(q: &mut dyn Query, digest: [u8; 32], token: &EnrollmentToken) -> Result<()> {
+async fn delete_expired_tokens(q: &mut dyn Query, now_ms: u64) -> Result<()> {
+    q.run("DELETE FROM enrollment_tokens WHERE expires_ms <= $1", args![now_ms]).await.map(drop)
+}
+
+/// Stores the SHA-256 of a token, and deletes all tokens that expired.
+pub(crate) async fn add_token(
+    q: &mut dyn Query,
+    digest: [u8; 32],
+    token: &EnrollmentToken,
+    now_ms: u64,
+) -> Result<()> {
     check_exists(q, token.node).await?;
+    delete_expired_tokens(q, now_ms).await?;
     let (kind, number) = kind_and_number(token.node);
     let sql = "INSERT INTO enrollment_tokens (digest, kind, node, expires_ms) VALUES ($1, $2, $3, $4)";
     q.run(sql, args![digest.to_vec(), kind, number, token.expires_ms]).await.map(drop)
@@ -66,12 +76,17 @@ pub(crate) async fn add_token(q: &mut dyn Query, digest: [u8; 32], token: &Enrol
 
 /// Deletes a token, and all that expired. Returns the node of the token if it was still valid.
 pub(crate) async fn take_token(q: &mut dyn Query, digest: [u8; 32], now_ms: u64) -> Result<Option<NodeId>> {
-    q.run("DELETE FROM enrollment_tokens WHERE expires_ms <= $1", args![now_ms]).await?;
+    delete_expired_tokens(q, now_ms).await?;
     let sql = "DELETE FROM enrollment_tokens WHERE digest = $1 RETURNING kind, node";
-    match q.row(sql, args![digest.to_vec()]).await? {
-        None => Ok(None),
-        Some(row) => parse_node(row.text(0)?, row.number(1)?).map(Some),
-    }
+    let Some(row) = q.row(sql, args![digest.to_vec()]).await? else { return Ok(None) };
+    let node = parse_node(row.text(0)?, row.number(1)?)?;
+    // From now on the node may get cluster keys, so its deletion must replace them (`forget_node`), also before the
+    // state of its first stream is stored.
+    let (kind, number) = kind_and_number(node);
+    let sql = "INSERT INTO node_states (kind, node, acked, last_seen_ms, failures) \
+               VALUES ($1, $2, 0, 0, '[]') ON CONFLICT (kind, node) DO NOTHING";
+    q.run(sql, args![kind, number]).await?;
+    Ok(Some(node))
 }
 
 /// Stores `new`, a PEM pair of certificate and key, unless there is an authority already. Returns the stored
@@ -87,7 +102,7 @@ pub(crate) async fn authority(q: &mut dyn Query, new: &(String, String)) -> Resu
 }
 
 /// Deletes the stream state and the enrollment tokens of a node that is deleted. Returns true if the node ever
-/// had a stream, and with it cluster keys.
+/// enrolled, so that it may have cluster keys.
 pub(super) async fn forget_node(q: &mut dyn Query, kind: &str, id: u64) -> Result<bool> {
     let seen = q.run("DELETE FROM node_states WHERE kind = $1 AND node = $2", args![kind, id]).await?;
     q.run("DELETE FROM enrollment_tokens WHERE kind = $1 AND node = $2", args![kind, id]).await?;

@@ -1,0 +1,322 @@
+//! The references of a cloud file to objects that it describes or that the cloud has. They are resolved before
+//! anything is created, so that a wrong name does not leave a part of the file created.
+
+use crate::cloud::name_in;
+use crate::{
+    Client, CloudFile, Cluster, Error, FieldError, Host, Peering, PeeringSpec, Resource, Result,
+    RouteTargetSpec, Subnet, Tenant, Vpc,
+};
+use sluice_types::{ClusterId, HostId, TenantId, VpcId};
+use std::collections::{HashMap, HashSet};
+
+/// The VPC at one end of a peering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Position of the VPC in the file.
+    InFile(usize),
+    /// A VPC that the file does not describe, or gives by its id.
+    InCloud(VpcId),
+}
+
+/// The existing objects that a cloud file refers to but does not describe, by the text of the reference, and
+/// the VPCs of its peerings.
+pub(crate) struct References {
+    pub tenants: HashMap<String, TenantId>,
+    pub clusters: HashMap<String, ClusterId>,
+    pub hosts: HashMap<String, HostId>,
+    /// In the order of the file.
+    pub ends: Vec<[End; 2]>,
+}
+
+/// Resolves all references of a cloud file.
+///
+/// # Errors
+/// [`Error::CloudFile`] for the first reference that does not name one object; the errors of all calls.
+pub(crate) async fn resolve(client: &Client, cloud: &CloudFile) -> Result<References> {
+    let mut resolver = Resolver::new(client, cloud);
+    resolver.top_level().await?;
+    for index in 0..cloud.vpcs.len() {
+        resolver.subnets(index).await?;
+    }
+    for peering in &cloud.peerings {
+        let ends = resolver.ends_of(peering).await?;
+        resolver.ends.push(ends);
+    }
+    for index in 0..cloud.vpcs.len() {
+        resolver.routes(index).await?;
+    }
+    let Resolver { tenants, clusters, hosts, ends, .. } = resolver;
+    Ok(References { tenants: tenants.outside, clusters: clusters.outside, hosts: hosts.outside, ends })
+}
+
+/// Objects of one kind whose names are unique in the cloud.
+struct Kind<'a, T: Resource> {
+    client: &'a Client,
+    in_file: HashSet<&'a str>,
+    /// Those that the file refers to but does not describe.
+    outside: HashMap<String, T::Id>,
+}
+
+impl<'a, T: Resource> Kind<'a, T> {
+    fn new(client: &'a Client, names: impl Iterator<Item = &'a str>) -> Self {
+        Self { client, in_file: names.collect(), outside: HashMap::new() }
+    }
+
+    /// Resolves the reference in a field. `object` describes the object that has the field.
+    async fn resolve(
+        &mut self,
+        text: &str,
+        field: &'static str,
+        object: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if self.in_file.contains(name_in(text)) || self.outside.contains_key(text) {
+            return Ok(());
+        }
+        match self.client.id_of::<T>(text, &[]).await {
+            Ok(id) => {
+                self.outside.insert(text.to_owned(), id);
+                Ok(())
+            }
+            Err(error) => Err(in_field::<T>(error, text, field, object())),
+        }
+    }
+}
+
+struct Resolver<'a> {
+    client: &'a Client,
+    cloud: &'a CloudFile,
+    tenants: Kind<'a, Tenant>,
+    clusters: Kind<'a, Cluster>,
+    hosts: Kind<'a, Host>,
+    /// Positions of the file's VPCs by name.
+    vpcs: HashMap<&'a str, Vec<usize>>,
+    /// Positions of the file's peerings by name.
+    peerings: HashMap<&'a str, Vec<usize>>,
+    ends: Vec<[End; 2]>,
+    /// Ids of the file's tenants in the existing cloud, as far as they were needed.
+    tenant_ids: HashMap<&'a str, Option<TenantId>>,
+    /// Ids of the file's VPCs in the existing cloud by position, as far as they were needed.
+    vpc_ids: HashMap<usize, Option<VpcId>>,
+}
+
+impl<'a> Resolver<'a> {
+    fn new(client: &'a Client, cloud: &'a CloudFile) -> Self {
+        Self {
+            client,
+            cloud,
+            tenants: Kind::new(client, cloud.tenants.iter().map(|spec| spec.name.as_str())),
+            clusters: Kind::new(client, cloud.clusters.iter().map(|spec| spec.name.as_str())),
+            hosts: Kind::new(client, cloud.hosts.iter().map(|spec| spec.name.as_str())),
+            vpcs: positions(cloud.vpcs.iter().map(|spec| spec.name.as_str())),
+            peerings: positions(cloud.peerings.iter().map(|spec| spec.name.as_str())),
+            ends: Vec::new(),
+            tenant_ids: HashMap::new(),
+            vpc_ids: HashMap::new(),
+        }
+    }
+
+    /// Resolves references to tenants, clusters and hosts.
+    async fn top_level(&mut self) -> Result<()> {
+        let cloud = self.cloud;
+        for spec in &cloud.gateways {
+            let object = || format!("gateway `{}`", spec.name);
+            self.clusters.resolve(&spec.cluster, "cluster", object).await?;
+        }
+        for spec in &cloud.vpcs {
+            let object = || format!("VPC `{}`", spec.name);
+            self.tenants.resolve(&spec.tenant, "tenant", object).await?;
+            if let Some(cluster) = &spec.cluster {
+                self.clusters.resolve(cluster, "cluster", object).await?;
+            }
+            for instance in &spec.instances {
+                let object = || format!("instance `{}` in VPC `{}`", instance.name, spec.name);
+                self.hosts.resolve(&instance.host, "host", object).await?;
+            }
+        }
+        for spec in &cloud.peerings {
+            let object = || format!("peering `{}`", spec.name);
+            if let Some(tenant) = &spec.tenant {
+                self.tenants.resolve(tenant, "tenant", object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves the subnets of a VPC's instances.
+    async fn subnets(&mut self, index: usize) -> Result<()> {
+        let (client, cloud) = (self.client, self.cloud);
+        let spec = &cloud.vpcs[index];
+        let in_file: HashSet<&str> = spec.subnets.iter().map(|subnet| subnet.name.as_str()).collect();
+        let mut outside: HashSet<&str> = HashSet::new();
+        for instance in &spec.instances {
+            let text = instance.subnet.as_str();
+            if in_file.contains(name_in(text)) || outside.contains(text) {
+                continue;
+            }
+            let object = || format!("instance `{}` in VPC `{}`", instance.name, spec.name);
+            let vpc = self.vpc_id(index).await?;
+            let subnet: Subnet = find_in(client, vpc, text)
+                .await
+                .map_err(|error| in_field::<Subnet>(error, text, "subnet", object()))?;
+            if Some(subnet.vpc) != vpc {
+                let problem = format!("{} is a subnet of another VPC", subnet.id);
+                return Err(FieldError { object: object(), field: "subnet", problem }.into());
+            }
+            outside.insert(text);
+        }
+        Ok(())
+    }
+
+    async fn ends_of(&mut self, spec: &'a PeeringSpec) -> Result<[End; 2]> {
+        let [a, b] = &spec.vpcs;
+        let ends = [self.end(spec, a).await?, self.end(spec, b).await?];
+        if self.is_same_vpc(ends).await? {
+            let object = format!("peering `{}`", spec.name);
+            let problem = format!("`{a}` and `{b}` are the same VPC");
+            return Err(FieldError { object, field: "vpcs", problem }.into());
+        }
+        Ok(ends)
+    }
+
+    /// Resolves one VPC of a peering.
+    async fn end(&mut self, spec: &'a PeeringSpec, text: &'a str) -> Result<End> {
+        let (client, cloud) = (self.client, self.cloud);
+        let object = || format!("peering `{}`", spec.name);
+        let named = self.vpcs.get(name_in(text)).cloned().unwrap_or_default();
+        let tenant = spec.tenant.as_deref();
+        let is_of_tenant = |index: &usize| {
+            tenant.is_none_or(|tenant| name_in(tenant) == name_in(&cloud.vpcs[*index].tenant))
+        };
+        let of_tenant: Vec<usize> = named.iter().copied().filter(is_of_tenant).collect();
+        match of_tenant.as_slice() {
+            [index] => return Ok(End::InFile(*index)),
+            [] => {}
+            _ => {
+                let problem = format!("several tenants have a VPC `{text}`; give one of them");
+                return Err(FieldError { object: object(), field: "tenant", problem }.into());
+            }
+        }
+        let found = match tenant {
+            None => client.id_of::<Vpc>(text, &[]).await,
+            Some(tenant) => match self.tenant_id(tenant).await? {
+                None => Err(no_such_name::<Vpc>(text)),
+                Some(tenant) => {
+                    // The peering may give the id of the tenant, and the VPC its name.
+                    for index in named {
+                        if self.tenant_id(&cloud.vpcs[index].tenant).await? == Some(tenant) {
+                            return Ok(End::InFile(index));
+                        }
+                    }
+                    client.id_of::<Vpc>(text, &[("tenant", &tenant.to_string())]).await
+                }
+            },
+        };
+        found.map(End::InCloud).map_err(|error| in_field::<Vpc>(error, text, "vpcs", object()))
+    }
+
+    /// Resolves the peerings that are targets of a VPC's routes.
+    async fn routes(&mut self, index: usize) -> Result<()> {
+        let (client, cloud) = (self.client, self.cloud);
+        let spec = &cloud.vpcs[index];
+        let mut known: HashSet<&str> = HashSet::new();
+        for route in &spec.routes {
+            let RouteTargetSpec::Peering(text) = &route.target else { continue };
+            if !known.insert(text) || self.has_peering(index, text).await? {
+                continue;
+            }
+            let object = || format!("route {} in VPC `{}`", route.destination, spec.name);
+            let vpc = self.vpc_id(index).await?;
+            let peering: Peering = find_in(client, vpc, text)
+                .await
+                .map_err(|error| in_field::<Peering>(error, text, "target", object()))?;
+            if vpc.is_none_or(|vpc| !peering.vpcs.contains(&vpc)) {
+                let problem = format!("{} is not a peering of this VPC", peering.id);
+                return Err(FieldError { object: object(), field: "target", problem }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// True if a peering of the file has this name, and the VPC at one end.
+    async fn has_peering(&mut self, index: usize, text: &str) -> Result<bool> {
+        let named = self.peerings.get(name_in(text)).cloned().unwrap_or_default();
+        let ends: Vec<End> = named.into_iter().flat_map(|peering| self.ends[peering]).collect();
+        for end in ends {
+            if self.is_same_vpc([End::InFile(index), end]).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn is_same_vpc(&mut self, ends: [End; 2]) -> Result<bool> {
+        match ends {
+            [End::InFile(index), End::InCloud(id)] | [End::InCloud(id), End::InFile(index)] => {
+                Ok(self.vpc_id(index).await? == Some(id))
+            }
+            [a, b] => Ok(a == b),
+        }
+    }
+
+    /// The id of a tenant in the existing cloud.
+    async fn tenant_id(&mut self, text: &'a str) -> Result<Option<TenantId>> {
+        if let Some(id) = self.tenants.outside.get(text) {
+            return Ok(Some(*id));
+        }
+        if let Some(id) = self.tenant_ids.get(text) {
+            return Ok(*id);
+        }
+        let found: Option<Tenant> = self.client.find_by_name(name_in(text), &[]).await?;
+        let id = found.map(|tenant| tenant.id);
+        self.tenant_ids.insert(text, id);
+        Ok(id)
+    }
+
+    /// The id of a VPC of the file in the existing cloud.
+    async fn vpc_id(&mut self, index: usize) -> Result<Option<VpcId>> {
+        if let Some(id) = self.vpc_ids.get(&index) {
+            return Ok(*id);
+        }
+        let (client, cloud) = (self.client, self.cloud);
+        let spec = &cloud.vpcs[index];
+        let found: Option<Vpc> = match self.tenant_id(&spec.tenant).await? {
+            Some(tenant) => client.find_by_name(&spec.name, &[("tenant", &tenant.to_string())]).await?,
+            None => None,
+        };
+        let id = found.map(|vpc| vpc.id);
+        self.vpc_ids.insert(index, id);
+        Ok(id)
+    }
+}
+
+fn positions<'a>(names: impl Iterator<Item = &'a str>) -> HashMap<&'a str, Vec<usize>> {
+    let mut positions: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (position, name) in names.enumerate() {
+        positions.entry(name).or_default().push(position);
+    }
+    positions
+}
+
+/// Finds an object of a VPC. The existing cloud may not have the VPC.
+async fn find_in<T: Resource>(client: &Client, vpc: Option<VpcId>, text: &str) -> Result<T> {
+    match vpc {
+        Some(vpc) => client.find(text, &[("vpc", &vpc.to_string())]).await,
+        None => Err(no_such_name::<T>(text)),
+    }
+}
+
+fn no_such_name<T: Resource>(text: &str) -> Error {
+    Error::NoSuchName { kind: T::NOUN, name: text.to_owned(), within: String::new() }
+}
+
+/// The error for a field whose text does not name one object; any other error is returned as it is.
+fn in_field<T: Resource>(error: Error, text: &str, field: &'static str, object: String) -> Error {
+    let problem = if error.is_not_found() {
+        format!("neither the file nor the cloud has a {} `{text}`", T::NOUN)
+    } else if matches!(error, Error::AmbiguousName { .. } | Error::NameOrId { .. }) {
+        error.to_string()
+    } else {
+        return error;
+    };
+    FieldError { object, field, problem }.into()
+}

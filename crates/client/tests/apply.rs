@@ -1,0 +1,154 @@
+//! Applying a cloud file: which references are accepted, and that nothing is created if one is wrong.
+
+use axum::extract::{Path, Query};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use sluice_client::{Client, CloudFile, Error, Options, Report, apply};
+use std::collections::HashMap;
+
+/// The objects of one kind that the cloud has.
+fn objects(kind: &str) -> Vec<Value> {
+    let objects = match kind {
+        "tenants" => json!([{"id": "tenant-1", "name": "red"}]),
+        "clusters" => json!([{"id": "cluster-1", "name": "edge", "vips": [], "hello_interval_ms": 4}]),
+        "hosts" => json!([{"id": "host-1", "name": "metal", "vtep": "192.0.2.21", "agent": false}]),
+        "vpcs" => json!([
+            {"id": "vpc-1", "name": "web", "tenant": "tenant-1", "cluster": "cluster-1", "vni": 1, "mtu": 1430},
+            {"id": "vpc-2", "name": "db", "tenant": "tenant-1", "cluster": "cluster-1", "vni": 2, "mtu": 1430},
+        ]),
+        "subnets" => json!([
+            {"id": "subnet-1", "name": "front", "vpc": "vpc-1", "ipv4": "10.0.0.0/24"},
+            {"id": "subnet-2", "name": "back", "vpc": "vpc-2", "ipv4": "10.1.0.0/24"},
+        ]),
+        "peerings" => json!([{"id": "peer-1", "name": "web-db", "vpcs": ["vpc-1", "vpc-2"]}]),
+        "route-tables" => json!([{"id": "rtb-1", "name": "main", "vpc": "vpc-1"}]),
+        _ => json!([]),
+    };
+    let mut objects = objects.as_array().cloned().unwrap_or_default();
+    for object in &mut objects {
+        object["revision"] = 1.into();
+        object["programmed"] = true.into();
+    }
+    objects
+}
+
+async fn list(Path(kind): Path<String>, Query(query): Query<HashMap<String, String>>) -> Json<Value> {
+    let mut found = objects(&kind);
+    for key in ["name", "tenant", "vpc", "table"] {
+        let Some(wanted) = query.get(key) else { continue };
+        found.retain(|object| match (kind.as_str(), key) {
+            ("peerings", "vpc") => object["vpcs"].as_array().unwrap().contains(&json!(wanted)),
+            _ => object[key] == json!(wanted),
+        });
+    }
+    Json(json!({"items": found}))
+}
+
+async fn show(Path((kind, id)): Path<(String, String)>) -> Response {
+    match objects(&kind).into_iter().find(|object| object["id"] == json!(id)) {
+        Some(object) => Json(object).into_response(),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+/// A client of an API that creates nothing.
+async fn client() -> Client {
+    let router = Router::new().route("/v1/{kind}", get(list)).route("/v1/{kind}/{id}", get(show));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Client::new(&url, None).unwrap()
+}
+
+async fn run(yaml: &str, dry_run: bool) -> Result<Report, Error> {
+    let cloud = CloudFile::parse(yaml).unwrap();
+    apply(&client().await, &cloud, Options { dry_run }, &mut |_| {}).await
+}
+
+#[tokio::test]
+async fn wrong_reference_is_an_error_before_anything_is_created() {
+    let neither = |object: &str, what: &str| format!("{object}: neither the file nor the cloud has a {what}");
+    let cases = [
+        ("gateways: [{name: g, cluster: far}]", neither("gateway `g`: `cluster`", "cluster `far`")),
+        ("vpcs: [{name: v, tenant: blue}]", neither("VPC `v`: `tenant`", "tenant `blue`")),
+        ("vpcs: [{name: v, tenant: red, cluster: far}]", neither("VPC `v`: `cluster`", "cluster `far`")),
+        (
+            "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: s, host: metal}]}]",
+            neither("instance `q` in VPC `web`: `subnet`", "subnet `s`"),
+        ),
+        (
+            "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: front, host: host-9}]}]",
+            neither("instance `q` in VPC `web`: `host`", "host `host-9`"),
+        ),
+        // The subnet is in another VPC: by name, and by id.
+        (
+            "vpcs: [{name: v, tenant: red, instances: [{name: q, subnet: front, host: metal}]}]",
+            neither("instance `q` in VPC `v`: `subnet`", "subnet `front`"),
+        ),
+        (
+            "vpcs: [{name: web, tenant: red, instances: [{name: q, subnet: subnet-2, host: metal}]}]",
+            "instance `q` in VPC `web`: `subnet`: subnet-2 is a subnet of another VPC".to_owned(),
+        ),
+        ("peerings: [{name: p, tenant: red, vpcs: [web, x]}]", neither("peering `p`: `vpcs`", "VPC `x`")),
+        (
+            "peerings: [{name: p, vpcs: [web, vpc-1]}]",
+            "peering `p`: `vpcs`: `web` and `vpc-1` are the same VPC".to_owned(),
+        ),
+        (
+            "vpcs: [{name: web, tenant: red}]\npeerings: [{name: p, vpcs: [vpc-1, web]}]",
+            "peering `p`: `vpcs`: `vpc-1` and `web` are the same VPC".to_owned(),
+        ),
+        (
+            "tenants: [{name: a}, {name: b}]\nvpcs: [{name: v, tenant: a}, {name: v, tenant: b}]\n\
+             peerings: [{name: p, vpcs: [v, web]}]",
+            "peering `p`: `tenant`: several tenants have a VPC `v`; give one of them".to_owned(),
+        ),
+        (
+            "vpcs: [{name: web, tenant: red, routes: [{destination: 10.9.0.0/16, target: {peering: p}}]}]",
+            neither("route 10.9.0.0/16 in VPC `web`: `target`", "peering `p`"),
+        ),
+        // The peering is in the file, but its VPCs are others.
+        (
+            "vpcs: [{name: v, tenant: red, routes: [{destination: 10.9.0.0/16, target: {peering: p}}]}]\n\
+             peerings: [{name: p, vpcs: [web, db]}]",
+            neither("route 10.9.0.0/16 in VPC `v`: `target`", "peering `p`"),
+        ),
+    ];
+    for (yaml, expected) in cases {
+        for dry_run in [true, false] {
+            // A creation would be another error, since the API creates nothing.
+            let error = run(yaml, dry_run).await.unwrap_err();
+            assert!(matches!(error, Error::CloudFile(_)), "{yaml}: {error}");
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn references_to_objects_of_file_and_cloud_are_accepted() {
+    let yaml = "
+tenants: [{name: blue}]
+vpcs:
+  - name: web
+    tenant: red
+    instances: [{name: q, subnet: front, host: metal}, {name: r, subnet: subnet-1, host: 'name:metal'}]
+    routes:
+      - {destination: 10.8.0.0/16, target: {peering: web-db}}
+      - {destination: 10.9.0.0/16, target: {peering: web-app}}
+  - name: app
+    tenant: tenant-1
+    cluster: edge
+    subnets: [{name: s, ipv4: 10.9.0.0/24}]
+    instances: [{name: a, subnet: 'name:s', host: host-1}]
+  - {name: app, tenant: 'name:blue'}
+  - {name: x, tenant: blue}
+peerings:
+  - {name: web-app, tenant: red, vpcs: [vpc-1, app]}
+  - {name: app-x, tenant: blue, vpcs: [x, app]}
+";
+    let total = run(yaml, true).await.unwrap().total();
+    assert_eq!((total.created, total.unchanged, total.differing), (12, 1, 0));
+}
