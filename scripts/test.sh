@@ -6,8 +6,8 @@
 #   scripts/test.sh all      these, and the benches' own tests, a short fuzz, the scenarios
 #   scripts/test.sh soak     the long tests: many seeds, many kills, long streams
 #
-# BESIDE_TESTS names a command that runs beside the stages after the compilation, with
-# the processor time that they leave. If it fails, the tests have failed.
+# BESIDE_TESTS names a command that runs beside the scenarios of `all`, with the processor
+# time that they leave, which is about half. If it fails, the tests have failed.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -100,7 +100,6 @@ compile() {
 }
 
 stage "compile and lint" compile
-begin_beside
 case $scope in
 check)
 	# The fuzzers replay their seeds and continue for a second each.
@@ -109,6 +108,7 @@ check)
 all)
 	stage "unit tests, fixtures, short fuzz" tests --tests
 	stage "benches at a small size" tests --test smoke
+	begin_beside
 	stage "scenarios" tests --test scenarios
 	;;
 soak)

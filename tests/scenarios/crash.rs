@@ -1,9 +1,10 @@
 //! `kill -9` of a gateway's agent, of a host's agent, of the controller, and of all at once: of 1000 packets
-//! per second none is lost, no TCP stream stops, and restarted processes accept new changes.
+//! per second none is lost, no TCP stream stops, and restarted processes accept new changes. `make soak` repeats it for
+//! five minutes.
 
 use crate::Ground;
 use crate::streams::Streams;
-use crate::support::{Failure, Outcome, address, answers, ensure, number, reaches, stack_counter};
+use crate::support::{Failure, Outcome, address, answers, ensure, number, reaches, soak, stack_counter};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -17,11 +18,11 @@ const PORT: u16 = 7011;
 const IPERF_PORT: &str = "5211";
 /// Number of duplicate segments that the receiver reported (RFC 2883).
 const DUPLICATES: &str = "TcpExtTCPDSACKRecvSegs";
-/// An acknowledgment has space for one such report, so some are not sent.
+/// An acknowledgment has space for one such report, so some are not sent, for each round of kills.
 const UNREPORTED: u64 = 2;
 const BACK: Duration = Duration::from_secs(75);
-/// Longer than the whole scenario; the stream is stopped when the rest is done.
-const TCP_SECONDS: &str = "300";
+/// Longer than the whole scenario without [`soak`]; the stream is stopped when the rest is done.
+const TCP_DURATION: Duration = Duration::from_secs(300);
 /// First words of the message that reports it.
 const ENDED: &str = "interrupt - the client has terminated";
 
@@ -33,11 +34,15 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let tcp = TcpStream::start(lab, "web-2", "web-3").await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let everything: Vec<&str> = lab.state().nodes.keys().map(String::as_str).chain([CONTROLLER]).collect();
-    for victims in [vec!["gw-a"], vec!["host-a"], vec![CONTROLLER], everything] {
-        kill_and_restart(lab, &victims).await?;
+    let (begin, mut rounds) = (Instant::now(), 0);
+    while rounds == 0 || begin.elapsed() < soak() {
+        for victims in [&["gw-a"], &["host-a"], &[CONTROLLER], everything.as_slice()] {
+            kill_and_restart(lab, victims).await?;
+        }
+        rounds += 1;
     }
     streams.end().await?;
-    tcp.went_on(lab).await?;
+    tcp.went_on(lab, rounds).await?;
     new_changes_are_programmed(lab).await
 }
 
@@ -86,15 +91,16 @@ impl TcpStream {
         let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         tokio::time::sleep(Duration::from_millis(300)).await;
         // Small writes make a stream without bursts.
+        let seconds = (TCP_DURATION + soak()).as_secs().to_string();
         let argv =
-            ["iperf3", "-c", &target, "-p", IPERF_PORT, "-t", TCP_SECONDS, "-b", "20M", "-l", "4K", "-J"];
+            ["iperf3", "-c", &target, "-p", IPERF_PORT, "-t", &seconds, "-b", "20M", "-l", "4K", "-J"];
         let client = lab.command(from, &argv)?.stdout(Stdio::piped()).spawn()?;
         Ok(Self { sender: from, duplicates, begin: Instant::now(), server, client })
     }
 
     /// Checks that bytes arrived in every second, and that no segment was lost: as many duplicates arrived as
     /// the sender retransmitted, which it does when it waits for a processor.
-    async fn went_on(mut self, lab: &Lab) -> Outcome {
+    async fn went_on(mut self, lab: &Lab, rounds: u64) -> Outcome {
         let took = self.begin.elapsed().as_secs();
         if let Some(client) = self.client.id() {
             kill(Pid::from_raw(client.cast_signed()), Signal::SIGINT)?;
@@ -117,7 +123,7 @@ impl TcpStream {
         let twice = stack_counter(lab, self.sender, DUPLICATES).await? - self.duplicates;
         let when: Vec<_> = intervals.iter().map(|interval| interval["sum"]["retransmits"].as_u64()).collect();
         ensure!(
-            resent <= twice + UNREPORTED,
+            resent <= twice + UNREPORTED * rounds,
             "TCP lost segments: {resent} sent again, {twice} arrived twice; {when:?}"
         );
         Ok(())

@@ -4,7 +4,7 @@
 
 use crate::Ground;
 use crate::support::{Outcome, ensure, eventually};
-use crate::takeover::{Bench, Hellos, RETURN_MAX, STEADY, lab_of_three};
+use crate::takeover::{Bench, Hellos, RETURN_MAX, lab_of_three};
 use nix::sys::signal::Signal;
 
 pub async fn scenario(ground: &Ground) -> Outcome {
@@ -19,9 +19,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
 /// `kill -9` of the agent: the other gateways take over its vIPs, and its programs forward the packets that
 /// still arrive.
 async fn agent_dies(bench: &Bench<'_>) -> Outcome {
-    let streams = bench.streams().await?;
-    tokio::time::sleep(STEADY).await;
-    let (victim, _) = bench.busiest().await?;
+    let (streams, victim, _) = bench.streams_to_interrupt().await?;
     bench.lab.kill(&victim).await?;
     bench.lossless("an agent dies", streams).await?;
     bench.owns_nothing(&victim).await?;
@@ -31,9 +29,7 @@ async fn agent_dies(bench: &Bench<'_>) -> Outcome {
 
 /// A process that does not run for a while looks dead, and continues without having restarted.
 async fn agent_is_paused(bench: &Bench<'_>) -> Outcome {
-    let streams = bench.streams().await?;
-    tokio::time::sleep(STEADY).await;
-    let (victim, _) = bench.busiest().await?;
+    let (streams, victim, _) = bench.streams_to_interrupt().await?;
     let process = bench.lab.process(&victim)?;
     process.signal(Signal::SIGSTOP);
     let moved = bench.owns_nothing(&victim).await;
@@ -46,9 +42,7 @@ async fn agent_is_paused(bench: &Bench<'_>) -> Outcome {
 /// An operator drains a gateway, and undrains it.
 async fn gateway_is_drained(bench: &Bench<'_>) -> Outcome {
     let what = "a gateway is drained";
-    let streams = bench.streams().await?;
-    tokio::time::sleep(STEADY).await;
-    let (victim, _) = bench.busiest().await?;
+    let (streams, victim, _) = bench.streams_to_interrupt().await?;
     let id = bench.gateway(&victim).await?.id;
     bench.lab.api().drain(id, true, None).await?;
     eventually(RETURN_MAX, || async {

@@ -52,7 +52,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Failure, Outcome, describe};
 
-/// A scenario that takes longer is considered to hang.
+/// A scenario that takes longer than this and [`support::soak`] is considered to hang.
 const DURATION_MAX: Duration = Duration::from_secs(240);
 /// Runs of one scenario, if all but the last are inconclusive.
 const ATTEMPTS: usize = 3;
@@ -259,10 +259,11 @@ async fn run_until_conclusive(
 async fn run_once(scenario: &Scenario, ground: Ground) -> Outcome {
     let own_lab = ground.lab.is_none().then(|| ground.name.clone());
     let future = AssertUnwindSafe((scenario.run)(ground)).catch_unwind();
-    let outcome = match tokio::time::timeout(DURATION_MAX, future).await {
+    let duration_max = DURATION_MAX + support::soak();
+    let outcome = match tokio::time::timeout(duration_max, future).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => Err(Failure::new("panicked")),
-        Err(_) => Err(Failure::late(format!("not done after {} s", DURATION_MAX.as_secs()))),
+        Err(_) => Err(Failure::late(format!("not done after {} s", duration_max.as_secs()))),
     };
     if let Some(name) = own_lab {
         let keep = outcome.is_err() && std::env::var_os("SLUICE_KEEP_LAB").is_some();

@@ -8,8 +8,10 @@
 //! while it moves one.
 
 use crate::Ground;
+use crate::streams::Streams;
 use crate::support::{Failure, Outcome, ensure, eventually};
 use crate::takeover::{Bench, Hellos, lab_of_three};
+use futures::future::try_join_all;
 use sluice_client::{Gateway, PlacementGateway, PlacementSettingsPatch};
 use sluice_lab::Lab;
 use std::collections::BTreeMap;
@@ -53,9 +55,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         all_streams.push(bench.streams_until_ended().await?);
     }
     relieved(&lab, &busiest, begin).await?;
-    for streams in all_streams {
-        streams.end().await?;
-    }
+    try_join_all(all_streams.into_iter().map(Streams::end)).await?;
     // The new owner of the vIP is its preferred owner now.
     bench.owners_preferred().await
 }

@@ -5,18 +5,22 @@
 //! the controller. A loss that kernel queues explain while the machine stood still is inconclusive.
 
 use crate::kernel_drops::KernelDrops;
-use crate::support::{Failure, Outcome, Probe, address, describe, ensure, ensure_timely, number};
+use crate::support::{Failure, Outcome, Probe, address, describe, ensure, ensure_timely, number, soak};
 use serde_json::Value;
 use sluice_lab::Lab;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Streams that nothing ends end by themselves after this time.
+/// Streams that nothing ends end by themselves after this time and [`soak`].
 const DURATION_MAX: Duration = Duration::from_secs(300);
 /// The part of the packets that a stream claims to send which it must have sent: a machine that is not run for
 /// moments sends less, since bursts of more than 100 ms are left out.
 const SENT_MIN: f64 = 0.97;
+
+fn duration_max() -> Duration {
+    DURATION_MAX + soak()
+}
 
 /// Streams there and back between VMs, which run until they are ended.
 pub struct Streams<'lab> {
@@ -65,7 +69,7 @@ impl<'lab> Streams<'lab> {
     }
 
     fn send(lab: &Lab, from: &str, at: &str, pps: u64) -> Result<(String, Probe), Failure> {
-        let words = ["stream", at, &pps.to_string(), &DURATION_MAX.as_secs().to_string()];
+        let words = ["stream", at, &pps.to_string(), &duration_max().as_secs().to_string()];
         Ok((format!("{from} -> {at}"), Probe::start(lab, from, &words)?))
     }
 
@@ -83,7 +87,8 @@ impl<'lab> Streams<'lab> {
     pub async fn results(mut self) -> Result<Vec<(String, Value)>, Failure> {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let took = self.begin.elapsed();
-        ensure!(took < DURATION_MAX, "the scenario took {took:?} under streams of {DURATION_MAX:?}");
+        let duration_max = duration_max();
+        ensure!(took < duration_max, "the scenario took {took:?} under streams of {duration_max:?}");
         for (_, stream) in &mut self.sent {
             stream.stop().await?;
         }

@@ -49,6 +49,13 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
     }
 }
 
+/// For how long scenarios with lossless streams repeat what happens under them: `SLUICE_SOAK_SECONDS`, which
+/// `make soak` sets. Without it everything happens once.
+pub fn soak() -> Duration {
+    let seconds = std::env::var("SLUICE_SOAK_SECONDS");
+    Duration::from_secs(seconds.map_or(0, |text| text.parse().expect("SLUICE_SOAK_SECONDS is a number")))
+}
+
 /// An error with its causes.
 pub fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -1,14 +1,14 @@
 //! VPCs move from one gateway cluster to another and back while 1000 packets per second pass through their
 //! gateways in each direction and address family: none is lost. Peered VPCs move together, and the controller
-//! may be killed during the move.
+//! may be killed during the move. `make soak` repeats it for five minutes.
 
 use crate::Ground;
 use crate::streams::Streams;
-use crate::support::{Outcome, ensure, reaches, slow_hellos};
+use crate::support::{Outcome, ensure, reaches, slow_hellos, soak};
 use serde_json::json;
 use sluice_client::{Cluster, HappenedEvent, Vpc};
 use sluice_lab::{CONTROLLER, Lab, Options, down};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PORT: u16 = 7013;
 const PATIENCE: Duration = Duration::from_secs(80);
@@ -53,18 +53,22 @@ async fn there_and_back(lab: &Lab) -> Outcome {
     ];
     let streams = Streams::start(lab, &ways, PORT, 500).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let before = forwarded(lab, "gw-far", &web).await?;
-    moved(lab, &web, far, false).await?;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let there = forwarded(lab, "gw-far", &web).await?;
-    ensure!(there > before + 100.0, "the other cluster forwarded only {} packets", there - before);
-    ensure!(vpc(lab, "db").await?.cluster == far, "a peer stayed behind");
-    moved(lab, &web, home, true).await?;
+    let (begin, mut rounds) = (Instant::now(), 0);
+    while rounds == 0 || begin.elapsed() < soak() {
+        let before = forwarded(lab, "gw-far", &web).await?;
+        moved(lab, &web, far, false).await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let there = forwarded(lab, "gw-far", &web).await?;
+        ensure!(there > before + 100.0, "the other cluster forwarded only {} packets", there - before);
+        ensure!(vpc(lab, "db").await?.cluster == far, "a peer stayed behind");
+        moved(lab, &web, home, true).await?;
+        rounds += 1;
+    }
     streams.end().await?;
-    let events = lab.api().events(Some(&web.id.to_string()), None, 100).await?;
+    let events = lab.api().events(Some(&web.id.to_string()), None, 1000).await?;
     let kinds: Vec<_> = events.iter().map(|event: &HappenedEvent| event.kind.as_str()).collect();
     let once = ["vpc_move_started", "vpc_move_switched", "vpc_moved"];
-    ensure!(kinds == [once, once].concat(), "the events are {kinds:?}");
+    ensure!(kinds == once.repeat(2 * rounds), "the events are {kinds:?}");
     reaches(lab, "web-1", "db-2").await
 }
 

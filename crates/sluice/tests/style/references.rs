@@ -235,3 +235,35 @@ fn references_are_found() {
     assert_eq!(header_references("* by send_it() (a.h)"), [("send_it", vec!["a.h"])]);
     assert_eq!(header_references("parse (a.h, b.h) and (c)"), [("", vec!["a.h", "b.h"])]);
 }
+
+/// The environment variables of Sluice that a text names.
+fn variables(text: &str) -> BTreeSet<&str> {
+    let ends = |c: char| !c.is_ascii_uppercase() && c != '_';
+    let names = text.match_indices("SLUICE_").map(|(at, _)| text[at..].split(ends).next().unwrap_or_default());
+    names.filter(|name| name.len() > "SLUICE_".len()).collect()
+}
+
+/// A script that sets a variable which no program reads any more has no effect.
+#[test]
+fn environment_variables_are_read() {
+    let files = files();
+    let is_script = |name: &str| name.ends_with(".sh") || name == "Makefile" || name == ".ci/run";
+    let read: BTreeSet<&str> = files
+        .iter()
+        .flat_map(|(name, text)| {
+            let has = |found: String| text.contains(&found);
+            let reads = move |variable: &&str| match is_script(name) {
+                true => has(format!("${variable}")) || has(format!("${{{variable}")),
+                false => has(format!("\"{variable}\"")),
+            };
+            variables(text).into_iter().filter(reads)
+        })
+        .collect();
+    let named = files.iter().filter(|(name, _)| is_script(name) || name.ends_with(".md"));
+    let missing: Vec<String> = named
+        .flat_map(|(name, text)| variables(text).into_iter().map(move |variable| (name, variable)))
+        .filter(|(_, variable)| !read.contains(variable))
+        .map(|(name, variable)| format!("{name}: no program reads {variable}"))
+        .collect();
+    report("every environment variable is read by a program or a script", &missing);
+}
