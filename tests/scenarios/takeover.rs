@@ -225,7 +225,8 @@ impl<'a> Bench<'a> {
             failed.clear();
         }
         let packets = after.iter().map(|(name, count)| (count - before.get(name).unwrap_or(&0), name));
-        let fresh = packets.filter(|(packets, name)| *packets >= STREAM_PACKETS_MIN && !failed.contains(*name));
+        let fresh =
+            packets.filter(|(packets, name)| *packets >= STREAM_PACKETS_MIN && !failed.contains(*name));
         let Some((_, name)) = fresh.max() else { return Ok(None) };
         let place = gateways.iter().position(|it| it.name == *name).unwrap_or(0);
         failed.insert(name.clone());
