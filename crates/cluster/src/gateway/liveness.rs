@@ -3,7 +3,6 @@
 
 use super::{ContactCheck, Gateway, Incident, Output, VipState};
 use crate::message::{Health, Node};
-use crate::vip::VipSet;
 use sluice_types::GatewayId;
 
 impl Gateway {
@@ -13,7 +12,6 @@ impl Gateway {
     /// has detected it.
     pub(super) fn update_peers(&mut self, now_us: u64) {
         let params = &self.params;
-        let mut released = VipSet::EMPTY;
         for at in 0..self.peers.len() {
             let peer = &self.peers[at];
             let alive = peer.is_reachable(now_us, params)
@@ -23,10 +21,9 @@ impl Gateway {
                     other.id != peer.id && other.reaches(peer.id) && other.is_reachable(now_us, params)
                 });
             for vip in self.peers[at].set_alive(alive, now_us).iter() {
-                released.insert(vip);
+                self.released.insert(vip);
             }
         }
-        self.announce_after_release(now_us, released);
     }
 
     /// Returns the peers that this gateway reaches itself.

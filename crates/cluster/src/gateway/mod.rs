@@ -205,6 +205,8 @@ pub struct Gateway {
     vips: Vec<VipState>,
     /// vIPs that this gateway answers for.
     holds: VipSet,
+    /// vIPs that a peer has stopped answering for, until this call has decided whether this gateway may announce.
+    released: VipSet,
     health: Health,
     /// At least one node answers this gateway, as far as it knows.
     has_contact: bool,
@@ -258,6 +260,7 @@ impl Gateway {
             controller_synced_us: None,
             vips: vec![VipState::default(); VIPS_MAX],
             holds: VipSet::EMPTY,
+            released: VipSet::EMPTY,
             health: Health::Starting,
             has_contact: false,
             startup_until_us: now_us,
@@ -314,6 +317,7 @@ impl Gateway {
         self.update_peers(now_us);
         self.check_contact(now_us);
         self.leave_startup_if_due(now_us);
+        self.announce_released(now_us);
         self.update_ownership(now_us);
         self.announce_due(now_us);
         self.send_updates(now_us);
@@ -470,8 +474,9 @@ impl Gateway {
         let Node::Gateway(id) = from else { return };
         let Some(at) = self.peer_index(id) else { return };
         let (config, digest) = (report.config, report.digest);
-        let released = self.peers[at].set_report(report);
-        self.announce_after_release(now_us, released);
+        for vip in self.peers[at].set_report(report).iter() {
+            self.released.insert(vip);
+        }
         let due = self.peers[at].is_sync_due(now_us, self.params.hello_us);
         if due && self.send_missing(from, config, digest) {
             self.peers[at].synced_us = Some(now_us);

@@ -184,7 +184,8 @@ impl Gateway {
 
     /// Announces vIPs of this gateway that another gateway has stopped answering for: switches that received
     /// the other gateway's announcement last must learn that the vIP is here.
-    pub(super) fn announce_after_release(&mut self, now_us: u64, released: VipSet) {
+    pub(super) fn announce_released(&mut self, now_us: u64) {
+        let released = std::mem::replace(&mut self.released, VipSet::EMPTY);
         for vip in released.and(self.holds).iter() {
             let mine = self.table.get(vip).is_some_and(|claim| claim.owner == self.own);
             if mine && self.may_act() {
