@@ -61,6 +61,8 @@ async fn primary_dies(lab: &Lab, bench: &Bench<'_>) -> Outcome {
     let spare = forwarded(lab, BACKUP).await? - idle;
     ensure!(spare == 0.0, "the backup forwarded {spare} packets while the primaries were well");
     bench.on_switch(&["ip", "link", "set", port, "down"]).await?;
+    // Its counters outlive the agent.
+    let before = forwarded(lab, primary).await?;
     lab.kill(primary).await?;
     bench.bounded_loss("a primary dies", streams, FAILOVER_MAX).await?;
     let carried = forwarded(lab, BACKUP).await? - idle;
@@ -69,7 +71,6 @@ async fn primary_dies(lab: &Lab, bench: &Bench<'_>) -> Outcome {
     bench.on_switch(&["ip", "link", "set", port, "up"]).await?;
     let streams = bench.streams_until_ended().await?;
     lab.restart(primary)?;
-    let before = forwarded(lab, primary).await.unwrap_or(0.0);
     eventually(RETURN_MAX, || async {
         let by_primary = forwarded(lab, primary).await? - before;
         ensure!(by_primary > 1_000.0, "{primary} forwarded only {by_primary} packets since it is back");

@@ -119,6 +119,21 @@ impl Controller {
         }
     }
 
+    /// Reports gateways that have failed. They serve again when they are settled, or when no other gateway serves.
+    pub(super) fn report_serving_gateways(&mut self, now_us: u64) {
+        for id in self.ids() {
+            let failed = self.has_failed(id);
+            let others_away = self.gateways.iter().all(|(other, it)| *other == id || it.away);
+            let returns = !failed && (others_away || self.is_settled(id, now_us));
+            let Some(gateway) = self.gateways.get_mut(&id) else { continue };
+            let changes = if gateway.away { returns } else { failed };
+            if changes {
+                gateway.away = !gateway.away;
+                self.outputs.push(ControllerOutput::Serves(id, !gateway.away));
+            }
+        }
+    }
+
     fn move_to(&mut self, vip: VipId, to: GatewayId) {
         let from = self.table.get(vip).map(|claim| claim.owner);
         let Some(claim) = self.table.assign(vip, to) else { return };

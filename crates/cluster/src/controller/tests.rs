@@ -281,6 +281,19 @@ fn drain_waits_for_a_settled_gateway() {
     assert!(!fixture.owners().contains(&2));
 }
 
+/// Catches hosts that are directed to a gateway before it has resolved its next hops.
+#[test]
+fn failed_gateway_serves_again_when_it_is_settled() {
+    let mut fixture = Fixture::settled();
+    fixture.pass(800, &[2, 3]);
+    assert!(fixture.has(&ControllerOutput::Serves(id(1), false)));
+    fixture.pass(1_900, &[1, 2, 3]);
+    assert!(!fixture.has(&ControllerOutput::Serves(id(1), true)));
+    fixture.pass(200, &[1, 2, 3]);
+    assert!(fixture.has(&ControllerOutput::Serves(id(1), true)));
+    assert!(!fixture.has(&ControllerOutput::Serves(id(2), false)));
+}
+
 #[test]
 fn brief_isolation_does_not_restart_the_preempt_delay() {
     let mut fixture = Fixture::settled();

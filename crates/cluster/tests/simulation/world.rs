@@ -401,7 +401,7 @@ impl World {
                     self.controller.returns_us.push(local_us);
                 }
             }
-            ControllerOutput::Load(..) => {}
+            ControllerOutput::Load(..) | ControllerOutput::Serves(..) => {}
             ControllerOutput::Drained(id) => {
                 self.trace_event(|| format!("controller: {id} is drained"));
                 self.controller.drained.push(id);

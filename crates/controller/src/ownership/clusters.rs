@@ -44,6 +44,8 @@ pub enum Action {
     Event(Event),
     /// A gateway reported its load.
     Load(GatewayId, Load),
+    /// Hosts that send to one gateway only may send to this one, or no longer.
+    Serves(GatewayId, bool),
     /// A gateway has the cluster's plan at this revision, which is newer than the database's: the plan must
     /// be reissued with a higher one.
     ReissuePlan(ClusterId, u64),
@@ -279,6 +281,9 @@ impl Clusters {
                 }
                 ControllerOutput::Returned(gateway) => {
                     self.actions.push(Action::Event(Event::Returned(id, gateway)));
+                }
+                ControllerOutput::Serves(gateway, serves) => {
+                    self.actions.push(Action::Serves(gateway, serves));
                 }
                 ControllerOutput::Load(gateway, load) => self.actions.push(Action::Load(gateway, load)),
                 ControllerOutput::Drained(gateway) => {

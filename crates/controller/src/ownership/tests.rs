@@ -97,6 +97,7 @@ impl Bench {
                 Action::Send(pair, packet) => self.sent.push((pair, packet)),
                 Action::Event(event) => self.events.push(event),
                 Action::Load(gateway, load) => self.loads.push((gateway, load)),
+                Action::Serves(..) => {}
                 Action::ReissuePlan(cluster, known) => self.reissued.push((cluster, known)),
             }
         }
