@@ -92,8 +92,7 @@ impl TcpStream {
         tokio::time::sleep(Duration::from_millis(300)).await;
         // Small writes make a stream without bursts.
         let seconds = (TCP_DURATION + soak()).as_secs().to_string();
-        let argv =
-            ["iperf3", "-c", &target, "-p", IPERF_PORT, "-t", &seconds, "-b", "20M", "-l", "4K", "-J"];
+        let argv = ["iperf3", "-c", &target, "-p", IPERF_PORT, "-t", &seconds, "-b", "20M", "-l", "4K", "-J"];
         let client = lab.command(from, &argv)?.stdout(Stdio::piped()).spawn()?;
         Ok(Self { sender: from, duplicates, begin: Instant::now(), server, client })
     }

@@ -97,6 +97,8 @@ pub enum ControllerOutput {
     Failed(GatewayId),
     /// A failed gateway is reachable again.
     Returned(GatewayId),
+    /// A gateway can be relied on as the only one of its hosts, or no longer. Every gateway can at first.
+    Serves(GatewayId, bool),
     /// A draining gateway no longer owns or answers for any vIP. It may be stopped.
     Drained(GatewayId),
     /// Load that a gateway reports.
@@ -112,6 +114,8 @@ struct GatewayRecord {
     report: Option<Report>,
     probed_us: Option<u64>,
     failed: bool,
+    /// It cannot be relied on: see [`ControllerOutput::Serves`].
+    away: bool,
     /// Time since which the gateway is ready and reached by the others, brief interruptions ignored.
     ready_since_us: Option<u64>,
     /// Time since which the gateway is failed, isolated or not reached by the others.
@@ -216,6 +220,7 @@ impl Controller {
         self.monitor_gateways(now_us);
         if now_us >= self.startup_until_us {
             self.assign(now_us);
+            self.report_serving_gateways(now_us);
         }
         self.report_drained_gateways();
         self.send_new_claims();

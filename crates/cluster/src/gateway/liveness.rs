@@ -3,7 +3,6 @@
 
 use super::{ContactCheck, Gateway, Incident, Output, VipState};
 use crate::message::{Health, Node};
-use crate::vip::VipSet;
 use sluice_types::GatewayId;
 
 impl Gateway {
@@ -13,7 +12,6 @@ impl Gateway {
     /// has detected it.
     pub(super) fn update_peers(&mut self, now_us: u64) {
         let params = &self.params;
-        let mut released = VipSet::EMPTY;
         for at in 0..self.peers.len() {
             let peer = &self.peers[at];
             let alive = peer.is_reachable(now_us, params)
@@ -23,10 +21,9 @@ impl Gateway {
                     other.id != peer.id && other.reaches(peer.id) && other.is_reachable(now_us, params)
                 });
             for vip in self.peers[at].set_alive(alive, now_us).iter() {
-                released.insert(vip);
+                self.released.insert(vip);
             }
         }
-        self.announce_after_release(now_us, released);
     }
 
     /// Returns the peers that this gateway reaches itself.
@@ -113,6 +110,28 @@ impl Gateway {
         })
     }
 
+    /// Compares this gateway's tables with those of the peers that it reaches.
+    pub(super) fn compare_tables(&mut self, now_us: u64) {
+        let reachable = self.peers.iter().filter(|peer| peer.is_reachable(now_us, &self.params));
+        let newest = reachable.filter_map(|peer| peer.tables).map(|tables| tables.revision).max();
+        let before = self.readiness_reported;
+        self.tables.compare(now_us, newest.unwrap_or(0), self.params.behind_us);
+        self.readiness_reported = self.tables.report().readiness();
+        if self.readiness_reported != before {
+            self.outputs.push(Output::Incident(Incident::Tables(self.readiness_reported)));
+        }
+    }
+
+    /// Returns whether this gateway has better tables than a reachable peer: it forwards packets that the peer drops.
+    pub(super) fn has_better_tables_than(&self, id: GatewayId, now_us: u64) -> bool {
+        let own = self.tables.report().readiness();
+        self.peer_index(id).is_some_and(|at| {
+            let peer = &self.peers[at];
+            peer.is_reachable(now_us, &self.params)
+                && peer.tables.is_some_and(|tables| tables.readiness() < own)
+        })
+    }
+
     /// Returns the time of the next change that needs no input.
     pub(super) fn next_timer_us(&self, now_us: u64) -> u64 {
         let params = &self.params;
@@ -135,6 +154,7 @@ impl Gateway {
             }
         }
         self.params.due_us().into_iter().for_each(&mut at);
+        self.tables.due_us(params.behind_us).into_iter().for_each(&mut at);
         self.reannounce_us.into_iter().for_each(&mut at);
         if let Some(check) = &self.contact_check {
             at(check.probe_us);

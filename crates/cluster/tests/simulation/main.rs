@@ -2,7 +2,7 @@
 //! the invariants that must hold in every history. A broken rule of the protocol shows as a vIP that hosts
 //! cannot reach, as nodes that disagree at the end, or as announcements that do not end.
 //!
-//! `SLUICE_CLUSTER_SEEDS` sets the number of seeds (10,000 by default); `SLUICE_CLUSTER_SEED` runs one seed
+//! `SLUICE_CLUSTER_SEEDS` sets the number of seeds (5,000 by default); `SLUICE_CLUSTER_SEED` runs one seed
 //! only and prints its trace.
 
 mod check;
@@ -89,7 +89,7 @@ fn invariants_hold_for_every_seed() {
         world.trace.iter().flatten().for_each(|line| println!("{line}"));
         return;
     }
-    let seeds = from_environment("SLUICE_CLUSTER_SEEDS").unwrap_or(10_000);
+    let seeds = from_environment("SLUICE_CLUSTER_SEEDS").unwrap_or(5_000);
     let Totals { summary, runs, failures } = run_all(seeds);
     let Summary { events, messages, bytes_max, mut takeovers_us, announced_max } = summary;
     if let Some((seed, _, broken)) = failures.first() {

@@ -52,9 +52,9 @@ impl CompiledClusters {
         self.zones.subscribe()
     }
 
-    /// Records that a gateway failed or returned: its zone changes to a backup gateway or back.
-    pub fn set_gateway_failed(&self, gateway: GatewayId, failed: bool) {
-        self.change_zones(|zones| zones.set_failed(gateway, failed));
+    /// Records that a gateway cannot be relied on, or can again: its zone changes to a backup gateway or back.
+    pub fn set_gateway_away(&self, gateway: GatewayId, away: bool) {
+        self.change_zones(|zones| zones.set_away(gateway, away));
     }
 
     fn change_zones(&self, change: impl FnOnce(&mut Zones)) {

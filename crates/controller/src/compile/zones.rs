@@ -1,6 +1,6 @@
 //! The model `gwzone`: hosts are divided into zones, each with a primary gateway and shared backups (Zeta
 //! section VIII-A). The gateway of a host is a pure function of the hosts, the gateways, and which gateways
-//! have failed.
+//! are away.
 
 use sluice_southbound::Group;
 use sluice_store::Gateway;
@@ -17,7 +17,8 @@ pub struct Zones {
     clusters: Vec<ZoneInput>,
     /// VTEPs of the hosts that run an agent, in order of their ids.
     hosts: Vec<(HostId, IpAddr)>,
-    failed: BTreeSet<GatewayId>,
+    /// Gateways that cannot be relied on.
+    away: BTreeSet<GatewayId>,
     backups: usize,
 }
 
@@ -37,15 +38,15 @@ impl Zones {
         (self.clusters, self.hosts) = (clusters, hosts);
         let gateways = self.clusters.iter().flat_map(|(_, gateways)| gateways);
         let there: BTreeSet<_> = gateways.map(|gateway| gateway.id).collect();
-        self.failed.retain(|id| there.contains(id));
+        self.away.retain(|id| there.contains(id));
     }
 
-    /// Records that a gateway failed or returned.
-    pub fn set_failed(&mut self, gateway: GatewayId, failed: bool) {
-        if failed {
-            self.failed.insert(gateway);
+    /// Records that a gateway cannot be relied on (it failed, or has not the tables that others have), or can again.
+    pub fn set_away(&mut self, gateway: GatewayId, away: bool) {
+        if away {
+            self.away.insert(gateway);
         } else {
-            self.failed.remove(&gateway);
+            self.away.remove(&gateway);
         }
     }
 
@@ -71,7 +72,7 @@ impl Zones {
         let (primaries, backups) = gateways.split_at(primaries);
         let zone = position * primaries.len() / hosts.max(1);
         let primary = *primaries.get(zone)?;
-        let is_usable = |gateway: &&Gateway| !gateway.is_retiring() && !self.failed.contains(&gateway.id);
+        let is_usable = |gateway: &&Gateway| !gateway.is_retiring() && !self.away.contains(&gateway.id);
         if is_usable(&primary) {
             return Some(primary);
         }
@@ -131,19 +132,19 @@ mod tests {
     }
 
     #[test]
-    fn only_zone_of_failed_primary_uses_backup_until_it_returns() {
+    fn only_zone_of_absent_primary_uses_backup_until_it_returns() {
         let mut zones = zones(5, 6, 2);
         assert_eq!(gateway_of_hosts(&zones), [1, 1, 2, 2, 3, 3]);
-        zones.set_failed(GatewayId::new(2), true);
+        zones.set_away(GatewayId::new(2), true);
         assert_eq!(gateway_of_hosts(&zones), [1, 1, 5, 5, 3, 3]);
-        zones.set_failed(GatewayId::new(1), true);
+        zones.set_away(GatewayId::new(1), true);
         assert_eq!(gateway_of_hosts(&zones), [4, 4, 5, 5, 3, 3]);
-        zones.set_failed(GatewayId::new(5), true);
+        zones.set_away(GatewayId::new(5), true);
         assert_eq!(gateway_of_hosts(&zones), [4, 4, 4, 4, 3, 3], "the other backup");
-        zones.set_failed(GatewayId::new(4), true);
+        zones.set_away(GatewayId::new(4), true);
         assert_eq!(gateway_of_hosts(&zones), [1, 1, 2, 2, 3, 3], "no gateway is better");
         for id in [1, 2, 4, 5] {
-            zones.set_failed(GatewayId::new(id), false);
+            zones.set_away(GatewayId::new(id), false);
         }
         assert_eq!(gateway_of_hosts(&zones), [1, 1, 2, 2, 3, 3]);
         zones.clusters[0].1[0].draining = true;
@@ -157,9 +158,9 @@ mod tests {
         zones.set((clusters, vec![host(1, true), host(2, false), host(3, true)]));
         // The second gateway has no IPv6: the first is the only primary there.
         assert_eq!(gateway_of_hosts(&zones), [1, 1, 2]);
-        zones.set_failed(GatewayId::new(1), true);
+        zones.set_away(GatewayId::new(1), true);
         assert_eq!(gateway_of_hosts(&zones), [3, 3, 2]);
-        // A deleted gateway's failure is forgotten.
+        // It is forgotten that a deleted gateway is away.
         zones.set((Vec::new(), Vec::new()));
         assert_eq!(zones, Zones::new(1));
     }

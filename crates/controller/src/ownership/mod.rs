@@ -135,15 +135,10 @@ impl Driver {
                         tracing::debug!(to = %path.remote, %error, "cannot send to a gateway");
                     }
                 }
+                Action::Serves(gateway, serves) => self.ownership.compiled.set_gateway_away(gateway, !serves),
                 Action::Load(gateway, load) => self.loads.cluster_load(gateway, &load),
                 Action::Event(event) => {
                     changed = true;
-                    let compiled = &self.ownership.compiled;
-                    match event {
-                        Event::Failed(_, gateway) => compiled.set_gateway_failed(gateway, true),
-                        Event::Returned(_, gateway) => compiled.set_gateway_failed(gateway, false),
-                        Event::Moved { .. } | Event::Drained(..) => {}
-                    }
                     if let Err(error) = self.events.try_send(DatabaseWrite::Event(event)) {
                         tracing::warn!(%error, "an event was dropped: too many wait for the database");
                     }

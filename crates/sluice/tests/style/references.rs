@@ -239,7 +239,8 @@ fn references_are_found() {
 /// The environment variables of Sluice that a text names.
 fn variables(text: &str) -> BTreeSet<&str> {
     let ends = |c: char| !c.is_ascii_uppercase() && c != '_';
-    let names = text.match_indices("SLUICE_").map(|(at, _)| text[at..].split(ends).next().unwrap_or_default());
+    let names =
+        text.match_indices("SLUICE_").map(|(at, _)| text[at..].split(ends).next().unwrap_or_default());
     names.filter(|name| name.len() > "SLUICE_".len()).collect()
 }
 
