@@ -6,6 +6,7 @@
 
 use crate::Ground;
 use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, execute, path_to};
+use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt, stream};
 use sluice_client::{Gateway, NewInstance, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
 use sluice_lab::{Lab, Options};
@@ -174,6 +175,10 @@ impl<'a> Filler<'a> {
         Ok(self.lab.metrics(gateway).await?.sum("sluice_gateway_load_ratio", &[("resource", "tables")]))
     }
 
+    async fn shares(&self) -> Result<Vec<f64>, Failure> {
+        try_join_all(GATEWAYS.map(|gateway| self.share(gateway))).await
+    }
+
     /// Creates or deletes VPCs until this share of the tables' memory is used.
     async fn fill(&mut self, wanted: f64) -> Outcome {
         let mut share = self.share(GATEWAYS[0]).await?;
@@ -199,8 +204,7 @@ impl<'a> Filler<'a> {
             }
             share = self.share(GATEWAYS[0]).await?;
         }
-        for gateway in GATEWAYS {
-            let share = self.share(gateway).await?;
+        for (gateway, share) in GATEWAYS.into_iter().zip(self.shares().await?) {
             ensure!(
                 (share - wanted).abs() < 2.0 * NEAR,
                 "{gateway}'s tables are {share} full, wanted: {wanted}, {share_each} for each VPC"

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Streams that nothing ends end by themselves after this time and [`soak`].
 const DURATION_MAX: Duration = Duration::from_secs(300);
+/// For how long streams continue after what happened under them: announcements are repeated for 140 ms, and hosts
+/// reconcile their paths every 50 ms.
+const END: Duration = Duration::from_secs(1);
 /// The part of the packets that a stream claims to send which it must have sent: a machine that is not run for
 /// moments sends less, since bursts of more than 100 ms are left out.
 const SENT_MIN: f64 = 0.97;
@@ -73,7 +76,7 @@ impl<'lab> Streams<'lab> {
         Ok((format!("{from} -> {at}"), Probe::start(lab, from, &words)?))
     }
 
-    /// Ends the streams two seconds later. Fails if a packet was lost, or if a stream had ended already.
+    /// Ends the streams after [`END`]. Fails if a packet was lost, or if a stream had ended already.
     pub async fn end(self) -> Outcome {
         let (lab, account) = (self.lab, self.account.clone());
         for (stream, result) in self.results().await? {
@@ -82,10 +85,10 @@ impl<'lab> Streams<'lab> {
         Ok(())
     }
 
-    /// Ends the streams two seconds later, and returns what each saw. Fails if a stream had ended already, or
+    /// Ends the streams after [`END`], and returns what each saw. Fails if a stream had ended already, or
     /// sent less than it claims.
     pub async fn results(mut self) -> Result<Vec<(String, Value)>, Failure> {
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        tokio::time::sleep(END).await;
         let took = self.begin.elapsed();
         let duration_max = duration_max();
         ensure!(took < duration_max, "the scenario took {took:?} under streams of {duration_max:?}");

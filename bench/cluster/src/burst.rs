@@ -263,7 +263,7 @@ fn draw_flows(workload: Workload, cloud: &Cloud, count: usize, random: &mut Rand
         for (vpc, (first, vms)) in cloud.first.iter().zip(&cloud.vms).enumerate() {
             let start_s = if let Workload::Staggered = workload { draw.unit() * BURST_S } else { 0.0 };
             for pair in 0..vms * vms {
-                // Each host has 10 Gbit/s, which its VMs share on HOSTS hosts shares it among its peers.
+                // Each host has 10 Gbit/s, which its VMs share. A VM divides its share among its peers.
                 let bps = 10e9 * HOSTS as f64 / total as f64 / *vms as f64;
                 flows.push(flow(vpc, first + pair / vms, bps, start_s));
             }
@@ -300,6 +300,24 @@ mod tests {
         // Twenty VMs, one on each host: a VPC of two of them needs one path on each of its hosts.
         let cloud = Cloud { vms: vec![2, 18], first: vec![0, 2], place: (0..20).collect() };
         assert_eq!(cloud.preprogrammed(), 2 + 18 * 17);
+    }
+
+    /// Uneven bursts come from the flows, not from the placement.
+    #[test]
+    fn clusters_have_their_share_of_vms() {
+        for seed in 0..5 {
+            let cloud = Cloud::draw(Layout::InSequence, &mut Random::new(seed));
+            let demands: Vec<f64> = cloud.vms.iter().map(|vms| *vms as f64).collect();
+            let placement = place(&cloud.vms, &demands, seed).unwrap();
+            let mut vms = [0; CLUSTERS.len()];
+            for (vpc, count) in (1..).zip(&cloud.vms) {
+                vms[placement[&VpcId::new(vpc)].get() as usize - 1] += count;
+            }
+            let mean = cloud.vms.iter().sum::<usize>() as f64 / CLUSTERS.iter().sum::<usize>() as f64;
+            let most =
+                vms.iter().zip(CLUSTERS).map(|(vms, size)| *vms as f64 / size as f64).fold(0.0, f64::max);
+            assert!(most <= 1.002 * mean, "seed {seed}: {most} VMs for each gateway, mean {mean}");
+        }
     }
 
     #[test]

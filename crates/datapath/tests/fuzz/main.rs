@@ -1,6 +1,6 @@
 //! Fuzzes the packet programs, compiled natively under AddressSanitizer and
 //! UndefinedBehaviorSanitizer (`fuzz/*_fuzz.c`), with the fixtures' tables and
-//! seeds like their packets. Each target runs for `FUZZ_SECONDS`, 10 by default.
+//! seeds like their packets. Each target runs for `FUZZ_SECONDS`, 5 by default.
 //!
 //! An input that fails is kept in `target/tmp/fuzz/NAME/found/`.
 
@@ -16,7 +16,7 @@ use std::process::Command;
 
 use support::bench::Bench;
 
-const SECONDS_DEFAULT: &str = "10";
+const SECONDS_DEFAULT: &str = "5";
 const INPUT_BYTES_MAX: u32 = 4096;
 
 /// Packets, and the setups that each of them is combined with: bytes of the target's `struct setup`.
