@@ -27,6 +27,7 @@ mod overload;
 mod path_mtu;
 mod peered;
 mod preprogrammed;
+mod readiness;
 mod rsp_forged;
 mod rsp_tenant;
 mod same_host;
@@ -133,6 +134,7 @@ fn all() -> Vec<Scenario> {
         takeover: OwnLab,
         takeover_default: OwnLab,
         lossless_takeover: OwnLab,
+        readiness: OwnLab,
         overload: OwnLab,
         load_awareness: OwnLab,
         preprogrammed: OwnLab,

@@ -41,7 +41,7 @@ const STARTS_MAX: usize = 5;
 pub const RETURN_MAX: Duration = Duration::from_secs(30);
 /// Limit of the time from the failure to the first packet through another gateway: 3.75 hello intervals of
 /// 100 ms, and 50 ms for the announcement, the switch, and a probe that sends every 2 ms.
-const TAKEOVER_MAX: Duration = Duration::from_millis(425);
+pub const TAKEOVER_MAX: Duration = Duration::from_millis(425);
 /// If the gateway still sends, its peers learn from its hellos that it receives nothing: 4.25 intervals.
 const DEAF_TAKEOVER_MAX: Duration = Duration::from_millis(475);
 

@@ -62,11 +62,14 @@ pub struct Applier<R> {
     is_incomplete: bool,
     topology_changes: u64,
     keys: KeyStore,
+    /// [`NodeTables::complete_revision`], for those who wait for it.
+    complete: watch::Sender<u64>,
 }
 
 impl<R: Role> Applier<R> {
     /// Continues with the tables as they are. The keys that `keys` has loaded are used at once.
     pub fn new(tables: NodeTables, role: R, keys: KeyStore) -> Self {
+        let complete = watch::Sender::new(tables.complete_revision());
         Self {
             tables,
             role,
@@ -75,7 +78,18 @@ impl<R: Role> Applier<R> {
             is_incomplete: false,
             topology_changes: 0,
             keys,
+            complete,
         }
+    }
+
+    /// The newest revision whose entries were all in the tables, and its changes; 0 while entries may be missing.
+    pub fn complete_revision(&self) -> watch::Receiver<u64> {
+        self.complete.subscribe()
+    }
+
+    fn set_complete_revision(&mut self, revision: u64) {
+        self.tables.set_complete_revision(revision);
+        self.complete.send_if_modified(|known| std::mem::replace(known, revision) != revision);
     }
 
     /// The current cluster keys, and their changes.
@@ -111,6 +125,9 @@ impl<R: Role> Applier<R> {
         if update.snapshot && self.snapshot.is_none() {
             // Until the snapshot is complete the tables are of no revision.
             self.tables.set_applied_revision(0);
+            if update.database_id != self.tables.database_id() {
+                self.set_complete_revision(0);
+            }
             self.snapshot = Some(SnapshotEntries::default());
         }
         let ours = self.tables.database_id();
@@ -151,6 +168,9 @@ impl<R: Role> Applier<R> {
         self.tables.set_applied_revision(revision);
         let (failures, failed_entries) = std::mem::take(&mut self.failures).into_report();
         self.is_incomplete |= failed_entries > 0;
+        if !self.is_incomplete {
+            self.set_complete_revision(update.revision);
+        }
         Applied { revision: update.revision, failures, failed_entries }
     }
 

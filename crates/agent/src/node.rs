@@ -36,6 +36,8 @@ pub struct Node<R> {
     pub deleted: watch::Sender<bool>,
     /// See [`Applier::keys`].
     pub keys: watch::Receiver<Arc<Keys>>,
+    /// See [`Applier::complete_revision`].
+    pub complete_revision: watch::Receiver<u64>,
     /// Reads the tables concurrently with the writer.
     pub reader: SharedReader,
     /// See [`Node::add_metrics`].
@@ -183,8 +185,11 @@ impl Opened {
             // The tables are no base for deltas: request a snapshot.
             tables.set_applied_revision(0);
         }
+        if !same_node {
+            tables.set_complete_revision(0);
+        }
         let applier = Applier::new(tables, role, keys);
-        let keys = applier.keys();
+        let (keys, complete_revision) = (applier.keys(), applier.complete_revision());
         let node = Arc::new(Node {
             role: role_name,
             name,
@@ -194,6 +199,7 @@ impl Opened {
             topology: watch::Sender::new(0),
             deleted: watch::Sender::new(false),
             keys,
+            complete_revision,
             reader: self.reader,
             metrics: Mutex::default(),
         });

@@ -9,8 +9,8 @@
 //! for the controller. Owners are recorded in a [`Table`] that each node keeps and merges. Its claims are
 //! totally ordered, so nodes that communicate, directly or through others, end with the same owners.
 //!
-//! **A vIP may have two owners for a moment, which is harmless.** All gateways of a cluster have the same
-//! tables and forward whatever reaches them for any of its vIPs; the owner of a vIP only announces it and
+//! **A vIP may have two owners for a moment, which is harmless.** All gateways of a cluster should have the same
+//! tables ([`Readiness`]: those that have them take vIPs before and from those that do not) and forward whatever reaches them for any of its vIPs; the owner of a vIP only announces it and
 //! answers ARP and neighbor discovery for it. Two owners both forward the packets that switches send them,
 //! and no packet is lost or changed. But switches must not keep sending a vIP's packets to a dead gateway.
 //! Therefore the remaining owner announces the vIP again when the other one stops, and announcements are
@@ -26,6 +26,7 @@
 //! 3  table (claims)
 //! 2  order (takeover order)
 //! 1  vip (VipId, VipSet)    ids (encoding of ids)    params (times)    sender (order and age of messages)
+//!    readiness (state of the forwarding tables)
 //! ```
 #![forbid(unsafe_code)]
 
@@ -36,6 +37,7 @@ mod ids;
 mod message;
 mod order;
 mod params;
+mod readiness;
 mod sender;
 mod table;
 mod vip;
@@ -49,5 +51,6 @@ pub use message::{
 };
 pub use order::assign_preferred_owners;
 pub use params::{Params, ParamsError};
+pub use readiness::{Readiness, TableReport};
 pub use table::{Claim, Table};
 pub use vip::{VIPS_MAX, VipError, VipId, VipSet};

@@ -1,7 +1,8 @@
-//! The order in which gateways take vIPs: the gateway with the fewest vIPs first; among equals, rendezvous
-//! hashing decides. Every node computes the same order. Also computes the preferred owners of a cluster's
+//! The order in which gateways take vIPs: gateways with better tables first, then the gateway with the fewest vIPs;
+//! among equals, rendezvous hashing decides. Every node computes the same order. Also computes the preferred owners of a cluster's
 //! vIPs.
 
+use crate::readiness::TableReport;
 use crate::vip::VipId;
 use sluice_types::GatewayId;
 
@@ -22,13 +23,15 @@ pub(crate) const fn score(vip: VipId, gateway: GatewayId) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub id: GatewayId,
+    /// State of its forwarding tables.
+    pub tables: TableReport,
     /// Number of vIPs that it owns already.
     pub load: usize,
 }
 
 impl Candidate {
     fn precedes(&self, other: &Self, vip: VipId) -> bool {
-        let key = |it: &Self| (it.load, u64::MAX - score(vip, it.id), it.id);
+        let key = |it: &Self| (it.tables.order(), it.load, u64::MAX - score(vip, it.id), it.id);
         key(self) < key(other)
     }
 }
@@ -57,7 +60,8 @@ pub fn assign_preferred_owners(
     current: impl Fn(VipId) -> Option<GatewayId>,
 ) -> Vec<(VipId, GatewayId)> {
     let vips: Vec<VipId> = vips.into_iter().collect();
-    let mut candidates: Vec<Candidate> = gateways.iter().map(|&id| Candidate { id, load: 0 }).collect();
+    let mut candidates: Vec<Candidate> =
+        gateways.iter().map(|&id| Candidate { id, tables: TableReport::default(), load: 0 }).collect();
     if candidates.is_empty() {
         return Vec::new();
     }
@@ -114,11 +118,26 @@ mod tests {
     use crate::vip::VipSet;
     use std::collections::BTreeMap;
 
+    fn candidate(id: u64, load: usize) -> Candidate {
+        let tables = TableReport { revision: 3, behind: false };
+        Candidate { id: GatewayId::new(id), tables, load }
+    }
+
+    #[test]
+    fn better_tables_matter_more_than_load() {
+        let vip = VipId::new(0).unwrap();
+        let mut all = [candidate(1, 0), candidate(2, 0), candidate(3, 7)];
+        all[0].tables.revision = 0;
+        all[1].tables.behind = true;
+        let order = [3, 2, 1].map(|id| rank(vip, GatewayId::new(id), &all));
+        assert_eq!(order, [Some(0), Some(1), Some(2)]);
+        assert_eq!(pick_first(vip, &mut all), Some(GatewayId::new(3)));
+    }
+
     #[test]
     fn ranks_are_unique_and_the_first_candidate_is_picked() {
         for vip in VipSet::first(40).iter() {
-            let mut all: Vec<Candidate> =
-                (1..6).map(|id| Candidate { id: GatewayId::new(id), load: id as usize % 3 }).collect();
+            let mut all: Vec<Candidate> = (1..6).map(|id| candidate(id, id as usize % 3)).collect();
             let mut ranks: Vec<usize> = all.iter().map(|c| rank(vip, c.id, &all).unwrap()).collect();
             let first = all[ranks.iter().position(|rank| *rank == 0).unwrap()];
             ranks.sort_unstable();

@@ -52,6 +52,9 @@ pub struct Params {
     pub brief_failure_us: u64,
     /// At most one vIP is returned to its preferred owner in this time.
     pub return_interval_us: u64,
+    /// Time for which peers of a gateway may have newer tables. Longer than a push of many entries takes on one gateway
+    /// more than on another, and than a stream that is interrupted needs to connect again.
+    pub behind_us: u64,
 }
 
 impl Default for Params {
@@ -78,6 +81,7 @@ impl Default for Params {
             preempt_delay_us: 2_000_000,
             brief_failure_us: 500_000,
             return_interval_us: 250_000,
+            behind_us: 3_000_000,
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::offload_metrics::OffloadStats;
 use crate::ownership::{
     Layer2Announcer, OwnedVips, Ownership, OwnershipConfig, SharedLinks, has_saved_state,
 };
-use crate::ownership_inputs::{follow_stream, resolve_controller};
+use crate::ownership_inputs::{StreamInputs, follow_stream, resolve_controller};
 use crate::role::{GatewayRole, SharedLoad};
 use crate::rsp_responder::RspResponder;
 use crate::underlay_monitor::UnderlayMonitor;
@@ -93,13 +93,18 @@ pub async fn run(args: Args) -> Result<(), Error> {
     )?;
     let controller = started.identity().controller.clone();
     let (responder, monitor) = start_offload(common, &node, vteps, load)?;
-    let (keys, deleted) = (node.keys.clone(), node.deleted.subscribe());
+    let stream = StreamInputs {
+        plan,
+        keys: node.keys.clone(),
+        tables: node.complete_revision.clone(),
+        deleted: node.deleted.subscribe(),
+    };
     let work = async move {
         tokio::select! {
             ended = underlay.run() => ended,
             ended = responder.run() => ended,
             ended = monitor.run(|load| ownership.set_load(load)) => ended,
-            () = follow_stream(&ownership, plan, keys, deleted) => Err(Error::WriterGone),
+            () = follow_stream(&ownership, stream) => Err(Error::WriterGone),
             never = resolve_controller(&ownership, &controller) => match never {},
         }
     };
@@ -146,6 +151,7 @@ fn start_ownership(
         port: args.cluster_port,
         state_dir: args.common.state_dir()?,
         owned,
+        tables: *started.node.complete_revision.borrow(),
         set_owned: Box::new(set_owned),
         heartbeat,
         announcer: Box::new(Layer2Announcer::new(links.clone())?),

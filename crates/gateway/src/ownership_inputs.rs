@@ -1,4 +1,4 @@
-//! Inputs of vIP ownership from outside the cluster protocol: plan and keys from the controller's stream,
+//! Inputs of vIP ownership from outside the cluster protocol: plan, keys and revisions from the controller's stream,
 //! and the controller's address from the resolver. This file changes when ownership gets another such input.
 
 use std::convert::Infallible;
@@ -41,14 +41,23 @@ impl From<&ClusterPlan> for GatewayPlan {
     }
 }
 
-/// Passes on the plan, the keys, and the deletion of this gateway, until one of their senders is dropped.
-pub async fn follow_stream(
-    ownership: &Ownership,
-    mut plan: watch::Receiver<Option<ClusterPlan>>,
-    mut keys: watch::Receiver<Arc<Keys>>,
-    mut deleted: watch::Receiver<bool>,
-) {
+/// What the controller's stream changes.
+pub struct StreamInputs {
+    /// The newest plan of this gateway's cluster.
+    pub plan: watch::Receiver<Option<ClusterPlan>>,
+    /// The cluster's keys.
+    pub keys: watch::Receiver<Arc<Keys>>,
+    /// Newest revision that the tables contain completely.
+    pub tables: watch::Receiver<u64>,
+    /// Whether this gateway was deleted.
+    pub deleted: watch::Receiver<bool>,
+}
+
+/// Passes the inputs on, until one of their senders is dropped.
+pub async fn follow_stream(ownership: &Ownership, inputs: StreamInputs) {
+    let StreamInputs { mut plan, mut keys, mut tables, mut deleted } = inputs;
     keys.mark_changed();
+    tables.mark_changed();
     plan.mark_changed();
     loop {
         // Keys come first, because a plan cannot be followed without them.
@@ -59,6 +68,12 @@ pub async fn follow_stream(
                     return;
                 }
                 ownership.set_keys(keys.borrow_and_update().cluster_protocol().clone());
+            }
+            changed = tables.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                ownership.set_tables(*tables.borrow_and_update());
             }
             changed = deleted.changed() => {
                 if changed.is_err() {

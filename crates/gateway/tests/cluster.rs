@@ -170,6 +170,7 @@ impl Gateway {
                 port: PORT,
                 state_dir: dir,
                 owned: before,
+                tables: 1,
                 set_owned: Box::new(set_owned),
                 heartbeat,
                 announcer: Box::new(Layer2Announcer::new(Arc::new(RwLock::new(vec![link]))).unwrap()),

@@ -161,6 +161,18 @@ impl NodeTables {
         self.memory().store64(0, offset_of!(superblock, applied_revision), revision);
     }
 
+    /// The newest revision of the controller's database whose entries were all in the tables; 0 before the first. Other
+    /// than [`NodeTables::applied_revision`] it stays while a snapshot is applied, which writes over the entries, and
+    /// after an entry could not be written.
+    pub fn complete_revision(&self) -> u64 {
+        self.memory().load64(0, offset_of!(superblock, complete_revision))
+    }
+
+    /// Records the newest revision whose entries were all in the tables; 0 if entries may be missing.
+    pub fn set_complete_revision(&mut self, revision: u64) {
+        self.memory().store64(0, offset_of!(superblock, complete_revision), revision);
+    }
+
     /// The controller database to which the revision belongs; 0 before the first.
     pub fn database_id(&self) -> u64 {
         self.memory().load64(0, offset_of!(superblock, database_id))

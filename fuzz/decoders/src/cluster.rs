@@ -4,7 +4,8 @@
 
 use crate::sealed::{BOOT, NOW_MS, RECEIVER, forge, keys};
 use sluice_cluster::{
-    Body, Claim, Config, Health, Load, Member, Message, MessageCodec, Node, Pulse, Report, VipId, VipSet,
+    Body, Claim, Config, Health, Load, Member, Message, MessageCodec, Node, Pulse, Report, TableReport,
+    VipId, VipSet,
 };
 use sluice_types::{ClusterId, GatewayId};
 
@@ -40,6 +41,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         holds: VipSet::first(2),
         reachable: ids().collect(),
         health: Health::Ready,
+        tables: TableReport { revision: 300, behind: true },
     };
     let members = ids().map(|id| Member { id, draining: false }).collect();
     let claim = Claim { epoch: 9, owner: GatewayId::new(8) };

@@ -225,6 +225,35 @@ fn snapshot_in_parts_removes_what_it_does_not_mention_when_it_ends() {
     assert!(applier.role.instances().is_empty());
 }
 
+/// Catches tables that count as complete while entries are missing, or as lost while a snapshot writes over them.
+#[test]
+fn complete_revision_says_whether_entries_may_be_missing() {
+    let mut applier = applier(1 << 14);
+    let mut complete = applier.complete_revision();
+    let part = |database_id| Update { snapshot: true, vrfs: vec![vrf(1)], database_id, ..delta(0) };
+    apply(&mut applier, part(DATABASE));
+    assert!(!complete.has_changed().unwrap(), "0 as before: the first snapshot is not complete");
+    apply(&mut applier, cloud());
+    assert_eq!(*complete.borrow_and_update(), 10);
+    apply(&mut applier, delta(11));
+    // A new snapshot writes over the entries, which are all there meanwhile.
+    apply(&mut applier, part(DATABASE));
+    assert_eq!(*complete.borrow_and_update(), 11);
+    apply(&mut applier, Update { revision: 12, ..cloud() });
+    // An entry is missing until a snapshot has written it.
+    let malformed = Update { groups: vec![Group { id: 1, vips: Vec::new(), detect: false }], ..delta(13) };
+    assert_eq!(apply(&mut applier, malformed).unwrap().failed_entries, 1);
+    apply(&mut applier, delta(14));
+    assert_eq!(*complete.borrow_and_update(), 12);
+    apply(&mut applier, Update { revision: 15, ..cloud() });
+    assert_eq!((*complete.borrow_and_update(), applier.tables.complete_revision()), (15, 15));
+    // In another database the same VNI belongs to another tenant.
+    apply(&mut applier, part(DATABASE + 1));
+    assert_eq!(*complete.borrow_and_update(), 0);
+    apply(&mut applier, Update { database_id: DATABASE + 1, ..cloud() });
+    assert_eq!(*complete.borrow_and_update(), 10);
+}
+
 /// Catches a sweep that looks only at the tables: a role may know VTEPs that new tables do not have.
 #[test]
 fn snapshot_removes_vteps_that_only_the_role_knows() {

@@ -5,6 +5,7 @@
 use super::{Controller, ControllerOutput, GatewayRecord};
 use crate::message::Health;
 use crate::order::{self, Candidate};
+use crate::readiness::TableReport;
 use crate::vip::VipId;
 use sluice_types::GatewayId;
 
@@ -27,16 +28,23 @@ impl Controller {
         since_us.is_some_and(|since_us| now_us - since_us >= self.params.preempt_delay_us)
     }
 
-    /// Returns the gateways that can take vIPs: those that are settled. If no gateway is settled, for example
-    /// when the cluster starts, all eligible ones.
+    /// Returns what a gateway reports about its forwarding tables.
+    fn tables(&self, id: GatewayId) -> TableReport {
+        self.report(id).map(|report| report.tables).unwrap_or_default()
+    }
+
+    /// Returns the gateways that can take vIPs: of the eligible ones with the best tables those that are settled. If no
+    /// gateway is settled, for example when the cluster starts, all of them.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
         let mut ids: Vec<GatewayId> =
             self.ids().into_iter().filter(|id| self.is_eligible(*id, now_us)).collect();
+        let best = ids.iter().map(|id| self.tables(*id).readiness()).max();
+        ids.retain(|id| Some(self.tables(*id).readiness()) == best);
         if ids.iter().any(|id| self.is_settled(*id, now_us)) {
             ids.retain(|id| self.is_settled(*id, now_us));
         }
         let load = |id| self.table.owned_by(id, self.plan.config.vips).len();
-        ids.into_iter().map(|id| Candidate { id, load: load(id) }).collect()
+        ids.into_iter().map(|id| Candidate { id, tables: self.tables(id), load: load(id) }).collect()
     }
 
     /// Returns whether a gateway is in its hold-down: it failed so recently or so often that it is likely to
@@ -72,13 +80,15 @@ impl Controller {
             return;
         }
         let settled = candidates.iter().all(|candidate| self.is_settled(candidate.id, now_us));
+        let readiness = candidates[0].tables.readiness();
         for vip in self.plan.config.vips.iter() {
             let owner = self.table.get(vip).map(|claim| claim.owner);
             let lost =
                 owner.is_none_or(|owner| self.gateways.get(&owner).is_none_or(|gateway| gateway.failed));
             let draining = owner.and_then(|owner| self.plan.config.member(owner)).is_some_and(|m| m.draining);
-            // A draining gateway still forwards, so its vIPs can wait for a settled gateway.
-            let reassign = lost || draining && settled;
+            // A draining gateway still forwards, so its vIPs can wait for a settled gateway whose tables are as good.
+            let as_good = owner.is_none_or(|owner| readiness >= self.tables(owner).readiness());
+            let reassign = lost || draining && settled && as_good;
             if !reassign {
                 continue;
             }
@@ -105,7 +115,9 @@ impl Controller {
         let next = self.plan.config.vips.iter().find_map(|vip| {
             let preferred = *self.plan.preferred_owners.get(&vip)?;
             let owner = self.table.get(vip)?.owner;
-            let available = self.is_settled(preferred, now_us) && self.is_eligible(preferred, now_us);
+            let as_good = self.tables(preferred).readiness() >= self.tables(owner).readiness();
+            let available =
+                as_good && self.is_settled(preferred, now_us) && self.is_eligible(preferred, now_us);
             // The hold-down is waived if the present owner is held down as well. Otherwise, on machines with
             // too few processors, where all gateways are silent for moments, an overloaded gateway would be
             // relieved only after the longest hold-down.
@@ -119,14 +131,18 @@ impl Controller {
         }
     }
 
-    /// Reports gateways that have failed. They serve again when they are settled, or when no other gateway serves.
+    /// Reports gateways that have failed, or that have worse tables than another one that is reachable. They serve again
+    /// when they are settled with tables as good as the best ones, or when no other gateway serves.
     pub(super) fn report_serving_gateways(&mut self, now_us: u64) {
+        let reachable = self.ids().into_iter().filter(|id| self.is_reachable(*id, now_us));
+        let best = reachable.map(|id| self.tables(id).readiness()).max();
         for id in self.ids() {
-            let failed = self.has_failed(id);
+            let usable = !self.has_failed(id)
+                && (self.report(id).is_none() || Some(self.tables(id).readiness()) >= best);
             let others_away = self.gateways.iter().all(|(other, it)| *other == id || it.away);
-            let returns = !failed && (others_away || self.is_settled(id, now_us));
+            let serves = usable && (others_away || self.is_settled(id, now_us));
             let Some(gateway) = self.gateways.get_mut(&id) else { continue };
-            let changes = if gateway.away { returns } else { failed };
+            let changes = if gateway.away { serves } else { !usable };
             if changes {
                 gateway.away = !gateway.away;
                 self.outputs.push(ControllerOutput::Serves(id, !gateway.away));

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::message::Member;
+use crate::readiness::TableReport;
 
 const MS: u64 = 1_000;
 
@@ -18,6 +19,8 @@ struct Fixture {
     controller: Controller,
     now_us: u64,
     seq: u64,
+    /// Gateways whose tables are behind.
+    behind: Vec<u64>,
     outputs: Vec<ControllerOutput>,
 }
 
@@ -30,7 +33,7 @@ impl Fixture {
         let plan = OwnershipPlan { config, preferred_owners };
         let now_us = 1_000 * MS;
         let controller = Controller::new(ClusterId::new(1), Params::default(), 1, (plan, table), now_us);
-        let mut fixture = Self { controller, now_us, seq: 0, outputs: Vec::new() };
+        let mut fixture = Self { controller, now_us, seq: 0, behind: Vec::new(), outputs: Vec::new() };
         fixture.input(ControllerInput::Timer);
         fixture
     }
@@ -55,6 +58,10 @@ impl Fixture {
         self.input(ControllerInput::Received(Message { cluster, from, incarnation: 1, seq: self.seq, body }));
     }
 
+    fn tables(&self, of: u64) -> TableReport {
+        TableReport { revision: 50, behind: self.behind.contains(&of) }
+    }
+
     fn heartbeat(&mut self, from: u64, reachable: &[u64]) {
         let report = Report {
             config: self.controller.plan.config.revision,
@@ -62,6 +69,7 @@ impl Fixture {
             holds: self.controller.table.owned_by(id(from), VipSet::first(6)),
             reachable: reachable.iter().map(|&number| id(number)).collect(),
             health: Health::Ready,
+            tables: self.tables(from),
         };
         self.receive(from, Body::Heartbeat(report));
     }
@@ -98,6 +106,7 @@ impl Fixture {
             holds: self.controller.table.owned_by(id(from), VipSet::first(6)),
             reachable: Vec::new(),
             health: Health::Isolated,
+            tables: self.tables(from),
         };
         self.receive(from, Body::Heartbeat(report));
     }
@@ -292,6 +301,24 @@ fn failed_gateway_serves_again_when_it_is_settled() {
     fixture.pass(200, &[1, 2, 3]);
     assert!(fixture.has(&ControllerOutput::Serves(id(1), true)));
     assert!(!fixture.has(&ControllerOutput::Serves(id(2), false)));
+}
+
+/// Catches vIPs that return to a gateway, or leave a draining one, for a gateway without current tables.
+#[test]
+fn vips_go_to_gateways_with_current_tables() {
+    let mut fixture = Fixture::settled();
+    fixture.behind = vec![1];
+    fixture.taken_over(2, &[0, 3]);
+    fixture.pass(10_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [2, 2, 3, 2, 2, 3]);
+    fixture.drain(2);
+    assert_eq!(fixture.owners(), [3, 3, 3, 3, 3, 3]);
+    fixture.drain(3);
+    fixture.pass(3_000, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [3, 3, 3, 3, 3, 3], "only gateway 1 is not draining, and it is behind");
+    fixture.behind.clear();
+    fixture.pass(100, &[1, 2, 3]);
+    assert_eq!(fixture.owners(), [1, 1, 1, 1, 1, 1]);
 }
 
 #[test]

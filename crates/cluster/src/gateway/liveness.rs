@@ -110,6 +110,28 @@ impl Gateway {
         })
     }
 
+    /// Compares this gateway's tables with those of the peers that it reaches.
+    pub(super) fn compare_tables(&mut self, now_us: u64) {
+        let reachable = self.peers.iter().filter(|peer| peer.is_reachable(now_us, &self.params));
+        let newest = reachable.filter_map(|peer| peer.tables).map(|tables| tables.revision).max();
+        let before = self.readiness_reported;
+        self.tables.compare(now_us, newest.unwrap_or(0), self.params.behind_us);
+        self.readiness_reported = self.tables.report().readiness();
+        if self.readiness_reported != before {
+            self.outputs.push(Output::Incident(Incident::Tables(self.readiness_reported)));
+        }
+    }
+
+    /// Returns whether this gateway has better tables than a reachable peer: it forwards packets that the peer drops.
+    pub(super) fn has_better_tables_than(&self, id: GatewayId, now_us: u64) -> bool {
+        let own = self.tables.report().readiness();
+        self.peer_index(id).is_some_and(|at| {
+            let peer = &self.peers[at];
+            peer.is_reachable(now_us, &self.params)
+                && peer.tables.is_some_and(|tables| tables.readiness() < own)
+        })
+    }
+
     /// Returns the time of the next change that needs no input.
     pub(super) fn next_timer_us(&self, now_us: u64) -> u64 {
         let params = &self.params;
@@ -132,6 +154,7 @@ impl Gateway {
             }
         }
         self.params.due_us().into_iter().for_each(&mut at);
+        self.tables.due_us(params.behind_us).into_iter().for_each(&mut at);
         self.reannounce_us.into_iter().for_each(&mut at);
         if let Some(check) = &self.contact_check {
             at(check.probe_us);

@@ -22,7 +22,8 @@
 //!          +------------------------------------------------------------------- ISOLATED
 //! ```
 //!
-//! A gateway takes over and announces vIPs only while it is READY and at least one node answers it. In every
+//! A gateway takes over and announces vIPs only while it is READY and at least one node answers it. It takes over from
+//! gateways that are dead, isolated, or have worse tables than it has (`crate::readiness`). In every
 //! state it keeps the vIPs that it holds until their new owner is known. An ISOLATED gateway that was paused
 //! is STARTING as well.
 //!
@@ -39,6 +40,7 @@ mod tests;
 
 use crate::message::{Body, Config, Health, Load, Message, Node, Pulse, Report};
 use crate::params::{ActiveParams, Params};
+use crate::readiness::{OwnTables, Readiness, TableReport};
 use crate::sender::{Arrival, SenderState};
 use crate::table::{Claim, Table};
 use crate::vip::{VIPS_MAX, VipId, VipSet};
@@ -66,6 +68,11 @@ pub enum Input {
     Config(Config),
     /// Load of this gateway, to be sent to the controller.
     Load(Load),
+    /// The forwarding tables of this gateway contain this revision of the database completely; 0 if they contain none.
+    Tables {
+        /// The revision.
+        revision: u64,
+    },
     /// A datagram came from the address of a member and could not be opened with this node's keys and clock.
     Unreadable,
 }
@@ -129,6 +136,8 @@ pub enum Incident {
     },
     /// No node answers this gateway.
     Isolated,
+    /// The state of this gateway's forwarding tables changed.
+    Tables(Readiness),
     /// This gateway was isolated and is ready again. The node must resolve next hops again that failed in the
     /// meantime.
     Reconnected,
@@ -188,6 +197,15 @@ struct ContactCheck {
     probe_us: u64,
 }
 
+/// Content of the last hello. Changes of it are sent at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LastSent {
+    reachable: Vec<GatewayId>,
+    holds: VipSet,
+    health: Health,
+    readiness: Readiness,
+}
+
 /// The state machine of one gateway.
 #[derive(Clone, Debug)]
 pub struct Gateway {
@@ -208,6 +226,9 @@ pub struct Gateway {
     /// vIPs that a peer has stopped answering for, until this call has decided whether this gateway may announce.
     released: VipSet,
     health: Health,
+    tables: OwnTables,
+    /// State of the tables of the last [`Incident::Tables`].
+    readiness_reported: Readiness,
     /// At least one node answers this gateway, as far as it knows.
     has_contact: bool,
     startup_until_us: u64,
@@ -226,8 +247,7 @@ pub struct Gateway {
     next_hello_us: u64,
     next_heartbeat_us: u64,
     timer_us: Option<u64>,
-    /// Content of the last hello: reachable peers, vIPs and health.
-    last_sent: Option<(Vec<GatewayId>, VipSet, Health)>,
+    last_sent: Option<LastSent>,
     drained_reported: bool,
     /// Claims of this gateway that were not sent yet.
     new_claims: Vec<(VipId, Claim)>,
@@ -262,6 +282,8 @@ impl Gateway {
             holds: VipSet::EMPTY,
             released: VipSet::EMPTY,
             health: Health::Starting,
+            tables: OwnTables::default(),
+            readiness_reported: Readiness::Partial,
             has_contact: false,
             startup_until_us: now_us,
             silence_since_us: now_us,
@@ -293,6 +315,13 @@ impl Gateway {
         self
     }
 
+    /// Sets the revision of the forwarding tables that the node has at the start, as [`Input::Tables`] does later.
+    #[must_use]
+    pub fn with_tables(mut self, revision: u64) -> Self {
+        self.tables.set_revision(revision);
+        self
+    }
+
     /// Handles an input at `now_us` of this node's clock. The clock must advance while the process is not
     /// scheduled (`CLOCK_BOOTTIME`, not CPU time).
     pub fn handle(&mut self, now_us: u64, input: Input) -> Vec<Output> {
@@ -312,12 +341,14 @@ impl Gateway {
             Input::Witness { token } => self.record_answer(now_us, token),
             Input::Config(config) => self.set_config(config),
             Input::Load(load) => self.send_load(load),
+            Input::Tables { revision } => self.tables.set_revision(revision),
             Input::Unreadable => self.unreadable_us = Some(now_us),
         }
         self.update_peers(now_us);
         self.check_contact(now_us);
         self.leave_startup_if_due(now_us);
         self.announce_released(now_us);
+        self.compare_tables(now_us);
         self.update_ownership(now_us);
         self.announce_due(now_us);
         self.send_updates(now_us);
@@ -347,6 +378,12 @@ impl Gateway {
     #[must_use]
     pub fn health(&self) -> Health {
         self.health
+    }
+
+    /// Returns the state of this gateway's forwarding tables.
+    #[must_use]
+    pub fn tables(&self) -> TableReport {
+        self.tables.report()
     }
 
     /// Forgets what was received from other nodes, and decides nothing until the start-up phase is over.

@@ -9,7 +9,8 @@
 //!              |                                                               v
 //!   NOT HELD --+                                                              HELD --+ repetitions, refresh,
 //!    ^  |                                                                      ^  ^  | another owner stopped
-//!    |  |   owner is dead or isolated                                          |  +--+ / Announce
+//!    |  |   owner is dead or isolated,                                         |  +--+ / Announce
+//!    |  |   or has worse tables than this gateway                              |  |
 //!    |  +------------------------> ORPHANED -----------------------------------+  |
 //!    |                             this gateway's turn / Announce: TakenOver      | newer claim names
 //!    |                                                                            v another gateway
@@ -97,14 +98,17 @@ impl Gateway {
             || self.peers.iter().any(|peer| peer.reaches(id) && peer.is_reachable(now_us, &self.params))
     }
 
-    /// Takes over orphaned vIPs, whose owner is dead or isolated. The first candidate takes a vIP at once,
+    /// Takes over orphaned vIPs, whose owner is dead, isolated, or has worse tables than this gateway. The first candidate takes a vIP at once,
     /// the second one step later if the first has not, and so on: candidates may disagree about which
     /// gateways are alive.
     fn take_orphaned_vips(&mut self, now_us: u64) {
         let mut orphaned = VipSet::EMPTY;
         for vip in self.config.vips.iter() {
             let owner = self.table.get(vip).map(|claim| claim.owner);
-            let is_orphaned = owner.is_some_and(|owner| owner != self.own && !self.is_usable(owner, now_us));
+            let is_orphaned = owner.is_some_and(|owner| {
+                let replaced = !self.is_usable(owner, now_us) || self.has_better_tables_than(owner, now_us);
+                owner != self.own && replaced
+            });
             let state = &mut self.vips[vip.index()];
             state.takeover_us = None;
             // The gateway that claimed the vIP was alive when it did.
@@ -136,18 +140,25 @@ impl Gateway {
         }
     }
 
-    /// Returns the gateways that can take vIPs, including this one. Draining gateways are candidates only if
-    /// there is no other: an available vIP matters more than a drain.
+    /// Returns the gateways that can take vIPs, including this one. Draining gateways are candidates only if no other
+    /// gateway has tables as good as theirs: an available vIP matters more than a drain.
     fn candidates(&self, now_us: u64) -> Vec<Candidate> {
         let load = |id| self.table.owned_by(id, self.config.vips).len();
         let others =
             self.peers.iter().filter(|peer| self.is_usable(peer.id, now_us) && peer.health == Health::Ready);
         let draining = self.config.member(self.own).is_some_and(|member| member.draining);
+        let own = Candidate { id: self.own, tables: self.tables.report(), load: load(self.own) };
         let all: Vec<(bool, Candidate)> = others
-            .map(|peer| (peer.draining, Candidate { id: peer.id, load: load(peer.id) }))
-            .chain([(draining, Candidate { id: self.own, load: load(self.own) })])
+            .map(|peer| {
+                let tables = peer.tables.unwrap_or_default();
+                (peer.draining, Candidate { id: peer.id, tables, load: load(peer.id) })
+            })
+            .chain([(draining, own)])
             .collect();
-        let only_draining = all.iter().all(|(draining, _)| *draining);
+        let readiness = |(_, candidate): &(bool, Candidate)| candidate.tables.readiness();
+        let best = all.iter().map(readiness).max();
+        let only_draining =
+            all.iter().filter(|it| Some(readiness(it)) == best).all(|(draining, _)| *draining);
         all.into_iter()
             .filter(|(draining, _)| only_draining || !draining)
             .map(|(_, candidate)| candidate)

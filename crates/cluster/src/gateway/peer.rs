@@ -15,6 +15,7 @@
 
 use crate::message::{Health, Report};
 use crate::params::Params;
+use crate::readiness::TableReport;
 use crate::sender::{Arrival, SenderState};
 use crate::vip::VipSet;
 use sluice_types::GatewayId;
@@ -45,6 +46,8 @@ pub(super) struct Peer {
     pub reachable: Vec<GatewayId>,
     pub holds: VipSet,
     pub health: Health,
+    /// State of its tables; `None` if it has not reported it yet.
+    pub tables: Option<TableReport>,
     /// Time at which it was last sent the configuration or claims that it lacked.
     pub synced_us: Option<u64>,
 }
@@ -78,6 +81,7 @@ impl Peer {
             reachable: Vec::new(),
             holds: VipSet::EMPTY,
             health: Health::Ready,
+            tables: None,
             synced_us: None,
         }
     }
@@ -90,6 +94,7 @@ impl Peer {
         self.reachable.clear();
         self.holds = VipSet::EMPTY;
         self.health = Health::Ready;
+        self.tables = None;
         self.synced_us = None;
     }
 
@@ -149,6 +154,7 @@ impl Peer {
         self.holds = report.holds;
         self.reachable = report.reachable;
         self.health = report.health;
+        self.tables = Some(report.tables);
         released
     }
 

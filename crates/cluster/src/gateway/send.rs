@@ -1,6 +1,6 @@
 //! Messages that this gateway sends, and the timer that it requests.
 
-use super::{Gateway, Output};
+use super::{Gateway, LastSent, Output};
 use crate::message::{Body, Load, Message, Node, Report};
 use sluice_types::GatewayId;
 
@@ -23,6 +23,7 @@ impl Gateway {
             holds: self.holds,
             reachable,
             health: self.health,
+            tables: self.tables.report(),
         }
     }
 
@@ -75,18 +76,18 @@ impl Gateway {
             }
         }
         let reachable = self.reachable_peers(now_us);
-        let changed = self.last_sent.as_ref().is_none_or(|(sent_reachable, holds, health)| {
-            (sent_reachable, *holds, *health) != (&reachable, self.holds, self.health)
-        });
+        let readiness = self.tables.report().readiness();
+        let state = LastSent { reachable, holds: self.holds, health: self.health, readiness };
+        let changed = self.last_sent.as_ref() != Some(&state);
         if changed || now_us >= self.next_hello_us {
-            self.send_to_peers(Body::Hello(self.report(reachable.clone())));
+            self.send_to_peers(Body::Hello(self.report(state.reachable.clone())));
             self.next_hello_us = now_us + self.params.hello_us;
         }
         if changed || now_us >= self.next_heartbeat_us {
             self.send_heartbeat(now_us);
         }
         if changed {
-            self.last_sent = Some((reachable, self.holds, self.health));
+            self.last_sent = Some(state);
         }
         let at_us = self.next_timer_us(now_us);
         if self.timer_us != Some(at_us) {

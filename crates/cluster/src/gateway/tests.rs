@@ -5,6 +5,8 @@ use crate::message::Member;
 use crate::order::Candidate;
 
 const MS: u64 = 1_000;
+/// Revision of the tables of all gateways, unless a test changes it.
+const REVISION: u64 = 50;
 
 fn id(number: u64) -> GatewayId {
     GatewayId::new(number)
@@ -23,6 +25,8 @@ struct Fixture {
     gateway: Gateway,
     now_us: u64,
     seq: u64,
+    /// What peers report about their tables.
+    peer_tables: TableReport,
     outputs: Vec<Output>,
 }
 
@@ -36,8 +40,15 @@ impl Fixture {
         let config =
             Config { revision: 1, vips: VipSet::first(members.len()), members, hello_interval_ms: 0 };
         let start_us = 1_000 * MS;
-        let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us);
-        let mut fixture = Self { gateway, now_us: start_us, seq: 0, outputs: Vec::new() };
+        let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 1, (config, table), start_us)
+            .with_tables(REVISION);
+        let mut fixture = Self {
+            gateway,
+            now_us: start_us,
+            seq: 0,
+            peer_tables: TableReport { revision: REVISION, behind: false },
+            outputs: Vec::new(),
+        };
         fixture.input(Input::Timer);
         fixture
     }
@@ -72,6 +83,7 @@ impl Fixture {
             holds,
             reachable: reachable.iter().map(|&number| id(number)).collect(),
             health: Health::Ready,
+            tables: self.peer_tables,
         }
     }
 
@@ -178,10 +190,64 @@ fn vip_of_a_silent_peer_is_taken_over_when_no_gateway_reaches_the_peer() {
     fixture.now_us += Params::default().candidate_step_us;
     fixture.hello(3, &[1]);
     assert_eq!(fixture.taken_over(), [1]);
-    let candidates = [1, 3].map(|number| Candidate { id: id(number), load: 1 });
+    let tables = fixture.gateway.tables();
+    let candidates = [1, 3].map(|number| Candidate { id: id(number), tables, load: 1 });
     assert_eq!(first, crate::order::rank(vip(1), id(1), &candidates) == Some(0));
     assert_eq!(fixture.gateway.table().get(vip(1)), Some(Claim { epoch: 2, owner: id(1) }));
     assert_eq!(fixture.gateway.holds(), set(&[0, 1]));
+}
+
+/// Catches a gateway that keeps vIPs without tables, and one without tables that takes vIPs.
+#[test]
+fn gateway_with_better_tables_takes_over() {
+    let mut fixture = Fixture::ready();
+    // The peers have lost their tables, so that each has a vIP which this gateway takes.
+    fixture.peer_tables.revision = 0;
+    fixture.pass(1, &[2, 3]);
+    assert_eq!(fixture.taken_over(), [1, 2]);
+    // This gateway has lost its own as well: among equals nothing moves.
+    let mut fixture = Fixture::ready();
+    fixture.input(Input::Tables { revision: 0 });
+    fixture.peer_tables.revision = 0;
+    fixture.pass(20, &[2, 3]);
+    assert_eq!((fixture.taken_over(), fixture.gateway.holds()), (vec![], set(&[0])));
+    // A dead peer is replaced nevertheless, if no gateway has tables.
+    fixture.pass(200, &[3]);
+    let (mine, theirs) = (fixture.taken_over() == [1], fixture.gateway.table().get(vip(1)).unwrap().owner);
+    assert!(mine || theirs == id(3), "{theirs}");
+}
+
+#[test]
+fn gateway_whose_tables_no_longer_change_reports_that_it_is_behind() {
+    let mut fixture = Fixture::ready();
+    fixture.peer_tables.revision = REVISION + 1;
+    fixture.pass(3_000, &[2, 3]);
+    assert_eq!(fixture.gateway.tables().readiness(), Readiness::Current);
+    fixture.pass(10, &[2, 3]);
+    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: true });
+    // A peer dies. The other one comes first, whatever the hash says, and does not take the vIP in this test.
+    let params = Params::default();
+    for _ in 0..100 {
+        fixture.now_us += MS / 2;
+        fixture.hello(3, &[1]);
+        if fixture.gateway.vips[1].takeover_us.is_some() {
+            break;
+        }
+    }
+    assert_eq!(fixture.taken_over(), [] as [u8; 0]);
+    fixture.now_us += params.candidate_step_us;
+    fixture.hello(3, &[1]);
+    assert_eq!(fixture.taken_over(), [1]);
+    // All with newer tables are dead: these tables are the best that there are.
+    for _ in 0..300 {
+        fixture.now_us += MS;
+        fixture.input(Input::Timer);
+        if let Some(token) = fixture.last_probe() {
+            fixture.input(Input::Witness { token });
+        }
+    }
+    assert_eq!(fixture.gateway.tables(), TableReport { revision: REVISION, behind: false });
+    assert_eq!(fixture.taken_over(), [1, 2]);
 }
 
 #[test]
@@ -416,8 +482,9 @@ fn restarted_agent_keeps_the_vips_that_its_programs_answer_for() {
     let restart = |saved: (Config, Table)| {
         let start_us = 2_000 * MS;
         let gateway = Gateway::new(id(1), ClusterId::new(1), Params::default(), 2, saved, start_us);
-        let gateway = gateway.with_held_vips(set(&[0, 1]));
-        let mut fixture = Fixture { gateway, now_us: start_us, seq: 100, outputs: Vec::new() };
+        let gateway = gateway.with_held_vips(set(&[0, 1])).with_tables(REVISION);
+        let peer_tables = ready.tables();
+        let mut fixture = Fixture { gateway, now_us: start_us, seq: 100, peer_tables, outputs: Vec::new() };
         fixture.input(Input::Timer);
         fixture
     };

@@ -118,6 +118,7 @@ fn find_unreachable_vip(world: &World) -> Option<String> {
         if live.is_empty() {
             continue;
         }
+        let live = world.with_best_tables(&live);
         for vip in world.vips() {
             if !live.iter().any(|&at| answers(world, at, vip)) {
                 return Some(format!("no gateway of {live:?} answers for {vip:?} to observer {number}"));
@@ -142,6 +143,13 @@ fn bound_us(world: &World) -> u64 {
         // removal. Only a repetition corrects that. It forwards in the meantime, but the check does not count
         // it.
         Class::Change => ISOLATED_TAKEOVER_US + steps_us + world.scenario.params.repeat_us * 7,
+        // Peers compare revisions for `behind_us`. A gateway that gets its tables may be the only one with them.
+        Class::Tables => {
+            ISOLATED_TAKEOVER_US
+                + steps_us
+                + world.scenario.params.behind_us
+                + world.scenario.params.silence_us
+        }
         // The gateways of the other side fall silent one after the other.
         Class::Split => TAKEOVER_US + steps_us,
         // Candidates that do not know of a move yet calculate with other loads, and a vIP whose owner has
@@ -275,10 +283,14 @@ fn check_end(world: &World, summary: &mut Summary) -> Result<(), String> {
 
 /// Checks that each gateway that is available owns the vIPs that prefer it.
 fn check_preferred_owners(world: &World, controller: &Controller) -> Result<(), String> {
+    let live: Vec<usize> = (0..world.scenario.gateways)
+        .filter(|&at| world.gateways[at].machine.is_some() && world.is_member(at))
+        .collect();
+    let best = world.with_best_tables(&live);
     for (vip, preferred) in &controller.plan().preferred_owners {
         let at = preferred.get() as usize - 1;
         let draining = controller.plan().config.member(*preferred).is_some_and(|member| member.draining);
-        let available = world.gateways[at].machine.is_some() && !draining && world.is_member(at);
+        let available = best.contains(&at) && !draining;
         if available && controller.table().get(*vip).map(|claim| claim.owner) != Some(*preferred) {
             return Err(format!("{vip:?} is not owned by its preferred owner, gateway {at}"));
         }
@@ -286,14 +298,14 @@ fn check_preferred_owners(world: &World, controller: &Controller) -> Result<(), 
     Ok(())
 }
 
-/// Checks that draining gateways answer for no vIP if there is another gateway, and that they and the
+/// Checks that draining gateways answer for no vIP if there is another gateway with tables as good as theirs, and that they and the
 /// controller have reported it.
 fn check_drained(world: &World, controller: &Controller) -> Result<(), String> {
     let is_draining =
         |at: usize| controller.plan().config.member(id(at)).is_some_and(|member| member.draining);
     let lives = |at: &usize| world.gateways[*at].machine.is_some() && world.is_member(*at);
     let live: Vec<usize> = (0..world.scenario.gateways).filter(lives).collect();
-    if live.iter().all(|&at| is_draining(at)) {
+    if world.with_best_tables(&live).iter().all(|&at| is_draining(at)) {
         return Ok(());
     }
     for at in live.into_iter().filter(|&at| is_draining(at)) {

@@ -14,10 +14,11 @@ pub enum Class {
     Controller,
     Drain,
     Change,
+    Tables,
     Everything,
 }
 
-pub const CLASSES: [Class; 9] = [
+pub const CLASSES: [Class; 10] = [
     Class::Crash,
     Class::Pause,
     Class::Split,
@@ -26,6 +27,7 @@ pub const CLASSES: [Class; 9] = [
     Class::Controller,
     Class::Drain,
     Class::Change,
+    Class::Tables,
     Class::Everything,
 ];
 
@@ -72,6 +74,8 @@ pub enum Fault {
     Vip(u8, bool),
     /// The operator sets the hello interval, in milliseconds.
     HelloInterval(u16),
+    /// The forwarding tables of a gateway contain this revision completely; 0 if they contain none.
+    Tables(usize, u64),
 }
 
 /// Loss and duplication in parts per million, and the longest additional delay. All zero is a good network.
@@ -114,6 +118,7 @@ impl Scenario {
             preempt_delay_us: 20_000,
             brief_failure_us: 5_000,
             return_interval_us: 10_000,
+            behind_us: 20_000,
             forgive_us: 400_000,
             // If announcements get lost, or both sides of a split lose gateways, only refreshes help.
             refresh_us: if lossy { 160_000 } else { 10_000_000 },
@@ -149,7 +154,7 @@ impl Scenario {
         let rounds = 1 + rng.index(3);
         for _ in 0..rounds {
             let class = match self.class {
-                Class::Everything => CLASSES[rng.index(8)],
+                Class::Everything => CLASSES[rng.index(9)],
                 class => class,
             };
             // Long enough for a fault to be detected everywhere, or so short that it may not be detected.
@@ -235,6 +240,31 @@ impl Scenario {
                     add(until_us, Fault::Restart(two, true));
                 }
             }
+            Class::Tables => {
+                // Revisions increase with time.
+                let two = (one + 1) % self.gateways;
+                match rng.index(3) {
+                    // A machine is rebooted, and another one dies before the tables are loaded.
+                    0 => {
+                        add(at_us, Fault::Crash(one));
+                        add(until_us, Fault::Tables(one, 0));
+                        add(until_us, Fault::Restart(one, true));
+                        add(until_us + rng.range(0, 40_000), Fault::Crash(two));
+                        add(until_us + rng.range(20_000, 100_000), Fault::Tables(one, at_us));
+                    }
+                    // The stream of one gateway is cut, and the others get changes.
+                    1 => {
+                        for other in (0..self.gateways).filter(|other| *other != one) {
+                            add(at_us + rng.range(0, 2_000), Fault::Tables(other, at_us));
+                        }
+                        add(until_us, Fault::Tables(one, at_us));
+                    }
+                    _ => {
+                        add(at_us, Fault::Tables(one, 0));
+                        add(until_us, Fault::Tables(one, at_us));
+                    }
+                }
+            }
             Class::Drain | Class::Everything => {
                 add(at_us, Fault::Drain(one));
                 if rng.ppm(300_000) {
@@ -259,6 +289,9 @@ impl Scenario {
         }
         if rng.ppm(800_000) {
             self.faults.push((end_us, Fault::ControllerRestart));
+        }
+        if rng.ppm(700_000) {
+            (0..self.gateways).for_each(|gateway| self.faults.push((end_us, Fault::Tables(gateway, end_us))));
         }
     }
 }

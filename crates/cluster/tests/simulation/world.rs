@@ -78,6 +78,8 @@ pub struct GatewayNode {
     /// State machine; `None` while the machine is dead.
     pub machine: Option<Gateway>,
     saved: (Config, Table),
+    /// Revision of its forwarding tables, which outlive the agent.
+    tables: u64,
     /// Time since which the agent is not scheduled, and whether its clock stands still as well.
     pub paused: Option<(u64, bool)>,
     inbox: VecDeque<Input>,
@@ -159,6 +161,7 @@ impl World {
             .map(|_| GatewayNode {
                 machine: None,
                 saved: (config.clone(), table.clone()),
+                tables: 1,
                 paused: None,
                 inbox: VecDeque::new(),
                 clock: clock(),
@@ -251,7 +254,8 @@ impl World {
         node.incarnation += 1;
         let (now_us, params) = (node.clock.local(self.now_us), self.scenario.params.clone());
         let saved = node.saved.clone();
-        node.machine = Some(Gateway::new(id(at), CLUSTER, params, node.incarnation, saved, now_us));
+        let machine = Gateway::new(id(at), CLUSTER, params, node.incarnation, saved, now_us);
+        node.machine = Some(machine.with_tables(node.tables));
         self.feed_gateway(at, Input::Timer);
     }
 
@@ -486,6 +490,10 @@ impl World {
             Fault::HelloInterval(interval_ms) => {
                 self.change_plan(|config| config.hello_interval_ms = interval_ms);
             }
+            Fault::Tables(at, revision) => {
+                self.gateways[at].tables = revision;
+                self.feed_gateway(at, Input::Tables { revision });
+            }
             Fault::Vip(slot, there) => self.change_plan(|config| {
                 let vips = config.vips.iter().filter(|vip| vip.get() != slot);
                 let added = VipId::new(slot).ok().filter(|_| there);
@@ -559,6 +567,13 @@ impl World {
     /// Returns the vIPs that a gateway answers for; the empty set if it is dead.
     pub fn holds(&self, at: usize) -> VipSet {
         self.gateways[at].machine.as_ref().map_or(VipSet::EMPTY, Gateway::holds)
+    }
+
+    /// Returns the gateways of these that have the best tables, as they report them.
+    pub fn with_best_tables(&self, gateways: &[usize]) -> Vec<usize> {
+        let readiness = |at: usize| self.gateways[at].machine.as_ref().map(|it| it.tables().readiness());
+        let best = gateways.iter().filter_map(|at| readiness(*at)).max();
+        gateways.iter().copied().filter(|at| readiness(*at) == best).collect()
     }
 
     /// Iterates over the vIPs in the plan.

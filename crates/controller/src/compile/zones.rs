@@ -41,7 +41,7 @@ impl Zones {
         self.away.retain(|id| there.contains(id));
     }
 
-    /// Records that a gateway cannot be relied on, or can again.
+    /// Records that a gateway cannot be relied on (it failed, or has not the tables that others have), or can again.
     pub fn set_away(&mut self, gateway: GatewayId, away: bool) {
         if away {
             self.away.insert(gateway);

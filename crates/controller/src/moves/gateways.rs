@@ -116,10 +116,12 @@ mod tests {
     use super::*;
     use sluice_types::ClusterId;
 
-    const ALL: [GatewayState; 8] = [
+    const ALL: [GatewayState; 10] = [
         GatewayState::Unknown,
         GatewayState::Ready,
         GatewayState::Starting,
+        GatewayState::Loading,
+        GatewayState::Behind,
         GatewayState::Isolated,
         GatewayState::Unreachable,
         GatewayState::Failed,

@@ -5,7 +5,7 @@ use super::view::{ClusterView, GatewayState, GatewayView};
 use crate::compile::ClusterUpdates;
 use sluice_cluster::{
     Config, Controller, ControllerInput, ControllerOutput, Health, Load, Member, Message, MessageCodec, Node,
-    OwnershipPlan, Params, Refused, Table, VipId,
+    OwnershipPlan, Params, Readiness, Refused, Table, VipId,
 };
 use sluice_envelope::{BootId, ClusterKey, KeyRing};
 use sluice_southbound::{ClusterKeys, ClusterPlan};
@@ -309,12 +309,15 @@ fn view(runtime: &ClusterRuntime, now: Now) -> ClusterView {
         let report = machine.report(id);
         let holds = report.map(|report| report.holds).unwrap_or_default();
         let heard = machine.is_reachable(id, now.mono_us);
+        let readiness = report.map(|report| report.tables.readiness());
         let state = match report.map(|report| report.health) {
             _ if machine.has_failed(id) => GatewayState::Failed,
             // It is silent, but not for long, or its peers receive its heartbeats.
             _ if !heard => GatewayState::Unreachable,
             Some(Health::Ready) if member.draining && machine.is_drained(id) => GatewayState::Drained,
             Some(Health::Ready) if member.draining => GatewayState::Draining,
+            Some(Health::Ready) if readiness == Some(Readiness::Partial) => GatewayState::Loading,
+            Some(Health::Ready) if readiness == Some(Readiness::Behind) => GatewayState::Behind,
             Some(Health::Ready) => GatewayState::Ready,
             Some(Health::Isolated) => GatewayState::Isolated,
             Some(Health::Starting) | None => GatewayState::Starting,

@@ -3,12 +3,16 @@
 use super::clusters::{Action, AddressPair, Clusters, Event, Now};
 use super::view::{GatewayState, PublishedViews};
 use super::*;
-use sluice_cluster::{Body, Claim, Health, Load, Message, MessageCodec, Node, Report, Table, VipId, VipSet};
+use sluice_cluster::{
+    Body, Claim, Health, Load, Message, MessageCodec, Node, Report, Table, TableReport, VipId, VipSet,
+};
 use sluice_envelope::{ClusterKey, KeyRing};
 use sluice_southbound::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, Update};
 use sluice_types::{ClusterId, GatewayId, MacAddr, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 
+/// What all gateways report about their forwarding tables.
+const TABLES: TableReport = TableReport { revision: 9, behind: false };
 const WALL_MS: u64 = 1_700_000_000_000;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
 
@@ -135,6 +139,7 @@ impl Bench {
             holds: self.table.owned_by(id, VipSet::first(2)),
             reachable: [1, 2].into_iter().filter(|other| *other != number).map(GatewayId::new).collect(),
             health: Health::Ready,
+            tables: TABLES,
         };
         self.send(number, 1, &ring(1), Body::Heartbeat(report));
     }
@@ -215,6 +220,7 @@ fn failure_return_and_drain_are_events() {
             holds: VipSet::first(1),
             reachable: Vec::new(),
             health: Health::Ready,
+            tables: TABLES,
         };
         bench.send(1, 1, &ring(1), Body::Heartbeat(report));
     }
@@ -267,6 +273,7 @@ fn drained_state_is_shown_together_with_its_event() {
         holds: VipSet::EMPTY,
         reachable: vec![GatewayId::new(1)],
         health: Health::Ready,
+        tables: TABLES,
     };
     let report = nothing(&bench);
     bench.send(2, 1, &ring(1), Body::Heartbeat(report));

@@ -19,6 +19,10 @@ pub enum GatewayState {
     Ready,
     /// It started, resumed or returned, and does not take part in decisions yet.
     Starting,
+    /// Entries of its forwarding tables are missing, so it takes no vIP that another gateway can take.
+    Loading,
+    /// Its forwarding tables do not receive changes that other gateways receive, so these take its vIPs.
+    Behind,
     /// It reports that no node on the underlay answers it.
     Isolated,
     /// Its heartbeats do not arrive, but it may still forward: its peers receive its hellos, or the silence

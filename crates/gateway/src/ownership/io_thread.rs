@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
-use sluice_cluster::{AnnounceReason, Incident, MESSAGE_BYTES_MAX};
+use sluice_cluster::{AnnounceReason, Incident, MESSAGE_BYTES_MAX, Readiness};
 use sluice_sys::{Scheduling, raise_thread_priority};
 use sluice_tables::AgentHeartbeat;
 
@@ -186,6 +186,7 @@ impl IoThread {
                     Event::Controller(address.map(|address| address.ip()))
                 }
                 Ok(Command::Load(load)) => Event::Load(load),
+                Ok(Command::Tables(revision)) => Event::Tables(revision),
                 Ok(Command::Neighbors(mut neighbors)) => {
                     let plan = self.member.plan();
                     let is_gateway = |address| plan.is_some_and(|plan| plan.is_member(address));
@@ -305,6 +306,15 @@ fn log_incident(incident: Incident) {
             );
         }
         Incident::Paused { for_us } => tracing::warn!(for_us, "this agent did not run when it was due"),
+        Incident::Tables(Readiness::Current) => tracing::info!("the forwarding tables are current"),
+        Incident::Tables(Readiness::Behind) => tracing::warn!(
+            "the forwarding tables do not receive changes that other gateways have: these take over vIPs"
+        ),
+        Incident::Tables(Readiness::Partial) => {
+            tracing::warn!(
+                "the forwarding tables are incomplete: gateways that have all entries take over vIPs"
+            );
+        }
         Incident::Isolated => tracing::warn!("isolated: no gateway, no witness and no controller answers"),
         Incident::Reconnected => tracing::info!("not isolated any more"),
     }

@@ -24,7 +24,7 @@ use std::net::IpAddr;
 use sluice_agent::underlay::Vteps;
 use sluice_cluster::{
     AnnounceReason, Gateway, Health, Incident, Input, Load, Message, MessageCodec, Node, Output, Params,
-    VipSet,
+    Readiness, VipSet,
 };
 use sluice_envelope::{BootId, KeyRing};
 use sluice_types::{GatewayId, MacAddr};
@@ -74,6 +74,8 @@ pub enum Event<'a> {
     Controller(Option<IpAddr>),
     /// The load of this gateway, for the controller.
     Load(Load),
+    /// Newest revision that the forwarding tables contain completely; 0 if entries may be missing.
+    Tables(u64),
 }
 
 /// Receiver of a datagram.
@@ -108,12 +110,30 @@ pub enum Action {
 /// vIPs that a gateway answers for, with their MACs.
 pub type OwnedVips = HashMap<IpAddr, MacAddr>;
 
+/// What an agent that starts finds in the tables.
+#[derive(Debug, Default)]
+pub struct AdoptedTables {
+    /// vIPs that the packet programs answer for.
+    pub owned: OwnedVips,
+    /// Newest revision that the tables contain completely; 0 if entries may be missing.
+    pub revision: u64,
+}
+
 /// Name of a state of a gateway.
 fn health_name(health: Health) -> &'static str {
     match health {
         Health::Ready => "ready",
         Health::Starting => "starting",
         Health::Isolated => "isolated",
+    }
+}
+
+/// Name of a state of the forwarding tables.
+fn readiness_name(readiness: Readiness) -> &'static str {
+    match readiness {
+        Readiness::Current => "current",
+        Readiness::Behind => "behind",
+        Readiness::Partial => "partial",
     }
 }
 
@@ -134,6 +154,8 @@ pub struct LocalMember {
     due_us: u64,
     /// vIPs that the tables answer for.
     owned: OwnedVips,
+    /// Newest revision that the tables contain completely.
+    tables: u64,
     /// Revisions of plan and configuration, and digest of the table, of the saved state.
     saved: Option<(u64, u64, u64)>,
     counts: OwnershipCounts,
@@ -141,15 +163,14 @@ pub struct LocalMember {
 }
 
 impl LocalMember {
-    /// A gateway whose agent starts. `saved` is the state that an earlier agent left, `owned` are the vIPs
-    /// that the tables still answer for.
+    /// A gateway whose agent starts. `saved` is the state that an earlier agent left.
     #[must_use]
     pub fn new(
         own: GatewayId,
         vteps: Vteps,
         boot: BootId,
         saved: Option<SavedState>,
-        owned: OwnedVips,
+        tables: AdoptedTables,
         now: Now,
     ) -> Self {
         let mut member = Self {
@@ -165,7 +186,8 @@ impl LocalMember {
             controller: None,
             source_addresses: BTreeMap::new(),
             due_us: now.boot_us,
-            owned,
+            owned: tables.owned,
+            tables: tables.revision,
             saved: None,
             counts: OwnershipCounts::default(),
             actions: Vec::new(),
@@ -204,6 +226,10 @@ impl LocalMember {
             Event::Keys(keys) => self.keys = keys,
             Event::Controller(address) => self.controller = address,
             Event::Load(load) => self.feed(now, Input::Load(load)),
+            Event::Tables(revision) => {
+                self.tables = revision;
+                self.feed(now, Input::Tables { revision });
+            }
         }
         self.update_owned();
         self.save();
@@ -237,6 +263,8 @@ impl LocalMember {
             cluster: Some(plan.cluster),
             revision: machine.config().revision,
             health: Some(health_name(machine.health())),
+            tables: Some(readiness_name(machine.tables().readiness())),
+            tables_revision: machine.tables().revision,
             vips,
             peers: others
                 .map(|it| (it.id, machine.is_reachable(Node::Gateway(it.id), now.boot_us)))
@@ -258,7 +286,7 @@ impl LocalMember {
         self.incarnation += 1;
         let machine =
             Gateway::new(self.own, plan.cluster, self.params.clone(), self.incarnation, state, now.boot_us);
-        self.machine = Some(machine.with_held_vips(held));
+        self.machine = Some(machine.with_held_vips(held).with_tables(self.tables));
         self.plan = Some(plan);
         self.due_us = now.boot_us;
     }
@@ -360,7 +388,7 @@ impl LocalMember {
             Output::SetTimer { at_us } => self.due_us = at_us,
             Output::Incident(incident) => {
                 match incident {
-                    Incident::Drained | Incident::Reconnected => {}
+                    Incident::Drained | Incident::Reconnected | Incident::Tables(_) => {}
                     Incident::FalseAlarm { .. } => self.counts.false_alarms += 1,
                     Incident::Paused { .. } => self.counts.pauses += 1,
                     Incident::Isolated => self.counts.isolated += 1,

@@ -43,7 +43,7 @@ pub use status::{OwnershipCounts, OwnershipStatus, SharedOwnershipStatus};
 pub use witness::WitnessNeighbor;
 
 use io_thread::{IoThread, now, save_states};
-use local_member::LocalMember;
+use local_member::{AdoptedTables, LocalMember};
 use saved_state::SavedState;
 use sockets::Sockets;
 use witness::Witness;
@@ -57,6 +57,7 @@ enum Command {
     Controller(Option<SocketAddr>),
     Neighbors(Vec<WitnessNeighbor>),
     Load(Load),
+    Tables(u64),
 }
 
 /// What the ownership thread needs.
@@ -71,6 +72,8 @@ pub struct OwnershipConfig {
     pub state_dir: PathBuf,
     /// vIPs that the tables answer for since an earlier agent ran.
     pub owned: OwnedVips,
+    /// Newest revision that the tables contain completely; 0 if entries may be missing.
+    pub tables: u64,
     /// Makes the tables answer for other vIPs.
     pub set_owned: SetOwned,
     /// Heartbeat of the agent, which the packet programs check.
@@ -95,12 +98,15 @@ impl Ownership {
     /// # Errors
     /// If the system has no sockets, threads or random numbers, or the saved state cannot be read.
     pub fn start(config: OwnershipConfig) -> Result<Self, Error> {
-        let OwnershipConfig { own, vteps, port, state_dir, owned, set_owned, heartbeat, announcer } = config;
+        let OwnershipConfig { own, vteps, port, state_dir, owned, tables, set_owned, heartbeat, announcer } =
+            config;
         let no_random = || {
             Error::io("create a boot id")(io::Error::other("the operating system returns no random bytes"))
         };
         let boot = BootId::random().ok_or_else(no_random)?;
-        let member = LocalMember::new(own, vteps, boot, SavedState::read(&state_dir)?, owned, now());
+        let saved = SavedState::read(&state_dir)?;
+        let member =
+            LocalMember::new(own, vteps, boot, saved, AdoptedTables { owned, revision: tables }, now());
         let failed = || Error::io("start the ownership thread");
         let (waker, woken) = UnixStream::pair().map_err(failed())?;
         for end in [&waker, &woken] {
@@ -170,6 +176,11 @@ impl Ownership {
     /// Sets the load that is reported to the controller.
     pub fn set_load(&self, load: Load) {
         self.send(Command::Load(load));
+    }
+
+    /// Sets the newest revision that the forwarding tables contain completely; 0 if entries may be missing.
+    pub fn set_tables(&self, revision: u64) {
+        self.send(Command::Tables(revision));
     }
 
     /// Addresses of the other gateways of the cluster.

@@ -23,6 +23,10 @@ pub struct OwnershipStatus {
     pub revision: u64,
     /// `ready`, `starting` or `isolated`; `None` before there is a plan.
     pub health: Option<&'static str>,
+    /// State of the forwarding tables: `current`, `behind` or `partial`; `None` before there is a plan.
+    pub tables: Option<&'static str>,
+    /// Newest revision that the forwarding tables contain completely; 0 if entries may be missing.
+    pub tables_revision: u64,
     /// vIPs that this gateway answers for.
     pub vips: Vec<IpAddr>,
     /// The other gateways, and whether this gateway receives their hellos.
@@ -69,6 +73,11 @@ struct HealthLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TablesLabel {
+    tables: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PeerLabel {
     gateway: String,
 }
@@ -105,6 +114,13 @@ impl MetricSource for SharedOwnershipStatus {
             states.get_or_create(&HealthLabel { health }).set((status.health == Some(health)).into());
         }
         registry.register("cluster_health", "1 for the state of this gateway by its own judgment", states);
+        let tables = Family::<TablesLabel, Gauge>::default();
+        for name in ["current", "behind", "partial"] {
+            tables.get_or_create(&TablesLabel { tables: name }).set((status.tables == Some(name)).into());
+        }
+        let help =
+            "1 for the state of this gateway's forwarding tables, compared with those of the other gateways";
+        registry.register("cluster_tables", help, tables);
         gauge(registry, "cluster_vips", "vIPs that this gateway answers for", status.vips.len() as u64);
         let reachable = Family::<PeerLabel, Gauge>::default();
         for (gateway, is_reachable) in &status.peers {

@@ -116,7 +116,8 @@ impl World {
     fn start(&mut self, at: usize) {
         let boot = BootId::random().unwrap();
         let (saved, owned) = (self.saved[at].clone(), self.owned[at].clone());
-        self.members[at] = Some(LocalMember::new(id(at), vteps(at), boot, saved, owned, self.now()));
+        let tables = AdoptedTables { owned, revision: 1 };
+        self.members[at] = Some(LocalMember::new(id(at), vteps(at), boot, saved, tables, self.now()));
         self.feed(at, Event::Keys(keys()));
         self.feed(at, Event::Controller(Some(CONTROLLER)));
     }
