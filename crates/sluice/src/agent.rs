@@ -30,6 +30,8 @@ pub struct Socket {
 pub enum AgentCommand {
     /// Show the agent's role, table usage and programmed revision
     Status(Socket),
+    /// Show a gateway's state in its cluster: its vIPs, its peers, whether its tables are current
+    Cluster(Socket),
     /// List the drop counters of this node by reason
     Drops {
         #[command(flatten)]
@@ -84,6 +86,10 @@ impl AgentCommand {
             Self::Status(socket) => {
                 output::one(socket.output, &socket.request("read the status", "/status", None).await?)
             }
+            Self::Cluster(socket) => output::one(
+                socket.output,
+                &socket.request("read the state of the cluster", "/cluster", None).await?,
+            ),
             Self::Drops { socket, by_vni } => {
                 let drops = socket.request("read the drop counters", "/drops", None).await?;
                 let (list, columns): (_, &[&str]) = match by_vni {
