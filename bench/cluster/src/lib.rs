@@ -12,6 +12,7 @@ mod launch;
 mod offload;
 mod paper_rgcm;
 mod push;
+mod reboot;
 mod relief;
 mod rgcm;
 mod steady;
@@ -56,7 +57,7 @@ impl Settings {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 9] = [
+const ALL: [(&str, Part); 10] = [
     ("rgcm", rgcm::measure),
     ("push", push::measure),
     ("launch", launch::measure),
@@ -65,6 +66,7 @@ const ALL: [(&str, Part); 9] = [
     ("detection", detection::measure),
     ("offload", offload::measure),
     ("failover", failover::measure),
+    ("reboot", reboot::measure),
     ("relief", relief::measure),
 ];
 
