@@ -22,6 +22,7 @@
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
+mod verify;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{ClusterKeys, Endpoint, Route, Scope, Update};
 use sluice_tables::{NodeTables, Target};
+use sluice_types::Digests;
 use tokio::sync::watch;
 
 use crate::error::{OtherDatabase, error_chain};
@@ -37,6 +39,8 @@ use crate::rsp::{KeyStore, Keys};
 use crate::{Role, UpdateContext};
 
 use snapshot::{SnapshotEntries, addresses};
+pub use verify::Repaired;
+use verify::Verification;
 
 /// A step that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +51,8 @@ pub struct Applied {
     pub failures: Vec<String>,
     /// Number of these entries.
     pub failed_entries: u64,
+    /// What a snapshot that the controller sent because of different digests has repaired.
+    pub repaired: Option<Repaired>,
 }
 
 /// The tables, the node's role, and the state of the current step.
@@ -57,6 +63,10 @@ pub struct Applier<R> {
     pub role: R,
     /// Entries mentioned so far; `None` during a delta step.
     snapshot: Option<SnapshotEntries>,
+    /// Compares the snapshot with the tables, if the controller asked for it.
+    verification: Option<Verification>,
+    /// Some messages of a step have been applied, and the last one has not.
+    in_step: bool,
     failures: Failures,
     /// Entries of a step are missing, and the controller may not know it.
     is_incomplete: bool,
@@ -74,6 +84,8 @@ impl<R: Role> Applier<R> {
             tables,
             role,
             snapshot: None,
+            verification: None,
+            in_step: false,
             failures: Failures::default(),
             is_incomplete: false,
             topology_changes: 0,
@@ -102,9 +114,17 @@ impl<R: Role> Applier<R> {
         self.topology_changes
     }
 
+    /// The revision of the tables, and digests of what lookups find in them; `None` while the tables are of no revision.
+    pub fn digests(&self) -> Option<(u64, Digests)> {
+        let revision = self.tables.applied_revision();
+        let is_between = self.snapshot.is_some() || self.in_step || self.is_incomplete || revision == 0;
+        (!is_between).then(|| (revision, self.tables.digests()))
+    }
+
     /// A new stream begins: forgets the unfinished step of an earlier one.
     pub fn begin_stream(&mut self) {
         self.snapshot = None;
+        self.verification = None;
         self.failures = Failures::default();
         // The acknowledgment with the failures may be lost with the stream. A snapshot writes the entries again.
         if std::mem::take(&mut self.is_incomplete) {
@@ -129,6 +149,9 @@ impl<R: Role> Applier<R> {
                 self.set_complete_revision(0);
             }
             self.snapshot = Some(SnapshotEntries::default());
+            if update.verify_shards != 0 {
+                self.begin_verification(update.verify_shards);
+            }
         }
         let ours = self.tables.database_id();
         if self.snapshot.is_none() && update.database_id != ours {
@@ -138,9 +161,25 @@ impl<R: Role> Applier<R> {
         if let Some(mentioned) = &mut self.snapshot {
             mentioned.note(&update);
         }
+        if let Some(verification) = &mut self.verification {
+            verification.note(&update);
+        }
+        // Keys and plans belong to no step. They are not part of the tables.
+        self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
         self.upsert(&mut update);
         self.remove(&update, false);
         Ok(if update.revision == 0 { None } else { Some(self.finish(&update)) })
+    }
+
+    /// The controller compiled other entries than these tables contain.
+    fn begin_verification(&mut self, shards: u64) {
+        tracing::warn!(shards = shards.count_ones(), "the tables differ from what the controller compiled");
+        if Verification::is_mass(shards) {
+            self.set_complete_revision(0);
+        }
+        let (verification, result) = Verification::begin(&mut self.tables, shards);
+        self.failures.check(result, "removal of damaged entries");
+        self.verification = Some(verification);
     }
 
     fn finish(&mut self, update: &Update) -> Applied {
@@ -166,12 +205,14 @@ impl<R: Role> Applier<R> {
         self.failures.check(result, "key file");
         self.tables.set_database_id(update.database_id);
         self.tables.set_applied_revision(revision);
+        self.in_step = false;
+        let repaired = self.verification.take().map(Verification::end);
         let (failures, failed_entries) = std::mem::take(&mut self.failures).into_report();
         self.is_incomplete |= failed_entries > 0;
         if !self.is_incomplete {
             self.set_complete_revision(update.revision);
         }
-        Applied { revision: update.revision, failures, failed_entries }
+        Applied { revision: update.revision, failures, failed_entries, repaired }
     }
 
     fn split(&mut self, is_other_database: bool) -> (&mut R, UpdateContext<'_>) {

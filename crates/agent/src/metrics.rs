@@ -2,6 +2,7 @@
 //! file changes when a metric is added that all nodes have.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use axum::Router;
 use axum::extract::State;
@@ -117,6 +118,15 @@ fn register_stream(registry: &mut Registry, scrape: &Scrape) {
     registry.register("controller_streams", "Streams opened to the controller", counter(stream.connections));
     registry.register("update_steps", "Update steps applied to the tables", counter(stream.steps));
     registry.register("update_failures", "Entries that could not be written", counter(stream.failures));
+    registry.register("table_digests", "Digests of the tables that were computed", counter(stream.digests));
+    let seconds = Counter::<f64, AtomicU64>::default();
+    seconds.inc_by(stream.digest_seconds);
+    registry.register("table_digest_seconds", "Time that computing digests took", seconds);
+    registry.register(
+        "table_repairs",
+        "Entries that differed from what the controller compiled, and were repaired",
+        counter(stream.repaired),
+    );
 }
 
 fn register_usage(registry: &mut Registry, usage: &TableUsage) {

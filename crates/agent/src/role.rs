@@ -23,6 +23,9 @@ pub trait Role: Send + 'static {
     /// Whether heartbeats report the traffic of each VNI.
     const REPORTS_VNI_TRAFFIC: bool = false;
 
+    /// Whether the controller compares digests of the tables with what it compiled.
+    const HAS_DIGESTS: bool = false;
+
     /// The load that heartbeats report; 0 if the role does not measure it.
     fn load(&self) -> NodeLoad {
         NodeLoad::default()

@@ -187,6 +187,8 @@ pub struct Update {
     pub database_id: u64,
     /// The step is a snapshot: at its end, entries that it does not contain are removed.
     pub snapshot: bool,
+    /// Gateways, on the first message of a snapshot: a bit for each shard whose digests differ.
+    pub verify_shards: u64,
     /// Nodes whose VXLAN packets are accepted.
     pub vteps: Vec<Vtep>,
     /// vIPs of the cluster. For gateways only.

@@ -82,6 +82,7 @@ fn full_update() -> Update {
     Update {
         revision: 9,
         database_id: 3,
+        verify_shards: 1 << 63,
         snapshot: true,
         vteps: vec![
             Vtep { address: "192.0.2.1".parse().unwrap(), role: VtepRole::Host },

@@ -5,6 +5,7 @@
 //! kind of entry are in a file of their own below `node`; `adopt` takes over the tables of another writer.
 
 mod adopt;
+mod digests;
 mod direct_paths;
 mod endpoints;
 mod groups;

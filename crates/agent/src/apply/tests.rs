@@ -176,7 +176,7 @@ fn apply(applier: &mut Applier<TestRole>, update: Update) -> Option<Applied> {
 }
 
 fn without_failures(revision: u64) -> Option<Applied> {
-    Some(Applied { revision, failures: Vec::new(), failed_entries: 0 })
+    Some(Applied { revision, failures: Vec::new(), failed_entries: 0, repaired: None })
 }
 
 #[test]

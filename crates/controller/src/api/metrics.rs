@@ -65,12 +65,16 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
 
 fn streams(registry: &mut Registry, api: &Api) {
     let c = &api.push.counters;
-    let all: [(&str, &str, &AtomicU64); 5] = [
+    let all: [(&str, &str, &AtomicU64); 9] = [
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
         ("enrollments", "Tokens exchanged for certificates", &c.enrolled),
         ("refusals", "Refused enrollments and streams", &c.refused),
+        ("digests_equal", "Digests of tables that agree with what was compiled", &c.digests_equal),
+        ("digests_different", "Digests of tables that differ from what was compiled", &c.digests_different),
+        ("digests_undecided", "Digests of tables not compared because of changes", &c.digests_undecided),
+        ("repaired_entries", "Entries that gateways repaired after their digests differed", &c.repaired),
     ];
     for (name, help, value) in all {
         counter(registry, name, help, value.load(Ordering::Relaxed));

@@ -5,7 +5,7 @@ use super::members::Members;
 use super::steps::Step;
 use super::timeline::{CompileStages, MIN_INSTANCES};
 use super::{ChangeObserver, Push};
-use crate::compile::State;
+use crate::compile::{Intent, State};
 use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, SnapshotPart, StoreError, Topology};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
     let follower = Follower { push, observer };
     loop {
         let error = match follower.start().await {
-            Ok(state) => follower.keep_up(state).await,
+            Ok(followed) => follower.keep_up(followed).await,
             Err(error) => error,
         };
         follower.push.db.count_error();
@@ -52,6 +52,12 @@ pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
     }
 }
 
+/// What the follower has compiled so far.
+struct Followed {
+    state: State,
+    intent: Intent,
+}
+
 /// The receivers of compiled steps and of changes.
 struct Follower {
     push: Arc<Push>,
@@ -60,20 +66,25 @@ struct Follower {
 
 impl Follower {
     /// Reads the topology and makes the compiler's state of it. The state contains instances only if the
-    /// model preprograms paths.
-    async fn read_topology(&self) -> Result<(Topology, State), FollowError> {
+    /// model preprograms paths; the digests contain them always.
+    async fn read_topology(&self) -> Result<(Topology, Followed), FollowError> {
         let (sink, mut parts) = mpsc::channel(1);
-        let all = self.push.compiled.model().preprograms();
-        let of = if all { InstancesOf::All } else { InstancesOf::None };
-        let (done, first) = tokio::join!(self.push.db.store.snapshot(of, sink), async {
-            let mut first: Option<(Topology, State)> = None;
+        let preprograms = self.push.compiled.model().preprograms();
+        let (done, first) = tokio::join!(self.push.db.store.snapshot(InstancesOf::All, sink), async {
+            let mut first: Option<(Topology, Followed)> = None;
             while let Some(part) = parts.recv().await {
                 match (part, &mut first) {
                     (SnapshotPart::Topology(topology), _) => {
                         let state = State::new(&topology, self.push.compiled.model());
-                        first = Some((*topology, state));
+                        let intent = Intent::new(&state);
+                        first = Some((*topology, Followed { state, intent }));
                     }
-                    (SnapshotPart::Instances(instances), Some((_, state))) => state.add_instances(&instances),
+                    (SnapshotPart::Instances(instances), Some((_, followed))) => {
+                        followed.intent.add_instances(&followed.state, &instances);
+                        if preprograms {
+                            followed.state.add_instances(&instances);
+                        }
+                    }
                     (SnapshotPart::Instances(_), None) => {}
                 }
             }
@@ -83,14 +94,15 @@ impl Follower {
         first.ok_or(FollowError::NoTopology)
     }
 
-    async fn start(&self) -> Result<State, FollowError> {
-        let (topology, state) = self.read_topology().await?;
+    async fn start(&self) -> Result<Followed, FollowError> {
+        let (topology, followed) = self.read_topology().await?;
+        let state = &followed.state;
         self.push.hub.load(self.push.db.store.node_states().await?);
-        let recent = self.recent_steps(&state).await?;
+        let recent = self.recent_steps(state).await?;
         let (counted, instances) = self.push.db.store.instance_counts().await?;
         self.push.change_members(|members| *members = Members::new(&topology));
-        self.push.compiled.publish_updates(&state);
-        self.push.compiled.publish_zones(&state);
+        self.push.compiled.publish_updates(state);
+        self.push.compiled.publish_zones(state);
         self.observer.reset(&topology, counted, &instances);
         let floor = recent.first().map_or(state.revision(), |(before, _)| *before);
         self.push.log.reset(floor);
@@ -98,7 +110,7 @@ impl Follower {
             self.push.log.push(step);
         }
         tracing::info!(revision = state.revision(), floor, "following the outbox");
-        Ok(state)
+        Ok(followed)
     }
 
     /// The last revisions before the state's revision, back to the newest one that changed more than
@@ -151,11 +163,12 @@ impl Follower {
     }
 
     /// Follows until an error that is not temporary, and returns that error.
-    async fn keep_up(&self, mut state: State) -> FollowError {
+    async fn keep_up(&self, mut followed: Followed) -> FollowError {
         let mut failing = false;
         loop {
             let began = Instant::now();
-            let rows = match self.push.db.store.outbox(state.revision(), ROWS).await {
+            self.push.compare_digests(&followed.state, &mut followed.intent);
+            let rows = match self.push.db.store.outbox(followed.state.revision(), ROWS).await {
                 Ok(rows) => rows,
                 Err(error @ StoreError::Unavailable { .. }) => {
                     self.push.db.count_error();
@@ -177,8 +190,8 @@ impl Follower {
             }
             let read = began.elapsed();
             for (revision, changes) in by_revision(rows) {
-                match self.apply_revision(state, revision, changes, read).await {
-                    Ok(next) => state = next,
+                match self.apply_revision(followed, revision, changes, read).await {
+                    Ok(next) => followed = next,
                     Err(error) => return error,
                 }
             }
@@ -187,11 +200,11 @@ impl Follower {
 
     async fn apply_revision(
         &self,
-        mut state: State,
+        mut followed: Followed,
         revision: u64,
         changes: Vec<Change>,
         read: Duration,
-    ) -> Result<State, FollowError> {
+    ) -> Result<Followed, FollowError> {
         self.push.change_members(|members| members.apply(revision, &changes));
         self.observer.apply(revision, &changes);
         let clusters: BTreeSet<_> = changes
@@ -212,9 +225,11 @@ impl Follower {
             changes.iter().any(|change| matches!(change, Change::HostUpserted(_) | Change::HostRemoved(_)));
         let began = Instant::now();
         // Compiling a bulk creation takes long and must not block the streams.
-        let (state, step) = tokio::task::spawn_blocking(move || {
+        let (followed, step) = tokio::task::spawn_blocking(move || {
+            let Followed { state, intent } = &mut followed;
+            intent.apply(state, revision, &changes);
             let step = Step::new(state.apply(revision, &changes));
-            (state, step)
+            (followed, step)
         })
         .await?;
         if step.created >= MIN_INSTANCES {
@@ -223,10 +238,10 @@ impl Follower {
             self.push.timeline.compiled(revision, step.created, stages, gateways);
         }
         if clusters_change {
-            self.push.compiled.publish_updates(&state);
+            self.push.compiled.publish_updates(&followed.state);
         }
         if clusters_change || hosts_change {
-            self.push.compiled.publish_zones(&state);
+            self.push.compiled.publish_zones(&followed.state);
         }
         let removed = step.removed_nodes.clone();
         self.push.log.push(step);
@@ -236,7 +251,7 @@ impl Follower {
                 self.observer.gateway_removed(id);
             }
         }
-        Ok(state)
+        Ok(followed)
     }
 }
 

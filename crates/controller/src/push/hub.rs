@@ -48,6 +48,8 @@ struct Node {
     /// Newest revision that was acknowledged with failures. The contents of the tables are unknown until
     /// the node has acknowledged a snapshot without any.
     failed: Option<u64>,
+    /// The next snapshot is to verify these shards of the tables; 0 if none is due.
+    verify_shards: u64,
     /// Revision of the last snapshot that it was sent on this stream.
     snapshot: Option<u64>,
     session: Option<(u64, oneshot::Sender<Closing>)>,
@@ -150,6 +152,7 @@ impl Hub {
         node.unanswered = false;
         node.acked = applied;
         node.snapshot = None;
+        node.verify_shards = 0;
         if applied == 0 {
             node.failed = None;
         }
@@ -197,6 +200,16 @@ impl Hub {
     /// A node was sent a snapshot of `revision`.
     pub fn snapshot_sent(&self, id: NodeId, session: u64, revision: u64) {
         self.with(id, session, |node| node.snapshot = Some(revision));
+    }
+
+    /// The tables of a node differ in these shards from what was compiled.
+    pub fn request_verification(&self, id: NodeId, session: u64, shards: u64) {
+        self.with(id, session, |node| node.verify_shards |= shards);
+    }
+
+    /// The shards that the next snapshot is to verify, once.
+    pub fn take_verification(&self, id: NodeId) -> u64 {
+        self.lock().nodes.get_mut(&id).map_or(0, |node| std::mem::take(&mut node.verify_shards))
     }
 
     /// Whether entries are missing in a node's tables, as far as is known.

@@ -9,6 +9,7 @@
 //! Upper layers implement [`ChangeObserver`] and [`LoadObserver`] to receive changes and gateways' reports.
 //! This module does not depend on these layers.
 
+mod digests;
 mod enrollment;
 mod follow;
 mod hub;
@@ -34,6 +35,7 @@ pub use timeline::{ApiStages, Finished, MIN_INSTANCES, Timeline};
 
 use crate::compile::CompiledClusters;
 use crate::database::Database;
+use digests::DigestReports;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{Change, NodeId, Topology};
 use sluice_types::{GatewayId, VpcId};
@@ -74,6 +76,14 @@ pub struct Counters {
     pub enrolled: AtomicU64,
     /// Refused enrollments and streams.
     pub refused: AtomicU64,
+    /// Digests of gateways' tables that agree with what was compiled.
+    pub digests_equal: AtomicU64,
+    /// Digests that differ.
+    pub digests_different: AtomicU64,
+    /// Digests that could not be compared because of changes in the meantime.
+    pub digests_undecided: AtomicU64,
+    /// Entries that gateways repaired.
+    pub repaired: AtomicU64,
 }
 
 /// Adds one to a counter.
@@ -94,6 +104,7 @@ pub struct Push {
     /// Counters for the metrics.
     pub counters: Counters,
     members: RwLock<Members>,
+    digests: DigestReports,
 }
 
 impl Push {
@@ -107,6 +118,7 @@ impl Push {
             timeline: Timeline::default(),
             counters: Counters::default(),
             members: RwLock::default(),
+            digests: DigestReports::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The gRPC service: enrolls nodes and opens their streams. A node is identified by its verified certificate,
 //! and must exist in the database.
 
+use super::digests::{DigestReport, repair_event};
 use super::enrollment::digest;
 use super::hub::{Closing, Session};
 use super::node::{southbound_id, store_id};
@@ -8,9 +9,12 @@ use super::stream::{Ended, NodeStream, QUEUE, Side};
 use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
 use sluice_southbound::proto::node_report::Report;
-use sluice_southbound::proto::{Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport};
+use sluice_southbound::proto::{
+    Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests, TableRepair,
+};
 use sluice_southbound::{CertificateAuthority, EncodedUpdate, MAX_FAILURES, Node, server::Southbound};
 use sluice_store::{NodeId, StoreError};
+use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -174,6 +178,12 @@ impl Listener {
                     self.handle_ack(ack);
                 }
                 Some(Report::Heartbeat(heartbeat)) => self.handle_heartbeat(heartbeat),
+                Some(Report::Digests(digests)) => {
+                    if let Err(status) = self.handle_digests(digests) {
+                        return Some(status);
+                    }
+                }
+                Some(Report::Repair(repair)) => self.handle_repair(repair).await,
                 Some(Report::Hello(_)) => {
                     return Some(Status::invalid_argument("only the first report may be a Hello"));
                 }
@@ -192,6 +202,33 @@ impl Listener {
         self.push.hub.ack(self.node, self.session, ack.revision, failures);
         if let NodeId::Gateway(id) = self.node {
             self.push.timeline.acked(id, ack.revision);
+        }
+    }
+
+    fn handle_digests(&self, report: TableDigests) -> Result<(), Status> {
+        let NodeId::Gateway(gateway) = self.node else { return Ok(()) };
+        if report.version != DIGEST_VERSION {
+            return Ok(());
+        }
+        let shards = report.shards.try_into().map_err(|shards: Vec<u64>| {
+            Status::invalid_argument(format!("{} digests instead of {DIGEST_SHARDS}", shards.len()))
+        })?;
+        let digests = Digests::from_shards(shards);
+        let report = DigestReport { session: self.session, revision: report.revision, digests };
+        self.push.digests.put(gateway, report);
+        Ok(())
+    }
+
+    async fn handle_repair(&self, repair: TableRepair) {
+        let NodeId::Gateway(gateway) = self.node else { return };
+        let TableRepair { revision, differences, named } = repair;
+        let named: Vec<_> = named.into_iter().take(MAX_FAILURES).map(shorten).collect();
+        tracing::warn!(%gateway, revision, differences, ?named, "gateway repaired its tables");
+        self.push.counters.repaired.fetch_add(differences, Ordering::Relaxed);
+        let name = self.push.names(&[self.node]).concat();
+        let event = repair_event(gateway, &name, revision, differences, &named);
+        if let Err(error) = self.push.db.store.add_event(event).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot record the repair as an event");
         }
     }
 

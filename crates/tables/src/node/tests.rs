@@ -1,4 +1,5 @@
 mod crash;
+mod digests;
 mod schedules;
 
 use super::*;

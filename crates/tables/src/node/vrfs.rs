@@ -94,7 +94,7 @@ pub(super) fn count_offset(family: Family) -> usize {
 }
 
 /// The properties in a cell; `None` if it is not a VRF's.
-fn decode_vrf(cell: &vrf) -> Option<VrfEntry> {
+pub(super) fn decode_vrf(cell: &vrf) -> Option<VrfEntry> {
     let vrf = Vrf {
         vni: Vni::new(cell.vni).ok()?,
         mtu: cell.mtu,
@@ -136,7 +136,8 @@ impl NodeTables {
         };
         let old = self.vrfs.get(&vrf.vni.get()).copied();
         let known: layout::vrf = old.map(|cell| self.memory().read(cell)).unwrap_or_default();
-        if decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) {
+        let is_linked = old.is_some_and(|cell| self.is_vrf_linked(vrf.vni, cell));
+        if decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) && is_linked {
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;

@@ -131,12 +131,12 @@ fn removal(revision: u64, vnis: &[u32], groups: &[u32]) -> Update {
 }
 
 fn without_failures(revision: u64) -> Option<Applied> {
-    Some(Applied { revision, failures: Vec::new(), failed_entries: 0 })
+    Some(Applied { revision, failures: Vec::new(), failed_entries: 0, repaired: None })
 }
 
 fn group_absent(revision: u64) -> Option<Applied> {
     let failures = vec!["VNI 1: its gateway group 1 has no vIP for this host".to_owned()];
-    Some(Applied { revision, failed_entries: failures.len() as u64, failures })
+    Some(Applied { revision, failed_entries: failures.len() as u64, failures, repaired: None })
 }
 
 #[test]

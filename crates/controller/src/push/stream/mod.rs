@@ -118,8 +118,9 @@ impl NodeStream {
         let mut behind = self.cursor == 0 || self.side.starts_with_snapshot();
         let mut marked = Instant::now();
         loop {
-            if behind || self.needs_repair() {
-                self.snapshot().await?;
+            let verify_shards = self.push.hub.take_verification(self.side.node());
+            if behind || self.needs_repair() || verify_shards != 0 {
+                self.snapshot(verify_shards).await?;
             }
             self.send_cluster_update().await?;
             self.withdraw_keys().await?;

@@ -5,6 +5,7 @@ use super::super::steps::encode;
 use super::{Ended, NodeStream, Side};
 use crate::compile::{HostView, Membership, State};
 use bytes::Bytes;
+use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{EncodedUpdate, Update};
 use sluice_store::{Instance, InstancesOf, SnapshotPart};
 use std::sync::Arc;
@@ -17,10 +18,15 @@ const READ_AHEAD: usize = 4;
 
 impl NodeStream {
     /// Sends a snapshot and moves the stream's position behind it. A host that already has the snapshot's
-    /// revision is sent nothing: only its view is filled.
-    pub(super) async fn snapshot(&mut self) -> Result<(), Ended> {
+    /// revision is sent nothing: only its view is filled. The node names the entries of `verify_shards` that it repairs.
+    pub(super) async fn snapshot(&mut self, verify_shards: u64) -> Result<(), Ended> {
         let began = Instant::now();
         self.last_snapshot = began;
+        if verify_shards != 0 {
+            let entries =
+                EncodedUpdate::encode_entries(&NodeUpdate { verify_shards, ..NodeUpdate::default() });
+            self.send(EncodedUpdate::new(0, self.push.database_id(), true, entries)).await?;
+        }
         let of = match &self.side {
             Side::Gateway(gateway) => InstancesOf::Gateway(gateway.id),
             Side::Host(host) if self.preprograms() => InstancesOf::Around(host.id),
