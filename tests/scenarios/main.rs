@@ -36,6 +36,7 @@ mod spoofing;
 mod stalls;
 mod streams;
 mod support;
+mod table_digests;
 mod takeover;
 mod takeover_default;
 mod tcp;
@@ -135,6 +136,7 @@ fn all() -> Vec<Scenario> {
         takeover_default: OwnLab,
         lossless_takeover: OwnLab,
         readiness: OwnLab,
+        table_digests: OwnLab,
         overload: OwnLab,
         load_awareness: OwnLab,
         preprogrammed: OwnLab,

@@ -32,7 +32,7 @@ pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
 pub use events::{Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
-pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir};
+pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir, pinned_tables};
 pub use object::ObjectName;
 use ring::Ring;
 
@@ -82,9 +82,9 @@ impl Datapath {
             .name(name.as_str())
             .and_then(|builder| builder.open_memory(bytes))
             .map_err(Error::bpf(format!("open the {} programs", name.as_str())))?;
-        let maps = settings.pin_dir.as_ref().map(|dir| dir.join("maps"));
+        let maps = settings.pin_dir.as_ref().map(|dir| dir.join(maps::PINNED_MAPS));
         if let Some(dir) = &settings.pin_dir {
-            for dir in [dir.join("maps"), dir.join("links")] {
+            for dir in [dir.join(maps::PINNED_MAPS), dir.join("links")] {
                 maps::create_pin_dir(&dir)?;
             }
             attach::remove_stale_pins(&dir.join("links"))?;

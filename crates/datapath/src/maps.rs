@@ -175,6 +175,19 @@ pub(crate) fn map_cells(map: MapHandle) -> Result<Memory, Error> {
     Ok(unsafe { Memory::from_raw(mapping.base, cells, Arc::new(mapping)) })
 }
 
+/// Directory of the pinned maps below the pin directory.
+pub(crate) const PINNED_MAPS: &str = "maps";
+
+/// Maps the forwarding tables that an agent has pinned in a directory, to read them beside it.
+///
+/// # Errors
+/// If there are none, or the kernel refuses the mapping.
+pub fn pinned_tables(pin_dir: &Path) -> Result<Memory, Error> {
+    let path = pin_dir.join(PINNED_MAPS).join(CELLS_MAP);
+    let failed = Error::bpf(format!("open {}", path.display()));
+    map_cells(MapHandle::from_pinned_path(&path).map_err(failed)?)
+}
+
 /// Maps an array into memory whose words both packet programs and agents change, such as a session table.
 pub(crate) fn map_region(map: MapHandle) -> Result<Region, Error> {
     let mapping = map_array(map)?;

@@ -35,7 +35,7 @@ impl NodeStream {
         let (sink, parts) = mpsc::channel(READ_AHEAD);
         let store = self.push.db.store.clone();
         let snapshot = async move { store.snapshot(of, sink).await };
-        let (revision, sent) = tokio::join!(snapshot, self.send_snapshot(parts));
+        let (revision, sent) = tokio::join!(snapshot, self.send_snapshot(parts, verify_shards != 0));
         // If the node disconnected, the error of the store only says that the receiver is closed.
         let sent = sent?;
         let revision = revision?;
@@ -58,10 +58,11 @@ impl NodeStream {
     }
 
     /// Sends a snapshot except for the message that ends it, and returns the number of entries. `None` if the
-    /// node has the snapshot's revision already.
+    /// node has the snapshot's revision already, unless it is to be sent `always`.
     async fn send_snapshot(
         &mut self,
         mut parts: mpsc::Receiver<SnapshotPart>,
+        always: bool,
     ) -> Result<Option<usize>, Ended> {
         let mut state = Arc::new(State::default());
         let mut skip = false;
@@ -75,7 +76,7 @@ impl NodeStream {
                         Side::Host(host) => host.view.is_none(),
                     };
                     skip = is_known && self.cursor != 0 && self.cursor == topology.revision;
-                    skip &= !self.push.hub.is_incomplete(self.side.node());
+                    skip &= !always && !self.push.hub.is_incomplete(self.side.node());
                     state = Arc::new(State::new(&topology, self.push.compiled.model()));
                     self.base(&state, skip)?
                 }
