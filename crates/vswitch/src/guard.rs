@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::process::Stdio;
 use std::str::FromStr;
 
+use serde::Serialize;
 use serde_json::Value;
 use sluice_agent::Error;
 use sluice_agent::netlink::{Link, Netlink};
@@ -58,6 +59,17 @@ impl FromStr for PortName {
         }
         Ok(Self { text: text.to_owned() })
     }
+}
+
+/// An interface that is not a port, and whose packets are dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GuardedView {
+    /// The interface.
+    pub ifname: String,
+    /// Whether `--port-names` includes it. Other interfaces were ports, and only their program guards them.
+    pub named: bool,
+    /// Packets from it that were dropped: by the program while it was not a port, and by the guard.
+    pub dropped: u64,
 }
 
 /// Whether an interface may be a VM's.

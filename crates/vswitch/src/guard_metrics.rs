@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sluice_agent::metric_source::{MetricSource, gauge};
 
-use crate::port_manager::GuardedView;
+use crate::guard::GuardedView;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct InterfaceLabel {

@@ -19,7 +19,7 @@ use sluice_types::{Ipv4Net, Ipv6Net};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::guard::{self, PortName, is_vm_interface};
+use crate::guard::{self, GuardedView, PortName, is_vm_interface};
 use crate::guard_metrics::GuardMetrics;
 use crate::port_registry::{Attachment, PortRegistry, RegistryError};
 use crate::role::HostRole;
@@ -120,17 +120,6 @@ fn port_views(registry: &PortRegistry) -> Vec<PortView> {
     }
     views.extend(registry.instances().filter(|p| !attached.contains(&p.instance)).map(PortView::of_instance));
     views
-}
-
-/// An interface that is not a port, and whose packets are dropped.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct GuardedView {
-    /// The interface.
-    pub ifname: String,
-    /// Whether `--port-names` includes it. Other interfaces were ports, and only their program guards them.
-    pub named: bool,
-    /// Packets from it that were dropped: by the program while it was not a port, and by the guard.
-    pub dropped: u64,
 }
 
 /// Manages the ports of this host.
