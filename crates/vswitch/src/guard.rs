@@ -28,6 +28,8 @@ const FAMILIES: [&str; 3] = ["inet", "arp", "ip6"];
 const INTERFACES_MAX: u32 = 4096;
 /// Longest name that the kernel gives to an interface, in bytes.
 const NAME_MAX: usize = 15;
+/// Most names: packets from the underlay are compared with each of them.
+const NAMES_MAX: usize = 16;
 
 /// Names of VM interfaces: a name, or the beginning of names with `*` at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +83,11 @@ pub fn is_vm_interface(names: &[PortName], ifname: &str) -> bool {
 /// Refuses names that interfaces of the host itself have: it would lose its own packets.
 ///
 /// # Errors
-/// If the names match `lo`, the VXLAN device, the uplink, or an interface with the default route.
+/// If there are too many names, or they match `lo`, the VXLAN device, the uplink, or an interface with the default route.
 pub async fn check_names(netlink: &Netlink, names: &[PortName], uplink: Option<&Link>) -> Result<(), Error> {
+    if names.len() > NAMES_MAX {
+        return Err(Error::Config(format!("--port-names has {} names, at most {NAMES_MAX}", names.len())));
+    }
     let mut own = vec!["lo".to_owned(), vxlan_device::NAME.to_owned()];
     own.extend(uplink.map(|link| link.name.clone()));
     let links = netlink.links().await?;
@@ -101,18 +106,31 @@ pub async fn check_names(netlink: &Netlink, names: &[PortName], uplink: Option<&
     }
 }
 
+/// The chains of the guard: family, name, hook, and the interface that is compared.
+const CHAINS: [(&str, &str, &str, &str); 4] = [
+    // Before fragments are reassembled, at -400.
+    ("inet", "received", "prerouting priority -450", "iifname"),
+    ("arp", "received", "input priority -450", "iifname"),
+    ("arp", "sent", "output priority -450", "oifname"),
+    ("ip6", "sent", "output priority -450", "oifname"),
+];
+
+/// The rules for these names, each after its table. The VXLAN device is among them: until its program is attached, its
+/// packets must not reach the host's stack.
+fn rules(names: &[PortName]) -> Vec<(String, String)> {
+    let device = [vxlan_device::NAME];
+    let names = || names.iter().map(|name| name.text.as_str()).chain(device);
+    let of_chain = |(family, chain, _, compared): &(&str, &str, &str, &str)| {
+        let rule = |name| format!("{compared} \"{name}\" goto drop_{chain}");
+        names().map(|name| (format!("{family} {TABLE} {chain}"), rule(name))).collect::<Vec<_>>()
+    };
+    CHAINS.iter().flat_map(of_chain).collect()
+}
+
 /// The commands that create the tables or replace their rules. Counters of interfaces are kept.
 fn script(names: &[PortName]) -> String {
     let mut text = String::new();
-    for (family, direction) in
-        [("inet", "iifname"), ("arp", "iifname"), ("arp", "oifname"), ("ip6", "oifname")]
-    {
-        let (chain, hook) = match (family, direction) {
-            // Before fragments are reassembled, at -400.
-            ("inet", _) => ("received", "prerouting priority -450"),
-            (_, "iifname") => ("received", "input priority -450"),
-            _ => ("sent", "output priority -450"),
-        };
+    for (family, chain, hook, compared) in CHAINS {
         let _ = write!(
             text,
             "add table {family} {TABLE}\n\
@@ -121,13 +139,12 @@ fn script(names: &[PortName]) -> String {
              add chain {family} {TABLE} {chain} {{ type filter hook {hook}; policy accept; }}\n\
              flush chain {family} {TABLE} {chain}\n\
              flush chain {family} {TABLE} drop_{chain}\n\
-             add rule {family} {TABLE} drop_{chain} update @{chain}_by {{ {direction} counter }}\n\
+             add rule {family} {TABLE} drop_{chain} update @{chain}_by {{ {compared} counter }}\n\
              add rule {family} {TABLE} drop_{chain} drop\n"
         );
-        for PortName { text: name } in names {
-            let _ =
-                writeln!(text, "add rule {family} {TABLE} {chain} {direction} \"{name}\" goto drop_{chain}");
-        }
+    }
+    for (chain, rule) in rules(names) {
+        let _ = writeln!(text, "add rule {chain} {rule}");
     }
     text
 }
@@ -140,13 +157,23 @@ pub async fn install(names: &[PortName]) -> Result<(), Error> {
     nft(&["-f", "-"], &script(names)).await.map(drop)
 }
 
-/// Whether the guard is installed.
+/// Whether the guard is installed and has rules for all these names.
 ///
 /// # Errors
 /// If `nft` fails.
-pub async fn is_installed() -> Result<bool, Error> {
+pub async fn is_installed(names: &[PortName]) -> Result<bool, Error> {
     let tables = nft(&["list", "tables"], "").await?;
-    Ok(FAMILIES.iter().all(|family| tables.lines().any(|line| line == format!("table {family} {TABLE}"))))
+    if !FAMILIES.iter().all(|family| tables.lines().any(|line| line == format!("table {family} {TABLE}"))) {
+        return Ok(false);
+    }
+    let mut installed = String::new();
+    // One command for each table: `nft` 1.0.6 does not find the tables of several families at once.
+    for family in FAMILIES {
+        installed += &nft(&["list", "table", family, TABLE], "").await?;
+    }
+    let count = |wanted: &str| installed.lines().filter(|line| line.trim() == wanted).count();
+    let rules = rules(names);
+    Ok(rules.iter().all(|(_, rule)| count(rule) == rules.iter().filter(|(_, other)| other == rule).count()))
 }
 
 /// Removes the guard. Without it, and without a program, the host's stack receives what VMs send.

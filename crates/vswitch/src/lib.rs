@@ -106,11 +106,12 @@ pub async fn install_guard(names: &[PortName]) -> Result<(), Error> {
 /// Removes programs, tables and the VXLAN device. The interfaces of VMs stay closed, unless `--unguard` was given.
 async fn flush_host(args: &Args, netlink: &Netlink) -> Result<(), Error> {
     // The names of an installed guard are those of the agent that installed it.
-    if !args.unguard && !guard::is_installed().await? {
+    if !args.unguard && !guard::is_installed(&[]).await? {
         guard::check_names(netlink, &args.port_names, None).await?;
         guard::install(&args.port_names).await?;
     }
     let closed = flush_closed(&args.common, ROLE, &[vxlan_device::NAME])?;
+    vxlan_device::remove(netlink).await?;
     if args.unguard {
         flush(&args.common, ROLE)?;
         guard::remove().await?;
@@ -127,7 +128,7 @@ async fn flush_host(args: &Args, netlink: &Netlink) -> Result<(), Error> {
             "removed the tables; interfaces of VMs stay closed until --flush --unguard"
         );
     }
-    vxlan_device::remove(netlink).await
+    Ok(())
 }
 
 /// The one VTEP of a host.

@@ -324,11 +324,16 @@ impl PortManager {
                 ),
             }
         }
-        if !guard::is_installed().await? {
-            tracing::warn!("another program has removed the guard of VM interfaces; installing it again");
+        if !guard::is_installed(&self.names).await? {
+            tracing::warn!("another program has changed the guard of VM interfaces; installing it again");
             guard::install(&self.names).await?;
         }
-        self.metrics.set(self.guarded().await?);
+        match self.guarded().await {
+            Ok(guarded) => self.metrics.set(guarded),
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "cannot update the metrics of the guard")
+            }
+        }
         Ok(())
     }
 
