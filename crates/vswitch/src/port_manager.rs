@@ -300,13 +300,12 @@ impl PortManager {
                 );
             }
         }
-        self.review_guard().await?;
+        self.close_new().await?;
         self.reconcile().await
     }
 
-    /// Closes the interfaces that may become ports and have no program yet, installs the guard again if another
-    /// program has removed it, and updates the metrics.
-    async fn review_guard(&self) -> Result<(), Error> {
+    /// Closes the interfaces that may become ports and have no program yet.
+    async fn close_new(&self) -> Result<(), Error> {
         let with_program = self.node.datapath.attached()?;
         for link in self.netlink.links().await? {
             if !is_vm_interface(&self.names, &link.name) || with_program.contains(&link.interface()) {
@@ -324,6 +323,12 @@ impl PortManager {
                 ),
             }
         }
+        Ok(())
+    }
+
+    /// Installs the guard again if another program has changed it, and updates its metrics. Attachments do not wait for
+    /// this: it takes the time of several processes.
+    async fn review_guard(&self) -> Result<(), Error> {
         if !guard::is_installed(&self.names).await? {
             tracing::warn!("another program has changed the guard of VM interfaces; installing it again");
             guard::install(&self.names).await?;
@@ -416,8 +421,13 @@ impl PortManager {
     }
 
     async fn review(&self) -> Result<(), Error> {
+        let interfaces = self.review_interfaces().await;
+        interfaces.and(self.review_guard().await)
+    }
+
+    async fn review_interfaces(&self) -> Result<(), Error> {
         let _lock = self.lock.lock().await;
-        self.review_guard().await?;
+        self.close_new().await?;
         self.review_ports().await?;
         let uplink = self.netlink.require_link(&self.uplink).await?;
         let vxlan = vxlan_device::ensure(&self.netlink, &uplink, self.vteps).await?;
