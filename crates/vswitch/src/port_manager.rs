@@ -137,7 +137,8 @@ pub struct PortManager {
 }
 
 impl PortManager {
-    /// A manager for an open node, with the name of the uplink and those of possible ports. `instances` notifies changes of the instances of this host.
+    /// A manager for an open node, with the name of the uplink and those of possible ports. `instances` notifies
+    /// changes of the instances of this host.
     pub fn new(
         netlink: Netlink,
         node: Arc<Node<HostRole>>,
