@@ -14,6 +14,7 @@ mod direct_paths;
 mod disk_full;
 mod foreign_host;
 mod gateway_moves;
+mod guarded_ports;
 mod gwzone;
 mod icmp_errors;
 mod idle_paths;
@@ -130,6 +131,7 @@ fn all() -> Vec<Scenario> {
         moved_instance: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,
+        guarded_ports: OwnLab,
         database_killed: OwnLab,
         disk_full: OwnLab,
         takeover: OwnLab,

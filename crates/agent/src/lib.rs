@@ -32,7 +32,7 @@ pub use apply::{Applied, Applier, Repaired};
 pub use args::CommonArgs;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;
-pub use node::{Node, Opened, Started, flush, open};
+pub use node::{Node, Opened, Started, flush, flush_closed, open};
 pub use role::{Role, UpdateContext};
 pub use stream_client::{SharedStreamStatus, StreamStatus};
 pub use table_writer::TableWriter;

@@ -2,6 +2,7 @@
 //! needs another request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::AddressAttribute;
@@ -17,7 +18,7 @@ use rtnetlink::{
     new_multicast_connection,
 };
 use sluice_types::{MacAddr, VXLAN_PORT};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 
 use crate::Error;
 
@@ -49,6 +50,8 @@ pub struct Link {
 #[derive(Clone, Debug)]
 pub struct Netlink {
     handle: Handle,
+    /// Held while a list is read: the kernel refuses a second list on a socket (EBUSY) until the first is complete.
+    lists: Arc<Mutex<()>>,
 }
 
 impl Netlink {
@@ -59,7 +62,7 @@ impl Netlink {
     pub fn open() -> Result<Self, Error> {
         let (connection, handle, _) = new_connection().map_err(Error::io("open a netlink socket"))?;
         tokio::spawn(connection);
-        Ok(Self { handle })
+        Ok(Self { handle, lists: Arc::default() })
     }
 
     /// Looks up an interface by name.
@@ -89,6 +92,7 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn links(&self) -> Result<Vec<Link>, Error> {
+        let _list = self.lists.lock().await;
         let links = self.handle.link().get().execute();
         links
             .map_ok(|message| parse_link(&message))
@@ -164,6 +168,7 @@ impl Netlink {
         if let Some(link) = link {
             request = request.set_link_index_filter(link.index);
         }
+        let _list = self.lists.lock().await;
         let mut messages = request.execute();
         let mut addresses = Vec::new();
         while let Some(message) =
@@ -211,6 +216,7 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn neighbors(&self) -> Result<Vec<Neighbor>, Error> {
+        let _list = self.lists.lock().await;
         let messages = self.handle.neighbours().get().execute();
         let all: Vec<NeighbourMessage> =
             messages.try_collect().await.map_err(Error::netlink("list neighbors"))?;
@@ -288,7 +294,7 @@ pub struct Neighbor {
 ///
 /// # Errors
 /// If the socket cannot be opened.
-pub fn changes() -> Result<std::sync::Arc<Notify>, Error> {
+pub fn changes() -> Result<Arc<Notify>, Error> {
     let groups = [
         MulticastGroup::Link,
         MulticastGroup::Ipv4Ifaddr,
@@ -299,7 +305,7 @@ pub fn changes() -> Result<std::sync::Arc<Notify>, Error> {
     let (connection, handle, mut messages) = new_multicast_connection(&groups)
         .map_err(Error::io("subscribe to changes of interfaces, addresses and routes"))?;
     tokio::spawn(connection);
-    let notify = std::sync::Arc::new(Notify::new());
+    let notify = Arc::new(Notify::new());
     let waker = notify.clone();
     tokio::spawn(async move {
         // The connection is closed when its last handle is dropped.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{Flock, FlockArg};
-use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
+use sluice_datapath::{Datapath, Interface, ObjectName, Settings, kernel};
 use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
 use tokio::sync::watch;
 
@@ -252,6 +252,33 @@ impl<R: Role> Started<R> {
 /// # Errors
 /// If another agent runs, or a pin cannot be removed.
 pub fn flush(common: &CommonArgs, role: &'static str) -> Result<(), Error> {
+    flush_by(common, role, |pin_dir| {
+        if sluice_datapath::flush(pin_dir)? {
+            tracing::info!(path = %pin_dir.display(), "removed programs and tables");
+        }
+        Ok(())
+    })
+}
+
+/// Removes the tables that a node has pinned. Its interfaces keep a TC program, which drops everything, except
+/// the interfaces named in `without`. Returns the interfaces that are closed in this way.
+///
+/// # Errors
+/// If another agent runs, or a pin cannot be changed.
+pub fn flush_closed(
+    common: &CommonArgs,
+    role: &'static str,
+    without: &[&str],
+) -> Result<Vec<Interface>, Error> {
+    flush_by(common, role, |pin_dir| Ok(sluice_datapath::flush_closed(pin_dir, without)?))
+}
+
+/// Flushes by `remove` while no agent can start.
+fn flush_by<T>(
+    common: &CommonArgs,
+    role: &'static str,
+    remove: impl FnOnce(&Path) -> Result<T, Error>,
+) -> Result<T, Error> {
     kernel::check()?;
     let _lock = match &common.state_dir {
         Some(dir) if dir.exists() => Some(lock(dir)?),
@@ -259,8 +286,5 @@ pub fn flush(common: &CommonArgs, role: &'static str) -> Result<(), Error> {
     };
     let pin_dir = common.pin_dir(role);
     let _pins = if pin_dir.exists() { Some(lock_pins(&pin_dir)?) } else { None };
-    if sluice_datapath::flush(&pin_dir)? {
-        tracing::info!(path = %pin_dir.display(), "removed programs and tables");
-    }
-    Ok(())
+    remove(&pin_dir)
 }

@@ -116,6 +116,18 @@ pub(crate) fn remove_pins(dir: &Path) -> Result<(), Error> {
     }
 }
 
+/// Removes all directories in `dir` except those named.
+pub(crate) fn remove_all_but(dir: &Path, kept: &[&str]) -> Result<(), Error> {
+    let failed = || Error::system(format!("list {}", dir.display()));
+    for entry in fs::read_dir(dir).map_err(failed())? {
+        let entry = entry.map_err(failed())?;
+        if !kept.iter().any(|name| entry.file_name() == *name) {
+            remove_pins(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// A mapping of a map into this process.
 #[derive(Debug)]
 pub(crate) struct Mapping {

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::{self, Format};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use sluice_vswitch::PortName;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -66,6 +67,15 @@ pub enum PortCommand {
     },
     /// List the ports of this host, and its instances whose port is not attached yet
     List(Socket),
+    /// List the interfaces that may be ports and are not, with the number of packets dropped from each
+    Guarded(Socket),
+    /// Keep interfaces with these names away from this host's own network stack, without an agent: run this at boot
+    /// before VMs start
+    Guard {
+        /// Names, or beginnings of names followed by *
+        #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "sl-*")]
+        port_names: Vec<PortName>,
+    },
 }
 
 /// `sluice path VERB`.
@@ -79,6 +89,8 @@ const PATH_COLUMNS: [&str; 8] =
     ["vni", "destination", "host", "mac", "path_vni", "revision", "installed", "fixed"];
 
 const PORT_COLUMNS: [&str; 7] = ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6"];
+
+const GUARDED_COLUMNS: [&str; 3] = ["ifname", "named", "dropped"];
 
 impl AgentCommand {
     pub async fn run(self) -> Result<(), Failure> {
@@ -123,6 +135,13 @@ impl PortCommand {
             Self::List(socket) => {
                 let answer = socket.request("list ports", "/ports", None).await?;
                 output::list(socket.output, &PORT_COLUMNS, list_field(&answer, "ports"))
+            }
+            Self::Guarded(socket) => {
+                let answer = socket.request("list guarded interfaces", "/ports/guarded", None).await?;
+                output::list(socket.output, &GUARDED_COLUMNS, list_field(&answer, "guarded"))
+            }
+            Self::Guard { port_names } => {
+                sluice_vswitch::install_guard(&port_names).await.map_err(Failure::role("vswitch"))
             }
         }
     }

@@ -37,8 +37,6 @@ pub struct Attachment {
     pub instance: InstanceId,
     /// Whether packets are redirected straight into the other end of the veth.
     pub peer_redirect: bool,
-    /// Whether IPv6 was enabled on the interface before, to be enabled again when it is detached.
-    pub ipv6_enabled: bool,
 }
 
 /// Reason why an instance was not found, or an interface not attached.

@@ -41,7 +41,7 @@ fn port(number: u64, name: &str, vni: u32) -> Port {
 }
 
 fn attachment(ifindex: u32, instance: u64) -> Attachment {
-    Attachment { ifindex, instance: InstanceId::new(instance), peer_redirect: true, ipv6_enabled: true }
+    Attachment { ifindex, instance: InstanceId::new(instance), peer_redirect: true }
 }
 
 fn registry(dir: &Path) -> (PortRegistry, NodeTables) {
