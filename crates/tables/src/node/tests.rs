@@ -1,4 +1,5 @@
 mod crash;
+mod full;
 mod schedules;
 
 use super::*;
