@@ -15,6 +15,7 @@ mod failures;
 pub mod frames;
 mod heartbeat;
 pub mod local_api;
+mod lock;
 pub mod metric_source;
 mod metrics;
 pub mod netlink;
