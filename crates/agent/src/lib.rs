@@ -8,6 +8,7 @@
 mod apply;
 mod args;
 mod backoff;
+pub mod changes;
 mod enrollment;
 mod error;
 pub mod event_source;

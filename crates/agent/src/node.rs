@@ -11,9 +11,11 @@ use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
 use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
 use tokio::sync::watch;
 
+use crate::changes::Changes;
 use crate::enrollment::{check_identity, load_or_enroll};
 use crate::lock::{lock_pins, lock_state};
 use crate::metric_source::MetricSource;
+use crate::netlink::Netlink;
 use crate::rsp::{KeyStore, Keys, RspTransport, TransportConfig};
 use crate::stream_client::SharedStreamStatus;
 use crate::underlay::Vteps;
@@ -221,11 +223,11 @@ impl<R: Role> Started<R> {
     }
 }
 
-/// Removes the programs and tables that a node has pinned.
+/// Removes the programs and tables that a node has pinned, and restores what its agents have changed on interfaces.
 ///
 /// # Errors
-/// If another agent runs, or a pin cannot be removed.
-pub fn flush(common: &CommonArgs, role: &'static str) -> Result<(), Error> {
+/// If an agent runs, or something cannot be restored or removed; the call can be repeated.
+pub async fn flush(common: &CommonArgs, role: &'static str, netlink: &Netlink) -> Result<(), Error> {
     kernel::check()?;
     let _lock = match &common.state_dir {
         Some(dir) if dir.exists() => Some(lock_state(dir)?),
@@ -233,6 +235,7 @@ pub fn flush(common: &CommonArgs, role: &'static str) -> Result<(), Error> {
     };
     let pin_dir = common.pin_dir(role);
     let _pins = if pin_dir.exists() { Some(lock_pins(&pin_dir)?) } else { None };
+    Changes::new(&pin_dir).restore(netlink, None).await?;
     if sluice_datapath::flush(&pin_dir)? {
         tracing::info!(path = %pin_dir.display(), "removed programs and tables");
     }

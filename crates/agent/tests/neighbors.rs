@@ -89,3 +89,30 @@ fn only_kept_neighbors_are_marked_and_released() {
         assert_eq!(list().await, [fixed]);
     });
 }
+
+/// The kernel refuses to begin a list on a socket that has not finished another. Catches lists that fail because
+/// two tasks need them at the same time.
+#[test]
+fn lists_of_several_tasks_at_the_same_time_succeed() {
+    in_namespace(|| async {
+        let netlink = Netlink::open().unwrap();
+        // More than fits into one message of the kernel.
+        for number in 0..200 {
+            ip(&format!("address add 198.18.0.{number}/32 dev u0"));
+        }
+        let tasks: Vec<_> = (0..40)
+            .map(|number| {
+                let netlink = netlink.clone();
+                tokio::spawn(async move {
+                    match number % 2 {
+                        0 => netlink.links().await.map(|links| links.len()),
+                        _ => netlink.addresses(None).await.map(|addresses| addresses.len()),
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            assert!(task.await.unwrap().unwrap() > 1);
+        }
+    });
+}

@@ -44,7 +44,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let common = &args.common;
     let netlink = Netlink::open()?;
     if common.flush {
-        flush(common, ROLE)?;
+        flush(common, ROLE, &netlink).await?;
         return vxlan_device::remove(&netlink).await;
     }
     common.check_ports(&[])?;
