@@ -3,6 +3,7 @@
 mod support;
 
 use sluice_agent::netlink::Netlink;
+use std::fmt::Write;
 use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -96,10 +97,15 @@ fn only_kept_neighbors_are_marked_and_released() {
 fn lists_of_several_tasks_at_the_same_time_succeed() {
     in_namespace(|| async {
         let netlink = Netlink::open().unwrap();
-        // More than fits into one message of the kernel.
-        for number in 0..200 {
-            ip(&format!("address add 198.18.0.{number}/32 dev u0"));
+        // More than the kernel sends at once.
+        let mut batch = String::new();
+        for number in 0..2_000 {
+            writeln!(batch, "address add 198.18.{}.{}/32 dev u0", number / 250, number % 250).unwrap();
         }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("batch");
+        fs::write(&file, batch).unwrap();
+        ip(&format!("-batch {}", file.display()));
         let tasks: Vec<_> = (0..40)
             .map(|number| {
                 let netlink = netlink.clone();
