@@ -306,7 +306,7 @@ async fn follow(
         }
         count(&update);
         if update.revision != 0 {
-            reports.ack(update.revision, Vec::new()).await?;
+            reports.ack(update.revision, Vec::new(), true).await?;
             acked.send_replace(update.revision);
         }
     }

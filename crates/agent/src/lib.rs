@@ -8,6 +8,7 @@
 mod apply;
 mod args;
 mod backoff;
+pub mod changes;
 mod enrollment;
 mod error;
 pub mod event_source;
@@ -15,6 +16,7 @@ mod failures;
 pub mod frames;
 mod heartbeat;
 pub mod local_api;
+mod lock;
 pub mod metric_source;
 mod metrics;
 pub mod netlink;
@@ -28,7 +30,7 @@ mod table_writer;
 pub mod underlay;
 mod vni_traffic;
 
-pub use apply::{Applied, Applier, Repaired};
+pub use apply::{Applied, Applier, RETRIES_MAX, Repaired};
 pub use args::CommonArgs;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;

@@ -18,7 +18,7 @@ use sluice_datapath::{DropCount, Traffic};
 use sluice_tables::{TableUsage, drops};
 
 use crate::metric_source::{MetricSource, ReasonLabel, counter, gauge};
-use crate::{Error, Node, Role, StreamStatus, error_chain};
+use crate::{Error, Node, RETRIES_MAX, Role, StreamStatus, error_chain};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -42,6 +42,7 @@ struct VniLabel {
 struct Scrape {
     usage: TableUsage,
     revision: u64,
+    retries: usize,
     stream: StreamStatus,
     drops: Vec<DropCount>,
     vni_drops: Vec<DropCount>,
@@ -67,12 +68,12 @@ async fn serve<R: Role>(State(node): State<Arc<Node<R>>>) -> Response {
 
 async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
     let stream = node.status.get();
-    let (usage, revision, vrfs) = node
+    let (usage, revision, retries, vrfs) = node
         .writer
         .run(|applier| {
             let vrfs: Vec<_> =
                 applier.tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters)).collect();
-            (applier.tables.usage(), applier.tables.applied_revision(), vrfs)
+            (applier.tables.usage(), applier.tables.applied_revision(), applier.retries(), vrfs)
         })
         .await?;
     let datapath = node.datapath.clone();
@@ -82,7 +83,15 @@ async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
         let indices: Vec<u32> = own.iter().map(|(_, counters)| *counters).collect();
         let traffic = own.iter().map(|(vni, _)| *vni).zip(datapath.vni_traffic(&indices)?).collect();
         let (drops, vni_drops) = (datapath.drops()?, datapath.vni_drops()?);
-        Ok::<_, sluice_datapath::Error>(Scrape { usage, revision, stream, drops, vni_drops, traffic })
+        Ok::<_, sluice_datapath::Error>(Scrape {
+            usage,
+            revision,
+            retries,
+            stream,
+            drops,
+            vni_drops,
+            traffic,
+        })
     };
     Ok(tokio::task::spawn_blocking(read).await.map_err(Error::counters)??)
 }
@@ -127,6 +136,13 @@ fn register_stream(registry: &mut Registry, scrape: &Scrape) {
         "Entries that differed from what the controller compiled, and were repaired",
         counter(stream.repaired),
     );
+    gauge(
+        registry,
+        "update_retries_pending",
+        "Entries that could not be written and are tried again",
+        scrape.retries as u64,
+    );
+    gauge(registry, "update_retries_limit", "Most entries that are tried again", RETRIES_MAX as u64);
 }
 
 fn register_usage(registry: &mut Registry, usage: &TableUsage) {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::link::{
+    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -44,14 +46,16 @@ pub struct Link {
     pub external_vxlan: bool,
     /// Whether the interface is a port of a bridge, a bond or a VRF.
     pub enslaved: bool,
+    /// Whether the interface was made promiscuous by a setting.
+    pub promiscuous: bool,
 }
 
 /// An rtnetlink socket for requests.
 #[derive(Clone, Debug)]
 pub struct Netlink {
     handle: Handle,
-    /// Held while a list is read: the kernel refuses a second list on a socket (EBUSY) until the first is complete.
-    lists: Arc<Mutex<()>>,
+    /// Held while the kernel lists something: it refuses to begin a second list on the same socket (EBUSY).
+    listing: Arc<Mutex<()>>,
 }
 
 impl Netlink {
@@ -62,7 +66,7 @@ impl Netlink {
     pub fn open() -> Result<Self, Error> {
         let (connection, handle, _) = new_connection().map_err(Error::io("open a netlink socket"))?;
         tokio::spawn(connection);
-        Ok(Self { handle, lists: Arc::default() })
+        Ok(Self { handle, listing: Arc::default() })
     }
 
     /// Looks up an interface by name.
@@ -92,7 +96,7 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn links(&self) -> Result<Vec<Link>, Error> {
-        let _list = self.lists.lock().await;
+        let _listing = self.listing.lock().await;
         let links = self.handle.link().get().execute();
         links
             .map_ok(|message| parse_link(&message))
@@ -111,13 +115,14 @@ impl Netlink {
         self.handle.link().set(message).execute().await.map_err(Error::netlink(what))
     }
 
-    /// Makes an interface receive frames for every MAC.
+    /// Sets whether an interface receives frames for every MAC, as far as this does not depend on others who want
+    /// that.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub async fn set_promiscuous(&self, link: &Link) -> Result<(), Error> {
-        let message = LinkUnspec::new_with_index(link.index).promiscuous(true).build();
-        let what = format!("make {} promiscuous", link.name);
+    pub async fn set_promiscuous(&self, link: &Link, on: bool) -> Result<(), Error> {
+        let message = LinkUnspec::new_with_index(link.index).promiscuous(on).build();
+        let what = format!("switch the promiscuous mode of {}", link.name);
         self.handle.link().set(message).execute().await.map_err(Error::netlink(what))
     }
 
@@ -164,11 +169,12 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn addresses(&self, link: Option<&Link>) -> Result<Vec<IpAddr>, Error> {
+        let _listing = self.listing.lock().await;
         let mut request = self.handle.address().get();
         if let Some(link) = link {
             request = request.set_link_index_filter(link.index);
         }
-        let _list = self.lists.lock().await;
+        let _listing = self.listing.lock().await;
         let mut messages = request.execute();
         let mut addresses = Vec::new();
         while let Some(message) =
@@ -216,7 +222,7 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn neighbors(&self) -> Result<Vec<Neighbor>, Error> {
-        let _list = self.lists.lock().await;
+        let _listing = self.listing.lock().await;
         let messages = self.handle.neighbours().get().execute();
         let all: Vec<NeighbourMessage> =
             messages.try_collect().await.map_err(Error::netlink("list neighbors"))?;
@@ -343,6 +349,7 @@ fn parse_link(message: &LinkMessage) -> Link {
         peer_elsewhere: false,
         external_vxlan: false,
         enslaved: false,
+        promiscuous: message.header.flags.contains(LinkFlags::Promisc),
     };
     for attribute in &message.attributes {
         match attribute {

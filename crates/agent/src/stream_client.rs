@@ -57,7 +57,7 @@ pub struct StreamStatus {
     pub steps: u64,
     /// Number of entries that could not be written since the agent started.
     pub failures: u64,
-    /// Failures of the last step that had any.
+    /// Failures of the last step that had any, as far as they are known to remain.
     pub last_failures: Vec<String>,
     /// How often the digests of the tables were computed since the agent started.
     pub digests: u64,
@@ -193,10 +193,12 @@ impl<R: Role> StreamClient<R> {
     ) -> Result<(), Error> {
         while let Some(update) = decoded.recv().await {
             let started = Instant::now();
-            let job = move |applier: &mut Applier<R>| (applier.apply(update), applier.topology_changes());
-            let (applied, changes) = self.writer.run(job).await?;
+            let job = move |applier: &mut Applier<R>| {
+                (applier.apply(update), applier.is_complete(), applier.topology_changes())
+            };
+            let (applied, is_complete, changes) = self.writer.run(job).await?;
             let applied = applied?;
-            self.topology.send_if_modified(|seen| std::mem::replace(seen, changes) != changes);
+            self.note_topology(changes);
             if let Some(Applied { revision, failures, failed_entries, repaired }) = applied {
                 if let Some(Repaired { differences, named }) = repaired {
                     tracing::warn!(revision, differences, ?named, "repaired the tables");
@@ -208,10 +210,14 @@ impl<R: Role> StreamClient<R> {
                 }
                 tracing::debug!(revision, took = ?started.elapsed(), failures = failed_entries, "applied");
                 self.note_step(revision, &failures, failed_entries);
-                reports.ack(revision, failures).await?;
+                reports.ack(revision, failures, is_complete).await?;
             }
         }
         Ok(())
+    }
+
+    fn note_topology(&self, changes: u64) {
+        self.topology.send_if_modified(|seen| std::mem::replace(seen, changes) != changes);
     }
 
     fn note_step(&self, revision: u64, failures: &[String], failed_entries: u64) {
@@ -231,6 +237,7 @@ impl<R: Role> StreamClient<R> {
         let mut vni_traffic = R::REPORTS_VNI_TRAFFIC.then(VniTrafficReport::default);
         loop {
             ticks.tick().await;
+            self.retry(reports).await?;
             reports.heartbeat(self.heartbeat(vni_traffic.as_mut()).await?).await?;
         }
     }
@@ -258,8 +265,23 @@ impl<R: Role> StreamClient<R> {
         }
     }
 
+    /// Tries again what could not be written, and reports progress.
+    async fn retry(&self, reports: &ReportSender) -> Result<(), Error> {
+        let job = |applier: &mut Applier<R>| {
+            (applier.retry(Instant::now()), applier.is_complete(), applier.topology_changes())
+        };
+        let (applied, is_complete, changes) = self.writer.run(job).await?;
+        self.note_topology(changes);
+        let Some(Applied { revision, failures, .. }) = applied else { return Ok(()) };
+        self.status.change(|status| status.last_failures.clone_from(&failures));
+        Ok(reports.ack(revision, failures, is_complete).await?)
+    }
+
     async fn heartbeat(&self, vni_traffic: Option<&mut VniTrafficReport>) -> Result<Heartbeat, Error> {
-        let read = |applier: &mut Applier<R>| (TableFigures::read(&applier.tables), applier.role.load());
+        let read = |applier: &mut Applier<R>| {
+            applier.tables.forget_removed_vnis();
+            (TableFigures::read(&applier.tables), applier.role.load())
+        };
         let (tables, load) = self.writer.run(read).await?;
         let datapath = self.datapath.clone();
         let count = move || Counters::read(&datapath, &tables).map(|counters| (tables, counters));

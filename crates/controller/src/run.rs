@@ -13,6 +13,7 @@ use crate::push::{Push, Reach, SouthboundService, compact_outbox, follow, save_n
 use rustls::pki_types::ServerName;
 use sha2::{Digest, Sha256};
 use sluice_envelope::BootId;
+use sluice_http::{Connections, Limits, serve as serve_http};
 use sluice_southbound::{CertificateAuthority, server_builder, server_service};
 use sluice_store::{Store, StoreError};
 use std::future::Future;
@@ -265,9 +266,10 @@ impl Controller {
             place: place.clone(),
             moves: moves.clone(),
         };
-        let app = router(Api::new(handles, reach, token_digest));
-        let northbound =
-            axum::serve(api_listener, app).with_graceful_shutdown(ended(ending.clone())).into_future();
+        let limits = Limits::default();
+        let connections = Connections::new(&limits);
+        let app = router(Api::new(handles, reach, token_digest, connections.clone()));
+        let northbound = serve_http(api_listener, app, limits, connections, ended(ending.clone()));
         let service =
             server_service(SouthboundService { push: push.clone(), loads: place.clone(), ca: ca.clone() });
         let incoming = TcpIncoming::from(southbound_listener).with_nodelay(Some(true));
@@ -318,12 +320,14 @@ impl Controller {
 
 /// Runs both servers until both have ended, or one fails.
 async fn serve(
-    northbound: impl Future<Output = io::Result<()>>,
+    northbound: impl Future<Output = ()>,
     nodes: impl Future<Output = Result<(), tonic::transport::Error>>,
 ) -> Result<(), Error> {
-    tokio::try_join!(async { northbound.await.map_err(Error::Api) }, async {
-        nodes.await.map_err(Error::Southbound)
-    },)?;
+    let northbound = async {
+        northbound.await;
+        Ok(())
+    };
+    tokio::try_join!(northbound, async { nodes.await.map_err(Error::Southbound) })?;
     Ok(())
 }
 

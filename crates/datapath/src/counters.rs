@@ -51,12 +51,17 @@ fn sum(values: &[Vec<u8>], at: usize) -> u64 {
 pub(crate) fn drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
     let mut counts = Vec::new();
     for reason in 0..map.max_entries() {
-        let packets = sum(&read_per_cpu(map, &reason.to_ne_bytes())?, 0);
+        let packets = drops_for(map, reason)?;
         if packets > 0 {
             counts.push(DropCount { vni: None, reason, packets });
         }
     }
     Ok(counts)
+}
+
+/// Reads the node's drops for one reason.
+pub(crate) fn drops_for(map: &MapHandle, reason: u32) -> Result<u64, Error> {
+    Ok(sum(&read_per_cpu(map, &reason.to_ne_bytes())?, 0))
 }
 
 /// Reads the drops by VNI and reason.

@@ -217,6 +217,14 @@ impl Datapath {
         attach::detach(&self.links()?, interface)
     }
 
+    /// Removes the pins of interfaces that do not exist any more. Their programs are gone with them.
+    ///
+    /// # Errors
+    /// If the pins cannot be listed, or one cannot be removed.
+    pub fn remove_stale_pins(&self) -> Result<(), Error> {
+        attach::remove_stale_pins(&self.links()?)
+    }
+
     /// Returns whether the interface has a program of this node.
     ///
     /// # Errors
@@ -244,6 +252,14 @@ impl Datapath {
     /// If a counter cannot be read.
     pub fn drops(&self) -> Result<Vec<DropCount>, Error> {
         counters::drops(&self.map("drops")?)
+    }
+
+    /// Reads the node's drops for one reason.
+    ///
+    /// # Errors
+    /// If the counter cannot be read.
+    pub fn drops_for(&self, reason: u32) -> Result<u64, Error> {
+        counters::drops_for(&self.map("drops")?, reason)
     }
 
     /// Reads the drops by VNI and reason.

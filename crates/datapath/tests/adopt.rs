@@ -139,13 +139,21 @@ fn a_vni_does_not_inherit_counts() {
     [4, 5, 77].into_iter().for_each(|vni| count_drop(&first, vni));
     tables.remove_vrf(Vni::new(5).unwrap()).unwrap();
     assert_eq!(dropped(&first), [4, 77]);
+    // A packet that had found the VRF before its removal is counted after it. VNI 8 is removed and returns.
+    count_drop(&first, 5);
+    tables.upsert_vrf(&vrf(8)).unwrap();
+    tables.remove_vrf(Vni::new(8).unwrap()).unwrap();
+    tables.upsert_vrf(&vrf(8)).unwrap();
+    count_drop(&first, 8);
+    tables.forget_removed_vnis();
+    assert_eq!(dropped(&first), [4, 8, 77]);
     drop((tables, first));
 
     let second = pins.load(ObjectName::Gateway, 4096).unwrap();
     let mut tables = NodeTables::adopt(second.memory().unwrap(), Immediate).unwrap();
     let counters = second.vni_counters().unwrap();
     counters.remove_unknown(|vni| tables.vrfs().any(|entry| entry.vrf.vni.get() == vni)).unwrap();
-    assert_eq!(dropped(&second), [4], "what a predecessor left behind");
+    assert_eq!(dropped(&second), [4, 8], "what a predecessor left behind");
     tables.set_counter_reset(counters);
     tables.upsert_vrf(&vrf(6)).unwrap();
     let of6 = tables.vrf(Vni::new(6).unwrap()).unwrap().counters;

@@ -72,18 +72,19 @@ pub struct ReportSender {
 }
 
 impl ReportSender {
-    /// Acknowledges all entries up to `revision`, except those in `failures`. Of these the first
+    /// Acknowledges all entries up to `revision`, except those in `failures`. `complete`: nothing is missing of
+    /// earlier revisions either. Of the failures the first
     /// [`MAX_FAILURES`] are sent; a longer list ends with the number of the others.
     ///
     /// # Errors
     /// [`Error::Ended`].
-    pub async fn ack(&self, revision: u64, mut failures: Vec<String>) -> Result<(), Error> {
+    pub async fn ack(&self, revision: u64, mut failures: Vec<String>, complete: bool) -> Result<(), Error> {
         if failures.len() > MAX_FAILURES {
             let rest = failures.len() - (MAX_FAILURES - 1);
             failures.truncate(MAX_FAILURES - 1);
             failures.push(format!("and {rest} more"));
         }
-        self.send(Report::Ack(Ack { revision, failures })).await
+        self.send(Report::Ack(Ack { revision, failures, complete })).await
     }
 
     /// Sends a heartbeat.

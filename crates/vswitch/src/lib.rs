@@ -110,10 +110,10 @@ async fn flush_host(args: &Args, netlink: &Netlink) -> Result<(), Error> {
         guard::check_names(netlink, &args.port_names, None).await?;
         guard::install(&args.port_names).await?;
     }
-    let closed = flush_closed(&args.common, ROLE, &[vxlan_device::NAME])?;
+    let closed = flush_closed(&args.common, ROLE, netlink, &[vxlan_device::NAME]).await?;
     vxlan_device::remove(netlink).await?;
     if args.unguard {
-        flush(&args.common, ROLE)?;
+        flush(&args.common, ROLE, netlink).await?;
         guard::remove().await?;
         for interface in &closed {
             if let Some(default) = sysctl::get(Family::V6, "default", "disable_ipv6")? {

@@ -430,6 +430,7 @@ impl PortManager {
         let _lock = self.lock.lock().await;
         self.close_new().await?;
         self.review_ports().await?;
+        self.node.datapath.remove_stale_pins()?;
         let uplink = self.netlink.require_link(&self.uplink).await?;
         let vxlan = vxlan_device::ensure(&self.netlink, &uplink, self.vteps).await?;
         if !self.node.datapath.is_attached(&vxlan.interface()).map_err(Error::from)? {
@@ -437,7 +438,7 @@ impl PortManager {
         }
         let mtu = crate::mtu16(vxlan_device::mtu(&uplink, self.vteps)?);
         if self.node.writer.run(move |applier| applier.role.ports.limit_mtu(mtu)).await? {
-            tracing::info!(mtu, "the MTU of the tunnel changed");
+            tracing::info!(mtu, "writing all ports with the MTU of the tunnel");
             self.reconcile().await?;
         }
         let config = node_config(&[uplink], self.vteps, vxlan.index);

@@ -176,10 +176,11 @@ fn interfaces_that_cannot_be_ports_are_refused() {
         assert!(answer["error"].as_str().unwrap().contains("tap0"), "{answer}");
         ip("link del tap0");
         let socket = fixture.socket.clone();
-        eventually("the port of the deleted interface is removed", || {
+        // The list of interfaces is that of the pins.
+        eventually("the port of the deleted interface and its pin are removed", || {
             let state =
                 tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(state(&socket)));
-            (state.0 == 0).then_some(())
+            (state == (0, 1)).then_some(())
         })
         .await;
         assert_eq!(attach(&fixture.socket, "tap1", "blue/vm").await.0, 200);

@@ -1,6 +1,8 @@
 //! Updates over anonymous memory, with a role that only records: what they leave in the tables, and what they
 //! report.
 
+mod retries;
+
 use sluice_southbound::{EndpointKey, Group, Key, Port, RouteKey, Vip, Vrf, Vtep, VtepRole};
 use sluice_tables::{Immediate, Memory, Sizes};
 use sluice_types::{InstanceId, MacAddr, Secret, Vni};

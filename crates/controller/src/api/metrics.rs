@@ -36,6 +36,9 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
         requests.get_or_create(&vec![("class".to_owned(), (*class).to_owned())]).inc_by(*count);
     }
     registry.register("api_requests", "API requests answered, by class of status", requests);
+    gauge(registry, "api_connections", "Open connections to the API", api.connections.open() as u64);
+    let limit = api.connections.limit() as u64;
+    gauge(registry, "api_connections_limit", "Most connections to the API; others wait", limit);
     streams(registry, api);
     let fill = api.push.log.fill();
     let revision = api.push.members(Members::revision);

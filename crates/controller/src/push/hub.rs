@@ -46,7 +46,7 @@ struct Node {
     unanswered: bool,
     failures: Vec<String>,
     /// Newest revision that was acknowledged with failures. The contents of the tables are unknown until
-    /// the node has acknowledged a snapshot without any.
+    /// the node has acknowledged a snapshot without any, or reports that it has written the rest.
     failed: Option<u64>,
     /// The next snapshot is to verify these shards of the tables; 0 if none is due.
     verify_shards: u64,
@@ -194,6 +194,17 @@ impl Hub {
             }
             node.failures = failures;
             node.mark();
+        });
+    }
+
+    /// A node has written everything up to the revision that it acknowledged last, also what it could not write
+    /// at first.
+    pub fn complete(&self, id: NodeId, session: u64) {
+        self.with(id, session, |node| {
+            if node.failed.take().is_some() {
+                node.failures.clear();
+                node.mark();
+            }
         });
     }
 
@@ -390,6 +401,12 @@ mod tests {
         let session = hub.open(NODE, 0, String::new());
         hub.ack(NODE, session.id, 8, Vec::new());
         assert!(written(6) && written(8));
+        // The node tries again by itself: on the same stream, without a snapshot.
+        hub.ack(NODE, session.id, 9, vec!["endpoint 10.0.0.3: the tables are full".to_owned()]);
+        hub.complete(NODE, session.id + 1);
+        assert!(hub.is_incomplete(NODE), "another stream");
+        hub.complete(NODE, session.id);
+        assert!(written(9) && hub.view(NODE).state.failures.is_empty());
     }
 
     #[test]

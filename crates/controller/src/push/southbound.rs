@@ -200,6 +200,9 @@ impl Listener {
             tracing::warn!(?node, revision, ?failures, "node could not write all entries");
         }
         self.push.hub.ack(self.node, self.session, ack.revision, failures);
+        if ack.complete {
+            self.push.hub.complete(self.node, self.session);
+        }
         if let NodeId::Gateway(id) = self.node {
             self.push.timeline.acked(id, ack.revision);
         }

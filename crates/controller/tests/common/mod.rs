@@ -230,7 +230,7 @@ impl Node {
     }
 
     pub async fn ack(&self, revision: u64) {
-        self.connection.reports.ack(revision, Vec::new()).await.unwrap();
+        self.connection.reports.ack(revision, Vec::new(), true).await.unwrap();
     }
 
     /// Acknowledges the next step. Returns its revision and messages.
