@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Cloud, Node, Stalled, basics, join, stall};
+use common::{Cloud, Node, Stalled, basics, code, join, stall};
 use futures::future::join_all;
 use serde_json::json;
 use sluice_southbound::{Identity, Update};
@@ -147,6 +147,8 @@ async fn nodes_that_read_nothing_delay_no_others() {
     wait_for(&cloud, "stalled_streams_total", |count| count == STALLED as u64).await;
     wait_for(&cloud, "snapshot_bytes", |bytes| bytes == 0).await;
     wait_for(&cloud, "snapshots_sending", |count| count == 0).await;
+    let disconnected = join_all(stalled.iter().map(Stalled::disconnected));
+    assert!(tokio::time::timeout(DEADLINE, disconnected).await.is_ok());
     let events = cloud.get("/v1/events?limit=1000").await.body;
     let of_stalls =
         events["items"].as_array().unwrap().iter().filter(|event| event["kind"] == "node_stalled");
@@ -168,6 +170,27 @@ async fn nodes_that_read_nothing_delay_no_others() {
     let mut node = join(&cloud, &slow[0], 0, 0).await;
     assert_eq!(endpoints(&node.acked_step().await.1), INSTANCES);
     followers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Takes twice the 15 s for which the controller waits for a report.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_that_reads_but_reports_nothing_is_disconnected() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let (gateway, host) =
+        (cloud.enroll(&basics.gateway_path()).await, cloud.enroll(&basics.host_path()).await);
+    let mut quiet = join(&cloud, &host, 0, 0).await;
+    quiet.acked_step().await;
+    let mut silent = join(&cloud, &gateway, 0, 0).await;
+    silent.step().await;
+    let began = Instant::now();
+    let ended = tokio::time::timeout(Duration::from_secs(50), silent.connection.updates.next()).await;
+    assert_eq!(code(&ended.unwrap().unwrap_err()), "DeadlineExceeded");
+    assert!(began.elapsed() > Duration::from_secs(14), "{:?}", began.elapsed());
+    assert_eq!(metric(&cloud, "stalled_streams_total").await, 1);
+    // A node that owes no acknowledgment may be quiet.
+    cloud.make(&basics.instances_path(), basics.instance("one")).await;
+    assert_eq!(quiet.acked_step().await.1.iter().map(|part| part.ports.len()).sum::<usize>(), 1);
 }
 
 /// Each change concerns all hosts, which acknowledge it.

@@ -279,7 +279,14 @@ pub async fn anonymous_watch(bundle: &EnrollmentBundle) -> tonic::Status {
 /// after 64 KiB.
 pub struct Stalled {
     _updates: tonic::Streaming<sluice_southbound::proto::NodeUpdate>,
-    _reports: tokio::sync::mpsc::Sender<sluice_southbound::proto::NodeReport>,
+    reports: tokio::sync::mpsc::Sender<sluice_southbound::proto::NodeReport>,
+}
+
+impl Stalled {
+    /// Waits until its connection has ended: the stream alone cannot end before the node reads.
+    pub async fn disconnected(&self) {
+        self.reports.closed().await;
+    }
 }
 
 pub async fn stall(identity: &Identity) -> Stalled {
@@ -297,9 +304,9 @@ pub async fn stall(identity: &Identity) -> Stalled {
     let endpoint = Endpoint::from_shared(format!("https://{}", identity.controller)).unwrap();
     let endpoint = endpoint.initial_stream_window_size(65_535);
     let channel = endpoint.tls_config(tls).unwrap().connect().await.unwrap();
-    let (_reports, receiver) = tokio::sync::mpsc::channel(1);
-    _reports.send(NodeReport { report: Some(Report::Hello(Hello::default())) }).await.unwrap();
-    let reports = tokio_stream::wrappers::ReceiverStream::new(receiver);
-    let _updates = SouthboundClient::new(channel).watch(reports).await.unwrap().into_inner();
-    Stalled { _updates, _reports }
+    let (reports, receiver) = tokio::sync::mpsc::channel(1);
+    reports.send(NodeReport { report: Some(Report::Hello(Hello::default())) }).await.unwrap();
+    let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let _updates = SouthboundClient::new(channel).watch(receiver).await.unwrap().into_inner();
+    Stalled { _updates, reports }
 }
