@@ -28,8 +28,8 @@ const MAX_TEXT: usize = 256;
 const MAX_CSR_BYTES: usize = 16 << 10;
 /// Longest wait until the node takes the status with which its stream ends. Then its connection is ended.
 const LINGER: Duration = Duration::from_secs(1);
-/// A node that sends no report for this time is asked for the acknowledgment of everything that it was sent; it is
-/// disconnected if it sends nothing for this time again. Nodes send a heartbeat each second.
+/// A node that sends no report for this time, and none for this time again, is disconnected if it has not
+/// acknowledged what it had been sent after the first time. Agents send a heartbeat each second.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The gRPC service of `api/southbound.proto`.
