@@ -276,7 +276,7 @@ async fn encode_parts(
         let base = state.gateway_base(gateway).map(|(_, base)| (base.entry_count(), encode(base)));
         (Arc::new(state), base)
     });
-    // If the stream has ended meanwhile, nobody receives what is sent here.
+    // If the stream has ended meanwhile, what is sent here has no receiver.
     let (state, entries, encoded) = match base.await {
         Ok((state, Some((entries, encoded)))) => (state, entries, encoded),
         Ok((_, None)) => {
