@@ -15,6 +15,7 @@ mod push;
 mod reboot;
 mod relief;
 mod rgcm;
+mod slow_nodes;
 mod steady;
 mod wire;
 
@@ -57,10 +58,11 @@ impl Settings {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 10] = [
+const ALL: [(&str, Part); 11] = [
     ("rgcm", rgcm::measure),
     ("push", push::measure),
     ("launch", launch::measure),
+    ("slow_nodes", slow_nodes::measure),
     ("burst", burst::measure),
     ("steady", steady::measure),
     ("detection", detection::measure),

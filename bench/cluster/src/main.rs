@@ -56,6 +56,15 @@ find instances of other hosts: a default entry for each VPC that a host has an i
 simulated hosts write no tables, so the seconds are the controller's, and similar while the database takes most of them. The
 paper: 12k entries and 3178 s, and 3.4M and 4097 s, with containers, on 20 hosts.
 
+`slow_nodes`: the controller, a gateway and 1,000 hosts that follow and acknowledge as in `launch`, with 20 instances each
+in 20 VPCs. 100 requests a second, each sent when it is due: an instance is created, a host read, 100 instances listed, an
+instance deleted, in turn, so there are 50 changes a second. Rounds of 6 s in turns: with a controller that has no nodes
+(`no_nodes`), with all hosts following (`none_stalled`), and with 100 of them stalled: they read nothing, and half of them
+open a new stream every 2 s, which asks for all tables. Latency: from the moment at which a request is due until its answer
+is read. `api_p99_ratio_1000_nodes`: the 99th percentile with stalled nodes divided by that with all following, which is the
+same change and as many nodes; `api_p99_ratio_no_nodes`: divided by that without nodes. Hosts and controller share the
+machine's processors.
+
 `burst` (figures 12, 16 to 19): computed, 5 draws a round. 100 VPCs of 10 to 90 VMs, 45 gateways in 10 clusters; VPCs are
 placed by RGCM, and flows spread over a cluster's vIPs by hash. `gwzone`: VMs in 45 zones, each with a gateway, in the
 order in which they were started, VPC by VPC; `_scattered`: VMs on random hosts. An elephant loads its gateway until it

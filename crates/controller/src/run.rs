@@ -9,7 +9,10 @@ use crate::ownership::{Ownership, Socket, own, renew_keys};
 use crate::place::Place;
 use crate::place::apply::apply_plans;
 use crate::place::scheduler::schedule;
-use crate::push::{Push, Reach, SouthboundService, compact_outbox, follow, save_node_states};
+use crate::push::{
+    NodeConnection, Push, Reach, SouthboundService, compact_outbox, follow, save_all, save_node_states,
+};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
 use sha2::{Digest, Sha256};
 use sluice_envelope::BootId;
@@ -27,6 +30,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 
 /// Longest wait for requests in progress when the controller stops.
@@ -118,7 +122,6 @@ pub struct Controller {
     pub api: SocketAddr,
     /// Where nodes connect.
     pub southbound: SocketAddr,
-    db: Arc<Database>,
     push: Arc<Push>,
     end: watch::Sender<bool>,
     servers: JoinHandle<Result<(), Error>>,
@@ -199,6 +202,16 @@ fn host_and_port(name: &str, port: u16) -> String {
     }
 }
 
+/// Raises the number of files that this process may open to what the system admits. Each node is a connection, and
+/// the usual limit is 1024.
+fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "cannot raise the number of open files");
+    }
+}
+
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let failed = |source| Error::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -238,6 +251,7 @@ impl Controller {
     /// [`Error`], with the cause.
     pub async fn start(args: Args) -> Result<Self, Error> {
         let token_digest = read_token(&args)?;
+        raise_file_limit();
         let names = names(&args)?;
         let store = open_store(&args).await?;
         let ca = Arc::new(authority(store.as_ref()).await?);
@@ -273,6 +287,7 @@ impl Controller {
         let service =
             server_service(SouthboundService { push: push.clone(), loads: place.clone(), ca: ca.clone() });
         let incoming = TcpIncoming::from(southbound_listener).with_nodelay(Some(true));
+        let incoming = incoming.map(|accepted| accepted.map(NodeConnection::new));
         let nodes = server_builder(&ca, &certificate)?
             .add_service(service)
             .serve_with_incoming_shutdown(incoming, ended(ending.clone()));
@@ -288,7 +303,7 @@ impl Controller {
         background.spawn(schedule(place));
         tracing::info!(%api, %southbound, "controller ready");
         let servers = tokio::spawn(serve(northbound, nodes));
-        Ok(Self { api, southbound, db, push, end, servers, background })
+        Ok(Self { api, southbound, push, end, servers, background })
     }
 
     /// Stops the controller: requests in progress are answered, and streams are closed.
@@ -300,11 +315,9 @@ impl Controller {
         self.end.send_replace(true);
         let servers = tokio::time::timeout(GRACE, &mut self.servers).await;
         self.background.shutdown().await;
-        // If the last acknowledgments cannot be saved, nodes report them again when they reconnect.
-        for state in self.push.hub.take_unsaved(true) {
-            if self.db.store.save_node_state(state).await.is_err() {
-                break;
-            }
+        if let Err(error) = save_all(&self.push).await {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot save the last acknowledgments");
         }
         match servers {
             Ok(Ok(result)) => result,

@@ -13,8 +13,8 @@ use sluice_types::{
 };
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, Semaphore, mpsc::Sender};
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit, mpsc::Sender};
 
 /// Largest number of retries of a transaction that failed because of a concurrent one.
 const RETRIES: u32 = 8;
@@ -22,9 +22,13 @@ const RETRIES: u32 = 8;
 const VIP_ATTEMPTS: u32 = 5;
 /// Timeout of a write that waits for the writes before it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A write in the background lets others go first for at most this time.
+const BACKGROUND_WAIT: Duration = Duration::from_secs(1);
+/// Interval at which it looks whether no other write runs or waits.
+const BACKGROUND_LOOK: Duration = Duration::from_millis(2);
 /// Snapshots that are read at the same time. Each holds a connection until its receiver has taken all parts; the
 /// other connections remain for single queries, and with PostgreSQL for writes.
-const SNAPSHOTS_MAX: usize = 2;
+pub const SNAPSHOTS_MAX: usize = 2;
 
 /// The database of one cloud: one type over either backend. `expected` revisions implement `If-Match`: `None`
 /// changes the object whatever its revision is, `Some` fails with [`StoreError::Stale`] unless the object is
@@ -65,10 +69,13 @@ macro_rules! write {
     }};
 }
 
-/// Runs `$body` in a write transaction that takes no revision.
+/// Runs `$body` in a write transaction that takes no revision. `$queue` is the function that waits for its turn.
 macro_rules! write_unversioned {
-    ($self:ident, $q:ident => $body:expr) => {{
-        let _guard = $self.queue().await?;
+    ($self:ident, $q:ident => $body:expr) => {
+        write_unversioned!($self, queue, $q => $body)
+    };
+    ($self:ident, $queue:ident, $q:ident => $body:expr) => {{
+        let _guard = $self.$queue().await?;
         let mut tries = 0;
         loop {
             let mut tx = $self.backend.begin_write().await?;
@@ -103,6 +110,19 @@ impl Store {
             cause: format!("other writes took more than {} s", QUEUE_TIMEOUT.as_secs()),
             source: None,
         })
+    }
+
+    /// Waits until no other write runs or waits, for at most [`BACKGROUND_WAIT`], and then for its turn.
+    async fn queue_in_background(&self) -> Result<MutexGuard<'_, ()>> {
+        let began = Instant::now();
+        while began.elapsed() < BACKGROUND_WAIT {
+            // Fails also while the lock passes from one waiting writer to the next.
+            if let Ok(guard) = self.writers.try_lock() {
+                return Ok(guard);
+            }
+            tokio::time::sleep(BACKGROUND_LOOK).await;
+        }
+        self.queue().await
     }
 
     fn reader(&self) -> Reader<'_> {
@@ -483,12 +503,30 @@ impl Store {
     /// Reads a consistent snapshot: `sink` receives the topology, then the instances in order of id. Slow
     /// receivers delay other snapshots, but neither queries nor writers. Returns the revision of the snapshot.
     pub async fn snapshot(&self, instances: InstancesOf, sink: Sender<SnapshotPart>) -> Result<u64> {
-        let closed = |_| StoreError::Unavailable { cause: "the store is closed".into(), source: None };
-        let _permit = self.snapshots.acquire().await.map_err(closed)?;
+        let _permit = self.snapshot_permit().await?;
         let mut tx = self.backend.begin_read().await?;
         let result = snapshot::send(tx.as_mut(), instances, &sink).await;
         tx.rollback().await?;
         result
+    }
+
+    /// The instances of a host in order of id, and the revision to which this applies.
+    pub async fn host_instances(&self, host: HostId) -> Result<(u64, Vec<Instance>)> {
+        let _permit = self.snapshot_permit().await?;
+        let mut tx = self.backend.begin_read().await?;
+        let result = snapshot::of_host(tx.as_mut(), host).await;
+        tx.rollback().await?;
+        result
+    }
+
+    /// Number of snapshots that are being read, at most [`SNAPSHOTS_MAX`]. Each holds a connection.
+    pub fn snapshots_being_read(&self) -> usize {
+        SNAPSHOTS_MAX - self.snapshots.available_permits()
+    }
+
+    async fn snapshot_permit(&self) -> Result<SemaphorePermit<'_>> {
+        let closed = |_| StoreError::Unavailable { cause: "the store is closed".into(), source: None };
+        self.snapshots.acquire().await.map_err(closed)
     }
 
     /// Adds an event that does not belong to a change of an object; returns its id. Only the newest 100,000
@@ -561,8 +599,10 @@ impl Store {
         write_unversioned!(self, q => placement_plans::record_progress(q, id, state, done, note))
     }
 
-    pub async fn save_node_state(&self, state: NodeState) -> Result<()> {
-        write_unversioned!(self, q => southbound::save_state(q, &state))
+    /// Stores the states of nodes in one transaction, after the writes that run or wait. `states` has a node at
+    /// most once; nodes that do not exist any more are ignored.
+    pub async fn save_node_states(&self, states: &[NodeState]) -> Result<()> {
+        write_unversioned!(self, queue_in_background, q => southbound::save_states(q, states))
     }
 
     pub async fn node_states(&self) -> Result<Vec<NodeState>> {

@@ -101,6 +101,7 @@ impl Follower {
         let recent = self.recent_steps(state).await?;
         let (counted, instances) = self.push.db.store.instance_counts().await?;
         self.push.change_members(|members| *members = Members::new(&topology));
+        self.push.topology.reset(state.revision());
         self.push.compiled.publish_updates(state);
         self.push.compiled.publish_zones(state);
         self.observer.reset(&topology, counted, &instances);
@@ -206,6 +207,7 @@ impl Follower {
         read: Duration,
     ) -> Result<Followed, FollowError> {
         self.push.change_members(|members| members.apply(revision, &changes));
+        self.push.topology.apply(revision, &changes);
         self.observer.apply(revision, &changes);
         let clusters: BTreeSet<_> = changes
             .iter()

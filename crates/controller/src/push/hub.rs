@@ -52,6 +52,10 @@ struct Node {
     verify_shards: u64,
     /// Revision of the last snapshot that it was sent on this stream.
     snapshot: Option<u64>,
+    /// A snapshot was begun on this stream that it has not acknowledged.
+    owes_snapshot: bool,
+    /// It did not acknowledge the last snapshot of an earlier stream, or its last stream stalled.
+    slow: bool,
     session: Option<(u64, oneshot::Sender<Closing>)>,
     version: String,
     heartbeat: Heartbeat,
@@ -153,6 +157,7 @@ impl Hub {
         node.acked = applied;
         node.snapshot = None;
         node.verify_shards = 0;
+        node.slow |= std::mem::take(&mut node.owes_snapshot);
         if applied == 0 {
             node.failed = None;
         }
@@ -188,6 +193,7 @@ impl Hub {
             node.acked = node.acked.max(revision);
             if node.snapshot.is_some_and(|at| revision >= at) {
                 (node.snapshot, node.failed) = (None, None);
+                (node.owes_snapshot, node.slow) = (false, false);
             }
             if !failures.is_empty() {
                 node.failed = node.failed.max(Some(revision));
@@ -206,6 +212,21 @@ impl Hub {
                 node.mark();
             }
         });
+    }
+
+    /// A node is going to be sent a snapshot.
+    pub fn snapshot_begun(&self, id: NodeId, session: u64) {
+        self.with(id, session, |node| node.owes_snapshot = true);
+    }
+
+    /// Whether a node did not take its last snapshot, so that it must not delay the snapshots of others.
+    pub fn is_slow(&self, id: NodeId) -> bool {
+        self.lock().nodes.get(&id).is_some_and(|node| node.slow)
+    }
+
+    /// A node's stream is ended because it stalled. Returns false if the node was slow before.
+    pub fn stalled(&self, id: NodeId) -> bool {
+        self.lock().nodes.get_mut(&id).is_some_and(|node| !std::mem::replace(&mut node.slow, true))
     }
 
     /// A node was sent a snapshot of `revision`.
@@ -407,6 +428,27 @@ mod tests {
         assert!(hub.is_incomplete(NODE), "another stream");
         hub.complete(NODE, session.id);
         assert!(written(9) && hub.view(NODE).state.failures.is_empty());
+    }
+
+    #[test]
+    fn node_is_slow_until_it_acknowledges_a_snapshot() {
+        let hub = Hub::default();
+        let session = hub.open(NODE, 0, String::new());
+        hub.snapshot_begun(NODE, session.id);
+        assert!(!hub.is_slow(NODE), "it has time until its stream ends");
+        hub.close(NODE, session.id);
+        let session = hub.open(NODE, 0, String::new());
+        assert!(hub.is_slow(NODE) && !hub.stalled(NODE));
+        hub.snapshot_begun(NODE, session.id);
+        hub.ack(NODE, session.id, 4, Vec::new());
+        assert!(hub.is_slow(NODE), "that was no snapshot");
+        hub.snapshot_sent(NODE, session.id, 5);
+        hub.ack(NODE, session.id, 5, Vec::new());
+        assert!(!hub.is_slow(NODE));
+        hub.open(NODE, 5, String::new());
+        assert!(!hub.is_slow(NODE) && hub.stalled(NODE) && hub.is_slow(NODE));
+        hub.remove(NODE);
+        assert!(!hub.is_slow(NODE) && !hub.stalled(NODE));
     }
 
     #[test]

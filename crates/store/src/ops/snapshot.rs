@@ -49,6 +49,22 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     }
 }
 
+/// The instances of a host, and the revision that the transaction `q` sees.
+pub(crate) async fn of_host(q: &mut dyn Query, host: HostId) -> Result<(u64, Vec<Instance>)> {
+    let revision = outbox::revision(q).await?;
+    let filter = Filter::Host(host.get());
+    let mut instances: Vec<Instance> = Vec::new();
+    loop {
+        let after = instances.last().map_or(0, |last| last.id.get());
+        let mut page = page(q, &filter, after).await?;
+        let full = page.len() == PAGE;
+        instances.append(&mut page);
+        if !full {
+            return Ok((revision, instances));
+        }
+    }
+}
+
 /// The VPCs that have an instance on a host, and those peered with them.
 async fn vpcs_of_host(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<Vec<i64>> {
     let sql = "SELECT DISTINCT vpc FROM instances WHERE host = $1";

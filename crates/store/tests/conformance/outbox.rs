@@ -270,6 +270,7 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     let route = new(s.create_route(c.route(&v2, "0.0.0.0/0", RouteTarget::Drop).await).await);
     let (topology, found) = snapshot(s.clone(), InstancesOf::Host(h2.id)).await;
     assert_eq!(found, [b.clone(), d.clone()].concat());
+    assert_eq!(s.host_instances(h2.id).await.unwrap(), (topology.revision, found));
     assert_eq!((topology.hosts.len(), topology.clusters.len(), topology.vpcs.len()), (2, 2, 2));
     assert_eq!(topology.routes, [(v2.id, route)]);
     a.extend(b);
@@ -277,6 +278,7 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     assert_eq!(snapshot(s.clone(), InstancesOf::Cluster(c2.id)).await.1, d);
     let no_host = InstancesOf::Host(sluice_types::HostId::new(9999));
     assert!(snapshot(s.clone(), no_host).await.1.is_empty());
+    assert_eq!(s.snapshots_being_read(), 0);
 }
 
 pub async fn snapshot_ends_when_its_receiver_is_dropped(f: Fixture) {
