@@ -232,7 +232,7 @@ impl Fleet {
 
     /// A number among the controller's metrics.
     pub async fn metric(&self, name: &str) -> Result<f64, Failure> {
-        Ok(Metrics::fetch(self.controller.api).await?.sum(name, &[]))
+        Ok(Metrics::fetch(self.controller.api, None).await?.sum(name, &[]))
     }
 
     /// Creates VPCs of one tenant, with one subnet each, on the clusters in turn.
