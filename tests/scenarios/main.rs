@@ -23,6 +23,7 @@ mod leftovers;
 mod load_awareness;
 mod lossless_takeover;
 mod moved_instance;
+mod not_a_router;
 mod overload;
 mod path_mtu;
 mod peered;
@@ -118,6 +119,7 @@ fn all() -> Vec<Scenario> {
         icmp_errors: SharedLab,
         path_mtu: SharedLab,
         spoofing: SharedLab,
+        not_a_router: SharedLab,
         direct_paths: SharedLab,
         rsp_tenant: SharedLab,
         rsp_forged: SharedLab,

@@ -63,6 +63,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let mut opened = open(common, ROLE, ObjectName::Gateway)?;
     opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
     detach_others(&opened, &underlay)?;
+    underlay_monitor::enable_route_lookup()?;
     for link in &underlay {
         underlay_monitor::prepare(&netlink, link).await?;
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;

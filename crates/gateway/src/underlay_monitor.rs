@@ -27,18 +27,21 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// the kernel probes by itself, less often.
 const RETRY_TIME: Duration = Duration::from_secs(10);
 
+/// Name of the loopback interface.
+const LOOPBACK: &str = "lo";
+
 /// Configures an interface as the program needs it.
 pub async fn prepare(netlink: &Netlink, link: &Link) -> Result<(), Error> {
     // The destination of frames to a vIP is its vMAC, not the interface's own address.
-    netlink.set_promiscuous(link).await?;
-    // The kernel looks up routes for XDP programs only on interfaces that forward. Forwarding would stop the
-    // processing of router advertisements, from which this node may have its own routes, unless accept_ra is
-    // 2.
-    if sysctl::get(Family::V6, &link.name, "accept_ra")?.as_deref() == Some("1") {
-        sysctl::set(Family::V6, &link.name, "accept_ra", "2")?;
-    }
-    sysctl::set(Family::V4, &link.name, "forwarding", "1")?;
-    sysctl::set(Family::V6, &link.name, "forwarding", "1")
+    netlink.set_promiscuous(link).await
+}
+
+/// Lets the kernel look up routes for the program.
+pub fn enable_route_lookup() -> Result<(), Error> {
+    // It does so only from interfaces that forward. The program asks from the loopback interface, so that no
+    // underlay interface has to forward.
+    sysctl::set(Family::V4, LOOPBACK, "forwarding", "1")?;
+    sysctl::set(Family::V6, LOOPBACK, "forwarding", "1")
 }
 
 /// Monitors the underlay. A single task runs it.
@@ -132,6 +135,8 @@ impl UnderlayMonitor {
 
     async fn review(&mut self) -> Result<(), Error> {
         self.is_incomplete = false;
+        // Somebody who turns forwarding off for all interfaces turns it off for this one, too.
+        enable_route_lookup()?;
         self.review_links().await?;
         let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
         let peers = self.peers.borrow_and_update().clone();
