@@ -32,10 +32,10 @@ struct cell {
 struct superblock {
 	__u64 magic;
 	__u32 layout_version;
-	__u32 generation;	/* number of writers that have adopted these tables, from 1 */
-	__u64 cells;		/* capacity, in cells */
-	__u64 applied_revision; /* the controller's revision that the tables have completely */
-	__u64 database_id;	/* low half of the identity of the controller's database */
+	__u32 generation;	 /* number of writers that have adopted these tables, from 1 */
+	__u64 cells;		 /* capacity, in cells */
+	__u64 applied_revision;	 /* the controller's revision that the tables have completely */
+	__u64 database_id;	 /* low half of the identity of the controller's database */
 	__u64 complete_revision; /* newest revision of that database whose entries were all in the tables */
 	__u64 reserved;
 	__u64 attended_ns; /* gateway: see ATTENDED_NS; published by its own store */
@@ -349,7 +349,13 @@ struct node_config {
 	__u8 vtep6[16];
 	__u8 router_mac[8];  /* the overlay's router, in the first 6 bytes */
 	__u32 vxlan_ifindex; /* vSwitch: its VXLAN device */
-	__u32 reserved[7];
+	__u32 reserved32;
+	/*
+	 * vSwitch: random, never 0 once the agent has started, and kept as long as the tables: which vIP a flow
+	 * is sent to depends on it (tunnel.h), so that no tenant can choose flows that all load one gateway.
+	 */
+	__u64 flow_secret[2];
+	__u32 reserved[2];
 	struct underlay_port port[UNDERLAY_PORTS_MAX]; /* ifindex 0: unused */
 };
 

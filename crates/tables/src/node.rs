@@ -235,6 +235,7 @@ impl NodeTables {
                 node.ports.len()
             )));
         }
+        let old: node_config = self.memory().read(layout::CELL_NODE);
         let flag_if = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         let mut config = node_config {
             flags: flag_if(node.vtep4.is_some(), layout::NODE_HAS_IPV4)
@@ -243,8 +244,13 @@ impl NodeTables {
             vtep6: ipv6_to_bytes(node.vtep6),
             router_mac: mac_to_bytes(node.router_mac),
             vxlan_ifindex: node.vxlan_ifindex,
+            flow_secret: old.flow_secret,
             ..Default::default()
         };
+        // Flows keep their vIP as long as the secret is the same, so it is drawn once for these tables.
+        if config.flow_secret == [0; 2] {
+            config.flow_secret = [random_seed()?, random_seed()?];
+        }
         for (to, port) in config.port.iter_mut().zip(&node.ports) {
             if port.ifindex == 0 {
                 return Err(Error::Invalid(
