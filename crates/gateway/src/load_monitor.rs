@@ -165,8 +165,12 @@ impl LoadMonitor {
         self.counters = counters;
         self.tables = tables_share(&usage);
         self.memory = self.read_file("/proc/meminfo").and_then(|text| memory_share(&text));
-        match self.node.datapath.events_lost() {
-            Ok(lost) => self.offload_stats.set_lost(lost),
+        let datapath = &self.node.datapath;
+        match datapath.events_lost().and_then(|lost| Ok((lost, datapath.events_refused()?))) {
+            Ok((lost, refused)) => {
+                self.offload_stats.set_lost(lost);
+                self.offload_stats.set_refused(refused);
+            }
             Err(error) => {
                 tracing::warn!(error = error_chain(&error), "cannot read the number of lost flow events")
             }
