@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Gateway: passes underlay packets to the kernel, but none that it would route. Otherwise everybody on the
+ * Gateway: passes underlay packets to the kernel, but none that it would route. Otherwise each machine of the
  * underlay could send by this node to wherever it has a route, if the machine forwards IP packets. The
  * kernel's FIB says what it would do with the packet.
  *

@@ -135,7 +135,7 @@ impl UnderlayMonitor {
 
     async fn review(&mut self) -> Result<(), Error> {
         self.is_incomplete = false;
-        // Somebody who turns forwarding off for all interfaces turns it off for this one, too.
+        // An administrator who turns forwarding off for all interfaces turns it off for this one, too.
         enable_route_lookup()?;
         self.review_links().await?;
         let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;

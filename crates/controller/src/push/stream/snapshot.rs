@@ -118,7 +118,7 @@ impl NodeStream {
         if let Some(view) = &mut host.view {
             view.set_vpc_clusters(&state.clusters_by_vni());
             let clusters = view.clusters().into_iter().chain(host.idle_keys.keys().copied()).collect();
-            keys = state.host_keys(&clusters);
+            keys = state.host_keys(view.vtep(), &clusters);
             if !skip {
                 view.set_keys(clusters);
             }
@@ -151,11 +151,10 @@ impl NodeStream {
                 Ok(update)
             }
             Side::Host(host) => {
-                let Some((family, mut base)) = state.host_family(host.id).zip(state.host_base(host.id))
-                else {
+                let Some((vtep, mut base)) = state.host_vtep(host.id).zip(state.host_base(host.id)) else {
                     return Err(unknown);
                 };
-                host.view = Some(HostView::new(host.id, family));
+                host.view = Some(HostView::new(host.id, vtep));
                 if self.push.compiled.model().has_zones() {
                     base.groups = self.push.compiled.zones().borrow().groups(host.id);
                     if !skip {
