@@ -13,6 +13,7 @@ mod deletion;
 mod direct_paths;
 mod disk_full;
 mod foreign_host;
+mod foreign_sender;
 mod gateway_moves;
 mod gwzone;
 mod icmp_errors;
@@ -126,6 +127,7 @@ fn all() -> Vec<Scenario> {
         idle_paths: SharedLab,
         deletion: SharedLab,
         foreign_host: SharedLab,
+        foreign_sender: SharedLab,
         crash: SharedLab,
         tcp: OwnLab,
         moved_instance: OwnLab,

@@ -79,8 +79,17 @@ struct superblock {
 /* Kinds of keys. VNI 0 has the VTEPs and vIPs of the underlay. */
 #define EXACT_IPV4 1ull /* (VNI, IPv4 address) */
 #define EXACT_IPV6 2ull /* (VNI, digest of an IPv6 address) */
-/* (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group. */
+/*
+ * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group.
+ * Gateway: (VNI, id of a VTEP), a sender: the node has an instance of the VNI, or had one a moment ago. The
+ * id is the IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. The value is
+ * SENDER_IPV4, or other bits of the digest (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the
+ * same id. `next` is the struct next_hop of the VTEP, which readers need not read.
+ */
 #define EXACT_INDEX 3ull
+#define SENDER_ANY 0ull
+#define SENDER_IPV4 1ull
+#define SENDER_IPV6 2ull /* this bit is set in the value of each IPv6 address */
 /* Group ids are not 0, so the VRF of the last VNI has another key. */
 #define EXACT_GROUP_VNI 0x00ffffffu
 

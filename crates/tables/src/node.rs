@@ -10,6 +10,7 @@ mod endpoints;
 mod groups;
 mod ports;
 mod routes;
+mod senders;
 #[cfg(test)]
 mod tests;
 mod underlay;
@@ -20,7 +21,7 @@ use crate::encoding::{
 };
 use crate::entries::{NodeConfig, Sizes, UnderlayPort};
 use crate::error::Error;
-use crate::exact::{Exact, Hashing};
+use crate::exact::{Exact, Hashing, PairMap};
 use crate::grace::Grace;
 use crate::heartbeat::AgentHeartbeat;
 use crate::layout::{self, node_config, superblock};
@@ -29,9 +30,11 @@ use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::seed::random_seed;
 use crate::usage::TableUsage;
-use std::collections::{BTreeMap, HashMap};
+use senders::Sender;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem::offset_of;
 use std::net::IpAddr;
+use std::time::Instant;
 use underlay::Vtep;
 use vrfs::CounterIndices;
 pub use vrfs::CounterReset;
@@ -57,6 +60,11 @@ pub struct NodeTables {
     groups: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
+    senders: PairMap<Sender>,
+    idle_senders: VecDeque<(Instant, u32, u32)>,
+    // Number of their entries. IPv6 hosts of a VNI may share one.
+    sender_entries: u64,
     counter_indices: CounterIndices,
     counter_reset: Option<Box<dyn CounterReset>>,
     // Numbers of entries.
@@ -127,6 +135,9 @@ impl NodeTables {
             groups: BTreeMap::new(),
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
+            senders: PairMap::default(),
+            idle_senders: VecDeque::new(),
+            sender_entries: 0,
             counter_indices: CounterIndices::new(),
             counter_reset: None,
             endpoints: 0,
@@ -208,6 +219,7 @@ impl NodeTables {
             vrfs: self.vrfs.len() as u64,
             ports: self.ports.len() as u64,
             endpoints: self.endpoints,
+            senders: self.sender_entries,
             direct_paths: self.direct_paths,
             routes: self.routes,
         }
