@@ -43,7 +43,7 @@ impl NodeTables {
         }
         let (key, check) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
         let mac = match self.exact.get(self.memory(), key) {
-            Some(other) if other.mac != check => u64::from(layout::SENDER_ANY),
+            Some(other) if other.mac != check || other.next != cell => u64::from(layout::SENDER_ANY),
             _ => check,
         };
         let old = self.exact.put(&mut self.pool, key, Entry { mac, next: cell })?;
