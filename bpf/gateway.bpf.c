@@ -2,8 +2,8 @@
 /*
  * The gateway: XDP on the underlay interfaces. The stages of a tenant's packet are
  *
- *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h) -> forward (forward.h, output.h)
- *                                                                -> count (flow_accounting.h)
+ *   parse (parse_underlay.h, parse.h) -> classify, route (cgw.h, sender.h) -> forward (forward.h, output.h)
+ *                                                                          -> count (flow_accounting.h)
  *
  * Tenants are answered by answer_tenant.h, the underlay by answer_underlay.h. Address translation and meters will have
  * their place between route() and forward_to_host().
@@ -23,6 +23,7 @@
 #include "gateway/forward.h"
 #include "gateway/answer_underlay.h"
 #include "gateway/parse_underlay.h"
+#include "gateway/sender.h"
 
 SEC("xdp.frags")
 int gateway(struct xdp_md *ctx)
@@ -40,6 +41,9 @@ int gateway(struct xdp_md *ctx)
 	reason = classify(packet);
 	if (reason)
 		return drop(0, reason);
+	reason = check_sender(packet);
+	if (reason)
+		return drop(reason == DROP_unknown_vtep ? 0 : packet->vni, reason);
 	reason = parse_frame(ctx, tunnel_bytes(packet), packet->frame_bytes, &packet->frame);
 	if (reason)
 		return drop(packet->vni, reason);

@@ -136,7 +136,7 @@ static __always_inline int forward_unicast(struct __sk_buff *skb, const struct p
 		found = find_ipv4(vrf->vni, frame->destination[1], &hit);
 	if (found == EXACT_MISS) {
 		__u32 bytes = skb->len, vni = vrf->vni;
-		int verdict = tunnel_to_group(skb, vrf_cell, vni, frame_hash(frame));
+		int verdict = tunnel_to_group(skb, vrf_cell, vni, frame);
 
 		if (verdict == VERDICT_SENT)
 			count_sent(frame, vni, bytes);
@@ -208,7 +208,7 @@ static __always_inline int ipv6_from_vm(struct __sk_buff *skb, const struct port
 		if (verdict == VERDICT_ROUTER_ADVERTISEMENT)
 			return router_advertise(skb, port_cell, frame->source[0], frame->source[1]);
 		if (verdict == VERDICT_FORWARD)
-			return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
+			return tunnel_to_group(skb, vrf_cell, vrf->vni, frame);
 		return verdict;
 	}
 	if (is_udp_to(frame, DHCP6_CLIENT_PORT))
@@ -260,7 +260,7 @@ int port_ingress(struct __sk_buff *skb)
 		return ipv6_from_vm(skb, port, vrf, vrf_cell, port_cell, frame);
 	verdict = arp_from_vm(skb, port_cell, frame);
 	if (verdict == VERDICT_FORWARD)
-		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame_hash(frame));
+		return tunnel_to_group(skb, vrf_cell, vrf->vni, frame);
 	return verdict;
 }
 

@@ -41,7 +41,7 @@ struct setup {
 /* Flow statistics, empty at the start of each run. */
 static struct cell flow_table_cells[1 + FLOW_BUCKETS];
 static struct flow_queue queue;
-static uint64_t lost;
+static uint64_t lost, refused, share;
 /* Memory of the program. Its content is not defined when a packet arrives. */
 static struct packet packet_memory;
 static struct sum_chunk sum_memory;
@@ -56,6 +56,10 @@ static void *own_map(const void *map, uint32_t index)
 		return index ? NULL : &packet_memory;
 	if (map == &sum_chunks)
 		return index ? NULL : &sum_memory;
+	if (map == &event_shares)
+		return index < EVENT_SHARES ? &share : NULL;
+	if (map == &events_refused)
+		return index ? NULL : &refused;
 	return map == &events_lost && !index ? &lost : NULL;
 }
 
@@ -192,7 +196,7 @@ static uint64_t drop_sum(void)
 static void run(const struct setup *setup, const uint8_t *packet, uint32_t length)
 {
 	uint32_t linear = length < LINEAR_MAX ? length : LINEAR_MAX, posted = kernel.posted;
-	uint64_t dropped = drop_sum(), sent = traffic_count.packets, missed = lost;
+	uint64_t dropped = drop_sum(), sent = traffic_count.packets, missed = lost + refused;
 
 	if (setup->switches & SWITCH_SPLIT && length > 128)
 		linear = length < 2 * LINEAR_MAX ? length / 2 : LINEAR_MAX;
@@ -219,7 +223,8 @@ static void run(const struct setup *setup, const uint8_t *packet, uint32_t lengt
 	default:
 		fail("an unknown verdict");
 	}
-	check_flows(traffic_count.packets - sent, kernel.posted - posted, lost - missed, setup->patches > 0);
+	check_flows(traffic_count.packets - sent, kernel.posted - posted, lost + refused - missed,
+		    setup->patches > 0);
 }
 
 /* Changes the outer headers as the setup says. */

@@ -204,6 +204,14 @@ void bpf_ringbuf_submit(void *record, __u64 flags)
 	kernel.posted += 1;
 }
 
+__u64 bpf_ringbuf_query(void *ring, __u64 flags)
+{
+	(void)ring;
+	if (flags != BPF_RB_AVAIL_DATA)
+		abort();
+	return kernel.ring_full ? UINT32_MAX : 0;
+}
+
 long bpf_ringbuf_output(void *ring, void *data, __u64 bytes, __u64 flags)
 {
 	void *record = bpf_ringbuf_reserve(ring, bytes, flags);

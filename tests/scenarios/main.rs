@@ -13,6 +13,7 @@ mod deletion;
 mod direct_paths;
 mod disk_full;
 mod foreign_host;
+mod foreign_sender;
 mod gateway_moves;
 mod guarded_ports;
 mod gwzone;
@@ -24,6 +25,7 @@ mod leftovers;
 mod load_awareness;
 mod lossless_takeover;
 mod moved_instance;
+mod not_a_router;
 mod overload;
 mod path_mtu;
 mod peered;
@@ -120,12 +122,14 @@ fn all() -> Vec<Scenario> {
         icmp_errors: SharedLab,
         path_mtu: SharedLab,
         spoofing: SharedLab,
+        not_a_router: SharedLab,
         direct_paths: SharedLab,
         rsp_tenant: SharedLab,
         rsp_forged: SharedLab,
         idle_paths: SharedLab,
         deletion: SharedLab,
         foreign_host: SharedLab,
+        foreign_sender: SharedLab,
         crash: SharedLab,
         tcp: OwnLab,
         moved_instance: OwnLab,

@@ -91,6 +91,9 @@ impl Gateway {
             let prefix = IpNet::from(IpAddr::V4(instance(index)));
             tables.upsert_route(&Route { vni, prefix, target: Target::Local })?;
         }
+        // The sender of all packets has an instance of the VPC.
+        let (address, host) = (IpAddr::from([10, 255, 255, 254]), packet::PEER.into());
+        tables.upsert_endpoint(&Endpoint { vni, address, mac: mac_of(count), host })?;
         let endpoints: Vec<_> = (0..count)
             .map(|index| Endpoint {
                 vni,

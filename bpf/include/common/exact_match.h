@@ -171,4 +171,29 @@ static __always_inline enum exact_answer exact_find6(const struct exact_root *ro
 	return value >> EXACT_CHECK_SHIFT == digest >> EXACT_CHECK_SHIFT ? EXACT_HIT : EXACT_MISS;
 }
 
+/*
+ * Finds out whether the node with this underlay address may send in the VNI (EXACT_INDEX in cells.h). The
+ * address is halves in host order; IPv4 is in `low`. An address that is not in the table is mistaken for one
+ * with a probability of 2^-63 for each IPv6 VTEP of the VNI.
+ */
+static __always_inline enum exact_answer exact_find_sender(const struct exact_root *root, __u32 vni,
+							   __u32 ipv6, __u64 high, __u64 low)
+{
+	__u64 value = 0, check = SENDER_IPV4;
+	__u32 next = 0, id = low;
+	enum exact_answer answer;
+
+	if (ipv6) {
+		__u64 digest = ipv6_digest(high, low, root->seed) & root->digest_mask;
+
+		id = digest;
+		check = (digest >> 16 & EXACT_MAC_MASK) | SENDER_IPV6;
+	}
+	answer = exact_lookup(root, exact_key(EXACT_INDEX, vni, id ? id : 1), &value, &next);
+	if (answer != EXACT_HIT)
+		return answer;
+	value &= EXACT_MAC_MASK;
+	return value == check || value == SENDER_ANY ? EXACT_HIT : EXACT_MISS;
+}
+
 #endif

@@ -19,11 +19,12 @@
  * Contract: for each packet that was sent, once: flow_queue(); if it is not NULL, fill in flow_next() but for
  * its bytes; then flow_enqueue(). A queue belongs to one processor, which runs one packet program at a
  * time. A new program starts with empty queues, so the packets that wait are lost with the old program. Uses
- * the maps `flow_queues`, `flow_cells`, `flow_events` and `events_lost`.
+ * the maps `flow_queues`, `flow_cells`, `flow_events` and `events_lost`, and those of event_share.h.
  */
 #ifndef SLUICE_FLOW_QUEUE_H
 #define SLUICE_FLOW_QUEUE_H
 
+#include "common/event_share.h"
 #include "common/flow_maps.h"
 
 #define FLOWS_WAITING 32
@@ -61,6 +62,17 @@ static __always_inline struct waiting_flow *flow_next(struct flow_queue *queue)
 	return &queue->flows[queue->waiting & (FLOWS_WAITING - 1)];
 }
 
+/* Posts the event of a flow that crossed the threshold. */
+static __always_inline void post_flow_event(struct flow_event *event)
+{
+	int scarce = bpf_ringbuf_query(&flow_events, BPF_RB_AVAIL_DATA) > FLOW_EVENTS_BYTES / 2;
+
+	event->time_ns = bpf_ktime_get_ns();
+	if (take_event_share(event->vni, event->time_ns, scarce) &&
+	    bpf_ringbuf_output(&flow_events, event, sizeof(*event), 0))
+		count_lost();
+}
+
 /* Counts a packet that waited, and posts the event if its flow crosses the threshold. */
 __attribute__((noinline)) int count_waiting(struct waiting_flow *waiting, __u64 now_ns)
 {
@@ -72,9 +84,7 @@ __attribute__((noinline)) int count_waiting(struct waiting_flow *waiting, __u64 
 	bucket = flow_cell_at(flow_cell(table, waiting->hash));
 	if (!bucket || !flow_account(table, bucket, waiting->hash, waiting->bytes, waiting->own, now_ns))
 		return 0;
-	waiting->event.time_ns = bpf_ktime_get_ns();
-	if (bpf_ringbuf_output(&flow_events, &waiting->event, sizeof(waiting->event), 0))
-		count_lost();
+	post_flow_event(&waiting->event);
 	return 0;
 }
 

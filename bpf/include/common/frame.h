@@ -80,17 +80,45 @@ static __always_inline int frame_has_ports(const struct frame *frame)
 		frame->protocol == IPPROTO_SCTP);
 }
 
-/* Hash of addresses, protocol and ports, if there are any: the same for all packets of a flow. */
+/* Protocol and ports, if there are any: the same for all packets of a flow. */
+static __always_inline __u64 frame_ports(const struct frame *frame)
+{
+	__u64 protocol = frame->protocol;
+
+	return frame_has_ports(frame) ? protocol | (__u64)frame->transport << 8 : protocol;
+}
+
+/*
+ * Hash of addresses, protocol and ports. Tenants can compute it, and choose flows for which it has the values
+ * that they want: it may only spread packets.
+ */
 static __always_inline __u32 frame_hash(const struct frame *frame)
 {
-	__u64 rest = frame->protocol, hash;
+	__u64 rest = frame_ports(frame), hash;
 
-	if (frame_has_ports(frame))
-		rest |= (__u64)frame->transport << 8;
 	if (!(frame->flags & FRAME_IPV6))
 		return exact_mix(frame->source[1] << 32 | frame->destination[1], rest);
 	hash = exact_mix(frame->source[0] ^ (frame->destination[0] << 7 | frame->destination[0] >> 57), rest);
 	return exact_mix(frame->source[1] ^ (frame->destination[1] << 9 | frame->destination[1] >> 55), hash);
+}
+
+/*
+ * Hash of the same fields under a secret. Each field that a tenant chooses is mixed with 64 bits of the secret
+ * before it meets another one, so that no relation between two flows says how their hashes are related.
+ */
+static __always_inline __u32 frame_secret_hash(const struct frame *frame, const __u64 *secret)
+{
+	__u64 hash;
+
+	if (frame->flags & FRAME_IPV6) {
+		hash = exact_mix(frame->source[0], secret[0]);
+		hash = exact_mix(frame->source[1] ^ hash, secret[1]);
+		hash = exact_mix(frame->destination[0] ^ hash, secret[0]);
+		hash = exact_mix(frame->destination[1] ^ hash, secret[1]);
+	} else {
+		hash = exact_mix(frame->source[1] << 32 | frame->destination[1], secret[0]);
+	}
+	return exact_mix(frame_ports(frame) ^ hash, secret[1]);
 }
 
 #endif

@@ -94,6 +94,16 @@ __attribute__((noinline)) __u32 find_index(__u32 vni, __u32 id)
 	}
 }
 
+/* Whether the node with this underlay address may send in the VNI. */
+__attribute__((noinline)) enum exact_answer find_sender(__u32 vni, __u32 ipv6, __u64 high, __u64 low)
+{
+	const struct exact_root *root = cell_at(CELL_EXACT_ROOT);
+
+	if (!root)
+		return EXACT_MISS;
+	return exact_find_sender(root, vni, ipv6, high, low);
+}
+
 /* The leaf of the longest route for an address. 0: no route. */
 __attribute__((noinline)) __u32 find_route4(__u64 root, __u32 address)
 {

@@ -2,7 +2,8 @@
 /*
  * Gateway: underlay packets that are not plain VXLAN to this node. ARP requests, neighbor solicitations and
  * echo requests for vIPs that this node owns are answered. VXLAN to this node that is fragmented, has
- * options or is cut short is dropped. All else belongs to the kernel.
+ * options or is cut short is dropped. All else belongs to the kernel, which gets only what it does not route
+ * (pass.h).
  *
  * Contract: expects a packet for which parse_underlay() (parse_underlay.h) returned DROP_none without
  * is_tunnel; `frame` is used for the underlay's own frame. answer_underlay() returns the program's verdict:
@@ -15,6 +16,7 @@
 #include "common/parse.h"
 #include "gateway/address_owner.h"
 #include "gateway/answer_tenant.h"
+#include "gateway/pass.h"
 
 /* The vMAC of the vIP that an exact match found, if this node owns it; otherwise 0. */
 static __always_inline __u64 owned_mac(const struct exact_hit *hit)
@@ -302,6 +304,8 @@ __attribute__((noinline)) int answer_underlay(struct xdp_md *ctx, struct packet 
 		verdict = answer_underlay_ipv4(ctx, packet);
 	else if (ethertype == bpf_htons(ETH_P_IPV6))
 		verdict = answer_underlay_ipv6(ctx, packet);
+	if (verdict == XDP_PASS)
+		return pass_to_kernel(ctx);
 	return verdict == XDP_TX ? send_answer(ctx, packet->frame.destination_mac) : verdict;
 }
 

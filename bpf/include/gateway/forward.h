@@ -137,16 +137,6 @@ static __always_inline enum drop_reason too_big(struct packet *packet, __u32 mtu
 	return DROP_too_big;
 }
 
-/*
- * The number by which the underlay spreads flows over its paths. Hosts spread them over gateways by
- * frame_hash(), so that a gateway gets only a part of all values: the multiplication distributes these
- * over the whole range.
- */
-static __always_inline __u32 spread_hash(const struct frame *frame)
-{
-	return (__u64)frame_hash(frame) * 0x9e3779b97f4a7c15ull >> 32;
-}
-
 __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, struct packet *packet)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
@@ -181,7 +171,7 @@ __attribute__((noinline)) enum drop_reason forward_to_host(struct xdp_md *ctx, s
 	outer.source_mac = underlay_port_mac(port);
 	outer.destination_mac = l2 & EXACT_MAC_MASK;
 	outer.vni = packet->final_vni;
-	outer.hash = spread_hash(&packet->frame);
+	outer.hash = frame_hash(&packet->frame); /* spreads flows over the paths of the underlay */
 	outer.udp_bytes = TUNNEL_BYTES + packet->frame_bytes;
 	outer.traffic_class = packet->traffic_class;
 	outer.destination[0] = ipv6 ? load_half(hop->address) : 0;

@@ -15,6 +15,7 @@
 
 #define L2_PORT_SHIFT 48 /* index of the underlay port in `l2` of a next hop; below it is the MAC address */
 #define L2_LIFETIME_NS 1000000000ull
+#define LOOPBACK_IFINDEX 1 /* in every network namespace */
 #define AF_INET 2
 #define AF_INET6 10
 
@@ -31,12 +32,16 @@ static __always_inline int send_by(struct xdp_md *ctx, __u32 ifindex)
 	return ifindex == ctx->ingress_ifindex ? XDP_TX : (int)bpf_redirect(ifindex, 0);
 }
 
-/* Asks the kernel's FIB for the path to the next hop in a cell, and stores it there. */
+/*
+ * Asks the kernel's FIB for the path to the next hop in a cell, and stores it there. The packet counts as one
+ * of this node, which it is with its new outer header: so the FIB is asked as for a packet from the loopback
+ * interface. The lookup demands that its interface forwards, and the underlay's interfaces need not.
+ */
 __attribute__((noinline)) enum drop_reason resolve(struct xdp_md *ctx, __u32 cell)
 {
 	const struct node_config *node = cell_at(CELL_NODE);
 	struct next_hop *hop = cell_at(cell);
-	struct bpf_fib_lookup fib = { .ifindex = ctx->ingress_ifindex };
+	struct bpf_fib_lookup fib = { .ifindex = LOOPBACK_IFINDEX };
 	__u64 l2;
 	int answer;
 

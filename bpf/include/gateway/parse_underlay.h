@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Gateway, stage "parse": the outer headers, Ethernet, IPv4 or IPv6, UDP and VXLAN; whether the packet
- * is for this node and its sender known. parse_frame() (parse.h) then parses the tenant's frame.
+ * is for this node. parse_frame() (parse.h) then parses the tenant's frame.
  *
- * Contract: DROP_none with is_tunnel set for a VXLAN packet of a known sender to this node, with
+ * Contract: DROP_none with is_tunnel set for a VXLAN packet to this node, with
  * outer_source, outer_source_mac, vni, frame_bytes, udp_checksum, ipv6 and traffic_class filled in.
  * DROP_none without is_tunnel for any other packet, which answer_underlay.h handles. Otherwise the reason to
  * drop. The packet is not changed. Reads only the map `cells`.
@@ -38,29 +38,6 @@ static __always_inline enum drop_reason parse_vxlan(const struct udp_header *udp
 	packet->frame_bytes = length - TUNNEL_BYTES;
 	packet->vni = vni >> 8;
 	return DROP_none;
-}
-
-/* The sender must be a node in the tables. */
-static __always_inline enum drop_reason check_sender(const struct packet *packet)
-{
-	enum exact_answer answer;
-	struct exact_hit hit = {};
-	struct next_hop *hop;
-
-	if (packet->ipv6)
-		answer = find_ipv6(0, packet->outer_source[0], packet->outer_source[1], &hit);
-	else
-		answer = find_ipv4(0, packet->outer_source[1], &hit);
-	if (answer == EXACT_BUSY)
-		return DROP_table_busy;
-	if (answer != EXACT_HIT)
-		return DROP_unknown_vtep;
-	hop = cell_at(hit.next);
-	if (!hop)
-		return DROP_stale_index;
-	if (hop->kind == NEXT_HOP_VTEP)
-		return DROP_none;
-	return hop->kind == NEXT_HOP_VIP ? DROP_unknown_vtep : DROP_stale_index;
 }
 
 /* `start` and `mac` are the packet's first byte and its destination MAC address. */
@@ -154,7 +131,7 @@ __attribute__((noinline)) enum drop_reason parse_underlay(struct xdp_md *ctx, st
 		reason = parse_underlay4(ctx, cursor, mac, packet);
 	else if (ethernet->type == bpf_htons(ETH_P_IPV6))
 		reason = parse_underlay6(ctx, cursor, mac, packet);
-	return reason || !packet->is_tunnel ? reason : check_sender(packet);
+	return reason;
 }
 
 #endif

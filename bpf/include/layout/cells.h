@@ -32,10 +32,10 @@ struct cell {
 struct superblock {
 	__u64 magic;
 	__u32 layout_version;
-	__u32 generation;	/* number of writers that have adopted these tables, from 1 */
-	__u64 cells;		/* capacity, in cells */
-	__u64 applied_revision; /* the controller's revision that the tables have completely */
-	__u64 database_id;	/* low half of the identity of the controller's database */
+	__u32 generation;	 /* number of writers that have adopted these tables, from 1 */
+	__u64 cells;		 /* capacity, in cells */
+	__u64 applied_revision;	 /* the controller's revision that the tables have completely */
+	__u64 database_id;	 /* low half of the identity of the controller's database */
 	__u64 complete_revision; /* newest revision of that database whose entries were all in the tables */
 	__u64 reserved;
 	__u64 attended_ns; /* gateway: see ATTENDED_NS; published by its own store */
@@ -79,8 +79,17 @@ struct superblock {
 /* Kinds of keys. VNI 0 has the VTEPs and vIPs of the underlay. */
 #define EXACT_IPV4 1ull /* (VNI, IPv4 address) */
 #define EXACT_IPV6 2ull /* (VNI, digest of an IPv6 address) */
-/* (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group. */
+/*
+ * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group.
+ * Gateway: (VNI, id of a VTEP), a sender: the node has an instance of the VNI, or had one a moment ago. The
+ * id is the IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. The value is
+ * SENDER_IPV4, or other bits of the digest (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the
+ * same id. `next` is the struct next_hop of the VTEP, which readers need not read.
+ */
 #define EXACT_INDEX 3ull
+#define SENDER_ANY 0ull
+#define SENDER_IPV4 1ull
+#define SENDER_IPV6 2ull /* this bit is set in the value of each IPv6 address */
 /* Group ids are not 0, so the VRF of the last VNI has another key. */
 #define EXACT_GROUP_VNI 0x00ffffffu
 
@@ -349,7 +358,13 @@ struct node_config {
 	__u8 vtep6[16];
 	__u8 router_mac[8];  /* the overlay's router, in the first 6 bytes */
 	__u32 vxlan_ifindex; /* vSwitch: its VXLAN device */
-	__u32 reserved[7];
+	__u32 reserved32;
+	/*
+	 * vSwitch: random, never 0 once the agent has started, and kept as long as the tables: which vIP a flow
+	 * is sent to depends on it (tunnel.h), so that no tenant can choose flows that all load one gateway.
+	 */
+	__u64 flow_secret[2];
+	__u32 reserved[2];
 	struct underlay_port port[UNDERLAY_PORTS_MAX]; /* ifindex 0: unused */
 };
 

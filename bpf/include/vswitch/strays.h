@@ -93,7 +93,7 @@ static __always_inline int forward_stray(struct __sk_buff *skb, struct frame *fr
 	if (!source_valid(frame))
 		return port_drop(vni, DROP_inner_source);
 	post_stray(frame, from, vni);
-	return tunnel_to_group(skb, vrf_cell, vni, frame_hash(frame));
+	return tunnel_to_group(skb, vrf_cell, vni, frame);
 }
 
 #endif

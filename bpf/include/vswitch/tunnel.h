@@ -39,8 +39,12 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct node_
 	return bpf_redirect(node->vxlan_ifindex, 0);
 }
 
-/* Sends the packet to the gateway group of its VRF. The flow's hash selects the vIP (Zeta section V-A). */
-__attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 vni, __u32 hash)
+/*
+ * Sends the packet to the gateway group of its VRF. The flow's hash, under this node's secret, selects the vIP
+ * (Zeta section V-A).
+ */
+__attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_cell, __u32 vni,
+					      const struct frame *frame)
 {
 	const struct vrf *vrf = vrf_at(vrf_cell, vni);
 	const struct node_config *node = node_at();
@@ -50,7 +54,7 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	const struct next_hop *hop;
 	int verdict;
 
-	if (!vrf || !node)
+	if (!vrf || !node || !frame)
 		return port_drop(0, DROP_stale_index);
 	first = vrf_group(vrf) & CELL_INDEX_MASK;
 	group = cell_at(first);
@@ -60,7 +64,7 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 	if (!count || count > GROUP_BUCKETS_MAX)
 		return port_drop(vni, DROP_no_group);
 	/* Buckets are words behind the count, in up to GROUP_CELLS_MAX cells. */
-	place = 1 + (((__u64)hash * count) >> 32);
+	place = 1 + (((__u64)frame_secret_hash(frame, node->flow_secret) * count) >> 32);
 	words = cell_at(first + place / (CELL_BYTES / 4));
 	if (!words)
 		return port_drop(vni, DROP_stale_index);

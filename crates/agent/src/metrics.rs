@@ -155,6 +155,7 @@ fn register_usage(registry: &mut Registry, usage: &TableUsage) {
         ("vrfs", usage.vrfs),
         ("ports", usage.ports),
         ("endpoints", usage.endpoints),
+        ("senders", usage.senders),
         ("routes", usage.routes),
     ];
     let with_limit = [

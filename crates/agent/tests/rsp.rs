@@ -4,6 +4,7 @@
 mod support;
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use sluice_agent::rsp::{
 };
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::NodeId;
-use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Query, RSP_PORT, RedirectEntry};
+use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Query, RSP_PORT, RedirectEntry, host_secret};
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_types::{MacAddr, Secret, Vni};
 use support::{in_namespace, ip};
@@ -26,32 +27,57 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The keys of a cluster, which several transports share.
+/// The keys of a cluster.
 struct Site {
-    _dir: tempfile::TempDir,
-    keys: KeyStore,
+    dir: tempfile::TempDir,
+    secret: [u8; 32],
+    gateways: KeyStore,
 }
 
 impl Site {
     fn new(fill: u8) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (mut keys, _) = KeyStore::load(dir.path(), KeyKind::Rsp);
-        let secret = Secret::new(std::array::from_fn(|i| fill ^ i as u8));
-        let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
-        keys.update(vec![ClusterKeys { cluster: CLUSTER, keys: vec![key] }], false).unwrap();
-        Self { _dir: dir, keys }
+        let secret = std::array::from_fn(|i| fill ^ i as u8);
+        let gateways = store(dir.path(), KeyKind::Cluster, secret);
+        Self { dir, secret, gateways }
     }
 
-    /// A transport at the addresses that end with `host`.
-    fn transport(&self, host: u8) -> RspTransport {
-        transport(host, self.keys.subscribe())
+    /// A gateway at the addresses that end with `number`.
+    fn gateway(&self, number: u8) -> RspTransport {
+        gateway(number, self.gateways.subscribe())
+    }
+
+    /// A host with the key of its address.
+    fn host(&self, own: &str) -> RspTransport {
+        self.host_with_key_of(own, own)
+    }
+
+    /// A host with the key of another address.
+    fn host_with_key_of(&self, own: &str, other: &str) -> RspTransport {
+        let secret = host_secret(&self.secret, address(other));
+        let keys = store(self.dir.path(), KeyKind::Host, secret).subscribe();
+        let vteps = match address(own) {
+            IpAddr::V4(v4) => Vteps { v4: Some(v4), v6: None },
+            IpAddr::V6(v6) => Vteps { v4: None, v6: Some(v6) },
+        };
+        open(vteps, keys)
     }
 }
 
-fn transport(host: u8, keys: watch::Receiver<Arc<Keys>>) -> RspTransport {
-    let vteps =
-        Vteps { v4: format!("192.0.2.{host}").parse().ok(), v6: format!("2001:db8::{host}").parse().ok() };
-    let config = TransportConfig { node: NodeId::new(host.into()), vteps, port: RSP_PORT };
+fn store(dir: &Path, kind: KeyKind, secret: [u8; 32]) -> KeyStore {
+    let (mut keys, _) = KeyStore::load(dir, kind);
+    let key = Key { id: 1, secret: Secret::new(secret), not_before_ms: 0, not_after_ms: u64::MAX };
+    keys.update(vec![ClusterKeys { cluster: CLUSTER, keys: vec![key] }], false).unwrap();
+    keys
+}
+
+fn gateway(number: u8, keys: watch::Receiver<Arc<Keys>>) -> RspTransport {
+    let (v4, v6) = (format!("192.0.2.{number}").parse().ok(), format!("2001:db8::{number}").parse().ok());
+    open(Vteps { v4, v6 }, keys)
+}
+
+fn open(vteps: Vteps, keys: watch::Receiver<Arc<Keys>>) -> RspTransport {
+    let config = TransportConfig { node: NodeId::new(7), vteps, port: RSP_PORT };
     let transport = RspTransport::open(config, keys).unwrap();
     // A receiver refuses packets that were sent in the millisecond of its start: it cannot know whether an
     // earlier receiver accepted them.
@@ -95,7 +121,7 @@ fn answered(message: &Message) -> Message {
     let Message::Request { id, queries } = message else { panic!("{message:?}") };
     let answer = |query: &Query| AnswerEntry {
         destination: query.destination,
-        answer: Answer::Path(Path {
+        answer: Answer::Path(sluice_rsp::Path {
             host: address("192.0.2.3"),
             mac: MacAddr::local(5),
             vni: query.destination.vni,
@@ -111,9 +137,9 @@ fn requests_are_answered_from_the_address_they_came_to_in_both_families() {
     in_namespace(|| async {
         add_addresses(1500);
         let site = Site::new(0xa0);
-        let (mut host, mut gateway) = (site.transport(1), site.transport(2));
-        for to in ["192.0.2.2", "2001:db8::2"] {
-            let request = Message::Request { id: 3, queries: queries(4) };
+        let (mut gateway, request) = (site.gateway(2), Message::Request { id: 3, queries: queries(4) });
+        for (own, to) in [("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")] {
+            let mut host = site.host(own);
             host.send(Some(CLUSTER), address(to), &request);
             let [received] = receive(&mut gateway, 1).await.try_into().unwrap();
             assert_eq!((received.cluster, &received.message), (CLUSTER, &request));
@@ -122,10 +148,11 @@ fn requests_are_answered_from_the_address_they_came_to_in_both_families() {
             let [received] = receive(&mut host, 1).await.try_into().unwrap();
             assert_eq!(received.from, SocketAddr::new(address(to), RSP_PORT));
             assert_eq!(received.message, answered(&request));
+            let stats = host.stats();
+            assert_eq!((stats.sent(MessageKind::Request), stats.received(MessageKind::Reply)), (1, 1));
         }
-        let stats = (host.stats(), gateway.stats());
-        assert_eq!((stats.0.sent(MessageKind::Request), stats.0.received(MessageKind::Reply)), (2, 2));
-        assert_eq!((stats.1.received(MessageKind::Request), stats.1.sent(MessageKind::Reply)), (2, 2));
+        let stats = gateway.stats();
+        assert_eq!((stats.received(MessageKind::Request), stats.sent(MessageKind::Reply)), (2, 2));
     });
 }
 
@@ -134,8 +161,8 @@ fn packets_fit_the_path_mtu_and_follow_it_when_it_shrinks() {
     in_namespace(|| async {
         add_addresses(9000);
         let site = Site::new(0xa0);
-        let (mut host, mut gateway) = (site.transport(1), site.transport(2));
-        let request = Message::Request { id: 3, queries: queries(400) };
+        let (mut host, mut host6) = (site.host("192.0.2.1"), site.host("2001:db8::1"));
+        let (mut gateway, request) = (site.gateway(2), Message::Request { id: 3, queries: queries(400) });
         host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         let [one] = receive(&mut gateway, 1).await.try_into().unwrap();
         assert_eq!(one.message, request);
@@ -144,7 +171,7 @@ fn packets_fit_the_path_mtu_and_follow_it_when_it_shrinks() {
         ip("link set lo mtu 1500");
         host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         assert_eq!(host.stats().unsent(Unsent::TooLong), 1);
-        for to in ["192.0.2.2", "2001:db8::2"] {
+        for (host, to) in [(&mut host, "192.0.2.2"), (&mut host6, "2001:db8::2")] {
             host.send(Some(CLUSTER), address(to), &request);
             let mut all = Vec::new();
             while all.len() < 400 {
@@ -166,12 +193,12 @@ fn packets_that_are_not_authentic_are_refused_and_counted_by_reason() {
     in_namespace(|| async {
         add_addresses(1500);
         let (site, other_site) = (Site::new(0xa0), Site::new(0xb0));
-        let (mut host, mut gateway) = (site.transport(1), site.transport(2));
+        let (mut host, mut gateway) = (site.host("192.0.2.1"), site.gateway(2));
         let request = Message::Request { id: 3, queries: queries(1) };
         let to = address("192.0.2.2");
         // A packet sealed with another secret of the same key id, random bytes, an empty datagram, and one
         // that is longer than any packet.
-        let mut forger = other_site.transport(3);
+        let mut forger = other_site.host("192.0.2.3");
         forger.send(Some(CLUSTER), to, &request);
         let raw = UdpSocket::bind("192.0.2.3:0").await.unwrap();
         let target = SocketAddr::new(to, RSP_PORT);
@@ -211,12 +238,42 @@ fn packets_that_are_not_authentic_are_refused_and_counted_by_reason() {
 }
 
 #[test]
+fn no_host_can_forge_messages_of_gateways_or_of_other_hosts() {
+    in_namespace(|| async {
+        add_addresses(1500);
+        let site = Site::new(0xa0);
+        let (mut host, mut gateway) = (site.host("192.0.2.1"), site.gateway(2));
+        let answer = answered(&Message::Request { id: 3, queries: queries(1) });
+        let Message::Reply { answers, .. } = answer else { unreachable!() };
+        let notify = Message::Notify { answers };
+        let request = Message::Request { id: 4, queries: queries(1) };
+        // A host with a valid key of its own sends what a gateway sends, and what another host sends.
+        let mut neighbor = site.host("192.0.2.3");
+        neighbor.send(Some(CLUSTER), address("192.0.2.1"), &notify);
+        drop(neighbor);
+        let mut neighbor = site.host_with_key_of("192.0.2.3", "192.0.2.1");
+        neighbor.send(Some(CLUSTER), address("192.0.2.2"), &request);
+        drop(neighbor);
+        // With the right keys, both are accepted.
+        gateway.send(Some(CLUSTER), address("192.0.2.1"), &notify);
+        host.send(Some(CLUSTER), address("192.0.2.2"), &request);
+        let [received] = receive(&mut host, 1).await.try_into().unwrap();
+        assert_eq!((received.from.ip(), received.message), (address("192.0.2.2"), notify));
+        let [received] = receive(&mut gateway, 1).await.try_into().unwrap();
+        assert_eq!((received.from.ip(), received.message), (address("192.0.2.1"), request));
+        for stats in [host.stats(), gateway.stats()] {
+            assert_eq!(stats.refused("authentication_failed"), 1);
+        }
+    });
+}
+
+#[test]
 fn without_a_key_nothing_is_sent_or_accepted_until_it_comes() {
     in_namespace(|| async {
         add_addresses(1500);
         let site = Site::new(0xa0);
         let (late, keys) = watch::channel(Arc::new(Keys::default()));
-        let (mut host, mut gateway) = (site.transport(1), transport(2, keys));
+        let (mut host, mut gateway) = (site.host("192.0.2.1"), gateway(2, keys));
         let request = Message::Request { id: 3, queries: queries(1) };
         host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         gateway.send(Some(CLUSTER), address("192.0.2.1"), &answered(&request));
@@ -226,7 +283,7 @@ fn without_a_key_nothing_is_sent_or_accepted_until_it_comes() {
             assert!(gateway.receive(1).is_empty());
         }
         assert_eq!((stats.unsent(Unsent::NoKey), stats.sent(MessageKind::Reply)), (1, 0));
-        late.send_replace(site.keys.subscribe().borrow().clone());
+        late.send_replace(site.gateways.subscribe().borrow().clone());
         host.send(Some(CLUSTER), address("192.0.2.2"), &request);
         assert_eq!(receive(&mut gateway, 1).await[0].message, request);
         // There are no keys of another cluster, nor without a cluster.
@@ -243,13 +300,15 @@ fn messages_to_a_family_that_the_node_does_not_have_are_counted() {
         let site = Site::new(0xa0);
         let vteps = Vteps { v4: "192.0.2.1".parse().ok(), v6: None };
         let config = TransportConfig { node: NodeId::new(1), vteps, port: RSP_PORT };
-        let mut host = RspTransport::open(config.clone(), site.keys.subscribe()).unwrap();
+        let mut host = RspTransport::open(config.clone(), site.gateways.subscribe()).unwrap();
         host.send(Some(CLUSTER), address("2001:db8::2"), &Message::Request { id: 3, queries: queries(1) });
         assert_eq!(host.stats().unsent(Unsent::NoAddress), 1);
-        let taken =
-            RspTransport::open(config, site.keys.subscribe()).err().expect("the port is taken").to_string();
+        let taken = RspTransport::open(config, site.gateways.subscribe())
+            .err()
+            .expect("the port is taken")
+            .to_string();
         assert!(taken.contains("4797 of 192.0.2.1"), "{taken}");
         // The agent of another node may run on the same machine.
-        let _other = site.transport(2);
+        let _other = site.gateway(2);
     });
 }

@@ -342,8 +342,9 @@ async fn keys_reach_only_nodes_that_need_them() {
         (host_keys.len(), host_keys[0].cluster, host_keys[0].keys[0].id),
         (1, keys[0].cluster, keys[0].keys[0].id)
     );
-    // Hosts are trusted with RSP only.
-    let derived = sluice_rsp::rsp_secret(keys[0].keys[0].secret.bytes());
+    // A host has secrets of its own, for RSP only.
+    let vtep = "192.0.2.21".parse().unwrap();
+    let derived = sluice_rsp::host_secret(keys[0].keys[0].secret.bytes(), vtep);
     assert_eq!(host_keys[0].keys[0].secret.bytes(), &derived);
     // A renewed key reaches all nodes that had the old one, and an event records it.
     let path = format!("/v1/clusters/{}/rotate-key", basics.cluster);
@@ -357,6 +358,8 @@ async fn keys_reach_only_nodes_that_need_them() {
     let host_keys = step[0].keys.clone();
     let host_at = step.last().unwrap().revision;
     assert_eq!((host_keys[0].keys.len(), host_keys[0].keys[1].id), (2, new.id));
+    let derived = sluice_rsp::host_secret(new.secret.bytes(), vtep);
+    assert_eq!(host_keys[0].keys[1].secret.bytes(), &derived);
     assert_eq!(event_kinds(&cloud, &basics.cluster).await, ["cluster_key_renewed"]);
     assert_eq!(cloud.post(&path, json!({})).await.problem(), (409, "key-is-new", "c"));
     assert_eq!(cloud.post("/v1/clusters/cluster-999/rotate-key", json!({})).await.problem().0, 404);

@@ -89,8 +89,8 @@ pub(crate) fn unknown_ports(map: &MapHandle) -> Result<BTreeMap<u32, u64>, Error
     Ok(counts)
 }
 
-/// Reads the number of events that were not posted.
-pub(crate) fn events_lost(map: &MapHandle) -> Result<u64, Error> {
+/// Reads a number of events that were not posted: all of those that one map counts.
+pub(crate) fn events(map: &MapHandle) -> Result<u64, Error> {
     Ok(sum(&read_per_cpu(map, &0_u32.to_ne_bytes())?, 0))
 }
 

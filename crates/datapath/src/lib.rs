@@ -185,7 +185,16 @@ impl Datapath {
     /// # Errors
     /// If the programs post no events, or the counter cannot be read.
     pub fn events_lost(&self) -> Result<u64, Error> {
-        counters::events_lost(&self.map("events_lost")?)
+        counters::events(&self.map("events_lost")?)
+    }
+
+    /// Number of flow events that were not posted because the ring was half full and the VNI had used up its
+    /// share of it.
+    ///
+    /// # Errors
+    /// If the programs detect no flows, or the counter cannot be read.
+    pub fn events_refused(&self) -> Result<u64, Error> {
+        counters::events(&self.map("events_refused")?)
     }
 
     /// Attaches a program to an interface's XDP hook: in the driver if it supports XDP, otherwise in

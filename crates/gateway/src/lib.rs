@@ -66,6 +66,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
     let changes = Changes::new(&common.pin_dir(ROLE));
     detach_others(&opened.datapath, &underlay, &netlink, &changes).await?;
+    underlay_monitor::enable_route_lookup(&netlink, &changes).await?;
     for link in &underlay {
         underlay_monitor::prepare(&netlink, &changes, link).await?;
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;

@@ -23,6 +23,9 @@ use crate::role::{FLOW_PERIOD, GatewayRole, SharedLoad};
 /// Interval at which the CPUs are sampled, and the load is reported to the controller: that of the
 /// cluster protocol's heartbeats.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for which packets of a host are accepted in a VNI after its last instance of it has gone. Hosts forward
+/// packets for such instances for 60 s.
+const SENDER_LINGER: Duration = Duration::from_secs(70);
 /// Interval at which memory and tables are measured.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 /// Samples in the long window: one second.
@@ -151,10 +154,13 @@ impl LoadMonitor {
         }
     }
 
-    /// Measures what changes slowly or takes long to read: memory, tables, the indices of the packet counters,
-    /// and the number of lost flow events.
+    /// Removes senders that have had no instance for a while. Measures what changes slowly or takes long to read:
+    /// memory, tables, the indices of the packet counters, and the number of lost flow events.
     async fn measure_memory_and_tables(&mut self) -> Result<(), Error> {
         let read = self.node.writer.run(|applier| {
+            if let Err(error) = applier.tables.remove_idle_senders(SENDER_LINGER) {
+                tracing::warn!(error = error_chain(&error), "cannot remove senders without instances");
+            }
             let counters: Vec<u32> = applier.tables.vrfs().map(|entry| entry.counters).collect();
             (applier.tables.usage(), counters)
         });
@@ -165,8 +171,12 @@ impl LoadMonitor {
         self.counters = counters;
         self.tables = tables_share(&usage);
         self.memory = self.read_file("/proc/meminfo").and_then(|text| memory_share(&text));
-        match self.node.datapath.events_lost() {
-            Ok(lost) => self.offload_stats.set_lost(lost),
+        let datapath = &self.node.datapath;
+        match datapath.events_lost().and_then(|lost| Ok((lost, datapath.events_refused()?))) {
+            Ok((lost, refused)) => {
+                self.offload_stats.set_lost(lost);
+                self.offload_stats.set_refused(refused);
+            }
             Err(error) => {
                 tracing::warn!(error = error_chain(&error), "cannot read the number of lost flow events")
             }

@@ -1,13 +1,14 @@
-//! Which direct paths a gateway sends to hosts: notifications about elephant flows (Zeta section IV-C), and
-//! answers to requests. Pure: reads the tables, and returns messages with their receivers. This file changes
+//! Which direct paths a gateway sends to hosts: notifications about elephant flows (Zeta section IV-C), answers to
+//! requests, and redirections from hosts that instances have left. Pure: reads the tables, and returns messages with their receivers. This file changes
 //! with the rules for when a direct path exists.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{AnswerEntry, Destination, Message, Path, Query};
-use sluice_tables::{InstanceLocation, Location, Reader};
+use sluice_rsp::{AnswerEntry, Destination, Message, Path, Query, RedirectEntry, StrayEntry};
+use sluice_tables::{InstanceLocation, Location, Lookup, NextHop, Reader};
 
 use crate::offload_metrics::{OffloadStats, Outcome};
 
@@ -135,6 +136,30 @@ pub fn answer_requests(
         PathLookup::ViaGateway => Some(query.answer(None, revision)),
         PathLookup::Busy => None,
     })
+}
+
+/// Redirections of hosts that send packets for instances that the host at `from` does not have, by the VTEP to
+/// send them to. A host can redirect others only from itself. `own` is this gateway's address of the family of
+/// another one. Whether the instance has left is not checked, because these tables may not have it yet: a
+/// redirected host requests the path again.
+pub fn redirects(
+    reader: &Reader,
+    from: IpAddr,
+    own: impl Fn(IpAddr) -> Option<IpAddr>,
+    strays: &[StrayEntry],
+) -> BTreeMap<IpAddr, Vec<RedirectEntry>> {
+    let mut messages: BTreeMap<IpAddr, Vec<RedirectEntry>> = BTreeMap::new();
+    for StrayEntry { destination, host } in strays {
+        // A gateway sends nothing to an address that a host made up.
+        let is_node = *host != from
+            && matches!(reader.find(0, *host), Lookup::Hit(hit)
+                if matches!(reader.next_hop(hit.cell), Some(NextHop::Vtep(_))));
+        if let Some(gateway) = own(*host).filter(|_| is_node) {
+            let entry = RedirectEntry { destination: *destination, host: from, gateway };
+            messages.entry(*host).or_default().push(entry);
+        }
+    }
+    messages
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ pub struct OffloadStats {
     requested: AtomicU64,
     unexpected: AtomicU64,
     lost: AtomicU64,
+    refused: AtomicU64,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -67,6 +68,11 @@ impl OffloadStats {
         self.lost.store(events, Ordering::Relaxed);
     }
 
+    /// Sets the number of events that were refused because their VNI had used up its share of the ring.
+    pub fn set_refused(&self, events: u64) {
+        self.refused.store(events, Ordering::Relaxed);
+    }
+
     /// Number of flow events with this outcome.
     #[cfg(test)]
     pub fn count(&self, outcome: Outcome) -> u64 {
@@ -89,6 +95,11 @@ impl MetricSource for OffloadStats {
         registry.register("flow_events", "Flows reported by the packet program, by outcome", events);
         for (name, help, count) in [
             ("flow_events_lost", "Flow events lost because the ring was full", &self.lost),
+            (
+                "flow_events_refused",
+                "Flow events refused because their VNI had used up its share of the ring",
+                &self.refused,
+            ),
             ("rsp_unexpected", "RSP messages of a kind that hosts do not send to gateways", &self.unexpected),
             ("path_requests", "Paths requested by hosts", &self.requested),
         ] {

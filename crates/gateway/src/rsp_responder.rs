@@ -1,7 +1,7 @@
 //! The gateway's end of RSP: notifies hosts of direct paths for elephant flows, and answers their requests.
 //! This file changes when a gateway handles another message or event.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use sluice_agent::Error;
 use sluice_agent::event_source::EventSource;
 use sluice_agent::rsp::{Keys, Received, RspTransport};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::Message;
+use sluice_rsp::{Message, Query, StrayEntry};
 use sluice_tables::SharedReader;
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
-use crate::offload::{Notifier, answer_requests};
+use crate::offload::{Notifier, answer_requests, redirects};
 use crate::offload_metrics::OffloadStats;
 
 /// Datagrams that are received before other inputs get their turn.
@@ -104,10 +104,16 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
     }
 
     fn handle_message(&mut self, from: SocketAddr, message: &Message) {
-        let Message::Request { id, queries } = message else {
-            self.stats.note_unexpected();
-            return;
-        };
+        match message {
+            Message::Request { id, queries } => self.answer(from, *id, queries),
+            Message::Stray { entries } => self.redirect(from.ip(), entries),
+            Message::Reply { .. } | Message::Notify { .. } | Message::Redirect { .. } => {
+                self.stats.note_unexpected();
+            }
+        }
+    }
+
+    fn answer(&mut self, from: SocketAddr, id: u32, queries: &[Query]) {
         let mut answers = Vec::with_capacity(queries.len());
         for chunk in queries.chunks(LOOKUPS_MAX) {
             self.reader.read(|reader| {
@@ -116,7 +122,19 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             });
         }
         let cluster = self.cluster();
-        self.transport.send_to(cluster, from, &Message::Reply { id: *id, answers });
+        self.transport.send_to(cluster, from, &Message::Reply { id, answers });
+    }
+
+    /// Redirects the senders of packets that the host at `from` received for instances that it does not have.
+    fn redirect(&mut self, from: IpAddr, strays: &[StrayEntry]) {
+        let cluster = self.cluster();
+        for chunk in strays.chunks(LOOKUPS_MAX) {
+            let own = |to| self.transport.own_address(to);
+            let messages = self.reader.read(|reader| redirects(reader, from, own, chunk));
+            for (to, entries) in messages {
+                self.transport.send(cluster, to, &Message::Redirect { entries });
+            }
+        }
     }
 }
 

@@ -5,10 +5,10 @@ mod support;
 
 use super::*;
 use crate::offload_metrics::Outcome;
-use sluice_agent::rsp::{KeyKind, KeyStore, TransportConfig};
+use sluice_agent::rsp::{KeyKind, KeyStore, MessageKind, TransportConfig};
 use sluice_agent::underlay::Vteps;
 use sluice_envelope::NodeId;
-use sluice_rsp::{Answer, AnswerEntry, Destination, Path, Query, RSP_PORT};
+use sluice_rsp::{Answer, AnswerEntry, Destination, Path, Query, RSP_PORT, RedirectEntry, host_secret};
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_tables::{
     Endpoint, Immediate, Memory, NodeTables, ReaderGate, Role, Route, Sizes, Target, Vrf, WaitForThreads,
@@ -47,10 +47,27 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn transport(host: u8, keys: &KeyStore) -> RspTransport {
-    let vteps =
-        Vteps { v4: format!("192.0.2.{host}").parse().ok(), v6: format!("2001:db8::{host}").parse().ok() };
-    let config = TransportConfig { node: NodeId::new(host.into()), vteps, port: RSP_PORT };
+const SECRET: [u8; 32] = *b"the secret of a cluster 32 bytes";
+
+fn store(dir: &std::path::Path, kind: KeyKind, secret: [u8; 32]) -> KeyStore {
+    let (mut keys, _) = KeyStore::load(dir, kind);
+    let key = Key { id: 1, secret: Secret::new(secret), not_before_ms: 0, not_after_ms: u64::MAX };
+    keys.update(vec![ClusterKeys { cluster: 7, keys: vec![key] }], false).unwrap();
+    keys
+}
+
+/// A host with the key of its address.
+fn host(dir: &std::path::Path, own: &str) -> RspTransport {
+    let own = address(own);
+    let vteps = match own {
+        IpAddr::V4(v4) => Vteps { v4: Some(v4), v6: None },
+        IpAddr::V6(v6) => Vteps { v4: None, v6: Some(v6) },
+    };
+    transport(vteps, &store(dir, KeyKind::Host, host_secret(&SECRET, own)))
+}
+
+fn transport(vteps: Vteps, keys: &KeyStore) -> RspTransport {
+    let config = TransportConfig { node: NodeId::new(7), vteps, port: RSP_PORT };
     let transport = RspTransport::open(config, keys.subscribe()).unwrap();
     // A receiver refuses packets that were sent in the millisecond of its start: it cannot know whether an
     // earlier receiver accepted them.
@@ -107,25 +124,24 @@ fn elephants_are_notified_and_requests_answered() {
             ip(&format!("addr add 2001:db8::{host}/128 dev lo nodad"));
         }
         let dir = tempfile::tempdir().unwrap();
-        let (mut keys, _) = KeyStore::load(dir.path(), KeyKind::Rsp);
-        let secret = Secret::new(std::array::from_fn(|i| 0xa0 ^ i as u8));
-        let key = Key { id: 1, secret, not_before_ms: 0, not_after_ms: u64::MAX };
-        keys.update(vec![ClusterKeys { cluster: 7, keys: vec![key] }], false).unwrap();
+        let keys = store(dir.path(), KeyKind::Cluster, SECRET);
         let gate = ReaderGate::default();
         let tables = tables(&gate);
         let reader = SharedReader::new(tables.reader(), gate);
         let (sender, events) = mpsc::unbounded_channel();
         let stats = Arc::new(OffloadStats::default());
         let elephants = Channel { events, next: None };
-        let transport_2 = transport(2, &keys);
+        let vteps = Vteps { v4: "192.0.2.2".parse().ok(), v6: "2001:db8::2".parse().ok() };
+        let transport_2 = transport(vteps, &keys);
+        let (sent, mut redirects) = (transport_2.stats(), 1);
         let responder = RspResponder::new(transport_2, elephants, reader, keys.subscribe(), stats.clone());
         tokio::spawn(responder.run());
 
-        let mut host = transport(1, &keys);
-        for (source, destination, gateway, other) in [
-            ("10.0.0.1", "10.0.0.3", "192.0.2.2", "192.0.2.3"),
-            ("fd00::1", "fd00::3", "2001:db8::2", "2001:db8::3"),
+        for (source, destination, own, gateway, other) in [
+            ("10.0.0.1", "10.0.0.3", "192.0.2.1", "192.0.2.2", "192.0.2.3"),
+            ("fd00::1", "fd00::3", "2001:db8::1", "2001:db8::2", "2001:db8::3"),
         ] {
+            let mut host = host(dir.path(), own);
             let elephant = FlowEvent {
                 vni: vni(),
                 source: address(source),
@@ -152,6 +168,17 @@ fn elephants_are_notified_and_requests_answered() {
             let unchanged = Answer::Unchanged { lifetime_ms: 60_000, revision: 42 };
             let answers = vec![AnswerEntry { destination, answer: unchanged }; 3];
             assert_eq!(next(&mut host).await.message, Message::Reply { id: 9, answers });
+
+            // The other host reports that this one sends it packets for an instance that it does not have. It
+            // can speak for itself only, and about nodes only.
+            let mut reporter = self::host(dir.path(), other);
+            let strays = [own, other, "192.0.2.99", "2001:db8::99"]
+                .map(|sender| StrayEntry { destination, host: address(sender) });
+            reporter.send(Some(7), address(gateway), &Message::Stray { entries: strays.to_vec() });
+            let entry = RedirectEntry { destination, host: address(other), gateway: address(gateway) };
+            assert_eq!(next(&mut host).await.message, Message::Redirect { entries: vec![entry] });
+            assert_eq!(sent.sent(MessageKind::Redirect), redirects);
+            redirects += 1;
         }
         assert_eq!((stats.count(Outcome::Notified), stats.requested()), (2, 6));
     });

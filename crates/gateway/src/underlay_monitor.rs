@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use sluice_agent::changes::Changes;
 use sluice_agent::netlink::{Link, Netlink, changes};
-use sluice_agent::sysctl::{self, Family};
+use sluice_agent::sysctl::Family;
 use sluice_agent::underlay::{Vteps, node_config};
 use sluice_agent::{Error, Node, error_chain};
 use tokio::sync::{Notify, watch};
@@ -29,18 +29,22 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// the kernel probes by itself, less often.
 const RETRY_TIME: Duration = Duration::from_secs(10);
 
+/// Name of the loopback interface.
+const LOOPBACK: &str = "lo";
+
 /// Configures an interface as the program needs it.
 pub async fn prepare(netlink: &Netlink, changes: &Changes, link: &Link) -> Result<(), Error> {
     // The destination of frames to a vIP is its vMAC, not the interface's own address.
-    changes.set_promiscuous(netlink, link).await?;
-    // The kernel looks up routes for XDP programs only on interfaces that forward. Forwarding would stop the
-    // processing of router advertisements, from which this node may have its own routes, unless accept_ra is
-    // 2.
-    if sysctl::get(Family::V6, &link.name, "accept_ra")?.as_deref() == Some("1") {
-        changes.set_sysctl(link, Family::V6, "accept_ra", "2")?;
-    }
-    changes.set_sysctl(link, Family::V4, "forwarding", "1")?;
-    changes.set_sysctl(link, Family::V6, "forwarding", "1")
+    changes.set_promiscuous(netlink, link).await
+}
+
+/// Lets the kernel look up routes for the program.
+pub async fn enable_route_lookup(netlink: &Netlink, changes: &Changes) -> Result<(), Error> {
+    // It does so only from interfaces that forward. The program asks from the loopback interface, so that no
+    // underlay interface has to forward.
+    let loopback = netlink.require_link(LOOPBACK).await?;
+    changes.set_sysctl(&loopback, Family::V4, "forwarding", "1")?;
+    changes.set_sysctl(&loopback, Family::V6, "forwarding", "1")
 }
 
 /// Monitors the underlay. A single task runs it.
@@ -145,6 +149,8 @@ impl UnderlayMonitor {
 
     async fn review(&mut self) -> Result<(), Error> {
         self.is_incomplete = false;
+        // An administrator who turns forwarding off for all interfaces turns it off for this one, too.
+        enable_route_lookup(&self.netlink, &self.changes).await?;
         self.review_links().await?;
         let hosts = self.node.writer.run(|applier| applier.tables.vteps().collect::<Vec<IpAddr>>()).await?;
         let peers = self.peers.borrow_and_update().clone();

@@ -143,6 +143,7 @@ fn gateway_applies_updates_and_resumes_after_a_crash() {
             "sluice_offload_all 0",
             "sluice_flow_events_total{outcome=\"notified\"} 0",
             "sluice_flow_events_lost_total 0",
+            "sluice_flow_events_refused_total 0",
             "sluice_rsp_refused_total{reason=\"authentication_failed\"} 0",
             "sluice_rsp_sent_total{kind=\"notify\"} 0",
         ] {

@@ -24,9 +24,9 @@ mod refusal;
 mod seal;
 mod wire;
 
-pub use message::{Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry};
+pub use message::{Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry, StrayEntry};
 pub use open::{Opened, Opener};
-pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RSP_PORT, VERSION, rsp_secret};
+pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RSP_PORT, VERSION, host_secret};
 pub use refusal::{BodyError, Refusal};
 pub use seal::{SealError, Sealer};
 pub use wire::{Body, decode};

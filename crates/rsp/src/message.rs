@@ -77,6 +77,16 @@ pub struct RedirectEntry {
     pub gateway: IpAddr,
 }
 
+/// An entry of a Stray: another host sends packets for a destination that the sender of the message does not
+/// have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrayEntry {
+    /// Destination of the packets; the VNI is the one that they are encapsulated with.
+    pub destination: Destination,
+    /// Underlay address of the host that sends them.
+    pub host: IpAddr,
+}
+
 /// A message. It is sent in as many packets as its entries need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -99,10 +109,16 @@ pub enum Message {
         /// New paths; never [`Answer::Unchanged`].
         answers: Vec<AnswerEntry>,
     },
-    /// Host to host: the receiver sends packets for a destination that is no longer here.
+    /// Gateway to host: the receiver sends packets for a destination to a host that says, in a Stray, that it
+    /// no longer has it.
     Redirect {
-        /// Destinations that are no longer here.
+        /// Destinations that are no longer there.
         entries: Vec<RedirectEntry>,
+    },
+    /// Host to gateway: other hosts send packets for destinations that are no longer here.
+    Stray {
+        /// The destinations, and the senders.
+        entries: Vec<StrayEntry>,
     },
 }
 
@@ -130,6 +146,7 @@ impl Message {
             Self::Request { queries, .. } => queries.len(),
             Self::Reply { answers, .. } | Self::Notify { answers } => answers.len(),
             Self::Redirect { entries } => entries.len(),
+            Self::Stray { entries } => entries.len(),
         }
     }
 

@@ -2,7 +2,8 @@
 //! endian.
 
 use crate::message::{
-    Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry, check_address, check_mac,
+    Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry, StrayEntry, check_address,
+    check_mac,
 };
 use crate::protocol::{BODY_HEADER_BYTES, VERSION};
 use crate::refusal::{BodyError, Refusal};
@@ -17,6 +18,7 @@ const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const NOTIFY: u8 = 3;
 const REDIRECT: u8 = 4;
+const STRAY: u8 = 5;
 
 /// Bits of an entry's form: which addresses are IPv6, and what an answer says.
 const ADDRESS_V6: u8 = 0x01;
@@ -77,6 +79,14 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
                 write_entry(&mut entry, form, &redirect.destination)?;
                 write_address(&mut entry, redirect.host)?;
                 write_address(&mut entry, redirect.gateway)?;
+                bodies.push(&mut entry);
+            }
+        }
+        Message::Stray { entries } => {
+            bodies.kind = STRAY;
+            for stray in entries {
+                write_entry(&mut entry, v6(stray.host, HOST_V6), &stray.destination)?;
+                write_address(&mut entry, stray.host)?;
                 bodies.push(&mut entry);
             }
         }
@@ -172,7 +182,7 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
     let [kind, reserved, count @ .., _, _, _, _] = *head;
     let id = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
     let mut entries = Entries { newer: minor > VERSION.1, rest, read: 0, skipped: 0 };
-    if !entries.newer && (reserved != 0 || id != 0 && (kind == NOTIFY || kind == REDIRECT)) {
+    if !entries.newer && (reserved != 0 || id != 0 && matches!(kind, NOTIFY | REDIRECT | STRAY)) {
         return Err(BodyError::Reserved.into());
     }
     let count = u16::from_be_bytes(count);
@@ -192,6 +202,7 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
         REDIRECT => Message::Redirect {
             entries: entries.read_all(count, &[ADDRESS_V6 | HOST_V6 | GATEWAY_V6], read_redirect)?,
         },
+        STRAY => Message::Stray { entries: entries.read_all(count, &[ADDRESS_V6 | HOST_V6], read_stray)? },
         _ => return Err(BodyError::Kind { kind }.into()),
     };
     Ok(Body { message, skipped: entries.skipped })
@@ -223,6 +234,10 @@ fn read_redirect(fields: &mut Fields<'_>) -> Result<RedirectEntry, BodyError> {
         host: fields.address(HOST_V6)?,
         gateway: fields.address(GATEWAY_V6)?,
     })
+}
+
+fn read_stray(fields: &mut Fields<'_>) -> Result<StrayEntry, BodyError> {
+    Ok(StrayEntry { destination: fields.destination()?, host: fields.address(HOST_V6)? })
 }
 
 /// The entries of a body that were not read yet.

@@ -55,6 +55,7 @@ mod adopt;
 mod conflict;
 mod grow;
 mod hash;
+mod pairs;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -68,7 +69,9 @@ pub(crate) use adopt::Survey;
 use conflict::{ConflictEntry, Conflicts};
 use hash::PreparedKey;
 pub(crate) use hash::{Hashing, Key, buckets_of, is_filled};
+pub(crate) use pairs::{PairCounts, PairMap};
 use std::mem::offset_of;
+use std::net::IpAddr;
 use table::{Slot, Table};
 
 const ROOT: u32 = layout::CELL_EXACT_ROOT;
@@ -129,6 +132,11 @@ impl Exact {
     fn with(hashing: Hashing, table: Table, address_word: usize, conflicts: Conflicts) -> Self {
         let generation_steps = vec![0; STEP_COUNTERS];
         Self { hashing, table, address_word, conflicts, entries: 0, conflict_entries: 0, generation_steps }
+    }
+
+    /// The key and the value of a sender.
+    pub(crate) fn sender(&self, vni: u32, host: IpAddr) -> (Key, u64) {
+        self.hashing.sender(vni, host)
     }
 
     /// Number of entries, including those in the conflict table.

@@ -11,6 +11,7 @@ mod endpoints;
 mod groups;
 mod ports;
 mod routes;
+mod senders;
 #[cfg(test)]
 mod tests;
 mod underlay;
@@ -21,7 +22,7 @@ use crate::encoding::{
 };
 use crate::entries::{NodeConfig, Sizes, UnderlayPort};
 use crate::error::Error;
-use crate::exact::{Exact, Hashing};
+use crate::exact::{Exact, Hashing, PairMap};
 use crate::grace::Grace;
 use crate::heartbeat::AgentHeartbeat;
 use crate::layout::{self, node_config, superblock};
@@ -30,10 +31,12 @@ use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::seed::random_seed;
 use crate::usage::TableUsage;
+use senders::Sender;
 use sluice_types::Vni;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem::offset_of;
 use std::net::IpAddr;
+use std::time::Instant;
 use underlay::Vtep;
 use vrfs::CounterIndices;
 pub use vrfs::CounterReset;
@@ -59,6 +62,11 @@ pub struct NodeTables {
     groups: BTreeMap<u32, u32>,
     vrfs: BTreeMap<u32, u32>,
     ports: BTreeMap<u32, u32>,
+    // By VNI and cell of the VTEP; those without endpoints also in the order in which they became idle.
+    senders: PairMap<Sender>,
+    idle_senders: VecDeque<(Instant, u32, u32)>,
+    // Number of their entries. IPv6 hosts of a VNI may share one.
+    sender_entries: u64,
     counter_indices: CounterIndices,
     counter_reset: Option<Box<dyn CounterReset>>,
     // VNIs that were removed since the last `forget_removed_vnis`.
@@ -131,6 +139,9 @@ impl NodeTables {
             groups: BTreeMap::new(),
             vrfs: BTreeMap::new(),
             ports: BTreeMap::new(),
+            senders: PairMap::default(),
+            idle_senders: VecDeque::new(),
+            sender_entries: 0,
             counter_indices: CounterIndices::new(),
             counter_reset: None,
             forgotten_vnis: BTreeSet::new(),
@@ -213,6 +224,7 @@ impl NodeTables {
             vrfs: self.vrfs.len() as u64,
             ports: self.ports.len() as u64,
             endpoints: self.endpoints,
+            senders: self.sender_entries,
             direct_paths: self.direct_paths,
             routes: self.routes,
         }
@@ -240,6 +252,7 @@ impl NodeTables {
                 node.ports.len()
             )));
         }
+        let old: node_config = self.memory().read(layout::CELL_NODE);
         let flag_if = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         let mut config = node_config {
             flags: flag_if(node.vtep4.is_some(), layout::NODE_HAS_IPV4)
@@ -248,8 +261,13 @@ impl NodeTables {
             vtep6: ipv6_to_bytes(node.vtep6),
             router_mac: mac_to_bytes(node.router_mac),
             vxlan_ifindex: node.vxlan_ifindex,
+            flow_secret: old.flow_secret,
             ..Default::default()
         };
+        // Flows keep their vIP as long as the secret is the same, so it is drawn once for these tables.
+        if config.flow_secret == [0; 2] {
+            config.flow_secret = [random_seed()?, random_seed()?];
+        }
         for (to, port) in config.port.iter_mut().zip(&node.ports) {
             if port.ifindex == 0 {
                 return Err(Error::Invalid(

@@ -35,6 +35,8 @@ pub struct TableUsage {
     pub ports: u64,
     /// Number of endpoints.
     pub endpoints: u64,
+    /// Entries for pairs of host and VNI from which a gateway accepts packets.
+    pub senders: u64,
     /// Direct paths.
     pub direct_paths: u64,
     /// Routes of all VRFs.

@@ -25,7 +25,7 @@ use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_rsp::cache::{Cache, Config, Input, Output, RemovalReason, Stats};
-use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, RedirectEntry};
+use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, StrayEntry};
 use sluice_types::Vni;
 
 /// A sender is redirected from a destination at most once in this time.
@@ -99,8 +99,9 @@ pub struct PathLearner {
     /// Clusters by the VTEPs of their gateways.
     clusters: HashMap<IpAddr, u32>,
     database: u64,
-    redirects: Batcher<(IpAddr, u32), Destination, RedirectEntry>,
-    /// Selects the gateway that the next redirection names.
+    /// Reports of stray packets: by sender and cluster, with a gateway that can redirect the sender.
+    redirects: Batcher<(IpAddr, u32), Destination, (IpAddr, StrayEntry)>,
+    /// Selects the gateway of the next report.
     next_gateway: usize,
     counts: LearnerCounts,
 }
@@ -197,7 +198,8 @@ impl PathLearner {
         self.feed(now_ms, Input::Tick, actions);
     }
 
-    /// Notes a stray packet: one that another host sent for an instance that is not here.
+    /// Notes a stray packet: one that another host sent for an instance that is not here. A gateway is asked to
+    /// redirect the sender: hosts have no key in common.
     pub fn note_stray(&mut self, now_us: u64, destination: Destination, sender: IpAddr) {
         let network = self.networks.get(&destination.vni).filter(|network| !network.gateways.is_empty());
         let Some(Network { cluster, gateways, .. }) = network else {
@@ -212,7 +214,7 @@ impl PathLearner {
         let gateway = gateways[self.next_gateway % gateways.len()];
         self.next_gateway = self.next_gateway.wrapping_add(1);
         self.counts.redirects += 1;
-        self.redirects.push(receiver, RedirectEntry { destination, host: self.own, gateway });
+        self.redirects.push(receiver, (gateway, StrayEntry { destination, host: sender }));
     }
 
     /// Time at which [`PathLearner::take_redirects`] is due; `None` if no redirection waits.
@@ -222,9 +224,15 @@ impl PathLearner {
 
     /// Takes the waiting redirections.
     pub fn take_redirects(&mut self, now_us: u64, actions: &mut Actions) {
-        let redirects = self.redirects.take(now_us).into_iter();
-        let message = |((to, cluster), entries)| (cluster, to, Message::Redirect { entries });
-        actions.messages.extend(redirects.map(message));
+        // Reports to one gateway of a cluster are sent together, whoever the senders are.
+        let mut messages: BTreeMap<(u32, IpAddr), Vec<StrayEntry>> = BTreeMap::new();
+        for ((_, cluster), entries) in self.redirects.take(now_us) {
+            for (gateway, entry) in entries {
+                messages.entry((cluster, gateway)).or_default().push(entry);
+            }
+        }
+        let message = |((cluster, gateway), entries)| (cluster, gateway, Message::Stray { entries });
+        actions.messages.extend(messages.into_iter().map(message));
     }
 
     /// All learned paths.
@@ -258,7 +266,7 @@ impl PathLearner {
         };
         match &mut message {
             Message::Reply { answers, .. } | Message::Notify { answers } => replace(answers),
-            Message::Request { .. } | Message::Redirect { .. } => {}
+            Message::Request { .. } | Message::Redirect { .. } | Message::Stray { .. } => {}
         }
         message
     }

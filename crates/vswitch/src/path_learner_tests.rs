@@ -1,7 +1,7 @@
 //! A host at 192.0.2.21 with an instance in network 1; the removal of network 2 is delayed.
 
 use super::*;
-use sluice_rsp::Query;
+use sluice_rsp::{Query, RedirectEntry};
 use sluice_types::MacAddr;
 
 const OWN: &str = "192.0.2.21";
@@ -217,14 +217,10 @@ fn senders_of_stray_packets_are_redirected_once_per_quiet_time() {
     assert_eq!(learner.redirects_due_us(), Some(0));
     let mut actions = Actions::default();
     learner.take_redirects(60, &mut actions);
-    let moved = |destination| RedirectEntry { destination, host: ip(OWN), gateway: ip(GATEWAY) };
-    assert_eq!(
-        actions.messages,
-        [
-            (CLUSTER, ip(OTHER), Message::Redirect { entries: vec![moved(a), moved(b)] }),
-            (CLUSTER, ip(THIRD), Message::Redirect { entries: vec![moved(a)] }),
-        ]
-    );
+    // Redirecting is the task of a gateway, in one message for all senders.
+    let stray = |destination, sender| StrayEntry { destination, host: ip(sender) };
+    let entries = vec![stray(a, OTHER), stray(b, OTHER), stray(a, THIRD)];
+    assert_eq!(actions.messages, [(CLUSTER, ip(GATEWAY), Message::Stray { entries })]);
     learner.note_stray(100_000, a, ip(OTHER));
     assert_eq!(learner.redirects_due_us(), Some(1060));
     // In an unknown network there is no gateway that a redirection could name.

@@ -138,7 +138,7 @@ fn report_absent_group(context: &mut UpdateContext<'_>, vni: Vni, group: u32) {
 }
 
 impl Role for HostRole {
-    const KEY_KIND: KeyKind = KeyKind::Rsp;
+    const KEY_KIND: KeyKind = KeyKind::Host;
 
     fn begin_stream(&mut self) {
         self.paths.clear();

@@ -6,7 +6,8 @@
 use crate::sealed::{BOOT, NOW_MS, RECEIVER, forge, keys};
 use sluice_envelope::{Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, Message, Opener, Path, Query, RedirectEntry, Sealer, VERSION, decode,
+    Answer, AnswerEntry, Destination, Message, Opener, Path, Query, RedirectEntry, Sealer, StrayEntry,
+    VERSION, decode,
 };
 use sluice_types::{MacAddr, Vni};
 use std::net::IpAddr;
@@ -64,6 +65,10 @@ fn join(before: Option<Message>, part: Message) -> Message {
             entries.extend(more);
             Message::Redirect { entries }
         }
+        (Some(Message::Stray { mut entries }), Message::Stray { entries: more }) => {
+            entries.extend(more);
+            Message::Stray { entries }
+        }
         (Some(before), part) => panic!("{part:?} is not a part of {before:?}"),
     }
 }
@@ -90,7 +95,10 @@ fn messages() -> Vec<Message> {
         },
         Message::Reply { id: 3, answers: [&answers[..], &replied].concat() },
         Message::Notify { answers },
-        Message::Redirect { entries: entries.map(redirect).collect() },
+        Message::Redirect { entries: entries.clone().map(redirect).collect() },
+        Message::Stray {
+            entries: entries.map(|(destination, host)| StrayEntry { destination, host }).collect(),
+        },
     ]
 }
 

@@ -29,7 +29,7 @@ const CELLS: u32 = 1024;
 struct TablesOnly;
 
 impl Role for TablesOnly {
-    const KEY_KIND: KeyKind = KeyKind::Rsp;
+    const KEY_KIND: KeyKind = KeyKind::Host;
 
     fn upsert_vip(&mut self, context: &mut UpdateContext<'_>, vip: &Vip) {
         let Vip { address, mac } = *vip;

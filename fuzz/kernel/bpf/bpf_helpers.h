@@ -42,6 +42,7 @@ long bpf_skb_get_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, _
 long bpf_skb_set_tunnel_key(struct __sk_buff *skb, struct bpf_tunnel_key *key, __u32 size, __u64 flags);
 void *bpf_ringbuf_reserve(void *ring, __u64 bytes, __u64 flags);
 void bpf_ringbuf_submit(void *record, __u64 flags);
+__u64 bpf_ringbuf_query(void *ring, __u64 flags);
 long bpf_ringbuf_output(void *ring, void *data, __u64 bytes, __u64 flags);
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags);
 

@@ -23,7 +23,7 @@ pub(crate) struct TestRole {
 }
 
 impl Role for TestRole {
-    const KEY_KIND: KeyKind = KeyKind::Rsp;
+    const KEY_KIND: KeyKind = KeyKind::Host;
 
     fn remove_vtep(&mut self, context: &mut UpdateContext<'_>, address: IpAddr) {
         self.known_vteps.retain(|known| *known != address);

@@ -5,13 +5,14 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sluice_envelope::{ClusterKey, KeyError, KeyRing};
-use sluice_rsp::rsp_secret;
+use sluice_rsp::host_secret;
 use sluice_southbound::{ClusterKeys, Key};
 use sluice_types::Secret;
 use tokio::sync::watch;
@@ -53,33 +54,51 @@ impl From<StoredKey> for Key {
 /// Kind of the secrets that the controller sends to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Secrets for RSP only: hosts get these.
-    Rsp,
-    /// The cluster's secrets, from which those for RSP are derived: gateways get these.
+    /// A host's own secrets for RSP, which it has in common with gateways only.
+    Host,
+    /// The cluster's secrets, from which those of all hosts are derived: gateways get these.
     Cluster,
 }
 
-/// Key rings to seal and open packets with.
+/// Key rings to seal and open packets with. A gateway derives those for RSP from the address of the host.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
-    /// RSP keys by cluster.
+    /// The cluster's secrets by cluster; empty on hosts.
+    secrets: BTreeMap<u32, Vec<Key>>,
+    /// A host's RSP keys by cluster.
     clusters: BTreeMap<u32, KeyRing>,
     /// The cluster of each key id. An id belongs to one cluster.
     by_id: BTreeMap<u32, u32>,
-    /// RSP keys of all clusters.
+    /// A host's RSP keys of all clusters.
     all: KeyRing,
     /// Keys of the cluster protocol.
     cluster_protocol: KeyRing,
 }
 
 impl Keys {
-    /// RSP keys of one cluster, to seal packets for its nodes.
+    /// Whether RSP keys are those of [`Keys::of_host`].
+    #[must_use]
+    pub fn are_derived(&self) -> bool {
+        !self.secrets.is_empty()
+    }
+
+    /// The RSP keys of the host with this underlay address, as a gateway derives them: the host has the same.
+    #[must_use]
+    pub fn of_host(&self, host: IpAddr) -> Self {
+        let derived = |one: &Key| Key { secret: Secret::new(host_secret(one.secret.bytes(), host)), ..*one };
+        let all = self.secrets.iter();
+        let all = all.map(|(cluster, keys)| (*cluster, keys.iter().map(derived).collect())).collect();
+        // Ids and periods are those of the cluster's keys, which are valid; a derived secret is random.
+        Self::build(KeyKind::Host, &all).unwrap_or_default()
+    }
+
+    /// A host's RSP keys of one cluster, to seal packets for its gateways.
     #[must_use]
     pub fn of_cluster(&self, cluster: u32) -> Option<&KeyRing> {
         self.clusters.get(&cluster)
     }
 
-    /// RSP keys of all clusters, to open packets with.
+    /// A host's RSP keys of all clusters, to open packets with.
     #[must_use]
     pub fn all(&self) -> &KeyRing {
         &self.all
@@ -94,13 +113,13 @@ impl Keys {
     /// The first cluster that there are keys of. Gateways have the keys of their own cluster only.
     #[must_use]
     pub fn own_cluster(&self) -> Option<u32> {
-        self.clusters.keys().next().copied()
+        self.secrets.keys().next().copied()
     }
 
     /// Whether there are no keys of any cluster.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.clusters.is_empty()
+        self.by_id.is_empty()
     }
 
     /// Keys of the protocol between gateways and controller. Empty on hosts, which do not get the
@@ -114,26 +133,22 @@ impl Keys {
         let key = |key: &Key, secret: &[u8; 32]| {
             ClusterKey::new(key.id, secret, key.not_before_ms, key.not_after_ms)
         };
-        let (mut rings, mut all, mut cluster_protocol) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let (mut rings, mut all) = (BTreeMap::new(), Vec::new());
         for (cluster, keys) in clusters {
-            let mut ring = Vec::new();
-            for one in keys {
-                let given = key(one, one.secret.bytes())?;
-                match kind {
-                    KeyKind::Rsp => ring.push(given),
-                    KeyKind::Cluster => {
-                        ring.push(key(one, &rsp_secret(one.secret.bytes()))?);
-                        cluster_protocol.push(given);
-                    }
-                }
-            }
+            let ring: Vec<_> =
+                keys.iter().map(|one| key(one, one.secret.bytes())).collect::<Result<_, _>>()?;
             all.extend(ring.iter().cloned());
             rings.insert(*cluster, KeyRing::new(ring)?);
         }
         let owners = clusters.iter().flat_map(|(cluster, keys)| keys.iter().map(|key| (key.id, *cluster)));
         let by_id = owners.collect();
-        let (all, cluster_protocol) = (KeyRing::new(all)?, KeyRing::new(cluster_protocol)?);
-        Ok(Self { clusters: rings, by_id, all, cluster_protocol })
+        let all = KeyRing::new(all)?;
+        Ok(match kind {
+            KeyKind::Host => Self { clusters: rings, by_id, all, ..Self::default() },
+            KeyKind::Cluster => {
+                Self { secrets: clusters.clone(), by_id, cluster_protocol: all, ..Self::default() }
+            }
+        })
     }
 }
 
@@ -290,7 +305,7 @@ mod tests {
     #[test]
     fn saved_keys_are_loaded_and_only_the_owner_can_read_the_file() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut store, complete) = KeyStore::load(dir.path(), KeyKind::Rsp);
+        let (mut store, complete) = KeyStore::load(dir.path(), KeyKind::Host);
         assert!(!complete && store.subscribe().borrow().is_empty());
         let seen = store.subscribe();
         store.update(vec![keys(4, vec![key(1, 0xa0), key(2, 0xb0)])], false).unwrap();
@@ -300,7 +315,7 @@ mod tests {
         let mode = fs::metadata(dir.path().join(FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
 
-        let (mut store, complete) = KeyStore::load(dir.path(), KeyKind::Rsp);
+        let (mut store, complete) = KeyStore::load(dir.path(), KeyKind::Host);
         assert!(complete);
         let kept = store.subscribe().borrow_and_update().clone();
         assert!(kept.of_cluster(4).unwrap().get(2).is_some() && kept.of_cluster(4).unwrap().get(3).is_none());
@@ -309,13 +324,13 @@ mod tests {
         assert_eq!(clusters, [Some(4), Some(4), Some(5), None]);
         store.update(vec![keys(4, Vec::new())], false).unwrap();
         store.commit().unwrap();
-        assert_eq!(KeyStore::load(dir.path(), KeyKind::Rsp).0.clusters.into_keys().collect::<Vec<_>>(), [5]);
+        assert_eq!(KeyStore::load(dir.path(), KeyKind::Host).0.clusters.into_keys().collect::<Vec<_>>(), [5]);
     }
 
     #[test]
     fn invalid_keys_are_refused_and_change_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut store, _) = KeyStore::load(dir.path(), KeyKind::Rsp);
+        let (mut store, _) = KeyStore::load(dir.path(), KeyKind::Host);
         store.update(vec![keys(4, vec![key(1, 0xa0)])], false).unwrap();
         // An id belongs to one secret, whatever the cluster, because packets name their key by the id alone.
         let twice = store.update(vec![keys(5, vec![key(1, 0xb0)])], false);
@@ -332,7 +347,7 @@ mod tests {
     #[test]
     fn damaged_file_is_ignored_and_debug_output_has_no_secrets() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut store, _) = KeyStore::load(dir.path(), KeyKind::Rsp);
+        let (mut store, _) = KeyStore::load(dir.path(), KeyKind::Host);
         store.update(vec![keys(4, vec![key(1, 0xa0)])], false).unwrap();
         store.commit().unwrap();
         assert!(!format!("{store:?}").contains("a0a1a2") && !format!("{store:?}").contains("160, 161"));
@@ -343,37 +358,40 @@ mod tests {
             [&whole[..whole.len() / 2], &whole.replace("a0a1", "a0"), &whole.replace("a0a1", "+0a1")]
         {
             fs::write(&path, damaged).unwrap();
-            let (mut store, complete) = KeyStore::load(dir.path(), KeyKind::Rsp);
+            let (mut store, complete) = KeyStore::load(dir.path(), KeyKind::Host);
             assert!(!complete && store.clusters.is_empty(), "{damaged}");
             // The next commit replaces the damaged file.
             store.commit().unwrap();
-            assert!(KeyStore::load(dir.path(), KeyKind::Rsp).1);
+            assert!(KeyStore::load(dir.path(), KeyKind::Host).1);
         }
     }
 
     #[test]
-    fn hosts_share_rsp_keys_with_gateways_but_not_the_cluster_protocol_keys() {
-        let (root, derived) = (
-            key(1, 0xa0),
-            Key { secret: Secret::new(rsp_secret(key(1, 0xa0).secret.bytes())), ..key(1, 0xa0) },
-        );
+    fn a_host_shares_its_keys_with_gateways_only() {
+        let (here, other) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
+        let derived = |host| Key {
+            secret: Secret::new(host_secret(key(1, 0xa0).secret.bytes(), host)),
+            ..key(1, 0xa0)
+        };
         let built = |kind, key| Keys::build(kind, &BTreeMap::from([(4, vec![key])])).unwrap();
-        let (gateway, host) = (built(KeyKind::Cluster, root), built(KeyKind::Rsp, derived));
+        let (gateway, host) = (built(KeyKind::Cluster, key(1, 0xa0)), built(KeyKind::Host, derived(here)));
+        let neighbor = built(KeyKind::Host, derived(other));
+        assert!(gateway.are_derived() && !host.are_derived());
         assert!(gateway.cluster_protocol().get(1).is_some() && host.cluster_protocol().get(1).is_none());
-        let here = "192.0.2.1".parse().unwrap();
-        let other = sluice_envelope::Protocol::new(*b"ZZ", (1, 0), *b"test");
+        let protocol = sluice_envelope::Protocol::new(*b"ZZ", (1, 0), *b"test");
         let sealed = |ring: &KeyRing| {
             let (node, boot) = (sluice_envelope::NodeId::new(1), sluice_envelope::BootId::random().unwrap());
-            sluice_envelope::Sealer::new(other, node, boot).seal(ring, 500, here, b"hello").unwrap()
+            sluice_envelope::Sealer::new(protocol, node, boot).seal(ring, 500, here, b"hello").unwrap()
         };
         let opens = |ring: &KeyRing, packet: &[u8]| {
-            let mut opener = sluice_envelope::Opener::new(other, sluice_envelope::Limits::default(), 0);
+            let mut opener = sluice_envelope::Opener::new(protocol, sluice_envelope::Limits::default(), 0);
             opener.open(ring, 500, here, packet, |_, _| Ok::<_, sluice_envelope::Refusal>(())).is_ok()
         };
-        assert!(opens(gateway.all(), &sealed(host.all())) && opens(host.all(), &sealed(gateway.all())));
-        assert!(
-            !opens(gateway.cluster_protocol(), &sealed(host.all()))
-                && !opens(host.all(), &sealed(gateway.cluster_protocol()))
-        );
+        let theirs = gateway.of_host(here);
+        assert_eq!((theirs.cluster_of(1), theirs.own_cluster()), (Some(4), None));
+        assert!(opens(theirs.all(), &sealed(host.all())) && opens(host.all(), &sealed(theirs.all())));
+        for foreign in [neighbor.all(), gateway.of_host(other).all(), gateway.cluster_protocol()] {
+            assert!(!opens(host.all(), &sealed(foreign)) && !opens(foreign, &sealed(host.all())));
+        }
     }
 }

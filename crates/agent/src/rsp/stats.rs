@@ -19,12 +19,14 @@ pub enum MessageKind {
     Reply,
     /// From a gateway to a host, unsolicited.
     Notify,
-    /// From a host to another host.
+    /// From a gateway to a host that sends to another host what that one no longer has.
     Redirect,
+    /// From a host to a gateway: another host sends to it what it no longer has.
+    Stray,
 }
 
 impl MessageKind {
-    const NAMES: [&'static str; 4] = ["request", "reply", "notify", "redirect"];
+    const NAMES: [&'static str; 5] = ["request", "reply", "notify", "redirect", "stray"];
 
     /// The kind of a message.
     #[must_use]
@@ -34,6 +36,7 @@ impl MessageKind {
             Message::Reply { .. } => Self::Reply,
             Message::Notify { .. } => Self::Notify,
             Message::Redirect { .. } => Self::Redirect,
+            Message::Stray { .. } => Self::Stray,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! RSP transport of a node: seals messages and sends them as datagrams, receives datagrams and opens them. This
 //! file changes when packets are queued, sealed or counted differently.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -34,10 +34,46 @@ pub struct TransportConfig {
     pub port: u16,
 }
 
+/// Hosts whose keys a gateway keeps. When there are more, it forgets all and derives them when it needs them.
+const HOSTS_MAX: usize = 16_384;
+
+/// The keys of hosts that a gateway has derived. Only those of hosts that have sent an authentic packet, or that
+/// are sent one, are kept: sources of datagrams may be forged.
+#[derive(Default)]
+struct HostKeys {
+    /// The keys from which they were derived.
+    from: Arc<Keys>,
+    by_address: HashMap<IpAddr, Arc<Keys>>,
+}
+
+impl HostKeys {
+    /// The keys to seal packets to a node with, and to open its packets: on hosts, the keys of this node.
+    fn get(&mut self, keys: &Arc<Keys>, peer: IpAddr) -> Arc<Keys> {
+        if !keys.are_derived() {
+            return keys.clone();
+        }
+        if !Arc::ptr_eq(keys, &self.from) {
+            *self = Self { from: keys.clone(), by_address: HashMap::new() };
+        }
+        self.by_address.get(&peer).cloned().unwrap_or_else(|| Arc::new(keys.of_host(peer)))
+    }
+
+    fn keep(&mut self, peer: IpAddr, keys: &Arc<Keys>) {
+        if !self.from.are_derived() || self.by_address.contains_key(&peer) {
+            return;
+        }
+        if self.by_address.len() >= HOSTS_MAX {
+            self.by_address.clear();
+        }
+        self.by_address.insert(peer, keys.clone());
+    }
+}
+
 /// A received, authentic message.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// Source of the datagram, which is not authenticated.
+    /// Source of the datagram. At a gateway it is authentic: the key is that of the host with this address. At a
+    /// host it is not, but only gateways have the host's key.
     pub from: SocketAddr,
     /// The cluster with whose key the message was sealed. It is authoritative for the networks of this
     /// cluster only.
@@ -58,6 +94,7 @@ pub struct RspTransport {
     /// At most one socket for each address family.
     sockets: Vec<Socket>,
     keys: watch::Receiver<Arc<Keys>>,
+    host_keys: HostKeys,
     opener: Opener,
     sealer: Sealer,
     path_mtu: PathMtuCache,
@@ -84,6 +121,7 @@ impl RspTransport {
             overflow_counts: vec![0; sockets.len()],
             sockets,
             keys,
+            host_keys: HostKeys::default(),
             opener: Opener::new(Limits::default(), wall_clock_ms()),
             sealer: Sealer::new(config.node, boot_id()?),
             path_mtu: PathMtuCache::default(),
@@ -147,7 +185,7 @@ impl RspTransport {
         received
     }
 
-    fn open_datagram(&mut self, keys: &Keys, index: usize, datagram: &Datagram) -> Option<Received> {
+    fn open_datagram(&mut self, keys: &Arc<Keys>, index: usize, datagram: &Datagram) -> Option<Received> {
         if let Some(count) = datagram.overflow {
             let known = std::mem::replace(&mut self.overflow_counts[index], count);
             self.stats.note_overflow(count.wrapping_sub(known).into());
@@ -156,9 +194,11 @@ impl RspTransport {
             self.log_no_key();
         }
         let (local, packet) = (self.sockets[index].local, &self.buffer[..datagram.length]);
+        let keys = self.host_keys.get(keys, datagram.from.ip());
         match self.opener.open(keys.all(), wall_clock_ms(), local, packet) {
             Ok(opened) => {
                 self.stats.note_received(MessageKind::of(&opened.message));
+                self.host_keys.keep(datagram.from.ip(), &keys);
                 let cluster = keys.cluster_of(opened.key_id)?;
                 Some(Received { from: datagram.from, cluster, message: opened.message })
             }
@@ -202,10 +242,12 @@ impl RspTransport {
     ) -> Result<Vec<Vec<u8>>, Unsent> {
         let from = self.own_address(to.ip()).ok_or(Unsent::NoAddress)?;
         let keys = self.keys.borrow().clone();
+        let keys = self.host_keys.get(&keys, to.ip());
         let Some(ring) = cluster.and_then(|cluster| keys.of_cluster(cluster)) else {
             self.log_no_key();
             return Err(Unsent::NoKey);
         };
+        self.host_keys.keep(to.ip(), &keys);
         let mtu = self.path_mtu.mtu(from, to, Instant::now()).map_err(|error| {
             tracing::debug!(%to, %error, "no route for an RSP packet");
             Unsent::Refused

@@ -5,7 +5,7 @@
 use super::shared::ClusterUpdates;
 use super::zones::ZoneInput;
 use super::{Compiled, Family, Gate, Membership, NodeGroup, State, Target};
-use sluice_rsp::rsp_secret;
+use sluice_rsp::host_secret;
 use sluice_southbound::{
     ClusterKeys, ClusterPlan, Group, Key, Member, PlannedVip, PreferredOwner, Update, Vip, Vtep, VtepRole,
 };
@@ -74,9 +74,15 @@ pub(super) fn keys_of(state: &ClusterState) -> ClusterKeys {
     ClusterKeys { cluster: group_id(state.cluster.id), keys: state.keys.clone() }
 }
 
-/// The same keys, derived for hosts: they authenticate RSP only.
-pub fn for_hosts(keys: &ClusterKeys) -> ClusterKeys {
-    let derived = |key: &Key| Key { secret: Secret::new(rsp_secret(key.secret.bytes())), ..*key };
+/// An empty key list of a cluster: the node removes the keys that it has.
+pub fn no_keys(cluster: ClusterId) -> ClusterKeys {
+    ClusterKeys { cluster: group_id(cluster), keys: Vec::new() }
+}
+
+/// The same keys, derived for the host with this VTEP: they authenticate RSP between this host and gateways
+/// only.
+pub fn for_host(keys: &ClusterKeys, vtep: IpAddr) -> ClusterKeys {
+    let derived = |key: &Key| Key { secret: Secret::new(host_secret(key.secret.bytes(), vtep)), ..*key };
     ClusterKeys { cluster: keys.cluster, keys: keys.keys.iter().map(derived).collect() }
 }
 
@@ -187,12 +193,11 @@ impl State {
         if let Some(state) = self.clusters.get_mut(&cluster) {
             state.keys.clone_from(&keys.keys);
         }
-        let hosts = for_hosts(&keys);
-        for (target, keys) in [(Target::Members(cluster), &keys), (Target::HostsOn(cluster), &hosts)] {
-            let known = &mut out.of(target).keys;
-            known.retain(|known| known.cluster != keys.cluster);
-            known.push(keys.clone());
-        }
+        let known = &mut out.of(Target::Members(cluster)).keys;
+        known.retain(|known| known.cluster != keys.cluster);
+        known.push(keys);
+        // Each host has keys of its own, which its stream derives.
+        out.changed_keys.insert(cluster);
     }
 
     /// Clusters and hosts, from which zones are computed.

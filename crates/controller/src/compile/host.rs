@@ -6,12 +6,13 @@ use super::{Family, PortCounts, Target};
 use sluice_southbound::Port;
 use sluice_types::{ClusterId, HostId, Vni};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 /// Ports, VPCs and keys of a host: enough to decide which entries of a step are for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostView {
     host: HostId,
-    family: Family,
+    vtep: IpAddr,
     ports: BTreeMap<Vni, u64>,
     /// The clusters of each VPC in which the host has ports.
     clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
@@ -28,7 +29,8 @@ pub enum HostStep {
         targets: Vec<Target>,
         /// Networks whose last port on the host was removed.
         removed_vnis: Vec<Vni>,
-        /// Clusters whose keys the host needs and does not have. They are sent before the entries.
+        /// Clusters whose keys the host needs and does not have, or whose keys changed. They are sent before
+        /// the entries.
         keys: BTreeSet<ClusterId>,
     },
     /// The step is not enough: send a snapshot.
@@ -37,8 +39,13 @@ pub enum HostStep {
 
 impl HostView {
     /// A host that has no ports.
-    pub fn new(host: HostId, family: Family) -> Self {
-        Self { host, family, ports: BTreeMap::new(), clusters_by_vni: BTreeMap::new(), keys: BTreeSet::new() }
+    pub fn new(host: HostId, vtep: IpAddr) -> Self {
+        Self { host, vtep, ports: BTreeMap::new(), clusters_by_vni: BTreeMap::new(), keys: BTreeSet::new() }
+    }
+
+    /// The VTEP of the host, on which its keys depend.
+    pub fn vtep(&self) -> IpAddr {
+        self.vtep
     }
 
     /// Counts the ports of a snapshot.
@@ -75,11 +82,13 @@ impl HostView {
     }
 
     /// Advances by a step. `counts` are the step's ports on this host, `clusters` the clusters of the VPCs
-    /// that it changed, and `has` the targets for which it has entries.
+    /// that it changed, `changed_keys` the clusters whose keys it changed, and `has` the targets for which it has
+    /// entries.
     pub fn step<'a>(
         &mut self,
         counts: Option<&PortCounts>,
         clusters: &BTreeMap<Vni, BTreeSet<ClusterId>>,
+        changed_keys: &BTreeSet<ClusterId>,
         resync: &BTreeSet<Vni>,
         has: impl IntoIterator<Item = &'a Target>,
     ) -> HostStep {
@@ -100,11 +109,11 @@ impl HostView {
             }
         }
         self.set_vpc_clusters(clusters);
-        let keys: BTreeSet<_> = self.clusters().difference(&self.keys).copied().collect();
+        let mut keys: BTreeSet<_> = self.clusters().difference(&self.keys).copied().collect();
+        keys.extend(self.keys.intersection(changed_keys));
         self.keys.extend(&keys);
         let mine = |target: &&Target| match target {
-            Target::AllHosts(family) => *family == self.family,
-            Target::HostsOn(cluster) => self.keys.contains(cluster),
+            Target::AllHosts(family) => *family == Family::of(self.vtep),
             Target::HostsOf(vni) => self.ports.contains_key(vni),
             Target::Host(host) => *host == self.host,
             _ => false,

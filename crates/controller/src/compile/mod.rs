@@ -17,7 +17,7 @@ mod shared;
 mod state;
 mod zones;
 
-pub use clusters::{for_hosts, group_id, vip_mac};
+pub use clusters::{for_host, group_id, no_keys, vip_mac};
 pub use host::{HostStep, HostView};
 pub use intent::{Comparison, Intent};
 pub use model::Model;
@@ -60,8 +60,6 @@ pub enum Target {
     Members(ClusterId),
     /// Hosts whose VTEP is of this family.
     AllHosts(Family),
-    /// Hosts that have keys of this cluster: those with a port of one of its VPCs, and for a while after.
-    HostsOn(ClusterId),
     /// Hosts that have a port in this VNI.
     HostsOf(Vni),
     /// One host.
@@ -143,6 +141,8 @@ pub struct Compiled {
     pub ports: HashMap<HostId, PortCounts>,
     /// The clusters of each VPC that changed or got ports, for [`HostView`].
     pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// Clusters whose keys changed, for [`HostView`].
+    pub changed_keys: BTreeSet<ClusterId>,
     /// VNIs whose ports changed in a way that only the store can describe: hosts that have such ports are
     /// sent a snapshot.
     pub resync: BTreeSet<Vni>,

@@ -1,7 +1,7 @@
 //! The topology at a revision, how a change advances it, and what a snapshot reads from it.
 
 use super::clusters::{
-    ClusterState, for_hosts, group_of, key, keys_of, vip_plan, vips_of, vtep_of, vteps_of,
+    ClusterState, for_host, group_of, key, keys_of, no_keys, vip_plan, vips_of, vtep_of, vteps_of,
 };
 use super::entries::{
     create_instances, endpoint, endpoint_keys, endpoints, move_instance, port, remove_instances, vrf,
@@ -15,6 +15,7 @@ use sluice_store::{
 };
 use sluice_types::{ClusterId, GatewayId, HostId, IpNet, RouteId, SubnetId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
 #[derive(Clone, Debug)]
 pub(super) struct VpcState {
@@ -395,10 +396,12 @@ impl State {
         self.vpcs.values().map(|state| (state.vpc.vni, state.vpc.clusters().collect())).collect()
     }
 
-    /// Keys of clusters, as hosts get them.
-    pub fn host_keys(&self, clusters: &BTreeSet<ClusterId>) -> Update {
-        let keys = clusters.iter().filter_map(|id| self.clusters.get(id));
-        Update { keys: keys.map(|cluster| for_hosts(&keys_of(cluster))).collect(), ..Update::default() }
+    /// Keys of clusters, as the host with this VTEP gets them.
+    pub fn host_keys(&self, vtep: IpAddr, clusters: &BTreeSet<ClusterId>) -> Update {
+        let keys = |id: &ClusterId| {
+            self.clusters.get(id).map_or_else(|| no_keys(*id), |cluster| for_host(&keys_of(cluster), vtep))
+        };
+        Update { keys: clusters.iter().map(keys).collect(), ..Update::default() }
     }
 
     /// Port entries of instances, and the VRFs that the ports need.
@@ -428,9 +431,9 @@ impl State {
         self.vpcs.values().find(|state| state.vpc.vni == vni).map(|state| self.routes(state).collect())
     }
 
-    /// The address family of a host's VTEP.
-    pub fn host_family(&self, host: HostId) -> Option<Family> {
-        self.hosts.get(&host).map(|host| Family::of(host.vtep))
+    /// A host's VTEP.
+    pub fn host_vtep(&self, host: HostId) -> Option<IpAddr> {
+        self.hosts.get(&host).map(|host| host.vtep)
     }
 }
 

@@ -8,7 +8,7 @@ mod moves;
 mod paths;
 
 use crate::compile::{
-    HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_hosts, group_id, vip_mac,
+    HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_host, group_id, vip_mac,
 };
 
 use crate::push::{Step, encode};
@@ -142,13 +142,13 @@ async fn from_snapshot(store: &Store, node: NodeId, model: Model) -> Follower {
                 state.add_instances(&instances);
                 instances.retain(|instance| instance.host == id);
             }
-            let mut view = HostView::new(id, state.host_family(id).unwrap());
+            let mut view = HostView::new(id, state.host_vtep(id).unwrap());
             tables.receive(&encode(state.host_base(id).unwrap()));
             let ports = state.ports(&instances);
             view.add(&ports.ports);
             tables.receive(&encode(ports));
             view.set_vpc_clusters(&state.clusters_by_vni());
-            tables.receive(&encode(state.host_keys(&view.clusters())));
+            tables.receive(&encode(state.host_keys(view.vtep(), &view.clusters())));
             view.set_keys(view.clusters());
             tables.receive(&encode(Update { paths: state.host_paths(id), ..Update::default() }));
             Follower { membership: None, view: Some(view), tables }
@@ -178,11 +178,12 @@ impl Follower {
             }
             NodeId::Host(id) => {
                 let view = self.view.as_mut().unwrap();
-                match view.step(step.ports.get(&id), &step.clusters_by_vni, &step.resync, step.parts.keys()) {
+                let Step { clusters_by_vni, changed_keys, resync, parts, .. } = step;
+                match view.step(step.ports.get(&id), clusters_by_vni, changed_keys, resync, parts.keys()) {
                     HostStep::Resync => return false,
                     HostStep::Send { targets, removed_vnis, keys } => {
                         gone = removed_vnis;
-                        self.tables.receive(&encode(state.host_keys(&keys)));
+                        self.tables.receive(&encode(state.host_keys(view.vtep(), &keys)));
                         for cluster in view.idle_keys() {
                             view.forget_keys(cluster);
                             idle.push(ClusterKeys { cluster: group_id(cluster), keys: Vec::new() });
@@ -345,9 +346,9 @@ async fn nodes_of_a_small_cloud_have_the_expected_entries() {
     assert_eq!(BTreeSet::from(owners), [g1, g2].into(), "each is preferred for one vIP");
     assert_eq!(gateway.keys.keys().copied().collect::<Vec<_>>(), [group]);
     assert_eq!(gateway.keys[&group].keys.len(), 1);
-    // Hosts have keys derived for RSP, never the keys of the cluster itself.
+    // A host has keys derived for RSP and for it alone, never the keys of the cluster itself.
     let (theirs, own) = (&world.host(host).keys[&group], &gateway.keys[&group]);
-    assert_eq!(*theirs, for_hosts(own));
+    assert_eq!(*theirs, for_host(own, ip("192.0.2.21")));
     assert_ne!(theirs.keys[0].secret, own.keys[0].secret);
     assert_eq!(gateway.vips[&vips[2]].mac, vip_mac(cluster, 2));
     let route =
@@ -479,14 +480,14 @@ async fn static_route_takes_precedence_over_peering_until_removed() {
 fn host_has_vpc_from_its_first_port_to_its_last() {
     let vni = Vni::new(5).unwrap();
     let host = HostId::new(1);
-    let mut view = HostView::new(host, crate::compile::Family::V4);
+    let mut view = HostView::new(host, std::net::Ipv4Addr::new(192, 0, 2, 1).into());
     let all = [Target::AllHosts(crate::compile::Family::V6), Target::HostsOf(vni), Target::Host(host)];
     let none = BTreeSet::new();
     let mut step = |added: u64, removed: u64| {
         let mut counts = PortCounts::default();
         counts.added.extend((added > 0).then_some((vni, added)));
         counts.removed.extend((removed > 0).then_some((vni, removed)));
-        match view.step(Some(&counts), &BTreeMap::new(), &none, &all) {
+        match view.step(Some(&counts), &BTreeMap::new(), &BTreeSet::new(), &none, &all) {
             HostStep::Send { targets, removed_vnis, .. } => (targets.len(), removed_vnis),
             HostStep::Resync => panic!("nothing changed that needs a snapshot"),
         }
@@ -496,7 +497,7 @@ fn host_has_vpc_from_its_first_port_to_its_last() {
     assert_eq!(step(0, 1), (2, vec![]));
     assert_eq!(step(0, 1), (1, vec![vni]));
     assert_eq!(
-        view.step(None, &BTreeMap::new(), &[vni].into(), &all),
+        view.step(None, &BTreeMap::new(), &BTreeSet::new(), &[vni].into(), &all),
         HostStep::Send { targets: vec![Target::Host(host)], removed_vnis: vec![], keys: BTreeSet::new() }
     );
 }

@@ -32,6 +32,8 @@ pub struct Step {
     pub ports: HashMap<HostId, PortCounts>,
     /// See [`Compiled::clusters_by_vni`].
     pub clusters_by_vni: BTreeMap<Vni, BTreeSet<ClusterId>>,
+    /// See [`Compiled::changed_keys`].
+    pub changed_keys: BTreeSet<ClusterId>,
     /// See [`Compiled::resync`].
     pub resync: BTreeSet<Vni>,
     /// See [`Compiled::removed_nodes`].
@@ -56,6 +58,7 @@ impl Step {
             parts,
             ports: compiled.ports,
             clusters_by_vni: compiled.clusters_by_vni,
+            changed_keys: compiled.changed_keys,
             resync: compiled.resync,
             removed_nodes: compiled.removed_nodes,
             memberships: compiled.memberships,

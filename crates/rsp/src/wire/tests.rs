@@ -36,7 +36,7 @@ fn each_kind_of_malformed_body_has_its_own_error() {
     let short = envelope::Refusal::Short { bytes: 7 };
     assert_eq!(decode(0, &[REQUEST, 0, 0, 1, 0, 0, 0]), Err(short.into()));
     assert_eq!(error(&body(0, 0, &[&QUERY])), BodyError::Kind { kind: 0 });
-    assert_eq!(error(&body(5, 0, &[&QUERY])), BodyError::Kind { kind: 5 });
+    assert_eq!(error(&body(6, 0, &[&QUERY])), BodyError::Kind { kind: 6 });
     let mut reserved = body(REQUEST, 0, &[&QUERY]);
     reserved[1] = 1;
     assert_eq!(error(&reserved), BodyError::Reserved);

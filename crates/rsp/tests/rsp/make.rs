@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use sluice_envelope::{self as envelope, BootId, ClusterKey, KeyRing, Limits, NodeId};
 use sluice_rsp::{
     Answer, AnswerEntry, Destination, Message, Opener, Path, Query, RedirectEntry, Refusal, Sealer,
+    StrayEntry,
 };
 use sluice_types::{MacAddr, Vni, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -80,6 +81,9 @@ pub fn one_of_each() -> Vec<Message> {
             .into_iter()
             .flat_map(move |host| addresses.map(|gateway| RedirectEntry { destination, host, gateway }))
     });
+    let strays = [v4, v6]
+        .into_iter()
+        .flat_map(|destination| addresses.into_iter().map(move |host| StrayEntry { destination, host }));
     vec![
         Message::Request {
             id: 1,
@@ -88,6 +92,7 @@ pub fn one_of_each() -> Vec<Message> {
         Message::Reply { id: u32::MAX, answers: answers(&[path_v4, path_v6, unchanged, absent]) },
         Message::Notify { answers: answers(&[path_v4, path_v6, absent]) },
         Message::Redirect { entries: entries.collect() },
+        Message::Stray { entries: strays.collect() },
     ]
 }
 
@@ -144,12 +149,15 @@ pub fn any_message() -> impl Strategy<Value = Message> {
         (any_destination(), any::<u64>()).prop_map(|(destination, revision)| Query { destination, revision });
     let redirect = (any_destination(), any_address(), any_address())
         .prop_map(|(destination, host, gateway)| RedirectEntry { destination, host, gateway });
+    let stray =
+        (any_destination(), any_address()).prop_map(|(destination, host)| StrayEntry { destination, host });
     prop_oneof![
         (any::<u32>(), prop::collection::vec(query, 1..200))
             .prop_map(|(id, queries)| Message::Request { id, queries }),
         (any::<u32>(), any_answers(true)).prop_map(|(id, answers)| Message::Reply { id, answers }),
         any_answers(false).prop_map(|answers| Message::Notify { answers }),
         prop::collection::vec(redirect, 1..200).prop_map(|entries| Message::Redirect { entries }),
+        prop::collection::vec(stray, 1..200).prop_map(|entries| Message::Stray { entries }),
     ]
 }
 
@@ -172,6 +180,9 @@ pub fn join(first: Message, second: Message) -> Message {
         }
         (Message::Redirect { entries: a }, Message::Redirect { entries: b }) => {
             Message::Redirect { entries: both(a, b) }
+        }
+        (Message::Stray { entries: a }, Message::Stray { entries: b }) => {
+            Message::Stray { entries: both(a, b) }
         }
         kinds => panic!("the packets carry different kinds of messages: {kinds:?}"),
     }

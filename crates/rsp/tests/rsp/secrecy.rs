@@ -2,7 +2,7 @@
 
 use crate::make::{HERE, MTU, NOW_MS, destination, key, path, ring, sealer};
 use sluice_envelope::{HEADER_BYTES, KeyRing};
-use sluice_rsp::{Answer, AnswerEntry, Message, Query, RedirectEntry};
+use sluice_rsp::{Answer, AnswerEntry, Message, Query, RedirectEntry, StrayEntry};
 use std::collections::BTreeSet;
 
 const ADDRESSES: [&str; 2] = ["10.123.45.67", "fd12:3456:789a::bcde"];
@@ -28,6 +28,9 @@ fn messages() -> Vec<Message> {
         Message::Notify { answers },
         Message::Redirect {
             entries: both.map(|destination| RedirectEntry { destination, host, gateway }).to_vec(),
+        },
+        Message::Stray {
+            entries: both.map(|destination| StrayEntry { destination, host: gateway }).to_vec(),
         },
     ]
 }

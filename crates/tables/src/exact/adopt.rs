@@ -12,7 +12,7 @@ use super::conflict::{ConflictEntry, Conflicts};
 use super::grow::address_offset;
 use super::hash::{Hashing, Key, PreparedKey, buckets_of};
 use super::table::{SLOTS, Slot, Table};
-use super::{Entry, Exact, ROOT};
+use super::{Entry, Exact, PairCounts, ROOT};
 use crate::error::Error;
 use crate::grace::Grace;
 use crate::layout::{self, exact_root};
@@ -29,6 +29,8 @@ pub(crate) struct Survey {
     pub others: Vec<(Key, Entry)>,
     /// Number of tenants' addresses that lead to each cell.
     pub references: References,
+    /// Number of tenants' addresses by VNI and cell.
+    pub senders: PairCounts,
     /// Key words, without generation, of entries with the conflict flag.
     flagged: Vec<u64>,
 }
@@ -77,7 +79,12 @@ struct Pending {
 
 impl Survey {
     fn new(memory: &Memory) -> Self {
-        Self { others: Vec::new(), references: References::new(memory), flagged: Vec::new() }
+        Self {
+            others: Vec::new(),
+            references: References::new(memory),
+            senders: PairCounts::default(),
+            flagged: Vec::new(),
+        }
     }
 
     /// Records an entry of the main table that is not a copy.
@@ -87,16 +94,22 @@ impl Survey {
         if next & layout::EXACT_CONFLICT != 0 {
             self.flagged.push(key);
         } else if is_tenant_address(key) {
-            self.references.add(next & layout::CELL_INDEX_MASK);
+            self.add_address(key, next & layout::CELL_INDEX_MASK);
         } else if let Some(restored) = exact.hashing.restore(key, || exact.table.address(memory, slot)) {
             self.others.push((restored, exact.entry(memory, slot)));
         }
     }
 
+    #[inline]
+    fn add_address(&mut self, key: u64, cell: u32) {
+        self.references.add(cell);
+        *self.senders.entry((vni_of(key), cell)).or_default() += 1;
+    }
+
     /// Records an entry of the conflict table, or a flagged main entry.
     fn record_conflict(&mut self, hashing: &Hashing, conflict: &ConflictEntry) {
         if is_tenant_address(conflict.word) {
-            self.references.add(conflict.entry.next);
+            self.add_address(conflict.word, conflict.entry.next);
         } else if let Some(key) = hashing.restore(conflict.word, || conflict.address) {
             self.others.push((key, conflict.entry));
         }
@@ -107,9 +120,13 @@ fn kind_of(key: u64) -> u32 {
     (key >> layout::EXACT_KIND_SHIFT) as u32
 }
 
+fn vni_of(key: u64) -> u32 {
+    (key >> layout::EXACT_VNI_SHIFT) as u32 & 0xff_ffff
+}
+
 /// True for the key word of an address in a VNI.
 fn is_tenant_address(key: u64) -> bool {
-    kind_of(key) != layout::EXACT_INDEX && (key >> layout::EXACT_VNI_SHIFT) as u32 & 0xff_ffff != 0
+    kind_of(key) != layout::EXACT_INDEX && vni_of(key) != 0
 }
 
 impl Exact {

@@ -33,6 +33,8 @@ struct Found {
     ports: BTreeMap<u32, u32>,
     endpoints: u64,
     direct_paths: u64,
+    /// VNI and cell of each sender.
+    senders: HashSet<(u32, u32)>,
     /// Entries that lead to nothing valid.
     invalid: HashSet<Key>,
 }
@@ -62,6 +64,9 @@ impl Found {
         let mut found = Self::default();
         for &(key, entry) in &survey.others {
             match key {
+                Key::Index { vni, .. } if NodeTables::is_sender_entry(memory, exact, key, entry.next) => {
+                    found.senders.insert((vni, entry.next));
+                }
                 Key::Index { vni: layout::EXACT_GROUP_VNI, id } if id != 0 => {
                     found.add_group(memory, reachable, key, id, entry.next)?
                 }
@@ -265,6 +270,7 @@ impl NodeTables {
         tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;
+        tables.adopt_senders(found.senders, &survey.senders)?;
         tables.link_all_ports()?;
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);

@@ -60,6 +60,8 @@ impl NodeTables {
                 holder: "a port of this host".to_owned(),
             });
         }
+        // The sender comes first: its instance may send as soon as it is reachable.
+        self.enter_sender(vni.get(), cell)?;
         let entry = Entry { mac: mac.to_u64(), next: cell };
         let old = self.exact.put(&mut self.pool, key, entry)?;
         if old == Some(entry) {
@@ -67,12 +69,16 @@ impl NodeTables {
         }
         if old.is_none_or(|old| old.next != cell) {
             self.vteps.get_mut(&host).expect("found above").endpoints += 1;
+            self.add_sender_endpoint(vni.get(), cell);
             match old.map(|old| (old.next, kind_of(self.memory(), old.next))) {
                 Some((path, layout::NEXT_HOP_DIRECT)) => {
                     self.release_direct_path(path);
                     self.endpoints += 1;
                 }
-                Some((hop, layout::NEXT_HOP_VTEP)) => self.release_vtep(hop),
+                Some((hop, layout::NEXT_HOP_VTEP)) => {
+                    self.release_sender(vni.get(), hop);
+                    self.release_vtep(hop);
+                }
                 // Only damaged memory leads elsewhere.
                 Some(_) => {}
                 None => self.endpoints += 1,
@@ -105,6 +111,7 @@ impl NodeTables {
             return Ok(false);
         }
         self.exact.take(&mut self.pool, key)?;
+        self.release_sender(vni.get(), known.next);
         self.release_vtep(known.next);
         self.endpoints -= 1;
         Ok(true)

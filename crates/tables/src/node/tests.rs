@@ -2,6 +2,7 @@ mod crash;
 mod digests;
 mod full;
 mod schedules;
+mod senders;
 
 use super::*;
 use crate::entries::{DirectPath, Endpoint, Group, Port, PortIpv4, PortIpv6, Role, Route, Target, Vip, Vrf};
@@ -482,6 +483,20 @@ fn node_configuration_and_revision_survive_adoption() {
     tables = adopt_again(tables);
     assert_eq!(tables.generation(), 2);
     assert_eq!((tables.node(), tables.applied_revision(), tables.database_id()), (node.clone(), 17, 0xfeed));
+    // Flows keep their vIPs, whatever changes, and those of another node are others.
+    let secret = |tables: &NodeTables| {
+        let config: layout::node_config = tables.memory().read(layout::CELL_NODE);
+        config.flow_secret
+    };
+    let drawn = secret(&tables);
+    assert!(drawn.iter().all(|half| *half != 0), "random");
+    tables.set_node(&NodeConfig { vxlan_ifindex: 9, ..node.clone() }).unwrap();
+    tables = adopt_again(tables);
+    tables.set_node(&node).unwrap();
+    assert_eq!(secret(&tables), drawn);
+    let mut other = self::tables(4096);
+    other.set_node(&node).unwrap();
+    assert_ne!(secret(&other), drawn);
     let too_many = NodeConfig { ports: vec![node.ports[0]; 9], ..node };
     assert!(matches!(tables.set_node(&too_many), Err(Error::Invalid(_))));
 }

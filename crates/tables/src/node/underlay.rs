@@ -112,6 +112,9 @@ impl NodeTables {
         }
         let endpoints = known.map_or(0, |hop| hop.endpoints);
         self.vteps.insert(address, Vtep { cell, endpoints, accepted: true });
+        if endpoints > 0 {
+            self.enter_senders_of(cell)?;
+        }
         Ok(true)
     }
 
@@ -125,11 +128,14 @@ impl NodeTables {
             // A removal whose grace period failed may have left paths.
             return self.remove_direct_paths(|path| path.host == address);
         };
+        let cell = hop.cell;
+        self.leave_senders_of(cell)?;
         // The node comes first: without it, the successor of a killed writer removes the paths.
         self.exact.take(&mut self.pool, underlay_key(address))?;
+        let hop = self.vteps.get_mut(&address).expect("found above");
         hop.accepted = false;
         if hop.endpoints == 0 {
-            self.pool.retire(hop.cell, 1);
+            self.pool.retire(cell, 1);
             self.vteps.remove(&address);
         }
         self.remove_direct_paths(|path| path.host == address)?;
@@ -146,6 +152,7 @@ impl NodeTables {
         if hop.endpoints == 0 && !hop.accepted {
             self.pool.retire(cell, 1);
             self.vteps.remove(&address);
+            self.senders.retain(|(_, of), _| *of != cell);
         }
     }
 

@@ -333,7 +333,7 @@ impl Parent<'_> {
             ]
         };
         assert_eq!(counts(&again), counts(&fill), "{when}");
-        let entries = fill.endpoints + fill.direct_paths + fill.vrfs + fill.vteps;
+        let entries = fill.endpoints + fill.senders + fill.direct_paths + fill.vrfs + fill.vteps;
         assert_eq!(fill.entries, entries, "{when}");
     }
 

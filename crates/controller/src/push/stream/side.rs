@@ -3,13 +3,14 @@
 
 use super::super::steps::{Step, encode};
 use crate::compile::{
-    ClusterUpdates, CompiledClusters, HostStep, HostView, Membership, NodeGroup, for_hosts, group_id,
+    ClusterUpdates, CompiledClusters, HostStep, HostView, Membership, NodeGroup, for_host, no_keys,
 };
 use bytes::Bytes;
 use sluice_southbound::{ClusterKeys, Group, Update};
 use sluice_store::{Gateway, NodeId};
 use sluice_types::{ClusterId, GatewayId, HostId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// A host keeps a cluster's keys for this time after its last VPC of the cluster was removed. It removes a
@@ -44,16 +45,13 @@ pub struct HostSide {
     pub zone_groups: Vec<Group>,
 }
 
-/// An empty key list of a cluster: the node removes the keys that it has.
-fn no_keys(cluster: ClusterId) -> ClusterKeys {
-    ClusterKeys { cluster: group_id(cluster), keys: Vec::new() }
-}
-
-/// Keys of clusters for a host, as of the last compiled revision. They may be newer than a step.
-pub fn keys_of(updates: &ClusterUpdates, clusters: &BTreeSet<ClusterId>) -> Update {
-    let of_clusters = clusters.iter().filter_map(|cluster| updates.get(cluster));
-    let keys = of_clusters.flat_map(|update| update.keys.iter().map(for_hosts)).collect();
-    Update { keys, ..Update::default() }
+/// Keys of clusters for the host with this VTEP, as of the last compiled revision. They may be newer than a step.
+fn keys_of(updates: &ClusterUpdates, vtep: IpAddr, clusters: &BTreeSet<ClusterId>) -> Update {
+    let of_cluster = |cluster: &ClusterId| match updates.get(cluster) {
+        Some(update) => update.keys.iter().map(|keys| for_host(keys, vtep)).collect(),
+        None => vec![no_keys(*cluster)],
+    };
+    Update { keys: clusters.iter().flat_map(of_cluster).collect(), ..Update::default() }
 }
 
 impl Side {
@@ -110,7 +108,7 @@ impl Side {
                 view.set_keys(needed.clone());
                 let others = updates.keys().filter(|cluster| !needed.contains(*cluster));
                 idle_keys.extend(others.map(|cluster| (*cluster, Instant::now())));
-                keys_of(updates, &needed)
+                keys_of(updates, view.vtep(), &needed)
             }
             Self::Host(HostSide { view: None, .. }) => Update::default(),
         }
@@ -118,21 +116,26 @@ impl Side {
 
     /// The messages of a step for this node; `None` if a snapshot is due instead.
     pub fn parts(&mut self, step: &Step, compiled: &CompiledClusters) -> Option<Vec<Bytes>> {
-        let (targets, removed_vnis, needed) = match self {
+        let mut keys = Update::default();
+        let (targets, removed_vnis) = match self {
             Self::Gateway(gateway) => match step.memberships.get(&gateway.id) {
                 Some(new) if new.resync => return None,
-                new => (new.copied().unwrap_or(gateway.membership).targets(), Vec::new(), BTreeSet::new()),
+                new => (new.copied().unwrap_or(gateway.membership).targets(), Vec::new()),
             },
             Self::Host(host) => {
                 let view = host.view.as_mut()?;
                 let ports = step.ports.get(&host.id);
-                match view.step(ports, &step.clusters_by_vni, &step.resync, step.parts.keys()) {
+                let Step { clusters_by_vni, changed_keys, resync, parts, .. } = step;
+                match view.step(ports, clusters_by_vni, changed_keys, resync, parts.keys()) {
                     HostStep::Resync => return None,
-                    HostStep::Send { targets, removed_vnis, keys } => (targets, removed_vnis, keys),
+                    HostStep::Send { targets, removed_vnis, keys: needed } => {
+                        keys = keys_of(&compiled.updates(), view.vtep(), &needed);
+                        (targets, removed_vnis)
+                    }
                 }
             }
         };
-        let mut parts = encode(keys_of(&compiled.updates(), &needed));
+        let mut parts = encode(keys);
         parts.extend(targets.iter().filter_map(|target| step.parts.get(target)).flatten().cloned());
         if !removed_vnis.is_empty() {
             parts.extend(encode(Update { removed_vnis, ..Update::default() }));

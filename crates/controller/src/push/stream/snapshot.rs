@@ -170,7 +170,7 @@ impl NodeStream {
         let Side::Host(host) = &mut self.side else { return Err(unknown) };
         // Only a view that exists already can be outdated although the revision is the same.
         let is_known = host.view.is_none() && has_it;
-        let (family, mut base) = state.host_family(id).zip(state.host_base(id)).ok_or(unknown)?;
+        let (vtep, mut base) = state.host_vtep(id).zip(state.host_base(id)).ok_or(unknown)?;
         if self.push.compiled.model().has_zones() {
             base.groups = self.push.compiled.zones().borrow().groups(id);
             if !is_known {
@@ -182,11 +182,11 @@ impl NodeStream {
             move || state.ports(&instances)
         });
         let ports = ports.await?;
-        let mut view = HostView::new(id, family);
+        let mut view = HostView::new(id, vtep);
         view.add(&ports.ports);
         view.set_vpc_clusters(&state.clusters_by_vni());
         let clusters = view.clusters().into_iter().chain(host.idle_keys.keys().copied()).collect();
-        let keys = state.host_keys(&clusters);
+        let keys = state.host_keys(vtep, &clusters);
         if !is_known {
             view.set_keys(clusters);
         }

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The share of a VNI in the ring of flow events. The ring is common to all tenants: one whose flows are
+ * reported faster than the agent reads would fill it, and the events of all others would be lost.
+ *
+ * While less than half of the ring is in use, every event is accepted. Beyond that, a VNI gets no more than
+ * EVENTS_PER_SHARE events accepted in a period. So the second half has space for the shares of more than 20
+ * VNIs in a period. VNIs whose low bits are equal have one share.
+ *
+ * Contract: asked only for events, not for packets. An event that is refused is counted in the map
+ * `events_refused`, which is per CPU and which the agent reads. Its flow's next period brings another. Uses
+ * the maps `event_shares` and `events_refused`.
+ */
+#ifndef SLUICE_EVENT_SHARE_H
+#define SLUICE_EVENT_SHARE_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "common/atomic.h"
+
+#define EVENT_SHARES (1 << 12)
+#define EVENTS_PER_SHARE 256
+#define EVENT_PERIOD_SHIFT 27 /* a period has 2^27 ns, 134 ms */
+/* How often an event tries to change a word that others change at the same time. */
+#define EVENT_SHARE_TRIES 4
+
+/* Bits 0..23: events accepted in the period that is in bits 24..63. A period has fewer than 2^24 events. */
+#define EVENT_COUNT_BITS 24
+#define EVENT_COUNT_MASK ((1ull << EVENT_COUNT_BITS) - 1)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, EVENT_SHARES);
+	__type(key, __u32);
+	__type(value, __u64);
+} event_shares SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} events_refused SEC(".maps");
+
+static __always_inline int refuse_event(void)
+{
+	__u32 zero = 0;
+	__u64 *refused = bpf_map_lookup_elem(&events_refused, &zero);
+
+	if (refused)
+		*refused += 1;
+	return 0;
+}
+
+/*
+ * Takes one event of the VNI's share. False: it is used up, which is counted. `scarce`: more than half of
+ * the ring is in use.
+ */
+static __always_inline int take_event_share(__u32 vni, __u64 now_ns, int scarce)
+{
+	__u32 slot = vni & (EVENT_SHARES - 1);
+	__u64 *share = bpf_map_lookup_elem(&event_shares, &slot);
+	__u64 period = now_ns >> EVENT_PERIOD_SHIFT << EVENT_COUNT_BITS;
+
+	if (!share)
+		return refuse_event();
+#pragma nounroll
+	for (int i = 0; i < EVENT_SHARE_TRIES; i++) {
+		__u64 old = READ_ONCE(*share), next = old + 1;
+
+		if ((old & ~EVENT_COUNT_MASK) != period)
+			next = period | 1;
+		else if (scarce && (old & EVENT_COUNT_MASK) >= EVENTS_PER_SHARE)
+			return refuse_event();
+		if (CAS(share, old, next) == old)
+			return 1;
+	}
+	return scarce ? refuse_event() : 1;
+}
+
+#endif

@@ -1,0 +1,212 @@
+//! Senders: the VNIs in which each host may send to this gateway. A host is a sender of a VNI from its first
+//! endpoint in the VNI on, and until some time after the last one has left: packets that it sent before, or
+//! forwards for others that have not learned of the move yet, are still in transit.
+//!
+//! ```text
+//!              first endpoint                 last endpoint removed
+//!   no entry ------------------> in use (n) ------------------------> idle
+//!       ^                            ^                                 |  |
+//!       |                            +---------------------------------+  |
+//!       |                                  endpoint added                 |
+//!       +-----------------------------------------------------------------+
+//!          `remove_idle_senders` after the linger time, or node removed
+//! ```
+
+use super::NodeTables;
+use super::underlay::{kind_of, next_hop_address};
+use crate::error::Error;
+use crate::exact::{Entry, Key, PairCounts};
+use crate::layout;
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// A host's right to send in a VNI.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sender {
+    /// Number of endpoints of the VNI on the host.
+    endpoints: u64,
+    /// Whether packets are accepted: not while the host is no known node.
+    is_entered: bool,
+    /// Since when there are no endpoints.
+    idle_since: Option<Instant>,
+}
+
+impl NodeTables {
+    /// Lets the host whose VTEP is in `cell` send in a VNI, if it may not already.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Grace`].
+    pub(super) fn enter_sender(&mut self, vni: u32, cell: u32) -> Result<(), Error> {
+        if self.senders.get(&(vni, cell)).is_some_and(|sender| sender.is_entered) {
+            return Ok(());
+        }
+        let (key, check) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
+        let mac = match self.exact.get(self.memory(), key) {
+            Some(other) if other.mac != check || other.next != cell => u64::from(layout::SENDER_ANY),
+            _ => check,
+        };
+        let old = self.exact.put(&mut self.pool, key, Entry { mac, next: cell })?;
+        self.sender_entries += u64::from(old.is_none());
+        self.senders.entry((vni, cell)).or_default().is_entered = true;
+        // If its endpoint cannot be written, the sender is idle.
+        self.note_sender(vni, cell);
+        Ok(())
+    }
+
+    /// Counts an endpoint of a host that may send in the VNI.
+    pub(super) fn add_sender_endpoint(&mut self, vni: u32, cell: u32) {
+        let sender = self.senders.entry((vni, cell)).or_default();
+        sender.endpoints += 1;
+        sender.idle_since = None;
+    }
+
+    /// Counts an endpoint less.
+    pub(super) fn release_sender(&mut self, vni: u32, cell: u32) {
+        if let Some(sender) = self.senders.get_mut(&(vni, cell)) {
+            sender.endpoints = sender.endpoints.saturating_sub(1);
+            self.note_sender(vni, cell);
+        }
+    }
+
+    /// Notes since when a sender is idle, if it is.
+    fn note_sender(&mut self, vni: u32, cell: u32) {
+        let Some(sender) = self.senders.get_mut(&(vni, cell)) else { return };
+        if sender.endpoints == 0 && sender.idle_since.is_none() {
+            let now = Instant::now();
+            sender.idle_since = Some(now);
+            self.idle_senders.push_back((now, vni, cell));
+        }
+    }
+
+    /// Removes senders that have had no endpoint for the time `linger`. Returns their number.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub fn remove_idle_senders(&mut self, linger: Duration) -> Result<usize, Error> {
+        let mut removed = 0;
+        while let Some(&(since, vni, cell)) = self.idle_senders.front()
+            && since.elapsed() >= linger
+        {
+            // It may have been in use since then, or be idle for a shorter time.
+            if self.senders.get(&(vni, cell)).is_some_and(|sender| sender.idle_since == Some(since)) {
+                self.leave_sender(vni, cell)?;
+                self.senders.remove(&(vni, cell));
+                removed += 1;
+            }
+            self.idle_senders.pop_front();
+        }
+        Ok(removed)
+    }
+
+    /// Accepts no more packets of a host in a VNI.
+    fn leave_sender(&mut self, vni: u32, cell: u32) -> Result<(), Error> {
+        let Some(sender) = self.senders.get(&(vni, cell)).filter(|sender| sender.is_entered) else {
+            return Ok(());
+        };
+        let left = Sender { is_entered: false, ..*sender };
+        let (key, _) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
+        let shares = |(&(other_vni, other), sender): (&(u32, u32), &Sender)| {
+            let is_other = other_vni == vni && other != cell && sender.is_entered;
+            let address = next_hop_address(self.memory(), other);
+            (is_other && self.exact.sender(vni, address).0 == key).then_some(other)
+        };
+        let is_shared = self.exact.get(self.memory(), key).is_some_and(|entry| entry.mac == 0);
+        match is_shared.then(|| self.senders.iter().find_map(shares)).flatten() {
+            Some(other) => {
+                let entry = Entry { mac: u64::from(layout::SENDER_ANY), next: other };
+                self.exact.overwrite(&mut self.pool, key, entry)?;
+            }
+            None => {
+                let old = self.exact.take(&mut self.pool, key)?;
+                self.sender_entries -= u64::from(old.is_some());
+            }
+        }
+        self.senders.insert((vni, cell), left);
+        Ok(())
+    }
+
+    /// Accepts no more packets of a host, which is removed. Senders with endpoints are entered again with the
+    /// host.
+    ///
+    /// # Errors
+    /// [`Error::Grace`].
+    pub(super) fn leave_senders_of(&mut self, cell: u32) -> Result<(), Error> {
+        for vni in self.vnis_of_sender(cell) {
+            self.leave_sender(vni, cell)?;
+            if self.senders.get(&(vni, cell)).is_some_and(|sender| sender.endpoints == 0) {
+                self.senders.remove(&(vni, cell));
+            }
+        }
+        Ok(())
+    }
+
+    /// Accepts packets of a host again in all VNIs of its endpoints.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Grace`].
+    pub(super) fn enter_senders_of(&mut self, cell: u32) -> Result<(), Error> {
+        self.vnis_of_sender(cell).into_iter().try_for_each(|vni| self.enter_sender(vni, cell))
+    }
+
+    fn vnis_of_sender(&self, cell: u32) -> Vec<u32> {
+        self.senders.keys().filter(|(_, of)| *of == cell).map(|(vni, _)| *vni).collect()
+    }
+
+    /// Number of pairs of host and VNI from which packets are accepted.
+    pub fn senders(&self) -> usize {
+        self.senders.len()
+    }
+
+    /// Whether packets of a host are accepted in a VNI, for tests.
+    pub fn is_sender(&self, vni: u32, host: IpAddr) -> bool {
+        let (key, check) = self.exact.sender(vni, host);
+        let entry = self.exact.get(self.memory(), key);
+        entry.is_some_and(|entry| entry.mac == check || entry.mac == u64::from(layout::SENDER_ANY))
+    }
+
+    /// True for the entry of a sender.
+    pub(super) fn is_sender_entry(
+        memory: &crate::memory::Memory,
+        exact: &crate::exact::Exact,
+        key: Key,
+        cell: u32,
+    ) -> bool {
+        let Key::Index { vni: vni @ 1.., id: 1.. } = key else { return false };
+        kind_of(memory, cell) == layout::NEXT_HOP_VTEP
+            && exact.sender(vni, next_hop_address(memory, cell)).0 == key
+    }
+
+    /// Rebuilds the senders after an adoption. `entries` are those that the tables have; `counts` has the
+    /// endpoints.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if the predecessor's tables had no senders and there is no memory for them.
+    pub(super) fn adopt_senders(
+        &mut self,
+        entries: HashSet<(u32, u32)>,
+        counts: &PairCounts,
+    ) -> Result<(), Error> {
+        self.sender_entries = entries.len() as u64;
+        for &(vni, cell) in &entries {
+            self.senders.insert((vni, cell), Sender { is_entered: true, ..Sender::default() });
+        }
+        for (&(vni, cell), &endpoints) in counts {
+            if kind_of(self.memory(), cell) == layout::NEXT_HOP_VTEP {
+                self.senders.entry((vni, cell)).or_default().endpoints = endpoints;
+            }
+        }
+        let accepted: HashSet<u32> =
+            self.vteps.values().filter(|hop| hop.accepted).map(|hop| hop.cell).collect();
+        let all: Vec<(u32, u32)> = self.senders.keys().copied().collect();
+        for (vni, cell) in all {
+            if accepted.contains(&cell) {
+                self.enter_sender(vni, cell)?;
+                self.note_sender(vni, cell);
+            } else {
+                self.leave_sender(vni, cell)?;
+            }
+        }
+        Ok(())
+    }
+}

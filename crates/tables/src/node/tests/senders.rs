@@ -1,0 +1,79 @@
+//! Which hosts may send in which networks.
+
+use super::*;
+use std::time::Duration;
+
+#[test]
+fn senders_are_the_hosts_of_a_network_s_endpoints() {
+    const HOSTS: [&str; 4] = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"];
+    // With the mask 0 all IPv6 hosts of a network have one key.
+    for digest_mask in [u64::MAX, 0] {
+        let memory = Memory::anonymous(4096).unwrap();
+        let sizes = Sizes { endpoints: 100 };
+        let mut tables = NodeTables::create_with_digest_mask(memory, Immediate, sizes, digest_mask).unwrap();
+        let is_sender = |tables: &NodeTables| HOSTS.map(|host| tables.is_sender(5, ip(host)));
+        for host in HOSTS {
+            tables.upsert_vtep(ip(host), Role::Host).unwrap();
+        }
+        let before = used_after_flush(&mut tables);
+        assert_eq!(is_sender(&tables), [false; 4]);
+        for (number, host) in HOSTS.iter().enumerate() {
+            for address in [format!("10.0.0.{}", number + 1), format!("fd00::{}", number + 1)] {
+                tables.upsert_endpoint(&endpoint(5, &address, host)).unwrap();
+            }
+        }
+        assert_eq!((is_sender(&tables), tables.senders()), ([true; 4], 4));
+        assert!(!tables.is_sender(6, ip(HOSTS[0])), "of another network");
+        // Adoption counts the endpoints again.
+        tables = adopt_again(tables);
+        assert_eq!((is_sender(&tables), tables.senders()), ([true; 4], 4));
+        assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), 0);
+        for number in [1, 3] {
+            tables.remove_endpoint(vni(5), ip(&format!("10.0.0.{number}"))).unwrap();
+        }
+        assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), 0, "each has one endpoint left");
+        for number in [1, 3] {
+            tables.remove_endpoint(vni(5), ip(&format!("fd00::{number}"))).unwrap();
+        }
+        tables = adopt_again(tables);
+        assert_eq!(is_sender(&tables), [true; 4], "for packets in transit");
+        assert_eq!(tables.remove_idle_senders(Duration::from_secs(60)).unwrap(), 0);
+        assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), 2);
+        // Hosts that have one key cannot be told apart.
+        let shared = digest_mask == 0;
+        assert_eq!(is_sender(&tables), [false, true, shared, true]);
+        // A removed host may not send, whatever endpoints it has.
+        for host in [HOSTS[1], HOSTS[3]] {
+            tables.remove_vtep(ip(host)).unwrap();
+            assert!(!tables.is_sender(5, ip(host)));
+            tables = adopt_again(tables);
+            assert!(!tables.is_sender(5, ip(host)));
+            tables.upsert_vtep(ip(host), Role::Host).unwrap();
+            assert!(tables.is_sender(5, ip(host)));
+        }
+        for number in [2, 4] {
+            for address in [format!("10.0.0.{number}"), format!("fd00::{number}")] {
+                tables.remove_endpoint(vni(5), ip(&address)).unwrap();
+            }
+        }
+        tables.remove_idle_senders(Duration::ZERO).unwrap();
+        assert_eq!((is_sender(&tables), tables.senders()), ([false; 4], 0));
+        assert_eq!(tables.usage().endpoints, 0);
+        assert!(used_after_flush(&mut tables) <= before + 60, "only IPv6 addresses of slots remain");
+    }
+}
+
+#[test]
+fn tables_without_senders_get_them_when_they_are_adopted() {
+    let mut tables = tables(4096);
+    for host in ["192.0.2.1", "2001:db8::1"] {
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+        tables.upsert_endpoint(&endpoint(5, "10.0.0.1", host)).unwrap();
+        // As an earlier version of this program left them.
+        let (key, _) = tables.exact.sender(5, ip(host));
+        tables.exact.take(&mut tables.pool, key).unwrap();
+        assert!(!tables.is_sender(5, ip(host)));
+        tables = adopt_again(tables);
+        assert!(tables.is_sender(5, ip(host)));
+    }
+}
