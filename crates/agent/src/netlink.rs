@@ -174,7 +174,6 @@ impl Netlink {
         if let Some(link) = link {
             request = request.set_link_index_filter(link.index);
         }
-        let _listing = self.listing.lock().await;
         let mut messages = request.execute();
         let mut addresses = Vec::new();
         while let Some(message) =
