@@ -15,6 +15,8 @@ mod disk_full;
 mod foreign_host;
 mod gateway_moves;
 mod gwzone;
+mod history;
+mod history_failover;
 mod icmp_errors;
 mod idle_paths;
 mod isolation;
@@ -131,6 +133,8 @@ fn all() -> Vec<Scenario> {
         gateway_moves: OwnLab,
         database_killed: OwnLab,
         disk_full: OwnLab,
+        history: OwnLab,
+        history_failover: OwnLab,
         takeover: OwnLab,
         takeover_default: OwnLab,
         lossless_takeover: OwnLab,

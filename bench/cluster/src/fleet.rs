@@ -297,7 +297,7 @@ async fn follow(
     acked: watch::Sender<u64>,
     mut count: impl FnMut(&Update),
 ) -> Result<(), Failure> {
-    let hello = Hello { applied_revision: 0, database_id: 0, version: env!("CARGO_PKG_VERSION").to_owned() };
+    let hello = Hello { version: env!("CARGO_PKG_VERSION").to_owned(), ..Hello::default() };
     let Connection { reports, mut updates } = connect(&identity, &identity.controller, hello).await?;
     while let Some(message) = updates.next().await? {
         let (update, malformed) = Update::read(message);

@@ -6,6 +6,9 @@
 //! are written one by one as in a delta, and entries that it did not mention are removed when it ends, so
 //! an entry of both the old and the new state is never absent.
 //!
+//! A snapshot of another history of the database, which went back to an earlier state, removes nothing that it did
+//! not mention of networks and instances: these are kept as [`UnconfirmedEntries`].
+//!
 //! ```text
 //!                        message with snapshot flag:
 //!                        set the applied revision to 0
@@ -22,6 +25,7 @@
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unconfirmed;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,6 +33,7 @@ use std::sync::Arc;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{ClusterKeys, Endpoint, Route, Scope, Update};
 use sluice_tables::{NodeTables, Target};
+use sluice_types::{MacAddr, Vni};
 use tokio::sync::watch;
 
 use crate::error::{OtherDatabase, error_chain};
@@ -37,6 +42,7 @@ use crate::rsp::{KeyStore, Keys};
 use crate::{Role, UpdateContext};
 
 use snapshot::{SnapshotEntries, addresses};
+pub use unconfirmed::UnconfirmedEntries;
 
 /// A step that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +63,7 @@ pub struct Applier<R> {
     pub role: R,
     /// Entries mentioned so far; `None` during a delta step.
     snapshot: Option<SnapshotEntries>,
+    unconfirmed: UnconfirmedEntries,
     failures: Failures,
     /// Entries of a step are missing, and the controller may not know it.
     is_incomplete: bool,
@@ -74,6 +81,7 @@ impl<R: Role> Applier<R> {
             tables,
             role,
             snapshot: None,
+            unconfirmed: UnconfirmedEntries::default(),
             failures: Failures::default(),
             is_incomplete: false,
             topology_changes: 0,
@@ -95,6 +103,11 @@ impl<R: Role> Applier<R> {
     /// The current cluster keys, and their changes.
     pub fn keys(&self) -> watch::Receiver<Arc<Keys>> {
         self.keys.subscribe()
+    }
+
+    /// Entries that the database does not have, because it went back to an earlier state.
+    pub fn unconfirmed(&self) -> &UnconfirmedEntries {
+        &self.unconfirmed
     }
 
     /// Number of changes of VTEPs and vIPs so far.
@@ -135,11 +148,14 @@ impl<R: Role> Applier<R> {
             self.tables.set_applied_revision(0);
             return Err(OtherDatabase { sent: update.database_id, ours });
         }
+        self.refuse_conflicts(&mut update);
+        self.unconfirmed.forget(&update);
         if let Some(mentioned) = &mut self.snapshot {
             mentioned.note(&update);
         }
         self.upsert(&mut update);
         self.remove(&update, false);
+        self.remove_idle_networks();
         Ok(if update.revision == 0 { None } else { Some(self.finish(&update)) })
     }
 
@@ -153,6 +169,11 @@ impl<R: Role> Applier<R> {
             self.failures.check(result, "cluster keys");
             if is_other_database {
                 self.role.database_changed();
+                self.unconfirmed.clear();
+            } else if update.keep_unmentioned {
+                self.unconfirmed.derive(&mentioned, &self.tables, &self.role);
+                let entries = self.unconfirmed.len();
+                tracing::warn!(entries, "the database went back: entries that it does not have are kept");
             }
             self.remove_unmentioned(&mentioned, is_other_database);
         }
@@ -165,6 +186,9 @@ impl<R: Role> Applier<R> {
         let result = self.keys.commit();
         self.failures.check(result, "key file");
         self.tables.set_database_id(update.database_id);
+        if self.unconfirmed.is_empty() {
+            self.tables.set_commit_id(update.commit_id);
+        }
         self.tables.set_applied_revision(revision);
         let (failures, failed_entries) = std::mem::take(&mut self.failures).into_report();
         self.is_incomplete |= failed_entries > 0;
@@ -282,16 +306,60 @@ impl<R: Role> Applier<R> {
         }
     }
 
+    /// Removes endpoints from an update whose address an entry has that the database lost, with another MAC: packets
+    /// for the instance that runs would get lost. The controller gets a failure by name.
+    fn refuse_conflicts(&mut self, update: &mut Update) {
+        let is_first = update.keep_unmentioned && update.database_id == self.tables.database_id();
+        if !is_first && self.unconfirmed.is_empty() {
+            return;
+        }
+        for endpoint in &mut update.endpoints {
+            let Endpoint { vni, mac, ipv4, ipv6, .. } = *endpoint;
+            for address in addresses(ipv4, ipv6) {
+                let known = self.tables.endpoint(vni, address).filter(|known| known.mac != mac);
+                let is_kept = is_first || self.unconfirmed.has_endpoint(vni, address);
+                let Some(known) = known.filter(|_| is_kept) else { continue };
+                self.failures.add(1, || conflict(vni, address, known.mac));
+                match address {
+                    IpAddr::V4(_) => endpoint.ipv4 = None,
+                    IpAddr::V6(_) => endpoint.ipv6 = None,
+                }
+            }
+        }
+        update.endpoints.retain(|endpoint| endpoint.ipv4.is_some() || endpoint.ipv6.is_some());
+    }
+
+    /// Removes networks that were kept only for ports which have been removed.
+    fn remove_idle_networks(&mut self) {
+        let idle = self.unconfirmed.take_idle_networks(&self.role);
+        if !idle.is_empty() {
+            let (role, mut context) = self.split(false);
+            role.remove_vrfs(&mut context, &idle);
+        }
+    }
+
     fn remove_unmentioned(&mut self, mentioned: &SnapshotEntries, is_other_database: bool) {
-        for (vni, prefix) in mentioned.unmentioned_routes(&self.tables) {
+        let mut routes = mentioned.unmentioned_routes(&self.tables);
+        routes.retain(|(vni, prefix)| !self.unconfirmed.has_route(*vni, *prefix));
+        for (vni, prefix) in routes {
             let result = self.tables.remove_route(vni, prefix);
             self.failures.check(result, format_args!("removal of route {prefix} of VNI {vni}"));
         }
-        let result = self.tables.retain_endpoints(|endpoint| mentioned.has_endpoint(endpoint));
+        let result = self.tables.retain_endpoints(|endpoint| {
+            mentioned.has_endpoint(endpoint) || self.unconfirmed.has_endpoint(endpoint.vni, endpoint.address)
+        });
         self.failures.check(result, "removal of endpoints that the snapshot does not have");
-        let removals = mentioned.removals(&self.tables, &self.role);
+        let mut removals = mentioned.removals(&self.tables, &self.role);
+        self.unconfirmed.keep(&mut removals);
         self.remove(&removals, is_other_database);
     }
+}
+
+fn conflict(vni: Vni, address: IpAddr, mac: MacAddr) -> String {
+    format!(
+        "endpoint {address} of VNI {vni}: an instance with MAC {mac}, which the database does not have, has this \
+         address: adopt or remove it first"
+    )
 }
 
 fn endpoint_entries(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::Endpoint> {

@@ -28,7 +28,7 @@ mod table_writer;
 pub mod underlay;
 mod vni_traffic;
 
-pub use apply::{Applied, Applier};
+pub use apply::{Applied, Applier, UnconfirmedEntries};
 pub use args::CommonArgs;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;

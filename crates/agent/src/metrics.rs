@@ -41,6 +41,7 @@ struct VniLabel {
 struct Scrape {
     usage: TableUsage,
     revision: u64,
+    unconfirmed: usize,
     stream: StreamStatus,
     drops: Vec<DropCount>,
     vni_drops: Vec<DropCount>,
@@ -66,12 +67,13 @@ async fn serve<R: Role>(State(node): State<Arc<Node<R>>>) -> Response {
 
 async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
     let stream = node.status.get();
-    let (usage, revision, vrfs) = node
+    let (usage, revision, unconfirmed, vrfs) = node
         .writer
         .run(|applier| {
             let vrfs: Vec<_> =
                 applier.tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters)).collect();
-            (applier.tables.usage(), applier.tables.applied_revision(), vrfs)
+            let unconfirmed = applier.unconfirmed().len();
+            (applier.tables.usage(), applier.tables.applied_revision(), unconfirmed, vrfs)
         })
         .await?;
     let datapath = node.datapath.clone();
@@ -81,7 +83,15 @@ async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
         let indices: Vec<u32> = own.iter().map(|(_, counters)| *counters).collect();
         let traffic = own.iter().map(|(vni, _)| *vni).zip(datapath.vni_traffic(&indices)?).collect();
         let (drops, vni_drops) = (datapath.drops()?, datapath.vni_drops()?);
-        Ok::<_, sluice_datapath::Error>(Scrape { usage, revision, stream, drops, vni_drops, traffic })
+        Ok::<_, sluice_datapath::Error>(Scrape {
+            usage,
+            revision,
+            unconfirmed,
+            stream,
+            drops,
+            vni_drops,
+            traffic,
+        })
     };
     Ok(tokio::task::spawn_blocking(read).await.map_err(Error::counters)??)
 }
@@ -113,6 +123,12 @@ fn register_stream(registry: &mut Registry, scrape: &Scrape) {
         "revision_applied",
         "Controller revision that is completely in the tables",
         scrape.revision,
+    );
+    gauge(
+        registry,
+        "unconfirmed_entries",
+        "Entries that the controller's database does not have, because it went back to an earlier state",
+        scrape.unconfirmed as u64,
     );
     registry.register("controller_streams", "Streams opened to the controller", counter(stream.connections));
     registry.register("update_steps", "Update steps applied to the tables", counter(stream.steps));

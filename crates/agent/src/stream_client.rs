@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use sluice_datapath::Datapath;
-use sluice_southbound::proto::{Heartbeat, Hello, NodeUpdate};
+use sluice_southbound::proto::{Heartbeat, NodeUpdate};
 use sluice_southbound::{Connection, Identity, ReportSender, connect};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -135,11 +135,7 @@ impl<R: Role> StreamClient<R> {
             .writer
             .run(|applier| {
                 applier.begin_stream();
-                Hello {
-                    applied_revision: applier.tables.applied_revision(),
-                    database_id: applier.tables.database_id(),
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
-                }
+                heartbeat::hello(&applier.tables, &applier.role)
             })
             .await?;
         let revision = hello.applied_revision;
@@ -205,19 +201,33 @@ impl<R: Role> StreamClient<R> {
     async fn send_heartbeats(&self, reports: &ReportSender) -> Result<(), Error> {
         let mut ticks = interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut unconfirmed = 0;
         let mut vni_traffic = R::REPORTS_VNI_TRAFFIC.then(VniTrafficReport::default);
         loop {
             ticks.tick().await;
-            reports.heartbeat(self.heartbeat(vni_traffic.as_mut()).await?).await?;
+            reports.heartbeat(self.heartbeat(vni_traffic.as_mut(), &mut unconfirmed).await?).await?;
         }
     }
 
-    async fn heartbeat(&self, vni_traffic: Option<&mut VniTrafficReport>) -> Result<Heartbeat, Error> {
-        let read = |applier: &mut Applier<R>| (TableFigures::read(&applier.tables), applier.role.load());
-        let (tables, load) = self.writer.run(read).await?;
+    /// `reported` is the number of changes of the unconfirmed entries that this stream has reported.
+    async fn heartbeat(
+        &self,
+        vni_traffic: Option<&mut VniTrafficReport>,
+        reported: &mut u64,
+    ) -> Result<Heartbeat, Error> {
+        let before = *reported;
+        let read = move |applier: &mut Applier<R>| {
+            let unconfirmed = applier.unconfirmed();
+            let report =
+                (unconfirmed.changes() != before).then(|| unconfirmed.report(&applier.tables, &applier.role));
+            let changes = unconfirmed.changes();
+            (TableFigures::read(&applier.tables), applier.role.load(), report, changes)
+        };
+        let (tables, load, unconfirmed, changes) = self.writer.run(read).await?;
+        *reported = changes;
         let datapath = self.datapath.clone();
         let count = move || Counters::read(&datapath, &tables).map(|counters| (tables, counters));
         let (tables, counters) = tokio::task::spawn_blocking(count).await.map_err(Error::counters)??;
-        Ok(heartbeat::build(&tables, counters, load, vni_traffic))
+        Ok(Heartbeat { unconfirmed, ..heartbeat::build(&tables, counters, load, vni_traffic) })
     }
 }

@@ -4,9 +4,9 @@
 use super::members::Members;
 use super::steps::Step;
 use super::timeline::{CompileStages, MIN_INSTANCES};
-use super::{ChangeObserver, Push};
+use super::{ChangeObserver, Push, history};
 use crate::compile::State;
-use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, SnapshotPart, StoreError, Topology};
+use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, Position, SnapshotPart, StoreError, Topology};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,14 +35,34 @@ enum FollowError {
     NoTopology,
 }
 
-/// Follows the outbox until the future is dropped. Starts again from a snapshot after an error.
+/// Follows the outbox until the future is dropped. Starts again from a snapshot after an error, also if the database
+/// went back to an earlier state.
 pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
     let follower = Follower { push, observer };
+    // Where to continue; with a revision only if the database must still have this position.
+    let mut at = Position::default();
     loop {
-        let error = match follower.start().await {
-            Ok(state) => follower.keep_up(state).await,
+        let error = match follower.start(at).await {
+            Ok((state, position)) => {
+                at = position;
+                follower.keep_up(state, &mut at).await
+            }
             Err(error) => error,
         };
+        if let FollowError::Store(StoreError::Rewound) = error {
+            match history::rewind(&follower.push, at).await {
+                Ok(()) => {
+                    at = Position::default();
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot continue after a rewind"
+                    );
+                }
+            }
+        }
         follower.push.db.count_error();
         tracing::warn!(
             error = &error as &dyn std::error::Error,
@@ -61,11 +81,11 @@ struct Follower {
 impl Follower {
     /// Reads the topology and makes the compiler's state of it. The state contains instances only if the
     /// model preprograms paths.
-    async fn read_topology(&self) -> Result<(Topology, State), FollowError> {
+    async fn read_topology(&self, known: Position) -> Result<(Topology, State), FollowError> {
         let (sink, mut parts) = mpsc::channel(1);
         let all = self.push.compiled.model().preprograms();
         let of = if all { InstancesOf::All } else { InstancesOf::None };
-        let (done, first) = tokio::join!(self.push.db.store.snapshot(of, sink), async {
+        let (done, first) = tokio::join!(self.push.db.store.snapshot_from(known, of, sink), async {
             let mut first: Option<(Topology, State)> = None;
             while let Some(part) = parts.recv().await {
                 match (part, &mut first) {
@@ -83,8 +103,9 @@ impl Follower {
         first.ok_or(FollowError::NoTopology)
     }
 
-    async fn start(&self) -> Result<State, FollowError> {
-        let (topology, state) = self.read_topology().await?;
+    async fn start(&self, known: Position) -> Result<(State, Position), FollowError> {
+        let (topology, state) = self.read_topology(known).await?;
+        let position = Position { revision: topology.revision, commit: topology.commit };
         self.push.hub.load(self.push.db.store.node_states().await?);
         let recent = self.recent_steps(&state).await?;
         let (counted, instances) = self.push.db.store.instance_counts().await?;
@@ -98,7 +119,7 @@ impl Follower {
             self.push.log.push(step);
         }
         tracing::info!(revision = state.revision(), floor, "following the outbox");
-        Ok(state)
+        Ok((state, position))
     }
 
     /// The last revisions before the state's revision, back to the newest one that changed more than
@@ -131,7 +152,10 @@ impl Follower {
         let mut scratch = state.clone();
         let mut steps = Vec::new();
         let mut before = None;
-        for (revision, changes) in by_revision(rows).into_iter().take_while(|(r, _)| *r <= state.revision()) {
+        let until = state.revision();
+        for (Position { revision, commit }, changes) in
+            by_revision(rows).into_iter().take_while(|(at, _)| at.revision <= until)
+        {
             let simple = changes.iter().all(|change| {
                 matches!(
                     change,
@@ -142,7 +166,9 @@ impl Follower {
                 )
             });
             match before.filter(|_| simple) {
-                Some(before) => steps.push((before, Step::new(scratch.apply(revision, &changes)))),
+                Some(before) => {
+                    steps.push((before, Step::new(scratch.apply(revision, &changes)).of_commit(commit)));
+                }
                 None => steps.clear(),
             }
             before = Some(revision);
@@ -150,12 +176,12 @@ impl Follower {
         Ok(steps)
     }
 
-    /// Follows until an error that is not temporary, and returns that error.
-    async fn keep_up(&self, mut state: State) -> FollowError {
+    /// Follows until an error that is not temporary, and returns that error. `at` is the position of the state.
+    async fn keep_up(&self, mut state: State, at: &mut Position) -> FollowError {
         let mut failing = false;
         loop {
             let began = Instant::now();
-            let rows = match self.push.db.store.outbox(state.revision(), ROWS).await {
+            let rows = match self.push.db.store.outbox_from(*at, ROWS).await {
                 Ok(rows) => rows,
                 Err(error @ StoreError::Unavailable { .. }) => {
                     self.push.db.count_error();
@@ -176,9 +202,9 @@ impl Follower {
                 continue;
             }
             let read = began.elapsed();
-            for (revision, changes) in by_revision(rows) {
-                match self.apply_revision(state, revision, changes, read).await {
-                    Ok(next) => state = next,
+            for (position, changes) in by_revision(rows) {
+                match self.apply_revision(state, position, changes, read).await {
+                    Ok(next) => (state, *at) = (next, position),
                     Err(error) => return error,
                 }
             }
@@ -188,7 +214,7 @@ impl Follower {
     async fn apply_revision(
         &self,
         mut state: State,
-        revision: u64,
+        Position { revision, commit }: Position,
         changes: Vec<Change>,
         read: Duration,
     ) -> Result<State, FollowError> {
@@ -213,7 +239,7 @@ impl Follower {
         let began = Instant::now();
         // Compiling a bulk creation takes long and must not block the streams.
         let (state, step) = tokio::task::spawn_blocking(move || {
-            let step = Step::new(state.apply(revision, &changes));
+            let step = Step::new(state.apply(revision, &changes)).of_commit(commit);
             (state, step)
         })
         .await?;
@@ -240,12 +266,12 @@ impl Follower {
     }
 }
 
-fn by_revision(rows: Vec<OutboxRow>) -> Vec<(u64, Vec<Change>)> {
-    let mut revisions: Vec<(u64, Vec<Change>)> = Vec::new();
-    for row in rows {
+fn by_revision(rows: Vec<OutboxRow>) -> Vec<(Position, Vec<Change>)> {
+    let mut revisions: Vec<(Position, Vec<Change>)> = Vec::new();
+    for OutboxRow { revision, commit, change, .. } in rows {
         match revisions.last_mut() {
-            Some((revision, changes)) if *revision == row.revision => changes.push(row.change),
-            _ => revisions.push((row.revision, vec![row.change])),
+            Some((at, changes)) if at.revision == revision => changes.push(change),
+            _ => revisions.push((Position { revision, commit }, vec![change])),
         }
     }
     revisions

@@ -1,6 +1,6 @@
 //! Snapshots: the topology and instances as of one revision.
 
-use super::{keys, outbox};
+use super::{history, keys};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
@@ -67,8 +67,10 @@ fn vpcs_on(topology: &Topology, clusters: &[ClusterId]) -> Filter {
 }
 
 async fn topology(q: &mut dyn Query) -> Result<Topology> {
+    let crate::Position { revision, commit } = history::newest(q).await?;
     Ok(Topology {
-        revision: outbox::revision(q).await?,
+        revision,
+        commit,
         hosts: find(q, vec![]).await?,
         clusters: find(q, vec![]).await?,
         gateways: find(q, vec![]).await?,

@@ -5,8 +5,8 @@ use super::super::steps::encode;
 use super::{Ended, NodeStream, Side};
 use crate::compile::{HostView, Membership, State};
 use bytes::Bytes;
-use sluice_southbound::{EncodedUpdate, Update};
-use sluice_store::{Instance, InstancesOf, SnapshotPart};
+use sluice_southbound::{EncodedUpdate, Update, UpdateHead};
+use sluice_store::{Instance, InstancesOf, Position, SnapshotPart};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -28,16 +28,19 @@ impl NodeStream {
         };
         let (sink, parts) = mpsc::channel(READ_AHEAD);
         let store = self.push.db.store.clone();
-        let snapshot = async move { store.snapshot(of, sink).await };
+        let known = self.known;
+        let snapshot = async move { store.snapshot_from(known, of, sink).await };
         let (revision, sent) = tokio::join!(snapshot, self.send_snapshot(parts));
         // If the node disconnected, the error of the store only says that the receiver is closed.
         let sent = sent?;
         let revision = revision?;
         if let Some(entries) = sent {
             self.sent.store(revision, Ordering::Release);
-            let (database, node) = (self.push.database_id(), self.side.node());
+            let node = self.side.node();
             self.push.hub.snapshot_sent(node, self.session, revision);
-            self.send(EncodedUpdate::new(revision, database, true, Bytes::new())).await?;
+            let end = UpdateHead { revision, commit_id: self.known.commit, ..self.snapshot_head() };
+            self.send(EncodedUpdate::new(end, Bytes::new())).await?;
+            self.keep_unmentioned = false;
             count(&self.push.counters.snapshots);
             let ms = began.elapsed().as_secs_f64() * 1000.0;
             tracing::info!(?node, revision, entries, ms, "snapshot sent");
@@ -45,6 +48,11 @@ impl NodeStream {
         self.cursor = revision;
         self.cluster_update_sent |= sent.is_some();
         Ok(())
+    }
+
+    /// The head of a message of a snapshot.
+    fn snapshot_head(&self) -> UpdateHead {
+        UpdateHead { snapshot: true, keep_unmentioned: self.keep_unmentioned, ..self.head() }
     }
 
     fn preprograms(&self) -> bool {
@@ -63,6 +71,7 @@ impl NodeStream {
         while let Some(part) = parts.recv().await {
             let update = match part {
                 SnapshotPart::Topology(topology) => {
+                    self.known = Position { revision: topology.revision, commit: topology.commit };
                     // To a node that has this revision, nothing is sent.
                     let is_known = match &self.side {
                         Side::Gateway(_) => true,
@@ -133,9 +142,9 @@ impl NodeStream {
 
     /// Sends entries of a snapshot. Returns their number.
     async fn send_part(&self, update: Update) -> Result<usize, Ended> {
-        let (database, entries) = (self.push.database_id(), update.entry_count());
+        let (head, entries) = (self.snapshot_head(), update.entry_count());
         for part in tokio::task::spawn_blocking(move || encode(update)).await? {
-            self.send(EncodedUpdate::new(0, database, true, part)).await?;
+            self.send(EncodedUpdate::new(head, part)).await?;
         }
         Ok(entries)
     }

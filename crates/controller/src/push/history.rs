@@ -1,0 +1,149 @@
+//! Histories of the database: what happens when it went back to an earlier state, because it was restored from a
+//! backup, or because PostgreSQL failed over and lost commits.
+//!
+//! It is found in two places. The follower continues each read from the commit that it read last; if the database
+//! does not have that commit, the follower ends all streams and starts again. A node says in its Hello with which
+//! commit its tables last agreed; if the database does not have that commit, the node's first snapshot removes
+//! nothing that it does not mention. Either makes revisions, ids and VNIs jump past those that nodes have.
+
+use super::node::southbound_id;
+use super::{Hub, Push};
+use sluice_southbound::proto::Hello;
+use sluice_store::{NewEvent, NodeId, Position, Seen, StoreError};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A controller that starts holds changes back for this time at most, until all nodes have connected. An agent tries
+/// again after at most 2 s.
+const AWAIT_NODES: Duration = Duration::from_secs(3);
+/// Interval at which it looks for them.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Where a node's stream starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// The revision of this database that the node's tables have; 0 if they have none.
+    pub applied: u64,
+    /// The newest commit of this database that the node has.
+    pub known: Position,
+    /// The node's tables are of another history: what its first snapshot does not mention is kept.
+    pub keep_unmentioned: bool,
+}
+
+/// What nodes have reported of their histories.
+#[derive(Debug, Default)]
+pub struct Histories {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    seen: Seen,
+    /// The commit of another history with which a node connected last, so that there is one event for it.
+    reported: BTreeMap<NodeId, u64>,
+}
+
+impl Histories {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the numbers of a node. Returns the highest of all nodes.
+    fn add(&self, hello: &Hello) -> Seen {
+        let seen = &mut self.lock().seen;
+        seen.revision = seen.revision.max(hello.highest_revision).max(hello.applied_revision);
+        seen.id = seen.id.max(hello.highest_id);
+        seen.vni = seen.vni.max(hello.highest_vni);
+        *seen
+    }
+
+    /// True if this commit of this node was not reported before.
+    fn is_news(&self, node: NodeId, commit: u64) -> bool {
+        self.lock().reported.insert(node, commit) != Some(commit)
+    }
+}
+
+/// Whether a node's tables are of a history of this database that the database does not have any more.
+pub async fn is_of_another_history(push: &Push, hello: &Hello) -> Result<bool, StoreError> {
+    if hello.database_id != push.database_id() {
+        return Ok(false);
+    }
+    match hello.commit_id {
+        // An agent without commit ids, or new tables.
+        0 => Ok(hello.applied_revision > push.db.store.revision().await?),
+        commit => Ok(push.db.store.revision_of(commit).await?.is_none()),
+    }
+}
+
+/// Finds where the stream of a node starts. If its tables are of another history, numbers jump past those that it
+/// has, and the event log says so.
+///
+/// # Errors
+/// Errors of the store.
+pub async fn start(push: &Push, node: NodeId, hello: &Hello) -> Result<Start, StoreError> {
+    if hello.database_id != push.database_id() {
+        return Ok(Start::default());
+    }
+    let seen = push.histories.add(hello);
+    if is_of_another_history(push, hello).await? {
+        push.db.store.jump(&seen).await?;
+        push.db.notify_commit();
+        if push.histories.is_news(node, hello.commit_id) {
+            add_event(push, node, hello).await?;
+        }
+        return Ok(Start { keep_unmentioned: true, ..Start::default() });
+    }
+    let applied = hello.applied_revision;
+    Ok(match push.db.store.revision_of(hello.commit_id).await? {
+        Some(revision) if applied <= revision => {
+            Start { applied, known: Position { revision, commit: hello.commit_id }, keep_unmentioned: false }
+        }
+        // The node says that it has a revision for which it does not name the commit.
+        Some(_) => Start::default(),
+        None => Start { applied, known: Position { revision: applied, commit: 0 }, keep_unmentioned: false },
+    })
+}
+
+async fn add_event(push: &Push, node: NodeId, hello: &Hello) -> Result<(), StoreError> {
+    let subject = southbound_id(node).id();
+    let revision = push.db.store.revision().await?;
+    let applied = hello.highest_revision.max(hello.applied_revision);
+    let text = format!(
+        "{subject} has revision {applied} of a history that the database (revision {revision}) does not have, as \
+         after a restored backup; it keeps what the database does not have as unconfirmed entries"
+    );
+    tracing::warn!(node = subject, applied, revision, "node of another history of the database");
+    let details = serde_json::json!({
+        "node_revision": applied, "node_commit": format!("{:016x}", hello.commit_id), "revision": revision,
+    });
+    let kind = "node_of_another_history".to_owned();
+    push.db.store.add_event(NewEvent { kind, subject, text, details }).await.map(drop)
+}
+
+/// The database lost the commit at which the follower was: numbers jump past those that are known here, and all
+/// streams end, so that each node says what it has.
+///
+/// # Errors
+/// Errors of the store.
+pub async fn rewind(push: &Push, at: Position) -> Result<(), StoreError> {
+    let seen = push.histories.lock().seen;
+    let seen = Seen { revision: seen.revision.max(at.revision), ..seen };
+    tracing::error!(
+        revision = at.revision,
+        "the database went back to an earlier state; all nodes connect again"
+    );
+    push.hub.end_all();
+    push.db.store.jump(&seen).await.map(drop)
+}
+
+/// Lets changes through when all of these nodes have connected, or after a time. Until then ids and VNIs that nodes
+/// have could be taken a second time.
+pub async fn release_writes(push: std::sync::Arc<Push>, awaited: Vec<NodeId>) {
+    let began = Instant::now();
+    let is_absent = |hub: &Hub, node: &NodeId| !hub.view(*node).connected;
+    while began.elapsed() < AWAIT_NODES && awaited.iter().any(|node| is_absent(&push.hub, node)) {
+        tokio::time::sleep(LOOK).await;
+    }
+    push.db.store.hold_writes(false);
+}
