@@ -14,6 +14,7 @@ pub mod event_source;
 mod failures;
 pub mod frames;
 mod heartbeat;
+mod hello;
 pub mod local_api;
 pub mod metric_source;
 mod metrics;

@@ -29,6 +29,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::backoff::{Backoff, LONGEST_DELAY};
 use crate::heartbeat::{self, Counters, TableFigures};
+use crate::hello::hello;
 use crate::vni_traffic::VniTrafficReport;
 use crate::{Applied, Applier, Error, Role, TableWriter, error_chain};
 
@@ -135,7 +136,7 @@ impl<R: Role> StreamClient<R> {
             .writer
             .run(|applier| {
                 applier.begin_stream();
-                heartbeat::hello(&applier.tables, &applier.role)
+                hello(&applier.tables, &applier.role)
             })
             .await?;
         let revision = hello.applied_revision;

@@ -20,6 +20,9 @@ const AWAIT_NODES: Duration = Duration::from_secs(3);
 /// Interval at which it looks for them.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Shortest interval between two events about one node.
+const EVENT_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Where a node's stream starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Start {
@@ -40,8 +43,8 @@ pub struct Histories {
 #[derive(Debug, Default)]
 struct Inner {
     seen: Seen,
-    /// The commit of another history with which a node connected last, so that there is one event for it.
-    reported: BTreeMap<NodeId, u64>,
+    /// The commit of another history with which a node connected last, and when there was an event for it.
+    reported: BTreeMap<NodeId, (u64, Instant)>,
 }
 
 impl Histories {
@@ -58,9 +61,15 @@ impl Histories {
         *seen
     }
 
-    /// True if this commit of this node was not reported before.
+    /// True if there should be an event: this commit of this node was not reported before, nor another one just now.
     fn is_news(&self, node: NodeId, commit: u64) -> bool {
-        self.lock().reported.insert(node, commit) != Some(commit)
+        let mut inner = self.lock();
+        let is_known = |(known, at): &(u64, Instant)| *known == commit || at.elapsed() < EVENT_INTERVAL;
+        let is_news = !inner.reported.get(&node).is_some_and(is_known);
+        if is_news {
+            inner.reported.insert(node, (commit, Instant::now()));
+        }
+        is_news
     }
 }
 

@@ -161,7 +161,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// The server is replaced by one that lacks the last commits, below a store that goes on. Catches a store that takes
-/// lost revisions and ids again before anybody has noticed.
+/// lost revisions and ids again before the rewind was noticed.
 pub async fn postgres_fails_over_and_loses_commits() {
     let mut server = Server::start().await;
     let url = server.create_database("cloud").await;
