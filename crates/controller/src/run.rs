@@ -9,12 +9,14 @@ use crate::ownership::{Ownership, Socket, own, renew_keys};
 use crate::place::Place;
 use crate::place::apply::apply_plans;
 use crate::place::scheduler::schedule;
-use crate::push::{Push, Reach, SouthboundService, compact_outbox, follow, release_writes, save_node_states};
+use crate::push::{
+    Push, Reach, SouthboundService, compact_outbox, follow, hold_writes, release_writes, save_node_states,
+};
 use rustls::pki_types::ServerName;
 use sha2::{Digest, Sha256};
 use sluice_envelope::BootId;
 use sluice_southbound::{CertificateAuthority, server_builder, server_service};
-use sluice_store::{NodeId, Store, StoreError};
+use sluice_store::{Store, StoreError};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -225,16 +227,6 @@ async fn authority(store: &Store) -> Result<CertificateAuthority, Error> {
     Ok(CertificateAuthority::load(&key, &certificate)?)
 }
 
-/// Holds changes back if there are nodes that have tables of this database, and returns these nodes: they must say
-/// first whether the database was restored from a backup.
-async fn hold_writes(store: &Store) -> Result<Vec<NodeId>, Error> {
-    let states = store.node_states().await?;
-    let have_tables = states.into_iter().filter(|state| state.acknowledged_revision > 0);
-    let awaited: Vec<_> = have_tables.map(|state| state.node).collect();
-    store.hold_writes(!awaited.is_empty());
-    Ok(awaited)
-}
-
 async fn ended(mut end: watch::Receiver<bool>) {
     // The channel also ends if the sender is dropped.
     let _ = end.wait_for(|end| *end).await;
@@ -267,7 +259,7 @@ impl Controller {
         let ownership = Arc::new(Ownership::new(db.clone(), compiled));
         let place = Arc::new(Place::new(db.clone(), ownership.clone()));
         let moves = Arc::new(Moves::new(db.clone(), push.clone(), ownership.clone()));
-        let awaited = hold_writes(&db.store).await?;
+        let awaited = hold_writes(&push).await?;
         let (end, ending) = watch::channel(false);
         let handles = Handles {
             db: db.clone(),

@@ -223,6 +223,13 @@ async fn adopted_instance_is_sent_to_the_nodes_that_have_it() {
     assert_eq!(ports, [port]);
 }
 
+async fn acknowledged(cloud: &Cloud, revision: u64) {
+    let has = |body: &Value| {
+        body["items"].as_array().unwrap().iter().any(|node| node["acknowledged_revision"] == revision)
+    };
+    cloud.wait_until("acknowledged", "/v1/nodes", has).await;
+}
+
 /// Catches a controller that gives away numbers before its nodes have said that they have them.
 #[tokio::test]
 async fn started_controller_waits_for_its_nodes() {
@@ -231,12 +238,7 @@ async fn started_controller_waits_for_its_nodes() {
     let identity = cloud.enroll(&basics.host_path()).await;
     let mut node = join(&cloud, &identity, Hello::default()).await;
     let (revision, _) = node.acked_step().await;
-    let path = "/v1/nodes";
-    cloud
-        .wait_until("acknowledged", path, |body| {
-            body["items"].as_array().unwrap().iter().any(|node| node["acknowledged_revision"] == revision)
-        })
-        .await;
+    acknowledged(&cloud, revision).await;
     let lost = Hello { highest_id: 9_000, ..hello(node.database, revision, 0x1234) };
     let began = Instant::now();
     cloud.restart().await;
@@ -250,4 +252,31 @@ async fn started_controller_waits_for_its_nodes() {
     if began.elapsed() < Duration::from_secs(3) {
         assert!(number(&made.id()) > 9_000, "{}", made.body);
     }
+}
+
+/// Catches a backup whose numbers are taken a second time because the node that has them is absent.
+#[tokio::test]
+async fn numbers_jump_if_nodes_are_absent_after_a_long_pause() {
+    use sqlx::{Connection as _, Executor as _};
+    let mut cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let identity = cloud.enroll(&basics.host_path()).await;
+    let mut node = join(&cloud, &identity, Hello::default()).await;
+    let (revision, _) = node.acked_step().await;
+    acknowledged(&cloud, revision).await;
+    drop(node);
+    cloud.restart().await;
+    let soon = cloud.make("/v1/tenants", json!({"name": "soon"})).await;
+    assert_eq!(events(&cloud, "history_unchecked").await.len(), 0, "the node was seen a moment ago");
+    cloud.controller.take().unwrap().stop().await.unwrap();
+    let file = cloud.dir.path().join("state/sluice.db");
+    let mut database = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.display())).await.unwrap();
+    database.execute("UPDATE node_states SET last_seen_ms = last_seen_ms - 61000").await.unwrap();
+    database.close().await.unwrap();
+    let args =
+        sluice_controller::Args { api: cloud.api, southbound: cloud.southbound, ..common::args(&cloud.dir) };
+    cloud.controller = Some(sluice_controller::Controller::start(args).await.unwrap());
+    let later = cloud.make("/v1/tenants", json!({"name": "later"})).await;
+    assert!(number(&later) > number(&soon) + 1000, "{later}");
+    assert_eq!(events(&cloud, "history_unchecked").await.len(), 1);
 }

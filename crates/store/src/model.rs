@@ -417,6 +417,15 @@ pub struct Position {
     pub commit: u64,
 }
 
+/// Why revisions, ids and VNIs jump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JumpReason {
+    /// A node or a controller knows a commit that the database lost.
+    WentBack,
+    /// The database may have gone back: nodes that would know it are absent.
+    NodesAbsent,
+}
+
 /// The highest numbers that nodes have. 0: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {

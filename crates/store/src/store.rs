@@ -150,11 +150,16 @@ impl Store {
         history::revision_of(&mut self.reader(), commit).await
     }
 
-    /// Raises revision, next object id and next VNI above what nodes have, after it was found that the database
-    /// went back to an earlier state. Returns true if they were not above it yet. Until this is called, a store that
+    /// The revision of the oldest commit that [`Store::revision_of`] finds; `u64::MAX` if there is none.
+    pub async fn oldest_known_revision(&self) -> Result<u64> {
+        history::oldest(&mut self.reader()).await
+    }
+
+    /// Raises revision, next ids and next VNI above what nodes have, after it was found that the database went back
+    /// to an earlier state, or may have. Returns false if it went back and they were above it already. Until this is called, a store that
     /// knows a lost commit refuses changes with [`StoreError::Rewound`].
-    pub async fn jump(&self, seen: &Seen) -> Result<bool> {
-        let jumped = write!(self, begin_anywhere, w => history::jump(w, seen, &self.vnis))?;
+    pub async fn jump(&self, seen: &Seen, reason: JumpReason) -> Result<bool> {
+        let jumped = write!(self, begin_anywhere, w => history::jump(w, seen, &self.vnis, reason))?;
         if !jumped {
             self.newest.store(self.position().await?.commit, Ordering::Release);
         }

@@ -89,8 +89,10 @@ impl UnconfirmedEntries {
         for vni in vnis.chain(update.removed_vnis.iter().copied()) {
             self.networks.remove(&vni);
         }
-        let removed: HashSet<Vni> = update.removed_vnis.iter().copied().collect();
-        self.routes.retain(|(vni, _)| !removed.contains(vni));
+        if !update.removed_vnis.is_empty() {
+            let removed: HashSet<Vni> = update.removed_vnis.iter().copied().collect();
+            self.routes.retain(|(vni, _)| !removed.contains(vni));
+        }
         let keys = update.endpoints.iter().map(Endpoint::key);
         for EndpointKey { vni, ipv4, ipv6 } in keys.chain(update.removed_endpoints.iter().copied()) {
             for address in addresses(ipv4, ipv6) {

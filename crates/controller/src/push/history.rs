@@ -6,20 +6,25 @@
 //! commit its tables last agreed; if the database does not have that commit, the node's first snapshot removes
 //! nothing that it does not mention. Either makes revisions, ids and VNIs jump past those that nodes have.
 
+use super::Push;
 use super::node::southbound_id;
-use super::{Hub, Push};
+use crate::clock::now_ms;
 use sluice_southbound::proto::Hello;
-use sluice_store::{NewEvent, NodeId, Position, Seen, StoreError};
+use sluice_store::{JumpReason, NewEvent, NodeId, NodeState, Position, Seen, StoreError};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A controller that starts holds changes back for this time at most, until all nodes have connected. An agent tries
 /// again after at most 2 s.
 const AWAIT_NODES: Duration = Duration::from_secs(3);
+/// If no node was seen for this time before the start, the database may be a backup.
+const RECENT: Duration = Duration::from_secs(60);
 /// Interval at which it looks for them.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Pause after a store error.
+const RETRY: Duration = Duration::from_millis(250);
 /// Shortest interval between two events about one node.
 const EVENT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -96,7 +101,7 @@ pub async fn start(push: &Push, node: NodeId, hello: &Hello) -> Result<Start, St
     }
     let seen = push.histories.add(hello);
     if is_of_another_history(push, hello).await? {
-        push.db.store.jump(&seen).await?;
+        push.db.store.jump(&seen, JumpReason::WentBack).await?;
         push.db.notify_commit();
         if push.histories.is_news(node, hello.commit_id) {
             add_event(push, node, hello).await?;
@@ -112,6 +117,14 @@ pub async fn start(push: &Push, node: NodeId, hello: &Hello) -> Result<Start, St
         Some(_) => Start::default(),
         None => Start { applied, known: Position { revision: applied, commit: 0 }, keep_unmentioned: false },
     })
+}
+
+/// Whether a node that the database does not have is newer than the database's state. If not, it was deleted. Of a node
+/// that is older than all commits whose ids are kept, it is not known: it counts as deleted.
+pub async fn is_newer_than_database(push: &Push, hello: &Hello) -> Result<bool, StoreError> {
+    let revision = hello.highest_revision.max(hello.applied_revision);
+    Ok(is_of_another_history(push, hello).await?
+        && revision > push.db.store.oldest_known_revision().await?.min(push.db.store.revision().await?))
 }
 
 async fn add_event(push: &Push, node: NodeId, hello: &Hello) -> Result<(), StoreError> {
@@ -143,16 +156,49 @@ pub async fn rewind(push: &Push, at: Position) -> Result<(), StoreError> {
         "the database went back to an earlier state; all nodes connect again"
     );
     push.hub.end_all();
-    push.db.store.jump(&seen).await.map(drop)
+    push.db.store.jump(&seen, JumpReason::WentBack).await.map(drop)
 }
 
-/// Lets changes through when all of these nodes have connected, or after a time. Until then ids and VNIs that nodes
-/// have could be taken a second time.
-pub async fn release_writes(push: std::sync::Arc<Push>, awaited: Vec<NodeId>) {
+/// The nodes for which a controller that starts waits: those that have tables of this database.
+#[derive(Debug)]
+pub struct AwaitedNodes {
+    nodes: Vec<NodeId>,
+    /// No node was seen lately.
+    may_be_backup: bool,
+}
+
+/// Holds changes back if there are nodes that have tables of this database: they must say first whether the database
+/// was restored from a backup. Otherwise ids and VNIs that nodes have could be taken a second time.
+///
+/// # Errors
+/// Errors of the store.
+pub async fn hold_writes(push: &Push) -> Result<AwaitedNodes, StoreError> {
+    let has_tables = |state: &NodeState| state.acknowledged_revision > 0;
+    let states: Vec<_> = push.db.store.node_states().await?.into_iter().filter(has_tables).collect();
+    push.db.store.hold_writes(!states.is_empty());
+    let last_seen_ms = states.iter().map(|state| state.last_seen_ms).max().unwrap_or_default();
+    let recent_ms = u64::try_from(RECENT.as_millis()).unwrap_or(u64::MAX);
+    Ok(AwaitedNodes {
+        nodes: states.into_iter().map(|state| state.node).collect(),
+        may_be_backup: last_seen_ms < now_ms().saturating_sub(recent_ms),
+    })
+}
+
+/// Lets changes through when all awaited nodes have connected, or after a time. If nodes are absent then, and the
+/// database may be a backup, numbers jump past those that they may have.
+pub async fn release_writes(push: Arc<Push>, awaited: AwaitedNodes) {
     let began = Instant::now();
-    let is_absent = |hub: &Hub, node: &NodeId| !hub.view(*node).connected;
-    while began.elapsed() < AWAIT_NODES && awaited.iter().any(|node| is_absent(&push.hub, node)) {
+    let is_absent = |node: &NodeId| !push.hub.view(*node).connected;
+    while began.elapsed() < AWAIT_NODES && awaited.nodes.iter().any(is_absent) {
         tokio::time::sleep(LOOK).await;
+    }
+    if awaited.may_be_backup && awaited.nodes.iter().any(is_absent) {
+        while let Err(error) = push.db.store.jump(&Seen::default(), JumpReason::NodesAbsent).await {
+            push.db.count_error();
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot raise the next revision");
+            tokio::time::sleep(RETRY).await;
+        }
+        push.db.notify_commit();
     }
     push.db.store.hold_writes(false);
 }

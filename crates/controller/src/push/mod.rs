@@ -25,7 +25,7 @@ mod unconfirmed;
 
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
-pub use history::release_writes;
+pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
 pub use node::southbound_id;

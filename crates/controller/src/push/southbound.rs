@@ -2,7 +2,7 @@
 //! and must exist in the database.
 
 use super::enrollment::digest;
-use super::history::{is_of_another_history, start};
+use super::history::{is_newer_than_database, start};
 use super::hub::{Closing, Session};
 use super::node::{southbound_id, store_id};
 use super::stream::{Ended, NodeStream, QUEUE, Side};
@@ -110,7 +110,7 @@ impl SouthboundService {
         let status = |error: StoreError| store_status(&self.push, &error);
         match self.find_node(node).await {
             Err(error @ StoreError::NotFound { .. }) => {
-                if is_of_another_history(&self.push, hello).await.map_err(status)? {
+                if is_newer_than_database(&self.push, hello).await.map_err(status)? {
                     return Err(Status::failed_precondition(
                         "the database went back to an earlier state, in which this node does not exist: create the \
                          node again and enroll it",

@@ -15,7 +15,7 @@ use super::events;
 use crate::backend::Query;
 use crate::value::args;
 use crate::write::Write;
-use crate::{Change, Position, Result, Seen, StoreError};
+use crate::{Change, JumpReason, Position, Result, Seen, StoreError};
 use serde_json::json;
 use std::ops::RangeInclusive;
 
@@ -25,7 +25,7 @@ pub(crate) const COMMITS_MAX: u64 = 100_000;
 /// After a rewind, revisions and ids continue at least this far above those that nodes have: nodes that have not
 /// reported yet may have some more.
 const STRIDE: u64 = 1 << 20;
-/// The same for VNIs, of which there are 16 million.
+/// The same for VNIs, of which there are 16 million, and for keys.
 const VNI_STRIDE: u64 = 1 << 12;
 /// A VNI that is this far above the next one was requested, not allocated.
 const VNI_WINDOW: u64 = 1 << 16;
@@ -57,6 +57,12 @@ pub(crate) async fn check(q: &mut dyn Query, at: Position) -> Result<()> {
     if is_known { Ok(()) } else { Err(StoreError::Rewound) }
 }
 
+/// The revision of the oldest commit whose id is kept; `u64::MAX` if there is none.
+pub(crate) async fn oldest(q: &mut dyn Query) -> Result<u64> {
+    let row = q.row("SELECT revision FROM commits ORDER BY revision LIMIT 1", vec![]).await?;
+    row.map_or(Ok(u64::MAX), |row| row.number(0))
+}
+
 /// Deletes the ids of old commits.
 pub(crate) async fn trim(q: &mut dyn Query) -> Result<()> {
     let sql = "SELECT revision FROM commits ORDER BY revision DESC LIMIT 1 OFFSET $1";
@@ -64,9 +70,14 @@ pub(crate) async fn trim(q: &mut dyn Query) -> Result<()> {
     q.run("DELETE FROM commits WHERE revision <= $1", args![row.number(0)?]).await.map(drop)
 }
 
-/// Raises revision, next id and next VNI above what nodes have, with an event. Returns false if they are above it
-/// already.
-pub(crate) async fn jump(w: &mut Write, seen: &Seen, vnis: &RangeInclusive<u32>) -> Result<bool> {
+/// Raises revision, next ids and next VNI above what nodes have, with an event. Returns false if the database went
+/// back and they are above it already.
+pub(crate) async fn jump(
+    w: &mut Write,
+    seen: &Seen,
+    vnis: &RangeInclusive<u32>,
+    reason: JumpReason,
+) -> Result<bool> {
     let row = w.q().row("SELECT next_vni FROM meta", vec![]).await?;
     let next_vni = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
     let next_id = w.peek_id();
@@ -75,7 +86,8 @@ pub(crate) async fn jump(w: &mut Write, seen: &Seen, vnis: &RangeInclusive<u32>)
     let revision = if seen.revision <= REVISION_MAX { seen.revision } else { 0 };
     let id = if seen.id <= ID_MAX { seen.id } else { 0 };
     let vni = if u64::from(seen.vni) < next_vni + VNI_WINDOW { u64::from(seen.vni) } else { 0 };
-    if revision <= before && id < next_id && vni < next_vni {
+    let is_above = revision <= before && id < next_id && vni < next_vni;
+    if is_above && reason == JumpReason::WentBack {
         return Ok(false);
     }
     w.revision = before.max(revision) + STRIDE;
@@ -83,17 +95,29 @@ pub(crate) async fn jump(w: &mut Write, seen: &Seen, vnis: &RangeInclusive<u32>)
     let exact = next_vni.max(vni + 1);
     let last = u64::from(*vnis.end());
     let next_vni = if exact + VNI_STRIDE <= last { exact + VNI_STRIDE } else { exact };
-    let values = args![w.revision, next_vni];
-    w.q().run("UPDATE meta SET revision = $1, next_vni = $2", values).await?;
-    let text = format!(
-        "the database went back to revision {before}, as after a restored backup; revisions, ids and VNIs continue \
-         above those that nodes have"
-    );
+    let values = args![w.revision, next_vni, VNI_STRIDE];
+    w.q().run("UPDATE meta SET revision = $1, next_vni = $2, next_key = next_key + $3", values).await?;
+    let (kind, text) = match reason {
+        JumpReason::WentBack => (
+            "history_forked",
+            format!(
+                "the database went back to revision {before}, as after a restored backup; revisions, ids and VNIs \
+                 continue above those that nodes have"
+            ),
+        ),
+        JumpReason::NodesAbsent => (
+            "history_unchecked",
+            format!(
+                "nodes did not connect after the start, so the database may have gone back to revision {before}; \
+                 revisions, ids and VNIs continue above those that nodes may have"
+            ),
+        ),
+    };
     let details = json!({
         "before": before, "revision": w.revision, "next_id": w.peek_id(), "next_vni": next_vni,
         "seen_revision": seen.revision, "seen_id": seen.id, "seen_vni": seen.vni,
     });
-    events::record(w, "history_forked", &"database", text, details).await?;
+    events::record(w, kind, &"database", text, details).await?;
     w.push(&Change::HistoryForked)?;
     Ok(true)
 }

@@ -4,7 +4,7 @@ use crate::Fixture;
 use crate::cloud::{Cloud, new};
 use crate::outbox::snapshot;
 use crate::postgres::Server;
-use sluice_store::{Change, InstancesOf, LostInstance, Position, Seen, Store, StoreError, open};
+use sluice_store::{Change, InstancesOf, JumpReason, LostInstance, Position, Seen, Store, StoreError, open};
 use sluice_types::InstanceId;
 use sqlx::{Connection as _, Executor as _};
 use std::path::Path;
@@ -39,6 +39,7 @@ pub async fn positions_are_found_by_commit(f: Fixture) {
     }
     assert_eq!(s.revision_of(other.commit).await.unwrap(), None);
     assert_eq!(s.revision_of(u64::MAX).await.unwrap(), None);
+    assert_eq!(s.oldest_known_revision().await.unwrap(), 1);
     // The ids outlive the outbox.
     s.compact_outbox(newest.revision).await.unwrap();
     assert_eq!(s.revision_of(commits[0]).await.unwrap().map(|revision| revision > 0), Some(true));
@@ -50,19 +51,35 @@ pub async fn numbers_jump_past_those_of_nodes(f: Fixture) {
     let s = &c.store;
     let before = s.position().await.unwrap();
     let seen = Seen { revision: before.revision + 7, id: 900, vni: c.vpc.vni.get() + 5 };
-    assert!(s.jump(&seen).await.unwrap());
+    assert!(s.jump(&seen, JumpReason::WentBack).await.unwrap());
     let rows = s.outbox_from(before, 10).await.unwrap();
     assert_eq!(rows.iter().map(|row| &row.change).collect::<Vec<_>>(), [&Change::HistoryForked]);
     assert!(rows[0].revision > seen.revision && rows[0].commit == s.position().await.unwrap().commit);
-    assert!(!s.jump(&seen).await.unwrap(), "they are above it already");
+    assert!(!s.jump(&seen, JumpReason::WentBack).await.unwrap(), "they are above it already");
     // What no node can have does not use up the numbers.
-    assert!(!s.jump(&Seen { revision: u64::MAX, id: u64::MAX, vni: 0xff_ffff }).await.unwrap());
+    assert!(
+        !s.jump(&Seen { revision: u64::MAX, id: u64::MAX, vni: 0xff_ffff }, JumpReason::WentBack)
+            .await
+            .unwrap()
+    );
     let later = c.vpc("later").await;
     assert!(later.revision > seen.revision && later.id.get() > seen.id && later.vni.get() > seen.vni);
     let events = s.events(Some("database"), None, 10).await.unwrap();
     assert_eq!(events.len(), 1, "{events:?}");
     assert_eq!(events[0].kind, "history_forked");
-    assert!(s.jump(&Seen { vni: later.vni.get() + 1, ..Seen::default() }).await.unwrap());
+    assert!(
+        s.jump(&Seen { vni: later.vni.get() + 1, ..Seen::default() }, JumpReason::WentBack).await.unwrap()
+    );
+    // If nodes are absent, it is not known what they have.
+    let last = c.vpc("last").await;
+    let keys = s.cluster_keys(c.cluster.id).await.unwrap();
+    assert!(s.jump(&Seen::default(), JumpReason::NodesAbsent).await.unwrap());
+    let after = c.vpc("after").await;
+    assert!(after.vni.get() > last.vni.get() + 1000 && after.id.get() > last.id.get() + 1000);
+    assert_eq!(s.events(Some("database"), None, 10).await.unwrap().last().unwrap().kind, "history_unchecked");
+    let cluster = new(s.create_cluster("other", &["192.0.2.77".parse().unwrap()], None).await);
+    let newer = s.cluster_keys(cluster.id).await.unwrap();
+    assert!(newer[0].id > keys[0].id + 1000, "key ids are unique, too");
 }
 
 /// Catches an adopted instance with another id, MAC or address than nodes have.
@@ -114,7 +131,10 @@ pub async fn held_writes_wait(f: Fixture) {
     let store = f.store.clone();
     let waiting = tokio::spawn(async move { store.create_tenant("later").await });
     f.store.check_writable().await.unwrap();
-    assert!(f.store.jump(&Seen { revision: 10, ..Seen::default() }).await.unwrap(), "the jump does not wait");
+    assert!(
+        f.store.jump(&Seen { revision: 10, ..Seen::default() }, JumpReason::WentBack).await.unwrap(),
+        "the jump does not wait"
+    );
     assert!(!waiting.is_finished());
     f.store.hold_writes(false);
     let made = waiting.await.unwrap().unwrap().into_inner();
@@ -181,13 +201,13 @@ pub async fn postgres_fails_over_and_loses_commits() {
     assert!(matches!(store.outbox_from(position, 10).await, Err(StoreError::Rewound)));
     assert_eq!(names(&store).await, ["before"]);
     let seen = Seen { revision: position.revision, id: lost.id.get(), vni: 0 };
-    assert!(store.jump(&seen).await.unwrap());
+    assert!(store.jump(&seen, JumpReason::WentBack).await.unwrap());
     let after = new(store.create_tenant("after").await);
     assert!(after.revision > position.revision && after.id.get() > lost.id.get());
     assert_eq!(names(&store).await, ["before", "after"]);
     assert!(before.revision < lost.revision);
     // Another replica has jumped already: this one only has to continue from there.
-    assert!(!store.jump(&seen).await.unwrap());
+    assert!(!store.jump(&seen, JumpReason::WentBack).await.unwrap());
     new(store.create_tenant("last").await);
     let _ = std::fs::remove_dir_all(&standby);
 }
