@@ -23,6 +23,7 @@
 #include "vswitch/sent_flows.h"
 #include "vswitch/strays.h"
 #include "vswitch/tunnel.h"
+#include "vswitch/unknown_port.h"
 #include "vswitch/vm_arp.h"
 #include "vswitch/vm_icmp.h"
 #include "vswitch/vm_nd.h"
@@ -233,8 +234,12 @@ int port_ingress(struct __sk_buff *skb)
 
 	if (!frame)
 		return port_drop(0, DROP_stale_index);
-	if (!port_cell || port_cell == INDEX_BUSY)
-		return port_drop(0, port_cell ? DROP_table_busy : DROP_unknown_port);
+	if (!port_cell) {
+		count_unknown_port(skb->ifindex);
+		return port_drop(0, DROP_unknown_port);
+	}
+	if (port_cell == INDEX_BUSY)
+		return port_drop(0, DROP_table_busy);
 	port = vm_port_at(port_cell);
 	if (!port)
 		return port_drop(0, DROP_stale_index);

@@ -55,7 +55,7 @@ static uint32_t ports[PORTS_MAX], ports_used;
 static struct next_hop known_nodes[NODES_MAX], nodes[2][2];
 static uint32_t known_nodes_used;
 static struct token_bucket strays_left;
-static uint64_t lost;
+static uint64_t lost, of_unknown_port;
 /* Memory of the programs. Its content is not defined when a packet arrives. */
 static struct {
 	struct frame frame;
@@ -76,6 +76,8 @@ static void *own_map(const void *map, uint32_t index)
 		return index ? NULL : &memory.dhcp;
 	if (map == &quotes)
 		return index ? NULL : &memory.quote;
+	if (map == &unknown_ports)
+		return &of_unknown_port;
 	return map == &events_lost && !index ? &lost : NULL;
 }
 

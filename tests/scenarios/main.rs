@@ -14,6 +14,7 @@ mod direct_paths;
 mod disk_full;
 mod foreign_host;
 mod gateway_moves;
+mod guarded_ports;
 mod gwzone;
 mod history;
 mod history_failover;
@@ -38,6 +39,7 @@ mod spoofing;
 mod stalls;
 mod streams;
 mod support;
+mod table_digests;
 mod takeover;
 mod takeover_default;
 mod tcp;
@@ -131,6 +133,7 @@ fn all() -> Vec<Scenario> {
         moved_instance: OwnLab,
         vpc_moves: OwnLab,
         gateway_moves: OwnLab,
+        guarded_ports: OwnLab,
         database_killed: OwnLab,
         disk_full: OwnLab,
         history: OwnLab,
@@ -139,6 +142,7 @@ fn all() -> Vec<Scenario> {
         takeover_default: OwnLab,
         lossless_takeover: OwnLab,
         readiness: OwnLab,
+        table_digests: OwnLab,
         overload: OwnLab,
         load_awareness: OwnLab,
         preprogrammed: OwnLab,

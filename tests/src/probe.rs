@@ -8,17 +8,27 @@
 //!     sluice-probe sink ADDRESS SECONDS       count what `send` sends
 //!     sluice-probe rsp ADDRESS KEY SECRET VNI DESTINATION HOST
 //!                                             say twice, in the same RSP packet, that a destination is at HOST
+//!     sluice-probe host PORT HOST BEYOND IFNAME,MAC,ADDRESS,HOSTMAC...
+//!                                             try to reach the host itself from interfaces, until it is ended
 //!
 //! Results are one line of JSON. Times are microseconds of the UNIX epoch.
 #![forbid(unsafe_code)]
 
+#[path = "../../crates/datapath/tests/fixtures/support/build.rs"]
+#[allow(dead_code)] // It builds packets of other kinds as well.
+mod build;
+mod host_frames;
+
+use host_frames::{Addresses, host_frames};
+use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use serde_json::json;
 use sluice_envelope::{BootId, ClusterKey, KeyRing, NodeId};
 use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, Sealer};
+use sluice_sys::PacketSocket;
 use sluice_types::{GatewayId, MacAddr, Vni};
 use std::io::{Error, Read, Result, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -47,6 +57,9 @@ fn main() -> Result<()> {
             let path = (parse(destination), parse(host));
             notify(parse(to), parse(key), &parse_secret(secret), parse(vni), path)
         }
+        ["host", port, host, beyond, interfaces @ ..] => {
+            reach_host(parse(port), parse(host), parse(beyond), interfaces)
+        }
         other => {
             eprintln!("unknown arguments {other:?}");
             std::process::exit(2);
@@ -59,6 +72,32 @@ fn parse<T: std::str::FromStr>(text: &str) -> T {
         eprintln!("`{text}` has not the expected form");
         std::process::exit(2);
     })
+}
+
+/// Time between two rounds of frames to the host.
+const ROUND: Duration = Duration::from_millis(20);
+
+fn reach_host(port: u16, host: Ipv4Addr, beyond: Ipv4Addr, interfaces: &[&str]) -> Result<()> {
+    let mut rounds = Vec::new();
+    for interface in interfaces {
+        let fields: Vec<&str> = interface.split(',').collect();
+        let [ifname, mac, address, host_mac] = fields[..] else {
+            return Err(Error::other(format!("`{interface}` has not four fields")));
+        };
+        let addresses = Addresses { host, beyond, port, own: parse(address) };
+        rounds.push((if_nametoindex(ifname)?, host_frames(parse(mac), parse(host_mac), &addresses)));
+    }
+    let socket = PacketSocket::open().map_err(Error::other)?;
+    println!("ready");
+    loop {
+        for (ifindex, frames) in &rounds {
+            for frame in frames {
+                // The host's end of the link may be down.
+                let _ = socket.send(*ifindex, frame);
+            }
+        }
+        std::thread::sleep(ROUND);
+    }
 }
 
 fn parse_secret(text: &str) -> [u8; 32] {

@@ -105,7 +105,7 @@ async fn one_kill(lab: &Lab, to: Ipv4Addr) -> Result<Gap, Failure> {
     let capture = Capture::start(lab, "host-b")?;
     let end = Arc::new(AtomicBool::new(false));
     let ending = end.clone();
-    let sender = inside(lab, "web-1", move || probe(to, &ending));
+    let sender = inside(lab, "web-1", move || probe(to, &ending, CALM * 2 + SILENCE_MAX));
     tokio::time::sleep(CALM).await;
     let (carrier, port) = carrier(lab, to).await?;
     let killed_ns = cut_link(lab, &port).await?;
@@ -126,7 +126,7 @@ async fn one_kill(lab: &Lab, to: Ipv4Addr) -> Result<Gap, Failure> {
 
 /// Takes a port of the switch down. Returns the time right before, by `CLOCK_REALTIME`. The command is
 /// started earlier and waits for its input, so that its start is not part of the failure.
-async fn cut_link(lab: &Lab, port: &str) -> Result<i64, Failure> {
+pub async fn cut_link(lab: &Lab, port: &str) -> Result<i64, Failure> {
     let mut command = lab.command(SWITCH, &["ip", "-batch", "-"])?;
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let mut input = child.stdin.take().ok_or("ip has no standard input")?;
@@ -142,7 +142,7 @@ async fn cut_link(lab: &Lab, port: &str) -> Result<i64, Failure> {
 }
 
 /// Waits until all gateways are ready, and under GWZone each zone is with its primary again.
-async fn all_ready(lab: &Lab) -> Result<(), Failure> {
+pub async fn all_ready(lab: &Lab) -> Result<(), Failure> {
     let start = Instant::now();
     loop {
         let gateways = lab.api().list::<Gateway>(&[], None).await?;
@@ -157,16 +157,17 @@ async fn all_ready(lab: &Lab) -> Result<(), Failure> {
 }
 
 /// Runs a command at the switch, so that the configuration of gateways does not change.
-async fn on_switch(lab: &Lab, argv: &[&str]) -> Result<(), Failure> {
+pub async fn on_switch(lab: &Lab, argv: &[&str]) -> Result<(), Failure> {
     let output = lab.exec(SWITCH, argv).await?;
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into()) }
 }
 
-fn probe(to: Ipv4Addr, ending: &AtomicBool) -> Result<u32, Failure> {
+/// Sends numbered probes until the end, at most for `max`. Returns their number.
+pub fn probe(to: Ipv4Addr, ending: &AtomicBool, max: Duration) -> Result<u32, Failure> {
     let socket = UdpSocket::bind("0.0.0.0:7001")?;
     let mut payload = [0; PROBE_BYTES];
     let (start, mut number) = (Instant::now(), 0_u32);
-    while !ending.load(Ordering::Relaxed) && start.elapsed() < CALM * 2 + SILENCE_MAX {
+    while !ending.load(Ordering::Relaxed) && start.elapsed() < max {
         sleep_until(start + PROBE_EVERY * number);
         payload[..4].copy_from_slice(&number.to_be_bytes());
         socket.send_to(&payload, (to, PORT))?;
@@ -176,7 +177,7 @@ fn probe(to: Ipv4Addr, ending: &AtomicBool) -> Result<u32, Failure> {
 }
 
 /// The gateway through which the probes pass, and its port at the switch.
-async fn carrier(lab: &Lab, to: Ipv4Addr) -> Result<(String, String), Failure> {
+pub async fn carrier(lab: &Lab, to: Ipv4Addr) -> Result<(String, String), Failure> {
     let capture = Capture::start(lab, "host-b")?;
     tokio::time::sleep(Duration::from_millis(50)).await;
     let frames = capture.frames()?;

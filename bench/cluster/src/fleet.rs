@@ -7,6 +7,7 @@ use sluice_client::{
     NewVpc, Resource,
 };
 use sluice_controller::{Args, Controller, Model};
+use sluice_lab::Metrics;
 use sluice_southbound::proto::Hello;
 use sluice_southbound::{Connection, EnrollmentBundle, Identity, Update, connect, enroll};
 use sluice_types::{ClusterId, HostId, SubnetId, Vni, VpcId};
@@ -20,10 +21,14 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 /// A step that takes longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// VTEP of the first simulated host.
+const FIRST_HOST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// A stalled host comes back after this time: the longest delay of an agent.
+const RETURN: Duration = Duration::from_secs(2);
 /// Name of the threads that run the controller.
 const CONTROLLER_THREADS: &str = "controller";
 /// First part of the names of the threads on which sqlx runs SQLite.
@@ -52,6 +57,10 @@ struct Simulated {
 /// A simulated host.
 struct SimulatedHost {
     id: HostId,
+    vtep: IpAddr,
+    identity: Identity,
+    /// Its stream.
+    task: AbortHandle,
     acked: watch::Receiver<u64>,
     /// Entries by which the host finds instances of other hosts: default entries and paths.
     ways: Arc<AtomicU64>,
@@ -156,6 +165,11 @@ impl Fleet {
         self.gateways.push(Simulated { cluster, acked, entries });
     }
 
+    /// Ends the streams of the simulated nodes.
+    pub async fn end_streams(&mut self) {
+        self.tasks.shutdown().await;
+    }
+
     /// Creates hosts without an agent, which acknowledge nothing.
     pub async fn hosts(&self, count: usize) -> Result<Vec<Host>, Failure> {
         let mut hosts = Vec::new();
@@ -171,17 +185,54 @@ impl Fleet {
     pub async fn agents(&mut self, count: usize) -> Result<Vec<Host>, Failure> {
         let mut hosts = Vec::new();
         for number in 0..count {
-            let vtep = Ipv4Addr::new(203, 0, 113, u8::try_from(number + 1)?).into();
+            let vtep = Ipv4Addr::from_bits(FIRST_HOST.to_bits() + u32::try_from(number)?).into();
             let body = NewHost { name: format!("host-{number}"), vtep, agent: true };
             let host = self.api.create((), &body).await?.object;
             let identity = self.identity::<Host>(host.id, &body.name).await?;
             let (sender, acked) = watch::channel(0);
             let ways = Arc::<AtomicU64>::default();
-            self.tasks.spawn(follow(identity, sender, count_ways(vtep, ways.clone())));
-            self.hosts.push(SimulatedHost { id: host.id, acked, ways });
+            let stream = follow(identity.clone(), sender, count_ways(vtep, ways.clone()));
+            let task = self.tasks.spawn(stream);
+            self.hosts.push(SimulatedHost { id: host.id, vtep, identity, task, acked, ways });
             hosts.push(host);
         }
         Ok(hosts)
+    }
+
+    /// Lets the first hosts stall: their streams end, and they open others on which they read nothing. Every other
+    /// one of them comes back again and again and asks for its tables.
+    pub fn stall(&mut self, count: usize) -> JoinSet<()> {
+        let mut stalled = JoinSet::new();
+        for (number, host) in self.hosts.iter_mut().take(count).enumerate() {
+            host.task.abort();
+            stalled.spawn(stall(host.identity.clone(), number % 2 == 0));
+        }
+        stalled
+    }
+
+    /// Ends what [`Fleet::stall`] began: the hosts follow again. Waits until they have their tables.
+    pub async fn resume(&mut self, mut stalled: JoinSet<()>) -> Result<(), Failure> {
+        let count = stalled.len();
+        stalled.shutdown().await;
+        for host in self.hosts.iter_mut().take(count) {
+            let (sender, acked) = watch::channel(0);
+            let stream = follow(host.identity.clone(), sender, count_ways(host.vtep, host.ways.clone()));
+            (host.task, host.acked) = (self.tasks.spawn(stream), acked);
+        }
+        for id in self.hosts.iter().take(count).map(|host| host.id).collect::<Vec<_>>() {
+            self.host_acknowledged(id, 1).await?;
+        }
+        Ok(())
+    }
+
+    /// A client of its own, for another runtime.
+    pub fn client(&self) -> Result<Client, Failure> {
+        Ok(Client::new(&format!("http://{}", self.controller.api), None)?)
+    }
+
+    /// A number among the controller's metrics.
+    pub async fn metric(&self, name: &str) -> Result<f64, Failure> {
+        Ok(Metrics::fetch(self.controller.api, None).await?.sum(name, &[]))
     }
 
     /// Creates VPCs of one tenant, with one subnet each, on the clusters in turn.
@@ -292,6 +343,19 @@ fn count_ways(own: IpAddr, ways: Arc<AtomicU64>) -> impl FnMut(&Update) {
     }
 }
 
+/// Opens a stream without reading it, once or again and again.
+async fn stall(identity: Identity, returns: bool) {
+    loop {
+        let hello = Hello::default();
+        // The controller may be ending the stream before.
+        let _connection = connect(&identity, &identity.controller, hello).await;
+        if !returns {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(RETURN).await;
+    }
+}
+
 async fn follow(
     identity: Identity,
     acked: watch::Sender<u64>,
@@ -306,7 +370,7 @@ async fn follow(
         }
         count(&update);
         if update.revision != 0 {
-            reports.ack(update.revision, Vec::new()).await?;
+            reports.ack(update.revision, Vec::new(), true).await?;
             acked.send_replace(update.revision);
         }
     }

@@ -12,8 +12,10 @@ mod launch;
 mod offload;
 mod paper_rgcm;
 mod push;
+mod reboot;
 mod relief;
 mod rgcm;
+mod slow_nodes;
 mod steady;
 mod wire;
 
@@ -56,15 +58,17 @@ impl Settings {
 type Part = fn(&Settings, &mut Outcome) -> Result<(), Failure>;
 
 /// The parts of a run, in their order.
-const ALL: [(&str, Part); 9] = [
+const ALL: [(&str, Part); 11] = [
     ("rgcm", rgcm::measure),
     ("push", push::measure),
     ("launch", launch::measure),
+    ("slow_nodes", slow_nodes::measure),
     ("burst", burst::measure),
     ("steady", steady::measure),
     ("detection", detection::measure),
     ("offload", offload::measure),
     ("failover", failover::measure),
+    ("reboot", reboot::measure),
     ("relief", relief::measure),
 ];
 

@@ -56,6 +56,15 @@ find instances of other hosts: a default entry for each VPC that a host has an i
 simulated hosts write no tables, so the seconds are the controller's, and similar while the database takes most of them. The
 paper: 12k entries and 3178 s, and 3.4M and 4097 s, with containers, on 20 hosts.
 
+`slow_nodes`: the controller, a gateway and 1,000 hosts that follow and acknowledge as in `launch`, with 20 instances each
+in 20 VPCs. 100 requests a second, each sent when it is due: an instance is created, a host read, 100 instances listed, an
+instance deleted, in turn, so there are 50 changes a second. Rounds of 6 s in turns: with a controller that has no nodes
+(`no_nodes`), with all hosts following (`none_stalled`), and with 100 of them stalled: they read nothing, and half of them
+open a new stream every 2 s, which asks for all tables. Latency: from the moment at which a request is due until its answer
+is read. `api_p99_ratio_1000_nodes`: the 99th percentile with stalled nodes divided by that with all following, which is the
+same change and as many nodes; `api_p99_ratio_no_nodes`: divided by that without nodes. Hosts and controller share the
+machine's processors.
+
 `burst` (figures 12, 16 to 19): computed, 5 draws a round. 100 VPCs of 10 to 90 VMs, 45 gateways in 10 clusters; VPCs are
 placed by RGCM, and flows spread over a cluster's vIPs by hash. `gwzone`: VMs in 45 zones, each with a gateway, in the
 order in which they were started, VPC by VPC; `_scattered`: VMs on random hosts. An elephant loads its gateway until it
@@ -92,6 +101,13 @@ nothing would be lost. `total`: from the moment before the link is taken down to
 end of `total`. Ten kills in each lab: `p50` is their median, `worst` the worst of ten; a pair is two labs. `gwzone`: the same
 with `--model gwzone`, two primaries and a backup: the controller finds that the gateway has failed, and updates the hosts of
 its zone. The paper: 38.5 and 5.5 ms, and 1.5 times the total for GWZone.
+
+`reboot`: the lab, with 300,000 instances in a VPC of the cluster. A VM sends a packet every half millisecond. A gateway that
+carries none of them reboots: its link goes down, its agent is killed, and its programs and tables are removed. A second and
+a half later, while it loads its tables, the gateway that carries the packets fails as in `failover`. `_lost_packets`: all that
+are lost until every vIP is with its preferred owner again, except what was sent from 2 ms before to 60 ms after the failure,
+which is the takeover itself; `_no_controller`: the controller is killed before the reboot and started again 5 s after the
+failure. `_tables_s`: from the start of the agent until its tables are whole.
 
 `overload` (figure 23): 60 flows of a VM grow fourfold at once. The capacity of the gateway that carries most of them is set
 to 1/1.1 of what it then gets, because in the lab all gateways share the processors, and a gateway alone cannot be

@@ -5,7 +5,8 @@ use sluice_bench_cluster::{Settings, run};
 
 #[test]
 fn all_parts_run_and_give_their_figures() {
-    let parts = ["rgcm", "push", "launch", "burst", "steady", "detection"].map(str::to_owned).to_vec();
+    let parts =
+        ["rgcm", "push", "launch", "slow_nodes", "burst", "steady", "detection"].map(str::to_owned).to_vec();
     let outcome = run(&settings(parts)).expect("as root, on two cores");
     let row = |name: &str| {
         let found = outcome.measures.iter().find(|measure| measure.measure == name);
@@ -21,6 +22,9 @@ fn all_parts_run_and_give_their_figures() {
         "push_100k_45gw_cpu_s",
         "launch_100k_s",
         "launch_private_10k_s",
+        "api_p99_ratio_1000_nodes",
+        "api_p99_ratio_no_nodes",
+        "api_p99_1000_nodes_ms",
         "burst_video_max_over_mean",
         "steady_public_100k_max_over_mean",
     ] {

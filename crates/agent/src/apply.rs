@@ -21,19 +21,24 @@
 //!      |  |
 //!      +--+  message: apply it; with a revision: set the applied revision
 //! ```
+//!
+//! Entries that could not be written are tried again between the messages ([`Applier::retry`]).
 
+mod retries;
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
 mod unconfirmed;
+mod verify;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{ClusterKeys, Endpoint, Route, Scope, Update};
+use sluice_southbound::{ClusterKeys, Endpoint, Route, RouteKey, Scope, Update};
 use sluice_tables::{NodeTables, Target};
-use sluice_types::{MacAddr, Vni};
+use sluice_types::{Digests, MacAddr, Vni};
 use tokio::sync::watch;
 
 use crate::error::{OtherDatabase, error_chain};
@@ -41,10 +46,14 @@ use crate::failures::Failures;
 use crate::rsp::{KeyStore, Keys};
 use crate::{Role, UpdateContext};
 
+pub use retries::RETRIES_MAX;
+use retries::{Entry, Key, Retries};
 use snapshot::{SnapshotEntries, addresses};
 pub use unconfirmed::UnconfirmedEntries;
+pub use verify::Repaired;
+use verify::Verification;
 
-/// A step that has ended.
+/// A step that has ended, or an attempt to write what earlier steps could not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     /// The revision to acknowledge.
@@ -53,6 +62,8 @@ pub struct Applied {
     pub failures: Vec<String>,
     /// Number of these entries.
     pub failed_entries: u64,
+    /// What a snapshot that the controller sent because of different digests has repaired.
+    pub repaired: Option<Repaired>,
 }
 
 /// The tables, the node's role, and the state of the current step.
@@ -64,9 +75,19 @@ pub struct Applier<R> {
     /// Entries mentioned so far; `None` during a delta step.
     snapshot: Option<SnapshotEntries>,
     unconfirmed: UnconfirmedEntries,
+    /// Compares the snapshot with the tables, if the controller asked for it.
+    verification: Option<Verification>,
+    /// Some messages of a step have been applied, and the last one has not.
+    in_step: bool,
     failures: Failures,
-    /// Entries of a step are missing, and the controller may not know it.
-    is_incomplete: bool,
+    /// Entries that could not be written, to be tried again.
+    retries: Retries,
+    /// Entries are missing that only a snapshot brings again.
+    needs_snapshot: bool,
+    /// The files of the role or of the keys are behind the tables.
+    is_uncommitted: bool,
+    /// Revision of the last step; 0 before the first.
+    last_revision: u64,
     topology_changes: u64,
     keys: KeyStore,
     /// [`NodeTables::complete_revision`], for those who wait for it.
@@ -77,13 +98,20 @@ impl<R: Role> Applier<R> {
     /// Continues with the tables as they are. The keys that `keys` has loaded are used at once.
     pub fn new(tables: NodeTables, role: R, keys: KeyStore) -> Self {
         let complete = watch::Sender::new(tables.complete_revision());
+        // What the earlier agent would have tried again, or has kept for a role's entries that wait, is lost.
+        let needs_snapshot = tables.complete_revision() != tables.applied_revision();
         Self {
             tables,
             role,
             snapshot: None,
             unconfirmed: UnconfirmedEntries::default(),
+            verification: None,
+            in_step: false,
             failures: Failures::default(),
-            is_incomplete: false,
+            retries: Retries::default(),
+            needs_snapshot,
+            is_uncommitted: false,
+            last_revision: 0,
             topology_changes: 0,
             keys,
             complete,
@@ -115,12 +143,31 @@ impl<R: Role> Applier<R> {
         self.topology_changes
     }
 
+    /// The revision of the tables, and digests of what lookups find in them; `None` while the tables are of no revision.
+    pub fn digests(&self) -> Option<(u64, Digests)> {
+        let revision = self.tables.applied_revision();
+        let is_between = self.snapshot.is_some() || self.in_step || !self.is_complete() || revision == 0;
+        // With unconfirmed entries, the tables differ from what the controller compiled.
+        (!is_between && self.unconfirmed.is_empty()).then(|| (revision, self.tables.digests()))
+    }
+
+    /// Whether all entries of the last step and of those before are in the tables.
+    pub fn is_complete(&self) -> bool {
+        self.retries.len() == 0 && self.role.waiting() == 0 && !self.needs_snapshot && !self.is_uncommitted
+    }
+
+    /// Number of entries that wait to be tried again, at most [`RETRIES_MAX`].
+    pub fn retries(&self) -> usize {
+        self.retries.len()
+    }
+
     /// A new stream begins: forgets the unfinished step of an earlier one.
     pub fn begin_stream(&mut self) {
         self.snapshot = None;
+        self.verification = None;
         self.failures = Failures::default();
         // The acknowledgment with the failures may be lost with the stream. A snapshot writes the entries again.
-        if std::mem::take(&mut self.is_incomplete) {
+        if !self.is_complete() {
             self.tables.set_applied_revision(0);
         }
         self.role.begin_stream();
@@ -133,7 +180,7 @@ impl<R: Role> Applier<R> {
     pub fn apply(&mut self, message: NodeUpdate) -> Result<Option<Applied>, OtherDatabase> {
         let (mut update, malformed) = Update::read(message);
         for error in malformed {
-            self.failures.add(1, || format!("malformed: {error}"));
+            self.failures.add_lost(|| format!("malformed: {error}"));
         }
         if update.snapshot && self.snapshot.is_none() {
             // Until the snapshot is complete the tables are of no revision.
@@ -142,6 +189,11 @@ impl<R: Role> Applier<R> {
                 self.set_complete_revision(0);
             }
             self.snapshot = Some(SnapshotEntries::default());
+            // It has all entries.
+            (self.retries, self.needs_snapshot) = (Retries::default(), false);
+            if update.verify_shards != 0 {
+                self.begin_verification(update.verify_shards);
+            }
         }
         let ours = self.tables.database_id();
         if self.snapshot.is_none() && update.database_id != ours {
@@ -153,20 +205,37 @@ impl<R: Role> Applier<R> {
         if let Some(mentioned) = &mut self.snapshot {
             mentioned.note(&update);
         }
+        if let Some(verification) = &mut self.verification {
+            verification.note(&update);
+        }
+        // Keys and plans belong to no step. They are not part of the tables.
+        self.in_step |= update.entry_count() > update.keys.len() + usize::from(update.cluster.is_some());
+        self.retries.forget(&update);
         self.upsert(&mut update);
         self.remove(&update, false);
         self.remove_idle_networks();
         Ok(if update.revision == 0 { None } else { Some(self.finish(&update)) })
     }
 
+    /// The controller compiled other entries than these tables contain.
+    fn begin_verification(&mut self, shards: u64) {
+        tracing::warn!(shards = shards.count_ones(), "the tables differ from what the controller compiled");
+        if Verification::is_mass(shards) {
+            self.set_complete_revision(0);
+        }
+        let (verification, result) = Verification::begin(&mut self.tables, shards);
+        self.failures.check(result, "removal of damaged entries");
+        self.verification = Some(verification);
+    }
+
     fn finish(&mut self, update: &Update) -> Applied {
         let is_other_database = update.database_id != self.tables.database_id();
-        let (role, mut context) = self.split(is_other_database);
-        role.end_step(&mut context);
+        // A path is not tried again by itself, because the paths of a step depend on each other.
+        let paths_failed = self.fails(is_other_database, |role, context| role.end_step(context));
+        self.needs_snapshot |= paths_failed;
         if let Some(mut mentioned) = self.snapshot.take() {
-            self.is_incomplete = false;
             let result = self.keys.update(std::mem::take(&mut mentioned.keys), true);
-            self.failures.check(result, "cluster keys");
+            self.check_lost(result, "cluster keys");
             if is_other_database {
                 self.role.database_changed();
                 self.unconfirmed.clear();
@@ -177,25 +246,85 @@ impl<R: Role> Applier<R> {
             }
             self.remove_unmentioned(&mentioned, is_other_database);
         }
-        let committed = self.role.commit();
-        // The next agent reads what was committed before this step, so it must request a snapshot.
-        let revision = if committed.is_ok() { update.revision } else { 0 };
-        if let Err(error) = committed {
-            self.failures.add(1, || error);
-        }
-        let result = self.keys.commit();
-        self.failures.check(result, "key file");
         self.tables.set_database_id(update.database_id);
+        // Stored before the revision: an earlier revision of this history is accepted, a lost history must be found.
         if self.unconfirmed.is_empty() {
             self.tables.set_commit_id(update.commit_id);
         }
-        self.tables.set_applied_revision(revision);
+        self.commit(update.revision);
+        self.needs_snapshot |= self.failures.lost() > 0;
         let (failures, failed_entries) = std::mem::take(&mut self.failures).into_report();
-        self.is_incomplete |= failed_entries > 0;
-        if !self.is_incomplete {
-            self.set_complete_revision(update.revision);
+        self.note_complete();
+        self.in_step = false;
+        let repaired = self.verification.take().map(Verification::end);
+        Applied { revision: update.revision, failures, failed_entries, repaired }
+    }
+
+    /// Makes the role's changes and the keys survive a crash, and sets the applied revision.
+    fn commit(&mut self, revision: u64) {
+        let committed = self.role.commit();
+        // The next agent reads what was committed before this step, so it must request a snapshot.
+        self.tables.set_applied_revision(if committed.is_ok() { revision } else { 0 });
+        self.last_revision = revision;
+        let (is_role_behind, keys) = (committed.is_err(), self.keys.commit());
+        self.is_uncommitted = is_role_behind || keys.is_err();
+        if let Err(error) = committed {
+            self.failures.add(1, || error);
         }
-        Applied { revision: update.revision, failures, failed_entries }
+        self.failures.check(keys, "key file");
+    }
+
+    fn note_complete(&mut self) {
+        if self.is_complete() {
+            self.set_complete_revision(self.last_revision);
+        }
+    }
+
+    /// Tries again what could not be written, if it is time. Returns `Some` if less is missing afterwards. Must be
+    /// called about once a second.
+    pub fn retry(&mut self, now: Instant) -> Option<Applied> {
+        let missing = self.retries.len() + usize::from(self.is_uncommitted);
+        if missing == 0 || self.snapshot.is_some() || !self.retries.is_due(now) {
+            return None;
+        }
+        // The failures of a step that has not ended are reported at its end.
+        let of_step = std::mem::replace(&mut self.failures, Failures::of_repetition());
+        let mut update = self.retries.take();
+        self.upsert(&mut update);
+        self.remove(&update, false);
+        self.remove_idle_networks();
+        if self.is_uncommitted {
+            self.commit(self.last_revision);
+        }
+        let (failures, failed_entries) = std::mem::replace(&mut self.failures, of_step).into_report();
+        let remaining = self.retries.len() + usize::from(self.is_uncommitted);
+        self.retries.attempted(now, remaining < missing);
+        self.note_complete();
+        tracing::info!(missing, remaining, "tried to write again what could not be written before");
+        let applied = Applied { revision: self.last_revision, failures, failed_entries, repaired: None };
+        (remaining < missing).then_some(applied)
+    }
+
+    /// Runs `write`. Returns whether something failed that may be tried again.
+    fn fails(&mut self, is_other_database: bool, write: impl FnOnce(&mut R, &mut UpdateContext<'_>)) -> bool {
+        let before = self.failures.retriable();
+        let (role, mut context) = self.split(is_other_database);
+        write(role, &mut context);
+        self.failures.retriable() > before
+    }
+
+    fn try_again(&mut self, entry: Entry) {
+        self.needs_snapshot |= !self.retries.add(entry);
+    }
+
+    fn try_removal_again(&mut self, key: Key) {
+        self.needs_snapshot |= !self.retries.add_removal(key);
+    }
+
+    fn check_lost<T, E: std::error::Error>(&mut self, result: Result<T, E>, what: &str) {
+        if let Err(error) = result {
+            self.failures.add_lost(|| format!("{what}: {}", error_chain(&error)));
+        }
     }
 
     fn split(&mut self, is_other_database: bool) -> (&mut R, UpdateContext<'_>) {
@@ -213,30 +342,42 @@ impl<R: Role> Applier<R> {
     /// groups.
     fn upsert(&mut self, update: &mut Update) {
         self.update_keys(std::mem::take(&mut update.keys));
-        let (role, mut context) = self.split(false);
         for vtep in &update.vteps {
-            role.upsert_vtep(&mut context, vtep);
+            if self.fails(false, |role, context| role.upsert_vtep(context, vtep)) {
+                self.try_again(Entry::Vtep(*vtep));
+            }
         }
         for vip in &update.vips {
-            role.upsert_vip(&mut context, vip);
+            if self.fails(false, |role, context| role.upsert_vip(context, vip)) {
+                self.try_again(Entry::Vip(*vip));
+            }
         }
         if let Some(plan) = update.cluster.take() {
+            let (role, mut context) = self.split(false);
             role.set_cluster_plan(&mut context, plan);
         }
         for group in update.groups.drain(..) {
-            role.upsert_group(&mut context, group);
+            let copy = group.clone();
+            if self.fails(false, |role, context| role.upsert_group(context, copy)) {
+                self.try_again(Entry::Group(group));
+            }
         }
         for vrf in &update.vrfs {
-            role.upsert_vrf(&mut context, vrf);
+            if self.fails(false, |role, context| role.upsert_vrf(context, vrf)) {
+                self.try_again(Entry::Vrf(*vrf));
+            }
         }
         self.upsert_endpoints(&update.endpoints);
         for route in &update.routes {
             self.upsert_route(route);
         }
-        let (role, mut context) = self.split(false);
         for port in update.ports.drain(..) {
-            role.upsert_port(&mut context, port);
+            let copy = port.clone();
+            if self.fails(false, |role, context| role.upsert_port(context, copy)) {
+                self.try_again(Entry::Port(port));
+            }
         }
+        let (role, mut context) = self.split(false);
         role.note_paths(&mut context, &update.paths, &update.removed_paths);
     }
 
@@ -245,7 +386,7 @@ impl<R: Role> Applier<R> {
             Some(mentioned) => mentioned.keys.extend(keys),
             None => {
                 let result = self.keys.update(keys, false);
-                self.failures.check(result, "cluster keys");
+                self.check_lost(result, "cluster keys");
             }
         }
     }
@@ -253,6 +394,9 @@ impl<R: Role> Applier<R> {
     fn upsert_endpoints(&mut self, endpoints: &[Endpoint]) {
         let entries: Vec<_> = endpoints.iter().flat_map(endpoint_entries).collect();
         let bulk = self.tables.upsert_endpoints(&entries);
+        if bulk.failed == 0 {
+            return;
+        }
         let named = bulk.errors.len();
         for (index, error) in bulk.errors {
             let name =
@@ -262,6 +406,13 @@ impl<R: Role> Applier<R> {
         let rest = bulk.failed.saturating_sub(named) as u64;
         if rest > 0 {
             self.failures.add(rest, || format!("endpoints: {rest} more of one message"));
+        }
+        // The result names only the first errors.
+        for entry in entries {
+            match self.tables.endpoint(entry.vni, entry.address) == Some(entry) {
+                true => self.retries.remove(Key::Endpoint(entry.vni, entry.address)),
+                false => self.try_again(Entry::Endpoint(entry)),
+            }
         }
     }
 
@@ -273,36 +424,60 @@ impl<R: Role> Applier<R> {
         };
         let (vni, prefix) = (route.key.vni, route.key.prefix);
         let result = self.tables.upsert_route(&sluice_tables::Route { vni, prefix, target });
-        self.failures.check(result, format_args!("route {prefix} of VNI {vni}"));
+        if self.failures.check(result, format_args!("route {prefix} of VNI {vni}")).is_none() {
+            self.try_again(Entry::Route(*route));
+        }
     }
 
     /// Entries go in the reverse order of [`Applier::upsert`].
     fn remove(&mut self, update: &Update, is_other_database: bool) {
-        let (role, mut context) = self.split(is_other_database);
         for instance in &update.removed_ports {
-            role.remove_port(&mut context, *instance);
+            if self.fails(is_other_database, |role, context| role.remove_port(context, *instance)) {
+                self.try_removal_again(Key::Port(*instance));
+            }
         }
         for key in &update.removed_endpoints {
             for address in addresses(key.ipv4, key.ipv6) {
-                let result = context.tables.remove_endpoint(key.vni, address);
-                context.check(result, format_args!("removal of endpoint {address} of VNI {}", key.vni));
+                let result = self.tables.remove_endpoint(key.vni, address);
+                let what = format_args!("removal of endpoint {address} of VNI {}", key.vni);
+                if self.failures.check(result, what).is_none() {
+                    self.try_removal_again(Key::Endpoint(key.vni, address));
+                }
             }
         }
         for key in &update.removed_routes {
-            let result = context.tables.remove_route(key.vni, key.prefix);
-            context.check(result, format_args!("removal of route {} of VNI {}", key.prefix, key.vni));
+            self.remove_route(*key);
         }
-        if !update.removed_vnis.is_empty() {
-            role.remove_vrfs(&mut context, &update.removed_vnis);
+        if !update.removed_vnis.is_empty()
+            && self.fails(is_other_database, |role, context| role.remove_vrfs(context, &update.removed_vnis))
+        {
+            update.removed_vnis.iter().for_each(|vni| self.try_removal_again(Key::Vrf(*vni)));
         }
         for id in &update.removed_groups {
-            role.remove_group(&mut context, *id);
+            if self.fails(is_other_database, |role, context| role.remove_group(context, *id)) {
+                self.try_removal_again(Key::Group(*id));
+            }
         }
         for address in &update.removed_vips {
-            role.remove_vip(&mut context, *address);
+            if self.fails(is_other_database, |role, context| role.remove_vip(context, *address)) {
+                self.try_removal_again(Key::Vip(*address));
+            }
         }
         for address in &update.removed_vteps {
-            role.remove_vtep(&mut context, *address);
+            if self.fails(is_other_database, |role, context| role.remove_vtep(context, *address)) {
+                self.try_removal_again(Key::Vtep(*address));
+            }
+        }
+        if self.retries.len() > 0 && frees_memory(update) {
+            self.retries.expedite();
+        }
+    }
+
+    fn remove_route(&mut self, key: RouteKey) {
+        let result = self.tables.remove_route(key.vni, key.prefix);
+        let what = format_args!("removal of route {} of VNI {}", key.prefix, key.vni);
+        if self.failures.check(result, what).is_none() {
+            self.try_removal_again(Key::Route(key));
         }
     }
 
@@ -319,7 +494,8 @@ impl<R: Role> Applier<R> {
                 let known = self.tables.endpoint(vni, address).filter(|known| known.mac != mac);
                 let is_kept = is_first || self.unconfirmed.has_endpoint(vni, address);
                 let Some(known) = known.filter(|_| is_kept) else { continue };
-                self.failures.add(1, || conflict(vni, address, known.mac));
+                // Not tried again by itself: it would fail until an operator decides about the other entry.
+                self.failures.add_lost(|| conflict(vni, address, known.mac));
                 match address {
                     IpAddr::V4(_) => endpoint.ipv4 = None,
                     IpAddr::V6(_) => endpoint.ipv6 = None,
@@ -332,9 +508,8 @@ impl<R: Role> Applier<R> {
     /// Removes networks that were kept only for ports which have been removed.
     fn remove_idle_networks(&mut self) {
         let idle = self.unconfirmed.take_idle_networks(&self.role);
-        if !idle.is_empty() {
-            let (role, mut context) = self.split(false);
-            role.remove_vrfs(&mut context, &idle);
+        if !idle.is_empty() && self.fails(false, |role, context| role.remove_vrfs(context, &idle)) {
+            idle.iter().for_each(|vni| self.try_removal_again(Key::Vrf(*vni)));
         }
     }
 
@@ -342,16 +517,19 @@ impl<R: Role> Applier<R> {
         let mut routes = mentioned.unmentioned_routes(&self.tables);
         routes.retain(|(vni, prefix)| !self.unconfirmed.has_route(*vni, *prefix));
         for (vni, prefix) in routes {
-            let result = self.tables.remove_route(vni, prefix);
-            self.failures.check(result, format_args!("removal of route {prefix} of VNI {vni}"));
+            self.remove_route(RouteKey { vni, prefix });
         }
         let result = self.tables.retain_endpoints(|endpoint| {
             mentioned.has_endpoint(endpoint) || self.unconfirmed.has_endpoint(endpoint.vni, endpoint.address)
         });
-        self.failures.check(result, "removal of endpoints that the snapshot does not have");
+        self.check_lost(result, "removal of endpoints that the snapshot does not have");
         let mut removals = mentioned.removals(&self.tables, &self.role);
         self.unconfirmed.keep(&mut removals);
         self.remove(&removals, is_other_database);
+        // Old entries may have taken the memory that new ones did not get.
+        if self.retries.len() > 0 {
+            self.retries.expedite();
+        }
     }
 }
 
@@ -360,6 +538,17 @@ fn conflict(vni: Vni, address: IpAddr, mac: MacAddr) -> String {
         "endpoint {address} of VNI {vni}: an instance with MAC {mac}, which the database does not have, has this \
          address: adopt or remove it first"
     )
+}
+
+/// Whether an update removes entries that others may take the memory of.
+fn frees_memory(update: &Update) -> bool {
+    !(update.removed_ports.is_empty()
+        && update.removed_endpoints.is_empty()
+        && update.removed_routes.is_empty()
+        && update.removed_vnis.is_empty()
+        && update.removed_groups.is_empty()
+        && update.removed_vips.is_empty()
+        && update.removed_vteps.is_empty())
 }
 
 fn endpoint_entries(endpoint: &Endpoint) -> impl Iterator<Item = sluice_tables::Endpoint> {

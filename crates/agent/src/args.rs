@@ -43,7 +43,8 @@ pub struct CommonArgs {
     #[arg(long, value_name = "PORT", default_value_t = sluice_rsp::RSP_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     pub rsp_port: u16,
 
-    /// Remove the programs, tables and devices that an agent has left in place, then exit
+    /// Remove the programs, tables and devices that an agent has left in place, restore the settings of
+    /// interfaces that it has changed, then exit
     #[arg(long)]
     pub flush: bool,
 }

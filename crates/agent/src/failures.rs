@@ -14,15 +14,55 @@ pub(crate) struct Failures {
     unnamed: u64,
     /// Number of entries that failed in all.
     entries: u64,
+    /// Number of those that may succeed when they are tried again as they are.
+    retriable: u64,
+    /// Number of those that only a snapshot brings again.
+    lost: u64,
+    /// Whether failures are not logged as errors, because they are of a repeated attempt.
+    repeated: bool,
 }
 
 impl Failures {
-    /// Adds `count` failures that `text` describes.
+    /// For a repeated attempt, whose failures were logged before.
+    pub(crate) fn of_repetition() -> Self {
+        Self { repeated: true, ..Self::default() }
+    }
+
+    /// Adds `count` failures that `text` describes, of entries that may be tried again.
     pub(crate) fn add(&mut self, count: u64, text: impl FnOnce() -> String) {
+        self.retriable += count;
+        self.record(count, text);
+    }
+
+    /// Adds the failure of an entry that cannot be tried again: only a snapshot brings it again.
+    pub(crate) fn add_lost(&mut self, text: impl FnOnce() -> String) {
+        self.lost += 1;
+        self.record(1, text);
+    }
+
+    /// Adds the failure of an entry that is written when another one comes.
+    pub(crate) fn add_waiting(&mut self, text: impl FnOnce() -> String) {
+        self.record(1, text);
+    }
+
+    /// Number of failures of entries that may be tried again.
+    pub(crate) fn retriable(&self) -> u64 {
+        self.retriable
+    }
+
+    /// Number of failures of entries that only a snapshot brings again.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    fn record(&mut self, count: u64, text: impl FnOnce() -> String) {
         self.entries += count;
         if self.named.len() < NAMED_FAILURES_MAX {
             let text = text();
-            tracing::error!(failure = text, "update");
+            match self.repeated {
+                false => tracing::error!(failure = text, "update"),
+                true => tracing::debug!(failure = text, "update, tried again"),
+            }
             self.named.push(text);
         } else {
             self.unnamed += count;
@@ -47,7 +87,7 @@ impl Failures {
     /// The report for the acknowledgment, whose last line counts the failures without a name; and the number of
     /// entries that failed.
     pub(crate) fn into_report(self) -> (Vec<String>, u64) {
-        let Self { mut named, unnamed, entries } = self;
+        let Self { mut named, unnamed, entries, .. } = self;
         if unnamed > 0 {
             named.push(format!("and {unnamed} more"));
         }

@@ -2,6 +2,7 @@
 //! file changes when a metric is added that all nodes have.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use axum::Router;
 use axum::extract::State;
@@ -17,7 +18,7 @@ use sluice_datapath::{DropCount, Traffic};
 use sluice_tables::{TableUsage, drops};
 
 use crate::metric_source::{MetricSource, ReasonLabel, counter, gauge};
-use crate::{Error, Node, Role, StreamStatus, error_chain};
+use crate::{Error, Node, RETRIES_MAX, Role, StreamStatus, error_chain};
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -41,6 +42,7 @@ struct VniLabel {
 struct Scrape {
     usage: TableUsage,
     revision: u64,
+    retries: usize,
     unconfirmed: usize,
     stream: StreamStatus,
     drops: Vec<DropCount>,
@@ -67,13 +69,13 @@ async fn serve<R: Role>(State(node): State<Arc<Node<R>>>) -> Response {
 
 async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
     let stream = node.status.get();
-    let (usage, revision, unconfirmed, vrfs) = node
+    let (usage, revision, (retries, unconfirmed), vrfs) = node
         .writer
         .run(|applier| {
             let vrfs: Vec<_> =
                 applier.tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters)).collect();
-            let unconfirmed = applier.unconfirmed().len();
-            (applier.tables.usage(), applier.tables.applied_revision(), unconfirmed, vrfs)
+            let waiting = (applier.retries(), applier.unconfirmed().len());
+            (applier.tables.usage(), applier.tables.applied_revision(), waiting, vrfs)
         })
         .await?;
     let datapath = node.datapath.clone();
@@ -86,6 +88,7 @@ async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
         Ok::<_, sluice_datapath::Error>(Scrape {
             usage,
             revision,
+            retries,
             unconfirmed,
             stream,
             drops,
@@ -133,6 +136,22 @@ fn register_stream(registry: &mut Registry, scrape: &Scrape) {
     registry.register("controller_streams", "Streams opened to the controller", counter(stream.connections));
     registry.register("update_steps", "Update steps applied to the tables", counter(stream.steps));
     registry.register("update_failures", "Entries that could not be written", counter(stream.failures));
+    registry.register("table_digests", "Digests of the tables that were computed", counter(stream.digests));
+    let seconds = Counter::<f64, AtomicU64>::default();
+    seconds.inc_by(stream.digest_seconds);
+    registry.register("table_digest_seconds", "Time that computing digests took", seconds);
+    registry.register(
+        "table_repairs",
+        "Entries that differed from what the controller compiled, and were repaired",
+        counter(stream.repaired),
+    );
+    gauge(
+        registry,
+        "update_retries_pending",
+        "Entries that could not be written and are tried again",
+        scrape.retries as u64,
+    );
+    gauge(registry, "update_retries_limit", "Most entries that are tried again", RETRIES_MAX as u64);
 }
 
 fn register_usage(registry: &mut Registry, usage: &TableUsage) {

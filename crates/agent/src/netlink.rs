@@ -2,10 +2,13 @@
 //! needs another request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::link::{
+    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -17,7 +20,7 @@ use rtnetlink::{
     new_multicast_connection,
 };
 use sluice_types::{MacAddr, VXLAN_PORT};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 
 use crate::Error;
 
@@ -43,12 +46,16 @@ pub struct Link {
     pub external_vxlan: bool,
     /// Whether the interface is a port of a bridge, a bond or a VRF.
     pub enslaved: bool,
+    /// Whether the interface was made promiscuous by a setting.
+    pub promiscuous: bool,
 }
 
 /// An rtnetlink socket for requests.
 #[derive(Clone, Debug)]
 pub struct Netlink {
     handle: Handle,
+    /// Held while the kernel lists something: it refuses to begin a second list on the same socket (EBUSY).
+    listing: Arc<Mutex<()>>,
 }
 
 impl Netlink {
@@ -59,7 +66,7 @@ impl Netlink {
     pub fn open() -> Result<Self, Error> {
         let (connection, handle, _) = new_connection().map_err(Error::io("open a netlink socket"))?;
         tokio::spawn(connection);
-        Ok(Self { handle })
+        Ok(Self { handle, listing: Arc::default() })
     }
 
     /// Looks up an interface by name.
@@ -89,6 +96,7 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn links(&self) -> Result<Vec<Link>, Error> {
+        let _listing = self.listing.lock().await;
         let links = self.handle.link().get().execute();
         links
             .map_ok(|message| parse_link(&message))
@@ -107,13 +115,14 @@ impl Netlink {
         self.handle.link().set(message).execute().await.map_err(Error::netlink(what))
     }
 
-    /// Makes an interface receive frames for every MAC.
+    /// Sets whether an interface receives frames for every MAC, as far as this does not depend on others who want
+    /// that.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub async fn set_promiscuous(&self, link: &Link) -> Result<(), Error> {
-        let message = LinkUnspec::new_with_index(link.index).promiscuous(true).build();
-        let what = format!("make {} promiscuous", link.name);
+    pub async fn set_promiscuous(&self, link: &Link, on: bool) -> Result<(), Error> {
+        let message = LinkUnspec::new_with_index(link.index).promiscuous(on).build();
+        let what = format!("switch the promiscuous mode of {}", link.name);
         self.handle.link().set(message).execute().await.map_err(Error::netlink(what))
     }
 
@@ -160,10 +169,12 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn addresses(&self, link: Option<&Link>) -> Result<Vec<IpAddr>, Error> {
+        let _listing = self.listing.lock().await;
         let mut request = self.handle.address().get();
         if let Some(link) = link {
             request = request.set_link_index_filter(link.index);
         }
+        let _listing = self.listing.lock().await;
         let mut messages = request.execute();
         let mut addresses = Vec::new();
         while let Some(message) =
@@ -211,6 +222,7 @@ impl Netlink {
     /// # Errors
     /// If the request fails.
     pub async fn neighbors(&self) -> Result<Vec<Neighbor>, Error> {
+        let _listing = self.listing.lock().await;
         let messages = self.handle.neighbours().get().execute();
         let all: Vec<NeighbourMessage> =
             messages.try_collect().await.map_err(Error::netlink("list neighbors"))?;
@@ -288,7 +300,7 @@ pub struct Neighbor {
 ///
 /// # Errors
 /// If the socket cannot be opened.
-pub fn changes() -> Result<std::sync::Arc<Notify>, Error> {
+pub fn changes() -> Result<Arc<Notify>, Error> {
     let groups = [
         MulticastGroup::Link,
         MulticastGroup::Ipv4Ifaddr,
@@ -299,7 +311,7 @@ pub fn changes() -> Result<std::sync::Arc<Notify>, Error> {
     let (connection, handle, mut messages) = new_multicast_connection(&groups)
         .map_err(Error::io("subscribe to changes of interfaces, addresses and routes"))?;
     tokio::spawn(connection);
-    let notify = std::sync::Arc::new(Notify::new());
+    let notify = Arc::new(Notify::new());
     let waker = notify.clone();
     tokio::spawn(async move {
         // The connection is closed when its last handle is dropped.
@@ -337,6 +349,7 @@ fn parse_link(message: &LinkMessage) -> Link {
         peer_elsewhere: false,
         external_vxlan: false,
         enslaved: false,
+        promiscuous: message.header.flags.contains(LinkFlags::Promisc),
     };
     for attribute in &message.attributes {
         match attribute {

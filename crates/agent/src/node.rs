@@ -6,13 +6,16 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::fcntl::{Flock, FlockArg};
-use sluice_datapath::{Datapath, ObjectName, Settings, kernel};
+use nix::fcntl::Flock;
+use sluice_datapath::{Datapath, Interface, ObjectName, Settings, kernel};
 use sluice_tables::{Membarrier, NodeTables, ReaderGate, SharedReader, Sizes, WaitForThreads};
 use tokio::sync::watch;
 
+use crate::changes::Changes;
 use crate::enrollment::{check_identity, load_or_enroll};
+use crate::lock::{lock_pins, lock_state};
 use crate::metric_source::MetricSource;
+use crate::netlink::Netlink;
 use crate::rsp::{KeyStore, Keys, RspTransport, TransportConfig};
 use crate::stream_client::SharedStreamStatus;
 use crate::underlay::Vteps;
@@ -93,7 +96,7 @@ pub fn open(common: &CommonArgs, role: &'static str, object: ObjectName) -> Resu
     let state_dir = common.state_dir()?;
     // Checked before anything on this machine is changed.
     check_identity(&state_dir, common.enrollment.as_deref(), role)?;
-    let lock = lock(&state_dir)?;
+    let lock = lock_state(&state_dir)?;
     let pin_dir = common.pin_dir(role);
     sluice_datapath::create_pin_dir(&pin_dir)?;
     let locks = [lock, lock_pins(&pin_dir)?];
@@ -133,33 +136,6 @@ fn adoption_error(error: sluice_tables::Error, pin_dir: &Path) -> Error {
         }
         other => other.into(),
     }
-}
-
-fn lock(state_dir: &Path) -> Result<Flock<fs::File>, Error> {
-    let path = state_dir.join("lock");
-    let file = fs::File::create(&path).map_err(Error::io(format!("lock {}", path.display())))?;
-    lock_file(file, &path, || {
-        format!("another agent is running with the state directory {}", state_dir.display())
-    })
-}
-
-/// Locks the pinned programs and tables, which agents with different state directories may share by mistake.
-fn lock_pins(pin_dir: &Path) -> Result<Flock<fs::File>, Error> {
-    let file = fs::File::open(pin_dir).map_err(Error::io(format!("lock {}", pin_dir.display())))?;
-    lock_file(file, pin_dir, || {
-        format!("another agent is running with the programs and tables in {}", pin_dir.display())
-    })
-}
-
-fn lock_file(
-    file: fs::File,
-    path: &Path,
-    is_locked: impl FnOnce() -> String,
-) -> Result<Flock<fs::File>, Error> {
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, number)| match number {
-        nix::errno::Errno::EWOULDBLOCK => Error::Config(is_locked()),
-        number => Error::io(format!("lock {}", path.display()))(number.into()),
-    })
 }
 
 impl Opened {
@@ -247,20 +223,49 @@ impl<R: Role> Started<R> {
     }
 }
 
-/// Removes the programs and tables that a node has pinned.
+/// Removes the programs and tables that a node has pinned, and restores what its agents have changed on interfaces.
 ///
 /// # Errors
-/// If another agent runs, or a pin cannot be removed.
-pub fn flush(common: &CommonArgs, role: &'static str) -> Result<(), Error> {
+/// If an agent runs, or something cannot be restored or removed; the call can be repeated.
+pub async fn flush(common: &CommonArgs, role: &'static str, netlink: &Netlink) -> Result<(), Error> {
+    let remove = |pin_dir: &Path| {
+        if sluice_datapath::flush(pin_dir)? {
+            tracing::info!(path = %pin_dir.display(), "removed programs and tables");
+        }
+        Ok(())
+    };
+    flush_by(common, role, netlink, remove).await
+}
+
+/// Removes the tables that a node has pinned, and restores what its agents have changed on interfaces. Its interfaces keep
+/// a TC program, which drops everything, except the interfaces named in `without`. Returns the interfaces that are closed
+/// in this way.
+///
+/// # Errors
+/// As [`flush`].
+pub async fn flush_closed(
+    common: &CommonArgs,
+    role: &'static str,
+    netlink: &Netlink,
+    without: &[&str],
+) -> Result<Vec<Interface>, Error> {
+    flush_by(common, role, netlink, |pin_dir| Ok(sluice_datapath::flush_closed(pin_dir, without)?)).await
+}
+
+/// Flushes by `remove` while no agent can start.
+async fn flush_by<T>(
+    common: &CommonArgs,
+    role: &'static str,
+    netlink: &Netlink,
+    remove: impl FnOnce(&Path) -> Result<T, Error>,
+) -> Result<T, Error> {
     kernel::check()?;
     let _lock = match &common.state_dir {
-        Some(dir) if dir.exists() => Some(lock(dir)?),
+        Some(dir) if dir.exists() => Some(lock_state(dir)?),
         _ => None,
     };
     let pin_dir = common.pin_dir(role);
     let _pins = if pin_dir.exists() { Some(lock_pins(&pin_dir)?) } else { None };
-    if sluice_datapath::flush(&pin_dir)? {
-        tracing::info!(path = %pin_dir.display(), "removed programs and tables");
-    }
-    Ok(())
+    Changes::new(&pin_dir).restore(netlink, None).await?;
+    remove(&pin_dir)
 }

@@ -23,6 +23,9 @@ pub trait Role: Send + 'static {
     /// Whether heartbeats report the traffic of each VNI.
     const REPORTS_VNI_TRAFFIC: bool = false;
 
+    /// Whether the controller compares digests of the tables with what it compiled.
+    const HAS_DIGESTS: bool = false;
+
     /// The load that heartbeats report; 0 if the role does not measure it.
     fn load(&self) -> NodeLoad {
         NodeLoad::default()
@@ -108,6 +111,12 @@ pub trait Role: Send + 'static {
         }
     }
 
+    /// Number of entries that the role keeps out of the tables, or has written in part, until another entry comes
+    /// that they need.
+    fn waiting(&self) -> usize {
+        0
+    }
+
     /// All messages of a step have been applied: writes entries that need others of the same step, whichever
     /// of its messages these are in.
     fn end_step(&mut self, _context: &mut UpdateContext<'_>) {}
@@ -139,14 +148,19 @@ pub struct UpdateContext<'a> {
 }
 
 impl UpdateContext<'_> {
-    /// Reports a failure to the controller.
+    /// Reports a failure to the controller. The entry is tried again later.
     pub fn fail(&mut self, text: impl FnOnce() -> String) {
         self.failures.add(1, text);
     }
 
+    /// Reports an entry to the controller that is one of [`Role::waiting`] now.
+    pub fn wait(&mut self, text: impl FnOnce() -> String) {
+        self.failures.add_waiting(text);
+    }
+
     /// Reports an entry of a kind that nodes of this role do not have.
     pub fn reject(&mut self, entry: impl Display) {
-        self.fail(|| format!("{entry}: a node of this role has no such entries"));
+        self.failures.add_lost(|| format!("{entry}: a node of this role has no such entries"));
     }
 
     /// The value of `result`; an error is reported to the controller as a failure of `entry`.

@@ -6,12 +6,17 @@ use std::future::Future;
 use std::io;
 
 use axum::Router;
+use axum::serve::Listener;
+use sluice_http::{Connections, Limits};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::stream_client::StreamClient;
 use crate::{CommonArgs, Error, Role, Started, local_api, metrics};
+
+/// Connections to the local API, and to the metrics: few clients need them.
+const CONNECTIONS_MAX: usize = 64;
 
 impl<R: Role> Started<R> {
     /// Follows the controller, serves the local API and metrics, and runs `work`, until SIGTERM or SIGINT.
@@ -30,17 +35,12 @@ impl<R: Role> Started<R> {
         let socket = common.socket(node.role);
         let listener = local_api::listen(&socket)?;
         let local = local_api::router(node.clone()).merge(routes);
-        tasks.spawn(
-            async move { axum::serve(listener, local).await.map_err(Error::io("serve the local API")) },
-        );
+        tasks.spawn(serve_http(listener, local));
         if let Some(address) = common.metrics {
             let listener = TcpListener::bind(address)
                 .await
                 .map_err(Error::io(format!("listen on {address} for metrics")))?;
-            let router = metrics::router(node.clone());
-            tasks.spawn(
-                async move { axum::serve(listener, router).await.map_err(Error::io("serve metrics")) },
-            );
+            tasks.spawn(serve_http(listener, metrics::router(node.clone())));
         }
         let client = StreamClient {
             identity: self.identity,
@@ -64,6 +64,13 @@ impl<R: Role> Started<R> {
         let _ = fs::remove_file(&socket);
         result
     }
+}
+
+/// Serves until the task is canceled.
+async fn serve_http<L: Listener>(listener: L, router: Router) -> Result<(), Error> {
+    let limits = Limits { connections: CONNECTIONS_MAX, ..Limits::default() };
+    sluice_http::serve(listener, router, limits, Connections::new(&limits), std::future::pending()).await;
+    Ok(())
 }
 
 async fn stop_signal() -> Result<(), Error> {

@@ -31,9 +31,15 @@ use crate::backoff::{Backoff, LONGEST_DELAY};
 use crate::heartbeat::{self, Counters, TableFigures};
 use crate::hello::hello;
 use crate::vni_traffic::VniTrafficReport;
-use crate::{Applied, Applier, Error, Role, TableWriter, error_chain};
+use crate::{Applied, Applier, Error, Repaired, Role, TableWriter, error_chain};
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of the digests of the tables. With the time until the controller has compared them, damage is known within
+/// 5 s.
+const DIGEST_INTERVAL: Duration = Duration::from_secs(3);
+/// The pause after digests is at least this many times as long as computing them, so that they take at most a hundredth
+/// of a processor: for more than one or two million entries the interval is longer.
+const DIGEST_PAUSE: u32 = 100;
 /// Messages that are decoded while an earlier one is written.
 const DECODED_AHEAD: usize = 4;
 
@@ -52,8 +58,16 @@ pub struct StreamStatus {
     pub steps: u64,
     /// Number of entries that could not be written since the agent started.
     pub failures: u64,
-    /// Failures of the last step that had any.
+    /// Failures of the last step that had any, as far as they are known to remain.
     pub last_failures: Vec<String>,
+    /// How often the digests of the tables were computed since the agent started.
+    pub digests: u64,
+    /// Time that this took, in seconds.
+    pub digest_seconds: f64,
+    /// Entries that differed from what the controller compiled, and were repaired.
+    pub repaired: u64,
+    /// The last of them.
+    pub last_repaired: Vec<String>,
 }
 
 /// The stream's state, shared between the client and its readers.
@@ -159,11 +173,12 @@ impl<R: Role> StreamClient<R> {
             }
             Ok(())
         };
-        // The first of the three that ends also ends the stream; none of them waits for another.
+        // The first of them that ends also ends the stream; none of them waits for another.
         tokio::select! {
             result = read => result,
             result = self.apply_updates(decoded, &reports) => result,
             result = self.send_heartbeats(&reports) => result,
+            result = self.send_digests(&reports) => result,
         }
     }
 
@@ -175,17 +190,31 @@ impl<R: Role> StreamClient<R> {
     ) -> Result<(), Error> {
         while let Some(update) = decoded.recv().await {
             let started = Instant::now();
-            let job = move |applier: &mut Applier<R>| (applier.apply(update), applier.topology_changes());
-            let (applied, changes) = self.writer.run(job).await?;
+            let job = move |applier: &mut Applier<R>| {
+                (applier.apply(update), applier.is_complete(), applier.topology_changes())
+            };
+            let (applied, is_complete, changes) = self.writer.run(job).await?;
             let applied = applied?;
-            self.topology.send_if_modified(|seen| std::mem::replace(seen, changes) != changes);
-            if let Some(Applied { revision, failures, failed_entries }) = applied {
+            self.note_topology(changes);
+            if let Some(Applied { revision, failures, failed_entries, repaired }) = applied {
+                if let Some(Repaired { differences, named }) = repaired {
+                    tracing::warn!(revision, differences, ?named, "repaired the tables");
+                    self.status.change(|status| {
+                        status.repaired += differences;
+                        status.last_repaired.clone_from(&named);
+                    });
+                    reports.repair(revision, differences, named).await?;
+                }
                 tracing::debug!(revision, took = ?started.elapsed(), failures = failed_entries, "applied");
                 self.note_step(revision, &failures, failed_entries);
-                reports.ack(revision, failures).await?;
+                reports.ack(revision, failures, is_complete).await?;
             }
         }
         Ok(())
+    }
+
+    fn note_topology(&self, changes: u64) {
+        self.topology.send_if_modified(|seen| std::mem::replace(seen, changes) != changes);
     }
 
     fn note_step(&self, revision: u64, failures: &[String], failed_entries: u64) {
@@ -206,8 +235,44 @@ impl<R: Role> StreamClient<R> {
         let mut vni_traffic = R::REPORTS_VNI_TRAFFIC.then(VniTrafficReport::default);
         loop {
             ticks.tick().await;
+            self.retry(reports).await?;
             reports.heartbeat(self.heartbeat(vni_traffic.as_mut(), &mut unconfirmed).await?).await?;
         }
+    }
+
+    /// Sends digests of the tables, which the controller compares with what it compiled.
+    async fn send_digests(&self, reports: &ReportSender) -> Result<(), Error> {
+        let mut pause = DIGEST_INTERVAL;
+        loop {
+            if !R::HAS_DIGESTS {
+                std::future::pending::<()>().await;
+            }
+            sleep(pause).await;
+            let read = |applier: &mut Applier<R>| {
+                let began = Instant::now();
+                (applier.digests(), began.elapsed())
+            };
+            let (digests, took) = self.writer.run(read).await?;
+            let Some((revision, digests)) = digests else { continue };
+            self.status.change(|status| {
+                status.digests += 1;
+                status.digest_seconds += took.as_secs_f64();
+            });
+            reports.digests(revision, &digests).await?;
+            pause = DIGEST_INTERVAL.max(took * DIGEST_PAUSE);
+        }
+    }
+
+    /// Tries again what could not be written, and reports progress.
+    async fn retry(&self, reports: &ReportSender) -> Result<(), Error> {
+        let job = |applier: &mut Applier<R>| {
+            (applier.retry(Instant::now()), applier.is_complete(), applier.topology_changes())
+        };
+        let (applied, is_complete, changes) = self.writer.run(job).await?;
+        self.note_topology(changes);
+        let Some(Applied { revision, failures, .. }) = applied else { return Ok(()) };
+        self.status.change(|status| status.last_failures.clone_from(&failures));
+        Ok(reports.ack(revision, failures, is_complete).await?)
     }
 
     /// `reported` is the number of changes of the unconfirmed entries that this stream has reported.
@@ -218,6 +283,7 @@ impl<R: Role> StreamClient<R> {
     ) -> Result<Heartbeat, Error> {
         let before = *reported;
         let read = move |applier: &mut Applier<R>| {
+            applier.tables.forget_removed_vnis();
             let unconfirmed = applier.unconfirmed();
             let report =
                 (unconfirmed.changes() != before).then(|| unconfirmed.report(&applier.tables, &applier.role));

@@ -3,6 +3,7 @@
 mod support;
 
 use sluice_agent::netlink::Netlink;
+use std::fmt::Write;
 use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -87,5 +88,37 @@ fn only_kept_neighbors_are_marked_and_released() {
         netlink.release_neighbor(index, kept).await.unwrap();
         netlink.release_neighbor(index, kept).await.expect("an absent entry is no error");
         assert_eq!(list().await, [fixed]);
+    });
+}
+
+/// The kernel refuses to begin a list on a socket that has not finished another. Catches lists that fail because
+/// two tasks need them at the same time.
+#[test]
+fn lists_of_several_tasks_at_the_same_time_succeed() {
+    in_namespace(|| async {
+        let netlink = Netlink::open().unwrap();
+        // More than the kernel sends at once.
+        let mut batch = String::new();
+        for number in 0..2_000 {
+            writeln!(batch, "address add 198.18.{}.{}/32 dev u0", number / 250, number % 250).unwrap();
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("batch");
+        fs::write(&file, batch).unwrap();
+        ip(&format!("-batch {}", file.display()));
+        let tasks: Vec<_> = (0..40)
+            .map(|number| {
+                let netlink = netlink.clone();
+                tokio::spawn(async move {
+                    match number % 2 {
+                        0 => netlink.links().await.map(|links| links.len()),
+                        _ => netlink.addresses(None).await.map(|addresses| addresses.len()),
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            assert!(task.await.unwrap().unwrap() > 1);
+        }
     });
 }

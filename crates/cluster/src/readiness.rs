@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A gateway judges itself and reports the result, so all nodes see the same state. If no gateway's tables are current,
-//! the cluster is served by those with the newest ones: a gateway of which nobody knows a better one is CURRENT as soon as
+//! the cluster is served by those with the newest ones: a gateway that knows no better one is CURRENT as soon as
 //! its tables are whole.
 
 use serde::{Deserialize, Serialize};

@@ -10,11 +10,14 @@ use crate::place::Place;
 use crate::place::apply::apply_plans;
 use crate::place::scheduler::schedule;
 use crate::push::{
-    Push, Reach, SouthboundService, compact_outbox, follow, hold_writes, release_writes, save_node_states,
+    NodeConnection, Push, Reach, SouthboundService, compact_outbox, follow, hold_writes, release_writes,
+    save_all, save_node_states,
 };
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
 use sha2::{Digest, Sha256};
 use sluice_envelope::BootId;
+use sluice_http::{Connections, Limits, serve as serve_http};
 use sluice_southbound::{CertificateAuthority, server_builder, server_service};
 use sluice_store::{Store, StoreError};
 use std::future::Future;
@@ -28,6 +31,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio_stream::StreamExt as _;
 use tonic::transport::server::TcpIncoming;
 
 /// Longest wait for requests in progress when the controller stops.
@@ -119,7 +123,6 @@ pub struct Controller {
     pub api: SocketAddr,
     /// Where nodes connect.
     pub southbound: SocketAddr,
-    db: Arc<Database>,
     push: Arc<Push>,
     end: watch::Sender<bool>,
     servers: JoinHandle<Result<(), Error>>,
@@ -200,6 +203,16 @@ fn host_and_port(name: &str, port: u16) -> String {
     }
 }
 
+/// Raises the number of files that this process may open to what the system admits. Each node is a connection, and
+/// the usual limit is 1024.
+fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "cannot raise the number of open files");
+    }
+}
+
 async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let failed = |source| Error::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -239,6 +252,7 @@ impl Controller {
     /// [`Error`], with the cause.
     pub async fn start(args: Args) -> Result<Self, Error> {
         let token_digest = read_token(&args)?;
+        raise_file_limit();
         let names = names(&args)?;
         let store = open_store(&args).await?;
         let ca = Arc::new(authority(store.as_ref()).await?);
@@ -268,12 +282,14 @@ impl Controller {
             place: place.clone(),
             moves: moves.clone(),
         };
-        let app = router(Api::new(handles, reach, token_digest));
-        let northbound =
-            axum::serve(api_listener, app).with_graceful_shutdown(ended(ending.clone())).into_future();
+        let limits = Limits::default();
+        let connections = Connections::new(&limits);
+        let app = router(Api::new(handles, reach, token_digest, connections.clone()));
+        let northbound = serve_http(api_listener, app, limits, connections, ended(ending.clone()));
         let service =
             server_service(SouthboundService { push: push.clone(), loads: place.clone(), ca: ca.clone() });
         let incoming = TcpIncoming::from(southbound_listener).with_nodelay(Some(true));
+        let incoming = incoming.map(|accepted| accepted.map(NodeConnection::new));
         let nodes = server_builder(&ca, &certificate)?
             .add_service(service)
             .serve_with_incoming_shutdown(incoming, ended(ending.clone()));
@@ -290,7 +306,7 @@ impl Controller {
         background.spawn(schedule(place));
         tracing::info!(%api, %southbound, "controller ready");
         let servers = tokio::spawn(serve(northbound, nodes));
-        Ok(Self { api, southbound, db, push, end, servers, background })
+        Ok(Self { api, southbound, push, end, servers, background })
     }
 
     /// Stops the controller: requests in progress are answered, and streams are closed.
@@ -302,11 +318,9 @@ impl Controller {
         self.end.send_replace(true);
         let servers = tokio::time::timeout(GRACE, &mut self.servers).await;
         self.background.shutdown().await;
-        // If the last acknowledgments cannot be saved, nodes report them again when they reconnect.
-        for state in self.push.hub.take_unsaved(true) {
-            if self.db.store.save_node_state(state).await.is_err() {
-                break;
-            }
+        if let Err(error) = save_all(&self.push).await {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "cannot save the last acknowledgments");
         }
         match servers {
             Ok(Ok(result)) => result,
@@ -322,12 +336,14 @@ impl Controller {
 
 /// Runs both servers until both have ended, or one fails.
 async fn serve(
-    northbound: impl Future<Output = io::Result<()>>,
+    northbound: impl Future<Output = ()>,
     nodes: impl Future<Output = Result<(), tonic::transport::Error>>,
 ) -> Result<(), Error> {
-    tokio::try_join!(async { northbound.await.map_err(Error::Api) }, async {
-        nodes.await.map_err(Error::Southbound)
-    },)?;
+    let northbound = async {
+        northbound.await;
+        Ok(())
+    };
+    tokio::try_join!(northbound, async { nodes.await.map_err(Error::Southbound) })?;
     Ok(())
 }
 

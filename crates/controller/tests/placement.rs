@@ -319,7 +319,7 @@ fn serve(cloud: &Cloud, identity: Identity) -> tokio::task::JoinHandle<()> {
                 let mut node = Node { connection, database: 0 };
                 while let Ok(Some(update)) = node.connection.updates.next().await {
                     if update.revision > 0
-                        && node.connection.reports.ack(update.revision, vec![]).await.is_err()
+                        && node.connection.reports.ack(update.revision, vec![], true).await.is_err()
                     {
                         break;
                     }

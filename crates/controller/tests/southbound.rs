@@ -270,7 +270,7 @@ async fn failures_are_shown_until_a_snapshot_is_written() {
     let mut node = join(&cloud, &identity, 0, 0).await;
     let step = node.step().await;
     let revision = step.last().unwrap().revision;
-    node.connection.reports.ack(revision, vec!["endpoint table full".into()]).await.unwrap();
+    node.connection.reports.ack(revision, vec!["endpoint table full".into()], false).await.unwrap();
     let failed = |body: &serde_json::Value| body["items"][0]["failures"][0] == "endpoint table full";
     cloud.wait_until("the failure shown", "/v1/nodes", failed).await;
 
@@ -278,7 +278,7 @@ async fn failures_are_shown_until_a_snapshot_is_written() {
     cloud.make("/v1/tenants", json!({"name": "another"})).await;
     let mark = node.next().await;
     assert!(mark.is_empty() && mark.revision > revision);
-    node.ack(mark.revision).await;
+    node.connection.reports.ack(mark.revision, Vec::new(), false).await.unwrap();
     // The missing entries are still missing.
     let missing = format!("entries of revision {revision} or before could not be written");
     let current = |body: &serde_json::Value| {
@@ -292,6 +292,13 @@ async fn failures_are_shown_until_a_snapshot_is_written() {
     node.acked_step().await;
     let whole = |body: &serde_json::Value| body["items"][0]["failures"] == json!([]);
     cloud.wait_until("the gateway whole", "/v1/nodes", whole).await;
+    // Or when the node reports that it has written the rest.
+    cloud.make("/v1/tenants", json!({"name": "third"})).await;
+    let revision = node.next().await.revision;
+    node.connection.reports.ack(revision, vec!["endpoint table full".into()], false).await.unwrap();
+    cloud.wait_until("the failure shown", "/v1/nodes", failed).await;
+    node.connection.reports.ack(revision, Vec::new(), true).await.unwrap();
+    cloud.wait_until("the gateway whole again", "/v1/nodes", whole).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Reads and resets the counters of the packet programs: drops, traffic, lost events.
 
+use std::collections::BTreeMap;
+
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
 use sluice_tables::{CounterReset, layout};
 use sluice_types::Vni;
@@ -49,12 +51,17 @@ fn sum(values: &[Vec<u8>], at: usize) -> u64 {
 pub(crate) fn drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
     let mut counts = Vec::new();
     for reason in 0..map.max_entries() {
-        let packets = sum(&read_per_cpu(map, &reason.to_ne_bytes())?, 0);
+        let packets = drops_for(map, reason)?;
         if packets > 0 {
             counts.push(DropCount { vni: None, reason, packets });
         }
     }
     Ok(counts)
+}
+
+/// Reads the node's drops for one reason.
+pub(crate) fn drops_for(map: &MapHandle, reason: u32) -> Result<u64, Error> {
+    Ok(sum(&read_per_cpu(map, &reason.to_ne_bytes())?, 0))
 }
 
 /// Reads the drops by VNI and reason.
@@ -65,6 +72,20 @@ pub(crate) fn vni_drops(map: &MapHandle) -> Result<Vec<DropCount>, Error> {
         counts.push(DropCount { vni: Some(read_u32(&key, 0)), reason: read_u32(&key, 4), packets });
     }
     counts.sort_by_key(|count| (count.vni, count.reason));
+    Ok(counts)
+}
+
+/// Reads the frames that were dropped because their interface is not a port, by interface index.
+pub(crate) fn unknown_ports(map: &MapHandle) -> Result<BTreeMap<u32, u64>, Error> {
+    let failed = || Error::bpf(format!("read the counters {:?}", map.name()));
+    let mut counts = BTreeMap::new();
+    // The iteration begins again when its last key is replaced, so it needs a bound.
+    for key in map.keys().take(map.max_entries() as usize) {
+        // An entry that was replaced meanwhile has no value.
+        if let Some(value) = map.lookup(&key, MapFlags::ANY).map_err(failed())? {
+            counts.insert(read_u32(&key, 0), read_u64(&value, 0));
+        }
+    }
     Ok(counts)
 }
 

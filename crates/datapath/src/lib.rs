@@ -19,6 +19,7 @@ mod object;
 mod ring;
 mod sys;
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -32,7 +33,7 @@ pub use attach::{Attachment, Interface};
 pub use counters::{DropCount, Traffic, VniCounters};
 pub use error::Error;
 pub use events::{Event, EventRing, FlowEvent, FlowEvents, Stray, Strays};
-pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir};
+pub use maps::{CELLS_MAP, FLOW_CELLS_MAP, SESSION_MAPS, create_pin_dir, pinned_tables};
 pub use object::ObjectName;
 use ring::Ring;
 
@@ -82,9 +83,9 @@ impl Datapath {
             .name(name.as_str())
             .and_then(|builder| builder.open_memory(bytes))
             .map_err(Error::bpf(format!("open the {} programs", name.as_str())))?;
-        let maps = settings.pin_dir.as_ref().map(|dir| dir.join("maps"));
+        let maps = settings.pin_dir.as_ref().map(|dir| dir.join(maps::PINNED_MAPS));
         if let Some(dir) = &settings.pin_dir {
-            for dir in [dir.join("maps"), dir.join("links")] {
+            for dir in [dir.join(maps::PINNED_MAPS), dir.join("links")] {
                 maps::create_pin_dir(&dir)?;
             }
             attach::remove_stale_pins(&dir.join("links"))?;
@@ -216,6 +217,14 @@ impl Datapath {
         attach::detach(&self.links()?, interface)
     }
 
+    /// Removes the pins of interfaces that do not exist any more. Their programs are gone with them.
+    ///
+    /// # Errors
+    /// If the pins cannot be listed, or one cannot be removed.
+    pub fn remove_stale_pins(&self) -> Result<(), Error> {
+        attach::remove_stale_pins(&self.links()?)
+    }
+
     /// Returns whether the interface has a program of this node.
     ///
     /// # Errors
@@ -245,12 +254,28 @@ impl Datapath {
         counters::drops(&self.map("drops")?)
     }
 
+    /// Reads the node's drops for one reason.
+    ///
+    /// # Errors
+    /// If the counter cannot be read.
+    pub fn drops_for(&self, reason: u32) -> Result<u64, Error> {
+        counters::drops_for(&self.map("drops")?, reason)
+    }
+
     /// Reads the drops by VNI and reason.
     ///
     /// # Errors
     /// If a counter cannot be read.
     pub fn vni_drops(&self) -> Result<Vec<DropCount>, Error> {
         counters::vni_drops(&self.map("vni_drops")?)
+    }
+
+    /// Reads the frames that were dropped because their interface is not a port, by interface index.
+    ///
+    /// # Errors
+    /// If the programs have no such counters, or they cannot be read.
+    pub fn unknown_ports(&self) -> Result<BTreeMap<u32, u64>, Error> {
+        counters::unknown_ports(&self.map("unknown_ports")?)
     }
 
     /// Opens the counters by VNI. The writer of the tables resets them when a VNI is added and removes
@@ -289,6 +314,39 @@ pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
     }
     maps::remove_pins(pin_dir)?;
     Ok(true)
+}
+
+/// Removes the tables that are pinned under `pin_dir`, and leaves the interfaces that have a TC program closed:
+/// that program is replaced, without a gap, by one that drops everything (`guard.bpf.c`). Its attachments stay
+/// pinned, so that the next agent adopts them. The interfaces named in `without` lose their program. Returns
+/// the interfaces that are closed.
+///
+/// # Errors
+/// If the directory is not on a BPF file system, or an attachment or a pin cannot be changed.
+pub fn flush_closed(pin_dir: &Path, without: &[&str]) -> Result<Vec<Interface>, Error> {
+    if !pin_dir.exists() {
+        return Ok(Vec::new());
+    }
+    maps::check_bpffs(pin_dir)?;
+    // The counters of another version may be incompatible with the guard. Attached programs keep their maps.
+    maps::remove_pins(&pin_dir.join("maps"))?;
+    let settings = Settings { object: ObjectName::Guard, cells: 0, pin_dir: Some(pin_dir.to_owned()) };
+    let guard = Datapath::load(&settings)?;
+    let mut closed = Vec::new();
+    for interface in guard.attached()? {
+        if without.contains(&interface.name.as_str()) {
+            guard.detach(&interface)?;
+        } else {
+            guard.attach_tc("guard", &interface)?;
+            closed.push(interface);
+        }
+    }
+    if closed.is_empty() {
+        flush(pin_dir)?;
+    } else {
+        maps::remove_all_but(pin_dir, &["links", "maps"])?;
+    }
+    Ok(closed)
 }
 
 /// Sends libbpf's messages to the log. Its warnings contain the verifier's log.

@@ -116,6 +116,18 @@ pub(crate) fn remove_pins(dir: &Path) -> Result<(), Error> {
     }
 }
 
+/// Removes all directories in `dir` except those named.
+pub(crate) fn remove_all_but(dir: &Path, kept: &[&str]) -> Result<(), Error> {
+    let failed = || Error::system(format!("list {}", dir.display()));
+    for entry in fs::read_dir(dir).map_err(failed())? {
+        let entry = entry.map_err(failed())?;
+        if !kept.iter().any(|name| entry.file_name() == *name) {
+            remove_pins(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// A mapping of a map into this process.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -173,6 +185,19 @@ pub(crate) fn map_cells(map: MapHandle) -> Result<Memory, Error> {
     // shared with the programs, which read the tables by the rules of cells.h and write only the words
     // that these rules give them. The caller guarantees a single writer (an agent holds a lock).
     Ok(unsafe { Memory::from_raw(mapping.base, cells, Arc::new(mapping)) })
+}
+
+/// Directory of the pinned maps below the pin directory.
+pub(crate) const PINNED_MAPS: &str = "maps";
+
+/// Maps the forwarding tables that an agent has pinned in a directory, to read them beside it.
+///
+/// # Errors
+/// If there are none, or the kernel refuses the mapping.
+pub fn pinned_tables(pin_dir: &Path) -> Result<Memory, Error> {
+    let path = pin_dir.join(PINNED_MAPS).join(CELLS_MAP);
+    let failed = Error::bpf(format!("open {}", path.display()));
+    map_cells(MapHandle::from_pinned_path(&path).map_err(failed)?)
 }
 
 /// Maps an array into memory whose words both packet programs and agents change, such as a session table.

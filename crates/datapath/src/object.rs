@@ -20,6 +20,8 @@ pub enum ObjectName {
     Gateway,
     /// `vswitch.bpf.c`: the packet programs of hosts.
     Vswitch,
+    /// `guard.bpf.c`: the program of VM interfaces on a host without forwarding tables.
+    Guard,
     /// `switch_port.bpf.c`: the packet program of the lab's switches.
     SwitchPort,
     /// `tables_test.bpf.c`: for tests of the C code that reads the tables.
@@ -37,6 +39,7 @@ impl ObjectName {
         match self {
             Self::Gateway => "gateway",
             Self::Vswitch => "vswitch",
+            Self::Guard => "guard",
             Self::SwitchPort => "switch_port",
             Self::TablesTest => "tables_test",
             Self::MetersFlowsTest => "meters_flows_test",

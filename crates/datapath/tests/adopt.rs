@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags};
 use sluice_datapath::{
-    Attachment, Datapath, Error, FLOW_CELLS_MAP, Interface, ObjectName, Settings, Traffic, flush, kernel,
+    Attachment, Datapath, Error, FLOW_CELLS_MAP, Interface, ObjectName, Settings, Traffic, flush,
+    flush_closed, kernel,
 };
 use sluice_tables::flows::Policy;
 use sluice_tables::{Immediate, NodeTables, Role, Sizes, Vrf};
@@ -138,13 +139,21 @@ fn a_vni_does_not_inherit_counts() {
     [4, 5, 77].into_iter().for_each(|vni| count_drop(&first, vni));
     tables.remove_vrf(Vni::new(5).unwrap()).unwrap();
     assert_eq!(dropped(&first), [4, 77]);
+    // A packet that had found the VRF before its removal is counted after it. VNI 8 is removed and returns.
+    count_drop(&first, 5);
+    tables.upsert_vrf(&vrf(8)).unwrap();
+    tables.remove_vrf(Vni::new(8).unwrap()).unwrap();
+    tables.upsert_vrf(&vrf(8)).unwrap();
+    count_drop(&first, 8);
+    tables.forget_removed_vnis();
+    assert_eq!(dropped(&first), [4, 8, 77]);
     drop((tables, first));
 
     let second = pins.load(ObjectName::Gateway, 4096).unwrap();
     let mut tables = NodeTables::adopt(second.memory().unwrap(), Immediate).unwrap();
     let counters = second.vni_counters().unwrap();
     counters.remove_unknown(|vni| tables.vrfs().any(|entry| entry.vrf.vni.get() == vni)).unwrap();
-    assert_eq!(dropped(&second), [4], "what a predecessor left behind");
+    assert_eq!(dropped(&second), [4, 8], "what a predecessor left behind");
     tables.set_counter_reset(counters);
     tables.upsert_vrf(&vrf(6)).unwrap();
     let of6 = tables.vrf(Vni::new(6).unwrap()).unwrap().counters;
@@ -285,6 +294,46 @@ fn flush_leaves_nothing() {
         assert!(!pins.0.exists());
         assert!(!programs_on("u0").contains("id "), "{}", programs_on("u0"));
         assert!(!flush(&pins.0).unwrap());
+    });
+}
+
+/// Catches a flush that opens the interface of a VM, and counters that the guard does not keep.
+#[test]
+fn interfaces_stay_closed_after_a_flush() {
+    in_namespace(|| {
+        let pins = Pins::new("closed");
+        let [vm, device] = ["u0", "t0"].map(|name| Interface::by_name(name).unwrap());
+        let first = pins.load(ObjectName::Vswitch, 4096).unwrap();
+        first.attach_tc("port_ingress", &vm).unwrap();
+        first.attach_tc("uplink_ingress", &device).unwrap();
+        drop(first);
+        assert_eq!(flush_closed(&pins.0, &["t0"]).unwrap(), std::slice::from_ref(&vm));
+        let left = |dir: &str| -> Vec<_> {
+            let entries = fs::read_dir(pins.0.join(dir)).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        assert_eq!((left("maps"), left("links").len()), (vec!["unknown_ports".to_owned()], 1));
+        let dropped = || {
+            let guard = pins.load(ObjectName::Guard, 0).unwrap();
+            guard.unknown_ports().unwrap().get(&vm.index).copied().unwrap_or(0)
+        };
+        let before = dropped();
+        // The kernel sends multicast reports when the other end goes up.
+        ip("link set t0 down");
+        ip("link set t0 up");
+        let mut waits = 0..100;
+        while dropped() == before && waits.next().is_some() {
+            thread::sleep(Duration::from_millis(50));
+        }
+        let counted = dropped();
+        assert!(counted > before);
+        let second = pins.load(ObjectName::Vswitch, 4096).unwrap();
+        assert!(!second.adopted());
+        assert_eq!(second.attach_tc("port_ingress", &vm).unwrap(), Attachment::Adopted);
+        assert!(second.unknown_ports().unwrap()[&vm.index] >= counted);
+        drop(second);
+        assert_eq!(flush_closed(&pins.0, &["u0", "t0"]).unwrap(), []);
+        assert!(!pins.0.exists());
     });
 }
 

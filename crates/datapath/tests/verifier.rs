@@ -11,7 +11,8 @@ use libbpf_rs::{Object, ObjectBuilder, PrintLevel};
 use sluice_datapath::{ObjectName, kernel};
 
 /// Objects whose programs nodes and the lab attach.
-const OBJECTS: [ObjectName; 3] = [ObjectName::Gateway, ObjectName::Vswitch, ObjectName::SwitchPort];
+const OBJECTS: [ObjectName; 4] =
+    [ObjectName::Gateway, ObjectName::Vswitch, ObjectName::Guard, ObjectName::SwitchPort];
 
 /// BPF_COMPLEXITY_LIMIT_INSNS: instructions that the verifier processes before it gives up.
 const INSTRUCTIONS_MAX: u32 = 1_000_000;

@@ -5,6 +5,7 @@
 
 mod args;
 mod load_monitor;
+mod needed_neighbors;
 mod offload;
 mod offload_metrics;
 mod overload;
@@ -22,11 +23,12 @@ use std::sync::{Arc, RwLock};
 
 use axum::routing::get;
 use axum::{Json, Router};
+use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
 use sluice_agent::underlay::{Vteps, links, node_config, vteps};
-use sluice_agent::{CommonArgs, Opened, Started, flush, open};
-use sluice_datapath::{FlowEvent, ObjectName};
+use sluice_agent::{CommonArgs, Started, flush, open};
+use sluice_datapath::{Datapath, FlowEvent, ObjectName};
 use sluice_southbound::Node;
 use sluice_tables::AgentHeartbeat;
 
@@ -50,11 +52,11 @@ const PROGRAM: &str = "gateway";
 /// If the gateway cannot start. Later failures are logged and retried.
 pub async fn run(args: Args) -> Result<(), Error> {
     let common = &args.common;
+    let netlink = Netlink::open()?;
     if common.flush {
-        return flush(common, ROLE);
+        return flush(common, ROLE, &netlink).await;
     }
     common.check_ports(&[args.cluster_port])?;
-    let netlink = Netlink::open()?;
     let underlay = links(&netlink, &args.interfaces).await?;
     let given = Vteps { v4: args.vtep4, v6: args.vtep6 };
     let vteps = vteps(&netlink, &underlay, given).await?;
@@ -62,9 +64,10 @@ pub async fn run(args: Args) -> Result<(), Error> {
 
     let mut opened = open(common, ROLE, ObjectName::Gateway)?;
     opened.tables.set_node(&node_config(&underlay, vteps, 0))?;
-    detach_others(&opened, &underlay)?;
+    let changes = Changes::new(&common.pin_dir(ROLE));
+    detach_others(&opened.datapath, &underlay, &netlink, &changes).await?;
     for link in &underlay {
-        underlay_monitor::prepare(&netlink, link).await?;
+        underlay_monitor::prepare(&netlink, &changes, link).await?;
         opened.datapath.attach_xdp(PROGRAM, &link.interface())?;
     }
     let owned = opened.tables.vips().filter(|vip| vip.owned).map(|vip| (vip.address, vip.mac)).collect();
@@ -84,7 +87,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let status = ownership.status();
     let routes = Router::new().route("/cluster", get(async move || Json(status.get())));
     let underlay = UnderlayMonitor::new(
-        netlink,
+        (netlink, changes),
         node.clone(),
         args.interfaces.clone(),
         links,
@@ -158,15 +161,21 @@ fn start_ownership(
     })
 }
 
-/// Detaches the program from interfaces that are not underlay interfaces any more.
-fn detach_others(opened: &Opened, underlay: &[Link]) -> Result<(), Error> {
-    for interface in opened.datapath.attached()? {
+/// Detaches the program from interfaces that are not underlay interfaces any more, and restores their settings.
+async fn detach_others(
+    datapath: &Datapath,
+    underlay: &[Link],
+    netlink: &Netlink,
+    changes: &Changes,
+) -> Result<(), Error> {
+    for interface in datapath.attached()? {
         if !underlay.iter().any(|link| link.interface() == interface) {
             tracing::info!(
                 interface = interface.name,
                 "not an underlay interface any more: detaching the program"
             );
-            opened.datapath.detach(&interface)?;
+            datapath.detach(&interface)?;
+            changes.restore(netlink, Some(interface.index)).await?;
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use sluice_agent::changes::Changes;
 use sluice_agent::netlink::{Link, Netlink, changes};
 use sluice_agent::sysctl::{self, Family};
 use sluice_agent::underlay::{Vteps, node_config};
@@ -14,6 +15,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::PROGRAM;
+use crate::needed_neighbors::NeededNeighbors;
 use crate::ownership::{Ownership, SharedLinks, WitnessNeighbor};
 use crate::role::GatewayRole;
 
@@ -28,22 +30,23 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const RETRY_TIME: Duration = Duration::from_secs(10);
 
 /// Configures an interface as the program needs it.
-pub async fn prepare(netlink: &Netlink, link: &Link) -> Result<(), Error> {
+pub async fn prepare(netlink: &Netlink, changes: &Changes, link: &Link) -> Result<(), Error> {
     // The destination of frames to a vIP is its vMAC, not the interface's own address.
-    netlink.set_promiscuous(link).await?;
+    changes.set_promiscuous(netlink, link).await?;
     // The kernel looks up routes for XDP programs only on interfaces that forward. Forwarding would stop the
     // processing of router advertisements, from which this node may have its own routes, unless accept_ra is
     // 2.
     if sysctl::get(Family::V6, &link.name, "accept_ra")?.as_deref() == Some("1") {
-        sysctl::set(Family::V6, &link.name, "accept_ra", "2")?;
+        changes.set_sysctl(link, Family::V6, "accept_ra", "2")?;
     }
-    sysctl::set(Family::V4, &link.name, "forwarding", "1")?;
-    sysctl::set(Family::V6, &link.name, "forwarding", "1")
+    changes.set_sysctl(link, Family::V4, "forwarding", "1")?;
+    changes.set_sysctl(link, Family::V6, "forwarding", "1")
 }
 
 /// Monitors the underlay. A single task runs it.
 pub struct UnderlayMonitor {
     netlink: Netlink,
+    changes: Changes,
     node: Arc<Node<GatewayRole>>,
     /// Names of the underlay interfaces.
     names: Vec<String>,
@@ -55,6 +58,7 @@ pub struct UnderlayMonitor {
     /// VTEPs of the cluster's other gateways.
     peers: watch::Receiver<Vec<IpAddr>>,
     reconnected: Arc<Notify>,
+    needed: NeededNeighbors,
     /// Gets the neighbors that may serve as witnesses.
     ownership: Arc<Ownership>,
     /// The interfaces, for announcements of vIPs.
@@ -69,9 +73,9 @@ pub struct UnderlayMonitor {
 }
 
 impl UnderlayMonitor {
-    /// Subscribes to changes. `shared_links` has the current interfaces.
+    /// Subscribes to changes of the kernel's configuration. `shared_links` has the current interfaces.
     pub fn new(
-        netlink: Netlink,
+        (netlink, own_changes): (Netlink, Changes),
         node: Arc<Node<GatewayRole>>,
         names: Vec<String>,
         shared_links: SharedLinks,
@@ -81,8 +85,10 @@ impl UnderlayMonitor {
         let (kernel_changes, topology) = (changes()?, node.topology.subscribe());
         let (peers, reconnected) = (ownership.peers(), ownership.reconnected());
         let links = shared_links.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let needed = NeededNeighbors::new(node.datapath.clone());
         Ok(Self {
             netlink,
+            changes: own_changes,
             node,
             names,
             links,
@@ -91,6 +97,7 @@ impl UnderlayMonitor {
             topology,
             peers,
             reconnected,
+            needed,
             ownership,
             shared_links,
             changed: Instant::now(),
@@ -117,6 +124,12 @@ impl UnderlayMonitor {
                 // The senders are in the node and in the ownership thread, which this task keeps alive.
                 _ = self.topology.changed() => self.changed = Instant::now(),
                 _ = self.peers.changed() => self.changed = Instant::now(),
+                () = self.needed.wait() => {
+                    if let Err(error) = self.needed.probe(&self.netlink).await {
+                        tracing::warn!(error = error_chain(&error), "cannot list the neighbors");
+                    }
+                    continue;
+                }
                 () = sleep(RETRY_INTERVAL), if self.is_incomplete && self.changed.elapsed() < RETRY_TIME => {}
             }
             match self.review().await {
@@ -142,10 +155,20 @@ impl UnderlayMonitor {
     async fn review_links(&mut self) -> Result<(), Error> {
         let mut present = Vec::new();
         for name in &self.names {
-            match self.netlink.link(name).await? {
-                Some(link) => present.push(link),
-                None => tracing::warn!(interface = name, "underlay interface is missing"),
+            match self.netlink.link(name).await {
+                Ok(Some(link)) => present.push(link),
+                Ok(None) => tracing::warn!(interface = name, "underlay interface is missing"),
+                Err(error) => {
+                    self.is_incomplete = true;
+                    let error = error_chain(&error);
+                    tracing::error!(interface = name, error, "cannot look up the underlay interface");
+                    // Nothing is known against it.
+                    present.extend(self.links.iter().find(|link| link.name == *name).cloned());
+                }
             }
+        }
+        if let Err(error) = self.node.datapath.remove_stale_pins() {
+            tracing::warn!(error = error_chain(&error), "cannot remove the pins of removed interfaces");
         }
         let mut links = Vec::new();
         for link in present {
@@ -173,7 +196,7 @@ impl UnderlayMonitor {
     }
 
     async fn start_on(&self, link: &Link) -> Result<(), Error> {
-        prepare(&self.netlink, link).await?;
+        prepare(&self.netlink, &self.changes, link).await?;
         self.node.datapath.attach_xdp(PROGRAM, &link.interface())?;
         Ok(())
     }
@@ -181,9 +204,16 @@ impl UnderlayMonitor {
     /// Makes the kernel keep exactly the next hops to hosts and to the cluster's other gateways resolved.
     /// These next hops are also the candidates for witnesses.
     async fn review_neighbors(&mut self, vteps: &[IpAddr]) -> Result<(), Error> {
-        let mut wanted = HashSet::new();
+        let (mut wanted, mut all_known) = (HashSet::new(), true);
         for vtep in vteps {
-            wanted.extend(self.netlink.next_hops(*vtep).await?);
+            match self.netlink.next_hops(*vtep).await {
+                Ok(hops) => wanted.extend(hops),
+                // A node whose route cannot be looked up must not stop the others.
+                Err(error) => {
+                    (self.is_incomplete, all_known) = (true, false);
+                    tracing::error!(%vtep, error = error_chain(&error), "cannot look up a route");
+                }
+            }
         }
         let witness = |(ifindex, address): &(u32, IpAddr)| {
             let link = self.links.iter().find(|link| link.index == *ifindex)?;
@@ -210,7 +240,7 @@ impl UnderlayMonitor {
                 tracing::error!(%address, error = error_chain(&error), "cannot keep a neighbor resolved");
             }
         }
-        for (hop @ (ifindex, address), _) in known.iter().filter(|(_, known)| known.kept) {
+        for (hop @ (ifindex, address), _) in known.iter().filter(|(_, known)| all_known && known.kept) {
             if !wanted.contains(hop)
                 && let Err(error) = self.netlink.release_neighbor(*ifindex, *address).await
             {

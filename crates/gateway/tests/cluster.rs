@@ -154,6 +154,7 @@ impl Gateway {
                 peer_elsewhere: true,
                 external_vxlan: false,
                 enslaved: false,
+                promiscuous: false,
             };
             let before: OwnedVips =
                 owned.lock().unwrap().iter().map(|vip| (*vip, MacAddr::local(1))).collect();

@@ -284,7 +284,16 @@ impl Lab {
     /// # Errors
     /// [`Error::Unknown`], [`Error::Metrics`].
     pub async fn metrics(&self, node: &str) -> Result<Metrics> {
-        Metrics::fetch(self.node(node)?.metrics).await
+        Metrics::fetch(self.node(node)?.metrics, None).await
+    }
+
+    /// The controller's metrics.
+    ///
+    /// # Errors
+    /// [`Error::Metrics`]; [`Error::Io`] if the token cannot be read.
+    pub async fn controller_metrics(&self) -> Result<Metrics> {
+        let token = std::fs::read_to_string(self.paths.token()).context("cannot read", self.paths.token())?;
+        Metrics::fetch(self.state.api, Some(token.trim())).await
     }
 }
 

@@ -8,14 +8,18 @@ use std::net::SocketAddr;
 pub struct Metrics(String);
 
 impl Metrics {
-    /// Fetches the page from the metrics address of a node.
+    /// Fetches the page from the metrics address of a node, or with the token from the API.
     ///
     /// # Errors
     /// [`Error::Metrics`].
-    pub async fn fetch(address: SocketAddr) -> Result<Self> {
+    pub async fn fetch(address: SocketAddr, token: Option<&str>) -> Result<Self> {
         let url = format!("http://{address}/metrics");
         let unreachable = |source| Error::Metrics { url: url.clone(), source };
-        let response = reqwest::get(&url).await.and_then(reqwest::Response::error_for_status);
+        let mut request = reqwest::Client::new().get(&url);
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        let response = request.send().await.and_then(reqwest::Response::error_for_status);
         let response = response.map_err(unreachable)?;
         response.text().await.map(Self).map_err(unreachable)
     }

@@ -26,6 +26,8 @@ use std::time::Duration;
 
 const SOUTHBOUND_PORT: u16 = 7443;
 const METRICS_PORT: u16 = 9100;
+/// Names of the hosts' ends of VM interfaces: of the topology's VMs, of added and of moved ones (`vm.rs`).
+const PORT_NAMES: &str = "vm*,x-*,y-*";
 /// Longest wait until the controller answers.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -296,7 +298,8 @@ async fn start_agent(lab: &Lab, node: &str) -> Result<Process> {
         argv.extend(gateway.ipv6.map(|address| format!("--vtep6={address}")));
     }
     if let Some(host) = topology.hosts.iter().find(|h| h.name == node) {
-        argv.extend(["--uplink=eth0".to_owned(), format!("--vtep={}", host.vtep())]);
+        let names = format!("--port-names={PORT_NAMES}");
+        argv.extend(["--uplink=eth0".to_owned(), format!("--vtep={}", host.vtep()), names]);
     }
     Process::start(&lab.paths, node, Some(node), argv)
 }

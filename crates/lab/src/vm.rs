@@ -110,7 +110,11 @@ async fn vms(lab: &Lab) -> Result<BTreeMap<String, VmState>> {
 pub(crate) async fn bring_up(lab: &Lab) -> Result<()> {
     let lines: String = lab.state.vms.iter().map(|(name, vm)| link(&lab.paths, name, vm)).collect();
     ip_batch(&lab.paths, "plugging VMs in", &lines).await?;
-    try_join_all(lab.state.vms.iter().map(|(name, vm)| start(lab, name, vm))).await.map(drop)
+    let start = async |name, vm| {
+        prepare_port(lab, name, vm).await?;
+        lab.start_vm(name, vm).await
+    };
+    try_join_all(lab.state.vms.iter().map(|(name, vm)| start(name, vm))).await.map(drop)
 }
 
 /// The line of `ip -batch` that connects a VM to its host.
@@ -126,6 +130,18 @@ impl Lab {
     /// # Errors
     /// Errors of the API and of the commands.
     pub async fn add_vm(&self, name: &str, vpc: &str, subnet: &str, host: &str) -> Result<VmState> {
+        let vm = self.plug_vm(name, vpc, subnet, host).await?;
+        prepare_port(self, name, &vm).await?;
+        self.start_vm(name, &vm).await?;
+        Ok(vm)
+    }
+
+    /// Creates an instance, and a namespace for its VM that is connected to the host. Both ends of the link are down,
+    /// and the port is not attached.
+    ///
+    /// # Errors
+    /// Errors of the API and of the commands.
+    pub async fn plug_vm(&self, name: &str, vpc: &str, subnet: &str, host: &str) -> Result<VmState> {
         let at = self.vpc(vpc)?;
         let unknown = || {
             let known: Vec<&str> = at.subnets.keys().map(String::as_str).collect();
@@ -155,8 +171,17 @@ impl Lab {
         };
         let lines = format!("netns add {}\n{}", self.paths.namespace(name), link(&self.paths, name, &vm));
         ip_batch(&self.paths, "plugging a VM in", &lines).await?;
-        start(self, name, &vm).await?;
         Ok(vm)
+    }
+
+    /// Attaches the port of a VM and waits until the VM has its addresses.
+    ///
+    /// # Errors
+    /// Errors of the API and of the commands.
+    pub async fn start_vm(&self, name: &str, vm: &VmState) -> Result<()> {
+        attach(self, vm).await?;
+        self.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await?;
+        configure(self, name, vm).await
     }
 
     /// Disconnects a VM from its host and connects it to another one, with the same addresses. This is possible
@@ -225,14 +250,6 @@ async fn prepare_port(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
     let text =
         format!("echo 1 >/proc/sys/net/ipv6/conf/{port}/disable_ipv6\nip link set {port} up alias {name}\n");
     script(&lab.paths, &vm.host, "preparing a port", &text).await.map(drop)
-}
-
-/// Attaches a VM's port and waits until the VM has its addresses.
-async fn start(lab: &Lab, name: &str, vm: &VmState) -> Result<()> {
-    prepare_port(lab, name, vm).await?;
-    attach(lab, vm).await?;
-    lab.api.wait_programmed::<Instance>(vm.id, PROGRAMMED_TIMEOUT).await?;
-    configure(lab, name, vm).await
 }
 
 /// Attaches a VM's port; repeated while the agent starts or does not know the instance yet.

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::{self, Format};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use sluice_vswitch::PortName;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct Socket {
 pub enum AgentCommand {
     /// Show the agent's role, table usage and programmed revision
     Status(Socket),
+    /// Show a gateway's state in its cluster: its vIPs, its peers, whether its tables are current
+    Cluster(Socket),
     /// List the drop counters of this node by reason
     Drops {
         #[command(flatten)]
@@ -64,6 +67,15 @@ pub enum PortCommand {
     },
     /// List the ports of this host, and its instances whose port is not attached yet
     List(Socket),
+    /// List the interfaces that may be ports and are not, with the number of packets dropped from each
+    Guarded(Socket),
+    /// Keep interfaces with these names away from this host's own network stack, without an agent: run this at boot
+    /// before VMs start
+    Guard {
+        /// Names, or beginnings of names followed by *
+        #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "sl-*")]
+        port_names: Vec<PortName>,
+    },
 }
 
 /// `sluice path VERB`.
@@ -78,12 +90,18 @@ const PATH_COLUMNS: [&str; 8] =
 
 const PORT_COLUMNS: [&str; 7] = ["ifname", "instance", "active", "vni", "mac", "ipv4", "ipv6"];
 
+const GUARDED_COLUMNS: [&str; 3] = ["ifname", "named", "dropped"];
+
 impl AgentCommand {
     pub async fn run(self) -> Result<(), Failure> {
         match self {
             Self::Status(socket) => {
                 output::one(socket.output, &socket.request("read the status", "/status", None).await?)
             }
+            Self::Cluster(socket) => output::one(
+                socket.output,
+                &socket.request("read the state of the cluster", "/cluster", None).await?,
+            ),
             Self::Drops { socket, by_vni } => {
                 let drops = socket.request("read the drop counters", "/drops", None).await?;
                 let (list, columns): (_, &[&str]) = match by_vni {
@@ -117,6 +135,13 @@ impl PortCommand {
             Self::List(socket) => {
                 let answer = socket.request("list ports", "/ports", None).await?;
                 output::list(socket.output, &PORT_COLUMNS, list_field(&answer, "ports"))
+            }
+            Self::Guarded(socket) => {
+                let answer = socket.request("list guarded interfaces", "/ports/guarded", None).await?;
+                output::list(socket.output, &GUARDED_COLUMNS, list_field(&answer, "guarded"))
+            }
+            Self::Guard { port_names } => {
+                sluice_vswitch::install_guard(&port_names).await.map_err(Failure::role("vswitch"))
             }
         }
     }

@@ -3,9 +3,10 @@
 use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
-use crate::proto::{Ack, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate};
+use crate::proto::{Ack, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate, TableDigests, TableRepair};
 use crate::{EnrollmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, transport};
 use rcgen::{CertificateParams, KeyPair};
+use sluice_types::{DIGEST_VERSION, Digests};
 use std::path::Path;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -71,18 +72,19 @@ pub struct ReportSender {
 }
 
 impl ReportSender {
-    /// Acknowledges all entries up to `revision`, except those in `failures`. Of these the first
+    /// Acknowledges all entries up to `revision`, except those in `failures`. `complete`: nothing is missing of
+    /// earlier revisions either. Of the failures the first
     /// [`MAX_FAILURES`] are sent; a longer list ends with the number of the others.
     ///
     /// # Errors
     /// [`Error::Ended`].
-    pub async fn ack(&self, revision: u64, mut failures: Vec<String>) -> Result<(), Error> {
+    pub async fn ack(&self, revision: u64, mut failures: Vec<String>, complete: bool) -> Result<(), Error> {
         if failures.len() > MAX_FAILURES {
             let rest = failures.len() - (MAX_FAILURES - 1);
             failures.truncate(MAX_FAILURES - 1);
             failures.push(format!("and {rest} more"));
         }
-        self.send(Report::Ack(Ack { revision, failures })).await
+        self.send(Report::Ack(Ack { revision, failures, complete })).await
     }
 
     /// Sends a heartbeat.
@@ -91,6 +93,24 @@ impl ReportSender {
     /// [`Error::Ended`].
     pub async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<(), Error> {
         self.send(Report::Heartbeat(heartbeat)).await
+    }
+
+    /// Sends the digests of the tables at a revision.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn digests(&self, revision: u64, digests: &Digests) -> Result<(), Error> {
+        let shards = digests.shards().to_vec();
+        self.send(Report::Digests(TableDigests { version: DIGEST_VERSION, revision, shards })).await
+    }
+
+    /// Reports which entries a snapshot repaired. Of these the first [`MAX_FAILURES`] are named.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn repair(&self, revision: u64, differences: u64, mut named: Vec<String>) -> Result<(), Error> {
+        named.truncate(MAX_FAILURES);
+        self.send(Report::Repair(TableRepair { revision, differences, named })).await
     }
 
     async fn send(&self, report: Report) -> Result<(), Error> {

@@ -207,6 +207,8 @@ pub struct Update {
     /// The snapshot is of another history of the database than the tables: entries that it does not contain are
     /// kept as [`Unconfirmed`].
     pub keep_unmentioned: bool,
+    /// Gateways, on the first message of a snapshot: a bit for each shard whose digests differ.
+    pub verify_shards: u64,
     /// Nodes whose VXLAN packets are accepted.
     pub vteps: Vec<Vtep>,
     /// vIPs of the cluster. For gateways only.

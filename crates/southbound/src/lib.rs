@@ -8,6 +8,7 @@
 mod ca;
 mod client;
 mod cluster;
+mod digest;
 mod encoded;
 mod entries;
 mod error;

@@ -83,6 +83,7 @@ fn full_update() -> Update {
         revision: 9,
         commit_id: 4,
         database_id: 3,
+        verify_shards: 1 << 63,
         snapshot: true,
         keep_unmentioned: true,
         vteps: vec![

@@ -31,7 +31,7 @@ pub use error::{Conflict, StoreError};
 pub use model::*;
 pub use placement_plans::{PlanProgress, PlanState, StoredPlan};
 pub use requests::*;
-pub use store::Store;
+pub use store::{SNAPSHOTS_MAX, Store};
 pub use url::Options;
 
 use std::sync::Arc;

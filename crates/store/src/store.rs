@@ -14,8 +14,8 @@ use sluice_types::{
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, Semaphore, mpsc::Sender, watch};
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit, mpsc::Sender, watch};
 
 /// Largest number of retries of a transaction that failed because of a concurrent one.
 const RETRIES: u32 = 8;
@@ -23,9 +23,13 @@ const RETRIES: u32 = 8;
 const VIP_ATTEMPTS: u32 = 5;
 /// Timeout of a write that waits for the writes before it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A write in the background lets others go first for at most this time.
+const BACKGROUND_WAIT: Duration = Duration::from_secs(1);
+/// Interval at which it looks whether no other write runs or waits.
+const BACKGROUND_LOOK: Duration = Duration::from_millis(2);
 /// Snapshots that are read at the same time. Each holds a connection until its receiver has taken all parts; the
 /// other connections remain for single queries, and with PostgreSQL for writes.
-const SNAPSHOTS_MAX: usize = 2;
+pub const SNAPSHOTS_MAX: usize = 2;
 
 /// The database of one cloud: one type over either backend. `expected` revisions implement `If-Match`: `None`
 /// changes the object whatever its revision is, `Some` fails with [`StoreError::Stale`] unless the object is
@@ -74,10 +78,13 @@ macro_rules! write {
     }};
 }
 
-/// Runs `$body` in a write transaction that takes no revision.
+/// Runs `$body` in a write transaction that takes no revision. `$queue` is the function that waits for its turn.
 macro_rules! write_unversioned {
-    ($self:ident, $q:ident => $body:expr) => {{
-        let _guard = $self.queue().await?;
+    ($self:ident, $q:ident => $body:expr) => {
+        write_unversioned!($self, queue, $q => $body)
+    };
+    ($self:ident, $queue:ident, $q:ident => $body:expr) => {{
+        let _guard = $self.$queue().await?;
         let mut tries = 0;
         loop {
             let mut tx = $self.backend.begin_write().await?;
@@ -124,6 +131,19 @@ impl Store {
         })
     }
 
+    /// Waits until no other write runs or waits, for at most [`BACKGROUND_WAIT`], and then for its turn.
+    async fn queue_in_background(&self) -> Result<MutexGuard<'_, ()>> {
+        let began = Instant::now();
+        while began.elapsed() < BACKGROUND_WAIT {
+            // Fails also while the lock passes from one waiting writer to the next.
+            if let Ok(guard) = self.writers.try_lock() {
+                return Ok(guard);
+            }
+            tokio::time::sleep(BACKGROUND_LOOK).await;
+        }
+        self.queue().await
+    }
+
     fn reader(&self) -> Reader<'_> {
         Reader(self.backend.as_ref())
     }
@@ -148,6 +168,23 @@ impl Store {
     /// exists after the database was restored from a backup; also for all but the newest 100,000 commits.
     pub async fn revision_of(&self, commit: u64) -> Result<Option<u64>> {
         history::revision_of(&mut self.reader(), commit).await
+    }
+
+    /// Whether all of these positions are in the database's history.
+    ///
+    /// # Errors
+    /// [`StoreError::Rewound`] if one of them is not.
+    pub async fn check_positions(&self, positions: &[Position]) -> Result<()> {
+        let mut tx = self.backend.begin_read().await?;
+        let mut result = Ok(());
+        for at in positions {
+            result = history::check(tx.as_mut(), *at).await;
+            if result.is_err() {
+                break;
+            }
+        }
+        tx.rollback().await?;
+        result
     }
 
     /// The revision of the oldest commit that [`Store::revision_of`] finds; `u64::MAX` if there is none.
@@ -572,8 +609,7 @@ impl Store {
         instances: InstancesOf,
         sink: Sender<SnapshotPart>,
     ) -> Result<u64> {
-        let closed = |_| StoreError::Unavailable { cause: "the store is closed".into(), source: None };
-        let _permit = self.snapshots.acquire().await.map_err(closed)?;
+        let _permit = self.snapshot_permit().await?;
         let mut tx = self.backend.begin_read().await?;
         let result = match history::check(tx.as_mut(), known).await {
             Ok(()) => snapshot::send(tx.as_mut(), instances, &sink).await,
@@ -581,6 +617,32 @@ impl Store {
         };
         tx.rollback().await?;
         result
+    }
+
+    /// The instances of a host in order of id, and the position to which this applies, for a receiver that has the
+    /// state of an earlier position.
+    ///
+    /// # Errors
+    /// Also [`StoreError::Rewound`] if that position is not in the database's history.
+    pub async fn host_instances(&self, known: Position, host: HostId) -> Result<(Position, Vec<Instance>)> {
+        let _permit = self.snapshot_permit().await?;
+        let mut tx = self.backend.begin_read().await?;
+        let result = match history::check(tx.as_mut(), known).await {
+            Ok(()) => snapshot::of_host(tx.as_mut(), host).await,
+            Err(error) => Err(error),
+        };
+        tx.rollback().await?;
+        result
+    }
+
+    /// Number of snapshots that are being read, at most [`SNAPSHOTS_MAX`]. Each holds a connection.
+    pub fn snapshots_being_read(&self) -> usize {
+        SNAPSHOTS_MAX - self.snapshots.available_permits()
+    }
+
+    async fn snapshot_permit(&self) -> Result<SemaphorePermit<'_>> {
+        let closed = |_| StoreError::Unavailable { cause: "the store is closed".into(), source: None };
+        self.snapshots.acquire().await.map_err(closed)
     }
 
     /// Adds an event that does not belong to a change of an object; returns its id. Only the newest 100,000
@@ -653,8 +715,10 @@ impl Store {
         write_unversioned!(self, q => placement_plans::record_progress(q, id, state, done, note))
     }
 
-    pub async fn save_node_state(&self, state: NodeState) -> Result<()> {
-        write_unversioned!(self, q => southbound::save_state(q, &state))
+    /// Stores the states of nodes in one transaction, after the writes that run or wait. `states` has a node at
+    /// most once; nodes that do not exist any more are ignored.
+    pub async fn save_node_states(&self, states: &[NodeState]) -> Result<()> {
+        write_unversioned!(self, queue_in_background, q => southbound::save_states(q, states))
     }
 
     pub async fn node_states(&self) -> Result<Vec<NodeState>> {

@@ -58,6 +58,7 @@ mod hash;
 mod table;
 #[cfg(test)]
 mod tests;
+mod visible;
 
 use crate::error::Error;
 use crate::layout::{self, exact_root};

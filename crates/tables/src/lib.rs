@@ -28,6 +28,7 @@ mod seed;
 mod shared_reader;
 mod usage;
 
+pub mod damage;
 pub mod drops;
 pub mod flows;
 pub mod layout;

@@ -20,6 +20,7 @@ mod bucket;
 mod build;
 mod change;
 mod directory;
+mod inspect;
 mod scan;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use crate::memory::Memory;
 use crate::pool::{Pool, ReachableCells};
 use build::Builder;
 use directory::Directory;
+pub(crate) use inspect::{Damaged, inspect};
 use sluice_types::IpNet;
 use std::net::IpAddr;
 use word::Word;
@@ -100,7 +102,8 @@ pub(crate) fn top_bits(address: IpAddr) -> (Family, u128) {
 
 /// A mask of the first `length` bits.
 fn mask(length: u8) -> u128 {
-    if length == 0 { 0 } else { u128::MAX << (128 - u32::from(length)) }
+    // Lengths that no prefix has are only in damaged memory.
+    if length == 0 { 0 } else { u128::MAX << 128_u32.saturating_sub(length.into()) }
 }
 
 /// The structure that a root word leads to.
@@ -322,6 +325,21 @@ fn shrink(pool: &mut Pool, root: Root, left: u32) {
     if let Some(new) = new {
         let _corrupt = root.replace(pool, new);
     }
+}
+
+/// Replaces a damaged structure by one of the routes that can still be read. Its cells are not used again before the
+/// tables are adopted, because it is unknown which these are.
+///
+/// # Errors
+/// [`Error::Full`]: the root then has no routes.
+pub(crate) fn rebuild(pool: &mut Pool, root: Root) -> Result<u32, Error> {
+    let mut readable = Vec::new();
+    let _damaged = inspect(pool.memory(), root, |prefix, leaf| readable.push((prefix, leaf)));
+    let mut routes = build::sorted(readable.into_iter());
+    dedup_last(&mut routes);
+    let new = build(pool, root.family, &mut routes);
+    root.store(pool.memory(), *new.as_ref().unwrap_or(&RootForm::Empty));
+    new.map(|_| routes.len() as u32)
 }
 
 /// Withdraws all routes.

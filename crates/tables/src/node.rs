@@ -5,6 +5,7 @@
 //! kind of entry are in a file of their own below `node`; `adopt` takes over the tables of another writer.
 
 mod adopt;
+mod digests;
 mod direct_paths;
 mod endpoints;
 mod groups;
@@ -29,7 +30,8 @@ use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::seed::random_seed;
 use crate::usage::TableUsage;
-use std::collections::{BTreeMap, HashMap};
+use sluice_types::Vni;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::offset_of;
 use std::net::IpAddr;
 use underlay::Vtep;
@@ -59,6 +61,8 @@ pub struct NodeTables {
     ports: BTreeMap<u32, u32>,
     counter_indices: CounterIndices,
     counter_reset: Option<Box<dyn CounterReset>>,
+    // VNIs that were removed since the last `forget_removed_vnis`.
+    forgotten_vnis: BTreeSet<Vni>,
     // Numbers of entries.
     endpoints: u64,
     direct_paths: u64,
@@ -129,6 +133,7 @@ impl NodeTables {
             ports: BTreeMap::new(),
             counter_indices: CounterIndices::new(),
             counter_reset: None,
+            forgotten_vnis: BTreeSet::new(),
             endpoints: 0,
             direct_paths: 0,
             routes: 0,

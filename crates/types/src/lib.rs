@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+mod digest;
 mod id;
 mod mac;
 mod placement;
@@ -16,6 +17,7 @@ pub use addr::{
     AddressError, eui64_address, first_host, ipv6_from_halves, ipv6_halves, is_unicast, overlap,
     parse_prefix, solicited_node,
 };
+pub use digest::{DIGEST_SHARDS, DIGEST_VERSION, Digests, EntryHash, EntryKey, address_hash};
 pub use id::{
     ClusterId, GatewayId, HostId, IdError, InstanceId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId,
     VpcId,

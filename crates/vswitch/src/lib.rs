@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod guard;
+mod guard_metrics;
 mod local_api;
 mod path_learner;
 mod path_metrics;
@@ -13,6 +15,7 @@ mod rsp_client;
 mod vxlan_device;
 
 pub use args::Args;
+pub use guard::PortName;
 pub use port_manager::INSTANCE_WAIT;
 pub use sluice_agent::Error;
 
@@ -22,8 +25,9 @@ use std::time::{Duration, Instant};
 
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
+use sluice_agent::sysctl::{self, Family};
 use sluice_agent::underlay::{Vteps, node_config, vteps};
-use sluice_agent::{flush, open};
+use sluice_agent::{flush, flush_closed, open};
 use sluice_datapath::ObjectName;
 
 use crate::port_manager::{PortManager, UPLINK_PROGRAM};
@@ -44,13 +48,15 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let common = &args.common;
     let netlink = Netlink::open()?;
     if common.flush {
-        flush(common, ROLE)?;
-        return vxlan_device::remove(&netlink).await;
+        return flush_host(&args, &netlink).await;
     }
     common.check_ports(&[])?;
     let name = args.uplink.clone().ok_or_else(|| Error::Config("--uplink is required".to_owned()))?;
     let uplink = netlink.require_link(&name).await?;
     let vteps = host_vtep(&netlink, &uplink, args.vtep).await?;
+    // First of all: whatever fails later, no VM reaches the host's own stack.
+    guard::check_names(&netlink, &args.port_names, Some(&uplink)).await?;
+    guard::install(&args.port_names).await?;
 
     let mut opened = open(common, ROLE, ObjectName::Vswitch)?;
     let vxlan = vxlan_device::ensure(&netlink, &uplink, vteps).await?;
@@ -63,7 +69,9 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let detection_groups = role.detection();
     let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
-    let manager = Arc::new(PortManager::new(netlink, node.clone(), name, vteps, changes.clone()));
+    let names = args.port_names.clone();
+    let manager = Arc::new(PortManager::new(netlink, node.clone(), (name, names), vteps, changes.clone()));
+    node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;
     node.writer.run(|applier| applier.role.delay_unused(&applier.tables, Instant::now())).await?;
     let transport = node.open_rsp(common, vteps)?;
@@ -84,6 +92,43 @@ pub async fn run(args: Args) -> Result<(), Error> {
         }
     };
     started.serve(common, routes, work).await
+}
+
+/// Installs the guard for interfaces with these names, without an agent.
+///
+/// # Errors
+/// If the names match interfaces of the host itself, `nft` is not installed, or the kernel refuses the rules.
+pub async fn install_guard(names: &[PortName]) -> Result<(), Error> {
+    guard::check_names(&Netlink::open()?, names, None).await?;
+    guard::install(names).await
+}
+
+/// Removes programs, tables and the VXLAN device. The interfaces of VMs stay closed, unless `--unguard` was given.
+async fn flush_host(args: &Args, netlink: &Netlink) -> Result<(), Error> {
+    // The names of an installed guard are those of the agent that installed it.
+    if !args.unguard && !guard::is_installed(&[]).await? {
+        guard::check_names(netlink, &args.port_names, None).await?;
+        guard::install(&args.port_names).await?;
+    }
+    let closed = flush_closed(&args.common, ROLE, netlink, &[vxlan_device::NAME]).await?;
+    vxlan_device::remove(netlink).await?;
+    if args.unguard {
+        flush(&args.common, ROLE, netlink).await?;
+        guard::remove().await?;
+        for interface in &closed {
+            if let Some(default) = sysctl::get(Family::V6, "default", "disable_ipv6")? {
+                sysctl::set(Family::V6, &interface.name, "disable_ipv6", &default)?;
+            }
+        }
+        tracing::warn!("the guard was removed: this host's own network stack receives what its VMs send");
+    } else {
+        let closed: Vec<_> = closed.iter().map(|interface| interface.name.as_str()).collect();
+        tracing::info!(
+            interfaces = closed.join(" "),
+            "removed the tables; interfaces of VMs stay closed until --flush --unguard"
+        );
+    }
+    Ok(())
 }
 
 /// The one VTEP of a host.

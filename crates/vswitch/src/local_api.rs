@@ -45,10 +45,11 @@ impl From<PortError> for ApiError {
     }
 }
 
-/// Routes `GET /ports`, `POST /ports/attach` and `POST /ports/detach`.
+/// Routes `GET /ports`, `GET /ports/guarded`, `POST /ports/attach` and `POST /ports/detach`.
 pub fn port_routes(manager: Arc<PortManager>) -> Router {
     Router::new()
         .route("/ports", get(list_ports))
+        .route("/ports/guarded", get(list_guarded))
         .route("/ports/attach", post(attach))
         .route("/ports/detach", post(detach))
         .with_state(manager)
@@ -65,6 +66,10 @@ async fn list_paths(State(list): State<PathList>) -> Result<Json<Value>, ApiErro
 
 async fn list_ports(State(manager): State<Arc<PortManager>>) -> Result<Json<Value>, ApiError> {
     Ok(Json(json!({ "ports": manager.list().await? })))
+}
+
+async fn list_guarded(State(manager): State<Arc<PortManager>>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({ "guarded": manager.guarded().await.map_err(PortError::from)? })))
 }
 
 async fn attach(

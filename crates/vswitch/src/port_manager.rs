@@ -19,6 +19,8 @@ use sluice_types::{Ipv4Net, Ipv6Net};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use crate::guard::{self, GuardedView, PortName, is_vm_interface};
+use crate::guard_metrics::GuardMetrics;
 use crate::port_registry::{Attachment, PortRegistry, RegistryError};
 use crate::role::HostRole;
 use crate::vxlan_device;
@@ -125,22 +127,51 @@ pub struct PortManager {
     netlink: Netlink,
     node: Arc<Node<HostRole>>,
     uplink: String,
+    /// Names of interfaces that may be ports.
+    names: Vec<PortName>,
     vteps: Vteps,
     instances: watch::Receiver<u64>,
+    metrics: Arc<GuardMetrics>,
     /// Ports are changed one at a time.
     lock: Mutex<()>,
 }
 
 impl PortManager {
-    /// A manager for an open node. `instances` notifies changes of the instances of this host.
+    /// A manager for an open node, with the name of the uplink and those of possible ports. `instances` notifies
+    /// changes of the instances of this host.
     pub fn new(
         netlink: Netlink,
         node: Arc<Node<HostRole>>,
-        uplink: String,
+        (uplink, names): (String, Vec<PortName>),
         vteps: Vteps,
         instances: watch::Receiver<u64>,
     ) -> Self {
-        Self { netlink, node, uplink, vteps, instances, lock: Mutex::new(()) }
+        let metrics = Arc::default();
+        Self { netlink, node, uplink, names, vteps, instances, metrics, lock: Mutex::new(()) }
+    }
+
+    /// Metrics of guarded interfaces, updated at each review.
+    pub fn guard_metrics(&self) -> Arc<GuardMetrics> {
+        self.metrics.clone()
+    }
+
+    /// Lists the interfaces that are guarded: all that may be ports or were ports, and are not.
+    pub async fn guarded(&self) -> Result<Vec<GuardedView>, Error> {
+        let ports = self.node.writer.run(|applier| applier.role.ports.attachments().clone()).await?;
+        let by_program = self.node.datapath.unknown_ports()?;
+        let by_guard = guard::dropped().await?;
+        let with_program = self.node.datapath.attached()?;
+        let is_port =
+            |link: &Link| ports.get(&link.name).is_some_and(|attachment| attachment.ifindex == link.index);
+        let view = |link: Link| {
+            let named = is_vm_interface(&self.names, &link.name);
+            let count = |count: Option<&u64>| count.copied().unwrap_or(0);
+            let dropped = count(by_program.get(&link.index)) + count(by_guard.get(&link.name));
+            let is_guarded =
+                named || (with_program.contains(&link.interface()) && link.name != vxlan_device::NAME);
+            (is_guarded && !is_port(&link)).then_some(GuardedView { ifname: link.name, named, dropped })
+        };
+        Ok(self.netlink.links().await?.into_iter().filter_map(view).collect())
     }
 
     /// Lists ports, and instances without a port.
@@ -156,82 +187,40 @@ impl PortManager {
         let _lock = self.lock.lock().await;
         let link = self.port_link(ifname).await?;
         let (name, index, id) = (ifname.to_owned(), link.index, port.instance);
-        let known = self
-            .node
-            .writer
-            .run(move |applier| {
-                applier.role.ports.check(&name, index, id)?;
-                let known =
-                    applier.role.ports.attachments().get(&name).filter(|known| known.ifindex == index);
-                Ok::<_, RegistryError>(known.cloned())
-            })
-            .await??;
-        let ipv6 = sysctl::get(Family::V6, ifname, "disable_ipv6")?;
-        let is_new = known.is_none();
-        let attachment = Attachment {
-            ifindex: link.index,
-            instance: port.instance,
-            peer_redirect: link.peer_elsewhere,
-            ipv6_enabled: known.map_or(ipv6.as_deref() == Some("0"), |known| known.ipv6_enabled),
-        };
-        // The program is attached first: without a table entry it drops everything, whereas without a program
-        // the host's own stack would receive the packets.
-        self.node.datapath.attach_tc(PORT_PROGRAM, &link.interface()).map_err(Error::from)?;
-        if let Err(error) = self.write_port(&link, attachment.clone()).await {
-            // An interface that was a port before keeps its program.
-            if is_new {
-                self.release(&link.interface(), &attachment);
-            }
-            return Err(error);
-        }
-        tracing::info!(ifname, instance = port.name, peer_redirect = link.peer_elsewhere, "port attached");
-        Ok(PortView { ifname: Some(link.name), active: true, ..PortView::of_instance(&port) })
-    }
-
-    async fn write_port(&self, link: &Link, attachment: Attachment) -> Result<(), PortError> {
-        // The host's own IPv6 stack must not use the interface: no addresses, no router solicitations, no
-        // DAD.
-        sysctl::set(Family::V6, &link.name, "disable_ipv6", "1")?;
-        self.netlink.set_up(link).await?;
+        self.node.writer.run(move |applier| applier.role.ports.check(&name, index, id)).await??;
+        let attachment =
+            Attachment { ifindex: link.index, instance: port.instance, peer_redirect: link.peer_elsewhere };
+        // Without a table entry the program drops everything.
+        self.close(&link)?;
+        self.netlink.set_up(&link).await?;
         let name = link.name.clone();
         let write = move |applier: &mut Applier<HostRole>| {
             applier.role.ports.attach(&mut applier.tables, &name, attachment)
         };
-        Ok(self.node.writer.run(write).await??)
+        self.node.writer.run(write).await??;
+        tracing::info!(ifname, instance = port.name, peer_redirect = link.peer_elsewhere, "port attached");
+        Ok(PortView { ifname: Some(link.name), active: true, ..PortView::of_instance(&port) })
     }
 
-    /// Detaches a port, and restores the interface's settings.
+    /// Attaches the program to an interface, unless it has one, and keeps the host's own IPv6 stack from using the
+    /// interface: no addresses, no router solicitations, no DAD.
+    fn close(&self, link: &Link) -> Result<(), Error> {
+        if !self.node.datapath.is_attached(&link.interface())? {
+            self.node.datapath.attach_tc(PORT_PROGRAM, &link.interface())?;
+        }
+        sysctl::set(Family::V6, &link.name, "disable_ipv6", "1")
+    }
+
+    /// Detaches a port. The program stays on the interface, and drops everything that the VM sends.
     pub async fn detach(&self, ifname: &str) -> Result<(), PortError> {
         let _lock = self.lock.lock().await;
         let name = ifname.to_owned();
-        let attachment = self
-            .node
-            .writer
-            .run(move |applier| applier.role.ports.detach(&mut applier.tables, &name))
-            .await??
-            .ok_or_else(|| PortError::NotAttached(ifname.to_owned()))?;
-        self.release(&Interface { index: attachment.ifindex, name: ifname.to_owned() }, &attachment);
-        tracing::info!(ifname, "port detached");
+        let detach =
+            move |applier: &mut Applier<HostRole>| applier.role.ports.detach(&mut applier.tables, &name);
+        let detached = self.node.writer.run(detach).await??;
+        detached.ok_or_else(|| PortError::NotAttached(ifname.to_owned()))?;
+        tracing::info!(ifname, "port detached; the interface stays closed");
         Ok(())
-    }
-
-    fn release(&self, interface: &Interface, attachment: &Attachment) {
-        if let Err(error) = self.node.datapath.detach(interface) {
-            tracing::warn!(
-                interface = interface.name,
-                error = error_chain(&error),
-                "cannot detach the program"
-            );
-        }
-        if attachment.ipv6_enabled
-            && let Err(error) = sysctl::set(Family::V6, &interface.name, "disable_ipv6", "0")
-        {
-            tracing::warn!(
-                interface = interface.name,
-                error = error_chain(&error),
-                "cannot enable IPv6 again"
-            );
-        }
     }
 
     async fn wait_for_instance(&self, name: &str) -> Result<Port, PortError> {
@@ -278,18 +267,33 @@ impl PortManager {
             Some(address) => Err(PortError::Interface(format!(
                 "{ifname} has the address {address} of this host and cannot be a port"
             ))),
+            None if !is_vm_interface(&self.names, ifname) => Err(PortError::Interface(format!(
+                "{ifname} is not one of --port-names of this host's `sluice vswitch`, so this host's own stack \
+                 received what the VM sent; rename it, or restart the agent with other --port-names"
+            ))),
             None => Ok(link),
         }
     }
 
-    /// After a start: attaches the new program to every port, and removes all other attachments and ports.
+    /// After a start: attaches the new program to every port and to every interface that was a port or may become
+    /// one, and removes the ports that are not attached.
     pub async fn adopt(&self) -> Result<(), Error> {
         self.review_ports().await?;
-        let attached = self.node.writer.run(|applier| applier.role.ports.attachments().clone()).await?;
-        for (name, attachment) in &attached {
-            let interface = Interface { index: attachment.ifindex, name: name.clone() };
+        let ports = self.node.writer.run(|applier| applier.role.ports.attachments().clone()).await?;
+        let interface = |(name, port): (String, Attachment)| Interface { index: port.ifindex, name };
+        let ports: BTreeSet<Interface> = ports.into_iter().map(interface).collect();
+        let mut interfaces = ports.clone();
+        // Also those of a lost attachments file.
+        interfaces
+            .extend(self.node.datapath.attached()?.into_iter().filter(|it| it.name != vxlan_device::NAME));
+        for interface in &interfaces {
+            if !ports.contains(interface) {
+                tracing::info!(interface = interface.name, "not a port: everything that it sends is dropped");
+            } else if !is_vm_interface(&self.names, &interface.name) {
+                tracing::warn!(interface = interface.name, "--port-names does not include this port");
+            }
             // The interface may have been removed a moment ago; the others must not suffer from it.
-            if let Err(error) = self.node.datapath.attach_tc(PORT_PROGRAM, &interface) {
+            if let Err(error) = self.node.datapath.attach_tc(PORT_PROGRAM, interface) {
                 tracing::error!(
                     interface = interface.name,
                     error = error_chain(&error),
@@ -297,14 +301,46 @@ impl PortManager {
                 );
             }
         }
-        for interface in self.node.datapath.attached()? {
-            let known = attached.get(&interface.name).is_some_and(|known| known.ifindex == interface.index);
-            if !known && interface.name != vxlan_device::NAME {
-                tracing::info!(interface = interface.name, "not a port any more: detaching the program");
-                self.node.datapath.detach(&interface)?;
+        self.close_new().await?;
+        self.reconcile().await
+    }
+
+    /// Closes the interfaces that may become ports and have no program yet.
+    async fn close_new(&self) -> Result<(), Error> {
+        let with_program = self.node.datapath.attached()?;
+        for link in self.netlink.links().await? {
+            if !is_vm_interface(&self.names, &link.name) || with_program.contains(&link.interface()) {
+                continue;
+            }
+            match self.close(&link) {
+                Ok(()) => tracing::info!(
+                    interface = link.name,
+                    "everything that this interface sends is dropped until it is attached"
+                ),
+                Err(error) => tracing::warn!(
+                    interface = link.name,
+                    error = error_chain(&error),
+                    "cannot close the interface; only the guard drops what it sends"
+                ),
             }
         }
-        self.reconcile().await
+        Ok(())
+    }
+
+    /// Installs the guard again if another program has changed it, and updates its metrics. Attachments do not wait for
+    /// this: it takes the time of several processes.
+    async fn review_guard(&self) -> Result<(), Error> {
+        if !guard::is_installed(&self.names).await? {
+            tracing::warn!("another program has changed the guard of VM interfaces; installing it again");
+            guard::install(&self.names).await?;
+        }
+        match self.guarded().await {
+            Ok(guarded) => self.metrics.set(guarded),
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "cannot update the metrics of the guard")
+            }
+        }
+        Ok(())
     }
 
     async fn reconcile(&self) -> Result<(), Error> {
@@ -386,8 +422,15 @@ impl PortManager {
     }
 
     async fn review(&self) -> Result<(), Error> {
+        let interfaces = self.review_interfaces().await;
+        interfaces.and(self.review_guard().await)
+    }
+
+    async fn review_interfaces(&self) -> Result<(), Error> {
         let _lock = self.lock.lock().await;
+        self.close_new().await?;
         self.review_ports().await?;
+        self.node.datapath.remove_stale_pins()?;
         let uplink = self.netlink.require_link(&self.uplink).await?;
         let vxlan = vxlan_device::ensure(&self.netlink, &uplink, self.vteps).await?;
         if !self.node.datapath.is_attached(&vxlan.interface()).map_err(Error::from)? {
@@ -395,7 +438,7 @@ impl PortManager {
         }
         let mtu = crate::mtu16(vxlan_device::mtu(&uplink, self.vteps)?);
         if self.node.writer.run(move |applier| applier.role.ports.limit_mtu(mtu)).await? {
-            tracing::info!(mtu, "the MTU of the tunnel changed");
+            tracing::info!(mtu, "writing all ports with the MTU of the tunnel");
             self.reconcile().await?;
         }
         let config = node_config(&[uplink], self.vteps, vxlan.index);

@@ -37,8 +37,6 @@ pub struct Attachment {
     pub instance: InstanceId,
     /// Whether packets are redirected straight into the other end of the veth.
     pub peer_redirect: bool,
-    /// Whether IPv6 was enabled on the interface before, to be enabled again when it is detached.
-    pub ipv6_enabled: bool,
 }
 
 /// Reason why an instance was not found, or an interface not attached.
@@ -89,6 +87,8 @@ pub struct PortRegistry {
     attachments: BTreeMap<String, Attachment>,
     /// MTU of the tunnel: no port has a larger one, whatever the MTU of its VPC.
     mtu_max: u16,
+    /// Whether the last [`PortRegistry::reconcile`] wrote all ports, with the present `mtu_max`.
+    is_reconciled: bool,
     /// Whether instances or gateways have changed since the last commit.
     dirty: bool,
     /// Counts the changes of instances and gateways.
@@ -112,16 +112,18 @@ impl PortRegistry {
             gateways,
             attachments,
             mtu_max: u16::MAX,
+            is_reconciled: true,
             dirty: !is_complete,
             changes: watch::Sender::new(0),
         };
         Ok((registry, is_complete))
     }
 
-    /// Sets the MTU of the tunnel. Returns whether it changed: then [`PortRegistry::reconcile`] must write
-    /// the ports.
+    /// Sets the MTU of the tunnel. Returns whether [`PortRegistry::reconcile`] must write the ports: the MTU
+    /// changed, or a port could not be written before.
     pub fn limit_mtu(&mut self, mtu: u16) -> bool {
-        std::mem::replace(&mut self.mtu_max, mtu) != mtu
+        self.is_reconciled &= std::mem::replace(&mut self.mtu_max, mtu) == mtu;
+        !self.is_reconciled
     }
 
     /// Notifies changes of instances and gateways.
@@ -207,7 +209,8 @@ impl PortRegistry {
         Ok(())
     }
 
-    /// Makes the interface the port of the instance: in the tables, and in the state directory.
+    /// Makes the interface the port of the instance: in the state directory, and in the tables. An agent that is
+    /// killed in between completes the attachment at its next start. After an error nothing has changed.
     pub fn attach(
         &mut self,
         tables: &mut NodeTables,
@@ -218,46 +221,55 @@ impl PortRegistry {
         let Some(port) = self.instances.get(&attachment.instance) else {
             return Err(RegistryError::Unknown(attachment.instance.to_string()));
         };
-        // The interface was removed and created again under its name: the old port still has the addresses.
-        if let Some(old) = self.attachments.get(ifname).filter(|old| old.ifindex != attachment.ifindex) {
-            remove_port(tables, old.ifindex)?;
-        }
-        write_port(tables, port, &attachment, self.mtu_max)?;
         let mut attachments = self.attachments.clone();
         let old = attachments.insert(ifname.to_owned(), attachment.clone());
-        if let Err(error) = files::write_attachments(&self.state_dir, &attachments) {
-            let is_same =
-                |old: Attachment| (old.ifindex, old.instance) == (attachment.ifindex, attachment.instance);
-            // The caller releases an interface that was not attached before: it must not stay a port.
-            return if old.is_some_and(is_same) {
+        files::write_attachments(&self.state_dir, &attachments)?;
+        // The interface was removed and created again under its name: the old port still has the addresses.
+        let recreated = old.filter(|old| old.ifindex != attachment.ifindex);
+        let removed = recreated.map_or(Ok(()), |old| remove_port(tables, old.ifindex));
+        match removed.and_then(|()| write_port(tables, port, &attachment, self.mtu_max)) {
+            Ok(()) => {
+                self.attachments = attachments;
+                Ok(())
+            }
+            Err(error) => {
+                // If the disk is full by now, the next agent attaches the port. The caller can repeat the call.
+                if let Err(unsaved) = files::write_attachments(&self.state_dir, &self.attachments) {
+                    tracing::error!(ifname, error = %unsaved, "cannot withdraw the attachment of the port");
+                }
                 Err(error)
-            } else {
-                remove_port(tables, attachment.ifindex).and(Err(error))
-            };
+            }
         }
-        self.attachments = attachments;
-        Ok(())
     }
 
-    /// Removes the port that an interface is. Returns the attachment, or `None` if the interface is not a
-    /// port.
+    /// Removes the port that an interface is: from the state directory, and from the tables. An agent that is
+    /// killed in between completes this at its next start. Returns the attachment, or `None` if the interface is
+    /// not a port. After an error the interface is still attached for this agent, so that the call can be repeated.
     pub fn detach(
         &mut self,
         tables: &mut NodeTables,
         ifname: &str,
     ) -> Result<Option<Attachment>, RegistryError> {
         let Some(attachment) = self.attachments.get(ifname).cloned() else { return Ok(None) };
-        remove_port(tables, attachment.ifindex)?;
-        // After an error the interface is still attached, so that the call can be repeated.
         let mut others = self.attachments.clone();
         others.remove(ifname);
         files::write_attachments(&self.state_dir, &others)?;
+        remove_port(tables, attachment.ifindex)?;
         self.attachments = others;
         Ok(Some(attachment))
     }
 
-    /// Brings the ports of the tables in line with the attachments.
-    pub fn reconcile(&self, tables: &mut NodeTables) -> Result<(), RegistryError> {
+    /// Brings the ports of the tables in line with the attachments. [`PortRegistry::limit_mtu`] remembers if this
+    /// failed for a port.
+    pub fn reconcile(&mut self, tables: &mut NodeTables) -> Result<(), RegistryError> {
+        self.is_reconciled = false;
+        self.is_reconciled = self.write_ports(tables)?;
+        Ok(())
+    }
+
+    /// Returns whether all ports were written.
+    fn write_ports(&self, tables: &mut NodeTables) -> Result<bool, RegistryError> {
+        let mut all_written = true;
         let is_attached =
             |ifindex: u32| self.attachments.values().any(|attachment| attachment.ifindex == ifindex);
         let unknown: Vec<u32> =
@@ -274,9 +286,10 @@ impl PortRegistry {
             // again. Until then this port must not prevent the others, nor the connection to the controller.
             if let Err(error) = write_port(tables, port, attachment, self.mtu_max) {
                 tracing::warn!(port = port.name, %error, "port is not in the tables yet");
+                all_written = false;
             }
         }
-        Ok(())
+        Ok(all_written)
     }
 
     /// Adds or changes an instance.

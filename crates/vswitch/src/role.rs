@@ -134,7 +134,7 @@ impl HostRole {
 }
 
 fn report_absent_group(context: &mut UpdateContext<'_>, vni: Vni, group: u32) {
-    context.fail(|| format!("VNI {vni}: its gateway group {group} has no vIP for this host"));
+    context.wait(|| format!("VNI {vni}: its gateway group {group} has no vIP for this host"));
 }
 
 impl Role for HostRole {
@@ -249,6 +249,10 @@ impl Role for HostRole {
 
     fn note_paths(&mut self, _: &mut UpdateContext<'_>, paths: &[Path], removed: &[PathKey]) {
         self.paths.note(paths, removed);
+    }
+
+    fn waiting(&self) -> usize {
+        self.without_group.len()
     }
 
     fn end_step(&mut self, context: &mut UpdateContext<'_>) {

@@ -4,6 +4,7 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use clap::Parser;
 use sluice_southbound::{Group, Port, Update, Vrf};
@@ -37,6 +38,7 @@ impl Fixture {
         line.extend(["--enrollment".into(), path("enrollment.json"), "--state-dir".into(), path("state")]);
         line.extend(["--socket".into(), path("socket"), "--pin-dir".into(), self.pins.display().to_string()]);
         line.extend(["--table-memory-mib".into(), "1".into(), "--uplink".into(), "u0".into()]);
+        line.extend(["--port-names".into(), "tap*".into()]);
         line.extend(more.iter().map(|word| (*word).to_owned()));
         Cli::parse_from(line).args
     }
@@ -127,12 +129,14 @@ fn port_is_attached_survives_the_agent_and_is_removed_with_its_instance() {
         let detach = r#"{"ifname":"tap0"}"#;
         assert_eq!(local(&fixture.socket, "POST", "/ports/detach", detach).await.0, 200);
         assert_eq!(local(&fixture.socket, "POST", "/ports/detach", detach).await.0, 404);
-        assert_eq!(state(&fixture.socket).await, (0, 1));
+        assert_eq!(state(&fixture.socket).await, (0, 2), "and after it was detached");
 
         agent.abort();
         let _ = agent.await;
         run(fixture.args(&["--flush"])).await.unwrap();
-        assert!(!fixture.pins.exists() && !ip("link show").contains("sluice-vx"));
+        assert!(!ip("link show").contains("sluice-vx"));
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+        assert!(!fixture.pins.exists());
     });
 }
 
@@ -172,15 +176,133 @@ fn interfaces_that_cannot_be_ports_are_refused() {
         assert!(answer["error"].as_str().unwrap().contains("tap0"), "{answer}");
         ip("link del tap0");
         let socket = fixture.socket.clone();
-        eventually("the port of the deleted interface is removed", || {
+        // The list of interfaces is that of the pins.
+        eventually("the port of the deleted interface and its pin are removed", || {
             let state =
                 tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(state(&socket)));
-            (state.0 == 0).then_some(())
+            (state == (0, 1)).then_some(())
         })
         .await;
         assert_eq!(attach(&fixture.socket, "tap1", "blue/vm").await.0, 200);
         agent.abort();
         let _ = agent.await;
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+    });
+}
+
+/// Names of the interfaces that are listed as guarded.
+async fn guarded(socket: &Path) -> Vec<String> {
+    let (status, answer) = local(socket, "GET", "/ports/guarded", "").await;
+    assert_eq!(status, 200, "{answer}");
+    let list = answer["guarded"].as_array().unwrap();
+    list.iter().map(|view| view["ifname"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Names of the programs that are attached by tcx, by the names of their pins, such as `tcx-5-tap0`: `bpftool net`
+/// of Debian 12 does not know tcx.
+fn programs(pins: &Path) -> Vec<(String, String)> {
+    let bpftool = |words: &[&str]| {
+        let output = Command::new("bpftool").arg("-j").args(words).output().unwrap();
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let entries = std::fs::read_dir(pins.join("links")).unwrap().map(|entry| entry.unwrap().path());
+    let program = |pin: PathBuf| {
+        let link = bpftool(&["link", "show", "pinned", &pin.display().to_string()]);
+        let program = bpftool(&["prog", "show", "id", &link["prog_id"].to_string()]);
+        let interface = pin.file_name().unwrap().to_str().unwrap().rsplit('-').next().unwrap().to_owned();
+        (interface, program["name"].as_str().unwrap().to_owned())
+    };
+    let mut programs: Vec<_> = entries.map(program).collect();
+    programs.sort();
+    programs
+}
+
+fn guard_rules() -> String {
+    let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn ipv6_disabled(ifname: &str) -> String {
+    let path = format!("/proc/sys/net/ipv6/conf/{ifname}/disable_ipv6");
+    std::fs::read_to_string(path).unwrap().trim().to_owned()
+}
+
+/// Catches an interface that the host's stack can use in any state of the agent and its files.
+#[test]
+fn interfaces_that_may_be_ports_are_always_closed() {
+    in_namespace(|| async {
+        ip("link add tap0 type veth peer name vm0");
+        ip("link add other0 type veth peer name vm1");
+        let fixture = Fixture::new("guard");
+        let socket = &fixture.socket;
+        let mut controller =
+            Controller::start("host:host-3", &fixture.dir.path().join("enrollment.json")).await;
+        let agent = tokio::spawn(run(fixture.args(&[])));
+        controller.hello().await;
+        controller.step(cloud()).await;
+        assert_eq!(guarded(socket).await, ["tap0"], "before it is attached");
+        ip("link add tap1 type veth peer name vm2");
+        let closed_by = |ifname: &str, program: &str| {
+            programs(&fixture.pins).contains(&(ifname.to_owned(), program.to_owned()))
+        };
+        eventually("a new interface is closed", || closed_by("tap1", "port_ingress").then_some(())).await;
+        assert_eq!(ipv6_disabled("tap1"), "1");
+        let (status, answer) = attach(socket, "other0", "vm").await;
+        assert!(status == 400 && answer["error"].as_str().unwrap().contains("--port-names"), "{answer}");
+        assert_eq!(attach(socket, "tap0", "vm").await.0, 200);
+        assert_eq!(guarded(socket).await, ["tap1"]);
+        assert!(guard_rules().contains(r#"iifname "tap*""#), "{}", guard_rules());
+        // Another program removes all rules, or some. A change of any interface makes the agent look.
+        let (complete, taps) = (guard_rules(), guard_rules().matches(r#"name "tap*" goto"#).count());
+        assert_eq!(taps, 4, "{complete}");
+        for change in ["flush ruleset", "flush chain arp sluice_guard sent"] {
+            assert!(Command::new("nft").args(change.split(' ')).status().unwrap().success());
+            ip("link set other0 up");
+            ip("link set other0 down");
+            let is_complete = || (guard_rules().matches(r#"name "tap*" goto"#).count() == taps).then_some(());
+            eventually("the guard is installed again", is_complete).await;
+        }
+
+        agent.abort();
+        let _ = agent.await;
+        std::fs::remove_file(fixture.dir.path().join("state/attachments.json")).unwrap();
+        let agent = tokio::spawn(run(fixture.args(&[])));
+        controller.hello().await;
+        assert_eq!(guarded(socket).await, ["tap0", "tap1"], "the file of attachments was lost");
+        assert_eq!(state(socket).await, (0, 3), "no port, and all have their program");
+
+        agent.abort();
+        let _ = agent.await;
         run(fixture.args(&["--flush"])).await.unwrap();
+        assert!(closed_by("tap0", "guard") && closed_by("tap1", "guard"), "{:?}", programs(&fixture.pins));
+        assert!(guard_rules().contains("tap*"));
+        // The next agent adopts the attachments of the guard.
+        let agent = tokio::spawn(run(fixture.args(&[])));
+        controller.hello().await;
+        assert_eq!(guarded(socket).await, ["tap0", "tap1"]);
+        assert!(closed_by("tap0", "port_ingress"), "{:?}", programs(&fixture.pins));
+
+        agent.abort();
+        let _ = agent.await;
+        run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
+        assert_eq!((guard_rules(), ipv6_disabled("tap0")), (String::new(), "0".to_owned()));
+        assert!(!fixture.pins.exists());
+    });
+}
+
+#[test]
+fn names_of_the_hosts_own_interfaces_are_refused() {
+    in_namespace(|| async {
+        let fixture = Fixture::new("names");
+        for names in ["u*", "u0", "sluice-*", "l*"] {
+            let mut args = fixture.args(&[]);
+            args.port_names = vec!["tap*".parse().unwrap(), names.parse().unwrap()];
+            let error = run(args).await.unwrap_err().to_string();
+            assert!(error.contains("an interface of this host itself"), "{names}: {error}");
+        }
+        let mut args = fixture.args(&[]);
+        args.port_names = (0..17).map(|number| format!("tap{number}").parse().unwrap()).collect();
+        assert!(run(args).await.unwrap_err().to_string().contains("at most 16"));
+        assert_eq!(guard_rules(), "");
     });
 }

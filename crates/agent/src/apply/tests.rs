@@ -1,6 +1,8 @@
 //! Updates over anonymous memory, with a role that only records: what they leave in the tables, and what they
 //! report.
 
+mod retries;
+
 use sluice_southbound::{EndpointKey, Group, Key, Port, RouteKey, Vip, Vrf, Vtep, VtepRole};
 use sluice_tables::{Immediate, Memory, Sizes};
 use sluice_types::{InstanceId, MacAddr, Secret, Vni};
@@ -176,7 +178,7 @@ fn apply(applier: &mut Applier<TestRole>, update: Update) -> Option<Applied> {
 }
 
 fn without_failures(revision: u64) -> Option<Applied> {
-    Some(Applied { revision, failures: Vec::new(), failed_entries: 0 })
+    Some(Applied { revision, failures: Vec::new(), failed_entries: 0, repaired: None })
 }
 
 #[test]
@@ -476,6 +478,7 @@ fn entries_that_the_database_lost_are_kept_until_it_has_them_again() {
     assert_eq!(counts(&applier), all);
     assert_eq!(applier.unconfirmed().len(), 7, "{:?}", applier.unconfirmed());
     assert_eq!((applier.tables.applied_revision(), applier.tables.commit_id()), (100, 0x12));
+    assert!(applier.digests().is_none(), "the controller compiled other tables");
     // Snapshots of the new history keep them, too, and remove what the new history removes.
     let without_route = Update { revision: 101, routes: vec![cloud().routes[0]], ..cloud() };
     assert_eq!(apply(&mut applier, without_route), without_failures(101));
@@ -488,6 +491,7 @@ fn entries_that_the_database_lost_are_kept_until_it_has_them_again() {
     assert_eq!(apply(&mut applier, again), without_failures(102));
     assert!(applier.unconfirmed().is_empty() && applier.unconfirmed().changes() > changes);
     assert_eq!((counts(&applier), applier.tables.commit_id()), (all, 0x102));
+    assert_eq!(applier.digests().unwrap().0, 102);
     // Now a snapshot removes them.
     assert_eq!(apply(&mut applier, Update { revision: 103, ..cloud() }), without_failures(103));
     assert_eq!(counts(&applier), [2, 2, 4, 2, 1]);
@@ -543,6 +547,10 @@ fn address_of_an_unconfirmed_endpoint_is_not_given_to_another_instance() {
     assert_eq!(found(&applier, "fd00::77"), MacAddr::local(77), "its other address is free");
     refused(apply(&mut applier, Update { endpoints: vec![other], ..delta(101) }));
     assert_eq!((found(&applier, "10.0.0.7"), applier.unconfirmed().len()), (MacAddr::local(1), 7));
+    assert!(
+        !applier.is_complete() && applier.retries() == 0,
+        "only a snapshot brings the refused entry again"
+    );
     // When the entry was removed, the address is free.
     let key = EndpointKey { vni: vni(1), ipv4: "10.0.0.7".parse().ok(), ipv6: None };
     apply(&mut applier, Update { removed_endpoints: vec![key], ..delta(101) });

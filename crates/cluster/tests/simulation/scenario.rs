@@ -219,58 +219,66 @@ impl Scenario {
                 }
                 add(until_us + rng.range(0, 20_000), Fault::ControllerRestart);
             }
-            Class::Change => {
-                // Members and vIPs are removed and added, and sometimes a gateway dies in between.
-                let vip = rng.index(self.vips) as u8;
-                if self.gateways > 2 || rng.ppm(300_000) {
-                    add(at_us, Fault::Member(one, false));
-                    add(until_us, Fault::Member(one, true));
-                }
-                add(at_us + rng.range(0, lasts_us), Fault::Vip(vip, false));
-                if rng.ppm(700_000) {
-                    add(until_us + rng.range(0, 20_000), Fault::Vip(vip, true));
-                }
-                // Not longer than the default, for which the time bounds are calculated.
-                if rng.ppm(500_000) {
-                    add(at_us + rng.range(0, lasts_us), Fault::HelloInterval(2 + rng.index(3) as u16));
-                }
-                if rng.ppm(300_000) {
-                    let two = (one + 1) % self.gateways;
-                    add(at_us + rng.range(0, lasts_us), Fault::Crash(two));
-                    add(until_us, Fault::Restart(two, true));
-                }
-            }
-            Class::Tables => {
-                // Revisions increase with time.
-                let two = (one + 1) % self.gateways;
-                match rng.index(3) {
-                    // A machine is rebooted, and another one dies before the tables are loaded.
-                    0 => {
-                        add(at_us, Fault::Crash(one));
-                        add(until_us, Fault::Tables(one, 0));
-                        add(until_us, Fault::Restart(one, true));
-                        add(until_us + rng.range(0, 40_000), Fault::Crash(two));
-                        add(until_us + rng.range(20_000, 100_000), Fault::Tables(one, at_us));
-                    }
-                    // The stream of one gateway is cut, and the others get changes.
-                    1 => {
-                        for other in (0..self.gateways).filter(|other| *other != one) {
-                            add(at_us + rng.range(0, 2_000), Fault::Tables(other, at_us));
-                        }
-                        add(until_us, Fault::Tables(one, at_us));
-                    }
-                    _ => {
-                        add(at_us, Fault::Tables(one, 0));
-                        add(until_us, Fault::Tables(one, at_us));
-                    }
-                }
-            }
+            Class::Change => self.add_changes(rng, one, at_us, lasts_us),
+            Class::Tables => self.add_lost_tables(rng, one, at_us, lasts_us),
             Class::Drain | Class::Everything => {
                 add(at_us, Fault::Drain(one));
                 if rng.ppm(300_000) {
                     add(at_us + rng.range(0, lasts_us), Fault::Crash((one + 1) % self.gateways));
                     add(until_us, Fault::Restart((one + 1) % self.gateways, true));
                 }
+            }
+        }
+    }
+
+    /// Members and vIPs are removed and added, and sometimes a gateway dies in between.
+    fn add_changes(&mut self, rng: &mut Rng, one: usize, at_us: u64, lasts_us: u64) {
+        let until_us = at_us + lasts_us;
+        let mut add = |at_us: u64, fault: Fault| self.faults.push((at_us, fault));
+        let vip = rng.index(self.vips) as u8;
+        if self.gateways > 2 || rng.ppm(300_000) {
+            add(at_us, Fault::Member(one, false));
+            add(until_us, Fault::Member(one, true));
+        }
+        add(at_us + rng.range(0, lasts_us), Fault::Vip(vip, false));
+        if rng.ppm(700_000) {
+            add(until_us + rng.range(0, 20_000), Fault::Vip(vip, true));
+        }
+        // Not longer than the default, for which the time bounds are calculated.
+        if rng.ppm(500_000) {
+            add(at_us + rng.range(0, lasts_us), Fault::HelloInterval(2 + rng.index(3) as u16));
+        }
+        if rng.ppm(300_000) {
+            let two = (one + 1) % self.gateways;
+            add(at_us + rng.range(0, lasts_us), Fault::Crash(two));
+            add(until_us, Fault::Restart(two, true));
+        }
+    }
+
+    /// A gateway lacks entries that others have. Revisions are times, so that they increase.
+    fn add_lost_tables(&mut self, rng: &mut Rng, one: usize, at_us: u64, lasts_us: u64) {
+        let until_us = at_us + lasts_us;
+        let mut add = |at_us: u64, fault: Fault| self.faults.push((at_us, fault));
+        let two = (one + 1) % self.gateways;
+        match rng.index(3) {
+            // A machine is rebooted, and another one dies before the tables are loaded.
+            0 => {
+                add(at_us, Fault::Crash(one));
+                add(until_us, Fault::Tables(one, 0));
+                add(until_us, Fault::Restart(one, true));
+                add(until_us + rng.range(0, 40_000), Fault::Crash(two));
+                add(until_us + rng.range(20_000, 100_000), Fault::Tables(one, at_us));
+            }
+            // The stream of one gateway is cut, and the others get changes.
+            1 => {
+                for other in (0..self.gateways).filter(|other| *other != one) {
+                    add(at_us + rng.range(0, 2_000), Fault::Tables(other, at_us));
+                }
+                add(until_us, Fault::Tables(one, at_us));
+            }
+            _ => {
+                add(at_us, Fault::Tables(one, 0));
+                add(until_us, Fault::Tables(one, at_us));
             }
         }
     }

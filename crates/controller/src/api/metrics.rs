@@ -2,12 +2,15 @@
 //! gets a metric.
 
 use super::Api;
-use crate::push::{Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, southbound_id};
+use crate::push::{
+    BYTES_MAX, Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, PLACES, SLOW_PLACES, southbound_id,
+};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use sluice_store::SNAPSHOTS_MAX;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 type Labels = Vec<(String, String)>;
@@ -36,7 +39,11 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
         requests.get_or_create(&vec![("class".to_owned(), (*class).to_owned())]).inc_by(*count);
     }
     registry.register("api_requests", "API requests answered, by class of status", requests);
+    gauge(registry, "api_connections", "Open connections to the API", api.connections.open() as u64);
+    let limit = api.connections.limit() as u64;
+    gauge(registry, "api_connections_limit", "Most connections to the API; others wait", limit);
     streams(registry, api);
+    snapshots(registry, api);
     let fill = api.push.log.fill();
     let revision = api.push.members(Members::revision);
     gauge(registry, "revision", "Last compiled revision", revision);
@@ -68,17 +75,44 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
 
 fn streams(registry: &mut Registry, api: &Api) {
     let c = &api.push.counters;
-    let all: [(&str, &str, &AtomicU64); 5] = [
+    let all: [(&str, &str, &AtomicU64); 11] = [
         ("snapshots", "Snapshots sent to nodes", &c.snapshots),
         ("steps", "Steps sent to nodes", &c.steps),
         ("sent_bytes", "Bytes of updates sent to nodes", &c.bytes),
         ("enrollments", "Tokens exchanged for certificates", &c.enrolled),
         ("refusals", "Refused enrollments and streams", &c.refused),
+        ("digests_equal", "Digests of tables that agree with what was compiled", &c.digests_equal),
+        ("digests_different", "Digests of tables that differ from what was compiled", &c.digests_different),
+        ("digests_undecided", "Digests of tables not compared because of changes", &c.digests_undecided),
+        ("repaired_entries", "Entries that gateways repaired after their digests differed", &c.repaired),
+        ("stalled_streams", "Streams ended because the node took or acknowledged nothing", &c.stalled),
+        ("acknowledgment_saves", "Transactions that saved what nodes acknowledged", &c.saves),
     ];
     for (name, help, value) in all {
         counter(registry, name, help, value.load(Ordering::Relaxed));
     }
     counter(registry, "store_errors", "Failed store calls of background tasks", api.db.errors());
+}
+
+fn snapshots(registry: &mut Registry, api: &Api) {
+    let figures = api.push.snapshots.figures();
+    let read = api.db.store.snapshots_being_read();
+    for (name, help, value, limit) in [
+        ("snapshots_sending", "Snapshots that nodes are taking", figures.sending, PLACES),
+        (
+            "snapshots_slow_sending",
+            "Snapshots of nodes that did not acknowledge their last one",
+            figures.slow_sending,
+            SLOW_PLACES,
+        ),
+        ("snapshot_bytes", "Bytes of gateways' tables that are sent", figures.bytes, BYTES_MAX),
+        ("snapshots_reading", "Snapshots that hold a database connection", read, SNAPSHOTS_MAX),
+    ] {
+        gauge(registry, name, help, value as u64);
+        gauge(registry, &format!("{name}_limit"), &format!("Most of {name}"), limit as u64);
+    }
+    let help = "Nodes that wait until they may be sent a snapshot";
+    gauge(registry, "snapshots_waiting", help, figures.waiting as u64);
 }
 
 fn nodes(registry: &mut Registry, views: &[NodeView]) {

@@ -43,6 +43,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::middleware;
 use problem::Problem;
 use request::MAX_BODY_BYTES;
+use sluice_http::Connections;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use system::Readiness;
@@ -80,6 +81,7 @@ pub struct Api {
     bulks: Arc<Semaphore>,
     readiness: Readiness,
     answers: Answers,
+    connections: Connections,
 }
 
 /// Requests answered, by class of status.
@@ -94,12 +96,29 @@ type App = Arc<Api>;
 
 impl Api {
     /// Uses the modules' handles. `reach` goes into enrollment bundles; `token_digest` is the SHA-256 of the
-    /// bearer token, if one is needed.
-    pub fn new(handles: Handles, reach: Reach, token_digest: Option<[u8; 32]>) -> Self {
+    /// bearer token, if one is needed. `connections` are those of the server, for its metrics.
+    pub fn new(
+        handles: Handles,
+        reach: Reach,
+        token_digest: Option<[u8; 32]>,
+        connections: Connections,
+    ) -> Self {
         let Handles { db, push, ownership, place, moves } = handles;
         let (readiness, answers) = (Readiness::default(), Answers::default());
         let bulks = Arc::new(Semaphore::new(BULKS));
-        Self { db, push, ownership, place, moves, reach, token_digest, bulks, readiness, answers }
+        Self {
+            db,
+            push,
+            ownership,
+            place,
+            moves,
+            reach,
+            token_digest,
+            bulks,
+            readiness,
+            answers,
+            connections,
+        }
     }
 
     /// Waits until the placement has what is committed, as far as this does not take long.
@@ -176,7 +195,8 @@ mod tests {
         let moves = Arc::new(Moves::new(db.clone(), push.clone(), ownership.clone()));
         let (controller, server_name, ca_pem) = (String::new(), String::new(), String::new());
         let reach = Reach { controller, server_name, ca_pem };
-        let api = Api::new(Handles { db, push, ownership, place, moves }, reach, None);
+        let connections = Connections::new(&sluice_http::Limits::default());
+        let api = Api::new(Handles { db, push, ownership, place, moves }, reach, None, connections);
         api.db.store.create_tenant("t").await.unwrap();
         // No follower fills the ledger.
         let problem = api.current_usage().await.unwrap_err();

@@ -10,6 +10,7 @@
 mod clusters;
 mod entries;
 mod host;
+mod intent;
 mod model;
 mod paths;
 mod shared;
@@ -18,6 +19,7 @@ mod zones;
 
 pub use clusters::{for_hosts, group_id, vip_mac};
 pub use host::{HostStep, HostView};
+pub use intent::{Comparison, Intent};
 pub use model::Model;
 pub use shared::{ClusterUpdates, CompiledClusters};
 pub use state::State;

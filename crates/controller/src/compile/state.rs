@@ -8,7 +8,7 @@ use super::entries::{
 };
 use super::model::Model;
 use super::paths::{InstanceLocations, LocationChanges};
-use super::{ALL_NODES, Compiled, Family, Target};
+use super::{ALL_NODES, Compiled, Family, Membership, Target};
 use sluice_southbound::{Endpoint, Route, RouteKey, Scope, Update, Vrf};
 use sluice_store::{
     Change, Gateway, Host, Instance, NodeId, Route as StoredRoute, RouteTarget, Subnet, Topology, Vpc,
@@ -351,6 +351,12 @@ impl State {
             update.routes.extend(self.routes(vpc));
         }
         Some((gateway.clone(), update))
+    }
+
+    /// The clusters of all gateways.
+    pub fn gateway_memberships(&self) -> BTreeMap<GatewayId, Membership> {
+        let gateways = self.clusters.values().flat_map(|state| &state.gateways);
+        gateways.map(|gateway| (gateway.id, Membership::of(gateway))).collect()
     }
 
     /// A gateway and its cluster.

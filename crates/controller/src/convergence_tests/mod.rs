@@ -2,12 +2,13 @@
 //! entries; then, for random histories on the real store, that a node which applied deltas has the same
 //! tables as one that got a snapshot.
 
+mod digests;
 mod gateway_moves;
 mod moves;
 mod paths;
 
 use crate::compile::{
-    HostStep, HostView, Membership, Model, PortCounts, State, Target, for_hosts, group_id, vip_mac,
+    HostStep, HostView, Intent, Membership, Model, PortCounts, State, Target, for_hosts, group_id, vip_mac,
 };
 
 use crate::push::{Step, encode};
@@ -202,9 +203,12 @@ struct World {
     model: Model,
     store: Arc<Store>,
     state: State,
+    intent: Intent,
     nodes: BTreeMap<NodeId, Follower>,
     deltas: usize,
     snapshots: usize,
+    /// Digests that were compared.
+    compared: usize,
 }
 
 const ALL: Page = Page { after: 0, limit: 1000 };
@@ -217,7 +221,8 @@ impl World {
     async fn of(model: Model) -> Self {
         let store = sluice_store::open("sqlite::memory:").await.unwrap();
         let state = State::new(&Topology::default(), model);
-        Self { model, store, state, nodes: BTreeMap::new(), deltas: 0, snapshots: 0 }
+        let intent = Intent::new(&state);
+        Self { model, store, state, intent, nodes: BTreeMap::new(), deltas: 0, snapshots: 0, compared: 0 }
     }
 
     /// Sends all committed changes to all nodes. New nodes start with a snapshot.
@@ -228,6 +233,7 @@ impl World {
             revisions.entry(row.revision).or_default().push(row.change);
         }
         for (revision, changes) in revisions {
+            self.intent.apply(&self.state, revision, &changes);
             let step = Step::new(self.state.apply(revision, &changes));
             for node in &step.removed_nodes {
                 self.nodes.remove(node);
@@ -698,6 +704,7 @@ fn random_histories(model: Model) -> usize {
     let paths = std::cell::Cell::new(0);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let totals = std::cell::Cell::new((0, 0, 0));
+    let compared = std::cell::Cell::new(0);
     let operations = proptest::collection::vec(any::<Operation>(), 30..80);
     let config =
         Config { cases: Config::default().cases / 10, failure_persistence: None, ..Config::default() };
@@ -711,11 +718,14 @@ fn random_histories(model: Model) -> usize {
                     world.follow().await;
                     if index % 8 == 0 {
                         world.check().await;
+                        world.check_digests().await;
                         let had: usize = world.nodes.values().map(|node| node.tables.paths.len()).sum();
                         paths.set(paths.get() + had);
                     }
                 }
                 world.check().await;
+                world.check_digests().await;
+                compared.set(compared.get() + world.compared);
                 (executed, world.deltas, world.snapshots)
             });
             let (a, b, c) = totals.get();
@@ -726,5 +736,6 @@ fn random_histories(model: Model) -> usize {
     let (executed, deltas, snapshots) = totals.get();
     // Without enough changes the comparison would prove nothing.
     assert!(executed > 24 * 20 && deltas > 24 * 60 && snapshots > 0, "{executed} {deltas} {snapshots}");
+    assert!(compared.get() > 24 * 10, "{} digests", compared.get());
     paths.get()
 }

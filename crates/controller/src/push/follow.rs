@@ -5,7 +5,7 @@ use super::members::Members;
 use super::steps::Step;
 use super::timeline::{CompileStages, MIN_INSTANCES};
 use super::{ChangeObserver, Push, history};
-use crate::compile::State;
+use crate::compile::{Intent, State};
 use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, Position, SnapshotPart, StoreError, Topology};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,9 +43,9 @@ pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
     let mut at = Position::default();
     loop {
         let error = match follower.start(at).await {
-            Ok((state, position)) => {
+            Ok((followed, position)) => {
                 at = position;
-                follower.keep_up(state, &mut at).await
+                follower.keep_up(followed, &mut at).await
             }
             Err(error) => error,
         };
@@ -72,6 +72,12 @@ pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
     }
 }
 
+/// What the follower has compiled so far.
+struct Followed {
+    state: State,
+    intent: Intent,
+}
+
 /// The receivers of compiled steps and of changes.
 struct Follower {
     push: Arc<Push>,
@@ -80,20 +86,26 @@ struct Follower {
 
 impl Follower {
     /// Reads the topology and makes the compiler's state of it. The state contains instances only if the
-    /// model preprograms paths.
-    async fn read_topology(&self, known: Position) -> Result<(Topology, State), FollowError> {
+    /// model preprograms paths; the digests contain them always.
+    async fn read_topology(&self, known: Position) -> Result<(Topology, Followed), FollowError> {
         let (sink, mut parts) = mpsc::channel(1);
-        let all = self.push.compiled.model().preprograms();
-        let of = if all { InstancesOf::All } else { InstancesOf::None };
-        let (done, first) = tokio::join!(self.push.db.store.snapshot_from(known, of, sink), async {
-            let mut first: Option<(Topology, State)> = None;
+        let preprograms = self.push.compiled.model().preprograms();
+        let snapshot = self.push.db.store.snapshot_from(known, InstancesOf::All, sink);
+        let (done, first) = tokio::join!(snapshot, async {
+            let mut first: Option<(Topology, Followed)> = None;
             while let Some(part) = parts.recv().await {
                 match (part, &mut first) {
                     (SnapshotPart::Topology(topology), _) => {
                         let state = State::new(&topology, self.push.compiled.model());
-                        first = Some((*topology, state));
+                        let intent = Intent::new(&state);
+                        first = Some((*topology, Followed { state, intent }));
                     }
-                    (SnapshotPart::Instances(instances), Some((_, state))) => state.add_instances(&instances),
+                    (SnapshotPart::Instances(instances), Some((_, followed))) => {
+                        followed.intent.add_instances(&followed.state, &instances);
+                        if preprograms {
+                            followed.state.add_instances(&instances);
+                        }
+                    }
                     (SnapshotPart::Instances(_), None) => {}
                 }
             }
@@ -103,15 +115,20 @@ impl Follower {
         first.ok_or(FollowError::NoTopology)
     }
 
-    async fn start(&self, known: Position) -> Result<(State, Position), FollowError> {
-        let (topology, state) = self.read_topology(known).await?;
+    async fn start(&self, known: Position) -> Result<(Followed, Position), FollowError> {
+        let (topology, followed) = self.read_topology(known).await?;
         let position = Position { revision: topology.revision, commit: topology.commit };
+        let state = &followed.state;
         self.push.hub.load(self.push.db.store.node_states().await?);
-        let recent = self.recent_steps(&state).await?;
+        let recent = self.recent_steps(state).await?;
         let (counted, instances) = self.push.db.store.instance_counts().await?;
         self.push.change_members(|members| *members = Members::new(&topology));
-        self.push.compiled.publish_updates(&state);
-        self.push.compiled.publish_zones(&state);
+        self.push.topology.reset(position);
+        // What was read or reported before a rewind is of another history.
+        self.push.snapshots.forget();
+        self.push.digests.forget();
+        self.push.compiled.publish_updates(state);
+        self.push.compiled.publish_zones(state);
         self.observer.reset(&topology, counted, &instances);
         let floor = recent.first().map_or(state.revision(), |(before, _)| *before);
         self.push.log.reset(floor);
@@ -119,7 +136,7 @@ impl Follower {
             self.push.log.push(step);
         }
         tracing::info!(revision = state.revision(), floor, "following the outbox");
-        Ok((state, position))
+        Ok((followed, position))
     }
 
     /// The last revisions before the state's revision, back to the newest one that changed more than
@@ -177,10 +194,11 @@ impl Follower {
     }
 
     /// Follows until an error that is not temporary, and returns that error. `at` is the position of the state.
-    async fn keep_up(&self, mut state: State, at: &mut Position) -> FollowError {
+    async fn keep_up(&self, mut followed: Followed, at: &mut Position) -> FollowError {
         let mut failing = false;
         loop {
             let began = Instant::now();
+            self.push.compare_digests(&followed.state, &mut followed.intent);
             let rows = match self.push.db.store.outbox_from(*at, ROWS).await {
                 Ok(rows) => rows,
                 Err(error @ StoreError::Unavailable { .. }) => {
@@ -203,8 +221,8 @@ impl Follower {
             }
             let read = began.elapsed();
             for (position, changes) in by_revision(rows) {
-                match self.apply_revision(state, position, changes, read).await {
-                    Ok(next) => (state, *at) = (next, position),
+                match self.apply_revision(followed, position, changes, read).await {
+                    Ok(next) => (followed, *at) = (next, position),
                     Err(error) => return error,
                 }
             }
@@ -213,12 +231,14 @@ impl Follower {
 
     async fn apply_revision(
         &self,
-        mut state: State,
-        Position { revision, commit }: Position,
+        mut followed: Followed,
+        position: Position,
         changes: Vec<Change>,
         read: Duration,
-    ) -> Result<State, FollowError> {
+    ) -> Result<Followed, FollowError> {
+        let Position { revision, commit } = position;
         self.push.change_members(|members| members.apply(revision, &changes));
+        self.push.topology.apply(position, &changes);
         self.observer.apply(revision, &changes);
         let clusters: BTreeSet<_> = changes
             .iter()
@@ -238,9 +258,11 @@ impl Follower {
             changes.iter().any(|change| matches!(change, Change::HostUpserted(_) | Change::HostRemoved(_)));
         let began = Instant::now();
         // Compiling a bulk creation takes long and must not block the streams.
-        let (state, step) = tokio::task::spawn_blocking(move || {
+        let (followed, step) = tokio::task::spawn_blocking(move || {
+            let Followed { state, intent } = &mut followed;
+            intent.apply(state, revision, &changes);
             let step = Step::new(state.apply(revision, &changes)).of_commit(commit);
-            (state, step)
+            (followed, step)
         })
         .await?;
         if step.created >= MIN_INSTANCES {
@@ -249,10 +271,10 @@ impl Follower {
             self.push.timeline.compiled(revision, step.created, stages, gateways);
         }
         if clusters_change {
-            self.push.compiled.publish_updates(&state);
+            self.push.compiled.publish_updates(&followed.state);
         }
         if clusters_change || hosts_change {
-            self.push.compiled.publish_zones(&state);
+            self.push.compiled.publish_zones(&followed.state);
         }
         let removed = step.removed_nodes.clone();
         self.push.log.push(step);
@@ -262,7 +284,7 @@ impl Follower {
                 self.observer.gateway_removed(id);
             }
         }
-        Ok(state)
+        Ok(followed)
     }
 }
 

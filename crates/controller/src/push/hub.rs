@@ -48,10 +48,16 @@ struct Node {
     unanswered: bool,
     failures: Vec<String>,
     /// Newest revision that was acknowledged with failures. The contents of the tables are unknown until
-    /// the node has acknowledged a snapshot without any.
+    /// the node has acknowledged a snapshot without any, or reports that it has written the rest.
     failed: Option<u64>,
+    /// The next snapshot is to verify these shards of the tables; 0 if none is due.
+    verify_shards: u64,
     /// Revision of the last snapshot that it was sent on this stream.
     snapshot: Option<u64>,
+    /// A snapshot was begun on this stream that it has not acknowledged.
+    owes_snapshot: bool,
+    /// It did not acknowledge the last snapshot of an earlier stream, or its last stream stalled.
+    slow: bool,
     session: Option<(u64, oneshot::Sender<Closing>)>,
     version: String,
     heartbeat: Heartbeat,
@@ -152,6 +158,8 @@ impl Hub {
         node.unanswered = false;
         node.acked = applied;
         node.snapshot = None;
+        node.verify_shards = 0;
+        node.slow |= std::mem::take(&mut node.owes_snapshot);
         if applied == 0 {
             node.failed = None;
         }
@@ -194,6 +202,7 @@ impl Hub {
             node.acked = node.acked.max(revision);
             if node.snapshot.is_some_and(|at| revision >= at) {
                 (node.snapshot, node.failed) = (None, None);
+                (node.owes_snapshot, node.slow) = (false, false);
             }
             if !failures.is_empty() {
                 node.failed = node.failed.max(Some(revision));
@@ -203,9 +212,45 @@ impl Hub {
         });
     }
 
+    /// A node has written everything up to the revision that it acknowledged last, also what it could not write
+    /// at first.
+    pub fn complete(&self, id: NodeId, session: u64) {
+        self.with(id, session, |node| {
+            if node.failed.take().is_some() {
+                node.failures.clear();
+                node.mark();
+            }
+        });
+    }
+
+    /// A node is going to be sent a snapshot.
+    pub fn snapshot_begun(&self, id: NodeId, session: u64) {
+        self.with(id, session, |node| node.owes_snapshot = true);
+    }
+
+    /// Whether a node did not take its last snapshot, so that it must not delay the snapshots of others.
+    pub fn is_slow(&self, id: NodeId) -> bool {
+        self.lock().nodes.get(&id).is_some_and(|node| node.slow)
+    }
+
+    /// A node's stream is ended because it stalled. Returns false if the node was slow before.
+    pub fn stalled(&self, id: NodeId) -> bool {
+        self.lock().nodes.get_mut(&id).is_some_and(|node| !std::mem::replace(&mut node.slow, true))
+    }
+
     /// A node was sent a snapshot of `revision`.
     pub fn snapshot_sent(&self, id: NodeId, session: u64, revision: u64) {
         self.with(id, session, |node| node.snapshot = Some(revision));
+    }
+
+    /// The tables of a node differ in these shards from what was compiled.
+    pub fn request_verification(&self, id: NodeId, session: u64, shards: u64) {
+        self.with(id, session, |node| node.verify_shards |= shards);
+    }
+
+    /// The shards that the next snapshot is to verify, once.
+    pub fn take_verification(&self, id: NodeId) -> u64 {
+        self.lock().nodes.get_mut(&id).map_or(0, |node| std::mem::take(&mut node.verify_shards))
     }
 
     /// Whether entries are missing in a node's tables, as far as is known.
@@ -396,6 +441,33 @@ mod tests {
         let session = hub.open(NODE, 0, String::new());
         hub.ack(NODE, session.id, 8, Vec::new());
         assert!(written(6) && written(8));
+        // The node tries again by itself: on the same stream, without a snapshot.
+        hub.ack(NODE, session.id, 9, vec!["endpoint 10.0.0.3: the tables are full".to_owned()]);
+        hub.complete(NODE, session.id + 1);
+        assert!(hub.is_incomplete(NODE), "another stream");
+        hub.complete(NODE, session.id);
+        assert!(written(9) && hub.view(NODE).state.failures.is_empty());
+    }
+
+    #[test]
+    fn node_is_slow_until_it_acknowledges_a_snapshot() {
+        let hub = Hub::default();
+        let session = hub.open(NODE, 0, String::new());
+        hub.snapshot_begun(NODE, session.id);
+        assert!(!hub.is_slow(NODE), "it has time until its stream ends");
+        hub.close(NODE, session.id);
+        let session = hub.open(NODE, 0, String::new());
+        assert!(hub.is_slow(NODE) && !hub.stalled(NODE));
+        hub.snapshot_begun(NODE, session.id);
+        hub.ack(NODE, session.id, 4, Vec::new());
+        assert!(hub.is_slow(NODE), "that was no snapshot");
+        hub.snapshot_sent(NODE, session.id, 5);
+        hub.ack(NODE, session.id, 5, Vec::new());
+        assert!(!hub.is_slow(NODE));
+        hub.open(NODE, 5, String::new());
+        assert!(!hub.is_slow(NODE) && hub.stalled(NODE) && hub.is_slow(NODE));
+        hub.remove(NODE);
+        assert!(!hub.is_slow(NODE) && !hub.stalled(NODE));
     }
 
     #[test]

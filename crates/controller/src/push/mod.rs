@@ -1,7 +1,8 @@
 //! Sends compiled revisions to nodes, and records what nodes acknowledge.
 //!
 //! `follow` reads each revision from the outbox and compiles it; `steps` keeps the encoded result in a
-//! bounded log; `stream` is one node's position in that log; `southbound` is the gRPC service that opens
+//! bounded log; `stream` is one node's position in that log; `snapshots` limits how many nodes are sent their whole
+//! tables at a time, and shares what is equal in them; `southbound` is the gRPC service that opens
 //! streams and receives acknowledgments, which `hub` keeps; from these, `members` determines which objects
 //! are programmed. `enrollment` issues the tokens with which nodes get their certificates, and `timeline`
 //! measures the stages of bulk creations. `history` finds databases that went back to an earlier state, and
@@ -10,6 +11,8 @@
 //! Upper layers implement [`ChangeObserver`] and [`LoadObserver`] to receive changes and gateways' reports.
 //! This module does not depend on these layers.
 
+mod connection;
+mod digests;
 mod enrollment;
 mod follow;
 mod history;
@@ -17,19 +20,23 @@ mod hub;
 mod members;
 mod node;
 mod node_states;
+mod snapshots;
 mod southbound;
 mod steps;
 mod stream;
 mod timeline;
+mod topology;
 mod unconfirmed;
 
+pub use connection::NodeConnection;
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
 pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
 pub use node::southbound_id;
-pub use node_states::{compact_outbox, save_node_states};
+pub use node_states::{compact_outbox, save_all, save_node_states};
+pub use snapshots::{BYTES_MAX, PLACES, SLOW_PLACES};
 pub use southbound::SouthboundService;
 pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
 #[cfg(test)]
@@ -37,8 +44,11 @@ pub use steps::{Step, encode};
 pub use timeline::{ApiStages, Finished, MIN_INSTANCES, Timeline};
 pub use unconfirmed::{UnconfirmedLists, has_address, is_of};
 
+use self::snapshots::Snapshots;
+use self::topology::SharedTopology;
 use crate::compile::CompiledClusters;
 use crate::database::Database;
+use digests::DigestReports;
 use history::Histories;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{Change, NodeId, Topology};
@@ -80,6 +90,18 @@ pub struct Counters {
     pub enrolled: AtomicU64,
     /// Refused enrollments and streams.
     pub refused: AtomicU64,
+    /// Digests of gateways' tables that agree with what was compiled.
+    pub digests_equal: AtomicU64,
+    /// Digests that differ.
+    pub digests_different: AtomicU64,
+    /// Digests that could not be compared because of changes in the meantime.
+    pub digests_undecided: AtomicU64,
+    /// Entries that gateways repaired.
+    pub repaired: AtomicU64,
+    /// Streams that were ended because the node took or acknowledged nothing.
+    pub stalled: AtomicU64,
+    /// Transactions that saved what nodes acknowledged.
+    pub saves: AtomicU64,
 }
 
 /// Adds one to a counter.
@@ -95,6 +117,9 @@ pub struct Push {
     pub hub: Hub,
     /// The log of compiled steps.
     pub log: StepLog,
+    /// Snapshots that are sent.
+    pub snapshots: Snapshots,
+    topology: SharedTopology,
     /// Stage times of bulk creations.
     pub timeline: Timeline,
     /// Counters for the metrics.
@@ -103,6 +128,7 @@ pub struct Push {
     pub unconfirmed: UnconfirmedLists,
     histories: Histories,
     members: RwLock<Members>,
+    digests: DigestReports,
 }
 
 impl Push {
@@ -113,11 +139,14 @@ impl Push {
             compiled,
             hub: Hub::default(),
             log: StepLog::default(),
+            snapshots: Snapshots::default(),
+            topology: SharedTopology::default(),
             timeline: Timeline::default(),
             counters: Counters::default(),
             unconfirmed: UnconfirmedLists::default(),
             histories: Histories::default(),
             members: RwLock::default(),
+            digests: DigestReports::default(),
         }
     }
 

@@ -1,16 +1,18 @@
 //! Saves the acknowledgments of nodes in the store, reads those of the nodes of other replicas, and removes
 //! outbox rows that no replica needs any more.
 
-use super::{Members, Push};
-use sluice_store::StoreError;
+use super::{Members, Push, count};
+use sluice_store::{NodeState, StoreError};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pause after a store error.
 const RETRY: Duration = Duration::from_millis(250);
-/// Interval at which states that are due are saved.
-const SAVE: Duration = Duration::from_millis(20);
+/// Interval at which states that are due are saved: with many nodes, some of them are always due.
+const SAVE: Duration = Duration::from_millis(200);
+/// Most states in a transaction. Saving so many takes about as long as a single change by the API.
+const BATCH: usize = 256;
 /// Interval at which the acknowledgments of other replicas' nodes are read.
 const REFRESH: Duration = Duration::from_millis(500);
 /// Outbox rows are kept for this time, for replicas that are behind.
@@ -38,24 +40,33 @@ pub async fn save_node_states(push: Arc<Push>) {
 }
 
 async fn save_round(push: &Push, refreshed: &mut Instant) -> Result<(), StoreError> {
-    let mut unsaved = push.hub.take_unsaved(false).into_iter();
-    while let Some(state) = unsaved.next() {
-        let node = state.node;
-        match push.db.store.save_node_state(state).await {
-            // The node was deleted in the meantime.
-            Ok(()) | Err(StoreError::NotFound { .. }) => {}
-            Err(error) => {
-                push.hub.mark_unsaved(node);
-                unsaved.for_each(|state| push.hub.mark_unsaved(state.node));
-                return Err(error);
-            }
-        }
-    }
+    save(push, push.hub.take_unsaved(false)).await?;
     if refreshed.elapsed() >= REFRESH {
         *refreshed = Instant::now();
         push.hub.load(push.db.store.node_states().await?);
     }
     Ok(())
+}
+
+/// Saves states in transactions of at most [`BATCH`]. Those that are not saved are marked as unsaved again.
+async fn save(push: &Push, unsaved: Vec<NodeState>) -> Result<(), StoreError> {
+    for (index, batch) in unsaved.chunks(BATCH).enumerate() {
+        if let Err(error) = push.db.store.save_node_states(batch).await {
+            unsaved[index * BATCH..].iter().for_each(|state| push.hub.mark_unsaved(state.node));
+            return Err(error);
+        }
+        count(&push.counters.saves);
+    }
+    Ok(())
+}
+
+/// Saves everything that is not saved, at the end of the controller. If that fails, nodes report it again when they
+/// reconnect.
+///
+/// # Errors
+/// Errors of the store.
+pub async fn save_all(push: &Push) -> Result<(), StoreError> {
+    save(push, push.hub.take_unsaved(true)).await
 }
 
 /// Removes outbox rows that no replica can still need, until the future is dropped.

@@ -1,6 +1,8 @@
 //! The gRPC service: enrolls nodes and opens their streams. A node is identified by its verified certificate,
 //! and must exist in the database.
 
+use super::connection::ConnectionHandle;
+use super::digests::{DigestReport, repair_event};
 use super::enrollment::digest;
 use super::history::{is_newer_than_database, start};
 use super::hub::{Closing, Session};
@@ -9,14 +11,18 @@ use super::stream::{Ended, NodeStream, QUEUE, Side};
 use super::{LoadObserver, Push, count};
 use crate::clock::now_ms;
 use sluice_southbound::proto::node_report::Report;
-use sluice_southbound::proto::{Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport};
+use sluice_southbound::proto::{
+    Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests, TableRepair,
+};
 use sluice_southbound::{CertificateAuthority, EncodedUpdate, MAX_FAILURES, Node, server::Southbound};
-use sluice_store::{NodeId, StoreError};
+use sluice_store::{NewEvent, NodeId, StoreError};
+use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TlsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Longest wait for a stream's first message.
@@ -25,8 +31,11 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_TEXT: usize = 256;
 /// Longest certificate request that is accepted.
 const MAX_CSR_BYTES: usize = 16 << 10;
-/// Longest wait until the node takes the status with which its stream ends.
+/// Longest wait until the node takes the status with which its stream ends. Then its connection is ended.
 const LINGER: Duration = Duration::from_secs(1);
+/// A node that sends no report for this time, and none for this time again, is disconnected if it has not
+/// acknowledged what it had been sent after the first time. Agents send a heartbeat each second.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The gRPC service of `api/southbound.proto`.
 pub struct SouthboundService {
@@ -65,21 +74,24 @@ impl SouthboundService {
         })
     }
 
-    fn peer<T>(request: &Request<T>) -> Result<NodeId, Status> {
-        let certificates = request.peer_certs().unwrap_or_default();
+    /// The node that sends a request, and its connection.
+    fn peer<T>(request: &Request<T>) -> Result<(NodeId, ConnectionHandle), Status> {
+        let info = request.extensions().get::<TlsConnectInfo<ConnectionHandle>>();
+        let info = info.ok_or_else(|| Status::internal("the connection has no TLS"))?;
+        let certificates = info.peer_certs().unwrap_or_default();
         let certificate = certificates.first().ok_or_else(|| {
             Status::unauthenticated("a client certificate is needed: enroll the node first")
         })?;
         let node = Node::of_certificate(certificate)
             .map_err(|error| Status::unauthenticated(format!("client certificate: {error}")))?;
-        Ok(store_id(node))
+        Ok((store_id(node), info.get_ref().clone()))
     }
 
     async fn open(
         &self,
         request: Request<Streaming<NodeReport>>,
     ) -> Result<ReceiverStream<Result<EncodedUpdate, Status>>, Status> {
-        let node = Self::peer(&request)?;
+        let (node, connection) = Self::peer(&request)?;
         let mut reports = request.into_inner();
         let first = tokio::time::timeout(HELLO_TIMEOUT, reports.message())
             .await
@@ -100,7 +112,7 @@ impl SouthboundService {
         let stream = NodeStream::new(self.push.clone(), session.id, side, start, out.clone());
         let listener =
             Listener { push: self.push.clone(), loads: self.loads.clone(), node, session: session.id };
-        tokio::spawn(serve(listener, session, stream, reports, out));
+        tokio::spawn(serve(listener, session, stream, reports, out, connection));
         Ok(ReceiverStream::new(updates))
     }
 
@@ -130,9 +142,12 @@ async fn serve(
     stream: NodeStream,
     reports: Streaming<NodeReport>,
     out: mpsc::Sender<Result<EncodedUpdate, Status>>,
+    connection: ConnectionHandle,
 ) {
     let Session { id, closing } = session;
     let sent = stream.sent();
+    let had = sent.load(Ordering::Acquire);
+    let mut stalled = false;
     let status = tokio::select! {
         closing = closing => Some(match closing {
             Ok(Closing::Replaced) => Status::aborted("the node opened another stream"),
@@ -143,22 +158,59 @@ async fn serve(
         Err(ended) = stream.run() => match &ended {
             Ended::Closed => None,
             Ended::Unknown(_) => Some(Status::permission_denied(ended.to_string())),
+            Ended::Stalled => {
+                stalled = true;
+                Some(Status::deadline_exceeded(ended.to_string()))
+            }
             Ended::Store(error) => Some(store_status(&listener.push, error)),
+            Ended::NoSnapshot => Some(Status::unavailable(ended.to_string())),
             Ended::Failed(_) => Some(Status::internal(ended.to_string())),
         },
-        status = listener.listen(reports, &sent) => status,
+        (status, silent) = listener.listen(reports, had, &sent) => {
+            stalled = silent;
+            status
+        }
     };
     let Listener { push, loads, node, .. } = listener;
     if push.hub.close(node, id) {
         push.unconfirmed.forget(node);
     }
+    if stalled {
+        record_stall(&push, node, status.as_ref().map_or("", Status::message)).await;
+    }
     if let NodeId::Gateway(gateway) = node {
         loads.stream_closed(gateway, id);
     }
     tracing::info!(?node, reason = status.as_ref().map(Status::message), "node's stream ended");
-    if let Some(status) = status {
-        // The node may not read any more.
-        let _ = tokio::time::timeout(LINGER, out.send(Err(status))).await;
+    let end = async {
+        if let Some(status) = status {
+            // Fails if the node has closed its stream.
+            let _ = out.send(Err(status)).await;
+            out.closed().await;
+        }
+    };
+    if tokio::time::timeout(LINGER, end).await.is_err() {
+        connection.end();
+    }
+}
+
+/// Counts and logs that a node's stream stalled. The event log gets one entry until the node takes a snapshot again.
+async fn record_stall(push: &Push, node: NodeId, reason: &str) {
+    count(&push.counters.stalled);
+    let name = push.members(|members| members.name(node));
+    tracing::warn!(name, reason, "a node is slow; its stream is ended");
+    if !push.hub.stalled(node) {
+        return;
+    }
+    let event = NewEvent {
+        kind: "node_stalled".to_owned(),
+        subject: southbound_id(node).id(),
+        text: format!("The stream of {name} was ended: {reason}."),
+        details: serde_json::json!({}),
+    };
+    if let Err(error) = push.db.store.add_event(event).await {
+        push.db.count_error();
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot record an event");
     }
 }
 
@@ -171,26 +223,52 @@ struct Listener {
 }
 
 impl Listener {
-    /// Handles reports until the node ends the stream or violates the protocol.
-    async fn listen(&self, mut reports: Streaming<NodeReport>, sent: &AtomicU64) -> Option<Status> {
+    /// Handles reports until the node ends the stream, violates the protocol or sends none any more. The flag says
+    /// that it sends none. `had` is the revision that the node had before the stream.
+    async fn listen(
+        &self,
+        mut reports: Streaming<NodeReport>,
+        had: u64,
+        sent: &AtomicU64,
+    ) -> (Option<Status>, bool) {
+        let mut acked = had;
+        // What the node had been sent when the first wait for a report ended.
+        let mut due = None;
         loop {
-            let report = match reports.message().await {
-                Ok(Some(report)) => report.report,
-                Ok(None) | Err(_) => return None,
+            let report = match tokio::time::timeout(REPORT_TIMEOUT, reports.message()).await {
+                Ok(Ok(Some(report))) => report.report,
+                Ok(Ok(None) | Err(_)) => return (None, false),
+                Err(_) if due.is_some_and(|due| due > acked) => {
+                    let text = format!("the node sent no report for {} s", 2 * REPORT_TIMEOUT.as_secs());
+                    return (Some(Status::deadline_exceeded(text)), true);
+                }
+                Err(_) => {
+                    due = Some(sent.load(Ordering::Acquire));
+                    continue;
+                }
             };
+            due = None;
             match report {
                 Some(Report::Ack(ack)) => {
                     let limit = sent.load(Ordering::Acquire);
                     if ack.revision > limit {
                         let text =
                             format!("revision {} was acknowledged, but only {limit} sent", ack.revision);
-                        return Some(Status::invalid_argument(text));
+                        return (Some(Status::invalid_argument(text)), false);
                     }
+                    acked = acked.max(ack.revision);
                     self.handle_ack(ack);
                 }
                 Some(Report::Heartbeat(heartbeat)) => self.handle_heartbeat(heartbeat),
+                Some(Report::Digests(digests)) => {
+                    if let Err(status) = self.handle_digests(digests) {
+                        return (Some(status), false);
+                    }
+                }
+                Some(Report::Repair(repair)) => self.handle_repair(repair).await,
                 Some(Report::Hello(_)) => {
-                    return Some(Status::invalid_argument("only the first report may be a Hello"));
+                    let text = "only the first report may be a Hello";
+                    return (Some(Status::invalid_argument(text)), false);
                 }
                 // A kind of report that a newer agent sends.
                 None => {}
@@ -205,8 +283,38 @@ impl Listener {
             tracing::warn!(?node, revision, ?failures, "node could not write all entries");
         }
         self.push.hub.ack(self.node, self.session, ack.revision, failures);
+        if ack.complete {
+            self.push.hub.complete(self.node, self.session);
+        }
         if let NodeId::Gateway(id) = self.node {
             self.push.timeline.acked(id, ack.revision);
+        }
+    }
+
+    fn handle_digests(&self, report: TableDigests) -> Result<(), Status> {
+        let NodeId::Gateway(gateway) = self.node else { return Ok(()) };
+        if report.version != DIGEST_VERSION {
+            return Ok(());
+        }
+        let shards = report.shards.try_into().map_err(|shards: Vec<u64>| {
+            Status::invalid_argument(format!("{} digests instead of {DIGEST_SHARDS}", shards.len()))
+        })?;
+        let digests = Digests::from_shards(shards);
+        let report = DigestReport { session: self.session, revision: report.revision, digests };
+        self.push.digests.put(gateway, report);
+        Ok(())
+    }
+
+    async fn handle_repair(&self, repair: TableRepair) {
+        let NodeId::Gateway(gateway) = self.node else { return };
+        let TableRepair { revision, differences, named } = repair;
+        let named: Vec<_> = named.into_iter().take(MAX_FAILURES).map(shorten).collect();
+        tracing::warn!(%gateway, revision, differences, ?named, "gateway repaired its tables");
+        self.push.counters.repaired.fetch_add(differences, Ordering::Relaxed);
+        let name = self.push.names(&[self.node]).concat();
+        let event = repair_event(gateway, &name, revision, differences, &named);
+        if let Err(error) = self.push.db.store.add_event(event).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot record the repair as an event");
         }
     }
 

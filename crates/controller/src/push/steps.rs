@@ -177,6 +177,11 @@ impl StepLog {
         Some(inner.steps.range(start..).take(TAKE).cloned().collect())
     }
 
+    /// Whether the log contains all steps after a revision.
+    pub fn reaches(&self, revision: u64) -> bool {
+        revision >= self.inner.read().unwrap_or_else(PoisonError::into_inner).floor
+    }
+
     /// The revision of the last step, with notification of the next.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
@@ -226,6 +231,7 @@ mod tests {
         }
         let revisions = |after| log.after(after).map(|s| s.iter().map(|s| s.revision).collect::<Vec<_>>());
         assert_eq!(revisions(9), None);
+        assert!(log.reaches(10) && !log.reaches(9));
         assert_eq!(revisions(10), Some(vec![12, 15]));
         assert_eq!(revisions(13), Some(vec![15]));
         assert_eq!(revisions(20), Some(vec![]));

@@ -235,7 +235,7 @@ impl Node {
     }
 
     pub async fn ack(&self, revision: u64) {
-        self.connection.reports.ack(revision, Vec::new()).await.unwrap();
+        self.connection.reports.ack(revision, Vec::new(), true).await.unwrap();
     }
 
     /// Acknowledges the next step. Returns its revision and messages.
@@ -278,4 +278,40 @@ pub async fn anonymous_watch(bundle: &EnrollmentBundle) -> tonic::Status {
     let hello = sluice_southbound::proto::node_report::Report::Hello(Hello::default());
     let report = sluice_southbound::proto::NodeReport { report: Some(hello) };
     SouthboundClient::new(channel).watch(tokio_stream::once(report)).await.expect_err("refused")
+}
+
+/// A node that opens its stream, says that it has no tables, and then reads nothing: its window of HTTP/2 is full
+/// after 64 KiB.
+pub struct Stalled {
+    _updates: tonic::Streaming<sluice_southbound::proto::NodeUpdate>,
+    reports: tokio::sync::mpsc::Sender<sluice_southbound::proto::NodeReport>,
+}
+
+impl Stalled {
+    /// Waits until its connection has ended: the stream alone cannot end before the node reads.
+    pub async fn disconnected(&self) {
+        self.reports.closed().await;
+    }
+}
+
+pub async fn stall(identity: &Identity) -> Stalled {
+    use sluice_southbound::proto::southbound_client::SouthboundClient;
+    use sluice_southbound::proto::{NodeReport, node_report::Report};
+    use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+    // As the node stores it.
+    let stored = serde_json::to_value(identity).unwrap();
+    let pem = |name: &str| stored[name].as_str().unwrap();
+    let own = tonic::transport::Identity::from_pem(pem("certificate_pem"), pem("key_pem"));
+    let tls = ClientTlsConfig::new()
+        .domain_name(&identity.server_name)
+        .ca_certificate(Certificate::from_pem(pem("ca_pem")))
+        .identity(own);
+    let endpoint = Endpoint::from_shared(format!("https://{}", identity.controller)).unwrap();
+    let endpoint = endpoint.initial_stream_window_size(65_535);
+    let channel = endpoint.tls_config(tls).unwrap().connect().await.unwrap();
+    let (reports, receiver) = tokio::sync::mpsc::channel(1);
+    reports.send(NodeReport { report: Some(Report::Hello(Hello::default())) }).await.unwrap();
+    let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let _updates = SouthboundClient::new(channel).watch(receiver).await.unwrap().into_inner();
+    Stalled { _updates, reports }
 }

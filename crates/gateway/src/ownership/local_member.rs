@@ -27,7 +27,7 @@ use sluice_cluster::{
     Readiness, VipSet,
 };
 use sluice_envelope::{BootId, KeyRing};
-use sluice_types::{GatewayId, MacAddr};
+use sluice_types::{ClusterId, GatewayId, MacAddr};
 
 use super::plan::GatewayPlan;
 use super::saved_state::SavedState;
@@ -156,8 +156,8 @@ pub struct LocalMember {
     owned: OwnedVips,
     /// Newest revision that the tables contain completely.
     tables: u64,
-    /// Revisions of plan and configuration, and digest of the table, of the saved state.
-    saved: Option<(u64, u64, u64)>,
+    /// Cluster, revisions of plan and configuration, and digest of the table, of the saved state.
+    saved: Option<(ClusterId, u64, u64, u64)>,
     counts: OwnershipCounts,
     actions: Vec<Action>,
 }
@@ -445,7 +445,7 @@ impl LocalMember {
 
     fn save(&mut self) {
         let Some((plan, machine)) = self.plan.as_ref().zip(self.machine.as_ref()) else { return };
-        let state = (plan.revision, machine.config().revision, machine.table().digest());
+        let state = (plan.cluster, plan.revision, machine.config().revision, machine.table().digest());
         if self.saved.replace(state) != Some(state) {
             let saved = SavedState::new(plan.clone(), machine.config(), machine.table());
             self.actions.push(Action::Save(Box::new(saved)));

@@ -311,6 +311,17 @@ fn vip_is_announced_when_its_address_becomes_known() {
     assert_eq!(world.owners(), world.preferred_owners());
 }
 
+/// Catches a moved gateway whose next agent starts as a member of the old cluster.
+#[test]
+fn move_to_another_cluster_is_saved() {
+    let mut world = World::new(1);
+    let cluster = |world: &World| world.saved[0].as_ref().unwrap().plan.cluster;
+    assert_eq!(cluster(&world), ClusterId::new(1));
+    // Nothing but the cluster differs.
+    world.feed(0, Event::Plan(GatewayPlan { cluster: ClusterId::new(9), ..plan(1, 1) }));
+    assert_eq!(cluster(&world), ClusterId::new(9));
+}
+
 #[test]
 fn plan_of_another_cluster_starts_with_empty_tables() {
     let mut world = World::settled(3);

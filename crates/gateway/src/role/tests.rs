@@ -65,7 +65,7 @@ fn snapshot() -> Update {
 }
 
 fn without_failures(revision: u64) -> Option<Applied> {
-    Some(Applied { revision, failures: Vec::new(), failed_entries: 0 })
+    Some(Applied { revision, failures: Vec::new(), failed_entries: 0, repaired: None })
 }
 
 fn plan(cluster: u64, revision: u64) -> ClusterPlan {

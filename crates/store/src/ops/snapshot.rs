@@ -4,7 +4,7 @@ use super::{history, keys};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
-use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology, Vpc};
+use crate::{Instance, InstancesOf, Peering, Position, Result, Route, SnapshotPart, Topology, Vpc};
 use sluice_types::{ClusterId, HostId, VpcId};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc::Sender;
@@ -49,6 +49,22 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     }
 }
 
+/// The instances of a host, and the position that the transaction `q` sees.
+pub(crate) async fn of_host(q: &mut dyn Query, host: HostId) -> Result<(Position, Vec<Instance>)> {
+    let position = history::newest(q).await?;
+    let filter = Filter::Host(host.get());
+    let mut instances: Vec<Instance> = Vec::new();
+    loop {
+        let after = instances.last().map_or(0, |last| last.id.get());
+        let mut page = page(q, &filter, after).await?;
+        let full = page.len() == PAGE;
+        instances.append(&mut page);
+        if !full {
+            return Ok((position, instances));
+        }
+    }
+}
+
 /// The VPCs that have an instance on a host, and those peered with them.
 async fn vpcs_of_host(q: &mut dyn Query, topology: &Topology, host: HostId) -> Result<Vec<i64>> {
     let sql = "SELECT DISTINCT vpc FROM instances WHERE host = $1";
@@ -67,7 +83,7 @@ fn vpcs_on(topology: &Topology, clusters: &[ClusterId]) -> Filter {
 }
 
 async fn topology(q: &mut dyn Query) -> Result<Topology> {
-    let crate::Position { revision, commit } = history::newest(q).await?;
+    let Position { revision, commit } = history::newest(q).await?;
     Ok(Topology {
         revision,
         commit,

@@ -7,6 +7,10 @@ use crate::value::args;
 use crate::{EnrollmentToken, Gateway, Host, NodeId, NodeState, Result, StoreError};
 use sluice_types::{GatewayId, HostId};
 
+/// Numbers of rows in a statement that stores states, in descending order; the last must be 1. Each statement is
+/// prepared once.
+const SAVE_SIZES: [usize; 3] = [128, 16, 1];
+
 fn kind_and_number(node: NodeId) -> (&'static str, u64) {
     match node {
         NodeId::Gateway(id) => ("gateway", id.get()),
@@ -29,14 +33,37 @@ async fn check_exists(q: &mut dyn Query, node: NodeId) -> Result<()> {
     }
 }
 
-pub(crate) async fn save_state(q: &mut dyn Query, state: &NodeState) -> Result<()> {
-    check_exists(q, state.node).await?;
-    let (kind, number) = kind_and_number(state.node);
-    let failures = serde_json::to_string(&state.failures).map_err(|e| StoreError::Corrupt(e.to_string()))?;
-    let sql = "INSERT INTO node_states (kind, node, acked, last_seen_ms, failures) VALUES ($1, $2, $3, $4, $5) \
-               ON CONFLICT (kind, node) DO UPDATE \
-               SET acked = excluded.acked, last_seen_ms = excluded.last_seen_ms, failures = excluded.failures";
-    q.run(sql, args![kind, number, state.acknowledged_revision, state.last_seen_ms, failures]).await.map(drop)
+/// Stores states of different nodes. Nodes that do not exist are ignored.
+pub(crate) async fn save_states(q: &mut dyn Query, mut states: &[NodeState]) -> Result<()> {
+    for size in SAVE_SIZES {
+        while states.len() >= size {
+            let (now, later) = states.split_at(size);
+            states = later;
+            let mut values = Vec::with_capacity(size * 5);
+            for state in now {
+                let (kind, number) = kind_and_number(state.node);
+                let failures =
+                    serde_json::to_string(&state.failures).map_err(|e| StoreError::Corrupt(e.to_string()))?;
+                values.extend(args![kind, number, state.acknowledged_revision, state.last_seen_ms, failures]);
+            }
+            q.run(&save_sql(size), values).await?;
+        }
+    }
+    Ok(())
+}
+
+fn save_sql(rows: usize) -> String {
+    let row = |n: usize| format!("(${}, ${}, ${}, ${}, ${})", n + 1, n + 2, n + 3, n + 4, n + 5);
+    let rows: Vec<String> = (0..rows).map(|number| row(number * 5)).collect();
+    format!(
+        "INSERT INTO node_states (kind, node, acked, last_seen_ms, failures) \
+         SELECT v.column1, v.column2, v.column3, v.column4, v.column5 FROM (VALUES {}) AS v \
+         WHERE (v.column1 = 'gateway' AND EXISTS (SELECT 1 FROM gateways WHERE id = v.column2)) \
+         OR (v.column1 = 'host' AND EXISTS (SELECT 1 FROM hosts WHERE id = v.column2)) \
+         ON CONFLICT (kind, node) DO UPDATE \
+         SET acked = excluded.acked, last_seen_ms = excluded.last_seen_ms, failures = excluded.failures",
+        rows.join(", ")
+    )
 }
 
 pub(crate) async fn states(q: &mut dyn Query) -> Result<Vec<NodeState>> {

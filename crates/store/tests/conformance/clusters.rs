@@ -198,7 +198,7 @@ pub async fn keys_are_renewed_when_a_node_is_deleted(f: Fixture) {
     s.delete_gateway(g1, None).await.unwrap();
     assert!(!s.rotate_keys(id, now).await.unwrap());
     let seen = |node| NodeState { node, acknowledged_revision: 1, last_seen_ms: 1, failures: Vec::new() };
-    s.save_node_state(seen(NodeId::Gateway(g2))).await.unwrap();
+    s.save_node_states(&[seen(NodeId::Gateway(g2))]).await.unwrap();
     s.delete_gateway(g2, None).await.unwrap();
     assert!(!s.rotate_keys(id, made.valid_from_ms + MINUTE_MS).await.unwrap(), "the newest is too new");
     assert!(s.rotate_keys(id, now).await.unwrap() && !s.rotate_keys(id, now).await.unwrap(), "only once");
@@ -227,7 +227,7 @@ pub async fn keys_are_renewed_when_a_node_is_deleted(f: Fixture) {
     let known = keys(id).await.last().unwrap().id;
     let host =
         new(s.create_host(NewHost { name: "i".into(), vtep: [203, 0, 113, 2].into(), agent: true }).await).id;
-    s.save_node_state(seen(NodeId::Host(host))).await.unwrap();
+    s.save_node_states(&[seen(NodeId::Host(host))]).await.unwrap();
     s.delete_host(host, None).await.unwrap();
     assert!(s.rotate_keys(id, due + MINUTE_MS).await.unwrap());
     assert!(keys(id).await.iter().all(|key| key.id != known));

@@ -36,7 +36,12 @@ pub async fn positions_are_found_by_commit(f: Fixture) {
         let (sink, mut parts) = tokio::sync::mpsc::channel(1);
         assert!(matches!(s.snapshot_from(wrong, InstancesOf::None, sink).await, Err(StoreError::Rewound)));
         assert!(parts.recv().await.is_none(), "nothing is sent");
+        assert!(matches!(s.host_instances(wrong, c.host.id).await, Err(StoreError::Rewound)));
+        for both in [[newest, wrong], [wrong, newest]] {
+            assert!(matches!(s.check_positions(&both).await, Err(StoreError::Rewound)), "{wrong:?}");
+        }
     }
+    s.check_positions(&[Position::default(), newest]).await.unwrap();
     assert_eq!(s.revision_of(other.commit).await.unwrap(), None);
     assert_eq!(s.revision_of(u64::MAX).await.unwrap(), None);
     assert_eq!(s.oldest_known_revision().await.unwrap(), 1);

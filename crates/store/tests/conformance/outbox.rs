@@ -3,8 +3,8 @@
 use crate::Fixture;
 use crate::cloud::{Cloud, host, instance, new, subnet, vpc, vpc_update};
 use sluice_store::{
-    Change, Instance, InstancesOf, NewGateway, OutboxRow, RouteTarget, SnapshotPart, Store, StoreError,
-    Topology,
+    Change, Instance, InstancesOf, NewGateway, OutboxRow, Position, RouteTarget, SnapshotPart, Store,
+    StoreError, Topology,
 };
 use std::sync::Arc;
 
@@ -270,6 +270,8 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     let route = new(s.create_route(c.route(&v2, "0.0.0.0/0", RouteTarget::Drop).await).await);
     let (topology, found) = snapshot(s.clone(), InstancesOf::Host(h2.id)).await;
     assert_eq!(found, [b.clone(), d.clone()].concat());
+    let position = Position { revision: topology.revision, commit: topology.commit };
+    assert_eq!(s.host_instances(position, h2.id).await.unwrap(), (position, found));
     assert_eq!((topology.hosts.len(), topology.clusters.len(), topology.vpcs.len()), (2, 2, 2));
     assert_eq!(topology.routes, [(v2.id, route)]);
     a.extend(b);
@@ -277,6 +279,7 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     assert_eq!(snapshot(s.clone(), InstancesOf::Cluster(c2.id)).await.1, d);
     let no_host = InstancesOf::Host(sluice_types::HostId::new(9999));
     assert!(snapshot(s.clone(), no_host).await.1.is_empty());
+    assert_eq!(s.snapshots_being_read(), 0);
 }
 
 pub async fn snapshot_ends_when_its_receiver_is_dropped(f: Fixture) {

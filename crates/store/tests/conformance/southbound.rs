@@ -1,7 +1,7 @@
 //! Node states, enrollment tokens, and the certificate authority.
 
 use crate::Fixture;
-use crate::cloud::{Cloud, new};
+use crate::cloud::{Cloud, host, new};
 use sluice_store::{EnrollmentToken, NewGateway, NodeId, NodeState, StoreError};
 use sluice_types::{GatewayId, HostId};
 
@@ -16,17 +16,77 @@ pub async fn node_states(f: Fixture) {
         last_seen_ms: 1_000,
         failures: vec![],
     };
-    s.save_node_state(state.clone()).await.unwrap();
+    s.save_node_states(&[state.clone()]).await.unwrap();
     state.acknowledged_revision = 7;
     state.last_seen_ms = 1_700_000_000_000;
     state.failures = vec!["table `vrf` is full".into(), "\"quoted\", and ü".into()];
-    s.save_node_state(state.clone()).await.unwrap();
+    s.save_node_states(&[state.clone()]).await.unwrap();
     assert_eq!(s.node_states().await.unwrap(), [state.clone()]);
     assert_eq!(s.revision().await.unwrap(), before, "no object was changed");
-    let ghost = NodeState { node: NodeId::Gateway(GatewayId::new(999)), ..state };
-    assert!(matches!(s.save_node_state(ghost).await, Err(StoreError::NotFound { kind: "gateway", .. })));
+    let other = new(s.create_host(host("other", "192.0.2.99")).await).id;
+    let ghosts = [NodeId::Gateway(GatewayId::new(999)), NodeId::Host(HostId::new(999))];
+    let of = |node| NodeState { node, acknowledged_revision: 8, ..state.clone() };
+    s.save_node_states(&[of(ghosts[0]), of(NodeId::Host(other)), of(ghosts[1])]).await.unwrap();
+    assert_eq!(
+        s.node_states().await.unwrap(),
+        [state.clone(), of(NodeId::Host(other))],
+        "existing nodes only"
+    );
+    s.save_node_states(&[]).await.unwrap();
+    s.delete_host(other, None).await.unwrap();
     s.delete_host(c.host.id, None).await.unwrap();
     assert!(s.node_states().await.unwrap().is_empty(), "it goes with its node");
+}
+
+/// More states than one statement has, and a number that no sequence of equal statements has.
+pub async fn many_node_states(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let mut states = Vec::new();
+    for number in 1..=150u64 {
+        let new_host = host(&format!("many-{number}"), &format!("198.18.0.{number}"));
+        states.push(NodeState {
+            node: NodeId::Host(new(s.create_host(new_host).await).id),
+            acknowledged_revision: number,
+            last_seen_ms: 1_000 + number,
+            failures: vec![],
+        });
+    }
+    s.save_node_states(&states).await.unwrap();
+    assert_eq!(s.node_states().await.unwrap(), states);
+    for state in &mut states {
+        state.acknowledged_revision += 1_000;
+    }
+    s.save_node_states(&states).await.unwrap();
+    assert_eq!(s.node_states().await.unwrap(), states);
+}
+
+/// Writes that come later are done first.
+pub async fn node_states_are_saved_after_other_writes(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let state = NodeState {
+        node: NodeId::Host(c.host.id),
+        acknowledged_revision: 3,
+        last_seen_ms: 1_000,
+        failures: vec![],
+    };
+    let done = std::sync::Mutex::new(Vec::new());
+    let create = async |number: u32| {
+        s.create_tenant(&format!("t{number}")).await.unwrap();
+        done.lock().unwrap().push("create");
+    };
+    let save = async {
+        s.save_node_states(std::slice::from_ref(&state)).await.unwrap();
+        done.lock().unwrap().push("save");
+    };
+    let later = async {
+        futures::future::join_all((1..10).map(create)).await;
+    };
+    futures::join!(create(0), save, later);
+    let done = done.into_inner().unwrap();
+    assert_eq!(done.len(), 11);
+    assert_eq!(done.last(), Some(&"save"), "{done:?}");
 }
 
 pub async fn tokens_work_once(f: Fixture) {

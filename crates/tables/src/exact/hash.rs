@@ -34,7 +34,7 @@ pub(crate) struct Hashing {
 }
 
 pub(crate) const GENERATION_SHIFT: u32 = layout::EXACT_GENERATION_SHIFT;
-const CHECK_MASK: u64 = !layout::EXACT_MAC_MASK;
+pub(super) const CHECK_MASK: u64 = !layout::EXACT_MAC_MASK;
 
 pub(crate) fn mix(x: u64, seed: u64) -> u64 {
     let mut x = (x ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -85,6 +85,13 @@ pub(super) fn read(memory: &Memory, family: Family, first: u32) -> Vec<Entry> {
         .collect()
 }
 
+/// The routes of a list, unless it is empty or has impossible lengths.
+pub(super) fn read_checked(memory: &Memory, family: Family, first: u32) -> Option<Vec<Entry>> {
+    let routes = read(memory, family, first);
+    let is_possible = |(prefix, _): &Entry| prefix.length <= family.max_length();
+    (!routes.is_empty() && routes.iter().all(is_possible)).then_some(routes)
+}
+
 pub(super) fn find(memory: &Memory, family: Family, first: u32, bits: u128) -> Option<u32> {
     let routes = read(memory, family, first);
     let holds = |prefix: &Prefix| (prefix.bits ^ bits) & mask(prefix.length) == 0;
@@ -107,12 +114,11 @@ pub(super) fn adopt(
     first: u32,
     reachable: &mut ReachableCells,
 ) -> Result<u32, Error> {
-    let routes = read(memory, family, first);
-    reachable.claim(first, cells(family, routes.len()))?;
-    if routes.is_empty() || routes.iter().any(|(prefix, _)| prefix.length > family.max_length()) {
+    let Some(routes) = read_checked(memory, family, first) else {
         return Err(Error::Corrupt(format!(
             "the route list at cell {first} is empty or has an impossible length"
         )));
-    }
+    };
+    reachable.claim(first, cells(family, routes.len()))?;
     Ok(routes.len() as u32)
 }

@@ -22,7 +22,7 @@ pub(super) enum BucketForm {
 }
 
 /// What a word is or leads to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Word {
     /// A leaf; 0 if there is no route.
     Leaf(u32),
@@ -121,6 +121,12 @@ impl Skip {
 
     pub(super) fn set_inherited(cell: u32, memory: &Memory, leaf: u32) {
         memory.store32(cell, offset_of!(lpm_skip, inherited), leaf);
+    }
+
+    /// Whether the mask that packets compare with has as many bits as the depth says.
+    pub(super) fn has_right_mask(&self, memory: &Memory) -> bool {
+        let (skip, mask): (lpm_skip, u128) = (memory.read(self.cell), mask(self.depth));
+        skip.mask == [(mask >> 64) as u64, mask as u64]
     }
 
     /// Position of the word that leads to the directory.

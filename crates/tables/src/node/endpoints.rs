@@ -72,7 +72,9 @@ impl NodeTables {
                     self.release_direct_path(path);
                     self.endpoints += 1;
                 }
-                Some((hop, _)) => self.release_vtep(hop),
+                Some((hop, layout::NEXT_HOP_VTEP)) => self.release_vtep(hop),
+                // Only damaged memory leads elsewhere.
+                Some(_) => {}
                 None => self.endpoints += 1,
             }
         }

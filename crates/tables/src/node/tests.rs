@@ -1,4 +1,6 @@
 mod crash;
+mod digests;
+mod full;
 mod schedules;
 
 use super::*;

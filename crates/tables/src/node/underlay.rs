@@ -89,8 +89,11 @@ impl NodeTables {
                 if changes {
                     self.memory().store32(hop.cell, offset_of!(next_hop, kind), first_word(&new));
                 }
-                if hop.accepted {
+                if hop.accepted && self.is_linked(address, hop.cell) {
                     return Ok(changes);
+                }
+                if next_hop_address(self.memory(), hop.cell) != address {
+                    self.memory().write(hop.cell, &new);
                 }
                 hop.cell
             }
@@ -138,7 +141,8 @@ impl NodeTables {
     pub(super) fn release_vtep(&mut self, cell: u32) {
         let address = next_hop_address(self.memory(), cell);
         let Some(hop) = self.vteps.get_mut(&address) else { return };
-        hop.endpoints -= 1;
+        // It is lower than the number of endpoints only if the memory was damaged.
+        hop.endpoints = hop.endpoints.saturating_sub(1);
         if hop.endpoints == 0 && !hop.accepted {
             self.pool.retire(cell, 1);
             self.vteps.remove(&address);
@@ -171,10 +175,11 @@ impl NodeTables {
         let old = self.vips.get(&vip.address).copied();
         if let Some(cell) = old {
             let known = self.vip_at(cell);
-            if known == *vip {
+            let is_linked = self.is_linked(vip.address, cell);
+            if known == *vip && is_linked {
                 return Ok(false);
             }
-            if known.mac == vip.mac {
+            if known.mac == vip.mac && is_linked {
                 self.memory().store32(cell, offset_of!(next_hop, kind), first_word(&encode_vip(vip)));
                 return Ok(true);
             }

@@ -12,8 +12,8 @@ use crate::memory::Memory;
 use sluice_types::Vni;
 use std::mem::offset_of;
 
-/// Resets per-VNI counters, which packet programs keep outside of the tables. What packets in flight add at
-/// the moment of a reset may remain.
+/// Resets per-VNI counters, which packet programs keep outside of the tables. Packets in flight at the moment of a
+/// reset may still be added.
 pub trait CounterReset: Send {
     /// Sets the counters at an index to zero, before a VRF gets the index. Returns false if that failed; the
     /// VRF then shares the overflow counters at index 0.
@@ -94,7 +94,7 @@ pub(super) fn count_offset(family: Family) -> usize {
 }
 
 /// The properties in a cell; `None` if it is not a VRF's.
-fn decode_vrf(cell: &vrf) -> Option<VrfEntry> {
+pub(super) fn decode_vrf(cell: &vrf) -> Option<VrfEntry> {
     let vrf = Vrf {
         vni: Vni::new(cell.vni).ok()?,
         mtu: cell.mtu,
@@ -136,7 +136,8 @@ impl NodeTables {
         };
         let old = self.vrfs.get(&vrf.vni.get()).copied();
         let known: layout::vrf = old.map(|cell| self.memory().read(cell)).unwrap_or_default();
-        if decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) {
+        let is_linked = old.is_some_and(|cell| self.is_vrf_linked(vrf.vni, cell));
+        if decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) && is_linked {
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;
@@ -202,6 +203,7 @@ impl NodeTables {
         self.point_ports(vni, 0);
         if let Some(reset) = &mut self.counter_reset {
             reset.forget_vni(vni);
+            self.forgotten_vnis.insert(vni);
         }
         self.routes -= count_routes(self.memory(), cell);
         self.counter_indices.release(self.memory().load32(cell, offset_of!(layout::vrf, counters)));
@@ -211,6 +213,17 @@ impl NodeTables {
         self.pool.retire(cell, 1);
         self.remove_direct_paths(|path| path.vni == vni)?;
         Ok(true)
+    }
+
+    /// Removes the counters of removed VNIs again: packets that were in flight at the removal may have been counted
+    /// after it. Must be called about once a second. A VNI that was added again meanwhile keeps its counters.
+    pub fn forget_removed_vnis(&mut self) {
+        let Some(reset) = &mut self.counter_reset else { return };
+        for vni in std::mem::take(&mut self.forgotten_vnis) {
+            if !self.vrfs.contains_key(&vni.get()) {
+                reset.forget_vni(vni);
+            }
+        }
     }
 
     /// The VRF of a VNI.

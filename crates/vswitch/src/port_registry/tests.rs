@@ -41,7 +41,7 @@ fn port(number: u64, name: &str, vni: u32) -> Port {
 }
 
 fn attachment(ifindex: u32, instance: u64) -> Attachment {
-    Attachment { ifindex, instance: InstanceId::new(instance), peer_redirect: true, ipv6_enabled: true }
+    Attachment { ifindex, instance: InstanceId::new(instance), peer_redirect: true }
 }
 
 fn registry(dir: &Path) -> (PortRegistry, NodeTables) {
@@ -94,8 +94,40 @@ fn attachments_that_cannot_be_saved_change_nothing() {
     fs::create_dir(&obstacle).unwrap();
     assert!(registry.detach(&mut tables, "tap0").is_err());
     assert_eq!(registry.attachments().len(), 1);
+    assert!(tables.port(50).is_some(), "the VM stays connected");
     fs::remove_dir(&obstacle).unwrap();
     assert_eq!(registry.detach(&mut tables, "tap0").unwrap(), Some(attachment(50, 2)));
+}
+
+/// As if the agent were killed between the file and the tables. Catches a next agent that stays between them.
+#[test]
+fn half_done_attachment_and_half_done_detachment_are_completed_by_the_next_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.commit().unwrap();
+    let attached = |tables: &NodeTables| tables.ports().map(|port| port.ifindex).collect::<Vec<_>>();
+    // Nothing is in the tables of the killed agent, but all is in the file.
+    registry.attach(&mut self::tables(), "tap0", attachment(50, 2)).unwrap();
+    let mut next = PortRegistry::load(dir.path()).unwrap().0;
+    next.reconcile(&mut tables).unwrap();
+    assert_eq!(attached(&tables), [50]);
+    assert_eq!(next.detach(&mut self::tables(), "tap0").unwrap(), Some(attachment(50, 2)));
+    let mut last = PortRegistry::load(dir.path()).unwrap().0;
+    last.reconcile(&mut tables).unwrap();
+    assert!(attached(&tables).is_empty());
+}
+
+/// Catches a file that has an attachment which the operator was told has failed.
+#[test]
+fn attachment_that_cannot_be_written_to_the_tables_is_not_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap1", attachment(51, 3)).unwrap();
+    tables.remove_vrf(Vni::new(1).unwrap()).unwrap();
+    let error = registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap_err();
+    assert!(matches!(error, RegistryError::Tables(_)), "{error}");
+    assert_eq!(registry.attachments().len(), 1);
+    assert_eq!(PortRegistry::load(dir.path()).unwrap().0.attachments(), registry.attachments());
 }
 
 #[test]
@@ -144,7 +176,7 @@ fn committed_state_is_loaded_by_the_next_agent() {
     registry.upsert_vtep(&vtep("192.0.2.21", VtepRole::Host));
     registry.upsert_vtep(&vtep("192.0.2.13", VtepRole::Host));
     registry.commit().unwrap();
-    let (read, complete) = PortRegistry::load(dir.path()).unwrap();
+    let (mut read, complete) = PortRegistry::load(dir.path()).unwrap();
     assert!(complete);
     assert_eq!((&read.instances, &read.attachments), (&registry.instances, &registry.attachments));
     let gateways: Vec<String> = read.gateways_of(4).map(|address| address.to_string()).collect();
@@ -180,11 +212,27 @@ fn mtu_of_a_port_is_the_smaller_of_vpc_and_tunnel() {
     registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
     assert_eq!(tables.port(50).unwrap().mtu, 1430, "of its VPC");
     assert!(registry.limit_mtu(1400));
-    assert!(!registry.limit_mtu(1400), "unchanged");
     registry.reconcile(&mut tables).unwrap();
     assert_eq!(tables.port(50).unwrap().mtu, 1400);
+    assert!(!registry.limit_mtu(1400), "unchanged");
     registry.upsert_instance(&mut tables, Port { mtu: 1300, ..port(2, "blue/web", 1) }).unwrap();
     assert_eq!(tables.port(50).unwrap().mtu, 1300, "of its VPC, which is smaller");
+}
+
+/// Catches a port that keeps the old MTU of the tunnel because it could not be written when that changed.
+#[test]
+fn port_that_could_not_be_written_gets_the_new_mtu_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut registry, mut tables) = registry(dir.path());
+    registry.attach(&mut tables, "tap0", attachment(50, 2)).unwrap();
+    let mut without_vpc = self::tables();
+    without_vpc.remove_vrf(Vni::new(1).unwrap()).unwrap();
+    assert!(registry.limit_mtu(1400));
+    registry.reconcile(&mut without_vpc).unwrap();
+    assert!(registry.limit_mtu(1400), "the port was not written");
+    registry.reconcile(&mut tables).unwrap();
+    assert_eq!(tables.port(50).unwrap().mtu, 1400);
+    assert!(!registry.limit_mtu(1400));
 }
 
 #[test]

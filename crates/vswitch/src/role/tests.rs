@@ -16,7 +16,7 @@ pub(super) const OWN: &str = "192.0.2.9";
 /// A host on an IPv4 underlay, with empty tables.
 pub(super) struct Host {
     pub(super) applier: Applier<HostRole>,
-    _state_dir: tempfile::TempDir,
+    state_dir: tempfile::TempDir,
 }
 
 impl Host {
@@ -34,7 +34,16 @@ impl Host {
         let state_dir = tempfile::tempdir().unwrap();
         let (keys, _) = KeyStore::load(state_dir.path(), HostRole::KEY_KIND);
         let role = HostRole::new(PortRegistry::load(state_dir.path()).unwrap().0, DELAY);
-        Self { applier: Applier::new(tables, role, keys), _state_dir: state_dir }
+        Self { applier: Applier::new(tables, role, keys), state_dir }
+    }
+
+    /// Another agent adopts the tables and the state directory.
+    fn restart(&mut self) {
+        let tables = NodeTables::adopt(self.tables().memory().clone(), Immediate).unwrap();
+        let state_dir = self.state_dir.path();
+        let (keys, _) = KeyStore::load(state_dir, HostRole::KEY_KIND);
+        let role = HostRole::new(PortRegistry::load(state_dir).unwrap().0, DELAY);
+        self.applier = Applier::new(tables, role, keys);
     }
 
     /// A host with the snapshot [`cloud`].
@@ -131,12 +140,12 @@ fn removal(revision: u64, vnis: &[u32], groups: &[u32]) -> Update {
 }
 
 fn without_failures(revision: u64) -> Option<Applied> {
-    Some(Applied { revision, failures: Vec::new(), failed_entries: 0 })
+    Some(Applied { revision, failures: Vec::new(), failed_entries: 0, repaired: None })
 }
 
 fn group_absent(revision: u64) -> Option<Applied> {
     let failures = vec!["VNI 1: its gateway group 1 has no vIP for this host".to_owned()];
-    Some(Applied { revision, failed_entries: failures.len() as u64, failures })
+    Some(Applied { revision, failed_entries: failures.len() as u64, failures, repaired: None })
 }
 
 #[test]
@@ -151,6 +160,27 @@ fn vrf_is_connected_while_its_group_has_vips() {
     let update = Update { groups: vec![group(1, &[])], ..delta(12) };
     assert_eq!(host.apply(update), group_absent(12), "the loss is reported too");
     assert_eq!(host.vrfs(), [(1, None), (2, None)]);
+}
+
+/// The group of a network is known in memory only until it comes. Catches an agent that continues without it.
+#[test]
+fn network_that_waits_for_its_group_survives_the_agent() {
+    let mut host = Host::new();
+    let snapshot = Update { groups: vec![group(1, &[])], ..cloud() };
+    assert_eq!(host.apply(snapshot.clone()), group_absent(10));
+    assert_eq!(*host.applier.complete_revision().borrow(), 0);
+    host.restart();
+    host.applier.begin_stream();
+    assert_eq!(host.tables().applied_revision(), 0, "a snapshot brings the group of the network again");
+    assert_eq!(host.apply(snapshot), group_absent(10));
+    let update = Update { groups: vec![group(1, &["192.0.2.100"])], ..delta(11) };
+    assert_eq!(host.apply(update), without_failures(11));
+    assert_eq!(host.vrfs(), [(1, Some(1)), (2, None)]);
+    // Nothing is missing any more, and the next agent continues from here.
+    assert_eq!(*host.applier.complete_revision().borrow(), 11);
+    host.restart();
+    host.applier.begin_stream();
+    assert_eq!((host.tables().applied_revision(), host.vrfs()), (11, vec![(1, Some(1)), (2, None)]));
 }
 
 #[test]

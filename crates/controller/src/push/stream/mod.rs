@@ -47,6 +47,10 @@ const GATE: Duration = Duration::from_secs(1);
 /// Interval at which their acknowledgments are checked.
 const GATE_LOOK: Duration = Duration::from_millis(2);
 
+/// A node that takes no message for this time is disconnected. At the size of a full message, it is a rate of about
+/// 100 kB/s.
+pub const TAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A node that could not write an entry is sent another snapshot after this time.
 const REPAIR: Duration = Duration::from_secs(120);
 
@@ -59,9 +63,15 @@ pub enum Ended {
     /// The node is not in the database.
     #[error("{0:?} is not in the database")]
     Unknown(NodeId),
+    /// The node took no message for [`TAKE_TIMEOUT`].
+    #[error("the node took no message for {} s", TAKE_TIMEOUT.as_secs())]
+    Stalled,
     /// The snapshot cannot be read.
     #[error("the database does not answer")]
     Store(#[from] StoreError),
+    /// The gateways' tables cannot be read; the log has the reason.
+    #[error("the tables of gateways cannot be read")]
+    NoSnapshot,
     /// A task panicked.
     #[error("preparing a snapshot failed")]
     Failed(#[from] tokio::task::JoinError),
@@ -83,6 +93,8 @@ pub struct NodeStream {
     known: Position,
     /// The next snapshot removes nothing that it does not mention.
     keep_unmentioned: bool,
+    /// A snapshot must be of this revision or later.
+    snapshot_from: u64,
     /// Keys and vIP plan were sent. They are not part of the tables.
     cluster_update_sent: bool,
     side: Side,
@@ -107,6 +119,7 @@ impl NodeStream {
             cursor: applied,
             known,
             keep_unmentioned,
+            snapshot_from: applied,
             cluster_update_sent: false,
             side,
         }
@@ -128,8 +141,9 @@ impl NodeStream {
         let mut behind = self.cursor == 0 || self.side.starts_with_snapshot();
         let mut marked = Instant::now();
         loop {
-            if behind || self.needs_repair() {
-                self.snapshot().await?;
+            let verify_shards = self.push.hub.take_verification(self.side.node());
+            if behind || self.needs_repair() || verify_shards != 0 {
+                self.snapshot(verify_shards).await?;
             }
             self.send_cluster_update().await?;
             self.withdraw_keys().await?;
@@ -234,7 +248,8 @@ impl NodeStream {
 
     async fn send(&self, update: EncodedUpdate) -> Result<(), Ended> {
         self.push.counters.bytes.fetch_add(update.byte_len() as u64, Ordering::Relaxed);
-        self.out.send(Ok(update)).await.map_err(|_| Ended::Closed)
+        let taken = tokio::time::timeout(TAKE_TIMEOUT, self.out.send(Ok(update))).await;
+        taken.map_err(|_| Ended::Stalled)?.map_err(|_| Ended::Closed)
     }
 
     /// Sends messages, of which the last completes a revision.
@@ -290,7 +305,10 @@ impl NodeStream {
 
     /// Sends the entries of a step that are for the node. Returns false if a snapshot is needed instead.
     async fn step(&mut self, step: &Step) -> Result<bool, Ended> {
-        let Some(parts) = self.side.parts(step, &self.push.compiled) else { return Ok(false) };
+        let Some(parts) = self.side.parts(step, &self.push.compiled) else {
+            self.snapshot_from = step.revision;
+            return Ok(false);
+        };
         self.wait_for_gates(step).await;
         if let Side::Gateway(gateway) = &mut self.side
             && let Some(membership) = step.memberships.get(&gateway.id)

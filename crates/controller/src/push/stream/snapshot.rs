@@ -1,42 +1,61 @@
-//! Sends a node its complete tables, read from the store as one consistent snapshot.
+//! Sends a node its complete tables as of one revision. A place among the snapshots that are sent is held until the
+//! node has taken the last message; the database is not used meanwhile.
 
 use super::super::count;
+use super::super::snapshots::{Tables, gateway_tables};
 use super::super::steps::encode;
 use super::{Ended, NodeStream, Side};
 use crate::compile::{HostView, Membership, State};
 use bytes::Bytes;
+use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{EncodedUpdate, Update, UpdateHead};
 use sluice_store::{Instance, InstancesOf, Position, SnapshotPart};
+use sluice_types::{GatewayId, HostId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Parts of a snapshot that are read ahead of sending.
+/// Parts of a host's snapshot that are read ahead of encoding.
 const READ_AHEAD: usize = 4;
+/// Longest wait for the follower, which says whether the topology has changed.
+const FOLLOWED: Duration = Duration::from_millis(200);
+
+/// The instances of a host and the topology, as of one revision of the history that the stream continues.
+struct HostInput {
+    position: Position,
+    state: Arc<State>,
+    instances: Vec<Instance>,
+}
+
+/// The encoded tables of a host.
+struct HostTables {
+    revision: u64,
+    parts: Vec<Bytes>,
+    entries: usize,
+    /// The host has this revision already.
+    is_known: bool,
+}
 
 impl NodeStream {
-    /// Sends a snapshot and moves the stream's position behind it. A host that already has the snapshot's
-    /// revision is sent nothing: only its view is filled.
-    pub(super) async fn snapshot(&mut self) -> Result<(), Ended> {
+    /// Sends a snapshot and moves the stream's position behind it. A node that already has the snapshot's
+    /// revision is sent nothing: only what the stream remembers of a host is filled. A gateway names the entries of
+    /// `verify_shards` that it repairs.
+    pub(super) async fn snapshot(&mut self, verify_shards: u64) -> Result<(), Ended> {
         let began = Instant::now();
-        self.last_snapshot = began;
-        let of = match &self.side {
-            Side::Gateway(gateway) => InstancesOf::Gateway(gateway.id),
-            Side::Host(host) if self.preprograms() => InstancesOf::Around(host.id),
-            Side::Host(host) => InstancesOf::Host(host.id),
+        let node = self.side.node();
+        let push = self.push.clone();
+        let _place = push.snapshots.admit(push.hub.is_slow(node)).await?;
+        self.last_snapshot = Instant::now();
+        let (revision, entries) = match &self.side {
+            Side::Gateway(gateway) => {
+                let (id, membership) = (gateway.id, gateway.membership);
+                self.gateway_snapshot(id, membership, verify_shards).await?
+            }
+            Side::Host(host) => self.host_snapshot(host.id).await?,
         };
-        let (sink, parts) = mpsc::channel(READ_AHEAD);
-        let store = self.push.db.store.clone();
-        let known = self.known;
-        let snapshot = async move { store.snapshot_from(known, of, sink).await };
-        let (revision, sent) = tokio::join!(snapshot, self.send_snapshot(parts));
-        // If the node disconnected, the error of the store only says that the receiver is closed.
-        let sent = sent?;
-        let revision = revision?;
-        if let Some(entries) = sent {
+        if let Some(entries) = entries {
             self.sent.store(revision, Ordering::Release);
-            let node = self.side.node();
             self.push.hub.snapshot_sent(node, self.session, revision);
             let end = UpdateHead { revision, commit_id: self.known.commit, ..self.snapshot_head() };
             self.send(EncodedUpdate::new(end, Bytes::new())).await?;
@@ -46,7 +65,7 @@ impl NodeStream {
             tracing::info!(?node, revision, entries, ms, "snapshot sent");
         }
         self.cursor = revision;
-        self.cluster_update_sent |= sent.is_some();
+        self.cluster_update_sent |= entries.is_some();
         Ok(())
     }
 
@@ -55,124 +74,145 @@ impl NodeStream {
         UpdateHead { snapshot: true, keep_unmentioned: self.keep_unmentioned, ..self.head() }
     }
 
-    fn preprograms(&self) -> bool {
-        self.push.compiled.model().preprograms()
-    }
-
-    /// Sends a snapshot except for the message that ends it, and returns the number of entries. `None` if the
-    /// node has the snapshot's revision already.
-    async fn send_snapshot(
+    /// Sends a gateway's tables except for the message that ends them. Returns their revision and the number of
+    /// entries; no number if the gateway has the revision already.
+    async fn gateway_snapshot(
         &mut self,
-        mut parts: mpsc::Receiver<SnapshotPart>,
-    ) -> Result<Option<usize>, Ended> {
-        let mut state = Arc::new(State::default());
-        let mut skip = false;
-        let mut entries = 0;
-        while let Some(part) = parts.recv().await {
-            let update = match part {
-                SnapshotPart::Topology(topology) => {
-                    self.known = Position { revision: topology.revision, commit: topology.commit };
-                    // To a node that has this revision, nothing is sent.
-                    let is_known = match &self.side {
-                        Side::Gateway(_) => true,
-                        Side::Host(host) => host.view.is_none(),
-                    };
-                    skip = is_known && self.cursor != 0 && self.cursor == topology.revision;
-                    skip &= !self.push.hub.is_incomplete(self.side.node());
-                    state = Arc::new(State::new(&topology, self.push.compiled.model()));
-                    self.base(&state, skip)?
-                }
-                SnapshotPart::Instances(instances) => self.instances(&mut state, instances).await?,
-            };
-            if let Side::Host(host) = &mut self.side
-                && let Some(view) = &mut host.view
-            {
-                view.add(&update.ports);
-            }
-            if skip {
-                continue;
-            }
-            entries += self.send_part(update).await?;
-        }
-        entries += self.send_host_end(state, skip).await?;
-        Ok((!skip).then_some(entries))
-    }
-
-    /// Entries of instances: endpoints for a gateway, ports for a host.
-    async fn instances(&self, state: &mut Arc<State>, mut instances: Vec<Instance>) -> Result<Update, Ended> {
-        let is_host = match &self.side {
-            Side::Gateway(_) => false,
-            Side::Host(host) => {
-                if self.preprograms() {
-                    Arc::make_mut(state).add_instances(&instances);
-                    instances.retain(|instance| instance.host == host.id);
-                }
-                true
-            }
-        };
-        let state = state.clone();
-        let update = tokio::task::spawn_blocking(move || match is_host {
-            true => state.ports(&instances),
-            false => Update { endpoints: state.endpoints(&instances), ..Update::default() },
-        });
-        Ok(update.await?)
-    }
-
-    /// Sends a host the entries that follow its ports: direct paths, and the keys of its VPCs' clusters.
-    /// Returns the number of entries.
-    async fn send_host_end(&mut self, state: Arc<State>, skip: bool) -> Result<usize, Ended> {
-        let Side::Host(host) = &mut self.side else { return Ok(0) };
-        let id = host.id;
-        let mut keys = Update::default();
-        if let Some(view) = &mut host.view {
-            view.set_vpc_clusters(&state.clusters_by_vni());
-            let clusters = view.clusters().into_iter().chain(host.idle_keys.keys().copied()).collect();
-            keys = state.host_keys(&clusters);
-            if !skip {
-                view.set_keys(clusters);
-            }
-        }
-        if skip {
-            return Ok(0);
-        }
-        let paths = tokio::task::spawn_blocking(move || state.host_paths(id)).await?;
-        let entries = self.send_part(Update { paths, ..Update::default() }).await?;
-        Ok(entries + self.send_part(keys).await?)
-    }
-
-    /// Sends entries of a snapshot. Returns their number.
-    async fn send_part(&self, update: Update) -> Result<usize, Ended> {
-        let (head, entries) = (self.snapshot_head(), update.entry_count());
-        for part in tokio::task::spawn_blocking(move || encode(update)).await? {
-            self.send(EncodedUpdate::new(head, part)).await?;
-        }
-        Ok(entries)
-    }
-
-    /// The tables of the node without instances. Updates what the stream remembers of the node. With `skip`
-    /// they are not sent.
-    fn base(&mut self, state: &State, skip: bool) -> Result<Update, Ended> {
+        id: GatewayId,
+        membership: Membership,
+        verify_shards: u64,
+    ) -> Result<(u64, Option<usize>), Ended> {
+        let at_least = self.cursor.max(self.snapshot_from);
+        let tables: Arc<Tables> = gateway_tables(&self.push, id, membership, self.known, at_least).await?;
+        let revision = tables.position.revision;
         let unknown = Ended::Unknown(self.side.node());
-        match &mut self.side {
-            Side::Gateway(side) => {
-                let (gateway, update) = state.gateway_base(side.id).ok_or(unknown)?;
-                side.membership = Membership::of(&gateway);
-                Ok(update)
+        let membership = tables.membership(id).ok_or(unknown)?;
+        if let Side::Gateway(side) = &mut self.side {
+            side.membership = membership;
+        }
+        self.known = tables.position;
+        if verify_shards == 0 && self.has(revision) {
+            return Ok((revision, None));
+        }
+        self.push.hub.snapshot_begun(self.side.node(), self.session);
+        if verify_shards != 0 {
+            let first = NodeUpdate { verify_shards, ..NodeUpdate::default() };
+            self.send_part(EncodedUpdate::encode_entries(&first)).await?;
+        }
+        let mut index = 0;
+        while let Some(part) = tables.part(index).await? {
+            self.send_part(part).await?;
+            index += 1;
+        }
+        Ok((revision, Some(tables.entries())))
+    }
+
+    /// The same for a host.
+    async fn host_snapshot(&mut self, id: HostId) -> Result<(u64, Option<usize>), Ended> {
+        let input = self.read_host(id).await?;
+        self.known = input.position;
+        let HostTables { revision, parts, entries, is_known } = self.host_tables(id, input).await?;
+        if is_known {
+            return Ok((revision, None));
+        }
+        self.push.hub.snapshot_begun(self.side.node(), self.session);
+        for part in parts {
+            self.send_part(part).await?;
+        }
+        Ok((revision, Some(entries)))
+    }
+
+    async fn send_part(&self, part: Bytes) -> Result<(), Ended> {
+        self.send(EncodedUpdate::new(self.snapshot_head(), part)).await
+    }
+
+    /// Whether the node has a revision completely.
+    fn has(&self, revision: u64) -> bool {
+        self.cursor != 0 && self.cursor == revision && !self.push.hub.is_incomplete(self.side.node())
+    }
+
+    /// Reads what a host's tables are made of. Reads only its instances if the topology is known.
+    async fn read_host(&self, id: HostId) -> Result<HostInput, Ended> {
+        let (store, preprograms) = (&self.push.db.store, self.push.compiled.model().preprograms());
+        if !preprograms {
+            let (position, instances) = store.host_instances(self.known, id).await?;
+            let mut followed = self.push.log.watch();
+            // Without the follower, the topology is read.
+            let _ =
+                tokio::time::timeout(FOLLOWED, followed.wait_for(|last| *last >= position.revision)).await;
+            if let Some(state) = self.push.topology.at(position) {
+                return Ok(HostInput { position, state, instances });
             }
-            Side::Host(host) => {
-                let Some((family, mut base)) = state.host_family(host.id).zip(state.host_base(host.id))
-                else {
-                    return Err(unknown);
-                };
-                host.view = Some(HostView::new(host.id, family));
-                if self.push.compiled.model().has_zones() {
-                    base.groups = self.push.compiled.zones().borrow().groups(host.id);
-                    if !skip {
-                        host.zone_groups.clone_from(&base.groups);
+        }
+        let of = if preprograms { InstancesOf::Around(id) } else { InstancesOf::Host(id) };
+        let (sink, mut parts) = mpsc::channel(READ_AHEAD);
+        let model = self.push.compiled.model();
+        let read = async move {
+            let (mut position, mut state, mut own) = (Position::default(), State::default(), Vec::new());
+            while let Some(part) = parts.recv().await {
+                match part {
+                    SnapshotPart::Topology(topology) => {
+                        position = Position { revision: topology.revision, commit: topology.commit };
+                        state = tokio::task::spawn_blocking(move || State::new(&topology, model)).await?;
+                    }
+                    SnapshotPart::Instances(instances) => {
+                        if preprograms {
+                            state.add_instances(&instances);
+                        }
+                        own.extend(instances.into_iter().filter(|instance| instance.host == id));
                     }
                 }
-                Ok(base)
+            }
+            Ok::<_, Ended>((position, Arc::new(state), own))
+        };
+        let (done, read) = tokio::join!(store.snapshot_from(self.known, of, sink), read);
+        done?;
+        let (position, state, instances) = read?;
+        if !preprograms {
+            self.push.topology.keep(&state, position);
+        }
+        Ok(HostInput { position, state, instances })
+    }
+
+    /// Makes the tables of a host, and records its ports and VPCs in the stream's view of it.
+    async fn host_tables(&mut self, id: HostId, input: HostInput) -> Result<HostTables, Ended> {
+        let HostInput { position: Position { revision, .. }, state, instances } = input;
+        let unknown = Ended::Unknown(self.side.node());
+        let has_it = self.has(revision);
+        let Side::Host(host) = &mut self.side else { return Err(unknown) };
+        // Only a view that exists already can be outdated although the revision is the same.
+        let is_known = host.view.is_none() && has_it;
+        let (family, mut base) = state.host_family(id).zip(state.host_base(id)).ok_or(unknown)?;
+        if self.push.compiled.model().has_zones() {
+            base.groups = self.push.compiled.zones().borrow().groups(id);
+            if !is_known {
+                host.zone_groups.clone_from(&base.groups);
             }
         }
+        let ports = tokio::task::spawn_blocking({
+            let state = state.clone();
+            move || state.ports(&instances)
+        });
+        let ports = ports.await?;
+        let mut view = HostView::new(id, family);
+        view.add(&ports.ports);
+        view.set_vpc_clusters(&state.clusters_by_vni());
+        let clusters = view.clusters().into_iter().chain(host.idle_keys.keys().copied()).collect();
+        let keys = state.host_keys(&clusters);
+        if !is_known {
+            view.set_keys(clusters);
+        }
+        host.view = Some(view);
+        if is_known {
+            return Ok(HostTables { revision, parts: Vec::new(), entries: 0, is_known });
+        }
+        let encoded = tokio::task::spawn_blocking(move || {
+            let paths = Update { paths: state.host_paths(id), ..Update::default() };
+            let all = [base, ports, paths, keys];
+            let entries = all.iter().map(Update::entry_count).sum();
+            (all.into_iter().flat_map(encode).collect(), entries)
+        });
+        let (parts, entries) = encoded.await?;
+        Ok(HostTables { revision, parts, entries, is_known })
     }
 }

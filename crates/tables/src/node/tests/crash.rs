@@ -13,10 +13,10 @@ const CELLS: u32 = 500;
 
 /// All entries of the tables.
 #[derive(Debug, PartialEq)]
-struct Content {
-    endpoints: Vec<Endpoint>,
-    routes: Vec<Route>,
-    vrfs: Vec<VrfEntry>,
+pub(super) struct Content {
+    pub(super) endpoints: Vec<Endpoint>,
+    pub(super) routes: Vec<Route>,
+    pub(super) vrfs: Vec<VrfEntry>,
     vteps: Vec<(IpAddr, Option<Role>)>,
     vips: Vec<Vip>,
     groups: Vec<Group>,
@@ -25,7 +25,7 @@ struct Content {
 }
 
 impl Content {
-    fn of(tables: &NodeTables) -> Self {
+    pub(super) fn of(tables: &NodeTables) -> Self {
         let mut endpoints: Vec<_> = tables.endpoints().collect();
         endpoints.sort_by_key(|endpoint| (endpoint.vni, endpoint.address));
         let mut routes: Vec<_> = tables.routes().collect();

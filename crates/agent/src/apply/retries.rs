@@ -1,0 +1,198 @@
+//! Entries that could not be written, and are tried again: for example, a table was full. This file changes with the
+//! kinds of entries that an update has, or with the times of the attempts.
+//!
+//! An entry waits here until it is written, or until the controller changes or removes it. There is an attempt one
+//! second after a failure; each attempt that writes nothing doubles the delay, up to a minute. A removal of other
+//! entries, which frees memory, makes the next attempt due at once.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use sluice_southbound::{EndpointKey, Group, Port, Route, RouteKey, Update, Vip, Vrf, Vtep};
+use sluice_types::{InstanceId, Vni};
+
+use super::snapshot::addresses;
+
+/// Entries that wait at most. If more fail, the others wait for a snapshot, which the controller sends every two
+/// minutes to a node with missing entries.
+pub const RETRIES_MAX: usize = 4096;
+
+/// Delay before the first attempt, and longest delay between two attempts.
+const DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Identifies an entry. The order is that in which entries are written: each refers only to those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Key {
+    Vtep(IpAddr),
+    Vip(IpAddr),
+    Group(u32),
+    Vrf(Vni),
+    Endpoint(Vni, IpAddr),
+    Route(RouteKey),
+    Port(InstanceId),
+}
+
+/// An entry to write.
+#[derive(Clone, Debug)]
+pub(super) enum Entry {
+    Vtep(Vtep),
+    Vip(Vip),
+    Group(Group),
+    Vrf(Vrf),
+    Endpoint(sluice_tables::Endpoint),
+    Route(Route),
+    Port(Port),
+}
+
+impl Entry {
+    fn key(&self) -> Key {
+        match self {
+            Self::Vtep(vtep) => Key::Vtep(vtep.address),
+            Self::Vip(vip) => Key::Vip(vip.address),
+            Self::Group(group) => Key::Group(group.id),
+            Self::Vrf(vrf) => Key::Vrf(vrf.vni),
+            Self::Endpoint(endpoint) => Key::Endpoint(endpoint.vni, endpoint.address),
+            Self::Route(route) => Key::Route(route.key),
+            Self::Port(port) => Key::Port(port.instance),
+        }
+    }
+}
+
+/// The entries that wait for the next attempt.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    /// `None` stands for a removal.
+    entries: BTreeMap<Key, Option<Entry>>,
+    /// Delay between the last attempt and the next; `None` before the first attempt.
+    delay: Option<Duration>,
+    /// When the next attempt is due.
+    due: Option<Instant>,
+}
+
+impl Retries {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Adds an entry that could not be written. Returns false if there are too many.
+    pub(super) fn add(&mut self, entry: Entry) -> bool {
+        self.insert(entry.key(), Some(entry))
+    }
+
+    /// Adds an entry that could not be removed. Returns false if there are too many.
+    pub(super) fn add_removal(&mut self, key: Key) -> bool {
+        self.insert(key, None)
+    }
+
+    fn insert(&mut self, key: Key, entry: Option<Entry>) -> bool {
+        let fits = self.entries.len() < RETRIES_MAX || self.entries.contains_key(&key);
+        if fits {
+            self.entries.insert(key, entry);
+        }
+        fits
+    }
+
+    /// Forgets an entry that was written meanwhile.
+    pub(super) fn remove(&mut self, key: Key) {
+        self.entries.remove(&key);
+    }
+
+    /// Forgets the entries that an update writes or removes: they are out of date.
+    pub(super) fn forget(&mut self, update: &Update) {
+        if self.entries.is_empty() {
+            return;
+        }
+        let endpoint = |vni, ipv4, ipv6| addresses(ipv4, ipv6).map(move |ip| Key::Endpoint(vni, ip));
+        let written = update.vteps.iter().map(|vtep| Key::Vtep(vtep.address));
+        let written = written.chain(update.vips.iter().map(|vip| Key::Vip(vip.address)));
+        let written = written.chain(update.groups.iter().map(|group| Key::Group(group.id)));
+        let written = written.chain(update.vrfs.iter().map(|vrf| Key::Vrf(vrf.vni)));
+        let written = written.chain(update.endpoints.iter().flat_map(|e| endpoint(e.vni, e.ipv4, e.ipv6)));
+        let written = written.chain(update.routes.iter().map(|route| Key::Route(route.key)));
+        let written = written.chain(update.ports.iter().map(|port| Key::Port(port.instance)));
+        let removed = update.removed_vteps.iter().copied().map(Key::Vtep);
+        let removed = removed.chain(update.removed_vips.iter().copied().map(Key::Vip));
+        let removed = removed.chain(update.removed_groups.iter().copied().map(Key::Group));
+        let removed = removed.chain(update.removed_vnis.iter().copied().map(Key::Vrf));
+        let of_key = |key: &EndpointKey| endpoint(key.vni, key.ipv4, key.ipv6);
+        let removed = removed.chain(update.removed_endpoints.iter().flat_map(of_key));
+        let removed = removed.chain(update.removed_routes.iter().copied().map(Key::Route));
+        let removed = removed.chain(update.removed_ports.iter().copied().map(Key::Port));
+        for key in written.chain(removed) {
+            self.entries.remove(&key);
+        }
+        if !update.removed_vnis.is_empty() {
+            // The routes of a VNI are removed with it.
+            let is_removed =
+                |key: &Key| matches!(key, Key::Route(route) if update.removed_vnis.contains(&route.vni));
+            self.entries.retain(|key, _| !is_removed(key));
+        }
+    }
+
+    /// Whether it is time for an attempt. The first call after a failure starts the delay.
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        *self.due.get_or_insert(now + DELAYS.0) <= now
+    }
+
+    /// Memory may have become free: the next attempt is due at once.
+    pub(super) fn expedite(&mut self) {
+        (self.delay, self.due) = (None, Some(Instant::now()));
+    }
+
+    /// Takes all entries, for an attempt. Those that fail again are added again.
+    pub(super) fn take(&mut self) -> Update {
+        let mut update = Update::default();
+        for (key, entry) in std::mem::take(&mut self.entries) {
+            match entry {
+                Some(entry) => push(&mut update, entry),
+                None => push_removal(&mut update, key),
+            }
+        }
+        update
+    }
+
+    /// An attempt is over. `has_progress` if it wrote or removed an entry.
+    pub(super) fn attempted(&mut self, now: Instant, has_progress: bool) {
+        let delay = self.delay.filter(|_| !has_progress).map_or(DELAYS.0, |delay| (delay * 2).min(DELAYS.1));
+        (self.delay, self.due) = (Some(delay), Some(now + delay));
+    }
+}
+
+fn push(update: &mut Update, entry: Entry) {
+    match entry {
+        Entry::Vtep(vtep) => update.vteps.push(vtep),
+        Entry::Vip(vip) => update.vips.push(vip),
+        Entry::Group(group) => update.groups.push(group),
+        Entry::Vrf(vrf) => update.vrfs.push(vrf),
+        Entry::Endpoint(endpoint) => {
+            let sluice_tables::Endpoint { vni, address, mac, host } = endpoint;
+            let (ipv4, ipv6) = families(address);
+            update.endpoints.push(sluice_southbound::Endpoint { vni, mac, host, ipv4, ipv6 });
+        }
+        Entry::Route(route) => update.routes.push(route),
+        Entry::Port(port) => update.ports.push(port),
+    }
+}
+
+fn push_removal(update: &mut Update, key: Key) {
+    match key {
+        Key::Vtep(address) => update.removed_vteps.push(address),
+        Key::Vip(address) => update.removed_vips.push(address),
+        Key::Group(id) => update.removed_groups.push(id),
+        Key::Vrf(vni) => update.removed_vnis.push(vni),
+        Key::Endpoint(vni, address) => {
+            let (ipv4, ipv6) = families(address);
+            update.removed_endpoints.push(EndpointKey { vni, ipv4, ipv6 });
+        }
+        Key::Route(key) => update.removed_routes.push(key),
+        Key::Port(instance) => update.removed_ports.push(instance),
+    }
+}
+
+fn families(address: IpAddr) -> (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>) {
+    match address {
+        IpAddr::V4(v4) => (Some(v4), None),
+        IpAddr::V6(v6) => (None, Some(v6)),
+    }
+}

@@ -1,0 +1,204 @@
+//! Digests of what was compiled for gateways, to be compared with what lookups in their tables find. It changes with what
+//! gateways' tables contain.
+//!
+//! Endpoints are summed with each change, because the compiler holds no instances. The other entries of a cluster are
+//! summed when they are compared after a change.
+
+use super::State;
+use super::entries::{endpoint, endpoints};
+use sluice_southbound::{Endpoint, Update};
+use sluice_store::{Change, Host, Instance, Vpc};
+use sluice_types::{ClusterId, DIGEST_SHARDS, Digests, GatewayId, HostId, Vni};
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+/// The endpoints of a cluster.
+#[derive(Debug)]
+struct Endpoints {
+    sums: Digests,
+    /// By shard: the last revision that changed an endpoint.
+    changed: [u64; DIGEST_SHARDS],
+}
+
+impl Default for Endpoints {
+    fn default() -> Self {
+        Self { sums: Digests::default(), changed: [0; DIGEST_SHARDS] }
+    }
+}
+
+/// Digests of what gateways should have.
+#[derive(Debug, Default)]
+pub struct Intent {
+    clusters: BTreeMap<ClusterId, Endpoints>,
+    /// The part of each VPC in `clusters`, which is removed when the VPC leaves the cluster.
+    vpcs: HashMap<(ClusterId, Vni), Digests>,
+    /// The last revision that changed more than endpoints.
+    base_revision: u64,
+    /// Sums of the entries of a gateway without endpoints, by its cluster, with the base revision of that time.
+    base: BTreeMap<ClusterId, (u64, Digests)>,
+}
+
+/// Result of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// All shards that can be compared agree.
+    Equal,
+    /// A bit for each shard that differs.
+    Different(u64),
+    /// There were changes since, or the gateway is between two clusters.
+    Undecided,
+}
+
+impl Intent {
+    /// The digests of a snapshot's topology, without instances. Older tables cannot be compared with it.
+    pub fn new(state: &State) -> Self {
+        Self { base_revision: state.revision(), ..Self::default() }
+    }
+
+    /// Adds the instances of a snapshot.
+    pub fn add_instances(&mut self, state: &State, instances: &[Instance]) {
+        for instance in instances {
+            let Some((vpc, host)) = state.vpcs.get(&instance.vpc).zip(state.hosts.get(&instance.host)) else {
+                continue;
+            };
+            let entry = endpoint(vpc.vpc.vni, instance, host.vtep);
+            for cluster in vpc.vpc.clusters() {
+                self.add(cluster, 0, entry);
+            }
+        }
+    }
+
+    fn change(&mut self, cluster: ClusterId, revision: u64, entry: Endpoint, is_added: bool) {
+        let all = self.clusters.entry(cluster).or_default();
+        let of_vpc = self.vpcs.entry((cluster, entry.vni)).or_default();
+        let update = Update { endpoints: vec![entry], ..Update::default() };
+        for (_, hash) in update.entry_hashes() {
+            for sums in [&mut all.sums, &mut *of_vpc] {
+                if is_added { sums.add(hash) } else { sums.remove(hash) }
+            }
+            all.changed[hash.shard()] = revision;
+        }
+    }
+
+    fn add(&mut self, cluster: ClusterId, revision: u64, entry: Endpoint) {
+        self.change(cluster, revision, entry, true);
+    }
+
+    fn add_all(
+        &mut self,
+        cluster: ClusterId,
+        revision: u64,
+        vpc: &Vpc,
+        hosts: &[Host],
+        instances: &[Instance],
+    ) {
+        for entry in endpoints(vpc, hosts, instances) {
+            self.add(cluster, revision, entry);
+        }
+    }
+
+    fn remove_all(
+        &mut self,
+        before: &State,
+        cluster: ClusterId,
+        revision: u64,
+        vpc: &Vpc,
+        instances: &[Instance],
+    ) {
+        for instance in instances {
+            if let Some(host) = before.vtep(instance.host) {
+                self.change(cluster, revision, endpoint(vpc.vni, instance, host), false);
+            }
+        }
+    }
+
+    /// The VPC left the cluster.
+    fn remove_vpc(&mut self, cluster: ClusterId, revision: u64, vni: Vni) {
+        let Some(gone) = self.vpcs.remove(&(cluster, vni)) else { return };
+        let all = self.clusters.entry(cluster).or_default();
+        let mut rest = *all.sums.shards();
+        for (sum, gone) in rest.iter_mut().zip(gone.shards()) {
+            *sum = sum.wrapping_sub(*gone);
+        }
+        *all = Endpoints { sums: Digests::from_shards(rest), changed: [revision; DIGEST_SHARDS] };
+    }
+
+    /// Advances by one revision. `before` is the state that does not contain the changes yet.
+    pub fn apply(&mut self, before: &State, revision: u64, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::InstancesCreated { vpc, hosts, instances, .. } => {
+                    for cluster in vpc.clusters() {
+                        self.add_all(cluster, revision, vpc, hosts, instances);
+                    }
+                }
+                Change::InstancesRemoved { vpc, instances } => {
+                    for cluster in vpc.clusters() {
+                        self.remove_all(before, cluster, revision, vpc, instances);
+                    }
+                }
+                Change::EndpointsAdded { vpc, cluster, hosts, instances } => {
+                    self.add_all(*cluster, revision, vpc, hosts, instances);
+                }
+                Change::EndpointsRemoved { vpc, cluster, instances } => {
+                    self.remove_all(before, *cluster, revision, vpc, instances);
+                }
+                Change::InstanceMoved { vpc, hosts, instance, from, .. } => {
+                    let old = Instance { host: *from, ..instance.clone() };
+                    for cluster in vpc.clusters() {
+                        self.remove_all(before, cluster, revision, vpc, std::slice::from_ref(&old));
+                        self.add_all(cluster, revision, vpc, hosts, std::slice::from_ref(instance));
+                    }
+                }
+                Change::VpcUpserted { vpc, .. } => {
+                    self.base_revision = revision;
+                    let old = before.vpcs.get(&vpc.id).map(|state| state.vpc.clusters().collect::<Vec<_>>());
+                    let left = old.unwrap_or_default();
+                    for gone in left.into_iter().filter(|old| vpc.clusters().all(|now| now != *old)) {
+                        self.remove_vpc(gone, revision, vpc.vni);
+                    }
+                }
+                Change::VpcRemoved(vpc) => {
+                    self.base_revision = revision;
+                    vpc.clusters().for_each(|cluster| self.remove_vpc(cluster, revision, vpc.vni));
+                }
+                Change::KeysChanged { .. } | Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
+                _ => self.base_revision = revision,
+            }
+        }
+    }
+
+    /// Compares the digests of a gateway's tables at a revision, which must not be newer than the state.
+    pub fn compare(&mut self, state: &State, id: GatewayId, revision: u64, found: &Digests) -> Comparison {
+        let Some((cluster, gateway)) = state.gateway(id) else { return Comparison::Undecided };
+        // A gateway that moves has entries of two clusters.
+        if revision < self.base_revision || gateway.moving.is_some() {
+            return Comparison::Undecided;
+        }
+        let cluster = cluster.cluster.id;
+        let kept = self.base.get(&cluster).filter(|(at, _)| *at == self.base_revision);
+        let mut expected = match kept {
+            Some((_, base)) => *base,
+            None => {
+                let Some((_, update)) = state.gateway_base(id) else { return Comparison::Undecided };
+                let mut base = Digests::default();
+                update.entry_hashes().for_each(|(_, hash)| base.add(hash));
+                self.base.insert(cluster, (self.base_revision, base));
+                base
+            }
+        };
+        let endpoints = self.clusters.entry(cluster).or_default();
+        expected.add_all(&endpoints.sums);
+        let is_unchanged = |shard: &usize| endpoints.changed[*shard] <= revision;
+        match expected.differences(found).filter(is_unchanged).fold(0, |bits, shard| bits | 1 << shard) {
+            0 => Comparison::Equal,
+            shards => Comparison::Different(shards),
+        }
+    }
+}
+
+impl State {
+    fn vtep(&self, host: HostId) -> Option<IpAddr> {
+        self.hosts.get(&host).map(|host| host.vtep)
+    }
+}

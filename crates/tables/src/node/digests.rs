@@ -1,0 +1,167 @@
+//! What lookups find in a gateway's tables, as digests count it, to be compared with what the controller compiled; and
+//! the repair of what cannot be repaired entry by entry.
+
+use super::NodeTables;
+use super::underlay::{kind_of, next_hop_address, underlay_key};
+use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
+use crate::encoding::mac_from_bytes;
+use crate::entries::Target;
+use crate::error::Error;
+use crate::exact::{Entry, Key};
+use crate::layout::{self, next_hop, vrf};
+use crate::lpm::{self, Damaged};
+use crate::memory::Memory;
+use sluice_types::{Digests, EntryHash, EntryKey, MacAddr, Vni, address_hash};
+use std::net::IpAddr;
+
+/// VTEPs whose hashes are kept during a pass.
+const HOSTS_KEPT: usize = 4_096;
+
+/// Hashes of VTEPs' addresses by cell, because many endpoints lead to each.
+struct HostHashes(Vec<(u32, u64)>);
+
+impl HostHashes {
+    fn get(&mut self, memory: &Memory, cell: u32) -> Option<u64> {
+        let kept = &mut self.0[cell as usize % HOSTS_KEPT];
+        if kept.0 != cell {
+            if kind_of(memory, cell) != layout::NEXT_HOP_VTEP {
+                return None;
+            }
+            *kept = (cell, address_hash(next_hop_address(memory, cell)));
+        }
+        Some(kept.1)
+    }
+}
+
+fn underlay(memory: &Memory, address: IpAddr, cell: u32) -> (EntryKey, EntryHash) {
+    let kind = kind_of(memory, cell);
+    let is_known = kind == layout::NEXT_HOP_VTEP || kind == layout::NEXT_HOP_VIP;
+    let key = if kind == layout::NEXT_HOP_VIP { EntryKey::Vip(address) } else { EntryKey::Vtep(address) };
+    // Packets are sent to the address in the cell.
+    if !is_known || next_hop_address(memory, cell) != address {
+        return (key, EntryHash::unreadable(key));
+    }
+    let hop: next_hop = memory.read(cell);
+    let is_host = u32::from(hop.flags) & layout::NEXT_HOP_HOST != 0;
+    let hash = match key {
+        EntryKey::Vip(_) => EntryHash::vip(address, mac_from_bytes(hop.mac)),
+        _ => EntryHash::vtep(address, !is_host),
+    };
+    (key, hash)
+}
+
+/// A VRF and its routes, without those of a family that cannot all be read.
+fn visit_vrf(memory: &Memory, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKey, EntryHash)) {
+    let known = memory.contains(cell, 1).then(|| decode_vrf(&memory.read::<vrf>(cell))).flatten();
+    let Some(known) = known.map(|entry| entry.vrf).filter(|vrf| vrf.vni == vni) else {
+        return call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
+    };
+    call(EntryKey::Vrf(vni), EntryHash::vrf(vni, known.mtu, known.router4, known.router6));
+    for root in roots(cell) {
+        let mut routes = Vec::new();
+        if lpm::inspect(memory, root, |prefix, leaf| routes.push((prefix, leaf))) == Err(Damaged) {
+            continue;
+        }
+        for (prefix, leaf) in routes {
+            let prefix = prefix.to_net(root.family).trunc();
+            let key = EntryKey::Route(vni, prefix);
+            let hash = Target::from_leaf(leaf).map_or(EntryHash::unreadable(key), |target| {
+                let peer = if let Target::Peer(peer) = target { Some(peer) } else { None };
+                EntryHash::route(vni, prefix, peer, target == Target::Drop)
+            });
+            call(key, hash);
+        }
+    }
+}
+
+impl NodeTables {
+    /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs and vIPs. Takes about 20 ns for each of them. Entries
+    /// that only hosts have, and thresholds of elephants, are not included.
+    pub fn digests(&self) -> Digests {
+        let mut sums = Digests::default();
+        self.visit_entries(|_, hash| sums.add(hash));
+        sums
+    }
+
+    /// Calls `call` for every entry that digests count. Routes that cannot be read, or that lookups do not find, are left
+    /// out.
+    pub fn visit_entries(&self, mut call: impl FnMut(EntryKey, EntryHash)) {
+        let memory = self.memory();
+        let mut hosts = HostHashes(vec![(u32::MAX, 0); HOSTS_KEPT]);
+        self.exact.visit_visible(memory, |key, Entry { mac, next }| match key {
+            Key::Ip { vni: 0, address } => {
+                let (key, hash) = underlay(memory, address, next);
+                call(key, hash);
+            }
+            Key::Ip { vni, address } => {
+                let Ok(vni) = Vni::new(vni) else { return };
+                let key = EntryKey::Endpoint(vni, address);
+                let hash = hosts.get(memory, next).map_or(EntryHash::unreadable(key), |host| {
+                    EntryHash::endpoint(vni, address, MacAddr::from_u64(mac), host)
+                });
+                call(key, hash);
+            }
+            Key::Index { vni, id: 0 } => {
+                if let Ok(vni) = Vni::new(vni) {
+                    visit_vrf(memory, vni, next, &mut call);
+                }
+            }
+            Key::Index { .. } => {}
+        });
+    }
+
+    /// Prepares damaged tables of a gateway for being written again: removes entries that lead nowhere or that the writer
+    /// does not know, and makes the routes of all VRFs readable. What is missing then must be added again.
+    ///
+    /// # Errors
+    /// [`Error::Grace`]; [`Error::Full`] if a VRF lost its routes.
+    pub fn remove_damage(&mut self) -> Result<(), Error> {
+        let mut unknown = Vec::new();
+        self.exact.visit_visible(self.pool.memory(), |key, entry| {
+            let is_known = match key {
+                Key::Ip { vni: 0, address } => {
+                    let vtep = self.vteps.get(&address).filter(|hop| hop.accepted).map(|hop| hop.cell);
+                    vtep.or(self.vips.get(&address).copied()) == Some(entry.next)
+                }
+                Key::Ip { .. } => kind_of(self.pool.memory(), entry.next) == layout::NEXT_HOP_VTEP,
+                Key::Index { vni, id: 0 } => self.vrfs.get(&vni) == Some(&entry.next),
+                Key::Index { .. } => true,
+            };
+            if !is_known {
+                unknown.push(key);
+            }
+        });
+        for key in unknown {
+            self.exact.take(&mut self.pool, key)?;
+        }
+        let cells: Vec<u32> = self.vrfs.values().copied().collect();
+        cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and)
+    }
+
+    fn rebuild_routes(&mut self, cell: u32) -> Result<(), Error> {
+        let mut result = Ok(());
+        for root in roots(cell) {
+            if lpm::inspect(self.memory(), root, |_, _| ()) == Ok(()) {
+                continue;
+            }
+            let before = u64::from(self.memory().load32(cell, count_offset(root.family)));
+            let routes = lpm::rebuild(&mut self.pool, root);
+            let count = *routes.as_ref().unwrap_or(&0);
+            set_route_count(self.memory(), cell, root.family, count);
+            self.routes = (self.routes + u64::from(count)).saturating_sub(before);
+            result = result.and(routes.map(drop));
+        }
+        result
+    }
+
+    /// Whether lookups of a node or vIP find its cell.
+    pub(super) fn is_linked(&self, address: IpAddr, cell: u32) -> bool {
+        let entry = self.exact.get(self.memory(), underlay_key(address));
+        entry.is_some_and(|entry| entry.next == cell) && next_hop_address(self.memory(), cell) == address
+    }
+
+    /// Whether lookups of a VRF find its cell.
+    pub(super) fn is_vrf_linked(&self, vni: Vni, cell: u32) -> bool {
+        self.exact.get(self.memory(), vrf_key(vni.get())).is_some_and(|entry| entry.next == cell)
+    }
+}

@@ -1,0 +1,162 @@
+//! Digests of tables whose memory is damaged, and their repair by writing the same entries again.
+
+use super::*;
+use proptest::prelude::*;
+use sluice_types::{Digests, EntryHash, EntryKey, IpNet, address_hash};
+
+const CELLS: u32 = 4_096;
+const HOSTS: [&str; 3] = ["192.0.2.1", "192.0.2.2", "2001:db8::1"];
+
+/// The entries of a small cloud with all forms of routes: lists, directories, buckets and skips, in both families.
+struct Cloud {
+    vrfs: Vec<Vrf>,
+    endpoints: Vec<Endpoint>,
+    routes: Vec<Route>,
+    vip: Vip,
+}
+
+impl Cloud {
+    fn new() -> Self {
+        let router4 = "10.0.0.1".parse().ok();
+        let router6 = "fd00::1".parse().ok();
+        let vrfs = (1..=4).map(|number| Vrf { router4, router6, ..plain_vrf(number) }).collect();
+        let endpoints = (0..150_u32)
+            .map(|number| {
+                let address = match number % 2 {
+                    0 => IpAddr::V4((0x0a00_0100 + number).into()),
+                    _ => IpAddr::V6((0xfd00_u128 << 112 | u128::from(number)).into()),
+                };
+                let host = ip(HOSTS[number as usize % 3]);
+                Endpoint { vni: vni(1 + number % 4), address, mac: mac(number.into()), host }
+            })
+            .collect();
+        let net = |address: IpAddr, length| IpNet::new(address, length).unwrap().trunc();
+        let mut routes = Vec::new();
+        for number in 0..160_u32 {
+            let spread = number.wrapping_mul(0x9e37_79b9);
+            let v4 = net(IpAddr::V4(spread.into()), 8 + (number % 25) as u8);
+            let high = u128::from(spread) << 96 | 0x77 << 60;
+            let v6 = net(IpAddr::V6(high.into()), 20 + (number % 100) as u8);
+            let targets = [Target::Local, Target::Drop, Target::Peer(vni(3))];
+            for prefix in [v4, v6] {
+                routes.push(Route { vni: vni(2), prefix, target: targets[number as usize % 3] });
+                if number < 3 {
+                    routes.push(Route { vni: vni(1), prefix, target: Target::Local });
+                }
+            }
+        }
+        routes.sort_by_key(|route| (route.vni, route.prefix));
+        routes.dedup_by_key(|route| (route.vni, route.prefix));
+        let vip = Vip { address: ip("192.0.2.9"), mac: mac(9), owned: true };
+        Self { vrfs, endpoints, routes, vip }
+    }
+
+    fn write(&self, tables: &mut NodeTables) {
+        for host in HOSTS {
+            tables.upsert_vtep(ip(host), Role::Host).unwrap();
+        }
+        tables.upsert_vip(&self.vip).unwrap();
+        for vrf in &self.vrfs {
+            tables.upsert_vrf(vrf).unwrap();
+        }
+        for endpoint in &self.endpoints {
+            tables.upsert_endpoint(endpoint).unwrap();
+        }
+        for route in &self.routes {
+            tables.upsert_route(route).unwrap();
+        }
+    }
+
+    /// What a snapshot does: writes all entries, and removes all others.
+    fn restore(&self, tables: &mut NodeTables) {
+        tables.remove_damage().unwrap();
+        self.write(tables);
+        let routes: Vec<_> = tables.routes().collect();
+        for route in routes.into_iter().filter(|route| !self.routes.contains(route)) {
+            tables.remove_route(route.vni, route.prefix).unwrap();
+        }
+        tables.retain_endpoints(|endpoint| self.endpoints.contains(endpoint)).unwrap();
+    }
+
+    fn digests(&self) -> Digests {
+        let mut sums = Digests::default();
+        HOSTS.iter().for_each(|host| sums.add(EntryHash::vtep(ip(host), false)));
+        sums.add(EntryHash::vip(self.vip.address, self.vip.mac));
+        for vrf in &self.vrfs {
+            sums.add(EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6));
+        }
+        for Route { vni, prefix, target } in &self.routes {
+            let peer = if let Target::Peer(peer) = target { Some(*peer) } else { None };
+            sums.add(EntryHash::route(*vni, *prefix, peer, *target == Target::Drop));
+        }
+        for Endpoint { vni, address, mac, host } in &self.endpoints {
+            sums.add(EntryHash::endpoint(*vni, *address, *mac, address_hash(*host)));
+        }
+        sums
+    }
+
+    /// What packets get, through the reader: the endpoint and the route of each of the cloud's addresses.
+    fn answers(&self, reader: &Reader) -> Vec<String> {
+        let find = |vni: u32, address| match reader.find(vni, address) {
+            Lookup::Hit(hit) => format!("{} {:?}", hit.mac, reader.next_hop(hit.cell)),
+            other => format!("{other:?}"),
+        };
+        let endpoints = self.endpoints.iter().map(|endpoint| find(endpoint.vni.get(), endpoint.address));
+        let routes = self.routes.iter().flat_map(|route| {
+            let (first, last) = (route.prefix.network(), route.prefix.broadcast());
+            [first, last].map(|address| format!("{:?}", reader.route(route.vni, address)))
+        });
+        let vteps = HOSTS.iter().map(|host| find(0, ip(host)));
+        endpoints.chain(routes).chain(vteps).collect()
+    }
+}
+
+fn entries(tables: &NodeTables) -> Vec<(EntryKey, EntryHash)> {
+    let mut entries = Vec::new();
+    tables.visit_entries(|key, hash| entries.push((key, hash)));
+    entries.sort_by_key(|(key, _)| *key);
+    entries
+}
+
+#[test]
+fn digests_are_those_of_the_entries() {
+    let mut tables = tables(CELLS);
+    let cloud = Cloud::new();
+    cloud.write(&mut tables);
+    assert_eq!(tables.digests(), cloud.digests());
+    // Entries that packets or the agent change are not part of it.
+    tables.upsert_vip(&Vip { owned: false, ..cloud.vip }).unwrap();
+    assert_eq!(tables.digests(), cloud.digests());
+    tables.remove_endpoint(cloud.endpoints[0].vni, cloud.endpoints[0].address).unwrap();
+    assert_ne!(tables.digests(), cloud.digests());
+}
+
+proptest! {
+    /// Catches damage that changes what packets get and not the digests, damage at which reading panics or does not end,
+    /// and damage that writing the entries again does not repair.
+    #[test]
+    fn damage_is_seen_and_repaired(flips in proptest::collection::vec((0.0..1.0_f64, 0..512_u32), 1..4)) {
+        let mut tables = tables(CELLS);
+        let cloud = Cloud::new();
+        cloud.write(&mut tables);
+        let intended = entries(&tables);
+        let memory = tables.memory().clone();
+        let reader = tables.reader();
+        let before = cloud.answers(&reader);
+        let used = tables.usage().cells_used as f64;
+        for (place, bit) in flips {
+            // The node's own configuration and the roots are checked when an agent starts.
+            let cell = layout::CELL_FIRST_FREE + (place * used) as u32;
+            let offset = bit as usize / 64 * 8;
+            memory.store64(cell, offset, memory.load64(cell, offset) ^ 1 << (bit % 64));
+        }
+        let answers = cloud.answers(&reader);
+        let is_same = tables.digests() == cloud.digests();
+        prop_assert!(!is_same || answers == before, "the digests are right, and lookups are not");
+        cloud.restore(&mut tables);
+        let found = entries(&tables);
+        let differing: Vec<_> = found.iter().filter(|entry| !intended.contains(entry)).collect();
+        prop_assert!(differing.is_empty() && found.len() == intended.len(), "{differing:?}");
+        prop_assert!(cloud.answers(&reader) == before);
+    }
+}

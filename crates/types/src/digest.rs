@@ -1,0 +1,279 @@
+//! Digests of forwarding entries: the controller computes them from what it compiled, a node from what lookups in its
+//! tables find. Equal sets of entries have equal digests, whatever their order and place in memory.
+//!
+//! An entry is hashed to 64 bits, and a digest is the sum of its entries' hashes modulo 2^64. A set is divided into
+//! [`DIGEST_SHARDS`] shards by the hash of the entry's key, so that a difference says how much of the tables differs, and
+//! a change concerns one shard only. Digests find faults, not attackers: the hash is not cryptographic. A single wrong,
+//! missing or additional entry is overlooked with a probability of 2^-64.
+//!
+//! The hash is part of the southbound protocol: a change of it needs another `DIGEST_VERSION`.
+
+use crate::{MacAddr, Vni, ipv6_halves};
+use ipnet::IpNet;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Version of the hash. Digests of different versions cannot be compared.
+pub const DIGEST_VERSION: u32 = 1;
+/// Number of shards of a digest.
+pub const DIGEST_SHARDS: usize = 64;
+
+/// The hash of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryHash {
+    shard: usize,
+    hash: u64,
+}
+
+/// What an entry is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EntryKey {
+    /// An address of an instance.
+    Endpoint(Vni, IpAddr),
+    /// A route.
+    Route(Vni, IpNet),
+    /// A VRF.
+    Vrf(Vni),
+    /// A node whose packets are accepted.
+    Vtep(IpAddr),
+    /// A vIP.
+    Vip(IpAddr),
+}
+
+/// Sums of the hashes of entries, by shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digests([u64; DIGEST_SHARDS]);
+
+/// Kinds of entries. Numbers are part of the hash.
+#[derive(Clone, Copy)]
+enum Kind {
+    Endpoint = 1,
+    Route = 2,
+    Vrf = 3,
+    Vtep = 4,
+    Vip = 5,
+}
+
+const KEYS: [u64; 4] =
+    [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93, 0xa076_1d64_78bd_642f, 0xe703_7ed1_a0b4_28db];
+
+/// Both halves of a product, combined: each bit of the result depends on all bits of both factors.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// The halves of an address, and a bit that distinguishes the families.
+fn words(address: IpAddr) -> (u64, u64, u64) {
+    match address {
+        IpAddr::V4(address) => (0, u32::from(address).into(), 0),
+        IpAddr::V6(address) => {
+            let (high, low) = ipv6_halves(address);
+            (high, low, 1)
+        }
+    }
+}
+
+/// The hash of an address that many entries have: computed once for all of them.
+#[must_use]
+pub fn address_hash(address: IpAddr) -> u64 {
+    let (high, low, family) = words(address);
+    fold(fold(high ^ KEYS[2], low ^ KEYS[3]) ^ family, KEYS[0])
+}
+
+impl EntryHash {
+    fn new(kind: Kind, vni: u32, address: IpAddr, length: u8, value: [u64; 2]) -> Self {
+        let (high, low, family) = words(address);
+        let about = (kind as u64) << 56 | u64::from(length) << 40 | family << 32 | u64::from(vni);
+        let key = fold(fold(about ^ KEYS[0], high ^ KEYS[1]) ^ KEYS[2], low ^ KEYS[3]);
+        let shard = (key >> 58) as usize;
+        Self { shard, hash: fold(fold(key ^ KEYS[0], value[0] ^ KEYS[1]) ^ KEYS[3], value[1] ^ KEYS[2]) }
+    }
+
+    /// An address of an instance: its MAC address, and the [`address_hash`] of its host's VTEP.
+    #[must_use]
+    pub fn endpoint(vni: Vni, address: IpAddr, mac: MacAddr, host: u64) -> Self {
+        Self::new(Kind::Endpoint, vni.get(), address, 0, [mac.to_u64(), host])
+    }
+
+    /// A route. Its packets go to instances of the same VNI, if `peer` is set to that VNI, or are dropped.
+    #[must_use]
+    pub fn route(vni: Vni, prefix: IpNet, peer: Option<Vni>, is_drop: bool) -> Self {
+        let target = u64::from(is_drop) << 32 | u64::from(peer.map_or(0, Vni::get));
+        Self::new(Kind::Route, vni.get(), prefix.trunc().addr(), prefix.prefix_len(), [target, 0])
+    }
+
+    /// A VRF without its routes: MTU and router addresses.
+    #[must_use]
+    pub fn vrf(vni: Vni, mtu: u16, router4: Option<Ipv4Addr>, router6: Option<Ipv6Addr>) -> Self {
+        let router4 = router4.map_or(0, |router| u64::from(u32::from(router)));
+        let router6 = address_hash(router6.unwrap_or(Ipv6Addr::UNSPECIFIED).into());
+        let unspecified = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Self::new(Kind::Vrf, vni.get(), unspecified, 0, [u64::from(mtu) << 32 | router4, router6])
+    }
+
+    /// A node whose packets are accepted.
+    #[must_use]
+    pub fn vtep(address: IpAddr, is_gateway: bool) -> Self {
+        Self::new(Kind::Vtep, 0, address, 0, [u64::from(is_gateway), 0])
+    }
+
+    /// A vIP. Whether this node answers for it is not part of the entry.
+    #[must_use]
+    pub fn vip(address: IpAddr, mac: MacAddr) -> Self {
+        Self::new(Kind::Vip, 0, address, 0, [mac.to_u64(), 0])
+    }
+
+    /// An entry in which the right contents cannot be recognized. No set of right entries contains it.
+    #[must_use]
+    pub fn unreadable(key: EntryKey) -> Self {
+        let (vni, address) = match key {
+            EntryKey::Endpoint(vni, address) => (vni.get(), address),
+            EntryKey::Route(vni, prefix) => (vni.get(), prefix.addr()),
+            EntryKey::Vrf(vni) => (vni.get(), Ipv4Addr::UNSPECIFIED.into()),
+            EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
+        };
+        let kind = match key {
+            EntryKey::Endpoint(..) => Kind::Endpoint,
+            EntryKey::Route(..) => Kind::Route,
+            EntryKey::Vrf(_) => Kind::Vrf,
+            EntryKey::Vtep(_) => Kind::Vtep,
+            EntryKey::Vip(_) => Kind::Vip,
+        };
+        Self::new(kind, vni, address, 0, [u64::MAX, u64::MAX])
+    }
+
+    /// The shard of the entry's key.
+    #[must_use]
+    pub fn shard(self) -> usize {
+        self.shard
+    }
+}
+
+impl fmt::Display for EntryKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Endpoint(vni, address) => write!(f, "endpoint {address} of VNI {vni}"),
+            Self::Route(vni, prefix) => write!(f, "route {prefix} of VNI {vni}"),
+            Self::Vrf(vni) => write!(f, "VRF of VNI {vni}"),
+            Self::Vtep(address) => write!(f, "VTEP {address}"),
+            Self::Vip(address) => write!(f, "vIP {address}"),
+        }
+    }
+}
+
+impl Default for Digests {
+    fn default() -> Self {
+        Self([0; DIGEST_SHARDS])
+    }
+}
+
+impl Digests {
+    /// Digests in the order of shards.
+    #[must_use]
+    pub fn from_shards(shards: [u64; DIGEST_SHARDS]) -> Self {
+        Self(shards)
+    }
+
+    /// The digests in the order of shards.
+    #[must_use]
+    pub fn shards(&self) -> &[u64; DIGEST_SHARDS] {
+        &self.0
+    }
+
+    /// An entry was added.
+    pub fn add(&mut self, entry: EntryHash) {
+        self.0[entry.shard] = self.0[entry.shard].wrapping_add(entry.hash);
+    }
+
+    /// An entry was removed.
+    pub fn remove(&mut self, entry: EntryHash) {
+        self.0[entry.shard] = self.0[entry.shard].wrapping_sub(entry.hash);
+    }
+
+    /// Another set of entries was added.
+    pub fn add_all(&mut self, other: &Self) {
+        for (sum, more) in self.0.iter_mut().zip(&other.0) {
+            *sum = sum.wrapping_add(*more);
+        }
+    }
+
+    /// The shards that differ.
+    pub fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = usize> + 'a {
+        (0..DIGEST_SHARDS).filter(|shard| self.0[*shard] != other.0[*shard])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn vni(number: u32) -> Vni {
+        Vni::new(number).unwrap()
+    }
+
+    fn endpoint(number: u32, mac: u64, host: &str) -> EntryHash {
+        let address = IpAddr::V4(number.into());
+        EntryHash::endpoint(vni(7), address, MacAddr::from_u64(mac), address_hash(host.parse().unwrap()))
+    }
+
+    /// Catches a field that the hash ignores, and fields that cancel each other out.
+    #[test]
+    fn every_field_changes_the_hash() {
+        let at = |address: &str| address.parse::<IpAddr>().unwrap();
+        let prefix = |prefix: &str| prefix.parse().unwrap();
+        let router = "2001:db8::1".parse().ok();
+        let all = [
+            endpoint(1, 2, "192.0.2.1"),
+            endpoint(2, 2, "192.0.2.1"),
+            endpoint(1, 3, "192.0.2.1"),
+            endpoint(1, 2, "192.0.2.2"),
+            endpoint(1, 2, "::c000:201"),
+            EntryHash::endpoint(vni(8), at("0.0.0.1"), MacAddr::from_u64(2), address_hash(at("192.0.2.1"))),
+            EntryHash::endpoint(vni(7), at("::1"), MacAddr::from_u64(2), address_hash(at("192.0.2.1"))),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), None, false),
+            EntryHash::route(vni(7), prefix("10.0.0.0/9"), None, false),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), None, true),
+            EntryHash::route(vni(7), prefix("10.0.0.0/8"), Some(vni(8)), false),
+            EntryHash::unreadable(EntryKey::Endpoint(vni(7), at("0.0.0.1"))),
+            EntryHash::unreadable(EntryKey::Vrf(vni(7))),
+            EntryHash::unreadable(EntryKey::Vtep(at("192.0.2.1"))),
+            EntryHash::vrf(vni(7), 1450, None, None),
+            EntryHash::vrf(vni(7), 1451, None, None),
+            EntryHash::vrf(vni(7), 1450, Some(Ipv4Addr::LOCALHOST), None),
+            EntryHash::vrf(vni(7), 1450, None, router),
+            EntryHash::vtep(at("192.0.2.1"), false),
+            EntryHash::vtep(at("192.0.2.1"), true),
+            EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(1)),
+            EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(2)),
+        ];
+        assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
+    }
+
+    /// Catches shards that are not used, or that most entries share.
+    #[test]
+    fn entries_spread_over_all_shards() {
+        let mut counts = [0_u32; DIGEST_SHARDS];
+        for number in 0..64_000 {
+            counts[endpoint(0x0a00_0000 + number, 1, "192.0.2.1").shard()] += 1;
+        }
+        // Six standard deviations from the mean of 1,000.
+        assert!(counts.iter().all(|count| (811..1_189).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn digests_do_not_depend_on_the_order() {
+        let entries: Vec<_> = (0..100).map(|number| endpoint(number, 5, "192.0.2.1")).collect();
+        let (mut one, mut two) = (Digests::default(), Digests::default());
+        entries.iter().for_each(|entry| one.add(*entry));
+        entries.iter().rev().for_each(|entry| two.add(*entry));
+        assert_eq!(one, two);
+        two.remove(entries[50]);
+        assert_eq!(one.differences(&two).collect::<Vec<_>>(), [entries[50].shard()]);
+        let mut rest = Digests::default();
+        rest.add(entries[50]);
+        two.add_all(&rest);
+        assert_eq!(one, two);
+    }
+}
