@@ -77,8 +77,8 @@ async fn nothing_is_lost(lab: &Lab) -> Outcome {
     Ok(())
 }
 
-/// A PostgreSQL server for this scenario only.
-struct Database {
+/// A PostgreSQL server for one scenario only.
+pub struct Database {
     programs: PathBuf,
     directory: PathBuf,
     port: u16,
@@ -86,7 +86,7 @@ struct Database {
 }
 
 impl Database {
-    async fn make(name: &str) -> Result<Self, Failure> {
+    pub async fn make(name: &str) -> Result<Self, Failure> {
         let programs = programs()?;
         let directory = std::env::temp_dir().join(format!("sluice-{name}"));
         std::fs::create_dir_all(&directory)?;
@@ -113,11 +113,16 @@ impl Database {
         command
     }
 
-    fn url(&self) -> String {
+    /// The directory of the server's data.
+    pub fn data(&self) -> PathBuf {
+        self.directory.join("data")
+    }
+
+    pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    async fn start(&mut self) -> Outcome {
+    pub async fn start(&mut self) -> Outcome {
         let log = std::fs::File::options().create(true).append(true).open(self.directory.join("log"))?;
         let server = self
             .as_postgres("postgres")
@@ -146,7 +151,7 @@ impl Database {
     }
 
     /// `kill -9` of the server; its backends end with it.
-    async fn kill(&mut self) -> Outcome {
+    pub async fn kill(&mut self) -> Outcome {
         let pid = std::fs::read_to_string(self.directory.join("data/postmaster.pid"))?;
         let pid = pid.lines().next().unwrap_or_default().parse()?;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL)?;
@@ -156,7 +161,7 @@ impl Database {
         Ok(())
     }
 
-    async fn remove(mut self) -> Outcome {
+    pub async fn remove(mut self) -> Outcome {
         if self.server.is_some() {
             self.kill().await?;
         }

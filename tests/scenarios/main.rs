@@ -17,6 +17,8 @@ mod foreign_sender;
 mod gateway_moves;
 mod guarded_ports;
 mod gwzone;
+mod history;
+mod history_failover;
 mod icmp_errors;
 mod idle_paths;
 mod isolation;
@@ -138,6 +140,8 @@ fn all() -> Vec<Scenario> {
         guarded_ports: OwnLab,
         database_killed: OwnLab,
         disk_full: OwnLab,
+        history: OwnLab,
+        history_failover: OwnLab,
         takeover: OwnLab,
         takeover_default: OwnLab,
         lossless_takeover: OwnLab,

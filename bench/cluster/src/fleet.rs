@@ -346,7 +346,7 @@ fn count_ways(own: IpAddr, ways: Arc<AtomicU64>) -> impl FnMut(&Update) {
 /// Opens a stream without reading it, once or again and again.
 async fn stall(identity: Identity, returns: bool) {
     loop {
-        let hello = Hello { applied_revision: 0, database_id: 0, version: String::new() };
+        let hello = Hello::default();
         // The controller may be ending the stream before.
         let _connection = connect(&identity, &identity.controller, hello).await;
         if !returns {
@@ -361,7 +361,7 @@ async fn follow(
     acked: watch::Sender<u64>,
     mut count: impl FnMut(&Update),
 ) -> Result<(), Failure> {
-    let hello = Hello { applied_revision: 0, database_id: 0, version: env!("CARGO_PKG_VERSION").to_owned() };
+    let hello = Hello { version: env!("CARGO_PKG_VERSION").to_owned(), ..Hello::default() };
     let Connection { reports, mut updates } = connect(&identity, &identity.controller, hello).await?;
     while let Some(message) = updates.next().await? {
         let (update, malformed) = Update::read(message);

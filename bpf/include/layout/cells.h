@@ -37,7 +37,7 @@ struct superblock {
 	__u64 applied_revision;	 /* the controller's revision that the tables have completely */
 	__u64 database_id;	 /* low half of the identity of the controller's database */
 	__u64 complete_revision; /* newest revision of that database whose entries were all in the tables */
-	__u64 reserved;
+	__u64 commit_id;   /* the commit of that database with which the tables last agreed completely */
 	__u64 attended_ns; /* gateway: see ATTENDED_NS; published by its own store */
 };
 

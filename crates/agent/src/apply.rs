@@ -6,6 +6,9 @@
 //! are written one by one as in a delta, and entries that it did not mention are removed when it ends, so
 //! an entry of both the old and the new state is never absent.
 //!
+//! A snapshot of another history of the database, which went back to an earlier state, removes nothing that it did
+//! not mention of networks and instances: these are kept as [`UnconfirmedEntries`].
+//!
 //! ```text
 //!                        message with snapshot flag:
 //!                        set the applied revision to 0
@@ -25,6 +28,7 @@ mod retries;
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unconfirmed;
 mod verify;
 
 use std::net::IpAddr;
@@ -34,7 +38,7 @@ use std::time::Instant;
 use sluice_southbound::proto::NodeUpdate;
 use sluice_southbound::{ClusterKeys, Endpoint, Route, RouteKey, Scope, Update};
 use sluice_tables::{NodeTables, Target};
-use sluice_types::Digests;
+use sluice_types::{Digests, MacAddr, Vni};
 use tokio::sync::watch;
 
 use crate::error::{OtherDatabase, error_chain};
@@ -45,6 +49,7 @@ use crate::{Role, UpdateContext};
 pub use retries::RETRIES_MAX;
 use retries::{Entry, Key, Retries};
 use snapshot::{SnapshotEntries, addresses};
+pub use unconfirmed::UnconfirmedEntries;
 pub use verify::Repaired;
 use verify::Verification;
 
@@ -69,6 +74,7 @@ pub struct Applier<R> {
     pub role: R,
     /// Entries mentioned so far; `None` during a delta step.
     snapshot: Option<SnapshotEntries>,
+    unconfirmed: UnconfirmedEntries,
     /// Compares the snapshot with the tables, if the controller asked for it.
     verification: Option<Verification>,
     /// Some messages of a step have been applied, and the last one has not.
@@ -98,6 +104,7 @@ impl<R: Role> Applier<R> {
             tables,
             role,
             snapshot: None,
+            unconfirmed: UnconfirmedEntries::default(),
             verification: None,
             in_step: false,
             failures: Failures::default(),
@@ -126,6 +133,11 @@ impl<R: Role> Applier<R> {
         self.keys.subscribe()
     }
 
+    /// Entries that the database does not have, because it went back to an earlier state.
+    pub fn unconfirmed(&self) -> &UnconfirmedEntries {
+        &self.unconfirmed
+    }
+
     /// Number of changes of VTEPs and vIPs so far.
     pub fn topology_changes(&self) -> u64 {
         self.topology_changes
@@ -135,7 +147,8 @@ impl<R: Role> Applier<R> {
     pub fn digests(&self) -> Option<(u64, Digests)> {
         let revision = self.tables.applied_revision();
         let is_between = self.snapshot.is_some() || self.in_step || !self.is_complete() || revision == 0;
-        (!is_between).then(|| (revision, self.tables.digests()))
+        // With unconfirmed entries, the tables differ from what the controller compiled.
+        (!is_between && self.unconfirmed.is_empty()).then(|| (revision, self.tables.digests()))
     }
 
     /// Whether all entries of the last step and of those before are in the tables.
@@ -187,6 +200,8 @@ impl<R: Role> Applier<R> {
             self.tables.set_applied_revision(0);
             return Err(OtherDatabase { sent: update.database_id, ours });
         }
+        self.refuse_conflicts(&mut update);
+        self.unconfirmed.forget(&update);
         if let Some(mentioned) = &mut self.snapshot {
             mentioned.note(&update);
         }
@@ -198,6 +213,7 @@ impl<R: Role> Applier<R> {
         self.retries.forget(&update);
         self.upsert(&mut update);
         self.remove(&update, false);
+        self.remove_idle_networks();
         Ok(if update.revision == 0 { None } else { Some(self.finish(&update)) })
     }
 
@@ -222,10 +238,19 @@ impl<R: Role> Applier<R> {
             self.check_lost(result, "cluster keys");
             if is_other_database {
                 self.role.database_changed();
+                self.unconfirmed.clear();
+            } else if update.keep_unmentioned {
+                self.unconfirmed.derive(&mentioned, &self.tables, &self.role);
+                let entries = self.unconfirmed.len();
+                tracing::warn!(entries, "the database went back: entries that it does not have are kept");
             }
             self.remove_unmentioned(&mentioned, is_other_database);
         }
         self.tables.set_database_id(update.database_id);
+        // Stored before the revision: an earlier revision of this history is accepted, a lost history must be found.
+        if self.unconfirmed.is_empty() {
+            self.tables.set_commit_id(update.commit_id);
+        }
         self.commit(update.revision);
         self.needs_snapshot |= self.failures.lost() > 0;
         let (failures, failed_entries) = std::mem::take(&mut self.failures).into_report();
@@ -267,6 +292,7 @@ impl<R: Role> Applier<R> {
         let mut update = self.retries.take();
         self.upsert(&mut update);
         self.remove(&update, false);
+        self.remove_idle_networks();
         if self.is_uncommitted {
             self.commit(self.last_revision);
         }
@@ -455,19 +481,63 @@ impl<R: Role> Applier<R> {
         }
     }
 
+    /// Removes endpoints from an update whose address an entry has that the database lost, with another MAC: packets
+    /// for the instance that runs would get lost. The controller gets a failure by name.
+    fn refuse_conflicts(&mut self, update: &mut Update) {
+        let is_first = update.keep_unmentioned && update.database_id == self.tables.database_id();
+        if !is_first && self.unconfirmed.is_empty() {
+            return;
+        }
+        for endpoint in &mut update.endpoints {
+            let Endpoint { vni, mac, ipv4, ipv6, .. } = *endpoint;
+            for address in addresses(ipv4, ipv6) {
+                let known = self.tables.endpoint(vni, address).filter(|known| known.mac != mac);
+                let is_kept = is_first || self.unconfirmed.has_endpoint(vni, address);
+                let Some(known) = known.filter(|_| is_kept) else { continue };
+                // Not tried again by itself: it would fail until an operator decides about the other entry.
+                self.failures.add_lost(|| conflict(vni, address, known.mac));
+                match address {
+                    IpAddr::V4(_) => endpoint.ipv4 = None,
+                    IpAddr::V6(_) => endpoint.ipv6 = None,
+                }
+            }
+        }
+        update.endpoints.retain(|endpoint| endpoint.ipv4.is_some() || endpoint.ipv6.is_some());
+    }
+
+    /// Removes networks that were kept only for ports which have been removed.
+    fn remove_idle_networks(&mut self) {
+        let idle = self.unconfirmed.take_idle_networks(&self.role);
+        if !idle.is_empty() && self.fails(false, |role, context| role.remove_vrfs(context, &idle)) {
+            idle.iter().for_each(|vni| self.try_removal_again(Key::Vrf(*vni)));
+        }
+    }
+
     fn remove_unmentioned(&mut self, mentioned: &SnapshotEntries, is_other_database: bool) {
-        for (vni, prefix) in mentioned.unmentioned_routes(&self.tables) {
+        let mut routes = mentioned.unmentioned_routes(&self.tables);
+        routes.retain(|(vni, prefix)| !self.unconfirmed.has_route(*vni, *prefix));
+        for (vni, prefix) in routes {
             self.remove_route(RouteKey { vni, prefix });
         }
-        let result = self.tables.retain_endpoints(|endpoint| mentioned.has_endpoint(endpoint));
+        let result = self.tables.retain_endpoints(|endpoint| {
+            mentioned.has_endpoint(endpoint) || self.unconfirmed.has_endpoint(endpoint.vni, endpoint.address)
+        });
         self.check_lost(result, "removal of endpoints that the snapshot does not have");
-        let removals = mentioned.removals(&self.tables, &self.role);
+        let mut removals = mentioned.removals(&self.tables, &self.role);
+        self.unconfirmed.keep(&mut removals);
         self.remove(&removals, is_other_database);
         // Old entries may have taken the memory that new ones did not get.
         if self.retries.len() > 0 {
             self.retries.expedite();
         }
     }
+}
+
+fn conflict(vni: Vni, address: IpAddr, mac: MacAddr) -> String {
+    format!(
+        "endpoint {address} of VNI {vni}: an instance with MAC {mac}, which the database does not have, has this \
+         address: adopt or remove it first"
+    )
 }
 
 /// Whether an update removes entries that others may take the memory of.

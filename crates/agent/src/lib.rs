@@ -15,6 +15,7 @@ pub mod event_source;
 mod failures;
 pub mod frames;
 mod heartbeat;
+mod hello;
 pub mod local_api;
 mod lock;
 pub mod metric_source;
@@ -30,7 +31,7 @@ mod table_writer;
 pub mod underlay;
 mod vni_traffic;
 
-pub use apply::{Applied, Applier, RETRIES_MAX, Repaired};
+pub use apply::{Applied, Applier, RETRIES_MAX, Repaired, UnconfirmedEntries};
 pub use args::CommonArgs;
 pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;

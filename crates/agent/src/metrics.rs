@@ -43,6 +43,7 @@ struct Scrape {
     usage: TableUsage,
     revision: u64,
     retries: usize,
+    unconfirmed: usize,
     stream: StreamStatus,
     drops: Vec<DropCount>,
     vni_drops: Vec<DropCount>,
@@ -68,12 +69,13 @@ async fn serve<R: Role>(State(node): State<Arc<Node<R>>>) -> Response {
 
 async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
     let stream = node.status.get();
-    let (usage, revision, retries, vrfs) = node
+    let (usage, revision, (retries, unconfirmed), vrfs) = node
         .writer
         .run(|applier| {
             let vrfs: Vec<_> =
                 applier.tables.vrfs().map(|entry| (entry.vrf.vni.get(), entry.counters)).collect();
-            (applier.tables.usage(), applier.tables.applied_revision(), applier.retries(), vrfs)
+            let waiting = (applier.retries(), applier.unconfirmed().len());
+            (applier.tables.usage(), applier.tables.applied_revision(), waiting, vrfs)
         })
         .await?;
     let datapath = node.datapath.clone();
@@ -87,6 +89,7 @@ async fn scrape<R: Role>(node: &Node<R>) -> Result<Scrape, Error> {
             usage,
             revision,
             retries,
+            unconfirmed,
             stream,
             drops,
             vni_drops,
@@ -123,6 +126,12 @@ fn register_stream(registry: &mut Registry, scrape: &Scrape) {
         "revision_applied",
         "Controller revision that is completely in the tables",
         scrape.revision,
+    );
+    gauge(
+        registry,
+        "unconfirmed_entries",
+        "Entries that the controller's database does not have, because it went back to an earlier state",
+        scrape.unconfirmed as u64,
     );
     registry.register("controller_streams", "Streams opened to the controller", counter(stream.connections));
     registry.register("update_steps", "Update steps applied to the tables", counter(stream.steps));

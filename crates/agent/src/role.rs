@@ -94,6 +94,16 @@ pub trait Role: Send + 'static {
         Vec::new()
     }
 
+    /// An instance of this host.
+    fn port(&self, _instance: InstanceId) -> Option<Port> {
+        None
+    }
+
+    /// Whether a network that the database lost stays on this node. Gateways keep all, hosts those with an instance.
+    fn keeps_network(&self, _vni: Vni) -> bool {
+        true
+    }
+
     /// Takes direct paths that the controller sets, to be written by [`Role::end_step`].
     fn note_paths(&mut self, context: &mut UpdateContext<'_>, paths: &[Path], _removed: &[PathKey]) {
         for Path { key: PathKey { vni, address }, .. } in paths {

@@ -22,13 +22,14 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use sluice_datapath::Datapath;
-use sluice_southbound::proto::{Heartbeat, Hello, NodeUpdate};
+use sluice_southbound::proto::{Heartbeat, NodeUpdate};
 use sluice_southbound::{Connection, Identity, ReportSender, connect};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::backoff::{Backoff, LONGEST_DELAY};
 use crate::heartbeat::{self, Counters, TableFigures};
+use crate::hello::hello;
 use crate::vni_traffic::VniTrafficReport;
 use crate::{Applied, Applier, Error, Repaired, Role, TableWriter, error_chain};
 
@@ -149,11 +150,7 @@ impl<R: Role> StreamClient<R> {
             .writer
             .run(|applier| {
                 applier.begin_stream();
-                Hello {
-                    applied_revision: applier.tables.applied_revision(),
-                    database_id: applier.tables.database_id(),
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
-                }
+                hello(&applier.tables, &applier.role)
             })
             .await?;
         let revision = hello.applied_revision;
@@ -234,11 +231,12 @@ impl<R: Role> StreamClient<R> {
     async fn send_heartbeats(&self, reports: &ReportSender) -> Result<(), Error> {
         let mut ticks = interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut unconfirmed = 0;
         let mut vni_traffic = R::REPORTS_VNI_TRAFFIC.then(VniTrafficReport::default);
         loop {
             ticks.tick().await;
             self.retry(reports).await?;
-            reports.heartbeat(self.heartbeat(vni_traffic.as_mut()).await?).await?;
+            reports.heartbeat(self.heartbeat(vni_traffic.as_mut(), &mut unconfirmed).await?).await?;
         }
     }
 
@@ -277,15 +275,26 @@ impl<R: Role> StreamClient<R> {
         Ok(reports.ack(revision, failures, is_complete).await?)
     }
 
-    async fn heartbeat(&self, vni_traffic: Option<&mut VniTrafficReport>) -> Result<Heartbeat, Error> {
-        let read = |applier: &mut Applier<R>| {
+    /// `reported` is the number of changes of the unconfirmed entries that this stream has reported.
+    async fn heartbeat(
+        &self,
+        vni_traffic: Option<&mut VniTrafficReport>,
+        reported: &mut u64,
+    ) -> Result<Heartbeat, Error> {
+        let before = *reported;
+        let read = move |applier: &mut Applier<R>| {
             applier.tables.forget_removed_vnis();
-            (TableFigures::read(&applier.tables), applier.role.load())
+            let unconfirmed = applier.unconfirmed();
+            let report =
+                (unconfirmed.changes() != before).then(|| unconfirmed.report(&applier.tables, &applier.role));
+            let changes = unconfirmed.changes();
+            (TableFigures::read(&applier.tables), applier.role.load(), report, changes)
         };
-        let (tables, load) = self.writer.run(read).await?;
+        let (tables, load, unconfirmed, changes) = self.writer.run(read).await?;
+        *reported = changes;
         let datapath = self.datapath.clone();
         let count = move || Counters::read(&datapath, &tables).map(|counters| (tables, counters));
         let (tables, counters) = tokio::task::spawn_blocking(count).await.map_err(Error::counters)??;
-        Ok(heartbeat::build(&tables, counters, load, vni_traffic))
+        Ok(Heartbeat { unconfirmed, ..heartbeat::build(&tables, counters, load, vni_traffic) })
     }
 }

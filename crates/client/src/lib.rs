@@ -15,6 +15,7 @@ mod placement;
 mod references;
 mod resolve;
 mod scheduler;
+mod unconfirmed;
 mod wait;
 
 pub use apply::{Event, Options, Report, Tally, apply};
@@ -38,6 +39,7 @@ pub use placement::{
 };
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
+pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
 pub use wait::Deadline;
 
 /// Result of every call.

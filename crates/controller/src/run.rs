@@ -10,7 +10,8 @@ use crate::place::Place;
 use crate::place::apply::apply_plans;
 use crate::place::scheduler::schedule;
 use crate::push::{
-    NodeConnection, Push, Reach, SouthboundService, compact_outbox, follow, save_all, save_node_states,
+    NodeConnection, Push, Reach, SouthboundService, compact_outbox, follow, hold_writes, release_writes,
+    save_all, save_node_states,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustls::pki_types::ServerName;
@@ -272,6 +273,7 @@ impl Controller {
         let ownership = Arc::new(Ownership::new(db.clone(), compiled));
         let place = Arc::new(Place::new(db.clone(), ownership.clone()));
         let moves = Arc::new(Moves::new(db.clone(), push.clone(), ownership.clone()));
+        let awaited = hold_writes(&push).await?;
         let (end, ending) = watch::channel(false);
         let handles = Handles {
             db: db.clone(),
@@ -293,6 +295,7 @@ impl Controller {
             .serve_with_incoming_shutdown(incoming, ended(ending.clone()));
         let mut background = JoinSet::new();
         background.spawn(follow(push.clone(), place.clone()));
+        background.spawn(release_writes(push.clone(), awaited));
         background.spawn(save_node_states(push.clone()));
         background.spawn(compact_outbox(push.clone()));
         background.spawn(renew_keys(db.clone()));

@@ -3,6 +3,21 @@ use bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType, skip_field};
 use prost::{DecodeError, Message};
 
+/// The part of an update that differs between nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UpdateHead {
+    /// See [`Update::revision`](crate::Update::revision).
+    pub revision: u64,
+    /// See [`Update::commit_id`](crate::Update::commit_id).
+    pub commit_id: u64,
+    /// See [`Update::database_id`](crate::Update::database_id).
+    pub database_id: u64,
+    /// See [`Update::snapshot`](crate::Update::snapshot).
+    pub snapshot: bool,
+    /// See [`Update::keep_unmentioned`](crate::Update::keep_unmentioned).
+    pub keep_unmentioned: bool,
+}
+
 /// A [`NodeUpdate`] in its wire form. The entries are encoded once for all nodes that get the same; only the
 /// head differs. (The concatenation of two encoded messages is the encoding of their union.)
 #[derive(Clone, Debug, Default)]
@@ -13,12 +28,14 @@ pub struct EncodedUpdate {
 
 impl EncodedUpdate {
     /// `entries` is a result of [`Self::encode_entries`].
-    pub fn new(revision: u64, database_id: u64, snapshot: bool, entries: Bytes) -> Self {
-        let head = NodeUpdate { revision, database_id, snapshot, ..NodeUpdate::default() };
+    pub fn new(head: UpdateHead, entries: Bytes) -> Self {
+        let UpdateHead { revision, commit_id, database_id, snapshot, keep_unmentioned } = head;
+        let fields = NodeUpdate { revision, commit_id, database_id, snapshot, ..NodeUpdate::default() };
+        let head = NodeUpdate { keep_unmentioned, ..fields };
         Self { head: head.encode_to_vec().into(), entries }
     }
 
-    /// Encodes the shared part: a message without revision, database and snapshot flag.
+    /// Encodes the shared part: a message without the fields of [`UpdateHead`].
     pub fn encode_entries(update: &NodeUpdate) -> Bytes {
         debug_assert!(update.revision == 0 && update.database_id == 0 && !update.snapshot);
         update.encode_to_vec().into()
@@ -79,10 +96,22 @@ mod tests {
             endpoints: Some(EndpointBatch { endpoints: vec![Default::default(); 3] }),
             ..Default::default()
         };
-        let encoded = EncodedUpdate::new(7, 9, true, EncodedUpdate::encode_entries(&entries));
+        let head =
+            UpdateHead { revision: 7, commit_id: 8, database_id: 9, snapshot: true, keep_unmentioned: true };
+        let encoded = EncodedUpdate::new(head, EncodedUpdate::encode_entries(&entries));
         let bytes = encoded.encode_to_vec();
         assert_eq!(bytes.len(), encoded.byte_len());
         let decoded = NodeUpdate::decode(bytes.as_slice()).unwrap();
-        assert_eq!(decoded, NodeUpdate { revision: 7, database_id: 9, snapshot: true, ..entries });
+        assert_eq!(
+            decoded,
+            NodeUpdate {
+                revision: 7,
+                commit_id: 8,
+                database_id: 9,
+                snapshot: true,
+                keep_unmentioned: true,
+                ..entries
+            }
+        );
     }
 }

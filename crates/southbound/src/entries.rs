@@ -178,15 +178,35 @@ pub struct PathKey {
     pub address: IpAddr,
 }
 
+/// An entry that a node has and that the database does not, because the database went back to an earlier state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unconfirmed {
+    /// The VRF of a network.
+    Network(Vni),
+    /// One address of an instance. On gateways only.
+    Endpoint(Endpoint),
+    /// A route. On gateways only.
+    Route(RouteKey),
+    /// An instance of the host that reports it.
+    Port(Port),
+    /// The VTEP of a host.
+    Vtep(IpAddr),
+}
+
 /// The contents of one message to a node. Entries are inserted or replaced before others are removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
     /// The revision to acknowledge, on the last message of a step; 0 on others.
     pub revision: u64,
+    /// Id of the commit that took the revision; 0 if it is not known.
+    pub commit_id: u64,
     /// The database that the revision belongs to.
     pub database_id: u64,
     /// The step is a snapshot: at its end, entries that it does not contain are removed.
     pub snapshot: bool,
+    /// The snapshot is of another history of the database than the tables: entries that it does not contain are
+    /// kept as [`Unconfirmed`].
+    pub keep_unmentioned: bool,
     /// Gateways, on the first message of a snapshot: a bit for each shard whose digests differ.
     pub verify_shards: u64,
     /// Nodes whose VXLAN packets are accepted.

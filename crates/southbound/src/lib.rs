@@ -33,10 +33,10 @@ pub mod server {
 pub use ca::{CertificateAuthority, ServerCertificate};
 pub use client::{Connection, ReportSender, UpdateStream, connect, enroll};
 pub use cluster::{ClusterKeys, ClusterPlan, Key, Member, PlannedVip, PreferredOwner, VIP_SLOTS};
-pub use encoded::{EncodedUpdate, decode_update};
+pub use encoded::{EncodedUpdate, UpdateHead, decode_update};
 pub use entries::{
     ELEPHANT_DEFAULT, ELEPHANT_NEVER, Endpoint, EndpointKey, Group, Path, PathKey, Port, Route, RouteKey,
-    Scope, Update, Vip, Vrf, Vtep, VtepRole,
+    Scope, Unconfirmed, Update, Vip, Vrf, Vtep, VtepRole,
 };
 pub use error::{Error, deleted};
 pub use identity::{EnrollmentBundle, Identity};
@@ -56,5 +56,7 @@ pub const MAX_ENTRIES: usize = 16_384;
 
 /// Most failures in one acknowledgment; the agent ends a longer list with the number of the others.
 pub const MAX_FAILURES: usize = 64;
+/// Most unconfirmed entries in one report.
+pub const MAX_UNCONFIRMED: usize = 1024;
 /// Most VNIs whose traffic one heartbeat reports.
 pub const MAX_VNI_LOADS: usize = 16_384;

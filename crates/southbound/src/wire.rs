@@ -1,7 +1,9 @@
 //! Converts entries to messages and messages to entries. A malformed message costs only its own entry: the
 //! rest of an update is applied, and the omitted entries are reported.
 
-use crate::entries::{Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Update, Vip, Vrf};
+use crate::entries::{
+    Endpoint, EndpointKey, Group, Port, Route, RouteKey, Scope, Unconfirmed, Update, Vip, Vrf,
+};
 use crate::proto::{self, address::Family};
 use sluice_types::{
     InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, Vni, VniError, ipv6_from_halves, ipv6_halves, is_unicast,
@@ -51,6 +53,9 @@ pub enum Malformed {
     /// A group has vIPs of both address families.
     #[error("group {0} mixes address families")]
     MixedGroup(u32),
+    /// This version does not know the kind of an unconfirmed entry.
+    #[error("an unconfirmed entry is of an unknown kind")]
+    UnknownKind,
 }
 
 mod cluster;
@@ -370,6 +375,34 @@ fn instance_id(id: u64) -> Result<InstanceId> {
     Ok(InstanceId::new(id))
 }
 
+impl From<Unconfirmed> for proto::UnconfirmedEntry {
+    fn from(entry: Unconfirmed) -> Self {
+        use proto::unconfirmed_entry::Entry;
+        let entry = match entry {
+            Unconfirmed::Network(vni) => Entry::Vni(vni.get()),
+            Unconfirmed::Endpoint(endpoint) => Entry::Endpoint(endpoint.into()),
+            Unconfirmed::Route(route) => Entry::Route(route.into()),
+            Unconfirmed::Port(port) => Entry::Port(port.into()),
+            Unconfirmed::Vtep(address) => Entry::Vtep(address.into()),
+        };
+        Self { entry: Some(entry) }
+    }
+}
+
+impl TryFrom<proto::UnconfirmedEntry> for Unconfirmed {
+    type Error = Malformed;
+    fn try_from(message: proto::UnconfirmedEntry) -> Result<Self> {
+        use proto::unconfirmed_entry::Entry;
+        Ok(match message.entry.ok_or(Malformed::UnknownKind)? {
+            Entry::Vni(vni) => Self::Network(Vni::new(vni)?),
+            Entry::Endpoint(endpoint) => Self::Endpoint(endpoint.try_into()?),
+            Entry::Route(route) => Self::Route(route.try_into()?),
+            Entry::Port(port) => Self::Port(port.try_into()?),
+            Entry::Vtep(address) => Self::Vtep(address.read("VTEP")?),
+        })
+    }
+}
+
 /// Converts valid messages, and adds the errors of the others to `bad`.
 fn read_all<M, T>(
     messages: Vec<M>,
@@ -395,7 +428,9 @@ impl Update {
         let update = Self {
             revision: message.revision,
             database_id: message.database_id,
+            commit_id: message.commit_id,
             snapshot: message.snapshot,
+            keep_unmentioned: message.keep_unmentioned,
             verify_shards: message.verify_shards,
             vteps: read_all(message.vteps, b, TryInto::try_into),
             vips: read_all(message.vips, b, TryInto::try_into),
@@ -430,7 +465,9 @@ impl From<Update> for proto::NodeUpdate {
         Self {
             revision: update.revision,
             database_id: update.database_id,
+            commit_id: update.commit_id,
             snapshot: update.snapshot,
+            keep_unmentioned: update.keep_unmentioned,
             verify_shards: update.verify_shards,
             vteps: all(update.vteps),
             vips: all(update.vips),

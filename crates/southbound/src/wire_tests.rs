@@ -81,9 +81,11 @@ fn full_update() -> Update {
     let only4 = Endpoint { ipv6: None, host: "192.0.2.7".parse().unwrap(), ..endpoint };
     Update {
         revision: 9,
+        commit_id: 4,
         database_id: 3,
         verify_shards: 1 << 63,
         snapshot: true,
+        keep_unmentioned: true,
         vteps: vec![
             Vtep { address: "192.0.2.1".parse().unwrap(), role: VtepRole::Host },
             Vtep { address: "fd00::1".parse().unwrap(), role: VtepRole::Gateway { cluster: 3 } },
@@ -234,4 +236,21 @@ fn plan_has_preferred_owners() {
     let plan = plan();
     assert_eq!(plan.preferred_owner("fd00::9".parse().unwrap()), Some(GatewayId::new(2)));
     assert_eq!(plan.preferred_owner("fd00::8".parse().unwrap()), None);
+}
+
+/// Catches a kind of unconfirmed entry that is read as another one.
+#[test]
+fn unconfirmed_entries_survive_the_wire() {
+    let Update { endpoints, routes, ports, vteps, .. } = full_update();
+    let entries = [
+        Unconfirmed::Network(vni(5)),
+        Unconfirmed::Endpoint(endpoints[1]),
+        Unconfirmed::Route(routes[0].key),
+        Unconfirmed::Port(ports[0].clone()),
+        Unconfirmed::Vtep(vteps[1].address),
+    ];
+    for entry in entries {
+        assert_eq!(Unconfirmed::try_from(proto::UnconfirmedEntry::from(entry.clone())), Ok(entry));
+    }
+    assert_eq!(Unconfirmed::try_from(proto::UnconfirmedEntry::default()), Err(Malformed::UnknownKind));
 }

@@ -84,6 +84,10 @@ pub enum StoreError {
     Stale { kind: &'static str, id: String, current: u64, expected: u64 },
     #[error("the outbox starts after revision {compacted}; the revisions after {wanted} were deleted")]
     Compacted { wanted: u64, compacted: u64 },
+    /// A commit that this process knows is not in the database: it was restored from a backup, or it failed over
+    /// and lost commits.
+    #[error("the database went back to an earlier state, as after a restored backup")]
+    Rewound,
     #[error("`{0}` is not a database URL: expected sqlite:PATH or postgres://USER@HOST/NAME")]
     BadUrl(String),
     /// The database does not respond or cannot write (unreachable, disk full, read only). The API returns

@@ -404,6 +404,35 @@ pub enum Change {
         instance: Instance,
         from: HostId,
     },
+    /// Revisions, ids and VNIs have jumped, because the database went back to an earlier state. Not sent to any
+    /// node.
+    HistoryForked,
+}
+
+/// A point in the history of the database.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    pub revision: u64,
+    /// Random id of the commit; 0 if it is not known.
+    pub commit: u64,
+}
+
+/// Why revisions, ids and VNIs jump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JumpReason {
+    /// A node or a controller knows a commit that the database lost.
+    WentBack,
+    /// The database may have gone back: nodes that would know it are absent.
+    NodesAbsent,
+}
+
+/// The highest numbers that nodes have. 0: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub revision: u64,
+    /// Of an object of any kind.
+    pub id: u64,
+    pub vni: u32,
 }
 
 /// One row of the outbox. A revision can have several rows, with `part` 0, 1, ...; `last` is set on the last
@@ -413,5 +442,7 @@ pub struct OutboxRow {
     pub revision: u64,
     pub part: u32,
     pub last: bool,
+    /// Id of the commit that took the revision; 0 if it was made by a version without commit ids.
+    pub commit: u64,
     pub change: Change,
 }

@@ -3,8 +3,8 @@
 
 use crate::{Cluster, ClusterKey, Gateway, Host, Instance, NodeId, Peering, Route, RouteTarget, Subnet, Vpc};
 use sluice_types::{
-    ClusterId, GatewayId, HostId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SubnetId, TenantId, Vni,
-    VpcId,
+    ClusterId, GatewayId, HostId, InstanceId, IpNet, Ipv4Net, Ipv6Net, MacAddr, RouteTableId, SubnetId,
+    TenantId, Vni, VpcId,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -107,10 +107,25 @@ pub struct NewPeering {
     pub b: VpcId,
 }
 
+/// An instance that nodes have and the database lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostInstance {
+    pub id: InstanceId,
+    pub name: String,
+    /// VNI of its VPC, which must exist.
+    pub vni: Vni,
+    pub host: HostId,
+    pub mac: MacAddr,
+    pub ipv4: Option<Ipv4Addr>,
+    pub ipv6: Option<Ipv6Addr>,
+}
+
 /// All objects except instances.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     pub revision: u64,
+    /// Id of the commit that took the revision; see [`Position`](crate::Position).
+    pub commit: u64,
     pub hosts: Vec<Host>,
     pub clusters: Vec<Cluster>,
     pub gateways: Vec<Gateway>,

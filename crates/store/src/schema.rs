@@ -6,13 +6,14 @@ use crate::{ClusterVip, Result, StoreError};
 use sluice_types::GatewayId;
 
 /// The statements that lead to each version; the first migration makes version 1.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("../migrations/0001.sql"),
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
     include_str!("../migrations/0004.sql"),
     include_str!("../migrations/0005.sql"),
     include_str!("../migrations/0006.sql"),
+    include_str!("../migrations/0007.sql"),
 ];
 
 /// The SQL dialect of a database, for data definitions.
@@ -93,16 +94,21 @@ async fn migrate_vips(tx: &mut dyn Query) -> Result<()> {
     Ok(())
 }
 
+/// A random number from 1 to 2^63 - 1: databases have signed integers.
+pub(crate) fn random_id() -> Result<u64> {
+    let unavailable = |e: getrandom::Error| StoreError::Unavailable {
+        cause: format!("no random numbers: {e}"),
+        source: None,
+    };
+    Ok((getrandom::u64().map_err(unavailable)? >> 1).max(1))
+}
+
 /// The identity of the database, which is chosen when the database is created.
 async fn database_id(tx: &mut dyn Query, first_vni: u32) -> Result<u64> {
     if let Some(row) = tx.row("SELECT database_id FROM meta", vec![]).await? {
         return row.number(0);
     }
-    let unavailable = |e: getrandom::Error| StoreError::Unavailable {
-        cause: format!("no random numbers: {e}"),
-        source: None,
-    };
-    let id = (getrandom::u64().map_err(unavailable)? >> 1).max(1);
+    let id = random_id()?;
     tx.run(
         "INSERT INTO meta (id, database_id, revision, next_id, next_vni, compacted) VALUES (1, $1, 0, 1, $2, 0)",
         args![id, first_vni],

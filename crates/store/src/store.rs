@@ -2,19 +2,20 @@
 
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
-    bulk, clusters, events, gateway_moves, gateways, hosts, instances, keys, outbox, peerings,
-    placement_plans, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves, vpcs,
+    adopt, bulk, clusters, events, gateway_moves, gateways, history, hosts, instances, keys, outbox,
+    peerings, placement_plans, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves, vpcs,
 };
 use crate::rows::{get, page};
-use crate::write::{Write, now_ms};
+use crate::write::{NewestCommit, Write, now_ms};
 use crate::*;
 use sluice_types::{
     ClusterId, GatewayId, HostId, InstanceId, PeeringId, RouteId, RouteTableId, SubnetId, TenantId, VpcId,
 };
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit, mpsc::Sender};
+use tokio::sync::{Mutex, MutexGuard, Semaphore, SemaphorePermit, mpsc::Sender, watch};
 
 /// Largest number of retries of a transaction that failed because of a concurrent one.
 const RETRIES: u32 = 8;
@@ -42,15 +43,23 @@ pub struct Store {
     snapshots: Semaphore,
     id: DatabaseId,
     vnis: RangeInclusive<u32>,
+    /// Writes on a database that has lost this commit are refused.
+    newest: NewestCommit,
+    /// Whether writers that take a revision wait.
+    held: watch::Sender<bool>,
 }
 
 /// Runs `$body` in a write transaction that takes the next revision.
 macro_rules! write {
     ($self:ident, $w:ident => $body:expr) => {{
+        $self.wait_until_released().await?;
+        write!($self, begin, $w => $body)
+    }};
+    ($self:ident, $begin:ident, $w:ident => $body:expr) => {{
         let _guard = $self.queue().await?;
         let mut tries = 0;
         loop {
-            let result = match Write::begin($self.backend.as_ref()).await {
+            let result = match Write::$begin($self.backend.as_ref(), &$self.newest).await {
                 Ok(mut write) => {
                     let $w = &mut write;
                     let result = $body.await;
@@ -102,7 +111,17 @@ macro_rules! write_unversioned {
 
 impl Store {
     pub(crate) fn new(backend: Box<dyn Backend>, id: DatabaseId, vnis: RangeInclusive<u32>) -> Self {
-        Self { backend, writers: Mutex::new(()), snapshots: Semaphore::new(SNAPSHOTS_MAX), id, vnis }
+        let (writers, snapshots) = (Mutex::new(()), Semaphore::new(SNAPSHOTS_MAX));
+        let (newest, held) = (NewestCommit::default(), watch::Sender::new(false));
+        Self { backend, writers, snapshots, id, vnis, newest, held }
+    }
+
+    async fn wait_until_released(&self) -> Result<()> {
+        let mut held = self.held.subscribe();
+        match tokio::time::timeout(QUEUE_TIMEOUT, held.wait_for(|held| !held)).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StoreError::Unavailable { cause: "writes are held back".into(), source: None }),
+        }
     }
 
     async fn queue(&self) -> Result<MutexGuard<'_, ()>> {
@@ -138,6 +157,56 @@ impl Store {
     /// Revision of the last commit.
     pub async fn revision(&self) -> Result<u64> {
         outbox::revision(&mut self.reader()).await
+    }
+
+    /// The last commit.
+    pub async fn position(&self) -> Result<Position> {
+        history::newest(&mut self.reader()).await
+    }
+
+    /// The revision of a commit of this database's history. `None` if it is a commit of another history, which
+    /// exists after the database was restored from a backup; also for all but the newest 100,000 commits.
+    pub async fn revision_of(&self, commit: u64) -> Result<Option<u64>> {
+        history::revision_of(&mut self.reader(), commit).await
+    }
+
+    /// Whether all of these positions are in the database's history.
+    ///
+    /// # Errors
+    /// [`StoreError::Rewound`] if one of them is not.
+    pub async fn check_positions(&self, positions: &[Position]) -> Result<()> {
+        let mut tx = self.backend.begin_read().await?;
+        let mut result = Ok(());
+        for at in positions {
+            result = history::check(tx.as_mut(), *at).await;
+            if result.is_err() {
+                break;
+            }
+        }
+        tx.rollback().await?;
+        result
+    }
+
+    /// The revision of the oldest commit that [`Store::revision_of`] finds; `u64::MAX` if there is none.
+    pub async fn oldest_known_revision(&self) -> Result<u64> {
+        history::oldest(&mut self.reader()).await
+    }
+
+    /// Raises revision, next ids and next VNI above what nodes have, after it was found that the database went back
+    /// to an earlier state, or may have. Returns false if it went back and they were above it already. Until this is called, a store that
+    /// knows a lost commit refuses changes with [`StoreError::Rewound`].
+    pub async fn jump(&self, seen: &Seen, reason: JumpReason) -> Result<bool> {
+        let jumped = write!(self, begin_anywhere, w => history::jump(w, seen, &self.vnis, reason))?;
+        if !jumped {
+            self.newest.store(self.position().await?.commit, Ordering::Release);
+        }
+        Ok(jumped)
+    }
+
+    /// With true, changes of objects wait, at most 30 s, until this is called with false. A controller that starts
+    /// does so until its nodes have told it whether the database was restored from a backup.
+    pub fn hold_writes(&self, held: bool) {
+        self.held.send_replace(held);
     }
 
     /// Fails with the cause if the database cannot be written.
@@ -431,6 +500,12 @@ impl Store {
         page(&mut self.reader(), filters, at).await
     }
 
+    /// Makes an instance an object again that nodes still have but that the database lost, with the same id, MAC and
+    /// addresses.
+    pub async fn adopt_instance(&self, lost: LostInstance) -> Result<Instance> {
+        write!(self, w => adopt::instance(w, &lost))
+    }
+
     /// Records that an instance runs on another host.
     pub async fn move_instance(
         &self,
@@ -495,6 +570,24 @@ impl Store {
         result
     }
 
+    /// As [`Store::outbox`], for a reader that follows: it continues from a position that it has read before.
+    ///
+    /// # Errors
+    /// Also [`StoreError::Rewound`] if that position is not in the database's history.
+    pub async fn outbox_from(&self, after: Position, limit: u32) -> Result<Vec<OutboxRow>> {
+        let mut tx = self.backend.begin_read().await?;
+        let result = match history::check(tx.as_mut(), after).await {
+            Ok(()) => outbox::read(tx.as_mut(), after.revision, limit).await,
+            Err(error) => Err(error),
+        };
+        tx.rollback().await?;
+        let newest = result.as_ref().map_or(0, |rows| rows.last().map_or(after.commit, |row| row.commit));
+        if newest != 0 {
+            self.newest.store(newest, Ordering::Release);
+        }
+        result
+    }
+
     /// Deletes the outbox rows of revisions up to and including `revision`.
     pub async fn compact_outbox(&self, revision: u64) -> Result<()> {
         write_unversioned!(self, q => outbox::compact(q, revision))
@@ -503,18 +596,41 @@ impl Store {
     /// Reads a consistent snapshot: `sink` receives the topology, then the instances in order of id. Slow
     /// receivers delay other snapshots, but neither queries nor writers. Returns the revision of the snapshot.
     pub async fn snapshot(&self, instances: InstancesOf, sink: Sender<SnapshotPart>) -> Result<u64> {
+        self.snapshot_from(Position::default(), instances, sink).await
+    }
+
+    /// As [`Store::snapshot`], for a receiver that has the state of an earlier position.
+    ///
+    /// # Errors
+    /// Also [`StoreError::Rewound`], before anything is sent, if that position is not in the database's history.
+    pub async fn snapshot_from(
+        &self,
+        known: Position,
+        instances: InstancesOf,
+        sink: Sender<SnapshotPart>,
+    ) -> Result<u64> {
         let _permit = self.snapshot_permit().await?;
         let mut tx = self.backend.begin_read().await?;
-        let result = snapshot::send(tx.as_mut(), instances, &sink).await;
+        let result = match history::check(tx.as_mut(), known).await {
+            Ok(()) => snapshot::send(tx.as_mut(), instances, &sink).await,
+            Err(error) => Err(error),
+        };
         tx.rollback().await?;
         result
     }
 
-    /// The instances of a host in order of id, and the revision to which this applies.
-    pub async fn host_instances(&self, host: HostId) -> Result<(u64, Vec<Instance>)> {
+    /// The instances of a host in order of id, and the position to which this applies, for a receiver that has the
+    /// state of an earlier position.
+    ///
+    /// # Errors
+    /// Also [`StoreError::Rewound`] if that position is not in the database's history.
+    pub async fn host_instances(&self, known: Position, host: HostId) -> Result<(Position, Vec<Instance>)> {
         let _permit = self.snapshot_permit().await?;
         let mut tx = self.backend.begin_read().await?;
-        let result = snapshot::of_host(tx.as_mut(), host).await;
+        let result = match history::check(tx.as_mut(), known).await {
+            Ok(()) => snapshot::of_host(tx.as_mut(), host).await,
+            Err(error) => Err(error),
+        };
         tx.rollback().await?;
         result
     }

@@ -3,8 +3,11 @@
 
 use crate::backend::{Backend, Query, Tx};
 use crate::codec;
+use crate::schema::random_id;
 use crate::value::args;
 use crate::{Change, Result, StoreError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Milliseconds of the UNIX epoch.
 pub(crate) fn now_ms() -> u64 {
@@ -22,15 +25,46 @@ pub(crate) struct Write {
     pub now_ms: u64,
     next_id: u64,
     payloads: Vec<Vec<u8>>,
+    /// Random id of this write's commit.
+    commit: u64,
+    newest: NewestCommit,
 }
 
+/// Id of the newest commit that this process knows; 0 if it knows none.
+pub(crate) type NewestCommit = Arc<AtomicU64>;
+
 impl Write {
-    pub async fn begin(backend: &dyn Backend) -> Result<Self> {
+    /// Starts a write on top of what this process knows.
+    ///
+    /// # Errors
+    /// [`StoreError::Rewound`] if the database lost the newest commit that this process knows: its revisions and ids
+    /// would be taken a second time.
+    pub async fn begin(backend: &dyn Backend, newest: &NewestCommit) -> Result<Self> {
+        let known = newest.load(Ordering::Acquire);
+        let (write, found) = Self::begin_at(backend, newest, known).await?;
+        if known != 0 && found == 0 {
+            write.tx.rollback().await?;
+            return Err(StoreError::Rewound);
+        }
+        Ok(write)
+    }
+
+    /// Starts a write that continues the history of the database, whatever this process knows.
+    pub async fn begin_anywhere(backend: &dyn Backend, newest: &NewestCommit) -> Result<Self> {
+        Ok(Self::begin_at(backend, newest, 0).await?.0)
+    }
+
+    /// Also returns the revision of the commit `known`, 0 if the database does not have it.
+    async fn begin_at(backend: &dyn Backend, newest: &NewestCommit, known: u64) -> Result<(Self, u64)> {
+        let commit = random_id()?;
         let mut tx = backend.begin_write().await?;
-        let sql = "UPDATE meta SET revision = revision + 1 WHERE id = 1 RETURNING revision, next_id";
-        let row = tx.row(sql, vec![]).await?.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
-        let (revision, next_id) = (row.number(0)?, row.number(1)?);
-        Ok(Self { tx, revision, now_ms: now_ms(), next_id, payloads: Vec::new() })
+        let sql = "UPDATE meta SET revision = revision + 1 WHERE id = 1 RETURNING revision, next_id, \
+                   COALESCE((SELECT c.revision FROM commits c WHERE c.id = $1), 0)";
+        let row =
+            tx.row(sql, args![known]).await?.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?;
+        let (revision, next_id, found) = (row.number(0)?, row.number(1)?, row.number(2)?);
+        let (now_ms, payloads, newest) = (now_ms(), Vec::new(), newest.clone());
+        Ok((Self { tx, revision, now_ms, next_id, payloads, commit, newest }, found))
     }
 
     /// The transaction, to execute statements.
@@ -47,6 +81,16 @@ impl Write {
     /// The id that [`Write::id`] would return.
     pub fn peek_id(&self) -> u64 {
         self.next_id
+    }
+
+    /// Raises the id that [`Write::id`] returns next.
+    pub fn raise_id(&mut self, next: u64) {
+        self.next_id = self.next_id.max(next);
+    }
+
+    /// Makes [`Write::id`] return this id next. The caller restores the previous one.
+    pub fn set_next_id(&mut self, next: u64) -> u64 {
+        std::mem::replace(&mut self.next_id, next)
     }
 
     /// Appends a change to the outbox. A write without a change is not committed.
@@ -66,6 +110,7 @@ impl Write {
             Ok(value) if !self.payloads.is_empty() => {
                 self.append().await?;
                 self.tx.commit().await?;
+                self.newest.store(self.commit, Ordering::Release);
                 Ok(value)
             }
             other => {
@@ -87,6 +132,8 @@ impl Write {
             let sql = "INSERT INTO outbox (revision, part, last, payload) VALUES ($1, $2, $3, $4)";
             self.tx.run(sql, args![self.revision, part as u64, last, payload]).await?;
         }
+        let sql = "INSERT INTO commits (revision, id) VALUES ($1, $2)";
+        self.tx.run(sql, args![self.revision, self.commit]).await?;
         self.tx.run("UPDATE meta SET next_id = $1 WHERE id = 1", args![self.next_id]).await?;
         Ok(())
     }

@@ -189,6 +189,18 @@ impl NodeTables {
         self.memory().store64(0, offset_of!(superblock, complete_revision), revision);
     }
 
+    /// Id of the database's commit with which the tables last agreed completely; 0 before the first, and if it is not
+    /// known. It stays while the tables have entries that the database lost.
+    pub fn commit_id(&self) -> u64 {
+        self.memory().load64(0, offset_of!(superblock, commit_id))
+    }
+
+    /// Records the commit with which the tables agree. Must be called before the commit's revision is recorded: if
+    /// the agent is killed in between, the tables have an earlier revision of the same history.
+    pub fn set_commit_id(&mut self, id: u64) {
+        self.memory().store64(0, offset_of!(superblock, commit_id), id);
+    }
+
     /// The controller database to which the revision belongs; 0 before the first.
     pub fn database_id(&self) -> u64 {
         self.memory().load64(0, offset_of!(superblock, database_id))

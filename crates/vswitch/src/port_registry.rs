@@ -136,6 +136,11 @@ impl PortRegistry {
         self.instances.values()
     }
 
+    /// The instance with this id.
+    pub fn instance(&self, id: InstanceId) -> Option<&Port> {
+        self.instances.get(&id)
+    }
+
     /// Whether an instance of a network is on this host.
     pub fn has_instance_in(&self, vni: Vni) -> bool {
         self.instances.values().any(|port| port.vni == vni)

@@ -239,6 +239,14 @@ impl Role for HostRole {
         self.ports.instances().map(|port| port.instance).collect()
     }
 
+    fn port(&self, instance: InstanceId) -> Option<Port> {
+        self.ports.instance(instance).cloned()
+    }
+
+    fn keeps_network(&self, vni: Vni) -> bool {
+        self.ports.has_instance_in(vni)
+    }
+
     fn note_paths(&mut self, _: &mut UpdateContext<'_>, paths: &[Path], removed: &[PathKey]) {
         self.paths.note(paths, removed);
     }

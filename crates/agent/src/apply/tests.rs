@@ -436,3 +436,139 @@ fn keys_of_a_cluster_are_replaced_together() {
     assert_eq!(apply(&mut applier, snapshot), without_failures(10));
     assert_eq!(ids(), [vec![3], vec![]]);
 }
+
+/// The cloud with a third network, an endpoint in it, an endpoint and a route in the first network, a host and an
+/// instance: what the database then loses.
+fn with_later_entries() -> Update {
+    let mut later = Update { revision: 12, commit_id: 0x12, ..cloud() };
+    later.vrfs.push(vrf(3));
+    later.vteps.push(vtep("192.0.2.3"));
+    later.endpoints.push(endpoint(3, "10.3.0.5", "", "192.0.2.3"));
+    later.endpoints.push(endpoint(1, "10.0.0.7", "", "192.0.2.3"));
+    later.routes.push(route(1, "10.7.0.0/16", Scope::Local));
+    later.routes.push(route(3, "10.3.0.0/16", Scope::Local));
+    later.ports.push(port(11));
+    later
+}
+
+/// The first snapshot after the database went back.
+fn older() -> Update {
+    Update { revision: 100, commit_id: 0x100, keep_unmentioned: true, ..cloud() }
+}
+
+fn counts(applier: &Applier<TestRole>) -> [usize; 5] {
+    let tables = &applier.tables;
+    let (vteps, vrfs) = (tables.vteps().count(), tables.vrfs().count());
+    [vteps, vrfs, tables.endpoints().count(), tables.routes().count(), applier.role.instances().len()]
+}
+
+/// Catches a snapshot of a database that went back which removes what runs, and a list that is lost with the stream.
+#[test]
+fn entries_that_the_database_lost_are_kept_until_it_has_them_again() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, with_later_entries());
+    assert_eq!(applier.tables.commit_id(), 0x12);
+    let all = counts(&applier);
+    // In parts, and interrupted: the next stream must start from the same commit.
+    let part = Update { revision: 0, vrfs: vec![vrf(1)], ..older() };
+    apply(&mut applier, Update { vteps: Vec::new(), ..part });
+    applier.begin_stream();
+    assert_eq!((applier.tables.applied_revision(), applier.tables.commit_id()), (0, 0x12));
+    assert_eq!(apply(&mut applier, older()), without_failures(100));
+    assert_eq!(counts(&applier), all);
+    assert_eq!(applier.unconfirmed().len(), 7, "{:?}", applier.unconfirmed());
+    assert_eq!((applier.tables.applied_revision(), applier.tables.commit_id()), (100, 0x12));
+    assert!(applier.digests().is_none(), "the controller compiled other tables");
+    // Snapshots of the new history keep them, too, and remove what the new history removes.
+    let without_route = Update { revision: 101, routes: vec![cloud().routes[0]], ..cloud() };
+    assert_eq!(apply(&mut applier, without_route), without_failures(101));
+    assert_eq!(counts(&applier)[3], all[3] - 1);
+    assert_eq!(applier.unconfirmed().len(), 7);
+    // The database has them again.
+    let Update { vteps, vrfs, endpoints, routes, ports, .. } = with_later_entries();
+    let again = Update { vteps, vrfs, endpoints, routes, ports, commit_id: 0x102, ..delta(102) };
+    let changes = applier.unconfirmed().changes();
+    assert_eq!(apply(&mut applier, again), without_failures(102));
+    assert!(applier.unconfirmed().is_empty() && applier.unconfirmed().changes() > changes);
+    assert_eq!((counts(&applier), applier.tables.commit_id()), (all, 0x102));
+    assert_eq!(applier.digests().unwrap().0, 102);
+    // Now a snapshot removes them.
+    assert_eq!(apply(&mut applier, Update { revision: 103, ..cloud() }), without_failures(103));
+    assert_eq!(counts(&applier), [2, 2, 4, 2, 1]);
+}
+
+/// Catches a confirmed removal that leaves an entry in the tables or in the list.
+#[test]
+fn unconfirmed_entries_are_removed_by_the_controller() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, with_later_entries());
+    apply(&mut applier, older());
+    let report = applier.unconfirmed().report(&applier.tables, &applier.role);
+    // The test's role does not know the contents of its ports.
+    assert_eq!((report.total, report.entries.len()), (7, 6));
+    let removal = Update {
+        removed_endpoints: vec![EndpointKey { vni: vni(1), ipv4: "10.0.0.7".parse().ok(), ipv6: None }],
+        removed_ports: vec![InstanceId::new(11)],
+        ..Update { commit_id: 0x100, ..delta(100) }
+    };
+    assert_eq!(apply(&mut applier, removal), without_failures(100));
+    assert!(applier.tables.endpoint(vni(1), ip("10.0.0.7")).is_none());
+    assert_eq!((applier.role.instances().len(), applier.unconfirmed().len()), (1, 5));
+    assert_eq!(applier.tables.commit_id(), 0x12);
+    let rest = Update {
+        removed_vteps: vec![ip("192.0.2.3")],
+        removed_vnis: vec![vni(3)],
+        removed_endpoints: vec![EndpointKey { vni: vni(3), ipv4: "10.3.0.5".parse().ok(), ipv6: None }],
+        removed_routes: vec![RouteKey { vni: vni(1), prefix: "10.7.0.0/16".parse().unwrap() }],
+        ..Update { commit_id: 0x100, ..delta(100) }
+    };
+    assert_eq!(apply(&mut applier, rest), without_failures(100));
+    assert_eq!(counts(&applier), [2, 2, 4, 2, 1]);
+    assert_eq!((applier.unconfirmed().len(), applier.tables.commit_id()), (0, 0x100));
+}
+
+/// Catches a new instance that takes the address of one that runs: in the first snapshot, and in later steps.
+#[test]
+fn address_of_an_unconfirmed_endpoint_is_not_given_to_another_instance() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, with_later_entries());
+    let other = Endpoint { mac: MacAddr::local(77), ..endpoint(1, "10.0.0.7", "fd00::77", "192.0.2.1") };
+    let mut snapshot = older();
+    snapshot.endpoints.push(other);
+    let refused = |applied: Option<Applied>| {
+        let Applied { failures, failed_entries, .. } = applied.unwrap();
+        assert_eq!(failed_entries, 1, "{failures:?}");
+        assert!(failures[0].contains("10.0.0.7 of VNI 1"), "{failures:?}");
+    };
+    refused(apply(&mut applier, snapshot));
+    let found =
+        |applier: &Applier<TestRole>, address| applier.tables.endpoint(vni(1), ip(address)).unwrap().mac;
+    assert_eq!(found(&applier, "10.0.0.7"), MacAddr::local(1));
+    assert_eq!(found(&applier, "fd00::77"), MacAddr::local(77), "its other address is free");
+    refused(apply(&mut applier, Update { endpoints: vec![other], ..delta(101) }));
+    assert_eq!((found(&applier, "10.0.0.7"), applier.unconfirmed().len()), (MacAddr::local(1), 7));
+    assert!(
+        !applier.is_complete() && applier.retries() == 0,
+        "only a snapshot brings the refused entry again"
+    );
+    // When the entry was removed, the address is free.
+    let key = EndpointKey { vni: vni(1), ipv4: "10.0.0.7".parse().ok(), ipv6: None };
+    apply(&mut applier, Update { removed_endpoints: vec![key], ..delta(101) });
+    assert_eq!(
+        apply(&mut applier, Update { endpoints: vec![other], ..delta(102) }).unwrap().failed_entries,
+        0
+    );
+    assert_eq!(found(&applier, "10.0.0.7"), MacAddr::local(77));
+}
+
+/// Catches entries of one database that stay when the node gets another one.
+#[test]
+fn another_database_keeps_nothing() {
+    let mut applier = applier(1 << 14);
+    apply(&mut applier, with_later_entries());
+    apply(&mut applier, older());
+    let foreign = Update { database_id: DATABASE + 1, keep_unmentioned: true, commit_id: 0x200, ..cloud() };
+    assert_eq!(apply(&mut applier, foreign), without_failures(10));
+    assert_eq!(counts(&applier), [2, 2, 4, 2, 1]);
+    assert_eq!((applier.unconfirmed().len(), applier.tables.commit_id()), (0, 0x200));
+}

@@ -16,7 +16,9 @@ use sluice_southbound::proto::{
     Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, NodeUpdate,
 };
 use sluice_southbound::server::Southbound;
-use sluice_southbound::{CertificateAuthority, EncodedUpdate, Node, server_builder, server_service};
+use sluice_southbound::{
+    CertificateAuthority, EncodedUpdate, Node, UpdateHead, server_builder, server_service,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::mpsc;
@@ -128,10 +130,16 @@ impl Controller {
     /// Sends an update and waits for the acknowledgment.
     pub async fn step(&mut self, update: impl Into<NodeUpdate>) -> Ack {
         let mut update = update.into();
-        let (revision, database, snapshot) = (update.revision, update.database_id, update.snapshot);
-        (update.revision, update.database_id, update.snapshot) = (0, 0, false);
+        let revision = update.revision;
+        let head = UpdateHead {
+            revision: std::mem::take(&mut update.revision),
+            commit_id: std::mem::take(&mut update.commit_id),
+            database_id: std::mem::take(&mut update.database_id),
+            snapshot: std::mem::take(&mut update.snapshot),
+            keep_unmentioned: std::mem::take(&mut update.keep_unmentioned),
+        };
         let entries = EncodedUpdate::encode_entries(&update);
-        let message = EncodedUpdate::new(revision, database, snapshot, entries);
+        let message = EncodedUpdate::new(head, entries);
         self.current.lock().unwrap().as_ref().expect("no stream").send(Ok(message)).unwrap();
         self.report(move |report| match report {
             Report::Ack(ack) if ack.revision == revision => Some(ack),

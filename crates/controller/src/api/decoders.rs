@@ -4,7 +4,7 @@
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
 use super::{clusters, events, gateways, hosts, instances, peerings, placement, route_tables, routes};
-use super::{subnets, tenants, vpcs};
+use super::{subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;
 use serde::de::DeserializeOwned;
 use sluice_types::{SchedulerPatch, VpcId};
@@ -96,5 +96,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body sluice_types::PlacementSettingsPatch;
     body placement::NewPlan;
     body placement::ApplyPlan;
+    body unconfirmed::RemoveUnconfirmed;
+    body unconfirmed::AdoptUnconfirmed;
     body SchedulerPatch;
 };

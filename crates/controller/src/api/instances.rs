@@ -26,7 +26,7 @@ const MAX_BULK: usize = 1_000_000;
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, ToSchema)]
-struct Instance {
+pub(super) struct Instance {
     #[schema(value_type = String, example = "inst-1")]
     id: InstanceId,
     name: String,

@@ -54,6 +54,9 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
     let members = api.push.members(Members::nodes);
     let views: Vec<_> = members.into_iter().map(|(node, _)| api.push.hub.view(node)).collect();
     nodes(registry, &views);
+    let unconfirmed = api.push.unconfirmed.all().iter().map(|(_, total, _)| total).sum();
+    let help = "Entries that connected nodes have and the database lost";
+    gauge(registry, "unconfirmed_entries", help, unconfirmed);
     let refused = Family::<Labels, Counter>::default();
     for (reason, count) in api.ownership.refused() {
         refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);

@@ -25,6 +25,7 @@ mod settings;
 mod subnets;
 mod system;
 mod tenants;
+mod unconfirmed;
 mod vpcs;
 
 pub use decoders::{REQUEST_DECODERS, Refusal, RequestDecoder};
@@ -152,6 +153,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(routes::routes())
         .merge(peerings::routes())
         .merge(nodes::routes())
+        .merge(unconfirmed::routes())
         .merge(events::routes())
         .merge(placement::routes())
         .merge(scheduler::routes())

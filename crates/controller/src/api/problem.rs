@@ -133,6 +133,7 @@ impl From<StoreError> for Problem {
                 tracing::error!(error = &error as &dyn std::error::Error, "database unavailable");
                 Self::unavailable("database-unavailable", &text)
             }
+            StoreError::Rewound => Self::unavailable("database-rewound", &text),
             StoreError::Compacted { .. } | StoreError::BadUrl(_) | StoreError::Corrupt(_) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "store failed");
                 Self::internal()

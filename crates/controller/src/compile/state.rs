@@ -305,7 +305,7 @@ impl State {
                 touch_peering((a, a_subnets), (b, b_subnets), touched);
             }
             Change::KeysChanged { cluster, keys } => self.change_keys(*cluster, keys, out),
-            Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
+            Change::TenantUpserted(_) | Change::TenantRemoved(_) | Change::HistoryForked => {}
         }
     }
 

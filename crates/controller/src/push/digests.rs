@@ -28,6 +28,11 @@ impl DigestReports {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(gateway, report);
     }
 
+    /// Forgets all reports: the follower starts again.
+    pub fn forget(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Takes the reports whose revision was compiled.
     fn take(&self, compiled: u64) -> Vec<(GatewayId, DigestReport)> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,9 +4,9 @@
 use super::members::Members;
 use super::steps::Step;
 use super::timeline::{CompileStages, MIN_INSTANCES};
-use super::{ChangeObserver, Push};
+use super::{ChangeObserver, Push, history};
 use crate::compile::{Intent, State};
-use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, SnapshotPart, StoreError, Topology};
+use sluice_store::{Change, InstancesOf, NodeId, OutboxRow, Position, SnapshotPart, StoreError, Topology};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,14 +35,34 @@ enum FollowError {
     NoTopology,
 }
 
-/// Follows the outbox until the future is dropped. Starts again from a snapshot after an error.
+/// Follows the outbox until the future is dropped. Starts again from a snapshot after an error, also if the database
+/// went back to an earlier state.
 pub async fn follow(push: Arc<Push>, observer: Arc<dyn ChangeObserver>) {
     let follower = Follower { push, observer };
+    // Where to continue; with a revision only if the database must still have this position.
+    let mut at = Position::default();
     loop {
-        let error = match follower.start().await {
-            Ok(followed) => follower.keep_up(followed).await,
+        let error = match follower.start(at).await {
+            Ok((followed, position)) => {
+                at = position;
+                follower.keep_up(followed, &mut at).await
+            }
             Err(error) => error,
         };
+        if let FollowError::Store(StoreError::Rewound) = error {
+            match history::rewind(&follower.push, at).await {
+                Ok(()) => {
+                    at = Position::default();
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot continue after a rewind"
+                    );
+                }
+            }
+        }
         follower.push.db.count_error();
         tracing::warn!(
             error = &error as &dyn std::error::Error,
@@ -67,10 +87,11 @@ struct Follower {
 impl Follower {
     /// Reads the topology and makes the compiler's state of it. The state contains instances only if the
     /// model preprograms paths; the digests contain them always.
-    async fn read_topology(&self) -> Result<(Topology, Followed), FollowError> {
+    async fn read_topology(&self, known: Position) -> Result<(Topology, Followed), FollowError> {
         let (sink, mut parts) = mpsc::channel(1);
         let preprograms = self.push.compiled.model().preprograms();
-        let (done, first) = tokio::join!(self.push.db.store.snapshot(InstancesOf::All, sink), async {
+        let snapshot = self.push.db.store.snapshot_from(known, InstancesOf::All, sink);
+        let (done, first) = tokio::join!(snapshot, async {
             let mut first: Option<(Topology, Followed)> = None;
             while let Some(part) = parts.recv().await {
                 match (part, &mut first) {
@@ -94,14 +115,18 @@ impl Follower {
         first.ok_or(FollowError::NoTopology)
     }
 
-    async fn start(&self) -> Result<Followed, FollowError> {
-        let (topology, followed) = self.read_topology().await?;
+    async fn start(&self, known: Position) -> Result<(Followed, Position), FollowError> {
+        let (topology, followed) = self.read_topology(known).await?;
+        let position = Position { revision: topology.revision, commit: topology.commit };
         let state = &followed.state;
         self.push.hub.load(self.push.db.store.node_states().await?);
         let recent = self.recent_steps(state).await?;
         let (counted, instances) = self.push.db.store.instance_counts().await?;
         self.push.change_members(|members| *members = Members::new(&topology));
-        self.push.topology.reset(state.revision());
+        self.push.topology.reset(position);
+        // What was read or reported before a rewind is of another history.
+        self.push.snapshots.forget();
+        self.push.digests.forget();
         self.push.compiled.publish_updates(state);
         self.push.compiled.publish_zones(state);
         self.observer.reset(&topology, counted, &instances);
@@ -111,7 +136,7 @@ impl Follower {
             self.push.log.push(step);
         }
         tracing::info!(revision = state.revision(), floor, "following the outbox");
-        Ok(followed)
+        Ok((followed, position))
     }
 
     /// The last revisions before the state's revision, back to the newest one that changed more than
@@ -144,7 +169,10 @@ impl Follower {
         let mut scratch = state.clone();
         let mut steps = Vec::new();
         let mut before = None;
-        for (revision, changes) in by_revision(rows).into_iter().take_while(|(r, _)| *r <= state.revision()) {
+        let until = state.revision();
+        for (Position { revision, commit }, changes) in
+            by_revision(rows).into_iter().take_while(|(at, _)| at.revision <= until)
+        {
             let simple = changes.iter().all(|change| {
                 matches!(
                     change,
@@ -155,7 +183,9 @@ impl Follower {
                 )
             });
             match before.filter(|_| simple) {
-                Some(before) => steps.push((before, Step::new(scratch.apply(revision, &changes)))),
+                Some(before) => {
+                    steps.push((before, Step::new(scratch.apply(revision, &changes)).of_commit(commit)));
+                }
                 None => steps.clear(),
             }
             before = Some(revision);
@@ -163,13 +193,13 @@ impl Follower {
         Ok(steps)
     }
 
-    /// Follows until an error that is not temporary, and returns that error.
-    async fn keep_up(&self, mut followed: Followed) -> FollowError {
+    /// Follows until an error that is not temporary, and returns that error. `at` is the position of the state.
+    async fn keep_up(&self, mut followed: Followed, at: &mut Position) -> FollowError {
         let mut failing = false;
         loop {
             let began = Instant::now();
             self.push.compare_digests(&followed.state, &mut followed.intent);
-            let rows = match self.push.db.store.outbox(followed.state.revision(), ROWS).await {
+            let rows = match self.push.db.store.outbox_from(*at, ROWS).await {
                 Ok(rows) => rows,
                 Err(error @ StoreError::Unavailable { .. }) => {
                     self.push.db.count_error();
@@ -190,9 +220,9 @@ impl Follower {
                 continue;
             }
             let read = began.elapsed();
-            for (revision, changes) in by_revision(rows) {
-                match self.apply_revision(followed, revision, changes, read).await {
-                    Ok(next) => followed = next,
+            for (position, changes) in by_revision(rows) {
+                match self.apply_revision(followed, position, changes, read).await {
+                    Ok(next) => (followed, *at) = (next, position),
                     Err(error) => return error,
                 }
             }
@@ -202,12 +232,13 @@ impl Follower {
     async fn apply_revision(
         &self,
         mut followed: Followed,
-        revision: u64,
+        position: Position,
         changes: Vec<Change>,
         read: Duration,
     ) -> Result<Followed, FollowError> {
+        let Position { revision, commit } = position;
         self.push.change_members(|members| members.apply(revision, &changes));
-        self.push.topology.apply(revision, &changes);
+        self.push.topology.apply(position, &changes);
         self.observer.apply(revision, &changes);
         let clusters: BTreeSet<_> = changes
             .iter()
@@ -230,7 +261,7 @@ impl Follower {
         let (followed, step) = tokio::task::spawn_blocking(move || {
             let Followed { state, intent } = &mut followed;
             intent.apply(state, revision, &changes);
-            let step = Step::new(state.apply(revision, &changes));
+            let step = Step::new(state.apply(revision, &changes)).of_commit(commit);
             (followed, step)
         })
         .await?;
@@ -257,12 +288,12 @@ impl Follower {
     }
 }
 
-fn by_revision(rows: Vec<OutboxRow>) -> Vec<(u64, Vec<Change>)> {
-    let mut revisions: Vec<(u64, Vec<Change>)> = Vec::new();
-    for row in rows {
+fn by_revision(rows: Vec<OutboxRow>) -> Vec<(Position, Vec<Change>)> {
+    let mut revisions: Vec<(Position, Vec<Change>)> = Vec::new();
+    for OutboxRow { revision, commit, change, .. } in rows {
         match revisions.last_mut() {
-            Some((revision, changes)) if *revision == row.revision => changes.push(row.change),
-            _ => revisions.push((row.revision, vec![row.change])),
+            Some((at, changes)) if at.revision == revision => changes.push(change),
+            _ => revisions.push((Position { revision, commit }, vec![change])),
         }
     }
     revisions

@@ -25,6 +25,8 @@ pub enum Closing {
     Replaced,
     /// The node was deleted.
     Removed,
+    /// The database went back to an earlier state.
+    Rewound,
     /// The controller stops.
     Shutdown,
 }
@@ -178,12 +180,19 @@ impl Hub {
         }
     }
 
-    /// A node's stream has ended.
-    pub fn close(&self, id: NodeId, session: u64) {
+    /// A node's stream has ended. Returns true if the node has no other.
+    pub fn close(&self, id: NodeId, session: u64) -> bool {
         self.with(id, session, |node| {
             node.session = None;
             node.mark();
         });
+        self.lock().nodes.get(&id).is_none_or(|node| node.session.is_none())
+    }
+
+    /// Whether a stream is the node's newest.
+    pub fn is_current(&self, id: NodeId, session: u64) -> bool {
+        let inner = self.lock();
+        inner.nodes.get(&id).and_then(|node| node.session.as_ref()).is_some_and(|(now, _)| *now == session)
     }
 
     /// A node acknowledges a revision, with the entries that it could not write.
@@ -258,6 +267,16 @@ impl Hub {
     pub fn remove(&self, id: NodeId) {
         if let Some((_, closing)) = self.lock().nodes.remove(&id).and_then(|node| node.session) {
             let _ = closing.send(Closing::Removed);
+        }
+    }
+
+    /// Ends all streams, so that the nodes connect again.
+    pub fn end_all(&self) {
+        for node in self.lock().nodes.values_mut() {
+            if let Some((_, closing)) = node.session.take() {
+                let _ = closing.send(Closing::Rewound);
+                node.mark();
+            }
         }
     }
 

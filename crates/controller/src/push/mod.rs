@@ -5,7 +5,8 @@
 //! tables at a time, and shares what is equal in them; `southbound` is the gRPC service that opens
 //! streams and receives acknowledgments, which `hub` keeps; from these, `members` determines which objects
 //! are programmed. `enrollment` issues the tokens with which nodes get their certificates, and `timeline`
-//! measures the stages of bulk creations.
+//! measures the stages of bulk creations. `history` finds databases that went back to an earlier state, and
+//! `unconfirmed` has what nodes then keep.
 //!
 //! Upper layers implement [`ChangeObserver`] and [`LoadObserver`] to receive changes and gateways' reports.
 //! This module does not depend on these layers.
@@ -14,6 +15,7 @@ mod connection;
 mod digests;
 mod enrollment;
 mod follow;
+mod history;
 mod hub;
 mod members;
 mod node;
@@ -24,10 +26,12 @@ mod steps;
 mod stream;
 mod timeline;
 mod topology;
+mod unconfirmed;
 
 pub use connection::NodeConnection;
 pub use enrollment::{EnrollError, Reach, issue};
 pub use follow::follow;
+pub use history::{hold_writes, release_writes};
 pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
 pub use node::southbound_id;
@@ -38,12 +42,14 @@ pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
 #[cfg(test)]
 pub use steps::{Step, encode};
 pub use timeline::{ApiStages, Finished, MIN_INSTANCES, Timeline};
+pub use unconfirmed::{UnconfirmedLists, has_address, is_of};
 
 use self::snapshots::Snapshots;
 use self::topology::SharedTopology;
 use crate::compile::CompiledClusters;
 use crate::database::Database;
 use digests::DigestReports;
+use history::Histories;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{Change, NodeId, Topology};
 use sluice_types::{GatewayId, VpcId};
@@ -118,6 +124,9 @@ pub struct Push {
     pub timeline: Timeline,
     /// Counters for the metrics.
     pub counters: Counters,
+    /// Entries that nodes have and the database lost.
+    pub unconfirmed: UnconfirmedLists,
+    histories: Histories,
     members: RwLock<Members>,
     digests: DigestReports,
 }
@@ -134,6 +143,8 @@ impl Push {
             topology: SharedTopology::default(),
             timeline: Timeline::default(),
             counters: Counters::default(),
+            unconfirmed: UnconfirmedLists::default(),
+            histories: Histories::default(),
             members: RwLock::default(),
             digests: DigestReports::default(),
         }

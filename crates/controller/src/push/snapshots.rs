@@ -11,7 +11,7 @@ use super::stream::Ended;
 use crate::compile::{Membership, State};
 use bytes::Bytes;
 use sluice_southbound::Update;
-use sluice_store::{InstancesOf, NodeId, SNAPSHOTS_MAX, SnapshotPart};
+use sluice_store::{InstancesOf, NodeId, Position, SNAPSHOTS_MAX, SnapshotPart, StoreError};
 use sluice_types::{ClusterId, GatewayId};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,8 +39,8 @@ struct Held {
 /// The encoded tables of gateways with the same clusters, as of one revision. They grow while they are read.
 #[derive(Debug)]
 pub struct Tables {
-    /// The revision of all entries.
-    pub revision: u64,
+    /// The revision of all entries, and its commit.
+    pub position: Position,
     memberships: BTreeMap<GatewayId, Membership>,
     parts: RwLock<Vec<Bytes>>,
     entries: AtomicUsize,
@@ -99,7 +99,7 @@ impl Tables {
 
     /// Whether a gateway whose stream expects this membership can be sent these tables.
     fn serve(&self, gateway: GatewayId, membership: Membership, at_least: u64) -> bool {
-        self.revision >= at_least
+        self.position.revision >= at_least
             && self.membership(gateway).is_some_and(|own| key(own) == key(membership))
             && *self.reading.borrow() != Reading::Failed
     }
@@ -204,6 +204,11 @@ impl Snapshots {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Forgets the tables that were read so far: the next gateways do not share them. Those that take them continue.
+    pub fn forget(&self) {
+        self.slots().clear();
+    }
+
     /// The slot of tables for a membership. Slots without tables are removed, unless they are in use.
     fn slot(&self, key: Key) -> Slot {
         let mut slots = self.slots();
@@ -215,27 +220,34 @@ impl Snapshots {
 }
 
 /// The tables of a gateway at `at_least` or a later revision from which the log of steps continues. `membership` is
-/// what the gateway's stream knows of it.
+/// what the gateway's stream knows of it, and `known` the newest position that it has: the tables are of the same
+/// history of the database.
 ///
 /// # Errors
-/// [`Ended::Unknown`] if there is no such gateway; errors of reading.
+/// [`Ended::Unknown`] if there is no such gateway; errors of reading, also if the database does not have `known` any more.
 pub async fn gateway_tables(
     push: &Arc<Push>,
     gateway: GatewayId,
     membership: Membership,
+    known: Position,
     at_least: u64,
 ) -> Result<Arc<Tables>, Ended> {
     let slot = push.snapshots.slot(key(membership));
     let mut shared = slot.lock().await;
     if let Some(tables) = shared.upgrade()
         && tables.serve(gateway, membership, at_least)
-        && push.log.reaches(tables.revision)
+        && push.log.reaches(tables.position.revision)
     {
-        return Ok(tables);
+        match push.db.store.check_positions(&[known, tables.position]).await {
+            Ok(()) => return Ok(tables),
+            // Reading finds out which of them the database lost.
+            Err(StoreError::Rewound) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     let permit = push.snapshots.reader().await?;
     let (sender, started) = oneshot::channel();
-    tokio::spawn(read(push.clone(), gateway, permit, sender));
+    tokio::spawn(read(push.clone(), gateway, known, permit, sender));
     let tables = started.await.map_err(|_| Ended::NoSnapshot)??;
     *shared = Arc::downgrade(&tables);
     Ok(tables)
@@ -246,11 +258,12 @@ pub async fn gateway_tables(
 async fn read(
     push: Arc<Push>,
     gateway: GatewayId,
+    known: Position,
     _permit: OwnedSemaphorePermit,
     started: oneshot::Sender<Result<Arc<Tables>, Ended>>,
 ) {
     let (sink, parts) = mpsc::channel(READ_AHEAD);
-    let snapshot = push.db.store.snapshot(InstancesOf::Gateway(gateway), sink);
+    let snapshot = push.db.store.snapshot_from(known, InstancesOf::Gateway(gateway), sink);
     let (done, (tables, is_encoded)) = tokio::join!(snapshot, encode_parts(&push, gateway, parts, started));
     if let Err(error) = &done {
         push.db.count_error();
@@ -271,6 +284,7 @@ async fn encode_parts(
 ) -> (Option<Arc<Tables>>, bool) {
     let Some(SnapshotPart::Topology(topology)) = parts.recv().await else { return (None, false) };
     let model = push.compiled.model();
+    let position = Position { revision: topology.revision, commit: topology.commit };
     let base = tokio::task::spawn_blocking(move || {
         let state = State::new(&topology, model);
         let base = state.gateway_base(gateway).map(|(_, base)| (base.entry_count(), encode(base)));
@@ -289,7 +303,7 @@ async fn encode_parts(
         }
     };
     let tables = Arc::new(Tables {
-        revision: state.revision(),
+        position,
         memberships: state.gateway_memberships(),
         parts: RwLock::default(),
         entries: AtomicUsize::new(0),
@@ -325,7 +339,7 @@ mod tests {
             (GatewayId::new(*gateway), Membership { cluster: *cluster, other: *other, resync: false })
         };
         Tables {
-            revision,
+            position: Position { revision, commit: 0 },
             memberships: memberships.iter().map(of).collect(),
             parts: RwLock::default(),
             entries: AtomicUsize::new(0),

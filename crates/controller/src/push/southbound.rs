@@ -4,6 +4,7 @@
 use super::connection::ConnectionHandle;
 use super::digests::{DigestReport, repair_event};
 use super::enrollment::digest;
+use super::history::{is_newer_than_database, start};
 use super::hub::{Closing, Session};
 use super::node::{southbound_id, store_id};
 use super::stream::{Ended, NodeStream, QUEUE, Side};
@@ -58,7 +59,7 @@ fn shorten(mut text: String) -> String {
 fn store_status(push: &Push, error: &StoreError) -> Status {
     match error {
         StoreError::NotFound { .. } => sluice_southbound::deleted(push.database_id()),
-        StoreError::Unavailable { .. } => Status::unavailable(error.to_string()),
+        StoreError::Unavailable { .. } | StoreError::Rewound => Status::unavailable(error.to_string()),
         _ => Status::internal("the database cannot be read"),
     }
 }
@@ -91,7 +92,6 @@ impl SouthboundService {
         request: Request<Streaming<NodeReport>>,
     ) -> Result<ReceiverStream<Result<EncodedUpdate, Status>>, Status> {
         let (node, connection) = Self::peer(&request)?;
-        let side = self.find_node(node).await.map_err(|error| store_status(&self.push, &error))?;
         let mut reports = request.into_inner();
         let first = tokio::time::timeout(HELLO_TIMEOUT, reports.message())
             .await
@@ -99,27 +99,39 @@ impl SouthboundService {
         let Some(NodeReport { report: Some(Report::Hello(hello)) }) = first else {
             return Err(Status::invalid_argument("the first report must be a Hello"));
         };
-        let applied = self.applied(&hello).await.map_err(|error| store_status(&self.push, &error))?;
+        let side = self.side(node, &hello).await?;
+        let start =
+            start(&self.push, node, &hello).await.map_err(|error| store_status(&self.push, &error))?;
+        let applied = start.applied;
         let session = self.push.hub.open(node, applied, shorten(hello.version));
         if let NodeId::Gateway(id) = node {
             self.loads.stream_opened(id, session.id);
         }
         tracing::info!(?node, applied, "node connected");
         let (out, updates) = mpsc::channel(QUEUE);
-        let stream = NodeStream::new(self.push.clone(), session.id, side, applied, out.clone());
+        let stream = NodeStream::new(self.push.clone(), session.id, side, start, out.clone());
         let listener =
             Listener { push: self.push.clone(), loads: self.loads.clone(), node, session: session.id };
         tokio::spawn(serve(listener, session, stream, reports, out, connection));
         Ok(ReceiverStream::new(updates))
     }
 
-    /// The revision of this database that the node's tables have; 0 if they are of another database or of an
-    /// unknown revision.
-    async fn applied(&self, hello: &Hello) -> Result<u64, StoreError> {
-        let known = hello.database_id == self.push.database_id();
-        // A revision newer than the database's: the database was restored from a backup.
-        let known = known && hello.applied_revision <= self.push.db.store.revision().await?;
-        Ok(if known { hello.applied_revision } else { 0 })
+    /// The node as the database has it. A node that the database does not have was deleted, unless it is newer than
+    /// the backup from which the database was restored.
+    async fn side(&self, node: NodeId, hello: &Hello) -> Result<Side, Status> {
+        let status = |error: StoreError| store_status(&self.push, &error);
+        match self.find_node(node).await {
+            Err(error @ StoreError::NotFound { .. }) => {
+                if is_newer_than_database(&self.push, hello).await.map_err(status)? {
+                    return Err(Status::failed_precondition(
+                        "the database went back to an earlier state, in which this node does not exist: create the \
+                         node again and enroll it",
+                    ));
+                }
+                Err(status(error))
+            }
+            found => found.map_err(status),
+        }
     }
 }
 
@@ -140,6 +152,7 @@ async fn serve(
         closing = closing => Some(match closing {
             Ok(Closing::Replaced) => Status::aborted("the node opened another stream"),
             Ok(Closing::Removed) => Status::permission_denied("this node was deleted"),
+            Ok(Closing::Rewound) => Status::unavailable(StoreError::Rewound.to_string()),
             Ok(Closing::Shutdown) | Err(_) => Status::unavailable("the controller is stopping"),
         }),
         Err(ended) = stream.run() => match &ended {
@@ -159,7 +172,9 @@ async fn serve(
         }
     };
     let Listener { push, loads, node, .. } = listener;
-    push.hub.close(node, id);
+    if push.hub.close(node, id) {
+        push.unconfirmed.forget(node);
+    }
     if stalled {
         record_stall(&push, node, status.as_ref().map_or("", Status::message)).await;
     }
@@ -306,6 +321,11 @@ impl Listener {
     fn handle_heartbeat(&self, mut heartbeat: Heartbeat) {
         if let NodeId::Gateway(id) = self.node {
             self.loads.heartbeat(id, self.session, &heartbeat);
+        }
+        if let Some(unconfirmed) = heartbeat.unconfirmed.take()
+            && self.push.hub.is_current(self.node, self.session)
+        {
+            self.push.unconfirmed.report(self.node, unconfirmed);
         }
         // The observer has the list, which may be long.
         heartbeat.vnis = Vec::new();

@@ -26,6 +26,8 @@ const TAKE: usize = 256;
 pub struct Step {
     /// The revision.
     pub revision: u64,
+    /// Id of its commit; 0 if it is not known.
+    pub commit: u64,
     /// Encoded entries by target, in messages of at most [`MAX_ENTRIES`] entries.
     pub parts: BTreeMap<Target, Vec<Bytes>>,
     /// See [`Compiled::ports`].
@@ -48,13 +50,14 @@ pub struct Step {
 }
 
 impl Step {
-    /// Encodes the compiled entries.
+    /// Encodes the compiled entries. The commit is not known.
     pub fn new(compiled: Compiled) -> Self {
         let encode = |(target, update)| (target, encode(update));
         let parts: BTreeMap<_, _> = compiled.updates.into_iter().map(encode).collect();
         let bytes = parts.values().flatten().map(Bytes::len).sum();
         Self {
             revision: compiled.revision,
+            commit: 0,
             parts,
             ports: compiled.ports,
             clusters_by_vni: compiled.clusters_by_vni,
@@ -66,6 +69,11 @@ impl Step {
             gates: compiled.gates,
             bytes,
         }
+    }
+
+    /// The step with the id of its commit.
+    pub fn of_commit(self, commit: u64) -> Self {
+        Self { commit, ..self }
     }
 }
 

@@ -3,16 +3,27 @@
 //! revision changes it.
 
 use crate::compile::State;
-use sluice_store::Change;
+use sluice_store::{Change, Position};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Followed positions that are remembered: more than are followed while a host's instances are read.
+const POSITIONS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Last revision that was followed.
-    followed: u64,
+    /// The last positions that were followed, in order. What is read at another position is of a history of the
+    /// database that the follower does not follow, or has not reached.
+    followed: VecDeque<Position>,
     /// Last of these that changed more than instances and tenants, as far as is known.
     changed: u64,
     state: Option<Arc<State>>,
+}
+
+impl Inner {
+    fn last(&self) -> u64 {
+        self.followed.back().map_or(0, |last| last.revision)
+    }
 }
 
 /// The last topology that was read, and for which revisions it is valid.
@@ -40,33 +51,40 @@ impl SharedTopology {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The follower starts at a revision.
-    pub fn reset(&self, revision: u64) {
-        *self.lock() = Inner { followed: revision, changed: revision, state: None };
+    /// The follower starts at a position.
+    pub fn reset(&self, at: Position) {
+        *self.lock() = Inner { followed: [at].into(), changed: at.revision, state: None };
     }
 
     /// All changes of the next revision. Called before the revision is in the log of steps.
-    pub fn apply(&self, revision: u64, changes: &[Change]) {
+    pub fn apply(&self, at: Position, changes: &[Change]) {
         let mut inner = self.lock();
-        inner.followed = revision;
+        if inner.followed.len() == POSITIONS_MAX {
+            inner.followed.pop_front();
+        }
+        inner.followed.push_back(at);
         if !changes.iter().all(is_of_instances) {
-            inner.changed = revision;
+            inner.changed = at.revision;
             inner.state = None;
         }
     }
 
-    /// The topology as of a revision that was followed; `None` if it must be read.
-    pub fn at(&self, revision: u64) -> Option<Arc<State>> {
+    /// The topology as of a position that was followed; `None` if it must be read.
+    pub fn at(&self, position: Position) -> Option<Arc<State>> {
         let inner = self.lock();
+        let revision = position.revision;
         let state = inner.state.as_ref()?;
         let (first, last) = (revision.min(state.revision()), revision.max(state.revision()));
-        (inner.changed <= first && last <= inner.followed).then(|| state.clone())
+        let is_valid = inner.changed <= first && last <= inner.last() && inner.followed.contains(&position);
+        is_valid.then(|| state.clone())
     }
 
-    /// Keeps a topology that was read. It must contain no instances.
-    pub fn keep(&self, state: &Arc<State>) {
+    /// Keeps a topology that was read at a position. It must contain no instances.
+    pub fn keep(&self, state: &Arc<State>, at: Position) {
         let mut inner = self.lock();
-        if state.revision() >= inner.changed {
+        // One that is ahead of the follower is used when the follower has reached it.
+        let is_followed = at.revision > inner.last() || inner.followed.contains(&at);
+        if is_followed && at.revision >= inner.changed {
             inner.state = Some(state.clone());
         }
     }
@@ -81,6 +99,7 @@ mod tests {
     fn topology(revision: u64) -> Arc<State> {
         let topology = Topology {
             revision,
+            commit: 0,
             hosts: Vec::new(),
             clusters: Vec::new(),
             gateways: Vec::new(),
@@ -93,26 +112,43 @@ mod tests {
         Arc::new(State::new(&topology, crate::compile::Model::Zeta))
     }
 
+    /// A position of the history whose commits have these ids.
+    fn at(revision: u64) -> Position {
+        Position { revision, commit: 1000 + revision }
+    }
+
+    /// Catches a host's tables that are made of the instances of one history and the topology of another.
+    #[test]
+    fn topology_is_of_the_history_of_the_position() {
+        let lost = Position { commit: 1, ..at(12) };
+        let shared = SharedTopology::default();
+        shared.reset(at(12));
+        shared.keep(&topology(12), lost);
+        assert!(shared.at(at(12)).is_none(), "it is of another history");
+        shared.keep(&topology(12), at(12));
+        assert!(shared.at(lost).is_none() && shared.at(at(12)).is_some());
+    }
+
     #[test]
     fn topology_is_valid_between_its_changes() {
         let shared = SharedTopology::default();
         let tenant = Change::TenantUpserted(Tenant { id: TenantId::new(1), name: "t".into(), revision: 11 });
         let keys = Change::KeysChanged { cluster: sluice_types::ClusterId::new(1), keys: Vec::new() };
-        shared.reset(10);
-        assert!(shared.at(10).is_none(), "nothing was read");
-        shared.keep(&topology(12));
-        assert!(shared.at(10).is_none() && shared.at(12).is_none(), "not followed so far");
-        shared.apply(11, std::slice::from_ref(&tenant));
-        shared.apply(12, std::slice::from_ref(&tenant));
-        assert!(shared.at(10).is_some() && shared.at(12).is_some() && shared.at(13).is_none());
-        assert!(shared.at(9).is_none(), "before the follower started");
-        shared.apply(13, &[tenant.clone(), keys]);
-        assert!(shared.at(12).is_none() && shared.at(13).is_none());
-        shared.keep(&topology(12));
-        assert!(shared.at(13).is_none(), "it is older than the change");
-        shared.keep(&topology(13));
-        assert!(shared.at(13).is_some() && shared.at(12).is_none());
-        shared.reset(14);
-        assert!(shared.at(14).is_none());
+        shared.reset(at(10));
+        assert!(shared.at(at(10)).is_none(), "nothing was read");
+        shared.keep(&topology(12), at(12));
+        assert!(shared.at(at(10)).is_none() && shared.at(at(12)).is_none(), "not followed so far");
+        shared.apply(at(11), std::slice::from_ref(&tenant));
+        shared.apply(at(12), std::slice::from_ref(&tenant));
+        assert!(shared.at(at(10)).is_some() && shared.at(at(12)).is_some() && shared.at(at(13)).is_none());
+        assert!(shared.at(at(9)).is_none(), "before the follower started");
+        shared.apply(at(13), &[tenant.clone(), keys]);
+        assert!(shared.at(at(12)).is_none() && shared.at(at(13)).is_none());
+        shared.keep(&topology(12), at(12));
+        assert!(shared.at(at(13)).is_none(), "it is older than the change");
+        shared.keep(&topology(13), at(13));
+        assert!(shared.at(at(13)).is_some() && shared.at(at(12)).is_none());
+        shared.reset(at(14));
+        assert!(shared.at(at(14)).is_none());
     }
 }

@@ -189,7 +189,12 @@ pub struct Node {
 }
 
 pub async fn join(cloud: &Cloud, identity: &Identity, applied: u64, database: u64) -> Node {
-    let hello = Hello { applied_revision: applied, database_id: database, version: "test".into() };
+    let hello = Hello {
+        applied_revision: applied,
+        database_id: database,
+        version: "test".into(),
+        ..Hello::default()
+    };
     let controller = cloud.southbound.to_string();
     Node { connection: connect(identity, &controller, hello).await.unwrap(), database }
 }

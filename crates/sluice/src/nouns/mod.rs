@@ -6,6 +6,7 @@ mod resource;
 mod routing;
 mod scheduler;
 mod tenancy;
+mod unconfirmed;
 mod underlay;
 
 pub use underlay::GatewayVerb;
@@ -57,6 +58,8 @@ pub enum Noun {
     /// Nodes (gateways and hosts) and the revisions that they have programmed
     #[command(alias = "node")]
     Nodes(WithApi<NodesVerb>),
+    /// Entries that nodes have and the database lost, as after a restored backup
+    Unconfirmed(WithApi<unconfirmed::Unconfirmed>),
     /// Event log: moves, drains, takeovers, key rotations
     #[command(alias = "event")]
     Events(WithApi<EventsVerb>),
@@ -78,6 +81,7 @@ impl Noun {
             Self::Placement(command) => command.run().await,
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,
+            Self::Unconfirmed(command) => command.run().await,
             Self::Events(command) => command.run().await,
         }
     }

@@ -2,6 +2,7 @@
 //! allocation, and for what is not an object. Operations that change objects take a
 //! [`Write`](crate::write::Write); the others take a [`Query`], in a transaction or not.
 
+pub(crate) mod adopt;
 pub(crate) mod alloc;
 pub(crate) mod bulk;
 pub(crate) mod bulk_plan;
@@ -10,6 +11,7 @@ pub(crate) mod events;
 pub(crate) mod families;
 pub(crate) mod gateway_moves;
 pub(crate) mod gateways;
+pub(crate) mod history;
 pub(crate) mod hosts;
 pub(crate) mod instances;
 pub(crate) mod keys;

@@ -1,6 +1,6 @@
 //! Reading the outbox, and deleting rows that no reader needs any more.
 
-use super::keys;
+use super::{history, keys};
 use crate::backend::Query;
 use crate::codec;
 use crate::value::args;
@@ -25,9 +25,10 @@ pub(crate) async fn read(q: &mut dyn Query, after: u64, limit: u32) -> Result<Ve
     }
     let after = i64::try_from(after).unwrap_or(i64::MAX);
     // The last revision read is that of the row number `limit`; all its rows are read.
-    let sql = "SELECT revision, part, last, payload FROM outbox WHERE revision > $1 AND revision <= \
+    let sql = "SELECT o.revision, o.part, o.last, o.payload, COALESCE(c.id, 0) FROM outbox o \
+               LEFT JOIN commits c ON c.revision = o.revision WHERE o.revision > $1 AND o.revision <= \
                COALESCE((SELECT revision FROM outbox WHERE revision > $1 ORDER BY revision, part \
-               LIMIT 1 OFFSET $2), $3) ORDER BY revision, part";
+               LIMIT 1 OFFSET $2), $3) ORDER BY o.revision, o.part";
     let mut rows = Vec::new();
     for row in q.rows(sql, args![after, limit.max(1) - 1, i64::MAX]).await? {
         let mut change = codec::decode(row.blob(3)?)?;
@@ -38,6 +39,7 @@ pub(crate) async fn read(q: &mut dyn Query, after: u64, limit: u32) -> Result<Ve
             revision: row.number(0)?,
             part: u32::try_from(row.int(1)?).map_err(|e| StoreError::Corrupt(e.to_string()))?,
             last: row.int(2)? != 0,
+            commit: row.number(4)?,
             change,
         });
     }
@@ -51,5 +53,6 @@ pub(crate) async fn compact(q: &mut dyn Query, revision: u64) -> Result<()> {
         return Ok(());
     }
     q.run("UPDATE meta SET compacted = $1", args![until]).await?;
-    q.run("DELETE FROM outbox WHERE revision <= $1", args![until]).await.map(drop)
+    q.run("DELETE FROM outbox WHERE revision <= $1", args![until]).await?;
+    history::trim(q).await
 }

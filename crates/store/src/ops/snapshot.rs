@@ -1,10 +1,10 @@
 //! Snapshots: the topology and instances as of one revision.
 
-use super::{keys, outbox};
+use super::{history, keys};
 use crate::backend::Query;
 use crate::rows::{Record, find};
 use crate::value::Value;
-use crate::{Instance, InstancesOf, Peering, Result, Route, SnapshotPart, Topology, Vpc};
+use crate::{Instance, InstancesOf, Peering, Position, Result, Route, SnapshotPart, Topology, Vpc};
 use sluice_types::{ClusterId, HostId, VpcId};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc::Sender;
@@ -49,9 +49,9 @@ pub(crate) async fn send(q: &mut dyn Query, of: InstancesOf, sink: &Sender<Snaps
     }
 }
 
-/// The instances of a host, and the revision that the transaction `q` sees.
-pub(crate) async fn of_host(q: &mut dyn Query, host: HostId) -> Result<(u64, Vec<Instance>)> {
-    let revision = outbox::revision(q).await?;
+/// The instances of a host, and the position that the transaction `q` sees.
+pub(crate) async fn of_host(q: &mut dyn Query, host: HostId) -> Result<(Position, Vec<Instance>)> {
+    let position = history::newest(q).await?;
     let filter = Filter::Host(host.get());
     let mut instances: Vec<Instance> = Vec::new();
     loop {
@@ -60,7 +60,7 @@ pub(crate) async fn of_host(q: &mut dyn Query, host: HostId) -> Result<(u64, Vec
         let full = page.len() == PAGE;
         instances.append(&mut page);
         if !full {
-            return Ok((revision, instances));
+            return Ok((position, instances));
         }
     }
 }
@@ -83,8 +83,10 @@ fn vpcs_on(topology: &Topology, clusters: &[ClusterId]) -> Filter {
 }
 
 async fn topology(q: &mut dyn Query) -> Result<Topology> {
+    let Position { revision, commit } = history::newest(q).await?;
     Ok(Topology {
-        revision: outbox::revision(q).await?,
+        revision,
+        commit,
         hosts: find(q, vec![]).await?,
         clusters: find(q, vec![]).await?,
         gateways: find(q, vec![]).await?,

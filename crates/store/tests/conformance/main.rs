@@ -11,6 +11,7 @@ mod clusters;
 mod concurrency;
 mod conflicts;
 mod gateway_moves;
+mod history;
 mod instances;
 mod model;
 mod moves;
@@ -74,6 +75,8 @@ fn cases() -> Vec<Case> {
             instances_change_hosts, gateways_drain, vips_are_added_before_others_are_removed, thresholds, events;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,
             slow_snapshots_leave_connections, snapshot_is_one_revision, snapshot_of_a_host, snapshot_ends_when_its_receiver_is_dropped;
+        history: positions_are_found_by_commit, numbers_jump_past_those_of_nodes, lost_instances_are_adopted,
+            held_writes_wait;
         concurrency: writers_are_serialized, two_stores_on_one_database, same_name_is_created_once,
             vips_are_replaced_while_the_cluster_changes, cancelled_call_leaves_all_or_nothing;
         settings: vip_gets_another_preferred_owner, setting_is_written_only_if_unchanged, instances_are_counted, plans_are_stored_and_one_is_applied_at_a_time;

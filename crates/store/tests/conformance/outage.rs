@@ -21,6 +21,10 @@ pub fn cases() -> Vec<(&'static str, Case)> {
         ("outage::postgres_stops_and_starts", || Box::pin(postgres_stops_and_starts())),
         ("outage::nothing_there", || Box::pin(nothing_there())),
         ("outage::sqlite_on_a_full_disk", || Box::pin(sqlite_on_a_full_disk())),
+        ("history::sqlite_file_is_restored", || Box::pin(crate::history::sqlite_file_is_restored())),
+        ("history::postgres_fails_over_and_loses_commits", || {
+            Box::pin(crate::history::postgres_fails_over_and_loses_commits())
+        }),
         ("clusters::older_database_is_migrated", || Box::pin(crate::clusters::older_database_is_migrated())),
     ]
 }

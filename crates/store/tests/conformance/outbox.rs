@@ -3,8 +3,8 @@
 use crate::Fixture;
 use crate::cloud::{Cloud, host, instance, new, subnet, vpc, vpc_update};
 use sluice_store::{
-    Change, Instance, InstancesOf, NewGateway, OutboxRow, RouteTarget, SnapshotPart, Store, StoreError,
-    Topology,
+    Change, Instance, InstancesOf, NewGateway, OutboxRow, Position, RouteTarget, SnapshotPart, Store,
+    StoreError, Topology,
 };
 use std::sync::Arc;
 
@@ -270,7 +270,8 @@ pub async fn snapshot_of_a_host(f: Fixture) {
     let route = new(s.create_route(c.route(&v2, "0.0.0.0/0", RouteTarget::Drop).await).await);
     let (topology, found) = snapshot(s.clone(), InstancesOf::Host(h2.id)).await;
     assert_eq!(found, [b.clone(), d.clone()].concat());
-    assert_eq!(s.host_instances(h2.id).await.unwrap(), (topology.revision, found));
+    let position = Position { revision: topology.revision, commit: topology.commit };
+    assert_eq!(s.host_instances(position, h2.id).await.unwrap(), (position, found));
     assert_eq!((topology.hosts.len(), topology.clusters.len(), topology.vpcs.len()), (2, 2, 2));
     assert_eq!(topology.routes, [(v2.id, route)]);
     a.extend(b);

@@ -99,6 +99,11 @@ impl Server {
         }
     }
 
+    /// The directory of the server's data.
+    pub fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
     pub fn url(&self, database: &str) -> String {
         format!("postgres://sluice@localhost/{database}?host={}", self.directory.path().display())
     }

@@ -10,6 +10,9 @@
 //!     +--------------------------------------------------------------+
 //! ```
 //!
+//! A node whose tables are of another history of the database starts with a SNAPSHOT that removes nothing which it
+//! does not mention (`super::history`).
+//!
 //! A host's stream always starts with SNAPSHOT, because reading a snapshot shows which VPCs the host has. If the
 //! host already has the revision of the snapshot, nothing is sent.
 
@@ -18,13 +21,14 @@ mod snapshot;
 
 pub use side::Side;
 
+use super::history::Start;
 use super::steps::{Step, encode};
 use super::{Push, count};
 use crate::compile::NodeGroup;
 use bytes::Bytes;
 use side::HostSide;
-use sluice_southbound::{EncodedUpdate, Update};
-use sluice_store::{NodeId, StoreError};
+use sluice_southbound::{EncodedUpdate, Update, UpdateHead};
+use sluice_store::{NodeId, Position, StoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -85,6 +89,10 @@ pub struct NodeStream {
     sent: Arc<AtomicU64>,
     /// All steps up to this revision have been sent.
     cursor: u64,
+    /// A position of the database's history that is not before `cursor`.
+    known: Position,
+    /// The next snapshot removes nothing that it does not mention.
+    keep_unmentioned: bool,
     /// A snapshot must be of this revision or later.
     snapshot_from: u64,
     /// Keys and vIP plan were sent. They are not part of the tables.
@@ -93,15 +101,15 @@ pub struct NodeStream {
 }
 
 impl NodeStream {
-    /// A new stream. `applied` is the revision of this database that the node's tables have; 0 if they have
-    /// none.
+    /// A new stream.
     pub fn new(
         push: Arc<Push>,
         session: u64,
         side: Side,
-        applied: u64,
+        start: Start,
         out: mpsc::Sender<Result<EncodedUpdate, Status>>,
     ) -> Self {
+        let Start { applied, known, keep_unmentioned } = start;
         Self {
             push,
             session,
@@ -109,6 +117,8 @@ impl NodeStream {
             out,
             sent: Arc::new(AtomicU64::new(applied)),
             cursor: applied,
+            known,
+            keep_unmentioned,
             snapshot_from: applied,
             cluster_update_sent: false,
             side,
@@ -137,6 +147,7 @@ impl NodeStream {
             }
             self.send_cluster_update().await?;
             self.withdraw_keys().await?;
+            self.send_removals().await?;
             zone_changed |= zones.has_changed().unwrap_or(false);
             if std::mem::take(&mut zone_changed) {
                 zones.borrow_and_update();
@@ -196,6 +207,19 @@ impl NodeStream {
         self.send_step(self.cursor, encode(update)).await
     }
 
+    /// Removes unconfirmed entries that an operator does not want to keep.
+    async fn send_removals(&mut self) -> Result<(), Ended> {
+        if self.cursor == 0 {
+            return Ok(());
+        }
+        let removals = self.push.unconfirmed.take_removals(self.side.node());
+        if removals.is_empty() {
+            return Ok(());
+        }
+        // As a step of the revision that the node has: nodes write their files at the end of a step.
+        self.send_step(self.cursor, encode(removals)).await
+    }
+
     /// Sends a host the gateway of its zone if it changed. The message has no revision, because gateways also
     /// fail between changes.
     async fn send_zone(&mut self) -> Result<(), Ended> {
@@ -210,11 +234,16 @@ impl NodeStream {
 
     /// Sends entries that belong to no revision.
     async fn send_unnumbered(&self, update: Update) -> Result<(), Ended> {
-        let database = self.push.database_id();
+        let head = self.head();
         for part in encode(update) {
-            self.send(EncodedUpdate::new(0, database, false, part)).await?;
+            self.send(EncodedUpdate::new(head, part)).await?;
         }
         Ok(())
+    }
+
+    /// The head of a message without a revision.
+    fn head(&self) -> UpdateHead {
+        UpdateHead { database_id: self.push.database_id(), ..UpdateHead::default() }
     }
 
     async fn send(&self, update: EncodedUpdate) -> Result<(), Ended> {
@@ -225,16 +254,16 @@ impl NodeStream {
 
     /// Sends messages, of which the last completes a revision.
     async fn send_step(&self, revision: u64, parts: Vec<Bytes>) -> Result<(), Ended> {
-        let database = self.push.database_id();
+        let head = self.head();
+        let end = UpdateHead { revision, commit_id: self.known.commit, ..head };
         let last = parts.len().saturating_sub(1);
         // Stored before the message is sent, so that an acknowledgment never exceeds it.
         self.sent.store(revision, Ordering::Release);
         if parts.is_empty() {
-            return self.send(EncodedUpdate::new(revision, database, false, Bytes::new())).await;
+            return self.send(EncodedUpdate::new(end, Bytes::new())).await;
         }
         for (index, part) in parts.into_iter().enumerate() {
-            let revision = if index == last { revision } else { 0 };
-            self.send(EncodedUpdate::new(revision, database, false, part)).await?;
+            self.send(EncodedUpdate::new(if index == last { end } else { head }, part)).await?;
         }
         Ok(())
     }
@@ -290,6 +319,7 @@ impl NodeStream {
             self.send_cluster_update().await?;
         }
         self.cursor = step.revision;
+        self.known = Position { revision: step.revision, commit: step.commit };
         if !parts.is_empty() {
             self.send_step(step.revision, parts).await?;
             count(&self.push.counters.steps);

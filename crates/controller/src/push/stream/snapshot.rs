@@ -8,8 +8,8 @@ use super::{Ended, NodeStream, Side};
 use crate::compile::{HostView, Membership, State};
 use bytes::Bytes;
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{EncodedUpdate, Update};
-use sluice_store::{Instance, InstancesOf, SnapshotPart};
+use sluice_southbound::{EncodedUpdate, Update, UpdateHead};
+use sluice_store::{Instance, InstancesOf, Position, SnapshotPart};
 use sluice_types::{GatewayId, HostId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,9 +21,9 @@ const READ_AHEAD: usize = 4;
 /// Longest wait for the follower, which says whether the topology has changed.
 const FOLLOWED: Duration = Duration::from_millis(200);
 
-/// The instances of a host and the topology, as of one revision.
+/// The instances of a host and the topology, as of one revision of the history that the stream continues.
 struct HostInput {
-    revision: u64,
+    position: Position,
     state: Arc<State>,
     instances: Vec<Instance>,
 }
@@ -57,8 +57,9 @@ impl NodeStream {
         if let Some(entries) = entries {
             self.sent.store(revision, Ordering::Release);
             self.push.hub.snapshot_sent(node, self.session, revision);
-            let database = self.push.database_id();
-            self.send(EncodedUpdate::new(revision, database, true, Bytes::new())).await?;
+            let end = UpdateHead { revision, commit_id: self.known.commit, ..self.snapshot_head() };
+            self.send(EncodedUpdate::new(end, Bytes::new())).await?;
+            self.keep_unmentioned = false;
             count(&self.push.counters.snapshots);
             let ms = began.elapsed().as_secs_f64() * 1000.0;
             tracing::info!(?node, revision, entries, ms, "snapshot sent");
@@ -66,6 +67,11 @@ impl NodeStream {
         self.cursor = revision;
         self.cluster_update_sent |= entries.is_some();
         Ok(())
+    }
+
+    /// The head of a message of a snapshot.
+    fn snapshot_head(&self) -> UpdateHead {
+        UpdateHead { snapshot: true, keep_unmentioned: self.keep_unmentioned, ..self.head() }
     }
 
     /// Sends a gateway's tables except for the message that ends them. Returns their revision and the number of
@@ -77,14 +83,16 @@ impl NodeStream {
         verify_shards: u64,
     ) -> Result<(u64, Option<usize>), Ended> {
         let at_least = self.cursor.max(self.snapshot_from);
-        let tables: Arc<Tables> = gateway_tables(&self.push, id, membership, at_least).await?;
+        let tables: Arc<Tables> = gateway_tables(&self.push, id, membership, self.known, at_least).await?;
+        let revision = tables.position.revision;
         let unknown = Ended::Unknown(self.side.node());
         let membership = tables.membership(id).ok_or(unknown)?;
         if let Side::Gateway(side) = &mut self.side {
             side.membership = membership;
         }
-        if verify_shards == 0 && self.has(tables.revision) {
-            return Ok((tables.revision, None));
+        self.known = tables.position;
+        if verify_shards == 0 && self.has(revision) {
+            return Ok((revision, None));
         }
         self.push.hub.snapshot_begun(self.side.node(), self.session);
         if verify_shards != 0 {
@@ -96,12 +104,13 @@ impl NodeStream {
             self.send_part(part).await?;
             index += 1;
         }
-        Ok((tables.revision, Some(tables.entries())))
+        Ok((revision, Some(tables.entries())))
     }
 
     /// The same for a host.
     async fn host_snapshot(&mut self, id: HostId) -> Result<(u64, Option<usize>), Ended> {
         let input = self.read_host(id).await?;
+        self.known = input.position;
         let HostTables { revision, parts, entries, is_known } = self.host_tables(id, input).await?;
         if is_known {
             return Ok((revision, None));
@@ -114,7 +123,7 @@ impl NodeStream {
     }
 
     async fn send_part(&self, part: Bytes) -> Result<(), Ended> {
-        self.send(EncodedUpdate::new(0, self.push.database_id(), true, part)).await
+        self.send(EncodedUpdate::new(self.snapshot_head(), part)).await
     }
 
     /// Whether the node has a revision completely.
@@ -126,22 +135,24 @@ impl NodeStream {
     async fn read_host(&self, id: HostId) -> Result<HostInput, Ended> {
         let (store, preprograms) = (&self.push.db.store, self.push.compiled.model().preprograms());
         if !preprograms {
-            let (revision, instances) = store.host_instances(id).await?;
+            let (position, instances) = store.host_instances(self.known, id).await?;
             let mut followed = self.push.log.watch();
             // Without the follower, the topology is read.
-            let _ = tokio::time::timeout(FOLLOWED, followed.wait_for(|last| *last >= revision)).await;
-            if let Some(state) = self.push.topology.at(revision) {
-                return Ok(HostInput { revision, state, instances });
+            let _ =
+                tokio::time::timeout(FOLLOWED, followed.wait_for(|last| *last >= position.revision)).await;
+            if let Some(state) = self.push.topology.at(position) {
+                return Ok(HostInput { position, state, instances });
             }
         }
         let of = if preprograms { InstancesOf::Around(id) } else { InstancesOf::Host(id) };
         let (sink, mut parts) = mpsc::channel(READ_AHEAD);
         let model = self.push.compiled.model();
         let read = async move {
-            let (mut state, mut own) = (State::default(), Vec::new());
+            let (mut position, mut state, mut own) = (Position::default(), State::default(), Vec::new());
             while let Some(part) = parts.recv().await {
                 match part {
                     SnapshotPart::Topology(topology) => {
+                        position = Position { revision: topology.revision, commit: topology.commit };
                         state = tokio::task::spawn_blocking(move || State::new(&topology, model)).await?;
                     }
                     SnapshotPart::Instances(instances) => {
@@ -152,19 +163,20 @@ impl NodeStream {
                     }
                 }
             }
-            Ok::<_, Ended>((Arc::new(state), own))
+            Ok::<_, Ended>((position, Arc::new(state), own))
         };
-        let (revision, read) = tokio::join!(store.snapshot(of, sink), read);
-        let (revision, (state, instances)) = (revision?, read?);
+        let (done, read) = tokio::join!(store.snapshot_from(self.known, of, sink), read);
+        done?;
+        let (position, state, instances) = read?;
         if !preprograms {
-            self.push.topology.keep(&state);
+            self.push.topology.keep(&state, position);
         }
-        Ok(HostInput { revision, state, instances })
+        Ok(HostInput { position, state, instances })
     }
 
     /// Makes the tables of a host, and records its ports and VPCs in the stream's view of it.
     async fn host_tables(&mut self, id: HostId, input: HostInput) -> Result<HostTables, Ended> {
-        let HostInput { revision, state, instances } = input;
+        let HostInput { position: Position { revision, .. }, state, instances } = input;
         let unknown = Ended::Unknown(self.side.node());
         let has_it = self.has(revision);
         let Side::Host(host) = &mut self.side else { return Err(unknown) };

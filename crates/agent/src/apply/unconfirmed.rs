@@ -1,0 +1,155 @@
+//! Unconfirmed entries: those that the node has and that the database does not, because the database went back to
+//! an earlier state, as after a restored backup. They stay in the tables and forward packets, until the database has
+//! them again (an operator adopted them) or the controller removes them (an operator confirmed it).
+//!
+//! ```text
+//!                  snapshot of another history
+//!                  does not mention the entry                  mentioned by a later step
+//!     KNOWN ------------------------------------> UNCONFIRMED ---------------------------> KNOWN
+//!                                                     |
+//!                                                     +-- removal by the controller -----> removed
+//! ```
+//!
+//! The list is not saved. While it is not empty, the tables keep the id of the commit with which they last agreed,
+//! so that the next stream, also of the next agent, gets a snapshot of another history and derives the list from it.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+
+use sluice_southbound::proto::UnconfirmedEntries as Report;
+use sluice_southbound::{Endpoint, EndpointKey, MAX_UNCONFIRMED, RouteKey, Unconfirmed, Update};
+use sluice_tables::NodeTables;
+use sluice_types::{InstanceId, IpNet, Vni};
+
+use super::snapshot::{SnapshotEntries, addresses};
+use crate::Role;
+
+/// The keys of unconfirmed entries: at most as many as the tables have entries.
+#[derive(Debug, Default)]
+pub struct UnconfirmedEntries {
+    vteps: BTreeSet<IpAddr>,
+    networks: BTreeSet<Vni>,
+    endpoints: HashSet<(Vni, IpAddr)>,
+    routes: HashSet<(Vni, IpNet)>,
+    ports: BTreeSet<InstanceId>,
+    changes: u64,
+}
+
+impl UnconfirmedEntries {
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let Self { vteps, networks, endpoints, routes, ports, changes: _ } = self;
+        vteps.len() + networks.len() + endpoints.len() + routes.len() + ports.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of changes of the list so far.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Replaces the list by the entries that a complete snapshot has not mentioned.
+    pub(super) fn derive(&mut self, mentioned: &SnapshotEntries, tables: &NodeTables, role: &impl Role) {
+        let removals = mentioned.removals(tables, role);
+        let is_host = |vtep: &IpAddr| tables.role(*vtep) == Some(sluice_tables::Role::Host);
+        let keeps = |vni: &Vni| role.keeps_network(*vni);
+        self.vteps = removals.removed_vteps.into_iter().filter(is_host).collect();
+        self.networks = removals.removed_vnis.iter().copied().filter(keeps).collect();
+        self.ports = removals.removed_ports.into_iter().collect();
+        let is_removed = |vni: &Vni| removals.removed_vnis.contains(vni) && !role.keeps_network(*vni);
+        let routes = mentioned.unmentioned_routes(tables);
+        self.routes = routes.into_iter().filter(|(vni, _)| !is_removed(vni)).collect();
+        let endpoints = tables.endpoints().filter(|endpoint| !mentioned.has_endpoint(endpoint));
+        self.endpoints = endpoints.map(|endpoint| (endpoint.vni, endpoint.address)).collect();
+        self.changes += 1;
+    }
+
+    /// Forgets all.
+    pub(super) fn clear(&mut self) {
+        *self = Self { changes: self.changes + 1, ..Self::default() };
+    }
+
+    /// Forgets entries that a message mentions or removes: either way the database decides about them again.
+    pub(super) fn forget(&mut self, update: &Update) {
+        let before = self.len();
+        if before == 0 {
+            return;
+        }
+        let vteps = update.vteps.iter().map(|vtep| vtep.address);
+        for vtep in vteps.chain(update.removed_vteps.iter().copied()) {
+            self.vteps.remove(&vtep);
+        }
+        let vnis = update.vrfs.iter().map(|vrf| vrf.vni);
+        for vni in vnis.chain(update.removed_vnis.iter().copied()) {
+            self.networks.remove(&vni);
+        }
+        if !update.removed_vnis.is_empty() {
+            let removed: HashSet<Vni> = update.removed_vnis.iter().copied().collect();
+            self.routes.retain(|(vni, _)| !removed.contains(vni));
+        }
+        let keys = update.endpoints.iter().map(Endpoint::key);
+        for EndpointKey { vni, ipv4, ipv6 } in keys.chain(update.removed_endpoints.iter().copied()) {
+            for address in addresses(ipv4, ipv6) {
+                self.endpoints.remove(&(vni, address));
+            }
+        }
+        let keys = update.routes.iter().map(|route| route.key);
+        for RouteKey { vni, prefix } in keys.chain(update.removed_routes.iter().copied()) {
+            self.routes.remove(&(vni, prefix));
+        }
+        let ports = update.ports.iter().map(|port| port.instance);
+        for id in ports.chain(update.removed_ports.iter().copied()) {
+            self.ports.remove(&id);
+        }
+        self.changes += u64::from(self.len() != before);
+    }
+
+    /// Takes the networks that the role does not keep any more, because their last port was removed.
+    pub(super) fn take_idle_networks(&mut self, role: &impl Role) -> Vec<Vni> {
+        self.networks.extract_if(.., |vni| !role.keeps_network(*vni)).collect()
+    }
+
+    /// Whether an endpoint is unconfirmed.
+    pub(super) fn has_endpoint(&self, vni: Vni, address: IpAddr) -> bool {
+        self.endpoints.contains(&(vni, address))
+    }
+
+    /// Whether a route is unconfirmed.
+    pub(super) fn has_route(&self, vni: Vni, prefix: IpNet) -> bool {
+        self.routes.contains(&(vni, prefix))
+    }
+
+    /// Removes unconfirmed entries from what would be removed.
+    pub(super) fn keep(&self, removals: &mut Update) {
+        removals.removed_vteps.retain(|vtep| !self.vteps.contains(vtep));
+        removals.removed_vnis.retain(|vni| !self.networks.contains(vni));
+        removals.removed_ports.retain(|id| !self.ports.contains(id));
+    }
+
+    /// The list for the controller: at most [`MAX_UNCONFIRMED`] entries, ports first, because they say most.
+    pub fn report(&self, tables: &NodeTables, role: &impl Role) -> Report {
+        let ports = self.ports.iter().filter_map(|id| role.port(*id)).map(Unconfirmed::Port);
+        let networks = self.networks.iter().copied().map(Unconfirmed::Network);
+        let vteps = self.vteps.iter().copied().map(Unconfirmed::Vtep);
+        let routes = self.routes.iter().map(|&(vni, prefix)| Unconfirmed::Route(RouteKey { vni, prefix }));
+        let endpoints = self.endpoints.iter().filter_map(|&(vni, address)| tables.endpoint(vni, address));
+        let endpoints = endpoints.map(|found| Unconfirmed::Endpoint(of_address(&found)));
+        let entries = ports.chain(networks).chain(vteps).chain(routes).chain(endpoints);
+        Report { total: self.len() as u64, entries: entries.take(MAX_UNCONFIRMED).map(Into::into).collect() }
+    }
+}
+
+fn of_address(found: &sluice_tables::Endpoint) -> Endpoint {
+    let sluice_tables::Endpoint { vni, address, mac, host } = *found;
+    let (ipv4, ipv6) = match address {
+        IpAddr::V4(v4) => (Some(v4), None),
+        IpAddr::V6(v6) => (None, Some(v6)),
+    };
+    Endpoint { vni, ipv4, ipv6, mac, host }
+}

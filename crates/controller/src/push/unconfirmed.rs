@@ -1,0 +1,103 @@
+//! The unconfirmed entries of the connected nodes: what they have and the database lost. An operator adopts them or
+//! has them removed.
+
+use sluice_southbound::proto::UnconfirmedEntries;
+use sluice_southbound::{EndpointKey, Unconfirmed, Update};
+use sluice_store::NodeId;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The entries of all nodes that are connected to this replica.
+#[derive(Debug, Default)]
+pub struct UnconfirmedLists {
+    inner: Mutex<BTreeMap<NodeId, List>>,
+}
+
+/// The list of a node: at most [`sluice_southbound::MAX_UNCONFIRMED`] entries.
+#[derive(Clone, Debug, Default)]
+struct List {
+    total: u64,
+    entries: Vec<Unconfirmed>,
+    /// To be sent to the node.
+    removals: Update,
+}
+
+/// Whether an entry of a node has an address.
+pub fn has_address(entry: &Unconfirmed, address: IpAddr) -> bool {
+    match entry {
+        Unconfirmed::Endpoint(endpoint) => {
+            endpoint.ipv4.map(IpAddr::V4) == Some(address) || endpoint.ipv6.map(IpAddr::V6) == Some(address)
+        }
+        Unconfirmed::Port(port) => {
+            let v4 = port.ipv4.map(|net| IpAddr::V4(net.addr()));
+            v4 == Some(address) || port.ipv6.map(|net| IpAddr::V6(net.addr())) == Some(address)
+        }
+        Unconfirmed::Vtep(vtep) => *vtep == address,
+        Unconfirmed::Network(_) | Unconfirmed::Route(_) => false,
+    }
+}
+
+impl UnconfirmedLists {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, List>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the report of a node. Malformed entries are only counted.
+    pub fn report(&self, node: NodeId, report: UnconfirmedEntries) {
+        let read = |entry| Unconfirmed::try_from(entry).ok();
+        let entries: Vec<_> =
+            report.entries.into_iter().take(sluice_southbound::MAX_UNCONFIRMED).filter_map(read).collect();
+        let mut lists = self.lock();
+        let list = lists.entry(node).or_default();
+        (list.total, list.entries) = (report.total, entries);
+    }
+
+    /// A node's stream has ended: it reports again when it returns.
+    pub fn forget(&self, node: NodeId) {
+        self.lock().remove(&node);
+    }
+
+    /// The nodes that have unconfirmed entries: their number, and the first of them.
+    pub fn all(&self) -> Vec<(NodeId, u64, Vec<Unconfirmed>)> {
+        let lists = self.lock();
+        let some = lists.iter().filter(|(_, list)| list.total > 0);
+        some.map(|(node, list)| (*node, list.total, list.entries.clone())).collect()
+    }
+
+    /// Has the nodes remove the entries that `select` accepts. Returns the nodes and the number of entries.
+    pub fn remove(&self, select: impl Fn(&Unconfirmed) -> bool) -> (Vec<NodeId>, usize) {
+        let (mut nodes, mut count) = (Vec::new(), 0);
+        for (node, list) in self.lock().iter_mut() {
+            let selected: Vec<_> = list.entries.iter().filter(|entry| select(entry)).cloned().collect();
+            if selected.is_empty() {
+                continue;
+            }
+            nodes.push(*node);
+            count += selected.len();
+            for entry in selected {
+                let to = &mut list.removals;
+                match entry {
+                    Unconfirmed::Network(vni) => to.removed_vnis.push(vni),
+                    Unconfirmed::Endpoint(endpoint) => to.removed_endpoints.push(endpoint.key()),
+                    Unconfirmed::Route(route) => to.removed_routes.push(route),
+                    Unconfirmed::Port(port) => to.removed_ports.push(port.instance),
+                    Unconfirmed::Vtep(address) => to.removed_vteps.push(address),
+                }
+            }
+        }
+        (nodes, count)
+    }
+
+    /// Takes what is to be removed from a node.
+    pub fn take_removals(&self, node: NodeId) -> Update {
+        self.lock().get_mut(&node).map(|list| std::mem::take(&mut list.removals)).unwrap_or_default()
+    }
+}
+
+/// Whether an endpoint key is part of an instance's addresses.
+pub fn is_of(key: &EndpointKey, port: &sluice_southbound::Port) -> bool {
+    key.vni == port.vni
+        && (key.ipv4.is_some() && key.ipv4 == port.ipv4.map(|net| net.addr())
+            || key.ipv6.is_some() && key.ipv6 == port.ipv6.map(|net| net.addr()))
+}
