@@ -173,8 +173,12 @@ impl NodeTables {
         cell: u32,
     ) -> bool {
         let Key::Index { vni: vni @ 1.., id: 1.. } = key else { return false };
-        kind_of(memory, cell) == layout::NEXT_HOP_VTEP
-            && exact.sender(vni, next_hop_address(memory, cell)).0 == key
+        if kind_of(memory, cell) != layout::NEXT_HOP_VTEP {
+            return false;
+        }
+        let address = next_hop_address(memory, cell);
+        // A group of one vIP, whose keys are those of the last VNI, looks like a node without an address.
+        !address.is_unspecified() && exact.sender(vni, address).0 == key
     }
 
     /// Rebuilds the senders after an adoption. `entries` are those that the tables have; `counts` has the
