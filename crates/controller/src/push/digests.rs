@@ -6,6 +6,12 @@ use sluice_store::{NewEvent, NodeId};
 use sluice_types::{Digests, GatewayId};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Shortest time between two snapshots that verify the tables of a gateway. It doubles while they do not help.
+const VERIFY: Duration = Duration::from_secs(2);
+/// Longest such time.
+const VERIFY_MAX: Duration = Duration::from_secs(600);
 
 /// The tables of a gateway at a revision.
 #[derive(Clone, Copy, Debug)]
@@ -43,18 +49,50 @@ impl DigestReports {
     }
 }
 
+/// When the tables of gateways were verified. If the digests still differ afterwards, the fault is not in the tables, and
+/// more snapshots, for which gateways give their vIPs up, would only disturb.
+#[derive(Debug, Default)]
+pub struct Verifications(Mutex<BTreeMap<GatewayId, (Instant, u32)>>);
+
+impl Verifications {
+    /// The digests of a gateway differ. Returns whether its tables are to be verified now.
+    fn is_due(&self, gateway: GatewayId, now: Instant) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((last, number)) = all.get_mut(&gateway) else {
+            all.insert(gateway, (now, 0));
+            return true;
+        };
+        let pause = VERIFY.saturating_mul(1 << (*number).min(16)).min(VERIFY_MAX);
+        if now.duration_since(*last) < pause {
+            return false;
+        }
+        (*last, *number) = (now, *number + 1);
+        true
+    }
+
+    /// The digests of a gateway agree, or it was deleted.
+    pub fn end(&self, gateway: GatewayId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&gateway);
+    }
+}
+
 impl Push {
     /// Compares the reported digests with what was compiled. Gateways whose tables differ are sent a snapshot.
     pub(super) fn compare_digests(&self, state: &State, intent: &mut Intent) {
         for (gateway, report) in self.digests.take(state.revision()) {
             match intent.compare(state, gateway, report.revision, &report.digests) {
-                Comparison::Equal => count(&self.counters.digests_equal),
+                Comparison::Equal => {
+                    count(&self.counters.digests_equal);
+                    self.verifications.end(gateway);
+                }
                 Comparison::Undecided => count(&self.counters.digests_undecided),
                 Comparison::Different(shards) => {
                     count(&self.counters.digests_different);
                     let (revision, number) = (report.revision, shards.count_ones());
                     tracing::warn!(%gateway, revision, shards = number, "tables differ from what was compiled");
-                    self.hub.request_verification(NodeId::Gateway(gateway), report.session, shards);
+                    if self.verifications.is_due(gateway, Instant::now()) {
+                        self.hub.request_verification(NodeId::Gateway(gateway), report.session, shards);
+                    }
                 }
             }
         }
@@ -76,5 +114,22 @@ pub fn repair_event(
         subject: gateway.to_string(),
         text: format!("{differences} entries of {node} differed from what was compiled{first}{more}"),
         details: serde_json::json!({ "revision": revision, "differences": differences, "entries": named }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Catches a snapshot after each digest while the digests never agree.
+    #[test]
+    fn verifications_that_do_not_help_become_rare() {
+        let (all, gateway, begin) = (Verifications::default(), GatewayId::new(1), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let due: Vec<u64> = (0..2_000).step_by(3).filter(|now| all.is_due(gateway, at(*now))).collect();
+        assert_eq!(due, [0, 3, 9, 18, 36, 69, 135, 264, 522, 1_035, 1_635]);
+        assert!(all.is_due(GatewayId::new(2), at(1_722)));
+        all.end(gateway);
+        assert!(all.is_due(gateway, at(1_723)));
     }
 }

@@ -281,6 +281,7 @@ impl Follower {
         for node in removed {
             self.push.hub.remove(node);
             if let NodeId::Gateway(id) = node {
+                self.push.verifications.end(id);
                 self.observer.gateway_removed(id);
             }
         }

@@ -48,7 +48,7 @@ use self::snapshots::Snapshots;
 use self::topology::SharedTopology;
 use crate::compile::CompiledClusters;
 use crate::database::Database;
-use digests::DigestReports;
+use digests::{DigestReports, Verifications};
 use history::Histories;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{Change, NodeId, Topology};
@@ -129,6 +129,7 @@ pub struct Push {
     histories: Histories,
     members: RwLock<Members>,
     digests: DigestReports,
+    verifications: Verifications,
 }
 
 impl Push {
@@ -147,6 +148,7 @@ impl Push {
             histories: Histories::default(),
             members: RwLock::default(),
             digests: DigestReports::default(),
+            verifications: Verifications::default(),
         }
     }
 
