@@ -193,7 +193,7 @@ pub(crate) const PINNED_MAPS: &str = "maps";
 /// Maps the forwarding tables that an agent has pinned in a directory, to read them beside it.
 ///
 /// # Errors
-/// If there are none, or the kernel refuses the mapping.
+/// If the directory has no pinned tables, or the kernel refuses the mapping.
 pub fn pinned_tables(pin_dir: &Path) -> Result<Memory, Error> {
     let path = pin_dir.join(PINNED_MAPS).join(CELLS_MAP);
     let failed = Error::bpf(format!("open {}", path.display()));

@@ -187,7 +187,7 @@ impl Store {
         result
     }
 
-    /// The revision of the oldest commit that [`Store::revision_of`] finds; `u64::MAX` if there is none.
+    /// The revision of the oldest commit that [`Store::revision_of`] finds; `u64::MAX` before the first commit.
     pub async fn oldest_known_revision(&self) -> Result<u64> {
         history::oldest(&mut self.reader()).await
     }

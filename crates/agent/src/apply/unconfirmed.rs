@@ -43,7 +43,7 @@ impl UnconfirmedEntries {
         vteps.len() + networks.len() + endpoints.len() + routes.len() + ports.len()
     }
 
-    /// Whether there are none.
+    /// Whether the database has all entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

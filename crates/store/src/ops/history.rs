@@ -57,7 +57,7 @@ pub(crate) async fn check(q: &mut dyn Query, at: Position) -> Result<()> {
     if is_known { Ok(()) } else { Err(StoreError::Rewound) }
 }
 
-/// The revision of the oldest commit whose id is kept; `u64::MAX` if there is none.
+/// The revision of the oldest commit whose id is kept; `u64::MAX` before the first commit.
 pub(crate) async fn oldest(q: &mut dyn Query) -> Result<u64> {
     let row = q.row("SELECT revision FROM commits ORDER BY revision LIMIT 1", vec![]).await?;
     row.map_or(Ok(u64::MAX), |row| row.number(0))
