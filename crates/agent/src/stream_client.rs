@@ -250,9 +250,20 @@ impl<R: Role> StreamClient<R> {
             sleep(pause).await;
             let read = |applier: &mut Applier<R>| {
                 let began = Instant::now();
-                (applier.digests(), began.elapsed())
+                let repaired = applier.tables.repair_senders();
+                (repaired, applier.digests(), began.elapsed())
             };
-            let (digests, took) = self.writer.run(read).await?;
+            let (repaired, digests, took) = self.writer.run(read).await?;
+            match repaired {
+                Ok(0) => {}
+                Ok(senders) => {
+                    tracing::warn!(senders, "repaired entries of senders");
+                    self.status.change(|status| status.repaired += senders);
+                }
+                Err(error) => {
+                    tracing::warn!(error = error_chain(&error), "cannot repair entries of senders")
+                }
+            }
             let Some((revision, digests)) = digests else { continue };
             self.status.change(|status| {
                 status.digests += 1;

@@ -158,7 +158,35 @@ impl NodeTables {
         self.senders.len()
     }
 
-    /// Whether packets of a host are accepted in a VNI, for tests.
+    /// Enters senders again that lookups do not find, because the memory was damaged. Returns their number. Digests do not
+    /// count senders: the controller does not send them.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Grace`].
+    pub fn repair_senders(&mut self) -> Result<u64, Error> {
+        let is_lost = |(&(vni, cell), sender): (&(u32, u32), &Sender)| {
+            let host = next_hop_address(self.memory(), cell);
+            // The next snapshot repairs a cell with another address, and the endpoints that lead to it.
+            let is_right_cell = self.vteps.get(&host).is_some_and(|hop| hop.accepted && hop.cell == cell);
+            (sender.is_entered && is_right_cell && !self.is_sender(vni, host)).then_some((vni, cell))
+        };
+        let lost: Vec<(u32, u32)> = self.senders.iter().filter_map(is_lost).collect();
+        // Senders that share an entry are found together, and entered together after the damaged entry is gone.
+        for &(vni, cell) in &lost {
+            let (key, _) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
+            self.exact.take(&mut self.pool, key)?;
+            self.senders.entry((vni, cell)).or_default().is_entered = false;
+        }
+        let entries = self.sender_entries;
+        for &(vni, cell) in &lost {
+            self.enter_sender(vni, cell)?;
+        }
+        // They were counted when they were entered first.
+        self.sender_entries = entries;
+        Ok(lost.len() as u64)
+    }
+
+    /// Whether packets of a host are accepted in a VNI.
     pub fn is_sender(&self, vni: u32, host: IpAddr) -> bool {
         let (key, check) = self.exact.sender(vni, host);
         let entry = self.exact.get(self.memory(), key);

@@ -77,3 +77,33 @@ fn tables_without_senders_get_them_when_they_are_adopted() {
         assert!(tables.is_sender(5, ip(host)));
     }
 }
+
+/// Catches a sender whose entry is damaged, so that its packets are dropped until the agent ends.
+#[test]
+fn damaged_senders_are_entered_again() {
+    const HOSTS: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+    let mut tables = tables(4096);
+    for (number, host) in HOSTS.iter().enumerate() {
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+        tables.upsert_endpoint(&endpoint(5, &format!("10.0.0.{}", number + 1), host)).unwrap();
+    }
+    assert_eq!(tables.repair_senders().unwrap(), 0);
+    let usage = tables.usage();
+    let memory = tables.memory().clone();
+    for host in HOSTS {
+        let (key, check) = tables.exact.sender(5, ip(host));
+        let Key::Index { id, .. } = key else { panic!("{key:?}") };
+        let word = u64::from(layout::EXACT_INDEX) << layout::EXACT_KIND_SHIFT | 5 << 32 | u64::from(id);
+        // First the key, then the value that tells hosts with one key apart.
+        let is_key = |found: u64| found & layout::EXACT_KEY_MASK == word;
+        for is_wanted in [&is_key as &dyn Fn(u64) -> bool, &|found: u64| found == check] {
+            for at in crate::damage::find_words(&memory, is_wanted) {
+                crate::damage::flip(&memory, at, 1 << 30);
+            }
+            assert!(!tables.is_sender(5, ip(host)), "the damage changed nothing");
+            assert_eq!(tables.repair_senders().unwrap(), 1);
+            assert!(HOSTS.iter().all(|host| tables.is_sender(5, ip(host))));
+        }
+    }
+    assert_eq!(tables.usage().senders, usage.senders);
+}
