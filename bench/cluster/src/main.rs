@@ -103,11 +103,11 @@ with `--model gwzone`, two primaries and a backup: the controller finds that the
 its zone. The paper: 38.5 and 5.5 ms, and 1.5 times the total for GWZone.
 
 `reboot`: the lab, with 300,000 instances in a VPC of the cluster. A VM sends a packet every half millisecond. A gateway that
-carries none of them reboots: its link goes down, its agent is killed, and its programs and tables are removed. A second and
-a half later, while it loads its tables, the gateway that carries the packets fails as in `failover`. `_lost_packets`: all that
-are lost until every vIP is with its preferred owner again, except what was sent from 2 ms before to 60 ms after the failure,
-which is the takeover itself; `_no_controller`: the controller is killed before the reboot and started again 5 s after the
-failure. `_tables_s`: from the start of the agent until its tables are whole.
+carries none of them reboots: its link goes down, its agent is killed, and its programs and tables are removed. As soon as its
+new agent runs, while it loads its tables, the gateway that carries the packets fails as in `failover`. `_lost_packets`: all
+that are lost until every vIP is with its preferred owner again, except what was sent from 2 ms before to 60 ms after the
+failure, which is the takeover itself; `_no_controller`: the controller is killed before the reboot and started again 5 s
+after the failure. `_tables_s`: from the start of the agent until its tables are whole.
 
 `overload` (figure 23): 60 flows of a VM grow fourfold at once. The capacity of the gateway that carries most of them is set
 to 1/1.1 of what it then gets, because in the lab all gateways share the processors, and a gateway alone cannot be

@@ -212,6 +212,17 @@ impl Hub {
         });
     }
 
+    /// Nothing between the revisions `sent` and `latest` is for a node. If it has acknowledged the first, it has the
+    /// second. Other replicas learn of it when the node's state is saved next.
+    pub fn skip(&self, id: NodeId, session: u64, sent: u64, latest: u64) {
+        let mut inner = self.lock();
+        let node =
+            inner.nodes.get_mut(&id).filter(|n| n.session.as_ref().is_some_and(|(s, _)| *s == session));
+        if let Some(node) = node.filter(|node| node.acked >= sent) {
+            node.acked = node.acked.max(latest);
+        }
+    }
+
     /// A node has written everything up to the revision that it acknowledged last, also what it could not write
     /// at first.
     pub fn complete(&self, id: NodeId, session: u64) {
@@ -392,6 +403,20 @@ mod tests {
     use sluice_types::GatewayId;
 
     const NODE: NodeId = NodeId::Gateway(GatewayId::new(1));
+
+    #[test]
+    fn node_that_has_all_its_entries_has_later_revisions_without_any() {
+        let hub = Hub::default();
+        let acked = || hub.with_acked(|acked| acked(NODE));
+        let session = hub.open(NODE, 5, String::new());
+        hub.skip(NODE, session.id, 6, 9);
+        assert_eq!(acked(), 5, "it was sent revision 6 and has not acknowledged it");
+        hub.ack(NODE, session.id, 6, Vec::new());
+        hub.skip(NODE, session.id, 6, 9);
+        assert_eq!(acked(), 9);
+        hub.skip(NODE, session.id + 1, 9, 12);
+        assert_eq!(acked(), 9, "another stream");
+    }
 
     #[test]
     fn second_stream_replaces_the_first() {
