@@ -13,6 +13,7 @@ mod model;
 mod new;
 mod placement;
 mod references;
+mod removals;
 mod resolve;
 mod scheduler;
 mod unconfirmed;
@@ -37,6 +38,7 @@ pub use placement::{
     NewPlan, Placement, PlacementCluster, PlacementGateway, PlacementPlan, PlacementVpc, PlanStep,
     PlanSummary,
 };
+pub use removals::{AwaitedNode, PendingRemoval, Removal};
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};
