@@ -27,8 +27,9 @@ pub use cloud::{
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
 pub use model::{
-    BulkCreated, Cluster, ClusterVip, EnrollmentBundle, Gateway, HappenedEvent, Host, Instance, KeyRotation,
-    NodeStatus, Peering, Resource, Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
+    AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, Gateway, HappenedEvent, Host, Instance,
+    KeyRotation, NodeStatus, Peering, PendingRemoval, Removal, Resource, Route, RouteTable, RouteTarget,
+    Subnet, Tenant, Vpc,
 };
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,
@@ -38,7 +39,6 @@ pub use placement::{
     NewPlan, Placement, PlacementCluster, PlacementGateway, PlacementPlan, PlacementVpc, PlanStep,
     PlanSummary,
 };
-pub use removals::{AwaitedNode, PendingRemoval, Removal};
 pub use scheduler::{Scheduler, SchedulerDecision, SchedulerGateway, SchedulerWait};
 pub use sluice_types::{PlacementSettings, PlacementSettingsPatch, SchedulerPatch, SchedulerSettings};
 pub use unconfirmed::{UnconfirmedEntry, UnconfirmedList, UnconfirmedRemoval, UnconfirmedSelection};

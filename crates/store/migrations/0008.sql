@@ -9,6 +9,7 @@ CREATE TABLE removals (
     nodes TEXT NOT NULL
 ) STRICT;
 CREATE INDEX removals_nodes ON removals (nodes, revision);
+CREATE INDEX removals_object ON removals (object);
 
 -- What they had and nothing else may have until then. `kind` is ipv4, ipv6 (`scope` is the VPC), vni or underlay
 -- (`scope` is 0). Numbers are in network byte order.

@@ -312,7 +312,7 @@ impl std::str::FromStr for NodeId {
     }
 }
 
-/// A deleted object whose entries nodes may still have. Until they have acknowledged its deletion, nothing else gets
+/// A deleted object, or the port of a moved instance, whose entries nodes may still have. Until they have acknowledged its deletion, nothing else gets
 /// its addresses or its VNI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removal {
@@ -320,7 +320,7 @@ pub struct Removal {
     pub revision: u64,
     /// Time of the deletion in milliseconds of the UNIX epoch.
     pub deleted_ms: u64,
-    /// Kind of the object in words, like `instance`.
+    /// Kind of the object in words, like `instance`; `port of instance` on a host that an instance left.
     pub kind: String,
     /// Number of the object's id.
     pub object: u64,

@@ -50,7 +50,7 @@ pub(super) struct Removal {
 struct PendingRemoval {
     /// Revision of the deletion.
     revision: u64,
-    /// Kind of the deleted object in words.
+    /// Kind of the deleted object in words; `port of instance` on a host that an instance left.
     #[schema(example = "instance")]
     kind: String,
     /// Name that the object had; of a route, its prefix.

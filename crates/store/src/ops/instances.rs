@@ -53,6 +53,8 @@ pub(crate) async fn relocate(
     events::record(w, "instance_moved", &id, text, details).await?;
     let (from, hosts) = (from.id, vec![to, from]);
     w.push(&Change::InstanceMoved { vpc, subnets, hosts, instance: instance.clone(), from })?;
+    let nodes = removals::host(w.q(), from).await?;
+    removals::record(w, (removals::PORT, id.get(), &instance.name), nodes, &[]).await?;
     Ok(instance)
 }
 
@@ -67,6 +69,7 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     }
     let mut nodes = removals::gateways_of(w.q(), &vpc).await?;
     nodes.extend(removals::host(w.q(), instance.host).await?);
+    nodes.extend(removals::previous_hosts(w.q(), id).await?);
     let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
     let holds: Vec<_> = addresses.map(|address| Hold::Address(vpc.id, address)).collect();
     let name = instance.name.clone();

@@ -10,7 +10,7 @@ use crate::rows::{find, ipv4, ipv6};
 use crate::value::{Row, Value, args, list};
 use crate::write::Write;
 use crate::{Conflict, NodeId, NodeSet, Page, ReleaseOf, Removal, Result, StoreError, Subnet, Vpc};
-use sluice_types::{ClusterId, GatewayId, HostId, VpcId};
+use sluice_types::{ClusterId, GatewayId, HostId, InstanceId, VpcId};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
@@ -115,6 +115,17 @@ pub(super) async fn cluster_and_hosts(q: &mut dyn Query, cluster: ClusterId) -> 
 /// A host.
 pub(super) async fn host(q: &mut dyn Query, id: HostId) -> Result<Vec<NodeId>> {
     hosts(q, "h.id = $1", args![id.get()]).await
+}
+
+/// Kind of the removal of a moved instance's port from the host that it left.
+pub(super) const PORT: &str = "port of instance";
+
+/// The hosts that a moved instance left and that may still have its port.
+pub(super) async fn previous_hosts(q: &mut dyn Query, id: InstanceId) -> Result<Vec<NodeId>> {
+    let rows =
+        q.rows("SELECT nodes FROM removals WHERE object = $1 AND kind = $2", args![id.get(), PORT]).await?;
+    let lists = rows.iter().map(|row| row.parse_list(0)).collect::<Result<Vec<_>>>()?;
+    Ok(lists.concat())
 }
 
 /// Checks that nothing that was deleted still has this.

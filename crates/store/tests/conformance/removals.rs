@@ -219,3 +219,22 @@ pub async fn adoption_takes_held_addresses(f: Fixture) {
     let error = conflict(s.create_instance(c.vpc.id, again).await);
     assert_eq!(error, held(&vm.ipv4.unwrap().to_string(), "instance `a`", revision));
 }
+
+pub async fn host_that_an_instance_left_is_awaited(f: Fixture) {
+    let c = Cloud::make(&f).await;
+    let s = &c.store;
+    let (left, there) = (c.host.id, new(s.create_host(host("h2", "192.0.2.2")).await).id);
+    enroll(s, NodeId::Host(left)).await;
+    enroll(s, NodeId::Host(there)).await;
+    let (stale, done) = (c.instance("stale").await, c.instance("done").await);
+    let moved = s.move_instance(stale.id, there, None).await.unwrap().revision;
+    let port = pending(s, moved).await;
+    assert_eq!((port.kind.as_str(), port.nodes.as_slice()), ("port of instance", &[NodeId::Host(left)][..]));
+    let revision = s.delete_instance(stale.id, None).await.unwrap();
+    assert_eq!(pending(s, revision).await.nodes, [NodeId::Host(left), NodeId::Host(there)]);
+    // After the host that it left has acknowledged the move, it is not awaited.
+    let moved = s.move_instance(done.id, there, None).await.unwrap().revision;
+    s.release_removals(&up_to(&port, moved)).await.unwrap();
+    let revision = s.delete_instance(done.id, None).await.unwrap();
+    assert_eq!(pending(s, revision).await.nodes, [NodeId::Host(there)]);
+}
