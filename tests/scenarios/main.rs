@@ -33,6 +33,7 @@ mod path_mtu;
 mod peered;
 mod preprogrammed;
 mod readiness;
+mod removals;
 mod rsp_forged;
 mod rsp_tenant;
 mod same_host;
@@ -152,6 +153,7 @@ fn all() -> Vec<Scenario> {
         preprogrammed: OwnLab,
         gwzone: OwnLab,
         two_labs: OwnLab,
+        removals: OwnLab,
         leftovers: OwnLab,
     ]
     .into()

@@ -173,7 +173,7 @@ impl Load {
             _ => {
                 let oldest = self.stock().pop_front();
                 match oldest {
-                    Some(id) => client.delete::<Instance>(id, None).await,
+                    Some(id) => client.delete::<Instance>(id, None).await.map(drop),
                     // All that were created are deleted, because answers are late.
                     None => Ok(()),
                 }

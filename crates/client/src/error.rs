@@ -130,6 +130,18 @@ pub enum Error {
         /// Timeout of the wait.
         waited: Duration,
     },
+    /// Nodes had entries of a deleted object at the timeout.
+    #[error(
+        "{what} is deleted, but not removed from all nodes after {} s: {}", waited.as_secs(), waiting.join("; ")
+    )]
+    NotRemoved {
+        /// Kind and id of the object.
+        what: String,
+        /// Timeout of the wait.
+        waited: Duration,
+        /// The nodes that may still have entries, each with the reason.
+        waiting: Vec<String>,
+    },
 }
 
 fn hint(error: &reqwest::Error) -> &'static str {

@@ -2,7 +2,7 @@
 
 use crate::{
     BulkCreated, Cluster, EnrollmentBundle, Error, Gateway, HappenedEvent, KeyRotation, NewInstance,
-    NewObject, NodeStatus, Problem, Resource, Result,
+    NewObject, NodeStatus, Problem, Removal, Resource, Result,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -175,14 +175,16 @@ impl Client {
         }
     }
 
-    /// Deletes an object. If `expected` is given, the object must be at that revision.
+    /// Deletes an object. If `expected` is given, the object must be at that revision. Nodes may have its entries for
+    /// some time more; see [`Client::wait_removed`].
     ///
     /// # Errors
     /// See [`Error`].
-    pub async fn delete<T: Resource>(&self, id: T::Id, expected: Option<u64>) -> Result<()> {
+    pub async fn delete<T: Resource>(&self, id: T::Id, expected: Option<u64>) -> Result<Removal> {
         let action = format!("delete {} {id}", T::NOUN);
         let request = self.http.delete(self.at(&object_path::<T>(id), &[]));
-        self.send(&action, if_match(request, expected)).await.map(drop)
+        let response = self.send(&action, if_match(request, expected)).await?;
+        self.read(&action, response).await
     }
 
     /// Changes the fields in `patch`. If `expected` is given, the object must be at that revision.

@@ -13,6 +13,7 @@ mod model;
 mod new;
 mod placement;
 mod references;
+mod removals;
 mod resolve;
 mod scheduler;
 mod unconfirmed;
@@ -26,8 +27,9 @@ pub use cloud::{
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
 pub use model::{
-    BulkCreated, Cluster, ClusterVip, EnrollmentBundle, Gateway, HappenedEvent, Host, Instance, KeyRotation,
-    NodeStatus, Peering, Resource, Route, RouteTable, RouteTarget, Subnet, Tenant, Vpc,
+    AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, Gateway, HappenedEvent, Host, Instance,
+    KeyRotation, NodeStatus, Peering, PendingRemoval, Removal, Resource, Route, RouteTable, RouteTarget,
+    Subnet, Tenant, Vpc,
 };
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,

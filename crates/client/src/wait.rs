@@ -1,8 +1,8 @@
 //! Waiting until the API is ready, objects are programmed or a plan has ended, by polling.
 
 use crate::{
-    Client, CloudFile, Cluster, Error, Gateway, Host, Instance, Peering, PlanSummary, Resource, Result,
-    Route, RouteTable, Subnet, Tenant, Vpc,
+    Client, CloudFile, Cluster, Error, Gateway, Host, Instance, Peering, PlanSummary, Removal, Resource,
+    Result, Route, RouteTable, Subnet, Tenant, Vpc,
 };
 use std::time::{Duration, Instant};
 
@@ -110,6 +110,33 @@ impl Client {
                 }
                 let behind = self.nodes_behind(revision).await;
                 return Err(Error::NotProgrammed { what, waited, behind });
+            }
+        }
+    }
+
+    /// Waits until no node has entries of the object that was deleted at this revision. `what` is its kind and id, for
+    /// the error.
+    ///
+    /// # Errors
+    /// [`Error::NotRemoved`] with the nodes that may still have entries. Errors that are not transient end the wait at
+    /// once.
+    pub async fn wait_removed(
+        &self,
+        what: &str,
+        revision: u64,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Removal> {
+        let deadline = deadline.into();
+        let mut backoff = Backoff::new(deadline);
+        loop {
+            let last = match self.removal(revision).await {
+                Ok(removal) if removal.removed => return Ok(removal),
+                Err(error) if !error.is_transient() => return Err(error),
+                last => last,
+            };
+            if !backoff.pause().await {
+                let waiting = last?.waiting.iter().map(|node| node.reason(revision)).collect();
+                return Err(Error::NotRemoved { what: what.to_owned(), waited: deadline.timeout, waiting });
             }
         }
     }

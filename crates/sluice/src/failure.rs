@@ -86,7 +86,9 @@ impl Failure {
             Self::Agent { .. } | Self::AgentMalformed { .. } => 3,
             Self::Api(error) if error.is_not_found() => 4,
             Self::AgentRefused { status: 404, .. } => 4,
-            Self::Api(ApiError::NotProgrammed { .. } | ApiError::NotComplete { .. }) => 5,
+            Self::Api(
+                ApiError::NotProgrammed { .. } | ApiError::NotComplete { .. } | ApiError::NotRemoved { .. },
+            ) => 5,
             Self::PlanNotDone { .. } => 5,
             Self::Api(_) | Self::AgentRefused { .. } | Self::Differing(_) | Self::PlanStopped { .. } => 1,
             Self::Cloud { .. } | Self::Usage(_) | Self::LabUsage(_) | Self::System { .. } => 2,

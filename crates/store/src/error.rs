@@ -23,6 +23,9 @@ pub enum Conflict {
     SubnetFull { subnet: String, prefix: String },
     #[error("VNI {vni} is already used by VPC `{vpc}`")]
     VniTaken { vni: u32, vpc: String },
+    /// Nodes may still have entries of a deleted object that had this address or VNI.
+    #[error("{what} is held until all nodes have removed {owner}, which was deleted at revision {revision}")]
+    Held { what: String, owner: String, revision: u64 },
     #[error("no free VNI: all {used} are in use")]
     VniExhausted { used: u64 },
     #[error("VPCs `{a}` and `{b}` overlap: {a_prefix} and {b_prefix}")]

@@ -292,6 +292,64 @@ pub enum NodeId {
     Host(HostId),
 }
 
+impl std::fmt::Display for NodeId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gateway(id) => id.fmt(f),
+            Self::Host(id) => id.fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for NodeId {
+    type Err = <HostId as std::str::FromStr>::Err;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        match text.parse() {
+            Ok(id) => Ok(Self::Gateway(id)),
+            Err(_) => text.parse().map(Self::Host),
+        }
+    }
+}
+
+/// A deleted object, or the port of a moved instance, whose entries nodes may still have. Until they have acknowledged its deletion, nothing else gets
+/// its addresses or its VNI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Removal {
+    /// Revision of the deletion.
+    pub revision: u64,
+    /// Time of the deletion in milliseconds of the UNIX epoch.
+    pub deleted_ms: u64,
+    /// Kind of the object in words, like `instance`; `port of instance` on a host that an instance left.
+    pub kind: String,
+    /// Number of the object's id.
+    pub object: u64,
+    pub name: String,
+    /// The nodes that may have had entries of the object when it was deleted, in order.
+    pub nodes: Vec<NodeId>,
+}
+
+/// Nodes that one or more removals await.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSet {
+    pub nodes: Vec<NodeId>,
+    /// Number of removals that await exactly these nodes.
+    pub removals: u64,
+    /// Time of the oldest of these deletions in milliseconds of the UNIX epoch.
+    pub oldest_ms: u64,
+}
+
+/// Which removals have ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleaseOf {
+    /// Those that await exactly these nodes,
+    pub nodes: Vec<NodeId>,
+    /// of deletions up to this revision,
+    pub up_to: u64,
+    /// and up to this time in milliseconds of the UNIX epoch.
+    pub deleted_before_ms: u64,
+}
+
 /// What the store remembers of a node's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeState {

@@ -3,7 +3,8 @@
 use crate::backend::{Backend, Reader, is_retryable};
 use crate::ops::{
     adopt, bulk, clusters, events, gateway_moves, gateways, history, hosts, instances, keys, outbox,
-    peerings, placement_plans, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves, vpcs,
+    peerings, placement_plans, removals, routes, settings, snapshot, southbound, subnets, tenants, vpc_moves,
+    vpcs,
 };
 use crate::rows::{get, page};
 use crate::write::{NewestCommit, Write, now_ms};
@@ -33,7 +34,8 @@ pub const SNAPSHOTS_MAX: usize = 2;
 
 /// The database of one cloud: one type over either backend. `expected` revisions implement `If-Match`: `None`
 /// changes the object whatever its revision is, `Some` fails with [`StoreError::Stale`] unless the object is
-/// at that revision.
+/// at that revision. Deletions return their revision, with which [`Store::removal`] finds the nodes that
+/// may still have entries of the object.
 pub struct Store {
     backend: Box<dyn Backend>,
     /// Writers of this process queue for this lock, in order. A writer that waited in the database would hold
@@ -230,7 +232,7 @@ impl Store {
         write!(self, w => tenants::rename(w, id, name, expected))
     }
 
-    pub async fn delete_tenant(&self, id: TenantId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_tenant(&self, id: TenantId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => tenants::delete(w, id, expected))
     }
 
@@ -287,7 +289,7 @@ impl Store {
         }
     }
 
-    pub async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_cluster(&self, id: ClusterId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => clusters::delete(w, id, expected))
     }
 
@@ -359,7 +361,7 @@ impl Store {
         write!(self, w => clusters::set_preferred_owner(w, cluster, vip, from, to))
     }
 
-    pub async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_gateway(&self, id: GatewayId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => gateways::delete(w, id, expected))
     }
 
@@ -404,7 +406,7 @@ impl Store {
         page(&mut self.reader(), vec![("name", name.map(Into::into))], at).await
     }
 
-    pub async fn delete_host(&self, id: HostId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_host(&self, id: HostId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => hosts::delete(w, id, expected))
     }
 
@@ -445,7 +447,7 @@ impl Store {
         rows.iter().map(|row| row.number(0).map(HostId::new)).collect()
     }
 
-    pub async fn delete_vpc(&self, id: VpcId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_vpc(&self, id: VpcId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => vpcs::delete(w, id, expected))
     }
 
@@ -462,7 +464,7 @@ impl Store {
         page(&mut self.reader(), filters, at).await
     }
 
-    pub async fn delete_subnet(&self, id: SubnetId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_subnet(&self, id: SubnetId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => subnets::delete(w, id, expected))
     }
 
@@ -516,7 +518,7 @@ impl Store {
         write!(self, w => instances::relocate(w, id, host, expected))
     }
 
-    pub async fn delete_instance(&self, id: InstanceId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_instance(&self, id: InstanceId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => instances::delete(w, id, expected))
     }
 
@@ -540,7 +542,7 @@ impl Store {
         page(&mut self.reader(), vec![("route_table", Some(table.get().into()))], at).await
     }
 
-    pub async fn delete_route(&self, id: RouteId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_route(&self, id: RouteId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => routes::delete(w, id, expected))
     }
 
@@ -556,7 +558,7 @@ impl Store {
         peerings::list(&mut self.reader(), vpc, name, at).await
     }
 
-    pub async fn delete_peering(&self, id: PeeringId, expected: Option<u64>) -> Result<()> {
+    pub async fn delete_peering(&self, id: PeeringId, expected: Option<u64>) -> Result<u64> {
         write!(self, w => peerings::delete(w, id, expected))
     }
 
@@ -723,6 +725,28 @@ impl Store {
 
     pub async fn node_states(&self) -> Result<Vec<NodeState>> {
         southbound::states(&mut self.reader()).await
+    }
+
+    /// The pending removal of the deletion with this revision. `None` if no node has entries of the object, or the
+    /// revision is that of no deletion.
+    pub async fn removal(&self, revision: u64) -> Result<Option<Removal>> {
+        removals::get(&mut self.reader(), revision).await
+    }
+
+    /// The pending removals, in order of revision.
+    pub async fn removals(&self, at: Page) -> Result<Vec<Removal>> {
+        removals::page(&mut self.reader(), at).await
+    }
+
+    /// The nodes that pending removals await.
+    pub async fn awaited_nodes(&self) -> Result<Vec<NodeSet>> {
+        removals::awaited(&mut self.reader()).await
+    }
+
+    /// Ends removals whose nodes have acknowledged them: what the objects had can be used again. Ends at most 1000;
+    /// returns how many.
+    pub async fn release_removals(&self, of: &ReleaseOf) -> Result<u64> {
+        write_unversioned!(self, queue_in_background, q => removals::release(q, of))
     }
 
     /// Stores a token by its SHA-256, and deletes all tokens that expired at `now_ms`.

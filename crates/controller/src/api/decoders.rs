@@ -3,8 +3,8 @@
 
 use super::problem::Problem;
 use super::request::{ListQuery, page, parse, parse_query};
-use super::{clusters, events, gateways, hosts, instances, peerings, placement, route_tables, routes};
-use super::{subnets, tenants, unconfirmed, vpcs};
+use super::{clusters, events, gateways, hosts, instances, peerings, placement, removals, route_tables};
+use super::{routes, subnets, tenants, unconfirmed, vpcs};
 use axum::http::Uri;
 use serde::de::DeserializeOwned;
 use sluice_types::{SchedulerPatch, VpcId};
@@ -93,6 +93,7 @@ pub const REQUEST_DECODERS: &[RequestDecoder] = decoders! {
     body peerings::NewPeering;
     list peerings::PeeringFilter;
     query events::EventQuery;
+    query removals::RemovalWait;
     body sluice_types::PlacementSettingsPatch;
     body placement::NewPlan;
     body placement::ApplyPlan;

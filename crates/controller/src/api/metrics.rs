@@ -2,6 +2,7 @@
 //! gets a metric.
 
 use super::Api;
+use crate::clock::now_ms;
 use crate::push::{
     BYTES_MAX, Finished, MAX_BYTES, MAX_STEPS, Members, NodeView, PLACES, SLOW_PLACES, southbound_id,
 };
@@ -57,6 +58,7 @@ pub fn text(api: &Api, answers: &[(&str, u64)]) -> Result<String, std::fmt::Erro
     let unconfirmed = api.push.unconfirmed.all().iter().map(|(_, total, _)| total).sum();
     let help = "Entries that connected nodes have and the database lost";
     gauge(registry, "unconfirmed_entries", help, unconfirmed);
+    removals(registry, api);
     let refused = Family::<Labels, Counter>::default();
     for (reason, count) in api.ownership.refused() {
         refused.get_or_create(&vec![("reason".to_owned(), reason.to_owned())]).inc_by(count);
@@ -92,6 +94,15 @@ fn streams(registry: &mut Registry, api: &Api) {
         counter(registry, name, help, value.load(Ordering::Relaxed));
     }
     counter(registry, "store_errors", "Failed store calls of background tasks", api.db.errors());
+}
+
+fn removals(registry: &mut Registry, api: &Api) {
+    let pending = &api.push.removals;
+    let help = "Deletions that some node which had the entries has not acknowledged";
+    gauge(registry, "pending_removals", help, pending.count.load(Ordering::Relaxed));
+    let oldest_ms = pending.oldest_ms.load(Ordering::Relaxed);
+    let age_ms = if oldest_ms == 0 { 0 } else { now_ms().saturating_sub(oldest_ms) };
+    gauge(registry, "oldest_removal_seconds", "Age of the oldest pending removal", age_ms / 1000);
 }
 
 fn snapshots(registry: &mut Registry, api: &Api) {

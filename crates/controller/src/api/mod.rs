@@ -15,6 +15,7 @@ mod openapi;
 mod peerings;
 mod placement;
 mod problem;
+mod removals;
 mod reply;
 mod request;
 mod resource;
@@ -154,6 +155,7 @@ fn described() -> OpenApiRouter<App> {
         .merge(peerings::routes())
         .merge(nodes::routes())
         .merge(unconfirmed::routes())
+        .merge(removals::routes())
         .merge(events::routes())
         .merge(placement::routes())
         .merge(scheduler::routes())

@@ -214,6 +214,7 @@ fn of_conflict(conflict: &Conflict) -> Problem {
         Conflict::NoSuchFamily { address, .. } => invalid("no-such-family", address),
         Conflict::SubnetFull { subnet, .. } => conflict_with("subnet-full", subnet),
         Conflict::VniTaken { vni, .. } => conflict_with("vni-taken", &vni.to_string()),
+        Conflict::Held { what, .. } => conflict_with("held", what),
         Conflict::VniExhausted { .. } => {
             Problem::new(StatusCode::CONFLICT, "vni-exhausted", text.clone()).offender("vni")
         }

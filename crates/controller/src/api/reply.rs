@@ -57,12 +57,6 @@ pub fn updated<R: Resource>(api: &Api, stored: R::Stored) -> Response {
     one::<R>(api, stored)
 }
 
-/// Answers a deletion.
-pub fn deleted(api: &Api) -> Response {
-    api.db.notify_commit();
-    StatusCode::NO_CONTENT.into_response()
-}
-
 /// The page with one object more, which shows whether there is another page.
 pub fn one_more(page: Page) -> Page {
     Page { limit: page.limit + 1, ..page }

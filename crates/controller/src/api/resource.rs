@@ -6,8 +6,9 @@
 //! file.
 
 use super::problem::Problem;
+use super::removals::{self, Removal, RemovalWait};
 use super::reply::{self, List};
-use super::request::{Id, IfMatch, Json, ListQuery, MAX_LIMIT};
+use super::request::{Id, IfMatch, Json, ListQuery, MAX_LIMIT, Query};
 use super::{Api, App};
 use crate::push::Needs;
 use axum::extract::State;
@@ -50,12 +51,12 @@ pub trait Stored: Sized + Send {
 
 /// The store's model of a resource that can be deleted.
 pub trait StoredDelete: Stored {
-    /// Deletes an object, if its revision is the expected one.
+    /// Deletes an object, if its revision is the expected one. Returns the revision of the deletion.
     fn delete(
         store: &Store,
         id: Self::Id,
         expected: Option<u64>,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    ) -> impl Future<Output = Result<u64, StoreError>> + Send;
 }
 
 macro_rules! stored {
@@ -80,7 +81,7 @@ macro_rules! stored {
         }
 
         $(impl StoredDelete for sluice_store::$model {
-            async fn delete(store: &Store, id: $id, expected: Option<u64>) -> Result<(), StoreError> {
+            async fn delete(store: &Store, id: $id, expected: Option<u64>) -> Result<u64, StoreError> {
                 store.$delete(id, expected).await
             }
         })?
@@ -180,10 +181,13 @@ async fn delete_one<R: Deletable>(
     State(api): State<App>,
     Id(id): Id<IdOf<R>>,
     IfMatch(expected): IfMatch,
+    Query(wait): Query<RemovalWait>,
 ) -> Result<Response, Problem> {
+    let deadline = wait.deadline()?;
     R::check(&api, id).await?;
-    R::Stored::delete(&api.db.store, id, expected).await?;
-    Ok(reply::deleted(&api))
+    let revision = R::Stored::delete(&api.db.store, id, expected).await?;
+    api.db.notify_commit();
+    Ok(removals::answer(&api, revision, deadline).await?.into_response())
 }
 
 /// `GET` of one object.
@@ -238,9 +242,13 @@ pub fn delete<R: Deletable>() -> UtoipaMethodRouter<App> {
     let operation = operation::<R>(format!("delete_{}", R::NAME))
         .parameter(path_parameter::<R>())
         .parameter(if_match)
-        .response("204", ResponseBuilder::new().description("Deleted").build());
+        .parameters(Some(RemovalWait::into_params(|| Some(ParameterIn::Query))))
+        .response(
+            "200",
+            answer(reference::<Removal>(), "Deleted; nodes may still have entries of the object"),
+        );
     let paths = paths(one_path::<R>(), HttpMethod::Delete, operation);
-    (Vec::new(), paths, routing::delete(delete_one::<R>))
+    (schemas_of::<Removal>(), paths, routing::delete(delete_one::<R>))
 }
 
 fn one_path<R: Resource>() -> String {

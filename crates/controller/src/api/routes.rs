@@ -82,7 +82,7 @@ impl Stored for (VpcId, sluice_store::Route) {
 }
 
 impl StoredDelete for (VpcId, sluice_store::Route) {
-    async fn delete(store: &Store, id: RouteId, expected: Option<u64>) -> Result<(), StoreError> {
+    async fn delete(store: &Store, id: RouteId, expected: Option<u64>) -> Result<u64, StoreError> {
         store.delete_route(id, expected).await
     }
 }

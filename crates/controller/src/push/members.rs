@@ -178,6 +178,14 @@ impl Members {
         self.names.get(&node).cloned().unwrap_or_default()
     }
 
+    /// Whether a node exists.
+    pub fn has(&self, node: NodeId) -> bool {
+        match node {
+            NodeId::Host(id) => self.agents.contains(&id),
+            NodeId::Gateway(id) => self.gateways.values().any(|members| members.contains(&id)),
+        }
+    }
+
     /// The gateways of a cluster.
     pub fn gateways_of(&self, cluster: ClusterId) -> BTreeSet<GatewayId> {
         self.gateways.get(&cluster).cloned().unwrap_or_default()

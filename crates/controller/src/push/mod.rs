@@ -6,7 +6,7 @@
 //! streams and receives acknowledgments, which `hub` keeps; from these, `members` determines which objects
 //! are programmed. `enrollment` issues the tokens with which nodes get their certificates, and `timeline`
 //! measures the stages of bulk creations. `history` finds databases that went back to an earlier state, and
-//! `unconfirmed` has what nodes then keep.
+//! `unconfirmed` has what nodes then keep. `removals` ends the wait for nodes that may have entries of deleted objects.
 //!
 //! Upper layers implement [`ChangeObserver`] and [`LoadObserver`] to receive changes and gateways' reports.
 //! This module does not depend on these layers.
@@ -20,6 +20,7 @@ mod hub;
 mod members;
 mod node;
 mod node_states;
+mod removals;
 mod snapshots;
 mod southbound;
 mod steps;
@@ -36,6 +37,7 @@ pub use hub::{Hub, NodeView};
 pub use members::{Members, MovingGateway, Needs, VpcLocation};
 pub use node::southbound_id;
 pub use node_states::{compact_outbox, save_all, save_node_states};
+pub use removals::{PendingRemovals, release_removals};
 pub use snapshots::{BYTES_MAX, PLACES, SLOW_PLACES};
 pub use southbound::SouthboundService;
 pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
@@ -126,6 +128,8 @@ pub struct Push {
     pub counters: Counters,
     /// Entries that nodes have and the database lost.
     pub unconfirmed: UnconfirmedLists,
+    /// Deletions that nodes have not acknowledged, as of the last look.
+    pub removals: PendingRemovals,
     histories: Histories,
     members: RwLock<Members>,
     digests: DigestReports,
@@ -145,6 +149,7 @@ impl Push {
             timeline: Timeline::default(),
             counters: Counters::default(),
             unconfirmed: UnconfirmedLists::default(),
+            removals: PendingRemovals::default(),
             histories: Histories::default(),
             members: RwLock::default(),
             digests: DigestReports::default(),

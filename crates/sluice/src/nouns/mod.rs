@@ -16,8 +16,9 @@ use crate::failure::Failure;
 use crate::output;
 use clap::Subcommand;
 use resource::{ReadVerb, Run, Verb};
+use serde_json::json;
 use sluice_client::{
-    Client, Cluster, Gateway, Host, Instance, Peering, Route, RouteTable, Subnet, Tenant, Vpc,
+    Client, Cluster, Gateway, Host, Instance, Peering, PendingRemoval, Route, RouteTable, Subnet, Tenant, Vpc,
 };
 
 #[derive(Subcommand)]
@@ -60,6 +61,9 @@ pub enum Noun {
     Nodes(WithApi<NodesVerb>),
     /// Entries that nodes have and the database lost, as after a restored backup
     Unconfirmed(WithApi<unconfirmed::Unconfirmed>),
+    /// Deletions that nodes have not acknowledged; what the objects had is held until then
+    #[command(alias = "removal")]
+    Removals(WithApi<RemovalsVerb>),
     /// Event log: moves, drains, takeovers, key rotations
     #[command(alias = "event")]
     Events(WithApi<EventsVerb>),
@@ -82,6 +86,7 @@ impl Noun {
             Self::Scheduler(command) => command.verb.run(&command.api).await,
             Self::Nodes(command) => command.run().await,
             Self::Unconfirmed(command) => command.run().await,
+            Self::Removals(command) => command.run().await,
             Self::Events(command) => command.run().await,
         }
     }
@@ -104,6 +109,34 @@ impl Run for NodesVerb {
     async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
         let columns = ["node", "name", "connected", "acknowledged_revision", "current", "failures"];
         output::list(api.output, &columns, &client.nodes().await?)
+    }
+}
+
+/// `sluice removals VERB`.
+#[derive(Subcommand)]
+pub enum RemovalsVerb {
+    /// List deletions whose entries some node may still have, with these nodes
+    List {
+        /// List at most N deletions
+        #[arg(long, value_name = "N")]
+        limit: Option<usize>,
+    },
+}
+
+impl Run for RemovalsVerb {
+    async fn run(self, api: &ApiArgs, client: &Client) -> Result<(), Failure> {
+        let Self::List { limit } = self;
+        let removals = client.removals(limit).await?;
+        if api.output != output::Format::Table {
+            return output::list(api.output, &[], &removals);
+        }
+        let row = |removal: &PendingRemoval| {
+            let waiting: Vec<_> = removal.waiting.iter().map(|node| node.reason(removal.revision)).collect();
+            let PendingRemoval { revision, kind, name, .. } = removal;
+            json!({"revision": revision, "kind": kind, "name": name, "waiting": waiting.join("; ")})
+        };
+        let rows: Vec<_> = removals.iter().map(row).collect();
+        output::list(api.output, &["revision", "kind", "name", "waiting"], &rows)
     }
 }
 

@@ -188,13 +188,20 @@ pub struct DeleteArgs<K: Kind> {
     selector: K::Selector,
     #[command(flatten)]
     expect: Expect,
+    /// Wait until no node has entries of the object, for at most SECONDS [30 if left out]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "30")]
+    wait: Option<u64>,
 }
 
 impl<K: Kind> DeleteArgs<K> {
     async fn run(self, _: &ApiArgs, client: &Client) -> Result<(), Failure> {
         let object = self.selector.find(client).await?;
-        client.delete::<K>(object.id(), self.expect.if_revision).await?;
+        let removal = client.delete::<K>(object.id(), self.expect.if_revision).await?;
         eprintln!("deleted {} `{}` ({})", K::NOUN, object.name(), object.id());
+        if let Some(seconds) = self.wait {
+            let what = format!("{} {}", K::NOUN, object.id());
+            client.wait_removed(&what, removal.revision, Duration::from_secs(seconds)).await?;
+        }
         Ok(())
     }
 }

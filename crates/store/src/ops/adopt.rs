@@ -1,11 +1,12 @@
 //! Adoption: objects that the database lost, because it went back to an earlier state, are created again as nodes
 //! still have them.
 
-use super::{alloc, bulk};
+use super::{alloc, bulk, removals};
 use crate::rows::{find, find_one, get};
 use crate::write::Write;
 use crate::{Conflict, Instance, LostInstance, NewInstance, Result, StoreError, Subnet, Vpc};
 use sluice_types::eui64_address;
+use std::net::IpAddr;
 
 /// Creates an instance with the id, MAC and addresses that it had. If it is an object already, returns that.
 pub(crate) async fn instance(w: &mut Write, lost: &LostInstance) -> Result<Instance> {
@@ -42,6 +43,9 @@ pub(crate) async fn instance(w: &mut Write, lost: &LostInstance) -> Result<Insta
         ipv4: lost.ipv4,
         ipv6: lost.ipv6.filter(|_| !derives_ipv6),
     };
+    // Nodes have the addresses already, as those of this instance.
+    let addresses = lost.ipv4.map(IpAddr::V4).into_iter().chain(lost.ipv6.map(IpAddr::V6));
+    removals::give_back(w.q(), vpc.id, &addresses.collect::<Vec<_>>()).await?;
     let next = w.set_next_id(lost.id.get());
     let created = bulk::create(w, vpc.id, std::slice::from_ref(&new)).await;
     w.set_next_id(next);

@@ -51,8 +51,8 @@ impl Cursor {
 }
 
 /// Allocates up to `count` addresses, fewer if the subnet has no more: first the lowest that were never
-/// allocated, then the lowest free ones. Addresses in `given` are assigned by the same request and are
-/// skipped.
+/// allocated, then the lowest free ones. Addresses in `given` are assigned by the same request or
+/// held, and are skipped.
 pub(crate) async fn take(
     q: &mut dyn Query,
     used: Used,
@@ -198,7 +198,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// `macs` and `addresses` are those that the request assigns.
+    /// `macs` and `addresses` are those that the request assigns; `addresses` also has those that are held.
     pub fn new(
         vpc: VpcId,
         is_empty: bool,

@@ -60,11 +60,11 @@ async fn allocate(w: &mut Write, plan: &mut BulkPlan<'_>, family: Family) -> Res
             *wanted.entry(one.subnet).or_default() += 1;
         }
     }
-    let given = match family {
-        Family::V4 => &plan.given.ipv4,
-        Family::V6 => &plan.given.ipv6,
+    let (given, held) = match family {
+        Family::V4 => (&plan.given.ipv4, &plan.held.ipv4),
+        Family::V6 => (&plan.given.ipv6, &plan.held.ipv6),
     };
-    let given: HashSet<u128> = given.keys().copied().collect();
+    let given: HashSet<u128> = given.keys().chain(held.keys()).copied().collect();
     let used = Used { vpc: plan.vpc.id, family, is_empty: plan.is_empty };
     let mut allocated = HashMap::new();
     for (id, count) in wanted {
@@ -104,8 +104,9 @@ async fn build(w: &mut Write, plan: &mut BulkPlan<'_>) -> Result<(Vec<Instance>,
         plan.to_create.iter().filter_map(|&i| derives_in(&plan.new[i], plan.subnet(plan.new[i].subnet)));
     let prefixes: BTreeSet<Ipv6Net> = prefixes.copied().collect();
     let given6: HashSet<u128> = plan.given.ipv6.keys().copied().collect();
+    let avoided6: HashSet<u128> = given6.iter().chain(plan.held.ipv6.keys()).copied().collect();
     let mut ids =
-        Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), &plan.given.macs, &given6);
+        Ids::new(plan.vpc.id, plan.is_empty, prefixes.into_iter().collect(), &plan.given.macs, &avoided6);
     let mut made = Vec::with_capacity(plan.to_create.len());
     let mut derived = Vec::with_capacity(plan.to_create.len());
     for (done, &index) in plan.to_create.iter().enumerate() {

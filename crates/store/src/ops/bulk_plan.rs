@@ -3,6 +3,7 @@
 
 use super::alloc::{self, Cursor};
 use super::families;
+use super::removals::{self, HeldAddresses};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, get, ipv6};
@@ -49,6 +50,8 @@ pub(crate) struct BulkPlan<'a> {
     /// Number of requests that repeat an earlier one with the same name and content.
     pub repeated: usize,
     pub given: Given,
+    /// Addresses of deleted instances that nodes may still have.
+    pub held: HeldAddresses,
 }
 
 /// Adds the index and name of the request to an error.
@@ -72,6 +75,7 @@ impl<'a> BulkPlan<'a> {
         let subnet_index = subnets.iter().enumerate().map(|(i, s)| (s.subnet.id, i)).collect();
         let is_empty = !q.any("SELECT id FROM instances WHERE vpc = $1 LIMIT 1", args![vpc.id.get()]).await?;
         let hosts = HashMap::new();
+        let held = HeldAddresses::read(q, vpc.id).await?;
         let mut plan = Self {
             vpc,
             subnets,
@@ -83,12 +87,14 @@ impl<'a> BulkPlan<'a> {
             existing: Vec::new(),
             repeated: 0,
             given: Given::default(),
+            held,
         };
         plan.check_subnets(q).await?;
         plan.load_hosts(q).await?;
         plan.compare_with_existing(q).await?;
         plan.check_families(q).await?;
         plan.collect_given()?;
+        plan.check_held(q).await?;
         if !plan.is_empty {
             plan.check_macs(q).await?;
             plan.check_ipv4(q).await?;
@@ -203,6 +209,38 @@ impl<'a> BulkPlan<'a> {
         Ok(())
     }
 
+    /// Checks that no address that the requests assign, or that is derived from a MAC that they assign, is held.
+    async fn check_held(&self, q: &mut dyn Query) -> Result<()> {
+        if self.held.ipv4.is_empty() && self.held.ipv6.is_empty() {
+            return Ok(());
+        }
+        let v4 = self.given.ipv4.iter().map(|(address, index)| (*address, *index, &self.held.ipv4));
+        let v6 = self.wanted_ipv6().into_iter().map(|(address, index)| (address, index, &self.held.ipv6));
+        for (number, index, held) in v4.chain(v6) {
+            if let Some(&revision) = held.get(&number) {
+                let is_v4 = std::ptr::eq(held, &self.held.ipv4);
+                let address =
+                    if is_v4 { IpAddr::V4((number as u32).into()) } else { IpAddr::V6(number.into()) };
+                let error = removals::conflict(q, address.to_string(), revision).await?;
+                return Err(in_bulk(self.new, index, error));
+            }
+        }
+        Ok(())
+    }
+
+    /// The IPv6 addresses that the requests assign, and those derived from MACs that they assign, each with the index
+    /// of its request.
+    fn wanted_ipv6(&self) -> HashMap<u128, usize> {
+        let mut wanted = self.given.ipv6.clone();
+        for (&mac, &index) in &self.given.macs {
+            let one = &self.new[index];
+            let net = self.subnet(one.subnet).ipv6.filter(|_| one.ipv6.is_none());
+            let derived = net.and_then(|net| sluice_types::eui64_address(&net, MacAddr::from_u64(mac)));
+            wanted.extend(derived.map(|address| (u128::from(address), index)));
+        }
+        wanted
+    }
+
     fn mac_taken(&self, mac: MacAddr, instance: &str) -> StoreError {
         Conflict::MacTaken { mac: mac.to_string(), instance: instance.to_owned() }.into()
     }
@@ -234,13 +272,7 @@ impl<'a> BulkPlan<'a> {
     /// Checks the IPv6 addresses that the requests assign, and those derived from MACs that they assign: an
     /// existing instance must have none of them, neither assigned nor derived.
     async fn check_ipv6(&self, q: &mut dyn Query) -> Result<()> {
-        let mut wanted = self.given.ipv6.clone();
-        for (&mac, &index) in &self.given.macs {
-            let one = &self.new[index];
-            let net = self.subnet(one.subnet).ipv6.filter(|_| one.ipv6.is_none());
-            let derived = net.and_then(|net| sluice_types::eui64_address(&net, MacAddr::from_u64(mac)));
-            wanted.extend(derived.map(|address| (u128::from(address), index)));
-        }
+        let wanted = self.wanted_ipv6();
         let wanted_list: Vec<u128> = wanted.keys().copied().collect();
         let sql = "SELECT ipv6, name FROM instances WHERE vpc = $1 AND ipv6 IS NOT NULL \
                    AND derived IN (0, 1) AND ipv6 = ANY($2)";

@@ -3,6 +3,7 @@
 //! The assignment says which gateway is the preferred owner of each vIP. Gateways apply it only if its
 //! revision is higher than the one they have.
 
+use super::removals::{self, Hold};
 use super::underlay::{claim, release};
 use super::{check_unused, events, families, keys, vip_slots};
 use crate::backend::Query;
@@ -143,7 +144,7 @@ pub(crate) async fn replace_vips(
     publish_assignment(w, cluster, &[]).await
 }
 
-pub(crate) async fn delete(w: &mut Write, id: ClusterId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: ClusterId, expected: Option<u64>) -> Result<u64> {
     let cluster: Cluster = get(w.q(), id).await?;
     check_revision(id, &cluster, expected)?;
     let object = ("cluster", cluster.name.as_str(), id.get());
@@ -158,7 +159,11 @@ pub(crate) async fn delete(w: &mut Write, id: ClusterId, expected: Option<u64>) 
     release(w.q(), id.get()).await?;
     keys::delete_all(w, id).await?;
     w.q().run("DELETE FROM clusters WHERE id = $1", args![id.get()]).await?;
-    w.push(&Change::ClusterRemoved(cluster))
+    let nodes = removals::cluster_and_hosts(w.q(), id).await?;
+    let holds: Vec<_> = cluster.addresses().into_iter().map(Hold::Underlay).collect();
+    let name = cluster.name.clone();
+    w.push(&Change::ClusterRemoved(cluster))?;
+    removals::record(w, ("cluster", id.get(), &name), nodes, &holds).await
 }
 
 /// Changes the preferred owner of a vIP from `from` to `to`. Returns false and changes nothing if the

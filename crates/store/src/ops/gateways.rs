@@ -1,6 +1,7 @@
 //! Gateways: creation, drain, deletion. Moves between clusters are in `gateway_moves.rs`.
 
 use super::clusters::{VPC_ON_CLUSTER, publish_assignment};
+use super::removals::{self, Hold};
 use super::underlay::{claim, release};
 use super::{check_unused, events, families, keys, southbound};
 use crate::check::{self, Difference};
@@ -91,7 +92,7 @@ pub(crate) async fn drain(
     Ok(gateway)
 }
 
-pub(crate) async fn delete(w: &mut Write, id: GatewayId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: GatewayId, expected: Option<u64>) -> Result<u64> {
     let gateway: Gateway = get(w.q(), id).await?;
     check_revision(id, &gateway, expected)?;
     let others = "SELECT id FROM gateways WHERE cluster = $1 AND id <> $2 \
@@ -108,5 +109,9 @@ pub(crate) async fn delete(w: &mut Write, id: GatewayId, expected: Option<u64>) 
         keys::request_renewal_of_all(w).await?;
     }
     let cluster = get(w.q(), gateway.cluster).await?;
-    publish_assignment(w, cluster, &[]).await.map(drop)
+    publish_assignment(w, cluster, &[]).await?;
+    let nodes = removals::cluster_and_hosts(w.q(), gateway.cluster).await?;
+    let vteps = gateway.vtep4.map(IpAddr::V4).into_iter().chain(gateway.vtep6.map(IpAddr::V6));
+    let holds: Vec<_> = vteps.map(Hold::Underlay).collect();
+    removals::record(w, ("gateway", id.get(), &gateway.name), nodes, &holds).await
 }

@@ -1,5 +1,6 @@
 //! Hosts: creation and deletion.
 
+use super::removals::{self, Hold};
 use super::underlay::{claim, release};
 use super::{check_unused, keys, southbound};
 use crate::check::{self, Difference};
@@ -34,7 +35,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewHost) -> Result<Created<Host>
     Ok(Created::New(host))
 }
 
-pub(crate) async fn delete(w: &mut Write, id: HostId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: HostId, expected: Option<u64>) -> Result<u64> {
     let host: Host = get(w.q(), id).await?;
     check_revision(id, &host, expected)?;
     let object = ("host", host.name.as_str(), id.get());
@@ -45,5 +46,8 @@ pub(crate) async fn delete(w: &mut Write, id: HostId, expected: Option<u64>) -> 
     if southbound::forget_node(w.q(), "host", id.get()).await? {
         keys::request_renewal_of_all(w).await?;
     }
-    w.push(&Change::HostRemoved(host))
+    let (nodes, holds) = (removals::all_gateways(w.q()).await?, [Hold::Underlay(host.vtep)]);
+    let name = host.name.clone();
+    w.push(&Change::HostRemoved(host))?;
+    removals::record(w, ("host", id.get(), &name), nodes, &holds).await
 }

@@ -1,5 +1,6 @@
 //! Single instances: creation, move to another host, deletion.
 
+use super::removals::{self, Hold};
 use super::{alloc, bulk, events, families};
 use crate::backend::Query;
 use crate::rows::{check_revision, find, get};
@@ -52,10 +53,12 @@ pub(crate) async fn relocate(
     events::record(w, "instance_moved", &id, text, details).await?;
     let (from, hosts) = (from.id, vec![to, from]);
     w.push(&Change::InstanceMoved { vpc, subnets, hosts, instance: instance.clone(), from })?;
+    let nodes = removals::host(w.q(), from).await?;
+    removals::record(w, (removals::PORT, id.get(), &instance.name), nodes, &[]).await?;
     Ok(instance)
 }
 
-pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>) -> Result<u64> {
     let instance: Instance = get(w.q(), id).await?;
     check_revision(id, &instance, expected)?;
     let vpc: Vpc = get(w.q(), instance.vpc).await?;
@@ -64,7 +67,14 @@ pub(crate) async fn delete(w: &mut Write, id: InstanceId, expected: Option<u64>)
     for address in addresses {
         alloc::free(w.q(), instance.subnet.get(), address).await?;
     }
-    w.push(&Change::InstancesRemoved { vpc, instances: vec![instance] })
+    let mut nodes = removals::gateways_of(w.q(), &vpc).await?;
+    nodes.extend(removals::host(w.q(), instance.host).await?);
+    nodes.extend(removals::previous_hosts(w.q(), id).await?);
+    let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
+    let holds: Vec<_> = addresses.map(|address| Hold::Address(vpc.id, address)).collect();
+    let name = instance.name.clone();
+    w.push(&Change::InstancesRemoved { vpc, instances: vec![instance] })?;
+    removals::record(w, ("instance", id.get(), &name), nodes, &holds).await
 }
 
 /// Number of instances of each VPC that has any.

@@ -18,6 +18,7 @@ pub(crate) mod keys;
 pub(crate) mod outbox;
 pub(crate) mod peerings;
 pub(crate) mod placement_plans;
+pub(crate) mod removals;
 pub(crate) mod routes;
 pub(crate) mod settings;
 pub(crate) mod snapshot;

@@ -1,6 +1,6 @@
 //! Peerings: creation, lookup, deletion.
 
-use super::{check_unused, vpcs};
+use super::{check_unused, removals, vpcs};
 use crate::backend::Query;
 use crate::check::{self, Difference};
 use crate::rows::{Record, check_revision, find, find_one, get};
@@ -125,7 +125,7 @@ pub(crate) async fn list(
     q.rows(&sql, values).await?.iter().map(Peering::decode).collect()
 }
 
-pub(crate) async fn delete(w: &mut Write, id: PeeringId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: PeeringId, expected: Option<u64>) -> Result<u64> {
     let peering: Peering = get(w.q(), id).await?;
     check_revision(id, &peering, expected)?;
     let object = ("peering", peering.name.as_str(), id.get());
@@ -134,5 +134,8 @@ pub(crate) async fn delete(w: &mut Write, id: PeeringId, expected: Option<u64>) 
     let (a, b): (Vpc, Vpc) = (get(w.q(), peering.a).await?, get(w.q(), peering.b).await?);
     let a_subnets = find(w.q(), vec![("vpc", a.id.get().into())]).await?;
     let b_subnets = find(w.q(), vec![("vpc", b.id.get().into())]).await?;
-    w.push(&Change::PeeringRemoved { a, a_subnets, b, b_subnets })
+    // Peered VPCs are on one cluster.
+    let nodes = removals::gateways_of(w.q(), &a).await?;
+    w.push(&Change::PeeringRemoved { a, a_subnets, b, b_subnets })?;
+    removals::record(w, ("peering", id.get(), &peering.name), nodes, &[]).await
 }

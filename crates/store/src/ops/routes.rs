@@ -1,5 +1,6 @@
 //! Routes: creation and deletion.
 
+use super::removals;
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
@@ -64,11 +65,13 @@ pub(crate) async fn create(w: &mut Write, new: &NewRoute) -> Result<Created<Rout
     Ok(Created::New(route))
 }
 
-pub(crate) async fn delete(w: &mut Write, id: RouteId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: RouteId, expected: Option<u64>) -> Result<u64> {
     let route: Route = get(w.q(), id).await?;
     check_revision(id, &route, expected)?;
     let table: RouteTable = get(w.q(), route.table).await?;
     let vpc: Vpc = get(w.q(), table.vpc).await?;
     w.q().run("DELETE FROM routes WHERE id = $1", args![id.get()]).await?;
-    w.push(&Change::RouteRemoved { vpc, route })
+    let (nodes, name) = (removals::gateways_of(w.q(), &vpc).await?, route.prefix.to_string());
+    w.push(&Change::RouteRemoved { vpc, route })?;
+    removals::record(w, ("route", id.get(), &name), nodes, &[]).await
 }

@@ -1,6 +1,6 @@
 //! Subnets: creation and deletion.
 
-use super::peerings;
+use super::{peerings, removals};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, get};
 use crate::value::{args, list};
@@ -105,7 +105,7 @@ async fn insert(w: &mut Write, subnet: &Subnet) -> Result<()> {
     w.q().run(sql, values).await.map(drop)
 }
 
-pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -> Result<u64> {
     let subnet: Subnet = get(w.q(), id).await?;
     check_revision(id, &subnet, expected)?;
     if let Some(user) = any_instance(w, &subnet).await? {
@@ -116,7 +116,9 @@ pub(crate) async fn delete(w: &mut Write, id: SubnetId, expected: Option<u64>) -
     w.q().run("DELETE FROM subnets WHERE id = $1", args![id.get()]).await?;
     let subnets = find(w.q(), vec![("vpc", vpc.id.get().into())]).await?;
     let peers = peerings::peers(w.q(), vpc.id).await?;
-    w.push(&Change::SubnetRemoved { vpc, subnets, subnet, peers })
+    let (nodes, name) = (removals::gateways_of(w.q(), &vpc).await?, subnet.name.clone());
+    w.push(&Change::SubnetRemoved { vpc, subnets, subnet, peers })?;
+    removals::record(w, ("subnet", id.get(), &name), nodes, &[]).await
 }
 
 /// The name of an instance of the subnet. There is no index by subnet, but each instance has an address in

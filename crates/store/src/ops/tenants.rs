@@ -38,11 +38,12 @@ pub(crate) async fn rename(w: &mut Write, id: TenantId, name: &str, expected: Op
     Ok(tenant)
 }
 
-pub(crate) async fn delete(w: &mut Write, id: TenantId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: TenantId, expected: Option<u64>) -> Result<u64> {
     let tenant: Tenant = get(w.q(), id).await?;
     check_revision(id, &tenant, expected)?;
     let object = ("tenant", tenant.name.as_str(), id.get());
     check_unused(w.q(), object, "VPC", "SELECT name FROM vpcs WHERE tenant = $1 LIMIT 1").await?;
     w.q().run("DELETE FROM tenants WHERE id = $1", args![id.get()]).await?;
-    w.push(&Change::TenantRemoved(tenant))
+    w.push(&Change::TenantRemoved(tenant))?;
+    Ok(w.revision)
 }

@@ -1,5 +1,6 @@
 //! Underlay addresses: each belongs to at most one host, gateway or cluster.
 
+use super::removals::{self, Hold};
 use crate::backend::Query;
 use crate::value::args;
 use crate::{Conflict, Result};
@@ -22,6 +23,7 @@ pub(super) async fn claim(
             let owner = format!("{} `{}`", row.text(0)?, row.text(1)?);
             return Err(Conflict::UnderlayAddressTaken { address: address.to_string(), owner }.into());
         }
+        removals::check_free(q, &Hold::Underlay(*address)).await?;
         let sql = "INSERT INTO underlay (address, kind, owner, owner_name) VALUES ($1, $2, $3, $4)";
         q.run(sql, args![address.to_string(), kind, owner, name]).await?;
     }

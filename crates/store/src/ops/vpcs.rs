@@ -1,6 +1,7 @@
 //! VPCs: creation with allocation of the VNI, update, deletion. Moves between clusters are in `vpc_moves.rs`.
 
 use super::check_unused;
+use super::removals::{self, Hold};
 use crate::check::{self, Difference};
 use crate::rows::{check_revision, find, find_one, get};
 use crate::value::args;
@@ -55,7 +56,7 @@ pub(crate) async fn create(w: &mut Write, new: &NewVpc, vnis: RangeInclusive<u32
 async fn check_vni(w: &mut Write, vni: Vni) -> Result<Vni> {
     match find_one::<Vpc>(w.q(), vec![("vni", vni.get().into())]).await? {
         Some(vpc) => Err(Conflict::VniTaken { vni: vni.get(), vpc: vpc.name }.into()),
-        None => Ok(vni),
+        None => removals::check_free(w.q(), &Hold::Vni(vni.get())).await.map(|()| vni),
     }
 }
 
@@ -64,18 +65,29 @@ async fn allocate_vni(w: &mut Write, vnis: RangeInclusive<u32>) -> Result<Vni> {
     let row = w.q().row("SELECT next_vni FROM meta", vec![]).await?;
     let next = row.ok_or_else(|| StoreError::Corrupt("no row in meta".into()))?.number(0)?;
     let (first, last) = (u64::from(*vnis.start()), u64::from(*vnis.end()));
-    let found = match first_free(w, next.max(first), last).await? {
+    let found = match first_usable(w, next.max(first), last).await? {
         Some(vni) => {
             w.q().run("UPDATE meta SET next_vni = $1", args![vni + 1]).await?;
             Some(vni)
         }
-        None => first_free(w, first, last).await?,
+        None => first_usable(w, first, last).await?,
     };
     let used = (last + 1).saturating_sub(first);
     let found = found.ok_or(Conflict::VniExhausted { used })?;
     u32::try_from(found)
         .map_err(|_| StoreError::Corrupt(format!("VNI {found}")))
         .and_then(|vni| Vni::new(vni).map_err(|e| check::invalid(vni, e.to_string())))
+}
+
+/// The lowest VNI in the range that no VPC has and no deletion holds.
+async fn first_usable(w: &mut Write, mut first: u64, last: u64) -> Result<Option<u64>> {
+    while let Some(vni) = first_free(w, first, last).await? {
+        if !removals::holds_vni(w.q(), vni).await? {
+            return Ok(Some(vni));
+        }
+        first = vni + 1;
+    }
+    Ok(None)
 }
 
 /// The lowest VNI in the range that no VPC has.
@@ -114,7 +126,7 @@ pub(crate) async fn update(w: &mut Write, id: VpcId, new: &VpcUpdate, expected: 
     Ok(vpc)
 }
 
-pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> Result<()> {
+pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> Result<u64> {
     let vpc: Vpc = get(w.q(), id).await?;
     check_revision(id, &vpc, expected)?;
     let object = ("VPC", vpc.name.as_str(), id.get());
@@ -126,7 +138,9 @@ pub(crate) async fn delete(w: &mut Write, id: VpcId, expected: Option<u64>) -> R
         .await?;
     w.q().run("DELETE FROM route_tables WHERE vpc = $1", args![id.get()]).await?;
     w.q().run("DELETE FROM vpcs WHERE id = $1", args![id.get()]).await?;
-    w.push(&Change::VpcRemoved(vpc))
+    let (nodes, name, vni) = (removals::gateways_of(w.q(), &vpc).await?, vpc.name.clone(), vpc.vni.get());
+    w.push(&Change::VpcRemoved(vpc))?;
+    removals::record(w, ("VPC", id.get(), &name), nodes, &[Hold::Vni(vni)]).await
 }
 
 /// Refuses an operation that is not possible while the VPC moves.

@@ -20,6 +20,7 @@ mod outage;
 mod outbox;
 mod postgres;
 mod random;
+mod removals;
 mod settings;
 mod southbound;
 
@@ -71,6 +72,8 @@ fn cases() -> Vec<Case> {
             onto_existing, full_subnet_is_named, many_hosts;
         gateway_moves: there_and_back, reversed_move, refusals,
             vpc_that_arrives_during_a_move_keeps_the_last_gateway, preferred_owners_set_by_the_scheduler_are_kept;
+        removals: addresses_are_held, vnis_and_vteps_are_held, awaited_nodes, release_in_parts, host_that_an_instance_left_is_awaited,
+            adoption_takes_held_addresses;
         moves: make_before_break, hosts_find_vips_of_their_family, peered_vpcs_move_together, reversed_move, refusals, many_instances_in_parts,
             instances_change_hosts, gateways_drain, vips_are_added_before_others_are_removed, thresholds, events;
         outbox: every_kind_of_change, parts_of_a_bulk, limits_keep_revisions_whole, compaction,

@@ -126,7 +126,7 @@ pub async fn if_match(f: Fixture) {
         }
         other => panic!("{other:?}"),
     }
-    let stale = |result: sluice_store::Result<()>| {
+    let stale = |result: sluice_store::Result<u64>| {
         assert!(matches!(result, Err(StoreError::Stale { .. })), "{result:?}")
     };
     let instance = c.instance("vm").await;
@@ -136,7 +136,7 @@ pub async fn if_match(f: Fixture) {
     stale(s.delete_vpc(c.vpc.id, Some(99)).await);
     stale(s.delete_subnet(c.subnet.id, Some(99)).await);
     stale(s.delete_cluster(c.cluster.id, Some(99)).await);
-    stale(s.update_vpc(c.vpc.id, vpc_update("v", 1400), Some(99)).await.map(drop));
+    stale(s.update_vpc(c.vpc.id, vpc_update("v", 1400), Some(99)).await.map(|vpc| vpc.revision));
     let vpc = s.update_vpc(c.vpc.id, vpc_update("v", 1400), Some(c.vpc.revision)).await.unwrap();
     assert_eq!((vpc.name.as_str(), vpc.mtu, vpc.vni), ("v", 1400, c.vpc.vni));
     assert_eq!(s.vpc(c.vpc.id).await.unwrap(), vpc);

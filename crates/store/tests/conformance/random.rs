@@ -135,7 +135,7 @@ impl Run {
                 if result.is_ok() {
                     self.model.vpcs.remove(&id);
                 }
-                (expected.into(), verdict(&result, |()| false))
+                (expected.into(), verdict(&result, |_| false))
             }
             O::CreateSubnet(n, name, prefix) => {
                 let vpc = pick(&self.model.vpcs, n)?;
@@ -157,7 +157,7 @@ impl Run {
                 if result.is_ok() {
                     self.model.subnets.remove(&id);
                 }
-                (expected.into(), verdict(&result, |()| false))
+                (expected.into(), verdict(&result, |_| false))
             }
             O::CreateInstance(n, ref choice) => {
                 return self.instances(n, std::slice::from_ref(choice), false).await;
@@ -167,7 +167,7 @@ impl Run {
                 let id = pick(&self.model.instances, n)?;
                 let result = s.delete_instance(id, None).await;
                 self.model.instances.remove(&id);
-                ("New".into(), verdict(&result, |()| false))
+                ("New".into(), verdict(&result, |_| false))
             }
             _ => return self.step_between_vpcs(operation).await,
         })
@@ -196,7 +196,7 @@ impl Run {
                 if result.is_ok() {
                     self.model.peerings.remove(&id);
                 }
-                (expected.into(), verdict(&result, |()| false))
+                (expected.into(), verdict(&result, |_| false))
             }
             O::CreateRoute(n, prefix, target) => {
                 let vpc = pick(&self.model.vpcs, n)?;
@@ -217,7 +217,7 @@ impl Run {
                 let id = pick(&self.model.routes, n)?;
                 let result = s.delete_route(id, None).await;
                 self.model.routes.remove(&id);
-                ("New".into(), verdict(&result, |()| false))
+                ("New".into(), verdict(&result, |_| false))
             }
             _ => return None,
         })
