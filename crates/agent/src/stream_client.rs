@@ -24,6 +24,7 @@ use serde::Serialize;
 use sluice_datapath::Datapath;
 use sluice_southbound::proto::{Heartbeat, NodeUpdate};
 use sluice_southbound::{Connection, Identity, ReportSender, connect};
+use sluice_types::Digests;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -40,6 +41,8 @@ const DIGEST_INTERVAL: Duration = Duration::from_secs(3);
 /// The pause after digests is at least this many times as long as computing them, so that they take at most a hundredth
 /// of a processor: for more than one or two million entries the interval is longer.
 const DIGEST_PAUSE: u32 = 100;
+/// Longest time between two reports of the digests of a role that reports them only when they change.
+pub const DIGEST_REPEAT: Duration = Duration::from_secs(30);
 /// Messages that are decoded while an earlier one is written.
 const DECODED_AHEAD: usize = 4;
 
@@ -243,10 +246,8 @@ impl<R: Role> StreamClient<R> {
     /// Sends digests of the tables, which the controller compares with what it compiled.
     async fn send_digests(&self, reports: &ReportSender) -> Result<(), Error> {
         let mut pause = DIGEST_INTERVAL;
+        let mut last = None;
         loop {
-            if !R::HAS_DIGESTS {
-                std::future::pending::<()>().await;
-            }
             sleep(pause).await;
             let read = |applier: &mut Applier<R>| {
                 let began = Instant::now();
@@ -269,7 +270,13 @@ impl<R: Role> StreamClient<R> {
                 status.digests += 1;
                 status.digest_seconds += took.as_secs_f64();
             });
-            reports.digests(revision, &digests).await?;
+            let is_known = last.is_some_and(|(known, at): ((u64, Digests), Instant)| {
+                known == (revision, digests) && at.elapsed() < DIGEST_REPEAT
+            });
+            if !(R::DIGESTS_ARE_RARE && is_known) {
+                reports.digests(revision, &digests).await?;
+                last = Some(((revision, digests), Instant::now()));
+            }
             pause = DIGEST_INTERVAL.max(took * DIGEST_PAUSE);
         }
     }

@@ -292,7 +292,6 @@ impl Listener {
     }
 
     fn handle_digests(&self, report: TableDigests) -> Result<(), Status> {
-        let NodeId::Gateway(gateway) = self.node else { return Ok(()) };
         if report.version != DIGEST_VERSION {
             return Ok(());
         }
@@ -301,18 +300,17 @@ impl Listener {
         })?;
         let digests = Digests::from_shards(shards);
         let report = DigestReport { session: self.session, revision: report.revision, digests };
-        self.push.digests.put(gateway, report);
+        self.push.digests.put(self.node, report);
         Ok(())
     }
 
     async fn handle_repair(&self, repair: TableRepair) {
-        let NodeId::Gateway(gateway) = self.node else { return };
         let TableRepair { revision, differences, named } = repair;
         let named: Vec<_> = named.into_iter().take(MAX_FAILURES).map(shorten).collect();
-        tracing::warn!(%gateway, revision, differences, ?named, "gateway repaired its tables");
+        tracing::warn!(node = ?self.node, revision, differences, ?named, "node repaired its tables");
         self.push.counters.repaired.fetch_add(differences, Ordering::Relaxed);
         let name = self.push.names(&[self.node]).concat();
-        let event = repair_event(gateway, &name, revision, differences, &named);
+        let event = repair_event(self.node, &name, revision, differences, &named);
         if let Err(error) = self.push.db.store.add_event(event).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot record the repair as an event");
         }
