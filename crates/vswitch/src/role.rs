@@ -17,6 +17,8 @@
 //! ```
 
 mod delayed_removal;
+#[cfg(test)]
+mod digest_tests;
 mod fixed_paths;
 #[cfg(test)]
 mod fixed_paths_tests;

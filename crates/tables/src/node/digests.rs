@@ -120,22 +120,24 @@ impl NodeTables {
                     call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
                 }
             }
+            // A gateway has no groups: these are senders of its last VNI.
+            Key::Index { vni: layout::EXACT_GROUP_VNI, .. } if self.groups.is_empty() => {}
             Key::Index { vni: layout::EXACT_GROUP_VNI, id } => {
                 let key = EntryKey::Group(id);
                 let group = self.visible_group(id);
                 call(key, group.map_or(EntryHash::unreadable(key), |(_, vips)| EntryHash::group(id, &vips)));
             }
-            Key::Index { vni: 0, id } if self.ports.get(&id) == Some(&next) => {}
-            Key::Index { id, .. } => {
+            Key::Index { vni: 0, id } if self.ports.get(&id) != Some(&next) => {
                 call(EntryKey::Interface(id), EntryHash::unreadable(EntryKey::Interface(id)));
             }
+            Key::Index { .. } => {}
         });
     }
 
     /// Whether a VRF leads to the group that it names, or names none.
     fn has_group_cell(&self, cell: u32) -> bool {
         let memory = self.memory();
-        let known = memory.contains(cell, 1).then(|| memory.read::<vrf>(cell)).unwrap_or_default();
+        let known = if memory.contains(cell, 1) { memory.read(cell) } else { vrf::default() };
         known.group_id == 0
             || self.visible_group(known.group_id).is_some_and(|(group, _)| group == known.by_role)
     }
@@ -175,8 +177,11 @@ impl NodeTables {
                     _ => false,
                 },
                 Key::Index { vni, id: 0 } => self.vrfs.get(&vni) == Some(&entry.next),
-                Key::Index { vni: layout::EXACT_GROUP_VNI, id } => self.groups.get(&id) == Some(&entry.next),
-                Key::Index { vni, id } => vni == 0 && self.ports.get(&id) == Some(&entry.next),
+                Key::Index { vni: 0, id } => self.ports.get(&id) == Some(&entry.next),
+                Key::Index { vni: layout::EXACT_GROUP_VNI, id } => {
+                    self.groups.is_empty() || self.groups.get(&id) == Some(&entry.next)
+                }
+                Key::Index { .. } => true,
             };
             if !is_known {
                 unknown.push(key);
