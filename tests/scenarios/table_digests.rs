@@ -112,7 +112,8 @@ async fn entries_of_host(lab: &Lab) -> Outcome {
     let reader = Reader::new(memory.clone());
     let find = |address: Ipv4Addr| reader.find(0, address.into());
     let right = (find(WRONG), find(LOST));
-    let streams = Streams::start(lab, &[("web-1", "web-3", false), ("web-3", "web-1", true)], PORT, 500).await?;
+    let streams =
+        Streams::start(lab, &[("web-1", "web-3", false), ("web-3", "web-1", true)], PORT, 500).await?;
     let known = repairs(lab).await?.len();
     // The address in the cell of a next hop.
     let word = u64::from(u32::from_le_bytes(WRONG.octets()));
@@ -120,11 +121,12 @@ async fn entries_of_host(lab: &Lab) -> Outcome {
     let foreign = change_key(&memory, &reader)?;
     ensure!(find(LOST) == Lookup::Miss, "the damage changed nothing");
     let begin = Instant::now();
-    let names =
-        [(WRONG, "was wrong"), (LOST, "was missing"), (foreign, "was additional")].map(|(address, what)| format!("VTEP {address} {what}"));
+    let names = [(WRONG, "was wrong"), (LOST, "was missing"), (foreign, "was additional")]
+        .map(|(address, what)| format!("VTEP {address} {what}"));
     eventually(FOUND_MAX, || async {
         let events = repairs(lab).await?;
-        let named: String = events[known..].iter().map(|event| event.details["entries"].to_string()).collect();
+        let named: String =
+            events[known..].iter().map(|event| event.details["entries"].to_string()).collect();
         ensure!(names.iter().all(|name| named.contains(name)), "{DAMAGED_HOST}: the events say {named:?}");
         Ok(())
     })

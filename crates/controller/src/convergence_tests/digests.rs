@@ -1,4 +1,4 @@
-//! Digests of the tables of gateways, compared with those of what was compiled.
+//! Digests of the tables of nodes, compared with those of what was compiled.
 
 use super::*;
 use crate::compile::{Comparison, Intent};
@@ -90,6 +90,14 @@ async fn differences_are_found_unless_the_shard_changed_since() {
     let different = Comparison::Different(1 << shard);
     assert_eq!(world.intent.compare(&world.state, node, before, &wrong), different);
 
+    let on_host = NodeId::Host(host);
+    let right = world.nodes[&on_host].tables.digests();
+    assert_eq!(world.intent.compare(&world.state, on_host, before, &right), Comparison::Equal);
+    world.nodes.get_mut(&on_host).unwrap().tables.ports.values_mut().next().unwrap().mac = MacAddr::local(98);
+    let wrong_port = world.nodes[&on_host].tables.digests();
+    let compared = world.intent.compare(&world.state, on_host, before, &wrong_port);
+    assert!(matches!(compared, Comparison::Different(_)), "{compared:?}");
+
     // A removal changes the shard, so digests of the revision before cannot be compared there.
     store.delete_instance(first.id, None).await.unwrap();
     world.follow().await;
@@ -97,4 +105,8 @@ async fn differences_are_found_unless_the_shard_changed_since() {
     let after = world.state.revision();
     assert_eq!(world.intent.compare(&world.state, node, after, &wrong), different);
     assert_eq!(world.intent.compare(&world.state, node, 1, &wrong), Comparison::Undecided);
+    // A host that did not get the removal has the digests of before.
+    assert_eq!(world.intent.compare(&world.state, on_host, before, &right), Comparison::Undecided);
+    let compared = world.intent.compare(&world.state, on_host, after, &right);
+    assert!(matches!(compared, Comparison::Different(_)), "{compared:?}");
 }
