@@ -1,22 +1,29 @@
 //! Memory of a gateway's forwarding tables is damaged while it forwards. The controller finds that digests differ, and a
 //! snapshot repairs the tables: a wrong endpoint, a lost one, a foreign one and a wrong route are named in the event log.
-//! When a large part of the tables is damaged, the gateway gives its vIPs up until they are repaired.
+//! When a large part of the tables is damaged, the gateway gives its vIPs up until they are repaired. The same for a wrong, a
+//! lost and an additional entry of a host, whose VMs lose no packet.
 //!
 //! Catches: damage that stays, that is not named, or that names something else; a gateway that forwards by tables of which
 //! it knows that they are wrong; digests that differ although nothing is damaged.
 
 use crate::Ground;
+use crate::streams::Streams;
 use crate::support::{Failure, Outcome, ensure, eventually};
 use crate::takeover::{Bench, Hellos, lab_of_three};
 use sluice_client::{HappenedEvent, Instance, NewHost, NewInstance, NewSubnet, NewVpc, Vpc};
 use sluice_lab::Lab;
 use sluice_tables::damage::{find_words, flip};
-use sluice_tables::{Memory, Reader};
+use sluice_tables::{Lookup, Memory, Reader};
 use sluice_types::{MacAddr, Vni};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 const DAMAGED: &str = "gw-b";
+const DAMAGED_HOST: &str = "host-a";
+/// Nodes whose entries are damaged on that host: they do not exist.
+const WRONG: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 97);
+const LOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 98);
+const PORT: u16 = 7081;
 /// Entries enough that a damaged half of them concerns most shards.
 const INSTANCES: usize = 2_000;
 const FOUND_MAX: Duration = Duration::from_secs(5);
@@ -48,6 +55,7 @@ pub async fn scenario(ground: &Ground) -> Outcome {
         words.into_iter().for_each(|at| flip(memory, at, 1 << 20));
     })
     .await?;
+    entries_of_host(&lab).await?;
     many_entries(&bench, &memory, &victims).await?;
     nothing_differs(&lab).await
 }
@@ -98,6 +106,55 @@ async fn one_entry(
     Ok(())
 }
 
+/// Three entries of a host, under traffic of its VMs.
+async fn entries_of_host(lab: &Lab) -> Outcome {
+    let memory = sluice_datapath::pinned_tables(&lab.paths().pin_dir(DAMAGED_HOST))?;
+    let reader = Reader::new(memory.clone());
+    let find = |address: Ipv4Addr| reader.find(0, address.into());
+    let right = (find(WRONG), find(LOST));
+    let streams =
+        Streams::start(lab, &[("web-1", "web-3", false), ("web-3", "web-1", true)], PORT, 500).await?;
+    let known = repairs(lab).await?.len();
+    // The address in the cell of a next hop.
+    let word = u64::from(u32::from_le_bytes(WRONG.octets()));
+    find_words(&memory, |found| found == word).into_iter().for_each(|at| flip(&memory, at, 1 << 8));
+    let foreign = change_key(&memory, &reader)?;
+    ensure!(find(LOST) == Lookup::Miss, "the damage changed nothing");
+    let begin = Instant::now();
+    let names = [(WRONG, "was wrong"), (LOST, "was missing"), (foreign, "was additional")]
+        .map(|(address, what)| format!("VTEP {address} {what}"));
+    eventually(FOUND_MAX, || async {
+        let events = repairs(lab).await?;
+        let named: String =
+            events[known..].iter().map(|event| event.details["entries"].to_string()).collect();
+        ensure!(names.iter().all(|name| named.contains(name)), "{DAMAGED_HOST}: the events say {named:?}");
+        Ok(())
+    })
+    .await?;
+    println!("    {}: found and repaired after {:.1} s", names.join(", "), begin.elapsed().as_secs_f64());
+    ensure!((find(WRONG), find(LOST)) == right && find(foreign) == Lookup::Miss, "not repaired");
+    let wrong = find_words(&memory, |found| found == word ^ 1 << 8);
+    ensure!(wrong.is_empty(), "{WRONG} still leads to another address");
+    streams.end().await
+}
+
+/// Makes the entry of one node that of another, which lookups find. Returns that address.
+fn change_key(memory: &Memory, reader: &Reader) -> Result<Ipv4Addr, Failure> {
+    let key = 1 << 56 | u64::from(u32::from(LOST));
+    let words = find_words(memory, |word| word & ((1 << 58) - 1) == key);
+    for number in 1_u32..1 << 20 {
+        let bits = u64::from(number);
+        words.iter().for_each(|at| flip(memory, *at, bits));
+        let address = Ipv4Addr::from(u32::from(LOST) ^ number);
+        // The lab's nodes are in the same network.
+        if number >> 8 != 0 && matches!(reader.find(0, address.into()), Lookup::Hit(_)) {
+            return Ok(address);
+        }
+        words.iter().for_each(|at| flip(memory, *at, bits));
+    }
+    Err(Failure::new("no other key is found in this place"))
+}
+
 /// Half of the endpoints lead to wrong MAC addresses: the gateway has no vIPs until they are repaired.
 async fn many_entries(bench: &Bench<'_>, memory: &Memory, victims: &[Victim]) -> Outcome {
     let lab = bench.lab;
@@ -134,6 +191,10 @@ async fn repairs(lab: &Lab) -> Result<Vec<HappenedEvent>, Failure> {
 async fn fill_tables(lab: &Lab) -> Result<Vec<Victim>, Failure> {
     let api = lab.api();
     let like = api.get::<Vpc>(lab.vpc("web")?.id).await?;
+    for (name, vtep) in [("wrong", WRONG), ("lost", LOST)] {
+        let host = NewHost { name: name.to_owned(), vtep: vtep.into(), agent: false };
+        api.create((), &host).await?;
+    }
     let host = NewHost { name: "many".to_owned(), vtep: "192.0.2.99".parse()?, agent: false };
     let host = api.create((), &host).await?.object.id;
     let name = || "many".to_owned();

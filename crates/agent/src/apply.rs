@@ -148,7 +148,12 @@ impl<R: Role> Applier<R> {
         let revision = self.tables.applied_revision();
         let is_between = self.snapshot.is_some() || self.in_step || !self.is_complete() || revision == 0;
         // With unconfirmed entries, the tables differ from what the controller compiled.
-        (!is_between && self.unconfirmed.is_empty()).then(|| (revision, self.tables.digests()))
+        let is_comparable = !is_between && self.unconfirmed.is_empty() && self.role.is_settled();
+        is_comparable.then(|| {
+            let mut sums = Digests::default();
+            self.role.visit_entries(&self.tables, &mut |_, hash| sums.add(hash));
+            (revision, sums)
+        })
     }
 
     /// Whether all entries of the last step and of those before are in the tables.
@@ -223,7 +228,7 @@ impl<R: Role> Applier<R> {
         if Verification::is_mass(shards) {
             self.set_complete_revision(0);
         }
-        let (verification, result) = Verification::begin(&mut self.tables, shards);
+        let (verification, result) = Verification::begin(&mut self.tables, &self.role, shards);
         self.failures.check(result, "removal of damaged entries");
         self.verification = Some(verification);
     }

@@ -37,5 +37,5 @@ pub use error::{Error, OtherDatabase, error_chain};
 pub use heartbeat::NodeLoad;
 pub use node::{Node, Opened, Started, flush, flush_closed, open};
 pub use role::{Role, UpdateContext};
-pub use stream_client::{SharedStreamStatus, StreamStatus};
+pub use stream_client::{DIGEST_REPEAT, SharedStreamStatus, StreamStatus};
 pub use table_writer::TableWriter;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use sluice_southbound::{ClusterPlan, Group, Path, PathKey, Port, Vip, Vrf, Vtep, VtepRole};
 use sluice_tables::NodeTables;
-use sluice_types::{InstanceId, Vni};
+use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 
 use crate::NodeLoad;
 use crate::failures::Failures;
@@ -23,8 +23,22 @@ pub trait Role: Send + 'static {
     /// Whether heartbeats report the traffic of each VNI.
     const REPORTS_VNI_TRAFFIC: bool = false;
 
-    /// Whether the controller compares digests of the tables with what it compiled.
-    const HAS_DIGESTS: bool = false;
+    /// Whether digests are reported only after they or the revision have changed, and otherwise every [`DIGEST_REPEAT`]. For
+    /// roles of which there are many nodes.
+    ///
+    /// [`DIGEST_REPEAT`]: crate::DIGEST_REPEAT
+    const DIGESTS_ARE_RARE: bool = false;
+
+    /// Whether what lookups find can be compared now: the role itself has nothing left to write.
+    fn is_settled(&self) -> bool {
+        true
+    }
+
+    /// Calls `call` for every entry that digests count. What the role keeps longer than the controller, or has not entered
+    /// into the tables because something of its own is missing, is counted as the controller compiled it.
+    fn visit_entries(&self, tables: &NodeTables, call: &mut dyn FnMut(EntryKey, EntryHash)) {
+        tables.visit_entries(call);
+    }
 
     /// The load that heartbeats report; 0 if the role does not measure it.
     fn load(&self) -> NodeLoad {

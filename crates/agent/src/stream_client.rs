@@ -24,6 +24,7 @@ use serde::Serialize;
 use sluice_datapath::Datapath;
 use sluice_southbound::proto::{Heartbeat, NodeUpdate};
 use sluice_southbound::{Connection, Identity, ReportSender, connect};
+use sluice_types::Digests;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -40,6 +41,11 @@ const DIGEST_INTERVAL: Duration = Duration::from_secs(3);
 /// The pause after digests is at least this many times as long as computing them, so that they take at most a hundredth
 /// of a processor: for more than one or two million entries the interval is longer.
 const DIGEST_PAUSE: u32 = 100;
+/// Longest time between two reports of the digests of a role that reports them only after a change.
+pub const DIGEST_REPEAT: Duration = Duration::from_secs(30);
+/// After a change, such a role reports its digests for this time, because the controller does not compare those that it
+/// gets during a change.
+const DIGEST_SETTLING: Duration = Duration::from_secs(10);
 /// Messages that are decoded while an earlier one is written.
 const DECODED_AHEAD: usize = 4;
 
@@ -243,10 +249,8 @@ impl<R: Role> StreamClient<R> {
     /// Sends digests of the tables, which the controller compares with what it compiled.
     async fn send_digests(&self, reports: &ReportSender) -> Result<(), Error> {
         let mut pause = DIGEST_INTERVAL;
+        let mut schedule = DigestSchedule::default();
         loop {
-            if !R::HAS_DIGESTS {
-                std::future::pending::<()>().await;
-            }
             sleep(pause).await;
             let read = |applier: &mut Applier<R>| {
                 let began = Instant::now();
@@ -269,7 +273,9 @@ impl<R: Role> StreamClient<R> {
                 status.digests += 1;
                 status.digest_seconds += took.as_secs_f64();
             });
-            reports.digests(revision, &digests).await?;
+            if schedule.is_due((revision, digests), Instant::now()) || !R::DIGESTS_ARE_RARE {
+                reports.digests(revision, &digests).await?;
+            }
             pause = DIGEST_INTERVAL.max(took * DIGEST_PAUSE);
         }
     }
@@ -307,5 +313,47 @@ impl<R: Role> StreamClient<R> {
         let count = move || Counters::read(&datapath, &tables).map(|counters| (tables, counters));
         let (tables, counters) = tokio::task::spawn_blocking(count).await.map_err(Error::counters)??;
         Ok(Heartbeat { unconfirmed, ..heartbeat::build(&tables, counters, load, vni_traffic) })
+    }
+}
+
+/// When a role reports digests that seldom change.
+#[derive(Debug, Default)]
+struct DigestSchedule {
+    /// The last digests and their revision, when they were first seen, and when they were last reported.
+    last: Option<((u64, Digests), Instant, Instant)>,
+}
+
+impl DigestSchedule {
+    /// Whether to report these digests at `now`.
+    fn is_due(&mut self, digests: (u64, Digests), now: Instant) -> bool {
+        let first = match self.last {
+            Some((known, first, reported)) if known == digests => {
+                if now - first > DIGEST_SETTLING && now - reported < DIGEST_REPEAT {
+                    return false;
+                }
+                first
+            }
+            _ => now,
+        };
+        self.last = Some((digests, first, now));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_reported_after_a_change_and_then_seldom() {
+        let (mut schedule, begin) = (DigestSchedule::default(), Instant::now());
+        let mut reported = |seconds: std::ops::Range<u64>, revision| -> Vec<u64> {
+            let is_due = |second: &u64| {
+                schedule.is_due((revision, Digests::default()), begin + Duration::from_secs(*second))
+            };
+            seconds.step_by(3).filter(is_due).collect()
+        };
+        assert_eq!(reported(0..80, 5), [0, 3, 6, 9, 39, 69]);
+        assert_eq!(reported(81..130, 6), [81, 84, 87, 90, 120]);
     }
 }

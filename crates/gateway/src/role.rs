@@ -75,7 +75,6 @@ impl GatewayRole {
 impl Role for GatewayRole {
     const KEY_KIND: KeyKind = KeyKind::Cluster;
     const REPORTS_VNI_TRAFFIC: bool = true;
-    const HAS_DIGESTS: bool = true;
 
     fn load(&self) -> NodeLoad {
         self.load.get()

@@ -1,12 +1,11 @@
 //! The entries of an update as digests count them. It changes when digests count another kind of entry.
 
-use crate::{Scope, Update, VtepRole};
+use crate::{Port, Scope, Update, VtepRole};
 use sluice_types::{EntryHash, EntryKey, address_hash};
 use std::net::IpAddr;
 
 impl Update {
-    /// Hashes of the entries that a gateway's digests count. VTEPs of gateways, groups, ports, keys and plans are not
-    /// among them.
+    /// Hashes of the entries that digests count. Keys, plans, paths and groups without vIPs are not among them.
     pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + '_ {
         let vteps = self.vteps.iter().map(|vtep| {
             let is_gateway = vtep.role != VtepRole::Host;
@@ -17,7 +16,11 @@ impl Update {
         let vrfs = self
             .vrfs
             .iter()
-            .map(|vrf| (EntryKey::Vrf(vrf.vni), EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6)));
+            .map(|vrf| (vrf, EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6)))
+            .map(|(vrf, hash)| (EntryKey::Vrf(vrf.vni), hash.with_group(vrf.group)));
+        let groups = self.groups.iter().filter(|group| !group.vips.is_empty());
+        let groups = groups.map(|group| (EntryKey::Group(group.id), EntryHash::group(group.id, &group.vips)));
+        let ports = self.ports.iter().flat_map(Port::entry_hashes);
         let routes = self.routes.iter().map(|route| {
             let (vni, prefix) = (route.key.vni, route.key.prefix.trunc());
             let peer = if let Scope::Peer(peer) = route.scope { Some(peer) } else { None };
@@ -30,6 +33,17 @@ impl Update {
                 (EntryKey::Endpoint(vni, address), EntryHash::endpoint(vni, address, mac, host))
             })
         });
-        vteps.chain(vips).chain(vrfs).chain(routes).chain(endpoints)
+        vteps.chain(vips).chain(groups).chain(vrfs).chain(routes).chain(endpoints).chain(ports)
+    }
+}
+
+impl Port {
+    /// Hashes of the port's addresses.
+    pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + use<> {
+        let Self { vni, mac, instance, .. } = *self;
+        let addresses = [self.ipv4.map(|net| net.addr().into()), self.ipv6.map(|net| net.addr().into())];
+        addresses.into_iter().flatten().map(move |address: IpAddr| {
+            (EntryKey::Port(vni, address), EntryHash::port(vni, address, mac, instance.get()))
+        })
     }
 }

@@ -38,6 +38,13 @@ pub enum EntryKey {
     Vtep(IpAddr),
     /// A vIP.
     Vip(IpAddr),
+    /// An address of a port of a host.
+    Port(Vni, IpAddr),
+    /// A group of vIPs, by its identifier.
+    Group(u32),
+    /// An interface of a host that is a port, by its index. Only names entries that are wrong: what was compiled has
+    /// no interfaces.
+    Interface(u32),
 }
 
 /// Sums of the hashes of entries, by shard.
@@ -52,6 +59,9 @@ enum Kind {
     Vrf = 3,
     Vtep = 4,
     Vip = 5,
+    Port = 6,
+    Group = 7,
+    Interface = 8,
 }
 
 const KEYS: [u64; 4] =
@@ -124,14 +134,36 @@ impl EntryHash {
         Self::new(Kind::Vip, 0, address, 0, [mac.to_u64(), 0])
     }
 
+    /// An address of a port of a host. What else a port contains follows from its instance and subnet; the host compares
+    /// it itself.
+    #[must_use]
+    pub fn port(vni: Vni, address: IpAddr, mac: MacAddr, instance: u64) -> Self {
+        Self::new(Kind::Port, vni.get(), address, 0, [mac.to_u64(), instance])
+    }
+
+    /// A VRF of a host, whose packets go to a group.
+    #[must_use]
+    pub fn with_group(self, group: Option<u32>) -> Self {
+        let hash = group.map_or(self.hash, |group| fold(self.hash ^ KEYS[1], u64::from(group) ^ KEYS[3]));
+        Self { hash, ..self }
+    }
+
+    /// A group: its vIPs in the order of buckets.
+    #[must_use]
+    pub fn group(id: u32, vips: &[IpAddr]) -> Self {
+        let sum = vips.iter().fold(KEYS[0], |sum, vip| fold(sum ^ KEYS[1], address_hash(*vip) ^ KEYS[2]));
+        Self::new(Kind::Group, id, Ipv4Addr::UNSPECIFIED.into(), 0, [sum, vips.len() as u64])
+    }
+
     /// An entry in which the right contents cannot be recognized. No set of right entries contains it.
     #[must_use]
     pub fn unreadable(key: EntryKey) -> Self {
         let (vni, address) = match key {
-            EntryKey::Endpoint(vni, address) => (vni.get(), address),
+            EntryKey::Endpoint(vni, address) | EntryKey::Port(vni, address) => (vni.get(), address),
             EntryKey::Route(vni, prefix) => (vni.get(), prefix.addr()),
             EntryKey::Vrf(vni) => (vni.get(), Ipv4Addr::UNSPECIFIED.into()),
             EntryKey::Vtep(address) | EntryKey::Vip(address) => (0, address),
+            EntryKey::Group(number) | EntryKey::Interface(number) => (number, Ipv4Addr::UNSPECIFIED.into()),
         };
         let kind = match key {
             EntryKey::Endpoint(..) => Kind::Endpoint,
@@ -139,6 +171,9 @@ impl EntryHash {
             EntryKey::Vrf(_) => Kind::Vrf,
             EntryKey::Vtep(_) => Kind::Vtep,
             EntryKey::Vip(_) => Kind::Vip,
+            EntryKey::Port(..) => Kind::Port,
+            EntryKey::Group(_) => Kind::Group,
+            EntryKey::Interface(_) => Kind::Interface,
         };
         Self::new(kind, vni, address, 0, [u64::MAX, u64::MAX])
     }
@@ -158,6 +193,9 @@ impl fmt::Display for EntryKey {
             Self::Vrf(vni) => write!(f, "VRF of VNI {vni}"),
             Self::Vtep(address) => write!(f, "VTEP {address}"),
             Self::Vip(address) => write!(f, "vIP {address}"),
+            Self::Port(vni, address) => write!(f, "port {address} of VNI {vni}"),
+            Self::Group(id) => write!(f, "group {id}"),
+            Self::Interface(ifindex) => write!(f, "interface {ifindex}"),
         }
     }
 }
@@ -247,6 +285,15 @@ mod tests {
             EntryHash::vtep(at("192.0.2.1"), true),
             EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(1)),
             EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(2)),
+            EntryHash::vrf(vni(7), 1450, None, None).with_group(Some(1)),
+            EntryHash::vrf(vni(7), 1450, None, None).with_group(Some(2)),
+            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 1),
+            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(2), 2),
+            EntryHash::port(vni(7), at("0.0.0.1"), MacAddr::from_u64(3), 1),
+            EntryHash::group(1, &[at("192.0.2.1"), at("192.0.2.2")]),
+            EntryHash::group(1, &[at("192.0.2.2"), at("192.0.2.1")]),
+            EntryHash::group(1, &[at("192.0.2.1")]),
+            EntryHash::group(2, &[at("192.0.2.1")]),
         ];
         assert_eq!(all.iter().map(|entry| entry.hash).collect::<BTreeSet<_>>().len(), all.len());
     }

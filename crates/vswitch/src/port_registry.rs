@@ -13,7 +13,7 @@ mod files;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use sluice_agent::{Error, error_chain};
 use sluice_southbound::{Port, Vtep, VtepRole};
 use sluice_tables::{NodeTables, PortIpv4, PortIpv6};
-use sluice_types::{InstanceId, Vni};
+use sluice_types::{EntryKey, InstanceId, Vni};
 use tokio::sync::watch;
 
 /// Seconds that a DHCP lease lasts. Addresses never change under an instance: it only has to renew its lease.
@@ -124,6 +124,27 @@ impl PortRegistry {
     pub fn limit_mtu(&mut self, mtu: u16) -> bool {
         self.is_reconciled &= std::mem::replace(&mut self.mtu_max, mtu) == mtu;
         !self.is_reconciled
+    }
+
+    /// Whether the ports of the tables are in line with the attachments.
+    pub fn is_reconciled(&self) -> bool {
+        self.is_reconciled
+    }
+
+    /// Addresses of ports that packets do not find as this registry wrote them.
+    pub fn wrong_ports(&self, tables: &NodeTables) -> HashSet<EntryKey> {
+        let attached = self.attachments.values().filter_map(|attachment| {
+            let port = self.instances.get(&attachment.instance)?;
+            Some((port, table_port(port, attachment, self.mtu_max)))
+        });
+        let wrong = attached.filter(|(_, entry)| !tables.is_port_right(entry));
+        wrong.flat_map(|(port, _)| port.entry_hashes().map(|(key, _)| key)).collect()
+    }
+
+    /// The instances that no interface is attached to.
+    pub fn without_interface(&self) -> impl Iterator<Item = &Port> {
+        let attached: HashSet<InstanceId> = self.attachments.values().map(|known| known.instance).collect();
+        self.instances.values().filter(move |port| !attached.contains(&port.instance))
     }
 
     /// Notifies changes of instances and gateways.
@@ -363,8 +384,14 @@ fn write_port(
     attachment: &Attachment,
     mtu_max: u16,
 ) -> Result<(), RegistryError> {
+    let entry = table_port(port, attachment, mtu_max);
+    tables.upsert_port(&entry).map(drop).map_err(|error| RegistryError::Tables(error_chain(&error)))
+}
+
+/// The port as it is in the tables.
+fn table_port(port: &Port, attachment: &Attachment, mtu_max: u16) -> sluice_tables::Port {
     let router = port.router4;
-    let entry = sluice_tables::Port {
+    sluice_tables::Port {
         ifindex: attachment.ifindex,
         peer_redirect: attachment.peer_redirect,
         mtu: port.mtu.min(mtu_max),
@@ -375,8 +402,7 @@ fn write_port(
         dns4: port.dns4.clone(),
         instance: port.instance.get(),
         lease_s: LEASE_S,
-    };
-    tables.upsert_port(&entry).map(drop).map_err(|error| RegistryError::Tables(error_chain(&error)))
+    }
 }
 
 fn remove_port(tables: &mut NodeTables, ifindex: u32) -> Result<(), RegistryError> {

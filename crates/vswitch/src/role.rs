@@ -17,6 +17,8 @@
 //! ```
 
 mod delayed_removal;
+#[cfg(test)]
+mod digest_tests;
 mod fixed_paths;
 #[cfg(test)]
 mod fixed_paths_tests;
@@ -31,7 +33,7 @@ use sluice_agent::rsp::KeyKind;
 use sluice_agent::{Role, UpdateContext, error_chain};
 use sluice_southbound::{Group, Path, PathKey, Port, Vrf, Vtep};
 use sluice_tables::NodeTables;
-use sluice_types::{InstanceId, Vni};
+use sluice_types::{EntryHash, EntryKey, InstanceId, Vni};
 use tokio::sync::watch;
 
 use crate::port_registry::PortRegistry;
@@ -139,6 +141,23 @@ fn report_absent_group(context: &mut UpdateContext<'_>, vni: Vni, group: u32) {
 
 impl Role for HostRole {
     const KEY_KIND: KeyKind = KeyKind::Host;
+    const DIGESTS_ARE_RARE: bool = true;
+
+    fn is_settled(&self) -> bool {
+        self.ports.is_reconciled()
+    }
+
+    fn visit_entries(&self, tables: &NodeTables, call: &mut dyn FnMut(EntryKey, EntryHash)) {
+        let wrong = self.ports.wrong_ports(tables);
+        tables.visit_entries(|key, hash| {
+            if !self.delayed.has(key) {
+                call(key, if wrong.contains(&key) { EntryHash::unreadable(key) } else { hash });
+            }
+        });
+        for port in self.ports.without_interface() {
+            port.entry_hashes().for_each(|(key, hash)| call(key, hash));
+        }
+    }
 
     fn begin_stream(&mut self) {
         self.paths.clear();

@@ -11,6 +11,8 @@ use sluice_southbound::{MAX_FAILURES, Update};
 use sluice_tables::{Error, NodeTables};
 use sluice_types::{DIGEST_SHARDS, EntryHash, EntryKey};
 
+use crate::Role;
+
 /// From this number of different shards on, the tables are not relied on until they are repaired: a gateway then gives
 /// its vIPs to others. A few damaged cells concern fewer shards.
 const MASS_SHARDS: u32 = DIGEST_SHARDS as u32 / 4;
@@ -37,10 +39,10 @@ impl Verification {
     ///
     /// # Errors
     /// Those of [`NodeTables::remove_damage`]; the snapshot repairs the rest nevertheless.
-    pub(super) fn begin(tables: &mut NodeTables, shards: u64) -> (Self, Result<(), Error>) {
+    pub(super) fn begin(tables: &mut NodeTables, role: &impl Role, shards: u64) -> (Self, Result<(), Error>) {
         let mut this = Self { shards, present: HashMap::new(), repaired: Repaired::default() };
         let mut twice = Vec::new();
-        tables.visit_entries(|key, hash| {
+        role.visit_entries(tables, &mut |key, hash| {
             if this.concerns(hash) && this.present.insert(key, hash).is_some() {
                 twice.push(key);
             }

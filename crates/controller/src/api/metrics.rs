@@ -86,7 +86,7 @@ fn streams(registry: &mut Registry, api: &Api) {
         ("digests_equal", "Digests of tables that agree with what was compiled", &c.digests_equal),
         ("digests_different", "Digests of tables that differ from what was compiled", &c.digests_different),
         ("digests_undecided", "Digests of tables not compared because of changes", &c.digests_undecided),
-        ("repaired_entries", "Entries that gateways repaired after their digests differed", &c.repaired),
+        ("repaired_entries", "Entries that nodes repaired after their digests differed", &c.repaired),
         ("stalled_streams", "Streams ended because the node took or acknowledged nothing", &c.stalled),
         ("acknowledgment_saves", "Transactions that saved what nodes acknowledged", &c.saves),
     ];

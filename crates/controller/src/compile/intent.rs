@@ -1,14 +1,14 @@
-//! Digests of what was compiled for gateways, to be compared with what lookups in their tables find. It changes with what
-//! gateways' tables contain.
+//! Digests of what was compiled for nodes, to be compared with what lookups in their tables find. It changes with what
+//! nodes' tables contain.
 //!
-//! Endpoints are summed with each change, because the compiler holds no instances. The other entries of a cluster are
+//! Endpoints, and the ports of each host, are summed with each change, because the compiler holds no instances. The other entries of a cluster are
 //! summed when they are compared after a change.
 
-use super::State;
 use super::entries::{endpoint, endpoints};
+use super::{Family, State};
 use sluice_southbound::{Endpoint, Update};
-use sluice_store::{Change, Host, Instance, Vpc};
-use sluice_types::{ClusterId, DIGEST_SHARDS, Digests, GatewayId, HostId, Vni};
+use sluice_store::{Change, Host, Instance, NodeId, Vpc};
+use sluice_types::{ClusterId, DIGEST_SHARDS, Digests, EntryHash, GatewayId, HostId, Vni, VpcId};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
@@ -26,16 +26,29 @@ impl Default for Endpoints {
     }
 }
 
-/// Digests of what gateways should have.
+/// The ports of a host.
+#[derive(Debug, Default)]
+struct Ports {
+    sums: Digests,
+    /// Number of instances by VPC. The host has the VRF of each of these.
+    vpcs: BTreeMap<VpcId, u64>,
+    /// The last revision that changed one.
+    changed: u64,
+}
+
+/// Digests of what nodes should have.
 #[derive(Debug, Default)]
 pub struct Intent {
     clusters: BTreeMap<ClusterId, Endpoints>,
     /// The part of each VPC in `clusters`, which is removed when the VPC leaves the cluster.
     vpcs: HashMap<(ClusterId, Vni), Digests>,
+    hosts: HashMap<HostId, Ports>,
     /// The last revision that changed more than endpoints.
     base_revision: u64,
     /// Sums of the entries of a gateway without endpoints, by its cluster, with the base revision of that time.
     base: BTreeMap<ClusterId, (u64, Digests)>,
+    /// The same for hosts without ports and VRFs, by the family of their VTEPs.
+    host_base: BTreeMap<Family, (u64, Digests)>,
 }
 
 /// Result of a comparison.
@@ -61,6 +74,7 @@ impl Intent {
             let Some((vpc, host)) = state.vpcs.get(&instance.vpc).zip(state.hosts.get(&instance.host)) else {
                 continue;
             };
+            self.change_port(0, &vpc.vpc, instance, instance.host, true);
             let entry = endpoint(vpc.vpc.vni, instance, host.vtep);
             for cluster in vpc.vpc.clusters() {
                 self.add(cluster, 0, entry);
@@ -77,6 +91,22 @@ impl Intent {
                 if is_added { sums.add(hash) } else { sums.remove(hash) }
             }
             all.changed[hash.shard()] = revision;
+        }
+    }
+
+    /// A host gets or loses a port.
+    fn change_port(&mut self, revision: u64, vpc: &Vpc, instance: &Instance, host: HostId, is_added: bool) {
+        let ports = self.hosts.entry(host).or_default();
+        ports.changed = revision;
+        let addresses = instance.ipv4.map(IpAddr::V4).into_iter().chain(instance.ipv6.map(IpAddr::V6));
+        for address in addresses {
+            let hash = EntryHash::port(vpc.vni, address, instance.mac, instance.id.get());
+            if is_added { ports.sums.add(hash) } else { ports.sums.remove(hash) }
+        }
+        let count = ports.vpcs.entry(vpc.id).or_default();
+        *count = if is_added { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            ports.vpcs.remove(&vpc.id);
         }
     }
 
@@ -128,11 +158,17 @@ impl Intent {
         for change in changes {
             match change {
                 Change::InstancesCreated { vpc, hosts, instances, .. } => {
+                    for instance in instances {
+                        self.change_port(revision, vpc, instance, instance.host, true);
+                    }
                     for cluster in vpc.clusters() {
                         self.add_all(cluster, revision, vpc, hosts, instances);
                     }
                 }
                 Change::InstancesRemoved { vpc, instances } => {
+                    for instance in instances {
+                        self.change_port(revision, vpc, instance, instance.host, false);
+                    }
                     for cluster in vpc.clusters() {
                         self.remove_all(before, cluster, revision, vpc, instances);
                     }
@@ -145,6 +181,8 @@ impl Intent {
                 }
                 Change::InstanceMoved { vpc, hosts, instance, from, .. } => {
                     let old = Instance { host: *from, ..instance.clone() };
+                    self.change_port(revision, vpc, instance, *from, false);
+                    self.change_port(revision, vpc, instance, instance.host, true);
                     for cluster in vpc.clusters() {
                         self.remove_all(before, cluster, revision, vpc, std::slice::from_ref(&old));
                         self.add_all(cluster, revision, vpc, hosts, std::slice::from_ref(instance));
@@ -162,14 +200,58 @@ impl Intent {
                     self.base_revision = revision;
                     vpc.clusters().for_each(|cluster| self.remove_vpc(cluster, revision, vpc.vni));
                 }
+                Change::HostRemoved(host) => {
+                    self.base_revision = revision;
+                    self.hosts.remove(&host.id);
+                }
                 Change::KeysChanged { .. } | Change::TenantUpserted(_) | Change::TenantRemoved(_) => {}
                 _ => self.base_revision = revision,
             }
         }
     }
 
-    /// Compares the digests of a gateway's tables at a revision, which must not be newer than the state.
-    pub fn compare(&mut self, state: &State, id: GatewayId, revision: u64, found: &Digests) -> Comparison {
+    /// Compares the digests of a node's tables at a revision, which must not be newer than the state.
+    pub fn compare(&mut self, state: &State, id: NodeId, revision: u64, found: &Digests) -> Comparison {
+        match id {
+            NodeId::Gateway(id) => self.compare_gateway(state, id, revision, found),
+            NodeId::Host(id) => self.compare_host(state, id, revision, found),
+        }
+    }
+
+    /// The groups of a model with zones belong to no revision, so hosts are not compared in it.
+    fn compare_host(&mut self, state: &State, id: HostId, revision: u64, found: &Digests) -> Comparison {
+        let ports = self.hosts.entry(id).or_default();
+        if revision < self.base_revision.max(ports.changed) || state.model.has_zones() {
+            return Comparison::Undecided;
+        }
+        let Some(family) = state.vtep(id).map(Family::of) else { return Comparison::Undecided };
+        let kept = self.host_base.get(&family).filter(|(at, _)| *at == self.base_revision);
+        let mut expected = match kept {
+            Some((_, base)) => *base,
+            None => {
+                let Some(base) = state.host_base(id).map(|update| sums_of(&update)) else {
+                    return Comparison::Undecided;
+                };
+                self.host_base.insert(family, (self.base_revision, base));
+                base
+            }
+        };
+        let vrfs = ports.vpcs.keys().filter_map(|vpc| state.host_vrf(*vpc)).collect();
+        expected.add_all(&sums_of(&Update { vrfs, ..Update::default() }));
+        expected.add_all(&ports.sums);
+        match expected.differences(found).fold(0, |bits, shard| bits | 1 << shard) {
+            0 => Comparison::Equal,
+            shards => Comparison::Different(shards),
+        }
+    }
+
+    fn compare_gateway(
+        &mut self,
+        state: &State,
+        id: GatewayId,
+        revision: u64,
+        found: &Digests,
+    ) -> Comparison {
         let Some((cluster, gateway)) = state.gateway(id) else { return Comparison::Undecided };
         // A gateway that moves has entries of two clusters.
         if revision < self.base_revision || gateway.moving.is_some() {
@@ -181,8 +263,7 @@ impl Intent {
             Some((_, base)) => *base,
             None => {
                 let Some((_, update)) = state.gateway_base(id) else { return Comparison::Undecided };
-                let mut base = Digests::default();
-                update.entry_hashes().for_each(|(_, hash)| base.add(hash));
+                let base = sums_of(&update);
                 self.base.insert(cluster, (self.base_revision, base));
                 base
             }
@@ -195,6 +276,12 @@ impl Intent {
             shards => Comparison::Different(shards),
         }
     }
+}
+
+fn sums_of(update: &Update) -> Digests {
+    let mut sums = Digests::default();
+    update.entry_hashes().for_each(|(_, hash)| sums.add(hash));
+    sums
 }
 
 impl State {

@@ -419,6 +419,11 @@ impl State {
         update
     }
 
+    /// The VRF of a VPC as hosts have it.
+    pub(super) fn host_vrf(&self, vpc: VpcId) -> Option<Vrf> {
+        self.vpcs.get(&vpc).map(|vpc| vpc.vrf(true))
+    }
+
     /// The VNI of a VPC.
     #[cfg(test)]
     pub fn vni_of(&self, vpc: VpcId) -> Option<Vni> {

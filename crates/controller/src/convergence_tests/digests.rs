@@ -1,15 +1,21 @@
-//! Digests of the tables of gateways, compared with those of what was compiled.
+//! Digests of the tables of nodes, compared with those of what was compiled.
 
 use super::*;
 use crate::compile::{Comparison, Intent};
 
 impl NodeTables {
-    /// Digests as a gateway computes them.
+    /// Digests as a node computes them.
     fn digests(&self) -> Digests {
         let vteps =
             self.vteps.iter().map(|(address, role)| EntryHash::vtep(*address, *role != VtepRole::Host));
+        let groups = self.groups.iter().filter(|(_, group)| !group.vips.is_empty());
+        let groups = groups.map(|(id, group)| EntryHash::group(*id, &group.vips));
+        let ports = self.ports.values().flat_map(|port| port.entry_hashes().map(|(_, hash)| hash));
         let vips = self.vips.values().map(|vip| EntryHash::vip(vip.address, vip.mac));
-        let vrfs = self.vrfs.values().map(|vrf| EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6));
+        let vrfs = self
+            .vrfs
+            .values()
+            .map(|vrf| EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6).with_group(vrf.group));
         let routes = self.routes.iter().map(|(key, scope)| {
             let peer = if let Scope::Peer(peer) = scope { Some(*peer) } else { None };
             EntryHash::route(key.vni, key.prefix, peer, *scope == Scope::Drop)
@@ -18,25 +24,39 @@ impl NodeTables {
             EntryHash::endpoint(*vni, *address, *mac, address_hash(*host))
         });
         let mut sums = Digests::default();
-        vteps.chain(vips).chain(vrfs).chain(routes).chain(endpoints).for_each(|hash| sums.add(hash));
+        vteps
+            .chain(vips)
+            .chain(groups)
+            .chain(ports)
+            .chain(vrfs)
+            .chain(routes)
+            .chain(endpoints)
+            .for_each(|hash| sums.add(hash));
         sums
     }
 }
 
 impl World {
-    /// The digests of every gateway agree with what was compiled, step by step and from a snapshot.
+    /// The digests of every node agree with what was compiled, step by step and from a snapshot.
     pub(super) async fn check_digests(&mut self) {
         let (state, instances) = read_snapshot(self.store.as_ref(), InstancesOf::All, self.model).await;
         let mut fresh = Intent::new(&state);
         fresh.add_instances(&state, &instances);
         for (node, follower) in &self.nodes {
-            let NodeId::Gateway(id) = *node else { continue };
             let digests = follower.tables.digests();
-            let moves = self.state.gateway_base(id).unwrap().0.moving.is_some();
+            let moves = match *node {
+                NodeId::Gateway(id) => self.state.gateway_base(id).unwrap().0.moving.is_some(),
+                NodeId::Host(_) => self.model.has_zones(),
+            };
+            let id = *node;
             let expected = if moves { Comparison::Undecided } else { Comparison::Equal };
             let revision = self.state.revision();
-            assert_eq!(self.intent.compare(&self.state, id, revision, &digests), expected, "{id} {revision}");
-            assert_eq!(fresh.compare(&state, id, revision, &digests), expected, "{id} {revision}");
+            assert_eq!(
+                self.intent.compare(&self.state, id, revision, &digests),
+                expected,
+                "{id:?} {revision}"
+            );
+            assert_eq!(fresh.compare(&state, id, revision, &digests), expected, "{id:?} {revision}");
             self.compared += usize::from(!moves);
         }
     }
@@ -68,13 +88,25 @@ async fn differences_are_found_unless_the_shard_changed_since() {
     let host_hash = address_hash(ip("192.0.2.21"));
     let shard = EntryHash::endpoint(key.0, key.1, first.mac, host_hash).shard();
     let different = Comparison::Different(1 << shard);
-    assert_eq!(world.intent.compare(&world.state, gateway, before, &wrong), different);
+    assert_eq!(world.intent.compare(&world.state, node, before, &wrong), different);
+
+    let on_host = NodeId::Host(host);
+    let right = world.nodes[&on_host].tables.digests();
+    assert_eq!(world.intent.compare(&world.state, on_host, before, &right), Comparison::Equal);
+    world.nodes.get_mut(&on_host).unwrap().tables.ports.values_mut().next().unwrap().mac = MacAddr::local(98);
+    let wrong_port = world.nodes[&on_host].tables.digests();
+    let compared = world.intent.compare(&world.state, on_host, before, &wrong_port);
+    assert!(matches!(compared, Comparison::Different(_)), "{compared:?}");
 
     // A removal changes the shard, so digests of the revision before cannot be compared there.
     store.delete_instance(first.id, None).await.unwrap();
     world.follow().await;
-    assert_eq!(world.intent.compare(&world.state, gateway, before, &wrong), Comparison::Equal);
+    assert_eq!(world.intent.compare(&world.state, node, before, &wrong), Comparison::Equal);
     let after = world.state.revision();
-    assert_eq!(world.intent.compare(&world.state, gateway, after, &wrong), different);
-    assert_eq!(world.intent.compare(&world.state, gateway, 1, &wrong), Comparison::Undecided);
+    assert_eq!(world.intent.compare(&world.state, node, after, &wrong), different);
+    assert_eq!(world.intent.compare(&world.state, node, 1, &wrong), Comparison::Undecided);
+    // A host that did not get the removal has the digests of before.
+    assert_eq!(world.intent.compare(&world.state, on_host, before, &right), Comparison::Undecided);
+    let compared = world.intent.compare(&world.state, on_host, after, &right);
+    assert!(matches!(compared, Comparison::Different(_)), "{compared:?}");
 }

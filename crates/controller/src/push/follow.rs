@@ -280,8 +280,8 @@ impl Follower {
         self.push.log.push(step);
         for node in removed {
             self.push.hub.remove(node);
+            self.push.verifications.end(node);
             if let NodeId::Gateway(id) = node {
-                self.push.verifications.end(id);
                 self.observer.gateway_removed(id);
             }
         }

@@ -98,7 +98,7 @@ pub struct Counters {
     pub digests_different: AtomicU64,
     /// Digests that could not be compared because of changes in the meantime.
     pub digests_undecided: AtomicU64,
-    /// Entries that gateways repaired.
+    /// Entries that nodes repaired.
     pub repaired: AtomicU64,
     /// Streams that were ended because the node took or acknowledged nothing.
     pub stalled: AtomicU64,

@@ -261,7 +261,7 @@ impl Listener {
                 }
                 Some(Report::Heartbeat(heartbeat)) => self.handle_heartbeat(heartbeat),
                 Some(Report::Digests(digests)) => {
-                    if let Err(status) = self.handle_digests(digests) {
+                    if let Err(status) = self.handle_digests(digests, sent) {
                         return (Some(status), false);
                     }
                 }
@@ -291,8 +291,7 @@ impl Listener {
         }
     }
 
-    fn handle_digests(&self, report: TableDigests) -> Result<(), Status> {
-        let NodeId::Gateway(gateway) = self.node else { return Ok(()) };
+    fn handle_digests(&self, report: TableDigests, sent: &AtomicU64) -> Result<(), Status> {
         if report.version != DIGEST_VERSION {
             return Ok(());
         }
@@ -300,19 +299,23 @@ impl Listener {
             Status::invalid_argument(format!("{} digests instead of {DIGEST_SHARDS}", shards.len()))
         })?;
         let digests = Digests::from_shards(shards);
-        let report = DigestReport { session: self.session, revision: report.revision, digests };
-        self.push.digests.put(gateway, report);
+        // A host that has what it was sent last has all later revisions that it counts as having, because nothing in
+        // them is for it (`Hub::skip`). What it was sent is read last: it may have been sent more meanwhile.
+        let counted = self.push.hub.with_acked(|acked| acked(self.node));
+        let is_latest = report.revision == sent.load(Ordering::Acquire);
+        let revision = if is_latest { counted.max(report.revision) } else { report.revision };
+        let report = DigestReport { session: self.session, revision, digests };
+        self.push.digests.put(self.node, report);
         Ok(())
     }
 
     async fn handle_repair(&self, repair: TableRepair) {
-        let NodeId::Gateway(gateway) = self.node else { return };
         let TableRepair { revision, differences, named } = repair;
         let named: Vec<_> = named.into_iter().take(MAX_FAILURES).map(shorten).collect();
-        tracing::warn!(%gateway, revision, differences, ?named, "gateway repaired its tables");
+        tracing::warn!(node = ?self.node, revision, differences, ?named, "node repaired its tables");
         self.push.counters.repaired.fetch_add(differences, Ordering::Relaxed);
         let name = self.push.names(&[self.node]).concat();
-        let event = repair_event(gateway, &name, revision, differences, &named);
+        let event = repair_event(self.node, &name, revision, differences, &named);
         if let Err(error) = self.push.db.store.add_event(event).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot record the repair as an event");
         }

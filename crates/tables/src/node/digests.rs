@@ -1,14 +1,16 @@
-//! What lookups find in a gateway's tables, as digests count it, to be compared with what the controller compiled; and
+//! What lookups find in a node's tables, as digests count it, to be compared with what the controller compiled; and
 //! the repair of what cannot be repaired entry by entry.
 
 use super::NodeTables;
+use super::direct_paths::direct_path_at;
+use super::ports::{PORT_CELLS, address_keys, port_key, port_mac};
 use super::underlay::{kind_of, next_hop_address, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
 use crate::encoding::mac_from_bytes;
 use crate::entries::Target;
 use crate::error::Error;
 use crate::exact::{Entry, Key};
-use crate::layout::{self, next_hop, vrf};
+use crate::layout::{self, next_hop, port, vrf};
 use crate::lpm::{self, Damaged};
 use crate::memory::Memory;
 use sluice_types::{Digests, EntryHash, EntryKey, MacAddr, Vni, address_hash};
@@ -56,7 +58,8 @@ fn visit_vrf(memory: &Memory, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKe
     let Some(known) = known.map(|entry| entry.vrf).filter(|vrf| vrf.vni == vni) else {
         return call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
     };
-    call(EntryKey::Vrf(vni), EntryHash::vrf(vni, known.mtu, known.router4, known.router6));
+    let hash = EntryHash::vrf(vni, known.mtu, known.router4, known.router6);
+    call(EntryKey::Vrf(vni), hash.with_group(known.group));
     for root in roots(cell) {
         let mut routes = Vec::new();
         if lpm::inspect(memory, root, |prefix, leaf| routes.push((prefix, leaf))) == Err(Damaged) {
@@ -75,15 +78,15 @@ fn visit_vrf(memory: &Memory, vni: Vni, cell: u32, call: &mut impl FnMut(EntryKe
 }
 
 impl NodeTables {
-    /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs and vIPs. Takes about 20 ns for each of them. Entries
-    /// that only hosts have, and thresholds of elephants, are not included.
+    /// Digests of what lookups find: endpoints, routes, VRFs, VTEPs, vIPs, groups and ports. Takes about 20 ns for each of
+    /// them. Direct paths and thresholds of elephants are not included.
     pub fn digests(&self) -> Digests {
         let mut sums = Digests::default();
         self.visit_entries(|_, hash| sums.add(hash));
         sums
     }
 
-    /// Calls `call` for every entry that digests count. Routes that cannot be read, or that lookups do not find, are left
+    /// Calls `call` for every entry that digests count, without direct paths. Routes that cannot be read, or that lookups do not find, are left
     /// out.
     pub fn visit_entries(&self, mut call: impl FnMut(EntryKey, EntryHash)) {
         let memory = self.memory();
@@ -95,6 +98,14 @@ impl NodeTables {
             }
             Key::Ip { vni, address } => {
                 let Ok(vni) = Vni::new(vni) else { return };
+                match kind_of(memory, next) {
+                    layout::NEXT_HOP_PORT => {
+                        let (key, hash) = self.port_entry(vni, address, Entry { mac, next });
+                        return call(key, hash);
+                    }
+                    layout::NEXT_HOP_DIRECT => return,
+                    _ => {}
+                }
                 let key = EntryKey::Endpoint(vni, address);
                 let hash = hosts.get(memory, next).map_or(EntryHash::unreadable(key), |host| {
                     EntryHash::endpoint(vni, address, MacAddr::from_u64(mac), host)
@@ -102,15 +113,51 @@ impl NodeTables {
                 call(key, hash);
             }
             Key::Index { vni, id: 0 } => {
-                if let Ok(vni) = Vni::new(vni) {
+                let Ok(vni) = Vni::new(vni) else { return };
+                if self.has_group_cell(next) {
                     visit_vrf(memory, vni, next, &mut call);
+                } else {
+                    call(EntryKey::Vrf(vni), EntryHash::unreadable(EntryKey::Vrf(vni)));
                 }
+            }
+            // A gateway has no groups: these are senders of its last VNI.
+            Key::Index { vni: layout::EXACT_GROUP_VNI, .. } if self.groups.is_empty() => {}
+            Key::Index { vni: layout::EXACT_GROUP_VNI, id } => {
+                let key = EntryKey::Group(id);
+                let group = self.visible_group(id);
+                call(key, group.map_or(EntryHash::unreadable(key), |(_, vips)| EntryHash::group(id, &vips)));
+            }
+            Key::Index { vni: 0, id } if self.ports.get(&id) != Some(&next) => {
+                call(EntryKey::Interface(id), EntryHash::unreadable(EntryKey::Interface(id)));
             }
             Key::Index { .. } => {}
         });
     }
 
-    /// Prepares damaged tables of a gateway for being written again: removes entries that lead nowhere or that the writer
+    /// Whether a VRF leads to the group that it names, or names none.
+    fn has_group_cell(&self, cell: u32) -> bool {
+        let memory = self.memory();
+        let known = if memory.contains(cell, 1) { memory.read(cell) } else { vrf::default() };
+        known.group_id == 0
+            || self.visible_group(known.group_id).is_some_and(|(group, _)| group == known.by_role)
+    }
+
+    /// An address of a port, whose interface must lead to the same cells.
+    fn port_entry(&self, vni: Vni, address: IpAddr, entry: Entry) -> (EntryKey, EntryHash) {
+        let key = EntryKey::Port(vni, address);
+        if !self.memory().contains(entry.next, PORT_CELLS) {
+            return (key, EntryHash::unreadable(key));
+        }
+        let port: port = self.memory().read(entry.next);
+        let interface = self.exact.get(self.memory(), port_key(port.ifindex)).map(|entry| entry.next);
+        let is_right = interface == Some(entry.next)
+            && address_keys(&port).contains(&Key::Ip { vni: vni.get(), address })
+            && port_mac(&port) == entry.mac;
+        let hash = EntryHash::port(vni, address, MacAddr::from_u64(entry.mac), port.instance);
+        (key, if is_right { hash } else { EntryHash::unreadable(key) })
+    }
+
+    /// Prepares damaged tables for being written again: removes entries that lead nowhere or that the writer
     /// does not know, and makes the routes of all VRFs readable. What is missing then must be added again.
     ///
     /// # Errors
@@ -123,8 +170,17 @@ impl NodeTables {
                     let vtep = self.vteps.get(&address).filter(|hop| hop.accepted).map(|hop| hop.cell);
                     vtep.or(self.vips.get(&address).copied()) == Some(entry.next)
                 }
-                Key::Ip { .. } => kind_of(self.pool.memory(), entry.next) == layout::NEXT_HOP_VTEP,
+                Key::Ip { .. } => match kind_of(self.pool.memory(), entry.next) {
+                    layout::NEXT_HOP_VTEP => true,
+                    layout::NEXT_HOP_PORT => self.is_address_of_port(key, entry.next),
+                    layout::NEXT_HOP_DIRECT => direct_path_at(self.pool.memory(), key, entry).is_some(),
+                    _ => false,
+                },
                 Key::Index { vni, id: 0 } => self.vrfs.get(&vni) == Some(&entry.next),
+                Key::Index { vni: 0, id } => self.ports.get(&id) == Some(&entry.next),
+                Key::Index { vni: layout::EXACT_GROUP_VNI, id } => {
+                    self.groups.is_empty() || self.groups.get(&id) == Some(&entry.next)
+                }
                 Key::Index { .. } => true,
             };
             if !is_known {
@@ -134,8 +190,14 @@ impl NodeTables {
         for key in unknown {
             self.exact.take(&mut self.pool, key)?;
         }
+        self.forget_damaged_groups();
         let cells: Vec<u32> = self.vrfs.values().copied().collect();
         cells.into_iter().map(|cell| self.rebuild_routes(cell)).fold(Ok(()), Result::and)
+    }
+
+    fn is_address_of_port(&self, key: Key, cell: u32) -> bool {
+        self.ports.values().any(|known| *known == cell)
+            && address_keys(&self.memory().read::<port>(cell)).contains(&key)
     }
 
     fn rebuild_routes(&mut self, cell: u32) -> Result<(), Error> {

@@ -4,15 +4,15 @@
 //! accepted from it.
 
 use super::NodeTables;
-use super::underlay::{encode_vtep, next_hop_address};
+use super::underlay::{encode_vtep, kind_of, next_hop_address};
 use crate::entries::Group;
 use crate::error::Error;
 use crate::exact::{self, Key};
 use crate::layout::{self, group, vrf};
 use crate::memory::Memory;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::mem::offset_of;
 use std::net::IpAddr;
 
@@ -46,7 +46,7 @@ impl NodeTables {
             )));
         }
         let old = self.groups.get(&group.id).copied();
-        if old.is_some_and(|cell| self.group_at(group.id, cell) == *group) {
+        if old.is_some_and(|cell| self.visible_group(group.id) == Some((cell, group.vips.clone()))) {
             return Ok(false);
         }
         let mut hops = old.map(|cell| self.member_cells(cell)).unwrap_or_default();
@@ -131,8 +131,43 @@ impl NodeTables {
     fn member_cells(&self, run: u32) -> HashMap<IpAddr, u32> {
         members(self.memory(), run)
             .into_iter()
+            .filter(|cell| kind_of(self.memory(), *cell) == layout::NEXT_HOP_VTEP)
             .map(|cell| (next_hop_address(self.memory(), cell), cell))
             .collect()
+    }
+
+    /// Forgets groups that packets cannot be sent by, or that lead to another group's or a node's cells. When they are
+    /// written again they get new cells; the old ones are not used again until the tables are adopted.
+    pub(super) fn forget_damaged_groups(&mut self) {
+        let mut used: HashMap<u32, u32> = HashMap::new();
+        for &run in self.groups.values() {
+            let cells: HashSet<u32> = members(self.memory(), run).into_iter().collect();
+            cells.into_iter().for_each(|cell| *used.entry(cell).or_default() += 1);
+        }
+        self.vteps.values().for_each(|vtep| *used.entry(vtep.cell).or_default() += 1);
+        let is_whole = |(id, run): (&u32, &u32)| {
+            let found = self.visible_group(*id).is_some_and(|(cell, _)| cell == *run);
+            found && members(self.memory(), *run).iter().all(|cell| used[cell] == 1)
+        };
+        let whole =
+            self.groups.iter().filter(|group| is_whole(*group)).map(|(id, run)| (*id, *run)).collect();
+        self.groups = whole;
+    }
+
+    /// The cell and vIPs of the group that lookups find; `None` if packets cannot be sent by it.
+    pub(super) fn visible_group(&self, id: u32) -> Option<(u32, Vec<IpAddr>)> {
+        let run = self.exact.get(self.memory(), group_key(id))?.next;
+        let cells =
+            self.memory().contains(run, 1).then(|| self.memory().load32(run, offset_of!(group, count)))?;
+        if !(1..=layout::GROUP_BUCKETS_MAX).contains(&cells)
+            || !self.memory().contains(run, group_cells(cells))
+        {
+            return None;
+        }
+        let cells = members(self.memory(), run);
+        let is_hop = |cell: &u32| kind_of(self.memory(), *cell) == layout::NEXT_HOP_VTEP;
+        let vips = || cells.iter().map(|cell| next_hop_address(self.memory(), *cell)).collect();
+        cells.iter().all(is_hop).then(|| (run, vips()))
     }
 
     fn group_at(&self, id: u32, run: u32) -> Group {

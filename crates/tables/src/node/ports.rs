@@ -105,7 +105,7 @@ impl NodeTables {
         let new = encode_port(port, vrf)?;
         let old = self.ports.get(&port.ifindex).copied();
         let known: Option<layout::port> = old.map(|cell| self.memory().read(cell));
-        if known == Some(new) {
+        if known == Some(new) && old.is_some_and(|cell| self.is_port_linked(&new, cell)) {
             return Ok(false);
         }
         self.check_addresses(&new)?;
@@ -129,12 +129,30 @@ impl NodeTables {
         Ok(true)
     }
 
+    /// Whether lookups of a port's interface and addresses find its cells.
+    fn is_port_linked(&self, port: &port, cell: u32) -> bool {
+        let leads = |key, mac| self.exact.get(self.memory(), key) == Some(Entry { mac, next: cell });
+        leads(port_key(port.ifindex), 0)
+            && address_keys(port).into_iter().all(|key| leads(key, port_mac(port)))
+    }
+
+    /// Whether what lookups find of a port is exactly what [`NodeTables::upsert_port`] would write.
+    pub fn is_port_right(&self, port: &Port) -> bool {
+        let Some(&vrf) = self.vrfs.get(&port.vni.get()) else { return false };
+        let found = self.exact.get(self.memory(), port_key(port.ifindex));
+        let found = found.filter(|found| self.memory().contains(found.next, PORT_CELLS));
+        found.zip(encode_port(port, vrf).ok()).is_some_and(|(found, right)| {
+            self.memory().read::<layout::port>(found.next) == right && self.is_port_linked(&right, found.next)
+        })
+    }
+
     /// Checks that no other port has one of the addresses.
     fn check_addresses(&self, new: &port) -> Result<(), Error> {
         for key in address_keys(new) {
             let Some(known) = self.exact.get(self.memory(), key) else { continue };
             let Key::Ip { vni, address } = key else { continue };
-            if kind_of(self.memory(), known.next) != layout::NEXT_HOP_PORT {
+            let is_ours = self.ports.get(&new.ifindex) == Some(&known.next);
+            if is_ours || kind_of(self.memory(), known.next) != layout::NEXT_HOP_PORT {
                 continue;
             }
             // The address may lead to other cells of this port, if an earlier change of it failed.

@@ -137,7 +137,8 @@ impl NodeTables {
         let old = self.vrfs.get(&vrf.vni.get()).copied();
         let known: layout::vrf = old.map(|cell| self.memory().read(cell)).unwrap_or_default();
         let is_linked = old.is_some_and(|cell| self.is_vrf_linked(vrf.vni, cell));
-        if decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) && is_linked {
+        let is_same = decode_vrf(&known).is_some_and(|entry| entry.vrf == *vrf) && known.by_role == by_role;
+        if is_same && is_linked {
             return Ok(false);
         }
         let run = self.pool.allocate(1)?;

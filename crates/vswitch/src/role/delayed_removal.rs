@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use sluice_types::Vni;
+use sluice_types::{EntryKey, Vni};
 
 /// Entries whose removal is delayed, with the end of the delay.
 #[derive(Debug)]
@@ -52,6 +52,16 @@ impl DelayedRemovals {
     /// Whether the removal of a network is delayed.
     pub(super) fn has_network(&self, vni: Vni) -> bool {
         self.networks.contains_key(&vni)
+    }
+
+    /// Whether an entry stays only because its removal is delayed.
+    pub(super) fn has(&self, key: EntryKey) -> bool {
+        match key {
+            EntryKey::Vrf(vni) => self.networks.contains_key(&vni),
+            EntryKey::Group(id) => self.groups.contains(&id),
+            EntryKey::Vtep(address) => self.vteps.contains_key(&address),
+            _ => false,
+        }
     }
 
     /// Delays the removal of a group until no network uses it.

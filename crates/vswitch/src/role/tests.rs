@@ -61,7 +61,7 @@ impl Host {
         &self.applier.tables
     }
 
-    fn remove_expired(&mut self, now: Instant) {
+    pub(super) fn remove_expired(&mut self, now: Instant) {
         self.applier.role.remove_expired(&mut self.applier.tables, now);
     }
 
@@ -92,7 +92,7 @@ pub(super) fn host_vtep(address: &str) -> Vtep {
     Vtep { address: ip(address), role: VtepRole::Host }
 }
 
-fn gateway_vtep(address: &str) -> Vtep {
+pub(super) fn gateway_vtep(address: &str) -> Vtep {
     Vtep { address: ip(address), role: VtepRole::Gateway { cluster: 1 } }
 }
 
@@ -100,11 +100,11 @@ pub(super) fn vrf(number: u32, group: Option<u32>) -> Vrf {
     Vrf { vni: vni(number), mtu: 1430, router4: None, router6: None, group, elephant_kbps: 0 }
 }
 
-fn group(id: u32, vips: &[&str]) -> Group {
+pub(super) fn group(id: u32, vips: &[&str]) -> Group {
     Group { id, vips: vips.iter().map(|vip| ip(vip)).collect(), detect: false }
 }
 
-fn port(number: u64) -> Port {
+pub(super) fn port(number: u64) -> Port {
     Port {
         instance: InstanceId::new(number),
         name: format!("blue/vm{number}"),
@@ -134,7 +134,7 @@ pub(super) fn delta(revision: u64) -> Update {
     Update { revision, database_id: DATABASE, ..Update::default() }
 }
 
-fn removal(revision: u64, vnis: &[u32], groups: &[u32]) -> Update {
+pub(super) fn removal(revision: u64, vnis: &[u32], groups: &[u32]) -> Update {
     let removed_vnis = vnis.iter().map(|number| vni(*number)).collect();
     Update { removed_vnis, removed_groups: groups.to_vec(), ..delta(revision) }
 }

@@ -39,7 +39,7 @@ struct HostTables {
 
 impl NodeStream {
     /// Sends a snapshot and moves the stream's position behind it. A node that already has the snapshot's
-    /// revision is sent nothing: only what the stream remembers of a host is filled. A gateway names the entries of
+    /// revision is sent nothing: only what the stream remembers of a host is filled. The node names the entries of
     /// `verify_shards` that it repairs.
     pub(super) async fn snapshot(&mut self, verify_shards: u64) -> Result<(), Ended> {
         let began = Instant::now();
@@ -52,7 +52,7 @@ impl NodeStream {
                 let (id, membership) = (gateway.id, gateway.membership);
                 self.gateway_snapshot(id, membership, verify_shards).await?
             }
-            Side::Host(host) => self.host_snapshot(host.id).await?,
+            Side::Host(host) => self.host_snapshot(host.id, verify_shards).await?,
         };
         if let Some(entries) = entries {
             self.sent.store(revision, Ordering::Release);
@@ -94,11 +94,7 @@ impl NodeStream {
         if verify_shards == 0 && self.has(revision) {
             return Ok((revision, None));
         }
-        self.push.hub.snapshot_begun(self.side.node(), self.session);
-        if verify_shards != 0 {
-            let first = NodeUpdate { verify_shards, ..NodeUpdate::default() };
-            self.send_part(EncodedUpdate::encode_entries(&first)).await?;
-        }
+        self.begin_snapshot(verify_shards).await?;
         let mut index = 0;
         while let Some(part) = tables.part(index).await? {
             self.send_part(part).await?;
@@ -108,18 +104,28 @@ impl NodeStream {
     }
 
     /// The same for a host.
-    async fn host_snapshot(&mut self, id: HostId) -> Result<(u64, Option<usize>), Ended> {
+    async fn host_snapshot(&mut self, id: HostId, verify_shards: u64) -> Result<(u64, Option<usize>), Ended> {
         let input = self.read_host(id).await?;
         self.known = input.position;
-        let HostTables { revision, parts, entries, is_known } = self.host_tables(id, input).await?;
+        let HostTables { revision, parts, entries, is_known } =
+            self.host_tables(id, input, verify_shards != 0).await?;
         if is_known {
             return Ok((revision, None));
         }
-        self.push.hub.snapshot_begun(self.side.node(), self.session);
+        self.begin_snapshot(verify_shards).await?;
         for part in parts {
             self.send_part(part).await?;
         }
         Ok((revision, Some(entries)))
+    }
+
+    async fn begin_snapshot(&self, verify_shards: u64) -> Result<(), Ended> {
+        self.push.hub.snapshot_begun(self.side.node(), self.session);
+        if verify_shards == 0 {
+            return Ok(());
+        }
+        let first = NodeUpdate { verify_shards, ..NodeUpdate::default() };
+        self.send_part(EncodedUpdate::encode_entries(&first)).await
     }
 
     async fn send_part(&self, part: Bytes) -> Result<(), Ended> {
@@ -175,13 +181,18 @@ impl NodeStream {
     }
 
     /// Makes the tables of a host, and records its ports and VPCs in the stream's view of it.
-    async fn host_tables(&mut self, id: HostId, input: HostInput) -> Result<HostTables, Ended> {
+    async fn host_tables(
+        &mut self,
+        id: HostId,
+        input: HostInput,
+        is_verification: bool,
+    ) -> Result<HostTables, Ended> {
         let HostInput { position: Position { revision, .. }, state, instances } = input;
         let unknown = Ended::Unknown(self.side.node());
         let has_it = self.has(revision);
         let Side::Host(host) = &mut self.side else { return Err(unknown) };
         // Only a view that exists already can be outdated although the revision is the same.
-        let is_known = host.view.is_none() && has_it;
+        let is_known = host.view.is_none() && has_it && !is_verification;
         let (vtep, mut base) = state.host_vtep(id).zip(state.host_base(id)).ok_or(unknown)?;
         if self.push.compiled.model().has_zones() {
             base.groups = self.push.compiled.zones().borrow().groups(id);
