@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{ClusterKeys, Endpoint, Route, RouteKey, Scope, Update};
+use sluice_southbound::{ClusterKeys, Endpoint, Missing, Route, RouteKey, Scope, Update};
 use sluice_tables::{NodeTables, Target};
 use sluice_types::{Digests, MacAddr, Vni};
 use tokio::sync::watch;
@@ -86,6 +86,8 @@ pub struct Applier<R> {
     needs_snapshot: bool,
     /// The files of the role or of the keys are behind the tables.
     is_uncommitted: bool,
+    /// What the controller was told to be missing.
+    reported: Missing,
     /// Revision of the last step; 0 before the first.
     last_revision: u64,
     topology_changes: u64,
@@ -111,6 +113,7 @@ impl<R: Role> Applier<R> {
             retries: Retries::default(),
             needs_snapshot,
             is_uncommitted: false,
+            reported: Missing::default(),
             last_revision: 0,
             topology_changes: 0,
             keys,
@@ -161,6 +164,16 @@ impl<R: Role> Applier<R> {
         self.retries.len() == 0 && self.role.waiting() == 0 && !self.needs_snapshot && !self.is_uncommitted
     }
 
+    /// What is missing in the tables, if that is not what the controller was told last on this stream.
+    pub fn take_missing(&mut self) -> Option<Missing> {
+        let mut missing = self.retries.missing();
+        missing.others |= self.needs_snapshot || self.role.waiting() > 0 || self.is_uncommitted;
+        (missing != self.reported).then(|| {
+            self.reported.clone_from(&missing);
+            missing
+        })
+    }
+
     /// Number of entries that wait to be tried again, at most [`RETRIES_MAX`].
     pub fn retries(&self) -> usize {
         self.retries.len()
@@ -171,6 +184,7 @@ impl<R: Role> Applier<R> {
         self.snapshot = None;
         self.verification = None;
         self.failures = Failures::default();
+        self.reported = Missing::default();
         // The acknowledgment with the failures may be lost with the stream. A snapshot writes the entries again.
         if !self.is_complete() {
             self.tables.set_applied_revision(0);
@@ -319,11 +333,13 @@ impl<R: Role> Applier<R> {
     }
 
     fn try_again(&mut self, entry: Entry) {
-        self.needs_snapshot |= !self.retries.add(entry);
+        let reason = self.failures.last_reason();
+        self.needs_snapshot |= !self.retries.add(entry, reason);
     }
 
     fn try_removal_again(&mut self, key: Key) {
-        self.needs_snapshot |= !self.retries.add_removal(key);
+        let reason = self.failures.last_reason();
+        self.needs_snapshot |= !self.retries.add_removal(key, reason);
     }
 
     fn check_lost<T, E: std::error::Error>(&mut self, result: Result<T, E>, what: &str) {

@@ -20,6 +20,8 @@ pub(crate) struct Failures {
     lost: u64,
     /// Whether failures are not logged as errors, because they are of a repeated attempt.
     repeated: bool,
+    /// The last failure.
+    last: String,
 }
 
 impl Failures {
@@ -55,10 +57,16 @@ impl Failures {
         self.lost
     }
 
+    /// The reason of the last failure, without the name of the entry.
+    pub(crate) fn last_reason(&self) -> String {
+        self.last.split_once(": ").map_or(&*self.last, |(_, reason)| reason).to_owned()
+    }
+
     fn record(&mut self, count: u64, text: impl FnOnce() -> String) {
         self.entries += count;
+        let text = text();
+        self.last.clone_from(&text);
         if self.named.len() < NAMED_FAILURES_MAX {
-            let text = text();
             match self.repeated {
                 false => tracing::error!(failure = text, "update"),
                 true => tracing::debug!(failure = text, "update, tried again"),

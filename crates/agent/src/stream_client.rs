@@ -197,9 +197,12 @@ impl<R: Role> StreamClient<R> {
         while let Some(update) = decoded.recv().await {
             let started = Instant::now();
             let job = move |applier: &mut Applier<R>| {
-                (applier.apply(update), applier.is_complete(), applier.topology_changes())
+                let applied = applier.apply(update);
+                let has_ended = matches!(applied, Ok(Some(_)));
+                let missing = if has_ended { applier.take_missing() } else { None };
+                (applied, missing, applier.is_complete(), applier.topology_changes())
             };
-            let (applied, is_complete, changes) = self.writer.run(job).await?;
+            let (applied, missing, is_complete, changes) = self.writer.run(job).await?;
             let applied = applied?;
             self.note_topology(changes);
             if let Some(Applied { revision, failures, failed_entries, repaired }) = applied {
@@ -213,6 +216,9 @@ impl<R: Role> StreamClient<R> {
                 }
                 tracing::debug!(revision, took = ?started.elapsed(), failures = failed_entries, "applied");
                 self.note_step(revision, &failures, failed_entries);
+                if let Some(missing) = missing {
+                    reports.missing(missing).await?;
+                }
                 reports.ack(revision, failures, is_complete).await?;
             }
         }
@@ -283,10 +289,15 @@ impl<R: Role> StreamClient<R> {
     /// Tries again what could not be written, and reports progress.
     async fn retry(&self, reports: &ReportSender) -> Result<(), Error> {
         let job = |applier: &mut Applier<R>| {
-            (applier.retry(Instant::now()), applier.is_complete(), applier.topology_changes())
+            let applied = applier.retry(Instant::now());
+            let missing = if applied.is_some() { applier.take_missing() } else { None };
+            (applied, missing, applier.is_complete(), applier.topology_changes())
         };
-        let (applied, is_complete, changes) = self.writer.run(job).await?;
+        let (applied, missing, is_complete, changes) = self.writer.run(job).await?;
         self.note_topology(changes);
+        if let Some(missing) = missing {
+            reports.missing(missing).await?;
+        }
         let Some(Applied { revision, failures, .. }) = applied else { return Ok(()) };
         self.status.change(|status| status.last_failures.clone_from(&failures));
         Ok(reports.ack(revision, failures, is_complete).await?)

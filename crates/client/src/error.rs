@@ -1,6 +1,6 @@
 //! Errors of calls, and the problem documents with which the API refuses a request.
 
-use crate::FieldError;
+use crate::{EntryFailure, FieldError};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -113,7 +113,7 @@ pub enum Error {
     #[error(transparent)]
     CloudFile(#[from] FieldError),
     /// The object was not programmed before the timeout.
-    #[error("{what} is not programmed after {} s{}", waited.as_secs(), lagging_nodes(behind))]
+    #[error("{what} is not programmed after {} s{}", waited.as_secs(), lagging_nodes(behind, failures))]
     NotProgrammed {
         /// Kind and id of the object.
         what: String,
@@ -121,6 +121,8 @@ pub enum Error {
         waited: Duration,
         /// Names of the nodes that have not acknowledged the revision of the object.
         behind: Vec<String>,
+        /// Entries of the object that nodes could not write.
+        failures: Vec<EntryFailure>,
     },
     /// A change that takes several steps, such as a drain or a move, was not complete before the timeout.
     #[error("the change of {what} is not complete after {} s", waited.as_secs())]
@@ -154,8 +156,15 @@ fn hint(error: &reqwest::Error) -> &'static str {
     }
 }
 
-fn lagging_nodes(behind: &[String]) -> String {
-    if behind.is_empty() { String::new() } else { format!("; nodes that lag behind: {}", behind.join(", ")) }
+fn lagging_nodes(behind: &[String], failures: &[EntryFailure]) -> String {
+    let mut text = String::new();
+    if !behind.is_empty() {
+        text = format!("; nodes that lag behind: {}", behind.join(", "));
+    }
+    for failure in failures {
+        text.push_str(&format!("; {failure}"));
+    }
+    text
 }
 
 impl Error {

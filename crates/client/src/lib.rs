@@ -27,9 +27,9 @@ pub use cloud::{
 pub use error::{Error, Problem};
 pub use http::{Client, Created, DEFAULT_API};
 pub use model::{
-    AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, Gateway, HappenedEvent, Host, Instance,
-    KeyRotation, NodeStatus, Peering, PendingRemoval, Removal, Resource, Route, RouteTable, RouteTarget,
-    Subnet, Tenant, Vpc,
+    AwaitedNode, BulkCreated, Cluster, ClusterVip, EnrollmentBundle, EntryFailure, Gateway, HappenedEvent,
+    Host, Instance, KeyRotation, NodeStatus, Peering, PendingRemoval, Removal, Resource, Route, RouteTable,
+    RouteTarget, Subnet, Tenant, Vpc,
 };
 pub use new::{
     NewCluster, NewGateway, NewHost, NewInstance, NewObject, NewPeering, NewRoute, NewSubnet, NewTenant,

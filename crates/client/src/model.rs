@@ -31,6 +31,8 @@ pub trait Resource: Clone + Debug + PartialEq + Serialize + DeserializeOwned + S
     fn revision(&self) -> u64;
     /// True if every node that needs this object has programmed its revision.
     fn programmed(&self) -> bool;
+    /// Entries of this object that nodes could not write.
+    fn failures(&self) -> &[EntryFailure];
 }
 
 macro_rules! resource {
@@ -54,6 +56,9 @@ macro_rules! resource {
             fn programmed(&self) -> bool {
                 self.programmed
             }
+            fn failures(&self) -> &[EntryFailure] {
+                &self.failures
+            }
         }
     };
 }
@@ -71,6 +76,23 @@ resource!(RouteTable, RouteTableId, "route-tables", "route table", ", or say --v
 resource!(Route, RouteId, "routes", "route", ", or say --table", false, |it| it.destination.to_string());
 resource!(Peering, PeeringId, "peerings", "peering", ", or say --vpc", true, |it| it.name.clone());
 
+/// An entry of an object that a node could not write. The node tries again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryFailure {
+    /// Id of the gateway or host.
+    pub node: String,
+    /// The entry, like `endpoint 10.0.0.2 of VNI 7`.
+    pub entry: String,
+    /// Why the node could not write it.
+    pub reason: String,
+}
+
+impl Display for EntryFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} has no {}: {}", self.node, self.entry, self.reason)
+    }
+}
+
 /// A tenant: it owns VPCs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
@@ -82,6 +104,9 @@ pub struct Tenant {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// A cluster: gateways that hold the same tables, and the vIPs that they divide among themselves.
@@ -99,6 +124,9 @@ pub struct Cluster {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 impl Cluster {
@@ -164,6 +192,9 @@ pub struct Gateway {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// A host: a machine that runs instances.
@@ -181,6 +212,9 @@ pub struct Host {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// A virtual private cloud.
@@ -215,6 +249,9 @@ pub struct Vpc {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// A subnet of a VPC: an IPv4 prefix, an IPv6 prefix or both.
@@ -239,6 +276,9 @@ pub struct Subnet {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// An instance: the port of a VM in one subnet, on one host.
@@ -266,6 +306,9 @@ pub struct Instance {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// A route table: the routes of a VPC in addition to those of its subnets and peerings.
@@ -281,6 +324,9 @@ pub struct RouteTable {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// What a route does with packets.
@@ -308,6 +354,9 @@ pub struct Route {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// A peering: two VPCs of one tenant that can reach each other.
@@ -323,6 +372,9 @@ pub struct Peering {
     pub revision: u64,
     /// True if every node that needs the object has programmed this revision.
     pub programmed: bool,
+    /// Entries of the object that nodes could not write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<EntryFailure>,
 }
 
 /// Response to a bulk creation of instances.

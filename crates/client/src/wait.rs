@@ -98,18 +98,19 @@ impl Client {
         loop {
             let last = match self.get::<T>(id).await {
                 Ok(object) if object.programmed() && is_done(&object) => return Ok(object),
-                Ok(object) => Ok((object.revision(), is_done(&object))),
+                Ok(object) => Ok((is_done(&object), object)),
                 Err(error) if error.is_transient() => Err(error),
                 Err(error) => return Err(error),
             };
             if !backoff.pause().await {
-                let (revision, is_done) = last?;
+                let (is_done, object) = last?;
                 let (what, waited) = (format!("{} {id}", T::NOUN), deadline.timeout);
                 if !is_done {
                     return Err(Error::NotComplete { what, waited });
                 }
-                let behind = self.nodes_behind(revision).await;
-                return Err(Error::NotProgrammed { what, waited, behind });
+                let (behind, failures) =
+                    (self.nodes_behind(object.revision()).await, object.failures().to_vec());
+                return Err(Error::NotProgrammed { what, waited, behind, failures });
             }
         }
     }

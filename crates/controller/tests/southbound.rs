@@ -7,8 +7,11 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sluice_southbound::proto::Hello;
 use sluice_southbound::{
-    CertificateAuthority, Endpoint, EnrollmentBundle, Identity, Node as NodeName, Update, connect, enroll,
+    CertificateAuthority, Endpoint, EnrollmentBundle, Identity, Missing, Node as NodeName, Update, connect,
+    enroll,
 };
+use sluice_types::{EntryKey, Vni};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 fn endpoints(step: &[Update]) -> Vec<Endpoint> {
@@ -304,6 +307,69 @@ async fn failures_are_shown_until_a_snapshot_is_written() {
     cloud.wait_until("the failure shown", "/v1/nodes", failed).await;
     node.connection.reports.ack(revision, Vec::new(), true).await.unwrap();
     cloud.wait_until("the gateway whole again", "/v1/nodes", whole).await;
+}
+
+/// Catches an instance that counts as programmed although a gateway or its host could not write one of its entries, and
+/// others that do not although theirs are written.
+#[tokio::test]
+async fn objects_with_missing_entries_are_not_programmed_and_name_them() {
+    let cloud = Cloud::start().await;
+    let basics = basics(&cloud).await;
+    let gateway = cloud.enroll(&basics.gateway_path()).await;
+    let host = cloud.enroll(&basics.host_path()).await;
+    let paths = [create(&cloud, &basics, "vm1").await, create(&cloud, &basics, "vm2").await];
+    let paths = paths.map(|id| format!("/v1/instances/{id}"));
+    let vpc = format!("/v1/vpcs/{}", basics.vpc);
+    let vni = Vni::new(cloud.get(&vpc).await.body["vni"].as_u64().unwrap() as u32).unwrap();
+    let address = cloud.get(&paths[0]).await.body["ipv4"].as_str().unwrap().parse::<IpAddr>().unwrap();
+    let mut host = join(&cloud, &host, 0, 0).await;
+    host.acked_step().await;
+    let mut node = join(&cloud, &gateway, 0, 0).await;
+    let revision = node.step().await.last().unwrap().revision;
+    let reports = node.connection.reports.clone();
+    let report = async |entries: &[EntryKey], others| {
+        let entries = entries.iter().map(|key| (*key, "the memory is full".to_owned())).collect();
+        reports.missing(Missing { entries, others }).await.unwrap();
+        reports.ack(revision, vec!["1 entry failed".into()], false).await.unwrap();
+    };
+    report(&[EntryKey::Endpoint(vni, address)], false).await;
+    let programmed = |body: &serde_json::Value| body["programmed"] == true;
+    cloud.wait_until("the other instance programmed", &paths[1], programmed).await;
+    cloud.wait_until("the VPC programmed", &vpc, programmed).await;
+    let first = cloud.get(&paths[0]).await.body;
+    assert_eq!(first["programmed"], false);
+    let failure = json!({
+        "node": basics.gateway, "entry": format!("endpoint {address} of VNI {vni}"), "reason": "the memory is full",
+    });
+    assert_eq!(first["failures"], json!([failure]));
+    let listed = cloud.get("/v1/instances").await.body;
+    assert_eq!(listed["items"][0]["failures"], json!([failure]));
+    assert!(listed["items"][1].get("failures").is_none(), "{listed}");
+
+    // Entries without names may be of any object.
+    report(&[], true).await;
+    let unnamed = |body: &serde_json::Value| {
+        body["programmed"] == false && body["failures"][0]["reason"] == "1 entry failed"
+    };
+    cloud.wait_until("no instance programmed", &paths[1], unnamed).await;
+    report(&[EntryKey::Vrf(vni)], false).await;
+    let vrf = |body: &serde_json::Value| body["failures"][0]["entry"] == format!("VRF of VNI {vni}");
+    for path in [&vpc, &paths[0], &paths[1]] {
+        cloud.wait_until("the VRF named", path, vrf).await;
+    }
+    reports.missing(Missing::default()).await.unwrap();
+    reports.ack(revision, Vec::new(), true).await.unwrap();
+    cloud.wait_until("the instance programmed", &paths[0], programmed).await;
+
+    let key = EntryKey::Port(vni, address);
+    let missing = Missing { entries: [(key, "no interface".to_owned())].into(), others: false };
+    host.connection.reports.missing(missing).await.unwrap();
+    host.connection.reports.ack(1, vec!["1 entry failed".into()], false).await.unwrap();
+    let port = |body: &serde_json::Value| {
+        body["failures"][0]["entry"] == key.to_string() && body["programmed"] == false
+    };
+    cloud.wait_until("the port named", &paths[0], port).await;
+    assert_eq!(cloud.get(&paths[1]).await.body["programmed"], true);
 }
 
 #[tokio::test]

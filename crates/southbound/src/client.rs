@@ -4,7 +4,9 @@ use crate::identity::prepare;
 use crate::proto::node_report::Report;
 use crate::proto::southbound_client::SouthboundClient;
 use crate::proto::{Ack, EnrollRequest, Heartbeat, Hello, NodeReport, NodeUpdate, TableDigests, TableRepair};
-use crate::{EnrollmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, transport};
+use crate::{
+    EnrollmentBundle, Error, Identity, MAX_FAILURES, MAX_REPORT_BYTES, MAX_UPDATE_BYTES, Missing, transport,
+};
 use rcgen::{CertificateParams, KeyPair};
 use sluice_types::{DIGEST_VERSION, Digests};
 use std::path::Path;
@@ -85,6 +87,14 @@ impl ReportSender {
             failures.push(format!("and {rest} more"));
         }
         self.send(Report::Ack(Ack { revision, failures, complete })).await
+    }
+
+    /// Reports what is missing in the tables. To be sent before the acknowledgment of the step.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn missing(&self, missing: Missing) -> Result<(), Error> {
+        self.send(Report::Missing(missing.into())).await
     }
 
     /// Sends a heartbeat.

@@ -13,6 +13,7 @@ mod encoded;
 mod entries;
 mod error;
 mod identity;
+mod missing;
 mod node;
 mod transport;
 mod wire;
@@ -40,6 +41,7 @@ pub use entries::{
 };
 pub use error::{Error, deleted};
 pub use identity::{EnrollmentBundle, Identity};
+pub use missing::Missing;
 pub use node::{Node, NodeError};
 pub use transport::{server_builder, server_service};
 pub use wire::Malformed;
@@ -56,6 +58,8 @@ pub const MAX_ENTRIES: usize = 16_384;
 
 /// Most failures in one acknowledgment; the agent ends a longer list with the number of the others.
 pub const MAX_FAILURES: usize = 64;
+/// Most entries that one report of missing entries names.
+pub const MAX_MISSING: usize = 1024;
 /// Most unconfirmed entries in one report.
 pub const MAX_UNCONFIRMED: usize = 1024;
 /// Most VNIs whose traffic one heartbeat reports.

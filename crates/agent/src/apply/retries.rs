@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use sluice_southbound::{EndpointKey, Group, Port, Route, RouteKey, Update, Vip, Vrf, Vtep};
-use sluice_types::{InstanceId, Vni};
+use sluice_southbound::{EndpointKey, Group, Missing, Port, Route, RouteKey, Update, Vip, Vrf, Vtep};
+use sluice_types::{EntryKey, InstanceId, Vni};
 
 use super::snapshot::addresses;
 
@@ -57,13 +57,34 @@ impl Entry {
             Self::Port(port) => Key::Port(port.instance),
         }
     }
+
+    /// The names of its entries in tables: a port has one for each address.
+    fn names(&self) -> Vec<EntryKey> {
+        match self {
+            Self::Vtep(vtep) => vec![EntryKey::Vtep(vtep.address)],
+            Self::Vip(vip) => vec![EntryKey::Vip(vip.address)],
+            Self::Group(group) => vec![EntryKey::Group(group.id)],
+            Self::Vrf(vrf) => vec![EntryKey::Vrf(vrf.vni)],
+            Self::Endpoint(endpoint) => vec![EntryKey::Endpoint(endpoint.vni, endpoint.address)],
+            Self::Route(route) => vec![EntryKey::Route(route.key.vni, route.key.prefix)],
+            Self::Port(port) => port.entry_hashes().map(|(key, _)| key).collect(),
+        }
+    }
+}
+
+/// An entry that waits for the next attempt.
+#[derive(Debug)]
+struct Waiting {
+    /// `None` stands for a removal.
+    entry: Option<Entry>,
+    /// Why the last attempt failed.
+    reason: String,
 }
 
 /// The entries that wait for the next attempt.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
-    /// `None` stands for a removal.
-    entries: BTreeMap<Key, Option<Entry>>,
+    entries: BTreeMap<Key, Waiting>,
     /// Delay between the last attempt and the next; `None` before the first attempt.
     delay: Option<Duration>,
     /// When the next attempt is due.
@@ -76,21 +97,32 @@ impl Retries {
     }
 
     /// Adds an entry that could not be written. Returns false if there are too many.
-    pub(super) fn add(&mut self, entry: Entry) -> bool {
-        self.insert(entry.key(), Some(entry))
+    pub(super) fn add(&mut self, entry: Entry, reason: String) -> bool {
+        self.insert(entry.key(), Waiting { entry: Some(entry), reason })
     }
 
     /// Adds an entry that could not be removed. Returns false if there are too many.
-    pub(super) fn add_removal(&mut self, key: Key) -> bool {
-        self.insert(key, None)
+    pub(super) fn add_removal(&mut self, key: Key, reason: String) -> bool {
+        self.insert(key, Waiting { entry: None, reason })
     }
 
-    fn insert(&mut self, key: Key, entry: Option<Entry>) -> bool {
+    fn insert(&mut self, key: Key, waiting: Waiting) -> bool {
         let fits = self.entries.len() < RETRIES_MAX || self.entries.contains_key(&key);
         if fits {
-            self.entries.insert(key, entry);
+            self.entries.insert(key, waiting);
         }
         fits
+    }
+
+    /// The entries that are not in the tables. Those that could not be removed are not among them.
+    pub(super) fn missing(&self) -> Missing {
+        let mut missing = Missing::default();
+        for Waiting { entry, reason } in self.entries.values() {
+            for key in entry.iter().flat_map(Entry::names) {
+                missing.add(key, reason.clone());
+            }
+        }
+        missing
     }
 
     /// Forgets an entry that was written meanwhile.
@@ -143,8 +175,8 @@ impl Retries {
     /// Takes all entries, for an attempt. Those that fail again are added again.
     pub(super) fn take(&mut self) -> Update {
         let mut update = Update::default();
-        for (key, entry) in std::mem::take(&mut self.entries) {
-            match entry {
+        for (key, waiting) in std::mem::take(&mut self.entries) {
+            match waiting.entry {
                 Some(entry) => push(&mut update, entry),
                 None => push_removal(&mut update, key),
             }

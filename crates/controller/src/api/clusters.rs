@@ -1,12 +1,12 @@
 //! Clusters: groups of gateways that share vIPs and hold the same tables.
 
 use super::problem::Problem;
-use super::reply;
+use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, NoBody, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::compile::vip_mac;
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,8 @@ struct Cluster {
     #[schema(example = 4)]
     hello_interval_ms: u16,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 /// A vIP. Its slot and its MAC address do not change while the cluster has it.
@@ -59,7 +60,14 @@ impl Resource for Cluster {
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Cluster(stored.id)
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        Entries {
+            underlay: stored.vips.iter().map(|vip| vip.address).collect(),
+            groups: true,
+            ..Entries::default()
+        }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Cluster { id, name, vips, hello_interval_ms, revision, .. } = stored;
         let vip = |vip: sluice_store::ClusterVip| {
             let sluice_store::ClusterVip { slot, address, preferred_owner } = vip;

@@ -1,13 +1,13 @@
 //! Gateways: the nodes of a cluster.
 
 use super::problem::Problem;
-use super::reply;
+use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, NoBody, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::ownership::GatewayState;
 use crate::push;
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -54,7 +54,8 @@ struct Gateway {
     #[schema(value_type = Vec<String>)]
     move_waiting_for: Vec<&'static str>,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for Gateway {
@@ -65,7 +66,11 @@ impl Resource for Gateway {
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Gateway(stored.id)
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        let vteps = stored.vtep4.map(IpAddr::V4).into_iter().chain(stored.vtep6.map(IpAddr::V6));
+        Entries { underlay: vteps.collect(), ..Entries::default() }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Gateway { id, name, cluster, vtep4, vtep6, draining, moving, revision } = stored;
         let (vips, state) = (Vec::new(), GatewayState::default());
         let other = |joined| moving.filter(|moving| moving.joined == joined).map(|moving| moving.other);

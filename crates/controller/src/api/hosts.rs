@@ -1,11 +1,12 @@
 //! Hosts: the machines on which instances run.
 
 use super::problem::Problem;
+use super::reply::Programmed;
 use super::request::{Id, NoBody, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::push;
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -25,7 +26,8 @@ struct Host {
     vtep: IpAddr,
     agent: bool,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for Host {
@@ -36,7 +38,10 @@ impl Resource for Host {
     fn needs(_: &Self::Stored) -> Needs {
         Needs::AllGateways
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        Entries { underlay: vec![stored.vtep], ..Entries::default() }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Host { id, name, vtep, agent, revision } = stored;
         Self { id, name, vtep, agent, revision, programmed }
     }

@@ -2,11 +2,11 @@
 
 use super::guard::Arrived;
 use super::problem::Problem;
-use super::reply;
+use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, JsonBytes, MAX_BULK_BODY_BYTES, Object, check_name, objects, parse};
 use super::resource::{self, Deletable, Listable, Resource};
 use super::{App, blocking};
-use crate::push::{ApiStages, MIN_INSTANCES, Needs};
+use crate::push::{ApiStages, Entries, MIN_INSTANCES, Needs};
 use axum::Extension;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::StatusCode;
@@ -45,7 +45,8 @@ pub(super) struct Instance {
     #[schema(value_type = Option<String>)]
     ipv6: Option<Ipv6Addr>,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for Instance {
@@ -56,7 +57,11 @@ impl Resource for Instance {
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Instance(stored.vpc, stored.host)
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        let addresses = stored.ipv4.map(IpAddr::V4).into_iter().chain(stored.ipv6.map(IpAddr::V6));
+        Entries { vpcs: vec![stored.vpc], addresses: addresses.collect(), ..Entries::default() }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Instance { id, name, vpc, subnet, host, mac, ipv4, ipv6, revision } = stored;
         Self { id, name, vpc, subnet, host, mac, ipv4, ipv6, revision, programmed }
     }

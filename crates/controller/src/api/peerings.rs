@@ -1,10 +1,11 @@
 //! Peerings: two VPCs of a tenant that can reach each other's subnets.
 
 use super::problem::Problem;
+use super::reply::Programmed;
 use super::request::check_name;
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use serde::{Deserialize, Serialize};
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{PeeringId, VpcId};
@@ -19,7 +20,8 @@ struct Peering {
     #[schema(value_type = Vec<String>, min_items = 2, max_items = 2)]
     vpcs: [VpcId; 2],
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for Peering {
@@ -31,7 +33,10 @@ impl Resource for Peering {
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Vpc(stored.a)
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        Entries { vpcs: vec![stored.a, stored.b], all_routes: true, ..Entries::default() }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Peering { id, name, a, b, revision } = stored;
         Self { id, name, vpcs: [a, b], revision, programmed }
     }

@@ -3,6 +3,7 @@
 use super::Api;
 use super::request::cursor;
 use super::resource::{Resource, Stored};
+use crate::push::{EntryFailure, Written, southbound_id};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use serde::Serialize;
@@ -19,6 +20,43 @@ pub struct List<T> {
     pub next: Option<String>,
 }
 
+/// Whether an object is programmed.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Programmed {
+    /// Every node that needs the object has written it to its tables.
+    programmed: bool,
+    /// Entries of the object that nodes could not write, at most 16.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    failures: Vec<Failure>,
+}
+
+/// An entry of an object that a node could not write. The node tries again.
+#[derive(Debug, Serialize, ToSchema)]
+struct Failure {
+    /// Id of the gateway or host.
+    #[schema(example = "gw-1")]
+    node: String,
+    /// The entry.
+    #[schema(example = "endpoint 10.0.0.2 of VNI 7")]
+    entry: String,
+    /// Why the node could not write it.
+    reason: String,
+}
+
+fn programmed<R: Resource>(api: &Api, stored: &[R::Stored]) -> Vec<Programmed> {
+    let objects: Vec<_> = stored.iter().map(|one| (R::needs(one), one.revision(), R::entries(one))).collect();
+    let failure = |failure: EntryFailure| Failure {
+        node: southbound_id(failure.node).id(),
+        entry: failure.entry,
+        reason: failure.reason,
+    };
+    let one = |written: Written| Programmed {
+        programmed: written.programmed,
+        failures: written.failures.into_iter().map(failure).collect(),
+    };
+    api.push.written(&objects).into_iter().map(one).collect()
+}
+
 /// Answers with one object.
 pub fn one<R: Resource>(api: &Api, stored: R::Stored) -> Response {
     with_status::<R>(api, StatusCode::OK, stored)
@@ -26,7 +64,7 @@ pub fn one<R: Resource>(api: &Api, stored: R::Stored) -> Response {
 
 fn with_status<R: Resource>(api: &Api, status: StatusCode, stored: R::Stored) -> Response {
     let revision = stored.revision();
-    let programmed = api.push.programmed(&[(R::needs(&stored), revision)])[0];
+    let programmed = programmed::<R>(api, std::slice::from_ref(&stored)).remove(0);
     let location = HeaderValue::try_from(format!("{}/{}", R::PATH, stored.id()));
     let mut resource = R::new(stored, programmed);
     resource.observe(api);
@@ -68,8 +106,7 @@ pub fn list<R: Resource>(api: &Api, page: Page, mut stored: Vec<R::Stored>) -> J
     let more = stored.len() > limit;
     stored.truncate(limit);
     let next = stored.last().filter(|_| more).map(|last| cursor(&last.id().to_string()));
-    let objects: Vec<_> = stored.iter().map(|one| (R::needs(one), one.revision())).collect();
-    let programmed = api.push.programmed(&objects);
+    let programmed = programmed::<R>(api, &stored);
     let resource = |(one, programmed)| {
         let mut resource = R::new(one, programmed);
         resource.observe(api);

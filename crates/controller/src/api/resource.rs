@@ -7,10 +7,10 @@
 
 use super::problem::Problem;
 use super::removals::{self, Removal, RemovalWait};
-use super::reply::{self, List};
+use super::reply::{self, List, Programmed};
 use super::request::{Id, IfMatch, Json, ListQuery, MAX_LIMIT, Query};
 use super::{Api, App};
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing;
@@ -115,8 +115,10 @@ pub trait Resource: Serialize + ToSchema + Sized + Send + 'static {
     const PARAMETER: &'static str = Self::NAME;
     /// The nodes that need it.
     fn needs(stored: &Self::Stored) -> Needs;
+    /// The entries that these nodes have of it.
+    fn entries(stored: &Self::Stored) -> Entries;
     /// Creates it from the model of the store.
-    fn new(stored: Self::Stored, programmed: bool) -> Self;
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self;
     /// Adds information that is not in the store.
     fn observe(&mut self, _: &Api) {}
 }

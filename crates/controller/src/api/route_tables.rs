@@ -1,8 +1,9 @@
 //! Route tables: created together with their VPC.
 
 use super::App;
+use super::reply::Programmed;
 use super::resource::{self, Listable, Resource};
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use serde::{Deserialize, Serialize};
 use sluice_store::{Page, Store, StoreError};
 use sluice_types::{RouteTableId, VpcId};
@@ -20,7 +21,8 @@ struct RouteTable {
     #[schema(value_type = String, example = "vpc-1")]
     vpc: VpcId,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for RouteTable {
@@ -32,7 +34,10 @@ impl Resource for RouteTable {
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Vpc(stored.vpc)
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        Entries { vpcs: vec![stored.vpc], ..Entries::default() }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::RouteTable { id, name, vpc, revision } = stored;
         Self { id, name, vpc, revision, programmed }
     }

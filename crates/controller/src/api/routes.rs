@@ -2,10 +2,10 @@
 
 use super::App;
 use super::problem::Problem;
-use super::reply;
+use super::reply::{self, Programmed};
 use super::request::{Id, Json};
 use super::resource::{self, Deletable, Listable, Number, Resource, Stored, StoredDelete};
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,8 @@ struct Route {
     destination: IpNet,
     target: Target,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for Route {
@@ -50,7 +51,10 @@ impl Resource for Route {
     fn needs((vpc, _): &Self::Stored) -> Needs {
         Needs::Vpc(*vpc)
     }
-    fn new((_, stored): Self::Stored, programmed: bool) -> Self {
+    fn entries((vpc, route): &Self::Stored) -> Entries {
+        Entries { vpcs: vec![*vpc], routes: vec![route.prefix], ..Entries::default() }
+    }
+    fn new((_, stored): Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Route { id, table, prefix, target, revision } = stored;
         let target = match target {
             RouteTarget::Peering(peering) => Target::Peering(PeeringRef(peering)),

@@ -2,10 +2,10 @@
 
 use super::App;
 use super::problem::Problem;
-use super::reply;
+use super::reply::{self, Programmed};
 use super::request::{Id, Json, check_name};
 use super::resource::{self, Deletable, Listable, Resource};
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,8 @@ struct Subnet {
     #[schema(value_type = Vec<String>)]
     dns: Vec<Ipv4Addr>,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for Subnet {
@@ -42,7 +43,11 @@ impl Resource for Subnet {
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Vpc(stored.vpc)
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        let routes = stored.ipv4.map(IpNet::V4).into_iter().chain(stored.ipv6.map(IpNet::V6));
+        Entries { vpcs: vec![stored.vpc], routes: routes.collect(), ..Entries::default() }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Subnet { id, name, vpc, ipv4, ipv6, dns, revision } = stored;
         Self { id, name, vpc, ipv4, ipv6, dns, revision, programmed }
     }

@@ -1,11 +1,11 @@
 //! Tenants: the owners of VPCs.
 
 use super::problem::Problem;
-use super::reply;
+use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,8 @@ struct Tenant {
     id: TenantId,
     name: String,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 impl Resource for Tenant {
@@ -31,7 +32,10 @@ impl Resource for Tenant {
     fn needs(_: &Self::Stored) -> Needs {
         Needs::Nothing
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(_: &Self::Stored) -> Entries {
+        Entries::default()
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         Self { id: stored.id, name: stored.name, revision: stored.revision, programmed }
     }
 }

@@ -1,12 +1,12 @@
 //! VPCs: each has one VNI and one VRF, and is on one cluster.
 
 use super::problem::Problem;
-use super::reply;
+use super::reply::{self, Programmed};
 use super::request::{Id, IfMatch, Json, check_name};
 use super::resource::{self, Creatable, Deletable, Listable, Resource};
 use super::{Api, App};
 use crate::place::new_vpc::{Unplaced, cluster_for};
-use crate::push::Needs;
+use crate::push::{Entries, Needs};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -51,7 +51,8 @@ struct Vpc {
     #[serde(skip)]
     move_id: Option<u64>,
     revision: u64,
-    programmed: bool,
+    #[serde(flatten)]
+    programmed: Programmed,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -69,7 +70,10 @@ impl Resource for Vpc {
     fn needs(stored: &Self::Stored) -> Needs {
         Needs::Vpc(stored.id)
     }
-    fn new(stored: Self::Stored, programmed: bool) -> Self {
+    fn entries(stored: &Self::Stored) -> Entries {
+        Entries { vpcs: vec![stored.id], ..Entries::default() }
+    }
+    fn new(stored: Self::Stored, programmed: Programmed) -> Self {
         let sluice_store::Vpc { id, name, tenant, vni, cluster, mtu, offload_kbps, moving, revision } =
             stored;
         let moving_to = moving.map(|moving| moving.to);

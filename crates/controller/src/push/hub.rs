@@ -3,6 +3,7 @@
 //! replicas and for the next start.
 
 use crate::clock::now_ms;
+use sluice_southbound::Missing;
 use sluice_southbound::proto::Heartbeat;
 use sluice_store::{NodeId, NodeState};
 use std::collections::BTreeMap;
@@ -50,6 +51,8 @@ struct Node {
     /// Newest revision that was acknowledged with failures. The contents of the tables are unknown until
     /// the node has acknowledged a snapshot without any, or reports that it has written the rest.
     failed: Option<u64>,
+    /// What is missing then; `None` if the node has not said it by name.
+    missing: Option<Missing>,
     /// The next snapshot is to verify these shards of the tables; 0 if none is due.
     verify_shards: u64,
     /// Revision of the last snapshot that it was sent on this stream.
@@ -82,6 +85,15 @@ impl Node {
         let settled = self.dirty.is_some_and(|(since, at)| at.elapsed() >= QUIET || since.elapsed() >= BUSY);
         settled || self.session.is_some() && self.last_seen_ms >= self.saved_seen_ms + SEEN_INTERVAL_MS
     }
+}
+
+/// What a node could not write.
+#[derive(Clone, Copy, Debug)]
+pub struct Gap<'a> {
+    /// What is missing in its tables; `None` if it has not said it by name.
+    pub missing: Option<&'a Missing>,
+    /// Its first failure.
+    pub text: &'a str,
 }
 
 /// A node, for the API.
@@ -133,6 +145,7 @@ impl Hub {
                 node.last_seen_ms = state.last_seen_ms;
                 node.saved_seen_ms = state.last_seen_ms;
                 node.failed = (!state.failures.is_empty()).then_some(state.acknowledged_revision);
+                node.missing = None;
                 node.failures = state.failures;
             }
         }
@@ -163,6 +176,7 @@ impl Hub {
         if applied == 0 {
             node.failed = None;
         }
+        node.missing = None;
         node.failures.clear();
         node.version = version;
         node.heartbeat = Heartbeat::default();
@@ -212,6 +226,11 @@ impl Hub {
         });
     }
 
+    /// What is missing in a node's tables changed. It reports this before it acknowledges the step.
+    pub fn missing(&self, id: NodeId, session: u64, missing: Missing) {
+        self.with(id, session, |node| node.missing = Some(missing));
+    }
+
     /// Nothing between the revisions `sent` and `latest` is for a node. If it has acknowledged the first, it has the
     /// second. Other replicas learn of it when the node's state is saved next.
     pub fn skip(&self, id: NodeId, session: u64, sent: u64, latest: u64) {
@@ -228,6 +247,7 @@ impl Hub {
     pub fn complete(&self, id: NodeId, session: u64) {
         self.with(id, session, |node| {
             if node.failed.take().is_some() {
+                node.missing = None;
                 node.failures.clear();
                 node.mark();
             }
@@ -337,6 +357,17 @@ impl Hub {
             inner.nodes.get(&id).is_some_and(|node| node.acked >= revision && node.failed.is_none())
         };
         read(&written)
+    }
+
+    /// Calls `read` with a function that returns the nodes whose tables lack entries, and which.
+    pub fn with_gaps<R>(&self, read: impl FnOnce(&[(NodeId, Gap<'_>)]) -> R) -> R {
+        let inner = self.lock();
+        let mut gaps = Vec::new();
+        for (id, node) in inner.nodes.iter().filter(|(_, node)| node.failed.is_some()) {
+            let text = node.failures.first().map_or("the node does not say why", String::as_str);
+            gaps.push((*id, Gap { missing: node.missing.as_ref(), text }));
+        }
+        read(&gaps)
     }
 
     /// Whether one of these nodes has not acknowledged a revision. Nodes count if they are connected, or were

@@ -7,7 +7,7 @@
 
 use super::hub::Hub;
 use sluice_store::{Change, Gateway, GatewayMove, Move, NodeId, Topology, Vpc};
-use sluice_types::{ClusterId, GatewayId, HostId, VpcId};
+use sluice_types::{ClusterId, GatewayId, HostId, Vni, VpcId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The nodes that need an object.
@@ -38,11 +38,12 @@ pub struct VpcLocation {
     pub moving: Option<Move>,
     /// Revision of the VPC's last change.
     pub revision: u64,
+    vni: Vni,
 }
 
 impl VpcLocation {
     fn new(vpc: &Vpc) -> Self {
-        Self { vpc: vpc.id, cluster: vpc.cluster, moving: vpc.moving, revision: vpc.revision }
+        Self { vpc: vpc.id, cluster: vpc.cluster, moving: vpc.moving, revision: vpc.revision, vni: vpc.vni }
     }
 }
 
@@ -191,6 +192,31 @@ impl Members {
         self.gateways.get(&cluster).cloned().unwrap_or_default()
     }
 
+    /// The VNI of a VPC.
+    pub fn vni(&self, vpc: VpcId) -> Option<Vni> {
+        self.vpcs.get(&vpc).map(|location| location.vni)
+    }
+
+    /// Whether an object with these needs has entries on a node.
+    pub fn needs(&self, needs: Needs, node: NodeId) -> bool {
+        let is_in = |cluster: ClusterId, id| self.gateways.get(&cluster).is_some_and(|all| all.contains(&id));
+        let carries = |vpc, id| {
+            let location: Option<&VpcLocation> = self.vpcs.get(&vpc);
+            location.is_some_and(|at| {
+                is_in(at.cluster, id) || at.moving.is_some_and(|moving| is_in(moving.to, id))
+            })
+        };
+        match (needs, node) {
+            (Needs::Vpc(vpc) | Needs::Instance(vpc, _), NodeId::Gateway(id)) => carries(vpc, id),
+            (Needs::Instance(_, host), NodeId::Host(id)) => host == id,
+            (Needs::AllGateways, NodeId::Gateway(_)) => true,
+            (Needs::Cluster(cluster), NodeId::Gateway(id)) => is_in(cluster, id),
+            (Needs::Gateway(gateway), NodeId::Gateway(id)) => gateway == id,
+            (Needs::Cluster(_) | Needs::Gateway(_), NodeId::Host(_)) => true,
+            (Needs::Nothing | Needs::Vpc(_) | Needs::AllGateways, _) => false,
+        }
+    }
+
     /// Whether a host runs an agent.
     pub fn has_agent(&self, host: HostId) -> bool {
         self.agents.contains(&host)
@@ -227,7 +253,7 @@ impl Members {
         moves
     }
 
-    /// For each object, given by the nodes that need it and its revision, whether it is programmed.
+    /// For each object, given by the nodes that need it and its revision, whether these have acknowledged it.
     pub fn programmed(&self, hub: &Hub, objects: &[(Needs, u64)]) -> Vec<bool> {
         hub.with_acked(|acked| {
             let gateway = |id: &GatewayId| acked(NodeId::Gateway(*id));

@@ -3,7 +3,7 @@
 //! `follow` reads each revision from the outbox and compiles it; `steps` keeps the encoded result in a
 //! bounded log; `stream` is one node's position in that log; `snapshots` limits how many nodes are sent their whole
 //! tables at a time, and shares what is equal in them; `southbound` is the gRPC service that opens
-//! streams and receives acknowledgments, which `hub` keeps; from these, `members` determines which objects
+//! streams and receives acknowledgments, which `hub` keeps; from these, `members` and `written` determine which objects
 //! are programmed. `enrollment` issues the tokens with which nodes get their certificates, and `timeline`
 //! measures the stages of bulk creations. `history` finds databases that went back to an earlier state, and
 //! `unconfirmed` has what nodes then keep. `removals` ends the wait for nodes that may have entries of deleted objects.
@@ -28,6 +28,7 @@ mod stream;
 mod timeline;
 mod topology;
 mod unconfirmed;
+mod written;
 
 pub use connection::NodeConnection;
 pub use enrollment::{EnrollError, Reach, issue};
@@ -45,6 +46,7 @@ pub use steps::{MAX_BYTES, MAX_STEPS, StepLog};
 pub use steps::{Step, encode};
 pub use timeline::{ApiStages, Finished, MIN_INSTANCES, Timeline};
 pub use unconfirmed::{UnconfirmedLists, has_address, is_of};
+pub use written::{Entries, EntryFailure, Written};
 
 use self::snapshots::Snapshots;
 use self::topology::SharedTopology;
@@ -173,9 +175,9 @@ impl Push {
         change(&mut self.members.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// For each object, given by its needs and revision, whether it is programmed.
-    pub fn programmed(&self, objects: &[(Needs, u64)]) -> Vec<bool> {
-        self.members(|members| members.programmed(&self.hub, objects))
+    /// For each object, given by its needs, revision and entries, whether it is programmed.
+    pub fn written(&self, objects: &[(Needs, u64, Entries)]) -> Vec<Written> {
+        self.members(|members| written::written(members, &self.hub, objects))
     }
 
     /// Names of nodes, for messages to people.

@@ -14,7 +14,9 @@ use sluice_southbound::proto::node_report::Report;
 use sluice_southbound::proto::{
     Ack, EnrollRequest, EnrollResponse, Heartbeat, Hello, NodeReport, TableDigests, TableRepair,
 };
-use sluice_southbound::{CertificateAuthority, EncodedUpdate, MAX_FAILURES, Node, server::Southbound};
+use sluice_southbound::{
+    CertificateAuthority, EncodedUpdate, MAX_FAILURES, Missing, Node, server::Southbound,
+};
 use sluice_store::{NewEvent, NodeId, StoreError};
 use sluice_types::{DIGEST_SHARDS, DIGEST_VERSION, Digests};
 use std::sync::Arc;
@@ -266,6 +268,11 @@ impl Listener {
                     }
                 }
                 Some(Report::Repair(repair)) => self.handle_repair(repair).await,
+                Some(Report::Missing(missing)) => {
+                    let mut missing = Missing::from(missing);
+                    missing.entries.values_mut().for_each(|reason| *reason = shorten(std::mem::take(reason)));
+                    self.push.hub.missing(self.node, self.session, missing);
+                }
                 Some(Report::Hello(_)) => {
                     let text = "only the first report may be a Hello";
                     return (Some(Status::invalid_argument(text)), false);

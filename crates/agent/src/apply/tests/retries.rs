@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sluice_types::EntryKey;
+
 use super::super::retries::RETRIES_MAX;
 use super::*;
 
@@ -63,6 +65,33 @@ fn failed_entries_are_written_when_memory_is_free() {
     assert_eq!((*applier.complete_revision().borrow(), applier.tables.complete_revision()), (12, 12));
     applier.begin_stream();
     assert_eq!(applier.tables.applied_revision(), 12, "no snapshot is needed");
+}
+
+/// Catches a missing entry that the controller is not told by name, one that counts as missing when it was written, and a
+/// list that is sent again without a change.
+#[test]
+fn missing_entries_are_named() {
+    let (mut applier, failed) = full(1_800);
+    let missing = applier.take_missing().unwrap();
+    let key_of = |number: &u32| EntryKey::Endpoint(vni(1), host(*number).ipv4.unwrap().into());
+    assert_eq!(
+        missing.entries.keys().copied().collect::<Vec<_>>(),
+        failed.iter().map(key_of).collect::<Vec<_>>()
+    );
+    assert!(!missing.others);
+    let reason = &missing.entries[&key_of(&failed[0])];
+    assert!(reason.contains("memory") && !reason.contains("endpoint 10."), "{reason}");
+    assert_eq!(applier.take_missing(), None, "unchanged");
+
+    let update = Update { removed_endpoints: vec![key(failed[0])], ..delta(12) };
+    apply(&mut applier, update);
+    let missing = applier.take_missing().unwrap();
+    assert!(!missing.entries.contains_key(&key_of(&failed[0])) && missing.entries.len() == failed.len() - 1);
+    let written = (0..1_800).filter(|number| !failed.contains(number));
+    let removed_endpoints = written.take(failed.len() + 600).map(key).collect();
+    apply(&mut applier, Update { removed_endpoints, ..delta(13) });
+    applier.retry(Instant::now());
+    assert!(applier.take_missing().unwrap().is_empty());
 }
 
 /// Catches an old entry that is written over a newer one, or that returns after its removal.
