@@ -170,7 +170,9 @@ async fn events_say_so(lab: &Lab) -> Outcome {
             event.kind == "node_of_another_history" && event.subject == node.id
         };
         let count = events.iter().filter(of_node).count();
-        ensure!(count == 1, "{count} events about {name}");
+        // Nothing newer than the backup is for this host. It may have heard of a newer revision.
+        let least = usize::from(name != "host-a");
+        ensure!((least..=1).contains(&count), "{count} events about {name}");
     }
     Ok(())
 }
