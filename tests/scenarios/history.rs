@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const PORT: u16 = 7040;
+/// The nodes that have entries newer than the backup: the host of the newer instances, and the gateways.
+const NEWER_ENTRIES: [&str; 3] = ["host-b", "gw-a", "gw-b"];
 const BACK: Duration = Duration::from_secs(60);
 /// From the restoration until all nodes have reported: an agent connects again after at most 2 s, and reports within
 /// a second after the snapshot.
@@ -149,7 +151,7 @@ async fn listed(lab: &Lab, newer: &Newer) -> Outcome {
             let entry = found.iter().find(|entry| entry.instance == Some(id));
             let entry = entry.ok_or_else(|| Failure::new(format!("{id} is not listed: {found:?}")))?;
             ensure!(entry.addresses == addresses, "{entry:?} has not the addresses {addresses:?}");
-            ensure!(entry.nodes == ["host-b", "gw-a", "gw-b"], "{entry:?}");
+            ensure!(entry.nodes == NEWER_ENTRIES, "{entry:?}");
         }
         let networks: Vec<_> = found.iter().filter(|entry| entry.kind == "network").collect();
         ensure!(networks.len() == 1 && networks[0].vni == Some(newer.vpc.vni), "{networks:?}");
@@ -170,7 +172,10 @@ async fn events_say_so(lab: &Lab) -> Outcome {
             event.kind == "node_of_another_history" && event.subject == node.id
         };
         let count = events.iter().filter(of_node).count();
-        ensure!(count == 1, "{count} events about {name}");
+        // The other hosts have no entry that is newer than the backup. They may have heard of a newer
+        // revision.
+        let least = usize::from(NEWER_ENTRIES.contains(&name.as_str()));
+        ensure!((least..=1).contains(&count), "{count} events about {name}");
     }
     Ok(())
 }
