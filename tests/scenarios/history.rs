@@ -9,6 +9,7 @@ use sluice_client::{
     UnconfirmedSelection, Vpc,
 };
 use sluice_lab::{CONTROLLER, Lab, Options, VmState};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -88,6 +89,7 @@ pub async fn goes_back(lab: &Lab, database: &mut impl Backup) -> Outcome {
     listed(lab, &newer).await?;
     events_say_so(lab).await?;
     numbers_continue(lab, &newer).await?;
+    address_in_use_is_named(lab, &newer).await?;
     // A new agent finds the same entries.
     for node in ["gw-a", "host-b"] {
         lab.kill(node).await?;
@@ -191,6 +193,39 @@ async fn numbers_continue(lab: &Lab, newer: &Newer) -> Outcome {
     );
     ensure!(vpc.revision > newer.alone.revision, "revision {} was taken twice", vpc.revision);
     lab.api().wait_programmed::<Vpc>(vpc.id, BACK).await?;
+    Ok(())
+}
+
+/// An instance with the address of one that the database lost is not programmed and names the nodes that refuse it. The
+/// others stay programmed.
+async fn address_in_use_is_named(lab: &Lab, newer: &Newer) -> Outcome {
+    let api = lab.api();
+    let vpc = lab.vpc("web")?.id;
+    let web_1 = api.get::<Instance>(lab.vm("web-1")?.id).await?;
+    let new = NewInstance {
+        name: "second".into(),
+        subnet: web_1.subnet,
+        host: web_1.host,
+        mac: None,
+        ipv4: newer.doomed.ipv4,
+        ipv6: None,
+    };
+    let second = api.create(vpc, &new).await?.object;
+    let named = || async {
+        let second = api.get::<Instance>(second.id).await?;
+        let nodes: BTreeSet<_> = second.failures.iter().map(|failure| failure.node.clone()).collect();
+        let gateways = lab.state().nodes.iter().filter(|(name, _)| name.starts_with("gw-"));
+        let gateways: BTreeSet<_> = gateways.map(|(_, node)| node.id.to_string()).collect();
+        ensure!(!second.programmed && nodes == gateways, "{second:?}");
+        let reason = "adopt or remove it first";
+        ensure!(second.failures.iter().all(|failure| failure.reason.contains(reason)), "{second:?}");
+        Ok(())
+    };
+    eventually(REPORTED, named).await?;
+    ensure!(api.get::<Instance>(web_1.id).await?.programmed, "another instance is not programmed any more");
+    // A node that is away during a deletion would list what was deleted as unconfirmed.
+    let removal = api.delete::<Instance>(second.id, None).await?;
+    api.wait_removed("the second instance", removal.revision, BACK).await?;
     Ok(())
 }
 

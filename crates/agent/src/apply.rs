@@ -31,14 +31,15 @@ pub(crate) mod tests;
 mod unconfirmed;
 mod verify;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sluice_southbound::proto::NodeUpdate;
-use sluice_southbound::{ClusterKeys, Endpoint, Missing, Route, RouteKey, Scope, Update};
+use sluice_southbound::{ClusterKeys, Endpoint, EndpointKey, Missing, Route, RouteKey, Scope, Update};
 use sluice_tables::{NodeTables, Target};
-use sluice_types::{Digests, MacAddr, Vni};
+use sluice_types::{Digests, EntryKey, MacAddr};
 use tokio::sync::watch;
 
 use crate::error::{OtherDatabase, error_chain};
@@ -86,6 +87,9 @@ pub struct Applier<R> {
     needs_snapshot: bool,
     /// The files of the role or of the keys are behind the tables.
     is_uncommitted: bool,
+    /// Entries that are not written because an entry that the database lost has their address, at most
+    /// [`RETRIES_MAX`], and why. Only a snapshot or a change of the entry brings it again.
+    refused: BTreeMap<EntryKey, String>,
     /// What the controller was told to be missing.
     reported: Missing,
     /// Revision of the last step; 0 before the first.
@@ -113,6 +117,7 @@ impl<R: Role> Applier<R> {
             retries: Retries::default(),
             needs_snapshot,
             is_uncommitted: false,
+            refused: BTreeMap::new(),
             reported: Missing::default(),
             last_revision: 0,
             topology_changes: 0,
@@ -161,13 +166,23 @@ impl<R: Role> Applier<R> {
 
     /// Whether all entries of the last step and of those before are in the tables.
     pub fn is_complete(&self) -> bool {
-        self.retries.len() == 0 && self.role.waiting() == 0 && !self.needs_snapshot && !self.is_uncommitted
+        let is_nothing_behind = !self.needs_snapshot && !self.is_uncommitted;
+        is_nothing_behind
+            && self.retries.len() == 0
+            && self.refused.is_empty()
+            && self.role.waiting().is_empty()
     }
 
     /// What is missing in the tables, if that is not what the controller was told last on this stream.
     pub fn take_missing(&mut self) -> Option<Missing> {
         let mut missing = self.retries.missing();
-        missing.others |= self.needs_snapshot || self.role.waiting() > 0 || self.is_uncommitted;
+        for key in self.role.waiting() {
+            missing.add(key, "another entry is missing that it needs".to_owned());
+        }
+        for (key, reason) in &self.refused {
+            missing.add(*key, reason.clone());
+        }
+        missing.others |= self.needs_snapshot || self.is_uncommitted;
         (missing != self.reported).then(|| {
             self.reported.clone_from(&missing);
             missing
@@ -210,6 +225,7 @@ impl<R: Role> Applier<R> {
             self.snapshot = Some(SnapshotEntries::default());
             // It has all entries.
             (self.retries, self.needs_snapshot) = (Retries::default(), false);
+            self.refused.clear();
             if update.verify_shards != 0 {
                 self.begin_verification(update.verify_shards);
             }
@@ -424,15 +440,18 @@ impl<R: Role> Applier<R> {
                 entries.get(index).map_or_else(String::new, |e| format!("{} of VNI {}", e.address, e.vni));
             self.failures.add(1, || format!("endpoint {name}: {}", error_chain(&error)));
         }
+        // The result names only the first errors. The others count as failed for the same reason as the last of these.
+        let reason = self.failures.last_reason();
         let rest = bulk.failed.saturating_sub(named) as u64;
         if rest > 0 {
             self.failures.add(rest, || format!("endpoints: {rest} more of one message"));
         }
-        // The result names only the first errors.
         for entry in entries {
             match self.tables.endpoint(entry.vni, entry.address) == Some(entry) {
                 true => self.retries.remove(Key::Endpoint(entry.vni, entry.address)),
-                false => self.try_again(Entry::Endpoint(entry)),
+                false => {
+                    self.needs_snapshot |= !self.retries.add(Entry::Endpoint(entry), reason.clone());
+                }
             }
         }
     }
@@ -505,6 +524,7 @@ impl<R: Role> Applier<R> {
     /// Removes endpoints from an update whose address an entry has that the database lost, with another MAC: packets
     /// for the instance that runs would get lost. The controller gets a failure by name.
     fn refuse_conflicts(&mut self, update: &mut Update) {
+        self.forget_refused(update);
         let is_first = update.keep_unmentioned && update.database_id == self.tables.database_id();
         if !is_first && self.unconfirmed.is_empty() {
             return;
@@ -516,7 +536,13 @@ impl<R: Role> Applier<R> {
                 let is_kept = is_first || self.unconfirmed.has_endpoint(vni, address);
                 let Some(known) = known.filter(|_| is_kept) else { continue };
                 // Not tried again by itself: it would fail until an operator decides about the other entry.
-                self.failures.add_lost(|| conflict(vni, address, known.mac));
+                let reason = conflict(known.mac);
+                self.failures.add_waiting(|| format!("endpoint {address} of VNI {vni}: {reason}"));
+                let fits = self.refused.len() < RETRIES_MAX;
+                self.needs_snapshot |= !fits;
+                if fits {
+                    self.refused.insert(EntryKey::Endpoint(vni, address), reason);
+                }
                 match address {
                     IpAddr::V4(_) => endpoint.ipv4 = None,
                     IpAddr::V6(_) => endpoint.ipv6 = None,
@@ -524,6 +550,31 @@ impl<R: Role> Applier<R> {
             }
         }
         update.endpoints.retain(|endpoint| endpoint.ipv4.is_some() || endpoint.ipv6.is_some());
+    }
+
+    /// An update writes or removes refused entries: what was refused is out of date. A removal is then not of the
+    /// entry that has the address.
+    fn forget_refused(&mut self, update: &mut Update) {
+        if self.refused.is_empty() {
+            return;
+        }
+        let is_removed =
+            |key: &EntryKey| matches!(key, EntryKey::Endpoint(vni, _) if update.removed_vnis.contains(vni));
+        self.refused.retain(|key, _| !is_removed(key));
+        for Endpoint { vni, ipv4, ipv6, .. } in &update.endpoints {
+            for address in addresses(*ipv4, *ipv6) {
+                self.refused.remove(&EntryKey::Endpoint(*vni, address));
+            }
+        }
+        if update.removes_unconfirmed {
+            return;
+        }
+        for EndpointKey { vni, ipv4, ipv6 } in &mut update.removed_endpoints {
+            let mut is_refused = |address| self.refused.remove(&EntryKey::Endpoint(*vni, address)).is_some();
+            *ipv4 = ipv4.filter(|v4| !is_refused(IpAddr::V4(*v4)));
+            *ipv6 = ipv6.filter(|v6| !is_refused(IpAddr::V6(*v6)));
+        }
+        update.removed_endpoints.retain(|key| key.ipv4.is_some() || key.ipv6.is_some());
     }
 
     /// Removes networks that were kept only for ports which have been removed.
@@ -554,10 +605,9 @@ impl<R: Role> Applier<R> {
     }
 }
 
-fn conflict(vni: Vni, address: IpAddr, mac: MacAddr) -> String {
+fn conflict(mac: MacAddr) -> String {
     format!(
-        "endpoint {address} of VNI {vni}: an instance with MAC {mac}, which the database does not have, has this \
-         address: adopt or remove it first"
+        "an instance with MAC {mac}, which the database does not have, has this address: adopt or remove it first"
     )
 }
 

@@ -125,10 +125,10 @@ pub trait Role: Send + 'static {
         }
     }
 
-    /// Number of entries that the role keeps out of the tables, or has written in part, until another entry comes
-    /// that they need.
-    fn waiting(&self) -> usize {
-        0
+    /// Entries that the role keeps out of the tables, or has written in part, until another entry comes that they
+    /// need.
+    fn waiting(&self) -> Vec<EntryKey> {
+        Vec::new()
     }
 
     /// All messages of a step have been applied: writes entries that need others of the same step, whichever

@@ -159,8 +159,13 @@ async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
     let calls = Arc::new(AtomicU32::new(0));
     let show = |State(calls): State<Arc<AtomicU32>>, Path(id): Path<String>| async move {
         let programmed = id == "host-1" && calls.fetch_add(1, Ordering::Relaxed) >= 3;
-        Json(json!({"id": id, "name": "a", "vtep": "192.0.2.1", "agent": true, "revision": 7,
-            "programmed": programmed}))
+        let mut host = json!({"id": id, "name": "a", "vtep": "192.0.2.1", "agent": true, "revision": 7,
+            "programmed": programmed});
+        if id == "host-3" {
+            host["failures"] =
+                json!([{"node": "gw-2", "entry": "VTEP 192.0.2.1", "reason": "the memory is full"}]);
+        }
+        Json(host)
     };
     let nodes = || async {
         Json(json!({"items": [
@@ -176,6 +181,10 @@ async fn waiting_ends_when_programmed_and_names_the_laggards_when_not() {
     assert_eq!(calls.load(Ordering::Relaxed), 4);
     let error = client.wait_programmed::<Host>(HostId::new(2), Duration::from_millis(50)).await.unwrap_err();
     assert_eq!(error.to_string(), "host host-2 is not programmed after 0 s; nodes that lag behind: edge");
+    let error = client.wait_programmed::<Host>(HostId::new(3), Duration::from_millis(50)).await.unwrap_err();
+    let text = "host host-3 is not programmed after 0 s; nodes that lag behind: edge; gw-2 has no VTEP 192.0.2.1: \
+                the memory is full";
+    assert_eq!(error.to_string(), text);
     let never = |_: &Host| false;
     let longest = client.wait_programmed::<Host>(HostId::new(1), Duration::MAX).await;
     assert!(longest.unwrap().programmed);

@@ -209,6 +209,8 @@ pub struct Update {
     pub keep_unmentioned: bool,
     /// Gateways, on the first message of a snapshot: a bit for each shard whose digests differ.
     pub verify_shards: u64,
+    /// The removals are of unconfirmed entries, because an operator decided so.
+    pub removes_unconfirmed: bool,
     /// Nodes whose VXLAN packets are accepted.
     pub vteps: Vec<Vtep>,
     /// vIPs of the cluster. For gateways only.

@@ -84,6 +84,7 @@ fn full_update() -> Update {
         commit_id: 4,
         database_id: 3,
         verify_shards: 1 << 63,
+        removes_unconfirmed: true,
         snapshot: true,
         keep_unmentioned: true,
         vteps: vec![

@@ -270,8 +270,8 @@ impl Role for HostRole {
         self.paths.note(paths, removed);
     }
 
-    fn waiting(&self) -> usize {
-        self.without_group.len()
+    fn waiting(&self) -> Vec<EntryKey> {
+        self.without_group.keys().map(|vni| EntryKey::Vrf(*vni)).collect()
     }
 
     fn end_step(&mut self, context: &mut UpdateContext<'_>) {

@@ -551,14 +551,28 @@ fn address_of_an_unconfirmed_endpoint_is_not_given_to_another_instance() {
         !applier.is_complete() && applier.retries() == 0,
         "only a snapshot brings the refused entry again"
     );
-    // When the entry was removed, the address is free.
-    let key = EndpointKey { vni: vni(1), ipv4: "10.0.0.7".parse().ok(), ipv6: None };
-    apply(&mut applier, Update { removed_endpoints: vec![key], ..delta(101) });
+    let missing = applier.take_missing().unwrap();
+    let names: Vec<_> = missing.entries.keys().copied().collect();
+    assert_eq!((names, missing.others), (vec![EntryKey::Endpoint(vni(1), ip("10.0.0.7"))], false));
+    // The removal of the refused entry is not one of the entry that has the address.
+    let both = EndpointKey { vni: vni(1), ipv4: "10.0.0.7".parse().ok(), ipv6: "fd00::77".parse().ok() };
     assert_eq!(
-        apply(&mut applier, Update { endpoints: vec![other], ..delta(102) }).unwrap().failed_entries,
+        apply(&mut applier, Update { removed_endpoints: vec![both], ..delta(102) }),
+        without_failures(102)
+    );
+    assert_eq!((found(&applier, "10.0.0.7"), applier.unconfirmed().len()), (MacAddr::local(1), 7));
+    assert_eq!(applier.tables.endpoint(vni(1), ip("fd00::77")), None);
+    assert!(applier.take_missing().unwrap().is_empty());
+    refused(apply(&mut applier, Update { endpoints: vec![other], ..delta(103) }));
+    // When an operator removed the entry, the address is free.
+    let key = EndpointKey { vni: vni(1), ipv4: "10.0.0.7".parse().ok(), ipv6: None };
+    apply(&mut applier, Update { removed_endpoints: vec![key], removes_unconfirmed: true, ..delta(103) });
+    assert_eq!(
+        apply(&mut applier, Update { endpoints: vec![other], ..delta(104) }).unwrap().failed_entries,
         0
     );
     assert_eq!(found(&applier, "10.0.0.7"), MacAddr::local(77));
+    assert!(applier.is_complete() && applier.take_missing().is_none());
 }
 
 /// Catches entries of one database that stay when the node gets another one.

@@ -89,14 +89,16 @@ fn split(mut update: Update) -> Vec<Update> {
     if update.entry_count() <= MAX_ENTRIES {
         return if update.is_empty() { Vec::new() } else { vec![update] };
     }
-    let mut parts = vec![Update::default()];
+    let removes_unconfirmed = update.removes_unconfirmed;
+    let empty = || Update { removes_unconfirmed, ..Update::default() };
+    let mut parts = vec![empty()];
     let mut room = MAX_ENTRIES;
     macro_rules! cut {
         ($($field:ident)*) => {$(
             let mut entries = std::mem::take(&mut update.$field).into_iter();
             while entries.len() > 0 {
                 if room == 0 {
-                    parts.push(Update::default());
+                    parts.push(empty());
                     room = MAX_ENTRIES;
                 }
                 if let Some(part) = parts.last_mut() {

@@ -224,6 +224,7 @@ impl NodeStream {
             return Ok(());
         }
         // As a step of the revision that the node has: nodes write their files at the end of a step.
+        let removals = Update { removes_unconfirmed: true, ..removals };
         self.send_step(self.cursor, encode(removals)).await
     }
 
