@@ -3,6 +3,7 @@
 
 pub mod contender;
 pub mod cores;
+pub mod digests;
 pub mod forward;
 pub mod gateway;
 pub mod ovs;

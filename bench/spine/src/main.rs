@@ -4,11 +4,11 @@
 use clap::Parser;
 use sluice_bench_report::{Run, shell::Failure};
 use sluice_bench_spine::forward::Effort;
-use sluice_bench_spine::{cores, forward, programming, tcp};
+use sluice_bench_spine::{cores, digests, forward, programming, tcp};
 use sluice_lab::{Lab, Options, Topology};
 use std::path::{Path, PathBuf};
 
-/// Measure the gateway program, traffic of VMs and programming, with their peers
+/// Measure the gateway program, traffic of VMs, programming and digests of tables, with their peers
 #[derive(Parser)]
 struct Args {
     /// The sluice binary that the lab runs
@@ -42,7 +42,7 @@ const SECONDS: f64 = 0.5;
 const ROUNDS: usize = 10;
 const PROGRAMMING_ROUNDS: usize = 3;
 const PEERS_TO: u32 = 1_000_000;
-const PARTS: [&str; 4] = ["forward", "cores", "tcp", "programming"];
+const PARTS: [&str; 5] = ["forward", "cores", "tcp", "programming", "digests"];
 
 /// Explanation of the measurements for readers of the results.
 const METHOD: &str = "\
@@ -60,7 +60,10 @@ VMs, so it does less. `ovs_netdev`: Open vSwitch's user-space datapath with one 
 `gateway_ns`, `gateway_routed_ns`: the program alone, by `BPF_PROG_TEST_RUN`. `cores_2_mpps` (Zeta figure 11): the program
 alone on two cores at once and on one, without interfaces. `vm_tcp_gbps`: iperf3 between VMs on two hosts, for three times
 as long as a packet rate. `program_*_s`: from a bulk call to the last gateway's acknowledgment, each round in a new
-lab; the stages are those of the round with the median.";
+lab; the stages are those of the round with the median. `digest_core_pct`: the part of a core that a gateway with 1.1M
+endpoints takes to compare its tables with the controller's, for each of two gateways in windows of 15 s.
+`digest_found_s`, `digest_repaired_s`: from a flipped bit in an endpoint of such a gateway until the controller finds it, and until
+lookups are right again.";
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
@@ -84,14 +87,26 @@ async fn main() -> Result<(), Failure> {
         let effort = Effort { seconds: effort.seconds * 3.0, ..effort };
         measures.extend(in_lab(&args.binary, async |lab| tcp::measure(&lab, effort).await).await?);
     }
-    if wants("programming") {
-        let mut rounds = Vec::new();
-        for _ in 0..args.programming_rounds.max(1) {
-            rounds.extend(in_lab(&args.binary, async |lab| programming::program(&lab).await).await?);
+    if wants("programming") || wants("digests") {
+        // Digests need the entries of a programming round. They are measured in the last one.
+        let last = if wants("programming") { args.programming_rounds.max(1) } else { 1 };
+        let (mut rounds, mut of_digests) = (Vec::new(), Vec::new());
+        for round in 1..=last {
+            let work = async |lab: Lab| {
+                rounds.extend(programming::program(&lab).await?);
+                if round == last && wants("digests") {
+                    of_digests = digests::measure(&lab).await?;
+                }
+                Ok(())
+            };
+            in_lab(&args.binary, work).await?;
         }
-        let (more, stages) = programming::report(rounds);
-        measures.extend(more);
-        notes.extend(stages);
+        if wants("programming") {
+            let (more, stages) = programming::report(rounds);
+            measures.extend(more);
+            notes.extend(stages);
+        }
+        measures.extend(of_digests);
     }
     let how =
         format!("{} rounds of {} s, {} of programming", args.rounds, args.seconds, args.programming_rounds);
