@@ -81,7 +81,7 @@ impl Changes {
     /// The changes of the node with this pin directory, which must exist before the first change.
     #[must_use]
     pub fn new(pin_dir: &Path) -> Self {
-        Self { dir: pin_dir.join("changes") }
+        Self { dir: pin_dir.join(sluice_datapath::KEPT_DIR) }
     }
 
     /// Changes a setting of an interface unless it has the value already. A setting that the kernel does not have is
@@ -133,17 +133,32 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Undoes the changes of one interface, or of all, and releases the neighbors that the kernel keeps resolved
-    /// there. Interfaces that were removed have nothing to restore.
+    /// Removes the records of interfaces that do not exist any more.
+    ///
+    /// # Errors
+    /// If a record cannot be removed.
+    pub fn forget_removed(&self, links: &[Link]) -> Result<(), Error> {
+        for change in self.list()? {
+            if !links.iter().any(|link| link.index == change.ifindex) {
+                self.remove(&change)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self, change: &Change) -> Result<(), Error> {
+        let path = self.dir.join(change.record());
+        fs::remove_dir(&path).map_err(Error::io(format!("remove {}", path.display())))
+    }
+
+    /// Undoes the changes of the interfaces with the indices that `is_chosen` accepts, and releases the neighbors that the
+    /// kernel keeps resolved there. Interfaces that were removed have nothing to restore.
     ///
     /// # Errors
     /// If a setting cannot be restored: its record stays, and the call can be repeated.
-    pub async fn restore(&self, netlink: &Netlink, ifindex: Option<u32>) -> Result<(), Error> {
-        let changes: Vec<Change> = self
-            .list()?
-            .into_iter()
-            .filter(|change| ifindex.is_none_or(|only| only == change.ifindex))
-            .collect();
+    pub async fn restore(&self, netlink: &Netlink, is_chosen: impl Fn(u32) -> bool) -> Result<(), Error> {
+        let changes: Vec<Change> =
+            self.list()?.into_iter().filter(|change| is_chosen(change.ifindex)).collect();
         if changes.is_empty() {
             return Ok(());
         }
@@ -153,8 +168,7 @@ impl Changes {
                 change.undo(netlink, link).await?;
                 tracing::info!(interface = link.name, setting = change.name, value = change.old, "restored");
             }
-            let path = self.dir.join(change.record());
-            fs::remove_dir(&path).map_err(Error::io(format!("remove {}", path.display())))?;
+            self.remove(change)?;
         }
         let changed: BTreeSet<u32> = changes.iter().map(|change| change.ifindex).collect();
         for hop in netlink.neighbors().await?.iter().filter(|hop| hop.kept && changed.contains(&hop.ifindex))

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::Flock;
@@ -228,18 +228,17 @@ impl<R: Role> Started<R> {
 /// # Errors
 /// If an agent runs, or something cannot be restored or removed; the call can be repeated.
 pub async fn flush(common: &CommonArgs, role: &'static str, netlink: &Netlink) -> Result<(), Error> {
-    let remove = |pin_dir: &Path| {
-        if sluice_datapath::flush(pin_dir)? {
-            tracing::info!(path = %pin_dir.display(), "removed programs and tables");
-        }
-        Ok(())
-    };
-    flush_by(common, role, netlink, remove).await
+    let pins = lock_to_flush(common, role)?;
+    Changes::new(&pins.dir).restore(netlink, |_| true).await?;
+    if sluice_datapath::flush(&pins.dir)? {
+        tracing::info!(path = %pins.dir.display(), "removed programs and tables");
+    }
+    Ok(())
 }
 
-/// Removes the tables that a node has pinned, and restores what its agents have changed on interfaces. Its interfaces keep
-/// a TC program, which drops everything, except the interfaces named in `without`. Returns the interfaces that are closed
-/// in this way.
+/// Removes the tables that a node has pinned. Its interfaces keep a TC program, which drops everything, except the
+/// interfaces named in `without`. Returns the interfaces that are closed in this way. What agents have changed on the others
+/// is restored.
 ///
 /// # Errors
 /// As [`flush`].
@@ -249,23 +248,29 @@ pub async fn flush_closed(
     netlink: &Netlink,
     without: &[&str],
 ) -> Result<Vec<Interface>, Error> {
-    flush_by(common, role, netlink, |pin_dir| Ok(sluice_datapath::flush_closed(pin_dir, without)?)).await
+    let pins = lock_to_flush(common, role)?;
+    let closed = sluice_datapath::flush_closed(&pins.dir, without)?;
+    let is_closed = |index| closed.iter().any(|interface| interface.index == index);
+    Changes::new(&pins.dir).restore(netlink, |index| !is_closed(index)).await?;
+    if closed.is_empty() {
+        sluice_datapath::flush(&pins.dir)?;
+    }
+    Ok(closed)
 }
 
-/// Flushes by `remove` while no agent can start.
-async fn flush_by<T>(
-    common: &CommonArgs,
-    role: &'static str,
-    netlink: &Netlink,
-    remove: impl FnOnce(&Path) -> Result<T, Error>,
-) -> Result<T, Error> {
+/// The pin directory of a node, while no agent can start.
+struct LockedPins {
+    dir: PathBuf,
+    _locks: [Option<Flock<fs::File>>; 2],
+}
+
+fn lock_to_flush(common: &CommonArgs, role: &'static str) -> Result<LockedPins, Error> {
     kernel::check()?;
-    let _lock = match &common.state_dir {
+    let state = match &common.state_dir {
         Some(dir) if dir.exists() => Some(lock_state(dir)?),
         _ => None,
     };
-    let pin_dir = common.pin_dir(role);
-    let _pins = if pin_dir.exists() { Some(lock_pins(&pin_dir)?) } else { None };
-    Changes::new(&pin_dir).restore(netlink, None).await?;
-    remove(&pin_dir)
+    let dir = common.pin_dir(role);
+    let pins = if dir.exists() { Some(lock_pins(&dir)?) } else { None };
+    Ok(LockedPins { dir, _locks: [state, pins] })
 }

@@ -325,10 +325,13 @@ pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
+/// A directory under the pin directory that belongs to the agent; only [`flush`] removes it.
+pub const KEPT_DIR: &str = "changes";
+
 /// Removes the tables that are pinned under `pin_dir`, and leaves the interfaces that have a TC program closed:
 /// that program is replaced, without a gap, by one that drops everything (`guard.bpf.c`). Its attachments stay
 /// pinned, so that the next agent adopts them. The interfaces named in `without` lose their program. Returns
-/// the interfaces that are closed.
+/// the interfaces that are closed. The directory [`KEPT_DIR`] stays as it is.
 ///
 /// # Errors
 /// If the directory is not on a BPF file system, or an attachment or a pin cannot be changed.
@@ -350,11 +353,7 @@ pub fn flush_closed(pin_dir: &Path, without: &[&str]) -> Result<Vec<Interface>, 
             closed.push(interface);
         }
     }
-    if closed.is_empty() {
-        flush(pin_dir)?;
-    } else {
-        maps::remove_all_but(pin_dir, &["links", "maps"])?;
-    }
+    maps::remove_all_but(pin_dir, &["links", "maps", KEPT_DIR])?;
     Ok(closed)
 }
 

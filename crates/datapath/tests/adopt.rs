@@ -333,6 +333,7 @@ fn interfaces_stay_closed_after_a_flush() {
         assert!(second.unknown_ports().unwrap()[&vm.index] >= counted);
         drop(second);
         assert_eq!(flush_closed(&pins.0, &["u0", "t0"]).unwrap(), []);
+        assert!(left("links").is_empty() && flush(&pins.0).unwrap());
         assert!(!pins.0.exists());
     });
 }

@@ -176,7 +176,7 @@ async fn detach_others(
                 "not an underlay interface any more: detaching the program"
             );
             datapath.detach(&interface)?;
-            changes.restore(netlink, Some(interface.index)).await?;
+            changes.restore(netlink, |index| index == interface.index).await?;
         }
     }
     Ok(())

@@ -23,9 +23,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sluice_agent::changes::Changes;
 use sluice_agent::event_source::AsyncEventRing;
 use sluice_agent::netlink::{Link, Netlink};
-use sluice_agent::sysctl::{self, Family};
 use sluice_agent::underlay::{Vteps, node_config, vteps};
 use sluice_agent::{flush, flush_closed, open};
 use sluice_datapath::ObjectName;
@@ -70,7 +70,10 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let started = opened.start(common, ROLE, role, complete).await?;
     let node = started.node.clone();
     let names = args.port_names.clone();
-    let manager = Arc::new(PortManager::new(netlink, node.clone(), (name, names), vteps, changes.clone()));
+    let of_interfaces = Changes::new(&common.pin_dir(ROLE));
+    let manager =
+        PortManager::new(netlink, node.clone(), (name, names), vteps, changes.clone(), of_interfaces);
+    let manager = Arc::new(manager);
     node.add_metrics(manager.guard_metrics());
     manager.adopt().await?;
     node.writer.run(|applier| applier.role.delay_unused(&applier.tables, Instant::now())).await?;
@@ -115,11 +118,6 @@ async fn flush_host(args: &Args, netlink: &Netlink) -> Result<(), Error> {
     if args.unguard {
         flush(&args.common, ROLE, netlink).await?;
         guard::remove().await?;
-        for interface in &closed {
-            if let Some(default) = sysctl::get(Family::V6, "default", "disable_ipv6")? {
-                sysctl::set(Family::V6, &interface.name, "disable_ipv6", &default)?;
-            }
-        }
         tracing::warn!("the guard was removed: this host's own network stack receives what its VMs send");
     } else {
         let closed: Vec<_> = closed.iter().map(|interface| interface.name.as_str()).collect();

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use sluice_agent::changes::Changes;
 use sluice_agent::frames::router_advertisement;
 use sluice_agent::netlink::{Link, Netlink, changes};
-use sluice_agent::sysctl::{self, Family};
+use sluice_agent::sysctl::Family;
 use sluice_agent::underlay::{Vteps, node_config};
 use sluice_agent::{Applier, Error, Node, error_chain};
 use sluice_datapath::Interface;
@@ -132,6 +133,7 @@ pub struct PortManager {
     vteps: Vteps,
     instances: watch::Receiver<u64>,
     metrics: Arc<GuardMetrics>,
+    changes: Changes,
     /// Ports are changed one at a time.
     lock: Mutex<()>,
 }
@@ -145,9 +147,10 @@ impl PortManager {
         (uplink, names): (String, Vec<PortName>),
         vteps: Vteps,
         instances: watch::Receiver<u64>,
+        changes: Changes,
     ) -> Self {
         let metrics = Arc::default();
-        Self { netlink, node, uplink, names, vteps, instances, metrics, lock: Mutex::new(()) }
+        Self { netlink, node, uplink, names, vteps, instances, metrics, changes, lock: Mutex::new(()) }
     }
 
     /// Metrics of guarded interfaces, updated at each review.
@@ -208,7 +211,7 @@ impl PortManager {
         if !self.node.datapath.is_attached(&link.interface())? {
             self.node.datapath.attach_tc(PORT_PROGRAM, &link.interface())?;
         }
-        sysctl::set(Family::V6, &link.name, "disable_ipv6", "1")
+        self.changes.set_sysctl(link, Family::V6, "disable_ipv6", "1")
     }
 
     /// Detaches a port. The program stays on the interface, and drops everything that the VM sends.
@@ -431,6 +434,7 @@ impl PortManager {
         self.close_new().await?;
         self.review_ports().await?;
         self.node.datapath.remove_stale_pins()?;
+        self.changes.forget_removed(&self.netlink.links().await?)?;
         let uplink = self.netlink.require_link(&self.uplink).await?;
         let vxlan = vxlan_device::ensure(&self.netlink, &uplink, self.vteps).await?;
         if !self.node.datapath.is_attached(&vxlan.interface()).map_err(Error::from)? {

@@ -235,6 +235,7 @@ fn interfaces_that_may_be_ports_are_always_closed() {
     in_namespace(|| async {
         ip("link add tap0 type veth peer name vm0");
         ip("link add other0 type veth peer name vm1");
+        std::fs::write("/proc/sys/net/ipv6/conf/tap0/disable_ipv6", "1").unwrap();
         let fixture = Fixture::new("guard");
         let socket = &fixture.socket;
         let mut controller =
@@ -277,17 +278,28 @@ fn interfaces_that_may_be_ports_are_always_closed() {
         let _ = agent.await;
         run(fixture.args(&["--flush"])).await.unwrap();
         assert!(closed_by("tap0", "guard") && closed_by("tap1", "guard"), "{:?}", programs(&fixture.pins));
+        assert_eq!(ipv6_disabled("tap1"), "1");
         assert!(guard_rules().contains("tap*"));
         // The next agent adopts the attachments of the guard.
         let agent = tokio::spawn(run(fixture.args(&[])));
         controller.hello().await;
         assert_eq!(guarded(socket).await, ["tap0", "tap1"]);
         assert!(closed_by("tap0", "port_ingress"), "{:?}", programs(&fixture.pins));
+        let records = || std::fs::read_dir(fixture.pins.join("changes")).unwrap().count();
+        ip("link add tap2 type veth peer name vm3");
+        eventually("the change of tap2 is recorded", || (records() == 2).then_some(())).await;
+        ip("link del tap2");
+        eventually("its record is removed", || (records() == 1).then_some(())).await;
 
         agent.abort();
         let _ = agent.await;
         run(fixture.args(&["--flush", "--unguard"])).await.unwrap();
-        assert_eq!((guard_rules(), ipv6_disabled("tap0")), (String::new(), "0".to_owned()));
+        let disabled = ["tap0", "tap1"].map(ipv6_disabled);
+        assert_eq!(
+            (guard_rules().as_str(), disabled),
+            ("", ["1", "0"].map(str::to_owned)),
+            "as before the agent"
+        );
         assert!(!fixture.pins.exists());
     });
 }
