@@ -330,13 +330,16 @@ int uplink_ingress(struct __sk_buff *skb)
 
 	if (!frame)
 		return port_drop(0, DROP_stale_index);
-	reason = tunnel_receive(skb, &vni, &from);
+	reason = tunnel_read(skb, &vni, &from);
 	if (reason)
 		return port_drop(0, reason);
+	reason = check_tunnel_sender(&from, vni);
 	vrf_cell = find_index(vni, 0);
 	if (vrf_cell == INDEX_BUSY)
 		return port_drop(0, DROP_table_busy);
 	vrf = vni ? vrf_at(vrf_cell, vni) : NULL;
+	if (reason)
+		return port_drop(vrf && reason == DROP_foreign_sender ? vni : 0, reason);
 	if (!vrf)
 		return port_drop(0, DROP_unknown_vni);
 	reason = parse_skb(skb, frame);

@@ -81,8 +81,8 @@ struct superblock {
 #define EXACT_IPV6 2ull /* (VNI, digest of an IPv6 address) */
 /*
  * (VNI, 0): the VNI's struct vrf; (0, ifindex): a struct port; (EXACT_GROUP_VNI, id): a struct group.
- * Gateway: (VNI, id of a VTEP), a sender: the node has an instance of the VNI, or had one a moment ago. The
- * id is the IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. The value is
+ * (VNI, id of a VTEP), a sender. Gateway: the node has an instance of the VNI, or had one a moment ago. Host: a
+ * gateway has permitted the node to send here directly, or the controller did by fixed paths. The id is the IPv4 address, or 32 bits of the IPv6 address's digest; 1 instead of 0. The value is
  * SENDER_IPV4, or other bits of the digest (exact_match.h); SENDER_ANY if two VTEPs of the VNI have the
  * same id. `next` is the struct next_hop of the VTEP, which readers need not read.
  */
@@ -284,6 +284,7 @@ struct vrf {
 #define NEXT_HOP_OWNED 0x2 /* vIP: this node answers ARP and ND for it */
 #define NEXT_HOP_HOST 0x4  /* VTEP: the node is a host; otherwise a gateway (strays.h) */
 #define NEXT_HOP_FIXED 0x8 /* direct path: configured by the controller; agents do not expire it */
+#define NEXT_HOP_FOREIGN 0x10 /* VTEP of a host: it runs no vSwitch, and checks no senders */
 
 struct next_hop {
 	__u8 kind;

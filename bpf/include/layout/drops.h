@@ -53,7 +53,7 @@
 	DROP(41, link_local, "packet from or to an IPv6 link-local address, which no VPC carries") \
 	DROP(42, pending_checksum, "VM requested a checksum to be stored over headers that were checked") \
 	DROP(43, not_routed, "underlay packet to an address that is not this gateway's, which it does not route") \
-	DROP(44, foreign_sender, "sender of the VXLAN packet is a node that has no instance of the VPC")
+	DROP(44, foreign_sender, "sender of the VXLAN packet is a host that may not send in the VPC")
 /* clang-format on */
 
 #define DROP_ENUM(number, name, text) DROP_##name = number,

@@ -82,39 +82,66 @@ __attribute__((noinline)) int tunnel_to_group(struct __sk_buff *skb, __u32 vrf_c
 struct tunnel_sender {
 	__u64 address[2]; /* as in struct frame */
 	__u8 ipv6;	  /* the address is IPv6 */
-	__u8 flags;	  /* of its struct next_hop: NEXT_HOP_HOST for a host, not a gateway */
+	__u8 is_host;	  /* the node is a host, not a gateway */
 };
 
-/* Reads VNI and sender of a frame from the VXLAN device. Senders that are not in the tables are refused. */
-static __always_inline enum drop_reason tunnel_receive(struct __sk_buff *skb, __u32 *vni,
-						       struct tunnel_sender *from)
+/* Reads VNI and sender of a frame from the VXLAN device. */
+static __always_inline enum drop_reason tunnel_read(struct __sk_buff *skb, __u32 *vni,
+						    struct tunnel_sender *from)
 {
-	const struct next_hop *sender;
 	struct bpf_tunnel_key key = {};
-	struct exact_hit hit = {};
-	enum exact_answer found;
 
 	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0)) {
 		from->address[1] = key.remote_ipv4;
-		found = find_ipv4(0, key.remote_ipv4, &hit);
 	} else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6)) {
 		__be64 remote[2]; /* aligned, which the verifier demands on the stack */
 
 		__builtin_memcpy(remote, key.remote_ipv6, sizeof(remote));
 		from->ipv6 = 1;
 		load_halves(from->address, remote);
-		found = find_ipv6(0, from->address[0], from->address[1], &hit);
 	} else {
 		return DROP_no_tunnel_key;
 	}
 	*vni = key.tunnel_id & 0xffffff;
-	if (found != EXACT_HIT)
-		return found == EXACT_BUSY ? DROP_table_busy : DROP_unknown_vtep;
-	sender = next_hop_at(hit.next, NEXT_HOP_VTEP);
+	return DROP_none;
+}
+
+/* Whether a sender that is no permitted host is a gateway, and otherwise the reason to drop its frame. */
+__attribute__((noinline)) enum drop_reason check_gateway(struct tunnel_sender *from)
+{
+	const struct next_hop *sender;
+	struct exact_hit hit = {};
+	enum exact_answer found;
+
+	if (!from)
+		return DROP_stale_index;
+	if (from->ipv6)
+		found = find_ipv6(0, from->address[0], from->address[1], &hit);
+	else
+		found = find_ipv4(0, from->address[1], &hit);
+	if (found == EXACT_BUSY)
+		return DROP_table_busy;
+	sender = found == EXACT_HIT ? next_hop_at(hit.next, NEXT_HOP_VTEP) : NULL;
 	if (!sender)
 		return DROP_unknown_vtep;
-	from->flags = READ_ONCE(sender->flags);
-	return DROP_none;
+	return READ_ONCE(sender->flags) & NEXT_HOP_HOST ? DROP_foreign_sender : DROP_none;
+}
+
+/*
+ * Whether the sender may send to this host in the VNI: a host that a gateway has permitted (one lookup), or any
+ * gateway (one more).
+ */
+static __always_inline enum drop_reason check_tunnel_sender(struct tunnel_sender *from, __u32 vni)
+{
+	switch (find_sender(vni, from->ipv6, from->address[0], from->address[1])) {
+	case EXACT_HIT:
+		from->is_host = 1;
+		return DROP_none;
+	case EXACT_BUSY:
+		return DROP_table_busy;
+	default:
+		return check_gateway(from);
+	}
 }
 
 #endif

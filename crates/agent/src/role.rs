@@ -194,6 +194,7 @@ impl UpdateContext<'_> {
     pub fn upsert_vtep(&mut self, vtep: &Vtep) {
         let role = match vtep.role {
             VtepRole::Host => sluice_tables::Role::Host,
+            VtepRole::ForeignHost => sluice_tables::Role::ForeignHost,
             VtepRole::Gateway { .. } => sluice_tables::Role::Gateway,
         };
         let result = self.tables.upsert_vtep(vtep.address, role);

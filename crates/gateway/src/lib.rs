@@ -9,6 +9,7 @@ mod needed_neighbors;
 mod offload;
 mod offload_metrics;
 mod overload;
+mod permits;
 pub mod ownership;
 mod ownership_inputs;
 mod role;

@@ -7,10 +7,11 @@ use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{AnswerEntry, Destination, Message, Path, Query, RedirectEntry, StrayEntry};
-use sluice_tables::{InstanceLocation, Location, Lookup, NextHop, Reader};
+use sluice_rsp::{AnswerEntry, Destination, Message, Path, PermitEntry, Query, RedirectEntry, StrayEntry};
+use sluice_tables::{InstanceLocation, Location, Lookup, NextHop, Reader, Role};
 
 use crate::offload_metrics::{OffloadStats, Outcome};
+use crate::permits::{Permit, PermitState, Permits};
 
 /// How long a host may use a path that no gateway confirms.
 const LIFETIME_MS: u32 = 60_000;
@@ -24,8 +25,8 @@ const REMEMBERED_MAX: usize = 65_536;
 /// Result of the search for a direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathLookup {
-    /// The host can send to the destination's host.
-    Direct(Path),
+    /// The host can send to the destination's host, which must have confirmed the permit, if there is one.
+    Direct(Path, Option<Permit>),
     /// The host must send to a gateway.
     ViaGateway,
     /// The tables cannot answer at present.
@@ -55,19 +56,24 @@ fn find_path(reader: &Reader, revision: u64, from: IpAddr, destination: &Destina
     if host.is_ipv4() != from.is_ipv4() || host == from || !fits {
         return PathLookup::ViaGateway;
     }
-    PathLookup::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision })
+    let Ok(role) = reader.role(host) else { return PathLookup::Busy };
+    // A host without a vSwitch knows no permits, and accepts the packets of all hosts.
+    let permit = Permit { receiver: host, entry: PermitEntry { vni, host: from } };
+    let permit = (role != Some(Role::ForeignHost)).then_some(permit);
+    PathLookup::Direct(Path { host, mac, vni, lifetime_ms: LIFETIME_MS, revision }, permit)
 }
 
-/// Batches notifications for hosts.
+/// Decides which paths hosts get, and batches the messages about them.
 #[derive(Debug)]
 pub struct Notifier {
     batcher: Batcher<IpAddr, Destination, AnswerEntry>,
+    permits: Permits,
 }
 
 impl Notifier {
-    /// A notifier without waiting notifications.
+    /// A notifier without waiting notifications and permits.
     pub fn new() -> Self {
-        Self { batcher: Batcher::new(QUIET_US, GATHER_US, REMEMBERED_MAX) }
+        Self { batcher: Batcher::new(QUIET_US, GATHER_US, REMEMBERED_MAX), permits: Permits::new() }
     }
 
     /// Notes a flow event. `now_us` is of a monotonic clock; `revision` was read from the tables before.
@@ -93,15 +99,34 @@ impl Notifier {
             Location::Busy => return Outcome::Busy,
         };
         let destination = Destination { vni: sender.vni, address: event.destination };
-        let path = match find_path(reader, revision, sender.host, &destination) {
-            PathLookup::Direct(path) => path,
+        let (path, permit) = match find_path(reader, revision, sender.host, &destination) {
+            PathLookup::Direct(path, permit) => (path, permit),
             PathLookup::ViaGateway => return Outcome::NoPath,
             PathLookup::Busy => return Outcome::Busy,
         };
-        match self.batcher.admit(now_us, sender.host, destination) {
+        let answer = AnswerEntry { destination, answer: sluice_rsp::Answer::Path(path) };
+        match self.check_permit(now_us, permit, answer) {
+            PermitState::Confirmed => self.notify(now_us, sender.host, answer),
+            PermitState::Waiting => Outcome::Waiting,
+            PermitState::Unconfirmed => Outcome::Unpermitted,
+        }
+    }
+
+    /// Whether a path that needs this permit may be given now. If the destination's host was asked, `answer` waits.
+    fn check_permit(&mut self, now_us: u64, permit: Option<Permit>, answer: AnswerEntry) -> PermitState {
+        let Some(permit) = permit else { return PermitState::Confirmed };
+        let state = self.permits.check(now_us, permit);
+        if state == PermitState::Waiting {
+            self.permits.keep(&permit, answer);
+        }
+        state
+    }
+
+    /// Notifies a host of a path, unless it was notified a moment ago.
+    fn notify(&mut self, now_us: u64, host: IpAddr, answer: AnswerEntry) -> Outcome {
+        match self.batcher.admit(now_us, host, answer.destination) {
             Admission::New => {
-                let answer = sluice_rsp::Answer::Path(path);
-                self.batcher.push(sender.host, AnswerEntry { destination, answer });
+                self.batcher.push(host, answer);
                 Outcome::Notified
             }
             Admission::Repeated => Outcome::Repeated,
@@ -109,33 +134,59 @@ impl Notifier {
         }
     }
 
-    /// Time at which [`Notifier::take`] is due; `None` if no notification waits.
-    pub fn due_us(&self) -> Option<u64> {
-        self.batcher.due_us()
+    /// Answers a query of the host at `from`. `None` if the tables or the destination's host cannot answer at
+    /// present: the host requests the path again, or is notified of it.
+    pub fn answer(
+        &mut self,
+        now_us: u64,
+        reader: &Reader,
+        revision: u64,
+        from: IpAddr,
+        query: &Query,
+    ) -> Option<AnswerEntry> {
+        // A host learns nothing about networks of which it has no instance.
+        if !reader.is_sender(query.destination.vni, from).ok()? {
+            return Some(query.answer(None, revision));
+        }
+        let (path, permit) = match find_path(reader, revision, from, &query.destination) {
+            PathLookup::Direct(path, permit) => (path, permit),
+            PathLookup::ViaGateway => return Some(query.answer(None, revision)),
+            PathLookup::Busy => return None,
+        };
+        let whole = AnswerEntry { destination: query.destination, answer: sluice_rsp::Answer::Path(path) };
+        match self.check_permit(now_us, permit, whole) {
+            PermitState::Confirmed => Some(query.answer(Some(&path), revision)),
+            PermitState::Waiting => None,
+            PermitState::Unconfirmed => Some(query.answer(None, revision)),
+        }
     }
 
-    /// Takes the waiting notifications, with the VTEPs of the hosts to send them to.
+    /// Notes that the host at `from` accepts packets of other hosts, which are notified of the paths that waited for it.
+    pub fn confirm(&mut self, now_us: u64, from: IpAddr, entries: &[PermitEntry]) {
+        for entry in entries {
+            let permit = Permit { receiver: from, entry: *entry };
+            for answer in self.permits.confirm(now_us, &permit) {
+                self.notify(now_us, entry.host, answer);
+            }
+        }
+    }
+
+    /// Number of permits that are remembered.
+    pub fn permits(&self) -> usize {
+        self.permits.len()
+    }
+
+    /// Time at which [`Notifier::take`] is due; `None` if no message waits.
+    pub fn due_us(&self) -> Option<u64> {
+        self.batcher.due_us().into_iter().chain(self.permits.due_us()).min()
+    }
+
+    /// Takes the waiting messages, with the VTEPs of the hosts to send them to.
     pub fn take(&mut self, now_us: u64) -> impl Iterator<Item = (IpAddr, Message)> + use<> {
         let notify = |(host, answers)| (host, Message::Notify { answers });
-        self.batcher.take(now_us).into_iter().map(notify)
+        let permits = self.permits.take(now_us);
+        permits.into_iter().chain(self.batcher.take(now_us).into_iter().map(notify))
     }
-}
-
-/// Answers the requests of the host at `from`. A destination that the tables cannot answer for at present is
-/// left out: the host requests it again.
-pub fn answer_requests(
-    reader: &Reader,
-    revision: u64,
-    from: IpAddr,
-    queries: &[Query],
-    stats: &OffloadStats,
-) -> impl Iterator<Item = AnswerEntry> {
-    stats.note_requested(queries.len());
-    queries.iter().filter_map(move |query| match find_path(reader, revision, from, &query.destination) {
-        PathLookup::Direct(path) => Some(query.answer(Some(&path), revision)),
-        PathLookup::ViaGateway => Some(query.answer(None, revision)),
-        PathLookup::Busy => None,
-    })
 }
 
 /// Redirections of hosts that send packets for instances that the host at `from` does not have, by the VTEP to

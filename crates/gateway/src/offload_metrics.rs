@@ -7,7 +7,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use sluice_agent::metric_source::MetricSource;
+use sluice_agent::metric_source::{MetricSource, gauge};
 
 /// What became of a flow event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +26,15 @@ pub enum Outcome {
     Busy,
     /// Too many destinations were notified within the quiet time to remember another one.
     Full,
+    /// The destination's host was asked to accept the sender's packets.
+    Waiting,
+    /// The destination's host does not confirm that it accepts the sender's packets.
+    Unpermitted,
 }
 
 impl Outcome {
-    const NAMES: [&'static str; 6] = ["notified", "repeated", "no_path", "no_source", "busy", "full"];
+    const NAMES: [&'static str; 8] =
+        ["notified", "repeated", "no_path", "no_source", "busy", "full", "waiting", "unpermitted"];
 }
 
 /// Counters of offloading.
@@ -40,6 +45,7 @@ pub struct OffloadStats {
     unexpected: AtomicU64,
     lost: AtomicU64,
     refused: AtomicU64,
+    permits: AtomicU64,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -73,6 +79,11 @@ impl OffloadStats {
         self.refused.store(events, Ordering::Relaxed);
     }
 
+    /// Sets the number of permits that are remembered.
+    pub fn set_permits(&self, permits: usize) {
+        self.permits.store(permits as u64, Ordering::Relaxed);
+    }
+
     /// Number of flow events with this outcome.
     #[cfg(test)]
     pub fn count(&self, outcome: Outcome) -> u64 {
@@ -92,6 +103,8 @@ impl MetricSource for OffloadStats {
         for (outcome, count) in Outcome::NAMES.into_iter().zip(&self.outcomes) {
             events.get_or_create(&OutcomeLabel { outcome }).inc_by(count.load(Ordering::Relaxed));
         }
+        let help = "Permits for hosts to send to each other that are remembered";
+        gauge(registry, "rsp_permits", help, self.permits.load(Ordering::Relaxed));
         registry.register("flow_events", "Flows reported by the packet program, by outcome", events);
         for (name, help, count) in [
             ("flow_events_lost", "Flow events lost because the ring was full", &self.lost),

@@ -79,6 +79,22 @@ fn answered(number: u32, address: &str, path: Path) -> AnswerEntry {
     AnswerEntry { destination, answer: Answer::Path(path) }
 }
 
+/// A notifier with all hosts' permits for all networks.
+fn notifier() -> Notifier {
+    let mut notifier = Notifier::new();
+    for receiver in [A, B, C, D].map(ip) {
+        for host in [A, B, C, D].map(ip) {
+            for number in 1..=3 {
+                let entry = PermitEntry { vni: vni(number), host };
+                notifier.permits.check(0, Permit { receiver, entry });
+                notifier.confirm(0, receiver, &[entry]);
+            }
+        }
+    }
+    notifier.permits.take(0);
+    notifier
+}
+
 struct Fixture {
     tables: NodeTables,
     notifier: Notifier,
@@ -87,7 +103,7 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        Self { tables: tables(), notifier: Notifier::new(), stats: OffloadStats::default() }
+        Self { tables: tables(), notifier: notifier(), stats: OffloadStats::default() }
     }
 
     fn note(&mut self, now_us: u64, elephant: FlowEvent) -> Outcome {
@@ -189,12 +205,59 @@ fn query(number: u32, address: &str, revision: u64) -> Query {
 }
 
 fn reply(tables: &NodeTables, from: &str, queries: &[Query]) -> Vec<Answer> {
-    let reader = tables.reader();
-    let stats = OffloadStats::default();
-    let answers = answer_requests(&reader, reader.applied_revision(), ip(from), queries, &stats);
-    let answers = answers.map(|answered| answered.answer).collect();
-    assert_eq!(stats.requested(), queries.len() as u64);
-    answers
+    let (reader, mut notifier) = (tables.reader(), notifier());
+    let answer = |query| notifier.answer(0, &reader, reader.applied_revision(), ip(from), query);
+    queries.iter().filter_map(answer).map(|answered| answered.answer).collect()
+}
+
+#[test]
+fn path_waits_until_the_destinations_host_accepts_the_sender() {
+    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let (flow, entry) = (elephant(1, "10.1.0.1", "10.2.0.2"), PermitEntry { vni: vni(2), host: ip(A) });
+    let notify = Message::Notify { answers: vec![answered(1, "10.2.0.2", path(2, "10.2.0.2", B))] };
+    assert_eq!(fixture.note(0, flow), Outcome::Waiting);
+    assert_eq!(fixture.notifier.due_us(), Some(0));
+    assert_eq!(fixture.take(0), [(ip(B), Message::Permit { entries: vec![entry] })]);
+    // Other hosts cannot accept for it, nor it for other networks.
+    fixture.notifier.confirm(10, ip(C), &[entry]);
+    fixture.notifier.confirm(10, ip(B), &[PermitEntry { vni: vni(1), ..entry }]);
+    assert_eq!((fixture.note(20, flow), fixture.take(20)), (Outcome::Waiting, vec![]));
+    // What waits is given once.
+    fixture.notifier.confirm(30, ip(B), &[entry]);
+    assert_eq!(fixture.take(30), [(ip(A), notify.clone())]);
+    fixture.notifier.confirm(40, ip(B), &[entry]);
+    assert_eq!(fixture.take(40), []);
+    assert_eq!(fixture.note(QUIET_US + 30, flow), Outcome::Notified);
+    // A request waits in the same way, and the host is notified instead.
+    let mut other = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let (reader, query) = (other.tables.reader(), query(1, "10.2.0.2", 5));
+    assert_eq!(other.notifier.answer(0, &reader, REVISION, ip(A), &query), None);
+    assert_eq!(other.take(0), [(ip(B), Message::Permit { entries: vec![entry] })]);
+    other.notifier.confirm(10, ip(B), &[entry]);
+    assert_eq!(other.take(10), [(ip(A), notify)]);
+    assert!(other.notifier.answer(20, &reader, REVISION, ip(A), &query).is_some());
+}
+
+#[test]
+fn hosts_that_do_not_confirm_have_no_direct_paths_and_foreign_ones_need_not() {
+    let mut fixture = Fixture { notifier: Notifier::new(), ..Fixture::new() };
+    let (flow, query) = (elephant(1, "10.1.0.1", "10.1.0.2"), query(1, "10.1.0.2", 5));
+    assert_eq!(fixture.note(0, flow), Outcome::Waiting);
+    assert_eq!(fixture.note(2_000_000, flow), Outcome::Unpermitted);
+    let reader = fixture.tables.reader();
+    let answer = fixture.notifier.answer(2_000_000, &reader, REVISION, ip(A), &query).unwrap();
+    assert_eq!(answer.answer, Answer::Absent { revision: REVISION });
+    fixture.tables.upsert_vtep(ip(B), Role::ForeignHost).unwrap();
+    assert_eq!(fixture.note(2_000_000, flow), Outcome::Notified);
+}
+
+#[test]
+fn hosts_get_no_paths_of_networks_of_which_they_have_no_instance() {
+    let tables = tables();
+    let absent = Answer::Absent { revision: REVISION };
+    let queries = [query(2, "10.2.0.2", 0), query(3, "10.3.0.2", 0), query(9, "10.2.0.2", 0)];
+    assert_eq!(reply(&tables, A, &queries), [absent; 3]);
+    assert_ne!(reply(&tables, A, &[query(1, "10.2.0.2", 0)]), [absent], "of a peer of its network");
 }
 
 #[test]

@@ -9,12 +9,12 @@ use sluice_agent::Error;
 use sluice_agent::event_source::EventSource;
 use sluice_agent::rsp::{Keys, Received, RspTransport};
 use sluice_datapath::FlowEvent;
-use sluice_rsp::{Message, Query, StrayEntry};
+use sluice_rsp::{Message, PermitEntry, Query, StrayEntry};
 use sluice_tables::SharedReader;
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
-use crate::offload::{Notifier, answer_requests, redirects};
+use crate::offload::{Notifier, redirects};
 use crate::offload_metrics::OffloadStats;
 
 /// Datagrams that are received before other inputs get their turn.
@@ -107,22 +107,37 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
         match message {
             Message::Request { id, queries } => self.answer(from, *id, queries),
             Message::Stray { entries } => self.redirect(from.ip(), entries),
-            Message::Reply { .. } | Message::Notify { .. } | Message::Redirect { .. } => {
-                self.stats.note_unexpected();
-            }
+            Message::Permitted { entries } => self.confirm(from.ip(), entries),
+            Message::Reply { .. }
+            | Message::Notify { .. }
+            | Message::Redirect { .. }
+            | Message::Permit { .. } => self.stats.note_unexpected(),
         }
     }
 
     fn answer(&mut self, from: SocketAddr, id: u32, queries: &[Query]) {
+        let now_us = self.now_us();
+        self.stats.note_requested(queries.len());
         let mut answers = Vec::with_capacity(queries.len());
         for chunk in queries.chunks(LOOKUPS_MAX) {
             self.reader.read(|reader| {
                 let revision = reader.applied_revision();
-                answers.extend(answer_requests(reader, revision, from.ip(), chunk, &self.stats));
+                let notifier = &mut self.notifier;
+                let answer =
+                    |query: &Query| notifier.answer(now_us, reader, revision, from.ip(), query);
+                answers.extend(chunk.iter().filter_map(answer));
             });
         }
+        self.stats.set_permits(self.notifier.permits());
         let cluster = self.cluster();
         self.transport.send_to(cluster, from, &Message::Reply { id, answers });
+    }
+
+    /// The host at `from` accepts packets of other hosts now.
+    fn confirm(&mut self, from: IpAddr, entries: &[PermitEntry]) {
+        self.notifier.confirm(self.now_us(), from, entries);
+        // The hosts that wait for it have waited long enough.
+        self.send_notifications();
     }
 
     /// Redirects the senders of packets that the host at `from` received for instances that it does not have.

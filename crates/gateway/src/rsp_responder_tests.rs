@@ -141,7 +141,7 @@ fn elephants_are_notified_and_requests_answered() {
             ("10.0.0.1", "10.0.0.3", "192.0.2.1", "192.0.2.2", "192.0.2.3"),
             ("fd00::1", "fd00::3", "2001:db8::1", "2001:db8::2", "2001:db8::3"),
         ] {
-            let mut host = host(dir.path(), own);
+            let (mut host, mut receiver) = (self::host(dir.path(), own), self::host(dir.path(), other));
             let elephant = FlowEvent {
                 vni: vni(),
                 source: address(source),
@@ -150,6 +150,10 @@ fn elephants_are_notified_and_requests_answered() {
                 time_ns: 0,
             };
             sender.send(elephant).unwrap();
+            let entries = vec![PermitEntry { vni: vni(), host: address(own) }];
+            let asked = next(&mut receiver).await;
+            assert_eq!(asked.message, Message::Permit { entries: entries.clone() });
+            receiver.send_to(Some(7), asked.from, &Message::Permitted { entries });
             let destination = Destination { vni: vni(), address: address(destination) };
             let path = Path {
                 host: address(other),
@@ -171,15 +175,14 @@ fn elephants_are_notified_and_requests_answered() {
 
             // The other host reports that this one sends it packets for an instance that it does not have. It
             // can speak for itself only, and about nodes only.
-            let mut reporter = self::host(dir.path(), other);
             let strays = [own, other, "192.0.2.99", "2001:db8::99"]
                 .map(|sender| StrayEntry { destination, host: address(sender) });
-            reporter.send(Some(7), address(gateway), &Message::Stray { entries: strays.to_vec() });
+            receiver.send(Some(7), address(gateway), &Message::Stray { entries: strays.to_vec() });
             let entry = RedirectEntry { destination, host: address(other), gateway: address(gateway) };
             assert_eq!(next(&mut host).await.message, Message::Redirect { entries: vec![entry] });
             assert_eq!(sent.sent(MessageKind::Redirect), redirects);
             redirects += 1;
         }
-        assert_eq!((stats.count(Outcome::Notified), stats.requested()), (2, 6));
+        assert_eq!((stats.count(Outcome::Waiting), stats.requested()), (2, 6));
     });
 }

@@ -348,7 +348,10 @@ impl Cache {
             Message::Redirect { entries } => {
                 entries.iter().for_each(|entry| self.redirect(now_ms, entry, key_covers, out, queries));
             }
-            Message::Request { .. } | Message::Stray { .. } => self.stats.unexpected += 1,
+            Message::Request { .. }
+            | Message::Stray { .. }
+            | Message::Permit { .. }
+            | Message::Permitted { .. } => self.stats.unexpected += 1,
         }
     }
 

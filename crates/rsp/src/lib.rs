@@ -24,7 +24,9 @@ mod refusal;
 mod seal;
 mod wire;
 
-pub use message::{Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry, StrayEntry};
+pub use message::{
+    Answer, AnswerEntry, Destination, Message, Path, PermitEntry, Query, RedirectEntry, StrayEntry,
+};
 pub use open::{Opened, Opener};
 pub use protocol::{BODY_HEADER_BYTES, MTU_MIN, RSP_PORT, VERSION, host_secret};
 pub use refusal::{BodyError, Refusal};

@@ -87,6 +87,15 @@ pub struct StrayEntry {
     pub host: IpAddr,
 }
 
+/// An entry of a Permit or Permitted: a host may send to the receiver of the Permit directly in a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PermitEntry {
+    /// The network; the VNI is the one that packets are encapsulated with.
+    pub vni: Vni,
+    /// Underlay address of the host that may send.
+    pub host: IpAddr,
+}
+
 /// A message. It is sent in as many packets as its entries need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
@@ -120,6 +129,16 @@ pub enum Message {
         /// The destinations, and the senders.
         entries: Vec<StrayEntry>,
     },
+    /// Gateway to host: other hosts are about to send to the receiver by direct paths.
+    Permit {
+        /// The hosts and the networks.
+        entries: Vec<PermitEntry>,
+    },
+    /// Host to gateway: packets of these hosts are accepted now.
+    Permitted {
+        /// The entries of the Permit, but for those that could not be written.
+        entries: Vec<PermitEntry>,
+    },
 }
 
 impl Query {
@@ -147,6 +166,7 @@ impl Message {
             Self::Reply { answers, .. } | Self::Notify { answers } => answers.len(),
             Self::Redirect { entries } => entries.len(),
             Self::Stray { entries } => entries.len(),
+            Self::Permit { entries } | Self::Permitted { entries } => entries.len(),
         }
     }
 

@@ -2,8 +2,8 @@
 //! endian.
 
 use crate::message::{
-    Answer, AnswerEntry, Destination, Message, Path, Query, RedirectEntry, StrayEntry, check_address,
-    check_mac,
+    Answer, AnswerEntry, Destination, Message, Path, PermitEntry, Query, RedirectEntry, StrayEntry,
+    check_address, check_mac,
 };
 use crate::protocol::{BODY_HEADER_BYTES, VERSION};
 use crate::refusal::{BodyError, Refusal};
@@ -19,6 +19,8 @@ const REPLY: u8 = 2;
 const NOTIFY: u8 = 3;
 const REDIRECT: u8 = 4;
 const STRAY: u8 = 5;
+const PERMIT: u8 = 6;
+const PERMITTED: u8 = 7;
 
 /// Bits of an entry's form: which addresses are IPv6, and what an answer says.
 const ADDRESS_V6: u8 = 0x01;
@@ -29,6 +31,8 @@ const ABSENT: u8 = 0x20;
 
 /// Size of an entry's length and form bytes.
 const ENTRY_HEADER_BYTES: usize = 2;
+/// Size of the shortest entry: a permit of an IPv4 host.
+const ENTRY_BYTES_MIN: usize = 9;
 
 /// Position of the number of entries in a body.
 const COUNT_AT: usize = 2;
@@ -87,6 +91,16 @@ pub(crate) fn encode(message: &Message, body_bytes_max: usize) -> Result<Vec<Vec
             for stray in entries {
                 write_entry(&mut entry, v6(stray.host, HOST_V6), &stray.destination)?;
                 write_address(&mut entry, stray.host)?;
+                bodies.push(&mut entry);
+            }
+        }
+        Message::Permit { entries } | Message::Permitted { entries } => {
+            bodies.kind = if matches!(message, Message::Permit { .. }) { PERMIT } else { PERMITTED };
+            for permit in entries {
+                entry.clear();
+                entry.extend([0, v6(permit.host, HOST_V6)]);
+                write_vni(&mut entry, permit.vni);
+                write_address(&mut entry, permit.host)?;
                 bodies.push(&mut entry);
             }
         }
@@ -182,7 +196,7 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
     let [kind, reserved, count @ .., _, _, _, _] = *head;
     let id = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
     let mut entries = Entries { newer: minor > VERSION.1, rest, read: 0, skipped: 0 };
-    if !entries.newer && (reserved != 0 || id != 0 && matches!(kind, NOTIFY | REDIRECT | STRAY)) {
+    if !entries.newer && (reserved != 0 || id != 0 && matches!(kind, NOTIFY..=PERMITTED)) {
         return Err(BodyError::Reserved.into());
     }
     let count = u16::from_be_bytes(count);
@@ -203,6 +217,8 @@ pub fn decode(minor: u8, body: &[u8]) -> Result<Body, Refusal> {
             entries: entries.read_all(count, &[ADDRESS_V6 | HOST_V6 | GATEWAY_V6], read_redirect)?,
         },
         STRAY => Message::Stray { entries: entries.read_all(count, &[ADDRESS_V6 | HOST_V6], read_stray)? },
+        PERMIT => Message::Permit { entries: entries.read_all(count, &[HOST_V6], read_permit)? },
+        PERMITTED => Message::Permitted { entries: entries.read_all(count, &[HOST_V6], read_permit)? },
         _ => return Err(BodyError::Kind { kind }.into()),
     };
     Ok(Body { message, skipped: entries.skipped })
@@ -240,6 +256,10 @@ fn read_stray(fields: &mut Fields<'_>) -> Result<StrayEntry, BodyError> {
     Ok(StrayEntry { destination: fields.destination()?, host: fields.address(HOST_V6)? })
 }
 
+fn read_permit(fields: &mut Fields<'_>) -> Result<PermitEntry, BodyError> {
+    Ok(PermitEntry { vni: fields.vni()?, host: fields.address(HOST_V6)? })
+}
+
 /// The entries of a body that were not read yet.
 struct Entries<'a> {
     newer: bool,
@@ -261,7 +281,7 @@ impl<'a> Entries<'a> {
             return Err(BodyError::Empty);
         }
         // The count is only a claim of the sender, so the capacity is bounded by the bytes received.
-        let mut out = Vec::with_capacity(usize::from(count).min(self.rest.len() / 16));
+        let mut out = Vec::with_capacity(usize::from(count).min(self.rest.len() / ENTRY_BYTES_MIN));
         while self.read < count {
             let mut fields = self.next()?;
             if forms.iter().all(|known| fields.form & !known != 0) {

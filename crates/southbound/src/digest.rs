@@ -8,8 +8,9 @@ impl Update {
     /// Hashes of the entries that digests count. Keys, plans, paths and groups without vIPs are not among them.
     pub fn entry_hashes(&self) -> impl Iterator<Item = (EntryKey, EntryHash)> + '_ {
         let vteps = self.vteps.iter().map(|vtep| {
-            let is_gateway = vtep.role != VtepRole::Host;
-            (EntryKey::Vtep(vtep.address), EntryHash::vtep(vtep.address, is_gateway))
+            let is_gateway = matches!(vtep.role, VtepRole::Gateway { .. });
+            let is_foreign = vtep.role == VtepRole::ForeignHost;
+            (EntryKey::Vtep(vtep.address), EntryHash::vtep(vtep.address, is_gateway, is_foreign))
         });
         let vips =
             self.vips.iter().map(|vip| (EntryKey::Vip(vip.address), EntryHash::vip(vip.address, vip.mac)));

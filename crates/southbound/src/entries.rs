@@ -8,8 +8,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The role of a node from which VXLAN packets are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VtepRole {
-    /// A host with instances.
+    /// A host with instances and a vSwitch.
     Host,
+    /// A host with instances that runs no vSwitch.
+    ForeignHost,
     /// A gateway.
     Gateway {
         /// The id of its cluster's group, never 0.

@@ -118,8 +118,10 @@ pub struct Endpoint {
 /// Role of another node of the underlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
-    /// Runs instances.
+    /// Runs instances, and a vSwitch.
     Host,
+    /// Runs instances, but no vSwitch: a VXLAN endpoint that accepts packets of every host.
+    ForeignHost,
     /// Forwards between hosts.
     Gateway,
 }

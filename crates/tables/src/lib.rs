@@ -44,7 +44,7 @@ pub use grace::{Grace, GraceError, Immediate, Membarrier};
 pub use heartbeat::AgentHeartbeat;
 pub use locate::{InstanceLocation, Location};
 pub use memory::Memory;
-pub use node::{CounterReset, NodeTables};
+pub use node::{CounterReset, NodeTables, PERMIT_STEP};
 pub use reader::{Busy, Hit, Lookup, Network, NextHop, Reader};
 pub use shared_reader::{ReaderGate, SharedReader, WaitForThreads};
 pub use usage::{BulkResult, TableUsage};

@@ -31,6 +31,7 @@ use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::seed::random_seed;
 use crate::usage::TableUsage;
+pub use senders::PERMIT_STEP;
 use senders::Sender;
 use sluice_types::Vni;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -38,6 +39,7 @@ use std::mem::offset_of;
 use std::net::IpAddr;
 use std::time::Instant;
 use underlay::Vtep;
+pub(crate) use underlay::role_of;
 use vrfs::CounterIndices;
 pub use vrfs::CounterReset;
 

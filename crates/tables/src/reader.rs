@@ -7,11 +7,12 @@
 //! [`WaitForThreads`](crate::WaitForThreads) does.
 
 use crate::encoding::{address_from_bytes, elephant_bytes};
-use crate::entries::{Target, Vrf};
+use crate::entries::{Role, Target, Vrf};
 use crate::exact::{Hashing, Key, buckets_of, is_filled};
 use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop, superblock};
 use crate::lpm::{self, Family, Root};
 use crate::memory::Memory;
+use crate::node::role_of;
 
 use sluice_types::{MacAddr, Vni};
 use std::mem::offset_of;
@@ -231,6 +232,38 @@ impl Reader {
             Family::V6 => offset_of!(layout::vrf, lpm6),
         };
         lpm::find(&self.memory, Root { cell: vrf_cell, offset, family }, bits).unwrap_or(0)
+    }
+
+    /// Whether packets of a host are accepted in a VNI; on a gateway, because the host has an instance of it.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn is_sender(&self, vni: Vni, host: IpAddr) -> Result<bool, Busy> {
+        let (key, check) = self.hashing().sender(vni.get(), host);
+        match self.lookup(key) {
+            Lookup::Busy => Err(Busy),
+            Lookup::Miss => Ok(false),
+            Lookup::Hit(hit) => {
+                Ok(hit.mac.to_u64() == check || hit.mac.to_u64() == u64::from(layout::SENDER_ANY))
+            }
+        }
+    }
+
+    /// The role of a node. `None` if the tables do not have it.
+    ///
+    /// # Errors
+    /// [`Busy`].
+    pub fn role(&self, node: IpAddr) -> Result<Option<Role>, Busy> {
+        let Hit { cell, .. } = match self.find(0, node) {
+            Lookup::Busy => return Err(Busy),
+            Lookup::Miss => return Ok(None),
+            Lookup::Hit(hit) => hit,
+        };
+        if !self.memory.contains(cell, 1) {
+            return Ok(None);
+        }
+        let hop: next_hop = self.memory.read(cell);
+        Ok((u32::from(hop.kind) == layout::NEXT_HOP_VTEP).then(|| role_of(&hop)))
     }
 
     /// The next hop in the cell of a hit; `None` if the cell holds no next hop.

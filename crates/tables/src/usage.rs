@@ -35,7 +35,7 @@ pub struct TableUsage {
     pub ports: u64,
     /// Number of endpoints.
     pub endpoints: u64,
-    /// Entries for pairs of host and VNI from which a gateway accepts packets.
+    /// Entries for pairs of host and VNI from which this node accepts packets.
     pub senders: u64,
     /// Direct paths.
     pub direct_paths: u64,

@@ -122,10 +122,10 @@ impl EntryHash {
         Self::new(Kind::Vrf, vni.get(), unspecified, 0, [u64::from(mtu) << 32 | router4, router6])
     }
 
-    /// A node whose packets are accepted.
+    /// A node whose packets are accepted: a gateway, or a host that may be foreign.
     #[must_use]
-    pub fn vtep(address: IpAddr, is_gateway: bool) -> Self {
-        Self::new(Kind::Vtep, 0, address, 0, [u64::from(is_gateway), 0])
+    pub fn vtep(address: IpAddr, is_gateway: bool, is_foreign: bool) -> Self {
+        Self::new(Kind::Vtep, 0, address, 0, [u64::from(is_gateway), u64::from(is_foreign)])
     }
 
     /// A vIP. Whether this node answers for it is not part of the entry.
@@ -281,8 +281,9 @@ mod tests {
             EntryHash::vrf(vni(7), 1451, None, None),
             EntryHash::vrf(vni(7), 1450, Some(Ipv4Addr::LOCALHOST), None),
             EntryHash::vrf(vni(7), 1450, None, router),
-            EntryHash::vtep(at("192.0.2.1"), false),
-            EntryHash::vtep(at("192.0.2.1"), true),
+            EntryHash::vtep(at("192.0.2.1"), false, false),
+            EntryHash::vtep(at("192.0.2.1"), false, true),
+            EntryHash::vtep(at("192.0.2.1"), true, false),
             EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(1)),
             EntryHash::vip(at("192.0.2.1"), MacAddr::from_u64(2)),
             EntryHash::vrf(vni(7), 1450, None, None).with_group(Some(1)),

@@ -8,6 +8,7 @@ mod guard_metrics;
 mod local_api;
 mod path_learner;
 mod path_metrics;
+mod permitted_senders;
 mod port_manager;
 mod port_registry;
 mod role;

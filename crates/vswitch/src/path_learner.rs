@@ -25,7 +25,7 @@ use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_rsp::cache::{Cache, Config, Input, Output, RemovalReason, Stats};
-use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, StrayEntry};
+use sluice_rsp::{Answer, AnswerEntry, Destination, Message, Path, PermitEntry, StrayEntry};
 use sluice_types::Vni;
 
 /// A sender is redirected from a destination at most once in this time.
@@ -85,6 +85,20 @@ pub struct LearnerCounts {
     pub network: u64,
     /// Paths removed because they were in the tables, but not in the cache.
     pub orphaned: u64,
+    /// Permits ignored because they concern a network that is not here or is on another cluster.
+    pub permits_refused: u64,
+}
+
+/// Whether gateways of a cluster may say something about a network, which this host may not have.
+fn is_authoritative(
+    networks: &BTreeMap<Vni, Network>,
+    previous: &HashMap<Vni, (u32, u64)>,
+    now_ms: u64,
+    cluster: u32,
+    vni: Vni,
+) -> bool {
+    let was = previous.get(&vni).is_some_and(|(old, until_ms)| *old == cluster && now_ms < *until_ms);
+    was || networks.get(&vni).is_none_or(|network| network.cluster == cluster)
 }
 
 /// A host's knowledge of direct paths. Times are of a monotonic clock.
@@ -167,12 +181,20 @@ impl PathLearner {
     pub fn handle_message(&mut self, now_ms: u64, cluster: u32, message: Message, actions: &mut Actions) {
         let message = self.without_impossible_paths(message);
         let (networks, previous) = (&self.networks, &self.previous_clusters);
-        let is_authoritative = |vni: Vni| {
-            let was = previous.get(&vni).is_some_and(|(old, until_ms)| *old == cluster && now_ms < *until_ms);
-            was || networks.get(&vni).is_none_or(|network| network.cluster == cluster)
-        };
+        let is_authoritative = |vni: Vni| is_authoritative(networks, previous, now_ms, cluster, vni);
         let outputs = self.cache.handle_message(now_ms, &message, &is_authoritative);
         self.collect(outputs, actions);
+    }
+
+    /// Leaves only those permits of a cluster's gateway that concern this host: of networks that it has, which are on that
+    /// cluster.
+    pub fn relevant_permits(&mut self, now_ms: u64, cluster: u32, entries: &mut Vec<PermitEntry>) {
+        let all = entries.len();
+        entries.retain(|PermitEntry { vni, host }| {
+            let is_relevant = self.networks.contains_key(vni) && *host != self.own;
+            is_relevant && is_authoritative(&self.networks, &self.previous_clusters, now_ms, cluster, *vni)
+        });
+        self.counts.permits_refused += (all - entries.len()) as u64;
     }
 
     /// Requests paths to destinations of elephant flows of this host.
@@ -266,7 +288,11 @@ impl PathLearner {
         };
         match &mut message {
             Message::Reply { answers, .. } | Message::Notify { answers } => replace(answers),
-            Message::Request { .. } | Message::Redirect { .. } | Message::Stray { .. } => {}
+            Message::Request { .. }
+            | Message::Redirect { .. }
+            | Message::Stray { .. }
+            | Message::Permit { .. }
+            | Message::Permitted { .. } => {}
         }
         message
     }

@@ -10,6 +10,7 @@ use sluice_agent::metric_source::{MetricSource, counter, gauge};
 use sluice_rsp::cache::Stats;
 
 use crate::path_learner::LearnerCounts;
+use crate::permitted_senders::SENDERS_MAX;
 
 /// The last values of the counters.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,6 +23,10 @@ pub struct PathStats {
     pub fill: (usize, usize),
     /// Changes that the tables refused.
     pub refused: u64,
+    /// Hosts that may send here directly, counted in each network.
+    pub senders: usize,
+    /// Permits that the tables refused.
+    pub permits_refused: u64,
 }
 
 /// Registers the metrics.
@@ -47,11 +52,15 @@ fn by_reason(counts: &[(&'static str, u64)]) -> Family<ReasonLabel, Counter> {
 
 impl MetricSource for PathMetrics {
     fn register(&self, registry: &mut Registry) {
-        let PathStats { cache, counts, fill, refused } =
+        let PathStats { cache, counts, fill, refused, senders, permits_refused } =
             *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         gauge(registry, "direct_paths", "Destinations reached without a gateway", number(fill.0));
         gauge(registry, "direct_paths_limit", "Most direct paths that this host keeps", number(fill.1));
+        let help = "Hosts that may send here directly, counted in each network";
+        gauge(registry, "permitted_senders", help, number(senders));
+        let help = "Most permitted senders";
+        gauge(registry, "permitted_senders_limit", help, number(SENDERS_MAX));
         let counters = [
             ("paths_learned", "Direct paths learned for new destinations", cache.learned),
             ("paths_moved", "Direct paths changed because the destination moved", cache.moved),
@@ -64,6 +73,11 @@ impl MetricSource for PathMetrics {
             ),
             ("path_rounds_full", "Rounds in which not all due paths could be requested", cache.rounds_full),
             ("paths_refused", "Changes of direct paths that the tables refused", refused),
+            (
+                "permits_refused",
+                "Permits for other hosts' packets that were ignored, or that the tables refused",
+                permits_refused + counts.permits_refused,
+            ),
         ];
         for (name, help, value) in counters {
             registry.register(name, help, counter(value));
@@ -109,8 +123,10 @@ mod tests {
     #[test]
     fn each_counter_has_its_metric() {
         let cache = Stats { requested: 5, unanswered: 6, redirected: 7, late: 8, ..Stats::default() };
-        let counts = LearnerCounts { redirects: 9, impossible: 10, ..LearnerCounts::default() };
-        let stats = PathStats { cache, counts, fill: (11, 12), refused: 13 };
+        let counts =
+            LearnerCounts { redirects: 9, impossible: 10, permits_refused: 14, ..LearnerCounts::default() };
+        let stats =
+            PathStats { cache, counts, fill: (11, 12), refused: 13, senders: 16, permits_refused: 15 };
         let mut registry = Registry::default();
         PathMetrics(Arc::new(Mutex::new(stats))).register(&mut registry);
         let mut page = String::new();
@@ -125,6 +141,9 @@ mod tests {
             "direct_paths 11",
             "direct_paths_limit 12",
             "paths_refused_total 13",
+            "permits_refused_total 29",
+            "permitted_senders 16",
+            "permitted_senders_limit 65536",
         ] {
             assert!(page.lines().any(|found| found == line), "{line} in {page}");
         }

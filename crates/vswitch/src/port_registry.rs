@@ -345,7 +345,7 @@ impl PortRegistry {
     pub fn upsert_vtep(&mut self, vtep: &Vtep) {
         let (new, old) = match vtep.role {
             VtepRole::Gateway { cluster } => (Some(cluster), self.gateways.insert(vtep.address, cluster)),
-            VtepRole::Host => (None, self.gateways.remove(&vtep.address)),
+            VtepRole::Host | VtepRole::ForeignHost => (None, self.gateways.remove(&vtep.address)),
         };
         if new != old {
             self.note_change();

@@ -3,7 +3,7 @@
 //! another input or output.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use sluice_agent::rsp::RspTransport;
 use sluice_agent::{Applier, Error, Node, error_chain};
 use sluice_datapath::{FlowEvent, Stray};
 use sluice_rsp::cache::Config;
-use sluice_rsp::{Destination, Path};
+use sluice_rsp::{Destination, Message, Path, PermitEntry};
 use sluice_tables::flows::{FlowConfig, Flows, Policy};
 use sluice_tables::{DirectPath, NodeTables};
 use sluice_types::Vni;
@@ -22,6 +22,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use crate::path_learner::{Actions, Network, PathChange, PathLearner};
 use crate::path_metrics::{PathMetrics, PathStats};
+use crate::permitted_senders;
 use crate::role::HostRole;
 
 /// Datagrams that are received before other inputs get their turn.
@@ -226,12 +227,40 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
             self.learner.request_paths(now_ms, &destinations, &mut actions);
         }
         for received in self.transport.receive(RECEIVE_BUDGET) {
-            self.learner.handle_message(now_ms, received.cluster, received.message, &mut actions);
+            match received.message {
+                Message::Permit { entries } => {
+                    self.permit(now_ms, received.cluster, received.from, entries).await?;
+                }
+                message => self.learner.handle_message(now_ms, received.cluster, message, &mut actions),
+            }
         }
         if self.learner.timer_ms().is_some_and(|timer_ms| timer_ms <= now_ms) {
             self.learner.handle_timer(now_ms, &mut actions);
         }
         self.perform(actions).await
+    }
+
+    /// Accepts packets of other hosts, as the gateway at `from` permits, and confirms it.
+    async fn permit(
+        &mut self,
+        now_ms: u64,
+        cluster: u32,
+        from: SocketAddr,
+        mut entries: Vec<PermitEntry>,
+    ) -> Result<(), Error> {
+        self.learner.relevant_permits(now_ms, cluster, &mut entries);
+        let asked = entries.len();
+        let write = move |applier: &mut Applier<HostRole>| {
+            let entries = permitted_senders::permit(&mut applier.tables, entries);
+            (entries, applier.tables.senders())
+        };
+        let (entries, senders) = self.node.writer.run(write).await?;
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.permits_refused += (asked - entries.len()) as u64;
+        stats.senders = senders;
+        drop(stats);
+        self.transport.send_to(Some(cluster), from, &Message::Permitted { entries });
+        Ok(())
     }
 
     async fn perform(&mut self, actions: Actions) -> Result<(), Error> {
@@ -255,9 +284,13 @@ impl<S: EventSource<Stray>, E: EventSource<FlowEvent>> RspClient<S, E> {
         let own = self.own;
         let review = move |applier: &mut Applier<HostRole>| {
             applier.role.remove_expired(&mut applier.tables, Instant::now());
-            (applier.tables.database_id(), networks(applier, own))
+            if let Err(error) = permitted_senders::remove_expired(&mut applier.tables) {
+                tracing::error!(error = error_chain(&error), "cannot remove senders; retrying later");
+            }
+            (applier.tables.database_id(), networks(applier, own), applier.tables.senders())
         };
-        let (database, networks) = self.node.writer.run(review).await?;
+        let (database, networks, senders) = self.node.writer.run(review).await?;
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner).senders = senders;
         let now_ms = self.now_ms();
         let actions = self.learner.set_networks(now_ms, database, networks);
         self.perform(actions).await

@@ -23,10 +23,15 @@ pub enum MessageKind {
     Redirect,
     /// From a host to a gateway: another host sends to it what it no longer has.
     Stray,
+    /// From a gateway to a host that other hosts are about to send to.
+    Permit,
+    /// From a host to a gateway, as the answer to a permit.
+    Permitted,
 }
 
 impl MessageKind {
-    const NAMES: [&'static str; 5] = ["request", "reply", "notify", "redirect", "stray"];
+    const NAMES: [&'static str; 7] =
+        ["request", "reply", "notify", "redirect", "stray", "permit", "permitted"];
 
     /// The kind of a message.
     #[must_use]
@@ -37,6 +42,8 @@ impl MessageKind {
             Message::Notify { .. } => Self::Notify,
             Message::Redirect { .. } => Self::Redirect,
             Message::Stray { .. } => Self::Stray,
+            Message::Permit { .. } => Self::Permit,
+            Message::Permitted { .. } => Self::Permitted,
         }
     }
 }

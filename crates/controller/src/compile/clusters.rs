@@ -101,7 +101,8 @@ pub(super) fn vteps_of(gateways: &[Gateway]) -> impl Iterator<Item = Vtep> + '_ 
 }
 
 pub(super) fn vtep_of(host: &Host) -> Vtep {
-    Vtep { address: host.vtep, role: VtepRole::Host }
+    let role = if host.agent { VtepRole::Host } else { VtepRole::ForeignHost };
+    Vtep { address: host.vtep, role }
 }
 
 impl State {

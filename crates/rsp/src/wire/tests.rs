@@ -1,6 +1,9 @@
 use super::*;
 use proptest::prelude::*;
 
+/// A minor version that this program does not know.
+const NEWER: u8 = VERSION.1 + 1;
+
 /// Makes a body: kind, reserved byte, number of entries, id, entries.
 fn body(kind: u8, id: u32, entries: &[&[u8]]) -> Vec<u8> {
     let mut out = vec![kind, 0];
@@ -19,6 +22,9 @@ const PATH: [u8; 34] = [
     34, 0, 0, 0, 7, 10, 0, 0, 1, 192, 0, 2, 1, 2, 0, 0, 0, 0, 1, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5,
 ];
 
+/// Permission for 192.0.2.1 in VNI 7.
+const PERMISSION: [u8; 9] = [9, 0, 0, 0, 7, 192, 0, 2, 1];
+
 fn changed<const N: usize>(mut entry: [u8; N], at: usize, to: u8) -> [u8; N] {
     entry[at] = to;
     entry
@@ -36,13 +42,13 @@ fn each_kind_of_malformed_body_has_its_own_error() {
     let short = envelope::Refusal::Short { bytes: 7 };
     assert_eq!(decode(0, &[REQUEST, 0, 0, 1, 0, 0, 0]), Err(short.into()));
     assert_eq!(error(&body(0, 0, &[&QUERY])), BodyError::Kind { kind: 0 });
-    assert_eq!(error(&body(6, 0, &[&QUERY])), BodyError::Kind { kind: 6 });
+    assert_eq!(error(&body(8, 0, &[&QUERY])), BodyError::Kind { kind: 8 });
     let mut reserved = body(REQUEST, 0, &[&QUERY]);
     reserved[1] = 1;
     assert_eq!(error(&reserved), BodyError::Reserved);
     assert_eq!(error(&body(NOTIFY, 1, &[&NO_PATH])), BodyError::Reserved);
     assert_eq!(error(&body(REDIRECT, 1, &[&NO_PATH])), BodyError::Reserved);
-    for kind in [REQUEST, REPLY, NOTIFY, REDIRECT] {
+    for kind in [REQUEST, REPLY, NOTIFY, REDIRECT, STRAY, PERMIT, PERMITTED] {
         assert_eq!(error(&body(kind, 0, &[])), BodyError::Empty);
     }
     for length in [0, 1, 2, 16] {
@@ -68,6 +74,16 @@ fn each_kind_of_malformed_body_has_its_own_error() {
     let host = IpAddr::from([127, 0, 2, 1]);
     assert_eq!(error(&body(NOTIFY, 0, &[&changed(PATH, 9, 127)])), BodyError::Address { address: host });
     assert_eq!(error(&body(NOTIFY, 0, &[&changed(PATH, 21, 0)])), BodyError::Vni);
+    for kind in [PERMIT, PERMITTED] {
+        assert_eq!(error(&body(kind, 1, &[&PERMISSION])), BodyError::Reserved);
+        assert_eq!(error(&body(kind, 0, &[&changed(PERMISSION, 4, 0)])), BodyError::Vni);
+        let address = IpAddr::from([127, 0, 2, 1]);
+        assert_eq!(error(&body(kind, 0, &[&changed(PERMISSION, 5, 127)])), BodyError::Address { address });
+        let form = error(&body(kind, 0, &[&changed(PERMISSION, 1, ADDRESS_V6)]));
+        assert_eq!(form, BodyError::Form { form: ADDRESS_V6 }, "it has no tenant's address");
+        let long_address = error(&body(kind, 0, &[&changed(PERMISSION, 1, HOST_V6)]));
+        assert_eq!(long_address, BodyError::Truncated { entry: 0 });
+    }
 }
 
 #[test]
@@ -87,18 +103,18 @@ fn newer_minor_version_is_understood_in_part() {
     let mut newer = body(REQUEST, 9, &[&longer, &changed(QUERY, 1, 0x40), &QUERY]);
     newer.extend([1, 2, 3]);
     newer[1] = 1;
-    let read = decode(1, &newer).expect("the known entries are read");
+    let read = decode(NEWER, &newer).expect("the known entries are read");
     assert_eq!((read.message.len(), read.skipped), (2, 1));
     assert!(matches!(&read.message, Message::Request { id: 9, queries } if queries[0] == queries[1]));
     assert!(decode(0, &newer).is_err());
     // Known fields must still be valid.
-    assert_eq!(decode(1, &body(REQUEST, 0, &[&changed(QUERY, 4, 0)])), Err(BodyError::Vni.into()));
-    assert_eq!(decode(1, &body(7, 0, &[&QUERY])), Err(BodyError::Kind { kind: 7 }.into()));
+    assert_eq!(decode(NEWER, &body(REQUEST, 0, &[&changed(QUERY, 4, 0)])), Err(BodyError::Vni.into()));
+    assert_eq!(decode(NEWER, &body(8, 0, &[&QUERY])), Err(BodyError::Kind { kind: 8 }.into()));
     assert_eq!(
-        decode(1, &body(REQUEST, 0, &[&changed(QUERY, 0, 16)])),
+        decode(NEWER, &body(REQUEST, 0, &[&changed(QUERY, 0, 16)])),
         Err(BodyError::Truncated { entry: 0 }.into())
     );
-    let only_unknown = decode(1, &body(NOTIFY, 3, &[&changed(NO_PATH, 1, 0x80)])).expect("a valid body");
+    let only_unknown = decode(NEWER, &body(NOTIFY, 3, &[&changed(NO_PATH, 1, 0x80)])).expect("a valid body");
     assert!(only_unknown.message.is_empty() && only_unknown.skipped == 1);
 }
 
@@ -112,7 +128,7 @@ fn encoded(message: &Message) -> Vec<u8> {
 /// Checks that a body which is decoded is encoded as the same bytes, and that a newer minor version accepts
 /// it as well. Returns whether the body was decoded.
 fn check_decoding(body: &[u8]) -> Result<bool, TestCaseError> {
-    let newer = decode(1, body);
+    let newer = decode(NEWER, body);
     let Ok(read) = decode(0, body) else { return Ok(false) };
     prop_assert_eq!(encoded(&read.message), body);
     prop_assert_eq!(newer, Ok(read));
@@ -126,7 +142,7 @@ proptest! {
     /// exactly one encoding.
     #[test]
     fn random_bodies_have_one_encoding(
-        kind in 0u8..6,
+        kind in 0u8..9,
         bytes in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let body = [&[kind][..], &bytes].concat();

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use sluice_envelope::{self as envelope, BootId, ClusterKey, KeyRing, Limits, NodeId};
 use sluice_rsp::{
-    Answer, AnswerEntry, Destination, Message, Opener, Path, Query, RedirectEntry, Refusal, Sealer,
-    StrayEntry,
+    Answer, AnswerEntry, Destination, Message, Opener, Path, PermitEntry, Query, RedirectEntry, Refusal,
+    Sealer, StrayEntry,
 };
 use sluice_types::{MacAddr, Vni, is_unicast};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -84,6 +84,7 @@ pub fn one_of_each() -> Vec<Message> {
     let strays = [v4, v6]
         .into_iter()
         .flat_map(|destination| addresses.into_iter().map(move |host| StrayEntry { destination, host }));
+    let permits: Vec<_> = addresses.into_iter().map(|host| PermitEntry { vni: v4.vni, host }).collect();
     vec![
         Message::Request {
             id: 1,
@@ -93,6 +94,8 @@ pub fn one_of_each() -> Vec<Message> {
         Message::Notify { answers: answers(&[path_v4, path_v6, absent]) },
         Message::Redirect { entries: entries.collect() },
         Message::Stray { entries: strays.collect() },
+        Message::Permit { entries: permits.clone() },
+        Message::Permitted { entries: permits },
     ]
 }
 
@@ -151,6 +154,7 @@ pub fn any_message() -> impl Strategy<Value = Message> {
         .prop_map(|(destination, host, gateway)| RedirectEntry { destination, host, gateway });
     let stray =
         (any_destination(), any_address()).prop_map(|(destination, host)| StrayEntry { destination, host });
+    let permit = || (any_vni(), any_address()).prop_map(|(vni, host)| PermitEntry { vni, host });
     prop_oneof![
         (any::<u32>(), prop::collection::vec(query, 1..200))
             .prop_map(|(id, queries)| Message::Request { id, queries }),
@@ -158,6 +162,8 @@ pub fn any_message() -> impl Strategy<Value = Message> {
         any_answers(false).prop_map(|answers| Message::Notify { answers }),
         prop::collection::vec(redirect, 1..200).prop_map(|entries| Message::Redirect { entries }),
         prop::collection::vec(stray, 1..200).prop_map(|entries| Message::Stray { entries }),
+        prop::collection::vec(permit(), 1..200).prop_map(|entries| Message::Permit { entries }),
+        prop::collection::vec(permit(), 1..200).prop_map(|entries| Message::Permitted { entries }),
     ]
 }
 
@@ -183,6 +189,12 @@ pub fn join(first: Message, second: Message) -> Message {
         }
         (Message::Stray { entries: a }, Message::Stray { entries: b }) => {
             Message::Stray { entries: both(a, b) }
+        }
+        (Message::Permit { entries: a }, Message::Permit { entries: b }) => {
+            Message::Permit { entries: both(a, b) }
+        }
+        (Message::Permitted { entries: a }, Message::Permitted { entries: b }) => {
+            Message::Permitted { entries: both(a, b) }
         }
         kinds => panic!("the packets carry different kinds of messages: {kinds:?}"),
     }

@@ -2,7 +2,7 @@
 
 use crate::make::{HERE, MTU, NOW_MS, destination, key, path, ring, sealer};
 use sluice_envelope::{HEADER_BYTES, KeyRing};
-use sluice_rsp::{Answer, AnswerEntry, Message, Query, RedirectEntry, StrayEntry};
+use sluice_rsp::{Answer, AnswerEntry, Message, PermitEntry, Query, RedirectEntry, StrayEntry};
 use std::collections::BTreeSet;
 
 const ADDRESSES: [&str; 2] = ["10.123.45.67", "fd12:3456:789a::bcde"];
@@ -19,6 +19,7 @@ fn messages() -> Vec<Message> {
         })
         .collect();
     let [host, gateway] = HOSTS.map(|host| host.parse().unwrap());
+    let permits = [host, gateway].map(|host| PermitEntry { vni: both[0].vni, host });
     vec![
         Message::Request {
             id: 0x0bad_cafe,
@@ -32,6 +33,8 @@ fn messages() -> Vec<Message> {
         Message::Stray {
             entries: both.map(|destination| StrayEntry { destination, host: gateway }).to_vec(),
         },
+        Message::Permit { entries: permits.to_vec() },
+        Message::Permitted { entries: permits.to_vec() },
     ]
 }
 

@@ -12,13 +12,14 @@ use sluice_types::{
 impl From<Vtep> for proto::Vtep {
     fn from(vtep: Vtep) -> Self {
         let cluster = match vtep.role {
-            VtepRole::Host => 0,
+            VtepRole::Host | VtepRole::ForeignHost => 0,
             VtepRole::Gateway { cluster } => cluster,
         };
         Self {
             address: Some(vtep.address.into()),
             gateway: matches!(vtep.role, VtepRole::Gateway { .. }),
             cluster,
+            foreign: vtep.role == VtepRole::ForeignHost,
         }
     }
 }
@@ -29,6 +30,8 @@ impl TryFrom<proto::Vtep> for Vtep {
         let address = unicast("VTEP", address(vtep.address, "VTEP")?)?;
         let role = if vtep.gateway {
             VtepRole::Gateway { cluster: group_id(vtep.cluster)? }
+        } else if vtep.foreign {
+            VtepRole::ForeignHost
         } else {
             VtepRole::Host
         };

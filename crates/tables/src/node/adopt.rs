@@ -12,6 +12,7 @@ use super::groups::{group_cells, members};
 use super::ports::{PORT_CELLS, address_keys, port_mac};
 use super::underlay::{Vtep, kind_of, next_hop_address};
 use super::vrfs::{count_routes, roots, set_route_count};
+use crate::entries::DirectPath;
 use crate::error::Error;
 use crate::exact::{Entry, Exact, Key, Survey};
 use crate::grace::Grace;
@@ -33,6 +34,8 @@ struct Found {
     ports: BTreeMap<u32, u32>,
     endpoints: u64,
     direct_paths: u64,
+    /// Number of fixed paths by VNI and host.
+    fixed_paths: HashMap<(u32, IpAddr), u64>,
     /// VNI and cell of each sender.
     senders: HashSet<(u32, u32)>,
     /// Entries that lead to nothing valid.
@@ -96,11 +99,16 @@ impl Found {
                 if !is_tenant || is_endpoint || found.is_address_of_port(memory, key, entry.next) {
                     continue;
                 }
-                if found.is_direct_path(memory, key, entry) && paths.insert(entry.next) {
-                    reachable.claim(entry.next, 1)?;
-                    found.direct_paths += 1;
-                } else {
-                    found.invalid.insert(key);
+                match found.direct_path(memory, key, entry).filter(|_| paths.insert(entry.next)) {
+                    Some(path) => {
+                        reachable.claim(entry.next, 1)?;
+                        found.direct_paths += 1;
+                        let fixed = found.fixed_paths.entry((path.vni.get(), path.host)).or_default();
+                        *fixed += u64::from(path.fixed);
+                    }
+                    None => {
+                        found.invalid.insert(key);
+                    }
                 }
             }
         }
@@ -224,12 +232,12 @@ impl Found {
         Ok(())
     }
 
-    /// True for a direct path of a known VRF to an accepted host.
-    fn is_direct_path(&self, memory: &Memory, key: Key, entry: Entry) -> bool {
-        direct_path_at(memory, key, entry).is_some_and(|(path, _)| {
-            self.vrfs.contains_key(&path.vni.get())
-                && self.vteps.get(&path.host).is_some_and(|hop| hop.accepted)
-        })
+    /// The direct path of an entry, if it is one of a known VRF to an accepted host.
+    fn direct_path(&self, memory: &Memory, key: Key, entry: Entry) -> Option<DirectPath> {
+        let (path, _) = direct_path_at(memory, key, entry)?;
+        let is_valid = self.vrfs.contains_key(&path.vni.get())
+            && self.vteps.get(&path.host).is_some_and(|hop| hop.accepted);
+        is_valid.then_some(path)
     }
 
     /// True if the cell belongs to a port that is found by its interface and has this address.
@@ -270,7 +278,7 @@ impl NodeTables {
         tables.unlink_invalid(found.invalid)?;
         tables.pool.flush()?;
         tables.exact.repair(&mut tables.pool, &survey)?;
-        tables.adopt_senders(found.senders, &survey.senders)?;
+        tables.adopt_senders(found.senders, &survey.senders, &found.fixed_paths)?;
         tables.link_all_ports()?;
         let generation = block.generation.wrapping_add(1).max(1);
         tables.memory().store32(0, offset_of!(superblock, generation), generation);

@@ -4,10 +4,10 @@
 use super::NodeTables;
 use super::direct_paths::direct_path_at;
 use super::ports::{PORT_CELLS, address_keys, port_key, port_mac};
-use super::underlay::{kind_of, next_hop_address, underlay_key};
+use super::underlay::{kind_of, next_hop_address, role_of, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
 use crate::encoding::mac_from_bytes;
-use crate::entries::Target;
+use crate::entries::{Role, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
 use crate::layout::{self, next_hop, port, vrf};
@@ -44,10 +44,10 @@ fn underlay(memory: &Memory, address: IpAddr, cell: u32) -> (EntryKey, EntryHash
         return (key, EntryHash::unreadable(key));
     }
     let hop: next_hop = memory.read(cell);
-    let is_host = u32::from(hop.flags) & layout::NEXT_HOP_HOST != 0;
+    let role = role_of(&hop);
     let hash = match key {
         EntryKey::Vip(_) => EntryHash::vip(address, mac_from_bytes(hop.mac)),
-        _ => EntryHash::vtep(address, !is_host),
+        _ => EntryHash::vtep(address, role == Role::Gateway, role == Role::ForeignHost),
     };
     (key, hash)
 }

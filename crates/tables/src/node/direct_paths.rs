@@ -84,6 +84,10 @@ impl NodeTables {
             self.exact.put(&mut self.pool, key, Entry { mac: mac.to_u64(), next: known.next })?;
             return Ok(true);
         }
+        // The destination's packets return from its host, perhaps at once.
+        if let Some(host) = self.fixed_sender(path) {
+            self.enter_sender(vni.get(), host)?;
+        }
         let cell = self.pool.allocate(1)?;
         let used = old.map_or(0, |(_, used)| used);
         self.memory().write(cell, &encode_direct_path(path, used));
@@ -91,11 +95,22 @@ impl NodeTables {
             self.pool.give_back(cell, 1);
             return Err(error);
         }
+        if let Some(host) = self.fixed_sender(path) {
+            self.add_sender_endpoint(vni.get(), host);
+        }
+        if let Some(host) = old.and_then(|(old, _)| self.fixed_sender(&old)) {
+            self.release_sender(vni.get(), host);
+        }
         match known {
             Some(known) => self.pool.retire(known.next, 1),
             None => self.direct_paths += 1,
         }
         Ok(true)
+    }
+
+    /// The cell of the host that a fixed path lets send in its VNI.
+    fn fixed_sender(&self, path: &DirectPath) -> Option<u32> {
+        self.vteps.get(&path.host).filter(|_| path.fixed).map(|hop| hop.cell)
     }
 
     fn check_direct_path(&self, path: &DirectPath) -> Result<(), Error> {
@@ -121,11 +136,13 @@ impl NodeTables {
     pub fn remove_direct_path(&mut self, vni: Vni, address: IpAddr) -> Result<bool, Error> {
         let key = tenant_key(vni, address);
         let known = self.exact.get(self.memory(), key);
-        let Some(known) = known.filter(|known| direct_path_at(self.memory(), key, *known).is_some()) else {
-            return Ok(false);
-        };
+        let path = |known: Entry| Some((known, direct_path_at(self.memory(), key, known)?.0));
+        let Some((known, path)) = known.and_then(path) else { return Ok(false) };
         self.exact.take(&mut self.pool, key)?;
         self.release_direct_path(known.next);
+        if let Some(host) = self.fixed_sender(&path) {
+            self.release_sender(vni.get(), host);
+        }
         Ok(true)
     }
 

@@ -1,30 +1,40 @@
-//! Senders: the VNIs in which each host may send to this gateway. A host is a sender of a VNI from its first
-//! endpoint in the VNI on, and until some time after the last one has left: packets that it sent before, or
-//! forwards for others that have not learned of the move yet, are still in transit.
+//! Senders: the VNIs in which each host may send to this node.
+//!
+//! On a gateway, a host is a sender of a VNI from its first endpoint in the VNI on, and until some time after the
+//! last one has left: packets that it sent before, or forwards for others that have not learned of the move yet,
+//! are still in transit. On a host, fixed paths count like endpoints: packets return from where a path leads. All other
+//! senders are idle there. A gateway permits them, and again and again while they use a direct path.
 //!
 //! ```text
 //!              first endpoint                 last endpoint removed
-//!   no entry ------------------> in use (n) ------------------------> idle
-//!       ^                            ^                                 |  |
-//!       |                            +---------------------------------+  |
-//!       |                                  endpoint added                 |
+//!   no entry ------------------> in use (n) ------------------------> idle --+
+//!       ^ |                          ^                                 |  |   |
+//!       | |                          +---------------------------------+  |   | permitted again
+//!       | |                                endpoint added                 |   |
+//!       | +----------------------- permitted ------------------------> idle <-+
 //!       +-----------------------------------------------------------------+
 //!          `remove_idle_senders` after the linger time, or node removed
 //! ```
 
 use super::NodeTables;
-use super::underlay::{kind_of, next_hop_address};
+use super::underlay::{kind_of, next_hop_address, role_of};
+use crate::entries::Role;
 use crate::error::Error;
 use crate::exact::{Entry, Key, PairCounts};
 use crate::layout;
-use std::collections::HashSet;
+use sluice_types::Vni;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+/// A permission is renewed at most once in this time, so that there are few records of idle senders. The linger
+/// time begins up to this time before the last permission.
+pub const PERMIT_STEP: Duration = Duration::from_secs(5);
 
 /// A host's right to send in a VNI.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sender {
-    /// Number of endpoints of the VNI on the host.
+    /// Number of endpoints of the VNI on the host, or of fixed paths from the VNI to it.
     endpoints: u64,
     /// Whether packets are accepted: not while the host is no known node.
     is_entered: bool,
@@ -33,12 +43,16 @@ pub(super) struct Sender {
 }
 
 impl NodeTables {
-    /// Lets the host whose VTEP is in `cell` send in a VNI, if it may not already.
+    /// Lets the host whose VTEP is in `cell` send in a VNI, if it may not already. Does nothing for a gateway.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Grace`].
     pub(super) fn enter_sender(&mut self, vni: u32, cell: u32) -> Result<(), Error> {
         if self.senders.get(&(vni, cell)).is_some_and(|sender| sender.is_entered) {
+            return Ok(());
+        }
+        // What gateways send is recognized by their role.
+        if role_of(&self.memory().read(cell)) == Role::Gateway {
             return Ok(());
         }
         let (key, check) = self.exact.sender(vni, next_hop_address(self.memory(), cell));
@@ -51,6 +65,26 @@ impl NodeTables {
         self.senders.entry((vni, cell)).or_default().is_entered = true;
         // If its endpoint cannot be written, the sender is idle.
         self.note_sender(vni, cell);
+        Ok(())
+    }
+
+    /// Lets a host send in a VNI for the linger time of idle senders, less [`PERMIT_STEP`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the address is not that of a known host; [`Error::Full`], [`Error::Grace`].
+    pub fn permit_sender(&mut self, vni: Vni, host: IpAddr) -> Result<(), Error> {
+        let known = self.vteps.get(&host).filter(|hop| hop.accepted).map(|hop| hop.cell);
+        let Some(cell) = known.filter(|_| self.role(host) != Some(Role::Gateway)) else {
+            return Err(Error::Invalid(format!("{host} is no host that is in the tables")));
+        };
+        let vni = vni.get();
+        self.enter_sender(vni, cell)?;
+        if let Some(sender) = self.senders.get_mut(&(vni, cell))
+            && sender.idle_since.is_some_and(|since| since.elapsed() >= PERMIT_STEP)
+        {
+            sender.idle_since = None;
+            self.note_sender(vni, cell);
+        }
         Ok(())
     }
 
@@ -210,7 +244,7 @@ impl NodeTables {
     }
 
     /// Rebuilds the senders after an adoption. `entries` are those that the tables have; `counts` has the
-    /// endpoints.
+    /// endpoints, `fixed` the fixed paths by VNI and host.
     ///
     /// # Errors
     /// [`Error::Full`] if the predecessor's tables had no senders and there is no memory for them.
@@ -218,6 +252,7 @@ impl NodeTables {
         &mut self,
         entries: HashSet<(u32, u32)>,
         counts: &PairCounts,
+        fixed: &HashMap<(u32, IpAddr), u64>,
     ) -> Result<(), Error> {
         self.sender_entries = entries.len() as u64;
         for &(vni, cell) in &entries {
@@ -228,11 +263,19 @@ impl NodeTables {
                 self.senders.entry((vni, cell)).or_default().endpoints = endpoints;
             }
         }
+        for (&(vni, host), &paths) in fixed {
+            if let Some(hop) = self.vteps.get(&host).filter(|_| paths > 0) {
+                self.senders.entry((vni, hop.cell)).or_default().endpoints += paths;
+            }
+        }
         let accepted: HashSet<u32> =
             self.vteps.values().filter(|hop| hop.accepted).map(|hop| hop.cell).collect();
-        let all: Vec<(u32, u32)> = self.senders.keys().copied().collect();
-        for (vni, cell) in all {
-            if accepted.contains(&cell) {
+        let accepted = |cell: u32| {
+            accepted.contains(&cell) && role_of(&self.memory().read(cell)) != Role::Gateway
+        };
+        let all: Vec<_> = self.senders.keys().map(|&(vni, cell)| (vni, cell, accepted(cell))).collect();
+        for (vni, cell, is_accepted) in all {
+            if is_accepted {
                 self.enter_sender(vni, cell)?;
                 self.note_sender(vni, cell);
             } else {

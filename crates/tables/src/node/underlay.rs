@@ -42,9 +42,25 @@ fn first_word(cell: &next_hop) -> u32 {
 }
 
 fn encode_node(address: IpAddr, role: Role) -> next_hop {
-    let host = if role == Role::Host { layout::NEXT_HOP_HOST } else { 0 };
+    let flags = match role {
+        Role::Gateway => 0,
+        Role::Host => layout::NEXT_HOP_HOST,
+        Role::ForeignHost => layout::NEXT_HOP_HOST | layout::NEXT_HOP_FOREIGN,
+    };
     let cell = encode_vtep(address);
-    next_hop { flags: cell.flags | host as u8, ..cell }
+    next_hop { flags: cell.flags | flags as u8, ..cell }
+}
+
+/// The role of the node that a VTEP's cell describes.
+pub(crate) fn role_of(cell: &next_hop) -> Role {
+    let flags = u32::from(cell.flags);
+    if flags & layout::NEXT_HOP_HOST == 0 {
+        Role::Gateway
+    } else if flags & layout::NEXT_HOP_FOREIGN == 0 {
+        Role::Host
+    } else {
+        Role::ForeignHost
+    }
 }
 
 fn encode_vip(vip: &Vip) -> next_hop {
@@ -87,9 +103,16 @@ impl NodeTables {
             Some(hop) => {
                 let changes = self.memory().load32(hop.cell, 0) != first_word(&new);
                 if changes {
+                    // Packets of senders are packets of hosts.
+                    if role == Role::Gateway {
+                        self.leave_senders_of(hop.cell)?;
+                    }
                     self.memory().store32(hop.cell, offset_of!(next_hop, kind), first_word(&new));
                 }
                 if hop.accepted && self.is_linked(address, hop.cell) {
+                    if changes && role != Role::Gateway {
+                        self.enter_senders_of(hop.cell)?;
+                    }
                     return Ok(changes);
                 }
                 if next_hop_address(self.memory(), hop.cell) != address {
@@ -137,6 +160,7 @@ impl NodeTables {
         if hop.endpoints == 0 {
             self.pool.retire(cell, 1);
             self.vteps.remove(&address);
+            self.senders.retain(|(_, of), _| *of != cell);
         }
         self.remove_direct_paths(|path| path.host == address)?;
         Ok(true)
@@ -165,8 +189,7 @@ impl NodeTables {
     pub fn role(&self, address: IpAddr) -> Option<Role> {
         let hop = self.vteps.get(&address).filter(|hop| hop.accepted)?;
         let cell: next_hop = self.memory().read(hop.cell);
-        let host = u32::from(cell.flags) & layout::NEXT_HOP_HOST != 0;
-        Some(if host { Role::Host } else { Role::Gateway })
+        Some(role_of(&cell))
     }
 
     /// Adds or changes a vIP of this node's cluster.

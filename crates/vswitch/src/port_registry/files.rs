@@ -35,7 +35,7 @@ pub(super) fn read_instances(state_dir: &Path) -> Option<Instances> {
     }
     let cluster = |vtep: Vtep| match vtep.role {
         VtepRole::Gateway { cluster } => Some((vtep.address, cluster)),
-        VtepRole::Host => None,
+        VtepRole::Host | VtepRole::ForeignHost => None,
     };
     let gateways = update.vteps.into_iter().filter_map(cluster).collect();
     Some((update.ports.into_iter().map(|port| (port.instance, port)).collect(), gateways))

@@ -80,7 +80,7 @@ impl Cloud {
 
     fn digests(&self) -> Digests {
         let mut sums = Digests::default();
-        HOSTS.iter().for_each(|host| sums.add(EntryHash::vtep(ip(host), false)));
+        HOSTS.iter().for_each(|host| sums.add(EntryHash::vtep(ip(host), false, false)));
         sums.add(EntryHash::vip(self.vip.address, self.vip.mac));
         for vrf in &self.vrfs {
             sums.add(EntryHash::vrf(vrf.vni, vrf.mtu, vrf.router4, vrf.router6));

@@ -1,0 +1,172 @@
+//! Permits: before a host gets a direct path, the destination's host is told that packets of the first one are to be
+//! accepted in the destination's network, and confirms it. Pure: times are arguments. This file changes with the
+//! rules for when a host may send to another one.
+//!
+//! The state of a permit, which is one for each sender, network and receiver:
+//!
+//! ```text
+//!                  a path is wanted: Permit is sent           Permitted
+//!      no record ----------------------------------> WAITING ------------> CONFIRMED
+//!          ^                                           |  ^                    |
+//!          |                                           |  |                    |
+//!          +---- unconfirmed for 20 s, or more records +  +--------------------+
+//!                                                           a path is wanted after 5 s: Permit is sent again
+//! ```
+//!
+//! The receiver forgets a permit later than the sender its path: a path is given or confirmed only within 20 s after a
+//! Permit that was confirmed was sent, and is used for 60 s at most, and its message may take 10 s; the receiver keeps
+//! the permit for 95 s (`PERMIT_LINGER` of `crates/vswitch`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use sluice_agent::rsp::{Admission, Batcher};
+use sluice_rsp::{AnswerEntry, Message, PermitEntry};
+
+/// A confirmed permit is renewed when a path is wanted this time after it was sent.
+const RENEW_US: u64 = 5_000_000;
+/// No path is given this time after the last Permit that was confirmed was sent.
+const VALID_US: u64 = 20_000_000;
+/// A Permit that is not confirmed is sent again after this time.
+const REPEAT_US: u64 = 500_000;
+/// A receiver that has not confirmed a Permit within this time has no direct path to it.
+const ANSWER_US: u64 = 1_000_000;
+/// Permits within this time are sent together.
+const GATHER_US: u64 = 500;
+/// Permits that are remembered.
+const PERMITS_MAX: usize = 262_144;
+/// Paths that wait for one permit.
+const WAITING_MAX: usize = 16;
+/// Interval at which forgotten permits are removed.
+const SWEEP_US: u64 = 1_000_000;
+
+/// Who may send to whom: receiver and sender, by their VTEPs, and the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Permit {
+    /// The host that receives packets.
+    pub receiver: IpAddr,
+    /// The host that sends them, and the network with whose VNI it encapsulates them.
+    pub entry: PermitEntry,
+}
+
+/// Whether a path may be given to the sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PermitState {
+    /// The receiver accepts the sender's packets.
+    Confirmed,
+    /// The receiver was asked.
+    Waiting,
+    /// The receiver was asked and does not answer, or there are too many permits: there is no direct path.
+    Unconfirmed,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    /// When the last Permit that was confirmed was sent.
+    confirmed_us: Option<u64>,
+    /// When the first of the Permits that are not confirmed was sent.
+    asked_us: Option<u64>,
+    /// Paths for the sender that wait for the confirmation.
+    waiting: Vec<AnswerEntry>,
+}
+
+impl Record {
+    /// The time from which the record is of no use.
+    fn useless_us(&self) -> u64 {
+        self.confirmed_us.max(self.asked_us).map_or(0, |us| us.saturating_add(VALID_US))
+    }
+
+    fn is_confirmed_since(&self, since_us: u64) -> bool {
+        self.confirmed_us.is_some_and(|confirmed_us| confirmed_us >= since_us)
+    }
+}
+
+/// A gateway's permits. Times are microseconds of a monotonic clock.
+#[derive(Debug)]
+pub struct Permits {
+    records: HashMap<Permit, Record>,
+    batcher: Batcher<IpAddr, PermitEntry, PermitEntry>,
+    swept_us: u64,
+}
+
+impl Permits {
+    pub fn new() -> Self {
+        Self {
+            records: HashMap::new(),
+            batcher: Batcher::new(REPEAT_US, GATHER_US, PERMITS_MAX),
+            swept_us: 0,
+        }
+    }
+
+    /// Number of permits that are remembered.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether a path may be given that needs this permit. Asks the receiver where needed.
+    pub fn check(&mut self, now_us: u64, permit: Permit) -> PermitState {
+        self.sweep(now_us);
+        let is_known = self.records.contains_key(&permit);
+        if !is_known && self.records.len() >= PERMITS_MAX {
+            return PermitState::Unconfirmed;
+        }
+        let record = self.records.entry(permit).or_default();
+        if record.is_confirmed_since(now_us.saturating_sub(RENEW_US)) {
+            return PermitState::Confirmed;
+        }
+        if self.batcher.admit(now_us, permit.receiver, permit.entry) == Admission::New {
+            record.asked_us.get_or_insert(now_us);
+            self.batcher.push(permit.receiver, permit.entry);
+        }
+        if record.is_confirmed_since(now_us.saturating_sub(VALID_US)) {
+            PermitState::Confirmed
+        } else if record.asked_us.is_some_and(|asked_us| now_us.saturating_sub(asked_us) < ANSWER_US) {
+            PermitState::Waiting
+        } else {
+            PermitState::Unconfirmed
+        }
+    }
+
+    /// Keeps a path for the permit's sender until the permit is confirmed. It replaces an older one to the same
+    /// destination. A path that does not fit is given when its flow is reported again.
+    pub fn keep(&mut self, permit: &Permit, answer: AnswerEntry) {
+        let Some(record) = self.records.get_mut(permit) else { return };
+        record.waiting.retain(|known| known.destination != answer.destination);
+        if record.waiting.len() < WAITING_MAX {
+            record.waiting.push(answer);
+        }
+    }
+
+    /// Notes that a receiver accepts a sender's packets. Returns the paths that waited for it, unless they are so old
+    /// that they may be wrong. Does nothing if the receiver was not asked.
+    pub fn confirm(&mut self, now_us: u64, permit: &Permit) -> Vec<AnswerEntry> {
+        let Some(record) = self.records.get_mut(permit) else { return Vec::new() };
+        // The answer may be to any of the Permits that were not confirmed, so the first one counts.
+        let Some(asked_us) = record.asked_us.take() else { return Vec::new() };
+        record.confirmed_us = Some(asked_us);
+        let waiting = std::mem::take(&mut record.waiting);
+        if now_us.saturating_sub(asked_us) < ANSWER_US { waiting } else { Vec::new() }
+    }
+
+    fn sweep(&mut self, now_us: u64) {
+        if now_us.saturating_sub(self.swept_us) >= SWEEP_US {
+            self.swept_us = now_us;
+            self.records.retain(|_, record| record.useless_us() > now_us);
+        }
+    }
+
+    /// Time at which [`Permits::take`] is due; `None` if no Permit waits.
+    pub fn due_us(&self) -> Option<u64> {
+        self.batcher.due_us()
+    }
+
+    /// Takes the Permits that wait to be sent, with their receivers.
+    pub fn take(&mut self, now_us: u64) -> BTreeMap<IpAddr, Message> {
+        let permits = self.batcher.take(now_us).into_iter();
+        permits.map(|(receiver, entries)| (receiver, Message::Permit { entries })).collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "permits_tests.rs"]
+mod tests;

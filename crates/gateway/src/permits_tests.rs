@@ -1,0 +1,100 @@
+//! The states of permits over time.
+
+use super::*;
+use sluice_rsp::{Answer, Destination};
+use sluice_types::Vni;
+
+const SECOND_US: u64 = 1_000_000;
+
+fn ip(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+fn permit(sender: u8) -> Permit {
+    Permit { receiver: ip(1), entry: PermitEntry { vni: Vni::new(7).unwrap(), host: ip(sender) } }
+}
+
+fn answer(last: u8) -> AnswerEntry {
+    let destination = Destination { vni: Vni::new(7).unwrap(), address: IpAddr::from([10, 0, 0, last]) };
+    AnswerEntry { destination, answer: Answer::Absent { revision: 1 } }
+}
+
+/// Number of entries that are to be sent.
+fn sent(permits: &mut Permits, now_us: u64) -> usize {
+    permits.take(now_us).values().map(Message::len).sum()
+}
+
+#[test]
+fn confirmed_permit_is_renewed_while_paths_are_wanted() {
+    let (mut permits, one) = (Permits::new(), permit(2));
+    assert_eq!(permits.check(0, one), PermitState::Waiting);
+    assert_eq!(sent(&mut permits, 0), 1);
+    permits.confirm(2_000, &one);
+    for now_us in [2_000, RENEW_US] {
+        assert_eq!((permits.check(now_us, one), sent(&mut permits, now_us)), (PermitState::Confirmed, 0));
+    }
+    // It is asked again, and paths are given meanwhile.
+    let mut now_us = RENEW_US + 1;
+    assert_eq!((permits.check(now_us, one), sent(&mut permits, now_us)), (PermitState::Confirmed, 1));
+    permits.confirm(now_us, &one);
+    now_us += RENEW_US;
+    assert_eq!((permits.check(now_us, one), sent(&mut permits, now_us)), (PermitState::Confirmed, 0));
+}
+
+#[test]
+fn receiver_that_no_longer_answers_gets_no_more_paths() {
+    let (mut permits, one) = (Permits::new(), permit(2));
+    permits.check(0, one);
+    permits.confirm(1_000, &one);
+    let mut asked = 0;
+    for now_us in (0..60 * SECOND_US).step_by(50_000) {
+        let state = permits.check(now_us, one);
+        asked += sent(&mut permits, now_us);
+        // When the records of the first request are forgotten, another one is made.
+        match now_us {
+            0..=VALID_US => assert_eq!(state, PermitState::Confirmed, "{now_us}"),
+            _ => assert_ne!(state, PermitState::Confirmed, "{now_us}"),
+        }
+    }
+    assert!((100..=121).contains(&asked), "{asked} times in a minute, at most twice a second");
+    // An answer to an old question says nothing about now.
+    let mut late = Permits::new();
+    late.check(0, one);
+    late.keep(&one, answer(1));
+    assert_eq!(late.confirm(ANSWER_US, &one), [], "the path may be wrong by now");
+    assert_eq!(late.check(RENEW_US + 1, one), PermitState::Confirmed);
+    assert_eq!(late.check(VALID_US + 1, one), PermitState::Unconfirmed);
+}
+
+#[test]
+fn paths_wait_for_the_answer_and_are_bounded() {
+    let (mut permits, one, other) = (Permits::new(), permit(2), permit(3));
+    permits.keep(&one, answer(1));
+    assert_eq!(permits.confirm(0, &one), [], "nobody was asked");
+    permits.check(0, one);
+    for last in [1, 1, 2] {
+        permits.keep(&one, answer(last));
+    }
+    permits.check(0, other);
+    assert_eq!(permits.confirm(10, &other), []);
+    assert_eq!(permits.confirm(10, &one), [answer(1), answer(2)]);
+    assert_eq!(permits.confirm(10, &one), []);
+    permits.check(RENEW_US + 1, one);
+    (0..=255).for_each(|last| permits.keep(&one, answer(last)));
+    assert_eq!(permits.confirm(RENEW_US + 10, &one).len(), WAITING_MAX);
+}
+
+#[test]
+fn permits_are_forgotten_and_bounded() {
+    let mut permits = Permits::new();
+    let many = |number: u32| Permit { receiver: IpAddr::from((number + (1 << 24)).to_be_bytes()), ..permit(2) };
+    for number in 0..PERMITS_MAX as u32 {
+        assert_eq!(permits.check(SECOND_US, many(number)), PermitState::Waiting);
+    }
+    assert_eq!(permits.check(SECOND_US, many(PERMITS_MAX as u32)), PermitState::Unconfirmed);
+    assert_eq!((permits.len(), sent(&mut permits, SECOND_US)), (PERMITS_MAX, PERMITS_MAX));
+    permits.confirm(SECOND_US, &many(0));
+    let later = SECOND_US + VALID_US;
+    assert_eq!(permits.check(later, many(PERMITS_MAX as u32)), PermitState::Waiting);
+    assert_eq!(permits.len(), 1);
+}
