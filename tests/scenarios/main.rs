@@ -11,6 +11,7 @@ mod crash;
 mod database_killed;
 mod deletion;
 mod direct_paths;
+mod direct_sender;
 mod disk_full;
 mod foreign_host;
 mod foreign_sender;
@@ -133,6 +134,7 @@ fn all() -> Vec<Scenario> {
         deletion: SharedLab,
         foreign_host: SharedLab,
         foreign_sender: SharedLab,
+        direct_sender: SharedLab,
         crash: SharedLab,
         tcp: OwnLab,
         moved_instance: OwnLab,

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The share of a VNI in the ring of flow events. The ring is common to all tenants: one whose flows are
- * reported faster than the agent reads would fill it, and the events of all others would be lost.
+ * The share of a VNI in a ring of events. The ring is common to all tenants: one whose events come faster than
+ * the agent reads, or than a budget allows, would take the space of all others.
  *
- * While less than half of the ring is in use, every event is accepted. Beyond that, a VNI gets no more than
- * EVENTS_PER_SHARE events accepted in a period. So the second half has space for the shares of more than 20
- * VNIs in a period. VNIs whose low bits are equal have one share.
+ * While there is enough space, which the caller decides, every event is accepted. Beyond that, a VNI gets no
+ * more than its share of events accepted in a period. VNIs whose low bits are equal have one share.
  *
  * Contract: asked only for events, not for packets. An event that is refused is counted in the map
  * `events_refused`, which is per CPU and which the agent reads. Its flow's next period brings another. Uses
@@ -20,7 +19,6 @@
 #include "common/atomic.h"
 
 #define EVENT_SHARES (1 << 12)
-#define EVENTS_PER_SHARE 256
 #define EVENT_PERIOD_SHIFT 27 /* a period has 2^27 ns, 134 ms */
 /* How often an event tries to change a word that others change at the same time. */
 #define EVENT_SHARE_TRIES 4
@@ -54,10 +52,10 @@ static __always_inline int refuse_event(void)
 }
 
 /*
- * Takes one event of the VNI's share. False: it is used up, which is counted. `scarce`: more than half of
- * the ring is in use.
+ * Takes one event of the VNI's share, which has `most` in a period. False: it is used up, which is counted.
+ * `scarce`: there is space only for the shares.
  */
-static __always_inline int take_event_share(__u32 vni, __u64 now_ns, int scarce)
+static __always_inline int take_event_share(__u32 vni, __u64 now_ns, int scarce, __u32 most)
 {
 	__u32 slot = vni & (EVENT_SHARES - 1);
 	__u64 *share = bpf_map_lookup_elem(&event_shares, &slot);
@@ -71,7 +69,7 @@ static __always_inline int take_event_share(__u32 vni, __u64 now_ns, int scarce)
 
 		if ((old & ~EVENT_COUNT_MASK) != period)
 			next = period | 1;
-		else if (scarce && (old & EVENT_COUNT_MASK) >= EVENTS_PER_SHARE)
+		else if (scarce && (old & EVENT_COUNT_MASK) >= most)
 			return refuse_event();
 		if (CAS(share, old, next) == old)
 			return 1;

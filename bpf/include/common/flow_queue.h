@@ -27,6 +27,11 @@
 #include "common/event_share.h"
 #include "common/flow_maps.h"
 
+/*
+ * Events of one VNI in a period (event_share.h) while more than half of the ring is in use. The other half has
+ * space for the shares of more than 20 VNIs.
+ */
+#define EVENTS_PER_SHARE 256
 #define FLOWS_WAITING 32
 #define FLOW_DENSE_NS 2048
 #define FLOW_LATE_NS 1000000000ull
@@ -68,7 +73,7 @@ static __always_inline void post_flow_event(struct flow_event *event)
 	int scarce = bpf_ringbuf_query(&flow_events, BPF_RB_AVAIL_DATA) > FLOW_EVENTS_BYTES / 2;
 
 	event->time_ns = bpf_ktime_get_ns();
-	if (take_event_share(event->vni, event->time_ns, scarce) &&
+	if (take_event_share(event->vni, event->time_ns, scarce, EVENTS_PER_SHARE) &&
 	    bpf_ringbuf_output(&flow_events, event, sizeof(*event), 0))
 		count_lost();
 }

@@ -8,11 +8,12 @@
  * and an event tells the agent, so that it redirects the sender. All other frames are dropped as
  * not_local. A frame from a gateway never returns to a gateway: if their tables differed, it would
  * loop. Returns the verdict. Uses the maps `strays`, `stray_budget`, `events_lost`, `cells` and those of
- * count.h.
+ * count.h and event_share.h.
  */
 #ifndef SLUICE_STRAYS_H
 #define SLUICE_STRAYS_H
 
+#include "common/event_share.h"
 #include "common/events_lost.h"
 #include "common/token_bucket.h"
 #include "layout/events.h"
@@ -22,6 +23,8 @@
 /* Limit of events for each CPU. Packets beyond it are still forwarded. */
 #define STRAYS_PER_SECOND 1000
 #define STRAYS_BURST 100
+/* Events of one VNI in a period (event_share.h) while the budget is half used. */
+#define STRAYS_PER_SHARE 16
 #define STRAY_TOKEN_NS (NS_PER_SECOND / STRAYS_PER_SECOND)
 
 struct {
@@ -42,12 +45,21 @@ static __always_inline int is_stray(enum exact_answer found, const struct exact_
 	return found == EXACT_MISS || is_direct(found, hit);
 }
 
-static __always_inline int stray_within_budget(void)
+/* Half of the burst is for VNIs that are within their share, so one tenant's strays hide no other's. */
+static __always_inline int stray_within_budget(__u32 vni)
 {
 	__u32 zero = 0;
+	__u64 now_ns = bpf_ktime_get_coarse_ns();
 	struct token_bucket *bucket = bpf_map_lookup_elem(&stray_budget, &zero);
 
-	return bucket && take_token(bucket, bpf_ktime_get_coarse_ns(), STRAY_TOKEN_NS, STRAYS_BURST);
+	if (!bucket)
+		return 0;
+	refill_tokens(bucket, now_ns, STRAY_TOKEN_NS, STRAYS_BURST);
+	if (!bucket->tokens ||
+	    !take_event_share(vni, now_ns, bucket->tokens < STRAYS_BURST / 2, STRAYS_PER_SHARE))
+		return 0;
+	bucket->tokens -= 1;
+	return 1;
 }
 
 /* Posts an event about the stray, if the budget allows. */
@@ -57,7 +69,7 @@ __attribute__((noinline)) int post_stray(struct frame *frame, struct tunnel_send
 
 	if (!frame || !from)
 		return 0;
-	if (stray_within_budget())
+	if (stray_within_budget(vni))
 		event = bpf_ringbuf_reserve(&strays, sizeof(*event), 0);
 	if (!event) {
 		count_lost();

@@ -40,7 +40,7 @@ const WAITING_MAX: usize = 16;
 /// Interval at which forgotten permits are removed.
 const SWEEP_US: u64 = 1_000_000;
 
-/// Who may send to whom: receiver and sender, by their VTEPs, and the network.
+/// A permit's receiver and sender, by their VTEPs, and its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Permit {
     /// The host that receives packets.

@@ -87,7 +87,8 @@ fn paths_wait_for_the_answer_and_are_bounded() {
 #[test]
 fn permits_are_forgotten_and_bounded() {
     let mut permits = Permits::new();
-    let many = |number: u32| Permit { receiver: IpAddr::from((number + (1 << 24)).to_be_bytes()), ..permit(2) };
+    let many =
+        |number: u32| Permit { receiver: IpAddr::from((number + (1 << 24)).to_be_bytes()), ..permit(2) };
     for number in 0..PERMITS_MAX as u32 {
         assert_eq!(permits.check(SECOND_US, many(number)), PermitState::Waiting);
     }

@@ -123,8 +123,7 @@ impl<E: EventSource<FlowEvent>> RspResponder<E> {
             self.reader.read(|reader| {
                 let revision = reader.applied_revision();
                 let notifier = &mut self.notifier;
-                let answer =
-                    |query: &Query| notifier.answer(now_us, reader, revision, from.ip(), query);
+                let answer = |query: &Query| notifier.answer(now_us, reader, revision, from.ip(), query);
                 answers.extend(chunk.iter().filter_map(answer));
             });
         }

@@ -1,6 +1,6 @@
 //! Conversions between Rust types and the words and bytes of `cells.h`.
 
-use crate::entries::Target;
+use crate::entries::{Role, Target};
 use crate::layout;
 use sluice_types::{MacAddr, Vni};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -78,4 +78,16 @@ pub(crate) fn mac_from_bytes(bytes: [u8; 8]) -> MacAddr {
 /// The elephant threshold of a VRF, in bytes per period. `None` if it has none, or if it has a group.
 pub(crate) fn elephant_bytes(cell: &layout::vrf) -> Option<u32> {
     (cell.group_id == 0 && cell.by_role != 0).then_some(cell.by_role)
+}
+
+/// The role of the node that a VTEP's cell describes.
+pub(crate) fn role_of(cell: &layout::next_hop) -> Role {
+    let flags = u32::from(cell.flags);
+    if flags & layout::NEXT_HOP_HOST == 0 {
+        Role::Gateway
+    } else if flags & layout::NEXT_HOP_FOREIGN == 0 {
+        Role::Host
+    } else {
+        Role::ForeignHost
+    }
 }

@@ -39,7 +39,6 @@ use std::mem::offset_of;
 use std::net::IpAddr;
 use std::time::Instant;
 use underlay::Vtep;
-pub(crate) use underlay::role_of;
 use vrfs::CounterIndices;
 pub use vrfs::CounterReset;
 

@@ -6,13 +6,12 @@
 //! while the writer works, the writer's [`Grace`](crate::Grace) must wait for it as well, as
 //! [`WaitForThreads`](crate::WaitForThreads) does.
 
-use crate::encoding::{address_from_bytes, elephant_bytes};
+use crate::encoding::{address_from_bytes, elephant_bytes, role_of};
 use crate::entries::{Role, Target, Vrf};
 use crate::exact::{Hashing, Key, buckets_of, is_filled};
 use crate::layout::{self, exact_bucket, exact_conflict, exact_root, next_hop, superblock};
 use crate::lpm::{self, Family, Root};
 use crate::memory::Memory;
-use crate::node::role_of;
 
 use sluice_types::{MacAddr, Vni};
 use std::mem::offset_of;

@@ -56,7 +56,9 @@ mod tests {
         let entry = |number, host| PermitEntry { vni: Vni::new(number).unwrap(), host };
         let asked = vec![entry(1, host(0)), entry(1, gateway), entry(1, host(1)), entry(2, host(0))];
         assert_eq!(permit(&mut tables, asked), [entry(1, host(0)), entry(2, host(0))]);
-        assert!(tables.is_sender(1, host(0)) && !tables.is_sender(1, host(1)) && !tables.is_sender(1, gateway));
+        assert!(
+            tables.is_sender(1, host(0)) && !tables.is_sender(1, host(1)) && !tables.is_sender(1, gateway)
+        );
         for number in 3..=SENDERS_MAX as u32 {
             assert_eq!(permit(&mut tables, vec![entry(number, host(0))]).len(), 1);
         }

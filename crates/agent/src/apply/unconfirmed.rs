@@ -57,9 +57,8 @@ impl UnconfirmedEntries {
     /// Replaces the list by the entries that a complete snapshot has not mentioned.
     pub(super) fn derive(&mut self, mentioned: &SnapshotEntries, tables: &NodeTables, role: &impl Role) {
         let removals = mentioned.removals(tables, role);
-        let is_host = |vtep: &IpAddr| {
-            tables.role(*vtep).is_some_and(|role| role != sluice_tables::Role::Gateway)
-        };
+        let is_host =
+            |vtep: &IpAddr| tables.role(*vtep).is_some_and(|role| role != sluice_tables::Role::Gateway);
         let keeps = |vni: &Vni| role.keeps_network(*vni);
         self.vteps = removals.removed_vteps.into_iter().filter(is_host).collect();
         self.networks = removals.removed_vnis.iter().copied().filter(keeps).collect();

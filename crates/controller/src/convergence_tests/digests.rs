@@ -6,8 +6,13 @@ use crate::compile::{Comparison, Intent};
 impl NodeTables {
     /// Digests as a node computes them.
     fn digests(&self) -> Digests {
-        let vteps =
-            self.vteps.iter().map(|(address, role)| EntryHash::vtep(*address, matches!(role, VtepRole::Gateway { .. }), *role == VtepRole::ForeignHost));
+        let vteps = self.vteps.iter().map(|(address, role)| {
+            EntryHash::vtep(
+                *address,
+                matches!(role, VtepRole::Gateway { .. }),
+                *role == VtepRole::ForeignHost,
+            )
+        });
         let groups = self.groups.iter().filter(|(_, group)| !group.vips.is_empty());
         let groups = groups.map(|(id, group)| EntryHash::group(*id, &group.vips));
         let ports = self.ports.values().flat_map(|port| port.entry_hashes().map(|(_, hash)| hash));

@@ -4,9 +4,9 @@
 use super::NodeTables;
 use super::direct_paths::direct_path_at;
 use super::ports::{PORT_CELLS, address_keys, port_key, port_mac};
-use super::underlay::{kind_of, next_hop_address, role_of, underlay_key};
+use super::underlay::{kind_of, next_hop_address, underlay_key};
 use super::vrfs::{count_offset, decode_vrf, roots, set_route_count, vrf_key};
-use crate::encoding::mac_from_bytes;
+use crate::encoding::{mac_from_bytes, role_of};
 use crate::entries::{Role, Target};
 use crate::error::Error;
 use crate::exact::{Entry, Key};

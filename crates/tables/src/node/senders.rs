@@ -17,7 +17,8 @@
 //! ```
 
 use super::NodeTables;
-use super::underlay::{kind_of, next_hop_address, role_of};
+use super::underlay::{kind_of, next_hop_address};
+use crate::encoding::role_of;
 use crate::entries::Role;
 use crate::error::Error;
 use crate::exact::{Entry, Key, PairCounts};
@@ -40,6 +41,13 @@ pub(super) struct Sender {
     is_entered: bool,
     /// Since when there are no endpoints.
     idle_since: Option<Instant>,
+}
+
+#[cfg(test)]
+impl Sender {
+    pub(super) fn make_idle_since(&mut self, since: Instant) {
+        self.idle_since = Some(since);
+    }
 }
 
 impl NodeTables {
@@ -270,9 +278,8 @@ impl NodeTables {
         }
         let accepted: HashSet<u32> =
             self.vteps.values().filter(|hop| hop.accepted).map(|hop| hop.cell).collect();
-        let accepted = |cell: u32| {
-            accepted.contains(&cell) && role_of(&self.memory().read(cell)) != Role::Gateway
-        };
+        let accepted =
+            |cell: u32| accepted.contains(&cell) && role_of(&self.memory().read(cell)) != Role::Gateway;
         let all: Vec<_> = self.senders.keys().map(|&(vni, cell)| (vni, cell, accepted(cell))).collect();
         for (vni, cell, is_accepted) in all {
             if is_accepted {

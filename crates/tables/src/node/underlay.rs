@@ -1,7 +1,7 @@
 //! Changes to the underlay's entries: other nodes' VTEPs and this cluster's vIPs.
 
 use super::NodeTables;
-use crate::encoding::{address_from_bytes, address_to_bytes, mac_from_bytes, mac_to_bytes};
+use crate::encoding::{address_from_bytes, address_to_bytes, mac_from_bytes, mac_to_bytes, role_of};
 use crate::entries::{Role, Vip};
 use crate::error::Error;
 use crate::exact::{Entry, Key};
@@ -49,18 +49,6 @@ fn encode_node(address: IpAddr, role: Role) -> next_hop {
     };
     let cell = encode_vtep(address);
     next_hop { flags: cell.flags | flags as u8, ..cell }
-}
-
-/// The role of the node that a VTEP's cell describes.
-pub(crate) fn role_of(cell: &next_hop) -> Role {
-    let flags = u32::from(cell.flags);
-    if flags & layout::NEXT_HOP_HOST == 0 {
-        Role::Gateway
-    } else if flags & layout::NEXT_HOP_FOREIGN == 0 {
-        Role::Host
-    } else {
-        Role::ForeignHost
-    }
 }
 
 fn encode_vip(vip: &Vip) -> next_hop {

@@ -285,6 +285,14 @@ fn killed_change_of_direct_path_is_complete_or_absent() {
     let moved = DirectPath { mac: mac(9), host: ip("192.0.2.1"), ..known };
     die_everywhere(|tables| tables.upsert_direct_path(&moved));
     die_everywhere(|tables| tables.remove_direct_path(vni(5), ip("10.0.0.20")));
+    // A fixed path lets its host send in the VNI, in which it has no endpoint.
+    let fixed = DirectPath { fixed: true, ..direct(6, "10.0.0.21", "192.0.2.1") };
+    die_everywhere(|tables| tables.upsert_direct_path(&fixed));
+    let add_fixed = |tables: &mut NodeTables| assert!(tables.upsert_direct_path(&fixed).unwrap());
+    die_everywhere_with(add_fixed, |tables| tables.remove_direct_path(vni(6), fixed.address));
+    let elsewhere = DirectPath { host: ip("2001:db8::1"), ..fixed };
+    die_everywhere_with(add_fixed, |tables| tables.upsert_direct_path(&elsewhere));
+    die_everywhere_with(add_fixed, |tables| tables.remove_vtep(ip("192.0.2.1")));
     // Paths are removed with their VRF and with their host.
     die_everywhere(|tables| tables.remove_vrf(vni(6)));
     die_everywhere(|tables| tables.remove_vtep(ip("2001:db8::1")));

@@ -107,3 +107,61 @@ fn damaged_senders_are_entered_again() {
     }
     assert_eq!(tables.usage().senders, usage.senders);
 }
+
+#[test]
+fn permits_linger_from_the_last_one_on() {
+    let mut tables = tables(4096);
+    for host in ["192.0.2.1", "2001:db8::1"] {
+        assert!(tables.permit_sender(vni(5), ip(host)).is_err(), "no node has the address");
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+        tables.permit_sender(vni(5), ip(host)).unwrap();
+        tables.permit_sender(vni(5), ip(host)).unwrap();
+        assert!(tables.is_sender(5, ip(host)) && !tables.is_sender(6, ip(host)));
+    }
+    assert_eq!(
+        (tables.senders(), tables.idle_senders.len()),
+        (2, 2),
+        "a renewal within the step is not recorded"
+    );
+    // The first permit was long ago, and was renewed.
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    tables.senders.values_mut().for_each(|sender| sender.make_idle_since(long_ago));
+    tables.idle_senders.iter_mut().for_each(|(since, ..)| *since = long_ago);
+    tables.permit_sender(vni(5), ip("192.0.2.1")).unwrap();
+    assert_eq!(tables.remove_idle_senders(Duration::from_secs(50)).unwrap(), 1);
+    assert!(tables.is_sender(5, ip("192.0.2.1")) && !tables.is_sender(5, ip("2001:db8::1")));
+    // After an adoption the time begins again.
+    tables = adopt_again(tables);
+    assert_eq!(tables.remove_idle_senders(Duration::from_secs(50)).unwrap(), 0);
+    assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), 1);
+    assert_eq!(tables.senders(), 0);
+}
+
+#[test]
+fn fixed_paths_let_their_hosts_send() {
+    let mut tables = tables(4096);
+    let hosts = ["192.0.2.1", "2001:db8::1"];
+    tables.upsert_vrf(&plain_vrf(5)).unwrap();
+    for host in hosts {
+        tables.upsert_vtep(ip(host), Role::Host).unwrap();
+        let learned = direct(5, "10.0.0.9", host);
+        tables.upsert_direct_path(&learned).unwrap();
+        assert_eq!(tables.senders(), 0, "a learned path permits nobody");
+        tables.remove_direct_path(vni(5), learned.address).unwrap();
+    }
+    let fixed = |address, host| DirectPath { fixed: true, ..direct(5, address, host) };
+    for address in ["10.0.0.1", "fd00::1"] {
+        tables.upsert_direct_path(&fixed(address, hosts[0])).unwrap();
+    }
+    tables = adopt_again(tables);
+    assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), 0);
+    // One moves, then the other is removed.
+    tables.upsert_direct_path(&fixed("10.0.0.1", hosts[1])).unwrap();
+    assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), 0);
+    assert!(hosts.iter().all(|host| tables.is_sender(5, ip(host))));
+    tables.remove_direct_path(vni(5), ip("fd00::1")).unwrap();
+    assert_eq!(tables.remove_idle_senders(Duration::ZERO).unwrap(), 1);
+    assert!(!tables.is_sender(5, ip(hosts[0])) && tables.is_sender(5, ip(hosts[1])));
+    tables.remove_vtep(ip(hosts[1])).unwrap();
+    assert_eq!(tables.senders(), 0);
+}
