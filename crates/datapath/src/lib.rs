@@ -311,12 +311,14 @@ impl Datapath {
 /// existed.
 ///
 /// # Errors
-/// If the directory is not on a BPF file system, or an attachment or a pin cannot be removed.
+/// If the directory is not on a BPF file system or contains other pin directories, or an attachment or a pin cannot be
+/// removed.
 pub fn flush(pin_dir: &Path) -> Result<bool, Error> {
     if !pin_dir.exists() {
         return Ok(false);
     }
     maps::check_bpffs(pin_dir)?;
+    maps::check_is_of_one_agent(pin_dir)?;
     let links = pin_dir.join("links");
     for interface in attach::attached(&links)? {
         attach::detach(&links, &interface)?;
@@ -334,12 +336,14 @@ pub const KEPT_DIR: &str = "changes";
 /// the interfaces that are closed. The directory [`KEPT_DIR`] stays as it is.
 ///
 /// # Errors
-/// If the directory is not on a BPF file system, or an attachment or a pin cannot be changed.
+/// If the directory is not on a BPF file system or contains other pin directories, or an attachment or a pin cannot be
+/// changed.
 pub fn flush_closed(pin_dir: &Path, without: &[&str]) -> Result<Vec<Interface>, Error> {
     if !pin_dir.exists() {
         return Ok(Vec::new());
     }
     maps::check_bpffs(pin_dir)?;
+    maps::check_is_of_one_agent(pin_dir)?;
     // The counters of another version may be incompatible with the guard. Attached programs keep their maps.
     maps::remove_pins(&pin_dir.join("maps"))?;
     let settings = Settings { object: ObjectName::Guard, cells: 0, pin_dir: Some(pin_dir.to_owned()) };

@@ -106,6 +106,20 @@ pub(crate) fn check_bpffs(path: &Path) -> Result<(), Error> {
     Err(Error::system(format!("use {} for pins", path.display()))(not_bpffs))
 }
 
+/// Rejects a directory that contains pin directories, each of another agent, instead of pins.
+pub(crate) fn check_is_of_one_agent(dir: &Path) -> Result<(), Error> {
+    let failed = || Error::system(format!("list {}", dir.display()));
+    for entry in fs::read_dir(dir).map_err(failed())? {
+        let path = entry.map_err(failed())?.path();
+        if path.join("maps").exists() || path.join("links").exists() {
+            let several =
+                io::Error::other(format!("{} is the pin directory of another agent", path.display()));
+            return Err(Error::system(format!("flush {}", dir.display()))(several));
+        }
+    }
+    Ok(())
+}
+
 /// Removes `dir` with all pins in it, of maps and of links.
 pub(crate) fn remove_pins(dir: &Path) -> Result<(), Error> {
     match fs::remove_dir_all(dir) {

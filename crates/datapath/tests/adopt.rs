@@ -59,6 +59,19 @@ fn flush_removes_only_directories_of_the_bpf_file_system() {
     assert!(!flush(&Path::new(kernel::BPFFS).join("sluice-test-none")).unwrap());
 }
 
+#[test]
+fn flush_leaves_the_directories_of_other_agents() {
+    let pins = Pins::new("agents");
+    let of_agent = pins.0.join("one");
+    fs::create_dir_all(of_agent.join("maps")).unwrap();
+    let refused = [flush(&pins.0).unwrap_err(), flush_closed(&pins.0, &[]).unwrap_err()];
+    for error in refused {
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("sluice-test") && cause.contains("/one is the pin directory"), "{cause}");
+    }
+    assert!(flush(&of_agent).unwrap());
+}
+
 /// Runs `test` in a namespace that has the veth pair u0 - t0.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let run = move || {

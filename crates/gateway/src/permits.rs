@@ -22,6 +22,7 @@ use std::net::IpAddr;
 
 use sluice_agent::rsp::{Admission, Batcher};
 use sluice_rsp::{AnswerEntry, Message, PermitEntry};
+use sluice_types::Vni;
 
 /// A confirmed permit is renewed when a path is wanted this time after it was sent.
 const RENEW_US: u64 = 5_000_000;
@@ -35,6 +36,9 @@ const ANSWER_US: u64 = 1_000_000;
 const GATHER_US: u64 = 500;
 /// Permits that are remembered.
 const PERMITS_MAX: usize = 262_144;
+/// Permits of one network that are remembered while more than half of the space is used, so that the flows of one tenant
+/// leave space for others.
+const SHARE_MAX: usize = PERMITS_MAX / 32;
 /// Paths that wait for one permit.
 const WAITING_MAX: usize = 16;
 /// Interval at which forgotten permits are removed.
@@ -85,6 +89,8 @@ impl Record {
 #[derive(Debug)]
 pub struct Permits {
     records: HashMap<Permit, Record>,
+    /// Number of records by network.
+    by_network: HashMap<Vni, usize>,
     batcher: Batcher<IpAddr, PermitEntry, PermitEntry>,
     swept_us: u64,
 }
@@ -93,6 +99,7 @@ impl Permits {
     pub fn new() -> Self {
         Self {
             records: HashMap::new(),
+            by_network: HashMap::new(),
             batcher: Batcher::new(REPEAT_US, GATHER_US, PERMITS_MAX),
             swept_us: 0,
         }
@@ -106,9 +113,11 @@ impl Permits {
     /// Whether a path may be given that needs this permit. Asks the receiver where needed.
     pub fn check(&mut self, now_us: u64, permit: Permit) -> PermitState {
         self.sweep(now_us);
-        let is_known = self.records.contains_key(&permit);
-        if !is_known && self.records.len() >= PERMITS_MAX {
-            return PermitState::Unconfirmed;
+        if !self.records.contains_key(&permit) {
+            if !self.has_space(permit.entry.vni) {
+                return PermitState::Unconfirmed;
+            }
+            *self.by_network.entry(permit.entry.vni).or_default() += 1;
         }
         let record = self.records.entry(permit).or_default();
         if record.is_confirmed_since(now_us.saturating_sub(RENEW_US)) {
@@ -148,11 +157,23 @@ impl Permits {
         if now_us.saturating_sub(asked_us) < ANSWER_US { waiting } else { Vec::new() }
     }
 
+    fn has_space(&self, vni: Vni) -> bool {
+        let of_network = self.by_network.get(&vni).copied().unwrap_or_default();
+        let limit = if self.records.len() < PERMITS_MAX / 2 { PERMITS_MAX } else { SHARE_MAX };
+        self.records.len() < PERMITS_MAX && of_network < limit
+    }
+
     fn sweep(&mut self, now_us: u64) {
-        if now_us.saturating_sub(self.swept_us) >= SWEEP_US {
-            self.swept_us = now_us;
-            self.records.retain(|_, record| record.useless_us() > now_us);
+        if now_us.saturating_sub(self.swept_us) < SWEEP_US {
+            return;
         }
+        self.swept_us = now_us;
+        for (permit, _) in self.records.extract_if(|_, record| record.useless_us() <= now_us) {
+            if let Some(of_network) = self.by_network.get_mut(&permit.entry.vni) {
+                *of_network -= 1;
+            }
+        }
+        self.by_network.retain(|_, of_network| *of_network > 0);
     }
 
     /// Time at which [`Permits::take`] is due; `None` if no Permit waits.

@@ -87,15 +87,23 @@ fn paths_wait_for_the_answer_and_are_bounded() {
 #[test]
 fn permits_are_forgotten_and_bounded() {
     let mut permits = Permits::new();
-    let many =
-        |number: u32| Permit { receiver: IpAddr::from((number + (1 << 24)).to_be_bytes()), ..permit(2) };
-    for number in 0..PERMITS_MAX as u32 {
-        assert_eq!(permits.check(SECOND_US, many(number)), PermitState::Waiting);
+    let of = |vni: u32, number: usize| {
+        let entry = PermitEntry { vni: Vni::new(vni).unwrap(), host: ip(2) };
+        Permit { receiver: IpAddr::from((number as u32 + (1 << 24)).to_be_bytes()), entry }
+    };
+    let mut accepted = |vni, wanted: usize| {
+        let accepts = |number: &usize| permits.check(SECOND_US, of(vni, *number)) == PermitState::Waiting;
+        (0..wanted).take_while(accepts).count()
+    };
+    // One network takes half of the space, others have shares of the rest.
+    assert_eq!(accepted(1, PERMITS_MAX), PERMITS_MAX / 2);
+    for vni in 2..18 {
+        assert_eq!(accepted(vni, PERMITS_MAX), SHARE_MAX, "VNI {vni}");
     }
-    assert_eq!(permits.check(SECOND_US, many(PERMITS_MAX as u32)), PermitState::Unconfirmed);
+    assert_eq!(accepted(18, 1), 0);
     assert_eq!((permits.len(), sent(&mut permits, SECOND_US)), (PERMITS_MAX, PERMITS_MAX));
-    permits.confirm(SECOND_US, &many(0));
+    permits.confirm(SECOND_US, &of(1, 0));
     let later = SECOND_US + VALID_US;
-    assert_eq!(permits.check(later, many(PERMITS_MAX as u32)), PermitState::Waiting);
-    assert_eq!(permits.len(), 1);
+    assert_eq!(permits.check(later, of(18, 0)), PermitState::Waiting);
+    assert_eq!((permits.len(), permits.by_network.len()), (1, 1));
 }
