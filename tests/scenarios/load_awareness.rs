@@ -5,14 +5,16 @@
 //! Catches: a load that is not measured, not reported, or changes no decision; marks without hysteresis.
 
 use crate::Ground;
-use crate::support::{Failure, Outcome, Probe, address, ensure, eventually, execute, path_to};
+use crate::support::{
+    Failure, Outcome, Probe, address, ensure, eventually, execute, is_tables_full, path_to,
+};
 use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt, stream};
 use sluice_client::{Gateway, NewInstance, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
 use sluice_lab::{Lab, Options};
 use sluice_types::{PeeringId, SubnetId, VpcId};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const GATEWAYS: [&str; 2] = ["gw-a", "gw-b"];
 /// Size of table memory, so that few instances fill it.
@@ -31,6 +33,8 @@ const SUBNETS: u8 = 40;
 const SAMPLE: usize = 8;
 /// API calls in progress at the same time.
 const PARALLEL: usize = 8;
+/// Longest time for which the API refuses a filler.
+const REFUSED_MAX: Duration = Duration::from_secs(60);
 /// Tolerance of the share of used memory: the last filler may be half too much.
 const NEAR: f64 = 0.006;
 
@@ -154,11 +158,21 @@ impl<'a> Filler<'a> {
         Ok(Self { lab, like, first, peered: Vec::new(), created: 1, share_each: None })
     }
 
-    /// Creates a VPC that is peered with the first.
+    /// Creates a VPC that is peered with the first. The API assumes that routes need more memory than these do until
+    /// gateways have reported, so it refuses many at once.
     async fn create_peered(&self, number: usize) -> Result<(VpcId, PeeringId), Failure> {
         let vpc = create_vpc(self.lab, &self.like, number).await?;
         let peering = NewPeering { name: format!("filler-{number}"), vpcs: [self.first, vpc] };
-        Ok((vpc, self.lab.api().create((), &peering).await?.object.id))
+        let until = Instant::now() + REFUSED_MAX;
+        loop {
+            match self.lab.api().create((), &peering).await {
+                Ok(created) => return Ok((vpc, created.object.id)),
+                Err(error) if is_tables_full(&error) && Instant::now() < until => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     async fn delete(&self, vpc: VpcId, peering: PeeringId) -> Outcome {

@@ -14,6 +14,7 @@ mod direct_paths;
 mod disk_full;
 mod foreign_host;
 mod foreign_sender;
+mod full_tables;
 mod gateway_moves;
 mod guarded_ports;
 mod gwzone;
@@ -150,6 +151,7 @@ fn all() -> Vec<Scenario> {
         table_digests: OwnLab,
         overload: OwnLab,
         load_awareness: OwnLab,
+        full_tables: OwnLab,
         preprogrammed: OwnLab,
         gwzone: OwnLab,
         two_labs: OwnLab,

@@ -30,9 +30,9 @@ pub struct Demand {
     pub ipv6: u64,
     /// Other entries of the exact match: IPv4 addresses, VNIs and senders.
     pub others: u64,
-    /// Routes.
+    /// Routes of all VRFs.
     pub routes: u64,
-    /// VRFs.
+    /// VRFs, without their routes.
     pub vrfs: u64,
 }
 
