@@ -10,7 +10,7 @@ use crate::support::{
 };
 use futures::future::try_join_all;
 use futures::{StreamExt, TryStreamExt, stream};
-use sluice_client::{Gateway, NewInstance, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
+use sluice_client::{Gateway, NewInstance, NewObject, NewPeering, NewSubnet, NewVpc, Peering, Vpc};
 use sluice_lab::{Lab, Options};
 use sluice_types::{PeeringId, SubnetId, VpcId};
 use std::net::SocketAddr;
@@ -158,21 +158,11 @@ impl<'a> Filler<'a> {
         Ok(Self { lab, like, first, peered: Vec::new(), created: 1, share_each: None })
     }
 
-    /// Creates a VPC that is peered with the first. The API assumes that routes need more memory than these do until
-    /// gateways have reported, so it refuses many at once.
+    /// Creates a VPC that is peered with the first.
     async fn create_peered(&self, number: usize) -> Result<(VpcId, PeeringId), Failure> {
         let vpc = create_vpc(self.lab, &self.like, number).await?;
         let peering = NewPeering { name: format!("filler-{number}"), vpcs: [self.first, vpc] };
-        let until = Instant::now() + REFUSED_MAX;
-        loop {
-            match self.lab.api().create((), &peering).await {
-                Ok(created) => return Ok((vpc, created.object.id)),
-                Err(error) if is_tables_full(&error) && Instant::now() < until => {
-                    tokio::time::sleep(Duration::from_millis(200)).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        Ok((vpc, create_admitted(self.lab, &peering).await?.id))
     }
 
     async fn delete(&self, vpc: VpcId, peering: PeeringId) -> Outcome {
@@ -253,7 +243,22 @@ async fn create_vpc(lab: &Lab, like: &Vpc, number: usize) -> Result<VpcId, Failu
         mtu: None,
         offload_kbps: None,
     };
-    Ok(lab.api().create((), &vpc).await?.object.id)
+    Ok(create_admitted(lab, &vpc).await?.id)
+}
+
+/// Creates an object when the API admits it. Until gateways have reported, the API assumes that routes need more memory
+/// than these do, so it refuses many at once.
+async fn create_admitted<B: NewObject<Parent = ()>>(lab: &Lab, new: &B) -> Result<B::Object, Failure> {
+    let until = Instant::now() + REFUSED_MAX;
+    loop {
+        match lab.api().create((), new).await {
+            Ok(created) => return Ok(created.object),
+            Err(error) if is_tables_full(&error) && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 async fn create_instances(lab: &Lab, vpc: VpcId, subnet: SubnetId) -> Outcome {

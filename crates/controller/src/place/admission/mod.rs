@@ -39,7 +39,8 @@ pub struct Full {
     pub used: u64,
     /// Entries that certainly fit, with those in use.
     pub capacity: u64,
-    /// Entries that were admitted and are not in the report.
+    /// Entries that were admitted and are not in the report; of a table that shares its memory, also the part that
+    /// others take.
     pub admitted: u64,
     /// Entries of the refused objects.
     pub needed: u64,
@@ -248,18 +249,23 @@ fn check(
     if demand.routes == 0 && demand.vrfs == 0 {
         return Ok(());
     }
-    let (all_routes, all_vrfs) = (admitted.routes + demand.routes, admitted.vrfs + demand.vrfs);
-    // Both are of the same memory, so their shares of it add up to at most 1.
-    let share = |number: u64, free: u64| u128::from(number) * u128::from(free);
-    let shares = share(all_routes, vrfs.free()) + share(all_vrfs, routes.free());
-    let fits = all_routes <= routes.free()
-        && all_vrfs <= vrfs.free()
-        && shares <= u128::from(routes.free()) * u128::from(vrfs.free());
-    match demand.routes {
-        _ if fits => Ok(()),
-        0 => full(Table::Vrfs, vrfs, admitted.vrfs, demand.vrfs),
-        needed => full(Table::Routes, routes, admitted.routes, needed),
+    // Both are of the same memory. A route counts as that part of a VRF that needs as much of it, and the reverse.
+    let (mut all_routes, mut all_vrfs) = (admitted.routes, admitted.vrfs);
+    if routes.free() > 0 && vrfs.free() > 0 {
+        all_routes = all_routes.saturating_add(
+            (admitted.vrfs + demand.vrfs).saturating_mul(routes.free()).div_ceil(vrfs.free()),
+        );
+        all_vrfs = all_vrfs.saturating_add(
+            (admitted.routes + demand.routes).saturating_mul(vrfs.free()).div_ceil(routes.free()),
+        );
     }
+    if demand.routes > 0 && all_routes.saturating_add(demand.routes) > routes.free() {
+        return full(Table::Routes, routes, all_routes, demand.routes);
+    }
+    if demand.vrfs > 0 && all_vrfs.saturating_add(demand.vrfs) > vrfs.free() {
+        return full(Table::Vrfs, vrfs, all_vrfs, demand.vrfs);
+    }
+    Ok(())
 }
 
 /// An admission of objects that are being created. Dropped without a commit, it ends.
