@@ -30,43 +30,44 @@ pub async fn scenario(ground: &Ground) -> Outcome {
     let small = options.topology.gateways.iter_mut().find(|gateway| gateway.name == SMALL);
     small.ok_or_else(|| Failure::new(format!("no {SMALL}")))?.table_memory_mib = Some(MIB);
     let lab = Lab::up(options).await?;
-    let mut crowd = Crowd::new(&lab).await?;
-    let refusal = crowd.fill().await?;
-    crowd.check_refusal(&refusal).await?;
-    crowd.check_all().await?;
-    let before = crowd.created;
+    let mut filler = Filler::new(&lab).await?;
+    let refusal = filler.fill().await?;
+    filler.check_refusal(&refusal).await?;
+    filler.check_all().await?;
+    let before = filler.created;
     ensure!(2 * before as u64 > CELLS / 2, "the tables of {CELLS} cells were full with {before} instances");
 
-    crowd.delete().await?;
-    crowd.check_all().await?;
-    crowd.fill().await?;
-    let again = crowd.created - before;
+    filler.delete().await?;
+    filler.check_all().await?;
+    filler.fill().await?;
+    let again = filler.created - before;
     ensure!(again >= DELETED - 2, "{DELETED} instances were deleted, and there was room for {again}");
-    crowd.check_all().await
+    filler.check_all().await
 }
 
 /// A VPC whose instances have no ports.
-struct Crowd<'a> {
+struct Filler<'a> {
     lab: &'a Lab,
     vpc: VpcId,
     subnet: SubnetId,
     host: HostId,
     /// Number of instances that were created, also of those that were deleted.
     created: usize,
+    deleted: usize,
 }
 
-impl<'a> Crowd<'a> {
+impl<'a> Filler<'a> {
     async fn new(lab: &'a Lab) -> Result<Self, Failure> {
         let like = lab.api().get::<Vpc>(lab.vpc("web")?.id).await?;
-        let name = "crowd".to_owned();
+        let name = "filler".to_owned();
         let (tenant, cluster) = (like.tenant, Some(like.cluster));
         let vpc = NewVpc { name, tenant, cluster, vni: None, mtu: None, offload_kbps: None };
         let vpc = lab.api().create((), &vpc).await?.object.id;
         let (ipv4, ipv6) = (Some("10.64.0.0/16".parse()?), Some("fd00:64::/64".parse()?));
-        let subnet = NewSubnet { name: "crowd".into(), ipv4, ipv6, dns: Vec::new() };
+        let subnet = NewSubnet { name: "filler".into(), ipv4, ipv6, dns: Vec::new() };
         let subnet: Subnet = lab.api().create(vpc, &subnet).await?.object;
         let host = lab.node("host-b")?.id.parse()?;
-        Ok(Self { lab, vpc, subnet: subnet.id, host, created: 0 })
+        Ok(Self { lab, vpc, subnet: subnet.id, host, created: 0, deleted: 0 })
     }
 
     /// Creates instances, or returns the error of the API.
@@ -94,7 +95,7 @@ impl<'a> Crowd<'a> {
             for size in BULKS {
                 refusal = loop {
                     match self.create(size).await {
-                        Ok(()) => {}
+                        Ok(()) => self.check_writes().await?,
                         Err(error) if is_tables_full(&error) => break Some(error),
                         Err(error) => return Err(error.into()),
                     }
@@ -158,17 +159,27 @@ impl<'a> Crowd<'a> {
             Ok(())
         })
         .await?;
+        self.check_writes().await
+    }
+
+    /// The gateway could write all entries so far.
+    async fn check_writes(&self) -> Outcome {
         let failures = self.lab.metrics(SMALL).await?.sum("sluice_update_failures_total", &[]);
-        ensure!(failures == 0.0, "{SMALL} could not write {failures} entries");
+        let (created, deleted) = (self.created, self.deleted);
+        ensure!(
+            failures == 0.0,
+            "{SMALL} could not write {failures} entries of {created} - {deleted} instances"
+        );
         Ok(())
     }
 
     /// Deletes some instances.
-    async fn delete(&self) -> Outcome {
+    async fn delete(&mut self) -> Outcome {
         let vpc = self.vpc.to_string();
         let some = self.lab.api().list::<Instance>(&[("vpc", &vpc)], Some(DELETED)).await?;
         let delete = some.into_iter().map(|one| self.lab.api().delete::<Instance>(one.id, None));
         stream::iter(delete).buffer_unordered(PARALLEL).try_collect::<Vec<_>>().await?;
+        self.deleted += DELETED;
         Ok(())
     }
 }
